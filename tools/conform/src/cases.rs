@@ -64,7 +64,7 @@ pub(super) fn of_user(path: &Path) -> Result<Vec<Case>, ConformError> {
     Ok(cases)
 }
 
-/// Every requirement that the lines of a case name.
+/// Returns all requirements that the lines of a case name.
 pub fn judges(case: &Case) -> Vec<&str> {
     use uiw_cases::{Action, Expected, Field};
     fn of_fields<'a>(fields: &'a [Field], ids: &mut Vec<&'a str>) {

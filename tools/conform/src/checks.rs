@@ -59,7 +59,7 @@ impl Segment {
         self.number(14, 4) as u32
     }
 
-    /// Which frame of the language it is.
+    /// Returns the frame of the language that this is.
     pub(super) fn kind(&self) -> Option<FrameKind> {
         FrameKind::of(self.control.opcode)
     }
@@ -95,7 +95,7 @@ impl Segment {
         }
     }
 
-    /// In one line.
+    /// Describes the frame in one line.
     pub(super) fn describe(&self) -> String {
         let name = self
             .kind()
@@ -154,10 +154,10 @@ impl Message {
     }
 }
 
-/// What is judged of the listener's segments, one after the other.
+/// Judge of the listener's segments, one after the other.
 #[derive(Debug, Default)]
 pub(super) struct Checker {
-    /// Of each queue the MSN that is due.
+    /// Next MSN of each queue.
     due: BTreeMap<u32, u32>,
     untagged: Option<Message>,
     tagged: Option<Message>,
@@ -187,7 +187,7 @@ impl Checker {
         self.sent.clear();
     }
 
-    /// Which of the segments that left a Terminate quotes, from 1; 0 for none.
+    /// Returns the position, from 1, of the sent segment that a Terminate quotes; 0 if there is none.
     pub(super) fn quoted(&self, segment: &Segment) -> u64 {
         let header = terminate::quoted(segment.payload());
         let at = header.and_then(|header| self.sent.iter().position(|sent| sent.starts_with(&header)));
@@ -368,7 +368,7 @@ impl Checker {
     }
 }
 
-/// What one header shows.
+/// Judges one header.
 fn judge_header(segment: &Segment, judged: &mut Judgements) {
     let (ddp, rdmap) = (segment.ulpdu[0], segment.ulpdu[1]);
     judged.keep(&["RFC5041-4.4-01"]);

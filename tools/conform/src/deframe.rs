@@ -32,7 +32,7 @@ pub(super) struct Whole {
     pub(super) ulpdu: Vec<u8>,
 }
 
-/// What the front of the bytes is.
+/// Content of the front of the bytes.
 #[derive(Debug)]
 pub(super) enum Front {
     Fpdu(Whole),
@@ -42,7 +42,7 @@ pub(super) enum Front {
     Broken(String),
 }
 
-/// Where the parts of an FPDU lie.
+/// Offsets of the parts of an FPDU.
 struct Layout {
     /// Bytes of the whole FPDU, Markers included.
     len: usize,
@@ -91,7 +91,7 @@ impl Deframe {
         Front::Fpdu(Whole { consumed: layout.len, ulpdu })
     }
 
-    /// Where the parts of the FPDU at the front of `bytes` lie, once its length is there.
+    /// Returns the offsets of the parts of the FPDU at the front of `bytes`, once its length is there.
     fn layout(&self, bytes: &[u8], with_markers: bool) -> Option<Layout> {
         let is_marker = |at: usize| with_markers && (self.position + at as u64).is_multiple_of(INTERVAL);
         let lead = if is_marker(0) { MARKER } else { 0 };
@@ -209,7 +209,7 @@ impl Deframe {
         Front::Broken(what)
     }
 
-    /// What a whole FPDU shows.
+    /// Judges a whole FPDU.
     fn judge(&self, raw: &[u8], layout: &Layout, judged: &mut Judgements) {
         judged.keep(&["RFC5044-4.1-01", "RFC5044-4.4-11"]);
         if self.crc {

@@ -4,7 +4,7 @@
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Judgement {
     pub(super) id: String,
-    /// What is wrong; nothing where the requirement was kept.
+    /// Violation; `None` if the requirement was kept.
     pub(super) broken: Option<String>,
 }
 

@@ -16,14 +16,14 @@ const SHOWN: usize = 96;
 /// Lines of a transcript at most; the front and the end are kept.
 const LINES: usize = 200;
 
-/// How a stream has ended.
+/// Kind of the end of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ending {
     Fin,
     Reset,
 }
 
-/// What came of a wait.
+/// Result of a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum More {
     Bytes,
@@ -31,7 +31,7 @@ pub(super) enum More {
     Late,
 }
 
-/// What connections go over: TCP, or in tests a simulated network with a clock of its own.
+/// Network under the connections: TCP, or in tests a simulated network with a clock of its own.
 #[derive(Debug)]
 pub(super) struct Network {
     /// Connects within a time.
@@ -167,7 +167,7 @@ impl Link {
     }
 }
 
-/// What passed in a case, line by line.
+/// Record of a case, line by line.
 #[derive(Clone, Debug)]
 pub(super) struct Transcript {
     network: &'static Network,

@@ -12,7 +12,7 @@ use uiw_cases::Need;
 /// Attempts to get a Reply, where none is refused.
 const TRIES: u32 = 3;
 
-/// What was found out before the first case.
+/// Properties found before the first case.
 #[derive(Clone, Debug)]
 pub struct Listener {
     /// Reads it takes at a time, where its Reply has the number.
@@ -102,7 +102,7 @@ pub(super) fn answers(target: &Target) -> bool {
     started.is_ok() || session.reply.is_some()
 }
 
-/// What the partner says of its machine.
+/// Returns the partner's description of its machine.
 fn about(target: &Target) -> Option<String> {
     let mut session = Session::new(target);
     session.start(Values::default()).ok()?;
@@ -142,7 +142,7 @@ impl Listener {
         }
     }
 
-    /// For each Request that was ended or rejected: which peer is known to do so, and the options to try.
+    /// Returns, for each Request that was ended or rejected, the kind of peer that is known to do so, and the options to try.
     pub(super) fn suspicions(&self) -> impl Iterator<Item = String> {
         self.suspects.iter().map(|suspect| suspicion(*suspect))
     }

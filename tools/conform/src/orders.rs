@@ -10,7 +10,7 @@ use uiw_cases::{FrameKind, Operation};
 const OWN_STAG: u32 = 0x00C0_FF01;
 const OWN_TO: u64 = 0x0010_0000;
 const OWN_REVOCABLE: u32 = 0x00C0_FF02;
-/// Where the order's pattern begins.
+/// Start of the order's pattern.
 const SEED: u32 = 41;
 
 impl Session<'_> {
@@ -68,7 +68,7 @@ impl Session<'_> {
         }
     }
 
-    /// What the partner says of its machine.
+    /// Returns the partner's description of its machine.
     pub(super) fn ask_about(&mut self) -> Result<String, Stop> {
         let order = Order { op: Op::About, actor: Actor::Initiator, size: 0, count: 0, sges: 1, seed: 0 };
         self.say(Kind::Order, order)?;

@@ -12,7 +12,7 @@ const MAX_COUNT: u32 = 400;
 /// Elements of a message at most: siw's limit.
 pub const MAX_SGES: u32 = 6;
 
-/// What is ordered; the value on the wire.
+/// Ordered operation; the value on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Op {
@@ -25,7 +25,7 @@ pub enum Op {
     Read,
     /// Reads, each followed by a fenced Send of what was read.
     Fence,
-    /// What the machine is: device, driver, firmware and kernel, in the text of the verdict.
+    /// Description of the machine: device, driver, firmware and kernel, in the text of the verdict.
     About,
     // What follows ends the connection.
     BadWrite = 32,
@@ -90,7 +90,7 @@ impl Op {
     }
 }
 
-/// Which end does it.
+/// End that performs the operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Actor {
     /// The one that connected.
@@ -158,7 +158,7 @@ impl fmt::Display for Order {
     }
 }
 
-/// Which message it is.
+/// Kind of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Kind {
@@ -177,7 +177,7 @@ pub struct Talk {
     pub memory: Remote,
     /// An STag of the speaker's that may be invalidated.
     pub revocable: u32,
-    /// What is wrong, from the speaker's point of view.
+    /// Error from the speaker's point of view.
     pub wrong: Option<String>,
 }
 

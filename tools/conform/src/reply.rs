@@ -19,7 +19,7 @@ pub(super) struct Reply {
     flags: u8,
     pub(super) revision: u8,
     pub(super) length: u16,
-    /// What stands at the front of the Private Data if S is set.
+    /// Front of the Private Data if S is set.
     pub(super) enhanced: Option<Enhanced>,
 }
 
@@ -90,7 +90,7 @@ impl Reply {
         }
     }
 
-    /// In one line.
+    /// Describes the Reply in one line.
     pub(super) fn describe(&self) -> String {
         let bit = |on: bool| u8::from(on);
         let mut text = format!(
@@ -213,7 +213,7 @@ mod tests {
         fields
     }
 
-    /// What a Reply of these fields breaks as the answer to a Request of those.
+    /// Returns the requirements that a Reply with these fields breaks as the answer to a Request with those.
     fn broken(request: &[(&str, u64)], reply: &[(&str, u64)]) -> Vec<String> {
         let bytes = build::startup(FrameKind::Reply, &fields(reply));
         let mut judged = Judgements::default();

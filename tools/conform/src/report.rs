@@ -13,7 +13,7 @@ use std::str::FromStr;
 /// Lines of frames that the text shows of a finding.
 const FRAMES: usize = 24;
 
-/// Where a report goes, and in which format.
+/// Destination and format of a report.
 #[derive(Clone, Debug)]
 pub struct Destination {
     path: PathBuf,
@@ -95,7 +95,7 @@ impl<'a> Report<'a> {
         )
     }
 
-    /// For people. With `all`, what was kept and what was not judged as well.
+    /// Returns the lines for people. With `all`, they include kept and unjudged requirements.
     #[must_use]
     pub fn lines(&self, all: bool) -> Vec<String> {
         let mut lines = Vec::new();

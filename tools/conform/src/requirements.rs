@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use uiw_requirements::TABLE;
 
-/// Whether a listener's keeping of a sentence can be seen, and with what.
+/// Visibility of a requirement from outside, and its condition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Outside {
     Alone,
     Partner,
-    /// Why not.
+    /// Reason why it is not visible.
     No(&'static str),
 }
 
@@ -36,7 +36,7 @@ fn outside(mark: &str) -> Outside {
     }
 }
 
-/// All of them, in the order of the table.
+/// Returns all requirements in the order of the table.
 pub(super) fn all() -> Vec<Requirement> {
     let mut lines = TABLE.lines();
     let head: BTreeMap<&str, usize> =

@@ -14,25 +14,25 @@ use std::time::{Duration, Instant};
 use uiw_cases::FrameKind;
 use uiw_mpa::{FpduTx, MAX_ULPDU};
 
-/// Where the answers to the Reads go that show whether the listener goes on. No case uses these STags.
+/// STag for the answers to the Reads that show whether the listener continues. No case uses these STags.
 pub(super) const READY: u32 = 0x5244_0001;
 pub(super) const PROBE: u32 = 0x5242_0002;
 /// Between the empty Writes that follow a first FPDU without an answer. Linux's siw misses an FPDU that is there before its socket is watched.
 const NUDGE: Duration = Duration::from_millis(50);
 const NUDGES: u32 = 5;
-/// How long the listener's end is awaited where no case is about it.
+/// Time for which the end of the listener is awaited in cases that are not about it.
 const LINGER: Duration = Duration::from_millis(300);
 /// A case lasts as long as this many stalls at most.
 const STALLS: u32 = 100;
 /// Round trips that a time limit has at least.
 const ROUND_TRIPS: u32 = 40;
 
-/// What is the same for every case.
+/// Environment that is the same for all cases.
 #[derive(Clone, Debug)]
 pub struct Target {
     pub(super) network: &'static Network,
     pub(super) address: SocketAddr,
-    /// How long nothing may move.
+    /// Time for which nothing may move.
     pub(super) stall: Duration,
     /// The usual Request.
     pub(super) enhanced: bool,
@@ -50,7 +50,7 @@ impl Target {
 #[derive(Debug)]
 pub(super) struct Stop(pub(super) String);
 
-/// What came.
+/// Item that arrived.
 #[derive(Debug)]
 pub(super) enum Item {
     Reply(Box<Reply>),
@@ -58,7 +58,7 @@ pub(super) enum Item {
     End(Ending),
     /// Bytes that are no frame; the judgements say why.
     Broken(String),
-    /// Nothing, for as long as something must move.
+    /// Nothing arrived for the time in which something must move.
     Late,
 }
 
@@ -89,7 +89,7 @@ pub(super) struct Session<'a> {
     held: Vec<u8>,
     /// FPDUs that left.
     sent: u64,
-    /// What was ordered last.
+    /// Last order.
     pub(super) given: Option<Order>,
     pub(super) variables: Variables,
     pub(super) judged: Judgements,
@@ -121,7 +121,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// How long nothing may move: as asked for, and some round trips of this path.
+    /// Returns the time for which nothing may move: the configured one, and some round trips of this path.
     pub(super) fn stall(&self) -> Duration {
         let round_trip = self.link.as_ref().map_or(Duration::ZERO, |link| link.round_trip);
         self.target.stall.max(round_trip * ROUND_TRIPS)
@@ -213,7 +213,7 @@ impl<'a> Session<'a> {
         self.send_bytes(&what, &bytes, cut, hold)
     }
 
-    /// Of bytes as they are: a Terminate may quote the segment that they begin with.
+    /// Notes raw bytes: a Terminate may quote the segment that they begin with.
     pub(super) fn notice(&mut self, bytes: &[u8]) {
         if let Some((length, rest)) = bytes.split_first_chunk()
             && let Some(ulpdu) = rest.get(..usize::from(u16::from_be_bytes(*length)))
@@ -323,7 +323,7 @@ impl<'a> Session<'a> {
         self.link.as_ref().map_or(Duration::ZERO, |link| link.round_trip)
     }
 
-    /// What comes next, if anything does while `limit` passes without a byte.
+    /// Returns the next item, if one arrives before `limit` passes without a byte.
     ///
     /// # Errors
     /// When the case has lasted too long; nothing is judged by that.
@@ -490,7 +490,7 @@ impl<'a> Session<'a> {
     }
 }
 
-/// In hexadecimal, for messages.
+/// Formats bytes in hexadecimal for messages.
 pub(super) fn shown(bytes: &[u8]) -> String {
     let more = if bytes.len() > 32 { ".." } else { "" };
     format!("{} bytes {}{more}", bytes.len(), hex(&bytes[..bytes.len().min(32)]))

@@ -179,12 +179,12 @@ impl Pipe for SimPipe {
     }
 }
 
-/// What a run has shown.
+/// Findings of a run.
 #[derive(Default)]
 struct Found {
     ran: usize,
     requirements: BTreeSet<String>,
-    /// What was found broken, or stopped a case, with the frames.
+    /// Violations and stopped cases, with the frames.
     wrong: Vec<String>,
 }
 
@@ -231,7 +231,7 @@ fn cases_without_partner_pass() {
     }
 }
 
-/// What the negative vectors take for granted and no listener has: memory at their STags, or no receive.
+/// Negative vectors that need something that no listener has: memory at their STags, or no receive.
 const NEEDS_MEMORY: [&str; 7] = [
     "tagged-to-wrap",
     "tagged-bounds",

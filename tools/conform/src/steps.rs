@@ -6,10 +6,10 @@ use super::values::{Value, Values};
 use std::time::Duration;
 use uiw_cases::{Action, Case, Expected, Field, FrameKind, Sent};
 
-/// How long a Terminate is awaited before it is asked whether the listener goes on.
+/// Time for which a Terminate is awaited before it is tested whether the listener continues.
 const GRACE: Duration = Duration::from_millis(300);
 
-/// What a case has brought to light.
+/// Result of a case.
 #[derive(Clone, Debug)]
 pub(super) struct Outcome {
     pub(super) judged: Vec<Judgement>,
@@ -172,7 +172,7 @@ impl Session<'_> {
         Err(Stop(what))
     }
 
-    /// What was sent before is refused: a Terminate comes, then the end; and no sign that it was carried out.
+    /// Expects that the preceding bytes are refused: a Terminate comes, then the end; and no sign that they were carried out.
     fn refusal(&mut self, judges: &[String], terminate: &[String], fields: &[Field]) -> Result<(), Stop> {
         let mut asked = false;
         loop {
@@ -217,7 +217,7 @@ impl Session<'_> {
         }
     }
 
-    /// Behind a Terminate the stream ends, and nothing else comes.
+    /// Expects that the stream ends after a Terminate, and that nothing else comes.
     fn torn_down(&mut self) -> Result<(), Stop> {
         const IDS: [&str; 2] = ["RFC5040-7-02", "RFC5041-3-12"];
         self.fin()?;
@@ -274,7 +274,7 @@ fn is_kind(item: &Item, kind: FrameKind) -> bool {
     }
 }
 
-/// What a listener may send on its own at any time: empty Writes and Reads of no bytes.
+/// Returns whether a listener may send this on its own at any time: empty Writes and Reads of no bytes.
 fn is_aside(item: &Item) -> bool {
     let Item::Segment(segment, _) = item else { return false };
     match segment.kind() {

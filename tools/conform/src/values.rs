@@ -37,7 +37,7 @@ pub(super) fn pattern_byte(seed: u32, message: u32, at: u32) -> u8 {
         .wrapping_add((at >> 8).wrapping_mul(17)) as u8
 }
 
-/// Where the order's pattern continues.
+/// Position in the order's pattern.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Pattern {
     pub(super) seed: u32,
@@ -66,7 +66,7 @@ impl Pattern {
     }
 }
 
-/// What `?NAME` and orders have set.
+/// Variables set by `?NAME` and orders.
 #[derive(Debug, Default)]
 pub(super) struct Variables {
     numbers: BTreeMap<String, u64>,

@@ -9,13 +9,13 @@ use uiw_cases::Case;
 /// Findings that are kept of a requirement that is broken in many cases.
 const FINDINGS: usize = 3;
 
-/// What is known of a requirement.
+/// Verdict on a requirement.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// In so many cases.
+    /// Kept in this number of cases.
     Kept(usize),
     Broken(Vec<Finding>),
-    /// Why not.
+    /// Not judged, for this reason.
     NotJudged(String),
 }
 
@@ -27,7 +27,7 @@ pub(super) struct Finding {
     pub(super) frames: Vec<String>,
 }
 
-/// What became of a case.
+/// Result of running a case.
 #[derive(Clone, Debug)]
 pub(super) struct Run {
     pub(super) case: Case,

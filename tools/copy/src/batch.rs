@@ -20,7 +20,7 @@ use std::os::unix::ffi::OsStrExt;
 /// Files of up to so many bytes travel in batches.
 pub const SMALL: u64 = 256 << 10;
 
-/// What there is of a file of a batch.
+/// Content of a file in a batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Content<'a> {
     Bytes(Meta, &'a [u8]),
@@ -42,9 +42,9 @@ pub enum Fit {
     No,
     /// The file is in the batch, with so many bytes.
     File(u64),
-    /// Only its metadata is, as it is too large.
+    /// Metadata only, because the file is too large.
     TooLarge,
-    /// Only the error is.
+    /// Error of the file.
     Failed(std::io::Error),
 }
 

@@ -5,7 +5,7 @@ use super::names::RelPath;
 use std::collections::HashSet;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// Of one session.
+/// Claims of one session.
 #[derive(Debug, Default)]
 pub(crate) struct Claims {
     taken: Mutex<HashSet<RelPath>>,

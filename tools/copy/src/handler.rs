@@ -22,7 +22,7 @@ const MAX_PARTS: usize = 16;
 /// Files that one connection has open for reading at most.
 const MAX_SOURCES: usize = 8;
 
-/// What the connections of one client have in common.
+/// State shared by the connections of one client.
 #[derive(Debug)]
 pub struct Session {
     root: Arc<Root>,
@@ -44,7 +44,7 @@ pub struct Opening(parking_lot::Mutex<()>);
 pub struct Handler {
     session: Arc<Session>,
     sources: Vec<(RelPath, File)>,
-    /// Whether somebody still waits for the reply.
+    /// Returns whether somebody still waits for the reply.
     goes_on: Box<dyn Fn() -> bool>,
     /// Entries that failed in the last request.
     failures: Vec<(RelPath, Error)>,

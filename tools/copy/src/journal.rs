@@ -38,7 +38,7 @@ fn seal(mut out: Encoder) -> Vec<u8> {
     out.0
 }
 
-/// What is before the 8 bytes of its hash.
+/// Returns the bytes before the 8 bytes of the hash.
 fn sealed(bytes: &[u8]) -> Option<&[u8]> {
     let (front, check) = bytes.split_at_checked(bytes.len().checked_sub(8)?)?;
     (blake3::hash(front).as_bytes()[..8] == *check).then_some(front)

@@ -11,7 +11,7 @@ pub const MAX_SIZE: u64 = 64 << 40;
 /// Permission bits that are kept: not those of setuid, setgid and the sticky bit.
 const MODE: u16 = 0o777;
 
-/// What an entry of a directory is.
+/// Kind of a directory entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     File,
@@ -28,7 +28,7 @@ pub struct Time {
     pub nanos: u32,
 }
 
-/// Which state of a source a byte belongs to. The owner of the source makes it, and compares it; to the other end it is opaque.
+/// State of a source that a byte belongs to. The owner of the source makes it, and compares it; to the other end it is opaque.
 pub type Version = [u8; 16];
 
 /// Everything but name and bytes.
@@ -40,7 +40,7 @@ pub struct Meta {
     pub size: u64,
     pub mtime: Time,
     pub version: Version,
-    /// Whether less is allocated than the size says.
+    /// True if less is allocated than the size says.
     pub sparse: bool,
     /// The text of a symbolic link; empty otherwise.
     pub target: Vec<u8>,
@@ -54,7 +54,7 @@ pub struct Entry {
 }
 
 impl Meta {
-    /// From what stat(2) says.
+    /// Converts the result of stat(2).
     pub fn of(stat: &Stat) -> Self {
         let kind = match FileType::from_raw_mode(stat.st_mode) {
             FileType::RegularFile => Kind::File,
@@ -90,7 +90,7 @@ impl Meta {
         same && self.size == other.size && (self.kind == Kind::Symlink || self.mode == other.mode)
     }
 
-    /// For utimensat(2): the time of access stays as it is.
+    /// Returns the times for utimensat(2): the time of access stays as it is.
     pub fn timestamps(mtime: Time) -> Timestamps {
         let last_access = Timespec { tv_sec: 0, tv_nsec: rustix::fs::UTIME_OMIT as _ };
         let last_modification = Timespec { tv_sec: mtime.seconds, tv_nsec: mtime.nanos.into() };

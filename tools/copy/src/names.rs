@@ -9,12 +9,12 @@ use std::path::Path;
 const MAX_NAME: usize = 255;
 /// Bytes of a path below a share at most.
 pub const MAX_PATH: usize = 3072;
-/// What a file is called until it is complete.
+/// Suffix of a file's name until it is complete.
 const PART: &str = ".uiw-part";
 /// The journal of such a file.
 const JOURNAL: &str = ".uiw-journal";
 
-/// Which rule a name or path breaks.
+/// Rule that a name or path breaks.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NameError {
     /// An empty name, also between two slashes, and before the first one of an absolute path.
@@ -58,7 +58,7 @@ impl Name {
         OsStr::from_bytes(&self.0)
     }
 
-    /// What the file is called until it is complete.
+    /// Returns the name of the file until it is complete.
     pub fn part(&self) -> Vec<u8> {
         self.with(PART)
     }
@@ -83,7 +83,7 @@ impl Name {
     }
 }
 
-/// Of a name that [`Name::part_of`] gives: what the journal beside it is called if it is [`Name::part`] of a file that has such a name itself.
+/// Returns the name of the journal for a name that [`Name::part_of`] gives, if it is [`Name::part`] of a file that has such a name itself.
 pub fn left_by_session(name: &[u8]) -> Option<Vec<u8>> {
     let file = name.strip_suffix(PART.as_bytes())?;
     let (stem, label) = file.split_last_chunk::<9>()?;
@@ -150,7 +150,7 @@ impl RelPath {
         self.0.is_empty()
     }
 
-    /// For system calls, where an empty path is none.
+    /// Returns the path for system calls, where an empty path is none.
     pub fn as_path(&self) -> &Path {
         if self.0.is_empty() { Path::new(".") } else { Path::new(OsStr::from_bytes(&self.0)) }
     }

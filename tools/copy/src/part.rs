@@ -49,18 +49,18 @@ struct State {
     journal: Journal,
 }
 
-/// What there is of a file.
+/// State of a file.
 #[derive(Debug)]
 pub enum Opened {
-    /// All of it, under its name.
+    /// The complete file, under its name.
     Complete,
     /// Perhaps some of it.
     Part(Part),
-    /// Nothing of this version, and the caller did not ask to begin.
+    /// No file of this version, and the caller did not ask to begin.
     Nothing,
 }
 
-/// What a call on an incomplete file came to.
+/// Result of a call on an incomplete file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     Done,
@@ -335,7 +335,7 @@ fn verify(bytes: &File, head: &FileHead, record: &Record, verified: &mut RangeSe
     Ok(())
 }
 
-/// Where the next bytes behind `from` are that do not lie in a hole; `None`: there are none.
+/// Returns the offset of the next bytes after `from` that are not in a hole; `None` if there are none.
 pub fn next_data(file: &File, from: u64) -> Result<Option<u64>> {
     match rustix::fs::seek(file, SeekFrom::Data(from)) {
         Ok(at) => Ok(Some(at)),

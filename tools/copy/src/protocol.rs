@@ -64,20 +64,20 @@ pub struct FileHead {
     pub meta: Meta,
 }
 
-/// Whether a directory is made that is not there.
+/// Rule for creating a missing directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Create {
     No,
-    /// With no rights for others: [`Request::SetDirectory`] will give it its mode.
+    /// Without rights for others: [`Request::SetDirectory`] will give it its mode.
     Private,
-    /// As the server's user makes any directory.
+    /// With the server user's default mode.
     Usual,
 }
 
-/// What the client asks for.
+/// Request of the client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Request {
-    /// What there is under a path.
+    /// Returns the metadata of the entry at a path.
     Stat { path: RelPath },
     /// The entries of a directory behind the name `after`.
     List { path: RelPath, after: Vec<u8>, create: Create },
@@ -105,13 +105,13 @@ pub enum Request {
     Remove { path: RelPath },
 }
 
-/// What the server answers.
+/// Reply of the server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reply {
     Done,
     /// There is nothing under that path.
     Absent,
-    /// What there is.
+    /// Metadata of the entry.
     Found(Meta),
     /// `len` bytes of entries are in the slot; `more` follow behind the last one.
     Listed {
@@ -214,7 +214,7 @@ fn encode_range(range: &Range<u64>, out: &mut Encoder) {
     out.u64(range.start).u64(range.end);
 }
 
-/// How many files a batch has.
+/// Returns the number of files in a batch.
 fn batch_count(from: &mut Decoder<'_>) -> Result<u16> {
     match from.u16("the files of a batch")? {
         count @ 1..=MAX_BATCH => Ok(count),

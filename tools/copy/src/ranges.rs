@@ -30,12 +30,12 @@ impl RangeSet {
         self.0.range(..=range.start).next_back().is_some_and(|(_, end)| *end >= range.end)
     }
 
-    /// How many ranges they make.
+    /// Returns the number of ranges.
     pub(super) fn ranges(&self) -> usize {
         self.0.len()
     }
 
-    /// What is missing of the first `count` blocks.
+    /// Returns the missing ranges of the first `count` blocks.
     pub(super) fn missing(&self, count: u64) -> impl Iterator<Item = Range<u64>> + '_ {
         let mut at = 0;
         let ends = self.0.iter().map(|(&start, &end)| (start, end)).chain([(count, count)]);

@@ -21,7 +21,7 @@ const PAGE: usize = 8192;
 /// Bytes that an entry has in a list beside its name and the text of its link, at most.
 const ENTRY: usize = 64;
 
-/// After how long the temporary file of a batch or a link is one of a session that was killed: a batch takes seconds.
+/// Age from which the temporary file of a batch or a link belongs to a session that was killed: a batch takes seconds.
 pub const ABANDONED: Duration = Duration::from_secs(60 * 60);
 
 /// The first names of a directory, as many as fit into a slot.
@@ -31,7 +31,7 @@ struct FirstNames {
     names: BinaryHeap<Name>,
     /// Bytes that they have in a list.
     bytes: usize,
-    /// Whether others follow.
+    /// True if others follow.
     has_more: bool,
 }
 
@@ -100,7 +100,7 @@ impl Root {
         Ok((self.directory(&parent)?, name))
     }
 
-    /// What there is under a path.
+    /// Returns the metadata of the entry at a path.
     pub fn meta(&self, path: &RelPath) -> Result<Meta> {
         if path.is_empty() {
             return Ok(Meta::of(&rustix::fs::fstat(&self.0)?));
@@ -146,7 +146,7 @@ impl Root {
         Ok((entries, more))
     }
 
-    /// All entries of a directory in the order of their names.
+    /// Returns the entries of a directory in the order of their names.
     pub fn list(&self, path: &RelPath) -> Result<Vec<Entry>> {
         let (mut entries, mut more) = self.page(path, b"")?;
         while more && let Some(last) = entries.last() {

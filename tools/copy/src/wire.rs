@@ -54,7 +54,7 @@ impl Encoder {
         self
     }
 
-    /// At most 65,535 bytes; what is longer is cut, which only texts are.
+    /// Appends at most 65,535 bytes with their length; longer ones are cut, which only texts are.
     pub fn counted(&mut self, bytes: &[u8]) -> &mut Self {
         let len = u16::try_from(bytes.len()).unwrap_or(u16::MAX);
         self.u16(len).fixed(&bytes[..len.into()])

@@ -22,7 +22,7 @@ pub(super) const fn other(side: Side) -> Side {
 /// Bytes kept of a direction whose peer's startup frame has not come yet.
 const MAX_WAITING: usize = 1 << 20;
 
-/// What was found, and in which direction.
+/// Findings with their directions.
 pub(super) type Findings = Vec<(Side, Event)>;
 
 /// A connection from its first startup frame on.
@@ -44,7 +44,7 @@ struct Half {
     position: u64,
     fpdus: u64,
     tracker: Tracker,
-    /// What the sender of this direction has asked the other end for.
+    /// Outstanding requests of the sender of this direction.
     asked: Outstanding,
 }
 
@@ -55,16 +55,16 @@ enum Phase {
     /// The frame was read, or is not whole in the capture; what follows it, until the peer's frame determines how to read it.
     Waiting(Waiting),
     Full(Framing),
-    /// Nothing more can be decoded, which was reported.
+    /// The direction ended, because nothing more can be decoded, which was reported.
     Ended,
 }
 
-/// What follows a start-up frame, until it is known how to read it.
+/// Bytes after a start-up frame, until it is known how to read them.
 #[derive(Debug, Default)]
 struct Waiting {
     chunks: Vec<Chunk>,
     bytes: usize,
-    /// Where the frame ends, and so where Full Operation begins, is not in the capture.
+    /// True if the end of the frame, and so the start of Full Operation, is not in the capture.
     headless: bool,
 }
 
@@ -182,7 +182,7 @@ impl Connection {
         }
     }
 
-    /// Nothing more of this direction can be decoded.
+    /// Ends the direction: nothing more of it can be decoded.
     pub(super) fn end(&mut self, side: Side, why: &str, out: &mut Findings) {
         let half = &mut self.halves[side];
         let pending = match &half.phase {
@@ -281,7 +281,7 @@ impl Connection {
         self.begin(agreement, out);
     }
 
-    /// Both frames are there: how Full Operation runs, if it does.
+    /// Determines the mode of Full Operation once both frames are there.
     fn agree(&mut self, out: &mut Findings) {
         let Some(initiator) = self.initiator else { return };
         let responder = other(initiator);
@@ -325,7 +325,7 @@ impl Connection {
         self.begin(agreement, out);
     }
 
-    /// Nothing that follows is iWARP, as the initiator has asked for.
+    /// Ends decoding, because no iWARP follows: the initiator has asked for raw TCP.
     fn raw_tcp(&mut self, side: Side, out: &mut Findings) {
         out.push((side, Event::RawTcp));
         for half in &mut self.halves {
@@ -413,7 +413,7 @@ impl Connection {
         }
     }
 
-    /// All FPDUs that are whole.
+    /// Decodes all complete FPDUs.
     fn fpdus(&mut self, side: Side, out: &mut Findings) {
         while let Phase::Full(framing) = &mut self.halves[side].phase {
             let next = framing.next();
@@ -511,7 +511,7 @@ impl Connection {
         }
     }
 
-    /// In the peer-to-peer model the initiator's first FPDU is a zero-length message of an agreed kind.
+    /// Checks that in the peer-to-peer model the initiator's first FPDU is a zero-length message of an agreed kind.
     fn judge_rtr(&self, side: Side, parsed: &Parsed<'_>, out: &mut Findings) {
         let Some(agreement) = &self.agreement else { return };
         let first = self.halves[side].fpdus == 0 && !self.lossy;

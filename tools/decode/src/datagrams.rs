@@ -23,12 +23,12 @@ pub(super) struct Datagrams {
 struct Source {
     epoch: u32,
     highest: u32,
-    /// Which of the MSNs below came: bit 0 is the highest one.
+    /// Bits of the MSNs below that arrived: bit 0 is the highest one.
     came: u64,
 }
 
 impl Datagrams {
-    /// What a UDP datagram is; nothing for what belongs to other protocols.
+    /// Decodes a UDP datagram; returns nothing for other protocols.
     pub(super) fn datagram(&mut self, from: SocketAddr, to: SocketAddr, bytes: &[u8]) -> Vec<Event> {
         match Kind::of(bytes) {
             Some(Kind::Message) => self.message(from, to, bytes),
@@ -98,7 +98,7 @@ impl Datagrams {
         events
     }
 
-    /// Where the message stands in the order of its epoch, unless it is the next one.
+    /// Returns the position of the message in the order of its epoch, unless it is the next one.
     fn order(&mut self, from: IpAddr, header: &Header) -> Option<String> {
         if self.sources.len() >= MAX_SOURCES {
             self.sources.clear();

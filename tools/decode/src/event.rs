@@ -18,7 +18,7 @@ pub struct Record {
     pub from: SocketAddr,
     /// Receiver.
     pub to: SocketAddr,
-    /// What it is.
+    /// Kind and contents of the finding.
     #[serde(flatten)]
     pub event: Event,
 }
@@ -47,7 +47,7 @@ fn hex<S: serde::Serializer>(number: &Option<u64>, serializer: S) -> Result<S::O
 pub enum Event {
     /// An MPA Request or Reply Frame.
     Startup(Startup),
-    /// Both startup frames were seen: how Full Operation runs.
+    /// Both startup frames were seen; the mode of Full Operation.
     Negotiated(Negotiated),
     /// A whole FPDU.
     Fpdu(Fpdu),
@@ -64,7 +64,7 @@ pub enum Event {
         /// Bytes in the hole.
         bytes: u64,
     },
-    /// Where the FPDU that begins here ends is not in the capture: the boundaries of what follows are lost.
+    /// The end of the FPDU that begins here is not in the capture: the following boundaries are lost.
     Lost {
         /// Bytes of Full Operation before it.
         position: u64,
@@ -76,14 +76,14 @@ pub enum Event {
         /// Bytes before it that were not decoded, those that are missing included.
         skipped: u64,
     },
-    /// From here on the direction cannot be decoded.
+    /// The direction cannot be decoded any further.
     NotFollowed {
         /// Bytes of the direction before, counted from its startup frame.
         position: u64,
-        /// Why.
+        /// Reason why it cannot be decoded.
         why: String,
     },
-    /// Both directions are raw TCP from here on: a connection of `uiw perf --compare`.
+    /// Both directions continue as raw TCP: a connection of `uiw perf --compare`.
     RawTcp,
     /// The direction's end, as TCP had it.
     Tcp {
@@ -94,7 +94,7 @@ pub enum Event {
     },
     /// The direction's end, when something that began is not complete.
     Closed {
-        /// What is incomplete.
+        /// Name of the incomplete part.
         what: String,
     },
 }
@@ -130,12 +130,12 @@ pub struct Startup {
     pub ord: Option<u16>,
     /// Bytes of Private Data without the enhanced data.
     pub private_data_length: usize,
-    /// All of it in one line.
+    /// Description in one line.
     #[serde(skip)]
     pub text: String,
 }
 
-/// What both startup frames together mean.
+/// Joint meaning of the two startup frames.
 #[derive(Clone, Debug, Serialize)]
 pub struct Negotiated {
     /// CRCs are in use, in both directions.
@@ -148,7 +148,7 @@ pub struct Negotiated {
     pub rtr: Vec<&'static str>,
 }
 
-/// What became of an FPDU's CRC.
+/// Result of checking an FPDU's CRC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Crc {
@@ -171,7 +171,7 @@ pub struct Fpdu {
     pub ulpdu_length: u16,
     /// Markers in it.
     pub markers: u16,
-    /// What became of the CRC.
+    /// Result of checking the CRC.
     pub crc: Crc,
     /// The CRC field, as a number.
     pub crc_field: u32,
@@ -189,7 +189,7 @@ pub struct Segment {
     pub last: bool,
     /// The RDMAP OpCode, as a number.
     pub opcode: u8,
-    /// What the OpCode is called.
+    /// Name of the OpCode.
     pub name: &'static str,
     /// Tagged: where the payload goes.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -213,7 +213,7 @@ pub struct Segment {
 /// An RDMAP message, put together from its segments.
 #[derive(Clone, Debug, Serialize)]
 pub struct Message {
-    /// What its OpCode is called.
+    /// Name of the OpCode.
     pub name: &'static str,
     /// The OpCode, as a number.
     pub opcode: u8,
@@ -237,7 +237,7 @@ pub struct Terminate {
     pub etype: u8,
     /// Error Code.
     pub code: u8,
-    /// What that means.
+    /// Meaning of the codes.
     pub reason: String,
     /// `rfc`, `siw` (nibbles swapped) or `ambiguous`.
     pub layout: &'static str,
@@ -248,14 +248,14 @@ pub struct Terminate {
 pub struct Departure {
     /// The rule's place, such as `RFC 5041 5.3`.
     pub rule: &'static str,
-    /// What is against it.
+    /// Violation of the RFCs.
     pub what: String,
 }
 
 /// A datagram between uiw peers: a message, or one of SIDR's.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Datagram {
-    /// What it is.
+    /// Name of the message.
     pub name: &'static str,
     /// Bytes of payload.
     pub length: usize,
@@ -277,7 +277,7 @@ pub struct Datagram {
     /// The immediate of a message.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub immediate: Option<u32>,
-    /// Of a message that is not the next one of its epoch: what its MSN says.
+    /// Description of the MSN of a message that is not the next one of its epoch.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub order: Option<String>,
     /// Transaction of SIDR; in JSON as `tagged_offset`.

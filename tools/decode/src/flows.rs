@@ -30,14 +30,14 @@ const MAX_OPENING: usize = 256 << 10;
 /// Bytes of a Key.
 const KEY_LEN: usize = KEY_REQUEST.len();
 
-/// When something was captured.
+/// Time and number of a captured packet.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Moment {
     pub(super) time: Option<u64>,
     pub(super) packet: u64,
 }
 
-/// All TCP connections of a capture.
+/// TCP connections of a capture.
 #[derive(Debug, Default)]
 pub(super) struct Flows {
     table: BTreeMap<(SocketAddr, SocketAddr), Flow>,
@@ -50,9 +50,9 @@ pub(super) struct Flows {
 /// Connections so far.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Counts {
-    /// Those of iWARP.
+    /// Number of iWARP connections.
     pub(super) connections: u32,
-    /// Those of TLS whose secrets are not there.
+    /// Number of TLS connections without secrets.
     pub(super) locked: u32,
 }
 
@@ -73,7 +73,7 @@ struct Flow {
     cover: Cover,
 }
 
-/// What is around the bytes of MPA.
+/// Layer around the bytes of MPA.
 #[derive(Debug)]
 enum Cover {
     /// Nothing was captured yet. TLS is followed if there are secrets.
@@ -113,7 +113,7 @@ impl Header {
 
 #[derive(Debug)]
 enum State {
-    /// From the SYN on, until the first bytes of either direction decide.
+    /// State after the SYN, until the first bytes of either direction decide.
     Watching {
         openings: [Opening; 2],
     },
@@ -195,7 +195,7 @@ impl Flow {
             || self.streams[side].as_ref().is_some_and(|stream| stream.first() != sequence.wrapping_add(1))
     }
 
-    /// Both FINs came, and all that was sent before them.
+    /// Returns whether both FINs arrived, and all bytes before them.
     fn is_over(&self) -> bool {
         matches!(self.state, State::Iwarp { .. })
             && [0, 1].into_iter().all(|side| match (&self.streams[side], self.fins[side]) {
@@ -479,7 +479,7 @@ impl Flow {
         self.state = State::Iwarp { id: counts.connections, connection };
     }
 
-    /// Nothing more will come.
+    /// Reports the end of the capture for the connection.
     fn finish(&mut self, how: &str, at: Moment, counts: &mut Counts, sink: &mut dyn FnMut(&Record)) {
         // Nothing comes any more that they could wait for.
         while !self.late.is_empty() {

@@ -21,7 +21,7 @@ const TAGGED: usize = LENGTH_LEN + 14;
 const UNTAGGED: usize = LENGTH_LEN + 18;
 const SUMMED_TWICE: &str = ": that of the payload summed twice, an error of the Linux siw driver";
 
-/// What one direction of Full Operation carries.
+/// Bytes of one direction of Full Operation.
 #[derive(Debug)]
 pub(super) struct Framing {
     rx: FpduRx,
@@ -34,11 +34,11 @@ pub(super) struct Framing {
     at_least: usize,
     /// The boundaries are lost: where the next FPDU begins is looked for.
     seek: Option<Seek>,
-    /// How FPDUs are made is a guess: one that cannot be right is none, instead of one that departs from the RFCs.
+    /// True if the format of FPDUs is a guess: one that cannot be right is none, instead of one that departs from the RFCs.
     pub(super) is_guess: bool,
 }
 
-/// What comes next in a direction.
+/// Next item in a direction.
 #[derive(Debug)]
 pub(super) enum Next {
     Fpdu(Cut),
@@ -145,7 +145,7 @@ impl Framing {
         Next::Lost(position)
     }
 
-    /// What comes next.
+    /// Returns the next item.
     pub(super) fn next(&mut self) -> Next {
         if let Some(seek) = &mut self.seek {
             let position = self.rx.position();

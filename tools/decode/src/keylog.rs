@@ -19,10 +19,10 @@ const MAX_SECRET: usize = 64;
 #[derive(Debug, Default)]
 pub(super) struct KeyLog(HashMap<[u8; RANDOM_LEN], Secrets>);
 
-/// Which records of a direction a secret protects.
+/// Records of a direction that a secret protects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Epoch {
-    /// Those of the handshake, behind the ClientHello or ServerHello.
+    /// Records of the handshake, after the ClientHello or ServerHello.
     Handshake,
     /// The first ones of application data.
     Application,
@@ -41,9 +41,9 @@ pub enum KeyLogError {
     /// A line is none of a key log.
     #[error("line {line}: {why}")]
     Line {
-        /// From 1.
+        /// Line number, starting at 1.
         line: usize,
-        /// What is wrong.
+        /// Description of the error.
         why: &'static str,
     },
 }

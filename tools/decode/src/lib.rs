@@ -81,7 +81,7 @@ pub struct DecodeConfig {
     pub files: Vec<PathBuf>,
     /// One JSON object per line.
     pub json: bool,
-    /// Only departures, missing bytes and the summary.
+    /// Prints departures, missing bytes and the summary only.
     pub quiet: bool,
     /// Connections to print; all if empty.
     pub connections: Vec<ConnectionFilter>,
@@ -132,7 +132,7 @@ struct Opened {
     file: PathBuf,
 }
 
-/// All files, in the order of their first packets.
+/// Opens all files, in the order of their first packets.
 fn open_all(files: &[PathBuf]) -> Result<Vec<Opened>, (PathBuf, DecodeError)> {
     let mut all = Vec::new();
     for file in files {
@@ -174,7 +174,7 @@ struct Decoder {
     datagrams: Datagrams,
     summary: Summary,
     last: Moment,
-    /// Only what is of these; everything if there are none.
+    /// Selects these connections only; all if there are none.
     selection: Vec<ConnectionFilter>,
 }
 

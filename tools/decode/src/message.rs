@@ -33,7 +33,7 @@ struct Queue {
 #[derive(Debug)]
 struct UntaggedMessage {
     first: Untagged,
-    /// Where the next segment's MO must be; `None` after a hole.
+    /// MO that the next segment must have; `None` after a hole.
     next_mo: Option<u64>,
     segments: u64,
     length: u64,

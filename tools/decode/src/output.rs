@@ -10,7 +10,7 @@ use super::event::{Crc, Datagram, Event, Fpdu, Message, Negotiated, Record, Segm
 use super::select::ConnectionFilter;
 use crate::number::number;
 
-/// What a capture held.
+/// Contents of a capture.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Summary {
     /// Packets of the capture.
@@ -41,7 +41,7 @@ pub struct Summary {
     pub missing_bytes: u64,
     /// Directions that could not be decoded to their end.
     pub not_followed: u64,
-    /// How often a direction was decoded again behind missing bytes.
+    /// Number of times that a direction was decoded again after missing bytes.
     pub resumed: u64,
     /// Bytes of iWARP connections that came more than once.
     pub repeated_bytes: u64,
@@ -106,7 +106,7 @@ impl Summary {
         sink(record);
     }
 
-    /// What kept the decoder from following every byte, one reason a line.
+    /// Returns the reasons that kept the decoder from following every byte, one a line.
     fn reasons(&self) -> Vec<String> {
         let mut reasons = Vec::new();
         if self.connections == 0 && self.datagrams == 0 {
@@ -173,7 +173,7 @@ impl fmt::Display for Summary {
     }
 }
 
-/// Which findings are written.
+/// Findings that are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Print {
     Everything,

@@ -25,7 +25,7 @@ pub(super) struct Segment<'a> {
     pub(super) cut: u32,
 }
 
-/// What a packet is to us.
+/// Content of a packet.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Content<'a> {
     Tcp(Segment<'a>),
@@ -90,7 +90,7 @@ fn content<'a>(sliced: &LaxSlicedPacket<'a>) -> Content<'a> {
     Content::Tcp(segment(tcp, source, destination, missing))
 }
 
-/// Both addresses, the IP payload, and its length as the IP header announces it.
+/// Returns both addresses, the IP payload, and its length as the IP header announces it.
 fn addresses<'a, 'b>(net: &'b LaxNetSlice<'a>) -> Option<(IpAddr, IpAddr, &'b LaxIpPayloadSlice<'a>, usize)> {
     match net {
         LaxNetSlice::Ipv4(ip) => {

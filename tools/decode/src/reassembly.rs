@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 /// Bytes held back behind a hole before the hole counts as missing from the capture.
 pub(super) const MAX_HELD: usize = 4 << 20;
 
-/// What a held segment costs besides its bytes: many tiny ones must not take much memory either.
+/// Cost of a held segment besides its bytes: many tiny ones must not take much memory either.
 const HELD_COST: usize = 128;
 
 /// Segments that begin further than this from the expected sequence number are of another connection's life.
@@ -23,7 +23,7 @@ const WINDOW: u64 = 1 << 30;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Chunk {
     Bytes(Vec<u8>),
-    /// So many bytes are not in the capture.
+    /// This number of bytes is not in the capture.
     Missing(u64),
 }
 
@@ -147,7 +147,7 @@ impl Stream {
         }
     }
 
-    /// Of two segments with the same start the longer one is kept.
+    /// Holds a segment. The longer one of two segments with the same start is kept.
     fn hold(&mut self, position: u64, bytes: &[u8], cut: u32) {
         let length = |bytes: usize, cut: u32| (bytes, cut);
         let fresh = Held { bytes: bytes.to_vec(), cut };

@@ -16,7 +16,7 @@ pub(super) enum Request {
     Atomic { request_id: u32 },
 }
 
-/// What one end has asked the other for.
+/// Requests that one end has sent to the other.
 #[derive(Debug, Default)]
 pub(super) struct Outstanding {
     requests: VecDeque<Request>,
@@ -29,7 +29,7 @@ pub(super) struct Outstanding {
 /// A Read Response so far, its latest segment included.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ResponseSoFar {
-    /// Where its first segment goes.
+    /// STag of its first segment.
     pub(super) stag: STag,
     pub(super) to: u64,
     pub(super) length: u64,

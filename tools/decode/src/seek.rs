@@ -25,9 +25,9 @@ const RDMAP_CONTROL: (u8, u8) = (0xf0, 0x40);
 /// The search.
 #[derive(Debug)]
 pub(super) struct Seek {
-    /// Whether FPDUs have CRCs; `None`: not known.
+    /// True if FPDUs have CRCs; `None` if that is not known.
     crc: Option<bool>,
-    /// Whether positions count from the beginning of Full Operation.
+    /// True if positions count from the beginning of Full Operation.
     aligned: bool,
     /// Bytes dropped before the buffer.
     pub(super) skipped: u64,
@@ -35,17 +35,17 @@ pub(super) struct Seek {
     scanned: usize,
     /// Places that look like the beginning of an FPDU which is not whole yet.
     incomplete: Vec<usize>,
-    /// Where TCP segments begin.
+    /// Offsets at which TCP segments begin.
     segments: Vec<usize>,
 }
 
-/// Where an FPDU begins, and whether it has a CRC.
+/// Offset of an FPDU, and whether it has a CRC.
 pub(super) struct Found {
     pub(super) offset: usize,
     pub(super) crc: bool,
 }
 
-/// What a place is.
+/// Verdict on an offset.
 enum Verdict {
     No,
     Yes {
@@ -56,17 +56,17 @@ enum Verdict {
 }
 
 impl Seek {
-    /// For a direction that was followed up to here.
+    /// Creates the search for a direction that was followed up to here.
     pub(super) fn aligned(crc: bool) -> Self {
         Self { aligned: true, ..Self::anywhere(Some(crc)) }
     }
 
-    /// For a direction of which nothing is known.
+    /// Creates the search for a direction of which nothing is known.
     pub(super) fn anywhere(crc: Option<bool>) -> Self {
         Self { crc, aligned: false, skipped: 0, scanned: 0, incomplete: Vec::new(), segments: vec![0] }
     }
 
-    /// At the front of the buffer no FPDU begins.
+    /// Notes that no FPDU begins at the front of the buffer.
     pub(super) fn not_here(&mut self) {
         self.scanned = 1;
     }

@@ -10,11 +10,11 @@ use super::event::Record;
 pub enum ConnectionFilter {
     /// The connection with this number.
     Number(u32),
-    /// Those with this address at one end.
+    /// Connections with this address at one end.
     Address(IpAddr),
-    /// Those with this address and port at one end.
+    /// Connections with this address and port at one end.
     End(SocketAddr),
-    /// Those with this port at one end.
+    /// Connections with this port at one end.
     Port(u16),
 }
 

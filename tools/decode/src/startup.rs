@@ -10,7 +10,7 @@ const SIW_GSO: u8 = 0x08;
 /// The latest revision of MPA (RFC 6581).
 const LATEST_REVISION: u8 = 2;
 
-/// What the private data of a Request for raw TCP begins with, in every version: `uiw perf --compare` has its connections of raw TCP on the port
+/// Prefix of the private data of a Request for raw TCP, in every version: `uiw perf --compare` has its connections of raw TCP on the port
 /// of iWARP.
 pub const RAW_TCP: &[u8] = b"uiw-slice/";
 
@@ -42,7 +42,7 @@ impl Rtr {
     }
 }
 
-/// What both startup frames together mean.
+/// Joint meaning of the two startup frames.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Agreement {
     pub(super) crc: bool,
@@ -76,7 +76,7 @@ impl Agreement {
         }
     }
 
-    /// With the Request alone: CRCs as it says, no Markers from the initiator, no RTR expected.
+    /// Derives the agreement from the Request alone: its CRC flag, no Markers from the initiator, no RTR expected.
     pub(super) fn without_reply(request: &Frame) -> Self {
         Self {
             crc: request.crc,
@@ -88,7 +88,7 @@ impl Agreement {
         }
     }
 
-    /// With the Reply alone: CRCs as it says, no Markers from the responder, no RTR expected.
+    /// Derives the agreement from the Reply alone: its CRC flag, no Markers from the responder, no RTR expected.
     pub(super) fn without_request(reply: &Frame) -> Self {
         Self {
             crc: reply.crc,
@@ -124,7 +124,7 @@ pub(super) fn record(frame: &Frame) -> Startup {
     }
 }
 
-/// What is wrong with a frame by itself.
+/// Reports errors of a frame by itself.
 pub(super) fn judge(frame: &Frame, mut report: impl FnMut(Event)) {
     let mut reserved = frame.reserved;
     if reserved & SIW_GSO != 0 && frame.revision >= LATEST_REVISION {
@@ -150,7 +150,7 @@ pub(super) fn judge(frame: &Frame, mut report: impl FnMut(Event)) {
     }
 }
 
-/// What is wrong with a Reply to this Request.
+/// Reports errors of a Reply to this Request.
 pub(super) fn judge_pair(request: &Frame, reply: &Frame, mut report: impl FnMut(Event)) {
     if reply.revision != request.revision {
         let what =

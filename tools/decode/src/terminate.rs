@@ -77,7 +77,7 @@ fn judge_quoted(terminate: &uiw_rdmap::Terminate, origin: Origin, out: &mut Vec<
     }
 }
 
-/// What M, D and R announce must be there.
+/// Checks that the parts which M, D and R announce are there.
 fn judge_parts(bits: u8, terminate: &uiw_rdmap::Terminate, origin: Origin, out: &mut Vec<Event>) {
     let [m, d, r] = if origin == Origin::Siw { [0x01, 0x02, 0x04] } else { [0x80, 0x40, 0x20] };
     for (bit, name, there) in [

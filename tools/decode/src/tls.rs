@@ -34,7 +34,7 @@ pub(super) fn begins(bytes: &[u8]) -> bool {
     bytes.first() == Some(&HANDSHAKE)
 }
 
-/// What protects records of a connection.
+/// Cipher suite that protects records of a connection.
 #[derive(Clone, Copy, Debug)]
 struct Suite {
     hash: hkdf::Algorithm,
@@ -42,7 +42,7 @@ struct Suite {
 }
 
 impl Suite {
-    /// By its number (section B.4).
+    /// Returns the suite with this number (section B.4).
     fn of(number: u16) -> Option<Self> {
         let (hash, cipher) = match number {
             0x1301 => (hkdf::HKDF_SHA256, &aead::AES_128_GCM),
@@ -88,7 +88,7 @@ impl Keys {
         Some(Self { suite, secret: secret.to_vec(), key, iv, next: 0 })
     }
 
-    /// Those behind a KeyUpdate (section 7.2).
+    /// Returns the secrets after a KeyUpdate (section 7.2).
     fn updated(&self) -> Option<Self> {
         let secret = self.suite.expand(&self.secret, "traffic upd", self.suite.hash.len())?;
         Self::new(self.suite, &secret)
@@ -282,7 +282,7 @@ impl Session {
     }
 }
 
-/// What can be done with a first encrypted record.
+/// Result of looking at a first encrypted record.
 enum Begin {
     Done,
     /// Once the other direction's Hello is there.
@@ -381,7 +381,7 @@ mod tests {
         }
     }
 
-    /// Both ends of rustls with this suite, and what they have logged. Each end has the groups named.
+    /// Creates two ends of rustls with this suite, and their key log. Each end has the named groups.
     fn ends(
         suite: SupportedCipherSuite,
         groups: [&[&'static dyn SupportedKxGroup]; 2],
@@ -424,7 +424,7 @@ mod tests {
         bytes
     }
 
-    /// What a session makes of pieces of so many bytes, by direction.
+    /// Returns the plaintext that a session decrypts from pieces of this length, by direction.
     fn followed(wire: &[(Side, Vec<u8>)], lines: &Lines, piece: usize) -> ([Vec<u8>; 2], bool) {
         let log = KeyLog::parse(&lines.0.lock().unwrap()).unwrap();
         let mut session = Session::new(Arc::new(log));
@@ -443,7 +443,7 @@ mod tests {
     /// Records with their senders.
     type Wire = Vec<(Side, Vec<u8>)>;
 
-    /// What passes between the ends: the handshake, and text in both directions before and behind updates of the keys.
+    /// Runs a conversation between the ends: the handshake, and text in both directions before and after key updates.
     fn conversation(ends: &mut [Connection; 2]) -> (Wire, [Vec<u8>; 2]) {
         let mut wire = Vec::new();
         while ends.iter().any(|end| end.is_handshaking()) {

@@ -18,7 +18,7 @@ const MAX_BYTES: u64 = 1 << 20;
 /// Seconds that a line waits at most.
 const MAX_SECONDS: f64 = 600.0;
 
-/// Where a line is wrong, and what was expected there.
+/// Position of an error in a line, and the expected text.
 #[derive(Clone, Debug)]
 pub(super) struct Problem<'a> {
     pub(super) at: &'a str,

@@ -3,17 +3,17 @@
 use super::grammar::{self, Problem};
 use super::syntax::Case;
 
-/// Where a case file is wrong.
+/// Position of an error in a case file.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{file}:{line}:{column}: {what}")]
 pub struct ParseError {
-    /// As it was given.
+    /// Name of the file as given.
     pub file: String,
-    /// From 1.
+    /// Line number, starting at 1.
     pub line: u32,
-    /// In characters, from 1.
+    /// Column in characters, starting at 1.
     pub column: usize,
-    /// What is wrong there.
+    /// Description of the error.
     pub what: String,
 }
 
@@ -21,7 +21,7 @@ pub struct ParseError {
 struct Line {
     number: u32,
     text: String,
-    /// Where each physical line begins in `text`, and how far it was indented.
+    /// Start of each physical line in `text`, and its indentation.
     parts: Vec<(usize, usize)>,
 }
 

@@ -5,19 +5,19 @@ use std::time::Duration;
 /// One exchange with the listener.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Case {
-    /// What `--case` selects by.
+    /// Name that `--case` selects by.
     pub name: String,
-    /// What it is about.
+    /// Subject of the case.
     pub title: String,
     /// The file, for messages.
     pub file: String,
-    /// Without these it is not run.
+    /// Conditions without which the case is not run.
     pub needs: Vec<Need>,
     /// Lines.
     pub steps: Vec<Step>,
 }
 
-/// What a case needs of the listener. Without it the case judges nothing.
+/// Condition that a case has for the listener. Without it the case judges nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
     /// The partner program answers orders there.
@@ -48,15 +48,15 @@ impl Need {
 /// A line of a case.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Step {
-    /// From 1.
+    /// Line number, starting at 1.
     pub line: u32,
     /// The wait in front of it.
     pub delay: Duration,
-    /// What it does.
+    /// Action of the line.
     pub action: Action,
 }
 
-/// What a line does.
+/// Action of a line.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
     /// TCP's connection, without a byte.
@@ -65,13 +65,13 @@ pub enum Action {
     Start(Vec<Field>),
     /// A frame leaves.
     Send(Sent),
-    /// So many Reads of no bytes, with these fields, each answered before the next leaves.
+    /// Sends Reads of no bytes with these fields, each answered before the next leaves.
     Reads {
-        /// How many.
+        /// Number of Reads.
         count: u64,
-        /// What is changed in each.
+        /// Changed fields of each Read.
         fields: Vec<Field>,
-        /// What their answers keep.
+        /// Requirements that the answers keep.
         judges: Vec<String>,
     },
     /// FIN.
@@ -80,52 +80,52 @@ pub enum Action {
     Reset,
     /// One of these comes.
     Expect {
-        /// How often.
+        /// Number of repetitions.
         times: u64,
         /// The alternatives.
         one_of: Vec<Expected>,
     },
-    /// Nothing comes for so long, and the stream stays open.
+    /// Expects that nothing comes for this time, and that the stream stays open.
     Silence {
-        /// How long.
+        /// Duration.
         time: Duration,
-        /// What it keeps.
+        /// Requirements that the silence keeps.
         judges: Vec<String>,
     },
     /// The segment before is refused: `judges` if it is not carried out, the Terminate's own sentences if there is one.
     Refusal {
-        /// What is kept by not carrying it out.
+        /// Requirements that are kept by not carrying it out.
         judges: Vec<String>,
-        /// What needs a Terminate.
+        /// Requirements that need a Terminate.
         terminate: Vec<String>,
-        /// Those of the Terminate.
+        /// Fields of the Terminate.
         fields: Vec<Field>,
     },
     /// The partner is ordered to do something, or this end is going to.
     Order {
-        /// Which one.
+        /// Operation to order.
         operation: Operation,
         /// `size` and `count`.
         fields: Vec<Field>,
     },
     /// This end has done what it had ordered of itself; the partner's verdict is awaited.
     Done {
-        /// What the verdict keeps.
+        /// Requirements that the verdict keeps.
         judges: Vec<String>,
     },
     /// A whole message of the partner comes: its segments are put together.
     Message {
-        /// Which one.
+        /// Expected verdict.
         expected: Expected,
     },
 }
 
-/// What the partner program can be ordered to do.
+/// Operation that the partner program can be ordered to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Operation {
     /// The value on the wire, as `siwtest` has it.
     pub code: u8,
-    /// Whether the partner acts, instead of this end.
+    /// True if the partner acts, instead of this end.
     pub by_partner: bool,
 }
 
@@ -146,11 +146,11 @@ impl Operation {
 /// A frame as it is to leave.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sent {
-    /// Which one.
+    /// Kind of the frame.
     pub kind: FrameKind,
-    /// What is given of it.
+    /// Given fields.
     pub fields: Vec<Field>,
-    /// How often it leaves.
+    /// Number of times that it is sent.
     pub times: u64,
     /// Bytes of each TCP segment; 0 leaves it to TCP.
     pub cut: u64,
@@ -161,15 +161,15 @@ pub struct Sent {
 /// A frame that is awaited, with what is judged by its coming.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Expected {
-    /// Which one.
+    /// Kind of the frame.
     pub kind: FrameKind,
-    /// What its coming keeps.
+    /// Requirements that its arrival keeps.
     pub judges: Vec<String>,
-    /// What its fields must be.
+    /// Tests of its fields.
     pub fields: Vec<Field>,
 }
 
-/// What passes on the wire.
+/// Kind of a frame on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FrameKind {
     /// MPA Request Frame.
@@ -246,7 +246,7 @@ impl FrameKind {
         })
     }
 
-    /// Of an opcode.
+    /// Returns the kind with this opcode.
     #[must_use]
     pub fn of(opcode: u8) -> Option<Self> {
         Self::NAMES.iter().map(|(_, kind)| *kind).find(|kind| kind.opcode() == Some(opcode))
@@ -304,11 +304,11 @@ pub struct Field {
     pub name: String,
     /// The value, or what it must be.
     pub test: Test,
-    /// What the value keeps.
+    /// Requirements that the value keeps.
     pub judges: Vec<String>,
 }
 
-/// What a field's value must be. A field that leaves has one value.
+/// Test of a field's value. A field that is sent has one value.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Test {
     /// Whatever it is.
@@ -319,7 +319,7 @@ pub enum Test {
     OneOf(Vec<(Relation, Atom)>),
 }
 
-/// How a value is compared.
+/// Comparison of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Relation {
     /// The value itself.
@@ -337,11 +337,11 @@ pub enum Atom {
     Number(u64),
     /// A variable and a number added to it.
     Variable(String, i64),
-    /// As they are.
+    /// These bytes.
     Bytes(Vec<u8>),
-    /// So many bytes of the order's pattern.
+    /// This number of bytes of the order's pattern.
     Pattern(u64),
-    /// So many zeros.
+    /// This number of zeros.
     Zeros(u64),
     /// Layer, type and code of a Terminate.
     Codes([u8; 3]),

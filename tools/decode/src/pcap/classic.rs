@@ -9,7 +9,7 @@ use pcap_parser::{
 
 use super::{Error, LinkType, MAGIC_LEN, Packet, Parsed, Source};
 
-/// What the file header says.
+/// Contents of the file header.
 #[derive(Debug)]
 pub(super) struct Header {
     header: PcapHeader,

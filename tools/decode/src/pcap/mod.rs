@@ -47,7 +47,7 @@ pub struct Packet {
     pub number: u64,
     /// Nanoseconds since 1970-01-01 00:00 UTC; `None` in a pcapng Simple Packet Block, which has no time.
     pub time: Option<u64>,
-    /// What the bytes begin with.
+    /// Type of the link header at the start of the bytes.
     pub link: LinkType,
     /// The captured bytes, from the link header on.
     pub bytes: Vec<u8>,
@@ -68,17 +68,17 @@ pub enum Error {
     /// The file ends inside a header or a record.
     #[error("the file ends inside the {what} that begins at byte {offset}")]
     Truncated {
-        /// Where the unfinished part begins, in bytes from the start of the file.
+        /// Offset of the unfinished part in the file.
         offset: u64,
-        /// What it is.
+        /// Name of the part.
         what: &'static str,
     },
     /// A length that cannot be.
     #[error("the {what} at byte {offset} has the impossible length {length}")]
     Length {
-        /// Where it begins, in bytes from the start of the file.
+        /// Offset of the part in the file.
         offset: u64,
-        /// What it is.
+        /// Name of the part.
         what: &'static str,
         /// The length it announces.
         length: u64,
@@ -86,9 +86,9 @@ pub enum Error {
     /// Bytes that are no such record.
     #[error("the {what} at byte {offset} cannot be read")]
     Malformed {
-        /// Where it begins, in bytes from the start of the file.
+        /// Offset of the part in the file.
         offset: u64,
-        /// What it is.
+        /// Name of the part.
         what: &'static str,
     },
     /// A packet of an interface that the capture does not describe.
@@ -96,7 +96,7 @@ pub enum Error {
         "the packet block at byte {offset} is of interface {interface}, of which there is no description"
     )]
     Interface {
-        /// Where the block begins, in bytes from the start of the file.
+        /// Offset of the block in the file.
         offset: u64,
         /// The interface's number.
         interface: u32,
@@ -191,7 +191,7 @@ impl<R: Read> Source<R> {
         Ok(got > 0)
     }
 
-    /// What `parse` makes of the next record, as `take` sees it; `None` when the file ends in front of it.
+    /// Returns the result of `parse` for the next record, as `take` sees it; `None` at the end of the file.
     fn next<T>(
         &mut self,
         what: &'static str,

@@ -14,7 +14,7 @@ pub(super) const SECTION_HEADER: [u8; 4] = [0x0a, 0x0d, 0x0d, 0x0a];
 /// Interfaces of one section that are kept.
 const MAX_INTERFACES: usize = 65_536;
 
-/// What the section so far says: its byte order and its interfaces.
+/// State of the section: its byte order and its interfaces.
 #[derive(Debug, Default)]
 pub(super) struct Section {
     big_endian: bool,

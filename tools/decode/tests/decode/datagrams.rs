@@ -64,7 +64,7 @@ impl Hosts {
         if host == 0 { &mut self.captured } else { &mut *self.other }
     }
 
-    /// What `from` sends to `to`, of which `at` receives one datagram.
+    /// Sends a datagram from `from` to `to`, receives it at `at`, and returns its decoded events.
     fn pass(&self, from: &mut dyn DatagramSocket, to: SocketAddr, at: &mut dyn DatagramSocket, bytes: &[u8]) {
         assert_eq!(from.send(bytes, &[Outgoing::new(to, bytes.len())]).unwrap(), 1);
         while self.network.step() {}
@@ -98,7 +98,7 @@ impl Hosts {
 /// A finding: its packet, its ends, what it is.
 type Found = (u64, [SocketAddr; 2], Value);
 
-/// With a correct CRC, whatever was changed.
+/// Recomputes the CRC of changed bytes.
 fn sealed(mut bytes: Vec<u8>) -> Vec<u8> {
     let end = bytes.len() - uiw_datagram::CRC_LEN;
     let crc = uiw_datagram::crc(&bytes[..end]);

@@ -27,7 +27,7 @@ impl Talk {
         talk
     }
 
-    /// After startup frames without anything special; CRCs as given.
+    /// Creates a connection with plain startup frames; CRCs as given.
     fn started(crc: bool) -> Self {
         let mut talk = Self::new();
         talk.say(CLIENT, &frame(FrameKind::Request, crc).emit());
@@ -89,7 +89,7 @@ fn peer_to_peer(kind: FrameKind, rtr_write: bool, rtr_read: bool) -> Frame {
     Frame { enhanced: Some(enhanced), ..frame(kind, true) }
 }
 
-/// With a good CRC and no Markers.
+/// Builds an FPDU with a valid CRC and no Markers.
 fn fpdu(ulpdu: &[u8]) -> Vec<u8> {
     let mut bytes = u16::try_from(ulpdu.len()).unwrap().to_be_bytes().to_vec();
     bytes.extend(ulpdu);

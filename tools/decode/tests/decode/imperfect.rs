@@ -49,7 +49,7 @@ fn fpdus(records: &[Value]) -> Vec<String> {
     fpdus.map(|fpdu| format!("{} {} {}", fpdu["from"], fpdu["crc_field"], fpdu["ulpdu_length"])).collect()
 }
 
-/// How many of `expected` are in `found`, each as often as it is there.
+/// Returns how many of `expected` are in `found`, counting repetitions.
 fn common(expected: &[String], found: &[String]) -> usize {
     let mut left = found.to_vec();
     let mut take = |one: &String| left.iter().position(|other| other == one).map(|at| left.swap_remove(at));

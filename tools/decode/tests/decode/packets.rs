@@ -21,7 +21,7 @@ pub(crate) struct Segment {
     pub(crate) payload: Vec<u8>,
 }
 
-/// What the packets of a capture begin with.
+/// Link header at the start of the packets of a capture.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Link {
     Ethernet,

@@ -6,7 +6,7 @@ use crate::packets::{
 
 const VECTORS: &str = "vectors/vectors.pcap";
 
-/// What is found in all of these segments.
+/// Returns the findings in these segments.
 fn found(segments: &[Segment]) -> Vec<(u64, String, serde_json::Value)> {
     essence(&decode(&capture_of(segments, Link::Ethernet)).0)
 }
