@@ -35,7 +35,8 @@ pub enum DirectoryKind {
 ///
 /// ```
 /// use std::path::Path;
-/// use uiw_counters::Directory;
+/// # mod uiw { pub use uiw_counters as counters; }
+/// use uiw::counters::Directory;
 /// // A runtime directory that is not there is not used.
 /// let directory = Directory::of_user(Some(Path::new("/nonexistent")));
 /// assert!(directory.path().starts_with("/tmp"));

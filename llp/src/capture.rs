@@ -45,9 +45,10 @@ pub const FLUSH_AFTER: Duration = Duration::from_millis(50);
 /// A pcapng file that is being written. It is flushed in good time, when a stream ends and when the last user drops it.
 ///
 /// ```
-/// use uiw_llp::capture::{CaptureStack, PcapFile, PcapSink};
-/// use uiw_llp::tcp::TcpStack;
-/// use uiw_llp::{StackExtensions, TransportConfig, Token};
+/// # mod uiw { pub mod llp { pub use uiw_llp::*; pub use uiw_mem::{IoVec, IoVecMut}; } }
+/// use uiw::llp::capture::{CaptureStack, PcapFile, PcapSink};
+/// use uiw::llp::tcp::TcpStack;
+/// use uiw::llp::{StackExtensions, TransportConfig, Token};
 /// use std::sync::Arc;
 ///
 /// let path = std::env::temp_dir().join(format!("uiw-sink-{}.pcapng", std::process::id()));
@@ -55,7 +56,7 @@ pub const FLUSH_AFTER: Duration = Duration::from_millis(50);
 /// let mut stack = CaptureStack::new(Box::new(TcpStack::new()?), Arc::clone(&sink), "client");
 /// let mut stream = stack.connect_self(([127, 0, 0, 1], 0).into(), &TransportConfig::default(), Token(1))?;
 /// while !stream.connect_result()? {}
-/// stream.send(&[uiw_mem::IoVec::from(&b"MPA ID Req Frame"[..])])?;
+/// stream.send(&[uiw::llp::IoVec::from(&b"MPA ID Req Frame"[..])])?;
 /// sink.flush()?;
 /// let file = std::fs::read(&path)?;
 /// assert!(file.windows(16).any(|part| part == b"MPA ID Req Frame"));

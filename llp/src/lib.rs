@@ -128,8 +128,8 @@ pub enum Readable {
 /// A stream made by [`TransportStack::connect`] has [`Interest::WRITE`] at first, an accepted one [`Interest::READ`].
 ///
 /// ```
-/// use uiw_llp::{TransportStack, TransportConfig, Token};
-/// use uiw_mem::{IoVec, IoVecMut};
+/// # mod uiw { pub mod llp { pub use uiw_llp::*; pub use uiw_mem::{IoVec, IoVecMut}; } }
+/// use uiw::llp::{IoVec, IoVecMut, Token, TransportConfig, TransportStack};
 /// # use std::net::Ipv4Addr;
 /// # use uiw_llp::ListenConfig;
 /// # use uiw_testkit::sim::Network;
@@ -282,7 +282,8 @@ impl dyn TransportStream {
 /// Received bytes in the memory of their stack: see [`StreamExtensions::peek`]. To drop it takes nothing.
 ///
 /// ```
-/// use uiw_llp::{RecvBuf, Rest};
+/// # mod uiw { pub use uiw_llp as llp; }
+/// use uiw::llp::{RecvBuf, Rest};
 ///
 /// /// A stack's own buffer.
 /// struct Ring<'a>(&'a mut Vec<u8>);

@@ -24,8 +24,9 @@ use uiw_rdmap::AtomicRequest;
 /// With [`Verified`] bytes the same call does:
 ///
 /// ```
-/// fn write(host: &mut impl uiw_stream::StreamHost, bytes: uiw_mpa::Verified<'_>) {
-///     let _ = host.write(uiw_ddp::STag(1), 0, bytes);
+/// # mod uiw { pub mod stream { pub use uiw_stream::*; pub use uiw_mpa::Verified; pub use uiw_ddp::STag; } }
+/// fn write(host: &mut impl uiw::stream::StreamHost, bytes: uiw::stream::Verified<'_>) {
+///     let _ = host.write(uiw::stream::STag(1), 0, bytes);
 /// }
 /// ```
 ///

@@ -1,5 +1,11 @@
 // Two queue pairs that are connected, for the examples of the documentation.
 
+/// The names by which programs reach this crate.
+#[allow(unused_imports, unreachable_pub)]
+mod uiw {
+    pub use uiw_verbs as raw;
+}
+
 type AnyError = Box<dyn std::error::Error + Send + Sync>;
 
 /// A queue pair with what it needs.

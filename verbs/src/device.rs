@@ -24,11 +24,12 @@ use uiw_llp::capture::{CaptureStack, PcapFile, PcapSink};
 /// An iWARP device in this process, with a driver (and by default a background thread) of its own. Clones are the same device.
 ///
 /// ```
-/// let device = uiw_verbs::Device::open()?;
+/// # mod uiw { pub use uiw_verbs as raw; }
+/// let device = uiw::raw::Device::open()?;
 /// // Any future of the device's objects can be waited for on a thread of the program's own.
 /// let none = device.block_on_for(std::time::Duration::from_millis(1), std::future::pending::<()>());
 /// assert!(none.is_none());
-/// # Ok::<(), uiw_verbs::Error>(())
+/// # Ok::<(), uiw::raw::Error>(())
 /// ```
 #[derive(Clone)]
 pub struct Device {

@@ -268,10 +268,11 @@ impl<T> EventQueue<T> {
     /// finds nothing, which would register a waker each time. What is queued already does not wake it.
     ///
     /// ```
+    /// # mod uiw { pub use uiw_verbs as raw; }
     /// use std::sync::Arc;
     /// use std::sync::atomic::{AtomicU32, Ordering};
     /// use std::task::{Wake, Waker};
-    /// use uiw_verbs::EventQueue;
+    /// use uiw::raw::EventQueue;
     ///
     /// #[derive(Default)]
     /// struct Count(AtomicU32);

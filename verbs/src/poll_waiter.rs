@@ -61,7 +61,7 @@ impl Device {
 /// # let end = End::new()?;
 /// use rustix::event::{PollFd, PollFlags, poll};
 /// use std::task::{Context, Waker};
-/// use uiw_verbs::PollWaiter;
+/// use uiw::raw::PollWaiter;
 ///
 /// let mut waiter = PollWaiter::new(&end.device)?;
 /// waiter.arm(end.cq.shards());

@@ -152,7 +152,7 @@ pub struct Remote {
 /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
 /// # fn main() -> Result<(), AnyError> {
 /// # let [client, server] = raw()?;
-/// use uiw_verbs::{Access, Bind, STag, SendFlags, SendOp, SendWr, WindowType};
+/// use uiw::raw::{Access, Bind, STag, SendFlags, SendOp, SendWr, WindowType};
 /// let window = server.pd.alloc_window(WindowType::Two)?;
 /// let new_stag = STag::from_parts(window.stag().index(), window.stag().key().wrapping_add(1));
 /// let bind = Bind {
@@ -166,7 +166,7 @@ pub struct Remote {
 /// let request = SendWr { wr_id: 1, op: SendOp::Bind(bind), sges: &[], flags: SendFlags::SIGNALED };
 /// // SAFETY: a bind names no memory of its own, and the region is kept until after the queue pair.
 /// unsafe { server.qp.post_send([request])? };
-/// assert_eq!(server.completion().status, uiw_verbs::WcStatus::Success);
+/// assert_eq!(server.completion().status, uiw::raw::WcStatus::Success);
 /// assert_eq!(window.stag(), new_stag);
 /// # let _ = &client;
 /// # Ok(())
@@ -195,7 +195,7 @@ pub struct Bind {
 /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
 /// # fn main() -> Result<(), AnyError> {
 /// # let [client, server] = raw()?;
-/// use uiw_verbs::{Access, FastRegister, SendFlags, SendOp, SendWr, WcStatus};
+/// use uiw::raw::{Access, FastRegister, SendFlags, SendOp, SendWr, WcStatus};
 /// let (memory, fast) = (vec![0u8; 4096], server.pd.alloc_fast(4096)?);
 /// let register = FastRegister {
 ///     stag: fast.stag(),
@@ -234,7 +234,7 @@ pub struct FastRegister {
 /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
 /// # fn main() -> Result<(), AnyError> {
 /// # let [client, server] = raw()?;
-/// use uiw_verbs::{SendFlags, SendOp, SendWr};
+/// use uiw::raw::{SendFlags, SendOp, SendWr};
 /// let sges = [client.sge(0, 8)];
 /// let write = SendOp::Write { remote: server.memory.remote().into() };
 /// let request = SendWr { wr_id: 7, op: write, sges: &sges, flags: SendFlags::SIGNALED };

@@ -20,15 +20,19 @@ use uiw_llp::{
 /// Faults of one stream. Positions count the bytes of one direction of that stream, from 0.
 ///
 /// ```
-/// use uiw_impair::fault::{FaultHooks, Faults};
-/// use uiw_llp::tcp::TcpStack;
-/// use uiw_llp::{StackExtensions, TransportConfig, Token};
+/// # mod uiw {
+/// #     pub use uiw_impair::fault as impair;
+/// #     pub mod llp { pub use uiw_llp::*; pub use uiw_mem::IoVec; }
+/// # }
+/// use uiw::impair::{FaultHooks, Faults};
+/// use uiw::llp::tcp::TcpStack;
+/// use uiw::llp::{StackExtensions, TransportConfig, Token};
 ///
 /// let faults = Faults { cut_sent: Some(3), ..Faults::default() };
 /// let mut stack = FaultHooks::wrap(Box::new(TcpStack::new()?), 1, faults);
 /// let mut stream = stack.connect_self(([127, 0, 0, 1], 0).into(), &TransportConfig::default(), Token(1))?;
 /// while !stream.connect_result()? {}
-/// let bytes = [uiw_mem::IoVec::from(&b"four"[..])];
+/// let bytes = [uiw::llp::IoVec::from(&b"four"[..])];
 /// assert_eq!(stream.send(&bytes)?, 3);
 /// assert_eq!(stream.send(&bytes).unwrap_err().kind(), std::io::ErrorKind::ConnectionReset);
 /// # Ok::<(), std::io::Error>(())

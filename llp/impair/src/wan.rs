@@ -6,7 +6,8 @@
 //! smoltcp (`uiw_smol::pipe`), there on a virtual clock if wanted.
 //!
 //! ```
-//! use uiw_impair::wan::{Direction, Profile};
+//! # mod uiw { pub use uiw_impair::wan as impair; }
+//! use uiw::impair::{Direction, Profile};
 //! use std::time::Duration;
 //!
 //! let profile = Profile { delay: Duration::from_millis(5), rate: Some(1_000_000_000), ..Profile::default() };
@@ -15,7 +16,7 @@
 //! // 10 microseconds on the line, then 5 milliseconds of way.
 //! assert_eq!(there.next(), Some(Duration::from_micros(5010)));
 //! assert!(there.take(Duration::from_micros(5010)).is_some());
-//! # Ok::<(), uiw_impair::wan::ProfileError>(())
+//! # Ok::<(), uiw::impair::ProfileError>(())
 //! ```
 
 mod chance;

@@ -79,8 +79,9 @@ const LINGER: Duration = Duration::from_secs(1);
 /// smoltcp on one link.
 ///
 /// ```
-/// use uiw_smol::{SmolConfig, SmolStack, pipe::pipe};
-/// use uiw_llp::{Clock, ListenConfig, TransportStack, TransportConfig, Token};
+/// # mod uiw { pub use uiw_llp as llp; pub mod smol { pub use uiw_smol::*; pub use uiw_smol::pipe::pipe; } }
+/// use uiw::smol::{SmolConfig, SmolStack, pipe};
+/// use uiw::llp::{Clock, ListenConfig, TransportStack, TransportConfig, Token};
 ///
 /// // Two hosts in one process, on a clock that only the program moves.
 /// let clock = Clock::virtual_time();

@@ -51,7 +51,8 @@ pub trait Frame {
 /// A link of Ethernet frames. Nothing here blocks.
 ///
 /// ```
-/// use uiw_smol::{Frame, Link, pipe::pipe};
+/// # mod uiw { pub mod smol { pub use uiw_smol::*; pub use uiw_smol::pipe::pipe; } }
+/// use uiw::smol::{Frame, Link, pipe};
 /// let (mut a, mut b) = pipe(1500)?;
 /// assert!(a.has_room());
 /// a.transmit(60, &mut |frame| {

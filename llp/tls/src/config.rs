@@ -26,12 +26,13 @@ pub const MAX_HANDSHAKES: usize = 1024;
 /// without resumption and early data.
 ///
 /// ```
-/// use uiw_tls::{PinnedKeys, SecretKey, Tls, TlsConfig, TlsStack};
+/// # mod uiw { pub use uiw_llp as llp; pub use uiw_tls as tls; }
+/// use uiw::tls::{PinnedKeys, SecretKey, Tls, TlsConfig, TlsStack};
 /// let (ours, theirs) = (SecretKey::generate()?, SecretKey::generate()?);
 /// let mut pinned = PinnedKeys::default();
 /// pinned.add(theirs.public_key(), "node2");
 /// let tls = Tls::new(TlsConfig::raw_keys(&ours, pinned)?)?;
-/// let stack = TlsStack::new(Box::new(uiw_llp::tcp::TcpStack::new()?), &tls)?;
+/// let stack = TlsStack::new(Box::new(uiw::llp::tcp::TcpStack::new()?), &tls)?;
 /// # drop(stack);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```

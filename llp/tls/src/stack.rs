@@ -20,8 +20,9 @@ use uiw_mem::{IoVec, IoVecMut};
 /// A stack whose streams are encrypted.
 ///
 /// ```
-/// use uiw_tls::{PinnedKeys, SecretKey, Tls, TlsConfig, TlsStack};
-/// use uiw_llp::{ListenConfig, TransportStack, TransportConfig, Token, tcp::TcpStack};
+/// # mod uiw { pub use uiw_llp as llp; pub use uiw_tls as tls; }
+/// use uiw::tls::{PinnedKeys, SecretKey, Tls, TlsConfig, TlsStack};
+/// use uiw::llp::{ListenConfig, TransportStack, TransportConfig, Token, tcp::TcpStack};
 ///
 /// // One key for both ends.
 /// let key = SecretKey::generate()?;

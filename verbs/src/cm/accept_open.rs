@@ -43,9 +43,9 @@ impl Drop for Awaited {
 /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
 /// # fn main() -> Result<(), AnyError> {
 /// use std::sync::Arc;
-/// use uiw_verbs::cm::{self, CmEventKind};
+/// use uiw::raw::cm::{self, CmEventKind};
 /// let (client, server) = (End::new()?, End::new()?);
-/// let options = Arc::new(uiw_verbs::ConnConfig::default());
+/// let options = Arc::new(uiw::raw::ConnConfig::default());
 /// let listener = std::net::TcpListener::bind("127.0.0.1:0")?;
 /// let (peer, socket) = (listener.local_addr()?, std::net::TcpStream::connect(listener.local_addr()?)?);
 /// cm::connect_open(&client.qp, socket.into(), peer, &options, b"", &client.channel, 7)?;

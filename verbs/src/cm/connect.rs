@@ -26,11 +26,11 @@ use uiw_stream::{RdmapStream, Time};
 /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
 /// # fn main() -> Result<(), AnyError> {
 /// use std::sync::Arc;
-/// use uiw_verbs::{ConnConfig, cm};
+/// use uiw::raw::{ConnConfig, cm};
 /// let end = End::new()?;
 /// let options = Arc::new(ConnConfig::default());
 /// cm::connect(&end.qp, None, "127.0.0.1:1".parse()?, &options, b"", &end.channel)?;
-/// assert!(matches!(end.event(), cm::CmEventKind::Failed(uiw_verbs::Error::Refused { .. })));
+/// assert!(matches!(end.event(), cm::CmEventKind::Failed(uiw::raw::Error::Refused { .. })));
 /// # Ok(())
 /// # }
 /// ```
@@ -57,7 +57,7 @@ pub fn connect(
 /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
 /// # fn main() -> Result<(), AnyError> {
 /// use std::sync::Arc;
-/// use uiw_verbs::{ConnConfig, cm};
+/// use uiw::raw::{ConnConfig, cm};
 /// let [client, server] = [End::new()?, End::new()?];
 /// let options = Arc::new(ConnConfig::default());
 /// let listener = cm::Listener::bind(&server.device, "127.0.0.1:0".parse()?, 1, &options, &server.channel)?;

@@ -51,7 +51,7 @@ pub struct CmEvent {
 /// ```
 /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
 /// # fn main() -> Result<(), AnyError> {
-/// use uiw_verbs::cm::CmEventKind;
+/// use uiw::raw::cm::CmEventKind;
 /// fn describe(event: &CmEventKind) -> String {
 ///     match event {
 ///         CmEventKind::Established(info) => format!("connected to {}", info.peer),

@@ -16,9 +16,9 @@ use uiw_mpa::startup::Request;
 /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
 /// # fn main() -> Result<(), AnyError> {
 /// use std::sync::Arc;
-/// use uiw_verbs::cm::{self, CmEventKind};
+/// use uiw::raw::cm::{self, CmEventKind};
 /// let (client, server) = (End::new()?, End::new()?);
-/// let options = Arc::new(uiw_verbs::ConnConfig::default());
+/// let options = Arc::new(uiw::raw::ConnConfig::default());
 /// let listener = cm::Listener::bind(&server.device, ([127, 0, 0, 1], 0).into(), 16, &options, &server.channel)?;
 /// cm::connect(&client.qp, None, listener.local_addr(), &options, b"from the client", &client.channel)?;
 /// let CmEventKind::ConnectRequest(request) = server.event() else { return Err("no request".into()) };
@@ -173,9 +173,9 @@ impl ConnRequest {
     /// use std::io::{Read, Write};
     /// use std::sync::Arc;
     /// use uiw_mpa::startup::{StartupConfig, Initiator};
-    /// use uiw_verbs::cm::{self, CmEventKind};
+    /// use uiw::raw::cm::{self, CmEventKind};
     /// let server = End::new()?;
-    /// let options = Arc::new(uiw_verbs::ConnConfig::default());
+    /// let options = Arc::new(uiw::raw::ConnConfig::default());
     /// let listener = cm::Listener::bind(&server.device, ([127, 0, 0, 1], 0).into(), 16, &options, &server.channel)?;
     /// let mut client = std::net::TcpStream::connect(listener.local_addr())?;
     /// client.write_all(&Initiator::new(StartupConfig::default(), b"something else")?.request())?;

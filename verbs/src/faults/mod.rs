@@ -35,7 +35,8 @@ use std::time::Duration;
 /// `IBV_WC_` and `IBV_EVENT_`. Of several rules for one call the first one that is due counts.
 ///
 /// ```
-/// use uiw_verbs::{Device, DeviceConfig, Error, FaultPlan};
+/// # mod uiw { pub use uiw_verbs as raw; }
+/// use uiw::raw::{Device, DeviceConfig, Error, FaultPlan};
 /// let plan: FaultPlan = "call:alloc_pd@2=ENOMEM".parse()?;
 /// let device = Device::open_with(DeviceConfig::default().faults(plan))?;
 /// device.alloc_pd()?;

@@ -25,7 +25,7 @@ const MAX_NUM: u32 = 0x00FF_FFFF;
 /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
 /// # fn main() -> Result<(), AnyError> {
 /// # let end = End::new()?;
-/// use uiw_verbs::QpState;
+/// use uiw::raw::QpState;
 /// assert_eq!(end.qp.state(), QpState::Init);
 /// assert!(end.qp.num() <= 0xFF_FFFF);
 /// # Ok(())

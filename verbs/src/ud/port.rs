@@ -21,7 +21,7 @@ use uiw_llp::Token;
 /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
 /// # fn main() -> Result<(), AnyError> {
 /// # let end = End::new()?;
-/// use uiw_verbs::{DatagramPort, QpInit, QpState};
+/// use uiw::raw::{DatagramPort, QpInit, QpState};
 /// let port = DatagramPort::bind(&end.device, &["127.0.0.1:0".parse()?], end.cq.shard(), 1024)?;
 /// let qp = end.pd.create_ud_qp(QpInit::new(&end.cq, &end.cq), &port)?;
 /// qp.set_qkey(0x1111)?;

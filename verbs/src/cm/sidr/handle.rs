@@ -19,7 +19,7 @@ use uiw_llp::Token;
 /// ```
 /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
 /// # fn main() -> Result<(), AnyError> {
-/// use uiw_verbs::cm::{CmEventKind, SidrHandle, SidrListener};
+/// use uiw::raw::cm::{CmEventKind, SidrHandle, SidrListener};
 /// # let (server, client) = (End::new()?, End::new()?);
 /// let listener = SidrListener::bind(&server.device, &["127.0.0.1:0".parse()?], &server.channel)?;
 /// let to = listener.local_addr();
