@@ -68,13 +68,17 @@ impl Listener {
         self.port.local_addr()
     }
 
-    /// The next peer whose connection is established: in peer-to-peer mode, one that has sent its first message. Peers that fail are
-    /// logged and counted ([`Listener::failures`]), and one that is silent delays no other.
+    /// Waits for the next peer whose connection is established: in peer-to-peer mode, one that has sent its first message. Peers that fail
+    /// are logged and counted ([`Listener::failures`]), and one that is silent delays no other.
     ///
     /// The handshakes of all waiting peers run side by side, at most 1,024.
     ///
+    /// # Cancel safety
+    /// Dropping the future, for instance in `select!`, loses no peer: handshakes that have begun go on with the next call.
+    ///
     /// # Errors
-    /// [`ErrorKind::Startup`] for settings that no peer can be accepted with; then the peer is rejected. As [`Listener::incoming`].
+    /// [`ErrorKind::Startup`] for settings that no peer can be accepted with; then the peer is rejected. Otherwise the errors are those of
+    /// [`Listener::incoming`].
     pub async fn accept(&self) -> Result<Connection> {
         poll_fn(|cx| self.poll_accept(cx)).await
     }
@@ -92,7 +96,10 @@ impl Listener {
         self.handshakes.poll_established(cx).map(Ok)
     }
 
-    /// The next connection request, to be accepted or rejected by what it says: see [`Incoming`].
+    /// Waits for the next connection request, to be accepted or rejected by its contents: see [`Incoming`].
+    ///
+    /// # Cancel safety
+    /// Dropping the future, for instance in `select!`, loses no request.
     ///
     /// # Errors
     /// [`ErrorKind::Io`] once, when the interface of a TCP in this process is gone for good: no peer can connect any more. While it is

@@ -4,4 +4,6 @@ mod common;
 mod progress;
 mod smoke;
 mod stress;
+#[cfg(feature = "tls")]
+mod truncation;
 mod wakers;
