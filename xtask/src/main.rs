@@ -6,7 +6,6 @@ mod bindings;
 mod book;
 mod checkouts;
 mod conform;
-mod debian;
 mod dist;
 mod history;
 mod install;

@@ -48,7 +48,7 @@ const SKIP_LOG: &str = "INTEROP_SKIP_LOG";
 #[command(after_help = "\
 Steps: fmt, clippy, features, no_std, no_std_x86_64, no_std_thumbv7em (each counts as one test), then the tests of the workspace, several test binaries
 at a time, each one's output in one piece when it has ended; then requirements: every MUST of the RFCs is proved by a test that has just passed.
-With --all also: doc, book, the models of the progress engine, the virtual machine with the siw driver (the first run fetches about 240 MB), and the
+With --all also: doc, book, the models of the progress engine, the virtual machine with the siw driver (the first run fetches about 350 MB), and the
 commands of the documents.
 Programs that tests need are installed with apt-get when run as root; without them the tests that need them are counted as skipped.
 Exit code 1 when something failed.")]

@@ -32,9 +32,8 @@ impl Cache {
         flock(&lock, FlockOperation::LockExclusive)
             .map_err(|error| Error::Failed(format!("the cache's lock: {error}")))?;
         let cache = cache(lock);
-        for folder in [cache.debs(), cache.stage(""), cache.made("")] {
-            fs::create_dir_all(&folder).map_err(Error::io(folder.display()))?;
-        }
+        let made = cache.made("");
+        fs::create_dir_all(&made).map_err(Error::io(made.display()))?;
         Ok(cache)
     }
 
@@ -44,30 +43,11 @@ impl Cache {
         self.kernel.as_deref()
     }
 
-    /// A folder for what belongs to one kernel.
-    fn own(&self, part: &str) -> PathBuf {
-        match &self.kernel {
-            Some(kernel) => self.root.join(format!("{part}-{kernel}")),
-            None => self.root.join(part),
-        }
-    }
-
-    /// Debian packages as they were downloaded.
-    #[must_use]
-    pub fn debs(&self) -> PathBuf {
-        self.root.join("debs")
-    }
-
-    /// Packages unpacked, by what they are for.
-    #[must_use]
-    pub fn stage(&self, part: &str) -> PathBuf {
-        self.own("stage").join(part)
-    }
-
-    /// What was made here.
+    /// Path of something that was made of one kernel.
     #[must_use]
     pub fn made(&self, name: &str) -> PathBuf {
-        self.own("made").join(name)
+        let folder = self.kernel.as_ref().map_or("made".to_owned(), |kernel| format!("made-{kernel}"));
+        self.root.join(folder).join(name)
     }
 }
 

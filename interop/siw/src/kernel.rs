@@ -2,8 +2,7 @@
 //! No Debian kernel ships it.
 
 use crate::cache::{Cache, is_fresh};
-use crate::packages::{self, KernelPackages};
-use crate::shell::{must, need, run};
+use crate::shell::{must, name, need, run};
 use crate::workspace::folder;
 use crate::{Error, Result};
 use std::fs;
@@ -37,61 +36,61 @@ impl Variant {
 pub struct Modules {
     /// The kernel to boot.
     pub image: PathBuf,
-    /// Its modules, as the package has them.
-    pub tree: PathBuf,
+    /// The kernel's ABI, such as `6.1.0-56-amd64`.
+    pub abi: String,
     /// `siw.ko` as it is.
     pub stock: PathBuf,
     /// `siw.ko` with parameters; absent where the patch does not fit the kernel's source.
     pub tunable: Option<PathBuf>,
 }
 
-/// Builds both variants if they are not there yet.
+/// Builds both variants of the kernel in `root` if they are not there yet.
 ///
 /// # Errors
 /// [`Error::Missing`] without compiler and make.
-pub fn build(cache: &Cache, kernel: &KernelPackages) -> Result<Modules> {
-    let root = cache.stage("kernel");
-    let source = source(cache, kernel)?;
-    let stock = variant(cache, kernel, &source, Variant::Stock)?;
-    let tunable = match variant(cache, kernel, &source, Variant::Tunable) {
+pub fn build(cache: &Cache, root: &Path) -> Result<Modules> {
+    let boot = root.join("boot");
+    let entries = fs::read_dir(&boot).map_err(Error::io(boot.display()))?;
+    let image = entries.flatten().map(|entry| entry.path()).find(|path| name(path).starts_with("vmlinuz-"));
+    let image = image.ok_or_else(|| Error::Missing("a kernel among the packages".to_owned()))?;
+    let abi = name(&image).trim_start_matches("vmlinuz-").to_owned();
+    if !root.join(format!("lib/modules/{abi}/modules.dep.bin")).exists() {
+        // Newer kernels' packages have compressed modules.
+        let script = "find \"$1/lib/modules\" -name '*.ko.xz' -exec xz -d {} + && PATH=$PATH:/sbin depmod -b \"$1\" \"$2\"";
+        need(&[("xz", "xz-utils"), ("depmod", "kmod")])?;
+        must(Command::new("sh").args(["-c", script, "sh"]).arg(root).arg(&abi), BUILD)?;
+    }
+    let source = source(cache, root)?;
+    let stock = variant(cache, root, &abi, &source, Variant::Stock)?;
+    let tunable = match variant(cache, root, &abi, &source, Variant::Tunable) {
         Ok(tunable) => Some(tunable),
         Err(error) => {
             eprintln!("siw: no tunable variant of the driver: {error}");
             None
         }
     };
-    Ok(Modules {
-        image: root.join(format!("boot/vmlinuz-{}", kernel.abi)),
-        tree: root.join(format!("lib/modules/{}", kernel.abi)),
-        stock,
-        tunable,
-    })
+    Ok(Modules { image, abi, stock, tunable })
 }
 
 /// The driver's source, taken out of the kernel's.
-fn source(cache: &Cache, kernel: &KernelPackages) -> Result<PathBuf> {
+fn source(cache: &Cache, root: &Path) -> Result<PathBuf> {
+    const SCRIPT: &str = "tar -xJf \"$1\"/usr/src/linux-source-*.tar.xz -C \"$2\" --strip-components=5 \
+        --wildcards '*/drivers/infiniband/sw/siw'";
     let source = cache.made("source");
     if source.join("siw_main.c").exists() {
         return Ok(source);
     }
     need(&[("tar", "tar"), ("xz", "xz-utils")])?;
-    let deb = packages::deb(cache, &kernel.source)
-        .ok_or_else(|| Error::Missing(format!("the Debian package {}", kernel.source)))?;
-    eprintln!("siw: taking the driver's source out of {}", kernel.source);
+    eprintln!("siw: taking the driver's source out of the kernel's");
     let partial = cache.made("source.partial");
     let _ = fs::remove_dir_all(&partial);
     fs::create_dir_all(&partial).map_err(Error::io(partial.display()))?;
-    let name = &kernel.source;
-    let script = format!(
-        "dpkg-deb --fsys-tarfile \"$1\" | tar -xOf - ./usr/src/{name}.tar.xz | \
-         tar -xJf - -C \"$2\" --strip-components=5 {name}/drivers/infiniband/sw/siw"
-    );
-    must(Command::new("sh").args(["-c", &script, "sh"]).arg(&deb).arg(&partial), BUILD)?;
+    must(Command::new("sh").args(["-c", SCRIPT, "sh"]).arg(root).arg(&partial), BUILD)?;
     fs::rename(&partial, &source).map_err(Error::io(source.display()))?;
     Ok(source)
 }
 
-fn variant(cache: &Cache, kernel: &KernelPackages, source: &Path, variant: Variant) -> Result<PathBuf> {
+fn variant(cache: &Cache, root: &Path, abi: &str, source: &Path, variant: Variant) -> Result<PathBuf> {
     let work = cache.made(variant.name());
     let module = work.join("siw.ko");
     let patch = folder().join("tunable.patch");
@@ -102,8 +101,8 @@ fn variant(cache: &Cache, kernel: &KernelPackages, source: &Path, variant: Varia
     if is_fresh(&module, &from) {
         return Ok(module);
     }
-    let headers = cache.stage("headers").join("usr/src");
-    let ours = headers.join(format!("linux-headers-{}", kernel.abi));
+    let headers = root.join("usr/src");
+    let ours = headers.join(format!("linux-headers-{abi}"));
     let compiler = compiler(&ours)?;
     need(&[("make", "make"), (&compiler, &compiler), ("patch", "patch")])?;
     eprintln!("siw: building siw.ko ({})", variant.name());
@@ -113,7 +112,7 @@ fn variant(cache: &Cache, kernel: &KernelPackages, source: &Path, variant: Varia
         must(Command::new("patch").args(["-s", "-p1", "-d"]).arg(&work).arg("-i").arg(&patch), BUILD)?;
     }
     // The package's Makefile includes the common one by its absolute path.
-    let plain = kernel.abi.strip_suffix("-amd64").unwrap_or(&kernel.abi);
+    let plain = abi.strip_suffix("-amd64").unwrap_or(abi);
     let common = headers.join(format!("linux-headers-{plain}-common/Makefile"));
     fs::write(ours.join("Makefile"), format!("include {}\n", common.display()))
         .map_err(Error::io("the headers' Makefile"))?;

@@ -1,4 +1,4 @@
-//! The Linux kernel's siw driver as an oracle: Debian packages into a cache, a guest under QEMU, commands in it over one channel,
+//! The Linux kernel's siw driver as an oracle: Debian packages in a cache, a guest under QEMU, commands in it over one channel,
 //! and the table of cases that it and uiw go through together.
 //!
 //! How to use it and what it needs: `interop/siw/README.md`.
@@ -7,7 +7,7 @@ pub mod bench;
 pub mod cache;
 pub mod case;
 pub mod cases;
-pub mod cpio;
+pub mod debian;
 pub mod guest;
 pub mod image;
 pub mod kernel;

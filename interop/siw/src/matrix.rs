@@ -16,7 +16,7 @@ use uiw_interop::stock::{self, PACKAGES};
 /// Options of the command.
 #[derive(Clone, Debug, Default, clap::Args)]
 #[command(after_help = "\
-Packages (about 240 MB, once) and what is made from them go to target/siw, or where UIW_SIW_CACHE says.
+Packages (about 350 MB, once) and what is made from them go to target/siw, or where UIW_SIW_CACHE says.
 The whole matrix writes interop/siw/RESULTS.md; a part of it does only with --add.
 Exit codes: 0 every row passed or does not apply, but for at most three whose failure QUIRKS.md explains by what the guest
 shows (known); 1 a row failed; 77 this machine lacks something, which is named.")]

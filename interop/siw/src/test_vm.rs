@@ -23,7 +23,7 @@ pub struct Parts {
     pub initramfs: PathBuf,
     /// The kernel's version, if it is not the release's own.
     pub kernel: Option<String>,
-    /// The libraries' package and version in the guest.
+    /// The guest's libibverbs, whose file name has its version.
     pub library: String,
     /// Where the initramfs is, if it is of this process alone.
     folder: Option<Folder>,
@@ -45,10 +45,11 @@ pub struct TestVm {
 /// [`crate::Error::Missing`] where packages or tools cannot be had.
 pub fn provide(kernel: Option<&str>) -> Result<Parts> {
     let cache = Cache::open(kernel)?;
-    let kernel = packages::provide(&cache)?;
-    let modules = kernel::build(&cache, &kernel)?;
-    let initramfs = image::build(&cache, &modules)?;
-    let library = packages::version(&cache, "ibverbs-providers");
+    let root = packages::provide(&cache)?;
+    let modules = kernel::build(&cache, &root)?;
+    let initramfs = image::build(&cache, &root, &modules)?;
+    let library = root.join("usr/lib/x86_64-linux-gnu/libibverbs.so.1");
+    let library = fs::read_link(&library).map_err(Error::io(library.display()))?.display().to_string();
     Ok(Parts { modules, initramfs, kernel: cache.kernel().map(str::to_owned), library, folder: None })
 }
 
@@ -76,10 +77,8 @@ impl TestVm {
     pub fn boot_with(program: &Path) -> Result<Self> {
         let mut parts = provide(None)?;
         sweep();
-        let bytes = image::with_program(&Cache::open(None)?, &parts.initramfs, program)?;
         let folder = Folder::create("program")?;
-        parts.initramfs = folder.path().join("initramfs");
-        fs::write(&parts.initramfs, bytes).map_err(Error::io(parts.initramfs.display()))?;
+        parts.initramfs = image::with_program(&parts.initramfs, program, folder.path())?;
         parts.folder = Some(folder);
         Self::boot_parts(parts)
     }

@@ -7,7 +7,7 @@ use std::hash::{Hash as _, Hasher as _};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::debian;
+use uiw_siw::debian;
 
 /// What the pages' commands need of Debian: stock programs, a C compiler with rdma-core's headers, Python.
 const PACKAGES: &[&str] = &[

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use super::check::output;
 use super::{Dist, Kind, archive};
-use crate::debian;
+use uiw_siw::debian;
 
 /// Run configuration of the image, as options of umoci.
 const CONFIG: [(&str, &str); 9] = [

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use super::check::{NETWORK, output};
 use crate::arch::Arch;
-use crate::debian;
+use uiw_siw::debian;
 
 pub(super) struct Root(PathBuf);
 

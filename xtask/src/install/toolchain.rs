@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::arch::Arch;
-use crate::debian;
 use crate::workspace::target;
+use uiw_siw::debian;
 
 /// Debian's compiler as it is unpacked: its libraries and its own standard library lie beside it.
 const WRAPPER: &str = "#!/bin/sh
