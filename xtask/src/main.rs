@@ -13,11 +13,11 @@ mod models;
 mod packages;
 mod process;
 mod publishable;
-mod release;
 mod report;
 mod requirements;
 mod test;
 mod wheels;
+mod wire;
 mod workspace;
 
 use std::process::ExitCode;
@@ -53,8 +53,6 @@ enum Chore {
     Install(install::Options),
     /// Make packages for users: tarball, Debian package, wheel, OCI image, list of crates.
     Dist(dist::Options),
-    /// Run the checklist of a release, and tag it.
-    Release(release::Options),
 }
 
 #[derive(Subcommand)]
@@ -75,6 +73,8 @@ enum Interop {
     RustIbverbs,
     /// libfabric's fabtests, from a checkout, on the C libraries.
     Fabtests(checkouts::Fabtests),
+    /// The program and the libraries of the last release beside these, in both roles.
+    Wire,
     /// Valkey with RDMA and its client library, from checkouts, on the C libraries.
     Valkey(checkouts::Valkey),
 }
@@ -92,6 +92,7 @@ fn main() -> ExitCode {
             uiw_siw::matrix::main(&options)
         }
         Chore::Interop(Interop::Conform) => conform::run(),
+        Chore::Interop(Interop::Wire) => wire::run(),
         Chore::Interop(Interop::Nixl(options)) => options.run(),
         Chore::Interop(Interop::Mooncake(options)) => options.run(),
         Chore::Interop(Interop::Sideway) => bindings::SIDEWAY.run(),
@@ -100,6 +101,5 @@ fn main() -> ExitCode {
         Chore::Interop(Interop::Valkey(options)) => options.run(),
         Chore::Install(options) => install::run(&options),
         Chore::Dist(options) => dist::run(&options),
-        Chore::Release(options) => release::run(&options),
     }
 }

@@ -8,7 +8,7 @@ use std::{env, fs, io};
 /// Options of `cargo xtask publishable`.
 #[derive(clap::Args)]
 #[command(after_help = "\
-Every package is built from its tarball, the upload is rehearsed, the workspace is built with the oldest Rust that Cargo.toml names and
+Every package is built from its tarball, the upload is rehearsed, the workspace is built with the oldest Rust that Cargo.toml and the documents name and
 with the lowest versions of its dependencies, licences are checked (cargo-deny), and the API is compared with that of the last tag, or of the
 commit that stands for it until there is one (cargo-semver-checks). Tools that are absent are installed from crates.io below the target folder.
 Takes about twenty minutes, and as long again to build the tools once. Exit code 1 when a check fails; one whose tool cannot be had is skipped
@@ -115,9 +115,19 @@ fn package(clone: &Clone) -> io::Result<Verdict> {
     Ok(Verdict::of(package.status()?.success()))
 }
 
+/// Documents that name the oldest Rust.
+const DOCUMENTS: [&str; 3] = ["README.md", "docs/installing.md", "docs/compatibility.md"];
+
 /// The models need a newer one: `generator`, below `loom`.
 fn oldest_rust(clone: &Clone) -> io::Result<Verdict> {
     let version = rust_version(&clone.root)?;
+    let named = version.trim_end_matches(".0");
+    for document in DOCUMENTS {
+        let text = fs::read_to_string(clone.root.join(document))?;
+        if !text.contains(&format!("Rust {named}")) && !text.contains(&format!("| Rust | {named} ")) {
+            return Err(io::Error::other(format!("{document} does not name Rust {named}")));
+        }
+    }
     let absent = || Ok(Verdict::Skipped(format!("Rust {version} (rustup toolchain install {version})")));
     let installed = Command::new("rustup")
         .args(["toolchain", "install", &version, "--profile", "minimal", "--no-self-update"])

@@ -17,7 +17,7 @@ use uiw_interop::stock::{self, PACKAGES};
 #[derive(Clone, Debug, Default, clap::Args)]
 #[command(after_help = "\
 Packages (about 350 MB, once) and what is made from them go to target/siw, or where UIW_SIW_CACHE says.
-The whole matrix writes interop/siw/RESULTS.md; a part of it does only with --add.
+The whole matrix writes interop/siw/RESULTS.md.
 Exit codes: 0 every row passed or does not apply, but for at most three whose failure QUIRKS.md explains by what the guest
 shows (known); 1 a row failed; 77 this machine lacks something, which is named.")]
 pub struct Options {
@@ -36,11 +36,8 @@ pub struct Options {
     /// Write uiw's captures of the rows to this folder
     #[arg(long, value_name = "FOLDER")]
     pub pcap: Option<PathBuf>,
-    /// Put the rows that ran, in all their settings, into RESULTS.md
-    #[arg(long, conflicts_with_all = ["usual", "short"])]
-    pub add: bool,
     /// A kernel that this Debian has beside its own, such as 6.12; with --short the rows go to RESULTS-VERSION.md
-    #[arg(long, value_name = "VERSION", conflicts_with = "add")]
+    #[arg(long, value_name = "VERSION")]
     pub kernel: Option<String>,
     /// Test a debug build of uiw, which is built sooner
     #[arg(long)]
@@ -111,16 +108,13 @@ fn run(options: &Options, cases: &[Case]) -> Result<usize> {
     bench.apply(&Setting::USUAL)?;
     let busy = load.as_mut().map_or(0, Load::cores);
     drop(load);
-    let environment = Environment::of(&bench, begun.elapsed(), busy)?;
-    let file = match &options.kernel {
-        Some(kernel) => folder().join(format!("RESULTS-{kernel}.md")),
-        None => folder().join("RESULTS.md"),
-    };
     if is_whole(options) {
+        let environment = Environment::of(&bench, begun.elapsed(), busy)?;
+        let file = match &options.kernel {
+            Some(kernel) => folder().join(format!("RESULTS-{kernel}.md")),
+            None => folder().join("RESULTS.md"),
+        };
         fs::write(&file, results.markdown(&environment)).map_err(Error::io(file.display()))?;
-    } else if options.add {
-        let before = fs::read_to_string(&file).map_err(Error::io(file.display()))?;
-        fs::write(&file, results.added_to(&before, &environment)).map_err(Error::io(file.display()))?;
     }
     let counts = results.counts();
     println!("{counts}, in {:.0} s", begun.elapsed().as_secs_f64());

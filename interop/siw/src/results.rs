@@ -124,7 +124,7 @@ impl Results {
             }
         };
         let _ = writeln!(text, "* {network}; {boots} boot(s), {:.0} s in all{beside}", took.as_secs_f64());
-        let _ = writeln!(text, "{}\n", count_line(self.counts()));
+        let _ = writeln!(text, "* **runs: {}**\n", self.counts());
         text += "A row is a case one way round. *n of m* counts settings: CRC on and off, IPv4 and IPv6, MTU 1500 and 9000, \
                  the stock driver and one that sends large FPDUs (`try_gso`) to our profile `siw-gso`. Data is compared byte \
                  for byte at both ends. A *known* run failed as [QUIRKS.md](QUIRKS.md) explains, by what the guest shows. *Retries*: how \
@@ -133,28 +133,6 @@ impl Results {
             let _ = writeln!(text, "{}", row.line());
         }
         text
-    }
-
-    /// A file of [`Results::markdown`] with these rows in place of its own of the same name and direction, new ones last, and a line
-    /// that says when.
-    #[must_use]
-    pub fn added_to(&self, file: &str, environment: &Environment) -> String {
-        let mut lines: Vec<String> = file.lines().map(str::to_owned).collect();
-        for row in &self.rows {
-            let same = lines.iter_mut().find(|line| line.starts_with(&row.key()));
-            match same {
-                Some(line) => *line = row.line(),
-                None => lines.push(row.line()),
-            }
-        }
-        if let Some(count) = lines.iter().position(|line| line.starts_with(COUNT)) {
-            let Environment { uiw, date, took, .. } = environment;
-            let rows = self.rows.len();
-            let seconds = took.as_secs_f64();
-            lines[count] = count_line(table_counts(&lines));
-            lines.insert(count, format!("* {rows} rows run again or added by {uiw}, {date}; {seconds:.0} s"));
-        }
-        lines.join("\n") + "\n"
     }
 }
 
@@ -181,54 +159,11 @@ impl std::fmt::Display for Counts {
     }
 }
 
-/// Begins the line with the numbers of runs.
-const COUNT: &str = "* **";
-
-fn count_line(counts: Counts) -> String {
-    format!("{COUNT}runs: {counts}**")
-}
-
-/// Counts as the table has them. A row that failed in some settings does not distinguish those that do not apply from those that failed: they
-/// count as failed, and in a known one as known.
-fn table_counts(lines: &[String]) -> Counts {
-    let mut counts = Counts::default();
-    for line in lines {
-        let Some(word) = line.split('|').nth(3).map(str::trim) else { continue };
-        let numbers: Vec<usize> =
-            word.split(|c: char| !c.is_ascii_digit()).filter_map(|digits| digits.parse().ok()).collect();
-        match (word, numbers.as_slice()) {
-            (word, [passed, of, ..]) if word.starts_with(FAIL) => {
-                counts.passed += passed;
-                counts.failed += of - passed;
-            }
-            (word, [passed, of, ..]) if word.starts_with(KNOWN) => {
-                counts.passed += passed;
-                counts.known += of - passed;
-            }
-            (word, [passed, of, ..]) if word.starts_with("pass") => {
-                counts.passed += passed;
-                counts.not_applicable += of - passed;
-            }
-            (word, [of]) if word.starts_with(NOT_APPLICABLE) => counts.not_applicable += of,
-            _ => {}
-        }
-    }
-    counts
-}
-
-const FAIL: &str = "**FAIL**";
-const KNOWN: &str = "known";
-const NOT_APPLICABLE: &str = "not applicable";
-
 impl Row {
-    /// What its line begins with.
-    fn key(&self) -> String {
-        format!("| {} | {} |", self.name, self.direction)
-    }
-
     fn line(&self) -> String {
         let retries = if self.retries == 0 { String::new() } else { self.retries.to_string() };
-        format!("{} {} | {retries} | {} |", self.key(), self.word(), self.remarks())
+        let Self { name, direction, .. } = self;
+        format!("| {name} | {direction} | {} | {retries} | {} |", self.word(), self.remarks())
     }
 
     fn word(&self) -> String {
@@ -238,11 +173,11 @@ impl Row {
         let failed = count(|verdict| matches!(verdict, Verdict::Fail(_)));
         let known = count(|verdict| matches!(verdict, Verdict::Known { .. }));
         match (passed, failed, known) {
-            (0, 0, 0) => format!("{NOT_APPLICABLE}, {of}"),
+            (0, 0, 0) => format!("not applicable, {of}"),
             (passed, 0, 0) if passed == of => format!("pass, {passed} of {of}"),
             (passed, 0, 0) => format!("pass, {passed} of {of}; {} not applicable", of - passed),
-            (passed, 0, _) => format!("{KNOWN}, {passed} of {of}"),
-            (passed, ..) => format!("{FAIL}, {passed} of {of}"),
+            (passed, 0, _) => format!("known, {passed} of {of}"),
+            (passed, ..) => format!("**FAIL**, {passed} of {of}"),
         }
     }
 
@@ -316,27 +251,23 @@ mod tests {
     }
 
     #[test]
-    fn rows_are_replaced_and_added() {
-        let fail = Verdict::Fail("why".to_owned());
-        let none = Verdict::NotApplicable("that".to_owned());
-        let first = results(&[("a", fail), ("b", Verdict::pass())]).markdown(&environment());
+    fn rows_and_counts() {
+        let rows = [
+            ("a", Verdict::Fail("why".to_owned())),
+            ("b", Verdict::pass()),
+            ("c", Verdict::NotApplicable("that".to_owned())),
+            ("d", Verdict::known("a quirk", "seen")),
+        ];
+        let text = results(&rows).markdown(&environment());
         assert!(
-            first.contains("* **runs: 1 passed, 1 failed, 0 known (at most 3), 0 not applicable**"),
-            "{first}"
+            text.contains("* **runs: 1 passed, 1 failed, 1 known (at most 3), 1 not applicable**"),
+            "{text}"
         );
-        let known = Verdict::known("a quirk", "seen");
-        let again =
-            results(&[("a", Verdict::pass()), ("c", none), ("d", known)]).added_to(&first, &environment());
-        assert!(
-            again.contains("* **runs: 2 passed, 0 failed, 1 known (at most 3), 1 not applicable**"),
-            "{again}"
-        );
-        assert!(again.contains("* 3 rows run again or added by uiw 1, today; 7 s"), "{again}");
-        let rows: Vec<&str> = again.lines().filter(|line| line.contains("uiw to siw")).collect();
+        let rows: Vec<&str> = text.lines().filter(|line| line.contains("uiw to siw")).collect();
         assert_eq!(
             rows,
             [
-                "| a | uiw to siw | pass, 1 of 1 |  |  |",
+                "| a | uiw to siw | **FAIL**, 0 of 1 |  | CRC, IPv4, MTU 1500, stock: why |",
                 "| b | uiw to siw | pass, 1 of 1 |  |  |",
                 "| c | uiw to siw | not applicable, 1 |  | that |",
                 "| d | uiw to siw | known, 0 of 1 | 5 | CRC, IPv4, MTU 1500, stock: seen ([QUIRKS.md](QUIRKS.md), \"a quirk\") |"

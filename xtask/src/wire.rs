@@ -1,13 +1,12 @@
-//! The program and the libraries of the last release beside the new ones, in both roles.
+//! `cargo xtask interop wire`: the program and the libraries of the last release beside the new ones, in both roles.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, ExitCode};
 use std::time::Duration;
 
 use uiw_siw::Result as Outcome;
 use uiw_siw::shell::Process;
 
-use super::git;
 use crate::bench::programs::{build_libraries, cargo_build, command, output, pair, start};
 use crate::history;
 
@@ -42,9 +41,22 @@ const STOCK: [(&str, &str, &str); 4] = [
     ("ib_write_bw", "-d uiw_lo -p @ -n 200", "-d uiw_lo -p @ -n 200 127.0.0.1"),
 ];
 
-pub(super) fn check() -> Result<(), String> {
-    let tag = git(&["describe", "--tags", "--abbrev=0"]).map(|tag| tag.trim().to_owned());
-    let old = Version::of_commit(&tag.unwrap_or_else(|_| FIRST.to_owned()))?;
+pub(crate) fn run() -> ExitCode {
+    match check() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(why) => {
+            eprintln!("error: {why}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn check() -> Result<(), String> {
+    let mut git = Command::new("git");
+    let tag = git.args(["describe", "--tags", "--abbrev=0"]).current_dir(crate::workspace::root()).output();
+    let tag = tag.map_err(|error| format!("git: {error}"))?;
+    let tag = String::from_utf8_lossy(&tag.stdout);
+    let old = Version::of_commit(Some(tag.trim()).filter(|tag| !tag.is_empty()).unwrap_or(FIRST))?;
     let new = Version::of_workspace()?;
     let mut failed = Vec::new();
     for (server, client) in [(&old, &new), (&new, &old)] {
