@@ -1,111 +1,84 @@
 //! The programs that tests need and the Debian packages they come from.
 
-use std::env;
-use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use crate::process::{self, End};
 
-/// Something that some tests cannot run without.
-pub(crate) struct Need {
-    /// A program on the path, or the path of a file.
-    program: &'static str,
-    package: &'static str,
-    tests: &'static str,
-}
+/// Something that some tests cannot run without: a program on the path, or the path of a file; its package; the tests.
+pub(crate) type Need = (&'static str, &'static str, &'static str);
 
 /// Which test needs what. Everything else needs Cargo alone.
 pub(crate) const NEEDS: &[Need] = &[
-    Need { program: "tshark", package: "tshark", tests: "interop: oracles tshark::*" },
-    Need { program: "dumpcap", package: "wireshark-common", tests: "interop: stock ucx::* mpi::*" },
-    Need { program: "openssl", package: "openssl", tests: "tls: tls_peers openssl*" },
-    Need { program: "gnutls-cli", package: "gnutls-bin", tests: "tls: tls_peers gnutls*" },
-    Need { program: "gnutls-serv", package: "gnutls-bin", tests: "tls: tls_peers gnutls*" },
-    Need { program: "ip", package: "iproute2", tests: "interop: tests with network namespaces" },
-    Need { program: "ethtool", package: "ethtool", tests: "interop: stacks pairings::*" },
-    Need { program: "qemu-system-x86_64", package: "qemu-system-x86", tests: SIW },
-    Need { program: "gcc", package: "gcc", tests: SIW },
+    ("tshark", "tshark", "interop: oracles tshark::*"),
+    ("dumpcap", "wireshark-common", "interop: stock ucx::* mpi::*"),
+    ("openssl", "openssl", "tls: tls_peers openssl*"),
+    ("gnutls-cli", "gnutls-bin", "tls: tls_peers gnutls*"),
+    ("gnutls-serv", "gnutls-bin", "tls: tls_peers gnutls*"),
+    ("ip", "iproute2", "interop: tests with network namespaces"),
+    ("ethtool", "ethtool", "interop: stacks pairings::*"),
+    ("qemu-system-x86_64", "qemu-system-x86", SIW),
+    ("gcc", "gcc", SIW),
     // The compiler of Debian 12's kernel.
-    Need { program: "gcc-12", package: "gcc-12", tests: SIW },
-    Need { program: "make", package: "make", tests: SIW },
-    Need { program: "patch", package: "patch", tests: SIW },
-    Need { program: "strip", package: "binutils", tests: SIW },
-    Need { program: "mmdebstrap", package: "mmdebstrap", tests: SIW },
-    Need { program: "cpio", package: "cpio", tests: SIW },
-    Need { program: "modprobe", package: "kmod", tests: SIW },
-    Need { program: "xz", package: "xz-utils", tests: SIW },
-    Need { program: "setpriv", package: "util-linux", tests: SIW },
-    Need { program: "socat", package: "socat", tests: "siw: *tls_proxy*" },
-    Need { program: "tgtd", package: "tgt", tests: "siw: kernel ib_iser" },
-    Need { program: "diod", package: "diod", tests: "siw: kernel 9p" },
-    Need { program: "text2pcap", package: "wireshark-common", tests: "interop: stock tls::rping*" },
-    Need { program: "rping", package: "rdmacm-utils", tests: "interop: stock rping::* cm::*" },
-    Need { program: "ibv_rc_pingpong", package: "ibverbs-utils", tests: "interop: stock utilities::*" },
-    Need { program: "ibstat", package: "infiniband-diags", tests: "interop: stock utilities::*ibstat*" },
-    Need { program: "nft", package: "nftables", tests: "interop: stock utilities::*walled*" },
-    Need { program: "ib_write_bw", package: "perftest", tests: "interop: stock perftest::*" },
-    Need { program: "podman", package: "podman", tests: "interop: stock containers::*" },
-    Need { program: "crun", package: "crun", tests: "interop: stock containers::*" },
-    Need { program: "runc", package: "runc", tests: "interop: stock containers::*" },
-    Need {
-        program: "fi_pingpong",
-        package: "libfabric-bin",
-        tests: "interop: stock libfabric::* datagrams::libfabric*",
-    },
-    Need { program: "objdump", package: "binutils", tests: "interop: stock exports::*" },
-    Need { program: "unshare", package: "util-linux", tests: "interop: stock require::*" },
-    Need { program: "ucx_perftest", package: "ucx-utils", tests: "interop: stock ucx::* require::ucx*" },
-    Need { program: UCX_HEADER, package: "libucx-dev", tests: "interop: stock ucx::*" },
-    Need { program: "mpirun.openmpi", package: "openmpi-bin", tests: "interop: stock mpi::*open_mpi*" },
-    Need { program: "mpicc.openmpi", package: "libopenmpi-dev", tests: "interop: stock mpi::*open_mpi*" },
-    Need { program: "mpirun.mpich", package: "mpich", tests: "interop: stock mpi::*mpich*" },
-    Need { program: "mpicc.mpich", package: "libmpich-dev", tests: "interop: stock mpi::*mpich*" },
-    Need { program: "rstream", package: "rdmacm-utils", tests: "interop: stock rsockets::*" },
-    Need { program: "iperf3", package: "iperf3", tests: "interop: stock sockets::*" },
-    Need {
-        program: "redis-server",
-        package: "redis-server",
-        tests: "interop: stock sockets_programs::redis",
-    },
-    Need { program: "redis-cli", package: "redis-tools", tests: "interop: stock sockets_programs::redis" },
-    Need { program: "memcached", package: "memcached", tests: "interop: stock sockets_programs::memcached" },
-    Need {
-        program: MEMCACHE,
-        package: "python3-memcache",
-        tests: "interop: stock sockets_programs::memcached",
-    },
-    Need {
-        program: TEST_SOCKET,
-        package: "libpython3.11-testsuite",
-        tests: "interop: stock sockets_programs::cpythons*",
-    },
-    Need { program: "nginx", package: "nginx-light", tests: "interop: stock sockets_programs::nginx*" },
-    Need { program: "curl", package: "curl", tests: "interop: stock sockets::* sockets_programs::*" },
-    Need {
-        program: PGBENCH,
-        package: "postgresql-15",
-        tests: "interop: stock sockets_programs::postgresql*",
-    },
-    Need { program: "qperf", package: "qperf", tests: "interop: stock forks::qperf*" },
-    Need { program: "fio", package: "fio", tests: "interop: stock forks::fio*" },
-    Need { program: "tgtd", package: "tgt", tests: "interop: stock iser::*" },
-    Need { program: "qemu-img", package: "qemu-utils", tests: "interop: stock iser::*" },
-    Need { program: ISCSI_DRIVER, package: "qemu-block-extra", tests: "interop: stock iser::*" },
-    Need { program: "setpriv", package: "util-linux", tests: "interop: stock programs as an ordinary user" },
-    Need { program: "cc", package: "gcc", tests: "interop: stock c_programs::*" },
-    Need { program: C_HEADER, package: "librdmacm-dev", tests: "interop: stock c_programs::*" },
-    Need { program: "valgrind", package: "valgrind", tests: "interop: stock c_programs::*valgrind*" },
-    Need { program: "strip", package: "binutils", tests: INSTALL },
-    Need { program: "pkg-config", package: "pkgconf", tests: INSTALL },
-    Need { program: "man", package: "man-db", tests: INSTALL },
-    Need { program: "systemd-analyze", package: "systemd", tests: INSTALL },
-    Need { program: "dpkg-deb", package: "dpkg", tests: DIST },
-    Need { program: "mmdebstrap", package: "mmdebstrap", tests: DIST },
-    Need { program: "mount", package: "mount", tests: DIST },
-    Need { program: "python3", package: "python3-venv", tests: DIST },
-    Need { program: RDMA_CORE_TESTS, package: "rdma-core", tests: "interop: stock python::*" },
-    Need { program: PYVERBS, package: "python3-pyverbs", tests: "interop: stock python::*" },
+    ("gcc-12", "gcc-12", SIW),
+    ("make", "make", SIW),
+    ("patch", "patch", SIW),
+    ("strip", "binutils", SIW),
+    ("mmdebstrap", "mmdebstrap", SIW),
+    ("cpio", "cpio", SIW),
+    ("modprobe", "kmod", SIW),
+    ("xz", "xz-utils", SIW),
+    ("setpriv", "util-linux", SIW),
+    ("socat", "socat", "siw: *tls_proxy*"),
+    ("tgtd", "tgt", "siw: kernel ib_iser"),
+    ("diod", "diod", "siw: kernel 9p"),
+    ("text2pcap", "wireshark-common", "interop: stock tls::rping*"),
+    ("rping", "rdmacm-utils", "interop: stock rping::* cm::*"),
+    ("ibv_rc_pingpong", "ibverbs-utils", "interop: stock utilities::*"),
+    ("ibstat", "infiniband-diags", "interop: stock utilities::*ibstat*"),
+    ("nft", "nftables", "interop: stock utilities::*walled*"),
+    ("ib_write_bw", "perftest", "interop: stock perftest::*"),
+    ("podman", "podman", "interop: stock containers::*"),
+    ("crun", "crun", "interop: stock containers::*"),
+    ("runc", "runc", "interop: stock containers::*"),
+    ("fi_pingpong", "libfabric-bin", "interop: stock libfabric::* datagrams::libfabric*"),
+    ("objdump", "binutils", "interop: stock exports::*"),
+    ("unshare", "util-linux", "interop: stock require::*"),
+    ("ucx_perftest", "ucx-utils", "interop: stock ucx::* require::ucx*"),
+    (UCX_HEADER, "libucx-dev", "interop: stock ucx::*"),
+    ("mpirun.openmpi", "openmpi-bin", "interop: stock mpi::*open_mpi*"),
+    ("mpicc.openmpi", "libopenmpi-dev", "interop: stock mpi::*open_mpi*"),
+    ("mpirun.mpich", "mpich", "interop: stock mpi::*mpich*"),
+    ("mpicc.mpich", "libmpich-dev", "interop: stock mpi::*mpich*"),
+    ("rstream", "rdmacm-utils", "interop: stock rsockets::*"),
+    ("iperf3", "iperf3", "interop: stock sockets::*"),
+    ("redis-server", "redis-server", "interop: stock sockets_programs::redis"),
+    ("redis-cli", "redis-tools", "interop: stock sockets_programs::redis"),
+    ("memcached", "memcached", "interop: stock sockets_programs::memcached"),
+    (MEMCACHE, "python3-memcache", "interop: stock sockets_programs::memcached"),
+    (TEST_SOCKET, "libpython3.11-testsuite", "interop: stock sockets_programs::cpythons*"),
+    ("nginx", "nginx-light", "interop: stock sockets_programs::nginx*"),
+    ("curl", "curl", "interop: stock sockets::* sockets_programs::*"),
+    (PGBENCH, "postgresql-15", "interop: stock sockets_programs::postgresql*"),
+    ("qperf", "qperf", "interop: stock forks::qperf*"),
+    ("fio", "fio", "interop: stock forks::fio*"),
+    ("tgtd", "tgt", "interop: stock iser::*"),
+    ("qemu-img", "qemu-utils", "interop: stock iser::*"),
+    (ISCSI_DRIVER, "qemu-block-extra", "interop: stock iser::*"),
+    ("setpriv", "util-linux", "interop: stock programs as an ordinary user"),
+    ("cc", "gcc", "interop: stock c_programs::*"),
+    (C_HEADER, "librdmacm-dev", "interop: stock c_programs::*"),
+    ("valgrind", "valgrind", "interop: stock c_programs::*valgrind*"),
+    ("strip", "binutils", INSTALL),
+    ("pkg-config", "pkgconf", INSTALL),
+    ("man", "man-db", INSTALL),
+    ("systemd-analyze", "systemd", INSTALL),
+    ("dpkg-deb", "dpkg", DIST),
+    ("mmdebstrap", "mmdebstrap", DIST),
+    ("mount", "mount", DIST),
+    ("python3", "python3-venv", DIST),
+    (RDMA_CORE_TESTS, "rdma-core", "interop: stock python::*"),
+    (PYVERBS, "python3-pyverbs", "interop: stock python::*"),
 ];
 
 /// The tests on a virtual machine with the Linux siw driver.
@@ -131,7 +104,7 @@ const APT_CAP: Duration = Duration::from_secs(600);
 pub(crate) fn install(deadline: Instant) {
     // Twice: a package of another release may be removed when the first call installs those that it conflicts with.
     for _ in 0..2 {
-        let mut packages: Vec<&str> = missing().iter().map(|need| need.package).collect();
+        let mut packages: Vec<&str> = missing().iter().map(|(_, package, _)| *package).collect();
         packages.dedup();
         if packages.is_empty() {
             return;
@@ -142,11 +115,8 @@ pub(crate) fn install(deadline: Instant) {
         }
         apt(&packages, deadline);
     }
-    for need in missing() {
-        eprintln!(
-            "xtask: no `{}` here (Debian package {}): skipping {}",
-            need.program, need.package, need.tests
-        );
+    for (program, package, tests) in missing() {
+        eprintln!("xtask: no `{program}` here (Debian package {package}): skipping {tests}");
     }
 }
 
@@ -171,7 +141,7 @@ pub(crate) fn provide(programs: &[(&'static str, &'static str)]) -> Vec<&'static
 }
 
 fn missing() -> Vec<&'static Need> {
-    NEEDS.iter().filter(|need| !on_path(need.program)).collect()
+    NEEDS.iter().filter(|(program, ..)| !on_path(program)).collect()
 }
 
 fn why_not() -> Option<&'static str> {
@@ -222,12 +192,7 @@ pub(crate) fn on_path(program: &str) -> bool {
     find(program).is_some()
 }
 
-/// Where the user's or the system's path has this program.
-pub(crate) fn find(program: &str) -> Option<PathBuf> {
-    let path = env::var_os("PATH").unwrap_or_default();
-    let system = ["/usr/sbin", "/sbin"].map(|folder| Path::new(folder).to_path_buf());
-    env::split_paths(&path).chain(system).map(|folder| folder.join(program)).find(|file| file.is_file())
-}
+pub(crate) use uiw_siw::shell::find;
 
 #[cfg(test)]
 mod tests {

@@ -77,70 +77,37 @@ struct Step {
     only_with_all: bool,
 }
 
+const CLIPPY: &[&str] = &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"];
+const FEATURES: &[&str] =
+    &["clippy", "-p", "uiw", "-p", "uiw-llp", "-p", "uiw-verbs", "--", "-D", "warnings"];
 /// The crates that build without the standard library.
 const NO_STD: &[&str] = &["build", "-p", "uiw-stream", "-p", "uiw-datagram", "--no-default-features"];
 
+impl Step {
+    const fn new(name: &'static str, args: &'static [&'static str]) -> Self {
+        Self { name, component: None, args, target: None, env: &[], only_with_all: false }
+    }
+}
+
 const STEPS: &[Step] = &[
+    Step { component: Some("fmt"), ..Step::new("fmt", &["fmt", "--all", "--check"]) },
+    Step { component: Some("clippy"), ..Step::new("clippy", CLIPPY) },
     Step {
-        name: "fmt",
-        component: Some("fmt"),
-        args: &["fmt", "--all", "--check"],
-        target: None,
-        env: &[],
-        only_with_all: false,
-    },
-    Step {
-        name: "clippy",
-        component: Some("clippy"),
-        args: &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"],
-        target: None,
-        env: &[],
-        only_with_all: false,
-    },
-    Step {
-        name: "doc",
-        component: None,
-        args: &["doc", "--no-deps", "--workspace"],
-        target: None,
         env: &[("RUSTDOCFLAGS", "-Dwarnings")],
         only_with_all: true,
+        ..Step::new("doc", &["doc", "--no-deps", "--workspace"])
     },
     Step {
-        name: "book",
-        component: None,
-        args: &["run", "--quiet", "--package", "xtask", "--", "book"],
-        target: None,
-        env: &[],
         only_with_all: true,
+        ..Step::new("book", &["run", "--quiet", "--package", "xtask", "--", "book"])
     },
     // The smallest set of features.
-    Step {
-        name: "features",
-        component: Some("clippy"),
-        args: &["clippy", "-p", "uiw", "-p", "uiw-llp", "-p", "uiw-verbs", "--", "-D", "warnings"],
-        target: None,
-        env: &[],
-        only_with_all: false,
-    },
-    Step { name: "no_std", component: None, args: NO_STD, target: None, env: &[], only_with_all: false },
+    Step { component: Some("clippy"), ..Step::new("features", FEATURES) },
+    Step::new("no_std", NO_STD),
     // Machines without an operating system: there is no `std` to be linked by mistake.
-    Step {
-        name: "no_std_x86_64",
-        component: None,
-        args: NO_STD,
-        target: Some("x86_64-unknown-none"),
-        env: &[],
-        only_with_all: false,
-    },
+    Step { target: Some("x86_64-unknown-none"), ..Step::new("no_std_x86_64", NO_STD) },
     // 32 bits, and no atomic numbers of 64.
-    Step {
-        name: "no_std_thumbv7em",
-        component: None,
-        args: NO_STD,
-        target: Some("thumbv7em-none-eabi"),
-        env: &[],
-        only_with_all: false,
-    },
+    Step { target: Some("thumbv7em-none-eabi"), ..Step::new("no_std_thumbv7em", NO_STD) },
 ];
 
 /// Runs everything; the score is the last line on stdout.

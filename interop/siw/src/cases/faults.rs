@@ -16,70 +16,51 @@ struct Fault {
     siw_logs: &'static str,
 }
 
+impl Fault {
+    const fn new(
+        name: &'static str,
+        order: &'static str,
+        siw_says: &'static [&'static str],
+        siw_logs: &'static str,
+    ) -> Self {
+        Self { name, order, siw_says, siw_logs }
+    }
+}
+
 const FAULTS: &[Fault] = &[
-    Fault {
-        name: "Write with an invalid STag",
-        order: "badwrite",
-        siw_says: &["(1/1/0x00)"],
-        siw_logs: "layer 1, type 1, code 0",
-    },
-    Fault {
-        name: "Write beyond the end",
-        order: "outwrite",
-        siw_says: &["(1/1/0x01)"],
-        siw_logs: "layer 1, type 1, code 1",
-    },
-    Fault {
-        name: "Read with an invalid STag",
-        order: "badread",
-        siw_says: &["(0/1/0x00)"],
-        // siw reads the byte of layer and type by halves the other way round.
-        siw_logs: "layer 1, type 0, code 0",
-    },
-    Fault {
-        name: "Read beyond the end",
-        order: "outread",
-        siw_says: &["(0/1/0x01)"],
-        siw_logs: "layer 1, type 0, code 1",
-    },
-    Fault {
-        name: "Write without the right",
-        order: "rowrite",
-        siw_says: &["(1/1/0x00)"],
-        siw_logs: "layer 1, type 1, code 0",
-    },
-    Fault {
-        name: "Read without the right",
-        order: "woread",
-        // siw does not look at the right to be read (QUIRKS.md).
-        siw_says: &["(0/1/0x02)", "(0/1/0x00)", "nothing happened"],
-        siw_logs: "layer 1, type 0, code 2",
-    },
-    Fault {
-        name: "Send too long for its receive",
-        order: "longsend",
-        siw_says: &["(1/2/0x02)", "(1/2/0x05)"],
-        siw_logs: "layer 2, type 1, code 5",
-    },
-    Fault {
-        name: "Send without a receive",
-        order: "norecv",
-        siw_says: &["(1/2/0x02)"],
-        siw_logs: "layer 2, type 1, code 2",
-    },
-    Fault {
-        name: "Send with Invalidate of no STag",
-        order: "badinv",
-        // siw's receive completes in error; its Terminate comes only if siw itself closes then.
-        siw_says: &["(0/2/0x09)", "closed", "connection lost"],
-        siw_logs: "layer 1, type 0, code 9",
-    },
-    Fault {
-        name: "Write with an STag that was invalidated",
-        order: "usedinv",
-        siw_says: &["(1/1/0x00)"],
-        siw_logs: "layer 1, type 1, code 0",
-    },
+    Fault::new("Write with an invalid STag", "badwrite", &["(1/1/0x00)"], "layer 1, type 1, code 0"),
+    Fault::new("Write beyond the end", "outwrite", &["(1/1/0x01)"], "layer 1, type 1, code 1"),
+    // siw reads the byte of layer and type by halves the other way round.
+    Fault::new("Read with an invalid STag", "badread", &["(0/1/0x00)"], "layer 1, type 0, code 0"),
+    Fault::new("Read beyond the end", "outread", &["(0/1/0x01)"], "layer 1, type 0, code 1"),
+    Fault::new("Write without the right", "rowrite", &["(1/1/0x00)"], "layer 1, type 1, code 0"),
+    // siw does not look at the right to be read (QUIRKS.md).
+    Fault::new(
+        "Read without the right",
+        "woread",
+        &["(0/1/0x02)", "(0/1/0x00)", "nothing happened"],
+        "layer 1, type 0, code 2",
+    ),
+    Fault::new(
+        "Send too long for its receive",
+        "longsend",
+        &["(1/2/0x02)", "(1/2/0x05)"],
+        "layer 2, type 1, code 5",
+    ),
+    Fault::new("Send without a receive", "norecv", &["(1/2/0x02)"], "layer 2, type 1, code 2"),
+    // siw's receive completes in error; its Terminate comes only if siw itself closes then.
+    Fault::new(
+        "Send with Invalidate of no STag",
+        "badinv",
+        &["(0/2/0x09)", "closed", "connection lost"],
+        "layer 1, type 0, code 9",
+    ),
+    Fault::new(
+        "Write with an STag that was invalidated",
+        "usedinv",
+        &["(1/1/0x00)"],
+        "layer 1, type 1, code 0",
+    ),
 ];
 
 pub(super) fn cases() -> Vec<Case> {
