@@ -104,11 +104,16 @@ pub struct Check {
     run: fn(&mut Session) -> Verdict,
 }
 
-impl Check {
-    const fn new(name: &'static str, promise: &'static str, run: fn(&mut Session) -> Verdict) -> Self {
-        Self { name, promise, run }
-    }
+/// Defines `CHECKS`: functions, whose names are those of the checks, and their promises.
+macro_rules! define_checks {
+    ($($name:ident: $promise:literal,)*) => {
+        pub(super) const CHECKS: &[$crate::conformance::Check] =
+            &[$($crate::conformance::Check { name: stringify!($name), promise: $promise, run: $name }),*];
+    };
+}
+use define_checks;
 
+impl Check {
     /// Returns the name, such as `refused`.
     #[must_use]
     pub fn name(&self) -> &'static str {

@@ -1,20 +1,20 @@
 //! Addresses and ports.
 
 use super::session::{ACCEPTED, CLIENT, CONNECTED, LISTENER, Pair, SERVER, Session, expect_kind};
-use super::{Check, Verdict, ensure, unexpected};
+use super::{Verdict, define_checks, ensure, unexpected};
 use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use uiw_llp::{ListenConfig, Token, TransportConfig};
 
-pub(super) const CHECKS: &[Check] = &[
-    Check::new("any_port", "a listener on port 0 gets a port, each another one", any_port),
-    Check::new("address_in_use", "two listeners cannot have one address", address_in_use),
-    Check::new("port_is_free_again", "a port is free when its listener is dropped", port_is_free_again),
-    Check::new("foreign_address", "an address of another host is AddrNotAvailable", foreign_address),
-    Check::new("addresses_of_a_connection", "both ends agree on their addresses", addresses_of_a_connection),
-    Check::new("given_local_address", "a connection has the given local address", given_local_address),
-    Check::new("given_local_port", "a connection has the given local port", given_local_port),
-];
+define_checks! {
+    any_port: "a listener on port 0 gets a port, each another one",
+    address_in_use: "two listeners cannot have one address",
+    port_is_free_again: "a port is free when its listener is dropped",
+    foreign_address: "an address of another host is AddrNotAvailable",
+    addresses_of_a_connection: "both ends agree on their addresses",
+    given_local_address: "a connection has the given local address",
+    given_local_port: "a connection has the given local port",
+}
 
 fn any_port(s: &mut Session) -> Verdict {
     let at = s.at(SERVER);

@@ -1,18 +1,18 @@
 //! Datagrams, where a stack has them. A path may lose them: what is checked is sent until it arrives.
 
 use super::session::{CLIENT, SERVER, Session, expect_kind, pattern};
-use super::{Check, Stop, Verdict, ensure, unexpected};
+use super::{Stop, Verdict, define_checks, ensure, unexpected};
 use std::io::ErrorKind;
 use std::net::SocketAddr;
 use uiw_llp::{DATAGRAM_BUFFER, DatagramConfig, DatagramSocket, Interest, Outgoing, Token};
 
-pub(super) const CHECKS: &[Check] = &[
-    Check::new("datagram_ports", "port 0 gives a free port, and a port is bound once", ports),
-    Check::new("datagram_both_ways", "datagrams arrive with their bytes and their sender", both_ways),
-    Check::new("datagram_boundaries", "datagrams of one call arrive one by one", boundaries),
-    Check::new("datagram_interest", "a socket is reported for what it asked for, with every poll", interest),
-    Check::new("datagram_closed", "a socket that was dropped is not reported, and its port is free", closed),
-];
+define_checks! {
+    datagram_ports: "port 0 gives a free port, and a port is bound once",
+    datagram_both_ways: "datagrams arrive with their bytes and their sender",
+    datagram_boundaries: "datagrams of one call arrive one by one",
+    datagram_interest: "a socket is reported for what it asked for, with every poll",
+    datagram_closed: "a socket that was dropped is not reported, and its port is free",
+}
 
 const HERE: Token = Token(1 << 41 | 1);
 const THERE: Token = Token(1 << 41 | 2);
@@ -100,7 +100,7 @@ fn comes(s: &mut Session, which: usize, token: Token) -> Verdict<bool> {
     Ok(came)
 }
 
-fn ports(s: &mut Session) -> Verdict {
+fn datagram_ports(s: &mut Session) -> Verdict {
     let at = s.at(SERVER);
     let one = bind(s, SERVER, at, HERE)?;
     let bound = one.local_addr();
@@ -111,7 +111,7 @@ fn ports(s: &mut Session) -> Verdict {
     expect_kind("binding a port again", again.map(drop), ErrorKind::AddrInUse)
 }
 
-fn both_ways(s: &mut Session) -> Verdict {
+fn datagram_both_ways(s: &mut Session) -> Verdict {
     let (mut one, mut other) = pair(s)?;
     expect_nothing(&mut one)?;
     let (here, there) = (one.local_addr(), other.local_addr());
@@ -149,7 +149,7 @@ fn expect_nothing(socket: &mut Socket) -> Verdict {
     expect_kind("recv of nothing", nothing, ErrorKind::WouldBlock)
 }
 
-fn boundaries(s: &mut Session) -> Verdict {
+fn datagram_boundaries(s: &mut Session) -> Verdict {
     let (mut one, mut other) = pair(s)?;
     let bytes = pattern(1000);
     let datagrams: Vec<&[u8]> =
@@ -173,7 +173,7 @@ fn boundaries(s: &mut Session) -> Verdict {
     Err(Stop::Failed(format!("arrived of {} datagrams: {seen:?}", datagrams.len())))
 }
 
-fn interest(s: &mut Session) -> Verdict {
+fn datagram_interest(s: &mut Session) -> Verdict {
     let (mut one, mut other) = pair(s)?;
     other.set_interest(Interest::NONE).map_err(unexpected("set_interest"))?;
     let there = other.local_addr();
@@ -191,7 +191,7 @@ fn interest(s: &mut Session) -> Verdict {
     Err(Stop::Failed("no datagram arrives".to_owned()))
 }
 
-fn closed(s: &mut Session) -> Verdict {
+fn datagram_closed(s: &mut Session) -> Verdict {
     let (mut one, other) = pair(s)?;
     let there = other.local_addr();
     send(s, (CLIENT, HERE), &mut one, there, &[b"x"])?;

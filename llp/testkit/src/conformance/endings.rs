@@ -1,23 +1,23 @@
 //! FIN, half-close, reset, drop.
 
 use super::session::{ACCEPTED, CLIENT, CONNECTED, Pair, SERVER, Session, expect_kind, pattern, recv, send};
-use super::{Check, Stop, Verdict, ensure, unexpected};
+use super::{Stop, Verdict, define_checks, ensure, unexpected};
 use std::io::ErrorKind;
 use uiw_llp::{Interest, Token};
 
-pub(super) const CHECKS: &[Check] = &[
-    Check::new("fin", "shutdown is a FIN behind what was sent, and is reported until the end", fin),
-    Check::new("half_close", "behind a FIN of ours bytes still come in", half_close),
-    Check::new("send_after_fin", "behind a FIN of ours send says BrokenPipe", send_after_fin),
-    Check::new("fin_both_ways", "both ends may close, one after the other", fin_both_ways),
-    Check::new("shutdown_twice", "a second shutdown does no harm", shutdown_twice),
-    Check::new("drop_delivers", "what was sent before a drop arrives, then the FIN", drop_delivers),
-    Check::new("reset", "abort is a reset that is reported to the peer", reset),
-    Check::new("reset_ends_sending", "a reset ends the peer's sending as well", reset_ends_sending),
-    Check::new("aborted", "an aborted stream says NotConnected and keeps its addresses", aborted),
-    Check::new("aborted_is_silent", "an aborted stream is not reported any more", aborted_is_silent),
-    Check::new("drain", "after drain everything that was sent has left", drain),
-];
+define_checks! {
+    fin: "shutdown is a FIN behind what was sent, and is reported until the end",
+    half_close: "behind a FIN of ours bytes still come in",
+    send_after_fin: "behind a FIN of ours send says BrokenPipe",
+    fin_both_ways: "both ends may close, one after the other",
+    shutdown_twice: "a second shutdown does no harm",
+    drop_delivers: "what was sent before a drop arrives, then the FIN",
+    reset: "abort is a reset that is reported to the peer",
+    reset_ends_sending: "a reset ends the peer's sending as well",
+    aborted: "an aborted stream says NotConnected and keeps its addresses",
+    aborted_is_silent: "an aborted stream is not reported any more",
+    drain: "after drain everything that was sent has left",
+}
 
 const HERE: (usize, Token) = (CLIENT, CONNECTED);
 const THERE: (usize, Token) = (SERVER, ACCEPTED);

@@ -3,7 +3,7 @@
 use super::session::{
     ACCEPTED, CLIENT, CONNECTED, LISTENER, Pair, SERVER, Session, expect_kind, pattern, recv, same, send,
 };
-use super::{Check, Stop, Verdict, ensure, unexpected};
+use super::{Stop, Verdict, define_checks, ensure, unexpected};
 use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::time::Duration;
 use uiw_llp::{
@@ -11,33 +11,21 @@ use uiw_llp::{
     TransportListener, TransportStream,
 };
 
-pub(super) const CHECKS: &[Check] = &[
-    Check::new("options", "options of any kind are kept or ignored", options),
-    Check::new(
-        "wrong_congestion",
-        "a congestion control of no stack is ignored or an OptionError",
-        wrong_congestion,
-    ),
-    Check::new("segment_size", "the effective segment size is one", segment_size),
-    Check::new("info", "what a stream reports of itself is no more than was", info),
-    Check::new("to_itself", "a stream to itself receives what it sends, and its own FIN", to_itself),
-    Check::new("take_socket", "a stream gives up its socket, or stays as it is", take_socket),
-    Check::new("readable", "what can be received is counted, up to the FIN", readable),
-    Check::new("readable_has_room", "there is room for as many bytes as are wanted", readable_has_room),
-    Check::new(
-        "peek_takes_nothing",
-        "received bytes can be peeked at, and remain in the buffer",
-        peek_takes_nothing,
-    ),
-    Check::new("peek_and_consume", "what is consumed is gone, and the rest is reported", peek_and_consume),
-    Check::new("peek_and_wait", "bytes that are of no use yet are reported when more came", peek_and_wait),
-    Check::new("peek_at_the_fin", "a peek without bytes is the FIN", peek_at_the_fin),
-    Check::new(
-        "peek_round_the_buffer",
-        "peeks see every byte, wherever the buffer ends",
-        peek_round_the_buffer,
-    ),
-];
+define_checks! {
+    options: "options of any kind are kept or ignored",
+    wrong_congestion: "a congestion control of no stack is ignored or an OptionError",
+    segment_size: "the effective segment size is one",
+    info: "what a stream reports of itself is no more than was",
+    to_itself: "a stream to itself receives what it sends, and its own FIN",
+    take_socket: "a stream gives up its socket, or stays as it is",
+    readable: "what can be received is counted, up to the FIN",
+    readable_has_room: "there is room for as many bytes as are wanted",
+    peek_takes_nothing: "received bytes can be peeked at, and remain in the buffer",
+    peek_and_consume: "what is consumed is gone, and the rest is reported",
+    peek_and_wait: "bytes that are of no use yet are reported when more came",
+    peek_at_the_fin: "a peek without bytes is the FIN",
+    peek_round_the_buffer: "peeks see every byte, wherever the buffer ends",
+}
 
 const HERE: (usize, Token) = (CLIENT, CONNECTED);
 const THERE: (usize, Token) = (SERVER, ACCEPTED);

@@ -1,42 +1,22 @@
 //! Interest and events.
 
 use super::session::{ACCEPTED, CLIENT, CONNECTED, LISTENER, Pair, SERVER, Session, expect_kind, recv, send};
-use super::{Check, Verdict, ensure, unexpected};
+use super::{Verdict, define_checks, ensure, unexpected};
 use std::io::ErrorKind;
 use uiw_llp::{Event, Interest, Token};
 
-pub(super) const CHECKS: &[Check] = &[
-    Check::new(
-        "first_interest",
-        "a connecting stream waits to write, an accepted one to read",
-        first_interest,
-    ),
-    Check::new("level_triggered", "what is ready is said with every poll until it is used", level_triggered),
-    Check::new(
-        "only_what_was_asked",
-        "events report what the interest asks for, and no more",
-        only_what_was_asked,
-    ),
-    Check::new("interest_later", "an interest reports what was ready before it", interest_later),
-    Check::new(
-        "readable_keeps_its_word",
-        "behind a readable event recv does not block",
-        readable_keeps_its_word,
-    ),
-    Check::new(
-        "errors_without_interest",
-        "a reset is reported to a stream without any interest",
-        errors_without_interest,
-    ),
-    Check::new("dropped_is_silent", "a dropped stream is not reported any more", dropped_is_silent),
-    Check::new("token_used_again", "a token of a dropped stream may be another one's", token_used_again),
-    Check::new(
-        "events_are_appended",
-        "poll leaves the events alone that the caller has",
-        events_are_appended,
-    ),
-    Check::new("clock", "the clock does not go backwards, and deadlines are points of it", clock),
-];
+define_checks! {
+    first_interest: "a connecting stream waits to write, an accepted one to read",
+    level_triggered: "what is ready is said with every poll until it is used",
+    only_what_was_asked: "events report what the interest asks for, and no more",
+    interest_later: "an interest reports what was ready before it",
+    readable_keeps_its_word: "behind a readable event recv does not block",
+    errors_without_interest: "a reset is reported to a stream without any interest",
+    dropped_is_silent: "a dropped stream is not reported any more",
+    token_used_again: "a token of a dropped stream may be another one's",
+    events_are_appended: "poll leaves the events alone that the caller has",
+    clock: "the clock does not go backwards, and deadlines are points of it",
+}
 
 const HERE: (usize, Token) = (CLIENT, CONNECTED);
 

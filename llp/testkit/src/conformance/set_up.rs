@@ -3,46 +3,26 @@
 use super::session::{
     ACCEPTED, CLIENT, CONNECTED, LISTENER, Pair, SERVER, Session, expect_kind, pattern, recv, send,
 };
-use super::{Check, Stop, Verdict, ensure, unexpected};
+use super::{Stop, Verdict, define_checks, ensure, unexpected};
 use std::collections::HashSet;
 use std::io::ErrorKind;
 use uiw_llp::{Interest, ListenConfig, Token, TransportConfig, TransportStream};
 
-pub(super) const CHECKS: &[Check] = &[
-    Check::new(
-        "connect_and_accept",
-        "a connection is made, and events report it at both ends",
-        connect_and_accept,
-    ),
-    Check::new("undecided", "an attempt that is undecided blocks and fails nothing", undecided),
-    Check::new("refused", "an attempt at a closed port ends as ConnectionRefused, repeatedly", refused),
-    Check::new("accept_would_block", "accept says WouldBlock when no connection waits", accept_would_block),
-    Check::new("several_waiting", "a listener is readable until all that wait are accepted", several_waiting),
-    Check::new("many_connections", "many connections keep their bytes and events apart", many_connections),
-    Check::new("backlog", "beyond its backlog a listener loses none of those that it took", backlog),
-    Check::new("data_before_accept", "what came before accept is reported after it", data_before_accept),
-    Check::new(
-        "peer_closed_while_queued",
-        "a peer that sends and closes before accept is accepted",
-        peer_closed_while_queued,
-    ),
-    Check::new(
-        "peer_reset_while_queued",
-        "a peer that resets before accept leaves no event",
-        peer_reset_while_queued,
-    ),
-    Check::new("listener_dropped", "a dropped listener refuses, its streams go on", listener_dropped),
-    Check::new(
-        "listener_dropped_with_queue",
-        "a connection that waits at a dropped listener is cut",
-        listener_dropped_with_queue,
-    ),
-    Check::new(
-        "attempt_dropped",
-        "an attempt that is dropped at once leaves nothing behind",
-        attempt_dropped,
-    ),
-];
+define_checks! {
+    connect_and_accept: "a connection is made, and events report it at both ends",
+    undecided: "an attempt that is undecided blocks and fails nothing",
+    refused: "an attempt at a closed port ends as ConnectionRefused, repeatedly",
+    accept_would_block: "accept says WouldBlock when no connection waits",
+    several_waiting: "a listener is readable until all that wait are accepted",
+    many_connections: "many connections keep their bytes and events apart",
+    backlog: "beyond its backlog a listener loses none of those that it took",
+    data_before_accept: "what came before accept is reported after it",
+    peer_closed_while_queued: "a peer that sends and closes before accept is accepted",
+    peer_reset_while_queued: "a peer that resets before accept leaves no event",
+    listener_dropped: "a dropped listener refuses, its streams go on",
+    listener_dropped_with_queue: "a connection that waits at a dropped listener is cut",
+    attempt_dropped: "an attempt that is dropped at once leaves nothing behind",
+}
 
 fn connect_and_accept(s: &mut Session) -> Verdict {
     let mut listener = s.listen()?;

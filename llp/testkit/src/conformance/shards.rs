@@ -3,7 +3,7 @@
 use super::session::{
     ACCEPTED, CLIENT, CONNECTED, Pair, SERVER, Session, expect_kind, pattern, ready, recv, same, send,
 };
-use super::{Check, Stop, Verdict, ensure, unexpected};
+use super::{Stop, Verdict, define_checks, ensure, unexpected};
 use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -12,40 +12,20 @@ use uiw_llp::{
 };
 use uiw_mem::{IoVec, IoVecMut};
 
-pub(super) const CHECKS: &[Check] = &[
-    Check::new("without_shards", "without shards no stream moves, and it is said so", without_shards),
-    Check::new(
-        "shard_of_its_own",
-        "a shard listens and connects, and its events are its own",
-        shard_of_its_own,
-    ),
-    Check::new("shard_outlives", "a shard goes on without the stack that it came from", shard_outlives),
-    Check::new(
-        "move_accepted",
-        "an accepted stream moves to another shard without losing a byte",
-        move_accepted,
-    ),
-    Check::new(
-        "move_wakes",
-        "an adopted stream with bytes wakes a thread that sleeps in the new shard",
-        move_wakes,
-    ),
-    Check::new("move_keeps_interest", "an adopted stream has the interest that it had", move_keeps_interest),
-    Check::new("move_connecting", "a connection attempt moves", move_connecting),
-    Check::new("move_with_fin", "a FIN and a reset in flight are reported by the new shard", move_with_fin),
-    Check::new("move_back", "a stream moves back, and to the shard that it left", move_back),
-    Check::new(
-        "drop_detached",
-        "a detached stream that is dropped is closed, one aborted is reset",
-        drop_detached,
-    ),
-    Check::new(
-        "refused_adoption",
-        "what is not detached, or foreign, is not adopted and is unharmed",
-        refused_adoption,
-    ),
-    Check::new("shards_at_once", "two threads drive two shards at the same time", shards_at_once),
-];
+define_checks! {
+    without_shards: "without shards no stream moves, and it is said so",
+    shard_of_its_own: "a shard listens and connects, and its events are its own",
+    shard_outlives: "a shard goes on without the stack that it came from",
+    move_accepted: "an accepted stream moves to another shard without losing a byte",
+    move_wakes: "an adopted stream with bytes wakes a thread that sleeps in the new shard",
+    move_keeps_interest: "an adopted stream has the interest that it had",
+    move_connecting: "a connection attempt moves",
+    move_with_fin: "a FIN and a reset in flight are reported by the new shard",
+    move_back: "a stream moves back, and to the shard that it left",
+    drop_detached: "a detached stream that is dropped is closed, one aborted is reset",
+    refused_adoption: "what is not detached, or foreign, is not adopted and is unharmed",
+    shards_at_once: "two threads drive two shards at the same time",
+}
 
 const HERE: (usize, Token) = (CLIENT, CONNECTED);
 const MOVED: Token = Token(77);

@@ -3,27 +3,23 @@
 use super::session::{
     ACCEPTED, CLIENT, CONNECTED, Pair, SERVER, Session, expect_kind, pattern, recv, same, send,
 };
-use super::{Check, Stop, Verdict, ensure, unexpected};
+use super::{Stop, Verdict, define_checks, ensure, unexpected};
 use std::io::ErrorKind;
 use uiw_llp::{Interest, TransportConfig};
 use uiw_mem::{IoVec, IoVecMut};
 
-pub(super) const CHECKS: &[Check] = &[
-    Check::new("bytes_in_order", "a megabyte each way arrives whole and in order", bytes_in_order),
-    Check::new("both_ways_at_once", "the two directions do not disturb each other", both_ways_at_once),
-    Check::new("gathered", "send takes its buffers in order, empty ones among them", gathered),
-    Check::new("scattered", "recv fills its buffers in order, empty ones among them", scattered),
-    Check::new("many_buffers", "however many buffers are given, what is taken is their front", many_buffers),
-    Check::new("small_reads", "what recv leaves is there for the next one", small_reads),
-    Check::new("no_bytes", "no bytes to send or room to receive is InvalidInput, and no FIN", no_bytes),
-    Check::new("memory_is_free_after_send", "what send took may be overwritten", memory_is_free_after_send),
-    Check::new("recv_would_block", "recv says WouldBlock when nothing came", recv_would_block),
-    Check::new(
-        "send_would_block",
-        "send takes what there is room for, then says WouldBlock",
-        send_would_block,
-    ),
-];
+define_checks! {
+    bytes_in_order: "a megabyte each way arrives whole and in order",
+    both_ways_at_once: "the two directions do not disturb each other",
+    gathered: "send takes its buffers in order, empty ones among them",
+    scattered: "recv fills its buffers in order, empty ones among them",
+    many_buffers: "however many buffers are given, what is taken is their front",
+    small_reads: "what recv leaves is there for the next one",
+    no_bytes: "no bytes to send or room to receive is InvalidInput, and no FIN",
+    memory_is_free_after_send: "what send took may be overwritten",
+    recv_would_block: "recv says WouldBlock when nothing came",
+    send_would_block: "send takes what there is room for, then says WouldBlock",
+}
 
 const HERE: (usize, uiw_llp::Token) = (CLIENT, CONNECTED);
 const THERE: (usize, uiw_llp::Token) = (SERVER, ACCEPTED);

@@ -3,7 +3,7 @@
 use super::session::{
     ACCEPTED, CLIENT, CONNECTED, LISTENER, Pair, SERVER, Session, expect_kind, ready, recv,
 };
-use super::{Check, Stop, Verdict, ensure, unexpected};
+use super::{Stop, Verdict, define_checks, ensure, unexpected};
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::io::Errno;
 use std::io::{self, ErrorKind};
@@ -12,34 +12,18 @@ use std::sync::Arc;
 use std::time::Duration;
 use uiw_llp::{Interest, Token};
 
-pub(super) const CHECKS: &[Check] = &[
-    Check::new("same_descriptor", "wait_fd is the same descriptor always", same_descriptor),
-    Check::new("idle_descriptor", "the descriptor of an idle stack is not readable", idle_descriptor),
-    Check::new(
-        "woken_by_connection",
-        "a connection wakes a thread that sleeps for a listener",
-        woken_by_connection,
-    ),
-    Check::new("woken_by_bytes", "bytes wake a sleeping thread", woken_by_bytes),
-    Check::new("woken_by_fin", "a FIN wakes a sleeping thread", woken_by_fin),
-    Check::new("woken_by_reset", "a reset wakes a sleeping thread, without any interest", woken_by_reset),
-    Check::new(
-        "woken_by_interest",
-        "an interest in what is ready wakes a sleeping thread",
-        woken_by_interest,
-    ),
-    Check::new("woken_by_accept", "accept of a stream with bytes wakes a sleeping thread", woken_by_accept),
-    Check::new(
-        "recv_wakes_for_others",
-        "what one stream's recv took in for another wakes a sleeping thread",
-        recv_wakes_for_others,
-    ),
-    Check::new(
-        "descriptor_of_the_driver",
-        "a descriptor that the driver put into an epoll set is no event",
-        descriptor_of_the_driver,
-    ),
-];
+define_checks! {
+    same_descriptor: "wait_fd is the same descriptor always",
+    idle_descriptor: "the descriptor of an idle stack is not readable",
+    woken_by_connection: "a connection wakes a thread that sleeps for a listener",
+    woken_by_bytes: "bytes wake a sleeping thread",
+    woken_by_fin: "a FIN wakes a sleeping thread",
+    woken_by_reset: "a reset wakes a sleeping thread, without any interest",
+    woken_by_interest: "an interest in what is ready wakes a sleeping thread",
+    woken_by_accept: "accept of a stream with bytes wakes a sleeping thread",
+    recv_wakes_for_others: "what one stream's recv took in for another wakes a sleeping thread",
+    descriptor_of_the_driver: "a descriptor that the driver put into an epoll set is no event",
+}
 
 const HERE: (usize, Token) = (CLIENT, CONNECTED);
 
