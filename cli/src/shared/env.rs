@@ -34,7 +34,7 @@ pub(crate) fn obey(obeys: Obeys) -> Result<()> {
         let why = match obeys {
             _ if variable.scope == Scope::CProgram => "only programs on the C libraries obey this variable",
             Obeys::BothEnds if variable.scope == Scope::Connection => {
-                "both processes of this command are on this machine's own TCP and choose their options"
+                "both ends of this command are on this machine's own TCP and choose their options"
             }
             Obeys::Log if variable.name != "UIW_LOG" && variable.name != "UIW_COUNTERS" => {
                 "this command makes every byte of its connections itself"
