@@ -24,7 +24,8 @@ pub(super) fn cases() -> Vec<Case> {
 
 fn compare(bench: &mut Bench, setting: &Setting, _: Direction) -> Result<Verdict> {
     let siw = bench.guest().run("registration", TIMEOUT)?;
-    let program = Cache::open(bench.parts().kernel.as_deref())?.made("registration").display().to_string();
+    let program =
+        Cache::open(bench.parts().kernel.as_deref())?.made("guest/bin/registration").display().to_string();
     let mut command = bench.stock(&program, "libibverbs-dev", setting)?;
     let uiw = crate::shell::run(&mut command, TIMEOUT)?;
     for (whose, output) in [("siw", &siw), ("uiw", &uiw)] {
