@@ -8,13 +8,11 @@ pub struct Input<'a> {
 
 impl<'a> Input<'a> {
     /// All of it.
-    #[must_use]
     pub const fn new(bytes: &'a [u8]) -> Self {
         Self { bytes }
     }
 
     /// Returns whether no choice is left.
-    #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.bytes.is_empty()
     }

@@ -49,7 +49,6 @@ pub fn skip(capability: &str) {
 }
 
 /// A file below `interop/data`.
-#[must_use]
 pub fn data(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("data").join(path)
 }

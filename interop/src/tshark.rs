@@ -94,7 +94,6 @@ pub struct Tshark {
 
 impl Tshark {
     /// tshark if it is here; otherwise the calling test is noted as skipped and must return.
-    #[must_use]
     #[track_caller]
     pub fn require() -> Option<Self> {
         Some(Self { program: crate::require("tshark")? })

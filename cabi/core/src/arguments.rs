@@ -112,7 +112,6 @@ macro_rules! pointers {
             impl<$($param $(: $bound)?)?> $name<'_ $(, $param)?> {
                 /// Returns whether C passed NULL.
                 #[inline]
-                #[must_use]
                 pub fn is_null(&self) -> bool {
                     self.0.is_null()
                 }
@@ -178,13 +177,11 @@ impl<T> From<*mut T> for AnyPtr<T> {
 
 impl<T> AnyPtr<T> {
     /// C's pointer.
-    #[must_use]
     pub fn as_ptr(self) -> *mut T {
         self.0
     }
 
     /// Returns whether C passed NULL.
-    #[must_use]
     pub fn is_null(self) -> bool {
         self.0.is_null()
     }
@@ -218,7 +215,6 @@ impl<'a, B: Body> Handle<'a, B> {
     }
 
     /// C's pointer.
-    #[must_use]
     pub fn as_ptr(self) -> *mut B::C {
         self.0
     }
@@ -263,13 +259,11 @@ impl<B: Body> OwnedHandle<'_, B> {
 
 impl<'a, T> InPtr<'a, T> {
     /// C's pointer.
-    #[must_use]
     pub fn as_ptr(&self) -> *const T {
         self.0
     }
 
     /// The structure, unless C passed NULL.
-    #[must_use]
     pub fn as_ref(&self) -> Option<&'a T> {
         // SAFETY: the pointer is NULL, or a structure that C does not change during the call, as the type says.
         unsafe { self.0.as_ref() }
@@ -293,7 +287,6 @@ impl<'a, T> InPtr<'a, T> {
     }
 
     /// A copy of the structure, which may be unaligned, unless C passed NULL.
-    #[must_use]
     pub fn read(&self) -> Option<T>
     where
         T: Copy,
@@ -338,7 +331,6 @@ impl<'a, T> InOutPtr<'a, T> {
     }
 
     /// The structure, unless C passed NULL.
-    #[must_use]
     pub fn as_mut(self) -> Option<&'a mut T> {
         // SAFETY: the pointer is NULL, or a structure that nothing else uses during the call, as the type says.
         unsafe { self.0.as_mut() }
@@ -355,7 +347,6 @@ impl<'a, T> InOutPtr<'a, T> {
 
 impl<'a, T> OutPtr<'a, T> {
     /// C's pointer.
-    #[must_use]
     pub fn as_ptr(&self) -> *mut T {
         self.0
     }
@@ -396,7 +387,6 @@ impl<T> HeapPtr<'_, T> {
     }
 
     /// C's pointer.
-    #[must_use]
     pub fn as_ptr(&self) -> *mut T {
         self.0
     }
@@ -404,7 +394,6 @@ impl<T> HeapPtr<'_, T> {
 
 impl<'a> TextPtr<'a> {
     /// The text, unless C passed NULL.
-    #[must_use]
     pub fn get(&self) -> Option<&'a CStr> {
         // SAFETY: the pointer is not NULL, so it is a text that ends in NUL, as the type says.
         (!self.0.is_null()).then(|| unsafe { CStr::from_ptr(self.0) })
@@ -450,7 +439,6 @@ impl<'a, T> ArrayPtr<'a, T> {
     }
 
     /// C's pointer.
-    #[must_use]
     pub fn as_ptr(&self) -> *const T {
         self.0
     }
@@ -475,7 +463,6 @@ impl<'a, T> ArrayPtr<'a, T> {
 
 impl<'a, T> ArrayMutPtr<'a, T> {
     /// C's pointer.
-    #[must_use]
     pub fn into_ptr(self) -> *mut T {
         self.0
     }

@@ -186,7 +186,6 @@ pub unsafe fn take_event<T>(attempt: impl Fn(bool) -> Result<Attempt<T>> + Copy)
 
 /// Returns whether the program made `fd` non-blocking.
 #[inline]
-#[must_use]
 pub fn is_nonblocking(fd: c_int) -> bool {
     // SAFETY: takes integers alone; a number of no descriptor is answered with an error.
     let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };

@@ -21,7 +21,6 @@ impl<T: Copy> Passed<'_, T> {
     }
 
     /// The value.
-    #[must_use]
     pub const fn get(self) -> T {
         self.0
     }
@@ -41,7 +40,6 @@ pub unsafe trait Next {
     fn found() -> &'static AtomicUsize;
 
     /// The function, if there is one.
-    #[must_use]
     fn get() -> Option<Self::Type> {
         let mut address = Self::found().load(Ordering::Relaxed);
         if address == 0 {

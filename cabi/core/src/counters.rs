@@ -35,7 +35,6 @@ impl Counters {
     }
 
     /// Returns the destination for a process whose counting code is in the file `library`.
-    #[must_use]
     pub fn publish(&self, library: String) -> Option<Publish> {
         let directory = match self {
             Self::Off => return None,
@@ -47,7 +46,6 @@ impl Counters {
 }
 
 /// The directory of this user: `uiw` in the runtime directory that `XDG_RUNTIME_DIR` names, otherwise `/tmp/uiw-UID`.
-#[must_use]
 pub fn user() -> Directory {
     let runtime = environment::variable("XDG_RUNTIME_DIR", Privileged::Ignored).map(PathBuf::from);
     Directory::of_user(runtime.as_deref())

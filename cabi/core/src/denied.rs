@@ -37,7 +37,6 @@ impl Reason {
 }
 
 /// Returns advice about an error of what was `tried`, if a limit or a sandbox is the reason.
-#[must_use]
 pub fn fix(tried: &str, error: &io::Error) -> Option<&'static str> {
     Reason::of(tried, error).map(Reason::fix)
 }

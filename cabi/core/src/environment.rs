@@ -31,7 +31,6 @@ pub(crate) fn is_privileged() -> bool {
 }
 
 /// The value of a variable that is set and not empty, as far as this process obeys one of this class.
-#[must_use]
 pub fn variable(name: &str, class: Privileged) -> Option<OsString> {
     read(name).filter(|value| !is_privileged() || is_obeyed(class, value))
 }
@@ -49,7 +48,6 @@ const PROGRAM_VARIABLES: [&str; 1] = ["UIW_LIB"];
 const MAX_UNKNOWN: usize = 8;
 
 /// Returns a warning that names variables whose names begin as ours do and that mean nothing; `None` if there are none.
-#[must_use]
 pub fn unknown_variables() -> Option<String> {
     warning(env::vars_os().map(|(name, _)| name))
 }

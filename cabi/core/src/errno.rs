@@ -96,7 +96,6 @@ impl Errno {
     }
 
     /// The last error of the C library on this thread.
-    #[must_use]
     pub fn last() -> Self {
         // SAFETY: the C library gives every thread its own `errno`, at an address that is always good.
         Self(unsafe { *libc::__errno_location() })

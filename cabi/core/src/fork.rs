@@ -50,7 +50,6 @@ struct Shard<T>(RwLock<T>);
 
 impl<T: Forked, const SHARDS: usize> ForkSafe<T, SHARDS> {
     /// Makes the state of a process that has not used the subsystem.
-    #[must_use]
     pub const fn new() -> Self {
         Self { shards: [const { Shard(RwLock::new(T::NEW)) }; SHARDS], registered: AtomicBool::new(false) }
     }

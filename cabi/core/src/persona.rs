@@ -19,7 +19,6 @@ pub enum Persona {
 
 impl Persona {
     /// Returns the persona with this name.
-    #[must_use]
     pub fn named(name: &str) -> Option<Self> {
         Some(match name {
             "iwarp" => Self::Iwarp,
@@ -30,37 +29,31 @@ impl Persona {
     }
 
     /// `node_type` of the device.
-    #[must_use]
     pub fn node_type(self) -> c_int {
         if self == Self::Iwarp { dev::IBV_NODE_RNIC } else { dev::IBV_NODE_CA }
     }
 
     /// `transport_type` of the device.
-    #[must_use]
     pub fn transport_type(self) -> c_int {
         if self == Self::Iwarp { dev::IBV_TRANSPORT_IWARP } else { dev::IBV_TRANSPORT_IB }
     }
 
     /// `link_layer` of the port.
-    #[must_use]
     pub fn link_layer(self) -> u8 {
         if self == Self::Ib { dev::IBV_LINK_LAYER_INFINIBAND } else { dev::IBV_LINK_LAYER_ETHERNET }
     }
 
     /// Type of every GID.
-    #[must_use]
     pub fn gid_type(self) -> u32 {
         if self == Self::Roce { dev::IBV_GID_TYPE_ROCE_V2 } else { dev::IBV_GID_TYPE_IB }
     }
 
     /// The state of a new queue pair.
-    #[must_use]
     pub fn first_state(self) -> QpState {
         if self == Self::Iwarp { QpState::Init } else { QpState::Reset }
     }
 
     /// Partition keys of the port: InfiniBand programs look for 0xFFFF.
-    #[must_use]
     pub fn pkeys(self) -> u16 {
         u16::from(self != Self::Iwarp)
     }

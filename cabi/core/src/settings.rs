@@ -294,7 +294,6 @@ const REFUSED_RETRY_TIME: Duration = Duration::from_millis(200);
 
 impl Settings {
     /// Options of a connection that asks for `ird` and `ord` Reads and atomics, with attributes that give up after `retries`.
-    #[must_use]
     pub fn conn_config(&self, ird: u8, ord: u8, retries: Option<Duration>) -> ConnConfig {
         let mut options = self.conn.clone();
         (options.ird, options.ord) = (self.ird.unwrap_or(ird.into()), self.ord.unwrap_or(ord.into()));
@@ -310,7 +309,6 @@ impl Settings {
     }
 
     /// Returns the time without any acknowledgement after which a peer is dead, for a queue pair whose attributes give up after `retries`.
-    #[must_use]
     pub fn dead_after(&self, retries: Option<Duration>) -> Option<Duration> {
         let default = || Some(retries.map_or(DEAD_AFTER, |time| time.max(MIN_DEAD_AFTER)));
         self.dead_after.map_or_else(default, |DeadAfter(time)| time)
@@ -360,7 +358,6 @@ impl Settings {
     }
 
     /// Options of the program's own connections: those of [`Settings::conn`] with the values that have no default here.
-    #[must_use]
     pub fn connection(&self) -> ConnConfig {
         let mut options = self.conn.clone();
         if let Some(DeadAfter(time)) = self.dead_after {
@@ -374,7 +371,6 @@ impl Settings {
     }
 
     /// Returns the filter of the log: without `UIW_LOG`, the planned faults that occur.
-    #[must_use]
     pub fn log_filter(&self) -> Option<&str> {
         const FAULTS: &str = "off,uiw_verbs::faults=warn";
         self.log.as_deref().or_else(|| (self.plan != FaultPlan::default()).then_some(FAULTS))
@@ -397,13 +393,11 @@ impl Settings {
     }
 
     /// Returns whether the sockets of the program `name`, or connections to the port of that number, are no rsockets.
-    #[must_use]
     pub fn stays_on_tcp(&self, name: &str) -> bool {
         self.sockets_on_tcp.iter().any(|listed| listed == name)
     }
 
     /// Returns the number of repetitions of the SYN to a port of rsockets before the plain port is tried; `None` is the system's default.
-    #[must_use]
     pub fn sockets_syn_retries(&self) -> Option<i32> {
         let DeadAfter(time) = self.sockets_timeout.unwrap_or(DeadAfter(Some(SOCKETS_TIMEOUT)));
         let time = time?;
@@ -412,32 +406,27 @@ impl Settings {
     }
 
     /// Returns whether queue pairs complete requests only when the peer has placed them.
-    #[must_use]
     pub fn acknowledged(&self) -> bool {
         self.acknowledged.unwrap_or(self.persona != Persona::Iwarp)
     }
 
     /// Returns whether events have private data in the length that the peer sent, instead of InfiniBand's fields.
-    #[must_use]
     pub fn exact_private_data(&self) -> bool {
         self.exact_private_data.unwrap_or(self.persona == Persona::Iwarp)
     }
 
     /// Returns the requests whose payload is copied before its CRC is computed: without `UIW_STABLE_TX` Writes, as programs replicate memory that
     /// others rewrite meanwhile (QEMU's migration does), and adapters carry that.
-    #[must_use]
     pub fn stable_tx(&self) -> StableTx {
         self.stable_tx.unwrap_or(StableTx::Writes)
     }
 
     /// Returns whether programs can have UD queue pairs.
-    #[must_use]
     pub fn offers_ud(&self) -> bool {
         self.no_datagrams().is_none()
     }
 
     /// Returns the reason why programs cannot have datagrams, if that is so.
-    #[must_use]
     pub fn no_datagrams(&self) -> Option<&'static str> {
         if !self.ud.unwrap_or(self.persona != Persona::Iwarp) {
             Some("an iWARP device has no datagrams, unless UIW_UD=on")
@@ -450,7 +439,6 @@ impl Settings {
 
     /// Returns the reason for which the program must not read the TLS file, if there is one. Opening a device fails in that case, because the
     /// user has not asked for connections in the clear.
-    #[must_use]
     pub fn refused_tls(&self) -> Option<String> {
         let is_refused = self.is_privileged && self.tls.is_some();
         is_refused.then(|| {

@@ -192,7 +192,6 @@ pub fn read(file: &Path, options: &TlsFileConfig) -> Result<TlsConfig, KeyError>
 }
 
 /// The file of pinned keys that the file names; `None` where it names none, or cannot be read.
-#[must_use]
 pub fn pinned_file(file: &Path) -> Option<PathBuf> {
     let text = read_protected(file).ok()?;
     Lines::read(file, &text).ok()?.pinned

@@ -20,7 +20,6 @@ impl Users {
     }
 
     /// Returns whether there is any user.
-    #[must_use]
     pub fn any(&self) -> bool {
         self.0.load(Ordering::Acquire) > 0
     }

@@ -68,7 +68,6 @@ pub struct Receiver {
 impl Receiver {
     /// A ring of two halves of `half` bytes, of which targets take `first` bytes at first. The peer has the first target with the private
     /// data.
-    #[must_use]
     pub fn new(half: u32, first: u32, depth: u16) -> Self {
         let len = first.min(half);
         let mut targets = VecDeque::with_capacity(2);
@@ -107,13 +106,11 @@ impl Receiver {
     }
 
     /// Bytes that can be read.
-    #[must_use]
     pub fn readable(&self) -> u64 {
         self.readable
     }
 
     /// Returns the range of up to `max` of the readable bytes that follow the first `skip` ones, as far as they are consecutive.
-    #[must_use]
     pub fn chunk(&self, skip: u64, max: usize) -> Range<u32> {
         let most = self.readable.saturating_sub(skip).min(max as u64);
         let mut skip = skip;
@@ -173,7 +170,6 @@ impl Receiver {
     }
 
     /// Returns whether targets are shorter than the halves.
-    #[must_use]
     pub fn can_grow(&self) -> bool {
         self.len < self.half
     }

@@ -49,7 +49,6 @@ impl Order {
     pub const HOST: Self = if cfg!(target_endian = "big") { Self::Big } else { Self::Little };
 
     /// The bytes of a message by Send.
-    #[must_use]
     pub const fn put_u32(self, value: u32) -> [u8; 4] {
         match self {
             Self::Little => value.to_le_bytes(),
@@ -58,7 +57,6 @@ impl Order {
     }
 
     /// The number of a message by Send.
-    #[must_use]
     pub const fn get_u32(self, bytes: [u8; 4]) -> u32 {
         match self {
             Self::Little => u32::from_le_bytes(bytes),
@@ -154,7 +152,6 @@ impl Target {
     }
 
     /// Decodes the value as the peer wrote it.
-    #[must_use]
     pub fn from_bytes(bytes: [u8; Self::LEN], order: Order) -> Self {
         let [a0, a1, a2, a3, a4, a5, a6, a7, k0, k1, k2, k3, l0, l1, l2, l3] = bytes;
         Self {
@@ -188,7 +185,6 @@ impl Mapping {
     }
 
     /// Decodes the value as the peer wrote it.
-    #[must_use]
     pub fn from_bytes(bytes: [u8; Self::LEN], order: Order) -> Self {
         let (mut offset, mut target) = ([0; 8], [0; Target::LEN]);
         offset.copy_from_slice(&bytes[..8]);
@@ -219,7 +215,6 @@ impl ConnData {
     pub const LEN: usize = 40;
 
     /// Returns the answer that refuses a peer of the other variant: the own variant, and no memory.
-    #[must_use]
     pub fn refusal(variant: Variant) -> Self {
         let targets = Target { len: 2, ..Target::default() };
         let first = Target::default();
@@ -227,7 +222,6 @@ impl ConnData {
     }
 
     /// The private data.
-    #[must_use]
     pub fn to_bytes(&self) -> [u8; Self::LEN] {
         let mut out = [0; Self::LEN];
         out[0] = VERSION;
@@ -293,7 +287,6 @@ const fn from_scale(scale: u8) -> u16 {
 }
 
 /// The number of mappings that is announced for `value`.
-#[must_use]
 pub const fn representable_mappings(value: u16) -> u16 {
     from_scale(to_scale(value))
 }
@@ -333,7 +326,6 @@ impl Message {
     pub const MAX_VALUE: u32 = (1 << 29) - 1;
 
     /// The 32 bits.
-    #[must_use]
     pub const fn to_word(self) -> u32 {
         let (kind, value) = match self {
             Self::Data { len } => (Self::DATA, len & Self::MAX_VALUE),

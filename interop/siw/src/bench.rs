@@ -57,7 +57,6 @@ pub struct Bench {
 
 impl Bench {
     /// A bench with this uiw program.
-    #[must_use]
     pub fn new(vm: TestVm, uiw: PathBuf) -> Self {
         Self {
             vm,
@@ -76,19 +75,16 @@ impl Bench {
     }
 
     /// The guest.
-    #[must_use]
     pub fn guest(&self) -> &Guest {
         &self.vm.guest
     }
 
     /// The network.
-    #[must_use]
     pub fn net(&self) -> &Net {
         &self.vm.net
     }
 
     /// What the guest is made of.
-    #[must_use]
     pub fn parts(&self) -> &Parts {
         &self.vm.parts
     }
@@ -199,7 +195,6 @@ impl Bench {
     }
 
     /// The uiw program, where it reaches the guest.
-    #[must_use]
     pub fn uiw(&self, args: &[&str]) -> Command {
         let mut command = self.vm.net.command(&self.uiw.display().to_string());
         if let Some((llp, _)) = self.vm.net.own_tcp(self.tcp, Family::V4) {
@@ -219,7 +214,6 @@ impl Bench {
     }
 
     /// The capture that uiw writes of the rows.
-    #[must_use]
     pub fn captured(&self) -> Option<PathBuf> {
         self.pcap.clone()
     }
@@ -348,7 +342,6 @@ impl Bench {
     }
 
     /// The programs in the guest that sleep so that nothing wakes them, each with the functions of the kernel in which it does.
-    #[must_use]
     pub fn stuck(&self) -> String {
         let output = self.vm.guest.run(STUCK, Duration::from_secs(10)).map(|output| output.out);
         output.unwrap_or_default().split_whitespace().collect::<Vec<_>>().join(" ")

@@ -38,13 +38,11 @@ impl Cache {
     }
 
     /// The version of a kernel that is not the release's own.
-    #[must_use]
     pub fn kernel(&self) -> Option<&str> {
         self.kernel.as_deref()
     }
 
     /// Path of something that was made of one kernel.
-    #[must_use]
     pub fn made(&self, name: &str) -> PathBuf {
         let folder = self.kernel.as_ref().map_or("made".to_owned(), |kernel| format!("made-{kernel}"));
         self.root.join(folder).join(name)
@@ -52,7 +50,6 @@ impl Cache {
 }
 
 /// Returns whether `made` is there and no older than each of `from`.
-#[must_use]
 pub fn is_fresh(made: &Path, from: &[PathBuf]) -> bool {
     let time = |path: &Path| fs::metadata(path).and_then(|data| data.modified()).ok();
     match time(made) {

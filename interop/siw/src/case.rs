@@ -48,7 +48,6 @@ pub enum Axes {
 
 impl Axes {
     /// The settings, so that neighbours differ in what costs little to change.
-    #[must_use]
     pub fn settings(self) -> Vec<Setting> {
         let mut settings = Vec::new();
         for gso in [false, true] {
@@ -103,7 +102,6 @@ pub const MOST_KNOWN: usize = 3;
 
 impl Verdict {
     /// [`Verdict::Known`]; `quirk` begins a line of the tables in QUIRKS.md.
-    #[must_use]
     pub fn known(quirk: &'static str, seen: impl Into<String>) -> Self {
         Self::Known { quirk, seen: seen.into() }
     }
@@ -120,13 +118,11 @@ impl Verdict {
     }
 
     /// Passed, with nothing to add.
-    #[must_use]
     pub fn pass() -> Self {
         Self::Pass(String::new())
     }
 
     /// [`Verdict::Pass`] with `seen` if `right`, else [`Verdict::Fail`] with it.
-    #[must_use]
     pub fn of(right: bool, seen: impl Into<String>) -> Self {
         if right { Self::Pass(seen.into()) } else { Self::Fail(seen.into()) }
     }

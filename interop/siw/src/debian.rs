@@ -6,7 +6,6 @@ use std::fs;
 pub const SUITE: &str = "bookworm";
 
 /// Returns the file with this system's sources of packages if it is a Debian of the same suite; otherwise mmdebstrap chooses.
-#[must_use]
 pub fn sources() -> Option<&'static str> {
     ["/etc/apt/sources.list", "/etc/apt/sources.list.d/debian.sources"]
         .into_iter()

@@ -106,7 +106,6 @@ impl Guest {
     }
 
     /// The last lines of its console.
-    #[must_use]
     pub fn console(&self) -> String {
         let text = fs::read(self.folder.join("console")).unwrap_or_default();
         let text = String::from_utf8_lossy(&text).into_owned();
@@ -318,7 +317,6 @@ impl Job {
     }
 
     /// Waits for its end, at most its own time and a little more. Status 125 where the guest is gone.
-    #[must_use]
     pub fn finish(mut self) -> Output {
         self.end()
     }

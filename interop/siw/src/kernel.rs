@@ -23,7 +23,6 @@ pub enum Variant {
 
 impl Variant {
     /// Returns the name.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Stock => "stock",

@@ -54,7 +54,6 @@ pub struct Options {
 }
 
 /// Runs it.
-#[must_use]
 pub fn main(options: &Options) -> ExitCode {
     let cases: Vec<Case> = cases::all().into_iter().filter(|case| chosen(options, case)).collect();
     if options.list {

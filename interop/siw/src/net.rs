@@ -81,7 +81,6 @@ impl Net {
     }
 
     /// A program to be run where the guest can be reached; it dies with the thread that starts it.
-    #[must_use]
     pub fn command(&self, program: &str) -> Command {
         let mut command;
         let inner: &[&str] = &["setpriv", "--pdeathsig", "KILL", "--", program];
@@ -99,7 +98,6 @@ impl Net {
     }
 
     /// The name of the device that C programs have here for the way to the guest.
-    #[must_use]
     pub fn device(&self) -> &'static str {
         match self {
             Self::Tap(_) => "uiw_tap0",
@@ -108,7 +106,6 @@ impl Net {
     }
 
     /// QEMU's arguments.
-    #[must_use]
     pub fn qemu(&self) -> Vec<String> {
         let device = "virtio-net-pci,netdev=n0,romfile=,mac=52:54:00:66:00:02";
         let netdev = match self {
@@ -122,7 +119,6 @@ impl Net {
     }
 
     /// The shell commands that set up the guest's end.
-    #[must_use]
     pub fn guest_setup(&self) -> String {
         match self {
             Self::Tap(_) => format!(
@@ -136,7 +132,6 @@ impl Net {
     }
 
     /// The host as the guest sees it; `None` where it does not.
-    #[must_use]
     pub fn host(&self, family: Family) -> Option<IpAddr> {
         match (self, family) {
             (Self::Tap(_), Family::V4) => Some(HOST4.into()),
@@ -148,7 +143,6 @@ impl Net {
 
     /// The value of `uiw --llp`, and the address that the guest then sees in the host's place; `None` where uiw cannot have a TCP of its
     /// own.
-    #[must_use]
     pub fn own_tcp(&self, tcp: Tcp, family: Family) -> Option<(String, IpAddr)> {
         let options = match (self, tcp) {
             (Self::Tap(_), Tcp::Packet) => ("packet", ""),
@@ -161,7 +155,6 @@ impl Net {
     }
 
     /// Where a program on the host listens for the guest.
-    #[must_use]
     pub fn listen(&self, family: Family) -> Option<IpAddr> {
         match self {
             Self::Tap(_) => self.host(family),
@@ -170,7 +163,6 @@ impl Net {
     }
 
     /// The guest's own address.
-    #[must_use]
     pub fn guest_own(&self, family: Family) -> Option<IpAddr> {
         match (self, family) {
             (Self::Tap(_), Family::V4) => Some(GUEST4.into()),
@@ -181,7 +173,6 @@ impl Net {
     }
 
     /// A port of the guest as the host reaches it.
-    #[must_use]
     pub fn guest(&self, family: Family, port: u16) -> Option<SocketAddr> {
         match self {
             Self::Tap(_) => Some(SocketAddr::new(self.guest_own(family)?, port)),
@@ -204,7 +195,6 @@ impl Net {
     }
 
     /// Returns whether TCP goes end to end.
-    #[must_use]
     pub fn is_whole(&self) -> bool {
         matches!(self, Self::Tap(_))
     }
@@ -230,7 +220,6 @@ impl Namespace {
     }
 
     /// Returns the name.
-    #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }

@@ -88,7 +88,6 @@ impl Results {
     }
 
     /// How many runs came out how.
-    #[must_use]
     pub fn counts(&self) -> Counts {
         let mut counts = Counts::default();
         for (_, verdict) in self.rows.iter().flat_map(|row| &row.runs) {
@@ -103,7 +102,6 @@ impl Results {
     }
 
     /// The file.
-    #[must_use]
     pub fn markdown(&self, environment: &Environment) -> String {
         let Environment { kernel, version, library, uiw, date, took, boots, network, busy } = environment;
         let (of, options) = match version {

@@ -25,13 +25,11 @@ pub struct Output {
 
 impl Output {
     /// Returns whether its exit code is 0.
-    #[must_use]
     pub fn is_ok(&self) -> bool {
         self.status == 0
     }
 
     /// What it says of its failure: the first line with "error:" in it, or else the last line.
-    #[must_use]
     pub fn last_line(&self) -> &str {
         let lines = || self.out.lines().chain(self.err.lines()).filter(|line| !line.trim().is_empty());
         lines().find(|line| line.contains("error:")).or_else(|| lines().next_back()).unwrap_or("no output")
@@ -75,7 +73,6 @@ impl Process {
     }
 
     /// Returns the process id.
-    #[must_use]
     pub fn id(&self) -> u32 {
         self.child.id()
     }
@@ -210,7 +207,6 @@ pub fn must(command: &mut Command, timeout: Duration) -> Result<String> {
 }
 
 /// Where a program is.
-#[must_use]
 pub fn find(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let system = ["/usr/sbin", "/sbin"].map(PathBuf::from);
@@ -231,7 +227,6 @@ pub fn need(programs: &[(&str, &str)]) -> Result<()> {
 }
 
 /// A path as an argument in a message.
-#[must_use]
 pub fn name(path: &Path) -> String {
     path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned()
 }

@@ -3,14 +3,12 @@
 use std::path::{Path, PathBuf};
 
 /// The folder of this crate.
-#[must_use]
 pub fn folder() -> PathBuf {
     let here = std::env::var_os("UIW_SIW_FOLDER").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
     PathBuf::from(here)
 }
 
 /// The workspace's folder.
-#[must_use]
 pub fn workspace() -> PathBuf {
     folder().parent().and_then(Path::parent).map_or_else(|| PathBuf::from("."), Path::to_path_buf)
 }

@@ -18,7 +18,6 @@ pub struct Hosts {
 impl Hosts {
     /// So many hosts, at most 200, or nothing where that is not possible; the test is noted as skipped then.
     #[track_caller]
-    #[must_use]
     pub fn new(count: u8) -> Option<Self> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let path = crate::require("ip")?;
@@ -46,19 +45,16 @@ impl Hosts {
     }
 
     /// The address of the switch, which every host reaches.
-    #[must_use]
     pub fn switch_address(&self) -> Ipv4Addr {
         Ipv4Addr::new(10, 77, 0, SWITCH)
     }
 
     /// The command on the host that has this address.
-    #[must_use]
     pub fn at(&self, host: Ipv4Addr, command: Command) -> Command {
         inside(&self.ip, &self.name(host.octets()[3]), command)
     }
 
     /// The command at the switch.
-    #[must_use]
     pub fn at_switch(&self, command: Command) -> Command {
         inside(&self.ip, &self.name(SWITCH), command)
     }
@@ -67,7 +63,6 @@ impl Hosts {
     ///
     /// # Panics
     /// When they cannot be listed.
-    #[must_use]
     pub fn processes(&self) -> Vec<String> {
         let list = |last| ip(&self.ip, &["netns", "pids", &self.name(last)]).expect("its processes");
         (1..=self.count).flat_map(|last| list(last).lines().map(str::to_owned).collect::<Vec<_>>()).collect()

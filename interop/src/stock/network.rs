@@ -32,7 +32,6 @@ pub struct Namespaces {
 ///
 /// # Panics
 /// When the system has none.
-#[must_use]
 pub fn free_port() -> u16 {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let chosen = fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
@@ -56,14 +55,12 @@ const FIRST_PORT: u32 = 10_240;
 impl Network {
     /// Two namespaces, or nothing where that is not possible; the test is noted as skipped then.
     #[track_caller]
-    #[must_use]
     pub fn veth() -> Option<Self> {
         Self::spaces(&["s", "c"], 1)
     }
 
     /// Like [`Network::veth`], with `queues` queues at both ends and in both directions.
     #[track_caller]
-    #[must_use]
     pub fn veth_of(queues: u32) -> Option<Self> {
         Self::spaces(&["s", "c"], queues)
     }
@@ -71,7 +68,6 @@ impl Network {
     /// Like [`Network::veth`], with a third namespace between the two: its interfaces `server` and `client` have no addresses, and
     /// nothing passes unless a process there carries frames between them.
     #[track_caller]
-    #[must_use]
     pub fn path() -> Option<Self> {
         Self::spaces(&["s", "c", "m"], 1)
     }
@@ -92,7 +88,6 @@ impl Network {
     }
 
     /// The server's address.
-    #[must_use]
     pub fn server_address(&self) -> Ipv4Addr {
         match self {
             Self::Loopback => Ipv4Addr::LOCALHOST,
@@ -101,7 +96,6 @@ impl Network {
     }
 
     /// The client's address.
-    #[must_use]
     pub fn client_address(&self) -> Ipv4Addr {
         match self {
             Self::Loopback => Ipv4Addr::LOCALHOST,
@@ -119,13 +113,11 @@ impl Network {
     }
 
     /// The command at the server's place.
-    #[must_use]
     pub fn server(&self, command: Command) -> Command {
         self.at(0, command)
     }
 
     /// The command at the client's place.
-    #[must_use]
     pub fn client(&self, command: Command) -> Command {
         self.at(1, command)
     }
@@ -134,7 +126,6 @@ impl Network {
     ///
     /// # Panics
     /// When nothing is there.
-    #[must_use]
     pub fn middle(&self, command: Command) -> Command {
         self.at(2, command)
     }

@@ -1,7 +1,6 @@
 //! Bytes to be compared.
 
 /// Bytes that look random, and are the same in every run.
-#[must_use]
 pub fn noise(len: usize) -> Vec<u8> {
     let mut state = 1u64;
     let next = || {

@@ -35,7 +35,6 @@ const UNPRIVILEGED_UID: &str = "65534";
 /// An ordinary user to run programs as: root can become one, any other user is one already. Nothing where the programs for that are
 /// missing; the test is noted as skipped then.
 #[track_caller]
-#[must_use]
 pub fn ordinary() -> Option<User> {
     use std::os::unix::fs::MetadataExt as _;
     let root = fs::metadata("/proc/self").is_ok_and(|me| me.uid() == 0);
@@ -57,7 +56,6 @@ impl Libraries {
     ///
     /// # Panics
     /// When they cannot be built or copied.
-    #[must_use]
     pub fn get() -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -82,13 +80,11 @@ impl Libraries {
     }
 
     /// Where they are.
-    #[must_use]
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
     /// A program that runs with them, as `user`, in English and without settings of the tests' own environment.
-    #[must_use]
     pub fn command(&self, user: User, program: impl AsRef<OsStr>) -> Command {
         let mut command = match user {
             User::Same => Command::new(program),
@@ -128,7 +124,6 @@ impl Drop for Libraries {
 ///
 /// # Panics
 /// If it cannot be built.
-#[must_use]
 pub fn uiw() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     PROGRAM.get_or_init(|| built().join("uiw"))
@@ -139,7 +134,6 @@ pub fn uiw() -> &'static Path {
 ///
 /// # Panics
 /// If they cannot be built.
-#[must_use]
 pub fn built() -> &'static Path {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     FOLDER.get_or_init(|| env::var_os(BUILT).map_or_else(build, PathBuf::from))
@@ -172,7 +166,6 @@ fn program_folder(line: &str) -> Option<PathBuf> {
 /// # Panics
 /// When the source does not compile.
 #[track_caller]
-#[must_use]
 pub fn compile(libraries: &Libraries, source: &Path, flags: &[&str]) -> Option<PathBuf> {
     let compiler = crate::require("cc")?;
     if !Path::new("/usr/include/rdma/rdma_cma.h").exists() {

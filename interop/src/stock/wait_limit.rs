@@ -15,7 +15,6 @@ pub struct WaitLimit {
 
 impl WaitLimit {
     /// `time`, from now on.
-    #[must_use]
     pub fn new(time: Duration) -> Self {
         Self { left: time, looked: Instant::now() }
     }

@@ -306,7 +306,6 @@ const QP: &str = "verbs/src/qp/handle.rs";
 const CONSTRUCTORS: &str = "
 impl QpInit {
     /// Queues of the usual depth.
-    #[must_use]
     pub fn new(send_cq: &Arc<Cq>, recv_cq: &Arc<Cq>) -> Self {
         let (send_cq, recv_cq) = (Arc::clone(send_cq), Arc::clone(recv_cq));
         Self { send_cq, recv_cq, srq: None, cap: QpCap::default(), signal_all: true, num: None }

@@ -88,7 +88,6 @@ plain! {
 }
 
 /// A structure of C that is all zeros.
-#[must_use]
 pub const fn zeroed<T: Plain>() -> T {
     // SAFETY: zeros are an integer, a raw pointer (NULL) and an absent function, and a `Plain` type has no other fields.
     unsafe { core::mem::MaybeUninit::zeroed().assume_init() }

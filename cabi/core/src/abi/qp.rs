@@ -76,7 +76,6 @@ pub struct ibv_qp_init_attr {
 }
 impl ibv_qp_init_attr {
     /// The same attributes for `ibv_create_qp_ex`.
-    #[must_use]
     pub fn extended(&self) -> ibv_qp_init_attr_ex {
         let mut long: ibv_qp_init_attr_ex = zeroed();
         long.qp_context = self.qp_context;

@@ -41,7 +41,6 @@ impl Bytes {
     }
 
     /// Returns the bytes.
-    #[must_use]
     pub fn as_slice(&self) -> &[u8] {
         &self.bytes[..self.len]
     }
@@ -95,13 +94,11 @@ impl ExchangeHeader {
     pub const MAX_LEN: usize = 28;
 
     /// Bytes of one with an address of the version of `address`.
-    #[must_use]
     pub const fn len_for(address: &IpAddr) -> usize {
         if address.is_ipv4() { 16 } else { Self::MAX_LEN }
     }
 
     /// Returns the bytes.
-    #[must_use]
     pub fn emit(&self) -> Bytes {
         let operation = match self.operation {
             Operation::Data => DATA,
@@ -148,13 +145,11 @@ pub struct MessageHeader {
 
 impl MessageHeader {
     /// Bytes of one with an address of the version of `address`.
-    #[must_use]
     pub const fn len_for(address: &IpAddr) -> usize {
         if address.is_ipv4() { 8 } else { 24 }
     }
 
     /// Returns the bytes. The flow label is 0.
-    #[must_use]
     pub fn emit(&self) -> Bytes {
         let ip = self.from.ip();
         let head = [version(&ip), Self::len_for(&ip) as u8];

@@ -58,7 +58,6 @@ impl Line {
     /// assert_eq!(Line::parse(&line.to_string()), Some(line));
     /// assert_eq!(Line::parse("tcp connected somewhere"), None);
     /// ```
-    #[must_use]
     pub fn parse(line: &str) -> Option<Self> {
         let [carrier, role, address] = line.split(' ').collect::<Vec<_>>()[..] else { return None };
         Some(Self {

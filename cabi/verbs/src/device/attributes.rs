@@ -25,7 +25,6 @@ fn int(value: u32) -> c_int {
 }
 
 /// `ibv_device_attr` of a device on `netdev`.
-#[must_use]
 pub fn of(netdev: &NetDev, limits: &Limits, pkeys: u16) -> ibv_device_attr {
     let mut attr: ibv_device_attr = zeroed();
     write_text(&mut attr.fw_ver, env!("CARGO_PKG_VERSION"));

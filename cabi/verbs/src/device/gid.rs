@@ -6,7 +6,6 @@ use std::net::{IpAddr, Ipv6Addr};
 use uiw_cabi_core::abi::ibv_gid;
 
 /// The GID of an address.
-#[must_use]
 pub fn from_address(address: IpAddr) -> ibv_gid {
     let v6 = match address {
         IpAddr::V4(v4) => v4.to_ipv6_mapped(),
@@ -16,7 +15,6 @@ pub fn from_address(address: IpAddr) -> ibv_gid {
 }
 
 /// The address of a GID; `None` for what is no address of a host: zero and multicast.
-#[must_use]
 pub fn to_address(gid: ibv_gid) -> Option<IpAddr> {
     let v6 = Ipv6Addr::from(gid.raw);
     let address = v6.to_ipv4_mapped().map_or(IpAddr::V6(v6), IpAddr::V4);
@@ -24,7 +22,6 @@ pub fn to_address(gid: ibv_gid) -> Option<IpAddr> {
 }
 
 /// The multicast address of a GID; `None` for every other GID.
-#[must_use]
 pub fn to_group(gid: ibv_gid) -> Option<IpAddr> {
     let v6 = Ipv6Addr::from(gid.raw);
     let address = v6.to_ipv4_mapped().map_or(IpAddr::V6(v6), IpAddr::V4);

@@ -85,7 +85,6 @@ impl Device {
     }
 
     /// The name of its network device.
-    #[must_use]
     pub fn netdev_name(&self) -> &str {
         &self.netdev
     }

@@ -31,20 +31,17 @@ pub struct NetDev {
 
 impl NetDev {
     /// The address of entry `index` of its GID table.
-    #[must_use]
     pub fn address(&self, index: usize) -> Option<IpAddr> {
         self.addresses.get(index).map(|(address, _)| *address)
     }
 
     /// Returns whether an address is the device's: every address 127.x.y.z is one of the loopback device.
-    #[must_use]
     pub fn has(&self, address: IpAddr) -> bool {
         self.addresses.iter().any(|(own, _)| *own == address)
             || self.loopback && address.is_loopback() && address.is_ipv4()
     }
 
     /// The socket address of `ip` at this device: link-local addresses need the index of their device.
-    #[must_use]
     pub fn socket_address(&self, ip: IpAddr, port: u16) -> SocketAddr {
         match ip {
             IpAddr::V6(v6) if v6.is_unicast_link_local() => SocketAddrV6::new(v6, port, 0, self.index).into(),
@@ -53,7 +50,6 @@ impl NetDev {
     }
 
     /// Node GUID, big-endian: the EUI-64 of the MAC address; a locally administered one for devices without.
-    #[must_use]
     pub fn guid(&self) -> u64 {
         let [a, b, c, d, e, f] = self.mac.unwrap_or_else(|| {
             let [_, _, high, low] = self.index.to_be_bytes();

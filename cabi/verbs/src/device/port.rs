@@ -21,7 +21,6 @@ const DEFAULT_PKEY: u16 = 0xFFFF;
 const INFINIBAND_MAX_MESSAGE: u32 = 1 << 31;
 
 /// `ibv_port_attr` of the port of `netdev`.
-#[must_use]
 pub fn of(netdev: &NetDev, persona: Persona) -> ibv_port_attr {
     let mut attr: ibv_port_attr = zeroed();
     attr.state = if netdev.running { dev::IBV_PORT_ACTIVE } else { dev::IBV_PORT_DOWN };
@@ -66,7 +65,6 @@ pub fn of(netdev: &NetDev, persona: Persona) -> ibv_port_attr {
 }
 
 /// The LID of a port: the low 16 bits of its first IPv4 address.
-#[must_use]
 pub fn lid(netdev: &NetDev) -> Option<u16> {
     netdev.addresses.iter().find_map(|(address, _)| match address {
         IpAddr::V4(v4) => Some((v4.to_bits() & 0xFFFF) as u16),

@@ -47,7 +47,6 @@ const UNKNOWN: PortSpeed = SPEEDS[7];
 
 impl PortSpeed {
     /// The lowest that is not below `mbps` megabit a second, or the highest.
-    #[must_use]
     pub fn at_least(mbps: u32) -> Self {
         let hundreds = mbps.div_ceil(100);
         let enough = SPEEDS.iter().find(|speed| speed.total >= hundreds);
@@ -55,7 +54,6 @@ impl PortSpeed {
     }
 
     /// The speed of the port of `netdev`.
-    #[must_use]
     pub fn of(netdev: &NetDev) -> Self {
         netdev.mbps.map_or(UNKNOWN, Self::at_least)
     }

@@ -102,7 +102,6 @@ impl Qp {
     }
 
     /// The engine's queue pair.
-    #[must_use]
     pub fn engine(&self) -> &uiw_verbs::Qp {
         &self.engine
     }

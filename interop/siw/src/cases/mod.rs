@@ -21,7 +21,6 @@ mod tls;
 use crate::case::{Case, Setting};
 
 /// Every case, in the order of the table.
-#[must_use]
 pub fn all() -> Vec<Case> {
     let mut cases = rping::cases();
     cases.extend(stock::cases());
