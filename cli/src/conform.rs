@@ -28,7 +28,7 @@ Exit codes:
   1  the report cannot be written
   2  the command line or a case file is wrong
   3  no connection: refused, unreachable, timed out, rejected, or the peer does not speak iWARP
-  4  the listener broke a requirement, or answers no more";
+  4  the listener broke a requirement, or answers no more; with --strict also: a case stopped before its end";
 
 /// Options of `uiw conform`.
 #[derive(Clone, Debug, clap::Args)]
@@ -57,6 +57,9 @@ pub(crate) struct Args {
     /// Show requirements that were kept or not judged, too
     #[arg(long)]
     all: bool,
+    /// A case that stops before its end is a failure, too
+    #[arg(long)]
+    strict: bool,
     /// Show the cases and end
     #[arg(long)]
     list: bool,
@@ -103,9 +106,19 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         return Err(Failure::new(Exit::Lost, address, why, "restart it; `--case` runs the others"));
     }
     match report.broken() {
+        0 if args.strict && report.stopped() > 0 => {
+            let why = format!(
+                "{} stopped before the end (--strict)",
+                text::number(report.stopped() as u64, "case")
+            );
+            let fix = "see the lines `stopped` above: without --strict such a case is no verdict";
+            Err(Failure::new(Exit::Lost, address, why, fix))
+        }
         0 => Ok(()),
         broken => {
-            let why = format!("{broken} requirements of the RFCs are broken");
+            let requirements = text::number(broken as u64, "requirement");
+            let are = if broken == 1 { "is" } else { "are" };
+            let why = format!("{requirements} of the RFCs {are} broken");
             let fix = "see the frames above, and docs/conform.md on how to read a verdict";
             Err(Failure::new(Exit::Lost, address, why, fix))
         }

@@ -109,7 +109,7 @@ fn violations_in_all_reports() {
     let output = conform(&[&[listener.address.as_str()], &filters[..], &reports[..]].concat());
     assert_eq!(output.status.code(), Some(4), "{}{}", out(&output), error(&output));
     assert!(
-        error(&output).contains("1 requirements of the RFCs are broken") && error(&output).contains("hint:")
+        error(&output).contains("1 requirement of the RFCs is broken") && error(&output).contains("hint:")
     );
     let what = "stag of the read-response is 7, 8 is due";
     assert!(out(&output).contains(what), "{}", out(&output));
@@ -265,4 +265,37 @@ fn failed_startup_names_suspect() {
     assert!(old.contains("suspected: a peer of MPA revision 1") && old.contains("--fallback on"), "{old}");
     let none = out(&conform(&[&[behind.address.as_str()], &case[..]].concat()));
     assert!(!none.contains("suspected"), "{none}");
+}
+
+#[test]
+fn stopped_case_fails_if_strict() {
+    let listener = Listener::start(&["siwtest"]);
+    let folder = Folder::new("strict");
+    let case = "case mine/stops \"Demands another STag\"\n  start\n  > read-request sink-stag 7\n  < read-response stag 8\n";
+    let case = folder.with("mine.case", case);
+    let args = [&listener.address, "--partner", "--cases", &case, "--case", "mine/"];
+    let output = conform(&args);
+    assert_eq!(output.status.code(), Some(0), "{}{}", out(&output), error(&output));
+    assert!(out(&output).contains("stopped mine/stops"), "{}", out(&output));
+    let output = conform(&[&args[..], &["--strict"]].concat());
+    assert_eq!(output.status.code(), Some(4), "{}{}", out(&output), error(&output));
+    assert!(error(&output).contains("1 case stopped before the end (--strict)"), "{}", error(&output));
+}
+
+#[test]
+fn echo_server_recognized() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            std::thread::spawn(move || {
+                let mut other = stream.try_clone().unwrap();
+                let _ = std::io::copy(&mut stream, &mut other);
+            });
+        }
+    });
+    let output = conform(&[&address]);
+    assert_eq!(output.status.code(), Some(3), "{}{}", out(&output), error(&output));
+    assert!(error(&output).contains("an echo server"), "{}", error(&output));
 }

@@ -144,6 +144,11 @@ fn connection_selected_by_number_or_address() {
     assert_eq!(stdout(&by_end), stdout(&one));
     let none = uiw(&["vectors/vectors.pcap", "--connection", ":9"]);
     assert_eq!((findings(&stdout(&none)).len(), none.status.code()), (0, Some(1)));
+    assert!(
+        stdout(&none).contains("not followed: --connection leaves out every one of "),
+        "{}",
+        stdout(&none)
+    );
     assert_eq!(uiw(&["vectors/vectors.pcap", "--connection", "host"]).status.code(), Some(2));
 }
 
@@ -190,4 +195,43 @@ fn json_64_bit_numbers_are_strings() {
         assert!(frame["reserved"].is_u64(), "{frame}");
     }
     assert!(frames.iter().any(|frame| frame["enhanced"] == false && frame["peer_to_peer"].is_null()));
+}
+
+#[test]
+fn packets_cut_by_snapshot_length_named() {
+    let bytes = std::fs::read(data("siw/tool-send.pcap")).unwrap();
+    let (header, mut rest) = bytes.split_at(24);
+    let mut cut = header.to_vec();
+    while let Some(length) = rest.get(8..12) {
+        let length = u32::from_le_bytes(length.try_into().unwrap()) as usize;
+        let captured = length.min(96);
+        cut.extend(&rest[..8]);
+        cut.extend((captured as u32).to_le_bytes());
+        cut.extend(&rest[12..16 + captured]);
+        rest = &rest[16 + length..];
+    }
+    let file = std::env::temp_dir().join(format!("uiw-snapped-{}.pcap", std::process::id()));
+    std::fs::write(&file, cut).unwrap();
+    let output = uiw(&["--quiet", file.to_str().unwrap()]);
+    std::fs::remove_file(&file).unwrap();
+    let text = stdout(&output);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.contains("captured in part, such as 96 bytes of "), "{text}");
+    assert!(text.contains("raise the snapshot length"), "{text}");
+}
+
+#[test]
+fn private_data_shown() {
+    let text = stdout(&uiw(&["vectors/vectors.pcap"]));
+    let json = stdout(&uiw(&["--json", "vectors/vectors.pcap"]));
+    let frames = json.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+    let with_data = frames.filter(|line| line["private_data_length"].as_u64() > Some(0));
+    let data: Vec<_> = with_data.map(|line| line["private_data"].as_str().unwrap().to_owned()).collect();
+    assert!(!data.is_empty(), "{text}");
+    for digits in data {
+        let byte = |at: usize| u8::from_str_radix(&digits[at..at + 2], 16).unwrap();
+        let bytes: Vec<_> = (0..digits.len()).step_by(2).map(byte).collect();
+        let shown = format!("\"{}\"", bytes[..bytes.len().min(64)].escape_ascii());
+        assert!(text.contains(&shown), "{shown}: {text}");
+    }
 }

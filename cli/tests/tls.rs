@@ -189,6 +189,18 @@ fn capture_decrypted_despite_missing_packets() {
     assert!(text(&wrong.stderr).starts_with("error: wrong: line 1: the random"), "{wrong:?}");
 
     let capture = fs::read(files.0.join("whole")).unwrap();
+    // Secrets in the capture itself, in a block behind the section's header.
+    let secrets = fs::read(files.0.join("keys")).unwrap();
+    let mut body = [0x544c_534b, secrets.len() as u32].map(u32::to_le_bytes).concat();
+    body.extend(&secrets);
+    body.resize(body.len().next_multiple_of(4), 0);
+    let total = (body.len() as u32 + 12).to_le_bytes();
+    let block = [&10u32.to_le_bytes()[..], &total, &body, &total].concat();
+    let header = u32::from_le_bytes(capture[4..8].try_into().unwrap()) as usize;
+    let with_secrets = [&capture[..header], &block, &capture[header..]].concat();
+    fs::write(files.0.join("with-secrets"), with_secrets).unwrap();
+    let decrypted = files.uiw(&["decode", "--quiet", "with-secrets"]);
+    assert!(decrypted.status.success(), "{decrypted:?}");
     let (mut resumed, mut good) = (0, 0);
     for number in 1..=whole.packets {
         fs::write(files.0.join("part"), without(&capture, number)).unwrap();

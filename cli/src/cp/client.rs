@@ -89,13 +89,19 @@ fn connection(first: Option<Stripe>, plan: &Plan, direction: &dyn Direction, tar
                 if let Some(failure) = target.given_up(&failure) {
                     return plan.end(failure);
                 }
-                tracing::warn!(error = failure.cause(), "connection lost; connecting again");
+                let cause = failure.cause();
+                if plan.note_loss(&cause) {
+                    tracing::warn!(error = cause, "connection lost; connecting again");
+                } else {
+                    tracing::debug!(error = cause, "connection lost; connecting again");
+                }
             }
         }
         plan.report.broke();
         // The server has answered meanwhile.
         if plan.report.silent_for() < begun.elapsed() {
             pause = PAUSES.0;
+            plan.note_loss("");
         }
         if plan.stop.sleep_for(pause) {
             return;

@@ -45,10 +45,11 @@ use uiw_llp::TransportConfig;
 
 /// Options of `uiw cp`.
 #[derive(Clone, Debug, clap::Args)]
+#[command(override_usage = "uiw cp [OPTIONS] SRC... TARGET")]
 pub(crate) struct Args {
     /// What to copy, and where to: HOST[:PORT]:SHARE/PATH at one end, local paths at the other. A directory is copied into the
     /// target under its name; with a slash at its end, its contents are
-    #[arg(value_name = "SRC... TARGET", required = true, num_args = 2..)]
+    #[arg(value_names = ["SRC", "TARGET"], required = true, num_args = 2..)]
     paths: Vec<OsString>,
     /// Connections at a time [default: 2 to 8, by the round trip time]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]

@@ -63,6 +63,8 @@ pub(super) struct Plan {
     pub(super) rules: Rules,
     /// The target would be made: nothing is there to compare with.
     target_absent: AtomicBool,
+    /// The last reason for which a connection was lost.
+    loss: Mutex<String>,
 }
 
 #[derive(Default)]
@@ -88,7 +90,16 @@ impl Plan {
     pub(super) fn new(report: Report, stop: Arc<Stop>, rules: Rules) -> Self {
         let state = Mutex::new(State { entries: 1, ..State::default() });
         let target_absent = AtomicBool::new(false);
-        Self { state, changed: Condvar::new(), report, stop, rules, target_absent }
+        let loss = Mutex::default();
+        Self { state, changed: Condvar::new(), report, stop, rules, target_absent, loss }
+    }
+
+    /// Notes why a connection was lost. False: another one was lost for this reason just before.
+    pub(super) fn note_loss(&self, cause: &str) -> bool {
+        let mut loss = self.loss.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_new = *loss != cause;
+        cause.clone_into(&mut loss);
+        is_new
     }
 
     pub(super) fn set_target_absent(&self) {

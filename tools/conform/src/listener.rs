@@ -76,6 +76,12 @@ pub fn ask(target: &mut Target, partner: bool) -> Result<Listener, ConformError>
     let (_, without_crc, _) = begun(target, &[("crc", 0)]);
     // What is wrong with its Markers is for the cases to show.
     let (_, with_markers, _) = begun(target, &[("markers", 1)]);
+    let is_same = |other: &Reply| other.is_request() && other.markers() && !reply.markers();
+    if reply.is_request() && with_markers.as_ref().is_some_and(is_same) {
+        let why = "it answers each Request with the Request itself: an echo server".to_owned();
+        let fix = "name the port of an iWARP listener";
+        return Err(ConformError::Unreachable { what: target.address.to_string(), why, fix });
+    }
     if with_markers.as_ref().is_some_and(Reply::rejects) {
         suspects.push(Suspect::Markers);
     }

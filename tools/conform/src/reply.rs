@@ -2,7 +2,9 @@
 
 use super::judge::Judgements;
 use super::values::{Value, Values, hex};
-use uiw_mpa::wire::startup::{Enhanced, HEADER_LEN, KEY_REPLY, MAX_PRIVATE_DATA, NOT_NEGOTIATED};
+use uiw_mpa::wire::startup::{
+    Enhanced, HEADER_LEN, KEY_REPLY, KEY_REQUEST, MAX_PRIVATE_DATA, NOT_NEGOTIATED,
+};
 
 const M: u8 = 0x80;
 const C: u8 = 0x40;
@@ -41,6 +43,11 @@ impl Reply {
         let enhanced = (revision >= 2 && flags & S != 0).then(|| private.first_chunk().copied()).flatten();
         let bytes = bytes[..HEADER_LEN + expected].to_vec();
         Some(Self { bytes, flags, revision, length, enhanced: enhanced.map(Enhanced::parse) })
+    }
+
+    /// Whether it has the Key of a Request.
+    pub(super) fn is_request(&self) -> bool {
+        self.bytes[..KEY_LEN] == KEY_REQUEST
     }
 
     pub(super) fn markers(&self) -> bool {

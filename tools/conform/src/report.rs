@@ -81,6 +81,12 @@ impl<'a> Report<'a> {
         self.count(|verdict| matches!(verdict, Verdict::Broken(_)))
     }
 
+    /// Number of cases that could be run and did not run to their end.
+    #[must_use]
+    pub fn stopped(&self) -> usize {
+        self.runs.iter().filter(|run| run.result.is_ok() && run.stopped().is_some()).count()
+    }
+
     fn kept(&self) -> usize {
         self.count(|verdict| matches!(verdict, Verdict::Kept(_)))
     }

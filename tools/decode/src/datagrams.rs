@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use uiw_datagram::sidr::{Reply, Request, Status};
 use uiw_datagram::{DatagramError, Header, Kind, Qpn};
 
-use super::event::{Datagram, Event};
+use super::event::{Datagram, Event, hex_digits, quoted};
 
 /// Queue pairs whose MSNs are followed at a time; above it those are forgotten that are not sending any more, and all others with them.
 const MAX_SOURCES: usize = 65_536;
@@ -36,6 +36,8 @@ impl Datagrams {
                 Ok(request) => vec![datagram(Datagram {
                     transaction: Some(request.transaction),
                     private_data_length: Some(request.private_data.len()),
+                    private_data: Some(hex_digits(request.private_data)),
+                    private_text: quoted(request.private_data),
                     ..Datagram::new("SIDR request", 0)
                 })],
                 Err(error) => illegal(&error),
@@ -44,6 +46,8 @@ impl Datagrams {
                 Ok(reply) => vec![datagram(Datagram {
                     transaction: Some(reply.transaction),
                     private_data_length: Some(reply.private_data.len()),
+                    private_data: Some(hex_digits(reply.private_data)),
+                    private_text: quoted(reply.private_data),
                     destination_qpn: (reply.status == Status::Valid).then(|| reply.qpn.raw()),
                     qkey: (reply.status == Status::Valid).then_some(reply.qkey),
                     ..Datagram::new(

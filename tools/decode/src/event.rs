@@ -41,6 +41,24 @@ fn hex<S: serde::Serializer>(number: &Option<u64>, serializer: S) -> Result<S::O
     }
 }
 
+/// Bytes of private data that are shown to people.
+const MAX_SHOWN: usize = 64;
+
+/// Bytes of private data at most (RFC 5044 section 7.1.1). A frame that has more is an error.
+const MAX_PRIVATE_DATA: usize = 512;
+
+/// Hexadecimal digits of private data.
+pub(super) fn hex_digits(bytes: &[u8]) -> String {
+    bytes.iter().take(MAX_PRIVATE_DATA).map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Private data for people, escaped and with its quotes: the first bytes of it; nothing if there is none.
+pub(super) fn quoted(bytes: &[u8]) -> String {
+    let shown = &bytes[..bytes.len().min(MAX_SHOWN)];
+    let rest = if shown.len() < bytes.len() { ".." } else { "" };
+    if bytes.is_empty() { String::new() } else { format!(" \"{}\"{rest}", shown.escape_ascii()) }
+}
+
 /// One finding. In JSON the field `type` names the variant.
 #[derive(Clone, Debug, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
@@ -130,6 +148,8 @@ pub struct Startup {
     pub ord: Option<u16>,
     /// Bytes of Private Data without the enhanced data.
     pub private_data_length: usize,
+    /// These bytes, as hexadecimal digits.
+    pub private_data: String,
     /// Description in one line.
     #[serde(skip)]
     pub text: String,
@@ -286,6 +306,12 @@ pub struct Datagram {
     /// Bytes of private data of SIDR.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub private_data_length: Option<usize>,
+    /// These bytes, as hexadecimal digits.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub private_data: Option<String>,
+    /// The same for people.
+    #[serde(skip)]
+    pub(super) private_text: String,
 }
 
 impl Datagram {

@@ -12,11 +12,13 @@ pub(super) enum Role {
 
 /// Bytes of a ClientHello's random, by which a connection's lines are found.
 pub(super) const RANDOM_LEN: usize = 32;
+/// Connections whose secrets in a capture are kept.
+const MAX_CONNECTIONS: usize = 1 << 20;
 /// Bytes of a secret at most (SHA-512).
 const MAX_SECRET: usize = 64;
 
 /// Secrets by connection.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct KeyLog(HashMap<[u8; RANDOM_LEN], Secrets>);
 
 /// Records of a direction that a secret protects.
@@ -82,6 +84,18 @@ impl KeyLog {
             all.entry(random).or_default().0[epoch as usize][role as usize] = Some(secret);
         }
         Ok(Self(all))
+    }
+
+    /// Adds secrets of the capture itself, as many as there is room for.
+    pub(super) fn merge(&mut self, other: Self) {
+        for (random, secrets) in other.0 {
+            if self.0.len() < MAX_CONNECTIONS || self.0.contains_key(&random) {
+                let own = self.0.entry(random).or_default();
+                for (own, new) in own.0.iter_mut().flatten().zip(secrets.0.into_iter().flatten()) {
+                    *own = new.or(own.take());
+                }
+            }
+        }
     }
 
     pub(super) fn of(&self, random: &[u8; RANDOM_LEN]) -> Option<&Secrets> {

@@ -100,13 +100,17 @@ pub fn decode_to(config: &DecodeConfig, out: &mut dyn Write) -> Result<Summary, 
     if let Some(path) = &config.keylog {
         let log = KeyLog::read(path).map_err(|wrong| (path.clone(), DecodeError::KeyLog(wrong)))?;
         decoder.flows.keys = Some(Arc::new(log));
+        decoder.summary.has_key_log = true;
     }
     for Opened { mut reader, first, file } in open_all(&config.files)? {
         let is_live = file == Path::new("-");
         let mut next = first;
         loop {
             match next {
-                Ok(Some(packet)) => decoder.packet(&packet, &mut |record| printer.record(record)),
+                Ok(Some(packet)) => {
+                    decoder.secrets(reader.take_secrets());
+                    decoder.packet(&packet, &mut |record| printer.record(record));
+                }
                 Ok(None) => break,
                 Err(error) => {
                     decoder.summary.capture_error = Some(error.to_string());
@@ -156,7 +160,10 @@ pub fn decode(input: impl Read, sink: &mut dyn FnMut(&Record)) -> Result<Summary
     let mut decoder = Decoder::default();
     loop {
         match reader.next_packet() {
-            Ok(Some(packet)) => decoder.packet(&packet, sink),
+            Ok(Some(packet)) => {
+                decoder.secrets(reader.take_secrets());
+                decoder.packet(&packet, sink);
+            }
             Ok(None) => break,
             Err(error) => {
                 decoder.summary.capture_error = Some(error.to_string());
@@ -179,9 +186,23 @@ struct Decoder {
 }
 
 impl Decoder {
+    /// Takes secrets that the capture itself has. Lines that are none are left out.
+    fn secrets(&mut self, text: Option<String>) {
+        let Some(text) = text else { return };
+        let keys = self.flows.keys.get_or_insert_default();
+        let log = text.lines().filter_map(|line| KeyLog::parse(line).ok());
+        log.for_each(|line| Arc::make_mut(keys).merge(line));
+    }
+
     fn packet(&mut self, packet: &Packet, sink: &mut dyn FnMut(&Record)) {
         let Self { flows, datagrams, summary, last, selection } = self;
         summary.packets += 1;
+        if packet.bytes.len() < packet.original_length {
+            summary.cut_packets += 1;
+            let cut = (packet.bytes.len(), packet.original_length);
+            summary.largest_cut =
+                summary.largest_cut.max(Some(cut).map(|(captured, original)| (original, captured)));
+        }
         // Of several files the numbers go on.
         *last = Moment { time: packet.time, packet: summary.packets };
         match packet::parse(packet) {
@@ -208,6 +229,8 @@ impl Decoder {
         flows.finish(last, &mut |record| summary.take(record, &selection, sink));
         if selection.is_empty() {
             summary.connections = flows.counts.connections;
+        } else {
+            summary.left_out = flows.counts.connections - summary.connections.min(flows.counts.connections);
         }
         summary.locked = flows.counts.locked;
         summary

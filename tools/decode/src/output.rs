@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::io::{self, Write};
+use std::net::SocketAddr;
 
 use serde::Serialize;
 
@@ -53,9 +54,23 @@ pub struct Summary {
     pub unknown_links: BTreeSet<u32>,
     /// Reason why the capture could not be read to its end.
     pub capture_error: Option<String>,
+    /// Packets that were captured in part.
+    pub cut_packets: u64,
     /// Connections of the selection, if there is one.
     #[serde(skip)]
     pub(super) selected: BTreeSet<u32>,
+    /// Connections and senders of directions that are not decoded at present.
+    #[serde(skip)]
+    pub(super) stopped: BTreeSet<(u32, SocketAddr)>,
+    /// Connections that are not of the selection.
+    #[serde(skip)]
+    pub(super) left_out: u32,
+    /// Bytes on the wire and in the capture of the longest packet of those that were captured in part.
+    #[serde(skip)]
+    pub(super) largest_cut: Option<(usize, usize)>,
+    /// Whether a file of secrets was named.
+    #[serde(skip)]
+    pub(super) has_key_log: bool,
 }
 
 impl Summary {
@@ -98,8 +113,14 @@ impl Summary {
             Event::Datagram(_) => self.datagrams += 1,
             Event::Departure(_) => self.departures += 1,
             Event::Missing { bytes, .. } => self.missing_bytes += bytes,
-            Event::NotFollowed { .. } => self.not_followed += 1,
-            Event::Resumed { .. } => self.resumed += 1,
+            Event::NotFollowed { .. } => {
+                self.not_followed += 1;
+                self.stopped.insert((record.connection, record.from));
+            }
+            Event::Resumed { .. } => {
+                self.resumed += 1;
+                self.stopped.remove(&(record.connection, record.from));
+            }
             Event::Tcp { repeated_bytes, .. } => self.repeated_bytes += repeated_bytes,
             Event::Negotiated(_) | Event::RawTcp | Event::Closed { .. } | Event::Lost { .. } => {}
         }
@@ -110,20 +131,42 @@ impl Summary {
     fn reasons(&self) -> Vec<String> {
         let mut reasons = Vec::new();
         if self.connections == 0 && self.datagrams == 0 {
-            reasons.push(if self.locked > 0 {
+            reasons.push(if self.left_out > 0 {
+                let connections = number(self.left_out.into(), "connection");
+                format!("--connection leaves out every one of {connections}")
+            } else if self.locked > 0 {
                 let connections = number(self.locked.into(), "connection");
-                format!("{connections} of TLS: name the file of their secrets with --keylog")
+                if self.has_key_log {
+                    format!(
+                        "{connections} of TLS, whose secrets neither the file of --keylog nor the capture has"
+                    )
+                } else {
+                    format!("{connections} of TLS: name the file of their secrets with --keylog")
+                }
             } else {
                 "no MPA Request or Reply Frame in the capture: capture from the connection's start on"
                     .to_owned()
             });
         }
         if self.missing_bytes > 0 {
-            reasons.push(format!("{} bytes are missing from the capture", self.missing_bytes));
+            reasons.push(format!("{} missing from the capture", are(self.missing_bytes, "byte")));
+        }
+        if let Some((original, captured)) = self.largest_cut {
+            reasons.push(format!(
+                "{} captured in part, such as {captured} bytes of {original}: raise the snapshot length (`tcpdump -s 0`)",
+                are(self.cut_packets, "packet")
+            ));
         }
         if self.not_followed > 0 {
-            let directions = number(self.not_followed, "direction");
-            reasons.push(format!("{directions} could not be decoded to the end"));
+            let stopped = self.stopped.len() as u64;
+            for (count, part) in [
+                (stopped, "to the end"),
+                (self.not_followed.saturating_sub(stopped), "from the beginning on"),
+            ] {
+                if count > 0 {
+                    reasons.push(format!("{} could not be decoded {part}", number(count, "direction")));
+                }
+            }
         }
         for link in &self.unknown_links {
             reasons.push(format!("link type {link} is not understood"));
@@ -133,6 +176,11 @@ impl Summary {
         );
         reasons
     }
+}
+
+/// "1 byte is", "2 bytes are".
+fn are(count: u64, what: &str) -> String {
+    format!("{} {}", number(count, what), if count == 1 { "is" } else { "are" })
 }
 
 impl fmt::Display for Summary {
@@ -306,9 +354,10 @@ fn datagram_text(datagram: &Datagram) -> String {
             let qpn = destination_qpn.map_or_else(String::new, |qpn| format!(" QPN {qpn:#08x},"));
             let qkey = datagram.qkey.map_or_else(String::new, |qkey| format!(" Q_Key {qkey:#010x},"));
             format!(
-                "{name},{qpn}{qkey} transaction {:#018x}, {} bytes of private data",
+                "{name},{qpn}{qkey} transaction {:#018x}, {} bytes of private data{}",
                 transaction.unwrap_or_default(),
-                private_data_length.unwrap_or_default()
+                private_data_length.unwrap_or_default(),
+                datagram.private_text
             )
         }
     }

@@ -3,7 +3,7 @@
 use uiw_mpa::wire::startup::{Enhanced, Frame, FrameKind, NOT_NEGOTIATED};
 use uiw_rdmap::Opcode;
 
-use super::event::{Event, Startup};
+use super::event::{Event, Startup, hex_digits, quoted};
 
 /// The bit in Res by which siw offers FPDUs larger than a TCP segment ("GSO expected").
 const SIW_GSO: u8 = 0x08;
@@ -120,7 +120,8 @@ pub(super) fn record(frame: &Frame) -> Startup {
         ird: frame.enhanced.map(|enhanced| enhanced.ird),
         ord: frame.enhanced.map(|enhanced| enhanced.ord),
         private_data_length: frame.private_data.len(),
-        text: frame.to_string(),
+        private_data: hex_digits(&frame.private_data),
+        text: format!("{frame}{}", quoted(&frame.private_data)),
     }
 }
 

@@ -42,6 +42,7 @@ impl Header {
             u64::from(record.ts_sec) * 1_000_000_000 + u64::from(record.ts_usec) * nanoseconds_per_unit;
         // The upper 16 bits describe a frame check sequence behind each packet; IP's length cuts it off.
         let link = LinkType(self.header.network.0.cast_unsigned() & 0xffff);
-        Packet { number: 0, time: Some(time), link, bytes: record.data.to_vec() }
+        let original_length = record.origlen as usize;
+        Packet { number: 0, time: Some(time), link, bytes: record.data.to_vec(), original_length }
     }
 }

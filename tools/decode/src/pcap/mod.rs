@@ -51,6 +51,8 @@ pub struct Packet {
     pub link: LinkType,
     /// The captured bytes, from the link header on.
     pub bytes: Vec<u8>,
+    /// Bytes of the packet on the wire. More than were captured if the snapshot length has cut it.
+    pub original_length: usize,
 }
 
 /// Reason why a capture cannot be read, or not on.
@@ -152,6 +154,16 @@ impl<R: Read> Reader<R> {
             self.packets += 1;
             Packet { number: self.packets, ..packet }
         }))
+    }
+}
+
+impl<R> Reader<R> {
+    /// Returns the secrets of TLS connections that a pcapng file had since the last call, in the format of a key log.
+    pub fn take_secrets(&mut self) -> Option<String> {
+        match &mut self.format {
+            Format::Classic(_) => None,
+            Format::Ng(section) => section.take_secrets(),
+        }
     }
 }
 

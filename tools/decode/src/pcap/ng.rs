@@ -7,10 +7,12 @@ use pcap_parser::{
     Block, EnhancedPacketBlock, InterfaceDescriptionBlock, SimplePacketBlock, parse_block_be, parse_block_le,
 };
 
-use super::{Error, LinkType, Packet, Parsed, Source};
+use super::{Error, LinkType, MAX_RECORD, Packet, Parsed, Source};
 
 /// The Section Header Block's type; it reads the same in both byte orders.
 pub(super) const SECTION_HEADER: [u8; 4] = [0x0a, 0x0d, 0x0d, 0x0a];
+/// Type of a Decryption Secrets Block with a key log of TLS.
+const TLS_KEY_LOG: u32 = 0x544c_534b;
 /// Interfaces of one section that are kept.
 const MAX_INTERFACES: usize = 65_536;
 
@@ -19,6 +21,8 @@ const MAX_INTERFACES: usize = 65_536;
 pub(super) struct Section {
     big_endian: bool,
     interfaces: Vec<Interface>,
+    /// Secrets that were not taken yet.
+    secrets: String,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -34,9 +38,19 @@ struct Interface {
 
 /// A block, as far as it matters.
 enum Content {
-    Section { big_endian: bool },
+    Section {
+        big_endian: bool,
+    },
     Interface(Interface),
-    Packet { interface: u32, time: Option<u64>, length: Length, bytes: Vec<u8> },
+    Packet {
+        interface: u32,
+        time: Option<u64>,
+        length: Length,
+        bytes: Vec<u8>,
+        original: u32,
+    },
+    /// Secrets of TLS connections.
+    Secrets(String),
     Other,
 }
 
@@ -49,6 +63,11 @@ enum Length {
 }
 
 impl Section {
+    /// Returns the secrets that came since the last call.
+    pub(super) fn take_secrets(&mut self) -> Option<String> {
+        (!self.secrets.is_empty()).then(|| std::mem::take(&mut self.secrets))
+    }
+
     pub(super) fn next<R: Read>(&mut self, source: &mut Source<R>) -> Result<Option<Packet>, Error> {
         loop {
             let offset = source.offset;
@@ -59,13 +78,22 @@ impl Section {
             match content {
                 None => return Ok(None),
                 // A section starts anew with its own byte order and its own interfaces.
-                Some(Content::Section { big_endian }) => *self = Self { big_endian, ..Self::default() },
+                Some(Content::Section { big_endian }) => {
+                    let secrets = std::mem::take(&mut self.secrets);
+                    *self = Self { big_endian, secrets, ..Self::default() };
+                }
+                Some(Content::Secrets(text)) => {
+                    if self.secrets.len() + text.len() <= MAX_RECORD {
+                        self.secrets.push_str(&text);
+                        self.secrets.push('\n');
+                    }
+                }
                 Some(Content::Interface(interface)) => {
                     if self.interfaces.len() < MAX_INTERFACES {
                         self.interfaces.push(interface);
                     }
                 }
-                Some(Content::Packet { interface, time, length, mut bytes }) => {
+                Some(Content::Packet { interface, time, length, mut bytes, original }) => {
                     let of = self.interfaces.get(interface as usize);
                     let of = of.ok_or(Error::Interface { offset, interface })?;
                     let captured = of.captured(length) as usize;
@@ -74,7 +102,8 @@ impl Section {
                     }
                     bytes.truncate(captured);
                     let time = time.map(|units| of.nanoseconds(units));
-                    return Ok(Some(Packet { number: 0, time, link: of.link, bytes }));
+                    let original_length = original as usize;
+                    return Ok(Some(Packet { number: 0, time, link: of.link, bytes, original_length }));
                 }
                 Some(Content::Other) => {}
             }
@@ -88,6 +117,10 @@ fn content(block: &Block<'_>) -> Content {
         Block::InterfaceDescription(interface) => Content::Interface(Interface::of(interface)),
         Block::EnhancedPacket(packet) => enhanced(packet),
         Block::SimplePacket(packet) => simple(packet),
+        Block::DecryptionSecrets(block) if block.secrets_type.0 == TLS_KEY_LOG => {
+            let len = (block.secrets_len as usize).min(block.data.len());
+            Content::Secrets(String::from_utf8_lossy(&block.data[..len]).into_owned())
+        }
         _ => Content::Other,
     }
 }
@@ -98,6 +131,7 @@ fn enhanced(packet: &EnhancedPacketBlock<'_>) -> Content {
         time: Some(u64::from(packet.ts_high) << 32 | u64::from(packet.ts_low)),
         length: Length::Captured(packet.caplen),
         bytes: packet.raw_packet_data().to_vec(),
+        original: packet.origlen,
     }
 }
 
@@ -108,6 +142,7 @@ fn simple(packet: &SimplePacketBlock<'_>) -> Content {
         time: None,
         length: Length::Original(packet.origlen),
         bytes: packet.raw_packet_data().to_vec(),
+        original: packet.origlen,
     }
 }
 

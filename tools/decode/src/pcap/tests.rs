@@ -75,7 +75,10 @@ fn classic_in_all_four_forms() {
             let packets = packets(&classic(order, magic, b"abc")).unwrap();
             let time = Some(7_000_000_000 + fraction);
             let bytes = b"abc".to_vec();
-            assert_eq!(packets, [Packet { number: 1, time, link: LinkType::ETHERNET, bytes }]);
+            assert_eq!(
+                packets,
+                [Packet { number: 1, time, link: LinkType::ETHERNET, bytes, original_length: 3 }]
+            );
         }
     }
 }
@@ -87,7 +90,7 @@ fn classic_in_the_modified_form() {
     file.splice(40..40, [2, 0, 0, 0, 0, 8, 4, 0]);
     let packets = packets(&file).unwrap();
     let (time, bytes) = (Some(7_000_005_000), b"abc".to_vec());
-    assert_eq!(packets, [Packet { number: 1, time, link: LinkType::ETHERNET, bytes }]);
+    assert_eq!(packets, [Packet { number: 1, time, link: LinkType::ETHERNET, bytes, original_length: 3 }]);
 }
 
 #[test]

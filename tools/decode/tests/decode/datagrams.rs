@@ -134,24 +134,27 @@ fn requests_and_replies_of_sidr() {
         let (found, text, departures) = hosts.decoded();
         let asked = |packet| {
             let event = json!({ "type": "datagram", "name": "SIDR request", "length": 0,
-                "transaction": "0x102030405060708", "private_data_length": 180 });
+                "transaction": "0x102030405060708", "private_data_length": 180,
+                "private_data": "09".repeat(180) });
             (packet, ends, event)
         };
-        let answered = |packet, name: &str, length: usize| {
+        let answered = |packet, name: &str, data: &[u8]| {
+            let digits: String = data.iter().map(|byte| format!("{byte:02x}")).collect();
             let event = json!({ "type": "datagram", "name": name, "length": 0,
-                "transaction": "0x102030405060708", "private_data_length": length });
+                "transaction": "0x102030405060708", "private_data_length": data.len(), "private_data": digits });
             (packet, [ends[1], ends[0]], event)
         };
-        let mut valid = answered(3, "SIDR reply", 136);
+        let mut valid = answered(3, "SIDR reply", &[8; 136]);
         valid.2["destination_qpn"] = json!(4791 << 8 | 7);
         valid.2["qkey"] = json!(0x0123_4567);
-        let rejected = answered(4, "SIDR reply, rejected", 2);
-        let no_qp = answered(5, "SIDR reply, no queue pair", 0);
+        let rejected = answered(4, "SIDR reply, rejected", b"no");
+        let no_qp = answered(5, "SIDR reply, no queue pair", b"");
         assert_eq!(found, [asked(1), asked(2), valid, rejected, no_qp]);
         assert_eq!(departures, 0);
         for line in [
             "SIDR request, transaction 0x0102030405060708, 180 bytes of private data",
             "SIDR reply, QPN 0x12b707, Q_Key 0x01234567, transaction 0x0102030405060708, 136 bytes of private data",
+            "transaction 0x0102030405060708, 2 bytes of private data \"no\"",
             "SIDR reply, no queue pair, transaction 0x0102030405060708, 0 bytes of private data",
         ] {
             assert!(text.contains(line), "{line}: {text}");
