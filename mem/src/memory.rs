@@ -20,7 +20,7 @@ pub struct Memory {
     presence: Presence,
     /// State of the pages of `Presence::Foreign`.
     page_state: Option<Arc<PageState>>,
-    _keep: Keep,
+    _keep: MemoryOwner,
 }
 
 /// Guarantee that the bytes stay mapped while a region covers them.
@@ -36,7 +36,7 @@ pub(crate) enum Presence {
 }
 
 /// Never read: kept for its drop.
-enum Keep {
+enum MemoryOwner {
     Owned(#[expect(dead_code, reason = "kept for its drop")] Pages),
     Borrowed,
     Buffer(#[expect(dead_code, reason = "kept for its drop")] Box<dyn Any + Send>),
@@ -61,7 +61,7 @@ impl Memory {
             exclusive: false,
             presence: Presence::Guaranteed,
             page_state: None,
-            _keep: Keep::Owned(pages),
+            _keep: MemoryOwner::Owned(pages),
         })
     }
 
@@ -74,7 +74,7 @@ impl Memory {
     /// * While they are in flight (an unfinished work request names them) nothing else writes them, nor reads what a
     ///   receive or a Read places, unless the region is shared; then all accesses are atomic.
     pub unsafe fn borrowed(at: *mut u8, len: usize) -> Self {
-        Self::guaranteed(at, len, Keep::Borrowed)
+        Self::guaranteed(at, len, MemoryOwner::Borrowed)
     }
 
     /// The `len` bytes at `at` of a program that may unmap them, or take rights away, at any time: an access to what is not there fails,
@@ -111,7 +111,7 @@ impl Memory {
     /// # Safety
     /// As for [`Memory::borrowed`], as long as `keep` lives.
     pub unsafe fn buffer(keep: Box<dyn Any + Send>, at: *mut u8, len: usize) -> Self {
-        Self::guaranteed(at, len, Keep::Buffer(keep))
+        Self::guaranteed(at, len, MemoryOwner::Buffer(keep))
     }
 
     /// Like [`Memory::buffer`] of bytes that a device may take away while they are mapped: an access fails then, as with [`Memory::foreign`].
@@ -125,7 +125,7 @@ impl Memory {
     }
 
     /// Describes bytes that the caller keeps mapped.
-    fn guaranteed(at: *mut u8, len: usize, keep: Keep) -> Self {
+    fn guaranteed(at: *mut u8, len: usize, keep: MemoryOwner) -> Self {
         let at = NonNull::new(at).unwrap_or(NonNull::dangling());
         Self { at, len, exclusive: true, presence: Presence::Guaranteed, page_state: None, _keep: keep }
     }
@@ -183,9 +183,9 @@ impl From<Vec<u8>> for Memory {
 impl fmt::Debug for Memory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = match self._keep {
-            Keep::Owned(_) => "owned",
-            Keep::Borrowed => "borrowed",
-            Keep::Buffer(_) => "buffer",
+            MemoryOwner::Owned(_) => "owned",
+            MemoryOwner::Borrowed => "borrowed",
+            MemoryOwner::Buffer(_) => "buffer",
         };
         write!(f, "{} bytes at {:p} ({kind})", self.len, self.at)
     }

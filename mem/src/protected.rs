@@ -14,7 +14,7 @@ const LAST: usize = 8;
 
 /// Side of a copy that is the registered memory.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Registered {
+enum RegisteredSide {
     From,
     To,
 }
@@ -31,7 +31,7 @@ pub(crate) unsafe fn load(
     len: usize,
     plain: impl Fn(*mut u8, *const u8, usize) -> bool,
 ) -> bool {
-    copy(state, Registered::From, dst, src, len, plain, |memory, to, from, part| {
+    copy(state, RegisteredSide::From, dst, src, len, plain, |memory, to, from, part| {
         // SAFETY: the caller's promise: room for `part` bytes at `to`; the kernel looks at `from` as a number.
         let got = unsafe { libc::pread(memory.as_raw_fd(), to.cast(), part, from.addr() as libc::off_t) };
         usize::try_from(got) == Ok(part)
@@ -51,7 +51,7 @@ pub(crate) unsafe fn store(
     len: usize,
     plain: impl Fn(*mut u8, *const u8, usize) -> bool,
 ) -> bool {
-    copy(state, Registered::To, dst, src, len, plain, |memory, to, from, part| {
+    copy(state, RegisteredSide::To, dst, src, len, plain, |memory, to, from, part| {
         let put = |done: usize, part: usize| {
             let (to, from) = (to.wrapping_add(done), from.wrapping_add(done));
             // SAFETY: the caller's promise: `part` bytes at `from`; the kernel looks at `to` as a number, and writes what `dst` is.
@@ -68,14 +68,14 @@ pub(crate) unsafe fn store(
 /// with the process's memory file.
 fn copy(
     state: &PageState,
-    registered: Registered,
+    registered: RegisteredSide,
     dst: *mut u8,
     src: *const u8,
     len: usize,
     plain: impl Fn(*mut u8, *const u8, usize) -> bool,
     by_file: impl Fn(&File, *mut u8, *const u8, usize) -> bool,
 ) -> bool {
-    let write = registered == Registered::To;
+    let write = registered == RegisteredSide::To;
     // Opened for each copy: a descriptor that is kept would be the parent's memory in a child of a fork.
     let Ok(memory) = OpenOptions::new().read(!write).write(write).open("/proc/self/mem") else {
         return false;

@@ -17,12 +17,12 @@ use crate::{Gone, LocalError, PdId, Pinned, Region, RemoteError, Right, StreamId
 /// its batch, and before it ends a region itself.
 #[derive(Default)]
 pub struct MrCache {
-    remote: Kept,
-    local: Kept,
+    remote: CachedRegion,
+    local: CachedRegion,
 }
 
 #[derive(Default)]
-struct Kept {
+struct CachedRegion {
     region: Option<Arc<Region>>,
     /// A pin of the region is ours.
     held: bool,
@@ -48,7 +48,7 @@ impl MrCache {
     }
 }
 
-impl Kept {
+impl CachedRegion {
     /// The live region of this STag: the one that was found last, or what `find` gives.
     #[inline(always)]
     fn find(&mut self, stag: STag, find: impl FnOnce() -> Option<Arc<Region>>) -> Option<&Arc<Region>> {
@@ -139,7 +139,7 @@ impl HeldRegion<'_> {
     }
 }
 
-impl Drop for Kept {
+impl Drop for CachedRegion {
     fn drop(&mut self) {
         self.let_go();
     }

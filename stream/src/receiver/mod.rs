@@ -54,7 +54,7 @@ pub(crate) struct Receiver {
 
 /// Result of placing a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Placed {
+pub(crate) enum PlacementResult {
     Yes,
     /// No receive is posted for it.
     NoReceive,
@@ -129,12 +129,12 @@ impl Receiver {
     ) -> Result<bool, ConnError> {
         let Some((parked, bytes)) = self.parked.take() else { return Ok(true) };
         match self.segment(parked.as_verified(), shared, host)? {
-            Placed::Yes => {
+            PlacementResult::Yes => {
                 shared.placement.advance(bytes);
                 shared.timers.cancel(Timer::NoReceive);
                 Ok(true)
             }
-            Placed::NoReceive => {
+            PlacementResult::NoReceive => {
                 self.parked = Some((parked, bytes));
                 Ok(false)
             }
@@ -161,8 +161,8 @@ impl Receiver {
             };
             at += fpdu.consumed;
             match self.segment(fpdu.ulpdu, shared, host) {
-                Ok(Placed::Yes) => placed = at,
-                Ok(Placed::NoReceive) => {
+                Ok(PlacementResult::Yes) => placed = at,
+                Ok(PlacementResult::NoReceive) => {
                     host.count_wait(Wait::Receive);
                     break self.park(fpdu.ulpdu, fpdu.consumed, shared);
                 }
@@ -179,7 +179,7 @@ impl Receiver {
         ulpdu: Verified<'_>,
         shared: &mut Shared,
         host: &mut H,
-    ) -> Result<Placed, ConnError> {
+    ) -> Result<PlacementResult, ConnError> {
         let (header, header_len) = Header::parse(&ulpdu).map_err(|error| {
             ConnError::fault(error, Some(QuotedSegment::new(&ulpdu, uiw_ddp::Untagged::LEN)))
         })?;
@@ -191,14 +191,16 @@ impl Receiver {
             (Header::Tagged(tagged), Opcode::Write) => {
                 if !self.discards.tagged {
                     self.write(&tagged, &segment, shared, host)?;
-                } else if self.write_unreliable(&tagged, &segment, shared, host)? == Placed::NoReceive {
-                    return Ok(Placed::NoReceive);
+                } else if self.write_unreliable(&tagged, &segment, shared, host)?
+                    == PlacementResult::NoReceive
+                {
+                    return Ok(PlacementResult::NoReceive);
                 }
             }
             (Header::Tagged(tagged), _) => self.read_response(&tagged, &segment, shared, host)?,
             (Header::Untagged(untagged), _) if untagged.qn == QN_SEND => {
-                if self.send(&untagged, opcode, &segment, shared, host)? == Placed::NoReceive {
-                    return Ok(Placed::NoReceive);
+                if self.send(&untagged, opcode, &segment, shared, host)? == PlacementResult::NoReceive {
+                    return Ok(PlacementResult::NoReceive);
                 }
             }
             (Header::Untagged(untagged), _) => {
@@ -208,7 +210,7 @@ impl Receiver {
         if undecided || !shared.first_fpdu {
             self.valid_fpdu(awaited_rtr == shared.reads.awaits_rtr(), shared);
         }
-        Ok(Placed::Yes)
+        Ok(PlacementResult::Yes)
     }
 
     /// A valid FPDU was taken; `classifies` unless it is the answer to our RTR Read, behind which the answer to the capability request
@@ -319,11 +321,11 @@ impl Receiver {
         segment: &Segment<'_>,
         shared: &mut Shared,
         host: &mut H,
-    ) -> Result<Placed, ConnError> {
+    ) -> Result<PlacementResult, ConnError> {
         let payload = segment.payload();
         let len = payload.len() as u32;
         if len == 0 || shared.detached {
-            return self.write(header, segment, shared, host).map(|()| Placed::Yes);
+            return self.write(header, segment, shared, host).map(|()| PlacementResult::Yes);
         }
         self.only_rtr = false;
         if let Some(announced) = self.discards.announced {
@@ -335,7 +337,7 @@ impl Receiver {
             if may_begin && announced.immediate && self.receiving.is_none() {
                 self.receiving = host.begin_receive();
                 if self.receiving.is_none() && self.may_wait(shared) {
-                    return Ok(Placed::NoReceive);
+                    return Ok(PlacementResult::NoReceive);
                 }
                 self.discards.waits_no_more = self.receiving.is_none();
                 may_begin = self.receiving.is_some();
@@ -358,7 +360,7 @@ impl Receiver {
             self.discards.end_write();
         }
         self.message_placed(header.last, shared);
-        Ok(Placed::Yes)
+        Ok(PlacementResult::Yes)
     }
 
     /// An unreliable Write is discarded, as `error` says. Ends the stream if the peer tries STags.

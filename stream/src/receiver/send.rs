@@ -1,6 +1,6 @@
 //! Sends and Immediate Data: messages for a receive.
 
-use super::{Placed, Receiver, Segment};
+use super::{PlacementResult, Receiver, Segment};
 use crate::error::{ConnError, LocalError};
 use crate::host::{ReceiveError, Received, ReceivedKind, StreamHost, Traffic};
 use crate::shared::Shared;
@@ -20,7 +20,7 @@ impl Receiver {
         segment: &Segment<'_>,
         shared: &mut Shared,
         host: &mut H,
-    ) -> Result<Placed, ConnError> {
+    ) -> Result<PlacementResult, ConnError> {
         let payload = segment.payload();
         let len = payload.len() as u32;
         // Order and offset first: a segment that may not be here must not take a receive.
@@ -28,18 +28,18 @@ impl Receiver {
             self.queues[0].check(header, len, Some(u32::MAX)).map_err(|error| segment.fault(error))?;
         if self.is_rtr_send(header, opcode, len, shared) {
             self.queues[0].placed(header, 0);
-            return Ok(Placed::Yes);
+            return Ok(PlacementResult::Yes);
         }
         if shared.detached {
             // Discarded, as by an RNIC whose program does not look any more.
             self.queues[0].placed(header, len);
             self.message_placed(header.last, shared);
-            return Ok(Placed::Yes);
+            return Ok(PlacementResult::Yes);
         }
         let immediate = matches!(opcode, Opcode::Immediate | Opcode::ImmediateSe);
         if self.discards.untagged && self.discards.takes_untagged(immediate) {
             self.discard(header, len, shared);
-            return Ok(Placed::Yes);
+            return Ok(PlacementResult::Yes);
         }
         let room = match self.receiving {
             Some(room) => room,
@@ -50,9 +50,9 @@ impl Receiver {
                 }
                 None if host.is_unreliable() && !self.may_wait(shared) => {
                     self.discard(header, len, shared);
-                    return Ok(Placed::Yes);
+                    return Ok(PlacementResult::Yes);
                 }
-                None => return Ok(Placed::NoReceive),
+                None => return Ok(PlacementResult::NoReceive),
             },
         };
         self.only_rtr = false;
@@ -63,7 +63,7 @@ impl Receiver {
             if !immediate && host.is_unreliable() {
                 // The receive takes the next message.
                 self.discard(header, len, shared);
-                return Ok(Placed::Yes);
+                return Ok(PlacementResult::Yes);
             }
             if !immediate {
                 self.receiving = None;
@@ -83,7 +83,7 @@ impl Receiver {
         if let Some(delivered) = self.queues[0].placed(header, len) {
             self.deliver(header, opcode, delivered.len, segment, shared, host)?;
         }
-        Ok(Placed::Yes)
+        Ok(PlacementResult::Yes)
     }
 
     /// Discards a segment of an unreliable message, and with it what follows of the message.

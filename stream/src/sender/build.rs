@@ -2,7 +2,7 @@
 
 use super::Sender;
 use super::gathered::GatheredFpdu;
-use super::message::{End, Message, MessageHeader, Source, missing_extension};
+use super::message::{Message, MessageEnd, MessageHeader, Source, missing_extension};
 use crate::config::StableTx;
 use crate::error::{AccessError, ConnError, LocalError};
 use crate::host::{Payload, SourceGone, StreamHost, Traffic};
@@ -74,13 +74,13 @@ impl<M> Sender<M> {
                 shared.reads.responding = false;
             }
             match message.end {
-                End::Nothing => {}
-                End::Answered(id) => host.built(id, message.header.msn()),
-                End::Sent(id) => {
+                MessageEnd::Nothing => {}
+                MessageEnd::Answered(id) => host.built(id, message.header.msn()),
+                MessageEnd::Sent(id) => {
                     host.built(id, message.header.msn());
                     self.completes_when_sent(id, shared);
                 }
-                End::Immediate { id, imm, solicited } => {
+                MessageEnd::Immediate { id, imm, solicited } => {
                     self.message = Some(self.immediate(id, imm, solicited, host));
                 }
             }

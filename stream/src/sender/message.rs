@@ -14,12 +14,12 @@ pub(super) struct Message {
     pub(super) total: u32,
     pub(super) offset: u32,
     pub(super) source: Source,
-    pub(super) end: End,
+    pub(super) end: MessageEnd,
 }
 
 /// Consequence of sending the last segment of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum End {
+pub(super) enum MessageEnd {
     /// No request completes.
     Nothing,
     /// This request is built. It completes with its answer.
@@ -63,17 +63,17 @@ impl Message {
     /// An Atomic Request, the longest message of fixed fields.
     const FIELDS: usize = 52;
 
-    pub(super) fn fields(header: MessageHeader, fields: &[u8], end: End) -> Self {
+    pub(super) fn fields(header: MessageHeader, fields: &[u8], end: MessageEnd) -> Self {
         let mut bytes = [0; Self::FIELDS];
         bytes[..fields.len()].copy_from_slice(fields);
         Self { header, total: fields.len() as u32, offset: 0, source: Source::Fields { bytes }, end }
     }
 
     pub(super) fn empty(header: MessageHeader) -> Self {
-        Self { header, total: 0, offset: 0, source: Source::Empty, end: End::Nothing }
+        Self { header, total: 0, offset: 0, source: Source::Empty, end: MessageEnd::Nothing }
     }
 
-    pub(super) fn of_request(header: MessageHeader, request: &Request, end: End) -> Self {
+    pub(super) fn of_request(header: MessageHeader, request: &Request, end: MessageEnd) -> Self {
         let id = request.id;
         let source = if request.inline { Source::Inline { id } } else { Source::Request { id } };
         Self { header, total: request.len, offset: 0, source, end }
@@ -115,7 +115,7 @@ impl Message {
 
     /// Returns whether it belongs to a request.
     pub(super) fn is_request(&self) -> bool {
-        self.end != End::Nothing
+        self.end != MessageEnd::Nothing
     }
 }
 

@@ -1,7 +1,7 @@
 //! Which message a stream sends next, and what its RDMAP header says: the stream's own, answers, requests.
 
 use super::Sender;
-use super::message::{End, Message, MessageHeader, Source, missing_extension};
+use super::message::{Message, MessageEnd, MessageHeader, Source, missing_extension};
 use crate::capabilities::ZeroWrite;
 use crate::error::ConnError;
 use crate::host::{StreamHost, Wait};
@@ -27,7 +27,7 @@ impl<M> Sender<M> {
         let mut bytes = [0; 8];
         bytes[..4].copy_from_slice(&imm.to_be_bytes());
         host.begun(id, header.msn());
-        Message::fields(header, &bytes, End::Sent(id))
+        Message::fields(header, &bytes, MessageEnd::Sent(id))
     }
 
     /// The next message in line: RTR and capability exchange first, then answers and requests by turns.
@@ -97,13 +97,13 @@ impl<M> Sender<M> {
     ) -> Message {
         let sink = Remote { stag: shared.reads.sink, to: shared.reads.next_sink_to() };
         let header = self.read_header(ReadOrigin::Request(id), sink.to, len, invalidate, shared);
-        Message::fields(header, &read_request(sink, remote, len).emit(), End::Answered(id))
+        Message::fields(header, &read_request(sink, remote, len).emit(), MessageEnd::Answered(id))
     }
 
     /// A zero-length Read of the stream itself.
     fn own_read(&mut self, origin: ReadOrigin, shared: &mut Shared) -> Message {
         let header = self.read_header(origin, PLACEHOLDER.to, 0, None, shared);
-        Message::fields(header, &read_request(PLACEHOLDER, PLACEHOLDER, 0).emit(), End::Nothing)
+        Message::fields(header, &read_request(PLACEHOLDER, PLACEHOLDER, 0).emit(), MessageEnd::Nothing)
     }
 
     fn read_header(
@@ -137,7 +137,7 @@ impl<M> Sender<M> {
                     total: request.len,
                     offset: 0,
                     source: Source::Inbound { request, segment },
-                    end: End::Nothing,
+                    end: MessageEnd::Nothing,
                 }))
             }
             InboundKind::Atomic(request) => {
@@ -147,7 +147,7 @@ impl<M> Sender<M> {
                 })?;
                 let response = AtomicResponse { request_id: request.request_id, original };
                 let header = self.untagged(Opcode::AtomicResponse, uiw_rdmap::QN_ATOMIC_RESPONSE, 0);
-                Ok(Some(Message::fields(header, &response.emit(), End::Nothing)))
+                Ok(Some(Message::fields(header, &response.emit(), MessageEnd::Nothing)))
             }
         }
     }
@@ -210,20 +210,20 @@ impl<M> Sender<M> {
     ) -> Message {
         let (id, solicited) = (request.id, request.solicited);
         if let Some(header) = self.plain_header(&request.op, solicited) {
-            return Message::of_request(header, request, End::Sent(id));
+            return Message::of_request(header, request, MessageEnd::Sent(id));
         }
         let message = match request.op {
             Op::AtomicWrite { remote } => {
-                return Message::of_request(MessageHeader::write(remote), request, End::Sent(id));
+                return Message::of_request(MessageHeader::write(remote), request, MessageEnd::Sent(id));
             }
             Op::WriteImm { remote, imm } => {
-                let end = End::Immediate { id, imm, solicited };
+                let end = MessageEnd::Immediate { id, imm, solicited };
                 return Message::of_request(MessageHeader::write(remote), request, end);
             }
             Op::SendImm { imm } => {
                 let msn = self.next_msn(uiw_rdmap::QN_SEND);
                 let header = MessageHeader::SendImm { msn, imm, solicited };
-                return Message::of_request(header, request, End::Sent(id));
+                return Message::of_request(header, request, MessageEnd::Sent(id));
             }
             Op::Read { remote, invalidate } => self.read(id, remote, request.len, invalidate, shared),
             Op::FetchAdd { remote, add, mask } => {
@@ -254,7 +254,7 @@ impl<M> Sender<M> {
         let (stag, to) = (remote.stag, remote.to);
         let request = AtomicRequest { op, request_id, stag, to, data, mask, compare, compare_mask };
         shared.reads.add(ReadOrigin::Request(id), header.msn(), OutstandingKind::Atomic { request_id }, None);
-        Message::fields(header, &request.emit(), End::Answered(id))
+        Message::fields(header, &request.emit(), MessageEnd::Answered(id))
     }
 
     /// The header of an operation that is one message of the host's bytes and needs no extension.

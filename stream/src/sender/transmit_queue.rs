@@ -9,14 +9,14 @@ use alloc::vec::Vec;
 use core::ops::Range;
 
 #[derive(Debug)]
-enum Queued {
+enum QueuedPiece {
     /// `staging[start..end]`.
     Staged { start: usize, end: usize },
     /// Bytes `start..end` of memory.
     Memory { memory: MemoryId, start: usize, end: usize },
 }
 
-impl Queued {
+impl QueuedPiece {
     fn len(&self) -> usize {
         match self {
             Self::Staged { start, end } | Self::Memory { start, end, .. } => end - start,
@@ -46,7 +46,7 @@ pub enum Piece<'a, M> {
 #[derive(Debug)]
 pub(super) struct TransmitQueue<M> {
     pub(super) staging: Vec<u8>,
-    pieces: VecDeque<Queued>,
+    pieces: VecDeque<QueuedPiece>,
     /// The memory of pieces, oldest first, and the number of the first.
     memory: VecDeque<M>,
     first_memory: u64,
@@ -104,8 +104,8 @@ impl<M> TransmitQueue<M> {
         let end = self.staging.len();
         self.queued += (end - start) as u64;
         match self.pieces.back_mut() {
-            Some(Queued::Staged { end: last, .. }) if *last == start => *last = end,
-            _ => self.pieces.push_back(Queued::Staged { start, end }),
+            Some(QueuedPiece::Staged { end: last, .. }) if *last == start => *last = end,
+            _ => self.pieces.push_back(QueuedPiece::Staged { start, end }),
         }
     }
 
@@ -118,7 +118,7 @@ impl<M> TransmitQueue<M> {
     /// Queues `range` of the memory that was added last.
     pub(super) fn push_memory(&mut self, memory: MemoryId, range: Range<usize>) {
         self.queued += range.len() as u64;
-        self.pieces.push_back(Queued::Memory { memory, start: range.start, end: range.end });
+        self.pieces.push_back(QueuedPiece::Memory { memory, start: range.start, end: range.end });
     }
 
     /// An FPDU (or start-up frame) ends at the present end.
@@ -129,7 +129,7 @@ impl<M> TransmitQueue<M> {
     /// The only piece, if it is one of staged bytes.
     pub(super) fn single(&self) -> Option<&[u8]> {
         match self.pieces.front() {
-            Some(Queued::Staged { start, end }) if self.pieces.len() == 1 => {
+            Some(QueuedPiece::Staged { start, end }) if self.pieces.len() == 1 => {
                 Some(&self.staging[start + self.skip..*end])
             }
             _ => None,
@@ -142,8 +142,8 @@ impl<M> TransmitQueue<M> {
         self.pieces.iter().map(move |piece| {
             let skip = core::mem::take(&mut skip);
             match piece {
-                Queued::Staged { start, end } => Piece::Bytes(&self.staging[start + skip..*end]),
-                Queued::Memory { memory, start, end } => {
+                QueuedPiece::Staged { start, end } => Piece::Bytes(&self.staging[start + skip..*end]),
+                QueuedPiece::Memory { memory, start, end } => {
                     Piece::Memory { memory: &self.memory[self.place(*memory)], range: start + skip..*end }
                 }
             }
@@ -173,7 +173,7 @@ impl<M> TransmitQueue<M> {
             }
             left -= piece.len();
             // Pieces of one memory stand in a row.
-            if let Queued::Memory { memory, .. } = *piece {
+            if let QueuedPiece::Memory { memory, .. } = *piece {
                 self.drop_memory(memory.0);
             }
             self.pieces.pop_front();
