@@ -168,10 +168,10 @@ impl StackHooks for FaultHooks {
         token: Token,
     ) -> io::Result<()> {
         let WrappedStream { inner: stream, hooks: faulty } = WrappedStream::<FaultStream>::of(&mut **stream)?;
-        if !faulty.detached && faulty.end != Some(End::Aborted) {
+        if !faulty.detached && faulty.end != Some(InjectedEnd::Aborted) {
             return Err(attached_stream());
         }
-        if faulty.end == Some(End::Cut) {
+        if faulty.end == Some(InjectedEnd::Cut) {
             // It is reset in the eyes of its user, and known to no stack below.
             self.shard.lock().cut.insert(token);
         } else {
@@ -193,12 +193,12 @@ pub struct FaultStream {
     /// Calls of `send` and `recv`.
     calls: [u32; 2],
     /// Result of every call after a cut, and of `send` after a FIN.
-    end: Option<End>,
+    end: Option<InjectedEnd>,
     detached: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum End {
+enum InjectedEnd {
     Cut,
     Fin,
     Aborted,
@@ -217,7 +217,7 @@ impl FaultStream {
 
     fn cut(&mut self, inner: &mut dyn TransportStream) {
         inner.abort();
-        self.end = Some(End::Cut);
+        self.end = Some(InjectedEnd::Cut);
         self.shared.shard.lock().cut.insert(self.token);
     }
 
@@ -231,13 +231,13 @@ impl FaultStream {
     /// Faults that stand right behind the bytes sent and received so far.
     fn apply_position(&mut self, inner: &mut dyn TransportStream) {
         let reached = |at: Option<u64>, position| at.is_some_and(|at| position >= at);
-        if matches!(self.end, None | Some(End::Fin))
+        if matches!(self.end, None | Some(InjectedEnd::Fin))
             && (reached(self.faults.cut_sent, self.sent) || reached(self.faults.cut_received, self.received))
         {
             self.cut(inner);
         }
         if self.end.is_none() && reached(self.faults.fin_sent, self.sent) && inner.shutdown().is_ok() {
-            self.end = Some(End::Fin);
+            self.end = Some(InjectedEnd::Fin);
         }
     }
 }
@@ -262,9 +262,9 @@ impl StreamHooks for FaultStream {
     fn send(&mut self, inner: &mut dyn TransportStream, bufs: &[IoVec<'_>]) -> io::Result<usize> {
         self.apply_position(inner);
         match self.end {
-            Some(End::Cut) => return Err(io::ErrorKind::ConnectionReset.into()),
-            Some(End::Fin) => return Err(io::ErrorKind::BrokenPipe.into()),
-            Some(End::Aborted) => return Err(io::ErrorKind::NotConnected.into()),
+            Some(InjectedEnd::Cut) => return Err(io::ErrorKind::ConnectionReset.into()),
+            Some(InjectedEnd::Fin) => return Err(io::ErrorKind::BrokenPipe.into()),
+            Some(InjectedEnd::Aborted) => return Err(io::ErrorKind::NotConnected.into()),
             None => {}
         }
         if IoVec::total(bufs) == 0 {
@@ -296,9 +296,9 @@ impl StreamHooks for FaultStream {
     fn recv(&mut self, inner: &mut dyn TransportStream, bufs: &mut [IoVecMut<'_>]) -> io::Result<usize> {
         self.apply_position(inner);
         match self.end {
-            Some(End::Cut) => return Err(io::ErrorKind::ConnectionReset.into()),
-            Some(End::Aborted) => return Err(io::ErrorKind::NotConnected.into()),
-            Some(End::Fin) | None => {}
+            Some(InjectedEnd::Cut) => return Err(io::ErrorKind::ConnectionReset.into()),
+            Some(InjectedEnd::Aborted) => return Err(io::ErrorKind::NotConnected.into()),
+            Some(InjectedEnd::Fin) | None => {}
         }
         if IoVecMut::total(bufs) == 0 {
             return Err(no_bytes());
@@ -327,23 +327,23 @@ impl StreamHooks for FaultStream {
     }
 
     fn set_interest(&mut self, inner: &mut dyn TransportStream, interest: Interest) -> io::Result<()> {
-        if self.end == Some(End::Cut) { Ok(()) } else { inner.set_interest(interest) }
+        if self.end == Some(InjectedEnd::Cut) { Ok(()) } else { inner.set_interest(interest) }
     }
 
     fn connect_result(&mut self, inner: &mut dyn TransportStream) -> io::Result<bool> {
-        if self.end == Some(End::Cut) { Ok(true) } else { inner.connect_result() }
+        if self.end == Some(InjectedEnd::Cut) { Ok(true) } else { inner.connect_result() }
     }
 
     fn shutdown(&mut self, inner: &mut dyn TransportStream) -> io::Result<()> {
         match self.end {
-            Some(End::Cut) => Err(io::ErrorKind::NotConnected.into()),
-            Some(End::Fin) => Ok(()),
-            Some(End::Aborted) | None => inner.shutdown(),
+            Some(InjectedEnd::Cut) => Err(io::ErrorKind::NotConnected.into()),
+            Some(InjectedEnd::Fin) => Ok(()),
+            Some(InjectedEnd::Aborted) | None => inner.shutdown(),
         }
     }
 
     fn detach(&mut self, inner: &mut dyn TransportStream) -> io::Result<()> {
-        if self.end != Some(End::Cut) {
+        if self.end != Some(InjectedEnd::Cut) {
             // Of an aborted stream it says so.
             inner.detach()?;
         }
@@ -354,7 +354,7 @@ impl StreamHooks for FaultStream {
 
     fn abort(&mut self, inner: &mut dyn TransportStream) {
         inner.abort();
-        self.end = Some(End::Aborted);
+        self.end = Some(InjectedEnd::Aborted);
         self.forget_cut();
     }
 

@@ -3,7 +3,7 @@
 mod schedule;
 
 use crate::packet::LONGEST;
-use crate::packet::socket::{PacketSocket, Takes};
+use crate::packet::socket::{FrameFilter, PacketSocket};
 use crate::packet::virtio::{HEADER, Header};
 use crate::segments;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -80,7 +80,7 @@ impl Bridge {
         let wrong = |error| io::Error::new(io::ErrorKind::InvalidInput, error);
         let port = |name: &str, seed| -> io::Result<Port> {
             let inward = Direction::new(profile, seed).map_err(wrong)?;
-            let (socket, _) = PacketSocket::open(name, Takes::All)?;
+            let (socket, _) = PacketSocket::open(name, FrameFilter::All)?;
             Ok(Port { socket, name: name.to_owned(), counts: PortCounts::default(), inward })
         };
         let [a, b] = names;

@@ -81,18 +81,18 @@ pub(super) struct SmolInterface<L: Link> {
     gateways: Vec<IpAddr>,
     /// Addresses from which a segment came.
     resolved: Vec<IpAddr>,
-    gone: Option<Gone>,
+    gone: Option<LostLink>,
 }
 
 /// The link is gone.
-struct Gone {
+struct LostLink {
     why: io::Error,
     since: Instant,
     /// It was reported to listeners.
     is_told: bool,
 }
 
-impl Gone {
+impl LostLink {
     fn error(&self) -> io::Error {
         io::Error::new(self.why.kind(), self.why.to_string())
     }
@@ -168,7 +168,7 @@ impl<L: Link> SmolInterface<L> {
             !self.conns.is_empty() || !self.ports.listeners.is_empty() || !self.datagrams.sockets.is_empty();
         let oldest = self.ports.listeners.iter().filter_map(|(_, listener)| listener.opening.front());
         let set_up = oldest.map(|id| self.conns[*id].began + SET_UP).min();
-        let for_good = self.gone.as_ref().is_some_and(Gone::is_for_good);
+        let for_good = self.gone.as_ref().is_some_and(LostLink::is_for_good);
         let watch = if watched && !for_good { self.link.watch() } else { None };
         timer.into_iter().chain(set_up).chain(self.link.next()).chain(watch).min()
     }
@@ -500,7 +500,7 @@ impl<L: Link> SmolInterface<L> {
                 (now, false)
             }
         };
-        let mut gone = Gone { why, since, is_told };
+        let mut gone = LostLink { why, since, is_told };
         if !gone.is_told && (gone.is_for_good() || now.saturating_duration_since(since) >= STAYS_DOWN) {
             gone.is_told = true;
             self.ports.listeners.iter_mut().for_each(|(_, listener)| listener.is_to_be_told = true);

@@ -127,7 +127,7 @@ pub trait Link: Send {
 
 /// Reason why the link over an interface is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Gone {
+pub(super) enum LinkLoss {
     /// It is down.
     Down,
     /// There is no such interface any more, though another one may have its name.
@@ -136,7 +136,7 @@ pub(super) enum Gone {
     Detached,
 }
 
-impl Gone {
+impl LinkLoss {
     /// Like [`Link::failure`] has it.
     pub(super) fn error(self, interface: &str) -> io::Error {
         let (kind, what) = match self {

@@ -10,8 +10,8 @@ pub(crate) mod virtio;
 
 use super::SmolConfig;
 use super::claim::Claim;
-use super::link::{Capabilities, Frame, Gone, Link, Segmentation};
-use socket::{PacketSocket, Takes};
+use super::link::{Capabilities, Frame, Link, LinkLoss, Segmentation};
+use socket::{FrameFilter, PacketSocket};
 use std::collections::VecDeque;
 use std::fmt;
 use std::io;
@@ -45,7 +45,7 @@ pub struct PacketLink {
     free: Vec<Vec<u8>>,
     /// Buffer for the next frame: long enough for any, set to zero once.
     scratch: Vec<u8>,
-    failure: Option<Gone>,
+    failure: Option<LinkLoss>,
     interface: Interface,
     /// Time when the failed interface was checked last.
     looked: Instant,
@@ -69,13 +69,13 @@ impl PacketLink {
     /// `PermissionDenied` without CAP_NET_RAW; `NotFound` when there is no such interface, `NetworkDown`, `Unsupported` where it has
     /// no Ethernet frames; `AddrInUse` for addresses of the kernel's or of another process; the system's.
     pub fn open(interface: &str, config: &SmolConfig) -> io::Result<Self> {
-        let (socket, mtu) = PacketSocket::open(interface, Takes::For(config.mac))?;
+        let (socket, mtu) = PacketSocket::open(interface, FrameFilter::For(config.mac))?;
         Self::new(interface, socket, mtu, Some(Claim::new(interface, config)?))
     }
 
     /// Beside another link to `interface`, for frames to multicast groups alone; none come before [`PacketLink::take_groups`].
     pub(super) fn of_groups(interface: &str) -> io::Result<Self> {
-        let (socket, mtu) = PacketSocket::open(interface, Takes::Nothing)?;
+        let (socket, mtu) = PacketSocket::open(interface, FrameFilter::Nothing)?;
         Self::new(interface, socket, mtu, None)
     }
 
@@ -117,7 +117,7 @@ impl PacketLink {
         // ENETDOWN, ENXIO, ENODEV: the interface was deleted or is down.
         let gone = [libc::ENETDOWN, libc::ENXIO, libc::ENODEV];
         if error.raw_os_error().is_some_and(|code| gone.contains(&code)) {
-            self.failure.get_or_insert(Gone::Down);
+            self.failure.get_or_insert(LinkLoss::Down);
             self.looked = Instant::now();
         }
     }
@@ -126,8 +126,8 @@ impl PacketLink {
     /// though another one may have its name.
     fn look(&mut self) {
         match Interface::find(&self.interface.name) {
-            Ok(now) if now.index != self.interface.index => self.failure = Some(Gone::Deleted),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => self.failure = Some(Gone::Deleted),
+            Ok(now) if now.index != self.interface.index => self.failure = Some(LinkLoss::Deleted),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => self.failure = Some(LinkLoss::Deleted),
             Ok(now) if now.is_up => {
                 self.failure = None;
                 self.waiting.clear();
@@ -244,11 +244,11 @@ impl Link for PacketLink {
 
     fn watch(&self) -> Option<Instant> {
         // One that is down may be deleted, and the socket gets no second event.
-        (self.failure == Some(Gone::Down)).then(|| self.looked + LOOK_DOWN)
+        (self.failure == Some(LinkLoss::Down)).then(|| self.looked + LOOK_DOWN)
     }
 
     fn failure(&mut self, now: Instant) -> Option<io::Error> {
-        if self.failure == Some(Gone::Down) && now.saturating_duration_since(self.looked) >= LOOK {
+        if self.failure == Some(LinkLoss::Down) && now.saturating_duration_since(self.looked) >= LOOK {
             self.looked = now;
             self.look();
         }

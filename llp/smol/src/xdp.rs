@@ -16,13 +16,13 @@ mod umem;
 
 use super::SmolConfig;
 use super::claim::Claim;
-use super::link::{Capabilities, Frame, Gone, Link, Segmentation};
+use super::link::{Capabilities, Frame, Link, LinkLoss, Segmentation};
 use super::segment::ETHERNET_HEADER;
 use crate::netdev::{Queues, ethernet, is_virtual, mtu_of};
 use crate::packet::{PacketFrame, PacketLink};
 pub use features::XdpFeatures;
 use rustix::event::epoll;
-use socket::{Received, XdpSocket};
+use socket::{ReceivedFrame, XdpSocket};
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -113,7 +113,7 @@ pub struct XdpLink {
     looked: Instant,
     /// Time of the next flush.
     again: Option<Instant>,
-    failure: Option<Gone>,
+    failure: Option<LinkLoss>,
     /// Frames that are longer than a chunk are built here.
     scratch: Vec<u8>,
     _claim: Claim,
@@ -258,9 +258,9 @@ impl XdpLink {
 
     fn look(&mut self) {
         match Interface::find(&self.interface) {
-            Ok(now) if now.index != self.index => self.failure = Some(Gone::Deleted),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => self.failure = Some(Gone::Deleted),
-            Ok(_) if !self.attachment.is_attached() => self.failure = Some(Gone::Detached),
+            Ok(now) if now.index != self.index => self.failure = Some(LinkLoss::Deleted),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => self.failure = Some(LinkLoss::Deleted),
+            Ok(_) if !self.attachment.is_attached() => self.failure = Some(LinkLoss::Detached),
             // It was down.
             Ok(now) if now.is_up => self.failure = None,
             _ => {}
@@ -275,7 +275,7 @@ pub struct XdpFrame(Source);
 
 /// Origin of a frame.
 enum Source {
-    Queue { queue: usize, received: Received },
+    Queue { queue: usize, received: ReceivedFrame },
     Groups(PacketFrame),
 }
 
@@ -374,7 +374,7 @@ impl Link for XdpLink {
                 Err(error) => {
                     tracing::debug!(%error, "AF_XDP");
                     self.looked = Instant::now();
-                    self.failure.get_or_insert(Gone::Down);
+                    self.failure.get_or_insert(LinkLoss::Down);
                 }
             }
         }

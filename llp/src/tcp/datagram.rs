@@ -104,7 +104,7 @@ fn send_to_groups(socket: &Socket, local: SocketAddr) -> io::Result<()> {
 }
 
 /// Datagrams that were not described to the kernel yet.
-struct Rest<'a> {
+struct UnsentItems<'a> {
     items: &'a [Outgoing],
     /// Number of messages of the first item that were described.
     used: usize,
@@ -112,7 +112,7 @@ struct Rest<'a> {
     at: usize,
 }
 
-impl<'a> Rest<'a> {
+impl<'a> UnsentItems<'a> {
     fn new(items: &'a [Outgoing]) -> Self {
         Self { items, used: 0, at: 0 }
     }
@@ -154,7 +154,7 @@ impl<'a> Rest<'a> {
 impl KernelDatagrams {
     /// Describes as many datagrams as one call takes.
     fn describe(&mut self, datagrams: &[Outgoing], max: usize) {
-        let mut rest = Rest::new(datagrams);
+        let mut rest = UnsentItems::new(datagrams);
         self.messages.clear();
         self.messages.extend(std::iter::from_fn(|| rest.take(max)).take(MAX_MESSAGES));
     }

@@ -2,7 +2,7 @@
 
 use super::keys::{KeyError, PinnedKeys, SecretKey};
 use super::provider;
-use super::verify::{Pattern, Trust, Verifier};
+use super::verify::{Pattern, TrustAnchors, Verifier};
 use rustls::client::Resumption;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, IpAddr as PkiIpAddr, ServerName};
@@ -40,7 +40,7 @@ pub const MAX_HANDSHAKES: usize = 1024;
 pub struct TlsConfig {
     identity: Arc<CertifiedKey>,
     raw: bool,
-    trust: Arc<Trust>,
+    trust: Arc<TrustAnchors>,
     allow: Vec<Pattern>,
     pub(super) server_name: Option<ServerName<'static>>,
     pub(super) handshake_timeout: Duration,
@@ -57,7 +57,7 @@ impl TlsConfig {
     pub fn raw_keys(key: &SecretKey, pinned: PinnedKeys) -> Result<Self, KeyError> {
         let public = CertificateDer::from(key.public_key().as_der().to_vec());
         let identity = CertifiedKey::new(vec![public], Arc::clone(key.signer()));
-        Ok(Self::new(identity, true, Trust::Pinned(pinned)))
+        Ok(Self::new(identity, true, TrustAnchors::Pinned(pinned)))
     }
 
     /// X.509: this end presents `chain`, its own certificate first, and proves that it has its `key`; a peer must have a certificate
@@ -79,10 +79,10 @@ impl TlsConfig {
         for authority in authorities {
             roots.add(authority)?;
         }
-        Ok(Self::new(identity, false, Trust::authorities(Arc::new(roots))?))
+        Ok(Self::new(identity, false, TrustAnchors::authorities(Arc::new(roots))?))
     }
 
-    fn new(identity: CertifiedKey, raw: bool, trust: Trust) -> Self {
+    fn new(identity: CertifiedKey, raw: bool, trust: TrustAnchors) -> Self {
         Self {
             identity: Arc::new(identity),
             raw,
@@ -100,8 +100,8 @@ impl TlsConfig {
     #[must_use]
     pub fn pinned(&self) -> Option<&PinnedKeys> {
         match &*self.trust {
-            Trust::Pinned(pinned) => Some(pinned),
-            Trust::Authorities { .. } => None,
+            TrustAnchors::Pinned(pinned) => Some(pinned),
+            TrustAnchors::Authorities { .. } => None,
         }
     }
 

@@ -16,7 +16,7 @@ use uiw_llp::PeerIdentity;
 
 /// Criterion for an authentic peer.
 #[derive(Debug)]
-pub(super) enum Trust {
+pub(super) enum TrustAnchors {
     Pinned(PinnedKeys),
     Authorities {
         roots: Arc<RootCertStore>,
@@ -25,7 +25,7 @@ pub(super) enum Trust {
     },
 }
 
-impl Trust {
+impl TrustAnchors {
     pub(super) fn authorities(roots: Arc<RootCertStore>) -> Result<Self, KeyError> {
         let refused = |error: rustls::server::VerifierBuilderError| KeyError::Refused(error.to_string());
         let clients = WebPkiClientVerifier::builder_with_provider(Arc::clone(&roots), provider());
@@ -49,7 +49,7 @@ pub(super) enum Peer {
 /// Verifies peers for rustls.
 #[derive(Debug, Clone)]
 pub(super) struct Verifier {
-    pub(super) trust: Arc<Trust>,
+    pub(super) trust: Arc<TrustAnchors>,
     pub(super) allow: Vec<Pattern>,
 }
 
@@ -57,7 +57,7 @@ impl Verifier {
     /// The identity of a peer that presented `certificates`; with raw public keys that is one key.
     pub(super) fn identify(&self, certificate: &CertificateDer<'_>) -> Result<PeerIdentity, TlsError> {
         let identity = match &*self.trust {
-            Trust::Pinned(pinned) => {
+            TrustAnchors::Pinned(pinned) => {
                 let key = PublicKey::from_der(certificate)
                     .map_err(|error| TlsError::Certificate(error.to_string().into()))?;
                 let fingerprint = key.fingerprint();
@@ -67,7 +67,7 @@ impl Verifier {
                 let options = pinned.options_of(&key).unwrap_or_default().to_owned();
                 PeerIdentity::PublicKey { name: name.to_owned(), fingerprint, options }
             }
-            Trust::Authorities { .. } => {
+            TrustAnchors::Authorities { .. } => {
                 let parsed = webpki::EndEntityCert::try_from(certificate)
                     .map_err(|error| TlsError::Certificate(error.to_string().into()))?;
                 let names = parsed.valid_dns_names().chain(parsed.valid_uri_names()).map(str::to_owned);
@@ -96,7 +96,7 @@ impl Verifier {
         peer: &Peer,
         now: UnixTime,
     ) -> Result<(), Error> {
-        let Trust::Authorities { roots, clients, servers } = &*self.trust else { return Ok(()) };
+        let TrustAnchors::Authorities { roots, clients, servers } = &*self.trust else { return Ok(()) };
         match peer {
             Peer::Client => clients.verify_client_cert(own, intermediates, now).map(drop),
             // With an access list an address says nothing more than the list: see `TlsConfig::x509`.
@@ -121,11 +121,13 @@ impl Verifier {
     ) -> Result<HandshakeSignatureValid, Error> {
         let algorithms = &provider().signature_verification_algorithms;
         match &*self.trust {
-            Trust::Pinned(_) => {
+            TrustAnchors::Pinned(_) => {
                 let key = SubjectPublicKeyInfoDer::from(certificate.as_ref());
                 verify_tls13_signature_with_raw_key(message, &key, signed, algorithms)
             }
-            Trust::Authorities { .. } => verify_tls13_signature(message, certificate, signed, algorithms),
+            TrustAnchors::Authorities { .. } => {
+                verify_tls13_signature(message, certificate, signed, algorithms)
+            }
         }
     }
 
@@ -161,7 +163,7 @@ macro_rules! either_verifier {
         }
 
         fn requires_raw_public_keys(&self) -> bool {
-            matches!(&*self.trust, Trust::Pinned(_))
+            matches!(&*self.trust, TrustAnchors::Pinned(_))
         }
     };
 }
@@ -186,8 +188,8 @@ impl ServerCertVerifier for Verifier {
 impl ClientCertVerifier for Verifier {
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
         match &*self.trust {
-            Trust::Pinned(_) => &[],
-            Trust::Authorities { clients, .. } => clients.root_hint_subjects(),
+            TrustAnchors::Pinned(_) => &[],
+            TrustAnchors::Authorities { clients, .. } => clients.root_hint_subjects(),
         }
     }
 

@@ -64,7 +64,7 @@ struct Frame {
 }
 
 /// A frame that later ones are to overtake.
-struct Held {
+struct DelayedFrame {
     frame: Frame,
     /// Number of frames that have yet to pass.
     passing: usize,
@@ -85,7 +85,7 @@ pub struct Direction {
     free_at: Duration,
     /// Frames on the way, in the order in which they leave.
     on_the_way: VecDeque<Frame>,
-    held: Vec<Held>,
+    held: Vec<DelayedFrame>,
     bytes: usize,
     lost_last: bool,
     counts: Counts,
@@ -164,7 +164,7 @@ impl Direction {
         self.bytes += frame.bytes.len();
         if late {
             let passing = 1 + self.reorder.below(3);
-            self.held.push(Held { frame, passing, overtaken: false });
+            self.held.push(DelayedFrame { frame, passing, overtaken: false });
             return;
         }
         if twice {

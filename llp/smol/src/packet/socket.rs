@@ -13,7 +13,7 @@ const BUFFER: libc::c_int = 8 << 20;
 
 /// Frames of the interface that a socket takes.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Takes {
+pub(crate) enum FrameFilter {
     /// Frames for a MAC of ours, and for groups.
     For([u8; 6]),
     /// None before [`PacketSocket::take_groups`].
@@ -38,7 +38,7 @@ impl PacketSocket {
     }
 
     /// The socket, and bytes of an IP packet on the interface.
-    pub(crate) fn open(interface: &str, takes: Takes) -> io::Result<(Self, usize)> {
+    pub(crate) fn open(interface: &str, takes: FrameFilter) -> io::Result<(Self, usize)> {
         let index = index_of(interface)? as libc::c_int;
         let socket = Self::closed()?;
         ethernet(interface)?;
@@ -53,13 +53,13 @@ impl PacketSocket {
             }
         }
         match takes {
-            Takes::For(mac) => {
+            FrameFilter::For(mac) => {
                 socket.attach(&mut filter::program(mac))?;
                 socket.bind(index)?;
                 socket.receive_for(index, mac)?;
             }
-            Takes::Nothing => {}
-            Takes::All => {
+            FrameFilter::Nothing => {}
+            FrameFilter::All => {
                 socket.bind(index)?;
                 socket.member(index, libc::PACKET_MR_PROMISC, libc::PACKET_ADD_MEMBERSHIP)?;
             }

@@ -17,7 +17,7 @@ use uiw_mem::{IoVec, IoVecMut};
 
 /// Treatment of the frames of a link.
 #[derive(Default)]
-struct Fate {
+struct FrameRules {
     /// Segments with bytes that are lost, counted down.
     lose: usize,
     /// Segments without bytes are lost.
@@ -29,12 +29,12 @@ struct Fate {
 }
 
 /// A pipe that loses frames and runs out of room as a test says.
-struct Gated {
+struct GatedLink {
     inner: PipeLink,
-    fate: Arc<Mutex<Fate>>,
+    fate: Arc<Mutex<FrameRules>>,
 }
 
-impl Link for Gated {
+impl Link for GatedLink {
     type Frame = PipeFrame;
 
     fn capabilities(&self) -> Capabilities {
@@ -103,11 +103,11 @@ impl Link for Gated {
 
 struct World {
     clock: Clock,
-    client: SmolStack<Gated>,
-    server: SmolStack<Gated>,
+    client: SmolStack<GatedLink>,
+    server: SmolStack<GatedLink>,
     /// Treatment of frames that the client sends, and of the server's.
-    fate: Arc<Mutex<Fate>>,
-    servers: Arc<Mutex<Fate>>,
+    fate: Arc<Mutex<FrameRules>>,
+    servers: Arc<Mutex<FrameRules>>,
     v6: bool,
 }
 
@@ -116,9 +116,10 @@ impl World {
         let clock = Clock::virtual_time();
         let (a, b) = pipe(1500).unwrap();
         let (fate, servers) = (Arc::default(), Arc::default());
-        let stack = |inner, fate: &Arc<Mutex<Fate>>, host| {
+        let stack = |inner, fate: &Arc<Mutex<FrameRules>>, host| {
             let config = SmolConfig::new(address(host, v6), if v6 { 64 } else { 24 });
-            SmolStack::with_clock(Gated { inner, fate: Arc::clone(fate) }, &config, clock.clone()).unwrap()
+            SmolStack::with_clock(GatedLink { inner, fate: Arc::clone(fate) }, &config, clock.clone())
+                .unwrap()
         };
         let (client, server) = (stack(a, &fate, 1), stack(b, &servers, 2));
         Self { clock, client, server, fate, servers, v6 }

@@ -16,7 +16,7 @@ const BUSY_TRIES: u32 = 50;
 const BUSY_WAIT: Duration = Duration::from_millis(10);
 
 /// Received frame.
-pub(super) enum Received {
+pub(super) enum ReceivedFrame {
     /// A frame in one chunk of the memory.
     Chunk { at: u64, bytes: NonNull<u8>, len: usize },
     /// Put together from several.
@@ -25,9 +25,9 @@ pub(super) enum Received {
 
 // SAFETY: the chunk is this value's alone until it is recycled, and lives as long as the socket, which outlives its frames
 // (`SmolInterface::ingress` gives each back before the next call).
-unsafe impl Send for Received {}
+unsafe impl Send for ReceivedFrame {}
 
-impl Received {
+impl ReceivedFrame {
     pub(super) fn bytes(&mut self) -> &mut [u8] {
         match self {
             // SAFETY: `pointer` checked the range; the chunk is out of the kernel's hands until it is recycled, and nothing else
@@ -142,28 +142,28 @@ impl XdpSocket {
     }
 
     /// The next whole frame.
-    pub(super) fn receive(&mut self) -> Option<Received> {
+    pub(super) fn receive(&mut self) -> Option<ReceivedFrame> {
         loop {
             let piece = self.rx.pop()?;
             let more = piece.options & libc::XDP_PKT_CONTD != 0;
             let len = piece.len as usize;
             if !more && self.partial.is_empty() {
                 let (bytes, len) = self.umem.pointer(piece.addr, len);
-                return Some(Received::Chunk { at: piece.addr, bytes, len });
+                return Some(ReceivedFrame::Chunk { at: piece.addr, bytes, len });
             }
             self.partial.extend_from_slice(self.umem.bytes(piece.addr, len));
             self.give_back(piece.addr);
             if !more {
                 let empty = self.spare.pop().unwrap_or_default();
-                return Some(Received::Copied(std::mem::replace(&mut self.partial, empty)));
+                return Some(ReceivedFrame::Copied(std::mem::replace(&mut self.partial, empty)));
             }
         }
     }
 
-    pub(super) fn recycle(&mut self, received: Received) {
+    pub(super) fn recycle(&mut self, received: ReceivedFrame) {
         match received {
-            Received::Chunk { at, .. } => self.give_back(at),
-            Received::Copied(mut bytes) => {
+            ReceivedFrame::Chunk { at, .. } => self.give_back(at),
+            ReceivedFrame::Copied(mut bytes) => {
                 bytes.clear();
                 self.spare.push(bytes);
             }

@@ -216,17 +216,19 @@ fn readable_has_room(s: &mut Session) -> Verdict {
 }
 
 /// Result of [`StreamExtensions::peek`].
-enum Seen {
+enum PeekOutcome {
     Bytes(Box<dyn RecvBuf>),
     Fin,
     Nothing,
 }
 
-fn peek(stream: &mut dyn TransportStream) -> Verdict<Seen> {
+fn peek(stream: &mut dyn TransportStream) -> Verdict<PeekOutcome> {
     match stream.peek() {
         Ok(None) => Err(Stop::NotOffered("a peek at received bytes")),
-        Ok(Some(mut buf)) => Ok(if buf.bytes().is_empty() { Seen::Fin } else { Seen::Bytes(buf) }),
-        Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(Seen::Nothing),
+        Ok(Some(mut buf)) => {
+            Ok(if buf.bytes().is_empty() { PeekOutcome::Fin } else { PeekOutcome::Bytes(buf) })
+        }
+        Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(PeekOutcome::Nothing),
         Err(error) => Err(unexpected("peek")(error)),
     }
 }
@@ -234,16 +236,16 @@ fn peek(stream: &mut dyn TransportStream) -> Verdict<Seen> {
 /// A peek at some bytes, which have come.
 fn peek_bytes(stream: &mut dyn TransportStream) -> Verdict<Box<dyn RecvBuf>> {
     match peek(stream)? {
-        Seen::Bytes(buf) => Ok(buf),
-        Seen::Fin => Err(Stop::Failed("a peek says FIN where bytes are due".into())),
-        Seen::Nothing => Err(Stop::Failed("a peek would block where bytes are due".into())),
+        PeekOutcome::Bytes(buf) => Ok(buf),
+        PeekOutcome::Fin => Err(Stop::Failed("a peek says FIN where bytes are due".into())),
+        PeekOutcome::Nothing => Err(Stop::Failed("a peek would block where bytes are due".into())),
     }
 }
 
 /// A pair whose accepted end can be looked at.
 fn peekable(s: &mut Session) -> Verdict<Pair> {
     let mut pair = s.pair()?;
-    ensure!(matches!(peek(&mut *pair.server)?, Seen::Nothing), "a peek sees what was not sent");
+    ensure!(matches!(peek(&mut *pair.server)?, PeekOutcome::Nothing), "a peek sees what was not sent");
     Ok(pair)
 }
 
@@ -262,7 +264,7 @@ fn peek_takes_nothing(s: &mut Session) -> Verdict {
     s.poll()?;
     ensure!(s.is_readable(SERVER, ACCEPTED), "a peek that was dropped is not reported any more");
     s.expect(THERE, &mut *server, b"0123456789")?;
-    ensure!(matches!(peek(&mut *server)?, Seen::Nothing), "a peek sees what was received");
+    ensure!(matches!(peek(&mut *server)?, PeekOutcome::Nothing), "a peek sees what was received");
     Ok(())
 }
 
@@ -293,7 +295,7 @@ fn peek_and_wait(s: &mut Session) -> Verdict {
     ensure!(seen.can_grow(5), "two bytes in an empty buffer cannot grow");
     seen.consume(5, Rest::WaitForMore);
     s.never("an event of bytes that are of no use", |s| Ok(s.is_readable(SERVER, ACCEPTED)))?;
-    ensure!(matches!(peek(&mut *server)?, Seen::Nothing), "a peek does not wait for more");
+    ensure!(matches!(peek(&mut *server)?, PeekOutcome::Nothing), "a peek does not wait for more");
     s.send_all(HERE, &mut *client, b"o")?;
     wait_readable(s)?;
     let mut seen = peek_bytes(&mut *server)?;
@@ -314,7 +316,7 @@ fn peek_at_the_fin(s: &mut Session) -> Verdict {
     client.shutdown().map_err(unexpected("shutdown"))?;
     wait_readable(s)?;
     for _ in 0..2 {
-        ensure!(matches!(peek(&mut *server)?, Seen::Fin), "a peek does not see the FIN");
+        ensure!(matches!(peek(&mut *server)?, PeekOutcome::Fin), "a peek does not see the FIN");
     }
     client.abort();
     server.abort();
@@ -328,7 +330,7 @@ fn peek_round_the_buffer(s: &mut Session) -> Verdict {
         ..TransportConfig::default()
     };
     let Pair { mut client, mut server, listener: _listener } = s.pair_with(&small)?;
-    ensure!(matches!(peek(&mut *server)?, Seen::Nothing), "a peek sees what was not sent");
+    ensure!(matches!(peek(&mut *server)?, PeekOutcome::Nothing), "a peek sees what was not sent");
     let bytes = pattern(1 << 20);
     let (mut sent, mut got) = (0, Vec::new());
     client.set_interest(Interest::WRITE).map_err(unexpected("set_interest"))?;

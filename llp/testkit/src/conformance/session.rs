@@ -36,13 +36,13 @@ const WIND_DOWN: Duration = Duration::from_secs(2);
 
 /// The stacks of one check.
 pub(super) struct Session {
-    stacks: Vec<Driven>,
+    stacks: Vec<DrivenStack>,
     pub(super) ips: [IpAddr; 2],
     advance: Option<Advance>,
     timeout: Duration,
 }
 
-struct Driven {
+struct DrivenStack {
     stack: Box<dyn TransportStack>,
     wait: Option<Arc<OwnedFd>>,
     /// True if the descriptor or the deadline asks for a poll.
@@ -71,7 +71,7 @@ impl Session {
     /// Another stack to drive, and its number.
     pub(super) fn add(&mut self, stack: Box<dyn TransportStack>) -> usize {
         let wait = stack.wait_fd();
-        self.stacks.push(Driven { stack, wait, due: true, events: Vec::new() });
+        self.stacks.push(DrivenStack { stack, wait, due: true, events: Vec::new() });
         self.stacks.len() - 1
     }
 
@@ -173,7 +173,7 @@ impl Session {
 
     /// Sleeps until a stack has something or its deadline has passed, but no longer than `longest`.
     fn rest(&mut self, longest: Duration) {
-        let deadline = |driven: &Driven| {
+        let deadline = |driven: &DrivenStack| {
             let (deadline, now) = (driven.stack.deadline()?, driven.stack.now());
             Some((deadline, deadline.saturating_duration_since(now)))
         };

@@ -32,7 +32,7 @@ pub(super) struct World {
     stacks: u32,
     next_id: u64,
     next_port: u16,
-    ends: BTreeMap<EndId, End>,
+    ends: BTreeMap<EndId, SimulatedEnd>,
     listeners: BTreeMap<ListenerId, Listening>,
     /// Sockets for datagrams.
     sockets: BTreeMap<u64, datagrams::Socket>,
@@ -56,7 +56,7 @@ struct Request {
 }
 
 /// One end of a connection.
-struct End {
+struct SimulatedEnd {
     stack: u32,
     token: Token,
     interest: Interest,
@@ -288,13 +288,17 @@ impl World {
         token: Token,
     ) -> io::Result<(EndId, SocketAddr)> {
         let local = self.with_port(local);
-        let uses =
-            |end: &End| end.held && end.state != State::Closed && end.local == local && end.peer == peer;
+        let uses = |end: &SimulatedEnd| {
+            end.held && end.state != State::Closed && end.local == local && end.peer == peer
+        };
         if self.ends.values().any(uses) {
             return Err(ErrorKind::AddrInUse.into());
         }
         let client = self.id();
-        self.ends.insert(client, End { named: true, ..End::new(stack, token, Interest::WRITE, local, peer) });
+        self.ends.insert(
+            client,
+            SimulatedEnd { named: true, ..SimulatedEnd::new(stack, token, Interest::WRITE, local, peer) },
+        );
         let due = self.time + self.link(local.ip(), peer.ip()).latency;
         self.requests.push(Request { due, client, to: peer });
         Ok((client, local))
@@ -314,8 +318,8 @@ impl World {
         let id = self.id();
         let due = self.time + self.link(local.ip(), local.ip()).latency;
         let inbound = VecDeque::from([(due, Packet::Established)]);
-        let end = End::new(stack, token, Interest::WRITE, local, local);
-        self.ends.insert(id, End { named: true, other: Some(id), inbound, last_due: due, ..end });
+        let end = SimulatedEnd::new(stack, token, Interest::WRITE, local, local);
+        self.ends.insert(id, SimulatedEnd { named: true, other: Some(id), inbound, last_due: due, ..end });
         Ok((id, local))
     }
 
@@ -335,7 +339,7 @@ impl World {
             return;
         };
         let server = self.id();
-        let mut end = End::new(stack, Token(0), Interest::READ, to, from);
+        let mut end = SimulatedEnd::new(stack, Token(0), Interest::READ, to, from);
         end.other = Some(request.client);
         end.last_due = answered;
         end.inbound.push_back((answered + there, Packet::Established));
@@ -445,7 +449,7 @@ impl World {
         self.ends.len()
     }
 
-    fn end(&mut self, id: EndId) -> io::Result<&mut End> {
+    fn end(&mut self, id: EndId) -> io::Result<&mut SimulatedEnd> {
         self.ends.get_mut(&id).ok_or_else(|| ErrorKind::NotConnected.into())
     }
 
@@ -471,7 +475,7 @@ impl World {
     }
 }
 
-impl End {
+impl SimulatedEnd {
     fn new(stack: u32, token: Token, interest: Interest, local: SocketAddr, peer: SocketAddr) -> Self {
         Self {
             stack,

@@ -50,7 +50,7 @@ fn access_list_restricts_authentic_peers() {
 struct Authority(CertifiedIssuer<'static, KeyPair>);
 
 /// A certificate with its key.
-struct Issued {
+struct IssuedCertificate {
     chain: Vec<CertificateDer<'static>>,
     key: KeyPair,
 }
@@ -64,17 +64,17 @@ impl Authority {
         Self(CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap())
     }
 
-    fn issue(&self, name: &str, change: impl FnOnce(&mut CertificateParams)) -> Issued {
+    fn issue(&self, name: &str, change: impl FnOnce(&mut CertificateParams)) -> IssuedCertificate {
         let mut params = CertificateParams::new(vec![name.to_owned()]).unwrap();
         params.extended_key_usages =
             vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
         change(&mut params);
         let key = KeyPair::generate().unwrap();
         let chain = vec![params.signed_by(&key, &self.0).unwrap().der().clone()];
-        Issued { chain, key }
+        IssuedCertificate { chain, key }
     }
 
-    fn config(&self, issued: &Issued) -> TlsConfig {
+    fn config(&self, issued: &IssuedCertificate) -> TlsConfig {
         let directory = Directory::new();
         let file = directory.0.join("key.pem");
         directory.write("key.pem", &issued.key.serialize_pem(), 0o600);

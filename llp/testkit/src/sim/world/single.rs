@@ -1,6 +1,6 @@
 //! Faults of single connections.
 
-use super::{End, State, World};
+use super::{SimulatedEnd, State, World};
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -8,8 +8,9 @@ use std::time::Duration;
 impl World {
     /// Addresses of the established connections from `a` to `b`, the oldest first.
     pub(in crate::sim) fn connections(&self, a: IpAddr, b: IpAddr) -> Vec<(SocketAddr, SocketAddr)> {
-        let is_one =
-            |end: &&End| end.held && end.state == State::Made && (end.local.ip(), end.peer.ip()) == (a, b);
+        let is_one = |end: &&SimulatedEnd| {
+            end.held && end.state == State::Made && (end.local.ip(), end.peer.ip()) == (a, b)
+        };
         self.ends.values().filter(is_one).map(|end| (end.local, end.peer)).collect()
     }
 
