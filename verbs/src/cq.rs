@@ -60,7 +60,7 @@ pub struct Cq {
     num: u32,
     device: Device,
     options: CqConfig,
-    inner: Mutex<Inner>,
+    inner: Mutex<CompletionRing>,
     /// Copy of the ring's length that a poller reads without the lock.
     queued: AtomicUsize,
     /// Completions that have left the ring: copy of what the lock guards.
@@ -83,7 +83,7 @@ pub struct Cq {
     this: Weak<Self>,
 }
 
-struct Inner {
+struct CompletionRing {
     ring: VecDeque<Cqe>,
     /// Completions that were ever in the ring.
     pushed: u64,
@@ -114,7 +114,7 @@ impl Cq {
             num,
             device: device.for_object(),
             options,
-            inner: Mutex::new(Inner {
+            inner: Mutex::new(CompletionRing {
                 ring: VecDeque::new(),
                 pushed: 0,
                 depth: depth as usize,
@@ -384,7 +384,7 @@ impl Cq {
 
     /// Completions have left the ring.
     #[inline]
-    fn note_left(&self, inner: &mut Inner) {
+    fn note_left(&self, inner: &mut CompletionRing) {
         let queued = inner.ring.len();
         if queued == 0 {
             // An empty ring begins anew: of one that empties repeatedly the same few places are used, which are in the cache.
@@ -562,9 +562,9 @@ mod tests {
     use crate::wc::WcOpcode;
 
     #[derive(Default)]
-    struct Taken(Mutex<Vec<u64>>);
+    struct RecordingConsumer(Mutex<Vec<u64>>);
 
-    impl CompletionConsumer for Taken {
+    impl CompletionConsumer for RecordingConsumer {
         fn complete(&self, wc: Wc, _: &mut Wakes) {
             self.0.lock().push(wc.wr_id);
         }
@@ -577,7 +577,7 @@ mod tests {
     #[test]
     fn concurrent_consumer_takes_all_completions() {
         let device = Device::open().unwrap();
-        let consumer = Arc::<Taken>::default();
+        let consumer = Arc::<RecordingConsumer>::default();
         let cq = device.create_consumed_cq(1, Arc::clone(&consumer) as Arc<_>).unwrap();
         let mut wakes = Wakes::default();
         for wr_id in 0..3 {

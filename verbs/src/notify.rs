@@ -1,6 +1,6 @@
 //! Notification: queues of events with an optional descriptor, and wake-ups that are executed after every lock is released.
 
-use crate::comp_channel::Withheld;
+use crate::comp_channel::WithheldToken;
 use crate::driver::ChannelSet;
 use crate::error::{Error, Result};
 use parking_lot::Mutex;
@@ -19,9 +19,9 @@ pub(crate) enum Wake {
     /// One token for a descriptor.
     Fd(Arc<Tokens>),
     /// One token for a completion channel's descriptor, which a post may withhold.
-    Due(Arc<Withheld>),
+    Due(Arc<WithheldToken>),
     /// A completion beside an event whose token may be withheld.
-    Completed(Arc<Withheld>),
+    Completed(Arc<WithheldToken>),
 }
 
 impl Wake {
@@ -96,7 +96,7 @@ impl Wakes {
 
     /// Like [`Wakes::give`], for wake-ups that are due by a post of this thread and nothing else: tokens may be withheld. `may_withhold`: whether
     /// the program sleeps only until an arrival, and another thread releases the token in time.
-    pub(crate) fn give_after_post(self, may_withhold: impl Fn(&Arc<Withheld>) -> bool) {
+    pub(crate) fn give_after_post(self, may_withhold: impl Fn(&Arc<WithheldToken>) -> bool) {
         if self.is_empty() {
             return;
         }
@@ -199,7 +199,7 @@ impl Tokens {
 
 /// A queue of events with three ways to wait for them: a waker, a descriptor, or polling.
 pub struct EventQueue<T> {
-    inner: Mutex<Inner<T>>,
+    inner: Mutex<EventItems<T>>,
     /// Number of events, for a look without the lock; written with it.
     queued: AtomicUsize,
     tokens: Arc<Tokens>,
@@ -207,7 +207,7 @@ pub struct EventQueue<T> {
     set: OnceLock<ChannelSet>,
 }
 
-struct Inner<T> {
+struct EventItems<T> {
     items: VecDeque<T>,
     /// Woken by the next event.
     wakers: Vec<Waker>,
@@ -218,7 +218,7 @@ struct Inner<T> {
 /// An empty queue keeps memory for at most this many events; more, from a burst of connections, is freed.
 const KEPT: usize = 64;
 
-impl<T> Inner<T> {
+impl<T> EventItems<T> {
     fn pop(&mut self) -> Option<T> {
         let item = self.items.pop_front();
         if self.items.is_empty() && self.items.capacity() > KEPT {
@@ -231,7 +231,7 @@ impl<T> Inner<T> {
 impl<T> Default for EventQueue<T> {
     fn default() -> Self {
         Self {
-            inner: Mutex::new(Inner { items: VecDeque::new(), wakers: Vec::new(), standing: None }),
+            inner: Mutex::new(EventItems { items: VecDeque::new(), wakers: Vec::new(), standing: None }),
             queued: AtomicUsize::new(0),
             tokens: Arc::default(),
             set: OnceLock::new(),
@@ -258,7 +258,7 @@ impl<T> EventQueue<T> {
         if self.tokens.fd.get().is_some() {
             wakes.push(token());
         }
-        let Inner { wakers, standing, .. } = &mut *inner;
+        let EventItems { wakers, standing, .. } = &mut *inner;
         for waker in wakers.drain(..).chain(standing.clone()) {
             wakes.push(Wake::Waker(waker));
         }
@@ -399,7 +399,7 @@ impl<T> EventQueue<T> {
     }
 
     /// The number of events has changed.
-    fn note_count(&self, inner: &Inner<T>) {
+    fn note_count(&self, inner: &EventItems<T>) {
         self.queued.store(inner.items.len(), Ordering::Release);
     }
 

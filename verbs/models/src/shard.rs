@@ -1,6 +1,6 @@
 //! A shard with a completion queue, as `driver/shard.rs`, `driver/core.rs` and `cq.rs` of `uiw-verbs` make them, without protocol.
 
-use super::handoff::{Handoff, Rest};
+use super::handoff::{Handoff, PendingWork};
 use super::os::{ChannelSet, Instant, StackFd, WakeFd};
 use super::progress::{self, Drive, State};
 use super::sync::{AtomicU32, Mutex, TryMutexGuard};
@@ -398,7 +398,7 @@ impl Drop for Busy<'_> {
             self.flush();
             self.release();
         });
-        if rest == Rest::Posts {
+        if rest == PendingWork::Posts {
             shard.state.coalesce_timer();
         }
     }

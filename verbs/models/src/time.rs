@@ -99,12 +99,12 @@ pub(super) fn yield_now() {
 /// A thread of a model.
 pub struct JoinHandle {
     thread: thread::JoinHandle<()>,
-    end: Arc<End>,
+    end: Arc<ThreadEnd>,
 }
 
 /// The end of a thread.
 #[derive(Default)]
-struct End {
+struct ThreadEnd {
     has_come: AtomicBool,
     /// Another thread waits for it.
     is_awaited: AtomicBool,
@@ -113,7 +113,7 @@ struct End {
 /// Starts a thread of the model.
 pub(super) fn spawn(body: impl FnOnce() + Send + 'static) -> JoinHandle {
     count(|threads| threads.live += 1);
-    let end = Arc::new(End::default());
+    let end = Arc::new(ThreadEnd::default());
     let its_end = Arc::clone(&end);
     let thread = thread::spawn(move || {
         body();

@@ -93,7 +93,7 @@ fn connect_to(
     channel: &Arc<CmChannel>,
     awaits_establish: bool,
 ) -> Result<ConnHandle> {
-    let how = How { asked_local: local, peer, connected_note: None, awaits_establish };
+    let how = ConnectParameters { asked_local: local, peer, connected_note: None, awaits_establish };
     connect_by(qp, how, options, private_data, channel, move |stack, options, token| {
         stack.connect(local, peer, &options.stream, token)
     })
@@ -116,14 +116,19 @@ pub fn connect_open(
 ) -> Result<ConnHandle> {
     let mut options = ConnConfig::clone(options);
     (options.fallback, options.refused_retry_time) = (false, Duration::ZERO);
-    let how = How { asked_local: None, peer, connected_note: Some(connected), awaits_establish: false };
+    let how = ConnectParameters {
+        asked_local: None,
+        peer,
+        connected_note: Some(connected),
+        awaits_establish: false,
+    };
     connect_by(qp, how, &Arc::new(options), private_data, channel, move |stack, options, token| {
         stack.open_socket(socket, Some(peer), &options.stream, token)
     })
 }
 
 /// Properties in which connections differ by the call that begins them.
-struct How {
+struct ConnectParameters {
     /// The local address that the application asked for.
     asked_local: Option<SocketAddr>,
     peer: SocketAddr,
@@ -133,7 +138,7 @@ struct How {
 
 fn connect_by(
     qp: &Qp,
-    how: How,
+    how: ConnectParameters,
     options: &Arc<ConnConfig>,
     private_data: &[u8],
     channel: &Arc<CmChannel>,
@@ -145,7 +150,7 @@ fn connect_by(
     + Send
     + 'static,
 ) -> Result<ConnHandle> {
-    let How { asked_local, peer, connected_note, awaits_establish } = how;
+    let ConnectParameters { asked_local, peer, connected_note, awaits_establish } = how;
     let inner = &qp.0;
     check_options(inner.driver.limits().max_rd_atomic, options)?;
     let shared = &inner.driver.shared;
@@ -165,7 +170,7 @@ fn connect_by(
         let nonce = getrandom::u64().unwrap_or(token.0);
         let config = uiw_stream::RdmapConfig { awaits_establish, ..options.stream_config() };
         let stream = RdmapStream::connect(config, &private_data, sink, nonce, now)?;
-        Ok(Opened { socket, stream, asked_local, connected_note })
+        Ok(NewConnection { socket, stream, asked_local, connected_note })
     })
 }
 
@@ -193,12 +198,12 @@ pub fn connect_self(
         let mut config = options.stream_config();
         (config.startup.ird, config.startup.ord) = (options.ird.min(limit), options.ord.min(limit));
         let stream = RdmapStream::loopback(config, sink, now);
-        Ok(Opened { socket, stream, asked_local: None, connected_note: None })
+        Ok(NewConnection { socket, stream, asked_local: None, connected_note: None })
     })
 }
 
 /// Parameters of a connection that is being begun.
-struct Opened {
+struct NewConnection {
     socket: Box<dyn uiw_llp::TransportStream>,
     stream: RdmapStream<uiw_mem::Span>,
     /// The local address that the application asked for.
@@ -211,7 +216,7 @@ fn begin(
     inner: &Arc<QpInner>,
     options: &Arc<ConnConfig>,
     channel: &Arc<CmChannel>,
-    open: impl FnOnce(&mut dyn TransportStack, Token, STag, Time) -> Result<Opened> + Send + 'static,
+    open: impl FnOnce(&mut dyn TransportStack, Token, STag, Time) -> Result<NewConnection> + Send + 'static,
 ) -> Result<ConnHandle> {
     let driver = Arc::clone(&inner.driver);
     let shard = driver.shard_at(inner.recv_cq.shard());
@@ -228,7 +233,7 @@ fn begin_on(
     inner: &Arc<QpInner>,
     options: &Arc<ConnConfig>,
     channel: &Arc<CmChannel>,
-    open: impl FnOnce(&mut dyn TransportStack, Token, STag, Time) -> Result<Opened>,
+    open: impl FnOnce(&mut dyn TransportStack, Token, STag, Time) -> Result<NewConnection>,
 ) -> Result<(Token, ConnId)> {
     let shared = Arc::clone(&core.services.shared);
     let control = inner.control();
@@ -237,7 +242,8 @@ fn begin_on(
     let id = ConnId(shared.next_stream().0);
     let cm = CmSide::new(id, Arc::clone(channel));
     let opened = core.insert(|stack, services, token| {
-        let Opened { socket, stream, asked_local, connected_note } = open(stack, token, sink, services.now)?;
+        let NewConnection { socket, stream, asked_local, connected_note } =
+            open(stack, token, sink, services.now)?;
         let mut conn = Conn::new(token, socket, stream, Arc::clone(options), cm, services);
         conn.set_qp(inner);
         (conn.asked_local, conn.connected_note) = (asked_local, connected_note);

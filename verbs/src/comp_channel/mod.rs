@@ -2,7 +2,7 @@
 
 mod withheld;
 
-pub(crate) use withheld::Withheld;
+pub(crate) use withheld::WithheldToken;
 
 use crate::cq::Cq;
 use crate::driver::{ChannelSet, Driver, MAX_SHARDS, Watch};
@@ -21,7 +21,7 @@ use std::task::{Context, Poll, Waker};
 /// completed nothing.
 pub struct CompChannel {
     events: EventQueue<Weak<Cq>>,
-    withheld: Arc<Withheld>,
+    withheld: Arc<WithheldToken>,
     /// Created by the first call of [`CompChannel::fd`].
     set: OnceLock<Arc<ChannelSet>>,
     armed: Mutex<Armed>,
@@ -57,7 +57,7 @@ impl std::fmt::Debug for CompChannel {
 impl Default for CompChannel {
     fn default() -> Self {
         let events = EventQueue::default();
-        let withheld = Arc::new(Withheld::new(events.tokens()));
+        let withheld = Arc::new(WithheldToken::new(events.tokens()));
         Self {
             events,
             withheld,

@@ -23,7 +23,7 @@ const FIRST_NEEDED: u32 = 16;
 const MORE_NEEDED: u32 = 8;
 
 /// Withheld token of one channel.
-pub(crate) struct Withheld {
+pub(crate) struct WithheldToken {
     tokens: Arc<Tokens>,
     /// A token may be withheld.
     any: AtomicBool,
@@ -35,7 +35,7 @@ pub(crate) struct Withheld {
     needed: AtomicU32,
 }
 
-impl Withheld {
+impl WithheldToken {
     pub(super) fn new(tokens: &Arc<Tokens>) -> Self {
         Self {
             tokens: Arc::clone(tokens),
@@ -113,7 +113,7 @@ impl Withheld {
 }
 
 /// Writes the tokens that are withheld.
-impl std::task::Wake for Withheld {
+impl std::task::Wake for WithheldToken {
     fn wake(self: Arc<Self>) {
         self.release();
     }
@@ -131,14 +131,14 @@ mod tests {
 
     struct Fixture {
         queue: EventQueue<u32>,
-        withheld: Arc<Withheld>,
+        withheld: Arc<WithheldToken>,
     }
 
     impl Fixture {
         fn new() -> Self {
             let queue = EventQueue::default();
             queue.fd().unwrap();
-            let withheld = Arc::new(Withheld::new(queue.tokens()));
+            let withheld = Arc::new(WithheldToken::new(queue.tokens()));
             Self { queue, withheld }
         }
 

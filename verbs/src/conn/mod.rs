@@ -17,7 +17,7 @@ use crate::options::ConnConfig;
 use crate::qp::QpInner;
 use liveness::{Liveness, Verdict};
 use partial::PartialFpdu;
-use receive::Starved;
+use receive::UnreadSocket;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -65,7 +65,7 @@ pub(crate) struct Conn {
     /// Time of the last bytes while a long message is incomplete.
     message_at: Time,
     /// Set while the socket is not read, as the receive memory budget is short.
-    starved: Option<Starved>,
+    starved: Option<UnreadSocket>,
     /// The stack reports the socket as readable once a whole FPDU has come.
     reads_whole: bool,
     /// The socket may have memory to peek at: so until it has said otherwise.
@@ -330,7 +330,7 @@ impl Conn {
 
     /// Returns whether news of the socket can be used. Otherwise an interest in it would wake the active poller repeatedly.
     fn reads(&self) -> bool {
-        self.stream.accepts_bytes() && !self.starved.is_some_and(Starved::is_deaf)
+        self.stream.accepts_bytes() && !self.starved.is_some_and(UnreadSocket::is_deaf)
     }
 
     /// Sets the stack's interest for wake-ups; a system call only on change.

@@ -26,14 +26,14 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(64);
 
 /// A socket that is not read, as the receive memory budget is short.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Starved {
+pub(super) struct UnreadSocket {
     /// Bytes that it had.
     available: usize,
     /// It is asked again after this time, whatever the stack reports. Without it, the stack reports when the FPDU is whole.
     pause: Option<Duration>,
 }
 
-impl Starved {
+impl UnreadSocket {
     /// Returns whether reports of the stack are of no use.
     pub(super) fn is_deaf(self) -> bool {
         self.pause.is_some()
@@ -109,7 +109,7 @@ impl Conn {
         }
         let before = self.starved.take();
         if !services.shared.budget.has_room_for_whole(WHOLE) {
-            self.starve(Starved { available: 0, pause: Some(STARVED_PAUSE) }, before, services);
+            self.starve(UnreadSocket { available: 0, pause: Some(STARVED_PAUSE) }, before, services);
             return false;
         }
         let moved = self.receive_with(Reads::Whole, services);
@@ -121,7 +121,7 @@ impl Conn {
 
     /// The socket is not read for now. If it had as many bytes `before`, reports of the stack are of no use, and it is asked after a time
     /// that grows.
-    fn starve(&mut self, mut starved: Starved, before: Option<Starved>, services: &Services) {
+    fn starve(&mut self, mut starved: UnreadSocket, before: Option<UnreadSocket>, services: &Services) {
         if let Some(before) = before.filter(|before| before.available == starved.available) {
             starved.pause = Some(before.pause.map_or(STARVED_PAUSE, |pause| (pause * 2).min(LONGEST_PAUSE)));
         }
@@ -151,7 +151,7 @@ impl Conn {
         if have < FRONT && available > 0 {
             return Ok(Some(FRONT));
         }
-        self.starved = Some(Starved { available, pause: None });
+        self.starved = Some(UnreadSocket { available, pause: None });
         Ok(None)
     }
 
@@ -349,7 +349,7 @@ impl Conn {
     /// may still wait in the socket, or a reset. What is there is kept until the stream takes it; that is no more than the socket
     /// holds, as nothing else comes.
     pub(super) fn read_ahead(&mut self, services: &mut Services) {
-        if self.starved.is_some_and(Starved::is_deaf) {
+        if self.starved.is_some_and(UnreadSocket::is_deaf) {
             // A timer reads it.
             return self.leave_set();
         }

@@ -11,11 +11,11 @@ use std::thread::ThreadId;
 thread_local! {
     /// The device for which this thread created a queue or a connection last, and the shard. One device is enough: a program that
     /// uses several in turn gets a new shard each time, which is no worse than any other.
-    static LAST: Cell<Option<Last>> = const { Cell::new(None) };
+    static LAST: Cell<Option<LastShard>> = const { Cell::new(None) };
 }
 
 #[derive(Clone, Copy)]
-struct Last {
+struct LastShard {
     device: u64,
     /// Shard of this thread's queues.
     queues: Option<usize>,
@@ -40,7 +40,7 @@ impl Affinity {
         }
     }
 
-    fn last(&self) -> Option<Last> {
+    fn last(&self) -> Option<LastShard> {
         LAST.get().filter(|last| last.device == self.device)
     }
 
@@ -50,14 +50,14 @@ impl Affinity {
         let spread = std::thread::current().id() == self.opened_by;
         let place = own.filter(|_| !spread);
         let shard = place.unwrap_or_else(|| self.next.fetch_add(1, Ordering::Relaxed) % shards);
-        LAST.set(Some(Last { device: self.device, queues: Some(shard), waits: shard }));
+        LAST.set(Some(LastShard { device: self.device, queues: Some(shard), waits: shard }));
         shard
     }
 
     /// The calling thread made or accepted a connection of `shard`.
     pub(super) fn note_use(&self, shard: usize) {
         let queues = self.last().and_then(|last| last.queues);
-        LAST.set(Some(Last { device: self.device, queues, waits: shard }));
+        LAST.set(Some(LastShard { device: self.device, queues, waits: shard }));
     }
 
     /// The shard that the calling thread drives while it waits.

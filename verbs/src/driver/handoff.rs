@@ -39,7 +39,7 @@ pub(super) struct Handoff<C, P> {
 
 /// The result of [`Handoff::serve_rest`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Rest {
+pub(super) enum PendingWork {
     /// Nothing waits, or another thread holds the core and serves it.
     Served,
     /// Posts wait: other threads post faster than this thread serves them.
@@ -134,17 +134,17 @@ impl<C, P> Handoff<C, P> {
 
     /// Serves the work that other threads added while the caller held the core, which it has just unlocked. `serve` unlocks it again.
     #[inline]
-    pub(super) fn serve_rest<'a>(&'a self, mut serve: impl FnMut(TryMutexGuard<'a, C>)) -> Rest {
+    pub(super) fn serve_rest<'a>(&'a self, mut serve: impl FnMut(TryMutexGuard<'a, C>)) -> PendingWork {
         let mut times = 0;
         // A thread waits for the result of a command; posts can wait for the background thread.
         while times < SERVE_OTHERS || self.commanded.load(Ordering::SeqCst) {
             times += 1;
             if !self.is_pending() || is_mutant(Mutant::UnlockOmitsRead) {
-                return Rest::Served;
+                return PendingWork::Served;
             }
-            let Some(core) = self.core.try_lock() else { return Rest::Served };
+            let Some(core) = self.core.try_lock() else { return PendingWork::Served };
             serve(core);
         }
-        Rest::Posts
+        PendingWork::Posts
     }
 }

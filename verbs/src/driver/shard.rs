@@ -1,6 +1,6 @@
 //! A shard: an event set, connections, timers and staging behind one lock.
 
-use super::handoff::{Handoff, Rest};
+use super::handoff::{Handoff, PendingWork};
 use super::progress::State;
 use super::sync::TryMutexGuard;
 use super::{Core, Shared};
@@ -89,8 +89,8 @@ impl Shard {
         self.handoff.try_lock().map(|core| Busy::new(self, core, self.guarded()))
     }
 
-    fn guarded(&self) -> Option<Guarded> {
-        self.shared.progress_hooks.map(|hooks| Guarded { leave: hooks.leave, entered: (hooks.enter)() })
+    fn guarded(&self) -> Option<HookGuard> {
+        self.shared.progress_hooks.map(|hooks| HookGuard { leave: hooks.leave, entered: (hooks.enter)() })
     }
 
     /// Runs `command` on the shard's connections and returns its result: at once where no other thread drives; otherwise the thread that
@@ -218,16 +218,16 @@ pub(crate) struct Busy<'a> {
     /// The thread has served a post of its own, and nothing else, since it has taken the core.
     is_post: bool,
     /// Dropped last.
-    _guarded: Option<Guarded>,
+    _guarded: Option<HookGuard>,
 }
 
 /// Between the two calls of a [`crate::ProgressHooks`].
-struct Guarded {
+struct HookGuard {
     leave: fn(i32),
     entered: i32,
 }
 
-impl Drop for Guarded {
+impl Drop for HookGuard {
     fn drop(&mut self) {
         (self.leave)(self.entered);
     }
@@ -240,7 +240,7 @@ thread_local! {
 }
 
 impl<'a> Busy<'a> {
-    fn new(shard: &'a Arc<Shard>, core: TryMutexGuard<'a, Core>, guarded: Option<Guarded>) -> Self {
+    fn new(shard: &'a Arc<Shard>, core: TryMutexGuard<'a, Core>, guarded: Option<HookGuard>) -> Self {
         #[cfg(debug_assertions)]
         assert!(!HOLDS.replace(true), "a thread holds the locks of two shards");
         Self { shard, core: Some(core), is_post: false, _guarded: guarded }
@@ -340,7 +340,7 @@ impl Drop for Busy<'_> {
             self.flush();
             self.release();
         });
-        if rest == Rest::Posts {
+        if rest == PendingWork::Posts {
             // This thread has work of its own.
             shard.coalesce_timer();
         }

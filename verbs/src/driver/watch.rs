@@ -69,7 +69,7 @@ impl Watch {
         self.taken.store(false, Ordering::SeqCst);
     }
 
-    /// Returns whether [`Watch::release_withheld`] writes the tokens of the channel whose `Withheld` is at this address.
+    /// Returns whether [`Watch::release_withheld`] writes the tokens of the channel whose `WithheldToken` is at this address.
     pub(super) fn releases(&self, withheld: *const ()) -> bool {
         self.release.data() == withheld
     }

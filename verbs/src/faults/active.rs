@@ -19,7 +19,7 @@ type Queues = Arc<Mutex<Vec<Weak<EventQueue<AsyncEvent>>>>>;
 /// The plan of one device, with what was counted so far.
 #[derive(Debug)]
 pub(crate) struct Faults {
-    rules: Vec<Counted>,
+    rules: Vec<CountedRule>,
     opened: Instant,
     /// Decides chances.
     random: Mutex<Random>,
@@ -29,7 +29,7 @@ pub(crate) struct Faults {
 }
 
 #[derive(Debug)]
-struct Counted {
+struct CountedRule {
     rule: Rule,
     /// Calls that it is about.
     calls: AtomicU64,
@@ -48,7 +48,7 @@ impl Faults {
         }
         let queues = Queues::default();
         let events = raise_events(&plan.rules, &queues)?;
-        let counted = |rule| Counted { rule, calls: AtomicU64::new(0), is_over: AtomicBool::new(false) };
+        let counted = |rule| CountedRule { rule, calls: AtomicU64::new(0), is_over: AtomicBool::new(false) };
         Ok(Some(Arc::new(Self {
             rules: plan.rules.into_iter().map(counted).collect(),
             opened: Instant::now(),
@@ -127,7 +127,7 @@ impl Faults {
     }
 
     /// Returns whether a rule is due at its next call, which this is.
-    fn counts(&self, counted: &Counted) -> bool {
+    fn counts(&self, counted: &CountedRule) -> bool {
         let number = counted.calls.fetch_add(1, Ordering::Relaxed) + 1;
         match counted.rule.when {
             When::Always => true,

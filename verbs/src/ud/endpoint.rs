@@ -1,7 +1,7 @@
 //! The shard's side of a UD queue pair.
 
 use super::own::LastPeer;
-use super::way::Way;
+use super::way::SendRoute;
 use crate::cq::Cqe;
 use crate::qp::{LocalDetail, QpInner, QpState, RecvWqe};
 use crate::wc::{Wc, WcOpcode, WcStatus};
@@ -25,12 +25,12 @@ pub(crate) struct Endpoint {
     pub(super) counters: DatagramCounters,
     pub(super) last_peer: LastPeer,
     /// Route of the datagram that was built last.
-    pub(super) way: Option<Way>,
+    pub(super) way: Option<SendRoute>,
     /// The numbers of receives in which messages were placed and whose completions are due, what these have in common, and the count of the messages of
     /// one run of datagrams.
     pub(super) placed: Vec<u64>,
     pub(super) message: Message,
-    pub(super) received: Received,
+    pub(super) received: ReceivedCount,
     /// The route header that was written last: those of one sender's messages are equal where their lengths are.
     pub(super) last_grh: (Option<Grh>, [u8; Grh::LEN]),
     /// The receive of a shared queue that is being filled; kept for its allocation.
@@ -71,13 +71,13 @@ impl Message {
 
 /// Messages of one run of datagrams, which have one sender.
 #[derive(Default)]
-pub(super) struct Received {
+pub(super) struct ReceivedCount {
     pub(super) all: Count,
     /// The sender is a queue pair of the same device.
     pub(super) same_device: bool,
 }
 
-impl Received {
+impl ReceivedCount {
     /// `count` messages of `len` bytes.
     pub(super) fn add(&mut self, count: usize, len: u32) {
         self.all.messages += count as u64;
@@ -99,7 +99,7 @@ impl Endpoint {
             way: None,
             placed: Vec::new(),
             message: Message::default(),
-            received: Received::default(),
+            received: ReceivedCount::default(),
             last_grh: (None, [0; Grh::LEN]),
             receive: RecvWqe::default(),
             detail: None,

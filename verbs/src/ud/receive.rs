@@ -2,7 +2,7 @@
 
 use super::counts::Count;
 use super::endpoint::Message;
-use super::staging::{Arrived, HEADROOM, Staging};
+use super::staging::{HEADROOM, ReceivedRun, Staging};
 use super::{Endpoint, PortSlot};
 use crate::driver::{Core, Services};
 use crate::event::AsyncEvent;
@@ -131,7 +131,7 @@ impl Checked {
 
 /// Datagrams with one header, and receives for them.
 struct Batch<'a, 'b> {
-    arrived: &'a mut Arrived<'b>,
+    arrived: &'a mut ReceivedRun<'b>,
     /// Number of the first datagram.
     first: usize,
     wqes: &'a [RecvWqe],
@@ -295,7 +295,7 @@ impl Endpoint {
         qp: &'a QpInner,
         receives: &mut Option<Receives<'a>>,
         header: &Header,
-        (arrived, count): (&mut Arrived<'_>, usize),
+        (arrived, count): (&mut ReceivedRun<'_>, usize),
         slot: &PortSlot,
         services: &mut Services,
     ) {
@@ -361,7 +361,7 @@ impl Endpoint {
         qp: &'a QpInner,
         receives: &mut Option<Receives<'a>>,
         header: &Header,
-        (arrived, mut range): (&mut Arrived<'_>, Range<usize>),
+        (arrived, mut range): (&mut ReceivedRun<'_>, Range<usize>),
         services: &mut Services,
     ) -> Result<(), (Option<(u64, WcStatus)>, Count)> {
         let Some(ud) = qp.ud.as_ref().filter(|_| Self::receives(qp.state())) else {

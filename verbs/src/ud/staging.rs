@@ -17,7 +17,7 @@ const SEND_BYTES: usize = 256 << 10;
 const SEND_DATAGRAMS: usize = 256;
 
 /// Datagrams of one sender that lie one behind the other.
-pub(super) struct Arrived<'a> {
+pub(super) struct ReceivedRun<'a> {
     pub(super) peer: SocketAddr,
     /// Their bytes behind [`HEADROOM`]. In front of each datagram is the end of the one before, which is placed earlier.
     bytes: &'a mut [u8],
@@ -25,7 +25,7 @@ pub(super) struct Arrived<'a> {
     len: usize,
 }
 
-impl Arrived<'_> {
+impl ReceivedRun<'_> {
     /// The first datagram.
     #[inline(always)]
     pub(super) fn first(&self) -> &[u8] {
@@ -64,7 +64,7 @@ impl Arrived<'_> {
 }
 
 /// Space for datagrams to be built.
-pub(super) struct Room<'a> {
+pub(super) struct BatchRoom<'a> {
     /// Number of requests that may still be added.
     pub(super) requests: usize,
     /// Space for the next datagrams.
@@ -129,10 +129,10 @@ impl Staging {
 
     /// The datagrams of one sender that were received and are looked at next.
     #[inline]
-    pub(super) fn arrived(&mut self) -> Option<Arrived<'_>> {
+    pub(super) fn arrived(&mut self) -> Option<ReceivedRun<'_>> {
         let (run, at) = self.next;
         let run = self.incoming.get(run)?;
-        Some(Arrived {
+        Some(ReceivedRun {
             peer: run.peer,
             bytes: &mut self.buffer[at..run.bytes.end + HEADROOM],
             len: run.len.min(run.bytes.end - at),
@@ -185,8 +185,8 @@ impl Staging {
 
     /// Returns the space for the next datagrams.
     #[inline(always)]
-    pub(super) fn room(&mut self) -> Room<'_> {
-        Room {
+    pub(super) fn room(&mut self) -> BatchRoom<'_> {
+        BatchRoom {
             requests: self.turn.min(SEND_DATAGRAMS).saturating_sub(self.built),
             bytes: &mut self.out[self.filled..],
             reported: &mut self.reported,

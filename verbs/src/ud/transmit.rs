@@ -2,8 +2,8 @@
 
 use super::counts::Count as PortCount;
 use super::own::LastPeer;
-use super::staging::{Room, Staging};
-use super::way::Way;
+use super::staging::{BatchRoom, Staging};
+use super::way::SendRoute;
 use super::{Destination, Endpoint, PortSlot};
 use crate::driver::{Core, Services};
 use crate::qp::{LocalCause, LocalDetail, QpInner, QpState, SendQueue, SqMode, Wqe, WqeState};
@@ -150,14 +150,14 @@ impl Endpoint {
         let (socket, failed) = self.builder().build(port, services, staging, is_first);
         staging.fill_crcs();
         self.cache.let_go();
-        let mut sent = Sent::default();
+        let mut sent = SendOutcome::default();
         if let Some(at) = socket {
             sent = send(port, at, staging);
             if sent.is_blocked {
                 port.block(token, at);
             }
         }
-        let Sent { done, is_blocked: blocked, .. } = sent;
+        let SendOutcome { done, is_blocked: blocked, .. } = sent;
         let qp = &*self.qp;
         let mut sq = qp.sq.lock();
         let unsent = staging.built - done;
@@ -197,7 +197,7 @@ impl Endpoint {
     }
 
     /// Counts requests whose datagrams were taken or left out.
-    fn count(&self, sent: &Sent) {
+    fn count(&self, sent: &SendOutcome) {
         self.counters.sent(sent.all, sent.same_device);
         if sent.unsent > 0 {
             self.counters.dropped(Dropped::Unsent, sent.unsent);
@@ -212,7 +212,7 @@ struct Builder<'a> {
     msn: &'a mut u32,
     cache: &'a mut MrCache,
     last_peer: &'a mut LastPeer,
-    way: &'a mut Option<Way>,
+    way: &'a mut Option<SendRoute>,
 }
 
 impl Builder<'_> {
@@ -287,7 +287,7 @@ impl Builder<'_> {
             return (0, Some(WcStatus::LocalLength));
         }
         let len = payload as usize + OVERHEAD;
-        let Room { requests, bytes: room, reported, alike: all_alike } = staging.room();
+        let BatchRoom { requests, bytes: room, reported, alike: all_alike } = staging.room();
         let most = requests.min(room.len() / len).min(wqes.len());
         let (mut built, mut failed) = (0, None);
         while failed.is_none()
@@ -348,7 +348,7 @@ impl Builder<'_> {
         port: &PortSlot,
         services: &Services,
         own_qkey: u32,
-    ) -> Option<Way> {
+    ) -> Option<SendRoute> {
         let local = to.ah.local();
         let socket = port.socket_at(local)?;
         let (destination, peer) = to.resolve();
@@ -363,7 +363,7 @@ impl Builder<'_> {
         };
         let is_group = peer.ip().is_multicast();
         let same_device = is_group || self.last_peer.is_own(&services.shared.datagram_sockets, peer);
-        Some(Way {
+        Some(SendRoute {
             to: *to,
             own_qkey,
             socket,
@@ -411,7 +411,7 @@ fn why_unsent(
 
 /// Result of sending a batch.
 #[derive(Default)]
-struct Sent {
+struct SendOutcome {
     /// Number of datagrams consumed, including those skipped.
     done: usize,
     /// There is no room for the next one.
@@ -424,9 +424,9 @@ struct Sent {
 }
 
 /// Sends the batch.
-fn send(port: &mut PortSlot, at: usize, staging: &mut Staging) -> Sent {
+fn send(port: &mut PortSlot, at: usize, staging: &mut Staging) -> SendOutcome {
     let socket = &mut port.sockets[at].socket;
-    let mut sent = Sent::default();
+    let mut sent = SendOutcome::default();
     let built = staging.built;
     let (mut bytes, outgoing, same_device) = staging.batch();
     let mut item = 0;

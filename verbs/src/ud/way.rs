@@ -7,7 +7,7 @@ use uiw_datagram::Header;
 use uiw_llp::Outgoing;
 
 /// Properties of a destination: determined once for consecutive requests to one destination, and kept for the next batch.
-pub(super) struct Way {
+pub(super) struct SendRoute {
     pub(super) to: Destination,
     /// The Q_Key of the queue pair itself.
     pub(super) own_qkey: u32,
@@ -25,7 +25,7 @@ pub(super) struct Way {
     pub(super) bytes: [u8; Header::LEN],
 }
 
-impl Way {
+impl SendRoute {
     /// Returns whether its header has what the queue pair has now.
     pub(super) fn is_of(&self, epoch: u32, own_qkey: u32) -> bool {
         (self.header.epoch, self.own_qkey) == (epoch, own_qkey)

@@ -87,7 +87,7 @@ impl Peer {
 
 /// Treatment of the datagram with a number.
 #[derive(Clone, Copy, PartialEq, Debug)]
-enum Fate {
+enum DatagramFate {
     /// The first queue pair receives it, or the second.
     Received(usize),
     BadCrc,
@@ -95,13 +95,13 @@ enum Fate {
     NoQueuePair,
 }
 
-fn fate(number: u64) -> Fate {
+fn fate(number: u64) -> DatagramFate {
     match number % 12 {
-        3 => Fate::BadCrc,
-        5 | 6 => Fate::Received(1),
-        7 => Fate::BadQkey,
-        10 => Fate::NoQueuePair,
-        _ => Fate::Received(0),
+        3 => DatagramFate::BadCrc,
+        5 | 6 => DatagramFate::Received(1),
+        7 => DatagramFate::BadQkey,
+        10 => DatagramFate::NoQueuePair,
+        _ => DatagramFate::Received(0),
     }
 }
 
@@ -208,26 +208,26 @@ fn datagrams_of_a_run(sources: impl FnOnce(&Pd) -> [Source; 2]) {
         let len = |number: u64| if number + 1 == first + RUN { 9 } else { PAYLOAD };
         while number < first + RUN {
             let to = match fate(number) {
-                Fate::Received(1) => receivers[1].qp.num(),
-                Fate::NoQueuePair => absent,
+                DatagramFate::Received(1) => receivers[1].qp.num(),
+                DatagramFate::NoQueuePair => absent,
                 _ => receivers[0].qp.num(),
             };
             let mut datagram = peer.datagram(number, len(number), |header| {
                 header.destination = Qpn::from_raw(to);
                 header.solicited = number % 12 == 9;
                 header.immediate = (number % 12 == 8).then_some(number as u32);
-                header.qkey = if fate(number) == Fate::BadQkey { QKEY + 1 } else { QKEY };
+                header.qkey = if fate(number) == DatagramFate::BadQkey { QKEY + 1 } else { QKEY };
             });
-            if fate(number) == Fate::BadCrc {
+            if fate(number) == DatagramFate::BadCrc {
                 datagram[OVERHEAD] ^= 1;
             }
-            dropped += u64::from(!matches!(fate(number), Fate::Received(_)));
+            dropped += u64::from(!matches!(fate(number), DatagramFate::Received(_)));
             datagrams.push(datagram);
             number += 1;
         }
         peer.send(&datagrams);
         for number in first..number {
-            if let Fate::Received(index) = fate(number) {
+            if let DatagramFate::Received(index) = fate(number) {
                 receivers[index].received(&ud, number, peer.qpn(), len(number));
             }
         }
@@ -237,11 +237,11 @@ fn datagrams_of_a_run(sources: impl FnOnce(&Pd) -> [Source; 2]) {
         pass(&device, Duration::from_millis(5));
         assert_eq!(receiver.cq.poll(&mut Vec::new(), 1), 0);
     }
-    let of = |fate_of: Fate| (0..number).filter(|number| fate(*number) == fate_of).count() as u64;
+    let of = |fate_of: DatagramFate| (0..number).filter(|number| fate(*number) == fate_of).count() as u64;
     let counts = ud.counts();
-    assert_eq!(counts.received, of(Fate::Received(0)) + of(Fate::Received(1)));
-    assert_eq!((counts.bad_crc, counts.bad_qkey), (of(Fate::BadCrc), of(Fate::BadQkey)));
-    assert_eq!(counts.no_queue_pair, of(Fate::NoQueuePair));
+    assert_eq!(counts.received, of(DatagramFate::Received(0)) + of(DatagramFate::Received(1)));
+    assert_eq!((counts.bad_crc, counts.bad_qkey), (of(DatagramFate::BadCrc), of(DatagramFate::BadQkey)));
+    assert_eq!(counts.no_queue_pair, of(DatagramFate::NoQueuePair));
 }
 
 #[test]

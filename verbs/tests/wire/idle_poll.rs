@@ -18,7 +18,7 @@ use uiw_verbs::{
 
 /// Work of one thread on the streams of one pair.
 #[derive(Clone, Copy, Debug, Default)]
-struct Moved {
+struct MovedBytes {
     /// Calls that send or receive.
     calls: u64,
     /// Bytes sent and received.
@@ -28,33 +28,33 @@ struct Moved {
 /// Counts by thread and pair.
 #[derive(Clone, Default)]
 struct Counts {
-    moved: Arc<Mutex<HashMap<(ThreadId, usize), Moved>>>,
+    moved: Arc<Mutex<HashMap<(ThreadId, usize), MovedBytes>>>,
     /// The pair that new streams belong to.
     pair: Arc<AtomicUsize>,
 }
 
 impl Counts {
     /// Returns the work of the calling thread on the streams of `pair`.
-    fn of(&self, pair: usize) -> Moved {
+    fn of(&self, pair: usize) -> MovedBytes {
         self.moved.lock().unwrap().get(&(thread::current().id(), pair)).copied().unwrap_or_default()
     }
 }
 
 impl StackHooks for Counts {
-    type Stream = Counted;
+    type Stream = CountedStream;
 
-    fn stream(&self, _: &dyn TransportStream, _: Origin, _: Token) -> Counted {
-        Counted { counts: self.clone(), pair: self.pair.load(Ordering::SeqCst) }
+    fn stream(&self, _: &dyn TransportStream, _: Origin, _: Token) -> CountedStream {
+        CountedStream { counts: self.clone(), pair: self.pair.load(Ordering::SeqCst) }
     }
 }
 
 /// A stream of a pair.
-struct Counted {
+struct CountedStream {
     counts: Counts,
     pair: usize,
 }
 
-impl Counted {
+impl CountedStream {
     fn add(&self, moved: &io::Result<usize>) {
         let mut counts = self.counts.moved.lock().unwrap();
         let count = counts.entry((thread::current().id(), self.pair)).or_default();
@@ -63,7 +63,7 @@ impl Counted {
     }
 }
 
-impl StreamHooks for Counted {
+impl StreamHooks for CountedStream {
     fn send(&mut self, inner: &mut dyn TransportStream, bufs: &[IoVec<'_>]) -> io::Result<usize> {
         let moved = inner.send(bufs);
         self.add(&moved);

@@ -11,12 +11,12 @@ use uiw_verbs::{
     SendFlags, SendOp, SendWr, Sge,
 };
 
-struct Notified {
+struct NotifiedQueue {
     end: End,
     channel: Arc<CompChannel>,
 }
 
-fn notified() -> Notified {
+fn notified() -> NotifiedQueue {
     let mut end = End::tcp();
     let channel: Arc<CompChannel> = Arc::default();
     let cq = end
@@ -26,7 +26,7 @@ fn notified() -> Notified {
     let init = QpInit::new(&end.scq.clone(), &cq.clone());
     end.qp = end.pd.create_qp(init).unwrap();
     end.rcq = cq;
-    Notified { end, channel }
+    NotifiedQueue { end, channel }
 }
 
 /// Ping-pong between two threads that sleep in an epoll set of their own: poll until empty, arm, poll again, sleep. One lost wake-up
@@ -221,7 +221,7 @@ fn poll_after_arming_sends_posts() {
 /// end the sleep. What arrives does, and so does the completion that it did not poll this time.
 #[test]
 fn polled_completion_does_not_end_sleep() {
-    let Notified { end, channel } = notified();
+    let NotifiedQueue { end, channel } = notified();
     channel.fd().unwrap();
     let peer = End::tcp();
     let mut end = end;

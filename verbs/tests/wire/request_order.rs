@@ -13,7 +13,7 @@ use uiw_verbs::{Device, DeviceConfig, Progress};
 
 /// Peers that have connected, and send their Requests, one after the other, once the last of them was accepted.
 #[derive(Clone, Default)]
-struct Late(Arc<Mutex<Peers>>);
+struct LatePeers(Arc<Mutex<Peers>>);
 
 #[derive(Default)]
 struct Peers {
@@ -21,7 +21,7 @@ struct Peers {
     accepted: usize,
 }
 
-impl StackHooks for Late {
+impl StackHooks for LatePeers {
     type Stream = ();
 
     fn stream(&self, _: &dyn TransportStream, origin: Origin, _: Token) {
@@ -39,7 +39,7 @@ impl StackHooks for Late {
 /// The connections that were accepted first were read before their Requests came.
 #[test]
 fn requests_during_accepts_reported_in_order() {
-    let hooks = Late::default();
+    let hooks = LatePeers::default();
     let stack = WrappedStack { inner: Box::new(TcpStack::new().unwrap()), hooks: hooks.clone() };
     let options = DeviceConfig::default().progress(Progress::Manual);
     let device = Device::with_stack(Box::new(stack), options).unwrap();

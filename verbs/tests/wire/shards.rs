@@ -95,13 +95,13 @@ fn unknown_shard_refused() {
 
 /// Hooks whose `poll` can be held, as a long system call holds the thread that drives.
 #[derive(Clone)]
-struct Held {
+struct HeldStack {
     hold: Arc<AtomicBool>,
     held: mpsc::Sender<()>,
     _alive: Arc<()>,
 }
 
-impl Held {
+impl HeldStack {
     fn stack(alive: &Arc<()>) -> (WrappedStack<Self>, Arc<AtomicBool>, mpsc::Receiver<()>) {
         let (held, holds) = mpsc::channel();
         let hold = Arc::new(AtomicBool::new(false));
@@ -110,7 +110,7 @@ impl Held {
     }
 }
 
-impl StackHooks for Held {
+impl StackHooks for HeldStack {
     type Stream = ();
 
     fn stream(&self, _: &dyn TransportStream, _: Origin, _: Token) {}
@@ -129,7 +129,7 @@ impl StackHooks for Held {
 /// Queue pairs without a connection are made, changed, queried and destroyed while a thread drives and does not come back.
 #[test]
 fn unconnected_queue_pair_does_not_wait() {
-    let (stack, hold, holds) = Held::stack(&Arc::default());
+    let (stack, hold, holds) = HeldStack::stack(&Arc::default());
     let options = DeviceConfig::default().progress(Progress::Manual).shards(1);
     let device = Device::with_stack(Box::new(stack), options).unwrap();
     std::thread::scope(|scope| {
@@ -177,7 +177,7 @@ fn calls_served_while_thread_drives() {
 fn dropped_device_releases_stack() {
     for _ in 0..200 {
         let alive = Arc::new(());
-        let (stack, _, _) = Held::stack(&alive);
+        let (stack, _, _) = HeldStack::stack(&alive);
         let device = Device::with_stack(Box::new(stack), DeviceConfig::default()).unwrap();
         let end = End::on(&device);
         let listener = end.listen(&plain());

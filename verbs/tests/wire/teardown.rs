@@ -14,14 +14,14 @@ use uiw_verbs::{
 };
 
 /// Bytes that the test owns, registered for peers.
-struct Lent {
+struct LentBuffer {
     bytes: *mut [u8],
     mr: Option<RawMr>,
 }
 
 const LEN: usize = 1 << 20;
 
-impl Lent {
+impl LentBuffer {
     fn new(end: &End, access: Access) -> Self {
         let bytes = Box::into_raw(vec![0; LEN].into_boxed_slice());
         // SAFETY: the bytes live until the region is gone; meanwhile they are looked at through the region.
@@ -46,7 +46,7 @@ impl Lent {
     }
 }
 
-impl Drop for Lent {
+impl Drop for LentBuffer {
     fn drop(&mut self) {
         drop(self.mr.take());
         // SAFETY: made by `Box::into_raw`, and no region is left.
@@ -82,7 +82,7 @@ fn until(what: &str, mut done: impl FnMut() -> bool) {
 fn deregistration_during_a_peers_writes() {
     for _ in 0..5 {
         let end = End::tcp();
-        let mut lent = Lent::new(&end, ALL);
+        let mut lent = LentBuffer::new(&end, ALL);
         let mut peer = responder(&end);
         let (stag, at) = (lent.mr().rkey(), lent.mr().addr());
         let stop = AtomicBool::new(false);
@@ -116,7 +116,7 @@ fn deregistration_during_a_peers_writes() {
 #[test]
 fn reregistration_during_a_peers_writes() {
     let end = End::tcp();
-    let mut old = Lent::new(&end, ALL);
+    let mut old = LentBuffer::new(&end, ALL);
     let mut peer = responder(&end);
     let (stag, at) = (old.mr().rkey(), old.mr().addr());
     let stop = AtomicBool::new(false);

@@ -25,7 +25,7 @@ pub(super) struct Requester {
 }
 
 /// Action due by a timer.
-pub(super) enum Due<'a> {
+pub(super) enum DueAction<'a> {
     /// It was not that of the next request.
     Nothing,
     /// The request is sent, and the timer is needed again at the time.
@@ -53,18 +53,18 @@ impl Requester {
         self.over
     }
 
-    pub(super) fn on_timer(&mut self, now: Time) -> Due<'_> {
+    pub(super) fn on_timer(&mut self, now: Time) -> DueAction<'_> {
         if self.over || now < self.deadline {
-            return Due::Nothing;
+            return DueAction::Nothing;
         }
         if self.sent == REQUESTS {
             let error = Error::TimedOut { peer: self.peer, awaits_reply: false, after: total_timeout() };
-            return Due::GivenUp(self.end(CmEventKind::Failed(error)));
+            return DueAction::GivenUp(self.end(CmEventKind::Failed(error)));
         }
         self.sent += 1;
         self.deadline = now.after(self.timeout);
         self.timeout = (self.timeout * 2).min(LONGEST_TIMEOUT);
-        Due::Request { request: &self.request, peer: self.peer, next: self.deadline }
+        DueAction::Request { request: &self.request, peer: self.peer, next: self.deadline }
     }
 
     /// The event that a datagram leads to.

@@ -24,7 +24,7 @@ pub(super) struct Responder {
     /// Requests that the application has not decided: each of them is an event or an object that the application holds.
     pending: Vec<Transaction>,
     /// The oldest reply first.
-    replies: VecDeque<Replied>,
+    replies: VecDeque<SentReply>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -33,7 +33,7 @@ struct Transaction {
     number: u64,
 }
 
-struct Replied {
+struct SentReply {
     transaction: Transaction,
     since: Time,
     reply: Box<[u8; LEN]>,
@@ -116,7 +116,7 @@ impl Responder {
         if self.replies.len() >= MAX_REPLIES {
             self.replies.pop_front();
         }
-        self.replies.push_back(Replied { transaction, since: now, reply: Box::new(*reply) });
+        self.replies.push_back(SentReply { transaction, since: now, reply: Box::new(*reply) });
     }
 
     /// Forgets replies whose requests are not repeated any more.

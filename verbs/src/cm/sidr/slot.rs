@@ -1,6 +1,6 @@
 //! The shard's side of a responder or requester: its sockets, and what happens at them.
 
-use super::requester::{Due, Requester};
+use super::requester::{DueAction, Requester};
 use super::responder::{Outcome, Responder};
 use crate::cm::CmChannel;
 use crate::driver::{Driver, Services};
@@ -78,14 +78,14 @@ impl SidrSlot {
     pub(crate) fn on_timer(&mut self, token: Token, services: &mut Services) {
         let Role::Requester(requester) = &mut self.role else { return };
         match requester.on_timer(services.now) {
-            Due::Nothing => {}
-            Due::Request { request, peer, next } => {
+            DueAction::Nothing => {}
+            DueAction::Request { request, peer, next } => {
                 services.timers.add(next, token);
                 if let Some(local) = self.sockets.first().map(|socket| socket.local_addr()) {
                     send(&mut self.sockets, (local, peer), request);
                 }
             }
-            Due::GivenUp(event) => self.channel.push(event, &mut services.wakes),
+            DueAction::GivenUp(event) => self.channel.push(event, &mut services.wakes),
         }
     }
 

@@ -34,7 +34,7 @@ impl State {
         if waiter.is_set_of(stack) { Watch::new(set, stack, release) } else { None }
     }
 
-    /// Returns whether a post may withhold the token of a channel, the address of whose `Withheld` is given: its program is armed.
+    /// Returns whether a post may withhold the token of a channel, the address of whose `WithheldToken` is given: its program is armed.
     pub(in super::super) fn may_withhold(&self, withheld: *const ()) -> bool {
         self.ownership.withhold(withheld)
     }

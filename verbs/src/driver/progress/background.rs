@@ -2,7 +2,7 @@
 
 use super::super::os::{Instant, raise_priority, sleep_for, thread_time};
 use super::memory_polls::{MemoryPolls, SLEEP, SLEEPS, UNSERVED};
-use super::ownership::{Probes, Seen, Turn};
+use super::ownership::{BackgroundAction, Probes, TurnObservations};
 use super::wait::keep_polling;
 use super::{COALESCE, Drive, State};
 use std::sync::Weak;
@@ -48,7 +48,7 @@ struct Background<'a, D> {
 /// The background thread's observations while it was on standby.
 #[derive(Default)]
 struct Standby {
-    seen: Seen,
+    seen: TurnObservations,
     /// The number of rounds at the last turn, or after the last round of its own, which is not to be counted as another thread's.
     rounds: u32,
     /// Rounds were made between the last two turns.
@@ -78,12 +78,12 @@ impl<D: Drive> Background<'_, D> {
         let probes = Probes { readable: &|| state.is_readable(), now: &|| state.now() };
         let (seen, driven) = (&mut self.standby.seen, self.standby.driven);
         let until = match state.ownership.background_turn(seen, driven, hinted, &probes) {
-            Turn::Own => {
+            BackgroundAction::Own => {
                 (self.standby.timer, self.standby.polled_since) = (Duration::ZERO, None);
                 return self.own();
             }
-            Turn::Parked => None,
-            Turn::Timed { owned } => Some(self.standby.next_timer(owned)),
+            BackgroundAction::Parked => None,
+            BackgroundAction::Timed { owned } => Some(self.standby.next_timer(owned)),
         };
         self.help();
         state.standby_timed.store(until.is_some(), Ordering::SeqCst);

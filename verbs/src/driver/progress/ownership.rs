@@ -53,7 +53,7 @@ impl Backoff {
 }
 
 #[derive(Default)]
-struct Inner {
+struct OwnershipState {
     owner: Owner,
     /// Counts claims and armings.
     epoch: u32,
@@ -65,13 +65,13 @@ struct Inner {
 }
 
 pub(super) struct Ownership {
-    inner: Mutex<Inner>,
+    inner: Mutex<OwnershipState>,
     background: Arc<Parker>,
 }
 
 /// Action of the background thread in a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Turn {
+pub(super) enum BackgroundAction {
     /// It is the owner.
     Own,
     /// Standby with a timer.
@@ -85,7 +85,7 @@ pub(super) enum Turn {
 
 /// The background thread's observations of the owner at its turns.
 #[derive(Default)]
-pub(super) struct Seen {
+pub(super) struct TurnObservations {
     epoch: u32,
     /// Number of turns with the same active poller asleep.
     same_owner: u32,
@@ -101,7 +101,7 @@ pub(super) struct Seen {
     pub(super) stays_awake: bool,
 }
 
-impl Inner {
+impl OwnershipState {
     fn is_watched_by(&self, watch: &Arc<Watch>) -> bool {
         matches!(&self.owner, Owner::Armed(own) | Owner::Served(own) if Arc::ptr_eq(own, watch))
     }
@@ -236,7 +236,7 @@ impl Ownership {
         }
     }
 
-    /// A post withholds the token of a channel, the address of whose `Withheld` is given, if the channel's program is the owner. False: it
+    /// A post withholds the token of a channel, the address of whose `WithheldToken` is given, if the channel's program is the owner. False: it
     /// does not.
     pub(super) fn withhold(&self, withheld: *const ()) -> bool {
         match &self.inner.lock().owner {
@@ -297,11 +297,11 @@ impl Ownership {
     /// A turn of the background thread. `driven`: rounds were made since the last one; `hinted`: and application threads poll.
     pub(super) fn background_turn(
         &self,
-        seen: &mut Seen,
+        seen: &mut TurnObservations,
         driven: bool,
         hinted: bool,
         probes: &Probes<'_>,
-    ) -> Turn {
+    ) -> BackgroundAction {
         let mut inner = self.inner.lock();
         seen.armed = false;
         let (owned, awake) = match &inner.owner {
@@ -318,7 +318,7 @@ impl Ownership {
                 if !late && idle < ARMED_TURNS {
                     seen.armed_idle = idle;
                     seen.armed = true;
-                    return Turn::Timed { owned: false };
+                    return BackgroundAction::Timed { owned: false };
                 }
                 watch.take();
                 if late {
@@ -326,7 +326,7 @@ impl Ownership {
                 }
                 (seen.unserved, seen.armed_idle) = (false, 0);
                 inner.owner = Owner::Background;
-                return Turn::Own;
+                return BackgroundAction::Own;
             }
             Owner::Unowned | Owner::Background => (false, false),
         };
@@ -336,17 +336,17 @@ impl Ownership {
             seen.same_owner += 1;
             if seen.same_owner > STANDBY_TURNS {
                 inner.background_parked = true;
-                return Turn::Parked;
+                return BackgroundAction::Parked;
             }
         } else {
             seen.epoch = inner.epoch;
             seen.same_owner = 0;
         }
         if owned || hinted {
-            return Turn::Timed { owned };
+            return BackgroundAction::Timed { owned };
         }
         inner.owner = Owner::Background;
-        Turn::Own
+        BackgroundAction::Own
     }
 
     /// The background thread's sleep has ended. True when it was the owner until now.
@@ -377,21 +377,21 @@ mod tests {
     struct Fixture {
         background: Arc<Parker>,
         ownership: Ownership,
-        seen: Seen,
+        seen: TurnObservations,
     }
 
     impl Fixture {
         fn new() -> Self {
             let background = Arc::new(Parker::new().unwrap());
             let ownership = Ownership::new(Arc::clone(&background));
-            Self { background, ownership, seen: Seen::default() }
+            Self { background, ownership, seen: TurnObservations::default() }
         }
 
-        fn turn(&mut self, hinted: bool) -> Turn {
+        fn turn(&mut self, hinted: bool) -> BackgroundAction {
             self.turn_with(hinted, hinted, false)
         }
 
-        fn turn_with(&mut self, driven: bool, hinted: bool, readable: bool) -> Turn {
+        fn turn_with(&mut self, driven: bool, hinted: bool, readable: bool) -> BackgroundAction {
             let probes = Probes { readable: &|| readable, now: &|| 0 };
             self.ownership.background_turn(&mut self.seen, driven, hinted, &probes)
         }
@@ -453,17 +453,17 @@ mod tests {
     #[test]
     fn background_owns_until_claim() {
         let mut f = Fixture::new();
-        assert_eq!(f.turn(true), Turn::Timed { owned: false });
-        assert_eq!(f.turn(false), Turn::Own);
+        assert_eq!(f.turn(true), BackgroundAction::Timed { owned: false });
+        assert_eq!(f.turn(false), BackgroundAction::Own);
         assert!(f.ownership.background_release());
-        assert_eq!(f.turn(false), Turn::Own);
+        assert_eq!(f.turn(false), BackgroundAction::Own);
         assert!(!f.woken());
         let active = parker();
         assert!(f.ownership.claim_or_stand_by(&active));
         assert!(f.woken(), "it sleeps in the descriptor");
         assert!(f.ownership.is_owned_by(&active));
         assert!(!f.ownership.background_release());
-        assert_eq!(f.turn(false), Turn::Timed { owned: true });
+        assert_eq!(f.turn(false), BackgroundAction::Timed { owned: true });
     }
 
     #[test]
@@ -491,15 +491,15 @@ mod tests {
     fn background_parked_while_poller_sleeps() {
         let mut f = Fixture::new();
         assert!(f.ownership.claim_or_stand_by(&parker()));
-        assert_eq!(f.turn(false), Turn::Timed { owned: true });
-        assert_eq!(f.turn(false), Turn::Timed { owned: true });
+        assert_eq!(f.turn(false), BackgroundAction::Timed { owned: true });
+        assert_eq!(f.turn(false), BackgroundAction::Timed { owned: true });
         assert!(f.seen.stays_awake);
         f.ownership.fall_asleep();
         for _ in 0..STANDBY_TURNS {
-            assert_eq!(f.turn(false), Turn::Timed { owned: true });
+            assert_eq!(f.turn(false), BackgroundAction::Timed { owned: true });
             assert!(!f.seen.stays_awake);
         }
-        assert_eq!(f.turn(false), Turn::Parked);
+        assert_eq!(f.turn(false), BackgroundAction::Parked);
         f.ownership.wake_up();
         assert!(f.woken());
         f.ownership.wake_up();
@@ -511,7 +511,7 @@ mod tests {
         let mut f = Fixture::new();
         assert!(f.ownership.claim_or_stand_by(&parker()));
         f.ownership.fall_asleep();
-        while f.turn(false) != Turn::Parked {}
+        while f.turn(false) != BackgroundAction::Parked {}
         f.ownership.release();
         assert!(f.woken());
     }
@@ -523,7 +523,7 @@ mod tests {
             assert!(f.ownership.claim_or_stand_by(&parker()));
             f.ownership.fall_asleep();
             for _ in 0..STANDBY_TURNS {
-                assert_eq!(f.turn(false), Turn::Timed { owned: true });
+                assert_eq!(f.turn(false), BackgroundAction::Timed { owned: true });
             }
             f.ownership.release();
         }
@@ -551,7 +551,7 @@ mod tests {
     fn armed_program_owns_until_poll() {
         let mut f = Fixture::new();
         let watched = Watched::new();
-        assert_eq!(f.turn(false), Turn::Own);
+        assert_eq!(f.turn(false), BackgroundAction::Own);
         assert!(f.arm(&watched, 0));
         assert!(f.woken(), "the background thread sleeps in the descriptor");
         assert!(!f.ownership.background_release() && watched.is_on());
@@ -572,10 +572,10 @@ mod tests {
         for (count, alive) in [(3, true), (ARMED_TURNS, false)] {
             assert!(f.arm(&watched, 0));
             for _ in 0..count {
-                assert_eq!(f.turn_with(alive, false, false), Turn::Timed { owned: false });
+                assert_eq!(f.turn_with(alive, false, false), BackgroundAction::Timed { owned: false });
             }
         }
-        assert_eq!(f.turn(false), Turn::Own);
+        assert_eq!(f.turn(false), BackgroundAction::Own);
         assert!(!watched.is_on() && watched.watch.is_taken());
         assert!(f.arm(&watched, 0), "idleness is no failure");
     }
@@ -587,9 +587,9 @@ mod tests {
         let mut now = 0;
         for pause in [Backoff::MIN_PAUSE, 2 * Backoff::MIN_PAUSE] {
             assert!(f.arm(&watched, now));
-            assert_eq!(f.turn_with(true, false, true), Turn::Timed { owned: false });
-            assert_eq!(f.turn_with(false, false, true), Turn::Timed { owned: false });
-            assert_eq!(f.turn_with(false, false, true), Turn::Own);
+            assert_eq!(f.turn_with(true, false, true), BackgroundAction::Timed { owned: false });
+            assert_eq!(f.turn_with(false, false, true), BackgroundAction::Timed { owned: false });
+            assert_eq!(f.turn_with(false, false, true), BackgroundAction::Own);
             assert!(!watched.is_on() && watched.watch.is_taken());
             assert!(!f.arm(&watched, pause - 1), "not before the pause is over");
             now = pause;
