@@ -1,6 +1,6 @@
 //! Events of the engine become C's, with the order and the status codes of librdmacm on iWARP.
 
-use crate::event::{Delivered, Draft, give, give_note, reads_in_one_byte};
+use crate::event::{DeliveredEvent, Draft, give, give_note, reads_in_one_byte};
 use crate::failure::{event_and_status, flush_if_rejected};
 use crate::id::{Id, Phase};
 use crate::private_data::{CmMessage, PrivateData};
@@ -17,7 +17,7 @@ use uiw_verbs::Error;
 use uiw_verbs::cm::{CmEvent, CmEventKind, ConnInfo, ConnRequest};
 
 /// An event about `id` as C's; nothing when the id is being destroyed.
-pub(crate) fn deliver(id: &Arc<Id>, event: CmEvent) -> Option<Delivered> {
+pub(crate) fn deliver(id: &Arc<Id>, event: CmEvent) -> Option<DeliveredEvent> {
     match event.kind {
         CmEventKind::Posted(_) => {
             let note = id.lock_alive()?.notes.pop_front()?;
@@ -47,7 +47,7 @@ pub(crate) fn deliver(id: &Arc<Id>, event: CmEvent) -> Option<Delivered> {
 }
 
 /// A request becomes an id of its own, with the listener's context and, if that is synchronous, a channel of its own.
-fn requested(listener: &Arc<Id>, request: ConnRequest) -> Option<Delivered> {
+fn requested(listener: &Arc<Id>, request: ConnRequest) -> Option<DeliveredEvent> {
     let private_data = request.private_data().to_vec();
     let (peer_ird, peer_ord) = request.peer_ird_ord().unwrap_or((u16::MAX, u16::MAX));
     let draft = Draft {
@@ -92,7 +92,7 @@ fn request_id(listener: &Arc<Id>, request: ConnRequest, draft: &Draft<'_>) -> Re
     Ok(id)
 }
 
-fn established(id: &Arc<Id>, info: &ConnInfo) -> Option<Delivered> {
+fn established(id: &Arc<Id>, info: &ConnInfo) -> Option<DeliveredEvent> {
     let (active, event) = {
         let mut state = id.lock_alive()?;
         if !matches!(state.phase, Phase::Disconnecting) {
@@ -115,7 +115,7 @@ fn established(id: &Arc<Id>, info: &ConnInfo) -> Option<Delivered> {
     give(id, id, &draft)
 }
 
-fn failed(id: &Arc<Id>, error: &Error) -> Option<Delivered> {
+fn failed(id: &Arc<Id>, error: &Error) -> Option<DeliveredEvent> {
     let peer = {
         let mut state = id.lock_alive()?;
         state.phase = Phase::Over;

@@ -34,9 +34,9 @@ unsafe impl Send for Shared {}
 unsafe impl Sync for Shared {}
 
 /// Open devices by name of the network device.
-struct Opened(BTreeMap<String, Shared>);
+struct OpenDevices(BTreeMap<String, Shared>);
 
-impl Forked for Opened {
+impl Forked for OpenDevices {
     const NEW: Self = Self(BTreeMap::new());
 
     /// The child opens its own, on its own engine.
@@ -45,7 +45,7 @@ impl Forked for Opened {
     }
 }
 
-static OPENED: ForkSafe<Opened> = ForkSafe::new();
+static OPENED: ForkSafe<OpenDevices> = ForkSafe::new();
 
 /// Opened at the first use of `device`, without the lock.
 fn shared(device: &'static Device) -> Result<Shared> {

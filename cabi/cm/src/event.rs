@@ -28,7 +28,7 @@ struct Event {
 
 /// An event that C is about to hold. Plain values only: it is held while a thread may be cancelled.
 #[derive(Clone, Copy)]
-pub(crate) struct Delivered {
+pub(crate) struct DeliveredEvent {
     pub(crate) event: *mut rdma_cm_event,
     pub(crate) id: AnyPtr<rdma_cm_id>,
     /// `RDMA_CM_EVENT_*`
@@ -72,7 +72,7 @@ pub(crate) fn reads_in_one_byte(reads: u16) -> u8 {
 
 /// An event about a connection of `id`, which `owner` counts: for a request that is the listener. Nothing when the owner is being
 /// destroyed.
-pub(crate) fn give(owner: &Arc<Id>, id: &Id, draft: &Draft<'_>) -> Option<Delivered> {
+pub(crate) fn give(owner: &Arc<Id>, id: &Id, draft: &Draft<'_>) -> Option<DeliveredEvent> {
     let mut conn: rdma_conn_param = zeroed();
     conn.responder_resources = draft.responder_resources;
     conn.initiator_depth = draft.initiator_depth;
@@ -100,7 +100,7 @@ pub(crate) fn give(owner: &Arc<Id>, id: &Id, draft: &Draft<'_>) -> Option<Delive
 }
 
 /// An event of the connection manager itself.
-pub(crate) fn give_note(id: &Arc<Id>, note: Note) -> Option<Delivered> {
+pub(crate) fn give_note(id: &Arc<Id>, note: Note) -> Option<DeliveredEvent> {
     if let Some(group) = note.group {
         return give_group(id, note, group);
     }
@@ -119,7 +119,7 @@ pub(crate) fn give_note(id: &Arc<Id>, note: Note) -> Option<Delivered> {
 }
 
 /// An event about a multicast group.
-fn give_group(id: &Arc<Id>, note: Note, group: IpAddr) -> Option<Delivered> {
+fn give_group(id: &Arc<Id>, note: Note, group: IpAddr) -> Option<DeliveredEvent> {
     let local = id.lock().local.map(|local| local.ip());
     let ah = local.and_then(|local| address_vector::address_vector(local, gid::from_address(group)).ok());
     let ud = Ud {
@@ -135,7 +135,7 @@ fn give_raw(
     owner: &Arc<Id>,
     abi: rdma_cm_event,
     private_data: Option<(PrivateData<'_>, Option<SocketAddr>)>,
-) -> Option<Delivered> {
+) -> Option<DeliveredEvent> {
     if !owner.delivers() {
         return None;
     }
@@ -153,7 +153,7 @@ fn give_raw(
     }
     let event = event.cast();
     registry::add_event(event);
-    Some(Delivered { event, id, kind, status })
+    Some(DeliveredEvent { event, id, kind, status })
 }
 
 /// Takes back an event that C acknowledges.

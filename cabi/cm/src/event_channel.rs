@@ -1,7 +1,7 @@
 //! Event channels: creating and destroying them, and the one wait of the connection manager.
 
 use crate::channel::Channel;
-use crate::event::Delivered;
+use crate::event::DeliveredEvent;
 use crate::registry::RegisteredPtr as _;
 use crate::{deliver, orphaned, registry, routes};
 use std::ffi::c_int;
@@ -58,19 +58,19 @@ pub extern "C-unwind" fn rdma_get_cm_event(
 /// # Safety
 /// No caller on the stack up to C holds a value with a destructor: a thread may be cancelled while it sleeps here.
 #[inline]
-pub(crate) unsafe fn wait(channel: AnyPtr<rdma_event_channel>) -> Option<Delivered> {
+pub(crate) unsafe fn wait(channel: AnyPtr<rdma_event_channel>) -> Option<DeliveredEvent> {
     let mut has_token = false;
     loop {
         match next(channel, has_token) {
-            Next::Event(event) => return Some(event),
-            Next::Failed => return None,
+            TakeOutcome::Event(event) => return Some(event),
+            TakeOutcome::Failed => return None,
             // SAFETY: nothing in this frame has a destructor, nor in those of the callers, as they ensure.
-            Next::Sleep(fd) => match unsafe { read_token(fd) } {
+            TakeOutcome::Sleep(fd) => match unsafe { read_token(fd) } {
                 true => has_token = true,
                 false if is_gone(channel) => has_token = false,
                 false => return None,
             },
-            Next::SleepForever => {
+            TakeOutcome::SleepForever => {
                 // SAFETY: nothing in this frame has a destructor, nor in those of the callers, as they ensure.
                 unsafe { orphaned::sleep() };
                 return None;
@@ -87,36 +87,36 @@ fn is_gone(channel: AnyPtr<rdma_event_channel>) -> bool {
 
 /// The result of one attempt to take an event. Plain values only: they are held while the thread may be cancelled.
 #[derive(Clone, Copy)]
-enum Next {
-    Event(Delivered),
+enum TakeOutcome {
+    Event(DeliveredEvent),
     Sleep(c_int),
     /// The channel is destroyed, and in rdma-core this thread would sleep in it.
     SleepForever,
     Failed,
 }
 
-fn next(channel: AnyPtr<rdma_event_channel>, has_token: bool) -> Next {
-    let mut next = Next::Failed;
+fn next(channel: AnyPtr<rdma_event_channel>, has_token: bool) -> TakeOutcome {
+    let mut next = TakeOutcome::Failed;
     boundary::minus_one(|| {
         let reader = thread::current().id();
         let channel = channel.get().inspect_err(|_| {
             if orphaned::contains(channel.as_ptr().addr(), reader) {
-                next = Next::SleepForever;
+                next = TakeOutcome::SleepForever;
             }
         })?;
         channel.set_reader();
-        next = Next::Sleep(channel.queue().token_fd()?.as_raw_fd());
+        next = TakeOutcome::Sleep(channel.queue().token_fd()?.as_raw_fd());
         let mut taken = routes::next(&channel, has_token);
         while let Some((event, id)) = taken {
             // Events for a destroyed id are dropped.
             if let Some(event) = id.and_then(|id| deliver::deliver(&id, event)) {
-                next = Next::Event(event);
+                next = TakeOutcome::Event(event);
                 return Ok(());
             }
             taken = routes::next(&channel, false);
         }
         if is_nonblocking(channel.queue().fd()?.as_raw_fd()) {
-            next = Next::Failed;
+            next = TakeOutcome::Failed;
             return Err(Errno::AGAIN);
         }
         Ok(())

@@ -13,7 +13,7 @@ use uiw_cabi_core::errno::Errno;
 use uiw_cabi_core::fork::{ForkSafe, Forked};
 use uiw_cabi_core::lock::RwLock;
 
-enum Known {
+enum RegistryEntry {
     Id(Arc<Id>),
     Channel(Arc<Channel>),
     /// The box belongs to C until it is acknowledged.
@@ -24,14 +24,14 @@ enum Known {
 
 /// Known objects by address. Every call of the connection manager begins with a look-up here, so the table is in shards, each with a lock that is
 /// held for the look-up alone.
-struct Pointers(BTreeMap<usize, Known>);
+struct Pointers(BTreeMap<usize, RegistryEntry>);
 
 impl Forked for Pointers {
     const NEW: Self = Self(BTreeMap::new());
 
     fn in_child(&mut self) {
         for known in self.0.values_mut() {
-            std::mem::forget(std::mem::replace(known, Known::Inherited));
+            std::mem::forget(std::mem::replace(known, RegistryEntry::Inherited));
         }
     }
 }
@@ -42,21 +42,21 @@ fn shard(address: usize) -> &'static RwLock<Pointers> {
     POINTERS.shard(address as u64)
 }
 
-fn add(address: usize, known: Known) {
+fn add(address: usize, known: RegistryEntry) {
     let before = shard(address).write().0.insert(address, known);
     // Unlocked: what it refers to may take locks when it is dropped.
     drop(before);
 }
 
 /// Removes what `is` accepts.
-fn remove(address: usize, is: impl FnOnce(&Known) -> bool) -> Option<Known> {
+fn remove(address: usize, is: impl FnOnce(&RegistryEntry) -> bool) -> Option<RegistryEntry> {
     let mut shard = shard(address).write();
     if shard.0.get(&address).is_some_and(is) { shard.0.remove(&address) } else { None }
 }
 
 /// The error for a pointer that names something else, or nothing.
-fn invalid(known: Option<&Known>) -> Errno {
-    if let Some(Known::Inherited) = known {
+fn invalid(known: Option<&RegistryEntry>) -> Errno {
+    if let Some(RegistryEntry::Inherited) = known {
         Errno::INHERITED.because("the id or channel was made in the parent, before a fork")
     } else {
         Errno::INVAL
@@ -66,18 +66,18 @@ fn invalid(known: Option<&Known>) -> Errno {
 
 /// C may name `id` from now on.
 pub(crate) fn add_id(id: &Arc<Id>) {
-    add(id.abi().addr(), Known::Id(Arc::clone(id)));
+    add(id.abi().addr(), RegistryEntry::Id(Arc::clone(id)));
 }
 
 /// C may not name the id any more.
 pub(crate) fn remove_id(id: &Id) {
-    drop(remove(id.abi().addr(), |known| matches!(known, Known::Id(_))));
+    drop(remove(id.abi().addr(), |known| matches!(known, RegistryEntry::Id(_))));
 }
 
 /// The id at an address, if there is one.
 pub(crate) fn id_at(address: usize) -> Option<Arc<Id>> {
     match shard(address).read().0.get(&address) {
-        Some(Known::Id(id)) => Some(Arc::clone(id)),
+        Some(RegistryEntry::Id(id)) => Some(Arc::clone(id)),
         _ => None,
     }
 }
@@ -87,7 +87,7 @@ pub(crate) fn ids() -> Vec<Arc<Id>> {
     let mut ids = Vec::new();
     POINTERS.visit(|shard| {
         ids.extend(shard.0.values().filter_map(|known| match known {
-            Known::Id(id) => Some(Arc::clone(id)),
+            RegistryEntry::Id(id) => Some(Arc::clone(id)),
             _ => None,
         }));
     });
@@ -112,7 +112,7 @@ impl RegisteredPtr for AnyPtr<rdma_cm_id> {
     fn get(self) -> Result<Arc<Id>> {
         let address = self.as_ptr().addr();
         match shard(address).read().0.get(&address) {
-            Some(Known::Id(id)) => Ok(Arc::clone(id)),
+            Some(RegistryEntry::Id(id)) => Ok(Arc::clone(id)),
             other => Err(invalid(other)),
         }
     }
@@ -121,13 +121,13 @@ impl RegisteredPtr for AnyPtr<rdma_cm_id> {
 /// C may name `channel` from now on.
 pub(crate) fn add_channel(channel: &Arc<Channel>) {
     orphaned::forget(channel.abi().addr());
-    add(channel.abi().addr(), Known::Channel(Arc::clone(channel)));
+    add(channel.abi().addr(), RegistryEntry::Channel(Arc::clone(channel)));
 }
 
 /// C may not name the channel any more.
 pub(crate) fn remove_channel(channel: *mut rdma_event_channel) -> Option<Arc<Channel>> {
-    match remove(channel.addr(), |known| matches!(known, Known::Channel(_))) {
-        Some(Known::Channel(channel)) => Some(channel),
+    match remove(channel.addr(), |known| matches!(known, RegistryEntry::Channel(_))) {
+        Some(RegistryEntry::Channel(channel)) => Some(channel),
         _ => None,
     }
 }
@@ -138,7 +138,7 @@ impl RegisteredPtr for AnyPtr<rdma_event_channel> {
     fn get(self) -> Result<Arc<Channel>> {
         let address = self.as_ptr().addr();
         match shard(address).read().0.get(&address) {
-            Some(Known::Channel(channel)) => Ok(Arc::clone(channel)),
+            Some(RegistryEntry::Channel(channel)) => Ok(Arc::clone(channel)),
             other => Err(invalid(other)),
         }
     }
@@ -146,15 +146,15 @@ impl RegisteredPtr for AnyPtr<rdma_event_channel> {
 
 /// C may acknowledge `event` from now on.
 pub(crate) fn add_event(event: *mut rdma_cm_event) {
-    add(event.addr(), Known::Event);
+    add(event.addr(), RegistryEntry::Event);
 }
 
 /// True once for each event.
 pub(crate) fn remove_event(event: *mut rdma_cm_event) -> bool {
-    remove(event.addr(), |known| matches!(known, Known::Event)).is_some()
+    remove(event.addr(), |known| matches!(known, RegistryEntry::Event)).is_some()
 }
 
 /// Returns whether the pointer came through a fork. It is forgotten.
 pub(crate) fn forget_inherited<T>(pointer: *mut T) -> bool {
-    remove(pointer.addr(), |known| matches!(known, Known::Inherited)).is_some()
+    remove(pointer.addr(), |known| matches!(known, RegistryEntry::Inherited)).is_some()
 }

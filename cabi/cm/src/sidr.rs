@@ -1,7 +1,7 @@
 //! Ids of port spaces UDP and IPOIB: `rdma_connect` asks the listener for its UD queue pair, `rdma_accept` names one.
 
 use crate::address_vector::address_vector;
-use crate::event::{Delivered, Draft, Ud, give};
+use crate::event::{DeliveredEvent, Draft, Ud, give};
 use crate::id::{Id, Phase};
 use crate::private_data::{CmMessage, PrivateData};
 use crate::routes::{self, Source};
@@ -122,7 +122,7 @@ pub(crate) fn accept(id: &Id, param: &InPtr<'_, rdma_conn_param>) -> Result<()> 
 }
 
 /// A request becomes an id of its own, as for connections.
-pub(crate) fn requested(listener: &Arc<Id>, request: SidrRequest) -> Option<Delivered> {
+pub(crate) fn requested(listener: &Arc<Id>, request: SidrRequest) -> Option<DeliveredEvent> {
     let private_data = request.private_data().to_vec();
     let peer = request.peer_addr();
     let id = match request_id(listener, request) {
@@ -152,7 +152,7 @@ fn request_id(listener: &Arc<Id>, request: SidrRequest) -> Result<Arc<Id>> {
 }
 
 /// The responder has named its queue pair.
-pub(crate) fn resolved(id: &Arc<Id>, info: &SidrInfo) -> Option<Delivered> {
+pub(crate) fn resolved(id: &Arc<Id>, info: &SidrInfo) -> Option<DeliveredEvent> {
     let handle = {
         let mut state = id.lock_alive()?;
         state.phase = Phase::Connected;

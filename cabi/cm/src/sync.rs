@@ -1,7 +1,7 @@
 //! Synchronous ids: those without a channel of the program's. Every call that is completed by an event waits for that event and leaves it
 //! in the id, where the program can read it.
 
-use crate::event::Delivered;
+use crate::event::DeliveredEvent;
 use crate::registry::RegisteredPtr as _;
 use crate::{event_channel, lifecycle, qp};
 use std::ffi::c_int;
@@ -45,7 +45,7 @@ fn own_channel(id: AnyPtr<rdma_cm_id>) -> Option<AnyPtr<rdma_event_channel>> {
 }
 
 /// Shows an event to the program; an error for an event that reports one.
-fn keep(id: AnyPtr<rdma_cm_id>, shown: Delivered) -> Result<()> {
+fn keep(id: AnyPtr<rdma_cm_id>, shown: DeliveredEvent) -> Result<()> {
     id.get()?.abi.set(|id| &id.event, shown.event);
     match shown.status {
         0 => Ok(()),
@@ -64,7 +64,7 @@ pub extern "C-unwind" fn rdma_get_request(
         return -1;
     };
     // SAFETY: nothing in this frame has a destructor, and C is the caller.
-    let Some(Delivered { event, id: new, kind, .. }) = (unsafe { event_channel::wait(own) }) else {
+    let Some(DeliveredEvent { event, id: new, kind, .. }) = (unsafe { event_channel::wait(own) }) else {
         return -1;
     };
     boundary::minus_one(|| {

@@ -117,19 +117,19 @@ impl<T: Forked> ForkSafe<T> {
 }
 
 /// A [`ForkSafe`], whatever its state.
-trait Registered: Sync {
+trait ForkHooks: Sync {
     /// Calls the hook of each part, and keeps it locked.
-    fn lock(&'static self) -> Box<dyn Locked>;
+    fn lock(&'static self) -> Box<dyn LockedState>;
 }
 
 /// The parts of a [`ForkSafe`], locked; dropped, they are unlocked.
-trait Locked {
+trait LockedState {
     /// Resets the value in the child.
     fn in_child(&mut self);
 }
 
-impl<T: Forked, const SHARDS: usize> Registered for ForkSafe<T, SHARDS> {
-    fn lock(&'static self) -> Box<dyn Locked> {
+impl<T: Forked, const SHARDS: usize> ForkHooks for ForkSafe<T, SHARDS> {
+    fn lock(&'static self) -> Box<dyn LockedState> {
         let lock = |shard: &'static Shard<T>| {
             let mut state = shard.0.write();
             state.before_fork();
@@ -139,27 +139,27 @@ impl<T: Forked, const SHARDS: usize> Registered for ForkSafe<T, SHARDS> {
     }
 }
 
-impl<T: Forked> Locked for Vec<RwLockWriteGuard<'static, T>> {
+impl<T: Forked> LockedState for Vec<RwLockWriteGuard<'static, T>> {
     fn in_child(&mut self) {
         self.iter_mut().for_each(|state| state.in_child());
     }
 }
 
 /// Everything that has been used. Locked while the process is copied.
-static REGISTERED: Mutex<Vec<&'static dyn Registered>> = Mutex::new(Vec::new());
+static REGISTERED: Mutex<Vec<&'static dyn ForkHooks>> = Mutex::new(Vec::new());
 
 /// Locks of the forking thread, from before the fork until after it, in the parent and in the child.
-struct Held {
-    states: Vec<Box<dyn Locked>>,
-    _list: MutexGuard<'static, Vec<&'static dyn Registered>>,
+struct ForkLocks {
+    states: Vec<Box<dyn LockedState>>,
+    _list: MutexGuard<'static, Vec<&'static dyn ForkHooks>>,
 }
 
 thread_local! {
-    static HELD: RefCell<Option<Held>> = const { RefCell::new(None) };
+    static HELD: RefCell<Option<ForkLocks>> = const { RefCell::new(None) };
 }
 
 /// Returns the locks of this thread. `None` in a thread that ends: such a one has locked nothing.
-fn take_held() -> Option<Held> {
+fn take_held() -> Option<ForkLocks> {
     HELD.try_with(RefCell::take).ok().flatten()
 }
 
@@ -167,7 +167,7 @@ extern "C" fn before_fork() {
     let _ = HELD.try_with(|held| {
         let list = REGISTERED.lock();
         let states = list.iter().map(|state| state.lock()).collect();
-        *held.borrow_mut() = Some(Held { states, _list: list });
+        *held.borrow_mut() = Some(ForkLocks { states, _list: list });
     });
 }
 

@@ -14,16 +14,16 @@ use std::sync::atomic::{AtomicU32, Ordering};
 ///
 /// `ibv_ack_cq_events` and `ibv_get_cq_event` look here, so the table is in shards, each with a lock that is held for the look-up
 /// alone: threads with different objects do not share a cache line.
-struct Living(BTreeMap<usize, u32>);
+struct ObjectTable(BTreeMap<usize, u32>);
 
-impl Forked for Living {
+impl Forked for ObjectTable {
     const NEW: Self = Self(BTreeMap::new());
 
     /// Inherited objects stay known: calls on them return EIO, and destroying them frees their memory.
     fn in_child(&mut self) {}
 }
 
-static LIVING: ForkSafe<Living, 64> = ForkSafe::new();
+static LIVING: ForkSafe<ObjectTable, 64> = ForkSafe::new();
 
 /// Something of `kind` lives at `address` from now on.
 pub fn enter(address: usize, kind: u32) {

@@ -5,7 +5,7 @@ use crate::numbers::Numbers;
 use crate::ready;
 use crate::socket::Socket;
 use crate::wait::Source;
-use crate::watchers::Registers;
+use crate::watchers::WakerPolicy;
 use std::ffi::{c_int, c_short};
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
@@ -53,7 +53,7 @@ impl AnySocket {
     pub(crate) fn poll_ready(
         &self,
         events: c_short,
-        registers: Registers,
+        registers: WakerPolicy,
         cx: &mut Context<'_>,
     ) -> Poll<c_short> {
         match self {

@@ -100,14 +100,14 @@ struct Choice {
     polls: bool,
     /// Left until the choice is made anew, or the next trial begins.
     left: u32,
-    trial: Trial,
+    trial: PollTrial,
     /// Sum of the waits of this trial, and of those of the last one.
     total: Duration,
     with_polling: Duration,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Trial {
+enum PollTrial {
     /// Trial with polling, then without.
     Polls,
     Sleeps,
@@ -119,7 +119,7 @@ impl Default for Choice {
         Self {
             polls: true,
             left: TRIAL,
-            trial: Trial::Polls,
+            trial: PollTrial::Polls,
             total: Duration::ZERO,
             with_polling: Duration::ZERO,
         }
@@ -130,7 +130,7 @@ impl Choice {
     /// Returns whether the next wait counts however long the last one was: in a trial without polling, and for the first wait behind it, waits that polling would make
     /// short may be longer.
     fn is_for_all(&self) -> bool {
-        self.trial == Trial::Sleeps || self.polls && self.left == BETWEEN_TRIALS
+        self.trial == PollTrial::Sleeps || self.polls && self.left == BETWEEN_TRIALS
     }
 
     /// A wait before which polling was possible has ended, after this time.
@@ -141,12 +141,12 @@ impl Choice {
             return;
         }
         (self.trial, self.polls, self.left) = match self.trial {
-            Trial::Polls => {
+            PollTrial::Polls => {
                 self.with_polling = self.total;
-                (Trial::Sleeps, false, TRIAL)
+                (PollTrial::Sleeps, false, TRIAL)
             }
-            Trial::Sleeps => (Trial::None, self.with_polling < self.total, BETWEEN_TRIALS),
-            Trial::None => (Trial::Polls, true, TRIAL),
+            PollTrial::Sleeps => (PollTrial::None, self.with_polling < self.total, BETWEEN_TRIALS),
+            PollTrial::None => (PollTrial::Polls, true, TRIAL),
         };
         self.total = Duration::ZERO;
     }
@@ -232,6 +232,6 @@ mod tests {
         // One wait for the peer does not decide.
         let mut choice = Choice::default();
         (0..3 * (2 * TRIAL + BETWEEN_TRIALS)).for_each(|_| choice.note(Duration::MAX));
-        assert_eq!(choice.trial, Trial::Polls);
+        assert_eq!(choice.trial, PollTrial::Polls);
     }
 }

@@ -36,7 +36,7 @@ const REPOSTED: usize = 16;
 
 /// Mode of taking completions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Take {
+pub(crate) enum PollMode {
     /// The engine is driven where none is queued.
     Driving,
     /// Queued completions.
@@ -44,7 +44,7 @@ pub(crate) enum Take {
 }
 
 /// Taken completion.
-pub(crate) enum Completed {
+pub(crate) enum LinkCompletion {
     /// The oldest message in the send queue.
     Sent,
     /// A message of the peer.
@@ -315,30 +315,30 @@ impl Link {
         unsafe { self.qp.post_recv(requests) }.map_err(|_| Errno::IO)
     }
 
-    fn word(&self, wc: &Wc, slot: u16) -> Completed {
+    fn word(&self, wc: &Wc, slot: u16) -> LinkCompletion {
         match (self.variant, wc.imm) {
-            (Variant::Immediate, Some(word)) => Completed::Received(word),
+            (Variant::Immediate, Some(word)) => LinkCompletion::Received(word),
             (Variant::Send, None) if wc.byte_len == WORD => {
                 let mut bytes = [0; WORD as usize];
                 match self.local.read(usize::from(slot) * WORD as usize, &mut bytes) {
-                    Ok(()) => Completed::Received(u32::from_ne_bytes(bytes)),
-                    Err(_) => Completed::Unknown,
+                    Ok(()) => LinkCompletion::Received(u32::from_ne_bytes(bytes)),
+                    Err(_) => LinkCompletion::Unknown,
                 }
             }
-            _ => Completed::Unknown,
+            _ => LinkCompletion::Unknown,
         }
     }
 
     /// Takes a batch of completions, the oldest first. Returns how many it took. A connection that fails is reported by its event: completions
     /// in error say nothing here.
-    pub(crate) fn poll(&mut self, take: Take, mut each: impl FnMut(Completed)) -> usize {
+    pub(crate) fn poll(&mut self, take: PollMode, mut each: impl FnMut(LinkCompletion)) -> usize {
         let mut used = std::mem::take(&mut self.used);
         let each = |wc: Wc| {
             if wc.status != WcStatus::Success {
                 return;
             }
             if wc.wr_id & RECEIVE == 0 {
-                each(Completed::Sent);
+                each(LinkCompletion::Sent);
                 return;
             }
             let slot = wc.wr_id as u16;
@@ -346,8 +346,8 @@ impl Link {
             used.push(slot);
         };
         let taken = match take {
-            Take::Driving => self.cq.poll_with(BATCH, each),
-            Take::Queued => self.cq.take_with(BATCH, each),
+            PollMode::Driving => self.cq.poll_with(BATCH, each),
+            PollMode::Queued => self.cq.take_with(BATCH, each),
         };
         if used.len() >= REPOSTED {
             // It fails where the connection has ended, which its event says.
@@ -432,13 +432,13 @@ pub(crate) mod tests {
         let (mut sent, mut received, mut most) = (0, 0, 0);
         (0..count).for_each(|_| from.message(Message::Credits { limit: 1 }).unwrap());
         wait_for(|| {
-            to.poll(Take::Driving, |completed| match completed {
-                Completed::Received(_) => received += 1,
-                Completed::Sent | Completed::Unknown => panic!("no message"),
+            to.poll(PollMode::Driving, |completed| match completed {
+                LinkCompletion::Received(_) => received += 1,
+                LinkCompletion::Sent | LinkCompletion::Unknown => panic!("no message"),
             });
-            from.poll(Take::Driving, |completed| match completed {
-                Completed::Sent => sent += 1,
-                Completed::Received(_) | Completed::Unknown => panic!("a message"),
+            from.poll(PollMode::Driving, |completed| match completed {
+                LinkCompletion::Sent => sent += 1,
+                LinkCompletion::Received(_) | LinkCompletion::Unknown => panic!("a message"),
             });
             most = most.max(to.used.len());
             (sent == count && received == count).then_some(())

@@ -5,7 +5,7 @@ use crate::preload::fall_back;
 use crate::ready::FALL_BACK;
 use crate::table;
 use crate::wait::{self, Limit};
-use crate::watchers::Registers;
+use crate::watchers::WakerPolicy;
 use libc::{POLLERR, POLLHUP, POLLIN, POLLOUT, pollfd};
 use std::ffi::c_short;
 use std::task::{Context, Poll, Waker};
@@ -111,7 +111,7 @@ pub(crate) fn poll_all(fds: &mut [pollfd], limit: &Limit<'_>) -> Result<usize> {
                 let ready = sockets
                     .iter()
                     .filter(|(at, socket)| {
-                        socket.poll_ready(fds[*at].events, Registers::Pending, cx).is_ready()
+                        socket.poll_ready(fds[*at].events, WakerPolicy::Pending, cx).is_ready()
                     })
                     .count();
                 if ready > 0 { Poll::Ready(()) } else { Poll::Pending }

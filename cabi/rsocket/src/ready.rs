@@ -2,7 +2,7 @@
 
 use crate::is_exiting;
 use crate::socket::{Phase, Socket, State};
-use crate::watchers::Registers;
+use crate::watchers::WakerPolicy;
 use libc::{POLLERR, POLLHUP, POLLIN, POLLOUT, POLLRDHUP, POLLRDNORM, POLLWRNORM};
 use std::ffi::c_short;
 use std::task::{Context, Poll};
@@ -69,7 +69,7 @@ pub(super) fn look(socket: &Socket, events: c_short) -> c_short {
 pub(super) fn poll(
     socket: &Socket,
     events: c_short,
-    registers: Registers,
+    registers: WakerPolicy,
     cx: &mut Context<'_>,
 ) -> Poll<c_short> {
     socket.poll_as(registers, cx, |state| match ready(state) & (events | ALWAYS) {

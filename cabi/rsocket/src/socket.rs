@@ -6,15 +6,15 @@
 use crate::acceptor::{self, Acceptor};
 use crate::attempts::Attempts;
 use crate::connect::{self, Connecting};
-use crate::link::Take;
+use crate::link::PollMode;
 use crate::numbers::Numbers;
-use crate::preload::Behind;
+use crate::preload::DescriptorSockets;
 use crate::preload::connections::{self, Carrier, Line, Role};
 use crate::service::{self, Closing, Timer};
 use crate::settings::Sizes;
 use crate::stream::{Ending, Stream};
-use crate::wait::{self, Source, Try};
-use crate::watchers::{Registers, Watchers};
+use crate::wait::{self, RetryMode, Source};
+use crate::watchers::{WakerPolicy, Watchers};
 use crate::{PROGRESS_CHECK, is_exiting};
 use std::collections::VecDeque;
 use std::ffi::c_int;
@@ -57,11 +57,11 @@ pub(crate) struct Set {
 pub(crate) const TCP_CONNECTED: u64 = 2;
 
 /// State of a socket that was one of the kernel before: TCP is connected, or begins to be.
-pub(crate) struct Opened {
+pub(crate) struct PendingConversion {
     /// TCP is not connected yet.
     pending: bool,
     /// Socket for a peer that has no rsockets.
-    instead: Option<Instead>,
+    instead: Option<FallbackSocket>,
     /// True for reading and writing if they were closed before the connection was made.
     shut: [bool; 2],
     /// Bytes sent before that, see [`super::early`].
@@ -73,7 +73,7 @@ pub(crate) struct Opened {
 }
 
 /// The socket that the program had.
-pub(crate) struct Instead {
+pub(crate) struct FallbackSocket {
     pub(crate) socket: OwnedFd,
     /// Address to which the program connects, in its numbers.
     pub(crate) to: SocketAddr,
@@ -81,8 +81,8 @@ pub(crate) struct Instead {
     pub(crate) syn_retries: c_int,
 }
 
-impl Opened {
-    pub(crate) fn new(pending: bool, instead: Option<Instead>) -> Self {
+impl PendingConversion {
+    pub(crate) fn new(pending: bool, instead: Option<FallbackSocket>) -> Self {
         Self { pending, instead, shut: [false; 2], early: VecDeque::new(), has_task: false, has_lost: false }
     }
 }
@@ -120,7 +120,7 @@ pub(crate) struct State {
     /// Real addresses: ports as TCP has them.
     pub(crate) local: Option<SocketAddr>,
     pub(crate) peer: Option<SocketAddr>,
-    pub(crate) opened: Option<Opened>,
+    pub(crate) opened: Option<PendingConversion>,
     /// The events of the connection wake the watchers.
     watches_events: bool,
 }
@@ -137,7 +137,7 @@ pub(crate) struct Socket {
     /// True if the socket may become one of the kernel again.
     may_fall_back: AtomicBool,
     /// State of the descriptor numbers, of a socket that was one of the kernel before.
-    behind: OnceLock<Behind>,
+    behind: OnceLock<DescriptorSockets>,
 }
 
 impl Socket {
@@ -168,7 +168,7 @@ impl Socket {
     }
 
     /// Sets the state of the socket's descriptor numbers.
-    pub(crate) fn set_behind(&self, behind: Option<Behind>) {
+    pub(crate) fn set_behind(&self, behind: Option<DescriptorSockets>) {
         if let Some(behind) = behind {
             // The first one stays: numbers are given once.
             let _ = self.behind.set(behind);
@@ -176,7 +176,7 @@ impl Socket {
     }
 
     /// Returns the state of the socket's descriptor numbers; `None` if nothing is known of it.
-    pub(crate) fn behind(&self) -> Option<Behind> {
+    pub(crate) fn behind(&self) -> Option<DescriptorSockets> {
         self.behind.get().copied()
     }
 
@@ -204,7 +204,7 @@ impl Socket {
     }
 
     /// The socket that the program had, with its flags and options, for the first thread that asks.
-    pub(crate) fn take_instead(&self) -> Option<(Instead, c_int, Set)> {
+    pub(crate) fn take_instead(&self) -> Option<(FallbackSocket, c_int, Set)> {
         self.may_fall_back(false);
         let mut state = self.lock();
         let instead = state.opened.as_mut()?.instead.take()?;
@@ -264,11 +264,16 @@ impl Socket {
 
     /// Brings the socket to where it is, driving the engine if need be, and asks `ask`. Other threads are woken by what is found.
     pub(crate) fn look<T>(&self, own: Option<&Waker>, ask: impl FnOnce(&mut State) -> T) -> T {
-        self.look_by(Take::Driving, own, ask)
+        self.look_by(PollMode::Driving, own, ask)
     }
 
     /// Like [`Socket::look`].
-    pub(super) fn look_by<T>(&self, take: Take, own: Option<&Waker>, ask: impl FnOnce(&mut State) -> T) -> T {
+    pub(super) fn look_by<T>(
+        &self,
+        take: PollMode,
+        own: Option<&Waker>,
+        ask: impl FnOnce(&mut State) -> T,
+    ) -> T {
         let mut state = self.lock();
         let changed = self.update(&mut state, take);
         let answer = ask(&mut state);
@@ -280,7 +285,7 @@ impl Socket {
     }
 
     /// Handles what has come. Returns whether anything had.
-    fn update(&self, state: &mut State, take: Take) -> bool {
+    fn update(&self, state: &mut State, take: PollMode) -> bool {
         // The event of the end comes after the last completion, so completions are taken after it.
         let any = self.take_events(state);
         state.process(take) || any
@@ -289,21 +294,21 @@ impl Socket {
     /// Like [`Socket::look`] without driving, which is for the thread or task that waits; if the answer is "not yet", the task is woken by the next
     /// change.
     pub(crate) fn poll<T>(&self, cx: &mut Context<'_>, ask: impl FnMut(&mut State) -> Poll<T>) -> Poll<T> {
-        self.poll_as(Registers::Pending, cx, ask)
+        self.poll_as(WakerPolicy::Pending, cx, ask)
     }
 
     /// Like [`Socket::poll`]; `registers` says when the task is woken by the next change.
     pub(super) fn poll_as<T>(
         &self,
-        registers: Registers,
+        registers: WakerPolicy,
         cx: &mut Context<'_>,
         mut ask: impl FnMut(&mut State) -> Poll<T>,
     ) -> Poll<T> {
         loop {
             let mut state = self.lock();
-            let changed = self.update(&mut state, Take::Queued);
+            let changed = self.update(&mut state, PollMode::Queued);
             let mut answer = ask(&mut state);
-            let needs_waker = answer.is_pending() || registers == Registers::Always;
+            let needs_waker = answer.is_pending() || registers == WakerPolicy::Always;
             if changed {
                 drop(state);
                 self.wake_changed(Some(cx.waker()));
@@ -363,8 +368,8 @@ impl Socket {
             (how(&state), attempt(&mut state))
         };
         wait::complete(first, self, nonblocking, time, |way| match way {
-            Try::Processed => self.look(None, &mut attempt),
-            Try::Watched(cx) => match self.poll(cx, |state| wait::pending(attempt(state))) {
+            RetryMode::Processed => self.look(None, &mut attempt),
+            RetryMode::Watched(cx) => match self.poll(cx, |state| wait::pending(attempt(state))) {
                 Poll::Ready(answer) => answer,
                 Poll::Pending => Err(Errno::AGAIN),
             },
@@ -394,7 +399,7 @@ impl Socket {
                 if aborts {
                     stream.link.abort();
                 }
-                stream.process(Take::Driving);
+                stream.process(PollMode::Driving);
                 stream.close();
                 drop(state);
                 self.linger(stream);
@@ -520,7 +525,7 @@ impl State {
     }
 
     /// Handles completions. Returns whether there were any.
-    fn process(&mut self, take: Take) -> bool {
+    fn process(&mut self, take: PollMode) -> bool {
         let (Phase::Connected(stream, _) | Phase::Accepting(stream)) = &mut self.phase else { return false };
         let before = stream.failure();
         let any = stream.process(take);
@@ -565,7 +570,9 @@ impl State {
             {
                 self.phase = Phase::Gone;
             }
-            CmEventKind::Failed(_) if matches!(&self.opened, Some(Opened { instead: Some(_), .. })) => {
+            CmEventKind::Failed(_)
+                if matches!(&self.opened, Some(PendingConversion { instead: Some(_), .. })) =>
+            {
                 self.phase = Phase::Refused;
             }
             CmEventKind::Failed(error) if !matches!(self.phase, Phase::Closed) => {
@@ -649,7 +656,7 @@ impl State {
     pub(crate) fn has_peer(&self) -> bool {
         match &self.phase {
             Phase::Connected(..) | Phase::Accepting(_) | Phase::Requested(..) => true,
-            Phase::Connecting(..) => matches!(&self.opened, Some(Opened { pending: false, .. })),
+            Phase::Connecting(..) => matches!(&self.opened, Some(PendingConversion { pending: false, .. })),
             _ => false,
         }
     }

@@ -1,6 +1,6 @@
 //! A connected rsocket: both halves and the link under them. Nothing here waits; callers hold the socket's lock.
 
-use crate::link::{BATCH, CONTROL_SLOTS, Completed, Link, Take};
+use crate::link::{BATCH, CONTROL_SLOTS, Link, LinkCompletion, PollMode};
 use crate::mappings::Mappings;
 use crate::receiver::{Receiver, Violation};
 use crate::sender::Sender;
@@ -82,18 +82,18 @@ impl Stream {
     }
 
     /// Handles what has completed, and gives credits. Returns whether anything had completed.
-    pub(crate) fn process(&mut self, mut take: Take) -> bool {
+    pub(crate) fn process(&mut self, mut take: PollMode) -> bool {
         let mut any = false;
         loop {
             let Self { link, receiver, sender, shut, ended, .. } = self;
             let mut broken = None;
             let taken = link.poll(take, |completed| match completed {
-                Completed::Sent => sender.completed(),
-                Completed::Received(word) if broken.is_none() && ended.is_none() => {
+                LinkCompletion::Sent => sender.completed(),
+                LinkCompletion::Received(word) if broken.is_none() && ended.is_none() => {
                     broken = receive(word, receiver, sender, shut, ended).err();
                 }
-                Completed::Received(_) => {}
-                Completed::Unknown => broken = Some(Broken::Form),
+                LinkCompletion::Received(_) => {}
+                LinkCompletion::Unknown => broken = Some(Broken::Form),
             });
             any |= taken > 0;
             if let Some(broken) = broken {
@@ -106,9 +106,9 @@ impl Stream {
             }
             if self.receiver.readable() > 0 {
                 // That is enough: another round would mostly find nothing, at the price of a system call.
-                take = Take::Queued;
+                take = PollMode::Queued;
             }
-            if take == Take::Queued && taken < BATCH && !has_posted {
+            if take == PollMode::Queued && taken < BATCH && !has_posted {
                 // All that was queued. What has come since is found before a thread waits.
                 return any;
             }
@@ -173,7 +173,7 @@ impl Stream {
     /// The connection has ended: the event of it.
     pub(crate) fn end(&mut self, ending: Ending) {
         // What the peer has sent is completed before.
-        self.process(Take::Driving);
+        self.process(PollMode::Driving);
         self.ended.get_or_insert(ending);
     }
 
@@ -227,7 +227,7 @@ impl Stream {
         self.receiver.consume(len as u32);
         // The completion of credits is taken, so that an answer which the program sends next goes out at once: behind a request whose completion
         // was not taken it would be coalesced, and the background thread would be woken for the end of that.
-        self.give_credits() && self.process(Take::Queued)
+        self.give_credits() && self.process(PollMode::Queued)
     }
 
     /// The result of reading where nothing is readable.
@@ -497,10 +497,10 @@ mod tests {
         // The sender would not come to the end without credits.
         for _ in 0..3000 {
             while from.send(std::iter::once(&[7; 10][..]), 10).is_err() {
-                from.process(Take::Driving);
+                from.process(PollMode::Driving);
             }
             while to.receiver.readable() == 0 {
-                to.process(Take::Driving);
+                to.process(PollMode::Driving);
             }
             to.consume(to.receiver.readable() as usize);
             open += usize::from(to.sender.control_slots() < CONTROL_SLOTS);
@@ -520,8 +520,8 @@ mod tests {
                 Ok(done) => sent += done as usize,
                 Err(errno) => assert_eq!(errno, Errno::AGAIN),
             }
-            from.process(Take::Driving);
-            to.process(Take::Driving);
+            from.process(PollMode::Driving);
+            to.process(PollMode::Driving);
             let mut part = vec![0; to.receiver.readable() as usize];
             let len = to.copy_out(0, &mut part).unwrap();
             if received.len() / 2_000_000 < (received.len() + len) / 2_000_000 {

@@ -3,7 +3,7 @@
 use crate::any::AnySocket;
 use crate::datagram::Datagram;
 use crate::epoll::Epoll;
-use crate::preload::{BITMAP, Behind, Plain, process, waiting};
+use crate::preload::{BITMAP, DescriptorSockets, PlainSocket, process, waiting};
 use crate::socket::Socket;
 use crate::sys;
 use std::collections::BTreeMap;
@@ -20,14 +20,14 @@ pub(crate) enum Entry {
     Datagram(Arc<Datagram>),
     Epoll(Arc<Epoll>),
     /// A socket of the kernel that may become an rsocket: of the preload library. A fork gives it to the child.
-    Plain(Arc<Plain>),
+    Plain(Arc<PlainSocket>),
     /// Made before a fork, in the parent: closing it frees the number.
-    Inherited(Option<Behind>),
+    Inherited(Option<DescriptorSockets>),
 }
 
 impl Entry {
     /// Returns the state of the descriptor numbers; `None` if nothing is known of it.
-    fn behind(&self) -> Option<Behind> {
+    fn behind(&self) -> Option<DescriptorSockets> {
         match self {
             Self::Socket(socket) => socket.behind(),
             Self::Datagram(socket) => socket.behind(),
@@ -299,7 +299,7 @@ mod tests {
         let (becoming, accepted, closed) = (1_048_573, 1_048_574, 1_048_575);
         let mut table = Table::NEW;
         for (fd, is_becoming) in [(becoming, true), (accepted, false), (closed, false)] {
-            table.0.insert(fd, Entry::Plain(Plain::of_test(is_becoming)));
+            table.0.insert(fd, Entry::Plain(PlainSocket::of_test(is_becoming)));
         }
         [becoming, accepted].iter().for_each(|fd| BITMAP.set(*fd));
         table.in_child();

@@ -2,7 +2,7 @@
 
 use crate::addresses::{read_address, write_address};
 use crate::any::AnySocket;
-use crate::datagram::{Datagram, Taken};
+use crate::datagram::{CopiedMessage, Datagram};
 use crate::early::ANSWER_TIMEOUT;
 use crate::socket::{Phase, Socket, State};
 use crate::table;
@@ -155,7 +155,7 @@ fn receive_bytes(socket: &Socket, list: &mut OutBuffers<'_>, flags: c_int) -> Re
 }
 
 /// Receives a datagram into buffers.
-fn receive_datagram(socket: &Datagram, list: &mut OutBuffers<'_>, flags: c_int) -> Result<Taken> {
+fn receive_datagram(socket: &Datagram, list: &mut OutBuffers<'_>, flags: c_int) -> Result<CopiedMessage> {
     length(list.0)?;
     socket.receive(flags, &mut list.each().collect::<Vec<_>>())
 }
@@ -242,10 +242,10 @@ fn send_on_stream(socket: &Arc<Socket>, list: &[InVec<'_>], flags: c_int) -> Res
             if total == 0 {
                 return stream.check_room_or_nothing();
             }
-            stream.send(Rest { parts: parts.clone(), skip: done }, (total - done) as u64)
+            stream.send(RemainingParts { parts: parts.clone(), skip: done }, (total - done) as u64)
         });
         if early == Some(true) && matches!(sent, Err(Errno::AGAIN)) {
-            sent = socket.send_early(Rest { parts, skip: done });
+            sent = socket.send_early(RemainingParts { parts, skip: done });
             // No room is left: from here on the call waits.
             early = Some(sent.is_ok());
             if matches!(sent, Err(Errno::AGAIN)) {
@@ -288,12 +288,12 @@ pub(crate) fn send_bytes(fd: c_int, bytes: &[u8]) -> Result<usize> {
 
 /// Buffers without their first bytes.
 #[derive(Clone)]
-struct Rest<I> {
+struct RemainingParts<I> {
     parts: I,
     skip: usize,
 }
 
-impl<'a, I: Iterator<Item = &'a [u8]>> Iterator for Rest<I> {
+impl<'a, I: Iterator<Item = &'a [u8]>> Iterator for RemainingParts<I> {
     type Item = &'a [u8];
 
     fn next(&mut self) -> Option<&'a [u8]> {

@@ -330,7 +330,7 @@ pub(crate) fn poll_system(fds: &mut [libc::pollfd], limit: &Limit<'_>) -> Result
 }
 
 /// One of the ways to try a call on a socket again.
-pub(crate) enum Try<'a, 'b> {
+pub(crate) enum RetryMode<'a, 'b> {
     /// Arrivals are processed.
     Processed,
     /// The same; the task is woken by the next change if the answer is EAGAIN.
@@ -362,14 +362,14 @@ pub(crate) fn complete<T>(
     source: &impl Source,
     nonblocking: bool,
     time: Option<Duration>,
-    mut call: impl FnMut(Try<'_, '_>) -> Result<T>,
+    mut call: impl FnMut(RetryMode<'_, '_>) -> Result<T>,
 ) -> Result<T> {
     if !matches!(first, Err(Errno::AGAIN)) {
         return first;
     }
     let attempts = source.attempts();
     if nonblocking || !attempts.is_omitted() {
-        let second = call(Try::Processed);
+        let second = call(RetryMode::Processed);
         let found = !matches!(second, Err(Errno::AGAIN));
         if nonblocking {
             attempts.note(found);
@@ -386,14 +386,14 @@ pub(crate) fn complete<T>(
     if attempts.expect_soon() && !source.shards().is_empty() {
         // As in `drive`.
         let held = signals::hold();
-        if let Some(found) = attempts.poll(begun, most, || pending(call(Try::Processed))) {
+        if let Some(found) = attempts.poll(begun, most, || pending(call(RetryMode::Processed))) {
             return found;
         }
         if held.interrupts() {
             return Err(Errno::INTR);
         }
     }
-    let poll = |cx: &mut Context<'_>| pending(call(Try::Watched(cx)));
+    let poll = |cx: &mut Context<'_>| pending(call(RetryMode::Watched(cx)));
     let device = engine::get()?;
     let leave = |waker: &Waker| source.unwatch(waker);
     let waited = match time {

@@ -7,7 +7,7 @@ use uiw_cabi_core::lock::Mutex;
 
 /// Condition under which a look registers the task for the next change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Registers {
+pub(crate) enum WakerPolicy {
     /// Register if the answer is "not yet".
     Pending,
     /// Whatever its answer is: for edges.

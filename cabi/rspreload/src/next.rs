@@ -12,23 +12,23 @@ use std::ptr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Result of a function that the C library does not have.
-trait Failed {
+trait FailureValue {
     const FAILED: Self;
 }
 
-impl Failed for c_int {
+impl FailureValue for c_int {
     const FAILED: Self = -1;
 }
 
-impl Failed for isize {
+impl FailureValue for isize {
     const FAILED: Self = -1;
 }
 
-impl Failed for *mut FILE {
+impl FailureValue for *mut FILE {
     const FAILED: Self = ptr::null_mut();
 }
 
-impl Failed for () {
+impl FailureValue for () {
     const FAILED: Self = ();
 }
 
@@ -36,7 +36,7 @@ impl Failed for () {
 ///
 /// # Safety
 /// `Type` is its type. It may be called with arguments that were made for it.
-unsafe trait Next {
+unsafe trait NextFunction {
     const NAME: &CStr;
     type Type;
 
@@ -83,7 +83,7 @@ macro_rules! functions {
                     Some(next) => next($($argument),* $(, $rest)?),
                     None => {
                         crate::fail(libc::ENOSYS);
-                        Failed::FAILED
+                        FailureValue::FAILED
                     }
                 }
             }
@@ -96,7 +96,7 @@ macro_rules! functions {
             $(
                 pub(super) struct $name;
                 // SAFETY: the declaration is the C library's, and its arguments carry the promises of the manual page.
-                unsafe impl Next for $name {
+                unsafe impl NextFunction for $name {
                     const NAME: &CStr = $c;
                     type Type = function!(($($type),*) ($($word)?) ($($result)?));
 

@@ -39,18 +39,18 @@ pub struct Context {
 /// One lock a context: it is held for look-ups alone, and messages and completion events do not use it.
 #[derive(Default)]
 pub(crate) struct Numbers {
-    pub(crate) cqs: HashMap<u32, Numbered<ibv_cq>>,
-    pub(crate) qps: HashMap<u32, Numbered<ibv_qp>>,
-    pub(crate) srqs: HashMap<u32, Numbered<ibv_srq>>,
+    pub(crate) cqs: HashMap<u32, NumberedObject<ibv_cq>>,
+    pub(crate) qps: HashMap<u32, NumberedObject<ibv_qp>>,
+    pub(crate) srqs: HashMap<u32, NumberedObject<ibv_srq>>,
 }
 
 /// An object of C's, with its count of delivered asynchronous events.
-pub(crate) struct Numbered<T> {
+pub(crate) struct NumberedObject<T> {
     object: *mut T,
     events: Arc<Unacknowledged>,
 }
 
-impl<T> Numbered<T> {
+impl<T> NumberedObject<T> {
     pub(crate) fn new(object: *mut T, events: &Arc<Unacknowledged>) -> Self {
         Self { object, events: Arc::clone(events) }
     }

@@ -2,7 +2,7 @@
 
 use crate::call_lock::CallLock;
 use crate::channel::{CompChannel, CompEvents};
-use crate::context::{Context, Numbered, OpenContext};
+use crate::context::{Context, NumberedObject, OpenContext};
 use crate::cursor::Cursor;
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr;
@@ -102,7 +102,7 @@ pub fn create(
     };
     let (events, async_events) = (Arc::clone(&cq.events), Arc::clone(&cq.async_events));
     let cq = Object::create(abi, cq);
-    open.numbers.lock().cqs.insert(number, Numbered::new(cq, &async_events));
+    open.numbers.lock().cqs.insert(number, NumberedObject::new(cq, &async_events));
     if let Some(channel) = channel {
         channel.events.add(number, cq, &events);
     }

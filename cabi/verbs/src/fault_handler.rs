@@ -24,7 +24,7 @@ pub type ChangeMask =
 
 /// Action that the program has requested for one signal. Written under a lock; a handler may read at any time, without one, and
 /// what it reads stays valid until the program has changed its handler so many times more.
-struct Wanted {
+struct RequestedAction {
     actions: UnsafeCell<[Action; Self::KEPT]>,
     newest: AtomicUsize,
     /// [`FREE`], or the generation of the process whose thread has the lock.
@@ -35,9 +35,9 @@ struct Wanted {
 const FREE: u32 = 0;
 
 // SAFETY: a thread writes an action under the lock, in a place that is not the newest one, and others read it once it is.
-unsafe impl Sync for Wanted {}
+unsafe impl Sync for RequestedAction {}
 
-impl Wanted {
+impl RequestedAction {
     const KEPT: usize = 256;
 
     const fn new() -> Self {
@@ -89,11 +89,11 @@ impl Wanted {
     }
 }
 
-static SEGV: Wanted = Wanted::new();
-static BUS: Wanted = Wanted::new();
+static SEGV: RequestedAction = RequestedAction::new();
+static BUS: RequestedAction = RequestedAction::new();
 static INSTALLED: AtomicBool = AtomicBool::new(false);
 
-fn wanted(signal: c_int) -> Option<&'static Wanted> {
+fn wanted(signal: c_int) -> Option<&'static RequestedAction> {
     match signal {
         libc::SIGSEGV => Some(&SEGV),
         libc::SIGBUS => Some(&BUS),
@@ -274,7 +274,7 @@ mod tests {
     /// A fork while another thread of the parent changed its handler.
     #[test]
     fn lock_of_parent_taken_over() {
-        let wanted = Wanted::new();
+        let wanted = RequestedAction::new();
         wanted.set(zeroed());
         wanted.locked.store(generation() + 1, Ordering::Relaxed);
         assert_eq!(wanted.replace(None).sa_sigaction, libc::SIG_DFL);
@@ -283,7 +283,7 @@ mod tests {
 
     #[test]
     fn signal_does_not_interrupt_change() {
-        static WANTED: Wanted = Wanted::new();
+        static WANTED: RequestedAction = RequestedAction::new();
         static CHANGED: AtomicU32 = AtomicU32::new(0);
         extern "C" fn change(_: c_int) {
             WANTED.replace(None);

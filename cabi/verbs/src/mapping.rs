@@ -72,7 +72,7 @@ mod ranges;
 
 use once_cell::race::OnceBool;
 use parking_lot::{Mutex, MutexGuard};
-use ranges::{Key, Range as Registration, Ranges, Room};
+use ranges::{Key, NodeReserve, Range as Registration, Ranges};
 use std::ops::Range;
 use std::ptr;
 use std::sync::Arc;
@@ -95,7 +95,7 @@ struct Table {
 }
 
 /// A locked [`Table`]. The fields are dropped in this order.
-struct Locked {
+struct LockedTable {
     ranges: MutexGuard<'static, Ranges>,
     _owner: Owner,
 }
@@ -111,13 +111,13 @@ impl Drop for Owner {
 
 impl Table {
     /// `None` if this thread has the lock.
-    fn lock(&'static self) -> Option<Locked> {
+    fn lock(&'static self) -> Option<LockedTable> {
         // No thread is 0.
         // SAFETY: has no arguments, and reads a register.
         let this = unsafe { libc::pthread_self() } as usize;
         loop {
             match self.owner.compare_exchange(0, this, Ordering::Acquire, Ordering::Relaxed) {
-                Ok(_) => return Some(Locked { ranges: self.ranges.lock(), _owner: Owner(&self.owner) }),
+                Ok(_) => return Some(LockedTable { ranges: self.ranges.lock(), _owner: Owner(&self.owner) }),
                 Err(owner) if owner == this => return None,
                 Err(_) => std::thread::yield_now(),
             }
@@ -177,7 +177,7 @@ impl Registered {
         let end = start.saturating_add(len);
         let mut range = Registration { key, end, page_state: Arc::clone(page_state) };
         let table = table_or_new();
-        let mut room = Room::NONE;
+        let mut room = NodeReserve::NONE;
         loop {
             let Some(mut locked) = table.lock() else { return Self(None) };
             locked.ranges.grow(&mut room);
@@ -187,7 +187,7 @@ impl Registered {
             }
             let needed = locked.ranges.next_capacity();
             drop(locked);
-            room = Room::new(needed);
+            room = NodeReserve::new(needed);
         }
         COUNT.fetch_add(1, Ordering::SeqCst);
         Self(Some(key))

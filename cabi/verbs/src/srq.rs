@@ -1,6 +1,6 @@
 //! Shared receive queues.
 
-use crate::context::{Context, Numbered, OpenContext};
+use crate::context::{Context, NumberedObject, OpenContext};
 use crate::pd::Pd;
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -59,7 +59,7 @@ pub fn create(
     };
     let events = Arc::clone(&srq.async_events);
     let srq = Object::create(abi, srq);
-    domain.context.numbers.lock().srqs.insert(number, Numbered::new(srq, &events));
+    domain.context.numbers.lock().srqs.insert(number, NumberedObject::new(srq, &events));
     Ok(srq)
 }
 

@@ -441,9 +441,9 @@ fn completion_events_have_a_descriptor() {
 
 /// Room for requests and elements at addresses that are 4 modulo 8, as packed structures of programs have them.
 #[repr(C, align(8))]
-struct Packed<T>(u32, [u8; 160], std::marker::PhantomData<T>);
+struct PackedElement<T>(u32, [u8; 160], std::marker::PhantomData<T>);
 
-impl<T: Copy> Packed<T> {
+impl<T: Copy> PackedElement<T> {
     fn new(value: T) -> Self {
         let mut packed = Self(0, [0; 160], std::marker::PhantomData);
         // SAFETY: the value fits, and is written at whatever address that is.
@@ -464,14 +464,14 @@ fn unaligned_requests_and_elements() {
     a.connect(&b);
     b.connect(&a);
     a.memory[..2].copy_from_slice(&[0x0123_4567_89AB_CDEF, 42]);
-    let mut into = Packed::new([b.sge(8, 8), b.sge(20, 8)]);
-    let mut receive = Packed::new(abi::ibv_recv_wr {
+    let mut into = PackedElement::new([b.sge(8, 8), b.sge(20, 8)]);
+    let mut receive = PackedElement::new(abi::ibv_recv_wr {
         wr_id: 1,
         next: ptr::null_mut(),
         sg_list: into.at().cast(),
         num_sge: 2,
     });
-    let mut from = Packed::new([a.sge(0, 8), a.sge(1, 8)]);
+    let mut from = PackedElement::new([a.sge(0, 8), a.sge(1, 8)]);
     // SAFETY: integers and pointers; requests with their elements, whose memory stays.
     unsafe {
         let mut bad = ptr::null_mut();
@@ -479,7 +479,7 @@ fn unaligned_requests_and_elements() {
         let mut send: abi::ibv_send_wr = abi::zeroed();
         (send.wr_id, send.opcode, send.send_flags) = (2, wr::IBV_WR_SEND, 2);
         (send.sg_list, send.num_sge) = (from.at().cast(), 2);
-        let mut send = Packed::new(send);
+        let mut send = PackedElement::new(send);
         let mut bad = ptr::null_mut();
         assert_eq!((*opened).ops.post_send.unwrap()(a.qp, send.at(), &raw mut bad), 0);
     }
@@ -525,8 +525,8 @@ fn source_rewritten_during_write() {
     // SAFETY: regions of ours.
     let (lkey, rkey) = unsafe { ((*from).lkey, (*to).rkey) };
     /// Set when the Writes are over, by a failed assertion as well.
-    struct Over<'a>(&'a AtomicBool);
-    impl Drop for Over<'_> {
+    struct FlagOnDrop<'a>(&'a AtomicBool);
+    impl Drop for FlagOnDrop<'_> {
         fn drop(&mut self) {
             self.0.store(true, Ordering::Relaxed);
         }
@@ -540,7 +540,7 @@ fn source_rewritten_during_write() {
                 }
             }
         });
-        let _over = Over(&over);
+        let _over = FlagOnDrop(&over);
         for id in 0..WRITES {
             // SAFETY: inside of the regions.
             let posted = a.build(id, |qp| unsafe {

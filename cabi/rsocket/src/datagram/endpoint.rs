@@ -42,7 +42,7 @@ struct QueuePair {
 }
 
 /// A message that has come.
-pub(super) struct Arrived {
+pub(super) struct ReceivedDatagram {
     pub(super) slot: u16,
     /// The message within the slot.
     pub(super) start: usize,
@@ -238,7 +238,7 @@ impl Endpoint {
 
     /// Takes completions, and drives the engine if there are none. Messages go to `each`; true is returned where there was any
     /// completion.
-    pub(super) fn process(&mut self, mut each: impl FnMut(Arrived)) -> bool {
+    pub(super) fn process(&mut self, mut each: impl FnMut(ReceivedDatagram)) -> bool {
         let cq = Arc::clone(&self.cq);
         let (mut any, mut failed) = (false, false);
         loop {
@@ -269,7 +269,7 @@ impl Endpoint {
     }
 
     /// The message of a receive, if it has one. The sender's address in the header must be that which the packet has come from.
-    fn arrived(&self, wc: &Wc, slot: u16) -> Option<Arrived> {
+    fn arrived(&self, wc: &Wc, slot: u16) -> Option<ReceivedDatagram> {
         let at = usize::from(slot) * RECEIVE as usize;
         let len = (wc.byte_len as usize).checked_sub(Grh::LEN)?;
         let mut bytes = [0; Grh::LEN + 24];
@@ -292,11 +292,11 @@ impl Endpoint {
             }
             other => other,
         };
-        Some(Arrived { slot, start: Grh::LEN + header_len, len: len - header_len, from })
+        Some(ReceivedDatagram { slot, start: Grh::LEN + header_len, len: len - header_len, from })
     }
 
     /// Copies out of a message.
-    pub(super) fn copy(&self, arrived: &Arrived, skip: usize, to: &mut [u8]) -> Result<()> {
+    pub(super) fn copy(&self, arrived: &ReceivedDatagram, skip: usize, to: &mut [u8]) -> Result<()> {
         self.received.read(usize::from(arrived.slot) * RECEIVE as usize + arrived.start + skip, to)
     }
 

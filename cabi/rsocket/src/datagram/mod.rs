@@ -29,4 +29,4 @@ pub mod wire;
 
 pub(crate) use options::{option, set_option};
 pub(crate) use socket::Datagram;
-pub(crate) use transfer::Taken;
+pub(crate) use transfer::CopiedMessage;

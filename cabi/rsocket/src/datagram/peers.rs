@@ -13,7 +13,7 @@ const REFRESH: Duration = Duration::from_secs(1);
 
 /// The way to a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Way {
+pub(super) struct PeerRoute {
     /// The address of ours that leads there.
     pub(super) local: IpAddr,
     /// The index of the queue pair of that address' device.
@@ -24,7 +24,7 @@ pub(super) struct Way {
     refresh_at: Instant,
 }
 
-impl Way {
+impl PeerRoute {
     pub(super) fn new(local: IpAddr, queue_pair: usize) -> Self {
         Self { local, queue_pair, qpn: None, refresh_at: Instant::now() }
     }
@@ -33,17 +33,17 @@ impl Way {
 /// The ways that are known.
 #[derive(Default)]
 pub(super) struct Peers {
-    ways: BTreeMap<SocketAddr, Way>,
+    ways: BTreeMap<SocketAddr, PeerRoute>,
     /// Peers in the order in which they were added.
     order: VecDeque<SocketAddr>,
 }
 
 impl Peers {
-    pub(super) fn get(&self, peer: SocketAddr) -> Option<Way> {
+    pub(super) fn get(&self, peer: SocketAddr) -> Option<PeerRoute> {
         self.ways.get(&peer).copied()
     }
 
-    pub(super) fn add(&mut self, peer: SocketAddr, way: Way) {
+    pub(super) fn add(&mut self, peer: SocketAddr, way: PeerRoute) {
         if self.ways.insert(peer, way).is_some() {
             return;
         }
@@ -85,8 +85,8 @@ mod tests {
         SocketAddr::from((Ipv4Addr::from_bits(0x0A00_0000 + number as u32), 7))
     }
 
-    fn way() -> Way {
-        Way::new(Ipv4Addr::LOCALHOST.into(), 0)
+    fn way() -> PeerRoute {
+        PeerRoute::new(Ipv4Addr::LOCALHOST.into(), 0)
     }
 
     #[test]

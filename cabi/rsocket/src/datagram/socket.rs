@@ -2,16 +2,16 @@
 
 use crate::addresses::reachable;
 use crate::attempts::Attempts;
-use crate::datagram::endpoint::{Arrived, Endpoint};
-use crate::datagram::peers::{Peers, Way};
+use crate::datagram::endpoint::{Endpoint, ReceivedDatagram};
+use crate::datagram::peers::{PeerRoute, Peers};
 use crate::datagram::watch;
 use crate::is_exiting;
 use crate::numbers::Numbers;
-use crate::preload::Behind;
+use crate::preload::DescriptorSockets;
 use crate::settings::Sizes;
 use crate::sys;
-use crate::wait::{self, Limit, Source, Try};
-use crate::watchers::{Registers, Watchers};
+use crate::wait::{self, Limit, RetryMode, Source};
+use crate::watchers::{WakerPolicy, Watchers};
 use libc::{POLLERR, POLLHUP, POLLIN, POLLOUT, POLLRDNORM, POLLWRNORM};
 use std::collections::VecDeque;
 use std::ffi::{c_int, c_short};
@@ -37,7 +37,7 @@ const FLUSH_TIMEOUT: Duration = Duration::from_millis(500);
 /// A message that the program has not read.
 pub(super) enum Message {
     /// It came by UD.
-    Placed(Arrived),
+    Placed(ReceivedDatagram),
     /// It came over UDP.
     Whole { from: SocketAddr, bytes: Vec<u8> },
 }
@@ -74,7 +74,7 @@ pub(crate) struct Datagram {
     attempts: Attempts,
     numbers: Numbers,
     /// State of the descriptor numbers, of a socket that the preload library gave.
-    behind: Option<Behind>,
+    behind: Option<DescriptorSockets>,
     /// The number of `State::udp`, for the child of a fork, which cannot take the lock; -1 once it is closed.
     own: AtomicI32,
     this: Weak<Self>,
@@ -99,7 +99,7 @@ impl Datagram {
         ipv6: bool,
         sizes: Sizes,
         status_flags: c_int,
-        behind: Option<Behind>,
+        behind: Option<DescriptorSockets>,
     ) -> Result<Arc<Self>> {
         let udp = sys::duplicate(fd)?;
         let own = AtomicI32::new(udp.as_raw_fd());
@@ -132,7 +132,7 @@ impl Datagram {
     }
 
     /// Returns the state of the descriptor numbers; `None` if nothing is known of it.
-    pub(crate) fn behind(&self) -> Option<Behind> {
+    pub(crate) fn behind(&self) -> Option<DescriptorSockets> {
         self.behind
     }
 
@@ -172,13 +172,13 @@ impl Datagram {
 
     /// Like [`Datagram::look`]; if the answer is "not yet", the task is woken by the next change.
     fn poll<T>(&self, cx: &mut Context<'_>, ask: impl FnMut(&mut State) -> Poll<T>) -> Poll<T> {
-        self.poll_as(Registers::Pending, cx, ask)
+        self.poll_as(WakerPolicy::Pending, cx, ask)
     }
 
     /// Like [`Datagram::poll`]; `registers` says when the task is woken by the next change.
     fn poll_as<T>(
         &self,
-        registers: Registers,
+        registers: WakerPolicy,
         cx: &mut Context<'_>,
         mut ask: impl FnMut(&mut State) -> Poll<T>,
     ) -> Poll<T> {
@@ -186,7 +186,7 @@ impl Datagram {
             let mut state = self.lock();
             let changed = state.process();
             let answer = ask(&mut state);
-            let needs_waker = answer.is_pending() || registers == Registers::Always;
+            let needs_waker = answer.is_pending() || registers == WakerPolicy::Always;
             if changed {
                 drop(state);
                 self.wake(Some(cx.waker()));
@@ -220,8 +220,8 @@ impl Datagram {
     ) -> Result<T> {
         let first = attempt(&mut self.lock());
         wait::complete(first, self, nonblocking, time, |way| match way {
-            Try::Processed => self.look(None, &mut attempt),
-            Try::Watched(cx) => match self.poll(cx, |state| wait::pending(attempt(state))) {
+            RetryMode::Processed => self.look(None, &mut attempt),
+            RetryMode::Watched(cx) => match self.poll(cx, |state| wait::pending(attempt(state))) {
                 Poll::Ready(answer) => answer,
                 Poll::Pending => Err(Errno::AGAIN),
             },
@@ -237,7 +237,7 @@ impl Datagram {
     pub(crate) fn poll_ready(
         &self,
         events: c_short,
-        registers: Registers,
+        registers: WakerPolicy,
         cx: &mut Context<'_>,
     ) -> Poll<c_short> {
         self.poll_as(registers, cx, |state| match state.ready() & (events | POLLERR | POLLHUP) {
@@ -334,14 +334,14 @@ impl Datagram {
     ///
     /// # Errors
     /// The system's, where no way leads there; those of making a queue pair.
-    pub(super) fn way(&self, state: &mut State, peer: SocketAddr) -> Result<Way> {
+    pub(super) fn way(&self, state: &mut State, peer: SocketAddr) -> Result<PeerRoute> {
         if let Some(way) = state.peers.get(peer) {
             return Ok(way);
         }
         let own = sys::address_as_is(state.udp()?, false)?.ip().to_canonical();
         let local: IpAddr = if own.is_unspecified() { address::source_for(peer)?.ip() } else { own };
         let Some(endpoint) = &mut state.endpoint else { return Err(unbegun()) };
-        let way = Way::new(local, endpoint.queue_pair(local)?);
+        let way = PeerRoute::new(local, endpoint.queue_pair(local)?);
         state.peers.add(peer, way);
         Ok(way)
     }

@@ -1,6 +1,6 @@
 //! Sending and receiving messages.
 
-use crate::datagram::peers::Way;
+use crate::datagram::peers::PeerRoute;
 use crate::datagram::socket::{Datagram, Message, State, unbegun};
 use crate::datagram::wire::{ExchangeHeader, MAX_MESSAGE, MessageHeader, Operation};
 use crate::is_exiting;
@@ -14,7 +14,7 @@ use uiw_cabi_core::boundary::Result;
 use uiw_cabi_core::errno::Errno;
 
 /// A message, or its front, that was copied to the program.
-pub(crate) struct Taken {
+pub(crate) struct CopiedMessage {
     /// Bytes that were copied.
     pub(crate) copied: usize,
     /// Bytes of the message.
@@ -23,7 +23,7 @@ pub(crate) struct Taken {
     pub(crate) from: Option<SocketAddr>,
 }
 
-impl Taken {
+impl CopiedMessage {
     /// Returns the result of a call with these flags.
     pub(crate) fn returned(&self, flags: c_int) -> isize {
         if flags & libc::MSG_TRUNC != 0 { self.len.cast_signed() } else { self.copied.cast_signed() }
@@ -132,7 +132,7 @@ impl Datagram {
         &self,
         state: &State,
         operation: Operation,
-        way: Way,
+        way: PeerRoute,
         peer: SocketAddr,
         message: &[u8],
     ) -> Result<()> {
@@ -147,7 +147,7 @@ impl Datagram {
     ///
     /// # Errors
     /// EAGAIN, EINVAL for a socket that has no address yet; the system's.
-    pub(crate) fn receive(&self, flags: c_int, parts: &mut [&mut [u8]]) -> Result<Taken> {
+    pub(crate) fn receive(&self, flags: c_int, parts: &mut [&mut [u8]]) -> Result<CopiedMessage> {
         if flags & libc::MSG_OOB != 0 {
             return Err(Errno::INVAL.because("rsockets have no out-of-band data"));
         }
@@ -156,7 +156,12 @@ impl Datagram {
         self.complete(nonblocking, time, |state| self.receive_once(state, flags, parts))
     }
 
-    fn receive_once(&self, state: &mut State, flags: c_int, parts: &mut [&mut [u8]]) -> Result<Taken> {
+    fn receive_once(
+        &self,
+        state: &mut State,
+        flags: c_int,
+        parts: &mut [&mut [u8]],
+    ) -> Result<CopiedMessage> {
         if state.udp.is_none() && is_exiting() {
             return Err(Errno::AGAIN);
         }
@@ -168,7 +173,7 @@ impl Datagram {
             return Err(unbegun());
         };
         let Some(message) = state.messages.front() else {
-            let end = Taken { copied: 0, len: 0, from: None };
+            let end = CopiedMessage { copied: 0, len: 0, from: None };
             return if state.shut[0] { Ok(end) } else { Err(Errno::AGAIN) };
         };
         let (len, from) = match message {
@@ -189,7 +194,7 @@ impl Datagram {
         {
             endpoint.receive_again(&[arrived.slot]);
         }
-        Ok(Taken { copied, len, from: Some(self.shown(from)) })
+        Ok(CopiedMessage { copied, len, from: Some(self.shown(from)) })
     }
 }
 

@@ -15,7 +15,7 @@ const FEW: usize = 64;
 
 /// Members that may be ready, and threads that wait for one.
 #[derive(Default)]
-pub(super) struct Woken(pub(super) Mutex<WokenState>);
+pub(super) struct WokenMembers(pub(super) Mutex<WokenState>);
 
 #[derive(Default)]
 pub(super) struct WokenState {
@@ -26,7 +26,7 @@ pub(super) struct WokenState {
     is_closed: bool,
 }
 
-impl Woken {
+impl WokenMembers {
     /// Adds members to the list that this thread has looked at. Another thread looks at them, too: this one may be busy with what it has got. That one wakes
     /// the next one in the same way, until one has taken what is there.
     pub(super) fn add(&self, members: VecDeque<Arc<Member>>) {
@@ -97,7 +97,7 @@ impl Woken {
 
 /// Events that the program has asked for.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) struct Asked {
+pub(super) struct RequestedEvents {
     pub(super) events: u32,
     pub(super) data: u64,
     /// EPOLLONESHOT has reported it.
@@ -106,7 +106,7 @@ pub(super) struct Asked {
     turn: u32,
 }
 
-impl Asked {
+impl RequestedEvents {
     pub(super) fn new(event: epoll_event) -> Self {
         Self { events: event.events, data: event.u64, disabled: false, turn: 0 }
     }
@@ -151,7 +151,7 @@ impl Members {
 pub(super) struct Member {
     pub(super) fd: RawFd,
     pub(super) socket: AnySocket,
-    pub(super) event: Mutex<Asked>,
+    pub(super) event: Mutex<RequestedEvents>,
     /// Waker for the socket: it wakes `place`.
     pub(super) waker: Waker,
     place: Arc<Place>,
@@ -170,12 +170,17 @@ const NEVER: u64 = u64::MAX;
 /// The place of a member in the list.
 struct Place {
     member: Weak<Member>,
-    woken: Arc<Woken>,
+    woken: Arc<WokenMembers>,
     is_taken: AtomicBool,
 }
 
 impl Member {
-    pub(super) fn new(fd: RawFd, socket: AnySocket, event: Asked, woken: &Arc<Woken>) -> Arc<Self> {
+    pub(super) fn new(
+        fd: RawFd,
+        socket: AnySocket,
+        event: RequestedEvents,
+        woken: &Arc<WokenMembers>,
+    ) -> Arc<Self> {
         Arc::new_cyclic(|member| {
             let (member, woken) = (Weak::clone(member), Arc::clone(woken));
             let place = Arc::new(Place { member, woken, is_taken: AtomicBool::new(false) });

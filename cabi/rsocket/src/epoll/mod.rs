@@ -13,9 +13,9 @@ use crate::socket::Socket;
 use crate::sys;
 use crate::table::{self, Entry};
 use crate::wait::{self, Limit};
-use crate::watchers::Registers;
+use crate::watchers::WakerPolicy;
 use libc::{EPOLLET, EPOLLONESHOT, epoll_event};
-use member::{Asked, Member, Members, Woken};
+use member::{Member, Members, RequestedEvents, WokenMembers};
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::{c_int, c_short};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -47,8 +47,8 @@ pub(crate) struct Epoll {
     /// The member that was removed last: programs add a socket anew for each other direction.
     removed: Mutex<Option<Arc<Member>>>,
     /// Members of the system's set that may become rsockets.
-    plain: Mutex<BTreeMap<RawFd, Asked>>,
-    woken: Arc<Woken>,
+    plain: Mutex<BTreeMap<RawFd, RequestedEvents>>,
+    woken: Arc<WokenMembers>,
     /// The shards of the members' connections, which a thread that waits drives. Those of removed members stay while there are members.
     shards: Mutex<ShardSet>,
 }
@@ -196,7 +196,7 @@ impl Epoll {
             }
             libc::EPOLL_CTL_ADD => {
                 let Some(event) = event else { return Some(Err(Errno(libc::EFAULT))) };
-                let member = Member::new(fd, socket, Asked::new(event), &self.woken);
+                let member = Member::new(fd, socket, RequestedEvents::new(event), &self.woken);
                 let before = members.add(&member);
                 let left = members.len();
                 drop(members);
@@ -224,7 +224,7 @@ impl Epoll {
         sys::epoll_ctl(self.fd.as_raw_fd(), op, fd, event)?;
         match (op, event) {
             (libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD, Some(event)) if may_become => {
-                plain.insert(fd, Asked::new(event));
+                plain.insert(fd, RequestedEvents::new(event));
             }
             _ => drop(plain.remove(&fd)),
         }
@@ -312,7 +312,7 @@ impl Epoll {
             let wanted = (asked.events & 0x3FFF) as c_short;
             let is_one_shot = asked.events & EPOLLONESHOT as u32 != 0;
             let edges = asked.events & EPOLLET as u32 != 0 && !is_one_shot;
-            let registers = if edges { Registers::Always } else { Registers::Pending };
+            let registers = if edges { WakerPolicy::Always } else { WakerPolicy::Pending };
             let cx = &mut Context::from_waker(&member.waker);
             let Poll::Ready(revents) = member.socket.poll_ready(wanted, registers, cx) else { continue };
             if let AnySocket::Stream(stream) = &member.socket
@@ -321,7 +321,7 @@ impl Epoll {
                 // Its events are the system's now, or will be, by another thread. Where it fails the socket wakes the member, or has failed already.
                 if !fall_back(stream)
                     && !matches!(
-                        member.socket.poll_ready(wanted, Registers::Always, cx),
+                        member.socket.poll_ready(wanted, WakerPolicy::Always, cx),
                         Poll::Ready(revents) if revents & FALL_BACK != 0
                     )
                 {
@@ -482,7 +482,7 @@ mod tests {
             set.control(libc::EPOLL_CTL_ADD, fd, event).unwrap();
             let member = Arc::clone(set.members.lock().get(fd).unwrap());
             let cx = &mut Context::from_waker(&member.waker);
-            assert!(member.socket.poll_ready(0, Registers::Always, cx).is_ready());
+            assert!(member.socket.poll_ready(0, WakerPolicy::Always, cx).is_ready());
         };
         let (set, _fd) = Epoll::new(0).unwrap();
         watch(&set);

@@ -7,9 +7,9 @@ use crate::link::Link;
 use crate::options::{self, KEEP_IDLE, ORPHAN_TIMEOUT};
 use crate::preload::behind::{Placeholder, placeholder};
 use crate::preload::connections::{self, Carrier, Line, Role};
-use crate::preload::plain::{self, Plain};
+use crate::preload::plain::{self, PlainSocket};
 use crate::settings::{self, Sizes};
-use crate::socket::{Instead, Opened, Phase, Set, Socket, TCP_CONNECTED};
+use crate::socket::{FallbackSocket, PendingConversion, Phase, Set, Socket, TCP_CONNECTED};
 use crate::sys;
 use crate::table::{self, Entry};
 use once_cell::race::OnceBox;
@@ -112,13 +112,13 @@ fn socket(fd: RawFd, ipv6: bool, set: Set) -> Result<Arc<Socket>> {
 }
 
 /// Gives the numbers of `plain` to `socket`.
-fn take_over(plain: &Arc<Plain>, socket: &Arc<Socket>) -> Result<()> {
+fn take_over(plain: &Arc<PlainSocket>, socket: &Arc<Socket>) -> Result<()> {
     give_numbers(plain, socket, Some(placeholder()?));
     Ok(())
 }
 
 /// Like [`take_over`]. Without a placeholder the numbers keep the socket of the kernel, which neither sends nor receives any more.
-fn give_numbers(plain: &Arc<Plain>, socket: &Arc<Socket>, placeholder: Option<Placeholder>) {
+fn give_numbers(plain: &Arc<PlainSocket>, socket: &Arc<Socket>, placeholder: Option<Placeholder>) {
     socket.set_behind(plain.behind().map(|behind| behind.or(placeholder.as_ref())));
     let is_plain = |entry: &Entry| matches!(entry, Entry::Plain(other) if Arc::ptr_eq(other, plain));
     for number in table::numbers(is_plain) {
@@ -136,7 +136,7 @@ fn give_numbers(plain: &Arc<Plain>, socket: &Arc<Socket>, placeholder: Option<Pl
 
 /// A connection that cannot become an rsocket is none of the program's over TCP either: its bytes are those of MPA, and with TLS it would be
 /// neither encrypted nor authenticated. Its numbers get an rsocket whose connection has failed.
-pub(super) fn refuse(fd: RawFd, plain: &Arc<Plain>, errno: Errno) {
+pub(super) fn refuse(fd: RawFd, plain: &Arc<PlainSocket>, errno: Errno) {
     let socket = Socket::new(plain.ipv6(), set_of(fd));
     if let Ok(flags) = sys::status_flags(fd) {
         socket.lock().status_flags = flags;
@@ -149,7 +149,7 @@ pub(super) fn refuse(fd: RawFd, plain: &Arc<Plain>, errno: Errno) {
 ///
 /// # Errors
 /// ENOMEM, EMFILE and others of the engine.
-pub(super) fn accepted(fd: RawFd, plain: &Arc<Plain>) -> Result<()> {
+pub(super) fn accepted(fd: RawFd, plain: &Arc<PlainSocket>) -> Result<()> {
     let set = set_of(fd);
     let options = Arc::new(options(&set)?);
     let device = engine::get()?;
@@ -157,7 +157,7 @@ pub(super) fn accepted(fd: RawFd, plain: &Arc<Plain>) -> Result<()> {
     let awaited = cm::accept_open(&device, sys::duplicate(fd)?, &options, socket.channel())?;
     {
         let mut state = socket.lock();
-        state.opened = Some(Opened::new(false, None));
+        state.opened = Some(PendingConversion::new(false, None));
         state.phase = Phase::Requested(awaited, options);
     }
     take_over(plain, &socket)
@@ -167,7 +167,7 @@ pub(super) fn accepted(fd: RawFd, plain: &Arc<Plain>) -> Result<()> {
 ///
 /// # Errors
 /// ENOMEM, EMFILE and others of the engine.
-pub(super) fn connecting(fd: RawFd, plain: &Arc<Plain>, how: Adopted) -> Result<()> {
+pub(super) fn connecting(fd: RawFd, plain: &Arc<PlainSocket>, how: Adopted) -> Result<()> {
     let set = set_of(fd);
     let mut options = options(&set)?;
     options.startup_timeout = STARTUP_TIMEOUT;
@@ -182,7 +182,7 @@ pub(super) fn connecting(fd: RawFd, plain: &Arc<Plain>, how: Adopted) -> Result<
     };
     // With TLS the connection is not TCP's alone.
     let instead = if pending && !plain::must_encrypt() {
-        Some(Instead { socket: sys::duplicate(fd)?, to, syn_retries: plain.take_syn_retries() })
+        Some(FallbackSocket { socket: sys::duplicate(fd)?, to, syn_retries: plain.take_syn_retries() })
     } else {
         None
     };
@@ -196,7 +196,7 @@ pub(super) fn connecting(fd: RawFd, plain: &Arc<Plain>, how: Adopted) -> Result<
     {
         let mut state = socket.lock();
         state.peer = Some(peer);
-        state.opened = Some(Opened::new(pending, instead));
+        state.opened = Some(PendingConversion::new(pending, instead));
         state.phase = Phase::Connecting(Box::new(Connecting::new(link, sizes)), None);
     }
     // Before the peer can answer: to an epoll set of the system's its answer would be something that the program can read.

@@ -15,7 +15,7 @@ use uiw_cabi_core::fork::{ForkSafe, Forked};
 
 /// The sockets of the system that a number may have.
 #[derive(Clone, Copy)]
-pub(crate) struct Behind {
+pub(crate) struct DescriptorSockets {
     /// The program's own.
     own: NonZeroU64,
     /// Placeholder of the socket once it is an rsocket.
@@ -24,7 +24,7 @@ pub(crate) struct Behind {
     is_marked: bool,
 }
 
-impl Behind {
+impl DescriptorSockets {
     /// The socket that is there. None where the system does not distinguish sockets.
     pub(super) fn of(fd: RawFd) -> Option<Self> {
         Some(Self { own: sys::cookie(fd)?, placeholder: None, is_marked: false })
@@ -54,16 +54,16 @@ pub(crate) struct Placeholder {
     is_marked: bool,
 }
 
-struct Known(Option<Placeholder>);
+struct KnownPlaceholder(Option<Placeholder>);
 
-impl Forked for Known {
+impl Forked for KnownPlaceholder {
     const NEW: Self = Self(None);
 
     /// A child has the same descriptors.
     fn in_child(&mut self) {}
 }
 
-static PLACEHOLDER: ForkSafe<Known> = ForkSafe::new();
+static PLACEHOLDER: ForkSafe<KnownPlaceholder> = ForkSafe::new();
 
 /// The process's. Its first socket makes it, so that it is there when no descriptor is left.
 ///
@@ -99,7 +99,7 @@ mod tests {
         let own = sys::closed_socket().unwrap();
         let standing = placeholder().unwrap();
         assert!(standing.is_marked);
-        let behind = Behind::of(own.as_raw_fd()).unwrap().or(Some(&standing));
+        let behind = DescriptorSockets::of(own.as_raw_fd()).unwrap().or(Some(&standing));
         assert!(behind.is_at(standing.fd) && behind.is_at(own.as_raw_fd()));
         let other = sys::closed_socket().unwrap();
         assert!(!behind.is_at(other.as_raw_fd()));
@@ -114,7 +114,7 @@ mod tests {
         };
         assert!(
             !sys::is_marked(marked.fd)
-                && Behind::of(own.as_raw_fd()).unwrap().or(Some(&marked)).is_at(marked.fd)
+                && DescriptorSockets::of(own.as_raw_fd()).unwrap().or(Some(&marked)).is_at(marked.fd)
         );
     }
 }

@@ -4,7 +4,7 @@ use crate::at_exit;
 use crate::datagram::Datagram;
 use crate::preload::adopt;
 use crate::preload::config::{self, Kind};
-use crate::preload::{BITMAP, Behind};
+use crate::preload::{BITMAP, DescriptorSockets};
 use crate::sys;
 use crate::table::{self, Entry};
 use std::ffi::c_int;
@@ -30,7 +30,7 @@ pub(super) fn made(fd: RawFd, domain: c_int, program: &str) -> Result<()> {
     }
     engine::before_exit(at_exit);
     let (is_ipv6, flags) = (domain == libc::AF_INET6, sys::status_flags(fd)?);
-    let socket = Datagram::new(fd, is_ipv6, adopt::sizes(), flags, Behind::of(fd))?;
+    let socket = Datagram::new(fd, is_ipv6, adopt::sizes(), flags, DescriptorSockets::of(fd))?;
     table::name(fd, Entry::Datagram(socket));
     Ok(())
 }

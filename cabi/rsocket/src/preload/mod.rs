@@ -42,6 +42,6 @@ pub(crate) mod waiting;
 
 use adopt::Adopted;
 pub(crate) use adopt::fall_back;
-pub(crate) use behind::{Behind, placeholder};
+pub(crate) use behind::{DescriptorSockets, placeholder};
 pub(crate) use bitmap::BITMAP;
-pub(crate) use plain::Plain;
+pub(crate) use plain::PlainSocket;

@@ -1,7 +1,7 @@
 //! TCP sockets of a program that may become rsockets.
 
 use crate::preload::config::Kind;
-use crate::preload::{Adopted, BITMAP, Behind, adopt, behind, config, process};
+use crate::preload::{Adopted, BITMAP, DescriptorSockets, adopt, behind, config, process};
 use crate::sys;
 use crate::table::{self, Entry};
 use std::ffi::c_int;
@@ -26,22 +26,22 @@ const ACCEPTED: u8 = 2;
 const BECOMING: u8 = 3;
 
 /// A socket of the kernel. Its locks are none, as a fork copies it.
-pub(crate) struct Plain {
+pub(crate) struct PlainSocket {
     state: AtomicU8,
     ipv6: bool,
-    behind: Option<Behind>,
+    behind: Option<DescriptorSockets>,
     /// TCP_SYNCNT of the program, where the attempt to connect by rsockets has another one; otherwise 0.
     syn_retries: AtomicI32,
     /// See [`process::forks`].
     forks: u32,
 }
 
-impl Plain {
+impl PlainSocket {
     fn new(fd: RawFd, state: u8, ipv6: bool) -> Arc<Self> {
         Arc::new(Self {
             state: AtomicU8::new(state),
             ipv6,
-            behind: Behind::of(fd),
+            behind: DescriptorSockets::of(fd),
             syn_retries: AtomicI32::new(0),
             forks: process::forks(),
         })
@@ -52,7 +52,7 @@ impl Plain {
     }
 
     /// The socket of the system.
-    pub(crate) fn behind(&self) -> Option<Behind> {
+    pub(crate) fn behind(&self) -> Option<DescriptorSockets> {
         self.behind
     }
 
@@ -94,7 +94,7 @@ pub(crate) fn made(fd: RawFd, domain: c_int, program: &str) -> Result<()> {
         None => {
             // For the time when no descriptor is left.
             behind::placeholder()?;
-            table::name(fd, Entry::Plain(Plain::new(fd, NEW, domain == libc::AF_INET6)));
+            table::name(fd, Entry::Plain(PlainSocket::new(fd, NEW, domain == libc::AF_INET6)));
             Ok(())
         }
     }
@@ -141,7 +141,7 @@ pub(crate) fn bind(fd: RawFd, addr: SocketAddr) -> Result<bool> {
 
 /// Limits the attempt before the system connects the socket to the rsockets' port: where nothing answers, as behind a firewall that drops packets, it gives up soon
 /// enough for TCP. With TLS there is no other way.
-pub(crate) fn limit_attempt(fd: RawFd, plain: &Plain) {
+pub(crate) fn limit_attempt(fd: RawFd, plain: &PlainSocket) {
     let asked = Settings::get().ok().and_then(Settings::sockets_syn_retries).filter(|_| !must_encrypt());
     let own = sys::int_option(fd, libc::IPPROTO_TCP, libc::TCP_SYNCNT);
     if let (Some(asked), Some(own)) = (asked, own)
@@ -162,7 +162,7 @@ pub(crate) fn unlimit_attempt(fd: RawFd, syn_retries: c_int) {
 }
 
 /// The system has made the socket a listening one.
-pub(crate) fn listening(plain: &Plain) {
+pub(crate) fn listening(plain: &PlainSocket) {
     let _ = plain.state.compare_exchange(NEW, LISTENING, Ordering::AcqRel, Ordering::Acquire);
 }
 
@@ -170,24 +170,24 @@ pub(crate) fn listening(plain: &Plain) {
 ///
 /// # Errors
 /// EMFILE for a number that cannot be an rsocket's.
-pub(crate) fn accepted(listening: &Plain, fd: RawFd) -> Result<()> {
+pub(crate) fn accepted(listening: &PlainSocket, fd: RawFd) -> Result<()> {
     if !BITMAP.has_room(fd) {
         return Err(Errno(libc::EMFILE).because("an accepted connection has a number that no rsocket has"));
     }
-    table::name(fd, Entry::Plain(Plain::new(fd, ACCEPTED, listening.ipv6)));
+    table::name(fd, Entry::Plain(PlainSocket::new(fd, ACCEPTED, listening.ipv6)));
     Ok(())
 }
 
 /// Prepares closing the socket: an accepted connection that was not used becomes an rsocket, whose end the peer sees as one. The system would
 /// reset it, as the peer's Request was not read. After a fork another process may have it, and the system's close says nothing to the peer.
-pub(super) fn enter_to_close(fd: RawFd, plain: &Arc<Plain>) {
+pub(super) fn enter_to_close(fd: RawFd, plain: &Arc<PlainSocket>) {
     if plain.forks == process::forks() {
         enter(fd, plain);
     }
 }
 
 /// The first use: an accepted connection becomes an rsocket, which has failed where it cannot. False where it is no connection yet.
-pub(crate) fn enter(fd: RawFd, plain: &Arc<Plain>) -> bool {
+pub(crate) fn enter(fd: RawFd, plain: &Arc<PlainSocket>) -> bool {
     let begun = plain.state.compare_exchange(ACCEPTED, BECOMING, Ordering::AcqRel, Ordering::Acquire);
     match begun {
         Ok(_) => {
@@ -211,7 +211,7 @@ pub(crate) fn enter(fd: RawFd, plain: &Arc<Plain>) -> bool {
 ///
 /// # Errors
 /// Those of making an rsocket.
-pub(crate) fn connected(fd: RawFd, plain: &Arc<Plain>, to: SocketAddr, pending: bool) -> Result<()> {
+pub(crate) fn connected(fd: RawFd, plain: &Arc<PlainSocket>, to: SocketAddr, pending: bool) -> Result<()> {
     let begun = plain.state.compare_exchange(NEW, BECOMING, Ordering::AcqRel, Ordering::Acquire);
     if begun.is_err() {
         return Ok(());
@@ -224,7 +224,7 @@ pub(crate) fn connected(fd: RawFd, plain: &Arc<Plain>, to: SocketAddr, pending: 
 }
 
 #[cfg(test)]
-impl Plain {
+impl PlainSocket {
     /// An accepted connection, of which a thread makes an rsocket or not.
     pub(crate) fn of_test(is_becoming: bool) -> Arc<Self> {
         Self::new(-1, if is_becoming { BECOMING } else { ACCEPTED }, false)

@@ -61,7 +61,7 @@ impl Ranges {
     }
 
     /// Moves into `room` if that is larger, and leaves the old vector there.
-    pub(super) fn grow(&mut self, room: &mut Room) {
+    pub(super) fn grow(&mut self, room: &mut NodeReserve) {
         if room.0.capacity() > self.nodes.capacity() {
             room.0.append(&mut self.nodes);
             std::mem::swap(&mut room.0, &mut self.nodes);
@@ -168,9 +168,9 @@ impl Ranges {
 }
 
 /// Room for ranges, allocated and freed where that is allowed.
-pub(super) struct Room(Vec<Node>);
+pub(super) struct NodeReserve(Vec<Node>);
 
-impl Room {
+impl NodeReserve {
     pub(super) const NONE: Self = Self(Vec::new());
 
     pub(super) fn new(ranges: usize) -> Self {
@@ -219,7 +219,7 @@ mod tests {
                 while let Err(refused) = ranges.insert(range) {
                     range = refused;
                     let capacity = ranges.next_capacity();
-                    ranges.grow(&mut Room::new(capacity));
+                    ranges.grow(&mut NodeReserve::new(capacity));
                 }
             }
             let start = random(11_000);

@@ -10,8 +10,8 @@ const UNRELIABLE_MAGIC: [u8; 8] = *b"uiw pruc";
 /// The two ends, from the view of the sender of the data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct PairInfo {
-    pub(super) from: End,
-    pub(super) to: End,
+    pub(super) from: PairEnd,
+    pub(super) to: PairEnd,
     /// They are unreliable connections (UC).
     pub(super) unreliable: bool,
     /// The PSN that the sender expects.
@@ -22,7 +22,7 @@ pub(super) struct PairInfo {
 
 /// One end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct End {
+pub(super) struct PairEnd {
     pub(super) qp_num: u32,
     pub(super) gid: ibv_gid,
 }
@@ -53,8 +53,8 @@ impl PairInfo {
         let unreliable = bytes[..8] == UNRELIABLE_MAGIC;
         (unreliable || bytes[..8] == MAGIC).then(|| Self {
             unreliable,
-            from: End { qp_num: word(8), gid: gid(16) },
-            to: End { qp_num: word(12), gid: gid(32) },
+            from: PairEnd { qp_num: word(8), gid: gid(16) },
+            to: PairEnd { qp_num: word(12), gid: gid(32) },
             expects: word(48),
             begins: Some(word(52)).filter(|psn| *psn != UNKNOWN),
         })
@@ -71,7 +71,7 @@ mod tests {
     #[test]
     fn emitted_messages_parse_back() {
         let gid = |last| ibv_gid { raw: [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 255, 255, 10, 0, 0, last] };
-        let end = |qp_num, last| End { qp_num, gid: gid(last) };
+        let end = |qp_num, last| PairEnd { qp_num, gid: gid(last) };
         for (begins, unreliable) in [(None, false), (Some(0), true), (Some(0xFF_FFFF), false)] {
             let (from, to) = (end(0x12_3456, 1), end(0x65_4321, 2));
             let info = PairInfo { from, to, unreliable, expects: 77, begins };

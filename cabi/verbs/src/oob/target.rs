@@ -1,7 +1,7 @@
 //! The peer of a queue pair, from the attributes of RTR.
 
 use super::lid;
-use super::pair_info::{End, PairInfo};
+use super::pair_info::{PairEnd, PairInfo};
 use crate::device::{gid, netdev::NetDev};
 use std::net::{IpAddr, SocketAddr};
 use uiw_cabi_core::abi::ibv_ah_attr;
@@ -11,8 +11,8 @@ use uiw_cabi_core::errno::Errno;
 /// A pair, from the view of one end.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Target {
-    pub(super) own: End,
-    pub(super) peer: End,
+    pub(super) own: PairEnd,
+    pub(super) peer: PairEnd,
     /// The local address, and the peer's with its port.
     pub(super) local: SocketAddr,
     pub(super) remote: SocketAddr,
@@ -75,8 +75,8 @@ impl Target {
         Ok(Self {
             itself,
             unreliable,
-            own: End { qp_num: number, gid: gid::from_address(own) },
-            peer: End { qp_num: dest, gid: gid::from_address(remote) },
+            own: PairEnd { qp_num: number, gid: gid::from_address(own) },
+            peer: PairEnd { qp_num: dest, gid: gid::from_address(remote) },
             local: netdev.socket_address(own, 0),
             remote: netdev.socket_address(remote, (dest >> 8) as u16),
             expects: rq_psn & 0xFF_FFFF,
@@ -86,7 +86,7 @@ impl Target {
 
     /// Returns whether this end connects at once.
     pub(super) fn initiates(&self) -> bool {
-        let key = |end: &End| (end.qp_num, end.gid.raw);
+        let key = |end: &PairEnd| (end.qp_num, end.gid.raw);
         self.itself || key(&self.own) < key(&self.peer)
     }
 

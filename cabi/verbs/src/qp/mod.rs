@@ -15,7 +15,7 @@ pub use ex::ibv_qp_to_qp_ex;
 pub use ud::{ibv_attach_mcast, ibv_detach_mcast};
 
 use crate::call_lock::CallLock;
-use crate::context::{Context, Numbered};
+use crate::context::{Context, NumberedObject};
 use crate::cq::Cq;
 use crate::oob::QpnReservation;
 use crate::pd::Pd;
@@ -195,7 +195,7 @@ fn create_qp(
     };
     let events = Arc::clone(&qp.async_events);
     let qp = Object::create(abi, qp);
-    context.numbers.lock().qps.insert(number, Numbered::new(qp, &events));
+    context.numbers.lock().qps.insert(number, NumberedObject::new(qp, &events));
     Ok(qp)
 }
 

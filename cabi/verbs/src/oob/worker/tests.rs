@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::device::gid;
-use crate::oob::pair_info::End;
+use crate::oob::pair_info::PairEnd;
 use std::fs;
 use std::net::Ipv4Addr;
 use uiw_cabi_core::abi::ibv_gid;
@@ -11,7 +11,7 @@ use uiw_verbs::{CqConfig, Device, QpInit, SendFlags, SendOp, SendWr};
 
 const IP: Ipv4Addr = Ipv4Addr::LOCALHOST;
 
-struct Side {
+struct TestSide {
     device: Device,
     worker: Arc<Worker>,
     _listener: Listener,
@@ -21,7 +21,7 @@ struct Side {
     qp: Arc<uiw_verbs::Qp>,
 }
 
-impl Side {
+impl TestSide {
     fn new() -> Self {
         let device = Device::open().unwrap();
         let worker = Worker::start(&device).unwrap();
@@ -42,8 +42,8 @@ impl Side {
         sides
     }
 
-    fn end(&self) -> End {
-        End { qp_num: self.number, gid: local() }
+    fn end(&self) -> PairEnd {
+        PairEnd { qp_num: self.number, gid: local() }
     }
 
     /// RTR and RTS, towards `peer`.
@@ -129,7 +129,7 @@ fn established(port: u16) -> usize {
 #[test]
 fn simultaneous_connections_keep_smaller_number() {
     for _ in 0..20 {
-        let [smaller, larger] = &Side::two();
+        let [smaller, larger] = &TestSide::two();
         larger.ready(smaller);
         {
             // Its thread accepts no connection before it has connected itself.
@@ -149,7 +149,7 @@ fn simultaneous_connections_keep_smaller_number() {
 /// A peer that connects before the queue pair is ready for it waits, whichever end it is.
 #[test]
 fn early_connection_accepted_later() {
-    let [smaller, larger] = &Side::two();
+    let [smaller, larger] = &TestSide::two();
     larger.ready(smaller);
     larger.hurry();
     until(|| !smaller.worker.pending.lock().0.is_empty());
@@ -162,7 +162,7 @@ fn early_connection_accepted_later() {
 /// No connection reaches the larger number's port: the larger number connects, and is accepted.
 #[test]
 fn larger_number_connects_instead_of_smaller() {
-    let [smaller, larger] = &Side::two();
+    let [smaller, larger] = &TestSide::two();
     smaller.ready(larger);
     smaller.with_pair(|pair| {
         // A port without a listener.
@@ -182,7 +182,7 @@ fn larger_number_connects_instead_of_smaller() {
 /// A thread that posts, moves or destroys a queue pair does not wait while the worker's thread does the engine's work for another.
 #[test]
 fn pairs_do_not_wait_for_others() {
-    let (a, b) = (Side::new(), Side::new());
+    let (a, b) = (TestSide::new(), TestSide::new());
     a.ready(&b);
     b.ready(&a);
     until(|| a.is_established() && b.is_established());
