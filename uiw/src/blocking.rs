@@ -162,7 +162,7 @@ impl Connection {
     /// Closes in order and waits until both sides have.
     ///
     /// # Errors
-    /// [`ErrorKind::NotConnected`] when the connection is gone already.
+    /// [`ErrorKind::Closed`] or [`ErrorKind::Ended`] when the connection has ended already.
     pub fn disconnect(&self) -> Result<CloseReason> {
         self.device.block_on(self.inner.disconnect())
     }
@@ -396,10 +396,10 @@ impl ByteStream {
         self.device.block_on(self.inner.shutdown())
     }
 
-    /// Returns the connection underneath, in its asynchronous form: see [`crate::ByteStream::connection`].
+    /// Returns the connection underneath: see [`crate::ByteStream::connection`].
     #[must_use]
-    pub fn connection(&self) -> &crate::Connection {
-        self.inner.connection()
+    pub fn connection(&self) -> Connection {
+        Connection::new(&self.device, self.inner.connection().clone())
     }
 
     /// Turns it into the asynchronous form of the same stream.

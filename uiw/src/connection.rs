@@ -296,13 +296,13 @@ impl Connection {
     /// the connection ended.
     ///
     /// # Errors
-    /// [`ErrorKind::NotConnected`] when the connection is gone already.
+    /// [`ErrorKind::Closed`] or [`ErrorKind::Ended`] when the connection has ended already.
     pub fn disconnect(&self) -> impl Future<Output = Result<CloseReason>> + Send + use<> {
         let begun = self.dispatcher.close();
         let connection = self.clone();
         async move {
-            begun?;
-            Ok(connection.ended().await)
+            let ending = connection.ended().await;
+            begun.map(|()| ending).map_err(|_| connection.dispatcher.ended(ending))
         }
     }
 

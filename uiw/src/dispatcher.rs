@@ -357,7 +357,7 @@ impl Dispatcher {
         Ok(())
     }
 
-    /// The error of an operation that was not done because the connection had ended.
+    /// Returns the error of an operation that was not done because the connection had ended.
     pub(crate) fn ended(&self, reason: CloseReason) -> Error {
         if reason.is_closed() {
             return self.closed();

@@ -1,10 +1,10 @@
-//! Errors of calls.
+//! Errors of calls and operations.
 
 use std::io;
 
 pub use uiw_verbs::Error as ErrorKind;
 
-/// Error of a call that was refused or failed. [`Error::kind`] names the rule.
+/// Error of a call or an operation that was refused or failed. [`Error::kind`] names the rule.
 ///
 /// ```
 /// use uiw::{ConnectionConfig, Device, ErrorKind, Listener};

@@ -23,7 +23,7 @@ const EXCEPTIONS: [(&str, &str); 9] = [
     ("ByteStream::flush", "std::io::Write"),
 ];
 
-/// Names of the public functions in the inherent `impl` blocks of a type.
+/// Returns the names of the public functions in the inherent `impl` blocks of a type.
 fn functions(name: &str, source: &str) -> BTreeSet<String> {
     let mut names = BTreeSet::new();
     let mut is_inside = false;

@@ -25,6 +25,7 @@ fn operations_after_close_fail_with_closed() {
     let (from_client, from_server) = simulation.run(
         async {
             assert!(client.disconnect().await.unwrap().is_closed());
+            check_closed(client.disconnect().await.unwrap_err());
             client.send_copy(b"late").await.unwrap_err()
         },
         async {

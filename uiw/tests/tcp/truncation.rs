@@ -9,7 +9,7 @@ use uiw::blocking::{Connection, Listener};
 use uiw::tls::{PinnedKeys, SecretKey, Tls, TlsConfig};
 use uiw::{ConnectionConfig, Device, DeviceConfig, ErrorKind, Pd};
 
-/// Protection domain of a device that accepts the key of the other end, which is its own.
+/// Opens a device that accepts the key of the other end, which is its own.
 fn domain(key: &SecretKey) -> Pd {
     let mut pinned = PinnedKeys::default();
     pinned.add(key.public_key(), "the other end");
@@ -28,7 +28,7 @@ fn pass(mut from: TcpStream, mut to: TcpStream) {
     let _ = to.shutdown(Shutdown::Write);
 }
 
-/// Address of a proxy for one connection to `server`, and the sockets through which it sends to the server.
+/// Starts a proxy for one connection to `server`. Returns its address, and later the socket through which it sends to the server.
 fn proxy(server: SocketAddr) -> (SocketAddr, mpsc::Receiver<TcpStream>) {
     let listener = TcpListener::bind(loopback()).unwrap();
     let address = listener.local_addr().unwrap();
