@@ -232,7 +232,7 @@ mod tests {
 
     /// The messages that the kernel is given: datagrams and bytes of each.
     fn messages(datagrams: &[Outgoing]) -> Vec<(usize, usize)> {
-        let mut rest = Rest::new(datagrams);
+        let mut rest = UnsentItems::new(datagrams);
         let mut at = 0;
         let taken: Vec<_> = std::iter::from_fn(|| rest.take(MAX_SEGMENTS)).collect();
         for message in &taken {
