@@ -503,3 +503,18 @@ impl Plan {
         self.state().failure.take()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cp::channel::Heard;
+
+    #[test]
+    fn repeated_losses_noted_once() {
+        let report = Report::new(true, Arc::new(Heard::default()));
+        let plan = Plan::new(report, Stop::on_signal().unwrap(), Rules::default());
+        let noted = ["refused", "refused", "reset", "refused", ""].map(|cause| plan.note_loss(cause));
+        assert_eq!(noted, [true, false, true, true, true]);
+        assert!(plan.note_loss("refused"), "the server has answered meanwhile");
+    }
+}

@@ -208,7 +208,7 @@ fn tls_fix(error: &TlsError) -> &'static str {
             "see the peer's log: it must pin this end's key, or trust the authority of its certificate, and have the same `mode`"
         }
         TlsError::NoAnswer | TlsError::Clear { .. } => {
-            "use TLS at both ends (--tls) or at neither: see docs/tls.md"
+            "use TLS at both ends (--tls) or at neither: see docs/tls.md; `uiw serve` without --share does not encrypt by default"
         }
         _ => "check that an iWARP program with TLS 1.3 listens there, and use the same `mode` at both ends",
     }
