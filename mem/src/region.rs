@@ -57,7 +57,6 @@ pub(crate) struct Plan {
     pub(crate) stream: Option<StreamId>,
     pub(crate) origin: u64,
     pub(crate) memory: Arc<Memory>,
-    pub(crate) all_shared: bool,
 }
 
 impl Plan {
@@ -87,7 +86,7 @@ impl Plan {
             base: self.base(),
             at,
             len: self.memory.len(),
-            shared: self.all_shared || self.access.is_peer_reachable() || !self.memory.is_exclusive(),
+            shared: self.access.is_peer_reachable() || !self.memory.is_exclusive(),
             presence: self.memory.presence(),
             page_state: self.memory.page_state().cloned(),
             memory: Mutex::new(Some(self.memory)),
@@ -237,7 +236,6 @@ impl Region {
             stream: self.stream,
             origin: self.origin,
             memory: self.memory.lock().clone()?,
-            all_shared: self.shared && !self.access.is_peer_reachable(),
         })
     }
 

@@ -73,7 +73,6 @@ pub struct Table {
     /// Indexes of what is bound to each stream. Locked alone.
     streams: Mutex<HashMap<StreamId, Vec<u32>>>,
     lenient: AtomicBool,
-    all_shared: AtomicBool,
 }
 
 /// Own cache lines: a lock that one core takes does not slow down another core's.
@@ -212,7 +211,6 @@ impl Table {
             indexes: Mutex::new(Indexes::new(limits.max_entries.min(Limits::MAX_ENTRIES))),
             streams: Mutex::default(),
             lenient: AtomicBool::new(false),
-            all_shared: AtomicBool::new(false),
         })
     }
 
@@ -220,12 +218,6 @@ impl Table {
     /// Linux siw driver does. Off at first.
     pub fn set_lenient_invalidate(&self, on: bool) {
         self.lenient.store(on, Relaxed);
-    }
-
-    /// Treats every region registered from now on as shared: for programs that may register bytes twice, with rights
-    /// for peers and without. Off at first.
-    pub fn set_all_shared(&self, on: bool) {
-        self.all_shared.store(on, Relaxed);
     }
 
     /// STags given at present.
@@ -280,7 +272,6 @@ impl Table {
             plan.access = change.access.unwrap_or(plan.access);
             if let Some((memory, base)) = change.memory {
                 (plan.memory, plan.origin) = (Arc::new(memory), base);
-                plan.all_shared = self.all_shared.load(Relaxed);
             }
             plan.check()?;
             match old.pin_count().close() {
@@ -398,8 +389,7 @@ impl Table {
     }
 
     fn plan(&self, pd: PdId, memory: Memory, base: u64, access: Access, stream: Option<StreamId>) -> Plan {
-        let all_shared = self.all_shared.load(Relaxed);
-        Plan { pd, access, stream, origin: base, memory: Arc::new(memory), all_shared }
+        Plan { pd, access, stream, origin: base, memory: Arc::new(memory) }
     }
 
     /// Puts what `make` makes under a new random index.

@@ -393,11 +393,6 @@ impl Bench {
         Ok(String::new())
     }
 
-    /// What the partner has said since the last time.
-    pub fn partner_says(&mut self) -> String {
-        self.partner.as_mut().map(|(_, job)| job.news()).unwrap_or_default()
-    }
-
     /// Waits until the partner has said a line with `what` in it.
     ///
     /// # Errors

@@ -35,7 +35,6 @@ pub const RDMA_MAX_RESOURCES: u8 = 0xFF;
 pub const RDMA_UDP_QKEY: u32 = 0x0123_4567;
 
 pub const RDMA_OPTION_ID: c_int = 0;
-pub const RDMA_OPTION_IB: c_int = 1;
 pub const RDMA_OPTION_ID_TOS: c_int = 0;
 pub const RDMA_OPTION_ID_REUSEADDR: c_int = 1;
 pub const RDMA_OPTION_ID_AFONLY: c_int = 2;
@@ -43,10 +42,7 @@ pub const RDMA_OPTION_ID_ACK_TIMEOUT: c_int = 3;
 
 pub const RAI_PASSIVE: c_int = 1;
 pub const RAI_NUMERICHOST: c_int = 2;
-pub const RAI_NOROUTE: c_int = 4;
-pub const RAI_FAMILY: c_int = 8;
 pub const RAI_SA: c_int = 16;
-pub const RAI_DNS: c_int = 32;
 
 pub const IBV_EVENT_COMM_EST: c_int = 4;
 

@@ -26,7 +26,6 @@ pub const IBV_DEVICE_MEM_WINDOW_TYPE_2B: c_uint = 1 << 24;
 pub const IBV_DEVICE_SRQ_RESIZE: c_uint = 1 << 13;
 pub const IBV_DEVICE_RC_RNR_NAK_GEN: c_uint = 1 << 12;
 
-pub const IBV_ATOMIC_NONE: c_int = 0;
 pub const IBV_ATOMIC_HCA: c_int = 1;
 
 #[repr(C)]

@@ -71,7 +71,6 @@ pub const IBV_REG_MR_MASK_IOVA: u64 = 1 << 0;
 pub const IBV_REG_MR_MASK_ADDR: u64 = 1 << 1;
 pub const IBV_REG_MR_MASK_FD: u64 = 1 << 2;
 pub const IBV_REG_MR_MASK_FD_OFFSET: u64 = 1 << 3;
-pub const IBV_REG_MR_MASK_DMAH: u64 = 1 << 4;
 pub const IBV_REG_MR_MASK_BUF: u64 = 1 << 5;
 
 /// LOCAL_WRITE, REMOTE_WRITE, REMOTE_ATOMIC, MW_BIND: rights for which the kernel pins pages for writing (`ib_access_writable`).

@@ -117,11 +117,7 @@ pub struct ibv_qp_init_attr_ex {
 layout!(ibv_qp_init_attr_ex: 136 { cap: 32, qp_type: 52, sq_sig_all: 56, comp_mask: 60, pd: 64, xrcd: 72, create_flags: 80, max_tso_header: 84, rwq_ind_tbl: 88, rx_hash_conf: 96, source_qpn: 120, send_ops_flags: 128 });
 
 pub const IBV_QP_INIT_ATTR_PD: u32 = 1 << 0;
-pub const IBV_QP_INIT_ATTR_XRCD: u32 = 1 << 1;
 pub const IBV_QP_INIT_ATTR_CREATE_FLAGS: u32 = 1 << 2;
-pub const IBV_QP_INIT_ATTR_MAX_TSO_HEADER: u32 = 1 << 3;
-pub const IBV_QP_INIT_ATTR_IND_TABLE: u32 = 1 << 4;
-pub const IBV_QP_INIT_ATTR_RX_HASH: u32 = 1 << 5;
 pub const IBV_QP_INIT_ATTR_SEND_OPS_FLAGS: u32 = 1 << 6;
 
 /// Operations that `ibv_wr_*` can be asked for: all of `ibv_qp_create_send_ops_flags` but TSO and flush.
