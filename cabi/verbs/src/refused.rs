@@ -7,7 +7,7 @@ use uiw_cabi_core::errno::Errno;
 
 /// Sets `errno`, and says in the log that a function is not offered.
 fn refuse(errno: Errno) -> Errno {
-    let errno = errno.because("a function that is not offered, see docs/run-your-program.md");
+    let errno = errno.because("a function that is not offered, see docs/verbs.md");
     errno.set();
     errno
 }

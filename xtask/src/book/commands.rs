@@ -15,8 +15,12 @@ const NOT_RUN: &[(&str, &str)] = &[
     ("docs/interop.md", "the kernel's siw, which `cargo xtask interop siw` runs in a virtual machine"),
     ("docs/quick-start.md", "the installation from the source tree, by xtask/tests/install.rs"),
     (
-        "docs/run-your-program.md",
+        "docs/programs.md",
         "UCX and MPI on several hosts, by interop/tests/stock; NIXL and Mooncake, by `cargo xtask interop`",
+    ),
+    (
+        "docs/run-your-program.md",
+        "a machine with an adapter; interop/tests/stock/beside.rs has the system's library",
     ),
     ("docs/tls.md", "Wireshark, by interop/tests/stock/tls.rs"),
     ("docs/wan.md", "gnuplot, on a terminal"),
