@@ -8,11 +8,13 @@ use std::path::{Path, PathBuf};
 
 /// The pages with commands that are not run, and why. A page that has `sh` blocks or indented ones is here, and no other one.
 const NOT_RUN: &[(&str, &str)] = &[
+    ("BENCHMARKS.md", "measurements that take minutes to hours"),
     ("CONTRIBUTING.md", "work on the source tree; its commands are what CI runs"),
     ("README.md", "the test command of the source tree, which CI runs"),
     ("docs/containers.md", "containers, by interop/tests/stock"),
     ("docs/installing.md", "the source tree, which xtask/tests has: install.rs, dist.rs; a running systemd"),
     ("docs/interop.md", "the kernel's siw, which `cargo xtask interop siw` runs in a virtual machine"),
+    ("docs/operating.md", "a running systemd; interop/tests/stock/sandboxes has the unit"),
     ("docs/quick-start.md", "the installation from the source tree, by xtask/tests/install.rs"),
     (
         "docs/programs.md",
