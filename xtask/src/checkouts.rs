@@ -1,10 +1,9 @@
 //! `cargo xtask interop fabtests` and `cargo xtask interop valkey`: programs that no package has, from checkouts, on the C libraries.
 
-use crate::process;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, Stdio};
+use std::process::{Command, Stdio};
 
 /// Options of `cargo xtask interop fabtests`.
 #[derive(clap::Args)]
@@ -48,11 +47,7 @@ const VALKEY_NEEDS: [(&str, &str); 3] =
 
 impl Fabtests {
     /// Builds the programs and runs the tests.
-    pub(crate) fn run(&self) -> ExitCode {
-        process::exit_code(self.build_and_test())
-    }
-
-    fn build_and_test(&self) -> io::Result<bool> {
+    pub(crate) fn run(&self) -> io::Result<bool> {
         // What is absent and needed after all is an error of the build.
         let _ = crate::packages::provide(&FABTESTS_NEEDS);
         let folder = fresh("fabtests")?;
@@ -73,11 +68,7 @@ impl Fabtests {
 
 impl Valkey {
     /// Builds the programs and runs the tests.
-    pub(crate) fn run(&self) -> ExitCode {
-        process::exit_code(self.build_and_test())
-    }
-
-    fn build_and_test(&self) -> io::Result<bool> {
+    pub(crate) fn run(&self) -> io::Result<bool> {
         let _ = crate::packages::provide(&VALKEY_NEEDS);
         let folder = fresh("valkey")?;
         let [valkey, libvalkey] = ["valkey", "libvalkey"].map(|name| folder.join(name));

@@ -84,21 +84,21 @@ fn main() -> ExitCode {
         Chore::Test(options) => test::run(&options),
         Chore::Requirements(options) => requirements::run(&options),
         Chore::Book(options) => book::run(&options),
-        Chore::Models(options) => models::run(&options),
+        Chore::Models(options) => process::exit_code(models::run(&options)),
         Chore::Publishable(options) => publishable::run(&options),
         Chore::Bench(options) => bench::run(options),
         Chore::Interop(Interop::Siw(options)) => {
             process::on_interrupt(uiw_siw::test_vm::sweep);
             uiw_siw::matrix::main(&options)
         }
-        Chore::Interop(Interop::Conform) => conform::run(),
-        Chore::Interop(Interop::Wire) => wire::run(),
-        Chore::Interop(Interop::Nixl(options)) => options.run(),
-        Chore::Interop(Interop::Mooncake(options)) => options.run(),
-        Chore::Interop(Interop::Sideway) => bindings::SIDEWAY.run(),
-        Chore::Interop(Interop::RustIbverbs) => bindings::RUST_IBVERBS.run(),
-        Chore::Interop(Interop::Fabtests(options)) => options.run(),
-        Chore::Interop(Interop::Valkey(options)) => options.run(),
+        Chore::Interop(Interop::Conform) => process::exit_code(conform::run()),
+        Chore::Interop(Interop::Wire) => process::exit_code(wire::check()),
+        Chore::Interop(Interop::Nixl(options)) => process::exit_code(options.run()),
+        Chore::Interop(Interop::Mooncake(options)) => process::exit_code(options.run()),
+        Chore::Interop(Interop::Sideway) => process::exit_code(bindings::SIDEWAY.run()),
+        Chore::Interop(Interop::RustIbverbs) => process::exit_code(bindings::RUST_IBVERBS.run()),
+        Chore::Interop(Interop::Fabtests(options)) => process::exit_code(options.run()),
+        Chore::Interop(Interop::Valkey(options)) => process::exit_code(options.run()),
         Chore::Install(options) => install::run(&options),
         Chore::Dist(options) => dist::run(&options),
     }

@@ -1,7 +1,6 @@
 //! `cargo xtask models`: the models of the progress engine (`verbs/models`), with more schedules than `cargo test` runs.
 
 use std::io;
-use std::process::ExitCode;
 
 /// Options of `cargo xtask models`.
 #[derive(clap::Args)]
@@ -21,21 +20,10 @@ const TOOLS: [&[&str]; 2] = [
 ];
 
 /// Runs both tools.
-pub(crate) fn run(options: &Options) -> ExitCode {
-    let passes = |args: &&[&str]| -> io::Result<bool> {
+pub(crate) fn run(options: &Options) -> io::Result<bool> {
+    TOOLS.iter().try_fold(true, |passed, args| {
         let mut cargo = crate::workspace::cargo();
         cargo.args(*args).args(&options.only).env("LOOM_MAX_PREEMPTIONS", "3");
-        Ok(cargo.status()?.success())
-    };
-    let mut passed = true;
-    for tool in &TOOLS {
-        match passes(tool) {
-            Ok(success) => passed &= success,
-            Err(error) => {
-                eprintln!("error: cannot run cargo: {error}");
-                passed = false;
-            }
-        }
-    }
-    if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+        Ok(cargo.status()?.success() && passed)
+    })
 }

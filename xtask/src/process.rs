@@ -1,5 +1,6 @@
 //! Child processes in a process group of their own, ended at a deadline with everything they started.
 
+use std::fmt::Display;
 use std::io::{self, BufRead, BufReader};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
@@ -28,7 +29,7 @@ pub(crate) enum End {
 }
 
 /// That of a chore which has succeeded or not, or could not be done at all.
-pub(crate) fn exit_code(done: io::Result<bool>) -> ExitCode {
+pub(crate) fn exit_code<E: Display>(done: Result<bool, E>) -> ExitCode {
     match done {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,

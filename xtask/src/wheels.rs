@@ -1,8 +1,7 @@
 //! `cargo xtask interop nixl` and `cargo xtask interop mooncake`: Python wheels from PyPI on the C libraries. They are too large for
 //! `cargo xtask test`.
 
-use crate::process;
-use std::process::{Command, ExitCode};
+use std::process::Command;
 use std::{fs, io};
 
 /// Options of `cargo xtask interop nixl`.
@@ -40,7 +39,7 @@ struct Wheel<'a> {
 
 impl Nixl {
     /// Installs the wheel and runs the tests.
-    pub(crate) fn run(&self) -> ExitCode {
+    pub(crate) fn run(&self) -> io::Result<bool> {
         let wheel = format!("nixl-cu12=={}", self.version);
         // Without torch, which it asks for: the transfers need numpy alone.
         let installs: &[&[&str]] = &[&["--no-deps", &wheel], &["numpy"]];
@@ -50,7 +49,7 @@ impl Nixl {
 
 impl Mooncake {
     /// Installs the wheel and runs the tests.
-    pub(crate) fn run(&self) -> ExitCode {
+    pub(crate) fn run(&self) -> io::Result<bool> {
         let wheel = format!("mooncake-transfer-engine-non-cuda=={}", self.version);
         let installs: &[&[&str]] = &[&[&wheel]];
         Wheel { name: "mooncake", installs, version: &self.version, python: "UIW_MOONCAKE_PYTHON" }.run()
@@ -58,11 +57,7 @@ impl Mooncake {
 }
 
 impl Wheel<'_> {
-    fn run(&self) -> ExitCode {
-        process::exit_code(self.install_and_test())
-    }
-
-    fn install_and_test(&self) -> io::Result<bool> {
+    fn run(&self) -> io::Result<bool> {
         let target = crate::workspace::target().map_err(io::Error::other)?;
         let folder = target.join(self.name);
         let mark = folder.join(format!("has-{}", self.version));

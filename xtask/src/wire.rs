@@ -1,7 +1,7 @@
 //! `cargo xtask interop wire`: the program and the libraries of the last release beside the new ones, in both roles.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
+use std::process::Command;
 use std::time::Duration;
 
 use uiw_siw::Result as Outcome;
@@ -41,17 +41,7 @@ const STOCK: [(&str, &str, &str); 4] = [
     ("ib_write_bw", "-d uiw_lo -p @ -n 200", "-d uiw_lo -p @ -n 200 127.0.0.1"),
 ];
 
-pub(crate) fn run() -> ExitCode {
-    match check() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(why) => {
-            eprintln!("error: {why}");
-            ExitCode::FAILURE
-        }
-    }
-}
-
-fn check() -> Result<(), String> {
+pub(crate) fn check() -> Result<bool, String> {
     let mut git = Command::new("git");
     let tag = git.args(["describe", "--tags", "--abbrev=0"]).current_dir(crate::workspace::root()).output();
     let tag = tag.map_err(|error| format!("git: {error}"))?;
@@ -88,7 +78,7 @@ fn check() -> Result<(), String> {
             note(name, printed.map(drop));
         }
     }
-    if failed.is_empty() { Ok(()) } else { Err(failed.join("\n")) }
+    if failed.is_empty() { Ok(true) } else { Err(failed.join("\n")) }
 }
 
 impl Version {

@@ -84,15 +84,7 @@ impl std::fmt::Display for Kind {
 
 pub(crate) fn run(options: &Options) -> ExitCode {
     let made = Dist::make(options);
-    let checked = made.and_then(|dist| if options.check { check::run(&dist) } else { Ok(true) });
-    match checked {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
-        Err(line) => {
-            eprintln!("error: {line}");
-            ExitCode::FAILURE
-        }
-    }
+    crate::process::exit_code(made.and_then(|dist| if options.check { check::run(&dist) } else { Ok(true) }))
 }
 
 /// Makes packages of these kinds in a folder. Gives their files.

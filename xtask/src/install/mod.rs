@@ -43,13 +43,7 @@ pub(crate) struct Options {
 }
 
 pub(crate) fn run(options: &Options) -> ExitCode {
-    match build_and_install(options) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(line) => {
-            eprintln!("error: {line}");
-            ExitCode::FAILURE
-        }
-    }
+    crate::process::exit_code(build_and_install(options).map(|()| true))
 }
 
 fn build_and_install(options: &Options) -> Result<(), String> {
