@@ -68,8 +68,14 @@ const OPERATIONS: [(Operation, &str); 10] = [
     (Operation::CmpSwap, "RDMA Write, lock by CmpSwap"),
 ];
 
+impl Operation {
+    fn is_send(self) -> bool {
+        (self as u8) < Self::Write as u8
+    }
+}
+
 /// One line of the table.
-struct Case {
+struct DemoCase {
     operation: Operation,
     name: &'static str,
     wire: &'static str,
@@ -77,7 +83,7 @@ struct Case {
 }
 
 /// All operations on the default wire, then three of them with other settings.
-fn cases() -> Vec<Case> {
+fn cases() -> Vec<DemoCase> {
     let settings = [
         ("", ConnConfig::default()),
         ("CRC off", ConnConfig::default().crc(false)),
@@ -89,7 +95,7 @@ fn cases() -> Vec<Case> {
     for (wire, config) in settings {
         for (operation, name) in OPERATIONS {
             if wire.is_empty() || matches!(operation, Operation::Send | Operation::Write | Operation::Read) {
-                cases.push(Case { operation, name, wire, peer_options: PeerConfig::new(config.clone()) });
+                cases.push(DemoCase { operation, name, wire, peer_options: PeerConfig::new(config.clone()) });
             }
         }
     }
@@ -123,8 +129,8 @@ pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
     for (number, case) in (1..).zip(&cases) {
         progress.show(|| format!("line {number} of {}: {}", cases.len(), case.name));
         let corrupt = args.corrupt == Some(number);
-        let outcome = Line::connect(case, &file, &ends)
-            .and_then(|mut line| repeat(&file, time, || line.pass(corrupt)))
+        let outcome = FileTransfer::connect(case, &file, &ends)
+            .and_then(|mut transfer| repeat(&file, time, || transfer.pass(corrupt)))
             .and_then(|ours| Ok((ours, over_tcp(&file, time)?)));
         progress.clear();
         report(number, case, &outcome, args.json);
@@ -155,9 +161,9 @@ fn read_file(path: &Path) -> Result<Vec<u8>> {
 }
 
 /// Bytes moved, and bytes a second.
-type Moved = (u64, f64);
+type Throughput = (u64, f64);
 
-fn report(number: usize, case: &Case, outcome: &Result<(Moved, Moved)>, as_json: bool) {
+fn report(number: usize, case: &DemoCase, outcome: &Result<(Throughput, Throughput)>, as_json: bool) {
     let head = format!("{number:>3}  {:<35} {:<14}", case.name, case.wire);
     let PeerConfig { crc, markers, fpdu, .. } = &case.peer_options;
     let mut value = json!({
@@ -183,7 +189,7 @@ fn report(number: usize, case: &Case, outcome: &Result<(Moved, Moved)>, as_json:
 }
 
 /// Calls `pass`, which returns the time that it took to transfer the file, until `time` is over.
-fn repeat(file: &[u8], time: Duration, mut pass: impl FnMut() -> Result<Duration>) -> Result<Moved> {
+fn repeat(file: &[u8], time: Duration, mut pass: impl FnMut() -> Result<Duration>) -> Result<Throughput> {
     let (mut bytes, mut took, start) = (0, Duration::ZERO, Instant::now());
     loop {
         took += pass()?;
@@ -195,11 +201,14 @@ fn repeat(file: &[u8], time: Duration, mut pass: impl FnMut() -> Result<Duration
 }
 
 /// Transfers the file over raw TCP.
-fn over_tcp(file: &[u8], time: Duration) -> Result<Moved> {
+fn over_tcp(file: &[u8], time: Duration) -> Result<Throughput> {
     let failed = |error| Failure::lost("raw TCP", error);
     let listener = TcpListener::bind("127.0.0.1:0").map_err(failed)?;
     let mut from = listener.local_addr().and_then(TcpStream::connect).map_err(failed)?;
     let (mut to, _) = listener.accept().map_err(failed)?;
+    for stream in [&from, &to] {
+        stream.set_read_timeout(Some(TIMEOUT)).map_err(failed)?;
+    }
     let mut copy = vec![0; file.len()];
     repeat(file, time, || {
         let start = Instant::now();
@@ -220,10 +229,11 @@ fn over_tcp(file: &[u8], time: Duration) -> Result<Moved> {
 }
 
 fn verify(name: &str, copy: &[u8], file: &[u8]) -> Result<()> {
-    match copy.iter().zip(file).position(|(a, b)| a != b) {
-        Some(at) => Err(Failure::differs(name, format!("byte {at} differs"))),
-        None => Ok(()),
+    if copy == file {
+        return Ok(());
     }
+    let at = copy.iter().zip(file).position(|(a, b)| a != b).unwrap_or(copy.len().min(file.len()));
+    Err(Failure::differs(name, format!("byte {at} differs")))
 }
 
 /// Runs two ends at the same time.
@@ -251,8 +261,8 @@ fn wait<T, E: Display>(
 }
 
 /// A connection that moves the file repeatedly.
-struct Line<'a> {
-    case: &'a Case,
+struct FileTransfer<'a> {
+    case: &'a DemoCase,
     file: &'a [u8],
     /// Devices of the client and the server.
     ends: &'a [Device; 2],
@@ -264,10 +274,12 @@ struct Line<'a> {
     memory: SharedMr,
     /// Eight bytes for atomics at the server.
     cell: SharedMr,
+    /// The file as it arrived.
+    copy: Vec<u8>,
 }
 
-impl<'a> Line<'a> {
-    fn connect(case: &'a Case, file: &'a [u8], ends: &'a [Device; 2]) -> Result<Self> {
+impl<'a> FileTransfer<'a> {
+    fn connect(case: &'a DemoCase, file: &'a [u8], ends: &'a [Device; 2]) -> Result<Self> {
         let failed = |error| Failure::local("cannot prepare the run", error);
         let [client, server] = [ends[0].alloc_pd().map_err(failed)?, ends[1].alloc_pd().map_err(failed)?];
         let access = match case.operation {
@@ -286,16 +298,18 @@ impl<'a> Line<'a> {
             || wait(&ends[0], case.name, Connection::connect(&client, address, &config)),
             || wait(&ends[1], case.name, listener.accept()),
         )?;
-        Ok(Self { case, file, ends, client, server, blocks, memory, cell })
+        let copy = vec![0; file.len()];
+        Ok(Self { case, file, ends, client, server, blocks, memory, cell, copy })
     }
 
     /// Transfers the file and verifies it. Returns the time of the transfer.
     fn pass(&mut self, corrupt: bool) -> Result<Duration> {
-        let Self { case, file, ends, client, server, blocks, memory, cell } = self;
-        let Case { operation, name, .. } = *case;
+        let Self { case, file, ends, client, server, blocks, memory, cell, copy } = self;
+        let DemoCase { operation, name, .. } = *case;
         let failed = |error| Failure::local(name, error);
         let all = 0..file.len();
         // Nothing of the last pass is left.
+        copy.fill(!0);
         if *operation == Operation::Read {
             memory.write(0, file).map_err(failed)?;
             blocks.iter_mut().for_each(|block| block.bytes_mut().fill(0));
@@ -316,20 +330,22 @@ impl<'a> Line<'a> {
         };
         let cell_at = cell.remote(0..8).map_err(failed)?;
         let start = Instant::now();
-        let ((), received) = both(
+        both(
             || wait(&ends[0], name, post(client, *operation, blocks, target, cell_at)),
-            || wait(&ends[1], name, receive(server, *operation, file.len(), window.as_ref())),
+            || wait(&ends[1], name, receive(server, *operation, copy, window.as_ref())),
         )?;
         let took = start.elapsed();
-        let mut copy = match operation {
-            Operation::Read => blocks.iter().flat_map(Mr::bytes).copied().collect(),
-            _ if received.is_empty() => memory.to_vec(all).map_err(failed)?,
-            _ => received,
-        };
+        if *operation == Operation::Read {
+            copy.chunks_mut(BLOCK)
+                .zip(blocks.iter())
+                .for_each(|(to, block)| to.copy_from_slice(block.bytes()));
+        } else if !operation.is_send() {
+            memory.read(0, copy).map_err(failed)?;
+        }
         if corrupt {
             copy[file.len() / 2] ^= 1;
         }
-        verify(name, &copy, file)?;
+        verify(name, copy, file)?;
         let expected = if *operation == Operation::FetchAdd { blocks.len() as u64 } else { 0 };
         match cell.load_u64(0).map_err(failed)? {
             found if found == expected => Ok(took),
@@ -379,35 +395,34 @@ async fn post(
     Ok(())
 }
 
-/// Receives `len` bytes if they are sent, then the empty message behind them, and answers it. Returns the bytes.
+/// Receives the file in `copy` if it is sent, then the empty message behind it, and answers that.
 async fn receive(
     server: &Connection,
     operation: Operation,
-    len: usize,
+    copy: &mut [u8],
     window: Option<&BoundWindow>,
-) -> Result<Vec<u8>, AnyError> {
-    let (is_send, is_immediate) = match operation {
-        Operation::Send | Operation::SendSolicited | Operation::SendInvalidate => (true, false),
-        Operation::SendImmediate => (true, true),
-        operation => (false, operation == Operation::WriteImmediate),
-    };
-    let messages = if is_send || is_immediate { len.div_ceil(BLOCK) } else { 0 };
-    let mut copy = Vec::with_capacity(if is_send { len } else { 0 });
-    for index in 0..messages {
+) -> Result<(), AnyError> {
+    let is_immediate = matches!(operation, Operation::SendImmediate | Operation::WriteImmediate);
+    let blocks = if operation.is_send() || is_immediate { copy.len().div_ceil(BLOCK) } else { 0 };
+    for (index, block) in copy.chunks_mut(BLOCK).take(blocks).enumerate() {
         let message = server.recv().await?.ok_or("closed early")?;
-        let invalidated = window.filter(|_| index + 1 == messages).map(|window| window.remote().rkey);
-        let expected = (is_immediate.then_some(index as u32), invalidated);
-        if (message.imm(), message.invalidated()) != expected {
-            let (imm, stag) = (message.imm(), message.invalidated());
-            return Err(format!("block {index} came with immediate {imm:?}, invalidated {stag:?}").into());
+        let invalidated = window.filter(|_| index + 1 == blocks).map(|window| window.remote().rkey);
+        let len = if operation.is_send() { block.len() } else { 0 };
+        let (imm, stag) = (message.imm(), message.invalidated());
+        if (message.len(), imm, stag) != (len, is_immediate.then_some(index as u32), invalidated) {
+            let len = message.len();
+            return Err(format!(
+                "block {index} came with {len} bytes, immediate {imm:?}, invalidated {stag:?}"
+            )
+            .into());
         }
-        copy.extend_from_slice(&message);
+        block[..len].copy_from_slice(&message);
     }
     match server.recv().await? {
         Some(end) if end.is_empty() => server.send_copy(b"").await?,
         _ => return Err("closed, or sent more than the file".into()),
     };
-    Ok(copy)
+    Ok(())
 }
 
 #[cfg(test)]
