@@ -26,7 +26,7 @@ use shared::fail::{EXIT_CODES, Exit, Failure, Result};
 use shared::open::{Global, Opener};
 use shared::{env, text};
 use std::process::ExitCode;
-use uiw_cabi_core::environment::unknown_variables;
+use uiw_cabi_core::settings::unknown_variables;
 
 /// iWARP in user space.
 #[derive(Parser)]

@@ -1,6 +1,6 @@
 //! Errors of calls. Requests of the raw layer fail with a completion instead; the safe API reports those completions as errors, too.
 
-use crate::cm::CloseReason;
+use crate::close_reason::CloseReason;
 use crate::qp::QpState;
 use crate::wc::{WcStatus, WireReason};
 use std::fmt;

@@ -12,6 +12,7 @@
 
 #![warn(missing_debug_implementations)]
 
+mod close_reason;
 mod comp_channel;
 mod conn;
 mod cq;

@@ -1,10 +1,8 @@
 //! Peers that are known to end a connection in its start-up, and the options that they need: from the sources of their drivers (docs/nics.md).
 
-use crate::error::Error;
-use crate::options::ConnConfig;
+mod detection;
+
 use std::fmt;
-use std::io;
-use uiw_mpa::startup::{Negotiated, Revision, Rtr, StartupRefusal};
 
 /// A peer that is suspected when a connection could not be set up, and what to set. The suspicion follows from what this end had asked for and from
 /// how the peer ended the connection; it is no proof.
@@ -30,61 +28,8 @@ pub enum Suspect {
 }
 
 impl Suspect {
-    /// Returns the suspicion about a connection that this end has begun with `options` and that was not established.
-    #[must_use]
-    pub fn of_connect(options: &ConnConfig, error: &Error) -> Option<Self> {
-        match error {
-            Error::ClosedInStartup { .. } => Self::of_closed(options),
-            Error::Lost { source, .. } if source.kind() == io::ErrorKind::ConnectionReset => {
-                Self::of_closed(options)
-            }
-            Error::Rejected { markers_asked: true, .. } => Some(Self::Markers),
-            Error::PeerRefusal { refusal, .. } => Some(match refusal {
-                StartupRefusal::InsufficientIrd { .. } => Self::Ird,
-                StartupRefusal::NoMatchingRtr => Self::RtrKinds,
-            }),
-            _ => None,
-        }
-    }
-
-    /// The peer ended the connection where its Reply was due.
-    fn of_closed(options: &ConnConfig) -> Option<Self> {
-        if options.revision == Revision::One {
-            return None;
-        }
-        if !options.peer_to_peer || !(options.rtr.write || options.rtr.read) {
-            return Some(Self::PeerToPeerRequired);
-        }
-        (!options.fallback).then_some(Self::RevisionOne)
-    }
-
-    /// Returns the suspicion about an established connection that the peer terminated, with `codes` (layer, type, code), before it sent any FPDU.
-    pub(crate) fn of_first_terminate(
-        options: &ConnConfig,
-        negotiated: &Negotiated,
-        initiator: bool,
-        codes: (u8, u8, u8),
-    ) -> Option<Self> {
-        match codes {
-            // RFC 6581 section 8: the peer's judgement of our Reply.
-            (2, 0, 6) if !initiator => return Some(Self::Ord),
-            (2, 0, 7) if !initiator => return Some(Self::RtrKinds),
-            // RFC 5044 section 8: the CRC or a Marker was wrong, so the bytes were damaged, whatever they were.
-            (2, 0, 2 | 3) => return None,
-            _ => {}
-        }
-        if !initiator {
-            return None;
-        }
-        let first = negotiated.rtr;
-        if !negotiated.enhanced && first != Some(Rtr::Read) {
-            return Some(Self::ReadRtrRequired);
-        }
-        (options.capabilities == uiw_stream::CapabilityExchange::On).then_some(Self::CapabilityExchange)
-    }
-
     /// The options to try, by the names that they have as options of `uiw`: `peer-to-peer` is `--peer-to-peer`,
-    /// [`ConnConfig::peer_to_peer`] and, for C programs, `UIW_PEER_TO_PEER`. A value in capitals is the reader's to choose.
+    /// [`ConnConfig::peer_to_peer`](crate::ConnConfig::peer_to_peer) and, for C programs, `UIW_PEER_TO_PEER`. A value in capitals is the reader's to choose.
     #[must_use]
     pub const fn options(self) -> &'static [(&'static str, &'static str)] {
         match self {
@@ -134,69 +79,5 @@ impl fmt::Display for Suspect {
             write!(f, " {name}={value}")?;
         }
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use uiw_mpa::startup::RtrKinds;
-
-    fn peer() -> std::net::SocketAddr {
-        "192.0.2.1:9".parse().unwrap()
-    }
-
-    #[test]
-    fn close_on_request() {
-        let closed = Error::ClosedInStartup { peer: peer() };
-        let reset = Error::Lost { peer: peer(), source: io::ErrorKind::ConnectionReset.into() };
-        for error in [closed, reset] {
-            let of = |options: ConnConfig| Suspect::of_connect(&options, &error);
-            assert_eq!(of(ConnConfig::default()), None);
-            assert_eq!(of(ConnConfig::default().peer_to_peer(false)), Some(Suspect::PeerToPeerRequired));
-            let send = RtrKinds { send: true, ..RtrKinds::NONE };
-            assert_eq!(of(ConnConfig::default().rtr(send)), Some(Suspect::PeerToPeerRequired));
-            assert_eq!(of(ConnConfig::default().fallback(false)), Some(Suspect::RevisionOne));
-            assert_eq!(of(ConnConfig::default().revision(Revision::One)), None);
-        }
-        let refused = Error::Refused { peer: peer() };
-        assert_eq!(Suspect::of_connect(&ConnConfig::default().fallback(false), &refused), None);
-    }
-
-    #[test]
-    fn unacceptable_reply() {
-        for (refusal, expected) in [
-            (StartupRefusal::NoMatchingRtr, Suspect::RtrKinds),
-            (StartupRefusal::InsufficientIrd { ours: 1, needed: 2 }, Suspect::Ird),
-        ] {
-            let error = Error::PeerRefusal { peer: peer(), refusal };
-            assert_eq!(Suspect::of_connect(&ConnConfig::default(), &error), Some(expected));
-        }
-    }
-
-    #[test]
-    fn first_terminate() {
-        let negotiated = Negotiated {
-            revision: 2,
-            enhanced: true,
-            crc: true,
-            markers_tx: false,
-            markers_rx: false,
-            ird: 1,
-            ord: 1,
-            peer_to_peer: true,
-            rtr: Some(Rtr::Write),
-            rtr_kinds: RtrKinds::ALL,
-        };
-        let of = |codes| Suspect::of_first_terminate(&ConnConfig::default(), &negotiated, true, codes);
-        assert_eq!(of((1, 1, 0)), Some(Suspect::CapabilityExchange));
-        // Damaged on the way.
-        assert_eq!((of((2, 0, 2)), of((2, 0, 3))), (None, None));
-    }
-
-    #[test]
-    fn text_names_options() {
-        let text = Suspect::ReadRtrRequired.to_string();
-        assert!(text.ends_with("; try peer-to-peer=on rtr=read"), "{text}");
     }
 }

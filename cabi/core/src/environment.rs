@@ -4,7 +4,6 @@
 //! has chosen. There a variable must not decide which files are opened or made, which interfaces are used, or which code is loaded, so
 //! [`variable`] returns only the few that are harmless.
 
-use crate::settings::VARIABLES;
 use std::env;
 use std::ffi::{OsStr, OsString};
 
@@ -47,15 +46,13 @@ const PROGRAM_VARIABLES: [&str; 1] = ["UIW_LIB"];
 /// Unknown variables that are named at most.
 const MAX_UNKNOWN: usize = 8;
 
-/// Returns a warning that names variables whose names begin as ours do and that mean nothing; `None` if there are none.
-pub fn unknown_variables() -> Option<String> {
-    warning(env::vars_os().map(|(name, _)| name))
+/// Returns a warning that names the variables that begin with `UIW_` and are not `known`; `None` if there are none.
+pub(crate) fn unknown_variables(known: impl Fn(&str) -> bool) -> Option<String> {
+    warning(env::vars_os().map(|(name, _)| name), known)
 }
 
-fn warning(names: impl Iterator<Item = OsString>) -> Option<String> {
-    let is_known = |name: &str| {
-        PROGRAM_VARIABLES.contains(&name) || VARIABLES.iter().any(|variable| variable.name == name)
-    };
+fn warning(names: impl Iterator<Item = OsString>, known: impl Fn(&str) -> bool) -> Option<String> {
+    let is_known = |name: &str| PROGRAM_VARIABLES.contains(&name) || known(name);
     let unknown = names.filter_map(|name| {
         let name = name.to_string_lossy();
         (name.starts_with(PREFIX) && !is_known(&name)).then(|| name.escape_debug().to_string())
@@ -82,6 +79,7 @@ fn is_obeyed(class: Privileged, value: &OsStr) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::settings::{VARIABLES, is_variable};
     use std::fs;
     use std::path::{Path, PathBuf};
 
@@ -103,7 +101,7 @@ mod tests {
 
     #[test]
     fn unknown_variables_named() {
-        let warning = |names: &[&str]| warning(names.iter().map(OsString::from));
+        let warning = |names: &[&str]| warning(names.iter().map(OsString::from), is_variable);
         assert_eq!(warning(&["UIW_LOG", "UIW_LIB", "UIWX", "uiw_log", "PATH"]), None);
         let expected = "no variable of uiw: UIW_FOO, UIW_LOGG; `uiw env` lists them";
         assert_eq!(warning(&["UIW_LOGG", "UIW_LOG", "UIW_FOO"]).as_deref(), Some(expected));

@@ -184,6 +184,17 @@ pub const VARIABLES: &[Variable] = &[
         }).privileged(Privileged::LevelOnly),
 ];
 
+/// Returns whether a variable of this name is in the table.
+pub(crate) fn is_variable(name: &str) -> bool {
+    VARIABLES.iter().any(|variable| variable.name == name)
+}
+
+/// Returns a warning that names the variables of the environment that begin with `UIW_` and that nothing reads; `None` if there are none.
+#[must_use]
+pub fn unknown_variables() -> Option<String> {
+    environment::unknown_variables(is_variable)
+}
+
 /// Everything set from outside.
 #[derive(Clone, Debug, Default)]
 pub struct Settings {
@@ -340,7 +351,7 @@ impl Settings {
             }
             if is_first
                 && !environment::is_privileged()
-                && let Some(warning) = environment::unknown_variables()
+                && let Some(warning) = unknown_variables()
             {
                 crate::log::note!("uiw: warning: {warning}");
             }

@@ -10,6 +10,7 @@ mod listener;
 mod request;
 mod sidr;
 
+pub use crate::close_reason::CloseReason;
 pub use accept_open::{Awaited, accept_open};
 pub use connect::{abandon, connect, connect_in_two_steps, connect_open, connect_self};
 pub(crate) use half_open::HalfOpen;
@@ -24,13 +25,9 @@ pub use sidr::{SidrHandle, SidrInfo, SidrListener, SidrRequest};
 use crate::error::{Error, Result};
 use crate::notify::{EventQueue, Wakes};
 use crate::options::ConnConfig;
-use crate::suspect::Suspect;
-use crate::wc::WireReason;
-use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
 use uiw_llp::PeerIdentity;
 use uiw_mpa::startup::Negotiated;
 
@@ -98,50 +95,6 @@ impl CmEvent {
     #[must_use]
     pub const fn posted(tag: u64) -> Self {
         Self { id: ConnId(0), kind: CmEventKind::Posted(tag) }
-    }
-}
-
-/// Reason for the end of a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CloseReason {
-    /// The Terminate behind it.
-    pub reason: Option<WireReason>,
-    /// True if both sides closed in order, or the application wanted it.
-    pub orderly: bool,
-    /// The connection was given up because the peer had acknowledged nothing for this long: [`ConnConfig::dead_after`].
-    pub silent_for: Option<Duration>,
-    /// The peer ended the connection before it sent anything: which kind of peer may have done so, and what to set.
-    pub suspect: Option<Suspect>,
-}
-
-impl CloseReason {
-    /// Returns whether both sides closed in order: the connection was neither aborted nor lost.
-    #[must_use]
-    pub fn is_closed(&self) -> bool {
-        self.orderly && self.reason.is_none()
-    }
-
-    /// Returns the kind that std has for an operation that failed because the connection ended so.
-    pub(crate) fn io_kind(&self) -> io::ErrorKind {
-        match (self.reason, self.silent_for) {
-            (Some(_), _) => io::ErrorKind::ConnectionAborted,
-            (None, Some(_)) => io::ErrorKind::TimedOut,
-            (None, None) if self.orderly => io::ErrorKind::BrokenPipe,
-            (None, None) => io::ErrorKind::ConnectionReset,
-        }
-    }
-}
-
-/// The cause, readable.
-impl fmt::Display for CloseReason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (self.reason, self.silent_for) {
-            (Some(_), _) if self.orderly => f.write_str("aborted by this end"),
-            (Some(reason), _) => reason.fmt(f),
-            (None, Some(time)) => write!(f, "nothing acknowledged for {time:?}"),
-            (None, None) if self.orderly => f.write_str("closed in order"),
-            (None, None) => f.write_str("connection lost"),
-        }
     }
 }
 

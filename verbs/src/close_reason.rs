@@ -1,0 +1,51 @@
+//! The reason for the end of a connection.
+
+use crate::suspect::Suspect;
+use crate::wc::WireReason;
+use std::fmt;
+use std::io;
+use std::time::Duration;
+
+/// Reason for the end of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CloseReason {
+    /// The Terminate behind it.
+    pub reason: Option<WireReason>,
+    /// True if both sides closed in order, or the application wanted it.
+    pub orderly: bool,
+    /// The connection was given up because the peer had acknowledged nothing for this long: [`ConnConfig::dead_after`](crate::ConnConfig::dead_after).
+    pub silent_for: Option<Duration>,
+    /// The peer ended the connection before it sent anything: which kind of peer may have done so, and what to set.
+    pub suspect: Option<Suspect>,
+}
+
+impl CloseReason {
+    /// Returns whether both sides closed in order: the connection was neither aborted nor lost.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.orderly && self.reason.is_none()
+    }
+
+    /// Returns the kind that std has for an operation that failed because the connection ended so.
+    pub(crate) fn io_kind(&self) -> io::ErrorKind {
+        match (self.reason, self.silent_for) {
+            (Some(_), _) => io::ErrorKind::ConnectionAborted,
+            (None, Some(_)) => io::ErrorKind::TimedOut,
+            (None, None) if self.orderly => io::ErrorKind::BrokenPipe,
+            (None, None) => io::ErrorKind::ConnectionReset,
+        }
+    }
+}
+
+/// The cause, readable.
+impl fmt::Display for CloseReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.reason, self.silent_for) {
+            (Some(_), _) if self.orderly => f.write_str("aborted by this end"),
+            (Some(reason), _) => reason.fmt(f),
+            (None, Some(time)) => write!(f, "nothing acknowledged for {time:?}"),
+            (None, None) if self.orderly => f.write_str("closed in order"),
+            (None, None) => f.write_str("connection lost"),
+        }
+    }
+}
