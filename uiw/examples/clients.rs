@@ -19,7 +19,7 @@ const MESSAGE: [u8; 64] = [7; 64];
 
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
-/// How a server and a number of clients do it: requests a second.
+/// Function that returns the requests per second of a server and a number of clients.
 type Measure = fn(usize) -> Result<f64>;
 
 fn main() -> Result<()> {

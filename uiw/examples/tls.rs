@@ -18,7 +18,7 @@ type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 const SIZE: usize = 1 << 20;
 /// Writes under way.
 const DEPTH: usize = 4;
-/// What one read of either receiver takes at most: our own staging.
+/// Maximum that one read of either receiver takes: our own staging.
 const READ: usize = 256 << 10;
 
 fn main() -> Result<()> {

@@ -234,7 +234,7 @@ impl Pd {
 }
 
 impl<B: IoBuf> Mr<B> {
-    /// All bytes.
+    /// Returns all bytes.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         // SAFETY: `IoBuf` promises the bytes; operations take the `Mr` by value, so nothing writes them now.
@@ -293,7 +293,7 @@ impl<B: IoBuf> Mr<B> {
 }
 
 impl<B: IoBufMut> Mr<B> {
-    /// All bytes, to be written.
+    /// Returns all bytes, for writing.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: as in `bytes`, and `IoBufMut` lets the bytes be written through the pointer; the `Mr` is borrowed uniquely.
         unsafe { std::slice::from_raw_parts_mut(self.buf.at, self.buf.len) }
@@ -321,7 +321,7 @@ mod tests {
         Device::with_stack(Box::new(stack), options).unwrap().alloc_pd().unwrap()
     }
 
-    /// As a receive or the answer to a Read places it.
+    /// Places bytes as a receive or the answer to a Read does.
     fn place<B: IoBuf>(mr: &Mr<B>, bytes: &[u8]) {
         let sge = mr.sge().unwrap();
         let offset = sge.addr - mr.raw.addr();
@@ -329,7 +329,7 @@ mod tests {
         span.pin().unwrap().copy_from(0, bytes).unwrap();
     }
 
-    /// For miri: whatever is done to the buffer in between, the region may still write it.
+    /// Checks for miri that the region may still write the buffer, whatever is done to it in between.
     fn is_written_repeatedly<B: IoBufMut + AsRef<[u8]> + std::fmt::Debug>(buf: B) {
         let mut mr = pd().register(buf).unwrap();
         place(&mr, b"one");

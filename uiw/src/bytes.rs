@@ -28,7 +28,7 @@ unsafe impl IoBuf for BytesMut {
 // SAFETY: as above; the pointer comes from a unique slice.
 unsafe impl IoBufMut for BytesMut {}
 
-/// Without a copy: the receive is posted again when the last clone is dropped.
+/// Returns the message without a copy: the receive is posted again when the last clone is dropped.
 ///
 /// ```
 /// use bytes::Bytes;

@@ -43,7 +43,7 @@ pub(crate) struct Request {
     pub(crate) flags: SendFlags,
 }
 
-/// How an operation ended.
+/// Outcome of an operation.
 pub(crate) enum Outcome {
     Completed(Wc),
     /// It was not posted.
@@ -76,15 +76,15 @@ pub(crate) fn failed(wc: &Wc, peer: SocketAddr, qp: Option<&Qp>) -> Error {
 }
 
 enum State {
-    /// Not posted: waits for room.
+    /// The operation is not posted, and waits for room.
     Waiting(Request),
     Posted,
     Done(Outcome),
 }
 
-/// What takes the outcome of an operation.
+/// Receiver of the outcome of an operation.
 pub(crate) enum Caller {
-    /// Its future, which is woken by this if it has been polled.
+    /// The future of the operation, with its waker if it has been polled.
     Waits(Option<Waker>),
     /// The future was dropped. The request is posted and completes as any other; then the slot is freed.
     Detached,
@@ -181,7 +181,7 @@ impl Ops {
         }
     }
 
-    /// What [`Dispatcher::run_deferred`] drops: detached operations that are over, and with the last of
+    /// Returns the objects that [`Dispatcher::run_deferred`] drops: detached operations that are over, and with the last of
     /// them what keeps the connection.
     pub(crate) fn take_freed(&mut self) -> (Vec<Slot>, Option<Arc<Dispatcher>>) {
         let ended = if self.slots.is_empty() { self.lingering.take() } else { None };
@@ -219,7 +219,7 @@ impl Ops {
         self.slots.is_empty()
     }
 
-    /// As if so many more requests were under way.
+    /// Sets the room as if more requests were under way.
     #[cfg(test)]
     pub(crate) fn set_room(&mut self, room: u32) {
         self.room = room;
@@ -239,7 +239,7 @@ pub(crate) struct Inbox {
     pub(crate) discarded: Vec<u32>,
 }
 
-/// What the completions of a connection's queue pair are put into.
+/// Consumer of the completions of a connection's queue pair.
 pub(crate) struct Completions {
     pub(crate) ops: Mutex<Ops>,
     pub(crate) inbox: Mutex<Inbox>,

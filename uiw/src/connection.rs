@@ -258,7 +258,7 @@ impl Connection {
         })
     }
 
-    /// How many receives are kept posted, and the bytes of each.
+    /// Returns the number of receives that are kept posted, and the bytes of each.
     pub(crate) fn receives(&self) -> (u32, u32) {
         (self.dispatcher.ring.depth, self.dispatcher.ring.size)
     }
@@ -268,7 +268,7 @@ impl Connection {
         self.qp().query().cap.max_send_wr
     }
 
-    /// What start-up agreed on, and the peer's private data.
+    /// Returns the result of the negotiation, and the peer's private data.
     ///
     /// # Panics
     /// Never: a connection is made when it stands.

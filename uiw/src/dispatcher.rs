@@ -20,7 +20,7 @@ use uiw_verbs::cm::{CloseReason, CmChannel, CmEventKind, ConnInfo};
 use uiw_verbs::integration::{self, Doorbell, Linger};
 use uiw_verbs::{Qp, RawMr, STag, SendFlags, SendOp, SendWr, Sge, Wc, WcOpcode};
 
-/// How an operation ended, and its buffer.
+/// Result of an operation, and its buffer.
 pub(crate) type OpDone = (Result<()>, AnyBuffer);
 
 /// The receive buffers of a connection: one block, one slot a receive.
@@ -99,7 +99,7 @@ pub(crate) struct Dispatcher {
     ending: Mutex<Option<CloseReason>>,
 }
 
-/// What is due after a round, when no lock is held any more: all of it may run foreign code.
+/// Actions deferred until all locks are released, because each of them may run user code.
 #[derive(Default)]
 struct Due {
     wakers: Vec<Waker>,
@@ -108,9 +108,9 @@ struct Due {
     /// Receives of messages that were dropped.
     receives: Vec<u32>,
     doorbells: Vec<Doorbell>,
-    /// Whether the connection closes behind the last operation that waited.
+    /// True if the connection closes after the last operation that waited.
     closes: bool,
-    /// Of [`Ops::lingering`].
+    /// Dispatcher to drop once its last detached operation has completed.
     ended: Option<Arc<Dispatcher>>,
 }
 
@@ -133,7 +133,7 @@ impl Due {
     }
 }
 
-/// What the engine wakes when a completion leaves something to do.
+/// Waker that the engine wakes when a completion leaves deferred actions.
 struct DeferredWaker(Weak<Dispatcher>);
 
 /// Runs of deferred work that may be inside each other on one thread: a doorbell that completes requests at once wakes the next.
@@ -420,7 +420,7 @@ impl Dispatcher {
         Poll::Pending
     }
 
-    /// How the connection ended, once it has. The engine reports the end behind the last completion, so every message is in the inbox then.
+    /// Returns the reason for the end of the connection, once it has ended. The engine reports the end after the last completion, so every message is in the inbox then.
     pub(crate) fn poll_ended(&self, cx: &mut Context<'_>) -> Poll<CloseReason> {
         // Held while the event is taken: a second caller would wait for another one.
         let mut ending = self.ending.lock();

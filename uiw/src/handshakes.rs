@@ -24,7 +24,7 @@ const KEPT_FAILURES: usize = 64;
 pub struct AcceptFailure {
     /// The peer.
     pub peer: SocketAddr,
-    /// Why.
+    /// Reason for the failure.
     pub error: Error,
 }
 

@@ -108,7 +108,7 @@ impl Listener {
         poll_fn(|cx| self.poll_incoming(cx)).await
     }
 
-    /// How many peers were accepted by [`Listener::accept`] and did not become a connection.
+    /// Returns the number of peers that were accepted by [`Listener::accept`] and did not become a connection.
     #[must_use]
     pub fn failures(&self) -> u64 {
         self.handshakes.failures()

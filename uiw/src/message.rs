@@ -21,7 +21,7 @@ use uiw_verbs::{STag, Wc};
 pub struct Message {
     dispatcher: Arc<Handle>,
     wc: Wc,
-    /// Its bytes, where it is longer than the receive buffer.
+    /// Bytes of the message, if it is longer than the receive buffer.
     long: Option<Vec<u8>>,
 }
 
@@ -44,7 +44,7 @@ impl Message {
         self.wc.invalidated
     }
 
-    /// For the immediate of a Write: how many bytes the Write had. `None` for a Send.
+    /// Returns the number of bytes of the Write that an immediate belongs to; `None` for a Send.
     #[must_use]
     pub fn write_len(&self) -> Option<u32> {
         is_write_imm(&self.wc).then_some(self.wc.byte_len)

@@ -4,7 +4,7 @@ use crate::error::Result;
 use std::time::Duration;
 use uiw_verbs::{ConnConfig, Limits};
 
-/// What a connection is made with, at [`Connection::connect`](crate::Connection::connect), [`Listener::bind`](crate::Listener::bind)
+/// Settings of a connection, for [`Connection::connect`](crate::Connection::connect), [`Listener::bind`](crate::Listener::bind)
 /// and [`Incoming::accept`](crate::Incoming::accept).
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -111,7 +111,7 @@ impl ConnectionConfig {
         self
     }
 
-    /// How long operations that were dropped keep a connection of which nothing else is left: if they are not over then, it is
+    /// Sets the time for which dropped operations keep a connection of which nothing else is left: if they are not over then, it is
     /// aborted. Messages that the peer sends meanwhile are dropped. Default: 60 s; [`Duration::MAX`] is for ever.
     ///
     /// With [`crate::Progress::Manual`] the connection is ended before that when the last handle of the device is dropped, as nothing

@@ -126,7 +126,7 @@ impl SharedMr {
         Ok(pin.atomic_cell(0).map_err(misaligned)?.load(Ordering::SeqCst))
     }
 
-    /// What a peer needs to reach bytes `range`: for every connection of the protection domain, with the rights given to
+    /// Returns the address and key that a peer needs to reach bytes `range`: for every connection of the protection domain, with the rights given to
     /// [`Pd::share`].
     ///
     /// # Errors
@@ -220,7 +220,7 @@ pub struct BoundWindow {
 }
 
 impl BoundWindow {
-    /// What the peer needs to reach the window.
+    /// Returns the address and key that the peer needs to reach the window.
     #[must_use]
     pub fn remote(&self) -> RemoteMr {
         self.remote

@@ -45,7 +45,7 @@ use mio::{Interest, Registry, Token};
 use std::io;
 use std::os::fd::AsRawFd;
 
-/// Every shard's descriptor has the same token. [`io::ErrorKind::Unsupported`] for a stack without descriptors (a simulated link).
+/// Registers the descriptors of all shards with the same token. [`io::ErrorKind::Unsupported`] for a stack without descriptors (a simulated link).
 impl Source for Device {
     fn register(&mut self, registry: &Registry, token: Token, interests: Interest) -> io::Result<()> {
         if self.wait_fds().is_empty() {

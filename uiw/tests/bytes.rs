@@ -4,7 +4,7 @@ use bytes::{Bytes, BytesMut};
 use uiw::blocking::{Connection, Listener};
 use uiw::{Access, ConnectionConfig, Device, Pd};
 
-/// Both ends, on devices of their own. The server posts two receives.
+/// Connects two ends on devices of their own. The server posts two receives.
 fn connected() -> [(Connection, Pd); 2] {
     let settings = ConnectionConfig::default().recv_depth(2);
     let server_pd = Device::open().unwrap().alloc_pd().unwrap();

@@ -9,12 +9,12 @@ const FIRST_PAYLOAD: usize = 4;
 const VERSION: u8 = 1;
 const FIN: u8 = 1;
 
-/// What a message says besides its payload.
+/// Header of a message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Header {
     /// Messages that the peer may send in addition.
     pub(super) credits: u32,
-    /// Nothing follows the payload in this direction.
+    /// True if nothing follows the payload in this direction.
     pub(super) fin: bool,
 }
 

@@ -79,7 +79,7 @@ struct Reading {
     granted: u32,
     /// Messages whose receives are free again, and which are not granted to the peer yet.
     freed: u32,
-    /// So many free receives are granted in a message of their own.
+    /// Number of free receives that are granted in a message of their own.
     threshold: u32,
     /// No byte follows those in `messages`.
     ended: bool,

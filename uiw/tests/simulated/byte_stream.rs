@@ -136,7 +136,7 @@ fn busy_reader_stops_bytes_only() {
     );
 }
 
-/// What a peer on messages sends, and what the stream says to it.
+/// Sends messages as a peer that does not use byte streams, and returns the error of the stream.
 fn refused(messages: &[&[u8]]) -> String {
     let simulation = Simulation::new(1, Link::default());
     let ((_, client), (_, server)) = simulation.connect(&ConnectionConfig::default());

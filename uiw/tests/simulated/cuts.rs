@@ -7,7 +7,7 @@ use uiw_testkit::sim::{Link, Split};
 
 use crate::link::Simulation;
 
-/// What became of the client's operations.
+/// Results of the client's operations.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Outcome {
     succeeded: usize,

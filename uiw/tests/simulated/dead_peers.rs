@@ -87,7 +87,7 @@ fn busy_receiver_is_not_dead() {
     );
 }
 
-/// Every request of a dead connection completes, each with a status.
+/// Each request of a dead connection completes with a status.
 #[test]
 fn requests_of_dead_connection_complete() {
     let simulation = simulation();

@@ -254,7 +254,7 @@ fn detached_connection_discards_messages() {
     );
 }
 
-/// Nothing drives the connection without a handle of its device: another connection is one, a protection domain is not.
+/// A connection without a handle of its device is not driven: another connection is a handle, a protection domain is not.
 #[test]
 fn manual_device_ends_detached_operations() {
     let simulation = Simulation::new(10, narrow());

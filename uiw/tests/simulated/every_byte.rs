@@ -24,7 +24,7 @@ const ALL: Access = Access::LOCAL_WRITE
     .union(Access::REMOTE_ATOMIC)
     .union(Access::MW_BIND);
 
-/// Where things are in an end's memory.
+/// Offset of the bytes written by the peer, in an end's memory.
 const TARGET: u64 = 0;
 const WORDS: u64 = 1024;
 const SOURCE: u64 = 1100;
@@ -32,7 +32,7 @@ const SINK: u64 = 2048;
 const RECEIVES: u64 = 4096;
 const LEN: usize = 8192;
 
-/// What happens to the link.
+/// Fault of the link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     Whole,
@@ -64,7 +64,7 @@ struct End {
     fast: [FastMr; 2],
     sent: Vec<Wc>,
     received: Vec<Wc>,
-    /// By request number: whether it is signaled.
+    /// Posted requests by number: true if the request is signaled.
     posted: Vec<bool>,
     over: bool,
     established: bool,
@@ -148,7 +148,7 @@ impl End {
         self.post(SendOp::Bind(bind), &[], true);
     }
 
-    /// Every operation, some of them unsignaled.
+    /// Posts each operation, some of them unsignaled.
     fn script(&mut self, peer: (u64, u32, STag)) {
         let (addr, rkey, window) = peer;
         let at = |offset| Remote { addr: addr + offset, rkey: STag(rkey) };

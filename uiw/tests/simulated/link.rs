@@ -24,7 +24,7 @@ const POLL_STACK_EVERY: u32 = 32;
 /// Time that does not pass before both devices have polled their stacks.
 const PAUSE: Duration = Duration::from_millis(4);
 
-/// What is between the two.
+/// Medium between the two stacks.
 enum Medium {
     /// Streams of bytes.
     Streams(Network),
@@ -111,7 +111,7 @@ impl Simulation {
         is_pause && (0..POLL_STACK_EVERY).any(|_| self.client.pump() + self.server.pump() > 0)
     }
 
-    /// When something is due: on the network of streams, or a timer of a device.
+    /// Returns the time of the next event: on the network of streams, or a timer of a device.
     fn next_due(&self) -> Option<Instant> {
         let timers = [&self.client, &self.server].into_iter().filter_map(Device::deadline);
         timers.chain(self.network().next_event()).min()
@@ -181,13 +181,13 @@ impl Simulation {
         }
     }
 
-    /// Both ends of one connection.
+    /// Connects and returns the two ends.
     pub(crate) fn connect(&self, settings: &ConnectionConfig) -> (End, End) {
         let (client, server) = self.try_connect(settings);
         (client.unwrap(), server.unwrap())
     }
 
-    /// Both ends of a connection that may not come to be. The server's is none when the client never reached it.
+    /// Tries to connect and returns the two ends. The server's is `None` when the client never reached it.
     pub(crate) fn try_connect(&self, settings: &ConnectionConfig) -> (Result<End>, Option<End>) {
         let (client_pd, server_pd) = (self.client.alloc_pd().unwrap(), self.server.alloc_pd().unwrap());
         let listener = Listener::bind(&server_pd, SocketAddr::new(SERVER, 4791), settings).unwrap();

@@ -71,7 +71,7 @@ fn busy_receiver_loses_nothing() {
     );
 }
 
-/// Both ends at once, byte by byte and in lumps, around the length of a receive buffer and far beyond.
+/// Messages from both ends at once, byte by byte and in lumps, around the length of a receive buffer and far beyond.
 #[test]
 fn messages_of_any_length_to_limit() {
     let settings = ConnectionConfig::default().recv_size(1000).recv_depth(3).max_message(100_000);

@@ -7,7 +7,7 @@ use uiw_impair::wan::Profile;
 use crate::link::Simulation;
 use crate::splits::{converse_over, variants};
 
-/// Every variant over one path.
+/// Runs all variants over one path.
 fn all_variants(seed: u64, profile: &Profile, mtu: usize, buffer: usize) {
     for (name, settings) in variants() {
         println!("seed {seed}, {name}");

@@ -45,7 +45,7 @@ static COUNTING: Counting = Counting;
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// What the engine may hold for one stream: a batch that was built, staging, and the bytes of one started FPDU.
+/// Memory that the engine may hold for one stream: a batch that was built, staging, and the bytes of one started FPDU.
 const BOUND: isize = 1 << 20;
 
 /// Lets time pass, and both ends run.

@@ -51,7 +51,7 @@ fn converse(seed: u64, link: Link, settings: &ConnectionConfig, largest: usize) 
     converse_over(&Simulation::new(seed, link), settings, largest);
 }
 
-/// Every operation, verified byte for byte.
+/// Runs each operation, verified byte for byte.
 pub(crate) fn converse_over(simulation: &Simulation, settings: &ConnectionConfig, largest: usize) {
     let ((client_pd, c), (server_pd, s)) = simulation.connect(settings);
     let access = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
@@ -75,7 +75,7 @@ pub(crate) fn variants() -> Vec<(&'static str, ConnectionConfig)> {
     out
 }
 
-/// Every variant over one link.
+/// Runs all variants over one link.
 fn all_variants(seed: u64, link: &Link, largest: usize) {
     for (name, settings) in variants() {
         println!("{name}");

@@ -82,7 +82,7 @@ fn failed_request_after_pause_closes_orderly() {
     assert!(matches!(end, Ok(0)), "a FIN, and no reset: {end:?}");
 }
 
-/// As above: the time for which a Send waits for a receive begins when it is parked.
+/// Like the test above: the time for which a Send waits for a receive begins when it is parked.
 #[test]
 fn parked_send_after_pause_gets_full_timeout() {
     let simulation = Simulation::new(1, Link::default());
