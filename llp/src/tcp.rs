@@ -236,7 +236,7 @@ impl TransportListener for TcpListener {
                 Err(Errno::MFILE | Errno::NFILE) => {
                     let peer = self.cut_one()?;
                     tracing::warn!(
-                        peer = peer.map(tracing::field::display),
+                        peer = peer.map(crate::canonical).map(tracing::field::display),
                         "no descriptor left: a connection is cut"
                     );
                 }

@@ -112,6 +112,8 @@ fn remove(plan: &Plan, directory: &Directory, places: &mut Vec<Place>) {
     while let Some(place) = places.pop() {
         match place.root.remove(&place.local, &|| !plan.stop.is_set()) {
             Ok(()) => plan.report.deleted(&place.remote),
+            // Interrupted.
+            Err(_) if plan.stop.is_set() => return,
             Err(error) => plan.report.failed(place.remote.as_bytes(), &error),
         }
     }

@@ -110,7 +110,7 @@ impl TcpStream {
         if let (Some(congestion), Some(socket)) = (self.congestion.take(), &self.socket)
             && let Err(error) = congestion.on_connected(socket)
         {
-            tracing::warn!(peer = %self.peer, %error, "the congestion control is not the one asked for");
+            tracing::warn!(peer = %crate::canonical(self.peer), %error, "the congestion control is not the one asked for");
         }
     }
 
