@@ -6,6 +6,7 @@ use common::{Server, text};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -218,12 +219,26 @@ fn printed_keys_are_described() {
         fixture.check("decode", &["decode", "--json", data.join(file).to_str().unwrap()]);
     }
     fixture.check("demo", &["demo", "--json", "tree/file"]);
+    let mut partner = fixture.command(&["siwtest", "--listen", "127.0.0.1:0"]);
+    let mut partner = partner.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let mut said = BufReader::new(partner.stdout.take().unwrap());
+    let mut line = String::new();
+    while !line.starts_with("listening on ") {
+        line.clear();
+        assert_ne!(said.read_line(&mut line).unwrap(), 0, "it does not listen");
+    }
+    std::thread::spawn(move || said.lines().count());
+    let to = line.trim().trim_start_matches("listening on ");
+    fixture.check("siwtest", &["siwtest", to, "me.send:64", "--json"]);
+    partner.kill().unwrap();
+    partner.wait().unwrap();
     // Captures with these, network namespaces and the libraries are needed for the others.
     let others: Vec<_> = fixture.described.keys().filter(|key| !fixture.seen.contains(*key)).collect();
     let of_decode = ["closed", "datagram", "lost", "missing", "not_followed", "raw_tcp", "resumed"];
     for (command, kind) in others {
         let is_known = matches!(command.as_str(), "run" | "wan")
-            || command == "decode" && of_decode.contains(&kind.as_str());
+            || command == "decode" && of_decode.contains(&kind.as_str())
+            || command == "siwtest" && !matches!(kind.as_str(), "established" | "order" | "over");
         assert!(is_known, "{command} {kind} is described and was not printed");
     }
 }
