@@ -15,7 +15,7 @@ use std::ffi::OsString;
 use std::sync::Arc;
 use std::time::Duration;
 use uiw_copy::meta::{Entry, Kind, Meta};
-use uiw_copy::names::{RelPath, Shown};
+use uiw_copy::names::{EscapedName, RelPath};
 use uiw_copy::protocol::{Create, Reply, Request, decode_entries};
 
 /// Options of `uiw ls`.
@@ -113,9 +113,14 @@ fn show(name: &[u8], meta: &Meta, as_json: bool) {
     let bits = "rwxrwxrwx".chars().enumerate();
     let mode: String =
         bits.map(|(at, letter)| if meta.mode & (0o400 >> at) != 0 { letter } else { '-' }).collect();
-    let target = if meta.target.is_empty() { String::new() } else { format!(" -> {}", Shown(&meta.target)) };
+    let target =
+        if meta.target.is_empty() { String::new() } else { format!(" -> {}", EscapedName(&meta.target)) };
     let time = utc(meta.mtime.seconds);
-    text::line(format!("{letter}{mode} {:>15} {time} {}{target}", text::grouped(meta.size), Shown(name)));
+    text::line(format!(
+        "{letter}{mode} {:>15} {time} {}{target}",
+        text::grouped(meta.size),
+        EscapedName(name)
+    ));
 }
 
 /// Seconds since 1970 as a date and time of UTC. A year may have more than four digits.

@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use uiw_copy::batch::{self, Content};
 use uiw_copy::meta::Meta;
-use uiw_copy::part::{Opened, Outcome, Part};
+use uiw_copy::part::{OpenedFile, Outcome, Part};
 use uiw_copy::protocol::{Create, FileHead, Hash, Reply, Request};
 use uiw_copy::root::ABANDONED;
 
@@ -190,7 +190,7 @@ impl Pull {
 fn open(plan: &Plan, item: &Item, tried: u8) {
     let head = FileHead { path: item.place.local.clone(), meta: item.meta.clone() };
     match Part::open(&item.place.root, &head, true, &|| !plan.stop.is_set()) {
-        Ok(Opened::Part(part)) => {
+        Ok(OpenedFile::Part(part)) => {
             if item.restarts == 0 {
                 plan.report.resumed(part.verified_bytes());
             }
@@ -199,7 +199,7 @@ fn open(plan: &Plan, item: &Item, tried: u8) {
             transfer.set_missing(missing);
             plan.add_file(transfer);
         }
-        Ok(Opened::Complete | Opened::Nothing) => {
+        Ok(OpenedFile::Complete | OpenedFile::Nothing) => {
             plan.report.resumed(item.meta.size);
             plan.finished(item);
         }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use uiw_copy::meta::{Kind, Meta};
-use uiw_copy::names::{RelPath, Shown};
+use uiw_copy::names::{EscapedName, RelPath};
 
 /// After how long without an answer of the server a terminal shows that.
 const SILENT: Duration = Duration::from_secs(3);
@@ -124,7 +124,7 @@ impl Report {
         if self.as_json {
             text::json(&with_path(path, json!({"type": "failed", "why": why.to_string()})));
         } else {
-            let path = Shown(path);
+            let path = EscapedName(path);
             // In place of the line of progress.
             let clear = if std::io::stderr().is_terminal() { "\r\x1b[K" } else { "" };
             note!("{clear}not copied: {path}: {why}");

@@ -13,7 +13,7 @@ use uiw::raw::{
     Access, Bind, ConnConfig, Pd, RawMw, Remote, STag, SendFlags, SendOp, Sge, Wc, WcOpcode, WcStatus,
     WindowType,
 };
-use uiw_conform::partner::{Kind, Op, Order, Talk};
+use uiw_conform::partner::{Kind, Op, Order, PartnerMessage};
 
 /// How long nothing may move: no request and no receive completes, and TCP neither delivers nor receives a byte.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -40,7 +40,7 @@ pub(super) struct End {
     pub(super) pd: Pd,
     talk: Buffer,
     posted_slots: u64,
-    received: VecDeque<Talk>,
+    received: VecDeque<PartnerMessage>,
     memory: Option<Memory>,
     /// Requests and receives of the order: posted and done.
     posted: (u32, u32),
@@ -223,7 +223,7 @@ impl End {
     /// Says something.
     pub(super) fn say(&mut self, kind: Kind, order: Order) -> Result<()> {
         let memory = self.memory.as_ref();
-        let talk = Talk {
+        let talk = PartnerMessage {
             kind,
             order,
             memory: memory.map_or_else(Remote::default, |memory| memory.remote.remote().into()),
@@ -236,7 +236,7 @@ impl End {
     }
 
     /// The next message, which must be of this kind.
-    pub(super) fn expect(&mut self, kind: Kind) -> Result<Talk> {
+    pub(super) fn expect(&mut self, kind: Kind) -> Result<PartnerMessage> {
         self.until("talk", |end| !end.received.is_empty())?;
         match self.received.pop_front() {
             Some(talk) if talk.kind == kind => Ok(talk),
@@ -245,7 +245,7 @@ impl End {
     }
 
     /// The next order; `None` when the peer has closed.
-    pub(super) fn next_order(&mut self, until: Until<'_>) -> Result<Option<Talk>> {
+    pub(super) fn next_order(&mut self, until: Until<'_>) -> Result<Option<PartnerMessage>> {
         while self.received.is_empty() && !self.broken && !until.is_over() {
             self.step(until);
         }
@@ -339,10 +339,10 @@ impl End {
     }
 
     fn on_talk(&mut self, wc: &Wc) {
-        let mut bytes = vec![0; (wc.byte_len as usize).min(Talk::LEN)];
-        let at = (wc.wr_id & 0xFFFF_FFFF) as usize * Talk::LEN;
+        let mut bytes = vec![0; (wc.byte_len as usize).min(PartnerMessage::LEN)];
+        let at = (wc.wr_id & 0xFFFF_FFFF) as usize * PartnerMessage::LEN;
         let read = self.talk.read(at, &mut bytes);
-        match Talk::parse(&bytes).filter(|_| read.is_ok()) {
+        match PartnerMessage::parse(&bytes).filter(|_| read.is_ok()) {
             Some(talk) => self.received.push_back(talk),
             None => {
                 self.note(format!("said something else than a siwtest does ({} bytes)", wc.byte_len));
@@ -395,10 +395,10 @@ impl End {
 }
 
 fn talk_buffer(half: &Half) -> Result<Buffer> {
-    Buffer::exclusive(&half.pd, SLOTS as usize * Talk::LEN)
+    Buffer::exclusive(&half.pd, SLOTS as usize * PartnerMessage::LEN)
 }
 
 fn slot(talk: &Buffer, number: u64) -> Sge {
-    let start = number as usize * Talk::LEN;
-    talk.sge(start..start + Talk::LEN)
+    let start = number as usize * PartnerMessage::LEN;
+    talk.sge(start..start + PartnerMessage::LEN)
 }

@@ -8,7 +8,7 @@ use crate::shared::memory::Buffer;
 use crate::shared::text;
 use serde_json::json;
 use uiw::raw::{Remote, STag, SendFlags, SendOp, Sge};
-use uiw_conform::partner::{Actor, Kind, Op, Order, Talk};
+use uiw_conform::partner::{Actor, Kind, Op, Order, PartnerMessage};
 
 /// An STag that does not exist.
 const NO_STAG: u32 = 0xDEAD_BE00;
@@ -50,7 +50,7 @@ pub(super) fn give(end: &mut End, order: Order) -> Result<()> {
 }
 
 /// Takes an order, as the end that accepted.
-pub(super) fn take(end: &mut End, talk: &Talk) -> Result<()> {
+pub(super) fn take(end: &mut End, talk: &PartnerMessage) -> Result<()> {
     let order = talk.order;
     let acts = order.actor == Actor::Responder;
     if order.op == Op::About {
@@ -86,7 +86,7 @@ fn about() -> String {
     format!("uiw; driver uiw {version}; firmware none; Linux {}", kernel.trim())
 }
 
-fn believe(end: &mut End, talk: Talk) {
+fn believe(end: &mut End, talk: PartnerMessage) {
     if let Some(wrong) = talk.wrong {
         end.note(format!("the other end: {wrong}"));
     }
@@ -116,7 +116,7 @@ fn prepare(end: &mut End, order: &Order, acts: bool) -> Result<()> {
 }
 
 /// Does what was ordered. `theirs` is the place.
-fn act(end: &mut End, order: &Order, theirs: &Talk) -> Result<()> {
+fn act(end: &mut End, order: &Order, theirs: &PartnerMessage) -> Result<()> {
     if order.op == Op::HangUp {
         end.link.qp.disconnect()?;
         return Ok(());

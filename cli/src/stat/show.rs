@@ -10,7 +10,7 @@ use uiw::counters::{
     ConnectionCounters, Count, DatagramQueuePair, Datagrams, Directions, Operations, ShardCounts, Snapshot,
     TerminateCount, TransferCounts, Waits,
 };
-use uiw_copy::names::Shown;
+use uiw_copy::names::EscapedName;
 use uiw_llp::canonical;
 
 /// Bytes a second, sent and received.
@@ -76,7 +76,7 @@ pub(super) fn text(process: &Process, before: Option<(Duration, &Snapshot)>) {
         about.library,
     ));
     if !about.command.is_empty() {
-        text::line(format!("  {}", Shown(about.command.as_bytes())));
+        text::line(format!("  {}", EscapedName(about.command.as_bytes())));
     }
     let rates = rates(&total.traffic, before.map(|(time, before)| (time, before.total().traffic)));
     text::line(format!("  {}", directions(total.traffic.total(), rates)));

@@ -66,11 +66,11 @@ pub(super) fn of_user(path: &Path) -> Result<Vec<Case>, ConformError> {
 
 /// Returns all requirements that the lines of a case name.
 pub fn judges(case: &Case) -> Vec<&str> {
-    use uiw_cases::{Action, Expected, Field};
+    use uiw_cases::{Action, ExpectedFrame, Field};
     fn of_fields<'a>(fields: &'a [Field], ids: &mut Vec<&'a str>) {
         ids.extend(fields.iter().flat_map(|field| field.judges.iter().map(String::as_str)));
     }
-    fn of_expected<'a>(expected: &'a Expected, ids: &mut Vec<&'a str>) {
+    fn of_expected<'a>(expected: &'a ExpectedFrame, ids: &mut Vec<&'a str>) {
         ids.extend(expected.judges.iter().map(String::as_str));
         of_fields(&expected.fields, ids);
     }

@@ -27,15 +27,15 @@ pub(super) struct Deframe {
 
 /// An FPDU that is whole.
 #[derive(Debug)]
-pub(super) struct Whole {
+pub(super) struct WholeFpdu {
     pub(super) consumed: usize,
     pub(super) ulpdu: Vec<u8>,
 }
 
 /// Content of the front of the bytes.
 #[derive(Debug)]
-pub(super) enum Front {
-    Fpdu(Whole),
+pub(super) enum FrontContent {
+    Fpdu(WholeFpdu),
     /// More bytes are due.
     Incomplete,
     /// No FPDU; the judgements say why.
@@ -57,7 +57,7 @@ impl Deframe {
     }
 
     /// The FPDU at the front of `bytes`. `more` is whether bytes may follow.
-    pub(super) fn next(&mut self, bytes: &[u8], more: bool, judged: &mut Judgements) -> Front {
+    pub(super) fn next(&mut self, bytes: &[u8], more: bool, judged: &mut Judgements) -> FrontContent {
         let Some(layout) = self.layout(bytes, self.markers) else {
             return self.short(bytes, more, judged);
         };
@@ -75,7 +75,7 @@ impl Deframe {
             }
             if !more && bytes.len() + CRC == layout.len {
                 judged.broken(&["RFC5044-4.4-11"], "an FPDU ends without a CRC field");
-                return Front::Broken("an FPDU without a CRC field".to_owned());
+                return FrontContent::Broken("an FPDU without a CRC field".to_owned());
             }
             return self.short(bytes, more, judged);
         };
@@ -88,7 +88,7 @@ impl Deframe {
         let ulpdu = stripped(raw, &layout);
         (self.position, self.count) = (self.position + layout.len as u64, self.count + 1);
         self.last_field = field;
-        Front::Fpdu(Whole { consumed: layout.len, ulpdu })
+        FrontContent::Fpdu(WholeFpdu { consumed: layout.len, ulpdu })
     }
 
     /// Returns the offsets of the parts of the FPDU at the front of `bytes`, once its length is there.
@@ -115,13 +115,13 @@ impl Deframe {
         Some(Layout { len: at, ulpdu_len, markers })
     }
 
-    fn short(&self, bytes: &[u8], more: bool, judged: &mut Judgements) -> Front {
+    fn short(&self, bytes: &[u8], more: bool, judged: &mut Judgements) -> FrontContent {
         if more || bytes.is_empty() {
-            return Front::Incomplete;
+            return FrontContent::Incomplete;
         }
         let what = format!("the stream ends {} bytes into an FPDU", bytes.len());
         judged.broken(&["RFC5044-4.1-01"], what.clone());
-        Front::Broken(what)
+        FrontContent::Broken(what)
     }
 
     fn is_whole_without_markers(&self, bytes: &[u8]) -> bool {
@@ -133,24 +133,24 @@ impl Deframe {
     }
 
     /// No Marker where one is due.
-    fn no_marker(&self, judged: &mut Judgements) -> Front {
+    fn no_marker(&self, judged: &mut Judgements) -> FrontContent {
         let what = format!("no Marker at byte {}, though our Request asked for Markers", self.position);
         judged.broken(&["RFC5044-4.3-02"], what.clone());
         if self.position == 0 {
             judged.broken(&["RFC5044-4.3-01", "RFC5044-4.3-07", "RFC5044-7.1.1-09"], what.clone());
         }
-        Front::Broken(what)
+        FrontContent::Broken(what)
     }
 
     /// A length that no FPDU has.
-    fn implausible(&self, bytes: &[u8], length: usize, judged: &mut Judgements) -> Front {
+    fn implausible(&self, bytes: &[u8], length: usize, judged: &mut Judgements) -> FrontContent {
         if self.markers && self.is_whole_without_markers(bytes) {
             return self.no_marker(judged);
         }
         if !self.markers && self.position == 0 && bytes.starts_with(&[0; MARKER]) {
             let what = "a Marker, though our Request did not ask for Markers";
             judged.broken(&["RFC5044-7.1.1-08"], what);
-            return Front::Broken(what.to_owned());
+            return FrontContent::Broken(what.to_owned());
         }
         let what = format!("ULPDU_Length is {length} in FPDU {}", self.count + 1);
         if is_header(self.last_field) && self.count > 0 {
@@ -161,7 +161,7 @@ impl Deframe {
         } else {
             judged.broken(&["RFC5044-4.1-01"], what.clone());
         }
-        Front::Broken(what)
+        FrontContent::Broken(what)
     }
 
     /// Returns the reason why a CRC is wrong.
@@ -172,7 +172,7 @@ impl Deframe {
         layout: &Layout,
         field: [u8; CRC],
         judged: &mut Judgements,
-    ) -> Front {
+    ) -> FrontContent {
         if self.markers && self.is_whole_without_markers(bytes) {
             return self.no_marker(judged);
         }
@@ -206,7 +206,7 @@ impl Deframe {
         let what =
             format!("the CRC of FPDU {} is {found:#010x}, computed {due:#010x}: {why}", self.count + 1);
         judged.broken(ids, what.clone());
-        Front::Broken(what)
+        FrontContent::Broken(what)
     }
 
     /// Judges a whole FPDU.
@@ -331,7 +331,7 @@ mod tests {
 
     fn broken(crc: bool, markers: bool, bytes: &[u8]) -> Vec<String> {
         let (mut deframe, mut judged, mut at) = (Deframe::new(crc, markers), Judgements::default(), 0);
-        while let Front::Fpdu(whole) = deframe.next(&bytes[at..], false, &mut judged) {
+        while let FrontContent::Fpdu(whole) = deframe.next(&bytes[at..], false, &mut judged) {
             at += whole.consumed;
         }
         let mut ids: Vec<_> = judged.0.into_iter().filter(|j| j.broken.is_some()).map(|j| j.id).collect();

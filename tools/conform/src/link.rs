@@ -25,7 +25,7 @@ pub(super) enum Ending {
 
 /// Result of a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum More {
+pub(super) enum WaitOutcome {
     Bytes,
     Ended(Ending),
     Late,
@@ -144,24 +144,24 @@ impl Link {
     }
 
     /// Waits for more bytes.
-    pub(super) fn more(&mut self, until: Instant) -> More {
+    pub(super) fn more(&mut self, until: Instant) -> WaitOutcome {
         if let Some(ending) = self.ended {
-            return More::Ended(ending);
+            return WaitOutcome::Ended(ending);
         }
         let mut bytes = [0; 65_536];
         match self.pipe.read(&mut bytes, until) {
-            Ok(None) => More::Late,
+            Ok(None) => WaitOutcome::Late,
             Ok(Some(0)) => {
                 self.ended = Some(Ending::Fin);
-                More::Ended(Ending::Fin)
+                WaitOutcome::Ended(Ending::Fin)
             }
             Ok(Some(got)) => {
                 self.inbox.extend_from_slice(&bytes[..got]);
-                More::Bytes
+                WaitOutcome::Bytes
             }
             Err(_) => {
                 self.ended = Some(Ending::Reset);
-                More::Ended(Ending::Reset)
+                WaitOutcome::Ended(Ending::Reset)
             }
         }
     }

@@ -7,7 +7,7 @@ use super::values::Values;
 use crate::ConformError;
 use serde_json::{Value as Json, json};
 use uiw::raw::Suspect;
-use uiw_cases::Need;
+use uiw_cases::CaseCondition;
 
 /// Attempts to get a Reply, where none is refused.
 const TRIES: u32 = 3;
@@ -129,19 +129,21 @@ pub fn suspicion(suspect: Suspect) -> String {
 
 impl Listener {
     /// Returns the reason why a case that needs this cannot be run.
-    pub(super) fn lacks(&self, need: Need) -> Option<String> {
+    pub(super) fn lacks(&self, need: CaseCondition) -> Option<String> {
         let lacks = |has: bool, why: &str| (!has).then(|| why.to_owned());
         match need {
-            Need::Partner => lacks(self.partner, "needs the partner program at the far end (--partner)"),
-            Need::CrcOff => lacks(self.crc_off, "the listener requires CRCs"),
-            Need::MarkersGranted => {
+            CaseCondition::Partner => {
+                lacks(self.partner, "needs the partner program at the far end (--partner)")
+            }
+            CaseCondition::CrcOff => lacks(self.crc_off, "the listener requires CRCs"),
+            CaseCondition::MarkersGranted => {
                 lacks(self.markers_granted, "the listener refuses a Request that asks for Markers")
             }
-            Need::MarkersAsked => lacks(self.markers_asked, "the listener does not ask for Markers"),
-            Need::Enhanced => {
+            CaseCondition::MarkersAsked => lacks(self.markers_asked, "the listener does not ask for Markers"),
+            CaseCondition::Enhanced => {
                 lacks(self.enhanced, "the listener does not answer with enhanced data (RFC 6581)")
             }
-            Need::Ird(reads) => {
+            CaseCondition::Ird(reads) => {
                 let enough = self.ird.is_none_or(|ird| ird >= reads);
                 (!enough).then(|| format!("the listener takes fewer than {reads} Reads at a time"))
             }

@@ -2,7 +2,7 @@
 
 use super::session::{Item, Session, Stop};
 use super::values::{Pattern, Value, Values};
-use crate::partner::{Actor, Kind, Op, Order, Talk};
+use crate::partner::{Actor, Kind, Op, Order, PartnerMessage};
 use uiw::raw::{Remote, STag};
 use uiw_cases::{FrameKind, Operation};
 
@@ -77,14 +77,14 @@ impl Session<'_> {
 
     fn say(&mut self, kind: Kind, order: Order) -> Result<(), Stop> {
         let memory = Remote { addr: OWN_TO, rkey: STag(OWN_STAG) };
-        let talk = Talk { kind, order, memory, revocable: OWN_REVOCABLE, wrong: None };
+        let talk = PartnerMessage { kind, order, memory, revocable: OWN_REVOCABLE, wrong: None };
         let mut fields = Values::default();
         fields.set_bytes("payload", talk.emit().to_vec());
         self.send_segment(FrameKind::Send, &fields, 0, false)
     }
 
     /// The partner's next message.
-    fn answer(&mut self, kind: Kind) -> Result<Talk, Stop> {
+    fn answer(&mut self, kind: Kind) -> Result<PartnerMessage, Stop> {
         let limit = self.stall();
         loop {
             let item = self.item(limit)?;
@@ -93,7 +93,7 @@ impl Session<'_> {
                     if matches!(segment.kind(), Some(FrameKind::Send | FrameKind::SendSolicited)) =>
                 {
                     let Some(Value::Bytes(bytes)) = message.field("payload") else { continue };
-                    return match Talk::parse(&bytes) {
+                    return match PartnerMessage::parse(&bytes) {
                         Some(talk) if talk.kind == kind => Ok(talk),
                         _ => Err(Stop(format!(
                             "a Send of {} bytes where the partner's {kind:?} is due",

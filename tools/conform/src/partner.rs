@@ -170,7 +170,7 @@ pub enum Kind {
 
 /// A message; 128 bytes, big-endian.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Talk {
+pub struct PartnerMessage {
     pub kind: Kind,
     pub order: Order,
     /// The speaker's memory for the order.
@@ -181,7 +181,7 @@ pub struct Talk {
     pub wrong: Option<String>,
 }
 
-impl Talk {
+impl PartnerMessage {
     pub const LEN: usize = 128;
     const MAGIC: u32 = 0x7369_7774;
     const TEXT: usize = 44;
@@ -254,12 +254,13 @@ mod tests {
     fn talk_survives_the_wire() {
         let order = Order { op: Op::Fence, actor: Actor::Responder, size: 1, count: 2, sges: 3, seed: 4 };
         let memory = Remote { addr: 0x0102_0304_0506_0708, rkey: STag(9) };
-        let mut talk = Talk { kind: Kind::Done, order, memory, revocable: 10, wrong: Some("a b".into()) };
-        assert_eq!(Talk::parse(&talk.emit()), Some(talk.clone()));
+        let mut talk =
+            PartnerMessage { kind: Kind::Done, order, memory, revocable: 10, wrong: Some("a b".into()) };
+        assert_eq!(PartnerMessage::parse(&talk.emit()), Some(talk.clone()));
         talk.wrong = None;
-        assert_eq!(Talk::parse(&talk.emit()), Some(talk.clone()));
+        assert_eq!(PartnerMessage::parse(&talk.emit()), Some(talk.clone()));
         talk.order.sges = 7;
-        assert_eq!(Talk::parse(&talk.emit()), None);
-        assert_eq!(Talk::parse(&[0; Talk::LEN]), None);
+        assert_eq!(PartnerMessage::parse(&talk.emit()), None);
+        assert_eq!(PartnerMessage::parse(&[0; PartnerMessage::LEN]), None);
     }
 }

@@ -5,7 +5,7 @@ use uiw_requirements::TABLE;
 
 /// Visibility of a requirement from outside, and its condition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Outside {
+pub(super) enum Visibility {
     Alone,
     Partner,
     /// Reason why it is not visible.
@@ -18,21 +18,21 @@ pub(super) struct Requirement {
     pub(super) id: &'static str,
     pub(super) level: &'static str,
     pub(super) quote: &'static str,
-    pub(super) outside: Outside,
+    pub(super) outside: Visibility,
 }
 
-fn outside(mark: &str) -> Outside {
+fn outside(mark: &str) -> Visibility {
     match mark {
-        "alone" => Outside::Alone,
-        "partner" => Outside::Partner,
-        "initiator" => Outside::No("binds the end that connects"),
-        "interface" => Outside::No("binds the interface to the program above, or its policy"),
-        "permission" => Outside::No("a permission, which cannot be broken"),
-        "extension" => Outside::No("an extension that a listener does not announce"),
+        "alone" => Visibility::Alone,
+        "partner" => Visibility::Partner,
+        "initiator" => Visibility::No("binds the end that connects"),
+        "interface" => Visibility::No("binds the interface to the program above, or its policy"),
+        "permission" => Visibility::No("a permission, which cannot be broken"),
+        "extension" => Visibility::No("an extension that a listener does not announce"),
         "elsewhere" => {
-            Outside::No("not a matter of this protocol: kept in TCP, SCTP, IPsec or by the operator")
+            Visibility::No("not a matter of this protocol: kept in TCP, SCTP, IPsec or by the operator")
         }
-        _ => Outside::No("happens inside the listener and shows in no frame"),
+        _ => Visibility::No("happens inside the listener and shows in no frame"),
     }
 }
 
@@ -61,9 +61,9 @@ mod tests {
         let all = all();
         assert_eq!(all.len(), 625);
         let pad = all.iter().find(|row| row.id == "RFC5044-4.1-02").unwrap();
-        assert_eq!((pad.level, pad.outside), ("MUST", Outside::Partner));
+        assert_eq!((pad.level, pad.outside), ("MUST", Visibility::Partner));
         assert!(pad.quote.starts_with("The pad data MUST be set to zero"));
-        let judged = |row: &&Requirement| matches!(row.outside, Outside::Alone | Outside::Partner);
+        let judged = |row: &&Requirement| matches!(row.outside, Visibility::Alone | Visibility::Partner);
         assert!(all.iter().filter(judged).count() >= 120);
     }
 }

@@ -2,9 +2,9 @@
 
 use super::build;
 use super::checks::{Checker, Message, Segment};
-use super::deframe::{Deframe, Front};
+use super::deframe::{Deframe, FrontContent};
 use super::judge::Judgements;
-use super::link::{Ending, Link, More, Network, Transcript};
+use super::link::{Ending, Link, Network, Transcript, WaitOutcome};
 use super::reply::Reply;
 use super::values::{Values, Variables, hex};
 use crate::partner::Order;
@@ -336,8 +336,8 @@ impl<'a> Session<'a> {
             let until = self.now() + limit;
             let Some(link) = self.link.as_mut() else { return Ok(Item::End(Ending::Fin)) };
             match link.more(until.min(bound)) {
-                More::Bytes => {}
-                More::Late if bound < until => {
+                WaitOutcome::Bytes => {}
+                WaitOutcome::Late if bound < until => {
                     self.is_overdue = true;
                     let seconds = (self.now() - self.begun).as_secs_f64();
                     self.transcript.line("  the case has lasted too long");
@@ -345,14 +345,14 @@ impl<'a> Session<'a> {
                         "the case had not ended after {seconds:.1} s: try a larger --stall"
                     )));
                 }
-                More::Late => {
+                WaitOutcome::Late => {
                     self.transcript.line(&format!("  nothing for {:.3} s", limit.as_secs_f64()));
                     // Part of a frame, and no more of it as long as something must move.
                     let stalled = limit >= self.stall();
                     let cut = if stalled { self.buffered(false) } else { None };
                     return Ok(cut.unwrap_or(Item::Late));
                 }
-                More::Ended(ending) => {
+                WaitOutcome::Ended(ending) => {
                     self.transcript.line(if ending == Ending::Fin { "< fin" } else { "< reset" });
                     return Ok(self.buffered(false).unwrap_or(Item::End(ending)));
                 }
@@ -392,13 +392,13 @@ impl<'a> Session<'a> {
             return Some(Item::Reply(Box::new(reply)));
         }
         match self.rx.next(&link.inbox, more, &mut self.judged) {
-            Front::Incomplete => None,
-            Front::Broken(what) => {
+            FrontContent::Incomplete => None,
+            FrontContent::Broken(what) => {
                 self.transcript.frame('<', &what, &link.inbox);
                 link.inbox.clear();
                 Some(Item::Broken(what))
             }
-            Front::Fpdu(whole) => {
+            FrontContent::Fpdu(whole) => {
                 let raw: Vec<u8> = link.inbox.drain(..whole.consumed).collect();
                 let Some((segment, message)) = self.checker.receive(&whole.ulpdu, &mut self.judged) else {
                     self.transcript.frame('<', "no DDP segment", &raw);
@@ -435,7 +435,7 @@ impl<'a> Session<'a> {
         let until = self.now() + time;
         let now = self.target.network.now;
         let link = self.open()?;
-        if !link.inbox.is_empty() || link.more(until) == More::Bytes {
+        if !link.inbox.is_empty() || link.more(until) == WaitOutcome::Bytes {
             // A little more, so that what it is can be seen.
             let _ = link.more(now() + NUDGE);
             let bytes = std::mem::take(&mut link.inbox);
@@ -459,7 +459,7 @@ impl<'a> Session<'a> {
         let mut judged = Judgements::default();
         let markers = self.request.number("markers", 0) != 0;
         let mut rx = Deframe::new(true, markers);
-        matches!(rx.next(bytes, false, &mut judged), Front::Fpdu(_)) || bytes == [0; 4]
+        matches!(rx.next(bytes, false, &mut judged), FrontContent::Fpdu(_)) || bytes == [0; 4]
     }
 
     /// Ends the connection as a well-behaved initiator does: listeners have had trouble with a FIN right behind their Reply. A case that stopped

@@ -16,7 +16,7 @@ use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 use uiw::{ConnConfig, Connection, ConnectionConfig, Device, DeviceConfig, Progress};
-use uiw_cases::{Case, Need};
+use uiw_cases::{Case, CaseCondition};
 use uiw_llp::{Token, TransportConfig, TransportStack as _, TransportStream};
 use uiw_mem::{IoVec, IoVecMut};
 use uiw_testkit::sim::{self, Link, Split};
@@ -181,7 +181,7 @@ impl Pipe for SimPipe {
 
 /// Findings of a run.
 #[derive(Default)]
-struct Found {
+struct RunFindings {
     ran: usize,
     requirements: BTreeSet<String>,
     /// Violations and stopped cases, with the frames.
@@ -189,9 +189,9 @@ struct Found {
 }
 
 /// Runs these cases, each at a listener of its own.
-fn run(options: &ConnConfig, link: &Link, cases: &[Case]) -> Found {
+fn run(options: &ConnConfig, link: &Link, cases: &[Case]) -> RunFindings {
     let listener = listener::ask(&mut listen(options.clone(), link.clone()), false).unwrap();
-    let mut found = Found::default();
+    let mut found = RunFindings::default();
     for case in cases.iter().filter(|case| lacks(case, &listener).is_none()) {
         let outcome = steps::run(&listen(options.clone(), link.clone()), case);
         found.ran += 1;
@@ -222,7 +222,7 @@ fn cases_without_partner_pass() {
         for (options, least) in
             [(ConnConfig::default(), (60, 130)), (ConnConfig::default().markers(true).crc(false), (65, 130))]
         {
-            let Found { ran, requirements: shown, wrong } = run(&options, &link, &cases);
+            let RunFindings { ran, requirements: shown, wrong } = run(&options, &link, &cases);
             assert!(wrong.is_empty(), "over {link:?}:\n{}", wrong.join("\n\n"));
             let table = requirements::all();
             assert!(shown.iter().all(|id| table.iter().any(|row| row.id == *id)));
@@ -248,7 +248,7 @@ fn negative_vectors_are_refused() {
     let mut cases = cases::of_user(&file).unwrap();
     cases.retain(|case| NEEDS_MEMORY.iter().all(|name| case.name != format!("negative/{name}")));
     let (markers, plain): (Vec<Case>, Vec<Case>) =
-        cases.into_iter().partition(|case| case.needs.contains(&Need::MarkersAsked));
+        cases.into_iter().partition(|case| case.needs.contains(&CaseCondition::MarkersAsked));
     assert_eq!((plain.len(), markers.len()), (17, 2));
     for (cases, asks) in [(plain, false), (markers, true)] {
         let found = run(&ConnConfig::default().markers(asks), &Link::default(), &cases);

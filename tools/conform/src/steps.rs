@@ -4,7 +4,7 @@ use super::judge::Judgement;
 use super::session::{Item, PROBE, Session, Stop, Target, shown};
 use super::values::{Value, Values};
 use std::time::Duration;
-use uiw_cases::{Action, Case, Expected, Field, FrameKind, Sent};
+use uiw_cases::{Action, Case, ExpectedFrame, Field, FrameKind, SentFrame};
 
 /// Time for which a Terminate is awaited before it is tested whether the listener continues.
 const GRACE: Duration = Duration::from_millis(300);
@@ -66,7 +66,7 @@ impl Session<'_> {
         Values::of(fields, &mut self.variables).map_err(lacking)
     }
 
-    fn send(&mut self, sent: &Sent) -> Result<(), Stop> {
+    fn send(&mut self, sent: &SentFrame) -> Result<(), Stop> {
         let fields = self.values(&sent.fields)?;
         let cut = sent.cut as usize;
         match sent.kind {
@@ -82,7 +82,8 @@ impl Session<'_> {
 
     /// Reads of no bytes, each of which is answered.
     fn reads(&mut self, count: u64, fields: &[Field], judges: &[String]) -> Result<(), Stop> {
-        let answer = Expected { kind: FrameKind::ReadResponse, judges: judges.to_vec(), fields: Vec::new() };
+        let answer =
+            ExpectedFrame { kind: FrameKind::ReadResponse, judges: judges.to_vec(), fields: Vec::new() };
         let answer = [answer];
         for number in 0..count {
             let mut fields = self.values(fields)?;
@@ -94,7 +95,7 @@ impl Session<'_> {
     }
 
     /// One of `one_of` comes next.
-    fn expect(&mut self, one_of: &[Expected]) -> Result<(), Stop> {
+    fn expect(&mut self, one_of: &[ExpectedFrame]) -> Result<(), Stop> {
         let limit = self.stall();
         loop {
             let item = self.item(limit)?;
@@ -240,7 +241,7 @@ impl Session<'_> {
     }
 
     /// A whole message comes, in however many segments.
-    fn message(&mut self, expected: &Expected) -> Result<(), Stop> {
+    fn message(&mut self, expected: &ExpectedFrame) -> Result<(), Stop> {
         let limit = self.stall();
         loop {
             let item = self.item(limit)?;

@@ -1,7 +1,7 @@
 //! The verdict for each requirement, out of what the cases have seen.
 
 use super::listener::Listener;
-use super::requirements::{Outside, Requirement};
+use super::requirements::{Requirement, Visibility};
 use super::steps::Outcome;
 use std::collections::BTreeMap;
 use uiw_cases::Case;
@@ -81,7 +81,7 @@ pub(super) fn verdicts(requirements: Vec<Requirement>, runs: &[Run]) -> Vec<(Req
 }
 
 fn why_not(requirement: &Requirement, runs: &[Run]) -> String {
-    if let Outside::No(why) = requirement.outside {
+    if let Visibility::No(why) = requirement.outside {
         return why.to_owned();
     }
     let names = |run: &&Run| super::cases::judges(&run.case).contains(&requirement.id);
@@ -94,7 +94,7 @@ fn why_not(requirement: &Requirement, runs: &[Run]) -> String {
         };
     }
     match requirement.outside {
-        Outside::Partner
+        Visibility::Partner
             if runs.iter().all(|run| run.result.is_err() || !run.case.name.starts_with("partner/")) =>
         {
             "needs the partner program at the far end (--partner)".to_owned()

@@ -152,7 +152,7 @@ pub fn decode(bytes: &[u8], count: u16) -> Result<Vec<(RelPath, Content<'_>)>> {
 }
 
 /// A file of a batch under its temporary name. It is not kept open: a batch has more files than a process may have open.
-struct Written {
+struct WrittenFile {
     position: u16,
     path: RelPath,
     id: (u64, u64),
@@ -187,7 +187,7 @@ pub fn store<'a>(root: &Root, files: impl Iterator<Item = Whole<'a>>, session: &
     let mut parents = Parents::default();
     for (position, path, meta, bytes) in files {
         match write(&mut parents, root, path, meta, bytes, session) {
-            Ok(id) => written.push(Written { position, path: path.clone(), id }),
+            Ok(id) => written.push(WrittenFile { position, path: path.clone(), id }),
             Err(error) => failures.push((position, errno(&error))),
         }
     }
@@ -237,7 +237,7 @@ fn write(
     stat.map(|stat| (stat.st_dev, stat.st_ino))
 }
 
-impl Written {
+impl WrittenFile {
     fn appear(&self, parents: &mut Parents, root: &Root, session: &str) -> std::io::Result<()> {
         let (directory, name) = parents.of(root, &self.path)?;
         let part = name.part_of(session);

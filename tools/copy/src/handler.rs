@@ -4,7 +4,7 @@ use super::batch::{self, Batch, Content, Fit};
 use super::claims::Claims;
 use super::meta::Meta;
 use super::names::RelPath;
-use super::part::{Opened, Outcome, Part, next_data};
+use super::part::{OpenedFile, Outcome, Part, next_data};
 use super::protocol::{BLOCK, Create, FileHead, Reply, Request, encode_entries};
 use super::root::{ABANDONED, Root};
 use super::tally::Tally;
@@ -124,9 +124,9 @@ impl Session {
         });
         drop(opening);
         match opened? {
-            Opened::Complete => Ok(Err(Reply::Complete)),
-            Opened::Nothing => Ok(Err(Reply::Reopen)),
-            Opened::Part(part) => {
+            OpenedFile::Complete => Ok(Err(Reply::Complete)),
+            OpenedFile::Nothing => Ok(Err(Reply::Reopen)),
+            OpenedFile::Part(part) => {
                 let part = Arc::new(part);
                 parts.insert(part.path().clone(), Arc::clone(&part));
                 Ok(Ok(part))

@@ -158,7 +158,7 @@ impl RelPath {
 
 impl fmt::Display for RelPath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        Shown(self.as_path().as_os_str().as_bytes()).fmt(f)
+        EscapedName(self.as_path().as_os_str().as_bytes()).fmt(f)
     }
 }
 
@@ -170,7 +170,7 @@ impl fmt::Debug for RelPath {
 
 impl fmt::Display for Name {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        Shown(&self.0).fmt(f)
+        EscapedName(&self.0).fmt(f)
     }
 }
 
@@ -193,9 +193,9 @@ pub fn is_unsafe(char: char) -> bool {
 
 /// A name or path for people, of which no two look alike: control characters, backslashes and bytes that are no UTF-8 are escaped. A peer's names
 /// must not drive a terminal.
-pub struct Shown<'a>(pub &'a [u8]);
+pub struct EscapedName<'a>(pub &'a [u8]);
 
-impl fmt::Display for Shown<'_> {
+impl fmt::Display for EscapedName<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for chunk in self.0.utf8_chunks() {
             for char in chunk.valid().chars() {

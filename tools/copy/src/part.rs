@@ -51,7 +51,7 @@ struct State {
 
 /// State of a file.
 #[derive(Debug)]
-pub enum Opened {
+pub enum OpenedFile {
     /// The complete file, under its name.
     Complete,
     /// Perhaps some of it.
@@ -129,10 +129,10 @@ impl Part {
     ///
     /// # Errors
     /// ECANCELED when `goes_on` has returned false; those of the file system.
-    pub fn open(root: &Root, head: &FileHead, begin: bool, goes_on: &dyn Fn() -> bool) -> Result<Opened> {
+    pub fn open(root: &Root, head: &FileHead, begin: bool, goes_on: &dyn Fn() -> bool) -> Result<OpenedFile> {
         let (directory, name) = root.parent(&head.path)?;
         if is_complete(&directory, &name, head)? {
-            return Ok(Opened::Complete);
+            return Ok(OpenedFile::Complete);
         }
         let mut journal = Journal::new(open_journal(&directory, &name)?);
         let resumed = if journal.is_of(&head.meta)? {
@@ -169,7 +169,7 @@ impl Part {
                         AtFlags::empty(),
                     );
                 }
-                return Ok(Opened::Nothing);
+                return Ok(OpenedFile::Nothing);
             }
             None => {
                 let part = name.part();
@@ -185,7 +185,7 @@ impl Part {
         };
         let state = Mutex::new(State { verified, journal });
         let phase = RwLock::new(Phase::Receiving);
-        Ok(Opened::Part(Self { head: head.clone(), directory, name, bytes, phase, state }))
+        Ok(OpenedFile::Part(Self { head: head.clone(), directory, name, bytes, phase, state }))
     }
 
     /// Returns whether it is of the version that `head` names.
@@ -376,7 +376,7 @@ mod tests {
 
     fn open(root: &Root, head: &FileHead) -> Part {
         match Part::open(root, head, true, &|| true).unwrap() {
-            Opened::Part(part) => part,
+            OpenedFile::Part(part) => part,
             other => panic!("{other:?}"),
         }
     }
@@ -403,7 +403,7 @@ mod tests {
         assert_eq!(put(&part, 0, &source), Outcome::Reopen);
         drop(part);
         assert_eq!(std::fs::read_dir(scratch.path()).unwrap().count(), 0);
-        assert!(matches!(Part::open(&root, &head(1, false), false, &|| true).unwrap(), Opened::Nothing));
+        assert!(matches!(Part::open(&root, &head(1, false), false, &|| true).unwrap(), OpenedFile::Nothing));
         assert_eq!(open(&root, &head(1, false)).verified_bytes(), 0);
     }
 
@@ -439,7 +439,7 @@ mod tests {
             (0o640, 1_000_000, 5)
         );
         assert_eq!(std::fs::read_dir(scratch.path()).unwrap().count(), 1, "nothing remains");
-        assert!(matches!(Part::open(&root, &head(1, false), true, &|| true).unwrap(), Opened::Complete));
+        assert!(matches!(Part::open(&root, &head(1, false), true, &|| true).unwrap(), OpenedFile::Complete));
     }
 
     #[test]
@@ -472,7 +472,7 @@ mod tests {
         let scratch = Scratch::new();
         let (root, source) = (Root::open(scratch.path()).unwrap(), source());
         put(&open(&root, &head(1, false)), 0, &source);
-        assert!(matches!(Part::open(&root, &head(2, false), false, &|| true).unwrap(), Opened::Nothing));
+        assert!(matches!(Part::open(&root, &head(2, false), false, &|| true).unwrap(), OpenedFile::Nothing));
         let part = open(&root, &head(2, false));
         assert_eq!(part.missing(), vec![0..3]);
         assert!(part.is_of(&head(2, false)) && !part.is_of(&head(1, false)));

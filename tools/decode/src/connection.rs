@@ -5,7 +5,7 @@ use uiw_mpa::wire::startup::{Frame, FrameKind};
 use uiw_rdmap::Opcode;
 
 use super::event::{Crc, Event, Fpdu, Negotiated};
-use super::framing::{Cut, Framing, Next};
+use super::framing::{CapturedFpdu, Framing, NextItem};
 use super::message::Tracker;
 use super::reassembly::Chunk;
 use super::requests::Outstanding;
@@ -31,14 +31,14 @@ pub(super) struct Connection {
     frames: [Option<Frame>; 2],
     initiator: Option<Side>,
     agreement: Option<Agreement>,
-    halves: [Half; 2],
+    halves: [DirectionState; 2],
     /// Bytes of either direction are not in the capture: nothing is judged that needs both from their beginning.
     lossy: bool,
 }
 
 /// One direction.
 #[derive(Debug)]
-struct Half {
+struct DirectionState {
     phase: Phase,
     /// Bytes since the direction's startup frame began, holes included.
     position: u64,
@@ -79,7 +79,7 @@ impl Waiting {
 
 impl Connection {
     pub(super) fn new() -> Self {
-        let half = || Half {
+        let half = || DirectionState {
             phase: Phase::Startup(Vec::new()),
             position: 0,
             fpdus: 0,
@@ -417,29 +417,29 @@ impl Connection {
     fn fpdus(&mut self, side: Side, out: &mut Findings) {
         while let Phase::Full(framing) = &mut self.halves[side].phase {
             let next = framing.next();
-            if matches!(next, Next::Nothing) {
+            if matches!(next, NextItem::Nothing) {
                 return;
             }
             self.next(side, next, out);
         }
     }
 
-    fn next(&mut self, side: Side, next: Next, out: &mut Findings) {
+    fn next(&mut self, side: Side, next: NextItem, out: &mut Findings) {
         match next {
-            Next::Fpdu(cut) => self.fpdu(side, cut, out),
-            Next::Nothing => {}
-            Next::Lost(position) => {
+            NextItem::Fpdu(cut) => self.fpdu(side, cut, out),
+            NextItem::Nothing => {}
+            NextItem::Lost(position) => {
                 self.lose(side);
                 out.push((side, Event::Lost { position }));
             }
-            Next::Resumed { position, skipped } => {
+            NextItem::Resumed { position, skipped } => {
                 self.lose(side);
                 out.push((side, Event::Resumed { position, skipped }));
             }
         }
     }
 
-    fn fpdu(&mut self, side: Side, cut: Cut, out: &mut Findings) {
+    fn fpdu(&mut self, side: Side, cut: CapturedFpdu, out: &mut Findings) {
         self.judge_turn(side, out);
         let mut departures = cut.departures;
         if cut.ulpdu.len() > MAX_ULPDU {
@@ -494,7 +494,7 @@ impl Connection {
         half.tracker.lose(&mut half.asked, &mut peer.asked);
     }
 
-    fn both(&mut self, side: Side) -> (&mut Half, &mut Half) {
+    fn both(&mut self, side: Side) -> (&mut DirectionState, &mut DirectionState) {
         let [zero, one] = &mut self.halves;
         if side == 0 { (zero, one) } else { (one, zero) }
     }

@@ -65,7 +65,7 @@ struct Flow {
     /// A RST came while bytes in front of it were still due.
     reset: bool,
     /// Segments that acknowledge what has not come.
-    late: VecDeque<Late>,
+    late: VecDeque<LateSegment>,
     late_bytes: usize,
     /// Packets so far.
     arrived: u64,
@@ -84,7 +84,7 @@ enum Cover {
 
 /// A segment that waits for what it acknowledges.
 #[derive(Debug)]
-struct Late {
+struct LateSegment {
     side: Side,
     at: Moment,
     /// [`Flow::arrived`] when it came.
@@ -222,7 +222,7 @@ impl Flow {
         if says {
             self.late_bytes += segment.payload.len();
             let (payload, arrived) = (segment.payload.to_vec(), self.arrived);
-            self.late.push_back(Late { side, at, arrived, header, payload });
+            self.late.push_back(LateSegment { side, at, arrived, header, payload });
         }
         while let Some(late) = self.next_late() {
             self.take(late.side, &late.header, &late.payload, late.at, counts, sink);
@@ -256,7 +256,7 @@ impl Flow {
     }
 
     /// The next segment of those that waited which is to be looked at: one that is ready, or the first one if it has waited for too long.
-    fn next_late(&mut self) -> Option<Late> {
+    fn next_late(&mut self) -> Option<LateSegment> {
         let ready = self.late.iter().position(|late| self.is_ready(late.side, &late.header, &late.payload));
         let first = self.late.front()?;
         let overdue = self.arrived - first.arrived > MAX_LATE as u64

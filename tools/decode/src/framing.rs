@@ -10,7 +10,7 @@ use std::ops::Range;
 use uiw_mpa::{FpduRx, MAX_FPDU_ON_WIRE, MIN_FPDU, Step, crc32c, pad_len};
 
 use super::event::{Crc, Event};
-use super::seek::{self, Found, Seek};
+use super::seek::{self, FpduPosition, Seek};
 
 const MARKER_INTERVAL: u64 = 512;
 const MARKER_LEN: usize = 4;
@@ -40,8 +40,8 @@ pub(super) struct Framing {
 
 /// Next item in a direction.
 #[derive(Debug)]
-pub(super) enum Next {
-    Fpdu(Cut),
+pub(super) enum NextItem {
+    Fpdu(CapturedFpdu),
     /// The bytes so far have no more.
     Nothing,
     /// The length of the FPDU at this position is not in the capture: the boundaries are lost.
@@ -55,7 +55,7 @@ pub(super) enum Next {
 
 /// A whole FPDU.
 #[derive(Debug)]
-pub(super) struct Cut {
+pub(super) struct CapturedFpdu {
     pub(super) position: u64,
     pub(super) ulpdu: Vec<u8>,
     pub(super) crc: Crc,
@@ -108,7 +108,7 @@ impl Framing {
     }
 
     /// The next bytes of the direction are not in the capture.
-    pub(super) fn push_lost(&mut self, bytes: u64) -> Next {
+    pub(super) fn push_lost(&mut self, bytes: u64) -> NextItem {
         let position = self.position();
         let start = position + self.buffer.len() as u64;
         if let Ok(length) = usize::try_from(bytes)
@@ -117,7 +117,7 @@ impl Framing {
         {
             self.buffer.resize(self.buffer.len() + length, 0);
             self.lost.push_back(start..start + bytes);
-            return Next::Nothing;
+            return NextItem::Nothing;
         }
         // What is in front of the hole is no whole FPDU; the start of one must be in the hole.
         let before = self.buffer.len() as u64;
@@ -127,7 +127,7 @@ impl Framing {
         let mut seek = was.unwrap_or_else(|| Seek::aligned(self.crc));
         seek.skip(before + bytes);
         self.seek = Some(seek);
-        if newly { Next::Lost(position) } else { Next::Nothing }
+        if newly { NextItem::Lost(position) } else { NextItem::Nothing }
     }
 
     /// The buffer is empty, and its end is at `position`.
@@ -139,28 +139,29 @@ impl Framing {
     }
 
     /// The boundaries are lost.
-    fn lose(&mut self, position: u64) -> Next {
+    fn lose(&mut self, position: u64) -> NextItem {
         self.seek = Some(Seek::aligned(self.crc));
         self.at_least = 0;
-        Next::Lost(position)
+        NextItem::Lost(position)
     }
 
     /// Returns the next item.
-    pub(super) fn next(&mut self) -> Next {
+    pub(super) fn next(&mut self) -> NextItem {
         if let Some(seek) = &mut self.seek {
             let position = self.rx.position();
             let is_lost = |range: Range<usize>| overlap(&self.lost, position, &range).is_some();
-            let Some(Found { offset, crc }) = seek.find(&self.buffer, position, self.rx.markers(), is_lost)
+            let Some(FpduPosition { offset, crc }) =
+                seek.find(&self.buffer, position, self.rx.markers(), is_lost)
             else {
                 let passed = seek.take_passed();
                 self.advance(passed);
-                return Next::Nothing;
+                return NextItem::Nothing;
             };
             let skipped = seek.skipped + offset as u64;
             self.crc = crc;
             self.seek = None;
             self.advance(offset);
-            return Next::Resumed { position: self.position(), skipped };
+            return NextItem::Resumed { position: self.position(), skipped };
         }
         let position = self.position();
         let lead = if self.rx.markers() && position.is_multiple_of(MARKER_INTERVAL) { MARKER_LEN } else { 0 };
@@ -186,14 +187,14 @@ impl Framing {
                     self.buffer.drain(..fpdu.consumed);
                     self.at_least = 0;
                     self.forget_lost();
-                    return Next::Fpdu(cut);
+                    return NextItem::Fpdu(cut);
                 }
                 Ok(Step::NeedMore { at_least }) if at_least > self.at_least => self.at_least = at_least,
                 // With CRCs off and all Markers right nothing else can come.
                 Ok(Step::NeedMore { .. }) | Err(_) => return self.lose(position),
             }
         }
-        Next::Nothing
+        NextItem::Nothing
     }
 
     /// Drops bytes at the front that are no FPDU.
@@ -236,7 +237,7 @@ impl Framing {
         start: usize,
         consumed: usize,
         markers: &[(usize, u16)],
-    ) -> Cut {
+    ) -> CapturedFpdu {
         let whole = &self.buffer[..consumed];
         let markers = &markers[..markers.partition_point(|(at, _)| *at < consumed)];
         let (covered, field) = whole.split_at(consumed - CRC_LEN);
@@ -277,7 +278,7 @@ impl Framing {
         });
         let unknown = unknown.filter(|unknown| !unknown.is_empty());
         let count = u16::try_from(markers.len()).unwrap_or(u16::MAX);
-        Cut { position, ulpdu: ulpdu.to_vec(), crc, crc_field, markers: count, unknown, departures }
+        CapturedFpdu { position, ulpdu: ulpdu.to_vec(), crc, crc_field, markers: count, unknown, departures }
     }
 
     fn judge_markers(

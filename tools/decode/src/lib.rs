@@ -102,7 +102,7 @@ pub fn decode_to(config: &DecodeConfig, out: &mut dyn Write) -> Result<Summary, 
         decoder.flows.keys = Some(Arc::new(log));
         decoder.summary.has_key_log = true;
     }
-    for Opened { mut reader, first, file } in open_all(&config.files)? {
+    for OpenedCapture { mut reader, first, file } in open_all(&config.files)? {
         let is_live = file == Path::new("-");
         let mut next = first;
         loop {
@@ -130,21 +130,21 @@ pub fn decode_to(config: &DecodeConfig, out: &mut dyn Write) -> Result<Summary, 
 }
 
 /// A capture of which the first packet was read.
-struct Opened {
+struct OpenedCapture {
     reader: Reader<BufReader<Box<dyn Read>>>,
     first: Result<Option<Packet>, Error>,
     file: PathBuf,
 }
 
 /// Opens all files, in the order of their first packets.
-fn open_all(files: &[PathBuf]) -> Result<Vec<Opened>, (PathBuf, DecodeError)> {
+fn open_all(files: &[PathBuf]) -> Result<Vec<OpenedCapture>, (PathBuf, DecodeError)> {
     let mut all = Vec::new();
     for file in files {
         let failed = |failure| (file.clone(), failure);
         let input = BufReader::with_capacity(1 << 16, open(file).map_err(failed)?);
         let mut reader = Reader::new(input).map_err(|error| failed(DecodeError::Capture(error)))?;
         let first = reader.next_packet();
-        all.push(Opened { reader, first, file: file.clone() });
+        all.push(OpenedCapture { reader, first, file: file.clone() });
     }
     all.sort_by_key(|opened| opened.first.as_ref().ok().and_then(Option::as_ref)?.time);
     Ok(all)

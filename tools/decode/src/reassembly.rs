@@ -34,7 +34,7 @@ pub(super) struct Stream {
     delivered: u64,
     /// The sequence number of the stream's first byte.
     first: u32,
-    held: BTreeMap<u64, Held>,
+    held: BTreeMap<u64, HeldSegment>,
     held_bytes: usize,
     /// Bytes that came once more.
     pub(super) repeated: u64,
@@ -43,7 +43,7 @@ pub(super) struct Stream {
 }
 
 #[derive(Debug)]
-struct Held {
+struct HeldSegment {
     bytes: Vec<u8>,
     cut: u32,
 }
@@ -150,7 +150,7 @@ impl Stream {
     /// Holds a segment. The longer one of two segments with the same start is kept.
     fn hold(&mut self, position: u64, bytes: &[u8], cut: u32) {
         let length = |bytes: usize, cut: u32| (bytes, cut);
-        let fresh = Held { bytes: bytes.to_vec(), cut };
+        let fresh = HeldSegment { bytes: bytes.to_vec(), cut };
         match self.held.get(&position) {
             Some(old) if length(old.bytes.len(), old.cut) >= length(bytes.len(), cut) => {
                 self.repeated += bytes.len() as u64;

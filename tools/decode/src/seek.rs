@@ -40,7 +40,7 @@ pub(super) struct Seek {
 }
 
 /// Offset of an FPDU, and whether it has a CRC.
-pub(super) struct Found {
+pub(super) struct FpduPosition {
     pub(super) offset: usize,
     pub(super) crc: bool,
 }
@@ -100,12 +100,12 @@ impl Seek {
         position: u64,
         markers: bool,
         is_lost: impl Fn(Range<usize>) -> bool,
-    ) -> Option<Found> {
+    ) -> Option<FpduPosition> {
         let mut incomplete = std::mem::take(&mut self.incomplete);
         let mut found = None;
         incomplete.retain(|&at| match self.judge(buffer, at, position, markers, &is_lost) {
             Verdict::Yes { crc } if found.is_none() => {
-                found = Some(Found { offset: at, crc });
+                found = Some(FpduPosition { offset: at, crc });
                 false
             }
             verdict => matches!(verdict, Verdict::Incomplete),
@@ -116,7 +116,7 @@ impl Seek {
         }
         while let Some(at) = self.next_place(buffer, position, markers) {
             match self.judge(buffer, at, position, markers, &is_lost) {
-                Verdict::Yes { crc } => return Some(Found { offset: at, crc }),
+                Verdict::Yes { crc } => return Some(FpduPosition { offset: at, crc }),
                 Verdict::Incomplete => self.incomplete.push(at),
                 Verdict::No => {}
             }

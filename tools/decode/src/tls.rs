@@ -117,12 +117,12 @@ pub(super) struct Session {
     client: Option<Side>,
     secrets: Option<Secrets>,
     suite: Option<Suite>,
-    halves: [Half; 2],
+    halves: [DirectionKeys; 2],
 }
 
 /// One direction.
 #[derive(Debug, Default)]
-struct Half {
+struct DirectionKeys {
     phase: Phase,
     records: Vec<u8>,
     /// Handshake messages of which a part came.
@@ -294,7 +294,7 @@ fn role(side: Side, client: Side) -> Role {
     if side == client { Role::Client } else { Role::Server }
 }
 
-impl Half {
+impl DirectionKeys {
     fn end(&mut self) {
         *self = Self { phase: Phase::Ended, ..Self::default() };
     }

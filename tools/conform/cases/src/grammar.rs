@@ -1,6 +1,8 @@
 //! The grammar of one line, in `nom`.
 
-use super::syntax::{Action, Atom, Expected, Field, FrameKind, Need, Operation, Relation, Sent, Step, Test};
+use super::syntax::{
+    Action, Atom, CaseCondition, ExpectedFrame, Field, FrameKind, Operation, Relation, SentFrame, Step, Test,
+};
 use nom::branch::alt;
 use nom::bytes::complete::{tag, take_while, take_while1};
 use nom::character::complete::{char, digit1, hex_digit1, space0, space1};
@@ -222,11 +224,11 @@ fn kind(input: &str) -> Parsed<'_, FrameKind> {
     }
 }
 
-fn expected(input: &str) -> Parsed<'_, Expected> {
+fn expected(input: &str) -> Parsed<'_, ExpectedFrame> {
     let (rest, kind) = kind(input)?;
     let (rest, judges) = judges(rest)?;
     let (rest, fields) = many0(field(kind.fields(), kind.name())).parse(rest)?;
-    Ok((rest, Expected { kind, judges, fields }))
+    Ok((rest, ExpectedFrame { kind, judges, fields }))
 }
 
 fn times(input: &str) -> Parsed<'_, u64> {
@@ -249,7 +251,7 @@ fn sent(input: &str) -> Parsed<'_, Action> {
     }
     let (rest, fields) = many0(value(kind.fields(), kind.name())).parse(rest)?;
     let (cut, hold) = (cut.unwrap_or(0), hold.is_some());
-    Ok((rest, Action::Send(Sent { kind, fields, times, cut, hold })))
+    Ok((rest, Action::Send(SentFrame { kind, fields, times, cut, hold })))
 }
 
 fn silence(input: &str) -> Parsed<'_, Action> {
@@ -347,21 +349,21 @@ pub(super) fn header(input: &str) -> Parsed<'_, (String, String)> {
 }
 
 /// `needs WORD...`
-pub(super) fn needs(input: &str) -> Parsed<'_, Vec<Need>> {
+pub(super) fn needs(input: &str) -> Parsed<'_, Vec<CaseCondition>> {
     let mut needs = Vec::new();
     let mut rest = input;
     while !rest.is_empty() {
         let (behind, word) = must("what is needed", lexeme)(rest)?;
         if word == "ird" {
             let (behind, reads) = terminated(bounded(0x3FFF), space0).parse(behind)?;
-            needs.push(Need::Ird(reads));
+            needs.push(CaseCondition::Ird(reads));
             rest = behind;
             continue;
         }
-        match Need::NAMES.iter().find(|(known, _)| *known == word) {
+        match CaseCondition::NAMES.iter().find(|(known, _)| *known == word) {
             Some((_, need)) => needs.push(*need),
             None => {
-                let names: Vec<_> = Need::NAMES.iter().map(|(name, _)| *name).collect();
+                let names: Vec<_> = CaseCondition::NAMES.iter().map(|(name, _)| *name).collect();
                 return fail(rest, format!("expected {} or ird N", names.join(", ")));
             }
         }

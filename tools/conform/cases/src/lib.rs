@@ -18,5 +18,6 @@ mod syntax;
 
 pub use parse::{ParseError, parse};
 pub use syntax::{
-    Action, Atom, Case, Expected, Field, FrameKind, Need, Operation, Relation, Sent, Step, Test,
+    Action, Atom, Case, CaseCondition, ExpectedFrame, Field, FrameKind, Operation, Relation, SentFrame, Step,
+    Test,
 };

@@ -121,7 +121,7 @@ fn without_comment(line: &str) -> &str {
 
 #[cfg(test)]
 mod tests {
-    use super::super::syntax::{Action, Atom, FrameKind, Need, Relation, Test};
+    use super::super::syntax::{Action, Atom, CaseCondition, FrameKind, Relation, Test};
     use super::*;
     use proptest::prelude::*;
 
@@ -136,7 +136,7 @@ mod tests {
         let cases = parse("f", TEXT).unwrap();
         let [case] = cases.as_slice() else { panic!("{cases:?}") };
         assert_eq!((case.name.as_str(), case.title.as_str()), ("a/b", "A # title"));
-        assert_eq!(case.needs, [Need::Partner, Need::Ird(4)]);
+        assert_eq!(case.needs, [CaseCondition::Partner, CaseCondition::Ird(4)]);
         let lines: Vec<u32> = case.steps.iter().map(|step| step.line).collect();
         assert_eq!(lines, [4, 5, 7, 8, 9, 10, 11, 12, 13]);
         let Action::Send(sent) = &case.steps[1].action else { panic!() };

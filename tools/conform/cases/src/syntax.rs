@@ -12,14 +12,14 @@ pub struct Case {
     /// The file, for messages.
     pub file: String,
     /// Conditions without which the case is not run.
-    pub needs: Vec<Need>,
+    pub needs: Vec<CaseCondition>,
     /// Lines.
     pub steps: Vec<Step>,
 }
 
 /// Condition that a case has for the listener. Without it the case judges nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Need {
+pub enum CaseCondition {
     /// The partner program answers orders there.
     Partner,
     /// Neither Request nor Reply asks for CRCs.
@@ -34,7 +34,7 @@ pub enum Need {
     Ird(u64),
 }
 
-impl Need {
+impl CaseCondition {
     /// The name in a case file of those without a number.
     pub const NAMES: [(&'static str, Self); 5] = [
         ("partner", Self::Partner),
@@ -64,7 +64,7 @@ pub enum Action {
     /// The usual start-up, with these fields of the Request changed.
     Start(Vec<Field>),
     /// A frame leaves.
-    Send(Sent),
+    Send(SentFrame),
     /// Sends Reads of no bytes with these fields, each answered before the next leaves.
     Reads {
         /// Number of Reads.
@@ -83,7 +83,7 @@ pub enum Action {
         /// Number of repetitions.
         times: u64,
         /// The alternatives.
-        one_of: Vec<Expected>,
+        one_of: Vec<ExpectedFrame>,
     },
     /// Expects that nothing comes for this time, and that the stream stays open.
     Silence {
@@ -116,7 +116,7 @@ pub enum Action {
     /// A whole message of the partner comes: its segments are put together.
     Message {
         /// Expected verdict.
-        expected: Expected,
+        expected: ExpectedFrame,
     },
 }
 
@@ -145,7 +145,7 @@ impl Operation {
 
 /// A frame as it is to leave.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Sent {
+pub struct SentFrame {
     /// Kind of the frame.
     pub kind: FrameKind,
     /// Given fields.
@@ -160,7 +160,7 @@ pub struct Sent {
 
 /// A frame that is awaited, with what is judged by its coming.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Expected {
+pub struct ExpectedFrame {
     /// Kind of the frame.
     pub kind: FrameKind,
     /// Requirements that its arrival keeps.

@@ -11,12 +11,12 @@ const CLIENT: usize = 0;
 const SERVER: usize = 1;
 
 /// Two ends that exchange bytes.
-struct Talk {
+struct ScriptedTalk {
     segments: Vec<Segment>,
     next: [u32; 2],
 }
 
-impl Talk {
+impl ScriptedTalk {
     fn new() -> Self {
         let mut talk = Self { segments: Vec::new(), next: [1000, 9000] };
         for side in [CLIENT, SERVER] {
@@ -124,7 +124,7 @@ fn read_response(stag: u32, to: u64, payload: &[u8]) -> Vec<u8> {
 
 #[test]
 fn nothing_is_wrong_where_nothing_is() {
-    Talk::started(true)
+    ScriptedTalk::started(true)
         .fpdu(CLIENT, &send(1, b"hello"))
         .fpdu(SERVER, &read_request(1, 4))
         .fpdu(CLIENT, &read_response(7, 0, b"data"))
@@ -138,7 +138,7 @@ fn nothing_is_wrong_where_nothing_is() {
 #[test]
 fn startup_frames() {
     let request = |change: fn(&mut Frame)| {
-        let mut talk = Talk::new();
+        let mut talk = ScriptedTalk::new();
         let mut frame = frame(FrameKind::Request, true);
         change(&mut frame);
         talk.say(CLIENT, &frame.emit());
@@ -151,7 +151,7 @@ fn startup_frames() {
     request(|frame| frame.enhanced.as_mut().unwrap().rtr_read = true).departs("without peer-to-peer");
 
     let reply = |change: fn(&mut Frame)| {
-        let mut talk = Talk::new();
+        let mut talk = ScriptedTalk::new();
         talk.say(CLIENT, &frame(FrameKind::Request, true).emit());
         let mut frame = frame(FrameKind::Reply, true);
         change(&mut frame);
@@ -168,7 +168,7 @@ fn startup_frames() {
 
 #[test]
 fn overlong_private_data_not_followed() {
-    let mut talk = Talk::new();
+    let mut talk = ScriptedTalk::new();
     talk.say(CLIENT, b"MPA ID Req Frame\x40\x01\x02\x01");
     let records = talk.records();
     assert!(of_type(&records, "not_followed")[0]["why"].as_str().unwrap().contains("513"));
@@ -176,8 +176,10 @@ fn overlong_private_data_not_followed() {
 
 #[test]
 fn initiator_sends_first_fpdu() {
-    Talk::started(true).fpdu(SERVER, &send(1, b"")).departs("the responder's first FPDU comes before");
-    let mut talk = Talk::new();
+    ScriptedTalk::started(true)
+        .fpdu(SERVER, &send(1, b""))
+        .departs("the responder's first FPDU comes before");
+    let mut talk = ScriptedTalk::new();
     talk.say(CLIENT, &frame(FrameKind::Request, true).emit());
     let mut talk = talk.fpdu(CLIENT, &send(1, b"too early"));
     talk.say(SERVER, &frame(FrameKind::Reply, true).emit());
@@ -188,7 +190,7 @@ fn initiator_sends_first_fpdu() {
 #[test]
 fn rtr() {
     let start = |read| {
-        let mut talk = Talk::new();
+        let mut talk = ScriptedTalk::new();
         talk.say(CLIENT, &peer_to_peer(FrameKind::Request, true, true).emit());
         talk.say(SERVER, &peer_to_peer(FrameKind::Reply, false, read).emit());
         talk
@@ -205,7 +207,7 @@ fn rtr() {
 fn fpdus() {
     let mut bad = fpdu(&send(1, b"hello!"));
     *bad.last_mut().unwrap() ^= 1;
-    let talk = Talk::started(true).raw(CLIENT, &bad).fpdu(CLIENT, &send(2, b"after"));
+    let talk = ScriptedTalk::started(true).raw(CLIENT, &bad).fpdu(CLIENT, &send(2, b"after"));
     talk.departs("CRC is");
     assert_eq!(of_type(&talk.records(), "fpdu").len(), 2);
 
@@ -214,16 +216,16 @@ fn fpdus() {
     padded[end - 5] = 0x55;
     let crc = crc32c(&padded[..end - 4]);
     padded[end - 4..].copy_from_slice(&crc.to_le_bytes());
-    Talk::started(true).raw(CLIENT, &padded).departs("PAD is [00, 00, 55]");
+    ScriptedTalk::started(true).raw(CLIENT, &padded).departs("PAD is [00, 00, 55]");
 
-    Talk::started(false).raw(CLIENT, &fpdu(&send(1, b"x"))).departs("CRCs are off, yet");
-    Talk::started(true).fpdu(CLIENT, &[0; 3]).departs("DDP version 0");
-    Talk::started(true).fpdu(CLIENT, &[0x41, 0x43]).departs("DDP segment of 2 bytes");
+    ScriptedTalk::started(false).raw(CLIENT, &fpdu(&send(1, b"x"))).departs("CRCs are off, yet");
+    ScriptedTalk::started(true).fpdu(CLIENT, &[0; 3]).departs("DDP version 0");
+    ScriptedTalk::started(true).fpdu(CLIENT, &[0x41, 0x43]).departs("DDP segment of 2 bytes");
 }
 
 #[test]
 fn markers() {
-    let mut talk = Talk::new();
+    let mut talk = ScriptedTalk::new();
     talk.say(CLIENT, &frame(FrameKind::Request, true).emit());
     talk.say(SERVER, &Frame { markers: true, ..frame(FrameKind::Reply, true) }.emit());
     let with_marker = |marker: [u8; 4]| {
@@ -233,8 +235,9 @@ fn markers() {
         bytes[end..].copy_from_slice(&crc.to_le_bytes());
         bytes
     };
-    let talk =
-        |marker| Talk { segments: talk.segments.clone(), next: talk.next }.raw(CLIENT, &with_marker(marker));
+    let talk = |marker| {
+        ScriptedTalk { segments: talk.segments.clone(), next: talk.next }.raw(CLIENT, &with_marker(marker))
+    };
     talk([0; 4]).is_fine();
     talk([0, 0, 0, 8]).departs("points 8 bytes back, the FPDU begins 0 back");
     talk([1, 0, 0, 0]).departs("0x0100 in its reserved field");
@@ -242,7 +245,7 @@ fn markers() {
 
 #[test]
 fn headers() {
-    let first = |ulpdu: Vec<u8>| Talk::started(true).fpdu(CLIENT, &ulpdu);
+    let first = |ulpdu: Vec<u8>| ScriptedTalk::started(true).fpdu(CLIENT, &ulpdu);
     first(untagged([0x45, 0x43], 0, [0, 1, 0], b"")).departs("reserved bits 0x04 of the DDP control byte");
     first(untagged([0x41, 0x63], 0, [0, 1, 0], b"")).departs("reserved bits 0x20 of the RDMAP control byte");
     first(untagged([0x41, 0x83], 0, [0, 1, 0], b"")).departs("unknown RDMAP version 2");
@@ -257,7 +260,7 @@ fn headers() {
 
 #[test]
 fn sequence() {
-    let first = |ulpdu: Vec<u8>| Talk::started(true).fpdu(CLIENT, &ulpdu);
+    let first = |ulpdu: Vec<u8>| ScriptedTalk::started(true).fpdu(CLIENT, &ulpdu);
     first(send(2, b"")).departs("MSN 2 on queue 0, 1 is due");
     first(untagged([0x41, 0x43], 0, [0, 1, 4], b"")).departs("MO 4 in MSN 1 on queue 0, 0 is due");
     let begun = || first(untagged([0x01, 0x43], 0, [0, 1, 0], b"abc"));
@@ -275,13 +278,13 @@ fn sequence() {
 
 #[test]
 fn reads() {
-    let asked = || Talk::started(true).fpdu(CLIENT, &read_request(1, 4));
+    let asked = || ScriptedTalk::started(true).fpdu(CLIENT, &read_request(1, 4));
     asked().fpdu(SERVER, &read_response(7, 0, b"data")).is_fine();
     asked().fpdu(SERVER, &read_response(8, 0, b"data")).departs("its request named STag 0x00000007");
     asked().fpdu(SERVER, &read_response(7, 1, b"data")).departs("its request named STag 0x00000007 TO 0x0");
     asked().fpdu(SERVER, &read_response(7, 0, b"dat")).departs("of 3 bytes, its request asked for 4");
     asked().fpdu(SERVER, &read_response(7, 0, b"datum")).departs("of 5 bytes, its request asked for 4");
-    Talk::started(true)
+    ScriptedTalk::started(true)
         .fpdu(CLIENT, &send(1, b""))
         .fpdu(SERVER, &read_response(7, 0, b""))
         .departs("an RDMA Read Response without a request");
@@ -291,13 +294,14 @@ fn reads() {
         .fpdu(CLIENT, &read_request(3, 4))
         .departs("3 Reads and Atomics outstanding, the peer's IRD is 2");
     let short = untagged([0x41, 0x41], 0, [1, 1, 0], &[0; 20]);
-    Talk::started(true).fpdu(CLIENT, &short).departs("RDMA Read Request of 20 bytes, it has 28");
+    ScriptedTalk::started(true).fpdu(CLIENT, &short).departs("RDMA Read Request of 20 bytes, it has 28");
 }
 
 #[test]
 fn terminates() {
-    let terminate =
-        |payload: &[u8]| Talk::started(true).fpdu(CLIENT, &untagged([0x41, 0x47], 0, [2, 1, 0], payload));
+    let terminate = |payload: &[u8]| {
+        ScriptedTalk::started(true).fpdu(CLIENT, &untagged([0x41, 0x47], 0, [2, 1, 0], payload))
+    };
     let talk = terminate(&[0x20, 0x02, 0, 0]);
     talk.is_fine();
     assert_eq!(of_type(&talk.records(), "message")[0]["terminate"]["layer"], 2);
@@ -319,13 +323,13 @@ fn siw_refusal_with_zero_crc_read() {
     };
     // Layer 2, type 0, code 7, with the nibbles swapped.
     let refusal = untagged([0x41, 0x47], 0, [2, 1, 0], &[0x02, 7, 0, 0]);
-    let records = Talk::started(true).raw(CLIENT, &without_crc(&refusal)).records();
+    let records = ScriptedTalk::started(true).raw(CLIENT, &without_crc(&refusal)).records();
     let messages = of_type(&records, "message");
     assert_eq!(messages.len(), 1, "{records:#?}");
     let details = messages[0]["details"].as_str().unwrap();
     assert!(details.contains("(if siw sent it: ") && details.contains("RTR"), "{details}");
     assert_eq!(of_type(&records, "fpdu")[0]["crc"], "bad");
-    let records = Talk::started(true).raw(CLIENT, &without_crc(&send(1, b"data"))).records();
+    let records = ScriptedTalk::started(true).raw(CLIENT, &without_crc(&send(1, b"data"))).records();
     assert!(of_type(&records, "message").is_empty());
 }
 
@@ -340,7 +344,7 @@ fn raw_tcp_comparison_named() {
     };
     let reply = Frame { enhanced: None, revision: 1, ..frame(FrameKind::Reply, false) };
     let talk = |request: &Frame, reply: &Frame| {
-        let mut talk = Talk::new();
+        let mut talk = ScriptedTalk::new();
         talk.say(CLIENT, &request.emit());
         talk.say(SERVER, &reply.emit());
         // More than what they would be as an FPDU, of 0xA5A5 bytes.
