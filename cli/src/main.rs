@@ -137,17 +137,17 @@ fn main() -> ExitCode {
 }
 
 /// What a command does with the environment's variables, if it makes connections.
-fn obeys(command: &Command) -> Option<env::Obeys> {
+fn obeys(command: &Command) -> Option<env::VariableScope> {
     match command {
         Command::Serve(_)
         | Command::Ping(_)
         | Command::Perf(_)
         | Command::Cp(_)
         | Command::Ls(_)
-        | Command::Siwtest(_) => Some(env::Obeys::Connections),
-        Command::Doctor(args) if args.connects() => Some(env::Obeys::Connections),
-        Command::Demo(_) => Some(env::Obeys::BothEnds),
-        Command::Conform(_) => Some(env::Obeys::Log),
+        | Command::Siwtest(_) => Some(env::VariableScope::Connections),
+        Command::Doctor(args) if args.connects() => Some(env::VariableScope::Connections),
+        Command::Demo(_) => Some(env::VariableScope::BothEnds),
+        Command::Conform(_) => Some(env::VariableScope::Log),
         _ => None,
     }
 }

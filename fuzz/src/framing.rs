@@ -9,7 +9,7 @@ use crate::input::Input;
 
 /// What the receiver must make of an FPDU.
 #[derive(Debug)]
-enum Due {
+enum ExpectedFpdu {
     /// Exactly this ULPDU.
     Ulpdu(Vec<u8>),
     /// A CRC error.
@@ -28,7 +28,7 @@ struct Sender {
     markers: bool,
     tx: FpduTx,
     bytes: Vec<u8>,
-    due: Vec<Due>,
+    due: Vec<ExpectedFpdu>,
 }
 
 /// An input: what was negotiated, FPDUs, how they are cut.
@@ -58,7 +58,7 @@ pub fn run(data: &[u8]) {
 impl Sender {
     /// Returns whether what is due behind this is not known.
     fn over(&self) -> bool {
-        self.due.last().is_some_and(|due| !matches!(due, Due::Ulpdu(_)))
+        self.due.last().is_some_and(|due| !matches!(due, ExpectedFpdu::Ulpdu(_)))
     }
 
     fn item(&mut self, input: &mut Input<'_>) {
@@ -66,7 +66,7 @@ impl Sender {
         if input.u8() >= 250 {
             // Usually nonsense; but four bytes of ones, four of zeros and four of ones are an FPDU with a right CRC.
             self.bytes.extend_from_slice(input.take(64));
-            self.due.push(Due::Anything);
+            self.due.push(ExpectedFpdu::Anything);
             return;
         }
         let len = match input.u8() {
@@ -80,7 +80,7 @@ impl Sender {
         fpdu.extend_from_slice(&ulpdu);
         self.tx.seal(&mut fpdu, 0);
         let due = match input.u8() {
-            0..=179 => Due::Ulpdu(ulpdu),
+            0..=179 => ExpectedFpdu::Ulpdu(ulpdu),
             180..=209 => self.flip(&mut fpdu, input),
             _ => self.forge(start, &mut fpdu, ulpdu, input),
         };
@@ -94,20 +94,26 @@ impl Sender {
     }
 
     /// One byte changes on the way.
-    fn flip(&self, fpdu: &mut [u8], input: &mut Input<'_>) -> Due {
+    fn flip(&self, fpdu: &mut [u8], input: &mut Input<'_>) -> ExpectedFpdu {
         let at = input.below(fpdu.len());
         let by = input.u8().max(1);
         fpdu[at] ^= by;
         if !self.crc {
-            return Due::Anything;
+            return ExpectedFpdu::Anything;
         }
         let lead = self.lead(self.bytes.len());
         // Another length takes in other bytes, perhaps more than there are.
-        if (lead..lead + 2).contains(&at) { Due::Nothing } else { Due::Crc }
+        if (lead..lead + 2).contains(&at) { ExpectedFpdu::Nothing } else { ExpectedFpdu::Crc }
     }
 
     /// One byte is not what it should be, and the CRC vouches for it.
-    fn forge(&self, start: usize, fpdu: &mut [u8], mut ulpdu: Vec<u8>, input: &mut Input<'_>) -> Due {
+    fn forge(
+        &self,
+        start: usize,
+        fpdu: &mut [u8],
+        mut ulpdu: Vec<u8>,
+        input: &mut Input<'_>,
+    ) -> ExpectedFpdu {
         let lead = self.lead(start);
         let markers: Vec<usize> =
             (0..fpdu.len()).filter(|at| self.markers && (start + at).is_multiple_of(512)).collect();
@@ -120,7 +126,7 @@ impl Sender {
                 fpdu[lead + 2 + at] ^= 0x55;
             }
             self.vouch(fpdu);
-            return Due::Ulpdu(ulpdu);
+            return ExpectedFpdu::Ulpdu(ulpdu);
         }
         let marker = input.pick(&markers);
         let (at, by) = (input.below(4), input.u8().max(1));
@@ -132,7 +138,7 @@ impl Sender {
             3 => by & !0b11 != 0,
             _ => false,
         };
-        if said { Due::Marker } else { Due::Ulpdu(ulpdu) }
+        if said { ExpectedFpdu::Marker } else { ExpectedFpdu::Ulpdu(ulpdu) }
     }
 
     fn vouch(&self, fpdu: &mut [u8]) {
@@ -146,14 +152,14 @@ impl Sender {
 
 /// What came of a stream.
 #[derive(Debug, PartialEq, Eq)]
-struct Received {
+struct ReceivedStream {
     ulpdus: Vec<Vec<u8>>,
     error: Option<FpduError>,
 }
 
-fn receive(sender: &Sender, cut: &mut dyn FnMut(usize) -> usize) -> Received {
+fn receive(sender: &Sender, cut: &mut dyn FnMut(usize) -> usize) -> ReceivedStream {
     let mut rx = FpduRx::new(sender.crc, sender.markers);
-    let mut received = Received { ulpdus: Vec::new(), error: None };
+    let mut received = ReceivedStream { ulpdus: Vec::new(), error: None };
     let (mut buffer, mut rest) = (Vec::new(), &sender.bytes[..]);
     let mut wanted = 0;
     loop {
@@ -188,22 +194,25 @@ fn receive(sender: &Sender, cut: &mut dyn FnMut(usize) -> usize) -> Received {
     received
 }
 
-fn check(due: &[Due], received: &Received) {
+fn check(due: &[ExpectedFpdu], received: &ReceivedStream) {
     let mut ulpdus = received.ulpdus.iter();
     for due in due {
         match due {
-            Due::Ulpdu(ulpdu) => assert!(ulpdus.next() == Some(ulpdu), "a ULPDU of {} bytes", ulpdu.len()),
-            Due::Crc => {
+            ExpectedFpdu::Ulpdu(ulpdu) => {
+                assert!(ulpdus.next() == Some(ulpdu), "a ULPDU of {} bytes", ulpdu.len())
+            }
+            ExpectedFpdu::Crc => {
                 assert!(matches!(received.error, Some(FpduError::Crc { .. })), "{:?}", received.error);
             }
-            Due::Marker => {
+            ExpectedFpdu::Marker => {
                 assert!(matches!(received.error, Some(FpduError::Marker { .. })), "{:?}", received.error);
             }
-            Due::Nothing => assert!(!matches!(received.error, Some(FpduError::Marker { .. }))),
-            Due::Anything => return,
+            ExpectedFpdu::Nothing => assert!(!matches!(received.error, Some(FpduError::Marker { .. }))),
+            ExpectedFpdu::Anything => return,
         }
     }
     assert_eq!(ulpdus.next(), None, "it was not sent");
-    let error_due = matches!(due.last(), Some(Due::Crc | Due::Marker | Due::Nothing));
+    let error_due =
+        matches!(due.last(), Some(ExpectedFpdu::Crc | ExpectedFpdu::Marker | ExpectedFpdu::Nothing));
     assert!(error_due || received.error.is_none(), "{:?}", received.error);
 }

@@ -11,7 +11,7 @@ use uiw_cabi_rsocket::wire::{ConnData, Mapping, Message, Order, Target};
 const STEPS: usize = 400;
 
 /// What is known of the peer's rights.
-struct Expected {
+struct ExpectedRights {
     /// The bytes of the ring that were published and not read, in their order, of which the first `readable` ones are written.
     published: VecDeque<u32>,
     /// Published and not written, written and not read.
@@ -22,7 +22,7 @@ struct Expected {
     credits: u64,
 }
 
-impl Expected {
+impl ExpectedRights {
     fn may_arrive(&self, len: u32) -> bool {
         self.credits > 0 && len > 0 && u64::from(len) <= self.granted
     }
@@ -115,7 +115,7 @@ pub fn run(bytes: &[u8]) {
     let depth = 1 + (input.u32() % 40) as u16;
     let mut len = 1 + input.u32() % half;
     let mut receiver = Receiver::new(half, len, depth);
-    let mut expected = Expected {
+    let mut expected = ExpectedRights {
         published: (0..len).collect(),
         granted: len.into(),
         readable: 0,

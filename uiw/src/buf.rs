@@ -100,7 +100,7 @@ unsafe impl IoBuf for &'static str {
 
 /// A buffer whose bytes are used through the pointer that was taken first. The buffer itself is not touched meanwhile: to move a box, or
 /// to borrow from a buffer again, would claim the bytes anew and make that pointer invalid. `MaybeUninit` keeps moves from doing so.
-struct Held<B> {
+struct HeldBuffer<B> {
     /// `len` bytes of `buf`.
     at: *mut u8,
     len: usize,
@@ -109,12 +109,12 @@ struct Held<B> {
 }
 
 // SAFETY: the pointer is into the buffer that is held, and `IoBuf` says that its bytes are the buffer's alone.
-unsafe impl<B: Send> Send for Held<B> {}
+unsafe impl<B: Send> Send for HeldBuffer<B> {}
 
 // SAFETY: as above; a shared `Held` lets the bytes be read only.
-unsafe impl<B: Sync> Sync for Held<B> {}
+unsafe impl<B: Sync> Sync for HeldBuffer<B> {}
 
-impl<B: IoBuf> Held<B> {
+impl<B: IoBuf> HeldBuffer<B> {
     fn new(buf: B) -> Self {
         let len = buf.len();
         let mut buf = MaybeUninit::new(buf);
@@ -124,7 +124,7 @@ impl<B: IoBuf> Held<B> {
     }
 }
 
-impl<B> Held<B> {
+impl<B> HeldBuffer<B> {
     fn into_inner(self) -> B {
         let this = ManuallyDrop::new(self);
         // SAFETY: initialised since `new`; `this` is not used again and not dropped.
@@ -132,7 +132,7 @@ impl<B> Held<B> {
     }
 }
 
-impl<B> Drop for Held<B> {
+impl<B> Drop for HeldBuffer<B> {
     fn drop(&mut self) {
         // SAFETY: initialised since `new`; `into_inner` keeps what it took from being dropped here.
         unsafe { self.buf.assume_init_drop() }
@@ -157,7 +157,7 @@ impl<B> Drop for Held<B> {
 pub struct Mr<B: IoBuf> {
     /// Dropped first: the region ends before its memory does.
     raw: RawMr,
-    buf: Held<B>,
+    buf: HeldBuffer<B>,
     range: Range<usize>,
 }
 
@@ -221,7 +221,7 @@ impl Pd {
     /// # Errors
     /// [`ErrorKind::Register`] with the buffer, when the device has no STag left.
     pub fn register<B: IoBuf>(&self, buf: B) -> Result<Mr<B>, BufferError<B>> {
-        let buf = Held::new(buf);
+        let buf = HeldBuffer::new(buf);
         // SAFETY: `IoBuf` promises `len` bytes at a stable address while `buf` lives, and `Mr` drops the region before the
         // buffer. Exclusive: the bytes are given out as a slice only while the `Mr` is not inside an operation. A buffer that
         // is not `IoBufMut` is taken only by operations that read it.
@@ -357,13 +357,13 @@ mod tests {
 
     /// A buffer that counts how often it is asked for its bytes.
     #[derive(Debug)]
-    struct Counted {
+    struct CountingBuffer {
         bytes: Vec<u8>,
         asked: Arc<AtomicUsize>,
     }
 
     // SAFETY: as for the vector.
-    unsafe impl IoBuf for Counted {
+    unsafe impl IoBuf for CountingBuffer {
         fn as_mut_ptr(&mut self) -> *mut u8 {
             self.asked.fetch_add(1, Ordering::Relaxed);
             self.bytes.as_mut_ptr()
@@ -374,12 +374,12 @@ mod tests {
     }
 
     // SAFETY: as for the vector.
-    unsafe impl IoBufMut for Counted {}
+    unsafe impl IoBufMut for CountingBuffer {}
 
     #[test]
     fn accesses_through_unique_buffer_pointer() {
         let asked = Arc::<AtomicUsize>::default();
-        let mut mr = pd().register(Counted { bytes: vec![0; 8], asked: Arc::clone(&asked) }).unwrap();
+        let mut mr = pd().register(CountingBuffer { bytes: vec![0; 8], asked: Arc::clone(&asked) }).unwrap();
         place(&mr, b"placed");
         mr.bytes_mut()[0] = b'P';
         assert_eq!(&mr.bytes()[..6], b"Placed");

@@ -49,12 +49,12 @@ pub struct Connection {
 }
 
 /// A queue pair with its receives posted, not connected yet.
-pub(crate) struct Half {
+pub(crate) struct PendingConnection {
     dispatcher: Arc<Handle>,
     pd: Pd,
 }
 
-impl Half {
+impl PendingConnection {
     pub(crate) fn new(pd: &Pd, settings: &ConnectionConfig) -> Result<Self> {
         let device = pd.device();
         settings.check(device.limits())?;
@@ -136,7 +136,7 @@ impl Connection {
     /// [`ErrorKind::Refused`], [`ErrorKind::Rejected`], [`ErrorKind::TimedOut`], [`ErrorKind::PeerStartup`] and the like: each is one line
     /// that names the end at fault. [`ErrorKind::Startup`] for illegal settings.
     pub async fn connect(pd: &Pd, peer: SocketAddr, settings: &ConnectionConfig) -> Result<Self> {
-        Half::connect(pd, peer, settings)?.established().await
+        PendingConnection::connect(pd, peer, settings)?.established().await
     }
 
     /// Sends the buffer as one message.

@@ -101,7 +101,7 @@ pub(crate) struct Dispatcher {
 
 /// Actions deferred until all locks are released, because each of them may run user code.
 #[derive(Default)]
-struct Due {
+struct DueActions {
     wakers: Vec<Waker>,
     /// Detached operations that are over.
     freed: Vec<Slot>,
@@ -114,7 +114,7 @@ struct Due {
     ended: Option<Arc<Dispatcher>>,
 }
 
-impl Due {
+impl DueActions {
     fn deliver(self, dispatcher: &Dispatcher) {
         let Self { wakers, freed, receives, doorbells, closes, ended } = self;
         for doorbell in doorbells {
@@ -155,7 +155,7 @@ impl Wake for DeferredWaker {
                 return None;
             }
             *depth += 1;
-            Some(Turn)
+            Some(DeferredRun)
         });
         match turn {
             Ok(None) => {}
@@ -172,9 +172,9 @@ impl Wake for DeferredWaker {
 }
 
 /// One run of deferred work on this thread.
-struct Turn;
+struct DeferredRun;
 
-impl Drop for Turn {
+impl Drop for DeferredRun {
     fn drop(&mut self) {
         let _ = RUNS.try_with(|runs| runs.borrow_mut().0 -= 1);
     }
@@ -296,7 +296,7 @@ impl Dispatcher {
     }
 
     /// Posts waiting operations while there is room. The gate is held.
-    fn post_waiting(&self, due: &mut Due) {
+    fn post_waiting(&self, due: &mut DueActions) {
         loop {
             let Some((key, request)) = self.ops().next_waiting() else { break };
             let (posted, doorbell) = self.queue(key, &request);
@@ -310,7 +310,7 @@ impl Dispatcher {
     /// Does what completions have left to do: posts operations that waited for room, and receives of messages that were dropped; drops
     /// detached operations that are over.
     fn run_deferred(&self) {
-        let mut due = Due::default();
+        let mut due = DueActions::default();
         let gate = self.gate.lock();
         self.post_waiting(&mut due);
         due.closes = self.ops().take_closing();

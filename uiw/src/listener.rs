@@ -1,6 +1,6 @@
 //! Listeners.
 
-use crate::connection::{Connection, Half};
+use crate::connection::{Connection, PendingConnection};
 use crate::error::{Error, ErrorKind, Result};
 use crate::handshakes::{AcceptFailure, Handshakes};
 use crate::llp::PeerIdentity;
@@ -213,8 +213,8 @@ impl Incoming {
         self.begin(pd, settings)?.established().await
     }
 
-    pub(crate) fn begin(self, pd: &Pd, settings: &ConnectionConfig) -> Result<Half> {
-        let half = Half::new(pd, settings)?;
+    pub(crate) fn begin(self, pd: &Pd, settings: &ConnectionConfig) -> Result<PendingConnection> {
+        let half = PendingConnection::new(pd, settings)?;
         let options = Arc::new(settings.options.clone());
         self.request.accept(half.qp(), Some(&options), &settings.private_data, Some(half.channel()))?;
         Ok(half)

@@ -132,7 +132,7 @@ async fn bytes_are_copied_both_ways() {
 }
 
 #[derive(Default)]
-struct Woken(AtomicBool);
+struct WakeFlag(AtomicBool);
 
 impl Wake for Woken {
     fn wake(self: Arc<Self>) {

@@ -3,7 +3,7 @@
 use crate::shared::fail::{Failure, Result};
 use crate::shared::memory::{Buffer, at};
 use crate::shared::msg_conn::{Event, MsgConn};
-use crate::shared::qp_setup::{Depths, Half, Until, Wait, post};
+use crate::shared::qp_setup::{Depths, PendingQp, Wait, WaitLimits, post};
 use crate::shared::stop::Stop;
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -124,11 +124,11 @@ impl Channel {
         peer: SocketAddr,
         options: &ConnConfig,
         private_data: &[u8],
-        until: Until<'_>,
+        until: WaitLimits<'_>,
     ) -> Result<Self> {
         let receives = memory.messages() + PULSES;
         let depths = Depths::new(memory.messages() + u32::from(memory.slots), receives);
-        let half = Half::new(device, &memory.pd, &depths)?;
+        let half = PendingQp::new(device, &memory.pd, &depths)?;
         let conn = MsgConn::connect(half, (receives, MESSAGE), peer, options, private_data, until)?;
         Ok(Self::new(conn, memory, None))
     }
@@ -141,11 +141,11 @@ impl Channel {
         options: &ConnConfig,
         reply: &[u8],
         remote: RemoteMr,
-        until: Until<'_>,
+        until: WaitLimits<'_>,
     ) -> Result<Self> {
         let receives = memory.messages();
         let depths = Depths::new(memory.messages() + u32::from(memory.slots) + PULSES, receives);
-        let half = Half::new(device, &memory.pd, &depths)?;
+        let half = PendingQp::new(device, &memory.pd, &depths)?;
         let conn = MsgConn::accept(half, (receives, MESSAGE), request, options, reply, until)?;
         Ok(Self::new(conn, memory, Some(remote)))
     }
@@ -167,7 +167,7 @@ impl Channel {
     pub(crate) fn wait_anew(&mut self) -> Result<()> {
         let patience = self.patience.take();
         // Signs of life that have not been taken are old.
-        let now = Until::deadline(Instant::now());
+        let now = WaitLimits::deadline(Instant::now());
         // No more than there are receives: a server that sends more at the same time is not followed.
         for _ in 0..self.memory.messages() + PULSES {
             if !self.step(now)? {
@@ -196,12 +196,14 @@ impl Channel {
     }
 
     /// The next event; `None` when the peer has closed in order, or `until` came first.
-    fn event(&mut self, until: Until<'_>) -> Result<Option<Event>> {
+    fn event(&mut self, until: WaitLimits<'_>) -> Result<Option<Event>> {
         loop {
             let Some(patience) = &self.patience else { return self.conn.next(Wait::Sleep, until) };
             let look = (patience.heard + patience.time).min(Instant::now() + LOOK);
             let deadline = until.deadline.map_or(look, |at| at.min(look));
-            if let Some(event) = self.conn.next(Wait::Sleep, Until { deadline: Some(deadline), ..until })? {
+            if let Some(event) =
+                self.conn.next(Wait::Sleep, WaitLimits { deadline: Some(deadline), ..until })?
+            {
                 return Ok(Some(event));
             }
             if until.is_over() || self.conn.link.qp.state() != QpState::Rts {
@@ -221,7 +223,7 @@ impl Channel {
     }
 
     /// The next message; `None` when the peer has closed in order, or `until` came first.
-    pub(crate) fn next(&mut self, until: Until<'_>) -> Result<Option<Vec<u8>>> {
+    pub(crate) fn next(&mut self, until: WaitLimits<'_>) -> Result<Option<Vec<u8>>> {
         loop {
             if let Some(message) = self.arrived.pop_front() {
                 return Ok(Some(message));
@@ -233,7 +235,7 @@ impl Channel {
     }
 
     /// One completion.
-    fn step(&mut self, until: Until<'_>) -> Result<bool> {
+    fn step(&mut self, until: WaitLimits<'_>) -> Result<bool> {
         match self.event(until)? {
             None => return Ok(false),
             Some(Event::Message { slot, len }) => {
@@ -268,7 +270,8 @@ impl Channel {
             if !is_due {
                 self.wait_anew()?;
             }
-            let until = Until { deadline: Some(at.min(Instant::now() + LOOK)), ..Until::stop(stop) };
+            let until =
+                WaitLimits { deadline: Some(at.min(Instant::now() + LOOK)), ..WaitLimits::stop(stop) };
             if !self.step(until)? && self.conn.link.qp.state() != QpState::Rts {
                 break;
             }
@@ -281,7 +284,7 @@ impl Channel {
     }
 
     /// Sends a message.
-    pub(crate) fn send(&mut self, message: &[u8], until: Until<'_>) -> Result<()> {
+    pub(crate) fn send(&mut self, message: &[u8], until: WaitLimits<'_>) -> Result<()> {
         let outbox = loop {
             if let Some(outbox) = self.free.pop() {
                 break outbox;
@@ -297,7 +300,7 @@ impl Channel {
     }
 
     /// Writes bytes into the peer's slot; the message that says how many follows.
-    pub(crate) fn write(&mut self, slot: u16, bytes: &[u8], until: Until<'_>) -> Result<()> {
+    pub(crate) fn write(&mut self, slot: u16, bytes: &[u8], until: WaitLimits<'_>) -> Result<()> {
         let start = usize::from(slot) * SLOT as usize;
         let Some(remote) = self.remote.filter(|remote| {
             bytes.len() <= SLOT as usize && slot < self.memory.slots && start + bytes.len() <= remote.len

@@ -21,7 +21,7 @@ use crate::shared::args::{ConnArgs, DEFAULT_PORT, PeerConfig, resolve};
 use crate::shared::fail::{Exit, Failure, Refusal, Result};
 use crate::shared::open::Opener;
 use crate::shared::stop::Stop;
-use crate::shared::trust::{Files, Trust};
+use crate::shared::trust::{EndRole, Files};
 use client::Shape;
 use direction::Direction;
 use location::{Location, Remote};
@@ -91,12 +91,12 @@ pub(crate) struct Access {
 const GIVE_UP: Duration = Duration::from_secs(15 * 60);
 
 /// Where to and from.
-enum Way {
+enum TransferDirection {
     Push(Vec<PathBuf>, Remote),
     Pull(Vec<Remote>, PathBuf),
 }
 
-impl Way {
+impl TransferDirection {
     fn of(paths: &[OsString]) -> Result<Self> {
         let mut locations = paths.iter().map(Location::parse).collect::<Result<Vec<_>>>()?;
         let usage = |why: &str| {
@@ -164,14 +164,14 @@ fn may_delete(sources: &[OsString]) -> Result<()> {
 
 /// Runs `uiw cp`.
 pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
-    let way = Way::of(&args.paths)?;
+    let way = TransferDirection::of(&args.paths)?;
     if args.delete {
         may_delete(&args.paths[..args.paths.len() - 1])?;
     }
     let (host, share) = way.server();
     let stop = Stop::on_signal()?;
     // A dry run writes nothing, so it may look at a share that is read-only.
-    let push = matches!(way, Way::Push(..)) && !args.dry_run;
+    let push = matches!(way, TransferDirection::Push(..)) && !args.dry_run;
     let pace = args.limit.map(Pace::new);
     let (target, first) = connect(opener, &args.access, (host, share), push, pace, &stop)?;
     if args.delete && push && !first.can_remove() {
@@ -186,12 +186,12 @@ pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
     let rules = Rules { dry_run: args.dry_run, delete: args.delete, excluded: args.exclude.clone() };
     let plan = Plan::new(Report::new(args.json, Arc::clone(&target.heard)), stop, rules);
     let direction: Box<dyn Direction> = match &way {
-        Way::Push(..) => Box::new(Push),
-        Way::Pull(..) => Box::new(Pull { label: format!("{:08x}", target.token as u32) }),
+        TransferDirection::Push(..) => Box::new(Push),
+        TransferDirection::Pull(..) => Box::new(Pull { label: format!("{:08x}", target.token as u32) }),
     };
     client::transfer(first, &plan, direction.as_ref(), &target, shape, |caller| match &way {
-        Way::Push(from, to) => sources::push(caller, from, to),
-        Way::Pull(from, to) => sources::pull(caller, from, to),
+        TransferDirection::Push(from, to) => sources::push(caller, from, to),
+        TransferDirection::Pull(from, to) => sources::pull(caller, from, to),
     })?;
     plan.report.summary(shape.stripes.into(), args.dry_run);
     match plan.report.failures() {
@@ -267,7 +267,7 @@ impl Security {
         }
         let is_default = !args.clear && !peer.ip().to_canonical().is_loopback();
         let (opener, files) = if is_default || args.accept_new {
-            Trust::Client.opener(opener)?
+            EndRole::Client.opener(opener)?
         } else {
             (opener.clone(), None)
         };

@@ -2,7 +2,7 @@
 
 use super::direction::{Checked, Direction, Landed, Page, Step, Violation, list, listed};
 use super::plan::{Plan, Task};
-use super::transfer::{Directory, End, Item, Place, Transfer};
+use super::transfer::{Directory, FileEnd, Item, Place, Transfer};
 use rustix::io::Errno;
 use std::ops::Range;
 use std::sync::Arc;
@@ -195,7 +195,7 @@ fn open(plan: &Plan, item: &Item, tried: u8) {
                 plan.report.resumed(part.verified_bytes());
             }
             let missing = part.missing();
-            let transfer = Arc::new(Transfer::new(item.clone(), End::Target(part)));
+            let transfer = Arc::new(Transfer::new(item.clone(), FileEnd::Target(part)));
             transfer.set_missing(missing);
             plan.add_file(transfer);
         }
@@ -211,7 +211,7 @@ fn open(plan: &Plan, item: &Item, tried: u8) {
 }
 
 fn finish(plan: &Plan, transfer: &Arc<Transfer>) {
-    let End::Target(part) = &transfer.end else { return };
+    let FileEnd::Target(part) = &transfer.end else { return };
     match part.finish() {
         Ok(Outcome::Done) => {
             if transfer.cancel() {
@@ -229,7 +229,7 @@ fn finish(plan: &Plan, transfer: &Arc<Transfer>) {
 }
 
 fn block(plan: &Plan, transfer: &Arc<Transfer>, index: u64, reply: Reply, landed: Landed<'_>) -> Checked<()> {
-    let End::Target(part) = &transfer.end else { return Ok(()) };
+    let FileEnd::Target(part) = &transfer.end else { return Ok(()) };
     if transfer.is_cancelled() {
         return Ok(());
     }

@@ -2,7 +2,7 @@
 
 use super::direction::{Checked, Direction, Landed, Page, Step, Violation, list, listed};
 use super::plan::{Plan, Task};
-use super::transfer::{End, Item, Transfer};
+use super::transfer::{FileEnd, Item, Transfer};
 use rustix::io::Errno;
 use std::fs::File;
 use std::sync::Arc;
@@ -33,8 +33,8 @@ impl Direction for Push {
             Task::Block(transfer, index) => {
                 let transfer = Arc::clone(transfer);
                 match block(plan, &transfer, *index)? {
-                    Sent::Block(step) => Some(step),
-                    Sent::Hole(end) => {
+                    SentPart::Block(step) => Some(step),
+                    SentPart::Hole(end) => {
                         let blocks = *index..transfer.skip(*index, end);
                         *task = Task::Hole(Arc::clone(&transfer), blocks.clone());
                         Some((Request::Hole { file: transfer.head(), blocks }, None))
@@ -205,7 +205,7 @@ fn opened(plan: &Plan, item: Item, tried: u8, reply: Reply) -> Checked<()> {
             };
             let is_other = meta.version != item.meta.version;
             let is_listed = ranges.len() < MAX_RANGES;
-            let transfer = Arc::new(Transfer::new(item, End::Source(file)));
+            let transfer = Arc::new(Transfer::new(item, FileEnd::Source(file)));
             if is_other {
                 plan.reopen(&transfer, Some(meta));
                 return Ok(());
@@ -228,15 +228,15 @@ fn opened(plan: &Plan, item: Item, tried: u8, reply: Reply) -> Checked<()> {
     Ok(())
 }
 
-enum Sent {
+enum SentPart {
     Block(Step),
     /// It lies in a hole up to this block.
     Hole(u64),
 }
 
 /// Reads a block. `None`: the file has changed or cannot be read, or means nothing any more.
-fn block(plan: &Plan, transfer: &Transfer, index: u64) -> Option<Sent> {
-    let End::Source(file) = &transfer.end else { return None };
+fn block(plan: &Plan, transfer: &Transfer, index: u64) -> Option<SentPart> {
+    let FileEnd::Source(file) = &transfer.end else { return None };
     if transfer.is_cancelled() {
         return None;
     }
@@ -244,9 +244,9 @@ fn block(plan: &Plan, transfer: &Transfer, index: u64) -> Option<Sent> {
         Ok(Read::Block(bytes)) => {
             let hash = *blake3::hash(&bytes).as_bytes();
             let len = bytes.len() as u32;
-            Some(Sent::Block((Request::Put { file: transfer.head(), index, len, hash }, Some(bytes))))
+            Some(SentPart::Block((Request::Put { file: transfer.head(), index, len, hash }, Some(bytes))))
         }
-        Ok(Read::HoleUntil(end)) => Some(Sent::Hole(end)),
+        Ok(Read::HoleUntil(end)) => Some(SentPart::Hole(end)),
         Ok(Read::Changed(_)) => {
             // The name may stand for another file by now.
             match transfer.item.place.root.meta(&transfer.item.place.local) {

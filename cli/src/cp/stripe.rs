@@ -7,7 +7,7 @@ use super::plan::{Plan, Task};
 use super::segments::Segments;
 use crate::shared::args::PeerConfig;
 use crate::shared::fail::{Exit, Failure, Refusal, Result};
-use crate::shared::qp_setup::Until;
+use crate::shared::qp_setup::WaitLimits;
 use crate::shared::service::{CpOrder, CpReply, Service};
 use crate::shared::stop::Stop;
 use std::cell::RefCell;
@@ -151,7 +151,7 @@ impl Stripe {
         let options = target.options(segment);
         let private_data = order.private_data();
         let deadline = target.heard.at() + target.give_up;
-        let until = Until { deadline: Some(deadline.max(begun + LEAST)), ..Until::stop(stop) };
+        let until = WaitLimits { deadline: Some(deadline.max(begun + LEAST)), ..WaitLimits::stop(stop) };
         let channel = Channel::connect(&target.device, memory, target.peer, &options, &private_data, until);
         let connected = begun.elapsed();
         let mut channel = match channel {
@@ -202,7 +202,7 @@ impl Stripe {
     pub(super) fn finish(mut self, failed: u64) {
         if self.revision >= 1 {
             // An error shows that the connection is lost: then there is nobody to report to.
-            let until = Until::deadline(Instant::now() + LEAST);
+            let until = WaitLimits::deadline(Instant::now() + LEAST);
             let _ = self.channel.send(&Request::End { failed }.encode(0), until);
         }
         self.channel.close();
@@ -250,7 +250,7 @@ impl Stripe {
     }
 
     fn exchange(&mut self, request: &Request, stop: &Stop) -> std::result::Result<Reply, Broken> {
-        let until = Until::stop(stop);
+        let until = WaitLimits::stop(stop);
         self.channel.wait_anew()?;
         self.channel.send(&request.encode(0), until)?;
         let Some(message) = self.channel.next(until)? else {
@@ -309,7 +309,7 @@ impl Stripe {
                 }
                 continue;
             }
-            let Some(message) = self.channel.next(Until::stop(&plan.stop))? else {
+            let Some(message) = self.channel.next(WaitLimits::stop(&plan.stop))? else {
                 if plan.stop.is_set() {
                     return Ok(());
                 }
@@ -346,7 +346,7 @@ impl Stripe {
         if !is_waiting {
             self.channel.wait_anew()?;
         }
-        let until = Until::stop(&plan.stop);
+        let until = WaitLimits::stop(&plan.stop);
         if let Some(bytes) = bytes {
             self.channel.write(slot, &bytes, until)?;
         }

@@ -70,7 +70,7 @@ impl Directory {
 #[derive(Debug)]
 pub(super) struct Transfer {
     pub(super) item: Item,
-    pub(super) end: End,
+    pub(super) end: FileEnd,
     /// It failed, or was begun anew: what is still under way of it means nothing.
     cancelled: AtomicBool,
     blocks: Mutex<Blocks>,
@@ -78,7 +78,7 @@ pub(super) struct Transfer {
 
 /// This end's part of a file.
 #[derive(Debug)]
-pub(super) enum End {
+pub(super) enum FileEnd {
     Source(File),
     Target(Part),
 }
@@ -92,7 +92,7 @@ struct Blocks {
 }
 
 impl Transfer {
-    pub(super) fn new(item: Item, end: End) -> Self {
+    pub(super) fn new(item: Item, end: FileEnd) -> Self {
         Self { item, end, cancelled: AtomicBool::new(false), blocks: Mutex::default() }
     }
 
@@ -189,7 +189,7 @@ mod tests {
         let root = Arc::new(Root::open("/".as_ref()).unwrap());
         let place = Place { root, local: RelPath::default(), remote: RelPath::default() };
         let item = Item { place, meta, parent: None, restarts: 0 };
-        Transfer::new(item, End::Source(File::open("/dev/null").unwrap()))
+        Transfer::new(item, FileEnd::Source(File::open("/dev/null").unwrap()))
     }
 
     #[test]

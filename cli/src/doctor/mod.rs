@@ -46,7 +46,7 @@ pub(crate) struct Args {
     rtt: Duration,
     /// What must run: tcp, mptcp, packet, xdp; several with commas
     #[arg(long, value_enum, value_delimiter = ',', default_value = "tcp")]
-    need: Vec<Need>,
+    need: Vec<StackRequirement>,
     /// The program of which is said whether it would load uiw's libraries under `uiw run` [default: /bin/sh]
     #[arg(long, value_name = "FILE")]
     program: Option<PathBuf>,
@@ -66,7 +66,7 @@ impl Args {
 
 /// A stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum Need {
+enum StackRequirement {
     /// The kernel's TCP
     Tcp,
     /// The kernel's Multipath TCP
@@ -77,7 +77,7 @@ enum Need {
     Xdp,
 }
 
-impl Need {
+impl StackRequirement {
     fn check(self) -> &'static str {
         match self {
             Self::Tcp => checks::TCP,

@@ -43,14 +43,14 @@ pub(super) fn check(program: Option<&Path>) -> Check {
             no(why, "use a program that is built for glibc")
         }
         Kind::Loader(_) => match loaded(program, &library) {
-            Ok(Loaded::Preloaded) => {
+            Ok(LoaderVerdict::Preloaded) => {
                 of(Check::ok(NAME, format!("{} is loaded first", library.display())).with(details(true)))
             }
-            Ok(Loaded::Secure) => no(
+            Ok(LoaderVerdict::Secure) => no(
                 "it runs with more rights than its user (setuid, setgid or file capabilities), and the loader ignores LD_PRELOAD".to_owned(),
                 "run a copy without these, as the user that it would become, or in a service with AmbientCapabilities= and without them",
             ),
-            Ok(Loaded::Not(why)) => no(why, "put the libraries on a file system that programs may be run from (no noexec), readable for this user"),
+            Ok(LoaderVerdict::Not(why)) => no(why, "put the libraries on a file system that programs may be run from (no noexec), readable for this user"),
             Err(error) => no(format!("it cannot be started: {error}"), "check that it may be executed"),
         },
     }
@@ -109,7 +109,7 @@ fn number(bytes: &[u8], at: usize, len: usize) -> u64 {
 }
 
 /// What the loader says that it would load.
-enum Loaded {
+enum LoaderVerdict {
     Preloaded,
     /// It refuses to say that in a program with more rights than its user.
     Secure,
@@ -117,7 +117,7 @@ enum Loaded {
 }
 
 /// Asks the loader, which lists the libraries instead of starting the program, as ldd(1) does.
-fn loaded(program: &Path, library: &Path) -> io::Result<Loaded> {
+fn loaded(program: &Path, library: &Path) -> io::Result<LoaderVerdict> {
     /// The loader's exit code where it must not list them.
     const SECURE: i32 = 5;
     let mut command = Command::new(program);
@@ -126,14 +126,14 @@ fn loaded(program: &Path, library: &Path) -> io::Result<Loaded> {
     let name = library.to_string_lossy();
     let text = String::from_utf8_lossy(&output.stdout);
     if text.lines().any(|line| line.trim().starts_with(&*name) || line.contains(&format!("=> {name}"))) {
-        return Ok(Loaded::Preloaded);
+        return Ok(LoaderVerdict::Preloaded);
     }
     if output.status.code() == Some(SECURE) {
-        return Ok(Loaded::Secure);
+        return Ok(LoaderVerdict::Secure);
     }
     let said = String::from_utf8_lossy(&output.stderr);
     let line = said.lines().find(|line| line.contains("LD_PRELOAD")).or(said.lines().next());
-    Ok(Loaded::Not(line.unwrap_or("the loader does not load the library").to_owned()))
+    Ok(LoaderVerdict::Not(line.unwrap_or("the loader does not load the library").to_owned()))
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use super::checks::{Check, State};
 use crate::shared::fail::Result;
 use crate::shared::open::Opener;
-use crate::shared::qp_setup::{Depths, Half, Link};
+use crate::shared::qp_setup::{Depths, Link, PendingQp};
 use serde_json::json;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -26,7 +26,7 @@ pub(super) fn check(opener: &Opener, peer: SocketAddr, options: &ConnConfig) -> 
 fn connect(opener: &Opener, peer: SocketAddr, options: &ConnConfig) -> Result<Link> {
     let device = opener.device()?;
     let pd = device.alloc_pd()?;
-    Half::new(&device, &pd, &Depths::new(1, 1))?.connect(peer, options, b"")
+    PendingQp::new(&device, &pd, &Depths::new(1, 1))?.connect(peer, options, b"")
 }
 
 fn judge(link: Link) -> Check {

@@ -2,7 +2,7 @@
 //! them, which shows how much of a difference is noise.
 
 use super::plan::Plan;
-use super::raw::{Client, Measured};
+use super::raw::{Client, RawMeasurement};
 use super::run::{Outcome, Run, histogram};
 use crate::shared::fail::{Failure, Result};
 use crate::shared::text::Progress;
@@ -88,7 +88,7 @@ struct Slice {
     figure: f64,
     /// Messages a second.
     messages: f64,
-    tail: Option<Tail>,
+    tail: Option<LatencyTail>,
     units: f64,
     cpu_client_ns: u64,
     cpu_server_ns: u64,
@@ -96,12 +96,12 @@ struct Slice {
 
 /// What a ping-pong says beside its median, in microseconds.
 #[derive(Clone, Copy)]
-struct Tail {
+struct LatencyTail {
     p99: f64,
     mean: f64,
 }
 
-impl Tail {
+impl LatencyTail {
     fn of(histogram: &Histogram<u64>) -> Self {
         Self { p99: us_at(histogram, 0.99), mean: histogram.mean() / 1e3 }
     }
@@ -201,7 +201,7 @@ impl Bench<'_> {
         };
         let (cpu_client_ns, cpu_server_ns) = (outcome.cpu_client_ns, outcome.cpu_server_ns);
         let messages = outcome.messages as f64 / outcome.seconds;
-        let tail = outcome.round_trips.as_ref().map(Tail::of);
+        let tail = outcome.round_trips.as_ref().map(LatencyTail::of);
         Ok((Slice { figure, messages, tail, units, cpu_client_ns, cpu_server_ns }, outcome))
     }
 
@@ -213,12 +213,12 @@ impl Bench<'_> {
                 histogram.saturating_record(took.as_nanos() as u64);
             })?;
             figure = Some((us_at(&histogram, 0.5), histogram.len() as f64));
-            tail = Some(Tail::of(&histogram));
+            tail = Some(LatencyTail::of(&histogram));
             measured
         } else {
             self.raw.slice(self.plan.way(), size, self.memory(), self.plan.time)?
         };
-        let Measured { bytes, cpu_client_ns, cpu_server_ns, .. } = measured;
+        let RawMeasurement { bytes, cpu_client_ns, cpu_server_ns, .. } = measured;
         let (figure, units) = figure.unwrap_or((measured.rate(), bytes as f64));
         let messages = measured.rate() / f64::from(size);
         Ok(Slice { figure, messages, tail, units, cpu_client_ns, cpu_server_ns })
@@ -253,7 +253,7 @@ pub(crate) fn us_at(histogram: &Histogram<u64>, quantile: f64) -> f64 {
     Duration::from_nanos(histogram.value_at_quantile(quantile)).as_secs_f64() * 1e6
 }
 
-fn tail(slices: &[Slice], of: fn(&Tail) -> f64) -> Option<Quartiles> {
+fn tail(slices: &[Slice], of: fn(&LatencyTail) -> f64) -> Option<Quartiles> {
     let all = slices.iter().map(|slice| slice.tail.as_ref().map(of));
     all.collect::<Option<Vec<_>>>().map(Quartiles::of)
 }

@@ -6,7 +6,7 @@ use super::source::Source;
 use crate::serve::perf::inline;
 use crate::shared::fail::{Failure, Result};
 use crate::shared::memory::{Buffer, at};
-use crate::shared::qp_setup::{Depths, Half, Link, RECV, Until, post, post_recvs};
+use crate::shared::qp_setup::{Depths, Link, PendingQp, RECV, WaitLimits, post, post_recvs};
 use crate::shared::service::{Op, PerfReply, Service, Stats};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -56,7 +56,7 @@ impl FlowState {
         };
         let ring_size = if plan.latency && plan.op == Op::Send { size.max(STATS_LEN) } else { STATS_LEN };
         let ring = Buffer::exclusive(pd, ring_size * RECVS as usize)?;
-        let half = Half::on(device, pd, cq, &Depths::new(plan.depth + 4, RECVS as u32))?;
+        let half = PendingQp::on(device, pd, cq, &Depths::new(plan.depth + 4, RECVS as u32))?;
         let receive = |slot: u64| (index << FLOW_SHIFT | slot, Some(slot_of(&ring, slot, ring_size)));
         post_recvs(&half.qp, (0..RECVS).map(receive))?;
         let back_at = back.as_ref().map(|back| (back.remote().addr, back.remote().rkey.0));
@@ -64,7 +64,7 @@ impl FlowState {
         let connecting = half.begin(peer, &plan.peer_options.options(), &order.private_data())?;
         let plan = plan.clone();
         Ok(move || {
-            let link = connecting.finish(Until::NEVER)?;
+            let link = connecting.finish(WaitLimits::NEVER)?;
             let reply: PerfReply = serde_json::from_slice(&link.info.private_data)
                 .map_err(|_| Failure::lost(peer, "accepted, but is no `uiw serve`"))?;
             let open = RemoteMr { addr: reply.addr, rkey: STag(reply.rkey), len: reply.len as usize };

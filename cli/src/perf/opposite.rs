@@ -5,8 +5,8 @@ use super::pattern;
 use super::plan::Plan;
 use crate::shared::fail::{Failure, Result};
 use crate::shared::memory::Buffer;
-use crate::shared::qp_setup::{Depths, Half, Link, RECV, Until, post, post_recvs, send_copy};
-use crate::shared::service::{Op, Opposite, Service, Stats};
+use crate::shared::qp_setup::{Depths, Link, PendingQp, RECV, WaitLimits, post, post_recvs, send_copy};
+use crate::shared::service::{Op, OppositeTraffic, Service, Stats};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use uiw::raw::{Access, Cq, Device, Pd, SendFlags, SendOp, Wc, WcStatus};
@@ -45,16 +45,21 @@ impl OppositeFlow {
             }
         }
         let ring = Buffer::exclusive(pd, STATS_LEN * RECVS as usize)?;
-        let half = Half::on(device, pd, cq, &Depths::new(4, RECVS as u32))?;
+        let half = PendingQp::on(device, pd, cq, &Depths::new(4, RECVS as u32))?;
         let receive = |slot: u64| (index << FLOW_SHIFT | slot, Some(slot_of(&ring, slot, STATS_LEN)));
         post_recvs(&half.qp, (0..RECVS).map(receive))?;
         let back = open.remote();
-        let opposite =
-            Opposite { chain: plan.chain, signal_every: plan.signal_every, iterations: plan.iterations };
+        let opposite = OppositeTraffic {
+            chain: plan.chain,
+            signal_every: plan.signal_every,
+            iterations: plan.iterations,
+        };
         let order = Service::Perf(plan.order(Some((back.addr, back.rkey.0)), Some(opposite)));
         let connecting = half.begin(peer, &plan.peer_options.options(), &order.private_data())?;
         let plan = plan.clone();
-        Ok(move || Ok(Self { link: connecting.finish(Until::NEVER)?, plan, index, open, ring, stats: None }))
+        Ok(move || {
+            Ok(Self { link: connecting.finish(WaitLimits::NEVER)?, plan, index, open, ring, stats: None })
+        })
     }
 
     /// Asks for statistics; while the server posts they come when it has ended.
@@ -65,7 +70,7 @@ impl OppositeFlow {
 
     /// Lets the server begin. Its statistics are awaited from now on.
     pub(crate) fn go(&mut self) -> Result<()> {
-        send_copy(&self.link.qp, self.index << FLOW_SHIFT | MARK, &[Opposite::GO])?;
+        send_copy(&self.link.qp, self.index << FLOW_SHIFT | MARK, &[OppositeTraffic::GO])?;
         self.ask()
     }
 
@@ -73,7 +78,7 @@ impl OppositeFlow {
     pub(crate) fn stop(&mut self) -> Result<()> {
         match self.stats {
             Some(_) => Ok(()),
-            None => send_copy(&self.link.qp, self.index << FLOW_SHIFT | MARK, &[Opposite::STOP]),
+            None => send_copy(&self.link.qp, self.index << FLOW_SHIFT | MARK, &[OppositeTraffic::STOP]),
         }
     }
 

@@ -4,9 +4,9 @@
 const PART: usize = 64 << 10;
 
 /// The bytes of a message, from the first one on.
-struct Words(u64);
+struct PatternWords(u64);
 
-impl Words {
+impl PatternWords {
     fn new(seq: u64) -> Self {
         Self(seq.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ 0xD1B5_4A32_D192_ED03)
     }
@@ -28,7 +28,7 @@ impl Words {
 
 /// Fills `out` with the bytes of message `seq`.
 pub(crate) fn fill(seq: u64, out: &mut [u8]) {
-    Words::new(seq).fill(out);
+    PatternWords::new(seq).fill(out);
 }
 
 /// Calls `each` with every part of the `len` bytes of message `seq` and its offset, until it returns false. True: it never did. A peer that
@@ -38,7 +38,7 @@ pub(crate) fn parts<E>(
     len: usize,
     mut each: impl FnMut(usize, &[u8]) -> Result<bool, E>,
 ) -> Result<bool, E> {
-    let (mut words, mut part) = (Words::new(seq), vec![0; PART.min(len)]);
+    let (mut words, mut part) = (PatternWords::new(seq), vec![0; PART.min(len)]);
     for offset in (0..len).step_by(PART) {
         let part = &mut part[..PART.min(len - offset)];
         words.fill(part);

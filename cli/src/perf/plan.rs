@@ -1,13 +1,13 @@
 //! What is to be measured, checked once.
 
 use super::Args;
-use super::raw::Way;
+use super::raw::RawDirection;
 use super::source::Messages;
 use crate::serve::perf::{MAX_DEPTH, MAX_MEMORY, MAX_SIZE};
 use crate::shared::args::PeerConfig;
 use crate::shared::fail::{Failure, Result};
 use crate::shared::qp_setup::Wait;
-use crate::shared::service::{Op, Opposite, PerfOrder};
+use crate::shared::service::{Op, OppositeTraffic, PerfOrder};
 use std::time::Duration;
 
 /// Bytes under way when nothing else is said. A Write or Send is done when TCP has taken it, so a few are enough to keep TCP
@@ -120,7 +120,7 @@ impl Plan {
     }
 
     /// `back` is memory of the client's, `opposite` what the server is to post into it.
-    pub(crate) fn order(&self, back: Option<(u64, u32)>, opposite: Option<Opposite>) -> PerfOrder {
+    pub(crate) fn order(&self, back: Option<(u64, u32)>, opposite: Option<OppositeTraffic>) -> PerfOrder {
         PerfOrder {
             op: self.op,
             size: self.size,
@@ -141,11 +141,11 @@ impl Plan {
     }
 
     /// Where bytes go.
-    pub(crate) fn way(&self) -> Way {
+    pub(crate) fn way(&self) -> RawDirection {
         match self.op {
-            _ if self.bidirectional => Way::Both,
-            Op::Read => Way::ToClient,
-            _ => Way::ToServer,
+            _ if self.bidirectional => RawDirection::Both,
+            Op::Read => RawDirection::ToClient,
+            _ => RawDirection::ToServer,
         }
     }
 }

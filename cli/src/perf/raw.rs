@@ -2,7 +2,7 @@
 
 use crate::shared::args::PeerConfig;
 use crate::shared::fail::{Failure, Refusal, Result, printable};
-use crate::shared::qp_setup::{Depths, Half, Wait};
+use crate::shared::qp_setup::{Depths, PendingQp, Wait};
 use crate::shared::service::{RawReply, Service, SliceKind, SliceOrder};
 use crate::shared::spin::Spin;
 use socket2::{Domain, Protocol, Socket, Type};
@@ -28,7 +28,7 @@ pub(crate) const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Where a measurement's bytes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum RawDirection {
     ToServer,
     ToClient,
     /// Both at once, on a connection each.
@@ -194,14 +194,14 @@ fn keep_last(last: &mut [u8; 8], bytes: &[u8]) {
 
 /// What a raw connection measured.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Measured {
+pub(crate) struct RawMeasurement {
     pub(crate) bytes: u64,
     pub(crate) seconds: f64,
     pub(crate) cpu_client_ns: u64,
     pub(crate) cpu_server_ns: u64,
 }
 
-impl Measured {
+impl RawMeasurement {
     pub(crate) fn rate(&self) -> f64 {
         self.bytes as f64 / self.seconds
     }
@@ -225,7 +225,7 @@ impl Client {
         peer: SocketAddr,
         peer_options: &PeerConfig,
     ) -> Result<(Self, crate::shared::qp_setup::Link)> {
-        let half = Half::new(device, pd, &Depths::new(1, 1))?;
+        let half = PendingQp::new(device, pd, &Depths::new(1, 1))?;
         let (congestion, mss) = (peer_options.congestion.clone(), peer_options.own.stream.max_segment);
         let mut options = ConnConfig::default();
         options.stream.max_segment = mss;
@@ -261,24 +261,30 @@ impl Client {
     }
 
     /// One slice of throughput on new connections: writes of `buffer` bytes, from and to `memory` bytes.
-    pub(crate) fn slice(&self, way: Way, buffer: u32, memory: u32, time: Duration) -> Result<Measured> {
+    pub(crate) fn slice(
+        &self,
+        way: RawDirection,
+        buffer: u32,
+        memory: u32,
+        time: Duration,
+    ) -> Result<RawMeasurement> {
         match way {
-            Way::ToServer => self.write(buffer, memory, time),
-            Way::ToClient => self.read(buffer, memory, time),
-            Way::Both => self.both(buffer, memory, time),
+            RawDirection::ToServer => self.write(buffer, memory, time),
+            RawDirection::ToClient => self.read(buffer, memory, time),
+            RawDirection::Both => self.both(buffer, memory, time),
         }
         .map_err(|error| self.failed(error))
     }
 
     /// Bytes of both; the time and the processors' time, which is that of whole processes, of the longer one.
-    fn both(&self, buffer: u32, memory: u32, time: Duration) -> io::Result<Measured> {
+    fn both(&self, buffer: u32, memory: u32, time: Duration) -> io::Result<RawMeasurement> {
         let (a, b) = std::thread::scope(|scope| {
             let other = scope.spawn(|| self.read(buffer, memory, time));
             let this = self.write(buffer, memory, time);
             (this, other.join().unwrap_or_else(|_| Err(io::Error::other("the reader's thread panicked"))))
         });
         let (a, b) = (a?, b?);
-        Ok(Measured {
+        Ok(RawMeasurement {
             bytes: a.bytes + b.bytes,
             seconds: a.seconds.max(b.seconds),
             cpu_client_ns: a.cpu_client_ns.max(b.cpu_client_ns),
@@ -286,7 +292,7 @@ impl Client {
         })
     }
 
-    fn write(&self, buffer: u32, memory: u32, time: Duration) -> io::Result<Measured> {
+    fn write(&self, buffer: u32, memory: u32, time: Duration) -> io::Result<RawMeasurement> {
         let mut ring = Ring::new(buffer as usize, memory);
         let mut stream = self.connect(SliceKind::ToServer, buffer, memory, time)?;
         let (cpu, start) = (cpu_ns(), Instant::now());
@@ -294,7 +300,7 @@ impl Client {
         stream.shutdown(std::net::Shutdown::Write)?;
         let mut answer = [0; 8];
         stream.read_exact(&mut answer)?;
-        Ok(Measured {
+        Ok(RawMeasurement {
             bytes,
             seconds: start.elapsed().as_secs_f64(),
             cpu_client_ns: cpu_ns() - cpu,
@@ -302,7 +308,7 @@ impl Client {
         })
     }
 
-    fn read(&self, buffer: u32, memory: u32, time: Duration) -> io::Result<Measured> {
+    fn read(&self, buffer: u32, memory: u32, time: Duration) -> io::Result<RawMeasurement> {
         let mut ring = Ring::of_reader(buffer, memory);
         let mut stream = self.connect(SliceKind::ToClient, buffer, memory, time)?;
         let (cpu, start) = (cpu_ns(), Instant::now());
@@ -317,7 +323,7 @@ impl Client {
                 }
             }
         }
-        Ok(Measured {
+        Ok(RawMeasurement {
             bytes,
             seconds: start.elapsed().as_secs_f64(),
             cpu_client_ns: cpu_ns() - cpu,
@@ -332,7 +338,7 @@ impl Client {
         size: u32,
         time: Duration,
         each: impl FnMut(Duration),
-    ) -> Result<Measured> {
+    ) -> Result<RawMeasurement> {
         self.try_ping_pong(wait, size, time, each).map_err(|error| self.failed(error))
     }
 
@@ -342,7 +348,7 @@ impl Client {
         size: u32,
         time: Duration,
         mut each: impl FnMut(Duration),
-    ) -> io::Result<Measured> {
+    ) -> io::Result<RawMeasurement> {
         let spin = wait == Wait::Spin;
         let kind = if spin { SliceKind::PingPongSpin } else { SliceKind::PingPongBlock };
         let mut stream = self.connect(kind, size, size, time)?;
@@ -377,7 +383,7 @@ impl Client {
         stream.read_exact(&mut answer)?;
         let bytes = rounds * u64::from(size);
         let seconds = (now - start).as_secs_f64();
-        Ok(Measured { bytes, seconds, cpu_client_ns, cpu_server_ns: u64::from_be_bytes(answer) })
+        Ok(RawMeasurement { bytes, seconds, cpu_client_ns, cpu_server_ns: u64::from_be_bytes(answer) })
     }
 }
 

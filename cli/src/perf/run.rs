@@ -5,7 +5,7 @@ use super::opposite::OppositeFlow;
 use super::plan::Plan;
 use super::raw::cpu_ns;
 use crate::shared::fail::{Failure, Result};
-use crate::shared::qp_setup::{Link, Until, completions, cq_options};
+use crate::shared::qp_setup::{Link, WaitLimits, completions, cq_options};
 use crate::shared::service::{Op, Stats};
 use crate::shared::spin::Spin;
 use hdrhistogram::Histogram;
@@ -107,7 +107,7 @@ impl Run {
     }
 
     /// Takes completions, waiting for the first.
-    fn take(&mut self, until: Until<'_>) -> Result<usize> {
+    fn take(&mut self, until: WaitLimits<'_>) -> Result<usize> {
         let Self { device, cq, plan, batch, .. } = self;
         let taken = completions(device, cq, plan.wait, until, 64, |wc| batch.push(wc));
         self.sort()?;
@@ -137,7 +137,7 @@ impl Run {
         self.marks = self.flows.len();
         let deadline = Instant::now() + TIMEOUT;
         while self.marks > 0 || self.flows.iter().any(|flow| flow.stats.is_none()) || self.opposite_runs() {
-            if self.take(Until::deadline(deadline))? == 0 {
+            if self.take(WaitLimits::deadline(deadline))? == 0 {
                 return Err(Failure::lost(self.flows[0].link.peer(), "did not finish the run in a minute"));
             }
         }
@@ -208,7 +208,7 @@ impl Run {
             }
             // If all is posted the server has more to do: until it has, or the time is over.
             let end = [watch.due(), is_posted.then_some(self.plan.time)].into_iter().flatten().min();
-            self.take(end.map_or(Until::NEVER, |end| Until::deadline(start + end)))?;
+            self.take(end.map_or(WaitLimits::NEVER, |end| WaitLimits::deadline(start + end)))?;
             let done = self.flows.iter().map(|flow| flow.source.done).sum::<u64>();
             watch.so_far(done, start.elapsed());
         }
@@ -244,7 +244,7 @@ impl Run {
     /// Polls once if the answer is detected in memory; otherwise waits for a completion. Returns those taken.
     fn take_for_answer(&mut self) -> Result<usize> {
         if self.plan.op != Op::Write {
-            return self.take(Until::NEVER);
+            return self.take(WaitLimits::NEVER);
         }
         let taken = self.cq.poll_with(64, |wc| self.batch.push(wc));
         self.sort()?;
@@ -293,7 +293,7 @@ impl Run {
         for flow in flows {
             flow.read_back(|flow| {
                 let mut next = None;
-                completions(device, cq, plan.wait, Until::NEVER, 1, |wc| next = Some(wc));
+                completions(device, cq, plan.wait, WaitLimits::NEVER, 1, |wc| next = Some(wc));
                 match next {
                     Some(wc) => flow.completion(&wc).map(drop),
                     None => Ok(()),

@@ -8,7 +8,7 @@ use crate::shared::fail::{Failure, Result};
 use crate::shared::memory::{Buffer, at};
 use crate::shared::msg_conn::{Event, MsgConn};
 use crate::shared::open::Opener;
-use crate::shared::qp_setup::{Depths, Half, Until, Wait, post};
+use crate::shared::qp_setup::{Depths, PendingQp, Wait, WaitLimits, post};
 use crate::shared::service::{PingOrder, Service};
 use crate::shared::stop::Stop;
 use crate::shared::text;
@@ -186,7 +186,7 @@ impl Pinger {
         let pd = device.alloc_pd()?;
         let size = args.size as usize;
         let data = Buffer::exclusive(&pd, size * 2)?;
-        let half = Half::new(&device, &pd, &Depths::new(8, 4))?;
+        let half = PendingQp::new(&device, &pd, &Depths::new(8, 4))?;
         let peer_options = args.conn.peer_options();
         let order = Service::Ping(PingOrder { size: args.size, peer_options: peer_options.clone() });
         let conn = MsgConn::connect(
@@ -195,7 +195,7 @@ impl Pinger {
             peer,
             &peer_options.options(),
             &order.private_data(),
-            Until::NEVER,
+            WaitLimits::NEVER,
         )?;
         let open = RemoteMr::from_bytes(&conn.link.info.private_data).map_err(|_| {
             Failure::lost(peer, "accepted, but is no `uiw serve` (a stock rping server needs --rping)")
@@ -210,7 +210,7 @@ impl Pinger {
 
     fn write(&self) -> Result<()> {
         self.post(OUT, SendOp::Write { remote: at(self.open, 0) }, 0..self.size)?;
-        if self.conn.sent(OUT, self.wait, Until::NEVER)? { Ok(()) } else { Err(self.gone()) }
+        if self.conn.sent(OUT, self.wait, WaitLimits::NEVER)? { Ok(()) } else { Err(self.gone()) }
     }
 
     fn post(&self, wr_id: u64, op: SendOp, range: std::ops::Range<usize>) -> Result<()> {
@@ -226,7 +226,7 @@ impl Pinger {
         // The echo may be here before the completion of its Send.
         let (mut out, mut back) = (false, None);
         while !out || back.is_none() {
-            match self.conn.next(self.wait, Until::NEVER)?.ok_or_else(|| self.gone())? {
+            match self.conn.next(self.wait, WaitLimits::NEVER)?.ok_or_else(|| self.gone())? {
                 Event::Sent(_) => out = true,
                 Event::Message { slot, len } => {
                     back = Some(self.conn.bytes(slot, len)?);
@@ -240,7 +240,7 @@ impl Pinger {
     fn read_back(&self) -> Result<()> {
         let remote = at(self.open, 0);
         self.post(BACK, SendOp::Read { remote, invalidate: None }, self.size..self.size * 2)?;
-        if self.conn.sent(BACK, self.wait, Until::NEVER)? { Ok(()) } else { Err(self.gone()) }
+        if self.conn.sent(BACK, self.wait, WaitLimits::NEVER)? { Ok(()) } else { Err(self.gone()) }
     }
 }
 

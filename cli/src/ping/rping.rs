@@ -6,7 +6,7 @@ use crate::shared::fail::{Failure, Result};
 use crate::shared::memory::Buffer;
 use crate::shared::msg_conn::{Event, MsgConn};
 use crate::shared::open::Opener;
-use crate::shared::qp_setup::{Depths, Half, Until, Wait, send_copy};
+use crate::shared::qp_setup::{Depths, PendingQp, Wait, WaitLimits, send_copy};
 use std::net::SocketAddr;
 use uiw::raw::{Access, ConnConfig, Remote, RemoteMr, STag};
 
@@ -109,8 +109,8 @@ impl Client {
         let pd = device.alloc_pd()?;
         let source = Buffer::shared(&pd, size as usize, Access::REMOTE_READ)?;
         let sink = Buffer::shared(&pd, size as usize, Access::REMOTE_WRITE)?;
-        let half = Half::new(&device, &pd, &Depths::new(8, 4))?;
-        let conn = MsgConn::connect(half, (4, Info::LEN as u32), peer, options, &[], Until::NEVER)?;
+        let half = PendingQp::new(&device, &pd, &Depths::new(8, 4))?;
+        let conn = MsgConn::connect(half, (4, Info::LEN as u32), peer, options, &[], WaitLimits::NEVER)?;
         Ok(Self { wait, size: size as usize, conn, source, sink })
     }
 
@@ -118,7 +118,7 @@ impl Client {
     fn hand_over(&self, buffer: &Buffer) -> Result<()> {
         send_copy(&self.conn.link.qp, 0, &Info::from(buffer.remote()).to_bytes())?;
         loop {
-            match self.conn.next(self.wait, Until::NEVER)? {
+            match self.conn.next(self.wait, WaitLimits::NEVER)? {
                 None => return Err(Failure::lost(self.conn.link.peer(), "closed the connection")),
                 Some(Event::Sent(_)) => {}
                 Some(Event::Message { slot, len }) => {

@@ -23,7 +23,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use uiw_cabi_core::denied;
-use uiw_cli_sys::split::{Side, split};
+use uiw_cli_sys::split::{ProcessSide, split};
 
 /// What the kernel sends to the second process when the thread that made it has ended, which only ends with the first process. None of the
 /// signals that are passed on: the other threads of a killed process may end later, and until then it is still the parent.
@@ -49,8 +49,8 @@ pub(super) fn run(
     // What is refused is refused to both processes: one of them says so.
     drop(UnixStream::pair().map_err(failed)?);
     match split().map_err(failed)? {
-        Side::Child => watch(Guard::new(Some(first)).map_err(failed)?),
-        Side::Parent(child) => {
+        ProcessSide::Child => watch(Guard::new(Some(first)).map_err(failed)?),
+        ProcessSide::Parent(child) => {
             let guard = Guard::new(None).map_err(failed)?;
             let ended = guard.status(Pid::from_raw(child.get()).unwrap_or(first)).map_err(|error| {
                 tree::end();
@@ -83,20 +83,20 @@ fn code(status: WaitStatus) -> u8 {
 
 /// What waits for a process, and passes signals that this process gets on to it. Made before that one: no signal is lost.
 pub(super) struct Guard {
-    first: First,
+    first: FirstProcess,
     signals: Signals,
 }
 
 /// The first process, whose end is to be that of the program, in the second one.
 #[derive(Clone)]
-struct First {
+struct FirstProcess {
     /// Nothing in the first process.
     number: Option<Pid>,
     /// [`FIRST_ENDED`] has come.
     ended: Arc<AtomicBool>,
 }
 
-impl First {
+impl FirstProcess {
     fn has_ended(&self) -> bool {
         self.ended.load(Ordering::SeqCst) || self.number.is_some_and(|number| getppid() != Some(number))
     }
@@ -107,7 +107,7 @@ impl Guard {
         // What any process of the program leaves behind becomes a child of this one, and is found.
         set_child_subreaper(Some(getpid()))?;
         let signals = Signals::new([SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2])?;
-        let first = First { number: first, ended: Arc::default() };
+        let first = FirstProcess { number: first, ended: Arc::default() };
         if first.number.is_some() {
             // Registered first: the thread that handles the signal reads the flag.
             flag::register(FIRST_ENDED.as_raw(), Arc::clone(&first.ended))?;

@@ -14,7 +14,7 @@ pub(super) struct Comparisons(Mutex<HashMap<u64, Arc<Comparison>>>);
 
 /// Reason why a connection of raw TCP is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Refused {
+pub(super) enum ComparisonRefusal {
     /// No comparison has the token, or it has ended.
     Unknown,
     /// The comparison is that of another address.
@@ -23,7 +23,7 @@ pub(super) enum Refused {
     Full,
 }
 
-impl fmt::Display for Refused {
+impl fmt::Display for ComparisonRefusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unknown => f.write_str("no comparison runs here that this raw TCP belongs to"),
@@ -43,16 +43,16 @@ impl Comparisons {
     }
 
     /// Admits one more connection of raw TCP.
-    pub(super) fn admit(&self, token: u64, peer: IpAddr) -> Result<Admission, Refused> {
-        let comparison = self.lock().get(&token).map(Arc::clone).ok_or(Refused::Unknown)?;
+    pub(super) fn admit(&self, token: u64, peer: IpAddr) -> Result<Admission, ComparisonRefusal> {
+        let comparison = self.lock().get(&token).map(Arc::clone).ok_or(ComparisonRefusal::Unknown)?;
         if comparison.peer != peer.to_canonical() {
-            return Err(Refused::Address(peer));
+            return Err(ComparisonRefusal::Address(peer));
         }
         let mut streams = comparison.lock();
         if streams.over {
-            return Err(Refused::Unknown);
+            return Err(ComparisonRefusal::Unknown);
         }
-        let number = streams.sockets.iter().position(Option::is_none).ok_or(Refused::Full)?;
+        let number = streams.sockets.iter().position(Option::is_none).ok_or(ComparisonRefusal::Full)?;
         streams.sockets[number] = Some(None);
         drop(streams);
         Ok(Admission { comparison, number })
@@ -157,18 +157,18 @@ mod tests {
         let token = running.token;
         assert!(running.idle_since().is_some());
         let refused = |token, peer| all.admit(token, peer).map(drop).unwrap_err();
-        assert_eq!(refused(token ^ 1, PEER), Refused::Unknown);
+        assert_eq!(refused(token ^ 1, PEER), ComparisonRefusal::Unknown);
         let other = "127.0.0.2".parse().unwrap();
-        assert_eq!(refused(token, other), Refused::Address(other));
+        assert_eq!(refused(token, other), ComparisonRefusal::Address(other));
         let mut admitted: Vec<_> = (0..AT_ONCE).map(|_| all.admit(token, PEER).unwrap()).collect();
-        assert_eq!(refused(token, PEER), Refused::Full);
+        assert_eq!(refused(token, PEER), ComparisonRefusal::Full);
         assert_eq!(running.idle_since(), None);
         admitted.pop();
         admitted.push(all.admit(token, "::ffff:127.0.0.1".parse().unwrap()).unwrap());
         admitted.clear();
         assert!(running.idle_since().is_some());
         drop(running);
-        assert_eq!(refused(token, PEER), Refused::Unknown);
+        assert_eq!(refused(token, PEER), ComparisonRefusal::Unknown);
         assert!(all.lock().is_empty());
     }
 

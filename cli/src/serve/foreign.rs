@@ -6,7 +6,7 @@ use crate::ping::rping::{Info, MAX_SIZE};
 use crate::shared::fail::{Failure, Result};
 use crate::shared::memory::Buffer;
 use crate::shared::msg_conn::{Event, MsgConn};
-use crate::shared::qp_setup::{Until, Wait, post, send_copy};
+use crate::shared::qp_setup::{Wait, WaitLimits, post, send_copy};
 use uiw::raw::cm::ConnRequest;
 use uiw::raw::{SendFlags, SendOp};
 
@@ -20,7 +20,7 @@ const WRITE: u64 = 3 << 32;
 
 pub(super) fn serve(server: &Server, request: ConnRequest) -> Result<()> {
     let conn = ping::accept(server, request, ECHO_SIZE, &server.peer_options.options(), &[])?;
-    let until = Until::stop(&server.stop);
+    let until = WaitLimits::stop(&server.stop);
     let Some(Event::Message { slot, len }) = conn.next(Wait::Sleep, until)? else {
         conn.link.close();
         return Ok(());
@@ -72,7 +72,7 @@ impl Rping<'_> {
             let why = format!("describes a buffer of {} bytes; rping's limit is {MAX_SIZE}", info.size);
             return Err(Failure::lost(self.conn.link.peer(), why));
         }
-        let until = Until::stop(&self.server.stop);
+        let until = WaitLimits::stop(&self.server.stop);
         let qp = &self.conn.link.qp;
         post(qp, wr_id, op, &[self.data.sge(0..info.size as usize)], SendFlags::SIGNALED)?;
         if !self.conn.sent(wr_id, Wait::Sleep, until)? {
@@ -84,7 +84,7 @@ impl Rping<'_> {
 
     /// The client's next description; `None` when it has closed.
     fn info(&self) -> Result<Option<Info>> {
-        let until = Until::stop(&self.server.stop);
+        let until = WaitLimits::stop(&self.server.stop);
         let Some(message) = self.conn.message(Wait::Sleep, until)? else { return Ok(None) };
         match Info::from_bytes(&message) {
             Some(info) => Ok(Some(info)),

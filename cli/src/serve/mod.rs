@@ -26,7 +26,7 @@ use crate::shared::service::Service;
 use crate::shared::spin;
 use crate::shared::stop::Stop;
 use crate::shared::text;
-use crate::shared::trust::Trust;
+use crate::shared::trust::EndRole;
 use budget::Budget;
 use comparisons::Comparisons;
 use idle::Idle;
@@ -103,7 +103,7 @@ pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
     };
     let is_here = addresses.iter().all(|address| address.ip().is_loopback());
     let is_default = !args.share.is_empty() && !is_here && !args.clear;
-    let opener = if is_default { Trust::Server.opener(opener)?.0 } else { opener.clone() };
+    let opener = if is_default { EndRole::Server.opener(opener)?.0 } else { opener.clone() };
     let opener = &opener.checking(shares::checker(&args.share));
     // SIGHUP makes a service read its files again, if it has any; a server in a terminal ends with the terminal.
     let stop = if opener.has_tls() || !std::io::stdin().is_terminal() {
@@ -311,7 +311,7 @@ fn begin(server: &Arc<Server>, request: ConnRequest) {
             return;
         }
     };
-    let leaving = Leaving(Arc::clone(server), grant);
+    let leaving = SessionGuard(Arc::clone(server), grant);
     let thread = std::thread::Builder::new().name(format!("uiw-{}", peer.port())).stack_size(STACK);
     let spawned = thread.spawn(move || {
         let _silent = (!is_logged).then(|| tracing::subscriber::set_default(NoSubscriber::default()));
@@ -339,9 +339,9 @@ fn begin(server: &Arc<Server>, request: ConnRequest) {
 }
 
 /// A session's thread, which releases everything however it ends.
-struct Leaving(Arc<Server>, Grant);
+struct SessionGuard(Arc<Server>, Grant);
 
-impl Drop for Leaving {
+impl Drop for SessionGuard {
     fn drop(&mut self) {
         self.0.stop.forget_this_thread();
         self.0.sessions.leave(&self.1);

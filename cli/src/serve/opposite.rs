@@ -5,8 +5,8 @@ use crate::perf::raw::cpu_ns;
 use crate::perf::source::{Messages, Source};
 use crate::shared::fail::{Failure, Result};
 use crate::shared::memory::Buffer;
-use crate::shared::qp_setup::{Depths, Half, Link, RECV, Until, completions, post, post_recvs};
-use crate::shared::service::{Op, Opposite, PerfOrder, PerfReply, Stats};
+use crate::shared::qp_setup::{Depths, Link, PendingQp, RECV, WaitLimits, completions, post, post_recvs};
+use crate::shared::service::{Op, OppositeTraffic, PerfOrder, PerfReply, Stats};
 use uiw::raw::cm::ConnRequest;
 use uiw::raw::{RemoteMr, STag, SendFlags, SendOp, Wc, WcStatus};
 
@@ -16,7 +16,7 @@ const RECVS: u64 = 4;
 const STATS: u64 = 1 << 40;
 
 /// What an order says that cannot be done.
-pub(super) fn check(order: &PerfOrder, opposite: &Opposite) -> std::result::Result<(), String> {
+pub(super) fn check(order: &PerfOrder, opposite: &OppositeTraffic) -> std::result::Result<(), String> {
     let of_depth = 1..=order.depth;
     if !matches!(order.op, Op::Write | Op::Read) || order.back.is_none() || order.latency {
         return Err(format!("asks for {} in the opposite direction", order.op));
@@ -34,7 +34,7 @@ pub(super) fn serve(
     server: &Server,
     request: ConnRequest,
     order: &PerfOrder,
-    opposite: Opposite,
+    opposite: OppositeTraffic,
 ) -> Result<()> {
     let mut driver = Driver::new(server, request, order, opposite)?;
     while driver.step(server)? {}
@@ -55,22 +55,27 @@ struct Driver {
 }
 
 impl Driver {
-    fn new(server: &Server, request: ConnRequest, order: &PerfOrder, opposite: Opposite) -> Result<Self> {
+    fn new(
+        server: &Server,
+        request: ConnRequest,
+        order: &PerfOrder,
+        opposite: OppositeTraffic,
+    ) -> Result<Self> {
         let PerfOrder { op, size, slots, depth, validate, .. } = *order;
-        let Opposite { chain, signal_every, iterations } = opposite;
+        let OppositeTraffic { chain, signal_every, iterations } = opposite;
         // What is looked at must be known to be there.
         let signal_every = if validate { 1 } else { signal_every };
         let what = Messages { op, size, slots, depth, chain, signal_every, validate };
         let local = Buffer::exclusive(&server.pd, what.memory())?;
         let ring = Buffer::exclusive(&server.pd, RECVS as usize)?;
-        let half = Half::new(&server.device, &server.pd, &Depths::new(depth + 4, RECVS as u32))?;
+        let half = PendingQp::new(&server.device, &server.pd, &Depths::new(depth + 4, RECVS as u32))?;
         post_recvs(
             &half.qp,
             (0..RECVS).map(|slot| (slot, Some(ring.sge(slot as usize..slot as usize + 1)))),
         )?;
         let reply = serde_json::to_vec(&PerfReply { addr: 0, rkey: 0, len: 0 }).unwrap_or_default();
         let options = order.peer_options.at(&server.peer_options.own).options();
-        let link = half.accept(request, &options, &reply, Until::stop(&server.stop))?;
+        let link = half.accept(request, &options, &reply, WaitLimits::stop(&server.stop))?;
         server.watch(&link);
         let (addr, rkey) = order.back.unwrap_or_default();
         let open = RemoteMr { addr, rkey: STag(rkey), len: what.memory() };
@@ -96,7 +101,7 @@ impl Driver {
             self.answer()?;
         }
         let Self { link, batch, order, .. } = self;
-        let until = Until::stop(&server.stop);
+        let until = WaitLimits::stop(&server.stop);
         completions(&link.device, &link.cq, order.wait, until, 64, |wc| batch.push(wc));
         let mut batch = std::mem::take(&mut self.batch);
         let mut goes_on = !batch.is_empty();
@@ -122,8 +127,8 @@ impl Driver {
         self.ring.read(slot as usize, &mut said)?;
         match (wc.byte_len, said[0]) {
             (0, _) => self.is_asked = true,
-            (_, Opposite::GO) => self.is_running = self.source.posted < self.limit,
-            (_, Opposite::STOP) => self.is_running = false,
+            (_, OppositeTraffic::GO) => self.is_running = self.source.posted < self.limit,
+            (_, OppositeTraffic::STOP) => self.is_running = false,
             (_, other) => {
                 return Err(Failure::lost(self.link.peer(), format!("says {other}, which is nothing")));
             }

@@ -6,7 +6,7 @@ use crate::perf::{pattern, raw::cpu_ns};
 use crate::shared::fail::{Failure, Result};
 use crate::shared::memory::Buffer;
 use crate::shared::qp_setup::{
-    Depths, Half, Link, MAX_INLINE, RECV, Until, Wait, completions, post, post_recvs, send_copy,
+    Depths, Link, MAX_INLINE, PendingQp, RECV, Wait, WaitLimits, completions, post, post_recvs, send_copy,
 };
 use crate::shared::service::{Op, PerfOrder, PerfReply, Stats};
 use crate::shared::spin::Spin;
@@ -101,7 +101,7 @@ impl Session {
             _ => None,
         };
         let depths = Depths::new(64, u32::try_from(slots).unwrap_or(u32::MAX));
-        let half = Half::new(&server.device, &server.pd, &depths)?;
+        let half = PendingQp::new(&server.device, &server.pd, &depths)?;
         let receive = |slot: u64| (slot, ring.as_ref().map(|ring| slot_of(ring, slot, size, size)));
         post_recvs(&half.qp, (0..slots).map(receive))?;
         let remote = open.remote();
@@ -109,7 +109,7 @@ impl Session {
         let reply = PerfReply { addr: remote.addr, rkey: remote.rkey.0, len };
         let reply = serde_json::to_vec(&reply).unwrap_or_default();
         let options = order.peer_options.at(&server.peer_options.own).options();
-        let link = half.accept(request, &options, &reply, Until::stop(&server.stop))?;
+        let link = half.accept(request, &options, &reply, WaitLimits::stop(&server.stop))?;
         server.watch(&link);
         let stats = Stats::default();
         Ok(Self { link, order: order.clone(), size, open, ring, slots, stats, again: Vec::new() })
@@ -125,7 +125,7 @@ impl Session {
         let wait = self.wait();
         let mut batch = Vec::with_capacity(64);
         loop {
-            let until = Until::stop(&server.stop);
+            let until = WaitLimits::stop(&server.stop);
             completions(&self.link.device, &self.link.cq, wait, until, 64, |wc| batch.push(wc));
             if batch.is_empty() {
                 return Ok(());

@@ -4,7 +4,7 @@ use super::Server;
 use crate::shared::fail::{Failure, Result};
 use crate::shared::memory::Buffer;
 use crate::shared::msg_conn::{Event, MsgConn};
-use crate::shared::qp_setup::{Depths, Half, Until, Wait, post};
+use crate::shared::qp_setup::{Depths, PendingQp, Wait, WaitLimits, post};
 use crate::shared::service::PingOrder;
 use crate::shared::text;
 use uiw::raw::cm::ConnRequest;
@@ -42,15 +42,15 @@ pub(super) fn accept(
     options: &ConnConfig,
     reply: &[u8],
 ) -> Result<MsgConn> {
-    let half = Half::new(&server.device, &server.pd, &Depths::new(SLOTS * 2, SLOTS))?;
-    let conn = MsgConn::accept(half, (SLOTS, size), request, options, reply, Until::stop(&server.stop))?;
+    let half = PendingQp::new(&server.device, &server.pd, &Depths::new(SLOTS * 2, SLOTS))?;
+    let conn = MsgConn::accept(half, (SLOTS, size), request, options, reply, WaitLimits::stop(&server.stop))?;
     server.watch(&conn.link);
     Ok(conn)
 }
 
 /// Sends back what comes, until the peer closes.
 pub(super) fn echo(server: &Server, conn: MsgConn) -> Result<()> {
-    while let Some(event) = conn.next(Wait::Sleep, Until::stop(&server.stop))? {
+    while let Some(event) = conn.next(Wait::Sleep, WaitLimits::stop(&server.stop))? {
         match event {
             // The echo is out: its slot may be used again.
             Event::Sent(slot) => conn.repost(slot)?,

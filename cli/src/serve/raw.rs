@@ -7,7 +7,7 @@ use crate::perf::raw::{
     write_until,
 };
 use crate::shared::fail::{Failure, Result};
-use crate::shared::qp_setup::{Depths, Half, Until, Wait};
+use crate::shared::qp_setup::{Depths, PendingQp, Wait, WaitLimits};
 use crate::shared::service::{RawReply, SliceKind, SliceOrder};
 use crate::shared::text;
 use std::io::{self, Read, Write};
@@ -40,10 +40,10 @@ pub(super) fn compare(server: &Server, request: ConnRequest) -> Result<()> {
         .begin(peer.ip())
         .map_err(|error| Failure::local("cannot get a random number", error))?;
     let reply = serde_json::to_vec(&RawReply { token: running.token }).unwrap_or_default();
-    let half = Half::new(&server.device, &server.pd, &Depths::new(1, 1))?;
+    let half = PendingQp::new(&server.device, &server.pd, &Depths::new(1, 1))?;
     crate::shared::qp_setup::post_recvs(&half.qp, [(0, None)])?;
     let options = server.peer_options.options();
-    let link = half.accept(request, &options, &reply, Until::stop(&server.stop))?;
+    let link = half.accept(request, &options, &reply, WaitLimits::stop(&server.stop))?;
     let limit = server.idle.as_ref().map(super::Idle::limit);
     loop {
         let now = Instant::now();
@@ -54,7 +54,7 @@ pub(super) fn compare(server: &Server, request: ConnRequest) -> Result<()> {
             return Ok(());
         }
         // The client says nothing: what completes is the end of the connection.
-        let next = link.next(Wait::Sleep, Until { deadline, ..Until::stop(&server.stop) });
+        let next = link.next(Wait::Sleep, WaitLimits { deadline, ..WaitLimits::stop(&server.stop) });
         if server.stop.is_set() || !matches!(next, Ok(None)) {
             return Ok(());
         }

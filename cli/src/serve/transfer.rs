@@ -5,7 +5,7 @@ use super::peers::Peer;
 use super::pulse::Activity;
 use crate::cp::channel::{Channel, Memory};
 use crate::shared::fail::{Exit, Failure, Result};
-use crate::shared::qp_setup::Until;
+use crate::shared::qp_setup::WaitLimits;
 use crate::shared::service::{CpOrder, CpReply};
 use crate::shared::text;
 use std::collections::HashMap;
@@ -162,7 +162,7 @@ pub(super) fn serve(server: &Server, request: ConnRequest, order: &CpOrder, hold
     let len = usize::from(order.slots) * uiw_copy::protocol::SLOT as usize;
     let remote = RemoteMr { addr, rkey: STag(rkey), len };
     let options = order.peer_options.at(&server.peer_options.own).options();
-    let until = Until::stop(&server.stop);
+    let until = WaitLimits::stop(&server.stop);
     let accepted = Channel::accept(&server.device, memory, request, &options, &reply, remote, until);
     let Some(channel) = used(peer, accepted)? else { return Ok(()) };
     server.watch(&channel.conn.link);
@@ -197,7 +197,7 @@ fn requests(
     mut handler: Handler,
     activity: &Activity,
 ) -> Result<()> {
-    let until = Until::stop(&server.stop);
+    let until = WaitLimits::stop(&server.stop);
     let mut next = used(channel.peer(), channel.next(until))?.flatten();
     while let Some(message) = next {
         let broken =

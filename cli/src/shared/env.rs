@@ -10,7 +10,7 @@ use uiw_cabi_core::settings::{Scope, Settings, VARIABLES, Variable};
 
 /// What a command that makes connections does with the variables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Obeys {
+pub(crate) enum VariableScope {
     /// All that are about connections.
     Connections,
     /// Those that are not about one end or the other: both ends are of this command.
@@ -27,16 +27,16 @@ pub(crate) fn settings() -> &'static Settings {
 }
 
 /// Reads the environment for a command that makes connections: a variable that it cannot obey is refused.
-pub(crate) fn obey(obeys: Obeys) -> Result<()> {
+pub(crate) fn obey(obeys: VariableScope) -> Result<()> {
     let value = |variable: &Variable| env::var(variable.name).ok().filter(|value| !value.is_empty());
     for variable in VARIABLES {
         let Some(value) = value(variable) else { continue };
         let why = match obeys {
             _ if variable.scope == Scope::CProgram => "only programs on the C libraries obey this variable",
-            Obeys::BothEnds if variable.scope == Scope::Connection => {
+            VariableScope::BothEnds if variable.scope == Scope::Connection => {
                 "both ends of this command are on this machine's own TCP and choose their options"
             }
-            Obeys::Log if variable.name != "UIW_LOG" && variable.name != "UIW_COUNTERS" => {
+            VariableScope::Log if variable.name != "UIW_LOG" && variable.name != "UIW_COUNTERS" => {
                 "this command makes every byte of its connections itself"
             }
             _ => continue,

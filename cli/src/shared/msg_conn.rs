@@ -2,7 +2,7 @@
 
 use crate::shared::fail::Result;
 use crate::shared::memory::Buffer;
-use crate::shared::qp_setup::{Half, Link, RECV, Until, Wait, completions, post_recvs};
+use crate::shared::qp_setup::{Link, PendingQp, RECV, Wait, WaitLimits, completions, post_recvs};
 use std::net::SocketAddr;
 use std::ops::Range;
 use uiw::raw::cm::ConnRequest;
@@ -28,7 +28,7 @@ pub(crate) enum Event {
 }
 
 impl Ring {
-    fn post(half: &Half, slots: u32, size: u32) -> Result<Self> {
+    fn post(half: &PendingQp, slots: u32, size: u32) -> Result<Self> {
         let size = size.max(1) as usize;
         let ring = Self { buffer: Buffer::untouched(&half.pd, size * slots as usize)?, size };
         post_recvs(&half.qp, (0..slots.into()).map(|slot| ring.receive(slot)))?;
@@ -48,12 +48,12 @@ impl Ring {
 impl MsgConn {
     /// Connects `half` with `slots` receives of `size` bytes.
     pub(crate) fn connect(
-        half: Half,
+        half: PendingQp,
         (slots, size): (u32, u32),
         peer: SocketAddr,
         options: &ConnConfig,
         private_data: &[u8],
-        until: Until<'_>,
+        until: WaitLimits<'_>,
     ) -> Result<Self> {
         let ring = Ring::post(&half, slots, size)?;
         Ok(Self { link: half.begin(peer, options, private_data)?.finish(until)?, ring })
@@ -61,19 +61,19 @@ impl MsgConn {
 
     /// Accepts with `half` and `slots` receives of `size` bytes.
     pub(crate) fn accept(
-        half: Half,
+        half: PendingQp,
         (slots, size): (u32, u32),
         request: ConnRequest,
         options: &ConnConfig,
         reply: &[u8],
-        until: Until<'_>,
+        until: WaitLimits<'_>,
     ) -> Result<Self> {
         let ring = Ring::post(&half, slots, size)?;
         Ok(Self { link: half.accept(request, options, reply, until)?, ring })
     }
 
     /// The next event; `None` when the peer has closed in order, or `until` came first.
-    pub(crate) fn next(&self, wait: Wait, until: Until<'_>) -> Result<Option<Event>> {
+    pub(crate) fn next(&self, wait: Wait, until: WaitLimits<'_>) -> Result<Option<Event>> {
         let mut next = None;
         completions(&self.link.device, &self.link.cq, wait, until, 1, |wc| next = Some(wc));
         let Some(wc) = next else { return Ok(None) };
@@ -103,7 +103,7 @@ impl MsgConn {
     }
 
     /// The next message, copied out; its receive is posted again. Completions of requests are dropped.
-    pub(crate) fn message(&self, wait: Wait, until: Until<'_>) -> Result<Option<Vec<u8>>> {
+    pub(crate) fn message(&self, wait: Wait, until: WaitLimits<'_>) -> Result<Option<Vec<u8>>> {
         loop {
             match self.next(wait, until)? {
                 None => return Ok(None),
@@ -118,7 +118,7 @@ impl MsgConn {
     }
 
     /// Waits until request `wr_id` is done. False when the connection ended in order instead.
-    pub(crate) fn sent(&self, wr_id: u64, wait: Wait, until: Until<'_>) -> Result<bool> {
+    pub(crate) fn sent(&self, wr_id: u64, wait: Wait, until: WaitLimits<'_>) -> Result<bool> {
         loop {
             match self.next(wait, until)? {
                 None => return Ok(false),

@@ -31,7 +31,7 @@ pub(crate) struct Global {
     /// `xdp:IFACE,..[,mode=auto|zerocopy|native|generic]`
     /// [default: tcp]; UIW_LLP does the same
     #[arg(long, global = true, value_name = "STACK")]
-    pub(crate) llp: Option<Named>,
+    pub(crate) llp: Option<NamedStack>,
     /// Encrypt every connection by TLS 1.3, as this file says (docs/tls.md); UIW_TLS does the same
     #[arg(long, global = true, value_name = "FILE")]
     pub(crate) tls: Option<PathBuf>,
@@ -45,12 +45,12 @@ pub(crate) struct Global {
 
 /// A stack as it was named.
 #[derive(Clone, Debug)]
-pub(crate) struct Named {
+pub(crate) struct NamedStack {
     pub(crate) text: String,
     pub(crate) spec: Spec,
 }
 
-impl FromStr for Named {
+impl FromStr for NamedStack {
     type Err = SpecError;
 
     fn from_str(text: &str) -> std::result::Result<Self, SpecError> {

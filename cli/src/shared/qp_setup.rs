@@ -49,7 +49,7 @@ impl Depths {
 }
 
 /// A queue pair that is not connected: post its receives, then connect or accept.
-pub(crate) struct Half {
+pub(crate) struct PendingQp {
     pub(crate) device: Device,
     pub(crate) pd: Pd,
     pub(crate) cq: Arc<Cq>,
@@ -69,14 +69,14 @@ pub(crate) struct Link {
 
 /// A connection that is being set up.
 pub(crate) struct Connecting {
-    half: Half,
+    half: PendingQp,
     peer: SocketAddr,
     options: Arc<ConnConfig>,
 }
 
 impl Connecting {
     /// Waits until it is established.
-    pub(crate) fn finish(self, until: Until<'_>) -> Result<Link> {
+    pub(crate) fn finish(self, until: WaitLimits<'_>) -> Result<Link> {
         let Self { half, peer, options } = self;
         half.established(peer, until, |error| Failure::connecting(peer, &options, &error))
     }
@@ -87,7 +87,7 @@ pub(crate) fn cq_options() -> CqConfig {
     CqConfig { channel: Some(Arc::default()), ..CqConfig::default() }
 }
 
-impl Half {
+impl PendingQp {
     pub(crate) fn new(device: &Device, pd: &Pd, depths: &Depths) -> Result<Self> {
         let cq = device.create_cq(depths.send + depths.recv + 16, cq_options())?;
         Self::on(device, pd, &cq, depths)
@@ -108,7 +108,7 @@ impl Half {
     }
 
     pub(crate) fn connect(self, peer: SocketAddr, options: &ConnConfig, private_data: &[u8]) -> Result<Link> {
-        self.begin(peer, options, private_data)?.finish(Until::NEVER)
+        self.begin(peer, options, private_data)?.finish(WaitLimits::NEVER)
     }
 
     /// Begins to connect, so that several connections take the time of one.
@@ -129,7 +129,7 @@ impl Half {
         request: ConnRequest,
         options: &ConnConfig,
         private_data: &[u8],
-        until: Until<'_>,
+        until: WaitLimits<'_>,
     ) -> Result<Link> {
         let peer = text::canonical(request.peer_addr());
         let options = Arc::new(options.clone());
@@ -141,7 +141,7 @@ impl Half {
     fn established(
         self,
         peer: SocketAddr,
-        until: Until<'_>,
+        until: WaitLimits<'_>,
         failed: impl FnOnce(Error) -> Failure,
     ) -> Result<Link> {
         let event = self.device.wait(until.deadline, |cx| match until.poll(cx) {
@@ -201,7 +201,7 @@ pub(crate) fn completions(
     device: &Device,
     cq: &Cq,
     wait: Wait,
-    until: Until<'_>,
+    until: WaitLimits<'_>,
     max: usize,
     mut each: impl FnMut(Wc),
 ) -> usize {
@@ -242,14 +242,14 @@ fn sleep_on_channel(cq: &Cq) {
 
 /// What ends a wait early.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Until<'a> {
+pub(crate) struct WaitLimits<'a> {
     pub(crate) stop: Option<&'a Stop>,
     pub(crate) deadline: Option<Instant>,
     /// The end of this connection: if nothing is posted on it, no completion reports it.
     pub(crate) ended: Option<&'a Link>,
 }
 
-impl<'a> Until<'a> {
+impl<'a> WaitLimits<'a> {
     pub(crate) const NEVER: Self = Self { stop: None, deadline: None, ended: None };
 
     pub(crate) fn stop(stop: &'a Stop) -> Self {
@@ -284,7 +284,7 @@ impl Link {
     }
 
     /// The next completion, which is no error; `None` when `until` came first.
-    pub(crate) fn next(&self, wait: Wait, until: Until<'_>) -> Result<Option<Wc>> {
+    pub(crate) fn next(&self, wait: Wait, until: WaitLimits<'_>) -> Result<Option<Wc>> {
         let mut next = None;
         // One at a time: nothing is left over for a caller that ends in between.
         completions(&self.device, &self.cq, wait, until, 1, |wc| next = Some(wc));

@@ -60,7 +60,7 @@ pub(crate) struct PerfOrder {
     pub(crate) back: Option<(u64, u32)>,
     /// The server posts, and the client answers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) opposite: Option<Opposite>,
+    pub(crate) opposite: Option<OppositeTraffic>,
     #[serde(rename = "wishes")]
     pub(crate) peer_options: PeerConfig,
 }
@@ -68,9 +68,9 @@ pub(crate) struct PerfOrder {
 /// The data that the server needs to post what a client does otherwise.
 ///
 /// It begins when the client sends [`Opposite::GO`], and ends behind its last message or when the client sends
-/// [`Opposite::STOP`]. In between an empty Send is not answered.
+/// [`OppositeTraffic::STOP`]. In between an empty Send is not answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Opposite {
+pub(crate) struct OppositeTraffic {
     pub(crate) chain: u32,
     pub(crate) signal_every: u32,
     /// Messages; none = until it is stopped.
@@ -78,7 +78,7 @@ pub(crate) struct Opposite {
     pub(crate) iterations: Option<u64>,
 }
 
-impl Opposite {
+impl OppositeTraffic {
     pub(crate) const GO: u8 = 1;
     pub(crate) const STOP: u8 = 2;
 }
@@ -284,7 +284,11 @@ mod tests {
             wait: Wait::Spin,
             validate: false,
             back: Some((u64::MAX, u32::MAX)),
-            opposite: Some(Opposite { chain: u32::MAX, signal_every: u32::MAX, iterations: Some(u64::MAX) }),
+            opposite: Some(OppositeTraffic {
+                chain: u32::MAX,
+                signal_every: u32::MAX,
+                iterations: Some(u64::MAX),
+            }),
             peer_options: PeerConfig {
                 congestion: Some("a-long-congestion".into()),
                 ..PeerConfig::default()

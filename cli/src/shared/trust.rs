@@ -15,7 +15,7 @@ use uiw_tls::{PinnedKeys, PublicKey, SecretKey};
 
 /// Which end this is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Trust {
+pub(crate) enum EndRole {
     Client,
     Server,
 }
@@ -52,7 +52,7 @@ fn unwritable(path: &Path, error: &std::io::Error) -> Failure {
     Failure::new(Exit::Failed, path.display(), error, "make it writable, or name a file with --tls")
 }
 
-impl Trust {
+impl EndRole {
     fn names(self) -> (&'static str, &'static str) {
         match self {
             Self::Client => ("client.conf", "known-servers"),

@@ -3,7 +3,7 @@
 use crate::shared::fail::{Failure, Result};
 use crate::shared::memory::Buffer;
 use crate::shared::qp_setup::{
-    Half, Link, RECV, Until, Wait, completions, post, post_recv, post_recvs, send_copy,
+    Link, PendingQp, RECV, Wait, WaitLimits, completions, post, post_recv, post_recvs, send_copy,
 };
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -35,7 +35,7 @@ const PARTNER: &str =
     "start `siwpeer serve` or `uiw siwtest --listen ADDR:PORT` there; `--raw` is for any other peer";
 
 /// An end of a connection.
-pub(super) struct End {
+pub(super) struct ConnectionEnd {
     pub(super) link: Link,
     pub(super) pd: Pd,
     talk: Buffer,
@@ -62,13 +62,13 @@ struct Progress {
 }
 
 impl Progress {
-    fn new(end: &End) -> Self {
+    fn new(end: &ConnectionEnd) -> Self {
         let now = Instant::now();
         Self { bound: now + BOUND, seen: end.moved(), deadline: now + TIMEOUT }
     }
 
     /// Returns whether the time is over in which something had to move.
-    fn is_stalled(&mut self, end: &End) -> bool {
+    fn is_stalled(&mut self, end: &ConnectionEnd) -> bool {
         let now = Instant::now();
         if now < self.deadline {
             return false;
@@ -95,10 +95,10 @@ pub(super) struct Memory {
     pub(super) invalidated: bool,
 }
 
-impl End {
+impl ConnectionEnd {
     /// Connects.
     pub(super) fn connect(
-        half: Half,
+        half: PendingQp,
         peer: SocketAddr,
         options: &ConnConfig,
         private_data: &[u8],
@@ -112,11 +112,11 @@ impl End {
 
     /// Accepts; the first order has its receive before the Reply leaves.
     pub(super) fn accept(
-        half: Half,
+        half: PendingQp,
         request: ConnRequest,
         options: &ConnConfig,
         private_data: &[u8],
-        until: Until<'_>,
+        until: WaitLimits<'_>,
     ) -> Result<Self> {
         let talk = talk_buffer(&half)?;
         let pd = half.pd.clone();
@@ -245,7 +245,7 @@ impl End {
     }
 
     /// The next order; `None` when the peer has closed.
-    pub(super) fn next_order(&mut self, until: Until<'_>) -> Result<Option<PartnerMessage>> {
+    pub(super) fn next_order(&mut self, until: WaitLimits<'_>) -> Result<Option<PartnerMessage>> {
         while self.received.is_empty() && !self.broken && !until.is_over() {
             self.step(until);
         }
@@ -283,7 +283,7 @@ impl End {
                 self.broken = true;
                 continue;
             }
-            self.step(Until::deadline(progress.deadline));
+            self.step(WaitLimits::deadline(progress.deadline));
         }
         Ok(())
     }
@@ -298,7 +298,7 @@ impl End {
         Failure::lost(self.link.peer(), why)
     }
 
-    fn step(&mut self, until: Until<'_>) {
+    fn step(&mut self, until: WaitLimits<'_>) {
         let mut taken = Vec::new();
         let until = until.ended(&self.link);
         completions(&self.link.device, &self.link.cq, Wait::Sleep, until, 64, |wc| taken.push(wc));
@@ -383,7 +383,7 @@ impl End {
                     "{done} of {posted} requests and receives done; nothing moved for {TIMEOUT:?}"
                 )));
             }
-            self.step(Until::deadline(progress.deadline));
+            self.step(WaitLimits::deadline(progress.deadline));
         }
         if let Some(reason) = self.link.wait_ending(Duration::from_secs(10)).and_then(|ending| ending.reason)
             && self.wrong.as_deref().is_none_or(|wrong| wrong == "closed")
@@ -394,7 +394,7 @@ impl End {
     }
 }
 
-fn talk_buffer(half: &Half) -> Result<Buffer> {
+fn talk_buffer(half: &PendingQp) -> Result<Buffer> {
     Buffer::exclusive(&half.pd, SLOTS as usize * PartnerMessage::LEN)
 }
 

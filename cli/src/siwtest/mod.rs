@@ -9,9 +9,9 @@ mod raw;
 pub(crate) use crate::shared::args::{ConnArgs, bytes as parse_bytes, resolve, seconds};
 use crate::shared::fail::{Failure, Result};
 use crate::shared::open::Opener;
-use crate::shared::qp_setup::{Depths, Half};
+use crate::shared::qp_setup::{Depths, PendingQp};
 use crate::shared::text;
-use end::End;
+use end::ConnectionEnd;
 use serde_json::json;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -81,7 +81,7 @@ pub(crate) struct Args {
     raw: Vec<raw::Raw>,
     /// Post an operation that the peer lacks, and see it refused here: sendimm, writeimm, fetchadd or cmpswap
     #[arg(long, value_name = "OP")]
-    refused: Option<Refused>,
+    refused: Option<ExtensionOrder>,
     /// One JSON object a line
     #[arg(long)]
     json: bool,
@@ -94,7 +94,7 @@ pub(crate) struct Args {
 
 /// What only peers with RFC 7306, or our own, can do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum Refused {
+enum ExtensionOrder {
     /// Send with immediate
     Sendimm,
     /// Write with immediate
@@ -152,10 +152,10 @@ fn connection(opener: &Opener, peer: SocketAddr, args: &Args) -> Result<()> {
     let device = opener.device()?;
     let pd = device.alloc_pd()?;
     let depths = Depths { sges: MAX_SGES, ..Depths::new(DEPTH, DEPTH) };
-    let half = Half::new(&device, &pd, &depths)?;
+    let half = PendingQp::new(&device, &pd, &depths)?;
     let private_data = args.private_data();
     let begun = Instant::now();
-    let mut end = End::connect(half, peer, &args.options(), &private_data)?;
+    let mut end = ConnectionEnd::connect(half, peer, &args.options(), &private_data)?;
     say_established(&end.link.info, begun.elapsed(), args.json);
     if !end.link.info.private_data.starts_with(&private_data) {
         return Err(Failure::differs(peer, "private data did not come back"));
@@ -180,7 +180,7 @@ fn connection(opener: &Opener, peer: SocketAddr, args: &Args) -> Result<()> {
     drained
 }
 
-fn all_orders(end: &mut End, orders: &[Order], args: &Args) -> Result<()> {
+fn all_orders(end: &mut ConnectionEnd, orders: &[Order], args: &Args) -> Result<()> {
     let until = Instant::now() + Duration::from_secs_f64(args.seconds);
     let mut seed = 0u32;
     loop {
@@ -211,7 +211,7 @@ fn all_orders(end: &mut End, orders: &[Order], args: &Args) -> Result<()> {
 }
 
 /// An order that ends the connection: what became of it.
-fn ended(end: &mut End, order: Order, json: bool) -> Result<()> {
+fn ended(end: &mut ConnectionEnd, order: Order, json: bool) -> Result<()> {
     end.drain()?;
     let why = end.wrong.clone().unwrap_or_else(|| "nothing happened".to_owned());
     say(json, "ended", &json!({"order": order.to_string(), "how": why}), || format!("ended {order}: {why}"));

@@ -1,8 +1,8 @@
 //! Orders being given, taken and carried out.
 
-use super::Refused;
+use super::ExtensionOrder;
 use super::bytes::{Layout, differs, elements, fill};
-use super::end::End;
+use super::end::ConnectionEnd;
 use crate::shared::fail::{Failure, Result};
 use crate::shared::memory::Buffer;
 use crate::shared::text;
@@ -16,7 +16,7 @@ const NO_STAG: u32 = 0xDEAD_BE00;
 const FAR: u64 = 512 << 20;
 
 /// Gives an order, as the end that connected.
-pub(super) fn give(end: &mut End, order: Order) -> Result<()> {
+pub(super) fn give(end: &mut ConnectionEnd, order: Order) -> Result<()> {
     let acts = order.actor == Actor::Initiator;
     if order.op == Op::About {
         end.expect_talk()?;
@@ -50,7 +50,7 @@ pub(super) fn give(end: &mut End, order: Order) -> Result<()> {
 }
 
 /// Takes an order, as the end that accepted.
-pub(super) fn take(end: &mut End, talk: &PartnerMessage) -> Result<()> {
+pub(super) fn take(end: &mut ConnectionEnd, talk: &PartnerMessage) -> Result<()> {
     let order = talk.order;
     let acts = order.actor == Actor::Responder;
     if order.op == Op::About {
@@ -86,14 +86,14 @@ fn about() -> String {
     format!("uiw; driver uiw {version}; firmware none; Linux {}", kernel.trim())
 }
 
-fn believe(end: &mut End, talk: PartnerMessage) {
+fn believe(end: &mut ConnectionEnd, talk: PartnerMessage) {
     if let Some(wrong) = talk.wrong {
         end.note(format!("the other end: {wrong}"));
     }
 }
 
 /// Memory as the end that acts needs it, or the one that is acted on.
-fn prepare(end: &mut End, order: &Order, acts: bool) -> Result<()> {
+fn prepare(end: &mut ConnectionEnd, order: &Order, acts: bool) -> Result<()> {
     // One byte more than the messages have: a Send that is too long has it.
     let (remote, local) = (Layout::Whole.len(order), Layout::Pieces.len(order) + 1);
     end.provide(order, if acts { 1 } else { remote }, local)?;
@@ -116,7 +116,7 @@ fn prepare(end: &mut End, order: &Order, acts: bool) -> Result<()> {
 }
 
 /// Does what was ordered. `theirs` is the place.
-fn act(end: &mut End, order: &Order, theirs: &PartnerMessage) -> Result<()> {
+fn act(end: &mut ConnectionEnd, order: &Order, theirs: &PartnerMessage) -> Result<()> {
     if order.op == Op::HangUp {
         end.link.qp.disconnect()?;
         return Ok(());
@@ -175,15 +175,15 @@ fn request(op: Op, remote: Remote, revocable: u32, last: bool) -> (SendOp, SendF
 }
 
 /// Posts what the peer lacks: it must complete in error here, and soon.
-pub(super) fn refused(end: &mut End, what: Refused, json: bool) -> Result<()> {
+pub(super) fn refused(end: &mut ConnectionEnd, what: ExtensionOrder, json: bool) -> Result<()> {
     let order = Order { op: Op::Read, actor: Actor::Initiator, size: 8, count: 1, sges: 1, seed: 0 };
     end.provide(&order, 8, 8)?;
     let remote = Remote { addr: 0, rkey: STag(NO_STAG) };
     let op = match what {
-        Refused::Sendimm => SendOp::SendImm { imm: 7 },
-        Refused::Writeimm => SendOp::WriteImm { remote, imm: 7 },
-        Refused::Fetchadd => SendOp::FetchAdd { remote, add: 1, mask: 0 },
-        Refused::Cmpswap => {
+        ExtensionOrder::Sendimm => SendOp::SendImm { imm: 7 },
+        ExtensionOrder::Writeimm => SendOp::WriteImm { remote, imm: 7 },
+        ExtensionOrder::Fetchadd => SendOp::FetchAdd { remote, add: 1, mask: 0 },
+        ExtensionOrder::Cmpswap => {
             SendOp::CmpSwap { remote, compare: 0, compare_mask: u64::MAX, swap: 1, swap_mask: u64::MAX }
         }
     };
@@ -202,7 +202,7 @@ pub(super) fn refused(end: &mut End, what: Refused, json: bool) -> Result<()> {
 }
 
 /// What was read here.
-fn verify_own(end: &mut End, order: &Order) -> Result<()> {
+fn verify_own(end: &mut ConnectionEnd, order: &Order) -> Result<()> {
     if order.op.is_read()
         && let Some(wrong) = differs(&end.memory()?.local, order, Layout::Pieces)?
     {
@@ -212,7 +212,7 @@ fn verify_own(end: &mut End, order: &Order) -> Result<()> {
 }
 
 /// What arrived here.
-fn verify(end: &mut End, order: &Order) -> Result<()> {
+fn verify(end: &mut ConnectionEnd, order: &Order) -> Result<()> {
     let memory = end.memory()?;
     let wrong = match order.op {
         op if op.is_send() && !end.all_received() => Some("not every message came".to_owned()),

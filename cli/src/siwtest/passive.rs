@@ -1,10 +1,10 @@
 //! The server end, which executes the client's orders.
 
-use super::end::End;
-use super::{Args, DEPTH, Refused, orders, say};
+use super::end::ConnectionEnd;
+use super::{Args, DEPTH, ExtensionOrder, orders, say};
 use crate::shared::fail::{Failure, Result};
 use crate::shared::open::Opener;
-use crate::shared::qp_setup::{Depths, Half, Until};
+use crate::shared::qp_setup::{Depths, PendingQp, WaitLimits};
 use crate::shared::stop::Stop;
 use crate::shared::text;
 use serde_json::json;
@@ -28,7 +28,7 @@ pub(super) fn serve(opener: &Opener, address: SocketAddr, args: &Args) -> Result
         match channel.try_pop().map(|event| event.kind) {
             Some(CmEventKind::ConnectRequest(request)) if !args.raw.is_empty() => {
                 // One connection, whose failure is the command's.
-                outcome = super::raw::Session::new(&device, args)?.accept(request, Until::stop(&stop));
+                outcome = super::raw::Session::new(&device, args)?.accept(request, WaitLimits::stop(&stop));
                 break;
             }
             Some(CmEventKind::ConnectRequest(request)) => {
@@ -63,7 +63,7 @@ fn session(
     request: ConnRequest,
     options: &ConnConfig,
     stop: &Stop,
-    (as_json, refused): (bool, Option<Refused>),
+    (as_json, refused): (bool, Option<ExtensionOrder>),
 ) -> Result<()> {
     let private_data = request.private_data().to_vec();
     let (ird, ord) = request.peer_ird_ord().unwrap_or_default();
@@ -83,9 +83,9 @@ fn session(
     }
     let pd = device.alloc_pd()?;
     let depths = Depths { sges: super::MAX_SGES, ..Depths::new(DEPTH, DEPTH) };
-    let half = Half::new(device, &pd, &depths)?;
-    let until = Until::stop(stop);
-    let mut end = End::accept(half, request, options, &private_data, until)?;
+    let half = PendingQp::new(device, &pd, &depths)?;
+    let until = WaitLimits::stop(stop);
+    let mut end = ConnectionEnd::accept(half, request, options, &private_data, until)?;
     if let Some(refused) = refused {
         return orders::refused(&mut end, refused, as_json);
     }
@@ -100,7 +100,7 @@ fn session(
 }
 
 /// Carries out orders until the other end closes. What an order that ends the connection brings about is no failure here.
-fn follow(end: &mut End, until: Until<'_>) -> Result<()> {
+fn follow(end: &mut ConnectionEnd, until: WaitLimits<'_>) -> Result<()> {
     while let Some(order) = end.next_order(until)? {
         match orders::take(end, &order) {
             Err(_) if order.order.op.ends() => return Ok(()),

@@ -3,7 +3,7 @@
 use super::{Args, say};
 use crate::shared::fail::{Failure, Result};
 use crate::shared::memory::Buffer;
-use crate::shared::qp_setup::{Depths, Half, Link, RECV, Until, Wait, post, post_recvs};
+use crate::shared::qp_setup::{Depths, Link, PendingQp, RECV, Wait, WaitLimits, post, post_recvs};
 use serde_json::json;
 use std::collections::VecDeque;
 use std::fmt;
@@ -79,7 +79,7 @@ impl fmt::Display for Raw {
 
 /// A connection whose receives are posted before it is set up.
 pub(super) struct Session<'a> {
-    half: Half,
+    half: PendingQp,
     receives: Buffer,
     args: &'a Args,
 }
@@ -87,7 +87,7 @@ pub(super) struct Session<'a> {
 impl<'a> Session<'a> {
     pub(super) fn new(device: &uiw::raw::Device, args: &'a Args) -> Result<Self> {
         let pd = device.alloc_pd()?;
-        let half = Half::new(device, &pd, &Depths::new(16, RECEIVES as u32))?;
+        let half = PendingQp::new(device, &pd, &Depths::new(16, RECEIVES as u32))?;
         let receives = Buffer::exclusive(&pd, RECEIVES as usize * RECEIVE_LEN)?;
         post_recvs(&half.qp, (0..RECEIVES).map(|slot| (slot, Some(receives.sge(range(slot))))))?;
         Ok(Self { half, receives, args })
@@ -102,7 +102,7 @@ impl<'a> Session<'a> {
         run(link, &pd, receives, args)
     }
 
-    pub(super) fn accept(self, request: ConnRequest, until: Until<'_>) -> Result<()> {
+    pub(super) fn accept(self, request: ConnRequest, until: WaitLimits<'_>) -> Result<()> {
         let Self { half, receives, args } = self;
         let pd = half.pd.clone();
         let begun = Instant::now();
@@ -196,7 +196,7 @@ impl Exchange<'_> {
     fn next(&self, request: &Raw) -> Result<Wc> {
         let deadline = Instant::now() + Duration::from_secs_f64(self.args.timeout);
         let late = || Failure::lost(self.link.peer(), format!("{request} has not completed in time"));
-        self.link.next(Wait::Sleep, Until::deadline(deadline).ended(self.link))?.ok_or_else(late)
+        self.link.next(Wait::Sleep, WaitLimits::deadline(deadline).ended(self.link))?.ok_or_else(late)
     }
 }
 

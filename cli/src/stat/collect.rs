@@ -21,13 +21,13 @@ pub(super) struct Process {
 
 /// All of them at one time.
 #[derive(Default)]
-pub(super) struct Collected {
+pub(super) struct CollectedProcesses {
     pub(super) processes: Vec<Process>,
     /// Files that cannot be read, with the reason.
     pub(super) unreadable: Vec<(String, FileError)>,
 }
 
-impl Collected {
+impl CollectedProcesses {
     /// The same device, at this time.
     pub(super) fn same_as(&self, other: &Process) -> Option<&Snapshot> {
         let same = |process: &&Process| process.file.name() == other.file.name();
@@ -52,8 +52,8 @@ fn directories() -> Result<Vec<Directory>> {
 }
 
 /// Every device of every program, or of those that `which` names by number or name.
-pub(super) fn all(which: Option<&str>) -> Result<Collected> {
-    let mut all = Collected::default();
+pub(super) fn all(which: Option<&str>) -> Result<CollectedProcesses> {
+    let mut all = CollectedProcesses::default();
     for directory in directories()? {
         let files = match directory.files() {
             Ok(files) => files,
@@ -75,7 +75,7 @@ pub(super) fn all(which: Option<&str>) -> Result<Collected> {
     Ok(all)
 }
 
-impl Collected {
+impl CollectedProcesses {
     fn add(&mut self, file: CounterFile, directory: &Directory, which: Option<&str>) {
         // First: a process that ends between the two is shown once more, with its last counts.
         let owner = file.owner();

@@ -1,6 +1,6 @@
 //! Counters in Prometheus' text format, version 0.0.4.
 
-use super::collect::{Collected, tcp_info};
+use super::collect::{CollectedProcesses, tcp_info};
 use std::fmt::Write as _;
 use uiw::counters::{
     ConnectionCounters, Count, Datagrams, Directions, ShardCounts, Snapshot, TerminateCount, Transfers,
@@ -211,7 +211,7 @@ const QUEUE_PAIR_DATAGRAMS: [(&str, &str); 2] = [
 ];
 
 /// The text for every device of every program that runs.
-pub(super) fn text(collected: &Collected) -> String {
+pub(super) fn text(collected: &CollectedProcesses) -> String {
     let mut all = Metrics::default();
     for process in &collected.processes {
         let about = &process.snapshot.process;

@@ -8,7 +8,7 @@ mod show;
 use crate::shared::fail::{Exit, Failure, Result};
 use crate::shared::stop::Stop;
 use crate::shared::text;
-use collect::{Collected, Process};
+use collect::{CollectedProcesses, Process};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
@@ -52,7 +52,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     }
     let interval = Duration::from_secs_f64(args.interval);
     let stop = if args.watch || !interval.is_zero() { Some(Stop::on_signal()?) } else { None };
-    let mut before: Option<(Instant, Collected)> = None;
+    let mut before: Option<(Instant, CollectedProcesses)> = None;
     let mut shown = 0_usize;
     loop {
         let now = Instant::now();
@@ -84,7 +84,11 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 }
 
 /// Shows every process, and removes the files of those that have ended. Returns how many were shown.
-fn show(args: &Args, collected: &Collected, before: Option<(Duration, &Collected)>) -> usize {
+fn show(
+    args: &Args,
+    collected: &CollectedProcesses,
+    before: Option<(Duration, &CollectedProcesses)>,
+) -> usize {
     for (file, error) in &collected.unreadable {
         note!("warning: {file}: {error}");
     }

@@ -5,7 +5,7 @@ use std::num::NonZeroI32;
 
 /// Which of the two processes this is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Side {
+pub enum ProcessSide {
     /// The one that was there; the number is that of its new child.
     Parent(NonZeroI32),
     /// The new one.
@@ -16,14 +16,14 @@ pub enum Side {
 ///
 /// # Errors
 /// `ResourceBusy` where it has more; the system's.
-pub fn split() -> io::Result<Side> {
+pub fn split() -> io::Result<ProcessSide> {
     if std::fs::read_dir("/proc/self/task")?.count() != 1 {
         return Err(io::Error::new(io::ErrorKind::ResourceBusy, "the process has more than one thread"));
     }
     // SAFETY: the only thread goes on in both processes, so nothing of the copy is left in the middle of a change.
     match unsafe { libc::fork() } {
         -1 => Err(io::Error::last_os_error()),
-        child => Ok(NonZeroI32::new(child).map_or(Side::Child, Side::Parent)),
+        child => Ok(NonZeroI32::new(child).map_or(ProcessSide::Child, ProcessSide::Parent)),
     }
 }
 
@@ -42,7 +42,7 @@ pub enum Outcome {
 /// As [`split`].
 pub fn in_child(what: impl FnOnce() -> i32) -> io::Result<Outcome> {
     match split()? {
-        Side::Parent(child) => {
+        ProcessSide::Parent(child) => {
             let mut status = 0;
             loop {
                 // SAFETY: there is room for the status.
@@ -59,7 +59,7 @@ pub fn in_child(what: impl FnOnce() -> i32) -> io::Result<Outcome> {
                 false => Outcome::Exit(libc::WEXITSTATUS(status)),
             })
         }
-        Side::Child => {
+        ProcessSide::Child => {
             let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
             // SAFETY: the limit is there to be read. The copy has one thread, and ends here without handlers of its parent.
             unsafe {

@@ -10,14 +10,14 @@ use std::time::{Duration, SystemTime};
 
 /// What a copy has to have in common with its source.
 #[derive(Debug, PartialEq, Eq)]
-struct Seen {
+struct SeenEntry {
     mode: u32,
     mtime: (i64, i64),
     content: Vec<u8>,
 }
 
 /// Everything below a directory.
-fn tree(root: &Path) -> BTreeMap<Vec<u8>, Seen> {
+fn tree(root: &Path) -> BTreeMap<Vec<u8>, SeenEntry> {
     let mut seen = BTreeMap::new();
     let mut directories = vec![root.to_owned()];
     while let Some(directory) = directories.pop() {
@@ -33,7 +33,10 @@ fn tree(root: &Path) -> BTreeMap<Vec<u8>, Seen> {
                 fs::read(&path).unwrap()
             };
             let name = path.strip_prefix(root).unwrap().as_os_str().to_owned().into_vec();
-            seen.insert(name, Seen { mode: data.mode(), mtime: (data.mtime(), data.mtime_nsec()), content });
+            seen.insert(
+                name,
+                SeenEntry { mode: data.mode(), mtime: (data.mtime(), data.mtime_nsec()), content },
+            );
         }
     }
     seen
@@ -67,7 +70,7 @@ fn plant(root: &Path) {
 }
 
 /// What is expected of a copy: no setuid and setgid bits.
-fn expected(root: &Path) -> BTreeMap<Vec<u8>, Seen> {
+fn expected(root: &Path) -> BTreeMap<Vec<u8>, SeenEntry> {
     let mut tree = tree(root);
     tree.values_mut().for_each(|seen| seen.mode &= !0o7000);
     tree

@@ -68,7 +68,7 @@ impl Place {
 }
 
 /// Bytes that a window opened at some time, and how.
-struct Opened {
+struct OpenedWindow {
     bytes: Range<usize>,
     access: Access,
 }
@@ -86,7 +86,7 @@ pub(crate) struct Arena {
     /// What parts held when the last way in was closed.
     frozen: RefCell<BTreeMap<Part, Vec<u8>>>,
     /// What windows opened of [`Part::Granted`].
-    opened: RefCell<Vec<Opened>>,
+    opened: RefCell<Vec<OpenedWindow>>,
     /// The rights that are left of the shared part's.
     access: Cell<Access>,
     /// A window was bound to it that lets peers change it.
@@ -248,7 +248,7 @@ impl Arena {
                 if wanted.intersects(Access::REMOTE_READ | Access::REMOTE_ATOMIC) {
                     self.publish(bytes.clone());
                 }
-                self.opened.borrow_mut().push(Opened { bytes, access: wanted });
+                self.opened.borrow_mut().push(OpenedWindow { bytes, access: wanted });
             }
             _ => {}
         }

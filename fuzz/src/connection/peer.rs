@@ -30,12 +30,12 @@ pub(crate) struct Peer {
     msn: [u32; 4],
     mo: [u32; 4],
     /// What our side asked for, and has not got.
-    asked: VecDeque<Asked>,
+    asked: VecDeque<AskedRequest>,
     ended: bool,
     terminates: u32,
 }
 
-enum Asked {
+enum AskedRequest {
     Read(ReadRequest),
     Atomic(AtomicRequest),
 }
@@ -189,11 +189,13 @@ impl Peer {
                 Arena::no_secret(payload);
             }
             Opcode::ReadRequest => {
-                self.asked.push_back(Asked::Read(ReadRequest::parse(payload).expect("our own Read Request")));
+                self.asked.push_back(AskedRequest::Read(
+                    ReadRequest::parse(payload).expect("our own Read Request"),
+                ));
             }
             Opcode::AtomicRequest => {
                 let request = AtomicRequest::parse(payload).expect("our own Atomic Request");
-                self.asked.push_back(Asked::Atomic(request));
+                self.asked.push_back(AskedRequest::Atomic(request));
             }
             Opcode::Terminate => {
                 self.terminates += 1;
@@ -393,12 +395,12 @@ impl Peer {
     fn answer(&mut self, input: &mut Input<'_>) {
         match self.asked.pop_front() {
             None => {}
-            Some(Asked::Atomic(request)) => {
+            Some(AskedRequest::Atomic(request)) => {
                 let request_id = request.request_id.wrapping_add((input.u8() > 230).into());
                 let message = AtomicResponse { request_id, original: 7 }.emit();
                 self.message(Opcode::AtomicResponse, &message, 0, input);
             }
-            Some(Asked::Read(request)) => {
+            Some(AskedRequest::Read(request)) => {
                 let bend = input.u8();
                 let (mut stag, mut to, mut len) = (request.sink_stag, request.sink_to, request.len as usize);
                 match bend {

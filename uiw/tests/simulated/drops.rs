@@ -129,13 +129,13 @@ fn dropped_connection_finishes_operations() {
 }
 
 /// A buffer whose counter shows whether it was freed.
-struct Counted {
+struct CountedBuffer {
     bytes: Vec<u8>,
     _alive: Arc<()>,
 }
 
 // SAFETY: as for the vector, of which there is no other use.
-unsafe impl IoBuf for Counted {
+unsafe impl IoBuf for CountedBuffer {
     fn as_mut_ptr(&mut self) -> *mut u8 {
         self.bytes.as_mut_ptr()
     }
@@ -159,7 +159,7 @@ fn detached_operations_time_out() {
         async {
             client.send_copy(b"kept").await.unwrap();
             for _ in 0..4 {
-                let buffer = Counted { bytes: vec![9; 8000], _alive: Arc::clone(&alive) };
+                let buffer = CountedBuffer { bytes: vec![9; 8000], _alive: Arc::clone(&alive) };
                 drop(client.send(pd.register(buffer).unwrap()));
             }
             drop(client);
@@ -178,8 +178,8 @@ fn detached_operations_time_out() {
 }
 
 /// A buffer that shows by `alive` whether it was freed.
-fn counted(pd: &Pd, alive: &Arc<()>) -> Mr<Counted> {
-    let buffer = Counted { bytes: vec![9; 8], _alive: Arc::clone(alive) };
+fn counted(pd: &Pd, alive: &Arc<()>) -> Mr<CountedBuffer> {
+    let buffer = CountedBuffer { bytes: vec![9; 8], _alive: Arc::clone(alive) };
     pd.register(buffer).unwrap()
 }
 
@@ -262,7 +262,7 @@ fn manual_device_ends_detached_operations() {
     let ((pd, client), _server) = simulation.connect(&settings);
     let ((_, other), _other_server) = simulation.connect(&settings);
     let alive = Arc::new(());
-    let buffer = Counted { bytes: vec![9; 8000], _alive: Arc::clone(&alive) };
+    let buffer = CountedBuffer { bytes: vec![9; 8000], _alive: Arc::clone(&alive) };
     drop(client.send(pd.register(buffer).unwrap()));
     drop(client);
     drop(simulation);

@@ -34,7 +34,7 @@ const LEN: usize = 8192;
 
 /// Fault of the link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fate {
+enum LinkFault {
     Whole,
     Reset,
     Fin,
@@ -43,7 +43,7 @@ enum Fate {
 
 #[derive(Clone, Copy, Debug)]
 struct Case {
-    fate: Fate,
+    fate: LinkFault,
     /// 0: what the client sends; 1: what the server sends.
     from: usize,
     at: u64,
@@ -286,9 +286,9 @@ fn run(case: Case) -> ([u64; 2], bool) {
     let simulation = Simulation::new(case.at, link);
     let ips = [CLIENT, SERVER];
     simulation.network().change_link(ips[case.from], ips[1 - case.from], |link| match case.fate {
-        Fate::Reset => link.cut_at = Some(case.at),
-        Fate::Fin => link.fin_at = Some(case.at),
-        Fate::Whole | Fate::Stall => {}
+        LinkFault::Reset => link.cut_at = Some(case.at),
+        LinkFault::Fin => link.fin_at = Some(case.at),
+        LinkFault::Whole | LinkFault::Stall => {}
     });
     let options = Arc::new(ConnConfig::default().capabilities(CapabilityExchange::On));
     let (client, server) = (simulation.client.as_raw(), simulation.server.as_raw());
@@ -303,7 +303,7 @@ fn run(case: Case) -> ([u64; 2], bool) {
         let mut idle = 0;
         loop {
             rounds += 1;
-            if case.fate == Fate::Stall && (rounds == case.at || rounds == case.at + 40) {
+            if case.fate == LinkFault::Stall && (rounds == case.at || rounds == case.at + 40) {
                 simulation.network().stall(ips[case.from], ips[1 - case.from], rounds == case.at);
             }
             let moved = simulation.round();
@@ -340,7 +340,7 @@ fn run(case: Case) -> ([u64; 2], bool) {
     let [client, server] = &ends;
     client.check(server);
     server.check(client);
-    if case.fate == Fate::Whole || case.fate == Fate::Stall {
+    if case.fate == LinkFault::Whole || case.fate == LinkFault::Stall {
         for end in &ends {
             assert!(end.sent.iter().all(|wc| wc.status == WcStatus::Success), "{:?}", end.sent);
             assert_eq!(end.received.iter().filter(|wc| wc.status == WcStatus::Success).count(), 5);
@@ -350,7 +350,7 @@ fn run(case: Case) -> ([u64; 2], bool) {
     (sent, failed)
 }
 
-fn every(fate: Fate, from: usize) {
+fn every(fate: LinkFault, from: usize) {
     if let Ok(wanted) = std::env::var("UIW_CASE") {
         let mut words = wanted.split(' ');
         if words.next() == Some(&format!("{fate:?}").to_lowercase())
@@ -360,10 +360,10 @@ fn every(fate: Fate, from: usize) {
         }
         return;
     }
-    let whole = run(Case { fate: Fate::Whole, from, at: 0 }).0[from];
+    let whole = run(Case { fate: LinkFault::Whole, from, at: 0 }).0[from];
     assert!(whole > 1000, "{whole} bytes are no script");
     // Stalls are counted in rounds of the simulation.
-    let until = if fate == Fate::Stall { 400 } else { whole + 10 };
+    let until = if fate == LinkFault::Stall { 400 } else { whole + 10 };
     let mut broken = 0;
     for at in 0..until {
         let case = Case { fate, from, at };
@@ -373,37 +373,37 @@ fn every(fate: Fate, from: usize) {
         };
         broken += u64::from(failed);
     }
-    assert!(fate == Fate::Stall || broken > whole / 2, "only {broken} of {whole} bytes hit a request");
+    assert!(fate == LinkFault::Stall || broken > whole / 2, "only {broken} of {whole} bytes hit a request");
 }
 
 // [test:RFC5041-3-04]
 #[test]
 fn reset_of_what_the_client_sends() {
-    every(Fate::Reset, 0);
+    every(LinkFault::Reset, 0);
 }
 
 // [test:RFC5041-3-04]
 #[test]
 fn reset_of_what_the_server_sends() {
-    every(Fate::Reset, 1);
+    every(LinkFault::Reset, 1);
 }
 
 #[test]
 fn fin_of_what_the_client_sends() {
-    every(Fate::Fin, 0);
+    every(LinkFault::Fin, 0);
 }
 
 #[test]
 fn fin_of_what_the_server_sends() {
-    every(Fate::Fin, 1);
+    every(LinkFault::Fin, 1);
 }
 
 #[test]
 fn stall_of_what_the_client_sends() {
-    every(Fate::Stall, 0);
+    every(LinkFault::Stall, 0);
 }
 
 #[test]
 fn stall_of_what_the_server_sends() {
-    every(Fate::Stall, 1);
+    every(LinkFault::Stall, 1);
 }

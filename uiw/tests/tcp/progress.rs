@@ -48,9 +48,9 @@ fn receive_with_timeout_returns() {
 
 #[test]
 fn dropped_operations_are_detached_and_freed() {
-    struct Counted(Vec<u8>, #[expect(dead_code, reason = "counts how many are alive")] Arc<()>);
+    struct CountedVec(Vec<u8>, #[expect(dead_code, reason = "counts how many are alive")] Arc<()>);
     // SAFETY: a vector's heap block stays where it is and belongs to the vector.
-    unsafe impl uiw::IoBuf for Counted {
+    unsafe impl uiw::IoBuf for CountedVec {
         fn as_mut_ptr(&mut self) -> *mut u8 {
             self.0.as_mut_ptr()
         }
@@ -59,7 +59,7 @@ fn dropped_operations_are_detached_and_freed() {
         }
     }
     // SAFETY: as above; a unique vector may be written.
-    unsafe impl uiw::IoBufMut for Counted {}
+    unsafe impl uiw::IoBufMut for CountedVec {}
     let alive = Arc::new(());
     let settings = ConnectionConfig::default().send_depth(4);
     let ((_a, client), (_b, server)) = connected(&settings);
@@ -68,12 +68,12 @@ fn dropped_operations_are_detached_and_freed() {
     let remote = shared.remote(0..1 << 16).unwrap();
     let pd = client.pd().clone();
     for i in 0..40 {
-        let buffer = || pd.register(Counted(vec![i; 1 << 16], alive.clone())).unwrap();
+        let buffer = || pd.register(CountedVec(vec![i; 1 << 16], alive.clone())).unwrap();
         drop(client.read(buffer(), remote));
         drop(client.write(buffer(), remote));
     }
     let buffer =
-        client.read(pd.register(Counted(vec![0; 16], alive.clone())).unwrap(), remote).wait().unwrap();
+        client.read(pd.register(CountedVec(vec![0; 16], alive.clone())).unwrap(), remote).wait().unwrap();
     drop(buffer);
     let until = Instant::now() + TIMEOUT;
     while Arc::strong_count(&alive) > 1 {

@@ -9,9 +9,9 @@ use uiw::blocking::Connection;
 use uiw::{ConnectionConfig, Device};
 
 /// Waits for a message when woken, as a program without manners does.
-struct Waits(Connection, Mutex<Option<mpsc::Sender<(bool, Duration)>>>);
+struct WaitingWaker(Connection, Mutex<Option<mpsc::Sender<(bool, Duration)>>>);
 
-impl Wake for Waits {
+impl Wake for WaitingWaker {
     fn wake(self: Arc<Self>) {
         // It is woken again when its own connection ends.
         let Some(tx) = self.1.lock().unwrap().take() else { return };
@@ -29,7 +29,7 @@ fn waker_may_wait() {
         connected_on(&a, &b, &ConnectionConfig::default()),
     );
     let (tx, rx) = mpsc::channel();
-    let waker = Waker::from(Arc::new(Waits(second, Mutex::new(Some(tx)))));
+    let waker = Waker::from(Arc::new(WaitingWaker(second, Mutex::new(Some(tx)))));
     {
         let mut recv = pin!(first.as_async().recv());
         assert!(recv.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
