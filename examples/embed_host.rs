@@ -1,8 +1,8 @@
 //! The host of `embed_stream` and `embed_smoltcp`: memory, requests and receives of one end.
 
 use uiw::stream::{
-    AccessError, Answer, AtomicError, AtomicRequest, Ended, LocalError, Op, PeerKind, ReceiveError, Received,
-    Request, STag, StreamHost, Verified,
+    AccessError, AtomicError, AtomicRequest, LocalError, Op, PeerKind, ReceiveError, ReceivedMessage,
+    Request, ResponsePart, STag, StreamEnd, StreamHost, Verified,
 };
 
 /// The memory of the responder.
@@ -19,7 +19,7 @@ pub(crate) struct Peer {
     pub(crate) message: Vec<u8>,
     pub(crate) messages: Vec<String>,
     pub(crate) kind: Option<PeerKind>,
-    pub(crate) ended: Option<Box<Ended>>,
+    pub(crate) ended: Option<Box<StreamEnd>>,
 }
 
 impl Peer {
@@ -62,7 +62,7 @@ impl StreamHost for Peer {
         self.message.extend_from_slice(&bytes);
         Ok(())
     }
-    fn receive(&mut self, _: Received) -> Result<(), LocalError> {
+    fn receive(&mut self, _: ReceivedMessage) -> Result<(), LocalError> {
         self.messages.push(String::from_utf8_lossy(&self.message).into());
         self.message.clear();
         Ok(())
@@ -77,11 +77,11 @@ impl StreamHost for Peer {
     fn request_payload(&mut self, id: u32, offset: u32, len: u32) -> Result<&[u8], LocalError> {
         Ok(&self.requests[id as usize].1[offset as usize..][..len as usize])
     }
-    fn place_answer(&mut self, id: u32, offset: u32, answer: Answer<'_>) -> Result<(), LocalError> {
+    fn place_answer(&mut self, id: u32, offset: u32, answer: ResponsePart<'_>) -> Result<(), LocalError> {
         let place = &mut self.requests[id as usize].1[offset as usize..];
         match answer {
-            Answer::Read(bytes) => place[..bytes.len()].copy_from_slice(&bytes),
-            Answer::Atomic(old) => place.copy_from_slice(&old.to_ne_bytes()),
+            ResponsePart::Read(bytes) => place[..bytes.len()].copy_from_slice(&bytes),
+            ResponsePart::Atomic(old) => place.copy_from_slice(&old.to_ne_bytes()),
         }
         Ok(())
     }

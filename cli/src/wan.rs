@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use std::io::ErrorKind;
 use std::time::{Duration, Instant};
 use uiw_impair::wan::{Counts, Profile};
-use uiw_smol::bridge::{Bridge, PortCounts, Side};
+use uiw_smol::bridge::{Bridge, BridgeSide, PortCounts};
 
 /// What `--help` says behind the options.
 pub(crate) const HELP: &str = "\
@@ -168,7 +168,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         Failure::new(Exit::Failed, "the path failed", error, fix)
     })?;
     let seconds = start.elapsed().as_secs_f64();
-    let sides = [(Side::A, &args.a, &args.b), (Side::B, &args.b, &args.a)];
+    let sides = [(BridgeSide::A, &args.a, &args.b), (BridgeSide::B, &args.b, &args.a)];
     if args.json {
         let way = |(side, from, to)| {
             let (counts, port) = bridge.counts(side);

@@ -127,7 +127,7 @@ impl Count {
 
 /// Number of times that connections waited, by reason ([`Wait`]).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Waits {
+pub struct WaitCounts {
     /// Waits for an answer while ORD allows no more outstanding Reads and atomics.
     pub credit: u64,
     /// Waits of a peer's Send for a receive.
@@ -136,7 +136,7 @@ pub struct Waits {
     pub memory: u64,
 }
 
-impl Waits {
+impl WaitCounts {
     pub(crate) fn parse(words: [u64; conn::WAITS_WORDS]) -> Self {
         let of = |wait: Wait| words[wait as usize];
         Self { credit: of(Wait::Credit), receive: of(Wait::Receive), memory: of(Wait::Memory) }

@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 /// Reason why a datagram was not passed on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
-pub enum Dropped {
+pub enum DropReason {
     /// UDP refused to send it.
     Unsent = conn::UNSENT,
     /// The Q_Key is not the queue pair's.
@@ -21,7 +21,7 @@ pub enum Dropped {
 /// Reason why a datagram was dropped that belongs to no queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
-pub enum Rejected {
+pub enum RejectReason {
     /// The CRC does not match.
     BadCrc = shard::DATAGRAMS,
     /// Another rule of the format is violated.
@@ -32,7 +32,7 @@ pub enum Rejected {
     NoQueuePair = shard::DATAGRAMS + 3,
 }
 
-const _: () = assert!(Rejected::NoQueuePair as usize - shard::DATAGRAMS < shard::DATAGRAM_WORDS);
+const _: () = assert!(RejectReason::NoQueuePair as usize - shard::DATAGRAMS < shard::DATAGRAM_WORDS);
 
 /// Datagrams of a queue pair, a shard or a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -117,10 +117,10 @@ impl Datagrams {
         Self {
             traffic: both(conn::DATAGRAMS),
             same_device: both(conn::DATAGRAMS_SAME_DEVICE),
-            unsent: at(Dropped::Unsent as usize),
-            bad_qkey: at(Dropped::BadQkey as usize),
-            no_receive: at(Dropped::NoReceive as usize),
-            bad_receive: at(Dropped::BadReceive as usize),
+            unsent: at(DropReason::Unsent as usize),
+            bad_qkey: at(DropReason::BadQkey as usize),
+            no_receive: at(DropReason::NoReceive as usize),
+            bad_receive: at(DropReason::BadReceive as usize),
             ..Self::default()
         }
     }

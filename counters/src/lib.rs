@@ -51,8 +51,8 @@ mod terminates;
 mod transfers;
 mod writer;
 
-pub use counts::{Count, Directions, Operations, TerminateCount, Traffic, Waits};
-pub use datagrams::{DatagramQueuePair, Datagrams, Dropped, Rejected};
+pub use counts::{Count, Directions, Operations, TerminateCount, Traffic, WaitCounts};
+pub use datagrams::{DatagramQueuePair, Datagrams, DropReason, RejectReason};
 pub use device::DeviceCounters;
 pub use directory::{Directory, DirectoryKind};
 pub use file::{CounterFile, FileError, Owner};

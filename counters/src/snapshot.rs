@@ -1,8 +1,8 @@
 //! Counters as they were at one time: of this process's device, or of a file.
 
 use crate::address;
-use crate::counts::{Directions, Operations, TerminateCount, Waits};
-use crate::datagrams::{DatagramQueuePair, Datagrams, Rejected};
+use crate::counts::{Directions, Operations, TerminateCount, WaitCounts};
+use crate::datagrams::{DatagramQueuePair, Datagrams, RejectReason};
 use crate::layout::{self, FIRST_CONN, OTHERS, SAME_DEVICE, SHARD_BLOCKS, block, conn, process, shard};
 use crate::terminates;
 use crate::transfers::Transfers;
@@ -50,7 +50,7 @@ pub struct ShardCounts {
     /// Datagrams of all UD queue pairs, and those that belong to none.
     pub datagrams: Datagrams,
     /// Waits of all connections.
-    pub waits: Waits,
+    pub waits: WaitCounts,
     /// Bytes that are kept against the receive memory budget.
     pub held_bytes: u64,
     /// Peers whose TCP connection was accepted.
@@ -97,7 +97,7 @@ pub struct ConnectionCounters {
     /// Traffic.
     pub traffic: Operations,
     /// Waits.
-    pub waits: Waits,
+    pub waits: WaitCounts,
     /// Bytes that are kept against the receive memory budget.
     pub held_bytes: u64,
 }
@@ -112,7 +112,7 @@ pub struct QueuePairCounters {
     /// Traffic.
     pub traffic: Operations,
     /// Waits.
-    pub waits: Waits,
+    pub waits: WaitCounts,
 }
 
 /// Traffic at one address of this end: all connections and UD queue pairs that ever had it.
@@ -210,10 +210,10 @@ impl Snapshot {
             same_device: Operations::parse(words(&first, shard::SAME_DEVICE)),
             terminates: terminates::parse(&first).collect(),
             datagrams: Datagrams {
-                bad_crc: first[Rejected::BadCrc as usize],
-                malformed: first[Rejected::Malformed as usize],
-                bad_source: first[Rejected::BadSource as usize],
-                no_queue_pair: first[Rejected::NoQueuePair as usize],
+                bad_crc: first[RejectReason::BadCrc as usize],
+                malformed: first[RejectReason::Malformed as usize],
+                bad_source: first[RejectReason::BadSource as usize],
+                no_queue_pair: first[RejectReason::NoQueuePair as usize],
                 ..Datagrams::default()
             },
             ..ShardCounts::default()
@@ -221,7 +221,7 @@ impl Snapshot {
         for at in OTHERS..used {
             let words = steady(|| read(block(index, at)))?;
             let traffic = Operations::parse(self::words(&words, conn::TRAFFIC));
-            let waits = Waits::parse(self::words(&words, conn::WAITS));
+            let waits = WaitCounts::parse(self::words(&words, conn::WAITS));
             counts.traffic.add(&traffic);
             counts.waits.add(&waits);
             counts.datagrams.add(&Datagrams::parse(&self::words(&words, conn::TRAFFIC)));
@@ -349,7 +349,7 @@ fn connection(shard: usize, words: &Words) -> Option<ConnectionCounters> {
         kernel: flag(conn::FLAG_KERNEL),
         began_ns: words[conn::BEGAN],
         traffic: Operations::parse(std::array::from_fn(|at| counts[at])),
-        waits: Waits::parse(std::array::from_fn(|at| counts[conn::WAITS - conn::TRAFFIC + at])),
+        waits: WaitCounts::parse(std::array::from_fn(|at| counts[conn::WAITS - conn::TRAFFIC + at])),
         held_bytes: words[conn::HELD],
     })
 }

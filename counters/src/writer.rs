@@ -3,7 +3,7 @@
 use crate::address;
 use crate::block_file::BlockFile;
 use crate::counts::{Count, Traffic};
-use crate::datagrams::{Dropped, Rejected};
+use crate::datagrams::{DropReason, RejectReason};
 use crate::layout::{FIRST_CONN, OTHERS, SAME_DEVICE, SHARD_BLOCKS, Wait, block, conn, shard};
 use crate::terminates;
 use std::collections::{BTreeMap, VecDeque};
@@ -122,7 +122,7 @@ impl ShardCounters {
     }
 
     /// A datagram arrived that belongs to no queue pair.
-    pub fn rejected(&self, why: Rejected) {
+    pub fn rejected(&self, why: RejectReason) {
         add(&self.block[why as usize], 1);
     }
 
@@ -308,7 +308,7 @@ impl DatagramCounters {
 
     /// Counts datagrams that were not passed on.
     #[inline]
-    pub fn dropped(&self, why: Dropped, count: u64) {
+    pub fn dropped(&self, why: DropReason, count: u64) {
         add(&self.block[why as usize], count);
     }
 

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use uiw_counters::{
     ConnDetails, Count, CounterFile, DatagramQueuePair, Datagrams, DeviceCounters, Directions, Directory,
-    Dropped, FileError, Owner, Publish, Refusal, Rejected, Snapshot, Traffic, Wait,
+    DropReason, FileError, Owner, Publish, Refusal, RejectReason, Snapshot, Traffic, Wait,
 };
 
 /// A directory that is removed with its files when dropped.
@@ -147,7 +147,7 @@ fn datagrams_counted_by_qp_and_shard() {
     let local = "192.0.2.1:4000".parse().unwrap();
     let earlier = shard.open_datagrams(0x0F_A000, local);
     earlier.sent(count(3, 300), count(1, 100));
-    earlier.dropped(Dropped::BadQkey, 5);
+    earlier.dropped(DropReason::BadQkey, 5);
     shard.close_datagrams(&earlier);
     // A connection, and another queue pair, have the block afterwards: the sums go on, and theirs begin at zero.
     let conn = shard.open(&details(7, false));
@@ -157,14 +157,14 @@ fn datagrams_counted_by_qp_and_shard() {
     now.sent(count(2, 64), count(0, 0));
     now.received(count(1, 1024), count(1, 1024));
     now.received(count(1, 1), count(0, 0));
-    now.dropped(Dropped::Unsent, 1);
-    now.dropped(Dropped::NoReceive, 2);
-    now.dropped(Dropped::BadReceive, 1);
+    now.dropped(DropReason::Unsent, 1);
+    now.dropped(DropReason::NoReceive, 2);
+    now.dropped(DropReason::BadReceive, 1);
     for (why, times) in [
-        (Rejected::BadCrc, 1),
-        (Rejected::Malformed, 2),
-        (Rejected::BadSource, 3),
-        (Rejected::NoQueuePair, 4),
+        (RejectReason::BadCrc, 1),
+        (RejectReason::Malformed, 2),
+        (RejectReason::BadSource, 3),
+        (RejectReason::NoQueuePair, 4),
     ] {
         (0..times).for_each(|_| shard.rejected(why));
     }

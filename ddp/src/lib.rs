@@ -22,7 +22,7 @@ pub mod segment;
 mod stag;
 pub mod wire;
 
-pub use rx::{Delivered, Placement, TaggedError, UntaggedError, UntaggedRx};
+pub use rx::{DeliveredMessage, Placement, TaggedError, UntaggedError, UntaggedRx};
 pub use segment::{Segment, Segments, segments};
 pub use stag::STag;
 pub use wire::{Header, HeaderError, Tagged, Untagged};

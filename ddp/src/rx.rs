@@ -11,14 +11,14 @@ use crate::wire::Untagged;
 /// For each segment call [`check`](Self::check), place the payload, then call [`placed`](Self::placed).
 ///
 /// ```
-/// # use uiw_ddp::{Delivered, Placement, Untagged, UntaggedRx};
+/// # use uiw_ddp::{DeliveredMessage, Placement, Untagged, UntaggedRx};
 /// let mut queue = UntaggedRx::new(1);
 /// let first = Untagged { last: false, rsvd_ulp: 0x43, rsvd_ulp32: 0, qn: 0, msn: 1, mo: 0 };
 /// assert_eq!(queue.check(&first, 100, Some(150)), Ok(Placement { offset: 0 }));
 /// assert_eq!(queue.placed(&first, 100), None);
 /// let second = Untagged { last: true, mo: 100, ..first };
 /// assert_eq!(queue.check(&second, 50, Some(150)), Ok(Placement { offset: 100 }));
-/// assert_eq!(queue.placed(&second, 50), Some(Delivered { msn: 1, len: 150 }));
+/// assert_eq!(queue.placed(&second, 50), Some(DeliveredMessage { msn: 1, len: 150 }));
 /// ```
 #[derive(Clone, Debug)]
 pub struct UntaggedRx {
@@ -42,7 +42,7 @@ pub struct Placement {
 
 /// A message that is complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Delivered {
+pub struct DeliveredMessage {
     /// Message Sequence Number.
     pub msn: u32,
     /// Length in bytes.
@@ -110,13 +110,13 @@ impl UntaggedRx {
 
     /// Counts the payload of a checked segment as placed. `Some` when that completes the message.
     #[inline]
-    pub fn placed(&mut self, header: &Untagged, len: u32) -> Option<Delivered> {
+    pub fn placed(&mut self, header: &Untagged, len: u32) -> Option<DeliveredMessage> {
         let received = self.received().wrapping_add(len);
         if !header.last {
             self.message = Some(Message { received, rsvd_ulp: header.rsvd_ulp });
             return None;
         }
-        let delivered = Delivered { msn: self.msn, len: received };
+        let delivered = DeliveredMessage { msn: self.msn, len: received };
         self.message = None;
         self.msn = self.msn.wrapping_add(1);
         Some(delivered)
@@ -247,7 +247,7 @@ mod tests {
             let segment = Untagged { msn, ..SEND };
             assert_eq!(queue.expected_msn(), msn);
             assert_eq!(queue.check(&segment, 5, Some(5)), Ok(Placement { offset: 0 }));
-            assert_eq!(queue.placed(&segment, 5), Some(Delivered { msn, len: 5 }));
+            assert_eq!(queue.placed(&segment, 5), Some(DeliveredMessage { msn, len: 5 }));
         }
         assert_eq!(UntaggedRx::new(1).check(&SEND, 5, Some(5)), Ok(Placement { offset: 0 }));
     }
@@ -305,7 +305,10 @@ mod tests {
         assert_eq!(queue.check(&segment, 3, Some(u32::MAX)), Ok(Placement { offset: u32::MAX - 3 }));
         let error = queue.check(&segment, 4, Some(u32::MAX));
         assert_eq!(error, Err(UntaggedError::MessageTooLong { mo: u32::MAX - 3, len: 4 }));
-        assert_eq!(amid(1, u32::MAX - 3).placed(&segment, 3), Some(Delivered { msn: 1, len: u32::MAX }));
+        assert_eq!(
+            amid(1, u32::MAX - 3).placed(&segment, 3),
+            Some(DeliveredMessage { msn: 1, len: u32::MAX })
+        );
     }
 
     #[test]
@@ -334,7 +337,7 @@ mod tests {
             assert_eq!((queue.expected_msn(), queue.received(), queue.in_progress()), (7, 100, true));
             assert_eq!(queue.check(&good, 5, Some(128)), Ok(Placement { offset: 100 }));
         }
-        assert_eq!(queue.placed(&good, 5), Some(Delivered { msn: 7, len: 105 }));
+        assert_eq!(queue.placed(&good, 5), Some(DeliveredMessage { msn: 7, len: 105 }));
     }
 
     // [test:RFC5041-5.4-02] [test:RFC5041-5.4-06]
@@ -350,7 +353,7 @@ mod tests {
         // An empty last segment is odd, yet legal.
         let end = Untagged { mo: 30, ..SEND };
         assert!(queue.check(&end, 0, Some(64)).is_ok());
-        assert_eq!(queue.placed(&end, 0), Some(Delivered { msn: 1, len: 30 }));
+        assert_eq!(queue.placed(&end, 0), Some(DeliveredMessage { msn: 1, len: 30 }));
         assert!(!queue.in_progress());
         assert_eq!((queue.received(), queue.expected_msn()), (0, 2));
     }

@@ -206,7 +206,7 @@ pub trait StreamExtensions {
     ///
     /// # Errors
     /// Those of [`TransportStream::send`]; also `WouldBlock` if nothing came after bytes that were left with
-    /// [`Rest::WaitForMore`].
+    /// [`RemainingBytes::WaitForMore`].
     fn peek(&mut self) -> io::Result<Option<Box<dyn RecvBuf>>> {
         Ok(None)
     }
@@ -283,7 +283,7 @@ impl dyn TransportStream {
 ///
 /// ```
 /// # mod uiw { pub use uiw_llp as llp; }
-/// use uiw::llp::{RecvBuf, Rest};
+/// use uiw::llp::{RecvBuf, RemainingBytes};
 ///
 /// /// A stack's own buffer.
 /// struct Ring<'a>(&'a mut Vec<u8>);
@@ -295,7 +295,7 @@ impl dyn TransportStream {
 ///     fn can_grow(&self, used: usize) -> bool {
 ///         self.0.capacity() - self.0.len() + used > 4096
 ///     }
-///     fn consume(self: Box<Self>, used: usize, _: Rest) {
+///     fn consume(self: Box<Self>, used: usize, _: RemainingBytes) {
 ///         self.0.drain(..used);
 ///     }
 /// }
@@ -303,7 +303,7 @@ impl dyn TransportStream {
 /// let mut ring = b"headrest".to_vec();
 /// let mut look: Box<dyn RecvBuf + '_> = Box::new(Ring(&mut ring));
 /// assert_eq!(look.bytes()[..4], *b"head");
-/// look.consume(4, Rest::WaitForMore);
+/// look.consume(4, RemainingBytes::WaitForMore);
 /// assert_eq!(ring, b"rest");
 /// ```
 pub trait RecvBuf {
@@ -315,12 +315,12 @@ pub trait RecvBuf {
     fn can_grow(&self, used: usize) -> bool;
 
     /// Takes the first `used` bytes from the stream.
-    fn consume(self: Box<Self>, used: usize, rest: Rest);
+    fn consume(self: Box<Self>, used: usize, rest: RemainingBytes);
 }
 
 /// Treatment of the bytes that the user of a [`RecvBuf`] leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Rest {
+pub enum RemainingBytes {
     /// They are of use now: the stream stays readable.
     Useful,
     /// They are of no use without more: the stream is readable when more came, or no more can come.

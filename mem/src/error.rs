@@ -7,7 +7,7 @@ use crate::{Access, PdId, Right, StreamId};
 /// The region, window binding or fast registration behind a span was revoked, or a program has unmapped bytes of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the memory behind {stag} was deregistered, invalidated or unmapped")]
-pub struct Gone {
+pub struct MemoryGone {
     /// The STag the span was resolved from.
     pub stag: STag,
 }
@@ -28,7 +28,7 @@ pub enum UpdateError {
     Unaligned(#[from] Unaligned),
     /// They are not there.
     #[error(transparent)]
-    Gone(#[from] Gone),
+    Gone(#[from] MemoryGone),
 }
 
 /// Reason why memory was not registered.

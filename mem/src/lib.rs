@@ -13,11 +13,11 @@
 //! * **Shared** memory ([`Span::is_shared`]): every copy is made of relaxed atomic accesses of naturally aligned
 //!   words, and the last bytes of a copy become visible last, since programs spin on them.
 //! * **Exclusive** memory: a caller of an `unsafe` function ([`Memory::borrowed`], [`Memory::exclusive`]) promised
-//!   that an in-flight buffer belongs to the engine; there a copy is `memcpy` and [`Pinned::fold`] copies nothing.
+//!   that an in-flight buffer belongs to the engine; there a copy is `memcpy` and [`PinnedSpan::fold`] copies nothing.
 //!
 //! # Memory that may not be there
 //! What a program in C has registered it may unmap ([`Memory::foreign`]). The copies of such memory are those of [`recover`], which end with
-//! [`Gone`] where it is not there; [`Table::discard`] takes bytes out of every region before the program unmaps them, so that what is
+//! [`MemoryGone`] where it is not there; [`Table::discard`] takes bytes out of every region before the program unmaps them, so that what is
 //! mapped there next is not written.
 //!
 //! # Which access each STag allows
@@ -53,13 +53,13 @@ pub use blocks::{BLOCK_BYTES, BLOCK_WORDS, Block, BlockRef, Blocks};
 #[doc(hidden)]
 pub use copy::bench;
 pub use error::{
-    BindError, DeregisterError, FastRegisterError, Gone, InvalidateError, LocalError, RegisterError,
+    BindError, DeregisterError, FastRegisterError, InvalidateError, LocalError, MemoryGone, RegisterError,
     RemoteError, ReregError, Unaligned, UpdateError,
 };
 pub use iovec::{IoVec, IoVecMut};
 pub use memory::{Memory, give_back_free_pages, share_arenas};
 pub use page_state::PageState;
 pub use region::Region;
-pub use span::{Pinned, Span};
+pub use span::{PinnedSpan, Span};
 pub use table::{Entry, EntryKind, HeldRegion, Limits, MrCache, Rereg, Table, Window};
 pub use uiw_ddp::STag;

@@ -7,7 +7,7 @@
 //!
 //! On other processors than x86-64 the routines are the ordinary ones, and nothing recovers.
 
-use crate::Gone;
+use crate::MemoryGone;
 use uiw_ddp::STag;
 
 /// Result of one attempt to exchange eight bytes.
@@ -47,22 +47,26 @@ pub(crate) unsafe fn copy(dst: *mut u8, src: *const u8, len: usize) -> bool {
     unsafe { arch::uiw_recover_copy(dst, src, len) == 0 }
 }
 
-/// Like [`crate::Pinned::atomic_u64`].
+/// Like [`crate::PinnedSpan::atomic_u64`].
 ///
 /// # Safety
 /// `cell` is aligned; every other access to it is atomic. It need not be there.
-pub(crate) unsafe fn update(cell: *mut u64, stag: STag, mut f: impl FnMut(u64) -> u64) -> Result<u64, Gone> {
+pub(crate) unsafe fn update(
+    cell: *mut u64,
+    stag: STag,
+    mut f: impl FnMut(u64) -> u64,
+) -> Result<u64, MemoryGone> {
     let mut old = 0u64;
     // SAFETY: the caller's promise.
     if !unsafe { load((&raw mut old).cast(), cell.cast(), 8) } {
-        return Err(Gone { stag });
+        return Err(MemoryGone { stag });
     }
     loop {
         // SAFETY: as above.
         match unsafe { exchange(cell, old, f(old)) } {
             Some(Exchange::Done) => return Ok(old),
             Some(Exchange::Other(found)) => old = found,
-            None => return Err(Gone { stag }),
+            None => return Err(MemoryGone { stag }),
         }
     }
 }

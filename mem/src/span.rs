@@ -11,7 +11,7 @@ use std::sync::Arc;
 use uiw_ddp::STag;
 
 use crate::{
-    Gone, IoVec, IoVecMut, LocalError, PageState, Region, Unaligned, UpdateError, copy, iovec::check,
+    IoVec, IoVecMut, LocalError, MemoryGone, PageState, Region, Unaligned, UpdateError, copy, iovec::check,
     protected, recover,
 };
 
@@ -19,7 +19,7 @@ use crate::{
 /// checksum's start-up does not count, small enough to stay in the first-level cache.
 const FOLD_BLOCK: usize = 4096;
 
-/// Bytes of a region that passed every check. It holds no address: those exist under a [`Pinned`].
+/// Bytes of a region that passed every check. It holds no address: those exist under a [`PinnedSpan`].
 #[derive(Clone)]
 pub struct Span {
     region: Arc<Region>,
@@ -71,9 +71,9 @@ impl Span {
     /// is held for one copy or one non-blocking system call, and its thread revokes nothing meanwhile.
     ///
     /// # Errors
-    /// [`Gone`], if the region has ended.
-    pub fn pin(&self) -> Result<Pinned<'_>, Gone> {
-        Pinned::new(&self.region, self.offset, self.len).ok_or(Gone { stag: self.stag() })
+    /// [`MemoryGone`], if the region has ended.
+    pub fn pin(&self) -> Result<PinnedSpan<'_>, MemoryGone> {
+        PinnedSpan::new(&self.region, self.offset, self.len).ok_or(MemoryGone { stag: self.stag() })
     }
 }
 
@@ -98,7 +98,7 @@ impl fmt::Debug for Span {
 
 /// A pinned span: its bytes stay where they are until this is dropped. Offsets count from the start of the span.
 #[must_use]
-pub struct Pinned<'a> {
+pub struct PinnedSpan<'a> {
     region: &'a Arc<Region>,
     offset: usize,
     len: usize,
@@ -106,7 +106,7 @@ pub struct Pinned<'a> {
     counted: bool,
 }
 
-impl<'a> Pinned<'a> {
+impl<'a> PinnedSpan<'a> {
     /// The pin of a range that passed every check; `None` if the region has ended.
     pub(crate) fn new(region: &'a Arc<Region>, offset: usize, len: usize) -> Option<Self> {
         debug_assert!(offset + len <= region.len());
@@ -141,12 +141,12 @@ impl<'a> Pinned<'a> {
     }
 
     #[cold]
-    fn gone(&self) -> Gone {
-        Gone { stag: self.region.stag() }
+    fn gone(&self) -> MemoryGone {
+        MemoryGone { stag: self.region.stag() }
     }
 
     #[inline]
-    fn found(&self, found: bool) -> Result<(), Gone> {
+    fn found(&self, found: bool) -> Result<(), MemoryGone> {
         if found { Ok(()) } else { Err(self.gone()) }
     }
 
@@ -169,8 +169,8 @@ impl<'a> Pinned<'a> {
         self.region.protected(start.addr() - self.region.as_ptr().addr(), len)
     }
 
-    /// Returns whether the program has protected a page of `range` at some time: where a system call that is given its [`Pinned::io_vec`] fails with EFAULT
-    /// a copy ([`Pinned::copy_to_vec`]) may not.
+    /// Returns whether the program has protected a page of `range` at some time: where a system call that is given its [`PinnedSpan::io_vec`] fails with EFAULT
+    /// a copy ([`PinnedSpan::copy_to_vec`]) may not.
     ///
     /// # Panics
     /// If `range` is not inside.
@@ -207,12 +207,12 @@ impl<'a> Pinned<'a> {
     /// Copies bytes out, from `offset` on, as many as `dst` holds.
     ///
     /// # Errors
-    /// [`Gone`], if a program has unmapped some of them; `dst` has others then.
+    /// [`MemoryGone`], if a program has unmapped some of them; `dst` has others then.
     ///
     /// # Panics
     /// If these are not inside.
     #[inline]
-    pub fn copy_to(&self, offset: usize, dst: &mut [u8]) -> Result<(), Gone> {
+    pub fn copy_to(&self, offset: usize, dst: &mut [u8]) -> Result<(), MemoryGone> {
         let src = self.at(&(offset..offset.saturating_add(dst.len())));
         // SAFETY: `at` checked the range, and `dst` is a private slice.
         self.found(unsafe { self.load(dst.as_mut_ptr(), src, dst.len()) })
@@ -248,12 +248,12 @@ impl<'a> Pinned<'a> {
     /// Appends the bytes of `range` to `dst`.
     ///
     /// # Errors
-    /// [`Gone`], if a program has unmapped some of them; `dst` is as before then.
+    /// [`MemoryGone`], if a program has unmapped some of them; `dst` is as before then.
     ///
     /// # Panics
     /// If `range` is not inside.
     #[inline]
-    pub fn copy_to_vec(&self, range: Range<usize>, dst: &mut Vec<u8>) -> Result<(), Gone> {
+    pub fn copy_to_vec(&self, range: Range<usize>, dst: &mut Vec<u8>) -> Result<(), MemoryGone> {
         let (src, len) = (self.at(&range), range.len());
         dst.reserve(len);
         // SAFETY: `at` checked the range; `reserve` made room for it, which counts once it is set.
@@ -269,12 +269,12 @@ impl<'a> Pinned<'a> {
     /// Copies `src` in at `offset`. In shared memory the last bytes become visible last.
     ///
     /// # Errors
-    /// [`Gone`], if a program has unmapped some of the bytes; others may be written then.
+    /// [`MemoryGone`], if a program has unmapped some of the bytes; others may be written then.
     ///
     /// # Panics
     /// If it does not fit.
     #[inline]
-    pub fn copy_from(&self, offset: usize, src: &[u8]) -> Result<(), Gone> {
+    pub fn copy_from(&self, offset: usize, src: &[u8]) -> Result<(), MemoryGone> {
         let dst = self.at(&(offset..offset.saturating_add(src.len())));
         let (from, len) = (src.as_ptr(), src.len());
         // SAFETY: `at` checked the range, the pin keeps it, and `src` is a slice: no memory a peer reaches, so they do
@@ -308,11 +308,16 @@ impl<'a> Pinned<'a> {
     /// block first.
     ///
     /// # Errors
-    /// [`Gone`], if a program has unmapped some of them.
+    /// [`MemoryGone`], if a program has unmapped some of them.
     ///
     /// # Panics
     /// If `range` is not inside.
-    pub fn fold<T>(&self, range: Range<usize>, init: T, mut f: impl FnMut(T, &[u8]) -> T) -> Result<T, Gone> {
+    pub fn fold<T>(
+        &self,
+        range: Range<usize>,
+        init: T,
+        mut f: impl FnMut(T, &[u8]) -> T,
+    ) -> Result<T, MemoryGone> {
         let src = self.at(&range);
         if !self.is_shared() && !self.region.may_be_gone() {
             // SAFETY: `at` checked the range, the pin keeps it, and exclusive memory in flight is not written.
@@ -372,7 +377,7 @@ impl<'a> Pinned<'a> {
     }
 }
 
-impl Drop for Pinned<'_> {
+impl Drop for PinnedSpan<'_> {
     #[inline]
     fn drop(&mut self) {
         if self.counted {
@@ -381,7 +386,7 @@ impl Drop for Pinned<'_> {
     }
 }
 
-impl fmt::Debug for Pinned<'_> {
+impl fmt::Debug for PinnedSpan<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Pinned({}, {} + {})", self.region.stag(), self.offset, self.len)
     }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use serde::Deserialize;
-use uiw_cases::{Action, Atom, Case, FrameKind as Kind, Need, Relation, Sent, Test};
+use uiw_cases::{Action, Atom, Case, CaseCondition, FrameKind as Kind, Relation, SentFrame, Test};
 use uiw_ddp::{Header, STag, Tagged, TaggedError, Untagged, UntaggedRx};
 use uiw_mpa::startup::{Initiator, Outcome, Responder, Revision, StartupConfig};
 use uiw_mpa::wire::startup::{Enhanced, Frame, FrameKind};
@@ -66,7 +66,7 @@ impl Negative {
         let actions = || case.steps.iter().map(|step| &step.action);
         let is_bytes = |action: &&Action| matches!(action, Action::Send(sent) if sent.kind == Kind::Bytes);
         let frame = actions().rfind(is_bytes).expect("bytes");
-        let Action::Send(Sent { fields, .. }) = frame else { unreachable!() };
+        let Action::Send(SentFrame { fields, .. }) = frame else { unreachable!() };
         let Test::OneOf(values) = &fields[0].test else { panic!("{}", case.name) };
         let [(_, Atom::Bytes(bytes))] = values.as_slice() else { panic!("{}", case.name) };
         let Some(Action::Expect { one_of, .. }) = actions().next_back() else { panic!("{}", case.name) };
@@ -82,7 +82,7 @@ impl Negative {
             name: case.name.trim_start_matches("negative/").to_owned(),
             bytes: bytes.clone(),
             terminates: terminates.collect(),
-            markers: case.needs.contains(&Need::MarkersAsked),
+            markers: case.needs.contains(&CaseCondition::MarkersAsked),
             startup: case.steps.len() == 3,
         }
     }

@@ -14,7 +14,7 @@
 
 use crate::Time;
 use crate::error::{ConnError, LocalError, StartupFailure};
-use crate::event::{Ended, Event, Named};
+use crate::event::{AffectedRequest, Event, StreamEnd};
 use crate::host::StreamHost;
 use crate::stream::{Phase, RdmapStream};
 use crate::timers::Timer;
@@ -202,7 +202,7 @@ impl<M> RdmapStream<M> {
         }
         let lost = error.is_fatal_to_transport() || !whole;
         let first = !self.shared.first_fpdu;
-        let ended = Ended { error, terminate, named, acknowledged, idle, first };
+        let ended = StreamEnd { error, terminate, named, acknowledged, idle, first };
         self.shared.events.push_back(Event::Ended(Box::new(ended)));
         self.shared.reads.outstanding.clear();
         self.shared.reads.inbound.clear();
@@ -264,36 +264,40 @@ impl<M> RdmapStream<M> {
     }
 
     /// The request that failed: the one a Terminate names, else the oldest that has not completed.
-    fn named_request(&self, error: &ConnError) -> Named {
+    fn named_request(&self, error: &ConnError) -> AffectedRequest {
         match error {
-            ConnError::Local { request, .. } => request.map_or(Named::Nothing, Named::Request),
+            ConnError::Local { request, .. } => {
+                request.map_or(AffectedRequest::Nothing, AffectedRequest::Request)
+            }
             ConnError::Terminated(terminate, _) => {
                 let header = terminate.ddp_header.and_then(|copy| copy.header().ok());
-                header.map_or(Named::Oldest, |header| self.request_of(&header))
+                header.map_or(AffectedRequest::Oldest, |header| self.request_of(&header))
             }
             ConnError::Lost
             | ConnError::NoFirstFpdu
             | ConnError::FinInsideFpdu { .. }
-            | ConnError::Fault(_) => Named::Oldest,
+            | ConnError::Fault(_) => AffectedRequest::Oldest,
             ConnError::Refused(_) | ConnError::Closed | ConnError::SourceGone | ConnError::Aborted => {
-                Named::Nothing
+                AffectedRequest::Nothing
             }
         }
     }
 
     /// The request that a segment of ours belonged to.
-    fn request_of(&self, header: &Header) -> Named {
+    fn request_of(&self, header: &Header) -> AffectedRequest {
         match header {
-            Header::Tagged(tagged) => Named::Write { stag: tagged.stag, to: tagged.to },
+            Header::Tagged(tagged) => AffectedRequest::Write { stag: tagged.stag, to: tagged.to },
             Header::Untagged(untagged) if untagged.qn == uiw_rdmap::QN_SEND => {
-                Named::Send { msn: untagged.msn }
+                AffectedRequest::Send { msn: untagged.msn }
             }
             Header::Untagged(untagged) if untagged.qn == uiw_rdmap::QN_READ => {
                 let mut outstanding = self.shared.reads.outstanding.iter();
                 let named = outstanding.find(|read| read.msn == untagged.msn);
-                named.and_then(|read| read.origin.request()).map_or(Named::Oldest, Named::Request)
+                named
+                    .and_then(|read| read.origin.request())
+                    .map_or(AffectedRequest::Oldest, AffectedRequest::Request)
             }
-            Header::Untagged(_) => Named::Oldest,
+            Header::Untagged(_) => AffectedRequest::Oldest,
         }
     }
 }

@@ -14,7 +14,7 @@ pub enum Event {
     /// A responder has a Request. The host answers with [`crate::RdmapStream::accept`] or [`crate::RdmapStream::reject`].
     Requested(Box<Request>),
     /// Full Operation has begun. A responder of the peer-to-peer model reports it when the peer's first FPDU has come.
-    Established(Box<Established>),
+    Established(Box<EstablishedStream>),
     /// The connection was not established. The stream is over.
     Failed(StartupFailure),
     /// The initiator needs a new connection of TCP, for MPA revision 1: see [`crate::RdmapStream::reconnected`].
@@ -25,12 +25,12 @@ pub enum Event {
     Drained,
     /// The stream has left Full Operation. What was posted to the host will not be served: it completes `named` with an error, and
     /// flushes everything else.
-    Ended(Box<Ended>),
+    Ended(Box<StreamEnd>),
 }
 
 /// An established connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Established {
+pub struct EstablishedStream {
     /// Result of the negotiation.
     pub negotiated: Negotiated,
     /// IRD and ORD as the peer's frame has them (RFC 6581 section 9.1).
@@ -41,13 +41,13 @@ pub struct Established {
 
 /// End of a stream.
 #[derive(Debug)]
-pub struct Ended {
+pub struct StreamEnd {
     /// Reason for the end.
     pub error: ConnError,
     /// The Terminate that is sent to the peer.
     pub terminate: Option<Terminate>,
     /// The request that the error is about.
-    pub named: Named,
+    pub named: AffectedRequest,
     /// Requests were completed only after the peer had placed them ([`crate::RdmapConfig::acknowledged`]).
     pub acknowledged: bool,
     /// No request was begun and not completed, no message was half received, and the host had not begun to close: the peer's close
@@ -59,7 +59,7 @@ pub struct Ended {
 
 /// The request that an error is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Named {
+pub enum AffectedRequest {
     /// None.
     Nothing,
     /// The oldest that has not completed.

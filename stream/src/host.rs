@@ -103,7 +103,7 @@ pub trait StreamHost {
     ///
     /// # Errors
     /// [`LocalError::CqOverflow`].
-    fn receive(&mut self, message: Received) -> Result<(), LocalError>;
+    fn receive(&mut self, message: ReceivedMessage) -> Result<(), LocalError>;
 
     /// The receive that was begun is too short for its message (`TooLong`), or its memory is gone: it completes with an error.
     fn fail_receive(&mut self, error: ReceiveError);
@@ -169,7 +169,7 @@ pub trait StreamHost {
     ///
     /// # Errors
     /// [`LocalError::Protection`].
-    fn place_answer(&mut self, id: u32, offset: u32, payload: Answer<'_>) -> Result<(), LocalError>;
+    fn place_answer(&mut self, id: u32, offset: u32, payload: ResponsePart<'_>) -> Result<(), LocalError>;
 
     /// The Read or atomic `id` has its whole answer: it completes, after its STag (if any) was invalidated.
     ///
@@ -309,7 +309,7 @@ impl Payload for &[u8] {
 
 /// A part of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Answer<'a> {
+pub enum ResponsePart<'a> {
     /// Bytes of a Read Response.
     Read(Verified<'a>),
     /// Value before an atomic operation, in the byte order of this machine.
@@ -318,7 +318,7 @@ pub enum Answer<'a> {
 
 /// A message that has come for a receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Received {
+pub struct ReceivedMessage {
     /// Kind of the message.
     pub kind: ReceivedKind,
     /// The peer asked for a solicited event.

@@ -58,9 +58,9 @@ mod common;
 pub use capabilities::{Capabilities, CapabilityExchange, PeerKind};
 pub use config::{FpduSize, FpduSizeError, RdmapConfig, StableTx};
 pub use error::{AccessError, AtomicError, ConnError, LocalError, StartupFailure};
-pub use event::{Ended, Established, Event, Named};
+pub use event::{AffectedRequest, EstablishedStream, Event, StreamEnd};
 pub use host::{
-    Answer, Payload, ReceiveError, Received, ReceivedKind, SourceGone, StreamHost, Traffic, Wait,
+    Payload, ReceiveError, ReceivedKind, ReceivedMessage, ResponsePart, SourceGone, StreamHost, Traffic, Wait,
 };
 pub use reads::QuotedSegment;
 pub use request::{Op, Remote, Request};

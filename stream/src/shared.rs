@@ -4,7 +4,7 @@ use crate::capabilities::PeerCaps;
 use crate::placement::PlacementAcks;
 use crate::reads::Reads;
 use crate::timers::Timers;
-use crate::{Established, Event, RdmapConfig, Time};
+use crate::{EstablishedStream, Event, RdmapConfig, Time};
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 
@@ -47,7 +47,7 @@ pub(crate) struct Shared {
     pub(crate) detached: bool,
     pub(crate) events: VecDeque<Event>,
     /// Reported when the peer's first FPDU comes: a responder of the peer-to-peer model waits for the RTR message.
-    pub(crate) established: Option<Box<Established>>,
+    pub(crate) established: Option<Box<EstablishedStream>>,
 }
 
 impl Shared {

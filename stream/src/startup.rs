@@ -6,7 +6,7 @@ use crate::host::StreamHost;
 use crate::shared::Shared;
 use crate::stream::{Phase, RdmapStream};
 use crate::timers::Timer;
-use crate::{Established, Event, RdmapConfig, Time};
+use crate::{EstablishedStream, Event, RdmapConfig, Time};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::time::Duration;
@@ -131,7 +131,7 @@ impl<M> RdmapStream<M> {
         peer_ird_ord: Option<(u16, u16)>,
         private_data: Vec<u8>,
     ) {
-        let established = Box::new(Established { negotiated, peer_ird_ord, private_data });
+        let established = Box::new(EstablishedStream { negotiated, peer_ird_ord, private_data });
         if !self.shared.initiator && negotiated.peer_to_peer {
             self.shared.established = Some(established);
         } else {

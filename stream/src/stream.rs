@@ -343,7 +343,7 @@ impl<M> RdmapStream<M> {
     }
 
     /// Number of messages whose placement acknowledgement TCP has taken since the last call, in the order of [`StreamHost::receive`]. See
-    /// [`Received::awaits_ack`](crate::Received::awaits_ack).
+    /// [`ReceivedMessage::awaits_ack`](crate::ReceivedMessage::awaits_ack).
     #[inline]
     pub fn take_acknowledged(&mut self) -> u32 {
         self.shared.placement.take_acknowledged()

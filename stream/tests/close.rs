@@ -5,7 +5,7 @@ mod common;
 use common::{Pair, at, config_with, pattern};
 use std::time::Duration;
 use uiw_rdmap::TerminateReason;
-use uiw_stream::{CapabilityExchange, ConnError, FpduSize, Named, Op, RdmapConfig, RdmapStream};
+use uiw_stream::{AffectedRequest, CapabilityExchange, ConnError, FpduSize, Op, RdmapConfig, RdmapStream};
 
 fn pair() -> Pair {
     Pair::open(RdmapConfig::default(), RdmapConfig::default())
@@ -36,7 +36,7 @@ fn orderly_close_finishes_requests_and_answers() {
         assert!(
             end.ended
                 .as_ref()
-                .is_some_and(|ended| ended.terminate.is_none() && ended.named == Named::Nothing)
+                .is_some_and(|ended| ended.terminate.is_none() && ended.named == AffectedRequest::Nothing)
         );
     }
     // The close interrupted nothing at the end that did not ask for it.
@@ -240,7 +240,7 @@ fn lost_transport_flushes_requests() {
         pair.call(0, RdmapStream::handle_lost);
         let end = &mut pair.ends[0];
         assert!(matches!(end.error(), ConnError::Lost));
-        assert_eq!(end.ended.as_ref().map(|ended| ended.named), Some(Named::Oldest));
+        assert_eq!(end.ended.as_ref().map(|ended| ended.named), Some(AffectedRequest::Oldest));
         assert!(end.stream.is_over() && end.stream.is_reset());
         assert_eq!((end.host.get(done).completions, end.host.get(open).completions), (1, 0));
     }
@@ -310,7 +310,7 @@ fn requests_complete_when_placed(config: &RdmapConfig) {
     assert_eq!(pair.ends[0].terminated_by_peer(), TerminateReason::TaggedBaseOrBounds);
     let ended = pair.ends[0].ended.as_ref().expect("ended");
     assert!(ended.acknowledged);
-    assert_eq!(ended.named, Named::Write { stag: common::MEMORY, to: 1 << 40 });
+    assert_eq!(ended.named, AffectedRequest::Write { stag: common::MEMORY, to: 1 << 40 });
     assert_eq!(pair.ends[0].host.get(bad).completions, 0);
     assert_eq!(pair.ends[0].host.get(bad + 1).completions, 0);
     pair.assert_over();
@@ -613,7 +613,7 @@ fn detached_stream_refuses_waiting_send() {
     pair.detach(1);
     pair.assert_over();
     assert_eq!(pair.ends[0].terminated_by_peer(), TerminateReason::UntaggedNoBuffer);
-    assert_eq!(pair.ends[0].ended.as_ref().map(|ended| ended.named), Some(Named::Send { msn: 2 }));
+    assert_eq!(pair.ends[0].ended.as_ref().map(|ended| ended.named), Some(AffectedRequest::Send { msn: 2 }));
     assert!(!pair.ends[0].host.completed.contains(&(placed + 1)));
 }
 

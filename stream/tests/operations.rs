@@ -7,7 +7,8 @@ use proptest::prelude::*;
 use std::time::Duration;
 use uiw_ddp::STag;
 use uiw_stream::{
-    CapabilityExchange, FpduSize, MAX_BUFFER, Op, PeerKind, RdmapConfig, Received, ReceivedKind, StableTx,
+    CapabilityExchange, FpduSize, MAX_BUFFER, Op, PeerKind, RdmapConfig, ReceivedKind, ReceivedMessage,
+    StableTx,
 };
 
 /// Offset of the bytes written by the peer, in the memory of each end.
@@ -19,7 +20,7 @@ const ATOMIC: u64 = 250 << 10;
 #[derive(Debug, PartialEq)]
 struct Outcome {
     memory: Vec<u8>,
-    received: Vec<(Received, Vec<u8>)>,
+    received: Vec<(ReceivedMessage, Vec<u8>)>,
     answers: Vec<Vec<u8>>,
 }
 
@@ -75,11 +76,11 @@ fn expected(n: usize, large: usize) -> Outcome {
     put(ATOMIC + 16, &7u64.to_ne_bytes());
     let plain = |bytes: &[u8]| {
         let kind = ReceivedKind::Send { len: bytes.len() as u32, imm: None };
-        (Received { kind, solicited: false, invalidated: None, awaits_ack: false }, bytes.to_vec())
+        (ReceivedMessage { kind, solicited: false, invalidated: None, awaits_ack: false }, bytes.to_vec())
     };
     let immediate = |imm, write_len| {
         let kind = ReceivedKind::Immediate { imm, write_len };
-        (Received { kind, solicited: false, invalidated: None, awaits_ack: false }, Vec::new())
+        (ReceivedMessage { kind, solicited: false, invalidated: None, awaits_ack: false }, Vec::new())
     };
     let mut received = vec![plain(b""), plain(&big), plain(b"take it back"), plain(&big[..large / 2])];
     received[2].0.invalidated = Some(STag(77));

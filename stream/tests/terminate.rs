@@ -6,7 +6,7 @@ use common::{MEMORY, Pair, at, config_with, pattern, send_header};
 use std::time::Duration;
 use uiw_ddp::{Header, STag};
 use uiw_rdmap::{AtomicOp, AtomicRequest, Opcode, ReadRequest, TerminateReason as Reason};
-use uiw_stream::{ConnError, Named, Op, RdmapConfig, RdmapStream, ReceiveError};
+use uiw_stream::{AffectedRequest, ConnError, Op, RdmapConfig, RdmapStream, ReceiveError};
 
 fn pair() -> Pair {
     Pair::open(RdmapConfig::default(), RdmapConfig::default())
@@ -281,7 +281,7 @@ fn request_with_lost_memory_named() {
         let id = pair.ends[0].post(Op::Write { remote: at(8) }, &pattern(len, 1));
         pair.run();
         let ended = pair.ends[0].ended.as_ref().expect("ended");
-        assert_eq!(ended.named, Named::Request(id));
+        assert_eq!(ended.named, AffectedRequest::Request(id));
         assert_eq!(ended.error.to_string(), "local memory protection error");
         assert_eq!(pair.ends[1].terminated_by_peer(), Reason::LocalCatastrophic);
         pair.assert_over();
@@ -290,9 +290,9 @@ fn request_with_lost_memory_named() {
 
 #[test]
 fn terminated_request_named() {
-    let cases: [(Op, Option<Named>); 4] = [
-        (Op::Write { remote: at(1 << 40) }, Some(Named::Write { stag: MEMORY, to: 1 << 40 })),
-        (Op::SendInvalidate { stag: STag(9) }, Some(Named::Send { msn: 3 })),
+    let cases: [(Op, Option<AffectedRequest>); 4] = [
+        (Op::Write { remote: at(1 << 40) }, Some(AffectedRequest::Write { stag: MEMORY, to: 1 << 40 })),
+        (Op::SendInvalidate { stag: STag(9) }, Some(AffectedRequest::Send { msn: 3 })),
         (Op::Read { remote: at(1 << 40), invalidate: None }, None),
         (Op::FetchAdd { remote: at(1 << 40), add: 1, mask: 0 }, None),
     ];
@@ -306,7 +306,7 @@ fn terminated_request_named() {
         let id = pair.ends[0].post(op, &[0; 8]);
         pair.run();
         let ended = pair.ends[0].ended.as_ref().expect("ended");
-        assert_eq!(ended.named, named.unwrap_or(Named::Request(id)), "{op:?}");
+        assert_eq!(ended.named, named.unwrap_or(AffectedRequest::Request(id)), "{op:?}");
         pair.assert_over();
     }
 }

@@ -98,9 +98,9 @@ pub use uiw_verbs::{
 pub mod counters {
     pub use uiw_counters::{
         AddressCounts, ConnectionCounters, Count, CounterFile, DatagramQueuePair, Datagrams, Directions,
-        Directory, DirectoryKind, Dropped, FileError, Operations, Owner, ProcessCounters, Publish,
-        QueuePairCounters, Rejected, ShardCounts, Snapshot, TerminateCount, Traffic, TransferCounts,
-        TransferDirection, TransferResult, Transfers, Waits,
+        Directory, DirectoryKind, DropReason, FileError, Operations, Owner, ProcessCounters, Publish,
+        QueuePairCounters, RejectReason, ShardCounts, Snapshot, TerminateCount, Traffic, TransferCounts,
+        TransferDirection, TransferResult, Transfers, WaitCounts,
     };
 }
 
@@ -115,7 +115,7 @@ pub mod impair {
 pub mod llp {
     pub use uiw_llp::{
         Clock, DatagramConfig, DatagramSocket, Event, Fingerprint, Incoming, Interest, Interface,
-        ListenConfig, Multipath, OptionError, Outgoing, PeerIdentity, Readable, RecvBuf, Rest,
+        ListenConfig, Multipath, OptionError, Outgoing, PeerIdentity, Readable, RecvBuf, RemainingBytes,
         StackExtensions, StreamChange, StreamExtensions, StreamInfo, Token, TransportConfig,
         TransportListener, TransportStack, TransportStream,
     };
@@ -153,10 +153,11 @@ pub mod stream {
     pub use uiw_mpa::Verified;
     pub use uiw_rdmap::{AtomicRequest, TerminateReason};
     pub use uiw_stream::{
-        AccessError, Answer, AtomicError, Batch, Capabilities, CapabilityExchange, ConnError, Ended,
-        Established, Event, FpduSize, FpduSizeError, LocalError, Named, Op, Payload, PeerKind, Piece,
-        QuotedSegment, RdmapConfig, RdmapStream, ReceiveError, Received, ReceivedKind, Remote, Request,
-        SourceGone, StableTx, StartupFailure, StreamHost, Time, Traffic, Transmit, Wait,
+        AccessError, AffectedRequest, AtomicError, Batch, Capabilities, CapabilityExchange, ConnError,
+        EstablishedStream, Event, FpduSize, FpduSizeError, LocalError, Op, Payload, PeerKind, Piece,
+        QuotedSegment, RdmapConfig, RdmapStream, ReceiveError, ReceivedKind, ReceivedMessage, Remote,
+        Request, ResponsePart, SourceGone, StableTx, StartupFailure, StreamEnd, StreamHost, Time, Traffic,
+        Transmit, Wait,
     };
     pub use uiw_verbs::STag;
 }

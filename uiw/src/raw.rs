@@ -7,18 +7,18 @@
 pub use uiw_verbs::{
     Access, AddressHandle, Arm, AsyncEvent, Bind, Call, CapabilityExchange, CmCall, CmFault, CompChannel,
     ConnConfig, Cq, CqConfig, DatagramCounts, DatagramPort, Destination, Device, DeviceConfig, Error,
-    EventQueue, FastMr, FastRegister, FaultPlan, FaultPlanError, FpduSize, Limits, Memory, Negotiated,
-    Origin, Path, Pd, PeerProfile, PollWaiter, PostError, Progress, ProgressHooks, Qp, QpAttr, QpCap, QpInit,
-    QpState, RawMr, RawMw, RecvWr, Remote, RemoteMr, Result, Revision, Rtr, RtrKinds, STag, SendFlags,
-    SendOp, SendWr, Sge, ShardSet, Srq, SrqAttr, StableTx, Suspect, TransportConfig, Wc, WcOpcode, WcStatus,
-    When, WindowType, WireReason,
+    EventQueue, FastMr, FastRegister, FaultPlan, FaultPlanError, FaultTrigger, FpduSize, Limits, Memory,
+    Negotiated, Origin, Path, Pd, PeerProfile, PollWaiter, PostError, Progress, ProgressHooks, Qp, QpAttr,
+    QpCap, QpInit, QpState, RawMr, RawMw, RecvWr, Remote, RemoteMr, Result, Revision, Rtr, RtrKinds, STag,
+    SendFlags, SendOp, SendWr, Sge, ShardSet, Srq, SrqAttr, StableTx, Suspect, TransportConfig, Wc, WcOpcode,
+    WcStatus, WindowType, WireReason,
 };
 
 /// Connection manager of the raw layer.
 pub mod cm {
     pub use uiw_verbs::cm::{
-        Awaited, CloseReason, CmChannel, CmEvent, CmEventKind, ConnHandle, ConnId, ConnInfo, ConnRequest,
-        Listener, ListenerId, SidrHandle, SidrInfo, SidrListener, SidrRequest, abandon, accept_open, connect,
-        connect_in_two_steps, connect_open, connect_self,
+        AwaitedRequest, CloseReason, CmChannel, CmEvent, CmEventKind, ConnHandle, ConnId, ConnInfo,
+        ConnRequest, Listener, ListenerId, SidrHandle, SidrInfo, SidrListener, SidrRequest, abandon,
+        accept_open, connect, connect_in_two_steps, connect_open, connect_self,
     };
 }

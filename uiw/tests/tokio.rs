@@ -134,13 +134,13 @@ async fn bytes_are_copied_both_ways() {
 #[derive(Default)]
 struct WakeFlag(AtomicBool);
 
-impl Wake for Woken {
+impl Wake for WakeFlag {
     fn wake(self: Arc<Self>) {
         self.0.store(true, Ordering::SeqCst);
     }
 }
 
-impl Woken {
+impl WakeFlag {
     fn is(&self) -> bool {
         self.0.load(Ordering::SeqCst)
     }
@@ -171,7 +171,7 @@ async fn reader_keeps_wake_up_of_writer() {
         assert_eq!(read[0], byte);
     }
     // More than the socket takes at once: nothing drives while this task runs.
-    let writer = Arc::new(Woken::default());
+    let writer = Arc::new(WakeFlag::default());
     let waker = Waker::from(Arc::clone(&writer));
     let block = vec![0; PAYLOAD];
     let mut cx = Context::from_waker(&waker);
@@ -179,7 +179,7 @@ async fn reader_keeps_wake_up_of_writer() {
     assert!(Pin::new(&mut stream).poll_flush(&mut cx).is_pending());
     writer.0.store(false, Ordering::SeqCst);
     assert!(Pin::new(&mut stream).poll_flush(&mut cx).is_pending());
-    let reader = Arc::new(Woken::default());
+    let reader = Arc::new(WakeFlag::default());
     let waker = Waker::from(Arc::clone(&reader));
     let mut cx = Context::from_waker(&waker);
     for _ in 4..20 {

@@ -43,7 +43,7 @@ pub use cq::{Arm, Cq, CqConfig};
 pub use device::Device;
 pub use error::{Error, PostError, Result};
 pub use event::AsyncEvent;
-pub use faults::{Call, CmCall, CmFault, FaultPlan, FaultPlanError, When};
+pub use faults::{Call, CmCall, CmFault, FaultPlan, FaultPlanError, FaultTrigger};
 pub use mr::{FastMr, RawMr, RawMw, RemoteMr};
 pub use notify::EventQueue;
 pub use options::{ConnConfig, DeviceConfig, Limits, PeerProfile, Progress, ProgressHooks};

@@ -3,13 +3,13 @@
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use crate::process::{self, End};
+use crate::process::{self, ChildEnd};
 
 /// Something that some tests cannot run without: a program on the path, or the path of a file; its package; the tests.
-pub(crate) type Need = (&'static str, &'static str, &'static str);
+pub(crate) type PackageNeed = (&'static str, &'static str, &'static str);
 
 /// Which test needs what. Everything else needs Cargo alone.
-pub(crate) const NEEDS: &[Need] = &[
+pub(crate) const NEEDS: &[PackageNeed] = &[
     ("tshark", "tshark", "interop: oracles tshark::*"),
     ("dumpcap", "wireshark-common", "interop: stock ucx::* mpi::*"),
     ("openssl", "openssl", "tls: tls_peers openssl*"),
@@ -140,7 +140,7 @@ pub(crate) fn provide(programs: &[(&'static str, &'static str)]) -> Vec<&'static
     absent.into_iter().map(|(program, _)| program).collect()
 }
 
-fn missing() -> Vec<&'static Need> {
+fn missing() -> Vec<&'static PackageNeed> {
     NEEDS.iter().filter(|(program, ..)| !on_path(program)).collect()
 }
 
@@ -158,33 +158,33 @@ fn apt(packages: &[&str], deadline: Instant) {
     eprintln!("xtask: installing {}", packages.join(" "));
     let update = apt_get(&["update"], deadline);
     // An update that failed may still have left lists good enough to install from.
-    if update != End::Success {
+    if update != ChildEnd::Success {
         eprintln!("xtask: apt-get update: {update:?}");
     }
     let install = |packages: &[&str]| {
         apt_get(&[&["install", "-y", "--no-install-recommends"], packages].concat(), deadline)
     };
-    if install(packages) == End::Success {
+    if install(packages) == ChildEnd::Success {
         return;
     }
     // One at a time: what this release does not have keeps nothing else away.
     for package in packages {
         let end = install(&[package]);
-        if end != End::Success {
+        if end != ChildEnd::Success {
             eprintln!("xtask: apt-get install {package}: {end:?}");
         }
     }
 }
 
 /// No question can be asked: no terminal on stdin, no debconf front end, old configuration files stay.
-fn apt_get(args: &[&str], deadline: Instant) -> End {
+fn apt_get(args: &[&str], deadline: Instant) -> ChildEnd {
     let mut command = Command::new("apt-get");
     command
         .args(["-q", "-o", "DPkg::Lock::Timeout=120", "-o", "Dpkg::Options::=--force-confold"])
         .args(args)
         .env("DEBIAN_FRONTEND", "noninteractive");
     let deadline = deadline.min(Instant::now() + APT_CAP);
-    process::run(&mut command, deadline).unwrap_or_else(|error| End::Failure(error.to_string()))
+    process::run(&mut command, deadline).unwrap_or_else(|error| ChildEnd::Failure(error.to_string()))
 }
 
 /// Returns whether the user's or the system's path has this program.

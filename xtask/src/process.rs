@@ -19,7 +19,7 @@ static RUNNING: Mutex<Vec<i32>> = Mutex::new(Vec::new());
 
 /// How a child ended.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum End {
+pub(crate) enum ChildEnd {
     /// Exit code 0.
     Success,
     /// Another exit code, or a signal.
@@ -68,7 +68,7 @@ pub(crate) fn on_interrupt(tidy: fn()) {
 }
 
 /// Runs a command with our stdout and stderr until it ends or `deadline` comes.
-pub(crate) fn run(command: &mut Command, deadline: Instant) -> io::Result<End> {
+pub(crate) fn run(command: &mut Command, deadline: Instant) -> io::Result<ChildEnd> {
     let mut child = Group::spawn(command.stdin(Stdio::null()))?;
     child.wait(deadline)
 }
@@ -78,10 +78,10 @@ pub(crate) fn run_lines(
     command: &mut Command,
     deadline: Instant,
     mut line: impl FnMut(&str),
-) -> io::Result<End> {
+) -> io::Result<ChildEnd> {
     let mut group = Group::spawn(command.stdin(Stdio::null()).stdout(Stdio::piped()))?;
     let lines = group.lines();
-    let mut exited: Option<(Instant, End)> = None;
+    let mut exited: Option<(Instant, ChildEnd)> = None;
     loop {
         match lines.recv_timeout(TICK) {
             Ok(text) => line(&text),
@@ -90,7 +90,7 @@ pub(crate) fn run_lines(
         }
         if Instant::now() >= deadline {
             group.kill();
-            return Ok(End::TimedOut);
+            return Ok(ChildEnd::TimedOut);
         }
         match &exited {
             None => exited = group.child.try_wait()?.map(|status| (Instant::now() + GRACE, end(status))),
@@ -130,14 +130,14 @@ impl Group {
         receiver
     }
 
-    fn wait(&mut self, deadline: Instant) -> io::Result<End> {
+    fn wait(&mut self, deadline: Instant) -> io::Result<ChildEnd> {
         loop {
             if let Some(status) = self.child.try_wait()? {
                 return Ok(end(status));
             }
             if Instant::now() >= deadline {
                 self.kill();
-                return Ok(End::TimedOut);
+                return Ok(ChildEnd::TimedOut);
             }
             std::thread::sleep(TICK);
         }
@@ -166,8 +166,8 @@ fn kill_group(id: i32) {
     }
 }
 
-fn end(status: ExitStatus) -> End {
-    if status.success() { End::Success } else { End::Failure(status.to_string()) }
+fn end(status: ExitStatus) -> ChildEnd {
+    if status.success() { ChildEnd::Success } else { ChildEnd::Failure(status.to_string()) }
 }
 
 /// Lines with any bytes in them: what is not UTF-8 is replaced.
@@ -200,21 +200,21 @@ mod tests {
     fn lines_and_success() {
         let mut lines = Vec::new();
         let end = run_lines(&mut shell("echo a; echo b"), in_secs(20), |l| lines.push(l.to_owned())).unwrap();
-        assert_eq!(end, End::Success);
+        assert_eq!(end, ChildEnd::Success);
         assert_eq!(lines, ["a", "b"]);
     }
 
     #[test]
     fn failure_has_its_code() {
         let end = run(&mut shell("exit 3"), in_secs(20)).unwrap();
-        assert_eq!(end, End::Failure("exit status: 3".into()));
+        assert_eq!(end, ChildEnd::Failure("exit status: 3".into()));
     }
 
     #[test]
     fn deadline_ends_grandchildren_too() {
         let started = Instant::now();
         let end = run_lines(&mut shell("sleep 60 & sleep 60"), started + Duration::from_millis(300), |_| {});
-        assert_eq!(end.unwrap(), End::TimedOut);
+        assert_eq!(end.unwrap(), ChildEnd::TimedOut);
         assert!(started.elapsed() < Duration::from_secs(20));
     }
 }

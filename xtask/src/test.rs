@@ -15,7 +15,7 @@ use jobs::Job;
 use uiw_interop::stock::BUILT;
 
 use crate::packages;
-use crate::process::{self, End};
+use crate::process::{self, ChildEnd};
 use crate::report::{Parser, Skip, Tally};
 use crate::requirements::Trace;
 use crate::workspace::{cargo, root, target};
@@ -175,7 +175,7 @@ fn run_step(step: &Step, no_install: bool, deadline: Instant) -> Tally {
     let end = process::run(&mut command, deadline);
     println!("== {}: {:.0} s", step.name, begun.elapsed().as_secs_f64());
     match end {
-        Ok(End::Success) => Tally { passed: 1, ..Tally::default() },
+        Ok(ChildEnd::Success) => Tally { passed: 1, ..Tally::default() },
         Ok(end) => {
             println!("{}: {end:?}", step.name);
             Tally { failed: 1, ..Tally::default() }
@@ -210,11 +210,13 @@ fn run_tests(options: &Options, deadline: Instant) -> (Tally, Vec<String>) {
         }
         parser.end_binary();
         let why = match job.end {
-            Ok(End::Success) => None,
+            Ok(ChildEnd::Success) => None,
             // The exit code says again what the tests' own lines said.
-            Ok(End::Failure(_)) if parser.failed() > before => None,
-            Ok(End::Failure(how)) => Some(how),
-            Ok(End::TimedOut) => Some(format!("not done {} minutes after the start", CAP.as_secs() / 60)),
+            Ok(ChildEnd::Failure(_)) if parser.failed() > before => None,
+            Ok(ChildEnd::Failure(how)) => Some(how),
+            Ok(ChildEnd::TimedOut) => {
+                Some(format!("not done {} minutes after the start", CAP.as_secs() / 60))
+            }
             Err(error) => Some(error.to_string()),
         };
         wrong.extend(why.map(|why| format!("{}: {why}", job.name)));
@@ -255,9 +257,11 @@ fn build(options: &Options, deadline: Instant) -> Result<Vec<Binary>, String> {
     });
     println!("== build: {:.0} s", begun.elapsed().as_secs_f64());
     match end {
-        Ok(End::Success) => Ok(binaries),
-        Ok(End::Failure(how)) => Err(format!("{shown}: {how}")),
-        Ok(End::TimedOut) => Err(format!("{shown}: not done {} minutes after the start", CAP.as_secs() / 60)),
+        Ok(ChildEnd::Success) => Ok(binaries),
+        Ok(ChildEnd::Failure(how)) => Err(format!("{shown}: {how}")),
+        Ok(ChildEnd::TimedOut) => {
+            Err(format!("{shown}: not done {} minutes after the start", CAP.as_secs() / 60))
+        }
         Err(error) => Err(format!("{shown}: {error}")),
     }
 }

@@ -1,6 +1,6 @@
 //! Structures that both C and this library read and write.
 
-use crate::abi::{Plain, zeroed};
+use crate::abi::{PlainAbi, zeroed};
 use std::cell::UnsafeCell;
 use std::ptr;
 
@@ -16,7 +16,7 @@ unsafe impl<T> Send for AbiCell<T> {}
 // SAFETY: fields are copied by volatile accesses, never borrowed.
 unsafe impl<T> Sync for AbiCell<T> {}
 
-impl<T: Plain> AbiCell<T> {
+impl<T: PlainAbi> AbiCell<T> {
     /// Makes a structure with these values.
     pub const fn new(value: T) -> Self {
         Self(UnsafeCell::new(value))

@@ -8,12 +8,12 @@ use std::{mem, ptr};
 /// Argument of a call of one of the C library's functions, which has the lifetime `'a` in common with the call's other arguments.
 ///
 /// The program promises with it what the manual page of the function asks. It goes on, unchanged, to the C library's function. The program makes
-/// the values; Rust makes them with [`Passed::new`], which is unsafe.
+/// the values; Rust makes them with [`PassedValue::new`], which is unsafe.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug)]
-pub struct Passed<'a, T>(T, PhantomData<fn(&'a ()) -> &'a ()>);
+pub struct PassedValue<'a, T>(T, PhantomData<fn(&'a ()) -> &'a ()>);
 
-impl<T: Copy> Passed<'_, T> {
+impl<T: Copy> PassedValue<'_, T> {
     /// # Safety
     /// The value is one that the manual page of the function permits to which it is given, with the other arguments of the same lifetime.
     pub const unsafe fn new(value: T) -> Self {
@@ -30,7 +30,7 @@ impl<T: Copy> Passed<'_, T> {
 ///
 /// # Safety
 /// `Type` is its type, with arguments that carry the promises of its manual page.
-pub unsafe trait Next {
+pub unsafe trait NextFunction {
     /// Name of the function.
     const NAME: &CStr;
     /// Type of the function pointer.

@@ -1,7 +1,7 @@
 //! Objects that C holds: C's structure first, the Rust value behind it, in one box. A table has the address of each living one:
 //! a pointer to anything else, freed or never given out by this library, is answered with an error and not read through.
 
-use crate::abi::Plain;
+use crate::abi::PlainAbi;
 use crate::abi_cell::AbiCell;
 use crate::boundary::Result;
 use crate::errno::Errno;
@@ -49,7 +49,7 @@ pub fn is_known(address: usize) -> bool {
 /// The Rust value behind C's structure.
 pub trait Body {
     /// C's structure.
-    type Abi: Plain;
+    type Abi: PlainAbi;
     /// The structure to which C has pointers: `Abi`, or a part of it.
     type C;
     /// Byte offset of `C` in `Abi`.

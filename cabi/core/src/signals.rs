@@ -52,17 +52,17 @@ pub fn change_mask(how: c_int, set: &libc::sigset_t) -> libc::sigset_t {
 }
 
 /// Guard during which the calling thread handles no signals.
-pub struct Held {
+pub struct SignalGuard {
     before: libc::sigset_t,
 }
 
 /// Blocks the signals of the calling thread.
 #[must_use]
-pub fn hold() -> Held {
-    Held { before: change_mask(libc::SIG_SETMASK, &all_but(&OWN_FAULTS)) }
+pub fn hold() -> SignalGuard {
+    SignalGuard { before: change_mask(libc::SIG_SETMASK, &all_but(&OWN_FAULTS)) }
 }
 
-impl Held {
+impl SignalGuard {
     /// Returns whether a signal waits that would end a `read` with EINTR.
     pub fn interrupts(&self) -> bool {
         let mut pending = no_signals();
@@ -73,7 +73,7 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for SignalGuard {
     fn drop(&mut self) {
         change_mask(libc::SIG_SETMASK, &self.before);
     }

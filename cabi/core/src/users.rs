@@ -9,14 +9,14 @@ use std::sync::atomic::{AtomicU32, Ordering};
 pub struct Users(Arc<AtomicU32>);
 
 /// One user, while it lives.
-pub struct Used(Arc<AtomicU32>);
+pub struct UserToken(Arc<AtomicU32>);
 
 impl Users {
     /// One more user.
     #[must_use]
-    pub fn add(&self) -> Used {
+    pub fn add(&self) -> UserToken {
         self.0.fetch_add(1, Ordering::AcqRel);
-        Used(Arc::clone(&self.0))
+        UserToken(Arc::clone(&self.0))
     }
 
     /// Returns whether there is any user.
@@ -25,7 +25,7 @@ impl Users {
     }
 }
 
-impl Drop for Used {
+impl Drop for UserToken {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::AcqRel);
     }

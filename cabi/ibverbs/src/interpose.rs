@@ -6,7 +6,7 @@ use std::ffi::{CStr, c_int, c_void};
 use std::ptr;
 use std::sync::atomic::AtomicUsize;
 use uiw_cabi_core::arguments::{InPtr, OutPtr};
-use uiw_cabi_core::c_library::{Next, Passed};
+use uiw_cabi_core::c_library::{NextFunction, PassedValue};
 use uiw_cabi_core::errno::Errno;
 use uiw_cabi_verbs::{fault_handler, mapping};
 
@@ -20,7 +20,7 @@ macro_rules! next {
             $(
                 pub(super) struct $name;
                 // SAFETY: the declaration is the C library's, and its arguments carry the promises of the manual page.
-                unsafe impl Next for $name {
+                unsafe impl NextFunction for $name {
                     const NAME: &CStr = $c;
                     type Type = for<'a> extern "C" fn($($type),*) -> $result;
 
@@ -42,15 +42,15 @@ next! {
     mprotect = c"mprotect" (Address<'a>, Len<'a>, Flags<'a>) -> c_int;
     pkey_mprotect = c"pkey_mprotect" (Address<'a>, Len<'a>, Flags<'a>, c_int) -> c_int;
     brk = c"brk" (Address<'a>) -> c_int;
-    sbrk = c"sbrk" (Passed<'a, isize>) -> *mut c_void;
+    sbrk = c"sbrk" (PassedValue<'a, isize>) -> *mut c_void;
     pthread_sigmask = c"pthread_sigmask" (c_int, InPtr<'a, libc::sigset_t>, OutPtr<'a, libc::sigset_t>) -> c_int;
     sigprocmask = c"sigprocmask" (c_int, InPtr<'a, libc::sigset_t>, OutPtr<'a, libc::sigset_t>) -> c_int;
 }
 
-type Address<'a> = Passed<'a, *mut c_void>;
-type Len<'a> = Passed<'a, usize>;
+type Address<'a> = PassedValue<'a, *mut c_void>;
+type Len<'a> = PassedValue<'a, usize>;
 /// Protection, advice or flags of a mapping call.
-type Flags<'a> = Passed<'a, c_int>;
+type Flags<'a> = PassedValue<'a, c_int>;
 
 /// The C library has no such function.
 fn absent() -> c_int {
@@ -117,7 +117,7 @@ extern "C" fn mremap<'a>(
         if !is_chosen {
             // What can stay where it is stays registered.
             // SAFETY: the program permits that its mapping moves, so it permits as well that it changes where it is.
-            let (in_place, nowhere) = unsafe { (Passed::new(0), Passed::new(ptr::null_mut())) };
+            let (in_place, nowhere) = unsafe { (PassedValue::new(0), PassedValue::new(ptr::null_mut())) };
             let stayed = next(old, old_len, new_len, in_place, nowhere);
             if stayed != libc::MAP_FAILED {
                 return stayed;
@@ -165,7 +165,7 @@ extern "C" fn pkey_mprotect<'a>(addr: Address<'a>, len: Len<'a>, protection: Fla
 /// The end of the heap.
 fn end_of_heap() -> *mut c_void {
     // SAFETY: an increment of 0 changes nothing.
-    next::sbrk::get().map_or_else(no_address, |sbrk| sbrk(unsafe { Passed::new(0) }))
+    next::sbrk::get().map_or_else(no_address, |sbrk| sbrk(unsafe { PassedValue::new(0) }))
 }
 
 /// The end of the heap is about to become `end`.
@@ -185,7 +185,7 @@ extern "C" fn brk(end: Address<'_>) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn sbrk(increment: Passed<'_, isize>) -> *mut c_void {
+extern "C" fn sbrk(increment: PassedValue<'_, isize>) -> *mut c_void {
     if increment.get() < 0 {
         about_to_shrink(end_of_heap().addr().wrapping_add_signed(increment.get()));
     }
@@ -202,7 +202,7 @@ extern "C" fn sigaction(
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn signal(number: c_int, handler: Passed<'_, libc::sighandler_t>) -> libc::sighandler_t {
+extern "C" fn signal(number: c_int, handler: PassedValue<'_, libc::sighandler_t>) -> libc::sighandler_t {
     fault_handler::signal(number, handler)
 }
 

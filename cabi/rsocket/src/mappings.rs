@@ -4,7 +4,7 @@ use crate::wire::{Mapping, Target};
 use std::collections::BTreeMap;
 use uiw_cabi_core::boundary::Result;
 use uiw_cabi_core::errno::Errno;
-use uiw_cabi_verbs::mapping::Registered;
+use uiw_cabi_verbs::mapping::RegisteredRange;
 use uiw_verbs::RawMr;
 
 /// Entries of the peer's list behind its targets: two of them, as every implementation has.
@@ -17,7 +17,7 @@ struct Mapped {
     len: usize,
     /// Kept for its drop: without it the peer has no access.
     region: RawMr,
-    _registered: Registered,
+    _registered: RegisteredRange,
     offset: u64,
     published: bool,
 }
@@ -51,7 +51,7 @@ impl Mappings {
     pub(crate) fn add(
         &mut self,
         (addr, len): (usize, usize),
-        (region, registered): (RawMr, Registered),
+        (region, registered): (RawMr, RegisteredRange),
         offset: u64,
         shared: bool,
     ) -> Result<()> {

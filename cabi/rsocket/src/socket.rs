@@ -30,7 +30,7 @@ use uiw_cabi_core::boundary::Result;
 use uiw_cabi_core::errno::Errno;
 use uiw_cabi_core::lock::{Mutex, MutexGuard};
 use uiw_cabi_core::ports::Reservation;
-use uiw_verbs::cm::{Awaited, CloseReason, CmChannel, CmEventKind};
+use uiw_verbs::cm::{AwaitedRequest, CloseReason, CmChannel, CmEventKind};
 use uiw_verbs::{ConnConfig, Error, ShardSet};
 
 /// Options that a program sets, and that a listener's connections inherit.
@@ -95,7 +95,7 @@ pub(crate) enum Phase {
     /// The port stays the socket's towards others of this process.
     Connecting(Box<Connecting>, Option<Reservation>),
     /// A connection that the program has accepted by itself waits for the peer's Request, which is answered with these options.
-    Requested(#[expect(dead_code, reason = "kept for its drop")] Awaited, Arc<ConnConfig>),
+    Requested(#[expect(dead_code, reason = "kept for its drop")] AwaitedRequest, Arc<ConnConfig>),
     /// A listener's connection that waits for the peer to see the Reply.
     Accepting(Box<Stream>),
     Connected(Box<Stream>, #[expect(dead_code, reason = "kept for its drop")] Option<Reservation>),

@@ -15,13 +15,13 @@ use uiw_cabi_core::errno::Errno;
 use uiw_cabi_core::object::{Body, Object};
 use uiw_cabi_core::persona::Persona;
 use uiw_cabi_core::settings::Settings;
-use uiw_cabi_core::users::Used;
+use uiw_cabi_core::users::UserToken;
 use uiw_verbs::{AddressHandle, Destination};
 
 /// An address handle as C holds it.
 pub struct Ah {
     engine: AddressHandle,
-    _in_pd: Used,
+    _in_pd: UserToken,
 }
 
 impl Body for Ah {

@@ -15,7 +15,7 @@ use uiw_cabi_core::arguments::{ArrayMutPtr, Count, Handle, OwnedHandle, TableHan
 use uiw_cabi_core::boundary::{self, Result};
 use uiw_cabi_core::errno::Errno;
 use uiw_cabi_core::object::{Body, Object};
-use uiw_cabi_core::users::{Unacknowledged, Used, Users};
+use uiw_cabi_core::users::{Unacknowledged, UserToken, Users};
 use uiw_verbs::{Arm, AsyncEvent, CqConfig, Wc, WcOpcode};
 
 /// A queue as C holds it.
@@ -24,7 +24,7 @@ pub struct Cq {
     /// The engine's.
     pub engine: Arc<uiw_verbs::Cq>,
     channel: Option<Arc<CompEvents>>,
-    _in_channel: Option<Used>,
+    _in_channel: Option<UserToken>,
     /// Queue pairs that complete here.
     pub users: Users,
     /// Completion events that the program holds.

@@ -1,7 +1,7 @@
 //! Memory of a DMA-buf: a buffer of another device that a processor can map, as those of udmabuf, of DMA heaps and of most display drivers.
 
 use crate::fault_handler;
-use crate::mapping::{Registered, page_size};
+use crate::mapping::{RegisteredRange, page_size};
 use crate::mr::{self, Place};
 use crate::pd::Pd;
 use std::ffi::{c_int, c_uint, c_ulong, c_void};
@@ -150,7 +150,7 @@ pub(crate) fn register(
     // rdma-core gives the offset as the address.
     let addr = ptr::without_provenance_mut(usize::try_from(offset).map_err(|_| Errno::INVAL.out_of_range())?);
     let place = Place { addr, length, base: iova };
-    mr::add(domain, memory, Registered::on_demand(), place, rights)
+    mr::add(domain, memory, RegisteredRange::on_demand(), place, rights)
 }
 
 /// `ibv_reg_dmabuf_mr`: `length` bytes from `offset` on of the DMA-buf `fd`, which begin at `iova` for peers and elements.

@@ -10,7 +10,7 @@ use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use uiw_cabi_core::abi::zeroed;
 use uiw_cabi_core::arguments::{InPtr, OutPtr, argument};
-use uiw_cabi_core::c_library::{Next, Passed};
+use uiw_cabi_core::c_library::{NextFunction, PassedValue};
 use uiw_cabi_core::call;
 use uiw_cabi_core::errno::Errno;
 use uiw_cabi_core::fork::{ForkSafe, Forked, generation};
@@ -105,7 +105,7 @@ fn wanted(signal: c_int) -> Option<&'static RequestedAction> {
 struct SystemSigaction;
 
 // SAFETY: the declaration is that of sigaction(2).
-unsafe impl Next for SystemSigaction {
+unsafe impl NextFunction for SystemSigaction {
     const NAME: &CStr = c"sigaction";
     type Type = unsafe extern "C" fn(c_int, *const Action, *mut Action) -> c_int;
 
@@ -251,7 +251,7 @@ pub fn mask<'a>(
 }
 
 /// `signal`, as `libibverbs.so.1` exports it: the C library's would not call the `sigaction` that is exported.
-pub extern "C" fn signal(signal: c_int, handler: Passed<'_, libc::sighandler_t>) -> libc::sighandler_t {
+pub extern "C" fn signal(signal: c_int, handler: PassedValue<'_, libc::sighandler_t>) -> libc::sighandler_t {
     if handler.get() == libc::SIG_ERR {
         Errno::INVAL.set();
         return libc::SIG_ERR;

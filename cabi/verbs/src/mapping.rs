@@ -167,9 +167,9 @@ fn table_or_new() -> &'static Table {
 }
 
 /// A registered range, until it is dropped.
-pub struct Registered(Option<Key>);
+pub struct RegisteredRange(Option<Key>);
 
-impl Registered {
+impl RegisteredRange {
     /// `len` bytes at `start` are about to be registered; `page_state` is that of their memory.
     pub(crate) fn new(start: usize, len: usize, page_state: &Arc<PageState>) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
@@ -199,7 +199,7 @@ impl Registered {
     }
 }
 
-impl Drop for Registered {
+impl Drop for RegisteredRange {
     fn drop(&mut self) {
         let (Some(key), Some(table)) = (self.0, table()) else { return };
         let Some(mut locked) = table.lock() else { return };

@@ -1,7 +1,7 @@
 //! Memory regions.
 
 use crate::fault_handler;
-use crate::mapping::{self, Registered};
+use crate::mapping::{self, RegisteredRange};
 use crate::pd::Pd;
 use parking_lot::Mutex;
 use std::ffi::{c_int, c_uint, c_void};
@@ -12,15 +12,15 @@ use uiw_cabi_core::arguments::{ArrayPtr, Count, Handle, OwnedHandle};
 use uiw_cabi_core::boundary::{self, Result};
 use uiw_cabi_core::errno::Errno;
 use uiw_cabi_core::object::{Body, Object};
-use uiw_cabi_core::users::Used;
+use uiw_cabi_core::users::UserToken;
 use uiw_mem::ReregError;
 use uiw_verbs::{Access, Memory, RawMr, STag};
 
 /// A region as C holds it.
 pub struct Mr {
     engine: Mutex<Option<RawMr>>,
-    in_pd: Mutex<Used>,
-    registered: Mutex<Registered>,
+    in_pd: Mutex<UserToken>,
+    registered: Mutex<RegisteredRange>,
 }
 
 impl Body for Mr {
@@ -65,7 +65,7 @@ pub fn access(flags: c_uint) -> Result<Access> {
 /// Memory of the program as a region needs it.
 struct Bytes {
     memory: Memory,
-    registered: Registered,
+    registered: RegisteredRange,
     /// Address of the first byte of `memory`.
     start: u64,
 }
@@ -87,7 +87,7 @@ fn bytes(addr: *mut c_void, length: usize, flags: c_uint) -> Result<Bytes> {
         // SAFETY: the program leaves the bytes that its requests name to the device until they complete (ibv_post_send(3)); every access
         // finds out whether they are mapped.
         let memory = unsafe { Memory::on_demand(lowest, all) };
-        return Ok(Bytes { memory, registered: Registered::on_demand(), start: LOWEST as u64 });
+        return Ok(Bytes { memory, registered: RegisteredRange::on_demand(), start: LOWEST as u64 });
     }
     if length == 0 || start.checked_add(length).is_none() {
         return Err(Errno::INVAL
@@ -97,7 +97,7 @@ fn bytes(addr: *mut c_void, length: usize, flags: c_uint) -> Result<Bytes> {
         // SAFETY: the program leaves the bytes that its requests name to the device until they complete (ibv_post_send(3)); every access
         // finds out whether they are mapped.
         let memory = unsafe { Memory::on_demand(addr.cast(), length) };
-        return Ok(Bytes { memory, registered: Registered::on_demand(), start: start as u64 });
+        return Ok(Bytes { memory, registered: RegisteredRange::on_demand(), start: start as u64 });
     }
     // As the kernel: with any of these rights pages are pinned for writing.
     let write = flags & (flags::IBV_ACCESS_WRITABLE) != 0;
@@ -107,7 +107,7 @@ fn bytes(addr: *mut c_void, length: usize, flags: c_uint) -> Result<Bytes> {
     let memory = unsafe { Memory::foreign(addr.cast(), length) };
     let registered = memory
         .page_state()
-        .map_or(Registered::on_demand(), |page_state| Registered::new(start, length, page_state));
+        .map_or(RegisteredRange::on_demand(), |page_state| RegisteredRange::new(start, length, page_state));
     Ok(Bytes { memory, registered, start: start as u64 })
 }
 
@@ -116,7 +116,7 @@ fn bytes(addr: *mut c_void, length: usize, flags: c_uint) -> Result<Bytes> {
 ///
 /// # Errors
 /// As for `ibv_reg_mr`.
-pub fn program_memory(addr: *mut c_void, length: usize, writable: bool) -> Result<(Memory, Registered)> {
+pub fn program_memory(addr: *mut c_void, length: usize, writable: bool) -> Result<(Memory, RegisteredRange)> {
     let flags = if writable { flags::IBV_ACCESS_WRITABLE } else { 0 };
     bytes(addr, length, flags).map(|bytes| (bytes.memory, bytes.registered))
 }
@@ -151,7 +151,7 @@ pub(crate) struct Place {
 pub(crate) fn add(
     domain: &Object<Pd>,
     memory: Memory,
-    registered: Registered,
+    registered: RegisteredRange,
     place: Place,
     access: Access,
 ) -> Result<*mut ibv_mr> {

@@ -10,13 +10,13 @@ use uiw_cabi_core::arguments::{Handle, InPtr, OwnedHandle};
 use uiw_cabi_core::boundary::{self, Result};
 use uiw_cabi_core::errno::Errno;
 use uiw_cabi_core::object::{Body, Object};
-use uiw_cabi_core::users::Used;
+use uiw_cabi_core::users::UserToken;
 use uiw_verbs::{Access, Bind, RawMw, STag, SendFlags, SendOp, SendWr, WindowType};
 
 /// A window as C holds it.
 pub struct Mw {
     engine: RawMw,
-    _in_pd: Used,
+    _in_pd: UserToken,
 }
 
 impl Body for Mw {

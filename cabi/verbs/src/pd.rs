@@ -8,7 +8,7 @@ use uiw_cabi_core::arguments::{Handle, InPtr, OwnedHandle};
 use uiw_cabi_core::boundary::{self, Result};
 use uiw_cabi_core::errno::Errno;
 use uiw_cabi_core::object::{Body, Object};
-use uiw_cabi_core::users::{Used, Users};
+use uiw_cabi_core::users::{UserToken, Users};
 
 /// A protection domain as C holds it.
 pub struct Pd {
@@ -19,7 +19,7 @@ pub struct Pd {
     /// C's objects in it.
     pub users: Users,
     /// Domain under a parent domain, which is in use.
-    _under: Option<Used>,
+    _under: Option<UserToken>,
 }
 
 impl Body for Pd {
@@ -29,7 +29,7 @@ impl Body for Pd {
 }
 
 impl Pd {
-    fn create(context: &Object<OpenContext>, engine: uiw_verbs::Pd, under: Option<Used>) -> *mut ibv_pd {
+    fn create(context: &Object<OpenContext>, engine: uiw_verbs::Pd, under: Option<UserToken>) -> *mut ibv_pd {
         let abi = ibv_pd { context: context.abi(), handle: engine.num() };
         Object::create(abi, Self { context: context.share(), engine, users: Users::default(), _under: under })
     }

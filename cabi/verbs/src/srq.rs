@@ -10,7 +10,7 @@ use uiw_cabi_core::arguments::{Handle, InOutPtr, InPtr, OutPtr, OwnedHandle};
 use uiw_cabi_core::boundary::{self, Result};
 use uiw_cabi_core::errno::Errno;
 use uiw_cabi_core::object::{Body, Object};
-use uiw_cabi_core::users::{Unacknowledged, Used, Users};
+use uiw_cabi_core::users::{Unacknowledged, UserToken, Users};
 use uiw_verbs::{AsyncEvent, SrqAttr};
 
 /// A queue as C holds it.
@@ -22,7 +22,7 @@ pub struct Srq {
     pub users: Users,
     /// Asynchronous events that the program holds.
     pub async_events: Arc<Unacknowledged>,
-    _in_pd: Used,
+    _in_pd: UserToken,
 }
 
 impl Body for Srq {

@@ -102,7 +102,7 @@ impl Buffer {
     }
 
     /// All of it, if the `len` bytes from `offset` on are inside.
-    fn pin(&self, offset: usize, len: usize) -> Result<uiw_mem::Pinned<'_>> {
+    fn pin(&self, offset: usize, len: usize) -> Result<uiw_mem::PinnedSpan<'_>> {
         let failed = |why: &dyn std::fmt::Display| Failure::local("cannot access memory", why);
         if offset.saturating_add(len) > self.whole.len() {
             self.mr.region().span(offset, len).map_err(|error| failed(&error))?;
@@ -111,7 +111,7 @@ impl Buffer {
     }
 }
 
-fn gone(error: uiw_mem::Gone) -> Failure {
+fn gone(error: uiw_mem::MemoryGone) -> Failure {
     Failure::local("cannot access memory", error)
 }
 

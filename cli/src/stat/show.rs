@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use std::time::Duration;
 use uiw::counters::{
     ConnectionCounters, Count, DatagramQueuePair, Datagrams, Directions, Operations, ShardCounts, Snapshot,
-    TerminateCount, TransferCounts, Waits,
+    TerminateCount, TransferCounts, WaitCounts,
 };
 use uiw_copy::names::EscapedName;
 use uiw_llp::canonical;
@@ -158,7 +158,7 @@ fn transfers((direction, counts): (&str, TransferCounts)) -> Option<String> {
     (!results.is_empty()).then(|| format!("{direction}s: {}; {files}, {bytes}", results.join(", ")))
 }
 
-fn waits(waits: &Waits) -> Option<String> {
+fn waits(waits: &WaitCounts) -> Option<String> {
     let all = [(waits.credit, "credit"), (waits.receive, "a receive"), (waits.memory, "memory")];
     let some: Vec<_> = all
         .iter()
@@ -301,7 +301,7 @@ fn rate_object(rates: Option<Rates>) -> Value {
     rates.map_or(Value::Null, |(sent, received)| json!({ "sent": sent, "received": received }))
 }
 
-fn wait_object(waits: &Waits) -> Value {
+fn wait_object(waits: &WaitCounts) -> Value {
     json!({ "credit": waits.credit, "receive": waits.receive, "memory": waits.memory })
 }
 

@@ -11,6 +11,6 @@ mod wait_limit;
 pub use hosts::Hosts;
 pub use network::{Network, free_port};
 pub use noise::noise;
-pub use process::{Ended, Running, binds, listens};
+pub use process::{ProcessEnd, Running, binds, listens};
 pub use programs::{BUILT, Libraries, PACKAGES, User, built, compile, ordinary, uiw};
 pub use wait_limit::WaitLimit;

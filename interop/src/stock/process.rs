@@ -25,7 +25,7 @@ pub struct Running {
 
 /// A program that has ended.
 #[derive(Debug)]
-pub struct Ended {
+pub struct ProcessEnd {
     /// Its exit code; of a killed one 128 and the signal's number, as a shell has it.
     pub code: i32,
     /// Standard output and standard error, line by line as they came.
@@ -111,10 +111,10 @@ impl Running {
     /// # Panics
     /// When that cannot be asked.
     #[must_use]
-    pub fn ended(&mut self) -> Option<Ended> {
+    pub fn ended(&mut self) -> Option<ProcessEnd> {
         let status = self.child.try_wait().expect("a child")?;
         self.join();
-        Some(Ended { code: code(status), said: self.said(), name: self.name.clone() })
+        Some(ProcessEnd { code: code(status), said: self.said(), name: self.name.clone() })
     }
 
     /// Waits for its end.
@@ -122,7 +122,7 @@ impl Running {
     /// # Panics
     /// When it takes too long.
     #[must_use]
-    pub fn end(mut self) -> Ended {
+    pub fn end(mut self) -> ProcessEnd {
         let status = loop {
             if let Some(status) = self.child.try_wait().expect("a child") {
                 break status;
@@ -131,7 +131,7 @@ impl Running {
             thread::sleep(LOOK_EVERY);
         };
         self.join();
-        Ended { code: code(status), said: self.said(), name: std::mem::take(&mut self.name) }
+        ProcessEnd { code: code(status), said: self.said(), name: std::mem::take(&mut self.name) }
     }
 
     /// Like [`Running::end`], for programs that may hang by themselves: nothing where it has not ended within `time`, and then it is killed.
@@ -139,7 +139,7 @@ impl Running {
     /// # Panics
     /// As there.
     #[must_use]
-    pub fn end_within(mut self, time: Duration) -> Option<Ended> {
+    pub fn end_within(mut self, time: Duration) -> Option<ProcessEnd> {
         let mut limit = WaitLimit::new(time);
         while self.child.try_wait().expect("a child").is_none() {
             if limit.is_over() {
@@ -155,7 +155,7 @@ impl Running {
     /// # Panics
     /// When it has ended by itself.
     #[must_use]
-    pub fn stop(mut self) -> Ended {
+    pub fn stop(mut self) -> ProcessEnd {
         let early = self.child.try_wait().expect("a child");
         assert!(early.is_none(), "{} ended by itself: {early:?}\n{}", self.name, self.said());
         let _ = self.child.kill();
@@ -165,7 +165,7 @@ impl Running {
 
     /// Like [`Running::stop`], for one that may end by itself as well.
     #[must_use]
-    pub fn end_or_stop(mut self) -> Ended {
+    pub fn end_or_stop(mut self) -> ProcessEnd {
         let _ = self.child.kill();
         self.limit = WaitLimit::new(KILLED);
         self.end()
@@ -203,7 +203,7 @@ impl Running {
     /// # Panics
     /// When it has ended by itself, or does not end.
     #[must_use]
-    pub fn interrupt(mut self) -> Ended {
+    pub fn interrupt(mut self) -> ProcessEnd {
         let early = self.child.try_wait().expect("a child");
         assert!(early.is_none(), "{} ended by itself: {early:?}\n{}", self.name, self.said());
         self.signal("INT");
@@ -224,7 +224,7 @@ impl Drop for Running {
     }
 }
 
-impl Ended {
+impl ProcessEnd {
     /// It ended with exit code 0.
     ///
     /// # Panics
@@ -235,7 +235,7 @@ impl Ended {
         self
     }
 
-    /// Like [`Ended::well`], for lists of ends.
+    /// Like [`ProcessEnd::well`], for lists of ends.
     #[track_caller]
     pub fn is_well(&self) {
         self.well();

@@ -4,7 +4,7 @@ use serde_json::Value;
 use std::process::Command;
 use std::thread;
 use std::time::Duration;
-use uiw_interop::stock::{Ended, Network, Running, free_port, uiw};
+use uiw_interop::stock::{Network, ProcessEnd, Running, free_port, uiw};
 use uiw_llp::tcp::TcpStack;
 
 /// Links 10.77.0.0/24 and 10.78.0.0/24 between server and client.
@@ -75,7 +75,7 @@ impl Links {
     }
 }
 
-fn result(ended: &Ended) -> Value {
+fn result(ended: &ProcessEnd) -> Value {
     ended.is_well();
     serde_json::from_str(ended.said.lines().last().expect("a result")).expect("JSON")
 }

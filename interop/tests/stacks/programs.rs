@@ -3,7 +3,7 @@
 use crate::pairings::Stack;
 use serde_json::{Value, json};
 use std::process::Command;
-use uiw_interop::stock::{Ended, Libraries, Network, Running, User, uiw};
+use uiw_interop::stock::{Libraries, Network, ProcessEnd, Running, User, uiw};
 
 /// The program at one end, on `stack` as `host`.
 fn at(libraries: &Libraries, stack: Stack, host: u8, program: &str, args: &[&str]) -> Command {
@@ -13,7 +13,13 @@ fn at(libraries: &Libraries, stack: Stack, host: u8, program: &str, args: &[&str
 }
 
 /// A server that listens on `port`, and a client.
-fn pair(server: Stack, client: Stack, program: &str, port: u16, args: [&[&str]; 2]) -> Option<[Ended; 2]> {
+fn pair(
+    server: Stack,
+    client: Stack,
+    program: &str,
+    port: u16,
+    args: [&[&str]; 2],
+) -> Option<[ProcessEnd; 2]> {
     uiw_interop::require(program)?;
     let network = Network::veth()?;
     let libraries = Libraries::get();

@@ -3,7 +3,7 @@
 use std::process::Command;
 use std::thread;
 use std::time::Duration;
-use uiw_interop::stock::{Ended, Network, Running, uiw};
+use uiw_interop::stock::{Network, ProcessEnd, Running, uiw};
 
 fn fails(command: &mut Command, code: i32, says: &[&str]) {
     let output = command.output().expect("uiw starts");
@@ -57,7 +57,7 @@ fn without_the_capabilities() {
 }
 
 /// Errors that name the deleted interface. The log may do so as well.
-fn deletions(ended: &Ended) -> usize {
+fn deletions(ended: &ProcessEnd) -> usize {
     let is_error = |line: &&str| line.starts_with("error: cannot listen on");
     ended.said.lines().filter(is_error).filter(|line| line.ends_with("interface `veth0` was deleted")).count()
 }

@@ -3,7 +3,7 @@
 use crate::reported::run;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use uiw_interop::stock::{Ended, Libraries, Running, User, compile, uiw};
+use uiw_interop::stock::{Libraries, ProcessEnd, Running, User, compile, uiw};
 
 /// Where Debian has it, which a provider is linked to.
 const SYSTEM: &str = "/usr/lib/x86_64-linux-gnu/libibverbs.so.1";
@@ -52,7 +52,7 @@ impl Machine {
     }
 
     /// Runs a shell's `command` there, under `uiw run` with `options`. Nothing without mount namespaces.
-    fn run(&self, options: &str, command: &str) -> Option<Ended> {
+    fn run(&self, options: &str, command: &str) -> Option<ProcessEnd> {
         let outer = format!(
             "exec {} run --sysfs {options} -- sh -c '{}{command}'",
             uiw().display(),

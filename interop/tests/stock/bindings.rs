@@ -3,7 +3,7 @@
 use crate::proof::options;
 use crate::reported::isolated;
 use std::path::{Path, PathBuf};
-use uiw_interop::stock::{Ended, Libraries, Network, Running};
+use uiw_interop::stock::{Libraries, Network, ProcessEnd, Running};
 
 /// A folder with programs.
 pub(crate) struct Programs(PathBuf);
@@ -47,7 +47,7 @@ pub(crate) fn exchange(
     persona: &str,
     port: u16,
     programs: [&[&str]; 2],
-) -> [Ended; 2] {
+) -> [ProcessEnd; 2] {
     let [server, client] = programs.map(|program| isolated(libraries, &options(persona), program));
     let mut server = Running::start(network.server(server));
     server.wait_listening(port);

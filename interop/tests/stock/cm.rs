@@ -1,6 +1,6 @@
 //! Debian's other connection-manager programs: rdmacm-utils.
 
-use uiw_interop::stock::{Ended, Libraries, Network, Running, User, free_port, ordinary};
+use uiw_interop::stock::{Libraries, Network, ProcessEnd, Running, User, free_port, ordinary};
 
 /// A pair of programs, the server's options and the client's.
 struct Pair<'a> {
@@ -11,7 +11,7 @@ struct Pair<'a> {
 
 impl Pair<'_> {
     /// Runs both; a server that never ends by itself is stopped.
-    fn run(&self, network: &Network, user: User, server_ends: bool) -> Option<[Ended; 2]> {
+    fn run(&self, network: &Network, user: User, server_ends: bool) -> Option<[ProcessEnd; 2]> {
         uiw_interop::require(self.server)?;
         let libraries = Libraries::get();
         let port = free_port();
@@ -31,7 +31,7 @@ impl Pair<'_> {
         for network in [&Network::Loopback, &veth] {
             for user in [User::Same, user] {
                 let Some(ends) = self.run(network, user, true) else { return };
-                ends.iter().for_each(Ended::is_well);
+                ends.iter().for_each(ProcessEnd::is_well);
             }
         }
     }
@@ -56,7 +56,7 @@ fn ucmatose_migrates_ids_between_channels() {
 fn ucmatose_sets_options() {
     let pair = Pair { server: "ucmatose", client: "ucmatose", args: &["-t", "16", "-a", "14"] };
     let Some(ends) = pair.run(&Network::Loopback, User::Same, true) else { return };
-    ends.iter().for_each(Ended::is_well);
+    ends.iter().for_each(ProcessEnd::is_well);
 }
 
 #[test]
@@ -83,7 +83,7 @@ fn shared_receive_queue_of_rdma_xserver() {
 fn xserver_with_unshared_client() {
     let pair = Pair { server: "rdma_xserver", client: "rdma_client", args: &[] };
     let Some(ends) = pair.run(&Network::Loopback, User::Same, true) else { return };
-    ends.iter().for_each(Ended::is_well);
+    ends.iter().for_each(ProcessEnd::is_well);
 }
 
 #[test]

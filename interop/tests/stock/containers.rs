@@ -12,7 +12,7 @@ use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
-use uiw_interop::stock::{Ended, Libraries, Running, User, uiw};
+use uiw_interop::stock::{Libraries, ProcessEnd, Running, User, uiw};
 
 /// What the images have.
 const PROGRAMS: [&str; 9] =
@@ -133,7 +133,7 @@ impl Place {
     }
 
     /// Runs a script in namespaces of its own. `more`: options of the containers.
-    fn run(&self, runtime: &str, more: &str, script: &[&str]) -> Ended {
+    fn run(&self, runtime: &str, more: &str, script: &[&str]) -> ProcessEnd {
         let mut command = self.libraries.command(User::Same, "unshare");
         command.args(["--mount", "--pid", "--net", "--fork", "--mount-proc", "--kill-child"]);
         command.args([
@@ -163,7 +163,7 @@ fn needs(file: &Path) -> BTreeSet<PathBuf> {
 }
 
 /// The report of the client that succeeded, the last one.
-fn last_report(ended: &Ended) -> Value {
+fn last_report(ended: &ProcessEnd) -> Value {
     parsed(ended.said.lines().rev().find(|line| line.starts_with('{')).unwrap_or_default())
 }
 

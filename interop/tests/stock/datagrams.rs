@@ -7,7 +7,7 @@ use std::fs::File;
 use std::path::Path;
 use std::process::Command;
 use uiw_decode::{Datagram, Event, Summary, decode};
-use uiw_interop::stock::{Ended, Libraries, Network, Running, User, free_port, ordinary};
+use uiw_interop::stock::{Libraries, Network, ProcessEnd, Running, User, free_port, ordinary};
 
 /// An end of a network.
 type At = fn(&Network, Command) -> Command;
@@ -109,7 +109,7 @@ fn libfabric_dgram_endpoints_exchange_messages() {
 }
 
 /// The two ends of udaddy. What the server's end sends and receives is written to `capture`.
-fn udaddy(network: &Network, args: &[&str], capture: Option<&Path>) -> Option<[Ended; 2]> {
+fn udaddy(network: &Network, args: &[&str], capture: Option<&Path>) -> Option<[ProcessEnd; 2]> {
     uiw_interop::require("udaddy")?;
     let address = network.server_address().to_string();
     let to_server = [args, &["-s", &address]].concat();
@@ -130,7 +130,12 @@ fn udaddy(network: &Network, args: &[&str], capture: Option<&Path>) -> Option<[E
 }
 
 /// A member of `group` and a sender, by mckey. What the member sends and receives is written to `capture`.
-fn mckey(network: &Network, group: &str, [member, sender]: [&str; 2], capture: Option<&Path>) -> [Ended; 2] {
+fn mckey(
+    network: &Network,
+    group: &str,
+    [member, sender]: [&str; 2],
+    capture: Option<&Path>,
+) -> [ProcessEnd; 2] {
     let libraries = Libraries::get();
     let command = |args: &[&str], own: &str| {
         let mut command = libraries.command(User::Same, "stdbuf");
@@ -274,7 +279,7 @@ fn sidr_of_a_capture_is_decoded() {
     let file = libraries.folder().join("sidr.pcapng");
     let args = ["-c", &CONNECTIONS.to_string(), "-C", &MESSAGES.to_string(), "-S", "100"];
     let Some(ends) = udaddy(&network, &args, Some(&file)) else { return };
-    ends.iter().for_each(Ended::is_well);
+    ends.iter().for_each(ProcessEnd::is_well);
     let (found, summary) = decoded(&file);
     assert_eq!(summary.departures, 0, "{summary}");
     let named = |name: &str| found.iter().filter(|datagram| datagram.name == name).collect::<Vec<_>>();
@@ -308,7 +313,7 @@ fn captured_group_messages_decoded() {
     for (group, own) in [("239.77.0.1", ["10.77.0.1", "10.77.0.2"]), ("ff15::77:1", ["fd77::1", "fd77::2"])] {
         let libraries = Libraries::get();
         let file = libraries.folder().join("group.pcapng");
-        mckey(&network, group, own, Some(&file)).iter().for_each(Ended::is_well);
+        mckey(&network, group, own, Some(&file)).iter().for_each(ProcessEnd::is_well);
         let (found, summary) = decoded(&file);
         // mckey's number of messages.
         assert_eq!((summary.packets, found.len(), summary.departures), (10, 10, 0), "{summary}");

@@ -1,15 +1,15 @@
 //! Log lines about mistakes of a program and about requests that the peer refused.
 
 use std::path::Path;
-use uiw_interop::stock::{Ended, Libraries, Running, User, compile};
+use uiw_interop::stock::{Libraries, ProcessEnd, Running, User, compile};
 
 /// Lines of the log at `warn` and above.
-fn warnings(ended: &Ended) -> Vec<&str> {
+fn warnings(ended: &ProcessEnd) -> Vec<&str> {
     ended.said.lines().filter(|line| line.contains(" WARN ") || line.contains(" ERROR ")).collect()
 }
 
 /// The output of `local_errors.c` about `what`: its words in front, and the numbers of its queue pairs.
-fn said<'a>(ended: &'a Ended, what: &str) -> (&'a str, Vec<&'a str>) {
+fn said<'a>(ended: &'a ProcessEnd, what: &str) -> (&'a str, Vec<&'a str>) {
     let line =
         ended.said.lines().find(|line| line.contains(what)).unwrap_or_else(|| panic!("{what}: {ended:?}"));
     let (front, numbers) = line.split_once(what).expect("it contains it");

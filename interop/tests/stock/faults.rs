@@ -1,9 +1,9 @@
 //! Stock programs under planned faults of the verbs: what they say is what the plan says.
 
-use uiw_interop::stock::{Ended, Libraries, Running, User, free_port};
+use uiw_interop::stock::{Libraries, ProcessEnd, Running, User, free_port};
 
 /// A client without a server.
-fn alone(program: &str, arguments: &[&str], plan: &str) -> Ended {
+fn alone(program: &str, arguments: &[&str], plan: &str) -> ProcessEnd {
     let libraries = Libraries::get();
     let mut command = libraries.command(User::Same, program);
     command.args(arguments).env("UIW_FAULT", plan);

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::path::Path;
-use uiw_interop::stock::{Ended, Libraries, Running, User, compile, free_port};
+use uiw_interop::stock::{Libraries, ProcessEnd, Running, User, compile, free_port};
 
 #[test]
 fn forked_descendants_connect_to_parent() {
@@ -66,7 +66,7 @@ fn job(libraries: &Libraries, name: &str, lines: &[String]) -> Running {
 }
 
 /// The bytes that a side counted under `direction`.
-fn moved(ended: &Ended, direction: &str) -> u64 {
+fn moved(ended: &ProcessEnd, direction: &str) -> u64 {
     let json = &ended.said[ended.said.find('{').expect("a report")..];
     let report: serde_json::Value = serde_json::Deserializer::from_str(json)
         .into_iter()

@@ -5,7 +5,7 @@ use crate::reported::{is_reliable, report, run};
 use uiw_interop::stock::{Libraries, Network, Running, free_port};
 
 /// `fi_info` of what Open MPI asks for, in a network namespace with a real device.
-fn fi_info(libraries: &Libraries, network: &Network, loopback: &str) -> uiw_interop::stock::Ended {
+fn fi_info(libraries: &Libraries, network: &Network, loopback: &str) -> uiw_interop::stock::ProcessEnd {
     let mut command = run(libraries, &[], &["fi_info", "-p", "verbs;ofi_rxm", "-t", "FI_EP_RDM"]);
     command.env("UIW_LOOPBACK", loopback);
     Running::start(network.server(command)).end()

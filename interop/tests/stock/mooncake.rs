@@ -3,7 +3,7 @@
 use crate::reported::{is_reliable, isolated, number, reliable, report};
 use crate::wire::{Capture, Passed};
 use std::path::{Path, PathBuf};
-use uiw_interop::stock::{Ended, Hosts, Libraries, Network, Running, User, free_port};
+use uiw_interop::stock::{Hosts, Libraries, Network, ProcessEnd, Running, User, free_port};
 
 /// Names a Python that has the wheel.
 const PYTHON: &str = "UIW_MOONCAKE_PYTHON";
@@ -31,7 +31,7 @@ const KILLED: i32 = 128 + 9;
 
 /// Programs that have ended.
 struct Programs {
-    ends: Vec<Ended>,
+    ends: Vec<ProcessEnd>,
     passed: Passed,
     /// The ports at which the programs and the master meet.
     ports: Vec<u16>,
@@ -59,7 +59,7 @@ impl Programs {
 }
 
 /// The port, of its own choice, at which the wheel of a program answers those of others over TCP. It logs it.
-fn control_port(ended: &Ended) -> u16 {
+fn control_port(ended: &ProcessEnd) -> u16 {
     let lines = ended.said.lines().filter(|line| line.contains("using P2P handshake, listening on "));
     let mut ports = lines.filter_map(|line| line.rsplit(':').next()?.trim().parse().ok());
     ports.next().unwrap_or_else(|| panic!("{ended:?}"))

@@ -3,7 +3,7 @@
 use crate::reported::{is_reliable, isolated, number, reliable, report};
 use crate::wire::{Capture, Passed};
 use std::path::Path;
-use uiw_interop::stock::{Ended, Libraries, Network, Running, free_port};
+use uiw_interop::stock::{Libraries, Network, ProcessEnd, Running, free_port};
 
 /// Names a Python that has the wheel.
 const PYTHON: &str = "UIW_NIXL_PYTHON";
@@ -17,7 +17,7 @@ const OWN_BYTES: u64 = 16 << 10;
 /// Two agents that have ended.
 struct Agents {
     /// The target's program, the initiator's.
-    ends: [Ended; 2],
+    ends: [ProcessEnd; 2],
     passed: Passed,
     /// The port at which the programs meet.
     port: u16,

@@ -1,6 +1,6 @@
 //! Both ends of a program that exchanges its addresses over TCP, or connects with rdma_cm.
 
-use uiw_interop::stock::{Ended, Libraries, Network, Running, User, free_port};
+use uiw_interop::stock::{Libraries, Network, ProcessEnd, Running, User, free_port};
 
 /// Runs `program` with `args`, the device and a port, as a server and as a client: what they said. Nothing without the program; the test
 /// is noted as skipped then.
@@ -11,7 +11,7 @@ pub(crate) fn pair(
     persona: &str,
     program: &str,
     args: &[&str],
-) -> Option<[Ended; 2]> {
+) -> Option<[ProcessEnd; 2]> {
     uiw_interop::require(program)?;
     let libraries = Libraries::get();
     let device = if matches!(network, Network::Loopback) { "uiw_lo" } else { "uiw_veth0" };

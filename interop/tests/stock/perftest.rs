@@ -1,7 +1,7 @@
 //! Debian's perftest, every test that a reliable connection can do, connected by rdma_cm (`-R`) and out of band.
 
 use crate::pair::pair;
-use uiw_interop::stock::{Ended, Libraries, Network, Running, User, free_port, ordinary};
+use uiw_interop::stock::{Libraries, Network, ProcessEnd, Running, User, free_port, ordinary};
 
 /// A program and its options beside `-d`, `-p` and `-F`.
 type Case<'a> = (&'a str, &'a [&'a str]);
@@ -126,7 +126,7 @@ fn programs_that_poll_memory_are_recognised() {
 }
 
 /// Both ends of an `ib_write_lat` that succeeds, with their debug output.
-fn write_latency(libraries: &Libraries, persona: &str) -> [Ended; 2] {
+fn write_latency(libraries: &Libraries, persona: &str) -> [ProcessEnd; 2] {
     let port = free_port();
     let command = || {
         let mut command = libraries.command(User::Same, "ib_write_lat");

@@ -3,7 +3,7 @@
 use crate::reported::{isolated, number, report};
 use crate::wire::{Capture, Passed};
 use std::process::Command;
-use uiw_interop::stock::{Ended, Libraries, Network};
+use uiw_interop::stock::{Libraries, Network, ProcessEnd};
 use uiw_interop::tshark::{Dissection, Tshark};
 
 /// The options of `uiw run` for a persona.
@@ -36,7 +36,7 @@ impl<'a> Proof<'a> {
     /// Both agree within 1 % that the client has moved `payload` bytes or more, and nothing else passed but at most `limit` bytes at
     /// the program's own port.
     #[track_caller]
-    pub(crate) fn holds(self, client: &Ended, payload: u64, control: Option<u16>, limit: u64) {
+    pub(crate) fn holds(self, client: &ProcessEnd, payload: u64, control: Option<u16>, limit: u64) {
         let report = report(client.well());
         let reported = number(&report, "bytes_sent") + number(&report, "bytes_received");
         assert!(reported >= payload, "{reported} of {payload}: {report}");

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use uiw_interop::stock::{Ended, Libraries, Running, User};
+use uiw_interop::stock::{Libraries, ProcessEnd, Running, User};
 
 /// Where the package rdma-core has them.
 const PACKAGED: &str = "/usr/share/doc/rdma-core/tests";
@@ -31,7 +31,7 @@ fn unpacked(libraries: &Libraries) -> Option<PathBuf> {
 /// Runs a script of `folder` with `persona`, as root in a mount namespace whose sysfs names the device's interface. Nothing
 /// without root; the test is noted as skipped then.
 #[track_caller]
-fn python(libraries: &Libraries, script_file: &Path, persona: &str, args: &[String]) -> Option<Ended> {
+fn python(libraries: &Libraries, script_file: &Path, persona: &str, args: &[String]) -> Option<ProcessEnd> {
     uiw_interop::require("unshare")?;
     let probe = Command::new("unshare").args(["-mn", "true"]).output();
     if !probe.is_ok_and(|probe| probe.status.success()) {
@@ -151,7 +151,7 @@ fn tests_pass_or_name_missing_features() {
 }
 
 /// Tests with `part` in their name that passed: the verdict is on the name's line, or on the next one, behind the description.
-fn ok(ended: &Ended, part: &str) -> usize {
+fn ok(ended: &ProcessEnd, part: &str) -> usize {
     let lines: Vec<&str> = ended.said.lines().collect();
     let named = lines.iter().enumerate().filter(|(_, line)| line.starts_with("test_") && line.contains(part));
     named

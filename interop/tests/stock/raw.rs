@@ -2,10 +2,10 @@
 
 use std::path::Path;
 use std::process::Command;
-use uiw_interop::stock::{Ended, Running, uiw};
+use uiw_interop::stock::{ProcessEnd, Running, uiw};
 
 /// What both ends said of these requests.
-fn exchange(python: &Path, requests: &[&str]) -> [Ended; 2] {
+fn exchange(python: &Path, requests: &[&str]) -> [ProcessEnd; 2] {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("peers/raw_responder.py");
     let mut responder = Command::new(python);
     responder.arg(script);

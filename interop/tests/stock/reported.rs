@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 use std::process::Command;
-use uiw_interop::stock::{Ended, Libraries, User, uiw};
+use uiw_interop::stock::{Libraries, ProcessEnd, User, uiw};
 
 /// `uiw run` with these options and this program.
 pub(crate) fn run(libraries: &Libraries, options: &[&str], program: &[&str]) -> Command {
@@ -26,7 +26,7 @@ fn around(libraries: &Libraries, outside: &[&str], options: &[&str], program: &[
 }
 
 /// The report of `--json`.
-pub(crate) fn report(ended: &Ended) -> Value {
+pub(crate) fn report(ended: &ProcessEnd) -> Value {
     parsed(&ended.said)
 }
 

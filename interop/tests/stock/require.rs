@@ -5,10 +5,10 @@ use serde_json::Value;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
-use uiw_interop::stock::{Ended, Libraries, Running, User, WaitLimit, compile, free_port, uiw};
+use uiw_interop::stock::{Libraries, ProcessEnd, Running, User, WaitLimit, compile, free_port, uiw};
 
 /// Runs a client until its server listens. The server is a child of `uiw run`, so whether it does cannot be seen by its number.
-fn until(connected: impl Fn(&Ended) -> bool, client: impl Fn() -> Command) -> Ended {
+fn until(connected: impl Fn(&ProcessEnd) -> bool, client: impl Fn() -> Command) -> ProcessEnd {
     let mut limit = WaitLimit::new(Duration::from_secs(60));
     loop {
         let ended = Running::start(client()).end();
@@ -20,7 +20,7 @@ fn until(connected: impl Fn(&Ended) -> bool, client: impl Fn() -> Command) -> En
 }
 
 /// rping's server, and a client that `around` starts, a thousand times 5000 bytes. Gives the reports of both.
-fn rpings(libraries: &Libraries, around: &[&str]) -> [Ended; 2] {
+fn rpings(libraries: &Libraries, around: &[&str]) -> [ProcessEnd; 2] {
     let port = free_port();
     let number = port.to_string();
     let options = ["--require", "--json"];

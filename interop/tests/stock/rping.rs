@@ -1,7 +1,7 @@
 //! Debian's rping, both roles, alone and with uiw's own ping and server.
 
 use std::process::Command;
-use uiw_interop::stock::{Ended, Libraries, Network, Running, User, free_port, ordinary, uiw};
+use uiw_interop::stock::{Libraries, Network, ProcessEnd, Running, User, free_port, ordinary, uiw};
 
 /// A server and a client on our libraries, one after the other on the way in and out.
 fn pair(
@@ -10,7 +10,7 @@ fn pair(
     user: User,
     server: &[&str],
     client: &[&str],
-) -> [Ended; 2] {
+) -> [ProcessEnd; 2] {
     let port = free_port();
     let number = port.to_string();
     let mut command = libraries.command(user, "rping");
@@ -24,7 +24,7 @@ fn pair(
 }
 
 /// rping's client ends with 0 whatever happened: what it says when something went wrong is what counts.
-fn sound(client: &Ended) {
+fn sound(client: &ProcessEnd) {
     client.well();
     assert_eq!(client.count("wait for") + client.count("failed") + client.count("mismatch"), 0, "{client:?}");
 }
@@ -123,7 +123,7 @@ fn debugging_output_and_the_data_shown() {
     assert_eq!(server.well().count("server ping data: rdma-ping-"), 7);
     sound(&client);
     assert_eq!(client.count("ping data: rdma-ping-"), 7);
-    let said = |ended: &Ended, event: &str| ended.count(&format!("RDMA_CM_EVENT_{event}"));
+    let said = |ended: &ProcessEnd, event: &str| ended.count(&format!("RDMA_CM_EVENT_{event}"));
     for event in ["ADDR_RESOLVED", "ROUTE_RESOLVED", "ESTABLISHED"] {
         assert_eq!(said(&client, event), 1, "{client:?}");
     }

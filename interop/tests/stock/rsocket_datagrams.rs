@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 use uiw_datagram::{Header, Qpn};
-use uiw_interop::stock::{Ended, Libraries, Network, Running, User, compile, free_port, uiw};
+use uiw_interop::stock::{Libraries, Network, ProcessEnd, Running, User, compile, free_port, uiw};
 
 /// Devices with datagrams.
 const DEVICES: [(&str, &str); 3] = [("UIW_PERSONA", "roce"), ("UIW_PERSONA", "ib"), ("UIW_UD", "on")];
@@ -19,7 +19,7 @@ const ECHO_TIME: Duration = Duration::from_secs(5);
 
 /// udpong with `args` and its server, each with the variable: what the client said.
 #[track_caller]
-fn udpong(network: &Network, address: &str, variable: (&str, &str), args: &[&str]) -> Ended {
+fn udpong(network: &Network, address: &str, variable: (&str, &str), args: &[&str]) -> ProcessEnd {
     let libraries = Libraries::get();
     let port = free_port();
     let command = |options: &[&str]| {
@@ -43,7 +43,7 @@ fn udpong(network: &Network, address: &str, variable: (&str, &str), args: &[&str
 
 /// How many messages the line of a test has: those that arrived.
 #[track_caller]
-fn transfers(ended: &Ended) -> &str {
+fn transfers(ended: &ProcessEnd) -> &str {
     let line = ended.said.lines().find(|line| line.starts_with("custom"));
     line.and_then(|line| line.split_whitespace().nth(2)).unwrap_or_else(|| panic!("{ended:?}"))
 }
@@ -156,7 +156,7 @@ fn nothing_to_complain_of_for_valgrind() {
 }
 
 /// The program of UDP sockets under a preload library, where `config` is the preload_config of the system.
-fn preloaded(libraries: &Libraries, library: &Path, program: &Path, config: &str) -> Option<Ended> {
+fn preloaded(libraries: &Libraries, library: &Path, program: &Path, config: &str) -> Option<ProcessEnd> {
     uiw_interop::require("unshare")?;
     let etc = libraries.folder().join("etc");
     let folder = etc.join("rdma/rsocket");

@@ -4,7 +4,7 @@ use std::fs;
 use std::io::Write as _;
 use std::path::Path;
 use std::process::Command;
-use uiw_interop::stock::{Ended, Libraries, Network, Running, User, compile, free_port, noise, uiw};
+use uiw_interop::stock::{Libraries, Network, ProcessEnd, Running, User, compile, free_port, noise, uiw};
 
 /// Both ends of one of rdmacm-utils' programs, with the same arguments: what they said.
 #[track_caller]
@@ -14,7 +14,7 @@ fn pair(
     server: &str,
     variables: &[(&str, &str)],
     args: &[&str],
-) -> [Ended; 2] {
+) -> [ProcessEnd; 2] {
     let port = free_port();
     let number = port.to_string();
     let command = || {

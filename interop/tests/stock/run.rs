@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use uiw_interop::stock::{Ended, Libraries, Network, Running, User, ordinary, uiw};
+use uiw_interop::stock::{Libraries, Network, ProcessEnd, Running, User, ordinary, uiw};
 
 fn source(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/stock/c").join(name)
@@ -44,7 +44,8 @@ fn programs_with_bundled_libibverbs_use_ours() {
     let plain = Running::start(plain).end();
     let preloaded = Running::start(command(&libraries, User::Same, &[], &[&program, &module])).end();
     for place in places {
-        let says = |ended: &Ended, which| ended.said.lines().any(|line| line == format!("{place}: {which}"));
+        let says =
+            |ended: &ProcessEnd, which| ended.said.lines().any(|line| line == format!("{place}: {which}"));
         assert!(says(plain.well(), "bundled"), "{plain:?}");
         assert!(says(preloaded.well(), "uiw"), "{preloaded:?}");
     }

@@ -12,7 +12,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 use uiw_interop::stock::{
-    Ended, Libraries, Network, Running, User, WaitLimit, compile, free_port, listens, uiw,
+    Libraries, Network, ProcessEnd, Running, User, WaitLimit, compile, free_port, listens, uiw,
 };
 
 /// A program of stock with the arguments of both ends; the client has the server's address behind them.
@@ -205,7 +205,7 @@ fn forks_inherit_sandbox() {
 
 /// What uiw says about a refusal: one line, with what to do.
 #[track_caller]
-fn says(ended: &Ended, what: &str, fix: &str) {
+fn says(ended: &ProcessEnd, what: &str, fix: &str) {
     let lines: Vec<_> = ended.said.lines().filter(|line| line.starts_with("uiw: ")).collect();
     let [line] = lines[..] else { panic!("{} lines of uiw: {ended:?}", lines.len()) };
     assert!(line.contains(what) && line.contains(fix), "{line}");
@@ -219,7 +219,7 @@ fn refused_client(
     exchange: &Exchange,
     run: impl Fn(&[&str]) -> Command,
     libraries: &Libraries,
-) -> Option<Ended> {
+) -> Option<ProcessEnd> {
     let port = free_port();
     let free = |program: &[&str]| free(libraries, program);
     let mut server = Running::start(exchange.server(port, free));
@@ -237,7 +237,7 @@ fn refused_server(
     exchange: &Exchange,
     run: impl Fn(&[&str]) -> Command,
     libraries: &Libraries,
-) -> Option<Ended> {
+) -> Option<ProcessEnd> {
     let port = free_port();
     let mut server = Running::start(exchange.server(port, run));
     let mut limit = WaitLimit::new(REFUSED);

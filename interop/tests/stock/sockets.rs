@@ -7,7 +7,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use uiw_interop::stock::{Ended, Hosts, Libraries, Network, Running, User, compile, free_port, uiw};
+use uiw_interop::stock::{Hosts, Libraries, Network, ProcessEnd, Running, User, compile, free_port, uiw};
 
 /// `uiw run --sockets` of a program.
 pub(crate) fn with_sockets(libraries: &Libraries, options: &[&str], program: &[&str]) -> Command {
@@ -148,7 +148,7 @@ fn fork_with_busy_threads_keeps_rsockets() {
 }
 
 /// What `scripts/thousand.py` says of `count` sockets.
-fn thousand(libraries: &Libraries, count: u32, mode: &str) -> Option<Ended> {
+fn thousand(libraries: &Libraries, count: u32, mode: &str) -> Option<ProcessEnd> {
     uiw_interop::require("python3")?;
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/stock/scripts/thousand.py");
     let words = ["/usr/bin/python3", script.to_str().unwrap(), &count.to_string(), mode];
@@ -161,7 +161,7 @@ fn thousand(libraries: &Libraries, count: u32, mode: &str) -> Option<Ended> {
 }
 
 /// The line that begins so, without the beginning.
-fn line<'a>(ended: &'a Ended, beginning: &str) -> &'a str {
+fn line<'a>(ended: &'a ProcessEnd, beginning: &str) -> &'a str {
     let found = ended.said.lines().find_map(|line| line.strip_prefix(beginning));
     found.unwrap_or_else(|| panic!("no `{beginning}`: {ended:?}"))
 }

@@ -7,7 +7,7 @@ use serde_json::Value;
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
-use uiw_interop::stock::{Ended, Libraries, Running, free_port, noise};
+use uiw_interop::stock::{Libraries, ProcessEnd, Running, free_port, noise};
 
 /// Both ends, and nothing of the port is changed: what listens on it can be waited for.
 const OPTIONS: [&str; 4] = ["--require", "--json", "--port-offset", "0"];
@@ -21,7 +21,7 @@ fn serve(libraries: &Libraries, port: u16, program: &[&str]) -> Running {
 
 /// A client that ended well.
 #[track_caller]
-fn ask(libraries: &Libraries, program: &[&str]) -> Ended {
+fn ask(libraries: &Libraries, program: &[&str]) -> ProcessEnd {
     let ended = Running::start(with_sockets(libraries, &OPTIONS, program)).end();
     ended.well();
     ended
@@ -29,7 +29,7 @@ fn ask(libraries: &Libraries, program: &[&str]) -> Ended {
 
 /// At least `bytes` were received by the client, all connections were rsockets; and so says the server that was asked by `clients`.
 #[track_caller]
-fn are_rsockets(server: &Ended, clients: &[&Ended], bytes: u64) {
+fn are_rsockets(server: &ProcessEnd, clients: &[&ProcessEnd], bytes: u64) {
     let reports: Vec<Value> = clients.iter().map(|client| parsed(&client.said)).collect();
     let server = parsed(&server.said);
     for report in &reports {

@@ -4,7 +4,7 @@ use crate::sockets::{nothing_is_in_the_clear, offset_beyond_ports, with_sockets}
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use uiw_interop::stock::{Ended, Libraries, Running, User, free_port, uiw};
+use uiw_interop::stock::{Libraries, ProcessEnd, Running, User, free_port, uiw};
 use uiw_interop::tshark::Tshark;
 
 /// Two ends with raw public keys, which accept each other.
@@ -56,7 +56,7 @@ fn rping(
     server: Option<&Path>,
     client: Option<&Path>,
     capture: Option<&Path>,
-) -> [Ended; 2] {
+) -> [ProcessEnd; 2] {
     let port = free_port();
     let number = port.to_string();
     let mut serving =

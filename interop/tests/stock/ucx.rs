@@ -6,13 +6,18 @@ use crate::reported::{is_reliable, isolated, number, reliable, report, unreliabl
 use crate::wire::Capture;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
-use uiw_interop::stock::{Ended, Libraries, Network, Running, compile, free_port};
+use uiw_interop::stock::{Libraries, Network, ProcessEnd, Running, compile, free_port};
 
 /// What the ends of `ucx_perftest` say to each other: addresses, the beginning of a test, results.
 const OWN_BYTES: u64 = 16 << 10;
 
 /// Both ends of `ucx_perftest`, which exchange addresses over TCP at a port: what they said, and the port.
-fn perftest(libraries: &Libraries, network: &Network, options: &[&str], test: &[&str]) -> ([Ended; 2], u16) {
+fn perftest(
+    libraries: &Libraries,
+    network: &Network,
+    options: &[&str],
+    test: &[&str],
+) -> ([ProcessEnd; 2], u16) {
     let (port, address) = (free_port(), network.server_address().to_string());
     let number = port.to_string();
     let program = ["ucx_perftest", "-p", &number];
@@ -125,7 +130,7 @@ fn io_demo(
     network: &Network,
     options: &[&str],
     api: &[&str],
-) -> Option<(Ended, Result<(), String>)> {
+) -> Option<(ProcessEnd, Result<(), String>)> {
     let capture = Capture::of_ends(libraries, network)?;
     let (port, address) = (free_port(), network.server_address().to_string());
     let number = port.to_string();
@@ -308,7 +313,7 @@ impl Transfer<'_> {
         let client = command(&[&port, &address, &mebibytes, &self.pause.to_string()]);
         let client = Running::start(network.client(client)).end();
         let server = server.end();
-        let hash_of = |end: &Ended, verb: &str| {
+        let hash_of = |end: &ProcessEnd, verb: &str| {
             let text = format!("{verb} {mebibytes} MiB, hash ");
             let line = end.well().said.lines().find_map(|line| line.strip_prefix(&text));
             line.unwrap_or_else(|| panic!("{end:?}")).to_owned()

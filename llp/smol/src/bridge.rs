@@ -23,7 +23,7 @@ const SPIN: Duration = Duration::from_micros(60);
 ///
 /// It needs CAP_NET_RAW.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Side {
+pub enum BridgeSide {
     /// The first.
     A,
     /// The second.
@@ -147,11 +147,11 @@ impl Bridge {
     /// Takes what came, and sends what is due. True when a frame moved.
     fn carry(&mut self) -> io::Result<bool> {
         let mut moved = false;
-        for side in [Side::A, Side::B] {
+        for side in [BridgeSide::A, BridgeSide::B] {
             let [a, b] = &mut self.ports;
             let (from, to) = match side {
-                Side::A => (a, b),
-                Side::B => (b, a),
+                BridgeSide::A => (a, b),
+                BridgeSide::B => (b, a),
             };
             for _ in 0..BURST {
                 if !from.take_in(&mut self.scratch, self.start)? {
@@ -178,7 +178,7 @@ impl Bridge {
 
     /// Returns the counters of frames that arrived at an interface.
     #[must_use]
-    pub fn counts(&self, side: Side) -> (&Counts, PortCounts) {
+    pub fn counts(&self, side: BridgeSide) -> (&Counts, PortCounts) {
         let port = &self.ports[side as usize];
         (port.inward.counts(), port.counts)
     }

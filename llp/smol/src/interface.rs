@@ -25,7 +25,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::time::{Duration, Instant};
-use uiw_llp::{Clock, Event, Interest, Rest};
+use uiw_llp::{Clock, Event, Interest, RemainingBytes};
 use uiw_mem::{IoVec, IoVecMut};
 use wake::Wake;
 
@@ -633,8 +633,8 @@ impl<L: Link> SmolInterface<L> {
         self.conns[id.0].can_grow(len, used)
     }
 
-    pub(super) fn consume(&mut self, id: ConnId, used: usize, rest: Rest) {
-        self.conns[id.0].consume(used, rest == Rest::WaitForMore);
+    pub(super) fn consume(&mut self, id: ConnId, used: usize, rest: RemainingBytes) {
+        self.conns[id.0].consume(used, rest == RemainingBytes::WaitForMore);
         if used > 0 {
             // The window has opened.
             self.touched.push(id.0);

@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use uiw_llp::{
-    Interest, RecvBuf, Rest, StreamChange, StreamExtensions, StreamInfo, TransportStream, no_bytes,
+    Interest, RecvBuf, RemainingBytes, StreamChange, StreamExtensions, StreamInfo, TransportStream, no_bytes,
 };
 use uiw_mem::{IoVec, IoVecMut};
 
@@ -140,7 +140,7 @@ impl<L: Link> RecvBuf for SmolRecvBuf<L> {
         self.interface.can_grow(self.id, self.len, used)
     }
 
-    fn consume(mut self: Box<Self>, used: usize, rest: Rest) {
+    fn consume(mut self: Box<Self>, used: usize, rest: RemainingBytes) {
         self.interface.consume(self.id, used, rest);
     }
 }

@@ -13,8 +13,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 use uiw_impair::wan::{Direction, Profile};
 use uiw_llp::{
-    Clock, Event, Interest, ListenConfig, Rest, StackExtensions, Token, TransportConfig, TransportListener,
-    TransportStack, TransportStream,
+    Clock, Event, Interest, ListenConfig, RemainingBytes, StackExtensions, Token, TransportConfig,
+    TransportListener, TransportStack, TransportStream,
 };
 use uiw_mem::{IoVec, IoVecMut};
 
@@ -403,7 +403,7 @@ fn peek_returns_receive_buffer() {
     let mut buf = server.peek().unwrap().unwrap();
     assert_eq!(buf.bytes(), b"one, tw");
     assert!(buf.can_grow(5));
-    buf.consume(5, Rest::WaitForMore);
+    buf.consume(5, RemainingBytes::WaitForMore);
     world.step();
     assert!(world.reported(1, 2).is_none());
     assert_eq!(server.peek().map(drop).unwrap_err().kind(), ErrorKind::WouldBlock);
@@ -411,7 +411,7 @@ fn peek_returns_receive_buffer() {
     world.until(|world| world.reported(1, 2).is_some_and(|event| event.readable));
     let mut buf = server.peek().unwrap().unwrap();
     assert_eq!(buf.bytes(), b"two");
-    buf.consume(1, Rest::WaitForMore);
+    buf.consume(1, RemainingBytes::WaitForMore);
     client.shutdown().unwrap();
     world.until(|world| world.reported(1, 2).is_some_and(|event| event.readable));
     let buf = server.peek().unwrap().unwrap();
@@ -439,7 +439,7 @@ fn peeks_wrap_around_buffer() {
             let take = (len.max(8) - 7).min(len);
             came.extend_from_slice(&buf.bytes()[..take]);
             ends += usize::from(!buf.can_grow(take));
-            buf.consume(take, Rest::Useful);
+            buf.consume(take, RemainingBytes::Useful);
         }
         came.len() > 3_400_000
     });
@@ -537,6 +537,6 @@ fn descriptor_readable_while_events_pending() {
     // Taken off the link and left by a peek.
     world.until(|_| server.peek().is_ok_and(|buf| buf.is_some()));
     assert!(ready());
-    server.peek().unwrap().unwrap().consume(2, Rest::Useful);
+    server.peek().unwrap().unwrap().consume(2, RemainingBytes::Useful);
     world.until(|_| !ready());
 }

@@ -7,7 +7,7 @@ use uiw_ddp::STag;
 
 use super::{Slot, Table};
 use crate::copy;
-use crate::{Gone, LocalError, PdId, Pinned, Region, RemoteError, Right, StreamId};
+use crate::{LocalError, MemoryGone, PdId, PinnedSpan, Region, RemoteError, Right, StreamId};
 
 /// Results of one stream's last look-ups. An STag names a region only as long as that lives, so a live region with the right
 /// STag is what the table would give. It keeps no bytes of a region that has ended.
@@ -61,8 +61,8 @@ impl CachedRegion {
 
     /// A pin within ours; takes ours first if there is none.
     #[inline(always)]
-    fn hold(&mut self, offset: usize, len: usize) -> Option<Pinned<'_>> {
-        Pinned::lent(self.hold_region()?, offset, len)
+    fn hold(&mut self, offset: usize, len: usize) -> Option<PinnedSpan<'_>> {
+        PinnedSpan::lent(self.hold_region()?, offset, len)
     }
 
     /// The region under our pin, which is taken first if there is none.
@@ -132,9 +132,9 @@ impl HeldRegion<'_> {
         &self,
         offset: usize,
         len: usize,
-        copy: impl FnOnce(&Pinned<'_>) -> Result<(), Gone>,
+        copy: impl FnOnce(&PinnedSpan<'_>) -> Result<(), MemoryGone>,
     ) -> Result<(), LocalError> {
-        let copied = Pinned::lent(self.region, offset, len).is_some_and(|pin| copy(&pin).is_ok());
+        let copied = PinnedSpan::lent(self.region, offset, len).is_some_and(|pin| copy(&pin).is_ok());
         if copied { Ok(()) } else { Err(LocalError::InvalidLkey { lkey: self.region.stag() }) }
     }
 }
@@ -158,7 +158,7 @@ impl Table {
         (stream, pd): (StreamId, PdId),
         (to, len): (u64, u32),
         right: Right,
-    ) -> Result<Pinned<'a>, RemoteError> {
+    ) -> Result<PinnedSpan<'a>, RemoteError> {
         let invalid = RemoteError::InvalidStag { stag };
         let region = cache.remote.find(stag, || self.find(stag, Slot::named_by_peer)).ok_or(invalid)?;
         let offset = region.check_remote(stream, pd, to, len, right)?;
@@ -179,7 +179,7 @@ impl Table {
         pd: PdId,
         (addr, len): (u64, u32),
         write: bool,
-    ) -> Result<Pinned<'a>, LocalError> {
+    ) -> Result<PinnedSpan<'a>, LocalError> {
         let (stag, invalid) = (lkey, LocalError::InvalidLkey { lkey });
         let region = cache.local.find(stag, || self.find(stag, Slot::named_by_us)).ok_or(invalid)?;
         let offset = region.check_local(pd, addr, len, write)?;

@@ -6,7 +6,7 @@ mod entries;
 mod mr_cache;
 
 use super::*;
-use crate::{Gone, InvalidateError, Pinned, WindowType};
+use crate::{InvalidateError, MemoryGone, PinnedSpan, WindowType};
 use core::ops::Range;
 
 pub(super) const PD: PdId = PdId(1);
@@ -60,7 +60,7 @@ fn registered_written_read_deregistered() {
     assert!(table.is_empty() && !region.is_live());
     let stag = region.stag();
     assert_eq!(write(&table, stag, BASE, 1).map(drop), Err(RemoteError::InvalidStag { stag }));
-    assert_eq!(span.pin().map(drop), Err(Gone { stag }));
+    assert_eq!(span.pin().map(drop), Err(MemoryGone { stag }));
     assert_eq!(table.deregister(stag), Err(DeregisterError::InvalidStag { stag }));
 }
 
@@ -290,7 +290,7 @@ fn nothing_beyond_a_span() {
         region.span(90, 11).is_err() && region.span(101, 0).is_err() && region.span(1, usize::MAX).is_err()
     );
     assert!(region.span(100, 0).unwrap().is_empty());
-    let panics = |touch: &dyn Fn(&Pinned<'_>)| {
+    let panics = |touch: &dyn Fn(&PinnedSpan<'_>)| {
         let pinned = span.pin().unwrap();
         std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| touch(&pinned))).is_err()
     };
@@ -342,7 +342,7 @@ fn reregistered_in_every_way() {
     assert_eq!((second.base(), second.access(), second.pd(), second.len()), (0, access, PD, 100));
     assert_eq!(bytes(&second)[..5], *b"stays");
     let stag = first.stag();
-    assert_eq!(old.pin().map(drop), Err(Gone { stag }));
+    assert_eq!(old.pin().map(drop), Err(MemoryGone { stag }));
     assert!(matches!(write(&table, stag, 0, 1), Err(RemoteError::AccessRights { .. })));
     // Protection domain, and the base that was given at first.
     let change = Rereg { pd: Some(OTHER_PD), access: Some(ALL), memory: None };

@@ -2,7 +2,7 @@
 
 use super::{Receiver, Segment};
 use crate::error::ConnError;
-use crate::host::{ATOMIC_BYTES, Answer, StreamHost, Traffic};
+use crate::host::{ATOMIC_BYTES, ResponsePart, StreamHost, Traffic};
 use crate::reads::{Outstanding, OutstandingKind, PLACEHOLDER, ReadOrigin};
 use crate::shared::Shared;
 use uiw_ddp::{Tagged, TaggedError};
@@ -46,7 +46,7 @@ impl Receiver {
             && !shared.detached
             && let ReadOrigin::Request(id) = front.origin
         {
-            host.place_answer(id, offset, Answer::Read(payload))
+            host.place_answer(id, offset, ResponsePart::Read(payload))
                 .map_err(|error| ConnError::of_request(id, error))?;
             host.count(Traffic::ReadReceived, header.last.into(), len.into());
         }
@@ -65,7 +65,7 @@ impl Receiver {
             return Err(segment.fault(Operation::Unspecified));
         };
         if !shared.detached {
-            host.place_answer(id, 0, Answer::Atomic(response.original))
+            host.place_answer(id, 0, ResponsePart::Atomic(response.original))
                 .map_err(|error| ConnError::of_request(id, error))?;
             host.count(Traffic::AtomicReceived, 1, ATOMIC_BYTES.into());
         }

@@ -2,7 +2,7 @@
 
 use super::{PlacementResult, Receiver, Segment};
 use crate::error::{ConnError, LocalError};
-use crate::host::{ReceiveError, Received, ReceivedKind, StreamHost, Traffic};
+use crate::host::{ReceiveError, ReceivedKind, ReceivedMessage, StreamHost, Traffic};
 use crate::shared::Shared;
 use uiw_ddp::{Untagged, UntaggedError};
 use uiw_rdmap::{Delivery, Fault, Opcode, Operation, Protection};
@@ -131,7 +131,7 @@ impl Receiver {
             }
             _ => ReceivedKind::Send { len, imm },
         };
-        let message = Received { kind, solicited, invalidated, awaits_ack };
+        let message = ReceivedMessage { kind, solicited, invalidated, awaits_ack };
         if let Some(stag) = message.invalidated
             && (host.is_unreliable() || host.invalidate(stag).is_err())
         {

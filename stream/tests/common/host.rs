@@ -6,8 +6,8 @@ use uiw_ddp::STag;
 use uiw_mpa::{Crc32c, Verified};
 use uiw_rdmap::AtomicRequest;
 use uiw_stream::{
-    AccessError, Answer, AtomicError, LocalError, Op, Payload, ReceiveError, Received, Request, SourceGone,
-    StreamHost,
+    AccessError, AtomicError, LocalError, Op, Payload, ReceiveError, ReceivedMessage, Request, ResponsePart,
+    SourceGone, StreamHost,
 };
 
 /// The STag of [`TestHost::memory`].
@@ -41,7 +41,7 @@ pub(crate) struct TestHost {
     /// Lengths of posted receives.
     pub(crate) receives: VecDeque<u32>,
     receiving: Option<(u32, Vec<u8>)>,
-    pub(crate) received: Vec<(Received, Vec<u8>)>,
+    pub(crate) received: Vec<(ReceivedMessage, Vec<u8>)>,
     pub(crate) failed_receives: Vec<ReceiveError>,
     pub(crate) invalidated: Vec<STag>,
     /// STags that the peer may invalidate.
@@ -270,7 +270,7 @@ impl StreamHost for TestHost {
         Ok(())
     }
 
-    fn receive(&mut self, message: Received) -> Result<(), LocalError> {
+    fn receive(&mut self, message: ReceivedMessage) -> Result<(), LocalError> {
         self.asked();
         let (_, bytes) = self.receiving.take().expect("a receive was begun");
         if self.cq_full {
@@ -324,13 +324,13 @@ impl StreamHost for TestHost {
         self.complete(id)
     }
 
-    fn place_answer(&mut self, id: u32, offset: u32, payload: Answer<'_>) -> Result<(), LocalError> {
+    fn place_answer(&mut self, id: u32, offset: u32, payload: ResponsePart<'_>) -> Result<(), LocalError> {
         self.check_local()?;
         let posted = self.get(id);
         let bytes = &mut posted.bytes[offset as usize..posted.request.len as usize];
         match payload {
-            Answer::Read(part) => bytes[..part.len()].copy_from_slice(&part),
-            Answer::Atomic(before) => bytes.copy_from_slice(&before.to_ne_bytes()),
+            ResponsePart::Read(part) => bytes[..part.len()].copy_from_slice(&part),
+            ResponsePart::Atomic(before) => bytes.copy_from_slice(&before.to_ne_bytes()),
         }
         Ok(())
     }

@@ -15,8 +15,8 @@ use uiw_mpa::startup::Negotiated;
 use uiw_mpa::tx::FpduTx;
 use uiw_rdmap::{Opcode, TerminateReason};
 use uiw_stream::{
-    ConnError, Ended, Established, Event, Op, PeerKind, Piece, RdmapConfig, RdmapStream, Remote,
-    StartupFailure, Time, Transmit,
+    ConnError, EstablishedStream, Event, Op, PeerKind, Piece, RdmapConfig, RdmapStream, Remote,
+    StartupFailure, StreamEnd, Time, Transmit,
 };
 
 const SINK: STag = STag(0x51_4B00);
@@ -47,10 +47,10 @@ pub(crate) struct End {
     /// Number of sent bytes that came from the host's memory.
     pub(crate) from_memory: usize,
     pub(crate) fin_sent: bool,
-    pub(crate) established: Option<Established>,
+    pub(crate) established: Option<EstablishedStream>,
     pub(crate) kind: Option<PeerKind>,
     pub(crate) failed: Option<StartupFailure>,
-    pub(crate) ended: Option<Ended>,
+    pub(crate) ended: Option<StreamEnd>,
     pub(crate) drained: u32,
     pub(crate) reconnects: u32,
 }

@@ -11,18 +11,18 @@ use uiw_llp::Token;
 use uiw_stream::RdmapStream;
 
 /// A connection whose Request is awaited. Dropping it before the Request comes ends the connection, without an event.
-pub struct Awaited {
+pub struct AwaitedRequest {
     driver: Arc<Driver>,
     token: Token,
 }
 
-impl std::fmt::Debug for Awaited {
+impl std::fmt::Debug for AwaitedRequest {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Awaited").field("token", &self.token).finish_non_exhaustive()
     }
 }
 
-impl Drop for Awaited {
+impl Drop for AwaitedRequest {
     fn drop(&mut self) {
         let token = self.token;
         self.driver.shard(token).call(move |core| {
@@ -65,7 +65,7 @@ pub fn accept_open(
     socket: OwnedFd,
     options: &Arc<ConnConfig>,
     channel: &Arc<CmChannel>,
-) -> Result<Awaited> {
+) -> Result<AwaitedRequest> {
     let driver = Arc::clone(device.driver());
     check_options(driver.limits().max_rd_atomic, options)?;
     let shard = driver.shard_for_listener();
@@ -93,5 +93,5 @@ pub fn accept_open(
         Ok::<_, Error>(token)
     })?;
     driver.note_use(token);
-    Ok(Awaited { driver, token })
+    Ok(AwaitedRequest { driver, token })
 }

@@ -11,7 +11,7 @@ mod request;
 mod sidr;
 
 pub use crate::close_reason::CloseReason;
-pub use accept_open::{Awaited, accept_open};
+pub use accept_open::{AwaitedRequest, accept_open};
 pub use connect::{abandon, connect, connect_in_two_steps, connect_open, connect_self};
 pub(crate) use half_open::HalfOpen;
 pub use handle::ConnHandle;

@@ -16,7 +16,8 @@ use uiw_counters::ConnDetails;
 use uiw_mpa::startup::Negotiated;
 use uiw_rdmap::{Fault, MpaFault, Origin, TerminateReason};
 use uiw_stream::{
-    Capabilities, ConnError, Ended, Established, Event, LocalError, Named, PeerKind, StartupFailure,
+    AffectedRequest, Capabilities, ConnError, EstablishedStream, Event, LocalError, PeerKind, StartupFailure,
+    StreamEnd,
 };
 
 impl Conn {
@@ -70,8 +71,8 @@ impl Conn {
         let _ = self.want(false, false);
     }
 
-    fn on_established(&mut self, established: Established, services: &mut Services) {
-        let Established { negotiated, peer_ird_ord, private_data } = established;
+    fn on_established(&mut self, established: EstablishedStream, services: &mut Services) {
+        let EstablishedStream { negotiated, peer_ird_ord, private_data } = established;
         if self.stream.is_initiator() {
             self.enter_rts(&negotiated, services);
         }
@@ -155,7 +156,7 @@ impl Conn {
         self.socket.abort();
     }
 
-    fn on_ended(&mut self, ended: &Ended, services: &mut Services) {
+    fn on_ended(&mut self, ended: &StreamEnd, services: &mut Services) {
         self.report_all_receives(services);
         let span = self.span.clone();
         let _entered = span.enter();
@@ -207,7 +208,7 @@ impl Conn {
     }
 
     /// Logs why the stream ends, with the request or receive that is at fault.
-    fn log_end(&mut self, ended: &Ended, services: &Services) {
+    fn log_end(&mut self, ended: &StreamEnd, services: &Services) {
         let detail = self.end_detail(ended, services);
         let peer = uiw_llp::canonical(self.socket.peer_addr());
         // A queue pair that was destroyed has no number any more.
@@ -249,7 +250,7 @@ impl Conn {
     }
 
     /// The request or receive that a stream ends for, with its value and the limit.
-    fn end_detail(&mut self, ended: &Ended, services: &Services) -> Option<LocalDetail> {
+    fn end_detail(&mut self, ended: &StreamEnd, services: &Services) -> Option<LocalDetail> {
         if let Some(detail) = self.state.detail.take() {
             return Some(detail);
         }
@@ -273,7 +274,7 @@ impl Conn {
                 Some(LocalDetail::of_request(wqe, LocalCause::Protection, text))
             }
             ConnError::Local { .. } => Some(LocalDetail::of_request(wqe, LocalCause::Other, "failed")),
-            _ if remote && ended.named != Named::Oldest => {
+            _ if remote && ended.named != AffectedRequest::Oldest => {
                 let text = format_args!("{} bytes{}", wqe.len, RemotePlace(&wqe.op));
                 Some(LocalDetail::of_request(wqe, LocalCause::Remote, text))
             }
@@ -282,7 +283,7 @@ impl Conn {
     }
 
     /// The peer that is suspected, if its first FPDU was a Terminate, or if this end could not accept its Reply.
-    fn suspect_of(&self, ended: &Ended) -> Option<Suspect> {
+    fn suspect_of(&self, ended: &StreamEnd) -> Option<Suspect> {
         let peer = self.socket.peer_addr();
         match &ended.error {
             ConnError::Terminated(terminate, _) if ended.first => {
@@ -291,8 +292,8 @@ impl Conn {
                 let suspect = Suspect::of_first_terminate(&self.options, negotiated, initiator, codes)?;
                 // A Terminate that quotes another segment is about that one.
                 let is_other = match ended.named {
-                    Named::Write { stag, .. } => !Capabilities::is_request(stag),
-                    Named::Send { .. } => true,
+                    AffectedRequest::Write { stag, .. } => !Capabilities::is_request(stag),
+                    AffectedRequest::Send { .. } => true,
                     _ => false,
                 };
                 (suspect != Suspect::CapabilityExchange || !is_other).then_some(suspect)
@@ -362,7 +363,7 @@ impl Conn {
     }
 
     /// Completes the request that failed and flushes every other, in order, once. Nothing is reported afterwards.
-    fn complete_all(&mut self, ended: &Ended, reason: Option<WireReason>, services: &mut Services) {
+    fn complete_all(&mut self, ended: &StreamEnd, reason: Option<WireReason>, services: &mut Services) {
         self.state.forget_reads();
         let Some(qp) = &self.qp else { return };
         let wakes = &mut services.wakes;
@@ -372,14 +373,14 @@ impl Conn {
             let oldest = sq.oldest_open();
             let found = find_named(&sq, ended.named);
             if let Some(id) = found
-                && ended.named != Named::Oldest
+                && ended.named != AffectedRequest::Oldest
                 && ended.acknowledged
                 && matches!(ended.error, ConnError::Terminated(..))
             {
                 // The peer executed everything in front of the request that failed.
                 sq.acknowledge(id.wrapping_sub(1));
             }
-            let fallback = if ended.named == Named::Nothing { None } else { oldest };
+            let fallback = if ended.named == AffectedRequest::Nothing { None } else { oldest };
             if let (Some(id), Some(status)) = (found.or(fallback), status_of(ended)) {
                 sq.done(id, status);
             }
@@ -423,7 +424,7 @@ impl QpInner {
 }
 
 /// Counts the Terminate of either end, and a wrong CRC.
-fn count(ended: &Ended, services: &Services) {
+fn count(ended: &StreamEnd, services: &Services) {
     let codes = |terminate: &uiw_rdmap::Terminate| (terminate.layer, terminate.etype, terminate.code);
     if let Some(terminate) = &ended.terminate {
         services.counters.terminate(codes(terminate), true);
@@ -436,13 +437,13 @@ fn count(ended: &Ended, services: &Services) {
 }
 
 /// The request that the end of a stream is about.
-fn find_named(sq: &SendQueue, named: Named) -> Option<u32> {
+fn find_named(sq: &SendQueue, named: AffectedRequest) -> Option<u32> {
     match named {
-        Named::Nothing => None,
-        Named::Oldest => sq.oldest_open(),
-        Named::Request(id) => Some(id),
-        Named::Write { stag, to } => sq.find_write(stag, to),
-        Named::Send { msn } => sq.find_send(msn),
+        AffectedRequest::Nothing => None,
+        AffectedRequest::Oldest => sq.oldest_open(),
+        AffectedRequest::Request(id) => Some(id),
+        AffectedRequest::Write { stag, to } => sq.find_write(stag, to),
+        AffectedRequest::Send { msn } => sq.find_send(msn),
     }
 }
 
@@ -466,7 +467,7 @@ impl fmt::Display for RemotePlace<'_> {
 }
 
 /// The reason that completions and events carry.
-fn wire_reason(ended: &Ended) -> Option<WireReason> {
+fn wire_reason(ended: &StreamEnd) -> Option<WireReason> {
     let (terminate, from_peer, origin) = match &ended.error {
         ConnError::Terminated(terminate, origin) => (&**terminate, true, *origin),
         _ => (ended.terminate.as_ref()?, false, Origin::Rfc),
@@ -476,7 +477,7 @@ fn wire_reason(ended: &Ended) -> Option<WireReason> {
 }
 
 /// Returns the status of the request that the error is about.
-fn status_of(ended: &Ended) -> Option<WcStatus> {
+fn status_of(ended: &StreamEnd) -> Option<WcStatus> {
     match &ended.error {
         ConnError::Local { error, .. } => match error {
             LocalError::Protection => Some(WcStatus::LocalProtection),

@@ -13,12 +13,12 @@ use std::ops::Range;
 use std::sync::Arc;
 use uiw_counters::{ConnCounters, Traffic, Wait};
 use uiw_llp::Token;
-use uiw_mem::{Access, MrCache, Pinned, RemoteError, Right, Span, StreamId, Table, UpdateError};
+use uiw_mem::{Access, MrCache, PinnedSpan, RemoteError, Right, Span, StreamId, Table, UpdateError};
 use uiw_mpa::{Crc32c, Verified};
 use uiw_rdmap::AtomicRequest;
 use uiw_stream::{
-    AccessError, Answer, AtomicError, LocalError, Op, Payload, ReceiveError, Received, ReceivedKind, Request,
-    SourceGone,
+    AccessError, AtomicError, LocalError, Op, Payload, ReceiveError, ReceivedKind, ReceivedMessage, Request,
+    ResponsePart, SourceGone,
 };
 
 /// State of the engine for one stream between calls.
@@ -146,7 +146,7 @@ impl Drop for QpHost<'_> {
 }
 
 /// Pinned memory.
-pub(crate) struct Source<'a>(Pinned<'a>);
+pub(crate) struct Source<'a>(PinnedSpan<'a>);
 
 impl Payload for Source<'_> {
     type Memory = Span;
@@ -324,7 +324,7 @@ impl uiw_stream::StreamHost for QpHost<'_> {
     }
 
     #[inline]
-    fn receive(&mut self, message: Received) -> Result<(), LocalError> {
+    fn receive(&mut self, message: ReceivedMessage) -> Result<(), LocalError> {
         let (Some(qp), Some(wr_id)) = (self.qp, self.state.end_receive()) else { return Ok(()) };
         if let Some(messages) = &qp.long
             && !self.state.long.is_empty()
@@ -471,14 +471,14 @@ impl uiw_stream::StreamHost for QpHost<'_> {
     }
 
     #[inline]
-    fn place_answer(&mut self, _id: u32, offset: u32, payload: Answer<'_>) -> Result<(), LocalError> {
+    fn place_answer(&mut self, _id: u32, offset: u32, payload: ResponsePart<'_>) -> Result<(), LocalError> {
         let qp = self.qp.ok_or(LocalError::Protection)?;
         let sges = self.state.sinks.front().ok_or(LocalError::Protection)?;
         let cache = &mut self.state.cache;
         match payload {
-            Answer::Read(bytes) => qp.scatter(self.table, cache, sges, offset, &bytes),
+            ResponsePart::Read(bytes) => qp.scatter(self.table, cache, sges, offset, &bytes),
             // A number of this machine's, as `ibv_post_send` documents it.
-            Answer::Atomic(value) => qp.scatter(self.table, cache, sges, offset, &value.to_ne_bytes()),
+            ResponsePart::Atomic(value) => qp.scatter(self.table, cache, sges, offset, &value.to_ne_bytes()),
         }
     }
 
@@ -532,7 +532,7 @@ impl uiw_stream::StreamHost for QpHost<'_> {
 
 /// The completion of a receive.
 #[inline(always)]
-fn completion(qp: &QpInner, wr_id: u64, message: &Received) -> Cqe {
+fn completion(qp: &QpInner, wr_id: u64, message: &ReceivedMessage) -> Cqe {
     let (opcode, byte_len, imm) = match message.kind {
         ReceivedKind::Send { len, imm } => (WcOpcode::Recv, len, imm),
         ReceivedKind::Immediate { imm, write_len } => (WcOpcode::RecvWriteImm, write_len, Some(imm)),

@@ -5,7 +5,7 @@ use super::{Conn, QpHost};
 use crate::driver::{HeldBytes, PAGE, RX_STAGING, Services};
 use std::io;
 use std::time::Duration;
-use uiw_llp::{Readable, Rest};
+use uiw_llp::{Readable, RemainingBytes};
 use uiw_mem::IoVecMut;
 
 /// Reads of a closing connection in one round.
@@ -334,14 +334,14 @@ impl Conn {
         services.moved += used;
         let more = limited || !buf.can_grow(used);
         if used == piece || limited || !self.stream.accepts_bytes() {
-            buf.consume(used, Rest::Useful);
+            buf.consume(used, RemainingBytes::Useful);
             return PeekResult::Used { more };
         }
         if more {
-            buf.consume(used, Rest::Useful);
+            buf.consume(used, RemainingBytes::Useful);
             return PeekResult::Staged { until: self.stream.needed().max(1) };
         }
-        buf.consume(used, Rest::WaitForMore);
+        buf.consume(used, RemainingBytes::WaitForMore);
         PeekResult::Used { more }
     }
 

@@ -4,7 +4,7 @@ use super::{Conn, QpHost};
 use crate::driver::Services;
 use std::io;
 use std::ops::Range;
-use uiw_mem::{IoVec, Pinned, Span};
+use uiw_mem::{IoVec, PinnedSpan, Span};
 use uiw_stream::{Batch, Piece, StreamHost, Transmit};
 
 /// Pieces one system call is given: what Linux takes (UIO_MAXIOV).
@@ -153,7 +153,7 @@ fn send(socket: &mut dyn uiw_llp::TransportStream, batch: &Batch<'_, Span>) -> O
 /// A piece of a batch, and the pin of its memory.
 enum Element<'a> {
     Bytes(&'a [u8]),
-    Memory(&'a Pinned<'a>, Range<usize>),
+    Memory(&'a PinnedSpan<'a>, Range<usize>),
 }
 
 /// Gives the socket as many pieces as one system call takes, behind the first `skip`: how many bytes it took, of how many. `None`:
@@ -165,7 +165,7 @@ fn send_pieces(
 ) -> Option<io::Result<(usize, usize)>> {
     let pieces = || batch.pieces().skip(skip).take(MAX_PIECES);
     // Pieces of the same memory stand in a row and share a pin.
-    let mut pins: Vec<(&Span, Pinned<'_>)> = Vec::new();
+    let mut pins: Vec<(&Span, PinnedSpan<'_>)> = Vec::new();
     for piece in pieces() {
         if let Piece::Memory { memory, .. } = piece
             && !pins.last().is_some_and(|(last, _)| std::ptr::eq(*last, memory))
@@ -214,7 +214,7 @@ fn send_pieces(
     }
 }
 
-/// The program's protections bind system calls, unlike [`Pinned::copy_to_vec`]: copies of what it has protected at some time, each with the
+/// The program's protections bind system calls, unlike [`PinnedSpan::copy_to_vec`]: copies of what it has protected at some time, each with the
 /// position of its element. `None`: the memory of one is gone.
 fn copies_of_protected<'a>(elements: impl Iterator<Item = Element<'a>>) -> Option<Vec<(usize, Vec<u8>)>> {
     let mut copies = Vec::new();

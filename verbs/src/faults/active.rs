@@ -1,6 +1,6 @@
 //! A plan at work on a device.
 
-use super::{Call, CmCall, CmFault, Fault, FaultPlan, Rule, When};
+use super::{Call, CmCall, CmFault, Fault, FaultPlan, FaultTrigger, Rule};
 use crate::error::{Error, Result};
 use crate::event::AsyncEvent;
 use crate::notify::{EventQueue, Wakes};
@@ -130,11 +130,11 @@ impl Faults {
     fn counts(&self, counted: &CountedRule) -> bool {
         let number = counted.calls.fetch_add(1, Ordering::Relaxed) + 1;
         match counted.rule.when {
-            When::Always => true,
-            When::Nth(nth) => number == nth,
-            When::From(first) => number >= first,
-            When::Chance(of_a_million) => self.random.lock().below(1_000_000) < of_a_million as usize,
-            When::After(time) => {
+            FaultTrigger::Always => true,
+            FaultTrigger::Nth(nth) => number == nth,
+            FaultTrigger::From(first) => number >= first,
+            FaultTrigger::Chance(of_a_million) => self.random.lock().below(1_000_000) < of_a_million as usize,
+            FaultTrigger::After(time) => {
                 self.opened.elapsed() >= time && !counted.is_over.swap(true, Ordering::Relaxed)
             }
         }

@@ -9,7 +9,7 @@ mod when;
 
 pub(crate) use active::Faults;
 pub use text::FaultPlanError;
-pub use when::When;
+pub use when::FaultTrigger;
 
 use crate::error::Error;
 use crate::event::AsyncEvent;
@@ -28,7 +28,7 @@ use std::time::Duration;
 /// | `slow:CALL@WHEN=TIME` | the calling thread sleeps before the call |
 /// | `seed=N` | where chances begin; the same seed gives the same choices. Default: 0 |
 ///
-/// `WHEN`: see [`When`]; without `@WHEN` the rule is for every call. `TIME`: `250us`, `5ms`, `2s`, `1m`.
+/// `WHEN`: see [`FaultTrigger`]; without `@WHEN` the rule is for every call. `TIME`: `250us`, `5ms`, `2s`, `1m`.
 ///
 /// Calls of `call` and `slow`: those of [`Call`]; `slow` has `poll_cq` as well. Calls of `cm`: `connect`, `resolve_addr`, `resolve_route`.
 /// Operations: `send`, `write`, `read`, `atomic`, `recv`, `any`. Statuses, events and error numbers have their names in C without
@@ -54,7 +54,7 @@ pub struct FaultPlan {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Rule {
     fault: Fault,
-    when: When,
+    when: FaultTrigger,
     text: String,
 }
 

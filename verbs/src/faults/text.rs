@@ -1,7 +1,7 @@
 //! The text of a plan.
 
 use super::when::duration;
-use super::{Call, CmCall, CmFault, Fault, FaultPlan, Operation, Rule, When};
+use super::{Call, CmCall, CmFault, Fault, FaultPlan, FaultTrigger, Operation, Rule};
 use crate::event::AsyncEvent;
 use crate::wc::WcStatus;
 use std::str::FromStr;
@@ -149,7 +149,7 @@ impl FaultPlan {
         ["call:", "wc:", "event:", "cm:", "slow:"].iter().any(|kind| part.trim_start().starts_with(kind))
     }
 
-    fn rule(text: &str) -> Result<(Fault, When), &'static str> {
+    fn rule(text: &str) -> Result<(Fault, FaultTrigger), &'static str> {
         let (kind, rest) =
             text.split_once(':').ok_or("expected call:, wc:, event:, cm: or slow:, or seed=N")?;
         let (subject, value) = match rest.split_once('=') {
@@ -165,9 +165,9 @@ impl FaultPlan {
             if value.is_some() {
                 return Err("an event has no value");
             }
-            return Ok((Fault::Event { event: event(name)?, at: duration(at)? }, When::Always));
+            return Ok((Fault::Event { event: event(name)?, at: duration(at)? }, FaultTrigger::Always));
         }
-        let when = at.map_or(Ok(When::Always), str::parse)?;
+        let when = at.map_or(Ok(FaultTrigger::Always), str::parse)?;
         let value = value.ok_or("expected a value behind =")?;
         let fault = match kind {
             "call" => match call(name)? {
@@ -212,7 +212,7 @@ mod tests {
     use super::*;
     use std::time::Duration;
 
-    fn only(text: &str) -> (Fault, When) {
+    fn only(text: &str) -> (Fault, FaultTrigger) {
         let plan: FaultPlan = text.parse().unwrap();
         let [rule] = &plan.rules[..] else { panic!("{plan:?}") };
         assert_eq!(rule.text, text);
@@ -222,19 +222,19 @@ mod tests {
     #[test]
     fn rules() {
         let refused = Fault::Call { call: Call::RegMr, errno: libc::ENOMEM };
-        assert_eq!(only("call:reg_mr=ENOMEM"), (refused.clone(), When::Always));
-        assert_eq!(only("call:reg_mr@3=12"), (refused.clone(), When::Nth(3)));
-        assert_eq!(only("call:reg_mr@3+=ENOMEM"), (refused.clone(), When::From(3)));
-        assert_eq!(only("call:reg_mr@0.5%=ENOMEM"), (refused.clone(), When::Chance(5_000)));
-        assert_eq!(only("call:reg_mr@2s=ENOMEM"), (refused, When::After(Duration::from_secs(2))));
+        assert_eq!(only("call:reg_mr=ENOMEM"), (refused.clone(), FaultTrigger::Always));
+        assert_eq!(only("call:reg_mr@3=12"), (refused.clone(), FaultTrigger::Nth(3)));
+        assert_eq!(only("call:reg_mr@3+=ENOMEM"), (refused.clone(), FaultTrigger::From(3)));
+        assert_eq!(only("call:reg_mr@0.5%=ENOMEM"), (refused.clone(), FaultTrigger::Chance(5_000)));
+        assert_eq!(only("call:reg_mr@2s=ENOMEM"), (refused, FaultTrigger::After(Duration::from_secs(2))));
         let lost = Fault::Completion { of: Operation::Write, status: WcStatus::RetryExceeded };
-        assert_eq!(only("wc:write@100=RETRY_EXC_ERR"), (lost, When::Nth(100)));
+        assert_eq!(only("wc:write@100=RETRY_EXC_ERR"), (lost, FaultTrigger::Nth(100)));
         let down = Fault::Event { event: AsyncEvent::PortError, at: Duration::from_millis(1500) };
-        assert_eq!(only("event:PORT_ERR@1500ms"), (down, When::Always));
+        assert_eq!(only("event:PORT_ERR@1500ms"), (down, FaultTrigger::Always));
         let rejected = Fault::Cm { call: CmCall::Connect, outcome: CmFault::Rejected };
-        assert_eq!(only("cm:connect@1=REJECTED"), (rejected, When::Nth(1)));
+        assert_eq!(only("cm:connect@1=REJECTED"), (rejected, FaultTrigger::Nth(1)));
         let slow = Fault::Slow { call: Call::PollCq, time: Duration::from_millis(5) };
-        assert_eq!(only("slow:poll_cq=5ms"), (slow, When::Always));
+        assert_eq!(only("slow:poll_cq=5ms"), (slow, FaultTrigger::Always));
         let plan: FaultPlan = "seed=7, call:alloc_pd=EIO,slow:post_send@1=1m".parse().unwrap();
         assert_eq!((plan.seed, plan.rules.len()), (7, 2));
     }

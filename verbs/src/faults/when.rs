@@ -5,7 +5,7 @@ use std::time::Duration;
 
 /// Calls that a rule changes, of those that it is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum When {
+pub enum FaultTrigger {
     /// Every one. No text.
     Always,
     /// One, counted from 1: `3`.
@@ -18,7 +18,7 @@ pub enum When {
     After(Duration),
 }
 
-impl FromStr for When {
+impl FromStr for FaultTrigger {
     type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Self, &'static str> {

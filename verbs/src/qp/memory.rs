@@ -3,7 +3,7 @@
 use crate::qp::{QpInner, Wqe};
 use crate::wr::{SendFlags, Sge};
 use std::ops::Range;
-use uiw_mem::{Gone, MrCache, Pinned, Table};
+use uiw_mem::{MemoryGone, MrCache, PinnedSpan, Table};
 use uiw_stream::LocalError;
 
 /// Destination for the elements of a request.
@@ -11,8 +11,8 @@ pub(crate) trait Gathered {
     fn append(&mut self, bytes: &[u8]);
 
     /// # Errors
-    /// [`Gone`], if a program has unmapped some of the bytes.
-    fn append_pinned(&mut self, pin: &Pinned<'_>) -> Result<(), Gone>;
+    /// [`MemoryGone`], if a program has unmapped some of the bytes.
+    fn append_pinned(&mut self, pin: &PinnedSpan<'_>) -> Result<(), MemoryGone>;
 }
 
 impl Gathered for Vec<u8> {
@@ -22,7 +22,7 @@ impl Gathered for Vec<u8> {
     }
 
     #[inline(always)]
-    fn append_pinned(&mut self, pin: &Pinned<'_>) -> Result<(), Gone> {
+    fn append_pinned(&mut self, pin: &PinnedSpan<'_>) -> Result<(), MemoryGone> {
         pin.copy_to_vec(0..pin.len(), self)
     }
 }
@@ -37,7 +37,7 @@ impl Gathered for &mut [u8] {
     }
 
     #[inline(always)]
-    fn append_pinned(&mut self, pin: &Pinned<'_>) -> Result<(), Gone> {
+    fn append_pinned(&mut self, pin: &PinnedSpan<'_>) -> Result<(), MemoryGone> {
         self.split_off_mut(..pin.len()).map_or(Ok(()), |place| pin.copy_to(0, place))
     }
 }

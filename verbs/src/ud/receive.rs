@@ -13,7 +13,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use uiw_counters::{Dropped, Rejected, ShardCounters};
+use uiw_counters::{DropReason, RejectReason, ShardCounters};
 use uiw_datagram::{DatagramError, Grh, Header, Qpn, RunCrc};
 use uiw_llp::Token;
 use uiw_mem::Table;
@@ -89,21 +89,21 @@ impl Checked {
             Err(error) => {
                 tracing::trace!(%peer, %error, "a datagram is dropped");
                 match error {
-                    DatagramError::Crc { .. } => reject(Count::BadCrc, Rejected::BadCrc),
+                    DatagramError::Crc { .. } => reject(Count::BadCrc, RejectReason::BadCrc),
                     DatagramError::SourcePort { .. } | DatagramError::SourceQpn { .. } => {
-                        reject(Count::BadSource, Rejected::BadSource);
+                        reject(Count::BadSource, RejectReason::BadSource);
                     }
-                    _ => reject(Count::Malformed, Rejected::Malformed),
+                    _ => reject(Count::Malformed, RejectReason::Malformed),
                 }
                 return None;
             }
         };
         if peer.ip().is_unspecified() || peer.ip().is_multicast() {
-            reject(Count::BadSource, Rejected::BadSource);
+            reject(Count::BadSource, RejectReason::BadSource);
             return None;
         }
         if is_group != (header.destination == Qpn::MULTICAST) {
-            reject(Count::NoQueuePair, Rejected::NoQueuePair);
+            reject(Count::NoQueuePair, RejectReason::NoQueuePair);
             return None;
         }
         Some(Self { header, bytes: *datagram.first_chunk()?, len: datagram.len(), run_crc: None })
@@ -189,7 +189,7 @@ fn receive_run(core: &mut Core, port: Token, local: IpAddr, staging: &mut Stagin
         if let Some((slot, services)) = core.port_and_services(port) {
             services.moved += arrived.bytes(1);
             slot.count(Count::NoQueuePair);
-            services.counters.rejected(Rejected::NoQueuePair);
+            services.counters.rejected(RejectReason::NoQueuePair);
         }
         staging.advance(1);
         return true;
@@ -346,10 +346,10 @@ impl Endpoint {
         self.finish(slot, services);
         slot.count(dropped);
         let why = match dropped {
-            Count::BadQkey => Dropped::BadQkey,
-            Count::NoReceive => Dropped::NoReceive,
-            Count::BadReceive => Dropped::BadReceive,
-            _ => return services.counters.rejected(Rejected::NoQueuePair),
+            Count::BadQkey => DropReason::BadQkey,
+            Count::NoReceive => DropReason::NoReceive,
+            Count::BadReceive => DropReason::BadReceive,
+            _ => return services.counters.rejected(RejectReason::NoQueuePair),
         };
         self.counters.dropped(why, 1);
     }

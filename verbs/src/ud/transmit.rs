@@ -11,7 +11,7 @@ use crate::wc::WcStatus;
 use crate::wr::{SendFlags, SendOp, single};
 use std::io;
 use std::sync::atomic::Ordering;
-use uiw_counters::{Count, Dropped};
+use uiw_counters::{Count, DropReason};
 use uiw_datagram::{Header, OVERHEAD, Qpn};
 use uiw_ddp::STag;
 use uiw_llp::{Outgoing, Token};
@@ -200,7 +200,7 @@ impl Endpoint {
     fn count(&self, sent: &SendOutcome) {
         self.counters.sent(sent.all, sent.same_device);
         if sent.unsent > 0 {
-            self.counters.dropped(Dropped::Unsent, sent.unsent);
+            self.counters.dropped(DropReason::Unsent, sent.unsent);
         }
     }
 }

@@ -8,7 +8,7 @@ use crate::peer::{
 };
 use crate::simulation::now;
 use std::time::Duration;
-use uiw_cases::{Action, Atom, Case, Field, FrameKind, Need, Test};
+use uiw_cases::{Action, Atom, Case, CaseCondition, Field, FrameKind, Test};
 use uiw_ddp::STag;
 use uiw_rdmap::{AtomicRequest, AtomicResponse, Opcode};
 use uiw_verbs::{
@@ -61,7 +61,7 @@ impl Vector {
             name: case.name.trim_start_matches("negative/").to_owned(),
             bytes: bytes.clone(),
             due: due.collect(),
-            markers: case.needs.contains(&Need::MarkersAsked),
+            markers: case.needs.contains(&CaseCondition::MarkersAsked),
             startup: case.steps.len() == 3,
         }
     }

@@ -27,7 +27,7 @@ pub(super) struct Link {
 
 /// Reason why a link leads nowhere.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum Wrong {
+pub(super) enum PageErrors {
     #[error("the link {0} leads to no file")]
     File(String),
     #[error("the link {0} leads to no heading")]
@@ -147,16 +147,18 @@ pub(super) fn check(
     from: &Path,
     link: &str,
     documents: &BTreeMap<PathBuf, Page>,
-) -> Result<(), Wrong> {
+) -> Result<(), PageErrors> {
     let path = resolve(from, link);
     if path.starts_with("..") || path.is_absolute() {
-        return Err(Wrong::Outside(link.to_owned()));
+        return Err(PageErrors::Outside(link.to_owned()));
     }
     if !root.join(&path).exists() {
-        return Err(Wrong::File(link.to_owned()));
+        return Err(PageErrors::File(link.to_owned()));
     }
     match (split(link).1, documents.get(&path)) {
-        (Some(anchor), Some(page)) if !page.anchors.contains(anchor) => Err(Wrong::Heading(link.to_owned())),
+        (Some(anchor), Some(page)) if !page.anchors.contains(anchor) => {
+            Err(PageErrors::Heading(link.to_owned()))
+        }
         _ => Ok(()),
     }
 }

@@ -7,7 +7,7 @@ use super::root::{self, Root};
 use super::script;
 use super::transcript::{self, Section, Step};
 use crate::dist::{self, Kind};
-use crate::process::{self, End};
+use crate::process::{self, ChildEnd};
 use crate::report::Tally;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -37,7 +37,7 @@ pub(super) fn run(commands: &Commands, options: &Options) -> Result<bool, String
     let mut total = Tally::default();
     let set_up = match missing() {
         Some(missing) => Err(missing),
-        None => Fresh::new(options.debug)?,
+        None => FreshRoot::new(options.debug)?,
     };
     match &set_up {
         Err(missing) => {
@@ -66,7 +66,7 @@ fn missing() -> Option<String> {
 }
 
 /// The fresh root, and what lies above it.
-struct Fresh {
+struct FreshRoot {
     root: Root,
     work: Work,
     toolchain: PathBuf,
@@ -81,7 +81,7 @@ impl Drop for Work {
     }
 }
 
-impl Fresh {
+impl FreshRoot {
     /// Makes the root and the packages. The inner error is what is missing here.
     fn new(debug: bool) -> Result<Result<Self, String>, String> {
         let folder = crate::workspace::target()?.join("newcomer");
@@ -172,7 +172,7 @@ impl Fresh {
     }
 
     /// Runs a shell in the root, with `said` as its /mnt.
-    fn shell(&self, script: &str, said: &Path, is_bare: bool) -> Result<End, String> {
+    fn shell(&self, script: &str, said: &Path, is_bare: bool) -> Result<ChildEnd, String> {
         let place = said.join("root");
         fs::create_dir(&place).map_err(|error| format!("{}: {error}", place.display()))?;
         let (reader, installed) = (self.layer("reader"), self.installed());

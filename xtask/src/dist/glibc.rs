@@ -18,12 +18,12 @@ const OF_THE_SYSTEM: [&str; 8] = [
 
 /// The minor version of glibc 2 that files need, and the libraries.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Needs {
+pub(super) struct GlibcNeeds {
     pub(super) minor: u32,
     pub(super) libraries: BTreeSet<String>,
 }
 
-impl Needs {
+impl GlibcNeeds {
     /// What all `files` need together. Libraries of our own do not count.
     pub(super) fn of(files: &[PathBuf]) -> Result<Self, String> {
         let mut all = Self { minor: 0, libraries: BTreeSet::new() };
@@ -86,7 +86,7 @@ Version References:
     0x09691974 0x00 04 GLIBC_2.3.4
     0x0963cf85 0x00 03 GLIBC_PRIVATE
 ";
-        let needs = Needs::parse(text);
+        let needs = GlibcNeeds::parse(text);
         assert_eq!(needs.minor, 28);
         assert_eq!(needs.libraries.iter().collect::<Vec<_>>(), ["libgcc_s.so.1", "libibverbs.so.1"]);
         assert_eq!(needs.foreign(), ["libibverbs.so.1"]);

@@ -27,7 +27,7 @@ use crate::arch::Arch;
 use crate::install::{self, Built, Layout};
 use crates::Crates;
 use emulator::Emulator;
-use glibc::Needs;
+use glibc::GlibcNeeds;
 use root::Root;
 pub(crate) use sums::hex as sha256;
 
@@ -105,7 +105,7 @@ struct Dist {
     arch: Arch,
     /// The time of everything in the packages.
     time: OffsetDateTime,
-    needs: Needs,
+    needs: GlibcNeeds,
     crates: Crates,
     /// The texts of the crates' licences.
     notices: String,
@@ -137,7 +137,7 @@ impl Dist {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             arch,
             time: time()?,
-            needs: Needs::of(&files)?,
+            needs: GlibcNeeds::of(&files)?,
             notices: notices::of(&crates)?,
             crates,
             made: Vec::new(),

@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::process::{self, End};
+use crate::process::{self, ChildEnd};
 
 /// A command that runs tests.
 pub(super) struct Job {
@@ -15,15 +15,15 @@ pub(super) struct Job {
 }
 
 /// A job that has ended, with all that it printed.
-pub(super) struct Ended {
+pub(super) struct FinishedJob {
     pub(super) name: String,
-    pub(super) end: io::Result<End>,
+    pub(super) end: io::Result<ChildEnd>,
     pub(super) lines: Vec<String>,
     pub(super) took: Duration,
 }
 
 /// Runs all jobs, `count` at a time, and begins them in this order. `ended` gets each one when it has ended, at `deadline` at the latest.
-pub(super) fn run(jobs: Vec<Job>, count: usize, deadline: Instant, ended: impl FnMut(Ended)) {
+pub(super) fn run(jobs: Vec<Job>, count: usize, deadline: Instant, ended: impl FnMut(FinishedJob)) {
     let queue = Mutex::new(jobs.into_iter());
     let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();
     let (sender, receiver) = mpsc::channel();
@@ -43,7 +43,7 @@ pub(super) fn run(jobs: Vec<Job>, count: usize, deadline: Instant, ended: impl F
 }
 
 impl Job {
-    fn run(mut self, deadline: Instant) -> Ended {
+    fn run(mut self, deadline: Instant) -> FinishedJob {
         let begun = Instant::now();
         let mut lines = Vec::new();
         let end = if begun < deadline {
@@ -51,9 +51,9 @@ impl Job {
                 lines.push(line.to_owned());
             })
         } else {
-            Ok(End::TimedOut)
+            Ok(ChildEnd::TimedOut)
         };
-        Ended { name: self.name, end, lines, took: begun.elapsed() }
+        FinishedJob { name: self.name, end, lines, took: begun.elapsed() }
     }
 }
 
@@ -88,7 +88,7 @@ mod tests {
         all.sort_by(|a, b| a.name.cmp(&b.name));
         let ends: Vec<_> = all.iter().map(|job| (job.name.as_str(), job.lines.join(" "))).collect();
         assert_eq!(ends, [("one", "a b".to_owned()), ("three", String::new()), ("two", "a b".to_owned())]);
-        assert_eq!(all[1].end.as_ref().unwrap(), &End::Failure("exit status: 3".to_owned()));
+        assert_eq!(all[1].end.as_ref().unwrap(), &ChildEnd::Failure("exit status: 3".to_owned()));
     }
 
     #[test]
@@ -96,7 +96,7 @@ mod tests {
         let jobs = vec![shell("runs", "echo begun; sleep 60"), shell("waits", "echo begun")];
         let mut all = Vec::new();
         run(jobs, 1, Instant::now() + Duration::from_millis(500), |job| all.push(job));
-        assert!(all.iter().all(|job| job.end.as_ref().is_ok_and(|end| *end == End::TimedOut)));
+        assert!(all.iter().all(|job| job.end.as_ref().is_ok_and(|end| *end == ChildEnd::TimedOut)));
         assert_eq!(all.iter().map(|job| job.lines.len()).collect::<Vec<_>>(), [1, 0]);
     }
 }

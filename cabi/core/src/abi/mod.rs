@@ -67,13 +67,13 @@ pub(crate) use layout;
 ///
 /// # Safety
 /// All fields are integers, raw pointers, optional functions, or structures, unions and arrays of these.
-pub unsafe trait Plain: Sized {}
+pub unsafe trait PlainAbi: Sized {}
 
 macro_rules! plain {
     ($($name:ty),* $(,)?) => {
         $(
             // SAFETY: the declaration has nothing but integers, raw pointers, optional functions, and structures, unions and arrays of these.
-            unsafe impl Plain for $name {}
+            unsafe impl PlainAbi for $name {}
         )*
     };
 }
@@ -88,7 +88,7 @@ plain! {
 }
 
 /// A structure of C that is all zeros.
-pub const fn zeroed<T: Plain>() -> T {
+pub const fn zeroed<T: PlainAbi>() -> T {
     // SAFETY: zeros are an integer, a raw pointer (NULL) and an absent function, and a `Plain` type has no other fields.
     unsafe { core::mem::MaybeUninit::zeroed().assume_init() }
 }

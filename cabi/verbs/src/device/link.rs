@@ -4,7 +4,7 @@ use socket2::{Domain, Socket, Type};
 use std::ffi::c_ulong;
 use std::os::fd::AsRawFd;
 use std::ptr;
-use uiw_cabi_core::abi::{Plain, zeroed};
+use uiw_cabi_core::abi::{PlainAbi, zeroed};
 
 /// `struct ethtool_cmd` of linux/ethtool.h.
 #[repr(C)]
@@ -61,9 +61,9 @@ unsafe impl Question for EthtoolDriver {
 }
 
 // SAFETY: the fields are integers and arrays of them.
-unsafe impl Plain for EthtoolCmd {}
+unsafe impl PlainAbi for EthtoolCmd {}
 // SAFETY: the fields are integers and arrays of them.
-unsafe impl Plain for EthtoolDriver {}
+unsafe impl PlainAbi for EthtoolDriver {}
 
 const SIOCETHTOOL: c_ulong = 0x8946;
 

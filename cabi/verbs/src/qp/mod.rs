@@ -35,7 +35,7 @@ use uiw_cabi_core::errno::Errno;
 use uiw_cabi_core::object::{Body, Object};
 use uiw_cabi_core::persona::Persona;
 use uiw_cabi_core::settings::Settings;
-use uiw_cabi_core::users::{Unacknowledged, Used};
+use uiw_cabi_core::users::{Unacknowledged, UserToken};
 use uiw_verbs::{AsyncEvent, QpCap, QpInit, QpState};
 
 /// A queue pair as C holds it.
@@ -55,7 +55,7 @@ pub struct Qp {
     pub async_events: Arc<Unacknowledged>,
     /// Only of queue pairs that were made for `ibv_wr_*`.
     builder: Option<CallLock<Batch>>,
-    _uses: [Option<Used>; 4],
+    _uses: [Option<UserToken>; 4],
 }
 
 impl Body for Qp {

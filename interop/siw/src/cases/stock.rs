@@ -54,7 +54,7 @@ enum Style {
 }
 
 /// How the two ends came out.
-struct Ends {
+struct StockEnds {
     host: Output,
     guest: Output,
 }
@@ -208,7 +208,7 @@ impl Pair {
     }
 
     /// The server in the guest.
-    fn client_here(&self, bench: &mut Bench, setting: &Setting, server: Job) -> Result<Ends> {
+    fn client_here(&self, bench: &mut Bench, setting: &Setting, server: Job) -> Result<StockEnds> {
         let mut client = bench.stock(self.client, self.package, setting)?;
         let at = bench
             .net()
@@ -219,7 +219,7 @@ impl Pair {
     }
 
     /// The server on the host.
-    fn server_here(&self, bench: &mut Bench, setting: &Setting) -> Result<Ends> {
+    fn server_here(&self, bench: &mut Bench, setting: &Setting) -> Result<StockEnds> {
         let mut command = bench.stock(self.server, self.package, setting)?;
         if self.style == Style::Perftest {
             command.args(["-d", bench.net().device()]);
@@ -293,7 +293,7 @@ impl Pair {
 }
 
 /// Waits for both. The program that hangs is determined before either is killed: the end of one often ends the other, which then seems correct.
-fn finish(mut host: Process, mut guest: Job) -> Ends {
+fn finish(mut host: Process, mut guest: Job) -> StockEnds {
     let wait = |timeout: Duration, done: &mut dyn FnMut() -> bool| {
         let deadline = Instant::now() + timeout;
         while !done() && Instant::now() < deadline {
@@ -308,7 +308,7 @@ fn finish(mut host: Process, mut guest: Job) -> Ends {
     if guest_hangs {
         guest.status = HUNG;
     }
-    Ends { host, guest }
+    StockEnds { host, guest }
 }
 
 fn lines(output: &Output) -> impl Iterator<Item = &str> {

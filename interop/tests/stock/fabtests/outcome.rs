@@ -1,7 +1,7 @@
 //! How a test ended, by what `runfabtests.sh` makes of exit codes.
 
 use std::fmt;
-use uiw_interop::stock::Ended;
+use uiw_interop::stock::ProcessEnd;
 
 /// The exit codes by which a test says that the provider does not have what it asks for (errno(3)).
 const ENODATA: i32 = 61;
@@ -31,17 +31,17 @@ impl Outcome {
     }
 
     /// Of one program.
-    pub(super) fn of_one(program: &Ended) -> Self {
+    pub(super) fn of_one(program: &ProcessEnd) -> Self {
         Self::of(&[program])
     }
 
     /// Of a program that has to end with `FI_ENODATA`.
-    pub(super) fn of_negative(program: &Ended) -> Self {
+    pub(super) fn of_negative(program: &ProcessEnd) -> Self {
         if program.code == ENODATA { Self::Pass } else { Self::Fail(said(&[program])) }
     }
 
     /// Of a server and a client.
-    pub(super) fn of(ends: &[&Ended]) -> Self {
+    pub(super) fn of(ends: &[&ProcessEnd]) -> Self {
         let all = |code| ends.iter().all(|end| end.code == code);
         if all(0) {
             Self::Pass
@@ -57,7 +57,7 @@ impl Outcome {
     }
 
     /// Of `fi_ubertest`, whose client counts its cases. One that the provider does not offer is none of them.
-    pub(super) fn of_cases(server: &Ended, client: &Ended) -> (Self, Cases) {
+    pub(super) fn of_cases(server: &ProcessEnd, client: &ProcessEnd) -> (Self, Cases) {
         let count = |name: &str| {
             let line = client.said.lines().find_map(|line| line.strip_prefix(name)?.trim().strip_prefix(':'));
             line.and_then(|count| count.trim().parse().ok()).unwrap_or(0)
@@ -88,6 +88,6 @@ impl fmt::Display for Cases {
     }
 }
 
-fn said(ends: &[&Ended]) -> String {
+fn said(ends: &[&ProcessEnd]) -> String {
     ends.iter().map(|end| format!("{end:?}\n")).collect()
 }

@@ -6,7 +6,7 @@ use crate::reported::isolated;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
-use uiw_interop::stock::{Ended, Libraries, Network, Running, WaitLimit, compile, listens};
+use uiw_interop::stock::{Libraries, Network, ProcessEnd, Running, WaitLimit, compile, listens};
 
 /// Where servers listen: of the connection manager, of the name server of datagram endpoints, of `fi_ubertest`. Each host is a namespace of
 /// its own, which nothing else uses.
@@ -92,7 +92,7 @@ impl Runner {
         command
     }
 
-    fn pair(&self, server: Command, client: Command, limit: Duration) -> [Ended; 2] {
+    fn pair(&self, server: Command, client: Command, limit: Duration) -> [ProcessEnd; 2] {
         let mut server = Running::start(self.network.server(server));
         let mut waited = WaitLimit::new(LISTENING);
         while !server.has_ended() && !PORTS.iter().any(|port| listens(server.id(), *port)) {
@@ -120,7 +120,7 @@ fn prefix(libraries: &Libraries) -> Option<PathBuf> {
 const MOVE_NOTHING: [&str; 2] = ["fi_cm_data", "fi_shared_ctx -e msg --no-tx-shared-ctx"];
 
 /// Waits for its end, or ends it.
-fn end(mut program: Running, limit: Duration) -> Ended {
+fn end(mut program: Running, limit: Duration) -> ProcessEnd {
     let mut limit = WaitLimit::new(limit);
     while !program.has_ended() {
         if limit.is_over() {

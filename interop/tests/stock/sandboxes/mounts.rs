@@ -2,7 +2,7 @@
 
 use super::{RPING, free};
 use std::process::Command;
-use uiw_interop::stock::{Ended, Libraries, Running, User, free_port, uiw};
+use uiw_interop::stock::{Libraries, ProcessEnd, Running, User, free_port, uiw};
 
 /// Every file system can only be read, but what a test has below its own folder; `/tmp` has a writable one where `TMP` is set. Of `/dev` the usual
 /// devices are left, without `/dev/shm`, `/dev/fuse` and `/dev/infiniband`.
@@ -53,7 +53,7 @@ fn strict(libraries: &Libraries, private_tmp: bool, command: &Command) -> Comman
     outside
 }
 
-fn was_refused(ended: &Ended) -> bool {
+fn was_refused(ended: &ProcessEnd) -> bool {
     let refused = ended.count("unshare:") + ended.count("mount:") > 0;
     if refused {
         uiw_interop::skip("mounts in a user namespace");
@@ -70,7 +70,7 @@ fn uiw_run(libraries: &Libraries, options: &[&str], program: &[&str]) -> Command
 }
 
 /// A client there, and a server that is free.
-fn client(libraries: &Libraries, private_tmp: bool, options: &[&str]) -> Ended {
+fn client(libraries: &Libraries, private_tmp: bool, options: &[&str]) -> ProcessEnd {
     let port = free_port();
     let mut server = Running::start(RPING.server(port, |program| free(libraries, program)));
     server.wait_listening(port);
@@ -144,7 +144,7 @@ fn unreachable_counters_reported() {
 }
 
 /// `uiw doctor` with those file systems: what it says of counters, reports and preloading.
-pub(super) fn doctor(libraries: &Libraries) -> Option<Ended> {
+pub(super) fn doctor(libraries: &Libraries) -> Option<ProcessEnd> {
     let mut command = libraries.command(User::Same, uiw());
     command.args(["doctor", "--json"]).env("UIW_LIB", libraries.folder());
     let ended = Running::start(strict(libraries, false, &command)).end();

@@ -7,8 +7,8 @@ use super::{Stop, Verdict, define_checks, ensure, unexpected};
 use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::time::Duration;
 use uiw_llp::{
-    Interest, ListenConfig, OptionError, Readable, RecvBuf, Rest, StreamChange, Token, TransportConfig,
-    TransportListener, TransportStream,
+    Interest, ListenConfig, OptionError, Readable, RecvBuf, RemainingBytes, StreamChange, Token,
+    TransportConfig, TransportListener, TransportStream,
 };
 
 define_checks! {
@@ -276,12 +276,12 @@ fn peek_and_consume(s: &mut Session) -> Verdict {
     let mut seen = peek_bytes(&mut *server)?;
     // They may be changed where they lie: those that stay are as they are left.
     seen.bytes()[4] = b'X';
-    seen.consume(4, Rest::Useful);
+    seen.consume(4, RemainingBytes::Useful);
     s.poll()?;
     ensure!(s.is_readable(SERVER, ACCEPTED), "bytes that are of use are not reported any more");
     let mut seen = peek_bytes(&mut *server)?;
     same(seen.bytes(), b"X56789")?;
-    seen.consume(1, Rest::Useful);
+    seen.consume(1, RemainingBytes::Useful);
     s.expect(THERE, &mut *server, b"56789")?;
     s.never("an event of a stream without bytes", |s| Ok(s.is_readable(SERVER, ACCEPTED)))
 }
@@ -293,14 +293,14 @@ fn peek_and_wait(s: &mut Session) -> Verdict {
     wait_readable(s)?;
     let seen = peek_bytes(&mut *server)?;
     ensure!(seen.can_grow(5), "two bytes in an empty buffer cannot grow");
-    seen.consume(5, Rest::WaitForMore);
+    seen.consume(5, RemainingBytes::WaitForMore);
     s.never("an event of bytes that are of no use", |s| Ok(s.is_readable(SERVER, ACCEPTED)))?;
     ensure!(matches!(peek(&mut *server)?, PeekOutcome::Nothing), "a peek does not wait for more");
     s.send_all(HERE, &mut *client, b"o")?;
     wait_readable(s)?;
     let mut seen = peek_bytes(&mut *server)?;
     same(seen.bytes(), b"two")?;
-    seen.consume(1, Rest::WaitForMore);
+    seen.consume(1, RemainingBytes::WaitForMore);
     // No more comes: what is left is reported as well.
     client.shutdown().map_err(unexpected("shutdown"))?;
     wait_readable(s)?;
@@ -351,14 +351,14 @@ fn peek_round_the_buffer(s: &mut Session) -> Verdict {
             let take = len - len % 7;
             got.extend_from_slice(&seen.bytes()[..take]);
             if take < len && !seen.can_grow(take) {
-                seen.consume(take, Rest::Useful);
+                seen.consume(take, RemainingBytes::Useful);
                 got.extend(recv(&mut *server, len - take).map_err(unexpected("recv behind a peek"))?);
             } else {
                 let last = got.len() + len - take == bytes.len();
                 if last {
                     got.extend_from_slice(&seen.bytes()[take..]);
                 }
-                seen.consume(if last { len } else { take }, Rest::WaitForMore);
+                seen.consume(if last { len } else { take }, RemainingBytes::WaitForMore);
             }
         }
         Ok(got.len() >= bytes.len())

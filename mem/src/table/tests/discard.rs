@@ -46,7 +46,7 @@ fn discarded_pages_refused() {
             assert!(!takes(&table, stag, offset, len), "{stag}: {offset} + {len}");
         }
     }
-    assert_eq!(kept.pin().map(drop), Err(Gone { stag }), "what was looked up before");
+    assert_eq!(kept.pin().map(drop), Err(MemoryGone { stag }), "what was looked up before");
     let mut cache = MrCache::default();
     let hold = |cache: &mut MrCache, page: u64| {
         let to = BASE + page * PAGE as u64;
