@@ -393,6 +393,8 @@ fn directory_keeps_few_ended_files() {
     let count = user.files().unwrap().len();
     assert!((64..=129).contains(&count), "{count}");
     // In a directory of `uiw run` all of them stay until it removes them.
+    let lock = user.path().join(Directory::RUN_LOCK);
+    fs::write(&lock, "").unwrap();
     let given = Directory::given(user.path());
     for _ in 0..130 {
         drop(
@@ -401,6 +403,7 @@ fn directory_keeps_few_ended_files() {
         );
     }
     assert_eq!(given.files().unwrap().len(), count + 130);
+    fs::remove_file(&lock).unwrap();
     assert!(given.remove_ended().unwrap());
     assert_eq!(fs::read_dir(user.path()).unwrap().count(), 0);
 }

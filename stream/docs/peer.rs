@@ -2,7 +2,7 @@ use std::collections::VecDeque;
 use uiw_ddp::STag;
 use uiw_mpa::Verified;
 use uiw_stream::{
-    AccessError, Answer, RdmapConfig, Event, StreamHost, LocalError, Op, ReceiveError, Received, Request, RdmapStream, Time, Transmit,
+    AccessError, ResponsePart, RdmapConfig, Event, StreamHost, LocalError, Op, ReceiveError, ReceivedMessage, Request, RdmapStream, Time, Transmit,
 };
 
 /// The memory that the peer reaches.
@@ -15,7 +15,7 @@ struct Peer {
     /// Lengths of posted receives.
     receives: VecDeque<u32>,
     message: Vec<u8>,
-    received: Vec<(Received, Vec<u8>)>,
+    received: Vec<(ReceivedMessage, Vec<u8>)>,
     failed: Vec<ReceiveError>,
     /// Requests with their payload or the place of their answer; so many were built.
     requests: Vec<(Request, Vec<u8>)>,
@@ -56,7 +56,7 @@ impl StreamHost for Peer {
         self.message.extend_from_slice(&bytes);
         Ok(())
     }
-    fn receive(&mut self, received: Received) -> Result<(), LocalError> {
+    fn receive(&mut self, received: ReceivedMessage) -> Result<(), LocalError> {
         self.received.push((received, std::mem::take(&mut self.message)));
         Ok(())
     }
@@ -72,11 +72,11 @@ impl StreamHost for Peer {
     fn request_payload(&mut self, id: u32, offset: u32, len: u32) -> Result<&[u8], LocalError> {
         Ok(&self.requests[id as usize].1[offset as usize..][..len as usize])
     }
-    fn place_answer(&mut self, id: u32, offset: u32, answer: Answer<'_>) -> Result<(), LocalError> {
+    fn place_answer(&mut self, id: u32, offset: u32, answer: ResponsePart<'_>) -> Result<(), LocalError> {
         let place = &mut self.requests[id as usize].1[offset as usize..];
         match answer {
-            Answer::Read(bytes) => place[..bytes.len()].copy_from_slice(&bytes),
-            Answer::Atomic(old) => place.copy_from_slice(&old.to_ne_bytes()),
+            ResponsePart::Read(bytes) => place[..bytes.len()].copy_from_slice(&bytes),
+            ResponsePart::Atomic(old) => place.copy_from_slice(&old.to_ne_bytes()),
         }
         Ok(())
     }
