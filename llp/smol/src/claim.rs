@@ -9,15 +9,31 @@ use crate::netdev::{ethernet, kernels_addresses};
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_peercred;
 use rustix::net::{
-    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
+    AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, shutdown,
+    socket_with,
 };
 use std::io::{self, ErrorKind};
 use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
 use uiw_llp::interface::index_of;
+
+/// Time for which a name may outlive its claim, as a child between fork and exec has a copy of the descriptor.
+const RELEASE: Duration = Duration::from_millis(500);
+/// Pause between two attempts to take such a name.
+const PAUSE: Duration = Duration::from_millis(5);
 
 /// The MAC address and the IP addresses of one stack on one interface, for as long as this lives.
 pub(super) struct Claim {
-    _names: Vec<OwnedFd>,
+    names: Vec<OwnedFd>,
+}
+
+impl Drop for Claim {
+    /// Marks the names as released: [`name`] waits for those that are still bound by a copy of the descriptor.
+    fn drop(&mut self) {
+        for name in &self.names {
+            let _ = shutdown(name, Shutdown::Both);
+        }
+    }
 }
 
 impl Claim {
@@ -51,7 +67,7 @@ impl Claim {
                 Name::Left => {}
             }
         }
-        Ok(Self { _names: names })
+        Ok(Self { names })
     }
 }
 
@@ -61,8 +77,21 @@ enum Name {
     Left,
 }
 
-/// Takes a name among the Unix sockets of this network namespace.
+/// Takes a name among the Unix sockets of this network namespace. Waits for a while if the name was released.
 fn name(text: &str) -> io::Result<Name> {
+    let end = Instant::now() + RELEASE;
+    loop {
+        match try_name(text)? {
+            Some(name) => return Ok(name),
+            None if Instant::now() < end => std::thread::sleep(PAUSE),
+            None => return Ok(Name::Taken(None)),
+        }
+    }
+}
+
+/// Like [`name`], but returns `None` if nobody listens: the name is being taken, or was released while a copy of the descriptor is
+/// still open.
+fn try_name(text: &str) -> io::Result<Option<Name>> {
     let socket = || {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
@@ -72,7 +101,7 @@ fn name(text: &str) -> io::Result<Name> {
     match bind(&ours, &address) {
         Ok(()) => {
             listen(&ours, 8)?;
-            return Ok(Name::Ours(ours));
+            return Ok(Some(Name::Ours(ours)));
         }
         Err(Errno::ADDRINUSE) => {}
         Err(error) => return Err(error.into()),
@@ -82,10 +111,11 @@ fn name(text: &str) -> io::Result<Name> {
         Ok(()) => {
             let process = socket_peercred(&asking)?.pid;
             let alive = rustix::process::test_kill_process(process) != Err(Errno::SRCH);
-            Ok(if alive { Name::Taken(Some(process.as_raw_nonzero().get())) } else { Name::Left })
+            Ok(Some(if alive { Name::Taken(Some(process.as_raw_nonzero().get())) } else { Name::Left }))
         }
-        // Not listening yet, or asked too often.
-        Err(Errno::CONNREFUSED | Errno::AGAIN) => Ok(Name::Taken(None)),
+        Err(Errno::CONNREFUSED) => Ok(None),
+        // Asked too often.
+        Err(Errno::AGAIN) => Ok(Some(Name::Taken(None))),
         Err(error) => Err(error.into()),
     }
 }
@@ -121,6 +151,23 @@ mod tests {
             assert!(says(&of("10.77.0.1")).contains("ip=10.77.0.1 is the kernel's"));
             let mac = ethernet("veth0").unwrap();
             assert!(says(&SmolConfig { mac, ..of("10.77.0.13") }).contains("is the interface's"));
+        });
+    }
+    #[test]
+    fn released_address_awaited_despite_copies() {
+        let Some(network) = Network::veth() else { return };
+        network.inside_server(|| {
+            let config = SmolConfig::new("10.77.0.11".parse().unwrap(), 24);
+            let first = Claim::new("veth0", &config).expect("it is free");
+            // As a child between fork and exec has them.
+            let copies: Vec<_> = first.names.iter().map(|name| name.try_clone().unwrap()).collect();
+            drop(first);
+            let child = std::thread::spawn(|| {
+                std::thread::sleep(Duration::from_millis(50));
+                drop(copies);
+            });
+            Claim::new("veth0", &config).expect("it is free again");
+            child.join().unwrap();
         });
     }
 }
