@@ -86,6 +86,8 @@ pub(crate) struct Conn {
     liveness: Liveness,
     /// Set once the socket takes nothing any more: what the peer sent before is read first, then the transport is lost with this error.
     lost_sending: Option<io::Error>,
+    /// Time until which a Send that came before the loss may wait for a receive.
+    lost_until: Time,
     /// The time-out by which the transport was given up.
     silent_for: Option<Duration>,
     /// Counted by the listener during start-up.
@@ -146,6 +148,7 @@ impl Conn {
             retry: Time::NEVER,
             liveness: Liveness::IDLE,
             lost_sending: None,
+            lost_until: Time::NEVER,
             silent_for: None,
             half_open: None,
             ends: None,
@@ -265,20 +268,23 @@ impl Conn {
     pub(super) fn on_lost_sending(&mut self, error: io::Error, services: &mut Services) {
         if self.stream.is_open() {
             self.lost_sending = Some(error);
+            self.lost_until = services.now.after(self.options.close_timeout);
             self.retry = services.now;
         } else {
             self.on_lost(&error, services);
         }
     }
 
-    /// Completes [`Conn::on_lost_sending`]: the transport is lost once nothing more is read. A Send that waits for a receive is kept.
+    /// Completes [`Conn::on_lost_sending`]: the transport is lost once nothing more is read. A Send that waits for a receive is kept for
+    /// [`ConnConfig::close_timeout`].
     #[cold]
     fn end_lost_sending(&mut self, moved: bool, services: &mut Services) {
         if moved {
+            self.lost_until = services.now.after(self.options.close_timeout);
             self.retry = services.now;
-        } else if !self.stream.is_stalled()
-            && let Some(error) = self.lost_sending.take()
-        {
+        } else if self.stream.is_stalled() && services.now < self.lost_until {
+            self.retry = self.lost_until;
+        } else if let Some(error) = self.lost_sending.take() {
             self.on_lost(&error, services);
         }
     }

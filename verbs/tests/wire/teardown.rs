@@ -6,11 +6,12 @@ use std::collections::VecDeque;
 use std::io::Write;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use uiw_llp::tcp::TcpStack;
 use uiw_rdmap::Opcode;
 use uiw_verbs::{
-    Access, AsyncEvent, Device, DeviceConfig, Memory, Progress, RawMr, Remote, SendFlags, SendOp, WcStatus,
+    Access, AsyncEvent, ConnConfig, Device, DeviceConfig, Memory, Progress, RawMr, Remote, SendFlags, SendOp,
+    WcStatus,
 };
 
 /// Bytes that the test owns, registered for peers.
@@ -239,7 +240,7 @@ fn queue_pairs_destroyed_under_load() {
                     }
                 }
             });
-            std::thread::sleep(std::time::Duration::from_millis(5 + round));
+            std::thread::sleep(Duration::from_millis(5 + round));
             let End { qp, mr, device, .. } = b;
             if round % 2 == 0 {
                 drop((mr, qp));
@@ -285,9 +286,13 @@ fn changing_buffer_has_valid_crc() {
 
 /// An end whose device reads only in calls of its program, in Full Operation, and its peer.
 fn manual() -> (End, Peer) {
+    manual_with(&plain())
+}
+
+fn manual_with(config: &ConnConfig) -> (End, Peer) {
     let options = DeviceConfig::default().progress(Progress::Manual);
     let end = End::on(&Device::with_stack(Box::new(TcpStack::new().unwrap()), options).unwrap());
-    let mut peer = responder_opt(&end, &plain().no_receive_timeout(TIMEOUT));
+    let mut peer = responder_opt(&end, &config.clone().no_receive_timeout(TIMEOUT));
     // A responder sends nothing before it has the first FPDU.
     end.recv(99, 0, 8);
     peer.send(b"begun");
@@ -329,6 +334,17 @@ fn data_before_reset_waits_for_receive() {
     end.recv(1, 8, 8);
     end.received_ok(1);
     assert_eq!(peek(&end.mr, 8, 6), *b"second");
+    assert_eq!(end.sent().status, WcStatus::RetryExceeded);
+    assert!(!end.ended().orderly);
+}
+
+/// A program that takes no messages learns of the reset all the same.
+#[test]
+fn send_fails_despite_unread_data() {
+    let (end, mut peer) = manual_with(&plain().close_timeout(Duration::from_millis(100)));
+    peer.send(b"unread");
+    peer.reset();
+    end.send(2, 0, 8);
     assert_eq!(end.sent().status, WcStatus::RetryExceeded);
     assert!(!end.ended().orderly);
 }
