@@ -141,7 +141,8 @@ impl Connection {
     /// is of no use to other peers (RFC 5042 section 5).
     ///
     /// # Errors
-    /// The operation fails with [`ErrorKind::OutOfRange`] or [`ErrorKind::Register`].
+    /// The operation fails with [`ErrorKind::OutOfRange`], [`ErrorKind::Register`], or [`ErrorKind::Foreign`] for memory of another
+    /// protection domain.
     pub fn bind_window(&self, memory: &SharedMr, range: Range<usize>, access: Access) -> Op<BoundWindow> {
         let finish: Finish<BoundWindow, Error> = |result, window| {
             result?;
@@ -162,6 +163,9 @@ impl Connection {
         range: Range<usize>,
         access: Access,
     ) -> Result<(Request, Binding)> {
+        if memory.0.pd() != *self.pd().as_raw() {
+            return Err(ErrorKind::Foreign { what: "memory", of: "protection domain" }.into());
+        }
         let remote = memory.remote(range)?;
         let window = self.pd().as_raw().alloc_window(WindowType::Two)?;
         let before = window.stag();

@@ -83,7 +83,8 @@ impl Transfer {
     fn failed(&self, entries: &[(RelPath, std::io::Error)]) {
         for (path, error) in entries {
             if self.logged.fetch_add(1, Ordering::Relaxed) < MAX_LOGGED {
-                tracing::warn!(peer = %self.peer, share = self.share, %path, %error, "entry not transferred");
+                let path = path.to_string();
+                tracing::warn!(peer = %self.peer, share = self.share, path, %error, "entry not transferred");
             }
         }
     }
@@ -95,6 +96,11 @@ impl Drop for Transfer {
             return;
         }
         let tally = self.session.tally();
+        let is_idle = tally.files == 0 && tally.removed == 0 && tally.errors == 0;
+        if is_idle && tally.reported == Some(0) {
+            // `uiw ls`, a dry run, or a copy of what is there already.
+            return;
+        }
         let (result, name) = match tally.reported {
             Some(0) => (TransferResult::Complete, "complete"),
             Some(_) => (TransferResult::Failed, "failed"),
@@ -105,7 +111,7 @@ impl Drop for Transfer {
             peer = %self.peer,
             key = Some(self.key.as_str()).filter(|key| !key.is_empty()),
             share = self.share,
-            path = tally.path().map(tracing::field::display),
+            path = tally.path().map(ToString::to_string),
             direction = if self.direction == TransferDirection::Upload { "upload" } else { "download" },
             files = tally.files,
             bytes = tally.bytes,

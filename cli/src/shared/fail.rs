@@ -159,7 +159,8 @@ impl Failure {
                 no(source.to_string(), tls_error(source).map_or(CHECK_ROUTE, tls_fix))
             }
             Error::Io { what: tried, source } => {
-                let fix = option_fix(source).or_else(|| denied::fix(tried, source));
+                let of_tls = || tls_error(source).map(tls_fix);
+                let fix = option_fix(source).or_else(of_tls).or_else(|| denied::fix(tried, source));
                 no(source.to_string(), fix.unwrap_or(CHECK_ROUTE))
             }
             Error::Lost { source, .. } => {

@@ -168,7 +168,7 @@ impl Files {
                 }
                 let pinned = self.pinned.display();
                 failure.with_fix(format!(
-                    "compare it with `uiw key show` there, then: uiw key pin {pinned} '{key}' {host} (or --accept-new)"
+                    "compare it with `uiw key show FILE` of the server's key there, then: uiw key pin {pinned} '{key}' {host} (or --accept-new)"
                 ))
             }
             Some(Refusal::Unaccepted) => match self.public_key() {

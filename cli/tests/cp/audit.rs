@@ -17,13 +17,13 @@ fn transfers_logged_with_totals() {
     copied(scratch.path(), &["--stripes", "3", "tree", &format!("{host}:s")]);
     let line = server.wait_logged(&["transfer ", "direction=\"upload\""]);
     let total = 1000 + (3 << 20);
-    for part in ["peer=127.0.0.1 ", "share=\"s\"", "path=tree ", "files=2 ", "result=\"complete\""] {
+    for part in ["peer=127.0.0.1 ", "share=\"s\"", "path=\"tree\" ", "files=2 ", "result=\"complete\""] {
         assert!(line.contains(part), "{part}: {line}");
     }
     assert!(line.contains(&format!(" bytes={total} seconds=")) && !line.contains("errors="), "{line}");
     copied(scratch.path(), &[&format!("{host}:s/tree/small"), "copy"]);
     let line = server.wait_logged(&["transfer ", "direction=\"download\""]);
-    for part in ["path=tree/small ", "files=1 bytes=1000 ", "result=\"complete\""] {
+    for part in ["path=\"tree/small\" ", "files=1 bytes=1000 ", "result=\"complete\""] {
         assert!(line.contains(part), "{part}: {line}");
     }
     assert!(!line.contains("::ffff:"), "{line}");
@@ -37,11 +37,11 @@ fn errors_of_clients_logged() {
     fs::write(scratch.join("file"), "content").unwrap();
     let server = Server::start(scratch.path(), &["--share", "s=served:rw"]);
     fails(scratch.path(), &[&format!("{}:s/out/etc", server.address), "."], 1, "symbolic");
-    server.wait_logged(&["entry not transferred", "share=\"s\"", "path=out/etc", "symbolic"]);
+    server.wait_logged(&["entry not transferred", "share=\"s\"", "path=\"out/etc\"", "symbolic"]);
     server.wait_logged(&["transfer ", "errors=1", "result=\"failed\""]);
     // A file of a batch.
     fails(scratch.path(), &["file", &format!("{}:s", server.address)], 1, "directory");
-    server.wait_logged(&["entry not transferred", "path=file", "Is a directory"]);
+    server.wait_logged(&["entry not transferred", "path=\"file\"", "Is a directory"]);
 }
 
 #[test]
@@ -57,5 +57,5 @@ fn killed_client_logged_as_interrupted() {
     }
     client.kill().unwrap();
     client.wait().unwrap();
-    server.wait_logged(&["transfer ", "path=large", "result=\"interrupted\""]);
+    server.wait_logged(&["transfer ", "path=\"large\"", "result=\"interrupted\""]);
 }

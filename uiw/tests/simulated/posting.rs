@@ -82,3 +82,21 @@ fn message_copied_before_return() {
         },
     );
 }
+
+#[test]
+fn window_of_another_domain_refused() {
+    let simulation = Simulation::new(1, Link::default());
+    let ((pd, client), (server_pd, _server)) = simulation.connect(&ConnectionConfig::default());
+    let (own, foreign) =
+        (pd.share(8, Access::empty()).unwrap(), server_pd.share(8, Access::empty()).unwrap());
+    let refused = client.bind_window(&foreign, 0..8, Access::REMOTE_READ);
+    let window = client.bind_window(&own, 0..8, Access::REMOTE_READ);
+    simulation.run(
+        async {
+            let error = refused.await.map(drop).unwrap_err();
+            assert!(matches!(error.kind(), ErrorKind::Foreign { what: "memory", .. }), "{error}");
+            window.await.unwrap();
+        },
+        async {},
+    );
+}
