@@ -123,14 +123,39 @@ impl Results {
         };
         let _ = writeln!(text, "* {network}; {boots} boot(s), {:.0} s in all{beside}", took.as_secs_f64());
         let _ = writeln!(text, "* **runs: {}**\n", self.counts());
-        text += "A row is a case one way round. *n of m* counts settings: CRC on and off, IPv4 and IPv6, MTU 1500 and 9000, \
+        text += "A row is a case; the columns name initiator and responder. *n of m* counts settings: CRC on and off, IPv4 and IPv6, MTU 1500 and 9000, \
                  the stock driver and one that sends large FPDUs (`try_gso`) to our profile `siw-gso`. Data is compared byte \
-                 for byte at both ends. A *known* run failed as [QUIRKS.md](QUIRKS.md) explains, by what the guest shows. *Retries*: how \
-                 often a run was begun again for a fault of siw's that QUIRKS.md explains.\n\n| case | initiator and responder | result | retries | |\n|---|---|---|---|---|\n";
+                 for byte at both ends. A *known* run failed as [QUIRKS.md](QUIRKS.md) explains, by what the guest shows, and a run was \
+                 *repeated* for a fault of siw's that QUIRKS.md explains.\n\n| case | uiw to siw | siw to uiw | remarks |\n|---|---|---|---|\n";
+        let mut names: Vec<&str> = Vec::new();
         for row in &self.rows {
-            let _ = writeln!(text, "{}", row.line());
+            if !names.contains(&row.name.as_str()) {
+                names.push(&row.name);
+                let _ = writeln!(text, "{}", self.line(&row.name));
+            }
         }
         text
+    }
+
+    /// The line of the case `name`, with both directions.
+    fn line(&self, name: &str) -> String {
+        let rows: Vec<&Row> = self.rows.iter().filter(|row| row.name == name).collect();
+        let [initiated, accepted] = [Direction::Ours, Direction::Theirs].map(|way| {
+            rows.iter().find(|row| row.direction == way).map_or_else(String::new, |row| row.word())
+        });
+        let remarks: Vec<(Direction, String)> = rows
+            .iter()
+            .map(|row| (row.direction, row.remarks()))
+            .filter(|(_, remarks)| !remarks.is_empty())
+            .collect();
+        let remarks = match remarks.as_slice() {
+            [(_, first), (_, second)] if first == second => first.clone(),
+            remarks => {
+                let texts = remarks.iter().map(|(way, text)| format!("{way}: {text}"));
+                texts.collect::<Vec<_>>().join("; ")
+            }
+        };
+        format!("| {name} | {initiated} | {accepted} | {remarks} |")
     }
 }
 
@@ -158,12 +183,6 @@ impl std::fmt::Display for Counts {
 }
 
 impl Row {
-    fn line(&self) -> String {
-        let retries = if self.retries == 0 { String::new() } else { self.retries.to_string() };
-        let Self { name, direction, .. } = self;
-        format!("| {name} | {direction} | {} | {retries} | {} |", self.word(), self.remarks())
-    }
-
     fn word(&self) -> String {
         let of = self.runs.len();
         let count = |is: fn(&Verdict) -> bool| self.runs.iter().filter(|(_, verdict)| is(verdict)).count();
@@ -172,8 +191,8 @@ impl Row {
         let known = count(|verdict| matches!(verdict, Verdict::Known { .. }));
         match (passed, failed, known) {
             (0, 0, 0) => format!("not applicable, {of}"),
-            (passed, 0, 0) if passed == of => format!("pass, {passed} of {of}"),
-            (passed, 0, 0) => format!("pass, {passed} of {of}; {} not applicable", of - passed),
+            (passed, 0, 0) if passed == of => format!("{passed} of {of}"),
+            (passed, 0, 0) => format!("{passed} of {of}, {} not applicable", of - passed),
             (passed, 0, _) => format!("known, {passed} of {of}"),
             (passed, ..) => format!("**FAIL**, {passed} of {of}"),
         }
@@ -200,6 +219,9 @@ impl Row {
         seen.truncate(3);
         if more > 0 {
             seen.push(format!("and {more} more"));
+        }
+        if self.retries > 0 {
+            seen.push(format!("{} repeated", self.retries));
         }
         seen.join("; ")
     }
@@ -261,15 +283,28 @@ mod tests {
             text.contains("* **runs: 1 passed, 1 failed, 1 known (at most 3), 1 not applicable**"),
             "{text}"
         );
-        let rows: Vec<&str> = text.lines().filter(|line| line.contains("uiw to siw")).collect();
+        let rows: Vec<&str> = text.lines().skip_while(|line| *line != "|---|---|---|---|").skip(1).collect();
         assert_eq!(
             rows,
             [
-                "| a | uiw to siw | **FAIL**, 0 of 1 |  | CRC, IPv4, MTU 1500, stock: why |",
-                "| b | uiw to siw | pass, 1 of 1 |  |  |",
-                "| c | uiw to siw | not applicable, 1 |  | that |",
-                "| d | uiw to siw | known, 0 of 1 | 5 | CRC, IPv4, MTU 1500, stock: seen ([QUIRKS.md](QUIRKS.md), \"a quirk\") |"
+                "| a | **FAIL**, 0 of 1 |  | uiw to siw: CRC, IPv4, MTU 1500, stock: why |",
+                "| b | 1 of 1 |  |  |",
+                "| c | not applicable, 1 |  | uiw to siw: that |",
+                "| d | known, 0 of 1 |  | uiw to siw: CRC, IPv4, MTU 1500, stock: seen ([QUIRKS.md](QUIRKS.md), \"a quirk\"); 5 repeated |"
             ]
         );
+    }
+
+    #[test]
+    fn directions_share_line() {
+        let mut results = results(&[("a", Verdict::pass()), ("b", Verdict::Pass("9 MB/s".to_owned()))]);
+        for (name, remark) in [("b", "8 MB/s"), ("a", "")] {
+            let case = Case::new(name, |_, _, _| Ok(Verdict::pass()));
+            results.add(&case, Direction::Theirs, Setting::USUAL, Verdict::Pass(remark.to_owned()), 0);
+        }
+        let text = results.markdown(&environment());
+        let rows =
+            "| a | 1 of 1 | 1 of 1 |  |\n| b | 1 of 1 | 1 of 1 | uiw to siw: 9 MB/s; siw to uiw: 8 MB/s |\n";
+        assert!(text.ends_with(rows), "{text}");
     }
 }
