@@ -12,7 +12,7 @@
 //! ```
 //!
 //! The program's bytes are copied to a ring (`sender`), written to the peer's ring (`receiver` there) and announced by a message. The peer
-//! gives credits and publishes room as its program reads. docs/sockets.md has the differences to TCP.
+//! gives credits and publishes room as its program reads. docs/rsockets.md has the differences to TCP.
 //!
 //! Nothing is exported from here: `cabi/ibverbs` is the shared library, whose table of exports names these functions. Only the C libraries and
 //! the program `uiw` use this crate, which reads the list of a program's connections ([`preload::connections`]).
