@@ -15,8 +15,8 @@ const PARTNER_PORT: u16 = 7471;
 /// What `--help` says behind the options.
 pub(crate) const HELP: &str = "\
 Each case is one connection whose every byte is given by a readable file: legal frames, illegal ones, ends. A requirement is `kept` where every case
-that shows it saw it kept, `broken` with the frames, or not judged with the reason. Cases of --cases are added to the built-in ones; docs/conform.md has their
-grammar, and how to read a verdict. The listener should serve several connections one after the other, and no program above it should mind
+that shows it saw it kept, `broken` with the frames, or not judged with the reason. Cases of --cases are added to the built-in ones; docs/case-files.md has their
+grammar, and docs/conform.md explains the verdicts. The listener should serve several connections one after the other, and no program above it should mind
 connections that end at once. It sees some hundred of them.
 
   uiw conform 192.0.2.7:7174                            # any iWARP listener

@@ -150,7 +150,7 @@ fn wrong_case_names_position() {
         "{}",
         error(&output)
     );
-    assert!(error(&output).contains("hint: see docs/conform.md"), "{}", error(&output));
+    assert!(error(&output).contains("hint: see docs/case-files.md"), "{}", error(&output));
     let file = folder.with("id.case", "case a \"b\"\n  start\n  reads 1 [RFC9999-1]\n");
     let output = conform(&["--list", "--cases", &file]);
     assert_eq!(

@@ -23,7 +23,7 @@ const EXTENSION: &str = "case";
 
 fn wrong(error: &uiw_cases::ParseError) -> ConformError {
     let what = format!("{}:{}:{}", error.file, error.line, error.column);
-    ConformError::usage(what, &error.what, "see docs/conform.md for the grammar of case files")
+    ConformError::usage(what, &error.what, "see docs/case-files.md for the grammar of case files")
 }
 
 /// The cases of the program.

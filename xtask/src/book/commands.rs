@@ -14,7 +14,7 @@ const NOT_RUN: &[(&str, &str)] = &[
     ("docs/containers.md", "containers, by interop/tests/stock"),
     ("docs/installing.md", "the source tree, which xtask/tests has: install.rs, dist.rs; a running systemd"),
     ("docs/interop.md", "the kernel's siw, which `cargo xtask interop siw` runs in a virtual machine"),
-    ("docs/operating.md", "a running systemd; interop/tests/stock/sandboxes has the unit"),
+    ("docs/serving.md", "a running systemd; interop/tests/stock/sandboxes has the unit"),
     ("docs/quick-start.md", "the installation from the source tree, by xtask/tests/install.rs"),
     (
         "docs/programs.md",
