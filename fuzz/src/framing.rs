@@ -199,7 +199,7 @@ fn check(due: &[ExpectedFpdu], received: &ReceivedStream) {
     for due in due {
         match due {
             ExpectedFpdu::Ulpdu(ulpdu) => {
-                assert!(ulpdus.next() == Some(ulpdu), "a ULPDU of {} bytes", ulpdu.len())
+                assert!(ulpdus.next() == Some(ulpdu), "a ULPDU of {} bytes", ulpdu.len());
             }
             ExpectedFpdu::Crc => {
                 assert!(matches!(received.error, Some(FpduError::Crc { .. })), "{:?}", received.error);

@@ -186,7 +186,7 @@ fn serve(
     for listener in &listeners {
         text::line(format!("listening on {}", listener.local_addr()));
     }
-    let connections = descriptors::connections();
+    let connections = descriptors::connections(&shares);
     if connections < MAX {
         tracing::warn!(connections, "the limit of descriptors (`ulimit -n`) bounds the connections");
     }

@@ -110,6 +110,11 @@ impl Shares {
         Ok(Self(shares))
     }
 
+    /// Returns whether any share is writable, and `None` if there is none.
+    pub(super) fn are_writable(&self) -> Option<bool> {
+        (!self.0.is_empty()).then(|| self.0.iter().any(|share| share.writable))
+    }
+
     /// The share, and whether this peer may write there; why not, otherwise.
     pub(super) fn find(
         &self,

@@ -350,6 +350,10 @@ impl Shard {
             self.is_signalled = false;
             if let Some(wake) = &self.wake {
                 read_wake(wake);
+                // That of a configuration loaded since the check is not lost with it.
+                if self.shared.generation() != self.config_generation {
+                    write_wake(wake);
+                }
             }
         }
     }
@@ -448,7 +452,8 @@ impl Shard {
             self.note_ready(key);
         }
         if let Some(wake) = &self.wake {
-            // It was written from outside.
+            // It is written from outside, at the latest when the lock is free.
+            drop(self.shared.wakes.lock());
             read_wake(wake);
             self.is_signalled = false;
         }

@@ -39,9 +39,11 @@ impl Tls {
     /// As [`Tls::new`]; the configuration before holds on.
     pub fn replace(&self, config: TlsConfig) -> Result<(), KeyError> {
         let snapshot = Arc::new(Snapshot::new(config)?);
+        // A shard that sees the new generation takes this lock before it clears its wake-up.
+        let mut wakes = self.0.wakes.lock();
         *self.0.snapshot.write() = snapshot;
         self.0.generation.fetch_add(1, Ordering::Release);
-        self.0.wakes.lock().retain(|wake| match wake.upgrade() {
+        wakes.retain(|wake| match wake.upgrade() {
             Some(wake) => {
                 super::shard::write_wake(&wake);
                 true
@@ -110,7 +112,7 @@ pub(super) struct Shared {
     pub(super) counts: Counts,
     own: Mutex<OwnConnections>,
     /// The wake fds of all shards.
-    wakes: Mutex<Vec<Weak<OwnedFd>>>,
+    pub(super) wakes: Mutex<Vec<Weak<OwnedFd>>>,
 }
 
 /// The protocol that is offered and accepted (RFC 7301).

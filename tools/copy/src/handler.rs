@@ -326,10 +326,6 @@ impl Handler {
         };
         let (bytes, count) = encode_entries(entries.iter());
         let more = follow || count < entries.len();
-        if more && count == 0 {
-            // Every entry of the page is gone.
-            return Err(Errno::AGAIN.into());
-        }
         Ok((Reply::Listed { len: bytes.len() as u32, more }, Some(bytes)))
     }
 

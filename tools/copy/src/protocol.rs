@@ -469,8 +469,16 @@ impl Reply {
             5 => Self::Complete,
             6 => {
                 let count = from.u16("the number of ranges")?;
-                let ranges: Result<_> = (0..count).map(|_| range(&mut from)).collect();
-                Self::Missing(ranges?)
+                let ranges: Result<Vec<_>> = (0..count).map(|_| range(&mut from)).collect();
+                let ranges = ranges?;
+                // Each block is asked for once, so that a server cannot have a file sent many times.
+                if let Some([_, next]) = ranges.windows(2).find(|pair| pair[1].start < pair[0].end) {
+                    return Err(WireError::Value {
+                        what: "the start of a range of blocks",
+                        value: next.start,
+                    });
+                }
+                Self::Missing(ranges)
             }
             7 => Self::Reopen,
             8 => Self::Block { len: slot_len(&mut from)?, hash: from.array("a hash")? },
@@ -610,7 +618,7 @@ mod tests {
         let path = RelPath::new(&[b"abcdefg/".repeat(383), b"abcdefg".to_vec()].concat()).unwrap();
         let longest = Request::Symlink { path, target: vec![b'x'; 4095], mtime: Time::default() };
         assert!(longest.encode(0).len() <= MESSAGE as usize);
-        let ranges = Reply::Missing(vec![0..1; MAX_RANGES]);
+        let ranges = Reply::Missing((0..MAX_RANGES as u64).map(|at| 2 * at..2 * at + 1).collect());
         assert!(ranges.encode(0).len() <= MESSAGE as usize);
         let failures = Reply::Stored(vec![(0, 0); MAX_BATCH.into()]);
         assert!(failures.encode(0).len() <= MESSAGE as usize);

@@ -111,6 +111,9 @@ impl Root {
 
     /// The first entries of a directory behind the name `after`, in the order of their names, without incomplete files; and whether others
     /// follow. The directory is read anew for each page, so that a page is all that is kept of a large one.
+    ///
+    /// # Errors
+    /// Those of the system; EAGAIN if every entry of the page was removed meanwhile and others follow.
     pub fn page(&self, path: &RelPath, after: &[u8]) -> Result<(Vec<Entry>, bool)> {
         let directory = self.directory(path)?;
         let mut names = FirstNames::default();
@@ -124,6 +127,12 @@ impl Root {
                 names.add(name);
             }
         }
+        Self::look_at(&directory, names)
+    }
+
+    /// Entries with these names. Those that are gone again are left out, which may leave none: the directory has to be read again then if others
+    /// follow, as a list goes on behind its last entry.
+    fn look_at(directory: &OwnedFd, names: FirstNames) -> Result<(Vec<Entry>, bool)> {
         let mut more = names.has_more;
         let mut entries = Vec::new();
         let mut bytes = 0;
@@ -133,7 +142,7 @@ impl Root {
                 more = true;
                 break;
             }
-            match meta_at(&directory, name.as_os_str()) {
+            match meta_at(directory, name.as_os_str()) {
                 Ok(meta) => {
                     bytes += ENTRY + name.as_bytes().len() + meta.target.len();
                     entries.push(Entry { name, meta });
@@ -142,6 +151,9 @@ impl Root {
                 Err(error) if error.raw_os_error() == Some(Errno::NOENT.raw_os_error()) => {}
                 Err(error) => return Err(error),
             }
+        }
+        if more && entries.is_empty() {
+            return Err(Errno::AGAIN.into());
         }
         Ok((entries, more))
     }
@@ -153,7 +165,6 @@ impl Root {
             let after = last.name.as_bytes().to_vec();
             let page;
             (page, more) = self.page(path, &after)?;
-            more &= !page.is_empty();
             entries.extend(page);
         }
         Ok(entries)
@@ -448,6 +459,18 @@ mod tests {
         let error = root.symlink(&path("d"), b"x", Time::default(), "s").unwrap_err();
         assert_eq!(error.raw_os_error(), Some(Errno::ISDIR.raw_os_error()));
         assert_eq!(std::fs::read_dir(scratch.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn page_of_removed_entries_is_error() {
+        let scratch = Scratch::new();
+        File::create(scratch.path().join("b")).unwrap();
+        let root = Root::open(scratch.path()).unwrap();
+        let mut names = FirstNames { has_more: true, ..FirstNames::default() };
+        names.names.push(Name::new(b"a").unwrap());
+        // An empty list would say that the directory has no entry, and `--delete` would remove its copy.
+        let error = Root::look_at(&root.0, names).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(Errno::AGAIN.raw_os_error()));
     }
 
     #[test]
