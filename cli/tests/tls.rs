@@ -72,7 +72,7 @@ fn hangup_ends_connections_of_removed_keys() {
         command.current_dir(&files.0).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command.spawn().unwrap()
     };
-    let (stays, gone) = (begin("stays", "3"), begin("gone", "600"));
+    let (stays, gone) = (begin("stays", "3"), begin("gone", "60"));
     for _ in 0..2 {
         server.wait_logged("service=\"perf\"");
     }
@@ -81,6 +81,7 @@ fn hangup_ends_connections_of_removed_keys() {
     assert_eq!(kept.len(), 1, "{pins}");
     fs::write(files.0.join("server.pins"), kept.join("\n")).unwrap();
     server.signal(Signal::HUP);
+    server.wait_logged("the files of TLS were read again");
     let ended = gone.wait_with_output().unwrap();
     assert!(!ended.status.success(), "{}", text(&ended.stdout));
     let ended = stays.wait_with_output().unwrap();
