@@ -32,7 +32,7 @@ pub(crate) struct Args {
     /// One JSON object a line, and one at the end
     #[arg(long)]
     json: bool,
-    /// How long each line moves the file, and raw TCP beside it
+    /// Time for which each line moves the file, and then raw TCP
     #[arg(long, hide = true, default_value = "0.25", value_parser = seconds)]
     seconds: f64,
     /// Flip a bit of the copy in this line: for tests of the verification
@@ -82,7 +82,7 @@ struct DemoCase {
     peer_options: PeerConfig,
 }
 
-/// All operations on the default wire, then three of them with other settings.
+/// Returns a case for each operation with the default settings, and three with other settings.
 fn cases() -> Vec<DemoCase> {
     let settings = [
         ("", ConnConfig::default()),

@@ -41,7 +41,7 @@ fn described() -> BTreeMap<(String, String), Keys> {
     all
 }
 
-/// Every key that braces stand for.
+/// Returns every key that a pattern with braces stands for.
 fn expand(key: &str) -> Vec<String> {
     let Some((before, rest)) = key.split_once('{') else { return vec![key.to_owned()] };
     let (names, after) = rest.split_once('}').unwrap();

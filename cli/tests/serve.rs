@@ -180,7 +180,7 @@ fn resetting_peers_logged_with_own_address() {
     assert!(!log.contains("cannot connect"), "{log}");
 }
 
-/// Both kinds of addresses that a service manager names.
+/// A service manager names its socket by a path or in the abstract namespace.
 #[test]
 fn service_manager_told_when_listening() {
     use std::os::linux::net::SocketAddrExt as _;

@@ -20,7 +20,7 @@ pub struct ProcessCounters {
     pub name: String,
     /// The file whose code counts.
     pub library: String,
-    /// Its arguments when the device was opened, with spaces between them, cut to 1,016 bytes. Empty if the counters are not published.
+    /// Command line of the process when the device was opened: arguments separated by spaces, truncated to 1,016 bytes. Empty if the counters are not published.
     pub command: String,
     /// Time when the device was opened, in nanoseconds since 1970.
     pub began_ns: u64,

@@ -6,9 +6,9 @@ use crate::layout::transfers;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub enum TransferDirection {
-    /// To the server.
+    /// Transfer to the server.
     Upload = 0,
-    /// From the server.
+    /// Transfer from the server.
     Download = 1,
 }
 

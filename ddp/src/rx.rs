@@ -299,7 +299,7 @@ mod tests {
 
     // [test:RFC5041-5.2-02]
     #[test]
-    fn message_limited_to_2_to_32_bytes() {
+    fn message_limited_to_4_gib() {
         let queue = amid(1, u32::MAX - 3);
         let segment = Untagged { mo: u32::MAX - 3, ..SEND };
         assert_eq!(queue.check(&segment, 3, Some(u32::MAX)), Ok(Placement { offset: u32::MAX - 3 }));

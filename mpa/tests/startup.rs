@@ -369,7 +369,7 @@ fn responder_ord_above_our_ird() {
 }
 
 #[test]
-fn ird_and_ord_limited_to_14_bits() {
+fn ird_ord_limited_to_14_bits() {
     for depth in [0x4000, 0xFFFF] {
         let (ird, ord) = (
             StartupConfig { ird: depth, ..StartupConfig::default() },

@@ -25,10 +25,10 @@ macro_rules! reasons {
         }
 
         impl TerminateReason {
-            /// All rows of the table.
+            /// The rows of the table.
             pub const ALL: &[Self] = &[$(Self::$name),*];
 
-            /// The row of these codes.
+            /// Returns the row with these codes.
             #[must_use]
             pub const fn from_codes(layer: u8, etype: u8, code: u8) -> Self {
                 // A local catastrophic error has no code: any value is acceptable.

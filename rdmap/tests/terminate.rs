@@ -138,7 +138,7 @@ fn partial_headers_not_quoted() {
     assert_eq!(fault.terminate(Some(quoted)).read_request, None);
 }
 
-/// All combinations of M, D and R survive a round trip.
+/// Every combination of M, D and R survives a round trip.
 // [test:RFC5040-4.8-07] [test:RFC5040-4.8-08] [test:RFC5040-4.8-10] [test:RFC5040-4.8-11]
 #[test]
 fn bytes_and_back() {

@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn rtr_write_of_siw_is_no_request() {
+    fn siw_rtr_write_requests_nothing() {
         // A zero-length Write with STag 1, TO 0.
         let mut responder = PeerCaps::new(false, CapabilityExchange::On, false, 0);
         assert!(!responder.on_zero_write(STag(1), 0, true));

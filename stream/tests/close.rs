@@ -632,7 +632,7 @@ fn fin_after_waiting_send_ends_nothing() {
     assert!(matches!(pair.ends[1].error(), ConnError::Closed));
 }
 
-/// If the peer has closed already, our FIN is the last thing to be done: a host need not ask again.
+/// The stream is over with our FIN if the peer has closed already, so the host need not ask again.
 #[test]
 fn stream_over_after_both_fins() {
     let mut pair = pair();

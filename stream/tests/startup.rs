@@ -356,7 +356,7 @@ fn insufficient_reply_refused_with_terminate() {
 }
 
 #[test]
-fn foreign_peer_detected_with_or_without_pause() {
+fn foreign_peer_detected_despite_pause() {
     // The responder's first FPDU is no answer to the capability request.
     let off = config_with(|config| config.capabilities = CapabilityExchange::Off);
     let mut pair = Pair::open(RdmapConfig::default(), off.clone());

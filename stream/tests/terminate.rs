@@ -261,7 +261,7 @@ fn protected_stag_not_invalidated() {
 }
 
 #[test]
-fn lost_receive_memory_does_not_blame_peer() {
+fn lost_receive_memory_blamed_locally() {
     let mut pair = pair();
     pair.receives(1, 1, 8);
     pair.ends[1].host.no_local_memory = true;

@@ -286,7 +286,7 @@ mod tests {
 
     /// The thread that wakes is preempted before its write, while something else ends the sleep.
     #[test]
-    fn late_wake_up_cleared_by_next_sleep() {
+    fn late_wakeup_cleared_by_sleep() {
         let waiter = PollWaiter::new(&Device::open().unwrap()).unwrap();
         let waker = waiter.waker();
         assert!(waiter.begin_sleep());

@@ -56,7 +56,7 @@ pub(crate) struct Options {
     /// Run everything: also documentation, models, and the virtual machine with the siw driver
     #[arg(long)]
     all: bool,
-    /// Only steps and tests whose name contains this; implies --all
+    /// Run only steps and tests whose name contains SUBSTR; implies --all
     #[arg(long, value_name = "SUBSTR")]
     only: Option<String>,
     /// Install nothing; tests whose programs are missing are skipped

@@ -27,9 +27,9 @@ impl Errno {
     pub const PERM: Self = Self(libc::EPERM);
     /// An internal failure.
     pub const IO: Self = Self(libc::EIO);
-    /// Nothing is there yet.
+    /// The operation would have to wait.
     pub const AGAIN: Self = Self(libc::EAGAIN);
-    /// A signal came.
+    /// A signal interrupted the call.
     pub const INTR: Self = Self(libc::EINTR);
     /// No such device or address.
     pub const NODEV: Self = Self(libc::ENODEV);

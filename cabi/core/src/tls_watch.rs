@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn error_reported_once_and_new_files_watched() {
+    fn error_reported_once_files_still_watched() {
         let (directory, mut watch) = watched();
         directory.write("pins", "no key\n");
         assert!(read_again(&mut watch).unwrap_err().contains("pins"));

@@ -424,7 +424,7 @@ mod tests {
 
     /// Each attempt is followed by a wake-up, as of a thread that waits beside busy connections: it never comes to sleep.
     #[test]
-    fn foreign_wake_ups_do_not_prolong_wait() {
+    fn wait_unaffected_by_foreign_wakeups() {
         let device = Device::open().unwrap();
         let begun = Instant::now();
         let limit = Limit::within(Duration::from_millis(20));

@@ -64,7 +64,7 @@ pub(crate) struct Args {
     /// paths below a source
     #[arg(long, value_name = "PATTERN")]
     exclude: Vec<Pattern>,
-    /// When everything is copied, delete what copied directories have at the target and not at the source
+    /// Delete entries of copied directories that the source does not have, after everything is copied
     #[arg(long)]
     delete: bool,
     /// One JSON object for each entry that failed (or would be copied), and one at the end
@@ -74,7 +74,7 @@ pub(crate) struct Args {
     access: Access,
 }
 
-/// How a server is reached.
+/// Options of the connection to a server.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Access {
     /// Accept the key of a server that is used for the first time, and pin it

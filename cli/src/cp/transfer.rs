@@ -43,7 +43,7 @@ pub(super) struct Directory {
     pub(super) place: Place,
     pub(super) meta: Meta,
     pub(super) parent: Option<Arc<Self>>,
-    /// Its path below the source that the command line names, with a slash at the end unless it is that source.
+    /// Path of the directory relative to the source on the command line: empty for the source itself, otherwise with a slash at the end.
     pub(super) below: Vec<u8>,
     /// Entries that are not there yet, and one for its list.
     pending: AtomicUsize,

@@ -1,17 +1,17 @@
-//! Descriptors of the process: how many connections they are enough for.
+//! Number of connections that the limit of descriptors allows.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::fs;
 
 use super::shares::Shares;
 
-/// Of a connection: its socket, and what its thread sleeps on.
+/// Descriptors of a connection without a share: its socket, and the one its thread sleeps on.
 const EACH: usize = 2;
-/// Of a connection that reads files, at most: eight sources.
+/// Maximum number of descriptors of a connection that reads files, which has eight of them open.
 const EACH_READER: usize = EACH + 8;
-/// Of a connection that writes files, at most: three for each of 16 incomplete files.
+/// Maximum number of descriptors of a connection that writes files: three for each of 16 incomplete files.
 const EACH_WRITER: usize = EACH + 3 * 16;
-/// Left for connections in set-up and those that are rejected.
+/// Descriptors reserved for connections that are being set up or rejected.
 const RESERVED: usize = 8;
 
 /// Raises the limit as far as the process may.
@@ -25,7 +25,7 @@ pub(super) fn raise() {
     }
 }
 
-/// How many connections those that are free are enough for, whatever their peers open; at least one.
+/// Returns the number of connections for which the free descriptors suffice if every peer opens as many files as it can. At least one.
 pub(super) fn connections(shares: &Shares) -> usize {
     let Some(limit) = getrlimit(Resource::Nofile).current else { return usize::MAX };
     let open = fs::read_dir("/proc/self/fd").map_or(0, Iterator::count);

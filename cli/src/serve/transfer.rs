@@ -40,7 +40,7 @@ struct Running {
     openings: HashMap<IpAddr, Weak<Opening>>,
 }
 
-/// All connections of one run of `uiw cp` that are there at the same time. It is logged and counted when the last one has ended.
+/// One run of `uiw cp`, shared by its connections. It is logged and counted when the last one has ended.
 struct Transfer {
     session: Arc<Session>,
     device: Device,
@@ -98,7 +98,7 @@ impl Drop for Transfer {
         let tally = self.session.tally();
         let is_idle = tally.files == 0 && tally.removed == 0 && tally.errors == 0;
         if is_idle && tally.reported == Some(0) {
-            // `uiw ls`, a dry run, or a copy of what is there already.
+            // `uiw ls`, a dry run, or a copy whose files are all in place already.
             return;
         }
         let (result, name) = match tally.reported {

@@ -22,7 +22,7 @@ fn send(socket: &OsStr, state: &str) -> io::Result<()> {
         _ => SocketAddr::from_pathname(socket)?,
     };
     let sender = UnixDatagram::unbound()?;
-    // A manager that reads nothing must not stop the service.
+    // A service manager that does not read its socket must not block the service.
     sender.set_nonblocking(true)?;
     sender.send_to_addr(state.as_bytes(), &address).map(drop)
 }

@@ -260,7 +260,7 @@ fn whole_share_copied_under_its_name() {
 
 /// The directory in which the target would be made has the same files.
 #[test]
-fn dry_run_to_missing_target_copies_all() {
+fn dry_run_counts_missing_target() {
     let scratch = Scratch::new();
     let directory = scratch.directory("served/d");
     fs::write(directory.join("file"), "content").unwrap();

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-/// Its name.
+/// Code name of the Debian release of the guest.
 pub const SUITE: &str = "bookworm";
 
 /// Returns the file with this system's sources of packages if it is a Debian of the same suite; otherwise mmdebstrap chooses.

@@ -15,7 +15,7 @@ fn dropped(network: &Network) -> u64 {
 /// The server does not run, and is flooded until every frame of its memory is used up. Then it runs again: its connection goes
 /// on, byte for byte, and others can be made.
 #[test]
-fn flood_of_unread_frames_costs_only_time() {
+fn unread_frame_flood_survived() {
     if uiw_interop::require("ethtool").is_none() {
         return;
     }

@@ -95,7 +95,7 @@ fn nothing_to_complain_of_for_valgrind() {
 }
 
 #[test]
-fn self_managed_queue_pairs_connect_in_two_steps() {
+fn self_managed_queue_pairs_connect() {
     let libraries = Libraries::get();
     let source = folder("tests/stock/c/two_steps.c");
     let Some(program) = compile(&libraries, &source, &["-Wall", "-Wextra", "-Werror"]) else { return };

@@ -89,7 +89,7 @@ fn killed_run_leaves_nothing() {
 /// The first process's threads end one after the other, and it is the second one's parent until the last one has ended. Here that is a thread
 /// which has a processor for itself only where a busy process leaves it.
 #[test]
-fn killed_run_with_late_thread_leaves_nothing() {
+fn killed_run_cleaned_despite_late_thread() {
     const RUNS: usize = 8;
     let allowed = fs::read_to_string("/proc/self/status").unwrap();
     let allowed = allowed.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap();

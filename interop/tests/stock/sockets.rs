@@ -298,7 +298,7 @@ fn plain_server_reached_without_blocking() {
 }
 
 #[test]
-fn listed_programs_and_ports_stay_on_tcp() {
+fn listed_programs_stay_on_tcp() {
     let Some(_) = uiw_interop::require("iperf3") else { return };
     let libraries = Libraries::get();
     for by_port in [false, true] {

@@ -52,11 +52,11 @@ pub enum XdpMode {
     /// The best that works: zero copy, else native, else generic.
     #[default]
     Auto,
-    /// In the driver; frames stay where the card put them.
+    /// The driver runs the program; frames stay where the adapter has written them.
     ZeroCopy,
-    /// In the driver; frames are copied.
+    /// The driver runs the program; frames are copied.
     Native,
-    /// Before the kernel's stack, for every driver. The interface must not merge segments (`gro off`, and at a virtual
+    /// The kernel runs the program before its own stack, with every driver. The interface must not merge segments (`gro off`, and at a virtual
     /// peer `tso off gso off`): larger frames are lost.
     Generic,
 }

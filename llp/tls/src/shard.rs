@@ -350,7 +350,7 @@ impl Shard {
             self.is_signalled = false;
             if let Some(wake) = &self.wake {
                 read_wake(wake);
-                // That of a configuration loaded since the check is not lost with it.
+                // The read may have consumed the wake-up of a configuration that was loaded after the check.
                 if self.shared.generation() != self.config_generation {
                     write_wake(wake);
                 }
@@ -452,7 +452,7 @@ impl Shard {
             self.note_ready(key);
         }
         if let Some(wake) = &self.wake {
-            // It is written from outside, at the latest when the lock is free.
+            // `Tls::replace` has written the wake-up when it releases the lock.
             drop(self.shared.wakes.lock());
             read_wake(wake);
             self.is_signalled = false;

@@ -39,7 +39,7 @@ impl Tls {
     /// As [`Tls::new`]; the configuration before holds on.
     pub fn replace(&self, config: TlsConfig) -> Result<(), KeyError> {
         let snapshot = Arc::new(Snapshot::new(config)?);
-        // A shard that sees the new generation takes this lock before it clears its wake-up.
+        // The lock is held until the wake-ups are written: a shard that sees the new generation takes it before it clears its own wake-up.
         let mut wakes = self.0.wakes.lock();
         *self.0.snapshot.write() = snapshot;
         self.0.generation.fetch_add(1, Ordering::Release);

@@ -25,7 +25,7 @@ pub struct RtrKinds {
 }
 
 impl RtrKinds {
-    /// All kinds.
+    /// The set of all kinds.
     pub const ALL: Self = Self { write: true, read: true, send: true };
 
     /// The empty set.

@@ -58,7 +58,7 @@ pub(super) enum Item {
     End(Ending),
     /// Bytes that are no frame; the judgements say why.
     Broken(String),
-    /// Nothing arrived for the time in which something must move.
+    /// The peer sent no byte within the stall timeout.
     Late,
 }
 

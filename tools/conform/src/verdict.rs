@@ -15,7 +15,7 @@ pub(super) enum Verdict {
     /// Kept in this number of cases.
     Kept(usize),
     Broken(Vec<Finding>),
-    /// Not judged, for this reason.
+    /// The requirement was not judged, for the given reason.
     NotJudged(String),
 }
 

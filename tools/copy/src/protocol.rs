@@ -68,9 +68,9 @@ pub struct FileHead {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Create {
     No,
-    /// Without rights for others: [`Request::SetDirectory`] will give it its mode.
+    /// Creates it without rights for others, until [`Request::SetDirectory`] sets its mode.
     Private,
-    /// With the server user's default mode.
+    /// Creates it with the default mode of the server's user.
     Usual,
 }
 
@@ -471,7 +471,7 @@ impl Reply {
                 let count = from.u16("the number of ranges")?;
                 let ranges: Result<Vec<_>> = (0..count).map(|_| range(&mut from)).collect();
                 let ranges = ranges?;
-                // Each block is asked for once, so that a server cannot have a file sent many times.
+                // A server may ask for each block once only, or it could make the client send a file many times.
                 if let Some([_, next]) = ranges.windows(2).find(|pair| pair[1].start < pair[0].end) {
                     return Err(WireError::Value {
                         what: "the start of a range of blocks",

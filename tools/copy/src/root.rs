@@ -113,7 +113,7 @@ impl Root {
     /// follow. The directory is read anew for each page, so that a page is all that is kept of a large one.
     ///
     /// # Errors
-    /// Those of the system; EAGAIN if every entry of the page was removed meanwhile and others follow.
+    /// Errors of the file system; EAGAIN if all entries of the page were removed meanwhile and others follow.
     pub fn page(&self, path: &RelPath, after: &[u8]) -> Result<(Vec<Entry>, bool)> {
         let directory = self.directory(path)?;
         let mut names = FirstNames::default();
@@ -130,8 +130,8 @@ impl Root {
         Self::look_at(&directory, names)
     }
 
-    /// Entries with these names. Those that are gone again are left out, which may leave none: the directory has to be read again then if others
-    /// follow, as a list goes on behind its last entry.
+    /// Returns the entries with these names, and whether others follow. Names that were removed meanwhile are left out. If that leaves no entry
+    /// although others follow, the result is EAGAIN: a list continues after its last entry, so an empty page would end it early.
     fn look_at(directory: &OwnedFd, names: FirstNames) -> Result<(Vec<Entry>, bool)> {
         let mut more = names.has_more;
         let mut entries = Vec::new();
@@ -462,13 +462,13 @@ mod tests {
     }
 
     #[test]
-    fn page_of_removed_entries_is_error() {
+    fn page_of_vanished_entries_rejected() {
         let scratch = Scratch::new();
         File::create(scratch.path().join("b")).unwrap();
         let root = Root::open(scratch.path()).unwrap();
         let mut names = FirstNames { has_more: true, ..FirstNames::default() };
         names.names.push(Name::new(b"a").unwrap());
-        // An empty list would say that the directory has no entry, and `--delete` would remove its copy.
+        // With an empty list, `--delete` would take the directory for empty and remove its copy.
         let error = Root::look_at(&root.0, names).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(Errno::AGAIN.raw_os_error()));
     }

@@ -65,7 +65,7 @@ pub(super) fn quoted(bytes: &[u8]) -> String {
 pub enum Event {
     /// An MPA Request or Reply Frame.
     Startup(Startup),
-    /// Both startup frames were seen; the mode of Full Operation.
+    /// Mode of Full Operation, known once both startup frames were seen.
     Negotiated(Negotiated),
     /// A whole FPDU.
     Fpdu(Fpdu),
@@ -101,7 +101,7 @@ pub enum Event {
         /// Reason why it cannot be decoded.
         why: String,
     },
-    /// Both directions continue as raw TCP: a connection of `uiw perf --compare`.
+    /// The connection continues as raw TCP, as with `uiw perf --compare`.
     RawTcp,
     /// The direction's end, as TCP had it.
     Tcp {

@@ -5,7 +5,7 @@ use uiw_testkit::sim::Link;
 
 use crate::link::Simulation;
 
-/// Longer than a message that is posted inline.
+/// Length of a message that is too long to be posted inline.
 const LONG: usize = 1000;
 
 #[test]

@@ -84,7 +84,7 @@ fn failed_request_after_pause_closes_orderly() {
 
 /// Like the test above: the time for which a Send waits for a receive begins when it is parked.
 #[test]
-fn parked_send_after_pause_gets_full_timeout() {
+fn parked_send_gets_full_timeout() {
     let simulation = Simulation::new(1, Link::default());
     let mut settings = ConnectionConfig::default().recv_depth(1);
     settings.options.no_receive_timeout = Duration::from_secs(3);

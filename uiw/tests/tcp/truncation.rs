@@ -45,7 +45,7 @@ fn proxy(server: SocketAddr) -> (SocketAddr, mpsc::Receiver<TcpStream>) {
 }
 
 #[test]
-fn fin_without_close_notify_is_an_error() {
+fn fin_without_close_notify_rejected() {
     let key = SecretKey::generate().unwrap();
     let settings = ConnectionConfig::default();
     let listener = Listener::bind(&domain(&key), loopback(), &settings).unwrap();

@@ -49,7 +49,7 @@ fn waker_may_wait() {
 }
 
 #[test]
-fn future_waiting_for_thread_does_not_block() {
+fn waiting_future_never_blocks() {
     let (a, b) = (Device::open().unwrap(), Device::open().unwrap());
     let ((first, first_peer), (second, second_peer)) = (
         connected_on(&a, &b, &ConnectionConfig::default()),

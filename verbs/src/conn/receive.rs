@@ -4,6 +4,7 @@
 use super::{Conn, QpHost};
 use crate::driver::{HeldBytes, PAGE, RX_STAGING, Services};
 use std::io;
+use std::ops::ControlFlow;
 use std::time::Duration;
 use uiw_llp::{Readable, RemainingBytes};
 use uiw_mem::IoVecMut;
@@ -173,24 +174,35 @@ impl Conn {
         goes_on && self.stream.is_open()
     }
 
-    fn receive_into(&mut self, staging: &mut [u8], reads: Reads, services: &mut Services) -> bool {
+    /// Takes up the FPDU that the previous turn left incomplete, and the end of the stream. Returns whether bytes were used, as
+    /// [`ControlFlow::Break`] if nothing is to be read in this turn.
+    #[inline]
+    fn resume_partial(&mut self, services: &mut Services) -> ControlFlow<bool, bool> {
         let mut moved = false;
         if !self.partial.is_empty() {
             moved = self.handle_partial(services);
             if !self.stream.is_open() {
                 self.hold(&[], services);
-                return moved;
+                return ControlFlow::Break(moved);
             }
             if !self.takes_bytes() {
                 self.count_held(services);
-                return moved;
+                return ControlFlow::Break(moved);
             }
         }
         if self.eof {
             self.on_eof(self.partial.len(), services);
             self.count_held(services);
-            return true;
+            return ControlFlow::Break(true);
         }
+        ControlFlow::Continue(moved)
+    }
+
+    fn receive_into(&mut self, staging: &mut [u8], reads: Reads, services: &mut Services) -> bool {
+        let mut moved = match self.resume_partial(services) {
+            ControlFlow::Continue(moved) => moved,
+            ControlFlow::Break(moved) => return moved,
+        };
         let (begun, mut taken) = (self.partial.len(), moved);
         let mut have = begun;
         let mut start = staging_start(staging.as_ptr().addr(), self.page_offset, have);

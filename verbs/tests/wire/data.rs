@@ -893,7 +893,7 @@ fn immediate_without_write_counts_no_bytes() {
 }
 
 #[test]
-fn reads_after_our_fin_keep_close_orderly() {
+fn close_orderly_with_later_reads() {
     let end = End::new();
     let mut peer = responder(&end);
     end.qp.disconnect().unwrap();
@@ -966,7 +966,7 @@ fn invalid_receive_memory_is_local_error() {
     assert_eq!(end.sent().status, WcStatus::LocalProtection);
 }
 
-/// Nothing that TCP has is lost when the peer's half is closed: only unsent requests are flushed.
+/// The FIN of the peer flushes unsent requests, but loses no byte that TCP already has.
 #[test]
 fn fin_of_peer_ends_orderly() {
     let end = End::new();

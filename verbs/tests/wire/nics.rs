@@ -251,7 +251,7 @@ fn cxgb4_of_revision_1_accepts_default() {
 }
 
 #[test]
-fn cxgb4_of_revision_1_refusing_write_named() {
+fn cxgb4_revision_1_write_refusal_named() {
     for options in [default().peer_to_peer(false), default().rtr(WRITE)] {
         let (end, port) = (End::new(), Port::new());
         end.connect(port.addr(), &options.revision(Revision::One));
@@ -265,7 +265,7 @@ fn cxgb4_of_revision_1_refusing_write_named() {
 }
 
 #[test]
-fn cxgb4_of_revision_1_named_without_fallback() {
+fn cxgb4_revision_1_without_fallback_named() {
     let (end, port) = (End::new(), Port::new());
     let options = default().fallback(false);
     end.connect(port.addr(), &options);

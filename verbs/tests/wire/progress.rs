@@ -542,7 +542,7 @@ fn stalled_stream_delays_no_other() {
 
 /// Each attempt is followed by a wake-up, as of a thread that waits beside busy connections.
 #[test]
-fn foreign_wake_ups_do_not_prolong_wait() {
+fn wait_unaffected_by_foreign_wakeups() {
     let device = Device::open().unwrap();
     let begun = Instant::now();
     let mut attempts = 0;

@@ -92,7 +92,7 @@ fn segments_cover_message_in_order() {
 
 // [test:RFC5041-5.2-02]
 #[test]
-fn message_of_2_to_32_bytes_rejected() {
+fn message_of_4_gib_rejected() {
     let end = End::new();
     let mut peer = responder_opt(&end, &plain());
     let half = Sge { length: 1 << 31, ..end.sge(0, 0) };

@@ -361,7 +361,7 @@ fn socket_has_room_for_longest_fpdu() {
 /// Another connection keeps the receive memory budget used up while both ends of this one close: the peer's bytes wait in the socket, and
 /// the stack does not report the hang-up with every poll.
 #[test]
-fn hang_up_with_exhausted_memory_reported_once() {
+fn hangup_with_exhausted_memory_reported() {
     let reports = Reports::default();
     let stack = WrappedStack { inner: Box::new(TcpStack::new().unwrap()), hooks: reports.clone() };
     // Room for one read: none, not even of a whole FPDU, once a message is kept.
@@ -403,7 +403,7 @@ fn hang_up_with_exhausted_memory_reported_once() {
 
 /// A Send waits for its receive while both ends close: the stack reports a hang-up then, and the message is still there.
 #[test]
-fn hang_up_after_parked_send_loses_nothing() {
+fn hangup_after_parked_send_lossless() {
     let end = End::tcp();
     let options = plain().no_receive_timeout(TIMEOUT).close_timeout(TIMEOUT);
     let mut peer = responder_opt(&end, &options);

@@ -928,7 +928,7 @@ fn initiator_without_rtr_sends_after_post() {
 // [test:RFC5044-7.1.1-08] [test:RFC5044-7.1.1-09] [test:RFC5044-7.1.1-11] [test:RFC5044-7.1.1-06] [test:RFC5044-7.1.1-07]
 // [test:RFC5044-4.4-07]
 #[test]
-fn crc_by_either_end_markers_by_direction() {
+fn crc_shared_markers_per_direction() {
     for ours in [false, true] {
         for theirs in [false, true] {
             for (markers_in, markers_out) in [(false, false), (true, false), (false, true), (true, true)] {
@@ -1011,7 +1011,7 @@ fn is_foreign(end: &End) -> bool {
 }
 
 #[test]
-fn echo_and_zeroes_not_taken_for_uiw() {
+fn echo_and_zeroes_not_uiw() {
     for zero in [false, true] {
         let end = End::new();
         let (mut peer, _) = initiator_opt(&end, &exchanging(), |_| with(reply(2), enhanced(4, 4)));

@@ -570,7 +570,7 @@ mod tests {
     }
 
     #[test]
-    fn late_woken_thread_passes_wake_up_on() {
+    fn late_thread_passes_wakeup_on() {
         let (set, _fd, sockets) = set_of_ready(2);
         let woken = [(); 3].map(|()| Arc::<AtomicBool>::default());
         for flag in &woken {
@@ -587,7 +587,7 @@ mod tests {
     }
 
     #[test]
-    fn one_shot_member_reported_once_per_request() {
+    fn one_shot_member_reported_once() {
         let (set, _fd, sockets) = set_of_ready(1);
         let ask = |events: c_int| {
             let event = Some(epoll_event { events: (libc::EPOLLOUT | events) as u32, u64: 7 });

@@ -18,7 +18,7 @@ pub(crate) enum FrameFilter {
     For([u8; 6]),
     /// None before [`PacketSocket::take_groups`].
     Nothing,
-    /// All frames that arrive.
+    /// Accepts every frame.
     All,
 }
 

@@ -227,8 +227,8 @@ fn vanished_peer_dead_despite_probes() {
     }
 }
 
-/// After the ends have received everything and no acknowledgement has arrived, they send again, from the first byte on. Neither takes
-/// a segment with old bytes for an acknowledgement, so what answers those must stand behind all that was sent.
+/// Two ends that received everything, but no acknowledgement, send again from the first byte on. Neither takes
+/// a segment with old bytes for an acknowledgement, so the answer must have a sequence number after all sent bytes.
 #[test]
 fn acknowledgements_cover_sent_bytes() {
     for v6 in [false, true] {

@@ -108,7 +108,7 @@ fn transmit_frames_recycled() {
     }
 }
 
-/// While all frames for receiving are in use, arriving ones are lost; once they are returned, arriving ones are received.
+/// Arriving frames are lost while all receive frames are in use, and are received again once some are returned.
 #[test]
 fn receive_frames_recycled() {
     let Some(network) = Network::veth() else { return };

@@ -78,7 +78,7 @@ fn our_own_key_updates() {
 }
 
 #[test]
-fn fin_without_close_notify_is_error() {
+fn fin_without_close_notify_rejected() {
     let (own, theirs) = pair_of_configs();
     let mut server = Server::new(own);
     let client = plain_client(server.at(), plain_config(&theirs, false), |stream| {

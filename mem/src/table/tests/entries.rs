@@ -299,7 +299,7 @@ fn lenient_as_siw() {
 }
 
 #[test]
-fn local_invalidate_of_type_2_and_fast() {
+fn local_invalidate_of_revocable_stags() {
     let table = table();
     let region = plain(&table);
     let (_, window) = bound_two(&table, &region);

@@ -597,7 +597,7 @@ mod tests {
     }
 
     #[test]
-    fn wake_ups_do_not_prolong_pause() {
+    fn pause_unaffected_by_wakeups() {
         let f = Fixture::new();
         let watched = Watched::new();
         assert!(f.arm(&watched, 0));
