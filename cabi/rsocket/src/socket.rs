@@ -31,7 +31,7 @@ use uiw_cabi_core::errno::Errno;
 use uiw_cabi_core::lock::{Mutex, MutexGuard};
 use uiw_cabi_core::ports::Reservation;
 use uiw_verbs::cm::{AwaitedRequest, CloseReason, CmChannel, CmEventKind};
-use uiw_verbs::{ConnConfig, Error, ShardSet};
+use uiw_verbs::{ConnConfig, Cq, Error};
 
 /// Options that a program sets, and that a listener's connections inherit.
 #[derive(Clone, Copy, Debug)]
@@ -469,15 +469,8 @@ impl Source for Socket {
         self.watchers.remove(waker);
     }
 
-    fn arm(&self) {
-        let cq = self.lock().stream().map(|stream| Arc::clone(stream.link.cq()));
-        if let Some(cq) = cq {
-            cq.arm(uiw_verbs::Arm::Any);
-        }
-    }
-
-    fn shards(&self) -> ShardSet {
-        self.lock().stream().map(|stream| stream.link.cq().shards()).unwrap_or_default()
+    fn cq(&self) -> Option<Arc<Cq>> {
+        self.lock().stream().map(|stream| Arc::clone(stream.link.cq()))
     }
 }
 

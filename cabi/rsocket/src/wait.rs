@@ -16,7 +16,7 @@ use uiw_cabi_core::engine;
 use uiw_cabi_core::errno::Errno;
 use uiw_cabi_core::fork;
 use uiw_cabi_core::signals;
-use uiw_verbs::{Device, PollWaiter, ShardSet};
+use uiw_verbs::{Arm, Cq, Device, PollWaiter, ShardSet};
 
 /// Time for which a waiting thread drives the engine itself before it sleeps and leaves driving to the background thread. Only the sleep is
 /// ended by signals.
@@ -342,14 +342,23 @@ pub(crate) trait Source {
     /// Returns the statistics of such calls.
     fn attempts(&self) -> &Attempts;
 
-    /// Asks the engine for a wake-up by its background thread at the next completion.
-    fn arm(&self);
+    /// Returns the completion queue of the source, once it has one.
+    fn cq(&self) -> Option<Arc<Cq>>;
 
-    /// The shards of its connections.
-    fn shards(&self) -> ShardSet;
-
-    /// The task does not wait any more.
+    /// Removes the waker of a task that does not wait any more.
     fn unwatch(&self, waker: &Waker);
+
+    /// Asks the engine for a wake-up by its background thread at the next completion.
+    fn arm(&self) {
+        if let Some(cq) = self.cq() {
+            cq.arm(Arm::Any);
+        }
+    }
+
+    /// Returns the shards of its connections.
+    fn shards(&self) -> ShardSet {
+        self.cq().map(|cq| cq.shards()).unwrap_or_default()
+    }
 }
 
 /// Tries a call until its answer is not EAGAIN, as `first`, that of the source's state as it is, may be; waits between, for at most `time`, unless the call

@@ -29,7 +29,7 @@ use uiw_cabi_core::lock::{Mutex, MutexGuard};
 use uiw_cabi_core::ports;
 use uiw_cabi_core::settings::Settings;
 use uiw_cabi_core::stack;
-use uiw_verbs::ShardSet;
+use uiw_verbs::Cq;
 
 /// Time that closing a socket waits for UDP to take sent messages.
 const FLUSH_TIMEOUT: Duration = Duration::from_millis(500);
@@ -488,14 +488,7 @@ impl Source for Datagram {
         self.watchers.remove(waker);
     }
 
-    fn arm(&self) {
-        let cq = self.lock().endpoint.as_ref().map(|endpoint| Arc::clone(endpoint.cq()));
-        if let Some(cq) = cq {
-            cq.arm(uiw_verbs::Arm::Any);
-        }
-    }
-
-    fn shards(&self) -> ShardSet {
-        self.lock().endpoint.as_ref().map(|endpoint| endpoint.cq().shards()).unwrap_or_default()
+    fn cq(&self) -> Option<Arc<Cq>> {
+        self.lock().endpoint.as_ref().map(|endpoint| Arc::clone(endpoint.cq()))
     }
 }
