@@ -22,21 +22,15 @@ static void completes(struct ibv_cq *cq, int round)
 	}
 }
 
-static void round_of(struct rdma_cm_id *listener, int round)
+static void round_of(struct sockaddr_in *address, int round)
 {
-	struct sockaddr_in address = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
 	struct rdma_conn_param param = { .responder_resources = 1, .initiator_depth = 1, .retry_count = 7, .rnr_retry_count = 7 };
 	struct ibv_recv_wr receive = { 0 }, *bad_receive;
 	struct ibv_send_wr *bad_send;
 	struct rdma_cm_id *client, *server;
 	struct ibv_mr *source, *sink;
 
-	address.sin_port = rdma_get_src_port(listener);
-	CHECK(!rdma_create_id(active, &client, NULL, RDMA_PS_TCP));
-	CHECK(!rdma_resolve_addr(client, NULL, (void *)&address, 1000));
-	await(active, RDMA_CM_EVENT_ADDR_RESOLVED);
-	CHECK(!rdma_resolve_route(client, 1000));
-	await(active, RDMA_CM_EVENT_ROUTE_RESOLVED);
+	client = resolve(active, address);
 	create_queue_pair(client);
 	CHECK(!rdma_connect(client, &param));
 	server = await(passive, RDMA_CM_EVENT_CONNECT_REQUEST);
@@ -66,14 +60,12 @@ static void round_of(struct rdma_cm_id *listener, int round)
 
 int main(void)
 {
-	struct sockaddr_in own = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
-	struct rdma_cm_id *listener;
+	struct sockaddr_in own;
 
 	CHECK((passive = rdma_create_event_channel()) && (active = rdma_create_event_channel()));
-	CHECK(!rdma_create_id(passive, &listener, NULL, RDMA_PS_TCP));
-	CHECK(!rdma_bind_addr(listener, (void *)&own) && !rdma_listen(listener, 4));
+	listen_on_loopback(passive, &own);
 	for (int round = 0; round < ROUNDS; round++)
-		round_of(listener, round);
+		round_of(&own, round);
 	puts("everything completes though the peer is gone");
 	return 0;
 }

@@ -40,23 +40,16 @@ static void *sends(void *unused)
 
 int main(void)
 {
-	struct sockaddr_in to = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+	struct sockaddr_in to;
 	struct rdma_conn_param param = { .retry_count = 7, .rnr_retry_count = 7 };
 	struct ibv_recv_wr receive = { 0 }, *bad;
-	struct rdma_cm_id *listener;
 	struct ibv_wc wc;
 	pthread_t sender;
 	int found = 0, polls;
 
 	CHECK((passive = rdma_create_event_channel()) && (active = rdma_create_event_channel()));
-	CHECK(!rdma_create_id(passive, &listener, NULL, RDMA_PS_TCP));
-	CHECK(!rdma_bind_addr(listener, (void *)&to) && !rdma_listen(listener, 4));
-	to.sin_port = rdma_get_src_port(listener);
-	CHECK(!rdma_create_id(active, &client, NULL, RDMA_PS_TCP));
-	CHECK(!rdma_resolve_addr(client, NULL, (void *)&to, 1000));
-	await(active, RDMA_CM_EVENT_ADDR_RESOLVED);
-	CHECK(!rdma_resolve_route(client, 1000));
-	await(active, RDMA_CM_EVENT_ROUTE_RESOLVED);
+	listen_on_loopback(passive, &to);
+	client = resolve(active, &to);
 	create_queue_pair(client);
 	CHECK(!rdma_connect(client, &param));
 	server = await(passive, RDMA_CM_EVENT_CONNECT_REQUEST);

@@ -4,8 +4,7 @@
 #include <poll.h>
 #include <time.h>
 
-static const struct sockaddr_in loopback = { .sin_family = AF_INET, .sin_addr.s_addr = 0x0100007f };
-
+static struct sockaddr_in to;
 static struct rdma_event_channel *passive, *active;
 
 static double now(void)
@@ -23,25 +22,9 @@ static int readable(struct rdma_event_channel *channel, int milliseconds)
 	return poll(&fd, 1, milliseconds) == 1;
 }
 
-static struct rdma_cm_id *listening(void)
+static void connected(struct rdma_cm_id **client, struct rdma_cm_id **server)
 {
-	struct rdma_cm_id *id;
-
-	CHECK(!rdma_create_id(passive, &id, NULL, RDMA_PS_TCP));
-	CHECK(!rdma_bind_addr(id, (void *)&loopback) && !rdma_listen(id, 4));
-	return id;
-}
-
-static void connected(struct rdma_cm_id *listener, struct rdma_cm_id **client, struct rdma_cm_id **server)
-{
-	struct sockaddr_in to = loopback;
-
-	to.sin_port = rdma_get_src_port(listener);
-	CHECK(!rdma_create_id(active, client, NULL, RDMA_PS_TCP));
-	CHECK(!rdma_resolve_addr(*client, NULL, (void *)&to, 1000));
-	await(active, RDMA_CM_EVENT_ADDR_RESOLVED);
-	CHECK(!rdma_resolve_route(*client, 1000));
-	await(active, RDMA_CM_EVENT_ROUTE_RESOLVED);
+	*client = resolve(active, &to);
 	create_queue_pair(*client);
 	CHECK(!rdma_connect(*client, NULL));
 	*server = await(passive, RDMA_CM_EVENT_CONNECT_REQUEST);
@@ -88,10 +71,10 @@ int main(int argc, char **argv)
 	double at;
 
 	CHECK((passive = rdma_create_event_channel()) && (active = rdma_create_event_channel()));
-	listener = listening();
+	listener = listen_on_loopback(passive, &to);
 
 	/* Also without the queue pair, and after a second disconnect. */
-	connected(listener, &client, &server);
+	connected(&client, &server);
 	at = disconnected(client, server);
 	rdma_destroy_qp(server);
 	CHECK(!rdma_disconnect(client));
@@ -106,7 +89,7 @@ int main(int argc, char **argv)
 
 	/* Destroying an id does not wait, and no event of it comes. One round of ten is not delayed by other programs. */
 	for (int round = 1;; round++) {
-		connected(listener, &client, &server);
+		connected(&client, &server);
 		at = disconnected(client, server);
 		let_go(client);
 		let_go(server);
@@ -117,7 +100,7 @@ int main(int argc, char **argv)
 	CHECK(!readable(active, 1000) && !readable(passive, 0));
 
 	/* An id that moves to another channel meanwhile has it there. */
-	connected(listener, &client, &server);
+	connected(&client, &server);
 	disconnected(client, server);
 	CHECK(!rdma_migrate_id(client, passive));
 	if (once) {

@@ -1,29 +1,10 @@
 /* How rdma_cm connects a program that moves its queue pairs itself, on another transport than iWARP: the id has none. The active side has
  * CONNECT_RESPONSE when the peer has accepted, and the passive side has ESTABLISHED when the active one has called rdma_establish. Both ends
  * are in this process. */
-#include "check.h"
+#include "cm.h"
 #include <poll.h>
-#include <rdma/rdma_cma.h>
-
-static const struct sockaddr_in loopback = { .sin_family = AF_INET, .sin_addr.s_addr = 0x0100007f };
 
 static struct rdma_event_channel *passive, *active;
-
-static struct rdma_cm_id *await(struct rdma_event_channel *channel, enum rdma_cm_event_type expected)
-{
-	struct rdma_cm_event *event;
-	struct rdma_cm_id *id;
-
-	CHECK(!rdma_get_cm_event(channel, &event));
-	if (event->event != expected) {
-		fprintf(stderr, "expected %s, got %s, status %d\n", rdma_event_str(expected), rdma_event_str(event->event),
-			event->status);
-		exit(EXIT_FAILURE);
-	}
-	id = event->id;
-	CHECK(!rdma_ack_cm_event(event));
-	return id;
-}
 
 /* What has not come after so long was not sent. */
 static int nothing_comes(struct rdma_event_channel *channel)
@@ -46,20 +27,14 @@ enum ending { ESTABLISHES, DISCONNECTS, GIVES_UP };
 
 static void connect_and(enum ending ending)
 {
-	struct sockaddr_in to = loopback;
+	struct sockaddr_in to;
 	struct rdma_conn_param param = { .private_data = "data", .private_data_len = 4 };
 	struct rdma_cm_id *listener, *client, *server;
 	struct ibv_qp *of_client, *of_server;
 	struct ibv_cq *cq;
 
-	CHECK(!rdma_create_id(passive, &listener, NULL, RDMA_PS_TCP));
-	CHECK(!rdma_bind_addr(listener, (void *)&to) && !rdma_listen(listener, 4));
-	to.sin_port = rdma_get_src_port(listener);
-	CHECK(!rdma_create_id(active, &client, NULL, RDMA_PS_TCP));
-	CHECK(!rdma_resolve_addr(client, NULL, (void *)&to, 1000));
-	await(active, RDMA_CM_EVENT_ADDR_RESOLVED);
-	CHECK(!rdma_resolve_route(client, 1000));
-	await(active, RDMA_CM_EVENT_ROUTE_RESOLVED);
+	listener = listen_on_loopback(passive, &to);
+	client = resolve(active, &to);
 	CHECK((cq = ibv_create_cq(client->verbs, 1, NULL, NULL, 0)));
 	of_client = queue_pair(client, cq);
 	param.qp_num = of_client->qp_num;
