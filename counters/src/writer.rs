@@ -45,7 +45,7 @@ pub struct ShardCounters {
     used: usize,
     /// Blocks that the file has room for.
     room: usize,
-    /// Blocks of connections that are over by their own address, the oldest first.
+    /// Blocks of connections that are over by their own address, the oldest first; after moves also blocks of other shards.
     free: BTreeMap<IpAddr, VecDeque<usize>>,
     file: Option<Arc<BlockFile>>,
 }
@@ -97,12 +97,23 @@ impl ShardCounters {
             | flag(details.initiator, conn::FLAG_INITIATOR)
             | flag(details.kernel, conn::FLAG_KERNEL);
         match self.take(flags, details.qp_num, details.local, details.peer) {
-            Some((block, index)) => ConnCounters { block, index: Some(index) },
-            None => {
-                let block = if details.same_device { &self.same_device } else { &self.others };
-                ConnCounters { block: block.clone(), index: None }
+            Some((block, index)) => {
+                ConnCounters { block, index: Some(index), same_device: details.same_device }
             }
+            None => self.shared(details.same_device),
         }
+    }
+
+    /// Takes over the counters of a connection that has come from another shard.
+    pub fn adopt(&self, counters: &mut ConnCounters) {
+        if counters.index.is_none() {
+            *counters = self.shared(counters.same_device);
+        }
+    }
+
+    fn shared(&self, same_device: bool) -> ConnCounters {
+        let block = if same_device { &self.same_device } else { &self.others };
+        ConnCounters { block: block.clone(), index: None, same_device }
     }
 
     /// A UD queue pair was created, at a port with this address.
@@ -134,8 +145,8 @@ impl ShardCounters {
         local: SocketAddr,
         peer: SocketAddr,
     ) -> Option<(BlockRef, usize)> {
-        let index = self.free_of(local.ip()).or_else(|| self.unused()).or_else(|| self.free_of_any())?;
-        let Some(block) = self.others.blocks().get(block(self.index, index)) else {
+        let at = self.free_of(local.ip()).or_else(|| self.unused()).or_else(|| self.free_of_any())?;
+        let Some(block) = self.others.blocks().get(at) else {
             unreachable!("the blocks of all shards are mapped")
         };
         let sequence = &block[conn::SEQUENCE];
@@ -162,9 +173,8 @@ impl ShardCounters {
         block[conn::STATE].store(conn::OPEN, Relaxed);
         sequence.store(sequence.load(Relaxed).wrapping_add(1), Release);
         // Its contents first: a reader takes all blocks in front of this number for used ones.
-        let used = &self.block[shard::USED];
-        used.store(used.load(Relaxed).max(index as u64 + 1), Release);
-        Some((block, index))
+        self.block[shard::USED].store(self.used as u64, Release);
+        Some((block, at))
     }
 
     /// A block whose connections had this address of their own: all that it counts is that address's.
@@ -199,7 +209,7 @@ impl ShardCounters {
             self.room += more;
         }
         self.used += 1;
-        Some(self.used - 1)
+        Some(block(self.index, self.used - 1))
     }
 
     /// A connection that was in Full Operation is over: its counts stay until another one takes their place. One that was not changes
@@ -219,7 +229,7 @@ impl ShardCounters {
     /// Returns counters for a connection in start-up, which counts nothing of its own.
     #[must_use]
     pub fn unassigned(&self) -> ConnCounters {
-        ConnCounters { block: self.others.clone(), index: None }
+        self.shared(false)
     }
 
     /// TCP accepted a peer.
@@ -253,8 +263,10 @@ impl ShardCounters {
 #[derive(Debug)]
 pub struct ConnCounters {
     block: BlockRef,
-    /// `None`: the block is shared.
+    /// `None`: the block is shared with other connections of the shard.
     index: Option<usize>,
+    /// The other end is a queue pair of the same device.
+    same_device: bool,
 }
 
 impl ConnCounters {

@@ -2,7 +2,7 @@
 
 use crate::comp_channel::CompChannel;
 use crate::device::Device;
-use crate::driver::Driver;
+use crate::driver::{Driver, PollContention};
 use crate::error::{Error, Result};
 use crate::event::AsyncEvent;
 use crate::faults::{Call, Faults};
@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::task::{Context, Poll, Waker};
 
 /// Completions taken under one locking.
@@ -38,7 +38,8 @@ pub struct CqConfig {
     pub channel: Option<Arc<CompChannel>>,
     /// True if completions carry the time.
     pub timestamps: bool,
-    /// The shard of connections whose receives complete here, less than [`Device::shards`]; by default the device chooses.
+    /// The shard of connections whose receives complete here, less than [`Device::shards`]. By default the device chooses, and moves
+    /// the connections to a shard of the thread that polls the queue where threads disturb each other.
     pub shard: Option<usize>,
 }
 
@@ -67,8 +68,10 @@ pub struct Cq {
     taken: AtomicU64,
     /// Queue pairs that complete here.
     users: AtomicU32,
-    /// The shard of connections whose receives complete here.
-    shard: usize,
+    /// The shard of connections whose receives complete here: see [`Cq::shard`].
+    shard: OnceLock<usize>,
+    /// Polls that found that another thread polls the same shards.
+    contention: PollContention,
     /// The shards of connections that complete here: a bit for each.
     shards: AtomicU64,
     /// True if, when the queue was last armed, its channel had a descriptor that becomes readable when something arrives on one of these shards, by a watch or by
@@ -109,7 +112,6 @@ impl Cq {
     ) -> Arc<Self> {
         // A consumer has taken every completion.
         let taken = if consumer.is_some() { u64::MAX } else { 0 };
-        let shard = options.shard.unwrap_or_else(|| device.driver().shard_for_queue());
         Arc::new_cyclic(|this| Self {
             num,
             device: device.for_object(),
@@ -125,7 +127,8 @@ impl Cq {
             queued: AtomicUsize::new(0),
             taken: AtomicU64::new(taken),
             users: AtomicU32::new(0),
-            shard,
+            shard: OnceLock::new(),
+            contention: PollContention::default(),
             shards: AtomicU64::new(0),
             watched: AtomicBool::new(false),
             skips_drive: AtomicBool::new(false),
@@ -164,9 +167,11 @@ impl Cq {
         self.users.fetch_sub(1, Ordering::AcqRel);
     }
 
-    /// The shard of connections whose receives complete here.
+    /// Returns the shard on which connections begin whose receives complete here: that of [`CqConfig::shard`], or the one that the
+    /// device assigned when it was first asked for.
     pub fn shard(&self) -> usize {
-        self.shard
+        let assign = || self.options.shard.unwrap_or_else(|| self.driver().shard_for_queue());
+        *self.shard.get_or_init(assign)
     }
 
     /// A connection of `shard` completes here from now on.
@@ -176,6 +181,7 @@ impl Cq {
             connections.resize(shard + 1, 0);
         }
         connections[shard] += 1;
+        self.contention.reset();
         self.shards.fetch_or(1 << shard, Ordering::Release);
     }
 
@@ -247,7 +253,10 @@ impl Cq {
             }
         }
         let enough = || self.queued.load(Ordering::Relaxed) > 0;
-        self.driver().poll_progress(self.shards.load(Ordering::Acquire), &enough);
+        let contended = self.driver().poll_progress(self.shards.load(Ordering::Acquire), &enough);
+        if contended && self.options.shard.is_none() && self.contention.note() {
+            self.driver().gather(self);
+        }
         if self.is_empty() { 0 } else { pop(max) }
     }
 

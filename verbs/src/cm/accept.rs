@@ -35,26 +35,27 @@ impl ConnRequest {
             let mut channel_before = None;
             let accepted = accept_on(core, token, &inner, |conn, services| {
                 channel_before = channel.map(|channel| conn.cm.migrate(&channel));
-                conn.accept(&inner, &options, &private_data, services)
+                conn.accept(&inner, &options, &private_data, services)?;
+                Ok(Arc::clone(&conn.location))
             });
             (accepted, channel_before)
         });
         // Without a lock: its wakers are foreign code.
         drop(channel_before);
-        accepted?;
+        let location = accepted?;
         self.decided = true;
         self.driver.note_use(token);
-        Ok(ConnHandle::new(Arc::clone(&self.driver), Some(token), self.id))
+        Ok(ConnHandle::new(Arc::clone(&self.driver), Some(location), self.id))
     }
 }
 
 /// Gives `qp` the connection `token`, which `accept` accepts.
-fn accept_on(
+fn accept_on<R>(
     core: &mut Core,
     token: Token,
     qp: &QpInner,
-    accept: impl FnOnce(&mut Conn, &mut Services) -> Result<()>,
-) -> Result<()> {
+    accept: impl FnOnce(&mut Conn, &mut Services) -> Result<R>,
+) -> Result<R> {
     {
         let _control = qp.control();
         qp.may_connect("accepting")?;

@@ -1,7 +1,7 @@
 //! Connecting a queue pair.
 
 use crate::cm::{CmChannel, CmEvent, CmEventKind, CmSide, ConnHandle, ConnId, check_options, connect_error};
-use crate::conn::Conn;
+use crate::conn::{Conn, ConnLocation};
 use crate::driver::{Core, Slot};
 use crate::error::{Error, Result};
 use crate::faults::CmCall;
@@ -223,9 +223,9 @@ fn begin(
     shard.start()?;
     let (qp, options, channel) = (Arc::clone(inner), Arc::clone(options), Arc::clone(channel));
     // Behind it the queue pair is not touched: another thread may have taken the connection's events, and dropped it.
-    let (token, id) = shard.call(move |core| begin_on(core, &qp, &options, &channel, open))?;
+    let (token, id, location) = shard.call(move |core| begin_on(core, &qp, &options, &channel, open))?;
     driver.note_use(token);
-    Ok(ConnHandle::new(driver, Some(token), id))
+    Ok(ConnHandle::new(driver, Some(location), id))
 }
 
 fn begin_on(
@@ -234,18 +234,20 @@ fn begin_on(
     options: &Arc<ConnConfig>,
     channel: &Arc<CmChannel>,
     open: impl FnOnce(&mut dyn TransportStack, Token, STag, Time) -> Result<NewConnection>,
-) -> Result<(Token, ConnId)> {
+) -> Result<(Token, ConnId, Arc<ConnLocation>)> {
     let shared = Arc::clone(&core.services.shared);
     let control = inner.control();
     inner.may_connect("connecting")?;
     let sink = shared.table.reserve()?;
     let id = ConnId(shared.next_stream().0);
     let cm = CmSide::new(id, Arc::clone(channel));
+    let mut location = Arc::default();
     let opened = core.insert(|stack, services, token| {
         let NewConnection { socket, stream, asked_local, connected_note } =
             open(stack, token, sink, services.now)?;
         let mut conn = Conn::new(token, socket, stream, Arc::clone(options), cm, services);
         conn.set_qp(inner);
+        location = Arc::clone(&conn.location);
         (conn.asked_local, conn.connected_note) = (asked_local, connected_note);
         Ok(Slot::Conn(Box::new(conn)))
     });
@@ -260,7 +262,7 @@ fn begin_on(
     drop(control);
     // The time for start-up gets its timer.
     core.with_conn(token, |_, _| ());
-    Ok((token, id))
+    Ok((token, id, location))
 }
 
 /// Gives up a connection that is being set up; nothing happens to one that stands. The queue pair is free again.

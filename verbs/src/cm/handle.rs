@@ -1,12 +1,11 @@
 //! Connections by themselves: for connection managers whose queue pairs come and go.
 
 use crate::cm::{CmChannel, ConnId};
-use crate::conn::Conn;
+use crate::conn::{Conn, ConnLocation};
 use crate::driver::{Driver, Services};
 use crate::error::{Error, Result};
 use crate::qp::Qp;
 use std::sync::Arc;
-use uiw_llp::Token;
 
 /// A connection, in set-up or standing, without its queue pair. It keeps nothing alive: once the connection is over every call
 /// answers [`Error::NotConnected`].
@@ -15,14 +14,14 @@ use uiw_llp::Token;
 #[derive(Clone)]
 pub struct ConnHandle {
     driver: Arc<Driver>,
-    /// None of one that ended before it had a stream.
-    token: Option<Token>,
+    /// `None` for a connection that ended before it had a stream.
+    location: Option<Arc<ConnLocation>>,
     id: ConnId,
 }
 
 impl ConnHandle {
-    pub(super) fn new(driver: Arc<Driver>, token: Option<Token>, id: ConnId) -> Self {
-        Self { driver, token, id }
+    pub(super) fn new(driver: Arc<Driver>, location: Option<Arc<ConnLocation>>, id: ConnId) -> Self {
+        Self { driver, location, id }
     }
 
     /// The connection that `qp` has.
@@ -30,10 +29,10 @@ impl ConnHandle {
     /// # Errors
     /// [`Error::NotConnected`].
     pub fn of(qp: &Qp) -> Result<Self> {
-        let token = qp.0.conn().ok_or(Error::NotConnected)?;
         let driver = Arc::clone(&qp.0.driver);
-        let id = with(&driver, token, |conn, _| conn.cm.id)?;
-        Ok(Self { driver, token: Some(token), id })
+        let found = driver.with_conn_at(&qp.0.conn, |conn, _| (conn.cm.id, Arc::clone(&conn.location)));
+        let (id, location) = found.ok_or(Error::NotConnected)?;
+        Ok(Self { driver, location: Some(location), id })
     }
 
     /// Returns the identifier of the connection in [`crate::cm::CmEvent`]s.
@@ -47,7 +46,7 @@ impl ConnHandle {
     /// # Errors
     /// [`Error::NotConnected`]; events not taken yet stay where they are then.
     pub fn migrate(&self, channel: &Arc<CmChannel>) -> Result<()> {
-        migrate(&self.driver, self.token.ok_or(Error::NotConnected)?, channel)
+        self.with(migration_to(channel)).map(drop)
     }
 
     /// No event reports it any more. Those not taken yet stay in their channel.
@@ -104,7 +103,8 @@ impl ConnHandle {
         &self,
         serve: impl FnOnce(&mut Conn, &mut Services) -> R + Send + 'static,
     ) -> Result<R> {
-        with(&self.driver, self.token.ok_or(Error::NotConnected)?, serve)
+        let location = self.location.as_ref().ok_or(Error::NotConnected)?;
+        self.driver.with_conn_at(location, serve).ok_or(Error::NotConnected)
     }
 }
 
@@ -114,19 +114,11 @@ impl std::fmt::Debug for ConnHandle {
     }
 }
 
-fn with<R>(
-    driver: &Arc<Driver>,
-    token: Token,
-    serve: impl FnOnce(&mut Conn, &mut Services) -> R + Send + 'static,
-) -> Result<R>
-where
-    R: Send + 'static,
-{
-    driver.shard(token).call(move |core| core.with_conn(token, serve)).ok_or(Error::NotConnected)
-}
-
-pub(super) fn migrate(driver: &Arc<Driver>, token: Token, channel: &Arc<CmChannel>) -> Result<()> {
+/// Returns the work on a connection that moves its events to `channel`, and returns the channel before: to be dropped without a lock,
+/// as its wakers are foreign code.
+pub(super) fn migration_to(
+    channel: &Arc<CmChannel>,
+) -> impl FnOnce(&mut Conn, &mut Services) -> Arc<CmChannel> + Send + use<> {
     let channel = Arc::clone(channel);
-    // The channel before is dropped without a lock: its wakers are foreign code.
-    with(driver, token, move |conn, services| conn.cm.migrate_all(&channel, &mut services.wakes)).map(drop)
+    move |conn, services| conn.cm.migrate_all(&channel, &mut services.wakes)
 }

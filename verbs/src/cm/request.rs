@@ -140,7 +140,9 @@ impl ConnRequest {
     /// # Errors
     /// [`Error::NotConnected`] when the peer has gone away.
     pub fn migrate(&self, channel: &Arc<CmChannel>) -> Result<()> {
-        super::handle::migrate(&self.driver, self.token, channel)
+        let (token, migrate) = (self.token, super::handle::migration_to(channel));
+        let before = self.driver.shard(token).call(move |core| core.with_conn(token, migrate));
+        before.map(drop).ok_or(Error::NotConnected)
     }
 
     /// Moves the connection to another shard, that of its queue pair: out of the listener's shard first, then into the other one, so

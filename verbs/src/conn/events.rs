@@ -347,12 +347,9 @@ impl Conn {
 
     /// Lets the queue pair go: it waits for another connection.
     fn leave(&mut self, services: &mut Services) {
+        self.stop_waiting();
         let Some(qp) = self.qp.take() else { return };
         qp.sq.lock().mode = SqMode::Waiting;
-        match &qp.rq {
-            RecvSource::Own(rq) => rq.lock().waiting.retain(|token| *token != self.token),
-            RecvSource::Shared(srq) => srq.forget(self.token),
-        }
         services.table.unbind_stream(qp.stream());
         qp.set_conn(None);
         qp.attrs.lock().stream = qp.driver.shared.next_stream();

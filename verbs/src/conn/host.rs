@@ -11,7 +11,7 @@ use parking_lot::MutexGuard;
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
-use uiw_counters::{ConnCounters, Traffic, Wait};
+use uiw_counters::{ConnCounters, ShardCounters, Traffic, Wait};
 use uiw_llp::Token;
 use uiw_mem::{Access, MrCache, PinnedSpan, RemoteError, Right, Span, StreamId, Table, UpdateError};
 use uiw_mpa::{Crc32c, Verified};
@@ -62,10 +62,10 @@ impl HostState {
         }
     }
 
-    /// The connection is another shard's now, before it has counted anything.
-    pub(super) fn enter_shard(&mut self, token: Token, counters: ConnCounters) {
+    /// Sets the token that the connection has on another shard, whose counters are `counters`.
+    pub(super) fn enter_shard(&mut self, token: Token, counters: &ShardCounters) {
         self.token = token;
-        self.counters = counters;
+        counters.adopt(&mut self.counters);
     }
 
     /// The number of the receive whose message will not be finished.

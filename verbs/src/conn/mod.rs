@@ -5,16 +5,18 @@ mod events;
 mod held_receives;
 mod host;
 mod liveness;
+mod location;
 mod partial;
 mod receive;
 mod transmit;
 
 pub(crate) use host::{HostState, QpHost};
+pub(crate) use location::ConnLocation;
 
 use crate::cm::{CmSide, HalfOpen};
 use crate::driver::{HeldBytes, OwnEnd, Services, Shared};
 use crate::options::ConnConfig;
-use crate::qp::QpInner;
+use crate::qp::{QpInner, RecvSource};
 use liveness::{Liveness, Verdict};
 use partial::PartialFpdu;
 use receive::UnreadSocket;
@@ -48,6 +50,8 @@ pub(crate) enum StackRequest {
 
 pub(crate) struct Conn {
     pub(crate) token: Token,
+    /// The token, for handles of the connection.
+    pub(crate) location: Arc<ConnLocation>,
     pub(crate) socket: Box<dyn uiw_llp::TransportStream>,
     pub(crate) stream: RdmapStream<Span>,
     pub(crate) options: Arc<ConnConfig>,
@@ -126,6 +130,7 @@ impl Conn {
         let span = tracing::error_span!("connection", %peer, qp, id = cm.id.0, initiator);
         Self {
             token,
+            location: Arc::new(ConnLocation::new(token)),
             socket,
             stream,
             dead_after: options.stream.dead_after,
@@ -438,8 +443,50 @@ impl Conn {
     /// Has entered another shard.
     pub(crate) fn enter_shard(&mut self, token: Token, services: &Services) {
         self.token = token;
-        self.state.enter_shard(token, services.counters.unassigned());
+        self.location.set(Some(token));
+        self.state.enter_shard(token, &services.counters);
         self.entry = Time::NEVER;
+    }
+
+    /// Returns whether the established connection may move to another shard now: it is open, and its socket is in the event set.
+    pub(crate) fn may_move(&self) -> bool {
+        let undisturbed = self.lost_sending.is_none() && self.starved.is_none() && !self.eof;
+        let in_set = !self.out_of_set && self.stack_request == StackRequest::Nothing;
+        self.qp.is_some() && self.is_established() && self.stream.is_open() && undisturbed && in_set
+    }
+
+    /// Has left its shard as an established connection. Posts ring no doorbell until [`Conn::end_move`], after which everything that
+    /// was posted is served.
+    pub(crate) fn begin_move(&mut self) {
+        self.location.begin_move();
+        self.stop_waiting();
+        if let Some(qp) = &self.qp {
+            qp.conn.begin_move();
+        }
+    }
+
+    /// Has entered another shard as an established connection.
+    pub(crate) fn end_move(&mut self, token: Token, services: &Services) {
+        let from = self.token;
+        self.enter_shard(token, services);
+        if let Some(qp) = &self.qp {
+            qp.conn_moved(from, token);
+        }
+    }
+
+    /// Serves what was posted and has arrived during a move.
+    pub(crate) fn on_moved(&mut self, services: &mut Services) {
+        self.stream.doorbell();
+        self.on_readable(services);
+    }
+
+    /// Does not wait for a receive any more.
+    fn stop_waiting(&self) {
+        match self.qp.as_ref().map(|qp| &qp.rq) {
+            Some(RecvSource::Own(rq)) => rq.lock().waiting.retain(|token| *token != self.token),
+            Some(RecvSource::Shared(srq)) => srq.forget(self.token),
+            None => {}
+        }
     }
 
     /// The connection is removed: what it held goes back.

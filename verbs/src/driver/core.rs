@@ -80,6 +80,8 @@ pub(crate) struct Core {
     /// The deadline that was last passed to `State::set_timer`: of the connections, and of the stack.
     published_deadline: (Time, Option<Instant>),
     pumps: u32,
+    /// The thread that has polled last; 0 before the first poll.
+    poller: usize,
     /// Connections that were removed since a bulk disconnect was reported.
     gone: usize,
     /// True if at least [`BULK`] connections were removed and few remain: reported when the lock is released.
@@ -129,6 +131,7 @@ impl Core {
             first: 0,
             published_deadline: (Time::NEVER, None),
             pumps: 0,
+            poller: 0,
             gone: 0,
             bulk_disconnect: false,
             trash: Vec::new(),
@@ -349,6 +352,18 @@ impl Core {
             }
         }
         Some(result)
+    }
+
+    /// A connection that is established already has entered this shard.
+    pub(super) fn add_established(&mut self, token: Token) {
+        self.established.push(token);
+    }
+
+    /// Notes that the calling thread polls this shard. Returns whether another thread has since its last poll.
+    #[inline]
+    pub(super) fn note_poller(&mut self, thread: usize) -> bool {
+        let before = std::mem::replace(&mut self.poller, thread);
+        before != thread && before != 0
     }
 
     /// Serves a connection for which something was posted. That may be long after the last round: the clock is read where a deadline

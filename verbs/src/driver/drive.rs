@@ -3,6 +3,7 @@
 use super::ActiveTask;
 use super::ChannelSet;
 use super::Shard;
+use super::moves::thread;
 use super::progress::{self, Drive, State};
 use super::watch::Watch;
 use crate::error::{Error, Result};
@@ -51,11 +52,13 @@ impl Shard {
         Ok(())
     }
 
-    /// Called by a poll that found nothing: makes one round, which ends early once `enough` returns true. Never blocks.
-    pub(crate) fn poll_progress(self: &Arc<Self>, enough: &dyn Fn() -> bool) {
-        if let Some(mut busy) = self.try_lock() {
-            busy.pump_until(enough);
-        }
+    /// Called by a poll that found nothing: makes one round, which ends early once `enough` returns true. Never blocks. Returns
+    /// whether another thread has polled the shard since the last poll of this thread.
+    pub(crate) fn poll_progress(self: &Arc<Self>, enough: &dyn Fn() -> bool) -> bool {
+        let Some(mut busy) = self.try_lock() else { return false };
+        let contended = busy.core().note_poller(thread());
+        busy.pump_until(enough);
+        contended
     }
 
     /// An application thread polls: see [`State::hint_poll`].

@@ -13,11 +13,12 @@
 //! together (smoltcp, the simulated one) has one shard. The table of STags, limits, queue pair numbers and the receive memory
 //! budget belong to the device.
 //!
-//! * A connection belongs to the shard of its receive completion queue, which is fixed when the connection is created or
-//!   accepted. A token contains the shard, the slot and the slot's generation.
-//! * Completion queues are assigned to shards round-robin; queues created by one thread get the same shard, except those of the
-//!   thread that opened the device (`affinity`). In C, completion vector 0 lets the device choose, and vectors 1 to n select a
-//!   shard.
+//! * A connection begins on the shard of its receive completion queue. A token contains the shard, the slot and the slot's
+//!   generation.
+//! * A completion queue gets its shard with its first connection, each queue the next one in turn. In C, completion vector 0 lets
+//!   the device choose, and vectors 1 to n select a shard.
+//! * The connections of a queue move to the home shard of the thread that polls it, if that thread repeatedly finds that other
+//!   threads poll the same shard (`moves`). Those of a queue whose program has selected a shard stay there.
 //! * A completion queue stores the shards of its connections, and a poll drives only those. A round ends once a completion is
 //!   queued or 2 MiB have moved. With several connections each gets one read and one batch per round, and the next round starts
 //!   after the last one served.
@@ -36,6 +37,7 @@ mod core;
 mod drive;
 mod epoll_waiter;
 mod handoff;
+mod moves;
 mod mutant;
 mod os;
 mod park;
@@ -50,6 +52,7 @@ mod trim;
 mod watch;
 
 pub(crate) use self::core::{Core, Slot};
+pub(crate) use moves::PollContention;
 pub(crate) use os::ChannelSet;
 pub(crate) use pool::Pool;
 pub(crate) use progress::ActiveTask;
@@ -123,7 +126,7 @@ impl Driver {
             .map_err(Error::io("mapping the memory of the device's counters"))?;
         let shared =
             Arc::new(Shared::new(limits, progress_hooks, counters, Faults::start(faults)?, encrypts));
-        let mut failed = None;
+        let (mut failed, shard_count) = (None, stacks.len());
         let driver = Arc::new_cyclic(|this| {
             let shards = stacks.into_iter().enumerate().map_while(|(index, stack)| {
                 let core = Core::new(stack, index, base, this.clone(), &shared);
@@ -132,7 +135,7 @@ impl Driver {
             Self {
                 shards: shards.collect(),
                 shared: Arc::clone(&shared),
-                affinity: affinity::Affinity::new(),
+                affinity: affinity::Affinity::new(shard_count),
                 next_listener: AtomicUsize::new(0),
                 wait_fds,
             }
@@ -165,9 +168,12 @@ impl Driver {
     }
 
     /// Called by a poll that found nothing: makes one round of each of these shards, which ends early once `enough` returns true.
+    /// Returns whether another thread has polled one of them since the last poll of this thread.
     #[inline]
-    pub(crate) fn poll_progress(&self, shards: u64, enough: &dyn Fn() -> bool) {
-        self.each_shard(shards, |shard| shard.poll_progress(enough));
+    pub(crate) fn poll_progress(&self, shards: u64, enough: &dyn Fn() -> bool) -> bool {
+        let mut contended = false;
+        self.each_shard(shards, |shard| contended |= shard.poll_progress(enough));
+        contended
     }
 
     /// Returns whether requests were posted on one of these shards that no round has served.
@@ -236,9 +242,9 @@ impl Driver {
         &self.shards[index % self.shards.len()]
     }
 
-    /// The shard for connections whose receives complete in a new completion queue.
+    /// The shard for connections whose receives complete in a queue that had none before.
     pub(crate) fn shard_for_queue(&self) -> usize {
-        self.affinity.of_new_queue(self.shards.len())
+        self.affinity.of_new_queue()
     }
 
     /// The shard for a new listener: each in turn.

@@ -20,17 +20,22 @@ fn on_shard<R: Send + 'static>(
     without: impl FnOnce(&mut Wakes) -> R,
     command: impl FnOnce(&mut Core, &Arc<QpInner>, uiw_llp::Token) -> R + Send + 'static,
 ) -> R {
-    let mut wakes = Wakes::default();
-    let control = qp.control();
-    let Some(token) = qp.conn() else {
-        let result = without(&mut wakes);
-        drop(control);
-        wakes.give();
-        return result;
-    };
-    drop(control);
     let inner = Arc::clone(qp);
-    qp.driver.shard(token).call(move |core| command(core, &inner, token))
+    let mut command = move |core: &mut Core, token| command(core, &inner, token);
+    loop {
+        match qp.driver.call_at(&qp.conn, command) {
+            Ok(result) => return result,
+            Err(unused) => command = unused,
+        }
+        let control = qp.control();
+        if !qp.conn.has_conn() {
+            let mut wakes = Wakes::default();
+            let result = without(&mut wakes);
+            drop(control);
+            wakes.give();
+            return result;
+        }
+    }
 }
 
 /// `ibv_modify_qp` of the state.

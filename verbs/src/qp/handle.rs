@@ -1,10 +1,11 @@
 //! The queue pair as the application holds it.
 
-use crate::driver::{Core, Driver};
+use crate::conn::Conn;
+use crate::driver::{Driver, Services};
 use crate::error::{Error, PostError, Result};
 use crate::faults::Call;
 use crate::pd::Pd;
-use crate::qp::inner::{Attrs, NO_CONN};
+use crate::qp::inner::Attrs;
 use crate::qp::send_queue::{SendQueue, SqLimits};
 use crate::qp::{LogLimit, LongMessages, Path, QpAttr, QpInit, QpInner, QpState, RecvQueue, RecvSource};
 use crate::ud::UdState;
@@ -12,7 +13,7 @@ use crate::wc::WcStatus;
 use crate::wr::{RecvWr, SendWr};
 use parking_lot::Mutex;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32};
 use std::time::Duration;
 use uiw_mem::Access;
 
@@ -98,7 +99,7 @@ impl Qp {
             control: Mutex::new(()),
             state: AtomicU8::new(QpState::Init as u8),
             cap,
-            conn: AtomicU64::new(NO_CONN),
+            conn: Arc::default(),
             access: AtomicU32::new(
                 (Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC).bits(),
             ),
@@ -246,11 +247,8 @@ impl Qp {
     /// # Errors
     /// [`Error::NotConnected`].
     pub fn set_no_receive_timeout(&self, timeout: Duration) -> Result<()> {
-        let token = self.0.conn().ok_or(Error::NotConnected)?;
-        let set = move |core: &mut Core| {
-            core.with_conn(token, |conn, services| conn.set_no_receive_timeout(timeout, services))
-        };
-        self.0.driver.shard(token).call(set).ok_or(Error::NotConnected)
+        self.with_conn(move |conn, services| conn.set_no_receive_timeout(timeout, services))
+            .ok_or(Error::NotConnected)
     }
 
     /// Another `ConnConfig::dead_after` from now on.
@@ -258,16 +256,21 @@ impl Qp {
     /// # Errors
     /// [`Error::NotConnected`]; [`Error::Lost`] where the system refuses.
     pub fn set_dead_after(&self, time: Option<Duration>) -> Result<()> {
-        let token = self.0.conn().ok_or(Error::NotConnected)?;
-        let set = move |core: &mut Core| core.with_conn(token, |conn, _| conn.set_dead_after(time));
-        self.0.driver.shard(token).call(set).ok_or(Error::NotConnected)?
+        self.with_conn(move |conn, _| conn.set_dead_after(time)).ok_or(Error::NotConnected)?
     }
 
     /// Returns the properties of the connection's path; `None` without a connection.
     #[must_use]
     pub fn path(&self) -> Option<Path> {
-        let token = self.0.conn()?;
-        self.0.driver.shard(token).call(move |core| core.with_conn(token, |conn, _| conn.path()))
+        self.with_conn(|conn, _| conn.path())
+    }
+
+    /// Runs `serve` on the connection, on its shard; `None` without a connection.
+    fn with_conn<R: Send + 'static>(
+        &self,
+        serve: impl FnOnce(&mut Conn, &mut Services) -> R + Send + 'static,
+    ) -> Option<R> {
+        self.0.driver.with_conn_at(&self.0.conn, serve)
     }
 
     /// Drives the shard of its connection once, unless another thread does.

@@ -1,5 +1,6 @@
 //! A queue pair's queues and state: what the application's handle and its connection share.
 
+use crate::conn::ConnLocation;
 use crate::cq::{Cq, Cqe};
 use crate::driver::Driver;
 use crate::error::{Error, Result};
@@ -14,14 +15,11 @@ use crate::ud::UdState;
 use crate::wc::{Wc, WcOpcode, WcStatus, WireReason};
 use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use uiw_datagram::Qpn;
 use uiw_llp::Token;
 use uiw_mem::{Access, StreamId};
 use uiw_stream::LocalError;
-
-/// A token that no stream has.
-pub(super) const NO_CONN: u64 = u64::MAX;
 
 pub(crate) enum RecvSource {
     Own(Mutex<RecvQueue>),
@@ -68,8 +66,7 @@ pub(crate) struct QpInner {
     pub(super) cap: QpCap,
     /// Rights of peers, as bits: read for every segment.
     pub(super) access: AtomicU32,
-    /// Connection's token, or [`NO_CONN`].
-    pub(super) conn: AtomicU64,
+    pub(crate) conn: Arc<ConnLocation>,
     pub(crate) attrs: Mutex<Attrs>,
     /// State of a UD queue pair.
     pub(crate) ud: Option<UdState>,
@@ -120,21 +117,37 @@ impl QpInner {
         Access::from_bits_truncate(self.access.load(Ordering::Acquire))
     }
 
+    /// Returns the token of the connection; `None` also while it moves to another shard, where everything that was posted is served.
+    #[inline]
     pub(crate) fn conn(&self) -> Option<Token> {
-        let token = self.conn.load(Ordering::Acquire);
-        (token != NO_CONN).then_some(Token(token))
+        self.conn.get()
     }
 
     /// Gives it a connection, or takes it away. Its completion queues are polled on the shard of the connection.
     pub(crate) fn set_conn(&self, token: Option<Token>) {
-        let queues = [&self.send_cq, &self.recv_cq];
         if let Some(token) = token {
-            queues.iter().for_each(|cq| cq.add_connection(self.driver.shard(token).index()));
+            self.add_to_queues(token);
         }
-        let before = self.conn.swap(token.map_or(NO_CONN, |token| token.0), Ordering::AcqRel);
-        if before != NO_CONN {
-            queues.iter().for_each(|cq| cq.remove_connection(self.driver.shard(Token(before)).index()));
+        if let Some(before) = self.conn.set(token) {
+            self.remove_from_queues(before);
         }
+    }
+
+    /// The connection has moved from one shard to another.
+    pub(crate) fn conn_moved(&self, from: Token, to: Token) {
+        self.add_to_queues(to);
+        self.conn.set(Some(to));
+        self.remove_from_queues(from);
+    }
+
+    fn add_to_queues(&self, token: Token) {
+        let shard = self.driver.shard(token).index();
+        [&self.send_cq, &self.recv_cq].iter().for_each(|cq| cq.add_connection(shard));
+    }
+
+    fn remove_from_queues(&self, token: Token) {
+        let shard = self.driver.shard(token).index();
+        [&self.send_cq, &self.recv_cq].iter().for_each(|cq| cq.remove_connection(shard));
     }
 
     /// Returns whether a connection may be begun: asked with [`QpInner::control`] held.
@@ -144,7 +157,7 @@ impl QpInner {
         if !matches!(state, QpState::Init | QpState::Rtr) && !waiting {
             return Err(Error::State { what, state });
         }
-        if self.conn().is_some() {
+        if self.conn.has_conn() {
             return Err(Error::AlreadyConnected { qp_num: self.num });
         }
         Ok(())

@@ -12,6 +12,7 @@ mod foreign;
 mod idle_poll;
 mod itself;
 mod migrate;
+mod moves;
 mod nics;
 mod peer;
 mod poll_waiter;
