@@ -17,7 +17,7 @@ use std::hash::{BuildHasher, RandomState};
 use uiw::stream::{RdmapConfig, RdmapStream, Time, Transmit};
 
 /// One end: what the loop keeps for a socket.
-struct End {
+struct SocketEnd {
     socket: SocketHandle,
     stream: RdmapStream<Vec<u8>>,
     peer: Peer,
@@ -25,7 +25,7 @@ struct End {
     joined: Vec<u8>,
 }
 
-impl End {
+impl SocketEnd {
     fn new(socket: SocketHandle, stream: RdmapStream<Vec<u8>>, peer: Peer) -> Self {
         Self { socket, stream, peer, joined: Vec::new() }
     }
@@ -120,8 +120,10 @@ fn main() -> Result<(), AnyError> {
     let responder = RdmapStream::listen(RdmapConfig::default(), SINK, start);
     let initiator =
         RdmapStream::connect(RdmapConfig::default(), b"", SINK, RandomState::new().hash_one(0), start)?;
-    let mut ends =
-        [End::new(client, initiator, Peer::default()), End::new(server, responder, Peer::responder())];
+    let mut ends = [
+        SocketEnd::new(client, initiator, Peer::default()),
+        SocketEnd::new(server, responder, Peer::responder()),
+    ];
     while ends.iter().any(|end| !end.stream.is_over()) {
         interface.poll(now, &mut device, &mut sockets);
         for end in &mut ends {

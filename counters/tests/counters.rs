@@ -10,9 +10,9 @@ use uiw_counters::{
 };
 
 /// A directory that is removed with its files when dropped.
-struct Temp(PathBuf);
+struct TempDirectory(PathBuf);
 
-impl Temp {
+impl TempDirectory {
     fn new() -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -58,7 +58,7 @@ impl Temp {
     }
 }
 
-impl Drop for Temp {
+impl Drop for TempDirectory {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
     }
@@ -81,7 +81,7 @@ fn count(messages: u64, bytes: u64) -> Count {
 
 #[test]
 fn file_has_device_counts() {
-    let temp = Temp::new();
+    let temp = TempDirectory::new();
     let device = DeviceCounters::new(3, Some(&temp.publish())).unwrap();
     let mut shard = device.shard(2);
     device.queue_pair_created();
@@ -141,7 +141,7 @@ fn file_has_device_counts() {
 
 #[test]
 fn datagrams_counted_by_qp_and_shard() {
-    let temp = Temp::new();
+    let temp = TempDirectory::new();
     let device = DeviceCounters::new(2, Some(&temp.publish())).unwrap();
     let mut shard = device.shard(1);
     let local = "192.0.2.1:4000".parse().unwrap();
@@ -223,7 +223,7 @@ fn later_connection_starts_at_zero() {
 
 #[test]
 fn connections_without_block_count_for_shard() {
-    let temp = Temp::new();
+    let temp = TempDirectory::new();
     let device = DeviceCounters::new(1, Some(&temp.publish())).unwrap();
     let mut shard = device.shard(0);
     let all: Vec<_> = (0..100_000).map(|number| shard.open(&details(number, number % 2 == 1))).collect();
@@ -290,7 +290,7 @@ fn excess_codes_counted_together() {
 
 #[test]
 fn closed_device_has_ended() {
-    let temp = Temp::new();
+    let temp = TempDirectory::new();
     temp.left();
     assert_eq!(temp.only().owner().unwrap(), Owner::Ended);
     assert!(temp.directory().remove_ended().unwrap() && temp.names().is_empty());
@@ -306,7 +306,7 @@ fn put(path: &Path, word: u64, number: u64) {
 
 #[test]
 fn files_that_are_none_are_errors() {
-    let temp = Temp::new();
+    let temp = TempDirectory::new();
     let path = temp.left();
     put(&path, 1, 99);
     assert!(matches!(temp.error(), FileError::Version { found: 99 }));
@@ -342,7 +342,7 @@ fn files_that_are_none_are_errors() {
 
 #[test]
 fn random_file_read_without_panic() {
-    let temp = Temp::new();
+    let temp = TempDirectory::new();
     let path = temp.left();
     let file = File::options().write(true).open(&path).unwrap();
     let mut state = 1u64;
@@ -362,7 +362,7 @@ fn random_file_read_without_panic() {
 
 #[test]
 fn directory_of_other_user_refused() {
-    let temp = Temp::new();
+    let temp = TempDirectory::new();
     let user = Directory::of_user(Some(&temp.0));
     assert_eq!(user.path(), temp.0.join("uiw"));
     assert!(user.files().unwrap().is_empty() && user.linked().unwrap().is_empty());
@@ -384,7 +384,7 @@ fn directory_of_other_user_refused() {
 
 #[test]
 fn directory_keeps_few_ended_files() {
-    let temp = Temp::new();
+    let temp = TempDirectory::new();
     let user = Directory::of_user(Some(&temp.0));
     let publish = Publish { directory: user.clone(), library: String::new() };
     for _ in 0..300 {
@@ -410,7 +410,7 @@ fn directory_keeps_few_ended_files() {
 
 #[test]
 fn links_lead_readers_to_directories() {
-    let (temp, other) = (Temp::new(), Temp::new());
+    let (temp, other) = (TempDirectory::new(), TempDirectory::new());
     other.left();
     let user = Directory::of_user(Some(&temp.0));
     user.link(&other.directory(), "1").unwrap();

@@ -24,11 +24,11 @@ use crate::wire::Untagged;
 pub struct UntaggedRx {
     msn: u32,
     /// Message in progress; `None` between messages.
-    message: Option<Message>,
+    message: Option<OpenMessage>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Message {
+struct OpenMessage {
     received: u32,
     rsvd_ulp: u8,
 }
@@ -96,7 +96,7 @@ impl UntaggedRx {
             return Err(UntaggedError::Mo { expected: received, got: header.mo });
         }
         // Only the byte that says what the message is: the other 32 bits are, for most messages, to be ignored.
-        if let Some(Message { rsvd_ulp, .. }) = self.message
+        if let Some(OpenMessage { rsvd_ulp, .. }) = self.message
             && rsvd_ulp != header.rsvd_ulp
         {
             return Err(UntaggedError::RsvdUlpChanged { was: rsvd_ulp, got: header.rsvd_ulp });
@@ -113,7 +113,7 @@ impl UntaggedRx {
     pub fn placed(&mut self, header: &Untagged, len: u32) -> Option<DeliveredMessage> {
         let received = self.received().wrapping_add(len);
         if !header.last {
-            self.message = Some(Message { received, rsvd_ulp: header.rsvd_ulp });
+            self.message = Some(OpenMessage { received, rsvd_ulp: header.rsvd_ulp });
             return None;
         }
         let delivered = DeliveredMessage { msn: self.msn, len: received };

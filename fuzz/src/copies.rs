@@ -51,7 +51,7 @@ pub fn run(bytes: &[u8]) {
     formats(bytes);
     let mut input = Input::new(bytes);
     journal(&mut input.clone());
-    Share::new(input.bool()).run(&mut input);
+    FuzzedShare::new(input.bool()).run(&mut input);
 }
 
 /// What is decoded is encoded as it was.
@@ -175,7 +175,7 @@ fn block(head: &FileHead, index: u64, kind: u8) -> Vec<u8> {
 }
 
 /// A share, what is beside it, and its client.
-struct Share {
+struct FuzzedShare {
     outer: PathBuf,
     writable: bool,
     /// What the client was about last: mostly it goes on with that.
@@ -183,7 +183,7 @@ struct Share {
     before: BTreeMap<PathBuf, String>,
 }
 
-impl Share {
+impl FuzzedShare {
     fn new(writable: bool) -> Self {
         let outer = folder();
         let share = outer.join("share");
@@ -352,7 +352,7 @@ impl Share {
     }
 }
 
-impl Drop for Share {
+impl Drop for FuzzedShare {
     fn drop(&mut self) {
         // Folders may have lost their rights.
         for (name, what) in listing(&self.path()) {

@@ -28,7 +28,7 @@ const PLACE: u64 = 8192;
 const PLACES: u64 = 16;
 
 /// Our end, and what is expected of it.
-struct Target {
+struct FuzzedTarget {
     network: Network,
     device: Device,
     qp: Qp,
@@ -43,12 +43,12 @@ struct Target {
 }
 
 /// The end that the input drives.
-struct Sender {
+struct FuzzedSender {
     socket: Box<dyn DatagramSocket>,
     peer: SocketAddr,
 }
 
-impl Sender {
+impl FuzzedSender {
     fn new(stack: &mut dyn TransportStack, token: u64, peer: SocketAddr) -> Self {
         let local = SocketAddr::new(THEIRS, 0);
         let mut socket =
@@ -78,7 +78,7 @@ impl Sender {
     }
 }
 
-impl Target {
+impl FuzzedTarget {
     fn new(network: &Network) -> Self {
         let options = DeviceConfig::default().progress(Progress::Manual);
         let device = Device::with_stack(Box::new(network.stack(OURS)), options).expect("a device");
@@ -174,14 +174,14 @@ impl Target {
 pub fn run(data: &[u8]) {
     let mut input = Input::new(data);
     let network = Network::new(1);
-    let mut target = Target::new(&network);
+    let mut target = FuzzedTarget::new(&network);
     let channel = Arc::<CmChannel>::default();
     let at = [SocketAddr::new(OURS, 0)];
     let listener = SidrListener::bind(&target.device, &at, &channel).expect("a listener");
     let mut stack = network.stack(THEIRS);
     let number = target.qp.datagram_port().expect("a UD queue pair").number();
-    let mut sender = Sender::new(&mut stack, 1, SocketAddr::new(OURS, number));
-    let mut asker = Sender::new(&mut stack, 2, listener.local_addr());
+    let mut sender = FuzzedSender::new(&mut stack, 1, SocketAddr::new(OURS, number));
+    let mut asker = FuzzedSender::new(&mut stack, 2, listener.local_addr());
     let mut answered = VecDeque::new();
     for _ in 0..STEPS {
         if input.is_empty() {
@@ -212,7 +212,7 @@ pub fn run(data: &[u8]) {
 }
 
 /// A message with at most one thing wrong.
-fn message(input: &mut Input<'_>, target: &mut Target, sender: &mut Sender) {
+fn message(input: &mut Input<'_>, target: &mut FuzzedTarget, sender: &mut FuzzedSender) {
     let source = Qpn::new(sender.port(), input.u8());
     let header = Header {
         epoch: input.u32(),
@@ -265,9 +265,9 @@ fn message(input: &mut Input<'_>, target: &mut Target, sender: &mut Sender) {
 /// A request for the queue pair, right or wrong, new or repeated.
 fn ask(
     input: &mut Input<'_>,
-    target: &mut Target,
+    target: &mut FuzzedTarget,
     channel: &Arc<CmChannel>,
-    asker: &mut Sender,
+    asker: &mut FuzzedSender,
     answered: &mut VecDeque<(u64, Vec<u8>)>,
 ) {
     let transaction = u64::from(input.u8() & 7);

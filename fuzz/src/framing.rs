@@ -23,7 +23,7 @@ enum ExpectedFpdu {
 }
 
 /// A stream, and what is due for it.
-struct Sender {
+struct FramedSender {
     crc: bool,
     markers: bool,
     tx: FpduTx,
@@ -37,7 +37,7 @@ pub fn run(data: &[u8]) {
     let bits = input.u8();
     let (crc, markers) = (bits & 1 == 0, bits & 2 == 0);
     let mut sender =
-        Sender { crc, markers, tx: FpduTx::new(crc, markers), bytes: Vec::new(), due: Vec::new() };
+        FramedSender { crc, markers, tx: FpduTx::new(crc, markers), bytes: Vec::new(), due: Vec::new() };
     let fpdus = input.below(12);
     for _ in 0..fpdus {
         sender.item(&mut input);
@@ -55,7 +55,7 @@ pub fn run(data: &[u8]) {
     check(&sender.due, &whole);
 }
 
-impl Sender {
+impl FramedSender {
     /// Returns whether what is due behind this is not known.
     fn over(&self) -> bool {
         self.due.last().is_some_and(|due| !matches!(due, ExpectedFpdu::Ulpdu(_)))
@@ -157,7 +157,7 @@ struct ReceivedStream {
     error: Option<FpduError>,
 }
 
-fn receive(sender: &Sender, cut: &mut dyn FnMut(usize) -> usize) -> ReceivedStream {
+fn receive(sender: &FramedSender, cut: &mut dyn FnMut(usize) -> usize) -> ReceivedStream {
     let mut rx = FpduRx::new(sender.crc, sender.markers);
     let mut received = ReceivedStream { ulpdus: Vec::new(), error: None };
     let (mut buffer, mut rest) = (Vec::new(), &sender.bytes[..]);

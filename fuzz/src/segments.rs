@@ -14,7 +14,7 @@ use crate::input::Input;
 /// Bytes of the buffer that each untagged queue has for a message.
 const BUFFERS: [u32; 4] = [300, 52, 52, 52];
 
-struct Receiver {
+struct SegmentReceiver {
     stream: StreamRx,
     queues: [UntaggedRx; 4],
     /// What is placed, of each queue.
@@ -31,7 +31,7 @@ pub fn run(data: &[u8]) {
     let extensions = Extensions { immediate: bits & 1 != 0, atomic: bits & 2 != 0, send_imm: bits & 4 != 0 };
     // Near the wrap of MSNs as often as not.
     let first = if bits & 8 == 0 { 1 } else { u32::MAX - u32::from(input.u8() % 4) };
-    let mut receiver = Receiver {
+    let mut receiver = SegmentReceiver {
         stream: StreamRx::new(Extensions::default()),
         queues: [0; 4].map(|_| UntaggedRx::new(first)),
         buffers: BUFFERS.map(|len| vec![0xEE; len as usize]),
@@ -66,7 +66,7 @@ fn cut(input: &mut Input<'_>) {
     assert_eq!(at, total);
 }
 
-impl Receiver {
+impl SegmentReceiver {
     /// A ULPDU, and whether nothing is wrong with it.
     fn segment(&self, input: &mut Input<'_>) -> (Vec<u8>, bool) {
         let kind = input.u8();

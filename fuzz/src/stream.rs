@@ -29,7 +29,7 @@ const SECRET: [u8; 16] = *b"\xC3\x5ASECRET-BYTES\xA5\x3C";
 const SINK: STag = STag(0x51_4B00);
 
 /// A stream, its host, and the peer at the other end of the wire.
-struct Run {
+struct StreamRun {
     stream: RdmapStream<Vec<u8>>,
     host: TestHost,
     config: RdmapConfig,
@@ -44,11 +44,11 @@ struct Run {
     ended: bool,
     failed: bool,
     rejected: bool,
-    peer: Peer,
+    peer: PeerState,
 }
 
 /// What the peer's half remembers, so that its FPDUs can be well-formed.
-struct Peer {
+struct PeerState {
     initiator: Option<Initiator>,
     responder: Option<Responder>,
     negotiated: Option<Negotiated>,
@@ -77,8 +77,9 @@ pub fn run(data: &[u8]) {
         }
         _ => (RdmapStream::loopback(config.clone(), SINK, now), None, None),
     };
-    let peer = Peer { initiator, responder, negotiated: None, fpdu: FpduTx::new(true, false), msn: [1; 4] };
-    let mut run = Run {
+    let peer =
+        PeerState { initiator, responder, negotiated: None, fpdu: FpduTx::new(true, false), msn: [1; 4] };
+    let mut run = StreamRun {
         stream,
         host,
         config,
@@ -132,7 +133,7 @@ fn config(input: &mut Input<'_>) -> RdmapConfig {
     config
 }
 
-impl Run {
+impl StreamRun {
     /// The peer's half of a start-up as it should be.
     fn start_up(&mut self, theirs: &RdmapConfig, input: &mut Input<'_>) {
         if let Some(initiator) = self.peer.initiator.take() {
@@ -377,7 +378,7 @@ fn op(input: &mut Input<'_>) -> Op {
     }
 }
 
-impl Peer {
+impl PeerState {
     fn open(&mut self, negotiated: Negotiated) {
         self.fpdu = FpduTx::new(negotiated.crc, negotiated.markers_tx);
         self.negotiated = Some(negotiated);

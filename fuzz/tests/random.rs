@@ -1,9 +1,9 @@
 //! Random inputs, the same in every run: what a fuzzer would begin with where no corpus has grown yet. `UIW_FUZZ_INPUTS` is their number.
 
 /// SplitMix64 (Steele, Lea, Flood 2014).
-struct Random(u64);
+struct RandomBytes(u64);
 
-impl Random {
+impl RandomBytes {
     fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut z = self.0;
@@ -23,7 +23,7 @@ impl Random {
 fn run(target: fn(&[u8]), inputs: u64) {
     let set = std::env::var("UIW_FUZZ_INPUTS").ok().and_then(|count| count.parse().ok());
     for seed in 0..set.unwrap_or(inputs) {
-        let input = Random(seed).input();
+        let input = RandomBytes(seed).input();
         if std::panic::catch_unwind(|| target(&input)).is_err() {
             panic!("seed {seed} fails");
         }

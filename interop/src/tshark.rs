@@ -155,7 +155,7 @@ impl Tshark {
 /// Reads PDML: `<packet>`, in it `<proto name>`, in it nested `<field name showname show value>`.
 fn read(pdml: impl io::BufRead) -> Result<Dissection, Error> {
     let mut reader = quick_xml::Reader::from_reader(pdml);
-    let mut walk = Walk::default();
+    let mut walk = FieldWalk::default();
     let mut buffer = Vec::new();
     loop {
         buffer.clear();
@@ -168,7 +168,7 @@ fn read(pdml: impl io::BufRead) -> Result<Dissection, Error> {
 }
 
 #[derive(Default)]
-struct Walk {
+struct FieldWalk {
     found: Dissection,
     packet: u64,
     /// FPDUs that were complete before this packet.
@@ -176,7 +176,7 @@ struct Walk {
     malformed: bool,
 }
 
-impl Walk {
+impl FieldWalk {
     fn element(&mut self, element: &BytesStart<'_>) -> Result<(), Error> {
         match element.name().as_ref() {
             "packet" => {

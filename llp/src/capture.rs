@@ -64,7 +64,7 @@ pub const FLUSH_AFTER: Duration = Duration::from_millis(50);
 /// # Ok::<(), std::io::Error>(())
 /// ```
 pub struct PcapSink {
-    file: Mutex<Output>,
+    file: Mutex<CaptureOutput>,
     /// Time when the oldest packet in memory must be flushed, in nanoseconds since the beginning; [`CLEAN`] if there is none.
     due: AtomicU64,
     /// The same moment on the clock of stacks and on the wall.
@@ -77,7 +77,7 @@ const BUFFER: usize = 256 * 1024;
 /// Value of `due` when nothing waits to be flushed.
 const CLEAN: u64 = u64::MAX;
 
-struct Output {
+struct CaptureOutput {
     writer: BufWriter<Box<dyn Write + Send>>,
     /// The file; `None` of another writer.
     file: Option<PcapFile>,
@@ -123,7 +123,7 @@ impl PcapSink {
     }
 
     fn with(writer: Box<dyn Write + Send>, file: Option<PcapFile>, written: u64) -> io::Result<Arc<Self>> {
-        let mut output = Output {
+        let mut output = CaptureOutput {
             writer: BufWriter::with_capacity(BUFFER, writer),
             file,
             written,
@@ -187,7 +187,7 @@ impl PcapSink {
     }
 }
 
-impl Output {
+impl CaptureOutput {
     /// Bytes of a packet that are written at most.
     fn snap(&self) -> Option<u32> {
         self.file.as_ref().and_then(|file| file.snap)

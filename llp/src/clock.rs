@@ -27,10 +27,10 @@ fn read_ns(clock: libc::clockid_t) -> u64 {
 
 /// The system's clock, or one that moves only by explicit calls. A clone is the same clock.
 #[derive(Clone, Debug, Default)]
-pub struct Clock(Option<Arc<Virtual>>);
+pub struct Clock(Option<Arc<VirtualClock>>);
 
 #[derive(Debug)]
-struct Virtual {
+struct VirtualClock {
     base: Instant,
     nanos: AtomicU64,
 }
@@ -45,7 +45,7 @@ impl Clock {
     /// One that stands still until [`Clock::advance`].
     #[must_use]
     pub fn virtual_time() -> Self {
-        Self(Some(Arc::new(Virtual { base: Instant::now(), nanos: AtomicU64::new(0) })))
+        Self(Some(Arc::new(VirtualClock { base: Instant::now(), nanos: AtomicU64::new(0) })))
     }
 
     /// The time.

@@ -28,9 +28,9 @@ const IP: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 1);
 
 /// A sink whose bytes can be looked at.
 #[derive(Clone, Default)]
-struct Shared(Arc<Mutex<Vec<u8>>>);
+struct SharedSink(Arc<Mutex<Vec<u8>>>);
 
-impl Write for Shared {
+impl Write for SharedSink {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.0.lock().extend_from_slice(bytes);
         Ok(bytes.len())
@@ -43,7 +43,7 @@ impl Write for Shared {
 
 /// One TCP segment as found in the file.
 #[derive(Debug, PartialEq)]
-struct Segment {
+struct TcpSegment {
     outgoing: bool,
     ports: (u16, u16),
     seq: u32,
@@ -61,7 +61,7 @@ fn be32(bytes: &[u8], at: usize) -> u32 {
 }
 
 /// Reads a file of ours back, checking the structure of its blocks; segments of one interface, with their times.
-fn read(file: &[u8], interface: u32) -> Vec<(u64, Segment)> {
+fn read(file: &[u8], interface: u32) -> Vec<(u64, TcpSegment)> {
     let mut segments = Vec::new();
     let mut at = 0;
     while at < file.len() {
@@ -75,7 +75,7 @@ fn read(file: &[u8], interface: u32) -> Vec<(u64, Segment)> {
             let packet = &block[28..28 + captured];
             assert_eq!(usize::from(u16::from_be_bytes([packet[2], packet[3]])), captured);
             let tcp = &packet[20..];
-            let segment = Segment {
+            let segment = TcpSegment {
                 outgoing: u32_at(block, flags_at + 4) == 2,
                 ports: (u16::from_be_bytes([tcp[0], tcp[1]]), u16::from_be_bytes([tcp[2], tcp[3]])),
                 seq: be32(tcp, 4),
@@ -91,18 +91,18 @@ fn read(file: &[u8], interface: u32) -> Vec<(u64, Segment)> {
 }
 
 /// (outgoing, flags, seq, ack, payload length) of all segments.
-fn brief(file: &Shared, interface: u32) -> Vec<(bool, u8, u32, u32, usize)> {
+fn brief(file: &SharedSink, interface: u32) -> Vec<(bool, u8, u32, u32, usize)> {
     let segments = read(&file.0.lock(), interface);
     segments.iter().map(|(_, s)| (s.outgoing, s.flags, s.seq, s.ack, s.payload.len())).collect()
 }
 
-struct Pair {
+struct CapturedPair {
     stack: CaptureStack,
     client: Box<dyn TransportStream>,
     server: Box<dyn TransportStream>,
 }
 
-fn pair(inner: impl TransportStack + 'static, sink: &Arc<PcapSink>) -> Pair {
+fn pair(inner: impl TransportStack + 'static, sink: &Arc<PcapSink>) -> CapturedPair {
     let mut stack = CaptureStack::new(Box::new(inner), sink.clone(), "both ends");
     let mut listener = stack.listen((IP, 0).into(), &ListenConfig::default(), Token(1)).unwrap();
     let mut client =
@@ -114,7 +114,7 @@ fn pair(inner: impl TransportStack + 'static, sink: &Arc<PcapSink>) -> Pair {
             Err(error) => assert_eq!(error.kind(), io::ErrorKind::WouldBlock),
         }
     };
-    Pair { stack, client, server }
+    CapturedPair { stack, client, server }
 }
 
 fn send(stream: &mut dyn TransportStream, bytes: &[u8]) {
@@ -142,7 +142,7 @@ fn recv(stream: &mut dyn TransportStream, len: usize) -> Vec<u8> {
 /// One end on each side of a sim network, so that each interface holds one view.
 #[test]
 fn conversation_from_both_sides() {
-    let file = Shared::default();
+    let file = SharedSink::default();
     let sink = PcapSink::new(Box::new(file.clone())).unwrap();
     let network = Network::new(1);
     let mut a = CaptureStack::new(Box::new(network.stack(IP)), sink.clone(), "a");
@@ -182,10 +182,10 @@ fn conversation_from_both_sides() {
 
 #[test]
 fn long_transfers_are_cut_into_segments() {
-    let file = Shared::default();
+    let file = SharedSink::default();
     let sink = PcapSink::new(Box::new(file.clone())).unwrap();
     let network = Network::new(1);
-    let Pair { mut client, server: _server, .. } = pair(network.stack(IP), &sink);
+    let CapturedPair { mut client, server: _server, .. } = pair(network.stack(IP), &sink);
     let bytes: Vec<u8> = (0..150_000u32).map(|i| i as u8).collect();
     assert_eq!(client.send(&[IoVec::from(&bytes[..100]), IoVec::from(&bytes[100..])]).unwrap(), 150_000);
     sink.flush().unwrap();
@@ -199,10 +199,10 @@ fn long_transfers_are_cut_into_segments() {
 
 #[test]
 fn resets_and_refusals() {
-    let file = Shared::default();
+    let file = SharedSink::default();
     let sink = PcapSink::new(Box::new(file.clone())).unwrap();
     let network = Network::new(1);
-    let Pair { mut stack, mut client, mut server } = pair(network.stack(IP), &sink);
+    let CapturedPair { mut stack, mut client, mut server } = pair(network.stack(IP), &sink);
     client.abort();
     client.abort();
     let mut byte = [0];
@@ -219,11 +219,11 @@ fn resets_and_refusals() {
 
 #[test]
 fn times_are_those_of_the_stack() {
-    let file = Shared::default();
+    let file = SharedSink::default();
     let sink = PcapSink::new(Box::new(file.clone())).unwrap();
     let network = Network::new(1);
     network.set_default_link(Link::default());
-    let Pair { mut stack, mut client, server: _server } = pair(network.stack(IP), &sink);
+    let CapturedPair { mut stack, mut client, server: _server } = pair(network.stack(IP), &sink);
     for _ in 0..2 {
         network.advance(Duration::from_secs(100));
         stack.poll(&mut Vec::new()).unwrap();
@@ -237,8 +237,8 @@ fn times_are_those_of_the_stack() {
 
 #[test]
 fn failing_file_fails_no_stream() {
-    struct Full;
-    impl Write for Full {
+    struct FullSink;
+    impl Write for FullSink {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
             if bytes.len() > 1000 { Err(io::ErrorKind::StorageFull.into()) } else { Ok(bytes.len()) }
         }
@@ -247,9 +247,9 @@ fn failing_file_fails_no_stream() {
             Ok(())
         }
     }
-    let sink = PcapSink::new(Box::new(Full)).unwrap();
+    let sink = PcapSink::new(Box::new(FullSink)).unwrap();
     let network = Network::new(1);
-    let Pair { mut client, mut server, .. } = pair(network.stack(IP), &sink);
+    let CapturedPair { mut client, mut server, .. } = pair(network.stack(IP), &sink);
     for _ in 0..10 {
         send(&mut *client, &[1; 100_000]);
         assert_eq!(recv(&mut *server, 100_000).len(), 100_000);
@@ -384,7 +384,7 @@ fn tshark_reads_it() {
 
 #[test]
 fn loopback_stream_written_once() {
-    let file = Shared::default();
+    let file = SharedSink::default();
     let sink = PcapSink::new(Box::new(file.clone())).unwrap();
     let mut stack = CaptureStack::new(Box::new(TcpStack::new().unwrap()), sink, "tcp");
     let mut stream = stack.connect_self((IP, 0).into(), &TransportConfig::default(), Token(1)).unwrap();
@@ -404,7 +404,7 @@ fn loopback_stream_written_once() {
 /// The stream is not ended and the sink not dropped: a killed process has written its frames.
 #[test]
 fn packets_reach_file_by_deadline() {
-    let file = Shared::default();
+    let file = SharedSink::default();
     let sink = PcapSink::new(Box::new(file.clone())).unwrap();
     let mut stack = CaptureStack::new(Box::new(TcpStack::new().unwrap()), sink, "tcp");
     assert_eq!(stack.deadline(), None, "nothing is due in an empty file");
@@ -422,9 +422,9 @@ fn packets_reach_file_by_deadline() {
 
 #[test]
 fn moved_stream_keeps_interface() {
-    let file = Shared::default();
+    let file = SharedSink::default();
     let sink = PcapSink::new(Box::new(file.clone())).unwrap();
-    let Pair { stack, mut client, mut server } = pair(TcpStack::new().unwrap(), &sink);
+    let CapturedPair { stack, mut client, mut server } = pair(TcpStack::new().unwrap(), &sink);
     let mut other = stack.shard().unwrap().unwrap();
     send(&mut *client, b"before");
     client.detach().unwrap();

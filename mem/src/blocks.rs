@@ -23,7 +23,7 @@ pub struct Blocks {
     at: NonNull<Block>,
     count: usize,
     /// Entry in [`OF_FILES`].
-    entry: Option<&'static Mapping>,
+    entry: Option<&'static FileMapping>,
 }
 
 // SAFETY: the blocks are atomic numbers, whose mapping lives as long as `Blocks`.
@@ -48,7 +48,7 @@ impl Blocks {
     /// # Errors
     /// The system's; `OutOfMemory` when the process has 64 of them.
     pub fn of_file(file: &File, count: usize) -> io::Result<Arc<Self>> {
-        let entry = Mapping::take().ok_or(io::ErrorKind::OutOfMemory)?;
+        let entry = FileMapping::take().ok_or(io::ErrorKind::OutOfMemory)?;
         let at = map(None, count, libc::MAP_SHARED, file.as_raw_fd()).inspect_err(|_| entry.release())?;
         entry.set(at, count * BLOCK_BYTES);
         Ok(Arc::new(Self { at, count, entry: Some(entry) }))
@@ -132,7 +132,7 @@ fn map(
 
 /// A mapping of a file. `fork` copies it to a child, which has no other thread and must not wait for a lock: so no lock guards it.
 #[derive(Debug)]
-struct Mapping {
+struct FileMapping {
     taken: AtomicBool,
     /// Null while there is none.
     at: AtomicPtr<Block>,
@@ -140,15 +140,15 @@ struct Mapping {
 }
 
 /// A process has one of each device that publishes its counters.
-static OF_FILES: [Mapping; 64] = [const {
-    Mapping {
+static OF_FILES: [FileMapping; 64] = [const {
+    FileMapping {
         taken: AtomicBool::new(false),
         at: AtomicPtr::new(core::ptr::null_mut()),
         len: AtomicUsize::new(0),
     }
 }; 64];
 
-impl Mapping {
+impl FileMapping {
     fn take() -> Option<&'static Self> {
         static HANDLER: Once = Once::new();
         HANDLER.call_once(|| {

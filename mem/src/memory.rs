@@ -37,7 +37,7 @@ pub(crate) enum Presence {
 
 /// Never read: kept for its drop.
 enum MemoryOwner {
-    Owned(#[expect(dead_code, reason = "kept for its drop")] Pages),
+    Owned(#[expect(dead_code, reason = "kept for its drop")] AnonymousPages),
     Borrowed,
     Buffer(#[expect(dead_code, reason = "kept for its drop")] Box<dyn Any + Send>),
 }
@@ -54,7 +54,7 @@ impl Memory {
     /// # Errors
     /// The system's, if it has no memory.
     pub fn owned(len: usize) -> io::Result<Self> {
-        let pages = Pages::map(len)?;
+        let pages = AnonymousPages::map(len)?;
         Ok(Self {
             at: pages.at,
             len,
@@ -213,12 +213,12 @@ pub fn share_arenas() {
 }
 
 /// An anonymous mapping: page-aligned, and zeroed by the kernel when first touched.
-struct Pages {
+struct AnonymousPages {
     at: NonNull<u8>,
     len: usize,
 }
 
-impl Pages {
+impl AnonymousPages {
     fn map(len: usize) -> io::Result<Self> {
         if len == 0 {
             return Ok(Self { at: NonNull::dangling(), len });
@@ -233,7 +233,7 @@ impl Pages {
     }
 }
 
-impl Drop for Pages {
+impl Drop for AnonymousPages {
     fn drop(&mut self) {
         if self.len != 0 {
             // SAFETY: `map` made exactly this mapping, and this is its only owner.

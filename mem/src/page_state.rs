@@ -18,19 +18,19 @@ pub struct PageState {
     first: usize,
     /// Pages.
     len: usize,
-    given_up: Bits,
-    protected: Bits,
+    given_up: PageBits,
+    protected: PageBits,
 }
 
 /// One bit for each page.
 #[derive(Debug)]
-struct Bits {
+struct PageBits {
     /// True once a bit was set.
     any: AtomicBool,
     words: Box<[AtomicU64]>,
 }
 
-impl Bits {
+impl PageBits {
     fn new(len: usize) -> Self {
         let words = (0..len.div_ceil(64)).map(|_| AtomicU64::new(0)).collect();
         Self { any: AtomicBool::new(false), words }
@@ -41,7 +41,7 @@ impl PageState {
     pub(crate) fn new(start: usize, len: usize) -> Self {
         let pages = pages(&(start..start.saturating_add(len)));
         let len = pages.len();
-        Self { first: pages.start, len, given_up: Bits::new(len), protected: Bits::new(len) }
+        Self { first: pages.start, len, given_up: PageBits::new(len), protected: PageBits::new(len) }
     }
 
     /// The pages that have addresses of `range` are gone for good. A thread that found them unmarked has a pin already.
@@ -68,7 +68,7 @@ impl PageState {
         self.protected.any.load(SeqCst) && !self.misses(&self.protected, start, len)
     }
 
-    fn set(&self, bits: &Bits, range: &Range<usize>) {
+    fn set(&self, bits: &PageBits, range: &Range<usize>) {
         let mut any = false;
         self.each_word(bits, range, |word, mask| {
             word.fetch_or(mask, SeqCst);
@@ -81,7 +81,7 @@ impl PageState {
     }
 
     #[cold]
-    fn misses(&self, bits: &Bits, start: usize, len: usize) -> bool {
+    fn misses(&self, bits: &PageBits, start: usize, len: usize) -> bool {
         let range = start..start.saturating_add(len);
         self.each_word(bits, &range, |word, mask| word.load(SeqCst) & mask == 0)
     }
@@ -89,7 +89,7 @@ impl PageState {
     /// Calls `f` with each word that has pages of `range`, and their bits, as long as it returns true; whether it always did.
     fn each_word(
         &self,
-        bits: &Bits,
+        bits: &PageBits,
         range: &Range<usize>,
         mut f: impl FnMut(&AtomicU64, u64) -> bool,
     ) -> bool {

@@ -11,7 +11,7 @@ use crate::MemoryGone;
 use uiw_ddp::STag;
 
 /// Result of one attempt to exchange eight bytes.
-enum Exchange {
+enum ExchangeResult {
     Done,
     /// Another number was there.
     Other(u64),
@@ -64,8 +64,8 @@ pub(crate) unsafe fn update(
     loop {
         // SAFETY: as above.
         match unsafe { exchange(cell, old, f(old)) } {
-            Some(Exchange::Done) => return Ok(old),
-            Some(Exchange::Other(found)) => old = found,
+            Some(ExchangeResult::Done) => return Ok(old),
+            Some(ExchangeResult::Other(found)) => old = found,
             None => return Err(MemoryGone { stag }),
         }
     }
@@ -73,13 +73,13 @@ pub(crate) unsafe fn update(
 
 /// # Safety
 /// As for [`update`].
-unsafe fn exchange(cell: *mut u64, old: u64, new: u64) -> Option<Exchange> {
+unsafe fn exchange(cell: *mut u64, old: u64, new: u64) -> Option<ExchangeResult> {
     let mut found = old;
     // SAFETY: the caller's promise.
     match unsafe { arch::uiw_recover_exchange(cell, &raw mut found, new) } {
-        0 => Some(Exchange::Done),
+        0 => Some(ExchangeResult::Done),
         1 => None,
-        _ => Some(Exchange::Other(found)),
+        _ => Some(ExchangeResult::Other(found)),
     }
 }
 
@@ -95,8 +95,8 @@ pub fn is_accessible(address: usize, write: bool) -> bool {
             && (!write
                 || loop {
                     match exchange(cell, old, old) {
-                        Some(Exchange::Done) => break true,
-                        Some(Exchange::Other(found)) => old = found,
+                        Some(ExchangeResult::Done) => break true,
+                        Some(ExchangeResult::Other(found)) => old = found,
                         None => break false,
                     }
                 })

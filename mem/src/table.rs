@@ -67,7 +67,7 @@ pub struct Rereg {
 
 /// Table of all memory keys of one device.
 pub struct Table {
-    shards: [Shard; SHARDS],
+    shards: [TableShard; SHARDS],
     /// Locked before a shard, never after one.
     indexes: Mutex<Indexes>,
     /// Indexes of what is bound to each stream. Locked alone.
@@ -78,9 +78,9 @@ pub struct Table {
 /// Own cache lines: a lock that one core takes does not slow down another core's.
 #[derive(Default)]
 #[repr(align(128))]
-struct Shard(RwLock<Slots>);
+struct TableShard(RwLock<Slots>);
 
-type Slots = HashMap<u32, Slot, BuildHasherDefault<IndexHasher>>;
+type Slots = HashMap<u32, TableSlot, BuildHasherDefault<IndexHasher>>;
 
 /// A shard's room for so many is kept whatever happens.
 const FEW: usize = 64;
@@ -96,7 +96,7 @@ fn forget(slots: &mut Slots, indexes: &mut Indexes, index: u32) {
 }
 
 /// Object at an index.
-enum Slot {
+enum TableSlot {
     Region(Arc<Region>),
     /// A window or a fast-register STag, and what it stands for now; `None` = the invalid state.
     Entry(Arc<Entry>, Option<Arc<Region>>),
@@ -106,7 +106,7 @@ enum Slot {
     Changing,
 }
 
-impl Slot {
+impl TableSlot {
     /// The live region that a peer means by `stag`.
     fn named_by_peer(&self, stag: STag) -> Option<&Arc<Region>> {
         match self {
@@ -246,7 +246,7 @@ impl Table {
         plan.check()?;
         self.insert(|index| {
             let region = plan.build(STag::from_parts(index, 0));
-            (Slot::Region(region.clone()), region)
+            (TableSlot::Region(region.clone()), region)
         })
     }
 
@@ -262,7 +262,7 @@ impl Table {
         let (old, plan, same) = {
             let mut slots = shard.0.write();
             let slot = slots.get_mut(&stag.index()).ok_or(invalid)?;
-            let Slot::Region(old) = slot else { return Err(invalid) };
+            let TableSlot::Region(old) = slot else { return Err(invalid) };
             if old.stag() != stag {
                 return Err(invalid);
             }
@@ -283,14 +283,14 @@ impl Table {
                 }
             }
             let old = old.clone();
-            *slot = Slot::Changing;
+            *slot = TableSlot::Changing;
             (old, plan, same)
         };
         old.pin_count().drain();
         old.give_back();
         let key = if same { stag.key() } else { stag.key().wrapping_add(1) };
         let new = plan.build(STag::from_parts(stag.index(), key));
-        shard.0.write().insert(stag.index(), Slot::Region(new.clone()));
+        shard.0.write().insert(stag.index(), TableSlot::Region(new.clone()));
         Ok(new)
     }
 
@@ -305,7 +305,7 @@ impl Table {
             let mut indexes = self.indexes.lock();
             let mut slots = self.shard(stag).0.write();
             match slots.get(&stag.index()) {
-                Some(Slot::Region(region)) if region.stag() == stag => {
+                Some(TableSlot::Region(region)) if region.stag() == stag => {
                     match region.pin_count().close() {
                         Ok(()) | Err(CloseError::Closed) => {}
                         Err(CloseError::WindowsBound(windows)) => {
@@ -316,7 +316,7 @@ impl Table {
                     forget(&mut slots, &mut indexes, stag.index());
                     region
                 }
-                Some(Slot::Entry(entry, _)) if entry.stag() == stag && entry.is_fast() => {
+                Some(TableSlot::Entry(entry, _)) if entry.stag() == stag && entry.is_fast() => {
                     let entry = entry.clone();
                     drop((slots, indexes));
                     return if self.dealloc(&entry) { Ok(()) } else { Err(invalid) };
@@ -334,14 +334,14 @@ impl Table {
     /// # Errors
     /// [`RegisterError::TooManyEntries`], [`RegisterError::NoEntropy`].
     pub fn reserve(&self) -> Result<STag, RegisterError> {
-        self.insert(|index| (Slot::Reserved, STag::from_parts(index, 0)))
+        self.insert(|index| (TableSlot::Reserved, STag::from_parts(index, 0)))
     }
 
     /// Gives back what [`Table::reserve`] gave. False: it is not a reserved STag.
     pub fn release(&self, stag: STag) -> bool {
         let mut indexes = self.indexes.lock();
         let mut slots = self.shard(stag).0.write();
-        let reserved = matches!(slots.get(&stag.index()), Some(Slot::Reserved));
+        let reserved = matches!(slots.get(&stag.index()), Some(TableSlot::Reserved));
         if reserved {
             forget(&mut slots, &mut indexes, stag.index());
         }
@@ -384,7 +384,7 @@ impl Table {
         Ok(Span::new(region.clone(), offset, len as usize))
     }
 
-    fn shard(&self, stag: STag) -> &Shard {
+    fn shard(&self, stag: STag) -> &TableShard {
         &self.shards[stag.index() as usize % SHARDS]
     }
 
@@ -393,7 +393,7 @@ impl Table {
     }
 
     /// Puts what `make` makes under a new random index.
-    fn insert<T>(&self, make: impl FnOnce(u32) -> (Slot, T)) -> Result<T, RegisterError> {
+    fn insert<T>(&self, make: impl FnOnce(u32) -> (TableSlot, T)) -> Result<T, RegisterError> {
         let mut indexes = self.indexes.lock();
         let index =
             indexes.take(|index| self.shard(STag::from_parts(index, 0)).0.read().contains_key(&index))?;

@@ -10,7 +10,7 @@ fn plain() -> StartupConfig {
 }
 
 /// Views of one dialogue by its two ends.
-struct Dialogue {
+struct StartupDialogue {
     request: Frame,
     reply: Frame,
     responder: Negotiated,
@@ -19,7 +19,7 @@ struct Dialogue {
 }
 
 /// The Request of `initiator`, accepted by `responder`.
-fn dialogue(initiator: &StartupConfig, responder: &StartupConfig) -> Dialogue {
+fn dialogue(initiator: &StartupConfig, responder: &StartupConfig) -> StartupDialogue {
     let active = Initiator::new(initiator.clone(), b"ping").unwrap();
     let mut passive = Responder::new(responder.clone());
     let (consumed, request) = passive.request(&active.request()).unwrap().unwrap();
@@ -33,7 +33,7 @@ fn dialogue(initiator: &StartupConfig, responder: &StartupConfig) -> Dialogue {
         panic!("{outcome:?}")
     };
     assert_eq!((enhanced, &private_data[..]), (reply.enhanced, &b"pong"[..]));
-    Dialogue { request: request.frame, reply, responder: negotiated, initiator, terminate }
+    StartupDialogue { request: request.frame, reply, responder: negotiated, initiator, terminate }
 }
 
 /// Interprets a constructed Reply as an initiator with `config` does.
@@ -230,7 +230,8 @@ fn reserved_bits_not_repeated() {
 fn crcs_enabled_by_either_end() {
     for (active, passive) in [(false, false), (false, true), (true, false), (true, true)] {
         let with = |crc| StartupConfig { crc, ..StartupConfig::default() };
-        let Dialogue { request, reply, initiator, responder, .. } = dialogue(&with(active), &with(passive));
+        let StartupDialogue { request, reply, initiator, responder, .. } =
+            dialogue(&with(active), &with(passive));
         assert_eq!(request.crc, active);
         assert_eq!(reply.crc, active || passive, "siw as initiator goes by the Reply alone");
         assert_eq!((initiator.crc, responder.crc), (active || passive, active || passive));
@@ -247,7 +248,8 @@ fn crcs_enabled_by_either_end() {
 fn markers_sent_to_receiver_requiring_them() {
     for (active, passive) in [(false, false), (false, true), (true, false), (true, true)] {
         let with = |want_markers| StartupConfig { want_markers, ..StartupConfig::default() };
-        let Dialogue { request, reply, initiator, responder, .. } = dialogue(&with(active), &with(passive));
+        let StartupDialogue { request, reply, initiator, responder, .. } =
+            dialogue(&with(active), &with(passive));
         assert_eq!((request.markers, reply.markers), (active, passive));
         assert_eq!((initiator.markers_rx, responder.markers_tx), (active, active));
         assert_eq!((initiator.markers_tx, responder.markers_rx), (passive, passive));
@@ -325,7 +327,7 @@ fn ird_and_ord_of_both_ends() {
                 for passive_ord in DEPTHS {
                     let (active, passive) =
                         (config(active_ird, active_ord), config(passive_ird, passive_ord));
-                    let Dialogue { request, reply, initiator, responder, terminate } =
+                    let StartupDialogue { request, reply, initiator, responder, terminate } =
                         dialogue(&active, &passive);
                     let (request, reply) = (request.enhanced.unwrap(), reply.enhanced.unwrap());
                     assert_eq!((request.ird, request.ord), (active_ird, active_ord));
@@ -404,7 +406,7 @@ fn every_set_of_rtr_kinds_at_both_ends() {
     for asked in (1..8).map(kinds) {
         for supported in (1..8).map(kinds) {
             let with = |rtr| StartupConfig { rtr, ..StartupConfig::default() };
-            let Dialogue { request, reply, initiator, responder, terminate } =
+            let StartupDialogue { request, reply, initiator, responder, terminate } =
                 dialogue(&with(asked), &with(supported));
             let (request, reply) = (request.enhanced.unwrap(), reply.enhanced.unwrap());
             assert!(request.peer_to_peer && reply.peer_to_peer);
@@ -439,14 +441,16 @@ fn read_rtr_needs_credit() {
 
     // No ORD: Read is not asked for, and is not all there may be.
     assert_eq!(Initiator::new(with(read, 8, 0), b"").unwrap_err(), ConfigError::NoRtrKind);
-    let Dialogue { request, initiator, .. } = dialogue(&with(read_or_send, 8, 0), &with(read_or_send, 8, 8));
+    let StartupDialogue { request, initiator, .. } =
+        dialogue(&with(read_or_send, 8, 0), &with(read_or_send, 8, 8));
     assert_eq!(RtrKinds::from(request.enhanced.unwrap()), kinds(4));
     assert_eq!(initiator.rtr, Some(Rtr::Send));
 
     // No IRD at the responder: it offers something else, or takes the one Read.
-    let Dialogue { reply, initiator, .. } = dialogue(&with(read_or_send, 8, 8), &with(read_or_send, 0, 8));
+    let StartupDialogue { reply, initiator, .. } =
+        dialogue(&with(read_or_send, 8, 8), &with(read_or_send, 0, 8));
     assert_eq!((RtrKinds::from(reply.enhanced.unwrap()), initiator.rtr), (kinds(4), Some(Rtr::Send)));
-    let Dialogue { reply, initiator, responder, .. } = dialogue(&with(read, 8, 8), &with(read, 0, 8));
+    let StartupDialogue { reply, initiator, responder, .. } = dialogue(&with(read, 8, 8), &with(read, 0, 8));
     assert_eq!((reply.enhanced.unwrap().ird, responder.ird, initiator.ord), (1, 1, 1));
     assert_eq!((initiator.rtr, responder.rtr), (Some(Rtr::Read), Some(Rtr::Read)));
 
@@ -467,7 +471,7 @@ fn client_server_model() {
     for passive in
         [StartupConfig::default(), config.clone(), StartupConfig { rtr: RtrKinds::NONE, ..config.clone() }]
     {
-        let Dialogue { request, reply, initiator, responder, terminate } = dialogue(&config, &passive);
+        let StartupDialogue { request, reply, initiator, responder, terminate } = dialogue(&config, &passive);
         for frame in [request, reply] {
             let Enhanced { peer_to_peer, rtr_send, rtr_write, rtr_read, .. } = frame.enhanced.unwrap();
             assert_eq!([peer_to_peer, rtr_send, rtr_write, rtr_read], [false; 4]);

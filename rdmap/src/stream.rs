@@ -148,7 +148,7 @@ pub enum RdmapError {
         qn: u32,
     },
     /// A message that belongs elsewhere (RFC 5040 section 4.1, Figure 4).
-    #[error("{opcode} in {}", Place { tagged: *tagged, qn: *qn })]
+    #[error("{opcode} in {}", BufferPlace { tagged: *tagged, qn: *qn })]
     WrongBuffer {
         /// Opcode of the message.
         opcode: Opcode,
@@ -191,12 +191,12 @@ pub enum RdmapError {
 }
 
 /// Destination named in the text of [`RdmapError::WrongBuffer`].
-struct Place {
+struct BufferPlace {
     tagged: bool,
     qn: u32,
 }
 
-impl core::fmt::Display for Place {
+impl core::fmt::Display for BufferPlace {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         if self.tagged { f.write_str("a tagged segment") } else { write!(f, "queue {}", self.qn) }
     }

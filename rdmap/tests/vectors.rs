@@ -13,15 +13,15 @@ use uiw_mpa::{Fpdu, FpduError, FpduRx, FpduTx, Step};
 use uiw_rdmap::*;
 
 #[derive(Deserialize)]
-struct Conversation {
-    negotiated: Option<Agreed>,
+struct VectorConversation {
+    negotiated: Option<AgreedParameters>,
     frames: Vec<WireFrame>,
 }
 
 #[derive(Deserialize)]
 #[serde(default)]
 #[derive(Default)]
-struct Agreed {
+struct AgreedParameters {
     markers_initiator_to_responder: bool,
     markers_responder_to_initiator: bool,
     crc: Option<bool>,
@@ -37,7 +37,7 @@ struct WireFrame {
     stream_offset: Option<u64>,
     ulpdu_hex: Option<String>,
     crc: Option<WireCrc>,
-    fields: Vec<Field>,
+    fields: Vec<FrameField>,
 }
 
 #[derive(Deserialize)]
@@ -46,13 +46,13 @@ struct WireCrc {
 }
 
 #[derive(Deserialize)]
-struct Field {
+struct FrameField {
     name: String,
     hex: String,
 }
 
 /// A frame that has to be refused, as its case says.
-struct Negative {
+struct NegativeCase {
     name: String,
     bytes: Vec<u8>,
     /// Any of these Terminates.
@@ -61,7 +61,7 @@ struct Negative {
     startup: bool,
 }
 
-impl Negative {
+impl NegativeCase {
     fn of(case: &Case) -> Self {
         let actions = || case.steps.iter().map(|step| &step.action);
         let is_bytes = |action: &&Action| matches!(action, Action::Send(sent) if sent.kind == Kind::Bytes);
@@ -89,12 +89,12 @@ impl Negative {
 }
 
 #[derive(Deserialize)]
-struct Sums {
-    vectors: Vec<Sum>,
+struct FileSums {
+    vectors: Vec<FileSum>,
 }
 
 #[derive(Deserialize)]
-struct Sum {
+struct FileSum {
     name: String,
     data_hex: String,
     crc_wire_hex: String,
@@ -109,7 +109,7 @@ fn read<T: for<'a> Deserialize<'a>>(name: &str) -> T {
     serde_json::from_str(&text).unwrap_or_else(|error| panic!("{name}: {error}"))
 }
 
-fn conversations() -> Vec<(String, Conversation)> {
+fn conversations() -> Vec<(String, VectorConversation)> {
     let names =
         std::fs::read_dir(folder()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
     let mut names: Vec<_> = names
@@ -125,9 +125,9 @@ fn unhex(hex: &str) -> Vec<u8> {
 }
 
 /// The fields of a frame as numbers or bytes, from the vector's own list.
-struct Fields<'a>(BTreeMap<&'a str, Vec<u8>>);
+struct FrameFields<'a>(BTreeMap<&'a str, Vec<u8>>);
 
-impl<'a> Fields<'a> {
+impl<'a> FrameFields<'a> {
     /// A field that Markers cut in pieces is put together.
     fn of(frame: &'a WireFrame) -> Self {
         let mut fields: BTreeMap<_, Vec<u8>> = BTreeMap::new();
@@ -161,7 +161,7 @@ impl<'a> Fields<'a> {
 
 #[test]
 fn crc32c_values() {
-    let sums: Sums = read("crc32c.json");
+    let sums: FileSums = read("crc32c.json");
     for sum in sums.vectors {
         let crc = uiw_mpa::crc32c(&unhex(&sum.data_hex)).to_le_bytes();
         assert_eq!(crc[..], unhex(&sum.crc_wire_hex), "{}", sum.name);
@@ -174,7 +174,7 @@ fn startup_frames() {
     let mut count = 0;
     for (name, conversation) in conversations() {
         for frame in conversation.frames.iter().filter(|frame| frame.kind != "fpdu") {
-            let (fields, bytes) = (Fields::of(frame), unhex(&frame.hex));
+            let (fields, bytes) = (FrameFields::of(frame), unhex(&frame.hex));
             let flags = fields.word("mpa.flags");
             let expected = Frame {
                 kind: if frame.kind == "mpa_request" { FrameKind::Request } else { FrameKind::Reply },
@@ -234,7 +234,7 @@ fn negotiations() {
         let (consumed, outcome) = initiator.reply(&reply).unwrap().unwrap();
         assert_eq!(consumed, reply.len(), "{name}");
         match (outcome, conversation.negotiated.unwrap_or_default()) {
-            (Outcome::Rejected { .. }, Agreed { crc: None, .. }) => {}
+            (Outcome::Rejected { .. }, AgreedParameters { crc: None, .. }) => {}
             (Outcome::Accepted { negotiated, .. }, agreed) => {
                 assert_eq!(Some(negotiated.crc), agreed.crc, "{name}");
                 assert_eq!(negotiated.markers_tx, agreed.markers_initiator_to_responder, "{name}");
@@ -246,7 +246,7 @@ fn negotiations() {
 }
 
 /// The DDP header a frame's fields describe.
-fn header_of(fields: &Fields<'_>) -> Header {
+fn header_of(fields: &FrameFields<'_>) -> Header {
     let control = fields.word("ddp.control");
     let (last, rsvd_ulp) = (control & 0x40 != 0, fields.word("rdmap.control") as u8);
     if control & 0x80 != 0 {
@@ -259,7 +259,7 @@ fn header_of(fields: &Fields<'_>) -> Header {
 }
 
 /// Builds the bytes after the DDP header from the fields, and checks that they parse.
-fn body_of(fields: &Fields<'_>, opcode: Opcode) -> Vec<u8> {
+fn body_of(fields: &FrameFields<'_>, opcode: Opcode) -> Vec<u8> {
     match opcode {
         Opcode::ReadRequest => {
             let request = ReadRequest {
@@ -360,7 +360,7 @@ fn fpdus() {
                 let ulpdu = ulpdu.as_bytes();
                 assert_eq!(ulpdu, unhex(frame.ulpdu_hex.as_ref().unwrap()), "{what}");
 
-                let fields = Fields::of(frame);
+                let fields = FrameFields::of(frame);
                 let (header, len) = Header::parse(ulpdu).unwrap();
                 assert_eq!(header, header_of(&fields), "{what}");
                 let opcode = match stream.admit(&header) {
@@ -394,7 +394,7 @@ fn fpdus() {
 const BUFFER: u32 = 64;
 
 /// Returns the fault that a receiver reports for a frame; `Err(None)` stands for closing at startup.
-fn verdict(vector: &Negative) -> Result<(), Option<Fault>> {
+fn verdict(vector: &NegativeCase) -> Result<(), Option<Fault>> {
     let mut bytes = vector.bytes.clone();
     if vector.startup {
         let answer = Responder::new(StartupConfig::default()).request(&bytes);
@@ -462,7 +462,7 @@ fn negatives() {
     let text = std::fs::read_to_string(folder().join("negative.case")).unwrap();
     let cases = uiw_cases::parse("negative.case", &text).unwrap();
     assert_eq!(cases.len(), 26);
-    for vector in cases.iter().map(Negative::of) {
+    for vector in cases.iter().map(NegativeCase::of) {
         match verdict(&vector) {
             Ok(()) => panic!("{} was accepted", vector.name),
             Err(None) => assert!(vector.startup, "{}", vector.name),

@@ -18,7 +18,7 @@ const ATOMIC: u64 = 250 << 10;
 
 /// Results of everything that one end posted.
 #[derive(Debug, PartialEq)]
-struct Outcome {
+struct PostedResults {
     memory: Vec<u8>,
     received: Vec<(ReceivedMessage, Vec<u8>)>,
     answers: Vec<Vec<u8>>,
@@ -62,7 +62,7 @@ fn post_everything(pair: &mut Pair, n: usize, large: usize) {
 }
 
 /// Returns the results of `post_everything` that are due at end `n`'s peer and in `n`'s answers.
-fn expected(n: usize, large: usize) -> Outcome {
+fn expected(n: usize, large: usize) -> PostedResults {
     let seed = 1 + n as u8;
     let (big, source) = (pattern(large, seed), pattern(large, seed + 64));
     let mut memory = vec![0; 1 << 18];
@@ -95,13 +95,13 @@ fn expected(n: usize, large: usize) -> Outcome {
         Vec::new(),
         source[1..][..large / 4].to_vec(),
     ];
-    Outcome { memory, received, answers }
+    PostedResults { memory, received, answers }
 }
 
-fn outcome(pair: &Pair, n: usize) -> Outcome {
+fn outcome(pair: &Pair, n: usize) -> PostedResults {
     let (end, peer) = (&pair.ends[n].host, &pair.ends[1 - n].host);
     let answers = end.requests.iter().filter(|posted| posted.request.op.needs_ord());
-    Outcome {
+    PostedResults {
         memory: peer.memory.clone(),
         received: peer.received.clone(),
         answers: answers.map(|posted| posted.bytes.clone()).collect(),

@@ -11,9 +11,9 @@ use uiw_mpa::startup::{Revision, RtrKinds};
 use uiw_stream::{CapabilityExchange, FpduSize, LocalError, Op, RdmapConfig, RdmapStream, StableTx, Time};
 
 /// SplitMix64.
-struct Random(u64);
+struct RandomBytes(u64);
 
-impl Random {
+impl RandomBytes {
     fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut z = self.0;
@@ -35,7 +35,7 @@ impl Random {
     }
 }
 
-fn random_config(random: &mut Random) -> RdmapConfig {
+fn random_config(random: &mut RandomBytes) -> RdmapConfig {
     config_with(|config| {
         let startup = &mut config.startup;
         startup.revision = if random.one_in(6) { Revision::One } else { Revision::Two };
@@ -66,7 +66,7 @@ fn random_config(random: &mut Random) -> RdmapConfig {
     })
 }
 
-fn random_op(random: &mut Random) -> (Op, Vec<u8>) {
+fn random_op(random: &mut RandomBytes) -> (Op, Vec<u8>) {
     let remote = at(random.below(1000) as u64 * 8);
     let len = random.pick(&[0, 1, 8, 100, 1500, 9000, 70_000]);
     let op = match random.below(10) {
@@ -94,7 +94,7 @@ fn serve_deadline(pair: &mut Pair, n: usize) {
     }
 }
 
-fn post(pair: &mut Pair, n: usize, random: &mut Random) {
+fn post(pair: &mut Pair, n: usize, random: &mut RandomBytes) {
     let (op, payload) = random_op(random);
     let (fence, solicited) = (random.one_in(8), random.one_in(4));
     pair.ends[n].host.post_with(op, &payload, |request| {
@@ -104,7 +104,7 @@ fn post(pair: &mut Pair, n: usize, random: &mut Random) {
     pair.ends[n].stream.doorbell();
 }
 
-fn step(pair: &mut Pair, random: &mut Random, rude: bool) {
+fn step(pair: &mut Pair, random: &mut RandomBytes, rude: bool) {
     let n = random.below(2);
     match random.below(if rude { 40 } else { 24 }) {
         0..=5 => {
@@ -187,7 +187,7 @@ fn finish(pair: &mut Pair, seed: u64) {
 }
 
 fn run(seed: u64, rude: bool) {
-    let mut random = Random(seed);
+    let mut random = RandomBytes(seed);
     let mut pair = Pair::new(random_config(&mut random), random_config(&mut random));
     for n in 0..2 {
         pair.ends[n].host.element = random.pick(&[usize::MAX, 1000, 64]);

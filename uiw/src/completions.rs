@@ -75,7 +75,7 @@ pub(crate) fn failed(wc: &Wc, peer: SocketAddr, qp: Option<&Qp>) -> Error {
     ErrorKind::Completed { status: wc.status, reason: wc.reason, peer, detail }.into()
 }
 
-enum State {
+enum OperationState {
     /// The operation is not posted, and waits for room.
     Waiting(Request),
     Posted,
@@ -91,7 +91,7 @@ pub(crate) enum Caller {
 }
 
 pub(crate) struct Slot {
-    state: State,
+    state: OperationState,
     caller: Caller,
     buffer: AnyBuffer,
 }
@@ -120,12 +120,12 @@ impl Ops {
     /// Takes in an operation that the caller posts.
     pub(crate) fn add_posted(&mut self, buffer: AnyBuffer) -> usize {
         self.room -= 1;
-        self.slots.insert(Slot { state: State::Posted, caller: Caller::Waits(None), buffer })
+        self.slots.insert(Slot { state: OperationState::Posted, caller: Caller::Waits(None), buffer })
     }
 
     /// Takes in an operation that waits for room.
     pub(crate) fn add_waiting(&mut self, request: Request, buffer: AnyBuffer) -> usize {
-        let state = State::Waiting(request);
+        let state = OperationState::Waiting(request);
         let key = self.slots.insert(Slot { state, caller: Caller::Waits(None), buffer });
         self.waiting.push_back(key);
         key
@@ -133,7 +133,7 @@ impl Ops {
 
     /// Takes in an operation that failed before it was posted.
     pub(crate) fn add_failed(&mut self, error: Error, buffer: AnyBuffer) -> usize {
-        let state = State::Done(Outcome::Refused(error));
+        let state = OperationState::Done(Outcome::Refused(error));
         self.slots.insert(Slot { state, caller: Caller::Waits(None), buffer })
     }
 
@@ -160,7 +160,9 @@ impl Ops {
         }
         let key = self.waiting.pop_front()?;
         let state = &mut self.slots.get_mut(key)?.state;
-        let State::Waiting(request) = std::mem::replace(state, State::Posted) else { return None };
+        let OperationState::Waiting(request) = std::mem::replace(state, OperationState::Posted) else {
+            return None;
+        };
         self.room -= 1;
         Some((key, request))
     }
@@ -171,7 +173,7 @@ impl Ops {
         let slot = self.slots.get_mut(key)?;
         match &mut slot.caller {
             Caller::Waits(waker) => {
-                slot.state = State::Done(outcome);
+                slot.state = OperationState::Done(outcome);
                 waker.take()
             }
             Caller::Detached => {
@@ -190,17 +192,17 @@ impl Ops {
 
     /// The outcome of an operation and its buffer, once it is over.
     pub(crate) fn take_done(&mut self, key: usize) -> Option<(Outcome, AnyBuffer)> {
-        if !matches!(self.slots.get(key)?.state, State::Done(_)) {
+        if !matches!(self.slots.get(key)?.state, OperationState::Done(_)) {
             return None;
         }
         let slot = self.slots.try_remove(key)?;
-        let State::Done(outcome) = slot.state else { return None };
+        let OperationState::Done(outcome) = slot.state else { return None };
         Some((outcome, slot.buffer))
     }
 
     /// Returns whether the operation is over because its connection has ended.
     pub(crate) fn is_flushed(&self, key: usize) -> bool {
-        matches!(self.slots.get(key), Some(Slot { state: State::Done(outcome), .. }) if outcome.is_flush())
+        matches!(self.slots.get(key), Some(Slot { state: OperationState::Done(outcome), .. }) if outcome.is_flush())
     }
 
     /// Another caller for an operation that is not over. Gives the one before, which is foreign code.
@@ -211,7 +213,7 @@ impl Ops {
 
     /// Removes an operation that is over.
     pub(crate) fn remove_done(&mut self, key: usize) -> Option<Slot> {
-        let is_done = matches!(self.slots.get(key)?.state, State::Done(_));
+        let is_done = matches!(self.slots.get(key)?.state, OperationState::Done(_));
         is_done.then(|| self.slots.remove(key))
     }
 
@@ -334,22 +336,22 @@ mod tests {
 
     /// A waker that counts its calls.
     #[derive(Default)]
-    struct Calls(AtomicUsize);
+    struct CallCounter(AtomicUsize);
 
-    impl std::task::Wake for Calls {
+    impl std::task::Wake for CallCounter {
         fn wake(self: Arc<Self>) {
             self.0.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    impl Calls {
+    impl CallCounter {
         fn count(&self) -> usize {
             self.0.load(Ordering::Relaxed)
         }
     }
 
-    fn completions(send_depth: u32) -> (Arc<Completions>, Arc<Calls>) {
-        let (completions, runs) = (Completions::new(send_depth), Arc::<Calls>::default());
+    fn completions(send_depth: u32) -> (Arc<Completions>, Arc<CallCounter>) {
+        let (completions, runs) = (Completions::new(send_depth), Arc::<CallCounter>::default());
         completions.deferred.set(Waker::from(Arc::clone(&runs))).unwrap();
         (completions, runs)
     }
@@ -388,7 +390,7 @@ mod tests {
     #[test]
     fn completion_wakes_operation_and_frees_room() {
         let (completions, runs) = completions(2);
-        let wakers = [(); 2].map(|()| Arc::<Calls>::default());
+        let wakers = [(); 2].map(|()| Arc::<CallCounter>::default());
         let keys = wakers.each_ref().map(|waker| {
             let mut ops = completions.ops.lock();
             let key = ops.add_posted(none());
@@ -458,7 +460,7 @@ mod tests {
     #[test]
     fn messages_ordered_and_wake_receivers() {
         let (completions, runs) = completions(1);
-        let wakers = [(); 2].map(|()| Arc::<Calls>::default());
+        let wakers = [(); 2].map(|()| Arc::<CallCounter>::default());
         completions.inbox.lock().wakers = wakers.iter().map(|waker| Waker::from(Arc::clone(waker))).collect();
         complete(&completions, 2, WcStatus::Success);
         assert_eq!(wakers.each_ref().map(|waker| waker.count()), [1, 1]);
@@ -474,7 +476,7 @@ mod tests {
     fn first_failed_receive_has_close_reason() {
         let (completions, _) = completions(1);
         complete(&completions, 0, WcStatus::Success);
-        let waker = Arc::<Calls>::default();
+        let waker = Arc::<CallCounter>::default();
         completions.inbox.lock().wakers.push(Waker::from(Arc::clone(&waker)));
         complete(&completions, 1, WcStatus::LocalLength);
         assert_eq!(waker.count(), 1);

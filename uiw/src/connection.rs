@@ -98,7 +98,7 @@ impl PendingConnection {
 
     /// Waits until the connection stands.
     pub(crate) async fn established(self) -> Result<Connection> {
-        let abandon = Abandon(Some(&self.dispatcher));
+        let abandon = AbandonOnDrop(Some(&self.dispatcher));
         let event = poll_fn(|cx| self.dispatcher.channel.poll_pop(cx)).await;
         match event {
             CmEvent { kind: CmEventKind::Established(info), .. } => {
@@ -113,15 +113,15 @@ impl PendingConnection {
 }
 
 /// A connect future that is dropped gives its connection up.
-struct Abandon<'a>(Option<&'a Arc<Handle>>);
+struct AbandonOnDrop<'a>(Option<&'a Arc<Handle>>);
 
-impl Abandon<'_> {
+impl AbandonOnDrop<'_> {
     fn forget(mut self) {
         self.0 = None;
     }
 }
 
-impl Drop for Abandon<'_> {
+impl Drop for AbandonOnDrop<'_> {
     fn drop(&mut self) {
         if let Some(dispatcher) = self.0 {
             cm::abandon(dispatcher.qp());

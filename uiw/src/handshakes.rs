@@ -34,21 +34,21 @@ type Handshake = Pin<Box<dyn Future<Output = std::result::Result<Connection, Acc
 #[derive(Default)]
 pub(crate) struct Handshakes {
     running: Mutex<FuturesUnordered<Handshake>>,
-    failures: Mutex<Failures>,
-    waiting: Arc<Waiting>,
+    failures: Mutex<FailureLog>,
+    waiting: Arc<WaitingTasks>,
 }
 
 #[derive(Default)]
-struct Failures {
+struct FailureLog {
     count: u64,
     kept: VecDeque<AcceptFailure>,
 }
 
 /// Tasks that wait for a connection. All are woken, as each of them may have been dropped.
 #[derive(Default)]
-struct Waiting(Mutex<Vec<Waker>>);
+struct WaitingTasks(Mutex<Vec<Waker>>);
 
-impl Wake for Waiting {
+impl Wake for WaitingTasks {
     fn wake(self: Arc<Self>) {
         let wakers = std::mem::take(&mut *self.0.lock());
         wakers.into_iter().for_each(Waker::wake);

@@ -32,7 +32,7 @@ fn main() -> io::Result<()> {
 /// Connections of ours a second.
 fn ours() -> io::Result<f64> {
     let stop = AtomicBool::new(false);
-    let server = Side::new();
+    let server = ConnectSide::new();
     let options = Arc::new(ConnConfig::default());
     let any = "127.0.0.1:0".parse().map_err(io::Error::other)?;
     let listener =
@@ -46,14 +46,14 @@ fn ours() -> io::Result<f64> {
     })
 }
 
-struct Side {
+struct ConnectSide {
     device: Device,
     pd: Pd,
     cq: Arc<Cq>,
     channel: Arc<CmChannel>,
 }
 
-impl Side {
+impl ConnectSide {
     fn new() -> Self {
         let device = Device::open().expect("a device");
         let pd = device.alloc_pd().expect("a protection domain");
@@ -71,7 +71,7 @@ impl Side {
     }
 }
 
-fn serve(server: &Side, stop: &AtomicBool) {
+fn serve(server: &ConnectSide, stop: &AtomicBool) {
     let mut qps = HashMap::new();
     while !stop.load(Ordering::Relaxed) {
         let Some(CmEvent { id, kind }) = server.event(Instant::now() + Duration::from_millis(20)) else {
@@ -91,7 +91,7 @@ fn serve(server: &Side, stop: &AtomicBool) {
 }
 
 fn connect(to: SocketAddr, options: &Arc<ConnConfig>) -> usize {
-    let client = Side::new();
+    let client = ConnectSide::new();
     let mut qps = HashMap::new();
     let begin = |qps: &mut HashMap<ConnId, Qp>| {
         let qp = client.qp();

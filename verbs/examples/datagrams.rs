@@ -46,7 +46,7 @@ fn main() -> ExitCode {
     match args.first().map(String::as_str) {
         Some(name @ ("uiw" | "udp")) => {
             stay_on(1);
-            if name == "uiw" { child(&mut Verbs::new()) } else { child(&mut Udp::new()) }
+            if name == "uiw" { child(&mut VerbsStack::new()) } else { child(&mut UdpStack::new()) }
         }
         rounds => {
             let rounds = rounds.map_or(Some(9), |rounds| rounds.parse().ok().filter(|rounds| *rounds > 0));
@@ -68,7 +68,7 @@ fn stay_on(processor: usize) {
 }
 
 /// One end of a stack.
-trait End {
+trait StackEnd {
     /// Returns the name that others send to: a port, and a number that means something to the stack.
     fn name(&self) -> u32;
     /// Sends `count` messages; waits for room.
@@ -79,7 +79,7 @@ trait End {
     fn receive(&mut self) -> usize;
 }
 
-struct Verbs {
+struct VerbsStack {
     _device: Device,
     _pd: Pd,
     qp: Qp,
@@ -91,7 +91,7 @@ struct Verbs {
     open: usize,
 }
 
-impl Verbs {
+impl VerbsStack {
     fn new() -> Self {
         let device = Device::open().expect("a device");
         let pd = device.alloc_pd().expect("a protection domain");
@@ -123,7 +123,7 @@ impl Verbs {
     }
 }
 
-impl End for Verbs {
+impl StackEnd for VerbsStack {
     fn name(&self) -> u32 {
         self.qp.num()
     }
@@ -167,7 +167,7 @@ impl End for Verbs {
     }
 }
 
-struct Udp {
+struct UdpStack {
     _stack: TcpStack,
     socket: Box<dyn DatagramSocket>,
     out: Vec<u8>,
@@ -176,7 +176,7 @@ struct Udp {
     payload: [u8; LEN - uiw_datagram::CRC_LEN],
 }
 
-impl Udp {
+impl UdpStack {
     fn new() -> Self {
         let mut stack = TcpStack::new().expect("a stack");
         let options = DatagramConfig::default();
@@ -187,7 +187,7 @@ impl Udp {
     }
 }
 
-impl End for Udp {
+impl StackEnd for UdpStack {
     fn name(&self) -> u32 {
         self.socket.local_addr().port().into()
     }
@@ -232,7 +232,7 @@ const ANSWERING: u8 = 2;
 const OVER: u8 = 3;
 
 /// The other process: counts messages, or answers each, as the lines of its standard input say. It sleeps otherwise.
-fn child(end: &mut dyn End) -> ExitCode {
+fn child(end: &mut dyn StackEnd) -> ExitCode {
     println!("{}", end.name());
     let mode = Arc::new(AtomicU8::new(STOPPED));
     let (of_thread, main) = (Arc::clone(&mode), std::thread::current());
@@ -284,8 +284,8 @@ fn child(end: &mut dyn End) -> ExitCode {
 }
 
 /// A stack with its other process.
-struct Stack {
-    end: Box<dyn End>,
+struct StackPair {
+    end: Box<dyn StackEnd>,
     child: Child,
     said: BufReader<std::process::ChildStdout>,
     to: u32,
@@ -293,8 +293,8 @@ struct Stack {
     rate: f64,
 }
 
-impl Stack {
-    fn new(name: &str, end: Box<dyn End>) -> Self {
+impl StackPair {
+    fn new(name: &str, end: Box<dyn StackEnd>) -> Self {
         let own = std::env::current_exe().expect("a path");
         let child = Command::new(own).arg(name).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
         let mut child = child.expect("a process");
@@ -401,7 +401,7 @@ impl Stack {
     }
 }
 
-impl Drop for Stack {
+impl Drop for StackPair {
     fn drop(&mut self) {
         drop(self.child.stdin.take());
         let _ = self.child.wait();
@@ -409,7 +409,10 @@ impl Drop for Stack {
 }
 
 fn compare(rounds: usize) -> ExitCode {
-    let mut stacks = [Stack::new("uiw", Box::new(Verbs::new())), Stack::new("udp", Box::new(Udp::new()))];
+    let mut stacks = [
+        StackPair::new("uiw", Box::new(VerbsStack::new())),
+        StackPair::new("udp", Box::new(UdpStack::new())),
+    ];
     // To find the rates about which the rounds look.
     for stack in &mut stacks {
         stack.delivered();

@@ -12,17 +12,17 @@ use uiw_verbs::{
 };
 
 /// Operation of a round.
-struct Case {
+struct RoundCase {
     name: &'static str,
-    round: fn(&End, &End),
+    round: fn(&RoundEnd, &RoundEnd),
     options: fn(&mut ConnConfig),
 }
 
-const fn case(name: &'static str, round: fn(&End, &End)) -> Case {
-    Case { name, round, options: |_| {} }
+const fn case(name: &'static str, round: fn(&RoundEnd, &RoundEnd)) -> RoundCase {
+    RoundCase { name, round, options: |_| {} }
 }
 
-const CASES: &[Case] = &[
+const CASES: &[RoundCase] = &[
     case("send-64-ping-pong", ping_pong),
     case("write-64", |a, b| stream(a, b, write, 64, 1)),
     case("write-64-chain", |a, b| stream(a, b, write, 64, 16)),
@@ -32,11 +32,11 @@ const CASES: &[Case] = &[
     case("fetch-add", |a, b| stream(a, b, fetch_add, 8, 1)),
     case("write-64000", |a, b| stream(a, b, write, 64_000, 1)),
     case("write-1M", |a, b| stream(a, b, write, 1 << 20, 1)),
-    Case {
+    RoundCase {
         options: |options| options.fpdu = FpduSize::Fixed(1418),
         ..case("write-1M-small-fpdus", |a, b| stream(a, b, write, 1 << 20, 1))
     },
-    Case {
+    RoundCase {
         options: |options| options.markers = true,
         ..case("write-1M-markers", |a, b| stream(a, b, write, 1 << 20, 1))
     },
@@ -65,7 +65,7 @@ fn main() -> ExitCode {
 const DEPTH: u64 = 128;
 const MEMORY: usize = 1 << 20;
 
-struct End {
+struct RoundEnd {
     qp: Qp,
     device: Device,
     _pd: Pd,
@@ -75,7 +75,7 @@ struct End {
     mr: RawMr,
 }
 
-impl End {
+impl RoundEnd {
     fn new() -> Self {
         let stack = uiw_llp::tcp::TcpStack::new().expect("the kernel's TCP");
         let options = DeviceConfig::default().progress(Progress::Manual);
@@ -139,7 +139,7 @@ fn fetch_add(at: Remote) -> SendOp {
     SendOp::FetchAdd { remote: at, add: 1, mask: 0 }
 }
 
-fn ping_pong(a: &End, b: &End) {
+fn ping_pong(a: &RoundEnd, b: &RoundEnd) {
     for (from, to) in [(a, b), (b, a)] {
         to.recv(64);
         from.post(SendOp::Send, 64, 1);
@@ -149,7 +149,7 @@ fn ping_pong(a: &End, b: &End) {
 }
 
 /// [`DEPTH`] requests from `a` to `b`, or as many as make 1 MiB.
-fn stream(a: &End, b: &End, op: fn(Remote) -> SendOp, length: u32, chain: u64) {
+fn stream(a: &RoundEnd, b: &RoundEnd, op: fn(Remote) -> SendOp, length: u32, chain: u64) {
     let op = op(b.remote());
     let sends = matches!(op, SendOp::Send);
     let requests = DEPTH.min((1 << 20) / u64::from(length)).max(1);
@@ -166,8 +166,8 @@ fn stream(a: &End, b: &End, op: fn(Remote) -> SendOp, length: u32, chain: u64) {
     }
 }
 
-fn connect(options: ConnConfig) -> (End, End) {
-    let (a, b) = (End::new(), End::new());
+fn connect(options: ConnConfig) -> (RoundEnd, RoundEnd) {
+    let (a, b) = (RoundEnd::new(), RoundEnd::new());
     let options = Arc::new(options);
     let any = "127.0.0.1:0".parse().expect("an address");
     let listener = cm::Listener::bind(&b.device, any, 1, &options, &b.channel).expect("a listener");

@@ -16,17 +16,17 @@ use uiw_verbs::{
 
 /// Operation of a thread.
 #[derive(Clone, Copy)]
-struct Pattern {
+struct ThreadPattern {
     name: &'static str,
     bytes: u32,
     /// Sends under way; one is a ping-pong.
     window: u32,
 }
 
-const PATTERNS: &[Pattern] = &[
-    Pattern { name: "ping-pong", bytes: 64, window: 1 },
-    Pattern { name: "send-64", bytes: 64, window: 32 },
-    Pattern { name: "send-64K", bytes: 1 << 16, window: 32 },
+const PATTERNS: &[ThreadPattern] = &[
+    ThreadPattern { name: "ping-pong", bytes: 64, window: 1 },
+    ThreadPattern { name: "send-64", bytes: 64, window: 32 },
+    ThreadPattern { name: "send-64K", bytes: 1 << 16, window: 32 },
 ];
 
 /// Warm-up before counting: TCP's buffers grow, and the engine learns that it is polled.
@@ -45,12 +45,12 @@ fn main() -> ExitCode {
         return ExitCode::from(2);
     };
     let devices: Vec<_> = (0..devices).map(|_| Device::open().expect("a device")).collect();
-    let counters: Vec<_> = (0..threads).map(|_| Counter::default()).collect();
+    let counters: Vec<_> = (0..threads).map(|_| ThreadCounter::default()).collect();
     let stop = AtomicBool::new(false);
     let rate = std::thread::scope(|scope| {
         for (counter, device) in counters.iter().zip(devices.iter().cycle()) {
             scope.spawn(|| {
-                let pair = Pair::connect(device, queues, pattern);
+                let pair = ThreadPair::connect(device, queues, pattern);
                 counter.ready.store(true, Ordering::Release);
                 pair.drive(pattern, counter, &stop);
             });
@@ -73,27 +73,27 @@ fn main() -> ExitCode {
 /// Count of a thread, on cache lines of its own.
 #[derive(Default)]
 #[repr(align(128))]
-struct Counter {
+struct ThreadCounter {
     ready: AtomicBool,
     rounds: AtomicU64,
 }
 
-impl Counter {
+impl ThreadCounter {
     /// Only the thread itself counts.
     fn add(&self, rounds: u64) {
         self.rounds.store(self.rounds.load(Ordering::Relaxed) + rounds, Ordering::Relaxed);
     }
 }
 
-struct End {
+struct ThreadEnd {
     qp: Qp,
     _pd: Pd,
     mr: RawMr,
     cq: Arc<Cq>,
 }
 
-impl End {
-    fn new(device: &Device, cq: Arc<Cq>, pattern: &Pattern) -> Self {
+impl ThreadEnd {
+    fn new(device: &Device, cq: Arc<Cq>, pattern: &ThreadPattern) -> Self {
         let pd = device.alloc_pd().expect("a protection domain");
         let depth = 4 * pattern.window;
         let init =
@@ -124,22 +124,22 @@ impl End {
 
 /// Completions of Sends, and of receives.
 #[derive(Default)]
-struct Done {
+struct SentAndReceived {
     sent: u64,
     received: u64,
 }
 
-struct Pair {
-    a: End,
-    b: End,
+struct ThreadPair {
+    a: ThreadEnd,
+    b: ThreadEnd,
 }
 
-impl Pair {
-    fn connect(device: &Device, queues: usize, pattern: &Pattern) -> Self {
+impl ThreadPair {
+    fn connect(device: &Device, queues: usize, pattern: &ThreadPattern) -> Self {
         let cq = || device.create_cq(1024, CqConfig::default()).expect("a completion queue");
         let first = cq();
         let second = if queues == 1 { Arc::clone(&first) } else { cq() };
-        let (a, b) = (End::new(device, first, pattern), End::new(device, second, pattern));
+        let (a, b) = (ThreadEnd::new(device, first, pattern), ThreadEnd::new(device, second, pattern));
         let (options, channel) = (Arc::new(ConnConfig::default()), Arc::new(CmChannel::default()));
         let any = "127.0.0.1:0".parse().expect("an address");
         let listener = cm::Listener::bind(device, any, 1, &options, &channel).expect("a listener");
@@ -158,7 +158,7 @@ impl Pair {
         Self { a, b }
     }
 
-    fn drive(&self, pattern: &Pattern, counter: &Counter, stop: &AtomicBool) {
+    fn drive(&self, pattern: &ThreadPattern, counter: &ThreadCounter, stop: &AtomicBool) {
         if pattern.window > 1 {
             return self.stream(pattern, counter, stop);
         }
@@ -172,7 +172,7 @@ impl Pair {
         for (from, to) in [(&self.a, &self.b), (&self.b, &self.a)] {
             to.recv(bytes);
             from.send(bytes);
-            let mut done = Done::default();
+            let mut done = SentAndReceived::default();
             while done.received == 0 {
                 take(&to.cq, &mut done);
             }
@@ -183,12 +183,12 @@ impl Pair {
     }
 
     /// Keeps the window full until it is stopped.
-    fn stream(&self, pattern: &Pattern, counter: &Counter, stop: &AtomicBool) {
+    fn stream(&self, pattern: &ThreadPattern, counter: &ThreadCounter, stop: &AtomicBool) {
         let Self { a, b } = self;
         (0..2 * pattern.window).for_each(|_| b.recv(pattern.bytes));
         (0..pattern.window).for_each(|_| a.send(pattern.bytes));
         while !stop.load(Ordering::Relaxed) {
-            let mut done = Done::default();
+            let mut done = SentAndReceived::default();
             take(&b.cq, &mut done);
             if !Arc::ptr_eq(&a.cq, &b.cq) {
                 take(&a.cq, &mut done);
@@ -201,7 +201,7 @@ impl Pair {
 }
 
 /// Takes what has completed.
-fn take(cq: &Cq, done: &mut Done) {
+fn take(cq: &Cq, done: &mut SentAndReceived) {
     cq.poll_with(16, |wc| {
         assert_eq!(wc.status, WcStatus::Success);
         match wc.opcode {

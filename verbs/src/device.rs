@@ -35,12 +35,12 @@ use uiw_llp::capture::{CaptureStack, PcapFile, PcapSink};
 pub struct Device {
     driver: Arc<Driver>,
     events: Arc<EventQueue<AsyncEvent>>,
-    lingering: Hold,
+    lingering: ConnectionHold,
 }
 
 /// A hold on the connections that end with the device's last handle.
 #[derive(Clone)]
-enum Hold {
+enum ConnectionHold {
     /// A handle's.
     Handle(Arc<Lingering>),
     /// Handle kept by objects that belong to the device (see [`Device::for_object`]).
@@ -74,11 +74,11 @@ impl Device {
         let lenient_invalidate = options.lenient_invalidate;
         let driver = Driver::start(stack, options)?;
         driver.shared.table.set_lenient_invalidate(lenient_invalidate);
-        Ok(Self::new(driver, Hold::Handle(Arc::default())))
+        Ok(Self::new(driver, ConnectionHold::Handle(Arc::default())))
     }
 
     /// A handle with a queue of events of its own.
-    fn new(driver: Arc<Driver>, lingering: Hold) -> Self {
+    fn new(driver: Arc<Driver>, lingering: ConnectionHold) -> Self {
         let events = Arc::default();
         if let Some(faults) = &driver.shared.faults {
             faults.add_queue(&events);
@@ -97,25 +97,25 @@ impl Device {
     /// Returns the reference that an object of the device keeps: no handle, as the program cannot drive the device with it.
     pub(crate) fn for_object(&self) -> Self {
         let lingering = match &self.lingering {
-            Hold::Handle(lingering) => Arc::downgrade(lingering),
-            Hold::Object(lingering) => Weak::clone(lingering),
+            ConnectionHold::Handle(lingering) => Arc::downgrade(lingering),
+            ConnectionHold::Object(lingering) => Weak::clone(lingering),
         };
-        Self { lingering: Hold::Object(lingering), ..self.clone() }
+        Self { lingering: ConnectionHold::Object(lingering), ..self.clone() }
     }
 
     /// A handle, made from what an object keeps.
     pub(crate) fn to_handle(&self) -> Self {
         let lingering = match &self.lingering {
-            Hold::Handle(lingering) => Arc::clone(lingering),
-            Hold::Object(lingering) => lingering.upgrade().unwrap_or_default(),
+            ConnectionHold::Handle(lingering) => Arc::clone(lingering),
+            ConnectionHold::Object(lingering) => lingering.upgrade().unwrap_or_default(),
         };
-        Self { lingering: Hold::Handle(lingering), ..self.clone() }
+        Self { lingering: ConnectionHold::Handle(lingering), ..self.clone() }
     }
 
     /// The connections that end with the last handle; `None` where they do not depend on one.
     pub(crate) fn lingering(&self) -> Option<&Lingering> {
         match &self.lingering {
-            Hold::Handle(lingering) if self.driver.is_manual() => Some(lingering),
+            ConnectionHold::Handle(lingering) if self.driver.is_manual() => Some(lingering),
             _ => None,
         }
     }

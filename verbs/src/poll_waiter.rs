@@ -81,7 +81,7 @@ impl Device {
 pub struct PollWaiter {
     driver: Weak<Driver>,
     set: Arc<ChannelSet>,
-    wakeup: Arc<Wakeup>,
+    wakeup: Arc<WakeupFd>,
     /// Watches by shard; those that were armed once.
     watches: Vec<Option<Arc<Watch>>>,
     /// Shards for which this thread is expected to sleep.
@@ -89,7 +89,7 @@ pub struct PollWaiter {
 }
 
 /// Flag and descriptor that wakers of the thread set.
-struct Wakeup {
+struct WakeupFd {
     fd: OwnedFd,
     notified: AtomicBool,
     asleep: AtomicBool,
@@ -98,7 +98,7 @@ struct Wakeup {
     unread: AtomicU64,
 }
 
-impl Wake for Wakeup {
+impl Wake for WakeupFd {
     fn wake(self: Arc<Self>) {
         self.wake_by_ref();
     }
@@ -115,7 +115,7 @@ impl Wake for Wakeup {
     }
 }
 
-impl Wakeup {
+impl WakeupFd {
     /// Reads what was written. A write that has only begun is left for the next call.
     fn clear(&self) {
         if self.unread.load(Ordering::SeqCst) == 0 {
@@ -150,7 +150,7 @@ impl PollWaiter {
         let set = ChannelSet::new(fd.as_fd()).map_err(Error::io("opening an epoll set"))?;
         let set = set.map_fd(|fd| moved(fd, least));
         let [notified, asleep] = [const { AtomicBool::new(false) }; 2];
-        let wakeup = Wakeup { fd, notified, asleep, unread: AtomicU64::new(0) };
+        let wakeup = WakeupFd { fd, notified, asleep, unread: AtomicU64::new(0) };
         Ok(Self {
             driver: Arc::downgrade(device.driver()),
             set: Arc::new(set),

@@ -11,10 +11,10 @@ use uiw_verbs::{ConnConfig, Cq, CqConfig, Device, Pd, Qp, QpInit};
 /// Bytes allocated and not freed.
 static HELD: AtomicUsize = AtomicUsize::new(0);
 
-struct Counting;
+struct CountingStack;
 
 // SAFETY: every call goes to the system's allocator as it came.
-unsafe impl GlobalAlloc for Counting {
+unsafe impl GlobalAlloc for CountingStack {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         HELD.fetch_add(layout.size(), Ordering::Relaxed);
         // SAFETY: the caller's promise.
@@ -29,7 +29,7 @@ unsafe impl GlobalAlloc for Counting {
 }
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: CountingStack = CountingStack;
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 /// Each has two ends in this process; fewer where the process may not have as many descriptors.
@@ -37,7 +37,7 @@ const CONNECTIONS: usize = 5000;
 /// Memory that one end may hold while nothing moves.
 const BOUND: usize = 16 << 10;
 
-struct Side {
+struct IdleSide {
     device: Device,
     pd: Pd,
     cq: Arc<Cq>,
@@ -45,7 +45,7 @@ struct Side {
     qps: Vec<Qp>,
 }
 
-impl Side {
+impl IdleSide {
     fn new() -> Self {
         let device = Device::open().unwrap();
         let pd = device.alloc_pd().unwrap();
@@ -65,7 +65,7 @@ impl Side {
     }
 }
 
-fn connect(client: &mut Side, server: &mut Side, to: SocketAddr, options: &Arc<ConnConfig>) {
+fn connect(client: &mut IdleSide, server: &mut IdleSide, to: SocketAddr, options: &Arc<ConnConfig>) {
     let channel = Arc::clone(&client.channel);
     cm::connect(client.qp(), None, to, options, b"", &channel).unwrap();
     let CmEventKind::ConnectRequest(request) = server.event() else { panic!("no request") };
@@ -92,7 +92,7 @@ static ALONE: Mutex<()> = Mutex::new(());
 
 /// Returns the memory that each end of new connections holds.
 fn held_each(connections: usize, options: &Arc<ConnConfig>) -> usize {
-    let (mut client, mut server) = (Side::new(), Side::new());
+    let (mut client, mut server) = (IdleSide::new(), IdleSide::new());
     let any = "127.0.0.1:0".parse().unwrap();
     let listener = Listener::bind(&server.device, any, 64, options, &server.channel).unwrap();
     // What the first ones allocate for all: tables, staging.

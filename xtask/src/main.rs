@@ -48,7 +48,7 @@ enum Chore {
     Bench(bench::Options),
     /// Run against foreign stacks.
     #[command(subcommand)]
-    Interop(Interop),
+    Interop(InteropChore),
     /// Install the program, the two C libraries and all that belongs to them below a prefix.
     Install(install::Options),
     /// Make packages for users: tarball, Debian package, wheel, OCI image, list of crates.
@@ -56,7 +56,7 @@ enum Chore {
 }
 
 #[derive(Subcommand)]
-enum Interop {
+enum InteropChore {
     /// The Linux kernel's siw driver in a virtual machine: the whole matrix, both ways round.
     Siw(uiw_siw::matrix::Options),
     /// `uiw conform` on a scripted peer that breaks every requirement, one at a time, and fifty times on uiw.
@@ -87,18 +87,18 @@ fn main() -> ExitCode {
         Chore::Models(options) => process::exit_code(models::run(&options)),
         Chore::Publishable(options) => publishable::run(&options),
         Chore::Bench(options) => bench::run(options),
-        Chore::Interop(Interop::Siw(options)) => {
+        Chore::Interop(InteropChore::Siw(options)) => {
             process::on_interrupt(uiw_siw::test_vm::sweep);
             uiw_siw::matrix::main(&options)
         }
-        Chore::Interop(Interop::Conform) => process::exit_code(conform::run()),
-        Chore::Interop(Interop::Wire) => process::exit_code(wire::check()),
-        Chore::Interop(Interop::Nixl(options)) => process::exit_code(options.run()),
-        Chore::Interop(Interop::Mooncake(options)) => process::exit_code(options.run()),
-        Chore::Interop(Interop::Sideway) => process::exit_code(bindings::SIDEWAY.run()),
-        Chore::Interop(Interop::RustIbverbs) => process::exit_code(bindings::RUST_IBVERBS.run()),
-        Chore::Interop(Interop::Fabtests(options)) => process::exit_code(options.run()),
-        Chore::Interop(Interop::Valkey(options)) => process::exit_code(options.run()),
+        Chore::Interop(InteropChore::Conform) => process::exit_code(conform::run()),
+        Chore::Interop(InteropChore::Wire) => process::exit_code(wire::check()),
+        Chore::Interop(InteropChore::Nixl(options)) => process::exit_code(options.run()),
+        Chore::Interop(InteropChore::Mooncake(options)) => process::exit_code(options.run()),
+        Chore::Interop(InteropChore::Sideway) => process::exit_code(bindings::SIDEWAY.run()),
+        Chore::Interop(InteropChore::RustIbverbs) => process::exit_code(bindings::RUST_IBVERBS.run()),
+        Chore::Interop(InteropChore::Fabtests(options)) => process::exit_code(options.run()),
+        Chore::Interop(InteropChore::Valkey(options)) => process::exit_code(options.run()),
         Chore::Install(options) => install::run(&options),
         Chore::Dist(options) => dist::run(&options),
     }

@@ -69,7 +69,7 @@ pub(crate) fn on_interrupt(tidy: fn()) {
 
 /// Runs a command with our stdout and stderr until it ends or `deadline` comes.
 pub(crate) fn run(command: &mut Command, deadline: Instant) -> io::Result<ChildEnd> {
-    let mut child = Group::spawn(command.stdin(Stdio::null()))?;
+    let mut child = ProcessGroup::spawn(command.stdin(Stdio::null()))?;
     child.wait(deadline)
 }
 
@@ -79,7 +79,7 @@ pub(crate) fn run_lines(
     deadline: Instant,
     mut line: impl FnMut(&str),
 ) -> io::Result<ChildEnd> {
-    let mut group = Group::spawn(command.stdin(Stdio::null()).stdout(Stdio::piped()))?;
+    let mut group = ProcessGroup::spawn(command.stdin(Stdio::null()).stdout(Stdio::piped()))?;
     let lines = group.lines();
     let mut exited: Option<(Instant, ChildEnd)> = None;
     loop {
@@ -105,12 +105,12 @@ pub(crate) fn run_lines(
 }
 
 /// A child and all it starts. What is left of the group is killed on drop.
-struct Group {
+struct ProcessGroup {
     child: Child,
     id: i32,
 }
 
-impl Group {
+impl ProcessGroup {
     fn spawn(command: &mut Command) -> io::Result<Self> {
         let child = command.process_group(0).spawn()?;
         let id = i32::try_from(child.id()).unwrap_or(0);
@@ -150,7 +150,7 @@ impl Group {
     }
 }
 
-impl Drop for Group {
+impl Drop for ProcessGroup {
     fn drop(&mut self) {
         kill_group(self.id);
         running().retain(|id| *id != self.id);

@@ -20,7 +20,7 @@ pub(crate) struct Options {
 }
 
 /// A check: its name, and the function that makes it.
-type Check = (&'static str, fn(&Clone) -> io::Result<Verdict>);
+type Check = (&'static str, fn(&CommitClone) -> io::Result<CheckVerdict>);
 
 const CHECKS: [Check; 6] = [
     ("package", package),
@@ -31,26 +31,26 @@ const CHECKS: [Check; 6] = [
     ("semver", semver),
 ];
 
-enum Verdict {
+enum CheckVerdict {
     Passed,
     Failed,
     /// What is missing.
     Skipped(String),
 }
 
-impl Verdict {
+impl CheckVerdict {
     fn of(success: bool) -> Self {
         if success { Self::Passed } else { Self::Failed }
     }
 }
 
 /// A clone of the last commit: the checks change `Cargo.lock`. Removed at the end, but not its `target`, which lies in the workspace's.
-struct Clone {
+struct CommitClone {
     root: PathBuf,
     target: PathBuf,
 }
 
-impl Clone {
+impl CommitClone {
     fn new() -> io::Result<Self> {
         let workspace = crate::workspace::root();
         let target = crate::workspace::target().map_err(io::Error::other)?.join("publishable");
@@ -67,13 +67,13 @@ impl Clone {
         command
     }
 
-    fn cargo(&self, args: &[&str]) -> io::Result<Verdict> {
+    fn cargo(&self, args: &[&str]) -> io::Result<CheckVerdict> {
         let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-        Ok(Verdict::of(self.command(cargo).args(args).status()?.success()))
+        Ok(CheckVerdict::of(self.command(cargo).args(args).status()?.success()))
     }
 
     /// A subcommand of Cargo, installed from crates.io if it is absent.
-    fn tool(&self, name: &str, args: &[&str]) -> io::Result<Verdict> {
+    fn tool(&self, name: &str, args: &[&str]) -> io::Result<CheckVerdict> {
         let program = format!("cargo-{name}");
         let folder = self.target.join("tools");
         let path = env::var_os("PATH").unwrap_or_default();
@@ -88,11 +88,11 @@ impl Clone {
             let mut install = self.command(&cargo);
             install.args(["install", "--quiet", "--locked", &program, "--root"]).arg(&folder);
             if !install.status()?.success() || !is_there() {
-                return Ok(Verdict::Skipped(format!("{program} (cargo install {program} --locked)")));
+                return Ok(CheckVerdict::Skipped(format!("{program} (cargo install {program} --locked)")));
             }
         }
         let status = self.command(cargo).arg(name).args(args).env("PATH", &path).status()?;
-        Ok(Verdict::of(status.success()))
+        Ok(CheckVerdict::of(status.success()))
     }
 
     /// As it was cloned.
@@ -101,25 +101,25 @@ impl Clone {
     }
 }
 
-impl Drop for Clone {
+impl Drop for CommitClone {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.root);
     }
 }
 
 /// Cargo neither unpacks nor compiles a package again whose version it has from the same folder: the folder is a new one.
-fn package(clone: &Clone) -> io::Result<Verdict> {
+fn package(clone: &CommitClone) -> io::Result<CheckVerdict> {
     let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut package = clone.command(cargo);
     package.args(["package", "--workspace", "--quiet"]).env("CARGO_TARGET_DIR", clone.root.join("target"));
-    Ok(Verdict::of(package.status()?.success()))
+    Ok(CheckVerdict::of(package.status()?.success()))
 }
 
 /// Documents that name the oldest Rust.
 const DOCUMENTS: [&str; 3] = ["README.md", "docs/installing.md", "docs/compatibility.md"];
 
 /// The models need a newer one: `generator`, below `loom`.
-fn oldest_rust(clone: &Clone) -> io::Result<Verdict> {
+fn oldest_rust(clone: &CommitClone) -> io::Result<CheckVerdict> {
     let version = rust_version(&clone.root)?;
     let named = version.trim_end_matches(".0");
     for document in DOCUMENTS {
@@ -128,7 +128,7 @@ fn oldest_rust(clone: &Clone) -> io::Result<Verdict> {
             return Err(io::Error::other(format!("{document} does not name Rust {named}")));
         }
     }
-    let absent = || Ok(Verdict::Skipped(format!("Rust {version} (rustup toolchain install {version})")));
+    let absent = || Ok(CheckVerdict::Skipped(format!("Rust {version} (rustup toolchain install {version})")));
     let installed = Command::new("rustup")
         .args(["toolchain", "install", &version, "--profile", "minimal", "--no-self-update"])
         .stdout(Stdio::null())
@@ -138,7 +138,9 @@ fn oldest_rust(clone: &Clone) -> io::Result<Verdict> {
     }
     let args =
         ["run", &version, "cargo", "check", "--workspace", "--all-features", "--exclude", "uiw-models"];
-    Ok(Verdict::of(clone.command("rustup").args(args).env_remove("RUSTUP_TOOLCHAIN").status()?.success()))
+    Ok(CheckVerdict::of(
+        clone.command("rustup").args(args).env_remove("RUSTUP_TOOLCHAIN").status()?.success(),
+    ))
 }
 
 /// `rust-version` of the workspace, as rustup names the toolchain.
@@ -150,27 +152,27 @@ fn rust_version(root: &Path) -> io::Result<String> {
         .ok_or_else(|| io::Error::other("Cargo.toml has no rust-version"))
 }
 
-fn lowest_versions(clone: &Clone) -> io::Result<Verdict> {
+fn lowest_versions(clone: &CommitClone) -> io::Result<CheckVerdict> {
     let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     // The option is not stable.
     let mut update = clone.command(cargo);
     update.args(["update", "--quiet", "-Z", "direct-minimal-versions"]).env("RUSTC_BOOTSTRAP", "1");
     if !update.status()?.success() {
-        return Ok(Verdict::Failed);
+        return Ok(CheckVerdict::Failed);
     }
     let verdict = clone.cargo(&["check", "--workspace", "--all-features"]);
     clone.restore()?;
     verdict
 }
 
-fn deny(clone: &Clone) -> io::Result<Verdict> {
+fn deny(clone: &CommitClone) -> io::Result<CheckVerdict> {
     clone.tool("deny", &["--log-level", "error", "check", "licenses", "bans", "sources"])
 }
 
 /// What the API is compared with until there is a tag. Nothing is promised before: a commit that breaks the API on purpose is the next one here.
 const FIRST: &str = "432db670";
 
-fn semver(clone: &Clone) -> io::Result<Verdict> {
+fn semver(clone: &CommitClone) -> io::Result<CheckVerdict> {
     let tag =
         clone.command("git").args(["describe", "--tags", "--abbrev=0"]).stderr(Stdio::null()).output()?;
     let tag = String::from_utf8_lossy(&tag.stdout);
@@ -181,7 +183,7 @@ fn semver(clone: &Clone) -> io::Result<Verdict> {
 
 /// Runs the checks; the score is the last line on stdout.
 pub(crate) fn run(options: &Options) -> ExitCode {
-    let clone = match Clone::new() {
+    let clone = match CommitClone::new() {
         Ok(clone) => clone,
         Err(error) => {
             eprintln!("error: cannot clone the workspace: {error}");
@@ -193,12 +195,12 @@ pub(crate) fn run(options: &Options) -> ExitCode {
     for (name, check) in CHECKS.iter().filter(|(name, _)| wanted(name)) {
         println!("== {name}");
         match check(&clone) {
-            Ok(Verdict::Passed) => total.passed += 1,
-            Ok(Verdict::Skipped(missing)) => {
+            Ok(CheckVerdict::Passed) => total.passed += 1,
+            Ok(CheckVerdict::Skipped(missing)) => {
                 println!("SKIPPED: {name}: {missing}");
                 total.skipped += 1;
             }
-            Ok(Verdict::Failed) => {
+            Ok(CheckVerdict::Failed) => {
                 println!("FAILED: {name}");
                 total.failed += 1;
             }

@@ -48,7 +48,7 @@ impl Skip {
 
 /// One test binary's part of the output: from `running N tests` to its `test result:` line.
 #[derive(Debug, Default)]
-struct Binary {
+struct BinaryReport {
     announced: u64,
     seen: Tally,
 }
@@ -57,15 +57,15 @@ struct Binary {
 #[derive(Debug, Default)]
 pub(crate) struct Parser {
     tally: Tally,
-    open: Option<Binary>,
+    open: Option<BinaryReport>,
     passed: BTreeMap<String, u64>,
     failed: Vec<String>,
-    reasons: Reasons,
+    reasons: FailureReasons,
 }
 
 /// Reason why tests failed: a line of what each of them printed.
 #[derive(Debug, Default)]
-struct Reasons {
+struct FailureReasons {
     /// The test whose output the present line belongs to.
     of: Option<String>,
     /// The line before named the place of a panic.
@@ -73,7 +73,7 @@ struct Reasons {
     found: BTreeMap<String, String>,
 }
 
-impl Reasons {
+impl FailureReasons {
     /// Takes the next line. A panic's message is the reason, otherwise the first line.
     fn line(&mut self, line: &str) {
         if let Some(name) = line.strip_prefix("---- ").and_then(|rest| rest.strip_suffix(" ----")) {
@@ -100,12 +100,12 @@ impl Parser {
         self.reasons.line(line);
         if let Some(announced) = running(line) {
             self.close_without_result();
-            self.open = Some(Binary { announced, seen: Tally::default() });
+            self.open = Some(BinaryReport { announced, seen: Tally::default() });
         } else if let Some(result) = result(line) {
             self.open = None;
             self.tally.add(result);
         } else if let Some((name, verdict)) = verdict(line) {
-            let seen = self.open.get_or_insert_with(Binary::default);
+            let seen = self.open.get_or_insert_with(BinaryReport::default);
             match verdict {
                 Verdict::Ok => {
                     seen.seen.passed += 1;

@@ -19,7 +19,7 @@ use uiw_verbs::integration::spawn_thread;
 const UD: c_int = 4;
 
 /// The parameters of a look-up, owned: it may be made on another thread.
-struct Query {
+struct AddressQuery {
     node: Option<CString>,
     service: Option<CString>,
     flags: c_int,
@@ -31,7 +31,7 @@ struct Query {
     hinted: bool,
 }
 
-impl Query {
+impl AddressQuery {
     fn read(node: &TextPtr<'_>, service: &TextPtr<'_>, hints: &InPtr<'_, rdma_addrinfo>) -> Result<Self> {
         let bytes = |at: *const libc::sockaddr, len: libc::socklen_t| match (at.is_null(), len as usize) {
             (_, 0) => Ok(Vec::new()),
@@ -145,7 +145,7 @@ pub extern "C" fn rdma_getaddrinfo(
     res: OutPtr<'_, *mut rdma_addrinfo>,
 ) -> c_int {
     boundary::number(|| {
-        let query = Query::read(&node, &service, &hints)?;
+        let query = AddressQuery::read(&node, &service, &hints)?;
         res.check()?;
         match query.answer().take() {
             Ok(list) => res.write(list).map(|()| 0),
@@ -163,7 +163,7 @@ pub extern "C-unwind" fn rdma_resolve_addrinfo(
 ) -> c_int {
     let result = boundary::minus_one(|| {
         let id = id.get()?;
-        let query = Query::read(&node, &service, &hints)?;
+        let query = AddressQuery::read(&node, &service, &hints)?;
         if query.flags & RAI_SA != 0 {
             // InfiniBand's subnet administration.
             return Err(Errno::UNSUPPORTED.because("there is no subnet administration (RAI_SA)"));

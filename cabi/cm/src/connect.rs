@@ -100,11 +100,11 @@ fn connect(id: &Arc<Id>, param: &InPtr<'_, rdma_conn_param>) -> Result<()> {
     };
     match begin(id, &channel, local, peer, &params, set) {
         Ok(()) => Ok(()),
-        Err(Begin::Program(errno)) => {
+        Err(ConnectFailure::Program(errno)) => {
             id.lock().phase = Phase::RouteResolved;
             Err(errno)
         }
-        Err(Begin::Peer(error)) => {
+        Err(ConnectFailure::Peer(error)) => {
             id.lock().phase = Phase::Over;
             id.post(failure::at_once(id, &error))
         }
@@ -112,14 +112,14 @@ fn connect(id: &Arc<Id>, param: &InPtr<'_, rdma_conn_param>) -> Result<()> {
 }
 
 /// Reason why a connection was not begun.
-enum Begin {
+enum ConnectFailure {
     /// The call fails.
     Program(Errno),
     /// A peer of this host answers while TCP is asked to connect. Programs wait for the event.
     Peer(Error),
 }
 
-impl<T: Into<Errno>> From<T> for Begin {
+impl<T: Into<Errno>> From<T> for ConnectFailure {
     fn from(error: T) -> Self {
         Self::Program(error.into())
     }
@@ -133,7 +133,7 @@ fn begin(
     peer: SocketAddr,
     params: &Params,
     set: Options,
-) -> std::result::Result<(), Begin> {
+) -> std::result::Result<(), ConnectFailure> {
     let qp = queue_pair(id, params.qp_num, set.ack_timeout)?;
     let options = params::of_connection(set, params, persona(id)?)?;
     let opening = channel.opening();
@@ -142,7 +142,7 @@ fn begin(
     // From here on another thread may have taken the connection's events, and destroyed its queue pair.
     let handle = match begun {
         Ok(handle) => handle,
-        Err(error @ (Error::Refused { .. } | Error::Lost { .. })) => return Err(Begin::Peer(error)),
+        Err(error @ (Error::Refused { .. } | Error::Lost { .. })) => return Err(ConnectFailure::Peer(error)),
         Err(error) => return Err(error.into()),
     };
     let conn = handle.id();

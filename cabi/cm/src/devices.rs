@@ -23,18 +23,18 @@ use uiw_cabi_verbs::pd::{self, Pd};
 
 /// A context and its protection domain, which are never closed.
 #[derive(Clone, Copy)]
-struct Shared {
+struct SharedContext {
     context: *mut ibv_context,
     domain: *mut ibv_pd,
 }
 
 // SAFETY: the objects may be used by any thread, and are never closed.
-unsafe impl Send for Shared {}
+unsafe impl Send for SharedContext {}
 // SAFETY: the objects may be used by any thread, and are never closed.
-unsafe impl Sync for Shared {}
+unsafe impl Sync for SharedContext {}
 
 /// Open devices by name of the network device.
-struct OpenDevices(BTreeMap<String, Shared>);
+struct OpenDevices(BTreeMap<String, SharedContext>);
 
 impl Forked for OpenDevices {
     const NEW: Self = Self(BTreeMap::new());
@@ -48,7 +48,7 @@ impl Forked for OpenDevices {
 static OPENED: ForkSafe<OpenDevices> = ForkSafe::new();
 
 /// Opened at the first use of `device`, without the lock.
-fn shared(device: &'static Device) -> Result<Shared> {
+fn shared(device: &'static Device) -> Result<SharedContext> {
     let name = device.netdev_name();
     if let Some(known) = OPENED.read().0.get(name) {
         return Ok(*known);
@@ -57,7 +57,7 @@ fn shared(device: &'static Device) -> Result<Shared> {
     let context = open::open(device)?;
     // SAFETY: the context is new: nothing else closes it.
     let domain = Pd::alloc(unsafe { Object::get(context) }?).inspect_err(|_| close(context))?;
-    let new = Shared { context, domain };
+    let new = SharedContext { context, domain };
     let kept = *OPENED.write().0.entry(name.to_owned()).or_insert(new);
     if kept.context != new.context {
         // Another thread was faster.

@@ -19,7 +19,7 @@ use uiw_cabi_verbs::device::gid;
 
 /// An event that C has not acknowledged.
 #[repr(C)]
-struct Event {
+struct UnackedEvent {
     abi: rdma_cm_event,
     private_data: [u8; MAX_PRIVATE_DATA],
     /// The id whose acknowledgements are counted.
@@ -140,7 +140,8 @@ fn give_raw(
         return None;
     }
     let (id, kind, status) = (abi.id.into(), abi.event, abi.status);
-    let mut event = Box::new(Event { abi, private_data: [0; MAX_PRIVATE_DATA], owner: Arc::clone(owner) });
+    let mut event =
+        Box::new(UnackedEvent { abi, private_data: [0; MAX_PRIVATE_DATA], owner: Arc::clone(owner) });
     let len = private_data.map_or(0, |(data, peer)| data.fill(&mut event.private_data, peer));
     let event = Box::into_raw(event);
     if len > 0 {
@@ -169,7 +170,7 @@ pub(crate) fn acknowledge(event: *mut rdma_cm_event) -> Result<()> {
         };
     }
     // SAFETY: `give_raw` made it from a box, and the registry had it until just now, so no other thread takes it back.
-    let event = unsafe { Box::from_raw(event.cast::<Event>()) };
+    let event = unsafe { Box::from_raw(event.cast::<UnackedEvent>()) };
     event.owner.acknowledged();
     Ok(())
 }

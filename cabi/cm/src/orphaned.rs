@@ -14,9 +14,9 @@ use uiw_cabi_core::fork::{ForkSafe, Forked};
 const MAX: usize = 64;
 
 /// The address of each orphaned channel, and the thread that read it last.
-struct Orphaned(VecDeque<(usize, ThreadId)>);
+struct OrphanedChannels(VecDeque<(usize, ThreadId)>);
 
-impl Forked for Orphaned {
+impl Forked for OrphanedChannels {
     const NEW: Self = Self(VecDeque::new());
 
     /// The threads are the parent's.
@@ -25,7 +25,7 @@ impl Forked for Orphaned {
     }
 }
 
-static ORPHANED: ForkSafe<Orphaned> = ForkSafe::new();
+static ORPHANED: ForkSafe<OrphanedChannels> = ForkSafe::new();
 
 /// Another thread than `reader` destroys the channel at `address`.
 pub(crate) fn add(address: usize, reader: ThreadId) {

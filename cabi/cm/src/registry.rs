@@ -24,9 +24,9 @@ enum RegistryEntry {
 
 /// Known objects by address. Every call of the connection manager begins with a look-up here, so the table is in shards, each with a lock that is
 /// held for the look-up alone.
-struct Pointers(BTreeMap<usize, RegistryEntry>);
+struct PointerTable(BTreeMap<usize, RegistryEntry>);
 
-impl Forked for Pointers {
+impl Forked for PointerTable {
     const NEW: Self = Self(BTreeMap::new());
 
     fn in_child(&mut self) {
@@ -36,9 +36,9 @@ impl Forked for Pointers {
     }
 }
 
-static POINTERS: ForkSafe<Pointers, 64> = ForkSafe::new();
+static POINTERS: ForkSafe<PointerTable, 64> = ForkSafe::new();
 
-fn shard(address: usize) -> &'static RwLock<Pointers> {
+fn shard(address: usize) -> &'static RwLock<PointerTable> {
     POINTERS.shard(address as u64)
 }
 

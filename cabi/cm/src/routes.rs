@@ -23,9 +23,9 @@ pub(crate) enum Source {
 
 type Hasher = BuildHasherDefault<DefaultHasher>;
 
-struct Routes(HashMap<Source, Arc<Id>, Hasher>);
+struct RouteTable(HashMap<Source, Arc<Id>, Hasher>);
 
-impl Forked for Routes {
+impl Forked for RouteTable {
     const NEW: Self = Self(HashMap::with_hasher(Hasher::new()));
 
     fn in_child(&mut self) {
@@ -34,9 +34,9 @@ impl Forked for Routes {
 }
 
 /// Routes in shards, each with a lock that is held for the look-up alone: every event of a connection is looked up here.
-static ROUTES: ForkSafe<Routes, 64> = ForkSafe::new();
+static ROUTES: ForkSafe<RouteTable, 64> = ForkSafe::new();
 
-fn shard(source: Source) -> &'static uiw_cabi_core::lock::RwLock<Routes> {
+fn shard(source: Source) -> &'static uiw_cabi_core::lock::RwLock<RouteTable> {
     ROUTES.shard(Hasher::new().hash_one(source))
 }
 

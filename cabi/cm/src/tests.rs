@@ -28,14 +28,14 @@ use uiw_verbs::cm::{CmEvent, CmEventKind, ConnId};
 const DEADLOCK: Duration = Duration::from_secs(60);
 
 /// Pointers that go from thread to thread, as C's do.
-struct Shared<T>(*mut T);
+struct SharedPointer<T>(*mut T);
 
 // SAFETY: the functions may be called from any thread.
-unsafe impl<T> Send for Shared<T> {}
+unsafe impl<T> Send for SharedPointer<T> {}
 // SAFETY: the functions may be called from any thread.
-unsafe impl<T> Sync for Shared<T> {}
+unsafe impl<T> Sync for SharedPointer<T> {}
 
-impl<T> Shared<T> {
+impl<T> SharedPointer<T> {
     fn get(&self) -> *mut T {
         self.0
     }
@@ -202,14 +202,14 @@ fn id_inside_engine_blocks_no_other() {
         assert_eq!(call!(rdma_resolve_route(slow, 1000)), 0);
         (*slow).qp = qp;
     }
-    let shared = Shared(slow);
+    let shared = SharedPointer(slow);
     // SAFETY: no parameters.
     let connecting = thread::spawn(move || unsafe { call!(rdma_connect(shared.get(), std::ptr::null())) });
     is_entered.recv().unwrap();
     drop(is_entered);
 
     let (done, is_done) = mpsc::channel();
-    let (id, events) = (Shared(slow), Shared(channel));
+    let (id, events) = (SharedPointer(slow), SharedPointer(channel));
     let others = thread::spawn(move || {
         // An event of the id itself, which was announced before its call.
         assert_eq!(next(events.get()), (RDMA_CM_EVENT_ROUTE_RESOLVED, id.get()));

@@ -18,13 +18,13 @@ use uiw_verbs::integration::spawn_thread;
 const TIMEWAIT: Duration = Duration::from_millis(500);
 
 /// Closed connections whose event is due, and whether a thread waits for them.
-struct Timewait {
+struct TimewaitQueue {
     /// The earliest first: all of them wait for the same time.
     due: VecDeque<(Instant, Weak<Id>)>,
     has_thread: bool,
 }
 
-impl Forked for Timewait {
+impl Forked for TimewaitQueue {
     const NEW: Self = Self { due: VecDeque::new(), has_thread: false };
 
     /// The thread and the ids are the parent's.
@@ -33,7 +33,7 @@ impl Forked for Timewait {
     }
 }
 
-static TIMEWAIT_IDS: ForkSafe<Timewait> = ForkSafe::new();
+static TIMEWAIT_IDS: ForkSafe<TimewaitQueue> = ForkSafe::new();
 
 /// The program has the event of the end of `id`'s connection.
 pub(crate) fn begin(id: &Arc<Id>) {
@@ -48,7 +48,7 @@ pub(crate) fn begin(id: &Arc<Id>) {
     if let Err(error) = spawn_thread("uiw-timewait", run) {
         tracing::warn!(%error, "no thread can be started: RDMA_CM_EVENT_TIMEWAIT_EXIT does not come");
         denied::report("starting the thread of RDMA_CM_EVENT_TIMEWAIT_EXIT", &error);
-        *TIMEWAIT_IDS.write() = Timewait::NEW;
+        *TIMEWAIT_IDS.write() = TimewaitQueue::NEW;
     }
 }
 

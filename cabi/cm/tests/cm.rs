@@ -16,12 +16,12 @@ use uiw_cabi_core::errno::Errno;
 
 /// A channel that goes from thread to thread, as C's pointers do.
 #[derive(Clone, Copy)]
-struct Channel(*mut rdma_event_channel);
+struct SharedChannel(*mut rdma_event_channel);
 
 // SAFETY: the functions may be called from any thread.
-unsafe impl Send for Channel {}
+unsafe impl Send for SharedChannel {}
 
-impl Channel {
+impl SharedChannel {
     fn new() -> Self {
         let channel = cm::rdma_create_event_channel();
         assert!(!channel.is_null());
@@ -92,7 +92,7 @@ static ADDRESSES: Mutex<()> = Mutex::new(());
 
 /// Reads a channel once in a thread, destroys it here, and reads it in that thread again.
 fn read_destroy_read(blocking: bool) -> Errno {
-    let channel = Channel::new();
+    let channel = SharedChannel::new();
     let ((read, is_read), (destroyed, is_destroyed)) = (mpsc::channel(), mpsc::channel());
     let reader = thread::spawn(move || {
         channel.set_nonblocking(true);
@@ -126,7 +126,7 @@ fn nonblocking_reader_of_destroyed_channel_fails() {
 #[test]
 fn destroyed_channel_fails_all_threads() {
     let _alone = ADDRESSES.lock();
-    let channel = Channel::new();
+    let channel = SharedChannel::new();
     channel.set_nonblocking(true);
     assert_eq!(channel.get_none(), Errno::AGAIN);
     channel.set_nonblocking(false);
@@ -137,7 +137,7 @@ fn destroyed_channel_fails_all_threads() {
 }
 
 /// Listens on a port of loopback. Returns the id, which goes with the process, and the port.
-fn listen(channel: Channel) -> (*mut rdma_cm_id, u16) {
+fn listen(channel: SharedChannel) -> (*mut rdma_cm_id, u16) {
     let mut id = ptr::null_mut();
     // SAFETY: the id has room, and the address is one of IPv4.
     unsafe {
@@ -152,7 +152,7 @@ fn listen(channel: Channel) -> (*mut rdma_cm_id, u16) {
 }
 
 /// Returns whether the channel becomes readable within that time.
-fn is_readable(channel: Channel, milliseconds: i32) -> bool {
+fn is_readable(channel: SharedChannel, milliseconds: i32) -> bool {
     // SAFETY: the channel lives.
     let fd = unsafe { (*channel.0).fd };
     let mut polled = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
@@ -181,7 +181,7 @@ fn reset(stream: TcpStream) {
 #[test]
 fn listener_survives_disconnect_before_accept() {
     let _alone = ADDRESSES.lock();
-    let channel = Channel::new();
+    let channel = SharedChannel::new();
     channel.set_nonblocking(true);
     let (id, port) = listen(channel);
     let mut gone = 0;

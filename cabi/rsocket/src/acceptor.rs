@@ -31,7 +31,7 @@ const TAKEN: u64 = 1;
 
 /// A listening socket's connections.
 pub(crate) struct Acceptor {
-    queue: Mutex<Queue>,
+    queue: Mutex<AcceptQueue>,
     channel: Arc<CmChannel>,
     /// None once it is closed; the port is kept from others of this process.
     listener: Mutex<Option<(Listener, Reservation)>>,
@@ -39,7 +39,7 @@ pub(crate) struct Acceptor {
     ipv6: bool,
 }
 
-struct Queue {
+struct AcceptQueue {
     ready: VecDeque<Arc<Socket>>,
     /// Connections that the peer has not confirmed.
     begun: usize,
@@ -126,7 +126,7 @@ pub(crate) fn listen(socket: &Arc<Socket>, backlog: i32) -> Result<()> {
     // The listener has it now; the port stays the socket's towards others of this process.
     drop(port.unbind());
     let acceptor = Arc::new(Acceptor {
-        queue: Mutex::new(Queue { ready: VecDeque::new(), begun: 0, backlog }),
+        queue: Mutex::new(AcceptQueue { ready: VecDeque::new(), begun: 0, backlog }),
         channel: Arc::clone(socket.channel()),
         listener: Mutex::new(Some((listener, port))),
         options,

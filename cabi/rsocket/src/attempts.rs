@@ -22,7 +22,7 @@ pub(crate) struct Attempts {
     /// The last wait was no longer than [`polling_time`], so the next one may poll before it sleeps: a sleep and its wake-up take longer than
     /// what a peer that answers at once needs.
     is_short: AtomicBool,
-    choice: Mutex<Choice>,
+    choice: Mutex<PollChoice>,
 }
 
 impl Attempts {
@@ -96,7 +96,7 @@ const LONG: Duration = Duration::from_millis(4);
 /// Decision whether waits poll first, or the thread sleeps at once. Polling takes longer where both ends share a processor, and where other
 /// programs need one: a thread that has used its share of it with polling does not interrupt them when it is woken.
 #[derive(Debug)]
-struct Choice {
+struct PollChoice {
     polls: bool,
     /// Left until the choice is made anew, or the next trial begins.
     left: u32,
@@ -114,7 +114,7 @@ enum PollTrial {
     None,
 }
 
-impl Default for Choice {
+impl Default for PollChoice {
     fn default() -> Self {
         Self {
             polls: true,
@@ -126,7 +126,7 @@ impl Default for Choice {
     }
 }
 
-impl Choice {
+impl PollChoice {
     /// Returns whether the next wait counts however long the last one was: in a trial without polling, and for the first wait behind it, waits that polling would make
     /// short may be longer.
     fn is_for_all(&self) -> bool {
@@ -200,7 +200,7 @@ mod tests {
 
     /// Waits that take these times, with and without polling; how many of the last `BETWEEN_TRIALS` poll.
     fn polling(with: Duration, without: Duration) -> usize {
-        let mut choice = Choice::default();
+        let mut choice = PollChoice::default();
         let mut wait = || {
             let polls = choice.polls;
             choice.note(if polls { with } else { without });
@@ -230,7 +230,7 @@ mod tests {
         assert_eq!(polling(short, long), BETWEEN_TRIALS as usize);
         assert_eq!(polling(long, short), 0);
         // One wait for the peer does not decide.
-        let mut choice = Choice::default();
+        let mut choice = PollChoice::default();
         (0..3 * (2 * TRIAL + BETWEEN_TRIALS)).for_each(|_| choice.note(Duration::MAX));
         assert_eq!(choice.trial, PollTrial::Polls);
     }

@@ -12,7 +12,7 @@ fn list_start(targets: Target) -> u64 {
     targets.addr.wrapping_add(u64::from(targets.len) * Target::LEN as u64)
 }
 
-struct Mapped {
+struct MappedMemory {
     addr: usize,
     len: usize,
     /// Kept for its drop: without it the peer has no access.
@@ -28,9 +28,9 @@ pub(crate) struct Mappings {
     list: Target,
     room: u16,
     /// Mappings by index in that list.
-    shared: BTreeMap<u16, Mapped>,
+    shared: BTreeMap<u16, MappedMemory>,
     /// Mappings without PROT_WRITE, of which the peer is not informed.
-    local: Vec<Mapped>,
+    local: Vec<MappedMemory>,
 }
 
 impl Mappings {
@@ -55,7 +55,7 @@ impl Mappings {
         offset: u64,
         shared: bool,
     ) -> Result<()> {
-        let mapped = Mapped { addr, len, region, _registered: registered, offset, published: false };
+        let mapped = MappedMemory { addr, len, region, _registered: registered, offset, published: false };
         if !shared {
             self.local.push(mapped);
             return Ok(());
@@ -71,7 +71,7 @@ impl Mappings {
     /// # Errors
     /// EINVAL for one that is not mapped.
     pub(crate) fn remove(&mut self, addr: usize, len: usize) -> Result<()> {
-        let is = |mapped: &Mapped| mapped.addr == addr && mapped.len == len;
+        let is = |mapped: &MappedMemory| mapped.addr == addr && mapped.len == len;
         if let Some(index) = self.shared.iter().find(|(_, mapped)| is(mapped)).map(|(index, _)| *index) {
             self.shared.remove(&index);
             return Ok(());

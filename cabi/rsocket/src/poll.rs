@@ -32,7 +32,7 @@ fn shards(sockets: &[(usize, AnySocket)]) -> ShardSet {
 const SOON: Duration = Duration::from_micros(50);
 
 /// A list of descriptors, sorted.
-struct Sorted {
+struct SortedFds {
     /// Each with its place.
     sockets: Vec<(usize, AnySocket)>,
     others: Vec<pollfd>,
@@ -40,7 +40,7 @@ struct Sorted {
     places: Vec<usize>,
 }
 
-impl Sorted {
+impl SortedFds {
     fn new(fds: &[pollfd]) -> Self {
         let sockets = sockets(fds);
         let (mut others, mut places) = (Vec::new(), Vec::new());
@@ -94,7 +94,7 @@ impl Sorted {
 /// EINTR, EMFILE and those of poll(2).
 pub(crate) fn poll_all(fds: &mut [pollfd], limit: &Limit<'_>) -> Result<usize> {
     loop {
-        let mut sorted = Sorted::new(fds);
+        let mut sorted = SortedFds::new(fds);
         if sorted.sockets.is_empty() {
             return wait::poll_system(fds, limit);
         }
@@ -105,7 +105,7 @@ pub(crate) fn poll_all(fds: &mut [pollfd], limit: &Limit<'_>) -> Result<usize> {
             socket.yield_if_fruitless(count > 0);
         }
         if count == 0 && !limit.is_now() {
-            let Sorted { sockets, others, .. } = &mut sorted;
+            let SortedFds { sockets, others, .. } = &mut sorted;
             let any = |cx: &mut Context<'_>| {
                 // Every socket registers the waiting thread, so all are asked.
                 let ready = sockets

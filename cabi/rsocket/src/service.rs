@@ -15,26 +15,26 @@ type Job = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// The thread sleeps here for most of its time, with locks whose waiting threads no list has: see `lock.rs`.
 #[derive(Default)]
-struct Queue {
-    state: Mutex<State>,
+struct TaskQueue {
+    state: Mutex<TaskState>,
     any: Condvar,
 }
 
 #[derive(Default)]
-struct State {
-    woken: VecDeque<Arc<Task>>,
+struct TaskState {
+    woken: VecDeque<Arc<ServiceTask>>,
     /// Timers by time, and by a number of their own.
     timers: BTreeMap<(Instant, u64), Waker>,
     next_timer: u64,
 }
 
-impl Queue {
-    fn lock(&self) -> MutexGuard<'_, State> {
+impl TaskQueue {
+    fn lock(&self) -> MutexGuard<'_, TaskState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The next task. Timers that are due wake theirs before.
-    fn next(&self) -> Arc<Task> {
+    fn next(&self) -> Arc<ServiceTask> {
         let mut state = self.lock();
         loop {
             let first = state.timers.first_entry();
@@ -61,7 +61,7 @@ impl Queue {
 /// Ready after a time, for tasks of the service.
 pub(crate) struct Timer {
     key: (Instant, u64),
-    queue: Arc<Queue>,
+    queue: Arc<TaskQueue>,
 }
 
 impl Timer {
@@ -101,12 +101,12 @@ impl Drop for Timer {
 }
 
 /// A task; none is left once it has ended.
-struct Task {
+struct ServiceTask {
     job: uiw_cabi_core::lock::Mutex<Option<Job>>,
-    queue: Arc<Queue>,
+    queue: Arc<TaskQueue>,
 }
 
-impl Wake for Task {
+impl Wake for ServiceTask {
     fn wake(self: Arc<Self>) {
         let queue = Arc::clone(&self.queue);
         queue.lock().woken.push_back(self);
@@ -114,9 +114,9 @@ impl Wake for Task {
     }
 }
 
-struct Service(Option<Arc<Queue>>);
+struct TaskService(Option<Arc<TaskQueue>>);
 
-impl Forked for Service {
+impl Forked for TaskService {
     const NEW: Self = Self(None);
 
     fn in_child(&mut self) {
@@ -126,7 +126,7 @@ impl Forked for Service {
     }
 }
 
-static SERVICE: ForkSafe<Service> = ForkSafe::new();
+static SERVICE: ForkSafe<TaskService> = ForkSafe::new();
 
 /// Connections that are being closed.
 static CLOSING: AtomicUsize = AtomicUsize::new(0);
@@ -174,12 +174,12 @@ pub(crate) fn is_closing() -> bool {
 /// EAGAIN when the system gives no thread.
 pub(crate) fn spawn(job: impl Future<Output = ()> + Send + 'static) -> Result<()> {
     let queue = queue()?;
-    let task = Arc::new(Task { job: uiw_cabi_core::lock::Mutex::new(Some(Box::pin(job))), queue });
+    let task = Arc::new(ServiceTask { job: uiw_cabi_core::lock::Mutex::new(Some(Box::pin(job))), queue });
     task.wake();
     Ok(())
 }
 
-fn queue() -> Result<Arc<Queue>> {
+fn queue() -> Result<Arc<TaskQueue>> {
     if let Some(queue) = &SERVICE.read().0 {
         return Ok(Arc::clone(queue));
     }
@@ -187,14 +187,14 @@ fn queue() -> Result<Arc<Queue>> {
     if let Some(queue) = &service.0 {
         return Ok(Arc::clone(queue));
     }
-    let queue = Arc::<Queue>::default();
+    let queue = Arc::<TaskQueue>::default();
     let own = Arc::clone(&queue);
     spawn_thread("uiw-rsockets", move || run(&own))?;
     service.0 = Some(Arc::clone(&queue));
     Ok(queue)
 }
 
-fn run(queue: &Queue) {
+fn run(queue: &TaskQueue) {
     loop {
         let task = queue.next();
         let waker = Waker::from(Arc::clone(&task));

@@ -26,7 +26,7 @@ pub(crate) enum Ending {
 
 /// Closed directions.
 #[derive(Clone, Copy, Debug, Default)]
-struct Shut {
+struct ShutDirections {
     /// True if this program has closed the direction.
     write: bool,
     read: bool,
@@ -51,7 +51,7 @@ pub(crate) struct Stream {
     /// Time when the last target was published.
     published: Option<Instant>,
     pub(super) mappings: Mappings,
-    shut: Shut,
+    shut: ShutDirections,
     ended: Option<Ending>,
 }
 
@@ -76,7 +76,7 @@ impl Stream {
             next_target: 1,
             published: None,
             mappings,
-            shut: Shut::default(),
+            shut: ShutDirections::default(),
             ended: None,
         })
     }
@@ -93,7 +93,7 @@ impl Stream {
                     broken = receive(word, receiver, sender, shut, ended).err();
                 }
                 LinkCompletion::Received(_) => {}
-                LinkCompletion::Unknown => broken = Some(Broken::Form),
+                LinkCompletion::Unknown => broken = Some(ProtocolViolation::Form),
             });
             any |= taken > 0;
             if let Some(broken) = broken {
@@ -116,7 +116,7 @@ impl Stream {
     }
 
     /// The peer broke the protocol.
-    fn break_off(&mut self, broken: &Broken) {
+    fn break_off(&mut self, broken: &ProtocolViolation) {
         let qp = Qpn::from_raw(self.link.qp().num());
         tracing::warn!(%qp, %broken, "the peer of an rsocket breaks the protocol: the connection is ended");
         self.ended = Some(Ending::Failed(Errno(libc::EPROTO)));
@@ -283,7 +283,7 @@ impl Stream {
         from: impl Iterator<Item = &'a [u8]> + Clone,
         total: u64,
     ) -> Result<u64> {
-        let mut from = Gather::new(from);
+        let mut from = GatherCursor::new(from);
         let mut sent = 0;
         while sent < total {
             if let Err(errno) = self.check_room() {
@@ -403,13 +403,13 @@ pub(crate) fn check_peer(variant: Variant, peer: &ConnData) -> Result<()> {
 }
 
 /// Violation of the protocol by a peer.
-enum Broken {
+enum ProtocolViolation {
     Wire(WireError),
     Violation(Violation),
     Form,
 }
 
-impl fmt::Display for Broken {
+impl fmt::Display for ProtocolViolation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Wire(error) => error.fmt(f),
@@ -424,11 +424,11 @@ fn receive(
     word: u32,
     receiver: &mut Receiver,
     sender: &mut Sender,
-    shut: &mut Shut,
+    shut: &mut ShutDirections,
     ended: &mut Option<Ending>,
-) -> std::result::Result<(), Broken> {
-    match Message::from_word(word).map_err(Broken::Wire)? {
-        Message::Data { len } => receiver.arrive(len).map_err(Broken::Violation)?,
+) -> std::result::Result<(), ProtocolViolation> {
+    match Message::from_word(word).map_err(ProtocolViolation::Wire)? {
+        Message::Data { len } => receiver.arrive(len).map_err(ProtocolViolation::Violation)?,
         Message::Credits { limit } => sender.credit(limit),
         // The entry is in memory, and is found there when it is used.
         Message::Mapped { .. } | Message::KeepAlive => {}
@@ -439,12 +439,12 @@ fn receive(
 }
 
 /// Buffers of a program, one behind the other.
-struct Gather<'a, I: Iterator<Item = &'a [u8]>> {
+struct GatherCursor<'a, I: Iterator<Item = &'a [u8]>> {
     rest: I,
     current: &'a [u8],
 }
 
-impl<'a, I: Iterator<Item = &'a [u8]>> Gather<'a, I> {
+impl<'a, I: Iterator<Item = &'a [u8]>> GatherCursor<'a, I> {
     fn new(from: I) -> Self {
         Self { rest: from, current: &[] }
     }

@@ -21,7 +21,7 @@ fn result(value: c_long) -> Result<c_int> {
 /// System calls that take integers alone.
 #[derive(Clone, Copy)]
 #[repr(i64)]
-enum Call {
+enum IntegerCall {
     Dup3 = libc::SYS_dup3,
     EpollCreate = libc::SYS_epoll_create1,
     Eventfd = libc::SYS_eventfd2,
@@ -32,14 +32,14 @@ enum Call {
 }
 
 /// Makes a call.
-fn call(call: Call, arguments: [c_int; 3]) -> Result<c_int> {
+fn call(call: IntegerCall, arguments: [c_int; 3]) -> Result<c_int> {
     let [first, second, third] = arguments;
     // SAFETY: the calls take integers alone, and reach no memory.
     result(unsafe { libc::syscall(call as c_long, first, second, third) })
 }
 
 /// Makes a call that makes a descriptor.
-fn new_descriptor(made_by: Call, arguments: [c_int; 3]) -> Result<OwnedFd> {
+fn new_descriptor(made_by: IntegerCall, arguments: [c_int; 3]) -> Result<OwnedFd> {
     // SAFETY: the descriptor was just made, and nothing else owns it.
     call(made_by, arguments).map(|fd| unsafe { OwnedFd::from_raw_fd(fd) })
 }
@@ -49,7 +49,7 @@ fn new_descriptor(made_by: Call, arguments: [c_int; 3]) -> Result<OwnedFd> {
 /// # Errors
 /// EMFILE; EINVAL for flags that there are not.
 pub(crate) fn epoll_create(flags: c_int) -> Result<OwnedFd> {
-    new_descriptor(Call::EpollCreate, [flags | libc::EPOLL_CLOEXEC, 0, 0])
+    new_descriptor(IntegerCall::EpollCreate, [flags | libc::EPOLL_CLOEXEC, 0, 0])
 }
 
 /// An event descriptor.
@@ -57,7 +57,7 @@ pub(crate) fn epoll_create(flags: c_int) -> Result<OwnedFd> {
 /// # Errors
 /// EMFILE
 pub(crate) fn eventfd(flags: c_int) -> Result<OwnedFd> {
-    new_descriptor(Call::Eventfd, [0, flags | libc::EFD_CLOEXEC, 0])
+    new_descriptor(IntegerCall::Eventfd, [0, flags | libc::EFD_CLOEXEC, 0])
 }
 
 /// ppoll(2).
@@ -103,7 +103,7 @@ pub(crate) fn epoll_ctl(set: RawFd, op: c_int, fd: RawFd, event: Option<libc::ep
 
 /// The process, also in a child of vfork(2), which has the memory of its parent.
 pub(crate) fn process() -> c_int {
-    call(Call::Process, [0; 3]).unwrap_or(0)
+    call(IntegerCall::Process, [0; 3]).unwrap_or(0)
 }
 
 /// Descriptors that a program has no name for are above this, where there is room. Programs exist that close a number twice (iperf3),
@@ -115,7 +115,7 @@ pub(super) const FIRST_OWN: c_int = 512;
 /// # Errors
 /// EMFILE
 pub(crate) fn duplicate(fd: RawFd) -> Result<OwnedFd> {
-    let above = |least| new_descriptor(Call::Fcntl, [fd, libc::F_DUPFD_CLOEXEC, least]);
+    let above = |least| new_descriptor(IntegerCall::Fcntl, [fd, libc::F_DUPFD_CLOEXEC, least]);
     above(FIRST_OWN).or_else(|_| above(0))
 }
 
@@ -124,9 +124,9 @@ pub(crate) fn duplicate(fd: RawFd) -> Result<OwnedFd> {
 /// # Errors
 /// The system's.
 pub(crate) fn replace(number: RawFd, fd: RawFd) -> Result<()> {
-    let flags = call(Call::Fcntl, [number, libc::F_GETFD, 0])?;
+    let flags = call(IntegerCall::Fcntl, [number, libc::F_GETFD, 0])?;
     let flags = if flags & libc::FD_CLOEXEC != 0 { libc::O_CLOEXEC } else { 0 };
-    call(Call::Dup3, [fd, number, flags]).map(drop)
+    call(IntegerCall::Dup3, [fd, number, flags]).map(drop)
 }
 
 /// Memory is given in pages of the smallest size. A hint: kernels without huge pages refuse it, and need none.
@@ -140,7 +140,7 @@ pub(crate) fn use_small_pages(at: *mut u8, len: usize) {
 /// # Errors
 /// EBADF
 pub(crate) fn status_flags(fd: RawFd) -> Result<c_int> {
-    call(Call::Fcntl, [fd, libc::F_GETFL, 0])
+    call(IntegerCall::Fcntl, [fd, libc::F_GETFL, 0])
 }
 
 /// Sets them.
@@ -148,7 +148,7 @@ pub(crate) fn status_flags(fd: RawFd) -> Result<c_int> {
 /// # Errors
 /// EBADF
 pub(crate) fn set_status_flags(fd: RawFd, flags: c_int) -> Result<()> {
-    call(Call::Fcntl, [fd, libc::F_SETFL, flags]).map(drop)
+    call(IntegerCall::Fcntl, [fd, libc::F_SETFL, flags]).map(drop)
 }
 
 /// The own name of a socket, or its peer's, as C has it.
@@ -206,7 +206,7 @@ pub(crate) fn disconnect(fd: RawFd) -> Result<()> {
 /// # Errors
 /// EMFILE; EAFNOSUPPORT where the system has no IPv6.
 pub(crate) fn udp_socket(domain: c_int) -> Result<OwnedFd> {
-    new_descriptor(Call::Socket, [domain, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0])
+    new_descriptor(IntegerCall::Socket, [domain, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0])
 }
 
 /// Sends the parts as one datagram, without waiting.
@@ -254,7 +254,7 @@ pub(crate) fn discard_report(fd: RawFd) -> Result<()> {
 
 /// Ends both directions of a socket, if it is one that is connected.
 pub(crate) fn shut(fd: RawFd) {
-    let _ = call(Call::Shutdown, [fd, libc::SHUT_RDWR, 0]);
+    let _ = call(IntegerCall::Shutdown, [fd, libc::SHUT_RDWR, 0]);
 }
 
 /// An option of a socket that has so many bytes; none where the system does not have it.

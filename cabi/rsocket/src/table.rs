@@ -57,9 +57,9 @@ impl Entry {
     }
 }
 
-struct Table(BTreeMap<RawFd, Entry>);
+struct SocketTable(BTreeMap<RawFd, Entry>);
 
-impl Forked for Table {
+impl Forked for SocketTable {
     const NEW: Self = Self(BTreeMap::new());
 
     fn before_fork(&mut self) {
@@ -93,9 +93,9 @@ impl Forked for Table {
 }
 
 /// Table in shards: every call begins with a look-up.
-static TABLE: ForkSafe<Table, 64> = ForkSafe::new();
+static TABLE: ForkSafe<SocketTable, 64> = ForkSafe::new();
 
-fn shard(fd: RawFd) -> &'static uiw_cabi_core::lock::RwLock<Table> {
+fn shard(fd: RawFd) -> &'static uiw_cabi_core::lock::RwLock<SocketTable> {
     TABLE.shard(u64::from(fd.unsigned_abs()))
 }
 
@@ -297,7 +297,7 @@ mod tests {
     fn child_ignores_conversion_in_parent() {
         // Numbers that no descriptor of this process has.
         let (becoming, accepted, closed) = (1_048_573, 1_048_574, 1_048_575);
-        let mut table = Table::NEW;
+        let mut table = SocketTable::NEW;
         for (fd, is_becoming) in [(becoming, true), (accepted, false), (closed, false)] {
             table.0.insert(fd, Entry::Plain(PlainSocket::of_test(is_becoming)));
         }

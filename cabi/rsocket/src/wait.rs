@@ -68,16 +68,16 @@ impl<'a> Limit<'a> {
 }
 
 thread_local! {
-    static SLEEPER: RefCell<Option<Arc<Sleeper>>> = const { RefCell::new(None) };
+    static SLEEPER: RefCell<Option<Arc<SleeperFd>>> = const { RefCell::new(None) };
 }
 
 /// Eventfd that wakes a sleeping thread.
-struct Sleeper {
+struct SleeperFd {
     event: File,
     generation: u32,
 }
 
-impl Sleeper {
+impl SleeperFd {
     fn new() -> Result<Arc<Self>> {
         let fd = sys::eventfd(0)?;
         // The number is free again, for the program.
@@ -85,7 +85,7 @@ impl Sleeper {
         Ok(Arc::new(Self { event: fd.into(), generation: fork::generation() }))
     }
 
-    /// This thread's, taken out of its place for a wait, as a [`Waiter`]: a wait of a signal's handler has another one, and takes neither the tokens nor
+    /// This thread's, taken out of its place for a wait, as a [`ThreadWaiter`]: a wait of a signal's handler has another one, and takes neither the tokens nor
     /// the registrations of the wait that it interrupts.
     fn take() -> Result<Arc<Self>> {
         let kept = SLEEPER.try_with(RefCell::take).unwrap_or_default();
@@ -105,7 +105,7 @@ impl Sleeper {
     }
 }
 
-impl Wake for Sleeper {
+impl Wake for SleeperFd {
     fn wake(self: Arc<Self>) {
         // It fails only where 2^64 wake-ups were not read.
         let _ = (&self.event).write(&1u64.to_ne_bytes());
@@ -126,7 +126,7 @@ pub(crate) fn until<T>(
     if let Some(value) = drive(device, DRIVE, &leave, &mut poll)? {
         return Ok(value);
     }
-    let sleeper = Sleeper::take()?;
+    let sleeper = SleeperFd::take()?;
     let waker = Waker::from(Arc::clone(&sleeper));
     let waited = loop {
         arm();
@@ -143,17 +143,17 @@ pub(crate) fn until<T>(
 }
 
 /// Set in which this thread sleeps together with other descriptors. It is taken out of its place meanwhile: a handler of a signal may wait as well.
-struct Waiter {
+struct ThreadWaiter {
     /// Dropped only in the process that made it: in a child of a fork its locks may be held by threads of the parent.
     inner: ManuallyDrop<PollWaiter>,
     generation: u32,
 }
 
 thread_local! {
-    static WAITER: RefCell<Option<Waiter>> = const { RefCell::new(None) };
+    static WAITER: RefCell<Option<ThreadWaiter>> = const { RefCell::new(None) };
 }
 
-impl Waiter {
+impl ThreadWaiter {
     fn take(device: &Device) -> Result<Self> {
         let kept = WAITER.try_with(RefCell::take).unwrap_or_default();
         match kept.filter(|waiter| waiter.generation == fork::generation()) {
@@ -171,7 +171,7 @@ impl Waiter {
     }
 }
 
-impl Drop for Waiter {
+impl Drop for ThreadWaiter {
     fn drop(&mut self) {
         if self.generation == fork::generation() {
             // SAFETY: nothing else drops the value, and it is not used after this.
@@ -202,7 +202,7 @@ pub(crate) fn until_or<T>(
             return Ok(Some(value));
         }
     }
-    let mut waiter = Waiter::take(device)?;
+    let mut waiter = ThreadWaiter::take(device)?;
     let result = sleep_with(&mut waiter.inner, fds, limit, shards, poll);
     leave(&waiter.inner.waker());
     waiter.put_back();
@@ -211,7 +211,7 @@ pub(crate) fn until_or<T>(
 
 /// Makes one round of `shards`, for a thread that waits repeatedly for what arrives there.
 pub(crate) fn make_round(device: &Device, shards: ShardSet) {
-    match Waiter::take(device) {
+    match ThreadWaiter::take(device) {
         Ok(mut waiter) => {
             waiter.inner.arm(shards);
             waiter.inner.make_round();
@@ -229,7 +229,7 @@ fn sleep_without_engine<T>(
     leave: impl Fn(&Waker),
     mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>,
 ) -> Result<Option<T>> {
-    let sleeper = Sleeper::take()?;
+    let sleeper = SleeperFd::take()?;
     let waker = Waker::from(Arc::clone(&sleeper));
     let others = fds.len();
     fds.push(libc::pollfd { fd: sleeper.event.as_raw_fd(), events: libc::POLLIN, revents: 0 });

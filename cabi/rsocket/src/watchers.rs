@@ -94,9 +94,9 @@ mod tests {
     use std::sync::atomic::AtomicU32;
 
     #[derive(Default)]
-    struct Counter(AtomicU32);
+    struct WakeCounter(AtomicU32);
 
-    impl Wake for Counter {
+    impl Wake for WakeCounter {
         fn wake(self: Arc<Self>) {
             self.0.fetch_add(1, Ordering::Relaxed);
         }
@@ -105,7 +105,7 @@ mod tests {
     #[test]
     fn other_watchers_woken_once() {
         let watchers: Arc<Watchers> = Arc::default();
-        let counters = [(); 3].map(|()| Arc::<Counter>::default());
+        let counters = [(); 3].map(|()| Arc::<WakeCounter>::default());
         let wakers = counters.clone().map(Waker::from);
         let counts = || counters.each_ref().map(|counter| counter.0.load(Ordering::Relaxed));
         wakers.iter().chain(&wakers).for_each(|waker| watchers.add(waker));
@@ -132,7 +132,7 @@ mod tests {
     #[test]
     fn single_watcher_list_keeps_memory() {
         let watchers: Arc<Watchers> = Arc::default();
-        let waker = Waker::from(Arc::<Counter>::default());
+        let waker = Waker::from(Arc::<WakeCounter>::default());
         for _ in 0..3 {
             watchers.add(&waker);
             watchers.wake_all(None);

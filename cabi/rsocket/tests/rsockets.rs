@@ -19,9 +19,9 @@ const CREDITS: u16 = 384;
 const BUFFER: u32 = 1 << 22;
 
 /// An rsocket that listens on loopback, closed when dropped.
-struct Listening(c_int, SocketAddr);
+struct ListeningSocket(c_int, SocketAddr);
 
-impl Listening {
+impl ListeningSocket {
     fn new() -> Self {
         let fd = rsocket(libc::AF_INET, libc::SOCK_STREAM, 0);
         // SAFETY: an address with its length, and room for another.
@@ -38,24 +38,24 @@ impl Listening {
         Self(fd, (Ipv4Addr::LOCALHOST, port).into())
     }
 
-    fn accept(&self) -> Socket {
+    fn accept(&self) -> ProgramSocket {
         // SAFETY: no address is asked for.
         let fd = unsafe { call!(raccept(self.0, std::ptr::null_mut(), std::ptr::null_mut())) };
         assert!(fd >= 0, "{}", Errno::last());
-        Socket(fd)
+        ProgramSocket(fd)
     }
 }
 
-impl Drop for Listening {
+impl Drop for ListeningSocket {
     fn drop(&mut self) {
         assert_eq!(rclose(self.0), 0);
     }
 }
 
 /// The program's end.
-struct Socket(c_int);
+struct ProgramSocket(c_int);
 
-impl Socket {
+impl ProgramSocket {
     /// Receives once; waits.
     fn receive(&self, len: usize) -> Result<Vec<u8>, Errno> {
         let mut bytes = vec![0u8; len];
@@ -86,14 +86,14 @@ impl Socket {
     }
 }
 
-impl Drop for Socket {
+impl Drop for ProgramSocket {
     fn drop(&mut self) {
         assert_eq!(rclose(self.0), 0);
     }
 }
 
 /// A peer that sends what a test says.
-struct Peer {
+struct ScriptedPeer {
     qp: Qp,
     cq: Arc<Cq>,
     memory: RawMr,
@@ -103,7 +103,7 @@ struct Peer {
     data: ConnData,
 }
 
-impl Peer {
+impl ScriptedPeer {
     /// The event that ends connecting with `private_data`, and the peer-to-be.
     fn connect_with(
         to: SocketAddr,
@@ -137,7 +137,7 @@ impl Peer {
     }
 
     /// A connection whose rsocket has `first` as its first target.
-    fn connect(listening: &Listening, first: Option<Target>) -> (Self, Socket) {
+    fn connect(listening: &ListeningSocket, first: Option<Target>) -> (Self, ProgramSocket) {
         let (event, device, qp, cq, memory, channel) = Self::connect_with(listening.1, |own| {
             let mut data = Self::data(own);
             data.first = first.unwrap_or(data.first);
@@ -190,9 +190,9 @@ const PROTOCOL: Errno = Errno(libc::EPROTO);
 
 #[test]
 fn unknown_messages_end_connection() {
-    let listening = Listening::new();
+    let listening = ListeningSocket::new();
     for word in [0x2000_0001u32, 0x4000_0000, 0xA000_0000, 0xE000_0003, u32::MAX] {
-        let (peer, socket) = Peer::connect(&listening, None);
+        let (peer, socket) = ScriptedPeer::connect(&listening, None);
         peer.send(&word.to_ne_bytes());
         assert_eq!(socket.receive(10), Err(PROTOCOL), "{word:#x}");
         assert!(socket.ready() & libc::POLLERR != 0);
@@ -200,7 +200,7 @@ fn unknown_messages_end_connection() {
         peer.ended();
     }
     for len in [0, 1, 3] {
-        let (peer, socket) = Peer::connect(&listening, None);
+        let (peer, socket) = ScriptedPeer::connect(&listening, None);
         peer.send(&[0; 3][..len]);
         assert_eq!(socket.receive(10), Err(PROTOCOL), "{len} bytes");
         peer.ended();
@@ -209,8 +209,8 @@ fn unknown_messages_end_connection() {
 
 #[test]
 fn message_longer_than_receive_ends_connection() {
-    let listening = Listening::new();
-    let (peer, socket) = Peer::connect(&listening, None);
+    let listening = ListeningSocket::new();
+    let (peer, socket) = ScriptedPeer::connect(&listening, None);
     peer.send(&[0; 5]);
     assert_eq!(socket.receive(10), Err(Errno(libc::ECONNRESET)));
     peer.ended();
@@ -218,9 +218,9 @@ fn message_longer_than_receive_ends_connection() {
 
 #[test]
 fn unpublished_bytes_not_delivered() {
-    let listening = Listening::new();
+    let listening = ListeningSocket::new();
     for len in [0, u32::MAX >> 3, BUFFER] {
-        let (peer, socket) = Peer::connect(&listening, None);
+        let (peer, socket) = ScriptedPeer::connect(&listening, None);
         // The rsocket may have published its second half as well.
         peer.message(Message::Data { len });
         peer.message(Message::Data { len: 1 });
@@ -231,8 +231,8 @@ fn unpublished_bytes_not_delivered() {
 
 #[test]
 fn missing_credits_end_connection() {
-    let listening = Listening::new();
-    let (peer, socket) = Peer::connect(&listening, None);
+    let listening = ListeningSocket::new();
+    let (peer, socket) = ScriptedPeer::connect(&listening, None);
     for _ in 0..=CREDITS {
         peer.message(Message::Data { len: 1 });
     }
@@ -253,17 +253,17 @@ fn missing_credits_end_connection() {
 
 #[test]
 fn writes_outside_buffers_end_connection() {
-    let listening = Listening::new();
+    let listening = ListeningSocket::new();
     let (size, list) = (u64::from(BUFFER), 32);
     for (place, offset, len) in [(0, size - 3, 4), (0, size, 1), (1, list, 1), (1, list - 1, 2)] {
-        let (peer, socket) = Peer::connect(&listening, None);
+        let (peer, socket) = ScriptedPeer::connect(&listening, None);
         let target = if place == 0 { peer.data.first } else { peer.data.targets };
         peer.write(target.addr + offset, target.key, len);
         assert_eq!(socket.receive(10), Err(Errno(libc::ECONNRESET)), "{place} {offset} {len}");
         peer.ended();
     }
     // Inside of them a peer may write what it likes: the program reads it, or sends to a target that is none.
-    let (peer, socket) = Peer::connect(&listening, Some(Target::default()));
+    let (peer, socket) = ScriptedPeer::connect(&listening, Some(Target::default()));
     peer.write(peer.data.targets.addr, peer.data.targets.key, 32);
     peer.message(Message::Credits { limit: u16::MAX });
     peer.write(peer.data.first.addr, peer.data.first.key, 100);
@@ -273,12 +273,12 @@ fn writes_outside_buffers_end_connection() {
 
 #[test]
 fn invalid_targets_end_connection() {
-    let listening = Listening::new();
+    let listening = ListeningSocket::new();
     for first in [
         Target { addr: 0, key: 0x1234_5601, len: 4096 },
         Target { addr: u64::MAX - 10, key: 0, len: u32::MAX },
     ] {
-        let (peer, socket) = Peer::connect(&listening, Some(first));
+        let (peer, socket) = ScriptedPeer::connect(&listening, Some(first));
         assert_eq!(socket.send_until_error(), Errno(libc::ECONNRESET), "{first:?}");
         peer.ended();
     }
@@ -286,14 +286,14 @@ fn invalid_targets_end_connection() {
 
 #[test]
 fn foreign_peers_refused() {
-    let listening = Listening::new();
-    let good = Peer::data(Target::default());
+    let listening = ListeningSocket::new();
+    let good = ScriptedPeer::data(Target::default());
     let other = ConnData { variant: Some(Variant::Immediate), ..good };
     let big = ConnData { order: Order::Big, ..good };
     for data in [&b""[..], &[1; 39], &[2; 40], &[0xFF; 200], &other.to_bytes(), &big.to_bytes()] {
-        let (event, ..) = Peer::connect_with(listening.1, |_| data.to_vec());
+        let (event, ..) = ScriptedPeer::connect_with(listening.1, |_| data.to_vec());
         assert!(matches!(event, CmEventKind::Failed(_)), "{data:?}: {event:?}");
     }
     // The listener goes on.
-    drop(Peer::connect(&listening, None));
+    drop(ScriptedPeer::connect(&listening, None));
 }

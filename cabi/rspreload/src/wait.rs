@@ -18,9 +18,9 @@ fn now() -> timespec {
 }
 
 /// A time that may be for ever.
-struct Time(Option<timespec>);
+struct WaitTime(Option<timespec>);
 
-impl Time {
+impl WaitTime {
     fn of_milliseconds(ms: c_int) -> Self {
         let time = timespec { tv_sec: (ms / 1000).into(), tv_nsec: (ms % 1000 * 1_000_000).into() };
         Self((ms >= 0).then_some(time))
@@ -79,7 +79,7 @@ fn has_rsocket<'a>(fds: In<'a, pollfd>, count: Argument<'a, nfds_t>) -> bool {
 #[unsafe(no_mangle)]
 extern "C-unwind" fn poll<'a>(fds: Out<'a, pollfd>, count: Argument<'a, nfds_t>, timeout: c_int) -> c_int {
     if has_rsocket(fds.as_in(), count) {
-        let time = Time::of_milliseconds(timeout);
+        let time = WaitTime::of_milliseconds(timeout);
         return sockets::uiw_sockets_poll(fds, count, time.argument(), In::from_option(None));
     }
     next::poll(fds, count, timeout)
@@ -158,7 +158,7 @@ extern "C-unwind" fn select<'a>(
         tv_sec: time.tv_sec + time.tv_usec / 1_000_000,
         tv_nsec: time.tv_usec % 1_000_000 * 1000,
     });
-    sockets::uiw_sockets_select(count, read, write, except, Time(time).argument(), In::from_option(None))
+    sockets::uiw_sockets_select(count, read, write, except, WaitTime(time).argument(), In::from_option(None))
 }
 
 #[unsafe(no_mangle)]
@@ -194,9 +194,9 @@ fn wait<'a>(
     set: c_int,
     events: Out<'a, epoll_event>,
     most: Argument<'a, c_int>,
-    time: Time,
+    time: WaitTime,
     mask: In<'_, sigset_t>,
-    system: impl Fn(&Time) -> c_int,
+    system: impl Fn(&WaitTime) -> c_int,
 ) -> c_int {
     let end = time.end();
     let mut time = time;
@@ -217,7 +217,7 @@ fn wait<'a>(
         if found != 0 || !had_marker {
             return found;
         }
-        time = Time::until(end);
+        time = WaitTime::until(end);
     }
 }
 
@@ -228,7 +228,7 @@ extern "C-unwind" fn epoll_wait<'a>(
     most: Argument<'a, c_int>,
     timeout: c_int,
 ) -> c_int {
-    wait(set, events, most, Time::of_milliseconds(timeout), In::from_option(None), |time| {
+    wait(set, events, most, WaitTime::of_milliseconds(timeout), In::from_option(None), |time| {
         next::epoll_wait(set, events, most, time.milliseconds())
     })
 }
@@ -241,7 +241,7 @@ extern "C-unwind" fn epoll_pwait<'a>(
     timeout: c_int,
     mask: In<'a, sigset_t>,
 ) -> c_int {
-    wait(set, events, most, Time::of_milliseconds(timeout), mask, |time| {
+    wait(set, events, most, WaitTime::of_milliseconds(timeout), mask, |time| {
         next::epoll_pwait(set, events, most, time.milliseconds(), mask)
     })
 }
@@ -254,7 +254,7 @@ extern "C-unwind" fn epoll_pwait2<'a>(
     timeout: In<'a, timespec>,
     mask: In<'a, sigset_t>,
 ) -> c_int {
-    wait(set, events, most, Time(timeout.as_ref().copied()), mask, |time| {
+    wait(set, events, most, WaitTime(timeout.as_ref().copied()), mask, |time| {
         next::epoll_pwait2(set, events, most, time.argument(), mask)
     })
 }

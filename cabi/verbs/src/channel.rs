@@ -28,7 +28,7 @@ pub struct CompChannel {
 pub(crate) struct CompEvents {
     engine: Arc<uiw_verbs::CompChannel>,
     /// C's objects by the engine's numbers. The lock is the channel's own, and is held for a look-up alone.
-    queues: Mutex<BTreeMap<u32, Queue>>,
+    queues: Mutex<BTreeMap<u32, ArmedQueue>>,
     /// Armings of its queues. Not exact where several threads arm.
     arms: AtomicU32,
 }
@@ -39,14 +39,14 @@ const FLAG_READ_FIRST: u32 = 8;
 const FLAG_READ_EVERY: u32 = 64;
 
 /// A queue of C's, with its count of delivered completion events.
-struct Queue {
+struct ArmedQueue {
     object: *mut ibv_cq,
     events: Arc<Unacknowledged>,
 }
 
 // SAFETY: the pointer is given to C, and read through only while an event of the queue is delivered: until that is acknowledged,
 // `ibv_destroy_cq` waits.
-unsafe impl Send for Queue {}
+unsafe impl Send for ArmedQueue {}
 
 impl CompEvents {
     /// A queue is about to be armed. Arrivals wake a program directly if it has made the descriptor non-blocking, as one that sleeps in
@@ -70,7 +70,7 @@ impl CompEvents {
 
     /// Events about the engine's queue `number` are given to C with `object`, and counted in `events`.
     pub(crate) fn add(&self, number: u32, object: *mut ibv_cq, events: &Arc<Unacknowledged>) {
-        self.queues.lock().insert(number, Queue { object, events: Arc::clone(events) });
+        self.queues.lock().insert(number, ArmedQueue { object, events: Arc::clone(events) });
     }
 
     /// No event about `queue` is given to C from now on.

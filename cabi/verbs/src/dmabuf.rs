@@ -25,16 +25,16 @@ const SYNC_READ_WRITE: u64 = 3;
 const SYNC_END: u64 = 1 << 2;
 
 /// A part of a DMA-buf that is mapped, and that processors may access: between the two ends of `DMA_BUF_IOCTL_SYNC`.
-struct Mapped {
+struct MappedPart {
     file: File,
     at: *mut c_void,
     len: usize,
 }
 
 // SAFETY: only `drop` uses the address, to unmap it; the bytes are accessed through the region that owns the value.
-unsafe impl Send for Mapped {}
+unsafe impl Send for MappedPart {}
 
-impl Drop for Mapped {
+impl Drop for MappedPart {
     fn drop(&mut self) {
         if let Err(error) = sync(self.file.as_raw_fd(), SYNC_READ_WRITE | SYNC_END) {
             tracing::warn!(%error, "DMA_BUF_IOCTL_SYNC: the device may not see what was written");
@@ -109,7 +109,7 @@ fn memory(fd: RawFd, offset: u64, length: usize, writable: bool) -> Result<Memor
     if at == libc::MAP_FAILED {
         return Err(not_mapped(fd, Errno::last()));
     }
-    let mapped = Mapped { file, at, len };
+    let mapped = MappedPart { file, at, len };
     sync(mapped.file.as_raw_fd(), SYNC_READ_WRITE)?;
     let first = at.cast::<u8>().wrapping_add(skip);
     // SAFETY: the bytes stay mapped while `mapped` lives, and the program leaves those that its requests name to the device until they

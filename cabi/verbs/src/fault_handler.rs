@@ -133,11 +133,11 @@ fn exchange(signal: c_int, new: Option<&Action>) -> Action {
 }
 
 /// The handler is installed by one thread; a fork waits for it.
-struct Installation;
+struct HandlerInstallation;
 
-static INSTALLATION: ForkSafe<Installation> = ForkSafe::new();
+static INSTALLATION: ForkSafe<HandlerInstallation> = ForkSafe::new();
 
-impl Forked for Installation {
+impl Forked for HandlerInstallation {
     const NEW: Self = Self;
 
     /// A child has the handlers of its parent.

@@ -87,29 +87,29 @@ use uiw_mem::{PageState, recover};
 ///
 /// Allocators change mappings with their locks held, so this lock is a leaf: its holder allocates nothing and frees nothing, waits for no
 /// other lock, and no thread parks at it, as parking may allocate.
-struct Table {
+struct RangeTable {
     /// The thread that has the lock, or 0. A signal handler that unmaps memory on this thread finds it held.
     owner: AtomicUsize,
     /// Locked by the owner alone.
     ranges: Mutex<Ranges>,
 }
 
-/// A locked [`Table`]. The fields are dropped in this order.
+/// A locked [`RangeTable`]. The fields are dropped in this order.
 struct LockedTable {
     ranges: MutexGuard<'static, Ranges>,
-    _owner: Owner,
+    _owner: LockOwner,
 }
 
 /// Gives the lock back.
-struct Owner(&'static AtomicUsize);
+struct LockOwner(&'static AtomicUsize);
 
-impl Drop for Owner {
+impl Drop for LockOwner {
     fn drop(&mut self) {
         self.0.store(0, Ordering::Release);
     }
 }
 
-impl Table {
+impl RangeTable {
     /// `None` if this thread has the lock.
     fn lock(&'static self) -> Option<LockedTable> {
         // No thread is 0.
@@ -117,7 +117,9 @@ impl Table {
         let this = unsafe { libc::pthread_self() } as usize;
         loop {
             match self.owner.compare_exchange(0, this, Ordering::Acquire, Ordering::Relaxed) {
-                Ok(_) => return Some(LockedTable { ranges: self.ranges.lock(), _owner: Owner(&self.owner) }),
+                Ok(_) => {
+                    return Some(LockedTable { ranges: self.ranges.lock(), _owner: LockOwner(&self.owner) });
+                }
                 Err(owner) if owner == this => return None,
                 Err(_) => std::thread::yield_now(),
             }
@@ -127,15 +129,15 @@ impl Table {
 
 /// Table of this process; NULL before the first registration. Never freed: a child of a fork leaves its parent's alone, whose lock may be held by a
 /// thread that the child does not have.
-static TABLE: AtomicPtr<Table> = AtomicPtr::new(ptr::null_mut());
+static TABLE: AtomicPtr<RangeTable> = AtomicPtr::new(ptr::null_mut());
 /// Ranges in [`TABLE`]: as long as there is none, a change of a mapping costs one load.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 /// Fork handler with a lock other than the table's: a fork that waits for an allocator's locks holds this one alone.
-static FORKS: ForkSafe<Forks> = ForkSafe::new();
+static FORKS: ForkSafe<ForkHandlers> = ForkSafe::new();
 
-struct Forks;
+struct ForkHandlers;
 
-impl Forked for Forks {
+impl Forked for ForkHandlers {
     const NEW: Self = Self;
 
     /// The regions of the parent are inert here.
@@ -146,19 +148,19 @@ impl Forked for Forks {
 }
 
 /// The table, if anything was registered.
-fn table() -> Option<&'static Table> {
+fn table() -> Option<&'static RangeTable> {
     // SAFETY: NULL, or a table that `table_or_new` has leaked.
     unsafe { TABLE.load(Ordering::Acquire).as_ref() }
 }
 
-fn table_or_new() -> &'static Table {
+fn table_or_new() -> &'static RangeTable {
     if let Some(table) = table() {
         return table;
     }
     drop(FORKS.read());
     // Of two threads that come here at once the table of one stays unused.
-    let new: &Table =
-        Box::leak(Box::new(Table { owner: AtomicUsize::new(0), ranges: Mutex::new(Ranges::new()) }));
+    let new: &RangeTable =
+        Box::leak(Box::new(RangeTable { owner: AtomicUsize::new(0), ranges: Mutex::new(Ranges::new()) }));
     let shared = ptr::from_ref(new).cast_mut();
     match TABLE.compare_exchange(ptr::null_mut(), shared, Ordering::AcqRel, Ordering::Acquire) {
         Ok(_) => new,
@@ -244,7 +246,7 @@ fn each_registration(start: usize, len: usize, f: fn(&PageState, &Range<usize>))
         return None;
     }
     let range = start..start.checked_add(len)?.checked_next_multiple_of(page)?;
-    let locked = table().and_then(Table::lock)?;
+    let locked = table().and_then(RangeTable::lock)?;
     let mut any = false;
     locked.ranges.each_overlap(&range, &mut |registration| {
         f(&registration.page_state, &range);

@@ -63,7 +63,7 @@ pub fn access(flags: c_uint) -> Result<Access> {
 }
 
 /// Memory of the program as a region needs it.
-struct Bytes {
+struct ProgramMemory {
     memory: Memory,
     registered: RegisteredRange,
     /// Address of the first byte of `memory`.
@@ -78,7 +78,7 @@ const LOWEST: usize = 4096;
 ///
 /// # Errors
 /// The errors of the table in the module [`mapping`](crate::mapping).
-fn bytes(addr: *mut c_void, length: usize, flags: c_uint) -> Result<Bytes> {
+fn bytes(addr: *mut c_void, length: usize, flags: c_uint) -> Result<ProgramMemory> {
     let on_demand = flags & flags::IBV_ACCESS_ON_DEMAND != 0;
     let start = addr.addr();
     fault_handler::install();
@@ -87,7 +87,7 @@ fn bytes(addr: *mut c_void, length: usize, flags: c_uint) -> Result<Bytes> {
         // SAFETY: the program leaves the bytes that its requests name to the device until they complete (ibv_post_send(3)); every access
         // finds out whether they are mapped.
         let memory = unsafe { Memory::on_demand(lowest, all) };
-        return Ok(Bytes { memory, registered: RegisteredRange::on_demand(), start: LOWEST as u64 });
+        return Ok(ProgramMemory { memory, registered: RegisteredRange::on_demand(), start: LOWEST as u64 });
     }
     if length == 0 || start.checked_add(length).is_none() {
         return Err(Errno::INVAL
@@ -97,7 +97,7 @@ fn bytes(addr: *mut c_void, length: usize, flags: c_uint) -> Result<Bytes> {
         // SAFETY: the program leaves the bytes that its requests name to the device until they complete (ibv_post_send(3)); every access
         // finds out whether they are mapped.
         let memory = unsafe { Memory::on_demand(addr.cast(), length) };
-        return Ok(Bytes { memory, registered: RegisteredRange::on_demand(), start: start as u64 });
+        return Ok(ProgramMemory { memory, registered: RegisteredRange::on_demand(), start: start as u64 });
     }
     // As the kernel: with any of these rights pages are pinned for writing.
     let write = flags & (flags::IBV_ACCESS_WRITABLE) != 0;
@@ -108,7 +108,7 @@ fn bytes(addr: *mut c_void, length: usize, flags: c_uint) -> Result<Bytes> {
     let registered = memory
         .page_state()
         .map_or(RegisteredRange::on_demand(), |page_state| RegisteredRange::new(start, length, page_state));
-    Ok(Bytes { memory, registered, start: start as u64 })
+    Ok(ProgramMemory { memory, registered, start: start as u64 })
 }
 
 /// The `length` bytes at `addr` of a program for a region of this library's own, which peers may write if it is `writable`, and the note
@@ -130,7 +130,7 @@ pub(crate) fn register(
     flags: c_uint,
 ) -> Result<*mut ibv_mr> {
     let access = access(flags)?;
-    let Bytes { memory, registered, start } = bytes(addr, length, flags)?;
+    let ProgramMemory { memory, registered, start } = bytes(addr, length, flags)?;
     // A region of all memory begins behind its address.
     let base = match iova {
         _ if access.contains(Access::ZERO_BASED) => 0,
@@ -275,7 +275,7 @@ fn rereg(
         .as_ref()
         .ok_or_else(|| input(Errno::INVAL.because("the region is deregistered by another call")))?;
     let (memory, registered) = match memory {
-        Some(Bytes { memory, registered, start }) => (Some((memory, start)), Some(registered)),
+        Some(ProgramMemory { memory, registered, start }) => (Some((memory, start)), Some(registered)),
         None => (None, None),
     };
     region.rereg(domain.map(|d| &d.engine), memory, access).map_err(|error| {

@@ -171,7 +171,7 @@ impl Chained for ibv_recv_wr {
 }
 
 /// Walks along a chain; stops at the first invalid request.
-struct Chain<W> {
+struct RequestChain<W> {
     /// The request that is given out next.
     next: *mut W,
     /// The request given out last, or the invalid one.
@@ -187,7 +187,7 @@ struct Chain<W> {
 /// # Safety
 /// The rest of the chain can be read during `'a`, and `chain` lives so long.
 #[inline]
-unsafe fn step<'a, W: Chained>(chain: &mut Chain<W>) -> Option<W::Wr<'a>> {
+unsafe fn step<'a, W: Chained>(chain: &mut RequestChain<W>) -> Option<W::Wr<'a>> {
     if chain.next.is_null() {
         return None;
     }
@@ -208,7 +208,7 @@ unsafe fn step<'a, W: Chained>(chain: &mut Chain<W>) -> Option<W::Wr<'a>> {
 /// # Safety
 /// As for [`step`].
 #[cold]
-unsafe fn step_unaligned<'a, W: Chained>(chain: &mut Chain<W>) -> Option<W::Wr<'a>> {
+unsafe fn step_unaligned<'a, W: Chained>(chain: &mut RequestChain<W>) -> Option<W::Wr<'a>> {
     // SAFETY: the caller ensures that there is a request, and that what it names stays.
     unsafe {
         let wr = chain.next.read_unaligned();
@@ -219,7 +219,7 @@ unsafe fn step_unaligned<'a, W: Chained>(chain: &mut Chain<W>) -> Option<W::Wr<'
 /// # Safety
 /// As for [`step`]; `wr` is the request at `chain.next`, or a copy of it.
 #[inline]
-unsafe fn convert<'a, W: Chained>(chain: &mut Chain<W>, wr: &W) -> Option<W::Wr<'a>> {
+unsafe fn convert<'a, W: Chained>(chain: &mut RequestChain<W>, wr: &W) -> Option<W::Wr<'a>> {
     // SAFETY: the caller ensures that the elements and objects of the chain, and `chain.copies`, stay during `'a`.
     match unsafe { wr.convert(chain.ud, &mut chain.copies) } {
         Ok(converted) => {
@@ -250,10 +250,10 @@ impl<W: Chained> ChainPtr<W> {
         self,
         bad: OutPtr<'_, *mut W>,
         ud: *mut ibv_pd,
-        post: impl FnOnce(&mut Chain<W>) -> std::result::Result<(), PostError>,
+        post: impl FnOnce(&mut RequestChain<W>) -> std::result::Result<(), PostError>,
     ) -> Result<()> {
         let mut chain =
-            Chain { next: self.0, last: self.0, failed: None, copies: AlignedLists::default(), ud };
+            RequestChain { next: self.0, last: self.0, failed: None, copies: AlignedLists::default(), ud };
         let errno = match post(&mut chain) {
             // The engine pulls one request at a time, so the last one is the one it refused.
             Err(refused) => Errno::from(refused.error),

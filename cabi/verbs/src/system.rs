@@ -43,14 +43,14 @@ pub struct Slot {
 unsafe impl Sync for Slot {}
 
 /// Functions of the system's library that this library calls by itself.
-struct System {
+struct SystemLibrary {
     get_device_list: unsafe extern "C" fn(*mut c_int) -> *mut *mut ibv_device,
     free_device_list: unsafe extern "C" fn(*mut *mut ibv_device),
     ack_async_event: unsafe extern "C" fn(*mut ibv_async_event),
 }
 
 /// System's library; unset if it was not requested, or the reason why it is absent.
-static SYSTEM: OnceLock<std::result::Result<System, String>> = OnceLock::new();
+static SYSTEM: OnceLock<std::result::Result<SystemLibrary, String>> = OnceLock::new();
 
 /// Loads the library that [`VARIABLE`] names, if it does. Called once, when the shared library is loaded: providers that a program is linked
 /// with register with it after that.
@@ -66,7 +66,7 @@ pub fn load(slots: &[Slot]) {
     }
 }
 
-fn open(path: &OsStr, slots: &[Slot]) -> std::result::Result<System, String> {
+fn open(path: &OsStr, slots: &[Slot]) -> std::result::Result<SystemLibrary, String> {
     let name = CString::new(path.as_bytes()).map_err(|error| error.to_string())?;
     // By its own path: the name alone is this library's. Its calls of its own functions are to reach these, which the search from the
     // library itself does.
@@ -90,7 +90,7 @@ fn open(path: &OsStr, slots: &[Slot]) -> std::result::Result<System, String> {
     // SAFETY: functions of these names have these types in the node IBVERBS_1.1 of rdma-core.
     let system = unsafe {
         use std::mem::transmute;
-        System {
+        SystemLibrary {
             get_device_list: transmute::<*mut c_void, unsafe extern "C" fn(*mut c_int) -> *mut *mut ibv_device>(
                 needed(c"ibv_get_device_list")?,
             ),
@@ -135,7 +135,7 @@ pub extern "C" fn is_ours(address: *const c_void) -> bool {
 ///
 /// # Errors
 /// EINVAL when it could not be loaded, with a line on standard error.
-fn system() -> Result<Option<&'static System>> {
+fn system() -> Result<Option<&'static SystemLibrary>> {
     match SYSTEM.get() {
         None => Ok(None),
         Some(Ok(system)) => Ok(Some(system)),
@@ -152,16 +152,16 @@ fn system() -> Result<Option<&'static System>> {
 }
 
 /// The system's list that belongs to each of ours.
-struct Lists(BTreeMap<usize, usize>);
+struct DeviceLists(BTreeMap<usize, usize>);
 
-impl Forked for Lists {
+impl Forked for DeviceLists {
     const NEW: Self = Self(BTreeMap::new());
 
     /// A child may free the lists that it has inherited.
     fn in_child(&mut self) {}
 }
 
-static LISTS: ForkSafe<Lists> = ForkSafe::new();
+static LISTS: ForkSafe<DeviceLists> = ForkSafe::new();
 
 /// The devices of the system's library, as it lists them.
 pub(crate) struct Devices {

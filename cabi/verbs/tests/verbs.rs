@@ -30,7 +30,7 @@ fn open() -> *mut ibv_context {
     }
 }
 
-struct End {
+struct TestEnd {
     context: *mut ibv_context,
     pd: *mut ibv_pd,
     cq: *mut ibv_cq_ex,
@@ -40,7 +40,7 @@ struct End {
     memory: Box<[u64; 64]>,
 }
 
-impl End {
+impl TestEnd {
     fn new(context: *mut ibv_context, with_srq: bool) -> Self {
         // SAFETY: pointers that the library gave out, and structures of zeros for what is not set; memory in the box stays where
         // it is until `drop`.
@@ -179,7 +179,7 @@ impl End {
     }
 }
 
-impl Drop for End {
+impl Drop for TestEnd {
     fn drop(&mut self) {
         // SAFETY: each once, users before what they use.
         unsafe {
@@ -205,7 +205,7 @@ unsafe fn vctx<'a>(context: *mut ibv_context) -> &'a abi::verbs_context {
 #[test]
 fn every_request_by_ibv_wr() {
     let opened = open();
-    let (mut a, mut b) = (End::new(opened, false), End::new(opened, true));
+    let (mut a, mut b) = (TestEnd::new(opened, false), TestEnd::new(opened, true));
     a.connect(&b);
     b.connect(&a);
     let (rkey, remote) = (b.rkey(), b.address(8));
@@ -315,7 +315,7 @@ fn every_request_by_ibv_wr() {
 #[test]
 fn refused_batch_posts_nothing() {
     let opened = open();
-    let (a, b) = (End::new(opened, false), End::new(opened, false));
+    let (a, b) = (TestEnd::new(opened, false), TestEnd::new(opened, false));
     a.connect(&b);
     b.connect(&a);
     let (sge, write) = (a.sge(0, 8), |ex: *mut ibv_qp_ex, id: u64| {
@@ -354,7 +354,7 @@ fn refused_batch_posts_nothing() {
 #[test]
 fn completions_are_read_field_by_field() {
     let opened = open();
-    let (a, b) = (End::new(opened, false), End::new(opened, false));
+    let (a, b) = (TestEnd::new(opened, false), TestEnd::new(opened, false));
     a.connect(&b);
     b.connect(&a);
     // SAFETY: as in the other tests; fields are read between start and end.
@@ -393,7 +393,7 @@ fn completions_are_read_field_by_field() {
 #[test]
 fn asynchronous_events_await_acknowledgement() {
     let (opened, other) = (open(), open());
-    let (a, b) = (End::new(opened, false), End::new(opened, true));
+    let (a, b) = (TestEnd::new(opened, false), TestEnd::new(opened, true));
     // SAFETY: pointers of ours; the event is acknowledged once, before its queue is destroyed.
     unsafe {
         let attr = abi::ibv_srq_attr { max_wr: 0, max_sge: 0, srq_limit: 2 };
@@ -460,7 +460,7 @@ impl<T: Copy> PackedElement<T> {
 #[test]
 fn unaligned_requests_and_elements() {
     let opened = open();
-    let (mut a, b) = (End::new(opened, false), End::new(opened, false));
+    let (mut a, b) = (TestEnd::new(opened, false), TestEnd::new(opened, false));
     a.connect(&b);
     b.connect(&a);
     a.memory[..2].copy_from_slice(&[0x0123_4567_89AB_CDEF, 42]);
@@ -510,7 +510,7 @@ fn source_rewritten_during_write() {
     const LENGTH: usize = 1 << 20;
     const WRITES: u64 = 200;
     let opened = open();
-    let (a, b) = (End::new(opened, false), End::new(opened, false));
+    let (a, b) = (TestEnd::new(opened, false), TestEnd::new(opened, false));
     a.connect(&b);
     b.connect(&a);
     let source: Vec<AtomicU64> = (0..LENGTH as u64 / 8).map(AtomicU64::new).collect();
@@ -685,7 +685,7 @@ fn null_pointers_are_errors() {
 #[test]
 fn wild_pointers_are_errors() {
     let opened = open();
-    let end = End::new(opened, false);
+    let end = TestEnd::new(opened, false);
     let page = [0u64; 1024];
     let wild =
         [8, 0x7FFF_0000_0000, usize::MAX - 7, usize::MAX, page.as_ptr().addr(), end.memory.as_ptr().addr()];
@@ -755,7 +755,7 @@ fn wild_pointers_are_errors() {
 #[test]
 fn arguments_without_a_meaning_are_refused() {
     let opened = open();
-    let end = End::new(opened, false);
+    let end = TestEnd::new(opened, false);
     // SAFETY: pointers of ours; what is wrong with them is their kind or the numbers beside them.
     unsafe {
         // An object of another kind.

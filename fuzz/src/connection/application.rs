@@ -15,7 +15,7 @@ use crate::input::Input;
 
 /// What was posted to one queue, and what came of it.
 #[derive(Default)]
-struct Book {
+struct PostedBook {
     /// Numbers given out so far, and which of them must be reported even when they succeed.
     signaled: Vec<bool>,
     /// Everything before it is over.
@@ -23,7 +23,7 @@ struct Book {
     failed: bool,
 }
 
-impl Book {
+impl PostedBook {
     /// A completion: in order, once, and nothing succeeds behind a failure. A request whose extension the peer lacks fails alone.
     fn complete(&mut self, wc: &Wc) {
         let at = wc.wr_id as usize;
@@ -52,8 +52,8 @@ pub(crate) struct Application {
     channel: Arc<CmChannel>,
     listener: Option<cm::Listener>,
     options: Option<Arc<ConnConfig>>,
-    sent: Book,
-    received: Book,
+    sent: PostedBook,
+    received: PostedBook,
     signal_all: bool,
     reject: bool,
     /// The most that the queue pair ever lets peers do.
@@ -91,8 +91,8 @@ impl Application {
             channel: Arc::default(),
             listener: None,
             options: None,
-            sent: Book::default(),
-            received: Book::default(),
+            sent: PostedBook::default(),
+            received: PostedBook::default(),
             signal_all: bits & 1 == 0,
             reject: bits & 0xF0 == 0xF0,
             rights,

@@ -52,14 +52,14 @@ impl Part {
 }
 
 /// Part, rights of the peers by its own key, and its region.
-struct Place {
+struct MemoryPlace {
     part: Part,
     access: Access,
     region: RefCell<Option<RawMr>>,
     rkey: u32,
 }
 
-impl Place {
+impl MemoryPlace {
     /// What it is filled with: no byte that a peer cannot get by a right of its own.
     fn fill(&self) -> u8 {
         let seen = self.access.intersects(Access::REMOTE_READ | Access::REMOTE_ATOMIC);
@@ -78,7 +78,7 @@ pub(crate) struct Arena {
     /// Never a reference while regions live: the engine reaches it through them.
     bytes: *mut [u8],
     pub(crate) pd: Pd,
-    places: Vec<Place>,
+    places: Vec<MemoryPlace>,
     sink: RawMr,
     source: RawMr,
     /// The parts of the sink that requests named, end by start.
@@ -118,7 +118,7 @@ impl Arena {
         let place = |part, access: Access| {
             // Without LOCAL_WRITE nothing may be bound to it that writes.
             let own = if part == Part::ReadOnly { Access::empty() } else { Access::LOCAL_WRITE };
-            let mut place = Place { part, access, region: RefCell::default(), rkey: 0 };
+            let mut place = MemoryPlace { part, access, region: RefCell::default(), rkey: 0 };
             let region = register(part, access | own | Access::MW_BIND, place.fill());
             place.rkey = region.rkey().0;
             place.region = RefCell::new(Some(region));
@@ -155,7 +155,7 @@ impl Arena {
         self.bytes.cast::<u8>() as u64 + part.start() as u64
     }
 
-    fn place(&self, part: Part) -> Option<&Place> {
+    fn place(&self, part: Part) -> Option<&MemoryPlace> {
         self.places.iter().find(|place| place.part == part)
     }
 
@@ -311,7 +311,7 @@ impl Arena {
     }
 
     /// Each byte of a part is what its own rights, those of windows, and the queue pair's let it become.
-    fn check_place(&self, place: &Place, rights: Access) {
+    fn check_place(&self, place: &MemoryPlace, rights: Access) {
         let opened = self.opened.borrow();
         let windows = || opened.iter().filter(|_| place.part == Part::Granted);
         for (at, byte) in self.copy(place.part).into_iter().enumerate() {

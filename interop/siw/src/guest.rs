@@ -31,14 +31,14 @@ const MEGABYTES: &str = "3072";
 pub struct Guest {
     qemu: Process,
     port: UnixStream,
-    jobs: Arc<Mutex<HashMap<u32, Sender<Event>>>>,
+    jobs: Arc<Mutex<HashMap<u32, Sender<GuestEvent>>>>,
     next: AtomicU32,
     folder: PathBuf,
     /// From start to the agent's first word.
     pub boot_time: Duration,
 }
 
-enum Event {
+enum GuestEvent {
     Out(Vec<u8>),
     End(i32),
 }
@@ -47,7 +47,7 @@ enum Event {
 pub struct Job {
     id: u32,
     port: UnixStream,
-    events: Receiver<Event>,
+    events: Receiver<GuestEvent>,
     text: Vec<u8>,
     status: Option<i32>,
     deadline: Instant,
@@ -92,7 +92,7 @@ impl Guest {
                 }
             }
         };
-        let jobs = Arc::<Mutex<HashMap<u32, Sender<Event>>>>::default();
+        let jobs = Arc::<Mutex<HashMap<u32, Sender<GuestEvent>>>>::default();
         let (sender, ready) = mpsc::channel();
         jobs.lock().unwrap_or_else(PoisonError::into_inner).insert(0, sender);
         let reader = port.try_clone().map_err(Error::io("the guest's channel"))?;
@@ -239,7 +239,7 @@ fn start(image: &Path, initramfs: &Path, net: &Net, folder: &Path) -> Result<Pro
 }
 
 /// Sorts what the agent says by job.
-fn dispatch(port: UnixStream, jobs: &Mutex<HashMap<u32, Sender<Event>>>) {
+fn dispatch(port: UnixStream, jobs: &Mutex<HashMap<u32, Sender<GuestEvent>>>) {
     let mut port = BufReader::new(port);
     let mut line = String::new();
     while let Ok(1..) = port.read_line(&mut line) {
@@ -254,14 +254,14 @@ fn dispatch(port: UnixStream, jobs: &Mutex<HashMap<u32, Sender<Event>>>) {
                 if port.read_exact(&mut bytes).is_err() {
                     return;
                 }
-                Event::Out(bytes)
+                GuestEvent::Out(bytes)
             }
-            _ => Event::End(number),
+            _ => GuestEvent::End(number),
         };
         let mut jobs = jobs.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(job) = jobs.get(&id) {
             // The receiver may have been dropped.
-            let ended = matches!(event, Event::End(_));
+            let ended = matches!(event, GuestEvent::End(_));
             let _ = job.send(event);
             if ended {
                 jobs.remove(&id);
@@ -276,8 +276,8 @@ impl Job {
     /// Takes what has come; false when nothing came in `timeout` or nothing will.
     fn step(&mut self, timeout: Duration) -> bool {
         match self.events.recv_timeout(timeout) {
-            Ok(Event::Out(bytes)) => self.text.extend_from_slice(&bytes),
-            Ok(Event::End(status)) => self.status = Some(status),
+            Ok(GuestEvent::Out(bytes)) => self.text.extend_from_slice(&bytes),
+            Ok(GuestEvent::End(status)) => self.status = Some(status),
             Err(RecvTimeoutError::Timeout) => return false,
             // The guest is gone.
             Err(RecvTimeoutError::Disconnected) => self.status = self.status.or(Some(125)),

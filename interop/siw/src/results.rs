@@ -9,10 +9,10 @@ use std::time::Duration;
 /// Rows and how they came out, in the order in which cases were first seen.
 #[derive(Default)]
 pub struct Results {
-    rows: Vec<Row>,
+    rows: Vec<ResultRow>,
 }
 
-struct Row {
+struct ResultRow {
     name: String,
     direction: Direction,
     runs: Vec<(Setting, Verdict)>,
@@ -74,7 +74,7 @@ impl Results {
         verdict: Verdict,
         retries: u32,
     ) {
-        let same = |row: &&mut Row| row.name == case.name && row.direction == direction;
+        let same = |row: &&mut ResultRow| row.name == case.name && row.direction == direction;
         match self.rows.iter_mut().find(same) {
             Some(row) => {
                 row.runs.push((setting, verdict));
@@ -82,7 +82,7 @@ impl Results {
             }
             None => {
                 let runs = vec![(setting, verdict)];
-                self.rows.push(Row { name: case.name.clone(), direction, runs, retries });
+                self.rows.push(ResultRow { name: case.name.clone(), direction, runs, retries });
             }
         }
     }
@@ -139,7 +139,7 @@ impl Results {
 
     /// The line of the case `name`, with both directions.
     fn line(&self, name: &str) -> String {
-        let rows: Vec<&Row> = self.rows.iter().filter(|row| row.name == name).collect();
+        let rows: Vec<&ResultRow> = self.rows.iter().filter(|row| row.name == name).collect();
         let [initiated, accepted] = [Direction::Ours, Direction::Theirs].map(|way| {
             rows.iter().find(|row| row.direction == way).map_or_else(String::new, |row| row.word())
         });
@@ -182,7 +182,7 @@ impl std::fmt::Display for Counts {
     }
 }
 
-impl Row {
+impl ResultRow {
     fn word(&self) -> String {
         let of = self.runs.len();
         let count = |is: fn(&Verdict) -> bool| self.runs.iter().filter(|(_, verdict)| is(verdict)).count();

@@ -38,7 +38,7 @@ impl Output {
 
 /// What a program writes, as it comes.
 #[derive(Default)]
-struct Stream {
+struct OutputStream {
     text: Mutex<String>,
     grown: Condvar,
 }
@@ -46,8 +46,8 @@ struct Stream {
 /// A program beside us, with a process group of its own; killed with it on drop. It dies with us too.
 pub struct Process {
     child: Child,
-    out: Arc<Stream>,
-    err: Arc<Stream>,
+    out: Arc<OutputStream>,
+    err: Arc<OutputStream>,
     readers: Vec<thread::JoinHandle<()>>,
     ended: Option<ExitStatus>,
 }
@@ -61,7 +61,7 @@ impl Process {
         let what = format!("cannot run {}", command.get_program().to_string_lossy());
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
         let mut child = command.spawn().map_err(Error::io(what))?;
-        let (out, err) = (Arc::<Stream>::default(), Arc::<Stream>::default());
+        let (out, err) = (Arc::<OutputStream>::default(), Arc::<OutputStream>::default());
         let mut readers = Vec::new();
         if let Some(pipe) = child.stdout.take() {
             readers.push(follow(pipe, &out));
@@ -150,7 +150,7 @@ impl Process {
     }
 
     fn so_far(&self) -> Output {
-        let text = |stream: &Stream| stream.text.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let text = |stream: &OutputStream| stream.text.lock().unwrap_or_else(PoisonError::into_inner).clone();
         Output { status: 0, out: text(&self.out), err: text(&self.err) }
     }
 }
@@ -173,7 +173,7 @@ fn kill_group(id: u32) {
     }
 }
 
-fn follow(mut pipe: impl Read + Send + 'static, stream: &Arc<Stream>) -> thread::JoinHandle<()> {
+fn follow(mut pipe: impl Read + Send + 'static, stream: &Arc<OutputStream>) -> thread::JoinHandle<()> {
     let stream = Arc::clone(stream);
     thread::spawn(move || {
         let mut bytes = [0; 8192];

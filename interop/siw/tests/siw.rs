@@ -14,7 +14,7 @@ use uiw_siw::test_vm::TestVm;
 /// Names the file to which a test that cannot run appends a line (as in `uiw_interop::SKIP_LOG`).
 const SKIP_LOG: &str = "INTEROP_SKIP_LOG";
 
-struct Test {
+struct SiwTest {
     name: String,
     case: Case,
     direction: Direction,
@@ -33,7 +33,7 @@ fn main() -> ExitCode {
     };
     let all = tests();
     let count = all.len();
-    let tests: Vec<Test> = all.into_iter().filter(|test| chosen(&test.name)).collect();
+    let tests: Vec<SiwTest> = all.into_iter().filter(|test| chosen(&test.name)).collect();
     if has("--list") {
         tests.iter().for_each(|test| println!("{}: test", test.name));
         return ExitCode::SUCCESS;
@@ -44,14 +44,14 @@ fn main() -> ExitCode {
     run(&tests, count - tests.len())
 }
 
-fn tests() -> Vec<Test> {
+fn tests() -> Vec<SiwTest> {
     let mut tests = Vec::new();
     for directions in [Direction::OURS, Direction::THEIRS] {
         for case in cases::all().into_iter().filter(|case| case.short) {
             if case.directions.contains(&directions[0]) {
                 let way = if directions[0] == Direction::Ours { "from_uiw" } else { "from_siw" };
                 let name = format!("siw::{way}::{}", words(&case.name));
-                tests.push(Test { name, case, direction: directions[0] });
+                tests.push(SiwTest { name, case, direction: directions[0] });
             }
         }
     }
@@ -65,7 +65,7 @@ fn words(name: &str) -> String {
     letters.split_whitespace().collect::<Vec<_>>().join("_")
 }
 
-fn run(tests: &[Test], filtered: usize) -> ExitCode {
+fn run(tests: &[SiwTest], filtered: usize) -> ExitCode {
     println!("\nrunning {} test{}", tests.len(), if tests.len() == 1 { "" } else { "s" });
     let begun = Instant::now();
     let mut failures = Vec::new();
@@ -106,7 +106,7 @@ fn bench() -> uiw_siw::Result<Bench> {
 }
 
 /// Runs one; gives why it failed. `known` counts failures that are siw's.
-fn one(bench: &mut Bench, test: &Test, known: &mut usize) -> Option<String> {
+fn one(bench: &mut Bench, test: &SiwTest, known: &mut usize) -> Option<String> {
     match test.case.run(bench, &Setting::USUAL, test.direction).limited(*known) {
         Verdict::Pass(_) => {
             println!("test {} ... ok", test.name);

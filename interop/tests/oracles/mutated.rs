@@ -33,9 +33,9 @@ const CAPTURES: [&str; 17] = [
 const VARIANTS: u8 = 12;
 
 /// xorshift64: the same captures in every run.
-struct Random(u64);
+struct RandomBytes(u64);
 
-impl Random {
+impl RandomBytes {
     fn below(&mut self, limit: usize) -> usize {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -46,7 +46,7 @@ impl Random {
 
 /// Without 1 to 3 of its packets, 1 to 3 others swapped with one of the three behind them, and with hosts of its own.
 fn mutated(segments: &[Segment], variant: u8) -> Vec<Segment> {
-    let mut random = Random(u64::from(variant + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15));
+    let mut random = RandomBytes(u64::from(variant + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15));
     let mut left = segments.to_vec();
     for _ in 0..=random.below(3) {
         left.remove(random.below(left.len()));

@@ -22,14 +22,14 @@ const WHOLE: &str = "INTEROP_CONFORM_WHOLE";
 const RUNS_OF_WHOLE: u32 = 50;
 
 /// What a run has said.
-struct Verdicts {
+struct RunVerdicts {
     code: i32,
     said: String,
     /// Of each requirement the verdict, and what is said of it.
     of: BTreeMap<String, (String, String)>,
 }
 
-impl Verdicts {
+impl RunVerdicts {
     fn with(&self, verdict: &str) -> BTreeSet<&str> {
         self.of.iter().filter(|(_, (found, _))| found == verdict).map(|(id, _)| id.as_str()).collect()
     }
@@ -41,7 +41,7 @@ impl Verdicts {
 }
 
 /// Runs it, to its end.
-fn conform(command: Command) -> Verdicts {
+fn conform(command: Command) -> RunVerdicts {
     let ended = Running::start(command).end();
     let mut of = BTreeMap::new();
     for line in ended.said.lines().filter(|line| line.starts_with('{')) {
@@ -52,7 +52,7 @@ fn conform(command: Command) -> Verdicts {
             of.insert(text("id"), (text("verdict"), what));
         }
     }
-    Verdicts { code: ended.code, said: ended.said, of }
+    RunVerdicts { code: ended.code, said: ended.said, of }
 }
 
 fn asking(address: &str, options: &[&str]) -> Command {
@@ -66,7 +66,7 @@ fn peer() -> PathBuf {
 }
 
 /// A run against the scripted peer that breaks this requirement, or none.
-fn scripted(python: &Path, breaks: Option<&str>) -> Verdicts {
+fn scripted(python: &Path, breaks: Option<&str>) -> RunVerdicts {
     let mut command = Command::new(python);
     command.arg(peer()).args(breaks);
     let mut running = Running::start(command);
@@ -183,7 +183,7 @@ fn partner(address: &str, number: u32) -> Command {
     command
 }
 
-fn assert_not_accused(number: u32, verdicts: &Verdicts, listener: &str) {
+fn assert_not_accused(number: u32, verdicts: &RunVerdicts, listener: &str) {
     assert_eq!(
         (verdicts.code, verdicts.broken().as_str()),
         (0, ""),

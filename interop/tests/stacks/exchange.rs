@@ -143,7 +143,7 @@ pub(crate) fn call(device: &Device, pd: &Pd, to: SocketAddr, count: usize) {
 }
 
 /// Memory for the other end.
-struct Ours {
+struct OfferedMemory {
     memory: SharedMr,
     /// For its two ways of invalidating.
     windows: [BoundWindow; 2],
@@ -151,12 +151,12 @@ struct Ours {
 
 /// What the other end has for us.
 #[derive(Clone, Copy)]
-struct Theirs {
+struct PeerOffer {
     memory: RemoteMr,
     windows: [RemoteMr; 2],
 }
 
-impl Ours {
+impl OfferedMemory {
     async fn new(pd: &Pd, connection: &Connection) -> Self {
         let access = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
         let memory = pd.share(LEN, access).expect("memory");
@@ -176,7 +176,7 @@ impl Ours {
     }
 }
 
-impl Theirs {
+impl PeerOffer {
     fn from_bytes(message: &[u8]) -> Self {
         let mut parts =
             message.chunks(message.len() / 3).map(|part| RemoteMr::from_bytes(part).expect("memory"));
@@ -191,9 +191,9 @@ impl Theirs {
 
 /// Both ends do the same: each asks for everything, and looks at what the other one asks for.
 async fn converse(pd: &Pd, connection: &Connection) {
-    let ours = Ours::new(pd, connection).await;
+    let ours = OfferedMemory::new(pd, connection).await;
     connection.send_copy(&ours.to_bytes()).await.expect("a Send");
-    let theirs = Theirs::from_bytes(&connection.recv().await.expect("a message").expect("no end"));
+    let theirs = PeerOffer::from_bytes(&connection.recv().await.expect("a message").expect("no end"));
     let asking: Pin<Box<dyn Future<Output = ()> + '_>> = Box::pin(ask(pd, connection, theirs));
     all([asking, Box::pin(answer(connection, &ours))]).await;
     // Neither closes before the other one has everything: what is still unread when a connection ends is lost.
@@ -205,7 +205,7 @@ fn buffer(pd: &Pd, len: usize, seed: u8) -> Mr<Vec<u8>> {
     pd.register(bytes(len, seed)).expect("memory")
 }
 
-async fn ask(pd: &Pd, connection: &Connection, theirs: Theirs) {
+async fn ask(pd: &Pd, connection: &Connection, theirs: PeerOffer) {
     let places: Vec<_> = places().collect();
     let (plain, with_immediate) = places.split_at(PLACES.len());
     // All under way at once.
@@ -249,7 +249,7 @@ async fn ask(pd: &Pd, connection: &Connection, theirs: Theirs) {
     connection.send_copy(b"that is all").await.expect("a Send");
 }
 
-async fn answer(connection: &Connection, ours: &Ours) {
+async fn answer(connection: &Connection, ours: &OfferedMemory) {
     let next = async || step(connection.recv().await.expect("a message").expect("no end"));
     for (n, len) in MESSAGES.into_iter().enumerate() {
         for (seed, imm) in [(0, None), (10, None), (20, Some(IMMEDIATE + n as u32))] {

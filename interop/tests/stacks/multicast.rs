@@ -15,14 +15,14 @@ fn index(network: &Network, server: bool) -> u32 {
 }
 
 /// A member that waits until the other end has got as far.
-struct Member {
+struct GroupMember {
     end: End,
     way: AddressHandle,
     there: Sender<()>,
     here: Receiver<()>,
 }
 
-impl Member {
+impl GroupMember {
     fn join(
         (stack, own): (Stack, IpAddr),
         (group, index): (IpAddr, u32),
@@ -72,13 +72,13 @@ fn exchange(stack: Stack) {
             let network = &network;
             scope.spawn(move || {
                 network.inside_server(move || {
-                    let member = Member::join((Stack::Kernel, own[0]), (group, indices[0]), of_server);
+                    let member = GroupMember::join((Stack::Kernel, own[0]), (group, indices[0]), of_server);
                     member.one_message(false, b"from our own stack");
                     member.one_message(true, b"from the kernel");
                 });
             });
             network.inside_client(move || {
-                let member = Member::join((stack, own[1]), (group, indices[1]), of_client);
+                let member = GroupMember::join((stack, own[1]), (group, indices[1]), of_client);
                 member.one_message(true, b"from our own stack");
                 member.one_message(false, b"from the kernel");
             });

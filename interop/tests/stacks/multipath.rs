@@ -8,7 +8,7 @@ use uiw_interop::stock::{Network, ProcessEnd, Running, free_port, uiw};
 use uiw_llp::tcp::TcpStack;
 
 /// Links 10.77.0.0/24 and 10.78.0.0/24 between server and client.
-struct Links {
+struct TwoLinks {
     network: Network,
     emulators: [Running; 2],
 }
@@ -35,7 +35,7 @@ fn emulator(network: &Network, interfaces: [&str; 2]) -> Running {
     emulator
 }
 
-impl Links {
+impl TwoLinks {
     fn new() -> Option<Self> {
         let network = Network::path()?;
         let names: Vec<_> = network.places().map(|(_, name)| name.to_owned()).collect();
@@ -98,7 +98,7 @@ fn connection_survives_loss_of_link() {
     if !is_offered() {
         return;
     }
-    let Some(links) = Links::new() else { return };
+    let Some(links) = TwoLinks::new() else { return };
     let port = free_port();
     let serve = links.serve("mptcp", port);
     let whole = result(&links.perf(port, &["--seconds", "60", "--iterations", "16"]).end());
@@ -121,7 +121,7 @@ fn peer_without_multipath_reached_over_tcp() {
     if !is_offered() {
         return;
     }
-    let Some(links) = Links::new() else { return };
+    let Some(links) = TwoLinks::new() else { return };
     let port = free_port();
     let serve = links.serve("tcp", port);
     let fallen = result(&links.perf(port, &["--seconds", "60", "--iterations", "4"]).end());
@@ -135,7 +135,7 @@ fn dead_peer_detected() {
     if !is_offered() {
         return;
     }
-    let Some(links) = Links::new() else { return };
+    let Some(links) = TwoLinks::new() else { return };
     let port = free_port();
     let serve = links.serve("mptcp", port);
     let client = links.perf(port, &["--seconds", "120", "--dead-after", "3s"]);

@@ -22,7 +22,7 @@ const STACKS: [Stack; 3] = [Stack::Kernel, Stack::Packet, Stack::Xdp];
 
 /// How the namespaces differ from the plain ones.
 #[derive(Clone, Copy, Debug)]
-struct Link {
+struct LinkShape {
     mtu: u32,
     /// The kernel leaves checksums and segmentation to the "card".
     offload: bool,
@@ -70,10 +70,10 @@ fn said_by(mut command: Command) -> String {
 
 /// Two namespaces, or nothing where they cannot be had.
 pub(crate) fn network_of(mtu: u32, offload: bool) -> Option<Network> {
-    network(Link { mtu, offload })
+    network(LinkShape { mtu, offload })
 }
 
-fn network(link: Link) -> Option<Network> {
+fn network(link: LinkShape) -> Option<Network> {
     let network = Network::veth()?;
     let ethtool = if link.offload { None } else { Some(uiw_interop::require("ethtool")?) };
     for (server, address) in [(true, "fd77::1/64"), (false, "fd77::2/64")] {
@@ -89,7 +89,7 @@ fn network(link: Link) -> Option<Network> {
 }
 
 /// One server on `stack`, and clients on every stack, over both versions of IP: `count` connections at once between each two.
-fn serve_all(link: Link, stack: Stack, count: usize) {
+fn serve_all(link: LinkShape, stack: Stack, count: usize) {
     let Some(network) = network(link) else { return };
     let (tx, rx) = mpsc::channel();
     thread::scope(|scope| {
@@ -164,34 +164,34 @@ pub(crate) fn open(spec: &str) -> (Device, Pd) {
 #[test]
 fn operations_at_mtu_1500_with_offloads() {
     for stack in STACKS {
-        serve_all(Link { mtu: 1500, offload: true }, stack, 1);
+        serve_all(LinkShape { mtu: 1500, offload: true }, stack, 1);
     }
 }
 
 #[test]
 fn operations_at_mtu_1500_without_offloads() {
     for stack in STACKS {
-        serve_all(Link { mtu: 1500, offload: false }, stack, 1);
+        serve_all(LinkShape { mtu: 1500, offload: false }, stack, 1);
     }
 }
 
 #[test]
 fn operations_at_mtu_9000_with_offloads() {
     for stack in STACKS {
-        serve_all(Link { mtu: 9000, offload: true }, stack, 1);
+        serve_all(LinkShape { mtu: 9000, offload: true }, stack, 1);
     }
 }
 
 #[test]
 fn operations_at_mtu_9000_without_offloads() {
     for stack in STACKS {
-        serve_all(Link { mtu: 9000, offload: false }, stack, 1);
+        serve_all(LinkShape { mtu: 9000, offload: false }, stack, 1);
     }
 }
 
 #[test]
 fn operations_on_two_hundred_connections() {
     for stack in STACKS {
-        serve_all(Link { mtu: 1500, offload: true }, stack, 200);
+        serve_all(LinkShape { mtu: 1500, offload: true }, stack, 200);
     }
 }

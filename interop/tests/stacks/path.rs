@@ -155,9 +155,9 @@ fn path_mtu_black_hole() {
 }
 
 /// A folder, removed when dropped.
-struct Folder(PathBuf);
+struct TestFolder(PathBuf);
 
-impl Folder {
+impl TestFolder {
     /// With the keys of two ends that accept each other, and the files for `--tls` that name them.
     fn with_keys() -> Self {
         let folder = std::env::temp_dir().join(format!("uiw-path-{}", std::process::id()));
@@ -176,7 +176,7 @@ impl Folder {
     }
 }
 
-impl Drop for Folder {
+impl Drop for TestFolder {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
     }
@@ -189,7 +189,7 @@ const DOWNLOAD: Duration = Duration::from_secs(40);
 /// the first message is too long already.
 #[test]
 fn copies_through_path_mtu_black_hole() {
-    let folder = Folder::with_keys();
+    let folder = TestFolder::with_keys();
     let bytes: Vec<u8> = (0..3u32 << 20).map(|at| (at.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
     std::fs::write(folder.0.join("source"), &bytes).expect("a file");
     for (name, has_tls) in [("clear", false), ("tls", true)] {

@@ -8,9 +8,9 @@ use uiw_interop::stock::{Network, Running, uiw};
 use uiw_interop::tshark::Tshark;
 
 /// A file that goes away.
-struct Capture(PathBuf);
+struct CaptureFile(PathBuf);
 
-impl Capture {
+impl CaptureFile {
     /// Waits until nothing is added any more: what tshark has not written when it is interrupted is lost.
     fn wait_idle(&self) {
         let len = || std::fs::metadata(&self.0).map(|file| file.len()).ok();
@@ -22,14 +22,14 @@ impl Capture {
     }
 }
 
-impl Drop for Capture {
+impl Drop for CaptureFile {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.0);
     }
 }
 
 /// A TCP segment as tshark has it.
-struct Segment {
+struct TcpSegment {
     frame_len: usize,
     payload: usize,
     checksum: String,
@@ -37,7 +37,7 @@ struct Segment {
     mss: Option<u16>,
 }
 
-fn segment(line: &str) -> Segment {
+fn segment(line: &str) -> TcpSegment {
     let fields: Vec<_> = line.split('\t').collect();
     let [frame_len, payload, checksum, status, is_ffff, mss] = fields[..] else {
         panic!("six fields: {line}")
@@ -47,7 +47,7 @@ fn segment(line: &str) -> Segment {
     // (`CSUM_MANGLED_0`, once in 65,536 segments). To a receiver the two are the same (RFC 1624); tshark says that it is not right, and why.
     let is_right = ["1", "Good"].contains(&status) || !is_ffff.is_empty();
     let checksum = checksum.to_owned();
-    Segment {
+    TcpSegment {
         frame_len: number(frame_len),
         payload: number(payload),
         checksum,
@@ -58,8 +58,9 @@ fn segment(line: &str) -> Segment {
 
 /// Segments in both directions of a measurement between two of AF_PACKET, seen at the server's end, and what tshark says of those
 /// it missed.
-fn capture(network: &Network, version: usize, name: &str) -> (Vec<Segment>, String) {
-    let file = Capture(std::env::temp_dir().join(format!("uiw-segments-{}-{name}.pcap", std::process::id())));
+fn capture(network: &Network, version: usize, name: &str) -> (Vec<TcpSegment>, String) {
+    let file =
+        CaptureFile(std::env::temp_dir().join(format!("uiw-segments-{}-{name}.pcap", std::process::id())));
     let port = uiw_interop::stock::free_port();
     let mut command = Command::new("tshark");
     // Room for all of it in MiB, should tshark not get a processor meanwhile.
@@ -125,7 +126,7 @@ fn segmented_packets_valid_on_wire() {
         let (segments, said) = capture(&network, version, &format!("cut-{mss}"));
         let bytes = segments.iter().map(|segment| segment.payload).sum::<usize>();
         assert!(bytes >= BYTES, "{bytes} bytes of at least {BYTES}: {said}");
-        for Segment { frame_len, payload, checksum, is_right, mss: said } in &segments {
+        for TcpSegment { frame_len, payload, checksum, is_right, mss: said } in &segments {
             assert!(*is_right, "the checksum {checksum} of {payload} bytes, MSS {mss}");
             assert!(*frame_len <= 1514 && *payload <= mss, "a frame of {frame_len} bytes, MSS {mss}");
             assert!(said.is_none_or(|said| usize::from(said) == mss), "an MSS of {said:?}, not {mss}");

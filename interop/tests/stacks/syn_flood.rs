@@ -20,7 +20,7 @@ const GROWS: u64 = 16 << 10;
 
 /// Source addresses of the SYNs.
 #[derive(Clone, Copy, Debug)]
-enum Source {
+enum SourceAddresses {
     /// Addresses behind the gateway.
     Far,
     /// Hosts of the server's network that are not there.
@@ -29,7 +29,7 @@ enum Source {
     Own,
 }
 
-impl Source {
+impl SourceAddresses {
     fn address(self, v6: bool, number: u32) -> IpAddr {
         let [.., a, b] = number.to_be_bytes();
         match (self, v6) {
@@ -93,7 +93,7 @@ fn flooded_listener_serves_others(stack: Stack) {
         ping(&address);
         let before = resident(&server);
         let (to, mac): (IpAddr, _) = (host.parse().unwrap(), mac_of(&network, host));
-        for source in [Source::Far, Source::Absent, Source::Own] {
+        for source in [SourceAddresses::Far, SourceAddresses::Absent, SourceAddresses::Own] {
             let is_over = AtomicBool::new(false);
             let took = thread::scope(|scope| {
                 scope.spawn(|| {

@@ -11,12 +11,12 @@ const SYSTEM: &str = "/usr/lib/x86_64-linux-gnu/libibverbs.so.1";
 const PROVIDERS: &str = "/etc/libibverbs.d";
 
 /// A program in a mount namespace where sysfs has the device `stub0`, and the system's library finds its provider.
-struct Machine {
+struct StubMachine {
     libraries: Libraries,
     script: String,
 }
 
-impl Machine {
+impl StubMachine {
     /// Nothing where it cannot be made; the test is noted as skipped then.
     #[track_caller]
     fn new() -> Option<Self> {
@@ -83,7 +83,7 @@ fn kernel_lists_devices() -> bool {
 /// A C program opens both kinds of device in one process: queries, regions, queues, posts and polls reach the right library.
 #[test]
 fn objects_routed_to_their_library() {
-    let Some(machine) = Machine::new() else { return };
+    let Some(machine) = StubMachine::new() else { return };
     let Some(program) = compile(&machine.libraries, &source("beside.c"), &["-Wall", "-Wextra", "-Werror"])
     else {
         return;
@@ -101,7 +101,7 @@ fn objects_routed_to_their_library() {
 /// Debian's own programs: the system's device first, each with its attributes, and data on uiw's.
 #[test]
 fn stock_programs_list_both_kinds() {
-    let Some(machine) = Machine::new() else { return };
+    let Some(machine) = StubMachine::new() else { return };
     let Some(_) = uiw_interop::require("ibv_devinfo") else { return };
     let Some(ended) = machine.run("--with-system", "ibv_devices && exec ibv_devinfo") else { return };
     let lines: Vec<_> = ended.well().said.lines().map(str::trim).collect();

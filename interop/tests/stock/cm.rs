@@ -3,13 +3,13 @@
 use uiw_interop::stock::{Libraries, Network, ProcessEnd, Running, User, free_port, ordinary};
 
 /// A pair of programs, the server's options and the client's.
-struct Pair<'a> {
+struct ProgramPair<'a> {
     server: &'a str,
     client: &'a str,
     args: &'a [&'a str],
 }
 
-impl Pair<'_> {
+impl ProgramPair<'_> {
     /// Runs both; a server that never ends by itself is stopped.
     fn run(&self, network: &Network, user: User, server_ends: bool) -> Option<[ProcessEnd; 2]> {
         uiw_interop::require(self.server)?;
@@ -39,14 +39,15 @@ impl Pair<'_> {
 
 #[test]
 fn ucmatose_exchanges_messages_on_many_connections() {
-    let pair = Pair { server: "ucmatose", client: "ucmatose", args: &["-c", "20", "-C", "30", "-S", "3000"] };
+    let pair =
+        ProgramPair { server: "ucmatose", client: "ucmatose", args: &["-c", "20", "-C", "30", "-S", "3000"] };
     pair.both_end_well();
 }
 
 #[test]
 fn ucmatose_migrates_ids_between_channels() {
     let args = ["-c", "5", "-C", "3", "-S", "100", "-m"];
-    let pair = Pair { server: "ucmatose", client: "ucmatose", args: &args };
+    let pair = ProgramPair { server: "ucmatose", client: "ucmatose", args: &args };
     let Some([server, client]) = pair.run(&Network::Loopback, User::Same, true) else { return };
     server.well();
     assert_eq!(client.well().count("migrating to new event channel"), 1);
@@ -54,14 +55,14 @@ fn ucmatose_migrates_ids_between_channels() {
 
 #[test]
 fn ucmatose_sets_options() {
-    let pair = Pair { server: "ucmatose", client: "ucmatose", args: &["-t", "16", "-a", "14"] };
+    let pair = ProgramPair { server: "ucmatose", client: "ucmatose", args: &["-t", "16", "-a", "14"] };
     let Some(ends) = pair.run(&Network::Loopback, User::Same, true) else { return };
     ends.iter().for_each(ProcessEnd::is_well);
 }
 
 #[test]
 fn cmtime_makes_a_thousand_connections() {
-    let pair = Pair { server: "cmtime", client: "cmtime", args: &["-c", "1000"] };
+    let pair = ProgramPair { server: "cmtime", client: "cmtime", args: &["-c", "1000"] };
     // Debian's cmtime serves for ever.
     let Some([server, client]) = pair.run(&Network::Loopback, User::Same, false) else { return };
     assert_eq!(server.said, "");
@@ -70,18 +71,18 @@ fn cmtime_makes_a_thousand_connections() {
 
 #[test]
 fn rdma_client_and_server_synchronous_ids() {
-    Pair { server: "rdma_server", client: "rdma_client", args: &[] }.both_end_well();
+    ProgramPair { server: "rdma_server", client: "rdma_client", args: &[] }.both_end_well();
 }
 
 #[test]
 fn shared_receive_queue_of_rdma_xserver() {
     // The server's requests share a receive queue; XRC itself is refused, as every transport but RC.
-    Pair { server: "rdma_xserver", client: "rdma_xclient", args: &["-c", "r"] }.both_end_well();
+    ProgramPair { server: "rdma_xserver", client: "rdma_xclient", args: &["-c", "r"] }.both_end_well();
 }
 
 #[test]
 fn xserver_with_unshared_client() {
-    let pair = Pair { server: "rdma_xserver", client: "rdma_client", args: &[] };
+    let pair = ProgramPair { server: "rdma_xserver", client: "rdma_client", args: &[] };
     let Some(ends) = pair.run(&Network::Loopback, User::Same, true) else { return };
     ends.iter().for_each(ProcessEnd::is_well);
 }

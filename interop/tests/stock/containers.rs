@@ -70,12 +70,12 @@ const TWO_NETWORKS: &str = "
 ";
 
 /// A folder with the image and all that podman keeps. Removed when dropped.
-struct Place {
+struct PodmanFolder {
     folder: PathBuf,
     libraries: Libraries,
 }
 
-impl Place {
+impl PodmanFolder {
     /// Nothing where containers cannot be run; the test is noted as skipped then.
     #[track_caller]
     fn get() -> Option<Self> {
@@ -149,7 +149,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for PodmanFolder {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.folder);
     }
@@ -185,7 +185,7 @@ fn ways() -> Vec<(&'static str, &'static str)> {
 /// is there is covered.
 #[test]
 fn container_has_device_nodes_and_sysfs() {
-    let Some(place) = Place::get() else { return };
+    let Some(place) = PodmanFolder::get() else { return };
     let own = "-v /dev/zero:/dev/infiniband/uverbs0 --device uiw.dev/rdma=all";
     let seen = "for node in uiw_lo uverbs_uiw_lo; do \
             test -c /dev/infiniband/$node && test -r /dev/infiniband/$node && test -w /dev/infiniband/$node || exit 1; done; \
@@ -205,7 +205,7 @@ fn container_has_device_nodes_and_sysfs() {
 /// Without the hook, and without a device: nothing but the libraries, and nothing at all.
 #[test]
 fn container_matches_cdi_device() {
-    let Some(place) = Place::get() else { return };
+    let Some(place) = PodmanFolder::get() else { return };
     let script = "run none sh -c 'ibv_devices; test ! -e /dev/infiniband && echo no nodes'\n";
     let runtime = ways()[0].0;
     let libraries = place.run(runtime, "--device uiw.dev/rdma=libraries", &[AS_ROOT, script]);
@@ -217,7 +217,7 @@ fn container_matches_cdi_device() {
 /// `ib_write_bw` between two containers, whose client's counters say what it wrote.
 #[test]
 fn containers_write_to_each_other() {
-    let Some(place) = Place::get() else { return };
+    let Some(place) = PodmanFolder::get() else { return };
     const BYTES: u64 = 1000 * 65_536;
     let client = "/opt/uiw/bin/uiw run --require --json -- ib_write_bw -R -n 1000 -d";
     for (runtime, functions) in ways() {
@@ -247,7 +247,7 @@ fn containers_write_to_each_other() {
 /// rping between a container and a program on the host.
 #[test]
 fn container_and_host_exchange_messages() {
-    let Some(place) = Place::get() else { return };
+    let Some(place) = PodmanFolder::get() else { return };
     for (runtime, functions) in ways().into_iter().filter(|(_, functions)| *functions == AS_ROOT) {
         let script = format!(
             "{TWO_NETWORKS}

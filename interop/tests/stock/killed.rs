@@ -9,14 +9,14 @@ use std::time::Duration;
 use uiw_interop::stock::{Libraries, Running, WaitLimit, free_port};
 
 /// A run whose program has started processes: one in its session, one in a session of its own, and one whose parent has ended.
-struct Run {
+struct KilledRun {
     libraries: Libraries,
     running: Running,
     processes: Vec<u32>,
     counters: PathBuf,
 }
 
-impl Run {
+impl KilledRun {
     #[track_caller]
     fn start() -> Option<Self> {
         uiw_interop::require("rping")?;
@@ -81,7 +81,7 @@ fn runs(number: u32) -> bool {
 
 #[test]
 fn killed_run_leaves_nothing() {
-    let Some(run) = Run::start() else { return };
+    let Some(run) = KilledRun::start() else { return };
     run.running.signal("KILL");
     run.nothing_is_left();
 }
@@ -99,7 +99,7 @@ fn killed_run_cleaned_despite_late_thread() {
     let mut busy = Running::start(busy);
     busy.wait_saying("busy");
     for _ in 0..RUNS {
-        let Some(run) = Run::start() else { return };
+        let Some(run) = KilledRun::start() else { return };
         let thread = thread_of(run.running.id(), "uiw-signals").to_string();
         for command in [&["taskset", "-c", "-p", processor, &thread][..], &["chrt", "-i", "-p", "0", &thread]]
         {
@@ -123,7 +123,7 @@ fn thread_of(process: u32, name: &str) -> u32 {
 /// The process that waits for the program and reports.
 #[test]
 fn run_with_killed_guard_leaves_nothing() {
-    let Some(run) = Run::start() else { return };
+    let Some(run) = KilledRun::start() else { return };
     let first = run.running.id();
     let second = fs::read_to_string(format!("/proc/{first}/task/{first}/children")).unwrap();
     let status = Command::new("kill").args(["-s", "KILL", second.trim()]).status();

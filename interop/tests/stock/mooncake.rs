@@ -30,14 +30,14 @@ const HIDDEN: [&str; 4] = ["--require", "--json", "--persona", "roce"];
 const KILLED: i32 = 128 + 9;
 
 /// Programs that have ended.
-struct Programs {
+struct EndedPrograms {
     ends: Vec<ProcessEnd>,
     passed: Passed,
     /// The ports at which the programs and the master meet.
     ports: Vec<u16>,
 }
 
-impl Programs {
+impl EndedPrograms {
     /// Nothing passed but what is uiw's, and at most `limit` bytes that the programs and their wheels say to each other.
     fn is_uiws(&self, limit: u64) -> Result<(), String> {
         let ports = || self.ports.iter().copied().chain(self.ends.iter().map(control_port));
@@ -74,7 +74,7 @@ const OWN_BYTES: u64 = 16 << 10;
 /// Engines on two hosts, under `uiw run` with `options`: one writes to the other's memory and reads from it, and both compare. Nothing where
 /// something is missing; the test is noted as skipped then.
 #[track_caller]
-fn engines(options: &[&str]) -> Option<Programs> {
+fn engines(options: &[&str]) -> Option<EndedPrograms> {
     let (python, script) = wheel()?;
     let network = Network::veth()?;
     let libraries = Libraries::get();
@@ -92,7 +92,7 @@ fn engines(options: &[&str]) -> Option<Programs> {
         "{initiator:?}\n{:?}",
         target.said()
     );
-    Some(Programs { ends: vec![target.end(), initiator], passed: capture.end(), ports: vec![number] })
+    Some(EndedPrograms { ends: vec![target.end(), initiator], passed: capture.end(), ports: vec![number] })
 }
 
 #[test]
@@ -117,7 +117,7 @@ fn hidden_devices_of_engines_are_noticed() {
 /// A store of three programs on hosts of their own, the writer first: each object is read by two of them. One is killed; what the others
 /// hold is still read, and objects are stored. Nothing where something is missing; the test is noted as skipped then.
 #[track_caller]
-fn store(options: &[&str]) -> Option<Programs> {
+fn store(options: &[&str]) -> Option<EndedPrograms> {
     let (python, script) = wheel()?;
     let hosts = Hosts::new(3)?;
     let libraries = Libraries::get();
@@ -150,7 +150,7 @@ fn store(options: &[&str]) -> Option<Programs> {
     let killed = readers.iter().filter(|reader| reader.code == KILLED).count();
     assert_eq!(killed, 1, "{readers:?}");
     let ends = [writer].into_iter().chain(readers).collect();
-    Some(Programs { ends, passed: capture.end(), ports: vec![port, meeting] })
+    Some(EndedPrograms { ends, passed: capture.end(), ports: vec![port, meeting] })
 }
 
 /// About two of three objects of 33 KiB on average are in another program's memory.

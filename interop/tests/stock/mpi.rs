@@ -12,7 +12,7 @@ use std::time::Duration;
 use uiw_interop::stock::{Hosts, Libraries, Network, Running, User, WaitLimit, uiw};
 
 /// An implementation of MPI: its programs, and the options of its mpirun for its own address, those of the ranks, and the remote shell.
-struct Mpi {
+struct MpiPrograms {
     compiler: &'static str,
     mpirun: &'static str,
     /// At least four: one is killed.
@@ -25,7 +25,7 @@ struct Mpi {
     options: fn(Ipv4Addr, &[Ipv4Addr], &str) -> Vec<String>,
 }
 
-const OPEN_MPI: Mpi = Mpi {
+const OPEN_MPI: MpiPrograms = MpiPrograms {
     compiler: "mpicc.openmpi",
     mpirun: "mpirun.openmpi",
     ranks: 8,
@@ -36,7 +36,7 @@ const OPEN_MPI: Mpi = Mpi {
 };
 
 /// On libfabric's verbs provider, with its tagged messages on RC queue pairs: no device is chosen, and no address given.
-const OPEN_MPI_OFI: Mpi = Mpi {
+const OPEN_MPI_OFI: MpiPrograms = MpiPrograms {
     compiler: "mpicc.openmpi",
     mpirun: "mpirun.openmpi",
     ranks: 4,
@@ -56,7 +56,7 @@ fn open_mpi(hosts: &[Ipv4Addr], agent: &str, transport: &[&str]) -> Vec<String> 
     options.map(|option| (*option).to_owned()).chain([hosts.join(",")]).collect()
 }
 
-const MPICH: Mpi = Mpi {
+const MPICH: MpiPrograms = MpiPrograms {
     compiler: "mpicc.mpich",
     mpirun: "mpirun.mpich",
     ranks: 8,
@@ -72,15 +72,15 @@ const MPICH: Mpi = Mpi {
 };
 
 /// A job's program.
-struct Job {
+struct MpiJob {
     libraries: Libraries,
     program: PathBuf,
 }
 
-impl Job {
+impl MpiJob {
     /// Nothing where something is missing; the test is noted as skipped then.
     #[track_caller]
-    fn new(mpi: &Mpi) -> Option<Self> {
+    fn new(mpi: &MpiPrograms) -> Option<Self> {
         uiw_interop::require(mpi.mpirun)?;
         uiw_interop::require("unshare")?;
         let compiler = uiw_interop::require(mpi.compiler)?;
@@ -105,7 +105,7 @@ impl Job {
     /// address that they reach; `prefix` precedes each rank's command, and `options` are those of `uiw run`.
     fn command<N: AsRef<str>>(
         &self,
-        mpi: &Mpi,
+        mpi: &MpiPrograms,
         (own, hosts): (Ipv4Addr, impl Iterator<Item = (Ipv4Addr, N)>),
         (prefix, options): (&str, &str),
         args: &[&str],
@@ -161,8 +161,8 @@ impl Job {
         command
     }
 
-    /// Like [`Job::command`], on hosts at a switch.
-    fn start(&self, mpi: &Mpi, hosts: &Hosts, options: &str, args: &[&str]) -> Running {
+    /// Like [`MpiJob::command`], on hosts at a switch.
+    fn start(&self, mpi: &MpiPrograms, hosts: &Hosts, options: &str, args: &[&str]) -> Running {
         let places = (hosts.switch_address(), hosts.places());
         Running::start(hosts.at_switch(self.command(mpi, places, (mpi.prefix, options), args)))
     }
@@ -180,8 +180,8 @@ fn between_ranks(capture: Capture, hosts: &Hosts) -> Result<(), String> {
 }
 
 /// Without device nodes UCX moves messages by TCP, which fails the job by the reports, and the capture shows it.
-fn are_hidden_devices_noticed(mpi: &Mpi) {
-    let (Some(job), Some(hosts)) = (Job::new(mpi), Hosts::new(mpi.ranks)) else { return };
+fn are_hidden_devices_noticed(mpi: &MpiPrograms) {
+    let (Some(job), Some(hosts)) = (MpiJob::new(mpi), Hosts::new(mpi.ranks)) else { return };
     let Some(capture) = Capture::of_hosts(&job.libraries, &hosts) else { return };
     let places = (hosts.switch_address(), hosts.places());
     let args: &[_] = if mpi.leave { &["leave"] } else { &[] };
@@ -208,7 +208,7 @@ fn hidden_devices_are_noticed() {
 /// UCX 1.13 on TCP, under MPICH's MPI_Finalize, waits in most runs for peers that wait for the process manager: the ranks leave without it.
 #[test]
 fn hidden_devices_of_mpich_are_noticed() {
-    let mpich = Mpi {
+    let mpich = MpiPrograms {
         leave: true,
         options: |own, hosts, agent| {
             // A rank that leaves does not end the others.
@@ -221,8 +221,8 @@ fn hidden_devices_of_mpich_are_noticed() {
     are_hidden_devices_noticed(&mpich);
 }
 
-fn every_pair_and_collectives(mpi: &Mpi) {
-    let (Some(job), Some(hosts)) = (Job::new(mpi), Hosts::new(mpi.ranks)) else { return };
+fn every_pair_and_collectives(mpi: &MpiPrograms) {
+    let (Some(job), Some(hosts)) = (MpiJob::new(mpi), Hosts::new(mpi.ranks)) else { return };
     for persona in mpi.personas {
         let options = format!("--require --json --sysfs --persona {persona}");
         let Some(capture) = Capture::of_hosts(&job.libraries, &hosts) else { return };
@@ -254,8 +254,8 @@ fn mpich_verifies_every_pair_and_collectives() {
 }
 
 /// The job ends, and no process of it is left in any host.
-fn a_killed_rank_ends_the_job(mpi: &Mpi) {
-    let (Some(job), Some(hosts)) = (Job::new(mpi), Hosts::new(mpi.ranks)) else { return };
+fn a_killed_rank_ends_the_job(mpi: &MpiPrograms) {
+    let (Some(job), Some(hosts)) = (MpiJob::new(mpi), Hosts::new(mpi.ranks)) else { return };
     // Without a report `uiw run` becomes the rank. MPICH's process manager ends a job of several hosts when it sees ranks that a signal
     // ended: the others, which UCX aborts when rank 3 does not answer.
     let ended = job.start(mpi, &hosts, "--sysfs --persona roce", &["3"]).end();
@@ -286,7 +286,7 @@ fn killed_rank_ends_mpich_job() {
 /// Datagrams alone, through a path that loses, doubles and reorders: UCX's own protocol repeats them, and the ranks compare every byte.
 #[test]
 fn datagrams_alone_survive_a_lossy_path() {
-    let (Some(job), Some(network)) = (Job::new(&OPEN_MPI), Network::path()) else { return };
+    let (Some(job), Some(network)) = (MpiJob::new(&OPEN_MPI), Network::path()) else { return };
     let wan = LossyPath::start(&network);
     let places = (network.server_address(), network.places());
     let run = ("UCX_TLS=ud_verbs,self", "--require --json --sysfs --persona roce");

@@ -15,7 +15,7 @@ const PAYLOAD: u64 = 2 * 8 * (8 << 20);
 const OWN_BYTES: u64 = 16 << 10;
 
 /// Two agents that have ended.
-struct Agents {
+struct EndedAgents {
     /// The target's program, the initiator's.
     ends: [ProcessEnd; 2],
     passed: Passed,
@@ -23,7 +23,7 @@ struct Agents {
     port: u16,
 }
 
-impl Agents {
+impl EndedAgents {
     /// On two hosts, without a setting for UCX, under `uiw run` with `options`: one writes to the other's memory and reads from it, and both
     /// compare. Nothing where something is missing; the test is noted as skipped then.
     #[track_caller]
@@ -59,7 +59,7 @@ impl Agents {
 fn nixl_writes_and_reads() {
     for persona in ["roce", "ib"] {
         let options = ["--require", "--json", "--sysfs", "--persona", persona];
-        let Some(agents) = Agents::run(&options) else { return };
+        let Some(agents) = EndedAgents::run(&options) else { return };
         for end in &agents.ends {
             is_reliable(&report(end.well()), PAYLOAD);
         }
@@ -74,7 +74,7 @@ fn nixl_writes_and_reads() {
 /// Without device nodes the wheel's UCX finds no device: it succeeds on TCP, and the reports and the capture say so.
 #[test]
 fn hidden_devices_are_noticed() {
-    let Some(agents) = Agents::run(&["--require", "--json", "--persona", "roce"]) else { return };
+    let Some(agents) = EndedAgents::run(&["--require", "--json", "--persona", "roce"]) else { return };
     let said = agents.is_uiws().expect_err("the capture shows TCP of UCX's own");
     assert!(said.contains(" bytes between "), "{said}");
     for end in &agents.ends {

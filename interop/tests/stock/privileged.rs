@@ -8,14 +8,14 @@ use uiw_interop::stock::{Libraries, Running, User, compile, ordinary};
 
 const SECRET: &str = "root:$6$salt$hash:19000:0:99999:7:::\n";
 
-struct Setuid {
+struct SetuidProgram {
     libraries: Libraries,
     program: PathBuf,
     /// A directory of root's, which the user cannot enter.
     private: PathBuf,
 }
 
-impl Setuid {
+impl SetuidProgram {
     /// Returns `None` if the tests do not run as root, or the kernel gives the program no more rights.
     #[track_caller]
     fn new() -> Option<Self> {
@@ -66,7 +66,7 @@ impl Setuid {
 
 #[test]
 fn privileged_program_ignores_variables() {
-    let Some(setuid) = Setuid::new() else { return };
+    let Some(setuid) = SetuidProgram::new() else { return };
     let file = |name: &str| setuid.private.join(name).to_str().unwrap().to_owned();
     let victim = file("victim");
     for variable in VARIABLES {
@@ -101,7 +101,7 @@ fn privileged_program_ignores_variables() {
 
 #[test]
 fn privileged_program_refuses_tls() {
-    let Some(setuid) = Setuid::new() else { return };
+    let Some(setuid) = SetuidProgram::new() else { return };
     let shadow = setuid.private.join("shadow").to_str().unwrap().to_owned();
     let said = setuid.run(&[("UIW_TLS", &shadow)]);
     assert!(said.contains("errno=1"), "EPERM: {said}");

@@ -212,13 +212,13 @@ fn sockets_under_rdma_core_library() {
 }
 
 /// The program that says what it receives and sends it back.
-struct Victim<'a> {
+struct EchoProgram<'a> {
     running: Running,
     address: SocketAddr,
     _libraries: &'a Libraries,
 }
 
-impl<'a> Victim<'a> {
+impl<'a> EchoProgram<'a> {
     fn start(libraries: &'a Libraries) -> Option<Self> {
         let program = program(libraries)?;
         let mut command = libraries.command(User::Same, program);
@@ -232,7 +232,7 @@ impl<'a> Victim<'a> {
 }
 
 /// A peer that writes its bytes by itself: a socket beside which it has another one in the place of a queue pair.
-struct Peer {
+struct RawPeer {
     socket: UdpSocket,
     queue_pair: UdpSocket,
     msn: u32,
@@ -248,7 +248,7 @@ fn port(socket: &UdpSocket) -> u16 {
     socket.local_addr().expect("an address").port()
 }
 
-impl Peer {
+impl RawPeer {
     fn new() -> Self {
         Self { socket: udp(), queue_pair: udp(), msn: 0 }
     }
@@ -293,7 +293,7 @@ impl Peer {
     }
 
     /// Sends a message over UDP that is right: the number of the queue pair that the answer names, and the message that came back by UD.
-    fn exchange(&self, victim: &Victim<'_>, message: &[u8]) -> u32 {
+    fn exchange(&self, victim: &EchoProgram<'_>, message: &[u8]) -> u32 {
         let packet = self.over_udp(0, self.qpn(), message);
         self.socket.send_to(&packet, victim.address).expect("sent");
         let mut answer = [0; 100];
@@ -318,8 +318,8 @@ impl Peer {
 #[test]
 fn foreign_datagrams_dropped() {
     let libraries = Libraries::get();
-    let Some(mut victim) = Victim::start(&libraries) else { return };
-    let mut peer = Peer::new();
+    let Some(mut victim) = EchoProgram::start(&libraries) else { return };
+    let mut peer = RawPeer::new();
     let good = peer.over_udp(0, peer.qpn(), b"wrong over UDP");
     let changed = |at: usize, value: u8| {
         let mut bytes = good.clone();
@@ -378,8 +378,8 @@ fn foreign_datagrams_dropped() {
 #[test]
 fn floods_leave_room_for_others() {
     let libraries = Libraries::get();
-    let Some(victim) = Victim::start(&libraries) else { return };
-    let peer = Peer::new();
+    let Some(victim) = EchoProgram::start(&libraries) else { return };
+    let peer = RawPeer::new();
     let memory = |id: u32| {
         let status = fs::read_to_string(format!("/proc/{id}/status")).expect("the process lives");
         let line = status.lines().find(|line| line.starts_with("VmRSS:")).expect("its memory").to_owned();
@@ -411,7 +411,7 @@ fn floods_leave_room_for_others() {
         peer.socket.send_to(&packet, victim.address).expect("sent");
     }
     // What came before is answered before.
-    let last = Peer::new();
+    let last = RawPeer::new();
     let answered = (0..100).any(|_| {
         let packet = last.over_udp(0, last.qpn(), b"the last");
         last.socket.send_to(&packet, victim.address).expect("sent");

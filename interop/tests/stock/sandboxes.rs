@@ -16,7 +16,7 @@ use uiw_interop::stock::{
 };
 
 /// A program of stock with the arguments of both ends; the client has the server's address behind them.
-struct Exchange {
+struct SandboxedPair {
     program: &'static str,
     server: &'static [&'static str],
     client: &'static [&'static str],
@@ -26,7 +26,7 @@ struct Exchange {
 }
 
 /// rdma_cm: a Read and a Write for each of 200 messages, each compared.
-const RPING: Exchange = Exchange {
+const RPING: SandboxedPair = SandboxedPair {
     program: "rping",
     server: &["-s", "-V", "-C", "200", "-S", "5000"],
     client: &["-c", "-V", "-C", "200", "-S", "5000", "-a"],
@@ -35,7 +35,7 @@ const RPING: Exchange = Exchange {
 };
 
 /// Out of band, with a completion channel; the received bytes are compared.
-const PINGPONG: Exchange = Exchange {
+const PINGPONG: SandboxedPair = SandboxedPair {
     program: "ibv_rc_pingpong",
     server: &["-d", "uiw_lo", "-g", "0", "-c", "-e", "-n", "300"],
     client: &["-d", "uiw_lo", "-g", "0", "-c", "-e", "-n", "300"],
@@ -44,7 +44,7 @@ const PINGPONG: Exchange = Exchange {
 };
 
 /// Datagrams.
-const DATAGRAMS: Exchange = Exchange {
+const DATAGRAMS: SandboxedPair = SandboxedPair {
     program: "ibv_ud_pingpong",
     server: &["-d", "uiw_lo", "-g", "0", "-c", "-n", "300"],
     client: &["-d", "uiw_lo", "-g", "0", "-c", "-n", "300"],
@@ -52,9 +52,9 @@ const DATAGRAMS: Exchange = Exchange {
     complaints: &["invalid data"],
 };
 
-const EXCHANGES: [&Exchange; 3] = [&RPING, &PINGPONG, &DATAGRAMS];
+const EXCHANGES: [&SandboxedPair; 3] = [&RPING, &PINGPONG, &DATAGRAMS];
 
-impl Exchange {
+impl SandboxedPair {
     fn server(&self, port: u16, run: impl Fn(&[&str]) -> Command) -> Command {
         self.command(port, self.server, &[], run)
     }
@@ -216,7 +216,7 @@ const REFUSED: Duration = Duration::from_secs(60);
 
 /// An end in a sandbox; the other end is free. Nothing where the data was exchanged, and verified.
 fn refused_client(
-    exchange: &Exchange,
+    exchange: &SandboxedPair,
     run: impl Fn(&[&str]) -> Command,
     libraries: &Libraries,
 ) -> Option<ProcessEnd> {
@@ -234,7 +234,7 @@ fn refused_client(
 }
 
 fn refused_server(
-    exchange: &Exchange,
+    exchange: &SandboxedPair,
     run: impl Fn(&[&str]) -> Command,
     libraries: &Libraries,
 ) -> Option<ProcessEnd> {

@@ -8,11 +8,11 @@ use uiw_interop::stock::{Libraries, ProcessEnd, Running, User, free_port, uiw};
 use uiw_interop::tshark::Tshark;
 
 /// Two ends with raw public keys, which accept each other.
-struct Ends {
+struct KeyPairs {
     folder: PathBuf,
 }
 
-impl Ends {
+impl KeyPairs {
     fn new(libraries: &Libraries) -> Self {
         let ends = Self { folder: libraries.folder().to_owned() };
         for name in ["one", "two", "unpinned"] {
@@ -78,7 +78,7 @@ fn rping(
 fn rping_and_its_plaintext() {
     let Some(_) = uiw_interop::require("rping") else { return };
     let libraries = Libraries::get();
-    let ends = Ends::new(&libraries);
+    let ends = KeyPairs::new(&libraries);
     let capture = ends.path("rping.pcapng");
     let [server, client] =
         rping(&libraries, Some(&ends.path("one")), Some(&ends.path("two")), Some(&capture));
@@ -167,7 +167,7 @@ fn same_by_uiw(followed: &str, capture: &Path) {
 fn peers_that_do_not_fit() {
     let Some(_) = uiw_interop::require("rping") else { return };
     let libraries = Libraries::get();
-    let ends = Ends::new(&libraries);
+    let ends = KeyPairs::new(&libraries);
     let (one, two, unpinned) = (ends.path("one"), ends.path("two"), ends.path("unpinned"));
     for (server, client, of_server, of_client) in [
         (Some(&one), None, "the peer does not use TLS", "or require TLS"),
@@ -188,7 +188,7 @@ fn peers_that_do_not_fit() {
 fn files_that_change_are_read_again() {
     let Some(_) = uiw_interop::require("rping") else { return };
     let libraries = Libraries::get();
-    let ends = Ends::new(&libraries);
+    let ends = KeyPairs::new(&libraries);
     let pins = ends.path("one.pins");
     let port = free_port();
     let number = port.to_string();
@@ -237,7 +237,7 @@ fn files_that_change_are_read_again() {
 fn perftest_out_of_band() {
     let Some(_) = uiw_interop::require("ib_write_bw") else { return };
     let libraries = Libraries::get();
-    let ends = Ends::new(&libraries);
+    let ends = KeyPairs::new(&libraries);
     let run = |own: &str, peer: &str| {
         let port = free_port();
         let number = port.to_string();
@@ -260,7 +260,7 @@ fn perftest_out_of_band() {
 fn wrong_file_named() {
     let Some(_) = uiw_interop::require("rping") else { return };
     let libraries = Libraries::get();
-    let ends = Ends::new(&libraries);
+    let ends = KeyPairs::new(&libraries);
     fs::write(ends.path("wrong"), "mode raw\nkeys one.pem\n").unwrap();
     let arguments = ["-c", "-C", "1", "-a", "127.0.0.1", "-p", "9"];
     let client = Running::start(command(&libraries, "rping", &arguments, Some(&ends.path("wrong")))).end();
@@ -273,7 +273,7 @@ fn wrong_file_named() {
 fn datagrams() {
     let Some(_) = uiw_interop::require("ibv_ud_pingpong") else { return };
     let libraries = Libraries::get();
-    let ends = Ends::new(&libraries);
+    let ends = KeyPairs::new(&libraries);
     let port = free_port();
     let number = port.to_string();
     let end = |own: &str, clear: bool, peer: &[&str]| {
@@ -307,7 +307,7 @@ fn datagrams() {
 fn sockets_of_programs_are_encrypted() {
     let Some(_) = uiw_interop::require("iperf3") else { return };
     let libraries = Libraries::get();
-    let ends = Ends::new(&libraries);
+    let ends = KeyPairs::new(&libraries);
     let port = free_port();
     let number = port.to_string();
     let run = |tls: &str, program: &[&str]| {
@@ -340,7 +340,7 @@ fn sockets_of_programs_are_encrypted() {
 #[test]
 fn sockets_that_cannot_be_encrypted_fail() {
     let libraries = Libraries::get();
-    let ends = Ends::new(&libraries);
+    let ends = KeyPairs::new(&libraries);
     nothing_is_in_the_clear(&libraries, "no-identity", Some(&ends.path("none")));
     nothing_is_in_the_clear(&libraries, "no-descriptor", Some(&ends.path("one")));
     nothing_is_in_the_clear(&libraries, "another-port", Some(&ends.path("one")));
@@ -351,7 +351,7 @@ fn sockets_that_cannot_be_encrypted_fail() {
 fn sockets_beyond_port_offset_refused() {
     let Some(_) = uiw_interop::require("iperf3") else { return };
     let libraries = Libraries::get();
-    let ends = Ends::new(&libraries);
+    let ends = KeyPairs::new(&libraries);
     let plain = std::net::TcpListener::bind(("127.0.0.1", free_port())).unwrap();
     let taken = plain.local_addr().unwrap().port();
     for (port, role) in [(free_port(), &["-s", "-1"]), (taken, &["-c", "127.0.0.1"])] {

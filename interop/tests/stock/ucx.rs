@@ -278,7 +278,7 @@ fn put_get_exchanged_addresses_ib() {
 }
 
 /// A pair of programs that UCX's API is used by, which connect by rdma_cm; the one that listens speaks first.
-struct Transfer<'a> {
+struct UcxTransfer<'a> {
     persona: &'a str,
     /// Transports that UCX may use: UCX's own choice where there are none.
     transports: Option<&'a str>,
@@ -287,7 +287,7 @@ struct Transfer<'a> {
     pause: u32,
 }
 
-impl Transfer<'_> {
+impl UcxTransfer<'_> {
     /// The ends' reports, the server's first, when both have said the same hash. Nothing where a program is missing; the test is noted as
     /// skipped then.
     #[track_caller]
@@ -330,7 +330,7 @@ fn listener_may_speak_first() {
     for persona in ["roce", "ib"] {
         for transports in [Some("ud_verbs,self"), None] {
             let Some(network) = Network::veth() else { return };
-            let transfer = Transfer { persona, transports, mebibytes: 4, pause: 100 };
+            let transfer = UcxTransfer { persona, transports, mebibytes: 4, pause: 100 };
             let Some(reports) = transfer.run(&network) else { return };
             for report in reports {
                 match transports {
@@ -347,7 +347,8 @@ fn listener_may_speak_first() {
 fn rdma_cm_datagrams_survive_lossy_path() {
     let Some(network) = Network::path() else { return };
     let wan = LossyPath::start(&network);
-    let transfer = Transfer { persona: "roce", transports: Some("ud_verbs,self"), mebibytes: 16, pause: 0 };
+    let transfer =
+        UcxTransfer { persona: "roce", transports: Some("ud_verbs,self"), mebibytes: 16, pause: 0 };
     let Some(reports) = transfer.run(&network) else { return };
     for report in &reports {
         assert!(unreliable(report) >= 16 << 20 && reliable(report) == 0, "{report}");

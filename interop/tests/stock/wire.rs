@@ -87,7 +87,7 @@ impl Capture {
 
 /// Payload of one protocol between two ports, both directions.
 #[derive(Default)]
-struct Flow {
+struct PortFlow {
     bytes: u64,
     is_uiws: bool,
 }
@@ -110,7 +110,7 @@ impl Capture {
 /// What an interface carried.
 #[derive(Default)]
 pub(crate) struct Passed {
-    tcp: BTreeMap<[SocketAddr; 2], Flow>,
+    tcp: BTreeMap<[SocketAddr; 2], PortFlow>,
     uiws_datagrams: u64,
     /// Their hop limits.
     hop_limits: BTreeSet<u8>,
@@ -173,7 +173,7 @@ impl Passed {
     fn segment(&mut self, ends: [SocketAddr; 2], payload: &[u8], len: usize) {
         let begins = payload.starts_with(b"MPA ID Req Frame");
         if len > 0 {
-            let flow = self.tcp.entry(ends).or_insert(Flow { bytes: 0, is_uiws: begins });
+            let flow = self.tcp.entry(ends).or_insert(PortFlow { bytes: 0, is_uiws: begins });
             flow.bytes += len as u64;
         }
     }

@@ -73,12 +73,12 @@ pub type FaultStack = WrappedStack<FaultHooks>;
 /// State shared by a [`FaultStack`], its listeners and its streams.
 #[derive(Clone)]
 pub struct FaultHooks {
-    plan: Arc<Mutex<Plan>>,
+    plan: Arc<Mutex<SharedPlan>>,
     shard: Arc<Mutex<ShardState>>,
 }
 
 /// Common to all shards; locked when a stream or a shard is made.
-struct Plan {
+struct SharedPlan {
     /// The faults of the next stream, by its origin and its number (from 0).
     faults: Box<dyn FnMut(Origin, u64) -> Faults + Send>,
     streams: u64,
@@ -105,12 +105,12 @@ impl FaultHooks {
         seed: u64,
         plan: impl FnMut(Origin, u64) -> Faults + Send + 'static,
     ) -> FaultStack {
-        let plan = Plan { faults: Box::new(plan), streams: 0, seed };
+        let plan = SharedPlan { faults: Box::new(plan), streams: 0, seed };
         WrappedStack { inner, hooks: Self::next(&Arc::new(Mutex::new(plan))) }
     }
 
     /// Creates the hooks of the next shard of `plan`.
-    fn next(plan: &Arc<Mutex<Plan>>) -> Self {
+    fn next(plan: &Arc<Mutex<SharedPlan>>) -> Self {
         let mut locked = plan.lock();
         let seed = locked.seed;
         locked.seed = seed.wrapping_add(1);

@@ -18,7 +18,7 @@ const LISTENER: Token = Token(1);
 const CLIENT: Token = Token(2);
 const SERVER: Token = Token(3);
 
-struct Pair {
+struct FaultPair {
     stack: FaultStack,
     client: Box<dyn TransportStream>,
     server: Box<dyn TransportStream>,
@@ -26,7 +26,7 @@ struct Pair {
 }
 
 /// The connecting end has the faults.
-fn pair_on(inner: Box<dyn TransportStack>, faults: Faults) -> Pair {
+fn pair_on(inner: Box<dyn TransportStack>, faults: Faults) -> FaultPair {
     let plan = move |origin, number| {
         assert_eq!(number, u64::from(origin == Origin::Accepted));
         if origin == Origin::Connected { faults.clone() } else { Faults::default() }
@@ -41,10 +41,10 @@ fn pair_on(inner: Box<dyn TransportStack>, faults: Faults) -> Pair {
         }
     };
     while !client.connect_result().unwrap() {}
-    Pair { stack, client, server, _listener: listener }
+    FaultPair { stack, client, server, _listener: listener }
 }
 
-fn pair(faults: Faults) -> Pair {
+fn pair(faults: Faults) -> FaultPair {
     pair_on(Box::new(Network::new(1).stack(IP)), faults)
 }
 
@@ -67,7 +67,7 @@ fn kind<T>(result: io::Result<T>) -> ErrorKind {
 
 #[test]
 fn none_changes_nothing() {
-    let Pair { mut client, mut server, .. } = pair(Faults::default());
+    let FaultPair { mut client, mut server, .. } = pair(Faults::default());
     assert_eq!(send(&mut *client, b"whole").unwrap(), 5);
     assert_eq!(recv(&mut *server, 9).unwrap(), b"whole");
     assert_eq!(kind(send(&mut *client, b"")), ErrorKind::InvalidInput);
@@ -78,7 +78,7 @@ fn none_changes_nothing() {
 #[test]
 fn splits() {
     let faults = Faults { send_split: Split::Fixed(2), recv_split: Split::Fixed(3), ..Faults::default() };
-    let Pair { mut client, mut server, .. } = pair(faults);
+    let FaultPair { mut client, mut server, .. } = pair(faults);
     assert_eq!(send(&mut *client, b"12345").unwrap(), 2);
     send(&mut *server, b"abcdefg").unwrap();
     assert_eq!(recv(&mut *client, 9).unwrap(), b"abc");
@@ -90,7 +90,7 @@ fn splits() {
 fn flipped_bits_both_ways() {
     let flips = vec![Flip { byte: 0, mask: 1 }, Flip { byte: 3, mask: 0x80 }, Flip { byte: 7, mask: 0xFF }];
     let faults = Faults { flip_sent: flips.clone(), flip_received: flips, ..Faults::default() };
-    let Pair { mut client, mut server, .. } = pair(faults);
+    let FaultPair { mut client, mut server, .. } = pair(faults);
     let bytes = [0u8; 10];
     let mut sent = 0;
     while sent < bytes.len() {
@@ -107,7 +107,7 @@ fn flipped_bits_both_ways() {
 #[test]
 fn cut_after_bytes_sent() {
     let faults = Faults { cut_sent: Some(4), ..Faults::default() };
-    let Pair { mut stack, mut client, mut server, .. } = pair(faults);
+    let FaultPair { mut stack, mut client, mut server, .. } = pair(faults);
     assert_eq!(send(&mut *client, b"123456").unwrap(), 4);
     let mut events = Vec::new();
     stack.poll(&mut events).unwrap();
@@ -125,7 +125,8 @@ fn cut_after_bytes_sent() {
 
 #[test]
 fn cut_after_bytes_received() {
-    let Pair { mut client, mut server, .. } = pair(Faults { cut_received: Some(3), ..Faults::default() });
+    let FaultPair { mut client, mut server, .. } =
+        pair(Faults { cut_received: Some(3), ..Faults::default() });
     send(&mut *server, b"12345").unwrap();
     assert_eq!(recv(&mut *client, 9).unwrap(), b"123");
     assert_eq!(kind(recv(&mut *client, 9)), ErrorKind::ConnectionReset);
@@ -134,7 +135,7 @@ fn cut_after_bytes_received() {
 
 #[test]
 fn fin_after_bytes_sent() {
-    let Pair { mut client, mut server, .. } = pair(Faults { fin_sent: Some(3), ..Faults::default() });
+    let FaultPair { mut client, mut server, .. } = pair(Faults { fin_sent: Some(3), ..Faults::default() });
     assert_eq!(send(&mut *client, b"12345").unwrap(), 3);
     assert_eq!(kind(send(&mut *client, b"45")), ErrorKind::BrokenPipe);
     assert_eq!(recv(&mut *server, 9).unwrap(), b"123");
@@ -145,7 +146,7 @@ fn fin_after_bytes_sent() {
 
 #[test]
 fn needless_would_block() {
-    let Pair { mut client, .. } = pair(Faults { would_block_every: Some(3), ..Faults::default() });
+    let FaultPair { mut client, .. } = pair(Faults { would_block_every: Some(3), ..Faults::default() });
     let outcomes: Vec<bool> = (0..9).map(|_| send(&mut *client, b"x").is_ok()).collect();
     assert_eq!(outcomes, [true, true, false, true, true, false, true, true, false]);
 }
@@ -153,7 +154,7 @@ fn needless_would_block() {
 #[test]
 fn on_the_kernels_tcp() {
     let faults = Faults { send_split: Split::Random(3), cut_sent: Some(20), ..Faults::default() };
-    let Pair { mut client, mut server, .. } = pair_on(Box::new(TcpStack::new().unwrap()), faults);
+    let FaultPair { mut client, mut server, .. } = pair_on(Box::new(TcpStack::new().unwrap()), faults);
     let mut sent = 0;
     let error = loop {
         match send(&mut *client, &[1; 30]) {
@@ -175,7 +176,8 @@ fn on_the_kernels_tcp() {
 #[test]
 fn faults_follow_stream_to_other_shard() {
     let cut = Faults { cut_sent: Some(4), ..Faults::default() };
-    let Pair { mut stack, mut client, mut server, .. } = pair_on(Box::new(TcpStack::new().unwrap()), cut);
+    let FaultPair { mut stack, mut client, mut server, .. } =
+        pair_on(Box::new(TcpStack::new().unwrap()), cut);
     let mut other = stack.shard().unwrap().unwrap();
     let moved = Token(4);
     assert_eq!(kind(other.adopt(&mut client, moved)), ErrorKind::InvalidInput, "not detached");

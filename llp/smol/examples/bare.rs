@@ -37,8 +37,10 @@ const HEADER: usize = 14;
 fn main() -> Result<()> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        ["smoltcp", spec, "listen", port] => Bare::open(spec)?.serve(port.parse()?),
-        ["smoltcp", spec, "connect", peer, seconds] => Bare::open(spec)?.write(peer.parse()?, time(seconds)?),
+        ["smoltcp", spec, "listen", port] => BareStack::open(spec)?.serve(port.parse()?),
+        ["smoltcp", spec, "connect", peer, seconds] => {
+            BareStack::open(spec)?.write(peer.parse()?, time(seconds)?)
+        }
         ["tcp", congestion, "listen", at] => serve(at.parse()?, congestion),
         ["tcp", congestion, "connect", peer, seconds, write] => {
             write_all(connect(peer.parse()?, congestion, 0, 1)?, time(seconds)?, write.parse()?)
@@ -60,12 +62,12 @@ fn print_rate(bytes: u64, elapsed: Duration) {
 }
 
 /// A device of smoltcp's on a link of ours.
-struct Port(RefCell<XdpLink>);
+struct LinkPort(RefCell<XdpLink>);
 
-struct Rx<'a>(<XdpLink as Link>::Frame, &'a RefCell<XdpLink>);
-struct Tx<'a>(&'a RefCell<XdpLink>);
+struct PortRx<'a>(<XdpLink as Link>::Frame, &'a RefCell<XdpLink>);
+struct PortTx<'a>(&'a RefCell<XdpLink>);
 
-impl RxToken for Rx<'_> {
+impl RxToken for PortRx<'_> {
     fn consume<R, F: FnOnce(&[u8]) -> R>(mut self, f: F) -> R {
         let result = f(self.0.bytes());
         self.1.borrow_mut().recycle(self.0);
@@ -73,7 +75,7 @@ impl RxToken for Rx<'_> {
     }
 }
 
-impl TxToken for Tx<'_> {
+impl TxToken for PortTx<'_> {
     fn consume<R, F: FnOnce(&mut [u8]) -> R>(self, len: usize, f: F) -> R {
         let (mut f, mut result) = (Some(f), None);
         self.0.borrow_mut().transmit(len, &mut |bytes| {
@@ -84,11 +86,11 @@ impl TxToken for Tx<'_> {
     }
 }
 
-impl Device for Port {
-    type RxToken<'a> = Rx<'a>;
-    type TxToken<'a> = Tx<'a>;
+impl Device for LinkPort {
+    type RxToken<'a> = PortRx<'a>;
+    type TxToken<'a> = PortTx<'a>;
 
-    fn receive(&mut self, _: Tick) -> Option<(Rx<'_>, Tx<'_>)> {
+    fn receive(&mut self, _: Tick) -> Option<(PortRx<'_>, PortTx<'_>)> {
         let frame = {
             let mut link = self.0.borrow_mut();
             if !link.has_room() {
@@ -96,11 +98,11 @@ impl Device for Port {
             }
             link.receive()?
         };
-        Some((Rx(frame, &self.0), Tx(&self.0)))
+        Some((PortRx(frame, &self.0), PortTx(&self.0)))
     }
 
-    fn transmit(&mut self, _: Tick) -> Option<Tx<'_>> {
-        self.0.borrow_mut().has_room().then_some(Tx(&self.0))
+    fn transmit(&mut self, _: Tick) -> Option<PortTx<'_>> {
+        self.0.borrow_mut().has_room().then_some(PortTx(&self.0))
     }
 
     fn capabilities(&self) -> DeviceCapabilities {
@@ -112,18 +114,18 @@ impl Device for Port {
 }
 
 /// smoltcp alone: an interface and one socket, as its own examples have it.
-struct Bare {
-    device: Port,
+struct BareStack {
+    device: LinkPort,
     interface: Interface,
     sockets: SocketSet<'static>,
     socket: smoltcp::iface::SocketHandle,
     start: Instant,
 }
 
-impl Bare {
+impl BareStack {
     fn open(spec: &str) -> Result<Self> {
         let Spec::Xdp { interface, config, mode } = spec.parse()? else { return Err("only xdp:".into()) };
-        let mut device = Port(RefCell::new(XdpLink::open(&interface, mode, &config)?));
+        let mut device = LinkPort(RefCell::new(XdpLink::open(&interface, mode, &config)?));
         let SmolConfig { mac, addresses, buffer, .. } = config;
         let mut interface = Interface::new(Config::new(EthernetAddress(mac).into()), &mut device, Tick::ZERO);
         for (address, prefix) in addresses {

@@ -43,7 +43,7 @@ pub struct PortCounts {
     pub unknown: u64,
 }
 
-struct Port {
+struct BridgePort {
     socket: PacketSocket,
     name: String,
     counts: PortCounts,
@@ -56,7 +56,7 @@ struct Port {
 ///
 /// It needs CAP_NET_RAW.
 pub struct Bridge {
-    ports: [Port; 2],
+    ports: [BridgePort; 2],
     start: Instant,
     scratch: Vec<u8>,
     realtime: bool,
@@ -78,10 +78,10 @@ impl Bridge {
     /// [`uiw_impair::wan::ProfileError`] inside; the system's.
     pub fn open(names: [&str; 2], profile: &Profile, seed: u64) -> io::Result<Self> {
         let wrong = |error| io::Error::new(io::ErrorKind::InvalidInput, error);
-        let port = |name: &str, seed| -> io::Result<Port> {
+        let port = |name: &str, seed| -> io::Result<BridgePort> {
             let inward = Direction::new(profile, seed).map_err(wrong)?;
             let (socket, _) = PacketSocket::open(name, FrameFilter::All)?;
-            Ok(Port { socket, name: name.to_owned(), counts: PortCounts::default(), inward })
+            Ok(BridgePort { socket, name: name.to_owned(), counts: PortCounts::default(), inward })
         };
         let [a, b] = names;
         // Both directions have losses of their own.
@@ -184,7 +184,7 @@ impl Bridge {
     }
 }
 
-impl Port {
+impl BridgePort {
     /// Takes a frame, or several that were one for want of a card.
     fn take_in(&mut self, scratch: &mut [u8], start: Instant) -> io::Result<bool> {
         let len = match self.socket.recv(scratch) {

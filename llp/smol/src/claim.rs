@@ -60,38 +60,38 @@ impl Claim {
         let mut names = Vec::new();
         for what in ips.chain([format!("mac={colons}")]) {
             match name(&format!("uiw/{index}/{what}"))? {
-                Name::Ours(fd) => names.push(fd),
-                Name::Taken(Some(process)) => return taken(what, &format!("that of process {process}")),
-                Name::Taken(None) => return taken(what, "that of another process"),
+                ClaimName::Ours(fd) => names.push(fd),
+                ClaimName::Taken(Some(process)) => return taken(what, &format!("that of process {process}")),
+                ClaimName::Taken(None) => return taken(what, "that of another process"),
                 // An engine of before a fork: its process has ended, and its child uses none of it.
-                Name::Left => {}
+                ClaimName::Left => {}
             }
         }
         Ok(Self { names })
     }
 }
 
-enum Name {
+enum ClaimName {
     Ours(OwnedFd),
     Taken(Option<i32>),
     Left,
 }
 
 /// Takes a name among the Unix sockets of this network namespace. Waits for a while if the name was released.
-fn name(text: &str) -> io::Result<Name> {
+fn name(text: &str) -> io::Result<ClaimName> {
     let end = Instant::now() + RELEASE;
     loop {
         match try_name(text)? {
             Some(name) => return Ok(name),
             None if Instant::now() < end => std::thread::sleep(PAUSE),
-            None => return Ok(Name::Taken(None)),
+            None => return Ok(ClaimName::Taken(None)),
         }
     }
 }
 
 /// Like [`name`], but returns `None` if nobody listens: the name is being taken, or was released while a copy of the descriptor is
 /// still open.
-fn try_name(text: &str) -> io::Result<Option<Name>> {
+fn try_name(text: &str) -> io::Result<Option<ClaimName>> {
     let socket = || {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
@@ -101,7 +101,7 @@ fn try_name(text: &str) -> io::Result<Option<Name>> {
     match bind(&ours, &address) {
         Ok(()) => {
             listen(&ours, 8)?;
-            return Ok(Some(Name::Ours(ours)));
+            return Ok(Some(ClaimName::Ours(ours)));
         }
         Err(Errno::ADDRINUSE) => {}
         Err(error) => return Err(error.into()),
@@ -111,11 +111,15 @@ fn try_name(text: &str) -> io::Result<Option<Name>> {
         Ok(()) => {
             let process = socket_peercred(&asking)?.pid;
             let alive = rustix::process::test_kill_process(process) != Err(Errno::SRCH);
-            Ok(Some(if alive { Name::Taken(Some(process.as_raw_nonzero().get())) } else { Name::Left }))
+            Ok(Some(if alive {
+                ClaimName::Taken(Some(process.as_raw_nonzero().get()))
+            } else {
+                ClaimName::Left
+            }))
         }
         Err(Errno::CONNREFUSED) => Ok(None),
         // Asked too often.
-        Err(Errno::AGAIN) => Ok(Some(Name::Taken(None))),
+        Err(Errno::AGAIN) => Ok(Some(ClaimName::Taken(None))),
         Err(error) => Err(error.into()),
     }
 }

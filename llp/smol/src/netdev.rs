@@ -54,7 +54,7 @@ pub(crate) struct Queues {
 /// `struct ethtool_channels`.
 #[repr(C)]
 #[derive(Default)]
-struct Channels {
+struct EthtoolChannels {
     command: u32,
     /// Maximum number of each kind: receiving, sending, other, both.
     most: [u32; 4],
@@ -71,7 +71,7 @@ impl Queues {
     /// The system's.
     pub(crate) fn of(name: &str) -> io::Result<Self> {
         const ETHTOOL_GCHANNELS: u32 = 0x3C;
-        let mut channels = Channels { command: ETHTOOL_GCHANNELS, ..Channels::default() };
+        let mut channels = EthtoolChannels { command: ETHTOOL_GCHANNELS, ..EthtoolChannels::default() };
         let mut request = request(name);
         request.ifr_ifru.ifru_data = (&raw mut channels).cast();
         // SAFETY: the request is named with a final zero, and its data is what this command fills.
@@ -79,7 +79,7 @@ impl Queues {
             libc::ioctl(socket()?.as_raw_fd(), libc::SIOCETHTOOL as libc::Ioctl, &raw mut request)
         });
         if asked.is_ok() {
-            let Channels { rx, tx, both, .. } = channels;
+            let EthtoolChannels { rx, tx, both, .. } = channels;
             return Ok(Self { rx: rx.saturating_add(both).max(1), tx: tx.saturating_add(both).max(1) });
         }
         let link = link(name)?;

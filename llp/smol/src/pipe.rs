@@ -16,17 +16,17 @@ use uiw_llp::Clock;
 const DEPTH: usize = 1024;
 
 /// One direction.
-struct Wire {
+struct WireDirection {
     frames: VecDeque<Vec<u8>>,
     /// Through which frames go before.
-    path: Option<Path>,
+    path: Option<PathModel>,
     free: Vec<Vec<u8>>,
     cut: bool,
     readable: Arc<OwnedFd>,
 }
 
 /// Model of a way and the time when it began.
-struct Path {
+struct PathModel {
     direction: Direction,
     clock: Clock,
     start: Instant,
@@ -35,8 +35,8 @@ struct Path {
 /// One end of a pipe.
 pub struct PipeLink {
     mtu: usize,
-    out: Arc<Mutex<Wire>>,
-    into: Arc<Mutex<Wire>>,
+    out: Arc<Mutex<WireDirection>>,
+    into: Arc<Mutex<WireDirection>>,
     readable: Arc<OwnedFd>,
 }
 
@@ -47,11 +47,12 @@ pub struct PipeLink {
 pub fn pipe(mtu: usize) -> io::Result<(PipeLink, PipeLink)> {
     let wire = || -> io::Result<_> {
         let readable = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-        let wire = Wire { frames: VecDeque::new(), path: None, free: Vec::new(), cut: false, readable };
+        let wire =
+            WireDirection { frames: VecDeque::new(), path: None, free: Vec::new(), cut: false, readable };
         Ok(Arc::new(Mutex::new(wire)))
     };
     let (there, back) = (wire()?, wire()?);
-    let end = |out: &Arc<Mutex<Wire>>, into: &Arc<Mutex<Wire>>| {
+    let end = |out: &Arc<Mutex<WireDirection>>, into: &Arc<Mutex<WireDirection>>| {
         let readable = Arc::clone(&into.lock().readable);
         PipeLink { mtu, out: Arc::clone(out), into: Arc::clone(into), readable }
     };
@@ -62,7 +63,7 @@ impl PipeLink {
     /// Frames that this end sends go through `direction`. The clock should be that of both ends' stacks.
     #[must_use]
     pub fn through(self, direction: Direction, clock: &Clock) -> Self {
-        self.out.lock().path = Some(Path { direction, clock: clock.clone(), start: clock.now() });
+        self.out.lock().path = Some(PathModel { direction, clock: clock.clone(), start: clock.now() });
         self
     }
 
@@ -80,7 +81,7 @@ impl PipeLink {
 }
 
 /// Cuts a pipe.
-pub struct Scissors([Arc<Mutex<Wire>>; 2]);
+pub struct Scissors([Arc<Mutex<WireDirection>>; 2]);
 
 impl Scissors {
     /// Removes the interface at both ends.
@@ -119,7 +120,7 @@ impl Frame for PipeFrame {
     }
 }
 
-impl Wire {
+impl WireDirection {
     fn push(&mut self, frame: Vec<u8>) {
         if self.frames.len() < DEPTH {
             if self.frames.is_empty() {

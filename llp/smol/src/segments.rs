@@ -26,14 +26,14 @@ pub(crate) fn cut(header: Header, frame: &[u8], each: &mut dyn FnMut(Vec<u8>)) -
         }
         return right;
     }
-    let Some(packet) = Packet::parse(header, frame) else { return false };
+    let Some(packet) = PacketLayout::parse(header, frame) else { return false };
     packet.cut(frame, each);
     true
 }
 
 /// Gives `each` the segments of a TCP packet, with `size` bytes of payload each. False when it is none or fits; nothing was given then.
 pub(crate) fn cut_tcp(frame: &[u8], size: usize, each: &mut dyn FnMut(Vec<u8>)) -> bool {
-    let Some(packet) = Packet::locate(frame, false, size) else { return false };
+    let Some(packet) = PacketLayout::locate(frame, false, size) else { return false };
     let is_longer = frame.len() - packet.payload > size;
     if is_longer {
         packet.cut(frame, each);
@@ -74,7 +74,7 @@ fn fold(mut sum: u64) -> u16 {
 }
 
 /// Offsets of the parts of a packet to be cut.
-struct Packet {
+struct PacketLayout {
     is_v4: bool,
     is_udp: bool,
     /// Offset of the header of TCP or UDP, and of its payload.
@@ -84,7 +84,7 @@ struct Packet {
     size: usize,
 }
 
-impl Packet {
+impl PacketLayout {
     fn parse(header: Header, frame: &[u8]) -> Option<Self> {
         let is_udp = match header.gso() {
             GSO_TCPV4 | GSO_TCPV6 => false,
@@ -212,7 +212,7 @@ mod tests {
             frame.extend([0xFF, 0xFF, 0xFF, 0x00, 0, 0, 0, 1, 0x50, CWR | FIN_PSH | 0x10, 1, 0, 0, 0, 0, 0]);
         }
         frame.extend(payload);
-        let packet = Packet { is_v4: v4, is_udp: udp, transport: start, payload: 0, size: 0 };
+        let packet = PacketLayout { is_v4: v4, is_udp: udp, transport: start, payload: 0, size: 0 };
         let pseudo = fold(packet.pseudo_sum(&frame)).to_ne_bytes();
         let at = start + if udp { 6 } else { 16 };
         frame[at..at + 2].copy_from_slice(&pseudo);

@@ -20,7 +20,7 @@ use uiw_mem::{IoVec, IoVecMut};
 
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-struct World {
+struct TestWorld {
     stacks: [SmolStack<PipeLink>; 2],
     events: [Vec<Event>; 2],
     v6: bool,
@@ -30,7 +30,7 @@ fn address(host: u8, v6: bool) -> IpAddr {
     if v6 { format!("fd00::{host}").parse().unwrap() } else { IpAddr::from([10, 9, 0, host]) }
 }
 
-impl World {
+impl TestWorld {
     fn new(mtu: usize, v6: bool) -> Self {
         Self::with(pipe(mtu).unwrap(), v6)
     }
@@ -131,7 +131,7 @@ fn kind<T>(result: io::Result<T>) -> ErrorKind {
 fn bytes_arrive_over_any_mtu() {
     for v6 in [false, true] {
         for mtu in [1500, 9000] {
-            let mut world = World::new(mtu, v6);
+            let mut world = TestWorld::new(mtu, v6);
             let (mut client, mut server) = world.pair();
             assert_eq!(client.emss(), mtu - if v6 { 60 } else { 40 });
             assert_eq!(client.local_addr(), server.peer_addr());
@@ -146,7 +146,7 @@ fn impaired_frames_cost_only_time() {
     let rough = Profile { loss: 0.01, duplicate: 0.01, reorder: 0.01, damage: 0.01, ..Profile::default() };
     let (a, b) = pipe(1500).unwrap();
     let through = |end: PipeLink, seed| end.through(Direction::new(&rough, seed).unwrap(), &Clock::system());
-    let mut world = World::with((through(a, 1), through(b, 2)), false);
+    let mut world = TestWorld::with((through(a, 1), through(b, 2)), false);
     let (mut client, mut server) = world.pair();
     world.carry(&mut *client, &mut *server, &pattern(300_000));
 }
@@ -162,12 +162,13 @@ fn long_path_on_virtual_clock() {
         SmolStack::with_clock(through(link), &SmolConfig::new(address(host, false), 24), clock.clone())
             .unwrap()
     };
-    let mut world = World { stacks: [stack(a, 1), stack(b, 2)], events: [Vec::new(), Vec::new()], v6: false };
+    let mut world =
+        TestWorld { stacks: [stack(a, 1), stack(b, 2)], events: [Vec::new(), Vec::new()], v6: false };
     let begin = clock.now();
     let mut listener = world.listen(4791, 1);
     let mut client = world.connect(4791, 1);
     assert!(world.stacks[0].wait_fd().is_none());
-    let step = |world: &mut World| {
+    let step = |world: &mut TestWorld| {
         let next = world.stacks.iter().filter_map(TransportStack::deadline).min().expect("something is due");
         clock.advance(next.saturating_duration_since(clock.now()));
         world.step();
@@ -197,7 +198,7 @@ fn long_path_on_virtual_clock() {
 
 #[test]
 fn fin_ends_one_direction() {
-    let mut world = World::new(1500, false);
+    let mut world = TestWorld::new(1500, false);
     let (mut client, mut server) = world.pair();
     world.carry(&mut *client, &mut *server, b"last words");
     client.shutdown().unwrap();
@@ -211,7 +212,7 @@ fn fin_ends_one_direction() {
 
 #[test]
 fn reset_seen_by_peer() {
-    let mut world = World::new(1500, false);
+    let mut world = TestWorld::new(1500, false);
     let (mut client, mut server) = world.pair();
     client.abort();
     assert_eq!(kind(client.send(&[IoVec::from(&b"x"[..])])), ErrorKind::NotConnected);
@@ -222,7 +223,7 @@ fn reset_seen_by_peer() {
 
 #[test]
 fn closed_port_refuses() {
-    let mut world = World::new(1500, false);
+    let mut world = TestWorld::new(1500, false);
     let mut client = world.connect(9, 1);
     world.until(|world| world.reported(0, 1).is_some());
     assert_eq!(kind(client.connect_result()), ErrorKind::ConnectionRefused);
@@ -230,7 +231,7 @@ fn closed_port_refuses() {
 
 #[test]
 fn readiness_repeated_until_used() {
-    let mut world = World::new(1500, false);
+    let mut world = TestWorld::new(1500, false);
     let (mut client, mut server) = world.pair();
     client.send(&[IoVec::from(&b"hello"[..])]).unwrap();
     world.until(|world| world.reported(1, 2).is_some_and(|event| event.readable && !event.writable));
@@ -251,7 +252,7 @@ fn readiness_repeated_until_used() {
 
 #[test]
 fn backlog_has_requested_length() {
-    let mut world = World::new(1500, false);
+    let mut world = TestWorld::new(1500, false);
     let mut listener = world.listen(4791, 150);
     let mut clients: Vec<_> = (0..200).map(|token| world.connect(4791, token)).collect();
     world.until(|_| {
@@ -276,7 +277,7 @@ fn backlog_has_requested_length() {
 
 #[test]
 fn unavailable_ports_and_addresses() {
-    let mut world = World::new(1500, false);
+    let mut world = TestWorld::new(1500, false);
     let _listener = world.listen(4791, 1);
     let options = ListenConfig::default();
     let stack = &mut world.stacks[1];
@@ -316,7 +317,7 @@ fn unavailable_ports_and_addresses() {
 /// smoltcp takes windows up to 1 GiB, and panics at more.
 #[test]
 fn buffers_beyond_every_window() {
-    let mut world = World::new(1500, false);
+    let mut world = TestWorld::new(1500, false);
     let options = TransportConfig {
         recv_buffer: Some(usize::MAX),
         send_buffer: Some(usize::MAX),
@@ -340,7 +341,7 @@ fn peer_behind_gateway() {
 fn cut_link_ends_connections() {
     let (a, b) = pipe(1500).unwrap();
     let scissors = a.scissors();
-    let mut world = World::with((a, b), false);
+    let mut world = TestWorld::with((a, b), false);
     let (mut client, _server) = world.pair();
     scissors.cut();
     world.until(|world| world.reported(0, 1).is_some());
@@ -351,7 +352,7 @@ fn cut_link_ends_connections() {
 
 #[test]
 fn bytes_before_end_arrive() {
-    let mut world = World::new(1500, false);
+    let mut world = TestWorld::new(1500, false);
     let (mut client, mut server) = world.pair();
     let bytes = pattern(500_000);
     client.send(&[IoVec::from(&bytes[..])]).unwrap();
@@ -376,7 +377,7 @@ fn bytes_before_end_arrive() {
 #[test]
 fn descriptor_reports_frames_of_other_calls() {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
-    let mut world = World::new(1500, false);
+    let mut world = TestWorld::new(1500, false);
     let mut listener = world.listen(4791, 8);
     let mut clients = [world.connect(4791, 1), world.connect(4791, 2)];
     let mut servers = [world.accept(&mut *listener, 11), world.accept(&mut *listener, 12)];
@@ -395,7 +396,7 @@ fn descriptor_reports_frames_of_other_calls() {
 /// Bytes are used where they lie; what is of no use yet is news again only with more behind it, or with the end.
 #[test]
 fn peek_returns_receive_buffer() {
-    let mut world = World::new(1500, false);
+    let mut world = TestWorld::new(1500, false);
     let (mut client, mut server) = world.pair();
     assert_eq!(server.peek().map(drop).unwrap_err().kind(), ErrorKind::WouldBlock);
     client.send(&[IoVec::from(&b"one, tw"[..])]).unwrap();
@@ -425,7 +426,7 @@ fn peek_returns_receive_buffer() {
 /// Round and round the buffer: pieces that end where it ends are followed by those at its front.
 #[test]
 fn peeks_wrap_around_buffer() {
-    let mut world = World::new(1500, false);
+    let mut world = TestWorld::new(1500, false);
     let (mut client, mut server) = world.pair();
     let bytes = pattern(3_500_000);
     let (mut sent, mut came, mut ends) = (0, Vec::new(), 0);
@@ -448,18 +449,19 @@ fn peeks_wrap_around_buffer() {
 }
 
 /// Two stacks on a virtual clock, with a connection between them.
-fn on_virtual_clock(clock: &Clock) -> (World, Box<dyn TransportStream>, Box<dyn TransportStream>) {
+fn on_virtual_clock(clock: &Clock) -> (TestWorld, Box<dyn TransportStream>, Box<dyn TransportStream>) {
     let (a, b) = pipe(1500).unwrap();
     let stack = |link, host| {
         SmolStack::with_clock(link, &SmolConfig::new(address(host, false), 24), clock.clone()).unwrap()
     };
-    let mut world = World { stacks: [stack(a, 1), stack(b, 2)], events: [Vec::new(), Vec::new()], v6: false };
+    let mut world =
+        TestWorld { stacks: [stack(a, 1), stack(b, 2)], events: [Vec::new(), Vec::new()], v6: false };
     let (client, server) = world.pair();
     (world, client, server)
 }
 
 /// Minutes pass, deadline by deadline.
-fn minutes_pass(world: &mut World, clock: &Clock) {
+fn minutes_pass(world: &mut TestWorld, clock: &Clock) {
     let end = clock.now() + Duration::from_secs(180);
     while clock.now() < end {
         world.step();
@@ -519,7 +521,7 @@ fn nothing_is_left_of_closed_connections() {
 #[test]
 fn descriptor_readable_while_events_pending() {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
-    let mut world = World::new(1500, false);
+    let mut world = TestWorld::new(1500, false);
     let (mut client, mut server) = world.pair();
     let fd = world.stacks[1].wait_fd().unwrap();
     let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };

@@ -250,7 +250,7 @@ impl XdpLink {
             let queue = self.turn;
             self.turn = (queue + 1) % self.sockets.len();
             if let Some(received) = self.sockets[queue].receive() {
-                return Some(XdpFrame(Source::Queue { queue, received }));
+                return Some(XdpFrame(FrameSource::Queue { queue, received }));
             }
         }
         None
@@ -271,10 +271,10 @@ impl XdpLink {
 /// A received frame: in the memory that the driver filled, or put together from several pieces.
 ///
 /// It needs CAP_NET_RAW, CAP_NET_ADMIN and CAP_BPF.
-pub struct XdpFrame(Source);
+pub struct XdpFrame(FrameSource);
 
 /// Origin of a frame.
-enum Source {
+enum FrameSource {
     Queue { queue: usize, received: ReceivedFrame },
     Groups(PacketFrame),
 }
@@ -282,8 +282,8 @@ enum Source {
 impl fmt::Debug for XdpFrame {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let queue = match &self.0 {
-            Source::Queue { queue, .. } => Some(queue),
-            Source::Groups(_) => None,
+            FrameSource::Queue { queue, .. } => Some(queue),
+            FrameSource::Groups(_) => None,
         };
         f.debug_struct("XdpFrame").field("queue", &queue).finish_non_exhaustive()
     }
@@ -292,22 +292,22 @@ impl fmt::Debug for XdpFrame {
 impl Frame for XdpFrame {
     fn bytes(&mut self) -> &mut [u8] {
         match &mut self.0 {
-            Source::Queue { received, .. } => received.bytes(),
-            Source::Groups(frame) => frame.bytes(),
+            FrameSource::Queue { received, .. } => received.bytes(),
+            FrameSource::Groups(frame) => frame.bytes(),
         }
     }
 
     fn is_checked(&self) -> bool {
         match &self.0 {
-            Source::Queue { .. } => false,
-            Source::Groups(frame) => frame.is_checked(),
+            FrameSource::Queue { .. } => false,
+            FrameSource::Groups(frame) => frame.is_checked(),
         }
     }
 
     fn datagram_size(&self) -> Option<usize> {
         match &self.0 {
-            Source::Queue { .. } => None,
-            Source::Groups(frame) => frame.datagram_size(),
+            FrameSource::Queue { .. } => None,
+            FrameSource::Groups(frame) => frame.datagram_size(),
         }
     }
 }
@@ -330,7 +330,7 @@ impl Link for XdpLink {
         }
         self.since_groups = 0;
         match self.groups.receive() {
-            Some(frame) => Some(XdpFrame(Source::Groups(frame))),
+            Some(frame) => Some(XdpFrame(FrameSource::Groups(frame))),
             None if groups_first => self.redirected(),
             None => None,
         }
@@ -338,8 +338,8 @@ impl Link for XdpLink {
 
     fn recycle(&mut self, frame: XdpFrame) {
         match frame.0 {
-            Source::Queue { queue, received } => self.sockets[queue].recycle(received),
-            Source::Groups(frame) => self.groups.recycle(frame),
+            FrameSource::Queue { queue, received } => self.sockets[queue].recycle(received),
+            FrameSource::Groups(frame) => self.groups.recycle(frame),
         }
     }
 

@@ -29,7 +29,7 @@ pub(super) struct Header {
 /// Appends a packet whose payload `fill` appends.
 pub(super) fn emit(out: &mut Vec<u8>, header: &Header, fill: impl FnOnce(&mut Vec<u8>)) {
     let start = out.len();
-    let addresses = Addresses::new(header.from, header.to);
+    let addresses = PacketAddresses::new(header.from, header.to);
     out.resize(start + addresses.header_len(), 0);
     let tcp = out.len();
     let options: &[u8] = if header.flags & SYN != 0 { &SYN_OPTIONS } else { &[] };
@@ -53,7 +53,7 @@ pub(super) fn emit(out: &mut Vec<u8>, header: &Header, fill: impl FnOnce(&mut Ve
 /// Appends a packet with a UDP datagram.
 pub(super) fn emit_datagram(out: &mut Vec<u8>, from: SocketAddr, to: SocketAddr, bytes: &[u8]) {
     let start = out.len();
-    let addresses = Addresses::new(from, to);
+    let addresses = PacketAddresses::new(from, to);
     out.resize(start + addresses.header_len(), 0);
     let udp = out.len();
     // A datagram has less than 65,536 bytes.
@@ -73,12 +73,12 @@ pub(super) fn emit_datagram(out: &mut Vec<u8>, from: SocketAddr, to: SocketAddr,
     datagram[6..8].copy_from_slice(&checksum.to_be_bytes());
 }
 
-enum Addresses {
+enum PacketAddresses {
     V4(Ipv4Addr, Ipv4Addr),
     V6(Ipv6Addr, Ipv6Addr),
 }
 
-impl Addresses {
+impl PacketAddresses {
     fn new(from: SocketAddr, to: SocketAddr) -> Self {
         match (from.ip().to_canonical(), to.ip().to_canonical()) {
             (IpAddr::V4(from), IpAddr::V4(to)) => Self::V4(from, to),

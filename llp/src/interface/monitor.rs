@@ -61,11 +61,11 @@ pub struct InterfaceMonitor {
 }
 
 /// Interfaces by the kernel's number.
-type Links = BTreeMap<u32, Link>;
+type Links = BTreeMap<u32, LinkState>;
 
 /// The state of an interface, as far as changes of it are reported.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Link {
+struct LinkState {
     name: String,
     is_running: bool,
     hardware_address: Vec<u8>,
@@ -192,7 +192,7 @@ fn update(
     links: &mut Links,
     index: Option<u32>,
     changes: &mut Vec<(String, InterfaceChange)>,
-    change: impl FnOnce(&mut Link) -> Option<()>,
+    change: impl FnOnce(&mut LinkState) -> Option<()>,
 ) {
     let Some(index) = index else { return };
     let before = links.get(&index).cloned();
@@ -213,7 +213,7 @@ fn compare_all(before: &Links, now: &Links, changes: &mut Vec<(String, Interface
 }
 
 /// The changes from one state of an interface to another one.
-fn compare(before: &Link, now: &Link, changes: &mut Vec<(String, InterfaceChange)>) {
+fn compare(before: &LinkState, now: &LinkState, changes: &mut Vec<(String, InterfaceChange)>) {
     if before.name != now.name {
         changes.push((before.name.clone(), InterfaceChange::Removed));
         return;
@@ -341,7 +341,7 @@ mod tests {
     #[test]
     fn failed_reads_repeated() {
         let mut results =
-            vec![Ok(Links::from([(7, Link::default())])), Err(Errno::NOBUFS), Err(Errno::MFILE)];
+            vec![Ok(Links::from([(7, LinkState::default())])), Err(Errno::NOBUFS), Err(Errno::MFILE)];
         let mut pauses = 0;
         let read = || Ok(results.pop().unwrap()?);
         assert_eq!(eventually(read, || pauses += 1).len(), 1);
@@ -356,7 +356,8 @@ mod tests {
                 if len >= 4 {
                     cut[..4].copy_from_slice(&(len as u32).to_ne_bytes());
                 }
-                let mut links = Links::from([(7, Link { name: "e0".to_owned(), ..Link::default() })]);
+                let mut links =
+                    Links::from([(7, LinkState { name: "e0".to_owned(), ..LinkState::default() })]);
                 netlink::messages(&cut).for_each(|message| apply(&mut links, &message, &mut Vec::new()));
             }
         }

@@ -38,7 +38,7 @@ pub struct TcpStream {
     epoll: Option<Arc<OwnedFd>>,
     token: Token,
     interest: Interest,
-    connection: Connection,
+    connection: ConnectState,
     local: SocketAddr,
     peer: SocketAddr,
     emss: Cell<usize>,
@@ -53,7 +53,7 @@ pub struct TcpStream {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Connection {
+enum ConnectState {
     Pending,
     Made,
     /// The kernel reports an error once; this stream reports it with every call.
@@ -75,7 +75,7 @@ impl TcpStream {
             epoll: Some(epoll.clone()),
             token,
             interest,
-            connection: Connection::Pending,
+            connection: ConnectState::Pending,
             local,
             peer,
             emss: Cell::new(EMSS_DEFAULT),
@@ -100,7 +100,7 @@ impl TcpStream {
         congestion: Option<&str>,
     ) -> io::Result<Self> {
         let mut stream = Self::new(socket, epoll, token, Interest::READ, addresses, congestion)?;
-        stream.connection = Connection::Made;
+        stream.connection = ConnectState::Made;
         stream.apply_congestion();
         Ok(stream)
     }
@@ -149,7 +149,7 @@ impl TransportStream for TcpStream {
             Ok(0) if IoVecMut::total(bufs) == 0 => Err(no_bytes()),
             // With MPTCP, a connection that was reset before it was accepted has no error of its own.
             Err(error)
-                if error.kind() == io::ErrorKind::NotConnected && self.connection == Connection::Made =>
+                if error.kind() == io::ErrorKind::NotConnected && self.connection == ConnectState::Made =>
             {
                 Err(io::ErrorKind::ConnectionReset.into())
             }
@@ -169,19 +169,19 @@ impl TransportStream for TcpStream {
     fn connect_result(&mut self) -> io::Result<bool> {
         let socket = self.socket()?;
         match self.connection {
-            Connection::Made => return Ok(true),
-            Connection::Failed(errno) => return Err(io::Error::from_raw_os_error(errno)),
-            Connection::Pending => {}
+            ConnectState::Made => return Ok(true),
+            ConnectState::Failed(errno) => return Err(io::Error::from_raw_os_error(errno)),
+            ConnectState::Pending => {}
         }
         if let Some(error) = socket.take_error()? {
-            self.connection = Connection::Failed(error.raw_os_error().unwrap_or(libc::EIO));
+            self.connection = ConnectState::Failed(error.raw_os_error().unwrap_or(libc::EIO));
             return Err(error);
         }
         match setup::peer_addr(socket) {
             Ok(_) => {
                 // Without a local address given, the kernel may have known ours only now.
                 self.local = setup::local_addr(socket)?;
-                self.connection = Connection::Made;
+                self.connection = ConnectState::Made;
                 self.apply_congestion();
                 Ok(true)
             }
@@ -243,7 +243,7 @@ impl StreamExtensions for TcpStream {
             setup::set_dead_after(socket, after)?;
         }
         let Some(congestion) = change.congestion.map(Congestion::new) else { return Ok(()) };
-        if self.connection == Connection::Made {
+        if self.connection == ConnectState::Made {
             return congestion.on_connected(socket);
         }
         congestion.prepare(socket)?;
@@ -274,7 +274,7 @@ impl StreamExtensions for TcpStream {
     }
 
     fn take_socket(&mut self) -> io::Result<OwnedFd> {
-        if self.connection != Connection::Made {
+        if self.connection != ConnectState::Made {
             return Err(io::ErrorKind::NotConnected.into());
         }
         self.leave_set();

@@ -17,14 +17,14 @@ const CLIENT: Token = Token(2);
 const SERVER: Token = Token(3);
 
 /// Two connected ends in one stack.
-struct Pair {
+struct TcpPair {
     stack: TcpStack,
     client: Box<dyn TransportStream>,
     server: Box<dyn TransportStream>,
     _listener: Box<dyn TransportListener>,
 }
 
-impl Pair {
+impl TcpPair {
     fn new() -> Self {
         Self::with(Ipv4Addr::LOCALHOST.into(), &TransportConfig::default())
     }
@@ -85,7 +85,7 @@ fn recv(stream: &mut dyn TransportStream, len: usize) -> io::Result<Vec<u8>> {
 
 #[test]
 fn bytes_pass_gathered_and_scattered() {
-    let mut pair = Pair::new();
+    let mut pair = TcpPair::new();
     let bufs = [&b"one "[..], b"", b"two ", b"three"].map(IoVec::from);
     assert_eq!(pair.client.send(&bufs).unwrap(), 13);
     wait(&mut pair.stack, |e| e.token == SERVER && e.readable);
@@ -100,7 +100,7 @@ fn bytes_pass_gathered_and_scattered() {
 
 #[test]
 fn no_bytes_is_no_fin() {
-    let mut pair = Pair::new();
+    let mut pair = TcpPair::new();
     assert_eq!(pair.client.send(&[]).unwrap_err().kind(), ErrorKind::InvalidInput);
     assert_eq!(send(&mut *pair.client, b"").unwrap_err().kind(), ErrorKind::InvalidInput);
     send(&mut *pair.server, b"x").unwrap();
@@ -110,7 +110,7 @@ fn no_bytes_is_no_fin() {
 
 #[test]
 fn more_elements_than_a_call_takes() {
-    let mut pair = Pair::new();
+    let mut pair = TcpPair::new();
     let bytes: Vec<u8> = (0..3000u32).map(|i| i as u8).collect();
     let bufs: Vec<IoVec<'_>> = bytes.chunks(1).map(IoVec::from).collect();
     assert_eq!(pair.client.send(&bufs).unwrap(), 1024);
@@ -125,7 +125,7 @@ fn more_elements_than_a_call_takes() {
 
 #[test]
 fn interest_is_level_triggered() {
-    let mut pair = Pair::new();
+    let mut pair = TcpPair::new();
     pair.client.set_interest(Interest::NONE).unwrap();
     send(&mut *pair.client, b"x").unwrap();
     for _ in 0..3 {
@@ -146,7 +146,7 @@ fn full_buffer_blocks_and_clears() {
         recv_buffer: Some(16_384),
         ..TransportConfig::default()
     };
-    let mut pair = Pair::with(Ipv4Addr::LOCALHOST.into(), &options);
+    let mut pair = TcpPair::with(Ipv4Addr::LOCALHOST.into(), &options);
     pair.client.set_interest(Interest::NONE).unwrap();
     let block = vec![7; 65_536];
     let mut sent = 0;
@@ -167,7 +167,7 @@ fn full_buffer_blocks_and_clears() {
 
 #[test]
 fn other_direction_works_after_fin() {
-    let mut pair = Pair::new();
+    let mut pair = TcpPair::new();
     send(&mut *pair.client, b"last").unwrap();
     pair.client.shutdown().unwrap();
     assert_eq!(recv(&mut *pair.server, 10).unwrap(), b"last");
@@ -179,7 +179,7 @@ fn other_direction_works_after_fin() {
 
 #[test]
 fn abort_resets() {
-    let mut pair = Pair::new();
+    let mut pair = TcpPair::new();
     pair.server.set_interest(Interest::NONE).unwrap();
     pair.client.abort();
     let events = wait(&mut pair.stack, |e| e.token == SERVER);
@@ -198,7 +198,7 @@ fn abort_resets() {
 
 #[test]
 fn dropped_stream_reports_nothing() {
-    let Pair { mut stack, client, server, _listener } = Pair::new();
+    let TcpPair { mut stack, client, server, _listener } = TcpPair::new();
     drop(client);
     wait(&mut stack, |e| e.token == SERVER && e.readable);
     drop(server);
@@ -237,7 +237,7 @@ fn undecided_while_no_answer_comes() {
 #[test]
 fn ipv6_and_a_given_local_address() {
     let options = TransportConfig { v6_only: true, ..TransportConfig::default() };
-    let mut pair = Pair::with(Ipv6Addr::LOCALHOST.into(), &options);
+    let mut pair = TcpPair::with(Ipv6Addr::LOCALHOST.into(), &options);
     assert_eq!(pair.client.local_addr(), pair.server.peer_addr());
     assert_eq!(pair.client.peer_addr(), pair.server.local_addr());
     let local = SocketAddr::from((Ipv4Addr::new(127, 0, 0, 9), 0));
@@ -254,7 +254,7 @@ fn ipv6_and_a_given_local_address() {
 
 #[test]
 fn defaults_reach_both_ends() {
-    let pair = Pair::new();
+    let pair = TcpPair::new();
     for stream in [&pair.client, &pair.server] {
         let fd = stream.kernel_socket().unwrap();
         let socket = SockRef::from(&fd);
@@ -277,7 +277,7 @@ fn defaults_reach_both_ends() {
 #[test]
 fn closed_window_keeps_connection() {
     let options = TransportConfig { dead_after: Some(Duration::from_secs(2)), ..TransportConfig::default() };
-    let mut pair = Pair::with(Ipv4Addr::LOCALHOST.into(), &options);
+    let mut pair = TcpPair::with(Ipv4Addr::LOCALHOST.into(), &options);
     let bytes = [7; 64 << 10];
     for _ in 0..4 {
         while send(&mut *pair.client, &bytes).is_ok() {}
@@ -293,7 +293,7 @@ fn closed_window_keeps_connection() {
 #[test]
 fn segments_within_requested_length() {
     let options = TransportConfig { max_segment: Some(500), ..TransportConfig::default() };
-    let pair = Pair::with(Ipv4Addr::LOCALHOST.into(), &options);
+    let pair = TcpPair::with(Ipv4Addr::LOCALHOST.into(), &options);
     for end in [&pair.client, &pair.server] {
         assert!(end.info().emss <= Some(500), "{}", end.info());
     }
@@ -307,7 +307,7 @@ fn segments_within_requested_length() {
 #[test]
 fn congestion_control_by_name() {
     let options = TransportConfig { congestion: Some("reno".into()), ..TransportConfig::default() };
-    let mut pair = Pair::with(Ipv4Addr::LOCALHOST.into(), &options);
+    let mut pair = TcpPair::with(Ipv4Addr::LOCALHOST.into(), &options);
     assert_eq!(pair.client.info().congestion.as_deref(), Some("reno"));
     assert_eq!(pair.server.info().congestion.as_deref(), Some("reno"));
     let other = fs::read_to_string("/proc/sys/net/ipv4/tcp_available_congestion_control").unwrap();
@@ -339,7 +339,7 @@ fn congestion_control_by_name() {
 fn type_of_service_in_both_families() {
     let options = TransportConfig { tos: Some(0x28), ..TransportConfig::default() };
     for ip in [IpAddr::from(Ipv4Addr::LOCALHOST), Ipv6Addr::LOCALHOST.into()] {
-        let pair = Pair::with(ip, &options);
+        let pair = TcpPair::with(ip, &options);
         for stream in [&pair.client, &pair.server] {
             let fd = stream.kernel_socket().unwrap();
             let socket = SockRef::from(&fd);
@@ -351,7 +351,7 @@ fn type_of_service_in_both_families() {
 
 #[test]
 fn unmapped_memory_is_distinguished() {
-    let mut pair = Pair::new();
+    let mut pair = TcpPair::new();
     // SAFETY: nothing in this process touches the bytes; the kernel finds page 0 unmapped and says so.
     let nowhere = unsafe { IoVec::from_raw(std::ptr::without_provenance(16), 4096) };
     let error = pair.client.send(&[nowhere]).unwrap_err();
@@ -372,7 +372,7 @@ fn unmapped_memory_is_distinguished() {
 
 #[test]
 fn epoll_descriptor_ready_with_stack() {
-    let mut pair = Pair::new();
+    let mut pair = TcpPair::new();
     pair.client.set_interest(Interest::READ).unwrap();
     let epoll = pair.stack.wait_fd().unwrap();
     let ready = || {
@@ -458,7 +458,7 @@ const MOVED: Token = Token(4);
 
 #[test]
 fn stream_moves_to_other_shard() {
-    let mut pair = Pair::new();
+    let mut pair = TcpPair::new();
     let mut other = pair.stack.shard().unwrap().unwrap();
     send(&mut *pair.client, b"before ").unwrap();
     wait(&mut pair.stack, |e| e.token == SERVER && e.readable);
@@ -483,7 +483,7 @@ fn stream_moves_to_other_shard() {
 
 #[test]
 fn adoption_wakes_sleeping_thread() {
-    let mut pair = Pair::new();
+    let mut pair = TcpPair::new();
     let mut other = pair.stack.shard().unwrap().unwrap();
     let set = other.wait_fd().unwrap();
     send(&mut *pair.client, b"x").unwrap();

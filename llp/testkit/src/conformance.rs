@@ -134,8 +134,8 @@ impl Check {
         session.wind_down();
         match verdict {
             Ok(()) => Outcome::Passed,
-            Err(Stop::NotOffered(what)) => Outcome::NotOffered(what),
-            Err(Stop::Failed(why)) => Outcome::Failed(why),
+            Err(CheckStop::NotOffered(what)) => Outcome::NotOffered(what),
+            Err(CheckStop::Failed(why)) => Outcome::Failed(why),
         }
     }
 }
@@ -162,23 +162,23 @@ pub enum Outcome {
 
 /// Reason why a check ends early.
 #[derive(Debug)]
-enum Stop {
+enum CheckStop {
     NotOffered(&'static str),
     Failed(String),
 }
 
-type Verdict<T = ()> = Result<T, Stop>;
+type Verdict<T = ()> = Result<T, CheckStop>;
 
 /// An unexpected error, and what was done.
-fn unexpected(what: &str) -> impl FnOnce(io::Error) -> Stop + '_ {
-    move |error| Stop::Failed(format!("{what}: unexpected {:?}: {error}", error.kind()))
+fn unexpected(what: &str) -> impl FnOnce(io::Error) -> CheckStop + '_ {
+    move |error| CheckStop::Failed(format!("{what}: unexpected {:?}: {error}", error.kind()))
 }
 
 /// Ends the check as failed unless the condition holds.
 macro_rules! ensure {
     ($condition:expr, $($message:tt)+) => {
         if !$condition {
-            return Err($crate::conformance::Stop::Failed(format!($($message)+)));
+            return Err($crate::conformance::CheckStop::Failed(format!($($message)+)));
         }
     };
 }

@@ -9,7 +9,7 @@ use std::time::Instant;
 use arrayvec::ArrayVec;
 use parking_lot::RwLockReadGuard;
 
-use super::{Shard, Slot, Slots, Table};
+use super::{Slots, Table, TableShard, TableSlot};
 use crate::Region;
 
 /// The longest wait for a moment in which no thread uses a region. Pins last for one copy or system call, so a region that is
@@ -35,7 +35,7 @@ impl Table {
             let Some(slots) = read(shard) else { continue };
             let mut found = ArrayVec::<Arc<Region>, FEW>::new();
             let regions = slots.values().filter_map(|slot| match slot {
-                Slot::Region(region) | Slot::Entry(_, Some(region)) => Some(region),
+                TableSlot::Region(region) | TableSlot::Entry(_, Some(region)) => Some(region),
                 _ => None,
             });
             for region in regions.filter(|region| region.discard(&range)) {
@@ -59,7 +59,7 @@ fn wait_unused(region: &Region) {
 }
 
 /// The shard, unless its lock is held for long.
-fn read(shard: &Shard) -> Option<RwLockReadGuard<'_, Slots>> {
+fn read(shard: &TableShard) -> Option<RwLockReadGuard<'_, Slots>> {
     let mut deadline = None;
     loop {
         if let Some(slots) = shard.0.try_read() {

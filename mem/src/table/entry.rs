@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use uiw_ddp::STag;
 
-use super::{Slot, Table};
+use super::{Table, TableSlot};
 use crate::{
     Access, BindError, FastRegisterError, Memory, PdId, Region, RegisterError, StreamId, WindowType,
 };
@@ -86,7 +86,7 @@ impl Table {
     fn alloc(&self, pd: PdId, kind: EntryKind) -> Result<Arc<Entry>, RegisterError> {
         self.insert(|index| {
             let entry = Arc::new(Entry { index, pd, kind, key: AtomicU8::new(0) });
-            (Slot::Entry(entry.clone(), None), entry)
+            (TableSlot::Entry(entry.clone(), None), entry)
         })
     }
 
@@ -97,7 +97,7 @@ impl Table {
             let mut indexes = self.indexes.lock();
             let mut slots = self.shard(entry.stag()).0.write();
             let now = match slots.get_mut(&entry.index) {
-                Some(Slot::Entry(found, now)) if core::ptr::eq(&**found, entry) => now.take(),
+                Some(TableSlot::Entry(found, now)) if core::ptr::eq(&**found, entry) => now.take(),
                 _ => return false,
             };
             super::forget(&mut slots, &mut indexes, entry.index);
@@ -142,7 +142,7 @@ impl Table {
         let offset = check_bind(window, region, to, len, access)?;
         self.hold_for_window(region)?;
         let bound = self.set(window, key, |slot, new| {
-            let Slot::Entry(_, now) = slot else { return Err(BindError::NotAWindow { stag }) };
+            let TableSlot::Entry(_, now) = slot else { return Err(BindError::NotAWindow { stag }) };
             if now.is_some() && window.kind == EntryKind::Window(WindowType::Two) {
                 return Err(BindError::AlreadyBound { stag });
             }
@@ -189,7 +189,7 @@ impl Table {
         let plan = self.plan(entry.pd, memory, base, access.difference(Access::MW_BIND), stream);
         plan.check()?;
         let set = self.set(entry, Some(key), |slot, new| match slot {
-            Slot::Entry(_, now @ None) => Ok(now.insert(plan.build(new)).clone()),
+            TableSlot::Entry(_, now @ None) => Ok(now.insert(plan.build(new)).clone()),
             _ => Err(FastRegisterError::AlreadyValid { stag }),
         });
         let (_, region) = set.unwrap_or(Err(FastRegisterError::NotFastRegister { stag }))?;
@@ -202,7 +202,7 @@ impl Table {
         for index in self.streams.lock().remove(&stream).unwrap_or_default() {
             let mut slots = self.shard(STag::from_parts(index, 0)).0.write();
             let bound = match slots.get_mut(&index) {
-                Some(Slot::Entry(_, now)) => now.take_if(|region| region.stream() == Some(stream)),
+                Some(TableSlot::Entry(_, now)) => now.take_if(|region| region.stream() == Some(stream)),
                 _ => None,
             };
             drop(slots);
@@ -216,7 +216,7 @@ impl Table {
     fn unbind(&self, window: &Window) -> Result<STag, BindError> {
         let stag = window.stag();
         let set = self.set(window, None, |slot, _| match slot {
-            Slot::Entry(_, now) => Ok(now.take()),
+            TableSlot::Entry(_, now) => Ok(now.take()),
             _ => Err(BindError::NotAWindow { stag }),
         });
         let (new, before) = set.unwrap_or(Err(BindError::NotAWindow { stag }))?;
@@ -230,11 +230,11 @@ impl Table {
         &self,
         entry: &Entry,
         key: Option<u8>,
-        change: impl FnOnce(&mut Slot, STag) -> Result<T, E>,
+        change: impl FnOnce(&mut TableSlot, STag) -> Result<T, E>,
     ) -> Option<Result<(STag, T), E>> {
         let mut slots = self.shard(entry.stag()).0.write();
         let slot = slots.get_mut(&entry.index)?;
-        if !matches!(slot, Slot::Entry(found, _) if core::ptr::eq(&**found, entry)) {
+        if !matches!(slot, TableSlot::Entry(found, _) if core::ptr::eq(&**found, entry)) {
             return None;
         }
         let key = key.unwrap_or(entry.key.load(Relaxed).wrapping_add(1));
@@ -250,7 +250,9 @@ impl Table {
         let stag = region.stag();
         let slots = self.shard(stag).0.read();
         match slots.get(&stag.index()) {
-            Some(Slot::Region(found)) if Arc::ptr_eq(found, region) && region.pin_count().add_window() => {
+            Some(TableSlot::Region(found))
+                if Arc::ptr_eq(found, region) && region.pin_count().add_window() =>
+            {
                 Ok(())
             }
             _ => Err(BindError::NotARegion { stag }),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use uiw_ddp::STag;
 
-use super::{Entry, EntryKind, Slot, Table};
+use super::{Entry, EntryKind, Table, TableSlot};
 use crate::{InvalidateError, PdId, Region, StreamId, WindowType, pin_count::CloseError};
 
 impl Table {
@@ -18,7 +18,7 @@ impl Table {
     pub fn invalidate_local(&self, stag: STag, stream: StreamId, pd: PdId) -> Result<(), InvalidateError> {
         let mut slots = self.shard(stag).0.write();
         let before = match slots.get_mut(&stag.index()) {
-            Some(Slot::Entry(entry, now)) if entry.stag() == stag => {
+            Some(TableSlot::Entry(entry, now)) if entry.stag() == stag => {
                 if entry.pd() != pd {
                     return Err(InvalidateError::NotAssociated { stag, stream, pd });
                 }
@@ -27,7 +27,7 @@ impl Table {
                 }
                 take_on(now, stag, stream, pd)?
             }
-            Some(Slot::Region(region)) if region.stag() == stag => {
+            Some(TableSlot::Region(region)) if region.stag() == stag => {
                 return Err(InvalidateError::CannotInvalidate { stag, what: "region" });
             }
             _ => return Err(InvalidateError::InvalidStag { stag }),
@@ -47,7 +47,7 @@ impl Table {
         let lenient = self.lenient.load(Relaxed);
         let mut slots = self.shard(stag).0.write();
         let before = match slots.get_mut(&stag.index()) {
-            Some(Slot::Entry(entry, now)) => {
+            Some(TableSlot::Entry(entry, now)) => {
                 let Some(region) = now.as_ref().filter(|region| region.stag() == stag) else {
                     return Err(InvalidateError::InvalidStag { stag });
                 };
@@ -59,7 +59,7 @@ impl Table {
                 }
                 take_on(now, stag, stream, pd)?
             }
-            Some(Slot::Region(region)) if region.stag() == stag && region.is_live() => {
+            Some(TableSlot::Region(region)) if region.stag() == stag && region.is_live() => {
                 let region = region.clone();
                 drop(slots);
                 return invalidate_region(&region, lenient, stream, pd);

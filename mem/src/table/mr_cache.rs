@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use uiw_ddp::STag;
 
-use super::{Slot, Table};
+use super::{Table, TableSlot};
 use crate::copy;
 use crate::{LocalError, MemoryGone, PdId, PinnedSpan, Region, RemoteError, Right, StreamId};
 
@@ -160,7 +160,7 @@ impl Table {
         right: Right,
     ) -> Result<PinnedSpan<'a>, RemoteError> {
         let invalid = RemoteError::InvalidStag { stag };
-        let region = cache.remote.find(stag, || self.find(stag, Slot::named_by_peer)).ok_or(invalid)?;
+        let region = cache.remote.find(stag, || self.find(stag, TableSlot::named_by_peer)).ok_or(invalid)?;
         let offset = region.check_remote(stream, pd, to, len, right)?;
         cache.remote.hold(offset, len as usize).ok_or(invalid)
     }
@@ -181,7 +181,7 @@ impl Table {
         write: bool,
     ) -> Result<PinnedSpan<'a>, LocalError> {
         let (stag, invalid) = (lkey, LocalError::InvalidLkey { lkey });
-        let region = cache.local.find(stag, || self.find(stag, Slot::named_by_us)).ok_or(invalid)?;
+        let region = cache.local.find(stag, || self.find(stag, TableSlot::named_by_us)).ok_or(invalid)?;
         let offset = region.check_local(pd, addr, len, write)?;
         cache.local.hold(offset, len as usize).ok_or(invalid)
     }
@@ -198,14 +198,14 @@ impl Table {
         write: bool,
     ) -> Result<HeldRegion<'a>, LocalError> {
         let (stag, invalid) = (lkey, LocalError::InvalidLkey { lkey });
-        let region = cache.local.find(stag, || self.find(stag, Slot::named_by_us)).ok_or(invalid)?;
+        let region = cache.local.find(stag, || self.find(stag, TableSlot::named_by_us)).ok_or(invalid)?;
         region.check_local_use(pd, write)?;
         let region = cache.local.hold_region().ok_or(invalid)?;
         Ok(HeldRegion { region, is_plain: region.is_shared() && !region.may_be_gone() })
     }
 
     #[cold]
-    fn find(&self, stag: STag, named: fn(&Slot, STag) -> Option<&Arc<Region>>) -> Option<Arc<Region>> {
+    fn find(&self, stag: STag, named: fn(&TableSlot, STag) -> Option<&Arc<Region>>) -> Option<Arc<Region>> {
         self.shard(stag).0.read().get(&stag.index()).and_then(|slot| named(slot, stag)).cloned()
     }
 }

@@ -29,7 +29,7 @@ const GATHER_MIN: u32 = 8 << 10;
 
 /// Result of asking the host for small requests.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Burst {
+enum BurstResult {
     /// Some were built; there may be more.
     Built,
     /// The host has no more, whether some were built or not.
@@ -51,11 +51,11 @@ impl<M> Sender<M> {
         while self.has_room() {
             if self.message.is_none() {
                 match self.burst(shared, host)? {
-                    Burst::Built => continue,
-                    Burst::Drained if self.is_idle(shared) && shared.reads.inbound.is_empty() => {
+                    BurstResult::Built => continue,
+                    BurstResult::Drained if self.is_idle(shared) && shared.reads.inbound.is_empty() => {
                         return Ok(true);
                     }
-                    Burst::Drained | Burst::NotSmall => {}
+                    BurstResult::Drained | BurstResult::NotSmall => {}
                 }
                 let next = self.next_message(shared, host);
                 host.release();
@@ -101,7 +101,7 @@ impl<M> Sender<M> {
         &mut self,
         shared: &mut Shared,
         host: &mut H,
-    ) -> Result<Burst, ConnError> {
+    ) -> Result<BurstResult, ConnError> {
         let mut counts = BurstCounts::default();
         let built = self.build_burst(shared, host, &mut counts);
         counts.give(host);
@@ -115,11 +115,11 @@ impl<M> Sender<M> {
         shared: &mut Shared,
         host: &mut H,
         counts: &mut BurstCounts,
-    ) -> Result<Burst, ConnError> {
+    ) -> Result<BurstResult, ConnError> {
         let answers_first = !shared.reads.inbound.is_empty() && !self.answers_turn;
         let own_first = shared.caps.due.is_some() || self.rtr.is_some() || shared.reads.acks.is_due();
         if shared.hold || own_first || answers_first || shared.detached {
-            return Ok(Burst::NotSmall);
+            return Ok(BurstResult::NotSmall);
         }
         let offered = shared.caps.capabilities().extensions();
         let mut built = 0;
@@ -166,9 +166,9 @@ impl<M> Sender<M> {
         self.answers_turn &= built == 0;
         self.drained = drained;
         Ok(match (drained, built) {
-            (true, _) => Burst::Drained,
-            (false, 0) => Burst::NotSmall,
-            (false, _) => Burst::Built,
+            (true, _) => BurstResult::Drained,
+            (false, 0) => BurstResult::NotSmall,
+            (false, _) => BurstResult::Built,
         })
     }
 

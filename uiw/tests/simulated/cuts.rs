@@ -9,7 +9,7 @@ use crate::link::Simulation;
 
 /// Results of the client's operations.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Outcome {
+struct ClientResults {
     succeeded: usize,
     failed: usize,
     /// Operations in the order they were posted that ended well after one that did not.
@@ -18,8 +18,8 @@ struct Outcome {
 
 const OPERATIONS: usize = 8;
 
-async fn client(connection: &Connection, pd: &Pd) -> Outcome {
-    let mut outcome = Outcome::default();
+async fn client(connection: &Connection, pd: &Pd) -> ClientResults {
+    let mut outcome = ClientResults::default();
     let Ok(Some(hello)) = connection.recv().await else {
         return outcome;
     };
@@ -92,7 +92,7 @@ const ADDRESSES: [IpAddr; 2] =
     [IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1)), IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2))];
 
 /// Cuts the direction from `ADDRESSES[from]` after `at` bytes. None when the set-up failed already.
-fn conversation(from: usize, at: u64, fin: bool) -> Option<Outcome> {
+fn conversation(from: usize, at: u64, fin: bool) -> Option<ClientResults> {
     let simulation = Simulation::new(at, Link { recv_split: Split::Random(900), ..Link::default() });
     simulation.network().change_link(ADDRESSES[from], ADDRESSES[1 - from], |link| {
         if fin {
@@ -121,7 +121,7 @@ fn conversation(from: usize, at: u64, fin: bool) -> Option<Outcome> {
 
 fn every_cut(from: usize, fin: bool) {
     let whole = conversation(from, u64::MAX, fin).unwrap();
-    assert_eq!(whole, Outcome { succeeded: OPERATIONS, failed: 0, out_of_order: 0 });
+    assert_eq!(whole, ClientResults { succeeded: OPERATIONS, failed: 0, out_of_order: 0 });
     let mut broke = 0;
     // Every byte of the start-up and of the first messages, then every eleventh.
     for at in (0..300).chain((300..9_000).step_by(11)) {

@@ -74,9 +74,9 @@ async fn client_window(memory: &uiw::SharedMr, connection: &uiw::Connection) {
 }
 
 /// Drops an operation when woken.
-struct Dropper(Mutex<Option<BufferOp<Vec<u8>>>>);
+struct DropOnWake(Mutex<Option<BufferOp<Vec<u8>>>>);
 
-impl Wake for Dropper {
+impl Wake for DropOnWake {
     fn wake(self: Arc<Self>) {
         self.0.lock().unwrap().take();
     }
@@ -95,7 +95,7 @@ fn waker_drops_operations_of_connection() {
         let first = client.send(buffer(&pd, 1, 8000));
         let mut refused = client.read(buffer(&pd, 0, 64), memory.remote(0..64).unwrap());
         let dropped = client.send(buffer(&pd, 2, 1));
-        let waker = Waker::from(Arc::new(Dropper(Mutex::new(Some(dropped)))));
+        let waker = Waker::from(Arc::new(DropOnWake(Mutex::new(Some(dropped)))));
         assert!(poll(&mut refused, &waker).is_pending());
         simulation.run(async { first.await.unwrap() }, async { drop(server.recv().await.unwrap().unwrap()) });
         assert!(matches!(poll(&mut refused, Waker::noop()), Poll::Ready(Err(_))));

@@ -42,7 +42,7 @@ enum LinkFault {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Case {
+struct CutCase {
     fate: LinkFault,
     /// 0: what the client sends; 1: what the server sends.
     from: usize,
@@ -53,7 +53,7 @@ struct Case {
 type Step = (SendOp, [(u64, u32); 1], bool);
 
 /// The requests of one end, and what became of them.
-struct End {
+struct RequestEnd {
     qp: Qp,
     scq: Arc<Cq>,
     rcq: Arc<Cq>,
@@ -74,7 +74,7 @@ fn byte(n: usize) -> u8 {
     (n * 7 + n / 251) as u8 | 1
 }
 
-impl End {
+impl RequestEnd {
     fn new(device: &Device, pd: &Pd) -> Self {
         let scq = device.create_cq(64, CqConfig::default()).unwrap();
         let rcq = device.create_cq(64, CqConfig::default()).unwrap();
@@ -278,7 +278,7 @@ impl End {
 }
 
 /// Bytes that each direction carried, and whether a request failed.
-fn run(case: Case) -> ([u64; 2], bool) {
+fn run(case: CutCase) -> ([u64; 2], bool) {
     let random = case.at % 3;
     let split = if random == 0 { Split::Whole } else { Split::Random(if random == 1 { 40 } else { 700 }) };
     let latency = Duration::from_micros(case.at % 5 * 70);
@@ -293,12 +293,12 @@ fn run(case: Case) -> ([u64; 2], bool) {
     let options = Arc::new(ConnConfig::default().capabilities(CapabilityExchange::On));
     let (client, server) = (simulation.client.as_raw(), simulation.server.as_raw());
     let (client_pd, server_pd) = (client.alloc_pd().unwrap(), server.alloc_pd().unwrap());
-    let mut ends = [End::new(client, &client_pd), End::new(server, &server_pd)];
+    let mut ends = [RequestEnd::new(client, &client_pd), RequestEnd::new(server, &server_pd)];
     let at = (SERVER, 4791).into();
     let _listener = cm::Listener::bind(server, at, 4, &options, &ends[1].channel).unwrap();
     cm::connect(&ends[0].qp, None, at, &options, b"", &ends[0].channel).unwrap();
     let mut rounds = 0;
-    let mut go = |ends: &mut [End; 2], until: &dyn Fn(&[End; 2]) -> bool| {
+    let mut go = |ends: &mut [RequestEnd; 2], until: &dyn Fn(&[RequestEnd; 2]) -> bool| {
         let begun = simulation.network().now();
         let mut idle = 0;
         loop {
@@ -307,7 +307,7 @@ fn run(case: Case) -> ([u64; 2], bool) {
                 simulation.network().stall(ips[case.from], ips[1 - case.from], rounds == case.at);
             }
             let moved = simulation.round();
-            ends.iter_mut().for_each(End::poll);
+            ends.iter_mut().for_each(RequestEnd::poll);
             if until(ends) || simulation.network().now() - begun > Duration::from_secs(60) {
                 return;
             }
@@ -317,11 +317,11 @@ fn run(case: Case) -> ([u64; 2], bool) {
             }
         }
     };
-    let over = |ends: &[End; 2]| ends.iter().any(|end| end.over);
+    let over = |ends: &[RequestEnd; 2]| ends.iter().any(|end| end.over);
     go(&mut ends, &|ends| over(ends) || ends.iter().all(|end| end.established));
     if !over(&ends) {
-        ends.iter_mut().for_each(End::bind);
-        go(&mut ends, &|ends| ends.iter().all(End::done));
+        ends.iter_mut().for_each(RequestEnd::bind);
+        go(&mut ends, &|ends| ends.iter().all(RequestEnd::done));
         let marks = [&ends[0], &ends[1]].map(|end| (end.mr.addr(), end.mr.rkey().0, end.window_stag));
         ends[0].script(marks[1]);
         ends[1].script(marks[0]);
@@ -356,17 +356,17 @@ fn every(fate: LinkFault, from: usize) {
         if words.next() == Some(&format!("{fate:?}").to_lowercase())
             && words.next() == Some(&from.to_string())
         {
-            run(Case { fate, from, at: words.next().and_then(|at| at.parse().ok()).expect("a byte") });
+            run(CutCase { fate, from, at: words.next().and_then(|at| at.parse().ok()).expect("a byte") });
         }
         return;
     }
-    let whole = run(Case { fate: LinkFault::Whole, from, at: 0 }).0[from];
+    let whole = run(CutCase { fate: LinkFault::Whole, from, at: 0 }).0[from];
     assert!(whole > 1000, "{whole} bytes are no script");
     // Stalls are counted in rounds of the simulation.
     let until = if fate == LinkFault::Stall { 400 } else { whole + 10 };
     let mut broken = 0;
     for at in 0..until {
-        let case = Case { fate, from, at };
+        let case = CutCase { fate, from, at };
         let Ok((_, failed)) = std::panic::catch_unwind(|| run(case)) else {
             let fate = format!("{fate:?}").to_lowercase();
             panic!("again: UIW_CASE='{fate} {from} {at}' cargo test -p uiw --test simulated every_byte");

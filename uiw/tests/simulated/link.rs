@@ -25,7 +25,7 @@ const POLL_STACK_EVERY: u32 = 32;
 const PAUSE: Duration = Duration::from_millis(4);
 
 /// Medium between the two stacks.
-enum Medium {
+enum LinkMedium {
     /// Streams of bytes.
     Streams(Network),
     /// smoltcp at both ends, and frames that go an emulated path.
@@ -33,7 +33,7 @@ enum Medium {
 }
 
 pub(crate) struct Simulation {
-    medium: Medium,
+    medium: LinkMedium,
     pub(crate) client: Device,
     pub(crate) server: Device,
 }
@@ -43,7 +43,7 @@ impl Simulation {
         let network = Network::new(seed);
         network.set_default_link(link);
         let (client, server) = (device(network.stack(CLIENT)), device(network.stack(SERVER)));
-        Self { medium: Medium::Streams(network), client, server }
+        Self { medium: LinkMedium::Streams(network), client, server }
     }
 
     /// Connects to a server with limits of its own.
@@ -71,21 +71,21 @@ impl Simulation {
             device(SmolStack::with_clock(link, &config, clock.clone()).unwrap())
         };
         let (client, server) = (stack(a, CLIENT, seed), stack(b, SERVER, !seed));
-        Self { medium: Medium::Frames(clock), client, server }
+        Self { medium: LinkMedium::Frames(clock), client, server }
     }
 
     /// The network of streams.
     pub(crate) fn network(&self) -> &Network {
         match &self.medium {
-            Medium::Streams(network) => network,
-            Medium::Frames(_) => panic!("this simulation has frames"),
+            LinkMedium::Streams(network) => network,
+            LinkMedium::Frames(_) => panic!("this simulation has frames"),
         }
     }
 
     pub(crate) fn now(&self) -> Instant {
         match &self.medium {
-            Medium::Streams(network) => network.now(),
-            Medium::Frames(clock) => clock.now(),
+            LinkMedium::Streams(network) => network.now(),
+            LinkMedium::Frames(clock) => clock.now(),
         }
     }
 
@@ -93,14 +93,14 @@ impl Simulation {
     fn advance(&self) {
         let devices = [&self.client, &self.server];
         let next = match &self.medium {
-            Medium::Streams(network) => network.next_event(),
-            Medium::Frames(_) => devices.iter().filter_map(|device| device.deadline()).min(),
+            LinkMedium::Streams(network) => network.next_event(),
+            LinkMedium::Frames(_) => devices.iter().filter_map(|device| device.deadline()).min(),
         };
         let step = next.map_or(Duration::MAX, |at| at.saturating_duration_since(self.now()));
         let step = step.clamp(Duration::from_micros(1), Duration::from_millis(5));
         match &self.medium {
-            Medium::Streams(network) => network.advance(step),
-            Medium::Frames(clock) => clock.advance(step),
+            LinkMedium::Streams(network) => network.advance(step),
+            LinkMedium::Frames(clock) => clock.advance(step),
         }
     }
 
@@ -133,9 +133,9 @@ impl Simulation {
     pub(crate) fn round(&self) -> bool {
         let work = self.client.pump() + self.server.pump();
         let moved = match &self.medium {
-            Medium::Streams(_) if work == 0 && self.poll_before_pause() => true,
-            Medium::Streams(network) => self.step(network),
-            Medium::Frames(_) => false,
+            LinkMedium::Streams(_) if work == 0 && self.poll_before_pause() => true,
+            LinkMedium::Streams(network) => self.step(network),
+            LinkMedium::Frames(_) => false,
         };
         work > 0 || moved
     }

@@ -19,14 +19,14 @@ use crate::link::Simulation;
 use crate::raw::{Reader, poll, reader, settings};
 
 /// Counts what this thread has allocated: a simulation is one thread.
-struct Counting;
+struct CountingAllocator;
 
 thread_local! {
     static LIVE: Cell<isize> = const { Cell::new(0) };
 }
 
 // SAFETY: everything is the system's allocator; the count has no destructor and allocates nothing.
-unsafe impl GlobalAlloc for Counting {
+unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         LIVE.set(LIVE.get() + layout.size() as isize);
         // SAFETY: the caller's promise.
@@ -41,7 +41,7 @@ unsafe impl GlobalAlloc for Counting {
 }
 
 #[global_allocator]
-static COUNTING: Counting = Counting;
+static COUNTING: CountingAllocator = CountingAllocator;
 
 const MINUTE: Duration = Duration::from_secs(60);
 

@@ -12,9 +12,9 @@ const THREADS: u64 = 4;
 const BLOCK: usize = 64 << 10;
 
 /// xorshift: the same rounds for the same seed.
-struct Dice(u64);
+struct SeededDice(u64);
 
-impl Dice {
+impl SeededDice {
     fn below(&mut self, n: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -28,7 +28,7 @@ fn bytes(seed: u8, len: usize) -> Vec<u8> {
 }
 
 /// Sends back what it receives until the client is gone, and stops in the middle of it at times.
-async fn serve(connection: &uiw::Connection, memory: &SharedMr, mut dice: Dice) {
+async fn serve(connection: &uiw::Connection, memory: &SharedMr, mut dice: SeededDice) {
     let key = memory.remote(0..memory.len()).unwrap().to_bytes();
     if connection.send_copy(&key).await.is_err() {
         return;
@@ -40,13 +40,13 @@ async fn serve(connection: &uiw::Connection, memory: &SharedMr, mut dice: Dice) 
     }
 }
 
-struct Client<'a> {
+struct StressClient<'a> {
     connection: Connection,
     pd: &'a Pd,
     remote: RemoteMr,
 }
 
-impl<'a> Client<'a> {
+impl<'a> StressClient<'a> {
     fn new(pd: &'a Pd, to: std::net::SocketAddr) -> Option<Self> {
         let settings = ConnectionConfig::default().send_depth(4).recv_depth(8);
         let connection = Connection::connect(pd, to, &settings).ok()?;
@@ -55,7 +55,7 @@ impl<'a> Client<'a> {
     }
 
     /// One mixed round. None when the connection has ended.
-    fn round(&self, dice: &mut Dice) -> Option<()> {
+    fn round(&self, dice: &mut SeededDice) -> Option<()> {
         let seed = dice.below(256) as u8;
         let len = dice.below(BLOCK as u64 / 2) as usize;
         let at = self.remote.slice(0..BLOCK).unwrap();
@@ -79,14 +79,14 @@ impl<'a> Client<'a> {
     }
 }
 
-fn client(device: &Device, to: std::net::SocketAddr, mut dice: Dice, rounds: &AtomicU64) {
+fn client(device: &Device, to: std::net::SocketAddr, mut dice: SeededDice, rounds: &AtomicU64) {
     let pd = device.alloc_pd().unwrap();
     let end = Instant::now() + FOR;
     let mut clients = [None, None];
     while Instant::now() < end {
         let slot = &mut clients[dice.below(2) as usize];
         if slot.is_none() {
-            *slot = Client::new(&pd, to);
+            *slot = StressClient::new(&pd, to);
         }
         let Some(client) = slot else { continue };
         if client.round(&mut dice).is_some() {
@@ -139,14 +139,14 @@ fn stress(rounds: &AtomicU64) {
                     // A writer's block each: connections of one client do not share.
                     let access = Access::REMOTE_READ | Access::REMOTE_WRITE;
                     let memory = pd.share(2 * BLOCK, access).unwrap();
-                    other.block_on(serve(connection.as_async(), &memory, Dice(served * 104_729)));
+                    other.block_on(serve(connection.as_async(), &memory, SeededDice(served * 104_729)));
                 });
             }
         });
         let clients: Vec<_> = (1..=THREADS)
             .map(|seed| {
                 let device = &device;
-                scope.spawn(move || client(device, to, Dice(seed * 7919), rounds))
+                scope.spawn(move || client(device, to, SeededDice(seed * 7919), rounds))
             })
             .collect();
         for client in clients {

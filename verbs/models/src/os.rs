@@ -10,7 +10,7 @@ use std::time::Duration;
 
 /// A descriptor. A lock of its own, as the order of calls for different ones does not matter.
 #[derive(Clone)]
-struct Fd(Arc<Mutex<FdState>>);
+struct ModelFd(Arc<Mutex<FdState>>);
 
 #[derive(Default)]
 struct FdState {
@@ -20,7 +20,7 @@ struct FdState {
     sleepers: Vec<Arc<Sleeper>>,
 }
 
-impl Fd {
+impl ModelFd {
     fn new() -> Self {
         Self(Arc::new(Mutex::default()))
     }
@@ -38,7 +38,7 @@ impl Fd {
     }
 }
 
-impl Fd {
+impl ModelFd {
     fn is_readable(&self) -> bool {
         self.0.lock().count > 0
     }
@@ -51,7 +51,7 @@ impl Fd {
 }
 
 /// Sleeps until one of `fds` is readable, or a time passes.
-fn sleep(fds: [Option<&Fd>; 2], timeout: Option<Duration>) -> [bool; 2] {
+fn sleep(fds: [Option<&ModelFd>; 2], timeout: Option<Duration>) -> [bool; 2] {
     // A deadline that has passed is one that passes next.
     let mut timeout = timeout.map(|wait| wait.max(STEP));
     loop {
@@ -73,11 +73,11 @@ fn sleep(fds: [Option<&Fd>; 2], timeout: Option<Duration>) -> [bool; 2] {
 }
 
 /// The stack's descriptor: readable while there are arrivals.
-pub(super) struct StackFd(Fd);
+pub(super) struct StackFd(ModelFd);
 
 impl StackFd {
     pub(super) fn new() -> Self {
-        Self(Fd::new())
+        Self(ModelFd::new())
     }
 
     /// The peer sends something.
@@ -92,12 +92,12 @@ impl StackFd {
 }
 
 /// An eventfd.
-pub(super) struct WakeFd(Fd);
+pub(super) struct WakeFd(ModelFd);
 
 impl WakeFd {
     #[expect(clippy::unnecessary_wraps, reason = "the interface of the kernel's")]
     pub(super) fn new() -> Result<Self> {
-        Ok(Self(Fd::new()))
+        Ok(Self(ModelFd::new()))
     }
 
     pub(super) fn write(&self) {
@@ -123,7 +123,7 @@ impl WakeFd {
 }
 
 /// An epoll set with a wake fd in it.
-pub(super) struct EpollSet([Fd; 2]);
+pub(super) struct EpollSet([ModelFd; 2]);
 
 impl EpollSet {
     #[expect(clippy::unnecessary_wraps, reason = "the interface of the kernel's")]
@@ -143,8 +143,8 @@ impl EpollSet {
 
 /// The epoll set of a channel.
 pub(crate) struct ChannelSet {
-    tokens: Fd,
-    watched: Mutex<Option<Fd>>,
+    tokens: ModelFd,
+    watched: Mutex<Option<ModelFd>>,
 }
 
 impl ChannelSet {

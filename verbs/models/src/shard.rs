@@ -20,14 +20,14 @@ pub enum Post {
     Timer,
 }
 
-struct Core {
+struct ModelCore {
     stack: Arc<StackFd>,
     ready: VecDeque<Post>,
     deadline: Option<Instant>,
     published_deadline: Option<Instant>,
     wakes: Vec<Waker>,
     /// Tokens for channels of queues that have raised an event, or may have one whose token is withheld.
-    tokens: Vec<Token>,
+    tokens: Vec<TokenAction>,
     queue: Arc<Queue>,
     /// Completions that a command has asked for.
     commands: usize,
@@ -35,18 +35,18 @@ struct Core {
 
 /// A completion queue with an event channel.
 pub struct Queue {
-    inner: Mutex<Completions>,
-    channel: Arc<Channel>,
+    inner: Mutex<CompletionCount>,
+    channel: Arc<EventChannel>,
     set: Arc<ChannelSet>,
 }
 
 /// An event channel, with what `comp_channel/withheld.rs` adds for a program that is always observed to poll before it sleeps.
-struct Channel {
+struct EventChannel {
     fd: WakeFd,
     withheld: Mutex<bool>,
 }
 
-impl Channel {
+impl EventChannel {
     fn release(&self) {
         if std::mem::take(&mut *self.withheld.lock()) {
             self.fd.write();
@@ -54,21 +54,21 @@ impl Channel {
     }
 }
 
-impl Wake for Channel {
+impl Wake for EventChannel {
     fn wake(self: Arc<Self>) {
         self.release();
     }
 }
 
 /// Action on a channel's token after the core is unlocked.
-enum Token {
+enum TokenAction {
     /// The queue has raised an event.
-    Due(Arc<Channel>),
+    Due(Arc<EventChannel>),
     /// The queue is not armed.
-    Completed(Arc<Channel>),
+    Completed(Arc<EventChannel>),
 }
 
-impl Token {
+impl TokenAction {
     /// `posts`: the thread posts.
     fn give(&self, state: &State, posts: bool) {
         let (Self::Due(channel) | Self::Completed(channel)) = self;
@@ -84,7 +84,7 @@ impl Token {
 }
 
 #[derive(Default)]
-struct Completions {
+struct CompletionCount {
     queued: usize,
     armed: bool,
     wakers: Vec<Waker>,
@@ -94,17 +94,17 @@ impl Queue {
     fn new() -> Self {
         let fd = WakeFd::new().expect("a model has descriptors");
         let set = Arc::new(ChannelSet::new(&fd));
-        let channel = Arc::new(Channel { fd, withheld: Mutex::default() });
+        let channel = Arc::new(EventChannel { fd, withheld: Mutex::default() });
         Self { inner: Mutex::default(), channel, set }
     }
 
-    fn push(&self, wakes: &mut Vec<Waker>, tokens: &mut Vec<Token>) {
+    fn push(&self, wakes: &mut Vec<Waker>, tokens: &mut Vec<TokenAction>) {
         let mut inner = self.inner.lock();
         inner.queued += 1;
         wakes.append(&mut inner.wakers);
         let channel = Arc::clone(&self.channel);
         let fires = std::mem::take(&mut inner.armed);
-        tokens.push(if fires { Token::Due(channel) } else { Token::Completed(channel) });
+        tokens.push(if fires { TokenAction::Due(channel) } else { TokenAction::Completed(channel) });
     }
 
     /// Takes all completions. How many.
@@ -126,7 +126,7 @@ impl Queue {
 
 /// A shard of the model.
 pub struct Shard {
-    handoff: Handoff<Core, Post>,
+    handoff: Handoff<ModelCore, Post>,
     rounds: AtomicU32,
     state: Arc<State>,
     stack: Arc<StackFd>,
@@ -139,7 +139,7 @@ impl Shard {
     pub fn new() -> Arc<Self> {
         let stack = Arc::new(StackFd::new());
         let queue = Arc::new(Queue::new());
-        let core = Core {
+        let core = ModelCore {
             stack: Arc::clone(&stack),
             ready: VecDeque::new(),
             deadline: None,
@@ -210,7 +210,7 @@ impl Shard {
         if let Some(mut busy) = self.try_lock() {
             busy.core().command();
         } else {
-            self.handoff.command(Box::new(Core::command));
+            self.handoff.command(Box::new(ModelCore::command));
             self.try_flush();
         }
     }
@@ -255,8 +255,8 @@ impl Shard {
         assert!(done.is_some(), "no deadline was given");
     }
 
-    fn try_lock(self: &Arc<Self>) -> Option<Busy<'_>> {
-        self.handoff.try_lock().map(|core| Busy { shard: self, core: Some(core), posts: false })
+    fn try_lock(self: &Arc<Self>) -> Option<BusyCore<'_>> {
+        self.handoff.try_lock().map(|core| BusyCore { shard: self, core: Some(core), posts: false })
     }
 
     fn try_flush(self: &Arc<Self>) {
@@ -302,7 +302,7 @@ impl Drive for Shard {
     }
 }
 
-impl Core {
+impl ModelCore {
     fn complete(&mut self) {
         self.queue.push(&mut self.wakes, &mut self.tokens);
     }
@@ -321,15 +321,15 @@ impl Core {
 }
 
 /// The core, held.
-struct Busy<'a> {
+struct BusyCore<'a> {
     shard: &'a Arc<Shard>,
-    core: Option<TryMutexGuard<'a, Core>>,
+    core: Option<TryMutexGuard<'a, ModelCore>>,
     /// This is a post of the thread.
     posts: bool,
 }
 
-impl Busy<'_> {
-    fn core(&mut self) -> &mut Core {
+impl BusyCore<'_> {
+    fn core(&mut self) -> &mut ModelCore {
         self.core.as_mut().expect("held until drop")
     }
 
@@ -389,7 +389,7 @@ impl Busy<'_> {
     }
 }
 
-impl Drop for Busy<'_> {
+impl Drop for BusyCore<'_> {
     fn drop(&mut self) {
         self.release();
         let shard = self.shard;

@@ -25,7 +25,7 @@ enum SleepState {
 
 /// State of all threads of a model, counted outside of the tools' view: every thread of a model runs on one thread of the system.
 #[derive(Default)]
-struct Threads {
+struct ThreadStates {
     live: usize,
     /// Threads in a sleep, or waiting for the end of another.
     asleep: usize,
@@ -34,15 +34,15 @@ struct Threads {
 }
 
 thread_local! {
-    static THREADS: RefCell<Threads> = RefCell::default();
+    static THREADS: RefCell<ThreadStates> = RefCell::default();
 }
 
 /// A model begins: the calling thread is its only one.
 pub(crate) fn begin() {
-    THREADS.set(Threads { live: 1, ..Threads::default() });
+    THREADS.set(ThreadStates { live: 1, ..ThreadStates::default() });
 }
 
-fn count(change: impl FnOnce(&mut Threads)) {
+fn count(change: impl FnOnce(&mut ThreadStates)) {
     THREADS.with_borrow_mut(change);
 }
 

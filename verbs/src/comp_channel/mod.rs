@@ -24,14 +24,14 @@ pub struct CompChannel {
     withheld: Arc<WithheldToken>,
     /// Created by the first call of [`CompChannel::fd`].
     set: OnceLock<Arc<ChannelSet>>,
-    armed: Mutex<Armed>,
+    armed: Mutex<ArmedQueues>,
     /// See [`CompChannel::set_direct`].
     indirect: AtomicBool,
 }
 
 /// The queues that were armed while the channel had a descriptor, and the shards that it watches for them.
 #[derive(Default)]
-struct Armed {
+struct ArmedQueues {
     /// Queues that were armed since their last event was taken.
     queues: Vec<Weak<Cq>>,
     /// The queue of the last event.
@@ -196,7 +196,7 @@ impl CompChannel {
             return;
         }
         let mut armed = self.armed.lock();
-        let Armed { queues, last, watches } = &mut *armed;
+        let ArmedQueues { queues, last, watches } = &mut *armed;
         queues.retain(|other| !other.ptr_eq(queue) && other.strong_count() > 0);
         if !last.ptr_eq(queue) {
             last.clone_from(queue);

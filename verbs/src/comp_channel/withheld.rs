@@ -129,12 +129,12 @@ mod tests {
     use crate::notify::EventQueue;
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-    struct Fixture {
+    struct WithheldFixture {
         queue: EventQueue<u32>,
         withheld: Arc<WithheldToken>,
     }
 
-    impl Fixture {
+    impl WithheldFixture {
         fn new() -> Self {
             let queue = EventQueue::default();
             queue.fd().unwrap();
@@ -180,7 +180,7 @@ mod tests {
 
     #[test]
     fn token_withheld_from_polling_program() {
-        let f = Fixture::withholding();
+        let f = WithheldFixture::withholding();
         assert!(f.withheld.take(), "the caller drives, as the event is for an arrival");
         f.take(true);
         assert!(!f.withheld.take());
@@ -189,7 +189,7 @@ mod tests {
 
     #[test]
     fn token_is_written_when_released() {
-        let f = Fixture::withholding();
+        let f = WithheldFixture::withholding();
         std::task::Waker::from(Arc::clone(&f.withheld)).wake();
         assert!(f.is_readable());
         f.take(true);
@@ -198,7 +198,7 @@ mod tests {
 
     #[test]
     fn token_written_for_other_thread() {
-        let f = Fixture::withholding();
+        let f = WithheldFixture::withholding();
         let completed = || {
             let mut wakes = Wakes::default();
             f.withheld.note_completion(&mut wakes);
@@ -215,7 +215,7 @@ mod tests {
 
     #[test]
     fn idle_program_observed_longer() {
-        let f = Fixture::withholding();
+        let f = WithheldFixture::withholding();
         std::task::Waker::from(Arc::clone(&f.withheld)).wake();
         f.take(false);
         f.polled_early(FIRST_NEEDED * MORE_NEEDED);

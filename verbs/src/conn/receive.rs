@@ -43,7 +43,7 @@ impl UnreadSocket {
 
 /// Amount to read.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Reads {
+enum ReadAmount {
     /// Everything that the socket has.
     All,
     /// FPDUs that have come as a whole, so that less than two [`FRONT`]s are kept.
@@ -79,10 +79,10 @@ impl Conn {
         if self.reads_whole {
             self.end_short(services);
         }
-        self.receive_with(Reads::All, services)
+        self.receive_with(ReadAmount::All, services)
     }
 
-    fn receive_with(&mut self, reads: Reads, services: &mut Services) -> bool {
+    fn receive_with(&mut self, reads: ReadAmount, services: &mut Services) -> bool {
         let mut staging = std::mem::take(&mut services.staging);
         let moved = self.receive_into(&mut staging, reads, services);
         services.staging = staging;
@@ -113,7 +113,7 @@ impl Conn {
             self.starve(UnreadSocket { available: 0, pause: Some(STARVED_PAUSE) }, before, services);
             return false;
         }
-        let moved = self.receive_with(Reads::Whole, services);
+        let moved = self.receive_with(ReadAmount::Whole, services);
         if let Some(starved) = self.starved.take() {
             self.starve(starved, before.filter(|_| !moved), services);
         }
@@ -198,7 +198,7 @@ impl Conn {
         ControlFlow::Continue(moved)
     }
 
-    fn receive_into(&mut self, staging: &mut [u8], reads: Reads, services: &mut Services) -> bool {
+    fn receive_into(&mut self, staging: &mut [u8], reads: ReadAmount, services: &mut Services) -> bool {
         let mut moved = match self.resume_partial(services) {
             ControlFlow::Continue(moved) => moved,
             ControlFlow::Break(moved) => return moved,
@@ -211,11 +211,11 @@ impl Conn {
         }
         self.partial.clear();
         // As many bytes in a turn, if its FPDUs are large.
-        let turn = if reads == Reads::Whole { services.turn * WHOLE_READS } else { services.turn };
+        let turn = if reads == ReadAmount::Whole { services.turn * WHOLE_READS } else { services.turn };
         for _ in 0..turn {
             let mut end = RX_STAGING;
             match self.peek(have, services) {
-                PeekResult::Elsewhere if reads == Reads::Whole => match self.end_of_whole(have) {
+                PeekResult::Elsewhere if reads == ReadAmount::Whole => match self.end_of_whole(have) {
                     Ok(Some(until)) => end = until,
                     Ok(None) => break,
                     Err(error) => {
@@ -266,7 +266,7 @@ impl Conn {
                 }
             }
         }
-        if reads == Reads::Whole && self.starved.is_none() && self.takes_bytes() {
+        if reads == ReadAmount::Whole && self.starved.is_none() && self.takes_bytes() {
             // The stack reports the next FPDU, which may be shorter than the last one.
             if let Err(error) = self.end_of_whole(have) {
                 self.on_lost(&error, services);

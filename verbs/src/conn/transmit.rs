@@ -14,7 +14,7 @@ const MAX_PIECES: usize = 1024;
 const EFAULT: i32 = 14;
 
 /// Result of sending a batch.
-enum Outcome {
+enum SendOutcome {
     /// The socket took this many bytes.
     Sent {
         bytes: usize,
@@ -26,10 +26,10 @@ enum Outcome {
 }
 
 /// Next action of the stream.
-enum Step {
+enum NextStep {
     Nothing,
     Fin,
-    Sent { outcome: Outcome, more: bool },
+    Sent { outcome: SendOutcome, more: bool },
 }
 
 impl Conn {
@@ -53,27 +53,27 @@ impl Conn {
         let turn = if self.lost_sending.is_some() { 0 } else { services.turn };
         for round in 1..=turn {
             match self.transmit_batch(services) {
-                Step::Nothing => break,
-                Step::Fin => {
+                NextStep::Nothing => break,
+                NextStep::Fin => {
                     if let Err(error) = self.socket.shutdown() {
                         self.on_lost_sending(error, services);
                         break;
                     }
                 }
-                Step::Sent { outcome: Outcome::Sent { full: true, .. }, .. } => {
+                NextStep::Sent { outcome: SendOutcome::Sent { full: true, .. }, .. } => {
                     write = true;
                     break;
                 }
-                Step::Sent { outcome: Outcome::Sent { .. }, more } => {
+                NextStep::Sent { outcome: SendOutcome::Sent { .. }, more } => {
                     if !more && !self.stream.is_ending() {
                         break;
                     }
                     write = round == turn;
                 }
-                Step::Sent { outcome: Outcome::SourceGone, .. } => {
+                NextStep::Sent { outcome: SendOutcome::SourceGone, .. } => {
                     self.with_stream(services, |stream, host, now| stream.handle_source_gone(host, now));
                 }
-                Step::Sent { outcome: Outcome::Lost(error), .. } => {
+                NextStep::Sent { outcome: SendOutcome::Lost(error), .. } => {
                     self.on_lost_sending(error, services);
                     break;
                 }
@@ -91,24 +91,24 @@ impl Conn {
     }
 
     #[inline]
-    fn transmit_batch(&mut self, services: &mut Services) -> Step {
+    fn transmit_batch(&mut self, services: &mut Services) -> NextStep {
         self.stream.give_buffer(|| services.pool.take());
         self.stream.set_emss(self.socket.emss());
         let socket = &mut *self.socket;
         let mut host = QpHost::new(self.qp.as_deref(), &mut self.state, &services.table, &mut services.wakes);
         let step = match self.stream.poll_transmit(&mut host, services.now) {
-            None => Step::Nothing,
-            Some(Transmit::Fin) => Step::Fin,
+            None => NextStep::Nothing,
+            Some(Transmit::Fin) => NextStep::Fin,
             Some(Transmit::Bytes(batch)) => {
                 // What was locked or pinned for building is not held during the system call.
                 host.release();
                 let (outcome, more) = (send(socket, &batch), batch.has_more());
-                if let Outcome::Sent { bytes, .. } = outcome {
+                if let SendOutcome::Sent { bytes, .. } = outcome {
                     services.moved += bytes;
                     self.liveness.on_sent(self.dead_after, services.now);
                     self.stream.handle_sent(&mut host, bytes, services.now);
                 }
-                Step::Sent { outcome, more }
+                NextStep::Sent { outcome, more }
             }
         };
         drop(host);
@@ -118,14 +118,14 @@ impl Conn {
 }
 
 /// Gives the socket what it takes of `batch`.
-fn send(socket: &mut dyn uiw_llp::TransportStream, batch: &Batch<'_, Span>) -> Outcome {
+fn send(socket: &mut dyn uiw_llp::TransportStream, batch: &Batch<'_, Span>) -> SendOutcome {
     let (mut sent, mut left, mut pieces) = (0, batch.len(), 0);
     while left > 0 {
         let outcome = match batch.single() {
             Some(bytes) => socket.send(&[IoVec::from(bytes)]).map(|taken| (taken, bytes.len())),
             None => match send_pieces(socket, batch, pieces) {
                 Some(outcome) => outcome,
-                None => return Outcome::SourceGone,
+                None => return SendOutcome::SourceGone,
             },
         };
         pieces += MAX_PIECES;
@@ -134,24 +134,24 @@ fn send(socket: &mut dyn uiw_llp::TransportStream, batch: &Batch<'_, Span>) -> O
                 sent += taken;
                 left -= taken as u64;
                 if taken < offered {
-                    return Outcome::Sent { bytes: sent, full: true };
+                    return SendOutcome::Sent { bytes: sent, full: true };
                 }
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                return Outcome::Sent { bytes: sent, full: true };
+                return SendOutcome::Sent { bytes: sent, full: true };
             }
             // A program has unmapped what was there when its CRC was computed. What is sent of it is reported by the calls that sent it.
-            Err(error) if is_fault(&error) && sent == 0 => return Outcome::SourceGone,
+            Err(error) if is_fault(&error) && sent == 0 => return SendOutcome::SourceGone,
             // What was sent before counts; the next call gives the error again.
-            Err(_) if sent > 0 => return Outcome::Sent { bytes: sent, full: true },
-            Err(error) => return Outcome::Lost(error),
+            Err(_) if sent > 0 => return SendOutcome::Sent { bytes: sent, full: true },
+            Err(error) => return SendOutcome::Lost(error),
         }
     }
-    Outcome::Sent { bytes: sent, full: false }
+    SendOutcome::Sent { bytes: sent, full: false }
 }
 
 /// A piece of a batch, and the pin of its memory.
-enum Element<'a> {
+enum BatchElement<'a> {
     Bytes(&'a [u8]),
     Memory(&'a PinnedSpan<'a>, Range<usize>),
 }
@@ -178,12 +178,12 @@ fn send_pieces(
         pieces().map({
             let pins = &pins;
             move |piece| match piece {
-                Piece::Bytes(bytes) => Element::Bytes(bytes),
+                Piece::Bytes(bytes) => BatchElement::Bytes(bytes),
                 Piece::Memory { memory, range } => {
                     if !std::ptr::eq(pins[pin].0, memory) {
                         pin += 1;
                     }
-                    Element::Memory(&pins[pin].1, range)
+                    BatchElement::Memory(&pins[pin].1, range)
                 }
             }
         })
@@ -196,8 +196,8 @@ fn send_pieces(
         for (at, element) in elements().enumerate() {
             let vec = match (copied.next_if(|copy: &&(usize, Vec<u8>)| copy.0 == at), element) {
                 (Some((_, copy)), _) => IoVec::from(&copy[..]),
-                (None, Element::Bytes(bytes)) => IoVec::from(bytes),
-                (None, Element::Memory(pin, range)) => pin.io_vec(range),
+                (None, BatchElement::Bytes(bytes)) => IoVec::from(bytes),
+                (None, BatchElement::Memory(pin, range)) => pin.io_vec(range),
             };
             offered += vec.len();
             vecs.push(vec);
@@ -216,10 +216,12 @@ fn send_pieces(
 
 /// The program's protections bind system calls, unlike [`PinnedSpan::copy_to_vec`]: copies of what it has protected at some time, each with the
 /// position of its element. `None`: the memory of one is gone.
-fn copies_of_protected<'a>(elements: impl Iterator<Item = Element<'a>>) -> Option<Vec<(usize, Vec<u8>)>> {
+fn copies_of_protected<'a>(
+    elements: impl Iterator<Item = BatchElement<'a>>,
+) -> Option<Vec<(usize, Vec<u8>)>> {
     let mut copies = Vec::new();
     for (at, element) in elements.enumerate() {
-        if let Element::Memory(pin, range) = element
+        if let BatchElement::Memory(pin, range) = element
             && pin.is_protected(&range)
         {
             let mut copy = Vec::new();

@@ -1,6 +1,6 @@
 //! A plan at work on a device.
 
-use super::{Call, CmCall, CmFault, Fault, FaultPlan, FaultTrigger, Rule};
+use super::{Call, CmCall, CmFault, FaultAction, FaultPlan, FaultRule, FaultTrigger};
 use crate::error::{Error, Result};
 use crate::event::AsyncEvent;
 use crate::notify::{EventQueue, Wakes};
@@ -30,7 +30,7 @@ pub(crate) struct Faults {
 
 #[derive(Debug)]
 struct CountedRule {
-    rule: Rule,
+    rule: FaultRule,
     /// Calls that it is about.
     calls: AtomicU64,
     /// It was due, for rules that are so once.
@@ -73,7 +73,7 @@ impl Faults {
     pub(crate) fn call(&self, call: Call) -> Result<()> {
         self.delay(call);
         let errno = self.due(|fault| match fault {
-            Fault::Call { call: of, errno } if *of == call => Some(*errno),
+            FaultAction::Call { call: of, errno } if *of == call => Some(*errno),
             _ => None,
         });
         match errno {
@@ -88,7 +88,7 @@ impl Faults {
     #[cold]
     pub(crate) fn delay(&self, call: Call) {
         let time = self.due(|fault| match fault {
-            Fault::Slow { call: of, time } if *of == call => Some(*time),
+            FaultAction::Slow { call: of, time } if *of == call => Some(*time),
             _ => None,
         });
         if let Some(time) = time {
@@ -100,7 +100,7 @@ impl Faults {
     #[cold]
     pub(crate) fn completion(&self, opcode: WcOpcode) -> Option<WcStatus> {
         self.due(|fault| match fault {
-            Fault::Completion { of, status } if of.includes(opcode) => Some(*status),
+            FaultAction::Completion { of, status } if of.includes(opcode) => Some(*status),
             _ => None,
         })
     }
@@ -108,13 +108,13 @@ impl Faults {
     /// The outcome of a call instead of its own.
     pub(crate) fn cm(&self, call: CmCall) -> Option<CmFault> {
         self.due(|fault| match fault {
-            Fault::Cm { call: of, outcome } if *of == call => Some(*outcome),
+            FaultAction::Cm { call: of, outcome } if *of == call => Some(*outcome),
             _ => None,
         })
     }
 
     /// Counts a call at every rule about it, those for which `effect` has something, and returns the effect of the first that is due.
-    fn due<T>(&self, effect: impl Fn(&Fault) -> Option<T>) -> Option<T> {
+    fn due<T>(&self, effect: impl Fn(&FaultAction) -> Option<T>) -> Option<T> {
         let mut first = None;
         for counted in &self.rules {
             let Some(effect) = effect(&counted.rule.fault) else { continue };
@@ -142,11 +142,11 @@ impl Faults {
 }
 
 /// Starts the thread that raises the planned events, if there are any.
-fn raise_events(rules: &[Rule], queues: &Queues) -> Result<Option<mpsc::Sender<()>>> {
+fn raise_events(rules: &[FaultRule], queues: &Queues) -> Result<Option<mpsc::Sender<()>>> {
     let mut events: Vec<(Duration, AsyncEvent, String)> = rules
         .iter()
         .filter_map(|rule| match &rule.fault {
-            Fault::Event { event, at } => Some((*at, event.clone(), rule.text.clone())),
+            FaultAction::Event { event, at } => Some((*at, event.clone(), rule.text.clone())),
             _ => None,
         })
         .collect();

@@ -46,22 +46,22 @@ use std::time::Duration;
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FaultPlan {
-    rules: Vec<Rule>,
+    rules: Vec<FaultRule>,
     seed: u64,
 }
 
 /// One rule, with its text for the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Rule {
-    fault: Fault,
+struct FaultRule {
+    fault: FaultAction,
     when: FaultTrigger,
     text: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Fault {
+enum FaultAction {
     Call { call: Call, errno: i32 },
-    Completion { of: Operation, status: WcStatus },
+    Completion { of: FaultyOperation, status: WcStatus },
     Event { event: AsyncEvent, at: Duration },
     Cm { call: CmCall, outcome: CmFault },
     Slow { call: Call, time: Duration },
@@ -124,7 +124,7 @@ pub enum CmFault {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Operation {
+enum FaultyOperation {
     Send,
     Write,
     Read,
@@ -178,7 +178,7 @@ impl CmFault {
     }
 }
 
-impl Operation {
+impl FaultyOperation {
     const fn includes(self, opcode: WcOpcode) -> bool {
         match self {
             Self::Any => true,

@@ -1,7 +1,7 @@
 //! The text of a plan.
 
 use super::when::duration;
-use super::{Call, CmCall, CmFault, Fault, FaultPlan, FaultTrigger, Operation, Rule};
+use super::{Call, CmCall, CmFault, FaultAction, FaultPlan, FaultRule, FaultTrigger, FaultyOperation};
 use crate::event::AsyncEvent;
 use crate::wc::WcStatus;
 use std::str::FromStr;
@@ -104,13 +104,13 @@ table! {
 }
 
 table! {
-    fn operation -> Operation, "operation" {
-        "send" => Operation::Send,
-        "write" => Operation::Write,
-        "read" => Operation::Read,
-        "atomic" => Operation::Atomic,
-        "recv" => Operation::Recv,
-        "any" => Operation::Any,
+    fn operation -> FaultyOperation, "operation" {
+        "send" => FaultyOperation::Send,
+        "write" => FaultyOperation::Write,
+        "read" => FaultyOperation::Read,
+        "atomic" => FaultyOperation::Atomic,
+        "recv" => FaultyOperation::Recv,
+        "any" => FaultyOperation::Any,
     }
 }
 
@@ -149,7 +149,7 @@ impl FaultPlan {
         ["call:", "wc:", "event:", "cm:", "slow:"].iter().any(|kind| part.trim_start().starts_with(kind))
     }
 
-    fn rule(text: &str) -> Result<(Fault, FaultTrigger), &'static str> {
+    fn rule(text: &str) -> Result<(FaultAction, FaultTrigger), &'static str> {
         let (kind, rest) =
             text.split_once(':').ok_or("expected call:, wc:, event:, cm: or slow:, or seed=N")?;
         let (subject, value) = match rest.split_once('=') {
@@ -165,24 +165,24 @@ impl FaultPlan {
             if value.is_some() {
                 return Err("an event has no value");
             }
-            return Ok((Fault::Event { event: event(name)?, at: duration(at)? }, FaultTrigger::Always));
+            return Ok((FaultAction::Event { event: event(name)?, at: duration(at)? }, FaultTrigger::Always));
         }
         let when = at.map_or(Ok(FaultTrigger::Always), str::parse)?;
         let value = value.ok_or("expected a value behind =")?;
         let fault = match kind {
             "call" => match call(name)? {
                 Call::PollCq => return Err("a poll cannot fail: slow:poll_cq=TIME delays it"),
-                call => Fault::Call { call, errno: errno(value)? },
+                call => FaultAction::Call { call, errno: errno(value)? },
             },
-            "wc" => Fault::Completion { of: operation(name)?, status: status(value)? },
+            "wc" => FaultAction::Completion { of: operation(name)?, status: status(value)? },
             "cm" => {
                 let (call, outcome) = (cm_call(name)?, outcome(value)?);
                 if !outcome.is_of(call) {
                     return Err("the call does not have that outcome");
                 }
-                Fault::Cm { call, outcome }
+                FaultAction::Cm { call, outcome }
             }
-            "slow" => Fault::Slow { call: call(name)?, time: duration(value)? },
+            "slow" => FaultAction::Slow { call: call(name)?, time: duration(value)? },
             _ => return Err("no such kind of fault, expected call, wc, event, cm, slow"),
         };
         Ok((fault, when))
@@ -201,7 +201,7 @@ impl FromStr for FaultPlan {
                 continue;
             }
             let (fault, when) = Self::rule(part).map_err(refused)?;
-            plan.rules.push(Rule { fault, when, text: part.to_owned() });
+            plan.rules.push(FaultRule { fault, when, text: part.to_owned() });
         }
         Ok(plan)
     }
@@ -212,7 +212,7 @@ mod tests {
     use super::*;
     use std::time::Duration;
 
-    fn only(text: &str) -> (Fault, FaultTrigger) {
+    fn only(text: &str) -> (FaultAction, FaultTrigger) {
         let plan: FaultPlan = text.parse().unwrap();
         let [rule] = &plan.rules[..] else { panic!("{plan:?}") };
         assert_eq!(rule.text, text);
@@ -221,19 +221,19 @@ mod tests {
 
     #[test]
     fn rules() {
-        let refused = Fault::Call { call: Call::RegMr, errno: libc::ENOMEM };
+        let refused = FaultAction::Call { call: Call::RegMr, errno: libc::ENOMEM };
         assert_eq!(only("call:reg_mr=ENOMEM"), (refused.clone(), FaultTrigger::Always));
         assert_eq!(only("call:reg_mr@3=12"), (refused.clone(), FaultTrigger::Nth(3)));
         assert_eq!(only("call:reg_mr@3+=ENOMEM"), (refused.clone(), FaultTrigger::From(3)));
         assert_eq!(only("call:reg_mr@0.5%=ENOMEM"), (refused.clone(), FaultTrigger::Chance(5_000)));
         assert_eq!(only("call:reg_mr@2s=ENOMEM"), (refused, FaultTrigger::After(Duration::from_secs(2))));
-        let lost = Fault::Completion { of: Operation::Write, status: WcStatus::RetryExceeded };
+        let lost = FaultAction::Completion { of: FaultyOperation::Write, status: WcStatus::RetryExceeded };
         assert_eq!(only("wc:write@100=RETRY_EXC_ERR"), (lost, FaultTrigger::Nth(100)));
-        let down = Fault::Event { event: AsyncEvent::PortError, at: Duration::from_millis(1500) };
+        let down = FaultAction::Event { event: AsyncEvent::PortError, at: Duration::from_millis(1500) };
         assert_eq!(only("event:PORT_ERR@1500ms"), (down, FaultTrigger::Always));
-        let rejected = Fault::Cm { call: CmCall::Connect, outcome: CmFault::Rejected };
+        let rejected = FaultAction::Cm { call: CmCall::Connect, outcome: CmFault::Rejected };
         assert_eq!(only("cm:connect@1=REJECTED"), (rejected, FaultTrigger::Nth(1)));
-        let slow = Fault::Slow { call: Call::PollCq, time: Duration::from_millis(5) };
+        let slow = FaultAction::Slow { call: Call::PollCq, time: Duration::from_millis(5) };
         assert_eq!(only("slow:poll_cq=5ms"), (slow, FaultTrigger::Always));
         let plan: FaultPlan = "seed=7, call:alloc_pd=EIO,slow:post_send@1=1m".parse().unwrap();
         assert_eq!((plan.seed, plan.rules.len()), (7, 2));

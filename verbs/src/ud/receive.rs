@@ -55,7 +55,7 @@ pub(crate) fn receive(core: &mut Core, port: Token, socket: Token) -> usize {
 }
 
 /// A datagram that is valid by itself.
-struct Checked {
+struct CheckedDatagram {
     header: Header,
     /// The bytes of the header.
     bytes: [u8; Header::LEN],
@@ -65,7 +65,7 @@ struct Checked {
     run_crc: Option<RunCrc>,
 }
 
-impl Checked {
+impl CheckedDatagram {
     /// Checks a datagram; one that is not valid is counted. Inlined, as a header that is returned through memory is read back before its stores are
     /// done.
     #[inline(always)]
@@ -130,7 +130,7 @@ impl Checked {
 }
 
 /// Datagrams with one header, and receives for them.
-struct Batch<'a, 'b> {
+struct ReceiveBatch<'a, 'b> {
     arrived: &'a mut ReceivedRun<'b>,
     /// Number of the first datagram.
     first: usize,
@@ -142,7 +142,7 @@ struct Batch<'a, 'b> {
     placed: &'a mut Vec<u64>,
 }
 
-impl Batch<'_, '_> {
+impl ReceiveBatch<'_, '_> {
     /// Places them, each behind its route header. `write` writes a message to the memory of a receive, or returns false. Returns how many were placed, and the
     /// receive of the next one if that ends in an error.
     #[inline(always)]
@@ -177,7 +177,7 @@ fn receive_run(core: &mut Core, port: Token, local: IpAddr, staging: &mut Stagin
     let Some((slot, services)) = core.port_and_services(port) else { return false };
     let Some(arrived) = staging.arrived() else { return false };
     let peer = arrived.peer;
-    let Some(mut last) = Checked::new(slot, &services.counters, peer, arrived.first(), false) else {
+    let Some(mut last) = CheckedDatagram::new(slot, &services.counters, peer, arrived.first(), false) else {
         services.moved += arrived.bytes(1);
         staging.advance(1);
         return true;
@@ -216,7 +216,7 @@ fn receive_run(core: &mut Core, port: Token, local: IpAddr, staging: &mut Stagin
         }
         // Another one: that of another request, or one that is not valid.
         let Some(arrived) = staging.arrived() else { break };
-        match Checked::new(slot, &services.counters, peer, arrived.first(), false) {
+        match CheckedDatagram::new(slot, &services.counters, peer, arrived.first(), false) {
             // The next run begins with it.
             Some(checked) if checked.header.destination != to => break,
             Some(checked) => {
@@ -241,7 +241,7 @@ fn receive_for_group(core: &mut Core, (port, at): (Token, usize), group: IpAddr,
         let Some((slot, services)) = core.port_and_services(port) else { return };
         let peer = arrived.peer;
         services.moved += arrived.bytes(1);
-        let checked = Checked::new(slot, &services.counters, peer, arrived.first(), true);
+        let checked = CheckedDatagram::new(slot, &services.counters, peer, arrived.first(), true);
         let mut next = 0;
         while let Some(checked) = &checked
             && let Some(slot) = core.datagram_port(port)
@@ -384,7 +384,7 @@ impl Endpoint {
                 let is_alike =
                     |wqe: &&RecvWqe| lkey.is_some() && single(&wqe.sges).map(|element| element.lkey) == lkey;
                 let alike = 1 + some[used + 1..].iter().take_while(is_alike).count();
-                let batch = Batch {
+                let batch = ReceiveBatch {
                     arrived,
                     first: range.start + used,
                     wqes: &some[used..][..alike],

@@ -18,7 +18,7 @@ use uiw_llp::{Outgoing, Token};
 use uiw_mem::{MrCache, Table};
 
 /// Common properties of the requests of a run.
-struct Run<'a> {
+struct RequestRun<'a> {
     /// The first one's sequence number.
     first: u32,
     signal_all: bool,
@@ -28,7 +28,7 @@ struct Run<'a> {
 
 /// Common properties of requests of one destination and length, if their datagrams are built alike.
 #[derive(Clone, Copy)]
-struct Kind {
+struct RequestShape {
     len: u32,
     flags: SendFlags,
     immediate: Option<u32>,
@@ -36,7 +36,7 @@ struct Kind {
     lkey: Option<STag>,
 }
 
-impl Kind {
+impl RequestShape {
     /// Flags that make a difference.
     const FLAGS: SendFlags = SendFlags::SOLICITED.union(SendFlags::INLINE);
 
@@ -69,7 +69,7 @@ impl Kind {
 }
 
 /// Requests of one kind, and where their datagrams are built.
-struct Batch<'a> {
+struct TransmitBatch<'a> {
     wqes: &'a mut [Wqe],
     /// One datagram behind the other.
     room: &'a mut [u8],
@@ -82,7 +82,7 @@ struct Batch<'a> {
     reported: &'a mut Vec<u32>,
 }
 
-impl Batch<'_> {
+impl TransmitBatch<'_> {
     /// Builds datagrams with payloads of `payload` bytes. `write` writes one, or returns false. Returns how many were built, and the error of the next.
     #[inline(always)]
     fn build(
@@ -191,9 +191,9 @@ impl Endpoint {
         failed.is_none() && !blocked && staging.built > 0 && has_more
     }
 
-    fn builder(&mut self) -> Builder<'_> {
+    fn builder(&mut self) -> DatagramBuilder<'_> {
         let Self { qp, epoch, msn, cache, last_peer, way, .. } = self;
-        Builder { qp, epoch: *epoch, msn, cache, last_peer, way }
+        DatagramBuilder { qp, epoch: *epoch, msn, cache, last_peer, way }
     }
 
     /// Counts requests whose datagrams were taken or left out.
@@ -206,7 +206,7 @@ impl Endpoint {
 }
 
 /// Parts of an endpoint that build its datagrams.
-struct Builder<'a> {
+struct DatagramBuilder<'a> {
     qp: &'a QpInner,
     epoch: u32,
     msn: &'a mut u32,
@@ -215,7 +215,7 @@ struct Builder<'a> {
     way: &'a mut Option<SendRoute>,
 }
 
-impl Builder<'_> {
+impl DatagramBuilder<'_> {
     /// Builds datagrams for one socket, and returns which; and the request that cannot be sent, if it is the next one.
     fn build(
         &mut self,
@@ -256,7 +256,7 @@ impl Builder<'_> {
                 staging.first = id;
             }
             let (max_payload, table) = (ud.port.max_payload(), &services.table);
-            let run = Run { first: id, signal_all, max_payload, table };
+            let run = RequestRun { first: id, signal_all, max_payload, table };
             let (built, failed) = self.build_run(wqes, run, staging);
             sq.advance(built);
             if let Some(status) = failed {
@@ -275,10 +275,10 @@ impl Builder<'_> {
     fn build_run(
         &mut self,
         wqes: &mut [Wqe],
-        run: Run<'_>,
+        run: RequestRun<'_>,
         staging: &mut Staging,
     ) -> (usize, Option<WcStatus>) {
-        let Run { first, signal_all, max_payload, table } = run;
+        let RequestRun { first, signal_all, max_payload, table } = run;
         let Self { way: Some(way), qp, cache, msn, .. } = self else {
             return (0, Some(WcStatus::LocalQpOperation));
         };
@@ -291,13 +291,13 @@ impl Builder<'_> {
         let most = requests.min(room.len() / len).min(wqes.len());
         let (mut built, mut failed) = (0, None);
         while failed.is_none()
-            && let Some(kind) = wqes[built..most].first().and_then(|wqe| Kind::of(wqe, &way.to))
+            && let Some(kind) = wqes[built..most].first().and_then(|wqe| RequestShape::of(wqe, &way.to))
             && kind.len == payload
         {
             let rest = &mut wqes[built..most];
             let to = way.to;
             let alike = 1 + rest[1..].iter().take_while(|wqe| kind.is_of(wqe, &to)).count();
-            let batch = Batch {
+            let batch = TransmitBatch {
                 wqes: &mut rest[..alike],
                 room: &mut room[built * len..],
                 header: way.header(kind.flags.contains(SendFlags::SOLICITED), kind.immediate),

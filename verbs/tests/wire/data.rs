@@ -27,7 +27,7 @@ fn assumed() -> ConnConfig {
 // ---------------------------------------------------------------- the negative vectors
 
 /// A frame that has to be refused, as its case says.
-struct Vector {
+struct NegativeVector {
     name: String,
     bytes: Vec<u8>,
     /// Any of these Terminates; `None` stands for the end of the stream without one.
@@ -36,14 +36,14 @@ struct Vector {
     startup: bool,
 }
 
-fn vectors() -> Vec<Vector> {
+fn vectors() -> Vec<NegativeVector> {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../interop/data/vectors/negative.case");
     let cases = uiw_cases::parse(path, &std::fs::read_to_string(path).unwrap()).unwrap();
     assert_eq!(cases.len(), 26);
-    cases.iter().map(Vector::of).collect()
+    cases.iter().map(NegativeVector::of).collect()
 }
 
-impl Vector {
+impl NegativeVector {
     fn of(case: &Case) -> Self {
         let actions = || case.steps.iter().map(|step| &step.action);
         let is_bytes =
@@ -73,7 +73,7 @@ fn codes(atom: &Atom) -> Option<(u8, u8, u8)> {
 }
 
 /// The vector as this connection would carry it: with the STag of a 64-byte region where it names one of the vectors' own.
-fn adapted(vector: &Vector, end: &End, peer: &mut Peer) -> Vec<u8> {
+fn adapted(vector: &NegativeVector, end: &End, peer: &mut Peer) -> Vec<u8> {
     let (name, bytes) = (vector.name.as_str(), vector.bytes.clone());
     if !["tagged-bounds", "tagged-to-wrap", "read-bounds", "read-to-wrap", "atomic-unaligned"].contains(&name)
     {

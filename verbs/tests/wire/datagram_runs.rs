@@ -23,13 +23,13 @@ const PAYLOAD: usize = 24;
 const RUN: u64 = 60;
 
 /// A peer that sends what it likes.
-struct Peer {
+struct RawPeer {
     socket: Box<dyn DatagramSocket>,
     to: SocketAddr,
     _stack: TcpStack,
 }
 
-impl Peer {
+impl RawPeer {
     fn new(to: SocketAddr) -> Self {
         let mut stack = TcpStack::new().unwrap();
         let socket = stack.bind_datagrams((LOCALHOST, 0).into(), &Default::default(), Token(1)).unwrap();
@@ -106,17 +106,17 @@ fn fate(number: u64) -> DatagramFate {
 }
 
 /// Origin of the receives.
-enum Source {
+enum ReceiveSource {
     Own,
     NewestFirst,
     Shared(Arc<Srq>),
 }
 
 /// A queue pair with a completion queue of its own.
-struct Receiver {
+struct UdReceiver {
     qp: Qp,
     cq: Arc<Cq>,
-    source: Source,
+    source: ReceiveSource,
     /// Numbers of the receives that are posted, oldest first.
     posted: Vec<u64>,
     next: u64,
@@ -124,17 +124,17 @@ struct Receiver {
     at: u64,
 }
 
-impl Receiver {
-    fn new(ud: &Ud, source: Source, at: u64) -> Self {
+impl UdReceiver {
+    fn new(ud: &Ud, source: ReceiveSource, at: u64) -> Self {
         let port = ud.end.qp.datagram_port().unwrap();
         let shard = CqConfig { shard: Some(ud.end.rcq.shard()), ..CqConfig::default() };
         let cq = ud.end.device.create_cq(RECEIVES, shard).unwrap();
         let cap = QpCap { max_recv_wr: RECEIVES, ..QpCap::default() };
         let init = QpInit::new(&ud.end.scq, &cq).cap(cap);
         let init = match &source {
-            Source::Own => init,
-            Source::NewestFirst => init.newest_receive_first(),
-            Source::Shared(srq) => init.srq(Some(Arc::clone(srq))),
+            ReceiveSource::Own => init,
+            ReceiveSource::NewestFirst => init.newest_receive_first(),
+            ReceiveSource::Shared(srq) => init.srq(Some(Arc::clone(srq))),
         };
         let qp = ud.end.pd.create_ud_qp(init, port).unwrap();
         qp.set_qkey(QKEY).unwrap();
@@ -152,7 +152,7 @@ impl Receiver {
             // SAFETY: the region lives longer than the queue pair.
             unsafe {
                 match &self.source {
-                    Source::Shared(srq) => srq.post_recv([RecvWr { wr_id, sges: &sges }]),
+                    ReceiveSource::Shared(srq) => srq.post_recv([RecvWr { wr_id, sges: &sges }]),
                     _ => self.qp.post_recv([RecvWr { wr_id, sges: &sges }]),
                 }
             }
@@ -165,7 +165,7 @@ impl Receiver {
     /// The next message is the datagram of this number.
     fn received(&mut self, ud: &Ud, number: u64, from: Qpn, len: usize) {
         let wc = next_wc(&ud.end.device, &self.cq);
-        let newest = matches!(self.source, Source::NewestFirst);
+        let newest = matches!(self.source, ReceiveSource::NewestFirst);
         let wr_id = if newest { self.posted.pop().unwrap() } else { self.posted.remove(0) };
         let expected = Wc {
             wr_id,
@@ -187,15 +187,15 @@ impl Receiver {
 
 /// Each datagram of a run is looked at by itself: neither is one lost because of its neighbours, nor one taken that would not be taken alone. The
 /// queues wrap between the rounds, and in the middle of a run.
-fn datagrams_of_a_run(sources: impl FnOnce(&Pd) -> [Source; 2]) {
+fn datagrams_of_a_run(sources: impl FnOnce(&Pd) -> [ReceiveSource; 2]) {
     let device = Device::open().unwrap();
     let pd = device.alloc_pd().unwrap();
     let ud = Ud::made(&device, &pd, LOCALHOST, Make::default());
-    let mut peer = Peer::new(ud.socket_address());
+    let mut peer = RawPeer::new(ud.socket_address());
     let mut receivers = sources(&pd)
         .into_iter()
         .enumerate()
-        .map(|(index, source)| Receiver::new(&ud, source, index as u64 * u64::from(RECEIVES * ROOM)))
+        .map(|(index, source)| UdReceiver::new(&ud, source, index as u64 * u64::from(RECEIVES * ROOM)))
         .collect::<Vec<_>>();
     // The indices of queue pairs are random.
     let present = [ud.end.qp.num(), receivers[0].qp.num(), receivers[1].qp.num()];
@@ -246,14 +246,14 @@ fn datagrams_of_a_run(sources: impl FnOnce(&Pd) -> [Source; 2]) {
 
 #[test]
 fn datagram_run_fills_own_receives() {
-    datagrams_of_a_run(|_| [Source::Own, Source::NewestFirst]);
+    datagrams_of_a_run(|_| [ReceiveSource::Own, ReceiveSource::NewestFirst]);
 }
 
 #[test]
 fn datagram_run_fills_shared_receives() {
     datagrams_of_a_run(|pd| {
         let attr = SrqAttr { max_wr: RECEIVES, max_sge: 1, limit: 0 };
-        [Source::Shared(pd.create_srq(attr).unwrap()), Source::Own]
+        [ReceiveSource::Shared(pd.create_srq(attr).unwrap()), ReceiveSource::Own]
     });
 }
 
@@ -261,9 +261,9 @@ fn datagram_run_fills_shared_receives() {
 #[test]
 fn datagram_run_outlasts_receives() {
     let ud = Ud::kernel();
-    let mut peer = Peer::new(ud.socket_address());
+    let mut peer = RawPeer::new(ud.socket_address());
     let to = Qpn::from_raw(ud.end.qp.num());
-    let run = |peer: &Peer, count: u64| -> Vec<_> {
+    let run = |peer: &RawPeer, count: u64| -> Vec<_> {
         (0..count).map(|number| peer.datagram(number, PAYLOAD, |header| header.destination = to)).collect()
     };
     for wr_id in 0..5 {
@@ -298,7 +298,7 @@ fn datagram_run_outlasts_receives() {
 
 /// A request of a chain, by the memory that it names.
 #[derive(Clone, Copy, Debug)]
-enum Request {
+enum ChainRequest {
     /// This number of bytes at an offset of one of two regions.
     One(usize, u64, u32),
     /// Eight bytes of each region.
@@ -311,7 +311,7 @@ enum Request {
 #[test]
 fn datagram_chain_uses_own_memory() {
     let ud = Ud::kernel();
-    let mut peer = Peer::new(ud.socket_address());
+    let mut peer = RawPeer::new(ud.socket_address());
     let other = memory(&ud.end.pd, 4096, Access::LOCAL_WRITE);
     let regions = [&ud.end.mr, &other];
     for (region, first) in regions.iter().zip([0u8, 100]) {
@@ -324,26 +324,26 @@ fn datagram_chain_uses_own_memory() {
     };
     let inline = [5u8; 16];
     let elements = |request| match request {
-        Request::One(region, offset, len) => vec![sge(region, offset, len)],
-        Request::Two => vec![sge(0, 3, 8), sge(1, 1, 8)],
-        Request::Inline => vec![Sge { addr: inline.as_ptr() as u64, length: 16, lkey: STag(0) }],
-        Request::Empty => vec![],
+        ChainRequest::One(region, offset, len) => vec![sge(region, offset, len)],
+        ChainRequest::Two => vec![sge(0, 3, 8), sge(1, 1, 8)],
+        ChainRequest::Inline => vec![Sge { addr: inline.as_ptr() as u64, length: 16, lkey: STag(0) }],
+        ChainRequest::Empty => vec![],
     };
     let expected = |request| match request {
-        Request::One(region, offset, len) => peek(regions[region], offset as usize, len as usize),
-        Request::Two => [peek(regions[0], 3, 8), peek(regions[1], 1, 8)].concat(),
-        Request::Inline => inline.to_vec(),
-        Request::Empty => vec![],
+        ChainRequest::One(region, offset, len) => peek(regions[region], offset as usize, len as usize),
+        ChainRequest::Two => [peek(regions[0], 3, 8), peek(regions[1], 1, 8)].concat(),
+        ChainRequest::Inline => inline.to_vec(),
+        ChainRequest::Empty => vec![],
     };
     let chain: Vec<_> = (0..100u64)
         .map(|number| match number % 16 {
-            0..=4 => Request::One(0, number, 16),
-            5 | 6 => Request::One(1, number, 16),
-            7 => Request::Two,
-            8 | 9 => Request::Inline,
-            10 => Request::One(1, 2, 33),
-            11 => Request::Empty,
-            _ => Request::One(0, 8 * (number % 8), 16),
+            0..=4 => ChainRequest::One(0, number, 16),
+            5 | 6 => ChainRequest::One(1, number, 16),
+            7 => ChainRequest::Two,
+            8 | 9 => ChainRequest::Inline,
+            10 => ChainRequest::One(1, 2, 33),
+            11 => ChainRequest::Empty,
+            _ => ChainRequest::One(0, 8 * (number % 8), 16),
         })
         .collect();
     let imm = |number: u64| (number % 16 == 3 || number % 16 == 6).then_some(number as u32);
@@ -351,7 +351,8 @@ fn datagram_chain_uses_own_memory() {
     let to = Destination { ah, qpn: peer.qpn().raw(), qkey: QKEY };
     let lists: Vec<_> = chain.iter().map(|request| elements(*request)).collect();
     let requests = lists.iter().zip(&chain).zip(0u64..).map(|((sges, request), number)| {
-        let inline = if matches!(request, Request::Inline) { SendFlags::INLINE } else { SendFlags::empty() };
+        let inline =
+            if matches!(request, ChainRequest::Inline) { SendFlags::INLINE } else { SendFlags::empty() };
         let solicited = if number % 16 == 4 { SendFlags::SOLICITED } else { SendFlags::empty() };
         let op = SendOp::Datagram { to, imm: imm(number) };
         SendWr { wr_id: number, op, sges, flags: SendFlags::SIGNALED | inline | solicited }
@@ -391,7 +392,7 @@ fn datagram_chain_uses_own_memory() {
 #[test]
 fn datagram_run_follows_receives() {
     let ud = Ud::kernel();
-    let mut peer = Peer::new(ud.socket_address());
+    let mut peer = RawPeer::new(ud.socket_address());
     let other = memory(&ud.end.pd, 64 << 10, Access::LOCAL_WRITE);
     let regions = [&ud.end.mr, &other];
     let to = Qpn::from_raw(ud.end.qp.num());

@@ -27,20 +27,20 @@ struct MovedBytes {
 
 /// Counts by thread and pair.
 #[derive(Clone, Default)]
-struct Counts {
+struct ThreadCounts {
     moved: Arc<Mutex<HashMap<(ThreadId, usize), MovedBytes>>>,
     /// The pair that new streams belong to.
     pair: Arc<AtomicUsize>,
 }
 
-impl Counts {
+impl ThreadCounts {
     /// Returns the work of the calling thread on the streams of `pair`.
     fn of(&self, pair: usize) -> MovedBytes {
         self.moved.lock().unwrap().get(&(thread::current().id(), pair)).copied().unwrap_or_default()
     }
 }
 
-impl StackHooks for Counts {
+impl StackHooks for ThreadCounts {
     type Stream = CountedStream;
 
     fn stream(&self, _: &dyn TransportStream, _: Origin, _: Token) -> CountedStream {
@@ -50,7 +50,7 @@ impl StackHooks for Counts {
 
 /// A stream of a pair.
 struct CountedStream {
-    counts: Counts,
+    counts: ThreadCounts,
     pair: usize,
 }
 
@@ -78,14 +78,14 @@ impl StreamHooks for CountedStream {
 }
 
 /// A device of two shards with a pair on each: the pairs' numbers are those of their shards.
-fn device_with_pairs(progress: Progress) -> (Counts, [Pair; 2]) {
-    let counts = Counts::default();
+fn device_with_pairs(progress: Progress) -> (ThreadCounts, [PolledPair; 2]) {
+    let counts = ThreadCounts::default();
     let stack = WrappedStack { inner: Box::new(TcpStack::new().unwrap()), hooks: counts.clone() };
     let options = DeviceConfig::default().shards(2).progress(progress);
     let device = Device::with_stack(Box::new(stack), options).unwrap();
     let pairs = [0, 1].map(|shard| {
         counts.pair.store(shard, Ordering::SeqCst);
-        Pair::connect(&device, shard)
+        PolledPair::connect(&device, shard)
     });
     (counts, pairs)
 }
@@ -95,13 +95,13 @@ const WINDOW: u64 = 32;
 /// Messages that the busy connection moves while the idle queue is polled.
 const MESSAGES: u64 = 2000;
 
-struct End {
+struct PolledEnd {
     qp: Qp,
     mr: RawMr,
     _pd: Pd,
 }
 
-impl End {
+impl PolledEnd {
     fn new(device: &Device, cq: &Arc<Cq>) -> Self {
         let pd = device.alloc_pd().unwrap();
         let init = QpInit::new(&Arc::clone(cq), &Arc::clone(cq)).cap(QpCap {
@@ -134,17 +134,17 @@ impl End {
 }
 
 /// Ends of a connection on one completion queue.
-struct Pair {
+struct PolledPair {
     cq: Arc<Cq>,
-    a: End,
-    b: End,
+    a: PolledEnd,
+    b: PolledEnd,
 }
 
-impl Pair {
+impl PolledPair {
     fn connect(device: &Device, shard: usize) -> Self {
         let options = CqConfig { shard: Some(shard), ..CqConfig::default() };
         let cq = device.create_cq(1024, options).unwrap();
-        let (a, b) = (End::new(device, &cq), End::new(device, &cq));
+        let (a, b) = (PolledEnd::new(device, &cq), PolledEnd::new(device, &cq));
         let (options, channel) = (Arc::new(ConnConfig::default()), Arc::new(CmChannel::default()));
         let any = "127.0.0.1:0".parse().unwrap();
         let listener = cm::Listener::bind(device, any, 1, &options, &channel).unwrap();

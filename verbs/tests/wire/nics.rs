@@ -35,7 +35,7 @@ fn default() -> ConnConfig {
 // ---------------------------------------------------------------- what every adapter does with FPDUs
 
 /// An adapter in Full Operation.
-struct Adapter {
+struct AdapterModel {
     peer: Peer,
     /// The hardware terminates the stream on STag 0 in a tagged segment and in a Read Request, of any length (softiwarp issue 21).
     refuses_stag_0: bool,
@@ -43,7 +43,7 @@ struct Adapter {
     first: Option<Rtr>,
 }
 
-impl Adapter {
+impl AdapterModel {
     /// Takes an FPDU of ours: its opcode and payload. `None`: it was refused, and the stream is terminated.
     fn take(&mut self) -> Option<(Opcode, Vec<u8>)> {
         let segment = self.peer.next().expect("an FPDU, not the end");
@@ -131,13 +131,13 @@ impl Cxgb4 {
         if self.p2p_type == Rtr::Write { WRITE } else { READ }
     }
 
-    fn adapter(self, mut peer: Peer, crc: bool, first: bool) -> Adapter {
+    fn adapter(self, mut peer: Peer, crc: bool, first: bool) -> AdapterModel {
         peer.full(crc, false, false);
-        Adapter { peer, refuses_stag_0: true, first: first.then_some(self.p2p_type) }
+        AdapterModel { peer, refuses_stag_0: true, first: first.then_some(self.p2p_type) }
     }
 
     /// Returns the listener. `None`: it has reset the connection.
-    fn answers(self, port: &Port) -> Option<Adapter> {
+    fn answers(self, port: &Port) -> Option<AdapterModel> {
         let mut peer = port.accept();
         let asked = peer.startup_frame();
         if asked.revision > self.mpa_rev {
@@ -162,7 +162,7 @@ impl Cxgb4 {
     }
 
     /// Interprets our Reply as the adapter does; `None` is its Terminate.
-    fn begins(self, mut peer: Peer, answer: &Frame) -> Option<Adapter> {
+    fn begins(self, mut peer: Peer, answer: &Frame) -> Option<AdapterModel> {
         let enhanced = answer.enhanced.expect("an enhanced Reply");
         let said = kinds_of(enhanced);
         // A Write goes before a Read where the Reply has both.
@@ -180,7 +180,7 @@ impl Cxgb4 {
             Some(_) => peer.write(1, 1, b""),
             None => {}
         }
-        Some(Adapter { peer, refuses_stag_0: true, first: None })
+        Some(AdapterModel { peer, refuses_stag_0: true, first: None })
     }
 }
 
@@ -343,7 +343,7 @@ fn cxgb4_begins_at_revision_1() {
     assert_eq!((answer.revision, answer.enhanced), (1, None));
     rtr_read(&mut peer, 1, 1);
     end.established();
-    Adapter { peer, refuses_stag_0: true, first: None }.talks(&end);
+    AdapterModel { peer, refuses_stag_0: true, first: None }.talks(&end);
 }
 
 #[test]
@@ -384,7 +384,7 @@ impl Irdma {
         }
     }
 
-    fn answers(self, port: &Port) -> Option<Adapter> {
+    fn answers(self, port: &Port) -> Option<AdapterModel> {
         let mut peer = port.accept();
         let asked = peer.startup_frame();
         let mut answer = reply(asked.revision);
@@ -399,7 +399,7 @@ impl Irdma {
         }
         peer.raw(&answer.emit());
         peer.full(true, asked.markers, answer.markers);
-        Some(Adapter { peer, refuses_stag_0: false, first: None })
+        Some(AdapterModel { peer, refuses_stag_0: false, first: None })
     }
 
     fn request(self) -> Frame {
@@ -409,7 +409,7 @@ impl Irdma {
         frame
     }
 
-    fn begins(self, mut peer: Peer, answer: &Frame) -> Option<Adapter> {
+    fn begins(self, mut peer: Peer, answer: &Frame) -> Option<AdapterModel> {
         match self.negotiate(answer.enhanced?, true) {
             None => {
                 peer.reset();
@@ -418,7 +418,7 @@ impl Irdma {
             Some(Rtr::Read) => rtr_read(&mut peer, IRDMA_STAG, 0),
             Some(_) => peer.write(IRDMA_STAG, 0, b""),
         }
-        Some(Adapter { peer, refuses_stag_0: false, first: None })
+        Some(AdapterModel { peer, refuses_stag_0: false, first: None })
     }
 }
 
@@ -498,7 +498,7 @@ struct Qedr {
 const QEDR: Qedr = Qedr { rtr: RtrKinds::ALL };
 
 impl Qedr {
-    fn answers(self, port: &Port) -> Adapter {
+    fn answers(self, port: &Port) -> AdapterModel {
         let mut peer = port.accept();
         let asked = peer.startup_frame();
         let mut answer = reply(asked.revision);
@@ -513,7 +513,7 @@ impl Qedr {
         }
         peer.raw(&answer.emit());
         peer.full(true, false, false);
-        Adapter { peer, refuses_stag_0: false, first }
+        AdapterModel { peer, refuses_stag_0: false, first }
     }
 
     fn request(self) -> Frame {
@@ -521,7 +521,7 @@ impl Qedr {
     }
 
     /// The firmware's choice among the kinds of our Reply; a Reply without any of its own is answered with a Terminate.
-    fn begins(self, mut peer: Peer, answer: &Frame, kind: Rtr) -> Option<Adapter> {
+    fn begins(self, mut peer: Peer, answer: &Frame, kind: Rtr) -> Option<AdapterModel> {
         let said = kinds_of(answer.enhanced.expect("an enhanced Reply")).intersect(self.rtr);
         if !said.contains(kind) {
             peer.fpdu(&terminate(2, 0, 7));
@@ -532,7 +532,7 @@ impl Qedr {
             Rtr::Write => peer.write(0, 0, b""),
             Rtr::Send => peer.send(b""),
         }
-        Some(Adapter { peer, refuses_stag_0: false, first: None })
+        Some(AdapterModel { peer, refuses_stag_0: false, first: None })
     }
 }
 

@@ -13,10 +13,10 @@ use uiw_verbs::{Device, DeviceConfig, Progress};
 
 /// Peers that have connected, and send their Requests, one after the other, once the last of them was accepted.
 #[derive(Clone, Default)]
-struct LatePeers(Arc<Mutex<Peers>>);
+struct LatePeers(Arc<Mutex<OrderedPeers>>);
 
 #[derive(Default)]
-struct Peers {
+struct OrderedPeers {
     connected: Vec<TcpStream>,
     accepted: usize,
 }

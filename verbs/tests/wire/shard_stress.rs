@@ -18,7 +18,7 @@ const THREADS: u64 = 4;
 const SRQ_DEPTH: u32 = 64;
 
 /// Objects that all threads share.
-struct Common {
+struct SharedObjects {
     device: Device,
     pd: Pd,
     cqs: Vec<Arc<Cq>>,
@@ -28,7 +28,7 @@ struct Common {
     completions: AtomicU64,
 }
 
-impl Common {
+impl SharedObjects {
     fn new(shards: usize) -> Self {
         let options = DeviceConfig::default().shards(shards);
         let device = Device::with_stack(Box::new(TcpStack::new().unwrap()), options).unwrap();
@@ -48,7 +48,7 @@ impl Common {
         Sge { addr: self.mr.addr(), length, lkey: self.mr.lkey() }
     }
 
-    fn qp(&self, random: &mut Random) -> Qp {
+    fn qp(&self, random: &mut XorShift) -> Qp {
         let send_cq = Arc::clone(&self.cqs[random.below(3)]);
         let recv_cq = Arc::clone(&self.cqs[random.below(3)]);
         let srq = (random.below(2) == 0).then(|| Arc::clone(&self.srq));
@@ -63,7 +63,7 @@ impl Common {
     }
 
     /// Posts whatever there is room for; a queue pair in the error state flushes it.
-    fn post(&self, qp: &Qp, random: &mut Random) {
+    fn post(&self, qp: &Qp, random: &mut XorShift) {
         let remote = Remote { addr: self.mr.addr(), rkey: self.mr.rkey() };
         for wr_id in 0..random.below(12) as u64 {
             let (op, len) = match random.below(4) {
@@ -79,9 +79,9 @@ impl Common {
 }
 
 /// xorshift.
-struct Random(u64);
+struct XorShift(u64);
 
-impl Random {
+impl XorShift {
     fn below(&mut self, end: usize) -> usize {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -91,7 +91,7 @@ impl Random {
 }
 
 /// Connects two queue pairs and ends them in some way.
-fn one(common: &Common, random: &mut Random) {
+fn one(common: &SharedObjects, random: &mut XorShift) {
     let (a, b) = (common.qp(random), common.qp(random));
     let (a_channel, b_channel) = (Arc::<CmChannel>::default(), Arc::<CmChannel>::default());
     let options = Arc::new(
@@ -161,7 +161,7 @@ fn one(common: &Common, random: &mut Random) {
     }
 }
 
-fn poll(common: &Common, queues: &[Arc<Cq>]) {
+fn poll(common: &SharedObjects, queues: &[Arc<Cq>]) {
     let mut out = Vec::new();
     while !common.stop.load(Ordering::SeqCst) {
         for cq in queues {
@@ -173,7 +173,7 @@ fn poll(common: &Common, queues: &[Arc<Cq>]) {
     }
 }
 
-fn refill(common: &Common) {
+fn refill(common: &SharedObjects) {
     while !common.stop.load(Ordering::SeqCst) {
         // SAFETY: as above. The queue may be full.
         let _ = unsafe { common.srq.post_recv([RecvWr { wr_id: 0, sges: &[common.sge(4096)] }]) };
@@ -186,7 +186,7 @@ fn refill(common: &Common) {
 #[test]
 fn queue_pairs_created_on_all_shards() {
     for shards in [1, 3, 64] {
-        let common = Common::new(shards);
+        let common = SharedObjects::new(shards);
         std::thread::scope(|scope| {
             let common = &common;
             scope.spawn(move || poll(common, &common.cqs));
@@ -195,7 +195,7 @@ fn queue_pairs_created_on_all_shards() {
             let workers: Vec<_> = (0..THREADS)
                 .map(|n| {
                     scope.spawn(move || {
-                        let mut random = Random(0x9E37_79B9_7F4A_7C15 ^ (n << 32) ^ shards as u64);
+                        let mut random = XorShift(0x9E37_79B9_7F4A_7C15 ^ (n << 32) ^ shards as u64);
                         let end = Instant::now() + FOR;
                         let mut rounds = 0u64;
                         while Instant::now() < end {

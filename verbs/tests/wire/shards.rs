@@ -21,14 +21,14 @@ fn device(stack: impl TransportStack + 'static, shards: usize, limits: Limits) -
 
 /// Hooks that list the shards whose stack adopts a stream.
 #[derive(Clone, Default)]
-struct Adoptions {
+struct AdoptionHooks {
     /// The shard of this stack.
     shard: usize,
     shards: Arc<AtomicUsize>,
     by: Arc<Mutex<Vec<usize>>>,
 }
 
-impl StackHooks for Adoptions {
+impl StackHooks for AdoptionHooks {
     type Stream = ();
 
     fn stream(&self, _: &dyn TransportStream, _: Origin, _: Token) {}
@@ -51,7 +51,7 @@ impl StackHooks for Adoptions {
 /// The ends of a connection live on shards of the same device, and an accepted connection moves to its queue pair's shard.
 #[test]
 fn queue_pairs_connect_across_shards() {
-    let hooks = Adoptions::default();
+    let hooks = AdoptionHooks::default();
     let adopted_by = Arc::clone(&hooks.by);
     let stack = WrappedStack { inner: Box::new(TcpStack::new().unwrap()), hooks };
     let device = device(stack, 3, Limits::default());
@@ -279,13 +279,13 @@ fn fpdus_received_while_memory_short() {
 
 /// Hooks that count what the stack reports, and the bytes that its streams receive, and list what these are asked to have room for.
 #[derive(Clone, Default)]
-struct Reports {
+struct ReportHooks {
     events: Arc<AtomicUsize>,
     received: Arc<AtomicUsize>,
     wanted: Arc<Mutex<Vec<usize>>>,
 }
 
-impl StackHooks for Reports {
+impl StackHooks for ReportHooks {
     type Stream = Self;
 
     fn stream(&self, _: &dyn TransportStream, _: Origin, _: Token) -> Self {
@@ -300,7 +300,7 @@ impl StackHooks for Reports {
     }
 }
 
-impl StreamHooks for Reports {
+impl StreamHooks for ReportHooks {
     fn recv(&mut self, inner: &mut dyn TransportStream, bufs: &mut [IoVecMut<'_>]) -> io::Result<usize> {
         inner.recv(bufs).inspect(|bytes| _ = self.received.fetch_add(*bytes, Ordering::SeqCst))
     }
@@ -315,7 +315,7 @@ impl StreamHooks for Reports {
 /// it less than 128 KiB), of which the kernel counts up to four times the bytes. It is asked once, then only for what an FPDU needs.
 #[test]
 fn socket_has_room_for_longest_fpdu() {
-    let reports = Reports::default();
+    let reports = ReportHooks::default();
     let stack = WrappedStack { inner: Box::new(TcpStack::new().unwrap()), hooks: reports.clone() };
     let limits = Limits::default().max_held_bytes(SHORT_MEMORY);
     let options = DeviceConfig::default().progress(Progress::Manual).shards(1).limits(limits);
@@ -362,7 +362,7 @@ fn socket_has_room_for_longest_fpdu() {
 /// the stack does not report the hang-up with every poll.
 #[test]
 fn hangup_with_exhausted_memory_reported() {
-    let reports = Reports::default();
+    let reports = ReportHooks::default();
     let stack = WrappedStack { inner: Box::new(TcpStack::new().unwrap()), hooks: reports.clone() };
     // Room for one read: none, not even of a whole FPDU, once a message is kept.
     let limits = Limits::default().max_held_bytes(300 << 10);

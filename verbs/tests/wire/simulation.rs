@@ -21,16 +21,16 @@ const QUIET_ROUNDS: usize = 33;
 /// Rounds in which something moves while the clock stands still, at most: more is a livelock.
 const MAX_ROUNDS: usize = 1_000_000;
 
-struct Simulation {
+struct SimulatedNetwork {
     network: Network,
     devices: RefCell<Vec<Device>>,
 }
 
 thread_local! {
-    static SIMULATION: Simulation = {
+    static SIMULATION: SimulatedNetwork = {
         let network = Network::new(1);
         network.set_default_link(Link { emss: EMSS, ..Link::default() });
-        Simulation { network, devices: RefCell::default() }
+        SimulatedNetwork { network, devices: RefCell::default() }
     };
 }
 

@@ -135,17 +135,17 @@ fn reregistration_during_a_peers_writes() {
     old.take_back();
 }
 
-/// Bytes of the application that a peer may write for as long as this stands; its end fills them with [`Watched::OURS`].
-struct Watched<'a> {
+/// Bytes of the application that a peer may write for as long as this stands; its end fills them with [`WatchedMemory::OURS`].
+struct WatchedMemory<'a> {
     bytes: &'a [AtomicU8],
     mr: Option<RawMr>,
 }
 
-impl Watched<'_> {
+impl WatchedMemory<'_> {
     const OURS: u8 = 0x11;
 }
 
-impl Drop for Watched<'_> {
+impl Drop for WatchedMemory<'_> {
     fn drop(&mut self) {
         drop(self.mr.take());
         self.bytes.iter().for_each(|byte| byte.store(Self::OURS, Ordering::Relaxed));
@@ -179,7 +179,7 @@ fn concurrent_teardown_in_any_order() {
         let base = memory.as_ptr() as u64;
         let mr = pd.register_raw(memory.shared(), base, ALL).unwrap();
         let (stag, at) = (mr.rkey(), mr.addr());
-        let target = Watched { bytes: &bytes, mr: Some(mr) };
+        let target = WatchedMemory { bytes: &bytes, mr: Some(mr) };
         let mut peer = responder_opt(&end, &plain());
         for id in 0..8 {
             end.recv(id, id * 64, 64);
@@ -212,7 +212,7 @@ fn concurrent_teardown_in_any_order() {
             });
             until("the stream exists without an owner", || writer.is_finished());
         });
-        let touched = bytes.iter().filter(|byte| byte.load(Ordering::Relaxed) != Watched::OURS).count();
+        let touched = bytes.iter().filter(|byte| byte.load(Ordering::Relaxed) != WatchedMemory::OURS).count();
         assert_eq!(touched, 0, "bytes of a region that was gone, in order {order}");
     }
 }

@@ -2,33 +2,33 @@
 //! and, where there is noise to measure, theirs again.
 
 use super::programs::{Lab, output};
-use super::{Bar, Line, Row, Unit, median};
+use super::{RatioBar, RatioLine, TableRow, Unit, median};
 use serde_json::Value;
 use std::process::Command;
 use uiw_siw::{Error, Result};
 
 /// A ratio that is measured: its name, its bar, the key of its figures and their unit.
-type Figure = (&'static str, Bar, &'static str, Unit);
+type Figure = (&'static str, RatioBar, &'static str, Unit);
 
-pub(super) fn connects() -> Vec<Row> {
-    let figures = [("of TCP", Bar::AtLeast(0.5), "connects", (1.0, "a second"))];
+pub(super) fn connects() -> Vec<TableRow> {
+    let figures = [("of TCP", RatioBar::AtLeast(0.5), "connects", (1.0, "a second"))];
     row("connections set up, 64 under way", "uiw-verbs", "connects", "", figures)
 }
 
-pub(super) fn clients() -> Vec<Row> {
-    let figures = [("of tokio's TCP", Bar::AtLeast(0.9), "requests", (1e3, "k/s"))];
+pub(super) fn clients() -> Vec<TableRow> {
+    let figures = [("of tokio's TCP", RatioBar::AtLeast(0.9), "requests", (1e3, "k/s"))];
     row("100 clients that are tokio tasks", "uiw", "clients", "tokio", figures)
 }
 
-pub(super) fn tls() -> Vec<Row> {
-    let figures = [("of bare rustls", Bar::AtLeast(0.9), "bytes", (1e9, "GB/s"))];
+pub(super) fn tls() -> Vec<TableRow> {
+    let figures = [("of bare rustls", RatioBar::AtLeast(0.9), "bytes", (1e9, "GB/s"))];
     row("write 1M over TLS", "uiw", "tls", "tls", figures)
 }
 
-pub(super) fn datagrams() -> Vec<Row> {
+pub(super) fn datagrams() -> Vec<TableRow> {
     let figures = [
-        ("delivered, of UDP", Bar::AtLeast(0.8), "delivered", (1e6, "million/s")),
-        ("half round trip, of UDP", Bar::AtMost(1.2), "half_round_trip_us", (1.0, "us")),
+        ("delivered, of UDP", RatioBar::AtLeast(0.8), "delivered", (1e6, "million/s")),
+        ("half round trip, of UDP", RatioBar::AtMost(1.2), "half_round_trip_us", (1.0, "us")),
     ];
     row("64-byte datagrams", "uiw-verbs", "datagrams", "", figures)
 }
@@ -39,23 +39,23 @@ fn row<const N: usize>(
     example: &'static str,
     features: &'static str,
     ratios: [Figure; N],
-) -> Vec<Row> {
+) -> Vec<TableRow> {
     let run = move |lab: &Lab| {
         let program = lab.example(package, example, features)?;
         let printed = output(Command::new(program).arg(lab.rounds.to_string()))?;
         ratios.iter().map(|figure| line(&printed, figure)).collect()
     };
-    vec![Row::new(name, None, run)]
+    vec![TableRow::new(name, None, run)]
 }
 
-fn line(printed: &str, (what, bar, key, unit): &Figure) -> Result<Line> {
+fn line(printed: &str, (what, bar, key, unit): &Figure) -> Result<RatioLine> {
     let [ours, theirs, again] = figures(printed, key);
     if ours.is_empty() || ours.len() != theirs.len() {
         return Err(Error::Failed(format!("no {key} in: {}", printed.trim())));
     }
     let noise: Vec<f64> = again.iter().zip(&theirs).map(|(again, first)| again / first).collect();
     let noise = (!noise.is_empty()).then(|| median(&noise));
-    Ok(Line::ratio(*what, &ours, &theirs, *unit).noise(noise).bar(*bar))
+    Ok(RatioLine::ratio(*what, &ours, &theirs, *unit).noise(noise).bar(*bar))
 }
 
 fn figures(printed: &str, key: &str) -> [Vec<f64>; 3] {

@@ -2,7 +2,7 @@
 //! are gone.
 
 use super::programs::{Lab, figure, object, output, plain, start};
-use super::{Bar, Line, Row, Spread};
+use super::{RatioBar, RatioLine, RatioSpread, TableRow};
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -49,17 +49,17 @@ const ATTACKS: [(&str, usize, Attack); 7] = [
     (SILENT, 1_000, |_, to, count| connect(count, to, |tcp| establish(tcp, &front()))),
 ];
 
-pub(super) fn rows() -> Vec<Row> {
+pub(super) fn rows() -> Vec<TableRow> {
     let row = |(name, count, attack): (&'static str, usize, Attack)| {
         let memory = (name == SILENT).then_some("16M");
-        Row::new(name, Bar::AtLeast(0.5), move |lab| measure(lab, memory, count, attack))
+        TableRow::new(name, RatioBar::AtLeast(0.5), move |lab| measure(lab, memory, count, attack))
     };
     ATTACKS.into_iter().map(row).collect()
 }
 
-fn measure(lab: &Lab, memory: Option<&str>, count: usize, attack: Attack) -> Result<Vec<Line>> {
+fn measure(lab: &Lab, memory: Option<&str>, count: usize, attack: Attack) -> Result<Vec<RatioLine>> {
     let uiw = &lab.uiw()?;
-    let server = Server::start(uiw, memory)?;
+    let server = ServeProcess::start(uiw, memory)?;
     // What the first client and the first attacker of each kind make it map and allocate for good, most of it its own text.
     for (_, _, attack) in ATTACKS {
         drop(attack(uiw, server.address, 1));
@@ -79,23 +79,24 @@ fn measure(lab: &Lab, memory: Option<&str>, count: usize, attack: Attack) -> Res
     let kept = |what: &str, at: usize| {
         let note =
             format!("{} -> {} -> {}, {:.1} s after", before[at], during[at], after[at], waited.as_secs_f64());
-        Line::new(what, Spread::new([after[at] as f64 / before[at] as f64]), note).bar(Bar::AtMost(BACK))
+        RatioLine::new(what, RatioSpread::new([after[at] as f64 / before[at] as f64]), note)
+            .bar(RatioBar::AtMost(BACK))
     };
     Ok(vec![
-        Line::new("of the speed before", Spread::new(ratios), ""),
+        RatioLine::new("of the speed before", RatioSpread::new(ratios), ""),
         kept("KiB, of before", 0),
         kept("descriptors, of before", 1),
     ])
 }
 
 /// `uiw serve`.
-struct Server<'a> {
+struct ServeProcess<'a> {
     uiw: &'a Path,
     process: Process,
     address: SocketAddr,
 }
 
-impl<'a> Server<'a> {
+impl<'a> ServeProcess<'a> {
     fn start(uiw: &'a Path, memory: Option<&str>) -> Result<Self> {
         let mut command = plain(uiw);
         // All come from one address, the well-behaved peer as well; and log lines about each attacker are not to be measured.

@@ -74,7 +74,7 @@ pub(crate) struct Options {
 }
 
 /// Rows that are measured in the same way: a name, the rounds of a row unless the options say otherwise, the rows, what they are.
-type Group = (&'static str, u32, fn() -> Vec<Row>, &'static str);
+type Group = (&'static str, u32, fn() -> Vec<TableRow>, &'static str);
 
 const GROUPS: [Group; 14] = [
     ("speed", 31, speed::rows, "`uiw perf` beside raw TCP"),
@@ -99,26 +99,26 @@ fn groups() -> PossibleValuesParser {
 }
 
 /// A row of the table.
-struct Row {
+struct TableRow {
     name: String,
     /// Bar of the first line.
-    bar: Option<Bar>,
+    bar: Option<RatioBar>,
     run: Measure,
 }
 
 /// Measures a row: runs its programs and compares their figures.
-type Measure = Box<dyn Fn(&Lab) -> Result<Vec<Line>>>;
+type Measure = Box<dyn Fn(&Lab) -> Result<Vec<RatioLine>>>;
 
-impl Row {
+impl TableRow {
     fn new(
         name: impl Into<String>,
-        bar: impl Into<Option<Bar>>,
-        run: impl Fn(&Lab) -> Result<Vec<Line>> + 'static,
+        bar: impl Into<Option<RatioBar>>,
+        run: impl Fn(&Lab) -> Result<Vec<RatioLine>> + 'static,
     ) -> Self {
         Self { name: name.into(), bar: bar.into(), run: Box::new(run) }
     }
 
-    fn measure(&self, lab: &Lab) -> Result<Vec<Line>> {
+    fn measure(&self, lab: &Lab) -> Result<Vec<RatioLine>> {
         let mut lines = quietest(|| (self.run)(lab))?;
         if let Some(first) = lines.first_mut() {
             first.bar = first.bar.or(self.bar);
@@ -128,8 +128,8 @@ impl Row {
 }
 
 /// Measures until the machine is quiet enough, or no more; returns the run with the least noise.
-fn quietest(mut run: impl FnMut() -> Result<Vec<Line>>) -> Result<Vec<Line>> {
-    let noise = |lines: &[Line]| lines.iter().map(Line::disturbance).fold(0.0, f64::max);
+fn quietest(mut run: impl FnMut() -> Result<Vec<RatioLine>>) -> Result<Vec<RatioLine>> {
+    let noise = |lines: &[RatioLine]| lines.iter().map(RatioLine::disturbance).fold(0.0, f64::max);
     let mut best = run()?;
     for _ in 1..TRIES {
         if noise(&best) <= QUIET {
@@ -150,15 +150,15 @@ const QUIET: f64 = 0.05;
 
 /// Bound that a ratio should reach.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Bar {
+enum RatioBar {
     AtLeast(f64),
     AtMost(f64),
     /// At least 1, within the noise of the run.
     NoLess,
 }
 
-impl Bar {
-    fn is_reached(self, spread: Spread) -> bool {
+impl RatioBar {
+    fn is_reached(self, spread: RatioSpread) -> bool {
         match self {
             Self::AtLeast(bar) => spread.median >= bar,
             Self::AtMost(bar) => spread.median <= bar,
@@ -167,7 +167,7 @@ impl Bar {
     }
 }
 
-impl std::fmt::Display for Bar {
+impl std::fmt::Display for RatioBar {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::AtLeast(bar) => write!(f, ">= {bar}"),
@@ -179,13 +179,13 @@ impl std::fmt::Display for Bar {
 
 /// Median and quartiles.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Spread {
+struct RatioSpread {
     median: f64,
     q1: f64,
     q3: f64,
 }
 
-impl Spread {
+impl RatioSpread {
     /// Computes median and quartiles of at least one value.
     fn new(values: impl IntoIterator<Item = f64>) -> Self {
         let mut values: Vec<f64> = values.into_iter().collect();
@@ -200,23 +200,23 @@ impl Spread {
 }
 
 fn median(values: &[f64]) -> f64 {
-    Spread::new(values.iter().copied()).median
+    RatioSpread::new(values.iter().copied()).median
 }
 
 /// A unit, and how many of the measured units it has.
 type Unit = (f64, &'static str);
 
 /// One ratio of a row.
-struct Line {
+struct RatioLine {
     what: String,
-    spread: Spread,
-    bar: Option<Bar>,
+    spread: RatioSpread,
+    bar: Option<RatioBar>,
     noise: Option<f64>,
     note: String,
 }
 
-impl Line {
-    fn new(what: impl Into<String>, spread: Spread, note: impl Into<String>) -> Self {
+impl RatioLine {
+    fn new(what: impl Into<String>, spread: RatioSpread, note: impl Into<String>) -> Self {
         Self { what: what.into(), spread, bar: None, noise: None, note: note.into() }
     }
 
@@ -224,10 +224,10 @@ impl Line {
     fn ratio(what: impl Into<String>, ours: &[f64], theirs: &[f64], (scale, unit): Unit) -> Self {
         let note =
             format!("{} beside {} {unit}", number(median(ours) / scale), number(median(theirs) / scale));
-        Self::new(what, Spread::new(ours.iter().zip(theirs).map(|(ours, theirs)| ours / theirs)), note)
+        Self::new(what, RatioSpread::new(ours.iter().zip(theirs).map(|(ours, theirs)| ours / theirs)), note)
     }
 
-    fn bar(self, bar: impl Into<Option<Bar>>) -> Self {
+    fn bar(self, bar: impl Into<Option<RatioBar>>) -> Self {
         Self { bar: bar.into(), ..self }
     }
 
@@ -254,7 +254,7 @@ impl Line {
             (Some(false), true) => "MISSED",
             (Some(_), false) => "too noisy",
         };
-        let Spread { median, q1, q3 } = *spread;
+        let RatioSpread { median, q1, q3 } = *spread;
         let bar = bar.map(|bar| bar.to_string());
         if options.json {
             let value = json!({
@@ -287,7 +287,7 @@ fn number(value: f64) -> String {
 }
 
 /// The rows whose name contains this.
-fn chosen<'a>(rows: &'a [Row], only: Option<&str>) -> Vec<&'a Row> {
+fn chosen<'a>(rows: &'a [TableRow], only: Option<&str>) -> Vec<&'a TableRow> {
     rows.iter().filter(|row| only.is_none_or(|only| row.name.contains(only))).collect()
 }
 
@@ -363,7 +363,7 @@ mod tests {
 
     #[test]
     fn rows_chosen_by_part_of_name() {
-        let rows = ["one", "two"].map(|name| Row::new(name, None, |_| Ok(Vec::new())));
+        let rows = ["one", "two"].map(|name| TableRow::new(name, None, |_| Ok(Vec::new())));
         let names = |only| chosen(&rows, only).iter().map(|row| row.name.as_str()).collect::<Vec<_>>();
         assert_eq!((names(None), names(Some("w"))), (vec!["one", "two"], vec!["two"]));
         assert!(names(Some("three")).is_empty());
@@ -371,33 +371,33 @@ mod tests {
 
     #[test]
     fn quartiles_interpolated() {
-        let spread = Spread::new([5.0, 1.0, 3.0, 2.0, 4.0]);
-        assert_eq!(spread, Spread { median: 3.0, q1: 2.0, q3: 4.0 });
-        assert_eq!(Spread::new([1.0, 3.0]), Spread { median: 2.0, q1: 1.5, q3: 2.5 });
+        let spread = RatioSpread::new([5.0, 1.0, 3.0, 2.0, 4.0]);
+        assert_eq!(spread, RatioSpread { median: 3.0, q1: 2.0, q3: 4.0 });
+        assert_eq!(RatioSpread::new([1.0, 3.0]), RatioSpread { median: 2.0, q1: 1.5, q3: 2.5 });
     }
 
     #[test]
     fn no_less_bar_tolerates_noise() {
-        let spread = |values: &[f64]| Spread::new(values.iter().copied());
+        let spread = |values: &[f64]| RatioSpread::new(values.iter().copied());
         let ratios = spread(&[0.8, 0.9, 1.0]);
-        assert!(Bar::AtLeast(0.9).is_reached(ratios) && !Bar::AtLeast(0.91).is_reached(ratios));
-        assert!(Bar::AtMost(0.9).is_reached(ratios) && !Bar::AtMost(0.89).is_reached(ratios));
-        assert!(!Bar::AtLeast(0.0).is_reached(spread(&[f64::NAN])));
-        assert!(Bar::NoLess.is_reached(spread(&[0.97, 0.99, 0.99, 1.0, 1.02])));
-        assert!(!Bar::NoLess.is_reached(spread(&[0.93, 0.95, 0.96, 0.97, 1.02])));
+        assert!(RatioBar::AtLeast(0.9).is_reached(ratios) && !RatioBar::AtLeast(0.91).is_reached(ratios));
+        assert!(RatioBar::AtMost(0.9).is_reached(ratios) && !RatioBar::AtMost(0.89).is_reached(ratios));
+        assert!(!RatioBar::AtLeast(0.0).is_reached(spread(&[f64::NAN])));
+        assert!(RatioBar::NoLess.is_reached(spread(&[0.97, 0.99, 0.99, 1.0, 1.02])));
+        assert!(!RatioBar::NoLess.is_reached(spread(&[0.93, 0.95, 0.96, 0.97, 1.02])));
     }
 
     #[test]
     fn ratio_compares_same_rounds() {
-        let line = Line::ratio("", &[10.0, 3.0], &[5.0, 1.0], (1.0, "k/s"));
+        let line = RatioLine::ratio("", &[10.0, 3.0], &[5.0, 1.0], (1.0, "k/s"));
         assert_eq!((line.spread.median, line.note.as_str()), (2.5, "6.500 beside 3.000 k/s"));
-        assert_eq!(line.bar(Bar::AtLeast(2.5)).noise(1.1).verdict(), (Some(true), false));
+        assert_eq!(line.bar(RatioBar::AtLeast(2.5)).noise(1.1).verdict(), (Some(true), false));
     }
 
     #[test]
     fn quietest_run_counts() {
         let mut noises = [1.3, 1.2, 1.4, 1.04, 1.0].into_iter();
-        let line = || Line::new("", Spread::new([1.0]), "");
+        let line = || RatioLine::new("", RatioSpread::new([1.0]), "");
         let lines = quietest(|| Ok(vec![line(), line().noise(noises.next())])).unwrap();
         assert_eq!((lines[1].noise, noises.next()), (Some(1.04), Some(1.0)));
     }

@@ -4,7 +4,7 @@
 //! `fi_pingpong` always poll. `fi_pingpong` prints means, so it is compared with the mean of ours. In round trips each end has a processor of its own.
 
 use super::programs::{Lab, Slice, figure, need, object, pair, plain, rotate};
-use super::{Line, Row, Unit};
+use super::{RatioLine, TableRow, Unit};
 use std::path::Path;
 use std::process::Command;
 use uiw_siw::{Error, Result};
@@ -28,19 +28,19 @@ const SIZES: [u32; 4] = [64, 4096, 65536, 1 << 20];
 /// Rows of streams, and of round trips with these operations and sizes.
 pub(super) fn case_rows(
     round_trips: &[(&'static str, u32)],
-    run: fn(&Lab, Case) -> Result<Vec<Line>>,
-) -> Vec<Row> {
+    run: fn(&Lab, Case) -> Result<Vec<RatioLine>>,
+) -> Vec<TableRow> {
     let streams = STREAMS.iter().flat_map(|(op, depths)| {
         SIZES.iter().zip(depths).map(|(size, depth)| Case { op, size: *size, depth: *depth })
     });
     let row = |case: Case| {
         let behind = if case.is_latency() { ", round trip" } else { "" };
-        Row::new(format!("{} {}{behind}", case.op, case.size), None, move |lab| run(lab, case))
+        TableRow::new(format!("{} {}{behind}", case.op, case.size), None, move |lab| run(lab, case))
     };
     streams.chain(round_trips.iter().map(|(op, size)| Case { op, size: *size, depth: 1 })).map(row).collect()
 }
 
-pub(super) fn rows() -> Vec<Row> {
+pub(super) fn rows() -> Vec<TableRow> {
     let sends = SIZES.map(|size| ("send", size));
     case_rows(&[&[("write", 64), ("read", 64)], &sends[..]].concat(), measure)
 }
@@ -89,7 +89,7 @@ impl Case {
     }
 
     /// Returns the ratios of our figures over those of each peer.
-    pub(super) fn lines(self, rounds: &[Vec<Figures>]) -> Vec<Line> {
+    pub(super) fn lines(self, rounds: &[Vec<Figures>]) -> Vec<RatioLine> {
         let all = || rounds.iter().flatten().flatten();
         let of = |name: &str| {
             all().filter(|(other, _)| *other == name).map(|(_, figure)| *figure).collect::<Vec<_>>()
@@ -101,29 +101,30 @@ impl Case {
             }
         }
         let ours = |name: &str| of(if name.contains("(mean)") { "mean" } else { "uiw" });
-        names.into_iter().map(|name| Line::ratio(name, &ours(name), &of(name), self.unit())).collect()
+        names.into_iter().map(|name| RatioLine::ratio(name, &ours(name), &of(name), self.unit())).collect()
     }
 }
 
 /// The program of a peer.
 #[derive(Clone, Copy)]
-enum Peer {
+enum PeerProgram {
     Ucx,
     /// libfabric with this kind of endpoint.
     Fabric(&'static str),
 }
 
-const PEERS: [(&str, Peer); 3] = [
-    ("of UCX, tcp", Peer::Ucx),
-    ("of libfabric, tcp (mean)", Peer::Fabric("msg")),
-    ("of libfabric, tcp;rxm (mean)", Peer::Fabric("rdm")),
+const PEERS: [(&str, PeerProgram); 3] = [
+    ("of UCX, tcp", PeerProgram::Ucx),
+    ("of libfabric, tcp (mean)", PeerProgram::Fabric("msg")),
+    ("of libfabric, tcp;rxm (mean)", PeerProgram::Fabric("rdm")),
 ];
 
-fn measure(lab: &Lab, case: Case) -> Result<Vec<Line>> {
+fn measure(lab: &Lab, case: Case) -> Result<Vec<RatioLine>> {
     need(&[("ucx_perftest", "ucx-utils"), ("fi_pingpong", "libfabric-bin")])?;
     let program = lab.uiw()?;
     let mut slices: Vec<Box<dyn Fn(u32) -> Result<Figures> + '_>> = vec![Box::new(|_| uiw(&program, case))];
-    let can = |peer: Peer| matches!(peer, Peer::Ucx) || (case.is_latency() && case.op == "send");
+    let can =
+        |peer: PeerProgram| matches!(peer, PeerProgram::Ucx) || (case.is_latency() && case.op == "send");
     for (name, peer) in PEERS.into_iter().filter(|(_, peer)| can(*peer)) {
         let few = if case.size < 65536 { 1000 } else { 50 };
         let tried = peer.run(case, few)?;
@@ -158,7 +159,7 @@ fn on_own_processor(program: &str, case: Case, end: u8) -> Command {
     command
 }
 
-impl Peer {
+impl PeerProgram {
     /// Runs `count` messages; returns messages a second, or microseconds of a round trip.
     fn run(self, case: Case, count: u64) -> Result<f64> {
         let printed = pair(

@@ -2,7 +2,7 @@
 //! signaling, with CRC.
 
 use super::programs::{Lab, figure, need, object, output, pair, plain, rotate};
-use super::{Bar, Line, Row, median};
+use super::{RatioBar, RatioLine, TableRow, median};
 use std::path::Path;
 use uiw_siw::{Error, Result};
 
@@ -13,13 +13,13 @@ const DEPTH: u32 = 128;
 
 /// Requests that are measured; one in `signal_every` asks for a completion.
 #[derive(Clone, Copy)]
-struct Case {
+struct PerftestCase {
     op: &'static str,
     size: u32,
     signal_every: u32,
 }
 
-pub(super) fn rows() -> Vec<Row> {
+pub(super) fn rows() -> Vec<TableRow> {
     let cases = [
         ("write", 64, 100),
         ("write", 64, 1),
@@ -35,15 +35,17 @@ pub(super) fn rows() -> Vec<Row> {
         ("send", 1 << 20, 1),
     ];
     let row = |(op, size, signal_every)| {
-        let case = Case { op, size, signal_every };
-        Row::new(format!("{op} {size}, signaled 1 in {signal_every}"), BAR, move |lab| measure(lab, case))
+        let case = PerftestCase { op, size, signal_every };
+        TableRow::new(format!("{op} {size}, signaled 1 in {signal_every}"), BAR, move |lab| {
+            measure(lab, case)
+        })
     };
     cases.into_iter().map(row).collect()
 }
 
-const BAR: Bar = Bar::AtLeast(0.90);
+const BAR: RatioBar = RatioBar::AtLeast(0.90);
 
-fn measure(lab: &Lab, case: Case) -> Result<Vec<Line>> {
+fn measure(lab: &Lab, case: PerftestCase) -> Result<Vec<RatioLine>> {
     need(&[("ib_write_bw", "perftest")])?;
     let program = lab.installed()?;
     let count = ((uiw(&program, case)?[0] * RUN) as u64).clamp(1000, 20_000_000);
@@ -55,7 +57,7 @@ fn measure(lab: &Lab, case: Case) -> Result<Vec<Line>> {
     let unit = (1e3, "k/s");
     let noise = median(&of(2, 2));
     let line =
-        |what: &str, slice, figure| Line::ratio(what, &of(slice, 0), &of(2, figure), unit).noise(noise);
+        |what: &str, slice, figure| RatioLine::ratio(what, &of(slice, 0), &of(2, figure), unit).noise(noise);
     Ok(vec![
         line("-R of uiw perf", 0, 0),
         line("out of band of uiw perf", 1, 0).bar(BAR),
@@ -65,8 +67,8 @@ fn measure(lab: &Lab, case: Case) -> Result<Vec<Line>> {
 }
 
 /// Messages a second of `uiw perf` and of raw TCP, and raw TCP over itself.
-fn uiw(program: &Path, case: Case) -> Result<[f64; 3]> {
-    let Case { op, size, signal_every } = case;
+fn uiw(program: &Path, case: PerftestCase) -> Result<[f64; 3]> {
+    let PerftestCase { op, size, signal_every } = case;
     let mut command = plain(program);
     let args = format!(
         "perf --compare --slices 1 --json --spin --op {op} --size {size} --depth {DEPTH} --signal-every {signal_every}"
@@ -84,8 +86,8 @@ fn uiw(program: &Path, case: Case) -> Result<[f64; 3]> {
 }
 
 /// Messages a second of perftest.
-fn perftest(program: &Path, case: Case, count: u64, by_cm: bool) -> Result<f64> {
-    let Case { op, size, signal_every } = case;
+fn perftest(program: &Path, case: PerftestCase, count: u64, by_cm: bool) -> Result<f64> {
+    let PerftestCase { op, size, signal_every } = case;
     // On an iWARP device perftest's Sends do more than the row says: the receiver writes credits to the sender, which stops without them (and out
     // of band fails at the very end, as it leaves the region of its credits registered). The wire and what completions say are the same for the
     // other personas, unless they wait for the peer.

@@ -3,7 +3,7 @@
 //! Ceilings are programs on the engine of commit 02b5a5a, which is built from the history of the repository on this machine, by this compiler.
 
 use super::programs::{self, Lab, Slice, TIMEOUT, busy_share, figure, need, object, output, rotate, start};
-use super::{Bar, Line, Row, Spread, Unit, median};
+use super::{RatioBar, RatioLine, RatioSpread, TableRow, Unit, median};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,8 +12,8 @@ use uiw_siw::{Error, Result};
 
 /// One of the programs that alternate.
 #[derive(Clone)]
-struct Variant {
-    program: Program,
+struct ScalingVariant {
+    program: LoadProgram,
     /// Whether it runs on the engine of [`BASE`].
     is_base: bool,
     /// `SECONDS` stands for the length of a slice.
@@ -27,7 +27,7 @@ struct Variant {
 }
 
 #[derive(Clone, Copy)]
-enum Program {
+enum LoadProgram {
     /// The example `threads` of `uiw-verbs`.
     Rust,
     /// One of `programs/`.
@@ -37,22 +37,23 @@ enum Program {
 }
 
 /// A figure of the first variant over that of another one; without another one, the figure itself.
-struct Check {
+struct VariantCheck {
     what: &'static str,
     figure: &'static str,
     over: Option<usize>,
-    bar: Option<Bar>,
+    bar: Option<RatioBar>,
 }
 
 /// 64-byte round trips, 64-byte and 64 KiB Sends with 32 under way.
 const PATTERNS: [&str; 3] = ["ping-pong", "send-64", "send-64K"];
 
 /// A row: its name, the programs that alternate, the ratios that are checked.
-type Case = (String, Vec<Variant>, Vec<Check>);
+type Case = (String, Vec<ScalingVariant>, Vec<VariantCheck>);
 
-pub(super) fn rows() -> Vec<Row> {
-    let row =
-        |(name, variants, checks): Case| Row::new(name, None, move |lab| measure(lab, &variants, &checks));
+pub(super) fn rows() -> Vec<TableRow> {
+    let row = |(name, variants, checks): Case| {
+        TableRow::new(name, None, move |lab| measure(lab, &variants, &checks))
+    };
     cases().into_iter().map(row).collect()
 }
 
@@ -75,9 +76,9 @@ fn cases() -> Vec<Case> {
     rows
 }
 
-fn c(program: &'static str, args: &str) -> Variant {
-    Variant {
-        program: Program::C(program),
+fn c(program: &'static str, args: &str) -> ScalingVariant {
+    ScalingVariant {
+        program: LoadProgram::C(program),
         is_base: false,
         args: args.to_owned(),
         one_shard: false,
@@ -86,16 +87,21 @@ fn c(program: &'static str, args: &str) -> Variant {
     }
 }
 
-fn rust(args: &str) -> Variant {
-    Variant { program: Program::Rust, ..c("", args) }
+fn rust(args: &str) -> ScalingVariant {
+    ScalingVariant { program: LoadProgram::Rust, ..c("", args) }
 }
 
-fn base(variant: Variant) -> Variant {
-    Variant { is_base: true, ..variant }
+fn base(variant: ScalingVariant) -> ScalingVariant {
+    ScalingVariant { is_base: true, ..variant }
 }
 
-fn check(what: &'static str, figure: &'static str, over: usize, bar: impl Into<Option<Bar>>) -> Check {
-    Check { what, figure, over: Some(over), bar: bar.into() }
+fn check(
+    what: &'static str,
+    figure: &'static str,
+    over: usize,
+    bar: impl Into<Option<RatioBar>>,
+) -> VariantCheck {
+    VariantCheck { what, figure, over: Some(over), bar: bar.into() }
 }
 
 /// Two threads on one device, each with `queues` completion queues.
@@ -106,8 +112,8 @@ fn rust_threads(pattern: &str, queues: u32) -> Case {
         base(rust(&format!("{pattern} SECONDS 2 2 {queues}"))),
     ];
     let checks = vec![
-        check("of two devices", "rate", 2, Bar::AtLeast(0.95)),
-        check("times one thread", "rate", 1, Bar::AtLeast(1.9)),
+        check("of two devices", "rate", 2, RatioBar::AtLeast(0.95)),
+        check("times one thread", "rate", 1, RatioBar::AtLeast(1.9)),
     ];
     (format!("two threads, {pattern}{}", if queues == 1 { "" } else { ", a queue an end" }), variants, checks)
 }
@@ -121,30 +127,42 @@ fn c_threads(pattern: &str, how: &str) -> Case {
     let variants = vec![
         c("load", &format!("{pattern} SECONDS 2 {how}")),
         // A process of one thread needs no second shard.
-        base(Variant { processes: 2, ..c("load", &format!("{pattern} SECONDS 1 {waiting}")) }),
+        base(ScalingVariant { processes: 2, ..c("load", &format!("{pattern} SECONDS 1 {waiting}")) }),
     ];
-    let checks = vec![check("of two processes", "rate", 1, Bar::AtLeast(0.95))];
+    let checks = vec![check("of two processes", "rate", 1, RatioBar::AtLeast(0.95))];
     (format!("C, two threads, {pattern}, {name}"), variants, checks)
 }
 
-fn one_thread(name: &str, variant: Variant) -> Case {
-    (name.to_owned(), vec![variant.clone(), base(variant)], vec![check("of 02b5a5a", "rate", 1, Bar::NoLess)])
+fn one_thread(name: &str, variant: ScalingVariant) -> Case {
+    (
+        name.to_owned(),
+        vec![variant.clone(), base(variant)],
+        vec![check("of 02b5a5a", "rate", 1, RatioBar::NoLess)],
+    )
 }
 
 fn idle() -> Case {
-    let variant = Variant { program: Program::Idle, ..c("", "idle SECONDS") };
-    let bytes = Check { what: "bytes of others", figure: "bytes", over: None, bar: Some(Bar::AtMost(0.0)) };
+    let variant = ScalingVariant { program: LoadProgram::Idle, ..c("", "idle SECONDS") };
+    let bytes = VariantCheck {
+        what: "bytes of others",
+        figure: "bytes",
+        over: None,
+        bar: Some(RatioBar::AtMost(0.0)),
+    };
     ("poll of an idle queue pair's queue".to_owned(), vec![variant], vec![bytes])
 }
 
 fn neighbours() -> Case {
-    let beside =
-        |stack| Variant { longer: 2.0, one_shard: true, ..c("requests", &format!("{stack} SECONDS beside")) };
+    let beside = |stack| ScalingVariant {
+        longer: 2.0,
+        one_shard: true,
+        ..c("requests", &format!("{stack} SECONDS beside"))
+    };
     let checks = vec![
-        check("p99 of TCP's", "p99_us", 1, Bar::AtMost(2.0)),
+        check("p99 of TCP's", "p99_us", 1, RatioBar::AtMost(2.0)),
         check("p50 of TCP's", "p50_us", 1, None),
         check("requests of TCP's", "rate", 1, None),
-        check("bulk of 02b5a5a's", "bytes_per_second", 2, Bar::NoLess),
+        check("bulk of 02b5a5a's", "bytes_per_second", 2, RatioBar::NoLess),
         check("bulk of TCP's", "bytes_per_second", 1, None),
     ];
     let name = "request and answer beside 8 streams of 1 MiB Writes, one shard";
@@ -154,7 +172,7 @@ fn neighbours() -> Case {
 fn sleepers((name, busy, bar): (&str, &str, f64)) -> Case {
     let sleepers = |stack: &str| c("requests", &format!("{stack} SECONDS asleep{busy}"));
     let checks = vec![
-        check("of epoll's requests", "rate", 1, Bar::AtLeast(bar)),
+        check("of epoll's requests", "rate", 1, RatioBar::AtLeast(bar)),
         check("p99 of epoll's", "p99_us", 1, None),
     ];
     (format!("both ends asleep in poll(2), {name}"), vec![sleepers("uiw"), sleepers("tcp")], checks)
@@ -163,7 +181,7 @@ fn sleepers((name, busy, bar): (&str, &str, f64)) -> Case {
 /// `same`: the flooders and the queue pair are on one shard.
 fn control(call: &str, same: bool) -> Case {
     let pinned = if same { "" } else { " pinned" };
-    let control = |load: &str| Variant {
+    let control = |load: &str| ScalingVariant {
         one_shard: same,
         // For a hundred calls at least: one with its set-up takes up to 30 ms.
         longer: if call == "connect" { 6.0 } else { 2.0 },
@@ -176,18 +194,18 @@ fn control(call: &str, same: bool) -> Case {
         _ => "ibv_query_qp",
     };
     let checks = vec![
-        check("p99 of beside loops", "p99_us", 1, Bar::AtMost(3.0)),
+        check("p99 of beside loops", "p99_us", 1, RatioBar::AtMost(3.0)),
         check("p50 of beside loops", "p50_us", 1, None),
     ];
     let place = if same { "on the flooders' shard" } else { "on another shard" };
     (format!("{name} {place}"), vec![control("flooders"), control("arithmetic")], checks)
 }
 
-fn measure(lab: &Lab, variants: &[Variant], checks: &[Check]) -> Result<Vec<Line>> {
+fn measure(lab: &Lab, variants: &[ScalingVariant], checks: &[VariantCheck]) -> Result<Vec<RatioLine>> {
     let seconds = lab.seconds(0.5);
-    let slice = |variant: &Variant| {
+    let slice = |variant: &ScalingVariant| {
         let command = variant.command(lab, seconds * variant.longer)?;
-        let (processes, is_idle) = (variant.processes, matches!(variant.program, Program::Idle));
+        let (processes, is_idle) = (variant.processes, matches!(variant.program, LoadProgram::Idle));
         let trace = lab.folder.join("strace.out");
         Ok::<_, Error>(move |_: u32| {
             let busy = busy_share()?;
@@ -212,15 +230,15 @@ fn measure(lab: &Lab, variants: &[Variant], checks: &[Check]) -> Result<Vec<Line
         rounds[variant].iter().map(|value| figure(value, &format!("/{name}"))).collect()
     };
     let busy = rounds.iter().flatten().map(|value| figure(value, "/busy")).collect::<Result<Vec<_>>>()?;
-    let line = |check: &Check| {
+    let line = |check: &VariantCheck| {
         let ours = of(0, check.figure)?;
         let line = match check.over {
             Some(over) => {
                 // Noise changes times and rates, not counts.
-                Line::ratio(check.what, &ours, &of(over, check.figure)?, unit(check.figure))
+                RatioLine::ratio(check.what, &ours, &of(over, check.figure)?, unit(check.figure))
                     .noise(1.0 + median(&busy))
             }
-            None => Line::new(check.what, Spread::new(ours), ""),
+            None => RatioLine::new(check.what, RatioSpread::new(ours), ""),
         };
         Ok(line.bar(check.bar))
     };
@@ -235,18 +253,18 @@ fn unit(figure: &str) -> Unit {
     }
 }
 
-impl Variant {
+impl ScalingVariant {
     fn command(&self, lab: &Lab, seconds: f64) -> Result<Command> {
-        let base = if self.is_base { Some(Baseline::build(lab)?) } else { None };
+        let base = if self.is_base { Some(BaselineBuild::build(lab)?) } else { None };
         let libraries = base.as_ref().map_or_else(|| lab.libraries(), |base| Ok(base.libraries.clone()))?;
         let program = match (self.program, &base) {
-            (Program::Rust, Some(base)) => base.threads.clone(),
-            (Program::Rust, None) => lab.example("uiw-verbs", "threads", "")?,
-            (Program::C(name), _) => lab.c_program(name)?,
-            (Program::Idle, _) => lab.c_program("load")?,
+            (LoadProgram::Rust, Some(base)) => base.threads.clone(),
+            (LoadProgram::Rust, None) => lab.example("uiw-verbs", "threads", "")?,
+            (LoadProgram::C(name), _) => lab.c_program(name)?,
+            (LoadProgram::Idle, _) => lab.c_program("load")?,
         };
         let mut command = programs::command(&program, &libraries);
-        if matches!(self.program, Program::Idle) {
+        if matches!(self.program, LoadProgram::Idle) {
             need(&[("strace", "strace")])?;
             command = programs::command("strace".as_ref(), &libraries);
             command.args([
@@ -320,12 +338,12 @@ impl QpInit {
 ";
 
 /// The program and the libraries of [`BASE`].
-struct Baseline {
+struct BaselineBuild {
     threads: PathBuf,
     libraries: PathBuf,
 }
 
-impl Baseline {
+impl BaselineBuild {
     /// Builds what is not built yet. `git archive` writes the sources: no worktree is registered in the repository, and files have the time of the
     /// commit, so that Cargo builds them once.
     fn build(lab: &Lab) -> Result<Self> {

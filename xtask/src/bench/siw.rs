@@ -5,7 +5,7 @@
 
 use super::peers::{Case, case_rows};
 use super::programs::{Lab, figure, object, rotate};
-use super::{Line, Row};
+use super::{RatioLine, TableRow};
 use std::cell::RefCell;
 use std::time::Duration;
 use uiw_siw::bench::Bench;
@@ -24,11 +24,11 @@ const TRIES: usize = 3;
 /// The virtual machine, booted for the first row.
 pub(super) type Guest = RefCell<Option<Bench>>;
 
-pub(super) fn rows() -> Vec<Row> {
+pub(super) fn rows() -> Vec<TableRow> {
     case_rows(&[("write", 64), ("read", 64), ("send", 64)], measure)
 }
 
-fn measure(lab: &Lab, case: Case) -> Result<Vec<Line>> {
+fn measure(lab: &Lab, case: Case) -> Result<Vec<RatioLine>> {
     let mut guest = lab.guest.borrow_mut();
     if guest.is_none() {
         let uiw = matrix::build_release()?;

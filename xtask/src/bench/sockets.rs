@@ -2,13 +2,13 @@
 //! go over rsockets.
 
 use super::programs::{Lab, figure, need, pair, plain, rotate};
-use super::{Bar, Line, Row, Unit};
+use super::{RatioBar, RatioLine, TableRow, Unit};
 use std::path::Path;
 use uiw_siw::{Error, Result};
 
 /// A pair of programs.
 #[derive(Clone, Copy)]
-struct Programs {
+struct ProgramPair {
     /// The port stands behind the arguments.
     server: &'static str,
     /// Whether the server ends with its client.
@@ -24,8 +24,8 @@ struct Programs {
 /// How far the ports of rsockets are above those that programs name.
 const OFFSET: u16 = 100;
 
-pub(super) fn rows() -> Vec<Row> {
-    let redis = |client| Programs {
+pub(super) fn rows() -> Vec<TableRow> {
+    let redis = |client| ProgramPair {
         server: "redis-server --save  --appendonly no --bind 127.0.0.1 --port",
         ends: false,
         client,
@@ -33,7 +33,7 @@ pub(super) fn rows() -> Vec<Row> {
         figure: redis_rate,
         unit: (1e3, "k/s"),
     };
-    let iperf = Programs {
+    let iperf = ProgramPair {
         server: "iperf3 -s -1 -p",
         ends: true,
         client: "iperf3 -c 127.0.0.1 -t 3 -J -p PORT",
@@ -41,7 +41,7 @@ pub(super) fn rows() -> Vec<Row> {
         figure: iperf_rate,
         unit: (1e9, "GB/s"),
     };
-    let qperf = Programs {
+    let qperf = ProgramPair {
         server: "qperf -lp",
         ends: false,
         client: "qperf -lp PORT 127.0.0.1 -m 1 -t 2 --unify_units tcp_lat",
@@ -53,13 +53,13 @@ pub(super) fn rows() -> Vec<Row> {
         "redis-benchmark -h 127.0.0.1 -p PORT -c 50 -P 16 -n 2000000 -t get --csv",
         "redis-benchmark -h 127.0.0.1 -p PORT -c 50 -P 16 -n 2000000 -t set --csv",
     ];
-    let row = |name, bar, programs| Row::new(name, bar, move |lab| measure(lab, programs));
+    let row = |name, bar, programs| TableRow::new(name, bar, move |lab| measure(lab, programs));
     vec![
-        row("redis GET, 50 clients, pipelines of 16", Bar::AtLeast(0.8), redis(get)),
-        row("redis SET, 50 clients, pipelines of 16", Bar::AtLeast(0.8), redis(set)),
-        row("iperf3, one stream", Bar::AtLeast(0.85), iperf),
+        row("redis GET, 50 clients, pipelines of 16", RatioBar::AtLeast(0.8), redis(get)),
+        row("redis SET, 50 clients, pipelines of 16", RatioBar::AtLeast(0.8), redis(set)),
+        row("iperf3, one stream", RatioBar::AtLeast(0.85), iperf),
         // Time of a byte one way between ends that wait in read(2).
-        row("qperf tcp_lat, 1 byte", Bar::AtMost(1.3), qperf),
+        row("qperf tcp_lat, 1 byte", RatioBar::AtMost(1.3), qperf),
     ]
 }
 
@@ -82,7 +82,7 @@ fn qperf_time(printed: &str) -> Option<f64> {
     (words.next() == Some("ns")).then_some(time)
 }
 
-fn measure(lab: &Lab, programs: Programs) -> Result<Vec<Line>> {
+fn measure(lab: &Lab, programs: ProgramPair) -> Result<Vec<RatioLine>> {
     let name = |command: &'static str| command.split(' ').next().unwrap_or_default();
     let [server, client] = programs.packages;
     need(&[(name(programs.server), server), (name(programs.client), client)])?;
@@ -90,11 +90,11 @@ fn measure(lab: &Lab, programs: Programs) -> Result<Vec<Line>> {
     slice(&uiw, programs, Some("--require"))?;
     let slices =
         rotate(lab.rounds, &[&|_| slice(&uiw, programs, Some("")), &|_| slice(&uiw, programs, None)])?;
-    Ok(vec![Line::ratio("of TCP", &slices[0], &slices[1], programs.unit)])
+    Ok(vec![RatioLine::ratio("of TCP", &slices[0], &slices[1], programs.unit)])
 }
 
 /// One run: on rsockets with this option for the client, or on TCP.
-fn slice(uiw: &Path, programs: Programs, rsockets: Option<&str>) -> Result<f64> {
+fn slice(uiw: &Path, programs: ProgramPair, rsockets: Option<&str>) -> Result<f64> {
     let command = |text: &str, option: Option<&str>| {
         let mut words = text.split(' ');
         let Some(option) = option else {

@@ -1,13 +1,13 @@
 //! `uiw perf --compare` between two processes: alternating slices of ours and raw TCP.
 
 use super::programs::{Lab, figure, object, output, plain};
-use super::{Bar, Line, Row, Spread};
+use super::{RatioBar, RatioLine, RatioSpread, TableRow};
 use serde_json::Value;
 use uiw_siw::{Error, Result};
 
 /// The figure that is compared.
 #[derive(Clone, Copy)]
-enum Figure {
+enum ComparedFigure {
     Throughput,
     RoundTrip,
     /// Messages a second, beside raw writes of the same size.
@@ -16,9 +16,9 @@ enum Figure {
     Processor,
 }
 
-pub(super) fn rows() -> Vec<Row> {
-    use Bar::{AtLeast, AtMost};
-    use Figure::{Messages, Processor, RoundTrip, Throughput};
+pub(super) fn rows() -> Vec<TableRow> {
+    use ComparedFigure::{Messages, Processor, RoundTrip, Throughput};
+    use RatioBar::{AtLeast, AtMost};
     [
         ("write 64000, CRC off", "--op write --size 64000 --crc off", Throughput, AtLeast(0.97)),
         ("write 1M, CRC off", "--op write --size 1M --crc off", Throughput, AtLeast(0.97)),
@@ -60,11 +60,11 @@ pub(super) fn rows() -> Vec<Row> {
         ("processor time, write 1M", "--op write --size 1M", Processor, AtMost(1.15)),
     ]
     .into_iter()
-    .map(|(name, args, figure, bar)| Row::new(name, bar, move |lab| measure(lab, args, figure)))
+    .map(|(name, args, figure, bar)| TableRow::new(name, bar, move |lab| measure(lab, args, figure)))
     .collect()
 }
 
-fn measure(lab: &Lab, args: &str, figure: Figure) -> Result<Vec<Line>> {
+fn measure(lab: &Lab, args: &str, figure: ComparedFigure) -> Result<Vec<RatioLine>> {
     let mut command = plain(lab.uiw()?);
     command.args(["perf", "--compare", "--json", "--slices", &lab.rounds.to_string()]);
     command.args(args.split_whitespace());
@@ -72,35 +72,36 @@ fn measure(lab: &Lab, args: &str, figure: Figure) -> Result<Vec<Line>> {
     read(figure, &object(&output(&command)?)?).map(|line| vec![line])
 }
 
-fn read(kind: Figure, value: &Value) -> Result<Line> {
+fn read(kind: ComparedFigure, value: &Value) -> Result<RatioLine> {
     let of = |path: &str| figure(value, path);
     let (what, ratio, note) = match kind {
-        Figure::Throughput => {
+        ComparedFigure::Throughput => {
             let rate = |who: &str| of(&format!("/bytes_per_second/{who}/median")).map(|rate| rate / 1e9);
             ("of raw TCP", "/ratio", format!("{:.2} beside {:.2} GB/s", rate("uiw")?, rate("raw")?))
         }
-        Figure::RoundTrip => {
+        ComparedFigure::RoundTrip => {
             let us = |part: &str, who: &str| of(&format!("/round_trip_us_{part}/{who}/median"));
             let ends = |part: &str| Ok(format!("{:.1} beside {:.1}", us(part, "uiw")?, us(part, "raw")?));
             ("of raw TCP", "/ratio", format!("{} us; 99th percentile {}", ends("p50")?, ends("p99")?))
         }
-        Figure::Messages => {
+        ComparedFigure::Messages => {
             let raw = of("/one_write_a_message/raw_messages_per_second/median")? / 1e6;
             let note =
                 format!("raw {raw:.2} million/s; {:.3} of raw TCP in large writes", of("/ratio/median")?);
             ("of raw writes", "/one_write_a_message/ratio", note)
         }
-        Figure::Processor => {
+        ComparedFigure::Processor => {
             let end = |who: &str, end: &str| of(&format!("/cpu_ns_per_byte/{who}/{end}"));
             let cost = |who: &str| Ok::<_, Error>(end(who, "client")? + end(who, "server")?);
             let (ours, raw) = (cost("uiw")?, cost("raw")?);
             let note = format!("{ours:.3} beside {raw:.3} ns a byte");
-            return Ok(Line::new("of raw TCP", Spread::new([ours / raw]), note).noise(of("/noise/median")?));
+            return Ok(RatioLine::new("of raw TCP", RatioSpread::new([ours / raw]), note)
+                .noise(of("/noise/median")?));
         }
     };
     let part = |part: &str| of(&format!("{ratio}/{part}"));
-    let spread = Spread { median: part("median")?, q1: part("q1")?, q3: part("q3")? };
-    Ok(Line::new(what, spread, note).noise(of("/noise/median")?))
+    let spread = RatioSpread { median: part("median")?, q1: part("q1")?, q3: part("q3")? };
+    Ok(RatioLine::new(what, spread, note).noise(of("/noise/median")?))
 }
 
 #[cfg(test)]
@@ -117,9 +118,9 @@ mod tests {
             "cpu_ns_per_byte": {"uiw": {"client": 1.0, "server": 2.0}, "raw": {"client": 0.5, "server": 0.5}},
         });
         let median = |figure| read(figure, &value).map(|line| (line.spread.median, line.noise)).unwrap();
-        assert_eq!(median(Figure::Throughput), (0.1, Some(1.01)));
-        assert_eq!(median(Figure::Messages), (4.0, Some(1.01)));
-        assert_eq!(median(Figure::Processor), (3.0, Some(1.01)));
-        assert!(read(Figure::RoundTrip, &value).is_err());
+        assert_eq!(median(ComparedFigure::Throughput), (0.1, Some(1.01)));
+        assert_eq!(median(ComparedFigure::Messages), (4.0, Some(1.01)));
+        assert_eq!(median(ComparedFigure::Processor), (3.0, Some(1.01)));
+        assert!(read(ComparedFigure::RoundTrip, &value).is_err());
     }
 }

@@ -4,13 +4,13 @@
 
 use super::paths::{Place, of_stream};
 use super::programs::{Lab, object, rotate};
-use super::{Bar, Line, Row, Spread, median};
+use super::{RatioBar, RatioLine, RatioSpread, TableRow, median};
 use uiw_interop::stock::free_port;
 use uiw_siw::{Error, Result};
 
 /// The stack that is measured.
 #[derive(Clone, Copy)]
-enum Stack {
+enum MeasuredStack {
     /// `uiw perf` over `xdp`, `packet` or `tcp`.
     Uiw(&'static str, &'static str),
     /// smoltcp alone over AF_XDP.
@@ -23,13 +23,13 @@ enum Stack {
 
 /// Programs that a row compares, and the path between them.
 #[derive(Clone, Copy)]
-struct Case {
+struct StackCase {
     mtu: u32,
     v6: bool,
     /// The path has a rate of 1 Gbit/s, a round trip of 10 ms, and a queue of 1.5 MB.
     is_long: bool,
-    ours: Stack,
-    theirs: Stack,
+    ours: MeasuredStack,
+    theirs: MeasuredStack,
 }
 
 const WRITE: &str = "--op write --size 1M";
@@ -38,15 +38,18 @@ const LONG: &str = "--delay 5ms --rate 1Gbit --queue 1500000 --seed 1";
 /// Bytes a second of that path.
 const LINE: f64 = 125e6;
 
-pub(super) fn rows() -> Vec<Row> {
-    let row = |name, bar, case: Case| Row::new(name, bar, move |lab| measure(lab, case));
-    let veth = |ours, theirs| Case { mtu: 1500, v6: false, is_long: false, ours, theirs };
-    let xdp = veth(Stack::Uiw("xdp", WRITE), Stack::Smoltcp);
-    let packet = |congestion| veth(Stack::Uiw("packet", WRITE), Stack::Tcp(congestion));
-    let ping = veth(Stack::Uiw("xdp", PING), Stack::TcpPing("cubic"));
+pub(super) fn rows() -> Vec<TableRow> {
+    let row = |name, bar, case: StackCase| TableRow::new(name, bar, move |lab| measure(lab, case));
+    let veth = |ours, theirs| StackCase { mtu: 1500, v6: false, is_long: false, ours, theirs };
+    let xdp = veth(MeasuredStack::Uiw("xdp", WRITE), MeasuredStack::Smoltcp);
+    let packet = |congestion| veth(MeasuredStack::Uiw("packet", WRITE), MeasuredStack::Tcp(congestion));
+    let ping = veth(MeasuredStack::Uiw("xdp", PING), MeasuredStack::TcpPing("cubic"));
     let long = |name, kind, args, congestion| {
-        let case = Case { is_long: true, ..veth(Stack::Uiw(kind, args), Stack::Tcp(congestion)) };
-        row(name, Bar::AtLeast(0.90), case)
+        let case = StackCase {
+            is_long: true,
+            ..veth(MeasuredStack::Uiw(kind, args), MeasuredStack::Tcp(congestion))
+        };
+        row(name, RatioBar::AtLeast(0.90), case)
     };
     let deep = "--op write --size 1M --depth 8";
     let (cubic, bbr) = (
@@ -54,12 +57,16 @@ pub(super) fn rows() -> Vec<Row> {
         "--op write --size 1M --depth 8 --congestion bbr",
     );
     vec![
-        row("xdp, bare smoltcp, MTU 1500", Bar::AtLeast(0.90), xdp),
-        row("xdp, bare smoltcp, MTU 3498", Bar::AtLeast(0.90), Case { mtu: 3498, ..xdp }),
-        row("packet, kernel TCP cubic", Bar::AtLeast(1.0), packet("cubic")),
-        row("packet, kernel TCP bbr", Bar::AtLeast(1.0), packet("bbr")),
-        row("packet IPv6, kernel TCP cubic", Bar::AtLeast(1.0), Case { v6: true, ..packet("cubic") }),
-        row("xdp ping-pong, kernel TCP cubic", Bar::AtMost(0.60), ping),
+        row("xdp, bare smoltcp, MTU 1500", RatioBar::AtLeast(0.90), xdp),
+        row("xdp, bare smoltcp, MTU 3498", RatioBar::AtLeast(0.90), StackCase { mtu: 3498, ..xdp }),
+        row("packet, kernel TCP cubic", RatioBar::AtLeast(1.0), packet("cubic")),
+        row("packet, kernel TCP bbr", RatioBar::AtLeast(1.0), packet("bbr")),
+        row(
+            "packet IPv6, kernel TCP cubic",
+            RatioBar::AtLeast(1.0),
+            StackCase { v6: true, ..packet("cubic") },
+        ),
+        row("xdp ping-pong, kernel TCP cubic", RatioBar::AtMost(0.60), ping),
         long("1 Gbit/s 10 ms, kernel TCP cubic", "tcp", cubic, "cubic"),
         long("1 Gbit/s 10 ms, kernel TCP bbr", "tcp", bbr, "bbr"),
         long("1 Gbit/s 10 ms, packet", "packet", deep, "cubic"),
@@ -67,7 +74,7 @@ pub(super) fn rows() -> Vec<Row> {
     ]
 }
 
-fn measure(lab: &Lab, case: Case) -> Result<Vec<Line>> {
+fn measure(lab: &Lab, case: StackCase) -> Result<Vec<RatioLine>> {
     let place = Place::new(lab, case.is_long)?;
     let _path = if case.is_long { Some(place.carry(LONG)?) } else { None };
     if !case.is_long {
@@ -81,35 +88,35 @@ fn measure(lab: &Lab, case: Case) -> Result<Vec<Line>> {
     let noise = median(&second.iter().zip(first).map(|(second, first)| second / first).collect::<Vec<_>>());
     let line = match (case.is_long, case.theirs) {
         (true, _) => {
-            let share = Spread::new(ours.iter().map(|ours| ours / LINE));
-            Line::new(
+            let share = RatioSpread::new(ours.iter().map(|ours| ours / LINE));
+            RatioLine::new(
                 "of the line",
                 share,
                 format!("bare kernel TCP {:.3} of the line", median(first) / LINE),
             )
         }
-        (false, Stack::TcpPing(_)) => Line::ratio("of the bare stack", ours, first, (1.0, "us")),
-        (false, _) => Line::ratio("of the bare stack", ours, first, (1e9, "GB/s")),
+        (false, MeasuredStack::TcpPing(_)) => RatioLine::ratio("of the bare stack", ours, first, (1.0, "us")),
+        (false, _) => RatioLine::ratio("of the bare stack", ours, first, (1e9, "GB/s")),
     };
     Ok(vec![line.noise(noise)])
 }
 
-impl Case {
+impl StackCase {
     /// Buffers of uiw and smoltcp. On the path: more than the product of bandwidth and delay (1.25 MB), less than that and the queue together. A veth
     /// holds 256 frames: a window of AF_XDP beyond that is lost when the receiver is late, and smoltcp alone recovers after a second.
     fn buffer(&self) -> &'static str {
         match self {
             Self { is_long: true, .. } => "2M",
-            Self { theirs: Stack::Smoltcp, mtu: 1500, .. } => "256K",
-            Self { theirs: Stack::Smoltcp, .. } => "512K",
+            Self { theirs: MeasuredStack::Smoltcp, mtu: 1500, .. } => "256K",
+            Self { theirs: MeasuredStack::Smoltcp, .. } => "512K",
             // The kernel's TCP beside it takes windows of up to 6 MB by itself.
-            Self { ours: Stack::Uiw("packet", _), .. } => "4M",
+            Self { ours: MeasuredStack::Uiw("packet", _), .. } => "4M",
             _ => "1M",
         }
     }
 
     /// One slice: bytes a second, or microseconds of a round trip.
-    fn slice(&self, place: &Place, stack: Stack, seconds: f64) -> Result<f64> {
+    fn slice(&self, place: &Place, stack: MeasuredStack, seconds: f64) -> Result<f64> {
         let port = free_port();
         let at = |host: u8| {
             if self.v6 { format!("[fd77::{host}]:{port}") } else { format!("10.77.0.{host}:{port}") }
@@ -119,20 +126,20 @@ impl Case {
             format!("{kind}:veth0,ip={address},buffer={}", self.buffer())
         };
         match stack {
-            Stack::Tcp(congestion) => {
+            MeasuredStack::Tcp(congestion) => {
                 let [a, b] =
                     [64_000, 262_144].map(|size| place.tcp(&at(1), congestion, "connect", seconds, size));
                 Ok(a?.max(b?))
             }
-            Stack::TcpPing(congestion) => place.tcp(&at(1), congestion, "ping", seconds, 64),
-            Stack::Smoltcp => {
+            MeasuredStack::TcpPing(congestion) => place.tcp(&at(1), congestion, "ping", seconds, 64),
+            MeasuredStack::Smoltcp => {
                 let bare = |words: &str| place.command(&place.bare, words);
                 let _server =
                     place.serve(bare(&format!("smoltcp {} listen {port}", own("xdp", 11))), "listening")?;
                 let client = bare(&format!("smoltcp {} connect {} {seconds}", own("xdp", 12), at(11)));
                 of_stream(&object(&place.run(client)?)?)
             }
-            Stack::Uiw(kind, args) => {
+            MeasuredStack::Uiw(kind, args) => {
                 let is_tcp = kind == "tcp";
                 let stack = |host| if is_tcp { "tcp".to_owned() } else { own(kind, host) };
                 let at = at(if is_tcp { 1 } else { 11 });

@@ -2,7 +2,7 @@
 
 use super::paths::Place;
 use super::programs::{Lab, figure, need, object, output, rotate, start};
-use super::{Bar, Line, Row, Spread};
+use super::{RatioBar, RatioLine, RatioSpread, TableRow};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs::{self, File};
 use std::io::{self, Write as _};
@@ -18,15 +18,15 @@ use uiw_siw::{Error, Result};
 
 /// A path: the delay of one way in milliseconds, the rate, the loss in percent.
 #[derive(Clone, Copy)]
-struct Cell(u32, &'static str, &'static str);
+struct PathCell(u32, &'static str, &'static str);
 
 const PATHS: [(u32, &str); 4] = [(5, "1Gbit"), (25, "200Mbit"), (50, "200Mbit"), (100, "50Mbit")];
 const LOSSES: [&str; 4] = ["0", "0.01", "0.1", "1"];
 /// The path of the files, and bits a second of its line.
-const LONG: Cell = Cell(50, "200Mbit", "0.1");
+const LONG: PathCell = PathCell(50, "200Mbit", "0.1");
 const LONG_RATE: f64 = 200e6;
 /// The path of many small files, and how many there are.
-const SHORTER: Cell = Cell(20, "200Mbit", "0");
+const SHORTER: PathCell = PathCell(20, "200Mbit", "0");
 const FILES: u32 = 10_000;
 
 /// Bytes of a journal of `uiw cp`: its head, and a record for each block of 1 MiB.
@@ -36,7 +36,7 @@ const JOURNAL_RECORD: u64 = 56;
 /// The longest that a copy takes to get to its half.
 const HALF: Duration = Duration::from_secs(900);
 
-impl Cell {
+impl PathCell {
     fn all() -> impl Iterator<Item = Self> {
         PATHS.into_iter().flat_map(|(delay, rate)| LOSSES.map(|loss| Self(delay, rate, loss)))
     }
@@ -51,38 +51,38 @@ impl Cell {
     }
 }
 
-pub(super) fn rows() -> Vec<Row> {
+pub(super) fn rows() -> Vec<TableRow> {
     let mut rows = vec![
-        Row::new("file, cubic, beside rclone", Bar::AtLeast(1.1), |lab| file(lab, "cubic")),
-        Row::new("file, bbr, beside rclone", Bar::AtLeast(1.1), |lab| file(lab, "bbr")),
-        Row::new("file, bbr, of the line", Bar::AtLeast(0.85), file_of_line),
-        Row::new("10,000 files of 4 KiB, beside tar", Bar::AtLeast(0.5), files),
-        Row::new("path cut at half", Bar::AtMost(64.0), |lab| interrupted(lab, true)),
-        Row::new("server killed at half", Bar::AtMost(64.0), |lab| interrupted(lab, false)),
-        Row::new("write 1M, bbr, with TLS", Bar::AtLeast(0.97), tls),
+        TableRow::new("file, cubic, beside rclone", RatioBar::AtLeast(1.1), |lab| file(lab, "cubic")),
+        TableRow::new("file, bbr, beside rclone", RatioBar::AtLeast(1.1), |lab| file(lab, "bbr")),
+        TableRow::new("file, bbr, of the line", RatioBar::AtLeast(0.85), file_of_line),
+        TableRow::new("10,000 files of 4 KiB, beside tar", RatioBar::AtLeast(0.5), files),
+        TableRow::new("path cut at half", RatioBar::AtMost(64.0), |lab| interrupted(lab, true)),
+        TableRow::new("server killed at half", RatioBar::AtMost(64.0), |lab| interrupted(lab, false)),
+        TableRow::new("write 1M, bbr, with TLS", RatioBar::AtLeast(0.97), tls),
     ];
     for congestion in ["bbr", "cubic"] {
-        for cell in Cell::all().filter(|cell| congestion == "bbr" || cell.2 == "0") {
+        for cell in PathCell::all().filter(|cell| congestion == "bbr" || cell.2 == "0") {
             let run = move |lab: &Lab| {
                 let [ours, bare] = streams(lab, cell, congestion, lab.rounds)?;
-                Ok(vec![Line::ratio("of bare TCP", &ours, &bare, MBIT)])
+                Ok(vec![RatioLine::ratio("of bare TCP", &ours, &bare, MBIT)])
             };
-            rows.push(Row::new(cell.name(congestion), Bar::AtLeast(0.9), run));
+            rows.push(TableRow::new(cell.name(congestion), RatioBar::AtLeast(0.9), run));
         }
     }
-    rows.push(Row::new("cubic, all paths with loss", Bar::AtLeast(0.85), lossy));
+    rows.push(TableRow::new("cubic, all paths with loss", RatioBar::AtLeast(0.85), lossy));
     rows
 }
 
 const MBIT: (f64, &str) = (1e6, "Mbit/s");
 
 /// Both ends, and files to copy.
-struct Wan<'a> {
+struct WanBench<'a> {
     lab: &'a Lab,
     place: Place,
 }
 
-impl<'a> Wan<'a> {
+impl<'a> WanBench<'a> {
     fn new(lab: &'a Lab) -> Result<Self> {
         let place = Place::new(lab, true)?;
         // A connection would begin with what the one before has measured.
@@ -98,7 +98,7 @@ impl<'a> Wan<'a> {
     }
 
     /// Does something on a path.
-    fn carrying(&self, cell: Cell, seed: u32, what: impl FnOnce() -> Result<f64>) -> Result<f64> {
+    fn carrying(&self, cell: PathCell, seed: u32, what: impl FnOnce() -> Result<f64>) -> Result<f64> {
         let _path = self.place.carry(&cell.options(seed))?;
         what()
     }
@@ -233,19 +233,19 @@ fn timed(source: &Path, target: &Path, copy: impl FnOnce() -> Result<()>) -> Res
     Ok(took)
 }
 
-impl Wan<'_> {
+impl WanBench<'_> {
     /// Returns the time that their copy takes as a multiple of ours.
     fn beside(
         &self,
-        cell: Cell,
+        cell: PathCell,
         rounds: u32,
         what: &str,
         ours: impl Fn() -> Result<f64>,
         theirs: impl Fn() -> Result<f64>,
-    ) -> Result<Vec<Line>> {
+    ) -> Result<Vec<RatioLine>> {
         let carried = |round, copy: &dyn Fn() -> Result<f64>| self.carrying(cell, 100 + round, copy);
         let seconds = rotate(rounds, &[&|round| carried(round, &ours), &|round| carried(round, &theirs)])?;
-        Ok(vec![Line::ratio(what, &seconds[1], &seconds[0], (1.0, "s"))])
+        Ok(vec![RatioLine::ratio(what, &seconds[1], &seconds[0], (1.0, "s"))])
     }
 }
 
@@ -254,26 +254,26 @@ fn few(lab: &Lab) -> u32 {
     lab.rounds.min(3)
 }
 
-fn file(lab: &Lab, congestion: &str) -> Result<Vec<Line>> {
+fn file(lab: &Lab, congestion: &str) -> Result<Vec<RatioLine>> {
     need(&[("rclone", "rclone")])?;
-    let wan = Wan::new(lab)?;
+    let wan = WanBench::new(lab)?;
     wan.set_congestion(congestion)?;
     let source = wan.source()?;
     let (ours, theirs) = (|| wan.copy(&source, "big", congestion), || wan.rclone(&source));
     wan.beside(LONG, few(lab), "time of rclone over ours", ours, theirs)
 }
 
-fn file_of_line(lab: &Lab) -> Result<Vec<Line>> {
-    let wan = Wan::new(lab)?;
+fn file_of_line(lab: &Lab) -> Result<Vec<RatioLine>> {
+    let wan = WanBench::new(lab)?;
     let source = wan.source()?;
     let took = |round| wan.carrying(LONG, 100 + round, || wan.copy(&source, "big", "bbr"));
     let seconds = rotate(few(lab), &[&took])?;
     let shares = seconds.iter().flatten().map(|seconds| wan.bytes() as f64 * 8.0 / seconds / LONG_RATE);
-    Ok(vec![Line::new("of the line", Spread::new(shares), "")])
+    Ok(vec![RatioLine::new("of the line", RatioSpread::new(shares), "")])
 }
 
-fn files(lab: &Lab) -> Result<Vec<Line>> {
-    let wan = Wan::new(lab)?;
+fn files(lab: &Lab) -> Result<Vec<RatioLine>> {
+    let wan = WanBench::new(lab)?;
     wan.set_congestion("cubic")?;
     let source = lab.fresh("files")?;
     let content = noise(4096);
@@ -289,8 +289,8 @@ fn files(lab: &Lab) -> Result<Vec<Line>> {
 }
 
 /// Bytes that reach the client beyond those of the file, headers included, when the path is cut, or the server killed, at half of the copy.
-fn interrupted(lab: &Lab, is_cut: bool) -> Result<Vec<Line>> {
-    let wan = Wan::new(lab)?;
+fn interrupted(lab: &Lab, is_cut: bool) -> Result<Vec<RatioLine>> {
+    let wan = WanBench::new(lab)?;
     let (source, target, at) = (wan.source()?, lab.fresh("target")?, wan.place.address());
     let mut server = wan.share(&source, &at, "bbr")?;
     let mut path = wan.place.carry(&LONG.options(100))?;
@@ -324,7 +324,7 @@ fn interrupted(lab: &Lab, is_cut: bool) -> Result<Vec<Line>> {
     drop(server);
     output(Command::new("diff").arg("--recursive").args([source, target]))?;
     let more = (arrived + end(path)? - wan.bytes() as f64) / f64::from(1 << 20);
-    Ok(vec![Line::new("MiB more than the file", Spread::new([more]), note)])
+    Ok(vec![RatioLine::new("MiB more than the file", RatioSpread::new([more]), note)])
 }
 
 /// Ends an emulator; returns the bytes that reached the client.
@@ -342,33 +342,33 @@ fn end(emulator: Process) -> Result<f64> {
 }
 
 /// Bits a second of ours and of a bare connection.
-fn streams(lab: &Lab, cell: Cell, congestion: &str, rounds: u32) -> Result<[Vec<f64>; 2]> {
-    let wan = Wan::new(lab)?;
+fn streams(lab: &Lab, cell: PathCell, congestion: &str, rounds: u32) -> Result<[Vec<f64>; 2]> {
+    let wan = WanBench::new(lab)?;
     let ours = |round| wan.carrying(cell, 11 + round, || wan.writes(congestion, ""));
     let bare = |round| wan.carrying(cell, 11 + round, || wan.bare(congestion));
     let rates = rotate(rounds, &[&ours, &bare])?;
     rates.try_into().map_err(|_| Error::Failed("two slices".to_owned()))
 }
 
-fn tls(lab: &Lab) -> Result<Vec<Line>> {
-    let wan = Wan::new(lab)?;
+fn tls(lab: &Lab) -> Result<Vec<RatioLine>> {
+    let wan = WanBench::new(lab)?;
     let options = wan.tls()?;
     let rate = |round, tls| wan.carrying(LONG, 11 + round, || wan.writes("bbr", tls));
     let rates = rotate(lab.rounds, &[&|round| rate(round, options), &|round| rate(round, "")])?;
-    Ok(vec![Line::ratio("of clear", &rates[0], &rates[1], MBIT)])
+    Ok(vec![RatioLine::ratio("of clear", &rates[0], &rates[1], MBIT)])
 }
 
 /// The geometric mean of all ratios of all paths, with its 95 % interval by the normal approximation of the logarithms. Its lower bound is what the bar is for.
-fn lossy(lab: &Lab) -> Result<Vec<Line>> {
+fn lossy(lab: &Lab) -> Result<Vec<RatioLine>> {
     let mut logs = Vec::new();
-    for cell in Cell::all().filter(|cell| cell.2 != "0") {
+    for cell in PathCell::all().filter(|cell| cell.2 != "0") {
         let [ours, bare] = streams(lab, cell, "cubic", lab.options.seeds)?;
         logs.extend(ours.iter().zip(&bare).map(|(ours, bare)| (ours / bare).ln()));
     }
     let (mean, half) = interval(&logs);
     let [low, mean, high] = [mean - half, mean, mean + half].map(f64::exp);
     let note = format!("of {} pairs; mean {mean:.3}, up to {high:.3}", logs.len());
-    Ok(vec![Line::new("of bare TCP, lower bound", Spread { median: low, q1: low, q3: high }, note)])
+    Ok(vec![RatioLine::new("of bare TCP, lower bound", RatioSpread { median: low, q1: low, q3: high }, note)])
 }
 
 /// The mean, and half of its 95 % interval.

@@ -13,10 +13,10 @@ const FACADE: &str = "uiw";
 pub(super) struct Crates {
     /// Where they are put together.
     work: PathBuf,
-    members: Vec<Member>,
+    members: Vec<WorkspaceMember>,
 }
 
-struct Member {
+struct WorkspaceMember {
     name: String,
     version: String,
 }
@@ -39,7 +39,7 @@ impl Crates {
         Ok(crates)
     }
 
-    fn archive(&self, member: &Member) -> PathBuf {
+    fn archive(&self, member: &WorkspaceMember) -> PathBuf {
         self.work.join(format!("target/package/{}-{}.crate", member.name, member.version))
     }
 
@@ -51,7 +51,7 @@ impl Crates {
     /// fetch.
     pub(super) fn vendor(&self, folder: &Path) -> Result<(), String> {
         let project = self.work.join("project");
-        let patches = self.members.iter().map(|Member { name, version }| {
+        let patches = self.members.iter().map(|WorkspaceMember { name, version }| {
             format!("{name} = {{ path = \"{}/{name}-{version}\" }}\n", self.sources().display())
         });
         let manifest = format!(
@@ -90,7 +90,7 @@ impl Crates {
     }
 }
 
-fn members() -> Result<Vec<Member>, String> {
+fn members() -> Result<Vec<WorkspaceMember>, String> {
     let mut tree = crate::workspace::cargo();
     tree.args([
         "tree",
@@ -110,7 +110,7 @@ fn members() -> Result<Vec<Member>, String> {
     }
     // `name vVERSION (folder)`; those from elsewhere have no folder.
     let text = String::from_utf8_lossy(&output.stdout);
-    let mut members: Vec<Member> = Vec::new();
+    let mut members: Vec<WorkspaceMember> = Vec::new();
     for line in text.lines() {
         let mut words = line.split_whitespace();
         if let (Some(name), Some(version), Some(folder)) = (words.next(), words.next(), words.next())
@@ -118,7 +118,7 @@ fn members() -> Result<Vec<Member>, String> {
             && !members.iter().any(|member| member.name == name)
         {
             let version = version.trim_start_matches('v').to_owned();
-            members.push(Member { name: name.to_owned(), version });
+            members.push(WorkspaceMember { name: name.to_owned(), version });
         }
     }
     Ok(members)

@@ -68,14 +68,14 @@ fn missing() -> Option<String> {
 /// The fresh root, and what lies above it.
 struct FreshRoot {
     root: Root,
-    work: Work,
+    work: WorkFolders,
     toolchain: PathBuf,
 }
 
 /// The folders of this run, removed at the end.
-struct Work(PathBuf);
+struct WorkFolders(PathBuf);
 
-impl Drop for Work {
+impl Drop for WorkFolders {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
     }
@@ -85,7 +85,7 @@ impl FreshRoot {
     /// Makes the root and the packages. The inner error is what is missing here.
     fn new(debug: bool) -> Result<Result<Self, String>, String> {
         let folder = crate::workspace::target()?.join("newcomer");
-        let work = Work(folder.join(format!("work-{}", std::process::id())));
+        let work = WorkFolders(folder.join(format!("work-{}", std::process::id())));
         fs::create_dir_all(&work.0).map_err(|error| format!("{}: {error}", work.0.display()))?;
         let crates = Crates::package(work.0.join("crates"))?;
         let place = work.0.join("reader").join(&CRATES[1..]);

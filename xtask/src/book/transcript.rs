@@ -23,7 +23,7 @@ pub(super) struct Section {
 }
 
 /// What the lines of a fenced block are.
-enum Block {
+enum FencedBlock {
     /// Text outside of any block.
     None,
     Console,
@@ -51,42 +51,42 @@ impl Step {
 /// The sections of a page that have steps. Files count only where the page has commands.
 pub(super) fn sections(page: &str) -> Result<Vec<Section>, String> {
     let mut sections = vec![Section { heading: String::new(), steps: Vec::new() }];
-    let (mut block, mut before) = (Block::None, "");
+    let (mut block, mut before) = (FencedBlock::None, "");
     // A block within a list is indented with it.
     let mut indent = 0;
     for line in page.lines() {
-        if matches!(block, Block::None) {
+        if matches!(block, FencedBlock::None) {
             indent = line.find("```").filter(|at| line[..*at].trim().is_empty()).unwrap_or(0);
         }
         let kept = line.len() - line.trim_start().len();
         let line = &line[indent.min(kept)..];
         let steps = &mut sections.last_mut().ok_or("no section")?.steps;
         match (&mut block, line.strip_prefix("```")) {
-            (Block::None, Some(language)) => {
+            (FencedBlock::None, Some(language)) => {
                 block = match (named(before), language) {
                     (Some(name), _) => {
                         steps.push(Step::File { name: name.to_owned(), text: String::new() });
-                        Block::File
+                        FencedBlock::File
                     }
-                    (None, "console") => Block::Console,
-                    (None, _) => Block::Other,
+                    (None, "console") => FencedBlock::Console,
+                    (None, _) => FencedBlock::Other,
                 }
             }
-            (_, Some(_)) => block = Block::None,
-            (Block::None, None) => {
+            (_, Some(_)) => block = FencedBlock::None,
+            (FencedBlock::None, None) => {
                 if let Some(heading) = line.strip_prefix('#') {
                     let heading = heading.trim_start_matches('#').trim().to_owned();
                     sections.push(Section { heading, steps: Vec::new() });
                 }
             }
-            (Block::Console, None) => add(steps, line)?,
-            (Block::File, None) => {
+            (FencedBlock::Console, None) => add(steps, line)?,
+            (FencedBlock::File, None) => {
                 if let Some(Step::File { text, .. }) = steps.last_mut() {
                     text.push_str(line);
                     text.push('\n');
                 }
             }
-            (Block::Other, None) => {}
+            (FencedBlock::Other, None) => {}
         }
         if !line.is_empty() {
             before = line;

@@ -9,10 +9,10 @@ use std::path::PathBuf;
 use serde_json::{Value, json};
 
 use super::crates::{Crate, Crates};
-use super::{Dist, sums};
+use super::{PackageBuild, sums};
 use crate::install::{PACKAGES, PYTHON};
 
-pub(super) fn make(dist: &Dist) -> Result<PathBuf, String> {
+pub(super) fn make(dist: &PackageBuild) -> Result<PathBuf, String> {
     let file = dist.out.join(format!("uiw-{}.cdx.json", dist.version));
     let bom = of(&dist.crates, &dist.version, &dist.timestamp()?);
     let text = serde_json::to_string_pretty(&bom).map_err(|error| error.to_string())?;

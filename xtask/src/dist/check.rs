@@ -8,26 +8,26 @@ use std::os::unix::fs::chown;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::{Dist, Kind, archive};
+use super::{Kind, PackageBuild, archive};
 use crate::report::Tally;
 
 /// A check of one package, and the programs that it needs.
-struct Check {
+struct PackageCheck {
     name: &'static str,
     kind: Kind,
     programs: &'static [&'static str],
-    run: fn(&Dist, &Path) -> Result<(), String>,
+    run: fn(&PackageBuild, &Path) -> Result<(), String>,
 }
 
 /// Programs that make a fresh root.
 const ROOT: &[&str] = &["mmdebstrap", "chroot", "unshare", "ip"];
 
-const CHECKS: [Check; 5] = [
-    Check { name: "tarball", kind: Kind::Tarball, programs: ROOT, run: tarball },
-    Check { name: "wheel", kind: Kind::Wheel, programs: ROOT, run: wheel },
-    Check { name: "deb", kind: Kind::Deb, programs: ROOT, run: deb },
-    Check { name: "oci", kind: Kind::Oci, programs: &["podman"], run: image },
-    Check {
+const CHECKS: [PackageCheck; 5] = [
+    PackageCheck { name: "tarball", kind: Kind::Tarball, programs: ROOT, run: tarball },
+    PackageCheck { name: "wheel", kind: Kind::Wheel, programs: ROOT, run: wheel },
+    PackageCheck { name: "deb", kind: Kind::Deb, programs: ROOT, run: deb },
+    PackageCheck { name: "oci", kind: Kind::Oci, programs: &["podman"], run: image },
+    PackageCheck {
         name: "oci-rootless",
         kind: Kind::Oci,
         programs: &["podman", "unshare", "setpriv", "newuidmap"],
@@ -36,7 +36,7 @@ const CHECKS: [Check; 5] = [
 ];
 
 /// Runs the checks of what was made; the score is the last line on stdout. False when one failed.
-pub(super) fn run(dist: &Dist) -> Result<bool, String> {
+pub(super) fn run(dist: &PackageBuild) -> Result<bool, String> {
     let mut total = Tally::default();
     for check in CHECKS {
         let Some(package) = dist.package(check.kind) else { continue };
@@ -103,7 +103,7 @@ fn same(before: &BTreeSet<PathBuf>, after: &BTreeSet<PathBuf>) -> Result<(), Str
     expect(changed.is_empty(), || format!("added or removed: {changed:?}"))
 }
 
-fn tarball(dist: &Dist, package: &Path) -> Result<(), String> {
+fn tarball(dist: &PackageBuild, package: &Path) -> Result<(), String> {
     output(Command::new("sha256sum").args(["--check", "--strict", "SHA256SUMS"]).current_dir(&dist.out))?;
     let root = dist.root()?;
     root.put(package, "uiw.tar.gz")?;
@@ -113,7 +113,7 @@ fn tarball(dist: &Dist, package: &Path) -> Result<(), String> {
     root.run(&format!("PATH=$PWD/uiw/bin:$PATH; {RPING}")).map(drop)
 }
 
-fn wheel(dist: &Dist, package: &Path) -> Result<(), String> {
+fn wheel(dist: &PackageBuild, package: &Path) -> Result<(), String> {
     let root = dist.root()?;
     let name = package.file_name().unwrap_or_default().to_string_lossy();
     root.put(package, &name)?;
@@ -123,7 +123,7 @@ fn wheel(dist: &Dist, package: &Path) -> Result<(), String> {
     root.run("env/bin/pip uninstall --yes uiw; ! find env | grep -i uiw").map(drop)
 }
 
-fn deb(dist: &Dist, package: &Path) -> Result<(), String> {
+fn deb(dist: &PackageBuild, package: &Path) -> Result<(), String> {
     let root = dist.root()?;
     root.put(package, "uiw.deb")?;
     let stock = "sha256sum $(dpkg -L libibverbs1 librdmacm1 | grep '[.]so[.]1$'); ldconfig -p";
@@ -162,12 +162,12 @@ const ORDINARY: u32 = 65534;
 const SUB: &str = "65534:100000:65536\n";
 
 /// A storage of its own for podman, of this process's user or of an ordinary one.
-struct Podman {
+struct PodmanStorage {
     storage: PathBuf,
     as_user: bool,
 }
 
-impl Podman {
+impl PodmanStorage {
     fn new(as_user: bool) -> Result<Self, String> {
         // Podman's folder of run-time files has a path of at most 50 bytes.
         let kind = if as_user { "user" } else { "own" };
@@ -210,7 +210,7 @@ impl Podman {
     }
 
     /// Runs the image of an archive.
-    fn check(&self, dist: &Dist, package: &Path) -> Result<(), String> {
+    fn check(&self, dist: &PackageBuild, package: &Path) -> Result<(), String> {
         // The user may not be able to reach the package's folder.
         let archive = self.storage.join("image.tar");
         fs::copy(package, &archive).map_err(|error| format!("{}: {error}", archive.display()))?;
@@ -223,7 +223,7 @@ impl Podman {
     }
 }
 
-impl Drop for Podman {
+impl Drop for PodmanStorage {
     fn drop(&mut self) {
         // Its files belong to users of the image.
         let _ = self.podman(&["rmi", "--all", "--force"]);
@@ -232,15 +232,15 @@ impl Drop for Podman {
 }
 
 /// In a storage of its own, without a network but loopback.
-fn image(dist: &Dist, package: &Path) -> Result<(), String> {
-    Podman::new(false)?.check(dist, package)
+fn image(dist: &PackageBuild, package: &Path) -> Result<(), String> {
+    PodmanStorage::new(false)?.check(dist, package)
 }
 
 /// The same as an ordinary user.
-fn image_of_user(dist: &Dist, package: &Path) -> Result<(), String> {
+fn image_of_user(dist: &PackageBuild, package: &Path) -> Result<(), String> {
     if !rustix::process::geteuid().is_root() {
         // The check of `oci` is that of an ordinary user then.
         return Ok(());
     }
-    Podman::new(true)?.check(dist, package)
+    PodmanStorage::new(true)?.check(dist, package)
 }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::check::output;
-use super::{Dist, archive};
+use super::{PackageBuild, archive};
 use crate::install::Built;
 
 const CONTROL: &str = include_str!("../../../packaging/debian/control");
@@ -19,7 +19,7 @@ const SCRIPTS: [(&str, &str); 3] = [
     ("postrm", include_str!("../../../packaging/debian/postrm")),
 ];
 
-pub(super) fn make(dist: &Dist, built: &Built) -> Result<PathBuf, String> {
+pub(super) fn make(dist: &PackageBuild, built: &Built) -> Result<PathBuf, String> {
     let root = dist.stage(built, "deb", "/usr")?;
     let arch = dist.arch.debian();
     let file = dist.out.join(format!("uiw_{}-1_{arch}.deb", dist.version));
@@ -58,7 +58,7 @@ fn fill(root: &Path) -> io::Result<Vec<PathBuf>> {
 }
 
 /// Writes what dpkg reads.
-fn control(dist: &Dist, root: &Path, arch: &str) -> io::Result<()> {
+fn control(dist: &PackageBuild, root: &Path, arch: &str) -> io::Result<()> {
     let mut size = 0;
     for file in archive::files(root)? {
         size += fs::symlink_metadata(root.join(file))?.len().div_ceil(1024);

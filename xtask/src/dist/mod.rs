@@ -83,7 +83,7 @@ impl std::fmt::Display for Kind {
 }
 
 pub(crate) fn run(options: &Options) -> ExitCode {
-    let made = Dist::make(options);
+    let made = PackageBuild::make(options);
     crate::process::exit_code(made.and_then(|dist| if options.check { check::run(&dist) } else { Ok(true) }))
 }
 
@@ -91,11 +91,11 @@ pub(crate) fn run(options: &Options) -> ExitCode {
 pub(crate) fn make(out: &Path, only: &[Kind], debug: bool) -> Result<Vec<PathBuf>, String> {
     let options =
         Options { out: Some(out.to_path_buf()), only: only.to_vec(), debug, target: None, check: false };
-    Ok(std::mem::take(&mut Dist::make(&options)?.made).into_iter().map(|(_, file)| file).collect())
+    Ok(std::mem::take(&mut PackageBuild::make(&options)?.made).into_iter().map(|(_, file)| file).collect())
 }
 
 /// Everything that the packages have in common, and those made so far.
-struct Dist {
+struct PackageBuild {
     /// Where they are put.
     out: PathBuf,
     /// For what is put together; removed at the end.
@@ -116,13 +116,13 @@ struct Dist {
     root: OnceLock<Result<Root, String>>,
 }
 
-impl Drop for Dist {
+impl Drop for PackageBuild {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.work);
     }
 }
 
-impl Dist {
+impl PackageBuild {
     fn make(options: &Options) -> Result<Self, String> {
         let arch = options.target.unwrap_or_else(Arch::here);
         let built = Built::portable(options.debug, arch)?;

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::check::output;
-use super::{Dist, Kind, archive};
+use super::{Kind, PackageBuild, archive};
 use uiw_siw::debian;
 
 /// Run configuration of the image, as options of umoci.
@@ -21,7 +21,7 @@ const CONFIG: [(&str, &str); 9] = [
     ("label", "org.opencontainers.image.licenses=MIT OR Apache-2.0"),
 ];
 
-pub(super) fn make(dist: &Dist) -> Result<PathBuf, String> {
+pub(super) fn make(dist: &PackageBuild) -> Result<PathBuf, String> {
     let package =
         dist.package(Kind::Deb).ok_or("the image has the Debian package in it: leave `deb` in --only")?;
     let layer = root(dist, package)?;
@@ -47,7 +47,7 @@ pub(super) fn make(dist: &Dist) -> Result<PathBuf, String> {
 }
 
 /// The root file system as a tar.
-fn root(dist: &Dist, package: &Path) -> Result<PathBuf, String> {
+fn root(dist: &PackageBuild, package: &Path) -> Result<PathBuf, String> {
     // mmdebstrap passes hooks to a shell, and their paths must be readable for the user that it becomes.
     let name = "uiw.deb";
     let folder = dist.work.join("package");

@@ -10,7 +10,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use zip::write::SimpleFileOptions;
 
-use super::{Dist, archive, sums};
+use super::{PackageBuild, archive, sums};
 use crate::install::{self, Built};
 
 /// The oldest Python that the module is for: `abi3-py311` of pyo3.
@@ -19,7 +19,7 @@ const PYTHON: &str = "cp311-abi3";
 /// What is in it beside the module, by the path below the prefix. Links cannot be, and a service is no matter of an environment.
 const PARTS: [&str; 4] = ["bin/uiw", "lib/uiw/lib", "lib/uiw/rsocket/lib", "share/"];
 
-pub(super) fn make(dist: &Dist, built: &Built) -> Result<PathBuf, String> {
+pub(super) fn make(dist: &PackageBuild, built: &Built) -> Result<PathBuf, String> {
     let foreign = dist.needs.foreign();
     if !foreign.is_empty() {
         return Err(format!("a wheel may not need {} of the system (PEP 600)", foreign.join(", ")));
@@ -34,10 +34,10 @@ pub(super) fn make(dist: &Dist, built: &Built) -> Result<PathBuf, String> {
     Ok(file)
 }
 
-fn write(dist: &Dist, root: &Path, module: &Path, tag: &str, file: &Path) -> io::Result<()> {
+fn write(dist: &PackageBuild, root: &Path, module: &Path, tag: &str, file: &Path) -> io::Result<()> {
     let version = &dist.version;
     let (data, info) = (format!("uiw-{version}.data"), format!("uiw-{version}.dist-info"));
-    let mut wheel = Wheel::new(dist, file)?;
+    let mut wheel = WheelArchive::new(dist, file)?;
     for path in archive::files(root)? {
         let (from, name) = (root.join(&path), path.display().to_string());
         if from.is_symlink() || !PARTS.iter().any(|part| name.starts_with(part)) {
@@ -83,14 +83,14 @@ fn write(dist: &Dist, root: &Path, module: &Path, tag: &str, file: &Path) -> io:
 }
 
 /// An archive, and the list of its files with their sums.
-struct Wheel {
+struct WheelArchive {
     zip: zip::ZipWriter<fs::File>,
     options: SimpleFileOptions,
     record: String,
 }
 
-impl Wheel {
-    fn new(dist: &Dist, file: &Path) -> io::Result<Self> {
+impl WheelArchive {
+    fn new(dist: &PackageBuild, file: &Path) -> io::Result<Self> {
         let time = zip::DateTime::try_from(time::PrimitiveDateTime::new(dist.time.date(), dist.time.time()));
         // Before 1980 there are none.
         let options = SimpleFileOptions::default().last_modified_time(time.unwrap_or_default());

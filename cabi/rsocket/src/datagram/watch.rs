@@ -11,14 +11,14 @@ use uiw_cabi_core::fork::{ForkSafe, Forked};
 use uiw_cabi_core::inherited::close_copy;
 use uiw_verbs::integration::spawn_thread;
 
-struct Watch {
+struct DatagramWatch {
     /// The sockets' set.
     set: Option<Arc<OwnedFd>>,
     sockets: BTreeMap<u64, Weak<Datagram>>,
     next: u64,
 }
 
-impl Forked for Watch {
+impl Forked for DatagramWatch {
     const NEW: Self = Self { set: None, sockets: BTreeMap::new(), next: 0 };
 
     fn in_child(&mut self) {
@@ -31,7 +31,7 @@ impl Forked for Watch {
     }
 }
 
-static WATCH: ForkSafe<Watch> = ForkSafe::new();
+static WATCH: ForkSafe<DatagramWatch> = ForkSafe::new();
 
 /// The set, and the thread that waits for it.
 fn set() -> Result<Arc<OwnedFd>> {

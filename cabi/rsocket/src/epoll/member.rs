@@ -154,7 +154,7 @@ pub(super) struct Member {
     pub(super) event: Mutex<RequestedEvents>,
     /// Waker for the socket: it wakes `place`.
     pub(super) waker: Waker,
-    place: Arc<Place>,
+    place: Arc<ListPlace>,
     /// Changed with [`Members`].
     is_in_set: AtomicBool,
     /// The number of [`removed`](crate::numbers::Numbers::removed) numbers of the socket when the table had it under `fd`. [`NEVER`]
@@ -168,7 +168,7 @@ pub(super) struct Member {
 const NEVER: u64 = u64::MAX;
 
 /// The place of a member in the list.
-struct Place {
+struct ListPlace {
     member: Weak<Member>,
     woken: Arc<WokenMembers>,
     is_taken: AtomicBool,
@@ -183,7 +183,7 @@ impl Member {
     ) -> Arc<Self> {
         Arc::new_cyclic(|member| {
             let (member, woken) = (Weak::clone(member), Arc::clone(woken));
-            let place = Arc::new(Place { member, woken, is_taken: AtomicBool::new(false) });
+            let place = Arc::new(ListPlace { member, woken, is_taken: AtomicBool::new(false) });
             Self {
                 fd,
                 socket,
@@ -235,13 +235,13 @@ impl Drop for Member {
     }
 }
 
-impl Place {
+impl ListPlace {
     fn enter(&self) -> bool {
         !self.is_taken.swap(true, Ordering::AcqRel)
     }
 }
 
-impl Wake for Place {
+impl Wake for ListPlace {
     fn wake(self: Arc<Self>) {
         self.wake_by_ref();
     }

@@ -574,7 +574,7 @@ mod tests {
         let (set, _fd, sockets) = set_of_ready(2);
         let woken = [(); 3].map(|()| Arc::<AtomicBool>::default());
         for flag in &woken {
-            set.woken.0.lock().waiting.push(Waker::from(Arc::new(Flag(Arc::clone(flag)))));
+            set.woken.0.lock().waiting.push(Waker::from(Arc::new(WakeFlag(Arc::clone(flag)))));
         }
         let count = || woken.iter().filter(|flag| flag.load(Ordering::Relaxed)).count();
         set.woken.pass_on();
@@ -618,7 +618,7 @@ mod tests {
             set.control(libc::EPOLL_CTL_MOD, *number, event).unwrap();
         }
         let woken = Arc::<AtomicBool>::default();
-        set.woken.0.lock().waiting.push(Waker::from(Arc::new(Flag(Arc::clone(&woken)))));
+        set.woken.0.lock().waiting.push(Waker::from(Arc::new(WakeFlag(Arc::clone(&woken)))));
         assert_eq!(set.collect(&mut vec![NO_EVENT; room]), room);
         let is_woken = woken.load(Ordering::Relaxed);
         sockets.into_iter().for_each(|number| table::close(number).unwrap());
@@ -671,9 +671,9 @@ mod tests {
         table::close(number).unwrap();
     }
 
-    struct Flag(Arc<AtomicBool>);
+    struct WakeFlag(Arc<AtomicBool>);
 
-    impl Wake for Flag {
+    impl Wake for WakeFlag {
         fn wake(self: Arc<Self>) {
             self.0.store(true, Ordering::Relaxed);
         }

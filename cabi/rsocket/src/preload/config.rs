@@ -9,7 +9,7 @@ const FILE: &str = "/etc/rdma/rsocket/preload_config";
 
 /// A line: the beginning of a program's name, family, type and protocol. Nothing stands for `*`.
 #[derive(Debug, PartialEq, Eq)]
-struct Line {
+struct ConfigLine {
     program: Option<String>,
     domain: Option<c_int>,
     kind: Option<c_int>,
@@ -27,7 +27,7 @@ fn named(word: &str, prefixes: &[&str], names: &[(&str, c_int)]) -> Option<Optio
 }
 
 /// The lines that can be understood, as rdma-core leaves out all others.
-fn parse(text: &str) -> Vec<Line> {
+fn parse(text: &str) -> Vec<ConfigLine> {
     // AF_IB of the kernel.
     const DOMAINS: [(&str, c_int); 3] = [("INET", libc::AF_INET), ("INET6", libc::AF_INET6), ("IB", 27)];
     const KINDS: [(&str, c_int); 2] = [("STREAM", libc::SOCK_STREAM), ("DGRAM", libc::SOCK_DGRAM)];
@@ -35,7 +35,7 @@ fn parse(text: &str) -> Vec<Line> {
     let line = |line: &str| {
         let mut words = line.split_whitespace();
         let program = words.next().filter(|word| !word.starts_with('#'))?;
-        Some(Line {
+        Some(ConfigLine {
             program: (program != "*").then(|| program.to_owned()),
             domain: named(words.next()?, &["AF_", "PF_"], &DOMAINS)?,
             kind: named(words.next()?, &["SOCK_"], &KINDS)?,
@@ -52,7 +52,7 @@ pub(super) enum Kind {
     Datagram,
 }
 
-fn has(lines: &[Line], program: &str, domain: c_int, kind: Kind) -> bool {
+fn has(lines: &[ConfigLine], program: &str, domain: c_int, kind: Kind) -> bool {
     let (kind_number, protocol) = match kind {
         Kind::Stream => (libc::SOCK_STREAM, libc::IPPROTO_TCP),
         Kind::Datagram => (libc::SOCK_DGRAM, libc::IPPROTO_UDP),
@@ -70,7 +70,7 @@ fn has(lines: &[Line], program: &str, domain: c_int, kind: Kind) -> bool {
 
 /// Returns whether sockets of `domain` become rsockets in `program`.
 pub(super) fn includes(program: &str, domain: c_int, kind: Kind) -> bool {
-    static LINES: OnceBox<Vec<Line>> = OnceBox::new();
+    static LINES: OnceBox<Vec<ConfigLine>> = OnceBox::new();
     let lines = LINES
         .get_or_init(|| Box::new(fs::read_to_string(FILE).map_or_else(|_| Vec::new(), |text| parse(&text))));
     has(lines, program, domain, kind)

@@ -42,19 +42,19 @@ const _: () = assert!(size_of::<EthtoolDriver>() == 196);
 ///
 /// # Safety
 /// A new one has the number of a question that the kernel answers in a structure of this type, whose fields are integers.
-unsafe trait Question {
+unsafe trait LinkQuery {
     fn new() -> Self;
 }
 
 // SAFETY: `ETHTOOL_GSET` is answered in a `struct ethtool_cmd`.
-unsafe impl Question for EthtoolCmd {
+unsafe impl LinkQuery for EthtoolCmd {
     fn new() -> Self {
         Self { cmd: 1, ..zeroed() }
     }
 }
 
 // SAFETY: `ETHTOOL_GDRVINFO` is answered in a `struct ethtool_drvinfo`.
-unsafe impl Question for EthtoolDriver {
+unsafe impl LinkQuery for EthtoolDriver {
     fn new() -> Self {
         Self { cmd: 3, ..zeroed() }
     }
@@ -86,7 +86,7 @@ unsafe fn ask(code: c_ulong, request: &mut libc::ifreq) -> bool {
 }
 
 /// Asks the driver of `name`.
-fn ask_driver<T: Question>(name: &str) -> Option<T> {
+fn ask_driver<T: LinkQuery>(name: &str) -> Option<T> {
     let mut question = T::new();
     let mut request = request(name);
     request.ifr_ifru.ifru_data = ptr::from_mut(&mut question).cast();

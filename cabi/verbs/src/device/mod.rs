@@ -38,15 +38,15 @@ unsafe impl Send for Device {}
 unsafe impl Sync for Device {}
 
 /// The devices found so far, by name of their network device. They are never freed, and a child of a fork has the same.
-struct Devices(BTreeMap<String, &'static Device>);
+struct DeviceTable(BTreeMap<String, &'static Device>);
 
-impl Forked for Devices {
+impl Forked for DeviceTable {
     const NEW: Self = Self(BTreeMap::new());
 
     fn in_child(&mut self) {}
 }
 
-static DEVICES: ForkSafe<Devices> = ForkSafe::new();
+static DEVICES: ForkSafe<DeviceTable> = ForkSafe::new();
 
 fn find(netdev: &NetDev, persona: Persona) -> &'static Device {
     if let Some(known) = DEVICES.read().0.get(&netdev.name) {

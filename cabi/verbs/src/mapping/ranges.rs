@@ -25,7 +25,7 @@ pub(super) struct Range {
 type Place = usize;
 const NONE: Place = usize::MAX;
 
-struct Node {
+struct RangeNode {
     /// `None`: the place is free, and `left` is the next free one.
     range: Option<Range>,
     key: Key,
@@ -36,7 +36,7 @@ struct Node {
     right: Place,
 }
 
-impl Node {
+impl RangeNode {
     /// Random enough, and no node is above one with a higher priority: subtrees are shallow whatever is registered.
     fn priority(&self) -> u64 {
         let mixed = (self.key.id ^ (self.key.id >> 31)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
@@ -45,7 +45,7 @@ impl Node {
 }
 
 pub(super) struct Ranges {
-    nodes: Vec<Node>,
+    nodes: Vec<RangeNode>,
     root: Place,
     free: Place,
 }
@@ -74,7 +74,7 @@ impl Ranges {
     /// The range, if there is no room.
     pub(super) fn insert(&mut self, range: Range) -> Result<(), Range> {
         let (key, end) = (range.key, range.end);
-        let node = Node { range: Some(range), key, end, highest: end, left: NONE, right: NONE };
+        let node = RangeNode { range: Some(range), key, end, highest: end, left: NONE, right: NONE };
         let place = if self.free != NONE {
             let place = self.free;
             self.free = self.nodes[place].left;
@@ -168,7 +168,7 @@ impl Ranges {
 }
 
 /// Room for ranges, allocated and freed where that is allowed.
-pub(super) struct NodeReserve(Vec<Node>);
+pub(super) struct NodeReserve(Vec<RangeNode>);
 
 impl NodeReserve {
     pub(super) const NONE: Self = Self(Vec::new());

@@ -22,46 +22,46 @@ use uiw_verbs::{ConnConfig, DatagramPort};
 
 /// Ports of the process.
 #[derive(Default)]
-pub(super) struct Ports(Mutex<Tables>);
+pub(super) struct Ports(Mutex<PortTables>);
 
 /// Locked for look-ups and changes alone: ports are bound, listened on and closed without this lock.
 #[derive(Default)]
-struct Tables {
-    blocks: Vec<Block>,
+struct PortTables {
+    blocks: Vec<SlotBlock>,
     /// The next slot of a port that was released.
     next_slot: HashMap<u16, u8>,
 }
 
 /// The slots of one port, on one device.
-struct Block {
+struct SlotBlock {
     netdev: String,
     shard: usize,
-    port: Arc<Port>,
+    port: Arc<SharedPort>,
     free: VecDeque<u8>,
 }
 
 /// A port at every address of a device, shared by the queue pairs that have its slots.
-struct Port {
+struct SharedPort {
     number: u16,
     /// UDP side of the port; `None` if datagrams are not offered.
     datagrams: Option<Arc<DatagramPort>>,
     /// Locked while the port begins to be listened on: the queue pairs of the port need the same listeners, so they wait for them.
-    sockets: Mutex<Sockets>,
+    sockets: Mutex<PortSockets>,
 }
 
-struct Sockets {
+struct PortSockets {
     addresses: Vec<SocketAddr>,
-    state: State,
+    state: PortState,
 }
 
-enum State {
+enum PortState {
     Reserved(#[expect(dead_code, reason = "kept open")] Vec<Socket>),
     Listening(Vec<Listener>),
 }
 
 /// A slot of a port: a queue pair number.
 pub(super) struct Slot {
-    port: Arc<Port>,
+    port: Arc<SharedPort>,
     slot: u8,
 }
 
@@ -125,13 +125,13 @@ impl Ports {
     }
 }
 
-impl Tables {
+impl PortTables {
     fn has(&self, port: u16) -> bool {
         self.blocks.iter().any(|block| block.port.number == port)
     }
 
     fn take(&mut self, netdev: &NetDev, shard: usize) -> Option<Slot> {
-        let fits = |block: &&mut Block| {
+        let fits = |block: &&mut SlotBlock| {
             block.netdev == netdev.name && block.shard == shard && !block.free.is_empty()
         };
         let block = self.blocks.iter_mut().find(fits)?;
@@ -141,7 +141,7 @@ impl Tables {
 
     /// Adds a port that was bound without the lock, and takes a slot. Where another thread has added one meanwhile, a slot of that
     /// is taken. Nothing when the port cannot be used, or is known already: two sockets may be bound to one port, as both allow reuse.
-    fn add(&mut self, netdev: &NetDev, shard: usize, port: &Arc<Port>) -> Option<Slot> {
+    fn add(&mut self, netdev: &NetDev, shard: usize, port: &Arc<SharedPort>) -> Option<Slot> {
         if let Some(slot) = self.take(netdev, shard) {
             return Some(slot);
         }
@@ -150,7 +150,7 @@ impl Tables {
             return None;
         }
         let free = self.slots(port.number);
-        self.blocks.push(Block { netdev: netdev.name.clone(), shard, port: Arc::clone(port), free });
+        self.blocks.push(SlotBlock { netdev: netdev.name.clone(), shard, port: Arc::clone(port), free });
         self.take(netdev, shard)
     }
 
@@ -160,7 +160,7 @@ impl Tables {
         (0..=u8::MAX).map(|slot| slot.wrapping_add(first)).collect()
     }
 
-    fn give_back(&mut self, slot: &Slot) -> Option<Block> {
+    fn give_back(&mut self, slot: &Slot) -> Option<SlotBlock> {
         let place = self.blocks.iter().position(|block| Arc::ptr_eq(&block.port, &slot.port))?;
         let block = &mut self.blocks[place];
         block.free.push_back(slot.slot);
@@ -189,13 +189,13 @@ impl Slot {
         let options: Arc<ConnConfig> = Arc::new(worker.options());
         let bind = |address| Listener::bind(engine, address, BACKLOG, &options, worker.channel());
         let mut sockets = self.port.sockets.lock();
-        let Sockets { addresses, state } = &mut *sockets;
-        if let State::Reserved(_) = state {
+        let PortSockets { addresses, state } = &mut *sockets;
+        if let PortState::Reserved(_) = state {
             let first: Vec<_> = addresses.iter().copied().map(bind).collect::<uiw_verbs::Result<_>>()?;
             tracing::debug!(port = self.port.number, netdev = netdev.name, "queue pairs can be connected to");
-            *state = State::Listening(first);
+            *state = PortState::Listening(first);
         }
-        let State::Listening(listeners) = state else { return Ok(()) };
+        let PortState::Listening(listeners) = state else { return Ok(()) };
         for (ip, _) in &netdev.addresses {
             let address = netdev.socket_address(*ip, self.port.number);
             if !addresses.contains(&address)
@@ -213,13 +213,13 @@ impl Slot {
 type BindDatagrams<'a> = &'a dyn Fn(&[SocketAddr]) -> io::Result<Option<Arc<DatagramPort>>>;
 
 /// Binds the same port at every address of the device; `port` 0 = any.
-fn bind_all(netdev: &NetDev, port: u16, bind_datagrams: BindDatagrams<'_>) -> io::Result<Port> {
+fn bind_all(netdev: &NetDev, port: u16, bind_datagrams: BindDatagrams<'_>) -> io::Result<SharedPort> {
     let mut port = port;
     let (mut addresses, mut sockets) = (Vec::new(), Vec::new());
     if stack::is_own() {
         let port = if port == 0 { stack::any_port() } else { port };
         let addresses = netdev.addresses.iter().map(|(ip, _)| netdev.socket_address(*ip, port)).collect();
-        return Port::reserve(port, addresses, sockets, bind_datagrams);
+        return SharedPort::reserve(port, addresses, sockets, bind_datagrams);
     }
     for (ip, _) in &netdev.addresses {
         let socket = Socket::new(Domain::for_address(netdev.socket_address(*ip, port)), Type::STREAM, None)?;
@@ -239,11 +239,11 @@ fn bind_all(netdev: &NetDev, port: u16, bind_datagrams: BindDatagrams<'_>) -> io
     if addresses.is_empty() {
         Err(io::ErrorKind::AddrNotAvailable.into())
     } else {
-        Port::reserve(port, addresses, sockets, bind_datagrams)
+        SharedPort::reserve(port, addresses, sockets, bind_datagrams)
     }
 }
 
-impl Port {
+impl SharedPort {
     /// A port whose TCP side is bound.
     fn reserve(
         number: u16,
@@ -252,7 +252,7 @@ impl Port {
         bind_datagrams: BindDatagrams<'_>,
     ) -> io::Result<Self> {
         let datagrams = bind_datagrams(&addresses)?;
-        let sockets = Mutex::new(Sockets { addresses, state: State::Reserved(reserved) });
+        let sockets = Mutex::new(PortSockets { addresses, state: PortState::Reserved(reserved) });
         Ok(Self { number, datagrams, sockets })
     }
 }

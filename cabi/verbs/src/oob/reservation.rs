@@ -15,12 +15,12 @@ use uiw_cabi_core::settings::Settings;
 use uiw_verbs::DatagramPort;
 
 /// State of a process for out-of-band connections. A child of a fork begins without it.
-struct Shared {
+struct ProcessState {
     ports: Option<Arc<Ports>>,
     worker: Option<Arc<Worker>>,
 }
 
-impl Forked for Shared {
+impl Forked for ProcessState {
     const NEW: Self = Self { ports: None, worker: None };
 
     fn in_child(&mut self) {
@@ -29,7 +29,7 @@ impl Forked for Shared {
 }
 
 /// Locked to get at the two references alone.
-static SHARED: ForkSafe<Shared> = ForkSafe::new();
+static SHARED: ForkSafe<ProcessState> = ForkSafe::new();
 
 fn ports() -> Arc<Ports> {
     if let Some(ports) = &SHARED.read().ports {

@@ -36,13 +36,13 @@ pub(super) struct Worker {
     options: Arc<ConnConfig>,
     /// Connection options of unreliable queue pairs.
     unreliable_options: Arc<ConnConfig>,
-    tables: Mutex<Tables>,
+    tables: Mutex<PeerTables>,
     /// The worker's thread has it while it works. Tests lock it to stop the thread.
-    pending: Mutex<Pending>,
+    pending: Mutex<PendingPeers>,
 }
 
 #[derive(Default)]
-struct Tables {
+struct PeerTables {
     /// Pairs by queue pair number.
     pairs: HashMap<u32, Arc<Pair>>,
     /// Pairs without an established connection.
@@ -53,7 +53,7 @@ struct Tables {
 
 /// Peers whose connection waits for the state of its queue pair.
 #[derive(Default)]
-struct Pending(Vec<PendingPeer>);
+struct PendingPeers(Vec<PendingPeer>);
 
 /// A peer that connected before its queue pair was ready for it.
 struct PendingPeer {
@@ -63,9 +63,9 @@ struct PendingPeer {
 }
 
 /// Wakes the thread, which reads the channel once more before it sleeps.
-struct Doorbell(Arc<Worker>, AtomicBool);
+struct WorkerDoorbell(Arc<Worker>, AtomicBool);
 
-impl Wake for Doorbell {
+impl Wake for WorkerDoorbell {
     fn wake(self: Arc<Self>) {
         self.1.store(true, Ordering::Release);
         self.0.wake();
@@ -210,7 +210,7 @@ impl Worker {
     }
 
     fn run(self: Arc<Self>) {
-        let doorbell = Arc::new(Doorbell(Arc::clone(&self), AtomicBool::new(false)));
+        let doorbell = Arc::new(WorkerDoorbell(Arc::clone(&self), AtomicBool::new(false)));
         let waker = Waker::from(Arc::clone(&doorbell));
         let mut cx = Context::from_waker(&waker);
         loop {
@@ -331,7 +331,7 @@ impl Worker {
     }
 }
 
-impl Pending {
+impl PendingPeers {
     fn event(&mut self, event: CmEvent, worker: &Worker) {
         match event.kind {
             CmEventKind::ConnectRequest(request) => self.requested(request, worker),

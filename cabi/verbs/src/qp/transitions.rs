@@ -47,9 +47,9 @@ const NAMES: [(c_int, &str); 20] = [
 ];
 
 /// The attributes of a mask, by name.
-struct Names(c_int);
+struct AttributeNames(c_int);
 
-impl fmt::Display for Names {
+impl fmt::Display for AttributeNames {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut left = self.0;
         let mut separator = "";
@@ -143,12 +143,12 @@ pub(super) fn check(kind: QpType, now: QpState, to: Option<QpState>, mask: c_int
     };
     let missing = required & !mask;
     if missing != 0 {
-        let reason = format_args!("{now} to {to} needs {} in attr_mask", Names(missing));
+        let reason = format_args!("{now} to {to} needs {} in attr_mask", AttributeNames(missing));
         return Err(Errno::INVAL.because(reason));
     }
     let excess = mask & !(required | optional | flags::IBV_QP_STATE);
     if excess != 0 {
-        let reason = format_args!("{now} to {to} takes no {} in attr_mask", Names(excess));
+        let reason = format_args!("{now} to {to} takes no {} in attr_mask", AttributeNames(excess));
         return Err(Errno::INVAL.because(reason));
     }
     Ok(())
@@ -193,6 +193,6 @@ mod tests {
     #[test]
     fn attributes_are_named() {
         let mask = flags::IBV_QP_AV | flags::IBV_QP_DEST_QPN | 1 << 25;
-        assert_eq!(Names(mask).to_string(), "IBV_QP_AV, IBV_QP_DEST_QPN, 0x2000000");
+        assert_eq!(AttributeNames(mask).to_string(), "IBV_QP_AV, IBV_QP_DEST_QPN, 0x2000000");
     }
 }

@@ -24,12 +24,12 @@ const SENDS: u64 = 1000;
 
 /// What a completion queue has to report before an end goes on.
 #[derive(Default)]
-struct Due {
+struct DueCompletion {
     sends: usize,
     receives: usize,
 }
 
-struct End<'a> {
+struct ConnectedEnd<'a> {
     queue: QueuePair<'a>,
     completions: &'a CompletionQueue<'a>,
     received: MemoryRegion<u8>,
@@ -44,7 +44,7 @@ fn seed(round: u64, number: usize) -> u64 {
     round * LENGTHS.len() as u64 + number as u64
 }
 
-impl End<'_> {
+impl ConnectedEnd<'_> {
     fn receive(&mut self) {
         for number in 0..LENGTHS.len() {
             // SAFETY: both regions live as long as the queue pair, and a slot is read after its completion alone.
@@ -60,7 +60,7 @@ impl End<'_> {
         unsafe { self.queue.post_send(&mut self.sent, range, SENDS + number as u64) }.expect("a send");
     }
 
-    fn wait(&self, mut due: Due) {
+    fn wait(&self, mut due: DueCompletion) {
         let mut entries = [ibverbs::ibv_wc::default(); 16];
         while due.sends + due.receives > 0 {
             for entry in self.completions.poll(&mut entries).expect("a poll") {
@@ -82,12 +82,12 @@ impl End<'_> {
     }
 }
 
-fn client(end: &mut End<'_>) {
+fn client(end: &mut ConnectedEnd<'_>) {
     for round in 0..ROUNDS {
         for (number, len) in LENGTHS.into_iter().enumerate() {
             end.send(number, &pattern(seed(round, number), len));
         }
-        end.wait(Due { sends: LENGTHS.len(), receives: LENGTHS.len() });
+        end.wait(DueCompletion { sends: LENGTHS.len(), receives: LENGTHS.len() });
         for (number, len) in LENGTHS.into_iter().enumerate() {
             let expected = inverted(&pattern(seed(round, number), len));
             assert!(end.message(number) == expected, "round {round}: message {number} differs");
@@ -96,8 +96,8 @@ fn client(end: &mut End<'_>) {
     }
 }
 
-fn server(end: &mut End<'_>) {
-    let mut due = Due { sends: 0, receives: LENGTHS.len() };
+fn server(end: &mut ConnectedEnd<'_>) {
+    let mut due = DueCompletion { sends: 0, receives: LENGTHS.len() };
     for round in 0..ROUNDS {
         end.wait(due);
         let messages: Vec<_> = (0..LENGTHS.len()).map(|number| end.message(number).to_vec()).collect();
@@ -107,12 +107,12 @@ fn server(end: &mut End<'_>) {
             assert!(*message == expected, "round {round}: message {number} differs");
             end.send(number, &inverted(message));
         }
-        due = Due { sends: LENGTHS.len(), receives: LENGTHS.len() };
+        due = DueCompletion { sends: LENGTHS.len(), receives: LENGTHS.len() };
     }
-    end.wait(Due { receives: 0, ..due });
+    end.wait(DueCompletion { receives: 0, ..due });
 }
 
-fn run(mut peer: TcpStream, role: fn(&mut End<'_>)) {
+fn run(mut peer: TcpStream, role: fn(&mut ConnectedEnd<'_>)) {
     let devices = ibverbs::devices().expect("the devices");
     let device = devices.iter().next().expect("a device");
     let context = device.open().expect("the device opens");
@@ -133,7 +133,7 @@ fn run(mut peer: TcpStream, role: fn(&mut End<'_>)) {
     bincode::serialize_into(&mut peer, &prepared.endpoint()).expect("our endpoint is sent");
     let endpoint: QueuePairEndpoint = bincode::deserialize_from(&mut peer).expect("the peer's endpoint");
     let queue = prepared.handshake(endpoint).expect("the handshake");
-    let mut end = End { queue, completions: &completions, received, sent };
+    let mut end = ConnectedEnd { queue, completions: &completions, received, sent };
     end.receive();
     // Each end has its receives posted before the other one sends.
     peer.write_all(&[1]).expect("ready");

@@ -40,23 +40,23 @@ const RECEIVE: u64 = u64::MAX;
 
 /// What a completion reports.
 #[derive(Clone, Copy)]
-struct Done {
+struct CompletedRequest {
     request: u64,
     len: u32,
     immediate: u32,
 }
 
-struct End {
+struct ConnectedEnd {
     queue: GenericQueuePair,
     completions: GenericCompletionQueue,
     region: Arc<MemoryRegion>,
     memory: *mut u8,
-    done: VecDeque<Done>,
+    done: VecDeque<CompletedRequest>,
     /// The number of the next request.
     next: u64,
 }
 
-impl End {
+impl ConnectedEnd {
     fn new(id: &Identifier, is_extended: bool) -> Self {
         let context = id.get_device_context().expect("the id has a device");
         let domain = context.alloc_pd().expect("a protection domain");
@@ -156,7 +156,7 @@ impl End {
     }
 
     /// Two Writes of half the memory each, the second one with immediate data.
-    fn write_remote(&mut self, place: Place, immediate: u32) {
+    fn write_remote(&mut self, place: RemotePlace, immediate: u32) {
         let half = SIZE as u32 / 2;
         let (key, middle) = (self.region.lkey(), self.address(SIZE / 2));
         let start = self.address(0);
@@ -174,7 +174,7 @@ impl End {
         self.wait(second);
     }
 
-    fn read_remote(&mut self, place: Place) {
+    fn read_remote(&mut self, place: RemotePlace) {
         let number = self.number();
         let (key, start) = (self.region.lkey(), self.address(0));
         let mut guard = self.queue.start_post_send();
@@ -186,14 +186,14 @@ impl End {
     }
 
     /// An atomic operation on the peer's counter, and what it found there.
-    fn atomic(&mut self, place: Place, operation: Atomic) -> u64 {
+    fn atomic(&mut self, place: RemotePlace, operation: AtomicKind) -> u64 {
         let number = self.number();
         let (key, found, counter) = (self.region.lkey(), self.address(FOUND), place.address + COUNTER as u64);
         let mut guard = self.queue.start_post_send();
         let request = guard.construct_wr(number, WorkRequestFlags::Signaled);
         let request = match operation {
-            Atomic::Add(what) => request.setup_atomic_fetch_add(place.key, counter, what),
-            Atomic::Swap { from, to } => request.setup_atomic_compare_swap(place.key, counter, from, to),
+            AtomicKind::Add(what) => request.setup_atomic_fetch_add(place.key, counter, what),
+            AtomicKind::Swap { from, to } => request.setup_atomic_compare_swap(place.key, counter, from, to),
         };
         // SAFETY: as above.
         unsafe { request.setup_sge(key, found, 8) };
@@ -202,7 +202,7 @@ impl End {
         self.read_number(FOUND)
     }
 
-    fn wait(&mut self, request: u64) -> Done {
+    fn wait(&mut self, request: u64) -> CompletedRequest {
         loop {
             if let Some(at) = self.done.iter().position(|done| done.request == request) {
                 return self.done.remove(at).expect("it was found");
@@ -211,7 +211,7 @@ impl End {
             for entry in poller {
                 assert_eq!(entry.status(), 0, "request {} failed", entry.wr_id());
                 let done =
-                    Done { request: entry.wr_id(), len: entry.byte_len(), immediate: entry.imm_data() };
+                    CompletedRequest { request: entry.wr_id(), len: entry.byte_len(), immediate: entry.imm_data() };
                 self.done.push_back(done);
             }
         }
@@ -220,12 +220,12 @@ impl End {
 
 /// Memory of the peer.
 #[derive(Clone, Copy)]
-struct Place {
+struct RemotePlace {
     address: u64,
     key: u32,
 }
 
-enum Atomic {
+enum AtomicKind {
     Add(u64),
     Swap { from: u64, to: u64 },
 }
@@ -247,7 +247,7 @@ fn client(address: SocketAddr, is_extended: bool) {
     expect(&channel, EventType::AddressResolved);
     id.resolve_route(Duration::from_secs(5)).expect("the route is resolved");
     expect(&channel, EventType::RouteResolved);
-    let mut end = End::new(&id, is_extended);
+    let mut end = ConnectedEnd::new(&id, is_extended);
     let mut parameters = ConnectionParameter::default();
     parameters.setup_qp_number(end.queue.qp_number());
     id.connect(parameters).expect("the connection is asked for");
@@ -268,7 +268,7 @@ fn client(address: SocketAddr, is_extended: bool) {
     end.send_inline(b"ready", None);
     assert_eq!(end.wait(RECEIVE).len as usize, MESSAGE, "the length of the server's message");
     let message = end.read(MAIL, MESSAGE);
-    let place = Place {
+    let place = RemotePlace {
         address: u64::from_le_bytes(message[..8].try_into().expect("eight bytes")),
         key: u32::from_le_bytes(message[8..12].try_into().expect("four bytes")),
     };
@@ -284,11 +284,11 @@ fn client(address: SocketAddr, is_extended: bool) {
     }
     let mut counter = 0;
     for round in 0..ROUNDS {
-        assert_eq!(end.atomic(place, Atomic::Add(round + 7)), counter, "what was there before the addition");
+        assert_eq!(end.atomic(place, AtomicKind::Add(round + 7)), counter, "what was there before the addition");
         counter += round + 7;
-        let wrong = Atomic::Swap { from: counter + 1, to: 1 };
+        let wrong = AtomicKind::Swap { from: counter + 1, to: 1 };
         assert_eq!(end.atomic(place, wrong), counter, "what a swap found that changes nothing");
-        let right = Atomic::Swap { from: counter, to: counter << 4 };
+        let right = AtomicKind::Swap { from: counter, to: counter << 4 };
         assert_eq!(end.atomic(place, right), counter, "what was there before the swap");
         counter <<= 4;
     }
@@ -315,7 +315,7 @@ fn server(port: u16, is_extended: bool) {
     let request = next(&channel);
     assert_eq!(request.event_type(), EventType::ConnectRequest);
     let id = request.cm_id().expect("the id of the connection");
-    let mut end = End::new(&id, is_extended);
+    let mut end = ConnectedEnd::new(&id, is_extended);
     let states = [QueuePairState::Init, QueuePairState::ReadyToReceive, QueuePairState::ReadyToSend];
     end.modify(&id, &states[..1]);
     end.receive();

@@ -24,13 +24,13 @@ pub(super) fn cases() -> Vec<Case> {
 }
 
 /// Which end runs what.
-enum Client {
+enum ClientSide {
     Ours(Process),
     Theirs(crate::guest::Job),
 }
 
 /// `options` are more of `uiw siwtest`.
-fn start(bench: &mut Bench, setting: &Setting, direction: Direction, options: &[&str]) -> Result<Client> {
+fn start(bench: &mut Bench, setting: &Setting, direction: Direction, options: &[&str]) -> Result<ClientSide> {
     let wire = [super::wire(setting).as_slice(), options].concat();
     match direction {
         Direction::Ours => {
@@ -39,7 +39,7 @@ fn start(bench: &mut Bench, setting: &Setting, direction: Direction, options: &[
             let args = [&["siwtest", &to, "--seconds", "60"][..], TRAFFIC, &wire].concat();
             let mut process = Process::start(&mut bench.uiw(&args))?;
             process.wait_for("established", LIMIT)?;
-            Ok(Client::Ours(process))
+            Ok(ClientSide::Ours(process))
         }
         Direction::Theirs => {
             let port = bench.listener(&wire, setting.family)?;
@@ -47,7 +47,7 @@ fn start(bench: &mut Bench, setting: &Setting, direction: Direction, options: &[
             let script = format!("exec siwpeer run {host} {port} seconds=60 {}", TRAFFIC.join(" "));
             let mut job = bench.guest().start(&script, Duration::from_secs(120))?;
             job.wait_for("established", LIMIT)?;
-            Ok(Client::Theirs(job))
+            Ok(ClientSide::Theirs(job))
         }
     }
 }
@@ -76,13 +76,13 @@ fn siw_killed(bench: &mut Bench, setting: &Setting, direction: Direction) -> Res
     std::thread::sleep(BEFORE);
     let begun = Instant::now();
     match client {
-        Client::Ours(process) => {
+        ClientSide::Ours(process) => {
             bench.guest().must("killall -9 siwpeer")?;
             let verdict = survivor(&process.finish(Duration::from_secs(60)).out, begun);
             bench.renew();
             Ok(verdict)
         }
-        Client::Theirs(job) => {
+        ClientSide::Theirs(job) => {
             drop(job.kill());
             Ok(survivor(&bench.listener_line("connection over", Duration::from_secs(60))?, begun))
         }
@@ -94,12 +94,12 @@ fn uiw_killed(bench: &mut Bench, setting: &Setting, direction: Direction) -> Res
     std::thread::sleep(BEFORE);
     let begun = Instant::now();
     match client {
-        Client::Ours(mut process) => {
+        ClientSide::Ours(mut process) => {
             process.kill();
             let line = bench.partner_line("connection over", LIMIT)?;
             Ok(noticed(&line, begun))
         }
-        Client::Theirs(job) => {
+        ClientSide::Theirs(job) => {
             bench.kill_listener();
             Ok(noticed(&job.finish().out, begun))
         }
@@ -140,8 +140,8 @@ fn power_off(bench: &mut Bench, setting: &Setting, direction: Direction) -> Resu
     let begun = Instant::now();
     bench.power_off();
     match client {
-        Client::Ours(process) => Ok(survivor(&process.finish(Duration::from_secs(90)).out, begun)),
-        Client::Theirs(job) => {
+        ClientSide::Ours(process) => Ok(survivor(&process.finish(Duration::from_secs(90)).out, begun)),
+        ClientSide::Theirs(job) => {
             drop(job);
             Ok(survivor(&bench.listener_line("connection over", Duration::from_secs(90))?, begun))
         }

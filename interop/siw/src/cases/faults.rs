@@ -9,14 +9,14 @@ use std::time::Duration;
 const TIMEOUT: Duration = Duration::from_secs(90);
 
 /// An order that breaks a rule, what we must understand siw to say, and what siw must say that it got from us (layer, type, code).
-struct Fault {
+struct FaultCase {
     name: &'static str,
     order: &'static str,
     siw_says: &'static [&'static str],
     siw_logs: &'static str,
 }
 
-impl Fault {
+impl FaultCase {
     const fn new(
         name: &'static str,
         order: &'static str,
@@ -27,35 +27,35 @@ impl Fault {
     }
 }
 
-const FAULTS: &[Fault] = &[
-    Fault::new("Write with an invalid STag", "badwrite", &["(1/1/0x00)"], "layer 1, type 1, code 0"),
-    Fault::new("Write beyond the end", "outwrite", &["(1/1/0x01)"], "layer 1, type 1, code 1"),
+const FAULTS: &[FaultCase] = &[
+    FaultCase::new("Write with an invalid STag", "badwrite", &["(1/1/0x00)"], "layer 1, type 1, code 0"),
+    FaultCase::new("Write beyond the end", "outwrite", &["(1/1/0x01)"], "layer 1, type 1, code 1"),
     // siw reads the byte of layer and type by halves the other way round.
-    Fault::new("Read with an invalid STag", "badread", &["(0/1/0x00)"], "layer 1, type 0, code 0"),
-    Fault::new("Read beyond the end", "outread", &["(0/1/0x01)"], "layer 1, type 0, code 1"),
-    Fault::new("Write without the right", "rowrite", &["(1/1/0x00)"], "layer 1, type 1, code 0"),
+    FaultCase::new("Read with an invalid STag", "badread", &["(0/1/0x00)"], "layer 1, type 0, code 0"),
+    FaultCase::new("Read beyond the end", "outread", &["(0/1/0x01)"], "layer 1, type 0, code 1"),
+    FaultCase::new("Write without the right", "rowrite", &["(1/1/0x00)"], "layer 1, type 1, code 0"),
     // siw does not look at the right to be read (QUIRKS.md).
-    Fault::new(
+    FaultCase::new(
         "Read without the right",
         "woread",
         &["(0/1/0x02)", "(0/1/0x00)", "nothing happened"],
         "layer 1, type 0, code 2",
     ),
-    Fault::new(
+    FaultCase::new(
         "Send too long for its receive",
         "longsend",
         &["(1/2/0x02)", "(1/2/0x05)"],
         "layer 2, type 1, code 5",
     ),
-    Fault::new("Send without a receive", "norecv", &["(1/2/0x02)"], "layer 2, type 1, code 2"),
+    FaultCase::new("Send without a receive", "norecv", &["(1/2/0x02)"], "layer 2, type 1, code 2"),
     // siw's receive completes in error; its Terminate comes only if siw itself closes then.
-    Fault::new(
+    FaultCase::new(
         "Send with Invalidate of no STag",
         "badinv",
         &["(0/2/0x09)", "closed", "connection lost"],
         "layer 1, type 0, code 9",
     ),
-    Fault::new(
+    FaultCase::new(
         "Write with an STag that was invalidated",
         "usedinv",
         &["(1/1/0x00)"],
@@ -87,7 +87,7 @@ pub(super) fn cases() -> Vec<Case> {
 
 /// siw sends its Terminate only when it is not sending anything else just then; otherwise it closes. And it now and then does not
 /// read the one that our end says it has sent (QUIRKS.md). A few times are enough.
-fn run(bench: &mut Bench, setting: &Setting, direction: Direction, fault: &Fault) -> Result<Verdict> {
+fn run(bench: &mut Bench, setting: &Setting, direction: Direction, fault: &FaultCase) -> Result<Verdict> {
     let mut verdict = once(bench, setting, direction, fault)?;
     for _ in 0..10 {
         match &verdict {
@@ -109,7 +109,7 @@ const UNREAD: &str = "siw did not read our Terminate";
 const WE_TERMINATED: &str = "this end terminated the stream";
 
 /// The end that connects breaks the rule. Either end's requests and receives are all accounted for.
-fn once(bench: &mut Bench, setting: &Setting, direction: Direction, fault: &Fault) -> Result<Verdict> {
+fn once(bench: &mut Bench, setting: &Setting, direction: Direction, fault: &FaultCase) -> Result<Verdict> {
     let order = format!("me.{}:64", fault.order);
     bench.guest().must("dmesg -c > /dev/null")?;
     let output = converse(bench, setting, direction, &["send:64", &order], TIMEOUT)?;

@@ -47,13 +47,13 @@ pub(super) fn cases() -> Vec<Case> {
 }
 
 /// tgtd with one disk, which can be started twice.
-struct Target {
+struct TgtdTarget {
     folder: Folder,
     port: u16,
     commands: Vec<Command>,
 }
 
-impl Target {
+impl TgtdTarget {
     fn new(bench: &mut Bench, setting: &Setting) -> Result<Self> {
         let folder = Folder::new("iser")?;
         let disk = folder.path("disk");
@@ -101,13 +101,13 @@ impl Target {
 }
 
 /// The guest's end: the daemon, and the commands to it.
-struct Initiator<'a> {
+struct GuestInitiator<'a> {
     bench: &'a Bench,
     portal: String,
     _daemon: Job,
 }
 
-impl<'a> Initiator<'a> {
+impl<'a> GuestInitiator<'a> {
     fn new(bench: &'a Bench, portal: String) -> Result<Self> {
         bench.guest().must(&format!(
             "load iser && mkdir -p /etc/iscsi /mnt && echo InitiatorName={INITIATOR} > /etc/iscsi/initiatorname.iscsi"
@@ -146,7 +146,7 @@ impl<'a> Initiator<'a> {
     }
 }
 
-impl Drop for Initiator<'_> {
+impl Drop for GuestInitiator<'_> {
     fn drop(&mut self) {
         // Whatever the row has come to: sessions hold the driver.
         let _ = self.bench.guest().run("umount /mnt; iscsiadm -m session -u", Duration::from_secs(30));
@@ -156,21 +156,21 @@ impl Drop for Initiator<'_> {
 fn to_tgtd(bench: &mut Bench, setting: &Setting, _: Direction) -> Result<Verdict> {
     need(&[("tgtadm", "tgt"), ("e2fsck", "e2fsprogs"), ("debugfs", "e2fsprogs")])?;
     bench.build_libraries();
-    let mut target = Target::new(bench, setting)?;
+    let mut target = TgtdTarget::new(bench, setting)?;
     let written = in_guest(bench, setting, &mut target)?;
     let files = on_disk(&target, &written)?;
     Ok(Verdict::Pass(format!("{files} files on the disk")))
 }
 
 /// What happens in the guest. Gives the files that are then on the disk, by folder.
-fn in_guest(bench: &Bench, setting: &Setting, target: &mut Target) -> Result<[(&'static str, Files); 2]> {
+fn in_guest(bench: &Bench, setting: &Setting, target: &mut TgtdTarget) -> Result<[(&'static str, Files); 2]> {
     let mut process = target.start(bench)?;
     let guest = bench.guest();
     guest.must(&format!(
         "set -e; rm -rf /tmp/late; mkdir /tmp/late; cd /tmp/late; for i in $(seq {LATE}); do head -c 2000000 /dev/urandom > $i; done"
     ))?;
     let late = Files::sum(bench, "/tmp/late")?;
-    let initiator = Initiator::new(bench, format!("{}:{}", bench.host(setting.family)?, target.port))?;
+    let initiator = GuestInitiator::new(bench, format!("{}:{}", bench.host(setting.family)?, target.port))?;
     let device = initiator.login()?;
     let mount = format!("mount -t ext4 {device} /mnt");
     guest.must(&format!("mke2fs -q -t ext4 -F {device} && {mount}"))?;
@@ -197,7 +197,7 @@ fn in_guest(bench: &Bench, setting: &Setting, target: &mut Target) -> Result<[(&
 }
 
 /// Looks at the disk on the host. Gives the number of files.
-fn on_disk(target: &Target, written: &[(&str, Files)]) -> Result<usize> {
+fn on_disk(target: &TgtdTarget, written: &[(&str, Files)]) -> Result<usize> {
     let disk = target.disk().display().to_string();
     must(Command::new("e2fsck").args(["-fn", &disk]), STEP)?;
     let mut count = 0;

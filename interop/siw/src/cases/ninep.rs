@@ -27,13 +27,13 @@ pub(super) fn cases() -> Vec<Case> {
 }
 
 /// The bridge, and diod behind it.
-struct Server {
+struct BridgeServer {
     bridge: PathBuf,
     folder: Folder,
     port: u16,
 }
 
-impl Server {
+impl BridgeServer {
     fn exported(&self) -> PathBuf {
         self.folder.path("exported")
     }
@@ -64,7 +64,7 @@ impl Server {
 fn to_diod(bench: &mut Bench, setting: &Setting, _: Direction) -> Result<Verdict> {
     need(&[("diod", "diod")])?;
     let folder = Folder::new("ninep")?;
-    let server = Server { bridge: matrix::build_bridge()?, folder, port: free_port() };
+    let server = BridgeServer { bridge: matrix::build_bridge()?, folder, port: free_port() };
     std::fs::create_dir(server.exported()).map_err(Error::io("the exported folder"))?;
     bench.guest().must("load ninep && head -c 1000000 /dev/urandom > /tmp/block")?;
     let outcome = in_guest(bench, setting, &server);
@@ -79,7 +79,7 @@ fn to_diod(bench: &mut Bench, setting: &Setting, _: Direction) -> Result<Verdict
 }
 
 /// What happens in the guest. Gives the files of before and after the kill, and the number of those that were written until it.
-fn in_guest(bench: &Bench, setting: &Setting, server: &Server) -> Result<(Files, Files, usize)> {
+fn in_guest(bench: &Bench, setting: &Setting, server: &BridgeServer) -> Result<(Files, Files, usize)> {
     let mut process = server.start(bench, setting)?;
     let guest = bench.guest();
     server.mount(bench, setting)?;

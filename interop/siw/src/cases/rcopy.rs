@@ -13,14 +13,14 @@ use std::time::Duration;
 
 /// A file of this many bytes, and how long its copy may take.
 #[derive(Clone, Copy)]
-struct Size {
+struct CopySize {
     bytes: u32,
     timeout: Duration,
 }
 
-const SMALL: Size = Size { bytes: 3_000_003, timeout: Duration::from_secs(60) };
+const SMALL: CopySize = CopySize { bytes: 3_000_003, timeout: Duration::from_secs(60) };
 /// The guest copies some megabytes a second.
-const LARGE: Size = Size { bytes: 1 << 30, timeout: Duration::from_secs(900) };
+const LARGE: CopySize = CopySize { bytes: 1 << 30, timeout: Duration::from_secs(900) };
 
 /// The file in the guest.
 const THERE: &str = "/tmp/rcopy";
@@ -35,10 +35,10 @@ pub(super) fn cases() -> Vec<Case> {
 }
 
 /// The file on the host; removed when dropped.
-struct Here(PathBuf);
+struct HostFile(PathBuf);
 
-impl Here {
-    fn fill(&self, size: Size) -> io::Result<()> {
+impl HostFile {
+    fn fill(&self, size: CopySize) -> io::Result<()> {
         let mut file = BufWriter::new(File::create(&self.0)?);
         for word in 0..size.bytes.div_ceil(4) {
             let bytes = word.wrapping_mul(2_654_435_761).rotate_left(13).to_le_bytes();
@@ -48,12 +48,12 @@ impl Here {
         file.flush()
     }
 
-    fn sum(&self, size: Size) -> Result<String> {
+    fn sum(&self, size: CopySize) -> Result<String> {
         must(Command::new("md5sum").arg(&self.0), size.timeout).map(|line| first_word(&line))
     }
 }
 
-impl Drop for Here {
+impl Drop for HostFile {
     fn drop(&mut self) {
         let _ = fs::remove_file(&self.0);
     }
@@ -63,9 +63,9 @@ fn first_word(line: &str) -> String {
     line.split_whitespace().next().unwrap_or_default().to_owned()
 }
 
-fn copy(size: Size, bench: &mut Bench, setting: &Setting, direction: Direction) -> Result<Verdict> {
+fn copy(size: CopySize, bench: &mut Bench, setting: &Setting, direction: Direction) -> Result<Verdict> {
     bench.build_libraries();
-    let here = Here(std::env::temp_dir().join(format!("uiw-siw-rcopy-{}", std::process::id())));
+    let here = HostFile(std::env::temp_dir().join(format!("uiw-siw-rcopy-{}", std::process::id())));
     bench.guest().must(&format!("rm -f {THERE}"))?;
     // By then the guest ends its program in any case.
     let longest = size.timeout + Duration::from_secs(30);

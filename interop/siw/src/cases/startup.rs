@@ -408,7 +408,7 @@ fn race(bench: &mut Bench, setting: &Setting, more: &[&str]) -> Result<Verdict> 
     if times.is_empty() {
         return Ok(Verdict::Fail(output.last_line().to_owned()));
     }
-    let Spread { median, p99, longest } = Spread::of(times.clone());
+    let TimeSpread { median, p99, longest } = TimeSpread::of(times.clone());
     let seen = format!(
         "{} of {CONNECTIONS}; connecting and a first Send with its answer: median {median:.1} ms, 99th percentile {p99:.1} ms, \
          longest {longest:.0} ms",
@@ -424,13 +424,13 @@ fn race(bench: &mut Bench, setting: &Setting, more: &[&str]) -> Result<Verdict> 
 const SLOW: f64 = 200.0;
 
 /// How long connections took, in milliseconds.
-struct Spread {
+struct TimeSpread {
     median: f64,
     p99: f64,
     longest: f64,
 }
 
-impl Spread {
+impl TimeSpread {
     fn of(mut times: Vec<f64>) -> Self {
         times.sort_by(f64::total_cmp);
         let at = |share: usize| times.get((times.len() * share / 100).min(times.len() - 1)).copied();
@@ -441,14 +441,14 @@ impl Spread {
 
 #[cfg(test)]
 mod tests {
-    use super::Spread;
+    use super::TimeSpread;
 
     #[test]
     fn one_percent_may_be_slow() {
         let times = |slow: usize| (0..1000).map(|n| if n < slow { 4000.0 } else { 70.0 }).collect();
-        let Spread { median, p99, longest } = Spread::of(times(9));
+        let TimeSpread { median, p99, longest } = TimeSpread::of(times(9));
         assert_eq!((median, p99, longest), (70.0, 70.0, 4000.0));
-        assert_eq!(Spread::of(times(11)).p99, 4000.0);
-        assert_eq!(Spread::of(vec![1.0]).longest, 1.0);
+        assert_eq!(TimeSpread::of(times(11)).p99, 4000.0);
+        assert_eq!(TimeSpread::of(vec![1.0]).longest, 1.0);
     }
 }

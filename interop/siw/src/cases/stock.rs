@@ -22,7 +22,7 @@ const LONGEST: Duration = Duration::from_secs(90);
 const ATTEMPTS: usize = 3;
 /// The remark on [`is_closing_race`].
 const CLOSING_RACE: &str = "siw completed the guest's last Send in error, though it was sent and answered: the FIN came with the answer";
-/// The remark on [`Pair::server_speaks_first`].
+/// The remark on [`ProgramPair::server_speaks_first`].
 const PEER_TO_PEER: &str =
     "siw with peer_to_peer=1: without it the responder may not speak first (RFC 5044 7.1.2)";
 /// What [`Output`] has for a program that did not end in time.
@@ -30,11 +30,11 @@ const HUNG: i32 = 124;
 
 /// Two programs that talk to each other.
 #[derive(Clone)]
-struct Pair {
+struct ProgramPair {
     server: &'static str,
     client: &'static str,
     package: &'static str,
-    style: Style,
+    style: ArgumentStyle,
     /// Options of both.
     options: Vec<String>,
     /// A responder's first FPDU has to follow the initiator's. Where the program of the initiator does not speak first, an RTR message
@@ -44,7 +44,7 @@ struct Pair {
 
 /// A program's arguments, and its output.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Style {
+enum ArgumentStyle {
     /// `rping`: a client's exit code is of its teardown, what it prints are mismatches and errors.
     Rping,
     /// perftest: the server's address is the last argument; a table with a line for each size.
@@ -69,8 +69,13 @@ pub(super) fn cases() -> Vec<Case> {
         ("64", "1000", Axes::Usual, false),
         ("60000", "1000", Axes::Usual, false),
     ] {
-        let pair =
-            Pair::new("rping", "rping", "rdmacm-utils", Style::Rping, &["-V", "-C", rounds, "-S", size]);
+        let pair = ProgramPair::new(
+            "rping",
+            "rping",
+            "rdmacm-utils",
+            ArgumentStyle::Rping,
+            &["-V", "-C", rounds, "-S", size],
+        );
         cases.push(pair.case(format!("stock rping -V {size}, {rounds} rounds"), axes, short));
     }
     for (program, iterations, size, short) in [
@@ -84,12 +89,13 @@ pub(super) fn cases() -> Vec<Case> {
         ("ib_read_lat", "100", "65536", false),
     ] {
         let options = ["-R", "-F", "-n", iterations, "-s", size];
-        let pair = Pair::new(program, program, "perftest", Style::Perftest, &options);
+        let pair = ProgramPair::new(program, program, "perftest", ArgumentStyle::Perftest, &options);
         cases.push(pair.case(format!("stock {program} -R -n {iterations} -s {size}"), Axes::Crc, short));
     }
-    let pair =
-        |server, client, options: &[&str]| Pair::new(server, client, "rdmacm-utils", Style::Rdmacm, options);
-    let ucmatose = Pair {
+    let pair = |server, client, options: &[&str]| {
+        ProgramPair::new(server, client, "rdmacm-utils", ArgumentStyle::Rdmacm, options)
+    };
+    let ucmatose = ProgramPair {
         server_speaks_first: true,
         ..pair("ucmatose", "ucmatose", &["-c", "10", "-C", "30", "-S", "3000"])
     };
@@ -120,12 +126,12 @@ pub(super) fn cases() -> Vec<Case> {
     cases
 }
 
-impl Pair {
+impl ProgramPair {
     fn new(
         server: &'static str,
         client: &'static str,
         package: &'static str,
-        style: Style,
+        style: ArgumentStyle,
         options: &[&str],
     ) -> Self {
         let options = options.iter().map(|option| (*option).to_owned()).collect();
@@ -221,7 +227,7 @@ impl Pair {
     /// The server on the host.
     fn server_here(&self, bench: &mut Bench, setting: &Setting) -> Result<StockEnds> {
         let mut command = bench.stock(self.server, self.package, setting)?;
-        if self.style == Style::Perftest {
+        if self.style == ArgumentStyle::Perftest {
             command.args(["-d", bench.net().device()]);
         }
         let own = bench
@@ -239,8 +245,8 @@ impl Pair {
     fn server_arguments(&self, own: &str, port: u16) -> Vec<String> {
         let port = port.to_string();
         let role: &[&str] = match self.style {
-            Style::Rping => &["-s", "-a", own, "-p", &port],
-            Style::Perftest | Style::Rdmacm => &["-p", &port],
+            ArgumentStyle::Rping => &["-s", "-a", own, "-p", &port],
+            ArgumentStyle::Perftest | ArgumentStyle::Rdmacm => &["-p", &port],
         };
         role.iter().map(|word| (*word).to_owned()).chain(self.options.iter().cloned()).collect()
     }
@@ -248,12 +254,12 @@ impl Pair {
     fn client_arguments(&self, to: &str, port: u16, device: Option<&str>) -> Vec<String> {
         let port = port.to_string();
         let mut words: Vec<&str> = match self.style {
-            Style::Rping => vec!["-c", "-a", to, "-p", &port],
-            Style::Perftest => vec!["-p", &port],
-            Style::Rdmacm => vec!["-s", to, "-p", &port],
+            ArgumentStyle::Rping => vec!["-c", "-a", to, "-p", &port],
+            ArgumentStyle::Perftest => vec!["-p", &port],
+            ArgumentStyle::Rdmacm => vec!["-s", to, "-p", &port],
         };
         words.extend(self.options.iter().map(String::as_str));
-        if self.style == Style::Perftest {
+        if self.style == ArgumentStyle::Perftest {
             words.extend(device.iter().flat_map(|device| ["-d", device]));
             words.push(to);
         }
@@ -267,9 +273,9 @@ impl Pair {
             return Some(format!("{program} did not end: {}", output.last_line()));
         }
         let unusual = match self.style {
-            Style::Rping => lines(output).find(|line| !is_usual_of_rping(line, client)),
-            Style::Perftest if client && !self.measured(output) => Some("no measurement"),
-            Style::Perftest | Style::Rdmacm => None,
+            ArgumentStyle::Rping => lines(output).find(|line| !is_usual_of_rping(line, client)),
+            ArgumentStyle::Perftest if client && !self.measured(output) => Some("no measurement"),
+            ArgumentStyle::Perftest | ArgumentStyle::Rdmacm => None,
         };
         match unusual {
             Some(line) => Some(format!("{program}: {line}")),
@@ -279,7 +285,7 @@ impl Pair {
     }
 
     fn measured(&self, output: &Output) -> bool {
-        self.style == Style::Perftest && lines(output).any(|line| self.is_measurement(line))
+        self.style == ArgumentStyle::Perftest && lines(output).any(|line| self.is_measurement(line))
     }
 
     /// Returns whether a line of perftest's table has the size and the number of iterations asked for.

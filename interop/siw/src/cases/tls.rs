@@ -26,7 +26,7 @@ pub(super) fn cases() -> Vec<Case> {
 
 fn behind_proxy(bench: &mut Bench, setting: &Setting, direction: Direction, size: u32) -> Result<Verdict> {
     need(&[("socat", "socat"), ("openssl", "openssl")])?;
-    let keys = Keys::new()?;
+    let keys = TestKeys::new()?;
     let config = keys.path("tls.conf");
     let host = bench.net().listen(setting.family).ok_or_else(|| Error::Missing("IPv6".to_owned()))?;
     let (certificate, key, authority) = (keys.path("leaf.crt"), keys.path("leaf.key"), keys.path("ca.crt"));
@@ -60,9 +60,9 @@ fn behind_proxy(bench: &mut Bench, setting: &Setting, direction: Direction, size
 }
 
 /// A certificate for both ends, and the authority that has signed it. Removed when dropped.
-struct Keys(PathBuf);
+struct TestKeys(PathBuf);
 
-impl Keys {
+impl TestKeys {
     fn new() -> Result<Self> {
         let folder = std::env::temp_dir().join(format!("uiw-siw-tls-{}", std::process::id()));
         let failed = |error: std::io::Error| Error::Failed(format!("{}: {error}", folder.display()));
@@ -108,7 +108,7 @@ impl Keys {
     }
 }
 
-impl Drop for Keys {
+impl Drop for TestKeys {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
     }

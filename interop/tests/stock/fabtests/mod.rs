@@ -28,7 +28,7 @@ fn set(endpoint: Endpoint, persona: &'static str) {
     let Some((programs, network, libraries)) = programs().and_then(on_two_hosts) else { return };
     let script = std::fs::read_to_string(programs.path("bin/runfabtests.sh")).expect("the script");
     let runner = Runner::new(programs.folder(), network, libraries, endpoint, persona);
-    let mut table = Table::new(endpoint, persona);
+    let mut table = OutcomeTable::new(endpoint, persona);
     for (kind, test) in sets::tests(&script, endpoint) {
         let (outcome, more) = run(&runner, kind, &test);
         table.add(&test, &outcome, &more);
@@ -62,7 +62,7 @@ fn run(runner: &Runner, kind: Kind, test: &str) -> (Outcome, String) {
 }
 
 /// The outcomes of the tests for an endpoint.
-struct Table {
+struct OutcomeTable {
     endpoint: Endpoint,
     persona: &'static str,
     lines: String,
@@ -70,7 +70,7 @@ struct Table {
     surprises: Vec<String>,
 }
 
-impl Table {
+impl OutcomeTable {
     fn new(endpoint: Endpoint, persona: &'static str) -> Self {
         let (lines, counts, surprises) = Default::default();
         Self { endpoint, persona, lines, counts, surprises }

@@ -1,7 +1,7 @@
 //! Other programs in sandboxes: perftest, whose report says what it moved, and a server and a client of TCP sockets, whose file is compared.
 
 use super::filters::Sandboxes;
-use super::{Exchange, REFUSED, everything_succeeds, says};
+use super::{REFUSED, SandboxedPair, everything_succeeds, says};
 use crate::reported::{number, parsed};
 use crate::sockets::connections;
 use rustix::io::Errno;
@@ -11,12 +11,12 @@ use std::process::Command;
 use uiw_interop::stock::{Libraries, Running, free_port, noise, uiw};
 
 /// Writes of 100 times 64 KiB: out of band, and by rdma_cm.
-const WRITES: [Exchange; 2] =
+const WRITES: [SandboxedPair; 2] =
     [writes("roce", &["-F", "-d", "uiw_lo", "-n", "100"]), writes("iwarp", &["-R", "-F", "-n", "100"])];
 const WRITTEN: u64 = 100 * 65_536;
 
-const fn writes(persona: &'static str, args: &'static [&'static str]) -> Exchange {
-    Exchange { program: "ib_write_bw", server: args, client: args, persona, complaints: &[] }
+const fn writes(persona: &'static str, args: &'static [&'static str]) -> SandboxedPair {
+    SandboxedPair { program: "ib_write_bw", server: args, client: args, persona, complaints: &[] }
 }
 
 /// Sandboxes that refuse AF_UNIX: the one refuses AF_NETLINK as well, the other permits it.

@@ -57,7 +57,7 @@ pub struct Counts {
 }
 
 /// A frame and when it was given.
-struct Frame {
+struct TimedFrame {
     bytes: Vec<u8>,
     given: Duration,
     due: Duration,
@@ -65,7 +65,7 @@ struct Frame {
 
 /// A frame that later ones are to overtake.
 struct DelayedFrame {
-    frame: Frame,
+    frame: TimedFrame,
     /// Number of frames that have yet to pass.
     passing: usize,
     /// True if a frame has overtaken.
@@ -84,7 +84,7 @@ pub struct Direction {
     /// Time when the line has sent everything.
     free_at: Duration,
     /// Frames on the way, in the order in which they leave.
-    on_the_way: VecDeque<Frame>,
+    on_the_way: VecDeque<TimedFrame>,
     held: Vec<DelayedFrame>,
     bytes: usize,
     lost_last: bool,
@@ -151,7 +151,7 @@ impl Direction {
             return;
         }
         let due = sent + self.profile.delay + self.jitter.at(sent);
-        let mut frame = Frame { bytes, given: now, due };
+        let mut frame = TimedFrame { bytes, given: now, due };
         if damaged && frame.bytes.len() > SPARED {
             if is_arp(&frame.bytes) {
                 self.counts.damaged += 1;
@@ -170,7 +170,7 @@ impl Direction {
         if twice {
             self.counts.duplicated += 1;
             self.bytes += frame.bytes.len();
-            self.on_the_way.push_back(Frame { bytes: frame.bytes.clone(), ..frame });
+            self.on_the_way.push_back(TimedFrame { bytes: frame.bytes.clone(), ..frame });
         }
         self.on_the_way.push_back(frame);
         self.overtake(due);
@@ -226,7 +226,7 @@ impl Direction {
         } else {
             let held = self.held.remove(held?);
             self.counts.reordered += u64::from(held.overtaken);
-            Frame { due: held.frame.due + HOLD, ..held.frame }
+            TimedFrame { due: held.frame.due + HOLD, ..held.frame }
         };
         self.bytes -= frame.bytes.len();
         let counts = &mut self.counts;

@@ -85,7 +85,7 @@ impl Header {
 }
 
 /// Offset of the TCP header of a frame, sum of its pseudo-header, and its segmentation.
-struct Tcp {
+struct TcpOffsets {
     start: usize,
     pseudo_sum: u16,
     gso_type: u8,
@@ -116,7 +116,7 @@ pub(super) fn complete(buffer: &mut [u8], segmentation: Option<Segmentation>) {
     .emit(header);
 }
 
-fn locate(frame: &[u8]) -> Option<Tcp> {
+fn locate(frame: &[u8]) -> Option<TcpOffsets> {
     let ethernet = EthernetFrame::new_checked(frame).ok()?;
     let total = frame.len() - ETHERNET_HEADER;
     let (header_len, gso_type, source, destination): (_, _, IpAddr, IpAddr) = match ethernet.ethertype() {
@@ -139,7 +139,7 @@ fn locate(frame: &[u8]) -> Option<Tcp> {
     };
     let length = total.checked_sub(header_len).filter(|length| *length >= 20)?;
     let pseudo_sum = pseudo_sum(source, destination, length);
-    Some(Tcp { start: ETHERNET_HEADER + header_len, pseudo_sum, gso_type })
+    Some(TcpOffsets { start: ETHERNET_HEADER + header_len, pseudo_sum, gso_type })
 }
 
 #[cfg(test)]

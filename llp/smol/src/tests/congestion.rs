@@ -1,6 +1,6 @@
 //! How fast the congestion window opens, on the virtual clock.
 
-use super::{LISTENER, World, address};
+use super::{LISTENER, TestWorld, address};
 use crate::pipe::{PipeLink, pipe};
 use crate::{SmolConfig, SmolStack};
 use std::io::ErrorKind;
@@ -20,11 +20,12 @@ fn rate(profile: &Profile, buffer: usize, step: Duration, time: Duration) -> f64
         let config = SmolConfig { buffer, ..SmolConfig::new(address(host, false), 24) };
         SmolStack::with_clock(link, &config, clock.clone()).unwrap()
     };
-    let mut world = World { stacks: [stack(a, 1), stack(b, 2)], events: [Vec::new(), Vec::new()], v6: false };
+    let mut world =
+        TestWorld { stacks: [stack(a, 1), stack(b, 2)], events: [Vec::new(), Vec::new()], v6: false };
     let mut listener = world.listen(4791, 1);
     let to = SocketAddr::new(address(2, false), 4791);
     let mut client = world.stacks[0].connect(None, to, &TransportConfig::default(), Token(1)).unwrap();
-    let tick = |world: &mut World| {
+    let tick = |world: &mut TestWorld| {
         clock.advance(step);
         world.step();
     };
@@ -70,7 +71,7 @@ fn long_path_filled_soon() {
 
 #[test]
 fn acceptor_chooses_own_congestion_control() {
-    let mut world = World::new(1500, false);
+    let mut world = TestWorld::new(1500, false);
     let (_client, mut server) = world.pair();
     assert_eq!(server.info().congestion.as_deref(), Some("cubic"));
     server.configure(&StreamChange { congestion: Some("reno"), ..StreamChange::default() }).unwrap();

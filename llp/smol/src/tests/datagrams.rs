@@ -1,6 +1,6 @@
 //! Datagrams over pipes.
 
-use super::{World, address, pipe};
+use super::{TestWorld, address, pipe};
 use crate::link::{Frame as _, Link as _};
 use crate::pipe::PipeLink;
 use crate::{SmolConfig, SmolStack};
@@ -28,7 +28,8 @@ fn unreachable_address_releases_socket() {
             let config = SmolConfig::new(address(host, v6), if v6 { 64 } else { 24 });
             SmolStack::with_clock(link, &config, clock.clone()).unwrap()
         };
-        let mut world = World { stacks: [stack(a, 1), stack(b, 2)], events: [Vec::new(), Vec::new()], v6 };
+        let mut world =
+            TestWorld { stacks: [stack(a, 1), stack(b, 2)], events: [Vec::new(), Vec::new()], v6 };
         let mut bind = |side: usize, token| {
             let at = SocketAddr::new(address(side as u8 + 1, v6), 0);
             world.stacks[side].bind_datagrams(at, &DatagramConfig::default(), Token(token)).unwrap()
@@ -122,7 +123,7 @@ fn datagrams_have_their_hop_limits() {
 }
 
 /// Returns the datagrams that `socket` receives within a second of the stacks' time; nothing else arrives.
-fn received(world: &mut World, clock: &Clock, socket: &mut dyn DatagramSocket) -> Vec<Vec<u8>> {
+fn received(world: &mut TestWorld, clock: &Clock, socket: &mut dyn DatagramSocket) -> Vec<Vec<u8>> {
     let mut buffer = vec![0; DATAGRAM_BUFFER];
     let mut all = Vec::new();
     for _ in 0..20 {
@@ -223,7 +224,8 @@ fn group_members_receive_datagrams() {
             let config = SmolConfig::new(address(host, v6), if v6 { 64 } else { 24 });
             SmolStack::with_clock(link, &config, clock.clone()).unwrap()
         };
-        let mut world = World { stacks: [stack(a, 1), stack(b, 2)], events: [Vec::new(), Vec::new()], v6 };
+        let mut world =
+            TestWorld { stacks: [stack(a, 1), stack(b, 2)], events: [Vec::new(), Vec::new()], v6 };
         let group: IpAddr = if v6 { "ff15::77:1" } else { "239.77.0.1" }.parse().unwrap();
         let other: IpAddr = if v6 { "ff15::77:2" } else { "239.77.0.2" }.parse().unwrap();
         let mut join = |side: usize, group, token| {
@@ -257,7 +259,7 @@ fn group_members_receive_datagrams() {
 
 #[test]
 fn group_joined_at_stack_address() {
-    let mut world = World::new(1500, false);
+    let mut world = TestWorld::new(1500, false);
     let mut join = |member: Option<&str>| {
         let member = member.map(|member| member.parse().unwrap());
         let options = DatagramConfig { member, ..DatagramConfig::default() };

@@ -21,7 +21,7 @@ const TICK: Duration = Duration::from_millis(1);
 
 /// Source addresses of the SYNs.
 #[derive(Clone, Copy, Debug)]
-enum Source {
+enum SourceAddresses {
     /// No network of ours has them, and there is no gateway.
     Far,
     /// Hosts of our network that are not there.
@@ -31,7 +31,7 @@ enum Source {
 }
 
 /// A server, and a client whose frames pass through the test.
-struct Net {
+struct FloodedNet {
     clock: Clock,
     server: SmolStack<PipeLink>,
     client: SmolStack<PipeLink>,
@@ -44,7 +44,7 @@ struct Net {
     numbers: [Vec<u32>; 2],
 }
 
-impl Net {
+impl FloodedNet {
     fn new(v6: bool) -> Self {
         let clock = Clock::virtual_time();
         let stack = |host| {
@@ -77,15 +77,15 @@ impl Net {
         pass(server, client, &mut self.numbers[1]);
     }
 
-    fn flood(&mut self, source: Source) {
+    fn flood(&mut self, source: SourceAddresses) {
         self.sent += 1;
         let [.., a, b] = self.sent.to_be_bytes();
         let from: IpAddr = match (source, self.v6) {
-            (Source::Far, false) => [198, 18, a, b].into(),
-            (Source::Far, true) => format!("2001:db8::{:x}", self.sent).parse().unwrap(),
-            (Source::Absent, false) => [10, 9, 0, 3 + b % 250].into(),
-            (Source::Absent, true) => format!("fd00::3:{:x}", self.sent).parse().unwrap(),
-            (Source::Own, v6) => address(1, v6),
+            (SourceAddresses::Far, false) => [198, 18, a, b].into(),
+            (SourceAddresses::Far, true) => format!("2001:db8::{:x}", self.sent).parse().unwrap(),
+            (SourceAddresses::Absent, false) => [10, 9, 0, 3 + b % 250].into(),
+            (SourceAddresses::Absent, true) => format!("fd00::3:{:x}", self.sent).parse().unwrap(),
+            (SourceAddresses::Own, v6) => address(1, v6),
         };
         let port = 1024 + (self.sent % 60_000) as u16;
         let frame = syn(SocketAddr::new(from, port), address(2, self.v6), self.sent);
@@ -152,9 +152,9 @@ fn syn(from: SocketAddr, to: IpAddr, number: u32) -> Vec<u8> {
 #[test]
 fn client_connects_during_flood_of_syns() {
     for v6 in [false, true] {
-        for source in [Source::Far, Source::Absent, Source::Own] {
-            let mut net = Net::new(v6);
-            let flood = |net: &mut Net, time: Duration| {
+        for source in [SourceAddresses::Far, SourceAddresses::Absent, SourceAddresses::Own] {
+            let mut net = FloodedNet::new(v6);
+            let flood = |net: &mut FloodedNet, time: Duration| {
                 for _ in 0..time.as_millis() {
                     net.flood(source);
                     net.flood(source);
@@ -175,8 +175,8 @@ fn client_connects_during_flood_of_syns() {
 
 #[test]
 fn unfinished_setups_time_out() {
-    for source in [Source::Far, Source::Absent] {
-        let mut net = Net::new(false);
+    for source in [SourceAddresses::Far, SourceAddresses::Absent] {
+        let mut net = FloodedNet::new(false);
         for _ in 0..100 {
             net.flood(source);
             net.step();
@@ -202,7 +202,7 @@ fn unfinished_setups_time_out() {
 fn initial_sequence_numbers_unpredictable() {
     for v6 in [false, true] {
         let numbers = || {
-            let mut net = Net::new(v6);
+            let mut net = FloodedNet::new(v6);
             for stack in [&net.client, &net.server] {
                 stack.interface.lock().reseed(7);
             }

@@ -1,6 +1,6 @@
 //! Paths that lose long packets without a message, on the virtual clock.
 
-use super::{LISTENER, World, address};
+use super::{LISTENER, TestWorld, address};
 use crate::pipe::{PipeLink, pipe};
 use crate::{SmolConfig, SmolStack};
 use std::io::ErrorKind;
@@ -24,12 +24,12 @@ fn transfer(profile: &Profile, mtu: usize, v6: bool, len: usize) -> (Duration, u
         let config = SmolConfig::new(address(host, v6), if v6 { 64 } else { 24 });
         SmolStack::with_clock(link, &config, clock.clone()).unwrap()
     };
-    let mut world = World { stacks: [stack(a, 1), stack(b, 2)], events: [Vec::new(), Vec::new()], v6 };
+    let mut world = TestWorld { stacks: [stack(a, 1), stack(b, 2)], events: [Vec::new(), Vec::new()], v6 };
     let mut listener = world.listen(4791, 1);
     let to = SocketAddr::new(address(2, v6), 4791);
     let mut client = world.stacks[0].connect(None, to, &TransportConfig::default(), Token(1)).unwrap();
     let begin = clock.now();
-    let tick = |world: &mut World| {
+    let tick = |world: &mut TestWorld| {
         clock.advance(Duration::from_millis(1));
         world.step();
         assert!(clock.now() - begin < Duration::from_secs(120), "the connection is stuck");

@@ -101,7 +101,7 @@ impl Link for GatedLink {
     }
 }
 
-struct World {
+struct ProbeWorld {
     clock: Clock,
     client: SmolStack<GatedLink>,
     server: SmolStack<GatedLink>,
@@ -111,7 +111,7 @@ struct World {
     v6: bool,
 }
 
-impl World {
+impl ProbeWorld {
     fn new(v6: bool) -> Self {
         let clock = Clock::virtual_time();
         let (a, b) = pipe(1500).unwrap();
@@ -172,7 +172,7 @@ impl World {
 #[test]
 fn blocked_fast_retransmission_repeated() {
     for (v6, room) in [false, true].into_iter().flat_map(|v6| (0..8).map(move |room| (v6, room))) {
-        let mut world = World::new(v6);
+        let mut world = ProbeWorld::new(v6);
         let (mut client, mut server) = world.pair(&TransportConfig::default());
         // A longer window than that of the beginning.
         let bytes = pattern(200_000);
@@ -191,7 +191,7 @@ fn blocked_fast_retransmission_repeated() {
 #[test]
 fn probes_keep_silent_connection() {
     for v6 in [false, true] {
-        let mut world = World::new(v6);
+        let mut world = ProbeWorld::new(v6);
         let options =
             TransportConfig { dead_after: Some(Duration::from_secs(4)), ..TransportConfig::default() };
         let (mut client, mut server) = world.pair(&options);
@@ -211,7 +211,7 @@ fn probes_keep_silent_connection() {
 /// A peer that has vanished is found dead.
 #[test]
 fn vanished_peer_dead_despite_probes() {
-    let mut world = World::new(false);
+    let mut world = ProbeWorld::new(false);
     let options = TransportConfig { dead_after: Some(Duration::from_secs(4)), ..TransportConfig::default() };
     let (mut client, _server) = world.pair(&options);
     client.send(&[IoVec::from(&b"one"[..])]).unwrap();
@@ -232,7 +232,7 @@ fn vanished_peer_dead_despite_probes() {
 #[test]
 fn acknowledgements_cover_sent_bytes() {
     for v6 in [false, true] {
-        let mut world = World::new(v6);
+        let mut world = ProbeWorld::new(v6);
         let (mut client, mut server) = world.pair(&TransportConfig::default());
         let bytes = pattern(6_000);
         world.fate.lock().lose_empty = true;

@@ -22,9 +22,9 @@ const FLAGS_DRV_MODE: u32 = 1 << 2;
 const ATTR: usize = 128;
 
 /// The argument of a call, field by field at its offset.
-struct Attr([u64; ATTR / 8]);
+struct BpfAttr([u64; ATTR / 8]);
 
-impl Attr {
+impl BpfAttr {
     fn new() -> Self {
         Self([0; ATTR / 8])
     }
@@ -51,7 +51,7 @@ impl Attr {
     }
 
     /// # Safety
-    /// As for [`Attr::call`]; the command gives a new descriptor.
+    /// As for [`BpfAttr::call`]; the command gives a new descriptor.
     unsafe fn open(&mut self, command: libc::c_int) -> io::Result<OwnedFd> {
         // SAFETY: the caller's promises.
         unsafe { Ok(OwnedFd::from_raw_fd(self.call(command)?)) }
@@ -63,7 +63,7 @@ pub(super) struct XskMap(OwnedFd);
 
 impl XskMap {
     pub(super) fn create(queues: u32) -> io::Result<Self> {
-        let mut attr = Attr::new().set32(0, MAP_TYPE_XSKMAP).set32(4, 4).set32(8, 4).set32(12, queues);
+        let mut attr = BpfAttr::new().set32(0, MAP_TYPE_XSKMAP).set32(4, 4).set32(8, 4).set32(12, queues);
         // SAFETY: no address is in it.
         Ok(Self(unsafe { attr.open(MAP_CREATE)? }))
     }
@@ -74,7 +74,7 @@ impl XskMap {
 
     pub(super) fn set(&self, queue: u32, socket: BorrowedFd<'_>) -> io::Result<()> {
         let value = socket.as_raw_fd();
-        let mut attr = Attr::new()
+        let mut attr = BpfAttr::new()
             .set32(0, self.0.as_raw_fd().cast_unsigned())
             .set64(8, std::ptr::from_ref(&queue) as u64)
             .set64(16, std::ptr::from_ref(&value) as u64);
@@ -92,7 +92,7 @@ impl Program {
     pub(super) fn load(instructions: &[Instruction], fragments: bool) -> io::Result<Self> {
         let licence = c"Dual MIT/GPL";
         let flags = if fragments { F_XDP_HAS_FRAGS } else { 0 };
-        let mut attr = Attr::new()
+        let mut attr = BpfAttr::new()
             .set32(0, PROG_TYPE_XDP)
             .set32(4, instructions.len() as u32)
             .set64(8, instructions.as_ptr() as u64)
@@ -113,7 +113,7 @@ pub(super) struct Attachment {
 impl Attachment {
     pub(super) fn new(program: &Program, interface: u32, generic: bool) -> io::Result<Self> {
         let flags = if generic { FLAGS_SKB_MODE } else { FLAGS_DRV_MODE };
-        let mut attr = Attr::new()
+        let mut attr = BpfAttr::new()
             .set32(0, program.0.as_raw_fd().cast_unsigned())
             .set32(4, interface)
             .set32(8, ATTACH_XDP)
@@ -134,7 +134,7 @@ impl Attachment {
     pub(super) fn is_attached(&self) -> bool {
         // `struct bpf_link_info`: type, id, program, then the interface's number at 16.
         let mut info = [0u32; 32];
-        let mut attr = Attr::new()
+        let mut attr = BpfAttr::new()
             .set32(0, self.link.as_raw_fd().cast_unsigned())
             .set32(4, size_of_val(&info) as u32)
             .set64(8, info.as_mut_ptr() as u64);
@@ -149,7 +149,7 @@ impl Drop for Attachment {
     /// no other one could be attached meanwhile, not even in another mode.
     fn drop(&mut self) {
         if self.process == std::process::id() {
-            let mut attr = Attr::new().set32(0, self.link.as_raw_fd().cast_unsigned());
+            let mut attr = BpfAttr::new().set32(0, self.link.as_raw_fd().cast_unsigned());
             // SAFETY: no address is in it.
             let _ = unsafe { attr.call(LINK_DETACH) };
         }

@@ -65,25 +65,25 @@ const GREATER: u8 = 0x2D;
 
 /// Puts instructions together; jumps name where they go and are resolved at the end.
 #[derive(Default)]
-struct Assembler {
+struct BpfAssembler {
     code: Vec<Instruction>,
-    jumps: Vec<(usize, Target)>,
+    jumps: Vec<(usize, JumpTarget)>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Target {
+enum JumpTarget {
     Redirect,
     Pass,
     /// The end of the present test.
     Next(usize),
 }
 
-impl Assembler {
+impl BpfAssembler {
     fn push(&mut self, instruction: Instruction) {
         self.code.push(instruction);
     }
 
-    fn jump(&mut self, code: u8, to: u8, from: u8, number: u32, target: Target) {
+    fn jump(&mut self, code: u8, to: u8, from: u8, number: u32, target: JumpTarget) {
         self.jumps.push((self.code.len(), target));
         self.push(instruction(code, to, from, 0, number.cast_signed()));
     }
@@ -95,12 +95,12 @@ impl Assembler {
             match *piece {
                 [a, b, c, d] => {
                     self.push(load32(4, 2, at));
-                    self.jump(UNEQUAL32, 4, 0, u32::from_ne_bytes([a, b, c, d]), Target::Next(test));
+                    self.jump(UNEQUAL32, 4, 0, u32::from_ne_bytes([a, b, c, d]), JumpTarget::Next(test));
                 }
                 [a, b] => {
                     self.push(load16(4, 2, at));
                     let number = u32::from(u16::from_ne_bytes([a, b]));
-                    self.jump(UNEQUAL32, 4, 0, number, Target::Next(test));
+                    self.jump(UNEQUAL32, 4, 0, number, JumpTarget::Next(test));
                 }
                 _ => unreachable!("only pairs and fours are compared"),
             }
@@ -111,9 +111,9 @@ impl Assembler {
     fn resolve(mut self, ends: &[usize], redirect: usize, pass: usize) -> Vec<Instruction> {
         for (at, target) in self.jumps {
             let to = match target {
-                Target::Redirect => redirect,
-                Target::Pass => pass,
-                Target::Next(test) => ends[test],
+                JumpTarget::Redirect => redirect,
+                JumpTarget::Pass => pass,
+                JumpTarget::Next(test) => ends[test],
             };
             // Counted from the instruction behind the jump.
             self.code[at].offset = (to - at - 1) as i16;
@@ -124,7 +124,7 @@ impl Assembler {
 
 /// The program for the sockets in `map`.
 pub(super) fn redirect(map: BorrowedFd<'_>, config: &SmolConfig) -> Vec<Instruction> {
-    let mut asm = Assembler::default();
+    let mut asm = BpfAssembler::default();
     let mut ends = Vec::new();
     // r6 = context, r2 = frame, r3 = its end.
     asm.push(move_register(6, 1));
@@ -133,9 +133,9 @@ pub(super) fn redirect(map: BorrowedFd<'_>, config: &SmolConfig) -> Vec<Instruct
     // The verifier requires a check that what is read is there: 42 bytes are an ARP packet, and less than any other of ours.
     asm.push(move_register(4, 2));
     asm.push(add(4, 42));
-    asm.jump(GREATER, 4, 3, 0, Target::Pass);
+    asm.jump(GREATER, 4, 3, 0, JumpTarget::Pass);
     asm.require(0, &config.mac, ends.len());
-    asm.jump(EQUAL32, 4, 0, mac_tail(&config.mac), Target::Redirect);
+    asm.jump(EQUAL32, 4, 0, mac_tail(&config.mac), JumpTarget::Redirect);
     ends.push(asm.code.len());
     for (address, _) in &config.addresses {
         match address {
@@ -144,14 +144,14 @@ pub(super) fn redirect(map: BorrowedFd<'_>, config: &SmolConfig) -> Vec<Instruct
                 // Target protocol address (RFC 826).
                 asm.push(load32(4, 2, 38));
                 let wanted = u32::from_ne_bytes(v4.octets());
-                asm.jump(EQUAL32, 4, 0, wanted, Target::Redirect);
+                asm.jump(EQUAL32, 4, 0, wanted, JumpTarget::Redirect);
             }
             IpAddr::V6(v6) => {
                 let [.., a, b, c] = v6.octets();
                 // The solicited-node group (RFC 4291 section 2.7.1) as Ethernet maps it (RFC 2464 section 7).
                 let group = [0x33, 0x33, 0xFF, a, b, c];
                 asm.require(0, &group, ends.len());
-                asm.jump(EQUAL32, 4, 0, mac_tail(&group), Target::Redirect);
+                asm.jump(EQUAL32, 4, 0, mac_tail(&group), JumpTarget::Redirect);
             }
         }
         ends.push(asm.code.len());
@@ -176,7 +176,7 @@ pub(super) fn redirect(map: BorrowedFd<'_>, config: &SmolConfig) -> Vec<Instruct
     asm.resolve(&ends, redirect, pass)
 }
 
-/// Returns the value of register 4 after [`Assembler::require`] of six bytes: to compare it again is always true, a jump that the verifier
+/// Returns the value of register 4 after [`BpfAssembler::require`] of six bytes: to compare it again is always true, a jump that the verifier
 /// need not understand.
 fn mac_tail(mac: &[u8; 6]) -> u32 {
     u32::from(u16::from_ne_bytes([mac[4], mac[5]]))

@@ -31,24 +31,27 @@ pub(super) struct Message {
 /// Room for two control messages of a number each, aligned as the kernel needs it.
 #[repr(C, align(8))]
 #[derive(Clone, Copy)]
-struct Control([u8; 48]);
+struct ControlBuffer([u8; 48]);
 
 impl Message {
     /// The control messages that the datagrams need: level, type and value.
-    fn controls(&self) -> impl Iterator<Item = (c_int, c_int, Number)> {
-        let segment =
-            (self.segment != 0).then_some((libc::IPPROTO_UDP, UDP_SEGMENT, Number::Short(self.segment)));
+    fn controls(&self) -> impl Iterator<Item = (c_int, c_int, ControlNumber)> {
+        let segment = (self.segment != 0).then_some((
+            libc::IPPROTO_UDP,
+            UDP_SEGMENT,
+            ControlNumber::Short(self.segment),
+        ));
         let (level, name) = match self.peer {
             SocketAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_TTL),
             SocketAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT),
         };
-        let hops = self.hop_limit.map(|hops| (level, name, Number::Int(hops.get().into())));
+        let hops = self.hop_limit.map(|hops| (level, name, ControlNumber::Int(hops.get().into())));
         segment.into_iter().chain(hops)
     }
 }
 
 /// The value of a control message, as long as the kernel requires it.
-enum Number {
+enum ControlNumber {
     Short(u16),
     Int(c_int),
 }
@@ -111,7 +114,7 @@ pub(super) fn send(fd: BorrowedFd<'_>, bytes: &[u8], messages: &[Message]) -> io
     let mut headers = [const { MaybeUninit::<libc::mmsghdr>::uninit() }; MAX_MESSAGES];
     let mut elements = [const { MaybeUninit::<libc::iovec>::uninit() }; MAX_MESSAGES];
     let mut addresses = [const { MaybeUninit::<SockAddr>::uninit() }; MAX_MESSAGES];
-    let mut controls = [const { MaybeUninit::<Control>::uninit() }; MAX_MESSAGES];
+    let mut controls = [const { MaybeUninit::<ControlBuffer>::uninit() }; MAX_MESSAGES];
     for (index, message) in messages[..count].iter().enumerate() {
         let part = &bytes[message.at..message.at + message.len];
         let element = elements[index]
@@ -123,13 +126,13 @@ pub(super) fn send(fd: BorrowedFd<'_>, bytes: &[u8], messages: &[Message]) -> io
         header.msg_hdr.msg_iov = element;
         header.msg_hdr.msg_iovlen = 1;
         if message.segment != 0 || message.hop_limit.is_some() {
-            let control = controls[index].write(Control([0; 48]));
+            let control = controls[index].write(ControlBuffer([0; 48]));
             header.msg_hdr.msg_control = (&raw mut *control).cast();
             let mut used = 0;
             for (level, name, value) in message.controls() {
                 let len = match value {
-                    Number::Short(_) => size_of::<u16>(),
-                    Number::Int(_) => size_of::<c_int>(),
+                    ControlNumber::Short(_) => size_of::<u16>(),
+                    ControlNumber::Int(_) => size_of::<c_int>(),
                 } as libc::c_uint;
                 // SAFETY: the macros compute lengths. There are at most two control messages, each of at most an integer: they end within
                 // `control`, and each begins at a multiple of the alignment of its header, as `control` does.
@@ -140,8 +143,12 @@ pub(super) fn send(fd: BorrowedFd<'_>, bytes: &[u8], messages: &[Message]) -> io
                     (*at).cmsg_type = name;
                     (*at).cmsg_len = libc::CMSG_LEN(len) as _;
                     match value {
-                        Number::Short(value) => libc::CMSG_DATA(at).cast::<u16>().write_unaligned(value),
-                        Number::Int(value) => libc::CMSG_DATA(at).cast::<c_int>().write_unaligned(value),
+                        ControlNumber::Short(value) => {
+                            libc::CMSG_DATA(at).cast::<u16>().write_unaligned(value)
+                        }
+                        ControlNumber::Int(value) => {
+                            libc::CMSG_DATA(at).cast::<c_int>().write_unaligned(value)
+                        }
                     }
                 }
             }
@@ -179,7 +186,7 @@ pub(super) fn recv(
     let mut headers = [const { MaybeUninit::<libc::mmsghdr>::uninit() }; MAX_BUFFERS];
     let mut elements = [const { MaybeUninit::<libc::iovec>::uninit() }; MAX_BUFFERS];
     let mut addresses = [const { MaybeUninit::<libc::sockaddr_storage>::uninit() }; MAX_BUFFERS];
-    let mut controls = [const { MaybeUninit::<Control>::uninit() }; MAX_BUFFERS];
+    let mut controls = [const { MaybeUninit::<ControlBuffer>::uninit() }; MAX_BUFFERS];
     for (index, part) in buffer.chunks_exact_mut(size).take(count).enumerate() {
         let element =
             elements[index].write(libc::iovec { iov_base: part.as_mut_ptr().cast(), iov_len: size });
@@ -189,7 +196,7 @@ pub(super) fn recv(
         header.msg_hdr.msg_iov = element;
         header.msg_hdr.msg_iovlen = 1;
         header.msg_hdr.msg_control = controls[index].as_mut_ptr().cast();
-        header.msg_hdr.msg_controllen = size_of::<Control>() as _;
+        header.msg_hdr.msg_controllen = size_of::<ControlBuffer>() as _;
     }
     let received = loop {
         // SAFETY: the first `count` headers are filled, and name elements, addresses and control messages of this frame, and parts of `buffer`

@@ -111,8 +111,8 @@ fn given_local_port(s: &mut Session) -> Verdict {
                 Ok(())
             }
             Err(error) => Err(unexpected("connecting the same two ends again")(error)),
-            Ok(_) => Err(super::Stop::Failed("two connections have the same two ends".into())),
+            Ok(_) => Err(super::CheckStop::Failed("two connections have the same two ends".into())),
         };
     }
-    Err(super::Stop::Failed("no port could be connected from".into()))
+    Err(super::CheckStop::Failed("no port could be connected from".into()))
 }

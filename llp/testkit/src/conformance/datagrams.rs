@@ -1,7 +1,7 @@
 //! Datagrams, where a stack has them. A path may lose them: what is checked is sent until it arrives.
 
 use super::session::{CLIENT, SERVER, Session, expect_kind, pattern};
-use super::{Stop, Verdict, define_checks, ensure, unexpected};
+use super::{CheckStop, Verdict, define_checks, ensure, unexpected};
 use std::io::ErrorKind;
 use std::net::SocketAddr;
 use uiw_llp::{DATAGRAM_BUFFER, DatagramConfig, DatagramSocket, Interest, Outgoing, Token};
@@ -23,7 +23,7 @@ type Socket = Box<dyn DatagramSocket>;
 
 fn bind(s: &mut Session, which: usize, at: SocketAddr, token: Token) -> Verdict<Socket> {
     match s.stack(which).bind_datagrams(at, &DatagramConfig::default(), token) {
-        Err(error) if error.kind() == ErrorKind::Unsupported => Err(Stop::NotOffered("datagrams")),
+        Err(error) if error.kind() == ErrorKind::Unsupported => Err(CheckStop::NotOffered("datagrams")),
         result => result.map_err(unexpected("bind_datagrams")),
     }
 }
@@ -141,7 +141,7 @@ fn exchange(
         }
         return Ok(());
     }
-    Err(Stop::Failed("no datagram arrives".to_owned()))
+    Err(CheckStop::Failed("no datagram arrives".to_owned()))
 }
 
 fn expect_nothing(socket: &mut Socket) -> Verdict {
@@ -170,7 +170,7 @@ fn datagram_boundaries(s: &mut Session) -> Verdict {
             return Ok(());
         }
     }
-    Err(Stop::Failed(format!("arrived of {} datagrams: {seen:?}", datagrams.len())))
+    Err(CheckStop::Failed(format!("arrived of {} datagrams: {seen:?}", datagrams.len())))
 }
 
 fn datagram_interest(s: &mut Session) -> Verdict {
@@ -188,7 +188,7 @@ fn datagram_interest(s: &mut Session) -> Verdict {
         }
         other.set_interest(Interest::NONE).map_err(unexpected("set_interest"))?;
     }
-    Err(Stop::Failed("no datagram arrives".to_owned()))
+    Err(CheckStop::Failed("no datagram arrives".to_owned()))
 }
 
 fn datagram_closed(s: &mut Session) -> Verdict {

@@ -1,7 +1,7 @@
 //! FIN, half-close, reset, drop.
 
 use super::session::{ACCEPTED, CLIENT, CONNECTED, Pair, SERVER, Session, expect_kind, pattern, recv, send};
-use super::{Stop, Verdict, define_checks, ensure, unexpected};
+use super::{CheckStop, Verdict, define_checks, ensure, unexpected};
 use std::io::ErrorKind;
 use uiw_llp::{Interest, Token};
 
@@ -144,7 +144,7 @@ fn reset_ends_sending(s: &mut Session) -> Verdict {
     s.until("an event of the reset", |s| Ok(s.event(SERVER, ACCEPTED).is_some()))?;
     match send(&mut *server, b"x") {
         Err(error) if matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe) => Ok(()),
-        other => Err(Stop::Failed(format!("send of a reset stream: {other:?}"))),
+        other => Err(CheckStop::Failed(format!("send of a reset stream: {other:?}"))),
     }
 }
 

@@ -3,7 +3,7 @@
 use super::session::{
     ACCEPTED, CLIENT, CONNECTED, LISTENER, Pair, SERVER, Session, expect_kind, pattern, recv, same, send,
 };
-use super::{Stop, Verdict, define_checks, ensure, unexpected};
+use super::{CheckStop, Verdict, define_checks, ensure, unexpected};
 use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::time::Duration;
 use uiw_llp::{
@@ -119,7 +119,7 @@ fn to_itself(s: &mut Session) -> Verdict {
     let options = TransportConfig::default();
     let mut stream = match s.stack(CLIENT).connect_self(at, &options, CONNECTED) {
         Err(error) if error.kind() == ErrorKind::Unsupported => {
-            return Err(Stop::NotOffered("a stream to itself"));
+            return Err(CheckStop::NotOffered("a stream to itself"));
         }
         stream => stream.map_err(unexpected("connect_self"))?,
     };
@@ -143,7 +143,7 @@ fn take_socket(s: &mut Session) -> Verdict {
     let socket = match server.take_socket() {
         Err(error) if error.kind() == ErrorKind::Unsupported => {
             s.expect(THERE, &mut *server, b"before")?;
-            return Err(Stop::NotOffered("its socket"));
+            return Err(CheckStop::NotOffered("its socket"));
         }
         socket => std::net::TcpStream::from(socket.map_err(unexpected("take_socket"))?),
     };
@@ -173,7 +173,7 @@ fn take_socket(s: &mut Session) -> Verdict {
 
 fn ask(stream: &mut dyn TransportStream, wanted: usize) -> Verdict<Readable> {
     let readable = stream.readable(wanted).map_err(unexpected("readable"))?;
-    readable.ok_or(Stop::NotOffered("a count of what can be received"))
+    readable.ok_or(CheckStop::NotOffered("a count of what can be received"))
 }
 
 fn readable(s: &mut Session) -> Verdict {
@@ -224,7 +224,7 @@ enum PeekOutcome {
 
 fn peek(stream: &mut dyn TransportStream) -> Verdict<PeekOutcome> {
     match stream.peek() {
-        Ok(None) => Err(Stop::NotOffered("a peek at received bytes")),
+        Ok(None) => Err(CheckStop::NotOffered("a peek at received bytes")),
         Ok(Some(mut buf)) => {
             Ok(if buf.bytes().is_empty() { PeekOutcome::Fin } else { PeekOutcome::Bytes(buf) })
         }
@@ -237,8 +237,8 @@ fn peek(stream: &mut dyn TransportStream) -> Verdict<PeekOutcome> {
 fn peek_bytes(stream: &mut dyn TransportStream) -> Verdict<Box<dyn RecvBuf>> {
     match peek(stream)? {
         PeekOutcome::Bytes(buf) => Ok(buf),
-        PeekOutcome::Fin => Err(Stop::Failed("a peek says FIN where bytes are due".into())),
-        PeekOutcome::Nothing => Err(Stop::Failed("a peek would block where bytes are due".into())),
+        PeekOutcome::Fin => Err(CheckStop::Failed("a peek says FIN where bytes are due".into())),
+        PeekOutcome::Nothing => Err(CheckStop::Failed("a peek would block where bytes are due".into())),
     }
 }
 

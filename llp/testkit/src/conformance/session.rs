@@ -1,6 +1,6 @@
 //! Drives the stacks of one check as the engine does, and does what checks have in common.
 
-use super::{Advance, Peers, Stop, Verdict, ensure, unexpected};
+use super::{Advance, CheckStop, Peers, Verdict, ensure, unexpected};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, SocketAddr};
@@ -86,7 +86,7 @@ impl Session {
 
     /// The descriptor of a stack, which a check is about.
     pub(super) fn wait_fd(&self, which: usize) -> Verdict<Arc<OwnedFd>> {
-        self.stacks[which].wait.clone().ok_or(Stop::NotOffered("a descriptor to wait for"))
+        self.stacks[which].wait.clone().ok_or(CheckStop::NotOffered("a descriptor to wait for"))
     }
 
     /// Returns the time to wait for a required event.
@@ -165,7 +165,7 @@ impl Session {
             self.poll_due()?;
         }
         self.poll()?;
-        Err(Stop::Failed(match done(self)? {
+        Err(CheckStop::Failed(match done(self)? {
             true => format!("no wake-up: {what}. Only a poll without a wake-up reported it"),
             false => format!("waited in vain: {what}"),
         }))
@@ -431,8 +431,8 @@ pub(super) fn same(got: &[u8], expected: &[u8]) -> Verdict {
 pub(super) fn expect_kind<T>(what: &str, result: io::Result<T>, kind: ErrorKind) -> Verdict {
     match result {
         Err(error) if error.kind() == kind => Ok(()),
-        Err(error) => Err(Stop::Failed(format!("{what}: {:?} instead of {kind:?}", error.kind()))),
-        Ok(_) => Err(Stop::Failed(format!("{what}: success instead of {kind:?}"))),
+        Err(error) => Err(CheckStop::Failed(format!("{what}: {:?} instead of {kind:?}", error.kind()))),
+        Ok(_) => Err(CheckStop::Failed(format!("{what}: success instead of {kind:?}"))),
     }
 }
 

@@ -3,7 +3,7 @@
 use super::session::{
     ACCEPTED, CLIENT, CONNECTED, LISTENER, Pair, SERVER, Session, expect_kind, pattern, recv, send,
 };
-use super::{Stop, Verdict, define_checks, ensure, unexpected};
+use super::{CheckStop, Verdict, define_checks, ensure, unexpected};
 use std::collections::HashSet;
 use std::io::ErrorKind;
 use uiw_llp::{Interest, ListenConfig, Token, TransportConfig, TransportStream};
@@ -134,7 +134,10 @@ fn many_connections(s: &mut Session) -> Verdict {
             let at = event.token.0.checked_sub(1000).and_then(|at| usize::try_from(at).ok());
             let server = at.and_then(|at| servers.get_mut(at));
             let Some(server) = server else {
-                return Err(Stop::Failed(format!("an event of {:?}, which does not exist", event.token)));
+                return Err(CheckStop::Failed(format!(
+                    "an event of {:?}, which does not exist",
+                    event.token
+                )));
             };
             let name = recv(&mut **server, 100).map_err(unexpected("recv behind a readable event"))?;
             ensure!(
@@ -152,7 +155,10 @@ fn many_connections(s: &mut Session) -> Verdict {
         for event in reported.iter().filter(|event| event.readable) {
             let at = usize::try_from(event.token.0).unwrap_or(usize::MAX);
             let Some(client) = clients.get_mut(at) else {
-                return Err(Stop::Failed(format!("an event of {:?}, which does not exist", event.token)));
+                return Err(CheckStop::Failed(format!(
+                    "an event of {:?}, which does not exist",
+                    event.token
+                )));
             };
             let name = recv(&mut **client, 100).map_err(unexpected("recv behind a readable event"))?;
             ensure!(name == [at as u8], "client {at} got {name:?}");
@@ -178,7 +184,8 @@ fn backlog(s: &mut Session) -> Verdict {
         let peer = server.peer_addr();
         let of_it = |(_, client): &(Token, Box<dyn TransportStream>)| client.local_addr() == peer;
         let at = clients.iter().position(of_it);
-        let at = at.ok_or_else(|| Stop::Failed(format!("{peer} was accepted, which did not connect")))?;
+        let at =
+            at.ok_or_else(|| CheckStop::Failed(format!("{peer} was accepted, which did not connect")))?;
         let (client_token, mut client) = clients.swap_remove(at);
         s.made(&mut *client, client_token)?;
         s.send_all((SERVER, token), &mut *server, b"hello")?;

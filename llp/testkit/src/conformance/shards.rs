@@ -3,7 +3,7 @@
 use super::session::{
     ACCEPTED, CLIENT, CONNECTED, Pair, SERVER, Session, expect_kind, pattern, ready, recv, same, send,
 };
-use super::{Stop, Verdict, define_checks, ensure, unexpected};
+use super::{CheckStop, Verdict, define_checks, ensure, unexpected};
 use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -33,7 +33,7 @@ const MOVED: Token = Token(77);
 /// Another shard of the server, driven by the session from now on.
 fn shard(s: &mut Session) -> Verdict<usize> {
     let shard = s.stack(SERVER).shard().map_err(unexpected("shard"))?;
-    Ok(s.add(shard.ok_or(Stop::NotOffered("shards"))?))
+    Ok(s.add(shard.ok_or(CheckStop::NotOffered("shards"))?))
 }
 
 fn adopt(s: &mut Session, which: usize, stream: &mut Box<dyn TransportStream>, token: Token) -> Verdict {
@@ -46,7 +46,7 @@ fn detach(stream: &mut dyn TransportStream) -> Verdict {
 
 fn without_shards(s: &mut Session) -> Verdict {
     if s.stack(SERVER).shard().map_err(unexpected("shard"))?.is_some() {
-        return Err(Stop::NotOffered("a stack that has no shards"));
+        return Err(CheckStop::NotOffered("a stack that has no shards"));
     }
     let Pair { mut client, mut server, listener: _listener } = s.pair()?;
     expect_kind("detach", server.detach(), ErrorKind::Unsupported)?;
@@ -93,7 +93,7 @@ fn shard_outlives(s: &mut Session) -> Verdict {
     // A shard of a shard, and the one between is gone.
     let between = shard(s)?;
     let last = s.stack(between).shard().map_err(unexpected("shard of a shard"))?;
-    let last = last.ok_or_else(|| Stop::Failed("a shard says that there are no shards".into()))?;
+    let last = last.ok_or_else(|| CheckStop::Failed("a shard says that there are no shards".into()))?;
     drop(s.take_last());
     let last = s.add(last);
     let Pair { mut client, mut server, listener: _listener } = s.pair()?;
@@ -253,7 +253,7 @@ fn refused_adoption(s: &mut Session) -> Verdict {
         let result = s.stack(which).adopt(&mut server, MOVED);
         expect_kind("adopt of a stream that is not detached", result, ErrorKind::InvalidInput)?;
     }
-    let mut foreign: Box<dyn TransportStream> = Box::new(Foreign(s.at(CLIENT)));
+    let mut foreign: Box<dyn TransportStream> = Box::new(ForeignStream(s.at(CLIENT)));
     let result = s.stack(shard).adopt(&mut foreign, MOVED);
     expect_kind("adopt of a foreign stream", result, ErrorKind::InvalidInput)?;
     s.send_all(HERE, &mut *client, b"x")?;
@@ -262,9 +262,9 @@ fn refused_adoption(s: &mut Session) -> Verdict {
 }
 
 /// A stream that no stack made.
-struct Foreign(SocketAddr);
+struct ForeignStream(SocketAddr);
 
-impl TransportStream for Foreign {
+impl TransportStream for ForeignStream {
     fn send(&mut self, _bufs: &[IoVec<'_>]) -> io::Result<usize> {
         Err(ErrorKind::WouldBlock.into())
     }
@@ -300,7 +300,7 @@ impl TransportStream for Foreign {
     }
 }
 
-impl StreamExtensions for Foreign {
+impl StreamExtensions for ForeignStream {
     fn detach(&mut self) -> io::Result<()> {
         Ok(())
     }
@@ -320,7 +320,7 @@ fn shards_at_once(s: &mut Session) -> Verdict {
         threads.into_iter().map(std::thread::ScopedJoinHandle::join).collect::<Vec<_>>()
     });
     for result in results {
-        result.unwrap_or_else(|_| Err(Stop::Failed("a thread panicked".into())))?;
+        result.unwrap_or_else(|_| Err(CheckStop::Failed("a thread panicked".into())))?;
     }
     Ok(())
 }
@@ -355,7 +355,9 @@ fn to_and_fro(mut stack: Box<dyn TransportStack>, at: SocketAddr, timeout: Durat
                 (ACCEPTED, Some(server)) => {
                     got.extend(recv(&mut **server, 100_000).map_err(unexpected("recv"))?);
                 }
-                (token, _) => return Err(Stop::Failed(format!("an event of {token:?}, of another shard"))),
+                (token, _) => {
+                    return Err(CheckStop::Failed(format!("an event of {token:?}, of another shard")));
+                }
             }
         }
     }

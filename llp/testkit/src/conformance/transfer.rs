@@ -3,7 +3,7 @@
 use super::session::{
     ACCEPTED, CLIENT, CONNECTED, Pair, SERVER, Session, expect_kind, pattern, recv, same, send,
 };
-use super::{Stop, Verdict, define_checks, ensure, unexpected};
+use super::{CheckStop, Verdict, define_checks, ensure, unexpected};
 use std::io::ErrorKind;
 use uiw_llp::{Interest, TransportConfig};
 use uiw_mem::{IoVec, IoVecMut};
@@ -219,7 +219,7 @@ fn send_would_block(s: &mut Session) -> Verdict {
     while full < 3 {
         match send(&mut *client, &block[sent % block.len()..]) {
             Ok(count @ 1..) => (sent, full) = (sent + count, 0),
-            Ok(_) => return Err(Stop::Failed("send took no byte, and says so as success".into())),
+            Ok(_) => return Err(CheckStop::Failed("send took no byte, and says so as success".into())),
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
                 s.wait_idle()?;
                 full += 1;
@@ -246,6 +246,6 @@ fn send_would_block(s: &mut Session) -> Verdict {
     s.until("a writable event when there is room again", |s| Ok(s.is_writable(CLIENT, CONNECTED)))?;
     match send(&mut *client, b"more") {
         Ok(1..=4) => Ok(()),
-        other => Err(Stop::Failed(format!("send behind a writable event: {other:?}"))),
+        other => Err(CheckStop::Failed(format!("send behind a writable event: {other:?}"))),
     }
 }

@@ -3,7 +3,7 @@
 use super::session::{
     ACCEPTED, CLIENT, CONNECTED, LISTENER, Pair, SERVER, Session, expect_kind, ready, recv,
 };
-use super::{Stop, Verdict, define_checks, ensure, unexpected};
+use super::{CheckStop, Verdict, define_checks, ensure, unexpected};
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::io::Errno;
 use std::io::{self, ErrorKind};
@@ -160,7 +160,7 @@ fn descriptor_of_the_driver(s: &mut Session) -> Verdict {
     let own = eventfd(1, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(system)?;
     let all_bits = epoll::EventData::new_u64(u64::MAX);
     match epoll::add(&*fd, &own, all_bits, epoll::EventFlags::IN) {
-        Err(Errno::INVAL) => return Err(Stop::NotOffered("an epoll set as its descriptor")),
+        Err(Errno::INVAL) => return Err(CheckStop::NotOffered("an epoll set as its descriptor")),
         result => result.map_err(system)?,
     }
     ensure!(is_ready(&fd, s.timeout()), "an epoll set with a readable descriptor in it is not readable");

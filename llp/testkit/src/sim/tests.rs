@@ -9,7 +9,7 @@ const CLIENT: Token = Token(2);
 const SERVER: Token = Token(3);
 const MS: Duration = Duration::from_millis(1);
 
-struct Pair {
+struct SimPair {
     network: Network,
     a: SimStack,
     b: SimStack,
@@ -18,7 +18,7 @@ struct Pair {
     listener: Box<dyn TransportListener>,
 }
 
-impl Pair {
+impl SimPair {
     fn new() -> Self {
         Self::with(1, Link::default())
     }
@@ -124,8 +124,8 @@ fn addresses_are_checked() {
 
 #[test]
 fn bytes_arrive_in_order_and_time() {
-    let Pair { network, mut a, mut b, mut client, mut server, listener: _listener } =
-        Pair::with(1, Link { latency: 2 * MS, ..Link::default() });
+    let SimPair { network, mut a, mut b, mut client, mut server, listener: _listener } =
+        SimPair::with(1, Link { latency: 2 * MS, ..Link::default() });
     assert_eq!(client.send(&[&b"one "[..], b"two"].map(IoVec::from)).unwrap(), 7);
     network.advance(MS);
     // A faster link does not let later bytes overtake.
@@ -149,7 +149,8 @@ fn bytes_arrive_in_order_and_time() {
 
 #[test]
 fn full_pipe_blocks() {
-    let Pair { mut a, mut client, mut server, .. } = Pair::with(1, Link { capacity: 10, ..Link::default() });
+    let SimPair { mut a, mut client, mut server, .. } =
+        SimPair::with(1, Link { capacity: 10, ..Link::default() });
     assert_eq!(send(&mut *client, &[1; 8]).unwrap(), 8);
     assert_eq!(send(&mut *client, &[2; 8]).unwrap(), 2);
     assert_eq!(kind(send(&mut *client, &[3; 8])), ErrorKind::WouldBlock);
@@ -162,7 +163,7 @@ fn full_pipe_blocks() {
 #[test]
 fn splits() {
     let link = Link { send_split: Split::Fixed(1), recv_split: Split::Fixed(3), ..Link::default() };
-    let Pair { mut client, mut server, .. } = Pair::with(1, link);
+    let SimPair { mut client, mut server, .. } = SimPair::with(1, link);
     for byte in b"12345" {
         assert_eq!(send(&mut *client, &[*byte, 0, 0]).unwrap(), 1);
     }
@@ -170,7 +171,7 @@ fn splits() {
     assert_eq!(recv(&mut *server, 1).unwrap(), b"4");
     let random = Link { send_split: Split::Random(9), ..Link::default() };
     let lens = |seed| {
-        let mut pair = Pair::with(seed, random.clone());
+        let mut pair = SimPair::with(seed, random.clone());
         (0..40).map(|_| send(&mut *pair.client, &[0; 100]).unwrap()).collect::<Vec<_>>()
     };
     assert_eq!(lens(7), lens(7));
@@ -181,7 +182,8 @@ fn splits() {
 
 #[test]
 fn stall_loses_nothing() {
-    let Pair { network, mut client, mut server, .. } = Pair::with(1, Link { latency: MS, ..Link::default() });
+    let SimPair { network, mut client, mut server, .. } =
+        SimPair::with(1, Link { latency: MS, ..Link::default() });
     network.stall(A, B, true);
     send(&mut *client, b"kept").unwrap();
     client.shutdown().unwrap();
@@ -198,7 +200,7 @@ fn stall_loses_nothing() {
 
 #[test]
 fn cut_resets_after_byte() {
-    let Pair { network, mut a, mut b, mut client, mut server, .. } = Pair::new();
+    let SimPair { network, mut a, mut b, mut client, mut server, .. } = SimPair::new();
     network.change_link(A, B, |link| link.cut_at = Some(5));
     assert_eq!(send(&mut *client, b"123").unwrap(), 3);
     assert_eq!(send(&mut *client, b"45678").unwrap(), 2);
@@ -213,18 +215,19 @@ fn cut_resets_after_byte() {
 
 #[test]
 fn cut_at_once_and_at_zero() {
-    let Pair { network, mut client, mut server, .. } = Pair::new();
+    let SimPair { network, mut client, mut server, .. } = SimPair::new();
     network.cut(B, A);
     assert_eq!(kind(recv(&mut *client, 1)), ErrorKind::ConnectionReset);
     assert_eq!(kind(send(&mut *server, b"x")), ErrorKind::ConnectionReset);
-    let Pair { mut client, mut server, .. } = Pair::with(1, Link { cut_at: Some(0), ..Link::default() });
+    let SimPair { mut client, mut server, .. } =
+        SimPair::with(1, Link { cut_at: Some(0), ..Link::default() });
     assert_eq!(kind(send(&mut *client, b"x")), ErrorKind::ConnectionReset);
     assert_eq!(kind(recv(&mut *server, 1)), ErrorKind::ConnectionReset);
 }
 
 #[test]
 fn fin_at_byte_hides_rest() {
-    let Pair { network, mut client, mut server, .. } = Pair::new();
+    let SimPair { network, mut client, mut server, .. } = SimPair::new();
     network.change_link(A, B, |link| link.fin_at = Some(4));
     assert_eq!(send(&mut *client, b"123456").unwrap(), 6);
     assert_eq!(send(&mut *client, b"789").unwrap(), 3);
@@ -234,7 +237,7 @@ fn fin_at_byte_hides_rest() {
 
 #[test]
 fn shutdown_abort_and_drop() {
-    let Pair { mut client, mut server, .. } = Pair::new();
+    let SimPair { mut client, mut server, .. } = SimPair::new();
     send(&mut *client, b"last").unwrap();
     client.shutdown().unwrap();
     client.shutdown().unwrap();
@@ -248,10 +251,10 @@ fn shutdown_abort_and_drop() {
     assert_eq!(kind(recv(&mut *server, 1)), ErrorKind::NotConnected);
     assert_eq!(kind(server.shutdown()), ErrorKind::NotConnected);
 
-    let Pair { mut client, server, .. } = Pair::new();
+    let SimPair { mut client, server, .. } = SimPair::new();
     drop(server);
     assert_eq!(recv(&mut *client, 1).unwrap(), b"", "a clean close is a FIN");
-    let Pair { mut b, mut client, server, .. } = Pair::new();
+    let SimPair { mut b, mut client, server, .. } = SimPair::new();
     send(&mut *client, b"unread").unwrap();
     assert_eq!(events(&mut b), [(3, true, false)]);
     drop(server);
@@ -260,7 +263,7 @@ fn shutdown_abort_and_drop() {
 
 #[test]
 fn bytes_for_closed_end_reset() {
-    let Pair { network, mut a, mut client, server, .. } = Pair::new();
+    let SimPair { network, mut a, mut client, server, .. } = SimPair::new();
     drop(server);
     send(&mut *client, b"dropped").unwrap();
     while network.step() {}
@@ -287,7 +290,7 @@ fn abandoned_attempt_removed() {
 
 #[test]
 fn nothing_is_left_of_closed_connections() {
-    let Pair { network, client, server, listener, .. } = Pair::new();
+    let SimPair { network, client, server, listener, .. } = SimPair::new();
     assert_eq!(network.lock().ends(), 2);
     drop(client);
     drop(server);
@@ -362,7 +365,7 @@ fn aborted_stream_releases_addresses() {
 
 #[test]
 fn reset_end_delivers_earlier_bytes() {
-    let mut pair = Pair::with(1, Link { latency: 5 * MS, ..Link::default() });
+    let mut pair = SimPair::with(1, Link { latency: 5 * MS, ..Link::default() });
     let (local, peer) = (pair.client.local_addr(), pair.client.peer_addr());
     assert_eq!(pair.network.connections(A, B), [(local, peer)]);
     send(&mut *pair.client, b"late").unwrap();
@@ -387,7 +390,7 @@ fn reset_end_delivers_earlier_bytes() {
 
 #[test]
 fn delayed_bytes_not_overtaken() {
-    let mut pair = Pair::with(1, Link { latency: 5 * MS, ..Link::default() });
+    let mut pair = SimPair::with(1, Link { latency: 5 * MS, ..Link::default() });
     let (local, peer) = (pair.server.local_addr(), pair.server.peer_addr());
     send(&mut *pair.client, b"one ").unwrap();
     pair.network.delay(local, peer, 100 * MS);

@@ -33,14 +33,14 @@ pub(super) struct World {
     next_id: u64,
     next_port: u16,
     ends: BTreeMap<EndId, SimulatedEnd>,
-    listeners: BTreeMap<ListenerId, Listening>,
+    listeners: BTreeMap<ListenerId, ListeningPort>,
     /// Sockets for datagrams.
     sockets: BTreeMap<u64, datagrams::Socket>,
     /// Connection requests under way, oldest first for each link.
-    requests: Vec<Request>,
+    requests: Vec<ConnectAttempt>,
 }
 
-struct Listening {
+struct ListeningPort {
     stack: u32,
     token: Token,
     local: SocketAddr,
@@ -49,7 +49,7 @@ struct Listening {
     queue: VecDeque<EndId>,
 }
 
-struct Request {
+struct ConnectAttempt {
     due: Time,
     client: EndId,
     to: SocketAddr,
@@ -62,14 +62,14 @@ struct SimulatedEnd {
     interest: Interest,
     local: SocketAddr,
     peer: SocketAddr,
-    state: State,
+    state: WorldState,
     /// The stream is in use (or may still be accepted).
     held: bool,
     /// True once the token is known: not before a connection is accepted.
     named: bool,
     other: Option<EndId>,
     /// Packets that travel to this end, in the order of arrival.
-    inbound: VecDeque<(Time, Packet)>,
+    inbound: VecDeque<(Time, SimPacket)>,
     received: VecDeque<u8>,
     peer_fin: bool,
     fin_sent: bool,
@@ -87,14 +87,14 @@ struct SimulatedEnd {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum State {
+enum WorldState {
     Connecting,
     Made,
     Failed(ErrorKind),
     Closed,
 }
 
-enum Packet {
+enum SimPacket {
     Established,
     Refused,
     Bytes(Vec<u8>),
@@ -179,7 +179,7 @@ impl World {
         packets.chain(requests).chain(datagrams).min()
     }
 
-    fn request_stalled(&self, request: &Request) -> bool {
+    fn request_stalled(&self, request: &ConnectAttempt) -> bool {
         self.ends.get(&request.client).is_some_and(|c| self.link(c.local.ip(), request.to.ip()).stalled)
     }
 
@@ -218,32 +218,32 @@ impl World {
             }
             let Some(end) = self.ends.get_mut(&id) else { return };
             match packet {
-                Packet::Established if end.state == State::Connecting => end.state = State::Made,
-                Packet::Established => {}
-                Packet::Refused => end.state = State::Failed(ErrorKind::ConnectionRefused),
-                Packet::Bytes(bytes) if end.held => end.received.extend(bytes),
-                Packet::Bytes(_) => {
+                SimPacket::Established if end.state == WorldState::Connecting => end.state = WorldState::Made,
+                SimPacket::Established => {}
+                SimPacket::Refused => end.state = WorldState::Failed(ErrorKind::ConnectionRefused),
+                SimPacket::Bytes(bytes) if end.held => end.received.extend(bytes),
+                SimPacket::Bytes(_) => {
                     // The receiving end is closed: TCP answers with a RST.
-                    end.state = State::Closed;
-                    self.post(id, Packet::Reset);
+                    end.state = WorldState::Closed;
+                    self.post(id, SimPacket::Reset);
                 }
-                Packet::Fin => end.peer_fin = true,
-                Packet::Reset if end.state != State::Closed => {
-                    end.state = State::Failed(ErrorKind::ConnectionReset);
+                SimPacket::Fin => end.peer_fin = true,
+                SimPacket::Reset if end.state != WorldState::Closed => {
+                    end.state = WorldState::Failed(ErrorKind::ConnectionReset);
                 }
-                Packet::Reset => {}
+                SimPacket::Reset => {}
             }
         }
     }
 
     /// Sends a packet from `from` to its other end.
-    fn post(&mut self, from: EndId, packet: Packet) {
+    fn post(&mut self, from: EndId, packet: SimPacket) {
         let Some(end) = self.ends.get(&from) else { return };
         let due = (self.time + self.link(end.local.ip(), end.peer.ip()).latency).max(end.last_due);
         self.post_at(from, due, packet);
     }
 
-    fn post_at(&mut self, from: EndId, due: Time, packet: Packet) {
+    fn post_at(&mut self, from: EndId, due: Time, packet: SimPacket) {
         let Some(end) = self.ends.get_mut(&from) else { return };
         end.last_due = due;
         if let Some(other) = end.other.and_then(|other| self.ends.get_mut(&other)) {
@@ -266,7 +266,7 @@ impl World {
         }
         let backlog = backlog.max(1) as usize;
         let id = self.id();
-        self.listeners.insert(id, Listening { stack, token, local, backlog, queue: VecDeque::new() });
+        self.listeners.insert(id, ListeningPort { stack, token, local, backlog, queue: VecDeque::new() });
         Ok((id, local))
     }
 
@@ -289,7 +289,7 @@ impl World {
     ) -> io::Result<(EndId, SocketAddr)> {
         let local = self.with_port(local);
         let uses = |end: &SimulatedEnd| {
-            end.held && end.state != State::Closed && end.local == local && end.peer == peer
+            end.held && end.state != WorldState::Closed && end.local == local && end.peer == peer
         };
         if self.ends.values().any(uses) {
             return Err(ErrorKind::AddrInUse.into());
@@ -300,7 +300,7 @@ impl World {
             SimulatedEnd { named: true, ..SimulatedEnd::new(stack, token, Interest::WRITE, local, peer) },
         );
         let due = self.time + self.link(local.ip(), peer.ip()).latency;
-        self.requests.push(Request { due, client, to: peer });
+        self.requests.push(ConnectAttempt { due, client, to: peer });
         Ok((client, local))
     }
 
@@ -317,14 +317,14 @@ impl World {
         }
         let id = self.id();
         let due = self.time + self.link(local.ip(), local.ip()).latency;
-        let inbound = VecDeque::from([(due, Packet::Established)]);
+        let inbound = VecDeque::from([(due, SimPacket::Established)]);
         let end = SimulatedEnd::new(stack, token, Interest::WRITE, local, local);
         self.ends.insert(id, SimulatedEnd { named: true, other: Some(id), inbound, last_due: due, ..end });
         Ok((id, local))
     }
 
     /// A connection request arrives.
-    fn answer(&mut self, request: &Request) {
+    fn answer(&mut self, request: &ConnectAttempt) {
         let Some(client) = self.ends.get(&request.client).filter(|end| end.held) else { return };
         let (from, to) = (client.local, request.to);
         let there = self.link(from.ip(), to.ip()).latency;
@@ -334,7 +334,7 @@ impl World {
         let answered = request.due + back;
         let Some((listener, stack)) = listener else {
             if let Some(client) = self.ends.get_mut(&request.client) {
-                client.inbound.push_back((answered, Packet::Refused));
+                client.inbound.push_back((answered, SimPacket::Refused));
             }
             return;
         };
@@ -342,12 +342,12 @@ impl World {
         let mut end = SimulatedEnd::new(stack, Token(0), Interest::READ, to, from);
         end.other = Some(request.client);
         end.last_due = answered;
-        end.inbound.push_back((answered + there, Packet::Established));
+        end.inbound.push_back((answered + there, SimPacket::Established));
         self.ends.insert(server, end);
         if let Some(client) = self.ends.get_mut(&request.client) {
             client.other = Some(server);
             client.last_due = answered + there;
-            client.inbound.push_back((answered, Packet::Established));
+            client.inbound.push_back((answered, SimPacket::Established));
         }
         if let Some(listening) = self.listeners.get_mut(&listener) {
             listening.queue.push_back(server);
@@ -364,7 +364,7 @@ impl World {
             return Err(ErrorKind::NotConnected.into());
         };
         let ends = &self.ends;
-        let is_made = |id: &EndId| ends.get(id).is_some_and(|end| end.state != State::Connecting);
+        let is_made = |id: &EndId| ends.get(id).is_some_and(|end| end.state != WorldState::Connecting);
         let ready = listening.queue.iter().position(is_made);
         let id = ready.and_then(|at| listening.queue.remove(at)).ok_or(ErrorKind::WouldBlock)?;
         let end = self.end(id)?;
@@ -375,34 +375,34 @@ impl World {
     pub(super) fn connect_result(&mut self, id: EndId) -> io::Result<bool> {
         self.process_due();
         match self.end(id)?.state {
-            State::Connecting => Ok(false),
-            State::Made => Ok(true),
-            State::Failed(kind) => Err(kind.into()),
-            State::Closed => Err(ErrorKind::NotConnected.into()),
+            WorldState::Connecting => Ok(false),
+            WorldState::Made => Ok(true),
+            WorldState::Failed(kind) => Err(kind.into()),
+            WorldState::Closed => Err(ErrorKind::NotConnected.into()),
         }
     }
 
     pub(super) fn shutdown(&mut self, id: EndId) -> io::Result<()> {
         self.arrive(id);
         let end = self.end(id)?;
-        if end.state != State::Made {
+        if end.state != WorldState::Made {
             return Err(ErrorKind::NotConnected.into());
         }
         if !std::mem::replace(&mut end.fin_sent, true) {
-            self.post(id, Packet::Fin);
+            self.post(id, SimPacket::Fin);
         }
         Ok(())
     }
 
     pub(super) fn abort(&mut self, id: EndId) {
         if let Some(end) = self.ends.get_mut(&id)
-            && end.state != State::Closed
+            && end.state != WorldState::Closed
         {
             // One that has failed has no connection any more, and sends nothing.
-            let had_failed = matches!(end.state, State::Failed(_));
-            end.state = State::Closed;
+            let had_failed = matches!(end.state, WorldState::Failed(_));
+            end.state = WorldState::Closed;
             if !had_failed {
-                self.post(id, Packet::Reset);
+                self.post(id, SimPacket::Reset);
             }
         }
     }
@@ -414,13 +414,13 @@ impl World {
         let other = end.other;
         match end.state {
             // As the kernel does: a RST if received bytes are thrown away, otherwise a FIN.
-            State::Made if end.received.is_empty() => {
+            WorldState::Made if end.received.is_empty() => {
                 if !std::mem::replace(&mut end.fin_sent, true) {
-                    self.post(id, Packet::Fin);
+                    self.post(id, SimPacket::Fin);
                 }
             }
-            State::Made | State::Connecting => self.abort(id),
-            State::Failed(_) | State::Closed => {}
+            WorldState::Made | WorldState::Connecting => self.abort(id),
+            WorldState::Failed(_) | WorldState::Closed => {}
         }
         // The last end to go takes the other one along; until then that answers what still arrives.
         let other_held = other.and_then(|other| self.ends.get(&other)).is_some_and(|other| other.held);
@@ -435,8 +435,10 @@ impl World {
     pub(super) fn cut(&mut self, a: IpAddr, b: IpAddr) {
         for end in self.ends.values_mut() {
             let pair = (end.local.ip(), end.peer.ip());
-            if (pair == (a, b) || pair == (b, a)) && matches!(end.state, State::Made | State::Connecting) {
-                end.state = State::Failed(ErrorKind::ConnectionReset);
+            if (pair == (a, b) || pair == (b, a))
+                && matches!(end.state, WorldState::Made | WorldState::Connecting)
+            {
+                end.state = WorldState::Failed(ErrorKind::ConnectionReset);
                 end.inbound.clear();
             }
         }
@@ -458,7 +460,7 @@ impl World {
         self.next_id
     }
 
-    fn listener_at(&self, local: SocketAddr) -> Option<(ListenerId, &Listening)> {
+    fn listener_at(&self, local: SocketAddr) -> Option<(ListenerId, &ListeningPort)> {
         self.listeners.iter().find(|(_, l)| l.local == local).map(|(&id, l)| (id, l))
     }
 
@@ -483,7 +485,7 @@ impl SimulatedEnd {
             interest,
             local,
             peer,
-            state: State::Connecting,
+            state: WorldState::Connecting,
             held: true,
             named: false,
             other: None,

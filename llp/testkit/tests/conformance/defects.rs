@@ -15,7 +15,7 @@ use uiw_testkit::sim::Network;
 
 /// Kind of a defect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Defect {
+enum DefectKind {
     /// A poll does not repeat the events of the previous one.
     EdgeTriggered,
     /// Events report both directions.
@@ -60,10 +60,10 @@ enum Defect {
     AdoptsAnything,
 }
 
-use Defect::*;
+use DefectKind::*;
 
 /// Found on the simulated stack.
-const OF_ANY_STACK: &[(Defect, &[&str])] = &[
+const OF_ANY_STACK: &[(DefectKind, &[&str])] = &[
     (EdgeTriggered, &["level_triggered", "fin"]),
     (AllInterests, &["first_interest", "only_what_was_asked"]),
     (WrongToken, &["connect_and_accept", "several_waiting"]),
@@ -82,7 +82,7 @@ const OF_ANY_STACK: &[(Defect, &[&str])] = &[
 ];
 
 /// Found on the kernel's TCP, which has a descriptor and shards.
-const OF_DESCRIPTORS_AND_SHARDS: &[(Defect, &[&str])] = &[
+const OF_DESCRIPTORS_AND_SHARDS: &[(DefectKind, &[&str])] = &[
     (
         NoWakeUp,
         &["woken_by_connection", "woken_by_bytes", "woken_by_fin", "woken_by_reset", "woken_by_interest"],
@@ -95,7 +95,7 @@ const OF_DESCRIPTORS_AND_SHARDS: &[(Defect, &[&str])] = &[
 ];
 
 /// The checks that fail, of those that are expected to.
-fn failing(defect: Defect, expected: &[&'static str], mut peers: impl FnMut() -> Peers) {
+fn failing(defect: DefectKind, expected: &[&'static str], mut peers: impl FnMut() -> Peers) {
     for name in expected {
         let check = conformance::checks().find(|check| check.name() == *name).expect("such a check");
         let outcome = check.run(peers());
@@ -109,7 +109,7 @@ fn defects_are_found() {
     for (defect, expected) in OF_ANY_STACK {
         failing(*defect, expected, || {
             let network = Network::new(1);
-            let stack = || Defective::with(*defect, network.stack(ip));
+            let stack = || DefectiveStack::with(*defect, network.stack(ip));
             let peers = Peers::new((stack(), ip), (stack(), ip));
             peers.with_clock(move |_| _ = network.step())
         });
@@ -120,7 +120,7 @@ fn defects_are_found() {
 fn descriptor_and_shard_defects_found() {
     let ip = Ipv4Addr::LOCALHOST;
     for (defect, expected) in OF_DESCRIPTORS_AND_SHARDS {
-        let stack = || Defective::with(*defect, TcpStack::new().unwrap());
+        let stack = || DefectiveStack::with(*defect, TcpStack::new().unwrap());
         failing(*defect, expected, || {
             Peers::new((stack(), ip), (stack(), ip)).with_timeout(Duration::from_millis(200))
         });
@@ -128,19 +128,19 @@ fn descriptor_and_shard_defects_found() {
 }
 
 #[derive(Clone)]
-struct Defective {
-    defect: Defect,
+struct DefectiveStack {
+    defect: DefectKind,
     told: Vec<Event>,
     listening: Option<Token>,
 }
 
-impl Defective {
-    fn with(defect: Defect, inner: impl TransportStack + 'static) -> WrappedStack<Self> {
+impl DefectiveStack {
+    fn with(defect: DefectKind, inner: impl TransportStack + 'static) -> WrappedStack<Self> {
         WrappedStack { inner: Box::new(inner), hooks: Self { defect, told: Vec::new(), listening: None } }
     }
 }
 
-impl StackHooks for Defective {
+impl StackHooks for DefectiveStack {
     type Stream = DefectiveStream;
 
     fn stream(&self, _inner: &dyn TransportStream, _origin: Origin, token: Token) -> DefectiveStream {
@@ -205,7 +205,7 @@ impl StackHooks for Defective {
 }
 
 struct DefectiveStream {
-    defect: Defect,
+    defect: DefectKind,
     token: Token,
     has_failed: bool,
 }

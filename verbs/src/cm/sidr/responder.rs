@@ -22,19 +22,19 @@ const MAX_PENDING_OF_HOST: usize = 128;
 pub(super) struct Responder {
     listener: ListenerId,
     /// Requests that the application has not decided: each of them is an event or an object that the application holds.
-    pending: Vec<Transaction>,
+    pending: Vec<SidrTransaction>,
     /// The oldest reply first.
     replies: VecDeque<SentReply>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct Transaction {
+struct SidrTransaction {
     peer: SocketAddr,
     number: u64,
 }
 
 struct SentReply {
-    transaction: Transaction,
+    transaction: SidrTransaction,
     since: Time,
     reply: Box<[u8; LEN]>,
 }
@@ -82,7 +82,7 @@ impl Responder {
         let now = services.now;
         self.forget(now);
         let number = request.transaction;
-        let transaction = Transaction { peer, number };
+        let transaction = SidrTransaction { peer, number };
         if let Some(known) = self.replies.iter().find(|known| known.transaction == transaction) {
             return Outcome::Answered(known.reply.clone());
         }
@@ -111,7 +111,7 @@ impl Responder {
     /// Keeps the reply for repetitions of its request.
     pub(super) fn decide(&mut self, peer: SocketAddr, number: u64, reply: &[u8; LEN], now: Time) {
         self.forget(now);
-        let transaction = Transaction { peer, number };
+        let transaction = SidrTransaction { peer, number };
         self.pending.retain(|other| *other != transaction);
         if self.replies.len() >= MAX_REPLIES {
             self.replies.pop_front();

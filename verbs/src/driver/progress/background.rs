@@ -24,8 +24,12 @@ const CALL: Duration = Duration::from_micros(10);
 
 /// Runs the background thread of `drive`, until that is dropped.
 pub(in super::super) fn run<D: Drive>(state: &State, drive: &Weak<D>) {
-    let mut background =
-        Background { state, drive, standby: Standby::default(), memory_polls: MemoryPolls::default() };
+    let mut background = BackgroundThread {
+        state,
+        drive,
+        standby: StandbyState::default(),
+        memory_polls: MemoryPolls::default(),
+    };
     // The count ends this loop also where `drop` has not called [`State::stop`] yet.
     while !state.stop.load(Ordering::SeqCst) && drive.strong_count() > 0 {
         // Before any state is read: a later wake-up is kept.
@@ -38,16 +42,16 @@ pub(in super::super) fn run<D: Drive>(state: &State, drive: &Weak<D>) {
     }
 }
 
-struct Background<'a, D> {
+struct BackgroundThread<'a, D> {
     state: &'a State,
     drive: &'a Weak<D>,
-    standby: Standby,
+    standby: StandbyState,
     memory_polls: MemoryPolls,
 }
 
 /// The background thread's observations while it was on standby.
 #[derive(Default)]
-struct Standby {
+struct StandbyState {
     seen: TurnObservations,
     /// The number of rounds at the last turn, or after the last round of its own, which is not to be counted as another thread's.
     rounds: u32,
@@ -58,7 +62,7 @@ struct Standby {
     timer: Duration,
 }
 
-impl<D: Drive> Background<'_, D> {
+impl<D: Drive> BackgroundThread<'_, D> {
     fn turn(&mut self) {
         let state = self.state;
         self.standby.driven = self.see_rounds();
@@ -238,7 +242,7 @@ impl<D: Drive> Background<'_, D> {
     }
 }
 
-impl Standby {
+impl StandbyState {
     /// The end of the standby that begins now. `owned`: there is an active poller.
     fn next_timer(&mut self, owned: bool) -> Instant {
         let now = Instant::now();

@@ -16,7 +16,7 @@ pub(super) const ARMED_TURNS: u32 = if MODEL { 1 } else { 11 };
 
 /// The thread or program that sleeps in the stack's descriptor, or is about to.
 #[derive(Default)]
-enum Owner {
+enum ShardOwner {
     #[default]
     Unowned,
     Background,
@@ -33,12 +33,12 @@ enum Owner {
 
 /// A pause in which no armed program becomes the owner, after one did not drive in time, had a spurious wake-up, or two were armed.
 #[derive(Default)]
-struct Backoff {
+struct ArmBackoff {
     until: Nanos,
     pause: Nanos,
 }
 
-impl Backoff {
+impl ArmBackoff {
     const MIN_PAUSE: Nanos = 10_000_000;
     const MAX_PAUSE: Nanos = 1_000_000_000;
 
@@ -54,14 +54,14 @@ impl Backoff {
 
 #[derive(Default)]
 struct OwnershipState {
-    owner: Owner,
+    owner: ShardOwner,
     /// Counts claims and armings.
     epoch: u32,
     /// Threads that wait while another one is the active poller.
     standby: Vec<Arc<Parker>>,
     /// The background thread is on standby without a timer.
     background_parked: bool,
-    backoff: Backoff,
+    backoff: ArmBackoff,
 }
 
 pub(super) struct Ownership {
@@ -103,18 +103,18 @@ pub(super) struct TurnObservations {
 
 impl OwnershipState {
     fn is_watched_by(&self, watch: &Arc<Watch>) -> bool {
-        matches!(&self.owner, Owner::Armed(own) | Owner::Served(own) if Arc::ptr_eq(own, watch))
+        matches!(&self.owner, ShardOwner::Armed(own) | ShardOwner::Served(own) if Arc::ptr_eq(own, watch))
     }
 
     fn claim(&mut self, background: &Parker, waker: impl FnOnce() -> Waker) -> bool {
         match &self.owner {
-            Owner::Awake(_) | Owner::Asleep(_) => return false,
+            ShardOwner::Awake(_) | ShardOwner::Asleep(_) => return false,
             // Both may sleep in the stack's descriptor for a moment.
-            Owner::Background => background.notify(),
-            Owner::Armed(watch) | Owner::Served(watch) => watch.take(),
-            Owner::Unowned => {}
+            ShardOwner::Background => background.notify(),
+            ShardOwner::Armed(watch) | ShardOwner::Served(watch) => watch.take(),
+            ShardOwner::Unowned => {}
         }
-        self.owner = Owner::Awake(waker());
+        self.owner = ShardOwner::Awake(waker());
         self.epoch = self.epoch.wrapping_add(1);
         true
     }
@@ -155,7 +155,7 @@ impl Ownership {
     pub(super) fn fall_asleep(&self) {
         let owner = &mut self.inner.lock().owner;
         *owner = match std::mem::take(owner) {
-            Owner::Awake(waker) => Owner::Asleep(waker),
+            ShardOwner::Awake(waker) => ShardOwner::Asleep(waker),
             other => other,
         };
     }
@@ -164,7 +164,7 @@ impl Ownership {
     pub(super) fn wake_up(&self) {
         let mut inner = self.inner.lock();
         inner.owner = match std::mem::take(&mut inner.owner) {
-            Owner::Asleep(waker) => Owner::Awake(waker),
+            ShardOwner::Asleep(waker) => ShardOwner::Awake(waker),
             other => other,
         };
         inner.wake_parked(&self.background);
@@ -173,7 +173,7 @@ impl Ownership {
     /// The active poller returns: a thread on standby takes over, or the background thread when the poll hint ends.
     pub(super) fn release(&self) {
         let mut inner = self.inner.lock();
-        inner.owner = Owner::Unowned;
+        inner.owner = ShardOwner::Unowned;
         if let Some(next) = inner.standby.pop() {
             next.notify();
         }
@@ -181,37 +181,37 @@ impl Ownership {
     }
 
     /// The program of `watch` has armed a queue: it becomes the owner, unless there is an active poller, another armed program or a pause
-    /// (`Backoff`). True when it is the owner. `begin` is called before its descriptor can become readable.
+    /// (`ArmBackoff`). True when it is the owner. `begin` is called before its descriptor can become readable.
     pub(super) fn arm(&self, watch: &Arc<Watch>, now: impl Fn() -> Nanos, begin: impl FnOnce()) -> bool {
         let mut inner = self.inner.lock();
         // Mostly there was none, and the clock is not read.
         let paused = inner.backoff.until > 0 && now() < inner.backoff.until;
         match &inner.owner {
-            Owner::Awake(_) | Owner::Asleep(_) => return false,
-            Owner::Armed(known) if Arc::ptr_eq(known, watch) => {}
-            Owner::Served(known) if Arc::ptr_eq(known, watch) && !paused => begin(),
-            Owner::Served(known) if Arc::ptr_eq(known, watch) => {
+            ShardOwner::Awake(_) | ShardOwner::Asleep(_) => return false,
+            ShardOwner::Armed(known) if Arc::ptr_eq(known, watch) => {}
+            ShardOwner::Served(known) if Arc::ptr_eq(known, watch) && !paused => begin(),
+            ShardOwner::Served(known) if Arc::ptr_eq(known, watch) => {
                 known.stop();
-                inner.owner = Owner::Unowned;
+                inner.owner = ShardOwner::Unowned;
                 return false;
             }
-            Owner::Armed(other) | Owner::Served(other) => {
+            ShardOwner::Armed(other) | ShardOwner::Served(other) => {
                 // Each would wake up for the other one's arrivals.
                 other.take();
-                inner.owner = Owner::Unowned;
+                inner.owner = ShardOwner::Unowned;
                 inner.backoff.grow(now());
                 return false;
             }
-            Owner::Background | Owner::Unowned if paused => return false,
+            ShardOwner::Background | ShardOwner::Unowned if paused => return false,
             owner => {
-                if let Owner::Background = owner {
+                if let ShardOwner::Background = owner {
                     self.background.notify();
                 }
                 begin();
                 watch.start();
             }
         }
-        inner.owner = Owner::Armed(Arc::clone(watch));
+        inner.owner = ShardOwner::Armed(Arc::clone(watch));
         inner.epoch = inner.epoch.wrapping_add(1);
         true
     }
@@ -219,9 +219,9 @@ impl Ownership {
     /// The program of `watch` has taken an event. True when it was the owner: its next poll is to call [`Ownership::end_served`].
     pub(super) fn disarm(&self, watch: &Arc<Watch>) -> bool {
         let mut inner = self.inner.lock();
-        let armed = matches!(&inner.owner, Owner::Armed(armed) if Arc::ptr_eq(armed, watch));
+        let armed = matches!(&inner.owner, ShardOwner::Armed(armed) if Arc::ptr_eq(armed, watch));
         if armed {
-            inner.owner = Owner::Served(Arc::clone(watch));
+            inner.owner = ShardOwner::Served(Arc::clone(watch));
             inner.backoff.shrink();
         }
         armed
@@ -230,9 +230,9 @@ impl Ownership {
     /// A program that has taken its event polls, or asks for another one, instead of arming at once.
     pub(super) fn end_served(&self) {
         let mut inner = self.inner.lock();
-        if let Owner::Served(watch) = &inner.owner {
+        if let ShardOwner::Served(watch) = &inner.owner {
             watch.stop();
-            inner.owner = Owner::Unowned;
+            inner.owner = ShardOwner::Unowned;
         }
     }
 
@@ -240,7 +240,7 @@ impl Ownership {
     /// does not.
     pub(super) fn withhold(&self, withheld: *const ()) -> bool {
         match &self.inner.lock().owner {
-            Owner::Armed(watch) if watch.releases(withheld) => watch.withhold(),
+            ShardOwner::Armed(watch) if watch.releases(withheld) => watch.withhold(),
             _ => return false,
         }
         true
@@ -262,26 +262,30 @@ impl Ownership {
 
     /// Returns whether there is an active poller.
     pub(super) fn is_owned(&self) -> bool {
-        matches!(self.inner.lock().owner, Owner::Awake(_) | Owner::Asleep(_))
+        matches!(self.inner.lock().owner, ShardOwner::Awake(_) | ShardOwner::Asleep(_))
     }
 
     /// Returns whether there is an owner besides the background thread.
     pub(super) fn is_taken(&self) -> bool {
-        !matches!(self.inner.lock().owner, Owner::Unowned | Owner::Background)
+        !matches!(self.inner.lock().owner, ShardOwner::Unowned | ShardOwner::Background)
     }
 
     /// Returns whether the thread of `parker` is the active poller already: its wait is nested in another one, in a waker or a future.
     pub(super) fn is_owned_by(&self, parker: &Arc<Parker>) -> bool {
         match &self.inner.lock().owner {
-            Owner::Awake(waker) | Owner::Asleep(waker) => waker.data() == Arc::as_ptr(parker).cast(),
-            Owner::Unowned | Owner::Background | Owner::Armed(_) | Owner::Served(_) => false,
+            ShardOwner::Awake(waker) | ShardOwner::Asleep(waker) => {
+                waker.data() == Arc::as_ptr(parker).cast()
+            }
+            ShardOwner::Unowned | ShardOwner::Background | ShardOwner::Armed(_) | ShardOwner::Served(_) => {
+                false
+            }
         }
     }
 
     /// Wakes the active poller; without one the background thread, if `background` returns true.
     pub(super) fn wake_owner(&self, background: impl Fn() -> bool) {
         match &self.inner.lock().owner {
-            Owner::Awake(waker) | Owner::Asleep(waker) => waker.wake_by_ref(),
+            ShardOwner::Awake(waker) | ShardOwner::Asleep(waker) => waker.wake_by_ref(),
             _ if background() => self.background.notify(),
             _ => {}
         }
@@ -289,7 +293,7 @@ impl Ownership {
 
     /// Wakes the background thread if there is no owner.
     pub(super) fn wake_background_if_unowned(&self) {
-        if matches!(self.inner.lock().owner, Owner::Unowned) {
+        if matches!(self.inner.lock().owner, ShardOwner::Unowned) {
             self.background.notify();
         }
     }
@@ -305,9 +309,9 @@ impl Ownership {
         let mut inner = self.inner.lock();
         seen.armed = false;
         let (owned, awake) = match &inner.owner {
-            Owner::Awake(_) => (true, true),
-            Owner::Asleep(_) => (true, false),
-            Owner::Armed(watch) | Owner::Served(watch) => {
+            ShardOwner::Awake(_) => (true, true),
+            ShardOwner::Asleep(_) => (true, false),
+            ShardOwner::Armed(watch) | ShardOwner::Served(watch) => {
                 watch.age_withheld();
                 let armed_anew = std::mem::replace(&mut seen.epoch, inner.epoch) != inner.epoch;
                 let alive = driven || armed_anew;
@@ -325,10 +329,10 @@ impl Ownership {
                     inner.backoff.grow((probes.now)());
                 }
                 (seen.unserved, seen.armed_idle) = (false, 0);
-                inner.owner = Owner::Background;
+                inner.owner = ShardOwner::Background;
                 return BackgroundAction::Own;
             }
-            Owner::Unowned | Owner::Background => (false, false),
+            ShardOwner::Unowned | ShardOwner::Background => (false, false),
         };
         seen.stays_awake = awake && seen.awake;
         seen.awake = awake;
@@ -345,16 +349,16 @@ impl Ownership {
         if owned || hinted {
             return BackgroundAction::Timed { owned };
         }
-        inner.owner = Owner::Background;
+        inner.owner = ShardOwner::Background;
         BackgroundAction::Own
     }
 
     /// The background thread's sleep has ended. True when it was the owner until now.
     pub(super) fn background_release(&self) -> bool {
         let owner = &mut self.inner.lock().owner;
-        let was_owner = matches!(owner, Owner::Background);
+        let was_owner = matches!(owner, ShardOwner::Background);
         if was_owner {
-            *owner = Owner::Unowned;
+            *owner = ShardOwner::Unowned;
         }
         was_owner
     }
@@ -374,13 +378,13 @@ mod tests {
     use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll};
     use std::os::fd::{AsFd, OwnedFd};
 
-    struct Fixture {
+    struct OwnershipFixture {
         background: Arc<Parker>,
         ownership: Ownership,
         seen: TurnObservations,
     }
 
-    impl Fixture {
+    impl OwnershipFixture {
         fn new() -> Self {
             let background = Arc::new(Parker::new().unwrap());
             let ownership = Ownership::new(Arc::clone(&background));
@@ -396,7 +400,7 @@ mod tests {
             self.ownership.background_turn(&mut self.seen, driven, hinted, &probes)
         }
 
-        fn arm(&self, watch: &Watched, now: Nanos) -> bool {
+        fn arm(&self, watch: &WatchedStack, now: Nanos) -> bool {
             self.ownership.arm(&watch.watch, || now, || ())
         }
 
@@ -409,14 +413,14 @@ mod tests {
     }
 
     /// A watch of a stack that has something.
-    struct Watched {
+    struct WatchedStack {
         watch: Arc<Watch>,
         set: Arc<ChannelSet>,
         release: Arc<Parker>,
         _descriptors: (Arc<OwnedFd>, [OwnedFd; 2]),
     }
 
-    impl Watched {
+    impl WatchedStack {
         fn new() -> Self {
             let eventfds = [0, 1].map(|count| eventfd(count, EventfdFlags::CLOEXEC).unwrap());
             let stack = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC).unwrap());
@@ -452,7 +456,7 @@ mod tests {
 
     #[test]
     fn background_owns_until_claim() {
-        let mut f = Fixture::new();
+        let mut f = OwnershipFixture::new();
         assert_eq!(f.turn(true), BackgroundAction::Timed { owned: false });
         assert_eq!(f.turn(false), BackgroundAction::Own);
         assert!(f.ownership.background_release());
@@ -468,14 +472,14 @@ mod tests {
 
     #[test]
     fn claim_of_unowned_shard_wakes_nobody() {
-        let f = Fixture::new();
+        let f = OwnershipFixture::new();
         assert!(f.ownership.claim_or_stand_by(&parker()));
         assert!(!f.woken());
     }
 
     #[test]
     fn release_wakes_one_standby() {
-        let f = Fixture::new();
+        let f = OwnershipFixture::new();
         let (active, second, third) = (parker(), parker(), parker());
         assert!(f.ownership.claim_or_stand_by(&active));
         assert!(!f.ownership.claim_or_stand_by(&second));
@@ -489,7 +493,7 @@ mod tests {
 
     #[test]
     fn background_parked_while_poller_sleeps() {
-        let mut f = Fixture::new();
+        let mut f = OwnershipFixture::new();
         assert!(f.ownership.claim_or_stand_by(&parker()));
         assert_eq!(f.turn(false), BackgroundAction::Timed { owned: true });
         assert_eq!(f.turn(false), BackgroundAction::Timed { owned: true });
@@ -508,7 +512,7 @@ mod tests {
 
     #[test]
     fn release_wakes_a_parked_background_thread() {
-        let mut f = Fixture::new();
+        let mut f = OwnershipFixture::new();
         assert!(f.ownership.claim_or_stand_by(&parker()));
         f.ownership.fall_asleep();
         while f.turn(false) != BackgroundAction::Parked {}
@@ -518,7 +522,7 @@ mod tests {
 
     #[test]
     fn another_active_poller_restarts_the_count() {
-        let mut f = Fixture::new();
+        let mut f = OwnershipFixture::new();
         for _ in 0..2 {
             assert!(f.ownership.claim_or_stand_by(&parker()));
             f.ownership.fall_asleep();
@@ -531,7 +535,7 @@ mod tests {
 
     #[test]
     fn earlier_deadline_wakes_owner() {
-        let f = Fixture::new();
+        let f = OwnershipFixture::new();
         f.ownership.wake_owner(|| false);
         assert!(!f.woken(), "on standby with a timer");
         f.ownership.wake_owner(|| true);
@@ -549,8 +553,8 @@ mod tests {
 
     #[test]
     fn armed_program_owns_until_poll() {
-        let mut f = Fixture::new();
-        let watched = Watched::new();
+        let mut f = OwnershipFixture::new();
+        let watched = WatchedStack::new();
         assert_eq!(f.turn(false), BackgroundAction::Own);
         assert!(f.arm(&watched, 0));
         assert!(f.woken(), "the background thread sleeps in the descriptor");
@@ -567,8 +571,8 @@ mod tests {
 
     #[test]
     fn background_replaces_idle_armed_program() {
-        let mut f = Fixture::new();
-        let watched = Watched::new();
+        let mut f = OwnershipFixture::new();
+        let watched = WatchedStack::new();
         for (count, alive) in [(3, true), (ARMED_TURNS, false)] {
             assert!(f.arm(&watched, 0));
             for _ in 0..count {
@@ -582,10 +586,10 @@ mod tests {
 
     #[test]
     fn background_replaces_passive_armed_program() {
-        let mut f = Fixture::new();
-        let watched = Watched::new();
+        let mut f = OwnershipFixture::new();
+        let watched = WatchedStack::new();
         let mut now = 0;
-        for pause in [Backoff::MIN_PAUSE, 2 * Backoff::MIN_PAUSE] {
+        for pause in [ArmBackoff::MIN_PAUSE, 2 * ArmBackoff::MIN_PAUSE] {
             assert!(f.arm(&watched, now));
             assert_eq!(f.turn_with(true, false, true), BackgroundAction::Timed { owned: false });
             assert_eq!(f.turn_with(false, false, true), BackgroundAction::Timed { owned: false });
@@ -598,30 +602,30 @@ mod tests {
 
     #[test]
     fn pause_unaffected_by_wakeups() {
-        let f = Fixture::new();
-        let watched = Watched::new();
+        let f = OwnershipFixture::new();
+        let watched = WatchedStack::new();
         assert!(f.arm(&watched, 0));
         assert!(f.ownership.disarm(&watched.watch));
         f.ownership.note_spurious_wake_up(&watched.watch, || 0);
-        assert!(!f.arm(&watched, Backoff::MIN_PAUSE - 1), "a pause");
-        f.ownership.note_spurious_wake_up(&watched.watch, || Backoff::MIN_PAUSE - 1);
-        assert!(f.arm(&watched, Backoff::MIN_PAUSE), "its end");
+        assert!(!f.arm(&watched, ArmBackoff::MIN_PAUSE - 1), "a pause");
+        f.ownership.note_spurious_wake_up(&watched.watch, || ArmBackoff::MIN_PAUSE - 1);
+        assert!(f.arm(&watched, ArmBackoff::MIN_PAUSE), "its end");
     }
 
     #[test]
     fn two_armed_channels_have_no_owner() {
-        let f = Fixture::new();
-        let (first, second) = (Watched::new(), Watched::new());
+        let f = OwnershipFixture::new();
+        let (first, second) = (WatchedStack::new(), WatchedStack::new());
         assert!(f.arm(&first, 0));
         assert!(!f.arm(&second, 0));
         assert!(first.watch.is_taken() && !first.is_on() && !second.is_on());
-        assert!(!f.arm(&first, Backoff::MIN_PAUSE - 1) && f.arm(&first, Backoff::MIN_PAUSE));
+        assert!(!f.arm(&first, ArmBackoff::MIN_PAUSE - 1) && f.arm(&first, ArmBackoff::MIN_PAUSE));
     }
 
     #[test]
     fn withheld_token_released_at_second_turn() {
-        let mut f = Fixture::new();
-        let watched = Watched::new();
+        let mut f = OwnershipFixture::new();
+        let watched = WatchedStack::new();
         assert!(!f.ownership.withhold(watched.withheld()), "not armed");
         assert!(f.arm(&watched, 0));
         // Rounds of other threads do not count as the program's.
@@ -642,10 +646,10 @@ mod tests {
 
     #[test]
     fn withheld_token_released_with_watch() {
-        let f = Fixture::new();
-        let (watched, other) = (Watched::new(), Watched::new());
+        let f = OwnershipFixture::new();
+        let (watched, other) = (WatchedStack::new(), WatchedStack::new());
         let withhold = || {
-            assert!(f.arm(&watched, Backoff::MAX_PAUSE));
+            assert!(f.arm(&watched, ArmBackoff::MAX_PAUSE));
             assert!(!f.ownership.withhold(other.withheld()), "another channel");
             assert!(f.ownership.withhold(watched.withheld()) && !watched.released());
         };
@@ -663,8 +667,8 @@ mod tests {
 
     #[test]
     fn waiting_thread_replaces_armed_program() {
-        let f = Fixture::new();
-        let watched = Watched::new();
+        let f = OwnershipFixture::new();
+        let watched = WatchedStack::new();
         assert!(f.arm(&watched, 0));
         assert!(f.ownership.claim_or_stand_by(&parker()));
         assert!(!watched.is_on() && watched.watch.is_taken());

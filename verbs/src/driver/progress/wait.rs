@@ -107,7 +107,7 @@ fn sleep<'a, D: Drive>(
     drive: &'a Arc<D>,
     parker: &Arc<Parker>,
     deadline: Option<Instant>,
-    active: &mut Option<Active<'a>>,
+    active: &mut Option<ActivePoller<'a>>,
 ) -> bool {
     let state = drive.progress();
     if state.manual {
@@ -122,7 +122,7 @@ fn sleep<'a, D: Drive>(
             state.ownership.leave_standby(parker);
             return false;
         }
-        *active = Some(Active(state));
+        *active = Some(ActivePoller(state));
     }
     // Read after the claim: a thread that changed either before it may have found no owner to wake.
     let (pending, timer) = read_early.unwrap_or_else(read);
@@ -175,9 +175,9 @@ impl Drop for NotifyOnDrop<'_> {
 }
 
 /// The thread is the active poller, until dropped.
-struct Active<'a>(&'a State);
+struct ActivePoller<'a>(&'a State);
 
-impl Drop for Active<'_> {
+impl Drop for ActivePoller<'_> {
     fn drop(&mut self) {
         self.0.release();
     }

@@ -1,6 +1,6 @@
 //! The committed figures, and the gates.
 
-use super::super::{Bar, Line, Spread, median};
+use super::super::{RatioBar, RatioLine, RatioSpread, median};
 
 /// One line a case: its name, the figures of this commit, those of 02b5a5a, which stay.
 const COMMITTED: &str = include_str!("figures.tsv");
@@ -31,22 +31,24 @@ fn read(columns: &str) -> Option<[Cost; 2]> {
 }
 
 /// Compares with both commits. `is_c`: another thread ran beside the counted one.
-pub(super) fn lines(committed: [Cost; 2], now: Cost, is_c: bool) -> Vec<Line> {
+pub(super) fn lines(committed: [Cost; 2], now: Cost, is_c: bool) -> Vec<RatioLine> {
     let mut lines = Vec::new();
     for ((whose, most), before) in GATES.into_iter().zip(committed) {
-        let ratio = Spread::new([now[0] / before[0]]);
+        let ratio = RatioSpread::new([now[0] / before[0]]);
         let note = format!(
             "{:.0} instructions, {:.1} ({:.1}) locked, {:.1} ({:.1}) system calls",
             now[0], now[1], before[1], now[2], before[2]
         );
-        lines.push(Line::new(format!("instructions of {whose}"), ratio, note).bar(Bar::AtMost(most)));
+        lines.push(
+            RatioLine::new(format!("instructions of {whose}"), ratio, note).bar(RatioBar::AtMost(most)),
+        );
         for (at, what) in [(1, "locked"), (2, "system calls")] {
             let more = now[at] - before[at];
             let most = FEWER_THAN_ONE + if is_c { before[at] * BACKGROUND } else { 0.0 };
             // Most cases have none, and a line for each would hide the others.
             if more > most {
-                let line = Line::new(format!("more {what} than {whose}"), Spread::new([more]), "");
-                lines.push(line.bar(Bar::AtMost(most)));
+                let line = RatioLine::new(format!("more {what} than {whose}"), RatioSpread::new([more]), "");
+                lines.push(line.bar(RatioBar::AtMost(most)));
             }
         }
     }

@@ -7,7 +7,7 @@
 mod figures;
 
 use super::programs::{self, Lab, need, output, plain};
-use super::{Line, Row};
+use super::{RatioLine, TableRow};
 use figures::Cost;
 pub(super) use figures::HEAD;
 use std::fs;
@@ -45,14 +45,14 @@ const CASES: [(&str, u32); 24] = [
     ("c-ack-write-64", 100),
 ];
 
-pub(super) fn rows() -> Vec<Row> {
+pub(super) fn rows() -> Vec<TableRow> {
     CASES
         .into_iter()
-        .map(|(case, rounds)| Row::new(case, None, move |lab| measure(lab, case, rounds)))
+        .map(|(case, rounds)| TableRow::new(case, None, move |lab| measure(lab, case, rounds)))
         .collect()
 }
 
-fn measure(lab: &Lab, case: &str, rounds: u32) -> Result<Vec<Line>> {
+fn measure(lab: &Lab, case: &str, rounds: u32) -> Result<Vec<RatioLine>> {
     let is_c = case.starts_with("c-");
     need(&[("valgrind", "valgrind")])?;
     let program = match is_c {

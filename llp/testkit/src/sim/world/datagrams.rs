@@ -17,10 +17,10 @@ pub(super) struct Socket {
     interest: Interest,
     local: SocketAddr,
     /// Datagrams that travel here or have arrived, in the order of arrival.
-    inbound: VecDeque<Datagram>,
+    inbound: VecDeque<SimDatagram>,
 }
 
-struct Datagram {
+struct SimDatagram {
     due: Time,
     from: SocketAddr,
     bytes: Vec<u8>,
@@ -111,7 +111,7 @@ impl World {
             return;
         }
         let at = socket.inbound.partition_point(|other| other.due <= due);
-        socket.inbound.insert(at, Datagram { due, from, bytes: bytes.to_vec() });
+        socket.inbound.insert(at, SimDatagram { due, from, bytes: bytes.to_vec() });
     }
 
     pub(in crate::sim) fn recv_datagram(&mut self, id: u64) -> Option<(SocketAddr, Vec<u8>)> {

@@ -1,6 +1,6 @@
 //! Faults of single connections.
 
-use super::{SimulatedEnd, State, World};
+use super::{SimulatedEnd, World, WorldState};
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -9,15 +9,15 @@ impl World {
     /// Addresses of the established connections from `a` to `b`, the oldest first.
     pub(in crate::sim) fn connections(&self, a: IpAddr, b: IpAddr) -> Vec<(SocketAddr, SocketAddr)> {
         let is_one = |end: &&SimulatedEnd| {
-            end.held && end.state == State::Made && (end.local.ip(), end.peer.ip()) == (a, b)
+            end.held && end.state == WorldState::Made && (end.local.ip(), end.peer.ip()) == (a, b)
         };
         self.ends.values().filter(is_one).map(|end| (end.local, end.peer)).collect()
     }
 
     pub(in crate::sim) fn reset_end(&mut self, local: SocketAddr, peer: SocketAddr) {
         for end in self.ends.values_mut() {
-            if (end.local, end.peer) == (local, peer) && end.state == State::Made {
-                end.state = State::Failed(ErrorKind::ConnectionReset);
+            if (end.local, end.peer) == (local, peer) && end.state == WorldState::Made {
+                end.state = WorldState::Failed(ErrorKind::ConnectionReset);
                 end.inbound.clear();
             }
         }

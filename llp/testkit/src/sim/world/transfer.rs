@@ -7,7 +7,7 @@ use std::{
 
 use uiw_mem::{IoVec, IoVecMut};
 
-use super::{EndId, Packet, State, World};
+use super::{EndId, SimPacket, World, WorldState};
 use uiw_llp::{Event, Interest, Readable, StreamInfo, no_bytes};
 
 impl World {
@@ -15,11 +15,11 @@ impl World {
         self.arrive(id);
         let end = self.end(id)?;
         match end.state {
-            State::Connecting => return Err(ErrorKind::WouldBlock.into()),
-            State::Failed(kind) => return Err(kind.into()),
-            State::Closed => return Err(ErrorKind::NotConnected.into()),
-            State::Made if end.fin_sent => return Err(ErrorKind::BrokenPipe.into()),
-            State::Made => {}
+            WorldState::Connecting => return Err(ErrorKind::WouldBlock.into()),
+            WorldState::Failed(kind) => return Err(kind.into()),
+            WorldState::Closed => return Err(ErrorKind::NotConnected.into()),
+            WorldState::Made if end.fin_sent => return Err(ErrorKind::BrokenPipe.into()),
+            WorldState::Made => {}
         }
         let (from, to, sent, unread) = (end.local.ip(), end.peer.ip(), end.sent, end.unread);
         let total = IoVec::total(bufs);
@@ -39,8 +39,8 @@ impl World {
             self.carry(id, bufs, len, until_fin);
         }
         if until_cut == len as u64 {
-            self.post(id, Packet::Reset);
-            self.end(id)?.state = State::Failed(ErrorKind::ConnectionReset);
+            self.post(id, SimPacket::Reset);
+            self.end(id)?.state = WorldState::Failed(ErrorKind::ConnectionReset);
             if len == 0 {
                 return Err(ErrorKind::ConnectionReset.into());
             }
@@ -62,9 +62,9 @@ impl World {
             end.unread += arriving;
         }
         if arriving > 0 {
-            self.post(id, Packet::Bytes(bytes));
+            self.post(id, SimPacket::Bytes(bytes));
             if arriving as u64 == until_fin {
-                self.post(id, Packet::Fin);
+                self.post(id, SimPacket::Fin);
             }
         }
     }
@@ -75,13 +75,13 @@ impl World {
         if IoVecMut::total(bufs) == 0 {
             return Err(no_bytes());
         }
-        if end.state == State::Closed {
+        if end.state == WorldState::Closed {
             return Err(ErrorKind::NotConnected.into());
         }
         if end.received.is_empty() {
             return match end.state {
-                State::Failed(kind) => Err(kind.into()),
-                State::Made if end.peer_fin => Ok(0),
+                WorldState::Failed(kind) => Err(kind.into()),
+                WorldState::Made if end.peer_fin => Ok(0),
                 _ => Err(ErrorKind::WouldBlock.into()),
             };
         }
@@ -107,7 +107,7 @@ impl World {
         self.arrive(id);
         let end = self.end(id)?;
         end.wanted = wanted;
-        let is_all = end.peer_fin || end.state != State::Made;
+        let is_all = end.peer_fin || end.state != WorldState::Made;
         Ok(if is_all { Readable::All } else { Readable::Bytes(end.received.len()) })
     }
 
@@ -119,7 +119,7 @@ impl World {
 
     pub(in crate::sim) fn set_interest(&mut self, id: EndId, interest: Interest) -> io::Result<()> {
         let end = self.end(id)?;
-        if end.state == State::Closed {
+        if end.state == WorldState::Closed {
             return Err(ErrorKind::NotConnected.into());
         }
         end.interest = interest;
@@ -129,7 +129,7 @@ impl World {
     pub(in crate::sim) fn poll(&mut self, stack: u32, events: &mut Vec<Event>) {
         self.process_due();
         for listening in self.listeners.values().filter(|l| l.stack == stack) {
-            let made = |id: &EndId| self.ends.get(id).is_some_and(|end| end.state != State::Connecting);
+            let made = |id: &EndId| self.ends.get(id).is_some_and(|end| end.state != WorldState::Connecting);
             if listening.queue.iter().any(made) {
                 events.push(Event { token: listening.token, readable: true, writable: false });
             }
@@ -139,9 +139,9 @@ impl World {
             let capacity = self.link(end.local.ip(), end.peer.ip()).capacity;
             let room = capacity.max(self.wanted_by_peer(*id)) > end.unread;
             let (readable, writable) = match end.state {
-                State::Connecting | State::Closed => (false, false),
-                State::Failed(_) => (true, true),
-                State::Made => (
+                WorldState::Connecting | WorldState::Closed => (false, false),
+                WorldState::Failed(_) => (true, true),
+                WorldState::Made => (
                     end.interest.read && (!end.received.is_empty() || end.peer_fin),
                     end.interest.write && (room || end.fin_sent),
                 ),
