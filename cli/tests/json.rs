@@ -31,13 +31,17 @@ fn described() -> BTreeMap<(String, String), Keys> {
             (command, kind) = (name.trim_end_matches('`').to_owned(), String::new());
         } else if let Some(name) = line.strip_prefix("### `") {
             name.trim_end_matches('`').clone_into(&mut kind);
-        } else if let Some(row) = line.strip_prefix("| `") {
-            let cell = row.split('|').next().unwrap();
-            let keys = format!("`{cell}");
-            let keys = keys.split('`').skip(1).step_by(2).flat_map(expand);
+            all.entry((command.clone(), kind.clone())).or_default();
+        } else if let Some(row) = line.strip_prefix("* `") {
+            let keys = row.split("`: ").next().unwrap();
+            let keys = keys.split('`').step_by(2).flat_map(expand);
             all.entry((command.clone(), kind.clone())).or_default().extend(keys.map(|key| steps(&key)));
         }
     }
+    // Keys above the first heading of `decode` are in every object but `summary`.
+    let shared = all.remove(&("decode".to_owned(), String::new())).unwrap();
+    let objects = all.iter_mut().filter(|((command, kind), _)| command == "decode" && kind != "summary");
+    objects.for_each(|(_, keys)| keys.extend(shared.iter().cloned()));
     all
 }
 

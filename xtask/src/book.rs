@@ -133,7 +133,12 @@ fn chapters(
     let mut chapters = BTreeMap::new();
     for link in summary.links() {
         let path = page::resolve(Path::new("docs/SUMMARY.md"), &link.to);
-        let name = path.file_name().map(|name| name.to_string_lossy().to_lowercase()).unwrap_or_default();
+        // mdBook makes the front page of a README.md: it gets the name of its folder.
+        let name = match path.file_name() {
+            Some(name) if name == "README.md" => path.parent().unwrap_or(&path).with_extension("md"),
+            _ => path.clone(),
+        };
+        let name = name.file_name().map(|name| name.to_string_lossy().to_lowercase()).unwrap_or_default();
         if chapters.values().any(|other| *other == name) {
             wrong.push(format!("docs/SUMMARY.md: two documents are {name} in the book"));
         }
@@ -157,7 +162,10 @@ fn assemble(
     let failed = |error: std::io::Error| format!("{}: {error}", source.display());
     let _ = fs::remove_dir_all(&source);
     fs::create_dir_all(&source).map_err(failed)?;
-    fs::copy(root.join("book.toml"), folder.join("book.toml")).map_err(failed)?;
+    for file in ["book.toml", "docs/book.css"] {
+        let name = Path::new(file).file_name().unwrap_or_default();
+        fs::copy(root.join(file), folder.join(name)).map_err(failed)?;
+    }
     let summary = Path::new("docs/SUMMARY.md");
     let names = chapters.iter().map(|(path, name)| (path.as_path(), name.as_str()));
     for (path, name) in names.chain([(summary, "SUMMARY.md")]) {
@@ -181,6 +189,8 @@ fn build(folder: &Path, target: &Path) -> Result<(), String> {
             MDBOOK,
             "--locked",
             "--no-default-features",
+            "--features",
+            "search",
             // Built in half the time, and quick enough for these pages.
             "--debug",
             "--quiet",

@@ -123,39 +123,56 @@ impl Results {
         };
         let _ = writeln!(text, "* {network}; {boots} boot(s), {:.0} s in all{beside}", took.as_secs_f64());
         let _ = writeln!(text, "* **runs: {}**\n", self.counts());
-        text += "A row is a case; the columns name initiator and responder. *n of m* counts settings: CRC on and off, IPv4 and IPv6, MTU 1500 and 9000, \
-                 the stock driver and one that sends large FPDUs (`try_gso`) to our profile `siw-gso`. Data is compared byte \
-                 for byte at both ends. A *known* run failed as [QUIRKS.md](QUIRKS.md) explains, by what the guest shows, and a run was \
-                 *repeated* for a fault of siw's that QUIRKS.md explains.\n\n| case | uiw to siw | siw to uiw | remarks |\n|---|---|---|---|\n";
-        let mut names: Vec<&str> = Vec::new();
-        for row in &self.rows {
-            if !names.contains(&row.name.as_str()) {
-                names.push(&row.name);
-                let _ = writeln!(text, "{}", self.line(&row.name));
+        text += "A number counts the settings in which a case passed: CRC on and off, IPv4 and IPv6, MTU 1500 and 9000, the stock driver and one \
+                 that sends large FPDUs (`try_gso`) to our profile `siw-gso`. Data is compared byte for byte at both ends.\n";
+        let (plain, other): (Vec<&str>, Vec<&str>) =
+            self.names().into_iter().partition(|name| self.of_case(name).iter().all(|row| row.is_plain()));
+        text += "\n## Passed in every setting, in the first attempt\n\n";
+        let mut groups: Vec<(String, Vec<&str>)> = Vec::new();
+        for name in plain {
+            let counts: Vec<String> = self
+                .of_case(name)
+                .iter()
+                .map(|row| format!("{} {}", row.runs.len(), row.direction))
+                .collect();
+            let counts = counts.join(", ");
+            match groups.iter_mut().find(|(other, _)| *other == counts) {
+                Some((_, names)) => names.push(name),
+                None => groups.push((counts, vec![name])),
+            }
+        }
+        for (counts, names) in groups {
+            let _ = writeln!(text, "* **{counts}**: {}.", names.join("; "));
+        }
+        if !other.is_empty() {
+            text += "\n## Other results\n\nA *known* run failed as [QUIRKS.md](QUIRKS.md) explains, by what the guest shows. A run was *repeated* for a fault \
+                     of siw's that QUIRKS.md explains.\n\n";
+        }
+        for name in other {
+            for row in self.of_case(name) {
+                let remarks = row.remarks();
+                let colon = if remarks.is_empty() { "" } else { ": " };
+                let _ = writeln!(text, "* {name}, {}: {}{colon}{remarks}", row.direction, row.word());
             }
         }
         text
     }
 
-    /// The line of the case `name`, with both directions.
-    fn line(&self, name: &str) -> String {
-        let rows: Vec<&ResultRow> = self.rows.iter().filter(|row| row.name == name).collect();
-        let [initiated, accepted] = [Direction::Ours, Direction::Theirs].map(|way| {
-            rows.iter().find(|row| row.direction == way).map_or_else(String::new, |row| row.word())
-        });
-        let remarks: Vec<(Direction, String)> = rows
-            .iter()
-            .map(|row| (row.direction, row.remarks()))
-            .filter(|(_, remarks)| !remarks.is_empty())
-            .collect();
-        let remarks = match remarks.as_slice() {
-            [(_, first), (_, second)] if first == second => first.clone(),
-            remarks => {
-                let texts = remarks.iter().map(|(way, text)| format!("{way}: {text}"));
-                texts.collect::<Vec<_>>().join("; ")
+    /// Names of the cases, each once, in the order in which they were first seen.
+    fn names(&self) -> Vec<&str> {
+        let mut names: Vec<&str> = Vec::new();
+        for row in &self.rows {
+            if !names.contains(&row.name.as_str()) {
+                names.push(&row.name);
             }
-        };
-        format!("| {name} | {initiated} | {accepted} | {remarks} |")
+        }
+        names
+    }
+
+    /// Rows of the case `name`, first the one in which uiw connects.
+    fn of_case(&self, name: &str) -> Vec<&ResultRow> {
+        let of = |way| self.rows.iter().find(move |row| row.name == name && row.direction == way);
+        [Direction::Ours, Direction::Theirs].into_iter().filter_map(of).collect()
     }
 }
 
@@ -183,6 +200,11 @@ impl std::fmt::Display for Counts {
 }
 
 impl ResultRow {
+    /// Whether every run passed in its first attempt.
+    fn is_plain(&self) -> bool {
+        self.retries == 0 && self.runs.iter().all(|(_, verdict)| matches!(verdict, Verdict::Pass(_)))
+    }
+
     fn word(&self) -> String {
         let of = self.runs.len();
         let count = |is: fn(&Verdict) -> bool| self.runs.iter().filter(|(_, verdict)| is(verdict)).count();
@@ -283,28 +305,31 @@ mod tests {
             text.contains("* **runs: 1 passed, 1 failed, 1 known (at most 3), 1 not applicable**"),
             "{text}"
         );
-        let rows: Vec<&str> = text.lines().skip_while(|line| *line != "|---|---|---|---|").skip(1).collect();
+        let rows: Vec<&str> = text.lines().filter(|line| line.starts_with("* ")).skip(4).collect();
         assert_eq!(
             rows,
             [
-                "| a | **FAIL**, 0 of 1 |  | uiw to siw: CRC, IPv4, MTU 1500, stock: why |",
-                "| b | 1 of 1 |  |  |",
-                "| c | not applicable, 1 |  | uiw to siw: that |",
-                "| d | known, 0 of 1 |  | uiw to siw: CRC, IPv4, MTU 1500, stock: seen ([QUIRKS.md](QUIRKS.md), \"a quirk\"); 5 repeated |"
+                "* **1 uiw to siw**: b.",
+                "* a, uiw to siw: **FAIL**, 0 of 1: CRC, IPv4, MTU 1500, stock: why",
+                "* c, uiw to siw: not applicable, 1: that",
+                "* d, uiw to siw: known, 0 of 1: CRC, IPv4, MTU 1500, stock: seen ([QUIRKS.md](QUIRKS.md), \"a quirk\"); 5 repeated"
             ]
         );
     }
 
     #[test]
-    fn directions_share_line() {
-        let mut results = results(&[("a", Verdict::pass()), ("b", Verdict::Pass("9 MB/s".to_owned()))]);
-        for (name, remark) in [("b", "8 MB/s"), ("a", "")] {
+    fn equal_results_share_line() {
+        let mut results = results(&[
+            ("a", Verdict::pass()),
+            ("b", Verdict::Pass("9 MB/s".to_owned())),
+            ("c", Verdict::pass()),
+        ]);
+        for name in ["b", "a"] {
             let case = Case::new(name, |_, _, _| Ok(Verdict::pass()));
-            results.add(&case, Direction::Theirs, Setting::USUAL, Verdict::Pass(remark.to_owned()), 0);
+            results.add(&case, Direction::Theirs, Setting::USUAL, Verdict::pass(), 0);
         }
         let text = results.markdown(&environment());
-        let rows =
-            "| a | 1 of 1 | 1 of 1 |  |\n| b | 1 of 1 | 1 of 1 | uiw to siw: 9 MB/s; siw to uiw: 8 MB/s |\n";
-        assert!(text.ends_with(rows), "{text}");
+        let rows = "* **1 uiw to siw, 1 siw to uiw**: a; b.\n* **1 uiw to siw**: c.\n";
+        assert!(text.contains(rows), "{text}");
     }
 }

@@ -16,6 +16,7 @@ mod forks;
 mod geek_in_the_corner;
 mod iser;
 mod killed;
+mod learn;
 mod libfabric;
 mod lossy;
 mod migration;

@@ -25,7 +25,6 @@ const NOT_RUN: &[(&str, &str)] = &[
         "a machine with an adapter; interop/tests/stock/beside.rs has the system's library",
     ),
     ("docs/tls.md", "Wireshark, by interop/tests/stock/tls.rs"),
-    ("docs/wan.md", "gnuplot, on a terminal"),
     ("interop/siw/README.md", "a virtual machine with the Linux siw driver"),
 ];
 

@@ -18,6 +18,9 @@ const COPIES: [(&str, &str); 8] = [
     ("LICENSE-APACHE", "share/doc/uiw/LICENSE-APACHE"),
 ];
 
+/// Folders with the exercises of docs/learn.md.
+const COURSE: [&str; 2] = ["examples/learn", "examples/learn/solutions"];
+
 /// Where shells look for completions, by the names of the files that the program writes.
 const COMPLETIONS: [(&str, &str); 3] = [
     ("uiw.bash", "share/bash-completion/completions/uiw"),
@@ -53,10 +56,17 @@ pub(super) fn all(layout: &Layout, built: &Built, strip: bool) -> Result<Vec<Fil
     for (from, to) in COPIES {
         add(to.into(), Content::Copy(source.join(from)));
     }
+    for folder in COURSE {
+        let entries = entries(&source.join(folder))?;
+        for file in entries.into_iter().filter(|entry| entry.is_file()) {
+            let name = file.file_name().unwrap_or_default();
+            add(Path::new("share/doc/uiw").join(folder).join(name), Content::Copy(file.clone()));
+        }
+    }
     for (from, to) in COMPLETIONS {
         add(to.into(), Content::Copy(built.generated().join("completions").join(from)));
     }
-    for page in pages(&built.generated().join("man"))? {
+    for page in entries(&built.generated().join("man"))? {
         let name = page.file_name().unwrap_or_default();
         add(Path::new("share/man/man1").join(name), Content::Copy(page.clone()));
     }
@@ -70,11 +80,12 @@ fn fill(template: &str, values: &[(&str, &str)]) -> String {
     values.iter().fold(template.to_owned(), |text, (key, value)| text.replace(key, value))
 }
 
-fn pages(folder: &Path) -> Result<Vec<PathBuf>, String> {
+/// The entries of a folder, sorted.
+fn entries(folder: &Path) -> Result<Vec<PathBuf>, String> {
     let entries = fs::read_dir(folder).and_then(|entries| {
         entries.map(|entry| entry.map(|entry| entry.path())).collect::<Result<Vec<_>, _>>()
     });
-    let mut pages = entries.map_err(|error| format!("{}: {error}", folder.display()))?;
-    pages.sort();
-    Ok(pages)
+    let mut entries = entries.map_err(|error| format!("{}: {error}", folder.display()))?;
+    entries.sort();
+    Ok(entries)
 }

@@ -1,0 +1,44 @@
+/* Exercise 3: the client sleeps until messages arrive, instead of polling all the time. */
+#include "learn.h"
+#include <unistd.h>
+
+#define MESSAGES 8
+
+static void prepare(struct end *end)
+{
+	struct ibv_sge sge = part(end, 0, 64);
+	struct ibv_recv_wr wr = { .sg_list = &sge, .num_sge = 1 }, *bad;
+
+	for (wr.wr_id = 0; wr.wr_id < MESSAGES; wr.wr_id++)
+		need(!ibv_post_recv(end->id->qp, &wr, &bad), "ibv_post_recv");
+	/* TODO 1: arm the queue before the first message can arrive: ibv_req_notify_cq(end->id->recv_cq, 0). */
+}
+
+static void client(struct end *end)
+{
+	struct ibv_cq *cq = end->id->recv_cq;
+	struct ibv_wc wc;
+	int got = 0;
+
+	/* TODO 2: in place of this loop: sleep in ibv_get_cq_event(end->id->recv_cq_channel, ..) and acknowledge the event; arm the queue
+	 * again; then poll until it is empty, as one event stands for several completions. */
+	while (got < MESSAGES)
+		got += ibv_poll_cq(cq, 1, &wc);
+	printf("client got %d messages\n", got);
+}
+
+/* Sends two messages at a time. */
+static void server(struct end *end)
+{
+	struct ibv_sge sge = part(end, 0, 64);
+	struct ibv_send_wr second = { .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED };
+	struct ibv_send_wr first = second, *bad;
+
+	first.next = &second;
+	for (int sent = 0; sent < MESSAGES; sent += 2) {
+		need(!ibv_post_send(end->id->qp, &first, &bad), "ibv_post_send");
+		completed(end->id->send_cq);
+		completed(end->id->send_cq);
+		usleep(100000);
+	}
+}
