@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use uiw::llp::capture::PcapSink;
 use uiw::{ConnectionConfig, DeviceConfig};
 use uiw_cabi_core::counters::Counters;
+use uiw_cabi_core::log::{MAX_LINE, shown};
 use uiw_cabi_core::settings::Settings;
 
 /// Capture file of the process, which all of its devices write.
@@ -68,7 +69,10 @@ fn sink(settings: &Settings) -> PyResult<Option<Arc<PcapSink>>> {
     let mut sink = SINK.lock().unwrap_or_else(PoisonError::into_inner);
     if sink.is_none() {
         let created = PcapSink::create(file.clone());
-        *sink = Some(created.map_err(|error| PyOSError::new_err(format!("UIW_PCAP={file}: {error}")))?);
+        *sink =
+            Some(created.map_err(|error| {
+                PyOSError::new_err(shown(&format!("UIW_PCAP={file}: {error}"), MAX_LINE))
+            })?);
     }
     Ok(sink.clone())
 }

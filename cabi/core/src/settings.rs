@@ -250,6 +250,9 @@ pub struct Settings {
     is_privileged: bool,
 }
 
+/// Bytes of a bad value that a message shows at most, for the most part.
+const MAX_SHOWN: usize = 200;
+
 /// Reason for which variables are ignored or refused.
 const MORE_RIGHTS: &str = "this program has more rights than its user (setuid, setgid or capabilities)";
 
@@ -395,9 +398,9 @@ impl Settings {
         let mut settings = Self::default();
         for variable in VARIABLES {
             if let Some(value) = value(variable) {
-                variable
-                    .set(&mut settings, &value)
-                    .map_err(|rule| format!("uiw: {}={value}: {rule}", variable.name))?;
+                variable.set(&mut settings, &value).map_err(|rule| {
+                    format!("uiw: {}={}: {rule}", variable.name, log::shown(&value, MAX_SHOWN))
+                })?;
             }
         }
         Ok(settings)
@@ -467,7 +470,9 @@ impl Settings {
             return Err(why);
         }
         let tls = crate::tls::read(file, &self.tls_options).and_then(Tls::new);
-        tls.map(Some).map_err(|error| format!("uiw: {}={}: {error}", crate::tls::VARIABLE, file.display()))
+        tls.map(Some).map_err(|error| {
+            log::shown(&format!("uiw: {}={}: {error}", crate::tls::VARIABLE, file.display()), log::MAX_LINE)
+        })
     }
 }
 
