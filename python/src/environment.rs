@@ -5,6 +5,7 @@ use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
 use std::sync::{Arc, Mutex, PoisonError};
 use uiw::llp::capture::PcapSink;
+use uiw::tls::Tls;
 use uiw::{ConnectionConfig, DeviceConfig};
 use uiw_cabi_core::counters::Counters;
 use uiw_cabi_core::log::{MAX_LINE, shown};
@@ -12,6 +13,9 @@ use uiw_cabi_core::settings::Settings;
 
 /// Capture file of the process, which all of its devices write.
 static SINK: Mutex<Option<Arc<PcapSink>>> = Mutex::new(None);
+
+/// TLS of all devices of the process. Connections between two of them are not encrypted.
+static TLS: Mutex<Option<Tls>> = Mutex::new(None);
 
 /// Returns the settings. The first call starts the log.
 ///
@@ -29,7 +33,7 @@ fn settings() -> PyResult<&'static Settings> {
 /// `ValueError` for a bad value and for a wrong file of TLS; `OSError` and its subclasses.
 pub(crate) fn open(config: DeviceConfig) -> PyResult<uiw::Device> {
     let settings = settings()?;
-    let tls = settings.tls().map_err(PyValueError::new_err)?;
+    let tls = tls(settings)?;
     // Other programs publish by themselves; a library makes files only where it is told to.
     let counters = match &settings.counters {
         counters @ Counters::In(_) => counters.publish("the Python module uiw".to_owned()),
@@ -62,6 +66,15 @@ pub(crate) fn connections() -> PyResult<ConnectionConfig> {
     options.no_receive_timeout = config.options.no_receive_timeout;
     options.close_timeout = config.options.close_timeout;
     Ok(config.options(options))
+}
+
+/// Returns the TLS of the process, whose files are watched from the first device on.
+fn tls(settings: &Settings) -> PyResult<Option<Tls>> {
+    let mut tls = TLS.lock().unwrap_or_else(PoisonError::into_inner);
+    if tls.is_none() {
+        *tls = settings.watched_tls().map_err(PyValueError::new_err)?;
+    }
+    Ok(tls.clone())
 }
 
 fn sink(settings: &Settings) -> PyResult<Option<Arc<PcapSink>>> {
