@@ -53,7 +53,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let libraries = fs::canonicalize(&libraries)
         .map_err(|error| Failure::local(format!("cannot find {}", libraries.display()), error))?;
     let description = describe(&text_of(&program)?, &text_of(&libraries)?, args.persona.as_deref());
-    text::line(format!("{description:#}"));
+    text::raw_line(&format!("{description:#}"));
     Ok(())
 }
 

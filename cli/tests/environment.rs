@@ -147,6 +147,31 @@ fn failed_startup_names_suspect_and_option() {
 }
 
 #[test]
+fn bad_values_printed_escaped() {
+    let value = "a\x1b[2J\u{9b}\u{202e}\u{7f}";
+    let long = format!("{value}{}", "x".repeat(100_000));
+    for (args, name) in [
+        (&["ping", "127.0.0.1:1"][..], "UIW_CRC"),
+        (&["ping", "127.0.0.1:1"], "UIW_PERSONA"),
+        (&["ping", "127.0.0.1:1"], "UIW_LOG"),
+        (&["ping", "127.0.0.1:1"], "UIW_TLS"),
+        (&["env"], "UIW_CRC"),
+        (&["env", "--json"], "UIW_CRC"),
+        (&["run", "--", "true"], "UIW_COUNTERS"),
+        (&["stat"], "UIW_COUNTERS"),
+    ] {
+        for value in [value, &long] {
+            let value = if args[0] == "stat" { format!("/{value}") } else { value.to_owned() };
+            let output = with_variables(args, &[(name, &value)]);
+            assert!(!output.status.success(), "{args:?} {name}");
+            assert!(output.stderr.len() < 5000, "{args:?} {name}: {} bytes", output.stderr.len());
+            let text = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
+            assert!(!text.contains(['\x1b', '\u{9b}', '\u{202e}', '\u{7f}']), "{args:?} {name}: {text:?}");
+        }
+    }
+}
+
+#[test]
 fn unknown_variables_named_once() {
     let output = with_variables(&["env"], &[("UIW_LOGG", "debug"), ("UIW_LIB", "/nowhere")]);
     let error = String::from_utf8(output.stderr).unwrap();

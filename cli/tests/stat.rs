@@ -199,6 +199,23 @@ fn invalid_files_named_others_shown() {
     assert_eq!(runtime.files(), 5);
 }
 
+#[test]
+fn hostile_file_names_shown_escaped() {
+    let runtime = Runtime::new();
+    let named = runtime.0.join("named");
+    fs::create_dir(&named).unwrap();
+    for number in 0..40 {
+        fs::write(named.join(format!("{number}\x1b[2J\n\u{202e}.counters")), "").unwrap();
+    }
+    let mut stat = runtime.command(&["stat", "--interval", "0"]);
+    let output = stat.env("UIW_COUNTERS", &named).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let errors = String::from_utf8(output.stderr).unwrap();
+    assert!(!errors.contains(['\x1b', '\u{202e}']), "{errors:?}");
+    assert_eq!(errors.lines().filter(|line| line.starts_with("warning: ")).count(), 17, "{errors}");
+    assert!(errors.ends_with("warning: 24 other files cannot be read either\n"), "{errors}");
+}
+
 /// A service publishes in a directory of its own, where no user's `uiw stat` looks by itself.
 #[test]
 fn named_directory_shown() {

@@ -5,6 +5,7 @@ mod common;
 use common::{Server, text};
 use rustix::process::Signal;
 use std::fs;
+use std::io::{Read as _, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
@@ -96,6 +97,52 @@ fn hangup_ends_connections_of_removed_keys() {
     assert!(files.uiw(&["ping", &server.address, "--count", "2", "--tls", "stays"]).status.success());
     let line = server.wait_logged("identity=stays");
     assert!(line.contains("SHA256:"), "{line}");
+}
+
+/// The server logs one line about each connection of a client that is killed, with the reason.
+#[test]
+fn killed_client_logged_once_per_connection() {
+    let files = Files::new(&["server", "client"]);
+    files.pin("server", "client");
+    files.pin("client", "server");
+    let mut server = files.serve("server");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_uiw"));
+    command.args(["perf", &server.address, "--connections", "3", "--seconds", "60", "--tls", "client"]);
+    command.current_dir(&files.0).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut client = command.spawn().unwrap();
+    for _ in 0..3 {
+        server.wait_logged("service=\"perf\"");
+    }
+    std::thread::sleep(std::time::Duration::from_secs(1));
+    client.kill().unwrap();
+    client.wait().unwrap();
+    for _ in 0..3 {
+        server.wait_logged("without close_notify");
+    }
+    std::thread::sleep(std::time::Duration::from_secs(1));
+    let log = server.log();
+    let warnings: Vec<_> =
+        log.lines().filter(|line| line.contains(" WARN ") && !line.contains("ulimit")).collect();
+    assert_eq!(warnings.len(), 3, "{log}");
+}
+
+/// A host without a key cannot fill the disk with lines about its attempts.
+#[test]
+fn flood_of_refused_peers_logged_in_part() {
+    const PEERS: usize = 3000;
+    let files = Files::new(&["server"]);
+    files.pin("server", "server");
+    let server = files.serve("server");
+    for _ in 0..PEERS {
+        let mut peer = std::net::TcpStream::connect(&server.address).unwrap();
+        let _ = peer.write_all(b"not TLS");
+        // Until it is refused.
+        let _ = peer.read(&mut [0]);
+    }
+    let log = server.log();
+    let lines = log.lines().filter(|line| line.contains("TLS: the connection ends")).count();
+    assert!((1000..2000).contains(&lines), "{lines} lines for {PEERS} peers");
+    assert!(log.contains("too many lines like the next one"), "{:.5000}", log);
 }
 
 #[test]

@@ -56,9 +56,9 @@ pub struct Directory {
 }
 
 impl Directory {
-    /// A file in the directory of `uiw run`, which needs the counters of every process that has ended, and removes them itself.
+    /// A file beside the directory of `uiw run`, which needs the counters of every process that has ended, and removes them itself.
     #[doc(hidden)]
-    pub const RUN_LOCK: &str = "lock";
+    pub const RUN_LOCK: &str = "../uiw-run-lock";
 
     /// The directory of the user whose rights the process has. `runtime` is the user's runtime directory, if there is one
     /// (`XDG_RUNTIME_DIR`): `uiw` within it, where it belongs to that user. Otherwise `/tmp/uiw-UID`.

@@ -5,12 +5,17 @@ use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
 use std::sync::{Arc, Mutex, PoisonError};
 use uiw::llp::capture::PcapSink;
+use uiw::tls::Tls;
 use uiw::{ConnectionConfig, DeviceConfig};
 use uiw_cabi_core::counters::Counters;
+use uiw_cabi_core::log::{MAX_LINE, shown};
 use uiw_cabi_core::settings::Settings;
 
 /// Capture file of the process, which all of its devices write.
 static SINK: Mutex<Option<Arc<PcapSink>>> = Mutex::new(None);
+
+/// TLS of all devices of the process. Connections between two of them are not encrypted.
+static TLS: Mutex<Option<Tls>> = Mutex::new(None);
 
 /// Returns the settings. The first call starts the log.
 ///
@@ -28,7 +33,7 @@ fn settings() -> PyResult<&'static Settings> {
 /// `ValueError` for a bad value and for a wrong file of TLS; `OSError` and its subclasses.
 pub(crate) fn open(config: DeviceConfig) -> PyResult<uiw::Device> {
     let settings = settings()?;
-    let tls = settings.tls().map_err(PyValueError::new_err)?;
+    let tls = tls(settings)?;
     // Other programs publish by themselves; a library makes files only where it is told to.
     let counters = match &settings.counters {
         counters @ Counters::In(_) => counters.publish("the Python module uiw".to_owned()),
@@ -63,12 +68,24 @@ pub(crate) fn connections() -> PyResult<ConnectionConfig> {
     Ok(config.options(options))
 }
 
+/// Returns the TLS of the process, whose files are watched from the first device on.
+fn tls(settings: &Settings) -> PyResult<Option<Tls>> {
+    let mut tls = TLS.lock().unwrap_or_else(PoisonError::into_inner);
+    if tls.is_none() {
+        *tls = settings.watched_tls().map_err(PyValueError::new_err)?;
+    }
+    Ok(tls.clone())
+}
+
 fn sink(settings: &Settings) -> PyResult<Option<Arc<PcapSink>>> {
     let Some(file) = &settings.pcap else { return Ok(None) };
     let mut sink = SINK.lock().unwrap_or_else(PoisonError::into_inner);
     if sink.is_none() {
         let created = PcapSink::create(file.clone());
-        *sink = Some(created.map_err(|error| PyOSError::new_err(format!("UIW_PCAP={file}: {error}")))?);
+        *sink =
+            Some(created.map_err(|error| {
+                PyOSError::new_err(shown(&format!("UIW_PCAP={file}: {error}"), MAX_LINE))
+            })?);
     }
     Ok(sink.clone())
 }

@@ -21,6 +21,34 @@ client.send(b"a message in the clear", timeout=20)
 assert accepted[0].recv(timeout=20) == b"a message in the clear"
 """
 
+CLIENT = """
+import sys, uiw
+connection = uiw.Device().connect((sys.argv[1], int(sys.argv[2])), timeout=20)
+connection.send(b"a message in the clear", timeout=20)
+try:
+    connection.recv(timeout=30)
+except OSError:
+    pass
+"""
+
+# One process has one TLS, which leaves connections within it alone. A key that is removed from the file ends the connections of its peer.
+TALK_TO_PROCESS = """
+import os, pathlib, subprocess, sys, uiw
+listener = uiw.Device().listen(("127.0.0.1", 0))
+variables = {name: value for name, value in os.environ.items() if name != "UIW_PCAP"}
+client = subprocess.Popen([sys.executable, "-c", os.environ["CLIENT"], *map(str, listener.address)], env=variables)
+connection = listener.accept(timeout=20)
+assert connection.recv(timeout=20) == b"a message in the clear"
+pathlib.Path(os.environ["PEERS"]).write_text(os.environ["OTHER"])
+try:
+    connection.recv(timeout=20)
+except TimeoutError:
+    print("still connected")
+except OSError:
+    print("ended")
+client.wait(timeout=40)
+"""
+
 OPEN_BOTH = """
 import asyncio, uiw
 from uiw import aio
@@ -90,5 +118,14 @@ def test_tls(tmp_path):
     public = key("new", "own.pem").stdout.strip()
     key("pin", "peers", public, "this-program")
     (tmp_path / "tls").write_text("mode raw\nkey own.pem\npinned peers\n")
-    run(TALK, UIW_TLS=tmp_path / "tls", UIW_PCAP=tmp_path / "capture")
+    other = key("new", "other.pem").stdout.strip()
+    said, _ = run(
+        TALK_TO_PROCESS,
+        UIW_TLS=tmp_path / "tls",
+        UIW_PCAP=tmp_path / "capture",
+        CLIENT=CLIENT,
+        PEERS=tmp_path / "peers",
+        OTHER=other + " other\n",
+    )
+    assert said == "ended\n"
     assert b"a message in the clear" not in (tmp_path / "capture").read_bytes()

@@ -15,6 +15,8 @@ pub struct CloseReason {
     pub orderly: bool,
     /// The connection was given up because the peer had acknowledged nothing for this long: [`ConnConfig::dead_after`](crate::ConnConfig::dead_after).
     pub silent_for: Option<Duration>,
+    /// True if TCP was closed without TLS's close_notify: the peer's process was ended, or somebody has cut the stream.
+    pub cut: bool,
     /// The peer ended the connection before it sent anything: which kind of peer may have done so, and what to set.
     pub suspect: Option<Suspect>,
 }
@@ -45,6 +47,9 @@ impl fmt::Display for CloseReason {
             (Some(reason), _) => reason.fmt(f),
             (None, Some(time)) => write!(f, "nothing acknowledged for {time:?}"),
             (None, None) if self.orderly => f.write_str("closed in order"),
+            (None, None) if self.cut => f.write_str(
+                "connection lost: the peer's process was ended, or the stream was cut, without close_notify",
+            ),
             (None, None) => f.write_str("connection lost"),
         }
     }

@@ -1,7 +1,8 @@
 //! The log, which the libraries write to standard error.
 
 use crate::environment::{self, Privileged};
-use std::io::IsTerminal;
+use std::borrow::Cow;
+use std::io::{IsTerminal, Write as _};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Name of the variable with the log's filter.
@@ -16,15 +17,48 @@ pub(crate) fn is_on() -> bool {
     ON.load(Ordering::Relaxed)
 }
 
-/// A line on standard error. Where that cannot be written (a full disk, a closed pipe) the program goes on, which `eprintln!` would end.
+/// A line on standard error: see [`write_line`].
 #[macro_export]
 macro_rules! note {
-    ($($arg:tt)*) => {{
-        let line = format!("{}\n", format_args!($($arg)*));
-        let _ = std::io::Write::write_all(&mut std::io::stderr(), line.as_bytes());
-    }};
+    ($($arg:tt)*) => {
+        $crate::log::write_line(&format!($($arg)*))
+    };
 }
 pub use note;
+
+/// Bytes of a line at most, for the most part.
+pub const MAX_LINE: usize = 2048;
+
+/// Writes a line on standard error. Where that cannot be written (a full disk, a closed pipe) the program goes on, which `eprintln!` would end.
+pub fn write_line(line: &str) {
+    let line = format!("{}\n", shown(line, MAX_LINE));
+    let _ = std::io::stderr().write_all(line.as_bytes());
+}
+
+/// Returns `text` for a message: what a terminal might obey is escaped, and a text of more than `max` bytes loses its middle. Values of variables and names of
+/// files may be anything.
+pub fn shown(text: &str, max: usize) -> String {
+    let is_plain = |c: char| matches!(c, '\'' | '"' | '\\') || c.escape_debug().count() == 1;
+    let mut shown = String::with_capacity(text.len());
+    for c in text.chars() {
+        if is_plain(c) {
+            shown.push(c);
+        } else {
+            shown.extend(c.escape_debug());
+        }
+    }
+    clip(&shown, max).into_owned()
+}
+
+/// Returns `text` without its middle if it has more than `max` bytes.
+pub fn clip(text: &str, max: usize) -> Cow<'_, str> {
+    if text.len() <= max {
+        return text.into();
+    }
+    let front = text.floor_char_boundary(max / 2);
+    let back = text.ceil_char_boundary(text.len() - max / 2);
+    format!("{} [.. {} bytes ..] {}", &text[..front], back - front, &text[back..]).into()
+}
 
 /// Starts the log as its variable says, if this is the first call of the process.
 #[cold]
@@ -57,5 +91,24 @@ fn start_now(filter: &str) {
             let _ = log.try_init();
         }
         Err(error) => crate::log::note!("uiw: UIW_LOG={filter}: {error}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unsafe_characters_shown_escaped() {
+        let text = "a\n\x1b[2J\u{7f}\u{9b}\u{202e}\u{e9}'\"\\";
+        assert_eq!(shown(text, MAX_LINE), "a\\n\\u{1b}[2J\\u{7f}\\u{9b}\\u{202e}\u{e9}'\"\\");
+    }
+
+    #[test]
+    fn long_text_shown_without_middle() {
+        let text = format!("begin{}end", "\u{e9}".repeat(10_000));
+        let shown = shown(&text, 100);
+        assert!(shown.len() < 130 && shown.starts_with("begin") && shown.ends_with("end"), "{shown}");
+        assert!(shown.contains(" [.. 19910 bytes ..] "), "{shown}");
     }
 }

@@ -9,10 +9,12 @@ use crate::errno::Errno;
 use crate::log;
 use crate::persona::Persona;
 use crate::tls::TlsFileConfig;
+use crate::tls_watch::TlsWatch;
 use once_cell::race::OnceBox;
 use std::ffi::OsString;
+use std::fmt::Display;
 use std::ops::RangeInclusive;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 use uiw_impair::fault::Faults;
@@ -250,6 +252,9 @@ pub struct Settings {
     is_privileged: bool,
 }
 
+/// Bytes of a bad value that a message shows at most, for the most part.
+const MAX_SHOWN: usize = 200;
+
 /// Reason for which variables are ignored or refused.
 const MORE_RIGHTS: &str = "this program has more rights than its user (setuid, setgid or capabilities)";
 
@@ -395,9 +400,9 @@ impl Settings {
         let mut settings = Self::default();
         for variable in VARIABLES {
             if let Some(value) = value(variable) {
-                variable
-                    .set(&mut settings, &value)
-                    .map_err(|rule| format!("uiw: {}={value}: {rule}", variable.name))?;
+                variable.set(&mut settings, &value).map_err(|rule| {
+                    format!("uiw: {}={}: {rule}", variable.name, log::shown(&value, MAX_SHOWN))
+                })?;
             }
         }
         Ok(settings)
@@ -467,8 +472,28 @@ impl Settings {
             return Err(why);
         }
         let tls = crate::tls::read(file, &self.tls_options).and_then(Tls::new);
-        tls.map(Some).map_err(|error| format!("uiw: {}={}: {error}", crate::tls::VARIABLE, file.display()))
+        tls.map(Some).map_err(|error| wrong_tls(file, &error))
     }
+
+    /// Like [`Settings::tls`], but reads the files again when they have changed, on a thread that runs until the end of the process.
+    ///
+    /// # Errors
+    /// One line that names the file and what is wrong.
+    pub fn watched_tls(&self) -> std::result::Result<Option<Tls>, String> {
+        let Some(file) = &self.tls else { return Ok(None) };
+        // Before the files are read: a change meanwhile is seen.
+        let watch = TlsWatch::new(file, &self.tls_options).map_err(|error| wrong_tls(file, &error))?;
+        let tls = self.tls()?;
+        if let Some(tls) = &tls {
+            watch.start(tls.clone()).map_err(|error| wrong_tls(file, &error))?;
+        }
+        Ok(tls)
+    }
+}
+
+/// Returns the line about a file of TLS that cannot be used.
+fn wrong_tls(file: &Path, error: &dyn Display) -> String {
+    log::shown(&format!("uiw: {}={}: {error}", crate::tls::VARIABLE, file.display()), log::MAX_LINE)
 }
 
 #[cfg(test)]

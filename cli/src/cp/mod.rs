@@ -189,11 +189,15 @@ pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
         TransferDirection::Push(..) => Box::new(Push),
         TransferDirection::Pull(..) => Box::new(Pull { label: format!("{:08x}", target.token as u32) }),
     };
-    client::transfer(first, &plan, direction.as_ref(), &target, shape, |caller| match &way {
+    let done = client::transfer(first, &plan, direction.as_ref(), &target, shape, |caller| match &way {
         TransferDirection::Push(from, to) => sources::push(caller, from, to),
         TransferDirection::Pull(from, to) => sources::pull(caller, from, to),
-    })?;
-    plan.report.summary(shape.stripes.into(), args.dry_run);
+    });
+    if let Err(failure) = done {
+        plan.report.ended(shape.stripes.into(), args.dry_run);
+        return Err(failure);
+    }
+    plan.report.summary(shape.stripes.into(), args.dry_run, true);
     match plan.report.failures() {
         0 => Ok(()),
         count => Err(Failure::new(

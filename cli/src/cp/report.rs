@@ -1,10 +1,10 @@
 //! What a transfer has come to, for people and programs.
 
 use super::channel::Heard;
+use crate::shared::fail::Failure;
 use crate::shared::text;
 use serde_json::{Value, json};
 use std::fmt::Display;
-use std::io::IsTerminal;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -124,10 +124,17 @@ impl Report {
         if self.as_json {
             text::json(&with_path(path, json!({"type": "failed", "why": why.to_string()})));
         } else {
-            let path = EscapedName(path);
-            // In place of the line of progress.
-            let clear = if std::io::stderr().is_terminal() { "\r\x1b[K" } else { "" };
-            note!("{clear}not copied: {path}: {why}");
+            text::clear_progress();
+            note!("not copied: {}: {why}", EscapedName(path));
+        }
+    }
+
+    /// A source of the command line cannot be copied, which ends the command: the error itself is for people alone.
+    pub(super) fn source_failed(&self, path: &[u8], failure: &Failure) {
+        add(&self.failed, 1);
+        if self.as_json {
+            let path = if path.is_empty() { b"." } else { path };
+            text::json(&with_path(path, json!({"type": "failed", "why": failure.why()})));
         }
     }
 
@@ -170,7 +177,14 @@ impl Report {
         )
     }
 
-    pub(super) fn summary(&self, stripes: usize, dry_run: bool) {
+    /// The end of a command that has failed, for programs.
+    pub(super) fn ended(&self, stripes: usize, dry_run: bool) {
+        if self.as_json {
+            self.summary(stripes, dry_run, false);
+        }
+    }
+
+    pub(super) fn summary(&self, stripes: usize, dry_run: bool, is_complete: bool) {
         let seconds = self.begun.elapsed().as_secs_f64();
         let [copied, unchanged, failed] = [&self.copied, &self.unchanged, &self.failed].map(get);
         let (moved, resumed) = (get(&self.moved), get(&self.resumed));
@@ -179,7 +193,7 @@ impl Report {
                 "type": "summary", "dry_run": dry_run, "would_copy": get(&self.would_copy),
                 "would_delete": get(&self.would_delete), "deleted": get(&self.deleted), "copied": copied, "unchanged": unchanged, "failed": failed, "bytes": get(&self.bytes_found),
                 "bytes_moved": moved, "bytes_resumed": resumed, "connections": stripes,
-                "connections_lost": get(&self.broken), "seconds": seconds, "verified": failed == 0,
+                "connections_lost": get(&self.broken), "seconds": seconds, "verified": is_complete && failed == 0,
             }));
         } else if dry_run {
             let (count, bytes) = (get(&self.would_copy), get(&self.bytes_found));

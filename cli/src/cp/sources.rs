@@ -74,7 +74,11 @@ fn source(path: &Path) -> Result<Source> {
 /// Local sources, to the server.
 pub(super) fn push(caller: &mut Caller<'_>, from: &[PathBuf], to: &Remote) -> Result<()> {
     let plan = caller.plan();
-    let sources = from.iter().map(|path| source(path)).collect::<Result<Vec<_>>>()?;
+    let named = |path: &PathBuf| {
+        let failed = |failure: &Failure| plan.report.source_failed(path.as_os_str().as_bytes(), failure);
+        source(path).inspect_err(failed)
+    };
+    let sources = from.iter().map(named).collect::<Result<Vec<_>>>()?;
     let there = remote_meta(caller, &to.path)?;
     let is_directory = there.as_ref().is_some_and(|meta| meta.kind == Kind::Directory);
     if there.is_some() && !is_directory && (to.is_directory() || from.len() > 1) {
@@ -122,6 +126,17 @@ fn make(caller: &mut Caller<'_>, path: &RelPath) -> Result<()> {
     }
 }
 
+/// A source at the server.
+fn remote_source(caller: &mut Caller<'_>, source: &Remote) -> Result<Meta> {
+    let path = &source.path;
+    let meta = remote_meta(caller, path)?;
+    let meta = meta.ok_or_else(|| refused(path, "the share has no such entry", "check the path"))?;
+    if source.is_directory() && meta.kind != Kind::Directory {
+        return Err(refused(path, "it is no directory", "leave out the slash at the end"));
+    }
+    Ok(meta)
+}
+
 /// Entries of the server, to a local target.
 pub(super) fn pull(caller: &mut Caller<'_>, from: &[Remote], to: &Path) -> Result<()> {
     let plan = caller.plan();
@@ -135,11 +150,8 @@ pub(super) fn pull(caller: &mut Caller<'_>, from: &[Remote], to: &Path) -> Resul
     let mut sources = Vec::new();
     for source in from {
         let path = &source.path;
-        let meta = remote_meta(caller, path)?;
-        let meta = meta.ok_or_else(|| refused(path, "the share has no such entry", "check the path"))?;
-        if source.is_directory() && meta.kind != Kind::Directory {
-            return Err(refused(path, "it is no directory", "leave out the slash at the end"));
-        }
+        let meta = remote_source(caller, source);
+        let meta = meta.inspect_err(|failure| plan.report.source_failed(path.as_bytes(), failure))?;
         sources.push((source, meta));
     }
     let has_slash = to.as_os_str().as_bytes().ends_with(b"/");

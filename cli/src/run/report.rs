@@ -1,17 +1,28 @@
 //! What a program and all that it has started moved by uiw: the sum of their counters, which they publish in a directory of this run.
+//!
+//! ```text
+//!   /tmp/uiw-run-NAME        0711 for root, otherwise 0700: nobody else can list it or make files in it
+//!     uiw-run-lock           locked as long as `uiw run` lives
+//!     SECRET                 1733 for root, otherwise 0700: UIW_COUNTERS
+//!       *.counters, *.sockets
+//! ```
+//!
+//! Programs of root become other users, as daemons do, and still have to make their files. So the directory for the files can be written by
+//! everyone who knows its name, which is random: programs get it by their environment, and other users cannot read that. A program under `uiw run`
+//! is trusted to report what it has moved, but its files must not exhaust this process or drive a terminal.
 
 use super::cannot_run;
 use super::guard::{self, Guard};
 use crate::shared::fail::{Failure, Result};
-use crate::shared::text::number;
-use crate::stat::{datagrams, operations};
+use crate::shared::text::{self, number};
+use crate::stat::{UnreadableFiles, datagrams, operations};
 use rustix::fs::{FlockOperation, Mode, OFlags, fcntl_lock};
 use rustix::process::{Pid, geteuid};
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, BufRead as _, BufReader, Read as _};
-use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use uiw::counters::{Datagrams, Directions, Directory, Operations};
@@ -20,6 +31,16 @@ use uiw_cabi_rsocket::preload::connections::{self, Carrier, Line, Role};
 
 /// The exit code when the program ended well, and moved nothing by uiw.
 const NOT_MET: u8 = 125;
+/// Beginning of the names of directories below `/tmp`.
+const PREFIX: &str = "uiw-run-";
+/// Bytes of all lists of connections that are read at most. A line has less than a hundred.
+const MAX_LIST_BYTES: u64 = 256 << 20;
+/// Bytes of a line at most.
+const MAX_LINE: u64 = 128;
+/// Connections of different addresses that are listed at most.
+const MAX_LISTED: usize = 1000;
+/// Libraries of different names that are listed at most.
+const MAX_LIBRARIES: usize = 16;
 /// Bytes of payload from which datagrams alone meet [`Requirement::Payload`].
 const MIN_DATAGRAM_BYTES: u64 = 64 << 10;
 
@@ -44,7 +65,7 @@ fn watch(
     as_json: bool,
     guard: Guard,
 ) -> Result<ExitCode> {
-    let run = Run::new()?;
+    let run = Run::new(counters::user())?;
     command.env(counters::VARIABLE, run.directory.path());
     let child = match command.spawn() {
         Ok(child) => child,
@@ -55,7 +76,7 @@ fn watch(
     drop(run);
     let is_met = sum.meets(require.unwrap_or_default());
     if as_json {
-        note!("{}", sum.json(code, is_met));
+        text::note_json(&sum.json(code, is_met));
     } else {
         note!("uiw: {}", sum.text());
     }
@@ -78,21 +99,28 @@ struct Run {
 }
 
 impl Run {
-    fn new() -> Result<Self> {
-        let user = counters::user();
+    /// Makes the directory, and links it in that of the user.
+    fn new(user: Directory) -> Result<Self> {
         sweep(&user);
         let failed = |error: &dyn std::fmt::Display| {
             Failure::local("cannot make a directory for the counters of the program", error)
         };
-        let name = format!("{:016x}", getrandom::u64().map_err(|error| failed(&error))?);
+        let random =
+            || getrandom::u64().map(|number| format!("{number:016x}")).map_err(|error| failed(&error));
+        let (name, secret) = (random()?, random()?);
         // Not in the runtime directory, which a program that has become another user cannot enter.
-        let path = PathBuf::from(format!("/tmp/uiw-run-{name}"));
-        // Root's programs become other users: these make files in it, and cannot list it. Others' programs cannot.
-        let mode = if geteuid().is_root() { 0o1733 } else { 0o700 };
+        let base = PathBuf::from(format!("/tmp/{PREFIX}{name}"));
+        let path = base.join(secret);
+        let is_root = geteuid().is_root();
+        let make = |path: &Path, mode: u32| {
+            fs::DirBuilder::new().mode(0o700).create(path)?;
+            fs::set_permissions(path, fs::Permissions::from_mode(mode))
+        };
         let make = || {
-            fs::DirBuilder::new().mode(mode).create(&path)?;
-            fs::set_permissions(&path, fs::Permissions::from_mode(mode))?;
-            let lock = File::options().write(true).create_new(true).open(path.join(Directory::RUN_LOCK))?;
+            make(&base, if is_root { 0o711 } else { 0o700 })?;
+            make(&path, if is_root { 0o1733 } else { 0o700 })?;
+            let lock = path.join(Directory::RUN_LOCK);
+            let lock = File::options().write(true).create_new(true).mode(0o600).open(lock)?;
             fcntl_lock(&lock, FlockOperation::NonBlockingLockExclusive)?;
             io::Result::Ok(lock)
         };
@@ -111,7 +139,7 @@ impl Run {
     /// The counters of every process so far.
     fn sum(&self) -> Result<Sum> {
         let failed = |error| Failure::local("cannot read the counters of the program", error);
-        let mut sum = Sum::default();
+        let (mut sum, mut warnings) = (Sum::default(), UnreadableFiles::default());
         for file in self.directory.files().map_err(failed)? {
             let read = file.and_then(|file| {
                 let snapshot = file.snapshot();
@@ -127,13 +155,15 @@ impl Run {
                     sum.within.add(&total.same_device);
                     sum.with_others.add(&snapshot.with_others());
                     sum.datagrams.add(&total.datagrams);
-                    *sum.libraries.entry(snapshot.process.library).or_default() += 1;
+                    sum.add_library(snapshot.process.library);
                 }
-                Err((file, error)) => note!("warning: {file}: {error}"),
+                Err(unreadable) => warnings.add(&unreadable),
             }
         }
+        warnings.end();
+        let mut left = MAX_LIST_BYTES;
         for file in socket_files(self.directory.path()) {
-            count_sockets(&file, &mut sum.sockets);
+            sum.add_sockets(&file, &mut left);
         }
         Ok(sum)
     }
@@ -153,35 +183,21 @@ fn socket_files(directory: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Counts the connections of a list. Other programs of the user may write there: what is no list is left out.
-fn count_sockets(file: &Path, sockets: &mut BTreeMap<Line, u64>) {
-    // A connection has less than a hundred bytes.
-    const LONGEST: u64 = 256 << 20;
-    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let Ok(opened) = rustix::fs::open(file, flags, Mode::empty()) else { return };
-    let lines = BufReader::new(File::from(opened).take(LONGEST)).lines();
-    for line in lines.map_while(io::Result::ok).filter_map(|line| Line::parse(&line)) {
-        *sockets.entry(line).or_default() += 1;
-    }
-}
-
 /// Removes a run's directory, unless a process that it has started still runs: a later run does then.
 fn remove(directory: &Directory, user: &Directory, name: &str) {
-    if directory.remove_ended().unwrap_or(false) {
-        let _ = fs::remove_file(directory.path().join(Directory::RUN_LOCK));
-        for file in socket_files(directory.path()) {
-            let _ = fs::remove_file(file);
-        }
-        if fs::remove_dir(directory.path()).is_ok() {
-            let _ = user.unlink(name);
-        }
+    if directory.remove_ended().unwrap_or(false)
+        && let Some(base) = directory.path().parent()
+        && fs::remove_dir_all(base).is_ok()
+    {
+        let _ = user.unlink(name);
     }
 }
 
 /// Removes what runs have left that were killed, or whose programs went on.
 fn sweep(user: &Directory) {
     for directory in user.linked().unwrap_or_default() {
-        let name = directory.path().file_name().and_then(|name| name.to_str()?.strip_prefix("uiw-run-"));
+        let Some(base) = directory.path().parent() else { continue };
+        let name = base.file_name().and_then(|name| name.to_str()?.strip_prefix(PREFIX));
         let Some(name) = name.map(str::to_owned) else { continue };
         match is_over(directory.path()) {
             Ok(true) => remove(&directory, user, &name),
@@ -194,9 +210,15 @@ fn sweep(user: &Directory) {
     }
 }
 
-/// Returns whether the process of a run has ended.
+/// Returns whether the process of a run has ended. When a machine has been restarted, another user may have made files of the same names.
 fn is_over(path: &Path) -> io::Result<bool> {
-    let lock = File::options().write(true).open(path.join(Directory::RUN_LOCK))?;
+    // Without NONBLOCK, a FIFO without a reader would not be opened.
+    let flags = OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let lock = File::from(rustix::fs::open(path.join(Directory::RUN_LOCK), flags, Mode::empty())?);
+    let about = lock.metadata()?;
+    if !about.is_file() || about.uid() != geteuid().as_raw() {
+        return Err(io::ErrorKind::PermissionDenied.into());
+    }
     Ok(fcntl_lock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok())
 }
 
@@ -217,9 +239,35 @@ struct Sum {
     libraries: BTreeMap<String, u64>,
     /// Connections of the preload library, and how many of each.
     sockets: BTreeMap<Line, u64>,
+    /// Connections that are not in `sockets`, which is full.
+    unlisted_sockets: u64,
 }
 
 impl Sum {
+    /// Counts a process that used this library.
+    fn add_library(&mut self, library: String) {
+        let is_listed = self.libraries.len() < MAX_LIBRARIES || self.libraries.contains_key(&library);
+        *self.libraries.entry(if is_listed { library } else { "others".to_owned() }).or_default() += 1;
+    }
+
+    /// Counts the connections of a list, of which `left` bytes at most are read. The rest of a list with a line of another format is left out.
+    fn add_sockets(&mut self, file: &Path, left: &mut u64) {
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let Ok(opened) = rustix::fs::open(file, flags, Mode::empty()) else { return };
+        let mut reader = BufReader::new(File::from(opened).take(*left));
+        let mut line = String::new();
+        while (&mut reader).take(MAX_LINE).read_line(&mut line).is_ok() {
+            let Some(found) = line.strip_suffix('\n').and_then(Line::parse) else { break };
+            line.clear();
+            if self.sockets.len() < MAX_LISTED || self.sockets.contains_key(&found) {
+                *self.sockets.entry(found).or_default() += 1;
+            } else {
+                self.unlisted_sockets += 1;
+            }
+        }
+        *left = reader.into_inner().limit();
+    }
+
     /// Returns whether as much payload as is required went to another process or came from one.
     fn meets(&self, requirement: Requirement) -> bool {
         let bytes = |moved: Directions| moved.sent.bytes.saturating_add(moved.received.bytes);
@@ -274,7 +322,12 @@ impl Sum {
             };
             format!("\nuiw: over {carrier}: {} {how} {}", number(*count, "connection"), line.address)
         };
-        self.sockets.iter().map(line).collect()
+        let mut text: String = self.sockets.iter().map(line).collect();
+        if self.unlisted_sockets > 0 {
+            let count = number(self.unlisted_sockets, "connection");
+            text.push_str(&format!("\nuiw: to or at other addresses: {count}"));
+        }
+        text
     }
 
     /// What may be the reason that nothing was moved.
@@ -316,10 +369,129 @@ impl Sum {
                 "address": line.address.to_string(),
                 "connections": count,
             })).collect::<Vec<_>>(),
+            "unlisted_sockets": self.unlisted_sockets,
         })
     }
 }
 
 fn processes(count: u64) -> String {
     if count == 1 { "1 process".to_owned() } else { format!("{count} processes") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::process::CommandExt as _;
+    use std::time::Duration;
+
+    /// A user's directory, removed when dropped.
+    struct User(PathBuf);
+
+    impl User {
+        fn new(name: &str) -> Self {
+            let path = std::env::temp_dir().join(format!("uiw-report-{name}-{}", std::process::id()));
+            fs::DirBuilder::new().mode(0o700).create(&path).unwrap();
+            Self(path)
+        }
+
+        fn directory(&self) -> Directory {
+            Directory::of_user(Some(&self.0))
+        }
+    }
+
+    impl Drop for User {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    /// A process of another user finds neither the lock nor the directory, but one that was given its name makes files there.
+    #[test]
+    fn report_directory_hidden_from_users() {
+        let user = User::new("hidden");
+        let run = Run::new(user.directory()).unwrap();
+        let path = run.directory.path().to_owned();
+        let base = path.parent().unwrap().to_owned();
+        let own = fs::metadata(&base).unwrap().permissions().mode() & 0o7777;
+        if !geteuid().is_root() {
+            assert_eq!(own, 0o700);
+            return;
+        }
+        assert_eq!(own, 0o711);
+        let succeeds = |script: &str| {
+            let mut command = Command::new("sh");
+            command.args(["-c", script]).env("BASE", &base).env("GIVEN", &path).uid(65_534).gid(65_534);
+            command.stderr(std::process::Stdio::null()).status().unwrap().success()
+        };
+        assert!(!succeeds("ls $BASE/*") && !succeeds(": > $BASE/x") && !succeeds("rm $BASE/uiw-run-lock"));
+        assert!(!succeeds("ls $GIVEN/*"));
+        assert!(succeeds("echo tcp connected 192.0.2.7:53 > $GIVEN/1.sockets"));
+        assert_eq!(run.sum().unwrap().sockets.len(), 1);
+        drop(run);
+        assert!(!base.exists());
+    }
+
+    #[test]
+    fn killed_run_is_swept() {
+        let user = User::new("swept");
+        let mut run = Run::new(user.directory()).unwrap();
+        let path = run.directory.path().to_owned();
+        // Another process would hold it, and this one gets it a second time.
+        assert!(is_over(&path).unwrap());
+        run.user = Directory::given("/nonexistent");
+        fs::write(path.join("something"), "").unwrap();
+        sweep(&user.directory());
+        assert!(!path.exists() && user.directory().linked().unwrap().is_empty());
+    }
+
+    #[test]
+    fn foreign_lock_does_not_hang() {
+        let user = User::new("lock");
+        let name = format!("test-{}", std::process::id());
+        let base = PathBuf::from(format!("/tmp/{PREFIX}{name}"));
+        let path = base.join("secret");
+        fs::create_dir_all(&path).unwrap();
+        let lock = path.join(Directory::RUN_LOCK);
+        user.directory().link(&Directory::given(&path), &name).unwrap();
+        let (done, swept) = std::sync::mpsc::channel();
+        rustix::fs::mkfifoat(rustix::fs::CWD, &lock, Mode::RUSR | Mode::WUSR).unwrap();
+        let directory = user.directory();
+        std::thread::spawn(move || {
+            sweep(&directory);
+            let _ = done.send(());
+        });
+        let is_swept = swept.recv_timeout(Duration::from_secs(10));
+        // A link to a file of this user is none of its own files either.
+        fs::remove_file(&lock).unwrap();
+        std::os::unix::fs::symlink("/dev/null", &lock).unwrap();
+        let opened = is_over(&path);
+        fs::remove_dir_all(&base).unwrap();
+        assert!(is_swept.is_ok() && opened.is_err(), "{is_swept:?} {opened:?}");
+    }
+
+    #[test]
+    fn hostile_lists_counted_in_part() {
+        let user = User::new("lists");
+        let file = |name: &str, text: String| {
+            let path = user.0.join(name);
+            fs::write(&path, text).unwrap();
+            path
+        };
+        let mut sum = Sum::default();
+        let mut left = MAX_LIST_BYTES;
+        let many = (0..5000).map(|port| format!("tcp connected 192.0.2.7:{port}\n")).collect();
+        sum.add_sockets(&file("many", many), &mut left);
+        assert_eq!((sum.sockets.len(), sum.unlisted_sockets), (MAX_LISTED, 4000));
+        assert!(sum.text().ends_with("to or at other addresses: 4,000 connections"));
+        let long = format!("tcp connected 192.0.2.7:1\n{}\ntcp connected 192.0.2.7:1\n", "x".repeat(1 << 20));
+        sum.add_sockets(&file("long", long), &mut left);
+        assert_eq!(sum.sockets.values().sum::<u64>() + sum.unlisted_sockets, 5001);
+        left = 30;
+        sum.add_sockets(&file("short", "tcp connected 192.0.2.7:1\n".repeat(10)), &mut left);
+        assert_eq!((left, sum.sockets.values().sum::<u64>() + sum.unlisted_sockets), (0, 5002));
+        for number in 0..100 {
+            sum.add_library(format!("library {number}"));
+        }
+        assert_eq!((sum.libraries.len(), sum.libraries["others"]), (MAX_LIBRARIES + 1, 84));
+    }
 }

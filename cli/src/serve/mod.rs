@@ -5,7 +5,6 @@ mod comparisons;
 mod descriptors;
 mod foreign;
 mod idle;
-mod log_limit;
 mod opposite;
 mod peers;
 pub(crate) mod perf;
@@ -30,7 +29,6 @@ use crate::shared::trust::EndRole;
 use budget::Budget;
 use comparisons::Comparisons;
 use idle::Idle;
-use log_limit::LogLimit;
 use peers::{Grant, Peer};
 use pulse::Pulse;
 use sessions::{MAX, Sessions};
@@ -38,8 +36,7 @@ use shares::{ShareArg, Shares};
 use std::io::IsTerminal as _;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
-use tracing::subscriber::NoSubscriber;
+use std::time::Duration;
 use transfer::Transfers;
 use uiw::raw::cm::{CmChannel, CmEventKind, ConnRequest, Listener};
 use uiw::raw::{Device, Error, Limits, Pd};
@@ -145,21 +142,11 @@ struct Server {
     transfers: Transfers,
     pulse: Pulse,
     comparisons: Comparisons,
-    log_limit: LogLimit,
     /// `None`: connections may be idle for any time.
     idle: Option<Idle>,
 }
 
 impl Server {
-    /// Returns whether the next connection is logged.
-    fn is_logged(&self) -> bool {
-        let admitted = self.log_limit.admit(Instant::now());
-        if let Some(count @ 1..) = admitted {
-            tracing::warn!(count, "connections were not logged, as there were too many");
-        }
-        admitted.is_some()
-    }
-
     /// Names the connection's queue pair in the log, and ends it once nothing has moved on it for too long.
     fn watch(&self, link: &Link) {
         let qp = tracing::field::display(Qpn::from_raw(link.qp.num()));
@@ -203,7 +190,6 @@ fn serve(
         transfers: Transfers::default(),
         pulse: Pulse::default(),
         comparisons: Comparisons::default(),
-        log_limit: LogLimit::new(Instant::now()),
         idle: idle.map(Idle::new),
     });
     let own = Arc::clone(&server);
@@ -227,7 +213,7 @@ fn serve(
         let Some(event) = channel.try_pop() else { continue };
         match event.kind {
             CmEventKind::ConnectRequest(request) => begin(&server, request),
-            CmEventKind::Failed(error) if server.is_logged() => {
+            CmEventKind::Failed(error) => {
                 tracing::info!(%error, "a connection failed in its set-up");
             }
             CmEventKind::ListenerDown { listener: id, error, for_good: true } => {
@@ -236,8 +222,7 @@ fn serve(
                 stop.set();
             }
             CmEventKind::ListenerDown { error, .. } => tracing::warn!("{}", while_down(&error)),
-            CmEventKind::Failed(_)
-            | CmEventKind::Established(_)
+            CmEventKind::Established(_)
             | CmEventKind::Disconnected(_)
             | CmEventKind::Posted(_)
             | CmEventKind::SidrRequest(_)
@@ -300,13 +285,10 @@ fn begin(server: &Arc<Server>, request: ConnRequest) {
     let peer = text::canonical(request.peer_addr());
     let identity = request.peer_identity().map(ToString::to_string);
     let holder = Peer::new(peer.ip(), identity.clone());
-    let is_logged = server.is_logged();
     let grant = match server.sessions.enter(&holder) {
         Ok(grant) => grant,
         Err(busy) => {
-            if is_logged {
-                tracing::warn!(%peer, %busy, "connection rejected");
-            }
+            tracing::warn!(%peer, %busy, "connection rejected");
             let _ = request.reject(format!("{BUSY}: {busy}").as_bytes());
             return;
         }
@@ -314,7 +296,6 @@ fn begin(server: &Arc<Server>, request: ConnRequest) {
     let leaving = SessionGuard(Arc::clone(server), grant);
     let thread = std::thread::Builder::new().name(format!("uiw-{}", peer.port())).stack_size(STACK);
     let spawned = thread.spawn(move || {
-        let _silent = (!is_logged).then(|| tracing::subscriber::set_default(NoSubscriber::default()));
         // Its lines name the queue pair, once there is one.
         let span = tracing::error_span!("session", qp = tracing::field::Empty);
         let _entered = span.enter();
@@ -329,6 +310,9 @@ fn begin(server: &Arc<Server>, request: ConnRequest) {
         match session(&leaving.0, request, service, &holder) {
             Ok(()) if is_transfer => tracing::debug!(%peer, "connection over"),
             Ok(()) => tracing::info!(%peer, "connection over"),
+            Err(failure) if failure.is_logged => {
+                tracing::debug!(%peer, error = failure.cause(), "connection failed");
+            }
             Err(failure) => tracing::warn!(%peer, error = failure.cause(), "connection failed"),
         }
         drop(leaving);

@@ -43,6 +43,8 @@ pub(crate) struct Failure {
     fix: String,
     /// The connection was refused, which another attempt does not change.
     pub(crate) refusal: Option<Refusal>,
+    /// The engine has logged why the connection ended.
+    pub(crate) is_logged: bool,
 }
 
 /// Reason why a connection was refused.
@@ -74,7 +76,7 @@ impl Failure {
         // No line breaks, whatever the parts have.
         let line =
             |part: &dyn fmt::Display| part.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
-        Self { exit, what: line(&what), why: line(&why), fix: line(&fix), refusal: None }
+        Self { exit, what: line(&what), why: line(&why), fix: line(&fix), refusal: None, is_logged: false }
     }
 
     pub(crate) fn usage(what: impl fmt::Display, why: impl fmt::Display, fix: impl fmt::Display) -> Self {
@@ -274,6 +276,11 @@ impl Failure {
     /// What to do.
     pub(crate) fn fix(&self) -> &str {
         &self.fix
+    }
+
+    /// Why it failed.
+    pub(crate) fn why(&self) -> &str {
+        &self.why
     }
 
     /// What failed and why, for a log.

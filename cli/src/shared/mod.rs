@@ -4,6 +4,7 @@ pub(crate) mod args;
 pub(crate) mod child;
 pub(crate) mod env;
 pub(crate) mod fail;
+mod log;
 pub(crate) mod memory;
 pub(crate) mod msg_conn;
 pub(crate) mod notify;

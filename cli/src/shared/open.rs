@@ -2,7 +2,7 @@
 
 use crate::key;
 use crate::shared::fail::{Exit, Failure, Result};
-use std::io::{ErrorKind, IsTerminal};
+use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -289,13 +289,6 @@ fn log(verbose: u8, default: &str) -> Result<()> {
             _ => "trace",
         }),
     };
-    // A second call in one process keeps the first subscriber.
-    let _ = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_ansi(std::io::stderr().is_terminal())
-        // It would report a write that failed by `eprintln!`, which panics then.
-        .log_internal_errors(false)
-        .with_writer(std::io::stderr)
-        .try_init();
+    super::log::start(filter);
     Ok(())
 }

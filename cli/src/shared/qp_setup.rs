@@ -326,13 +326,18 @@ impl Link {
     pub(crate) fn failure(&self, wc: &Wc) -> Failure {
         // A completion in error comes shortly before the event that has the reason.
         let ending = self.wait_ending(Duration::from_secs(1));
-        match ending {
+        let says_nothing =
+            matches!(wc.status, WcStatus::Flushed | WcStatus::RetryExceeded) && wc.reason.is_none();
+        let mut failure = match ending {
             Some(ending) if ending.silent_for.is_some() => Failure::silent(self.peer(), ending),
             Some(CloseReason { suspect: Some(suspect), .. }) => {
                 Failure::completion(self.peer(), wc).suspecting(suspect)
             }
+            Some(ending) if says_nothing && !ending.orderly => Failure::lost(self.peer(), ending),
             _ => Failure::completion(self.peer(), wc),
-        }
+        };
+        failure.is_logged = ending.is_some_and(|ending| !ending.orderly);
+        failure
     }
 
     /// Closes in order; waits a moment for the peer to do so too.

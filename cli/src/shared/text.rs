@@ -1,9 +1,14 @@
 //! Numbers and tables for people.
 
 use crate::shared::fail::{Exit, Failure, Result};
+use std::borrow::Cow;
+use std::fmt::Write as _;
 use std::io::{self, IsTerminal, Write};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
+use uiw_cabi_core::log::{MAX_LINE, clip};
+pub(crate) use uiw_copy::names::is_unsafe;
+use uiw_decode::json::line as json_line;
 pub(crate) use uiw_decode::number::{grouped, number};
 pub(crate) use uiw_llp::canonical;
 
@@ -55,13 +60,48 @@ impl Drop for Progress {
     }
 }
 
+/// Removes the line of progress of another thread, if there is one.
+pub(crate) fn clear_progress() {
+    if io::stderr().is_terminal() {
+        let _ = write!(io::stderr(), "\r\x1b[K");
+    }
+}
+
 /// The first error of standard output.
 static LOST: OnceLock<io::Error> = OnceLock::new();
 
-/// Prints a line. An error ends nothing that still has to be verified: [`written`] reports it at the end.
+/// Returns `text` with its characters for which `is_escaped` returns true as escape sequences.
+pub(crate) fn escape(text: &str, is_escaped: impl Fn(char) -> bool) -> Cow<'_, str> {
+    if !text.chars().any(&is_escaped) {
+        return text.into();
+    }
+    text.chars()
+        .fold(String::with_capacity(text.len()), |mut out, char| {
+            // To write to a string does not fail.
+            let _ = if is_escaped(char) {
+                write!(out, "{}", char.escape_default())
+            } else {
+                out.write_char(char)
+            };
+            out
+        })
+        .into()
+}
+
+/// Returns whether a character of a text with line breaks is escaped. Names of files, values of variables and what peers say must not drive a terminal.
+fn is_escaped(char: char) -> bool {
+    char != '\n' && is_unsafe(char)
+}
+
+/// Prints lines for people.
 pub(crate) fn line(text: impl AsRef<str>) {
+    raw_line(&escape(text.as_ref(), is_escaped));
+}
+
+/// Prints lines as they are, for programs. An error ends nothing that still has to be verified: [`written`] reports it at the end.
+pub(crate) fn raw_line(text: &str) {
     let mut out = io::stdout().lock();
-    let printed = writeln!(out, "{}", text.as_ref()).and_then(|()| out.flush());
+    let printed = writeln!(out, "{text}").and_then(|()| out.flush());
     if let Err(error) = printed {
         let _ = LOST.set(error);
     }
@@ -85,9 +125,24 @@ pub(crate) fn is_lost() -> bool {
     LOST.get().is_some()
 }
 
+/// Prints lines on standard error. Where that cannot be written (a full disk, a closed pipe) nothing ends for it, as it does by `eprintln!`.
+pub(crate) fn note(text: &str) {
+    let mut lines = String::new();
+    for line in escape(text, is_escaped).split('\n') {
+        lines.push_str(&clip(line, MAX_LINE));
+        lines.push('\n');
+    }
+    let _ = io::stderr().write_all(lines.as_bytes());
+}
+
 /// Prints `value` as one line of JSON.
 pub(crate) fn json(value: &serde_json::Value) {
-    line(value.to_string());
+    raw_line(&json_line(value));
+}
+
+/// Prints `value` as one line of JSON on standard error.
+pub(crate) fn note_json(value: &serde_json::Value) {
+    let _ = io::stderr().write_all(format!("{}\n", json_line(value)).as_bytes());
 }
 
 #[cfg(test)]
@@ -101,5 +156,12 @@ mod tests {
         assert_eq!(rate(5.07e9), "5.07 GB/s");
         assert_eq!(rate(12_345.0), "12.3 kB/s");
         assert_eq!(micros(12.34), "12.3 us");
+    }
+
+    #[test]
+    fn unsafe_characters_escaped() {
+        let text = "a\nb\x1b[2J\u{9b}\u{7f}\u{202e}\u{e9}'\\";
+        assert_eq!(escape(text, is_escaped), "a\nb\\u{1b}[2J\\u{9b}\\u{7f}\\u{202e}\u{e9}'\\");
+        assert!(matches!(escape("plain\ntext", is_escaped), Cow::Borrowed(_)));
     }
 }

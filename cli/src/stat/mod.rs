@@ -11,6 +11,7 @@ use crate::shared::text;
 use collect::{CollectedProcesses, Process};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
+use uiw::counters::FileError;
 
 pub(crate) use show::{datagrams, operations};
 
@@ -89,9 +90,9 @@ fn show(
     collected: &CollectedProcesses,
     before: Option<(Duration, &CollectedProcesses)>,
 ) -> usize {
-    for (file, error) in &collected.unreadable {
-        note!("warning: {file}: {error}");
-    }
+    let mut warnings = UnreadableFiles::default();
+    collected.unreadable.iter().for_each(|unreadable| warnings.add(unreadable));
+    warnings.end();
     let mut shown = 0;
     for process in &collected.processes {
         if !(process.is_running() || args.all && process.claim()) {
@@ -105,6 +106,31 @@ fn show(
         shown += 1;
     }
     shown
+}
+
+/// Warnings about files that cannot be read, of which each look prints few.
+#[derive(Default)]
+pub(crate) struct UnreadableFiles(usize);
+
+impl UnreadableFiles {
+    const MAX: usize = 16;
+
+    pub(crate) fn add(&mut self, (file, error): &(String, FileError)) {
+        self.0 += 1;
+        if self.0 <= Self::MAX {
+            note!("warning: {file}: {error}");
+        }
+    }
+
+    /// Says how many more there are.
+    pub(crate) fn end(self) {
+        if self.0 > Self::MAX {
+            note!(
+                "warning: {} cannot be read either",
+                text::number((self.0 - Self::MAX) as u64, "other file")
+            );
+        }
+    }
 }
 
 impl Process {

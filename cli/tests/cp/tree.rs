@@ -274,3 +274,29 @@ fn dry_run_counts_missing_target() {
         assert!(!into.join("new").exists());
     }
 }
+
+#[test]
+fn missing_source_reported_as_json() {
+    let scratch = Scratch::new();
+    scratch.directory("served");
+    let server = Server::start(scratch.path(), &["--share", "s=served:rw"]);
+    let share = format!("{}:s/", server.address);
+    fs::write(scratch.join("there"), "content").unwrap();
+    for (arguments, path) in [
+        (&["there", "missing", &share][..], "missing"),
+        (&["missing/", &share], "missing/"),
+        (&[&format!("{share}absent"), "."], "absent"),
+    ] {
+        let output = command(scratch.path()).args(["cp", "--json"]).args(arguments).output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}: {output:?}");
+        let objects: Vec<serde_json::Value> =
+            text(&output.stdout).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let [failed, summary] = &objects[..] else { panic!("{arguments:?}: {objects:?}") };
+        assert_eq!((&failed["type"], &failed["path"]), (&"failed".into(), &path.into()), "{failed}");
+        assert!(failed["why"].as_str().is_some_and(|why| why.contains("o such")), "{failed}");
+        let of = |name: &str| &summary[name];
+        assert_eq!((of("type"), of("failed")), (&"summary".into(), &1.into()), "{summary}");
+        assert_eq!((of("copied"), of("verified")), (&0.into(), &false.into()), "{summary}");
+        assert!(text(&output.stderr).starts_with("error: "), "{output:?}");
+    }
+}

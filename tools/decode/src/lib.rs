@@ -38,6 +38,8 @@ mod datagrams;
 mod event;
 mod flows;
 mod framing;
+#[doc(hidden)]
+pub mod json;
 mod keylog;
 mod message;
 #[doc(hidden)]

@@ -9,6 +9,7 @@ use serde::Serialize;
 
 use super::event::{Crc, Datagram, Event, Fpdu, Message, Negotiated, Record, Segment};
 use super::select::ConnectionFilter;
+use crate::json;
 use crate::number::number;
 
 /// Contents of a capture.
@@ -292,7 +293,7 @@ impl<'a> Printer<'a> {
     }
 
     fn json(&mut self, value: &impl Serialize) -> io::Result<()> {
-        serde_json::to_writer(&mut self.out, value)?;
+        json::write(&mut self.out, value)?;
         self.out.write_all(b"\n")
     }
 

@@ -264,13 +264,12 @@ impl ByteStream {
             return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
         };
         let (header, payload) = Header::parse(&message)?;
-        let first = self.writing.longest.is_none();
-        if first {
-            self.writing.longest = Some(parse_first(payload)?.min(LONGEST));
-        }
         let counted = self.writing.credits.checked_add(header.credits);
         self.writing.credits = counted.ok_or(FormatError::Credits { credits: header.credits })?;
-        if !first && (header.fin || !payload.is_empty()) {
+        if self.writing.longest.is_none() {
+            self.writing.longest = Some(parse_first(payload)?.min(LONGEST));
+            self.reading.ended = header.fin;
+        } else if header.fin || !payload.is_empty() {
             self.reading.take(header, message)?;
         }
         Poll::Ready(Ok(()))

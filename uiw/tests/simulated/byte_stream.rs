@@ -175,6 +175,27 @@ fn format_violation_named() {
     assert!(refused(&[FIRST, &[1, 0, 0, 0, 0xFF, 0xFF, 0xFF, 0xFF]]).contains("credits"));
 }
 
+/// A peer that only reads may end its direction with its first message.
+#[test]
+fn end_in_first_message_read() {
+    const FIRST_AND_LAST: &[u8] = &[1, 1, 0, 0, 0, 0, 0, 9, 0, 0, 1, 0];
+    let simulation = Simulation::new(1, Link::default());
+    let ((_, client), (_, server)) = simulation.connect(&ConnectionConfig::default());
+    simulation.run(
+        async {
+            client.send_copy(FIRST_AND_LAST).await.unwrap();
+            client.ended().await
+        },
+        async {
+            let mut stream = ByteStream::new(server).unwrap();
+            assert_eq!(stream.read(&mut [0; 100]).await.unwrap(), 0);
+            assert_eq!(stream.write(b"an answer").await.unwrap(), 9);
+            stream.flush().await.unwrap();
+            stream.connection().disconnect().await.unwrap();
+        },
+    );
+}
+
 #[test]
 fn connection_with_few_receives_refused() {
     let simulation = Simulation::new(1, Link::default());

@@ -203,8 +203,10 @@ impl Conn {
         self.complete_all(ended, reason, services);
         self.raise(&ended.error, reason, services);
         let orderly = matches!(ended.error, ConnError::Closed | ConnError::Aborted);
-        let silent_for = self.silent_for.filter(|_| matches!(ended.error, ConnError::Lost));
-        self.cm.ended(CloseReason { reason, orderly, silent_for, suspect }, &mut services.wakes);
+        let is_lost = matches!(ended.error, ConnError::Lost);
+        let silent_for = self.silent_for.filter(|_| is_lost);
+        let cut = is_lost && matches!(self.tls_error, Some((io::ErrorKind::UnexpectedEof, _)));
+        self.cm.ended(CloseReason { reason, orderly, silent_for, cut, suspect }, &mut services.wakes);
     }
 
     /// Logs why the stream ends, with the request or receive that is at fault.
@@ -218,6 +220,10 @@ impl Conn {
                 detail.to_string()
             }
             (Some(detail), error) => format!("{error}: {detail}"),
+            (None, error @ ConnError::Lost) => match &self.tls_error {
+                Some((_, cause)) => format!("{error}: {cause}"),
+                None => error.to_string(),
+            },
             (None, error) => error.to_string(),
         };
         if let (Some(detail), Some(inner)) = (&detail, &self.qp)
@@ -354,7 +360,7 @@ impl Conn {
         qp.set_conn(None);
         qp.attrs.lock().stream = qp.driver.shared.next_stream();
         self.cm.ended(
-            CloseReason { reason: None, orderly: true, silent_for: None, suspect: None },
+            CloseReason { reason: None, orderly: true, silent_for: None, cut: false, suspect: None },
             &mut services.wakes,
         );
     }

@@ -94,6 +94,8 @@ pub(crate) struct Conn {
     lost_until: Time,
     /// The time-out by which the transport was given up.
     silent_for: Option<Duration>,
+    /// The error of TLS for which the transport was lost.
+    tls_error: Option<(io::ErrorKind, String)>,
     /// Counted by the listener during start-up.
     pub(crate) half_open: Option<HalfOpen>,
     /// Addresses among those of the device, from the connection of TCP on.
@@ -155,6 +157,7 @@ impl Conn {
             lost_sending: None,
             lost_until: Time::NEVER,
             silent_for: None,
+            tls_error: None,
             half_open: None,
             ends: None,
             was_open: false,
@@ -302,12 +305,9 @@ impl Conn {
         if self.stream.is_starting() {
             return self.fail_startup(self.startup_lost(error), services);
         }
-        if error.get_ref().is_some() {
-            // An error of TLS, which says more than that the connection is gone.
-            tracing::warn!(parent: &self.span, %error, "the transport is lost");
-        } else {
-            tracing::debug!(parent: &self.span, %error, "the transport is lost");
-        }
+        tracing::debug!(parent: &self.span, %error, "the transport is lost");
+        // An error of TLS says more than that the connection is gone: the end of the stream is logged with it.
+        self.tls_error = error.get_ref().map(|cause| (error.kind(), cause.to_string()));
         if error.kind() == io::ErrorKind::TimedOut {
             // Only this time-out is set in the stack.
             self.silent_for = self.dead_after;

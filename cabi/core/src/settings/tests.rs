@@ -55,6 +55,17 @@ fn every_variable_is_obeyed() {
 }
 
 #[test]
+fn bad_value_shown_escaped() {
+    let error = |value: &str| read("UIW_CRC", value).unwrap_err();
+    assert_eq!(
+        error("a\x1b[2J\u{9b}\u{202e}"),
+        "uiw: UIW_CRC=a\\u{1b}[2J\\u{9b}\\u{202e}: expected on or off"
+    );
+    let long = error(&"x".repeat(100_000));
+    assert!(long.len() < 300 && long.ends_with(": expected on or off"), "{long}");
+}
+
+#[test]
 fn datagrams_and_tls() {
     let offers = |tls: Option<&str>, clear: bool| {
         let mut settings = read("UIW_UD", "on").unwrap();
