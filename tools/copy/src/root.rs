@@ -4,6 +4,7 @@
 use super::meta::{Entry, Kind, Meta, Time};
 use super::names::{self, Name, RelPath, is_reserved};
 use super::protocol::SLOT;
+use super::remove::remove_tree;
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 use std::collections::BinaryHeap;
@@ -52,11 +53,6 @@ impl FirstNames {
     }
 }
 
-/// Directories in each other that are removed at most: each takes a descriptor meanwhile.
-const MAX_NESTING: usize = 256;
-/// Times that a directory is read until it is empty.
-const REMOVE_PASSES: usize = 8;
-
 /// A directory below which files are read or written.
 #[derive(Debug)]
 pub struct Root(OwnedFd, SharedSync);
@@ -73,18 +69,22 @@ impl Root {
     }
 
     fn at(&self, path: &RelPath, flags: OFlags) -> Result<OwnedFd> {
-        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+        match self.resolve(path, flags, ResolveFlags::empty()) {
+            Err(Errno::NOSYS) => Err(Error::other(
+                "openat2(2) is not there: it needs Linux 5.6, and a service without RestrictSUIDSGID=",
+            )),
+            other => Ok(other?),
+        }
+    }
+
+    fn resolve(&self, path: &RelPath, flags: OFlags, limits: ResolveFlags) -> rustix::io::Result<OwnedFd> {
+        let limits = limits | ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+        let flags = flags | OFlags::CLOEXEC;
         loop {
-            let flags = flags | OFlags::CLOEXEC;
-            match rustix::fs::openat2(&self.0, path.as_path(), flags, Mode::empty(), resolve) {
+            match rustix::fs::openat2(&self.0, path.as_path(), flags, Mode::empty(), limits) {
                 // A rename elsewhere made it impossible to say whether the path stayed below.
                 Err(Errno::AGAIN | Errno::INTR) => {}
-                Err(Errno::NOSYS) => {
-                    return Err(Error::other(
-                        "openat2(2) is not there: it needs Linux 5.6, and a service without RestrictSUIDSGID=",
-                    ));
-                }
-                other => return Ok(other?),
+                other => return other,
             }
         }
     }
@@ -235,16 +235,22 @@ impl Root {
         Ok(named?)
     }
 
-    /// Removes what there is under a path, a directory with everything in it. Symbolic links are removed and never followed. What another file
-    /// system has mounted there stays, and is an error. A path that is not there is no error.
+    /// Removes the entry at a path, a directory with everything in it. Symbolic links are removed and never followed. Mount points and entries
+    /// below them stay, and are an error. A path that does not exist is no error.
     ///
     /// # Errors
-    /// The system's; `EINTR` when `goes_on`, which is asked for each entry, returns false.
+    /// Errors of the file system; `EINTR` when `goes_on`, which is asked for each entry, returns false.
     pub fn remove(&self, path: &RelPath, goes_on: &dyn Fn() -> bool) -> Result<()> {
-        match self.parent(path) {
-            Ok((parent, name)) => Ok(remove_at(&parent, name.as_os_str(), MAX_NESTING, goes_on)?),
-            Err(error) if error.raw_os_error() == Some(Errno::NOENT.raw_os_error()) => Ok(()),
-            Err(error) => Err(error),
+        let (parent, name) = path.split().ok_or(Errno::ISDIR)?;
+        let removed = self
+            .resolve(&parent, OFlags::RDONLY | OFlags::DIRECTORY, ResolveFlags::NO_XDEV)
+            .and_then(|parent| remove_tree(parent, name.as_os_str(), goes_on));
+        match removed {
+            Err(Errno::NOENT) => Ok(()),
+            Err(Errno::XDEV | Errno::BUSY) => {
+                Err(Error::other("another file system is mounted there: removal does not cross file systems"))
+            }
+            other => Ok(other?),
         }
     }
 
@@ -330,45 +336,6 @@ impl SharedSync {
     }
 }
 
-/// Removes an entry of `parent`, with at most `nesting` directories in each other.
-fn remove_at(
-    parent: &OwnedFd,
-    name: &OsStr,
-    nesting: usize,
-    goes_on: &dyn Fn() -> bool,
-) -> rustix::io::Result<()> {
-    if !goes_on() {
-        return Err(Errno::INTR);
-    }
-    match rustix::fs::unlinkat(parent, name, AtFlags::empty()) {
-        Ok(()) | Err(Errno::NOENT) => return Ok(()),
-        Err(Errno::ISDIR) => {}
-        Err(error) => return Err(error),
-    }
-    let nesting = nesting.checked_sub(1).ok_or(Errno::NAMETOOLONG)?;
-    let resolve = ResolveFlags::BENEATH
-        | ResolveFlags::NO_SYMLINKS
-        | ResolveFlags::NO_MAGICLINKS
-        | ResolveFlags::NO_XDEV;
-    let directory = rustix::fs::openat2(parent, name, OFlags::RDONLY | DIRECTORY, Mode::empty(), resolve)?;
-    for _ in 0..REMOVE_PASSES {
-        for entry in Dir::read_from(&directory)? {
-            let entry = entry?;
-            let name = entry.file_name().to_bytes();
-            if !matches!(name, b"." | b"..") {
-                remove_at(&directory, OsStr::from_bytes(name), nesting, goes_on)?;
-            }
-        }
-        match rustix::fs::unlinkat(parent, name, AtFlags::REMOVEDIR) {
-            Ok(()) | Err(Errno::NOENT) => return Ok(()),
-            // Some file systems skip entries when others are removed meanwhile.
-            Err(Errno::NOTEMPTY | Errno::EXIST) => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Err(Errno::NOTEMPTY)
-}
-
 fn meta_at(directory: impl AsFd, name: &OsStr) -> Result<Meta> {
     let mut meta = Meta::of(&rustix::fs::statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW)?);
     if meta.kind == Kind::Symlink {
@@ -438,17 +405,16 @@ mod tests {
     }
 
     #[test]
-    fn deep_trees_not_removed() {
-        let scratch = Scratch::new();
-        let root = Root::open(scratch.path()).unwrap();
-        let deep = |levels| path(&vec!["d"; levels].join("/"));
-        for levels in 1..=MAX_NESTING + 1 {
-            root.make_directory(&deep(levels), false).unwrap();
-        }
-        let error = root.remove(&path("d"), &|| true).unwrap_err();
-        assert_eq!(error.raw_os_error(), Some(Errno::NAMETOOLONG.raw_os_error()));
-        root.remove(&deep(MAX_NESTING + 1), &|| true).unwrap();
-        root.remove(&path("d"), &|| true).unwrap();
+    fn entry_in_mount_not_removed() {
+        let name = format!("uiw-{}", std::process::id());
+        let file = Path::new("/dev/shm").join(&name);
+        std::fs::write(&file, "x").unwrap();
+        let root = Root::open(Path::new("/dev")).unwrap();
+        let removed = root.remove(&path(&format!("shm/{name}")), &|| true);
+        let is_there = file.exists();
+        let _ = std::fs::remove_file(&file);
+        let error = removed.unwrap_err().to_string();
+        assert!(is_there && error.contains("does not cross file systems"), "{error}");
     }
 
     #[test]
