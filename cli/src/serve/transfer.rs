@@ -20,6 +20,7 @@ use uiw::raw::{Device, QpState, RemoteMr};
 use uiw_copy::handler::{Handler, Opening, Session};
 use uiw_copy::names::RelPath;
 use uiw_copy::protocol::{MAX_SLOTS, REVISION, Request};
+use uiw_copy::root::LISTING;
 use uiw_copy::wire::WireError;
 use uiw_mem::STag;
 
@@ -125,9 +126,9 @@ impl Drop for Transfer {
     }
 }
 
-/// Bytes of memory that a connection takes: slots and messages, and what is at work on one request.
+/// Bytes of memory that a connection takes: slots and messages, what is at work on one request, and the names of a list.
 pub(super) fn memory(order: &CpOrder) -> u64 {
-    Memory::bytes(order.slots) + 4 * u64::from(uiw_copy::protocol::SLOT)
+    Memory::bytes(order.slots) + 4 * u64::from(uiw_copy::protocol::SLOT) + LISTING
 }
 
 pub(super) fn serve(server: &Server, request: ConnRequest, order: &CpOrder, holder: &Peer) -> Result<()> {
