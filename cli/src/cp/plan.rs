@@ -2,7 +2,7 @@
 
 use super::pattern::Pattern;
 use super::report::Report;
-use super::transfer::{Directory, Item, Place, Transfer};
+use super::transfer::{Directory, Item, ListMemory, Place, Transfer};
 use crate::shared::fail::{Exit, Failure};
 use crate::shared::stop::Stop;
 use std::collections::{HashMap, VecDeque};
@@ -18,6 +18,8 @@ use uiw_copy::protocol::{MAX_BATCH, MESSAGE, SLOT};
 
 /// Large files under way at a time.
 const MAX_OPEN: usize = 16;
+/// Bytes of memory of lists from which on no directory is listed as long as there are large files to copy.
+const ENOUGH_LISTS: u64 = 256 << 20;
 /// How often a file may change while it is copied.
 const MAX_RESTARTS: u8 = 5;
 /// How long a file that another transfer writes is left alone, and how often it is tried.
@@ -26,7 +28,7 @@ const BUSY: (Duration, u8) = (Duration::from_secs(2), 60);
 /// One request, or one step at this end.
 #[derive(Debug)]
 pub(super) enum Task {
-    /// Lists a directory; these entries are known.
+    /// Lists a directory, of which these entries are known.
     Directory(Arc<Directory>, Vec<Entry>),
     /// Small files, at most as many as fit a slot.
     Batch(Vec<Item>),
@@ -39,7 +41,7 @@ pub(super) enum Task {
     Finish(Arc<Transfer>),
     /// Gives a complete directory its mode and time.
     Seal(Arc<Directory>),
-    /// Removes entries of the directory at the target, the last one first, then seals it again.
+    /// Removes entries of the directory at the target, the last one first, then seals it again if the source has it.
     Remove(Arc<Directory>, Vec<Place>),
 }
 
@@ -65,6 +67,7 @@ pub(super) struct Plan {
     target_absent: AtomicBool,
     /// The last reason for which a connection was lost.
     loss: Mutex<String>,
+    lists: ListMemory,
 }
 
 #[derive(Default)]
@@ -90,8 +93,8 @@ impl Plan {
     pub(super) fn new(report: Report, stop: Arc<Stop>, rules: Rules) -> Self {
         let state = Mutex::new(State { entries: 1, ..State::default() });
         let target_absent = AtomicBool::new(false);
-        let loss = Mutex::default();
-        Self { state, changed: Condvar::new(), report, stop, rules, target_absent, loss }
+        let (loss, lists) = (Mutex::default(), ListMemory::default());
+        Self { state, changed: Condvar::new(), report, stop, rules, target_absent, loss, lists }
     }
 
     /// Notes why a connection was lost. False: another one was lost for this reason just before.
@@ -127,7 +130,7 @@ impl Plan {
         }
         match meta.kind {
             Kind::Directory => {
-                let directory = Arc::new(Directory::new(place, meta, parent));
+                let directory = Arc::new(Directory::new(place, meta, parent, &self.lists));
                 self.add(|state| state.directories.push(Task::Directory(directory, Vec::new())));
             }
             Kind::Special => {
@@ -205,7 +208,7 @@ impl Plan {
             self.add_entry(place, meta, Some(Arc::clone(directory)));
         }
         if self.rules.delete {
-            self.add_surplus(directory, targets.into_keys().collect());
+            self.add_surplus(directory, targets.into_iter().map(|(name, meta)| Entry { name, meta }));
         }
     }
 
@@ -218,23 +221,50 @@ impl Plan {
         }
     }
 
-    /// Notes entries of a target directory that its source does not have.
-    fn add_surplus(&self, directory: &Arc<Directory>, mut names: Vec<Name>) {
-        names.retain(|name| !self.is_excluded(directory, name));
-        names.sort_unstable_by(|a, b| b.cmp(a));
-        let places = names.iter().filter_map(|name| match directory.place.join(name) {
-            Ok(place) => Some(place),
-            Err(error) => {
-                let path = [directory.place.remote.as_bytes(), name.as_bytes()].join(&b'/');
-                self.report.failed(&path, &error);
-                None
+    /// Notes entries of a target directory that its source does not have. Directories are searched for excluded entries first.
+    pub(super) fn add_surplus(&self, directory: &Arc<Directory>, entries: impl IntoIterator<Item = Entry>) {
+        for Entry { name, meta } in entries {
+            if self.is_excluded(directory, &name) {
+                directory.removals().has_excluded = true;
+                continue;
             }
-        });
-        let places: Vec<_> = places.collect();
+            match directory.place.join(&name) {
+                Ok(place) if meta.kind == Kind::Directory && !self.rules.excluded.is_empty() => {
+                    let parent = Some(Arc::clone(directory));
+                    let mut surplus = Directory::new(place, meta, parent, &self.lists);
+                    surplus.is_surplus = true;
+                    directory.add();
+                    let task = Task::Directory(Arc::new(surplus), Vec::new());
+                    self.add(|state| {
+                        state.entries += 1;
+                        state.directories.push(task);
+                    });
+                }
+                Ok(place) => directory.removals().places.push(place),
+                Err(error) => {
+                    let path = [directory.place.remote.as_bytes(), name.as_bytes()].join(&b'/');
+                    self.report.failed(&path, &error);
+                }
+            }
+        }
+    }
+
+    /// Everything in a directory is known: it is surplus as a whole, or entries of it are.
+    fn note_removals(&self, directory: &Arc<Directory>) {
+        let mut removals = std::mem::take(&mut *directory.removals());
+        if let Some(parent) = directory.parent.as_ref().filter(|_| directory.is_surplus) {
+            let mut parent = parent.removals();
+            if !removals.has_excluded {
+                parent.places.push(directory.place.clone());
+                return;
+            }
+            parent.has_excluded = true;
+        }
+        removals.places.sort_unstable_by(|a, b| b.remote.cmp(&a.remote));
         if self.rules.dry_run {
-            places.iter().rev().for_each(|place| self.report.would_delete(&place.remote));
-        } else if !places.is_empty() {
-            self.state().surplus.push((Arc::clone(directory), places));
+            removals.places.iter().rev().for_each(|place| self.report.would_delete(&place.remote));
+        } else if !removals.places.is_empty() {
+            self.state().surplus.push((Arc::clone(directory), removals.places));
         }
     }
 
@@ -319,6 +349,10 @@ impl Plan {
         {
             state.open += 1;
             return Some(task);
+        }
+        let has_files = state.open > 0 || !state.opens.is_empty();
+        if has_files && self.lists.load(Ordering::Relaxed) > ENOUGH_LISTS {
+            return None;
         }
         state.directories.pop()
     }
@@ -452,7 +486,8 @@ impl Plan {
 
     fn entry_of(&self, directory: &Arc<Directory>) {
         if directory.done() {
-            if self.rules.dry_run {
+            self.note_removals(directory);
+            if self.rules.dry_run || directory.is_surplus {
                 self.sealed(directory);
             } else {
                 self.first(Task::Seal(Arc::clone(directory)));

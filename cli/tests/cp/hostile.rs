@@ -260,8 +260,8 @@ fn mode_of_the_share_itself_stays() {
     assert_eq!(mode(), before);
 }
 
-/// A server that answers the list of a directory with these entries.
-fn lists(listener: &Listener, pd: &Pd, entries: &[u8]) {
+/// A server that answers the list of a directory with these pages, which have entries.
+fn lists(listener: &Listener, pd: &Pd, mut pages: impl Iterator<Item = Vec<u8>>) {
     let incoming = listener.incoming_timeout(Duration::from_secs(60)).unwrap().unwrap();
     let order = text(incoming.private_data());
     let order: Value = serde_json::from_str(order.strip_prefix("uiw-cp/1 ").unwrap()).unwrap();
@@ -279,10 +279,12 @@ fn lists(listener: &Listener, pd: &Pd, entries: &[u8]) {
             let meta = [&[1, 0x01, 0xED][..], &[0; 8], &[0; 12], &[0; 16], &[0], &[0, 0]].concat();
             [tag, &[3], &meta].concat()
         } else {
+            let Some(entries) = pages.next() else { break };
+            let more = u8::from(pages.size_hint().0 > 0);
             let start = u64::from(u16::from_be_bytes([tag[0], tag[1]])) << 20;
-            let to = slot_part(&slot, start, entries.len());
-            connection.write(pd.register(entries.to_vec()).unwrap(), to).wait().unwrap();
-            [tag, &[4], &(entries.len() as u32).to_be_bytes(), &[0]].concat()
+            let (to, len) = (slot_part(&slot, start, entries.len()), entries.len() as u32);
+            connection.write(pd.register(entries).unwrap(), to).wait().unwrap();
+            [tag, &[4], &len.to_be_bytes(), &[more]].concat()
         };
         if connection.send_copy(&reply).is_err() {
             break;
@@ -306,7 +308,7 @@ fn server_cannot_name_outside_files() {
         let entry = Message::default().counted(name).file(4).0;
         let from = format!("{}:s/", listener.local_addr());
         let client = command(scratch.path()).args(["cp", &from, "target"]).spawn().unwrap();
-        lists(&listener, &pd, &entry);
+        lists(&listener, &pd, std::iter::once(entry));
         let output = client.wait_with_output().unwrap();
         let error = text(&output.stderr);
         assert_eq!(output.status.code(), Some(4), "{}: {error}", name.escape_ascii());
@@ -314,4 +316,26 @@ fn server_cannot_name_outside_files() {
         assert_eq!(fs::read_dir(scratch.path()).unwrap().count(), 1, "the target");
         assert_eq!(fs::read_dir(scratch.join("target")).unwrap().count(), 0);
     }
+}
+
+/// Paths of 3,000 bytes make 50 times as many bytes of the entries as the list has.
+#[test]
+fn memory_of_lists_has_bound() {
+    let device = Device::open().unwrap();
+    let pd = device.alloc_pd().unwrap();
+    let listener = Listener::bind(&pd, "127.0.0.1:0".parse().unwrap(), &ConnectionConfig::default()).unwrap();
+    let scratch = Scratch::new();
+    scratch.directory("target");
+    let from = format!("{}:s/{}", listener.local_addr(), format!("{:0200}/", 0).repeat(15));
+    let client = command(scratch.path()).args(["cp", &from, "target"]).spawn().unwrap();
+    let page = |page: u32| -> Vec<u8> {
+        let entry =
+            |number: u32| Message::default().counted(format!("{page:03}{number:05}").as_bytes()).file(4).0;
+        (0..18_000).flat_map(entry).collect()
+    };
+    lists(&listener, &pd, (0..1000).map(page));
+    let output = client.wait_with_output().unwrap();
+    let error = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{error}");
+    assert!(error.contains("the lists of directories take more than 2 GiB of memory"), "{error}");
 }
