@@ -17,7 +17,7 @@ use super::reassembly::{Chunk, Stream};
 use super::seek::begins_with_fpdu;
 use super::tls;
 
-/// Connections followed at a time. Above it those that are not iWARP are forgotten.
+/// Connections followed at a time. Above it, or twice as many as there are of iWARP, those that are not iWARP are forgotten.
 const MAX_FLOWS: usize = 65_536;
 
 /// Packets of a connection that may be captured between a segment and the one that acknowledges it, in the wrong order.
@@ -41,6 +41,8 @@ pub(super) struct Moment {
 #[derive(Debug, Default)]
 pub(super) struct Flows {
     table: BTreeMap<(SocketAddr, SocketAddr), Flow>,
+    /// Connections from which on those that are not iWARP are forgotten, if it is more than [`MAX_FLOWS`].
+    most: usize,
     /// Connections so far.
     pub(super) counts: Counts,
     /// Secrets of TLS connections.
@@ -143,8 +145,10 @@ impl State {
 impl Flows {
     /// Takes the next segment of the capture.
     pub(super) fn segment(&mut self, segment: &Segment<'_>, at: Moment, sink: &mut dyn FnMut(&Record)) {
-        if self.table.len() >= MAX_FLOWS {
+        if self.table.len() >= self.most.max(MAX_FLOWS) {
             self.table.retain(|_, flow| matches!(flow.state, State::Iwarp { .. }));
+            // The table is not looked through again before as many connections were added.
+            self.most = 2 * self.table.len();
         }
         let key = (segment.from.min(segment.to), segment.from.max(segment.to));
         let flow = self.table.entry(key).or_insert_with(|| Flow::new(key, self.keys.clone()));
@@ -519,5 +523,41 @@ impl Flow {
             let (from, to) = (self.ends[side], self.ends[other(side)]);
             sink(&Record { time: at.time, packet: at.packet, connection, from, to, event });
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::{Duration, Instant};
+
+    #[test]
+    fn flows_beyond_limit_cost_little() {
+        let mut flows = Flows::default();
+        let address = |number: usize| SocketAddr::new([10, 0, (number >> 16) as u8, 1].into(), number as u16);
+        let peer = SocketAddr::from(([10, 1, 0, 0], 1));
+        for number in 0..MAX_FLOWS {
+            let key = (address(number), peer);
+            let mut flow = Flow::new(key, None);
+            flow.state = State::Iwarp { id: 1, connection: Box::new(Connection::new()) };
+            flows.table.insert(key, flow);
+        }
+        let begun = Instant::now();
+        for number in MAX_FLOWS..MAX_FLOWS + 30_000 {
+            let segment = Segment {
+                from: address(number),
+                to: peer,
+                sequence: 0,
+                acknowledgment: None,
+                syn: true,
+                fin: false,
+                rst: false,
+                payload: &[],
+                cut: 0,
+            };
+            flows.segment(&segment, Moment::default(), &mut |_| {});
+        }
+        assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+        assert_eq!(flows.table.len(), MAX_FLOWS + 30_000);
     }
 }

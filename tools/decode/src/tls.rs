@@ -19,6 +19,9 @@ const MAX_HANDSHAKE: usize = 1 << 17;
 const MAX_WAITING: usize = 1 << 20;
 /// Records that may be missing from the capture in one place.
 const MAX_MISSING: u64 = 4096;
+/// Bytes that may be deciphered in search of the first record behind missing bytes: those of one record with all numbers that it may have, and
+/// some for each captured byte. Bytes that only look like records could take any time otherwise.
+const SEARCH: (u64, u64) = (MAX_MISSING * MAX_RECORD as u64, 64);
 const NONCE_LEN: usize = 12;
 
 const CHANGE_CIPHER_SPEC: u8 = 20;
@@ -124,12 +127,17 @@ pub(super) struct Session {
 #[derive(Debug, Default)]
 struct DirectionKeys {
     phase: Phase,
+    /// Bytes of records, of which those before `taken` are done.
     records: Vec<u8>,
+    taken: usize,
     /// Handshake messages of which a part came.
     handshake: Vec<u8>,
     keys: Option<Keys>,
     /// Bytes of the stream that are not in the capture, in front of `records`.
     missing: u64,
+    /// Bytes captured so far, and bytes deciphered in searches.
+    captured: u64,
+    searched: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -157,12 +165,16 @@ impl Session {
         let half = &mut self.halves[side];
         match chunk {
             _ if half.phase == Phase::Ended => {}
-            Chunk::Bytes(bytes) => half.records.extend(bytes),
+            Chunk::Bytes(bytes) => {
+                half.captured += bytes.len() as u64;
+                half.records.drain(..std::mem::take(&mut half.taken));
+                half.records.extend(bytes);
+            }
             // Without the Hellos nothing can be followed.
             Chunk::Missing(_) if half.phase != Phase::Application => half.end(),
             Chunk::Missing(bytes) => {
-                half.missing += bytes + half.records.len() as u64;
-                half.records.clear();
+                half.missing += bytes + half.rest().len() as u64;
+                half.pass(half.rest().len());
             }
         }
         let mut out = Vec::new();
@@ -185,7 +197,7 @@ impl Session {
                 CHANGE_CIPHER_SPEC => Some(()),
                 HANDSHAKE if is_clear => {
                     half.handshake.extend_from_slice(&record[HEADER_LEN..]);
-                    half.records.drain(..record.len());
+                    half.pass(record.len());
                     self.hellos(side);
                     continue;
                 }
@@ -206,7 +218,7 @@ impl Session {
             };
             let half = &mut self.halves[side];
             match known {
-                Some(()) => drop(half.records.drain(..record.len().min(half.records.len()))),
+                Some(()) => half.pass(record.len()),
                 None => return half.end(),
             }
         }
@@ -215,7 +227,7 @@ impl Session {
     /// The first encrypted record of a direction.
     fn begin(&mut self, side: Side) -> Begin {
         let (Some(client), Some(suite)) = (self.client, self.suite) else {
-            let waits = self.halves[side].records.len() < MAX_WAITING;
+            let waits = self.halves[side].rest().len() < MAX_WAITING;
             return if waits && !self.is_locked() { Begin::Later } else { Begin::Never };
         };
         let role = role(side, client);
@@ -295,19 +307,29 @@ fn role(side: Side, client: Side) -> Role {
 }
 
 impl DirectionKeys {
+    /// Bytes of records that are not done.
+    fn rest(&self) -> &[u8] {
+        self.records.get(self.taken..).unwrap_or_default()
+    }
+
+    /// So many more bytes are done.
+    fn pass(&mut self, bytes: usize) {
+        self.taken = (self.taken + bytes).min(self.records.len());
+    }
+
     fn end(&mut self) {
         *self = Self { phase: Phase::Ended, ..Self::default() };
     }
 
     /// The first record, if it is whole. What is no record ends the direction.
     fn record(&mut self) -> Option<Vec<u8>> {
-        let header = self.records.first_chunk::<HEADER_LEN>()?;
+        let header = self.rest().first_chunk::<HEADER_LEN>()?;
         let len = usize::from(u16::from_be_bytes([header[3], header[4]]));
         if header[1] != 3 || len > MAX_RECORD {
             self.end();
             return None;
         }
-        self.records.get(..HEADER_LEN + len).map(<[u8]>::to_vec)
+        self.rest().get(..HEADER_LEN + len).map(<[u8]>::to_vec)
     }
 
     /// The first handshake message, if it is whole.
@@ -322,22 +344,34 @@ impl DirectionKeys {
         Some((kind, body))
     }
 
-    /// Finds the first record behind missing bytes: what looks like one, and is authentic by one of the numbers that it may have.
+    /// Finds the first record behind missing bytes: what looks like one, and is authentic by one of the numbers that it may have. A search that
+    /// takes too long ends the direction.
     fn resume(&mut self, side: Side, out: &mut Vec<(Side, Chunk)>) -> bool {
         let Some(keys) = &mut self.keys else { return false };
+        let rest = self.records.get(self.taken..).unwrap_or_default();
+        let most_searched = SEARCH.0 + self.captured.saturating_mul(SEARCH.1);
         let mut at = 0;
-        while let Some(header) = self.records.get(at..).and_then(|rest| rest.first_chunk::<HEADER_LEN>()) {
+        while let Some(header) = rest.get(at..).and_then(|rest| rest.first_chunk::<HEADER_LEN>()) {
             let len = usize::from(u16::from_be_bytes([header[3], header[4]]));
             if header[..3] != [APPLICATION_DATA, 3, 3] || len > MAX_RECORD {
                 at += 1;
                 continue;
             }
             // It may be one, of which the rest is to come.
-            let Some(record) = self.records.get(at..at + HEADER_LEN + len) else { break };
+            let Some(record) = rest.get(at..at + HEADER_LEN + len) else { break };
             let missing = self.missing + at as u64;
             let shortest = (HEADER_LEN + keys.suite.cipher.tag_len() + 1) as u64;
             let most = (missing / shortest + 1).min(MAX_MISSING);
-            let number = (keys.next..=keys.next + most).find(|number| keys.open(record, *number).is_some());
+            // Most often the missing records have the same length.
+            let likely = keys.next + (missing / record.len() as u64).min(most);
+            let number = std::iter::once(likely).chain(keys.next..=keys.next + most).find(|number| {
+                self.searched += record.len() as u64;
+                self.searched > most_searched || keys.open(record, *number).is_some()
+            });
+            if self.searched > most_searched {
+                self.end();
+                return false;
+            }
             let Some(number) = number else {
                 at += 1;
                 continue;
@@ -346,12 +380,12 @@ impl DirectionKeys {
             let beside = (number - keys.next) * shortest;
             out.push((side, Chunk::Missing(missing.saturating_sub(beside).max(1))));
             keys.next = number;
-            self.records.drain(..at);
+            self.pass(at);
             self.missing = 0;
             return true;
         }
         self.missing += at as u64;
-        self.records.drain(..at);
+        self.pass(at);
         false
     }
 }
@@ -501,5 +535,45 @@ mod tests {
         let (content, is_locked) = followed(&wire, &lines, 1000);
         assert!(is_locked && content[0] == said[0] && said[1].starts_with(&content[1]));
         assert!(content[1].len() < said[1].len());
+    }
+
+    /// Each header asks for the whole record to be deciphered with thousands of numbers.
+    #[test]
+    fn look_alikes_behind_gap_end_direction() {
+        let groups: &[&'static dyn SupportedKxGroup] = &[provider::kx_group::X25519];
+        let (mut ends, lines) = ends(provider::cipher_suite::TLS13_AES_128_GCM_SHA256, [groups, groups]);
+        let (wire, _) = conversation(&mut ends);
+        let log = KeyLog::parse(&lines.0.lock().unwrap()).unwrap();
+        let mut session = Session::new(Arc::new(log));
+        for (side, bytes) in wire {
+            session.take(side, Chunk::Bytes(bytes));
+        }
+        session.take(0, Chunk::Missing(1 << 20));
+        let header = [APPLICATION_DATA, 3, 3, 0x40, 0x11];
+        session.take(0, Chunk::Bytes(header.repeat(MAX_RECORD / 5 + 40)));
+        assert!(session.is_locked());
+    }
+
+    #[test]
+    fn record_behind_long_gap_found() {
+        let groups: &[&'static dyn SupportedKxGroup] = &[provider::kx_group::X25519];
+        let (mut ends, lines) = ends(provider::cipher_suite::TLS13_AES_128_GCM_SHA256, [groups, groups]);
+        let (wire, _) = conversation(&mut ends);
+        let log = KeyLog::parse(&lines.0.lock().unwrap()).unwrap();
+        let mut session = Session::new(Arc::new(log));
+        for (side, bytes) in wire {
+            session.take(side, Chunk::Bytes(bytes));
+        }
+        for (len, round) in [(5, 0), (1 << 14, 1), (1 << 14, 2), (1 << 14, 3)] {
+            let mut missing = 0;
+            for _ in 0..4000 - round {
+                ends[0].writer().write_all(&[1; 1 << 14]).unwrap();
+                missing += carry(&mut ends, 0).len() as u64;
+            }
+            session.take(0, Chunk::Missing(missing));
+            ends[0].writer().write_all(&vec![2; len]).unwrap();
+            let found = session.take(0, Chunk::Bytes(carry(&mut ends, 0)));
+            assert!(found.last() == Some(&(0, Chunk::Bytes(vec![2; len]))), "round {round}");
+        }
     }
 }
