@@ -347,13 +347,17 @@ impl Shard {
     /// Clears the wake-up descriptor once no event is left.
     fn clear_wake(&mut self) {
         if self.is_signalled && self.ready.is_empty() && self.orphans.is_empty() {
-            self.is_signalled = false;
-            if let Some(wake) = &self.wake {
-                read_wake(wake);
-                // The read may have consumed the wake-up of a configuration that was loaded after the check.
-                if self.shared.generation() != self.config_generation {
-                    write_wake(wake);
-                }
+            self.take_wake();
+        }
+    }
+
+    /// Reads the wake-up descriptor, but keeps the wake-up of a configuration that was loaded after the check.
+    fn take_wake(&mut self) {
+        self.is_signalled = false;
+        if let Some(wake) = &self.wake {
+            read_wake(wake);
+            if self.shared.generation() != self.config_generation {
+                write_wake(wake);
             }
         }
     }
@@ -451,12 +455,9 @@ impl Shard {
         for key in changed {
             self.note_ready(key);
         }
-        if let Some(wake) = &self.wake {
-            // `Tls::replace` has written the wake-up when it releases the lock.
-            drop(self.shared.wakes.lock());
-            read_wake(wake);
-            self.is_signalled = false;
-        }
+        // `Tls::replace` has written the wake-up when it releases the lock.
+        drop(self.shared.wakes.lock());
+        self.take_wake();
         if !self.ready.is_empty() {
             self.signal();
         }

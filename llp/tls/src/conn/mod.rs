@@ -366,9 +366,13 @@ impl Conn {
         }
     }
 
-    /// The inner stream is in an event set again.
+    /// The inner stream is in an event set again. A configuration loaded meanwhile applies to it.
     pub(super) fn on_adopted(&mut self, shared: &Arc<Shared>) {
         self.shared = Arc::clone(shared);
+        let snapshot = shared.snapshot();
+        if !Arc::ptr_eq(&self.snapshot, &snapshot) {
+            self.recheck(&snapshot);
+        }
         self.update_interest();
     }
 

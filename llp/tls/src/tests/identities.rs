@@ -241,6 +241,31 @@ fn removed_keys_end_connections() {
     assert_eq!(server.until("the bytes", |_| recv(&mut *accepted[1], 9).ok()), b"still");
 }
 
+/// The configuration changes while the connection is in no shard, and the new shard has loaded it before.
+#[test]
+fn connection_checked_when_it_changes_shards() {
+    let (ours, gone, stays) = (key(), key(), key());
+    let mut server = Server::new(raw(&ours, &[&gone, &stays]));
+    let mut clients = [&gone, &stays].map(|key| Client::new(server.at(), raw(key, &[&ours])));
+    let mut accepted = clients.each_mut().map(|client| connect(&mut server, client));
+    let mut other = server.stack.shard().unwrap().unwrap();
+    for stream in &mut accepted {
+        stream.detach().unwrap();
+    }
+    server.tls.replace(raw(&ours, &[&stays])).unwrap();
+    server.poll();
+    other.poll(&mut Vec::new()).unwrap();
+    for (token, stream) in (10..).zip(&mut accepted) {
+        other.adopt(stream, Token(token)).unwrap();
+    }
+    let mut events = Vec::new();
+    other.poll(&mut events).unwrap();
+    assert!(events.iter().any(|event| event.token == Token(10) && event.readable), "{events:?}");
+    let error = recv(&mut *accepted[0], 1).unwrap_err();
+    assert!(matches!(tls_error(&error), TlsError::Removed { .. }), "{error}");
+    assert_eq!(recv(&mut *accepted[1], 1).unwrap_err().kind(), ErrorKind::WouldBlock);
+}
+
 #[test]
 fn changed_key_options_end_connections() {
     let (ours, theirs) = (key(), key());
