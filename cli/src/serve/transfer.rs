@@ -97,7 +97,7 @@ impl Drop for Transfer {
             return;
         }
         let tally = self.session.tally();
-        let is_idle = tally.files == 0 && tally.removed == 0 && tally.errors == 0;
+        let is_idle = tally.path().is_none() && tally.errors == 0;
         if is_idle && tally.reported == Some(0) {
             // `uiw ls`, a dry run, or a copy whose files are all in place already.
             return;

@@ -339,3 +339,19 @@ fn memory_of_lists_has_bound() {
     assert_eq!(output.status.code(), Some(1), "{error}");
     assert!(error.contains("the lists of directories take more than 2 GiB of memory"), "{error}");
 }
+
+#[test]
+fn endless_list_of_empty_pages_ends() {
+    let device = Device::open().unwrap();
+    let pd = device.alloc_pd().unwrap();
+    let listener = Listener::bind(&pd, "127.0.0.1:0".parse().unwrap(), &ConnectionConfig::default()).unwrap();
+    let scratch = Scratch::new();
+    let from = format!("{}:s", listener.local_addr());
+    for arguments in [&["ls", &from][..], &["cp", &from, "."]] {
+        let client = command(scratch.path()).args(arguments).spawn().unwrap();
+        lists(&listener, &pd, (0..1000).map(|_| Vec::new()));
+        let output = client.wait_with_output().unwrap();
+        let error = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(4), "{arguments:?}: {error}");
+    }
+}

@@ -315,6 +315,7 @@ impl Handler {
         let (entries, follow) = match root.page(path, after, &mut self.listing) {
             Err(error) if is_absent(&error) && create != Create::No => {
                 root.make_directory(path, create == Create::Private)?;
+                self.session.tally().touch(path);
                 Default::default()
             }
             Err(error) if is_absent(&error) => return Ok((Reply::Absent, None)),
