@@ -199,7 +199,7 @@ pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
         count => Err(Failure::new(
             Exit::Failed,
             format!("{count} of the entries"),
-            "not copied",
+            if args.delete { "not copied or not deleted" } else { "not copied" },
             "each is named above; the same command copies what is missing",
         )),
     }

@@ -124,7 +124,7 @@ fn remove(plan: &Plan, directory: &Directory, places: &mut Vec<Place>) {
             Ok(()) => plan.report.deleted(&place.remote),
             // Interrupted.
             Err(_) if plan.stop.is_set() => return,
-            Err(error) => plan.report.failed(place.remote.as_bytes(), &error),
+            Err(error) => plan.report.not_removed(&place.remote, &error),
         }
     }
     let (place, meta) = (&directory.place, &directory.meta);

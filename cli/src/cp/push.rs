@@ -127,6 +127,9 @@ impl Direction for Push {
                 match reply {
                     Reply::Done if removed.is_some() => plan.report.deleted(&place.remote),
                     Reply::Done => {}
+                    Reply::Failed { text, .. } if removed.is_some() => {
+                        plan.report.not_removed(&place.remote, &text);
+                    }
                     Reply::Failed { text, .. } => plan.report.failed(place.remote.as_bytes(), &text),
                     _ => return Err(Violation::Reply("an entry to be removed")),
                 }

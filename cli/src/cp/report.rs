@@ -118,6 +118,15 @@ impl Report {
     }
 
     pub(super) fn failed(&self, path: &[u8], why: &dyn Display) {
+        self.fail("not copied", path, why);
+    }
+
+    /// An entry of the target could not be removed.
+    pub(super) fn not_removed(&self, path: &RelPath, why: &dyn Display) {
+        self.fail("not deleted", path.as_bytes(), why);
+    }
+
+    fn fail(&self, outcome: &str, path: &[u8], why: &dyn Display) {
         add(&self.failed, 1);
         // The share itself, or the directory that is copied to or from.
         let path = if path.is_empty() { b"." } else { path };
@@ -127,7 +136,7 @@ impl Report {
             let path = EscapedName(path);
             // In place of the line of progress.
             let clear = if std::io::stderr().is_terminal() { "\r\x1b[K" } else { "" };
-            note!("{clear}not copied: {path}: {why}");
+            note!("{clear}{outcome}: {path}: {why}");
         }
     }
 

@@ -168,3 +168,25 @@ fn deletion_refused_where_not_permitted() {
     assert!(error.contains("its `uiw serve` has no --delete"), "{error}");
     drop(connection);
 }
+
+#[test]
+fn failed_removals_named() {
+    use std::process::Command;
+    let scratch = Scratch::new();
+    scratch.directory("new");
+    fs::write(scratch.directory("old/mounted").join("file"), "file").unwrap();
+    let server = Server::start(scratch.path(), &["--share", "s=new"]);
+    // A mount point in a namespace of its own, as far as this user may make one.
+    let script = "mount -t tmpfs none old/mounted 2> mount.log || exit 99; exec \"$@\"";
+    let mut client = Command::new("unshare");
+    client.args(["--user", "--map-root-user", "--mount", "sh", "-c", script, "sh"]);
+    client.arg(env!("CARGO_BIN_EXE_uiw")).args(["cp", "--delete", &format!("{}:s/", server.address), "old"]);
+    let output = client.current_dir(scratch.path()).output().unwrap();
+    if matches!(output.status.code(), Some(99)) || text(&output.stderr).starts_with("unshare: ") {
+        return;
+    }
+    let error = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{error}");
+    assert!(error.contains("not deleted: mounted: another file system is mounted there"), "{error}");
+    assert!(scratch.join("old/mounted/file").exists());
+}
