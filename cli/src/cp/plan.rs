@@ -20,6 +20,8 @@ use uiw_copy::protocol::{MAX_BATCH, MESSAGE, SLOT};
 const MAX_OPEN: usize = 16;
 /// Bytes of memory of lists from which on no directory is listed as long as there are large files to copy.
 const ENOUGH_LISTS: u64 = 256 << 20;
+/// Entries that one task removes, one after the other, each with a round trip to the server.
+const REMOVALS: usize = 32;
 /// How often a file may change while it is copied.
 const MAX_RESTARTS: u8 = 5;
 /// How long a file that another transfer writes is left alone, and how often it is tried.
@@ -277,8 +279,13 @@ impl Plan {
             }
             return false;
         }
-        state.entries = surplus.len() as u64;
-        state.ready.extend(surplus.into_iter().map(|(directory, places)| Task::Remove(directory, places)));
+        for (directory, mut places) in surplus {
+            while !places.is_empty() {
+                let part = places.split_off(places.len().saturating_sub(REMOVALS));
+                state.ready.push_back(Task::Remove(Arc::clone(&directory), part));
+            }
+        }
+        state.entries = state.ready.len() as u64;
         state.entries > 0
     }
 
@@ -543,6 +550,9 @@ impl Plan {
 mod tests {
     use super::*;
     use crate::cp::channel::Heard;
+    use uiw_copy::meta::Time;
+    use uiw_copy::names::RelPath;
+    use uiw_copy::root::Root;
 
     #[test]
     fn repeated_losses_noted_once() {
@@ -551,5 +561,42 @@ mod tests {
         let noted = ["refused", "refused", "reset", "refused", ""].map(|cause| plan.note_loss(cause));
         assert_eq!(noted, [true, false, true, true, true]);
         assert!(plan.note_loss("refused"), "the server has answered meanwhile");
+    }
+
+    #[test]
+    fn removals_of_directory_divided() {
+        let report = Report::new(true, Arc::new(Heard::default()));
+        let rules = Rules { delete: true, ..Rules::default() };
+        let plan = Plan::new(report, Stop::on_signal_but_hangup(|| {}).unwrap(), rules);
+        let root = Arc::new(Root::open("/".as_ref()).unwrap());
+        let place = Place { root, local: RelPath::default(), remote: RelPath::default() };
+        let meta = |kind| Meta {
+            kind,
+            mode: 0,
+            size: 0,
+            mtime: Time::default(),
+            version: [0; 16],
+            sparse: false,
+            target: Vec::new(),
+        };
+        plan.add_entry(place, meta(Kind::Directory), None);
+        plan.named();
+        let Some(Task::Directory(directory, _)) = plan.take() else { panic!("a directory") };
+        let names: Vec<_> = (0..100).map(|number| format!("{number:03}")).collect();
+        let entry =
+            |name: &String| Entry { name: Name::new(name.as_bytes()).unwrap(), meta: meta(Kind::File) };
+        plan.add_entries(&directory, Vec::new(), names.iter().map(entry).collect());
+        plan.listed(&directory);
+        assert!(matches!(plan.take(), Some(Task::Seal(_))));
+        plan.sealed(&directory);
+        let (mut removed, mut tasks) = (Vec::new(), 0);
+        while let Some(Task::Remove(_, places)) = plan.take() {
+            tasks += 1;
+            removed.extend(places.iter().rev().map(|place| place.remote.to_string()));
+        }
+        assert_eq!(removed, names);
+        assert_eq!(tasks, 4);
+        assert!((0..tasks).all(|_| !plan.is_over() && (plan.removed(), true).1));
+        assert!(plan.is_over());
     }
 }
