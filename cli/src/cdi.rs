@@ -111,7 +111,7 @@ fn describe(program: &str, libraries: &str, persona: Option<&str>) -> Value {
 /// input.
 pub(crate) fn hook() -> Result<()> {
     let state = io::read_to_string(io::stdin()).map_err(|error| hook_failure("standard input", error))?;
-    let container = Container::of_state(&state)?;
+    let container = ContainerState::of_state(&state)?;
     sysfs::show_in(&container.root, container.persona).map_err(|error| {
         hook_failure(format!("cannot make device nodes and sysfs in {}", container.root.display()), error)
     })
@@ -123,13 +123,13 @@ fn hook_failure(what: impl std::fmt::Display, why: impl std::fmt::Display) -> Fa
 
 /// What the hook needs of a container.
 #[derive(Debug, PartialEq, Eq)]
-struct Container {
+struct ContainerState {
     /// Root file system, as its runtime sees it.
     root: PathBuf,
     persona: Persona,
 }
 
-impl Container {
+impl ContainerState {
     /// From its state, which names the folder of its configuration.
     fn of_state(state: &str) -> Result<Self> {
         let wrong = |why: &str| hook_failure("the state of the container on standard input", why);
@@ -178,8 +178,8 @@ mod tests {
 
     #[test]
     fn hook_reads_container_configuration() {
-        let of = |config: Value| Container::of_config(Path::new("/run/c1"), &config.to_string());
-        let container = |root: &str, persona| Ok(Container { root: root.into(), persona });
+        let of = |config: Value| ContainerState::of_config(Path::new("/run/c1"), &config.to_string());
+        let container = |root: &str, persona| Ok(ContainerState { root: root.into(), persona });
         assert_eq!(of(json!({"root": {"path": "rootfs"}})), container("/run/c1/rootfs", Persona::Iwarp));
         let env = json!(["UIW_PERSONA=ib", "A=B", "UIW_PERSONA=roce"]);
         let config = json!({"root": {"path": "/images/1"}, "process": {"env": env}});

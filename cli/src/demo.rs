@@ -42,7 +42,7 @@ pub(crate) struct Args {
 
 /// Operation that moves the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Operation {
+enum DemoOperation {
     Send,
     SendSolicited,
     SendInvalidate,
@@ -55,20 +55,20 @@ enum Operation {
     CmpSwap,
 }
 
-const OPERATIONS: [(Operation, &str); 10] = [
-    (Operation::Send, "Send"),
-    (Operation::SendSolicited, "Send with Solicited Event"),
-    (Operation::SendInvalidate, "Send with Invalidate"),
-    (Operation::SendImmediate, "Send with immediate"),
-    (Operation::Write, "RDMA Write"),
-    (Operation::WriteImmediate, "RDMA Write with immediate"),
-    (Operation::WriteWindow, "RDMA Write through a memory window"),
-    (Operation::Read, "RDMA Read"),
-    (Operation::FetchAdd, "RDMA Write, blocks by FetchAdd"),
-    (Operation::CmpSwap, "RDMA Write, lock by CmpSwap"),
+const OPERATIONS: [(DemoOperation, &str); 10] = [
+    (DemoOperation::Send, "Send"),
+    (DemoOperation::SendSolicited, "Send with Solicited Event"),
+    (DemoOperation::SendInvalidate, "Send with Invalidate"),
+    (DemoOperation::SendImmediate, "Send with immediate"),
+    (DemoOperation::Write, "RDMA Write"),
+    (DemoOperation::WriteImmediate, "RDMA Write with immediate"),
+    (DemoOperation::WriteWindow, "RDMA Write through a memory window"),
+    (DemoOperation::Read, "RDMA Read"),
+    (DemoOperation::FetchAdd, "RDMA Write, blocks by FetchAdd"),
+    (DemoOperation::CmpSwap, "RDMA Write, lock by CmpSwap"),
 ];
 
-impl Operation {
+impl DemoOperation {
     fn is_send(self) -> bool {
         (self as u8) < Self::Write as u8
     }
@@ -76,7 +76,7 @@ impl Operation {
 
 /// One line of the table.
 struct DemoCase {
-    operation: Operation,
+    operation: DemoOperation,
     name: &'static str,
     wire: &'static str,
     peer_options: PeerConfig,
@@ -94,7 +94,9 @@ fn cases() -> Vec<DemoCase> {
     let mut cases = Vec::new();
     for (wire, config) in settings {
         for (operation, name) in OPERATIONS {
-            if wire.is_empty() || matches!(operation, Operation::Send | Operation::Write | Operation::Read) {
+            if wire.is_empty()
+                || matches!(operation, DemoOperation::Send | DemoOperation::Write | DemoOperation::Read)
+            {
                 cases.push(DemoCase { operation, name, wire, peer_options: PeerConfig::new(config.clone()) });
             }
         }
@@ -283,8 +285,8 @@ impl<'a> FileTransfer<'a> {
         let failed = |error| Failure::local("cannot prepare the run", error);
         let [client, server] = [ends[0].alloc_pd().map_err(failed)?, ends[1].alloc_pd().map_err(failed)?];
         let access = match case.operation {
-            Operation::Read => Access::REMOTE_READ,
-            Operation::WriteWindow => Access::empty(),
+            DemoOperation::Read => Access::REMOTE_READ,
+            DemoOperation::WriteWindow => Access::empty(),
             _ => Access::REMOTE_WRITE,
         };
         let memory = server.share(file.len(), access).map_err(failed)?;
@@ -310,7 +312,7 @@ impl<'a> FileTransfer<'a> {
         let all = 0..file.len();
         // Nothing of the last pass is left.
         copy.fill(!0);
-        if *operation == Operation::Read {
+        if *operation == DemoOperation::Read {
             memory.write(0, file).map_err(failed)?;
             blocks.iter_mut().for_each(|block| block.bytes_mut().fill(0));
         } else {
@@ -318,7 +320,7 @@ impl<'a> FileTransfer<'a> {
         }
         cell.update_u64(0, |_| 0).map_err(failed)?;
         let window = match operation {
-            Operation::SendInvalidate | Operation::WriteWindow => {
+            DemoOperation::SendInvalidate | DemoOperation::WriteWindow => {
                 let bind = server.bind_window(memory, all.clone(), Access::REMOTE_WRITE);
                 Some(wait(&ends[1], name, bind)?)
             }
@@ -335,7 +337,7 @@ impl<'a> FileTransfer<'a> {
             || wait(&ends[1], name, receive(server, *operation, copy, window.as_ref())),
         )?;
         let took = start.elapsed();
-        if *operation == Operation::Read {
+        if *operation == DemoOperation::Read {
             copy.chunks_mut(BLOCK)
                 .zip(blocks.iter())
                 .for_each(|(to, block)| to.copy_from_slice(block.bytes()));
@@ -346,7 +348,7 @@ impl<'a> FileTransfer<'a> {
             copy[file.len() / 2] ^= 1;
         }
         verify(name, copy, file)?;
-        let expected = if *operation == Operation::FetchAdd { blocks.len() as u64 } else { 0 };
+        let expected = if *operation == DemoOperation::FetchAdd { blocks.len() as u64 } else { 0 };
         match cell.load_u64(0).map_err(failed)? {
             found if found == expected => Ok(took),
             found => Err(Failure::differs(name, format!("the number in memory is {found}, not {expected}"))),
@@ -357,7 +359,7 @@ impl<'a> FileTransfer<'a> {
 /// Posts the blocks and waits for the server's answer.
 async fn post(
     client: &Connection,
-    operation: Operation,
+    operation: DemoOperation,
     blocks: &mut Vec<Mr<Vec<u8>>>,
     target: RemoteMr,
     cell: RemoteMr,
@@ -368,22 +370,22 @@ async fn post(
         let place = target.slice(offset..offset + block.len())?;
         offset += block.len();
         match operation {
-            Operation::FetchAdd if client.fetch_add(cell, 1).await? != index as u64 => {
+            DemoOperation::FetchAdd if client.fetch_add(cell, 1).await? != index as u64 => {
                 return Err(format!("FetchAdd did not find {index}").into());
             }
-            Operation::CmpSwap => while client.compare_swap(cell, 0, 1).await? != 0 {},
+            DemoOperation::CmpSwap => while client.compare_swap(cell, 0, 1).await? != 0 {},
             _ => {}
         }
         posted.push(match operation {
-            Operation::SendInvalidate if index == last => client.send_invalidate(block, target.rkey),
-            Operation::Send | Operation::SendInvalidate => client.send(block),
-            Operation::SendSolicited => client.send_solicited(block),
-            Operation::SendImmediate => client.send_imm(block, index as u32),
-            Operation::WriteImmediate => client.write_imm(block, place, index as u32),
-            Operation::Read => client.read(block, place),
+            DemoOperation::SendInvalidate if index == last => client.send_invalidate(block, target.rkey),
+            DemoOperation::Send | DemoOperation::SendInvalidate => client.send(block),
+            DemoOperation::SendSolicited => client.send_solicited(block),
+            DemoOperation::SendImmediate => client.send_imm(block, index as u32),
+            DemoOperation::WriteImmediate => client.write_imm(block, place, index as u32),
+            DemoOperation::Read => client.read(block, place),
             _ => client.write(block, place),
         });
-        if operation == Operation::CmpSwap {
+        if operation == DemoOperation::CmpSwap {
             client.compare_swap(cell, 1, 0).await?;
         }
     }
@@ -398,11 +400,11 @@ async fn post(
 /// Receives the file in `copy` if it is sent, then the empty message behind it, and answers that.
 async fn receive(
     server: &Connection,
-    operation: Operation,
+    operation: DemoOperation,
     copy: &mut [u8],
     window: Option<&BoundWindow>,
 ) -> Result<(), AnyError> {
-    let is_immediate = matches!(operation, Operation::SendImmediate | Operation::WriteImmediate);
+    let is_immediate = matches!(operation, DemoOperation::SendImmediate | DemoOperation::WriteImmediate);
     let blocks = if operation.is_send() || is_immediate { copy.len().div_ceil(BLOCK) } else { 0 };
     for (index, block) in copy.chunks_mut(BLOCK).take(blocks).enumerate() {
         let message = server.recv().await?.ok_or("closed early")?;

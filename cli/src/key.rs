@@ -15,11 +15,11 @@ use uiw_tls::{KeyError, PinnedKeys, PublicKey, SecretKey};
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(subcommand)]
-    command: Command,
+    command: KeyCommand,
 }
 
 #[derive(Clone, Debug, clap::Subcommand)]
-enum Command {
+enum KeyCommand {
     /// Create a private key (Ed25519) and print its public key
     New {
         /// A new file, of mode 0600
@@ -52,13 +52,13 @@ enum Command {
 
 pub(crate) fn run(args: &Args) -> Result<()> {
     match &args.command {
-        Command::New { file } => {
+        KeyCommand::New { file } => {
             let key = SecretKey::generate().map_err(failure)?;
             key.write(file).map_err(failure)?;
             text::line(key.public_key().to_string());
             note!("{}", key.public_key().fingerprint());
         }
-        Command::Show { file, pem, json } => {
+        KeyCommand::Show { file, pem, json } => {
             let key = SecretKey::read(file).map_err(failure)?.public_key();
             let fingerprint = key.fingerprint().to_string();
             if *json {
@@ -70,7 +70,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
                 note!("{fingerprint}");
             }
         }
-        Command::Pin { file, key, name, add } => pin(file, key, name, *add)?,
+        KeyCommand::Pin { file, key, name, add } => pin(file, key, name, *add)?,
     }
     Ok(())
 }

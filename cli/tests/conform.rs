@@ -7,12 +7,12 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 
 /// `uiw serve` or `uiw siwtest`, ended when dropped.
-struct Listener {
+struct ListenerProcess {
     child: Child,
     address: String,
 }
 
-impl Listener {
+impl ListenerProcess {
     fn start(args: &[&str]) -> Self {
         let mut child = Command::new(env!("CARGO_BIN_EXE_uiw"))
             .args(args)
@@ -35,7 +35,7 @@ impl Listener {
     }
 }
 
-impl Drop for Listener {
+impl Drop for ListenerProcess {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -43,9 +43,9 @@ impl Drop for Listener {
 }
 
 /// A folder of a test.
-struct Folder(PathBuf);
+struct TestFolder(PathBuf);
 
-impl Folder {
+impl TestFolder {
     fn new(name: &str) -> Self {
         let path = std::env::temp_dir().join(format!("uiw-conform-{name}-{}", std::process::id()));
         fs::create_dir_all(&path).unwrap();
@@ -62,7 +62,7 @@ impl Folder {
     }
 }
 
-impl Drop for Folder {
+impl Drop for TestFolder {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
     }
@@ -82,7 +82,7 @@ fn error(output: &Output) -> String {
 
 #[test]
 fn conforming_listener() {
-    let listener = Listener::start(&["serve"]);
+    let listener = ListenerProcess::start(&["serve"]);
     let output = conform(&[&listener.address, "--jobs", "4", "--all"]);
     assert_eq!(output.status.code(), Some(0), "{}{}", out(&output), error(&output));
     let text = out(&output);
@@ -97,8 +97,8 @@ fn conforming_listener() {
 /// A case of the user that demands what no listener does: the report has the sentence and the frames.
 #[test]
 fn violations_in_all_reports() {
-    let listener = Listener::start(&["siwtest"]);
-    let folder = Folder::new("reports");
+    let listener = ListenerProcess::start(&["siwtest"]);
+    let folder = TestFolder::new("reports");
     let case = folder
         .with("mine.case", "case mine/wrong \"A <strange> \\\"demand\\\"\"\n".replace("\\\"", "'").as_str());
     let lines = "  start\n  > read-request sink-stag 7\n  < read-response stag 8 [RFC5040-4.4-02]\n";
@@ -141,7 +141,7 @@ fn violations_in_all_reports() {
 
 #[test]
 fn wrong_case_names_position() {
-    let folder = Folder::new("wrong");
+    let folder = TestFolder::new("wrong");
     let file = folder.with("wrong.case", "case a \"b\"\n  start\n  > write sttag 1\n");
     let output = conform(&["127.0.0.1:1", "--cases", &file]);
     assert_eq!(output.status.code(), Some(2));
@@ -217,7 +217,7 @@ fn list_has_all_cases() {
 }
 
 /// A listener that ends connections whose Request (with its Private Data) is one that `ends` names, and passes the others on to uiw's.
-fn picky(to: &Listener, ends: fn(&[u8]) -> bool) -> String {
+fn picky(to: &ListenerProcess, ends: fn(&[u8]) -> bool) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
     let to = to.address.clone();
@@ -253,7 +253,7 @@ fn picky(to: &Listener, ends: fn(&[u8]) -> bool) -> String {
 /// what to try.
 #[test]
 fn failed_startup_names_suspect() {
-    let behind = Listener::start(&["serve"]);
+    let behind = ListenerProcess::start(&["serve"]);
     let client_server =
         |request: &[u8]| request[17] == 2 && request.get(20).is_some_and(|ird| ird & 0x80 == 0);
     let revision_2 = |request: &[u8]| request[17] == 2;
@@ -269,8 +269,8 @@ fn failed_startup_names_suspect() {
 
 #[test]
 fn stopped_case_fails_if_strict() {
-    let listener = Listener::start(&["siwtest"]);
-    let folder = Folder::new("strict");
+    let listener = ListenerProcess::start(&["siwtest"]);
+    let folder = TestFolder::new("strict");
     let case = "case mine/stops \"Demands another STag\"\n  start\n  > read-request sink-stag 7\n  < read-response stag 8\n";
     let case = folder.with("mine.case", case);
     let args = [&listener.address, "--partner", "--cases", &case, "--case", "mine/"];

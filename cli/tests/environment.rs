@@ -4,12 +4,12 @@ use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Output, Stdio};
 
 /// `uiw serve` on a free port, ended when dropped.
-struct Server {
+struct ServerProcess {
     child: Child,
     address: String,
 }
 
-impl Server {
+impl ServerProcess {
     fn start(more: &[&str]) -> Self {
         let mut child = Command::new(env!("CARGO_BIN_EXE_uiw"))
             .args(["serve", "--listen", "127.0.0.1:0", "--until-stdin-ends"])
@@ -26,7 +26,7 @@ impl Server {
     }
 }
 
-impl Drop for Server {
+impl Drop for ServerProcess {
     fn drop(&mut self) {
         drop(self.child.stdin.take());
         let _ = self.child.wait();
@@ -66,7 +66,7 @@ fn unsupported_variables_refused() {
 
 #[test]
 fn variables_of_connections_are_obeyed() {
-    let server = Server::start(&["--crc", "off"]);
+    let server = ServerProcess::start(&["--crc", "off"]);
     let of = |variables: &[(&str, &str)], more: &[&str]| {
         let output = with_variables(&[&["doctor", &server.address, "--json"], more].concat(), variables);
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -105,7 +105,7 @@ fn variables_of_connections_are_obeyed() {
 /// What is captured is what was on the wire: a byte that the fault layer changed is changed in the file, and its CRC is wrong.
 #[test]
 fn faults_appear_in_capture() {
-    let server = Server::start(&[]);
+    let server = ServerProcess::start(&[]);
     let file = std::env::temp_dir().join(format!("uiw-fault-{}.pcapng", std::process::id()));
     // Behind the Request (24 bytes and its private data) and the first FPDU.
     let output = with_variables(

@@ -12,14 +12,14 @@ use std::process::{Command, Stdio};
 
 /// A name of a path of keys.
 #[derive(Clone, Debug, PartialEq)]
-struct Step {
+struct PathStep {
     /// `*` is any name, and `[]` an element of a list.
     name: String,
     /// It is not in every object.
     is_optional: bool,
 }
 
-type Keys = Vec<Vec<Step>>;
+type Keys = Vec<Vec<PathStep>>;
 
 /// The described keys by command and type; the type is empty where there is one alone.
 fn described() -> BTreeMap<(String, String), Keys> {
@@ -52,23 +52,24 @@ fn expand(key: &str) -> Vec<String> {
     names.split(',').flat_map(|name| expand(&format!("{before}{name}{after}"))).collect()
 }
 
-fn steps(key: &str) -> Vec<Step> {
+fn steps(key: &str) -> Vec<PathStep> {
     let mut steps = Vec::new();
     for part in key.split('.') {
         let (part, is_list) = part.strip_suffix("[]").map_or((part, false), |part| (part, true));
         let (name, is_optional) = part.strip_suffix('?').map_or((part, false), |name| (name, true));
-        steps.push(Step { name: name.to_owned(), is_optional });
+        steps.push(PathStep { name: name.to_owned(), is_optional });
         if is_list {
-            steps.push(Step { name: "[]".to_owned(), is_optional: false });
+            steps.push(PathStep { name: "[]".to_owned(), is_optional: false });
         }
     }
     steps
 }
 
 /// The undescribed keys of a value.
-fn undescribed(value: &Value, keys: &[&[Step]], path: &str, found: &mut Vec<String>) {
-    let below = |name: &str| -> Vec<&[Step]> {
-        let is_it = |keys: &&&[Step]| keys.first().is_some_and(|step| step.name == name || step.name == "*");
+fn undescribed(value: &Value, keys: &[&[PathStep]], path: &str, found: &mut Vec<String>) {
+    let below = |name: &str| -> Vec<&[PathStep]> {
+        let is_it =
+            |keys: &&&[PathStep]| keys.first().is_some_and(|step| step.name == name || step.name == "*");
         keys.iter().filter(is_it).map(|keys| &keys[1..]).collect()
     };
     match value {
@@ -100,7 +101,7 @@ fn undescribed(value: &Value, keys: &[&[Step]], path: &str, found: &mut Vec<Stri
 }
 
 /// Whether a value has a key, or `null` or nothing in place of what is around it.
-fn has(value: &Value, key: &[Step]) -> bool {
+fn has(value: &Value, key: &[PathStep]) -> bool {
     let Some((step, rest)) = key.split_first() else { return true };
     match (value, step.name.as_str()) {
         (Value::Null, _) => true,
@@ -112,14 +113,14 @@ fn has(value: &Value, key: &[Step]) -> bool {
 }
 
 /// A directory and a server, removed and ended when dropped.
-struct Fixture {
+struct JsonFixture {
     directory: PathBuf,
     server: Server,
     described: BTreeMap<(String, String), Keys>,
     seen: BTreeSet<(String, String)>,
 }
 
-impl Fixture {
+impl JsonFixture {
     fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_uiw"));
         command.args(arguments).current_dir(&self.directory).stdin(Stdio::null());
@@ -152,7 +153,7 @@ impl Fixture {
     }
 }
 
-impl Drop for Fixture {
+impl Drop for JsonFixture {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.directory);
     }
@@ -174,7 +175,7 @@ fn printed_keys_are_described() {
     let server = Server::spawn(&mut serve);
     let address = server.address.clone();
     let to = address.as_str();
-    let mut fixture = Fixture { directory, server, described: described(), seen: BTreeSet::new() };
+    let mut fixture = JsonFixture { directory, server, described: described(), seen: BTreeSet::new() };
     fixture.check("ping", &["ping", to, "--count", "2", "--json"]);
     for more in [
         &["--latency"][..],

@@ -6,13 +6,13 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
 /// `uiw siwtest --listen`, ended when dropped.
-struct Partner {
+struct PartnerProcess {
     child: Child,
     address: String,
     lines: Receiver<String>,
 }
 
-impl Partner {
+impl PartnerProcess {
     fn start(more: &[&str]) -> Self {
         let mut child = Command::new(env!("CARGO_BIN_EXE_uiw"))
             .args(["siwtest", "--listen", "127.0.0.1:0"])
@@ -47,7 +47,7 @@ impl Partner {
     }
 }
 
-impl Drop for Partner {
+impl Drop for PartnerProcess {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -66,7 +66,7 @@ fn is_complete(line: &str) -> bool {
 
 #[test]
 fn partner_reports_itself() {
-    let partner = Partner::start(&[]);
+    let partner = PartnerProcess::start(&[]);
     let output = partner.test(&["me.about", "me.send:64"]);
     assert!(output.status.success(), "{}", text(&output.stderr));
     let said = text(&output.stdout);
@@ -75,7 +75,7 @@ fn partner_reports_itself() {
 
 #[test]
 fn every_operation_by_both_ends() {
-    let partner = Partner::start(&[]);
+    let partner = PartnerProcess::start(&[]);
     let output = partner.test(&[]);
     let out = text(&output.stdout);
     assert!(output.status.success(), "{out}{}", text(&output.stderr));
@@ -90,7 +90,7 @@ fn every_operation_by_both_ends() {
 
 #[test]
 fn errors_are_reported_at_both_ends() {
-    let partner = Partner::start(&[]);
+    let partner = PartnerProcess::start(&[]);
     for (order, code) in [
         ("badwrite", "(1/1/0x00)"),
         ("outwrite", "(1/1/0x01)"),
@@ -115,7 +115,7 @@ fn errors_are_reported_at_both_ends() {
 
 #[test]
 fn private_data_and_rejection() {
-    let partner = Partner::start(&[]);
+    let partner = PartnerProcess::start(&[]);
     let output = partner.test(&["send:1", "--private-data", "508"]);
     assert!(text(&output.stdout).contains("508 bytes of private data"), "{}", text(&output.stderr));
     let output = partner.test(&["send:1", "--private-text", "reject-me"]);
@@ -132,7 +132,7 @@ fn private_data_and_rejection() {
 #[test]
 fn missing_peer_features_refused() {
     // Without capability exchange a uiw peer is treated as any other.
-    let partner = Partner::start(&["--capabilities", "off"]);
+    let partner = PartnerProcess::start(&["--capabilities", "off"]);
     for what in ["sendimm", "writeimm", "fetchadd", "cmpswap"] {
         let output = partner.test(&["--refused", what]);
         let out = text(&output.stdout);

@@ -10,9 +10,9 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// A runtime directory of its own, removed when dropped.
-struct Runtime(PathBuf);
+struct RuntimeDirectory(PathBuf);
 
-impl Runtime {
+impl RuntimeDirectory {
     fn new() -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -33,13 +33,13 @@ impl Runtime {
     }
 
     /// A program that says first where it listens, killed when dropped.
-    fn listening(&self, args: &[&str]) -> Listening {
+    fn listening(&self, args: &[&str]) -> ListeningProcess {
         let mut child = self.command(args).stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
         let address =
             line.strip_prefix("listening on ").unwrap_or_else(|| panic!("{line:?}")).trim().to_owned();
-        Listening { child, address }
+        ListeningProcess { child, address }
     }
 
     /// The objects of `uiw stat --json --interval 0` with more arguments.
@@ -55,25 +55,25 @@ impl Runtime {
     }
 }
 
-impl Drop for Runtime {
+impl Drop for RuntimeDirectory {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
     }
 }
 
-struct Listening {
+struct ListeningProcess {
     child: Child,
     address: String,
 }
 
-impl Listening {
+impl ListeningProcess {
     fn kill(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-impl Drop for Listening {
+impl Drop for ListeningProcess {
     fn drop(&mut self) {
         self.kill();
     }
@@ -87,7 +87,7 @@ fn count(process: &Value, operation: &str, direction: &str) -> (u64, u64) {
 
 #[test]
 fn counts_survive_sigkill() {
-    let runtime = Runtime::new();
+    let runtime = RuntimeDirectory::new();
     let mut server = runtime.listening(&["serve", "--listen", "127.0.0.1:0"]);
     let perf = |op: &str, seconds: &str| {
         let args = ["perf", &server.address, "--op", op, "--size", "5000", "--seconds", seconds, "--json"];
@@ -158,7 +158,7 @@ fn counts_survive_sigkill() {
 
 #[test]
 fn text_names_process_and_connections() {
-    let runtime = Runtime::new();
+    let runtime = RuntimeDirectory::new();
     let server = runtime.listening(&["serve", "--listen", "127.0.0.1:0"]);
     let ping = runtime.run(&["ping", &server.address, "-c", "20", "-s", "3000"]);
     assert!(ping.status.success(), "{ping:?}");
@@ -181,7 +181,7 @@ fn text_names_process_and_connections() {
 
 #[test]
 fn invalid_files_named_others_shown() {
-    let runtime = Runtime::new();
+    let runtime = RuntimeDirectory::new();
     let server = runtime.listening(&["serve", "--listen", "127.0.0.1:0"]);
     let folder = runtime.0.join("uiw");
     fs::write(folder.join("garbage.counters"), vec![7; 100_000]).unwrap();
@@ -201,7 +201,7 @@ fn invalid_files_named_others_shown() {
 
 #[test]
 fn hostile_file_names_shown_escaped() {
-    let runtime = Runtime::new();
+    let runtime = RuntimeDirectory::new();
     let named = runtime.0.join("named");
     fs::create_dir(&named).unwrap();
     for number in 0..40 {
@@ -219,14 +219,14 @@ fn hostile_file_names_shown_escaped() {
 /// A service publishes in a directory of its own, where no user's `uiw stat` looks by itself.
 #[test]
 fn named_directory_shown() {
-    let (service, user) = (Runtime::new(), Runtime::new());
+    let (service, user) = (RuntimeDirectory::new(), RuntimeDirectory::new());
     let directory = service.0.to_str().unwrap();
     let mut serve = user.command(&["serve", "--listen", "127.0.0.1:0"]);
     let mut child = serve.env("UIW_COUNTERS", directory).stdout(Stdio::piped()).spawn().unwrap();
     let mut line = String::new();
     let mut said = BufReader::new(child.stdout.take().unwrap());
     said.read_line(&mut line).unwrap();
-    let mut serving = Listening { child, address: line };
+    let mut serving = ListeningProcess { child, address: line };
     let stat = |directory: &str| {
         let mut stat = user.command(&["stat", "--all", "--json", "--interval", "0"]);
         stat.env("UIW_COUNTERS", directory).output().unwrap()
@@ -246,7 +246,7 @@ fn named_directory_shown() {
 
 #[test]
 fn off_publishes_nothing() {
-    let runtime = Runtime::new();
+    let runtime = RuntimeDirectory::new();
     let mut command = runtime.command(&["serve", "--listen", "127.0.0.1:0", "--until-stdin-ends"]);
     let output = command.env("UIW_COUNTERS", "off").output().unwrap();
     assert!(output.status.success(), "{output:?}");
@@ -268,7 +268,7 @@ fn http(address: &str, request: &str) -> String {
 
 #[test]
 fn prometheus_served_despite_hostile_clients() {
-    let runtime = Runtime::new();
+    let runtime = RuntimeDirectory::new();
     let server = runtime.listening(&["serve", "--listen", "127.0.0.1:0"]);
     let ping = runtime.run(&["ping", &server.address, "-c", "20", "-s", "3000"]);
     assert!(ping.status.success(), "{ping:?}");
@@ -315,7 +315,7 @@ fn prometheus_served_despite_hostile_clients() {
 
 #[test]
 fn transfers_counted_by_direction_and_result() {
-    let runtime = Runtime::new();
+    let runtime = RuntimeDirectory::new();
     let shared = runtime.0.join("shared");
     fs::create_dir(&shared).unwrap();
     fs::write(runtime.0.join("file"), "content").unwrap();
@@ -349,7 +349,7 @@ fn transfers_counted_by_direction_and_result() {
 
 #[test]
 fn ended_programs_shown_on_request() {
-    let runtime = Runtime::new();
+    let runtime = RuntimeDirectory::new();
     let server = runtime.listening(&["serve", "--listen", "127.0.0.1:0"]);
     assert!(runtime.run(&["ping", &server.address, "-c", "1"]).status.success());
     let shown = |more: &[&str]| {
@@ -367,7 +367,7 @@ fn ended_programs_shown_on_request() {
 
 #[test]
 fn files_of_ended_programs_bounded() {
-    let (service, runtime) = (Runtime::new(), Runtime::new());
+    let (service, runtime) = (RuntimeDirectory::new(), RuntimeDirectory::new());
     let server = runtime.listening(&["serve", "--listen", "127.0.0.1:0"]);
     let ping = || {
         let mut ping = runtime.command(&["ping", &server.address, "-c", "1"]);

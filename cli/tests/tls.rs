@@ -13,9 +13,9 @@ use uiw_decode as decode;
 use uiw_decode::pcap::Reader;
 
 /// Files of one test: a configuration for each name.
-struct Files(PathBuf);
+struct TlsFiles(PathBuf);
 
-impl Files {
+impl TlsFiles {
     fn new(names: &[&str]) -> Self {
         let number = getrandom::u64().unwrap();
         let path = std::env::temp_dir().join(format!("uiw-tls-{}-{number:x}", std::process::id()));
@@ -50,7 +50,7 @@ impl Files {
     }
 }
 
-impl Drop for Files {
+impl Drop for TlsFiles {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
     }
@@ -58,7 +58,7 @@ impl Drop for Files {
 
 #[test]
 fn hangup_ends_connections_of_removed_keys() {
-    let files = Files::new(&["server", "stays", "gone"]);
+    let files = TlsFiles::new(&["server", "stays", "gone"]);
     for client in ["stays", "gone"] {
         files.pin("server", client);
         files.pin(client, "server");
@@ -102,7 +102,7 @@ fn hangup_ends_connections_of_removed_keys() {
 /// The server logs one line about each connection of a client that is killed, with the reason.
 #[test]
 fn killed_client_logged_once_per_connection() {
-    let files = Files::new(&["server", "client"]);
+    let files = TlsFiles::new(&["server", "client"]);
     files.pin("server", "client");
     files.pin("client", "server");
     let mut server = files.serve("server");
@@ -130,7 +130,7 @@ fn killed_client_logged_once_per_connection() {
 #[test]
 fn flood_of_refused_peers_logged_in_part() {
     const PEERS: usize = 3000;
-    let files = Files::new(&["server"]);
+    let files = TlsFiles::new(&["server"]);
     files.pin("server", "server");
     let server = files.serve("server");
     for _ in 0..PEERS {
@@ -147,7 +147,7 @@ fn flood_of_refused_peers_logged_in_part() {
 
 #[test]
 fn keys_created_shown_and_pinned() {
-    let files = Files::new(&["one"]);
+    let files = TlsFiles::new(&["one"]);
     let key = fs::read_to_string(files.0.join("one.pub")).unwrap();
     let shown = files.uiw(&["key", "show", "one.pem"]);
     assert_eq!(text(&shown.stdout), key);
@@ -200,7 +200,7 @@ fn without(capture: &[u8], left_out: u64) -> Vec<u8> {
 
 #[test]
 fn capture_decrypted_despite_missing_packets() {
-    let files = Files::new(&["one", "two"]);
+    let files = TlsFiles::new(&["one", "two"]);
     files.pin("one", "two");
     files.pin("two", "one");
     let server = files.serve("one");
@@ -264,7 +264,7 @@ fn capture_decrypted_despite_missing_packets() {
 /// Raw TCP would be a clear connection to a port that has none.
 #[test]
 fn raw_tcp_comparison_refused_with_tls() {
-    let files = Files::new(&["server", "client"]);
+    let files = TlsFiles::new(&["server", "client"]);
     files.pin("server", "client");
     files.pin("client", "server");
     let server = files.serve("server");
@@ -280,7 +280,7 @@ fn root_pins_for_other_user() {
     if !rustix::process::geteuid().is_root() {
         return;
     }
-    let files = Files::new(&["one", "two"]);
+    let files = TlsFiles::new(&["one", "two"]);
     let list = files.0.join("list");
     fs::write(&list, "# clients\n").unwrap();
     std::os::unix::fs::lchown(&list, Some(65534), Some(65534)).unwrap();

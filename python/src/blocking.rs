@@ -16,7 +16,7 @@ use uiw::{DeviceConfig, Message, Pd};
 
 /// A device, and the protection domain of all that is made with it.
 #[derive(Clone)]
-struct Domain {
+struct DeviceDomain {
     device: uiw::Device,
     pd: Pd,
 }
@@ -30,7 +30,7 @@ const SIGNALS: Duration = Duration::from_millis(100);
 /// `TimeoutError` after `timeout` seconds; what a signal's handler raises.
 fn wait<F: Future + Send>(
     py: Python<'_>,
-    domain: &Domain,
+    domain: &DeviceDomain,
     timeout: Option<f64>,
     future: F,
 ) -> PyResult<F::Output>
@@ -61,7 +61,7 @@ where
 ///
 /// Raises ValueError for a variable with a bad value or a wrong file of TLS, OSError when the system refuses.
 #[pyclass(frozen)]
-pub(crate) struct Device(Domain);
+pub(crate) struct Device(DeviceDomain);
 
 #[pymethods]
 impl Device {
@@ -70,7 +70,7 @@ impl Device {
         py.detach(|| {
             let device = environment::open(DeviceConfig::default().shards(environment::shards()?))?;
             let pd = device.alloc_pd().map_err(raise)?;
-            Ok(Self(Domain { device, pd }))
+            Ok(Self(DeviceDomain { device, pd }))
         })
     }
 
@@ -122,7 +122,7 @@ impl Device {
 /// A port on which peers connect. It answers them while `accept` waits.
 #[pyclass(frozen)]
 pub(crate) struct Listener {
-    domain: Domain,
+    domain: DeviceDomain,
     port: Port,
 }
 
@@ -161,14 +161,14 @@ impl Listener {
 /// A connection.
 #[pyclass(frozen)]
 pub(crate) struct Connection {
-    domain: Domain,
+    domain: DeviceDomain,
     inner: uiw::Connection,
     /// A message that found no room in the object of `recv_into`: the next call returns it.
     kept: Mutex<Option<Message>>,
 }
 
 impl Connection {
-    fn new(domain: &Domain, inner: uiw::Connection) -> Self {
+    fn new(domain: &DeviceDomain, inner: uiw::Connection) -> Self {
         Self { domain: domain.clone(), inner, kept: Mutex::default() }
     }
 

@@ -17,12 +17,12 @@ use std::time::Instant;
 use uiw::{DeviceConfig, Message, Pd, Progress};
 
 /// What a call returns, or raises.
-type Outcome = PyResult<Value>;
+type Outcome = PyResult<TaskValue>;
 
 /// A call that is done: its number, what it returns, what it raises.
 type Done<'py> = (u64, Option<Bound<'py, PyAny>>, Option<PyErr>);
 
-enum Value {
+enum TaskValue {
     None,
     Number(u64),
     Bytes(Vec<u8>),
@@ -31,18 +31,18 @@ enum Value {
 }
 
 /// A call that is not done.
-struct Task {
+struct PendingTask {
     future: Pin<Box<dyn Future<Output = Outcome> + Send>>,
     waker: Waker,
 }
 
 /// The numbers of tasks to be polled.
 #[derive(Default)]
-struct Woken(Mutex<Vec<u64>>);
+struct WokenTasks(Mutex<Vec<u64>>);
 
 struct TaskWaker {
     number: u64,
-    woken: Arc<Woken>,
+    woken: Arc<WokenTasks>,
 }
 
 impl Wake for TaskWaker {
@@ -56,19 +56,19 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 #[derive(Default)]
-struct Tasks {
-    woken: Arc<Woken>,
-    table: Mutex<(u64, HashMap<u64, Task>)>,
+struct TaskTable {
+    woken: Arc<WokenTasks>,
+    table: Mutex<(u64, HashMap<u64, PendingTask>)>,
 }
 
-impl Tasks {
+impl TaskTable {
     /// Takes a future; it is polled by the next step.
     fn start(&self, future: impl Future<Output = Outcome> + Send + 'static) -> u64 {
         let mut table = lock(&self.table);
         table.0 += 1;
         let number = table.0;
         let waker = Waker::from(Arc::new(TaskWaker { number, woken: Arc::clone(&self.woken) }));
-        table.1.insert(number, Task { future: Box::pin(future), waker });
+        table.1.insert(number, PendingTask { future: Box::pin(future), waker });
         lock(&self.woken.0).push(number);
         number
     }
@@ -98,7 +98,7 @@ impl Tasks {
 pub(crate) struct AsyncDevice {
     device: uiw::Device,
     pd: Pd,
-    tasks: Arc<Tasks>,
+    tasks: Arc<TaskTable>,
 }
 
 #[pymethods]
@@ -163,7 +163,7 @@ impl AsyncDevice {
         let pd = self.pd.clone();
         Ok(self.tasks.start(async move {
             let connected = uiw::Connection::connect(&pd, peer, &settings).await;
-            connected.map(Value::Connection).map_err(raise)
+            connected.map(TaskValue::Connection).map_err(raise)
         }))
     }
 
@@ -190,13 +190,13 @@ impl AsyncDevice {
 }
 
 impl AsyncDevice {
-    fn object<'py>(&self, py: Python<'py>, value: Value) -> PyResult<Option<Bound<'py, PyAny>>> {
+    fn object<'py>(&self, py: Python<'py>, value: TaskValue) -> PyResult<Option<Bound<'py, PyAny>>> {
         Ok(Some(match value {
-            Value::None => return Ok(None),
-            Value::Number(number) => number.into_pyobject(py)?.into_any(),
-            Value::Bytes(bytes) => PyBytes::new(py, &bytes).into_any(),
-            Value::Message(message) => PyBytes::new(py, &message).into_any(),
-            Value::Connection(connection) => {
+            TaskValue::None => return Ok(None),
+            TaskValue::Number(number) => number.into_pyobject(py)?.into_any(),
+            TaskValue::Bytes(bytes) => PyBytes::new(py, &bytes).into_any(),
+            TaskValue::Message(message) => PyBytes::new(py, &message).into_any(),
+            TaskValue::Connection(connection) => {
                 let connection = Arc::new(connection);
                 Bound::new(py, AsyncConnection { connection, tasks: Arc::clone(&self.tasks) })?.into_any()
             }
@@ -208,7 +208,7 @@ impl AsyncDevice {
 #[pyclass(frozen)]
 pub(crate) struct AsyncListener {
     port: Arc<Port>,
-    tasks: Arc<Tasks>,
+    tasks: Arc<TaskTable>,
 }
 
 #[pymethods]
@@ -220,7 +220,7 @@ impl AsyncListener {
 
     fn accept(&self) -> u64 {
         let port = Arc::clone(&self.port);
-        self.tasks.start(async move { port.accept().await.map(Value::Connection) })
+        self.tasks.start(async move { port.accept().await.map(TaskValue::Connection) })
     }
 
     fn close(&self) {
@@ -232,7 +232,7 @@ impl AsyncListener {
 #[pyclass(frozen)]
 pub(crate) struct AsyncConnection {
     connection: Arc<uiw::Connection>,
-    tasks: Arc<Tasks>,
+    tasks: Arc<TaskTable>,
 }
 
 impl AsyncConnection {
@@ -260,43 +260,43 @@ impl AsyncConnection {
     fn send(&self, data: &Bound<'_, PyAny>) -> PyResult<u64> {
         let memory = self.connection.pd().register(buffer::copy(data)?).map_err(raise)?;
         let sent = self.connection.send(memory);
-        Ok(self.tasks.start(async move { sent.await.map(|_| Value::None).map_err(raise) }))
+        Ok(self.tasks.start(async move { sent.await.map(|_| TaskValue::None).map_err(raise) }))
     }
 
     fn recv(&self) -> u64 {
         self.start(|connection| async move {
             let message = connection.recv().await.map_err(raise)?;
-            Ok(message.map_or(Value::None, Value::Message))
+            Ok(message.map_or(TaskValue::None, TaskValue::Message))
         })
     }
 
     fn write(&self, data: &Bound<'_, PyAny>, remote: &Remote) -> PyResult<u64> {
         let memory = self.connection.pd().register(buffer::copy(data)?).map_err(raise)?;
         let written = self.connection.write(memory, remote.0);
-        Ok(self.tasks.start(async move { written.await.map(|_| Value::None).map_err(raise) }))
+        Ok(self.tasks.start(async move { written.await.map(|_| TaskValue::None).map_err(raise) }))
     }
 
     fn read(&self, remote: &Remote) -> PyResult<u64> {
         let memory = self.connection.pd().register(buffer::for_read(remote.0.len)?).map_err(raise)?;
         let read = self.connection.read(memory, remote.0);
-        let bytes = async move { Ok(Value::Bytes(read.await.map_err(raise)?.into_inner())) };
+        let bytes = async move { Ok(TaskValue::Bytes(read.await.map_err(raise)?.into_inner())) };
         Ok(self.tasks.start(bytes))
     }
 
     fn fetch_add(&self, remote: &Remote, add: u64) -> u64 {
         let added = self.connection.fetch_add(remote.0, add);
-        self.tasks.start(async move { added.await.map(Value::Number).map_err(raise) })
+        self.tasks.start(async move { added.await.map(TaskValue::Number).map_err(raise) })
     }
 
     fn compare_swap(&self, remote: &Remote, compare: u64, swap: u64) -> u64 {
         let swapped = self.connection.compare_swap(remote.0, compare, swap);
-        self.tasks.start(async move { swapped.await.map(Value::Number).map_err(raise) })
+        self.tasks.start(async move { swapped.await.map(TaskValue::Number).map_err(raise) })
     }
 
     fn abort(&self) -> u64 {
         self.start(|connection| async move {
             connection.abort().await;
-            Ok(Value::None)
+            Ok(TaskValue::None)
         })
     }
 
@@ -304,7 +304,7 @@ impl AsyncConnection {
         self.start(|connection| async move {
             // Fails if the connection has ended: perhaps the peer was first.
             let _ = connection.disconnect().await;
-            Ok(Value::None)
+            Ok(TaskValue::None)
         })
     }
 }

@@ -44,7 +44,7 @@ macro_rules! call {
 ///
 /// # Safety
 /// `C` is the same function type with the types of C in the place of its arguments.
-unsafe trait Exported: Copy {
+unsafe trait ExportedFn: Copy {
     type C: Copy;
 
     fn into_c(self) -> Self::C {
@@ -58,7 +58,7 @@ macro_rules! table_functions {
     ($($name:ident($($argument:ident),*);)*) => {
         $(
             // SAFETY: the types differ in the arguments alone.
-            unsafe impl<$($argument: Argument,)* R> Exported for extern "C" fn($($argument),*) -> R {
+            unsafe impl<$($argument: Argument,)* R> ExportedFn for extern "C" fn($($argument),*) -> R {
                 type C = unsafe extern "C" fn($($argument::C),*) -> R;
             }
 

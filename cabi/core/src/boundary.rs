@@ -14,7 +14,7 @@ pub type Result<T> = std::result::Result<T, Errno>;
 
 #[inline]
 fn guarded<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
-    let _uncancelled = Uncancelled::new();
+    let _uncancelled = CancelGuard::new();
     caught(body)
 }
 
@@ -43,16 +43,16 @@ fn as_before(before: i32) {
 
 /// Guard that prevents cancellation of this thread: a `pthread_cancel` that came to one of the engine's system calls would unwind from
 /// inside the C library through functions that hold locks, and Rust ends the process at that. It takes effect at the next wait.
-struct Uncancelled(c_int);
+struct CancelGuard(c_int);
 
-impl Uncancelled {
+impl CancelGuard {
     #[inline]
     fn new() -> Self {
         Self(uncancelled())
     }
 }
 
-impl Drop for Uncancelled {
+impl Drop for CancelGuard {
     #[inline]
     fn drop(&mut self) {
         as_before(self.0);

@@ -4,17 +4,17 @@
 use std::io;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Set of [`Reason`]s that were reported.
+/// Set of [`DenialReason`]s that were reported.
 static REPORTED: AtomicU32 = AtomicU32::new(0);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Reason {
+enum DenialReason {
     Descriptors,
     Tasks,
     Call,
 }
 
-impl Reason {
+impl DenialReason {
     /// The reason of an error of what was `tried`, if it is one of these.
     fn of(tried: &str, error: &io::Error) -> Option<Self> {
         match error.raw_os_error()? {
@@ -38,13 +38,13 @@ impl Reason {
 
 /// Returns advice about an error of what was `tried`, if a limit or a sandbox is the reason.
 pub fn fix(tried: &str, error: &io::Error) -> Option<&'static str> {
-    Reason::of(tried, error).map(Reason::fix)
+    DenialReason::of(tried, error).map(DenialReason::fix)
 }
 
 /// Says why what was `tried` failed, if a limit or a sandbox is the reason: once in a process for each of them.
 #[cold]
 pub fn report(tried: &str, error: &io::Error) {
-    let Some(reason) = Reason::of(tried, error) else { return };
+    let Some(reason) = DenialReason::of(tried, error) else { return };
     let bit = 1 << reason as u32;
     if REPORTED.fetch_or(bit, Ordering::Relaxed) & bit == 0 {
         crate::log::note!("uiw: {tried}: {error}: {}", reason.fix());
@@ -57,12 +57,12 @@ mod tests {
 
     #[test]
     fn limits_are_distinguished_from_other_errors() {
-        let reason = |tried, number| Reason::of(tried, &io::Error::from_raw_os_error(number));
-        assert_eq!(reason("opening an eventfd", libc::EMFILE), Some(Reason::Descriptors));
-        assert_eq!(reason("starting the driver thread", libc::EAGAIN), Some(Reason::Tasks));
+        let reason = |tried, number| DenialReason::of(tried, &io::Error::from_raw_os_error(number));
+        assert_eq!(reason("opening an eventfd", libc::EMFILE), Some(DenialReason::Descriptors));
+        assert_eq!(reason("starting the driver thread", libc::EAGAIN), Some(DenialReason::Tasks));
         assert_eq!(reason("connecting", libc::EAGAIN), None);
-        assert_eq!(reason("opening an epoll set", libc::EPERM), Some(Reason::Call));
+        assert_eq!(reason("opening an epoll set", libc::EPERM), Some(DenialReason::Call));
         assert_eq!(reason("listening", libc::EADDRINUSE), None);
-        assert_eq!(Reason::of("", &io::Error::other("of no number")), None);
+        assert_eq!(DenialReason::of("", &io::Error::other("of no number")), None);
     }
 }

@@ -40,18 +40,21 @@ pub trait Forked: Send + Sync + 'static {
 /// A static that holds the state of a subsystem, in `SHARDS` parts with a lock each. Several parts serve look-ups that are made
 /// on every call: threads that use different objects then rarely touch the same lock, nor its cache line.
 pub struct ForkSafe<T: Forked, const SHARDS: usize = 1> {
-    shards: [Shard<T>; SHARDS],
+    shards: [LockShard<T>; SHARDS],
     registered: AtomicBool,
 }
 
 /// Two cache lines, which processors prefetch as a pair.
 #[repr(align(128))]
-struct Shard<T>(RwLock<T>);
+struct LockShard<T>(RwLock<T>);
 
 impl<T: Forked, const SHARDS: usize> ForkSafe<T, SHARDS> {
     /// Makes the state of a process that has not used the subsystem.
     pub const fn new() -> Self {
-        Self { shards: [const { Shard(RwLock::new(T::NEW)) }; SHARDS], registered: AtomicBool::new(false) }
+        Self {
+            shards: [const { LockShard(RwLock::new(T::NEW)) }; SHARDS],
+            registered: AtomicBool::new(false),
+        }
     }
 
     /// The part that `key` belongs to. Its lock is held for a look-up or a change, never during a call of the engine or a
@@ -130,7 +133,7 @@ trait LockedState {
 
 impl<T: Forked, const SHARDS: usize> ForkHooks for ForkSafe<T, SHARDS> {
     fn lock(&'static self) -> Box<dyn LockedState> {
-        let lock = |shard: &'static Shard<T>| {
+        let lock = |shard: &'static LockShard<T>| {
             let mut state = shard.0.write();
             state.before_fork();
             state
@@ -186,9 +189,9 @@ extern "C" fn in_child() {
 mod tests {
     use super::*;
 
-    struct Numbers(Vec<u32>);
+    struct ForkNumbers(Vec<u32>);
 
-    impl Forked for Numbers {
+    impl Forked for ForkNumbers {
         const NEW: Self = Self(Vec::new());
 
         fn before_fork(&mut self) {
@@ -203,7 +206,7 @@ mod tests {
     /// The hooks are called on a value that is not registered: a fork of the test process itself would copy other tests' threads.
     #[test]
     fn shards_locked_during_fork() {
-        static STATE: ForkSafe<Numbers, 4> = ForkSafe::new();
+        static STATE: ForkSafe<ForkNumbers, 4> = ForkSafe::new();
         let mut held = STATE.lock();
         assert!(STATE.shards.iter().all(|shard| shard.0.try_read().is_none()));
         held.in_child();
@@ -213,7 +216,7 @@ mod tests {
 
     #[test]
     fn keys_spread_over_all_shards() {
-        static STATE: ForkSafe<Numbers, 64> = ForkSafe::new();
+        static STATE: ForkSafe<ForkNumbers, 64> = ForkSafe::new();
         let places = |step: u64| {
             let all: std::collections::BTreeSet<_> = (0..1024)
                 .map(|n| std::ptr::from_ref(STATE.shard(0x7F00_0000_1000 + n * step)).addr())

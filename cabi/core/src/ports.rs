@@ -18,7 +18,7 @@ const PORT_TRIES: usize = 64;
 
 /// A port that an id has.
 #[derive(Clone, Copy)]
-struct Port {
+struct PortEntry {
     /// The real address.
     at: SocketAddr,
     /// True for UDP, false for TCP.
@@ -30,9 +30,9 @@ struct Port {
 }
 
 /// Ports by number: ids collide only where that is the same.
-struct Ports(BTreeMap<u16, Vec<Port>>);
+struct PortTable(BTreeMap<u16, Vec<PortEntry>>);
 
-impl Forked for Ports {
+impl Forked for PortTable {
     const NEW: Self = Self(BTreeMap::new());
 
     fn in_child(&mut self) {
@@ -40,9 +40,9 @@ impl Forked for Ports {
     }
 }
 
-static PORTS: ForkSafe<Ports, 16> = ForkSafe::new();
+static PORTS: ForkSafe<PortTable, 16> = ForkSafe::new();
 
-fn shard(port: u16) -> &'static RwLock<Ports> {
+fn shard(port: u16) -> &'static RwLock<PortTable> {
     PORTS.shard(port.into())
 }
 
@@ -91,7 +91,7 @@ pub fn reserve(
             if at.port() == 0 && !address::has_program_port(port) {
                 continue;
             }
-            match take(Port { at: bound, datagrams, reuse, holder }, None) {
+            match take(PortEntry { at: bound, datagrams, reuse, holder }, None) {
                 Err(Errno(libc::EADDRINUSE)) if at.port() == 0 => continue,
                 taken => return taken.map(|reservation| (bound, reservation)),
             }
@@ -121,7 +121,7 @@ pub fn reserve(
         if at.port() == 0 && !address::has_program_port(bound.port()) {
             continue;
         }
-        match take(Port { at: bound, datagrams, reuse, holder }, Some(socket)) {
+        match take(PortEntry { at: bound, datagrams, reuse, holder }, Some(socket)) {
             // The system's socket of an id may be gone before its reservation is.
             Err(Errno(libc::EADDRINUSE)) if at.port() == 0 => {}
             taken => return taken.map(|reservation| (bound, reservation)),
@@ -188,7 +188,7 @@ fn system_ports() -> (u16, u16) {
 }
 
 /// Records a port, unless another id of this process has it.
-fn take(port: Port, bound: Option<Socket>) -> Result<Reservation> {
+fn take(port: PortEntry, bound: Option<Socket>) -> Result<Reservation> {
     let number = port.at.port();
     let mut shard = shard(number).write();
     let ports = shard.0.entry(number).or_default();
@@ -202,7 +202,7 @@ fn take(port: Port, bound: Option<Socket>) -> Result<Reservation> {
 /// Returns whether another id of this process keeps `at` from an id because one of the two has a wildcard address. The kernel's rdma_cm reports that as
 /// EADDRNOTAVAIL, and two ids with the same address as EADDRINUSE (`cma_check_port`).
 pub fn is_taken_by_wildcard(at: SocketAddr, datagrams: bool, reuse: bool) -> bool {
-    let port = Port { at, datagrams, reuse, holder: 0 };
+    let port = PortEntry { at, datagrams, reuse, holder: 0 };
     shard(at.port()).read().0.get(&at.port()).is_some_and(|ports| {
         ports.iter().any(|other| {
             collide(*other, port) && (at.ip().is_unspecified() || other.at.ip().is_unspecified())
@@ -210,7 +210,7 @@ pub fn is_taken_by_wildcard(at: SocketAddr, datagrams: bool, reuse: bool) -> boo
     })
 }
 
-fn collide(a: Port, b: Port) -> bool {
+fn collide(a: PortEntry, b: PortEntry) -> bool {
     let (left, right) = (a.at.ip(), b.at.ip());
     let same = left == right
         || (left.is_unspecified() || right.is_unspecified()) && left.is_ipv4() == right.is_ipv4();
@@ -223,8 +223,9 @@ mod tests {
 
     #[test]
     fn ports_collide_by_address_and_family() {
-        let port = |at: &str, reuse| Port { at: at.parse().unwrap(), datagrams: false, reuse, holder: 0 };
-        let udp = Port { datagrams: true, ..port("10.0.0.1:5", false) };
+        let port =
+            |at: &str, reuse| PortEntry { at: at.parse().unwrap(), datagrams: false, reuse, holder: 0 };
+        let udp = PortEntry { datagrams: true, ..port("10.0.0.1:5", false) };
         assert!(collide(udp, udp) && !collide(udp, port("10.0.0.1:5", false)));
         assert!(collide(port("10.0.0.1:5", false), port("10.0.0.1:5", true)));
         assert!(collide(port("0.0.0.0:5", false), port("10.0.0.1:5", false)));

@@ -30,12 +30,12 @@ pub struct TlsFileConfig {
 }
 
 /// A line of the file.
-struct Line<'a> {
+struct ConfigLine<'a> {
     file: &'a Path,
     number: usize,
 }
 
-impl Line<'_> {
+impl ConfigLine<'_> {
     fn wrong(&self, what: impl Into<String>) -> KeyError {
         KeyError::Line { path: self.file.to_owned(), line: self.number, what: what.into() }
     }
@@ -43,8 +43,8 @@ impl Line<'_> {
 
 /// Contents of the file.
 #[derive(Default)]
-struct Lines {
-    mode: Option<Mode>,
+struct ConfigLines {
+    mode: Option<PeerMode>,
     key: Option<PathBuf>,
     pinned: Option<PathBuf>,
     certificate: Option<PathBuf>,
@@ -55,17 +55,17 @@ struct Lines {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Mode {
+enum PeerMode {
     Raw,
     X509,
 }
 
-impl Lines {
+impl ConfigLines {
     fn read(file: &Path, text: &str) -> Result<Self, KeyError> {
         let mut lines = Self::default();
         let directory = file.parent().unwrap_or(Path::new(""));
         for (number, text) in text.lines().enumerate() {
-            let line = Line { file, number: number + 1 };
+            let line = ConfigLine { file, number: number + 1 };
             let text = text.trim();
             if text.is_empty() || text.starts_with('#') {
                 continue;
@@ -107,16 +107,16 @@ impl Lines {
         let of_raw = self.pinned.is_some();
         let of_x509 = self.certificate.is_some() || self.authority.is_some() || self.server_name.is_some();
         let config = match self.mode {
-            Some(Mode::Raw) if of_x509 => {
+            Some(PeerMode::Raw) if of_x509 => {
                 return Err(content("`certificate`, `authority` and `server-name` belong to mode x509"));
             }
-            Some(Mode::Raw) => {
+            Some(PeerMode::Raw) => {
                 let pinned = PinnedKeys::read(&needed(self.pinned, "no line `pinned FILE`")?)?;
                 check_entries(file, &self.allow, |entry| is_pinned(entry, &pinned))?;
                 TlsConfig::raw_keys(&key, pinned)?
             }
-            Some(Mode::X509) if of_raw => return Err(content("`pinned` belongs to mode raw")),
-            Some(Mode::X509) => {
+            Some(PeerMode::X509) if of_raw => return Err(content("`pinned` belongs to mode raw")),
+            Some(PeerMode::X509) => {
                 let chain = read_certificates(&needed(self.certificate, "no line `certificate FILE`")?)?;
                 check_entries(file, &self.allow, |entry| is_name(entry, file))?;
                 let authorities = read_certificates(&needed(self.authority, "no line `authority FILE`")?)?;
@@ -138,9 +138,9 @@ fn check_entries(
     entries: &[(usize, String)],
     check: impl Fn(&str) -> Result<(), &'static str>,
 ) -> Result<(), KeyError> {
-    entries
-        .iter()
-        .try_for_each(|(number, entry)| check(entry).map_err(|why| Line { file, number: *number }.wrong(why)))
+    entries.iter().try_for_each(|(number, entry)| {
+        check(entry).map_err(|why| ConfigLine { file, number: *number }.wrong(why))
+    })
 }
 
 /// Checks that an entry is the name or fingerprint of a pinned key, or may be that of a later one.
@@ -170,10 +170,10 @@ fn is_name(entry: &str, file: &Path) -> Result<(), &'static str> {
     }
 }
 
-fn mode(text: &str) -> Result<Mode, &'static str> {
+fn mode(text: &str) -> Result<PeerMode, &'static str> {
     match text {
-        "raw" => Ok(Mode::Raw),
-        "x509" => Ok(Mode::X509),
+        "raw" => Ok(PeerMode::Raw),
+        "x509" => Ok(PeerMode::X509),
         _ => Err("expected raw or x509"),
     }
 }
@@ -184,7 +184,7 @@ fn mode(text: &str) -> Result<Mode, &'static str> {
 /// [`KeyError`], which names the file and the line.
 pub fn read(file: &Path, options: &TlsFileConfig) -> Result<TlsConfig, KeyError> {
     let text = read_protected(file)?;
-    let config = Lines::read(file, &text)?.config(file)?.clear_datagrams(options.clear_datagrams);
+    let config = ConfigLines::read(file, &text)?.config(file)?.clear_datagrams(options.clear_datagrams);
     match &options.key_log {
         Some(log) => config.key_log(log),
         None => Ok(config),
@@ -194,14 +194,14 @@ pub fn read(file: &Path, options: &TlsFileConfig) -> Result<TlsConfig, KeyError>
 /// The file of pinned keys that the file names; `None` where it names none, or cannot be read.
 pub fn pinned_file(file: &Path) -> Option<PathBuf> {
     let text = read_protected(file).ok()?;
-    Lines::read(file, &text).ok()?.pinned
+    ConfigLines::read(file, &text).ok()?.pinned
 }
 
 /// The file and those that it names, as far as it can be read.
 pub(crate) fn files(file: &Path) -> Vec<PathBuf> {
     let mut files = vec![file.to_owned()];
     if let Ok(text) = read_protected(file)
-        && let Ok(lines) = Lines::read(file, &text)
+        && let Ok(lines) = ConfigLines::read(file, &text)
     {
         files.extend([lines.key, lines.pinned, lines.certificate, lines.authority].into_iter().flatten());
     }

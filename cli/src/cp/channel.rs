@@ -54,7 +54,7 @@ impl Heard {
 
 /// Limit for the time without a sign of life of the server. A TCP acknowledgement is not a sign of life: the kernel sends it for a stopped
 /// process as well.
-struct Patience {
+struct SilenceLimit {
     time: Duration,
     /// The last sign on this connection: a message, or bytes that came.
     heard: Instant,
@@ -63,7 +63,7 @@ struct Patience {
     all: Arc<Heard>,
 }
 
-impl Patience {
+impl SilenceLimit {
     fn heard(&mut self) {
         self.heard = Instant::now();
         self.all.set();
@@ -85,7 +85,7 @@ pub(crate) struct Channel {
     arrived: VecDeque<Vec<u8>>,
     /// Takes signs of life, which are no replies.
     is_client: bool,
-    patience: Option<Patience>,
+    patience: Option<SilenceLimit>,
 }
 
 impl Memory {
@@ -160,7 +160,7 @@ impl Channel {
     pub(crate) fn set_patience(&mut self, time: Duration, all: &Arc<Heard>) {
         let all = Arc::clone(all);
         self.is_client = true;
-        self.patience = Some(Patience { time, heard: Instant::now(), received: None, all });
+        self.patience = Some(SilenceLimit { time, heard: Instant::now(), received: None, all });
     }
 
     /// A request is about to be sent, and no other one is under way: the time begins now.
@@ -175,7 +175,7 @@ impl Channel {
             }
         }
         self.patience =
-            patience.map(|patience| Patience { heard: Instant::now(), received: None, ..patience });
+            patience.map(|patience| SilenceLimit { heard: Instant::now(), received: None, ..patience });
         Ok(())
     }
 

@@ -1,15 +1,12 @@
 //! What both directions of a transfer have in common.
 
 use super::plan::{Plan, Task};
-use super::transfer::Directory;
+use super::transfer::{Directory, LISTS_FULL};
 use std::sync::Arc;
 use uiw_copy::meta::Entry;
 use uiw_copy::names::RelPath;
 use uiw_copy::protocol::{Create, Reply, Request, decode_entries};
 use uiw_copy::wire::WireError;
-
-/// Entries of a directory at most, as all of them are kept while it is compared.
-const MAX_ENTRIES: usize = 4 << 20;
 
 /// A request, and the bytes that go into its slot before it.
 pub(super) type Step = (Request, Option<Vec<u8>>);
@@ -62,11 +59,11 @@ pub(super) fn listed(
             // In order it ends, and no name is there twice.
             let first = known.len().saturating_sub(1);
             let is_empty = page.is_empty();
-            known.extend(page);
-            if known.len() > MAX_ENTRIES {
-                plan.fail_directory(directory, "a directory of more than 4,194,304 entries");
+            if !directory.reserve(&page) {
+                plan.fail_directory(directory, LISTS_FULL);
                 return Ok(Page::Failed);
             }
+            known.extend(page);
             if (more && is_empty) || !known[first..].is_sorted_by(|a, b| a.name < b.name) {
                 return Err(Violation::Reply("a list that is not in order"));
             }

@@ -72,6 +72,9 @@ fn list(caller: &mut Caller<'_>, path: &RelPath, as_json: bool) -> Result<()> {
         };
         let entries = decode_entries(&caller.landed(len)?)
             .map_err(|error| Failure::lost(path, format!("violates the protocol: {error}")))?;
+        if more && entries.is_empty() {
+            return Err(Failure::lost(path, "the server gave a list that does not go on"));
+        }
         for Entry { name, meta } in entries {
             // In order it ends, and no name is there twice.
             if name.as_bytes() <= &after[..] {

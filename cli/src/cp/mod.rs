@@ -203,7 +203,7 @@ pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
         count => Err(Failure::new(
             Exit::Failed,
             format!("{count} of the entries"),
-            "not copied",
+            if args.delete { "not copied or not deleted" } else { "not copied" },
             "each is named above; the same command copies what is missing",
         )),
     }
@@ -227,7 +227,7 @@ fn connect(
     };
     peer_options.congestion.get_or_insert_with(|| TransportConfig::AUTO.to_owned());
     let token = getrandom::u64().map_err(|error| Failure::local("no random numbers", error))?;
-    let security = Security::of(opener, access, peer)?;
+    let security = SecurityMode::of(opener, access, peer)?;
     let target = Target {
         device: security.opener.device()?,
         peer,
@@ -253,13 +253,13 @@ fn connect(
 }
 
 /// How connections are protected.
-struct Security {
+struct SecurityMode {
     opener: Opener,
     /// The user's own keys, if it is they.
     files: Option<Files>,
 }
 
-impl Security {
+impl SecurityMode {
     /// Encrypted, unless the server is on this machine or it is refused.
     fn of(opener: &Opener, args: &Access, peer: SocketAddr) -> Result<Self> {
         if args.clear && opener.has_tls() {

@@ -2,7 +2,7 @@
 
 use super::pattern::Pattern;
 use super::report::Report;
-use super::transfer::{Directory, Item, Place, Transfer};
+use super::transfer::{Directory, Item, ListMemory, Place, Transfer};
 use crate::shared::fail::{Exit, Failure};
 use crate::shared::stop::Stop;
 use std::collections::{HashMap, VecDeque};
@@ -18,6 +18,10 @@ use uiw_copy::protocol::{MAX_BATCH, MESSAGE, SLOT};
 
 /// Large files under way at a time.
 const MAX_OPEN: usize = 16;
+/// Bytes of memory of lists from which on no directory is listed as long as there are large files to copy.
+const ENOUGH_LISTS: u64 = 256 << 20;
+/// Entries that one task removes, one after the other, each with a round trip to the server.
+const REMOVALS: usize = 32;
 /// How often a file may change while it is copied.
 const MAX_RESTARTS: u8 = 5;
 /// How long a file that another transfer writes is left alone, and how often it is tried.
@@ -26,7 +30,7 @@ const BUSY: (Duration, u8) = (Duration::from_secs(2), 60);
 /// One request, or one step at this end.
 #[derive(Debug)]
 pub(super) enum Task {
-    /// Lists a directory; these entries are known.
+    /// Lists a directory, of which these entries are known.
     Directory(Arc<Directory>, Vec<Entry>),
     /// Small files, at most as many as fit a slot.
     Batch(Vec<Item>),
@@ -39,7 +43,7 @@ pub(super) enum Task {
     Finish(Arc<Transfer>),
     /// Gives a complete directory its mode and time.
     Seal(Arc<Directory>),
-    /// Removes entries of the directory at the target, the last one first, then seals it again.
+    /// Removes entries of the directory at the target, the last one first, then seals it again if the source has it.
     Remove(Arc<Directory>, Vec<Place>),
 }
 
@@ -55,7 +59,7 @@ pub(super) struct Rules {
 
 /// See the module.
 pub(super) struct Plan {
-    state: Mutex<State>,
+    state: Mutex<PlanState>,
     changed: Condvar,
     pub(super) report: Report,
     /// Set when there is nothing more to do, for whatever reason.
@@ -65,10 +69,11 @@ pub(super) struct Plan {
     target_absent: AtomicBool,
     /// The last reason for which a connection was lost.
     loss: Mutex<String>,
+    lists: ListMemory,
 }
 
 #[derive(Default)]
-struct State {
+struct PlanState {
     /// What was under way on a connection that broke, and last steps.
     first: VecDeque<Task>,
     files: VecDeque<Arc<Transfer>>,
@@ -88,10 +93,10 @@ struct State {
 
 impl Plan {
     pub(super) fn new(report: Report, stop: Arc<Stop>, rules: Rules) -> Self {
-        let state = Mutex::new(State { entries: 1, ..State::default() });
+        let state = Mutex::new(PlanState { entries: 1, ..PlanState::default() });
         let target_absent = AtomicBool::new(false);
-        let loss = Mutex::default();
-        Self { state, changed: Condvar::new(), report, stop, rules, target_absent, loss }
+        let (loss, lists) = (Mutex::default(), ListMemory::default());
+        Self { state, changed: Condvar::new(), report, stop, rules, target_absent, loss, lists }
     }
 
     /// Notes why a connection was lost. False: another one was lost for this reason just before.
@@ -110,11 +115,11 @@ impl Plan {
         self.target_absent.load(Ordering::Relaxed)
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, PlanState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn add(&self, to: impl FnOnce(&mut State)) {
+    fn add(&self, to: impl FnOnce(&mut PlanState)) {
         to(&mut self.state());
         self.changed.notify_all();
     }
@@ -127,7 +132,7 @@ impl Plan {
         }
         match meta.kind {
             Kind::Directory => {
-                let directory = Arc::new(Directory::new(place, meta, parent));
+                let directory = Arc::new(Directory::new(place, meta, parent, &self.lists));
                 self.add(|state| state.directories.push(Task::Directory(directory, Vec::new())));
             }
             Kind::Special => {
@@ -205,7 +210,7 @@ impl Plan {
             self.add_entry(place, meta, Some(Arc::clone(directory)));
         }
         if self.rules.delete {
-            self.add_surplus(directory, targets.into_keys().collect());
+            self.add_surplus(directory, targets.into_iter().map(|(name, meta)| Entry { name, meta }));
         }
     }
 
@@ -218,28 +223,55 @@ impl Plan {
         }
     }
 
-    /// Notes entries of a target directory that its source does not have.
-    fn add_surplus(&self, directory: &Arc<Directory>, mut names: Vec<Name>) {
-        names.retain(|name| !self.is_excluded(directory, name));
-        names.sort_unstable_by(|a, b| b.cmp(a));
-        let places = names.iter().filter_map(|name| match directory.place.join(name) {
-            Ok(place) => Some(place),
-            Err(error) => {
-                let path = [directory.place.remote.as_bytes(), name.as_bytes()].join(&b'/');
-                self.report.failed(&path, &error);
-                None
+    /// Notes entries of a target directory that its source does not have. Directories are searched for excluded entries first.
+    pub(super) fn add_surplus(&self, directory: &Arc<Directory>, entries: impl IntoIterator<Item = Entry>) {
+        for Entry { name, meta } in entries {
+            if self.is_excluded(directory, &name) {
+                directory.removals().has_excluded = true;
+                continue;
             }
-        });
-        let places: Vec<_> = places.collect();
+            match directory.place.join(&name) {
+                Ok(place) if meta.kind == Kind::Directory && !self.rules.excluded.is_empty() => {
+                    let parent = Some(Arc::clone(directory));
+                    let mut surplus = Directory::new(place, meta, parent, &self.lists);
+                    surplus.is_surplus = true;
+                    directory.add();
+                    let task = Task::Directory(Arc::new(surplus), Vec::new());
+                    self.add(|state| {
+                        state.entries += 1;
+                        state.directories.push(task);
+                    });
+                }
+                Ok(place) => directory.removals().places.push(place),
+                Err(error) => {
+                    let path = [directory.place.remote.as_bytes(), name.as_bytes()].join(&b'/');
+                    self.report.failed(&path, &error);
+                }
+            }
+        }
+    }
+
+    /// Everything in a directory is known: it is surplus as a whole, or entries of it are.
+    fn note_removals(&self, directory: &Arc<Directory>) {
+        let mut removals = std::mem::take(&mut *directory.removals());
+        if let Some(parent) = directory.parent.as_ref().filter(|_| directory.is_surplus) {
+            let mut parent = parent.removals();
+            if !removals.has_excluded {
+                parent.places.push(directory.place.clone());
+                return;
+            }
+            parent.has_excluded = true;
+        }
+        removals.places.sort_unstable_by(|a, b| b.remote.cmp(&a.remote));
         if self.rules.dry_run {
-            places.iter().rev().for_each(|place| self.report.would_delete(&place.remote));
-        } else if !places.is_empty() {
-            self.state().surplus.push((Arc::clone(directory), places));
+            removals.places.iter().rev().for_each(|place| self.report.would_delete(&place.remote));
+        } else if !removals.places.is_empty() {
+            self.state().surplus.push((Arc::clone(directory), removals.places));
         }
     }
 
     /// Everything is there, or has failed: what is surplus is removed. False: there is nothing to remove.
-    fn begin_removal(&self, state: &mut State) -> bool {
+    fn begin_removal(&self, state: &mut PlanState) -> bool {
         let surplus = std::mem::take(&mut state.surplus);
         if self.report.failures() > 0 {
             if !surplus.is_empty() {
@@ -247,8 +279,13 @@ impl Plan {
             }
             return false;
         }
-        state.entries = surplus.len() as u64;
-        state.ready.extend(surplus.into_iter().map(|(directory, places)| Task::Remove(directory, places)));
+        for (directory, mut places) in surplus {
+            while !places.is_empty() {
+                let part = places.split_off(places.len().saturating_sub(REMOVALS));
+                state.ready.push_back(Task::Remove(Arc::clone(&directory), part));
+            }
+        }
+        state.entries = state.ready.len() as u64;
         state.entries > 0
     }
 
@@ -319,6 +356,10 @@ impl Plan {
         {
             state.open += 1;
             return Some(task);
+        }
+        let has_files = state.open > 0 || !state.opens.is_empty();
+        if has_files && self.lists.load(Ordering::Relaxed) > ENOUGH_LISTS {
+            return None;
         }
         state.directories.pop()
     }
@@ -452,7 +493,8 @@ impl Plan {
 
     fn entry_of(&self, directory: &Arc<Directory>) {
         if directory.done() {
-            if self.rules.dry_run {
+            self.note_removals(directory);
+            if self.rules.dry_run || directory.is_surplus {
                 self.sealed(directory);
             } else {
                 self.first(Task::Seal(Arc::clone(directory)));
@@ -508,6 +550,9 @@ impl Plan {
 mod tests {
     use super::*;
     use crate::cp::channel::Heard;
+    use uiw_copy::meta::Time;
+    use uiw_copy::names::RelPath;
+    use uiw_copy::root::Root;
 
     #[test]
     fn repeated_losses_noted_once() {
@@ -516,5 +561,42 @@ mod tests {
         let noted = ["refused", "refused", "reset", "refused", ""].map(|cause| plan.note_loss(cause));
         assert_eq!(noted, [true, false, true, true, true]);
         assert!(plan.note_loss("refused"), "the server has answered meanwhile");
+    }
+
+    #[test]
+    fn removals_of_directory_divided() {
+        let report = Report::new(true, Arc::new(Heard::default()));
+        let rules = Rules { delete: true, ..Rules::default() };
+        let plan = Plan::new(report, Stop::on_signal_but_hangup(|| {}).unwrap(), rules);
+        let root = Arc::new(Root::open("/".as_ref()).unwrap());
+        let place = Place { root, local: RelPath::default(), remote: RelPath::default() };
+        let meta = |kind| Meta {
+            kind,
+            mode: 0,
+            size: 0,
+            mtime: Time::default(),
+            version: [0; 16],
+            sparse: false,
+            target: Vec::new(),
+        };
+        plan.add_entry(place, meta(Kind::Directory), None);
+        plan.named();
+        let Some(Task::Directory(directory, _)) = plan.take() else { panic!("a directory") };
+        let names: Vec<_> = (0..100).map(|number| format!("{number:03}")).collect();
+        let entry =
+            |name: &String| Entry { name: Name::new(name.as_bytes()).unwrap(), meta: meta(Kind::File) };
+        plan.add_entries(&directory, Vec::new(), names.iter().map(entry).collect());
+        plan.listed(&directory);
+        assert!(matches!(plan.take(), Some(Task::Seal(_))));
+        plan.sealed(&directory);
+        let (mut removed, mut tasks) = (Vec::new(), 0);
+        while let Some(Task::Remove(_, places)) = plan.take() {
+            tasks += 1;
+            removed.extend(places.iter().rev().map(|place| place.remote.to_string()));
+        }
+        assert_eq!(removed, names);
+        assert_eq!(tasks, 4);
+        assert!((0..tasks).all(|_| !plan.is_over() && (plan.removed(), true).1));
+        assert!(plan.is_over());
     }
 }

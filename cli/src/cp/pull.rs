@@ -21,6 +21,16 @@ pub(super) struct Pull {
 impl Direction for Pull {
     fn start(&self, plan: &Plan, task: &mut Task) -> Option<Step> {
         match task {
+            Task::Directory(directory, _) if directory.is_surplus => {
+                match directory.place.root.list(&directory.place.local) {
+                    Ok(entries) => {
+                        plan.add_surplus(directory, entries);
+                        plan.listed(directory);
+                    }
+                    Err(error) => plan.fail_directory(directory, error),
+                }
+                None
+            }
             Task::Directory(directory, known) => {
                 if known.is_empty() && !plan.rules.dry_run && !make(plan, directory) {
                     return None;
@@ -114,11 +124,13 @@ fn remove(plan: &Plan, directory: &Directory, places: &mut Vec<Place>) {
             Ok(()) => plan.report.deleted(&place.remote),
             // Interrupted.
             Err(_) if plan.stop.is_set() => return,
-            Err(error) => plan.report.failed(place.remote.as_bytes(), &error),
+            Err(error) => plan.report.not_removed(&place.remote, &error),
         }
     }
     let (place, meta) = (&directory.place, &directory.meta);
-    if let Err(error) = place.root.set_directory(&place.local, meta.mode, meta.mtime) {
+    if !directory.is_surplus
+        && let Err(error) = place.root.set_directory(&place.local, meta.mode, meta.mtime)
+    {
         plan.report.failed(place.remote.as_bytes(), &error);
     }
     plan.removed();

@@ -18,7 +18,8 @@ impl Direction for Push {
     fn start(&self, plan: &Plan, task: &mut Task) -> Option<Step> {
         match task {
             Task::Directory(directory, known) => {
-                let create = if plan.rules.dry_run { Create::No } else { Create::Private };
+                let is_there = plan.rules.dry_run || directory.is_surplus;
+                let create = if is_there { Create::No } else { Create::Private };
                 Some(list(&directory.place.remote, known, create))
             }
             Task::Batch(items) => batch(plan, items),
@@ -62,10 +63,15 @@ impl Direction for Push {
                 match listed(plan, &directory, &mut known, reply, landed)? {
                     Page::More => return Ok(Some(Task::Directory(directory, known))),
                     Page::Failed => return Ok(None),
-                    Page::Absent if !plan.rules.dry_run => {
+                    Page::Absent if !plan.rules.dry_run && !directory.is_surplus => {
                         return Err(Violation::Reply("a directory to be made"));
                     }
                     Page::Absent | Page::Complete => {}
+                }
+                if directory.is_surplus {
+                    plan.add_surplus(&directory, known);
+                    plan.listed(&directory);
+                    return Ok(None);
                 }
                 match directory.place.root.list(&directory.place.local) {
                     Ok(sources) => {
@@ -121,10 +127,13 @@ impl Direction for Push {
                 match reply {
                     Reply::Done if removed.is_some() => plan.report.deleted(&place.remote),
                     Reply::Done => {}
+                    Reply::Failed { text, .. } if removed.is_some() => {
+                        plan.report.not_removed(&place.remote, &text);
+                    }
                     Reply::Failed { text, .. } => plan.report.failed(place.remote.as_bytes(), &text),
                     _ => return Err(Violation::Reply("an entry to be removed")),
                 }
-                if removed.is_some() {
+                if removed.is_some() && !(directory.is_surplus && places.is_empty()) {
                     return Ok(Some(Task::Remove(directory, places)));
                 }
                 plan.removed();

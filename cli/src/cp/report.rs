@@ -118,6 +118,15 @@ impl Report {
     }
 
     pub(super) fn failed(&self, path: &[u8], why: &dyn Display) {
+        self.fail("not copied", path, why);
+    }
+
+    /// An entry of the target could not be removed.
+    pub(super) fn not_removed(&self, path: &RelPath, why: &dyn Display) {
+        self.fail("not deleted", path.as_bytes(), why);
+    }
+
+    fn fail(&self, outcome: &str, path: &[u8], why: &dyn Display) {
         add(&self.failed, 1);
         // The share itself, or the directory that is copied to or from.
         let path = if path.is_empty() { b"." } else { path };
@@ -125,7 +134,7 @@ impl Report {
             text::json(&with_path(path, json!({"type": "failed", "why": why.to_string()})));
         } else {
             text::clear_progress();
-            note!("not copied: {}: {why}", EscapedName(path));
+            note!("{outcome}: {}: {why}", EscapedName(path));
         }
     }
 

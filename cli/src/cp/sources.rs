@@ -43,14 +43,14 @@ fn consider(plan: &Plan, place: Place, meta: Meta, target: Option<&Meta>) {
 
 /// A local source: the directory that is opened, the path below it, and the name that it has at the target. Without a name its contents are
 /// copied.
-struct Source {
+struct LocalSource {
     root: Arc<Root>,
     local: RelPath,
     meta: Meta,
     name: Option<Name>,
 }
 
-fn source(path: &Path) -> Result<Source> {
+fn source(path: &Path) -> Result<LocalSource> {
     let fix = "check the path and its permissions";
     let failed = |error: &dyn std::fmt::Display| refused(path.display(), error, fix);
     let bytes = path.as_os_str().as_bytes();
@@ -60,7 +60,7 @@ fn source(path: &Path) -> Result<Source> {
         let root = Arc::new(Root::open(path).map_err(|error| failed(&error))?);
         let local = RelPath::default();
         let meta = root.meta(&local).map_err(|error| failed(&error))?;
-        return Ok(Source { root, local, meta, name: None });
+        return Ok(LocalSource { root, local, meta, name: None });
     }
     let name = path.file_name().unwrap_or_default();
     let name = Name::new(name.as_bytes()).map_err(|error| failed(&error))?;
@@ -68,7 +68,7 @@ fn source(path: &Path) -> Result<Source> {
     let root = Arc::new(Root::open(parent).map_err(|error| failed(&error))?);
     let local = RelPath::default().join(&name).map_err(|error| failed(&error))?;
     let meta = root.meta(&local).map_err(|error| failed(&error))?;
-    Ok(Source { root, local, meta, name: Some(name) })
+    Ok(LocalSource { root, local, meta, name: Some(name) })
 }
 
 /// Local sources, to the server.
@@ -85,7 +85,7 @@ pub(super) fn push(caller: &mut Caller<'_>, from: &[PathBuf], to: &Remote) -> Re
         return Err(refused(&to.path, "it is no directory", "name a directory as the target"));
     }
     let into = is_directory || to.is_directory() || from.len() > 1;
-    for Source { root, local, meta, name } in sources {
+    for LocalSource { root, local, meta, name } in sources {
         let below = match (&name, meta.kind) {
             (Some(name), Kind::Directory) => Some(name),
             (Some(name), _) if into => Some(name),

@@ -54,7 +54,7 @@ pub(super) struct Stripe {
     channel: Channel,
     flights: Vec<Option<Task>>,
     round_trip: Duration,
-    flow: Flow,
+    flow: SlotFlow,
     /// Bytes of its TCP segments at most.
     segment: Option<u16>,
     /// When it had its last answer, or was made.
@@ -67,14 +67,14 @@ pub(super) struct Stripe {
 
 /// How fast slots of data are answered.
 #[derive(Debug, Default)]
-struct Flow {
+struct SlotFlow {
     /// The last answer to one.
     last: Option<Instant>,
     /// Between two of them, smoothed.
     interval: Option<Duration>,
 }
 
-impl Flow {
+impl SlotFlow {
     /// An answer has come.
     fn answered(&mut self, is_data: bool, now: Instant) {
         if !is_data {
@@ -190,7 +190,7 @@ impl Stripe {
             channel,
             flights,
             round_trip,
-            flow: Flow::default(),
+            flow: SlotFlow::default(),
             segment,
             answered: Instant::now(),
             has_moved: false,
@@ -403,7 +403,7 @@ mod tests {
     fn slow_connections_have_less_under_way() {
         let ms = Duration::from_millis;
         let depth = |interval: u64, round_trip: u64| {
-            let (mut flow, begun) = (Flow::default(), Instant::now());
+            let (mut flow, begun) = (SlotFlow::default(), Instant::now());
             assert_eq!(flow.depth(ms(round_trip), 8), 8, "nothing is known yet");
             (0..20).for_each(|number| flow.answered(true, begun + ms(interval) * number));
             flow.depth(ms(round_trip), 8)
@@ -412,7 +412,7 @@ mod tests {
         assert_eq!(depth(100, 100), 4);
         assert_eq!(depth(1, 100), 8);
         assert_eq!(depth(0, 0), 8);
-        let mut flow = Flow::default();
+        let mut flow = SlotFlow::default();
         (0..3).for_each(|_| flow.answered(true, Instant::now() + ms(0)));
         flow.answered(false, Instant::now());
         assert_eq!(flow.depth(ms(1), 8), 8, "small requests are not limited");

@@ -3,9 +3,9 @@
 use std::collections::VecDeque;
 use std::fs::File;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use uiw_copy::meta::Meta;
+use uiw_copy::meta::{Entry, Meta};
 use uiw_copy::names::{Name, NameError, RelPath};
 use uiw_copy::part::Part;
 use uiw_copy::protocol::FileHead;
@@ -37,7 +37,8 @@ pub(super) struct Item {
     pub(super) restarts: u8,
 }
 
-/// A directory, which gets its mode and time when everything in it is there.
+/// A directory, which gets its mode and time when everything in it is there. With `--delete` also one that the source does not have: it is
+/// searched for excluded entries, which stay.
 #[derive(Debug)]
 pub(super) struct Directory {
     pub(super) place: Place,
@@ -45,15 +46,68 @@ pub(super) struct Directory {
     pub(super) parent: Option<Arc<Self>>,
     /// Path of the directory relative to the source on the command line: empty for the source itself, otherwise with a slash at the end.
     pub(super) below: Vec<u8>,
+    /// Whether the source does not have it.
+    pub(super) is_surplus: bool,
     /// Entries that are not there yet, and one for its list.
     pending: AtomicUsize,
+    removals: Mutex<Removals>,
+    memory: MemoryShare,
+}
+
+/// Entries of a directory to be removed.
+#[derive(Debug, Default)]
+pub(super) struct Removals {
+    pub(super) places: Vec<Place>,
+    /// Whether an excluded entry is below the directory, which stays then.
+    pub(super) has_excluded: bool,
+}
+
+/// Memory of all lists of a transfer.
+pub(super) type ListMemory = Arc<AtomicU64>;
+
+/// Bytes of memory that the lists of a transfer take at most. What becomes of their entries counts, as long as the directory is not complete.
+const MAX_LISTS: u64 = 2 << 30;
+
+/// The error of a directory for which [`MAX_LISTS`] leaves no room.
+pub(super) const LISTS_FULL: &str = "the lists of directories take more than 2 GiB of memory";
+
+/// Part of a [`ListMemory`], given back when dropped.
+#[derive(Debug)]
+struct MemoryShare {
+    all: ListMemory,
+    own: AtomicU64,
+}
+
+impl Drop for MemoryShare {
+    fn drop(&mut self) {
+        self.all.fetch_sub(*self.own.get_mut(), Ordering::Relaxed);
+    }
 }
 
 impl Directory {
-    pub(super) fn new(place: Place, meta: Meta, parent: Option<Arc<Self>>) -> Self {
+    pub(super) fn new(place: Place, meta: Meta, parent: Option<Arc<Self>>, lists: &ListMemory) -> Self {
         let name = place.remote.split().map(|(_, name)| name.as_bytes().to_vec()).unwrap_or_default();
         let below = parent.as_ref().map_or(Vec::new(), |parent| [&parent.below, &name[..], b"/"].concat());
-        Self { place, meta, parent, below, pending: AtomicUsize::new(1) }
+        let memory = MemoryShare { all: Arc::clone(lists), own: AtomicU64::new(0) };
+        let pending = AtomicUsize::new(1);
+        Self { place, meta, parent, below, is_surplus: false, pending, removals: Mutex::default(), memory }
+    }
+
+    /// Counts the memory of entries of its list. False: it is more than there is.
+    pub(super) fn reserve(&self, entries: &[Entry]) -> bool {
+        let Place { local, remote, .. } = &self.place;
+        // An entry becomes an item, which has two paths, or a directory, which has a third one.
+        let paths = local.as_bytes().len() + remote.as_bytes().len() + self.below.len();
+        let each = size_of::<Entry>() + size_of::<Self>() + paths;
+        let text = |entry: &Entry| 4 * entry.name.as_bytes().len() + entry.meta.target.len();
+        let bytes = entries.iter().map(|entry| (each + text(entry)) as u64).sum();
+        self.memory.own.fetch_add(bytes, Ordering::Relaxed);
+        self.memory.all.fetch_add(bytes, Ordering::Relaxed) + bytes <= MAX_LISTS
+    }
+
+    /// The entries to be removed.
+    pub(super) fn removals(&self) -> MutexGuard<'_, Removals> {
+        self.removals.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn add(&self) {
@@ -73,7 +127,7 @@ pub(super) struct Transfer {
     pub(super) end: FileEnd,
     /// It failed, or was begun anew: what is still under way of it means nothing.
     cancelled: AtomicBool,
-    blocks: Mutex<Blocks>,
+    blocks: Mutex<BlockQueue>,
 }
 
 /// This end's part of a file.
@@ -84,7 +138,7 @@ pub(super) enum FileEnd {
 }
 
 #[derive(Debug, Default)]
-struct Blocks {
+struct BlockQueue {
     missing: VecDeque<Range<u64>>,
     under_way: u64,
     /// Blocks that were missing so far, of all replies together.
@@ -101,7 +155,7 @@ impl Transfer {
         FileHead { path: self.item.place.remote.clone(), meta: self.item.meta.clone() }
     }
 
-    fn blocks(&self) -> MutexGuard<'_, Blocks> {
+    fn blocks(&self) -> MutexGuard<'_, BlockQueue> {
         self.blocks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -25,7 +25,7 @@ pub(super) fn check(program: Option<&Path>) -> Check {
         }
     };
     let library = libraries.join(run::LIBRARIES[0]);
-    let kind = match Kind::of(program) {
+    let kind = match FileKind::of(program) {
         Ok(kind) => kind,
         Err(error) => {
             return of(Check::ok(NAME, error.to_string()).not(State::No, "check the program's path"));
@@ -36,13 +36,13 @@ pub(super) fn check(program: Option<&Path>) -> Check {
         of(Check::ok(NAME, format!("{why}: it does not use uiw")).with(details(false)).not(State::No, fix))
     };
     match kind {
-        Kind::Static => no("it is linked statically".to_owned(), "link it dynamically, or use the crate uiw"),
-        Kind::Other => no("it is no program of this architecture".to_owned(), "for a script name its interpreter"),
-        Kind::Loader(loader) if !is_glibc(&loader) => {
+        FileKind::Static => no("it is linked statically".to_owned(), "link it dynamically, or use the crate uiw"),
+        FileKind::Other => no("it is no program of this architecture".to_owned(), "for a script name its interpreter"),
+        FileKind::Loader(loader) if !is_glibc(&loader) => {
             let why = format!("its loader {} is not glibc's", loader.display());
             no(why, "use a program that is built for glibc")
         }
-        Kind::Loader(_) => match loaded(program, &library) {
+        FileKind::Loader(_) => match loaded(program, &library) {
             Ok(LoaderVerdict::Preloaded) => {
                 of(Check::ok(NAME, format!("{} is loaded first", library.display())).with(details(true)))
             }
@@ -63,7 +63,7 @@ fn is_glibc(loader: &Path) -> bool {
 
 /// What a file is to the system.
 #[derive(Debug, PartialEq, Eq)]
-enum Kind {
+enum FileKind {
     /// A program that this loader starts.
     Loader(PathBuf),
     /// A program without a loader.
@@ -72,7 +72,7 @@ enum Kind {
     Other,
 }
 
-impl Kind {
+impl FileKind {
     /// By the headers of the file (elf(5)).
     fn of(program: &Path) -> io::Result<Self> {
         const PT_INTERP: u32 = 3;
@@ -143,12 +143,12 @@ mod tests {
     #[test]
     fn kinds_of_programs_are_distinguished() {
         let own = std::env::current_exe().unwrap();
-        let Kind::Loader(loader) = Kind::of(&own).unwrap() else { panic!("{own:?}") };
+        let FileKind::Loader(loader) = FileKind::of(&own).unwrap() else { panic!("{own:?}") };
         assert!(is_glibc(&loader), "{loader:?}");
         assert!(!is_glibc(Path::new("/lib/ld-musl-x86_64.so.1")));
         // The loader has no loader.
-        assert_eq!(Kind::of(&loader).unwrap(), Kind::Static);
-        assert_eq!(Kind::of(Path::new("/proc/self/status")).unwrap(), Kind::Other);
-        assert!(Kind::of(Path::new("/nonexistent")).is_err());
+        assert_eq!(FileKind::of(&loader).unwrap(), FileKind::Static);
+        assert_eq!(FileKind::of(Path::new("/proc/self/status")).unwrap(), FileKind::Other);
+        assert!(FileKind::of(Path::new("/nonexistent")).is_err());
     }
 }

@@ -84,7 +84,7 @@ pub(crate) struct OneByOne {
 }
 
 /// One slice: the figure that is compared, and what it cost.
-struct Slice {
+struct TimeSlice {
     figure: f64,
     /// Messages a second.
     messages: f64,
@@ -135,7 +135,7 @@ pub(crate) fn compare(
     let round_trip = raw_link.qp.path().and_then(|path| path.stream.min_rtt_us).unwrap_or(0);
     let time = time.unwrap_or_else(|| slice_time(Duration::from_micros(round_trip.into())));
     let plan = &Plan { time, ..plan.clone() };
-    let bench = Bench { device, pd, peer, plan, raw };
+    let bench = ComparedPair { device, pd, peer, plan, raw };
     let raw_size = bench.raw_size(TRIES.min(slices))?;
     let mut last = None;
     let (mut ours, mut first, mut second, mut small) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
@@ -160,9 +160,10 @@ pub(crate) fn compare(
     let Some(last) = last else {
         return Err(Failure::usage("--slices 0", "nothing to compare", "use at least one slice"));
     };
-    let figures = |slices: &[Slice]| slices.iter().map(|slice| slice.figure).collect::<Vec<_>>();
-    let ratio =
-        |a: &[Slice], b: &[Slice]| Quartiles::of(a.iter().zip(b).map(|(a, b)| a.figure / b.figure).collect());
+    let figures = |slices: &[TimeSlice]| slices.iter().map(|slice| slice.figure).collect::<Vec<_>>();
+    let ratio = |a: &[TimeSlice], b: &[TimeSlice]| {
+        Quartiles::of(a.iter().zip(b).map(|(a, b)| a.figure / b.figure).collect())
+    };
     Ok(Comparison {
         slices,
         slice_seconds: plan.time.as_secs_f64(),
@@ -184,7 +185,7 @@ pub(crate) fn compare(
     })
 }
 
-struct Bench<'a> {
+struct ComparedPair<'a> {
     device: &'a Device,
     pd: &'a Pd,
     peer: SocketAddr,
@@ -192,8 +193,8 @@ struct Bench<'a> {
     raw: Client,
 }
 
-impl Bench<'_> {
-    fn our_slice(&self) -> Result<(Slice, Outcome)> {
+impl ComparedPair<'_> {
+    fn our_slice(&self) -> Result<(TimeSlice, Outcome)> {
         let outcome = Run::connect(self.device, self.pd, self.peer, self.plan)?.measure(&mut ())?;
         let (figure, units) = match &outcome.round_trips {
             Some(histogram) => (us_at(histogram, 0.5), histogram.len() as f64),
@@ -202,10 +203,10 @@ impl Bench<'_> {
         let (cpu_client_ns, cpu_server_ns) = (outcome.cpu_client_ns, outcome.cpu_server_ns);
         let messages = outcome.messages as f64 / outcome.seconds;
         let tail = outcome.round_trips.as_ref().map(LatencyTail::of);
-        Ok((Slice { figure, messages, tail, units, cpu_client_ns, cpu_server_ns }, outcome))
+        Ok((TimeSlice { figure, messages, tail, units, cpu_client_ns, cpu_server_ns }, outcome))
     }
 
-    fn raw_slice(&self, size: u32) -> Result<Slice> {
+    fn raw_slice(&self, size: u32) -> Result<TimeSlice> {
         let (mut figure, mut tail) = (None, None);
         let measured = if self.plan.latency {
             let mut histogram = histogram()?;
@@ -221,7 +222,7 @@ impl Bench<'_> {
         let RawMeasurement { bytes, cpu_client_ns, cpu_server_ns, .. } = measured;
         let (figure, units) = figure.unwrap_or((measured.rate(), bytes as f64));
         let messages = measured.rate() / f64::from(size);
-        Ok(Slice { figure, messages, tail, units, cpu_client_ns, cpu_server_ns })
+        Ok(TimeSlice { figure, messages, tail, units, cpu_client_ns, cpu_server_ns })
     }
 
     /// Bytes of memory that the messages of a connection come from.
@@ -253,14 +254,14 @@ pub(crate) fn us_at(histogram: &Histogram<u64>, quantile: f64) -> f64 {
     Duration::from_nanos(histogram.value_at_quantile(quantile)).as_secs_f64() * 1e6
 }
 
-fn tail(slices: &[Slice], of: fn(&LatencyTail) -> f64) -> Option<Quartiles> {
+fn tail(slices: &[TimeSlice], of: fn(&LatencyTail) -> f64) -> Option<Quartiles> {
     let all = slices.iter().map(|slice| slice.tail.as_ref().map(of));
     all.collect::<Option<Vec<_>>>().map(Quartiles::of)
 }
 
-fn cpu(slices: &[Slice]) -> Cpu {
+fn cpu(slices: &[TimeSlice]) -> Cpu {
     let units: f64 = slices.iter().map(|slice| slice.units).sum();
-    let sum = |cost: fn(&Slice) -> u64| slices.iter().map(cost).sum::<u64>() as f64 / units.max(1.0);
+    let sum = |cost: fn(&TimeSlice) -> u64| slices.iter().map(cost).sum::<u64>() as f64 / units.max(1.0);
     Cpu { client: sum(|slice| slice.cpu_client_ns), server: sum(|slice| slice.cpu_server_ns) }
 }
 

@@ -63,7 +63,7 @@ enum PingOp {
 }
 
 /// One round trip after the other.
-trait Rounds {
+trait RoundTrips {
     /// Makes round trip `round` and checks its bytes.
     fn round(&mut self, round: u64) -> Result<()>;
     /// Closes in order.
@@ -81,7 +81,7 @@ pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
     }
     let peer = resolve(&args.host, DEFAULT_PORT)?;
     let stop = Stop::on_signal()?;
-    let mut rounds: Box<dyn Rounds> = if args.rping {
+    let mut rounds: Box<dyn RoundTrips> = if args.rping {
         Box::new(rping::Client::connect(
             opener,
             peer,
@@ -244,7 +244,7 @@ impl Pinger {
     }
 }
 
-impl Rounds for Pinger {
+impl RoundTrips for Pinger {
     fn round(&mut self, round: u64) -> Result<()> {
         // A Read gets what was written before the first round.
         let bytes = pattern(if self.op == PingOp::Read { 0 } else { round }, self.size);

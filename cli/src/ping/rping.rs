@@ -1,7 +1,7 @@
 //! rping's protocol (librdmacm's `rping`): the client describes its source, the server reads it; the client describes its sink,
 //! the server writes the bytes back.
 
-use super::Rounds;
+use super::RoundTrips;
 use crate::shared::fail::{Failure, Result};
 use crate::shared::memory::Buffer;
 use crate::shared::msg_conn::{Event, MsgConn};
@@ -134,7 +134,7 @@ impl Client {
     }
 }
 
-impl Rounds for Client {
+impl RoundTrips for Client {
     fn round(&mut self, round: u64) -> Result<()> {
         let bytes = pattern(round, self.size);
         self.sink.clear()?;

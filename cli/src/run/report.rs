@@ -65,7 +65,7 @@ fn watch(
     as_json: bool,
     guard: Guard,
 ) -> Result<ExitCode> {
-    let run = Run::new(counters::user())?;
+    let run = RunDirectory::new(counters::user())?;
     command.env(counters::VARIABLE, run.directory.path());
     let child = match command.spawn() {
         Ok(child) => child,
@@ -90,7 +90,7 @@ fn watch(
 }
 
 /// The directory of one run.
-struct Run {
+struct RunDirectory {
     directory: Directory,
     user: Directory,
     name: String,
@@ -98,7 +98,7 @@ struct Run {
     _lock: File,
 }
 
-impl Run {
+impl RunDirectory {
     /// Makes the directory, and links it in that of the user.
     fn new(user: Directory) -> Result<Self> {
         sweep(&user);
@@ -137,9 +137,9 @@ impl Run {
     }
 
     /// The counters of every process so far.
-    fn sum(&self) -> Result<Sum> {
+    fn sum(&self) -> Result<CounterSum> {
         let failed = |error| Failure::local("cannot read the counters of the program", error);
-        let (mut sum, mut warnings) = (Sum::default(), UnreadableFiles::default());
+        let (mut sum, mut warnings) = (CounterSum::default(), UnreadableFiles::default());
         for file in self.directory.files().map_err(failed)? {
             let read = file.and_then(|file| {
                 let snapshot = file.snapshot();
@@ -169,7 +169,7 @@ impl Run {
     }
 }
 
-impl Drop for Run {
+impl Drop for RunDirectory {
     fn drop(&mut self) {
         remove(&self.directory, &self.user, &self.name);
     }
@@ -224,7 +224,7 @@ fn is_over(path: &Path) -> io::Result<bool> {
 
 /// The counters of all processes of a run.
 #[derive(Debug, Default)]
-struct Sum {
+struct CounterSum {
     processes: u64,
     devices: u64,
     queue_pairs: u64,
@@ -243,7 +243,7 @@ struct Sum {
     unlisted_sockets: u64,
 }
 
-impl Sum {
+impl CounterSum {
     /// Counts a process that used this library.
     fn add_library(&mut self, library: String) {
         let is_listed = self.libraries.len() < MAX_LIBRARIES || self.libraries.contains_key(&library);
@@ -409,7 +409,7 @@ mod tests {
     #[test]
     fn report_directory_hidden_from_users() {
         let user = User::new("hidden");
-        let run = Run::new(user.directory()).unwrap();
+        let run = RunDirectory::new(user.directory()).unwrap();
         let path = run.directory.path().to_owned();
         let base = path.parent().unwrap().to_owned();
         let own = fs::metadata(&base).unwrap().permissions().mode() & 0o7777;
@@ -434,7 +434,7 @@ mod tests {
     #[test]
     fn killed_run_is_swept() {
         let user = User::new("swept");
-        let mut run = Run::new(user.directory()).unwrap();
+        let mut run = RunDirectory::new(user.directory()).unwrap();
         let path = run.directory.path().to_owned();
         // Another process would hold it, and this one gets it a second time.
         assert!(is_over(&path).unwrap());
@@ -477,7 +477,7 @@ mod tests {
             fs::write(&path, text).unwrap();
             path
         };
-        let mut sum = Sum::default();
+        let mut sum = CounterSum::default();
         let mut left = MAX_LIST_BYTES;
         let many = (0..5000).map(|port| format!("tcp connected 192.0.2.7:{port}\n")).collect();
         sum.add_sockets(&file("many", many), &mut left);

@@ -31,13 +31,13 @@ pub(super) fn end() {
 
 /// A process and its parent at the time of the look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Process {
+struct ProcessEntry {
     number: Pid,
     parent: Pid,
 }
 
 /// The number may be another process's by now. What is killed has the same parent still, or this process in its place.
-fn kill(process: Process) {
+fn kill(process: ProcessEntry) {
     match pidfd_open(process.number, PidfdFlags::empty()) {
         Ok(opened) => {
             if parent(process.number).is_some_and(|now| now == process.parent || now == getpid()) {
@@ -58,17 +58,17 @@ fn reap() {
 }
 
 /// The processes that `root` has started, those that they have started, and so on.
-fn below(root: Pid) -> Vec<Process> {
+fn below(root: Pid) -> Vec<ProcessEntry> {
     // Numbers of another PID namespace would be those of other processes.
     if fs::read_link("/proc/self").map_or(true, |own| own.to_str() != Some(&root.to_string())) {
         return Vec::new();
     }
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let numbers = entries.filter_map(|entry| Pid::from_raw(entry.file_name().to_str()?.parse().ok()?));
-    let mut children = BTreeMap::<i32, Vec<Process>>::new();
+    let mut children = BTreeMap::<i32, Vec<ProcessEntry>>::new();
     for number in numbers {
         if let Some(parent) = parent(number) {
-            children.entry(parent.as_raw_pid()).or_default().push(Process { number, parent });
+            children.entry(parent.as_raw_pid()).or_default().push(ProcessEntry { number, parent });
         }
     }
     let mut found = Vec::new();
@@ -113,7 +113,7 @@ mod tests {
         std::io::BufRead::read_line(&mut said, &mut line).unwrap();
         let (parent, number) =
             (Pid::from_child(&child), Pid::from_raw(line.trim().parse().unwrap()).unwrap());
-        assert!(below(getpid()).contains(&Process { number, parent }));
+        assert!(below(getpid()).contains(&ProcessEntry { number, parent }));
         let _ = kill_process(number, Signal::KILL);
         child.wait().unwrap();
     }

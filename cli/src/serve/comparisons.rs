@@ -10,7 +10,7 @@ use std::time::Instant;
 
 /// All of them, by their tokens.
 #[derive(Default)]
-pub(super) struct Comparisons(Mutex<HashMap<u64, Arc<Comparison>>>);
+pub(super) struct Comparisons(Mutex<HashMap<u64, Arc<RunningComparison>>>);
 
 /// Reason why a connection of raw TCP is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,7 +37,7 @@ impl Comparisons {
     /// A comparison begins.
     pub(super) fn begin(&self, peer: IpAddr) -> Result<Running<'_>, getrandom::Error> {
         let token = getrandom::u64()?;
-        let comparison = Arc::new(Comparison { peer: peer.to_canonical(), streams: Mutex::default() });
+        let comparison = Arc::new(RunningComparison { peer: peer.to_canonical(), streams: Mutex::default() });
         self.lock().insert(token, Arc::clone(&comparison));
         Ok(Running { all: self, token, comparison })
     }
@@ -58,17 +58,17 @@ impl Comparisons {
         Ok(Admission { comparison, number })
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<u64, Arc<Comparison>>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<u64, Arc<RunningComparison>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-struct Comparison {
+struct RunningComparison {
     peer: IpAddr,
-    streams: Mutex<Streams>,
+    streams: Mutex<ComparedStreams>,
 }
 
-struct Streams {
+struct ComparedStreams {
     /// Of each connection that is admitted: its socket, once it has one.
     sockets: [Option<Option<TcpStream>>; AT_ONCE],
     /// When the last of them ended, or the comparison began.
@@ -76,14 +76,14 @@ struct Streams {
     over: bool,
 }
 
-impl Default for Streams {
+impl Default for ComparedStreams {
     fn default() -> Self {
         Self { sockets: Default::default(), last: Instant::now(), over: false }
     }
 }
 
-impl Comparison {
-    fn lock(&self) -> MutexGuard<'_, Streams> {
+impl RunningComparison {
+    fn lock(&self) -> MutexGuard<'_, ComparedStreams> {
         self.streams.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -92,7 +92,7 @@ impl Comparison {
 pub(super) struct Running<'a> {
     all: &'a Comparisons,
     pub(super) token: u64,
-    comparison: Arc<Comparison>,
+    comparison: Arc<RunningComparison>,
 }
 
 impl Running<'_> {
@@ -117,7 +117,7 @@ impl Drop for Running<'_> {
 
 /// A connection of raw TCP that is admitted, as long as this lives.
 pub(super) struct Admission {
-    comparison: Arc<Comparison>,
+    comparison: Arc<RunningComparison>,
     number: usize,
 }
 

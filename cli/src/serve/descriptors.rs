@@ -9,8 +9,9 @@ use super::shares::Shares;
 const EACH: usize = 2;
 /// Maximum number of descriptors of a connection that reads files, which has eight of them open.
 const EACH_READER: usize = EACH + 8;
-/// Maximum number of descriptors of a connection that writes files: three for each of 16 incomplete files.
-const EACH_WRITER: usize = EACH + 3 * 16;
+/// Maximum number of descriptors of a connection that writes files: those of a reader, three for each of 16 incomplete files, and those of a
+/// removal.
+const EACH_WRITER: usize = EACH_READER + 3 * 16 + uiw_copy::remove::MAX_OPEN;
 /// Descriptors reserved for connections that are being set up or rejected.
 const RESERVED: usize = 8;
 
@@ -49,7 +50,7 @@ mod tests {
     fn some_descriptors_are_kept() {
         assert_eq!(enough_for(40, 12, EACH), 10);
         assert_eq!(enough_for(1024, 20, EACH), 498);
-        assert_eq!(enough_for(1024, 20, EACH_WRITER), 19);
+        assert_eq!(enough_for(1024, 20, EACH_WRITER), 15);
         assert_eq!(enough_for(8, 12, EACH), 1, "the first connection may fail, and is not refused");
     }
 }

@@ -28,7 +28,7 @@ pub(super) fn serve(server: &Server, request: ConnRequest) -> Result<()> {
     match Info::from_bytes(&conn.bytes(slot, len)?).filter(Info::is_plausible) {
         Some(source) => {
             conn.repost(slot)?;
-            let rping = Rping { server, data: Buffer::untouched(&server.pd, MAX_SIZE as usize)?, conn };
+            let rping = RpingServer { server, data: Buffer::untouched(&server.pd, MAX_SIZE as usize)?, conn };
             rping.rounds(source)?;
             rping.conn.link.close();
             Ok(())
@@ -41,13 +41,13 @@ pub(super) fn serve(server: &Server, request: ConnRequest) -> Result<()> {
 }
 
 /// rping's server: reads the client's source and says so, writes it to the client's sink and says so.
-struct Rping<'a> {
+struct RpingServer<'a> {
     server: &'a Server,
     conn: MsgConn,
     data: Buffer,
 }
 
-impl Rping<'_> {
+impl RpingServer<'_> {
     fn rounds(&self, mut source: Info) -> Result<()> {
         loop {
             let remote = source.remote();

@@ -16,10 +16,10 @@ const TICK: Duration = Duration::from_secs(15);
 /// The connections that are watched, by the numbers of their queue pairs.
 pub(super) struct Idle {
     limit: Duration,
-    watched: Mutex<HashMap<u32, Watched>>,
+    watched: Mutex<HashMap<u32, WatchedConnection>>,
 }
 
-struct Watched {
+struct WatchedConnection {
     qp: Weak<Qp>,
     peer: SocketAddr,
     /// Messages and bytes so far, and since when there have been as many.
@@ -39,8 +39,12 @@ impl Idle {
     }
 
     pub(super) fn watch(&self, link: &Link) {
-        let watched =
-            Watched { qp: Arc::downgrade(&link.qp), peer: link.peer(), moved: 0, since: Instant::now() };
+        let watched = WatchedConnection {
+            qp: Arc::downgrade(&link.qp),
+            peer: link.peer(),
+            moved: 0,
+            since: Instant::now(),
+        };
         self.lock().insert(link.qp.num(), watched);
     }
 
@@ -74,7 +78,7 @@ impl Idle {
         idle
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<u32, Watched>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<u32, WatchedConnection>> {
         self.watched.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -36,13 +36,13 @@ pub(super) fn serve(
     order: &PerfOrder,
     opposite: OppositeTraffic,
 ) -> Result<()> {
-    let mut driver = Driver::new(server, request, order, opposite)?;
+    let mut driver = OppositeDriver::new(server, request, order, opposite)?;
     while driver.step(server)? {}
     driver.link.close();
     Ok(())
 }
 
-struct Driver {
+struct OppositeDriver {
     link: Link,
     order: PerfOrder,
     source: Source,
@@ -54,7 +54,7 @@ struct Driver {
     batch: Vec<Wc>,
 }
 
-impl Driver {
+impl OppositeDriver {
     fn new(
         server: &Server,
         request: ConnRequest,

@@ -85,12 +85,12 @@ fn is_private(address: IpAddr) -> bool {
 /// little, so that a few greedy peers leave something to many.
 #[derive(Debug)]
 pub(super) struct Ledger {
-    general: Pool,
-    reserve: Pool,
+    general: PeerPool,
+    reserve: PeerPool,
 }
 
 #[derive(Debug)]
-struct Pool {
+struct PeerPool {
     total: u64,
     held: u64,
     by_holder: HashMap<Holder, u64>,
@@ -114,7 +114,7 @@ pub(super) struct Denied {
     pub(super) own: u64,
 }
 
-impl Pool {
+impl PeerPool {
     fn new(total: u64) -> Self {
         Self { total, held: 0, by_holder: HashMap::new() }
     }
@@ -180,7 +180,7 @@ impl Pool {
 
 impl Ledger {
     pub(super) fn new(general: u64, reserve: u64) -> Self {
-        Self { general: Pool::new(general), reserve: Pool::new(reserve) }
+        Self { general: PeerPool::new(general), reserve: PeerPool::new(reserve) }
     }
 
     /// The amount that all hold.
@@ -191,10 +191,10 @@ impl Ledger {
     /// Gives `amount` to `peer`.
     pub(super) fn take(&mut self, peer: &Peer, amount: u64) -> Result<Grant, Denied> {
         let holders = peer.holders();
-        let general = self.general.check(&holders, amount, Pool::fair_limit);
+        let general = self.general.check(&holders, amount, PeerPool::fair_limit);
         let is_reserve = match general {
             Ok(()) => false,
-            Err(denied) if self.reserve.check(&holders, amount, Pool::equal_limit).is_err() => {
+            Err(denied) if self.reserve.check(&holders, amount, PeerPool::equal_limit).is_err() => {
                 return Err(denied);
             }
             Err(_) => true,
@@ -206,7 +206,8 @@ impl Ledger {
     /// Like [`Ledger::take`], but a host may have `per_host`, and nothing else is limited but the total.
     pub(super) fn take_within(&mut self, peer: &Peer, amount: u64, per_host: u64) -> Result<Grant, Denied> {
         let holders = vec![Holder::Host(peer.host())];
-        let limit = |pool: &Pool, holder: &Holder| per_host.min(pool.own(holder) + pool.total - pool.held);
+        let limit =
+            |pool: &PeerPool, holder: &Holder| per_host.min(pool.own(holder) + pool.total - pool.held);
         self.general.check(&holders, amount, limit)?;
         self.general.add(&holders, amount);
         Ok(Grant { holders, amount, is_reserve: false })
@@ -216,7 +217,7 @@ impl Ledger {
         self.pool(grant.is_reserve).release(&grant.holders, grant.amount);
     }
 
-    fn pool(&mut self, is_reserve: bool) -> &mut Pool {
+    fn pool(&mut self, is_reserve: bool) -> &mut PeerPool {
         if is_reserve { &mut self.reserve } else { &mut self.general }
     }
 

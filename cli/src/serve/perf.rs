@@ -47,7 +47,7 @@ pub(super) fn serve(server: &Server, request: ConnRequest, order: &PerfOrder) ->
     if let Some(opposite) = opposite {
         return opposite::serve(server, request, order, opposite);
     }
-    let mut session = Session::new(server, request, order)?;
+    let mut session = PerfSession::new(server, request, order)?;
     if order.latency && order.op == Op::Write { session.answer_writes(server) } else { session.run(server) }?;
     session.link.close();
     Ok(())
@@ -64,7 +64,7 @@ fn check(order: &PerfOrder) -> std::result::Result<(), String> {
     Ok(())
 }
 
-struct Session {
+struct PerfSession {
     link: Link,
     order: PerfOrder,
     size: usize,
@@ -78,7 +78,7 @@ struct Session {
     again: Vec<u64>,
 }
 
-impl Session {
+impl PerfSession {
     fn new(server: &Server, request: ConnRequest, order: &PerfOrder) -> Result<Self> {
         let size = order.size as usize;
         let access = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;

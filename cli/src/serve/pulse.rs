@@ -16,10 +16,10 @@ const WORKING: u64 = 1 << 33;
 
 /// The connections whose clients ask for signs of life.
 #[derive(Debug, Default)]
-pub(super) struct Pulse(Mutex<Vec<Watched>>);
+pub(super) struct Pulse(Mutex<Vec<WatchedSession>>);
 
 #[derive(Debug)]
-struct Watched {
+struct WatchedSession {
     qp: Weak<Qp>,
     activity: Arc<Activity>,
     /// The request that was worked on at the last look.
@@ -56,14 +56,14 @@ impl Drop for Working<'_> {
 }
 
 impl Pulse {
-    fn watched(&self) -> MutexGuard<'_, Vec<Watched>> {
+    fn watched(&self) -> MutexGuard<'_, Vec<WatchedSession>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Watches a connection from now on.
     pub(super) fn watch(&self, link: &Link, activity: &Arc<Activity>) {
         let (qp, activity) = (Arc::downgrade(&link.qp), Arc::clone(activity));
-        self.watched().push(Watched { qp, activity, request: 0, received: None });
+        self.watched().push(WatchedSession { qp, activity, request: 0, received: None });
     }
 
     /// Sends signs of life until `stop`.
@@ -71,13 +71,13 @@ impl Pulse {
         while !stop.sleep_for(TICK) {
             // Without the lock: whoever begins a connection does not wait for others.
             let mut all = std::mem::take(&mut *self.watched());
-            all.retain_mut(Watched::look);
+            all.retain_mut(WatchedSession::look);
             self.watched().append(&mut all);
         }
     }
 }
 
-impl Watched {
+impl WatchedSession {
     /// False: the connection is gone.
     fn look(&mut self) -> bool {
         let Some(qp) = self.qp.upgrade() else { return false };

@@ -20,6 +20,7 @@ use uiw::raw::{Device, QpState, RemoteMr};
 use uiw_copy::handler::{Handler, Opening, Session};
 use uiw_copy::names::RelPath;
 use uiw_copy::protocol::{MAX_SLOTS, REVISION, Request};
+use uiw_copy::root::LISTING;
 use uiw_copy::wire::WireError;
 use uiw_mem::STag;
 
@@ -31,17 +32,17 @@ const MAX_LOGGED: usize = 16;
 
 /// The transfers of all clients.
 #[derive(Debug, Default)]
-pub(super) struct Transfers(Mutex<Running>);
+pub(super) struct Transfers(Mutex<RunningTransfer>);
 
 #[derive(Debug, Default)]
-struct Running {
-    transfers: HashMap<Key, Weak<Transfer>>,
+struct RunningTransfer {
+    transfers: HashMap<Key, Weak<SharedTransfer>>,
     /// Incomplete files under verification by address, as long as the address has a transfer.
     openings: HashMap<IpAddr, Weak<Opening>>,
 }
 
 /// One run of `uiw cp`, shared by its connections. It is logged and counted when the last one has ended.
-struct Transfer {
+struct SharedTransfer {
     session: Arc<Session>,
     device: Device,
     peer: IpAddr,
@@ -55,16 +56,21 @@ struct Transfer {
     logged: AtomicUsize,
 }
 
-impl fmt::Debug for Transfer {
+impl fmt::Debug for SharedTransfer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Transfer").field("session", &self.session).finish_non_exhaustive()
     }
 }
 
 impl Transfers {
-    fn join(&self, key: Key, host: IpAddr, begin: impl FnOnce(Arc<Opening>) -> Transfer) -> Arc<Transfer> {
+    fn join(
+        &self,
+        key: Key,
+        host: IpAddr,
+        begin: impl FnOnce(Arc<Opening>) -> SharedTransfer,
+    ) -> Arc<SharedTransfer> {
         let mut running = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let Running { transfers, openings } = &mut *running;
+        let RunningTransfer { transfers, openings } = &mut *running;
         transfers.retain(|_, transfer| transfer.strong_count() > 0);
         openings.retain(|_, opening| opening.strong_count() > 0);
         if let Some(transfer) = transfers.get(&key).and_then(Weak::upgrade) {
@@ -78,7 +84,7 @@ impl Transfers {
     }
 }
 
-impl Transfer {
+impl SharedTransfer {
     /// Logs entries that failed, with the errors that the client was sent.
     fn failed(&self, entries: &[(RelPath, std::io::Error)]) {
         for (path, error) in entries {
@@ -90,13 +96,13 @@ impl Transfer {
     }
 }
 
-impl Drop for Transfer {
+impl Drop for SharedTransfer {
     fn drop(&mut self) {
         if !*self.is_used.get_mut() {
             return;
         }
         let tally = self.session.tally();
-        let is_idle = tally.files == 0 && tally.removed == 0 && tally.errors == 0;
+        let is_idle = tally.path().is_none() && tally.errors == 0;
         if is_idle && tally.reported == Some(0) {
             // `uiw ls`, a dry run, or a copy whose files are all in place already.
             return;
@@ -125,9 +131,9 @@ impl Drop for Transfer {
     }
 }
 
-/// Bytes of memory that a connection takes: slots and messages, and what is at work on one request.
+/// Bytes of memory that a connection takes: slots and messages, what is at work on one request, and the names of a list.
 pub(super) fn memory(order: &CpOrder) -> u64 {
-    Memory::bytes(order.slots) + 4 * u64::from(uiw_copy::protocol::SLOT)
+    Memory::bytes(order.slots) + 4 * u64::from(uiw_copy::protocol::SLOT) + LISTING
 }
 
 pub(super) fn serve(server: &Server, request: ConnRequest, order: &CpOrder, holder: &Peer) -> Result<()> {
@@ -149,7 +155,7 @@ pub(super) fn serve(server: &Server, request: ConnRequest, order: &CpOrder, hold
     let writable = order.push && may_write;
     let identity = request.peer_identity().map(ToString::to_string).unwrap_or_default();
     let key = (order.token, identity.clone(), share.name.clone(), writable);
-    let transfer = server.transfers.join(key, holder.host(), |opening| Transfer {
+    let transfer = server.transfers.join(key, holder.host(), |opening| SharedTransfer {
         session: Arc::new(Session::new(Arc::clone(&share.root), writable, order.token, opening)),
         device: server.device.clone(),
         peer: peer.ip(),
@@ -199,7 +205,7 @@ fn used<T>(peer: SocketAddr, outcome: Result<T>) -> Result<Option<T>> {
 fn requests(
     server: &Server,
     mut channel: Channel,
-    transfer: &Transfer,
+    transfer: &SharedTransfer,
     mut handler: Handler,
     activity: &Activity,
 ) -> Result<()> {
@@ -211,12 +217,13 @@ fn requests(
         let (tag, request) = Request::decode(&message).map_err(broken)?;
         transfer.is_used.store(true, Ordering::Relaxed);
         let working = activity.begin();
-        let answer = handler.handle(&request, |len| channel.landed(tag, len).map_err(Broken::Failure));
+        let answer =
+            handler.handle(&request, |len| channel.landed(tag, len).map_err(InvalidRequest::Failure));
         drop(working);
         transfer.failed(handler.failures());
         let (reply, bytes) = answer.map_err(|error| match error {
-            Broken::Failure(failure) => failure,
-            Broken::Wire(error) => broken(error),
+            InvalidRequest::Failure(failure) => failure,
+            InvalidRequest::Wire(error) => broken(error),
         })?;
         if let Some(bytes) = bytes {
             channel.write(tag, &bytes, until)?;
@@ -231,12 +238,12 @@ fn requests(
 }
 
 /// Reason why a request ends its connection.
-enum Broken {
+enum InvalidRequest {
     Wire(WireError),
     Failure(Failure),
 }
 
-impl From<WireError> for Broken {
+impl From<WireError> for InvalidRequest {
     fn from(error: WireError) -> Self {
         Self::Wire(error)
     }

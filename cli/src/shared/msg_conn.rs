@@ -11,10 +11,10 @@ use uiw::raw::{ConnConfig, Sge, WcStatus};
 /// A connection whose messages arrive in slots of a ring.
 pub(crate) struct MsgConn {
     pub(crate) link: Link,
-    ring: Ring,
+    ring: ReceiveRing,
 }
 
-struct Ring {
+struct ReceiveRing {
     buffer: Buffer,
     size: usize,
 }
@@ -27,7 +27,7 @@ pub(crate) enum Event {
     Sent(u64),
 }
 
-impl Ring {
+impl ReceiveRing {
     fn post(half: &PendingQp, slots: u32, size: u32) -> Result<Self> {
         let size = size.max(1) as usize;
         let ring = Self { buffer: Buffer::untouched(&half.pd, size * slots as usize)?, size };
@@ -55,7 +55,7 @@ impl MsgConn {
         private_data: &[u8],
         until: WaitLimits<'_>,
     ) -> Result<Self> {
-        let ring = Ring::post(&half, slots, size)?;
+        let ring = ReceiveRing::post(&half, slots, size)?;
         Ok(Self { link: half.begin(peer, options, private_data)?.finish(until)?, ring })
     }
 
@@ -68,7 +68,7 @@ impl MsgConn {
         reply: &[u8],
         until: WaitLimits<'_>,
     ) -> Result<Self> {
-        let ring = Ring::post(&half, slots, size)?;
+        let ring = ReceiveRing::post(&half, slots, size)?;
         Ok(Self { link: half.accept(request, options, reply, until)?, ring })
     }
 

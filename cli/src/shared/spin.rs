@@ -14,7 +14,7 @@ const NAP: Duration = Duration::from_millis(20);
 const SHORT_NAP: Duration = Duration::from_millis(1);
 
 /// Permits to spin, of all threads of the process. Without [`limit`] there is no end of them.
-static PERMITS: Permits = Permits::new(usize::MAX);
+static PERMITS: SpinPermits = SpinPermits::new(usize::MAX);
 
 /// Leaves one of the processors to threads that do not spin: for a server, whose peers request the spinning.
 pub(crate) fn limit() {
@@ -22,7 +22,7 @@ pub(crate) fn limit() {
     PERMITS.most.store((processors - 1).max(1), Ordering::Relaxed);
 }
 
-struct Permits {
+struct SpinPermits {
     most: AtomicUsize,
     taken: AtomicUsize,
     /// Somebody wants a permit: a wait that has lasted gives up its own.
@@ -30,25 +30,25 @@ struct Permits {
 }
 
 /// The right to spin, until it is dropped.
-struct Permit(&'static Permits);
+struct SpinPermit(&'static SpinPermits);
 
-impl Permits {
+impl SpinPermits {
     const fn new(most: usize) -> Self {
         Self { most: AtomicUsize::new(most), taken: AtomicUsize::new(0), wanted: AtomicBool::new(false) }
     }
 
-    fn take(&'static self) -> Option<Permit> {
+    fn take(&'static self) -> Option<SpinPermit> {
         let most = self.most.load(Ordering::Relaxed);
         let more = |taken| (taken < most).then_some(taken + 1);
         let is_taken = self.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok();
         if !is_taken {
             self.wanted.store(true, Ordering::Relaxed);
         }
-        is_taken.then(|| Permit(self))
+        is_taken.then(|| SpinPermit(self))
     }
 }
 
-impl Drop for Permit {
+impl Drop for SpinPermit {
     fn drop(&mut self) {
         self.0.taken.fetch_sub(1, Ordering::Relaxed);
     }
@@ -61,8 +61,8 @@ pub(crate) struct Spin {
     since: Option<Instant>,
     /// The next time that it sleeps without a permit.
     nap: Duration,
-    permits: &'static Permits,
-    permit: Option<Permit>,
+    permits: &'static SpinPermits,
+    permit: Option<SpinPermit>,
 }
 
 impl Default for Spin {
@@ -72,7 +72,7 @@ impl Default for Spin {
 }
 
 impl Spin {
-    fn new(permits: &'static Permits) -> Self {
+    fn new(permits: &'static SpinPermits) -> Self {
         Self { empty: 0, since: None, nap: SHORT_NAP, permits, permit: permits.take() }
     }
 
@@ -120,7 +120,7 @@ mod tests {
 
     #[test]
     fn permits_to_spin_are_bounded() {
-        static PERMITS: Permits = Permits::new(2);
+        static PERMITS: SpinPermits = SpinPermits::new(2);
         let mut waits: Vec<_> = (0..512).map(|_| Spin::new(&PERMITS)).collect();
         let spinning = |waits: &[Spin]| waits.iter().filter(|wait| wait.is_permitted()).count();
         assert_eq!(spinning(&waits), 2);

@@ -54,14 +54,14 @@ pub(super) struct ConnectionEnd {
 }
 
 /// A wait that lasts as long as something moves, within [`BOUND`].
-struct Progress {
+struct ProgressWait {
     bound: Instant,
     /// What had moved at the beginning of the present [`TIMEOUT`], and when that ends.
     seen: (u32, u64),
     deadline: Instant,
 }
 
-impl Progress {
+impl ProgressWait {
     fn new(end: &ConnectionEnd) -> Self {
         let now = Instant::now();
         Self { bound: now + BOUND, seen: end.moved(), deadline: now + TIMEOUT }
@@ -272,7 +272,7 @@ impl ConnectionEnd {
     }
 
     fn until(&mut self, what: &str, is_so: impl Fn(&Self) -> bool) -> Result<()> {
-        let mut progress = Progress::new(self);
+        let mut progress = ProgressWait::new(self);
         while !is_so(self) {
             if self.broken {
                 let why = self.wrong.clone().unwrap_or_default();
@@ -370,7 +370,7 @@ impl ConnectionEnd {
 
     /// Waits until all that was posted is done, flushed or failed; gives what became of the connection.
     pub(super) fn drain(&mut self) -> Result<()> {
-        let mut progress = Progress::new(self);
+        let mut progress = ProgressWait::new(self);
         self.broken = true;
         if self.link.qp.state() == uiw::raw::QpState::Rts {
             // A connection that has ended needs no closing.

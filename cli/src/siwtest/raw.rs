@@ -128,13 +128,13 @@ fn run(link: Link, pd: &uiw::raw::Pd, receives: Buffer, args: &Args) -> Result<(
     say(args.json, "memory", &details, || {
         format!("memory for the peer: STag {:#x} TO {:#x}, {} bytes", remote.rkey.0, remote.addr, remote.len)
     });
-    let mut exchange = Exchange { link: &link, receives, local, came: VecDeque::new(), args };
+    let mut exchange = RawExchange { link: &link, receives, local, came: VecDeque::new(), args };
     args.raw.iter().try_for_each(|request| exchange.carry_out(*request))?;
     link.close();
     Ok(())
 }
 
-struct Exchange<'a> {
+struct RawExchange<'a> {
     link: &'a Link,
     receives: Buffer,
     local: Buffer,
@@ -143,7 +143,7 @@ struct Exchange<'a> {
     args: &'a Args,
 }
 
-impl Exchange<'_> {
+impl RawExchange<'_> {
     fn carry_out(&mut self, request: Raw) -> Result<()> {
         let (op, bytes) = match request {
             Raw::Recv => return self.receive(),

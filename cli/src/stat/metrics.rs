@@ -8,7 +8,7 @@ use uiw::counters::{
 use uiw_llp::canonical;
 
 /// A metric with its samples, which the format requires to stand together.
-struct Metric {
+struct MetricFamily {
     name: &'static str,
     kind: &'static str,
     help: &'static str,
@@ -18,9 +18,9 @@ struct Metric {
 
 /// All metrics, in the order of their first use.
 #[derive(Default)]
-struct Metrics(Vec<Metric>);
+struct MetricList(Vec<MetricFamily>);
 
-impl Metrics {
+impl MetricList {
     fn add(
         &mut self,
         (name, kind, help): (&'static str, &'static str, &'static str),
@@ -28,7 +28,7 @@ impl Metrics {
         value: f64,
     ) {
         let at = self.0.iter().position(|metric| metric.name == name).unwrap_or_else(|| {
-            self.0.push(Metric { name, kind, help, samples: Vec::new() });
+            self.0.push(MetricFamily { name, kind, help, samples: Vec::new() });
             self.0.len() - 1
         });
         self.0[at].samples.push((labels, value));
@@ -181,7 +181,7 @@ impl Metrics {
 
     fn into_text(self) -> String {
         self.0.iter().fold(String::new(), |mut text, metric| {
-            let Metric { name, kind, help, samples } = metric;
+            let MetricFamily { name, kind, help, samples } = metric;
             // To write to a string does not fail.
             let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");
             for (labels, value) in samples {
@@ -212,7 +212,7 @@ const QUEUE_PAIR_DATAGRAMS: [(&str, &str); 2] = [
 
 /// The text for every device of every program that runs.
 pub(super) fn text(collected: &CollectedProcesses) -> String {
-    let mut all = Metrics::default();
+    let mut all = MetricList::default();
     for process in &collected.processes {
         let about = &process.snapshot.process;
         let Some(pid) = process.pid.or(process.is_elsewhere.then_some(about.pid)) else { continue };
@@ -250,7 +250,7 @@ mod tests {
 
     #[test]
     fn samples_of_a_metric_stand_together() {
-        let mut all = Metrics::default();
+        let mut all = MetricList::default();
         all.counter("a", "A.", "x=\"1\"".to_owned(), 1);
         all.counter("b", "B.", "x=\"1\"".to_owned(), 2);
         all.counter("a", "A.", "x=\"2\"".to_owned(), 3);

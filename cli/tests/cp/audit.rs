@@ -30,6 +30,16 @@ fn transfers_logged_with_totals() {
 }
 
 #[test]
+fn made_directories_logged() {
+    let scratch = Scratch::new();
+    scratch.directory("served");
+    scratch.directory("tree/empty");
+    let server = Server::start(scratch.path(), &["--share", "s=served:rw"]);
+    copied(scratch.path(), &["tree", &format!("{}:s", server.address)]);
+    server.wait_logged(&["transfer ", "path=\"tree\" ", "files=0 ", "result=\"complete\""]);
+}
+
+#[test]
 fn errors_of_clients_logged() {
     let scratch = Scratch::new();
     symlink("/", scratch.directory("served").join("out")).unwrap();

@@ -44,6 +44,13 @@ fn is_mirrored(scratch: &Scratch) {
     assert_eq!(modified("old/t"), modified("new/t"));
 }
 
+/// The paths that a dry run would delete, sorted.
+fn would_delete(shown: &str) -> Vec<&str> {
+    let mut paths: Vec<_> = shown.lines().filter_map(|line| line.strip_prefix("would delete ")).collect();
+    paths.sort_unstable();
+    paths
+}
+
 #[test]
 fn surplus_entries_deleted_in_both_directions() {
     for push in [true, false] {
@@ -59,8 +66,7 @@ fn surplus_entries_deleted_in_both_directions() {
         let dry = command(scratch.path()).args(["cp", "--dry-run"]).args(options).output().unwrap();
         let shown = text(&dry.stdout);
         assert!(dry.status.success(), "{shown}{}", text(&dry.stderr));
-        let deleted: Vec<_> = shown.lines().filter_map(|line| line.strip_prefix("would delete ")).collect();
-        assert_eq!(deleted, ["t/only-old", "t/out", "t/surplus", "t/d/file"], "{shown}");
+        assert_eq!(would_delete(&shown), ["t/d/file", "t/only-old", "t/out", "t/surplus"], "{shown}");
         assert!(shown.ends_with(", 4 would be deleted\n"), "{shown}");
         assert_eq!(names(&scratch.join("old/t")).len(), 6, "a dry run deletes nothing");
         let summary = copied(scratch.path(), &options);
@@ -71,6 +77,44 @@ fn surplus_entries_deleted_in_both_directions() {
         }
         let again = copied(scratch.path(), &options);
         assert_eq!((&again["deleted"], &again["copied"]), (&0.into(), &0.into()), "{again}");
+    }
+}
+
+#[test]
+fn excluded_entries_of_surplus_directories_stay() {
+    for push in [true, false] {
+        let scratch = Scratch::new();
+        scratch.directory("new/t");
+        for directory in ["gone/a/b", "gone/empty", "gone/kept", "none/x"] {
+            fs::create_dir_all(scratch.join("old/t").join(directory)).unwrap();
+        }
+        let old = scratch.join("old/t/gone");
+        for name in ["file", "a/file", "a/b/file", "a/b/x.log", "kept/y.log"] {
+            fs::write(old.join(name), name).unwrap();
+        }
+        let server = Server::start(scratch.path(), &["--share", "new=new", "--share", "old=old:rw"]);
+        let there = |path: &str| format!("{}:{path}", server.address);
+        let (from, to) = match push {
+            true => ("new/t".to_owned(), there("old")),
+            false => (there("new/t"), "old".to_owned()),
+        };
+        let options = ["--delete", "--exclude", "*.log", "--exclude", "/gone/empty", &from, &to];
+        let dry = command(scratch.path()).args(["cp", "--dry-run"]).args(options).output().unwrap();
+        let shown = text(&dry.stdout);
+        let surplus = ["t/gone/a/b/file", "t/gone/a/file", "t/gone/file", "t/none"];
+        assert_eq!(would_delete(&shown), surplus, "{shown}{}", text(&dry.stderr));
+        assert_eq!(copied(scratch.path(), &options)["deleted"], surplus.len());
+        assert_eq!(names(&scratch.join("old/t")), ["gone"]);
+        assert_eq!(names(&old), ["a", "empty", "kept"]);
+        assert_eq!(names(&old.join("a")), ["b"]);
+        assert_eq!(
+            (names(&old.join("a/b")), names(&old.join("kept"))),
+            (vec!["x.log".into()], vec!["y.log".into()])
+        );
+        assert_eq!(copied(scratch.path(), &options)["deleted"], 0);
+        // Without the patterns nothing is kept.
+        copied(scratch.path(), &["--delete", &from, &to]);
+        assert!(names(&scratch.join("old/t")).is_empty());
     }
 }
 
@@ -123,4 +167,26 @@ fn deletion_refused_where_not_permitted() {
     assert_eq!(output.status.code(), Some(3), "{error}");
     assert!(error.contains("its `uiw serve` has no --delete"), "{error}");
     drop(connection);
+}
+
+#[test]
+fn failed_removals_named() {
+    use std::process::Command;
+    let scratch = Scratch::new();
+    scratch.directory("new");
+    fs::write(scratch.directory("old/mounted").join("file"), "file").unwrap();
+    let server = Server::start(scratch.path(), &["--share", "s=new"]);
+    // A mount point in a namespace of its own, as far as this user may make one.
+    let script = "mount -t tmpfs none old/mounted 2> mount.log || exit 99; exec \"$@\"";
+    let mut client = Command::new("unshare");
+    client.args(["--user", "--map-root-user", "--mount", "sh", "-c", script, "sh"]);
+    client.arg(env!("CARGO_BIN_EXE_uiw")).args(["cp", "--delete", &format!("{}:s/", server.address), "old"]);
+    let output = client.current_dir(scratch.path()).output().unwrap();
+    if matches!(output.status.code(), Some(99)) || text(&output.stderr).starts_with("unshare: ") {
+        return;
+    }
+    let error = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{error}");
+    assert!(error.contains("not deleted: mounted: another file system is mounted there"), "{error}");
+    assert!(scratch.join("old/mounted/file").exists());
 }

@@ -11,9 +11,9 @@ use uiw::{ConnectionConfig, Device, Pd, RemoteMr, STag};
 
 /// The fields of a message.
 #[derive(Default)]
-struct Message(Vec<u8>);
+struct MessageFields(Vec<u8>);
 
-impl Message {
+impl MessageFields {
     /// A message for slot 0.
     fn new(number: u8) -> Self {
         Self(vec![0, 0, number])
@@ -35,13 +35,13 @@ impl Message {
 }
 
 /// A client that speaks the protocol as it likes.
-struct Client {
+struct HostileClient {
     pd: Pd,
     connection: Connection,
     slot: RemoteMr,
 }
 
-impl Client {
+impl HostileClient {
     fn connect(address: &str) -> Self {
         let device = Device::open().unwrap();
         let pd = device.alloc_pd().unwrap();
@@ -58,7 +58,7 @@ impl Client {
     }
 
     /// The number of the reply and its fields; `None`: the server has ended the connection.
-    fn call(&self, message: &Message) -> Option<(u8, Vec<u8>)> {
+    fn call(&self, message: &MessageFields) -> Option<(u8, Vec<u8>)> {
         self.connection.send_copy(&message.0).ok()?;
         let reply = self.connection.recv_timeout(Duration::from_secs(30)).ok()??;
         Some((reply[2], reply[3..].to_vec()))
@@ -74,26 +74,26 @@ impl Client {
 const FAILED: u8 = 13;
 
 /// Everything that names a path, each with this one.
-fn requests(path: &[u8]) -> Vec<Message> {
+fn requests(path: &[u8]) -> Vec<MessageFields> {
     let hash = [0; 32];
     vec![
-        Message::new(1).counted(path),
-        Message::new(2).counted(path).counted(b"").raw(&[1]),
-        Message::new(3).counted(path).file(5 << 20),
-        Message::new(4)
+        MessageFields::new(1).counted(path),
+        MessageFields::new(2).counted(path).counted(b"").raw(&[1]),
+        MessageFields::new(3).counted(path).file(5 << 20),
+        MessageFields::new(4)
             .counted(path)
             .file(5)
             .raw(&[0; 8])
             .raw(&5u32.to_be_bytes())
             .raw(blake3_of_zeros().as_slice()),
-        Message::new(5).counted(path).file(5 << 20).raw(&[0; 8]).raw(&1u64.to_be_bytes()),
-        Message::new(6).counted(path).file(5),
-        Message::new(8).counted(path).counted(b"target").raw(&[0; 12]),
-        Message::new(9).counted(path).raw(&0o755u16.to_be_bytes()).raw(&[0; 12]),
-        Message::new(10).counted(path).raw(&[0; 16]).raw(&[0; 8]),
-        Message::new(11).raw(&1u16.to_be_bytes()).counted(path),
-        Message::new(7).raw(&1u16.to_be_bytes()).raw(&0u32.to_be_bytes()).raw(&hash),
-        Message::new(13).counted(path),
+        MessageFields::new(5).counted(path).file(5 << 20).raw(&[0; 8]).raw(&1u64.to_be_bytes()),
+        MessageFields::new(6).counted(path).file(5),
+        MessageFields::new(8).counted(path).counted(b"target").raw(&[0; 12]),
+        MessageFields::new(9).counted(path).raw(&0o755u16.to_be_bytes()).raw(&[0; 12]),
+        MessageFields::new(10).counted(path).raw(&[0; 16]).raw(&[0; 8]),
+        MessageFields::new(11).raw(&1u16.to_be_bytes()).counted(path),
+        MessageFields::new(7).raw(&1u16.to_be_bytes()).raw(&0u32.to_be_bytes()).raw(&hash),
+        MessageFields::new(13).counted(path),
     ]
 }
 
@@ -132,7 +132,7 @@ fn paths_leaving_share_end_connection() {
         b"x.uiw-part",
     ] {
         for request in requests(path) {
-            let client = Client::connect(&server.address);
+            let client = HostileClient::connect(&server.address);
             let reply = client.call(&request);
             assert_eq!(reply, None, "{} of {}", request.0[2], path.escape_ascii());
         }
@@ -145,7 +145,7 @@ fn paths_leaving_share_end_connection() {
 fn links_leaving_share_not_followed() {
     let scratch = Scratch::new();
     let mut server = share(&scratch);
-    let client = Client::connect(&server.address);
+    let client = HostileClient::connect(&server.address);
     client.write(&[0; 5]);
     for request in &requests(b"out/secret")[..9] {
         let (number, _) = client.call(request).unwrap();
@@ -159,11 +159,11 @@ fn links_leaving_share_not_followed() {
         assert_eq!(number, FAILED);
     }
     // A batch, with the path in its bytes.
-    let record = Message::default().counted(b"out/new").raw(&[0]);
+    let record = MessageFields::default().counted(b"out/new").raw(&[0]);
     let record = record.file(4).raw(&4u32.to_be_bytes()).raw(b"evil").0;
     client.write(&record);
     let hash = blake3::hash(&record);
-    let batch = Message::new(7).raw(&1u16.to_be_bytes()).raw(&(record.len() as u32).to_be_bytes());
+    let batch = MessageFields::new(7).raw(&1u16.to_be_bytes()).raw(&(record.len() as u32).to_be_bytes());
     let (number, fields) = client.call(&batch.raw(hash.as_bytes())).unwrap();
     assert_eq!((number, &fields[..4]), (12, &[0, 1, 0, 0][..]), "one file has failed");
     is_untouched(&scratch);
@@ -174,31 +174,32 @@ fn links_leaving_share_not_followed() {
 fn invalid_messages_end_connection_only() {
     let scratch = Scratch::new();
     let mut server = share(&scratch);
-    let wrong_hash = Message::new(7).raw(&1u16.to_be_bytes()).raw(&9u32.to_be_bytes()).raw(&[1; 32]);
+    let wrong_hash = MessageFields::new(7).raw(&1u16.to_be_bytes()).raw(&9u32.to_be_bytes()).raw(&[1; 32]);
     for message in [
-        Message::default(),
-        Message::new(0),
-        Message::new(200).raw(&[0xFF; 500]),
-        Message::new(3).counted(b"f").file(u64::MAX),
-        Message::new(4).counted(b"f").file(5).raw(&[0xFF; 8]).raw(&5u32.to_be_bytes()).raw(&[0; 32]),
-        Message::new(5).counted(b"f").file(5 << 20).raw(&[0; 8]).raw(&6u64.to_be_bytes()),
-        Message(vec![0, 9])
+        MessageFields::default(),
+        MessageFields::new(0),
+        MessageFields::new(200).raw(&[0xFF; 500]),
+        MessageFields::new(3).counted(b"f").file(u64::MAX),
+        MessageFields::new(4).counted(b"f").file(5).raw(&[0xFF; 8]).raw(&5u32.to_be_bytes()).raw(&[0; 32]),
+        MessageFields::new(5).counted(b"f").file(5 << 20).raw(&[0; 8]).raw(&6u64.to_be_bytes()),
+        MessageFields(vec![0, 9])
             .raw(&[4])
             .counted(b"f")
             .file(5)
             .raw(&[0; 8])
             .raw(&5u32.to_be_bytes())
             .raw(&[0; 32]),
-        Message::new(11).raw(&[0xFF, 0xFF]),
-        Message::new(1).counted(b"f").raw(&[0]),
+        MessageFields::new(11).raw(&[0xFF, 0xFF]),
+        MessageFields::new(1).counted(b"f").raw(&[0]),
         wrong_hash,
     ] {
-        let client = Client::connect(&server.address);
+        let client = HostileClient::connect(&server.address);
         assert_eq!(client.call(&message), None, "{:?}", message.0);
     }
     // Bytes that do not have their hash are refused, and the connection stays.
-    let client = Client::connect(&server.address);
-    let wrong = Message::new(4).counted(b"f").file(5).raw(&[0; 8]).raw(&5u32.to_be_bytes()).raw(&[1; 32]);
+    let client = HostileClient::connect(&server.address);
+    let wrong =
+        MessageFields::new(4).counted(b"f").file(5).raw(&[0; 8]).raw(&5u32.to_be_bytes()).raw(&[1; 32]);
     let (number, fields) = client.call(&wrong).unwrap();
     assert_eq!(number, FAILED);
     assert!(text(&fields).contains("do not have their hash"));
@@ -221,10 +222,10 @@ fn repeated_block_costs_nothing() {
     let scratch = Scratch::new();
     let server = share(&scratch);
     let block = vec![7; 1 << 20];
-    let open = Message::new(3).counted(b"f").file(2 << 20);
-    let put = Message::new(4).counted(b"f").file(2 << 20).raw(&[0; 8]).raw(&(1u32 << 20).to_be_bytes());
+    let open = MessageFields::new(3).counted(b"f").file(2 << 20);
+    let put = MessageFields::new(4).counted(b"f").file(2 << 20).raw(&[0; 8]).raw(&(1u32 << 20).to_be_bytes());
     let put = put.raw(blake3::hash(&block).as_bytes());
-    let client = Client::connect(&server.address);
+    let client = HostileClient::connect(&server.address);
     let (missing, _) = client.call(&open).unwrap();
     assert_eq!(missing, 6);
     client.write(&block);
@@ -235,7 +236,7 @@ fn repeated_block_costs_nothing() {
     assert_eq!(journal, 40 + 56, "one record");
     drop(client);
     let before = ticks(server.id());
-    let client = Client::connect(&server.address);
+    let client = HostileClient::connect(&server.address);
     let mut opened = client.call(&open);
     // The first session has the file until its end is noticed.
     while opened.as_ref().is_some_and(|(number, _)| *number == FAILED) {
@@ -252,16 +253,16 @@ fn mode_of_the_share_itself_stays() {
     use std::os::unix::fs::PermissionsExt as _;
     let scratch = Scratch::new();
     let server = share(&scratch);
-    let client = Client::connect(&server.address);
+    let client = HostileClient::connect(&server.address);
     let mode = || fs::metadata(scratch.join("served")).unwrap().permissions().mode();
     let before = mode();
-    let set = Message::new(9).counted(b"").raw(&0o777u16.to_be_bytes()).raw(&[0; 12]);
+    let set = MessageFields::new(9).counted(b"").raw(&0o777u16.to_be_bytes()).raw(&[0; 12]);
     assert_eq!(client.call(&set), Some((1, Vec::new())));
     assert_eq!(mode(), before);
 }
 
-/// A server that answers the list of a directory with these entries.
-fn lists(listener: &Listener, pd: &Pd, entries: &[u8]) {
+/// A server that answers the list of a directory with these pages, which have entries.
+fn lists(listener: &Listener, pd: &Pd, mut pages: impl Iterator<Item = Vec<u8>>) {
     let incoming = listener.incoming_timeout(Duration::from_secs(60)).unwrap().unwrap();
     let order = text(incoming.private_data());
     let order: Value = serde_json::from_str(order.strip_prefix("uiw-cp/1 ").unwrap()).unwrap();
@@ -279,10 +280,12 @@ fn lists(listener: &Listener, pd: &Pd, entries: &[u8]) {
             let meta = [&[1, 0x01, 0xED][..], &[0; 8], &[0; 12], &[0; 16], &[0], &[0, 0]].concat();
             [tag, &[3], &meta].concat()
         } else {
+            let Some(entries) = pages.next() else { break };
+            let more = u8::from(pages.size_hint().0 > 0);
             let start = u64::from(u16::from_be_bytes([tag[0], tag[1]])) << 20;
-            let to = slot_part(&slot, start, entries.len());
-            connection.write(pd.register(entries.to_vec()).unwrap(), to).wait().unwrap();
-            [tag, &[4], &(entries.len() as u32).to_be_bytes(), &[0]].concat()
+            let (to, len) = (slot_part(&slot, start, entries.len()), entries.len() as u32);
+            connection.write(pd.register(entries).unwrap(), to).wait().unwrap();
+            [tag, &[4], &len.to_be_bytes(), &[more]].concat()
         };
         if connection.send_copy(&reply).is_err() {
             break;
@@ -303,15 +306,54 @@ fn server_cannot_name_outside_files() {
         let listener = Listener::bind(&pd, any, &ConnectionConfig::default()).unwrap();
         let scratch = Scratch::new();
         scratch.directory("target");
-        let entry = Message::default().counted(name).file(4).0;
+        let entry = MessageFields::default().counted(name).file(4).0;
         let from = format!("{}:s/", listener.local_addr());
         let client = command(scratch.path()).args(["cp", &from, "target"]).spawn().unwrap();
-        lists(&listener, &pd, &entry);
+        lists(&listener, &pd, std::iter::once(entry));
         let output = client.wait_with_output().unwrap();
         let error = text(&output.stderr);
         assert_eq!(output.status.code(), Some(4), "{}: {error}", name.escape_ascii());
         assert!(error.contains("violates the protocol"), "{error}");
         assert_eq!(fs::read_dir(scratch.path()).unwrap().count(), 1, "the target");
         assert_eq!(fs::read_dir(scratch.join("target")).unwrap().count(), 0);
+    }
+}
+
+/// Paths of 3,000 bytes make 50 times as many bytes of the entries as the list has.
+#[test]
+fn memory_of_lists_has_bound() {
+    let device = Device::open().unwrap();
+    let pd = device.alloc_pd().unwrap();
+    let listener = Listener::bind(&pd, "127.0.0.1:0".parse().unwrap(), &ConnectionConfig::default()).unwrap();
+    let scratch = Scratch::new();
+    scratch.directory("target");
+    let from = format!("{}:s/{}", listener.local_addr(), format!("{:0200}/", 0).repeat(15));
+    let client = command(scratch.path()).args(["cp", &from, "target"]).spawn().unwrap();
+    let page = |page: u32| -> Vec<u8> {
+        let entry = |number: u32| {
+            MessageFields::default().counted(format!("{page:03}{number:05}").as_bytes()).file(4).0
+        };
+        (0..18_000).flat_map(entry).collect()
+    };
+    lists(&listener, &pd, (0..1000).map(page));
+    let output = client.wait_with_output().unwrap();
+    let error = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{error}");
+    assert!(error.contains("the lists of directories take more than 2 GiB of memory"), "{error}");
+}
+
+#[test]
+fn endless_list_of_empty_pages_ends() {
+    let device = Device::open().unwrap();
+    let pd = device.alloc_pd().unwrap();
+    let listener = Listener::bind(&pd, "127.0.0.1:0".parse().unwrap(), &ConnectionConfig::default()).unwrap();
+    let scratch = Scratch::new();
+    let from = format!("{}:s", listener.local_addr());
+    for arguments in [&["ls", &from][..], &["cp", &from, "."]] {
+        let client = command(scratch.path()).args(arguments).spawn().unwrap();
+        lists(&listener, &pd, (0..1000).map(|_| Vec::new()));
+        let output = client.wait_with_output().unwrap();
+        let error = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(4), "{arguments:?}: {error}");
     }
 }

@@ -87,13 +87,13 @@ fn second_key_of_name_refused() {
 }
 
 /// `uiw serve` with a log that can be waited for.
-struct Logged {
+struct LoggedServer {
     child: std::process::Child,
     address: String,
     log: std::sync::mpsc::Receiver<String>,
 }
 
-impl Logged {
+impl LoggedServer {
     fn start(home: &Scratch, arguments: &[&str]) -> Self {
         let mut child =
             command(home.path()).args(["serve", "--listen", "0.0.0.0:0"]).args(arguments).spawn().unwrap();
@@ -117,7 +117,7 @@ impl Logged {
     }
 }
 
-impl Drop for Logged {
+impl Drop for LoggedServer {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -129,7 +129,7 @@ fn wrong_key_options_reported_with_line() {
     let (server_home, home) = (Scratch::new(), Scratch::new());
     server_home.directory("a");
     fs::write(home.join("file"), "text").unwrap();
-    let server = Logged::start(&server_home, &["--share", "a=a:rw"]);
+    let server = LoggedServer::start(&server_home, &["--share", "a=a:rw"]);
     let at = format!("{}:a/", server.address);
     fails(home.path(), &["--accept-new", "file", &at], 3, "does not accept the key");
     let clients = server_home.join("config/uiw/authorized-clients");

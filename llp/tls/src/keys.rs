@@ -279,10 +279,10 @@ impl fmt::Debug for PublicKey {
 /// NAME is the rest of the line; empty lines and lines that begin with `#` are comments. OPTIONS has the form `word=value` without a space, its word
 /// in lower case, which no key begins with. What it means is the program's: `uiw serve` takes `shares=NAME[:rw],..`.
 #[derive(Clone, Debug, Default)]
-pub struct PinnedKeys(BTreeMap<PublicKey, Pin>);
+pub struct PinnedKeys(BTreeMap<PublicKey, PinnedKey>);
 
 #[derive(Clone, Debug, Default)]
-struct Pin {
+struct PinnedKey {
     name: String,
     options: String,
     /// Line of the file, counted from 1, or 0 for a key that does not come from a file.
@@ -342,7 +342,7 @@ impl PinnedKeys {
             }
             let (key, name) = words(&rest);
             let key = key.parse().map_err(|what| LineError { line: number + 1, what })?;
-            keys.insert(key, Pin { name, options, line: number + 1 });
+            keys.insert(key, PinnedKey { name, options, line: number + 1 });
         }
         Ok(Self(keys))
     }
@@ -367,7 +367,7 @@ impl PinnedKeys {
     /// The keys in the order of their lines.
     pub fn lines(&self) -> impl Iterator<Item = PinnedLine<'_>> {
         let line = |(key, pin): (_, _)| {
-            let Pin { name, options, line }: &Pin = pin;
+            let PinnedKey { name, options, line }: &PinnedKey = pin;
             PinnedLine { number: *line, key, name, options }
         };
         let mut lines: Vec<_> = self.0.iter().map(line).collect();

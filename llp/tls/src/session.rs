@@ -157,7 +157,7 @@ impl Session {
         incoming: &mut [u8],
         out: &mut Vec<u8>,
         room: usize,
-        mut build: impl FnMut(&mut dyn Traffic, &mut [u8]) -> Result<usize, EncryptError>,
+        mut build: impl FnMut(&mut dyn TrafficKeys, &mut [u8]) -> Result<usize, EncryptError>,
     ) -> Result<(), TlsError> {
         // What is queued goes first: an answer to a key update, or an alert. Every whole record was processed when it came.
         if let Some(error) = self.advance(incoming, out, |_| {}).error {
@@ -175,12 +175,12 @@ impl Session {
 }
 
 /// [`WriteTraffic`] of either role.
-trait Traffic {
+trait TrafficKeys {
     fn encrypt(&mut self, plaintext: &[u8], out: &mut [u8]) -> Result<usize, EncryptError>;
     fn queue_close_notify(&mut self, out: &mut [u8]) -> Result<usize, EncryptError>;
 }
 
-impl<Data> Traffic for WriteTraffic<'_, Data> {
+impl<Data> TrafficKeys for WriteTraffic<'_, Data> {
     fn encrypt(&mut self, plaintext: &[u8], out: &mut [u8]) -> Result<usize, EncryptError> {
         WriteTraffic::encrypt(self, plaintext, out)
     }

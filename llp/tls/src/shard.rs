@@ -24,7 +24,7 @@ const NO_STREAM: Token = Token(u64::MAX);
 
 pub(super) struct Shard {
     pub(super) shared: Arc<Shared>,
-    slots: Slab<(u32, Slot)>,
+    slots: Slab<(u32, ShardSlot)>,
     generation: u32,
     pub(super) scratch: Scratch,
     /// Connections that have an event though the inner stack has none for them.
@@ -42,7 +42,7 @@ pub(super) struct Shard {
     config_generation: u64,
 }
 
-enum Slot {
+enum ShardSlot {
     Conn(Box<Conn>),
     TransportListener(Box<ListenerSlot>),
     /// A socket for datagrams, which passes.
@@ -97,13 +97,13 @@ impl Shard {
         Token(self.slots.vacant_key() as u64 | u64::from(self.generation) << 32)
     }
 
-    fn insert(&mut self, slot: Slot) -> usize {
+    fn insert(&mut self, slot: ShardSlot) -> usize {
         self.slots.insert((self.generation, slot))
     }
 
     pub(super) fn insert_conn(&mut self, conn: Box<Conn>) -> usize {
         let deadline = conn.deadline;
-        let key = self.insert(Slot::Conn(conn));
+        let key = self.insert(ShardSlot::Conn(conn));
         self.deadlines.extend(deadline.map(|at| (at, key)));
         self.update_ready(key);
         key
@@ -124,7 +124,7 @@ impl Shard {
         token: Token,
         options: &ListenConfig,
     ) -> usize {
-        self.insert(Slot::TransportListener(Box::new(ListenerSlot {
+        self.insert(ShardSlot::TransportListener(Box::new(ListenerSlot {
             inner,
             token,
             backlog: options.backlog.max(1) as usize,
@@ -135,7 +135,7 @@ impl Shard {
     }
 
     pub(super) fn insert_datagrams(&mut self, token: Token) -> usize {
-        self.insert(Slot::Datagrams(token))
+        self.insert(ShardSlot::Datagrams(token))
     }
 
     pub(super) fn remove_datagrams(&mut self, key: usize) {
@@ -144,7 +144,7 @@ impl Shard {
 
     pub(super) fn conn(&mut self, key: usize) -> Option<&mut Conn> {
         match self.slots.get_mut(key) {
-            Some((_, Slot::Conn(conn))) => Some(conn),
+            Some((_, ShardSlot::Conn(conn))) => Some(conn),
             _ => None,
         }
     }
@@ -155,7 +155,7 @@ impl Shard {
         key: usize,
         call: impl FnOnce(&mut Conn, &mut Scratch) -> R,
     ) -> Option<R> {
-        let Some((_, Slot::Conn(conn))) = self.slots.get_mut(key) else { return None };
+        let Some((_, ShardSlot::Conn(conn))) = self.slots.get_mut(key) else { return None };
         let result = call(conn, &mut self.scratch);
         let is_ready = conn.is_ready();
         if is_ready != self.ready.contains(&key) {
@@ -168,7 +168,7 @@ impl Shard {
         self.ready.remove(&key);
         self.clear_wake();
         match self.slots.try_remove(key)?.1 {
-            Slot::Conn(conn) => {
+            ShardSlot::Conn(conn) => {
                 if let Some(at) = conn.deadline {
                     self.deadlines.remove(&(at, key));
                 }
@@ -214,7 +214,7 @@ impl Shard {
 
     fn listener(&mut self, key: usize) -> Option<&mut ListenerSlot> {
         match self.slots.get_mut(key) {
-            Some((_, Slot::TransportListener(listener))) => Some(listener),
+            Some((_, ShardSlot::TransportListener(listener))) => Some(listener),
             _ => None,
         }
     }
@@ -235,7 +235,7 @@ impl Shard {
 
     /// Returns the connections, in their handshake or not accepted, are cut.
     pub(super) fn remove_listener(&mut self, key: usize) {
-        let Some((_, Slot::TransportListener(listener))) = self.slots.try_remove(key) else { return };
+        let Some((_, ShardSlot::TransportListener(listener))) = self.slots.try_remove(key) else { return };
         self.ready.remove(&key);
         for conn in listener.handshakes.into_iter().chain(listener.waiting) {
             if let Some(mut conn) = self.remove_conn(conn) {
@@ -309,8 +309,8 @@ impl Shard {
 
     fn is_ready(&self, key: usize) -> bool {
         match self.slots.get(key) {
-            Some((_, Slot::Conn(conn))) => conn.is_ready(),
-            Some((_, Slot::TransportListener(listener))) => {
+            Some((_, ShardSlot::Conn(conn))) => conn.is_ready(),
+            Some((_, ShardSlot::TransportListener(listener))) => {
                 !listener.waiting.is_empty() || listener.error.is_some()
             }
             _ => false,
@@ -347,13 +347,17 @@ impl Shard {
     /// Clears the wake-up descriptor once no event is left.
     fn clear_wake(&mut self) {
         if self.is_signalled && self.ready.is_empty() && self.orphans.is_empty() {
-            self.is_signalled = false;
-            if let Some(wake) = &self.wake {
-                read_wake(wake);
-                // The read may have consumed the wake-up of a configuration that was loaded after the check.
-                if self.shared.generation() != self.config_generation {
-                    write_wake(wake);
-                }
+            self.take_wake();
+        }
+    }
+
+    /// Reads the wake-up descriptor, but keeps the wake-up of a configuration that was loaded after the check.
+    fn take_wake(&mut self) {
+        self.is_signalled = false;
+        if let Some(wake) = &self.wake {
+            read_wake(wake);
+            if self.shared.generation() != self.config_generation {
+                write_wake(wake);
             }
         }
     }
@@ -369,7 +373,7 @@ impl Shard {
             let generation = (event.token.0 >> 32) as u32;
             match self.slots.get_mut(key) {
                 Some((found, _)) if *found != generation => {}
-                Some((_, Slot::Conn(conn))) => {
+                Some((_, ShardSlot::Conn(conn))) => {
                     if conn.listener.is_some() {
                         handshakes += 1;
                         if handshakes > HANDSHAKES {
@@ -392,19 +396,21 @@ impl Shard {
                     self.sort_handshake(key);
                     self.note_ready(key);
                 }
-                Some((_, Slot::TransportListener(_))) => {
+                Some((_, ShardSlot::TransportListener(_))) => {
                     self.accept_all(key);
                     self.note_ready(key);
                 }
-                Some((_, Slot::Datagrams(token))) => events.push(Event { token: *token, ..*event }),
+                Some((_, ShardSlot::Datagrams(token))) => events.push(Event { token: *token, ..*event }),
                 None => {}
             }
         }
         self.expire();
         for key in &self.ready {
             match self.slots.get(*key) {
-                Some((_, Slot::Conn(conn))) if !reported.contains(key) => events.extend(conn.event(None)),
-                Some((_, Slot::TransportListener(listener))) => {
+                Some((_, ShardSlot::Conn(conn))) if !reported.contains(key) => {
+                    events.extend(conn.event(None))
+                }
+                Some((_, ShardSlot::TransportListener(listener))) => {
                     events.push(Event { token: listener.token, readable: true, writable: false });
                 }
                 _ => {}
@@ -441,7 +447,7 @@ impl Shard {
         let snapshot = self.shared.snapshot();
         let mut changed = Vec::new();
         for (key, (_, slot)) in &mut self.slots {
-            if let Slot::Conn(conn) = slot {
+            if let ShardSlot::Conn(conn) = slot {
                 conn.recheck(&snapshot);
                 if conn.failure().is_some() {
                     changed.push(key);
@@ -451,12 +457,9 @@ impl Shard {
         for key in changed {
             self.note_ready(key);
         }
-        if let Some(wake) = &self.wake {
-            // `Tls::replace` has written the wake-up when it releases the lock.
-            drop(self.shared.wakes.lock());
-            read_wake(wake);
-            self.is_signalled = false;
-        }
+        // `Tls::replace` has written the wake-up when it releases the lock.
+        drop(self.shared.wakes.lock());
+        self.take_wake();
         if !self.ready.is_empty() {
             self.signal();
         }

@@ -74,7 +74,7 @@ impl TlsStack {
     }
 
     fn stream(&self, key: usize, addresses: (SocketAddr, SocketAddr)) -> Box<dyn TransportStream> {
-        Box::new(TlsStream { place: Place::Shard(Arc::clone(&self.shard), key), addresses })
+        Box::new(TlsStream { place: StreamPlace::Shard(Arc::clone(&self.shard), key), addresses })
     }
 
     /// Begins to connect by `connect` of the inner stack.
@@ -235,21 +235,21 @@ impl StackExtensions for TlsStack {
         let mut shard = self.shard.lock();
         let inner_token = shard.next_token();
         let conn = match &mut stream.place {
-            Place::Detached(conn, _) => conn.as_mut().ok_or_else(attached_stream)?,
-            Place::Shard(of, key) if Arc::ptr_eq(of, &self.shard) => {
+            StreamPlace::Detached(conn, _) => conn.as_mut().ok_or_else(attached_stream)?,
+            StreamPlace::Shard(of, key) if Arc::ptr_eq(of, &self.shard) => {
                 return Err(refusal(shard.conn(*key), &mut *self.inner, inner_token));
             }
-            Place::Shard(of, key) => {
+            StreamPlace::Shard(of, key) => {
                 return Err(refusal(of.lock().conn(*key), &mut *self.inner, inner_token));
             }
         };
         self.inner.adopt(conn.inner_mut(), inner_token)?;
-        let Place::Detached(conn, _) = &mut stream.place else { return Err(attached_stream()) };
+        let StreamPlace::Detached(conn, _) = &mut stream.place else { return Err(attached_stream()) };
         let Some(mut conn) = conn.take() else { return Err(attached_stream()) };
         conn.outer = Some(token);
         conn.on_adopted(&self.shared);
         let key = shard.insert_conn(conn);
-        stream.place = Place::Shard(Arc::clone(&self.shard), key);
+        stream.place = StreamPlace::Shard(Arc::clone(&self.shard), key);
         Ok(())
     }
 
@@ -271,13 +271,13 @@ fn refusal(conn: Option<&mut Conn>, stack: &mut dyn TransportStack, token: Token
 
 /// A stream of a [`TlsStack`].
 struct TlsStream {
-    place: Place,
+    place: StreamPlace,
     /// The local and the peer's address, as they were when it was made.
     addresses: (SocketAddr, SocketAddr),
 }
 
 /// State of a stream's connection.
-enum Place {
+enum StreamPlace {
     Shard(Arc<Mutex<Shard>>, usize),
     /// Out of its shard, to be adopted by another one, or to be dropped.
     Detached(Option<Box<Conn>>, Arc<Mutex<Shard>>),
@@ -287,8 +287,8 @@ impl TlsStream {
     /// Looks at the connection.
     fn look<R>(&self, look: impl FnOnce(&Conn) -> R) -> Option<R> {
         match &self.place {
-            Place::Shard(shard, key) => shard.lock().conn(*key).map(|conn| look(conn)),
-            Place::Detached(conn, _) => conn.as_deref().map(look),
+            StreamPlace::Shard(shard, key) => shard.lock().conn(*key).map(|conn| look(conn)),
+            StreamPlace::Detached(conn, _) => conn.as_deref().map(look),
         }
     }
 
@@ -298,10 +298,10 @@ impl TlsStream {
         call: impl FnOnce(&mut Conn, &mut super::conn::Scratch) -> io::Result<R>,
     ) -> io::Result<R> {
         match &mut self.place {
-            Place::Shard(shard, key) => {
+            StreamPlace::Shard(shard, key) => {
                 shard.lock().with_conn(*key, call).unwrap_or_else(|| Err(ErrorKind::NotConnected.into()))
             }
-            Place::Detached(..) => Err(ErrorKind::NotConnected.into()),
+            StreamPlace::Detached(..) => Err(ErrorKind::NotConnected.into()),
         }
     }
 }
@@ -329,11 +329,11 @@ impl TransportStream for TlsStream {
 
     fn abort(&mut self) {
         match &mut self.place {
-            Place::Shard(shard, key) => {
+            StreamPlace::Shard(shard, key) => {
                 let key = *key;
                 shard.lock().with_conn(key, |conn, _| conn.abort());
             }
-            Place::Detached(conn, _) => {
+            StreamPlace::Detached(conn, _) => {
                 if let Some(conn) = conn {
                     conn.abort();
                 }
@@ -375,9 +375,11 @@ impl StreamExtensions for TlsStream {
 
     fn detach(&mut self) -> io::Result<()> {
         let (shard, key) = match &self.place {
-            Place::Shard(shard, key) => (Arc::clone(shard), *key),
-            Place::Detached(Some(conn), _) if conn.is_aborted() => return Err(ErrorKind::NotConnected.into()),
-            Place::Detached(..) => return Ok(()),
+            StreamPlace::Shard(shard, key) => (Arc::clone(shard), *key),
+            StreamPlace::Detached(Some(conn), _) if conn.is_aborted() => {
+                return Err(ErrorKind::NotConnected.into());
+            }
+            StreamPlace::Detached(..) => return Ok(()),
         };
         let mut locked = shard.lock();
         let conn = locked.conn(key).ok_or(ErrorKind::NotConnected)?;
@@ -387,7 +389,7 @@ impl StreamExtensions for TlsStream {
         conn.inner_mut().detach()?;
         let conn = locked.remove_conn(key);
         drop(locked);
-        self.place = Place::Detached(conn, shard);
+        self.place = StreamPlace::Detached(conn, shard);
         Ok(())
     }
 }
@@ -395,8 +397,8 @@ impl StreamExtensions for TlsStream {
 impl Drop for TlsStream {
     fn drop(&mut self) {
         match &mut self.place {
-            Place::Shard(shard, key) => shard.lock().close_conn(*key),
-            Place::Detached(conn, shard) => {
+            StreamPlace::Shard(shard, key) => shard.lock().close_conn(*key),
+            StreamPlace::Detached(conn, shard) => {
                 if let Some(conn) = conn.take().filter(|conn| !conn.is_aborted()) {
                     shard.lock().adopt_orphan(conn);
                 }
@@ -417,7 +419,7 @@ impl TransportListener for TlsListener {
         let key = shard.accept(self.key, token)?;
         let addresses = shard.conn(key).map(|conn| conn.addresses()).ok_or(ErrorKind::WouldBlock)?;
         drop(shard);
-        Ok(Box::new(TlsStream { place: Place::Shard(Arc::clone(&self.shard), key), addresses }))
+        Ok(Box::new(TlsStream { place: StreamPlace::Shard(Arc::clone(&self.shard), key), addresses }))
     }
 
     fn local_addr(&self) -> SocketAddr {

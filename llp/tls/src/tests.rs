@@ -43,13 +43,13 @@ fn raw(own: &SecretKey, peers: &[&SecretKey]) -> TlsConfig {
 }
 
 /// A stack with a listener.
-struct Server {
+struct ServerStack {
     stack: TlsStack,
     tls: Tls,
     listener: Box<dyn TransportListener>,
 }
 
-impl Server {
+impl ServerStack {
     fn new(config: TlsConfig) -> Self {
         Self::over(Box::new(TcpStack::new().unwrap()), config)
     }
@@ -85,12 +85,12 @@ impl Server {
 }
 
 /// A stack that connects.
-struct Client {
+struct ClientStack {
     stack: TlsStack,
     stream: Box<dyn TransportStream>,
 }
 
-impl Client {
+impl ClientStack {
     fn new(to: SocketAddr, config: TlsConfig) -> Self {
         Self::with(Box::new(TcpStack::new().unwrap()), to, config, &TransportConfig::default())
     }
@@ -131,7 +131,7 @@ fn send(stream: &mut dyn TransportStream, bytes: &[u8]) -> io::Result<usize> {
 }
 
 /// Drives both ends until the connection stands at both.
-fn connect(server: &mut Server, client: &mut Client) -> Box<dyn TransportStream> {
+fn connect(server: &mut ServerStack, client: &mut ClientStack) -> Box<dyn TransportStream> {
     let mut accepted = None;
     server.until("the connection", |server| {
         client.stack.poll(&mut Vec::new()).unwrap();
@@ -144,7 +144,7 @@ fn connect(server: &mut Server, client: &mut Client) -> Box<dyn TransportStream>
 }
 
 /// Drives both ends until the client fails, with its error. The server accepts nothing.
-fn failure(server: &mut Server, client: &mut Client) -> TlsError {
+fn failure(server: &mut ServerStack, client: &mut ClientStack) -> TlsError {
     server.until("the client's failure", |server| {
         client.stack.poll(&mut Vec::new()).unwrap();
         assert_eq!(
@@ -197,7 +197,7 @@ fn plain_config(config: &TlsConfig, anonymous: bool) -> rustls::ClientConfig {
 }
 
 /// A server with one connection of [`plain_client`].
-fn accept_plain(server: &mut Server) -> Box<dyn TransportStream> {
+fn accept_plain(server: &mut ServerStack) -> Box<dyn TransportStream> {
     server.until("a connection", |server| server.listener.accept(SERVER).ok())
 }
 

@@ -23,9 +23,9 @@ const LONGEST: Duration = Duration::from_secs(60);
 const RAW: &str = "NORMAL:-VERS-ALL:+VERS-TLS1.3:-CTYPE-ALL:+CTYPE-RAWPK";
 
 /// A directory of one test, with the files that a peer needs.
-struct Directory(PathBuf);
+struct TestDirectory(PathBuf);
 
-impl Directory {
+impl TestDirectory {
     fn new() -> Self {
         let number = getrandom::u64().expect("a number");
         let path = std::env::temp_dir().join(format!("uiw-peers-{}-{number:x}", std::process::id()));
@@ -41,14 +41,14 @@ impl Directory {
     }
 }
 
-impl Drop for Directory {
+impl Drop for TestDirectory {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
     }
 }
 
 /// Creates certificates of one authority for the two ends. The files are the peer's: `ca.pem`, `cert.pem`, `key.pem`.
-fn certificates(directory: &Directory) -> TlsConfig {
+fn certificates(directory: &TestDirectory) -> TlsConfig {
     let mut params = CertificateParams::new(Vec::new()).expect("parameters");
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     params.distinguished_name.push(DnType::CommonName, "authority");
@@ -74,7 +74,7 @@ fn certificates(directory: &Directory) -> TlsConfig {
 }
 
 /// Raw keys of both ends; the peer's are in `key.pem` and `pub.pem`.
-fn raw_keys(directory: &Directory) -> (TlsConfig, PublicKey) {
+fn raw_keys(directory: &TestDirectory) -> (TlsConfig, PublicKey) {
     let (ours, theirs) = (SecretKey::generate().expect("a key"), SecretKey::generate().expect("a key"));
     theirs.write(&directory.0.join("key.pem")).expect("its file");
     directory.write("pub.pem", &theirs.public_key().to_pem());
@@ -84,10 +84,10 @@ fn raw_keys(directory: &Directory) -> (TlsConfig, PublicKey) {
 }
 
 /// A program that is the peer.
-struct Peer(Child);
+struct PeerProgram(Child);
 
-impl Peer {
-    fn start(directory: &Directory, program: &Path, arguments: &[&str]) -> Self {
+impl PeerProgram {
+    fn start(directory: &TestDirectory, program: &Path, arguments: &[&str]) -> Self {
         let mut command = Command::new(program);
         command.args(arguments).current_dir(&directory.0);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
@@ -113,7 +113,7 @@ impl Peer {
     }
 }
 
-impl Drop for Peer {
+impl Drop for PeerProgram {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -121,12 +121,12 @@ impl Drop for Peer {
 }
 
 /// Our end of a connection.
-struct End {
+struct OwnEnd {
     stack: TlsStack,
     stream: Box<dyn TransportStream>,
 }
 
-impl End {
+impl OwnEnd {
     fn connect(config: TlsConfig, to: SocketAddr) -> Self {
         let end = Instant::now() + LONGEST;
         loop {
@@ -198,7 +198,7 @@ fn stack(config: TlsConfig) -> TlsStack {
 }
 
 /// Starts the peer with the port of a listener of ours, and accepts it.
-fn accept(config: TlsConfig, start: impl FnOnce(u16) -> Peer) -> (End, Peer) {
+fn accept(config: TlsConfig, start: impl FnOnce(u16) -> PeerProgram) -> (OwnEnd, PeerProgram) {
     let mut stack = stack(config);
     let at = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 0);
     let mut listener = stack.listen(at, &ListenConfig::default(), Token(0)).expect("a listener");
@@ -213,14 +213,14 @@ fn accept(config: TlsConfig, start: impl FnOnce(u16) -> Peer) -> (End, Peer) {
         assert!(Instant::now() < end, "no connection");
         std::thread::sleep(Duration::from_micros(100));
     };
-    (End { stack, stream }, peer)
+    (OwnEnd { stack, stream }, peer)
 }
 
 fn free_port() -> u16 {
     uiw_interop::stock::free_port()
 }
 
-fn names(end: &End) -> Vec<String> {
+fn names(end: &OwnEnd) -> Vec<String> {
     match end.stream.peer_identity().as_deref() {
         Some(PeerIdentity::Certificate { names, .. }) => names.clone(),
         other => panic!("{other:?}"),
@@ -235,7 +235,7 @@ fn text(len: usize) -> String {
 #[test]
 fn openssl_as_client() {
     let Some(openssl) = uiw_interop::require("openssl") else { return };
-    let directory = Directory::new();
+    let directory = TestDirectory::new();
     let (mut end, mut peer) = accept(certificates(&directory), |port| {
         let to = format!("127.0.0.1:{port}");
         let arguments = [
@@ -249,7 +249,7 @@ fn openssl_as_client() {
             "127.0.0.1",
         ];
         let own = ["-CAfile", "ca.pem", "-cert", "cert.pem", "-key", "key.pem"];
-        Peer::start(&directory, &openssl, &[&arguments[..], &own].concat())
+        PeerProgram::start(&directory, &openssl, &[&arguments[..], &own].concat())
     });
     assert_eq!(names(&end), ["peer.example"]);
     let bytes = text(100_000);
@@ -268,12 +268,12 @@ fn openssl_as_client() {
 #[test]
 fn openssl_gets_no_session_to_resume() {
     let Some(openssl) = uiw_interop::require("openssl") else { return };
-    let directory = Directory::new();
+    let directory = TestDirectory::new();
     let (mut end, mut peer) = accept(certificates(&directory), |port| {
         let to = format!("127.0.0.1:{port}");
         let arguments = ["s_client", "-connect", &to, "-tls1_3", "-quiet", "-sess_out", "session.pem"];
         let own = ["-CAfile", "ca.pem", "-cert", "cert.pem", "-key", "key.pem"];
-        Peer::start(&directory, &openssl, &[&arguments[..], &own].concat())
+        PeerProgram::start(&directory, &openssl, &[&arguments[..], &own].concat())
     });
     peer.write(b"a word\n");
     assert_eq!(end.recv(7), b"a word\n");
@@ -289,14 +289,14 @@ fn openssl_gets_no_session_to_resume() {
 #[test]
 fn openssl_as_server() {
     let Some(openssl) = uiw_interop::require("openssl") else { return };
-    let directory = Directory::new();
+    let directory = TestDirectory::new();
     let config = certificates(&directory);
     let port = free_port().to_string();
     let arguments = ["s_server", "-accept", &port, "-tls1_3", "-Verify", "1", "-verify_return_error", "-rev"];
     let own = ["-CAfile", "ca.pem", "-cert", "cert.pem", "-key", "key.pem"];
-    let _peer = Peer::start(&directory, &openssl, &[&arguments[..], &own].concat());
+    let _peer = PeerProgram::start(&directory, &openssl, &[&arguments[..], &own].concat());
     let mut end =
-        End::connect(config, SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port.parse().expect("a port")));
+        OwnEnd::connect(config, SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port.parse().expect("a port")));
     assert_eq!(names(&end), ["peer.example"]);
     end.send(b"drow a\n");
     assert_eq!(end.recv(7), b"a word\n");
@@ -306,14 +306,14 @@ fn openssl_as_server() {
 #[test]
 fn openssl_updates_its_keys() {
     let Some(openssl) = uiw_interop::require("openssl") else { return };
-    let directory = Directory::new();
+    let directory = TestDirectory::new();
     let (mut end, mut peer) = accept(certificates(&directory), |port| {
         let to = format!("127.0.0.1:{port}");
         let arguments = [
             "s_client", "-connect", &to, "-tls1_3", "-CAfile", "ca.pem", "-cert", "cert.pem", "-key",
             "key.pem",
         ];
-        Peer::start(&directory, &openssl, &arguments)
+        PeerProgram::start(&directory, &openssl, &arguments)
     });
     for round in 0..5 {
         peer.write(b"K\n");
@@ -330,7 +330,7 @@ fn openssl_updates_its_keys() {
 #[test]
 fn openssl_with_foreign_certificate_refused() {
     let Some(openssl) = uiw_interop::require("openssl") else { return };
-    let (directory, other) = (Directory::new(), Directory::new());
+    let (directory, other) = (TestDirectory::new(), TestDirectory::new());
     let config = certificates(&directory);
     drop(certificates(&other));
     let tls = Tls::new(config).expect("TLS");
@@ -339,7 +339,7 @@ fn openssl_with_foreign_certificate_refused() {
     let mut listener = stack.listen(at, &ListenConfig::default(), Token(0)).expect("a listener");
     let to = listener.local_addr().to_string();
     let arguments = ["s_client", "-connect", &to, "-tls1_3", "-cert", "cert.pem", "-key", "key.pem"];
-    let _peer = Peer::start(&other, &openssl, &arguments);
+    let _peer = PeerProgram::start(&other, &openssl, &arguments);
     let end = Instant::now() + LONGEST;
     while tls.counts().failed == 0 {
         stack.poll(&mut Vec::new()).expect("poll");
@@ -351,14 +351,14 @@ fn openssl_with_foreign_certificate_refused() {
 #[test]
 fn gnutls_client_with_raw_key() {
     let Some(gnutls) = uiw_interop::require("gnutls-cli") else { return };
-    let directory = Directory::new();
+    let directory = TestDirectory::new();
     let (config, key) = raw_keys(&directory);
     let (mut end, mut peer) = accept(config, |port| {
         let port = port.to_string();
         let own = ["--rawpkkeyfile", "key.pem", "--rawpkfile", "pub.pem", "--priority", RAW];
         // It has no means to pin our key, so it checks nothing.
         let arguments = ["--insecure", "-p", &port, "127.0.0.1"];
-        Peer::start(&directory, &gnutls, &[&own[..], &arguments].concat())
+        PeerProgram::start(&directory, &gnutls, &[&own[..], &arguments].concat())
     });
     let expected = PeerIdentity::PublicKey {
         name: "peer".into(),
@@ -376,14 +376,14 @@ fn gnutls_client_with_raw_key() {
 #[test]
 fn gnutls_server_with_raw_key() {
     let Some(gnutls) = uiw_interop::require("gnutls-serv") else { return };
-    let directory = Directory::new();
+    let directory = TestDirectory::new();
     let (config, key) = raw_keys(&directory);
     let port = free_port().to_string();
     let own = ["--rawpkkeyfile", "key.pem", "--rawpkfile", "pub.pem", "--priority", RAW];
     let arguments = ["--echo", "--quiet", "-r", "-p", &port];
-    let _peer = Peer::start(&directory, &gnutls, &[&own[..], &arguments].concat());
+    let _peer = PeerProgram::start(&directory, &gnutls, &[&own[..], &arguments].concat());
     let mut end =
-        End::connect(config, SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port.parse().expect("a port")));
+        OwnEnd::connect(config, SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port.parse().expect("a port")));
     let expected = PeerIdentity::PublicKey {
         name: "peer".into(),
         fingerprint: key.fingerprint(),

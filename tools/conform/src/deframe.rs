@@ -43,7 +43,7 @@ pub(super) enum FrontContent {
 }
 
 /// Offsets of the parts of an FPDU.
-struct Layout {
+struct FpduLayout {
     /// Bytes of the whole FPDU, Markers included.
     len: usize,
     ulpdu_len: usize,
@@ -92,7 +92,7 @@ impl Deframe {
     }
 
     /// Returns the offsets of the parts of the FPDU at the front of `bytes`, once its length is there.
-    fn layout(&self, bytes: &[u8], with_markers: bool) -> Option<Layout> {
+    fn layout(&self, bytes: &[u8], with_markers: bool) -> Option<FpduLayout> {
         let is_marker = |at: usize| with_markers && (self.position + at as u64).is_multiple_of(INTERVAL);
         let lead = if is_marker(0) { MARKER } else { 0 };
         let length = bytes.get(lead..lead + LENGTH)?;
@@ -112,7 +112,7 @@ impl Deframe {
             at += MARKER.min(left);
             left = left.saturating_sub(MARKER);
         }
-        Some(Layout { len: at, ulpdu_len, markers })
+        Some(FpduLayout { len: at, ulpdu_len, markers })
     }
 
     fn short(&self, bytes: &[u8], more: bool, judged: &mut Judgements) -> FrontContent {
@@ -169,7 +169,7 @@ impl Deframe {
         &self,
         bytes: &[u8],
         raw: &[u8],
-        layout: &Layout,
+        layout: &FpduLayout,
         field: [u8; CRC],
         judged: &mut Judgements,
     ) -> FrontContent {
@@ -210,7 +210,7 @@ impl Deframe {
     }
 
     /// Judges a whole FPDU.
-    fn judge(&self, raw: &[u8], layout: &Layout, judged: &mut Judgements) {
+    fn judge(&self, raw: &[u8], layout: &FpduLayout, judged: &mut Judgements) {
         judged.keep(&["RFC5044-4.1-01", "RFC5044-4.4-11"]);
         if self.crc {
             judged.keep(&[
@@ -236,7 +236,7 @@ impl Deframe {
         }
     }
 
-    fn judge_markers(&self, raw: &[u8], layout: &Layout, judged: &mut Judgements) {
+    fn judge_markers(&self, raw: &[u8], layout: &FpduLayout, judged: &mut Judgements) {
         if self.position == 0 {
             judged.keep(&["RFC5044-4.3-01", "RFC5044-4.3-07", "RFC5044-7.1.1-09"]);
         }
@@ -297,7 +297,7 @@ fn without(bytes: &[u8], markers: &[(usize, u16)]) -> Vec<u8> {
 }
 
 /// The ULPDU alone.
-fn stripped(raw: &[u8], layout: &Layout) -> Vec<u8> {
+fn stripped(raw: &[u8], layout: &FpduLayout) -> Vec<u8> {
     let plain = if layout.markers.is_empty() { raw.to_vec() } else { without(raw, &layout.markers) };
     plain.into_iter().skip(LENGTH).take(layout.ulpdu_len).collect()
 }

@@ -42,7 +42,7 @@ pub(super) struct Network {
 
 /// The kernel's TCP.
 pub(super) static TCP: Network =
-    Network { connect: Tcp::connect, now: Instant::now, pause: std::thread::sleep };
+    Network { connect: TcpLink::connect, now: Instant::now, pause: std::thread::sleep };
 
 /// One end of a stream.
 pub(super) trait Pipe: std::fmt::Debug {
@@ -54,7 +54,7 @@ pub(super) trait Pipe: std::fmt::Debug {
 }
 
 #[derive(Debug)]
-struct Tcp(TcpStream);
+struct TcpLink(TcpStream);
 
 #[derive(Debug)]
 pub(super) struct Link {
@@ -75,7 +75,7 @@ fn keep_alive(stream: &TcpStream) -> io::Result<()> {
     Ok(())
 }
 
-impl Tcp {
+impl TcpLink {
     fn connect(to: SocketAddr, within: Duration) -> io::Result<Box<dyn Pipe>> {
         let stream = TcpStream::connect_timeout(&to, within)?;
         stream.set_nodelay(true)?;
@@ -85,7 +85,7 @@ impl Tcp {
     }
 }
 
-impl Pipe for Tcp {
+impl Pipe for TcpLink {
     fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.0.write_all(bytes)
     }

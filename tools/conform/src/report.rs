@@ -17,11 +17,11 @@ const FRAMES: usize = 24;
 #[derive(Clone, Debug)]
 pub struct Destination {
     path: PathBuf,
-    format: Format,
+    format: ReportFormat,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Format {
+enum ReportFormat {
     Markdown,
     Json,
     Junit,
@@ -41,9 +41,9 @@ impl FromStr for Destination {
     fn from_str(text: &str) -> Result<Self, String> {
         let path = PathBuf::from(text);
         let format = match path.extension().and_then(|extension| extension.to_str()) {
-            Some("md") => Format::Markdown,
-            Some("json") => Format::Json,
-            Some("xml") => Format::Junit,
+            Some("md") => ReportFormat::Markdown,
+            Some("json") => ReportFormat::Json,
+            Some("xml") => ReportFormat::Junit,
             _ => return Err("expected a file *.md (Markdown), *.json or *.xml (JUnit)".to_owned()),
         };
         Ok(Self { path, format })
@@ -190,15 +190,15 @@ impl<'a> Report<'a> {
     /// The system's.
     pub fn write(&self, to: &Destination) -> std::io::Result<()> {
         let text = match to.format {
-            Format::Markdown => self.markdown(),
-            Format::Json => {
+            ReportFormat::Markdown => self.markdown(),
+            ReportFormat::Json => {
                 let whole = json!({
                     "address": self.address, "listener": self.listener.json(), "cases": self.cases(),
                     "requirements": self.requirements(),
                 });
                 format!("{whole:#}\n")
             }
-            Format::Junit => self.junit(),
+            ReportFormat::Junit => self.junit(),
         };
         write_whole(&to.path, &text)
     }

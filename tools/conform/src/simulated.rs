@@ -34,7 +34,7 @@ type Task = Pin<Box<dyn Future<Output = ()>>>;
 type Accepting = Pin<Box<dyn Future<Output = uiw::Result<Connection>>>>;
 
 /// The listener, its connections, and the network.
-struct World {
+struct SimulatedWorld {
     network: sim::Network,
     device: Device,
     listener: Rc<uiw::Listener>,
@@ -44,10 +44,10 @@ struct World {
 }
 
 thread_local! {
-    static WORLD: RefCell<Option<World>> = const { RefCell::new(None) };
+    static WORLD: RefCell<Option<SimulatedWorld>> = const { RefCell::new(None) };
 }
 
-fn world<T>(with: impl FnOnce(&mut World) -> T) -> T {
+fn world<T>(with: impl FnOnce(&mut SimulatedWorld) -> T) -> T {
     WORLD.with_borrow_mut(|world| with(world.as_mut().expect("the test has made it")))
 }
 
@@ -66,11 +66,11 @@ fn listen(options: ConnConfig, link: Link) -> Target {
     let listener = Rc::new(uiw::Listener::bind(&pd, SocketAddr::new(HOST, 0), &settings).unwrap());
     let address = listener.local_addr();
     let accepting = Box::pin(accept(Rc::clone(&listener)));
-    WORLD.set(Some(World { network, device, listener, accepting, readers: Vec::new() }));
+    WORLD.set(Some(SimulatedWorld { network, device, listener, accepting, readers: Vec::new() }));
     Target { network: &SIMULATED, address, stall: STALL, enhanced: true }
 }
 
-impl World {
+impl SimulatedWorld {
     fn pump(&self) -> bool {
         (0..QUIET_ROUNDS).any(|_| self.device.pump() > 0)
     }
@@ -120,7 +120,7 @@ fn wait<T>(until: Instant, mut ready: impl FnMut() -> Option<T>) -> Option<T> {
         if let Some(value) = ready() {
             return Some(value);
         }
-        if world(World::round) {
+        if world(SimulatedWorld::round) {
             rounds += 1;
             assert!(rounds < MAX_ROUNDS, "the device does not come to rest");
         } else if !world(|world| world.advance(until)) {

@@ -160,9 +160,9 @@ struct WrittenFile {
 
 /// The directory of the file before, which is mostly that of the next one.
 #[derive(Default)]
-struct Parents(Option<(RelPath, OwnedFd)>);
+struct ParentDirectory(Option<(RelPath, OwnedFd)>);
 
-impl Parents {
+impl ParentDirectory {
     fn of(&mut self, root: &Root, path: &RelPath) -> std::io::Result<(&OwnedFd, Name)> {
         let (parent, name) = path.split().ok_or(Errno::ISDIR)?;
         let known = self.0.take().filter(|(known, _)| *known == parent);
@@ -184,7 +184,7 @@ pub type Whole<'a> = (u16, &'a RelPath, &'a Meta, &'a [u8]);
 pub fn store<'a>(root: &Root, files: impl Iterator<Item = Whole<'a>>, session: &str) -> Vec<(u16, u16)> {
     let mut failures = Vec::new();
     let mut written = Vec::new();
-    let mut parents = Parents::default();
+    let mut parents = ParentDirectory::default();
     for (position, path, meta, bytes) in files {
         match write(&mut parents, root, path, meta, bytes, session) {
             Ok(id) => written.push(WrittenFile { position, path: path.clone(), id }),
@@ -210,7 +210,7 @@ pub fn store<'a>(root: &Root, files: impl Iterator<Item = Whole<'a>>, session: &
 
 /// Writes a file under its temporary name; returns its device and inode.
 fn write(
-    parents: &mut Parents,
+    parents: &mut ParentDirectory,
     root: &Root,
     path: &RelPath,
     meta: &Meta,
@@ -238,7 +238,7 @@ fn write(
 }
 
 impl WrittenFile {
-    fn appear(&self, parents: &mut Parents, root: &Root, session: &str) -> std::io::Result<()> {
+    fn appear(&self, parents: &mut ParentDirectory, root: &Root, session: &str) -> std::io::Result<()> {
         let (directory, name) = parents.of(root, &self.path)?;
         let part = name.part_of(session);
         let part = OsStr::from_bytes(&part);
@@ -249,7 +249,7 @@ impl WrittenFile {
         Ok(rustix::fs::renameat(directory, part, directory, name.as_os_str())?)
     }
 
-    fn remove(&self, parents: &mut Parents, root: &Root, session: &str) {
+    fn remove(&self, parents: &mut ParentDirectory, root: &Root, session: &str) {
         let Ok((directory, name)) = parents.of(root, &self.path) else { return };
         let part = name.part_of(session);
         let part = OsStr::from_bytes(&part);

@@ -6,7 +6,7 @@ use super::meta::Meta;
 use super::names::RelPath;
 use super::part::{OpenedFile, Outcome, Part, next_data};
 use super::protocol::{BLOCK, Create, FileHead, Reply, Request, encode_entries};
-use super::root::{ABANDONED, Root};
+use super::root::{ABANDONED, Listing, Root};
 use super::tally::Tally;
 use super::wire::WireError;
 use rustix::io::Errno;
@@ -44,6 +44,8 @@ pub struct Opening(parking_lot::Mutex<()>);
 pub struct Handler {
     session: Arc<Session>,
     sources: Vec<(RelPath, File)>,
+    /// Position of the last list that was not listed to its end.
+    listing: Option<Listing>,
     /// Returns whether somebody still waits for the reply.
     goes_on: Box<dyn Fn() -> bool>,
     /// Entries that failed in the last request.
@@ -138,7 +140,7 @@ impl Session {
 impl Handler {
     /// `goes_on` is asked in the course of long operations: false ends them.
     pub fn new(session: Arc<Session>, goes_on: impl Fn() -> bool + 'static) -> Self {
-        Self { session, sources: Vec::new(), goes_on: Box::new(goes_on), failures: Vec::new() }
+        Self { session, sources: Vec::new(), listing: None, goes_on: Box::new(goes_on), failures: Vec::new() }
     }
 
     /// Returns the entries that failed in the last request, for a log. The client got the same errors.
@@ -308,11 +310,12 @@ impl Handler {
         Ok(outcome.into())
     }
 
-    fn list(&self, path: &RelPath, after: &[u8], create: Create) -> Result<Answer> {
+    fn list(&mut self, path: &RelPath, after: &[u8], create: Create) -> Result<Answer> {
         let root = &self.session.root;
-        let (entries, follow) = match root.page(path, after) {
+        let (entries, follow) = match root.page(path, after, &mut self.listing) {
             Err(error) if is_absent(&error) && create != Create::No => {
                 root.make_directory(path, create == Create::Private)?;
+                self.session.tally().touch(path);
                 Default::default()
             }
             Err(error) if is_absent(&error) => return Ok((Reply::Absent, None)),

@@ -18,6 +18,8 @@ pub mod part;
 pub mod protocol;
 mod ranges;
 #[doc(hidden)]
+pub mod remove;
+#[doc(hidden)]
 pub mod root;
 #[cfg(test)]
 mod scratch;

@@ -30,12 +30,12 @@ pub struct Part {
     name: Name,
     bytes: File,
     /// Held while bytes are written, so that none are written after the file has its name.
-    phase: RwLock<Phase>,
-    state: Mutex<State>,
+    phase: RwLock<PartPhase>,
+    state: Mutex<PartState>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
+enum PartPhase {
     Receiving,
     /// It has its name.
     Finished,
@@ -44,7 +44,7 @@ enum Phase {
 }
 
 #[derive(Debug)]
-struct State {
+struct PartState {
     verified: RangeSet,
     journal: Journal,
 }
@@ -183,8 +183,8 @@ impl Part {
                 bytes
             }
         };
-        let state = Mutex::new(State { verified, journal });
-        let phase = RwLock::new(Phase::Receiving);
+        let state = Mutex::new(PartState { verified, journal });
+        let phase = RwLock::new(PartPhase::Receiving);
         Ok(OpenedFile::Part(Self { head: head.clone(), directory, name, bytes, phase, state }))
     }
 
@@ -197,7 +197,7 @@ impl Part {
         &self.head.path
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, PartState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -207,7 +207,7 @@ impl Part {
             return Err(Error::other(format!("block {index} does not have {} bytes", bytes.len())));
         }
         let phase = self.phase.read().unwrap_or_else(PoisonError::into_inner);
-        if *phase != Phase::Receiving {
+        if *phase != PartPhase::Receiving {
             return Ok(Outcome::Reopen);
         }
         // A block that is there needs no other record: the journal, which each opening reads, has one for each block.
@@ -233,7 +233,7 @@ impl Part {
             return Err(Error::other(format!("a hole up to block {}", blocks.end)));
         }
         let phase = self.phase.read().unwrap_or_else(PoisonError::into_inner);
-        if *phase != Phase::Receiving {
+        if *phase != PartPhase::Receiving {
             return Ok(Outcome::Reopen);
         }
         self.note(blocks.clone(), &Record::Hole(blocks))
@@ -276,9 +276,9 @@ impl Part {
     fn finish_with(&self, sync: impl FnOnce(&File) -> Result<()>) -> Result<Outcome> {
         let mut phase = self.phase.write().unwrap_or_else(PoisonError::into_inner);
         match *phase {
-            Phase::Receiving => {}
-            Phase::Finished => return Ok(Outcome::Done),
-            Phase::Discarded => return Ok(Outcome::Reopen),
+            PartPhase::Receiving => {}
+            PartPhase::Finished => return Ok(Outcome::Done),
+            PartPhase::Discarded => return Ok(Outcome::Reopen),
         }
         let missing = self.missing();
         if !missing.is_empty() {
@@ -291,14 +291,14 @@ impl Part {
             return Err(Error::other("the incomplete file was replaced meanwhile"));
         }
         if let Err(error) = synced {
-            *phase = Phase::Discarded;
+            *phase = PartPhase::Discarded;
             self.remove(&part);
             self.remove(&self.name.journal());
             return Err(error);
         }
         let part = OsStr::from_bytes(&part);
         rustix::fs::renameat(&self.directory, part, &self.directory, self.name.as_os_str())?;
-        *phase = Phase::Finished;
+        *phase = PartPhase::Finished;
         self.remove(&self.name.journal());
         Ok(Outcome::Done)
     }

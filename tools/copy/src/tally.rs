@@ -24,7 +24,8 @@ pub struct Tally {
 }
 
 impl Tally {
-    /// Returns the path that all begun or removed files have in common: the file itself if there was only one. `None` if there was none.
+    /// Returns the path that all begun or removed files and all made directories have in common: the entry itself if there was only one. `None` if
+    /// there was none.
     #[must_use]
     pub fn path(&self) -> Option<&RelPath> {
         self.common.as_ref()

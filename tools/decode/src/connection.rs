@@ -39,7 +39,7 @@ pub(super) struct Connection {
 /// One direction.
 #[derive(Debug)]
 struct DirectionState {
-    phase: Phase,
+    phase: ConnectionPhase,
     /// Bytes since the direction's startup frame began, holes included.
     position: u64,
     fpdus: u64,
@@ -49,11 +49,11 @@ struct DirectionState {
 }
 
 #[derive(Debug)]
-enum Phase {
+enum ConnectionPhase {
     /// Bytes of a startup frame.
     Startup(Vec<u8>),
     /// The frame was read, or is not whole in the capture; what follows it, until the peer's frame determines how to read it.
-    Waiting(Waiting),
+    Waiting(WaitingBytes),
     Full(Framing),
     /// The direction ended, because nothing more can be decoded, which was reported.
     Ended,
@@ -61,14 +61,14 @@ enum Phase {
 
 /// Bytes after a start-up frame, until it is known how to read them.
 #[derive(Debug, Default)]
-struct Waiting {
+struct WaitingBytes {
     chunks: Vec<Chunk>,
     bytes: usize,
     /// True if the end of the frame, and so the start of Full Operation, is not in the capture.
     headless: bool,
 }
 
-impl Waiting {
+impl WaitingBytes {
     fn add(&mut self, chunk: Chunk) {
         if let Chunk::Bytes(bytes) = &chunk {
             self.bytes += bytes.len();
@@ -80,7 +80,7 @@ impl Waiting {
 impl Connection {
     pub(super) fn new() -> Self {
         let half = || DirectionState {
-            phase: Phase::Startup(Vec::new()),
+            phase: ConnectionPhase::Startup(Vec::new()),
             position: 0,
             fpdus: 0,
             tracker: Tracker::new(),
@@ -101,7 +101,7 @@ impl Connection {
         let mut this = Self { lossy: true, ..Self::new() };
         for (side, half) in this.halves.iter_mut().enumerate() {
             half.asked.uncertain = true;
-            half.phase = Phase::Full(Framing::headless(Some(true)));
+            half.phase = ConnectionPhase::Full(Framing::headless(Some(true)));
             out.push((
                 side,
                 Event::NotFollowed {
@@ -126,27 +126,27 @@ impl Connection {
             Chunk::Bytes(bytes) => {
                 half.position += bytes.len() as u64;
                 match &mut half.phase {
-                    Phase::Startup(buffer) => {
+                    ConnectionPhase::Startup(buffer) => {
                         buffer.extend(bytes);
                         self.startup(side, out);
                     }
-                    Phase::Waiting(waiting) if waiting.bytes + bytes.len() <= MAX_WAITING => {
+                    ConnectionPhase::Waiting(waiting) if waiting.bytes + bytes.len() <= MAX_WAITING => {
                         waiting.add(Chunk::Bytes(bytes));
                     }
-                    Phase::Waiting(_) => {
+                    ConnectionPhase::Waiting(_) => {
                         self.end(side, "the peer's startup frame is not in the capture", out);
                     }
-                    Phase::Full(framing) => {
+                    ConnectionPhase::Full(framing) => {
                         framing.push(&bytes);
                         self.fpdus(side, out);
                     }
-                    Phase::Ended => {}
+                    ConnectionPhase::Ended => {}
                 }
             }
             Chunk::Missing(bytes) => {
                 half.position += bytes;
                 self.lossy = true;
-                if !matches!(half.phase, Phase::Ended) {
+                if !matches!(half.phase, ConnectionPhase::Ended) {
                     out.push((side, Event::Missing { position, bytes }));
                 }
                 self.missing(side, bytes, out);
@@ -158,23 +158,23 @@ impl Connection {
     pub(super) fn close(&mut self, side: Side, how: &str, out: &mut Findings) {
         let half = &self.halves[side];
         let what = match &half.phase {
-            Phase::Startup(buffer) if !buffer.is_empty() => {
+            ConnectionPhase::Startup(buffer) if !buffer.is_empty() => {
                 Some(format!("{how} after {} bytes of a startup frame", buffer.len()))
             }
-            Phase::Waiting(waiting) if waiting.bytes > 0 => {
+            ConnectionPhase::Waiting(waiting) if waiting.bytes > 0 => {
                 let why = format!("the peer's startup frame is not in the capture ({how})");
                 self.end(side, &why, out);
                 return;
             }
-            Phase::Full(framing) if framing.is_seeking() => {
+            ConnectionPhase::Full(framing) if framing.is_seeking() => {
                 let why = format!("no FPDU behind the missing bytes can be recognised ({how})");
                 self.end(side, &why, out);
                 return;
             }
-            Phase::Full(framing) if framing.pending() > 0 => {
+            ConnectionPhase::Full(framing) if framing.pending() > 0 => {
                 Some(format!("{how} after {} bytes of an FPDU", framing.pending()))
             }
-            Phase::Full(_) => half.tracker.unfinished().map(|message| format!("{how}: {message}")),
+            ConnectionPhase::Full(_) => half.tracker.unfinished().map(|message| format!("{how}: {message}")),
             _ => None,
         };
         if let Some(what) = what {
@@ -186,40 +186,40 @@ impl Connection {
     pub(super) fn end(&mut self, side: Side, why: &str, out: &mut Findings) {
         let half = &mut self.halves[side];
         let pending = match &half.phase {
-            Phase::Startup(buffer) => buffer.len() as u64,
-            Phase::Waiting(waiting) => waiting.bytes as u64,
-            Phase::Full(framing) => framing.pending() as u64,
-            Phase::Ended => return,
+            ConnectionPhase::Startup(buffer) => buffer.len() as u64,
+            ConnectionPhase::Waiting(waiting) => waiting.bytes as u64,
+            ConnectionPhase::Full(framing) => framing.pending() as u64,
+            ConnectionPhase::Ended => return,
         };
         let position = half.position.saturating_sub(pending);
-        half.phase = Phase::Ended;
+        half.phase = ConnectionPhase::Ended;
         out.push((side, Event::NotFollowed { position, why: why.into() }));
     }
 
     fn missing(&mut self, side: Side, bytes: u64, out: &mut Findings) {
         let half = &mut self.halves[side];
         match &mut half.phase {
-            Phase::Startup(_) => {
-                let mut waiting = Waiting { headless: true, ..Waiting::default() };
+            ConnectionPhase::Startup(_) => {
+                let mut waiting = WaitingBytes { headless: true, ..WaitingBytes::default() };
                 waiting.add(Chunk::Missing(bytes));
-                half.phase = Phase::Waiting(waiting);
+                half.phase = ConnectionPhase::Waiting(waiting);
                 self.agree(out);
             }
-            Phase::Waiting(waiting) => waiting.add(Chunk::Missing(bytes)),
-            Phase::Full(framing) => {
+            ConnectionPhase::Waiting(waiting) => waiting.add(Chunk::Missing(bytes)),
+            ConnectionPhase::Full(framing) => {
                 let next = framing.push_lost(bytes);
                 // What was outstanding may have been answered in the hole.
                 self.halves.iter_mut().for_each(|half| half.asked.uncertain = true);
                 self.next(side, next, out);
                 self.fpdus(side, out);
             }
-            Phase::Ended => {}
+            ConnectionPhase::Ended => {}
         }
     }
 
     /// Reads the direction's startup frame when it is whole.
     fn startup(&mut self, side: Side, out: &mut Findings) {
-        let Phase::Startup(buffer) = &mut self.halves[side].phase else { return };
+        let ConnectionPhase::Startup(buffer) = &mut self.halves[side].phase else { return };
         let (frame, length) = match Frame::parse(buffer) {
             Ok(Some(found)) => found,
             Ok(None) => return,
@@ -229,11 +229,11 @@ impl Connection {
             }
         };
         let rest = buffer.split_off(length);
-        let mut waiting = Waiting::default();
+        let mut waiting = WaitingBytes::default();
         if !rest.is_empty() {
             waiting.add(Chunk::Bytes(rest));
         }
-        self.halves[side].phase = Phase::Waiting(waiting);
+        self.halves[side].phase = ConnectionPhase::Waiting(waiting);
         out.push((side, Event::Startup(startup::record(&frame))));
         startup::judge(&frame, |departure| out.push((side, departure)));
         match frame.kind {
@@ -295,13 +295,13 @@ impl Connection {
         if reply.reject {
             // No Full Operation follows; whatever does is not iWARP.
             for side in [initiator, responder] {
-                if let Phase::Waiting(waiting) = &self.halves[side].phase
+                if let ConnectionPhase::Waiting(waiting) = &self.halves[side].phase
                     && waiting.bytes > 0
                 {
                     let what = format!("{} bytes around a rejecting Reply", waiting.bytes);
                     out.push((side, Event::departure("RFC 5044 7.1.2", what)));
                 }
-                self.halves[side].phase = Phase::Ended;
+                self.halves[side].phase = ConnectionPhase::Ended;
             }
             return;
         }
@@ -312,7 +312,7 @@ impl Connection {
                 .filter(|ird| *ird != uiw_mpa::wire::startup::NOT_NEGOTIATED)
         };
         let (of_request, of_reply) = (limit(request), limit(reply));
-        if let Phase::Waiting(waiting) = &self.halves[initiator].phase
+        if let ConnectionPhase::Waiting(waiting) = &self.halves[initiator].phase
             && waiting.bytes > 0
             && !self.lossy
         {
@@ -329,14 +329,13 @@ impl Connection {
     fn raw_tcp(&mut self, side: Side, out: &mut Findings) {
         out.push((side, Event::RawTcp));
         for half in &mut self.halves {
-            half.phase = Phase::Ended;
+            half.phase = ConnectionPhase::Ended;
         }
     }
 
     /// One frame is not in the capture: the other one says how Full Operation runs, as far as it does.
     fn agree_with_one(&mut self, initiator: Side, out: &mut Findings) {
-        let is_headless =
-            |side: Side| matches!(&self.halves[side].phase, Phase::Waiting(waiting) if waiting.headless);
+        let is_headless = |side: Side| matches!(&self.halves[side].phase, ConnectionPhase::Waiting(waiting) if waiting.headless);
         let responder = other(initiator);
         match (&self.frames[initiator], &self.frames[responder]) {
             (Some(request), None)
@@ -370,10 +369,10 @@ impl Connection {
         for (side, markers) in
             [(initiator, agreement.markers_from_initiator), (responder, agreement.markers_from_responder)]
         {
-            let waiting = match std::mem::replace(&mut self.halves[side].phase, Phase::Ended) {
-                Phase::Waiting(waiting) => waiting,
-                Phase::Startup(buffer) => {
-                    let mut waiting = Waiting::default();
+            let waiting = match std::mem::replace(&mut self.halves[side].phase, ConnectionPhase::Ended) {
+                ConnectionPhase::Waiting(waiting) => waiting,
+                ConnectionPhase::Startup(buffer) => {
+                    let mut waiting = WaitingBytes::default();
                     waiting.add(Chunk::Bytes(buffer));
                     waiting
                 }
@@ -383,7 +382,7 @@ impl Connection {
                 }
             };
             if waiting.headless && markers {
-                self.halves[side].phase = Phase::Waiting(waiting);
+                self.halves[side].phase = ConnectionPhase::Waiting(waiting);
                 self.end(side, "Markers cannot be found without the start-up frame in front of them", out);
                 continue;
             }
@@ -394,7 +393,7 @@ impl Connection {
                 false => Framing::new(agreement.crc, markers),
             };
             framing.is_guess = agreement.is_guess;
-            self.halves[side].phase = Phase::Full(framing);
+            self.halves[side].phase = ConnectionPhase::Full(framing);
             begun.push((side, waiting.chunks));
         }
         self.agreement = Some(agreement);
@@ -402,7 +401,7 @@ impl Connection {
             for chunk in chunks {
                 match chunk {
                     Chunk::Bytes(bytes) => {
-                        if let Phase::Full(framing) = &mut self.halves[side].phase {
+                        if let ConnectionPhase::Full(framing) = &mut self.halves[side].phase {
                             framing.push(&bytes);
                         }
                         self.fpdus(side, out);
@@ -415,7 +414,7 @@ impl Connection {
 
     /// Decodes all complete FPDUs.
     fn fpdus(&mut self, side: Side, out: &mut Findings) {
-        while let Phase::Full(framing) = &mut self.halves[side].phase {
+        while let ConnectionPhase::Full(framing) = &mut self.halves[side].phase {
             let next = framing.next();
             if matches!(next, NextItem::Nothing) {
                 return;
@@ -503,8 +502,8 @@ impl Connection {
     fn judge_turn(&self, side: Side, out: &mut Findings) {
         let Some(initiator) = self.initiator else { return };
         let first = self.halves[side].fpdus == 0;
-        let silent =
-            self.halves[initiator].fpdus == 0 && matches!(self.halves[initiator].phase, Phase::Full(_));
+        let silent = self.halves[initiator].fpdus == 0
+            && matches!(self.halves[initiator].phase, ConnectionPhase::Full(_));
         if side != initiator && first && silent && !self.lossy {
             let what = "the responder's first FPDU comes before the initiator's first one";
             out.push((side, Event::departure("RFC 5044 7.1.2", what)));

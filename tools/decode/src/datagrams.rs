@@ -16,11 +16,11 @@ const WINDOW: u32 = 64;
 /// The MSNs of every queue pair that sends.
 #[derive(Debug, Default)]
 pub(super) struct Datagrams {
-    sources: BTreeMap<(IpAddr, Qpn), Source>,
+    sources: BTreeMap<(IpAddr, Qpn), DatagramSource>,
 }
 
 #[derive(Debug)]
-struct Source {
+struct DatagramSource {
     epoch: u32,
     highest: u32,
     /// Bits of the MSNs below that arrived: bit 0 is the highest one.
@@ -108,8 +108,8 @@ impl Datagrams {
             self.sources.clear();
         }
         let msn = header.msn;
-        let new = Source { epoch: header.epoch, highest: msn, came: 1 };
-        let source = self.sources.entry((from, header.source)).or_insert_with(|| Source {
+        let new = DatagramSource { epoch: header.epoch, highest: msn, came: 1 };
+        let source = self.sources.entry((from, header.source)).or_insert_with(|| DatagramSource {
             highest: msn.wrapping_sub(1),
             came: 0,
             ..new

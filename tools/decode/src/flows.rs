@@ -17,7 +17,7 @@ use super::reassembly::{Chunk, Stream};
 use super::seek::begins_with_fpdu;
 use super::tls;
 
-/// Connections followed at a time. Above it those that are not iWARP are forgotten.
+/// Connections followed at a time. Above it, or twice as many as there are of iWARP, those that are not iWARP are forgotten.
 const MAX_FLOWS: usize = 65_536;
 
 /// Packets of a connection that may be captured between a segment and the one that acknowledges it, in the wrong order.
@@ -40,7 +40,9 @@ pub(super) struct Moment {
 /// TCP connections of a capture.
 #[derive(Debug, Default)]
 pub(super) struct Flows {
-    table: BTreeMap<(SocketAddr, SocketAddr), Flow>,
+    table: BTreeMap<(SocketAddr, SocketAddr), TcpFlow>,
+    /// Connections from which on those that are not iWARP are forgotten, if it is more than [`MAX_FLOWS`].
+    most: usize,
     /// Connections so far.
     pub(super) counts: Counts,
     /// Secrets of TLS connections.
@@ -57,7 +59,7 @@ pub(super) struct Counts {
 }
 
 #[derive(Debug)]
-struct Flow {
+struct TcpFlow {
     ends: [SocketAddr; 2],
     streams: [Option<Stream>; 2],
     /// The FIN's sequence number.
@@ -69,13 +71,13 @@ struct Flow {
     late_bytes: usize,
     /// Packets so far.
     arrived: u64,
-    state: State,
-    cover: Cover,
+    state: FlowState,
+    cover: CoverLayer,
 }
 
 /// Layer around the bytes of MPA.
 #[derive(Debug)]
-enum Cover {
+enum CoverLayer {
     /// Nothing was captured yet. TLS is followed if there are secrets.
     Unknown(Option<Arc<KeyLog>>),
     Nothing,
@@ -87,15 +89,15 @@ enum Cover {
 struct LateSegment {
     side: Side,
     at: Moment,
-    /// [`Flow::arrived`] when it came.
+    /// [`TcpFlow::arrived`] when it came.
     arrived: u64,
-    header: Header,
+    header: SegmentHeader,
     payload: Vec<u8>,
 }
 
 /// A segment without its payload.
 #[derive(Clone, Copy, Debug)]
-struct Header {
+struct SegmentHeader {
     sequence: u32,
     acknowledgment: Option<u32>,
     syn: bool,
@@ -104,7 +106,7 @@ struct Header {
     cut: u32,
 }
 
-impl Header {
+impl SegmentHeader {
     fn of(segment: &Segment<'_>) -> Self {
         let Segment { sequence, acknowledgment, syn, fin, rst, cut, .. } = *segment;
         Self { sequence, acknowledgment, syn, fin, rst, cut }
@@ -112,10 +114,10 @@ impl Header {
 }
 
 #[derive(Debug)]
-enum State {
+enum FlowState {
     /// State after the SYN, until the first bytes of either direction decide.
     Watching {
-        openings: [Opening; 2],
+        openings: [OpeningBytes; 2],
     },
     /// Not iWARP so far; RFC 5044 section 7.1.3 allows other traffic before the startup frames.
     Ignored,
@@ -129,12 +131,12 @@ enum State {
 
 /// The first bytes of a direction, and how many in front of them are not in the capture.
 #[derive(Debug, Default)]
-struct Opening {
+struct OpeningBytes {
     missing: u64,
     bytes: Vec<u8>,
 }
 
-impl State {
+impl FlowState {
     fn watching() -> Self {
         Self::Watching { openings: Default::default() }
     }
@@ -143,15 +145,17 @@ impl State {
 impl Flows {
     /// Takes the next segment of the capture.
     pub(super) fn segment(&mut self, segment: &Segment<'_>, at: Moment, sink: &mut dyn FnMut(&Record)) {
-        if self.table.len() >= MAX_FLOWS {
-            self.table.retain(|_, flow| matches!(flow.state, State::Iwarp { .. }));
+        if self.table.len() >= self.most.max(MAX_FLOWS) {
+            self.table.retain(|_, flow| matches!(flow.state, FlowState::Iwarp { .. }));
+            // The table is not looked through again before as many connections were added.
+            self.most = 2 * self.table.len();
         }
         let key = (segment.from.min(segment.to), segment.from.max(segment.to));
-        let flow = self.table.entry(key).or_insert_with(|| Flow::new(key, self.keys.clone()));
+        let flow = self.table.entry(key).or_insert_with(|| TcpFlow::new(key, self.keys.clone()));
         let side = usize::from(segment.from != key.0);
         if segment.syn && flow.is_reused(side, segment.sequence) {
             flow.finish("the next connection of these ports begins", at, &mut self.counts, sink);
-            *flow = Flow::new(key, self.keys.clone());
+            *flow = TcpFlow::new(key, self.keys.clone());
         }
         flow.arrive(side, segment, at, &mut self.counts, sink);
     }
@@ -159,7 +163,7 @@ impl Flows {
     /// The end of the capture.
     pub(super) fn finish(&mut self, at: Moment, sink: &mut dyn FnMut(&Record)) {
         let mut flows: Vec<_> = std::mem::take(&mut self.table).into_values().collect();
-        flows.sort_by_key(Flow::id);
+        flows.sort_by_key(TcpFlow::id);
         for mut flow in flows {
             let how = if flow.reset { "RST" } else { "the capture ends" };
             flow.finish(how, at, &mut self.counts, sink);
@@ -167,7 +171,7 @@ impl Flows {
     }
 }
 
-impl Flow {
+impl TcpFlow {
     fn new((low, high): (SocketAddr, SocketAddr), keys: Option<Arc<KeyLog>>) -> Self {
         Self {
             ends: [low, high],
@@ -177,27 +181,27 @@ impl Flow {
             late: VecDeque::new(),
             late_bytes: 0,
             arrived: 0,
-            state: State::watching(),
-            cover: Cover::Unknown(keys),
+            state: FlowState::watching(),
+            cover: CoverLayer::Unknown(keys),
         }
     }
 
     fn id(&self) -> u32 {
         match self.state {
-            State::Iwarp { id, .. } => id,
+            FlowState::Iwarp { id, .. } => id,
             _ => 0,
         }
     }
 
     /// Returns whether a SYN begins another connection than the one that is followed.
     fn is_reused(&self, side: Side, sequence: u32) -> bool {
-        matches!(self.state, State::Done)
+        matches!(self.state, FlowState::Done)
             || self.streams[side].as_ref().is_some_and(|stream| stream.first() != sequence.wrapping_add(1))
     }
 
     /// Returns whether both FINs arrived, and all bytes before them.
     fn is_over(&self) -> bool {
-        matches!(self.state, State::Iwarp { .. })
+        matches!(self.state, FlowState::Iwarp { .. })
             && [0, 1].into_iter().all(|side| match (&self.streams[side], self.fins[side]) {
                 (Some(stream), Some(fin)) => stream.is_next(fin),
                 _ => false,
@@ -214,7 +218,7 @@ impl Flow {
         sink: &mut dyn FnMut(&Record),
     ) {
         self.arrived += 1;
-        let header = Header::of(segment);
+        let header = SegmentHeader::of(segment);
         let says = !segment.payload.is_empty() || header.cut > 0 || header.syn || header.fin || header.rst;
         if says && self.late.is_empty() && self.is_ready(side, &header, segment.payload) {
             return self.take(side, &header, segment.payload, at, counts, sink);
@@ -230,7 +234,7 @@ impl Flow {
     }
 
     /// Returns whether all that the segment acknowledges was looked at, so that it may be now.
-    fn is_ready(&self, side: Side, header: &Header, payload: &[u8]) -> bool {
+    fn is_ready(&self, side: Side, header: &SegmentHeader, payload: &[u8]) -> bool {
         // The Request of a Reply that is seen without the connection's beginning may follow, and nothing else goes before.
         let unknown =
             |side: Side, payload: &[u8]| payload.starts_with(&KEY_REPLY) && self.begins_here(side, payload);
@@ -241,11 +245,11 @@ impl Flow {
         if behind_reply && !self.begins_here(side, payload) {
             return false;
         }
-        matches!(self.state, State::Ignored | State::Done) || self.due(side, header) == 0
+        matches!(self.state, FlowState::Ignored | FlowState::Done) || self.due(side, header) == 0
     }
 
     /// Bytes that the segment acknowledges and that did not come.
-    fn due(&self, side: Side, header: &Header) -> u64 {
+    fn due(&self, side: Side, header: &SegmentHeader) -> u64 {
         let (Some(stream), Some(acknowledged)) = (&self.streams[other(side)], header.acknowledgment) else {
             return 0;
         };
@@ -271,7 +275,7 @@ impl Flow {
     fn take(
         &mut self,
         side: Side,
-        header: &Header,
+        header: &SegmentHeader,
         payload: &[u8],
         at: Moment,
         counts: &mut Counts,
@@ -298,7 +302,7 @@ impl Flow {
             self.finish("FIN", at, counts, sink);
             return;
         }
-        if header.rst && matches!(self.state, State::Iwarp { .. }) {
+        if header.rst && matches!(self.state, FlowState::Iwarp { .. }) {
             let whole = |stream: &Option<Stream>| stream.as_ref().is_none_or(|stream| !stream.has_hole());
             let in_order = self.streams[side].as_ref().is_none_or(|stream| stream.is_next(header.sequence));
             if in_order && self.late.is_empty() && self.streams.iter().all(whole) {
@@ -312,12 +316,12 @@ impl Flow {
     fn segment(
         &mut self,
         side: Side,
-        header: &Header,
+        header: &SegmentHeader,
         payload: &[u8],
         counts: &mut Counts,
         report: &mut dyn FnMut(&Self, &mut Findings),
     ) {
-        if matches!(self.state, State::Done) {
+        if matches!(self.state, FlowState::Done) {
             return;
         }
         let mut sequence = header.sequence;
@@ -329,7 +333,7 @@ impl Flow {
         if !payload.is_empty() && self.begins_here(side, payload) {
             missed = self.begin_mid_stream(side, header, payload);
         }
-        let is_unknown = matches!(self.state, State::Watching { .. } | State::Ignored);
+        let is_unknown = matches!(self.state, FlowState::Watching { .. } | FlowState::Ignored);
         if is_unknown && self.streams.iter().all(Option::is_none) && !header.syn && begins_with_fpdu(payload)
         {
             let mut findings = Findings::new();
@@ -339,7 +343,7 @@ impl Flow {
         if !payload.is_empty() && self.streams[side].is_some() && self.streams[other(side)].is_none() {
             // Its SYN is not in the capture.
             self.streams[other(side)] = header.acknowledgment.map(Stream::new);
-            missed |= payload.starts_with(&KEY_REPLY) && matches!(self.state, State::Watching { .. });
+            missed |= payload.starts_with(&KEY_REPLY) && matches!(self.state, FlowState::Watching { .. });
         }
         if header.fin {
             let length = u32::try_from(payload.len()).unwrap_or(u32::MAX).wrapping_add(header.cut);
@@ -355,7 +359,7 @@ impl Flow {
             let mut findings = Findings::new();
             self.chunk(side, chunk, counts, &mut findings);
             if missed
-                && let State::Iwarp { connection, .. } = &mut self.state
+                && let FlowState::Iwarp { connection, .. } = &mut self.state
                 && connection.has_frame(side)
             {
                 connection.request_was_missed(side, &mut findings);
@@ -368,18 +372,18 @@ impl Flow {
     /// A startup frame begins with this segment, in a direction that is not followed from its SYN on.
     fn begins_here(&self, side: Side, payload: &[u8]) -> bool {
         let open = match self.state {
-            State::Ignored => true,
-            State::Watching { .. } => self.streams[side].is_none(),
-            State::Iwarp { .. } | State::Done => false,
+            FlowState::Ignored => true,
+            FlowState::Watching { .. } => self.streams[side].is_none(),
+            FlowState::Iwarp { .. } | FlowState::Done => false,
         };
         open && (payload.starts_with(&KEY_REQUEST) || payload.starts_with(&KEY_REPLY))
     }
 
     /// Follows both directions from here on. `true`: it is a Reply, and its Request was not captured.
-    fn begin_mid_stream(&mut self, side: Side, header: &Header, payload: &[u8]) -> bool {
+    fn begin_mid_stream(&mut self, side: Side, header: &SegmentHeader, payload: &[u8]) -> bool {
         self.streams[side] = Some(Stream::new(header.sequence));
         self.streams[other(side)] = header.acknowledgment.map(Stream::new);
-        self.state = State::watching();
+        self.state = FlowState::watching();
         payload.starts_with(&KEY_REPLY)
     }
 
@@ -387,7 +391,7 @@ impl Flow {
     fn begin_without_startup(
         &mut self,
         side: Side,
-        header: &Header,
+        header: &SegmentHeader,
         counts: &mut Counts,
         findings: &mut Findings,
     ) {
@@ -395,26 +399,28 @@ impl Flow {
         self.streams[other(side)] = header.acknowledgment.map(Stream::new);
         counts.connections += 1;
         let connection = Box::new(Connection::without_startup(findings));
-        self.state = State::Iwarp { id: counts.connections, connection };
+        self.state = FlowState::Iwarp { id: counts.connections, connection };
     }
 
     fn ignore(&mut self) {
-        if matches!(self.state, State::Watching { .. }) {
-            self.state = State::Ignored;
+        if matches!(self.state, FlowState::Watching { .. }) {
+            self.state = FlowState::Ignored;
             self.streams = [None, None];
         }
     }
 
     fn chunk(&mut self, side: Side, chunk: Chunk, counts: &mut Counts, findings: &mut Findings) {
-        if let (Cover::Unknown(keys), Chunk::Bytes(bytes)) = (&mut self.cover, &chunk) {
+        if let (CoverLayer::Unknown(keys), Chunk::Bytes(bytes)) = (&mut self.cover, &chunk) {
             let keys = keys.take();
             counts.locked += u32::from(keys.is_none() && tls::begins(bytes));
             self.cover = match keys {
-                Some(keys) if tls::begins(bytes) => Cover::Tls(Box::new(tls::Session::new(keys))),
-                _ => Cover::Nothing,
+                Some(keys) if tls::begins(bytes) => CoverLayer::Tls(Box::new(tls::Session::new(keys))),
+                _ => CoverLayer::Nothing,
             };
         }
-        let Cover::Tls(session) = &mut self.cover else { return self.plain(side, chunk, counts, findings) };
+        let CoverLayer::Tls(session) = &mut self.cover else {
+            return self.plain(side, chunk, counts, findings);
+        };
         let was_locked = session.is_locked();
         let chunks = session.take(side, chunk);
         let is_locked = session.is_locked() && !was_locked;
@@ -422,7 +428,7 @@ impl Flow {
             self.plain(side, chunk, counts, findings);
         }
         match &mut self.state {
-            State::Iwarp { connection, .. } if is_locked => {
+            FlowState::Iwarp { connection, .. } if is_locked => {
                 connection.end(side, "a record of TLS cannot be decrypted", findings);
             }
             _ => counts.locked += u32::from(is_locked),
@@ -432,8 +438,8 @@ impl Flow {
     /// The next piece of what MPA sees.
     fn plain(&mut self, side: Side, chunk: Chunk, counts: &mut Counts, findings: &mut Findings) {
         match (&mut self.state, chunk) {
-            (State::Iwarp { connection, .. }, chunk) => connection.feed(side, chunk, findings),
-            (State::Watching { openings }, Chunk::Bytes(bytes)) => {
+            (FlowState::Iwarp { connection, .. }, chunk) => connection.feed(side, chunk, findings),
+            (FlowState::Watching { openings }, Chunk::Bytes(bytes)) => {
                 let opening = &mut openings[side];
                 opening.bytes.extend(bytes);
                 let key = &opening.bytes[..opening.bytes.len().min(KEY_LEN)];
@@ -450,25 +456,25 @@ impl Flow {
                     Ok(_) => {}
                 }
             }
-            (State::Watching { openings }, Chunk::Missing(bytes)) => {
+            (FlowState::Watching { openings }, Chunk::Missing(bytes)) => {
                 if openings[side].bytes.is_empty() {
                     openings[side].missing += bytes;
                 } else {
                     self.ignore();
                 }
             }
-            (State::Ignored | State::Done, _) => {}
+            (FlowState::Ignored | FlowState::Done, _) => {}
         }
     }
 
     /// The Key is whole: an iWARP connection.
     fn promote(&mut self, side: Side, counts: &mut Counts, findings: &mut Findings) {
-        let State::Watching { openings } = &mut self.state else { return };
+        let FlowState::Watching { openings } = &mut self.state else { return };
         let mut openings = std::mem::take(openings);
         let mut connection = Box::new(Connection::new());
         counts.connections += 1;
         for side in [side, other(side)] {
-            let Opening { missing, bytes } = std::mem::take(&mut openings[side]);
+            let OpeningBytes { missing, bytes } = std::mem::take(&mut openings[side]);
             if missing > 0 {
                 connection.feed(side, Chunk::Missing(missing), findings);
             }
@@ -476,7 +482,7 @@ impl Flow {
                 connection.feed(side, Chunk::Bytes(bytes), findings);
             }
         }
-        self.state = State::Iwarp { id: counts.connections, connection };
+        self.state = FlowState::Iwarp { id: counts.connections, connection };
     }
 
     /// Reports the end of the capture for the connection.
@@ -488,7 +494,7 @@ impl Flow {
             let Some(late) = self.late.remove(ready.unwrap_or(0)) else { break };
             self.take(late.side, &late.header, &late.payload, late.at, counts, sink);
         }
-        if !matches!(self.state, State::Iwarp { .. }) {
+        if !matches!(self.state, FlowState::Iwarp { .. }) {
             return;
         }
         let mut findings = Findings::new();
@@ -501,7 +507,7 @@ impl Flow {
                 self.chunk(side, chunk, counts, &mut findings);
             }
         }
-        let State::Iwarp { connection, .. } = &mut self.state else { return };
+        let FlowState::Iwarp { connection, .. } = &mut self.state else { return };
         for side in [0, 1] {
             connection.close(side, how, &mut findings);
             if let Some(Stream { repeated, retransmissions, .. }) = self.streams[side] {
@@ -509,7 +515,7 @@ impl Flow {
             }
         }
         self.report(&mut findings, at, sink);
-        self.state = State::Done;
+        self.state = FlowState::Done;
         self.streams = [None, None];
     }
 
@@ -519,5 +525,41 @@ impl Flow {
             let (from, to) = (self.ends[side], self.ends[other(side)]);
             sink(&Record { time: at.time, packet: at.packet, connection, from, to, event });
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::{Duration, Instant};
+
+    #[test]
+    fn flows_beyond_limit_cost_little() {
+        let mut flows = Flows::default();
+        let address = |number: usize| SocketAddr::new([10, 0, (number >> 16) as u8, 1].into(), number as u16);
+        let peer = SocketAddr::from(([10, 1, 0, 0], 1));
+        for number in 0..MAX_FLOWS {
+            let key = (address(number), peer);
+            let mut flow = TcpFlow::new(key, None);
+            flow.state = FlowState::Iwarp { id: 1, connection: Box::new(Connection::new()) };
+            flows.table.insert(key, flow);
+        }
+        let begun = Instant::now();
+        for number in MAX_FLOWS..MAX_FLOWS + 30_000 {
+            let segment = Segment {
+                from: address(number),
+                to: peer,
+                sequence: 0,
+                acknowledgment: None,
+                syn: true,
+                fin: false,
+                rst: false,
+                payload: &[],
+                cut: 0,
+            };
+            flows.segment(&segment, Moment::default(), &mut |_| {});
+        }
+        assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+        assert_eq!(flows.table.len(), MAX_FLOWS + 30_000);
     }
 }

@@ -18,13 +18,13 @@ const HEAD: usize = 128;
 /// One direction's messages.
 #[derive(Debug)]
 pub(super) struct Tracker {
-    queues: [Queue; QUEUES],
+    queues: [MessageQueue; QUEUES],
     tagged: Option<TaggedMessage>,
     terminated: bool,
 }
 
 #[derive(Debug)]
-struct Queue {
+struct MessageQueue {
     /// The next message's MSN; `None` when it is not known.
     expected: Option<u32>,
     current: Option<UntaggedMessage>,
@@ -65,7 +65,7 @@ impl TaggedMessage {
 
 impl Tracker {
     pub(super) fn new() -> Self {
-        let queue = || Queue { expected: Some(1), current: None };
+        let queue = || MessageQueue { expected: Some(1), current: None };
         Self { queues: std::array::from_fn(|_| queue()), tagged: None, terminated: false }
     }
 

@@ -272,13 +272,13 @@ impl<'a> Printer<'a> {
         }
         if self.json {
             #[derive(Serialize)]
-            struct Line<'a> {
+            struct OutputLine<'a> {
                 r#type: &'static str,
                 #[serde(flatten)]
                 summary: &'a Summary,
                 followed: bool,
             }
-            self.json(&Line { r#type: "summary", summary, followed: summary.followed() })?;
+            self.json(&OutputLine { r#type: "summary", summary, followed: summary.followed() })?;
         } else {
             write!(self.out, "{summary}")?;
         }

@@ -46,7 +46,7 @@ pub(super) struct FpduPosition {
 }
 
 /// Verdict on an offset.
-enum Verdict {
+enum OffsetVerdict {
     No,
     Yes {
         crc: bool,
@@ -104,11 +104,11 @@ impl Seek {
         let mut incomplete = std::mem::take(&mut self.incomplete);
         let mut found = None;
         incomplete.retain(|&at| match self.judge(buffer, at, position, markers, &is_lost) {
-            Verdict::Yes { crc } if found.is_none() => {
+            OffsetVerdict::Yes { crc } if found.is_none() => {
                 found = Some(FpduPosition { offset: at, crc });
                 false
             }
-            verdict => matches!(verdict, Verdict::Incomplete),
+            verdict => matches!(verdict, OffsetVerdict::Incomplete),
         });
         self.incomplete = incomplete;
         if found.is_some() {
@@ -116,9 +116,9 @@ impl Seek {
         }
         while let Some(at) = self.next_place(buffer, position, markers) {
             match self.judge(buffer, at, position, markers, &is_lost) {
-                Verdict::Yes { crc } => return Some(FpduPosition { offset: at, crc }),
-                Verdict::Incomplete => self.incomplete.push(at),
-                Verdict::No => {}
+                OffsetVerdict::Yes { crc } => return Some(FpduPosition { offset: at, crc }),
+                OffsetVerdict::Incomplete => self.incomplete.push(at),
+                OffsetVerdict::No => {}
             }
         }
         None
@@ -160,37 +160,37 @@ impl Seek {
         position: u64,
         markers: bool,
         is_lost: &impl Fn(Range<usize>) -> bool,
-    ) -> Verdict {
+    ) -> OffsetVerdict {
         if markers {
             return self.judge_marked(buffer, at, position, is_lost);
         }
-        let Some(length) = plausible(&buffer[at..]) else { return Verdict::No };
-        let Some(fpdu) = buffer.get(at..at + length) else { return Verdict::Incomplete };
+        let Some(length) = plausible(&buffer[at..]) else { return OffsetVerdict::No };
+        let Some(fpdu) = buffer.get(at..at + length) else { return OffsetVerdict::Incomplete };
         if is_lost(at..at + length) {
-            return Verdict::No;
+            return OffsetVerdict::No;
         }
         let (covered, field) = fpdu.split_at(length - CRC_LEN);
         if self.crc != Some(false) && field == crc32c(covered).to_le_bytes() {
-            return Verdict::Yes { crc: true };
+            return OffsetVerdict::Yes { crc: true };
         }
-        if self.crc == Some(true) { Verdict::No } else { self.judge_row(buffer, at) }
+        if self.crc == Some(true) { OffsetVerdict::No } else { self.judge_row(buffer, at) }
     }
 
     /// Returns whether FPDUs without CRCs stand here.
-    fn judge_row(&self, buffer: &[u8], at: usize) -> Verdict {
+    fn judge_row(&self, buffer: &[u8], at: usize) -> OffsetVerdict {
         let mut next = at;
         for count in 1..=IN_A_ROW {
-            let Some(length) = plausible(&buffer[next.min(buffer.len())..]) else { return Verdict::No };
+            let Some(length) = plausible(&buffer[next.min(buffer.len())..]) else { return OffsetVerdict::No };
             next += length;
             let ends_segment = next == buffer.len() || self.segments.contains(&next);
             if ends_segment && self.segments.contains(&at) || count == IN_A_ROW && next <= buffer.len() {
-                return Verdict::Yes { crc: false };
+                return OffsetVerdict::Yes { crc: false };
             }
             if next + HEADERS > buffer.len() {
-                return Verdict::Incomplete;
+                return OffsetVerdict::Incomplete;
             }
         }
-        Verdict::No
+        OffsetVerdict::No
     }
 
     /// An FPDU to which a Marker points.
@@ -200,22 +200,22 @@ impl Seek {
         at: usize,
         position: u64,
         is_lost: &impl Fn(Range<usize>) -> bool,
-    ) -> Verdict {
+    ) -> OffsetVerdict {
         let mut rx = FpduRx::at(false, true, position + at as u64);
         // Of one that is not whole the copy is no longer than an FPDU can be.
         let mut copy = buffer[at..].to_vec();
-        let Ok(step) = rx.next(&mut copy) else { return Verdict::No };
-        let Step::Fpdu(fpdu) = step else { return Verdict::Incomplete };
+        let Ok(step) = rx.next(&mut copy) else { return OffsetVerdict::No };
+        let Step::Fpdu(fpdu) = step else { return OffsetVerdict::Incomplete };
         let end = at + fpdu.consumed;
         let headers = plausible_headers(&fpdu.ulpdu);
         if !headers || is_lost(at..end) {
-            return Verdict::No;
+            return OffsetVerdict::No;
         }
         let (covered, field) = buffer[at..end].split_at(fpdu.consumed - CRC_LEN);
         match (self.crc, field == crc32c(covered).to_le_bytes()) {
-            (_, true) => Verdict::Yes { crc: true },
-            (Some(true), false) => Verdict::No,
-            (_, false) => Verdict::Yes { crc: false },
+            (_, true) => OffsetVerdict::Yes { crc: true },
+            (Some(true), false) => OffsetVerdict::No,
+            (_, false) => OffsetVerdict::Yes { crc: false },
         }
     }
 }

@@ -19,6 +19,9 @@ const MAX_HANDSHAKE: usize = 1 << 17;
 const MAX_WAITING: usize = 1 << 20;
 /// Records that may be missing from the capture in one place.
 const MAX_MISSING: u64 = 4096;
+/// Bytes that may be deciphered in search of the first record behind missing bytes: those of one record with all numbers that it may have, and
+/// some for each captured byte. Bytes that only look like records could take any time otherwise.
+const SEARCH: (u64, u64) = (MAX_MISSING * MAX_RECORD as u64, 64);
 const NONCE_LEN: usize = 12;
 
 const CHANGE_CIPHER_SPEC: u8 = 20;
@@ -36,12 +39,12 @@ pub(super) fn begins(bytes: &[u8]) -> bool {
 
 /// Cipher suite that protects records of a connection.
 #[derive(Clone, Copy, Debug)]
-struct Suite {
+struct CipherSuite {
     hash: hkdf::Algorithm,
     cipher: &'static aead::Algorithm,
 }
 
-impl Suite {
+impl CipherSuite {
     /// Returns the suite with this number (section B.4).
     fn of(number: u16) -> Option<Self> {
         let (hash, cipher) = match number {
@@ -55,8 +58,8 @@ impl Suite {
 
     /// HKDF-Expand-Label (section 7.1) without a context.
     fn expand(self, secret: &[u8], label: &str, len: usize) -> Option<Vec<u8>> {
-        struct Len(usize);
-        impl KeyType for Len {
+        struct SecretLen(usize);
+        impl KeyType for SecretLen {
             fn len(&self) -> usize {
                 self.0
             }
@@ -65,7 +68,7 @@ impl Suite {
         let info = [&(len as u16).to_be_bytes()[..], &[label.len() as u8], label.as_bytes(), &[0]].concat();
         let mut out = vec![0; len];
         let secret = Prk::new_less_safe(self.hash, secret);
-        secret.expand(&[&info], Len(len)).and_then(|okm| okm.fill(&mut out)).ok()?;
+        secret.expand(&[&info], SecretLen(len)).and_then(|okm| okm.fill(&mut out)).ok()?;
         Some(out)
     }
 }
@@ -73,7 +76,7 @@ impl Suite {
 /// The key of one direction, and the number of its next record.
 #[derive(Debug)]
 struct Keys {
-    suite: Suite,
+    suite: CipherSuite,
     secret: Vec<u8>,
     key: LessSafeKey,
     iv: [u8; NONCE_LEN],
@@ -81,7 +84,7 @@ struct Keys {
 }
 
 impl Keys {
-    fn new(suite: Suite, secret: &[u8]) -> Option<Self> {
+    fn new(suite: CipherSuite, secret: &[u8]) -> Option<Self> {
         let key = suite.expand(secret, "key", suite.cipher.key_len())?;
         let key = LessSafeKey::new(UnboundKey::new(suite.cipher, &key).ok()?);
         let iv = suite.expand(secret, "iv", NONCE_LEN)?.try_into().ok()?;
@@ -116,24 +119,29 @@ pub(super) struct Session {
     log: Arc<KeyLog>,
     client: Option<Side>,
     secrets: Option<Secrets>,
-    suite: Option<Suite>,
+    suite: Option<CipherSuite>,
     halves: [DirectionKeys; 2],
 }
 
 /// One direction.
 #[derive(Debug, Default)]
 struct DirectionKeys {
-    phase: Phase,
+    phase: TlsPhase,
+    /// Bytes of records, of which those before `taken` are done.
     records: Vec<u8>,
+    taken: usize,
     /// Handshake messages of which a part came.
     handshake: Vec<u8>,
     keys: Option<Keys>,
     /// Bytes of the stream that are not in the capture, in front of `records`.
     missing: u64,
+    /// Bytes captured so far, and bytes deciphered in searches.
+    captured: u64,
+    searched: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Phase {
+enum TlsPhase {
     #[default]
     Clear,
     Handshake,
@@ -149,20 +157,24 @@ impl Session {
 
     /// Returns whether a direction cannot be followed: its secrets are not in the key log, or its records are not TLS 1.3.
     pub(super) fn is_locked(&self) -> bool {
-        self.halves.iter().any(|half| half.phase == Phase::Ended)
+        self.halves.iter().any(|half| half.phase == TlsPhase::Ended)
     }
 
     /// The next piece of a direction's stream. What it contains, of either direction.
     pub(super) fn take(&mut self, side: Side, chunk: Chunk) -> Vec<(Side, Chunk)> {
         let half = &mut self.halves[side];
         match chunk {
-            _ if half.phase == Phase::Ended => {}
-            Chunk::Bytes(bytes) => half.records.extend(bytes),
+            _ if half.phase == TlsPhase::Ended => {}
+            Chunk::Bytes(bytes) => {
+                half.captured += bytes.len() as u64;
+                half.records.drain(..std::mem::take(&mut half.taken));
+                half.records.extend(bytes);
+            }
             // Without the Hellos nothing can be followed.
-            Chunk::Missing(_) if half.phase != Phase::Application => half.end(),
+            Chunk::Missing(_) if half.phase != TlsPhase::Application => half.end(),
             Chunk::Missing(bytes) => {
-                half.missing += bytes + half.records.len() as u64;
-                half.records.clear();
+                half.missing += bytes + half.rest().len() as u64;
+                half.pass(half.rest().len());
             }
         }
         let mut out = Vec::new();
@@ -180,21 +192,21 @@ impl Session {
                 return;
             }
             let Some(record) = half.record() else { return };
-            let (kind, is_clear) = (record[0], half.phase == Phase::Clear);
+            let (kind, is_clear) = (record[0], half.phase == TlsPhase::Clear);
             let known = match kind {
                 CHANGE_CIPHER_SPEC => Some(()),
                 HANDSHAKE if is_clear => {
                     half.handshake.extend_from_slice(&record[HEADER_LEN..]);
-                    half.records.drain(..record.len());
+                    half.pass(record.len());
                     self.hellos(side);
                     continue;
                 }
                 // An alert.
                 21 if is_clear => Some(()),
                 APPLICATION_DATA if is_clear => match self.begin(side) {
-                    Begin::Done => continue,
-                    Begin::Later => return,
-                    Begin::Never => None,
+                    FirstRecord::Done => continue,
+                    FirstRecord::Later => return,
+                    FirstRecord::Never => None,
                 },
                 APPLICATION_DATA => {
                     let number = half.keys.as_ref().map_or(0, |keys| keys.next);
@@ -206,25 +218,25 @@ impl Session {
             };
             let half = &mut self.halves[side];
             match known {
-                Some(()) => drop(half.records.drain(..record.len().min(half.records.len()))),
+                Some(()) => half.pass(record.len()),
                 None => return half.end(),
             }
         }
     }
 
     /// The first encrypted record of a direction.
-    fn begin(&mut self, side: Side) -> Begin {
+    fn begin(&mut self, side: Side) -> FirstRecord {
         let (Some(client), Some(suite)) = (self.client, self.suite) else {
-            let waits = self.halves[side].records.len() < MAX_WAITING;
-            return if waits && !self.is_locked() { Begin::Later } else { Begin::Never };
+            let waits = self.halves[side].rest().len() < MAX_WAITING;
+            return if waits && !self.is_locked() { FirstRecord::Later } else { FirstRecord::Never };
         };
         let role = role(side, client);
         let secret = self.secrets.as_ref().and_then(|secrets| secrets.of(Epoch::Handshake, role));
         let half = &mut self.halves[side];
         half.keys = secret.and_then(|secret| Keys::new(suite, secret));
-        half.phase = Phase::Handshake;
+        half.phase = TlsPhase::Handshake;
         half.handshake.clear();
-        if half.keys.is_some() { Begin::Done } else { Begin::Never }
+        if half.keys.is_some() { FirstRecord::Done } else { FirstRecord::Never }
     }
 
     /// Looks at the handshake messages in the clear.
@@ -241,7 +253,7 @@ impl Session {
                     let session = body.get(2 + RANDOM_LEN).map_or(0, |len| usize::from(*len));
                     let suite =
                         body.get(2 + RANDOM_LEN + 1 + session..).and_then(|rest| rest.first_chunk::<2>());
-                    self.suite = suite.and_then(|number| Suite::of(u16::from_be_bytes(*number)));
+                    self.suite = suite.and_then(|number| CipherSuite::of(u16::from_be_bytes(*number)));
                 }
                 _ => {}
             }
@@ -261,8 +273,8 @@ impl Session {
                 while let Some((kind, _)) = self.halves[side].message() {
                     let half = &mut self.halves[side];
                     let keys = match (kind, half.phase) {
-                        (FINISHED, Phase::Handshake) => {
-                            half.phase = Phase::Application;
+                        (FINISHED, TlsPhase::Handshake) => {
+                            half.phase = TlsPhase::Application;
                             let role = role(side, self.client.unwrap_or_default());
                             let secret = self
                                 .secrets
@@ -270,7 +282,7 @@ impl Session {
                                 .and_then(|secrets| secrets.of(Epoch::Application, role));
                             secret.zip(self.suite).and_then(|(secret, suite)| Keys::new(suite, secret))
                         }
-                        (KEY_UPDATE, Phase::Application) => half.keys.as_ref().and_then(Keys::updated),
+                        (KEY_UPDATE, TlsPhase::Application) => half.keys.as_ref().and_then(Keys::updated),
                         _ => continue,
                     };
                     half.keys = keys;
@@ -283,7 +295,7 @@ impl Session {
 }
 
 /// Result of looking at a first encrypted record.
-enum Begin {
+enum FirstRecord {
     Done,
     /// Once the other direction's Hello is there.
     Later,
@@ -295,19 +307,29 @@ fn role(side: Side, client: Side) -> Role {
 }
 
 impl DirectionKeys {
+    /// Bytes of records that are not done.
+    fn rest(&self) -> &[u8] {
+        self.records.get(self.taken..).unwrap_or_default()
+    }
+
+    /// So many more bytes are done.
+    fn pass(&mut self, bytes: usize) {
+        self.taken = (self.taken + bytes).min(self.records.len());
+    }
+
     fn end(&mut self) {
-        *self = Self { phase: Phase::Ended, ..Self::default() };
+        *self = Self { phase: TlsPhase::Ended, ..Self::default() };
     }
 
     /// The first record, if it is whole. What is no record ends the direction.
     fn record(&mut self) -> Option<Vec<u8>> {
-        let header = self.records.first_chunk::<HEADER_LEN>()?;
+        let header = self.rest().first_chunk::<HEADER_LEN>()?;
         let len = usize::from(u16::from_be_bytes([header[3], header[4]]));
         if header[1] != 3 || len > MAX_RECORD {
             self.end();
             return None;
         }
-        self.records.get(..HEADER_LEN + len).map(<[u8]>::to_vec)
+        self.rest().get(..HEADER_LEN + len).map(<[u8]>::to_vec)
     }
 
     /// The first handshake message, if it is whole.
@@ -322,22 +344,34 @@ impl DirectionKeys {
         Some((kind, body))
     }
 
-    /// Finds the first record behind missing bytes: what looks like one, and is authentic by one of the numbers that it may have.
+    /// Finds the first record behind missing bytes: what looks like one, and is authentic by one of the numbers that it may have. A search that
+    /// takes too long ends the direction.
     fn resume(&mut self, side: Side, out: &mut Vec<(Side, Chunk)>) -> bool {
         let Some(keys) = &mut self.keys else { return false };
+        let rest = self.records.get(self.taken..).unwrap_or_default();
+        let most_searched = SEARCH.0 + self.captured.saturating_mul(SEARCH.1);
         let mut at = 0;
-        while let Some(header) = self.records.get(at..).and_then(|rest| rest.first_chunk::<HEADER_LEN>()) {
+        while let Some(header) = rest.get(at..).and_then(|rest| rest.first_chunk::<HEADER_LEN>()) {
             let len = usize::from(u16::from_be_bytes([header[3], header[4]]));
             if header[..3] != [APPLICATION_DATA, 3, 3] || len > MAX_RECORD {
                 at += 1;
                 continue;
             }
             // It may be one, of which the rest is to come.
-            let Some(record) = self.records.get(at..at + HEADER_LEN + len) else { break };
+            let Some(record) = rest.get(at..at + HEADER_LEN + len) else { break };
             let missing = self.missing + at as u64;
             let shortest = (HEADER_LEN + keys.suite.cipher.tag_len() + 1) as u64;
             let most = (missing / shortest + 1).min(MAX_MISSING);
-            let number = (keys.next..=keys.next + most).find(|number| keys.open(record, *number).is_some());
+            // Most often the missing records have the same length.
+            let likely = keys.next + (missing / record.len() as u64).min(most);
+            let number = std::iter::once(likely).chain(keys.next..=keys.next + most).find(|number| {
+                self.searched += record.len() as u64;
+                self.searched > most_searched || keys.open(record, *number).is_some()
+            });
+            if self.searched > most_searched {
+                self.end();
+                return false;
+            }
             let Some(number) = number else {
                 at += 1;
                 continue;
@@ -346,12 +380,12 @@ impl DirectionKeys {
             let beside = (number - keys.next) * shortest;
             out.push((side, Chunk::Missing(missing.saturating_sub(beside).max(1))));
             keys.next = number;
-            self.records.drain(..at);
+            self.pass(at);
             self.missing = 0;
             return true;
         }
         self.missing += at as u64;
-        self.records.drain(..at);
+        self.pass(at);
         false
     }
 }
@@ -371,9 +405,9 @@ mod tests {
 
     /// A key log in memory.
     #[derive(Debug, Default)]
-    struct Lines(Mutex<String>);
+    struct KeyLogLines(Mutex<String>);
 
-    impl rustls::KeyLog for Lines {
+    impl rustls::KeyLog for KeyLogLines {
         fn log(&self, label: &str, random: &[u8], secret: &[u8]) {
             let digits = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
             let line = format!("{label} {} {}\n", digits(random), digits(secret));
@@ -385,7 +419,7 @@ mod tests {
     fn ends(
         suite: SupportedCipherSuite,
         groups: [&[&'static dyn SupportedKxGroup]; 2],
-    ) -> ([Connection; 2], Arc<Lines>) {
+    ) -> ([Connection; 2], Arc<KeyLogLines>) {
         let of = |groups: &[&'static dyn SupportedKxGroup]| {
             let usual = provider::default_provider();
             Arc::new(CryptoProvider { cipher_suites: vec![suite], kx_groups: groups.to_vec(), ..usual })
@@ -393,7 +427,7 @@ mod tests {
         let made = rcgen::generate_simple_self_signed(["uiw.test".to_owned()]).unwrap();
         let mut roots = RootCertStore::empty();
         roots.add(made.cert.der().clone()).unwrap();
-        let lines = Arc::new(Lines::default());
+        let lines = Arc::new(KeyLogLines::default());
         let client = ClientConfig::builder_with_provider(of(groups[0]));
         let client = client.with_protocol_versions(&[&rustls::version::TLS13]).unwrap();
         let mut client = client.with_root_certificates(roots).with_no_client_auth();
@@ -425,7 +459,7 @@ mod tests {
     }
 
     /// Returns the plaintext that a session decrypts from pieces of this length, by direction.
-    fn followed(wire: &[(Side, Vec<u8>)], lines: &Lines, piece: usize) -> ([Vec<u8>; 2], bool) {
+    fn followed(wire: &[(Side, Vec<u8>)], lines: &KeyLogLines, piece: usize) -> ([Vec<u8>; 2], bool) {
         let log = KeyLog::parse(&lines.0.lock().unwrap()).unwrap();
         let mut session = Session::new(Arc::new(log));
         let mut content = [Vec::new(), Vec::new()];
@@ -501,5 +535,45 @@ mod tests {
         let (content, is_locked) = followed(&wire, &lines, 1000);
         assert!(is_locked && content[0] == said[0] && said[1].starts_with(&content[1]));
         assert!(content[1].len() < said[1].len());
+    }
+
+    /// Each header asks for the whole record to be deciphered with thousands of numbers.
+    #[test]
+    fn look_alikes_behind_gap_end_direction() {
+        let groups: &[&'static dyn SupportedKxGroup] = &[provider::kx_group::X25519];
+        let (mut ends, lines) = ends(provider::cipher_suite::TLS13_AES_128_GCM_SHA256, [groups, groups]);
+        let (wire, _) = conversation(&mut ends);
+        let log = KeyLog::parse(&lines.0.lock().unwrap()).unwrap();
+        let mut session = Session::new(Arc::new(log));
+        for (side, bytes) in wire {
+            session.take(side, Chunk::Bytes(bytes));
+        }
+        session.take(0, Chunk::Missing(1 << 20));
+        let header = [APPLICATION_DATA, 3, 3, 0x40, 0x11];
+        session.take(0, Chunk::Bytes(header.repeat(MAX_RECORD / 5 + 40)));
+        assert!(session.is_locked());
+    }
+
+    #[test]
+    fn record_behind_long_gap_found() {
+        let groups: &[&'static dyn SupportedKxGroup] = &[provider::kx_group::X25519];
+        let (mut ends, lines) = ends(provider::cipher_suite::TLS13_AES_128_GCM_SHA256, [groups, groups]);
+        let (wire, _) = conversation(&mut ends);
+        let log = KeyLog::parse(&lines.0.lock().unwrap()).unwrap();
+        let mut session = Session::new(Arc::new(log));
+        for (side, bytes) in wire {
+            session.take(side, Chunk::Bytes(bytes));
+        }
+        for (len, round) in [(5, 0), (1 << 14, 1), (1 << 14, 2), (1 << 14, 3)] {
+            let mut missing = 0;
+            for _ in 0..4000 - round {
+                ends[0].writer().write_all(&[1; 1 << 14]).unwrap();
+                missing += carry(&mut ends, 0).len() as u64;
+            }
+            session.take(0, Chunk::Missing(missing));
+            ends[0].writer().write_all(&vec![2; len]).unwrap();
+            let found = session.take(0, Chunk::Bytes(carry(&mut ends, 0)));
+            assert!(found.last() == Some(&(0, Chunk::Bytes(vec![2; len]))), "round {round}");
+        }
     }
 }

@@ -62,15 +62,15 @@ const LONGEST: u32 = 256 << 10;
 /// ```
 #[derive(Debug)]
 pub struct ByteStream {
-    reading: Reading,
-    writing: Writing,
+    reading: ReadHalf,
+    writing: WriteHalf,
     /// Last: operations and messages are dropped before it.
     connection: Connection,
 }
 
 /// The direction towards this end.
 #[derive(Debug)]
-struct Reading {
+struct ReadHalf {
     /// Messages with bytes that were not read. The peer has credits for so many only.
     messages: VecDeque<Message>,
     /// Bytes of the first that were read, its header among them.
@@ -87,14 +87,14 @@ struct Reading {
 
 /// The direction towards the peer.
 #[derive(Debug)]
-struct Writing {
+struct WriteHalf {
     /// The longest payload that the peer receives; `None` until its first message is here.
     longest: Option<u32>,
     /// Messages that may be sent.
     credits: u32,
     under_way: VecDeque<BufferOp<Vec<u8>>>,
     /// Tasks that wait for messages under way: an operation has one waker, but the two directions may be used by one task each.
-    waiting: Arc<Waiting>,
+    waiting: Arc<WaitingTasks>,
     /// Wakes all of them.
     waker: Waker,
     /// Buffers of messages that were sent.
@@ -107,9 +107,9 @@ struct Writing {
 
 /// Tasks that are woken together.
 #[derive(Debug, Default)]
-struct Waiting(Mutex<Vec<Waker>>);
+struct WaitingTasks(Mutex<Vec<Waker>>);
 
-impl Wake for Waiting {
+impl Wake for WaitingTasks {
     fn wake(self: Arc<Self>) {
         let wakers = std::mem::take(&mut *self.0.lock());
         wakers.into_iter().for_each(Waker::wake);
@@ -129,7 +129,7 @@ impl ByteStream {
             return Err(ErrorKind::Limit { what, asked: depth.into(), limit }.into());
         }
         let window = depth - RESERVED;
-        let reading = Reading {
+        let reading = ReadHalf {
             messages: VecDeque::new(),
             read: HEADER,
             granted: window,
@@ -137,8 +137,8 @@ impl ByteStream {
             threshold: window.div_ceil(2),
             ended: false,
         };
-        let waiting = Arc::<Waiting>::default();
-        let writing = Writing {
+        let waiting = Arc::<WaitingTasks>::default();
+        let writing = WriteHalf {
             waker: Waker::from(Arc::clone(&waiting)),
             waiting,
             longest: None,
@@ -308,7 +308,7 @@ impl ByteStream {
     }
 }
 
-impl Reading {
+impl ReadHalf {
     /// Copies bytes of the first message; `None` when there is none.
     fn copy(&mut self, buf: &mut [u8]) -> Option<usize> {
         let message = self.messages.front()?;
@@ -346,7 +346,7 @@ impl Reading {
     }
 }
 
-impl Writing {
+impl WriteHalf {
     /// Waits until another message may be under way.
     fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         // Those that are over already give their buffers back.

@@ -31,7 +31,7 @@ impl Scratch {
     }
 }
 
-enum State {
+enum ConnState {
     /// TCP connects.
     Connecting {
         name: Box<ServerName<'static>>,
@@ -50,7 +50,7 @@ enum State {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fin {
+enum FinState {
     No,
     /// The alert follows the bytes that are on their way.
     Wanted,
@@ -86,7 +86,7 @@ pub(super) struct Conn {
     shared: Arc<Shared>,
     /// The configuration that the peer was accepted by.
     snapshot: Arc<Snapshot>,
-    state: State,
+    state: ConnState,
     /// Token of the user; `None` while the connection is not the user's: not accepted yet, or dropped.
     pub(super) outer: Option<Token>,
     /// The listener that it came to, while it is in its handshake.
@@ -105,7 +105,7 @@ pub(super) struct Conn {
     /// Records that TCP has not taken, from `out_at` on.
     out: Vec<u8>,
     out_at: usize,
-    fin: Fin,
+    fin: FinState,
     peer_closed: bool,
     failure: Option<Failure>,
     /// The last event of the inner stream reported more than was asked for: a hang-up.
@@ -125,7 +125,7 @@ impl Conn {
     fn new(
         inner: Box<dyn TransportStream>,
         shared: &Arc<Shared>,
-        state: State,
+        state: ConnState,
         interest: Interest,
         role: Peer,
     ) -> Self {
@@ -145,7 +145,7 @@ impl Conn {
             plain_at: 0,
             out: Vec::new(),
             out_at: 0,
-            fin: Fin::No,
+            fin: FinState::No,
             peer_closed: false,
             failure: None,
             hung_up: false,
@@ -167,7 +167,7 @@ impl Conn {
         own: Option<Arc<OwnConnection>>,
     ) -> Self {
         let role = Peer::Server(name.clone());
-        let state = State::Connecting { name: Box::new(name) };
+        let state = ConnState::Connecting { name: Box::new(name) };
         let mut conn = Self::new(inner, shared, state, Interest::WRITE, role);
         (conn.outer, conn.own) = (Some(token), own);
         conn
@@ -175,7 +175,7 @@ impl Conn {
 
     /// A stream of this process to itself.
     pub(super) fn to_itself(inner: Box<dyn TransportStream>, shared: &Arc<Shared>, token: Token) -> Self {
-        let state = State::Clear { connecting: true };
+        let state = ConnState::Clear { connecting: true };
         let mut conn = Self::new(inner, shared, state, Interest::WRITE, Peer::Client);
         conn.outer = Some(token);
         conn.identity = Some(Arc::new(PeerIdentity::SameProcess));
@@ -185,7 +185,7 @@ impl Conn {
     /// A connection that a listener has just accepted.
     pub(super) fn accepted(inner: Box<dyn TransportStream>, shared: &Arc<Shared>) -> Self {
         let own = shared.take_own(inner.peer_addr(), inner.local_addr());
-        let state = if own { State::AcceptedOwn } else { State::Accepted };
+        let state = if own { ConnState::AcceptedOwn } else { ConnState::Accepted };
         let mut conn = Self::new(inner, shared, state, Interest::READ, Peer::Client);
         // No event is due before it is accepted.
         conn.interest = Interest::NONE;
@@ -210,16 +210,16 @@ impl Conn {
     }
 
     pub(super) fn is_aborted(&self) -> bool {
-        matches!(self.state, State::Aborted)
+        matches!(self.state, ConnState::Aborted)
     }
 
     /// Returns whether bytes of the user pass.
     pub(super) fn is_open(&self) -> bool {
-        matches!(self.state, State::Open(_) | State::Clear { connecting: false })
+        matches!(self.state, ConnState::Open(_) | ConnState::Clear { connecting: false })
     }
 
     pub(super) fn is_clear(&self) -> bool {
-        matches!(self.state, State::Clear { .. })
+        matches!(self.state, ConnState::Clear { .. })
     }
 
     /// Returns whether something waits to be sent.
@@ -273,13 +273,13 @@ impl Conn {
         }
         match &self.state {
             _ if self.failure.is_some() => self.flush(),
-            State::Connecting { .. } => self.on_connect_event(scratch),
-            State::Clear { connecting: true } => {
+            ConnState::Connecting { .. } => self.on_connect_event(scratch),
+            ConnState::Clear { connecting: true } => {
                 if let Err(error) = self.connect_inner() {
                     self.fail(Failure::from(&error));
                 }
             }
-            State::Clear { .. } => self.flush(),
+            ConnState::Clear { .. } => self.flush(),
             _ => {
                 self.flush();
                 let wants = self.interest.read || !self.is_open();
@@ -306,8 +306,8 @@ impl Conn {
             }
         }
         (self.out, self.out_at) = (Vec::new(), 0);
-        if self.fin == Fin::Wanted {
-            self.fin = Fin::Sent;
+        if self.fin == FinState::Wanted {
+            self.fin = FinState::Sent;
             // Of a connection that is gone: the next read says so.
             let _ = self.inner.shutdown();
         }
@@ -317,7 +317,7 @@ impl Conn {
     fn lose(&mut self, error: &io::Error) {
         let reset = matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe);
         match &self.state {
-            State::Handshake(_) if reset && self.handshake_bytes == 0 => {
+            ConnState::Handshake(_) if reset && self.handshake_bytes == 0 => {
                 self.fail(Failure::Tls(TlsError::NoAnswer));
             }
             _ => self.fail(Failure::from(error)),
@@ -331,7 +331,7 @@ impl Conn {
         if let Failure::Tls(error) = &failure {
             self.shared.counts.failed.fetch_add(1, Ordering::Relaxed);
             let [local, peer] = [self.inner.local_addr(), self.inner.peer_addr()].map(uiw_llp::canonical);
-            if matches!(self.state, State::Open(_)) {
+            if matches!(self.state, ConnState::Open(_)) {
                 // The engine reports it with the queue pair.
                 tracing::debug!(%local, %peer, %error, "TLS: the connection ends");
             } else {
@@ -345,17 +345,19 @@ impl Conn {
     /// Interest and counts follow the state. Called when a call ends.
     fn update_interest(&mut self) {
         self.count_buffers();
-        let output = self.has_output() || self.fin == Fin::Wanted;
+        let output = self.has_output() || self.fin == FinState::Wanted;
         let user = self.interest;
         let wanted = match &self.state {
-            State::Aborted => return,
+            ConnState::Aborted => return,
             _ if self.failure.is_some() => Interest { read: false, write: output },
-            State::Connecting { .. } | State::Clear { connecting: true } => Interest::WRITE,
-            State::Accepted | State::AcceptedOwn | State::Handshake(_) => {
+            ConnState::Connecting { .. } | ConnState::Clear { connecting: true } => Interest::WRITE,
+            ConnState::Accepted | ConnState::AcceptedOwn | ConnState::Handshake(_) => {
                 Interest { read: true, write: output }
             }
-            State::Open(_) => Interest { read: user.read && !self.peer_closed, write: user.write || output },
-            State::Clear { .. } => Interest { read: user.read, write: user.write || output },
+            ConnState::Open(_) => {
+                Interest { read: user.read && !self.peer_closed, write: user.write || output }
+            }
+            ConnState::Clear { .. } => Interest { read: user.read, write: user.write || output },
         };
         if wanted != self.inner_interest {
             match self.inner.set_interest(wanted) {
@@ -366,9 +368,13 @@ impl Conn {
         }
     }
 
-    /// The inner stream is in an event set again.
+    /// The inner stream is in an event set again. A configuration loaded meanwhile applies to it.
     pub(super) fn on_adopted(&mut self, shared: &Arc<Shared>) {
         self.shared = Arc::clone(shared);
+        let snapshot = shared.snapshot();
+        if !Arc::ptr_eq(&self.snapshot, &snapshot) {
+            self.recheck(&snapshot);
+        }
         self.update_interest();
     }
 
@@ -422,7 +428,7 @@ impl Drop for Conn {
 impl Conn {
     /// Makes the keys of this direction anew.
     pub(super) fn update_keys(&mut self) {
-        if let State::Open(session) = &mut self.state {
+        if let ConnState::Open(session) = &mut self.state {
             session.update_keys(&mut self.out);
         }
         self.flush();

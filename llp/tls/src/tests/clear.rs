@@ -6,7 +6,7 @@ use uiw_llp::StackExtensions;
 #[test]
 fn clear_peer_closed_without_answer() {
     let (own, _) = pair_of_configs();
-    let mut server = Server::new(own);
+    let mut server = ServerStack::new(own);
     for first in [&b"MPA ID Req Frame"[..], b"\x15\x03\x03\0\x02", b"GET / HTTP/1.1\r\n", b"\0"] {
         let before = server.tls.counts().failed;
         let mut socket = std::net::TcpStream::connect(server.at()).unwrap();
@@ -23,7 +23,7 @@ fn clear_peer_closed_without_answer() {
 fn clear_listener_named() {
     let (_, theirs) = pair_of_configs();
     let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    let mut client = Client::new(listener.local_addr().unwrap(), theirs);
+    let mut client = ClientStack::new(listener.local_addr().unwrap(), theirs);
     let (mut socket, _) = loop {
         client.stack.poll(&mut Vec::new()).unwrap();
         listener.set_nonblocking(true).unwrap();
@@ -48,7 +48,7 @@ fn clear_listener_named() {
 fn forged_process_marker_refused() {
     let (_, theirs) = pair_of_configs();
     let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    let mut client = Client::new(listener.local_addr().unwrap(), theirs);
+    let mut client = ClientStack::new(listener.local_addr().unwrap(), theirs);
     let (mut socket, _) = listener.accept().unwrap();
     socket.write_all(&[0, b'c', b'l', b'e', b'a', b'r']).unwrap();
     let error = client.failure();
@@ -58,7 +58,7 @@ fn forged_process_marker_refused() {
 #[test]
 fn ends_in_one_process_recognised() {
     let (own, _) = pair_of_configs();
-    let mut server = Server::new(own);
+    let mut server = ServerStack::new(own);
     // Another shard of the same configuration, whose own key is not pinned: TLS would refuse it.
     let mut stack = TlsStack::new(Box::new(TcpStack::new().unwrap()), &server.tls).unwrap();
     let mut stream = stack.connect(None, server.at(), &TransportConfig::default(), CLIENT).unwrap();

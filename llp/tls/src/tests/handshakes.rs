@@ -6,7 +6,7 @@ use super::*;
 #[test]
 fn truncated_handshakes_time_out() {
     let (own, theirs) = pair_of_configs();
-    let mut server = Server::new(own.handshake_timeout(Duration::from_millis(50)));
+    let mut server = ServerStack::new(own.handshake_timeout(Duration::from_millis(50)));
     let name = ServerName::IpAddress(Ipv4Addr::LOCALHOST.into());
     let mut conn = rustls::ClientConnection::new(Arc::new(plain_config(&theirs, false)), name).unwrap();
     let mut flight = Vec::new();
@@ -37,7 +37,7 @@ fn client_of_another_protocol_is_refused() {
     for (offered, is_accepted) in
         [(&[b"http/1.1".to_vec()][..], false), (&[b"h2".to_vec(), b"iwarp".to_vec()], true), (&[], true)]
     {
-        let mut server = Server::new(own.clone());
+        let mut server = ServerStack::new(own.clone());
         let mut config = plain_config(&theirs, false);
         config.alpn_protocols = offered.to_vec();
         let client = plain_client(server.at(), config, move |stream| {
@@ -65,7 +65,7 @@ fn client_of_another_protocol_is_refused() {
 #[test]
 fn noise_is_refused_with_an_alert() {
     let (own, _) = pair_of_configs();
-    let mut server = Server::new(own);
+    let mut server = ServerStack::new(own);
     let mut socket = std::net::TcpStream::connect(server.at()).unwrap();
     socket.write_all(&[0x16, 3, 1, 0, 9, 1, 0, 0, 5, 9, 9, 9, 9, 9]).unwrap();
     server.until("the end", |server| (server.tls.counts().failed == 1).then_some(()));
@@ -80,7 +80,7 @@ fn half_handshakes_bounded() {
     const COUNT: usize = 10_000;
     const AT_ONCE: usize = 32;
     let (own, theirs) = pair_of_configs();
-    let mut server = Server::new(own.max_handshakes(AT_ONCE));
+    let mut server = ServerStack::new(own.max_handshakes(AT_ONCE));
     let name = ServerName::IpAddress(Ipv4Addr::LOCALHOST.into());
     let mut flight = Vec::new();
     let config = Arc::new(plain_config(&theirs, false));
@@ -104,7 +104,7 @@ fn half_handshakes_bounded() {
         most = most.max(counts.buffered);
     }
     assert!(most <= AT_ONCE * (64 << 10), "{most} bytes are buffered");
-    let mut client = Client::new(at, theirs);
+    let mut client = ClientStack::new(at, theirs);
     let accepted = connect(&mut server, &mut client);
     drop((accepted, client, sockets));
     server.until("nothing is left", |server| {

@@ -6,8 +6,8 @@ use uiw_llp::StackExtensions;
 #[test]
 fn ends_have_identity_of_peer() {
     let (ours, theirs) = (key(), key());
-    let mut server = Server::new(raw(&ours, &[&theirs]));
-    let mut client = Client::new(server.at(), raw(&theirs, &[&ours]));
+    let mut server = ServerStack::new(raw(&ours, &[&theirs]));
+    let mut client = ClientStack::new(server.at(), raw(&theirs, &[&ours]));
     assert!(client.stream.peer_identity().is_none());
     let accepted = connect(&mut server, &mut client);
     for (stream, key) in [(&accepted, &theirs), (&client.stream, &ours)] {
@@ -24,13 +24,13 @@ fn ends_have_identity_of_peer() {
 #[test]
 fn unknown_key_refused() {
     let (ours, theirs, stranger) = (key(), key(), key());
-    let mut server = Server::new(raw(&ours, &[&theirs]));
-    let mut client = Client::new(server.at(), raw(&stranger, &[&ours]));
+    let mut server = ServerStack::new(raw(&ours, &[&theirs]));
+    let mut client = ClientStack::new(server.at(), raw(&stranger, &[&ours]));
     let error = failure(&mut server, &mut client);
     assert_eq!(error, TlsError::Alert { alert: "CertificateUnknown".into() }, "{error}");
     assert_eq!(server.tls.counts().failed, 1);
     // And the client refuses a server.
-    let mut client = Client::new(server.at(), raw(&theirs, &[&stranger]));
+    let mut client = ClientStack::new(server.at(), raw(&theirs, &[&stranger]));
     let fingerprint = ours.public_key().fingerprint();
     let public_key = ours.public_key().to_string();
     assert_eq!(failure(&mut server, &mut client), TlsError::UnknownKey { fingerprint, public_key });
@@ -39,15 +39,15 @@ fn unknown_key_refused() {
 #[test]
 fn access_list_restricts_authentic_peers() {
     let (ours, one, other) = (key(), key(), key());
-    let mut server = Server::new(raw(&ours, &[&one, &other]).allow("node1"));
-    let mut client = Client::new(server.at(), raw(&other, &[&ours]));
+    let mut server = ServerStack::new(raw(&ours, &[&one, &other]).allow("node1"));
+    let mut client = ClientStack::new(server.at(), raw(&other, &[&ours]));
     connect(&mut server, &mut client);
-    let mut client = Client::new(server.at(), raw(&one, &[&ours]));
+    let mut client = ClientStack::new(server.at(), raw(&one, &[&ours]));
     assert!(matches!(failure(&mut server, &mut client), TlsError::Alert { .. }));
 }
 
 /// A certificate authority.
-struct Authority(CertifiedIssuer<'static, KeyPair>);
+struct TestAuthority(CertifiedIssuer<'static, KeyPair>);
 
 /// A certificate with its key.
 struct IssuedCertificate {
@@ -55,7 +55,7 @@ struct IssuedCertificate {
     key: KeyPair,
 }
 
-impl Authority {
+impl TestAuthority {
     fn new() -> Self {
         let mut params = CertificateParams::new(Vec::new()).unwrap();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -75,7 +75,7 @@ impl Authority {
     }
 
     fn config(&self, issued: &IssuedCertificate) -> TlsConfig {
-        let directory = Directory::new();
+        let directory = TestDirectory::new();
         let file = directory.0.join("key.pem");
         directory.write("key.pem", &issued.key.serialize_pem(), 0o600);
         let key = SecretKey::read(&file).unwrap();
@@ -84,9 +84,9 @@ impl Authority {
 }
 
 /// A directory for files of one test.
-struct Directory(std::path::PathBuf);
+struct TestDirectory(std::path::PathBuf);
 
-impl Directory {
+impl TestDirectory {
     fn new() -> Self {
         let name = format!("uiw-tls-{}-{:x}", std::process::id(), getrandom::u64().unwrap());
         let path = std::env::temp_dir().join(name);
@@ -103,7 +103,7 @@ impl Directory {
     }
 }
 
-impl Drop for Directory {
+impl Drop for TestDirectory {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
     }
@@ -121,11 +121,11 @@ fn long_ago(params: &mut CertificateParams) {
 
 #[test]
 fn certificates_of_an_authority() {
-    let authority = Authority::new();
+    let authority = TestAuthority::new();
     let own = authority.config(&authority.issue("server.example", localhost));
-    let mut server = Server::new(own.clone().allow("client*.example"));
+    let mut server = ServerStack::new(own.clone().allow("client*.example"));
     let theirs = authority.config(&authority.issue("client7.example", |_| ()));
-    let mut client = Client::new(server.at(), theirs.clone());
+    let mut client = ClientStack::new(server.at(), theirs.clone());
     let accepted = connect(&mut server, &mut client);
     let names = |stream: &dyn TransportStream| match stream.peer_identity().as_deref() {
         Some(PeerIdentity::Certificate { names, .. }) => names.clone(),
@@ -137,14 +137,14 @@ fn certificates_of_an_authority() {
     );
     // Authentic, but not on the list.
     let other = authority.config(&authority.issue("other.example", |_| ()));
-    let mut client = Client::new(server.at(), other);
+    let mut client = ClientStack::new(server.at(), other);
     assert!(matches!(failure(&mut server, &mut client), TlsError::Alert { .. }));
     // By name instead of by address.
     let named = |name: &str| TransportConfig { peer_name: Some(name.into()), ..TransportConfig::default() };
     let tcp = || Box::new(TcpStack::new().unwrap());
-    let mut client = Client::with(tcp(), server.at(), theirs.clone(), &named("server.example"));
+    let mut client = ClientStack::with(tcp(), server.at(), theirs.clone(), &named("server.example"));
     connect(&mut server, &mut client);
-    let mut client = Client::with(tcp(), server.at(), theirs, &named("another.example"));
+    let mut client = ClientStack::with(tcp(), server.at(), theirs, &named("another.example"));
     assert!(
         matches!(failure(&mut server, &mut client), TlsError::Certificate(why) if why.contains("another.example"))
     );
@@ -152,14 +152,14 @@ fn certificates_of_an_authority() {
 
 #[test]
 fn certificates_that_are_refused() {
-    let (authority, other) = (Authority::new(), Authority::new());
+    let (authority, other) = (TestAuthority::new(), TestAuthority::new());
     let good = authority.config(&authority.issue("one.example", localhost));
-    let mut server = Server::new(good.clone());
+    let mut server = ServerStack::new(good.clone());
     // A client's: expired, of another authority, for another use.
     let expired = authority.config(&authority.issue("one.example", long_ago));
     let foreign = {
         let issued = other.issue("one.example", localhost);
-        let directory = Directory::new();
+        let directory = TestDirectory::new();
         let key = SecretKey::read(&directory.write("key.pem", &issued.key.serialize_pem(), 0o600)).unwrap();
         TlsConfig::x509(issued.chain, &key, vec![authority.0.der().clone()]).unwrap()
     };
@@ -172,17 +172,17 @@ fn certificates_that_are_refused() {
         (foreign, "UnknownCA"),
         (servers_only, "UnsupportedCertificate"),
     ] {
-        let mut client = Client::new(server.at(), config);
+        let mut client = ClientStack::new(server.at(), config);
         assert_eq!(failure(&mut server, &mut client), TlsError::Alert { alert: alert.into() });
     }
     // A server's: expired, and not for its address.
-    let mut server = Server::new(expired);
-    let mut client = Client::new(server.at(), good.clone());
+    let mut server = ServerStack::new(expired);
+    let mut client = ClientStack::new(server.at(), good.clone());
     assert!(
         matches!(failure(&mut server, &mut client), TlsError::Certificate(why) if why.contains("expired"))
     );
-    let mut server = Server::new(authority.config(&authority.issue("one.example", |_| ())));
-    let mut client = Client::new(server.at(), good);
+    let mut server = ServerStack::new(authority.config(&authority.issue("one.example", |_| ())));
+    let mut client = ClientStack::new(server.at(), good);
     assert!(
         matches!(failure(&mut server, &mut client), TlsError::Certificate(why) if why.contains("127.0.0.1"))
     );
@@ -190,22 +190,22 @@ fn certificates_that_are_refused() {
 
 #[test]
 fn listener_has_one_identity_kind() {
-    let authority = Authority::new();
+    let authority = TestAuthority::new();
     let certificates = authority.config(&authority.issue("one.example", localhost));
     let (ours, theirs) = (key(), key());
-    let mut server = Server::new(raw(&ours, &[&theirs]));
-    let mut client = Client::new(server.at(), certificates.clone());
+    let mut server = ServerStack::new(raw(&ours, &[&theirs]));
+    let mut client = ClientStack::new(server.at(), certificates.clone());
     failure(&mut server, &mut client);
-    let mut server = Server::new(certificates);
-    let mut client = Client::new(server.at(), raw(&theirs, &[&ours]));
+    let mut server = ServerStack::new(certificates);
+    let mut client = ClientStack::new(server.at(), raw(&theirs, &[&ours]));
     failure(&mut server, &mut client);
 }
 
 #[test]
 fn client_without_certificate_refused() {
-    let authority = Authority::new();
+    let authority = TestAuthority::new();
     let config = authority.config(&authority.issue("one.example", localhost));
-    let mut server = Server::new(config.clone());
+    let mut server = ServerStack::new(config.clone());
     let client = plain_client(server.at(), plain_config(&config, true), |stream| {
         let error = stream.read(&mut [0; 9]).unwrap_err();
         assert!(error.to_string().contains("CertificateRequired"), "{error}");
@@ -218,8 +218,8 @@ fn client_without_certificate_refused() {
 #[test]
 fn removed_keys_end_connections() {
     let (ours, gone, stays) = (key(), key(), key());
-    let mut server = Server::new(raw(&ours, &[&gone, &stays]));
-    let mut clients = [&gone, &stays].map(|key| Client::new(server.at(), raw(key, &[&ours])));
+    let mut server = ServerStack::new(raw(&ours, &[&gone, &stays]));
+    let mut clients = [&gone, &stays].map(|key| ClientStack::new(server.at(), raw(key, &[&ours])));
     let mut accepted = clients.each_mut().map(|client| connect(&mut server, client));
     let wait = server.stack.wait_fd().unwrap();
     server.poll();
@@ -235,10 +235,35 @@ fn removed_keys_end_connections() {
     let error = recv(&mut *accepted[0], 1).unwrap_err();
     assert!(matches!(tls_error(&error), TlsError::Removed { identity, .. } if identity.starts_with("node0")));
     assert_eq!(recv(&mut *accepted[1], 1).unwrap_err().kind(), ErrorKind::WouldBlock);
-    let mut client = Client::new(server.at(), raw(&gone, &[&ours]));
+    let mut client = ClientStack::new(server.at(), raw(&gone, &[&ours]));
     assert!(matches!(failure(&mut server, &mut client), TlsError::Alert { .. }));
     assert_eq!(send(&mut *clients[1].stream, b"still").unwrap(), 5);
     assert_eq!(server.until("the bytes", |_| recv(&mut *accepted[1], 9).ok()), b"still");
+}
+
+/// The configuration changes while the connection is in no shard, and the new shard has loaded it before.
+#[test]
+fn connection_checked_when_it_changes_shards() {
+    let (ours, gone, stays) = (key(), key(), key());
+    let mut server = ServerStack::new(raw(&ours, &[&gone, &stays]));
+    let mut clients = [&gone, &stays].map(|key| ClientStack::new(server.at(), raw(key, &[&ours])));
+    let mut accepted = clients.each_mut().map(|client| connect(&mut server, client));
+    let mut other = server.stack.shard().unwrap().unwrap();
+    for stream in &mut accepted {
+        stream.detach().unwrap();
+    }
+    server.tls.replace(raw(&ours, &[&stays])).unwrap();
+    server.poll();
+    other.poll(&mut Vec::new()).unwrap();
+    for (token, stream) in (10..).zip(&mut accepted) {
+        other.adopt(stream, Token(token)).unwrap();
+    }
+    let mut events = Vec::new();
+    other.poll(&mut events).unwrap();
+    assert!(events.iter().any(|event| event.token == Token(10) && event.readable), "{events:?}");
+    let error = recv(&mut *accepted[0], 1).unwrap_err();
+    assert!(matches!(tls_error(&error), TlsError::Removed { .. }), "{error}");
+    assert_eq!(recv(&mut *accepted[1], 1).unwrap_err().kind(), ErrorKind::WouldBlock);
 }
 
 #[test]
@@ -248,8 +273,8 @@ fn changed_key_options_end_connections() {
         let line = format!("{options} {} {name}", theirs.public_key());
         TlsConfig::raw_keys(&ours, PinnedKeys::parse(line.trim()).unwrap()).unwrap()
     };
-    let mut server = Server::new(with_options("shares=a:rw", "node"));
-    let mut client = Client::new(server.at(), raw(&theirs, &[&ours]));
+    let mut server = ServerStack::new(with_options("shares=a:rw", "node"));
+    let mut client = ClientStack::new(server.at(), raw(&theirs, &[&ours]));
     let mut accepted = connect(&mut server, &mut client);
     server.tls.replace(with_options("shares=a:rw", "renamed")).unwrap();
     server.poll();
@@ -265,7 +290,7 @@ fn changed_key_options_end_connections() {
 
 #[test]
 fn key_files() {
-    let directory = Directory::new();
+    let directory = TestDirectory::new();
     let file = directory.0.join("key.pem");
     let made = key();
     made.write(&file).unwrap();

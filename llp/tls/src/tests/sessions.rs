@@ -5,7 +5,7 @@ use super::*;
 #[test]
 fn key_updates_of_both_ends() {
     let (own, theirs) = pair_of_configs();
-    let mut server = Server::new(own);
+    let mut server = ServerStack::new(own);
     let client = plain_client(server.at(), plain_config(&theirs, false), |stream| {
         stream.conn.complete_io(&mut stream.sock).unwrap();
         for round in 0..20u8 {
@@ -41,7 +41,7 @@ fn key_updates_of_both_ends() {
 #[test]
 fn flood_of_key_updates_ends_connection() {
     let (own, theirs) = pair_of_configs();
-    let mut server = Server::new(own);
+    let mut server = ServerStack::new(own);
     let client = plain_client(server.at(), plain_config(&theirs, false), |stream| {
         stream.conn.complete_io(&mut stream.sock).unwrap();
         for _ in 0..33 {
@@ -63,8 +63,8 @@ fn flood_of_key_updates_ends_connection() {
 #[test]
 fn our_own_key_updates() {
     let (own, theirs) = pair_of_configs();
-    let mut server = Server::new(own);
-    let mut client = Client::new(server.at(), theirs);
+    let mut server = ServerStack::new(own);
+    let mut client = ClientStack::new(server.at(), theirs);
     let mut accepted = connect(&mut server, &mut client);
     for round in 0..20u8 {
         stack::update_keys(&mut *client.stream);
@@ -80,7 +80,7 @@ fn our_own_key_updates() {
 #[test]
 fn fin_without_close_notify_rejected() {
     let (own, theirs) = pair_of_configs();
-    let mut server = Server::new(own);
+    let mut server = ServerStack::new(own);
     let client = plain_client(server.at(), plain_config(&theirs, false), |stream| {
         stream.write_all(b"last words").unwrap();
         stream.flush().unwrap();
@@ -113,10 +113,10 @@ fn faults_below_tls() {
                 1 => Faults { cut_sent: Some(at), ..Faults::default() },
                 _ => Faults { fin_sent: Some(at), ..Faults::default() },
             };
-            let mut server = Server::new(own.clone().handshake_timeout(Duration::from_secs(2)));
+            let mut server = ServerStack::new(own.clone().handshake_timeout(Duration::from_secs(2)));
             let stack = FaultHooks::wrap(Box::new(TcpStack::new().unwrap()), at, faults);
             let mut client =
-                Client::with(Box::new(stack), server.at(), theirs.clone(), &TransportConfig::default());
+                ClientStack::with(Box::new(stack), server.at(), theirs.clone(), &TransportConfig::default());
             let (mut sent, mut got, mut accepted) = (0, Vec::new(), None::<Box<dyn TransportStream>>);
             let ended = server.until("the transfer ends, one way or the other", |server| {
                 client.stack.poll(&mut Vec::new()).unwrap();
@@ -149,8 +149,8 @@ fn faults_below_tls() {
 #[test]
 fn idle_connection_keeps_no_buffer() {
     let (own, theirs) = pair_of_configs();
-    let mut server = Server::new(own);
-    let mut client = Client::new(server.at(), theirs);
+    let mut server = ServerStack::new(own);
+    let mut client = ClientStack::new(server.at(), theirs);
     let mut accepted = connect(&mut server, &mut client);
     let bytes = vec![7; 1 << 20];
     let (mut sent, mut got) = (0, 0);

@@ -18,7 +18,7 @@ pub struct ParseError {
 }
 
 /// A line with its continuations, which a `\` at the end announces.
-struct Line {
+struct CaseLine {
     number: u32,
     text: String,
     /// Start of each physical line in `text`, and its indentation.
@@ -68,7 +68,7 @@ fn finished<'a, T>(result: Result<(&'a str, T), nom::Err<Problem<'a>>>) -> Resul
     }
 }
 
-fn located(file: &str, line: &Line, problem: &Problem<'_>) -> ParseError {
+fn located(file: &str, line: &CaseLine, problem: &Problem<'_>) -> ParseError {
     // `at` is a part of the line's text, or empty for its end.
     let start = line.text.as_ptr() as usize;
     let at = (problem.at.as_ptr() as usize).checked_sub(start).filter(|at| *at <= line.text.len());
@@ -81,8 +81,8 @@ fn located(file: &str, line: &Line, problem: &Problem<'_>) -> ParseError {
 }
 
 /// The lines that say something, without comments.
-fn lines(text: &str) -> Vec<Line> {
-    let mut lines: Vec<Line> = Vec::new();
+fn lines(text: &str) -> Vec<CaseLine> {
+    let mut lines: Vec<CaseLine> = Vec::new();
     let mut open = false;
     for (number, physical) in (1..).zip(text.lines()) {
         let code = without_comment(physical);
@@ -99,7 +99,7 @@ fn lines(text: &str) -> Vec<Line> {
                 line.text.push_str(code);
             }
             None if code.is_empty() => {}
-            None => lines.push(Line { number, text: code.to_owned(), parts: vec![(0, indent)] }),
+            None => lines.push(CaseLine { number, text: code.to_owned(), parts: vec![(0, indent)] }),
         }
         open = continues;
     }

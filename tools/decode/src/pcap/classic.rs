@@ -7,7 +7,7 @@ use pcap_parser::{
     parse_pcap_header,
 };
 
-use super::{Error, LinkType, MAGIC_LEN, Packet, Parsed, Source};
+use super::{Error, FileSource, LinkType, MAGIC_LEN, Packet, Parsed};
 
 /// Contents of the file header.
 #[derive(Debug)]
@@ -16,7 +16,7 @@ pub(super) struct Header {
 }
 
 impl Header {
-    pub(super) fn read<R: Read>(source: &mut Source<R>) -> Result<Self, Error> {
+    pub(super) fn read<R: Read>(source: &mut FileSource<R>) -> Result<Self, Error> {
         let magic = source.bytes()[..MAGIC_LEN].to_vec();
         match source.next("file header", parse_pcap_header) {
             Ok(Some(header)) => Ok(Self { header }),
@@ -25,7 +25,7 @@ impl Header {
         }
     }
 
-    pub(super) fn next<R: Read>(&self, source: &mut Source<R>) -> Result<Option<Packet>, Error> {
+    pub(super) fn next<R: Read>(&self, source: &mut FileSource<R>) -> Result<Option<Packet>, Error> {
         let parse = match (self.header.is_modified_format(), self.header.is_bigendian()) {
             (true, _) => parse_pcap_frame_modified,
             (false, true) => parse_pcap_frame_be,

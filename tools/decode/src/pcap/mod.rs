@@ -108,13 +108,13 @@ pub enum Error {
 /// Reads the packets of a capture one after the other.
 #[derive(Debug)]
 pub struct Reader<R> {
-    source: Source<R>,
-    format: Format,
+    source: FileSource<R>,
+    format: FileFormat,
     packets: u64,
 }
 
 #[derive(Debug)]
-enum Format {
+enum FileFormat {
     Classic(classic::Header),
     Ng(ng::Section),
 }
@@ -125,7 +125,7 @@ impl<R: Read> Reader<R> {
     /// # Errors
     /// Nothing that can be read as a capture: not one, compressed, or too short.
     pub fn new(read: R) -> Result<Self, Error> {
-        let mut source = Source { read, buffer: Vec::new(), taken: 0, offset: 0 };
+        let mut source = FileSource { read, buffer: Vec::new(), taken: 0, offset: 0 };
         while source.bytes().len() < MAGIC_LEN {
             if !source.fill()? {
                 return Err(Error::NotACapture(Vec::new()));
@@ -135,8 +135,8 @@ impl<R: Read> Reader<R> {
             [0x1f, 0x8b, ..] => return Err(Error::Compressed("gzip")),
             [0x28, 0xb5, 0x2f, 0xfd, ..] => return Err(Error::Compressed("zstd")),
             [0x04, 0x22, 0x4d, 0x18, ..] => return Err(Error::Compressed("lz4")),
-            bytes if bytes.starts_with(&ng::SECTION_HEADER) => Format::Ng(ng::Section::default()),
-            _ => Format::Classic(classic::Header::read(&mut source)?),
+            bytes if bytes.starts_with(&ng::SECTION_HEADER) => FileFormat::Ng(ng::Section::default()),
+            _ => FileFormat::Classic(classic::Header::read(&mut source)?),
         };
         Ok(Self { source, format, packets: 0 })
     }
@@ -147,8 +147,8 @@ impl<R: Read> Reader<R> {
     /// The file ends inside a record, or a record makes no sense. Nothing can be read after an error.
     pub fn next_packet(&mut self) -> Result<Option<Packet>, Error> {
         let packet = match &mut self.format {
-            Format::Classic(header) => header.next(&mut self.source)?,
-            Format::Ng(section) => section.next(&mut self.source)?,
+            FileFormat::Classic(header) => header.next(&mut self.source)?,
+            FileFormat::Ng(section) => section.next(&mut self.source)?,
         };
         Ok(packet.map(|packet| {
             self.packets += 1;
@@ -161,8 +161,8 @@ impl<R> Reader<R> {
     /// Returns the secrets of TLS connections that a pcapng file had since the last call, in the format of a key log.
     pub fn take_secrets(&mut self) -> Option<String> {
         match &mut self.format {
-            Format::Classic(_) => None,
-            Format::Ng(section) => section.take_secrets(),
+            FileFormat::Classic(_) => None,
+            FileFormat::Ng(section) => section.take_secrets(),
         }
     }
 }
@@ -174,7 +174,7 @@ const READ: usize = 64 << 10;
 
 /// The file, of which the front is in memory, with the position for error messages.
 #[derive(Debug)]
-struct Source<R> {
+struct FileSource<R> {
     read: R,
     buffer: Vec<u8>,
     /// Bytes of the buffer that were parsed.
@@ -182,7 +182,7 @@ struct Source<R> {
     offset: u64,
 }
 
-impl<R: Read> Source<R> {
+impl<R: Read> FileSource<R> {
     fn bytes(&self) -> &[u8] {
         &self.buffer[self.taken..]
     }

@@ -7,7 +7,7 @@ use pcap_parser::{
     Block, EnhancedPacketBlock, InterfaceDescriptionBlock, SimplePacketBlock, parse_block_be, parse_block_le,
 };
 
-use super::{Error, LinkType, MAX_RECORD, Packet, Parsed, Source};
+use super::{Error, FileSource, LinkType, MAX_RECORD, Packet, Parsed};
 
 /// The Section Header Block's type; it reads the same in both byte orders.
 pub(super) const SECTION_HEADER: [u8; 4] = [0x0a, 0x0d, 0x0d, 0x0a];
@@ -20,13 +20,13 @@ const MAX_INTERFACES: usize = 65_536;
 #[derive(Debug, Default)]
 pub(super) struct Section {
     big_endian: bool,
-    interfaces: Vec<Interface>,
+    interfaces: Vec<CaptureInterface>,
     /// Secrets that were not taken yet.
     secrets: String,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Interface {
+struct CaptureInterface {
     link: LinkType,
     /// 0: none.
     snapshot_length: u32,
@@ -37,15 +37,15 @@ struct Interface {
 }
 
 /// A block, as far as it matters.
-enum Content {
+enum BlockContent {
     Section {
         big_endian: bool,
     },
-    Interface(Interface),
+    Interface(CaptureInterface),
     Packet {
         interface: u32,
         time: Option<u64>,
-        length: Length,
+        length: PacketLength,
         bytes: Vec<u8>,
         original: u32,
     },
@@ -56,7 +56,7 @@ enum Content {
 
 /// Bytes of a packet that count.
 #[derive(Clone, Copy, Debug)]
-enum Length {
+enum PacketLength {
     Captured(u32),
     /// The captured length is this, or the interface's snapshot length.
     Original(u32),
@@ -68,32 +68,32 @@ impl Section {
         (!self.secrets.is_empty()).then(|| std::mem::take(&mut self.secrets))
     }
 
-    pub(super) fn next<R: Read>(&mut self, source: &mut Source<R>) -> Result<Option<Packet>, Error> {
+    pub(super) fn next<R: Read>(&mut self, source: &mut FileSource<R>) -> Result<Option<Packet>, Error> {
         loop {
             let offset = source.offset;
             let parse = if self.big_endian { parse_block_be } else { parse_block_le };
-            let content = source.next("block", |bytes| -> Parsed<'_, Content> {
+            let content = source.next("block", |bytes| -> Parsed<'_, BlockContent> {
                 parse(bytes).map(|(rest, block)| (rest, content(&block)))
             })?;
             match content {
                 None => return Ok(None),
                 // A section starts anew with its own byte order and its own interfaces.
-                Some(Content::Section { big_endian }) => {
+                Some(BlockContent::Section { big_endian }) => {
                     let secrets = std::mem::take(&mut self.secrets);
                     *self = Self { big_endian, secrets, ..Self::default() };
                 }
-                Some(Content::Secrets(text)) => {
+                Some(BlockContent::Secrets(text)) => {
                     if self.secrets.len() + text.len() <= MAX_RECORD {
                         self.secrets.push_str(&text);
                         self.secrets.push('\n');
                     }
                 }
-                Some(Content::Interface(interface)) => {
+                Some(BlockContent::Interface(interface)) => {
                     if self.interfaces.len() < MAX_INTERFACES {
                         self.interfaces.push(interface);
                     }
                 }
-                Some(Content::Packet { interface, time, length, mut bytes, original }) => {
+                Some(BlockContent::Packet { interface, time, length, mut bytes, original }) => {
                     let of = self.interfaces.get(interface as usize);
                     let of = of.ok_or(Error::Interface { offset, interface })?;
                     let captured = of.captured(length) as usize;
@@ -105,48 +105,48 @@ impl Section {
                     let original_length = original as usize;
                     return Ok(Some(Packet { number: 0, time, link: of.link, bytes, original_length }));
                 }
-                Some(Content::Other) => {}
+                Some(BlockContent::Other) => {}
             }
         }
     }
 }
 
-fn content(block: &Block<'_>) -> Content {
+fn content(block: &Block<'_>) -> BlockContent {
     match block {
-        Block::SectionHeader(section) => Content::Section { big_endian: section.big_endian() },
-        Block::InterfaceDescription(interface) => Content::Interface(Interface::of(interface)),
+        Block::SectionHeader(section) => BlockContent::Section { big_endian: section.big_endian() },
+        Block::InterfaceDescription(interface) => BlockContent::Interface(CaptureInterface::of(interface)),
         Block::EnhancedPacket(packet) => enhanced(packet),
         Block::SimplePacket(packet) => simple(packet),
         Block::DecryptionSecrets(block) if block.secrets_type.0 == TLS_KEY_LOG => {
             let len = (block.secrets_len as usize).min(block.data.len());
-            Content::Secrets(String::from_utf8_lossy(&block.data[..len]).into_owned())
+            BlockContent::Secrets(String::from_utf8_lossy(&block.data[..len]).into_owned())
         }
-        _ => Content::Other,
+        _ => BlockContent::Other,
     }
 }
 
-fn enhanced(packet: &EnhancedPacketBlock<'_>) -> Content {
-    Content::Packet {
+fn enhanced(packet: &EnhancedPacketBlock<'_>) -> BlockContent {
+    BlockContent::Packet {
         interface: packet.if_id,
         time: Some(u64::from(packet.ts_high) << 32 | u64::from(packet.ts_low)),
-        length: Length::Captured(packet.caplen),
+        length: PacketLength::Captured(packet.caplen),
         bytes: packet.raw_packet_data().to_vec(),
         original: packet.origlen,
     }
 }
 
 /// Always of the first interface, and without a time.
-fn simple(packet: &SimplePacketBlock<'_>) -> Content {
-    Content::Packet {
+fn simple(packet: &SimplePacketBlock<'_>) -> BlockContent {
+    BlockContent::Packet {
         interface: 0,
         time: None,
-        length: Length::Original(packet.origlen),
+        length: PacketLength::Original(packet.origlen),
         bytes: packet.raw_packet_data().to_vec(),
         original: packet.origlen,
     }
 }
 
-impl Interface {
+impl CaptureInterface {
     fn of(block: &InterfaceDescriptionBlock<'_>) -> Self {
         Self {
             link: LinkType(block.linktype.0.cast_unsigned()),
@@ -156,10 +156,10 @@ impl Interface {
         }
     }
 
-    fn captured(&self, length: Length) -> u32 {
+    fn captured(&self, length: PacketLength) -> u32 {
         match (length, self.snapshot_length) {
-            (Length::Captured(length), _) | (Length::Original(length), 0) => length,
-            (Length::Original(length), limit) => length.min(limit),
+            (PacketLength::Captured(length), _) | (PacketLength::Original(length), 0) => length,
+            (PacketLength::Original(length), limit) => length.min(limit),
         }
     }
 

@@ -4,7 +4,7 @@ use super::*;
 
 /// The byte order of the host that captured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Order {
+enum ByteOrder {
     Big,
     Little,
 }
@@ -18,10 +18,10 @@ fn packets(file: &[u8]) -> Result<Vec<Packet>, Error> {
     Ok(packets)
 }
 
-fn classic(order: Order, magic: u32, bytes: &[u8]) -> Vec<u8> {
+fn classic(order: ByteOrder, magic: u32, bytes: &[u8]) -> Vec<u8> {
     let u32 = |n: u32| match order {
-        Order::Big => n.to_be_bytes(),
-        Order::Little => n.to_le_bytes(),
+        ByteOrder::Big => n.to_be_bytes(),
+        ByteOrder::Little => n.to_le_bytes(),
     };
     let length = u32::try_from(bytes.len()).unwrap();
     let fields = [magic, 0, 0, 0, 65_535, 1, 7, 5, length, length];
@@ -31,10 +31,10 @@ fn classic(order: Order, magic: u32, bytes: &[u8]) -> Vec<u8> {
 }
 
 /// A block in either byte order.
-fn block(order: Order, kind: u32, body: &[u8]) -> Vec<u8> {
+fn block(order: ByteOrder, kind: u32, body: &[u8]) -> Vec<u8> {
     let u32 = |n: u32| match order {
-        Order::Big => n.to_be_bytes(),
-        Order::Little => n.to_le_bytes(),
+        ByteOrder::Big => n.to_be_bytes(),
+        ByteOrder::Little => n.to_le_bytes(),
     };
     let padded = body.len().next_multiple_of(4);
     let total = u32::try_from(padded + 12).unwrap();
@@ -45,22 +45,22 @@ fn block(order: Order, kind: u32, body: &[u8]) -> Vec<u8> {
     out
 }
 
-fn numbers(order: Order, numbers: &[u32]) -> Vec<u8> {
+fn numbers(order: ByteOrder, numbers: &[u32]) -> Vec<u8> {
     let number = |n: &u32| match order {
-        Order::Big => n.to_be_bytes(),
-        Order::Little => n.to_le_bytes(),
+        ByteOrder::Big => n.to_be_bytes(),
+        ByteOrder::Little => n.to_le_bytes(),
     };
     numbers.iter().flat_map(number).collect()
 }
 
-fn section(order: Order) -> Vec<u8> {
+fn section(order: ByteOrder) -> Vec<u8> {
     block(order, 0x0a0d_0d0a, &numbers(order, &[0x1a2b_3c4d, 1, u32::MAX, u32::MAX]))
 }
 
-fn interface(order: Order, link: u16, options: &[u8]) -> Vec<u8> {
+fn interface(order: ByteOrder, link: u16, options: &[u8]) -> Vec<u8> {
     let mut body = match order {
-        Order::Big => link.to_be_bytes(),
-        Order::Little => link.to_le_bytes(),
+        ByteOrder::Big => link.to_be_bytes(),
+        ByteOrder::Little => link.to_le_bytes(),
     }
     .to_vec();
     body.extend([0; 6]);
@@ -70,7 +70,7 @@ fn interface(order: Order, link: u16, options: &[u8]) -> Vec<u8> {
 
 #[test]
 fn classic_in_all_four_forms() {
-    for order in [Order::Big, Order::Little] {
+    for order in [ByteOrder::Big, ByteOrder::Little] {
         for (magic, fraction) in [(0xa1b2_c3d4, 5000), (0xa1b2_3c4d, 5)] {
             let packets = packets(&classic(order, magic, b"abc")).unwrap();
             let time = Some(7_000_000_000 + fraction);
@@ -85,7 +85,7 @@ fn classic_in_all_four_forms() {
 
 #[test]
 fn classic_in_the_modified_form() {
-    let mut file = classic(Order::Little, 0xa1b2_cd34, b"abc");
+    let mut file = classic(ByteOrder::Little, 0xa1b2_cd34, b"abc");
     // Interface 2, protocol 8, packet type 4.
     file.splice(40..40, [2, 0, 0, 0, 0, 8, 4, 0]);
     let packets = packets(&file).unwrap();
@@ -95,13 +95,13 @@ fn classic_in_the_modified_form() {
 
 #[test]
 fn pcapng_with_two_interfaces_and_two_sections() {
-    for order in [Order::Big, Order::Little] {
+    for order in [ByteOrder::Big, ByteOrder::Little] {
         let mut file = section(order);
         file.extend(interface(order, 1, &[]));
         // if_tsresol 10^-9
         let option = match order {
-            Order::Big => [0, 9, 0, 1, 9, 0, 0, 0],
-            Order::Little => [9, 0, 1, 0, 9, 0, 0, 0],
+            ByteOrder::Big => [0, 9, 0, 1, 9, 0, 0, 0],
+            ByteOrder::Little => [9, 0, 1, 0, 9, 0, 0, 0],
         };
         file.extend(interface(order, 101, &option));
         let packet = |interface, time| [&numbers(order, &[interface, 0, time, 2, 2])[..], b"xy"].concat();
@@ -109,7 +109,7 @@ fn pcapng_with_two_interfaces_and_two_sections() {
         file.extend(block(order, 0x0bad, b"unknown block"));
         file.extend(block(order, 6, &packet(1, 3)));
         file.extend(block(order, 3, &[&numbers(order, &[3])[..], b"zzz"].concat()));
-        let other = if order == Order::Big { Order::Little } else { Order::Big };
+        let other = if order == ByteOrder::Big { ByteOrder::Little } else { ByteOrder::Big };
         file.extend(section(other));
         file.extend(interface(other, 113, &[]));
         file.extend(block(other, 3, &[&numbers(other, &[1])[..], b"q"].concat()));
@@ -126,7 +126,7 @@ fn pcapng_with_two_interfaces_and_two_sections() {
 
 #[test]
 fn cut_file_reports_position() {
-    let file = classic(Order::Little, 0xa1b2_c3d4, b"abcdef");
+    let file = classic(ByteOrder::Little, 0xa1b2_c3d4, b"abcdef");
     let error = packets(&file[..file.len() - 1]).unwrap_err();
     assert_eq!(error.to_string(), "the file ends inside the packet that begins at byte 24");
 }
@@ -140,8 +140,8 @@ fn non_captures_rejected() {
 
 #[test]
 fn missing_interface_description_rejected() {
-    let mut file = section(Order::Big);
-    file.extend(block(Order::Big, 6, &numbers(Order::Big, &[0, 0, 0, 0, 0])));
+    let mut file = section(ByteOrder::Big);
+    file.extend(block(ByteOrder::Big, 6, &numbers(ByteOrder::Big, &[0, 0, 0, 0, 0])));
     assert!(matches!(packets(&file), Err(Error::Interface { interface: 0, .. })));
 }
 

@@ -14,9 +14,9 @@ use uiw_testkit::sim::Network;
 
 /// A file in memory.
 #[derive(Clone, Default)]
-struct File(Arc<Mutex<Vec<u8>>>);
+struct MemoryFile(Arc<Mutex<Vec<u8>>>);
 
-impl Write for File {
+impl Write for MemoryFile {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.0.lock().unwrap().extend_from_slice(bytes);
         Ok(bytes.len())
@@ -28,21 +28,21 @@ impl Write for File {
 }
 
 /// Two hosts, of which the first one's stack captures.
-struct Hosts {
+struct TwoHosts {
     network: Network,
     captured: CaptureStack,
     other: Box<dyn TransportStack>,
     sink: Arc<PcapSink>,
-    file: File,
+    file: MemoryFile,
     addresses: [IpAddr; 2],
 }
 
-impl Hosts {
+impl TwoHosts {
     fn new(v6: bool) -> Self {
         let addresses = if v6 { ["fd00::1", "fd00::2"] } else { ["10.0.0.1", "10.0.0.2"] };
         let addresses = addresses.map(|address| address.parse::<IpAddr>().unwrap());
         let network = Network::new(1);
-        let file = File::default();
+        let file = MemoryFile::default();
         let sink = PcapSink::new(Box::new(file.clone())).unwrap();
         let captured = CaptureStack::new(Box::new(network.stack(addresses[0])), Arc::clone(&sink), "sim");
         let other = Box::new(network.stack(addresses[1]));
@@ -121,7 +121,7 @@ fn reply(status: Status, private_data: &[u8]) -> Vec<u8> {
 #[test]
 fn requests_and_replies_of_sidr() {
     for v6 in [false, true] {
-        let mut hosts = Hosts::new(v6);
+        let mut hosts = TwoHosts::new(v6);
         let (mut here, mut there) = (hosts.bind(0, 7471), hosts.bind(1, 40_000));
         let ends = [there.local_addr(), here.local_addr()];
         for _ in 0..2 {
@@ -165,7 +165,7 @@ fn requests_and_replies_of_sidr() {
 /// SIDR messages that break a rule are departures; what has another length or CRC belongs to another protocol.
 #[test]
 fn sidr_messages_that_break_a_rule() {
-    let mut hosts = Hosts::new(false);
+    let mut hosts = TwoHosts::new(false);
     let (mut here, mut there) = (hosts.bind(0, 7471), hosts.bind(1, 40_000));
     let to = here.local_addr();
     let changed = |mut bytes: Vec<u8>, at: usize, byte| {
@@ -207,7 +207,7 @@ fn sidr_messages_that_break_a_rule() {
 #[test]
 fn messages_to_groups() {
     for (v6, group) in [(false, "239.77.0.9"), (true, "ff15::77:9")] {
-        let mut hosts = Hosts::new(v6);
+        let mut hosts = TwoHosts::new(v6);
         let group: IpAddr = group.parse().unwrap();
         let to = SocketAddr::new(group, MULTICAST_PORT);
         let (mut here, mut there) = (hosts.join(0, group), hosts.join(1, group));

@@ -32,9 +32,9 @@ const CAPTURES: [&str; 17] = [
 const VARIANTS: u64 = 40;
 
 /// xorshift64: the same captures in every run.
-struct Random(u64);
+struct RandomBytes(u64);
 
-impl Random {
+impl RandomBytes {
     fn below(&mut self, limit: usize) -> usize {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -63,14 +63,14 @@ fn new_departures(records: &[Value], original: &BTreeSet<String>) -> Vec<String>
     rules.filter(|departure| !original.contains(departure)).collect()
 }
 
-struct Original {
+struct OriginalCapture {
     name: &'static str,
     segments: Vec<Segment>,
     fpdus: Vec<String>,
     departures: BTreeSet<String>,
 }
 
-impl Original {
+impl OriginalCapture {
     fn new(name: &'static str) -> Self {
         let segments = segments_of(name);
         let (records, _) = decode(&capture_of(&segments, Link::Ethernet));
@@ -84,7 +84,7 @@ impl Original {
         !self.segments[at].payload.is_empty() || self.segments[at].flags & SYN != 0
     }
 
-    fn pick(&self, random: &mut Random) -> usize {
+    fn pick(&self, random: &mut RandomBytes) -> usize {
         loop {
             let at = random.below(self.segments.len());
             if self.is_of_interest(at) {
@@ -104,9 +104,9 @@ impl Original {
 #[test]
 fn swapped_packets_change_nothing() {
     for name in CAPTURES {
-        let original = Original::new(name);
+        let original = OriginalCapture::new(name);
         for seed in 1..=VARIANTS {
-            let mut random = Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15));
+            let mut random = RandomBytes(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15));
             let mut segments = original.segments.clone();
             let mut what = String::new();
             for _ in 0..=random.below(3) {
@@ -128,9 +128,9 @@ fn swapped_packets_change_nothing() {
 fn lost_packets_cost_only_their_bytes() {
     let (mut all, mut decoded, mut captures) = (0, 0, 0);
     for name in CAPTURES {
-        let original = Original::new(name);
+        let original = OriginalCapture::new(name);
         for seed in 1..=VARIANTS {
-            let mut random = Random(seed.wrapping_mul(0xD1B5_4A32_D192_ED03));
+            let mut random = RandomBytes(seed.wrapping_mul(0xD1B5_4A32_D192_ED03));
             let lost: BTreeSet<_> = (0..=random.below(3)).map(|_| original.pick(&mut random)).collect();
             let (mut kept, mut gone) = (Vec::new(), 0);
             for (at, segment) in original.segments.iter().enumerate() {
