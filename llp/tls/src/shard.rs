@@ -408,7 +408,7 @@ impl Shard {
         for key in &self.ready {
             match self.slots.get(*key) {
                 Some((_, ShardSlot::Conn(conn))) if !reported.contains(key) => {
-                    events.extend(conn.event(None))
+                    events.extend(conn.event(None));
                 }
                 Some((_, ShardSlot::TransportListener(listener))) => {
                     events.push(Event { token: listener.token, readable: true, writable: false });

@@ -144,10 +144,10 @@ pub(super) fn send(fd: BorrowedFd<'_>, bytes: &[u8], messages: &[Message]) -> io
                     (*at).cmsg_len = libc::CMSG_LEN(len) as _;
                     match value {
                         ControlNumber::Short(value) => {
-                            libc::CMSG_DATA(at).cast::<u16>().write_unaligned(value)
+                            libc::CMSG_DATA(at).cast::<u16>().write_unaligned(value);
                         }
                         ControlNumber::Int(value) => {
-                            libc::CMSG_DATA(at).cast::<c_int>().write_unaligned(value)
+                            libc::CMSG_DATA(at).cast::<c_int>().write_unaligned(value);
                         }
                     }
                 }
