@@ -300,7 +300,7 @@ impl Conn {
             return self.on_eof(self.partial.len(), services);
         }
         if self.stream.is_starting() {
-            return self.fail_startup(self.startup_lost(error), services);
+            return self.fail_startup(self.startup_lost_error(error), services);
         }
         if error.get_ref().is_some() {
             // An error of TLS, which says more than that the connection is gone.
