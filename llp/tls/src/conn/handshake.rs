@@ -1,7 +1,7 @@
 //! From a TCP connection to an authentic peer, and what is asked of the peer again when the configuration changes.
 
 use super::incoming::Sink;
-use super::{Conn, Failure, Scratch, State};
+use super::{Conn, ConnState, Failure, Scratch};
 use crate::error::TlsError;
 use crate::session::Session;
 use crate::shared::Snapshot;
@@ -19,7 +19,7 @@ impl Conn {
     /// Returns whether TCP is connected.
     pub(super) fn connect_inner(&mut self) -> io::Result<bool> {
         let connected = self.inner.connect_result()?;
-        if let (true, State::Clear { connecting }) = (connected, &mut self.state) {
+        if let (true, ConnState::Cleartext { connecting }) = (connected, &mut self.state) {
             *connecting = false;
         }
         Ok(connected)
@@ -31,16 +31,18 @@ impl Conn {
             Ok(true) => {}
             Err(error) => return self.fail(Failure::from(&error)),
         }
-        let State::Connecting { name } = std::mem::replace(&mut self.state, State::Aborted) else { return };
+        let ConnState::Connecting { name } = std::mem::replace(&mut self.state, ConnState::Aborted) else {
+            return;
+        };
         self.deadline = None;
         match Session::client(&self.snapshot.client, *name) {
             Ok(session) => {
-                self.state = State::Handshake(session);
+                self.state = ConnState::Handshake(session);
                 self.process(scratch, 0, &mut Sink::new(&mut []));
                 self.flush();
             }
             Err(error) => {
-                self.state = State::Accepted;
+                self.state = ConnState::Accepted;
                 self.fail(Failure::Tls(error));
             }
         }
@@ -50,19 +52,19 @@ impl Conn {
     /// with.
     pub(super) fn begin(&mut self, bytes: &[u8], first_bytes: bool, sink: &mut Sink<'_, '_>) -> bool {
         match &self.state {
-            State::Accepted => {
+            ConnState::Accepted => {
                 let Some(&first) = bytes.first() else { return true };
                 if first != HANDSHAKE_RECORD {
                     self.fail(Failure::Tls(TlsError::Clear { first }));
                     return true;
                 }
                 match Session::server(&self.snapshot.server) {
-                    Ok(session) => self.state = State::Handshake(session),
+                    Ok(session) => self.state = ConnState::Handshake(session),
                     Err(error) => self.fail(Failure::Tls(error)),
                 }
                 self.failure.is_some()
             }
-            State::AcceptedOwn => {
+            ConnState::AcceptedSameProcess => {
                 self.keep(bytes);
                 let length = self.incoming.get(3..5).map(|length| u16::from_be_bytes([length[0], length[1]]));
                 if length.is_some_and(|length| self.incoming.len() >= 5 + usize::from(length)) {
@@ -72,7 +74,9 @@ impl Conn {
                 }
                 true
             }
-            State::Handshake(Session::Client(_)) if first_bytes && bytes.first() == Some(&SAME_PROCESS) => {
+            ConnState::Handshake(Session::Client(_))
+                if first_bytes && bytes.first() == Some(&SAME_PROCESS) =>
+            {
                 // Only if this very connection was accepted by this process.
                 let own = self.own.as_ref().is_some_and(|own| own.is_accepted());
                 if own {
@@ -90,14 +94,16 @@ impl Conn {
 
     fn open_clear(&mut self) {
         self.own = None;
-        self.state = State::Clear { connecting: false };
+        self.state = ConnState::Cleartext { connecting: false };
         self.identity = Some(Arc::new(PeerIdentity::SameProcess));
         tracing::debug!(peer = %self.inner.peer_addr(), "the peer is in this process: no TLS");
         self.flush();
     }
 
     pub(super) fn finish_handshake(&mut self) {
-        let State::Handshake(session) = std::mem::replace(&mut self.state, State::Aborted) else { return };
+        let ConnState::Handshake(session) = std::mem::replace(&mut self.state, ConnState::Aborted) else {
+            return;
+        };
         self.own = None;
         let (local, peer) = (self.inner.local_addr(), self.inner.peer_addr());
         let identity = match session.peer_certificates().first() {
@@ -113,13 +119,13 @@ impl Conn {
             }
             Err(error) => self.fail(Failure::Tls(error)),
         }
-        self.state = State::Open(session);
+        self.state = ConnState::Open(session);
     }
 
     /// The configuration was loaded again: a peer that it does not accept, or whose key has other options, is cut off.
     pub(crate) fn recheck(&mut self, snapshot: &Arc<Snapshot>) {
         self.snapshot = Arc::clone(snapshot);
-        let State::Open(session) = &self.state else { return };
+        let ConnState::Open(session) = &self.state else { return };
         let reason = match snapshot.verifier.check(session.peer_certificates(), &self.role) {
             Ok(now) if self.identity.as_ref().is_some_and(|before| options(before) != options(&now)) => {
                 Some("the options of its key have changed".to_owned())

@@ -1,6 +1,6 @@
 //! From the stream below to plaintext.
 
-use super::{Conn, Failure, Scratch, State};
+use super::{Conn, ConnState, Failure, Scratch};
 use crate::error::TlsError;
 use std::io::ErrorKind;
 use uiw_mem::IoVecMut;
@@ -73,7 +73,7 @@ impl Conn {
             }
             Err(error) if error.kind() == ErrorKind::WouldBlock => false,
             Err(error) => {
-                self.lose(&error);
+                self.on_inner_lost(&error);
                 false
             }
         }
@@ -85,7 +85,7 @@ impl Conn {
             return;
         }
         let error = match &self.state {
-            State::Open(_) => TlsError::Truncated,
+            ConnState::Open(_) => TlsError::Truncated,
             _ if self.handshake_bytes == 0 => TlsError::NoAnswer,
             _ => TlsError::ClosedInHandshake,
         };
@@ -105,7 +105,7 @@ impl Conn {
                 return;
             }
         }
-        let (State::Handshake(session) | State::Open(session)) = &mut self.state else { return };
+        let (ConnState::Handshake(session) | ConnState::Open(session)) = &mut self.state else { return };
         let (plain, received) = (&mut self.plain, &mut self.received);
         let progress = session.advance(&mut scratch.incoming[..len], &mut self.out, |bytes| {
             *received += bytes.len() as u64;
@@ -114,7 +114,7 @@ impl Conn {
         });
         self.keep(&scratch.incoming[progress.used..len]);
         self.peer_closed |= progress.peer_closed;
-        let done = matches!(&self.state, State::Handshake(session) if !session.is_handshaking());
+        let done = matches!(&self.state, ConnState::Handshake(session) if !session.is_handshaking());
         if done && progress.error.is_none() {
             self.finish_handshake();
         }
