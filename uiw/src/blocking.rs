@@ -1,5 +1,5 @@
-//! The safe API for programs without a runtime: the same names, every call waits on its own thread and drives the device
-//! meanwhile.
+//! The safe API for programs without a runtime. The types have the same names as in the crate root; each call blocks the calling thread,
+//! which drives the device while it waits.
 
 use crate::{
     AcceptFailure, Access, BoundWindow, BufferOp, CloseReason, ConnInfo, ConnectionConfig, Device, ErrorKind,
@@ -51,22 +51,22 @@ impl Connection {
         self.inner.send(buffer)
     }
 
-    /// Sends the buffer as one message that raises a solicited event at a peer that asked for those.
+    /// Like [`Connection::send`], but raises a solicited event at the peer, if the peer has requested those events.
     pub fn send_solicited<B: IoBuf>(&self, buffer: Mr<B>) -> BufferOp<B> {
         self.inner.send_solicited(buffer)
     }
 
-    /// Sends the buffer and invalidates `stag` of the peer's before its receive completes.
+    /// Sends the buffer as one message, and invalidates the peer's `stag` before the receive completes there.
     pub fn send_invalidate<B: IoBuf>(&self, buffer: Mr<B>, stag: STag) -> BufferOp<B> {
         self.inner.send_invalidate(buffer, stag)
     }
 
-    /// Like [`Connection::send_invalidate`], but raises a solicited event, too.
+    /// Like [`Connection::send_invalidate`], but also raises a solicited event.
     pub fn send_solicited_invalidate<B: IoBuf>(&self, buffer: Mr<B>, stag: STag) -> BufferOp<B> {
         self.inner.send_solicited_invalidate(buffer, stag)
     }
 
-    /// Sends the buffer with an immediate: between uiw peers only.
+    /// Sends the buffer as one message with the immediate data `imm`. The peer must be uiw as well.
     pub fn send_imm<B: IoBuf>(&self, buffer: Mr<B>, imm: u32) -> BufferOp<B> {
         self.inner.send_imm(buffer, imm)
     }
@@ -76,12 +76,12 @@ impl Connection {
         self.inner.write(buffer, to)
     }
 
-    /// Writes the buffer into the peer's memory, then notifies the peer with an immediate (RFC 7306).
+    /// Writes the buffer into the peer's memory, then notifies the peer with the immediate data `imm` (RFC 7306).
     pub fn write_imm<B: IoBuf>(&self, buffer: Mr<B>, to: RemoteMr, imm: u32) -> BufferOp<B> {
         self.inner.write_imm(buffer, to, imm)
     }
 
-    /// Like [`Connection::write_imm`], but raises a solicited event, too.
+    /// Like [`Connection::write_imm`], but also raises a solicited event.
     pub fn write_imm_solicited<B: IoBuf>(&self, buffer: Mr<B>, to: RemoteMr, imm: u32) -> BufferOp<B> {
         self.inner.write_imm_solicited(buffer, to, imm)
     }
@@ -99,7 +99,7 @@ impl Connection {
         self.inner.send_copy(message).wait()
     }
 
-    /// Adds to eight bytes of the peer's; returns what they were.
+    /// Atomically adds `add` to the 8-byte integer at `at` in the peer's memory, and returns the old value.
     ///
     /// # Errors
     /// The errors are those of [`Connection::send_copy`]; [`ErrorKind::OutOfRange`].
@@ -107,7 +107,7 @@ impl Connection {
         self.inner.fetch_add(at, add).wait()
     }
 
-    /// Replaces eight bytes of the peer's by `swap` if they are `compare`; returns what they were.
+    /// Atomically replaces the 8-byte integer at `at` in the peer's memory by `swap` if it equals `compare`, and returns the old value.
     ///
     /// # Errors
     /// The errors are those of [`Connection::fetch_add`].
@@ -115,8 +115,7 @@ impl Connection {
         self.inner.compare_swap(at, compare, swap).wait()
     }
 
-    /// Waits for the next message; returns `None` when the connection was closed in order, by whichever side
-    /// ([`crate::Connection::recv`]).
+    /// Waits for the next message. Returns `None` after an orderly close by either side: see [`crate::Connection::recv`].
     ///
     /// # Errors
     /// The errors are those of [`crate::Connection::recv`].
@@ -141,7 +140,7 @@ impl Connection {
         self.inner.bind_window(memory, range, access).wait()
     }
 
-    /// Returns what start-up agreed on, and the peer's private data.
+    /// Returns the addresses of both ends, the parameters negotiated during start-up, and the peer's private data.
     #[must_use]
     pub fn info(&self) -> &ConnInfo {
         self.inner.info()
@@ -159,7 +158,7 @@ impl Connection {
         self.inner.qp()
     }
 
-    /// Closes in order and waits until both sides have.
+    /// Closes the connection in an orderly way, and waits until both sides have closed.
     ///
     /// # Errors
     /// [`ErrorKind::Closed`] or [`ErrorKind::Ended`] when the connection has ended already.
@@ -172,7 +171,7 @@ impl Connection {
         self.device.block_on(self.inner.abort())
     }
 
-    /// Waits until the connection has ended, from whichever side, and returns how.
+    /// Waits until either side has ended the connection, and returns how it ended.
     pub fn ended(&self) -> CloseReason {
         self.device.block_on(self.inner.ended())
     }

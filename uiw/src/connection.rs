@@ -1,4 +1,4 @@
-//! Connections.
+//! Connections of the async API.
 
 use crate::buf::{IoBuf, IoBufMut, Mr};
 use crate::completions::{Completions, Request};
@@ -18,13 +18,16 @@ use uiw_verbs::{
     Access, Memory, Qp, QpCap, QpInit, QpState, Remote, RemoteMr, STag, SendFlags, SendOp, Sge, WcStatus,
 };
 
-/// [`Connection::send_copy`] posts messages of at most this many bytes inline, and registers memory for longer ones.
-const COPIED_INLINE: u32 = 256;
+/// Longest message in bytes that [`Connection::send_copy`] posts inline. It registers memory for longer ones.
+const MAX_INLINE_COPY: u32 = 256;
 
-/// A connection: a queue pair whose completions find their way back to the operations.
+/// RDMA connection to a peer, for async programs.
 ///
-/// Clones are the same connection. When the last clone, the last message and the last operation are dropped it is closed; operations
-/// that were dropped before they were over are finished first, for at most [`ConnectionConfig::detached_timeout`].
+/// A connection owns a queue pair with its completion queue and its receive buffers. Methods such as [`Connection::send`] post a request
+/// when they are called and return an [`Op`], a future that completes with the request.
+///
+/// Clones refer to the same connection. It is closed when the last clone, [`Message`] and [`Op`] of it are dropped. Operations that were
+/// dropped while in progress are completed first, for at most [`ConnectionConfig::detached_timeout`].
 ///
 /// ```
 /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
@@ -48,7 +51,7 @@ pub struct Connection {
     pd: Pd,
 }
 
-/// A queue pair with its receives posted, not connected yet.
+/// A queue pair with posted receives that is not connected yet.
 pub(crate) struct PendingConnection {
     dispatcher: Arc<Handle>,
     pd: Pd,
@@ -64,7 +67,7 @@ impl PendingConnection {
         let cap = QpCap {
             max_send_wr: settings.send_depth,
             max_recv_wr: settings.recv_depth,
-            max_inline: COPIED_INLINE,
+            max_inline: MAX_INLINE_COPY,
             ..QpCap::default()
         };
         let init = QpInit::new(&cq, &cq).cap(cap).newest_receive_first();
@@ -72,7 +75,7 @@ impl PendingConnection {
         let qp = pd.as_raw().create_qp(init)?;
         let len = settings.recv_depth as usize * settings.recv_size as usize;
         let memory = Memory::owned(len).map_err(Error::io("allocating receive buffers"))?;
-        // SAFETY: a slot of this memory is read (through a `Message`) only while no receive names it.
+        // SAFETY: a slot of this memory is read (through a `Message`) only while no posted receive refers to it.
         let memory = unsafe { memory.exclusive() };
         let memory = pd.as_raw().register_raw(memory, 0, Access::LOCAL_WRITE)?;
         let ring = Ring { memory, size: settings.recv_size, depth: settings.recv_depth };
@@ -90,13 +93,13 @@ impl PendingConnection {
 
     /// Begins to connect to `peer`.
     pub(crate) fn connect(pd: &Pd, peer: SocketAddr, settings: &ConnectionConfig) -> Result<Self> {
-        let half = Self::new(pd, settings)?;
+        let pending = Self::new(pd, settings)?;
         let options = Arc::new(settings.options.clone());
-        cm::connect(half.qp(), None, peer, &options, &settings.private_data, half.channel())?;
-        Ok(half)
+        cm::connect(pending.qp(), None, peer, &options, &settings.private_data, pending.channel())?;
+        Ok(pending)
     }
 
-    /// Waits until the connection stands.
+    /// Waits until the connection is established. Dropping the future abandons the connection.
     pub(crate) async fn established(self) -> Result<Connection> {
         let abandon = AbandonOnDrop(Some(&self.dispatcher));
         let event = poll_fn(|cx| self.dispatcher.channel.poll_pop(cx)).await;
@@ -107,16 +110,16 @@ impl PendingConnection {
             CmEvent { kind: CmEventKind::Failed(error), .. } => return Err(error.into()),
             CmEvent { .. } => return Err(ErrorKind::NotConnected.into()),
         }
-        abandon.forget();
+        abandon.disarm();
         Ok(Connection { dispatcher: Arc::clone(&self.dispatcher), pd: self.pd.clone() })
     }
 }
 
-/// A connect future that is dropped gives its connection up.
+/// Guard that abandons the connection when a connect future fails or is dropped.
 struct AbandonOnDrop<'a>(Option<&'a Arc<Handle>>);
 
 impl AbandonOnDrop<'_> {
-    fn forget(mut self) {
+    fn disarm(mut self) {
         self.0 = None;
     }
 }
@@ -133,61 +136,64 @@ impl Connection {
     /// Connects to `peer`.
     ///
     /// # Errors
-    /// [`ErrorKind::Refused`], [`ErrorKind::Rejected`], [`ErrorKind::TimedOut`], [`ErrorKind::PeerStartup`] and the like: each is one line
-    /// that names the end at fault. [`ErrorKind::Startup`] for illegal settings.
+    /// [`ErrorKind::Refused`], [`ErrorKind::Rejected`], [`ErrorKind::TimedOut`], [`ErrorKind::PeerStartup`] and others if the connection
+    /// cannot be established; the one-line message says which end is at fault. [`ErrorKind::Startup`] if the settings are invalid.
     pub async fn connect(pd: &Pd, peer: SocketAddr, settings: &ConnectionConfig) -> Result<Self> {
         PendingConnection::connect(pd, peer, settings)?.established().await
     }
 
     /// Sends the buffer as one message.
     pub fn send<B: IoBuf>(&self, buffer: Mr<B>) -> BufferOp<B> {
-        self.start(SendOp::Send, SendFlags::empty(), buffer)
+        self.submit_buffer(SendOp::Send, SendFlags::empty(), buffer)
     }
 
-    /// Sends the buffer as one message that raises a solicited event at a peer that asked for those.
+    /// Like [`Connection::send`], but raises a solicited event at the peer, if the peer has requested those events.
     pub fn send_solicited<B: IoBuf>(&self, buffer: Mr<B>) -> BufferOp<B> {
-        self.start(SendOp::Send, SendFlags::SOLICITED, buffer)
+        self.submit_buffer(SendOp::Send, SendFlags::SOLICITED, buffer)
     }
 
-    /// Sends the buffer and invalidates `stag` of the peer's before its receive completes.
+    /// Sends the buffer as one message, and invalidates the peer's `stag` before the receive completes there.
     pub fn send_invalidate<B: IoBuf>(&self, buffer: Mr<B>, stag: STag) -> BufferOp<B> {
-        self.start(SendOp::SendInvalidate { stag }, SendFlags::empty(), buffer)
+        self.submit_buffer(SendOp::SendInvalidate { stag }, SendFlags::empty(), buffer)
     }
 
-    /// Like [`Connection::send_invalidate`], but raises a solicited event, too.
+    /// Like [`Connection::send_invalidate`], but also raises a solicited event.
     pub fn send_solicited_invalidate<B: IoBuf>(&self, buffer: Mr<B>, stag: STag) -> BufferOp<B> {
-        self.start(SendOp::SendInvalidate { stag }, SendFlags::SOLICITED, buffer)
+        self.submit_buffer(SendOp::SendInvalidate { stag }, SendFlags::SOLICITED, buffer)
     }
 
-    /// Sends the buffer with an immediate: between uiw peers only.
+    /// Sends the buffer as one message with the immediate data `imm`. The peer must be uiw as well.
     pub fn send_imm<B: IoBuf>(&self, buffer: Mr<B>, imm: u32) -> BufferOp<B> {
-        self.start(SendOp::SendImm { imm }, SendFlags::empty(), buffer)
+        self.submit_buffer(SendOp::SendImm { imm }, SendFlags::empty(), buffer)
     }
 
-    /// Writes the buffer into the peer's memory. The peer's application learns nothing of it; completion says that TCP has it.
+    /// Writes the buffer into the peer's memory.
+    ///
+    /// The peer's application is not notified. The operation completes when TCP has accepted the data, which does not mean that the peer
+    /// has received it.
     pub fn write<B: IoBuf>(&self, buffer: Mr<B>, to: RemoteMr) -> BufferOp<B> {
-        self.start_remote(buffer, to, SendFlags::empty(), |remote| SendOp::Write { remote })
+        self.submit_remote(buffer, to, SendFlags::empty(), |remote| SendOp::Write { remote })
     }
 
-    /// Writes the buffer into the peer's memory, then notifies the peer with an immediate (RFC 7306).
+    /// Writes the buffer into the peer's memory, then notifies the peer with the immediate data `imm` (RFC 7306).
     pub fn write_imm<B: IoBuf>(&self, buffer: Mr<B>, to: RemoteMr, imm: u32) -> BufferOp<B> {
-        self.start_remote(buffer, to, SendFlags::empty(), |remote| SendOp::WriteImm { remote, imm })
+        self.submit_remote(buffer, to, SendFlags::empty(), |remote| SendOp::WriteImm { remote, imm })
     }
 
-    /// Like [`Connection::write_imm`], but raises a solicited event, too.
+    /// Like [`Connection::write_imm`], but also raises a solicited event.
     pub fn write_imm_solicited<B: IoBuf>(&self, buffer: Mr<B>, to: RemoteMr, imm: u32) -> BufferOp<B> {
-        self.start_remote(buffer, to, SendFlags::SOLICITED, |remote| SendOp::WriteImm { remote, imm })
+        self.submit_remote(buffer, to, SendFlags::SOLICITED, |remote| SendOp::WriteImm { remote, imm })
     }
 
     /// Reads the peer's memory into the buffer.
     pub fn read<B: IoBufMut>(&self, buffer: Mr<B>, from: RemoteMr) -> BufferOp<B> {
         let op = |remote| SendOp::Read { remote, invalidate: None };
-        self.start_remote(buffer, from, SendFlags::empty(), op)
+        self.submit_remote(buffer, from, SendFlags::empty(), op)
     }
 
-    /// Sends a copy of `message`, which is made before this returns. No registered memory is needed.
+    /// Sends a copy of `message` as one message. The caller needs no registered memory, and may reuse `message` when this returns.
     pub fn send_copy(&self, message: &[u8]) -> Op<()> {
-        if message.len() <= COPIED_INLINE as usize {
+        if message.len() <= MAX_INLINE_COPY as usize {
             let ticket = self.dispatcher.submit_copy(message);
             return Op::new(Arc::clone(&self.dispatcher), ticket, |result, _| result);
         }
@@ -200,12 +206,13 @@ impl Connection {
         }
     }
 
-    /// Adds to eight bytes of the peer's; returns what they were (RFC 7306).
+    /// Atomically adds `add` to the 8-byte integer at `at` in the peer's memory, and returns the old value (RFC 7306).
     pub fn fetch_add(&self, at: RemoteMr, add: u64) -> Op<u64> {
         self.atomic(at, |remote| SendOp::FetchAdd { remote, add, mask: 0 })
     }
 
-    /// Replaces eight bytes of the peer's by `swap` if they are `compare`; returns what they were (RFC 7306).
+    /// Atomically replaces the 8-byte integer at `at` in the peer's memory by `swap` if it equals `compare`, and returns the old value
+    /// (RFC 7306).
     pub fn compare_swap(&self, at: RemoteMr, compare: u64, swap: u64) -> Op<u64> {
         let all = u64::MAX;
         self.atomic(at, |remote| SendOp::CmpSwap { remote, compare, compare_mask: all, swap, swap_mask: all })
@@ -220,26 +227,26 @@ impl Connection {
         };
         match self.pd.register(vec![0; 8]) {
             Ok(buffer) => {
-                let place = at.slice(0..8).map_err(Error::from);
-                let request =
-                    place.and_then(|place| Ok(request(op(place.into()), SendFlags::empty(), buffer.sge()?)));
+                let target = at.slice(0..8).map_err(Error::from);
+                let request = target
+                    .and_then(|target| Ok(request(op(target.into()), SendFlags::empty(), buffer.sge()?)));
                 self.submit(request, buffer, finish)
             }
             Err(refused) => self.submit(Err(refused.error), (), finish),
         }
     }
 
-    /// Waits for the next message; returns `None` when the connection was closed in order, by whichever side.
+    /// Waits for the next message. Returns `None` after an orderly close by either side.
     ///
-    /// A peer whose process has ended, even by a signal, closes the connection as far as TCP can tell: its system sends the same FIN.
-    /// A program that must know whether the peer had finished says so in a message, or uses TLS or a [`ByteStream`](crate::ByteStream).
+    /// When the peer's process exits, even by a signal, its operating system sends the same FIN as for an orderly close. If your program must
+    /// know that the peer has sent everything, let the peer say so in a last message, or use TLS or a [`ByteStream`](crate::ByteStream).
     ///
     /// # Cancel safety
     /// Dropping the future loses nothing: the message stays queued.
     ///
     /// # Errors
-    /// [`ErrorKind::Ended`] when the connection has ended otherwise: it was lost, for instance reset, or aborted. [`ErrorKind::Completed`] for
-    /// a message that could not be received.
+    /// [`ErrorKind::Ended`] if the connection was lost (for instance reset) or aborted. [`ErrorKind::Completed`] if a message could not be
+    /// received.
     pub async fn recv(&self) -> Result<Option<Message>> {
         poll_fn(|cx| self.poll_recv(cx)).await
     }
@@ -252,26 +259,24 @@ impl Connection {
         Poll::Ready(match self.dispatcher.poll_message(cx) {
             Poll::Ready(Ok(received)) => Ok(Some(Message::new(Arc::clone(&self.dispatcher), received))),
             Poll::Ready(Err(error)) if !is_flush(&error) => Err(error),
-            // Either the receives were flushed because the connection has ended, or none was posted, as the program has all messages.
+            // Either the receives were flushed because the connection has ended, or none was posted because the program still holds all
+            // messages.
             _ if ending.is_closed() => Ok(None),
             _ => Err(self.dispatcher.ended(ending)),
         })
     }
 
-    /// Returns the number of receives that are kept posted, and the bytes of each.
-    pub(crate) fn receives(&self) -> (u32, u32) {
+    /// Returns the number of receive buffers and the size of each in bytes.
+    pub(crate) fn recv_depth_and_size(&self) -> (u32, u32) {
         (self.dispatcher.ring.depth, self.dispatcher.ring.size)
     }
 
-    /// Requests that may be under way.
+    /// Returns the maximum number of requests in progress.
     pub(crate) fn send_depth(&self) -> u32 {
         self.qp().query().cap.max_send_wr
     }
 
-    /// Returns the result of the negotiation, and the peer's private data.
-    ///
-    /// # Panics
-    /// Never: a connection is made when it stands.
+    /// Returns the addresses of both ends, the parameters negotiated during start-up, and the peer's private data.
     #[must_use]
     pub fn info(&self) -> &ConnInfo {
         match self.dispatcher.info.get() {
@@ -280,23 +285,25 @@ impl Connection {
         }
     }
 
-    /// The connection's protection domain.
+    /// Returns the connection's protection domain.
     #[must_use]
     pub fn pd(&self) -> &Pd {
         &self.pd
     }
 
-    /// The queue pair underneath.
+    /// Returns the queue pair underneath, for the [raw layer](crate::raw).
     #[must_use]
     pub fn qp(&self) -> &Qp {
         self.dispatcher.qp()
     }
 
-    /// Begins the orderly close: what was posted before is sent, then both sides close. The future waits until they have, and returns how
-    /// the connection ended.
+    /// Begins an orderly close: requests posted before it are sent, then both sides close.
+    ///
+    /// The close begins with the call, even if the future is never polled. The future waits until both sides have closed, and returns how the
+    /// connection ended.
     ///
     /// # Errors
-    /// [`ErrorKind::Closed`] or [`ErrorKind::Ended`] when the connection has ended already.
+    /// [`ErrorKind::Closed`] or [`ErrorKind::Ended`] if the connection had already ended.
     pub fn disconnect(&self) -> impl Future<Output = Result<CloseReason>> + Send + use<> {
         let begun = self.dispatcher.close();
         let connection = self.clone();
@@ -306,27 +313,30 @@ impl Connection {
         }
     }
 
-    /// Ends the connection at once, even if the peer does not answer: a Terminate tells the peer, if it can still be sent, and operations
-    /// that are under way fail with [`ErrorKind::Ended`]. The future returns how the connection ended, which may have been earlier.
+    /// Ends the connection at once, without waiting for the peer.
+    ///
+    /// A Terminate notifies the peer if it can still be sent, and operations in progress fail with [`ErrorKind::Ended`]. The connection is
+    /// aborted by the call, even if the future is never polled. The future returns how the connection ended; it may have ended earlier for
+    /// another reason.
     pub fn abort(&self) -> impl Future<Output = CloseReason> + Send + use<> {
-        // Refused only after a reset of the queue pair, which has ended the connection.
+        // This fails only after the queue pair was reset, which has already ended the connection.
         let _ = self.dispatcher.qp().modify(QpState::Err);
         let connection = self.clone();
         async move { connection.ended().await }
     }
 
-    /// Waits until the connection has ended, from whichever side, and returns how.
+    /// Waits until either side has ended the connection, and returns how it ended.
     pub async fn ended(&self) -> CloseReason {
         poll_fn(|cx| self.poll_ended(cx)).await
     }
 
-    /// Ready when the connection has ended.
+    /// Poll form of [`Connection::ended`].
     pub(crate) fn poll_ended(&self, cx: &mut Context<'_>) -> Poll<CloseReason> {
         self.dispatcher.poll_ended(cx)
     }
 
-    /// Posts a request that works on `memory`, which is kept until the request is over, even if the operation is dropped. A request that
-    /// could not be made fails.
+    /// Posts `request`, and keeps `memory`, which it uses, until the request is complete, even if the operation is dropped. If `request` is
+    /// an error, returns an operation that fails with it.
     pub(crate) fn submit<K: Send + 'static, T, E>(
         &self,
         request: Result<Request>,
@@ -340,7 +350,8 @@ impl Connection {
         Op::new(Arc::clone(&self.dispatcher), ticket, finish)
     }
 
-    fn start<B: IoBuf>(&self, op: SendOp, flags: SendFlags, buffer: Mr<B>) -> BufferOp<B> {
+    /// Posts `op` with `buffer`, which must belong to the connection's protection domain.
+    fn submit_buffer<B: IoBuf>(&self, op: SendOp, flags: SendFlags, buffer: Mr<B>) -> BufferOp<B> {
         let request = if buffer.is_in(&self.pd) {
             buffer.sge().map(|sge| request(op, flags, sge))
         } else {
@@ -349,7 +360,8 @@ impl Connection {
         self.submit(request, buffer, give_back)
     }
 
-    fn start_remote<B: IoBuf>(
+    /// Like [`Connection::submit_buffer`], for an operation on the first `buffer.len()` bytes of `remote`.
+    fn submit_remote<B: IoBuf>(
         &self,
         buffer: Mr<B>,
         remote: RemoteMr,
@@ -357,7 +369,7 @@ impl Connection {
         op: impl FnOnce(Remote) -> SendOp,
     ) -> BufferOp<B> {
         match remote.slice(0..buffer.len()) {
-            Ok(remote) => self.start(op(remote.into()), flags, buffer),
+            Ok(remote) => self.submit_buffer(op(remote.into()), flags, buffer),
             Err(error) => self.submit(Err(error.into()), buffer, give_back),
         }
     }
@@ -367,7 +379,7 @@ fn request(op: SendOp, flags: SendFlags, sge: Sge) -> Request {
     Request { op, sges: [sge].into_iter().collect(), flags }
 }
 
-/// Returns whether a receive ended without a fault of its own.
+/// Returns whether a receive was flushed because the connection ended, and did not fail itself.
 fn is_flush(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Completed { status: WcStatus::Flushed, .. })
 }

@@ -1,4 +1,4 @@
-//! The device.
+//! The device of the safe API.
 
 use crate::error::Result;
 use crate::llp::TransportStack;
@@ -9,13 +9,14 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-/// iWARP device in this process, with a driver (and by default a background thread) of its own. Clones are the same device.
+/// Software iWARP device that runs in this process.
 ///
-/// [`Device::as_raw`] is the same device for the [raw layer](crate::raw).
+/// Each opened device has its own driver and, by default, its own background thread. Clones are handles of the same device.
+/// [`Device::as_raw`] returns the same device for the [raw layer](crate::raw).
 ///
 /// ```
 /// let device = uiw::Device::open()?;
-/// // Any future of the device's objects can be waited for on a thread of the program's own.
+/// // Any thread of the program can wait for any future of the device's objects.
 /// let none = device.block_on_for(std::time::Duration::from_millis(1), std::future::pending::<()>());
 /// assert!(none.is_none());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -24,40 +25,41 @@ use std::time::{Duration, Instant};
 pub struct Device(uiw_verbs::Device);
 
 impl Device {
-    /// Opens a device on the kernel's TCP.
+    /// Opens a device with default options that uses the kernel's TCP.
     ///
     /// # Errors
-    /// [`ErrorKind::Io`](crate::ErrorKind::Io) when the process has no descriptors or threads left.
+    /// [`ErrorKind::Io`](crate::ErrorKind::Io) if the process has reached its limit of descriptors or threads.
     pub fn open() -> Result<Self> {
         Ok(Self(uiw_verbs::Device::open()?))
     }
 
-    /// Opens a device on the kernel's TCP, with options.
+    /// Opens a device with `options` that uses the kernel's TCP.
     ///
     /// # Errors
-    /// The errors are those of [`Device::open`]; [`ErrorKind::Io`](crate::ErrorKind::Io) when the capture cannot be written;
-    /// [`ErrorKind::Limit`](crate::ErrorKind::Limit) and [`ErrorKind::Zero`](crate::ErrorKind::Zero) for options.
+    /// The errors of [`Device::open`]; [`ErrorKind::Io`](crate::ErrorKind::Io) if the capture file cannot be written;
+    /// [`ErrorKind::Limit`](crate::ErrorKind::Limit) or [`ErrorKind::Zero`](crate::ErrorKind::Zero) if an option is out of range.
     pub fn open_with(options: DeviceConfig) -> Result<Self> {
         Ok(Self(uiw_verbs::Device::open_with(options)?))
     }
 
-    /// Opens a device on any byte-stream stack.
+    /// Opens a device that uses `stack` as its transport instead of the kernel's TCP (see [`llp`](crate::llp)).
     ///
     /// # Errors
-    /// The errors are those of [`Device::open_with`].
+    /// The errors of [`Device::open_with`].
     pub fn with_stack(stack: Box<dyn TransportStack>, options: DeviceConfig) -> Result<Self> {
         Ok(Self(uiw_verbs::Device::with_stack(stack, options)?))
     }
 
-    /// Returns the device for the [raw layer](crate::raw): completion queues, listeners with a queue of events, and the like. It is a
-    /// handle like this one; its clones are.
+    /// Returns the device for the [raw layer](crate::raw), for instance to create completion queues. Like this one, it is a handle of the device,
+    /// and so are its clones.
     #[must_use]
     pub fn as_raw(&self) -> &uiw_verbs::Device {
         &self.0
     }
 
-    /// Returns the descriptors that its stack waits with, one of each shard; none if the stack has none. A child of a fork may close those
-    /// that it has inherited.
+    /// Returns the file descriptors on which the device waits for its transport stack, one for each shard. Empty if the stack has none.
+    ///
+    /// A child process created by `fork` may close its inherited copies.
     #[must_use]
     pub fn wait_fds(&self) -> &[Arc<OwnedFd>] {
         self.0.wait_fds()
@@ -69,18 +71,19 @@ impl Device {
         self.0.shards()
     }
 
-    /// Returns its limits.
+    /// Returns the limits of the device.
     #[must_use]
     pub fn limits(&self) -> &Limits {
         self.0.limits()
     }
 
-    /// Returns the device's counters: messages and bytes by operation and direction, waits, refusals, Terminates; of each shard, each
-    /// connection and the device. No lock is taken. `uiw stat` shows the same numbers of programs that publish theirs
-    /// ([`DeviceConfig::counters`]).
+    /// Returns a snapshot of the device's counters, without taking a lock.
     ///
-    /// Round trips and retransmissions are the kernel's: [`sock_diag::info`](crate::llp::sock_diag::info) asks it, with some system calls
-    /// a connection.
+    /// The snapshot has the messages and bytes by operation and direction, the waits, refusals and Terminates, for the device, each shard and
+    /// each connection. `uiw stat` shows the same numbers for programs that publish their counters ([`DeviceConfig::counters`]).
+    ///
+    /// Round-trip times and retransmissions are not among them, because the kernel counts these:
+    /// [`sock_diag::info`](crate::llp::sock_diag::info) queries them, with some system calls for each connection.
     ///
     /// ```
     /// use uiw::blocking::{Connection, Listener};
@@ -112,52 +115,57 @@ impl Device {
         self.0.counters()
     }
 
-    /// Returns whether the counters are in a file that other processes read. They are not without [`DeviceConfig::counters`], and if the
-    /// file cannot be created.
+    /// Returns whether the device publishes its counters in a file that other processes can read.
+    ///
+    /// It does not if [`DeviceConfig::counters`] is not set or the file could not be created.
     #[must_use]
     pub fn publishes_counters(&self) -> bool {
         self.0.publishes_counters()
     }
 
-    /// Returns the asynchronous events of this handle's objects.
+    /// Returns the queue of asynchronous events of the objects that were created through this handle or its clones.
     #[must_use]
     pub fn async_events(&self) -> &EventQueue<AsyncEvent> {
         self.0.async_events()
     }
 
-    /// Drives once; returns how much was done. With [`Progress::Manual`](crate::Progress::Manual) nothing else does.
+    /// Drives the device for one round, and returns the amount of work done: 0 if there was nothing to do.
+    ///
+    /// With [`Progress::Manual`](crate::Progress::Manual) the program must call this, because no background thread drives the device.
     pub fn pump(&self) -> usize {
         self.0.pump()
     }
 
-    /// Returns when [`Device::pump`] is wanted though nothing arrives: a time-out of ours or of the TCP in this process. For
-    /// [`Progress::Manual`](crate::Progress::Manual).
+    /// Returns the time of the next time-out, of the device or of a user-space TCP stack.
+    ///
+    /// With [`Progress::Manual`](crate::Progress::Manual), call [`Device::pump`] at that time even if nothing has arrived.
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
         self.0.deadline()
     }
 
-    /// Waits until no connection that was dropped has anything left to send, at most for `timeout`: before the process ends, so that its
-    /// peers get their last bytes. Returns whether everything is sent. Over a TCP in this process every other connection ends as well, as
-    /// the kernel would end them after the process.
+    /// Waits, for at most `timeout`, until dropped connections have sent all their data. Returns whether they have.
     ///
-    /// The background thread drives meanwhile, so that this may be called when the calling thread's own storage is gone
-    /// (`atexit`); with [`Progress::Manual`](crate::Progress::Manual) it drives itself.
+    /// Call this before the process exits, so that peers receive the last bytes. With a user-space TCP stack it then also ends all other
+    /// connections, as the kernel does for its own when a process exits.
+    ///
+    /// The background thread drives the device meanwhile, so this may be called from an `atexit` handler, when the thread-local storage of the
+    /// calling thread is already destroyed. With [`Progress::Manual`](crate::Progress::Manual) the calling thread drives the device.
     pub fn wait_idle(&self, timeout: Duration) -> bool {
         self.0.wait_idle(timeout)
     }
 
-    /// Runs a future to its end on this thread, which drives the device while it waits.
+    /// Runs a future to completion on this thread, which drives the device while it waits.
     pub fn block_on<F: Future>(&self, future: F) -> F::Output {
         self.0.block_on(future)
     }
 
-    /// Like [`Device::block_on`], but for at most `timeout`; returns `None` when it has passed.
+    /// Like [`Device::block_on`], but returns `None` if the future is not complete after `timeout`.
     pub fn block_on_for<F: Future>(&self, timeout: Duration, future: F) -> Option<F::Output> {
         self.0.block_on_for(timeout, future)
     }
 
-    /// Like [`Device::block_on`], but for a poll function, until `deadline`.
+    /// Like [`Device::block_on`], but calls a poll function instead of a future, and returns `None` if it is not ready by `deadline`.
     pub fn wait<T>(
         &self,
         deadline: Option<Instant>,
@@ -167,7 +175,7 @@ impl Device {
     }
 }
 
-/// A handle that was opened by the raw layer.
+/// Converts a device that was opened with the raw layer.
 impl From<uiw_verbs::Device> for Device {
     fn from(device: uiw_verbs::Device) -> Self {
         Self(device)

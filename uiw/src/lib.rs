@@ -1,7 +1,8 @@
 //! iWARP in user space: RDMA over TCP, without RDMA hardware, kernel module or root.
 //!
-//! Both ends open a [`Device`], allocate a protection domain ([`Pd`]) and connect. A message arrives in the order of its Send; [`Mr`] is
-//! memory that a peer can read or write where the program allows it.
+//! Both ends open a [`Device`], allocate a protection domain ([`Pd`]) and connect. Messages arrive in the order in which they were sent. An
+//! [`Mr`] is a registered buffer for operations, which no peer can reach. A [`SharedMr`] is memory that peers can read and write, with the
+//! rights that the program grants.
 //!
 //! ```
 //! use uiw::blocking::{Connection, Listener};
@@ -14,7 +15,7 @@
 //!
 //! let server = std::thread::spawn(move || -> uiw::Result<()> {
 //!     let connection = listener.accept()?;
-//!     // Until the client closes the connection.
+//!     // Ends when the client closes the connection.
 //!     while let Some(request) = connection.recv()? {
 //!         connection.send_copy(&request)?;
 //!     }
@@ -32,20 +33,21 @@
 //! ```
 //!
 //! # Layers
-//! * The root: connections for async programs. They need no runtime; feature `tokio` lets tokio's reactor drive a device.
-//! * [`blocking`]: the same names, for programs without a runtime.
-//! * [`raw`]: verbs one to one: queue pairs, completion queues, work requests, the connection manager.
-//! * [`llp`]: the TCP underneath, exchangeable: the kernel's, smoltcp over AF_XDP or AF_PACKET (`smol`), one of your own.
-//! * [`impair`]: faults and emulated paths, for tests.
-//! * [`counters`]: what [`Device::counters`] returns, and files of them.
-//! * [`stream`]: one RDMAP stream without I/O, for programs with a network stack and an event loop of their own.
+//! * The crate root: connections for async programs. They need no runtime; the feature `tokio` lets tokio's reactor drive a device.
+//! * [`blocking`]: the same types for programs without a runtime. Each call blocks its thread.
+//! * [`raw`]: the RDMA verbs themselves: queue pairs, completion queues, work requests, the connection manager.
+//! * [`llp`]: the interface to the transport below (lower layer protocol), for which a program can choose the kernel's TCP, smoltcp over
+//!   AF_XDP or AF_PACKET (`smol`), or its own stack.
+//! * [`impair`]: injected faults and emulated network paths, for tests.
+//! * [`counters`]: types of the snapshot that [`Device::counters`] returns, and files with published counters.
+//! * [`stream`]: a single RDMAP stream without I/O, for programs that have their own network stack and event loop.
 //!
 //! # Features
-//! * `tokio`: the module `with_tokio`, whose `drive` makes tokio's reactor the driver of a device.
-//! * `mio`: a device is an event source of mio's (`with_mio`).
-//! * `smoltcp`: smoltcp as the TCP underneath, over AF_XDP or AF_PACKET (the module `smol`).
-//! * `tls`: TLS 1.3 below MPA ([`DeviceConfig`]`::tls` and the module `tls`); both ends authenticate.
-//! * `bytes`: `Bytes` and `BytesMut` are buffers of operations, and a received message becomes `Bytes` without a copy.
+//! * `tokio`: adds the module `with_tokio`, whose function `drive` lets tokio's reactor drive a device.
+//! * `mio`: adds the module `with_mio`, with which a device is an event source for mio.
+//! * `smoltcp`: adds the module `smol`, with smoltcp as the TCP stack, over AF_XDP or AF_PACKET.
+//! * `tls`: adds `DeviceConfig::tls` and the module `tls`: TLS 1.3 between TCP and MPA, with mutual authentication.
+//! * `bytes`: operations take `Bytes` and `BytesMut` as buffers, and a received message converts to `Bytes` without a copy.
 
 #![warn(missing_debug_implementations)]
 
@@ -94,7 +96,7 @@ pub use uiw_verbs::{
     WireReason,
 };
 
-/// Parts of [`Device::counters`], and files of them.
+/// Types of the snapshot that [`Device::counters`] returns, and files with published counters.
 pub mod counters {
     pub use uiw_counters::{
         AddressCounts, ConnectionCounters, Count, CounterFile, DatagramQueuePair, Datagrams, Directions,
@@ -104,14 +106,14 @@ pub mod counters {
     };
 }
 
-/// Faults and emulated paths, for tests.
+/// Injected faults and emulated network paths, for tests.
 pub mod impair {
     pub use uiw_impair::fault::{FaultHooks, FaultStack, Faults, Flip};
     pub use uiw_impair::wan::{Counts, Direction, Profile, ProfileError};
     pub use uiw_impair::{Random, Split};
 }
 
-/// TCP underneath a device: the interface for one of your own, and the kernel's.
+/// Transport below a device (lower layer protocol): the interface for your own stack, and the stack on the kernel's TCP.
 pub mod llp {
     pub use uiw_llp::{
         Clock, DatagramConfig, DatagramSocket, Event, Fingerprint, Incoming, Interest, Interface,
@@ -121,23 +123,23 @@ pub mod llp {
     };
     pub use uiw_mem::{IoVec, IoVecMut};
 
-    /// Captures for Wireshark.
+    /// Packet captures of a device's connections, for Wireshark and `uiw decode`.
     pub mod capture {
         pub use uiw_llp::capture::{CaptureStack, PcapFile, PcapFileError, PcapSink};
     }
 
-    /// TCP connections of the kernel, seen from outside.
+    /// Queries about the kernel's TCP connections, by address (`NETLINK_SOCK_DIAG`).
     pub mod sock_diag {
         pub use uiw_llp::sock_diag::info;
     }
 
-    /// TCP of the kernel.
+    /// Transport stack on the kernel's TCP.
     pub mod tcp {
         pub use uiw_llp::tcp::{TcpStack, TcpStream};
     }
 }
 
-/// smoltcp as the TCP underneath, over AF_XDP or AF_PACKET.
+/// Transport stack with smoltcp as its TCP, over AF_XDP or AF_PACKET.
 #[cfg(feature = "smoltcp")]
 pub mod smol {
     pub use uiw_smol::packet::PacketLink;
@@ -148,7 +150,7 @@ pub mod smol {
     };
 }
 
-/// One RDMAP stream without I/O, for programs with a network stack and an event loop of their own.
+/// A single RDMAP stream without I/O, for programs that have their own network stack and event loop.
 pub mod stream {
     pub use uiw_mpa::Verified;
     pub use uiw_rdmap::{AtomicRequest, TerminateReason};
@@ -162,7 +164,7 @@ pub mod stream {
     pub use uiw_verbs::STag;
 }
 
-/// TLS 1.3 below MPA.
+/// TLS 1.3 between TCP and MPA: keys, certificates and the stack.
 ///
 /// ```
 /// use uiw::tls::{PinnedKeys, SecretKey, Tls, TlsConfig};

@@ -88,7 +88,7 @@ impl Listener {
             let Poll::Ready(incoming) = self.poll_incoming(cx)? else { break };
             let peer = incoming.peer_addr();
             match incoming.begin(&self.pd, &self.settings) {
-                Ok(half) => self.handshakes.begin(peer, half.established()),
+                Ok(pending) => self.handshakes.begin(peer, pending.established()),
                 Err(error) if is_of_peer(&error) => self.handshakes.fail(AcceptFailure { peer, error }),
                 Err(error) => return Poll::Ready(Err(error)),
             }
@@ -214,10 +214,10 @@ impl Incoming {
     }
 
     pub(crate) fn begin(self, pd: &Pd, settings: &ConnectionConfig) -> Result<PendingConnection> {
-        let half = PendingConnection::new(pd, settings)?;
+        let pending = PendingConnection::new(pd, settings)?;
         let options = Arc::new(settings.options.clone());
-        self.request.accept(half.qp(), Some(&options), &settings.private_data, Some(half.channel()))?;
-        Ok(half)
+        self.request.accept(pending.qp(), Some(&options), &settings.private_data, Some(pending.channel()))?;
+        Ok(pending)
     }
 
     /// Rejects, with private data for the peer.

@@ -111,10 +111,10 @@ impl Shard {
 
     /// A connection that the user has accepted before its handshake, whose token is `outer`.
     pub(super) fn insert_accepted(&mut self, inner: Box<dyn TransportStream>, outer: Token) -> usize {
-        let mut conn = Box::new(Conn::accepted(inner, &self.shared));
+        let mut conn = Box::new(Conn::new_accepted(inner, &self.shared));
         conn.listener = Some(NO_LISTENER);
         conn.deadline = Some(self.now + self.shared.snapshot().config.handshake_timeout);
-        conn.hand_over(outer);
+        conn.assign_user(outer);
         self.insert_conn(conn)
     }
 
@@ -227,7 +227,7 @@ impl Shard {
             return Err(error);
         }
         let conn = listener.waiting.pop_front().ok_or(ErrorKind::WouldBlock)?;
-        self.with_conn(conn, |conn, _| conn.hand_over(token));
+        self.with_conn(conn, |conn, _| conn.assign_user(token));
         self.update_ready(conn);
         self.update_ready(key);
         Ok(conn)
@@ -265,7 +265,7 @@ impl Shard {
             } else {
                 None
             };
-            let mut conn = Box::new(Conn::accepted(inner, &self.shared));
+            let mut conn = Box::new(Conn::new_accepted(inner, &self.shared));
             conn.listener = Some(key);
             conn.deadline = Some(self.now + config.config.handshake_timeout);
             let conn = self.insert_conn(conn);
@@ -282,7 +282,7 @@ impl Shard {
     /// The handshake of a connection may be over: then it waits to be accepted, or ends.
     fn sort_handshake(&mut self, key: usize) {
         let Some(conn) = self.conn(key) else { return };
-        let Some(at) = conn.listener.filter(|_| conn.is_decided()) else { return };
+        let Some(at) = conn.listener.filter(|_| conn.is_handshake_over()) else { return };
         let (deadline, failed) = (conn.deadline, conn.failure().is_some());
         conn.leave_listener();
         if let Some(deadline) = deadline {
@@ -391,7 +391,7 @@ impl Shard {
                         self.remove_conn(key);
                         continue;
                     }
-                    events.extend(conn.event(Some(*event)));
+                    events.extend(conn.user_event(Some(*event)));
                     reported.insert(key);
                     self.sort_handshake(key);
                     self.note_ready(key);
@@ -408,7 +408,7 @@ impl Shard {
         for key in &self.ready {
             match self.slots.get(*key) {
                 Some((_, ShardSlot::Conn(conn))) if !reported.contains(key) => {
-                    events.extend(conn.event(None));
+                    events.extend(conn.user_event(None));
                 }
                 Some((_, ShardSlot::TransportListener(listener))) => {
                     events.push(Event { token: listener.token, readable: true, writable: false });

@@ -95,7 +95,7 @@ impl TlsStack {
         let inner = connect(&mut *self.inner, inner_token)?;
         let addresses = (inner.local_addr(), inner.peer_addr());
         let own = own.begin(addresses.0, addresses.1);
-        let conn = Conn::connecting(inner, &self.shared, token, name, Some(own));
+        let conn = Conn::new_connecting(inner, &self.shared, token, name, Some(own));
         let key = shard.insert_conn(Box::new(conn));
         drop(shard);
         Ok(self.stream(key, addresses))
@@ -194,7 +194,7 @@ impl StackExtensions for TlsStack {
         let inner_token = shard.next_token();
         let inner = self.inner.connect_self(local, options, inner_token)?;
         let addresses = (inner.local_addr(), inner.peer_addr());
-        let key = shard.insert_conn(Box::new(Conn::to_itself(inner, &self.shared, token)));
+        let key = shard.insert_conn(Box::new(Conn::new_loopback(inner, &self.shared, token)));
         drop(shard);
         Ok(self.stream(key, addresses))
     }

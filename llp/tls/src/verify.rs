@@ -40,7 +40,7 @@ impl TrustAnchors {
 
 /// The role of the peer.
 #[derive(Clone, Debug)]
-pub(super) enum Peer {
+pub(super) enum PeerRole {
     Client,
     /// A server with this name.
     Server(ServerName<'static>),
@@ -83,7 +83,11 @@ impl Verifier {
     ///
     /// # Errors
     /// It would not be accepted.
-    pub(super) fn check(&self, chain: &[CertificateDer<'_>], peer: &Peer) -> Result<PeerIdentity, TlsError> {
+    pub(super) fn check(
+        &self,
+        chain: &[CertificateDer<'_>],
+        peer: &PeerRole,
+    ) -> Result<PeerIdentity, TlsError> {
         let (own, intermediates) = chain.split_first().ok_or(TlsError::NoCertificate)?;
         self.check_authentic(own, intermediates, peer, UnixTime::now())?;
         self.identify(own)
@@ -93,14 +97,14 @@ impl Verifier {
         &self,
         own: &CertificateDer<'_>,
         intermediates: &[CertificateDer<'_>],
-        peer: &Peer,
+        peer: &PeerRole,
         now: UnixTime,
     ) -> Result<(), Error> {
         let TrustAnchors::Authorities { roots, clients, servers } = &*self.trust else { return Ok(()) };
         match peer {
-            Peer::Client => clients.verify_client_cert(own, intermediates, now).map(drop),
+            PeerRole::Client => clients.verify_client_cert(own, intermediates, now).map(drop),
             // With an access list an address says nothing more than the list: see `TlsConfig::x509`.
-            Peer::Server(ServerName::IpAddress(_)) if !self.allow.is_empty() => {
+            PeerRole::Server(ServerName::IpAddress(_)) if !self.allow.is_empty() => {
                 rustls::client::verify_server_cert_signed_by_trust_anchor(
                     &ParsedCertificate::try_from(own)?,
                     roots,
@@ -109,7 +113,9 @@ impl Verifier {
                     provider().signature_verification_algorithms.all,
                 )
             }
-            Peer::Server(name) => servers.verify_server_cert(own, intermediates, name, &[], now).map(drop),
+            PeerRole::Server(name) => {
+                servers.verify_server_cert(own, intermediates, name, &[], now).map(drop)
+            }
         }
     }
 
@@ -177,7 +183,7 @@ impl ServerCertVerifier for Verifier {
         _ocsp: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
-        self.check_authentic(own, intermediates, &Peer::Server(name.to_owned()), now)?;
+        self.check_authentic(own, intermediates, &PeerRole::Server(name.to_owned()), now)?;
         self.identify(own)?;
         Ok(ServerCertVerified::assertion())
     }
@@ -199,7 +205,7 @@ impl ClientCertVerifier for Verifier {
         intermediates: &[CertificateDer<'_>],
         now: UnixTime,
     ) -> Result<ClientCertVerified, Error> {
-        self.check_authentic(own, intermediates, &Peer::Client, now)?;
+        self.check_authentic(own, intermediates, &PeerRole::Client, now)?;
         self.identify(own)?;
         Ok(ClientCertVerified::assertion())
     }

@@ -122,7 +122,7 @@ impl ByteStream {
     /// # Errors
     /// [`ErrorKind::Limit`] for a connection with a receive depth below 4 or receives of 8 bytes or fewer.
     pub fn new(connection: Connection) -> Result<Self, Error> {
-        let (depth, size) = connection.receives();
+        let (depth, size) = connection.recv_depth_and_size();
         if depth < RESERVED + 2 || size as usize <= HEADER {
             let what = "receive depth of at least 4 and a receive size above 8: given";
             let limit = (RESERVED + 2).into();

@@ -1,4 +1,4 @@
-//! What the connection manager and the queue pair ask of a connection.
+//! Operations on a connection that the connection manager and the queue pair request: accept, reject, close, abort, pause and others.
 
 use super::Conn;
 use crate::cm::{CmEventKind, connect_error};
@@ -15,15 +15,16 @@ use uiw_counters::Refusal;
 use uiw_llp::StreamChange;
 use uiw_stream::{LocalError, PeerKind};
 
-/// Pause after the first refusal; every further pause is twice as long.
+/// Delay before the first retry of a refused TCP connection; each further delay is twice as long.
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
 
 impl Conn {
-    /// The stack has news of a connection attempt.
+    /// Handles an event of the socket while TCP connects.
     pub(super) fn on_connect_event(&mut self, services: &mut Services) {
-        // Log lines of the transport name the peer and the queue pair, which the span has.
+        // The span adds the peer and the queue pair to the transport's log lines.
         let connected = match self.span.in_scope(|| self.socket.connect_result()) {
-            // The system chose the port of the peer, which has no listener, as the local one: a simultaneous open with itself.
+            // A TCP self-connection (simultaneous open): no listener has the peer's port, and the kernel chose the same port as the
+            // local one. It counts as refused.
             Ok(true) if !self.stream.is_loopback() && self.socket.local_addr() == self.socket.peer_addr() => {
                 Err(io::ErrorKind::ConnectionRefused.into())
             }
@@ -44,7 +45,8 @@ impl Conn {
                     self.transmit(services);
                 }
             }
-            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused && self.retries(services) => {}
+            Err(error)
+                if error.kind() == io::ErrorKind::ConnectionRefused && self.schedule_retry(services) => {}
             Err(error) => {
                 let peer = self.socket.peer_addr();
                 self.fail_startup(connect_error(peer, error), services);
@@ -52,26 +54,31 @@ impl Conn {
         }
     }
 
-    /// Returns whether TCP will be tried once more after a refusal.
-    fn retries(&mut self, services: &mut Services) -> bool {
+    /// Schedules another TCP connection attempt after a refusal.
+    ///
+    /// Returns `false` if the time for retries ([`ConnConfig::refused_retry_time`]) is over.
+    fn schedule_retry(&mut self, services: &mut Services) -> bool {
         let (since, pause) = self.refused.unwrap_or((services.now, FIRST_PAUSE));
         let limit = since.after(self.options.refused_retry_time);
         if self.stream.is_loopback() || services.now.after(pause) > limit {
             return false;
         }
         self.refused = Some((since, pause * 2));
-        // Its hang-up would be reported repeatedly.
+        // Otherwise the event set would report the hang-up of the refused socket with every poll.
         self.socket.abort();
         self.retry = services.now.after(pause);
         true
     }
 
-    /// The local address of one more connection of TCP: as the application asked for it, else as the system chose it, without the
-    /// port, which the connection before still has.
-    pub(crate) fn local_again(&mut self) -> SocketAddr {
+    /// Returns the local address for the next TCP connection attempt.
+    ///
+    /// It is the address that the application asked for if that includes a port. Otherwise it is the current local address with port 0,
+    /// because the previous attempt still occupies its port.
+    pub(crate) fn reconnect_addr(&mut self) -> SocketAddr {
         if let Some(asked) = self.asked_local
             && asked.port() != 0
         {
+            // Frees the port.
             self.socket.abort();
             return asked;
         }
@@ -80,8 +87,8 @@ impl Conn {
         local
     }
 
-    /// Another connection of TCP takes the place of the one before.
-    pub(crate) fn reconnected(&mut self, socket: Box<dyn uiw_llp::TransportStream>) {
+    /// Replaces the socket by that of a new TCP connection attempt.
+    pub(crate) fn replace_socket(&mut self, socket: Box<dyn uiw_llp::TransportStream>) {
         self.socket = socket;
         self.has_peek = true;
         self.stream.reconnected();
@@ -89,7 +96,7 @@ impl Conn {
         self.interest = uiw_llp::Interest { read: true, write: true };
     }
 
-    /// The application accepts.
+    /// Accepts the peer's connection request with the queue pair `qp`.
     pub(crate) fn accept(
         &mut self,
         qp: &Arc<QpInner>,
@@ -97,9 +104,10 @@ impl Conn {
         private_data: &[u8],
         services: &mut Services,
     ) -> Result<()> {
-        let (own, theirs) = (&options.stream, &self.options.stream);
-        let congestion = own.congestion.as_deref().filter(|name| Some(*name) != theirs.congestion.as_deref());
-        self.configure(congestion, own.dead_after)?;
+        let (new, current) = (&options.stream, &self.options.stream);
+        let congestion =
+            new.congestion.as_deref().filter(|name| Some(*name) != current.congestion.as_deref());
+        self.configure(congestion, new.dead_after)?;
         let accepted = self.stream.accept(options.stream_config(), private_data, services.now)?;
         let negotiated = accepted.ok_or(Error::NotConnected)?;
         self.options = Arc::clone(options);
@@ -110,7 +118,7 @@ impl Conn {
         Ok(())
     }
 
-    /// The application rejects: the Reply says so, then TCP is closed.
+    /// Rejects the peer's connection request: sends a Reply that says so, then closes TCP.
     pub(crate) fn reject(&mut self, private_data: &[u8], services: &mut Services) -> Result<()> {
         if !self.stream.reject(private_data, services.now)? {
             return Err(Error::NotConnected);
@@ -121,34 +129,37 @@ impl Conn {
         Ok(())
     }
 
-    /// The application takes the socket in place of an answer: the connection ends here, and the peer notices nothing.
+    /// Hands the socket to the application instead of answering the peer's Request. This connection object ends without a sign to the peer.
+    ///
+    /// # Errors
+    /// Fails if no Request is pending, or if the peer has sent bytes after it, which would be lost.
     pub(crate) fn take_socket(&mut self) -> Result<OwnedFd> {
-        const WHAT: &str = "taking the socket";
+        const CALL: &str = "taking the socket";
         if self.stream.request().is_none() {
             return Err(Error::NotConnected);
         }
         if !self.partial.is_empty() {
-            let behind =
+            let extra =
                 io::Error::new(io::ErrorKind::InvalidData, "the peer has sent bytes behind its Request");
-            return Err(Error::io(WHAT)(behind));
+            return Err(Error::io(CALL)(extra));
         }
-        let socket = self.socket.take_socket().map_err(Error::io(WHAT))?;
+        let socket = self.socket.take_socket().map_err(Error::io(CALL))?;
         self.cm.forget();
         self.stream.abandon_startup();
-        // Nothing has failed.
+        // The application needs no event: the hand-over is not a failure.
         while self.stream.poll_event().is_some() {}
         Ok(socket)
     }
 
-    /// The listener is gone: a peer that has sent no Request is not answered any more.
+    /// Ends the start-up of a peer that has not sent its Request, because its listener was closed.
     pub(crate) fn listener_closed(&mut self, services: &mut Services) {
         if self.stream.awaits_request() {
             self.fail_startup(Error::NotConnected, services);
         }
     }
 
-    /// The error of a transport that was lost during start-up.
-    pub(super) fn startup_lost(&self, error: &io::Error) -> Error {
+    /// Returns the error to report when the transport is lost during start-up.
+    pub(super) fn startup_lost_error(&self, error: &io::Error) -> Error {
         let source = match error.raw_os_error() {
             Some(code) => io::Error::from_raw_os_error(code),
             None => io::Error::new(error.kind(), error.to_string()),
@@ -156,32 +167,32 @@ impl Conn {
         Error::Lost { peer: self.socket.peer_addr(), source }
     }
 
-    /// Ends a connection that was not established.
+    /// Ends a connection during start-up, and reports `error`.
     pub(crate) fn fail_startup(&mut self, error: Error, services: &mut Services) {
         self.stream.abandon_startup();
-        // In the place of the stream's own event.
+        // The stream's own event is discarded, because `on_startup_failed` reports `error` instead.
         while self.stream.poll_event().is_some() {}
         self.on_startup_failed(error, services);
     }
 
-    /// Ends the connection for the application: a Terminate notifies the peer.
+    /// Ends the connection at the application's request, and notifies the peer with a Terminate.
     pub(crate) fn abort(&mut self, services: &mut Services) {
         self.with_stream(services, |stream, host, now| stream.abort(host, now));
         self.transmit(services);
     }
 
-    /// Like [`Conn::abort`], because the application gives up the peer.
+    /// Like [`Conn::abort`], but reports that the application has declared the peer dead ([`LocalError::GivenUp`]).
     pub(crate) fn give_up(&mut self, services: &mut Services) {
         self.fail(LocalError::GivenUp, services);
     }
 
-    /// Like [`Conn::abort`], for a reason of the engine's own.
+    /// Like [`Conn::abort`], but for an error that the engine has detected on this side.
     pub(crate) fn fail(&mut self, error: LocalError, services: &mut Services) {
         self.with_stream(services, |stream, host, now| stream.fail_locally(host, error, now));
         self.transmit(services);
     }
 
-    /// The application disconnects.
+    /// Begins the orderly close: requests posted before it are still sent, later ones wait.
     pub(crate) fn close(&mut self, services: &mut Services) {
         if !self.stream.close(services.now) {
             return;
@@ -193,13 +204,13 @@ impl Conn {
         self.transmit(services);
     }
 
-    /// The first FPDU may be sent, and what was posted.
+    /// Allows an initiator that waits for this call to send its first FPDU and the requests posted so far.
     pub(crate) fn establish(&mut self, services: &mut Services) {
         self.stream.establish(services.now);
         self.transmit(services);
     }
 
-    /// The queue pair is destroyed: nothing completes any more.
+    /// Detaches the connection from its queue pair, which is being destroyed. No request or receive completes after this.
     pub(crate) fn detach(&mut self, services: &mut Services) {
         self.with_stream(services, |stream, host, now| stream.detach(host, now));
         self.state.held.clear();
@@ -207,25 +218,25 @@ impl Conn {
         self.transmit(services);
     }
 
-    /// The queue pair is reset: it forgets this connection.
+    /// Aborts the connection and detaches it from its queue pair, which is being reset.
     pub(crate) fn forget_qp(&mut self, services: &mut Services) {
         self.abort(services);
         self.qp = None;
     }
 
-    /// SQD: requests that were not begun wait; [`crate::AsyncEvent::SqDrained`] reports that no request is under way.
+    /// Enters the state SQD: requests that have not begun wait. [`crate::AsyncEvent::SqDrained`] reports when no request is in progress.
     pub(crate) fn pause(&mut self, services: &mut Services) {
         if let Some(qp) = &self.qp
             && !self.stream.is_closing()
         {
-            // An orderly close sends what was posted before it.
+            // Not during an orderly close, which still sends the requests posted before it.
             qp.sq.lock().stop_after(self.stream.is_inside_request());
         }
         self.stream.pause();
         self.serve_sends(services);
     }
 
-    /// RTS again. False for a connection that is being established or closed.
+    /// Returns from SQD to RTS. Returns `false` if the connection is still being established, or is closing.
     pub(crate) fn resume(&mut self, services: &mut Services) -> bool {
         if !self.stream.is_open() || self.stream.is_closing() {
             return false;
@@ -239,14 +250,17 @@ impl Conn {
         true
     }
 
+    /// Sets the time that a Send of the peer may wait for a receive. For a Send that already waits, the time starts again.
     pub(crate) fn set_no_receive_timeout(&mut self, timeout: Duration, services: &mut Services) {
         self.stream.set_no_receive_timeout(timeout, services.now);
     }
 
+    /// Sets [`uiw_llp::TransportConfig::dead_after`] of the established connection.
     pub(crate) fn set_dead_after(&mut self, time: Option<Duration>) -> Result<()> {
         self.configure(None, time)
     }
 
+    /// Changes options of the transport; makes no system call if nothing differs. `congestion` of `None` keeps the algorithm.
     fn configure(&mut self, congestion: Option<&str>, dead_after: Option<Duration>) -> Result<()> {
         let change =
             StreamChange { congestion, dead_after: (dead_after != self.dead_after).then_some(dead_after) };
@@ -259,11 +273,13 @@ impl Conn {
         Ok(())
     }
 
+    /// Resets an open connection that has not ended within `timeout`, after the application has dropped its last handle. A connection
+    /// that is already closing keeps its own deadline.
     pub(crate) fn limit_lifetime(&mut self, timeout: Duration, services: &mut Services) {
         self.stream.limit_lifetime(timeout, services.now);
     }
 
-    /// Returns the properties of the path.
+    /// Returns the segment sizes, TCP state and peer kind of the connection.
     pub(crate) fn path(&self) -> Path {
         Path {
             emss: self.socket.emss(),

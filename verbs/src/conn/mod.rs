@@ -303,7 +303,7 @@ impl Conn {
             return self.on_eof(self.partial.len(), services);
         }
         if self.stream.is_starting() {
-            return self.fail_startup(self.startup_lost(error), services);
+            return self.fail_startup(self.startup_lost_error(error), services);
         }
         tracing::debug!(parent: &self.span, %error, "the transport is lost");
         // An error of TLS says more than that the connection is gone: the end of the stream is logged with it.

@@ -1,4 +1,4 @@
-//! From the stream to the socket.
+//! Sending: moves bytes from the RDMAP stream to the socket.
 
 use super::{Conn, QpHost};
 use crate::driver::Services;
@@ -7,40 +7,44 @@ use std::ops::Range;
 use uiw_mem::{IoVec, PinnedSpan, Span};
 use uiw_stream::{Batch, Piece, StreamHost, Transmit};
 
-/// Pieces one system call is given: what Linux takes (UIO_MAXIOV).
+/// Maximum number of buffers passed to one system call (Linux's `UIO_MAXIOV`).
 const MAX_PIECES: usize = 1024;
 
-/// The number is Linux's on every processor.
+/// `EFAULT` of Linux, which has the same value on every architecture.
 const EFAULT: i32 = 14;
 
 /// Result of sending a batch.
 enum SendOutcome {
-    /// The socket took this many bytes.
-    Sent {
-        bytes: usize,
-        full: bool,
-    },
-    /// Memory of an FPDU was deregistered or unmapped.
+    /// The socket accepted `bytes`. It is `full` if it accepted less than the batch.
+    Sent { bytes: usize, full: bool },
+    /// The memory that an FPDU refers to was deregistered or unmapped before it was sent.
     SourceGone,
+    /// The transport failed before any byte of the batch was sent.
     Lost(io::Error),
 }
 
-/// Next action of the stream.
-enum NextStep {
-    Nothing,
+/// Result of [`Conn::transmit_batch`].
+enum TransmitStep {
+    /// The stream has nothing to send.
+    Idle,
+    /// The stream has sent everything, and TCP's FIN is due.
     Fin,
+    /// A batch was given to the socket. `more`: the stream has more to send after it.
     Sent { outcome: SendOutcome, more: bool },
 }
 
 impl Conn {
-    /// Sends what is due, within the budget and as far as the socket takes it, and asks the stack for what is needed to go on.
+    /// Sends pending data until nothing is left, the socket is full, or the budget ([`Services::turn`]) is spent.
+    ///
+    /// If data remains, registers for writability so that a later event continues. Then reports the receives whose acknowledgement TCP
+    /// has accepted.
     pub(super) fn transmit(&mut self, services: &mut Services) {
-        self.transmit_turn(services);
+        self.transmit_batches(services);
         self.report_receives(services);
     }
 
     #[inline(always)]
-    fn transmit_turn(&mut self, services: &mut Services) {
+    fn transmit_batches(&mut self, services: &mut Services) {
         if self.stream.is_connecting() || self.is_over() {
             return;
         }
@@ -49,31 +53,31 @@ impl Conn {
         {
             return self.on_lost(&error, services);
         }
-        let mut write = false;
-        let turn = if self.lost_sending.is_some() { 0 } else { services.turn };
-        for round in 1..=turn {
+        let mut wants_write = false;
+        let rounds = if self.lost_sending.is_some() { 0 } else { services.turn };
+        for round in 1..=rounds {
             match self.transmit_batch(services) {
-                NextStep::Nothing => break,
-                NextStep::Fin => {
+                TransmitStep::Idle => break,
+                TransmitStep::Fin => {
                     if let Err(error) = self.socket.shutdown() {
                         self.on_lost_sending(error, services);
                         break;
                     }
                 }
-                NextStep::Sent { outcome: SendOutcome::Sent { full: true, .. }, .. } => {
-                    write = true;
+                TransmitStep::Sent { outcome: SendOutcome::Sent { full: true, .. }, .. } => {
+                    wants_write = true;
                     break;
                 }
-                NextStep::Sent { outcome: SendOutcome::Sent { .. }, more } => {
+                TransmitStep::Sent { outcome: SendOutcome::Sent { .. }, more } => {
                     if !more && !self.stream.is_ending() {
                         break;
                     }
-                    write = round == turn;
+                    wants_write = round == rounds;
                 }
-                NextStep::Sent { outcome: SendOutcome::SourceGone, .. } => {
+                TransmitStep::Sent { outcome: SendOutcome::SourceGone, .. } => {
                     self.with_stream(services, |stream, host, now| stream.handle_source_gone(host, now));
                 }
-                NextStep::Sent { outcome: SendOutcome::Lost(error), .. } => {
+                TransmitStep::Sent { outcome: SendOutcome::Lost(error), .. } => {
                     self.on_lost_sending(error, services);
                     break;
                 }
@@ -85,22 +89,23 @@ impl Conn {
         if self.is_over() {
             return;
         }
-        if let Err(error) = self.want(self.reads(), write) {
+        if let Err(error) = self.want(self.reads(), wants_write) {
             self.on_lost(&error, services);
         }
     }
 
+    /// Builds the stream's next batch and sends it.
     #[inline]
-    fn transmit_batch(&mut self, services: &mut Services) -> NextStep {
+    fn transmit_batch(&mut self, services: &mut Services) -> TransmitStep {
         self.stream.give_buffer(|| services.pool.take());
         self.stream.set_emss(self.socket.emss());
         let socket = &mut *self.socket;
         let mut host = QpHost::new(self.qp.as_deref(), &mut self.state, &services.table, &mut services.wakes);
         let step = match self.stream.poll_transmit(&mut host, services.now) {
-            None => NextStep::Nothing,
-            Some(Transmit::Fin) => NextStep::Fin,
+            None => TransmitStep::Idle,
+            Some(Transmit::Fin) => TransmitStep::Fin,
             Some(Transmit::Bytes(batch)) => {
-                // What was locked or pinned for building is not held during the system call.
+                // Releases the locks and pins taken to build the batch, so that they are not held during the system call.
                 host.release();
                 let (outcome, more) = (send(socket, &batch), batch.has_more());
                 if let SendOutcome::Sent { bytes, .. } = outcome {
@@ -108,7 +113,7 @@ impl Conn {
                     self.liveness.on_sent(self.dead_after, services.now);
                     self.stream.handle_sent(&mut host, bytes, services.now);
                 }
-                NextStep::Sent { outcome, more }
+                TransmitStep::Sent { outcome, more }
             }
         };
         drop(host);
@@ -117,18 +122,18 @@ impl Conn {
     }
 }
 
-/// Gives the socket what it takes of `batch`.
+/// Sends `batch` until the socket accepts no more, with several system calls if it has more than [`MAX_PIECES`] pieces.
 fn send(socket: &mut dyn uiw_llp::TransportStream, batch: &Batch<'_, Span>) -> SendOutcome {
-    let (mut sent, mut left, mut pieces) = (0, batch.len(), 0);
+    let (mut sent, mut left, mut skip) = (0, batch.len(), 0);
     while left > 0 {
         let outcome = match batch.single() {
             Some(bytes) => socket.send(&[IoVec::from(bytes)]).map(|taken| (taken, bytes.len())),
-            None => match send_pieces(socket, batch, pieces) {
+            None => match send_pieces(socket, batch, skip) {
                 Some(outcome) => outcome,
                 None => return SendOutcome::SourceGone,
             },
         };
-        pieces += MAX_PIECES;
+        skip += MAX_PIECES;
         match outcome {
             Ok((taken, offered)) => {
                 sent += taken;
@@ -140,9 +145,10 @@ fn send(socket: &mut dyn uiw_llp::TransportStream, batch: &Batch<'_, Span>) -> S
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 return SendOutcome::Sent { bytes: sent, full: true };
             }
-            // A program has unmapped what was there when its CRC was computed. What is sent of it is reported by the calls that sent it.
+            // The program has unmapped a buffer after the CRC over it was computed. Bytes of that FPDU that were sent before have been
+            // reported by the calls that sent them.
             Err(error) if is_fault(&error) && sent == 0 => return SendOutcome::SourceGone,
-            // What was sent before counts; the next call gives the error again.
+            // Reports the bytes sent by earlier system calls; the next call returns the error again.
             Err(_) if sent > 0 => return SendOutcome::Sent { bytes: sent, full: true },
             Err(error) => return SendOutcome::Lost(error),
         }
@@ -150,21 +156,23 @@ fn send(socket: &mut dyn uiw_llp::TransportStream, batch: &Batch<'_, Span>) -> S
     SendOutcome::Sent { bytes: sent, full: false }
 }
 
-/// A piece of a batch, and the pin of its memory.
+/// A piece of a batch, with its memory pinned.
 enum BatchElement<'a> {
     Bytes(&'a [u8]),
     Memory(&'a PinnedSpan<'a>, Range<usize>),
 }
 
-/// Gives the socket as many pieces as one system call takes, behind the first `skip`: how many bytes it took, of how many. `None`:
-/// the memory of a piece is gone.
+/// Sends up to [`MAX_PIECES`] pieces of `batch`, after the first `skip`, with one system call.
+///
+/// Returns the number of bytes that the socket accepted and the number offered, or `None` if the memory of a piece is gone. After an
+/// EFAULT it tries once more, with copies of the pieces that the program has protected.
 fn send_pieces(
     socket: &mut dyn uiw_llp::TransportStream,
     batch: &Batch<'_, Span>,
     skip: usize,
 ) -> Option<io::Result<(usize, usize)>> {
     let pieces = || batch.pieces().skip(skip).take(MAX_PIECES);
-    // Pieces of the same memory stand in a row and share a pin.
+    // Pieces of the same memory are adjacent and share one pin.
     let mut pins: Vec<(&Span, PinnedSpan<'_>)> = Vec::new();
     for piece in pieces() {
         if let Piece::Memory { memory, .. } = piece
@@ -204,7 +212,7 @@ fn send_pieces(
         }
         let result = socket.send(&vecs);
         if result.as_ref().is_err_and(is_fault) {
-            let more = copies_of_protected(elements())?;
+            let more = copy_protected(elements())?;
             if more.len() > copies.len() {
                 copies = more;
                 continue;
@@ -214,11 +222,11 @@ fn send_pieces(
     }
 }
 
-/// The program's protections bind system calls, unlike [`PinnedSpan::copy_to_vec`]: copies of what it has protected at some time, each with the
-/// position of its element. `None`: the memory of one is gone.
-fn copies_of_protected<'a>(
-    elements: impl Iterator<Item = BatchElement<'a>>,
-) -> Option<Vec<(usize, Vec<u8>)>> {
+/// Copies the elements that lie in memory whose pages the program has protected at any time (`mprotect`), and returns each copy with the
+/// index of its element. Returns `None` if the memory of an element is gone.
+///
+/// A system call fails with EFAULT on protected pages; [`PinnedSpan::copy_to_vec`] can read them nevertheless.
+fn copy_protected<'a>(elements: impl Iterator<Item = BatchElement<'a>>) -> Option<Vec<(usize, Vec<u8>)>> {
     let mut copies = Vec::new();
     for (at, element) in elements.enumerate() {
         if let BatchElement::Memory(pin, range) = element

@@ -636,9 +636,9 @@ fn serve_stack_request(stack: &mut dyn TransportStack, conn: &mut Conn, services
         StackRequest::Nothing => {}
         StackRequest::Reconnect => {
             let peer = conn.socket.peer_addr();
-            let local = conn.local_again();
+            let local = conn.reconnect_addr();
             match stack.connect(Some(local), peer, &conn.options.stream, token) {
-                Ok(socket) => conn.reconnected(socket),
+                Ok(socket) => conn.replace_socket(socket),
                 Err(source) => conn.fail_startup(Error::Lost { peer, source }, services),
             }
         }

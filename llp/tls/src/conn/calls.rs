@@ -25,7 +25,7 @@ impl Conn {
         if self.is_aborted() {
             return Err(ErrorKind::NotConnected.into());
         }
-        if matches!(self.state, ConnState::Connecting { .. } | ConnState::Clear { connecting: true })
+        if matches!(self.state, ConnState::Connecting { .. } | ConnState::Cleartext { connecting: true })
             && self.failure.is_none()
         {
             let event = Event { token: Token(0), readable: false, writable: true };
@@ -53,7 +53,7 @@ impl Conn {
         if self.has_output() {
             self.flush();
         }
-        if self.is_clear() && !self.has_plain() {
+        if self.is_cleartext() && !self.has_plaintext() {
             if self.failure.is_some() {
                 return self.nothing();
             }
@@ -62,13 +62,13 @@ impl Conn {
             return received.inspect(|received| self.received += *received as u64);
         }
         let mut sink = Sink::new(bufs);
-        if self.has_plain() {
+        if self.has_plaintext() {
             self.plain_at += sink.put(&self.plain[self.plain_at..]);
-            if !self.has_plain() {
+            if !self.has_plaintext() {
                 (self.plain, self.plain_at) = (Vec::new(), 0);
             }
         }
-        while !self.has_plain() && !self.is_clear() && !self.peer_closed && self.failure.is_none() {
+        while !self.has_plaintext() && !self.is_cleartext() && !self.peer_closed && self.failure.is_none() {
             let room = sink.room();
             if room == 0 || matches!(self.state, ConnState::Connecting { .. }) {
                 break;
@@ -98,7 +98,7 @@ impl Conn {
         if self.is_aborted() {
             return Err(ErrorKind::NotConnected.into());
         }
-        if self.fin != FinState::No {
+        if self.fin != FinState::NotRequested {
             return Err(ErrorKind::BrokenPipe.into());
         }
         if let Some(failure) = &self.failure {
@@ -115,7 +115,7 @@ impl Conn {
             true => Err(ErrorKind::WouldBlock.into()),
             false => match &self.failure {
                 Some(failure) => Err(failure.into()),
-                None if self.is_clear() => self.inner.send(bufs),
+                None if self.is_cleartext() => self.inner.send(bufs),
                 None => self.send_records(bufs, scratch),
             },
         };
@@ -146,7 +146,7 @@ impl Conn {
                 Ok(taken) => taken,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => 0,
                 Err(error) => {
-                    self.lose(&error);
+                    self.on_inner_lost(&error);
                     sent -= plain;
                     break;
                 }
@@ -164,7 +164,7 @@ impl Conn {
     pub(crate) fn shutdown(&mut self) -> io::Result<()> {
         match &mut self.state {
             ConnState::Aborted => return Err(ErrorKind::NotConnected.into()),
-            _ if self.fin != FinState::No => return Ok(()),
+            _ if self.fin != FinState::NotRequested => return Ok(()),
             _ if self.failure.is_some() => {}
             ConnState::Open(session) => {
                 if let Err(error) = session.close(&mut self.incoming, &mut self.out) {
@@ -174,7 +174,7 @@ impl Conn {
             ConnState::Connecting { .. } => return self.inner.shutdown(),
             _ => {}
         }
-        self.fin = FinState::Wanted;
+        self.fin = FinState::Pending;
         self.flush();
         self.update_interest();
         Ok(())

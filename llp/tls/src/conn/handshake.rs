@@ -19,7 +19,7 @@ impl Conn {
     /// Returns whether TCP is connected.
     pub(super) fn connect_inner(&mut self) -> io::Result<bool> {
         let connected = self.inner.connect_result()?;
-        if let (true, ConnState::Clear { connecting }) = (connected, &mut self.state) {
+        if let (true, ConnState::Cleartext { connecting }) = (connected, &mut self.state) {
             *connecting = false;
         }
         Ok(connected)
@@ -64,7 +64,7 @@ impl Conn {
                 }
                 self.failure.is_some()
             }
-            ConnState::AcceptedOwn => {
+            ConnState::AcceptedSameProcess => {
                 self.keep(bytes);
                 let length = self.incoming.get(3..5).map(|length| u16::from_be_bytes([length[0], length[1]]));
                 if length.is_some_and(|length| self.incoming.len() >= 5 + usize::from(length)) {
@@ -94,7 +94,7 @@ impl Conn {
 
     fn open_clear(&mut self) {
         self.own = None;
-        self.state = ConnState::Clear { connecting: false };
+        self.state = ConnState::Cleartext { connecting: false };
         self.identity = Some(Arc::new(PeerIdentity::SameProcess));
         tracing::debug!(peer = %self.inner.peer_addr(), "the peer is in this process: no TLS");
         self.flush();

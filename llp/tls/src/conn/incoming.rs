@@ -73,7 +73,7 @@ impl Conn {
             }
             Err(error) if error.kind() == ErrorKind::WouldBlock => false,
             Err(error) => {
-                self.lose(&error);
+                self.on_inner_lost(&error);
                 false
             }
         }

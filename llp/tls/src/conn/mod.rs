@@ -1,4 +1,6 @@
-//! One connection: its session, its bytes on their way, and the stream below.
+//! A TLS connection: the rustls session, its buffers, and the inner stream (the transport stream below TLS).
+//!
+//! The *user* is the code above this stack that holds the TLS stream: the iWARP engine.
 
 mod calls;
 mod handshake;
@@ -7,7 +9,7 @@ mod incoming;
 use super::error::TlsError;
 use super::session::Session;
 use super::shared::{OwnConnection, Shared, Snapshot};
-use super::verify::Peer;
+use super::verify::PeerRole;
 use incoming::{MIN_READ, Sink};
 use rustls::pki_types::ServerName;
 use std::io::{self, ErrorKind};
@@ -18,10 +20,13 @@ use std::time::Instant;
 use uiw_llp::{Event, Interest, PeerIdentity, Token, TransportStream};
 use uiw_mem::IoVec;
 
-/// Buffers that all connections of a shard use.
+/// Buffers shared by all connections of a shard, so that an idle connection needs none.
 pub(super) struct Scratch {
+    /// Records as they were read.
     incoming: Vec<u8>,
+    /// Plaintext to encrypt.
     plain: Vec<u8>,
+    /// Encrypted records to send.
     cipher: Vec<u8>,
 }
 
@@ -31,36 +36,42 @@ impl Scratch {
     }
 }
 
+/// State of a connection.
 enum ConnState {
-    /// TCP connects.
-    Connecting {
-        name: Box<ServerName<'static>>,
-    },
-    /// An accepted connection of which nothing has come.
+    /// TCP is connecting to the server `name`.
+    Connecting { name: Box<ServerName<'static>> },
+    /// Accepted by TCP; the client has sent nothing yet.
     Accepted,
-    /// An accepted connection of this process: its ClientHello is skipped.
-    AcceptedOwn,
+    /// Like `Accepted`, but the initiator is in this process. Its ClientHello is skipped, and the connection becomes `Cleartext`.
+    AcceptedSameProcess,
+    /// The TLS handshake is in progress.
     Handshake(Session),
+    /// The handshake is complete.
     Open(Session),
-    /// The ends are in one process and use no TLS.
-    Clear {
+    /// Both ends are in this process and use no TLS.
+    Cleartext {
+        /// Whether TCP is still connecting.
         connecting: bool,
     },
+    /// The user has aborted the connection. Every call fails.
     Aborted,
 }
 
+/// Progress of TCP's FIN after the user has shut the stream down.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum FinState {
-    No,
-    /// The alert follows the bytes that are on their way.
-    Wanted,
+    NotRequested,
+    /// To be sent after the bytes in `Conn::out`. With TLS these end with the close_notify alert.
+    Pending,
     Sent,
 }
 
-/// Reason why every call fails. An `io::Error` cannot be cloned.
+/// Error that every further call returns. An `io::Error` cannot be stored instead, because it cannot be cloned.
 #[derive(Clone, Debug)]
 pub(super) enum Failure {
+    /// Error number of the operating system.
     System(i32),
+    /// Error of the inner stream without an error number.
     Kind(ErrorKind),
     Tls(TlsError),
 }
@@ -81,43 +92,46 @@ impl From<&Failure> for io::Error {
     }
 }
 
+/// A TLS connection over an inner stream.
 pub(super) struct Conn {
     inner: Box<dyn TransportStream>,
     shared: Arc<Shared>,
-    /// The configuration that the peer was accepted by.
+    /// The configuration with which the connection was made, or its peer was last verified.
     snapshot: Arc<Snapshot>,
     state: ConnState,
-    /// Token of the user; `None` while the connection is not the user's: not accepted yet, or dropped.
+    /// Token of the user's stream; `None` before the user has accepted the connection and after it has dropped it.
     pub(super) outer: Option<Token>,
-    /// The listener that it came to, while it is in its handshake.
+    /// Key of the listener that received the connection, during the handshake.
     pub(super) listener: Option<usize>,
-    /// Time when the connection is given up: the end of the time for the handshake, or for sending the rest after a drop.
+    /// Time when the connection is given up if its handshake is not complete or, after the user has dropped it, its output is not sent.
     pub(super) deadline: Option<Instant>,
-    /// The interest that the user asked for.
+    /// Interest that the user has set.
     interest: Interest,
-    /// Interest of the inner stream.
+    /// Interest that is set on the inner stream.
     inner_interest: Interest,
-    /// The front of a record.
+    /// Received part of an incomplete record.
     incoming: Vec<u8>,
-    /// Plaintext that the user has not taken, from `plain_at` on.
+    /// Decrypted plaintext. The user has read the bytes before `plain_at`.
     plain: Vec<u8>,
     plain_at: usize,
-    /// Records that TCP has not taken, from `out_at` on.
+    /// Encrypted records. TCP has accepted the bytes before `out_at`.
     out: Vec<u8>,
     out_at: usize,
     fin: FinState,
+    /// Whether the peer has closed its direction: close_notify with TLS.
     peer_closed: bool,
     failure: Option<Failure>,
-    /// The last event of the inner stream reported more than was asked for: a hang-up.
+    /// Whether the last event of the inner stream was a hang-up: it reported readiness outside the inner interest.
     hung_up: bool,
-    /// Bytes that came during the handshake.
+    /// Bytes received during the handshake.
     handshake_bytes: usize,
+    /// Initiator's entry among the connections of this process to itself, until the handshake shows whether the acceptor is here, too.
     own: Option<Arc<OwnConnection>>,
     identity: Option<Arc<PeerIdentity>>,
-    role: Peer,
-    /// Plaintext that was received.
+    role: PeerRole,
+    /// Bytes of plaintext received.
     received: u64,
-    /// Bytes of buffers that are counted in [`Shared`].
+    /// Bytes of this connection's buffers as counted in [`Shared`].
     counted: usize,
 }
 
@@ -127,7 +141,7 @@ impl Conn {
         shared: &Arc<Shared>,
         state: ConnState,
         interest: Interest,
-        role: Peer,
+        role: PeerRole,
     ) -> Self {
         shared.counts.connections.fetch_add(1, Ordering::Relaxed);
         Self {
@@ -145,7 +159,7 @@ impl Conn {
             plain_at: 0,
             out: Vec::new(),
             out_at: 0,
-            fin: FinState::No,
+            fin: FinState::NotRequested,
             peer_closed: false,
             failure: None,
             hung_up: false,
@@ -158,36 +172,36 @@ impl Conn {
         }
     }
 
-    /// A connection that has begun to connect to a server of this name.
-    pub(super) fn connecting(
+    /// Creates the initiator's connection to the server `name`, over an inner stream that has begun to connect.
+    pub(super) fn new_connecting(
         inner: Box<dyn TransportStream>,
         shared: &Arc<Shared>,
         token: Token,
         name: ServerName<'static>,
         own: Option<Arc<OwnConnection>>,
     ) -> Self {
-        let role = Peer::Server(name.clone());
+        let role = PeerRole::Server(name.clone());
         let state = ConnState::Connecting { name: Box::new(name) };
         let mut conn = Self::new(inner, shared, state, Interest::WRITE, role);
         (conn.outer, conn.own) = (Some(token), own);
         conn
     }
 
-    /// A stream of this process to itself.
-    pub(super) fn to_itself(inner: Box<dyn TransportStream>, shared: &Arc<Shared>, token: Token) -> Self {
-        let state = ConnState::Clear { connecting: true };
-        let mut conn = Self::new(inner, shared, state, Interest::WRITE, Peer::Client);
+    /// Creates a connection whose two ends are the same stream, without TLS.
+    pub(super) fn new_loopback(inner: Box<dyn TransportStream>, shared: &Arc<Shared>, token: Token) -> Self {
+        let state = ConnState::Cleartext { connecting: true };
+        let mut conn = Self::new(inner, shared, state, Interest::WRITE, PeerRole::Client);
         conn.outer = Some(token);
         conn.identity = Some(Arc::new(PeerIdentity::SameProcess));
         conn
     }
 
-    /// A connection that a listener has just accepted.
-    pub(super) fn accepted(inner: Box<dyn TransportStream>, shared: &Arc<Shared>) -> Self {
+    /// Creates the responder's connection, over an inner stream that has just been accepted.
+    pub(super) fn new_accepted(inner: Box<dyn TransportStream>, shared: &Arc<Shared>) -> Self {
         let own = shared.take_own(inner.peer_addr(), inner.local_addr());
-        let state = if own { ConnState::AcceptedOwn } else { ConnState::Accepted };
-        let mut conn = Self::new(inner, shared, state, Interest::READ, Peer::Client);
-        // No event is due before it is accepted.
+        let state = if own { ConnState::AcceptedSameProcess } else { ConnState::Accepted };
+        let mut conn = Self::new(inner, shared, state, Interest::READ, PeerRole::Client);
+        // The user gets no event of it before it has accepted the connection.
         conn.interest = Interest::NONE;
         shared.counts.handshakes.fetch_add(1, Ordering::Relaxed);
         conn
@@ -213,44 +227,46 @@ impl Conn {
         matches!(self.state, ConnState::Aborted)
     }
 
-    /// Returns whether bytes of the user pass.
+    /// Returns whether the user can send and receive: the handshake is complete, or none is needed.
     pub(super) fn is_open(&self) -> bool {
-        matches!(self.state, ConnState::Open(_) | ConnState::Clear { connecting: false })
+        matches!(self.state, ConnState::Open(_) | ConnState::Cleartext { connecting: false })
     }
 
-    pub(super) fn is_clear(&self) -> bool {
-        matches!(self.state, ConnState::Clear { .. })
+    /// Returns whether the connection uses no TLS.
+    pub(super) fn is_cleartext(&self) -> bool {
+        matches!(self.state, ConnState::Cleartext { .. })
     }
 
-    /// Returns whether something waits to be sent.
+    /// Returns whether encrypted records wait to be sent.
     pub(super) fn has_output(&self) -> bool {
         self.out_at < self.out.len()
     }
 
+    /// Returns the number of plaintext bytes received.
     pub(super) fn received(&self) -> u64 {
         self.received
     }
 
-    fn has_plain(&self) -> bool {
+    fn has_plaintext(&self) -> bool {
         self.plain_at < self.plain.len()
     }
 
-    /// Returns whether an event is due though the inner stream has none.
+    /// Returns whether the user must get an event even if the inner stream reports none.
     pub(super) fn is_ready(&self) -> bool {
         self.outer.is_some()
             && !self.is_aborted()
-            && (self.failure.is_some() || self.interest.read && (self.has_plain() || self.peer_closed))
+            && (self.failure.is_some() || self.interest.read && (self.has_plaintext() || self.peer_closed))
     }
 
-    /// The user's event, given the one of the inner stream.
-    pub(super) fn event(&self, inner: Option<Event>) -> Option<Event> {
+    /// Returns the event to report to the user, given the event of the inner stream, if it has one.
+    pub(super) fn user_event(&self, inner: Option<Event>) -> Option<Event> {
         let token = self.outer?;
         if self.is_aborted() {
             return None;
         }
         let broken = self.failure.is_some() || self.hung_up && inner.is_some();
         let writable = self.is_open() && !self.has_output();
-        let (readable, writable) = if self.is_clear() {
+        let (readable, writable) = if self.is_cleartext() {
             let inner = inner.unwrap_or(Event { token, readable: false, writable: false });
             (
                 inner.readable && self.interest.read,
@@ -259,12 +275,12 @@ impl Conn {
         } else {
             (false, inner.is_some_and(|inner| inner.writable) && self.interest.write && writable)
         };
-        let readable = readable || self.interest.read && (self.has_plain() || self.peer_closed);
+        let readable = readable || self.interest.read && (self.has_plaintext() || self.peer_closed);
         let event = Event { token, readable: readable || broken, writable: writable || broken };
         (event.readable || event.writable).then_some(event)
     }
 
-    /// The inner stream has news.
+    /// Handles an event of the inner stream.
     pub(super) fn on_event(&mut self, event: Event, scratch: &mut Scratch) {
         let asked = self.inner_interest;
         self.hung_up = event.readable && !asked.read || event.writable && !asked.write;
@@ -274,16 +290,20 @@ impl Conn {
         match &self.state {
             _ if self.failure.is_some() => self.flush(),
             ConnState::Connecting { .. } => self.on_connect_event(scratch),
-            ConnState::Clear { connecting: true } => {
+            ConnState::Cleartext { connecting: true } => {
                 if let Err(error) = self.connect_inner() {
                     self.fail(Failure::from(&error));
                 }
             }
-            ConnState::Clear { .. } => self.flush(),
+            ConnState::Cleartext { .. } => self.flush(),
             _ => {
                 self.flush();
                 let wants = self.interest.read || !self.is_open();
-                if event.readable && wants && !self.has_plain() && !self.peer_closed && self.failure.is_none()
+                if event.readable
+                    && wants
+                    && !self.has_plaintext()
+                    && !self.peer_closed
+                    && self.failure.is_none()
                 {
                     self.read(scratch, MIN_READ, &mut Sink::new(&mut []));
                 }
@@ -292,29 +312,32 @@ impl Conn {
         self.update_interest();
     }
 
-    /// Sends what waits, as much as TCP takes; then the FIN, if one is due.
+    /// Sends queued records until TCP accepts no more. After the last one, sends the FIN if it is pending.
     fn flush(&mut self) {
         while self.has_output() {
             match self.inner.send(&[IoVec::from(&self.out[self.out_at..])]) {
                 Ok(sent) => self.out_at += sent,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
                 Err(error) => {
-                    // What has come before is still to be read, an alert above all.
+                    // The output is discarded, but bytes that the peer sent before remain readable; they may include an alert.
                     (self.out, self.out_at) = (Vec::new(), 0);
-                    return self.lose(&error);
+                    return self.on_inner_lost(&error);
                 }
             }
         }
         (self.out, self.out_at) = (Vec::new(), 0);
-        if self.fin == FinState::Wanted {
+        if self.fin == FinState::Pending {
             self.fin = FinState::Sent;
-            // Of a connection that is gone: the next read says so.
+            // This fails only if the connection is gone, which the next read reports.
             let _ = self.inner.shutdown();
         }
     }
 
-    /// The stream below is lost. What it says during the handshake may be the peer's way to refuse TLS.
-    fn lose(&mut self, error: &io::Error) {
+    /// Handles the loss of the inner stream.
+    ///
+    /// A reset before the peer has sent any handshake byte is reported as [`TlsError::NoAnswer`], because a peer without TLS may refuse it
+    /// that way.
+    fn on_inner_lost(&mut self, error: &io::Error) {
         let reset = matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe);
         match &self.state {
             ConnState::Handshake(_) if reset && self.handshake_bytes == 0 => {
@@ -324,6 +347,7 @@ impl Conn {
         }
     }
 
+    /// Records and logs the first failure; later ones are ignored.
     fn fail(&mut self, failure: Failure) {
         if self.failure.is_some() {
             return;
@@ -332,7 +356,7 @@ impl Conn {
             self.shared.counts.failed.fetch_add(1, Ordering::Relaxed);
             let [local, peer] = [self.inner.local_addr(), self.inner.peer_addr()].map(uiw_llp::canonical);
             if matches!(self.state, ConnState::Open(_)) {
-                // The engine reports it with the queue pair.
+                // The engine logs this failure as well, together with the queue pair.
                 tracing::debug!(%local, %peer, %error, "TLS: the connection ends");
             } else {
                 tracing::warn!(%local, %peer, %error, "TLS: the connection ends");
@@ -342,33 +366,34 @@ impl Conn {
         self.own = None;
     }
 
-    /// Interest and counts follow the state. Called when a call ends.
+    /// Updates the inner stream's interest and the buffer counts to the current state. Every call that may change the state ends with this.
     fn update_interest(&mut self) {
         self.count_buffers();
-        let output = self.has_output() || self.fin == FinState::Wanted;
+        let output = self.has_output() || self.fin == FinState::Pending;
         let user = self.interest;
         let wanted = match &self.state {
             ConnState::Aborted => return,
             _ if self.failure.is_some() => Interest { read: false, write: output },
-            ConnState::Connecting { .. } | ConnState::Clear { connecting: true } => Interest::WRITE,
-            ConnState::Accepted | ConnState::AcceptedOwn | ConnState::Handshake(_) => {
+            ConnState::Connecting { .. } | ConnState::Cleartext { connecting: true } => Interest::WRITE,
+            ConnState::Accepted | ConnState::AcceptedSameProcess | ConnState::Handshake(_) => {
                 Interest { read: true, write: output }
             }
             ConnState::Open(_) => {
                 Interest { read: user.read && !self.peer_closed, write: user.write || output }
             }
-            ConnState::Clear { .. } => Interest { read: user.read, write: user.write || output },
+            ConnState::Cleartext { .. } => Interest { read: user.read, write: user.write || output },
         };
         if wanted != self.inner_interest {
             match self.inner.set_interest(wanted) {
                 Ok(()) => self.inner_interest = wanted,
-                // Detached: it is set again when the stream is adopted.
+                // The stream is detached; `on_adopted` sets the interest.
                 Err(error) => tracing::trace!(%error, "no interest"),
             }
         }
     }
 
-    /// The inner stream is in an event set again. A configuration loaded meanwhile applies to it.
+    /// Sets the interest again after a shard has adopted the stream ([`uiw_llp::StackExtensions::adopt`]), and applies a configuration
+    /// that was loaded meanwhile.
     pub(super) fn on_adopted(&mut self, shared: &Arc<Shared>) {
         self.shared = Arc::clone(shared);
         let snapshot = shared.snapshot();
@@ -378,6 +403,7 @@ impl Conn {
         self.update_interest();
     }
 
+    /// Updates this connection's share of the bytes counted in [`Shared`].
     fn count_buffers(&mut self) {
         let bytes = self.incoming.capacity() + self.plain.capacity() + self.out.capacity();
         if bytes != self.counted {
@@ -386,7 +412,7 @@ impl Conn {
         }
     }
 
-    /// The connection is past its handshake: the listener counts it no more.
+    /// Ends the time limit of the handshake, and no longer counts the connection among those in their handshake.
     pub(super) fn leave_listener(&mut self) {
         if self.listener.take().is_some() {
             self.shared.counts.handshakes.fetch_sub(1, Ordering::Relaxed);
@@ -394,23 +420,24 @@ impl Conn {
         self.deadline = None;
     }
 
-    /// Accepted by the user.
-    pub(super) fn hand_over(&mut self, token: Token) {
+    /// Gives the connection to the user, who has accepted it and knows it by `token`.
+    pub(super) fn assign_user(&mut self, token: Token) {
         self.outer = Some(token);
         self.interest = Interest::READ;
         self.update_interest();
     }
 
-    /// Returns whether a closed connection can be forgotten.
+    /// Returns whether a connection that the user has dropped has nothing left to send, so that it can be removed.
     pub(super) fn is_finished(&self) -> bool {
         !self.has_output() || self.failure.is_some() || self.is_aborted()
     }
 
-    /// Returns whether the handshake is over, be it by a failure.
-    pub(super) fn is_decided(&self) -> bool {
+    /// Returns whether the handshake is over, successfully or not.
+    pub(super) fn is_handshake_over(&self) -> bool {
         self.is_open() || self.failure.is_some()
     }
 
+    /// Returns the local and the peer's address.
     pub(super) fn addresses(&self) -> (SocketAddr, SocketAddr) {
         (self.inner.local_addr(), self.inner.peer_addr())
     }
@@ -426,7 +453,7 @@ impl Drop for Conn {
 
 #[cfg(test)]
 impl Conn {
-    /// Makes the keys of this direction anew.
+    /// Updates the sending keys (RFC 8446 section 4.6.3).
     pub(super) fn update_keys(&mut self) {
         if let ConnState::Open(session) = &mut self.state {
             session.update_keys(&mut self.out);
