@@ -48,15 +48,12 @@ fn main() -> ExitCode {
     let counters: Vec<_> = (0..threads).map(|_| ThreadCounter::default()).collect();
     let stop = AtomicBool::new(false);
     let rate = std::thread::scope(|scope| {
-        for (counter, device) in counters.iter().zip(devices.iter().cycle()) {
-            scope.spawn(|| {
-                let pair = ThreadPair::connect(device, queues, pattern);
-                counter.ready.store(true, Ordering::Release);
-                pair.drive(pattern, counter, &stop);
-            });
-        }
-        while !counters.iter().all(|counter| counter.ready.load(Ordering::Acquire)) {
-            std::thread::sleep(Duration::from_millis(1));
+        // Most programs create their queues like this: the thread that creates them is not the one that polls them.
+        let connect = |device| ThreadPair::connect(device, queues, pattern);
+        let pairs: Vec<_> = devices.iter().cycle().take(threads).map(connect).collect();
+        for (counter, pair) in counters.iter().zip(pairs) {
+            let stop = &stop;
+            scope.spawn(move || pair.drive(pattern, counter, stop));
         }
         std::thread::sleep(WARM_UP);
         let sum = || counters.iter().map(|counter| counter.rounds.load(Ordering::Relaxed)).sum::<u64>();
@@ -74,7 +71,6 @@ fn main() -> ExitCode {
 #[derive(Default)]
 #[repr(align(128))]
 struct ThreadCounter {
-    ready: AtomicBool,
     rounds: AtomicU64,
 }
 

@@ -233,7 +233,7 @@ impl Shard {
         Ok(conn)
     }
 
-    /// Returns the connections, in their handshake or not accepted, are cut.
+    /// Removes a listener and aborts its connections that are in their handshake or not accepted yet.
     pub(super) fn remove_listener(&mut self, key: usize) {
         let Some((_, ShardSlot::TransportListener(listener))) = self.slots.try_remove(key) else { return };
         self.ready.remove(&key);

@@ -213,7 +213,7 @@ impl Conn {
         (self.state.has_long_message() && self.stream.is_open() && waits).then_some(self.message_at)
     }
 
-    /// Returns the queue pair is gone, and its peer still waits for answers.
+    /// Returns whether the queue pair is gone while its peer still waits for answers.
     pub(crate) fn is_draining(&self) -> bool {
         self.stream.is_draining()
     }

@@ -55,10 +55,17 @@ impl Shard {
     /// Called by a poll that found nothing: makes one round, which ends early once `enough` returns true. Never blocks. Returns
     /// whether another thread has polled the shard since the last poll of this thread.
     pub(crate) fn poll_progress(self: &Arc<Self>, enough: &dyn Fn() -> bool) -> bool {
-        let Some(mut busy) = self.try_lock() else { return false };
+        let Some(mut busy) = self.try_lock() else { return self.note_held() };
         let contended = busy.core().note_poller(thread());
         busy.pump_until(enough);
         contended
+    }
+
+    /// Another thread holds the core. Returns whether this is the first poll that finds so since the last round began.
+    #[cold]
+    fn note_held(&self) -> bool {
+        let round = self.rounds.load(Ordering::Relaxed);
+        self.contended_round.swap(round, Ordering::Relaxed) != round
     }
 
     /// An application thread polls: see [`State::hint_poll`].

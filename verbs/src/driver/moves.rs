@@ -17,26 +17,39 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use uiw_llp::Token;
 
-/// Number of contended polls of a thread after which its queue's connections move.
+/// Number of contended polls of a thread after which its queue's connections move, for each time that the queue's thread has changed.
 const MOVE_AFTER: u32 = 64;
 
-/// The contended polls of a completion queue: those that found that another thread polls the same shard.
+/// The thread that polls a completion queue, and its contended polls: those that found that another thread polls the same shard.
 #[derive(Default)]
 pub(crate) struct PollContention {
     thread: AtomicUsize,
-    /// Number of contended polls of that thread since another thread had one, or since the queue got a connection.
+    /// Number of times that another thread polled than before. Threads that share a queue raise it soon to where nothing moves.
+    changes: AtomicU32,
+    /// Number of contended polls since the thread changed, or since the queue got a connection.
     polls: AtomicU32,
 }
 
 impl PollContention {
-    /// Counts a contended poll of the calling thread. Returns whether the connections are to be moved: once, as those that are
+    /// Notes a poll of the calling thread that found nothing. Returns whether the connections are to be moved: once, as those that are
     /// still elsewhere afterwards cannot move.
-    pub(crate) fn note(&self) -> bool {
+    #[inline]
+    pub(crate) fn note(&self, contended: bool) -> bool {
         let thread = thread();
-        if self.thread.swap(thread, Ordering::Relaxed) != thread {
-            self.polls.store(0, Ordering::Relaxed);
+        // Not read-modify-write instructions: a poll more or less changes nothing.
+        if self.thread.load(Ordering::Relaxed) != thread {
+            self.thread.store(thread, Ordering::Relaxed);
+            self.changes.store(self.changes.load(Ordering::Relaxed).saturating_add(1), Ordering::Relaxed);
+            self.reset();
         }
-        self.polls.fetch_add(1, Ordering::Relaxed) == MOVE_AFTER
+        contended && self.count()
+    }
+
+    #[cold]
+    fn count(&self) -> bool {
+        let polls = self.polls.load(Ordering::Relaxed).wrapping_add(1);
+        self.polls.store(polls, Ordering::Relaxed);
+        polls == MOVE_AFTER.saturating_mul(self.changes.load(Ordering::Relaxed))
     }
 
     /// The queue has got a connection.

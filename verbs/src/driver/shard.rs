@@ -18,6 +18,8 @@ pub(crate) struct Shard {
     handoff: Handoff<Core, Token>,
     /// Counts rounds of all threads: shows the background thread whether another thread drives. Written with the core held.
     pub(super) rounds: AtomicU32,
+    /// The last round during which a poll found the core held.
+    pub(super) contended_round: AtomicU32,
     /// Shared with the background thread, which outlives the shard.
     pub(super) progress: Arc<State>,
     /// The background thread was started.
@@ -41,6 +43,7 @@ impl Shard {
             shared,
             handoff: Handoff::new(core),
             rounds: AtomicU32::new(0),
+            contended_round: AtomicU32::new(0),
             progress: Arc::new(state),
             started: AtomicBool::new(false),
         }))
