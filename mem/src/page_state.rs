@@ -1,31 +1,31 @@
-//! What a program did to the pages of its memory since it was registered: which it gave up, and which it protected.
+//! Records which pages of registered memory the program has discarded or protected since the registration.
 
 use core::{
     ops::Range,
     sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
 };
 
-/// Bytes of a page here: no system has smaller ones, and larger ones are several of these.
+/// Size in bytes of the pages that a [`PageState`] tracks: no system has smaller pages, and a larger system page is tracked as several of these.
 pub(crate) const PAGE: usize = 4096;
 
-/// The pages of one [`crate::Memory::foreign`] that were given up, and those that were protected. Shared by every region, window and registration of
-/// this memory, and by the code that observes the program's mappings.
+/// Discarded and protected pages of one [`crate::Memory::foreign`].
 ///
-/// Allocators change mappings with their locks held: nothing here allocates after construction, or waits.
+/// Every region, window and registration of this memory shares it with the code that observes changes of the program's mappings. A memory allocator
+/// may make such a change while it holds its own locks, so no method allocates or waits.
 #[derive(Debug)]
 pub struct PageState {
-    /// Number of the first page: its address divided by the bytes of a page.
+    /// Number of the first page: its address divided by [`PAGE`].
     first: usize,
-    /// Pages.
+    /// Number of pages.
     len: usize,
-    given_up: PageBits,
+    discarded: PageBits,
     protected: PageBits,
 }
 
-/// One bit for each page.
+/// Bitmap with one bit for each page.
 #[derive(Debug)]
 struct PageBits {
-    /// True once a bit was set.
+    /// Whether any bit has ever been set, so that checks of untouched memory need not read `words`.
     any: AtomicBool,
     words: Box<[AtomicU64]>,
 }
@@ -41,36 +41,39 @@ impl PageState {
     pub(crate) fn new(start: usize, len: usize) -> Self {
         let pages = pages(&(start..start.saturating_add(len)));
         let len = pages.len();
-        Self { first: pages.start, len, given_up: PageBits::new(len), protected: PageBits::new(len) }
+        Self { first: pages.start, len, discarded: PageBits::new(len), protected: PageBits::new(len) }
     }
 
-    /// The pages that have addresses of `range` are gone for good. A thread that found them unmarked has a pin already.
-    pub fn discard(&self, range: &Range<usize>) {
-        self.set(&self.given_up, range);
-    }
-
-    /// The program is about to take rights away from the pages that have addresses of `range`. Their content stays.
+    /// Marks all pages that overlap the addresses `range` as discarded, for good.
     ///
-    /// There is no way back: another thread may protect them at the time at which one gives the rights back.
+    /// A thread may still use a page that it has found unmarked. Such a thread holds a pin, and [`crate::Table::discard`] waits until it is released.
+    pub fn discard(&self, range: &Range<usize>) {
+        self.mark(&self.discarded, range);
+    }
+
+    /// Marks all pages that overlap the addresses `range` as protected: the program is about to remove access rights from them. Their content stays
+    /// valid.
+    ///
+    /// The mark is never removed, because one thread may protect a page while another thread restores its rights.
     pub fn protect(&self, range: &Range<usize>) {
-        self.set(&self.protected, range);
+        self.mark(&self.protected, range);
     }
 
-    /// Returns whether none of `len` bytes at `start` is gone.
+    /// Returns whether none of the `len` bytes at address `start` is on a discarded page.
     #[inline]
-    pub(crate) fn has(&self, start: usize, len: usize) -> bool {
-        !self.given_up.any.load(SeqCst) || self.misses(&self.given_up, start, len)
+    pub(crate) fn is_present(&self, start: usize, len: usize) -> bool {
+        !self.discarded.any.load(SeqCst) || self.is_unmarked(&self.discarded, start, len)
     }
 
-    /// Returns whether a page of `len` bytes at `start` was protected: an access that fails may do so by that.
+    /// Returns whether any of the `len` bytes at address `start` is on a page that was ever protected, which may be the reason why an access fails.
     #[inline]
     pub(crate) fn is_protected(&self, start: usize, len: usize) -> bool {
-        self.protected.any.load(SeqCst) && !self.misses(&self.protected, start, len)
+        self.protected.any.load(SeqCst) && !self.is_unmarked(&self.protected, start, len)
     }
 
-    fn set(&self, bits: &PageBits, range: &Range<usize>) {
+    fn mark(&self, bits: &PageBits, range: &Range<usize>) {
         let mut any = false;
-        self.each_word(bits, range, |word, mask| {
+        self.all_words(bits, range, |word, mask| {
             word.fetch_or(mask, SeqCst);
             any = true;
             true
@@ -81,13 +84,15 @@ impl PageState {
     }
 
     #[cold]
-    fn misses(&self, bits: &PageBits, start: usize, len: usize) -> bool {
+    fn is_unmarked(&self, bits: &PageBits, start: usize, len: usize) -> bool {
         let range = start..start.saturating_add(len);
-        self.each_word(bits, &range, |word, mask| word.load(SeqCst) & mask == 0)
+        self.all_words(bits, &range, |word, mask| word.load(SeqCst) & mask == 0)
     }
 
-    /// Calls `f` with each word that has pages of `range`, and their bits, as long as it returns true; whether it always did.
-    fn each_word(
+    /// Returns whether `f` returns true for all words of the bitmap that have pages of the addresses `range`, and stops at the first false.
+    ///
+    /// The second argument of `f` has the bits of these pages set. Pages outside the memory are skipped.
+    fn all_words(
         &self,
         bits: &PageBits,
         range: &Range<usize>,
@@ -108,7 +113,7 @@ impl PageState {
     }
 }
 
-/// The numbers of the pages that have addresses of `range`.
+/// Returns the numbers of the pages that overlap the addresses `range`.
 fn pages(range: &Range<usize>) -> Range<usize> {
     if range.is_empty() { 0..0 } else { range.start / PAGE..range.end.div_ceil(PAGE) }
 }
@@ -127,20 +132,28 @@ mod tests {
                 state.discard(&((1000 + from) * PAGE..(1000 + to) * PAGE));
                 for page in 0..PAGES {
                     let gone = (from..to).contains(&page);
-                    assert_eq!(state.has((1000 + page) * PAGE + 100, 8), !gone, "{page} of {from}..{to}");
+                    assert_eq!(
+                        state.is_present((1000 + page) * PAGE + 100, 8),
+                        !gone,
+                        "{page} of {from}..{to}"
+                    );
                     let both = gone || (from..to).contains(&(page + 1));
-                    assert_eq!(state.has((1001 + page) * PAGE - 1, 2), !both, "{page} of {from}..{to}");
+                    assert_eq!(
+                        state.is_present((1001 + page) * PAGE - 1, 2),
+                        !both,
+                        "{page} of {from}..{to}"
+                    );
                 }
-                assert_eq!(state.has(start, PAGES * PAGE - 100), from == to || from >= PAGES);
-                assert!(state.has(start, 0));
+                assert_eq!(state.is_present(start, PAGES * PAGE - 100), from == to || from >= PAGES);
+                assert!(state.is_present(start, 0));
             }
         }
         let state = PageState::new(start, 10);
         state.discard(&(0..1000 * PAGE));
         state.discard(&(1001 * PAGE..usize::MAX));
-        assert!(state.has(start, 10));
+        assert!(state.is_present(start, 10));
         state.discard(&(0..usize::MAX));
-        assert!(!state.has(start, 10));
+        assert!(!state.is_present(start, 10));
     }
 
     #[test]
@@ -153,6 +166,6 @@ mod tests {
         state.protect(&(1002 * PAGE..1005 * PAGE));
         assert_eq!(protected(&state), [2, 3, 4]);
         assert!(state.is_protected(1002 * PAGE - 1, 2) && !state.is_protected(1002 * PAGE - 1, 1));
-        assert!(state.has(1000 * PAGE, 10 * PAGE));
+        assert!(state.is_present(1000 * PAGE, 10 * PAGE));
     }
 }

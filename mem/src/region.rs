@@ -151,7 +151,7 @@ impl Region {
     /// Returns whether none of the bytes was discarded. To be asked under a pin: [`crate::Table::discard`] waits for those that were taken before.
     #[inline]
     pub(crate) fn has(&self, offset: usize, len: usize) -> bool {
-        self.page_state.as_ref().is_none_or(|state| state.has(self.at.addr().get() + offset, len))
+        self.page_state.as_ref().is_none_or(|state| state.is_present(self.at.addr().get() + offset, len))
     }
 
     /// Returns the page state if one of the bytes is on a page that the program has protected at some time.

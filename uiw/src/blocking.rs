@@ -1,5 +1,6 @@
-//! The safe API for programs without a runtime. The types have the same names as in the crate root; each call blocks the calling thread,
-//! which drives the device while it waits.
+//! Blocking API for programs without an async runtime.
+//!
+//! Types and methods have the same names as in the async API. A call blocks the calling thread, which drives the device while it waits.
 
 use crate::{
     AcceptFailure, Access, BoundWindow, BufferOp, CloseReason, ConnInfo, ConnectionConfig, Device, ErrorKind,
@@ -11,8 +12,10 @@ use std::ops::Range;
 use std::time::Duration;
 use uiw_llp::PeerIdentity;
 
-/// A connection whose calls wait. Operations with a buffer return an [`Op`](crate::Op), so that several can be under way before
-/// [`Op::wait`](crate::Op::wait) is called.
+/// Blocking form of [`crate::Connection`].
+///
+/// Methods block until they are done, except those that take a buffer: they start an operation and return an [`Op`](crate::Op), so that a program
+/// can start several operations before it calls [`Op::wait`](crate::Op::wait).
 ///
 /// ```
 /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
@@ -51,22 +54,22 @@ impl Connection {
         self.inner.send(buffer)
     }
 
-    /// Like [`Connection::send`], but raises a solicited event at the peer, if the peer has requested those events.
+    /// Like [`Connection::send`], but raises a solicited event at a peer that has requested such events.
     pub fn send_solicited<B: IoBuf>(&self, buffer: Mr<B>) -> BufferOp<B> {
         self.inner.send_solicited(buffer)
     }
 
-    /// Sends the buffer as one message, and invalidates the peer's `stag` before the receive completes there.
+    /// Like [`Connection::send`], but also invalidates the peer's key `stag`, before the receive completes at the peer.
     pub fn send_invalidate<B: IoBuf>(&self, buffer: Mr<B>, stag: STag) -> BufferOp<B> {
         self.inner.send_invalidate(buffer, stag)
     }
 
-    /// Like [`Connection::send_invalidate`], but also raises a solicited event.
+    /// Like [`Connection::send_invalidate`], but also raises a solicited event at the peer.
     pub fn send_solicited_invalidate<B: IoBuf>(&self, buffer: Mr<B>, stag: STag) -> BufferOp<B> {
         self.inner.send_solicited_invalidate(buffer, stag)
     }
 
-    /// Sends the buffer as one message with the immediate data `imm`. The peer must be uiw as well.
+    /// Sends the buffer as one message with the immediate value `imm`. The peer must be uiw as well.
     pub fn send_imm<B: IoBuf>(&self, buffer: Mr<B>, imm: u32) -> BufferOp<B> {
         self.inner.send_imm(buffer, imm)
     }
@@ -76,12 +79,12 @@ impl Connection {
         self.inner.write(buffer, to)
     }
 
-    /// Writes the buffer into the peer's memory, then notifies the peer with the immediate data `imm` (RFC 7306).
+    /// Writes the buffer into the peer's memory, then notifies the peer with the immediate value `imm` (RFC 7306).
     pub fn write_imm<B: IoBuf>(&self, buffer: Mr<B>, to: RemoteMr, imm: u32) -> BufferOp<B> {
         self.inner.write_imm(buffer, to, imm)
     }
 
-    /// Like [`Connection::write_imm`], but also raises a solicited event.
+    /// Like [`Connection::write_imm`], but also raises a solicited event at the peer.
     pub fn write_imm_solicited<B: IoBuf>(&self, buffer: Mr<B>, to: RemoteMr, imm: u32) -> BufferOp<B> {
         self.inner.write_imm_solicited(buffer, to, imm)
     }
@@ -91,23 +94,26 @@ impl Connection {
         self.inner.read(buffer, from)
     }
 
-    /// Sends a copy of `message` and waits until TCP has it.
+    /// Sends a copy of `message` and waits until TCP has accepted it.
     ///
     /// # Errors
-    /// [`ErrorKind::Closed`], [`ErrorKind::Ended`], [`ErrorKind::Completed`].
+    /// * [`ErrorKind::Closed`] if the connection was closed in order before that.
+    /// * [`ErrorKind::Ended`] if the connection ended otherwise before that.
+    /// * [`ErrorKind::Completed`] if the operation itself failed.
     pub fn send_copy(&self, message: &[u8]) -> Result<()> {
         self.inner.send_copy(message).wait()
     }
 
-    /// Atomically adds `add` to the 8-byte integer at `at` in the peer's memory, and returns the old value.
+    /// Atomically adds `add` to the 8-byte integer at `at` in the peer's memory, and returns the previous value (RFC 7306).
     ///
     /// # Errors
-    /// The errors are those of [`Connection::send_copy`]; [`ErrorKind::OutOfRange`].
+    /// Returns [`ErrorKind::OutOfRange`] if `at` has fewer than eight bytes; otherwise the errors are those of [`Connection::send_copy`].
     pub fn fetch_add(&self, at: RemoteMr, add: u64) -> Result<u64> {
         self.inner.fetch_add(at, add).wait()
     }
 
-    /// Atomically replaces the 8-byte integer at `at` in the peer's memory by `swap` if it equals `compare`, and returns the old value.
+    /// Atomically replaces the 8-byte integer at `at` in the peer's memory by `swap` if it equals `compare`, and returns the previous value
+    /// (RFC 7306).
     ///
     /// # Errors
     /// The errors are those of [`Connection::fetch_add`].
@@ -115,7 +121,9 @@ impl Connection {
         self.inner.compare_swap(at, compare, swap).wait()
     }
 
-    /// Waits for the next message. Returns `None` after an orderly close by either side: see [`crate::Connection::recv`].
+    /// Waits for the next message. Returns `None` after either side has closed the connection in order.
+    ///
+    /// See [`crate::Connection::recv`] for a peer whose process has exited.
     ///
     /// # Errors
     /// The errors are those of [`crate::Connection::recv`].
@@ -123,16 +131,18 @@ impl Connection {
         self.device.block_on(self.inner.recv())
     }
 
-    /// Like [`Connection::recv`], but for at most `timeout`.
+    /// Like [`Connection::recv`], but waits for at most `timeout`.
     ///
     /// # Errors
-    /// [`ErrorKind::NoMessage`] when no message came; otherwise the errors are those of [`Connection::recv`].
+    /// Returns [`ErrorKind::NoMessage`] if no message arrived in that time; otherwise the errors are those of [`Connection::recv`].
     pub fn recv_timeout(&self, timeout: Duration) -> Result<Option<Message>> {
         let received = self.device.block_on_for(timeout, self.inner.recv());
         received.unwrap_or(Err(ErrorKind::NoMessage { after: timeout }.into()))
     }
 
-    /// Opens bytes `range` of `memory` with `access` to the peer of this connection only: see [`crate::Connection::bind_window`].
+    /// Gives the peer of this connection, and no other peer, `access` to the bytes `range` of `memory`.
+    ///
+    /// See [`crate::Connection::bind_window`].
     ///
     /// # Errors
     /// The errors are those of [`crate::Connection::bind_window`].
@@ -140,7 +150,7 @@ impl Connection {
         self.inner.bind_window(memory, range, access).wait()
     }
 
-    /// Returns the addresses of both ends, the parameters negotiated during start-up, and the peer's private data.
+    /// Returns the parameters negotiated in start-up, and the peer's private data.
     #[must_use]
     pub fn info(&self) -> &ConnInfo {
         self.inner.info()
@@ -152,21 +162,21 @@ impl Connection {
         self.inner.pd()
     }
 
-    /// Returns the queue pair underneath.
+    /// Returns the underlying queue pair.
     #[must_use]
     pub fn qp(&self) -> &crate::raw::Qp {
         self.inner.qp()
     }
 
-    /// Closes the connection in an orderly way, and waits until both sides have closed.
+    /// Closes the connection in order: sends the operations posted before, then waits until both sides have closed. Returns how the connection ended.
     ///
     /// # Errors
-    /// [`ErrorKind::Closed`] or [`ErrorKind::Ended`] when the connection has ended already.
+    /// Returns [`ErrorKind::Closed`] or [`ErrorKind::Ended`] if the connection has already ended.
     pub fn disconnect(&self) -> Result<CloseReason> {
         self.device.block_on(self.inner.disconnect())
     }
 
-    /// Ends the connection at once, even if the peer does not answer: see [`crate::Connection::abort`].
+    /// Ends the connection immediately, even if the peer does not respond, and returns how it ended. See [`crate::Connection::abort`].
     pub fn abort(&self) -> CloseReason {
         self.device.block_on(self.inner.abort())
     }
@@ -176,27 +186,27 @@ impl Connection {
         self.device.block_on(self.inner.ended())
     }
 
-    /// Returns the asynchronous form of the same connection.
+    /// Returns the async form of this connection.
     #[must_use]
     pub fn as_async(&self) -> &crate::Connection {
         &self.inner
     }
 
-    /// Turns it into the asynchronous form of the same connection.
+    /// Converts this handle to the async form of the same connection.
     #[must_use]
     pub fn into_async(self) -> crate::Connection {
         self.inner
     }
 }
 
-/// The blocking form of the same connection.
+/// Converts an async handle to the blocking form of the same connection.
 impl From<crate::Connection> for Connection {
     fn from(inner: crate::Connection) -> Self {
         Self { device: inner.pd().device(), inner }
     }
 }
 
-/// A port on which peers may connect.
+/// Blocking form of [`crate::Listener`], which accepts connections of peers on one address.
 ///
 /// ```
 /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
@@ -217,7 +227,7 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens on `local`.
+    /// Listens on the address `local`; port 0 selects a free port.
     ///
     /// # Errors
     /// The errors are those of [`crate::Listener::bind`].
@@ -226,13 +236,15 @@ impl Listener {
         Ok(Self { device: pd.device(), inner })
     }
 
-    /// Returns the address it listens on.
+    /// Returns the address on which it listens.
     #[must_use]
     pub fn local_addr(&self) -> SocketAddr {
         self.inner.local_addr()
     }
 
-    /// Waits for the next peer whose connection is established: see [`crate::Listener::accept`].
+    /// Waits for the next connection. Connection requests are accepted without a look at their contents.
+    ///
+    /// See [`crate::Listener::accept`].
     ///
     /// # Errors
     /// The errors are those of [`crate::Listener::accept`].
@@ -241,8 +253,9 @@ impl Listener {
         Ok(Connection::new(&self.device, inner))
     }
 
-    /// Like [`Listener::accept`], but for at most `timeout`; returns `None` when it has passed. No peer is lost: the next call goes on
-    /// with handshakes that have begun.
+    /// Like [`Listener::accept`], but waits for at most `timeout`, and returns `None` after that time.
+    ///
+    /// Handshakes that have begun by then are not lost: the next call continues with them.
     ///
     /// # Errors
     /// The errors are those of [`Listener::accept`].
@@ -251,7 +264,7 @@ impl Listener {
         Ok(inner.map(|inner| Connection::new(&self.device, inner)))
     }
 
-    /// Waits for the next connection request, to be accepted or rejected by its contents: see [`Incoming`].
+    /// Waits for the next connection request, which the program can inspect before it accepts or rejects it.
     ///
     /// # Errors
     /// The errors are those of [`crate::Listener::incoming`].
@@ -260,7 +273,7 @@ impl Listener {
         Ok(Incoming { device: self.device.clone(), inner })
     }
 
-    /// Like [`Listener::incoming`], but for at most `timeout`; returns `None` when it has passed.
+    /// Like [`Listener::incoming`], but waits for at most `timeout`, and returns `None` after that time.
     ///
     /// # Errors
     /// The errors are those of [`Listener::incoming`].
@@ -269,19 +282,19 @@ impl Listener {
         Ok(inner.map(|inner| Incoming { device: self.device.clone(), inner }))
     }
 
-    /// Returns how many peers were accepted by [`Listener::accept`] and did not become a connection.
+    /// Returns the number of peers that [`Listener::accept`] accepted but whose connection could not be established.
     #[must_use]
     pub fn failures(&self) -> u64 {
         self.inner.failures()
     }
 
-    /// Returns the oldest of the last 64 of [`Listener::failures`] that was not taken yet.
+    /// Removes and returns the oldest recorded failure. Only the last 64 [`Listener::failures`] are recorded.
     pub fn take_failure(&self) -> Option<AcceptFailure> {
         self.inner.take_failure()
     }
 }
 
-/// A connection request. Dropping it rejects.
+/// Connection request of a peer: the blocking form of [`crate::Incoming`]. Dropping it rejects the request.
 ///
 /// ```
 /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
@@ -323,13 +336,13 @@ impl Incoming {
         self.inner.peer_addr()
     }
 
-    /// Returns the identity of the peer, if the stack has verified it: with TLS.
+    /// Returns the identity of the peer if the transport has verified it, which TLS does.
     #[must_use]
     pub fn peer_identity(&self) -> Option<&PeerIdentity> {
         self.inner.peer_identity()
     }
 
-    /// Accepts, and waits until the connection is established: see [`crate::Incoming::accept`].
+    /// Accepts the request and waits until the connection is established. See [`crate::Incoming::accept`].
     ///
     /// # Errors
     /// The errors are those of [`crate::Incoming::accept`].
@@ -338,7 +351,7 @@ impl Incoming {
         Ok(Connection { device: self.device, inner })
     }
 
-    /// Rejects, with private data for the peer.
+    /// Rejects the request and sends `private_data` to the peer.
     ///
     /// # Errors
     /// The errors are those of [`crate::Incoming::reject`].
@@ -347,7 +360,7 @@ impl Incoming {
     }
 }
 
-/// A stream of bytes over a connection: see [`crate::ByteStream`].
+/// Blocking form of [`crate::ByteStream`], a bidirectional byte stream over a connection.
 ///
 /// ```
 /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
@@ -387,7 +400,7 @@ impl ByteStream {
         Ok(Self { inner: crate::ByteStream::new(connection.inner)?, device: connection.device })
     }
 
-    /// Ends this direction: the peer reads what was written, and then 0 bytes. The other direction goes on.
+    /// Ends this direction: after the bytes written so far, the peer reads 0 bytes. The other direction stays open.
     ///
     /// # Errors
     /// The errors are those of [`crate::ByteStream::shutdown`].
@@ -395,13 +408,13 @@ impl ByteStream {
         self.device.block_on(self.inner.shutdown())
     }
 
-    /// Returns the connection underneath: see [`crate::ByteStream::connection`].
+    /// Returns the underlying connection. See [`crate::ByteStream::connection`] for its permitted uses.
     #[must_use]
     pub fn connection(&self) -> Connection {
         Connection::new(&self.device, self.inner.connection().clone())
     }
 
-    /// Turns it into the asynchronous form of the same stream.
+    /// Converts this handle to the async form of the same stream.
     #[must_use]
     pub fn into_async(self) -> crate::ByteStream {
         self.inner

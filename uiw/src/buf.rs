@@ -1,4 +1,4 @@
-//! Exclusive memory: registered buffers that no peer can name.
+//! Registered buffers for local use only: peers have no key for them.
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::pd::Pd;
@@ -6,12 +6,14 @@ use std::mem::{ManuallyDrop, MaybeUninit};
 use std::ops::Range;
 use uiw_verbs::{Access, Memory, RawMr, Sge};
 
-/// A buffer at a stable address.
+/// Buffer whose bytes stay at the same address when the value is moved.
+///
+/// Implemented for vectors, boxed slices and static data. A program implements it for buffer types of its own:
 ///
 /// ```
 /// use uiw::{Device, IoBuf};
 ///
-/// /// A vector of a program's own.
+/// /// The program's own buffer type.
 /// struct Block(Vec<u8>);
 ///
 /// // SAFETY: a vector's heap block does not move with the vector, and nothing else has access to it.
@@ -30,25 +32,30 @@ use uiw_verbs::{Access, Memory, RawMr, Sge};
 /// ```
 ///
 /// # Safety
-/// `as_mut_ptr` gives the first of `len` initialised bytes, which belong to the value alone and stay at that address as long as the
-/// value lives, wherever it is moved. It is asked once, before the buffer is registered; until the region has been deregistered, the
-/// bytes are used through that pointer only.
+/// * [`IoBuf::as_mut_ptr`] must return a pointer to [`IoBuf::len`] initialised bytes.
+/// * The bytes must stay at that address for as long as the value lives, even if the value is moved.
+/// * The value must own the bytes exclusively. Only bytes that nothing ever writes may be shared; such a type must not implement [`IoBufMut`].
+///
+/// `as_mut_ptr` is called once, before the buffer is registered. Until the region has been deregistered, all accesses to the bytes go through
+/// that pointer.
 pub unsafe trait IoBuf: Send + 'static {
-    /// The first byte, by way of the unique buffer: what arrives is written through this pointer if the buffer is [`IoBufMut`]. A
-    /// pointer that comes from a shared reference must not be written through.
+    /// Returns a pointer to the first byte.
+    ///
+    /// If the buffer implements [`IoBufMut`], received data is written through this pointer, so it must be derived from the unique reference: writing
+    /// through a pointer that is derived from a shared reference is undefined behaviour.
     fn as_mut_ptr(&mut self) -> *mut u8;
-    /// Bytes.
+    /// Returns the number of bytes.
     fn len(&self) -> usize;
-    /// Returns whether it has no bytes.
+    /// Returns whether the buffer has no bytes.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
-/// A buffer at a stable address that may be written.
+/// Buffer at a stable address that operations may write to, for example an RDMA Read.
 ///
 /// # Safety
-/// As [`IoBuf`], and the bytes may be written through the pointer.
+/// The requirements of [`IoBuf`] apply, and it must be sound to write the bytes through the pointer.
 pub unsafe trait IoBufMut: IoBuf {}
 
 // SAFETY: a vector's heap block does not move with the vector, and the vector cannot be changed while it is inside an `Mr`.
@@ -77,8 +84,8 @@ unsafe impl IoBuf for Box<[u8]> {
 // SAFETY: as above; the block may be written through a unique box.
 unsafe impl IoBufMut for Box<[u8]> {}
 
-// SAFETY: static memory does not move, and shared references exclude writes. It is not `IoBufMut`: no operation writes
-// through the pointer.
+// SAFETY: static memory does not move, and nothing writes it while shared references exist. It is not `IoBufMut`, so no operation
+// writes through the pointer.
 unsafe impl IoBuf for &'static [u8] {
     fn as_mut_ptr(&mut self) -> *mut u8 {
         (**self).as_ptr().cast_mut()
@@ -98,27 +105,29 @@ unsafe impl IoBuf for &'static str {
     }
 }
 
-/// A buffer whose bytes are used through the pointer that was taken first. The buffer itself is not touched meanwhile: to move a box, or
-/// to borrow from a buffer again, would claim the bytes anew and make that pointer invalid. `MaybeUninit` keeps moves from doing so.
+/// Owned buffer whose bytes are accessed only through the pointer taken at creation.
+///
+/// The buffer itself is not touched until it is taken out or dropped: under Rust's aliasing rules, moving a box or borrowing from the buffer
+/// again would invalidate the pointer. `MaybeUninit` prevents a move of this struct from having that effect.
 struct HeldBuffer<B> {
-    /// `len` bytes of `buf`.
+    /// First of the `len` bytes of `buf`.
     at: *mut u8,
     len: usize,
     /// Initialised until `into_inner` or drop.
     buf: MaybeUninit<B>,
 }
 
-// SAFETY: the pointer is into the buffer that is held, and `IoBuf` says that its bytes are the buffer's alone.
+// SAFETY: the pointer points into `buf`, and `IoBuf` requires that the bytes belong to the buffer alone.
 unsafe impl<B: Send> Send for HeldBuffer<B> {}
 
-// SAFETY: as above; a shared `Held` lets the bytes be read only.
+// SAFETY: as above; a shared `HeldBuffer` only allows the bytes to be read.
 unsafe impl<B: Sync> Sync for HeldBuffer<B> {}
 
 impl<B: IoBuf> HeldBuffer<B> {
     fn new(buf: B) -> Self {
         let len = buf.len();
         let mut buf = MaybeUninit::new(buf);
-        // SAFETY: initialised the line before.
+        // SAFETY: `buf` was initialised in the line above.
         let at = unsafe { buf.assume_init_mut() }.as_mut_ptr();
         Self { at, len, buf }
     }
@@ -134,14 +143,16 @@ impl<B> HeldBuffer<B> {
 
 impl<B> Drop for HeldBuffer<B> {
     fn drop(&mut self) {
-        // SAFETY: initialised since `new`; `into_inner` keeps what it took from being dropped here.
+        // SAFETY: initialised since `new`; `into_inner`, which moves the buffer out, prevents this drop from running.
         unsafe { self.buf.assume_init_drop() }
     }
 }
 
-/// A registered buffer that is yours alone: no peer can reach it, so it is a plain slice whenever it is not in flight.
+/// Registered buffer that only this program can access.
 ///
-/// Operations take all of it, or the part chosen by [`Mr::range`].
+/// Peers have no key for it, so its bytes are available as a plain slice whenever no operation owns it. An operation takes the `Mr` by value, works on
+/// the whole buffer or on the part selected by [`Mr::range`], and gives the `Mr` back when it completes. Memory that peers may
+/// access is a [`SharedMr`](crate::SharedMr).
 ///
 /// ```
 /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
@@ -155,16 +166,16 @@ impl<B> Drop for HeldBuffer<B> {
 /// # }
 /// ```
 pub struct Mr<B: IoBuf> {
-    /// Dropped first: the region ends before its memory does.
+    /// Declared before `buf`, so that the region is deregistered before its memory is freed.
     raw: RawMr,
     buf: HeldBuffer<B>,
     range: Range<usize>,
 }
 
-/// An error, with the buffer that the failed call was given: a buffer that could not be registered, or the [`Mr`] of an operation. What a Read
-/// that failed leaves in its buffer is unspecified.
+/// Error of a call that took a buffer, together with that buffer.
 ///
-/// It converts to [`Error`] and [`std::io::Error`], so that `?` works where the buffer is not needed.
+/// The buffer is the one that could not be registered, or the [`Mr`] of a failed operation. The contents of the buffer after a failed Read are
+/// unspecified. `BufferError` converts to [`Error`] and [`std::io::Error`], so `?` works in functions that do not need the buffer.
 ///
 /// ```
 /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
@@ -179,9 +190,9 @@ pub struct Mr<B: IoBuf> {
 /// # }
 /// ```
 pub struct BufferError<T> {
-    /// Reason.
+    /// Reason for the failure.
     pub error: Error,
-    /// The buffer.
+    /// Buffer that was passed to the call.
     pub buffer: T,
 }
 
@@ -216,15 +227,15 @@ impl<T> From<BufferError<T>> for std::io::Error {
 }
 
 impl Pd {
-    /// Registers a buffer for operations of ours.
+    /// Registers a buffer for operations that this program starts. Peers cannot access it.
     ///
     /// # Errors
-    /// [`ErrorKind::Register`] with the buffer, when the device has no STag left.
+    /// Returns [`ErrorKind::Register`], with the buffer, if the device has no STag left.
     pub fn register<B: IoBuf>(&self, buf: B) -> Result<Mr<B>, BufferError<B>> {
         let buf = HeldBuffer::new(buf);
         // SAFETY: `IoBuf` promises `len` bytes at a stable address while `buf` lives, and `Mr` drops the region before the
-        // buffer. Exclusive: the bytes are given out as a slice only while the `Mr` is not inside an operation. A buffer that
-        // is not `IoBufMut` is taken only by operations that read it.
+        // buffer. Access is exclusive: the bytes are lent as a slice only while no operation owns the `Mr`. A buffer that is
+        // not `IoBufMut` is accepted only by operations that read it.
         let memory = unsafe { Memory::borrowed(buf.at, buf.len) };
         match self.as_raw().register_raw(memory, buf.at as u64, Access::LOCAL_WRITE) {
             Ok(raw) => Ok(Mr { raw, range: 0..buf.len, buf }),
@@ -234,17 +245,17 @@ impl Pd {
 }
 
 impl<B: IoBuf> Mr<B> {
-    /// Returns all bytes.
+    /// Returns all bytes of the buffer, regardless of [`Mr::range`].
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: `IoBuf` promises the bytes; operations take the `Mr` by value, so nothing writes them now.
+        // SAFETY: `IoBuf` guarantees that the bytes are valid; operations take the `Mr` by value, so nothing writes them now.
         unsafe { std::slice::from_raw_parts(self.buf.at, self.buf.len) }
     }
 
-    /// Operations are to take only this part.
+    /// Restricts operations to the bytes `range`, counted from the start of the buffer. It replaces an earlier restriction.
     ///
     /// # Errors
-    /// [`ErrorKind::OutOfRange`].
+    /// Returns [`ErrorKind::OutOfRange`] if the range is reversed or ends after the buffer.
     pub fn range(mut self, range: Range<usize>) -> Result<Self> {
         let len = self.buf.len;
         if range.start > range.end || range.end > len {
@@ -255,26 +266,26 @@ impl<B: IoBuf> Mr<B> {
         Ok(self)
     }
 
-    /// Operations take all of it again.
+    /// Lets operations use the whole buffer again, after [`Mr::range`].
     #[must_use]
     pub fn full(mut self) -> Self {
         self.range = 0..self.buf.len;
         self
     }
 
-    /// Bytes that operations take.
+    /// Returns the number of bytes that an operation uses: the length of the range, not of the buffer.
     #[must_use]
     pub fn len(&self) -> usize {
         self.range.len()
     }
 
-    /// Returns whether operations take none.
+    /// Returns whether an operation would use no bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.range.is_empty()
     }
 
-    /// Deregisters; the buffer is an ordinary one again.
+    /// Deregisters the memory and returns the buffer.
     pub fn into_inner(self) -> B {
         let Self { raw, buf, .. } = self;
         drop(raw);
@@ -293,9 +304,9 @@ impl<B: IoBuf> Mr<B> {
 }
 
 impl<B: IoBufMut> Mr<B> {
-    /// Returns all bytes, for writing.
+    /// Returns all bytes of the buffer for writing, regardless of [`Mr::range`].
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as in `bytes`, and `IoBufMut` lets the bytes be written through the pointer; the `Mr` is borrowed uniquely.
+        // SAFETY: as in `bytes`; `IoBufMut` allows writes through the pointer, and the `Mr` is borrowed mutably.
         unsafe { std::slice::from_raw_parts_mut(self.buf.at, self.buf.len) }
     }
 }
@@ -321,7 +332,7 @@ mod tests {
         Device::with_stack(Box::new(stack), options).unwrap().alloc_pd().unwrap()
     }
 
-    /// Places bytes as a receive or the answer to a Read does.
+    /// Places bytes in the region the way a receive or a Read Response does.
     fn place<B: IoBuf>(mr: &Mr<B>, bytes: &[u8]) {
         let sge = mr.sge().unwrap();
         let offset = sge.addr - mr.raw.addr();
@@ -329,7 +340,7 @@ mod tests {
         span.pin().unwrap().copy_from(0, bytes).unwrap();
     }
 
-    /// Checks for miri that the region may still write the buffer, whatever is done to it in between.
+    /// Lets Miri check that the region's pointer stays valid for writes between other uses of the buffer.
     fn is_written_repeatedly<B: IoBufMut + AsRef<[u8]> + std::fmt::Debug>(buf: B) {
         let mut mr = pd().register(buf).unwrap();
         place(&mr, b"one");

@@ -1,10 +1,10 @@
-//! The crate `bytes`: its buffers as memory of operations, and received messages as [`Bytes`].
+//! Support for the crate `bytes`: its types as buffers of operations, and received messages as [`Bytes`].
 
 use crate::buf::{IoBuf, IoBufMut};
 use crate::message::Message;
 use bytes::{Bytes, BytesMut};
 
-// SAFETY: the block behind it does not move with the value, and all that share it only read. It is not `IoBufMut`: no operation
+// SAFETY: the bytes do not move with the value, and all handles that share them only read. It is not `IoBufMut`, so no operation
 // writes through the pointer.
 unsafe impl IoBuf for Bytes {
     fn as_mut_ptr(&mut self) -> *mut u8 {
@@ -15,7 +15,7 @@ unsafe impl IoBuf for Bytes {
     }
 }
 
-// SAFETY: its bytes are on the heap, and belong to the value alone: a handle that was split off has others.
+// SAFETY: the bytes are on the heap and belong to this value alone: a handle that was split off has different bytes.
 unsafe impl IoBuf for BytesMut {
     fn as_mut_ptr(&mut self) -> *mut u8 {
         self.as_mut().as_mut_ptr()
@@ -25,10 +25,10 @@ unsafe impl IoBuf for BytesMut {
     }
 }
 
-// SAFETY: as above; the pointer comes from a unique slice.
+// SAFETY: as above; the pointer is derived from a unique slice.
 unsafe impl IoBufMut for BytesMut {}
 
-/// Returns the message without a copy: the receive is posted again when the last clone is dropped.
+/// Converts a received message without copying it. Its receive is posted again when the last clone of the [`Bytes`] is dropped.
 ///
 /// ```
 /// use bytes::Bytes;

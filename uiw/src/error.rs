@@ -1,10 +1,10 @@
-//! Errors of calls and operations.
+//! Error type of the safe API.
 
 use std::io;
 
 pub use uiw_verbs::Error as ErrorKind;
 
-/// Error of a call or an operation that was refused or failed. [`Error::kind`] names the rule.
+/// Error of a call or an operation. [`Error::kind`] returns the reason.
 ///
 /// ```
 /// use uiw::{ConnectionConfig, Device, ErrorKind, Listener};
@@ -19,22 +19,23 @@ pub use uiw_verbs::Error as ErrorKind;
 #[error(transparent)]
 pub struct Error(#[from] ErrorKind);
 
-/// Result of a call.
+/// Result whose error is [`Error`] by default.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
-    /// Returns the rule, with the values that it was applied to.
+    /// Returns the reason for the failure: the rule that was violated or the event that occurred, with the values involved.
     #[must_use]
     pub fn kind(&self) -> &ErrorKind {
         &self.0
     }
 
-    /// Like [`Error::kind`], but consumes the error.
+    /// Like [`Error::kind`], but returns the reason by value.
     #[must_use]
     pub fn into_kind(self) -> ErrorKind {
         self.0
     }
 
+    /// Returns a function that converts a system error; `what` names the action that failed.
     pub(crate) fn io(what: &'static str) -> impl FnOnce(io::Error) -> Self {
         move |source| Self(ErrorKind::Io { what, source })
     }
@@ -46,7 +47,7 @@ impl std::fmt::Debug for Error {
     }
 }
 
-/// Converts to the kind that std has for the same failure; the error itself is the source.
+/// Converts to the [`io::ErrorKind`] that matches the failure. The original error is the inner error of the result.
 impl From<Error> for io::Error {
     fn from(error: Error) -> Self {
         Self::new(error.0.io_kind(), error)

@@ -4,9 +4,9 @@ use crate::device::Device;
 use crate::error::Result;
 use uiw_verbs::integration;
 
-/// Protection domain: memory and connections of the same domain may work together, others not (RFC 5040 section 2.1).
+/// Protection domain: a connection can only use memory of its own domain (RFC 5040 section 2.1).
 ///
-/// Clones name the same domain; it lives as long as anything in it. [`Pd::as_raw`] is the same domain for the [raw layer](crate::raw).
+/// Clones are handles of the same domain, which lives as long as a handle or an object that belongs to it.
 ///
 /// ```
 /// use uiw::raw::{CqConfig, QpInit};
@@ -22,25 +22,26 @@ use uiw_verbs::integration;
 pub struct Pd(uiw_verbs::Pd);
 
 impl Pd {
-    /// Returns the domain for the [raw layer](crate::raw): queue pairs, shared receive queues, regions and windows.
+    /// Returns the same domain as a type of the [raw layer](crate::raw), which allocates queue pairs, shared receive queues, regions and
+    /// windows from it.
     #[must_use]
     pub fn as_raw(&self) -> &uiw_verbs::Pd {
         &self.0
     }
 
-    /// Returns its number on the device.
+    /// Returns the number of this domain, which is unique on its device.
     #[must_use]
     pub fn num(&self) -> u32 {
         self.0.num()
     }
 
-    /// Returns the number of objects that keep it alive, this handle not counted.
+    /// Returns the number of objects that keep the domain alive, not counting this handle.
     #[must_use]
     pub fn users(&self) -> usize {
         self.0.users()
     }
 
-    /// Returns a handle of its device.
+    /// Returns a handle of the device to which the domain belongs.
     pub(crate) fn device(&self) -> Device {
         integration::device_of(&self.0).into()
     }
@@ -50,13 +51,13 @@ impl Device {
     /// Allocates a protection domain.
     ///
     /// # Errors
-    /// [`ErrorKind::Limit`](crate::ErrorKind::Limit).
+    /// Returns [`ErrorKind::Limit`](crate::ErrorKind::Limit) if the device has no more domains.
     pub fn alloc_pd(&self) -> Result<Pd> {
         Ok(self.as_raw().alloc_pd()?.into())
     }
 }
 
-/// A domain that was allocated by the raw layer.
+/// Converts a domain that was allocated through the raw layer.
 impl From<uiw_verbs::Pd> for Pd {
     fn from(pd: uiw_verbs::Pd) -> Self {
         Self(pd)

@@ -1,59 +1,75 @@
-//! The sending half of a connection: a ring that the program's bytes are copied to, the peer's targets that they are written to, and
-//! what limits it: room in the ring, slots of the send queue, the peer's credits.
+//! Bookkeeping of the sending half of a connection.
 //!
-//! Two uiw ends need no reserve of credits, as a Send that finds no receive waits in the stream. Stock rsockets over an iWARP driver are
-//! ended by one (the protocol counts on RNR retries, which iWARP does not have), and their receives serve control messages as well as
-//! data: so a part of the credits stays unused.
+//! The program's bytes are copied to a ring, and from there written to targets, which are parts of the peer's receive buffer. Sending is limited by
+//! the room in the ring, the slots of the send queue, the current target and the peer's credits. A [`Sender`] only counts; its caller copies
+//! and posts.
+//!
+//! Some of the credits are never used for data ([`RESERVED_CREDITS`]). The peer's receives serve both data and control messages, and with stock
+//! rsockets over an iWARP driver a Send that finds no receive ends the connection: the protocol relies on RNR retries, which iWARP does not have.
+//! Two uiw peers would not need the reserve, because there such a Send waits in the stream until a receive is posted.
 
 use crate::wire::Target;
 use std::collections::VecDeque;
 use std::ops::Range;
 
-/// Room in the ring below which a program waits: rdma-core's SO_SNDLOWAT.
+/// Number of free bytes in the ring below which nothing is sent and the program waits (rdma-core's SO_SNDLOWAT).
 const LOW_WATER: u32 = 2048;
-/// The longest write, and the first of a call that sends more: later ones are twice as long each, so that the peer begins early.
-const LONGEST: u32 = 65536;
-const FIRST: u32 = 2048;
-/// Receives of the peer that data never takes: credits and the two control messages may need one each before the peer polls.
-const RESERVE: u16 = 8;
+/// Maximum length of a piece in bytes.
+const MAX_PIECE: u32 = 65536;
+/// Maximum length in bytes of the first piece of a call. The maximum doubles with each piece up to [`MAX_PIECE`], so that the peer can
+/// start early with the data of a long call.
+const FIRST_PIECE: u32 = 2048;
+/// Number of the peer's receives that data leaves free. Credits, SHUTDOWN and DISCONNECT may need one each before the peer polls.
+const RESERVED_CREDITS: u16 = 8;
 
-/// One message in the send queue.
+/// Message in the send queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum InFlight {
-    /// Data, or a mapping: a slot, and so many bytes of the ring.
+    /// Data with its length in the ring, or a published mapping with length 0. It occupies one of the data slots.
     Data(u32),
-    /// Credits or a control message.
+    /// Credits or a control message, in one of the control slots.
     Control,
 }
 
-/// The next bytes to be written.
+/// Part of the program's data that is written with one request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Piece {
-    /// Range in the ring.
+    /// Range in the ring to which the caller copies the data.
     pub(crate) staged: Range<u32>,
-    /// Target in the peer's memory.
+    /// Destination in the peer's memory, of the same length.
     pub(crate) to: Target,
 }
 
+/// State of the sending half: free room in the ring, slots, credits and the current target.
 pub(crate) struct Sender {
+    /// Size of the ring in bytes.
     size: u32,
-    /// The next free byte of the ring.
+    /// Offset in the ring at which the next piece begins.
     start: u32,
+    /// Free bytes in the ring.
     free: u32,
+    /// Free slots of the send queue for data and mappings.
     slots: u16,
+    /// Free slots of the send queue for credits and control messages.
     control_slots: u16,
+    /// Messages in the send queue, oldest first.
     in_flight: VecDeque<InFlight>,
-    /// Data messages sent, and those that the peer has receives for; modulo 2^16.
+    /// Number of data messages sent, modulo 2^16.
     sent: u16,
+    /// Number of data messages for which the peer has given credits since the connection began, modulo 2^16.
     limit: u16,
+    /// Number of credits that data leaves unused: [`RESERVED_CREDITS`], or less if the peer has few receives.
     reserve: u16,
+    /// Rest of the target that is filled now; its length is 0 when it is full.
     current: Target,
-    /// Length of the next piece of this call, at most.
-    longest: u32,
+    /// Maximum length in bytes of the next piece of this call.
+    max_piece: u32,
 }
 
 impl Sender {
-    /// A ring of `size` bytes, `slots` messages of data and `control_slots` others in the send queue.
+    /// Creates a sender with a ring of `size` bytes and, in the send queue, `slots` for data and mappings and `control_slots` for other messages.
+    ///
+    /// `credits` is the number of receives that the peer has posted, and `first` the target in its private data.
     pub(crate) fn new(size: u32, slots: u16, control_slots: u16, credits: u16, first: Target) -> Self {
         Self {
             size,
@@ -64,37 +80,39 @@ impl Sender {
             in_flight: VecDeque::new(),
             sent: 0,
             limit: credits,
-            reserve: RESERVE.min(credits / 4),
+            reserve: RESERVED_CREDITS.min(credits / 4),
             current: first,
-            longest: FIRST,
+            max_piece: FIRST_PIECE,
         }
     }
 
-    /// Returns whether something can be sent now.
+    /// Returns whether data for the current target can be sent now.
     pub(crate) fn has_room(&self) -> bool {
         self.has_slot() && self.current.len > 0
     }
 
-    /// Returns whether a message can be sent that has no target of the data.
+    /// Returns whether a message that needs no target can be sent now: data for a mapping, or a published mapping.
     pub(crate) fn has_slot(&self) -> bool {
         let credits = self.limit.wrapping_sub(self.sent);
         self.slots > 0 && self.free >= LOW_WATER.min(self.size) && credits > self.reserve
     }
 
-    /// A call begins to send.
-    pub(crate) fn begin(&mut self) {
-        self.longest = FIRST;
+    /// Starts a new call of the program, whose first piece is short again.
+    pub(crate) fn begin_call(&mut self) {
+        self.max_piece = FIRST_PIECE;
     }
 
+    /// Returns the length of the next piece, and doubles the maximum for the following one.
     fn next_len(&mut self, wanted: u64, room: u32) -> u32 {
-        let longest = self.longest;
-        self.longest = (2 * longest).min(LONGEST);
-        // A piece is consecutive in the ring.
-        let most = longest.min(self.free).min(self.size - self.start).min(room);
-        wanted.min(u64::from(most)) as u32
+        let max = self.max_piece;
+        self.max_piece = (2 * max).min(MAX_PIECE);
+        // A piece must be contiguous in the ring.
+        let max = max.min(self.free).min(self.size - self.start).min(room);
+        wanted.min(u64::from(max)) as u32
     }
 
-    fn take(&mut self, len: u32) -> Range<u32> {
+    /// Reserves a slot and the next `len` bytes of the ring.
+    fn stage(&mut self, len: u32) -> Range<u32> {
         let staged = self.start..self.start + len;
         self.start = (self.start + len) % self.size;
         self.free -= len;
@@ -103,31 +121,36 @@ impl Sender {
         staged
     }
 
-    /// Takes what up to `wanted` bytes need. Called where [`Sender::has_room`].
+    /// Reserves a slot, a credit, and room in the ring and in the target for the next piece of at most `wanted` bytes.
+    ///
+    /// The caller has checked [`Sender::has_room`].
     pub(crate) fn next(&mut self, wanted: u64) -> Piece {
         let len = self.next_len(wanted, self.current.len);
         let to = Target { len, ..self.current };
         self.current.addr = self.current.addr.wrapping_add(len.into());
         self.current.len -= len;
         self.sent = self.sent.wrapping_add(1);
-        Piece { staged: self.take(len), to }
+        Piece { staged: self.stage(len), to }
     }
 
-    /// Like [`Sender::next`], for bytes that go to a mapping with `room` bytes, which takes neither credit nor target.
+    /// Like [`Sender::next`], but for data that is written to a mapping with `room` bytes. It needs neither a credit nor a target.
+    ///
+    /// The caller has checked [`Sender::has_slot`].
     pub(crate) fn next_direct(&mut self, wanted: u64, room: u32) -> Range<u32> {
         let len = self.next_len(wanted, room);
-        self.take(len)
+        self.stage(len)
     }
 
-    /// Takes what a mapping that is published needs. Called where [`Sender::has_slot`]. It takes no credit, as the peer would never give it
-    /// back: it counts data alone.
-    pub(crate) fn publish(&mut self) {
+    /// Takes a slot for the message that publishes a mapping. The caller has checked [`Sender::has_slot`].
+    ///
+    /// It takes no credit, because the peer counts only data messages and would never give the credit back.
+    pub(crate) fn take_mapping_slot(&mut self) {
         self.slots -= 1;
         self.in_flight.push_back(InFlight::Data(0));
     }
 
-    /// Takes a slot for a control message; false when there is none.
-    pub(crate) fn control(&mut self) -> bool {
+    /// Takes a slot for credits or a control message. Returns false if no slot is free.
+    pub(crate) fn take_control_slot(&mut self) -> bool {
         if self.control_slots == 0 {
             return false;
         }
@@ -136,18 +159,18 @@ impl Sender {
         true
     }
 
-    /// Slots that control messages can still take.
+    /// Returns the number of free slots for credits and control messages.
     pub(crate) fn control_slots(&self) -> u16 {
         self.control_slots
     }
 
-    /// The oldest message has left the send queue.
+    /// Frees the slot and the room of the oldest message, which has left the send queue.
     pub(crate) fn completed(&mut self) {
         match self.in_flight.pop_front() {
             Some(InFlight::Data(len)) => {
                 self.free += len;
                 self.slots += 1;
-                // An empty ring begins anew: what was written last is in the cache.
+                // Start again at the beginning of an empty ring: the memory used most recently is in the cache.
                 if self.free == self.size {
                     self.start = 0;
                 }
@@ -157,17 +180,17 @@ impl Sender {
         }
     }
 
-    /// The peer has given credits.
-    pub(crate) fn credit(&mut self, limit: u16) {
+    /// Applies credits from the peer: `limit` is the number of data messages, modulo 2^16, that may be sent in total.
+    pub(crate) fn set_credit_limit(&mut self, limit: u16) {
         self.limit = limit;
     }
 
-    /// Returns whether the current target is used up.
+    /// Returns whether the current target is full.
     pub(crate) fn needs_target(&self) -> bool {
         self.current.len == 0
     }
 
-    /// The next target.
+    /// Replaces the target when the current one is full.
     pub(crate) fn set_target(&mut self, target: Target) {
         self.current = target;
     }
@@ -211,7 +234,7 @@ mod tests {
                 sent += 1;
             }
             assert_eq!(sent, usable, "{credits}");
-            sender.credit(credits.wrapping_mul(2));
+            sender.set_credit_limit(credits.wrapping_mul(2));
             assert!(sender.has_room());
         }
     }
@@ -219,11 +242,11 @@ mod tests {
     #[test]
     fn control_messages_have_own_slots() {
         let mut sender = sender(384);
-        assert!(sender.control() && sender.control() && !sender.control());
+        assert!(sender.take_control_slot() && sender.take_control_slot() && !sender.take_control_slot());
         sender.next(1);
         sender.completed();
-        assert!(sender.control());
-        // A completion more than there are messages changes nothing.
+        assert!(sender.take_control_slot());
+        // Completions without a message in flight change nothing.
         (0..9).for_each(|_| sender.completed());
         assert_eq!((sender.slots, sender.control_slots, sender.free), (100, 2, 8192));
     }

@@ -140,7 +140,7 @@ impl Stream {
         }
         let Some(mut grant) = self.receiver.due() else { return false };
         // The last two slots are those of SHUTDOWN and DISCONNECT.
-        if self.sender.control_slots() <= 2 || !self.sender.control() {
+        if self.sender.control_slots() <= 2 || !self.sender.take_control_slot() {
             return false;
         }
         if grant.target.is_some() && self.receiver.can_grow() && self.is_filled_quickly() {
@@ -303,7 +303,7 @@ impl Stream {
     pub(crate) fn publish_mappings(&mut self) -> Result<()> {
         while let Some((index, mapping, to)) = self.mappings.unpublished() {
             self.check_slot()?;
-            self.sender.publish();
+            self.sender.take_mapping_slot();
             self.link.write_entry(&mapping.to_bytes(self.order), to, Message::Mapped { index })?;
             self.mappings.published();
         }
@@ -349,7 +349,7 @@ impl Stream {
     }
 
     fn notify(&mut self, message: Message) -> Result<()> {
-        if self.sender.control() { self.link.message(message) } else { Err(Errno::IO) }
+        if self.sender.take_control_slot() { self.link.message(message) } else { Err(Errno::IO) }
     }
 
     /// Closes the connection: what was sent goes out, then DISCONNECT, then the stream ends.
@@ -429,7 +429,7 @@ fn receive(
 ) -> std::result::Result<(), ProtocolViolation> {
     match Message::from_word(word).map_err(ProtocolViolation::Wire)? {
         Message::Data { len } => receiver.arrive(len).map_err(ProtocolViolation::Violation)?,
-        Message::Credits { limit } => sender.credit(limit),
+        Message::Credits { limit } => sender.set_credit_limit(limit),
         // The entry is in memory, and is found there when it is used.
         Message::Mapped { .. } | Message::KeepAlive => {}
         Message::Shutdown => shut.peer_write = true,

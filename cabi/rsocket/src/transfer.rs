@@ -237,7 +237,7 @@ fn send_on_stream(socket: &Arc<Socket>, list: &[InVec<'_>], flags: c_int) -> Res
             let stream = state.connected()?;
             stream.publish_mappings()?;
             if !std::mem::replace(&mut begun, true) {
-                stream.sender.begin();
+                stream.sender.begin_call();
             }
             if total == 0 {
                 return stream.check_room_or_nothing();
@@ -532,7 +532,7 @@ pub extern "C" fn riowrite<'a>(
                 let stream = state.connected()?;
                 stream.publish_mappings()?;
                 if !std::mem::replace(&mut begun, true) {
-                    stream.sender.begin();
+                    stream.sender.begin_call();
                 }
                 stream.write_mapped(&bytes[done..], (offset as u64).wrapping_add(done as u64))
             });

@@ -1,40 +1,42 @@
-//! The messages of a byte stream.
+//! Message format of a byte stream, described at [`ByteStream`](crate::ByteStream).
 
 use std::io;
 
-/// Bytes of a header.
-pub(super) const HEADER: usize = 8;
-/// Bytes of the payload of the first message.
-const FIRST_PAYLOAD: usize = 4;
+/// Length of a header in bytes.
+pub(super) const HEADER_LEN: usize = 8;
+/// Length in bytes of the payload of an end's first message.
+const FIRST_PAYLOAD_LEN: usize = 4;
+/// Version of the format.
 const VERSION: u8 = 1;
+/// Flag of the last message in a direction.
 const FIN: u8 = 1;
 
-/// Header of a message.
+/// Decoded header of a message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Header {
-    /// Messages that the peer may send in addition.
+    /// Number of further messages that the receiver of this header may send.
     pub(super) credits: u32,
-    /// True if nothing follows the payload in this direction.
+    /// Whether the payload is the last one in this direction.
     pub(super) fin: bool,
 }
 
-/// A message that breaks the format.
+/// Violation of the format by the peer.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub(super) enum FormatError {
-    #[error("a message of {len} bytes is shorter than the header of {HEADER}")]
+    #[error("a message of {len} bytes is shorter than the header of {HEADER_LEN}")]
     Short { len: usize },
     #[error("version {version} of the byte stream; only {VERSION} is known")]
     Version { version: u8 },
     #[error("flags {flags:#04x}; only {FIN:#04x} is known")]
     Flags { flags: u8 },
-    #[error("the first message has a payload of {len} bytes instead of {FIRST_PAYLOAD}")]
+    #[error("the first message has a payload of {len} bytes instead of {FIRST_PAYLOAD_LEN}")]
     FirstLength { len: usize },
     #[error("the peer receives payloads of at most 0 bytes")]
     NoPayload,
     #[error("{credits} credits in addition are more than can be counted")]
     Credits { credits: u32 },
     #[error("a payload behind the end of the stream")]
-    BehindFin,
+    AfterFin,
     #[error("more messages than credits were given")]
     NoCredit,
     #[error("the connection was closed before the end of the byte stream")]
@@ -52,16 +54,17 @@ impl From<FormatError> for io::Error {
 }
 
 impl Header {
-    pub(super) fn emit(self) -> [u8; HEADER] {
+    /// Encodes the header.
+    pub(super) fn emit(self) -> [u8; HEADER_LEN] {
         let [a, b, c, d] = self.credits.to_be_bytes();
         [VERSION, if self.fin { FIN } else { 0 }, 0, 0, a, b, c, d]
     }
 
-    /// The header of a message, and its payload.
+    /// Decodes the header of a message, and returns it with the payload.
     pub(super) fn parse(message: &[u8]) -> Result<(Self, &[u8]), FormatError> {
         let short = FormatError::Short { len: message.len() };
         let ([version, flags, _, _, credits @ ..], payload) =
-            message.split_first_chunk::<HEADER>().ok_or(short)?;
+            message.split_first_chunk::<HEADER_LEN>().ok_or(short)?;
         if *version != VERSION {
             return Err(FormatError::Version { version: *version });
         }
@@ -72,16 +75,17 @@ impl Header {
     }
 }
 
-/// The payload of the first message: the longest payload that its sender receives.
-pub(super) fn emit_first(longest: u32) -> [u8; FIRST_PAYLOAD] {
-    longest.to_be_bytes()
+/// Encodes the payload of the first message: the maximum payload length in bytes that its sender can receive.
+pub(super) fn emit_first(max_payload: u32) -> [u8; FIRST_PAYLOAD_LEN] {
+    max_payload.to_be_bytes()
 }
 
+/// Decodes the payload of the first message: the maximum payload length in bytes that the peer can receive.
 pub(super) fn parse_first(payload: &[u8]) -> Result<u32, FormatError> {
-    let longest = payload.try_into().map_err(|_| FormatError::FirstLength { len: payload.len() })?;
-    match u32::from_be_bytes(longest) {
+    let bytes = payload.try_into().map_err(|_| FormatError::FirstLength { len: payload.len() })?;
+    match u32::from_be_bytes(bytes) {
         0 => Err(FormatError::NoPayload),
-        longest => Ok(longest),
+        max_payload => Ok(max_payload),
     }
 }
 

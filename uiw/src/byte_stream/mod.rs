@@ -1,4 +1,4 @@
-//! Bytes in order over Sends, for programs that want neither messages nor memory.
+//! Byte stream over RDMA Sends, for programs that need neither message boundaries nor registered memory.
 
 mod message;
 
@@ -7,7 +7,7 @@ use crate::connection::Connection;
 use crate::error::{Error, ErrorKind};
 use crate::message::Message;
 use crate::op::BufferOp;
-use message::{FormatError, HEADER, Header, emit_first, parse_first};
+use message::{FormatError, HEADER_LEN, Header, emit_first, parse_first};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
@@ -17,23 +17,39 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker, ready};
 use uiw_verbs::integration::register_waker;
 
-/// Receives that are kept for messages without payload, which need no credit: the peer sends one when half of the credits that it
-/// was given are used, so at most two of them come before this end sends again.
-const RESERVED: u32 = 2;
-/// Bytes of payload of one message at most.
-const LONGEST: u32 = 256 << 10;
-
-/// A stream of bytes over a connection, in both directions, with the flow control of credits: a sender never has more messages under
-/// way than the peer has receives for. So RDMA Writes, Reads and atomics on the same connection go on while the peer does not read.
+/// Number of posted receives that are not granted to the peer as credits. They are for messages that need no credit because they only carry
+/// credits for this end.
 ///
-/// It implements tokio's `AsyncRead` and `AsyncWrite` with the feature `tokio`; [`crate::blocking::ByteStream`] implements
-/// [`std::io::Read`] and [`std::io::Write`]. Both ends use it from the first message on; a peer on the raw layer can follow the format.
+/// The peer sends such a message when it has read half of the messages for which this end has credits. So at most two can arrive before this end
+/// sends data again.
+const RESERVED_RECEIVES: u32 = 2;
+/// Maximum payload length of a message in bytes.
+const MAX_PAYLOAD: u32 = 256 << 10;
+
+/// Bidirectional byte stream over a connection, with credit-based flow control.
+///
+/// A sender never has more messages in flight than the peer has receives for them. RDMA Writes, Reads and atomics on the same connection therefore
+/// continue even if the peer does not read from the stream.
+///
+/// With the feature `tokio`, `ByteStream` implements tokio's `AsyncRead` and `AsyncWrite`. [`crate::blocking::ByteStream`] implements
+/// [`std::io::Read`] and [`std::io::Write`].
+///
+/// Both ends must use the stream from the first message of the connection on. A peer that uses the raw layer can implement the format itself.
 ///
 /// # Format
-/// Every message is a Send of 8 bytes, the header, and a payload. The header has the version (1), flags (bit 0: nothing follows the
-/// payload in this direction), two bytes of zero, and four bytes, big-endian: how many further messages its receiver may send. The first
-/// message of each end has a payload of four bytes, big-endian: the longest payload that this end receives. It, and messages
-/// without payload and flags, need no credit; at most two of the latter are sent until a message with payload was received.
+/// Every message is a Send of an 8-byte header and a payload. Integers are big-endian.
+///
+/// | byte | header field |
+/// |---|---|
+/// | 0 | version, 1 |
+/// | 1 | flags; bit 0: this message is the last one in its direction |
+/// | 2, 3 | zero |
+/// | 4 to 7 | credits: the number of further messages that the receiver of this header may send |
+///
+/// The first message of each end has a payload of four bytes: the maximum payload length in bytes that this end can receive.
+///
+/// Each message takes one credit, except an end's first message and messages with neither payload nor flags. Of the latter, an end sends at
+/// most two before it receives the next message with payload.
 ///
 /// ```
 /// use std::io::{Read, Write};
@@ -62,54 +78,55 @@ const LONGEST: u32 = 256 << 10;
 /// ```
 #[derive(Debug)]
 pub struct ByteStream {
-    reading: ReadHalf,
-    writing: WriteHalf,
-    /// Last: operations and messages are dropped before it.
+    reading: ReadState,
+    writing: WriteState,
+    /// Declared last, so that operations and messages are dropped before the connection.
     connection: Connection,
 }
 
-/// The direction towards this end.
+/// State of the direction from the peer to this end.
 #[derive(Debug)]
-struct ReadHalf {
-    /// Messages with bytes that were not read. The peer has credits for so many only.
+struct ReadState {
+    /// Messages that the program has not read completely. The peer's credits limit their number.
     messages: VecDeque<Message>,
-    /// Bytes of the first that were read, its header among them.
-    read: usize,
-    /// Messages that the peer may send.
+    /// Number of bytes of the first message that are consumed, including its header.
+    consumed: usize,
+    /// Number of messages that the peer may still send.
     granted: u32,
-    /// Messages whose receives are free again, and which are not granted to the peer yet.
+    /// Number of receives that are free again and not yet granted to the peer.
     freed: u32,
-    /// Number of free receives that are granted in a message of their own.
+    /// Value of `freed` from which the receives are granted in a message of their own, without waiting for data to send.
     threshold: u32,
-    /// No byte follows those in `messages`.
+    /// Whether the peer has ended its direction: no data will follow `messages`.
     ended: bool,
 }
 
-/// The direction towards the peer.
+/// State of the direction from this end to the peer.
 #[derive(Debug)]
-struct WriteHalf {
-    /// The longest payload that the peer receives; `None` until its first message is here.
-    longest: Option<u32>,
-    /// Messages that may be sent.
+struct WriteState {
+    /// Maximum payload length in bytes that the peer can receive; `None` until its first message has arrived.
+    max_payload: Option<u32>,
+    /// Number of messages that this end may still send.
     credits: u32,
-    under_way: VecDeque<BufferOp<Vec<u8>>>,
-    /// Tasks that wait for messages under way: an operation has one waker, but the two directions may be used by one task each.
-    waiting: Arc<WaitingTasks>,
-    /// Wakes all of them.
+    /// Sends that have not completed, oldest first.
+    in_flight: VecDeque<BufferOp<Vec<u8>>>,
+    /// Tasks that wait for a Send in flight. An operation stores only one waker, but each direction may be used by a task of its own.
+    waiting_tasks: Arc<WakerList>,
+    /// Waker of all `waiting_tasks`.
     waker: Waker,
-    /// Buffers of messages that were sent.
+    /// Buffers of completed Sends, for reuse.
     free: Vec<Mr<Vec<u8>>>,
-    /// Messages that may be under way.
+    /// Maximum number of Sends in flight.
     depth: usize,
-    /// The last message was sent.
+    /// Whether the last message of this direction has been sent.
     ended: bool,
 }
 
-/// Tasks that are woken together.
+/// List of tasks that are woken together.
 #[derive(Debug, Default)]
-struct WaitingTasks(Mutex<Vec<Waker>>);
+struct WakerList(Mutex<Vec<Waker>>);
 
-impl Wake for WaitingTasks {
+impl Wake for WakerList {
     fn wake(self: Arc<Self>) {
         let wakers = std::mem::take(&mut *self.0.lock());
         wakers.into_iter().for_each(Waker::wake);
@@ -117,84 +134,97 @@ impl Wake for WaitingTasks {
 }
 
 impl ByteStream {
-    /// A stream over `connection`, on which nothing was sent or received before.
+    /// Creates a stream over `connection`, on which nothing was sent or received before.
     ///
     /// # Errors
-    /// [`ErrorKind::Limit`] for a connection with a receive depth below 4 or receives of 8 bytes or fewer.
+    /// Returns [`ErrorKind::Limit`] if the receive depth of the connection is less than 4 or its receives have 8 bytes or fewer, and
+    /// [`ErrorKind::Register`] if the device has no STag left.
     pub fn new(connection: Connection) -> Result<Self, Error> {
         let (depth, size) = connection.recv_depth_and_size();
-        if depth < RESERVED + 2 || size as usize <= HEADER {
+        if depth < RESERVED_RECEIVES + 2 || size as usize <= HEADER_LEN {
             let what = "receive depth of at least 4 and a receive size above 8: given";
-            let limit = (RESERVED + 2).into();
+            let limit = (RESERVED_RECEIVES + 2).into();
             return Err(ErrorKind::Limit { what, asked: depth.into(), limit }.into());
         }
-        let window = depth - RESERVED;
-        let reading = ReadHalf {
+        let window = depth - RESERVED_RECEIVES;
+        let reading = ReadState {
             messages: VecDeque::new(),
-            read: HEADER,
+            consumed: HEADER_LEN,
             granted: window,
             freed: 0,
             threshold: window.div_ceil(2),
             ended: false,
         };
-        let waiting = Arc::<WaitingTasks>::default();
-        let writing = WriteHalf {
-            waker: Waker::from(Arc::clone(&waiting)),
-            waiting,
-            longest: None,
+        let waiting_tasks = Arc::<WakerList>::default();
+        let writing = WriteState {
+            waker: Waker::from(Arc::clone(&waiting_tasks)),
+            waiting_tasks,
+            max_payload: None,
             credits: 0,
-            under_way: VecDeque::new(),
+            in_flight: VecDeque::new(),
             free: Vec::new(),
             depth: connection.send_depth() as usize,
             ended: false,
         };
         let mut stream = Self { reading, writing, connection };
-        let longest = (size - HEADER as u32).min(LONGEST);
-        stream.send(Header { credits: window, fin: false }, &emit_first(longest))?;
+        let max_payload = (size - HEADER_LEN as u32).min(MAX_PAYLOAD);
+        stream.send(Header { credits: window, fin: false }, &emit_first(max_payload))?;
         Ok(stream)
     }
 
-    /// The connection underneath: for RDMA Writes, Reads and atomics. Sends on it and receives of it belong to the stream.
+    /// Returns the underlying connection, which may be used for RDMA Writes, Reads and atomics. Its Sends and receives are reserved for the
+    /// stream.
     #[must_use]
     pub fn connection(&self) -> &Connection {
         &self.connection
     }
 
-    /// Reads into `buf`; 0 bytes when the peer has shut its direction down.
+    /// Reads available bytes into `buf` and returns their number: 0 after the peer has shut down its direction, or if `buf` is empty.
+    ///
+    /// # Cancel safety
+    /// Dropping the future loses no bytes.
     ///
     /// # Errors
-    /// [`io::ErrorKind::UnexpectedEof`] when the connection was closed without that, as the system closes it for a process that has ended;
-    /// the connection's end, if it was not orderly; [`io::ErrorKind::InvalidData`] for a peer that breaks the format.
+    /// * [`io::ErrorKind::UnexpectedEof`] if the connection was closed without a shutdown of the peer's direction. The operating system closes
+    ///   it that way when the peer's process exits.
+    /// * The reason for which the connection ended, if it was not closed in order.
+    /// * [`io::ErrorKind::InvalidData`] if the peer violates the format.
     pub async fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
         poll_fn(|cx| self.poll_read(cx, buf)).await
     }
 
-    /// Writes bytes of `buf`; returns how many. They are copied; the peer has them after [`ByteStream::flush`] or a later call.
+    /// Copies bytes from `buf` to a message, starts to send it, and returns the number of bytes.
+    ///
+    /// The call waits while the peer grants no credit or the send queue is full. [`ByteStream::flush`] waits until TCP has the bytes.
+    ///
+    /// # Cancel safety
+    /// If the future is dropped before it completes, no bytes were written.
     ///
     /// # Errors
-    /// As [`ByteStream::read`]; [`io::ErrorKind::BrokenPipe`] behind [`ByteStream::shutdown`].
+    /// Returns [`io::ErrorKind::BrokenPipe`] after [`ByteStream::shutdown`]; otherwise the errors are those of [`ByteStream::read`].
     pub async fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
         poll_fn(|cx| self.poll_write(cx, buf)).await
     }
 
-    /// Waits until TCP has everything that was written.
+    /// Waits until TCP has accepted all written bytes.
     ///
     /// # Errors
-    /// As [`ByteStream::read`].
+    /// The errors are those of [`ByteStream::read`].
     pub async fn flush(&mut self) -> io::Result<()> {
         poll_fn(|cx| self.poll_flush(cx)).await
     }
 
-    /// Ends this direction: the peer reads what was written, and then 0 bytes. The other direction goes on. Without it, the end of the
-    /// connection is an error at the peer, which cannot know whether bytes are missing.
+    /// Ends this direction: after the bytes written so far, the peer reads 0 bytes. The other direction stays open.
+    ///
+    /// If the connection is closed without a shutdown, the peer's read fails, because the peer cannot know whether bytes are missing.
     ///
     /// # Errors
-    /// As [`ByteStream::read`].
+    /// The errors are those of [`ByteStream::read`].
     pub async fn shutdown(&mut self) -> io::Result<()> {
         poll_fn(|cx| self.poll_shutdown(cx)).await
     }
 
-    /// [`ByteStream::read`] as a poll function.
+    /// Poll function of [`ByteStream::read`].
     pub(crate) fn poll_read(&mut self, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<io::Result<usize>> {
         loop {
             if let Some(copied) = self.reading.copy(buf) {
@@ -204,32 +234,32 @@ impl ByteStream {
             if self.reading.ended || buf.is_empty() {
                 return Poll::Ready(Ok(0));
             }
-            // Credits that found no room in the send queue: the peer may wait for them.
+            // Try again to grant credits for which the send queue had no room earlier: the peer may be waiting for them.
             self.grant_credits(cx)?;
             ready!(self.poll_message(cx))?;
         }
     }
 
-    /// [`ByteStream::write`] as a poll function.
+    /// Poll function of [`ByteStream::write`].
     pub(crate) fn poll_write(&mut self, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         if buf.is_empty() {
             return Poll::Ready(Ok(0));
         }
-        let longest = ready!(self.poll_credit(cx))?;
-        let bytes = &buf[..buf.len().min(longest as usize)];
+        let max_payload = ready!(self.poll_credit(cx))?;
+        let bytes = &buf[..buf.len().min(max_payload as usize)];
         self.send_with_credit(false, bytes)?;
         Poll::Ready(Ok(bytes.len()))
     }
 
-    /// [`ByteStream::flush`] as a poll function.
+    /// Poll function of [`ByteStream::flush`].
     pub(crate) fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        while !self.writing.under_way.is_empty() {
+        while !self.writing.in_flight.is_empty() {
             ready!(self.writing.poll_sent(cx))?;
         }
         Poll::Ready(Ok(()))
     }
 
-    /// [`ByteStream::shutdown`] as a poll function.
+    /// Poll function of [`ByteStream::shutdown`].
     pub(crate) fn poll_shutdown(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         if !self.writing.ended {
             ready!(self.poll_credit(cx))?;
@@ -239,23 +269,23 @@ impl ByteStream {
         self.poll_flush(cx)
     }
 
-    /// Waits until a message with payload may be sent, and for room. Returns the longest payload.
+    /// Waits for a credit and for room in the send queue. Returns the maximum payload length of the message that may be sent.
     fn poll_credit(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<u32>> {
         if self.writing.ended {
             return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
         }
         ready!(self.writing.poll_room(cx))?;
         loop {
-            if let Some(longest) = self.writing.longest
+            if let Some(max_payload) = self.writing.max_payload
                 && self.writing.credits > 0
             {
-                return Poll::Ready(Ok(longest));
+                return Poll::Ready(Ok(max_payload));
             }
             ready!(self.poll_message(cx))?;
         }
     }
 
-    /// Takes the next message of the peer.
+    /// Waits for the next message of the peer, and processes it.
     fn poll_message(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let Some(message) = ready!(self.connection.poll_recv(cx))? else {
             if !self.reading.ended {
@@ -264,74 +294,76 @@ impl ByteStream {
             return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
         };
         let (header, payload) = Header::parse(&message)?;
-        let counted = self.writing.credits.checked_add(header.credits);
-        self.writing.credits = counted.ok_or(FormatError::Credits { credits: header.credits })?;
-        if self.writing.longest.is_none() {
-            self.writing.longest = Some(parse_first(payload)?.min(LONGEST));
+        let credits = self.writing.credits.checked_add(header.credits);
+        self.writing.credits = credits.ok_or(FormatError::Credits { credits: header.credits })?;
+        if self.writing.max_payload.is_none() {
+            self.writing.max_payload = Some(parse_first(payload)?.min(MAX_PAYLOAD));
             self.reading.ended = header.fin;
         } else if header.fin || !payload.is_empty() {
-            self.reading.take(header, message)?;
+            self.reading.push(header, message)?;
         }
         Poll::Ready(Ok(()))
     }
 
-    /// Grants free receives to the peer, if they are so many that it may wait for them and there is room.
+    /// Grants free receives to the peer in a message of their own, if their number has reached the threshold, from which the peer may be waiting for
+    /// them, and the send queue has room. Otherwise the next call or the next message with payload grants them.
     fn grant_credits(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
         if self.reading.freed >= self.reading.threshold && self.writing.poll_room(cx)?.is_ready() {
-            let credits = self.reading.grant();
+            let credits = self.reading.take_freed();
             self.send(Header { credits, fin: false }, &[])?;
         }
         Ok(())
     }
 
+    /// Sends a message that takes a credit. The caller has waited for [`Self::poll_credit`].
     fn send_with_credit(&mut self, fin: bool, payload: &[u8]) -> Result<(), Error> {
         self.writing.credits -= 1;
-        let credits = self.reading.grant();
+        let credits = self.reading.take_freed();
         self.send(Header { credits, fin }, payload)
     }
 
     fn send(&mut self, header: Header, payload: &[u8]) -> Result<(), Error> {
-        let len = HEADER + payload.len();
-        let fits = self.writing.free.pop().map(Mr::full).filter(|buffer| buffer.len() >= len);
-        let mut buffer = match fits {
+        let len = HEADER_LEN + payload.len();
+        let reusable = self.writing.free.pop().map(Mr::full).filter(|buffer| buffer.len() >= len);
+        let mut buffer = match reusable {
             Some(buffer) => buffer,
             None => {
-                let longest = self.writing.longest.map_or(payload.len(), |longest| longest as usize);
-                self.connection.pd().register(vec![0; HEADER + longest])?
+                let capacity = self.writing.max_payload.map_or(payload.len(), |max| max as usize);
+                self.connection.pd().register(vec![0; HEADER_LEN + capacity])?
             }
         };
         let bytes = buffer.bytes_mut();
-        bytes[..HEADER].copy_from_slice(&header.emit());
-        bytes[HEADER..len].copy_from_slice(payload);
-        self.writing.under_way.push_back(self.connection.send(buffer.range(0..len)?));
+        bytes[..HEADER_LEN].copy_from_slice(&header.emit());
+        bytes[HEADER_LEN..len].copy_from_slice(payload);
+        self.writing.in_flight.push_back(self.connection.send(buffer.range(0..len)?));
         Ok(())
     }
 }
 
-impl ReadHalf {
-    /// Copies bytes of the first message; `None` when there is none.
+impl ReadState {
+    /// Copies unread bytes of the first message to `buf` and returns their number, or `None` if there is no message.
     fn copy(&mut self, buf: &mut [u8]) -> Option<usize> {
         let message = self.messages.front()?;
-        let rest = &message[self.read..];
+        let rest = &message[self.consumed..];
         let len = rest.len().min(buf.len());
         buf[..len].copy_from_slice(&rest[..len]);
-        self.read += len;
+        self.consumed += len;
         if len == rest.len() {
             self.messages.pop_front();
-            self.read = HEADER;
+            self.consumed = HEADER_LEN;
             self.freed += 1;
         }
         Some(len)
     }
 
-    /// A message with payload or with the end of the direction.
-    fn take(&mut self, header: Header, message: Message) -> Result<(), FormatError> {
+    /// Queues a received message that took a credit: one that has a payload or ends the direction.
+    fn push(&mut self, header: Header, message: Message) -> Result<(), FormatError> {
         if self.ended {
-            return Err(FormatError::BehindFin);
+            return Err(FormatError::AfterFin);
         }
         self.granted = self.granted.checked_sub(1).ok_or(FormatError::NoCredit)?;
         self.ended = header.fin;
-        if message.len() == HEADER {
+        if message.len() == HEADER_LEN {
             self.freed += 1;
         } else {
             self.messages.push_back(message);
@@ -339,34 +371,34 @@ impl ReadHalf {
         Ok(())
     }
 
-    /// Grants the free receives to the peer: how many, for the next header.
-    fn grant(&mut self) -> u32 {
+    /// Counts the free receives as granted, and returns their number for the header of the next message.
+    fn take_freed(&mut self) -> u32 {
         self.granted += self.freed;
         std::mem::take(&mut self.freed)
     }
 }
 
-impl WriteHalf {
-    /// Waits until another message may be under way.
+impl WriteState {
+    /// Waits until the send queue has room for another message.
     fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        // Those that are over already give their buffers back.
-        while !self.under_way.is_empty() {
+        // Also takes the buffers of all Sends that have already completed.
+        while !self.in_flight.is_empty() {
             match self.poll_sent(cx)? {
                 Poll::Ready(()) => {}
-                Poll::Pending if self.under_way.len() < self.depth => break,
+                Poll::Pending if self.in_flight.len() < self.depth => break,
                 Poll::Pending => return Poll::Pending,
             }
         }
         Poll::Ready(Ok(()))
     }
 
-    /// Waits for the oldest message under way.
+    /// Waits for the oldest Send in flight, if there is one, and keeps its buffer for reuse.
     fn poll_sent(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let Some(op) = self.under_way.front_mut() else { return Poll::Ready(Ok(())) };
-        // Before the poll: an operation that is over behind it finds the waker.
-        register_waker(&mut self.waiting.0.lock(), cx.waker());
+        let Some(op) = self.in_flight.front_mut() else { return Poll::Ready(Ok(())) };
+        // Register before the poll: an operation that completes right after the poll must find the waker.
+        register_waker(&mut self.waiting_tasks.0.lock(), cx.waker());
         let outcome = ready!(Pin::new(op).poll(&mut Context::from_waker(&self.waker)));
-        self.under_way.pop_front();
+        self.in_flight.pop_front();
         self.free.push(outcome?);
         Poll::Ready(Ok(()))
     }

@@ -1,4 +1,4 @@
-//! tokio's traits for [`ByteStream`].
+//! Implementations of tokio's I/O traits for [`ByteStream`].
 
 use crate::ByteStream;
 use std::io;
