@@ -137,14 +137,13 @@ impl ByteStream {
     /// Creates a stream over `connection`, on which nothing was sent or received before.
     ///
     /// # Errors
-    /// Returns [`ErrorKind::Limit`] if the receive depth of the connection is less than 4 or its receives have 8 bytes or fewer, and
+    /// Returns [`ErrorKind::Misuse`] if the receive depth of the connection is less than 4 or its receives have 8 bytes or fewer, and
     /// [`ErrorKind::Register`] if the device has no STag left.
     pub fn new(connection: Connection) -> Result<Self, Error> {
         let (depth, size) = connection.recv_depth_and_size();
         if depth < RESERVED_RECEIVES + 2 || size as usize <= HEADER_LEN {
-            let what = "receive depth of at least 4 and a receive size above 8: given";
-            let limit = (RESERVED_RECEIVES + 2).into();
-            return Err(ErrorKind::Limit { what, asked: depth.into(), limit }.into());
+            let rule = "a byte stream needs a receive depth of at least 4, and receives of more than 8 bytes";
+            return Err(ErrorKind::Misuse(rule).into());
         }
         let window = depth - RESERVED_RECEIVES;
         let reading = ReadState {

@@ -2,10 +2,14 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::yield_now;
+use std::time::{Duration, Instant};
 use uiw_llp::Token;
 
 /// A token that no connection has.
 const NO_CONN: u64 = u64::MAX;
+/// A move takes microseconds. Only a thread that a signal handler interrupts for good, and one that does not exist in a forked child, never
+/// completes it.
+const MOVE_TIMEOUT: Duration = Duration::from_secs(1);
 /// Stands for the token while the connection is between two shards.
 const MOVING: u64 = u64::MAX - 1;
 
@@ -35,10 +39,13 @@ impl ConnLocation {
         (token < MOVING).then_some(Token(token))
     }
 
-    /// Like [`ConnLocation::get`], but waits while the connection moves.
+    /// Like [`ConnLocation::get`], but waits while the connection moves, at most for [`MOVE_TIMEOUT`].
     pub(crate) fn settled(&self) -> Option<Token> {
-        while self.0.load(Ordering::Acquire) == MOVING {
-            yield_now();
+        if self.0.load(Ordering::Acquire) == MOVING {
+            let begun = Instant::now();
+            while self.0.load(Ordering::Acquire) == MOVING && begun.elapsed() < MOVE_TIMEOUT {
+                yield_now();
+            }
         }
         self.get()
     }

@@ -28,7 +28,7 @@ fn on_shard<R: Send + 'static>(
             Err(unused) => command = unused,
         }
         let control = qp.control();
-        if !qp.conn.has_conn() {
+        if qp.conn.get().is_none() {
             let mut wakes = Wakes::default();
             let result = without(&mut wakes);
             drop(control);
