@@ -1,13 +1,13 @@
 //! Connecting a queue pair.
 
 use crate::cm::{CmChannel, CmEvent, CmEventKind, CmSide, ConnHandle, ConnId, check_options, connect_error};
-use crate::conn::{Conn, ConnLocation};
+use crate::conn::Conn;
 use crate::driver::{Core, Slot};
 use crate::error::{Error, Result};
 use crate::faults::CmCall;
 use crate::notify::Wakes;
 use crate::options::ConnConfig;
-use crate::qp::{Qp, QpInner};
+use crate::qp::{ConnLocation, Qp, QpInner};
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;

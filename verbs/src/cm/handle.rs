@@ -1,10 +1,10 @@
 //! Connections by themselves: for connection managers whose queue pairs come and go.
 
 use crate::cm::{CmChannel, ConnId};
-use crate::conn::{Conn, ConnLocation};
+use crate::conn::Conn;
 use crate::driver::{Driver, Services};
 use crate::error::{Error, Result};
-use crate::qp::Qp;
+use crate::qp::{ConnLocation, Qp};
 use std::sync::Arc;
 
 /// A connection, in set-up or standing, without its queue pair. It keeps nothing alive: once the connection is over every call

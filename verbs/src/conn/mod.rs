@@ -5,18 +5,16 @@ mod events;
 mod held_receives;
 mod host;
 mod liveness;
-mod location;
 mod partial;
 mod receive;
 mod transmit;
 
 pub(crate) use host::{HostState, QpHost};
-pub(crate) use location::ConnLocation;
 
 use crate::cm::{CmSide, HalfOpen};
 use crate::driver::{HeldBytes, OwnEnd, Services, Shared};
 use crate::options::ConnConfig;
-use crate::qp::{QpInner, RecvSource};
+use crate::qp::{ConnLocation, QpInner, RecvSource};
 use liveness::{Liveness, Verdict};
 use partial::PartialFpdu;
 use receive::UnreadSocket;

@@ -3,7 +3,7 @@
 use super::ActiveTask;
 use super::ChannelSet;
 use super::Shard;
-use super::moves::thread;
+use super::contention::thread;
 use super::progress::{self, Drive, State};
 use super::watch::Watch;
 use crate::error::{Error, Result};

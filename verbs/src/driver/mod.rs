@@ -33,6 +33,7 @@
 
 mod affinity;
 mod closed;
+mod contention;
 mod core;
 mod drive;
 mod epoll_waiter;
@@ -52,7 +53,7 @@ mod trim;
 mod watch;
 
 pub(crate) use self::core::{Core, Slot};
-pub(crate) use moves::PollContention;
+pub(crate) use contention::PollContention;
 pub(crate) use os::ChannelSet;
 pub(crate) use pool::Pool;
 pub(crate) use progress::ActiveTask;

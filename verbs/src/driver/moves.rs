@@ -3,79 +3,27 @@
 //! A program decides with its polls which thread drives a connection. Where two threads poll queues whose connections are on one
 //! shard, each finds the core held by the other, or serves the other's connections. A thread that sees this repeatedly moves the
 //! connections whose receives complete in its queue to its home shard ([`affinity`](super::affinity)), so that each thread drives a
-//! shard of its own. A queue that several threads poll stays where it is ([`PollContention`]).
+//! shard of its own. A queue that several threads poll stays where it is ([`PollContention`](super::PollContention)).
 //!
 //! A move is two commands: out of one shard, into the other. Between them the connection has no token
-//! ([`ConnLocation`](crate::conn::ConnLocation)): posts ring no doorbell, as the second command serves everything that was posted, and
+//! ([`ConnLocation`](crate::qp::ConnLocation)): posts ring no doorbell, as the second command serves everything that was posted, and
 //! control calls wait for it.
 
 use super::{Core, Driver, Shard, Slot};
-use crate::conn::{Conn, ConnLocation};
-use crate::cq::Cq;
+use crate::conn::Conn;
 use crate::driver::Services;
+use crate::qp::ConnLocation;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use uiw_llp::Token;
 
-/// Number of contended polls of a thread after which its queue's connections move, for each time that the queue's thread has changed.
-const MOVE_AFTER: u32 = 64;
-
-/// The thread that polls a completion queue, and its contended polls: those that found that another thread polls the same shard.
-#[derive(Default)]
-pub(crate) struct PollContention {
-    thread: AtomicUsize,
-    /// Number of times that another thread polled than before. Threads that share a queue raise it soon to where nothing moves.
-    changes: AtomicU32,
-    /// Number of contended polls since the thread changed, or since the queue got a connection.
-    polls: AtomicU32,
-}
-
-impl PollContention {
-    /// Notes a poll of the calling thread that found nothing. Returns whether the connections are to be moved: once, as those that are
-    /// still elsewhere afterwards cannot move.
-    #[inline]
-    pub(crate) fn note(&self, contended: bool) -> bool {
-        let thread = thread();
-        // Not read-modify-write instructions: a poll more or less changes nothing.
-        if self.thread.load(Ordering::Relaxed) != thread {
-            self.thread.store(thread, Ordering::Relaxed);
-            self.changes.store(self.changes.load(Ordering::Relaxed).saturating_add(1), Ordering::Relaxed);
-            self.reset();
-        }
-        contended && self.count()
-    }
-
-    #[cold]
-    fn count(&self) -> bool {
-        let polls = self.polls.load(Ordering::Relaxed).wrapping_add(1);
-        self.polls.store(polls, Ordering::Relaxed);
-        polls == MOVE_AFTER.saturating_mul(self.changes.load(Ordering::Relaxed))
-    }
-
-    /// The queue has got a connection.
-    pub(crate) fn reset(&self) {
-        self.polls.store(0, Ordering::Relaxed);
-    }
-}
-
-/// Returns the number of the calling thread, which no other thread ever has, and which is not 0.
-#[inline]
-pub(super) fn thread() -> usize {
-    static NEXT: AtomicUsize = AtomicUsize::new(1);
-    thread_local!(static OWN: usize = NEXT.fetch_add(1, Ordering::Relaxed));
-    // A thread that ends may poll once more.
-    OWN.try_with(|own| *own).unwrap_or(usize::MAX)
-}
-
 impl Driver {
-    /// Moves the connections whose receives complete in `cq` to the home shard of the calling thread.
+    /// Moves the connections whose receives complete in the queue of number `cq` to the home shard of the calling thread.
     #[cold]
-    pub(crate) fn gather(&self, cq: &Cq) {
+    pub(crate) fn gather(&self, cq: u32) {
         let to = self.shard_at(self.affinity.home());
-        let num = cq.num();
         for from in self.shards.iter().filter(|from| from.index() != to.index()) {
             let is_movable = move |conn: &Conn| {
-                conn.may_move() && conn.qp.as_ref().is_some_and(|qp| qp.recv_cq.num() == num)
+                conn.may_move() && conn.qp.as_ref().is_some_and(|qp| qp.recv_cq.num() == cq)
             };
             for token in from.call(move |core| core.conns(is_movable)) {
                 move_conn(from, to, token);

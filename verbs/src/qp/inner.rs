@@ -1,6 +1,5 @@
 //! A queue pair's queues and state: what the application's handle and its connection share.
 
-use crate::conn::ConnLocation;
 use crate::cq::{Cq, Cqe};
 use crate::driver::Driver;
 use crate::error::{Error, Result};
@@ -9,7 +8,7 @@ use crate::faults::Faults;
 use crate::notify::Wakes;
 use crate::pd::Pd;
 use crate::qp::send_queue::{SendQueue, SqMode};
-use crate::qp::{LogLimit, LongMessages, QpCap, QpState, RecvQueue, RecvWqe};
+use crate::qp::{ConnLocation, LogLimit, LongMessages, QpCap, QpState, RecvQueue, RecvWqe};
 use crate::srq::Srq;
 use crate::ud::UdState;
 use crate::wc::{Wc, WcOpcode, WcStatus, WireReason};
