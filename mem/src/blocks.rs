@@ -1,4 +1,7 @@
-//! Blocks of numbers that outlive the process that writes them: pages of a file that it maps, or anonymous ones.
+//! Blocks of 64-bit counters in mapped memory.
+//!
+//! Blocks in a mapped file can be read by other processes, also after the process that writes them has exited. Blocks in anonymous memory are
+//! private to the process.
 
 use core::ops::Deref;
 use core::ptr::NonNull;
@@ -8,47 +11,51 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::{Arc, Once};
 
-/// Numbers in a block.
+/// Number of 64-bit words in a block.
 pub const BLOCK_WORDS: usize = 128;
-/// Bytes of a block.
+/// Size of a block in bytes.
 pub const BLOCK_BYTES: usize = BLOCK_WORDS * size_of::<u64>();
 
-/// 1 KiB of numbers, which start at zero.
+/// Block of 1 KiB: words that processes access atomically, initially zero.
 pub type Block = [AtomicU64; BLOCK_WORDS];
 
-/// A mapping of blocks, shared with the file's readers. A child of a fork gets anonymous pages in its place, so that it writes
-/// nothing of its parent's.
+/// Memory mapping that consists of blocks.
+///
+/// If it maps a file, all processes that map the file share the blocks. In a child process created by `fork`, anonymous memory replaces the
+/// mapping of a file, so that the child cannot change its parent's blocks.
 #[derive(Debug)]
 pub struct Blocks {
     at: NonNull<Block>,
     count: usize,
-    /// Entry in [`OF_FILES`].
+    /// Entry in [`FILE_MAPPINGS`], if a file is mapped.
     entry: Option<&'static FileMapping>,
 }
 
-// SAFETY: the blocks are atomic numbers, whose mapping lives as long as `Blocks`.
+// SAFETY: the blocks consist of atomic integers, and their mapping lives as long as `Blocks`.
 unsafe impl Send for Blocks {}
 // SAFETY: as above.
 unsafe impl Sync for Blocks {}
 
 impl Blocks {
-    /// `count` blocks that only this process has. Pages that are not touched take no memory.
+    /// Maps `count` blocks of anonymous memory, private to this process. Pages that are never accessed take no memory.
     ///
     /// # Errors
-    /// The system's; `InvalidInput` for no block.
+    /// The error of `mmap`, or `InvalidInput` if `count` is 0 or the size in bytes overflows.
     pub fn anonymous(count: usize) -> io::Result<Arc<Self>> {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         Ok(Arc::new(Self { at: map(None, count, flags, -1)?, count, entry: None }))
     }
 
-    /// The first `count` blocks of `file`, which is at least that long. Blocks for which the file system has no room must not be
-    /// touched (`fallocate(2)` before), nor any while another program truncates the file: the system would end the process with
-    /// SIGBUS.
+    /// Maps the first `count` blocks of `file`, which must be at least that long.
+    ///
+    /// An access to a block that has no backing storage kills the process with SIGBUS. So the caller must allocate the storage first
+    /// (`fallocate(2)`), and no other program may truncate the file.
     ///
     /// # Errors
-    /// The system's; `OutOfMemory` when the process has 64 of them.
+    /// The error of `mmap`, `InvalidInput` if `count` is 0 or the size in bytes overflows, or `OutOfMemory` if the process already maps 64
+    /// files.
     pub fn of_file(file: &File, count: usize) -> io::Result<Arc<Self>> {
-        let entry = FileMapping::take().ok_or(io::ErrorKind::OutOfMemory)?;
+        let entry = FileMapping::reserve().ok_or(io::ErrorKind::OutOfMemory)?;
         let at = map(None, count, libc::MAP_SHARED, file.as_raw_fd()).inspect_err(|_| entry.release())?;
         entry.set(at, count * BLOCK_BYTES);
         Ok(Arc::new(Self { at, count, entry: Some(entry) }))
@@ -59,12 +66,12 @@ impl Blocks {
         self.count
     }
 
-    /// Block `index`; `None` beyond the last one.
+    /// Returns the block at `index`, or `None` if `index` is out of range.
     pub fn get(self: &Arc<Self>, index: usize) -> Option<BlockRef> {
         if index >= self.count {
             return None;
         }
-        // SAFETY: within the mapping.
+        // SAFETY: `index` is less than `count`, so the address is within the mapping.
         let at = unsafe { self.at.add(index) };
         Some(BlockRef { at, blocks: Arc::clone(self) })
     }
@@ -75,12 +82,12 @@ impl Drop for Blocks {
         if let Some(entry) = self.entry {
             entry.release();
         }
-        // SAFETY: `map` made this mapping, and no `BlockRef` is left, as each keeps `self`.
+        // SAFETY: `map` created this mapping. No `BlockRef` exists any more, because each of them holds an `Arc` of `self`.
         unsafe { libc::munmap(self.at.as_ptr().cast(), self.count * BLOCK_BYTES) };
     }
 }
 
-/// One block, which keeps its mapping.
+/// Reference to one block, which keeps the mapping alive.
 #[derive(Clone, Debug)]
 pub struct BlockRef {
     at: NonNull<Block>,
@@ -93,7 +100,7 @@ unsafe impl Send for BlockRef {}
 unsafe impl Sync for BlockRef {}
 
 impl BlockRef {
-    /// The mapping that it is in.
+    /// Returns the mapping to which the block belongs.
     pub fn blocks(&self) -> &Arc<Blocks> {
         &self.blocks
     }
@@ -104,12 +111,13 @@ impl Deref for BlockRef {
 
     #[inline(always)]
     fn deref(&self) -> &Block {
-        // SAFETY: `Blocks::get` checked the place, and `blocks` keeps the mapping. Atomic numbers may be changed by others, also by
-        // other processes, and any bits are a number.
+        // SAFETY: `Blocks::get` checked that the block is within the mapping, which `blocks` keeps alive. Other threads and processes may
+        // change atomic integers at any time, and every bit pattern is a valid integer.
         unsafe { self.at.as_ref() }
     }
 }
 
+/// Maps `count` blocks. With `at`, they replace the blocks that are mapped there.
 fn map(
     at: Option<NonNull<Block>>,
     count: usize,
@@ -121,8 +129,8 @@ fn map(
         Some(at) => (at.as_ptr().cast(), libc::MAP_FIXED),
         None => (core::ptr::null_mut(), 0),
     };
-    // SAFETY: at an address of the kernel's choice nothing that exists is changed; otherwise `in_child` promises that the place is
-    // a mapping of ours.
+    // SAFETY: without `at`, the kernel chooses an unused address, so no existing mapping changes. With `at`, the caller
+    // (`replace_mappings_in_child`) guarantees that a mapping of `Blocks` is there.
     let at = unsafe { libc::mmap(at, len, libc::PROT_READ | libc::PROT_WRITE, flags | fixed, fd, 0) };
     if at == libc::MAP_FAILED {
         return Err(io::Error::last_os_error());
@@ -130,17 +138,21 @@ fn map(
     NonNull::new(at.cast()).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
 }
 
-/// A mapping of a file. `fork` copies it to a child, which has no other thread and must not wait for a lock: so no lock guards it.
+/// Address and length of one mapping of a file.
+///
+/// The entries are read in a child after `fork`. There, a lock held by another thread of the parent would never be released, so the fields
+/// are atomics.
 #[derive(Debug)]
 struct FileMapping {
     taken: AtomicBool,
-    /// Null while there is none.
+    /// Null while no file is mapped.
     at: AtomicPtr<Block>,
+    /// Length in bytes.
     len: AtomicUsize,
 }
 
-/// A process has one of each device that publishes its counters.
-static OF_FILES: [FileMapping; 64] = [const {
+/// File mappings of this process: one for each device that publishes its counters.
+static FILE_MAPPINGS: [FileMapping; 64] = [const {
     FileMapping {
         taken: AtomicBool::new(false),
         at: AtomicPtr::new(core::ptr::null_mut()),
@@ -149,14 +161,15 @@ static OF_FILES: [FileMapping; 64] = [const {
 }; 64];
 
 impl FileMapping {
-    fn take() -> Option<&'static Self> {
+    /// Reserves an unused entry. Returns `None` if all are in use.
+    fn reserve() -> Option<&'static Self> {
         static HANDLER: Once = Once::new();
         HANDLER.call_once(|| {
-            // SAFETY: a handler without arguments, in a program or a library that is never unloaded (its threads run in it).
-            unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+            // SAFETY: the handler has no arguments. It is never unloaded: threads run in the program or library that has it.
+            unsafe { libc::pthread_atfork(None, None, Some(replace_mappings_in_child)) };
         });
         let free = |entry: &&Self| !entry.taken.swap(true, Ordering::AcqRel);
-        OF_FILES.iter().find(free)
+        FILE_MAPPINGS.iter().find(free)
     }
 
     fn set(&self, at: NonNull<Block>, len: usize) {
@@ -170,16 +183,16 @@ impl FileMapping {
     }
 }
 
-/// Puts anonymous pages in the place of every mapping of a file.
-extern "C" fn in_child() {
-    for entry in &OF_FILES {
+/// Replaces every mapping of a file by anonymous memory. Runs in the child after `fork`.
+extern "C" fn replace_mappings_in_child() {
+    for entry in &FILE_MAPPINGS {
         if let Some(at) = NonNull::new(entry.at.load(Ordering::Acquire)) {
             let count = entry.len.load(Ordering::Relaxed) / BLOCK_BYTES;
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-            // The place is a mapping of `Blocks`, which removes its entry before it unmaps.
+            // A mapping of `Blocks` is at this address, because `Blocks` releases its entry before it unmaps.
             if map(Some(at), count, flags, -1).is_err() {
-                // The parent's pages must not be written; without them a write ends the child.
-                // SAFETY: as above.
+                // The child must not write to the parent's blocks. Once they are unmapped, a write kills the child instead.
+                // SAFETY: a mapping of `Blocks` is at this address, as explained above.
                 unsafe { libc::munmap(at.as_ptr().cast(), count * BLOCK_BYTES) };
             }
         }
@@ -193,7 +206,7 @@ mod tests {
     use std::os::unix::fs::FileExt as _;
     use std::path::PathBuf;
 
-    /// A file that is gone when dropped.
+    /// Temporary file, removed on drop.
     struct TempFile(PathBuf, File);
 
     impl TempFile {
@@ -236,17 +249,17 @@ mod tests {
         let blocks = Blocks::of_file(&file.1, 1).unwrap();
         let block = blocks.get(0).unwrap();
         block[0].store(1, Ordering::Relaxed);
-        // SAFETY: the child makes stores and ends itself without running anything of the test program.
+        // SAFETY: the child only loads, stores and calls `_exit`. It runs no other code of the test program.
         let child = unsafe { libc::fork() };
         if child == 0 {
             let seen = block[0].load(Ordering::Relaxed);
             block[0].store(2, Ordering::Relaxed);
             block[1].store(3, Ordering::Relaxed);
-            // SAFETY: ends the child at once.
+            // SAFETY: `_exit` ends the child immediately, without destructors or exit handlers.
             unsafe { libc::_exit(if seen == 0 { 0 } else { 1 }) };
         }
         let mut status = 0;
-        // SAFETY: waits for the child made above.
+        // SAFETY: `child` was forked above, and `status` is a valid pointer.
         assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
         assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0, "status {status:#x}");
         assert_eq!((file.word(0), file.word(1)), (1, 0));

@@ -1,4 +1,4 @@
-//! Peers that are being accepted: their handshakes run side by side, so a silent peer delays no other.
+//! Concurrent handshakes of a listener's peers, so that a silent peer does not delay others.
 
 use crate::connection::Connection;
 use crate::error::{Error, Result};
@@ -13,16 +13,16 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use uiw_verbs::integration::register_waker;
 
-/// Most handshakes that run side by side; further requests wait in the listener's queue.
-const MAX: usize = 1024;
-/// Most failures that are kept; older ones are counted only.
+/// Maximum number of concurrent handshakes. Further requests wait in the listener's queue.
+const MAX_HANDSHAKES: usize = 1024;
+/// Maximum number of failures that are recorded. Older ones are only counted.
 const KEPT_FAILURES: usize = 64;
 
-/// A peer that was accepted and did not become a connection.
+/// Failure of a peer that was accepted but whose connection could not be established.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct AcceptFailure {
-    /// The peer.
+    /// Address of the peer.
     pub peer: SocketAddr,
     /// Reason for the failure.
     pub error: Error,
@@ -44,7 +44,7 @@ struct FailureLog {
     kept: VecDeque<AcceptFailure>,
 }
 
-/// Tasks that wait for a connection. All are woken, as each of them may have been dropped.
+/// Tasks that wait for a connection. All of them are woken together, because any of them may have dropped its future.
 #[derive(Default)]
 struct WaitingTasks(Mutex<Vec<Waker>>);
 
@@ -56,12 +56,12 @@ impl Wake for WaitingTasks {
 }
 
 impl Handshakes {
-    /// Returns whether another one may begin.
+    /// Returns whether another handshake may begin.
     pub(crate) fn has_room(&self) -> bool {
-        self.running.lock().len() < MAX
+        self.running.lock().len() < MAX_HANDSHAKES
     }
 
-    /// Adds the handshake of a peer that was accepted.
+    /// Adds the handshake of an accepted peer.
     pub(crate) fn begin(
         &self,
         peer: SocketAddr,
@@ -71,7 +71,7 @@ impl Handshakes {
         self.running.lock().push(Box::pin(handshake));
     }
 
-    /// A peer could not be accepted.
+    /// Logs, counts and records a failure.
     pub(crate) fn fail(&self, failure: AcceptFailure) {
         let AcceptFailure { peer, error } = &failure;
         tracing::warn!(%peer, %error, "the peer was not accepted");
@@ -83,9 +83,9 @@ impl Handshakes {
         failures.kept.push_back(failure);
     }
 
-    /// The next connection that is established.
+    /// Polls the handshakes, and returns the next established connection.
     pub(crate) fn poll_established(&self, cx: &mut Context<'_>) -> Poll<Connection> {
-        // Before the handshakes are polled: one that is over then finds the waker.
+        // The waker is registered before the handshakes are polled, so that a handshake that completes meanwhile wakes it.
         register_waker(&mut self.waiting.0.lock(), cx.waker());
         let waker = Waker::from(Arc::clone(&self.waiting));
         let mut running = self.running.lock();
@@ -93,7 +93,7 @@ impl Handshakes {
             match running.poll_next_unpin(&mut Context::from_waker(&waker)) {
                 Poll::Ready(Some(Ok(connection))) => {
                     drop(running);
-                    // Another task may wait for one that is established too.
+                    // Another connection may be established as well: let a task that waits poll for it.
                     waker.wake();
                     return Poll::Ready(connection);
                 }
@@ -122,7 +122,7 @@ mod tests {
     #[test]
     fn handshakes_run_up_to_limit() {
         let handshakes = Handshakes::default();
-        for _ in 0..MAX {
+        for _ in 0..MAX_HANDSHAKES {
             assert!(handshakes.has_room());
             handshakes.begin(PEER, std::future::pending());
         }

@@ -1,4 +1,4 @@
-//! Listeners.
+//! Listeners and connection requests of the async API.
 
 use crate::connection::{Connection, PendingConnection};
 use crate::error::{Error, ErrorKind, Result};
@@ -14,7 +14,10 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use uiw_verbs::cm::{self, CmChannel, CmEventKind, ConnRequest};
 
-/// A port on which peers may connect.
+/// Listener that accepts connections of peers on one address.
+///
+/// [`Listener::accept`] accepts every peer; with [`Listener::incoming`] the program can inspect each request first. A listener is also a [`Stream`]
+/// of accepted connections.
 ///
 /// ```
 /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
@@ -43,15 +46,16 @@ impl std::fmt::Debug for Listener {
     }
 }
 
-/// Connections that TCP may complete before we take them.
+/// Maximum number of connections that TCP completes before the listener takes them.
 const BACKLOG: u32 = 1024;
 
 impl Listener {
-    /// Listens on `local`; a port of 0 takes a free one, an unspecified address all of them. Connections belong to `pd` and are made
-    /// with `settings`, unless [`Incoming::accept`] says otherwise.
+    /// Listens on the address `local`. Port 0 selects a free port, and an unspecified address selects all addresses of the host.
+    ///
+    /// Connections belong to `pd` and have these settings, unless they are given others by [`Incoming::accept`].
     ///
     /// # Errors
-    /// [`ErrorKind::Io`] when the address cannot be had; [`ErrorKind::Limit`], [`ErrorKind::Zero`] for settings that no connection can be made with.
+    /// [`ErrorKind::Io`] if the address is not available. [`ErrorKind::Limit`] or [`ErrorKind::Zero`] if a setting is out of range.
     pub fn bind(pd: &Pd, local: SocketAddr, settings: &ConnectionConfig) -> Result<Self> {
         let device = pd.device();
         settings.check(device.limits())?;
@@ -62,22 +66,22 @@ impl Listener {
         Ok(Self { pd: pd.clone(), settings: settings.clone(), port, channel, handshakes })
     }
 
-    /// The address it listens on.
+    /// Returns the address on which it listens.
     #[must_use]
     pub fn local_addr(&self) -> SocketAddr {
         self.port.local_addr()
     }
 
-    /// Waits for the next peer whose connection is established: in peer-to-peer mode, one that has sent its first message. Peers that fail
-    /// are logged and counted ([`Listener::failures`]), and one that is silent delays no other.
+    /// Accepts the next peer, and returns when its connection is established. In peer-to-peer mode, that is when its first message has arrived.
     ///
-    /// The handshakes of all waiting peers run side by side, at most 1,024.
+    /// Up to 1,024 handshakes run at the same time, so a silent peer does not delay others. Peers whose handshake fails are logged and counted
+    /// ([`Listener::failures`]).
     ///
     /// # Cancel safety
-    /// Dropping the future, for instance in `select!`, loses no peer: handshakes that have begun go on with the next call.
+    /// Dropping the future, for instance in `select!`, loses no peer: the next call continues with the handshakes that have begun.
     ///
     /// # Errors
-    /// [`ErrorKind::Startup`] for settings that no peer can be accepted with; then the peer is rejected. Otherwise the errors are those of
+    /// [`ErrorKind::Startup`] if the settings of the listener are invalid; the peer is then rejected. Otherwise the errors are those of
     /// [`Listener::incoming`].
     pub async fn accept(&self) -> Result<Connection> {
         poll_fn(|cx| self.poll_accept(cx)).await
@@ -89,32 +93,32 @@ impl Listener {
             let peer = incoming.peer_addr();
             match incoming.begin(&self.pd, &self.settings) {
                 Ok(pending) => self.handshakes.begin(peer, pending.established()),
-                Err(error) if is_of_peer(&error) => self.handshakes.fail(AcceptFailure { peer, error }),
+                Err(error) if is_peer_failure(&error) => self.handshakes.fail(AcceptFailure { peer, error }),
                 Err(error) => return Poll::Ready(Err(error)),
             }
         }
         self.handshakes.poll_established(cx).map(Ok)
     }
 
-    /// Waits for the next connection request, to be accepted or rejected by its contents: see [`Incoming`].
+    /// Waits for the next connection request, which the program can inspect before it accepts or rejects it.
     ///
     /// # Cancel safety
     /// Dropping the future, for instance in `select!`, loses no request.
     ///
     /// # Errors
-    /// [`ErrorKind::Io`] once, when the interface of a TCP in this process is gone for good: no peer can connect any more. While it is
-    /// only down, this waits on.
+    /// [`ErrorKind::Io`], once, if the network interface of a user-space TCP stack has been removed, so that no peer can connect any more. While
+    /// the interface is only down, the future keeps waiting.
     pub async fn incoming(&self) -> Result<Incoming> {
         poll_fn(|cx| self.poll_incoming(cx)).await
     }
 
-    /// Returns the number of peers that were accepted by [`Listener::accept`] and did not become a connection.
+    /// Returns the number of peers that [`Listener::accept`] accepted but whose connection could not be established.
     #[must_use]
     pub fn failures(&self) -> u64 {
         self.handshakes.failures()
     }
 
-    /// The oldest of the last 64 of [`Listener::failures`] that was not taken yet.
+    /// Removes and returns the oldest recorded failure. Only the last 64 [`Listener::failures`] are recorded.
     pub fn take_failure(&self) -> Option<AcceptFailure> {
         self.handshakes.take_failure()
     }
@@ -134,7 +138,7 @@ impl Listener {
     }
 }
 
-/// The connections that [`Listener::accept`] would return; it ends never.
+/// Stream of the connections that [`Listener::accept`] returns. It never ends.
 impl Stream for Listener {
     type Item = Result<Connection>;
 
@@ -143,8 +147,8 @@ impl Stream for Listener {
     }
 }
 
-/// Returns whether the failure is that of one peer, and another peer may be accepted.
-fn is_of_peer(error: &Error) -> bool {
+/// Returns whether only this peer failed, so that other peers can still be accepted.
+fn is_peer_failure(error: &Error) -> bool {
     matches!(
         error.kind(),
         ErrorKind::NotConnected
@@ -156,7 +160,7 @@ fn is_of_peer(error: &Error) -> bool {
     )
 }
 
-/// A connection request. Dropping it rejects.
+/// Connection request of a peer. Dropping it rejects the request.
 ///
 /// ```
 /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
@@ -186,33 +190,36 @@ pub struct Incoming {
 }
 
 impl Incoming {
-    /// The peer's private data.
+    /// Returns the peer's private data.
     #[must_use]
     pub fn private_data(&self) -> &[u8] {
         self.request.private_data()
     }
 
-    /// The peer's address.
+    /// Returns the peer's address.
     #[must_use]
     pub fn peer_addr(&self) -> SocketAddr {
         self.request.peer_addr()
     }
 
-    /// The identity of the peer, if the stack has verified it: with TLS.
+    /// Returns the identity of the peer if the transport has verified it, which TLS does.
     #[must_use]
     pub fn peer_identity(&self) -> Option<&PeerIdentity> {
         self.request.peer_identity()
     }
 
-    /// Accepts, with settings and a protection domain of this connection's own. Ready when the connection is established: in
-    /// peer-to-peer mode with the peer's first message. The TCP connection was made with the listener's settings.
+    /// Accepts the request, and waits until the connection is established. In peer-to-peer mode, that is when the peer's first message has arrived.
+    ///
+    /// The connection belongs to `pd` and has these settings instead of those of the listener. The settings of TCP are still the listener's, because
+    /// the TCP connection exists already.
     ///
     /// # Errors
-    /// As [`Connection::connect`].
+    /// The errors are those of [`Connection::connect`].
     pub async fn accept(self, pd: &Pd, settings: &ConnectionConfig) -> Result<Connection> {
         self.begin(pd, settings)?.established().await
     }
 
+    /// Accepts the request without waiting for the connection.
     pub(crate) fn begin(self, pd: &Pd, settings: &ConnectionConfig) -> Result<PendingConnection> {
         let pending = PendingConnection::new(pd, settings)?;
         let options = Arc::new(settings.options.clone());
@@ -220,10 +227,10 @@ impl Incoming {
         Ok(pending)
     }
 
-    /// Rejects, with private data for the peer.
+    /// Rejects the request and sends `private_data` to the peer.
     ///
     /// # Errors
-    /// [`ErrorKind::Startup`] for private data that is too long, [`ErrorKind::NotConnected`] when the peer is gone.
+    /// [`ErrorKind::Startup`] if `private_data` is too long. [`ErrorKind::NotConnected`] if the peer has closed the connection.
     pub fn reject(self, private_data: &[u8]) -> Result<()> {
         Ok(self.request.reject(private_data)?)
     }

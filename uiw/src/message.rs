@@ -5,8 +5,10 @@ use std::ops::Deref;
 use std::sync::Arc;
 use uiw_verbs::{STag, Wc};
 
-/// A received message, in its receive buffer. Dropping it posts the buffer again; while messages are kept, as many receives
-/// fewer are posted.
+/// Received message, which derefs to its bytes.
+///
+/// The bytes stay in the receive buffer, and dropping the message posts the buffer again. So each message that the program keeps reduces the
+/// number of posted receives ([`ConnectionConfig::recv_depth`](crate::ConnectionConfig::recv_depth())) by one.
 ///
 /// ```
 /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
@@ -21,7 +23,7 @@ use uiw_verbs::{STag, Wc};
 pub struct Message {
     dispatcher: Arc<Handle>,
     wc: Wc,
-    /// Bytes of the message, if it is longer than the receive buffer.
+    /// Bytes of the message if it is longer than the receive buffer.
     long: Option<Vec<u8>>,
 }
 
@@ -32,19 +34,19 @@ impl Message {
         Self { dispatcher, wc, long }
     }
 
-    /// The immediate that came along.
+    /// Returns the immediate data of the message, if it has any.
     #[must_use]
     pub fn imm(&self) -> Option<u32> {
         self.wc.imm
     }
 
-    /// The STag of ours that the peer invalidated with this message.
+    /// Returns the local STag that the peer invalidated with this message, if any.
     #[must_use]
     pub fn invalidated(&self) -> Option<STag> {
         self.wc.invalidated
     }
 
-    /// Returns the number of bytes of the Write that an immediate belongs to; `None` for a Send.
+    /// Returns the length in bytes of the Write that this message announces with its immediate data. Returns `None` if the message is a Send.
     #[must_use]
     pub fn write_len(&self) -> Option<u32> {
         is_write_imm(&self.wc).then_some(self.wc.byte_len)
@@ -62,9 +64,9 @@ impl Deref for Message {
         let len = if is_write_imm(&self.wc) { 0 } else { self.wc.byte_len.min(ring.size) };
         let start = self.wc.wr_id as usize * ring.size as usize;
         let region = ring.memory.region();
-        // SAFETY: slot `wr_id` lies inside the ring's memory, which lives as long as the dispatcher held here; no peer has a right
-        // on it, and the engine writes it only while its receive is posted, which is not before this message is dropped. The
-        // memory was zeroed at the start, so every byte is initialised.
+        // SAFETY: slot `wr_id` is within the ring's memory, which lives as long as the dispatcher held by this message. Peers have no access
+        // to it. The engine writes to the slot only while its receive is posted, and it is not posted again before this message is dropped. The
+        // memory was zeroed when it was allocated, so every byte is initialised.
         unsafe { std::slice::from_raw_parts(region.as_ptr().add(start), len as usize) }
     }
 }

@@ -1,8 +1,9 @@
-//! Verbs one to one: queue pairs, completion queues, work requests, and the connection manager ([`cm`]). The memory rules are in the hands
-//! of the caller.
+//! Raw layer, which corresponds directly to the RDMA verbs: queue pairs, completion queues, work requests, and the connection manager ([`cm`]).
 //!
-//! The types of this layer belong together: [`Device`] and [`Pd`] are those of [`crate::Device::as_raw`] and [`crate::Pd::as_raw`], and
-//! [`Error`] is [`crate::ErrorKind`].
+//! The caller is responsible for memory safety: see the `# Safety` sections.
+//!
+//! The raw forms of a device and of a protection domain are [`Device`] and [`Pd`], which [`crate::Device::as_raw`] and [`crate::Pd::as_raw`]
+//! return. [`Error`] is the same type as [`crate::ErrorKind`].
 
 pub use uiw_verbs::{
     Access, AddressHandle, Arm, AsyncEvent, Bind, Call, CapabilityExchange, CmCall, CmFault, CompChannel,

@@ -1,27 +1,27 @@
-//! What connections of the safe API are made with.
+//! Settings of the safe API's connections.
 
 use crate::error::Result;
 use std::time::Duration;
 use uiw_verbs::{ConnConfig, Limits};
 
 /// Settings of a connection, for [`Connection::connect`](crate::Connection::connect), [`Listener::bind`](crate::Listener::bind)
-/// and [`Incoming::accept`](crate::Incoming::accept).
+/// and [`Incoming::accept`](crate::Incoming::accept). The setters describe the fields.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ConnectionConfig {
-    /// See [`ConnectionConfig::options()`].
+    /// Options of the raw layer ([`ConnectionConfig::options()`]).
     pub options: ConnConfig,
-    /// See [`ConnectionConfig::private_data()`].
+    /// Private data for the peer ([`ConnectionConfig::private_data()`]).
     pub private_data: Vec<u8>,
-    /// See [`ConnectionConfig::send_depth()`].
+    /// Maximum number of requests in progress ([`ConnectionConfig::send_depth()`]).
     pub send_depth: u32,
-    /// See [`ConnectionConfig::recv_depth()`].
+    /// Number of receive buffers ([`ConnectionConfig::recv_depth()`]).
     pub recv_depth: u32,
-    /// See [`ConnectionConfig::recv_size()`].
+    /// Size of each receive buffer in bytes ([`ConnectionConfig::recv_size()`]).
     pub recv_size: u32,
-    /// See [`ConnectionConfig::max_message()`].
+    /// Maximum length in bytes of a received message ([`ConnectionConfig::max_message()`]).
     pub max_message: u32,
-    /// See [`ConnectionConfig::detached_timeout()`].
+    /// Time for dropped operations ([`ConnectionConfig::detached_timeout()`]).
     pub detached_timeout: Duration,
 }
 
@@ -58,71 +58,74 @@ macro_rules! setters {
 uiw_verbs::integration::connection_options!(setters, impl ConnectionConfig);
 
 impl ConnectionConfig {
-    /// Time without any acknowledgement after which the peer counts as dead: see [`ConnConfig::dead_after`].
+    /// Sets the time without an acknowledgement after which the peer counts as dead. See [`ConnConfig::dead_after`].
     #[must_use]
     pub fn dead_after(mut self, time: impl Into<Option<Duration>>) -> Self {
         self.options = self.options.dead_after(time);
         self
     }
 
-    /// Options of the raw layer, in place of those set so far.
+    /// Replaces all options of the raw layer, including those that were set before.
     #[must_use]
     pub fn options(mut self, options: ConnConfig) -> Self {
         self.options = options;
         self
     }
 
-    /// Private data for the peer. Default: none; at most 512 bytes at MPA revision 1, 508 at revision 2.
+    /// Sets the private data that is sent to the peer during start-up: at most 512 bytes with MPA revision 1, 508 with revision 2. Default: empty.
     #[must_use]
     pub fn private_data(mut self, private_data: impl Into<Vec<u8>>) -> Self {
         self.private_data = private_data.into();
         self
     }
 
-    /// Requests that may be under way; further ones wait. Default: 128; from 1 to [`Limits::max_qp_wr`].
+    /// Sets the maximum number of requests in progress, from 1 to [`Limits::max_qp_wr`]. Further operations wait. Default: 128.
     #[must_use]
     pub fn send_depth(mut self, requests: u32) -> Self {
         self.send_depth = requests;
         self
     }
 
-    /// Messages that are received ahead of the program; when all are full, the peer waits as on TCP. Default: 32; from 1 to
-    /// [`Limits::max_qp_wr`].
+    /// Sets the number of receive buffers, from 1 to [`Limits::max_qp_wr`]. Default: 32.
+    ///
+    /// Each message takes one until the program drops it. When all are in use, the peer has to wait, as with a full TCP window.
     #[must_use]
     pub fn recv_depth(mut self, messages: u32) -> Self {
         self.recv_depth = messages;
         self
     }
 
-    /// Bytes of each receive buffer. A longer message is received into memory that is allocated for it. Default: 16 KiB.
+    /// Sets the size of each receive buffer in bytes. Longer messages are received into memory that is allocated for them. Default: 16 KiB.
     #[must_use]
     pub fn recv_size(mut self, bytes: u32) -> Self {
         self.recv_size = bytes;
         self
     }
 
-    /// The longest message that the peer may send, in bytes; a longer one ends the connection (RFC 5041 section 7.1). Default: 16 MiB.
+    /// Sets the maximum length in bytes of a message from the peer. A longer message ends the connection (RFC 5041 section 7.1). Default: 16 MiB.
     ///
-    /// While messages that are longer than [`ConnectionConfig::recv_size`] and were not dropped take so many bytes together, the next message
-    /// waits. Such messages take less than twice this number of bytes.
+    /// This also limits the memory for messages that are longer than [`ConnectionConfig::recv_size`]: the next message waits while such messages,
+    /// as long as the program has not dropped them, take this number of bytes or more together. So they never take twice this number.
     #[must_use]
     pub fn max_message(mut self, bytes: u32) -> Self {
         self.max_message = bytes;
         self
     }
 
-    /// Sets the time for which dropped operations keep a connection of which nothing else is left: if they are not over then, it is
-    /// aborted. Messages that the peer sends meanwhile are dropped. Default: 60 s; [`Duration::MAX`] is for ever.
+    /// Sets the time for which operations that were dropped while in progress keep the connection open, after all its handles have been dropped.
+    /// Default: 60 s. [`Duration::MAX`] means no limit.
     ///
-    /// With [`crate::Progress::Manual`] the connection is ended before that when the last handle of the device is dropped, as nothing
-    /// drives it then. Handles are [`crate::Device`], connections, their messages and operations, and listeners.
+    /// If operations are still in progress after this time, the connection is aborted. Messages that the peer sends meanwhile are dropped.
+    ///
+    /// With [`crate::Progress::Manual`] the connection also ends when the last handle of the device is dropped, because nothing drives the device
+    /// any more. Handles are [`crate::Device`], connections, their messages and operations, and listeners.
     #[must_use]
     pub fn detached_timeout(mut self, timeout: Duration) -> Self {
         self.detached_timeout = timeout;
         self
     }
 
-    /// Returns whether a connection can be made with them on a device with `limits`.
+    /// Checks the settings against the `limits` of a device.
     pub(crate) fn check(&self, limits: &Limits) -> Result<()> {
         limits.check("send depth", self.send_depth.into(), limits.max_qp_wr.into())?;
         limits.check("receive depth", self.recv_depth.into(), limits.max_qp_wr.into())?;

@@ -1,4 +1,4 @@
-//! Memory that peers reach: never a slice, only copies in and out and atomics.
+//! Memory that peers can access. The program gets no slice of it, because peers may change it at any time: it copies bytes in and out, or uses atomics.
 
 use crate::completions::Request;
 use crate::connection::Connection;
@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering;
 use uiw_mem::{Span, Unaligned, UpdateError};
 use uiw_verbs::{Access, Bind, Memory, RawMr, RawMw, RemoteMr, STag, SendFlags, SendOp, WindowType};
 
-/// Zeroed memory of the engine's that peers may be let into.
+/// Registered memory, allocated by the engine, to which peers can be given access. Clones refer to the same memory.
 ///
 /// ```
 /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
@@ -29,11 +29,13 @@ use uiw_verbs::{Access, Bind, Memory, RawMr, RawMw, RemoteMr, STag, SendFlags, S
 pub struct SharedMr(Arc<RawMr>);
 
 impl Pd {
-    /// `len` zeroed bytes that peers may reach with `access` (any of the `REMOTE_*` rights; local ones are implied). With none,
-    /// peers get in through a [`BoundWindow`] only.
+    /// Allocates and registers `len` zeroed bytes, to which every peer in this domain has `access`.
+    ///
+    /// `access` is any combination of the `REMOTE_*` rights; local rights are implied. Without any remote right, peers can access the memory only
+    /// through a [`BoundWindow`].
     ///
     /// # Errors
-    /// [`ErrorKind::Io`] when there is no memory, [`ErrorKind::Register`].
+    /// [`ErrorKind::Io`] if the memory cannot be allocated. [`ErrorKind::Register`] if it cannot be registered.
     pub fn share(&self, len: usize, access: Access) -> Result<SharedMr> {
         let memory = Memory::owned(len).map_err(Error::io("allocating shared memory"))?;
         let access = access | Access::LOCAL_WRITE | Access::MW_BIND;
@@ -43,18 +45,19 @@ impl Pd {
 }
 
 impl SharedMr {
-    /// Bytes.
+    /// Returns the number of bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Returns whether it has none.
+    /// Returns whether the memory has no bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
+    /// Checks that `range` is within the memory.
     fn check(&self, range: &Range<usize>) -> Result<()> {
         if range.start <= range.end && range.end <= self.len() {
             return Ok(());
@@ -65,22 +68,22 @@ impl SharedMr {
 
     fn span(&self, offset: usize, len: usize) -> Result<Span> {
         self.check(&(offset..offset.saturating_add(len)))?;
-        // Gone only with the region, of which this is a handle.
+        // Cannot fail, because the range is valid and this handle keeps the region.
         self.0.region().span(offset, len).map_err(|_| ErrorKind::NotConnected.into())
     }
 
-    /// Copies bytes out. A peer may be writing them: each byte is then the old or the new one.
+    /// Copies the bytes from `offset` to `dst`. If a peer writes at the same time, each byte is either the old or the new one.
     ///
     /// # Errors
     /// [`ErrorKind::OutOfRange`].
     pub fn read(&self, offset: usize, dst: &mut [u8]) -> Result<()> {
         let span = self.span(offset, dst.len())?;
-        // Gone only with the region, of which this is a handle.
+        // Cannot fail, because this handle keeps the region.
         let _ = span.pin().and_then(|pin| pin.copy_to(0, dst));
         Ok(())
     }
 
-    /// Copies bytes in; the last ones become visible last.
+    /// Copies `src` to the bytes from `offset`. The last bytes become visible to peers last.
     ///
     /// # Errors
     /// [`ErrorKind::OutOfRange`].
@@ -90,7 +93,7 @@ impl SharedMr {
         Ok(())
     }
 
-    /// Bytes `range`, copied out.
+    /// Returns a copy of the bytes in `range`. See [`SharedMr::read`] for concurrent writes.
     ///
     /// # Errors
     /// [`ErrorKind::OutOfRange`].
@@ -101,11 +104,12 @@ impl SharedMr {
         Ok(out)
     }
 
-    /// Replaces the eight aligned bytes at `offset` by what `f` makes of them, atomically with respect to peers' FetchAdd and
-    /// CmpSwap. Returns the old value. The number is in this machine's byte order.
+    /// Replaces the 8-byte integer at `offset` by the result of `f`, and returns the previous value.
+    ///
+    /// The update is atomic with respect to peers' FetchAdd and CmpSwap. The integer is in native byte order.
     ///
     /// # Errors
-    /// [`ErrorKind::OutOfRange`]; [`ErrorKind::Misuse`] when `offset` is not a multiple of eight.
+    /// [`ErrorKind::OutOfRange`]. [`ErrorKind::Misuse`] if `offset` is not a multiple of 8.
     pub fn update_u64(&self, offset: usize, f: impl FnMut(u64) -> u64) -> Result<u64> {
         let span = self.span(offset, 8)?;
         let Ok(pin) = span.pin() else { return Err(ErrorKind::NotConnected.into()) };
@@ -115,19 +119,21 @@ impl SharedMr {
         })
     }
 
-    /// The number in the eight aligned bytes at `offset`. Nothing is written: for a program that looks until a peer has written
-    /// or counted there; what that peer placed before is seen, too.
+    /// Returns the 8-byte integer at `offset`, in native byte order, without writing to the memory.
+    ///
+    /// A program can poll an integer with this until a peer has changed it. Data that the peer placed before the change is then visible as well.
     ///
     /// # Errors
-    /// As [`SharedMr::update_u64`].
+    /// The errors are those of [`SharedMr::update_u64`].
     pub fn load_u64(&self, offset: usize) -> Result<u64> {
         let span = self.span(offset, 8)?;
         let Ok(pin) = span.pin() else { return Err(ErrorKind::NotConnected.into()) };
         Ok(pin.atomic_cell(0).map_err(misaligned)?.load(Ordering::SeqCst))
     }
 
-    /// Returns the address and key that a peer needs to reach bytes `range`: for every connection of the protection domain, with the rights given to
-    /// [`Pd::share`].
+    /// Returns the address and key that a peer needs to access the bytes in `range`.
+    ///
+    /// The key is valid on every connection of the protection domain, with the rights that were given to [`Pd::share`].
     ///
     /// # Errors
     /// [`ErrorKind::OutOfRange`].
@@ -137,32 +143,35 @@ impl SharedMr {
 }
 
 impl Connection {
-    /// Opens bytes `range` of `memory` with `access` to the peer of this connection only. Dropping the [`BoundWindow`] closes them again; the key
-    /// is of no use to other peers (RFC 5042 section 5).
+    /// Gives the peer of this connection, and no other peer, `access` to the bytes `range` of `memory`.
+    ///
+    /// Other peers cannot use the key (RFC 5042 section 5). Dropping the [`BoundWindow`] ends the access.
     ///
     /// # Errors
-    /// The operation fails with [`ErrorKind::OutOfRange`], [`ErrorKind::Register`], or [`ErrorKind::Foreign`] for memory of another
-    /// protection domain.
+    /// The operation fails with [`ErrorKind::OutOfRange`], with [`ErrorKind::Register`] if no window can be allocated, or with
+    /// [`ErrorKind::Foreign`] if `memory` belongs to another protection domain.
     pub fn bind_window(&self, memory: &SharedMr, range: Range<usize>, access: Access) -> Op<BoundWindow> {
         let finish: Finish<BoundWindow, Error> = |result, window| {
             result?;
-            let (remote, window, memory) = kept::<Binding>(window);
+            let (remote, window, memory) = kept::<PendingBind>(window);
             let remote = RemoteMr { rkey: window.stag(), ..remote };
             Ok(BoundWindow { remote, _window: window, _memory: memory })
         };
         match self.prepare_window(memory, range, access) {
-            // Window and memory stay until the request is over: a bind that meets neither any more ends the connection.
+            // The operation keeps the window and the memory until the request completes, because a bind that no longer finds them ends the
+            // connection.
             Ok((request, binding)) => self.submit(Ok(request), binding, finish),
             Err(error) => self.submit(Err(error), (), finish),
         }
     }
 
+    /// Allocates a window and builds the request that binds it.
     fn prepare_window(
         &self,
         memory: &SharedMr,
         range: Range<usize>,
         access: Access,
-    ) -> Result<(Request, Binding)> {
+    ) -> Result<(Request, PendingBind)> {
         if memory.0.pd() != *self.pd().as_raw() {
             return Err(ErrorKind::Foreign { what: "memory", of: "protection domain" }.into());
         }
@@ -182,8 +191,8 @@ impl Connection {
     }
 }
 
-/// Memory of a bind under way: the place that peers will reach, without its key.
-type Binding = (RemoteMr, RawMw, SharedMr);
+/// State of a bind in progress: the remote address (still without the window's key), the window, and the memory.
+type PendingBind = (RemoteMr, RawMw, SharedMr);
 
 fn misaligned(_: Unaligned) -> Error {
     ErrorKind::Misuse("an atomic needs an offset that is a multiple of 8").into()
@@ -195,7 +204,7 @@ impl std::fmt::Debug for SharedMr {
     }
 }
 
-/// A window on shared memory for the peer of one connection. Dropping it revokes the key.
+/// Memory window through which the peer of one connection can access part of a [`SharedMr`]. Dropping it revokes the key.
 ///
 /// ```
 /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
@@ -224,7 +233,7 @@ pub struct BoundWindow {
 }
 
 impl BoundWindow {
-    /// Returns the address and key that the peer needs to reach the window.
+    /// Returns the address and key that the peer needs to access the window.
     #[must_use]
     pub fn remote(&self) -> RemoteMr {
         self.remote

@@ -1,4 +1,4 @@
-//! The device: a driver and everything made on it.
+//! The device, which owns a driver and is the parent of all other objects.
 
 use crate::driver::Driver;
 use crate::error::{Error, Result};
@@ -21,12 +21,14 @@ use uiw_impair::fault::FaultHooks;
 use uiw_llp::TransportStack;
 use uiw_llp::capture::{CaptureStack, PcapFile, PcapSink};
 
-/// An iWARP device in this process, with a driver (and by default a background thread) of its own. Clones are the same device.
+/// Software iWARP device that runs in this process.
+///
+/// Each opened device has its own driver and, by default, its own background thread. Clones are handles of the same device.
 ///
 /// ```
 /// # mod uiw { pub use uiw_verbs as raw; }
 /// let device = uiw::raw::Device::open()?;
-/// // Any future of the device's objects can be waited for on a thread of the program's own.
+/// // Any thread of the program can wait for any future of the device's objects.
 /// let none = device.block_on_for(std::time::Duration::from_millis(1), std::future::pending::<()>());
 /// assert!(none.is_none());
 /// # Ok::<(), uiw::raw::Error>(())
@@ -35,50 +37,51 @@ use uiw_llp::capture::{CaptureStack, PcapFile, PcapSink};
 pub struct Device {
     driver: Arc<Driver>,
     events: Arc<EventQueue<AsyncEvent>>,
-    lingering: ConnectionHold,
+    lingering: LingeringRef,
 }
 
-/// A hold on the connections that end with the device's last handle.
+/// Reference to the lingering connections, which end with the last handle of the device.
 #[derive(Clone)]
-enum ConnectionHold {
-    /// A handle's.
+enum LingeringRef {
+    /// Strong reference, kept by handles of the program.
     Handle(Arc<Lingering>),
-    /// Handle kept by objects that belong to the device (see [`Device::for_object`]).
+    /// Weak reference, kept by objects that belong to the device (see [`Device::for_object`]).
     Object(Weak<Lingering>),
 }
 
 impl Device {
-    /// A device on the kernel's TCP.
+    /// Opens a device with default options that uses the kernel's TCP.
     ///
     /// # Errors
-    /// [`Error::Io`] when the process has no descriptors or threads left.
+    /// [`Error::Io`] if the process has reached its limit of descriptors or threads.
     pub fn open() -> Result<Self> {
         Self::open_with(DeviceConfig::default())
     }
 
-    /// A device on the kernel's TCP, with options.
+    /// Opens a device with `options` that uses the kernel's TCP.
     ///
     /// # Errors
-    /// As [`Device::open`]; [`Error::Io`] when the capture cannot be written; [`Error::Limit`] and [`Error::Zero`] for options.
+    /// The errors of [`Device::open`]; [`Error::Io`] if the capture file cannot be written; [`Error::Limit`] or [`Error::Zero`] if an option is
+    /// out of range.
     pub fn open_with(options: DeviceConfig) -> Result<Self> {
         let stack = uiw_llp::tcp::TcpStack::new().map_err(Error::io("opening the TCP stack"))?;
         Self::with_stack(Box::new(stack), options)
     }
 
-    /// A device on any byte-stream stack.
+    /// Opens a device that uses `stack` as its transport instead of the kernel's TCP.
     ///
     /// # Errors
-    /// As [`Device::open_with`].
+    /// The errors of [`Device::open_with`].
     pub fn with_stack(stack: Box<dyn TransportStack>, options: DeviceConfig) -> Result<Self> {
         let stack = assemble(stack, &options)?;
         let lenient_invalidate = options.lenient_invalidate;
         let driver = Driver::start(stack, options)?;
         driver.shared.table.set_lenient_invalidate(lenient_invalidate);
-        Ok(Self::new(driver, ConnectionHold::Handle(Arc::default())))
+        Ok(Self::new(driver, LingeringRef::Handle(Arc::default())))
     }
 
-    /// A handle with a queue of events of its own.
-    fn new(driver: Arc<Driver>, lingering: ConnectionHold) -> Self {
+    /// Creates a handle with its own queue of asynchronous events.
+    fn new(driver: Arc<Driver>, lingering: LingeringRef) -> Self {
         let events = Arc::default();
         if let Some(faults) = &driver.shared.faults {
             faults.add_queue(&events);
@@ -86,36 +89,41 @@ impl Device {
         Self { driver, events, lingering }
     }
 
-    /// The same device with asynchronous events of its own: those of objects made through this handle and its clones come to
-    /// it alone. What `ibv_open_device` gives when it is called again.
+    /// Returns a handle of the same device with its own queue of asynchronous events.
+    ///
+    /// The queue receives only the events of objects that are created through the new handle or its clones. Contexts that several calls of
+    /// `ibv_open_device` return for one device are separated in the same way.
     #[must_use]
     pub fn with_own_events(&self) -> Self {
         self.driver.shared.counters.device_opened();
         Self::new(Arc::clone(&self.driver), self.lingering.clone())
     }
 
-    /// Returns the reference that an object of the device keeps: no handle, as the program cannot drive the device with it.
+    /// Returns the reference that an object of the device keeps. It does not count as a handle, because the program cannot drive the device
+    /// with it.
     pub(crate) fn for_object(&self) -> Self {
         let lingering = match &self.lingering {
-            ConnectionHold::Handle(lingering) => Arc::downgrade(lingering),
-            ConnectionHold::Object(lingering) => Weak::clone(lingering),
+            LingeringRef::Handle(lingering) => Arc::downgrade(lingering),
+            LingeringRef::Object(lingering) => Weak::clone(lingering),
         };
-        Self { lingering: ConnectionHold::Object(lingering), ..self.clone() }
+        Self { lingering: LingeringRef::Object(lingering), ..self.clone() }
     }
 
-    /// A handle, made from what an object keeps.
+    /// Returns a handle, for the program, from the reference that an object keeps.
     pub(crate) fn to_handle(&self) -> Self {
         let lingering = match &self.lingering {
-            ConnectionHold::Handle(lingering) => Arc::clone(lingering),
-            ConnectionHold::Object(lingering) => lingering.upgrade().unwrap_or_default(),
+            LingeringRef::Handle(lingering) => Arc::clone(lingering),
+            LingeringRef::Object(lingering) => lingering.upgrade().unwrap_or_default(),
         };
-        Self { lingering: ConnectionHold::Handle(lingering), ..self.clone() }
+        Self { lingering: LingeringRef::Handle(lingering), ..self.clone() }
     }
 
-    /// The connections that end with the last handle; `None` where they do not depend on one.
+    /// Returns the lingering connections, which end with the last handle.
+    ///
+    /// Returns `None` if a background thread drives the device, or if this is not a handle but the reference of an object.
     pub(crate) fn lingering(&self) -> Option<&Lingering> {
         match &self.lingering {
-            ConnectionHold::Handle(lingering) if self.driver.is_manual() => Some(lingering),
+            LingeringRef::Handle(lingering) if self.driver.is_manual() => Some(lingering),
             _ => None,
         }
     }
@@ -128,23 +136,26 @@ impl Device {
         &self.events
     }
 
-    /// A call of a layer above begins that the engine does not see, such as a transition that takes several of its calls: fails or is slow
-    /// where the device's [`FaultPlan`](crate::FaultPlan) says so.
+    /// Applies the device's [`FaultPlan`](crate::FaultPlan) to `call`: fails or delays it if a rule matches.
+    ///
+    /// For layers above the engine, at calls that the engine cannot recognise, for instance because one of them makes several calls of the
+    /// engine.
     ///
     /// # Errors
-    /// [`Error::Injected`].
+    /// [`Error::Injected`] if the plan makes the call fail.
     pub fn inject(&self, call: Call) -> Result<()> {
         self.driver.shared.call(call)
     }
 
-    /// The outcome that the device's [`FaultPlan`](crate::FaultPlan) has for a call of a connection manager above the engine.
+    /// Returns the fault that the device's [`FaultPlan`](crate::FaultPlan) injects into `call`, a call of a connection manager above the engine.
     #[must_use]
     pub fn inject_cm(&self, call: CmCall) -> Option<CmFault> {
         self.driver.shared.faults.as_ref().and_then(|faults| faults.cm(call))
     }
 
-    /// The descriptors that its stack waits with, one of each shard; none of a stack that has none. A child of a fork may close what it
-    /// inherited by them.
+    /// Returns the file descriptors on which the device waits for its transport stack, one for each shard. Empty if the stack has none.
+    ///
+    /// A child process created by `fork` may close its inherited copies.
     #[must_use]
     pub fn wait_fds(&self) -> &[Arc<OwnedFd>] {
         self.driver.wait_fds()
@@ -156,23 +167,25 @@ impl Device {
         self.driver.shards().len()
     }
 
-    /// Returns the limits.
+    /// Returns the limits of the device.
     #[must_use]
     pub fn limits(&self) -> &Limits {
         self.driver.limits()
     }
 
-    /// The device's counters now: messages and bytes by operation and direction, waits, refusals, Terminates; of each shard, each
-    /// connection and the device. No lock is taken. `uiw stat` shows the same numbers of programs that publish theirs
-    /// ([`DeviceConfig::counters`]).
+    /// Returns a snapshot of the device's counters, without taking a lock.
     ///
-    /// Round trips and retransmissions are the kernel's: [`uiw_llp::sock_diag::info`] asks it, with some system calls a connection.
+    /// The snapshot has the messages and bytes by operation and direction, the waits, refusals and Terminates, for the device, each shard and
+    /// each connection. `uiw stat` shows the same numbers for programs that publish their counters ([`DeviceConfig::counters`]).
+    ///
+    /// Round-trip times and retransmissions are not among them, because the kernel counts these: [`uiw_llp::sock_diag::info`] queries them,
+    /// with some system calls for each connection.
     #[must_use]
     pub fn counters(&self) -> Snapshot {
         self.driver.shared.counters.snapshot()
     }
 
-    /// Counts a transfer of files that has ended, for the program `uiw`.
+    /// Counts a completed file transfer of the program `uiw`.
     #[doc(hidden)]
     pub fn count_transfer(
         &self,
@@ -184,38 +197,43 @@ impl Device {
         self.driver.shared.counters.transfer_ended(direction, result, files, bytes);
     }
 
-    /// Returns whether the counters are in a file that other processes read. They are not without [`DeviceConfig::counters`], and where the file
-    /// cannot be made.
+    /// Returns whether the device publishes its counters in a file that other processes can read.
+    ///
+    /// It does not if [`DeviceConfig::counters`] is not set or the file could not be created.
     #[must_use]
     pub fn publishes_counters(&self) -> bool {
         self.driver.shared.counters.is_published()
     }
 
-    /// The asynchronous events of this handle's objects.
+    /// Returns the queue of asynchronous events of the objects that were created through this handle or its clones.
     #[must_use]
     pub fn async_events(&self) -> &EventQueue<AsyncEvent> {
         &self.events
     }
 
-    /// Drives once; returns how much was done. With [`crate::Progress::Manual`] nothing else does.
+    /// Drives the device for one round, and returns the amount of work done: 0 if there was nothing to do.
+    ///
+    /// With [`crate::Progress::Manual`] the program must call this, because no background thread drives the device.
     pub fn pump(&self) -> usize {
         self.driver.pump()
     }
 
-    /// Returns the time when [`Device::pump`] is wanted though nothing arrives: a time-out of ours or of the TCP in this process. For
-    /// [`crate::Progress::Manual`].
+    /// Returns the time of the next time-out, of the device or of a user-space TCP stack.
+    ///
+    /// With [`crate::Progress::Manual`], call [`Device::pump`] at that time even if nothing has arrived.
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
         self.driver.deadline()
     }
 
-    /// Waits until no connection of a queue pair that is gone has anything left to say, at most for `timeout`: before the process
-    /// ends, and its peers find their last bytes unanswered. True when all is said. Over a TCP in this process every other
-    /// connection ends as well, as the kernel would end them after the process.
+    /// Waits, for at most `timeout`, until the connections of destroyed queue pairs have sent all their data. Returns whether they have.
     ///
-    /// The background thread drives meanwhile, so that this may be called when the calling thread's own storage is gone
-    /// (`atexit`); with [`crate::Progress::Manual`] it drives itself. For a thread that calls this within a round, in a signal handler
-    /// that has interrupted it, it is false after `timeout` at the latest.
+    /// Call this before the process exits, so that peers receive the last bytes. With a user-space TCP stack it then also ends all other
+    /// connections, as the kernel does for its own when a process exits.
+    ///
+    /// The background thread drives the device meanwhile, so this may be called from an `atexit` handler, when the thread-local storage of the
+    /// calling thread is already destroyed. With [`crate::Progress::Manual`] the calling thread drives the device. It may also be called from a
+    /// signal handler that has interrupted a round of the same thread: then it returns `false` after `timeout` at the latest.
     pub fn wait_idle(&self, timeout: Duration) -> bool {
         let until = Instant::now() + timeout;
         let left = || until.saturating_duration_since(Instant::now());
@@ -230,7 +248,7 @@ impl Device {
             }
             std::thread::sleep(Duration::from_micros(50));
         }
-        // A TCP in this process ends with it.
+        // A user-space TCP stack ends with the process, so it must send its remaining bytes now.
         loop {
             match self.driver.drain(left()) {
                 Some(true) => return true,
@@ -241,14 +259,16 @@ impl Device {
         }
     }
 
-    /// Takes the bytes at addresses of `range` out of every region of [`Memory::foreign`](uiw_mem::Memory::foreign) memory: a program is about
-    /// to unmap them. When this returns, no thread touches them any more, whatever is mapped there next. Accesses to them fail; the rest
-    /// of a region stays.
+    /// Removes the addresses in `range` from all regions of [`Memory::foreign`](uiw_mem::Memory::foreign) memory, because the program is about to
+    /// unmap them.
+    ///
+    /// After this returns, no thread of the device accesses these addresses, even if other memory is mapped there. RDMA accesses to them fail. The
+    /// rest of each region stays accessible.
     pub fn discard_memory(&self, range: std::ops::Range<usize>) {
         self.driver.shared.table.discard(range);
     }
 
-    /// Runs a future to its end on this thread, driving the device while it waits: the sleeper is the driver.
+    /// Runs a future to completion on this thread, which drives the device while it waits.
     pub fn block_on<F: Future>(&self, future: F) -> F::Output {
         let mut future = pin!(future);
         loop {
@@ -258,13 +278,13 @@ impl Device {
         }
     }
 
-    /// Like [`Device::block_on`], for at most `timeout`; `None` when it has passed.
+    /// Like [`Device::block_on`], but returns `None` if the future is not complete after `timeout`.
     pub fn block_on_for<F: Future>(&self, timeout: Duration, future: F) -> Option<F::Output> {
         let mut future = pin!(future);
         self.driver.block_on(Instant::now().checked_add(timeout), |cx| future.as_mut().poll(cx))
     }
 
-    /// Like [`Device::block_on`] for a poll function, until `deadline`.
+    /// Like [`Device::block_on`], but calls a poll function instead of a future, and returns `None` if it is not ready by `deadline`.
     pub fn wait<T>(
         &self,
         deadline: Option<Instant>,
@@ -274,8 +294,10 @@ impl Device {
     }
 }
 
-/// Adds what the options ask for to the transport, from the wire up: the capture has what is on the wire, and transport faults are
-/// injected below TLS.
+/// Wraps `stack` in the layers that the options select.
+///
+/// From the wire up these are the capture, transport faults, and TLS. So the capture records the bytes on the wire, and faults are injected below
+/// TLS.
 fn assemble(mut stack: Box<dyn TransportStack>, options: &DeviceConfig) -> Result<Box<dyn TransportStack>> {
     let sink = match &options.capture {
         Some(CaptureTarget::File(file)) => Some(shared_capture(file)?),
@@ -295,7 +317,7 @@ fn assemble(mut stack: Box<dyn TransportStack>, options: &DeviceConfig) -> Resul
     Ok(stack)
 }
 
-/// The capture to `file`, shared by the devices of the process that name it.
+/// Returns the capture that writes to `file`. Devices of this process that name the same file share it.
 fn shared_capture(file: &PcapFile) -> Result<Arc<PcapSink>> {
     static SINKS: Mutex<BTreeMap<PathBuf, Weak<PcapSink>>> = Mutex::new(BTreeMap::new());
     let mut sinks = SINKS.lock();

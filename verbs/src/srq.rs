@@ -11,24 +11,25 @@ use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Limits of a shared receive queue.
+/// Attributes of a shared receive queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SrqAttr {
-    /// Receives it holds at most.
+    /// Maximum number of posted receives.
     pub max_wr: u32,
-    /// Elements of one receive.
+    /// Maximum number of scatter elements of one receive.
     pub max_sge: u32,
-    /// Raises [`AsyncEvent::SrqLimitReached`] once when fewer receives are posted; 0 = never.
+    /// Number of posted receives below which [`AsyncEvent::SrqLimitReached`] is raised, once. 0 disables the event.
     pub limit: u32,
 }
 
-/// A receive queue that several queue pairs take from.
+/// Receive queue that several queue pairs share.
 pub struct Srq {
     num: u32,
     pd: Pd,
     max_sge: u32,
     queue: Mutex<RecvQueue>,
     limit: AtomicU32,
+    /// Number of queue pairs that share the queue.
     users: AtomicU32,
     faults: Option<Arc<Faults>>,
 }
@@ -52,17 +53,17 @@ impl Srq {
         }
     }
 
-    /// Returns the number on the device.
+    /// Returns the number of this queue, which is unique on its device.
     pub fn num(&self) -> u32 {
         self.num
     }
 
-    /// Returns the protection domain.
+    /// Returns the protection domain of the queue.
     pub fn pd(&self) -> &Pd {
         &self.pd
     }
 
-    /// Queue pairs that take from it.
+    /// Returns the number of queue pairs that share the queue.
     pub fn users(&self) -> u32 {
         self.users.load(Ordering::Acquire)
     }
@@ -78,11 +79,11 @@ impl Srq {
     /// Posts receives in order.
     ///
     /// # Safety
-    /// As for [`crate::Qp::post_recv`]: the memory of every accepted receive is not accessed otherwise until its completion was
-    /// taken, or the queue and its queue pairs are gone.
+    /// The rule of [`crate::Qp::post_recv`] applies: until the completion of a receive has been polled, or the queue and its queue pairs have
+    /// been dropped, nothing else may access the memory of that receive.
     ///
     /// # Errors
-    /// [`PostError`] names the first refused one; those before it are posted.
+    /// [`PostError`] has the index of the first receive that was refused. All receives before it are posted.
     pub unsafe fn post_recv<'a>(
         &self,
         wrs: impl IntoIterator<Item = RecvWr<'a>>,
@@ -106,10 +107,11 @@ impl Srq {
         result
     }
 
-    /// Changes depth or limit.
+    /// Changes the depth, the limit, or both. `None` leaves a value as it is.
     ///
     /// # Errors
-    /// [`Error::Limit`] when more receives are posted than the new depth, or a limit above the depth.
+    /// [`Error::Zero`] if the new depth is 0. [`Error::Limit`] if more receives are posted than the new depth allows, if the depth exceeds the
+    /// limit of the device, or if the new limit exceeds the depth.
     pub fn modify(&self, max_wr: Option<u32>, limit: Option<u32>) -> Result<()> {
         let mut queue = self.queue.lock();
         if let Some(max_wr) = max_wr {
@@ -133,7 +135,7 @@ impl Srq {
         Ok(())
     }
 
-    /// Returns the limits as they are now; the limit is 0 once the event was raised.
+    /// Returns the current attributes. After [`AsyncEvent::SrqLimitReached`] was raised, the limit is 0.
     pub fn query(&self) -> SrqAttr {
         SrqAttr {
             max_wr: self.queue.lock().depth(),
@@ -142,7 +144,7 @@ impl Srq {
         }
     }
 
-    /// Takes the oldest receive, if there is one.
+    /// Takes the oldest receive. Returns `false` if there is none.
     pub(crate) fn try_take(&self, into: &mut RecvWqe, wakes: &mut Wakes) -> bool {
         let mut queue = self.queue.lock();
         let taken = queue.take(into);
@@ -154,7 +156,7 @@ impl Srq {
         taken
     }
 
-    /// Puts back a receive that was taken for a message that will not come. Connections that wait for one are served with it.
+    /// Puts back a receive that was taken for a message that will not arrive, and notifies the connections that wait for a receive.
     pub(crate) fn put_back(&self, receive: &mut RecvWqe) {
         let mut queue = self.queue.lock();
         queue.put_back(receive);
@@ -165,7 +167,7 @@ impl Srq {
         }
     }
 
-    /// Takes the oldest receive, or notes `token` as waiting for one.
+    /// Takes the oldest receive. If there is none, returns `false` and registers connection `token`: its doorbell rings at the next post.
     pub(crate) fn take(&self, into: &mut RecvWqe, token: uiw_llp::Token, wakes: &mut Wakes) -> bool {
         let mut queue = self.queue.lock();
         if !queue.take(into) {
@@ -180,7 +182,7 @@ impl Srq {
         true
     }
 
-    /// Raises the event once fewer receives than the limit are posted.
+    /// Raises [`AsyncEvent::SrqLimitReached`] if `left`, the number of posted receives, is below the limit. Then sets the limit to 0.
     fn check_limit(&self, left: usize, wakes: &mut Wakes) {
         let limit = self.limit.load(Ordering::Acquire) as usize;
         if left < limit
@@ -190,17 +192,18 @@ impl Srq {
         }
     }
 
-    /// A stream is over: it waits for no receive any more.
-    pub(crate) fn forget(&self, token: uiw_llp::Token) {
+    /// Removes connection `token` from those that wait for a receive.
+    pub(crate) fn stop_waiting(&self, token: uiw_llp::Token) {
         self.queue.lock().waiting.retain(|waiting| *waiting != token);
     }
 }
 
 impl Pd {
-    /// A shared receive queue.
+    /// Creates a shared receive queue.
     ///
     /// # Errors
-    /// [`Error::Zero`], [`Error::Limit`].
+    /// [`Error::Zero`] if the depth is 0. [`Error::Limit`] if an attribute or the number of these queues exceeds the [`Limits`](crate::Limits)
+    /// of the device.
     pub fn create_srq(&self, attr: SrqAttr) -> Result<Arc<Srq>> {
         let driver = self.driver();
         driver.shared.call(Call::CreateSrq)?;
@@ -230,7 +233,7 @@ mod tests {
         let device = crate::Device::open().unwrap();
         let pd = device.alloc_pd().unwrap();
         let srq = pd.create_srq(SrqAttr { max_wr: 4, max_sge: 1, limit: 0 }).unwrap();
-        // SAFETY: the receive has no memory.
+        // SAFETY: the receive has no buffers.
         unsafe { srq.post_recv([RecvWr { wr_id: 1, sges: &[] }]) }.unwrap();
         let (mut taken, mut wakes) = (RecvWqe::default(), Wakes::default());
         assert!(srq.take(&mut taken, Token(1), &mut wakes));

@@ -1,84 +1,88 @@
-//! The file that configures TLS: `UIW_TLS`, and `--tls` of uiw's own program.
+//! Configuration file of TLS, which `UIW_TLS` and the option `--tls` of the program `uiw` name.
 //!
-//! A line is a word and a value; empty lines and lines that begin with `#` are comments. Relative paths are relative to the file.
+//! Each line has a keyword and a value. Empty lines and lines that begin with `#` are ignored. Relative paths are relative to the folder
+//! of the file.
 //!
-//! | word | value | |
+//! | keyword | value | meaning |
 //! |---|---|---|
-//! | `mode` | `raw` or `x509` | raw public keys, or certificates |
+//! | `mode` | `raw` or `x509` | authentication by raw public keys or by certificates |
 //! | `key` | a file in PEM, mode 0600 | the private key of this end |
-//! | `pinned` | a file | mode `raw`: the keys of the peers, a line `KEY NAME` each |
-//! | `certificate` | a file in PEM | mode `x509`: of this end, and what lies between it and the authority |
-//! | `authority` | a file in PEM | mode `x509`: it signs the certificates of peers |
-//! | `server-name` | a name | mode `x509`: what a server's certificate must be valid for, instead of its address |
-//! | `allow` | a name, address or fingerprint | the access list, one entry a line; `*` stands for any characters |
+//! | `pinned` | a file | mode `raw`: the public keys of the peers, one line `KEY NAME` for each |
+//! | `certificate` | a file in PEM | mode `x509`: the certificate of this end, followed by the intermediate certificates |
+//! | `authority` | a file in PEM | mode `x509`: the certificate authorities that sign the certificates of peers |
+//! | `server-name` | a name | mode `x509`: the name for which a server's certificate must be valid, instead of the server's address |
+//! | `allow` | a name, address or fingerprint | one entry of the access list (the keyword may be repeated); `*` matches any characters |
 
 use std::path::{Path, PathBuf};
 use uiw_tls::{KeyError, PinnedKeys, PublicKey, SecretKey, TlsConfig, read_certificates, read_protected};
 
-/// The variable that names the file.
+/// Environment variable with the path of the configuration file.
 pub const VARIABLE: &str = "UIW_TLS";
-/// The variable that names the file for the secrets of connections.
+/// Environment variable with the path of the file to which the secrets of connections are appended.
 pub const KEY_LOG: &str = "UIW_KEYLOG";
 
-/// Options in addition to the TLS file.
+/// TLS options that are not in the configuration file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TlsFileConfig {
-    /// True if datagrams pass in the clear.
+    /// Whether datagrams, which TLS cannot protect, are sent and received unencrypted. Otherwise they are refused.
     pub clear_datagrams: bool,
-    /// File to which the secrets of connections are appended.
+    /// File to which the secrets of connections are appended, for decoding captures.
     pub key_log: Option<PathBuf>,
 }
 
-/// A line of the file.
-struct ConfigLine<'a> {
+/// Position of a line, for error messages.
+struct LinePosition<'a> {
     file: &'a Path,
+    /// Line number, from 1.
     number: usize,
 }
 
-impl ConfigLine<'_> {
-    fn wrong(&self, what: impl Into<String>) -> KeyError {
+impl LinePosition<'_> {
+    fn error(&self, what: impl Into<String>) -> KeyError {
         KeyError::Line { path: self.file.to_owned(), line: self.number, what: what.into() }
     }
 }
 
-/// Contents of the file.
+/// Parsed lines of the file.
 #[derive(Default)]
 struct ConfigLines {
-    mode: Option<PeerMode>,
+    mode: Option<AuthMode>,
     key: Option<PathBuf>,
     pinned: Option<PathBuf>,
     certificate: Option<PathBuf>,
     authority: Option<PathBuf>,
     server_name: Option<String>,
-    /// Entries of the access list with the numbers of their lines.
+    /// Entries of the access list, each with its line number.
     allow: Vec<(usize, String)>,
 }
 
+/// How both ends authenticate: the value of `mode`.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum PeerMode {
+enum AuthMode {
     Raw,
     X509,
 }
 
 impl ConfigLines {
-    fn read(file: &Path, text: &str) -> Result<Self, KeyError> {
+    /// Parses `text`, the contents of `file`.
+    fn parse(file: &Path, text: &str) -> Result<Self, KeyError> {
         let mut lines = Self::default();
         let directory = file.parent().unwrap_or(Path::new(""));
         for (number, text) in text.lines().enumerate() {
-            let line = ConfigLine { file, number: number + 1 };
+            let line = LinePosition { file, number: number + 1 };
             let text = text.trim();
             if text.is_empty() || text.starts_with('#') {
                 continue;
             }
             let (word, value) = text.split_once(char::is_whitespace).unwrap_or((text, ""));
             let value = value.trim();
-            // Errors name words of the format alone: a user that cannot read the file may read them.
+            // Error messages contain only keywords of the format, never text from the file: a user who may not read the file may see them.
             if value.is_empty() {
-                return Err(line.wrong("expected a word and a value"));
+                return Err(line.error("expected a word and a value"));
             }
             let path = || Some(directory.join(value));
             let twice = match word {
-                "mode" => lines.mode.replace(mode(value).map_err(|rule| line.wrong(rule))?).is_some(),
+                "mode" => lines.mode.replace(parse_mode(value).map_err(|rule| line.error(rule))?).is_some(),
                 "key" => std::mem::replace(&mut lines.key, path()).is_some(),
                 "pinned" => std::mem::replace(&mut lines.pinned, path()).is_some(),
                 "certificate" => std::mem::replace(&mut lines.certificate, path()).is_some(),
@@ -90,35 +94,37 @@ impl ConfigLines {
                 }
                 _ => {
                     let known = "mode, key, pinned, certificate, authority, server-name or allow";
-                    return Err(line.wrong(format!("expected {known}")));
+                    return Err(line.error(format!("expected {known}")));
                 }
             };
             if twice {
-                return Err(line.wrong(format!("a second `{word}`")));
+                return Err(line.error(format!("a second `{word}`")));
             }
         }
         Ok(lines)
     }
 
-    fn config(self, file: &Path) -> Result<TlsConfig, KeyError> {
+    /// Reads the files that the lines name, and builds the configuration.
+    fn into_config(self, file: &Path) -> Result<TlsConfig, KeyError> {
         let content = |what: &str| KeyError::Content { path: file.to_owned(), what: what.to_owned() };
         let needed = |value: Option<PathBuf>, what: &str| value.ok_or_else(|| content(what));
         let key = SecretKey::read(&needed(self.key, "no line `key FILE`")?)?;
-        let of_raw = self.pinned.is_some();
-        let of_x509 = self.certificate.is_some() || self.authority.is_some() || self.server_name.is_some();
+        let has_raw_lines = self.pinned.is_some();
+        let has_x509_lines =
+            self.certificate.is_some() || self.authority.is_some() || self.server_name.is_some();
         let config = match self.mode {
-            Some(PeerMode::Raw) if of_x509 => {
+            Some(AuthMode::Raw) if has_x509_lines => {
                 return Err(content("`certificate`, `authority` and `server-name` belong to mode x509"));
             }
-            Some(PeerMode::Raw) => {
+            Some(AuthMode::Raw) => {
                 let pinned = PinnedKeys::read(&needed(self.pinned, "no line `pinned FILE`")?)?;
-                check_entries(file, &self.allow, |entry| is_pinned(entry, &pinned))?;
+                check_entries(file, &self.allow, |entry| check_pinned_entry(entry, &pinned))?;
                 TlsConfig::raw_keys(&key, pinned)?
             }
-            Some(PeerMode::X509) if of_raw => return Err(content("`pinned` belongs to mode raw")),
-            Some(PeerMode::X509) => {
+            Some(AuthMode::X509) if has_raw_lines => return Err(content("`pinned` belongs to mode raw")),
+            Some(AuthMode::X509) => {
                 let chain = read_certificates(&needed(self.certificate, "no line `certificate FILE`")?)?;
-                check_entries(file, &self.allow, |entry| is_name(entry, file))?;
+                check_entries(file, &self.allow, |entry| check_name_entry(entry, file))?;
                 let authorities = read_certificates(&needed(self.authority, "no line `authority FILE`")?)?;
                 TlsConfig::x509(chain, &key, authorities)?
             }
@@ -132,30 +138,32 @@ impl ConfigLines {
     }
 }
 
-/// Refuses entries of the access list that no peer can have: they would lock everybody out in silence.
+/// Checks each entry of the access list with `check`, and reports the line of the first invalid one.
+///
+/// An entry that no peer can match is an error, because a list of such entries would refuse every peer without an explanation.
 fn check_entries(
     file: &Path,
     entries: &[(usize, String)],
     check: impl Fn(&str) -> Result<(), &'static str>,
 ) -> Result<(), KeyError> {
     entries.iter().try_for_each(|(number, entry)| {
-        check(entry).map_err(|why| ConfigLine { file, number: *number }.wrong(why))
+        check(entry).map_err(|why| LinePosition { file, number: *number }.error(why))
     })
 }
 
-/// Checks that an entry is the name or fingerprint of a pinned key, or may be that of a later one.
-fn is_pinned(entry: &str, pinned: &PinnedKeys) -> Result<(), &'static str> {
-    let is_it = |(key, name): (&PublicKey, &str)| {
+/// Checks that an entry is the name or fingerprint of a pinned key. Entries with `*` are accepted, because a key pinned later may match.
+fn check_pinned_entry(entry: &str, pinned: &PinnedKeys) -> Result<(), &'static str> {
+    let matches = |(key, name): (&PublicKey, &str)| {
         name.eq_ignore_ascii_case(entry) || key.fingerprint().to_string() == entry
     };
-    if entry.contains('*') || pinned.iter().any(is_it) {
+    if entry.contains('*') || pinned.iter().any(matches) {
         return Ok(());
     }
     Err("`allow` has neither the name nor the fingerprint of a pinned key")
 }
 
-/// Checks that an entry may be a name, an address or the fingerprint of a certificate.
-fn is_name(entry: &str, file: &Path) -> Result<(), &'static str> {
+/// Checks that an entry has the form of a certificate's name, address or fingerprint.
+fn check_name_entry(entry: &str, file: &Path) -> Result<(), &'static str> {
     let is_file = file.parent().is_some_and(|directory| directory.join(entry).exists());
     if is_file || entry.contains(char::is_whitespace) {
         return Err(
@@ -170,38 +178,38 @@ fn is_name(entry: &str, file: &Path) -> Result<(), &'static str> {
     }
 }
 
-fn mode(text: &str) -> Result<PeerMode, &'static str> {
+fn parse_mode(text: &str) -> Result<AuthMode, &'static str> {
     match text {
-        "raw" => Ok(PeerMode::Raw),
-        "x509" => Ok(PeerMode::X509),
+        "raw" => Ok(AuthMode::Raw),
+        "x509" => Ok(AuthMode::X509),
         _ => Err("expected raw or x509"),
     }
 }
 
-/// Reads the file, and those that it names.
+/// Reads the configuration file `file` and the files that it names.
 ///
 /// # Errors
-/// [`KeyError`], which names the file and the line.
+/// [`KeyError`] with the file, and the line if one is at fault.
 pub fn read(file: &Path, options: &TlsFileConfig) -> Result<TlsConfig, KeyError> {
     let text = read_protected(file)?;
-    let config = ConfigLines::read(file, &text)?.config(file)?.clear_datagrams(options.clear_datagrams);
+    let config = ConfigLines::parse(file, &text)?.into_config(file)?.clear_datagrams(options.clear_datagrams);
     match &options.key_log {
         Some(log) => config.key_log(log),
         None => Ok(config),
     }
 }
 
-/// The file of pinned keys that the file names; `None` where it names none, or cannot be read.
+/// Returns the path of the pinned keys from the configuration file `file`. Returns `None` if `file` has no line `pinned` or is not valid.
 pub fn pinned_file(file: &Path) -> Option<PathBuf> {
     let text = read_protected(file).ok()?;
-    ConfigLines::read(file, &text).ok()?.pinned
+    ConfigLines::parse(file, &text).ok()?.pinned
 }
 
-/// The file and those that it names, as far as it can be read.
-pub(crate) fn files(file: &Path) -> Vec<PathBuf> {
+/// Returns the configuration file `file` and the files that it names. If `file` is not valid, returns only `file`.
+pub(crate) fn referenced_files(file: &Path) -> Vec<PathBuf> {
     let mut files = vec![file.to_owned()];
     if let Ok(text) = read_protected(file)
-        && let Ok(lines) = ConfigLines::read(file, &text)
+        && let Ok(lines) = ConfigLines::parse(file, &text)
     {
         files.extend([lines.key, lines.pinned, lines.certificate, lines.authority].into_iter().flatten());
     }
@@ -214,7 +222,7 @@ pub(crate) mod directory {
     use std::os::unix::fs::PermissionsExt;
     use std::path::PathBuf;
 
-    /// A directory of one test.
+    /// Temporary directory of one test, removed on drop.
     pub(crate) struct Directory(PathBuf);
 
     impl Directory {
@@ -297,10 +305,10 @@ mod tests {
         directory.write("list", "client.example");
         let fingerprint = format!("SHA256:{}", "A".repeat(43));
         for good in ["client.example", "*.example", "192.0.2.1", "spiffe://a/b", &fingerprint] {
-            assert_eq!(is_name(good, &file), Ok(()), "{good}");
+            assert_eq!(check_name_entry(good, &file), Ok(()), "{good}");
         }
         for bad in ["list", "a.example b.example", "SHA256:AAAA"] {
-            assert!(is_name(bad, &file).is_err(), "{bad}");
+            assert!(check_name_entry(bad, &file).is_err(), "{bad}");
         }
     }
 }

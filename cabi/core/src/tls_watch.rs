@@ -43,7 +43,7 @@ impl TlsWatch {
     pub(crate) fn new(file: &Path, options: &TlsFileConfig) -> io::Result<Self> {
         // The program may change its directory.
         let file = std::path::absolute(file)?;
-        let files = tls::files(&file);
+        let files = tls::referenced_files(&file);
         let read = stamps(&files);
         Ok(Self { file, options: options.clone(), files, seen: read.clone(), read })
     }
@@ -82,7 +82,7 @@ impl TlsWatch {
             return None;
         }
         // Others may be named now.
-        self.files = tls::files(&self.file);
+        self.files = tls::referenced_files(&self.file);
         self.seen = stamps(&self.files);
         let config = tls::read(&self.file, &self.options);
         if stamps(&self.files) != self.seen {

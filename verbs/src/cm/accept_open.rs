@@ -81,7 +81,7 @@ pub fn accept_open(
             let stream = RdmapStream::listen(options.stream_config(), sink, services.now);
             let cm = CmSide::new(id, channel);
             let mut conn = Conn::new(token, socket, stream, Arc::clone(&options), cm, services);
-            conn.note_ends(&services.shared);
+            conn.register_addresses(&services.shared);
             Ok::<_, Error>(Slot::Conn(Box::new(conn)))
         });
         let token = inserted.inspect_err(|_| {

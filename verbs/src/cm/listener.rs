@@ -287,7 +287,7 @@ fn accept_one(
     };
     let stream = RdmapStream::listen(options.stream_config(), sink, core.services.now);
     let mut conn = Conn::new(token, socket, stream, options, CmSide::new(id, channel), &core.services);
-    conn.note_ends(&core.services.shared);
+    conn.register_addresses(&core.services.shared);
     core.services.counters.accepted();
     conn.half_open = Some(half_open);
     core.fill(token, Slot::Conn(Box::new(conn)));

@@ -33,7 +33,7 @@ impl Conn {
         match connected {
             Ok(false) => {}
             Ok(true) => {
-                self.note_ends(&services.shared);
+                self.register_addresses(&services.shared);
                 if let Some(note) = self.connected_note.take() {
                     self.cm.report(CmEventKind::Posted(note), &mut services.wakes);
                 }

@@ -68,7 +68,7 @@ impl Conn {
         );
         self.cm.report(CmEventKind::ConnectRequest(request), &mut services.wakes);
         // Nothing may come before our Reply; a peer that hangs up is noticed all the same.
-        let _ = self.want(false, false);
+        let _ = self.set_interest(false, false);
     }
 
     fn on_established(&mut self, established: EstablishedStream, services: &mut Services) {
@@ -395,7 +395,7 @@ impl Conn {
         match &qp.rq {
             RecvSource::Own(rq) => qp.flush_receives(&mut rq.lock(), reason, wakes),
             RecvSource::Shared(srq) => {
-                srq.forget(self.token);
+                srq.stop_waiting(self.token);
                 qp.raise(AsyncEvent::LastWqeReached { qp_num: qp.num }, wakes);
             }
         }

@@ -1,4 +1,4 @@
-//! One connection: a stream (`uiw_stream::RdmapStream`), the socket that carries its bytes, and the queue pair that it serves.
+//! Connections. Each one joins an RDMAP stream (`uiw_stream::RdmapStream`), the socket that carries its bytes, and the queue pair that uses it.
 
 mod control;
 mod events;
@@ -30,25 +30,27 @@ use uiw_stream::{RdmapStream, Time};
 /// Result of [`Conn::on_doorbell`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Doorbell {
+    /// Nothing is left to do.
     Served,
-    /// [`Conn::on_doorbell_with_clock`] is due, at the time as it is now.
+    /// The caller must update the time of the round and call [`Conn::on_doorbell_with_clock`].
     NeedsClock,
 }
 
-/// Action that a connection needs of its stack, which only the shard can call.
+/// Call of the transport stack that a connection needs. The shard makes it, because a connection has no access to the stack.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum StackRequest {
     #[default]
     Nothing,
-    /// A new connection of TCP: for the fall-back to revision 1, or after a refusal.
+    /// Connect TCP again, to fall back to MPA revision 1 or because the last attempt was refused.
     Reconnect,
-    /// The socket is to enter the event set again.
+    /// Add the socket to the event set again.
     Adopt,
 }
 
+/// Connection, owned by one shard.
 pub(crate) struct Conn {
     pub(crate) token: Token,
-    /// The token, for handles of the connection.
+    /// Current token of the connection, shared with its handles. It changes when the connection moves to another shard.
     pub(crate) location: Arc<ConnLocation>,
     pub(crate) socket: Box<dyn uiw_llp::TransportStream>,
     pub(crate) stream: RdmapStream<Span>,
@@ -56,60 +58,65 @@ pub(crate) struct Conn {
     pub(crate) cm: CmSide,
     pub(crate) qp: Option<Arc<QpInner>>,
     state: HostState,
+    /// Received bytes that the stream has not taken yet.
     partial: PartialFpdu,
-    /// Page offset at which the kernel is expected to hold the next byte of the stream. It starts a page when everything before
-    /// was read.
+    /// Page offset at which the kernel is expected to hold the next byte of the stream. After a read that emptied the socket it is 0,
+    /// because the kernel then starts a new page.
     page_offset: usize,
-    /// Bytes counted against the receive memory budget.
+    /// Bytes of this connection that are counted against the receive memory budget.
     counted: HeldBytes,
-    /// Time when the kept FPDU began.
+    /// Time when the first bytes of the FPDU in `partial` arrived.
     partial_since: Time,
-    /// Time of the last bytes while a long message is incomplete.
+    /// Time when bytes of an incomplete long message last arrived.
     message_at: Time,
-    /// Set while the socket is not read, as the receive memory budget is short.
+    /// Set while the socket is not read because the receive memory budget is exhausted.
     starved: Option<UnreadSocket>,
-    /// The stack reports the socket as readable once a whole FPDU has come.
+    /// Whether the budget is short, so that only whole FPDUs are read. The stack then reports the socket as readable once a whole FPDU has
+    /// arrived.
     reads_whole: bool,
-    /// The socket may have memory to peek at: so until it has said otherwise.
+    /// Whether received bytes may be read in the stack's own memory. True until the socket reports that it does not support this.
     has_peek: bool,
-    /// The peer's FIN was read while a Send waits for a receive: it counts behind what is kept.
+    /// Whether the peer's FIN was read while a Send waits for a receive. It is handled after the bytes in `partial`.
     eof: bool,
-    /// Earliest entry of this connection among the timers: a deadline that moves later needs no entry of its own, so that the heap
-    /// does not grow with what a peer does.
-    entry: Time,
-    /// Deadline after which held completions are reported without an acknowledgement.
+    /// Time of the earliest timer of this connection. When the deadline moves to a later time no timer is added, so that a peer cannot make
+    /// the timer heap grow.
+    timer_at: Time,
+    /// Time at which held receive completions are reported even if TCP has not accepted the acknowledgement yet.
     held_until: Time,
-    /// The deadline has passed, and TCP has not taken the acknowledgement since.
+    /// Whether `held_until` has passed and TCP has not accepted the acknowledgement since then.
     ack_overdue: bool,
-    /// Time of a retry: while TCP connects, the attempt that was refused; later, the read that the receive memory budget prevented.
+    /// Time of the next retry. During start-up it repeats a TCP connection attempt that was refused. Later it repeats a read, after the receive
+    /// memory budget was short or while [`Conn::lost_sending`] is set.
     retry: Time,
-    /// See [`uiw_llp::TransportConfig::dead_after`].
+    /// Time without an acknowledgement after which the peer counts as dead ([`uiw_llp::TransportConfig::dead_after`]).
     dead_after: Option<Duration>,
     liveness: Liveness,
-    /// Set once the socket takes nothing any more: what the peer sent before is read first, then the transport is lost with this error.
+    /// Error of the last send, after which the socket accepts no more data. Bytes that the peer sent before are read first. Then the
+    /// transport is lost with this error.
     lost_sending: Option<io::Error>,
-    /// Time until which a Send that came before the loss may wait for a receive.
+    /// While `lost_sending` is set: time until which a Send that has already arrived may wait for a receive.
     lost_until: Time,
-    /// The time-out by which the transport was given up.
+    /// Set if the transport was given up because the peer acknowledged nothing for this time.
     silent_for: Option<Duration>,
-    /// The error of TLS for which the transport was lost.
+    /// TLS error that ended the transport.
     tls_error: Option<(io::ErrorKind, String)>,
-    /// Counted by the listener during start-up.
+    /// Entry among the half-open connections of the listener, during start-up.
     pub(crate) half_open: Option<HalfOpen>,
-    /// Addresses among those of the device, from the connection of TCP on.
+    /// Entry in the device's set of connection addresses, from the time when TCP is connected.
     ends: Option<OwnEnd>,
-    /// Full Operation has begun.
+    /// Whether Full Operation has begun.
     was_open: bool,
-    /// Carried out when the connection has been served.
+    /// Call of the stack that the shard makes after it has served this connection.
     pub(crate) stack_request: StackRequest,
-    /// The local address that the application asked for.
+    /// Local address that the application requested.
     pub(crate) asked_local: Option<SocketAddr>,
-    /// The number of an event of its own that says that TCP is connected.
+    /// Number to report in a [`CmEventKind::Posted`](crate::cm::CmEventKind::Posted) event once TCP is connected.
     pub(crate) connected_note: Option<u64>,
-    /// Time of the first refusal by TCP, and length of the next pause.
+    /// Time of the first refusal by TCP, and the pause to make after the next refusal.
     refused: Option<(Time, Duration)>,
+    /// Interest that is set at the stack.
     interest: Interest,
-    /// The socket was removed from the event set, as a hang-up would be reported with every poll. It enters the set again when the
+    /// Whether the socket was removed from the event set, which would otherwise report a hang-up with every poll. It is added again when the
     /// interest changes.
     out_of_set: bool,
     pub(crate) span: tracing::Span,
@@ -126,7 +133,7 @@ impl Conn {
     ) -> Self {
         let initiator = stream.is_initiator();
         let (peer, qp) = (uiw_llp::canonical(socket.peer_addr()), tracing::field::Empty);
-        // Its lines name the connection at every level of the log.
+        // An error span is enabled at every log level, so all log lines of the connection name it.
         let span = tracing::error_span!("connection", %peer, qp, id = cm.id.0, initiator);
         Self {
             token,
@@ -147,7 +154,7 @@ impl Conn {
             reads_whole: false,
             has_peek: true,
             eof: false,
-            entry: Time::NEVER,
+            timer_at: Time::NEVER,
             held_until: Time::NEVER,
             ack_overdue: false,
             retry: Time::NEVER,
@@ -169,13 +176,13 @@ impl Conn {
         }
     }
 
-    /// Gives the connection its queue pair.
+    /// Sets the queue pair of the connection.
     pub(crate) fn set_qp(&mut self, qp: &Arc<QpInner>) {
         self.span.record("qp", tracing::field::display(Qpn::from_raw(qp.num)));
         self.qp = Some(Arc::clone(qp));
     }
 
-    /// Calls the stream with its host, and takes the events that follow.
+    /// Calls `call` with the stream and its host, then handles the events of the stream.
     #[inline]
     fn with_stream<R>(
         &mut self,
@@ -189,7 +196,7 @@ impl Conn {
         result
     }
 
-    /// Returns whether the stream is past start-up: the driver may read it without asking the stack first.
+    /// Returns whether start-up is complete. The driver may then read the socket without asking the stack first.
     pub(crate) fn is_established(&self) -> bool {
         self.stream.is_established()
     }
@@ -198,25 +205,31 @@ impl Conn {
         self.stream.is_over()
     }
 
-    /// Returns the time when the FPDU began that the peer has sent a part of and is silent since; `None` where nothing is kept, or the peer is not to
-    /// blame, as a Send waits for a receive or the socket is not read.
+    /// Returns the time when the first bytes of an incomplete FPDU arrived.
+    ///
+    /// Returns `None` if no received bytes are kept, or if the peer is not at fault: a Send waits for a receive, or the socket is not read.
     pub(crate) fn partial_since(&self) -> Option<Time> {
         let waits = self.starved.is_none() && !self.stream.is_stalled();
         (self.counted.held > 0 && self.stream.is_open() && waits).then_some(self.partial_since)
     }
 
-    /// Since when the peer is silent inside a message that is longer than its receive; `None` as for [`Conn::partial_since`].
+    /// Returns the time when bytes last arrived of an incomplete message that is longer than its receive.
+    ///
+    /// Returns `None` if there is no such message, or if the peer is not at fault (see [`Conn::partial_since`]).
     pub(crate) fn silent_in_message(&self) -> Option<Time> {
         let waits = self.starved.is_none() && !self.stream.is_stalled();
         (self.state.has_long_message() && self.stream.is_open() && waits).then_some(self.message_at)
     }
 
-    /// Returns whether the queue pair is gone while its peer still waits for answers.
+    /// Returns whether the stream stays open only for the last responses and acknowledgements, because the queue pair was destroyed or an orderly
+    /// close has begun.
     pub(crate) fn is_draining(&self) -> bool {
         self.stream.is_draining()
     }
 
-    /// Requests were posted, or a receive for a stalled stream. The time may be that of an earlier round: no deadline is set by it.
+    /// Handles the doorbell: requests were posted, or a receive for a stalled stream.
+    ///
+    /// The time in `services` may be that of an earlier round, so this sets no deadline.
     pub(crate) fn on_doorbell(&mut self, services: &mut Services) -> Doorbell {
         self.stream.doorbell();
         if self.stream.is_stalled() {
@@ -228,8 +241,10 @@ impl Conn {
         if has_ended || self.lost_sending.is_some() { Doorbell::NeedsClock } else { Doorbell::Served }
     }
 
-    /// The rest of [`Conn::on_doorbell`]: a stalled stream goes on, one that a request has ended gets its time to close, and one that
-    /// cannot send is read to its end.
+    /// Completes [`Conn::on_doorbell`] with the current time.
+    ///
+    /// A stalled stream continues, a stream that a failed request has ended gets a new deadline to close, and a stream that cannot send any
+    /// more is read to its end.
     #[cold]
     pub(crate) fn on_doorbell_with_clock(&mut self, services: &mut Services) {
         if self.stream.is_stalled() || self.lost_sending.is_some() {
@@ -239,12 +254,14 @@ impl Conn {
         }
     }
 
+    /// Sends what is due, once start-up is complete.
     pub(crate) fn serve_sends(&mut self, services: &mut Services) {
         if self.is_established() {
             self.transmit(services);
         }
     }
 
+    /// Handles an event of the socket.
     pub(crate) fn on_event(&mut self, event: Event, services: &mut Services) {
         if self.stream.is_connecting() {
             return self.on_connect_event(services);
@@ -254,7 +271,7 @@ impl Conn {
             return self.read_ahead(services);
         }
         if event.readable && !event.writable {
-            // What was posted has a doorbell of its own.
+            // Posted requests are not sent here, because they ring the doorbell.
             self.on_poll(services);
         } else if event.readable || !self.stream.is_open() {
             self.on_readable(services);
@@ -263,13 +280,15 @@ impl Conn {
         }
     }
 
-    /// Returns whether what comes is read and discarded.
+    /// Returns whether the stream closes, so that received bytes are discarded.
     fn is_closing(&self) -> bool {
         self.is_established() && !self.stream.is_open()
     }
 
-    /// The socket takes nothing any more. What the peer sent before it closed or reset the connection may wait in the socket: Sends, the
-    /// acknowledgement of ours, or the Terminate with the reason.
+    /// Handles a send that failed: the socket accepts no more data.
+    ///
+    /// The socket may still hold bytes that the peer sent before it closed or reset the connection: Sends, acknowledgements of our requests,
+    /// or a Terminate with the reason. An open stream is read first; see [`Conn::end_lost_sending`].
     #[cold]
     pub(super) fn on_lost_sending(&mut self, error: io::Error, services: &mut Services) {
         if self.stream.is_open() {
@@ -281,8 +300,9 @@ impl Conn {
         }
     }
 
-    /// Completes [`Conn::on_lost_sending`]: the transport is lost once nothing more is read. A Send that waits for a receive is kept for
-    /// [`ConnConfig::close_timeout`].
+    /// Ends the transport after [`Conn::on_lost_sending`], once a read has returned nothing more (`moved` is false).
+    ///
+    /// A Send that waits for a receive is kept for [`ConnConfig::close_timeout`].
     #[cold]
     fn end_lost_sending(&mut self, moved: bool, services: &mut Services) {
         if moved {
@@ -295,7 +315,7 @@ impl Conn {
         }
     }
 
-    /// The transport is lost.
+    /// Handles the loss of the transport.
     pub(super) fn on_lost(&mut self, error: &io::Error, services: &mut Services) {
         if error.kind() == io::ErrorKind::ConnectionReset && self.stream.may_fall_back(self.partial.len()) {
             return self.on_eof(self.partial.len(), services);
@@ -304,16 +324,16 @@ impl Conn {
             return self.fail_startup(self.startup_lost_error(error), services);
         }
         tracing::debug!(parent: &self.span, %error, "the transport is lost");
-        // An error of TLS says more than that the connection is gone: the end of the stream is logged with it.
+        // Kept for the log message about the end of the stream, because a TLS error explains why the connection was lost.
         self.tls_error = error.get_ref().map(|cause| (error.kind(), cause.to_string()));
         if error.kind() == io::ErrorKind::TimedOut {
-            // Only this time-out is set in the stack.
+            // `dead_after` is the only time-out that is set in the stack.
             self.silent_for = self.dead_after;
         }
         self.with_stream(services, |stream, host, now| stream.handle_lost(host, now));
     }
 
-    /// Receives, then sends. True when bytes moved.
+    /// Receives, then sends. Returns whether bytes were received.
     pub(crate) fn on_readable(&mut self, services: &mut Services) -> bool {
         let moved = self.receive(services);
         self.transmit(services);
@@ -323,13 +343,15 @@ impl Conn {
         moved
     }
 
-    /// Reads though nothing was posted, and the stack did not report room: sends only if something came or waits. True when bytes moved.
+    /// Reads when no request was posted and the stack has not reported room to send. Returns whether bytes were received.
+    ///
+    /// Calls [`Conn::transmit`] only if the bytes received, or something that waits, give it something to do.
     pub(crate) fn on_poll(&mut self, services: &mut Services) -> bool {
         if !self.stream.is_open() || self.lost_sending.is_some() {
             return self.on_readable(services);
         }
         let moved = self.receive(services);
-        let quiet = self.interest == Interest { read: self.reads(), write: false }
+        let quiet = self.interest == Interest { read: self.wants_reads(), write: false }
             && if moved { self.stream.awaits_doorbell() } else { self.stream.has_nothing_due() };
         if !quiet || !self.stream.is_open() {
             self.transmit(services);
@@ -337,17 +359,17 @@ impl Conn {
         moved
     }
 
-    /// Returns whether news of the socket can be used. Otherwise an interest in it would wake the active poller repeatedly.
-    fn reads(&self) -> bool {
+    /// Returns whether the connection needs readable events. If it cannot read, these events would wake the active poller repeatedly for nothing.
+    fn wants_reads(&self) -> bool {
         self.stream.accepts_bytes() && !self.starved.is_some_and(UnreadSocket::is_deaf)
     }
 
-    /// Sets the stack's interest for wake-ups; a system call only on change.
-    fn want(&mut self, read: bool, write: bool) -> io::Result<()> {
+    /// Sets the events for which the stack wakes the shard. Makes a system call only if they change.
+    fn set_interest(&mut self, read: bool, write: bool) -> io::Result<()> {
         let interest = Interest { read, write };
         if interest != self.interest {
             if self.out_of_set {
-                // Then it is set: see `reentered`.
+                // `on_event_set_reentry` sends again, which sets the interest.
                 self.stack_request = StackRequest::Adopt;
                 return Ok(());
             }
@@ -357,13 +379,13 @@ impl Conn {
         Ok(())
     }
 
-    /// Removes the socket from the event set. A stack that cannot do it has no descriptor that is slept on.
-    fn leave_set(&mut self) {
+    /// Removes the socket from the event set. A stack that does not support this has no descriptor on which a thread sleeps.
+    fn leave_event_set(&mut self) {
         self.out_of_set = self.socket.detach().is_ok();
     }
 
-    /// The socket is in the event set again, with the interest that it left with.
-    pub(crate) fn reentered(&mut self, entered: io::Result<()>, services: &mut Services) {
+    /// Handles the result of adding the socket to the event set again. It has the same interest as when it was removed.
+    pub(crate) fn on_event_set_reentry(&mut self, entered: io::Result<()>, services: &mut Services) {
         match entered {
             Ok(()) => {
                 self.out_of_set = false;
@@ -378,18 +400,18 @@ impl Conn {
         self.stream.poll_timeout().min(self.retry).min(self.liveness.check).min(self.held_until)
     }
 
-    /// Sees to it that the deadline has an entry among the timers.
+    /// Adds a timer for the deadline, unless an earlier one is set.
     pub(crate) fn enter_timer(&mut self, services: &mut Services) {
         let at = self.deadline();
-        if at < self.entry {
-            self.entry = at;
+        if at < self.timer_at {
+            self.timer_at = at;
             services.timers.add(at, self.token);
         }
     }
 
-    /// An entry of this connection has come up.
+    /// Handles a timer of this connection that has expired.
     pub(crate) fn on_timer(&mut self, services: &mut Services) {
-        self.entry = Time::NEVER;
+        self.timer_at = Time::NEVER;
         let now = services.now;
         if self.retry <= now {
             self.retry = Time::NEVER;
@@ -409,7 +431,7 @@ impl Conn {
             let was_stalled = self.stream.is_stalled();
             self.with_stream(services, |stream, host, now| stream.handle_timeout(host, now));
             if was_stalled && self.stream.accepts_bytes() {
-                // The message that waited for a receive is discarded: what came behind it is kept, or in the socket.
+                // The message that waited for a receive was discarded. Now the bytes after it can be handled, from `partial` and the socket.
                 self.on_readable(services);
             } else {
                 self.serve_sends(services);
@@ -417,7 +439,7 @@ impl Conn {
         }
     }
 
-    /// Gives up a peer that acknowledges nothing any more.
+    /// Checks whether the peer still acknowledges, and ends the transport if it does not.
     fn check_peer(&mut self, services: &mut Services) {
         let dead_after = self.dead_after.filter(|_| self.stream.is_open());
         let Some(dead_after) = dead_after else {
@@ -429,7 +451,7 @@ impl Conn {
         }
     }
 
-    /// Leaves its shard, for another one: the socket leaves the event set.
+    /// Removes the socket from the shard's event set, before the connection moves to another shard.
     pub(crate) fn leave_shard(&mut self, services: &mut Services) -> io::Result<()> {
         self.socket.detach()?;
         if let Some(buffer) = self.stream.take_buffer() {
@@ -438,23 +460,24 @@ impl Conn {
         Ok(())
     }
 
-    /// Has entered another shard.
+    /// Sets the token of the shard to which the connection has moved.
     pub(crate) fn enter_shard(&mut self, token: Token, services: &Services) {
         self.token = token;
         self.location.set(Some(token));
         self.state.enter_shard(token, &services.counters);
-        self.entry = Time::NEVER;
+        self.timer_at = Time::NEVER;
     }
 
-    /// Returns whether the established connection may move to another shard now: it is open, and its socket is in the event set.
+    /// Returns whether the connection can move to another shard now. It must be established and open, with its socket in the event set.
     pub(crate) fn may_move(&self) -> bool {
         let undisturbed = self.lost_sending.is_none() && self.starved.is_none() && !self.eof;
         let in_set = !self.out_of_set && self.stack_request == StackRequest::Nothing;
         self.qp.is_some() && self.is_established() && self.stream.is_open() && undisturbed && in_set
     }
 
-    /// Has left its shard as an established connection. Posts ring no doorbell until [`Conn::end_move`], after which everything that
-    /// was posted is served.
+    /// Begins the move of an established connection that has left its shard.
+    ///
+    /// Until [`Conn::end_move`], posts ring no doorbell. After it, [`Conn::on_moved`] serves all requests posted meanwhile.
     pub(crate) fn begin_move(&mut self) {
         self.location.begin_move();
         self.stop_waiting();
@@ -463,7 +486,7 @@ impl Conn {
         }
     }
 
-    /// Has entered another shard as an established connection.
+    /// Ends the move of an established connection: it belongs to the shard of `token` now.
     pub(crate) fn end_move(&mut self, token: Token, services: &Services) {
         let from = self.token;
         self.enter_shard(token, services);
@@ -472,22 +495,22 @@ impl Conn {
         }
     }
 
-    /// Serves what was posted and has arrived during a move.
+    /// Serves requests that were posted, and reads bytes that arrived, during a move.
     pub(crate) fn on_moved(&mut self, services: &mut Services) {
         self.stream.doorbell();
         self.on_readable(services);
     }
 
-    /// Does not wait for a receive any more.
+    /// Removes the connection from those that wait for a receive.
     fn stop_waiting(&self) {
         match self.qp.as_ref().map(|qp| &qp.rq) {
             Some(RecvSource::Own(rq)) => rq.lock().waiting.retain(|token| *token != self.token),
-            Some(RecvSource::Shared(srq)) => srq.forget(self.token),
+            Some(RecvSource::Shared(srq)) => srq.stop_waiting(self.token),
             None => {}
         }
     }
 
-    /// The connection is removed: what it held goes back.
+    /// Releases buffers, budget and registrations of a connection that is being removed.
     pub(crate) fn give_back(&mut self, services: &mut Services) {
         if self.stream.is_reset() {
             self.socket.abort();
@@ -503,9 +526,9 @@ impl Conn {
         self.ends = None;
     }
 
-    /// TCP is connected.
-    pub(crate) fn note_ends(&mut self, shared: &Arc<Shared>) {
-        // Those of an earlier connection of TCP.
+    /// Registers the addresses of the connection at the device, after TCP has connected.
+    pub(crate) fn register_addresses(&mut self, shared: &Arc<Shared>) {
+        // Removes the addresses of an earlier TCP connection first: they may be the same.
         self.ends = None;
         self.ends = OwnEnd::new(shared, self.socket.local_addr(), self.socket.peer_addr());
     }

@@ -363,7 +363,7 @@ impl Conn {
     pub(super) fn read_ahead(&mut self, services: &mut Services) {
         if self.starved.is_some_and(UnreadSocket::is_deaf) {
             // A timer reads it.
-            return self.leave_set();
+            return self.leave_event_set();
         }
         let mut staging = std::mem::take(&mut services.staging);
         let got = self.socket.recv(&mut [IoVecMut::from(&mut staging[..RX_STAGING])]);
@@ -373,7 +373,7 @@ impl Conn {
             }
             Ok(0) => {
                 self.eof = !self.stream.peer_has_closed();
-                self.leave_set();
+                self.leave_event_set();
             }
             Ok(got) => {
                 self.partial.extend(&staging[..got]);

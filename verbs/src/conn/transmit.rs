@@ -89,7 +89,7 @@ impl Conn {
         if self.is_over() {
             return;
         }
-        if let Err(error) = self.want(self.reads(), wants_write) {
+        if let Err(error) = self.set_interest(self.wants_reads(), wants_write) {
             self.on_lost(&error, services);
         }
     }

@@ -644,7 +644,7 @@ fn serve_stack_request(stack: &mut dyn TransportStack, conn: &mut Conn, services
         }
         StackRequest::Adopt => {
             let entered = stack.adopt(&mut conn.socket, token);
-            conn.reentered(entered, services);
+            conn.on_event_set_reentry(entered, services);
         }
     }
 }
