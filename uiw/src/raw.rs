@@ -1,8 +1,9 @@
-//! Verbs one to one: queue pairs, completion queues, work requests, and the connection manager ([`cm`]). The memory rules are in the hands
-//! of the caller.
+//! Low-level API that follows libibverbs: queue pairs, completion queues, work requests, and the connection manager ([`cm`]).
 //!
-//! The types of this layer belong together: [`Device`] and [`Pd`] are those of [`crate::Device::as_raw`] and [`crate::Pd::as_raw`], and
-//! [`Error`] is [`crate::ErrorKind`].
+//! The caller must observe the rules for registered memory, which this layer does not enforce.
+//!
+//! [`Device`] and [`Pd`] differ from the types of the same name in the crate root, which return them with [`crate::Device::as_raw`] and
+//! [`crate::Pd::as_raw`]. [`Error`] is [`crate::ErrorKind`].
 
 pub use uiw_verbs::{
     Access, AddressHandle, Arm, AsyncEvent, Bind, Call, CapabilityExchange, CmCall, CmFault, CompChannel,
