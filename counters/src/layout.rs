@@ -103,7 +103,7 @@ pub(crate) mod shard {
     pub(crate) const OTHER_TERMINATES_RECEIVED: usize = 11;
     /// Traffic of earlier connections within the device, as in [`super::conn::TRAFFIC`]: their blocks are other connections' by now.
     pub(crate) const SAME_DEVICE: usize = 16;
-    /// Datagrams that belong to no queue pair: one for each [`crate::Rejected`].
+    /// Datagrams that belong to no queue pair: one for each [`crate::RejectReason`].
     pub(crate) const DATAGRAMS: usize = SAME_DEVICE + super::conn::TRAFFIC_WORDS;
     pub(crate) const DATAGRAM_WORDS: usize = 24;
     /// Entries of a code with bit 16 set (0: no entry), Terminates sent and received.
@@ -141,7 +141,7 @@ pub(crate) mod conn {
     /// One for each [`crate::Wait`].
     pub(crate) const WAITS: usize = TRAFFIC + TRAFFIC_WORDS;
     pub(crate) const WAITS_WORDS: usize = 3;
-    /// Messages and bytes of datagrams, sent and received; those within the device; then one for each [`crate::Dropped`].
+    /// Messages and bytes of datagrams, sent and received; those within the device; then one for each [`crate::DropReason`].
     pub(crate) const DATAGRAMS: usize = 36;
     pub(crate) const DATAGRAMS_SAME_DEVICE: usize = DATAGRAMS + 4;
     pub(crate) const UNSENT: usize = DATAGRAMS_SAME_DEVICE + 4;

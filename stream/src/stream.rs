@@ -1,4 +1,4 @@
-//! The stream: its state, and the method families that a host calls.
+//! State of an RDMAP stream, and the methods that its host calls.
 
 use crate::capabilities::PeerCaps;
 use crate::error::ConnError;
@@ -21,32 +21,32 @@ use uiw_mpa::startup::{ConfigError, Initiator, Request, Responder, Revision};
 /// Phase of a stream's life.
 #[derive(Debug)]
 pub(crate) enum Phase {
-    /// TCP connects.
+    /// TCP is being connected.
     Connecting,
-    /// Our Request is sent.
+    /// The Request was sent and the Reply has not arrived.
     AwaitReply(Box<Initiator>),
-    /// The peer's Request has not come.
+    /// The peer's Request has not arrived.
     AwaitRequest(Box<Responder>),
-    /// The host decides.
+    /// The host has to accept or reject the peer's Request.
     Decision(Box<(Responder, Request)>),
     /// Full Operation.
     Open,
-    /// The queue is sent, followed by FIN.
+    /// The bytes already queued are sent, followed by a FIN.
     Closing,
     /// The stream is over.
     Over,
 }
 
-/// One RDMAP stream (RFC 5040 section 2), from the first start-up frame to the last byte. `M` is [`StreamHost::Memory`].
+/// RDMAP stream (RFC 5040 section 2), from the first start-up frame to the last byte. `M` is [`StreamHost::Memory`].
 ///
-/// The host moves the bytes: it gives what TCP has received to [`RdmapStream::handle_bytes`] and sends what
-/// [`RdmapStream::poll_transmit`] returns. After every call it takes the events of [`RdmapStream::poll_event`] and looks at
+/// The host moves the bytes: it passes the bytes received from TCP to [`RdmapStream::handle_bytes`] and sends the bytes that
+/// [`RdmapStream::poll_transmit`] returns. After every call it takes the events from [`RdmapStream::poll_event`] and checks
 /// [`RdmapStream::poll_timeout`].
 ///
 /// ```
 /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/peer.rs"));
 /// # fn main() {
-/// // `End` and the functions are those of the example of `StreamHost`.
+/// // `End`, `established` and `carry` are defined in the example of `StreamHost`.
 /// let now = Time::default();
 /// let mut ends = established(now);
 /// ends[1].host.receives.push_back(4096);
@@ -54,7 +54,7 @@ pub(crate) enum Phase {
 /// ends[0].stream.doorbell();
 /// carry(&mut ends, now);
 /// assert_eq!(ends[1].host.received[0].1, b"good day");
-/// // An orderly close, from one end.
+/// // One end begins an orderly close.
 /// assert!(ends[0].stream.close(now));
 /// carry(&mut ends, now);
 /// assert!(ends.iter().all(|end| end.stream.is_over() && !end.stream.is_reset()));
@@ -66,13 +66,13 @@ pub struct RdmapStream<M> {
     pub(crate) shared: Shared,
     pub(crate) receiver: Receiver,
     pub(crate) sender: Sender<M>,
-    /// The other end is this one.
+    /// Whether the stream is connected to itself.
     pub(crate) loopback: bool,
-    /// The transport ends with a reset.
+    /// Whether the transport ends with a reset.
     pub(crate) reset: bool,
-    /// [`Event::Drained`] is due.
+    /// Whether [`Event::Drained`] is still to be reported.
     pub(crate) pausing: bool,
-    /// Revision 2 was tried, and the peer closed.
+    /// Whether this end fell back to revision 1 because the peer closed after a Request of revision 2.
     pub(crate) fell_back: bool,
     /// Number of times that the capability request may still be repeated.
     pub(crate) capability_repeats: u8,
@@ -80,21 +80,22 @@ pub struct RdmapStream<M> {
     pub(crate) private_data: Vec<u8>,
 }
 
-/// Action that [`RdmapStream::poll_transmit`] asks of the transport.
+/// Output of [`RdmapStream::poll_transmit`] for the transport.
 #[derive(Debug)]
 pub enum Transmit<'a, M> {
-    /// Send these bytes. The host reports what the transport took with [`RdmapStream::handle_sent`].
+    /// Bytes to send. The host reports the number of bytes that the transport accepted with [`RdmapStream::handle_sent`].
     Bytes(Batch<'a, M>),
-    /// Send a FIN behind everything.
+    /// FIN to send after all bytes.
     Fin,
 }
 
 impl<M> RdmapStream<M> {
-    /// An initiator, whose TCP connects: see [`RdmapStream::handle_connected`]. `sink` is the STag that its Reads name; it must name no
-    /// memory. `nonce` is a random number for the capability exchange.
+    /// Creates an initiator whose TCP is being connected (see [`RdmapStream::handle_connected`]).
+    ///
+    /// `sink` is the sink STag of its RDMA Reads, which must not name any memory. `nonce` is a random number for the capability exchange.
     ///
     /// # Errors
-    /// [`ConfigError`]: illegal settings, or private data that is too long.
+    /// A [`ConfigError`] if the settings are illegal or the private data is too long.
     pub fn connect(
         config: RdmapConfig,
         private_data: &[u8],
@@ -108,14 +109,16 @@ impl<M> RdmapStream<M> {
         Ok(stream)
     }
 
-    /// A responder, whose TCP is connected. `config` is the listener's: [`RdmapStream::accept`] takes another.
+    /// Creates a responder whose TCP is connected. `config` belongs to the listener; [`RdmapStream::accept`] has a separate one.
     #[must_use]
     pub fn listen(config: RdmapConfig, sink: STag, now: Time) -> Self {
         let responder = Responder::new(config.startup.clone());
         Self::new(Phase::AwaitRequest(Box::new(responder)), false, config, sink, 0, now)
     }
 
-    /// A stream to itself: what it sends is what it receives. Nothing is negotiated; both ends have `config`.
+    /// Creates a stream that is connected to itself and receives the bytes that it sends.
+    ///
+    /// Nothing is negotiated, because both ends have the same `config`.
     #[must_use]
     pub fn loopback(config: RdmapConfig, sink: STag, now: Time) -> Self {
         let mut stream = Self::new(Phase::Connecting, true, config, sink, 0, now);
@@ -159,13 +162,14 @@ impl<M> RdmapStream<M> {
         }
     }
 
-    // What the transport brings.
+    // Input from the transport.
 
-    /// Takes start-up frames and whole FPDUs from the front of `bytes`, which begin where the last call stopped. Returns how many
-    /// bytes it took: the others are given again with more behind them, at least [`RdmapStream::needed`] in all.
+    /// Processes start-up frames and whole FPDUs at the front of `bytes`. Returns the number of bytes consumed.
     ///
-    /// It stops behind a start-up frame, so that the host can take the event of it; and it takes nothing while
-    /// [`RdmapStream::accepts_bytes`] is false. The bytes may be changed in place: Markers are removed from them.
+    /// The next call must begin with the bytes that were not consumed, followed by more, at least [`RdmapStream::needed`] bytes in total.
+    ///
+    /// Processing stops after a start-up frame, so that the host can handle its event. Nothing is consumed while
+    /// [`RdmapStream::accepts_bytes`] is false. The bytes may be changed in place, because Markers are removed from them.
     #[inline]
     pub fn handle_bytes<H: StreamHost<Memory = M>>(
         &mut self,
@@ -198,7 +202,7 @@ impl<M> RdmapStream<M> {
         }
     }
 
-    /// Completes the requests that the peer has acknowledged. Those before an error complete as well.
+    /// Completes the requests that the peer has acknowledged. They also complete if an error followed in the same bytes.
     #[inline(never)]
     fn complete_placed<H: StreamHost<Memory = M>>(
         &mut self,
@@ -208,8 +212,10 @@ impl<M> RdmapStream<M> {
         self.sender.handle_placed(position, &mut self.shared, host)
     }
 
-    /// The peer sent FIN, behind `unread` bytes that were not taken. While [`RdmapStream::accepts_bytes`] is false for a Send that waits
-    /// for a receive, the host keeps what was not taken, and reports the FIN behind it.
+    /// Reports the peer's FIN, which followed `unread` bytes that were not consumed.
+    ///
+    /// While [`RdmapStream::accepts_bytes`] is false because a Send waits for a receive, the host keeps the unconsumed bytes, and reports the
+    /// FIN only after they have been consumed.
     pub fn handle_eof<H: StreamHost<Memory = M>>(&mut self, host: &mut H, unread: usize, now: Time) {
         self.shared.now = now;
         self.shared.fin.received = true;
@@ -223,7 +229,7 @@ impl<M> RdmapStream<M> {
         }
     }
 
-    /// A deadline of [`RdmapStream::poll_timeout`] has passed.
+    /// Handles the timers that have expired at `now`. Called once the time of [`RdmapStream::poll_timeout`] has passed.
     pub fn handle_timeout<H: StreamHost<Memory = M>>(&mut self, host: &mut H, now: Time) {
         self.shared.now = now;
         while let Some(timer) = self.shared.timers.expire(now) {
@@ -255,12 +261,12 @@ impl<M> RdmapStream<M> {
         }
     }
 
-    // What the host has to do.
+    // Output to the host.
 
-    /// Builds FPDUs of posted requests and of answers, up to a batch, and returns them. Returns `None` if nothing is due until something
-    /// happens.
+    /// Builds FPDUs for posted requests and for responses, up to one batch, and returns them.
     ///
-    /// Returned bytes stay due until [`RdmapStream::handle_sent`] reports that the transport took them.
+    /// Returns `None` if there is nothing to send until the next post, arrival or other input. Returned bytes are returned again until
+    /// [`RdmapStream::handle_sent`] reports that the transport accepted them.
     #[inline]
     pub fn poll_transmit<H: StreamHost<Memory = M>>(
         &mut self,
@@ -280,13 +286,13 @@ impl<M> RdmapStream<M> {
             return self.poll_close(host);
         }
         if matches!(self.phase, Phase::Over) {
-            // The transport carries nothing any more.
+            // The transport does not carry any more bytes.
             return None;
         }
         Some(Transmit::Bytes(self.sender.batch(more)))
     }
 
-    /// The transport took so many of the bytes that were due.
+    /// Reports that the transport accepted `bytes` bytes of those returned by [`RdmapStream::poll_transmit`].
     #[inline]
     pub fn handle_sent<H: StreamHost<Memory = M>>(&mut self, host: &mut H, bytes: usize, now: Time) {
         self.shared.now = now;
@@ -300,24 +306,24 @@ impl<M> RdmapStream<M> {
         self.poll_drained();
     }
 
-    /// Memory of an FPDU that is partly sent is gone: the FPDU cannot be finished.
+    /// Reports that the memory of a partly sent FPDU is no longer available. The stream fails, because the FPDU cannot be completed.
     pub fn handle_source_gone<H: StreamHost<Memory = M>>(&mut self, host: &mut H, now: Time) {
         self.shared.now = now;
         self.fail(ConnError::SourceGone, host);
     }
 
-    /// Moves the close on, once nothing is queued. True when FIN is due.
+    /// Advances the close while nothing is queued. Returns [`Transmit::Fin`] if the FIN is to be sent now.
     fn poll_close<H: StreamHost<Memory = M>>(&mut self, host: &mut H) -> Option<Transmit<'_, M>> {
         if matches!(self.phase, Phase::Open) {
             self.poll_drained();
             let fin = self.shared.fin;
-            // A Send that waits for a receive came before the FIN.
+            // If a Send waits for a receive, it precedes the FIN and has to be delivered first.
             let took_all = fin.received && !self.receiver.is_stalled();
             if took_all && self.sender.owes_nothing(&self.shared) {
                 self.fail(ConnError::Closed, host);
             } else if fin.wanted && !fin.sent && self.sender.is_finished(&self.shared, host) {
                 self.shared.fin.sent = true;
-                // Nothing follows a FIN, whatever the peer asks for and the host posts.
+                // Nothing may follow the FIN, whatever the peer requests or the host posts.
                 self.shared.hold = true;
                 return Some(Transmit::Fin);
             }
@@ -335,6 +341,7 @@ impl<M> RdmapStream<M> {
         None
     }
 
+    /// Queues [`Event::Drained`] once no request is outstanding.
     fn poll_drained(&mut self) {
         if self.pausing && self.sender.has_no_open_request(&self.shared) {
             self.pausing = false;
@@ -342,25 +349,27 @@ impl<M> RdmapStream<M> {
         }
     }
 
-    /// Number of messages whose placement acknowledgement TCP has taken since the last call, in the order of [`StreamHost::receive`]. See
-    /// [`ReceivedMessage::awaits_ack`](crate::ReceivedMessage::awaits_ack).
+    /// Returns the number of messages whose placement acknowledgement was passed to TCP since the last call, in the order of
+    /// [`StreamHost::receive`].
+    ///
+    /// See [`ReceivedMessage::awaits_ack`](crate::ReceivedMessage::awaits_ack).
     #[inline]
     pub fn take_acknowledged(&mut self) -> u32 {
         self.shared.placement.take_acknowledged()
     }
 
-    /// Returns whether a placement acknowledgement waits for TCP to take it.
+    /// Returns whether a placement acknowledgement has not been passed to TCP yet.
     #[must_use]
     pub fn owes_acknowledgement(&self) -> bool {
         self.shared.placement.is_waiting()
     }
 
-    /// The host has reported all messages to its program and does not wait for [`RdmapStream::take_acknowledged`] any longer.
+    /// Discards the count of [`RdmapStream::take_acknowledged`], after the host has reported all messages to its program.
     pub fn forget_unacknowledged(&mut self) {
         self.shared.placement.forget_received();
     }
 
-    /// The next event.
+    /// Returns the next event.
     #[inline]
     pub fn poll_event(&mut self) -> Option<Event> {
         self.shared.events.pop_front()
@@ -373,16 +382,17 @@ impl<M> RdmapStream<M> {
         self.shared.timers.earliest()
     }
 
-    // The inputs of the host.
+    // Input from the host.
 
-    /// Requests were posted: [`RdmapStream::poll_transmit`] is due.
+    /// Reports that requests were posted. The host calls [`RdmapStream::poll_transmit`] next.
     #[inline]
     pub fn doorbell(&mut self) {
         self.sender.doorbell();
     }
 
-    /// Receives were posted. True when the stream goes on with [`RdmapStream::handle_bytes`]: a segment that waited was placed, or none
-    /// did.
+    /// Reports that receives were posted. Returns whether [`RdmapStream::handle_bytes`] can continue.
+    ///
+    /// It can if no segment was waiting for a receive, or the waiting segment was placed.
     pub fn receive_posted<H: StreamHost<Memory = M>>(&mut self, host: &mut H, now: Time) -> bool {
         self.shared.now = now;
         if !self.is_open() {
@@ -397,18 +407,20 @@ impl<M> RdmapStream<M> {
         }
     }
 
-    /// Asks for [`Event::Drained`] when no request is under way any more. The host gives no more requests meanwhile.
+    /// Requests [`Event::Drained`], which is reported once no request is outstanding.
+    ///
+    /// The host must not provide further requests until [`RdmapStream::resume`].
     pub fn pause(&mut self) {
         self.pausing = self.is_open();
     }
 
-    /// The host gives requests again.
+    /// Ends a [`RdmapStream::pause`]: the host provides requests again.
     pub fn resume(&mut self) {
         self.pausing = false;
         self.doorbell();
     }
 
-    /// Sets the time for which an inbound Send may wait for a receive. For a Send that waits already, the time begins anew.
+    /// Sets the time for which an inbound Send may wait for a receive. The time restarts for a Send that is already waiting.
     pub fn set_no_receive_timeout(&mut self, timeout: Duration, now: Time) {
         self.shared.config.no_receive_timeout = timeout;
         if self.receiver.is_stalled() {
@@ -416,28 +428,32 @@ impl<M> RdmapStream<M> {
         }
     }
 
-    /// Bytes that a TCP segment carries now (RFC 5044 section 5.1).
+    /// Sets the EMSS: the number of bytes that a TCP segment currently carries (RFC 5044 section 5.1).
     #[inline]
     pub fn set_emss(&mut self, emss: usize) {
         self.sender.set_emss(emss);
     }
 
-    /// Takes `buffer` to build FPDUs in, if the stream has none; the host may keep a pool of them.
+    /// Provides a buffer in which FPDUs are built.
+    ///
+    /// `buffer` is called only if the stream has none, so that the host can keep a pool of buffers.
     #[inline]
     pub fn give_buffer(&mut self, buffer: impl FnOnce() -> Vec<u8>) {
         self.sender.give_buffer(buffer);
     }
 
-    /// Gives back the buffer while nothing is queued.
+    /// Takes the buffer out of the stream if nothing is queued, for the host's pool.
     #[inline]
     pub fn take_buffer(&mut self) -> Option<Vec<u8>> {
         self.sender.take_buffer()
     }
 
-    // How it is.
+    // State of the stream.
 
-    /// Returns whether [`RdmapStream::handle_bytes`] takes bytes now. It does not while the host decides on a Request, while a Send waits for a
-    /// receive, and behind the peer's FIN.
+    /// Returns whether [`RdmapStream::handle_bytes`] consumes bytes now.
+    ///
+    /// It does not while TCP is being connected, while the host decides on a Request, while a Send waits for a receive, and after the peer's
+    /// FIN.
     #[inline]
     #[must_use]
     pub fn accepts_bytes(&self) -> bool {
@@ -449,61 +465,64 @@ impl<M> RdmapStream<M> {
         }
     }
 
-    /// Returns whether a Send waits for a receive.
+    /// Returns whether an inbound Send waits for a receive.
     #[inline]
     #[must_use]
     pub fn is_stalled(&self) -> bool {
         self.receiver.is_stalled()
     }
 
-    /// Bytes that the front of the input must have before [`RdmapStream::handle_bytes`] takes anything of it, as far as is known.
+    /// Returns the minimum number of bytes that [`RdmapStream::handle_bytes`] needs to make progress, as far as is known.
     #[inline]
     #[must_use]
     pub fn needed(&self) -> usize {
         self.receiver.needed()
     }
 
-    /// Bytes that the stream keeps for a Send that waits for a receive.
+    /// Returns the number of bytes that the stream keeps for a Send that waits for a receive.
     #[must_use]
     pub fn parked_len(&self) -> usize {
         self.receiver.parked_len()
     }
 
-    /// Returns whether nothing is to be sent unless something happens: a post, an arrival, room.
+    /// Returns whether there is nothing to send until a request is posted, bytes arrive or the transport has room.
     #[inline]
     #[must_use]
     pub fn has_nothing_due(&self) -> bool {
         self.sender.has_nothing_due(&self.shared) && !self.shared.fin.received
     }
 
-    /// Like [`RdmapStream::has_nothing_due`], and neither a request nor the close waits for an arrival: after an arrival
-    /// [`RdmapStream::poll_transmit`] has nothing to do.
+    /// Like [`RdmapStream::has_nothing_due`], but also requires that neither a request nor the close waits for an arrival.
+    ///
+    /// If true, the host need not call [`RdmapStream::poll_transmit`] after an arrival, only after [`RdmapStream::doorbell`].
     #[inline]
     #[must_use]
     pub fn awaits_doorbell(&self) -> bool {
         self.has_nothing_due() && self.sender.is_drained() && !self.shared.fin.wanted && !self.pausing
     }
 
-    /// Returns whether a request is partly built.
+    /// Returns whether the FPDUs of a request are only partly built.
     #[must_use]
     pub fn is_inside_request(&self) -> bool {
         self.sender.is_inside_request()
     }
 
-    /// Returns whether the stream was begun by this end.
+    /// Returns whether this end is the initiator.
     #[must_use]
     pub fn is_initiator(&self) -> bool {
         self.shared.initiator
     }
 
-    /// Returns the result of the negotiation; `None` before it.
+    /// Returns the negotiated properties, or `None` before the negotiation.
     #[must_use]
     pub fn negotiated(&self) -> Option<&uiw_mpa::startup::Negotiated> {
         self.receiver.negotiated()
     }
 
-    /// Returns whether [`RdmapStream::handle_eof`] behind `unread` bytes of a start-up frame would report [`Event::Reconnect`]. A peer that resets the connection
-    /// there has refused the Request as well: adapters do so, and a TCP whose program closes without having read all.
+    /// Returns whether [`RdmapStream::handle_eof`] with these `unread` bytes would report [`Event::Reconnect`].
+    ///
+    /// In that state a reset of the connection means that the peer refused the Request, too: adapters refuse with a reset, and TCP sends one
+    /// if a program closes before it has read all bytes.
     #[must_use]
     pub fn may_fall_back(&self, unread: usize) -> bool {
         matches!(self.phase, Phase::AwaitReply(_))
@@ -513,25 +532,25 @@ impl<M> RdmapStream<M> {
             && unread == 0
     }
 
-    /// Returns whether it is a stream to itself.
+    /// Returns whether the stream is connected to itself.
     #[must_use]
     pub fn is_loopback(&self) -> bool {
         self.loopback
     }
 
-    /// Returns whether start-up is under way.
+    /// Returns whether start-up is in progress.
     #[must_use]
     pub fn is_starting(&self) -> bool {
         !self.is_established() && !self.is_over()
     }
 
-    /// Returns whether the peer's Request has not come.
+    /// Returns whether the peer's Request has not arrived yet.
     #[must_use]
     pub fn awaits_request(&self) -> bool {
         matches!(self.phase, Phase::AwaitRequest(_))
     }
 
-    /// Returns whether TCP connects.
+    /// Returns whether TCP is being connected.
     #[inline]
     #[must_use]
     pub fn is_connecting(&self) -> bool {
@@ -545,35 +564,37 @@ impl<M> RdmapStream<M> {
         matches!(self.phase, Phase::Open | Phase::Closing)
     }
 
-    /// Returns whether it is in Full Operation.
+    /// Returns whether the stream is in Full Operation.
     #[inline]
     #[must_use]
     pub fn is_open(&self) -> bool {
         matches!(self.phase, Phase::Open)
     }
 
-    /// Returns whether the orderly close was begun, from this end.
+    /// Returns whether this end has begun the orderly close.
     #[must_use]
     pub fn is_closing(&self) -> bool {
         self.shared.fin.wanted
     }
 
-    /// Returns whether the close has begun, from either end, or [`Event::Drained`] is due: then [`RdmapStream::poll_transmit`] has something to
-    /// find out when everything is sent.
+    /// Returns whether either end has begun the close, or [`Event::Drained`] is still to be reported.
+    ///
+    /// In this state the host must call [`RdmapStream::poll_transmit`] even if there is nothing to send, because it advances the close and
+    /// reports the event once everything is sent.
     #[inline]
     #[must_use]
     pub fn is_ending(&self) -> bool {
         !self.is_open() || self.shared.fin.wanted || self.shared.fin.received || self.pausing
     }
 
-    /// Returns whether nothing is left to do.
+    /// Returns whether the stream has ended.
     #[inline]
     #[must_use]
     pub fn is_over(&self) -> bool {
         matches!(self.phase, Phase::Over)
     }
 
-    /// Returns whether the transport of a stream that is over is to be ended with a reset.
+    /// Returns whether the host has to reset the transport of an ended stream.
     #[must_use]
     pub fn is_reset(&self) -> bool {
         self.reset
@@ -592,19 +613,19 @@ impl<M> RdmapStream<M> {
         self.shared.caps.kind
     }
 
-    /// Bytes of the longest ULPDU that is sent.
+    /// Returns the length of the longest ULPDU that this end sends, in bytes.
     #[must_use]
     pub fn max_ulpdu(&self) -> usize {
         self.sender.mulpdu()
     }
 
-    /// The settings in force.
+    /// Returns the current settings.
     #[must_use]
     pub fn config(&self) -> &RdmapConfig {
         &self.shared.config
     }
 
-    /// The STag that Reads of this stream name.
+    /// Returns the sink STag of this stream's RDMA Reads.
     #[must_use]
     pub fn sink(&self) -> STag {
         self.shared.reads.sink

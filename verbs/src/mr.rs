@@ -73,7 +73,7 @@ impl From<RemoteMr> for Remote {
     }
 }
 
-/// A registered region, `ibv_mr`. Dropping it deregisters.
+/// Registered memory region (`ibv_mr`). Dropping it deregisters the memory.
 pub struct RawMr {
     pd: Mutex<Pd>,
     region: Mutex<Arc<Region>>,
@@ -186,7 +186,7 @@ impl Drop for RawMr {
     }
 }
 
-/// A memory window, `ibv_mw`. Dropping it revokes what it opened.
+/// Memory window (`ibv_mw`). Dropping it revokes the access that it granted.
 pub struct RawMw {
     pd: Pd,
     window: Arc<Window>,
@@ -230,7 +230,7 @@ impl Drop for RawMw {
     }
 }
 
-/// A fast-register STag. Dropping it ends what it names.
+/// Fast-register STag. Dropping it frees the STag and ends access to the memory.
 pub struct FastMr {
     pd: Pd,
     entry: Arc<uiw_mem::Entry>,

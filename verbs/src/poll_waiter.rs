@@ -51,7 +51,7 @@ impl Device {
     }
 }
 
-/// Sleep of a thread in a poll(2) of its own until something arrives for its connections, or one of its other descriptors is ready.
+/// Waiter that sleeps in `poll(2)` until bytes arrive for the thread's connections or one of its other descriptors is ready.
 ///
 /// The arrival itself ends the sleep, and the thread drives the shards: no second thread is woken. Where another thread drives them, that one
 /// wakes this one by its wakers. One thread uses it.

@@ -42,7 +42,7 @@ pub(super) fn transfer(
         let mut workers: Vec<_> = (1..shape.stripes).map(|_| begin(None)).collect();
         let mut caller = Caller::new(first, plan, target, shape.slots);
         match find(&mut caller) {
-            Ok(()) => plan.named(),
+            Ok(()) => plan.all_sources_added(),
             Err(failure) => plan.end(failure),
         }
         workers.push(begin(Some(caller.into_stripe())));

@@ -1,4 +1,4 @@
-//! The work of a transfer, which all connections take from, and what became of it.
+//! The work queue of a transfer, shared by all its connections, and the state of its entries.
 
 use super::pattern::Pattern;
 use super::report::Report;
@@ -16,90 +16,103 @@ use uiw_copy::meta::{Kind, Meta};
 use uiw_copy::names::Name;
 use uiw_copy::protocol::{MAX_BATCH, MESSAGE, SLOT};
 
-/// Large files under way at a time.
-const MAX_OPEN: usize = 16;
-/// Bytes of memory of lists from which on no directory is listed as long as there are large files to copy.
-const ENOUGH_LISTS: u64 = 256 << 20;
-/// Entries that one task removes, one after the other, each with a round trip to the server.
-const REMOVALS: usize = 32;
-/// How often a file may change while it is copied.
+/// Maximum number of large files that are transferred at the same time.
+const MAX_OPEN_FILES: usize = 16;
+/// Memory used by directory lists, in bytes, above which no further directory is listed while there are large files to copy.
+const LISTS_HIGH_WATER: u64 = 256 << 20;
+/// Maximum number of entries that one task removes. It removes them one after the other, each with a round trip to the server.
+const REMOVALS_PER_TASK: usize = 32;
+/// Number of times that the copy of a file is restarted because the file has changed.
 const MAX_RESTARTS: u8 = 5;
-/// How long a file that another transfer writes is left alone, and how often it is tried.
-const BUSY: (Duration, u8) = (Duration::from_secs(2), 60);
+/// Delay before a file that another transfer writes is tried again.
+const BUSY_RETRY_DELAY: Duration = Duration::from_secs(2);
+/// Number of times that a file that another transfer writes is tried again.
+const MAX_BUSY_RETRIES: u8 = 60;
 
-/// One request, or one step at this end.
+/// One request to the server, or one step at this end.
 #[derive(Debug)]
 pub(super) enum Task {
-    /// Lists a directory, of which these entries are known.
+    /// Lists a directory. The entries received so far are the second field.
     Directory(Arc<Directory>, Vec<Entry>),
-    /// Small files, at most as many as fit a slot.
+    /// Transfers small files that fit one slot together.
     Batch(Vec<Item>),
+    /// Creates a symbolic link.
     Link(Item),
-    /// Begins or continues a large file; tried so often before.
+    /// Starts or resumes a large file. The second field is the number of earlier attempts.
     Open(Item, u8),
+    /// Transfers the block with this number.
     Block(Arc<Transfer>, u64),
-    /// Blocks of a hole, of which the first is counted as under way.
+    /// Transfers a range of blocks that lie in a hole. Only the first one is counted as under way.
     Hole(Arc<Transfer>, Range<u64>),
+    /// Completes a large file once all its blocks have been transferred.
     Finish(Arc<Transfer>),
-    /// Gives a complete directory its mode and time.
+    /// Sets mode and modification time of a complete directory.
     Seal(Arc<Directory>),
-    /// Removes entries of the directory at the target, the last one first, then seals it again if the source has it.
+    /// Removes these entries of the target directory, starting with the last one. Then seals the directory again if it exists at the source.
     Remove(Arc<Directory>, Vec<Place>),
 }
 
-/// Choices of the user about a transfer.
+/// User options of a transfer.
 #[derive(Debug, Default)]
 pub(super) struct Rules {
+    /// Report the changes without making them.
     pub(super) dry_run: bool,
-    /// Removes what is at the target and not at the source.
+    /// Remove entries of the target that do not exist at the source.
     pub(super) delete: bool,
-    /// Entries that are left alone, at both ends.
+    /// Patterns of entries that are ignored at both ends.
     pub(super) excluded: Vec<Pattern>,
 }
 
-/// See the module.
+/// Shared work queue of a transfer.
+///
+/// Each connection takes its next [`Task`] with [`Plan::take`] and reports the result with one of the other methods.
 pub(super) struct Plan {
     state: Mutex<PlanState>,
     changed: Condvar,
     pub(super) report: Report,
-    /// Set when there is nothing more to do, for whatever reason.
+    /// Set when the transfer has ended, for whatever reason.
     pub(super) stop: Arc<Stop>,
     pub(super) rules: Rules,
-    /// The target would be made: nothing is there to compare with.
+    /// Whether the target directory does not exist yet, so that there are no entries to compare with.
     target_absent: AtomicBool,
-    /// The last reason for which a connection was lost.
+    /// Cause of the most recent loss of a connection.
     loss: Mutex<String>,
     lists: ListMemory,
 }
 
 #[derive(Default)]
 struct PlanState {
-    /// What was under way on a connection that broke, and last steps.
-    first: VecDeque<Task>,
+    /// Tasks that go before all others: those of broken connections, and the last steps of files and directories.
+    urgent: VecDeque<Task>,
+    /// Open files with blocks to transfer.
     files: VecDeque<Arc<Transfer>>,
-    /// Large files between `Open` and their end.
+    /// Number of large files between `Open` and their end.
     open: usize,
+    /// Small files, symbolic links and removals.
     ready: VecDeque<Task>,
+    /// Large files to be opened.
     opens: VecDeque<Task>,
+    /// Files that another transfer writes, with the time of the next attempt.
     later: Vec<(Instant, Task)>,
-    /// The last one first, so that few are known at a time.
+    /// Stack of directories to be listed. Listing the newest one first keeps the number of known entries small.
     directories: Vec<Task>,
-    /// Entries that are neither there nor failed, and one for the command line.
-    entries: u64,
-    /// Entries of targets that their sources do not have, by directory. They are removed when everything else is there.
+    /// Number of entries that are neither copied nor failed, plus one until all entries of the command line are added.
+    pending: u64,
+    /// Entries, by directory, that exist only at the target. They are removed after everything else has been copied.
     surplus: Vec<(Arc<Directory>, Vec<Place>)>,
+    /// First error that ended the transfer.
     failure: Option<Failure>,
 }
 
 impl Plan {
     pub(super) fn new(report: Report, stop: Arc<Stop>, rules: Rules) -> Self {
-        let state = Mutex::new(PlanState { entries: 1, ..PlanState::default() });
+        let state = Mutex::new(PlanState { pending: 1, ..PlanState::default() });
         let target_absent = AtomicBool::new(false);
         let (loss, lists) = (Mutex::default(), ListMemory::default());
         Self { state, changed: Condvar::new(), report, stop, rules, target_absent, loss, lists }
     }
 
-    /// Notes why a connection was lost. False: another one was lost for this reason just before.
+    /// Records why a connection was lost. Returns false if the previous loss had the same cause.
     pub(super) fn note_loss(&self, cause: &str) -> bool {
         let mut loss = self.loss.lock().unwrap_or_else(PoisonError::into_inner);
         let is_new = *loss != cause;
@@ -119,21 +132,22 @@ impl Plan {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn add(&self, to: impl FnOnce(&mut PlanState)) {
-        to(&mut self.state());
+    /// Changes the state and wakes the connections that wait for tasks.
+    fn update(&self, change: impl FnOnce(&mut PlanState)) {
+        change(&mut self.state());
         self.changed.notify_all();
     }
 
-    /// An entry to be copied.
+    /// Adds an entry to be copied.
     pub(super) fn add_entry(&self, place: Place, meta: Meta, parent: Option<Arc<Directory>>) {
-        self.state().entries += 1;
+        self.state().pending += 1;
         if let Some(parent) = &parent {
             parent.add();
         }
         match meta.kind {
             Kind::Directory => {
                 let directory = Arc::new(Directory::new(place, meta, parent, &self.lists));
-                self.add(|state| state.directories.push(Task::Directory(directory, Vec::new())));
+                self.update(|state| state.directories.push(Task::Directory(directory, Vec::new())));
             }
             Kind::Special => {
                 let item = Item { place, meta, parent, restarts: 0 };
@@ -142,13 +156,13 @@ impl Plan {
             Kind::Symlink => {
                 self.report.found(0);
                 let item = Item { place, meta, parent, restarts: 0 };
-                self.add(|state| state.ready.push_back(Task::Link(item)));
+                self.update(|state| state.ready.push_back(Task::Link(item)));
             }
             Kind::File => {
                 self.report.found(meta.size);
                 let item = Item { place, meta, parent, restarts: 0 };
                 if item.meta.size > SMALL {
-                    self.add(|state| state.opens.push_back(Task::Open(item, 0)));
+                    self.update(|state| state.opens.push_back(Task::Open(item, 0)));
                 } else {
                     self.add_small(vec![item]);
                 }
@@ -156,7 +170,7 @@ impl Plan {
         }
     }
 
-    /// Small files, in batches that fit a slot and whose paths fit a message.
+    /// Adds small files, in batches that fit a slot and whose paths fit a message.
     pub(super) fn add_small(&self, items: Vec<Item>) {
         let weight = |item: &Item| {
             let path = item.place.remote.as_bytes().len();
@@ -182,7 +196,7 @@ impl Plan {
         self.changed.notify_all();
     }
 
-    /// The entries of a directory's source, of which those that are at the target already are left out.
+    /// Adds the entries of a source directory, except those that are already at the target.
     pub(super) fn add_entries(&self, directory: &Arc<Directory>, sources: Vec<Entry>, targets: Vec<Entry>) {
         let mut targets: HashMap<_, _> = targets.into_iter().map(|entry| (entry.name, entry.meta)).collect();
         for Entry { name, meta } in sources {
@@ -216,14 +230,16 @@ impl Plan {
 
     fn is_excluded(&self, directory: &Directory, name: &Name) -> bool {
         let excluded = &self.rules.excluded;
-        // Without patterns no path need be made.
+        // Building the path is only necessary if there are patterns.
         !excluded.is_empty() && {
             let path = [directory.below.as_slice(), name.as_bytes()].concat();
             excluded.iter().any(|pattern| pattern.matches(&path))
         }
     }
 
-    /// Notes entries of a target directory that its source does not have. Directories are searched for excluded entries first.
+    /// Records entries that exist only in the target directory.
+    ///
+    /// If there are exclude patterns, a surplus directory is first searched for excluded entries, which stay.
     pub(super) fn add_surplus(&self, directory: &Arc<Directory>, entries: impl IntoIterator<Item = Entry>) {
         for Entry { name, meta } in entries {
             if self.is_excluded(directory, &name) {
@@ -237,8 +253,8 @@ impl Plan {
                     surplus.is_surplus = true;
                     directory.add();
                     let task = Task::Directory(Arc::new(surplus), Vec::new());
-                    self.add(|state| {
-                        state.entries += 1;
+                    self.update(|state| {
+                        state.pending += 1;
                         state.directories.push(task);
                     });
                 }
@@ -251,7 +267,9 @@ impl Plan {
         }
     }
 
-    /// Everything in a directory is known: it is surplus as a whole, or entries of it are.
+    /// Records the removals of a directory once all its entries are known.
+    ///
+    /// A surplus directory without excluded entries is removed as a whole, otherwise its surplus entries are removed one by one.
     fn note_removals(&self, directory: &Arc<Directory>) {
         let mut removals = std::mem::take(&mut *directory.removals());
         if let Some(parent) = directory.parent.as_ref().filter(|_| directory.is_surplus) {
@@ -270,7 +288,9 @@ impl Plan {
         }
     }
 
-    /// Everything is there, or has failed: what is surplus is removed. False: there is nothing to remove.
+    /// Schedules the removal of surplus entries, after all other entries have been copied or have failed.
+    ///
+    /// Returns false if there is nothing to remove, or if nothing is removed because an entry has failed.
     fn begin_removal(&self, state: &mut PlanState) -> bool {
         let surplus = std::mem::take(&mut state.surplus);
         if self.report.failures() > 0 {
@@ -281,26 +301,26 @@ impl Plan {
         }
         for (directory, mut places) in surplus {
             while !places.is_empty() {
-                let part = places.split_off(places.len().saturating_sub(REMOVALS));
+                let part = places.split_off(places.len().saturating_sub(REMOVALS_PER_TASK));
                 state.ready.push_back(Task::Remove(Arc::clone(&directory), part));
             }
         }
-        state.entries = state.ready.len() as u64;
-        state.entries > 0
+        state.pending = state.ready.len() as u64;
+        state.pending > 0
     }
 
-    /// Surplus entries of a directory are removed.
-    pub(super) fn removed(&self) {
-        self.leave(None);
+    /// Called when a [`Task::Remove`] is done.
+    pub(super) fn removal_done(&self) {
+        self.complete(None);
     }
 
-    /// A large file whose blocks may be taken.
+    /// Adds an opened large file, whose blocks can then be taken.
     pub(super) fn add_file(&self, transfer: Arc<Transfer>) {
         if transfer.is_whole() {
-            self.first(Task::Finish(transfer));
+            self.push_urgent(Task::Finish(transfer));
         } else {
-            self.add(|state| {
-                // It may be there still, when blocks of it turned out to be missing at its end.
+            self.update(|state| {
+                // The file may still be queued if blocks were found missing when it was finished.
                 if !state.files.iter().any(|known| Arc::ptr_eq(known, &transfer)) {
                     state.files.push_back(transfer);
                 }
@@ -308,33 +328,33 @@ impl Plan {
         }
     }
 
-    /// A task that goes before all others.
-    pub(super) fn first(&self, task: Task) {
-        self.add(|state| state.first.push_back(task));
+    /// Adds a task that goes before all others.
+    pub(super) fn push_urgent(&self, task: Task) {
+        self.update(|state| state.urgent.push_back(task));
     }
 
-    /// Tasks of a connection that broke.
-    pub(super) fn again(&self, tasks: impl IntoIterator<Item = Task>) {
-        self.add(|state| {
+    /// Returns the unfinished tasks of a connection to the queue.
+    pub(super) fn requeue(&self, tasks: impl IntoIterator<Item = Task>) {
+        self.update(|state| {
             for task in tasks {
-                // Its place among the open files is taken anew.
+                // The file counts as open again once another connection takes the task.
                 if matches!(task, Task::Open(..)) {
                     state.open -= 1;
                     state.opens.push_front(task);
                 } else {
-                    state.first.push_back(task);
+                    state.urgent.push_back(task);
                 }
             }
         });
     }
 
-    /// Something to be done now; `None` if there is nothing at the moment.
+    /// Takes the next task, or returns `None` if there is none at the moment.
     pub(super) fn take(&self) -> Option<Task> {
         if self.stop.is_set() {
             return None;
         }
         let mut state = self.state();
-        if let Some(task) = state.first.pop_front() {
+        if let Some(task) = state.urgent.pop_front() {
             return Some(task);
         }
         while let Some(file) = state.files.front() {
@@ -351,20 +371,20 @@ impl Plan {
             let (_, task) = state.later.swap_remove(at);
             state.opens.push_front(task);
         }
-        if state.open < MAX_OPEN
+        if state.open < MAX_OPEN_FILES
             && let Some(task) = state.opens.pop_front()
         {
             state.open += 1;
             return Some(task);
         }
         let has_files = state.open > 0 || !state.opens.is_empty();
-        if has_files && self.lists.load(Ordering::Relaxed) > ENOUGH_LISTS {
+        if has_files && self.lists.load(Ordering::Relaxed) > LISTS_HIGH_WATER {
             return None;
         }
         state.directories.pop()
     }
 
-    /// Returns whether at least so many blocks of open files are still to be taken.
+    /// Returns whether at least `count` blocks of open files are still to be taken.
     pub(super) fn has_blocks(&self, count: u64) -> bool {
         let mut found = 0;
         self.state().files.iter().any(|file| {
@@ -373,15 +393,15 @@ impl Plan {
         })
     }
 
-    /// Returns whether more requests than `count` could be made now.
+    /// Returns whether there are tasks for more than `count` requests now.
     fn has_more_than(&self, count: u64) -> bool {
         let state = self.state();
-        let tasks = state.first.len() + state.ready.len() + state.opens.len() + state.directories.len();
+        let tasks = state.urgent.len() + state.ready.len() + state.opens.len() + state.directories.len();
         let blocks = state.files.iter().map(|file| file.missing()).sum::<u64>();
         blocks.saturating_add(tasks as u64) > count
     }
 
-    /// Waits until more requests than `count` can be made. False: everything is done.
+    /// Waits until there are tasks for more than `count` requests. Returns false if the transfer is over.
     pub(super) fn wait_for_more_than(&self, count: u64) -> bool {
         while !self.has_more_than(count) {
             if !self.wait() {
@@ -391,47 +411,48 @@ impl Plan {
         true
     }
 
-    /// Waits a moment for something to do. False: everything is done.
+    /// Waits up to 50 ms for new tasks. Returns false if the transfer is over.
     pub(super) fn wait(&self) -> bool {
         let state = self.state();
-        if state.entries == 0 || self.stop.is_set() {
+        if state.pending == 0 || self.stop.is_set() {
             return false;
         }
-        // Files that are busy elsewhere are due without any event.
+        // No notification is sent when a file in `later` becomes due, so the wait has a time limit.
         let _ = self.changed.wait_timeout(state, Duration::from_millis(50));
         true
     }
 
-    /// Returns whether every entry is there or has failed.
+    /// Returns whether every entry has been copied or has failed.
     pub(super) fn is_over(&self) -> bool {
-        self.state().entries == 0
+        self.state().pending == 0
     }
 
-    /// Returns the number of failed entries to report to the server. `None` if the transfer was interrupted, or failed for a reason at the server:
-    /// that would not close in order either.
+    /// Returns the number of failed entries to report to the server.
+    ///
+    /// Returns `None` if the transfer was interrupted or failed because of the server, which could not close in order either.
     pub(super) fn end_report(&self) -> Option<u64> {
         let state = self.state();
         match &state.failure {
             Some(Failure { exit: Exit::Failed | Exit::Usage, .. }) => Some(self.report.failures() + 1),
-            None if state.entries == 0 => Some(self.report.failures()),
+            None if state.pending == 0 => Some(self.report.failures()),
             _ => None,
         }
     }
 
-    /// Another transfer writes the file.
-    pub(super) fn busy(&self, item: Item, tried: u8) {
-        if tried >= BUSY.1 {
+    /// Tries a file again later, because another transfer writes it.
+    pub(super) fn retry_later(&self, item: Item, tried: u8) {
+        if tried >= MAX_BUSY_RETRIES {
             self.state().open -= 1;
             self.fail(&item, "another transfer writes it");
             return;
         }
-        self.add(|state| {
+        self.update(|state| {
             state.open -= 1;
-            state.later.push((Instant::now() + BUSY.0, Task::Open(item, tried + 1)));
+            state.later.push((Instant::now() + BUSY_RETRY_DELAY, Task::Open(item, tried + 1)));
         });
     }
 
-    /// Begins a large file anew, of the same version or another.
+    /// Restarts a large file, with the metadata of its new version if it has changed.
     pub(super) fn reopen(&self, transfer: &Transfer, meta: Option<Meta>) {
         if !transfer.cancel() {
             return;
@@ -444,7 +465,7 @@ impl Plan {
         self.restart(item);
     }
 
-    /// A file that is another one than it was.
+    /// Restarts the copy of a file that has changed, which `item` describes.
     pub(super) fn restart(&self, mut item: Item) {
         item.restarts += 1;
         if item.restarts > MAX_RESTARTS {
@@ -452,17 +473,17 @@ impl Plan {
         } else if item.meta.kind != Kind::File {
             self.fail(&item, "it is no file any more");
         } else {
-            self.add(|state| state.opens.push_back(Task::Open(item, 0)));
+            self.update(|state| state.opens.push_back(Task::Open(item, 0)));
         }
     }
 
-    /// A large file is there, or was before.
+    /// Called when a large file is complete, or was complete already.
     pub(super) fn finished(&self, item: &Item) {
         self.state().open -= 1;
         self.done(item);
     }
 
-    /// A large file has failed.
+    /// Fails an open large file, unless it was cancelled before.
     pub(super) fn give_up(&self, transfer: &Transfer, why: &dyn std::fmt::Display) {
         if transfer.cancel() {
             self.state().open -= 1;
@@ -470,77 +491,81 @@ impl Plan {
         }
     }
 
-    /// Opening a large file has failed.
-    pub(super) fn not_opened(&self, item: &Item, why: &dyn std::fmt::Display) {
+    /// Fails a large file that could not be opened.
+    pub(super) fn fail_open(&self, item: &Item, why: &dyn std::fmt::Display) {
         self.state().open -= 1;
         self.fail(item, why);
     }
 
+    /// Called when a file or symbolic link is complete.
     pub(super) fn done(&self, item: &Item) {
         self.report.copied();
-        self.leave(item.parent.as_ref());
+        self.complete(item.parent.as_ref());
     }
 
+    /// Fails a file or symbolic link.
     pub(super) fn fail(&self, item: &Item, why: impl std::fmt::Display) {
         self.report.failed(item.place.remote.as_bytes(), &why);
-        self.leave(item.parent.as_ref());
+        self.complete(item.parent.as_ref());
     }
 
-    /// The list of a directory is known and its entries are added.
+    /// Called when a directory has been listed and all its entries are added.
     pub(super) fn listed(&self, directory: &Arc<Directory>) {
-        self.entry_of(directory);
+        self.complete_in(directory);
     }
 
-    fn entry_of(&self, directory: &Arc<Directory>) {
+    /// Counts one pending entry of `directory` as complete, and seals the directory after the last one.
+    fn complete_in(&self, directory: &Arc<Directory>) {
         if directory.done() {
             self.note_removals(directory);
             if self.rules.dry_run || directory.is_surplus {
                 self.sealed(directory);
             } else {
-                self.first(Task::Seal(Arc::clone(directory)));
+                self.push_urgent(Task::Seal(Arc::clone(directory)));
             }
         }
     }
 
-    /// A directory has its mode and time.
+    /// Called when mode and modification time of a directory are set.
     pub(super) fn sealed(&self, directory: &Directory) {
-        self.leave(directory.parent.as_ref());
+        self.complete(directory.parent.as_ref());
     }
 
+    /// Fails a directory as a whole.
     pub(super) fn fail_directory(&self, directory: &Directory, why: impl std::fmt::Display) {
         self.report.failed(directory.place.remote.as_bytes(), &why);
-        self.leave(directory.parent.as_ref());
+        self.complete(directory.parent.as_ref());
     }
 
-    /// All entries of the command line are added.
-    pub(super) fn named(&self) {
-        self.leave(None);
+    /// Called when all entries of the command line are added.
+    pub(super) fn all_sources_added(&self) {
+        self.complete(None);
     }
 
-    /// An entry is there or has failed.
-    fn leave(&self, parent: Option<&Arc<Directory>>) {
+    /// Counts an entry as complete, whether it was copied or failed. Stops the transfer after the last one.
+    fn complete(&self, parent: Option<&Arc<Directory>>) {
         if let Some(parent) = parent {
-            self.entry_of(parent);
+            self.complete_in(parent);
         }
         let mut is_over = false;
-        self.add(|state| {
-            state.entries -= 1;
-            is_over = state.entries == 0 && !self.begin_removal(state);
+        self.update(|state| {
+            state.pending -= 1;
+            is_over = state.pending == 0 && !self.begin_removal(state);
         });
         if is_over {
             self.stop.set();
         }
     }
 
-    /// Ends the transfer.
+    /// Ends the transfer with an error. Later errors are ignored.
     pub(super) fn end(&self, failure: Failure) {
-        self.add(|state| {
+        self.update(|state| {
             state.failure.get_or_insert(failure);
         });
         self.stop.set();
     }
 
-    /// Returns the reason why the transfer has ended.
+    /// Takes the error that ended the transfer.
     pub(super) fn take_failure(&self) -> Option<Failure> {
         self.state().failure.take()
     }
@@ -580,7 +605,7 @@ mod tests {
             target: Vec::new(),
         };
         plan.add_entry(place, meta(Kind::Directory), None);
-        plan.named();
+        plan.all_sources_added();
         let Some(Task::Directory(directory, _)) = plan.take() else { panic!("a directory") };
         let names: Vec<_> = (0..100).map(|number| format!("{number:03}")).collect();
         let entry =
@@ -596,7 +621,7 @@ mod tests {
         }
         assert_eq!(removed, names);
         assert_eq!(tasks, 4);
-        assert!((0..tasks).all(|_| !plan.is_over() && (plan.removed(), true).1));
+        assert!((0..tasks).all(|_| !plan.is_over() && (plan.removal_done(), true).1));
         assert!(plan.is_over());
     }
 }

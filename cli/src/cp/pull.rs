@@ -133,7 +133,7 @@ fn remove(plan: &Plan, directory: &Directory, places: &mut Vec<Place>) {
     {
         plan.report.failed(place.remote.as_bytes(), &error);
     }
-    plan.removed();
+    plan.removal_done();
 }
 
 /// The directory at this end.
@@ -216,9 +216,9 @@ fn open(plan: &Plan, item: &Item, tried: u8) {
             plan.finished(item);
         }
         Err(error) if error.raw_os_error() == Some(Errno::BUSY.raw_os_error()) => {
-            plan.busy(item.clone(), tried);
+            plan.retry_later(item.clone(), tried);
         }
-        Err(error) => plan.not_opened(item, &error),
+        Err(error) => plan.fail_open(item, &error),
     }
 }
 
@@ -271,7 +271,7 @@ fn block(plan: &Plan, transfer: &Arc<Transfer>, index: u64, reply: Reply, landed
         _ => return Err(Violation::Reply("a block")),
     };
     match stored {
-        Ok(_) if transfer.done() => plan.first(Task::Finish(Arc::clone(transfer))),
+        Ok(_) if transfer.done() => plan.push_urgent(Task::Finish(Arc::clone(transfer))),
         Ok(_) => {}
         Err(error) => plan.give_up(transfer, &error),
     }

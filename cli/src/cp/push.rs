@@ -136,7 +136,7 @@ impl Direction for Push {
                 if removed.is_some() && !(directory.is_surplus && places.is_empty()) {
                     return Ok(Some(Task::Remove(directory, places)));
                 }
-                plan.removed();
+                plan.removal_done();
             }
         }
         Ok(None)
@@ -208,7 +208,7 @@ fn opened(plan: &Plan, item: Item, tried: u8, reply: Reply) -> Checked<()> {
             let (file, meta): (File, Meta) = match opened {
                 Ok(opened) => opened,
                 Err(error) => {
-                    plan.not_opened(&item, &error);
+                    plan.fail_open(&item, &error);
                     return Ok(());
                 }
             };
@@ -229,9 +229,9 @@ fn opened(plan: &Plan, item: Item, tried: u8, reply: Reply) -> Checked<()> {
             plan.add_file(transfer);
         }
         Reply::Failed { errno, .. } if i32::from(errno) == Errno::BUSY.raw_os_error() => {
-            plan.busy(item, tried);
+            plan.retry_later(item, tried);
         }
-        Reply::Failed { text, .. } => plan.not_opened(&item, &text),
+        Reply::Failed { text, .. } => plan.fail_open(&item, &text),
         _ => return Err(Violation::Reply("a file to be opened")),
     }
     Ok(())
@@ -281,7 +281,7 @@ fn put(plan: &Plan, transfer: &Arc<Transfer>, reply: Reply, count: impl FnOnce()
         Reply::Done => {
             count();
             if transfer.done() {
-                plan.first(Task::Finish(Arc::clone(transfer)));
+                plan.push_urgent(Task::Finish(Arc::clone(transfer)));
             }
         }
         Reply::Complete | Reply::Reopen => plan.reopen(transfer, None),

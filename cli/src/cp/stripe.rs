@@ -167,7 +167,7 @@ impl Stripe {
         let identity = channel.conn.link.info.peer_identity.clone();
         if *target.identity.get_or_init(|| identity.clone()) != identity {
             let failure = Failure::lost(target.peer, "another server answers than at the beginning");
-            return Err(failure.refused(Refusal::Unaccepted));
+            return Err(failure.with_refusal(Refusal::Unaccepted));
         }
         let said: Option<CpReply> = serde_json::from_slice(&channel.conn.link.info.private_data).ok();
         let said = said.filter(|said| said.at.is_some() == target.push).ok_or_else(|| {
@@ -276,7 +276,7 @@ impl Stripe {
         if worked.is_err() && self.flights.iter().any(Option::is_some) {
             self.lost(target);
         }
-        plan.again(self.flights.iter_mut().filter_map(Option::take));
+        plan.requeue(self.flights.iter_mut().filter_map(Option::take));
         match worked {
             Ok(()) => {
                 if let Some(failed) = plan.end_report() {

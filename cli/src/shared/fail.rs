@@ -1,4 +1,4 @@
-//! How a command ends: its exit code, a line that says what failed and why, and a line that says what to do.
+//! Errors that end a command: the exit code, a line that says what failed and why, and a hint for the user.
 
 use std::process::ExitCode;
 use std::{fmt, io};
@@ -8,7 +8,7 @@ use uiw_copy::names::is_unsafe;
 use uiw_llp::OptionError;
 use uiw_tls::TlsError;
 
-/// Exit codes of every command. The text is part of `--help`.
+/// Exit code of a failed command, as listed in [`EXIT_CODES`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Exit {
@@ -22,7 +22,7 @@ pub(crate) enum Exit {
     Lost = 4,
 }
 
-/// The exit codes for `--help`.
+/// Section on exit codes in the text of `--help`.
 pub(crate) const EXIT_CODES: &str = "\
 Exit codes:
   0  done, and everything verified
@@ -34,76 +34,77 @@ Exit codes:
 Environment:
   UIW_LOG  what to log on standard error, for instance `debug` or `uiw_verbs=trace`";
 
-/// Reason why a command ended. Printed as `error: what: why`, and `hint: fix` on a second line.
+/// Error that ends a command. Printed as `error: what: why`, and `hint: fix` on a second line.
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub(crate) exit: Exit,
     what: String,
     why: String,
     fix: String,
-    /// The connection was refused, which another attempt does not change.
+    /// Set if the connection was refused for a reason that another attempt does not change.
     pub(crate) refusal: Option<Refusal>,
-    /// The engine has logged why the connection ended.
+    /// Whether the engine has already logged why the connection ended.
     pub(crate) is_logged: bool,
 }
 
 /// Reason why a connection was refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {
-    /// The server's key is not pinned here.
+    /// The server's key is not pinned at this end.
     UnknownKey { key: Box<str> },
     /// The server does not accept the key or certificate of this end.
     Unaccepted,
-    /// The program there rejected the connection.
+    /// The server program rejected the connection.
     Rejected,
 }
 
-/// What to do where nothing listens.
+/// Hint if nothing listens at the address.
 const START_SERVER: &str = "start `uiw serve --listen ADDR:PORT` there, or name its port";
 
-/// What to do where there is no way to the peer.
+/// Hint if the peer cannot be reached.
 const CHECK_ROUTE: &str = "check the address and the route to it";
 
 pub(crate) type Result<T> = std::result::Result<T, Failure>;
 
 impl Failure {
+    /// Creates an error. Line breaks in the parts become spaces.
     pub(crate) fn new(
         exit: Exit,
         what: impl fmt::Display,
         why: impl fmt::Display,
         fix: impl fmt::Display,
     ) -> Self {
-        // No line breaks, whatever the parts have.
         let line =
             |part: &dyn fmt::Display| part.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
         Self { exit, what: line(&what), why: line(&why), fix: line(&fix), refusal: None, is_logged: false }
     }
 
+    /// Creates an error for a wrong command line.
     pub(crate) fn usage(what: impl fmt::Display, why: impl fmt::Display, fix: impl fmt::Display) -> Self {
         Self::new(Exit::Usage, what, why, fix)
     }
 
-    /// With something else to do about it.
+    /// Replaces the hint.
     pub(crate) fn with_fix(self, fix: impl fmt::Display) -> Self {
         Self { fix: fix.to_string(), ..self }
     }
 
-    /// The peer is not `uiw serve`: what has to be started there, where nothing listens.
-    pub(crate) fn unless_started(self, fix: &str) -> Self {
+    /// Replaces the hint to start `uiw serve`, for commands whose peer is another program.
+    pub(crate) fn with_start_hint(self, fix: &str) -> Self {
         if self.fix == START_SERVER { self.with_fix(fix) } else { self }
     }
 
-    /// As one that another attempt does not change.
-    pub(crate) fn refused(self, refusal: Refusal) -> Self {
+    /// Marks the error as a refusal, which another attempt does not change.
+    pub(crate) fn with_refusal(self, refusal: Refusal) -> Self {
         Self { refusal: Some(refusal), ..self }
     }
 
-    /// Something on this machine.
+    /// Creates an error for a problem on this machine.
     pub(crate) fn local(what: impl fmt::Display, why: impl fmt::Display) -> Self {
         Self::new(Exit::Failed, what, why, "run with UIW_LOG=debug for the events before")
     }
 
-    /// The peer did what it must not, or went away.
+    /// Creates an error for a peer that violated the protocol or went away.
     pub(crate) fn lost(what: impl fmt::Display, why: impl fmt::Display) -> Self {
         Self::new(
             Exit::Lost,
@@ -113,22 +114,22 @@ impl Failure {
         )
     }
 
-    /// Bytes differ.
+    /// Creates an error for bytes that differ from the expected ones.
     pub(crate) fn differs(what: impl fmt::Display, why: impl fmt::Display) -> Self {
         Self::new(Exit::Failed, what, why, "keep the bytes of the run with `--pcap FILE` and report it")
     }
 
-    /// A connection with these options could not be set up.
+    /// Creates an error for a connection that could not be set up with these options.
     pub(crate) fn connecting(to: impl fmt::Display, options: &ConnConfig, error: &Error) -> Self {
         let failure = Self { refusal: refusal(error), ..Self::unreachable(to, error) };
         match Suspect::of_connect(options, error) {
-            Some(suspect) => failure.suspecting(suspect),
+            Some(suspect) => failure.with_suspect(suspect),
             None => failure,
         }
     }
 
-    /// With the peer that is suspected, and the options to try.
-    pub(crate) fn suspecting(self, suspect: Suspect) -> Self {
+    /// Replaces the hint with the suspected kind of peer and the options to try.
+    pub(crate) fn with_suspect(self, suspect: Suspect) -> Self {
         Self { fix: suspicion(suspect), ..self }
     }
 
@@ -161,8 +162,8 @@ impl Failure {
                 no(source.to_string(), tls_error(source).map_or(CHECK_ROUTE, tls_fix))
             }
             Error::Io { what: tried, source } => {
-                let of_tls = || tls_error(source).map(tls_fix);
-                let fix = option_fix(source).or_else(of_tls).or_else(|| denied::fix(tried, source));
+                let tls_hint = || tls_error(source).map(tls_fix);
+                let fix = option_fix(source).or_else(tls_hint).or_else(|| denied::fix(tried, source));
                 no(source.to_string(), fix.unwrap_or(CHECK_ROUTE))
             }
             Error::Lost { source, .. } => {
@@ -173,14 +174,14 @@ impl Failure {
         }
     }
 
-    /// The peer, or the path to it, is gone.
+    /// Creates an error for a peer that does not answer any more, or a path that fails.
     pub(crate) fn silent(peer: impl fmt::Display, ending: impl fmt::Display) -> Self {
         let fix = "check the path to the peer; where only small messages pass, it loses long packets: --mss 1220, or net.ipv4.tcp_mtu_probing=1; \
                    --dead-after or UIW_DEAD_AFTER sets the time";
         Self::new(Exit::Lost, peer, ending, fix)
     }
 
-    /// A request that ended in error.
+    /// Creates an error from a completion with an error status.
     pub(crate) fn completion(peer: impl fmt::Display, wc: &Wc) -> Self {
         let why = match (wc.reason, wc.status) {
             (Some(reason), _) => reason.to_string(),
@@ -191,11 +192,12 @@ impl Failure {
     }
 }
 
+/// Returns the TLS error inside an I/O error, if there is one.
 fn tls_error(error: &io::Error) -> Option<&TlsError> {
     error.get_ref()?.downcast_ref()
 }
 
-/// Advice about an error of TLS.
+/// Returns the hint for a TLS error.
 fn tls_fix(error: &TlsError) -> &'static str {
     match error {
         TlsError::UnknownKey { .. } => {
@@ -217,7 +219,7 @@ fn tls_fix(error: &TlsError) -> &'static str {
     }
 }
 
-/// What to do about an option that the system does not take.
+/// Returns the hint for a connection option that the system does not accept.
 pub(crate) fn option_fix(error: &io::Error) -> Option<&'static str> {
     let option = error.get_ref()?.downcast_ref::<OptionError>()?;
     Some(match option {
@@ -231,14 +233,15 @@ pub(crate) fn option_fix(error: &io::Error) -> Option<&'static str> {
 
 pub(crate) use uiw_conform::suspicion;
 
-/// Private data of a peer as text.
+/// Returns the printable characters of a peer's private data.
 pub(crate) fn printable(private_data: &[u8]) -> String {
     String::from_utf8_lossy(private_data).chars().filter(|c| !is_unsafe(*c)).collect()
 }
 
-/// What a server says that may accept a little later.
+/// First word of the private data with which a server rejects a connection that it may accept a little later.
 pub(crate) const BUSY: &str = "busy";
 
+/// Returns the refusal that an error stands for, if another attempt would fail in the same way.
 fn refusal(error: &Error) -> Option<Refusal> {
     match error {
         Error::Rejected { private_data, .. } if !private_data.starts_with(BUSY.as_bytes()) => {
@@ -273,17 +276,17 @@ impl From<uiw::raw::PostError> for Failure {
 }
 
 impl Failure {
-    /// What to do.
+    /// Returns the hint for the user.
     pub(crate) fn fix(&self) -> &str {
         &self.fix
     }
 
-    /// Why it failed.
+    /// Returns the reason for the error.
     pub(crate) fn why(&self) -> &str {
         &self.why
     }
 
-    /// What failed and why, for a log.
+    /// Returns what failed and why, for a log.
     pub(crate) fn cause(&self) -> String {
         format!("{}: {}", self.what, self.why)
     }

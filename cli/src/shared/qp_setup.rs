@@ -331,7 +331,7 @@ impl Link {
         let mut failure = match ending {
             Some(ending) if ending.silent_for.is_some() => Failure::silent(self.peer(), ending),
             Some(CloseReason { suspect: Some(suspect), .. }) => {
-                Failure::completion(self.peer(), wc).suspecting(suspect)
+                Failure::completion(self.peer(), wc).with_suspect(suspect)
             }
             Some(ending) if says_nothing && !ending.orderly => Failure::lost(self.peer(), ending),
             _ => Failure::completion(self.peer(), wc),

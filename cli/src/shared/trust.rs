@@ -128,7 +128,7 @@ impl Files {
         let why =
             format!("it has the key of another server: {fingerprint} is pinned as `{name}` in {pinned}");
         let fix = format!("nothing was copied; if they are the same server, make that name `{name},{host}`");
-        Err(Failure::new(Exit::Unreachable, host, why, fix).refused(Refusal::Unaccepted))
+        Err(Failure::new(Exit::Unreachable, host, why, fix).with_refusal(Refusal::Unaccepted))
     }
 
     /// The failure of a server that does not have the key that is pinned under its name, and before it the warning; `None` if none is pinned.
@@ -147,7 +147,7 @@ impl Files {
         }
         let why = format!("its key {fingerprint} is not the one that is pinned in {}", at(first.number));
         let fix = "nothing was copied; ask whoever operates the server whether its key was replaced, and for its fingerprint";
-        Some(Failure::new(Exit::Unreachable, host, why, fix).refused(Refusal::Unaccepted))
+        Some(Failure::new(Exit::Unreachable, host, why, fix).with_refusal(Refusal::Unaccepted))
     }
 
     /// Pins the key of a server of which none is pinned yet.

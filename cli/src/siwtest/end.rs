@@ -106,7 +106,7 @@ impl ConnectionEnd {
         let talk = talk_buffer(&half)?;
         let pd = half.pd.clone();
         let link =
-            half.connect(peer, options, private_data).map_err(|failure| failure.unless_started(PARTNER))?;
+            half.connect(peer, options, private_data).map_err(|failure| failure.with_start_hint(PARTNER))?;
         Ok(Self::new(link, pd, talk))
     }
 

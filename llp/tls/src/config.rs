@@ -1,4 +1,4 @@
-//! What a TLS stack is configured with.
+//! Configuration of a TLS stack.
 
 use super::keys::{KeyError, PinnedKeys, SecretKey};
 use super::provider;
@@ -17,13 +17,14 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Default time for the handshake of a peer, see [`TlsConfig::handshake_timeout`].
+/// Default time limit for a handshake, see [`TlsConfig::handshake_timeout`].
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Handshakes that one listener has at a time, unless [`TlsConfig::max_handshakes`] says otherwise.
+/// Default maximum number of concurrent handshakes per listener, see [`TlsConfig::max_handshakes`].
 pub const MAX_HANDSHAKES: usize = 1024;
 
-/// The identity of this end, and which peers are accepted. Both ends authenticate; there is no way to leave that out. TLS 1.3 alone,
-/// without resumption and early data.
+/// TLS configuration: the identity of this end and the peers that it accepts.
+///
+/// Both ends always authenticate; this cannot be turned off. Only TLS 1.3 is used, without resumption and early data.
 ///
 /// ```
 /// # mod uiw { pub use uiw_llp as llp; pub use uiw_tls as tls; }
@@ -50,25 +51,29 @@ pub struct TlsConfig {
 }
 
 impl TlsConfig {
-    /// Raw public keys (RFC 7250): this end proves that it has `key`, and a peer must have one of `pinned`.
+    /// Creates a configuration with raw public keys (RFC 7250).
+    ///
+    /// This end authenticates with `key`, and a peer must have one of the `pinned` keys.
     ///
     /// # Errors
-    /// [`KeyError::Refused`].
+    /// [`KeyError::Refused`] if the key cannot be used.
     pub fn raw_keys(key: &SecretKey, pinned: PinnedKeys) -> Result<Self, KeyError> {
         let public = CertificateDer::from(key.public_key().as_der().to_vec());
         let identity = CertifiedKey::new(vec![public], Arc::clone(key.signer()));
         Ok(Self::new(identity, true, TrustAnchors::Pinned(pinned)))
     }
 
-    /// X.509: this end presents `chain`, its own certificate first, and proves that it has its `key`; a peer must have a certificate
-    /// that one of `authorities` has signed, for the use as client or server (RFC 5280 section 4.2.1.12).
+    /// Creates a configuration with X.509 certificates.
     ///
-    /// A server's certificate must be valid for [`uiw_llp::TransportConfig::peer_name`], else for [`TlsConfig::server_name`], else, unless
-    /// there is an access list ([`TlsConfig::allow`]), for the address that is connected to. With an access list only DNS names are
-    /// compared in this way: that a listed peer has the address says nothing more.
+    /// This end authenticates with `chain`, its own certificate first, and the `key` of that certificate. A peer must have a certificate
+    /// that is signed by one of `authorities` and permits its use as client or server (RFC 5280 section 4.2.1.12).
+    ///
+    /// A server's certificate must be valid for the first of these names that is set: [`uiw_llp::TransportConfig::peer_name`],
+    /// [`TlsConfig::server_name`], the address that this end connects to. With an access list ([`TlsConfig::allow`]) only DNS names
+    /// are compared and IP addresses are not, because the list already determines which peers are accepted.
     ///
     /// # Errors
-    /// [`KeyError::Refused`]: the key is not that of the certificate, or an authority's certificate cannot be used.
+    /// [`KeyError::Refused`] if the key does not belong to the certificate, or an authority's certificate cannot be used.
     pub fn x509(
         chain: Vec<CertificateDer<'static>>,
         key: &SecretKey,
@@ -96,7 +101,7 @@ impl TlsConfig {
         }
     }
 
-    /// The keys of peers that are accepted; `None` with certificates.
+    /// Returns the pinned keys, or `None` if the configuration uses certificates.
     #[must_use]
     pub fn pinned(&self) -> Option<&PinnedKeys> {
         match &*self.trust {
@@ -105,50 +110,58 @@ impl TlsConfig {
         }
     }
 
-    /// Adds to the access list. Without one every authentic peer is accepted; with one, only those that a pattern fits: a name (of a
-    /// pinned key, or a certificate's DNS name or URI) in which `*` stands for any characters, an IP address of a certificate, or a
-    /// fingerprint (`SHA256:..`).
+    /// Adds a pattern to the access list.
+    ///
+    /// Without an access list every authenticated peer is accepted; with one, only peers that match a pattern. A pattern is one of:
+    /// * a name, in which `*` stands for any characters: the name of a pinned key, or a DNS name or URI of a certificate;
+    /// * an IP address of a certificate;
+    /// * a fingerprint (`SHA256:..`).
     #[must_use]
     pub fn allow(mut self, pattern: &str) -> Self {
         self.allow.push(Pattern::new(pattern));
         self
     }
 
-    /// The name that every server's certificate must be valid for, instead of the address that is connected to (X.509).
+    /// Sets the name that every server's certificate must be valid for, instead of the server's address (X.509 only).
     ///
     /// # Errors
-    /// [`KeyError::Refused`]: it is neither a DNS name nor an IP address.
+    /// [`KeyError::Refused`] if `name` is neither a DNS name nor an IP address.
     pub fn server_name(mut self, name: &str) -> Result<Self, KeyError> {
         self.server_name = Some(parse_name(name)?);
         Ok(self)
     }
 
-    /// Sets the time for the handshake of a peer. Default: [`HANDSHAKE_TIMEOUT`].
+    /// Sets the time limit for a handshake. Default: [`HANDSHAKE_TIMEOUT`].
     #[must_use]
     pub fn handshake_timeout(mut self, time: Duration) -> Self {
         self.handshake_timeout = time;
         self
     }
 
-    /// Handshakes that one listener has at a time; for a further one the oldest is cut. Default: [`MAX_HANDSHAKES`].
+    /// Sets the maximum number of concurrent handshakes per listener. Default: [`MAX_HANDSHAKES`].
+    ///
+    /// One more handshake aborts the oldest one.
     #[must_use]
     pub fn max_handshakes(mut self, count: usize) -> Self {
         self.max_handshakes = count.max(1);
         self
     }
 
-    /// Lets datagrams pass, which TLS cannot protect. Default: [`uiw_llp::StackExtensions::bind_datagrams`] refuses them.
+    /// Sets whether datagrams are allowed, although TLS does not protect them: they are sent in the clear.
+    ///
+    /// By default [`uiw_llp::StackExtensions::bind_datagrams`] refuses them.
     #[must_use]
     pub fn clear_datagrams(mut self, pass: bool) -> Self {
         self.clear_datagrams = pass;
         self
     }
 
-    /// Appends the secrets of every connection to `file` (mode 0600), in the format of NSS key logs, so that Wireshark can decrypt a
-    /// capture. A reader of that file can read what was sent.
+    /// Appends the secrets of every connection to `file`, so that Wireshark can decrypt a capture.
+    ///
+    /// The file has the NSS key log format and is created with mode 0600. Anyone who can read it can decrypt all connections.
     ///
     /// # Errors
-    /// [`KeyError::File`].
+    /// [`KeyError::File`] if the file cannot be opened.
     pub fn key_log(mut self, file: &Path) -> Result<Self, KeyError> {
         let opened = OpenOptions::new().create(true).append(true).mode(0o600).open(file);
         let opened = opened.map_err(|source| KeyError::File { path: file.to_owned(), source })?;
@@ -160,10 +173,12 @@ impl TlsConfig {
         Verifier { trust: Arc::clone(&self.trust), allow: self.allow.clone() }
     }
 
-    /// The same for rustls, as client and as server: for other uses of the same identity and peers.
+    /// Converts to rustls configurations for client and server.
+    ///
+    /// Other protocols of a program can use them to authenticate with the same identity and accept the same peers.
     ///
     /// # Errors
-    /// [`KeyError::Refused`].
+    /// [`KeyError::Refused`] if rustls refuses the configuration.
     pub fn to_rustls(&self) -> Result<(Arc<ClientConfig>, Arc<ServerConfig>), KeyError> {
         let verifier = Arc::new(self.verifier());
         let versions = &[&rustls::version::TLS13];
@@ -183,7 +198,7 @@ impl TlsConfig {
         Ok((Arc::new(client), Arc::new(server)))
     }
 
-    /// The name that the server at `peer` must have, given the one that the connection asks for.
+    /// Returns the name that the certificate of the server at `peer` must be valid for. `asked` is the name set for the connection.
     pub(super) fn name_for(
         &self,
         asked: Option<&str>,
@@ -214,7 +229,7 @@ fn parse_name(name: &str) -> Result<ServerName<'static>, KeyError> {
 /// Reads the certificates of a PEM file.
 ///
 /// # Errors
-/// [`KeyError`]: it cannot be read, others can change it, or it has no certificate.
+/// A [`KeyError`] if the file cannot be read, can be changed by other users, or contains no certificate.
 pub fn read_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, KeyError> {
     let pem = super::keys::read_protected(path)?;
     let content = |what: String| KeyError::Content { path: path.to_owned(), what };
@@ -222,12 +237,12 @@ pub fn read_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, Ke
     match certificates {
         Ok(certificates) if certificates.is_empty() => Err(content("no certificate in PEM".into())),
         Ok(certificates) => Ok(certificates),
-        // The error would have what is in the file.
+        // The error is not passed on, as its text could contain parts of the file.
         Err(_) => Err(content("no certificate in PEM".into())),
     }
 }
 
-/// The same identity for every peer.
+/// Certificate resolver that presents the same identity to every peer.
 #[derive(Debug)]
 struct OneIdentity {
     identity: Arc<CertifiedKey>,
@@ -258,6 +273,7 @@ impl rustls::client::ResolvesClientCert for OneIdentity {
     }
 }
 
+/// Discards secrets: no key log is configured.
 #[derive(Debug)]
 struct NoKeyLog;
 
@@ -269,6 +285,7 @@ impl KeyLog for NoKeyLog {
     }
 }
 
+/// Key log in NSS format, appended to a file.
 #[derive(Debug)]
 struct KeyLogFile(parking_lot::Mutex<File>);
 
@@ -276,7 +293,7 @@ impl KeyLog for KeyLogFile {
     fn log(&self, label: &str, client_random: &[u8], secret: &[u8]) {
         let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
         let line = format!("{label} {} {}\n", hex(client_random), hex(secret));
-        // In one piece, as other processes may append to the same file.
+        // A single write per line, because other processes may append to the same file.
         if let Err(error) = self.0.lock().write_all(line.as_bytes()) {
             tracing::warn!(%error, "the key log is not complete");
         }

@@ -1,41 +1,46 @@
-//! The settings of one end, and those that both agreed on.
+//! Settings of one end, and the properties negotiated by both ends.
 
 use super::{ConfigError, Rtr, RtrKinds};
 #[cfg(doc)]
 use crate::wire::startup::SIW_GSO;
 use crate::wire::startup::{Enhanced, NOT_NEGOTIATED};
 
-/// A revision of MPA this implementation speaks.
+/// MPA revision supported by this implementation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Revision {
-    /// RFC 5044.
+    /// Revision 1 (RFC 5044).
     One = 1,
-    /// RFC 6581: IRD and ORD, and the peer-to-peer model, are negotiated.
+    /// Revision 2 (RFC 6581), which negotiates IRD, ORD and the peer-to-peer model.
     Two = 2,
 }
 
-/// The settings of this end, in both roles.
+/// Startup settings of one end, as initiator or responder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StartupConfig {
-    /// The highest revision to speak.
+    /// Highest revision to use.
     pub revision: Revision,
-    /// C: ask for CRCs. They are on if either end asks; there is no way to refuse them (RFC 5044 section
-    /// 7.1.1). Turning this off takes an explicit setting by the administrator (section 4.4).
+    /// Whether to ask for CRCs (flag C).
+    ///
+    /// CRCs are used if either end asks for them; an end cannot refuse them (RFC 5044 section 7.1.1). Only an explicit setting by the
+    /// administrator may turn this off (section 4.4).
     pub crc: bool,
-    /// M: have the peer put Markers into what it sends to us.
+    /// Whether to ask the peer to insert Markers into the stream that it sends (flag M).
     pub want_markers: bool,
-    /// A: ask for the peer-to-peer model. A responder answers with the model of the Request, whatever this says. At revision 1, which has no
-    /// A, an initiator sends a zero-length Read or Write before anything else: there are responders that require one.
+    /// Whether an initiator asks for the peer-to-peer model (flag A).
+    ///
+    /// A responder ignores this setting and answers with the model of the Request. Revision 1 has no flag A. There the initiator sends a
+    /// zero-length Read or Write before anything else, because some responders require one.
     pub peer_to_peer: bool,
-    /// The RTR kinds this end supports.
+    /// RTR kinds supported by this end.
     pub rtr: RtrKinds,
-    /// RDMA Reads and atomics taken from the peer at a time, 0 to 0x3FFE; 0x3FFF leaves it to the ULP.
+    /// Maximum number of RDMA Reads and atomics that the peer may have outstanding at this end, 0 to 0x3FFE. 0x3FFF leaves it to the ULP.
     pub ird: u16,
-    /// RDMA Reads and atomics outstanding at the peer at a time, 0 to 0x3FFE; 0x3FFF leaves it to the ULP.
+    /// Maximum number of RDMA Reads and atomics that this end has outstanding at the peer, 0 to 0x3FFE. 0x3FFF leaves it to the ULP.
     pub ord: u16,
-    /// A departure from RFC 5044 section 7.1.1, where Res is sent as zero: sets (initiator) or returns (responder)
-    /// [`SIW_GSO`], by which the Linux siw driver announces that it may send FPDUs larger than a TCP segment. Off unless
-    /// the peer is known to be siw.
+    /// Whether to set (initiator) or return (responder) [`SIW_GSO`] in the field Res.
+    ///
+    /// The Linux siw driver announces with it that it may send FPDUs larger than a TCP segment. RFC 5044 section 7.1.1 requires Res to be
+    /// zero, so this should be off unless the peer is known to be siw.
     pub siw_gso: bool,
 }
 
@@ -56,7 +61,7 @@ impl Default for StartupConfig {
 }
 
 impl StartupConfig {
-    /// IRD and ORD have 14 bits on the wire.
+    /// Checks that IRD and ORD fit the 14 bits that they have on the wire.
     pub(super) fn check_depths(&self) -> Result<(), ConfigError> {
         if self.ird > NOT_NEGOTIATED {
             return Err(ConfigError::IrdOutOfRange { ird: self.ird });
@@ -68,49 +73,50 @@ impl StartupConfig {
     }
 }
 
-/// Properties of the connection, as both ends understand it after the Reply.
+/// Properties of the connection that both ends know after the Reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Negotiated {
-    /// Rev of the Reply. 0 is a peer of the RDMA Consortium's specifications.
+    /// Revision of the Reply. 0 means that the peer follows the RDMA Consortium's specifications.
     pub revision: u8,
-    /// True if IRD, ORD and the connection model were negotiated (S = 1).
+    /// Whether IRD, ORD and the connection model were negotiated (flag S).
     pub enhanced: bool,
-    /// CRCs are generated and checked, in both directions.
+    /// Whether CRCs are generated and checked, in both directions.
     pub crc: bool,
-    /// We put Markers into what we send.
+    /// Whether this end inserts Markers into the stream that it sends.
     pub markers_tx: bool,
-    /// The peer puts Markers into what it sends.
+    /// Whether the peer inserts Markers into the stream that it sends.
     pub markers_rx: bool,
-    /// Reads and atomics the peer may have outstanding at us.
+    /// Maximum number of Reads and atomics that the peer may have outstanding at this end.
     pub ird: u16,
-    /// Reads and atomics we may have outstanding at the peer.
+    /// Maximum number of Reads and atomics that this end may have outstanding at the peer.
     pub ord: u16,
-    /// The peer-to-peer model: the initiator's provider sends the first FPDU by itself.
+    /// Whether the peer-to-peer model is used, in which the initiator's provider sends the first FPDU by itself.
     pub peer_to_peer: bool,
-    /// The initiator's first FPDU. As initiator, we send this before anything else, at revision 1 without the responder's agreement. As
-    /// responder, `Some` if only one kind is possible.
+    /// Kind of the initiator's first FPDU.
+    ///
+    /// An initiator sends it before anything else; at revision 1 it does so without the responder's agreement. At a responder this is
+    /// `Some` only if a single kind is possible.
     pub rtr: Option<Rtr>,
-    /// The kinds of RTR the responder offered: whichever of them may be the first FPDU. None without the
-    /// peer-to-peer model.
+    /// RTR kinds that the responder offered, any of which may be the first FPDU. Empty without the peer-to-peer model.
     pub rtr_kinds: RtrKinds,
 }
 
-/// Our ORD towards a peer whose IRD is not known, as revision 1 has no field for it: what siw and common RNICs offer.
+/// Maximum ORD if the peer's IRD is not known, because revision 1 has no field for it. siw and common RNICs offer this IRD.
 pub(super) const UNANNOUNCED_IRD: u16 = 128;
 
-/// Our ORD against the peer's IRD.
-pub(super) fn at_most(ord: u16, peer_ird: u16) -> u16 {
+/// Limits our ORD to the peer's IRD.
+pub(super) fn limit_ord(ord: u16, peer_ird: u16) -> u16 {
     ord.min(if peer_ird == NOT_NEGOTIATED { UNANNOUNCED_IRD } else { peer_ird })
 }
 
-/// The enhanced data that says this.
-pub(super) fn enhanced(peer_to_peer: bool, rtr: RtrKinds, ird: u16, ord: u16) -> Enhanced {
+/// Builds the enhanced data of a Request or Reply.
+pub(super) fn build_enhanced(peer_to_peer: bool, rtr: RtrKinds, ird: u16, ord: u16) -> Enhanced {
     // With A = 0, the flags B, C and D must be 0 too (RFC 6581 section 9.2).
     let rtr = if peer_to_peer { rtr } else { RtrKinds::NONE };
     Enhanced { peer_to_peer, rtr_send: rtr.send, rtr_write: rtr.write, rtr_read: rtr.read, ird, ord }
 }
 
-/// The Private Data has to fit.
+/// Checks that `len` bytes of Private Data fit `max` bytes.
 pub(super) fn check_private_data(len: usize, max: usize) -> Result<(), ConfigError> {
     if len > max { Err(ConfigError::PrivateDataTooLong { len, max }) } else { Ok(()) }
 }

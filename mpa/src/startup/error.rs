@@ -1,28 +1,28 @@
-//! What goes wrong at startup, by whose fault it is.
+//! Startup errors, grouped by the end that causes them.
 
 use crate::wire::startup::FrameError;
 
-/// Our own caller asks for what cannot be sent.
+/// Settings or Private Data of the caller that cannot be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
-    /// More Private Data than the frame carries (RFC 5044 section 7.1.1; 4 bytes less with enhanced data).
+    /// The Private Data does not fit the frame (RFC 5044 section 7.1.1). Enhanced data takes 4 bytes of the room.
     #[error("{len} bytes of private data, {max} are the most")]
     PrivateDataTooLong {
-        /// Bytes given.
+        /// Length of the Private Data in bytes.
         len: usize,
-        /// Bytes possible.
+        /// Maximum length in bytes.
         max: usize,
     },
-    /// The peer-to-peer model needs an RTR kind (RFC 6581 section 9.2). A Read is none while ORD is 0.
+    /// The peer-to-peer model has no usable RTR kind (RFC 6581 section 9.2). A Read cannot be used if ORD is 0.
     #[error("peer-to-peer needs at least one usable RTR kind")]
     NoRtrKind,
-    /// IRD has 14 bits.
+    /// IRD does not fit 14 bits.
     #[error("IRD {ird} is above 16383")]
     IrdOutOfRange {
         /// The value given.
         ird: u16,
     },
-    /// ORD has 14 bits.
+    /// ORD does not fit 14 bits.
     #[error("ORD {ord} is above 16383")]
     OrdOutOfRange {
         /// The value given.
@@ -30,43 +30,45 @@ pub enum ConfigError {
     },
 }
 
-/// The peer's frame is wrong: the TCP connection must be closed and the error reported locally. No Terminate
-/// can be sent, as there is no Full Operation.
+/// Wrong startup frame of the peer.
+///
+/// The TCP connection must be closed and the error reported locally. No Terminate can be sent before Full Operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StartupError {
-    /// The bytes are no startup frame.
+    /// The bytes are not a startup frame.
     #[error(transparent)]
     Frame(#[from] FrameError),
-    /// A Request of a revision we do not speak.
+    /// The Request has a revision that this end does not support.
     #[error("MPA Request of revision {revision}, which is not spoken here")]
     UnknownRevision {
-        /// Rev of the Request.
+        /// Revision of the Request.
         revision: u8,
     },
-    /// A Request came instead of a Reply: both ends are initiators (RFC 5044 section 7.1.2).
+    /// The peer sent a Request instead of a Reply, so both ends are initiators (RFC 5044 section 7.1.2).
     #[error("MPA Request where the Reply is due: both ends are initiators")]
     RequestWhereReplyDue,
-    /// A Reply opens the connection.
+    /// The peer sent a Reply instead of a Request.
     #[error("MPA Reply where the Request is due")]
     ReplyWhereRequestDue,
-    /// The Reply is of another revision than the Request.
+    /// The Reply does not have the revision of the Request.
     #[error("MPA Reply of revision {got} to a Request of revision {sent}")]
     ReplyRevision {
-        /// Rev of our Request.
+        /// Revision of our Request.
         sent: u8,
-        /// Rev of the Reply.
+        /// Revision of the Reply.
         got: u8,
     },
-    /// An enhanced Request must be answered by an enhanced Reply (RFC 6581 section 10).
+    /// The Reply to an enhanced Request is not enhanced, as RFC 6581 section 10 requires.
     #[error("MPA Reply without IRD and ORD to a Request with them")]
     ReplyNotEnhanced,
 }
 
-/// The Reply is well-formed, but what it says will not work: the connection stands only for the Terminate
-/// that reports this to the responder (RFC 6581 section 9).
+/// Reason why the initiator cannot accept a well-formed Reply.
+///
+/// The connection exists only for the Terminate that reports this to the responder (RFC 6581 section 9).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StartupRefusal {
-    /// Layer 2, type 0, code 6: the responder means to have more Reads outstanding than we can take.
+    /// The responder intends to have more Reads outstanding than our IRD allows (layer 2, type 0, code 6).
     #[error("the responder's ORD is {needed}, our IRD {ours}")]
     InsufficientIrd {
         /// Our IRD.
@@ -74,7 +76,7 @@ pub enum StartupRefusal {
         /// The responder's ORD.
         needed: u16,
     },
-    /// Layer 2, type 0, code 7: no RTR kind that both ends support.
+    /// No RTR kind is supported by both ends (layer 2, type 0, code 7).
     #[error("no RTR kind in common")]
     NoMatchingRtr,
 }

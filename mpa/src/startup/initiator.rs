@@ -1,12 +1,12 @@
-//! The end that sends the Request.
+//! Startup of the initiator, which sends the Request.
 
 use alloc::vec::Vec;
 
-use super::config::{UNANNOUNCED_IRD, at_most, check_private_data, enhanced};
+use super::config::{UNANNOUNCED_IRD, build_enhanced, check_private_data, limit_ord};
 use super::{ConfigError, Negotiated, Revision, RtrKinds, StartupConfig, StartupError, StartupRefusal};
 use crate::wire::startup::{Enhanced, Frame, FrameKind, MAX_PRIVATE_DATA, NOT_NEGOTIATED, SIW_GSO};
 
-/// The initiator's side of the startup: a Request to send, a Reply to understand.
+/// Startup of the initiator: sends the Request and interprets the Reply.
 #[derive(Clone, Debug)]
 pub struct Initiator {
     config: StartupConfig,
@@ -16,46 +16,46 @@ pub struct Initiator {
 /// Meaning of a well-formed Reply.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// The responder accepts.
+    /// The responder accepts the connection.
     Accepted {
         /// Negotiated properties of the connection.
         negotiated: Negotiated,
-        /// The Reply's enhanced data as received: the ULP receives the peer's IRD and ORD (RFC 6581 section 9.1).
+        /// Enhanced data of the Reply as received, so that the ULP gets the peer's IRD and ORD (RFC 6581 section 9.1).
         enhanced: Option<Enhanced>,
         /// The responder's Private Data.
         private_data: Vec<u8>,
-        /// Refusal to send in a Terminate. If set, the connection exists only for that Terminate.
+        /// Refusal to report in a Terminate. If set, the connection exists only for that Terminate.
         terminate: Option<StartupRefusal>,
     },
-    /// The responder rejects: MPA is over, TCP stays open.
+    /// The responder rejects the connection. MPA ends; TCP stays open.
     Rejected {
-        /// The Reply's enhanced data as received: it may say what would have been accepted.
+        /// Enhanced data of the Reply as received. It may contain the values that the responder would have accepted.
         enhanced: Option<Enhanced>,
         /// The responder's Private Data.
         private_data: Vec<u8>,
-        /// Rev of the Reply.
+        /// Revision of the Reply.
         revision: u8,
-        /// We asked for Markers, which may be why: there are peers that cannot send them.
+        /// Whether this end asked for Markers. That may be the reason for the rejection, as some peers cannot send them.
         markers_refused: bool,
     },
 }
 
 impl Initiator {
-    /// An initiator with the settings `config` and `private_data` for the responder.
+    /// Creates an initiator whose Request carries `private_data`.
     ///
     /// # Errors
-    /// If the Private Data does not fit (512 bytes; 508 from revision 2 on), IRD or ORD does not fit 14 bits,
-    /// or the peer-to-peer model is wanted without a usable RTR kind.
+    /// A [`ConfigError`] if the Private Data does not fit (512 bytes, 508 at revision 2), IRD or ORD does not fit 14 bits, or the
+    /// peer-to-peer model has no usable RTR kind.
     pub fn new(config: StartupConfig, private_data: &[u8]) -> Result<Self, ConfigError> {
         config.check_depths()?;
         let mut enhanced_data = None;
         let mut room = MAX_PRIVATE_DATA;
         if config.revision == Revision::Two {
-            let kinds = config.rtr.with_reads(config.ord);
+            let kinds = config.rtr.usable_at_depth(config.ord);
             if config.peer_to_peer && kinds.is_empty() {
                 return Err(ConfigError::NoRtrKind);
             }
-            enhanced_data = Some(enhanced(config.peer_to_peer, kinds, config.ird, config.ord));
+            enhanced_data = Some(build_enhanced(config.peer_to_peer, kinds, config.ird, config.ord));
             room -= Enhanced::LEN;
         }
         check_private_data(private_data.len(), room)?;
@@ -72,18 +72,18 @@ impl Initiator {
         Ok(Self { config, request })
     }
 
-    /// The bytes of the Request.
+    /// Returns the bytes of the Request.
     #[must_use]
     pub fn request(&self) -> Vec<u8> {
         self.request.emit()
     }
 
-    /// Looks at the bytes received so far, always from the first one on. `Ok(None)` asks for more.
+    /// Parses the Reply from all bytes received so far, starting with the first one. Returns `None` if it is not complete yet.
     ///
-    /// The number is that of the Reply's bytes; what stands behind them is Full Operation already.
+    /// The number in the result is the length of the Reply. The bytes after it belong to Full Operation.
     ///
     /// # Errors
-    /// Any means: close TCP, report locally.
+    /// A [`StartupError`], after which the caller must close TCP and report the error locally.
     pub fn reply(&self, input: &[u8]) -> Result<Option<(usize, Outcome)>, StartupError> {
         if FrameKind::detect(input)? == Some(FrameKind::Request) {
             return Err(StartupError::RequestWhereReplyDue);
@@ -93,7 +93,7 @@ impl Initiator {
         Ok(Some((consumed, outcome)))
     }
 
-    /// A rejection is taken in any revision: it may be the revision that is rejected.
+    /// Interprets a rejection, which may have any revision: the revision itself may be the reason for it.
     fn rejected(&self, reply: Frame) -> Outcome {
         Outcome::Rejected {
             enhanced: reply.enhanced,
@@ -103,6 +103,7 @@ impl Initiator {
         }
     }
 
+    /// Interprets a Reply that accepts the connection.
     fn accepted(&self, reply: Frame) -> Result<Outcome, StartupError> {
         if reply.revision != self.request.revision {
             return Err(StartupError::ReplyRevision { sent: self.request.revision, got: reply.revision });
@@ -123,9 +124,10 @@ impl Initiator {
             rtr_kinds: RtrKinds::NONE,
         };
         if reply.enhanced.is_none() && self.config.peer_to_peer {
-            negotiated.rtr = self.config.rtr.with_reads(negotiated.ord).unnegotiated();
+            negotiated.rtr = self.config.rtr.usable_at_depth(negotiated.ord).preferred_unnegotiated();
         }
-        let terminate = reply.enhanced.and_then(|enhanced| self.adopt(enhanced, &mut negotiated).err());
+        let terminate =
+            reply.enhanced.and_then(|enhanced| self.apply_enhanced(enhanced, &mut negotiated).err());
         Ok(Outcome::Accepted {
             negotiated,
             enhanced: reply.enhanced,
@@ -134,10 +136,10 @@ impl Initiator {
         })
     }
 
-    /// RFC 6581 sections 9.1 and 9.2, what the initiator does upon the Reply.
-    fn adopt(&self, reply: Enhanced, negotiated: &mut Negotiated) -> Result<(), StartupRefusal> {
-        negotiated.ord = at_most(self.config.ord, reply.ird);
-        // A responder must not set A on its own; one that does waits for our first FPDU all the same.
+    /// Applies the enhanced data of the Reply (RFC 6581 sections 9.1 and 9.2).
+    fn apply_enhanced(&self, reply: Enhanced, negotiated: &mut Negotiated) -> Result<(), StartupRefusal> {
+        negotiated.ord = limit_ord(self.config.ord, reply.ird);
+        // A responder must not set A unless the Request has it. If it does so, A is ignored: it waits for our first FPDU anyway.
         negotiated.peer_to_peer = self.config.peer_to_peer && reply.peer_to_peer;
         let (ours, needed) = (self.config.ird, reply.ord);
         if needed != NOT_NEGOTIATED && needed > ours {
@@ -145,7 +147,7 @@ impl Initiator {
         }
         if negotiated.peer_to_peer {
             negotiated.rtr_kinds = RtrKinds::from(reply);
-            let common = self.config.rtr.intersect(negotiated.rtr_kinds).with_reads(negotiated.ord);
+            let common = self.config.rtr.intersect(negotiated.rtr_kinds).usable_at_depth(negotiated.ord);
             negotiated.rtr = Some(common.preferred().ok_or(StartupRefusal::NoMatchingRtr)?);
         }
         Ok(())

@@ -1,43 +1,45 @@
-//! The end that answers a Request.
+//! Startup of the responder, which answers the Request.
 
 use alloc::vec::Vec;
 
-use super::config::{UNANNOUNCED_IRD, at_most, check_private_data, enhanced};
+use super::config::{UNANNOUNCED_IRD, build_enhanced, check_private_data, limit_ord};
 use super::{ConfigError, Negotiated, Rtr, RtrKinds, StartupConfig, StartupError};
 use crate::wire::startup::{Enhanced, Frame, FrameKind, MAX_PRIVATE_DATA, NOT_NEGOTIATED, SIW_GSO};
 
-/// The responder's side of the startup: a Request to understand, a Reply to send.
+/// Startup of the responder: parses the Request and builds the Reply.
 #[derive(Clone, Debug)]
 pub struct Responder {
     limits: StartupConfig,
 }
 
-/// A well-formed Request, for the ULP to judge.
+/// Well-formed Request, which the ULP accepts or rejects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// The frame as received.
+    /// Request frame as received.
     pub frame: Frame,
 }
 
 impl Responder {
-    /// A responder with the listener's `limits`. Its revision decides which Requests are understood; the rest
-    /// is what a rejection sends to the peer. [`accept`](Self::accept) takes a configuration of its own.
+    /// Creates a responder with the `limits` of the listener.
+    ///
+    /// Requests above the revision of `limits` are errors. The other limits are sent to the peer in a rejection.
+    /// [`accept`](Self::accept) has a separate configuration.
     #[must_use]
     pub const fn new(limits: StartupConfig) -> Self {
         Self { limits }
     }
 
-    /// Looks at the bytes received so far, always from the first one on. `Ok(None)` asks for more.
+    /// Parses the Request from all bytes received so far, starting with the first one. Returns `None` if it is not complete yet.
     ///
-    /// The number is that of the Request's bytes.
+    /// The number in the result is the length of the Request.
     ///
     /// # Errors
-    /// Any means: close TCP, report locally.
+    /// A [`StartupError`], after which the caller must close TCP and report the error locally.
     pub fn request(&mut self, input: &[u8]) -> Result<Option<(usize, Request)>, StartupError> {
         if FrameKind::detect(input)? == Some(FrameKind::Reply) {
             return Err(StartupError::ReplyWhereRequestDue);
         }
-        // A revision is seen, and refused, before the Private Data has come.
+        // An unsupported revision is refused before the Private Data has arrived.
         if let Some(&revision) = input.get(17)
             && revision > self.limits.revision as u8
         {
@@ -47,14 +49,14 @@ impl Responder {
         Ok(Some((consumed, Request { frame })))
     }
 
-    /// Accepts: the bytes of the Reply, and how the connection works from then on.
+    /// Accepts the Request. Returns the bytes of the Reply and the negotiated properties.
     ///
-    /// The Reply is of the Request's revision, and enhanced if the Request was. No FPDU and no Marker may be
-    /// sent before the first FPDU of the initiator has come (RFC 5044 section 7.1.2).
+    /// The Reply has the revision of the Request, and is enhanced if the Request is. No FPDU and no Marker may be sent before the first FPDU
+    /// of the initiator has arrived (RFC 5044 section 7.1.2).
     ///
     /// # Errors
-    /// As for [`Initiator::new`](super::Initiator::new); [`ConfigError::NoRtrKind`] only if the Request asks
-    /// for the peer-to-peer model.
+    /// The errors of [`Initiator::new`](super::Initiator::new), but [`ConfigError::NoRtrKind`] only if the Request asks for the
+    /// peer-to-peer model.
     pub fn accept(
         &self,
         request: &Request,
@@ -76,17 +78,17 @@ impl Responder {
             rtr_kinds: RtrKinds::NONE,
         };
         let enhanced = match request.frame.enhanced {
-            Some(asked) => Some(answer(asked, config, &mut negotiated)?),
+            Some(asked) => Some(answer_enhanced(asked, config, &mut negotiated)?),
             None => None,
         };
         let reply = Frame {
             kind: FrameKind::Reply,
             markers: config.want_markers,
-            // C of the Request is repeated: siw as initiator goes by the Reply alone.
+            // C of the Request is repeated, because siw as initiator only looks at the Reply.
             crc: negotiated.crc,
             reject: false,
             enhanced,
-            // Returned, never set on our own.
+            // The flag is only returned. A responder never sets it by itself.
             reserved: if config.siw_gso { request.frame.reserved & SIW_GSO } else { 0 },
             revision: negotiated.revision,
             private_data: private_data.to_vec(),
@@ -94,17 +96,18 @@ impl Responder {
         Ok((reply.emit(), negotiated))
     }
 
-    /// Rejects: the bytes of the Reply. In enhanced data, IRD and ORD are the listener's: what it would have
-    /// taken, and what it would have needed (RFC 6581 section 9.1).
+    /// Rejects the Request. Returns the bytes of the Reply.
+    ///
+    /// IRD and ORD of an enhanced Reply are those of the listener: the IRD that it would have accepted, and the ORD that it would have
+    /// needed (RFC 6581 section 9.1).
     ///
     /// # Errors
-    /// If the Private Data does not fit.
+    /// [`ConfigError::PrivateDataTooLong`] if the Private Data does not fit.
     pub fn reject(&self, request: &Request, private_data: &[u8]) -> Result<Vec<u8>, ConfigError> {
         check_private_data(private_data.len(), request.max_reply_private_data())?;
-        let enhanced = request
-            .frame
-            .enhanced
-            .map(|asked| enhanced(asked.peer_to_peer, self.limits.rtr, self.limits.ird, self.limits.ord));
+        let enhanced = request.frame.enhanced.map(|asked| {
+            build_enhanced(asked.peer_to_peer, self.limits.rtr, self.limits.ird, self.limits.ord)
+        });
         let reply = Frame {
             kind: FrameKind::Reply,
             markers: false,
@@ -119,66 +122,66 @@ impl Responder {
     }
 }
 
-/// RFC 6581 sections 9.1 and 9.2, what the responder answers.
-fn answer(
+/// Builds the enhanced data of the Reply and updates `negotiated` (RFC 6581 sections 9.1 and 9.2).
+fn answer_enhanced(
     asked: Enhanced,
     config: &StartupConfig,
     negotiated: &mut Negotiated,
 ) -> Result<Enhanced, ConfigError> {
-    negotiated.ord = at_most(config.ord, asked.ird);
+    negotiated.ord = limit_ord(config.ord, asked.ird);
     let mut offered = RtrKinds::NONE;
     if asked.peer_to_peer {
-        offered = offer(RtrKinds::from(asked), config)?;
-        // "the responder IRD MAY be increased": a Read that is the only RTR needs one.
+        offered = offered_kinds(RtrKinds::from(asked), config)?;
+        // A Read as the only RTR needs an IRD of 1: "the responder IRD MAY be increased".
         if offered.preferred() == Some(Rtr::Read) && !offered.send {
             negotiated.ird = negotiated.ird.max(1);
         }
-        negotiated.rtr = sole(offered);
+        negotiated.rtr = single_kind(offered);
         negotiated.rtr_kinds = offered;
     }
     let not_negotiated_or = |asked: u16, ours: u16| if asked == NOT_NEGOTIATED { asked } else { ours };
     let ird = not_negotiated_or(asked.ord, negotiated.ird);
     let ord = not_negotiated_or(asked.ird, negotiated.ord);
-    Ok(enhanced(asked.peer_to_peer, offered, ird, ord))
+    Ok(build_enhanced(asked.peer_to_peer, offered, ird, ord))
 }
 
-/// The RTR kinds to set in the Reply: those asked for that we support, or else all that we support.
-fn offer(asked: RtrKinds, config: &StartupConfig) -> Result<RtrKinds, ConfigError> {
+/// Returns the RTR kinds to set in the Reply: the requested kinds that this end supports, or all that it supports if there are none.
+fn offered_kinds(asked: RtrKinds, config: &StartupConfig) -> Result<RtrKinds, ConfigError> {
     if config.rtr.is_empty() {
         return Err(ConfigError::NoRtrKind);
     }
-    let free = config.rtr.with_reads(config.ird);
-    // With an IRD of 0 a Read comes into question only if nothing else does.
+    let free = config.rtr.usable_at_depth(config.ird);
+    // With an IRD of 0 a Read is offered only if no other kind is possible.
     let choices = [asked.intersect(free), asked.intersect(config.rtr), free, config.rtr];
     Ok(choices.into_iter().find(|kinds| !kinds.is_empty()).unwrap_or(config.rtr))
 }
 
-/// The only kind in the set.
-fn sole(kinds: RtrKinds) -> Option<Rtr> {
+/// Returns the kind in the set if there is exactly one.
+fn single_kind(kinds: RtrKinds) -> Option<Rtr> {
     let count = u8::from(kinds.write) + u8::from(kinds.read) + u8::from(kinds.send);
     if count == 1 { kinds.preferred() } else { None }
 }
 
 impl Request {
-    /// The initiator's Private Data.
+    /// Returns the initiator's Private Data.
     #[must_use]
     pub fn private_data(&self) -> &[u8] {
         &self.frame.private_data
     }
 
-    /// Rev of the Request.
+    /// Returns the revision of the Request.
     #[must_use]
     pub const fn revision(&self) -> u8 {
         self.frame.revision
     }
 
-    /// The initiator's IRD: how many Reads it takes from us at a time. `None` without enhanced data.
+    /// Returns the initiator's IRD, the maximum number of Reads that we may have outstanding there. `None` without enhanced data.
     #[must_use]
     pub fn ird(&self) -> Option<u16> {
         self.frame.enhanced.map(|enhanced| enhanced.ird)
     }
 
-    /// The initiator's ORD: how many Reads it means to have outstanding at us. `None` without enhanced data.
+    /// Returns the initiator's ORD, the number of Reads that it intends to have outstanding at us. `None` without enhanced data.
     #[must_use]
     pub fn ord(&self) -> Option<u16> {
         self.frame.enhanced.map(|enhanced| enhanced.ord)
@@ -190,7 +193,7 @@ impl Request {
         self.frame.enhanced.is_some_and(|enhanced| enhanced.peer_to_peer)
     }
 
-    /// Bytes of Private Data the Reply has room for.
+    /// Returns the maximum length of the Reply's Private Data, in bytes.
     #[must_use]
     pub fn max_reply_private_data(&self) -> usize {
         MAX_PRIVATE_DATA - self.frame.enhanced.map_or(0, |_| Enhanced::LEN)

@@ -1,26 +1,26 @@
-//! Ready-to-receive indications: the first message of a peer-to-peer connection (RFC 6581 section 9.2).
+//! Ready-to-receive (RTR) indications: the first message of a peer-to-peer connection (RFC 6581 section 9.2).
 
 use crate::wire::startup::Enhanced;
 
-/// A zero-length message after which the responder may send.
+/// Kind of the initiator's zero-length first message, after which the responder may send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Rtr {
-    /// A zero-length RDMA Write: it uses nothing at either end.
+    /// Zero-length RDMA Write, which uses no resources at either end.
     Write,
-    /// A zero-length RDMA Read: it uses one of the initiator's ORD and of the responder's IRD.
+    /// Zero-length RDMA Read, which uses one of the initiator's ORD and one of the responder's IRD.
     Read,
-    /// A zero-length Send: it uses a receive buffer and the first MSN of queue 0.
+    /// Zero-length Send, which uses a receive buffer and the first MSN of queue 0.
     Send,
 }
 
-/// A set of RTR kinds.
+/// Set of RTR kinds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct RtrKinds {
-    /// [`Rtr::Write`], control flag C.
+    /// Whether the set contains [`Rtr::Write`] (control flag C).
     pub write: bool,
-    /// [`Rtr::Read`], control flag D.
+    /// Whether the set contains [`Rtr::Read`] (control flag D).
     pub read: bool,
-    /// [`Rtr::Send`], control flag B.
+    /// Whether the set contains [`Rtr::Send`] (control flag B).
     pub send: bool,
 }
 
@@ -47,7 +47,7 @@ impl RtrKinds {
         }
     }
 
-    /// The kinds in both sets.
+    /// Returns the kinds that are in both sets.
     #[must_use]
     pub const fn intersect(self, other: Self) -> Self {
         Self {
@@ -57,7 +57,7 @@ impl RtrKinds {
         }
     }
 
-    /// The kind to use out of these: the one that costs least.
+    /// Returns the kind of the set that uses the fewest resources: Write before Read before Send. `None` if the set is empty.
     #[must_use]
     pub const fn preferred(self) -> Option<Rtr> {
         match self {
@@ -68,9 +68,11 @@ impl RtrKinds {
         }
     }
 
-    /// The kind to use at revision 1, which cannot negotiate one. A Read first: Chelsio's driver takes that kind unless it is configured otherwise, and
-    /// refuses a Write. No Send, which would use up a receive of a peer that has not agreed to one.
-    pub(super) const fn unnegotiated(self) -> Option<Rtr> {
+    /// Returns the kind to use at revision 1, which cannot negotiate one.
+    ///
+    /// A Read is preferred, because Chelsio's driver expects it unless configured otherwise, and refuses a Write. A Send is never used,
+    /// because it would consume a receive of a peer that has not agreed to it.
+    pub(super) const fn preferred_unnegotiated(self) -> Option<Rtr> {
         match self {
             Self { read: true, .. } => Some(Rtr::Read),
             Self { write: true, .. } => Some(Rtr::Write),
@@ -78,14 +80,14 @@ impl RtrKinds {
         }
     }
 
-    /// These kinds, less the Read if no Read can be outstanding.
-    pub(super) const fn with_reads(self, depth: u16) -> Self {
+    /// Returns the set without Read if `depth` (IRD or ORD) allows no outstanding Read.
+    pub(super) const fn usable_at_depth(self, depth: u16) -> Self {
         Self { read: self.read && depth > 0, ..self }
     }
 }
 
 impl From<Enhanced> for RtrKinds {
-    /// B, C and D, which mean nothing unless A is set.
+    /// Returns the kinds of the flags B, C and D. They have no meaning unless A is set.
     fn from(enhanced: Enhanced) -> Self {
         if !enhanced.peer_to_peer {
             return Self::NONE;

@@ -7,10 +7,10 @@ use crate::error::{Error, Result};
 use crate::qp::{ConnLocation, Qp};
 use std::sync::Arc;
 
-/// A connection, in set-up or standing, without its queue pair. It keeps nothing alive: once the connection is over every call
-/// answers [`Error::NotConnected`].
+/// Handle of a connection in set-up or established, without its queue pair.
 ///
-/// What begins a connection returns one. From then on other threads may take the events of the connection, and drop its queue pair.
+/// Every function that begins a connection returns one. Other threads can then take the events of the connection and drop its queue pair.
+/// The handle keeps neither alive: once the connection has ended, every call returns [`Error::NotConnected`].
 #[derive(Clone)]
 pub struct ConnHandle {
     driver: Arc<Driver>,

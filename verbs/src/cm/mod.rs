@@ -98,7 +98,7 @@ impl CmEvent {
     }
 }
 
-/// A standing connection.
+/// Properties of an established connection.
 #[derive(Clone, Debug)]
 pub struct ConnInfo {
     /// Our address.

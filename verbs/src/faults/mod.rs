@@ -67,7 +67,7 @@ enum FaultAction {
     Slow { call: Call, time: Duration },
 }
 
-/// A call that may be refused or slowed down.
+/// Call that a [`FaultPlan`] can refuse or delay.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Call {
@@ -93,7 +93,7 @@ pub enum Call {
     PollCq,
 }
 
-/// A call whose outcome is an event of a connection manager.
+/// Connection manager call whose outcome is reported as an event.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CmCall {
@@ -105,7 +105,7 @@ pub enum CmCall {
     ResolveRoute,
 }
 
-/// The outcome of a [`CmCall`].
+/// Planned outcome of a [`CmCall`].
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CmFault {

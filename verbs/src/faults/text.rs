@@ -6,7 +6,7 @@ use crate::event::AsyncEvent;
 use crate::wc::WcStatus;
 use std::str::FromStr;
 
-/// A rule of a [`FaultPlan`] that is none.
+/// Invalid rule in the text form of a [`FaultPlan`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{rule}: {problem}")]
 pub struct FaultPlanError {

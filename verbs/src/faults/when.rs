@@ -3,7 +3,7 @@
 use std::str::FromStr;
 use std::time::Duration;
 
-/// Calls that a rule changes, of those that it is about.
+/// Selection among the matching calls: those to which a rule applies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultTrigger {
     /// Every one. No text.

@@ -20,7 +20,7 @@ use uiw_mem::Access;
 /// Queue pair numbers have 24 bits.
 const MAX_NUM: u32 = 0x00FF_FFFF;
 
-/// A queue pair. Dropping it cuts its connection; what was posted is forgotten.
+/// Queue pair. Dropping it aborts its connection and discards the posted requests.
 ///
 /// ```
 /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));

@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use uiw_datagram::{MULTICAST_PORT, Qpn};
 
-/// The way to a host or to a multicast group: from one of our addresses to one of theirs (`ibv_ah`).
+/// Address handle (`ibv_ah`): a local address, and the address of a host or multicast group.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct AddressHandle {
     // As IPv6 addresses: each request's destination is compared with that of the one before, which is cheapest without variants.
@@ -68,7 +68,7 @@ impl AddressHandle {
     }
 }
 
-/// The queue pair that a datagram goes to.
+/// Destination queue pair of a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Destination {
     /// The host, or the group.

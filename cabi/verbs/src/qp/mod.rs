@@ -38,23 +38,24 @@ use uiw_cabi_core::settings::Settings;
 use uiw_cabi_core::users::{Unacknowledged, UserToken};
 use uiw_verbs::{AsyncEvent, QpCap, QpInit, QpState};
 
-/// A queue pair as C holds it.
+/// Queue pair behind the `ibv_qp` of a C program.
 pub struct Qp {
     pub(crate) context: Arc<Context>,
-    /// The engine's. The thread of out-of-band connections has a reference as well, which `QpnReservation::forget` ends.
+    /// The engine's queue pair. The worker thread for out-of-band connections holds a second reference until `QpnReservation::forget`.
     pub engine: Arc<uiw_verbs::Qp>,
-    /// The number, with its TCP port for out-of-band connections.
+    /// Queue pair number, and its TCP port for out-of-band connections.
     reservation: QpnReservation,
-    /// An out-of-band connection is being made: the first post starts its time-out.
+    /// Whether an out-of-band connection is being established, whose time-out starts with the first post.
     oob_connecting: Arc<AtomicBool>,
     qp_type: QpType,
     cap: ibv_qp_cap,
     signal_all: bool,
     attributes: Mutex<Attributes>,
-    /// Asynchronous events that the program holds.
+    /// Asynchronous events that the program has received and not acknowledged.
     pub async_events: Arc<Unacknowledged>,
-    /// Only of queue pairs that were made for `ibv_wr_*`.
+    /// State of the `ibv_wr_*` calls. `None` unless the queue pair was created for them.
     builder: Option<CallLock<Batch>>,
+    /// Keep the protection domain, the completion queues and the SRQ from being destroyed.
     _uses: [Option<UserToken>; 4],
 }
 
@@ -65,20 +66,22 @@ impl Body for Qp {
 }
 
 impl Qp {
-    /// Called after a post: the time-out of an out-of-band connection that is being made begins.
+    /// Starts the time-out of an out-of-band connection that is being established. Called after every post.
     pub(crate) fn note_post(&self) {
         if self.oob_connecting.load(Ordering::Relaxed) && !self.reservation.posted() {
             self.oob_connecting.store(false, Ordering::Relaxed);
         }
     }
 
-    /// The queue pair of a context that has `number`: programs name queue pairs of their own to rdma_cm by number.
+    /// Returns the queue pair of `context` with this number.
+    ///
+    /// Programs pass queue pairs that they have created themselves to rdma_cm by number.
     ///
     /// # Safety
-    /// The program does not destroy the queue pair during `'a`.
+    /// The program must not destroy the queue pair during `'a`.
     ///
     /// # Errors
-    /// EINVAL when there is none.
+    /// EINVAL if the context has no queue pair with this number.
     pub unsafe fn numbered<'a>(context: &Context, number: u32) -> Result<&'a Object<Self>> {
         let qp = context
             .numbers
@@ -87,33 +90,35 @@ impl Qp {
             .get(&number)
             .ok_or_else(|| Errno::INVAL.because("no queue pair of the context has the number"))?
             .object();
-        // SAFETY: the caller ensures that the queue pair stays.
+        // SAFETY: the caller ensures that the queue pair is not destroyed during `'a`.
         unsafe { Object::get(qp) }
     }
 
-    /// Keeps the time-out that an option of rdma_cm set, for `ibv_query_qp`.
+    /// Stores the time-out set with an rdma_cm option, so that `ibv_query_qp` returns it.
     pub fn set_timeout(&self, timeout: u8) {
         self.attributes.lock().timeout = timeout;
     }
 
-    /// Returns whether it sends datagrams.
+    /// Returns whether this is a UD queue pair.
     pub fn is_ud(&self) -> bool {
         self.qp_type == QpType::Ud
     }
 
-    /// The engine's queue pair.
+    /// Returns the engine's queue pair.
     pub fn engine(&self) -> &uiw_verbs::Qp {
         &self.engine
     }
 }
 
-/// Bytes of inline data that every queue pair takes at least: some programs ask for none and use it.
-const INLINE: u32 = 256;
+/// Minimum size of inline data, in bytes. Some programs post inline data although they asked for none.
+const MIN_INLINE_DATA: u32 = 256;
 
-/// Makes a queue pair. `init.cap` becomes what it really has. With `send_ops` it has these functions for `ibv_wr_*`.
+/// Creates a queue pair and stores its actual capacities in `init.cap`.
+///
+/// If `send_ops` is given, the queue pair supports these operations through `ibv_wr_*`.
 ///
 /// # Errors
-/// EINVAL for invalid values and for more than the device can, EOPNOTSUPP for types that the persona does not have.
+/// EINVAL for values that are invalid or exceed the limits of the device, EOPNOTSUPP for types that the persona does not have.
 fn create_qp(
     domain: &Object<Pd>,
     init: InOutPtr<'_, ibv_qp_init_attr_ex>,
@@ -128,9 +133,9 @@ fn create_qp(
         false => Some(init.object(|init| &init.srq)?),
     };
     let init = init.get()?;
-    init.cap.max_inline_data = init.cap.max_inline_data.max(INLINE);
+    init.cap.max_inline_data = init.cap.max_inline_data.max(MIN_INLINE_DATA);
     if srq.is_some() {
-        // The shared queue has its own.
+        // The receive limits are those of the shared queue.
         (init.cap.max_recv_wr, init.cap.max_recv_sge) = (0, 0);
     }
     let cap = QpCap {
@@ -171,7 +176,7 @@ fn create_qp(
     base.pd = domain.abi();
     (base.send_cq, base.recv_cq, base.srq) = (init.send_cq, init.recv_cq, init.srq);
     (base.handle, base.qp_num) = (number, number);
-    // RESET whatever the real state is: rdma-core shows that until the first change or query.
+    // Whatever the actual state is, rdma-core leaves this field at RESET until the first `ibv_modify_qp` or `ibv_query_qp`.
     base.state = QpState::Reset as c_int;
     base.qp_type = init.qp_type;
     let uses = [
@@ -199,10 +204,10 @@ fn create_qp(
     Ok(qp)
 }
 
-/// The type of queue pair that a program asks for.
+/// Converts the queue pair type that a program asks for.
 ///
 /// # Errors
-/// EOPNOTSUPP for a type that the persona does not have, EINVAL for a number without a meaning.
+/// EOPNOTSUPP for a type that the persona does not have, EINVAL for an unknown number.
 fn checked_type(qp_type: c_int, persona: Persona) -> Result<QpType> {
     match qp_type {
         flags::IBV_QPT_RC => Ok(QpType::Rc),
@@ -213,14 +218,16 @@ fn checked_type(qp_type: c_int, persona: Persona) -> Result<QpType> {
             None => Ok(QpType::Ud),
             Some(reason) => Err(Errno::UNSUPPORTED.because(reason)),
         },
-        // Raw packets, XRC, drivers' own: not on iWARP.
+        // Raw packet, XRC and driver-specific types do not exist on iWARP.
         8 | 9 | 10 | 0xFF => Err(Errno::UNSUPPORTED.because("a type of queue pair that iWARP does not have")),
         _ => Err(Errno::INVAL.because("a type of queue pair that is not known")),
     }
 }
 
 impl Qp {
-    /// Removes the queue pair: no event names it from then on, and the program holds none.
+    /// Unregisters the queue pair before it is destroyed.
+    ///
+    /// Discards its pending asynchronous events and waits until the program has acknowledged the delivered ones.
     fn leave(&self) -> Result<()> {
         self.reservation.forget();
         let number = self.engine.num();

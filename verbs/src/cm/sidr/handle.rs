@@ -14,7 +14,7 @@ use std::sync::Arc;
 use uiw_datagram::sidr::Request;
 use uiw_llp::Token;
 
-/// A request that is repeated until its reply comes. Dropping it ends that.
+/// Request that is repeated until its reply arrives. Dropping it stops the repetition.
 ///
 /// ```
 /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));

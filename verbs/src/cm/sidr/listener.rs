@@ -12,7 +12,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use uiw_llp::Token;
 
-/// Addresses at which requests are answered. Dropping it closes them; requests that are not decided get no reply any more.
+/// Listener for SIDR requests at one or more addresses. Dropping it closes them; undecided requests get no reply any more.
 pub struct SidrListener {
     driver: Arc<Driver>,
     token: Token,

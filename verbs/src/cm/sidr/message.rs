@@ -4,7 +4,7 @@ use crate::error::Error;
 use std::net::SocketAddr;
 use uiw_datagram::DatagramError;
 
-/// A queue pair that a peer has named.
+/// Queue pair announced in a peer's reply.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SidrInfo {
     /// Our address.

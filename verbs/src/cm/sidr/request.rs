@@ -10,7 +10,7 @@ use uiw_datagram::Qpn;
 use uiw_datagram::sidr::{Reply, Status};
 use uiw_llp::Token;
 
-/// A peer asks for a queue pair. Dropped without an answer it is rejected.
+/// Peer's SIDR request for a queue pair. Dropping it without an answer rejects it.
 pub struct SidrRequest {
     pub(super) driver: Arc<Driver>,
     pub(super) listener: Token,
