@@ -1,13 +1,13 @@
 //! Moves established connections to the shard of the thread that polls their completion queue.
 //!
-//! A program decides with its polls which thread drives a connection. Where two threads poll queues whose connections are on one
-//! shard, each finds the core held by the other, or serves the other's connections. A thread that sees this repeatedly moves the
-//! connections whose receives complete in its queue to its home shard ([`affinity`](super::affinity)), so that each thread drives a
-//! shard of its own. A queue that several threads poll stays where it is ([`PollContention`]).
+//! A connection is driven by the thread that polls its completion queue. If two threads poll queues whose connections are on the same
+//! shard, each thread either finds the core locked by the other, or serves the other's connections. A thread that notices this
+//! repeatedly moves the connections whose receives complete in its queue to its home shard ([`affinity`](super::affinity)), so that
+//! each thread drives a shard of its own. The connections of a queue that several threads poll are not moved ([`PollContention`]).
 //!
-//! A move is two commands: out of one shard, into the other. Between them the connection has no token
-//! ([`ConnLocation`](crate::conn::ConnLocation)): posts ring no doorbell, as the second command serves everything that was posted, and
-//! control calls wait for it.
+//! A move consists of two commands: the first takes the connection out of its shard, the second adds it to the other shard. Between
+//! them the connection has no token ([`ConnLocation`](crate::conn::ConnLocation)). Posts then ring no doorbell, because the second
+//! command serves everything that was posted, and control calls wait until the second command has run.
 
 use super::{Core, Driver, Shard, Slot};
 use crate::conn::{Conn, ConnLocation};
@@ -17,53 +17,59 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use uiw_llp::Token;
 
-/// Number of contended polls of a thread after which its queue's connections move, for each time that the queue's thread has changed.
+/// Number of contended polls after which the connections of a queue move, multiplied by the number of times that the polling thread of
+/// the queue has changed (the first poll included).
 const MOVE_AFTER: u32 = 64;
 
-/// The thread that polls a completion queue, and its contended polls: those that found that another thread polls the same shard.
+/// Detects that the thread that polls a completion queue shares a shard with another polling thread.
+///
+/// A poll is contended if it finds that another thread polls the same shard.
 #[derive(Default)]
 pub(crate) struct PollContention {
+    /// Id of the thread that polled last; 0 before the first poll.
     thread: AtomicUsize,
-    /// Number of times that another thread polled than before. Threads that share a queue raise it soon to where nothing moves.
+    /// Number of times that the polling thread has changed. If several threads share the queue, it grows so fast that the threshold for
+    /// a move is never reached.
     changes: AtomicU32,
-    /// Number of contended polls since the thread changed, or since the queue got a connection.
+    /// Number of contended polls since the thread changed or the queue got a connection.
     polls: AtomicU32,
 }
 
 impl PollContention {
-    /// Notes a poll of the calling thread that found nothing. Returns whether the connections are to be moved: once, as those that are
-    /// still elsewhere afterwards cannot move.
+    /// Records a poll of the calling thread that found no completion. Returns whether the connections should move now.
+    ///
+    /// Returns true only once, because connections that remain on other shards after that cannot move.
     #[inline]
-    pub(crate) fn note(&self, contended: bool) -> bool {
-        let thread = thread();
-        // Not read-modify-write instructions: a poll more or less changes nothing.
+    pub(crate) fn note_empty_poll(&self, contended: bool) -> bool {
+        let thread = thread_id();
+        // Separate loads and stores are enough, because a lost count does no harm.
         if self.thread.load(Ordering::Relaxed) != thread {
             self.thread.store(thread, Ordering::Relaxed);
             self.changes.store(self.changes.load(Ordering::Relaxed).saturating_add(1), Ordering::Relaxed);
             self.reset();
         }
-        contended && self.count()
+        contended && self.count_contended()
     }
 
     #[cold]
-    fn count(&self) -> bool {
+    fn count_contended(&self) -> bool {
         let polls = self.polls.load(Ordering::Relaxed).wrapping_add(1);
         self.polls.store(polls, Ordering::Relaxed);
         polls == MOVE_AFTER.saturating_mul(self.changes.load(Ordering::Relaxed))
     }
 
-    /// The queue has got a connection.
+    /// Restarts counting, because the queue got a connection or another thread polls it.
     pub(crate) fn reset(&self) {
         self.polls.store(0, Ordering::Relaxed);
     }
 }
 
-/// Returns the number of the calling thread, which no other thread ever has, and which is not 0.
+/// Returns the id of the calling thread: not 0, and never used by another thread.
 #[inline]
-pub(super) fn thread() -> usize {
+pub(super) fn thread_id() -> usize {
     static NEXT: AtomicUsize = AtomicUsize::new(1);
     thread_local!(static OWN: usize = NEXT.fetch_add(1, Ordering::Relaxed));
-    // A thread that ends may poll once more.
+    // The thread-local is gone if a destructor of an exiting thread polls.
     OWN.try_with(|own| *own).unwrap_or(usize::MAX)
 }
 
@@ -83,16 +89,17 @@ impl Driver {
         }
     }
 
-    /// Runs `command` with the core of the connection at `location` and its token. Returns the command if there is no connection.
+    /// Runs `command` on the shard of the connection at `location`, and passes it the shard's core and the connection's token. Waits
+    /// while the connection moves. Returns the command if there is no connection.
     pub(crate) fn call_at<R, C>(&self, location: &Arc<ConnLocation>, mut command: C) -> Result<R, C>
     where
         R: Send + 'static,
         C: FnOnce(&mut Core, Token) -> R + Send + 'static,
     {
         while let Some(token) = location.settled() {
-            let place = Arc::clone(location);
+            let location = Arc::clone(location);
             let called = self.shard(token).call(move |core| {
-                if place.has_left(token) { Err(command) } else { Ok(command(core, token)) }
+                if location.has_left(token) { Err(command) } else { Ok(command(core, token)) }
             });
             match called {
                 Ok(result) => return Ok(result),
@@ -102,7 +109,7 @@ impl Driver {
         Err(command)
     }
 
-    /// Runs `serve` on the connection at `location`; `None` if there is none.
+    /// Runs `serve` on the connection at `location`. Returns `None` if there is no connection.
     pub(crate) fn with_conn_at<R: Send + 'static>(
         &self,
         location: &Arc<ConnLocation>,
@@ -112,9 +119,9 @@ impl Driver {
     }
 }
 
-/// Moves an established connection, if it may move at the moment.
+/// Moves an established connection, if it can move at the moment.
 fn move_conn(from: &Arc<Shard>, to: &Arc<Shard>, token: Token) {
-    // Without its background thread the shard cannot serve a connection.
+    // A shard cannot serve a connection without its background thread.
     if to.start().is_err() {
         return;
     }
@@ -124,11 +131,12 @@ fn move_conn(from: &Arc<Shard>, to: &Arc<Shard>, token: Token) {
 }
 
 impl Core {
-    /// Takes an established connection out of this shard, for [`Core::adopt_established`] of another one.
+    /// Takes an established connection out of this shard, for [`Core::adopt_established`] of another shard. Returns `None` if it cannot
+    /// move.
     fn take_established(&mut self, token: Token) -> Option<Box<Conn>> {
-        let left =
+        let leave =
             |conn: &mut Conn, services: &mut Services| conn.may_move() && conn.leave_shard(services).is_ok();
-        if !self.with_conn(token, left)? {
+        if !self.with_conn(token, leave)? {
             return None;
         }
         match self.remove(token)? {
@@ -140,13 +148,13 @@ impl Core {
         }
     }
 
-    /// Takes over an established connection of another shard, and serves what was posted and has arrived meanwhile. If the stack
-    /// refuses the socket, the connection is lost.
+    /// Takes over an established connection of another shard, and serves the requests posted and the bytes received meanwhile. If the
+    /// stack refuses the socket, the connection is lost.
     fn adopt_established(&mut self, mut conn: Box<Conn>) {
         let token = self.next_token();
         let entered = self.stack.adopt(&mut conn.socket, token);
         conn.end_move(token, &self.services);
-        self.fill(token, Slot::Conn(conn));
+        self.fill_slot(token, Slot::Conn(conn));
         self.add_established(token);
         self.read_clock();
         self.with_conn(token, |conn, services| match entered {
