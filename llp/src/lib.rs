@@ -1,50 +1,67 @@
-//! Lower-layer protocol: byte streams behind one trait.
+//! Lower-layer protocol (LLP): the interface between the engine and a TCP implementation.
 //!
-//! A [`TransportStack`] makes [`TransportListener`]s and [`TransportStream`]s and says which of them are ready. Nothing here blocks, starts a
-//! thread or parses a byte of MPA. Three stacks, and two that wrap any of them:
+//! A [`TransportStack`] creates [`TransportListener`]s and [`TransportStream`]s and reports which of them are ready. It never blocks,
+//! starts no threads and knows nothing about MPA. There are three stacks, and three more that wrap another stack:
 //!
-//! * [`tcp::TcpStack`]: the kernel's TCP, level-triggered epoll.
+//! * [`tcp::TcpStack`]: the kernel's TCP with level-triggered epoll.
 //! * `uiw_smol::SmolStack`: smoltcp over links of Ethernet frames.
-//! * `uiw_testkit::sim::SimStack`: links in one process with a virtual clock, for tests.
-//! * `uiw_impair::fault::FaultStack`: cuts, flipped bits and odd-sized reads and writes on top of another stack.
-//! * [`capture::CaptureStack`]: writes what passes to a pcapng file.
-//! * `uiw_tls::TlsStack`: TLS 1.3 on top of another stack.
-//! * [`wrap`]: for wrappers of your own.
+//! * `uiw_testkit::sim::SimStack`: simulated links in one process with a virtual clock, for tests.
+//! * `uiw_impair::fault::FaultStack`: injects lost connections, flipped bits and reads and writes of odd sizes.
+//! * [`capture::CaptureStack`]: records the traffic in a pcapng file.
+//! * `uiw_tls::TlsStack`: encrypts with TLS 1.3.
 //!
-//! # A TCP of your own
+//! The module [`wrap`] helps to write other wrappers.
 //!
-//! Another TCP implements three traits, and is passed to `uiw_verbs::Device::with_stack`; everything else stays the same.
+//! # Implementing a stack
 //!
-//! * The engine calls a stack and its streams from the driving thread, one at a time, and never while a call lasts: state that
-//!   streams and stack share is best behind one mutex (`uiw_smol` does so). Nothing may block.
-//! * [`TransportStack::poll`] is level-triggered: what is ready is said again with every poll, for what [`TransportStream::set_interest`] asked for, and
-//!   errors always. While few streams are open the engine reads them without asking first, so [`TransportStream::recv`] on a stream without
-//!   news must be cheap; if it takes in what others wait for, the descriptor must become readable for them.
-//! * [`StackExtensions::wait_fd`] is readable whenever `poll` would report something; a set (epoll) is a descriptor. [`TransportStack::deadline`] is for the
-//!   stack's own timers. A stack without a descriptor works with `Progress::Manual`, where the program calls `Device::pump` and
-//!   asks `Device::deadline`.
-//! * The engine asks for [`StackExtensions::wait_fd`] once, in the beginning. An error of [`TransportStack::poll`] or, but for those that it
-//!   names, of [`TransportListener::accept`] is only logged, and asked again: what has happened to a connection is reported by its stream, whose calls all end
-//!   in that error from then on, and whose event says both readable and writable.
-//! * A [`TransportStream`] that is dropped is closed, not cut: what was sent is still delivered, then a FIN. Only [`TransportStream::abort`] cuts. After
-//!   [`TransportStream::shutdown`] bytes still come in. Events of a token that does not exist any more are ignored.
-//! * Options that a stack has no means for it ignores; values that it detects as wrong are an [`OptionError`].
-//! * [`TransportStream::send`] takes [`uiw_mem::IoVec`]s: registered memory that peers may write meanwhile, so no slice of it is made; they are
-//!   copied out with [`uiw_mem::IoVec::copy_to`] or given to a system call. What it takes must leave in order, and what was taken is the
-//!   stack's: the memory may be used again.
-//! * A stack whose receive buffers are in the process offers [`StreamExtensions::peek`]: FPDUs are then verified where they lie.
-//! * A TCP that ends with its process implements [`StackExtensions::drain`].
-//! * `uiw_testkit::conformance` checks a stack for all of this.
-//! * Datagrams are optional: a stack with UDP implements [`StackExtensions::bind_datagrams`] and [`DatagramSocket`].
-//! * A stack that several threads can drive at the same time implements [`StackExtensions::shard`], [`StreamExtensions::detach`] and [`StackExtensions::adopt`].
-//!   The defaults say that it cannot.
+//! Another TCP implements [`TransportStack`], [`TransportListener`] and [`TransportStream`], with the extension traits
+//! [`StackExtensions`] and [`StreamExtensions`], and is passed to `uiw_verbs::Device::with_stack`. `uiw_testkit::conformance` checks an
+//! implementation for the rules below.
 //!
-//! `uiw_smol` is the example to read; `uiw_smol::Link` is a smaller trait for sources of frames that use smoltcp for the rest. The protocol
-//! crates alone, without the engine, need none of this: see `examples/embed_stream.rs` and `examples/embed_smoltcp.rs`.
+//! Calls and readiness:
 //!
-//! `uiw_impair::wan` emulates paths, between two interfaces or under smoltcp in one process.
+//! * The engine calls a stack and its streams only from the thread that drives them, one call at a time, and never from inside another
+//!   call. One mutex for the state that the streams share with their stack is therefore a good choice; `uiw_smol` has one. No call may
+//!   block.
+//! * [`TransportStack::poll`] is level-triggered: each poll reports every stream again that is ready for its
+//!   [interest](TransportStream::set_interest). Errors are always reported.
+//! * While few streams are open, the engine calls [`TransportStream::recv`] without polling first, so the call must be cheap if nothing
+//!   has arrived. If such a call also receives data of other streams, [`StackExtensions::wait_fd`] must become readable for them.
+//! * [`StackExtensions::wait_fd`] is readable whenever `poll` would report something. It can be an epoll set. The engine asks for it once,
+//!   when the device is opened. [`TransportStack::deadline`] is for the stack's own timers. A stack without a descriptor works with
+//!   `Progress::Manual`: the program calls `Device::pump` and takes its time-out from `Device::deadline`.
+//! * Events of a token that no longer exists are ignored.
 //!
-//! Payload is registered memory and comes as [`uiw_mem::IoVec`]: no stack sees a slice of it.
+//! Errors and options:
+//!
+//! * The engine only logs an error of [`TransportStack::poll`] and calls it again later. The same is true of [`TransportListener::accept`],
+//!   except for the errors named there. A failed connection is reported by its stream instead: from then on all calls of the stream
+//!   return the error, and its events are both readable and writable.
+//! * A stack ignores options that it does not support. It reports an invalid value as an [`OptionError`].
+//!
+//! Data:
+//!
+//! * [`TransportStream::send`] takes [`uiw_mem::IoVec`]s, which are registered memory. Peers may write to it at any time, so a stack must
+//!   not create a slice of it; it copies the bytes out with [`uiw_mem::IoVec::copy_to`] or passes the memory to a system call.
+//! * Bytes must leave in the order in which `send` has accepted them. The stack owns accepted bytes: the caller may reuse its memory
+//!   as soon as `send` returns.
+//! * Dropping a [`TransportStream`] closes it gracefully: the bytes sent so far are still delivered, followed by a FIN. Only
+//!   [`TransportStream::abort`] resets the connection. After [`TransportStream::shutdown`], bytes can still be received.
+//!
+//! Optional abilities:
+//!
+//! * A stack whose receive buffers are in the process implements [`StreamExtensions::peek`]. FPDUs are then verified in these buffers,
+//!   without a copy.
+//! * A stack whose connections end with the process implements [`StackExtensions::drain`].
+//! * A stack with UDP implements [`StackExtensions::bind_datagrams`] and [`DatagramSocket`].
+//! * A stack that several threads can drive at the same time implements [`StackExtensions::shard`], [`StreamExtensions::detach`] and
+//!   [`StackExtensions::adopt`].
+//!
+//! `uiw_smol` is a good example to read. To run smoltcp over another source of frames, implement the smaller trait `uiw_smol::Link`
+//! instead. Programs that use the protocol crates without the engine need no stack: see `examples/embed_stream.rs` and
+//! `examples/embed_smoltcp.rs`.
+//!
+//! `uiw_impair::wan` emulates network paths between two interfaces, or under smoltcp in one process.
 
 #![warn(missing_debug_implementations)]
 
@@ -79,21 +96,21 @@ pub use interface::{Interface, InterfaceAddresses, InterfaceChange, InterfaceMon
 pub use options::{ListenConfig, Multipath, OptionError, StreamChange, StreamInfo, TransportConfig};
 pub use size::size;
 
-/// Names a stream or a listener in [`Event`]s; chosen by the creator.
+/// Identifies a stream, listener or datagram socket in [`Event`]s. The caller that creates the object chooses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Token(pub u64);
 
-/// The events that a stream is woken for.
+/// Readiness that [`TransportStack::poll`] reports for a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Interest {
-    /// Bytes, the peer's FIN, or an error to be read.
+    /// There are bytes, a FIN or an error to receive.
     pub read: bool,
-    /// Room for bytes to send.
+    /// There is room for bytes to send.
     pub write: bool,
 }
 
 impl Interest {
-    /// Errors and hang-ups only, which are always reported.
+    /// Only errors and hang-ups, which are always reported.
     pub const NONE: Self = Self { read: false, write: false };
     /// Reading.
     pub const READ: Self = Self { read: true, write: false };
@@ -103,29 +120,30 @@ impl Interest {
     pub const BOTH: Self = Self { read: true, write: true };
 }
 
-/// A stream or a listener is ready; it is said again with every poll as long as that is so.
+/// Report that a stream or a listener is ready. Every poll repeats it while that is the case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// Stream or listener of the event.
+    /// Stream or listener that is ready.
     pub token: Token,
     /// `recv` or `accept` would not block.
     pub readable: bool,
-    /// `send` would not block, or a connection attempt is decided. A hang-up or an error sets both.
+    /// `send` would not block, or a connection attempt has succeeded or failed. A hang-up or an error sets both fields.
     pub writable: bool,
 }
 
-/// Amount that a stream has received.
+/// Amount of data that a stream has received and [`TransportStream::recv`] can return.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Readable {
-    /// Number of received bytes; more may come.
+    /// Number of received bytes. More may arrive.
     Bytes(usize),
-    /// Everything has arrived: the peer has sent its FIN, or the connection is gone.
+    /// No more bytes will arrive, because the peer has sent its FIN or the connection is gone.
     All,
 }
 
-/// One TCP connection, or something that behaves as one. To drop it closes it.
+/// A TCP connection, or another byte stream that behaves like one. Dropping it closes it.
 ///
-/// A stream made by [`TransportStack::connect`] has [`Interest::WRITE`] at first, an accepted one [`Interest::READ`].
+/// The initial interest is [`Interest::WRITE`] for a stream created by [`TransportStack::connect`], and [`Interest::READ`] for an accepted
+/// one.
 ///
 /// ```
 /// # mod uiw { pub mod llp { pub use uiw_llp::*; pub use uiw_mem::{IoVec, IoVecMut}; } }
@@ -151,135 +169,149 @@ pub enum Readable {
 /// # Ok::<(), std::io::Error>(())
 /// ```
 pub trait TransportStream: StreamExtensions + Any + Send {
-    /// Sends bytes from the front of `bufs`, as many as there is room for.
+    /// Sends as many bytes from the start of `bufs` as there is room for, and returns their number.
     ///
     /// # Errors
-    /// `WouldBlock`: there is no room. `InvalidInput`: no byte was given. `BrokenPipe`, `ConnectionReset`, `TimedOut`:
-    /// the connection is gone. [`is_memory_fault`]: one of the buffers is not mapped, and nothing was sent; to find out
-    /// which, send them one by one. Never a SIGPIPE.
+    /// * `WouldBlock`: there is no room.
+    /// * `InvalidInput`: `bufs` contains no bytes.
+    /// * `BrokenPipe`, `ConnectionReset`, `TimedOut`: the connection is gone. The call never raises SIGPIPE.
+    /// * An error for which [`is_memory_fault`] returns true: one of the buffers is not mapped, and nothing was sent. To find out which
+    ///   one, send the buffers one by one.
     fn send(&mut self, bufs: &[uiw_mem::IoVec<'_>]) -> io::Result<usize>;
 
-    /// Receives into `bufs` what is there. `Ok(0)` is the peer's FIN.
+    /// Receives available bytes into `bufs` and returns their number. `Ok(0)` is the peer's FIN.
     ///
     /// # Errors
-    /// The errors are those of [`TransportStream::send`].
+    /// The same as for [`TransportStream::send`]; `WouldBlock` means that nothing has arrived.
     fn recv(&mut self, bufs: &mut [uiw_mem::IoVecMut<'_>]) -> io::Result<usize>;
 
-    /// Says what to be woken for. It is remembered; a system call is made only on a change.
+    /// Sets the readiness that [`TransportStack::poll`] reports for this stream.
+    ///
+    /// Setting the same interest again is cheap: a system call is made only on a change.
     ///
     /// # Errors
-    /// The system's.
+    /// Returns errors of the system.
     fn set_interest(&mut self, interest: Interest) -> io::Result<()>;
 
-    /// Returns whether the connection attempt has succeeded; false while it is undecided.
+    /// Returns `Ok(true)` if the connection attempt has succeeded, and `Ok(false)` while it is in progress.
     ///
     /// # Errors
-    /// Why it failed: `ConnectionRefused`, `TimedOut`, `HostUnreachable`, ..
+    /// Returns the reason for which the attempt failed, such as `ConnectionRefused`, `TimedOut` or `HostUnreachable`.
     fn connect_result(&mut self) -> io::Result<bool>;
 
-    /// Sends a FIN behind what was sent.
+    /// Sends a FIN after the bytes sent so far.
     ///
     /// # Errors
-    /// `NotConnected`.
+    /// `NotConnected`: there is no connection.
     fn shutdown(&mut self) -> io::Result<()>;
 
-    /// Sends a RST now and closes. Everything but addresses answers `NotConnected` from then on.
+    /// Closes the connection at once with a RST.
+    ///
+    /// From then on all calls return `NotConnected`, except those for the addresses.
     fn abort(&mut self);
 
-    /// Effective maximum segment size: bytes that a TCP segment carries now (RFC 5044 5.1).
+    /// Returns the effective maximum segment size (EMSS) in bytes: the payload that a TCP segment carries now (RFC 5044 section 5.1).
     fn emss(&self) -> usize;
 
-    /// Our end.
+    /// Returns the local address.
     fn local_addr(&self) -> SocketAddr;
 
-    /// The other end.
+    /// Returns the address of the peer.
     fn peer_addr(&self) -> SocketAddr;
 }
 
-/// Optional abilities of a [`TransportStream`]. The defaults say that the stream has none of them.
+/// Optional abilities of a [`TransportStream`]. The default methods are for a stream without them.
 pub trait StreamExtensions {
-    /// Received bytes where they lie, from a stack whose receive buffers are in this process: they can be looked at, and used,
-    /// without the copy that [`TransportStream::recv`] makes. Without any bytes it is the peer's FIN. `Ok(None)`, always the same for a
-    /// stream: it has no such memory.
+    /// Returns access to the received bytes in the stack's own buffer, without the copy that [`TransportStream::recv`] makes.
     ///
-    /// While the look lives, nothing but [`TransportStream::emss`] and the addresses may be asked of any stream of this stack.
+    /// An empty [`RecvBuf`] is the peer's FIN. `Ok(None)` means that the stack's receive buffers are not in this process; a stream
+    /// returns it either always or never.
+    ///
+    /// While the [`RecvBuf`] exists, only [`TransportStream::emss`] and the addresses may be called on the streams of this stack.
     ///
     /// # Errors
-    /// Those of [`TransportStream::send`]; also `WouldBlock` if nothing came after bytes that were left with
-    /// [`RemainingBytes::WaitForMore`].
+    /// The same as for [`TransportStream::recv`]. After bytes were left with [`RemainingBytes::WaitForMore`], returns `WouldBlock` until
+    /// more bytes arrive.
     fn peek(&mut self) -> io::Result<Option<Box<dyn RecvBuf>>> {
         Ok(None)
     }
 
-    /// Returns the least that [`TransportStream::recv`] finds. Until the next call the stack has room for `wanted` bytes, and may report the
-    /// stream as not readable while fewer have come, unless no more can come. A stream whose stack cannot tell always returns `Ok(None)`,
-    /// and `wanted` has no effect.
+    /// Returns the amount of data that [`TransportStream::recv`] would return at least, and sets the amount to wait for.
+    ///
+    /// Until the next call, the stack provides room for `wanted` received bytes. It may report the stream as not readable while fewer
+    /// bytes have arrived, unless no more can arrive. A stream whose stack does not know the amount always returns `Ok(None)`, and
+    /// `wanted` has no effect.
     ///
     /// # Errors
-    /// The system's.
+    /// Returns errors of the system.
     fn readable(&mut self, wanted: usize) -> io::Result<Option<Readable>> {
         let _ = wanted;
         Ok(None)
     }
 
-    /// Returns the state of the connection.
+    /// Returns measurements and other information about the connection.
     fn info(&self) -> StreamInfo {
         StreamInfo::default()
     }
 
-    /// Changes settings of an existing connection, such as those of an acceptor that differ from the listener's. A setting that the
-    /// stack has no means for is ignored.
+    /// Changes settings of an existing connection, for example if an accepted connection needs other settings than its listener.
+    ///
+    /// Settings that the stack does not support are ignored.
     ///
     /// # Errors
-    /// `InvalidInput` with an [`OptionError`] if there is no congestion control of that name. Otherwise the system's.
+    /// `InvalidInput` with an [`OptionError`]: there is no congestion control of that name. Other errors are those of the system.
     fn configure(&mut self, change: &StreamChange<'_>) -> io::Result<()> {
         let _ = change;
         Ok(())
     }
 
-    /// Removes the stream from the event set of its stack, so that [`StackExtensions::adopt`] of another shard can take it over. The connection
-    /// stays as it is: received bytes, buffered bytes, the state of a connection attempt and the interest are kept. Afterwards no
-    /// [`TransportStack::poll`] reports the stream; a report that was made before may name its token.
+    /// Removes the stream from the event set of its stack, so that [`StackExtensions::adopt`] of another shard can take it over.
     ///
-    /// Called by the thread that drives the stream's stack. Until the stream is adopted, only [`StackExtensions::adopt`], [`TransportStream::abort`], the
-    /// addresses and drop may be used. To detach it again changes nothing.
+    /// The connection is not affected: received and buffered bytes, the state of a connection attempt and the interest are kept.
+    /// After this call [`TransportStack::poll`] no longer reports the stream, but events from earlier polls may still name its token.
+    ///
+    /// The caller is the thread that drives the stream's stack. Until the stream is adopted, only [`StackExtensions::adopt`],
+    /// [`TransportStream::abort`], the addresses and drop may be used. Detaching the stream again has no effect.
     ///
     /// # Errors
-    /// `Unsupported`: streams of this stack stay with it. `NotConnected`: it was aborted.
+    /// `Unsupported`: streams of this stack cannot move. `NotConnected`: the stream was aborted.
     fn detach(&mut self) -> io::Result<()> {
         Err(io::Error::new(io::ErrorKind::Unsupported, "streams of this stack cannot move to another one"))
     }
 
-    /// Gives up the socket of the kernel that carries the bytes of this stream as they are. It is non-blocking, and what is sent and
-    /// received over it does not pass through the stack any more. The stream has left the event set of its stack, and everything but
-    /// addresses answers `NotConnected`, as after [`TransportStream::abort`]; the connection stays as it is.
+    /// Takes the kernel socket that carries exactly the bytes of this stream, and leaves the stream without a connection.
+    ///
+    /// The socket is non-blocking and still connected; data on it bypasses the stack from now on. The stream is removed from the event
+    /// set of its stack, and all calls return `NotConnected` as after [`TransportStream::abort`], except those for the addresses.
     ///
     /// # Errors
-    /// `Unsupported`: there is no such socket, as the TCP is in this process or the bytes are encrypted; the stream stays as it was.
-    /// `NotConnected`: it was aborted or given up, or is not connected yet.
+    /// * `Unsupported`: there is no such socket, because the TCP is in this process or the bytes are encrypted. The stream stays as it
+    ///   was.
+    /// * `NotConnected`: the stream is not connected yet or was aborted, or its socket was taken already.
     fn take_socket(&mut self) -> io::Result<OwnedFd> {
         Err(io::Error::new(io::ErrorKind::Unsupported, "the stream is no socket of the kernel"))
     }
 
-    /// The identity of the peer, if the stack has verified it; it is there as soon as the connection is made.
+    /// Returns the identity of the peer if the stack has verified it. It is available as soon as the connection is established.
     fn peer_identity(&self) -> Option<Arc<PeerIdentity>> {
         None
     }
 
-    /// The socket of the kernel that carries the bytes of this stream as they are ([`StreamExtensions::take_socket`]).
+    /// Returns the kernel socket that carries exactly the bytes of this stream, like [`StreamExtensions::take_socket`] but without taking it.
     fn kernel_socket(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 }
 
 impl dyn TransportStream {
-    /// The stream as what it was made, for a [`StackExtensions::adopt`] that must identify its own streams. `None`: it is another type.
+    /// Returns the stream as its concrete type, or `None` if it has another type. [`StackExtensions::adopt`] recognizes the stack's own
+    /// streams with it.
     pub fn downcast_mut<T: TransportStream>(&mut self) -> Option<&mut T> {
         (self as &mut dyn Any).downcast_mut()
     }
 }
 
-/// Received bytes in the memory of their stack: see [`StreamExtensions::peek`]. To drop it takes nothing.
+/// Received bytes in the stack's buffer, returned by [`StreamExtensions::peek`]. Dropping it consumes nothing.
 ///
 /// ```
 /// # mod uiw { pub use uiw_llp as llp; }
@@ -307,41 +339,47 @@ impl dyn TransportStream {
 /// assert_eq!(ring, b"rest");
 /// ```
 pub trait RecvBuf {
-    /// The bytes from the stream's present position on, as far as they lie in one piece. They may be changed in place.
+    /// Returns the next bytes of the stream, up to the end of the contiguous part of the buffer. They may be changed in place.
     fn bytes(&mut self) -> &mut [u8];
 
-    /// Returns whether it is worth while to leave what is behind the first `used` bytes until more has come. `false`: the piece ends at
-    /// the buffer's end or the stream's, or the buffer has hardly room for more; the rest must be had by [`TransportStream::recv`].
+    /// Returns whether it is worthwhile to leave the bytes after the first `used` ones in the buffer until more arrive.
+    ///
+    /// Returns false if the contiguous part ends at the end of the buffer or of the stream, or if the buffer has hardly room for more.
+    /// The caller must then read the remaining bytes with [`TransportStream::recv`].
     fn can_grow(&self, used: usize) -> bool;
 
-    /// Takes the first `used` bytes from the stream.
+    /// Removes the first `used` bytes from the stream.
     fn consume(self: Box<Self>, used: usize, rest: RemainingBytes);
 }
 
-/// Treatment of the bytes that the user of a [`RecvBuf`] leaves.
+/// State of the bytes that are left after [`RecvBuf::consume`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RemainingBytes {
-    /// They are of use now: the stream stays readable.
+    /// The bytes can be processed now, so the stream stays readable.
     Useful,
-    /// They are of no use without more: the stream is readable when more came, or no more can come.
+    /// The bytes can be processed only together with later ones, so the stream becomes readable when more arrive or no more can arrive.
     WaitForMore,
 }
 
-/// A listening port. To drop it closes it.
+/// A listening socket. Dropping it closes it.
 pub trait TransportListener: Send {
-    /// The next connection, which will be known by `token`.
+    /// Accepts the next connection. Its events will have `token`.
     ///
     /// # Errors
-    /// `WouldBlock`: there is none. `NetworkDown`: the interface is down, and the listener goes on when it is up again; `NotFound`:
-    /// it is gone for good, and no connection can come. A readable event announces these two, and each is reported once. Others concern
-    /// the process (out of descriptors): the connection stays in the queue and the listener stays readable.
+    /// * `WouldBlock`: there is no connection to accept.
+    /// * `NetworkDown`: the interface is down. The listener continues when it is up again.
+    /// * `NotFound`: the interface is gone for good, so no more connections can arrive.
+    /// * Other errors concern the process, for example if it is out of descriptors. The connection stays in the queue and the listener
+    ///   stays readable.
+    ///
+    /// `NetworkDown` and `NotFound` are announced by a readable event, and each is reported once.
     fn accept(&mut self, token: Token) -> io::Result<Box<dyn TransportStream>>;
 
-    /// The address, with the port that the system chose.
+    /// Returns the local address, with the port that the system has chosen.
     fn local_addr(&self) -> SocketAddr;
 }
 
-/// A TCP implementation.
+/// A TCP implementation that the engine drives.
 ///
 /// ```
 /// use uiw_llp::{ListenConfig, TransportStack, TransportConfig, Token};
@@ -365,7 +403,7 @@ pub trait TransportStack: StackExtensions + Send {
     /// Listens at `local`.
     ///
     /// # Errors
-    /// `AddrInUse`, `AddrNotAvailable`, ..; an [`OptionError`] inside of an `InvalidInput`.
+    /// Returns errors such as `AddrInUse` and `AddrNotAvailable`, and `InvalidInput` that contains an [`OptionError`].
     fn listen(
         &mut self,
         local: SocketAddr,
@@ -373,10 +411,11 @@ pub trait TransportStack: StackExtensions + Send {
         token: Token,
     ) -> io::Result<Box<dyn TransportListener>>;
 
-    /// Begins to connect. A writable event reports that [`TransportStream::connect_result`] has an answer.
+    /// Starts to connect to `peer`, from `local` if given. A writable event reports that the attempt has succeeded or failed
+    /// ([`TransportStream::connect_result`]).
     ///
     /// # Errors
-    /// The errors are those of [`TransportStack::listen`], and those of an attempt that failed at once.
+    /// The same as for [`TransportStack::listen`]; also the errors of [`TransportStream::connect_result`] if the attempt fails at once.
     fn connect(
         &mut self,
         local: Option<SocketAddr>,
@@ -385,33 +424,37 @@ pub trait TransportStack: StackExtensions + Send {
         token: Token,
     ) -> io::Result<Box<dyn TransportStream>>;
 
-    /// Appends what is ready now. Never blocks.
+    /// Appends an event to `events` for each stream and listener that is ready now. Never blocks.
     ///
     /// # Errors
-    /// The system's.
+    /// Returns errors of the system.
     fn poll(&mut self, events: &mut Vec<Event>) -> io::Result<()>;
 
-    /// Returns the time when `poll` is wanted even without readiness.
+    /// Returns the time at which `poll` must be called even if nothing is ready.
     fn deadline(&self) -> Option<Instant>;
 
-    /// The stack's clock.
+    /// Returns the current time of the stack's clock.
     fn now(&self) -> Instant;
 }
 
-/// Optional abilities of a [`TransportStack`]. The defaults say that the stack has none of them.
+/// Optional abilities of a [`TransportStack`]. The default methods are for a stack without them.
 pub trait StackExtensions {
-    /// A descriptor that is readable when [`TransportStack::poll`] would report something. `None`: only the clock and the other
-    /// ends move this stack. The driver of the stack may add a descriptor of its own to an epoll set, whose data has all bits set:
-    /// a `poll` that finds it there leaves it out or passes it on as a token that does not exist.
+    /// Returns a descriptor that is readable when [`TransportStack::poll`] would report something.
+    ///
+    /// Returns `None` if there is no descriptor, because only the clock and the peers in this process cause events.
+    ///
+    /// If the descriptor is an epoll set, the engine may add a descriptor of its own, with all bits of its epoll data set. If `poll`
+    /// finds that entry, it skips it or reports it as a token that does not exist.
     fn wait_fd(&self) -> Option<Arc<OwnedFd>> {
         None
     }
 
-    /// Begins a stream from `local` (port 0: any) to itself: what is sent is what will be received, and so with the FIN. As for
-    /// [`TransportStack::connect`], a writable event reports that [`TransportStream::connect_result`] has an answer.
+    /// Starts to connect a stream at `local` (port 0: any) to itself. It receives its own bytes and its own FIN.
+    ///
+    /// As for [`TransportStack::connect`], a writable event reports that the attempt has succeeded or failed.
     ///
     /// # Errors
-    /// `Unsupported`: this stack has none. Otherwise as for [`TransportStack::connect`].
+    /// `Unsupported`: this stack has no such streams. Other errors are those of [`TransportStack::connect`].
     fn connect_self(
         &mut self,
         local: SocketAddr,
@@ -422,11 +465,14 @@ pub trait StackExtensions {
         Err(io::Error::new(io::ErrorKind::Unsupported, "this stack cannot connect a stream to itself"))
     }
 
-    /// Takes over a socket of the kernel over which nothing was sent. With `peer` it is connected to that address or has begun to
-    /// connect, as by [`TransportStack::connect`]; without it the program has accepted it, as by [`TransportListener::accept`].
+    /// Creates a stream from a kernel socket over which nothing was sent.
+    ///
+    /// If `peer` is given, the socket is connected to that address or still connecting, and the stream behaves like one of
+    /// [`TransportStack::connect`]. Otherwise the program has accepted the socket, and the stream behaves like one of
+    /// [`TransportListener::accept`].
     ///
     /// # Errors
-    /// `Unsupported`: the TCP is not the kernel's. Otherwise the system's.
+    /// `Unsupported`: this stack does not use the kernel's TCP. Other errors are those of the system.
     fn open_socket(
         &mut self,
         socket: OwnedFd,
@@ -438,11 +484,12 @@ pub trait StackExtensions {
         Err(io::Error::new(io::ErrorKind::Unsupported, "the TCP of this stack is not the kernel's"))
     }
 
-    /// Binds a UDP socket at `local` (port 0: any), which is known by `token`; at a multicast address, a member of that group. It stays
-    /// with this shard.
+    /// Binds a UDP socket at `local` (port 0: any). Its events have `token`.
+    ///
+    /// If `local` is a multicast address, the socket joins that group. The socket cannot move to another shard.
     ///
     /// # Errors
-    /// `Unsupported`: this stack has no datagrams. `AddrInUse`, `AddrNotAvailable`, ..
+    /// `Unsupported`: this stack has no datagrams. Other errors are those of the system, such as `AddrInUse` and `AddrNotAvailable`.
     fn bind_datagrams(
         &mut self,
         local: SocketAddr,
@@ -453,56 +500,65 @@ pub trait StackExtensions {
         Err(io::Error::new(io::ErrorKind::Unsupported, "this stack has no datagrams"))
     }
 
-    /// Another shard of this stack: an independent stack with the same addresses, which another thread can drive at the same time. A call
-    /// of one shard takes no lock that a call of another one holds, and each has an event set, a descriptor and deadlines of its own.
-    /// A listener and its queue stay with the shard that made it; a stream starts on the shard that connected or accepted it, and
-    /// moves by [`StreamExtensions::detach`] and [`StackExtensions::adopt`]. Tokens of two shards are unrelated. Shards may be made of shards, all of
-    /// them are equal, and each lives as long as it is kept.
+    /// Creates another shard of this stack: an independent stack with the same addresses, which another thread can drive at the same
+    /// time.
     ///
-    /// `Ok(None)`, always the same for a stack: there is one event set, and nothing can be driven beside it.
+    /// Each shard has its own event set, descriptor and deadlines, and calls to one shard take no lock that calls to another shard
+    /// hold. A listener and its queue stay on the shard that created it. A stream starts on the shard that connected or accepted it,
+    /// and moves with [`StreamExtensions::detach`] and [`StackExtensions::adopt`]. Tokens of different shards are unrelated. All shards are
+    /// equal: each can create further shards, and none depends on another one being kept.
+    ///
+    /// Returns `Ok(None)` if the stack has only one event set. A stack returns it either always or never.
     ///
     /// # Errors
-    /// The system's: out of descriptors.
+    /// Returns errors of the system, for example if the process is out of descriptors.
     fn shard(&self) -> io::Result<Option<Box<dyn TransportStack>>> {
         Ok(None)
     }
 
-    /// Takes over a stream that was detached ([`StreamExtensions::detach`]) from another shard of the same stack, or from this one. It is known by
-    /// `token` from then on and keeps its interest. Nothing is lost on the way: what is ready by then is reported by the next
-    /// [`TransportStack::poll`], and [`StackExtensions::wait_fd`] becomes readable for it, also where another thread sleeps in that descriptor already.
+    /// Takes over a stream that was [detached](StreamExtensions::detach) from another shard of the same stack, or from this one.
+    ///
+    /// The stream keeps its interest, and its events have `token` from then on. No readiness is lost: if the stream is ready, the next
+    /// [`TransportStack::poll`] reports it, and [`StackExtensions::wait_fd`] becomes readable even if another thread already sleeps in it.
     ///
     /// # Errors
-    /// `Unsupported`: this stack has no shards. `InvalidInput`: the stream is not detached, or another kind of stack made it.
-    /// `NotConnected`: it was aborted. Otherwise the system's (out of memory). The stream stays as it was, and another shard may still
-    /// adopt it.
+    /// * `Unsupported`: this stack has no shards.
+    /// * `InvalidInput`: the stream is not detached, or was created by another kind of stack.
+    /// * `NotConnected`: the stream was aborted.
+    /// * Errors of the system, for example if it is out of memory.
+    ///
+    /// After an error the stream is unchanged, and another shard may still adopt it.
     fn adopt(&mut self, stream: &mut Box<dyn TransportStream>, token: Token) -> io::Result<()> {
         let _ = (stream, token);
         Err(io::Error::new(io::ErrorKind::Unsupported, "this stack has no shards"))
     }
 
-    /// The process ends, and its streams are not used any more: they are closed as the kernel closes a process's, and what was sent
-    /// leaves. Call it until it says true: nothing is left to do. The kernel's TCP outlives the process and needs none of this.
+    /// Closes all streams because the process is about to exit, and delivers the bytes that were sent. Returns whether everything is
+    /// done.
+    ///
+    /// The caller repeats the call until it returns true, and no longer uses the streams. The kernel's TCP outlives the process, so a
+    /// stack over it needs no implementation.
     fn drain(&mut self) -> bool {
         true
     }
 }
 
-/// True if a system call found a buffer unmapped or not writable (EFAULT): a program took away registered memory.
+/// Returns whether `error` is EFAULT: a buffer is not mapped or not writable, because the program has unmapped registered memory.
 pub fn is_memory_fault(error: &io::Error) -> bool {
     error.raw_os_error() == Some(libc::EFAULT)
 }
 
-/// Error of [`StackExtensions::adopt`] for a stream of another kind of stack.
+/// Returns the error of [`StackExtensions::adopt`] for a stream of another kind of stack.
 pub fn foreign_stream() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, "the stream was made by another kind of stack")
 }
 
-/// Error of [`StackExtensions::adopt`] for a stream that is still in the event set of a stack.
+/// Returns the error of [`StackExtensions::adopt`] for a stream that is still in the event set of a stack.
 pub fn attached_stream() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, "the stream is not detached")
 }
 
-/// Returns the error of `send` and `recv` without a buffer: a result of 0 would look like a FIN.
+/// Returns the error of `send` and `recv` if the buffers have no bytes. A result of `Ok(0)` would look like a FIN.
 pub fn no_bytes() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, "no bytes to transfer")
 }

@@ -55,7 +55,7 @@ impl TcpStack {
     /// # Errors
     /// As of [`TcpStack::new`]; `Unsupported` if the kernel has no MPTCP, or it is switched off.
     pub fn multipath() -> io::Result<Self> {
-        setup::permitted(Kind::Multipath)?;
+        setup::check_supported(Kind::Multipath)?;
         Self::of_kind(Kind::Multipath)
     }
 
@@ -146,7 +146,7 @@ impl StackExtensions for TcpStack {
         options: &TransportConfig,
         token: Token,
     ) -> io::Result<Box<dyn TransportStream>> {
-        let (socket, local, connected_to) = setup::open(socket, options)?;
+        let (socket, local, connected_to) = setup::from_fd(socket, options)?;
         let congestion = options.congestion.as_deref();
         let addresses = (local, peer.unwrap_or(connected_to));
         tracing::debug!(%local, peer = %addresses.1, accepted = peer.is_none(), "a socket is taken over");

@@ -254,7 +254,7 @@ impl Cq {
         }
         let enough = || self.queued.load(Ordering::Relaxed) > 0;
         let contended = self.driver().poll_progress(self.shards.load(Ordering::Acquire), &enough);
-        if self.contention.note(contended) && self.options.shard.is_none() {
+        if self.contention.note_empty_poll(contended) && self.options.shard.is_none() {
             self.driver().gather(self.num);
         }
         if self.is_empty() { 0 } else { pop(max) }

@@ -1,4 +1,4 @@
-//! Making sockets with their options.
+//! Creation and configuration of the kernel sockets of [`TcpStack`](super::TcpStack).
 
 use std::{io, net::SocketAddr, os::fd::OwnedFd, time::Duration};
 
@@ -8,10 +8,10 @@ use super::congestion::Congestion;
 use super::multipath::Kind;
 use crate::{ListenConfig, OptionError, TransportConfig};
 
-/// A listening socket. Accepted sockets inherit its options.
+/// Creates a listening socket. Accepted sockets inherit its options.
 pub(super) fn listener(kind: Kind, local: SocketAddr, options: &ListenConfig) -> io::Result<Socket> {
     let socket = socket(kind, local)?;
-    // A restarted server listens at once, although connections of its predecessor are in TIME-WAIT.
+    // A restarted server can listen at once, even if connections of its predecessor are still in TIME-WAIT.
     socket.set_reuse_address(true)?;
     socket.set_reuse_port(options.stream.reuse_port)?;
     if local.is_ipv6() {
@@ -23,7 +23,7 @@ pub(super) fn listener(kind: Kind, local: SocketAddr, options: &ListenConfig) ->
     Ok(socket)
 }
 
-/// A socket that has begun to connect.
+/// Creates a socket and starts to connect it to `peer`, without waiting for the result.
 pub(super) fn connecting(
     kind: Kind,
     local: Option<SocketAddr>,
@@ -36,19 +36,19 @@ pub(super) fn connecting(
         socket.set_reuse_address(local.port() != 0)?;
         socket.bind(&local.into())?;
     }
-    begin(socket, peer)
+    start_connect(socket, peer)
 }
 
-/// A socket that connects to its own end: TCP's simultaneous open (RFC 9293 section 3.5), with itself.
+/// Creates a socket and connects it to its own address: a simultaneous open (RFC 9293 section 3.5) in which the socket is its own peer.
 pub(super) fn connecting_to_itself(local: SocketAddr, options: &TransportConfig) -> io::Result<Socket> {
     let socket = socket(Kind::Tcp, local)?;
     apply(&socket, local, options)?;
     socket.bind(&local.into())?;
     let own = local_addr(&socket)?;
-    begin(socket, own)
+    start_connect(socket, own)
 }
 
-fn begin(socket: Socket, peer: SocketAddr) -> io::Result<Socket> {
+fn start_connect(socket: Socket, peer: SocketAddr) -> io::Result<Socket> {
     match socket.connect(&peer.into()) {
         Ok(()) => Ok(socket),
         Err(error) if matches!(error.raw_os_error(), Some(libc::EINPROGRESS | libc::EINTR)) => Ok(socket),
@@ -56,8 +56,8 @@ fn begin(socket: Socket, peer: SocketAddr) -> io::Result<Socket> {
     }
 }
 
-/// A socket that the program has connected or accepted, with its addresses.
-pub(super) fn open(
+/// Configures a socket that the program has connected or accepted. Returns it with its local and its peer address.
+pub(super) fn from_fd(
     socket: OwnedFd,
     options: &TransportConfig,
 ) -> io::Result<(Socket, SocketAddr, SocketAddr)> {
@@ -65,13 +65,13 @@ pub(super) fn open(
     socket.set_nonblocking(true)?;
     let local = local_addr(&socket)?;
     apply(&socket, local, options)?;
-    // ENOTCONN: it connects, or its peer has reset it. The stream will say so.
+    // ENOTCONN: the socket is still connecting, or the peer has reset the connection. Later calls on the stream report which.
     let peer = peer_addr(&socket).unwrap_or(local);
     Ok((socket, local, peer))
 }
 
-/// Returns whether sockets of this kind can be made.
-pub(super) fn permitted(kind: Kind) -> io::Result<()> {
+/// Checks that the kernel allows sockets of this kind, by creating one.
+pub(super) fn check_supported(kind: Kind) -> io::Result<()> {
     let made = Socket::new(Domain::IPV4, Type::STREAM, Some(kind.protocol())).map(drop);
     made.map_err(|error| kind.refused(error))
 }
@@ -84,7 +84,9 @@ fn socket(kind: Kind, address: SocketAddr) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// Buffers first: they decide the window scale, which is fixed when the connection is made.
+/// Sets the options of a socket that is not connected yet.
+///
+/// The buffer sizes come first: they determine the window scale, which is fixed when the connection is established.
 fn apply(socket: &Socket, address: SocketAddr, options: &TransportConfig) -> io::Result<()> {
     if let Some(bytes) = options.send_buffer {
         socket.set_send_buffer_size(bytes)?;
@@ -92,7 +94,7 @@ fn apply(socket: &Socket, address: SocketAddr, options: &TransportConfig) -> io:
     if let Some(bytes) = options.recv_buffer {
         socket.set_recv_buffer_size(bytes)?;
     }
-    // FPDUs are written whole; nothing that follows would be worth waiting for.
+    // FPDUs are written whole, so delaying a short segment (Nagle's algorithm) would gain nothing.
     socket.set_tcp_nodelay(true)?;
     if options.dead_after.is_some() {
         set_dead_after(socket, options.dead_after)?;
@@ -119,17 +121,19 @@ fn apply(socket: &Socket, address: SocketAddr, options: &TransportConfig) -> io:
     Ok(())
 }
 
-/// Probes of an idle connection, the last of which is unanswered after about that time. The kernel sends none while bytes wait for an
-/// acknowledgement: for them the caller uses TCP_INFO. TCP_USER_TIMEOUT is not set, as it also ends a connection whose peer keeps its
-/// window closed and answers every probe.
+/// Configures keep-alive probes so that the kernel gives up an idle connection after about `after` without an answer. `None` turns
+/// the probes off.
+///
+/// The kernel sends no such probes while data waits for an acknowledgement; the caller detects that case with TCP_INFO.
+/// TCP_USER_TIMEOUT is not set, because it would also end a connection whose peer keeps its window closed but answers every probe.
 pub(super) fn set_dead_after(socket: &Socket, after: Option<Duration>) -> io::Result<()> {
     let Some(after) = after else { return socket.set_keepalive(false) };
-    let (idle, interval, retries) = probes(after);
+    let (idle, interval, retries) = keepalive_times(after);
     let second = Duration::from_secs(1);
-    let probes =
+    let keepalive =
         TcpKeepalive::new().with_time(second * idle).with_interval(second * interval).with_retries(retries);
-    match socket.set_tcp_keepalive(&probes) {
-        // MPTCP before Linux 6.10 takes SO_KEEPALIVE alone: probes at the system's times.
+    match socket.set_tcp_keepalive(&keepalive) {
+        // Before Linux 6.10, MPTCP supports only SO_KEEPALIVE, so probes are sent at the intervals that the system is configured with.
         Err(error) if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOPROTOOPT)) => {
             tracing::debug!(%error, "probes of an idle connection have the system's times");
             socket.set_keepalive(true)
@@ -138,11 +142,14 @@ pub(super) fn set_dead_after(socket: &Socket, after: Option<Duration>) -> io::Re
     }
 }
 
-/// Seconds until the first probe, seconds between probes, and their number: half of the time idle, then up to four probes.
-fn probes(after: Duration) -> (u32, u32, u32) {
-    // What the kernel takes.
-    const LONGEST: u64 = 32_767;
-    let seconds = after.as_secs().clamp(2, 2 * LONGEST) as u32;
+/// Returns the keep-alive parameters for a connection that is dead after `after`: the seconds until the first probe, the seconds
+/// between probes, and the number of probes.
+///
+/// The first probe is sent after half of the time, and up to four probes share the other half.
+fn keepalive_times(after: Duration) -> (u32, u32, u32) {
+    // The largest value in seconds that the kernel accepts (MAX_TCP_KEEPIDLE).
+    const MAX_SECONDS: u64 = 32_767;
+    let seconds = after.as_secs().clamp(2, 2 * MAX_SECONDS) as u32;
     let idle = seconds / 2;
     let interval = (seconds - idle).div_ceil(4);
     (idle, interval, (seconds - idle) / interval)
@@ -167,14 +174,14 @@ mod tests {
     #[test]
     fn last_probe_unanswered_in_time() {
         for seconds in [2, 3, 5, 10, 19, 20, 60, 900, 65_534] {
-            let (idle, interval, count) = probes(Duration::from_secs(seconds));
+            let (idle, interval, count) = keepalive_times(Duration::from_secs(seconds));
             let dead = u64::from(idle + interval * count);
             assert!(
                 (seconds - seconds / 5..=seconds).contains(&dead),
                 "{seconds} s: {idle} + {count} * {interval}"
             );
         }
-        assert_eq!(probes(Duration::ZERO), (1, 1, 1));
-        assert_eq!(probes(Duration::MAX), (32_767, 8192, 3));
+        assert_eq!(keepalive_times(Duration::ZERO), (1, 1, 1));
+        assert_eq!(keepalive_times(Duration::MAX), (32_767, 8192, 3));
     }
 }

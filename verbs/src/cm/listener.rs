@@ -290,6 +290,6 @@ fn accept_one(
     conn.register_addresses(&core.services.shared);
     core.services.counters.accepted();
     conn.half_open = Some(half_open);
-    core.fill(token, Slot::Conn(Box::new(conn)));
+    core.fill_slot(token, Slot::Conn(Box::new(conn)));
     Ok(token)
 }

@@ -1,29 +1,32 @@
-//! Which shard a completion queue and a thread get.
+//! Assignment of shards to completion queues and threads.
 //!
-//! Nobody knows which thread will poll a queue when the queue or its first connection is created, so queues are spread over the shards
-//! and connections move later (`moves`): a thread that finds that it shares a shard with other polling threads gets a shard as its
-//! home, and moves the connections of its queues there.
+//! When a queue or its first connection is created, it is not known which thread will poll the queue. So queues are spread over the
+//! shards at first, and connections move later (`moves`): a thread that notices that it shares a shard with other polling threads is
+//! assigned a home shard, and moves the connections of its queues there.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 thread_local! {
-    /// Shards of this thread on the device that it used last. One device is enough: a program that uses several in turn only gets new
-    /// shards.
+    /// Shards of this thread on the device that it used last. One device is enough: a thread that alternates between devices is merely
+    /// assigned new shards each time.
     static LAST: Cell<Option<ThreadShards>> = const { Cell::new(None) };
 }
 
+/// Shards of one thread on one device.
 #[derive(Clone, Copy)]
 struct ThreadShards {
+    /// Id of the device ([`Affinity::device`]).
     device: u64,
-    /// Shard to which the connections of this thread's queues move.
+    /// Shard to which the connections of this thread's queues move; `None` until one is needed.
     home: Option<usize>,
     /// Shard that the thread drives while it waits.
     waits: usize,
 }
 
-/// The shards of one device's threads.
+/// Assigns the shards of one device to threads and completion queues.
 pub(super) struct Affinity {
+    /// Id of the device in this process.
     device: u64,
     next_queue: AtomicUsize,
     /// Number of threads that have each shard as their home.
@@ -31,7 +34,7 @@ pub(super) struct Affinity {
 }
 
 impl Affinity {
-    /// Creates the state of a device with so many shards.
+    /// Creates the state for a device with `shards` shards.
     pub(super) fn new(shards: usize) -> Self {
         static DEVICES: AtomicU64 = AtomicU64::new(0);
         Self {
@@ -41,18 +44,19 @@ impl Affinity {
         }
     }
 
-    fn last(&self) -> Option<ThreadShards> {
+    /// Returns the calling thread's shards, if this is the device that it used last.
+    fn thread_shards(&self) -> Option<ThreadShards> {
         LAST.get().filter(|last| last.device == self.device)
     }
 
-    /// Returns the shard of a queue that gets its first connection: each in turn.
-    pub(super) fn of_new_queue(&self) -> usize {
+    /// Returns the shard for a queue that gets its first connection, round-robin.
+    pub(super) fn shard_for_queue(&self) -> usize {
         self.next_queue.fetch_add(1, Ordering::Relaxed) % self.homes.len()
     }
 
-    /// Returns the home of the calling thread. A thread that has none gets the shard that is the home of the fewest threads.
+    /// Returns the home shard of the calling thread. If it has none, assigns the shard that is the home of the fewest threads.
     pub(super) fn home(&self) -> usize {
-        let last = self.last();
+        let last = self.thread_shards();
         if let Some(home) = last.and_then(|last| last.home) {
             return home;
         }
@@ -64,15 +68,15 @@ impl Affinity {
         home
     }
 
-    /// The calling thread made or accepted a connection of `shard`.
+    /// Records that the calling thread has made or accepted a connection on `shard`.
     pub(super) fn note_use(&self, shard: usize) {
-        let home = self.last().and_then(|last| last.home);
+        let home = self.thread_shards().and_then(|last| last.home);
         LAST.set(Some(ThreadShards { device: self.device, home, waits: shard }));
     }
 
     /// Returns the shard that the calling thread drives while it waits.
-    pub(super) fn of_wait(&self) -> usize {
-        self.last().map_or(0, |last| last.waits)
+    pub(super) fn shard_to_wait_on(&self) -> usize {
+        self.thread_shards().map_or(0, |last| last.waits)
     }
 }
 
@@ -83,7 +87,7 @@ mod tests {
     #[test]
     fn queues_are_spread() {
         let affinity = Affinity::new(2);
-        assert_eq!([0; 3].map(|_| affinity.of_new_queue()), [0, 1, 0]);
+        assert_eq!([0; 3].map(|_| affinity.shard_for_queue()), [0, 1, 0]);
     }
 
     #[test]
@@ -101,10 +105,10 @@ mod tests {
     #[test]
     fn thread_waits_on_last_shard() {
         let affinity = Affinity::new(4);
-        assert_eq!(affinity.of_wait(), 0);
+        assert_eq!(affinity.shard_to_wait_on(), 0);
         affinity.note_use(3);
-        assert_eq!(affinity.of_wait(), 3);
-        assert_eq!((affinity.home(), affinity.of_wait()), (0, 3));
-        assert_eq!(Affinity::new(4).of_wait(), 0, "connections of another device do not count");
+        assert_eq!(affinity.shard_to_wait_on(), 3);
+        assert_eq!((affinity.home(), affinity.shard_to_wait_on()), (0, 3));
+        assert_eq!(Affinity::new(4).shard_to_wait_on(), 0, "connections of another device do not count");
     }
 }

@@ -2,52 +2,58 @@
 
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
-/// Number of contended polls of a thread after which its queue's connections move, for each time that the queue's thread has changed.
+/// Number of contended polls after which the connections of a queue move, multiplied by the number of times that the polling thread of
+/// the queue has changed (the first poll included).
 const MOVE_AFTER: u32 = 64;
 
-/// The thread that polls a completion queue, and its contended polls: those that found that another thread polls the same shard.
+/// Detects that the thread that polls a completion queue shares a shard with another polling thread.
+///
+/// A poll is contended if it finds that another thread polls the same shard.
 #[derive(Default)]
 pub(crate) struct PollContention {
+    /// Id of the thread that polled last; 0 before the first poll.
     thread: AtomicUsize,
-    /// Number of times that another thread polled than before. Threads that share a queue raise it soon to where nothing moves.
+    /// Number of times that the polling thread has changed. If several threads share the queue, it grows so fast that the threshold for
+    /// a move is never reached.
     changes: AtomicU32,
-    /// Number of contended polls since the thread changed, or since the queue got a connection.
+    /// Number of contended polls since the thread changed or the queue got a connection.
     polls: AtomicU32,
 }
 
 impl PollContention {
-    /// Notes a poll of the calling thread that found nothing. Returns whether the connections are to be moved: once, as those that are
-    /// still elsewhere afterwards cannot move.
+    /// Records a poll of the calling thread that found no completion. Returns whether the connections should move now.
+    ///
+    /// Returns true only once, because connections that remain on other shards after that cannot move.
     #[inline]
-    pub(crate) fn note(&self, contended: bool) -> bool {
-        let thread = thread();
-        // Not read-modify-write instructions: a poll more or less changes nothing.
+    pub(crate) fn note_empty_poll(&self, contended: bool) -> bool {
+        let thread = thread_id();
+        // Separate loads and stores are enough, because a lost count does no harm.
         if self.thread.load(Ordering::Relaxed) != thread {
             self.thread.store(thread, Ordering::Relaxed);
             self.changes.store(self.changes.load(Ordering::Relaxed).saturating_add(1), Ordering::Relaxed);
             self.reset();
         }
-        contended && self.count()
+        contended && self.count_contended()
     }
 
     #[cold]
-    fn count(&self) -> bool {
+    fn count_contended(&self) -> bool {
         let polls = self.polls.load(Ordering::Relaxed).wrapping_add(1);
         self.polls.store(polls, Ordering::Relaxed);
         polls == MOVE_AFTER.saturating_mul(self.changes.load(Ordering::Relaxed))
     }
 
-    /// The queue has got a connection.
+    /// Restarts counting, because the queue got a connection or another thread polls it.
     pub(crate) fn reset(&self) {
         self.polls.store(0, Ordering::Relaxed);
     }
 }
 
-/// Returns the number of the calling thread, which no other thread ever has, and which is not 0.
+/// Returns the id of the calling thread: not 0, and never used by another thread.
 #[inline]
-pub(super) fn thread() -> usize {
+pub(super) fn thread_id() -> usize {
     static NEXT: AtomicUsize = AtomicUsize::new(1);
     thread_local!(static OWN: usize = NEXT.fetch_add(1, Ordering::Relaxed));
-    // A thread that ends may poll once more.
+    // The thread-local is gone if a destructor of an exiting thread polls.
     OWN.try_with(|own| *own).unwrap_or(usize::MAX)
 }

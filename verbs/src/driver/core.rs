@@ -1,4 +1,4 @@
-//! The state behind a shard's lock: the stack, the connections, their timers.
+//! State protected by a shard's lock: the stack, the connections and their timers.
 
 use crate::cm::{ListenerSlot, SidrSlot};
 use crate::conn::{Conn, Doorbell, StackRequest};
@@ -15,78 +15,84 @@ use std::time::{Duration, Instant};
 use uiw_llp::{Event, Token, TransportStack};
 use uiw_stream::{LocalError, Time};
 
-/// Up to this many connections a round reads all of them; with more it polls the stack for those that are ready.
+/// Maximum number of connections and datagram sockets that a round reads directly. With more of them it polls the stack for the ready ones.
 const DIRECT_STREAMS: usize = 4;
-/// Number of rounds after which the stack is polled once even with few connections, for listeners, connects and hang-ups.
+/// With few connections, only one round in this many polls the stack, for listeners, connection attempts and hang-ups.
 const POLL_STACK_EVERY: u32 = 32;
-/// Reads, and batches to send, per round where there is one connection.
+/// Number of reads, and of send batches, that the only connection of a shard gets per round.
 const TURN_ALONE: usize = 4;
-/// Reads, and batches to send, of each connection per round where there are several.
+/// Number of reads, and of send batches, that each connection gets per round if there are several.
 const TURN: usize = 1;
 /// Approximate number of bytes after which a round ends, so that the application can run.
 const ROUND_BYTES: usize = 2 << 20;
 
 /// Time for which a peer may be silent inside an FPDU while the receive memory budget is short.
 const PARTIAL_TIMEOUT: Duration = Duration::from_secs(1);
-/// Minimum time between two searches for connections that keep the budget short, as a search visits every connection.
+/// Minimum time between two searches for connections that hold memory of the budget. A search visits every connection.
 const RELIEF_PAUSE: Duration = Duration::from_millis(100);
 
-/// A bulk disconnect has at least this many connections that close, at a time or one after the other.
-const BULK: usize = 32;
+/// Minimum number of removed slots that count as a bulk disconnect, whether they were removed at once or one after the other.
+const BULK_DISCONNECT: usize = 32;
 
+/// Object of a shard that a [`Token`] names.
 pub(crate) enum Slot {
     Listener(ListenerSlot),
     Conn(Box<Conn>),
     DatagramPort(Box<PortSlot>),
-    /// A socket of the port with this token.
+    /// UDP socket of the datagram port that has this token.
     DatagramSocket(Token),
-    /// A UD queue pair.
+    /// UD queue pair.
     Endpoint(Box<Endpoint>),
+    /// Responder or requester of SIDR (service ID resolution) messages.
     Sidr(Box<SidrSlot>),
 }
 
 impl Slot {
-    /// Returns whether it depends on the time: datagrams do not.
+    /// Returns whether serving the slot needs the current time; datagrams do not.
     fn is_timed(&self) -> bool {
         !matches!(self, Self::DatagramPort(_) | Self::DatagramSocket(_) | Self::Endpoint(_))
     }
 }
 
+/// Stack, connections and timers of one shard, protected by the shard's lock.
 pub(crate) struct Core {
     pub(crate) stack: Box<dyn TransportStack>,
     pub(crate) services: Services,
-    /// The origin of [`Time`], of every shard of the device.
+    /// Instant that [`Time`] counts from. It is the same in all shards of a device.
     base: Instant,
-    /// The number of this shard.
+    /// Number of this shard.
     index: usize,
+    /// Slots with their generations.
     slots: Slab<(u32, Slot)>,
+    /// Generation of the last token that was handed out.
     generation: u32,
-    /// Connections in Full Operation: candidates for direct reading.
+    /// Connections in Full Operation. They are read directly, without polling the stack, if there are few ([`DIRECT_STREAMS`]).
     established: Vec<Token>,
-    /// Sockets for datagrams: candidates for direct reading as well.
+    /// Datagram sockets, which are read directly as well.
     datagram_sockets: Vec<Token>,
-    /// Number of slots that depend on the time.
+    /// Number of slots that need the current time ([`Slot::is_timed`]).
     timed: usize,
     /// Events of the stack that no round has served yet.
     events: VecDeque<Event>,
-    /// The buffer into which the stack is polled.
+    /// Buffer for the events of one poll of the stack.
     polled: Vec<Event>,
-    /// Connections with a doorbell that was not served yet.
+    /// Connections and UD queue pairs whose doorbell was rung and not served yet.
     pub(super) ready: VecDeque<Token>,
     /// Time when connections may be ended next to relieve the receive memory budget.
     next_relief: Time,
-    /// The connection that is read first in the next round, counted from the front of `established`.
-    first: usize,
-    /// The deadline that was last passed to `State::set_timer`: of the connections, and of the stack.
+    /// Index in `established` of the connection that the next round reads first.
+    next_direct: usize,
+    /// Deadlines of the connections and of the stack that were last passed to `State::set_timer`.
     published_deadline: (Time, Option<Instant>),
-    pumps: u32,
-    /// The thread that has polled last; 0 before the first poll.
+    /// Number of rounds so far (wrapping).
+    rounds: u32,
+    /// Id of the thread that has polled last; 0 before the first poll.
     poller: usize,
-    /// Connections that were removed since a bulk disconnect was reported.
-    gone: usize,
-    /// True if at least [`BULK`] connections were removed and few remain: reported when the lock is released.
+    /// Number of slots removed since the last bulk disconnect was reported.
+    removed: usize,
+    /// True if at least [`BULK_DISCONNECT`] slots were removed and few remain. Reported when the lock is released.
     pub(crate) bulk_disconnect: bool,
-    /// Connections that are over. They are dropped after unlocking: what they hold may run foreign code or lock again.
+    /// Connections that have ended. They are dropped after unlocking, because their destructors may run user code or take this lock.
     #[expect(clippy::vec_box, reason = "connections live boxed in their slots")]
     pub(crate) trash: Vec<Box<Conn>>,
 }
@@ -128,17 +134,17 @@ impl Core {
             polled: Vec::new(),
             ready: VecDeque::new(),
             next_relief: Time::default(),
-            first: 0,
+            next_direct: 0,
             published_deadline: (Time::NEVER, None),
-            pumps: 0,
+            rounds: 0,
             poller: 0,
-            gone: 0,
+            removed: 0,
             bulk_disconnect: false,
             trash: Vec::new(),
         }
     }
 
-    /// Reads the clock into `services.now`: once per round, and once per call of the control path.
+    /// Reads the clock into `services.now`. Called once per round, and once per call of the control path.
     pub(crate) fn read_clock(&mut self) {
         let since = self.stack.now().saturating_duration_since(self.base);
         self.services.now =
@@ -149,18 +155,18 @@ impl Core {
         self.base + Duration::from_nanos(at.as_nanos())
     }
 
-    /// Inserts the slot that `fill` makes, and returns its token, which does not match a later slot with the same key.
+    /// Inserts the slot that `make` returns. Returns its token, which no later slot with the same key gets.
     pub(crate) fn insert<E>(
         &mut self,
-        fill: impl FnOnce(&mut dyn TransportStack, &Services, Token) -> Result<Slot, E>,
+        make: impl FnOnce(&mut dyn TransportStack, &Services, Token) -> Result<Slot, E>,
     ) -> Result<Token, E> {
         let token = self.next_token();
-        let slot = fill(&mut *self.stack, &self.services, token)?;
-        self.fill(token, slot);
+        let slot = make(&mut *self.stack, &self.services, token)?;
+        self.fill_slot(token, slot);
         Ok(token)
     }
 
-    /// The token of the slot that [`Core::fill`] fills next.
+    /// Returns a new token for a slot, to be inserted with [`Core::fill_slot`] before any other slot.
     pub(crate) fn next_token(&mut self) -> Token {
         self.generation = self.generation.wrapping_add(1);
         let key = self.slots.vacant_key();
@@ -168,8 +174,8 @@ impl Core {
         token(key, self.index, self.generation)
     }
 
-    /// Fills the slot of a token that [`Core::next_token`] has just returned.
-    pub(crate) fn fill(&mut self, token: Token, slot: Slot) {
+    /// Inserts the slot of a token that [`Core::next_token`] has just returned.
+    pub(crate) fn fill_slot(&mut self, token: Token, slot: Slot) {
         self.timed += usize::from(slot.is_timed());
         let key = self.slots.insert((generation_of(token), slot));
         debug_assert_eq!(key, key_of(token), "no slot was filled in between");
@@ -187,7 +193,7 @@ impl Core {
         }
     }
 
-    /// A responder or requester of SIDR, and the services.
+    /// Returns a SIDR responder or requester, with the services.
     pub(crate) fn sidr(&mut self, token: Token) -> Option<(&mut SidrSlot, &mut Services)> {
         let (generation, slot) = self.slots.get_mut(key_of(token))?;
         match slot {
@@ -203,7 +209,7 @@ impl Core {
         }
     }
 
-    /// A datagram port, and the services.
+    /// Returns a datagram port, with the services.
     pub(crate) fn port_and_services(&mut self, token: Token) -> Option<(&mut PortSlot, &mut Services)> {
         let (generation, slot) = self.slots.get_mut(key_of(token))?;
         match slot {
@@ -221,14 +227,14 @@ impl Core {
         }
     }
 
-    /// A UD queue pair and its port.
+    /// Returns a UD queue pair and its port, with the services.
     pub(crate) fn endpoint_and_port(
         &mut self,
         token: Token,
     ) -> Option<(&mut Endpoint, &mut PortSlot, &mut Services)> {
         let port = self.endpoint(token)?.port();
         match self.slots.get2_mut(key_of(token), key_of(port))? {
-            // A port outlives its queue pairs.
+            // The port's generation needs no check, because a port outlives its queue pairs.
             ((_, Slot::Endpoint(endpoint)), (_, Slot::DatagramPort(port))) => {
                 Some((endpoint, port, &mut self.services))
             }
@@ -236,16 +242,17 @@ impl Core {
         }
     }
 
-    /// A socket for datagrams is read in every round where there are few.
-    pub(crate) fn add_direct(&mut self, socket: Token) {
+    /// Adds a datagram socket, which every round reads directly if there are few.
+    pub(crate) fn add_datagram_socket(&mut self, socket: Token) {
         self.datagram_sockets.push(socket);
     }
 
-    pub(crate) fn remove_direct(&mut self, socket: Token) {
+    /// Removes a datagram socket that [`Core::add_datagram_socket`] has added.
+    pub(crate) fn remove_datagram_socket(&mut self, socket: Token) {
         self.datagram_sockets.retain(|other| *other != socket);
     }
 
-    /// Returns the time when a round is due even if nothing arrives: for a connection, or for the stack's own timers.
+    /// Returns the time of the next round even if nothing arrives: the earliest deadline of the connections and of the stack's own timers.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         match (self.services.timers.next().map(|at| self.instant(at)), self.stack.deadline()) {
             (Some(ours), Some(theirs)) => Some(ours.min(theirs)),
@@ -253,7 +260,7 @@ impl Core {
         }
     }
 
-    /// Like [`Core::deadline`]; `None` when it has not changed since the last call.
+    /// Like [`Core::deadline`], but returns `None` if the deadline has not changed since the last call.
     #[inline]
     pub(crate) fn new_deadline(&mut self) -> Option<Option<Instant>> {
         let next = (self.services.timers.next().unwrap_or(Time::NEVER), self.stack.deadline());
@@ -270,12 +277,12 @@ impl Core {
                 == (self.services.timers.next().unwrap_or(Time::NEVER), self.stack.deadline())
     }
 
-    /// Returns whether `token` is a connection past its start-up.
+    /// Returns whether `token` names a connection that has completed its start-up.
     pub(crate) fn is_established(&mut self, token: Token) -> bool {
         matches!(self.slot(token), Some(Slot::Conn(conn)) if conn.is_established())
     }
 
-    /// The connection of `token`; `None` where that is a listener, or its slot was removed.
+    /// Returns the connection of `token`; `None` if the slot is not a connection, or was removed.
     pub(crate) fn conn(&mut self, token: Token) -> Option<&Conn> {
         match self.slot(token)? {
             Slot::Conn(conn) => Some(conn),
@@ -283,15 +290,16 @@ impl Core {
         }
     }
 
-    /// The tokens of the connections for which `which` returns true.
-    pub(crate) fn conns(&self, which: impl Fn(&Conn) -> bool) -> Vec<Token> {
+    /// Returns the tokens of the connections for which `predicate` returns true.
+    pub(crate) fn conns(&self, predicate: impl Fn(&Conn) -> bool) -> Vec<Token> {
         let found = self.slots.iter().filter_map(|(key, (generation, slot))| match slot {
-            Slot::Conn(conn) if which(conn) => Some(token(key, self.index, *generation)),
+            Slot::Conn(conn) if predicate(conn) => Some(token(key, self.index, *generation)),
             _ => None,
         });
         found.collect()
     }
 
+    /// Removes a slot, and releases memory if most slots were removed.
     pub(crate) fn remove(&mut self, token: Token) -> Option<Slot> {
         self.slot(token)?;
         let (_, slot) = self.slots.remove(key_of(token));
@@ -300,13 +308,13 @@ impl Core {
             self.established.swap_remove(at);
         }
         self.services.pool.keep(self.established.len());
-        // Memory of many connections is released when most of them were removed; rarely, as it walks the slots.
         let left = self.slots.len();
-        self.gone += 1;
-        if self.gone >= BULK && left * 8 <= self.gone {
-            self.gone = 0;
+        self.removed += 1;
+        if self.removed >= BULK_DISCONNECT && left * 8 <= self.removed {
+            self.removed = 0;
             self.bulk_disconnect = true;
         }
+        // Shrinking visits all slots, so it happens only at powers of two.
         let most_left = left.is_power_of_two() && left * 8 <= self.slots.capacity();
         if most_left {
             self.slots.shrink_to_fit();
@@ -322,8 +330,10 @@ impl Core {
         Some(slot)
     }
 
-    /// Runs `serve` on a connection. Afterwards a requested reconnect is started, the connection's timer is entered, and a connection
-    /// that is over is removed.
+    /// Runs `serve` on a connection. Returns `None` if `token` names no connection.
+    ///
+    /// Afterwards this makes the stack call that the connection requested, and either updates the connection's timer or removes the
+    /// connection if it has ended.
     pub(crate) fn with_conn<R>(
         &mut self,
         token: Token,
@@ -354,20 +364,22 @@ impl Core {
         Some(result)
     }
 
-    /// A connection that is established already has entered this shard.
+    /// Adds a connection that was established already when it entered this shard.
     pub(super) fn add_established(&mut self, token: Token) {
         self.established.push(token);
     }
 
-    /// Notes that the calling thread polls this shard. Returns whether another thread has since its last poll.
+    /// Records the id of the thread that polls this shard. Returns whether another thread has polled since the last poll of this one.
     #[inline]
-    pub(super) fn note_poller(&mut self, thread: usize) -> bool {
+    pub(super) fn record_poller(&mut self, thread: usize) -> bool {
         let before = std::mem::replace(&mut self.poller, thread);
         before != thread && before != 0
     }
 
-    /// Serves a connection for which something was posted. That may be long after the last round: the clock is read where a deadline
-    /// depends on it, and not for every post.
+    /// Serves a connection or UD queue pair that has new requests.
+    ///
+    /// `services.now` may be old, because the last round may be long ago. The clock is read only if a deadline depends on it, not for
+    /// every post.
     pub(crate) fn serve(&mut self, token: Token) {
         match self.with_conn(token, Conn::on_doorbell) {
             Some(Doorbell::NeedsClock) => {
@@ -379,7 +391,8 @@ impl Core {
         }
     }
 
-    /// Takes a connection out, for another shard: see [`Core::adopt`]. `None`: it is over.
+    /// Takes a connection out of this shard, for [`Core::adopt`] of another shard. Returns `None` if the connection has ended or its
+    /// socket cannot leave the stack.
     pub(crate) fn take_conn(&mut self, token: Token) -> Option<Box<Conn>> {
         self.with_conn(token, Conn::leave_shard)?.ok()?;
         match self.remove(token)? {
@@ -388,8 +401,9 @@ impl Core {
         }
     }
 
-    /// Takes over a connection of another shard and returns its new token; if the stack refuses it, returns the connection, to be
-    /// dropped without the lock.
+    /// Takes over a connection of another shard and returns its new token.
+    ///
+    /// If the stack refuses the socket, the connection is aborted and returned. The caller drops it after unlocking.
     pub(crate) fn adopt(&mut self, mut conn: Box<Conn>) -> Result<Token, Box<Conn>> {
         let token = self.next_token();
         if let Err(error) = self.stack.adopt(&mut conn.socket, token) {
@@ -399,11 +413,11 @@ impl Core {
             return Err(conn);
         }
         conn.enter_shard(token, &self.services);
-        self.fill(token, Slot::Conn(conn));
+        self.fill_slot(token, Slot::Conn(conn));
         Ok(token)
     }
 
-    /// Takes everything that holds a socket or an address, to be dropped without the lock.
+    /// Takes out everything that holds a socket or an address. The caller drops it after unlocking.
     pub(super) fn close(&mut self) -> impl Sized + use<> {
         self.established.clear();
         self.datagram_sockets.clear();
@@ -419,13 +433,15 @@ impl Core {
         self.slots.iter().any(|(_, (_, slot))| matches!(slot, Slot::Conn(conn) if conn.is_draining()))
     }
 
-    /// Returns whether the round ends: it has moved [`ROUND_BYTES`], or `enough` returns true.
+    /// Returns whether the round ends, because it has moved [`ROUND_BYTES`] or `enough` returns true.
     #[inline]
     fn is_round_over(&self, enough: &dyn Fn() -> bool) -> bool {
         self.services.moved >= ROUND_BYTES || enough()
     }
 
-    /// Serves the connections that have a doorbell: all of them, as nothing else would report one that remains.
+    /// Serves all connections and UD queue pairs whose doorbell was rung. Returns their number.
+    ///
+    /// None is left for the next round, because nothing would report it again.
     #[inline]
     pub(crate) fn serve_ready(&mut self, shard: &Shard) -> usize {
         shard.take_pending(self);
@@ -438,13 +454,15 @@ impl Core {
         count
     }
 
-    /// Returns whether anything in a round depends on the time. Reading the clock adds a tenth to a round that finds no datagram.
+    /// Returns whether anything in a round depends on the time. Shards that serve only datagrams do without reading the clock.
     fn needs_clock(&self) -> bool {
         self.timed > 0 || self.services.timers.next().is_some() || self.stack.deadline().is_some()
     }
 
-    /// One round over the connections: receive before send, each connection with a budget. Ends early once `enough` returns true; the
-    /// next round continues behind the connection that was served last. Returns how much was done.
+    /// Makes one round over the connections. Each connection receives before it sends, and has a budget per round. Returns the amount of
+    /// work done; 0 if there was none.
+    ///
+    /// Ends early once `enough` returns true; the next round continues after the connection that was served last.
     pub(crate) fn pump(&mut self, shard: &Shard, enough: &dyn Fn() -> bool) -> usize {
         if self.needs_clock() {
             self.read_clock();
@@ -452,11 +470,11 @@ impl Core {
         self.services.moved = 0;
         self.services.turn = if self.established.len() <= 1 { TURN_ALONE } else { TURN };
         let mut work = self.serve_ready(shard);
-        self.pumps = self.pumps.wrapping_add(1);
+        self.rounds = self.rounds.wrapping_add(1);
         let readable = self.established.len() + self.datagram_sockets.len();
         let direct = (1..=DIRECT_STREAMS).contains(&readable);
         let polls_stack = !self.events.is_empty()
-            || self.pumps.is_multiple_of(POLL_STACK_EVERY)
+            || self.rounds.is_multiple_of(POLL_STACK_EVERY)
             || self.stack.deadline().is_some_and(|at| at <= self.instant(self.services.now));
         if direct && !polls_stack {
             work += self.poll_all(shard, enough);
@@ -467,27 +485,30 @@ impl Core {
         work += self.serve_timers();
         let is_short = std::mem::take(&mut self.services.is_short);
         if is_short || self.services.shared.budget.is_short_of_messages() {
-            self.relieve_everywhere();
+            self.relieve_all_shards();
         }
         work
     }
 
-    /// Ends connections that keep the receive memory budget short, on every shard. At most once in [`RELIEF_PAUSE`].
-    fn relieve_everywhere(&mut self) {
+    /// Relieves the receive memory budget on every shard ([`Core::relieve_budget`]), at most once in [`RELIEF_PAUSE`].
+    fn relieve_all_shards(&mut self) {
         if self.services.now < self.next_relief {
             return;
         }
         self.next_relief = self.services.now.after(RELIEF_PAUSE);
-        self.relieve();
+        self.relieve_budget();
         let Some(driver) = self.services.driver.upgrade() else { return };
         for shard in driver.shards().iter().filter(|shard| shard.index() != self.index) {
-            shard.enqueue(Self::relieve);
+            shard.enqueue(Self::relieve_budget);
         }
     }
 
-    /// Ends those connections whose peers have been silent inside an FPDU for the longest time, until the receive memory budget has
-    /// room again: peers that open many connections and send the front of an FPDU on each must not prevent reads of other connections.
-    fn relieve(&mut self) {
+    /// Ends the connections whose peers have been silent in the middle of an FPDU for the longest time, until the receive memory budget
+    /// has room again.
+    ///
+    /// Without this, peers that open many connections and send only the beginning of an FPDU on each could prevent reads of other
+    /// connections.
+    fn relieve_budget(&mut self) {
         self.relieve_messages();
         let now = self.services.now;
         let holders = self.slots.iter().filter_map(|(key, (generation, slot))| match slot {
@@ -504,7 +525,8 @@ impl Core {
         }
     }
 
-    /// Ends those connections whose peers have been silent inside a long message for the longest time, until others can go on.
+    /// Ends the connections whose peers have been silent in the middle of a long message for the longest time, until other connections
+    /// can receive long messages again.
     fn relieve_messages(&mut self) {
         let now = self.services.now;
         let silent = self.slots.iter().filter_map(|(key, (generation, slot))| match slot {
@@ -521,15 +543,15 @@ impl Core {
         }
     }
 
-    /// Reads each of a few connections without polling the stack first.
+    /// Reads all established connections and datagram sockets directly, without polling the stack first.
     fn poll_all(&mut self, shard: &Shard, enough: &dyn Fn() -> bool) -> usize {
         let mut work = 0;
         for _ in 0..self.established.len() {
-            if self.first >= self.established.len() {
-                self.first = 0;
+            if self.next_direct >= self.established.len() {
+                self.next_direct = 0;
             }
-            let Some(token) = self.established.get(self.first).copied() else { break };
-            self.first += 1;
+            let Some(token) = self.established.get(self.next_direct).copied() else { break };
+            self.next_direct += 1;
             let moved = self.with_conn(token, Conn::on_poll).unwrap_or(false);
             work += usize::from(moved);
             shard.run_commands(self);
@@ -540,7 +562,7 @@ impl Core {
         work + self.poll_datagrams(shard, enough)
     }
 
-    /// Reads each of a few sockets for datagrams.
+    /// Reads all datagram sockets directly.
     fn poll_datagrams(&mut self, shard: &Shard, enough: &dyn Fn() -> bool) -> usize {
         let mut work = 0;
         let mut next = 0;
@@ -557,8 +579,9 @@ impl Core {
         work
     }
 
-    /// Polls the stack, unless events of an earlier poll are not served yet: an event that is served late may be out of date, and one
-    /// that is queued twice is. Returns the number of queued events.
+    /// Polls the stack, unless events of an earlier poll are still queued. Returns the number of queued events.
+    ///
+    /// A second poll would report the queued events again: the duplicate would be stale by the time it is served.
     pub(crate) fn poll_stack(&mut self) -> usize {
         if !self.events.is_empty() {
             return self.events.len();
@@ -571,7 +594,7 @@ impl Core {
         self.events.len()
     }
 
-    /// Serves the queued events, until none is left or the round ends; the rest stays queued for the next round.
+    /// Serves queued events until none is left or the round ends. The remaining ones stay queued for the next round.
     fn serve_events(&mut self, shard: &Shard, enough: &dyn Fn() -> bool) -> usize {
         let mut count = 0;
         while let Some(event) = self.events.pop_front() {
@@ -628,7 +651,7 @@ impl Core {
     }
 }
 
-/// Makes the call of the stack that `conn` needs.
+/// Makes the call to the stack that `conn` has requested.
 #[cold]
 fn serve_stack_request(stack: &mut dyn TransportStack, conn: &mut Conn, services: &mut Services) {
     let token = conn.token;
@@ -649,7 +672,8 @@ fn serve_stack_request(stack: &mut dyn TransportStack, conn: &mut Conn, services
     }
 }
 
-/// A token has the key of a slot (26 bits), the number of the shard (6 bits), and the generation of the slot (32 bits).
+/// Composes a token. From the lowest bit it holds the key of the slot (26 bits), the number of the shard (6 bits), and the generation of
+/// the slot (32 bits).
 fn token(key: usize, shard: usize, generation: u32) -> Token {
     Token(key as u64 | (shard as u64) << SHARD_SHIFT | u64::from(generation) << 32)
 }

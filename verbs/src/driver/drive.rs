@@ -3,7 +3,7 @@
 use super::ActiveTask;
 use super::ChannelSet;
 use super::Shard;
-use super::contention::thread;
+use super::contention::thread_id;
 use super::progress::{self, Drive, State};
 use super::watch::Watch;
 use crate::error::{Error, Result};
@@ -56,7 +56,7 @@ impl Shard {
     /// whether another thread has polled the shard since the last poll of this thread.
     pub(crate) fn poll_progress(self: &Arc<Self>, enough: &dyn Fn() -> bool) -> bool {
         let Some(mut busy) = self.try_lock() else { return self.note_held() };
-        let contended = busy.core().note_poller(thread());
+        let contended = busy.core().record_poller(thread_id());
         busy.pump_until(enough);
         contended
     }

@@ -245,7 +245,7 @@ impl Driver {
 
     /// The shard for connections whose receives complete in a queue that had none before.
     pub(crate) fn shard_for_queue(&self) -> usize {
-        self.affinity.of_new_queue()
+        self.affinity.shard_for_queue()
     }
 
     /// The shard for a new listener: each in turn.
@@ -315,7 +315,7 @@ impl Driver {
         mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>,
     ) -> Option<T> {
         let manual = self.is_manual();
-        self.shard_at(self.affinity.of_wait()).block_on(deadline, |cx| {
+        self.shard_at(self.affinity.shard_to_wait_on()).block_on(deadline, |cx| {
             if manual {
                 for shard in &self.shards {
                     shard.try_pump();

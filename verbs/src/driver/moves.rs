@@ -1,13 +1,13 @@
 //! Moves established connections to the shard of the thread that polls their completion queue.
 //!
-//! A program decides with its polls which thread drives a connection. Where two threads poll queues whose connections are on one
-//! shard, each finds the core held by the other, or serves the other's connections. A thread that sees this repeatedly moves the
-//! connections whose receives complete in its queue to its home shard ([`affinity`](super::affinity)), so that each thread drives a
-//! shard of its own. A queue that several threads poll stays where it is ([`PollContention`](super::PollContention)).
+//! A connection is driven by the thread that polls its completion queue. If two threads poll queues whose connections are on the same
+//! shard, each thread either finds the core locked by the other, or serves the other's connections. A thread that notices this
+//! repeatedly moves the connections whose receives complete in its queue to its home shard ([`affinity`](super::affinity)), so that
+//! each thread drives a shard of its own. The connections of a queue that several threads poll are not moved ([`PollContention`](super::PollContention)).
 //!
-//! A move is two commands: out of one shard, into the other. Between them the connection has no token
-//! ([`ConnLocation`](crate::qp::ConnLocation)): posts ring no doorbell, as the second command serves everything that was posted, and
-//! control calls wait for it.
+//! A move consists of two commands: the first takes the connection out of its shard, the second adds it to the other shard. Between
+//! them the connection has no token ([`ConnLocation`](crate::qp::ConnLocation)). Posts then ring no doorbell, because the second
+//! command serves everything that was posted, and control calls wait until the second command has run.
 
 use super::{Core, Driver, Shard, Slot};
 use crate::conn::Conn;
@@ -31,16 +31,17 @@ impl Driver {
         }
     }
 
-    /// Runs `command` with the core of the connection at `location` and its token. Returns the command if there is no connection.
+    /// Runs `command` on the shard of the connection at `location`, and passes it the shard's core and the connection's token. Waits
+    /// while the connection moves. Returns the command if there is no connection.
     pub(crate) fn call_at<R, C>(&self, location: &Arc<ConnLocation>, mut command: C) -> Result<R, C>
     where
         R: Send + 'static,
         C: FnOnce(&mut Core, Token) -> R + Send + 'static,
     {
         while let Some(token) = location.settled() {
-            let place = Arc::clone(location);
+            let location = Arc::clone(location);
             let called = self.shard(token).call(move |core| {
-                if place.has_left(token) { Err(command) } else { Ok(command(core, token)) }
+                if location.has_left(token) { Err(command) } else { Ok(command(core, token)) }
             });
             match called {
                 Ok(result) => return Ok(result),
@@ -50,7 +51,7 @@ impl Driver {
         Err(command)
     }
 
-    /// Runs `serve` on the connection at `location`; `None` if there is none.
+    /// Runs `serve` on the connection at `location`. Returns `None` if there is no connection.
     pub(crate) fn with_conn_at<R: Send + 'static>(
         &self,
         location: &Arc<ConnLocation>,
@@ -60,9 +61,9 @@ impl Driver {
     }
 }
 
-/// Moves an established connection, if it may move at the moment.
+/// Moves an established connection, if it can move at the moment.
 fn move_conn(from: &Arc<Shard>, to: &Arc<Shard>, token: Token) {
-    // Without its background thread the shard cannot serve a connection.
+    // A shard cannot serve a connection without its background thread.
     if to.start().is_err() {
         return;
     }
@@ -72,11 +73,12 @@ fn move_conn(from: &Arc<Shard>, to: &Arc<Shard>, token: Token) {
 }
 
 impl Core {
-    /// Takes an established connection out of this shard, for [`Core::adopt_established`] of another one.
+    /// Takes an established connection out of this shard, for [`Core::adopt_established`] of another shard. Returns `None` if it cannot
+    /// move.
     fn take_established(&mut self, token: Token) -> Option<Box<Conn>> {
-        let left =
+        let leave =
             |conn: &mut Conn, services: &mut Services| conn.may_move() && conn.leave_shard(services).is_ok();
-        if !self.with_conn(token, left)? {
+        if !self.with_conn(token, leave)? {
             return None;
         }
         match self.remove(token)? {
@@ -88,13 +90,13 @@ impl Core {
         }
     }
 
-    /// Takes over an established connection of another shard, and serves what was posted and has arrived meanwhile. If the stack
-    /// refuses the socket, the connection is lost.
+    /// Takes over an established connection of another shard, and serves the requests posted and the bytes received meanwhile. If the
+    /// stack refuses the socket, the connection is lost.
     fn adopt_established(&mut self, mut conn: Box<Conn>) {
         let token = self.next_token();
         let entered = self.stack.adopt(&mut conn.socket, token);
         conn.end_move(token, &self.services);
-        self.fill(token, Slot::Conn(conn));
+        self.fill_slot(token, Slot::Conn(conn));
         self.add_established(token);
         self.read_clock();
         self.with_conn(token, |conn, services| match entered {

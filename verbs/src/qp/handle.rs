@@ -5,7 +5,7 @@ use crate::driver::{Driver, Services};
 use crate::error::{Error, PostError, Result};
 use crate::faults::Call;
 use crate::pd::Pd;
-use crate::qp::inner::Attrs;
+use crate::qp::inner::ConnAttrs;
 use crate::qp::send_queue::{SendQueue, SqLimits};
 use crate::qp::{LogLimit, LongMessages, Path, QpAttr, QpInit, QpInner, QpState, RecvQueue, RecvSource};
 use crate::ud::UdState;
@@ -104,7 +104,7 @@ impl Qp {
                 (Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC).bits(),
             ),
             ud,
-            attrs: Mutex::new(Attrs { ord: max_rd_atomic, ird: max_rd_atomic, stream }),
+            attrs: Mutex::new(ConnAttrs { ord: max_rd_atomic, ird: max_rd_atomic, stream }),
             has_raised: AtomicBool::new(false),
             faults: driver.shared.faults.clone(),
             long: init.max_message.map(LongMessages::new),

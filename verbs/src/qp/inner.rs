@@ -1,4 +1,4 @@
-//! A queue pair's queues and state: what the application's handle and its connection share.
+//! State of a queue pair that the application's handle and the connection share.
 
 use crate::cq::{Cq, Cqe};
 use crate::driver::Driver;
@@ -20,20 +20,24 @@ use uiw_llp::Token;
 use uiw_mem::{Access, StreamId};
 use uiw_stream::LocalError;
 
+/// Queue from which a queue pair takes its receives.
 pub(crate) enum RecvSource {
     Own(Mutex<RecvQueue>),
     Shared(Arc<Srq>),
 }
 
-/// The receives of a queue pair; its own ones are locked meanwhile.
+/// Access to the posted receives of a queue pair. Holds the lock of the queue pair's own receive queue; an SRQ is locked for each call
+/// instead.
 pub(crate) enum Receives<'a> {
     Own(MutexGuard<'a, RecvQueue>),
     Shared(&'a Srq),
 }
 
 impl Receives<'_> {
-    /// The next receives, as many as lie one behind the other; [`Receives::take`] says how many of them were used. Of a shared queue the next one alone: it
-    /// is taken, put into `shared`, and has to be used.
+    /// Returns the next receives that are contiguous in memory; empty if there is none.
+    ///
+    /// Receives of the queue pair's own queue stay there until [`Receives::take`]. An SRQ gives only one receive: it is removed from
+    /// the SRQ at once and stored in `shared`, and the caller must use it.
     pub(crate) fn next<'s>(&'s mut self, shared: &'s mut RecvWqe, wakes: &mut Wakes) -> &'s [RecvWqe] {
         match self {
             Self::Own(rq) => rq.peek(),
@@ -42,7 +46,7 @@ impl Receives<'_> {
         }
     }
 
-    /// The first `count` of [`Receives::next`] were used.
+    /// Removes the first `count` receives that [`Receives::next`] has returned, after they were used.
     pub(crate) fn take(&mut self, count: usize) {
         if let Self::Own(rq) = self {
             rq.take_many(count);
@@ -50,7 +54,7 @@ impl Receives<'_> {
     }
 }
 
-/// Shared by the application's handle and the stream.
+/// Queues and state of a queue pair, shared by the application's handle and the connection.
 pub(crate) struct QpInner {
     pub(crate) num: u32,
     pub(crate) driver: Arc<Driver>,
@@ -59,30 +63,31 @@ pub(crate) struct QpInner {
     pub(crate) recv_cq: Arc<Cq>,
     pub(crate) sq: Mutex<SendQueue>,
     pub(crate) rq: RecvSource,
-    /// Held while the state or the connection changes, and for nothing else.
+    /// Serializes changes of the state and of the connection: see [`QpInner::control`].
     pub(super) control: Mutex<()>,
     pub(super) state: AtomicU8,
     pub(super) cap: QpCap,
-    /// Rights of peers, as bits: read for every segment.
+    /// Access rights of the peer, as bits of [`Access`]. Atomic because it is read for every segment.
     pub(super) access: AtomicU32,
     pub(crate) conn: Arc<ConnLocation>,
-    pub(crate) attrs: Mutex<Attrs>,
-    /// State of a UD queue pair.
+    pub(crate) attrs: Mutex<ConnAttrs>,
+    /// Additional state if this is a UD queue pair.
     pub(crate) ud: Option<UdState>,
-    /// The device's queue of asynchronous events had one about this queue pair.
+    /// True once an asynchronous event about this queue pair was added to the device's queue.
     pub(super) has_raised: AtomicBool,
-    /// Faults of the device, if there are any.
+    /// Faults that the device is configured to inject.
     pub(crate) faults: Option<Arc<Faults>>,
     pub(crate) log_limit: LogLimit,
-    /// The text of the last local error, for the errors of the safe API.
+    /// Text of the last local error, shown in the errors of the safe API.
     pub(super) local_error: Mutex<Option<Arc<str>>>,
-    /// An unreliable connection: see [`crate::QpInit::unreliable`].
+    /// True for an unreliable connection (see [`crate::QpInit::unreliable`]).
     pub(crate) unreliable: bool,
-    /// Messages that are longer than their receives; `None` where they are refused (RFC 5041 section 7.1).
+    /// Received messages that are longer than their receives; `None` if such messages are refused (RFC 5041 section 7.1).
     pub(crate) long: Option<LongMessages>,
 }
 
-pub(crate) struct Attrs {
+/// Attributes that a connection of the queue pair uses.
+pub(crate) struct ConnAttrs {
     pub(crate) ord: u16,
     pub(crate) ird: u16,
     pub(crate) stream: StreamId,
@@ -99,7 +104,9 @@ impl QpInner {
         QpState::from_raw(self.state.load(Ordering::Acquire))
     }
 
-    /// Held while the state or the connection changes. No other lock is waited for meanwhile but the queues' own.
+    /// Acquires the lock that serializes changes of the state and of the connection.
+    ///
+    /// Lock order: while holding it, a thread waits for no lock except those of the queues.
     pub(crate) fn control(&self) -> MutexGuard<'_, ()> {
         self.control.lock()
     }
@@ -111,18 +118,19 @@ impl QpInner {
         }
     }
 
-    /// Rights of peers on this queue pair.
+    /// Returns the access rights of the peer.
     pub(crate) fn access(&self) -> Access {
         Access::from_bits_truncate(self.access.load(Ordering::Acquire))
     }
 
-    /// Returns the token of the connection; `None` also while it moves to another shard, where everything that was posted is served.
+    /// Returns the token of the connection. `None` if there is no connection, or while it moves to another shard; at the end of the
+    /// move, that shard serves all requests posted meanwhile.
     #[inline]
     pub(crate) fn conn(&self) -> Option<Token> {
         self.conn.get()
     }
 
-    /// Gives it a connection, or takes it away. Its completion queues are polled on the shard of the connection.
+    /// Sets or removes the connection, and with it the shard that polls of the completion queues drive for it.
     pub(crate) fn set_conn(&self, token: Option<Token>) {
         if let Some(token) = token {
             self.add_to_queues(token);
@@ -132,7 +140,7 @@ impl QpInner {
         }
     }
 
-    /// The connection has moved from one shard to another.
+    /// Updates the token after the connection has moved from one shard to another.
     pub(crate) fn conn_moved(&self, from: Token, to: Token) {
         self.add_to_queues(to);
         self.conn.set(Some(to));
@@ -149,7 +157,9 @@ impl QpInner {
         [&self.send_cq, &self.recv_cq].iter().for_each(|cq| cq.remove_connection(shard));
     }
 
-    /// Returns whether a connection may be begun: asked with [`QpInner::control`] held.
+    /// Checks that a connection may be started. The caller holds [`QpInner::control`].
+    ///
+    /// `what` names the caller's operation in the error.
     pub(crate) fn may_connect(&self, what: &'static str) -> Result<()> {
         let state = self.state();
         let waiting = state == QpState::Rts && self.sq.lock().mode == SqMode::Waiting;
@@ -166,7 +176,7 @@ impl QpInner {
         self.attrs.lock().stream
     }
 
-    /// Completes the requests at the front of the send queue that are over.
+    /// Removes finished requests from the front of the send queue and queues their completions.
     pub(crate) fn retire(
         &self,
         sq: &mut SendQueue,
@@ -189,8 +199,10 @@ impl QpInner {
         }
     }
 
-    /// Completes requests that have succeeded, `count` of them from `first` on, which is at the front of the send queue, as [`SendQueue::retire_sent`].
-    /// False: a completion found no room.
+    /// Completes the `count` successful requests that start with `first` at the front of the send queue (see
+    /// [`SendQueue::retire_sent`]).
+    ///
+    /// Returns false if the completion queue had no room for a completion.
     pub(crate) fn retire_sent(
         &self,
         sq: &mut SendQueue,
@@ -207,15 +219,16 @@ impl QpInner {
         room
     }
 
-    /// Completes every request that was begun, as the connection of an unreliable queue pair has ended; `all`: those that wait as well.
+    /// Completes every started request with success, because the connection of an unreliable queue pair has ended. If `all` is set,
+    /// requests that were not started yet succeed as well.
     pub(crate) fn complete_unreliable(&self, all: bool, wakes: &mut Wakes) {
         let mut sq = self.sq.lock();
         sq.complete_built(all);
-        // A completion that finds no room is reported by its queue.
+        // If a completion finds no room, the completion queue itself reports the overflow.
         let _ = self.retire(&mut sq, wakes);
     }
 
-    /// Puts back a receive whose message will not come.
+    /// Returns a receive to its queue, because its message will not arrive.
     pub(crate) fn put_back(&self, receive: &mut RecvWqe) {
         match &self.rq {
             RecvSource::Own(rq) => rq.lock().put_back(receive),
@@ -223,11 +236,12 @@ impl QpInner {
         }
     }
 
-    /// Ends every posted send as flushed.
+    /// Completes every posted send with a flush error.
     pub(crate) fn flush_sends(&self, sq: &mut SendQueue, reason: Option<WireReason>, wakes: &mut Wakes) {
         sq.flush(reason, |cqe| self.send_cq.push(cqe, wakes));
     }
 
+    /// Completes every posted receive with a flush error. Receives posted later are flushed as well.
     pub(crate) fn flush_receives(&self, rq: &mut RecvQueue, reason: Option<WireReason>, wakes: &mut Wakes) {
         rq.flushing = true;
         let mut wqe = RecvWqe::default();
@@ -236,7 +250,7 @@ impl QpInner {
         }
     }
 
-    /// A receive that ended without a message.
+    /// Completes a receive that got no message.
     pub(crate) fn complete_recv(
         &self,
         wr_id: u64,
@@ -259,7 +273,7 @@ impl QpInner {
         self.recv_cq.push(Cqe { wc, solicited: true }, wakes);
     }
 
-    /// Forgets every request and completion: RESET.
+    /// Discards all requests, and all completions that were not polled, when the queue pair enters RESET.
     pub(crate) fn forget_requests(&self) {
         self.send_cq.forget_qp(self.num);
         self.recv_cq.forget_qp(self.num);
@@ -271,7 +285,7 @@ impl QpInner {
         }
     }
 
-    /// Returns the source from which receives are taken, one after the other.
+    /// Returns access to the posted receives, for the caller to take several.
     pub(crate) fn receives(&self) -> Receives<'_> {
         match &self.rq {
             RecvSource::Own(rq) => Receives::Own(rq.lock()),
@@ -279,7 +293,8 @@ impl QpInner {
         }
     }
 
-    /// Takes the next receive, or notes the stream as waiting for one.
+    /// Takes the next receive into `into`. If there is none, or unreleased long messages have reached their limit, returns false and
+    /// registers `token`, whose connection is served when a receive is posted.
     pub(crate) fn take_recv(&self, into: &mut RecvWqe, token: Token, wakes: &mut Wakes) -> bool {
         match &self.rq {
             RecvSource::Own(rq) => {
@@ -305,7 +320,7 @@ impl Drop for QpInner {
             srq.remove_user();
         }
         if *self.has_raised.get_mut() {
-            // They may never be read, and peers can cause one with every connection.
+            // A program may never read its events, and peers can cause one with every connection, so they must not accumulate.
             self.pd.device().events().forget_qp(self.num);
         }
     }

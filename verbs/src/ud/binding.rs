@@ -58,12 +58,12 @@ pub(super) fn add_socket(
     if !is_group {
         core.services.shared.datagram_sockets.add(local);
     }
-    core.add_direct(token);
+    core.add_datagram_socket(token);
     Ok(local)
 }
 
 fn remove_socket(core: &mut Core, port: Token, token: Token) {
-    core.remove_direct(token);
+    core.remove_datagram_socket(token);
     core.remove(token);
     let Some(slot) = core.datagram_port(port) else { return };
     let Some(at) = slot.sockets.iter().position(|socket| socket.token == token) else { return };
@@ -95,7 +95,7 @@ pub(super) fn add_endpoint(core: &mut Core, qp: &Arc<QpInner>, port: Token, inde
         slot.set_interest(Interest::READ);
     }
     let counters = core.services.counters.open_datagrams(qp.num, local);
-    core.fill(token, Slot::Endpoint(Box::new(Endpoint::new(qp, port, index, counters))));
+    core.fill_slot(token, Slot::Endpoint(Box::new(Endpoint::new(qp, port, index, counters))));
     Ok(token)
 }
 

@@ -75,7 +75,7 @@ impl SidrHandle {
             let role = Role::Requester(Requester::new(id, peer, number, request));
             let mut slot = SidrSlot { sockets: vec![socket], channel, role };
             slot.on_timer(token, &mut core.services);
-            core.fill(token, Slot::Sidr(Box::new(slot)));
+            core.fill_slot(token, Slot::Sidr(Box::new(slot)));
             Ok::<_, Error>((token, local))
         })?;
         Ok(Self { driver, token, id, local })

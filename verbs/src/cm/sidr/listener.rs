@@ -55,7 +55,7 @@ impl SidrListener {
             }
             let local = sockets.first().ok_or(Error::Zero { what: "number of addresses" })?.local_addr();
             let role = Role::Responder(Responder::new(ListenerId(token.0)));
-            core.fill(token, Slot::Sidr(Box::new(SidrSlot { sockets, channel, role })));
+            core.fill_slot(token, Slot::Sidr(Box::new(SidrSlot { sockets, channel, role })));
             Ok::<_, Error>((token, local))
         })?;
         Ok(Self { driver, token, local })

@@ -1,4 +1,4 @@
-//! Datagrams that travel.
+//! Datagram sockets of the simulated network, and the datagrams in flight between them.
 
 use super::{Time, World};
 use std::collections::VecDeque;
@@ -7,8 +7,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 use uiw_llp::{Event, Interest, Token};
 
-/// Delay of a datagram that others overtake, in addition to twice the latency.
-const OVERTAKEN: Duration = Duration::from_micros(50);
+/// Delay of a reordered datagram, in addition to twice the latency of the link.
+const REORDER_DELAY: Duration = Duration::from_micros(50);
+/// Faults are given as parts per million.
 const MILLION: usize = 1_000_000;
 
 pub(super) struct Socket {
@@ -16,18 +17,19 @@ pub(super) struct Socket {
     token: Token,
     interest: Interest,
     local: SocketAddr,
-    /// Datagrams that travel here or have arrived, in the order of arrival.
+    /// Datagrams in flight to this socket or not read yet, in the order of their arrival times.
     inbound: VecDeque<SimDatagram>,
 }
 
 struct SimDatagram {
+    /// Arrival time.
     due: Time,
     from: SocketAddr,
     bytes: Vec<u8>,
 }
 
 impl Socket {
-    /// Returns the arrival time of the next datagram that has not arrived.
+    /// Returns the earliest arrival time after `now`.
     pub(super) fn next_due(&self, now: Time) -> Option<Time> {
         self.inbound.iter().map(|datagram| datagram.due).find(|due| *due > now)
     }
@@ -60,8 +62,8 @@ impl World {
         }
     }
 
-    /// Bytes of `from` that have not arrived.
-    fn under_way(&self, from: SocketAddr) -> usize {
+    /// Returns the number of bytes sent by `from` that have not arrived yet.
+    fn bytes_in_flight(&self, from: SocketAddr) -> usize {
         let all = self.sockets.values().flat_map(|socket| &socket.inbound);
         all.filter(|datagram| datagram.from == from && datagram.due > self.time)
             .map(|datagram| datagram.bytes.len())
@@ -79,7 +81,7 @@ impl World {
             return Err(ErrorKind::InvalidInput.into());
         }
         let link = self.link(from.ip(), to.ip()).clone();
-        if self.under_way(from) >= link.capacity {
+        if self.bytes_in_flight(from) >= link.capacity {
             return Err(ErrorKind::WouldBlock.into());
         }
         let receivers: Vec<u64> = self
@@ -95,16 +97,19 @@ impl World {
             if lost || link.stalled {
                 continue;
             }
-            let late = if late { 2 * link.latency + OVERTAKEN } else { Duration::ZERO };
+            let late = if late { 2 * link.latency + REORDER_DELAY } else { Duration::ZERO };
             let due = self.time + link.latency + late;
             for _ in 0..=usize::from(twice) {
-                self.carry_datagram(receiver, due, from, bytes, link.capacity);
+                self.enqueue_datagram(receiver, due, from, bytes, link.capacity);
             }
         }
         Ok(())
     }
 
-    fn carry_datagram(&mut self, to: u64, due: Time, from: SocketAddr, bytes: &[u8], capacity: usize) {
+    /// Queues a datagram that will arrive at socket `to`, or drops it if the socket's queue is full.
+    ///
+    /// The queue holds datagrams in flight as well as unread ones, so its limit is twice the `capacity` of the link in bytes.
+    fn enqueue_datagram(&mut self, to: u64, due: Time, from: SocketAddr, bytes: &[u8], capacity: usize) {
         let Some(socket) = self.sockets.get_mut(&to) else { return };
         let held: usize = socket.inbound.iter().map(|datagram| datagram.bytes.len()).sum();
         if held + bytes.len() > 2 * capacity {
@@ -122,10 +127,10 @@ impl World {
         Some((datagram.from, datagram.bytes))
     }
 
-    /// The room of the narrowest link from `from`.
-    fn capacity_from(&self, from: IpAddr) -> usize {
-        let own = self.links.iter().filter(|((source, _), _)| *source == from);
-        own.map(|(_, link)| link.capacity).min().unwrap_or(self.default.capacity)
+    /// Returns the smallest capacity in bytes of the links that start at `from`.
+    fn min_capacity_from(&self, from: IpAddr) -> usize {
+        let links = self.links.iter().filter(|((source, _), _)| *source == from);
+        links.map(|(_, link)| link.capacity).min().unwrap_or(self.default.capacity)
     }
 
     pub(super) fn poll_datagrams(&self, stack: u32, events: &mut Vec<Event>) {
@@ -133,7 +138,7 @@ impl World {
             let arrived = socket.inbound.front().is_some_and(|datagram| datagram.due <= self.time);
             let readable = socket.interest.read && arrived;
             let ip = socket.local.ip();
-            let room = || self.under_way(socket.local) < self.capacity_from(ip);
+            let room = || self.bytes_in_flight(socket.local) < self.min_capacity_from(ip);
             let writable = socket.interest.write && room();
             if readable || writable {
                 events.push(Event { token: socket.token, readable, writable });
