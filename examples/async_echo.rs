@@ -1,5 +1,5 @@
-//! An echo server and its client as tokio tasks. `uiw::with_tokio::drive` lets tokio's own thread drive the device: no other thread
-//! stands between an arrival and the task that waits for it.
+//! An echo server and its client as tokio tasks. `uiw::with_tokio::drive` lets tokio's own thread
+//! drive the device: no other thread stands between an arrival and the task that waits for it.
 
 use std::error::Error;
 use uiw::{Connection, ConnectionConfig, Device, Listener};

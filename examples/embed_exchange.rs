@@ -1,4 +1,5 @@
-//! What the two ends of `embed_stream` and `embed_smoltcp` do with each other, and what must come of it.
+//! What the two ends of `embed_stream` and `embed_smoltcp` do with each other, and what must come
+//! of it.
 
 use crate::embed_host::{MEMORY, Peer};
 use std::error::Error;

@@ -12,7 +12,8 @@ pub(crate) const MEMORY: STag = STag(0x1234);
 #[derive(Default)]
 pub(crate) struct Peer {
     pub(crate) memory: Vec<u8>,
-    /// Every request, with its payload or the place of its answer. The stream has built this many of them.
+    /// Every request, with its payload or the place of its answer. The stream has built this many
+    /// of them.
     pub(crate) requests: Vec<(Request, Vec<u8>)>,
     pub(crate) built: usize,
     pub(crate) completed: Vec<u32>,

@@ -1,5 +1,6 @@
-//! iWARP inside of an existing smoltcp loop: no thread, no descriptor, the loop's own clock. Two sockets of one interface talk
-//! over a device in memory. FPDUs are taken where they lie in a socket's receive buffer.
+//! iWARP inside of an existing smoltcp loop: no thread, no descriptor, the loop's own clock. Two
+//! sockets of one interface talk over a device in memory. FPDUs are taken where they lie in a
+//! socket's receive buffer.
 
 #[path = "embed_exchange.rs"]
 mod embed_exchange;

@@ -1,5 +1,6 @@
-//! Transfers a file: the receiver opens memory of a few blocks, the sender writes a block by RDMA and notifies the receiver in the same
-//! request, and the receiver returns each block when its bytes are in the file. `file_transfer FROM TO`; without arguments a file is made.
+//! Transfers a file: the receiver opens memory of a few blocks, the sender writes a block by RDMA
+//! and notifies the receiver in the same request, and the receiver returns each block when its
+//! bytes are in the file. `file_transfer FROM TO`; without arguments a file is made.
 
 use std::error::Error;
 use std::fs::File;
@@ -64,7 +65,8 @@ fn send(to: SocketAddr, from: &Path) -> Result<u64, AnyError> {
         let mut buffer = pd.register(vec![0; BLOCK])?;
         let len = fill(&mut buffer, &mut file)?;
         if len == 0 {
-            // Every block that is under way is returned before the connection is closed: then the receiver has it.
+            // Every block that is under way is returned before the connection is closed: then the
+            // receiver has it.
             for _ in free.len() + 1..BLOCKS {
                 connection.recv()?.ok_or("the receiver has closed")?;
             }

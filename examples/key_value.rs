@@ -1,5 +1,6 @@
-//! A key-value store: clients put with a Send, and get with one RDMA Read, in which the server's program takes no part. An entry has a
-//! version in front and behind: it is odd, or the two differ, while the server changes the entry, and the client reads again.
+//! A key-value store: clients put with a Send, and get with one RDMA Read, in which the server's
+//! program takes no part. An entry has a version in front and behind: it is odd, or the two differ,
+//! while the server changes the entry, and the client reads again.
 
 use std::error::Error;
 use std::hash::{DefaultHasher, Hash, Hasher};

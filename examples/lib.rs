@@ -1,4 +1,5 @@
-//! One file each, the smallest thing that works; run one with `cargo run -p uiw-examples --example send_recv`.
+//! One file each, the smallest thing that works; run one with
+//! `cargo run -p uiw-examples --example send_recv`.
 //!
 //! | example | shows |
 //! |---|---|

@@ -1,10 +1,12 @@
-//! Passes 9P between clients over RDMA, such as Linux's `mount -t 9p -o trans=rdma`, and a file server that has its client on two
-//! descriptors, such as diod: one server process for each connection. On RDMA a 9P message is one Send; on the descriptors messages follow each other,
+//! Passes 9P between clients over RDMA, such as Linux's `mount -t 9p -o trans=rdma`, and a file
+//! server that has its client on two descriptors, such as diod: one server process for each
+//! connection. On RDMA a 9P message is one Send; on the descriptors messages follow each other,
 //! each with its length in front.
 //!
 //!     ninep_bridge 192.0.2.1:5640 diod --foreground --no-auth --rfdno 0 --wfdno 1 --export /srv
 //!
-//! reaches the files of /srv from every host that reaches the port. Without arguments a client sends a message to `cat`, which returns it.
+//! reaches the files of /srv from every host that reaches the port. Without arguments a client
+//! sends a message to `cat`, which returns it.
 
 use std::error::Error;
 use std::ffi::OsString;

@@ -1,4 +1,5 @@
-//! Round trips on the raw layer: explicitly registered memory, queues and completions; one polling thread per side.
+//! Round trips on the raw layer: explicitly registered memory, queues and completions; one polling
+//! thread per side.
 
 use std::error::Error;
 use std::net::SocketAddr;
@@ -39,7 +40,8 @@ impl End {
     }
 
     fn post_recv(&self) -> Result<()> {
-        // SAFETY: the engine owns the memory (`Memory::owned`), and `self.memory` outlives the queue pair's use of it.
+        // SAFETY: the engine owns the memory (`Memory::owned`), and `self.memory` outlives the
+        // queue pair's use of it.
         unsafe { self.qp.post_recv([RecvWr { wr_id: 1, sges: &self.sge(0) }])? };
         Ok(())
     }

@@ -1,4 +1,5 @@
-//! RDMA Read of memory the server shares, and a FetchAdd on it, while the server's application sleeps.
+//! RDMA Read of memory the server shares, and a FetchAdd on it, while the server's application
+//! sleeps.
 
 use std::error::Error;
 use std::thread;

@@ -1,5 +1,6 @@
-//! Remote calls as `tower` services: the client is a service of requests, the server runs one for each request, and both are put together
-//! with tower's layers. A message is the number of its call, big-endian, and the bytes of the request or the answer.
+//! Remote calls as `tower` services: the client is a service of requests, the server runs one for
+//! each request, and both are put together with tower's layers. A message is the number of its
+//! call, big-endian, and the bytes of the request or the answer.
 
 use std::collections::HashMap;
 use std::convert::Infallible;

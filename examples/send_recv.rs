@@ -1,4 +1,5 @@
-//! Two ends, one message each way. Leaves out: memory that peers reach, several messages under way, error recovery.
+//! Two ends, one message each way. Leaves out: memory that peers reach, several messages under way,
+//! error recovery.
 
 use std::error::Error;
 use std::thread;

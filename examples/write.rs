@@ -1,4 +1,5 @@
-//! RDMA Write into memory that the server opened for this connection only: its application does nothing while the bytes arrive.
+//! RDMA Write into memory that the server opened for this connection only: its application does
+//! nothing while the bytes arrive.
 
 use std::error::Error;
 use std::thread;
@@ -15,7 +16,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let server = thread::spawn(move || -> uiw::Result<bool> {
         let connection = listener.accept()?;
         let memory = pd.share(LEN, Access::empty())?;
-        // A bound window belongs to one connection: its key is of no use to another peer, and becomes invalid when the window is dropped.
+        // A bound window belongs to one connection: its key is of no use to another peer, and
+        // becomes invalid when the window is dropped.
         let window = connection.bind_window(&memory, 0..LEN, Access::REMOTE_WRITE)?;
         connection.send_copy(&window.remote().to_bytes())?;
         assert_eq!(connection.recv()?.as_deref(), Some(&b"written"[..]));

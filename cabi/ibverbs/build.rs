@@ -1,5 +1,5 @@
-//! Writes the lines of the exports from their tables, and the version script: every node that is named, empty. The names in the nodes
-//! come with `.symver`.
+//! Writes the lines of the exports from their tables, and the version script: every node that is
+//! named, empty. The names in the nodes come with `.symver`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
@@ -10,7 +10,8 @@ use uiw_cabi_exports::{PRIVATE, PUBLIC};
 /// The one function of a private node that is offered to programs, for objects of either library.
 const OF_OBJECT: &str = "verbs::device::port::ibv_query_gid_type";
 
-/// The node that a linker uses for new programs where a name is in several: rdma-core 34 to 56 have it.
+/// The node that a linker uses for new programs where a name is in several: rdma-core 34 to 56 have
+/// it.
 const USUAL_TAG: &str = "34";
 
 /// Rows of a private table as those of the public one.

@@ -1,7 +1,9 @@
-//! `uiw cdi`: a description by which container runtimes put uiw into a container (Container Device Interface), and its hook.
+//! `uiw cdi`: a description by which container runtimes put uiw into a container (Container Device
+//! Interface), and its hook.
 //!
-//! The libraries are mounts and an environment variable. Device nodes and sysfs depend on the container's network, which is there when its
-//! runtime calls the hook: it makes both by mounts, as ordinary users cannot make devices.
+//! The libraries are mounts and an environment variable. Device nodes and sysfs depend on the
+//! container's network, which is there when its runtime calls the hook: it makes both by mounts, as
+//! ordinary users cannot make devices.
 
 use crate::run;
 use crate::shared::fail::{Exit, Failure, Result};
@@ -73,8 +75,8 @@ fn describe(program: &str, libraries: &str, persona: Option<&str>) -> Value {
             "options": ["ro", "nosuid", "nodev", "rbind"],
         })
     };
-    // The variable replaces the image's, so it is not LD_LIBRARY_PATH, which images of accelerators have. Programs that ask for a library
-    // that is preloaded get it.
+    // The variable replaces the image's, so it is not LD_LIBRARY_PATH, which images of accelerators
+    // have. Programs that ask for a library that is preloaded get it.
     let preloaded = run::LIBRARIES.map(|name| format!("{PREFIX}/lib/{name}")).join(":");
     let persona = persona.map(|persona| format!("UIW_PERSONA={persona}"));
     let env: Vec<String> = [format!("LD_PRELOAD={preloaded}")].into_iter().chain(persona).collect();
@@ -107,8 +109,8 @@ fn describe(program: &str, libraries: &str, persona: Option<&str>) -> Value {
     })
 }
 
-/// The hook: shows a container that is being created device nodes and sysfs. Reads its state (OCI runtime specification) from standard
-/// input.
+/// The hook: shows a container that is being created device nodes and sysfs. Reads its state (OCI
+/// runtime specification) from standard input.
 pub(crate) fn hook() -> Result<()> {
     let state = io::read_to_string(io::stdin()).map_err(|error| hook_failure("standard input", error))?;
     let container = ContainerState::of_state(&state)?;

@@ -1,4 +1,5 @@
-//! `uiw conform`: asks a foreign listener everything that can be judged from outside, and gives a verdict for each requirement of the RFCs.
+//! `uiw conform`: asks a foreign listener everything that can be judged from outside, and gives a
+//! verdict for each requirement of the RFCs.
 
 use crate::shared::args::{DEFAULT_PORT, resolve, seconds};
 use crate::shared::fail::{Exit, Failure, Result};
@@ -36,7 +37,8 @@ pub(crate) struct Args {
     /// The listener
     #[arg(value_name = "HOST[:PORT]", required_unless_present = "list")]
     host: Option<String>,
-    /// The listener is `siwpeer serve` or `uiw siwtest --listen`: Sends, Writes and Reads of data are judged as well
+    /// The listener is `siwpeer serve` or `uiw siwtest --listen`: Sends, Writes and Reads of data
+    /// are judged as well
     #[arg(long)]
     partner: bool,
     /// Further cases: a file, or a folder with files *.case
@@ -45,7 +47,8 @@ pub(crate) struct Args {
     /// Only cases whose name contains TEXT
     #[arg(long, value_name = "TEXT")]
     case: Vec<String>,
-    /// Only these requirements in the report, by id or its beginning, such as RFC5044-4.3. Every frame may show one: all cases are run
+    /// Only these requirements in the report, by id or its beginning, such as RFC5044-4.3. Every
+    /// frame may show one: all cases are run
     #[arg(long, value_name = "ID")]
     requirement: Vec<String>,
     /// Write a report: *.md (Markdown), *.json or *.xml (JUnit)
@@ -63,7 +66,8 @@ pub(crate) struct Args {
     /// Show the cases and end
     #[arg(long)]
     list: bool,
-    /// How long nothing may move, before a case gives up: no byte from the listener. At least forty round trips
+    /// How long nothing may move, before a case gives up: no byte from the listener. At least forty
+    /// round trips
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = seconds)]
     stall: f64,
     /// Cases at a time

@@ -12,8 +12,8 @@ use uiw_decode::{ConnectionFilter, DecodeConfig, DecodeError, decode_to};
 Exit code: 0 when every byte could be followed (departures from the RFCs included), 1 when some could not, \
 2 when a file is no capture or the command line is wrong.")]
 pub(crate) struct Args {
-    /// pcap or pcapng files; several are one capture that was rotated, in the order of their times; `-` reads standard input and prints while it
-    /// reads: `tcpdump -U -w - | uiw decode -`
+    /// pcap or pcapng files; several are one capture that was rotated, in the order of their times;
+    /// `-` reads standard input and prints while it reads: `tcpdump -U -w - | uiw decode -`
     #[arg(value_name = "FILE", required = true)]
     files: Vec<PathBuf>,
     /// One JSON object per line
@@ -22,12 +22,14 @@ pub(crate) struct Args {
     /// Only departures, missing bytes and the summary
     #[arg(long)]
     quiet: bool,
-    /// Only connections with this number, ADDR, ADDR:PORT or :PORT at one end; several times for several
+    /// Only connections with this number, ADDR, ADDR:PORT or :PORT at one end; several times for
+    /// several
     #[arg(long, value_name = "WHICH")]
     connection: Vec<ConnectionFilter>,
 }
 
-/// Runs the command. `keylog` has the secrets of TLS connections, as `--keylog` of other commands writes them.
+/// Runs the command. `keylog` has the secrets of TLS connections, as `--keylog` of other commands
+/// writes them.
 pub(crate) fn run(args: Args, keylog: Option<PathBuf>) -> ExitCode {
     let Args { files, json, quiet, connection: connections } = args;
     let config = DecodeConfig { files, json, quiet, connections, keylog };

@@ -1,4 +1,5 @@
-//! `uiw demo`: transfers a file between two devices with every RDMA operation, verifies it byte for byte, and compares with raw TCP.
+//! `uiw demo`: transfers a file between two devices with every RDMA operation, verifies it byte for
+//! byte, and compares with raw TCP.
 
 use crate::shared::args::{PeerConfig, seconds};
 use crate::shared::fail::{Exit, Failure};

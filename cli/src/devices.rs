@@ -1,4 +1,5 @@
-//! `uiw devices`: what `ibv_get_device_list` gives to programs here, and the address behind each GID.
+//! `uiw devices`: what `ibv_get_device_list` gives to programs here, and the address behind each
+//! GID.
 
 use crate::shared::fail::{Failure, Result};
 use crate::shared::open::Global;

@@ -1,4 +1,5 @@
-//! `uiw generate`: man pages and shell completions, from the definition of the command line. Hidden: it is for packagers.
+//! `uiw generate`: man pages and shell completions, from the definition of the command line.
+//! Hidden: it is for packagers.
 
 use crate::shared::fail::{Exit, Failure, Result};
 use clap_complete::Shell;
@@ -35,7 +36,8 @@ fn write(folder: &Path, command: clap::Command) -> io::Result<()> {
     Ok(())
 }
 
-/// Gives the page of a command, and those of its subcommands, the usage as `--help` has it, and the last section a name of manual pages.
+/// Gives the page of a command, and those of its subcommands, the usage as `--help` has it, and the
+/// last section a name of manual pages.
 fn mend_page(pages: &Path, name: &str, command: &clap::Command) -> io::Result<()> {
     let page = pages.join(format!("{name}.1"));
     // Hidden commands have none.

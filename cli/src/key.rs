@@ -117,7 +117,8 @@ pub(crate) fn pin(file: &Path, key: &str, name: &str, add: bool) -> Result<()> {
     Ok(())
 }
 
-/// Returns whether root adds to the list of another user, such as that of a service, which alone obeys it.
+/// Returns whether root adds to the list of another user, such as that of a service, which alone
+/// obeys it.
 fn is_of_other_user(file: &Path) -> bool {
     geteuid().is_root() && file.symlink_metadata().is_ok_and(|data| data.uid() != 0)
 }

@@ -67,7 +67,8 @@ enum Command {
     /// Run a program of libibverbs or librdmacm on uiw's own libraries
     #[command(after_help = run::EXIT_CODES)]
     Run(run::Args),
-    /// Describe uiw as a device of containers: libraries, device nodes and sysfs, for `podman run --device`
+    /// Describe uiw as a device of containers: libraries, device nodes and sysfs, for
+    /// `podman run --device`
     #[command(after_help = cdi::HELP)]
     Cdi(cdi::Args),
     #[command(hide = true)]

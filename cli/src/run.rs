@@ -34,7 +34,8 @@ pub(crate) const LIBRARIES: [&str; 2] = ["libibverbs.so.1", "librdmacm.so.1"];
 /// What --sockets preloads, in the folder of the libraries.
 const SOCKETS_LIBRARY: &str = "rsocket/librspreload.so.1";
 
-/// With --sockets: an rsocket is a TCP port on the wire, and must not be that of a TCP service of the same number.
+/// With --sockets: an rsocket is a TCP port on the wire, and must not be that of a TCP service of
+/// the same number.
 const SOCKETS_PORT_OFFSET: i32 = 10_000;
 
 /// Run a program.
@@ -43,30 +44,36 @@ pub(crate) struct Args {
     /// The kind of device that the program sees: iwarp, roce or ib. The wire is the same
     #[arg(long, value_name = "KIND", value_parser = persona)]
     persona: Option<String>,
-    /// Show the program a small /sys/class/infiniband, and devices in /dev/infiniband, which UCX, MPI and Mooncake look for; in a mount
-    /// namespace, for ordinary users in a user namespace as well
+    /// Show the program a small /sys/class/infiniband, and devices in /dev/infiniband, which UCX,
+    /// MPI and Mooncake look for; in a mount namespace, for ordinary users in a user namespace as
+    /// well
     #[arg(long)]
     sysfs: bool,
-    /// Hide the RDMA devices of this machine from the program, which is the default, without a line that says so
+    /// Hide the RDMA devices of this machine from the program, which is the default, without a line
+    /// that says so
     #[arg(long)]
     only_uiw: bool,
-    /// Show the program the RDMA devices of this machine as well, in front of uiw's: by the system's libibverbs, or the one of that path.
-    /// rdma_cm is uiw's alone
+    /// Show the program the RDMA devices of this machine as well, in front of uiw's: by the
+    /// system's libibverbs, or the one of that path. rdma_cm is uiw's alone
     #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, conflicts_with = "only_uiw")]
     with_system: Option<Option<PathBuf>>,
-    /// Added to every port that the program gives to rdma_cm, for programs that use the same number over TCP
+    /// Added to every port that the program gives to rdma_cm, for programs that use the same number
+    /// over TCP
     #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = clap::value_parser!(i32).range(-65535..=65535))]
     port_offset: Option<i32>,
-    /// Make the program's TCP sockets rsockets, by librspreload.so; a peer without rsockets is reached over TCP. Both ends need the same
-    /// port offset, which is 10000 unless --port-offset gives another one: rsockets and TCP services of the same number are apart then
+    /// Make the program's TCP sockets rsockets, by librspreload.so; a peer without rsockets is
+    /// reached over TCP. Both ends need the same port offset, which is 10000 unless --port-offset
+    /// gives another one: rsockets and TCP services of the same number are apart then
     #[arg(long)]
     sockets: bool,
     /// With --sockets, what stays on TCP: names of programs, of all that are started, and ports
     #[arg(long, value_name = "PROGRAM|PORT,..", value_delimiter = ',', requires = "sockets")]
     tcp: Vec<String>,
-    /// Require that the program, or one that it has started, moved payload to or from another process by uiw; otherwise the exit code is
-    /// 125. Datagrams count from 64 KiB on, because libraries such as UCX set up connections by datagrams that they do not use; with
-    /// `any` every byte counts. What was moved is reported on standard error when the program ends
+    /// Require that the program, or one that it has started, moved payload to or from another
+    /// process by uiw; otherwise the exit code is
+    /// 125. Datagrams count from 64 KiB on, because libraries such as UCX set up connections by
+    ///      datagrams that they do not use; with `any` every byte counts. What was moved is
+    ///      reported on standard error when the program ends
     #[arg(long, value_name = "WHAT", num_args = 0..=1, require_equals = true, default_missing_value = "payload")]
     require: Option<Requirement>,
     /// Report as a JSON object; without --require, only that
@@ -204,8 +211,9 @@ fn sockets_library(libraries: &Path) -> Result<PathBuf> {
     Err(Failure::new(Exit::Failed, file.display(), "it is not there", fix))
 }
 
-/// What the loader loads in front of every library: a program may carry a libibverbs of its own under another name, as Python's wheels do,
-/// whose functions are found in ours then. `librdmacm.so.1` has its functions there, too.
+/// What the loader loads in front of every library: a program may carry a libibverbs of its own
+/// under another name, as Python's wheels do, whose functions are found in ours then.
+/// `librdmacm.so.1` has its functions there, too.
 fn preload(libraries: &Path) -> OsString {
     let library = libraries.join(LIBRARIES[0]);
     // The loader separates names by both; a name alone it looks for in LD_LIBRARY_PATH.
@@ -254,8 +262,9 @@ fn system_library(file: Option<&Path>, libraries: &Path) -> Result<PathBuf> {
     }
 }
 
-/// Names the RDMA devices of this machine, which the program does not see, in one line on standard error. Whoever types `uiw run` wants uiw:
-/// hosted machines have devices that nobody has asked for.
+/// Names the RDMA devices of this machine, which the program does not see, in one line on standard
+/// error. Whoever types `uiw run` wants uiw: hosted machines have devices that nobody has asked
+/// for.
 fn report_hidden_devices() {
     let names = fs::read_dir("/sys/class/infiniband").into_iter().flatten().flatten();
     let mut others: Vec<_> = names
@@ -271,7 +280,8 @@ fn report_hidden_devices() {
     }
 }
 
-/// A bad value is reported here rather than by the program, which would only say that there are no devices.
+/// A bad value is reported here rather than by the program, which would only say that there are no
+/// devices.
 fn check_variables(command: &Command) -> Result<Settings> {
     let value = |variable: &Variable| {
         let name = variable.name;
@@ -286,8 +296,8 @@ fn check_variables(command: &Command) -> Result<Settings> {
     })
 }
 
-/// The folders of the libraries, from the program's prefix. In packages of a system they are private, as `lib` may be where the loader looks:
-/// the libraries of rdma-core are there.
+/// The folders of the libraries, from the program's prefix. In packages of a system they are
+/// private, as `lib` may be where the loader looks: the libraries of rdma-core are there.
 const FOLDERS: [&str; 3] = ["lib/uiw", "lib64/uiw", "lib"];
 
 /// The folder with both libraries: one of [`FOLDERS`], or the folder that UIW_LIB names.

@@ -61,7 +61,8 @@ pub(crate) struct Args {
     /// Bits a second, such as 100Mbit or 1Gbit, counting each frame from its Ethernet header on
     #[arg(long, value_name = "RATE", value_parser = rate)]
     rate: Option<u64>,
-    /// Bytes that wait for the line at most, such as 64K, 1M or 1G; by default what the line sends in a round trip, at least 256K
+    /// Bytes that wait for the line at most, such as 64K, 1M or 1G; by default what the line sends
+    /// in a round trip, at least 256K
     #[arg(long, value_name = "BYTES", value_parser = queue)]
     queue: Option<usize>,
     /// IP packets longer than this are lost, and no message (ICMP) says so
@@ -70,7 +71,8 @@ pub(crate) struct Args {
     /// Random seed; by default a new one each time, which is printed
     #[arg(long)]
     seed: Option<u64>,
-    /// Real-time scheduling (SCHED_FIFO), for frames in time on a busy machine; needs CAP_SYS_NICE and a second processor
+    /// Real-time scheduling (SCHED_FIFO), for frames in time on a busy machine; needs CAP_SYS_NICE
+    /// and a second processor
     #[arg(long)]
     realtime: bool,
     /// One JSON object when frames are carried, and one at the end

@@ -1,4 +1,5 @@
-//! `uiw perf --compare`: raw TCP comes to the port of iWARP, and is refused there without a comparison.
+//! `uiw perf --compare`: raw TCP comes to the port of iWARP, and is refused there without a
+//! comparison.
 
 mod common;
 
@@ -69,7 +70,8 @@ fn comparison_uses_one_port() {
         seen.lock().unwrap().extend(ports(process));
     });
     for (extra, raw) in [
-        // Four connections of raw TCP to choose the size of writes (two tries of two sizes), then two a slice.
+        // Four connections of raw TCP to choose the size of writes (two tries of two sizes), then
+        // two a slice.
         (&["--op", "write"][..], 4 + 4),
         (&["--op", "read"], 4 + 4),
         (&["--bidirectional", "--op", "write"], 2 * (4 + 4)),

@@ -94,7 +94,8 @@ fn conforming_listener() {
     assert!(text.contains("-       RFC6581-5-01: binds the end that connects"), "{text}");
 }
 
-/// A case of the user that demands what no listener does: the report has the sentence and the frames.
+/// A case of the user that demands what no listener does: the report has the sentence and the
+/// frames.
 #[test]
 fn violations_in_all_reports() {
     let listener = ListenerProcess::start(&["siwtest"]);
@@ -216,7 +217,8 @@ fn list_has_all_cases() {
     assert_eq!((&first["name"], &first["file"]), (&"crc/wrong".into(), &"crc.case".into()));
 }
 
-/// A listener that ends connections whose Request (with its Private Data) is one that `ends` names, and passes the others on to uiw's.
+/// A listener that ends connections whose Request (with its Private Data) is one that `ends` names,
+/// and passes the others on to uiw's.
 fn picky(to: &ListenerProcess, ends: fn(&[u8]) -> bool) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
@@ -249,8 +251,8 @@ fn picky(to: &ListenerProcess, ends: fn(&[u8]) -> bool) -> String {
     address
 }
 
-/// A listener that ends the Requests that Intel's irdma ends, and one that ends those of revision 2: the report names the suspected peer, and
-/// what to try.
+/// A listener that ends the Requests that Intel's irdma ends, and one that ends those of revision
+/// 2: the report names the suspected peer, and what to try.
 #[test]
 fn failed_startup_names_suspect() {
     let behind = ListenerProcess::start(&["serve"]);

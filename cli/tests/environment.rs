@@ -102,7 +102,8 @@ fn variables_of_connections_are_obeyed() {
     assert_eq!(both["rtr"], "write");
 }
 
-/// What is captured is what was on the wire: a byte that the fault layer changed is changed in the file, and its CRC is wrong.
+/// What is captured is what was on the wire: a byte that the fault layer changed is changed in the
+/// file, and its CRC is wrong.
 #[test]
 fn faults_appear_in_capture() {
     let server = ServerProcess::start(&[]);
@@ -120,7 +121,8 @@ fn faults_appear_in_capture() {
     assert!(text.contains("CRC (2/0/0x02)") || text.contains("CRC error"), "{text}");
 }
 
-/// Derived from driver source: irdma resets the connection on a Request of revision 2 without the peer-to-peer model.
+/// Derived from driver source: irdma resets the connection on a Request of revision 2 without the
+/// peer-to-peer model.
 #[test]
 fn failed_startup_names_suspect_and_option() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();

@@ -202,7 +202,8 @@ fn json_results_parse() {
     }
 }
 
-/// Each end posts on connections of its own, as much as it was asked for, whatever its chains and signals are.
+/// Each end posts on connections of its own, as much as it was asked for, whatever its chains and
+/// signals are.
 #[test]
 fn both_directions_are_counted_and_validated() {
     let server = Server::start();
@@ -220,7 +221,8 @@ fn both_directions_are_counted_and_validated() {
             assert_eq!(result["bytes"], 2 * each * 3072, "{args:?}");
         }
     }
-    // Until the time is over, where no number was given; a number that is too large does not keep it beyond that.
+    // Until the time is over, where no number was given; a number that is too large does not keep
+    // it beyond that.
     for more in [&[][..], &["--iterations", "1000000000"]] {
         let args = ["perf", &server.address, "--json", "-b", "--seconds", "0.3"];
         let result = &objects(&uiw(&[&args[..], more].concat()))[0];
@@ -229,7 +231,8 @@ fn both_directions_are_counted_and_validated() {
     }
 }
 
-/// What the intervals have is, together, what the result has: their messages, one after the other in time.
+/// What the intervals have is, together, what the result has: their messages, one after the other
+/// in time.
 #[test]
 fn intervals_add_up() {
     let server = Server::start();

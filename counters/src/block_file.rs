@@ -8,7 +8,8 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 use uiw_mem::{BLOCK_BYTES, Blocks};
 
-/// Device and inode of the files of this process. Opening and closing one would release its lock (fcntl(2), record locks).
+/// Device and inode of the files of this process. Opening and closing one would release its lock
+/// (fcntl(2), record locks).
 static OWN: Mutex<Vec<(u64, u64)>> = Mutex::new(Vec::new());
 
 /// Blocks of a shard that have room from the beginning: a page.
@@ -19,7 +20,8 @@ pub(crate) fn is_own(found: &Stat) -> bool {
     OWN.lock().unwrap_or_else(PoisonError::into_inner).contains(&(found.st_dev, found.st_ino))
 }
 
-/// The file of a device, which stays open while the process counts: its lock shows readers that the process lives.
+/// The file of a device, which stays open while the process counts: its lock shows readers that the
+/// process lives.
 #[derive(Debug)]
 pub(crate) struct BlockFile {
     file: File,

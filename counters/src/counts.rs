@@ -2,9 +2,10 @@
 
 use crate::layout::{Wait, conn};
 
-/// Class of counted payload. Read Responses and answers to atomics count, not the requests: so bytes count in the direction in which
-/// they travel, and what one end has sent is what the other has received. Writes and Reads without payload do not count, as the
-/// protocol has such of its own; Immediate Data counts as a Send without payload.
+/// Class of counted payload. Read Responses and answers to atomics count, not the requests: so
+/// bytes count in the direction in which they travel, and what one end has sent is what the other
+/// has received. Writes and Reads without payload do not count, as the protocol has such of its
+/// own; Immediate Data counts as a Send without payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Traffic {
@@ -110,7 +111,8 @@ impl Operations {
         self.each(other, |mine, other| *mine = mine.wrapping_add(other));
     }
 
-    /// Returns the difference to an `earlier` snapshot or to a part; zero where `earlier` is greater.
+    /// Returns the difference to an `earlier` snapshot or to a part; zero where `earlier` is
+    /// greater.
     #[must_use]
     pub fn since(mut self, earlier: &Self) -> Self {
         self.each(earlier, |mine, earlier| *mine = mine.saturating_sub(earlier));
@@ -153,7 +155,8 @@ impl WaitCounts {
 /// Terminates of one code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TerminateCount {
-    /// Layer, error type and error code (RFC 5040 section 4.8). `None`: of all codes for which there was no room.
+    /// Layer, error type and error code (RFC 5040 section 4.8). `None`: of all codes for which
+    /// there was no room.
     pub code: Option<(u8, u8, u8)>,
     /// Sent.
     pub sent: u64,

@@ -39,7 +39,8 @@ const _: () = assert!(RejectReason::NoQueuePair as usize - shard::DATAGRAMS < sh
 pub struct Datagrams {
     /// Messages that UDP has taken, and those that completed a receive; their payload.
     pub traffic: Directions,
-    /// The part of it that went to queue pairs of the same device or to groups, and that came from queue pairs of the same device.
+    /// The part of it that went to queue pairs of the same device or to groups, and that came from
+    /// queue pairs of the same device.
     pub same_device: Directions,
     /// Sends that completed although UDP refused the datagram.
     pub unsent: u64,
@@ -47,7 +48,8 @@ pub struct Datagrams {
     pub bad_qkey: u64,
     /// Dropped: no receive was posted.
     pub no_receive: u64,
-    /// Datagrams not placed because the receive was too short or its memory not valid, which ends the queue pair.
+    /// Datagrams not placed because the receive was too short or its memory not valid, which ends
+    /// the queue pair.
     pub bad_receive: u64,
     /// Dropped, of a shard or device: the CRC does not match.
     pub bad_crc: u64,

@@ -34,8 +34,8 @@ pub struct DeviceCounters {
 }
 
 impl DeviceCounters {
-    /// Counters that start at zero, of a device with so many shards (at most 64). Where the file cannot be made, which is logged, they
-    /// are in memory of this process alone.
+    /// Counters that start at zero, of a device with so many shards (at most 64). Where the file
+    /// cannot be made, which is logged, they are in memory of this process alone.
     ///
     /// # Errors
     /// The system's: there is no memory.
@@ -87,7 +87,8 @@ impl DeviceCounters {
         Ok(Self { blocks, process, shards, file })
     }
 
-    /// Returns the counters for the thread that holds the lock of shard `index`. To be called once for each shard.
+    /// Returns the counters for the thread that holds the lock of shard `index`. To be called once
+    /// for each shard.
     ///
     /// # Panics
     /// When there is no such shard.

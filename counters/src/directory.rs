@@ -15,7 +15,8 @@ pub(crate) const SUFFIX: &str = ".counters";
 /// The beginning of the name of a file that is not locked yet.
 pub(crate) const NEW: &str = ".new-";
 
-/// A directory keeps files of so many processes that have ended. A process that finds more when it publishes removes the oldest.
+/// A directory keeps files of so many processes that have ended. A process that finds more when it
+/// publishes removes the oldest.
 const MAX_FILES: usize = 128;
 /// A process that has not finished its file after this time was killed meanwhile.
 const UNFINISHED_SECONDS: i64 = 60;
@@ -25,7 +26,8 @@ const KEEP_FILES: usize = 64;
 /// Owner of a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DirectoryKind {
-    /// The user's: made with mode 0700 where it is not there, and refused unless it belongs to the user alone.
+    /// The user's: made with mode 0700 where it is not there, and refused unless it belongs to the
+    /// user alone.
     User,
     /// One that another program made for this one, such as `uiw run`, which also removes the files.
     Given,
@@ -56,12 +58,14 @@ pub struct Directory {
 }
 
 impl Directory {
-    /// A file beside the directory of `uiw run`, which needs the counters of every process that has ended, and removes them itself.
+    /// A file beside the directory of `uiw run`, which needs the counters of every process that has
+    /// ended, and removes them itself.
     #[doc(hidden)]
     pub const RUN_LOCK: &str = "../uiw-run-lock";
 
-    /// The directory of the user whose rights the process has. `runtime` is the user's runtime directory, if there is one
-    /// (`XDG_RUNTIME_DIR`): `uiw` within it, where it belongs to that user. Otherwise `/tmp/uiw-UID`.
+    /// The directory of the user whose rights the process has. `runtime` is the user's runtime
+    /// directory, if there is one (`XDG_RUNTIME_DIR`): `uiw` within it, where it belongs to that
+    /// user. Otherwise `/tmp/uiw-UID`.
     #[must_use]
     pub fn of_user(runtime: Option<&Path>) -> Self {
         let user = geteuid().as_raw();
@@ -99,11 +103,13 @@ impl Directory {
                 Err(error) => return Err(error.into()),
             }
         }
-        // A directory of `uiw run` can be entered and written by every user, and listed by its own alone.
+        // A directory of `uiw run` can be entered and written by every user, and listed by its own
+        // alone.
         self.open(OFlags::PATH)
     }
 
-    /// Returns whether a process of this user could publish in it. Nothing is made: where the user's directory is not there, whether it can be.
+    /// Returns whether a process of this user could publish in it. Nothing is made: where the
+    /// user's directory is not there, whether it can be.
     ///
     /// # Errors
     /// The system's; `PermissionDenied` for a user's directory that others may write.
@@ -132,8 +138,8 @@ impl Directory {
         Ok(directory)
     }
 
-    /// Opens every counter file of other processes. A file that cannot be read is given as its name and the error. Of a user's directory
-    /// that is not there, nothing.
+    /// Opens every counter file of other processes. A file that cannot be read is given as its name
+    /// and the error. Of a user's directory that is not there, nothing.
     ///
     /// # Errors
     /// The system's; `PermissionDenied` for a user's directory that others may write.
@@ -147,7 +153,8 @@ impl Directory {
         let mut files = Vec::new();
         for name in names(&directory, |name| name.ends_with(SUFFIX) && !name.starts_with('.'))? {
             match CounterFile::open(&directory, &name) {
-                // The process has ended and its file was removed since, or it is this process's own.
+                // The process has ended and its file was removed since, or it is this process's
+                // own.
                 Err(FileError::Io(error)) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(FileError::Own) => {}
                 Ok(file) => files.push(Ok(file)),
@@ -192,7 +199,8 @@ impl Directory {
         Ok(unlinkat(self.make()?, format!("run-{name}"), AtFlags::empty())?)
     }
 
-    /// Removes the files of all processes that have ended, for the program that made the directory. True: no counter file is left.
+    /// Removes the files of all processes that have ended, for the program that made the directory.
+    /// True: no counter file is left.
     ///
     /// # Errors
     /// As [`Directory::files`].
@@ -209,8 +217,8 @@ impl Directory {
         Ok(is_empty)
     }
 
-    /// Removes files of processes that have ended, the oldest first, if there are many. Programs that end by themselves leave theirs, and
-    /// not every user looks at them.
+    /// Removes files of processes that have ended, the oldest first, if there are many. Programs
+    /// that end by themselves leave theirs, and not every user looks at them.
     pub(crate) fn trim(&self) -> io::Result<()> {
         let directory = self.open(OFlags::RDONLY)?;
         if statat(&directory, Self::RUN_LOCK, AtFlags::SYMLINK_NOFOLLOW).is_ok() {

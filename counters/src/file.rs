@@ -104,7 +104,8 @@ impl CounterFile {
         Ok(())
     }
 
-    /// Returns the process that publishes the file, by its lock: no other user can hold one on a file of mode 0600.
+    /// Returns the process that publishes the file, by its lock: no other user can hold one on a
+    /// file of mode 0600.
     ///
     /// # Errors
     /// The system's.

@@ -9,10 +9,11 @@
 //!   FIRST + s * SHARD_BLOCKS + FIRST_CONN, ..     one connection or UD queue pair each
 //! ```
 //!
-//! A block of a connection is used again by a later one. Its counts then go on: what belongs to the present connection is the
-//! difference to a copy that was made when it began ([`conn::BASE`]). It goes to one with the same address at this end while there are unused
-//! blocks, so that a block counts for one address. So the sum over all blocks of a shard is exact at any time, and
-//! nothing is lost or counted twice if the process is killed while a block changes hands.
+//! A block of a connection is used again by a later one. Its counts then go on: what belongs to the
+//! present connection is the difference to a copy that was made when it began ([`conn::BASE`]). It
+//! goes to one with the same address at this end while there are unused blocks, so that a block
+//! counts for one address. So the sum over all blocks of a shard is exact at any time, and nothing
+//! is lost or counted twice if the process is killed while a block changes hands.
 
 use uiw_mem::BLOCK_WORDS;
 
@@ -101,7 +102,8 @@ pub(crate) mod shard {
     /// Terminates whose code has no entry below.
     pub(crate) const OTHER_TERMINATES_SENT: usize = 10;
     pub(crate) const OTHER_TERMINATES_RECEIVED: usize = 11;
-    /// Traffic of earlier connections within the device, as in [`super::conn::TRAFFIC`]: their blocks are other connections' by now.
+    /// Traffic of earlier connections within the device, as in [`super::conn::TRAFFIC`]: their
+    /// blocks are other connections' by now.
     pub(crate) const SAME_DEVICE: usize = 16;
     /// Datagrams that belong to no queue pair: one for each [`crate::RejectReason`].
     pub(crate) const DATAGRAMS: usize = SAME_DEVICE + super::conn::TRAFFIC_WORDS;
@@ -141,7 +143,8 @@ pub(crate) mod conn {
     /// One for each [`crate::Wait`].
     pub(crate) const WAITS: usize = TRAFFIC + TRAFFIC_WORDS;
     pub(crate) const WAITS_WORDS: usize = 3;
-    /// Messages and bytes of datagrams, sent and received; those within the device; then one for each [`crate::DropReason`].
+    /// Messages and bytes of datagrams, sent and received; those within the device; then one for
+    /// each [`crate::DropReason`].
     pub(crate) const DATAGRAMS: usize = 36;
     pub(crate) const DATAGRAMS_SAME_DEVICE: usize = DATAGRAMS + 4;
     pub(crate) const UNSENT: usize = DATAGRAMS_SAME_DEVICE + 4;
@@ -160,7 +163,8 @@ const _: () = assert!(shard::DATAGRAMS + shard::DATAGRAM_WORDS <= shard::TERMINA
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Wait {
-    /// A Read or an atomic, for the answer to an earlier one: as many were outstanding as ORD allows.
+    /// A Read or an atomic, for the answer to an earlier one: as many were outstanding as ORD
+    /// allows.
     Credit = 0,
     /// A Send of the peer, for a receive to be posted.
     Receive = 1,

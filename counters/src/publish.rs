@@ -54,7 +54,8 @@ impl NewFile {
 
 impl Drop for NewFile {
     fn drop(&mut self) {
-        // An announced file has another name, and stays: `uiw stat` and `uiw run` report its numbers.
+        // An announced file has another name, and stays: `uiw stat` and `uiw run` report its
+        // numbers.
         let _ = unlinkat(&self.directory, format!("{NEW}{}{SUFFIX}", self.name), AtFlags::empty());
     }
 }

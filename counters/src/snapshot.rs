@@ -20,7 +20,8 @@ pub struct ProcessCounters {
     pub name: String,
     /// The file whose code counts.
     pub library: String,
-    /// Command line of the process when the device was opened: arguments separated by spaces, truncated to 1,016 bytes. Empty if the counters are not published.
+    /// Command line of the process when the device was opened: arguments separated by spaces,
+    /// truncated to 1,016 bytes. Empty if the counters are not published.
     pub command: String,
     /// Time when the device was opened, in nanoseconds since 1970.
     pub began_ns: u64,
@@ -90,7 +91,8 @@ pub struct ConnectionCounters {
     pub initiator: bool,
     /// True if the other end is a queue pair of the same device.
     pub same_device: bool,
-    /// True if the connection uses the kernel's TCP. Round trip time, retransmissions and more are then queried from the kernel by the two addresses.
+    /// True if the connection uses the kernel's TCP. Round trip time, retransmissions and more are
+    /// then queried from the kernel by the two addresses.
     pub kernel: bool,
     /// Start of Full Operation, in nanoseconds since 1970.
     pub began_ns: u64,
@@ -126,7 +128,8 @@ pub struct AddressCounts {
 
 /// Counters at one time.
 ///
-/// Counts of messages and bytes only grow. Numbers that one thread counts one after the other may be read between the two.
+/// Counts of messages and bytes only grow. Numbers that one thread counts one after the other may
+/// be read between the two.
 ///
 /// ```
 /// use uiw_counters::{DeviceCounters, Traffic};
@@ -154,12 +157,14 @@ pub struct Snapshot {
     pub transfers: Transfers,
     /// Every shard.
     pub shards: Vec<ShardCounts>,
-    /// Connections in Full Operation that have counters of their own: up to 1,021 a shard; the others count for their shard alone.
+    /// Connections in Full Operation that have counters of their own: up to 1,021 a shard; the
+    /// others count for their shard alone.
     pub connections: Vec<ConnectionCounters>,
     /// UD queue pairs with counters of their own: connections and they are up to 1,021 a shard.
     pub datagram_queue_pairs: Vec<DatagramQueuePair>,
-    /// Counts by local address, of connections and UD queue pairs that have or had counters of their own. A program that uses several
-    /// addresses and more counters at a time than there are may count for another address of its own.
+    /// Counts by local address, of connections and UD queue pairs that have or had counters of
+    /// their own. A program that uses several addresses and more counters at a time than there are
+    /// may count for another address of its own.
     pub addresses: BTreeMap<IpAddr, AddressCounts>,
 }
 
@@ -169,7 +174,8 @@ type Words = [u64; BLOCK_WORDS];
 const READS: usize = 16;
 
 impl Snapshot {
-    /// Reads the blocks that `read` gives by their numbers. `None`: `read` had none of a block, or what it gave are no counters.
+    /// Reads the blocks that `read` gives by their numbers. `None`: `read` had none of a block, or
+    /// what it gave are no counters.
     pub(crate) fn read(mut read: impl FnMut(usize) -> Option<Words>) -> Option<Self> {
         let process = read(0)?;
         let shards = usize::try_from(process[process::SHARDS]).ok().filter(|n| *n <= layout::MAX_SHARDS)?;
@@ -313,7 +319,8 @@ impl Snapshot {
     }
 }
 
-/// Reads a block until it is not changing hands: a few times, as its writer may have been killed while it was.
+/// Reads a block until it is not changing hands: a few times, as its writer may have been killed
+/// while it was.
 fn steady(mut read: impl FnMut() -> Option<Words>) -> Option<Words> {
     let mut words = read()?;
     for _ in 0..READS {

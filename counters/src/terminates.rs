@@ -9,8 +9,8 @@ use uiw_mem::{BLOCK_WORDS, Block};
 /// Set in the code of an entry that is used.
 const USED: u64 = 1 << 16;
 
-/// The number that counts Terminates with `code`, which is layer, type and code of RFC 5040 section 4.8, from the top: 4, 4 and 8 bits.
-/// A code that has no entry yet gets one, if there is room.
+/// The number that counts Terminates with `code`, which is layer, type and code of RFC 5040 section
+/// 4.8, from the top: 4, 4 and 8 bits. A code that has no entry yet gets one, if there is room.
 pub(crate) fn counter(block: &Block, code: u16, sent: bool) -> &AtomicU64 {
     let key = USED | u64::from(code);
     for entry in block[TERMINATES..].chunks_exact(3).take(TERMINATE_CODES) {

@@ -1,4 +1,5 @@
-//! The writing side of the counters: an engine thread updates the counters of a shard while it holds the shard's lock.
+//! The writing side of the counters: an engine thread updates the counters of a shard while it
+//! holds the shard's lock.
 
 use crate::address;
 use crate::block_file::BlockFile;
@@ -16,7 +17,8 @@ use uiw_mem::{Block, BlockRef, Blocks};
 
 /// Adds to a counter that has a single writer.
 ///
-/// It is a load and a store instead of `fetch_add`, because an atomic read-modify-write instruction would lock the cache line.
+/// It is a load and a store instead of `fetch_add`, because an atomic read-modify-write instruction
+/// would lock the cache line.
 #[inline(always)]
 fn add(counter: &AtomicU64, count: u64) {
     counter.store(counter.load(Relaxed).wrapping_add(count), Relaxed);
@@ -47,8 +49,8 @@ pub struct ShardCounters {
     used: usize,
     /// Number of blocks allocated in the file.
     allocated: usize,
-    /// Blocks of ended connections by local address, the oldest first. If connections have moved between shards, these include blocks
-    /// of other shards.
+    /// Blocks of ended connections by local address, the oldest first. If connections have moved
+    /// between shards, these include blocks of other shards.
     free: BTreeMap<IpAddr, VecDeque<usize>>,
     file: Option<Arc<BlockFile>>,
 }
@@ -74,7 +76,8 @@ pub struct ConnDetails {
 const GROWTH_BLOCKS: usize = 16;
 
 impl ShardCounters {
-    /// Creates the counters of shard `index` in `blocks`, which are mapped from `file` if there is one.
+    /// Creates the counters of shard `index` in `blocks`, which are mapped from `file` if there is
+    /// one.
     pub(crate) fn new(blocks: &Arc<Blocks>, index: usize, file: Option<Arc<BlockFile>>) -> Self {
         let get = |at| match blocks.get(block(index, at)) {
             Some(block) => block,
@@ -94,7 +97,8 @@ impl ShardCounters {
 
     /// Counts a connection that enters Full Operation and returns its counters.
     ///
-    /// The connection gets a block of its own if one is available. Otherwise it shares a block with other connections of the shard.
+    /// The connection gets a block of its own if one is available. Otherwise it shares a block with
+    /// other connections of the shard.
     pub fn open(&mut self, details: &ConnDetails) -> ConnCounters {
         add(&self.block[shard::ESTABLISHED], 1);
         let flag = |is: bool, flag: u64| if is { flag } else { 0 };
@@ -111,7 +115,8 @@ impl ShardCounters {
 
     /// Takes over the counters of a connection that moved here from another shard.
     ///
-    /// A connection without a block of its own counts in the shared block of this shard from now on.
+    /// A connection without a block of its own counts in the shared block of this shard from now
+    /// on.
     pub fn adopt(&self, counters: &mut ConnCounters) {
         if counters.index.is_none() {
             *counters = self.shared_counters(counters.same_device);
@@ -133,7 +138,8 @@ impl ShardCounters {
         }
     }
 
-    /// Releases the block of a destroyed UD queue pair. Its counts stay readable until the block is used again.
+    /// Releases the block of a destroyed UD queue pair. Its counts stay readable until the block is
+    /// used again.
     pub fn close_datagrams(&mut self, counters: &DatagramCounters) {
         if let Some(index) = counters.close() {
             self.release_block(&counters.block, index);
@@ -181,17 +187,20 @@ impl ShardCounters {
         put_address(&block, conn::PEER, peer);
         block[conn::STATE].store(conn::OPEN, Relaxed);
         sequence.store(sequence.load(Relaxed).wrapping_add(1), Release);
-        // The block is filled before it is included here, because a reader reads all blocks below this number.
+        // The block is filled before it is included here, because a reader reads all blocks below
+        // this number.
         self.block[shard::USED].store(self.used as u64, Release);
         Some((block, at))
     }
 
-    /// Takes the oldest free block that was used with this local address, so that the block keeps counting for one address only.
+    /// Takes the oldest free block that was used with this local address, so that the block keeps
+    /// counting for one address only.
     fn take_free_of(&mut self, local: IpAddr) -> Option<usize> {
         self.free.get_mut(&local)?.pop_front()
     }
 
-    /// Takes a free block of any local address. Its total then includes counts of several addresses.
+    /// Takes a free block of any local address. Its total then includes counts of several
+    /// addresses.
     fn take_any_free(&mut self) -> Option<usize> {
         self.free.values_mut().find_map(VecDeque::pop_front)
     }
@@ -203,7 +212,8 @@ impl ShardCounters {
         self.free.entry(local).or_default().push_back(index);
     }
 
-    /// Takes a block that was never used. Returns `None` if the shard has none left or the file cannot grow.
+    /// Takes a block that was never used. Returns `None` if the shard has none left or the file
+    /// cannot grow.
     fn take_unused(&mut self) -> Option<usize> {
         if self.used == SHARD_BLOCKS {
             return None;
@@ -222,7 +232,8 @@ impl ShardCounters {
         Some(block(self.index, self.used - 1))
     }
 
-    /// Counts the end of a connection and releases its block. Its counts stay readable until the block is used again.
+    /// Counts the end of a connection and releases its block. Its counts stay readable until the
+    /// block is used again.
     ///
     /// Does nothing unless `was_open`, that is, unless the connection had reached Full Operation.
     pub fn close(&mut self, counters: &ConnCounters, was_open: bool) {
@@ -263,7 +274,8 @@ impl ShardCounters {
         add(&self.block[shard::CRC_ERRORS], 1);
     }
 
-    /// Counts a Terminate that was sent or received, by its layer, error type and code (RFC 5040 section 4.8).
+    /// Counts a Terminate that was sent or received, by its layer, error type and code (RFC 5040
+    /// section 4.8).
     pub fn terminate(&self, (layer, etype, code): (u8, u8, u8), sent: bool) {
         let code = u16::from(layer & 15) << 12 | u16::from(etype & 15) << 8 | u16::from(code);
         add(terminates::counter(&self.block, code, sent), 1);
@@ -274,7 +286,8 @@ impl ShardCounters {
 #[derive(Debug)]
 pub struct ConnCounters {
     block: BlockRef,
-    /// Index of the connection's own block, or `None` if it shares a block with other connections of the shard.
+    /// Index of the connection's own block, or `None` if it shares a block with other connections
+    /// of the shard.
     index: Option<usize>,
     /// Whether the other end is a queue pair of the same device.
     same_device: bool,
@@ -313,7 +326,8 @@ pub struct DatagramCounters {
 impl DatagramCounters {
     /// Counts messages that UDP accepted for sending.
     ///
-    /// `same_device` is the part of `all` that went to queue pairs of the same device or to multicast groups.
+    /// `same_device` is the part of `all` that went to queue pairs of the same device or to
+    /// multicast groups.
     #[inline]
     pub fn sent(&self, all: Count, same_device: Count) {
         self.count(conn::DATAGRAMS, all);

@@ -149,7 +149,8 @@ fn datagrams_counted_by_qp_and_shard() {
     earlier.sent(count(3, 300), count(1, 100));
     earlier.dropped(DropReason::BadQkey, 5);
     shard.close_datagrams(&earlier);
-    // A connection, and another queue pair, have the block afterwards: the sums go on, and theirs begin at zero.
+    // A connection, and another queue pair, have the block afterwards: the sums go on, and theirs
+    // begin at zero.
     let conn = shard.open(&details(7, false));
     conn.count(Traffic::SendSent, 1, 10);
     shard.close(&conn, true);
@@ -248,7 +249,8 @@ fn connections_without_block_count_for_shard() {
     assert_eq!(now.total().traffic.write.sent, count(100_001, 300_005));
 }
 
-/// Connections of two addresses, one after the other and with few at a time: each address has what was counted for it, to the byte.
+/// Connections of two addresses, one after the other and with few at a time: each address has what
+/// was counted for it, to the byte.
 #[test]
 fn counts_grouped_by_local_address() {
     let device = DeviceCounters::new(2, None).unwrap();

@@ -1,4 +1,5 @@
-//! The Global Route Header (IBTA volume 1, section 8.3), which stands in front of a received payload.
+//! The Global Route Header (IBTA volume 1, section 8.3), which stands in front of a received
+//! payload.
 //!
 //! ```text
 //!  0                   1                   2                   3

@@ -61,7 +61,8 @@ pub struct Header {
 
 /// Offset of the DDP header.
 const DDP: usize = 20;
-/// Offset of the MSN: after the DDP control byte, the five bytes for the ULP, and the queue number (RFC 5041 section 4.3).
+/// Offset of the MSN: after the DDP control byte, the five bytes for the ULP, and the queue number
+/// (RFC 5041 section 4.3).
 pub(crate) const MSN: usize = DDP + 10;
 
 impl Header {
@@ -100,7 +101,8 @@ impl Header {
         bytes
     }
 
-    /// Replaces the MSN in the bytes of a header: headers of messages to one destination often differ in nothing else.
+    /// Replaces the MSN in the bytes of a header: headers of messages to one destination often
+    /// differ in nothing else.
     #[inline]
     pub fn set_msn(bytes: &mut [u8; Self::LEN], msn: u32) {
         bytes[MSN..MSN + 4].copy_from_slice(&msn.to_be_bytes());

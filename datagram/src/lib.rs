@@ -1,5 +1,6 @@
-//! Datagrams between uiw peers: one untagged DDP message in a UDP datagram, SIDR, and the Global Route Header in front of a received
-//! payload. **No I/O, no clock, no unsafe code**; `no_std`. `docs/datagrams.md` is the format's definition.
+//! Datagrams between uiw peers: one untagged DDP message in a UDP datagram, SIDR, and the Global
+//! Route Header in front of a received payload. **No I/O, no clock, no unsafe code**; `no_std`.
+//! `docs/datagrams.md` is the format's definition.
 //!
 //! ```
 //! use uiw_datagram::{Header, Qpn};
@@ -63,7 +64,8 @@ pub fn crc(bytes: &[u8]) -> [u8; CRC_LEN] {
     uiw_mpa::Crc32c::new().update(bytes).finish_wire()
 }
 
-/// Bytes of the longest payload on a network device with this MTU: an MTU of the IBTA. `None`: not even the smallest one fits.
+/// Bytes of the longest payload on a network device with this MTU: an MTU of the IBTA. `None`: not
+/// even the smallest one fits.
 #[must_use]
 pub fn max_payload(mtu: usize) -> Option<usize> {
     [4096, 2048, 1024, 512, 256].into_iter().find(|payload| payload + OVERHEAD + UDP_AND_IP <= mtu)

@@ -1,4 +1,5 @@
-//! The format of `docs/datagrams.md`: bytes written by another implementation, every rule, and whatever bytes may come.
+//! The format of `docs/datagrams.md`: bytes written by another implementation, every rule, and
+//! whatever bytes may come.
 
 use proptest::prelude::*;
 use std::net::IpAddr;

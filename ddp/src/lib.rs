@@ -1,6 +1,7 @@
 //! DDP, direct data placement: [RFC 5041]. **No I/O, no clock, no unsafe code**; `no_std`.
 //!
-//! A DDP segment is one ULPDU of the layer below: a header that says where its payload belongs, and the payload.
+//! A DDP segment is one ULPDU of the layer below: a header that says where its payload belongs, and
+//! the payload.
 //!
 //! ```text
 //!   ULPDU ──▶ Header::parse ──▶ Tagged:   STag, TO ──────▶ the ULP's Tagged Buffers (wherever those are kept)

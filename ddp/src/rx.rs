@@ -1,14 +1,15 @@
 //! What may be placed: the checks of RFC 5041 section 7.1.
 //!
-//! TCP is an ordered LLP, so segments arrive in the order in which they were sent: of a queue only the message
-//! in progress, or else the next one, can be valid, and of that only the next byte.
+//! TCP is an ordered LLP, so segments arrive in the order in which they were sent: of a queue only
+//! the message in progress, or else the next one, can be valid, and of that only the next byte.
 
 use crate::STag;
 use crate::wire::Untagged;
 
 /// Receiving side of one untagged queue of one stream: the next message and the next byte of it.
 ///
-/// For each segment call [`check`](Self::check), place the payload, then call [`placed`](Self::placed).
+/// For each segment call [`check`](Self::check), place the payload, then call
+/// [`placed`](Self::placed).
 ///
 /// ```
 /// # use uiw_ddp::{DeliveredMessage, Placement, Untagged, UntaggedRx};
@@ -75,8 +76,9 @@ impl UntaggedRx {
         self.message.map_or(0, |message| message.received)
     }
 
-    /// Checks whether a segment with `len` bytes of payload may be placed into the message's buffer of `buffer` bytes, and
-    /// returns its place. `None` means that no buffer is posted. A message without bytes needs a buffer too.
+    /// Checks whether a segment with `len` bytes of payload may be placed into the message's buffer
+    /// of `buffer` bytes, and returns its place. `None` means that no buffer is posted. A message
+    /// without bytes needs a buffer too.
     ///
     /// # Errors
     /// The first rule broken, in this order: MSN, buffer, MO, RsvdULP, length.
@@ -95,7 +97,8 @@ impl UntaggedRx {
         if header.mo != received {
             return Err(UntaggedError::Mo { expected: received, got: header.mo });
         }
-        // Only the byte that says what the message is: the other 32 bits are, for most messages, to be ignored.
+        // Only the byte that says what the message is: the other 32 bits are, for most messages, to
+        // be ignored.
         if let Some(OpenMessage { rsvd_ulp, .. }) = self.message
             && rsvd_ulp != header.rsvd_ulp
         {
@@ -182,7 +185,8 @@ pub enum UntaggedError {
 
 /// A segment that must not be placed into a Tagged Buffer (RFC 5041 section 7.2, type 1).
 ///
-/// None of these applies to a segment without payload: its STag and TO are not checked (section 5.2).
+/// None of these applies to a segment without payload: its STag and TO are not checked (section
+/// 5.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TaggedError {
     /// Code 0: there is no such Tagged Buffer, or not any more.
@@ -191,8 +195,8 @@ pub enum TaggedError {
         /// STag of the segment.
         stag: STag,
     },
-    /// Code 0 too, as there is none of its own: the Tagged Buffer does not allow placement (the second check of
-    /// section 7.1).
+    /// Code 0 too, as there is none of its own: the Tagged Buffer does not allow placement (the
+    /// second check of section 7.1).
     #[error("STag {stag} gives no right to write")]
     AccessRights {
         /// STag of the segment.
@@ -320,7 +324,8 @@ mod tests {
         assert!(ignored.is_ok());
     }
 
-    /// DDP says what is wrong, and leaves the stream to its ULP: a segment that is refused changes nothing.
+    /// DDP says what is wrong, and leaves the stream to its ULP: a segment that is refused changes
+    /// nothing.
     // [test:RFC5041-6.2-01] [test:RFC5041-6.2.2-07]
     #[test]
     fn rejected_segment_changes_nothing() {

@@ -22,8 +22,8 @@ pub struct Segments {
     next: Option<u32>,
 }
 
-/// Cuts a message of `total` bytes into segments with at most `max_payload` bytes each. A message without
-/// bytes is exactly one segment.
+/// Cuts a message of `total` bytes into segments with at most `max_payload` bytes each. A message
+/// without bytes is exactly one segment.
 ///
 /// A `max_payload` of 0 counts as 1.
 ///

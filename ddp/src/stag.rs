@@ -4,8 +4,8 @@ use core::fmt;
 
 /// A Steering Tag: the name of a Tagged Buffer (RFC 5041 section 4.2).
 ///
-/// On the wire it is 32 bits without structure. Verbs divide it into an index of 24 bits, which the device
-/// chooses, and a key of 8 bits, which the consumer may choose.
+/// On the wire it is 32 bits without structure. Verbs divide it into an index of 24 bits, which the
+/// device chooses, and a key of 8 bits, which the consumer may choose.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(transparent)]
 pub struct STag(pub u32);

@@ -81,7 +81,8 @@ proptest! {
         prop_assert!(found, "{error:?}");
     }
 
-    /// TO of each segment is the first one's plus what came before; STag and RsvdULP are the same in all.
+    /// TO of each segment is the first one's plus what came before; STag and RsvdULP are the same
+    /// in all.
     #[test]
     fn tagged_messages(message in prop::collection::vec(any::<u8>(), 0..400), max_payload in 1..100u32, base in 0..u64::MAX - 400) {
         let mut buffer = vec![0; message.len()];

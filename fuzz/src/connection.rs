@@ -1,6 +1,7 @@
-//! A whole connection over the simulated link: our engine with an application that posts and destroys what it likes, and
-//! a peer that says what it likes. After every run, memory without access rights is as it was, no byte of it was seen on the
-//! wire, and every request has completed once.
+//! A whole connection over the simulated link: our engine with an application that posts and
+//! destroys what it likes, and a peer that says what it likes. After every run, memory without
+//! access rights is as it was, no byte of it was seen on the wire, and every request has completed
+//! once.
 
 mod application;
 mod memory;

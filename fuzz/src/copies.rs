@@ -1,6 +1,7 @@
-//! Files of `uiw cp`: messages, batches and lists as any bytes; a journal that is torn or altered; and a share whose client sends what it likes, in any
-//! order, repeats it and comes back after the server was ended. Nothing beside the share may change, nothing in a share that is read-only, and a
-//! file that is complete has only bytes that were sent for it.
+//! Files of `uiw cp`: messages, batches and lists as any bytes; a journal that is torn or altered;
+//! and a share whose client sends what it likes, in any order, repeats it and comes back after the
+//! server was ended. Nothing beside the share may change, nothing in a share that is read-only, and
+//! a file that is complete has only bytes that were sent for it.
 
 use crate::input::Input;
 use std::collections::BTreeMap;
@@ -91,7 +92,8 @@ fn formats(bytes: &[u8]) {
     }
 }
 
-/// A journal with records of a file, cut and altered: only records that were written come back, in their order.
+/// A journal with records of a file, cut and altered: only records that were written come back, in
+/// their order.
 fn journal(input: &mut Input<'_>) {
     let file = memory();
     let head = head(RelPath::default(), input);
@@ -158,7 +160,8 @@ fn folder() -> PathBuf {
     parent.join(format!("uiw-fuzz-{}-{number}", std::process::id()))
 }
 
-/// A file as its client describes it: of few sizes and versions, so that requests are often about the same.
+/// A file as its client describes it: of few sizes and versions, so that requests are often about
+/// the same.
 fn head(path: RelPath, input: &mut Input<'_>) -> FileHead {
     let version = [input.u8() % 3; 16];
     let size = input.pick(&[0, 1, 700, 5000, SMALL, SMALL + 1, BLOCK, BLOCK + 1]);
@@ -214,7 +217,8 @@ impl FuzzedShare {
                 break;
             }
             match input.below(16) {
-                // The server is ended and started again; meanwhile its incomplete files may be damaged.
+                // The server is ended and started again; meanwhile its incomplete files may be
+                // damaged.
                 0 => {
                     drop(handler);
                     self.damage(input);

@@ -1,5 +1,6 @@
-//! Datagrams: a UD queue pair and a SIDR listener on a simulated network, and a socket that sends them right and wrong ones. What must arrive is
-//! known beforehand; everything else is dropped, counted, and not answered.
+//! Datagrams: a UD queue pair and a SIDR listener on a simulated network, and a socket that sends
+//! them right and wrong ones. What must arrive is known beforehand; everything else is dropped,
+//! counted, and not answered.
 
 use crate::input::Input;
 use std::collections::VecDeque;
@@ -21,7 +22,8 @@ const OURS: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
 const THEIRS: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2));
 /// Steps of an input.
 const STEPS: usize = 60;
-/// Rounds without work after which the device is idle: sockets that are not read directly are polled in one of 32.
+/// Rounds without work after which the device is idle: sockets that are not read directly are
+/// polled in one of 32.
 const QUIET_ROUNDS: usize = 33;
 /// Bytes of each receive's place in memory.
 const PLACE: u64 = 8192;

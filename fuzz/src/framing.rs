@@ -1,5 +1,5 @@
-//! FPDUs, with and without Markers and CRCs: a sender that lies here and there, and a receiver that is given the stream
-//! in pieces of any size. What must arrive is known beforehand.
+//! FPDUs, with and without Markers and CRCs: a sender that lies here and there, and a receiver that
+//! is given the stream in pieces of any size. What must arrive is known beforehand.
 
 use uiw_mpa::rx::{FpduError, FpduRx, Step};
 use uiw_mpa::tx::FpduTx;
@@ -64,7 +64,8 @@ impl FramedSender {
     fn item(&mut self, input: &mut Input<'_>) {
         let start = self.bytes.len();
         if input.u8() >= 250 {
-            // Usually nonsense; but four bytes of ones, four of zeros and four of ones are an FPDU with a right CRC.
+            // Usually nonsense; but four bytes of ones, four of zeros and four of ones are an FPDU
+            // with a right CRC.
             self.bytes.extend_from_slice(input.take(64));
             self.due.push(ExpectedFpdu::Anything);
             return;
@@ -132,7 +133,8 @@ impl FramedSender {
         let (at, by) = (input.below(4), input.u8().max(1));
         fpdu[marker + at] ^= by;
         self.vouch(fpdu);
-        // The reserved half says nothing, and the low two bits of FPDUPTR count as zero (RFC 5044 section 4.3).
+        // The reserved half says nothing, and the low two bits of FPDUPTR count as zero (RFC 5044
+        // section 4.3).
         let said = match at {
             2 => true,
             3 => by & !0b11 != 0,

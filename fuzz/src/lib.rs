@@ -1,8 +1,10 @@
-//! Fuzz targets: each takes bytes, makes a conversation of them, and panics where a promise of uiw is broken.
+//! Fuzz targets: each takes bytes, makes a conversation of them, and panics where a promise of uiw
+//! is broken.
 //!
-//! Bytes are read as choices ([`input::Input`]), so that frames have right lengths and right CRCs unless the input
-//! asks for a wrong one; otherwise nothing would get past the CRC. The same functions run under libFuzzer
-//! (`fuzz/libfuzzer`) and, over the committed corpora, as ordinary tests (`tests/corpora.rs`).
+//! Bytes are read as choices ([`input::Input`]), so that frames have right lengths and right CRCs
+//! unless the input asks for a wrong one; otherwise nothing would get past the CRC. The same
+//! functions run under libFuzzer (`fuzz/libfuzzer`) and, over the committed corpora, as ordinary
+//! tests (`tests/corpora.rs`).
 
 pub mod connection;
 pub mod copies;

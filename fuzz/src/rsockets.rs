@@ -1,5 +1,6 @@
-//! rsockets: private data, the headers of datagrams, and the receiving half of a connection with a peer that keeps the protocol and breaks it. What is read must be what a
-//! peer may have written, in order, and inside of the buffer.
+//! rsockets: private data, the headers of datagrams, and the receiving half of a connection with a
+//! peer that keeps the protocol and breaks it. What is read must be what a peer may have written,
+//! in order, and inside of the buffer.
 
 use crate::input::Input;
 use std::collections::VecDeque;
@@ -12,7 +13,8 @@ const STEPS: usize = 400;
 
 /// What is known of the peer's rights.
 struct ExpectedRights {
-    /// The bytes of the ring that were published and not read, in their order, of which the first `readable` ones are written.
+    /// The bytes of the ring that were published and not read, in their order, of which the first
+    /// `readable` ones are written.
     published: VecDeque<u32>,
     /// Published and not written, written and not read.
     granted: u64,
@@ -74,7 +76,8 @@ fn formats(input: &mut Input<'_>) {
     }
 }
 
-/// The bytes as they are, and with a front that is right: what is read is written again as it was, but for fields that are reserved.
+/// The bytes as they are, and with a front that is right: what is read is written again as it was,
+/// but for fields that are reserved.
 fn datagram_headers(bytes: &[u8]) {
     let mut fronts = vec![bytes.to_vec()];
     for (version, exchange, message) in [(4, 16, 8), (6, 28, 24)] {

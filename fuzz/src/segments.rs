@@ -1,5 +1,6 @@
-//! DDP and RDMAP receiving: verified ULPDUs, right and wrong, into a receiver that places them in buffers of its own. It
-//! models what a correct sender would do next, so right segments must be taken and wrong ones refused.
+//! DDP and RDMAP receiving: verified ULPDUs, right and wrong, into a receiver that places them in
+//! buffers of its own. It models what a correct sender would do next, so right segments must be
+//! taken and wrong ones refused.
 
 use uiw_ddp::{Header, STag, Segment, Tagged, Untagged, UntaggedRx, segments};
 use uiw_mpa::MAX_ULPDU;

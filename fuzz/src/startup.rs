@@ -82,7 +82,8 @@ fn bytes(kind: FrameKind, input: &mut Input<'_>) -> Vec<u8> {
     bytes
 }
 
-/// What RFC 5044 section 7.1.1 and RFC 6581 section 9 make of bytes, read afresh: the length of the frame.
+/// What RFC 5044 section 7.1.1 and RFC 6581 section 9 make of bytes, read afresh: the length of the
+/// frame.
 fn well_formed(bytes: &[u8]) -> Option<usize> {
     let header = bytes.get(..HEADER_LEN)?;
     let key = header.starts_with(b"MPA ID Req Frame") || header.starts_with(b"MPA ID Rep Frame");
@@ -92,7 +93,8 @@ fn well_formed(bytes: &[u8]) -> Option<usize> {
     whole.then_some(HEADER_LEN + announced)
 }
 
-/// `Frame::parse` agrees with [`well_formed`], takes no byte of Full Operation, and puts together what it took apart.
+/// `Frame::parse` agrees with [`well_formed`], takes no byte of Full Operation, and puts together
+/// what it took apart.
 fn check_frame(bytes: &[u8]) {
     let parsed = Frame::parse(bytes);
     assert_eq!(parsed.as_ref().ok().and_then(Option::as_ref).map(|(_, used)| *used), well_formed(bytes));

@@ -1,5 +1,6 @@
-//! One stream alone, under a host that does what it likes and a peer that says what it likes, with a virtual clock. After every run
-//! each request has completed once or was flushed by the end, and no byte of a secret was sent.
+//! One stream alone, under a host that does what it likes and a peer that says what it likes, with
+//! a virtual clock. After every run each request has completed once or was flushed by the end, and
+//! no byte of a secret was sent.
 
 // The host of the stream's own tests, which use the rest of it.
 #[allow(dead_code)]

@@ -1,4 +1,5 @@
-//! Random inputs, the same in every run: what a fuzzer would begin with where no corpus has grown yet. `UIW_FUZZ_INPUTS` is their number.
+//! Random inputs, the same in every run: what a fuzzer would begin with where no corpus has grown
+//! yet. `UIW_FUZZ_INPUTS` is their number.
 
 /// SplitMix64 (Steele, Lea, Flood 2014).
 struct RandomBytes(u64);

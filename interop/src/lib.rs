@@ -1,4 +1,5 @@
-//! Test oracles for uiw that share no code with it: RFC-derived vectors, captures of the Linux siw driver, tshark.
+//! Test oracles for uiw that share no code with it: RFC-derived vectors, captures of the Linux siw
+//! driver, tshark.
 //!
 //! What they are, where their data comes from and how to add one: `interop/README.md`.
 
@@ -32,9 +33,9 @@ pub fn require(program: &str) -> Option<PathBuf> {
 
 /// Says that the calling test does not run for want of `capability`. The test must return then.
 ///
-/// libtest has no such verdict and counts the test as passed. The note goes to the file that [`SKIP_LOG`]
-/// names, where `cargo xtask test` finds it and counts the test as skipped; the line on standard output is for
-/// a reader of the output.
+/// libtest has no such verdict and counts the test as passed. The note goes to the file that
+/// [`SKIP_LOG`] names, where `cargo xtask test` finds it and counts the test as skipped; the line
+/// on standard output is for a reader of the output.
 #[track_caller]
 pub fn skip(capability: &str) {
     let line = format!("{}: {capability}\n", current_test());

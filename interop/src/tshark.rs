@@ -1,8 +1,8 @@
 //! tshark's view of a capture, one record per FPDU.
 //!
-//! Known to be wrong in tshark 4.0: it assumes Markers in both directions when either end asked for them, it
-//! sizes the header quoted in a Terminate by the error type instead of the T bit, and its payload heuristics
-//! call short Sends malformed. The heuristics are switched off here.
+//! Known to be wrong in tshark 4.0: it assumes Markers in both directions when either end asked for
+//! them, it sizes the header quoted in a Terminate by the error type instead of the T bit, and its
+//! payload heuristics call short Sends malformed. The heuristics are switched off here.
 
 use std::ffi::OsStr;
 use std::io::BufReader;
@@ -123,8 +123,8 @@ impl Tshark {
         output.unwrap_or_else(|| Ok(Dissection::default()))
     }
 
-    /// Values of `fields` in the packets that pass `filter`, with the dissector `script`, a packet a row. A field that a packet has several times is
-    /// separated by commas.
+    /// Values of `fields` in the packets that pass `filter`, with the dissector `script`, a packet
+    /// a row. A field that a packet has several times is separated by commas.
     ///
     /// # Errors
     /// tshark fails, or the script does.

@@ -1,6 +1,7 @@
 use std::net::{IpAddr, SocketAddr};
 
-/// Returns the address as people know it: an IPv4 address that is not mapped to IPv6, as it is at a socket for both.
+/// Returns the address as people know it: an IPv4 address that is not mapped to IPv6, as it is at a
+/// socket for both.
 ///
 /// ```
 /// let mapped = "[::ffff:192.0.2.2]:7174".parse().unwrap();

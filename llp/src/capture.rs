@@ -1,17 +1,19 @@
-//! Writes what passes through a stack to a pcapng file, with made-up IP and TCP or UDP headers around it, for Wireshark. No
-//! right to capture is needed, and no TCP of the kernel.
+//! Writes what passes through a stack to a pcapng file, with made-up IP and TCP or UDP headers
+//! around it, for Wireshark. No right to capture is needed, and no TCP of the kernel.
 //!
-//! The headers have the true addresses and ports, sequence numbers from 0, and correct checksums; the three segments
-//! of the handshake, FIN and RST stand where the stream reports them. Segments are as long as the calls were: where
-//! the kernel cut is not visible here. Sent bytes are copied after they were sent; if the program changes them
-//! meanwhile, the file has what it made of them.
+//! The headers have the true addresses and ports, sequence numbers from 0, and correct checksums;
+//! the three segments of the handshake, FIN and RST stand where the stream reports them. Segments
+//! are as long as the calls were: where the kernel cut is not visible here. Sent bytes are copied
+//! after they were sent; if the program changes them meanwhile, the file has what it made of them.
 //!
-//! What was written reaches the file within [`FLUSH_AFTER`], as long as the stack is polled at its deadlines: of a process
-//! that is killed no more is missing. A stack with a clock of its own is flushed when a stream ends.
+//! What was written reaches the file within [`FLUSH_AFTER`], as long as the stack is polled at its
+//! deadlines: of a process that is killed no more is missing. A stack with a clock of its own is
+//! flushed when a stream ends.
 //!
-//! One [`PcapSink`] may serve several stacks; each is an interface of its own in the file. With both ends of a
-//! connection in one sink Wireshark sees everything twice and calls the second time a retransmission: choose one with
-//! the filter `frame.interface_name == "..."`, or give each end its own sink.
+//! One [`PcapSink`] may serve several stacks; each is an interface of its own in the file. With
+//! both ends of a connection in one sink Wireshark sees everything twice and calls the second time
+//! a retransmission: choose one with the filter `frame.interface_name == "..."`, or give each end
+//! its own sink.
 
 mod datagram;
 mod file;
@@ -42,7 +44,8 @@ use stream::CaptureStream;
 /// Time that a packet may wait in memory for others.
 pub const FLUSH_AFTER: Duration = Duration::from_millis(50);
 
-/// A pcapng file that is being written. It is flushed in good time, when a stream ends and when the last user drops it.
+/// A pcapng file that is being written. It is flushed in good time, when a stream ends and when the
+/// last user drops it.
 ///
 /// ```
 /// # mod uiw { pub mod llp { pub use uiw_llp::*; pub use uiw_mem::{IoVec, IoVecMut}; } }
@@ -65,7 +68,8 @@ pub const FLUSH_AFTER: Duration = Duration::from_millis(50);
 /// ```
 pub struct PcapSink {
     file: Mutex<CaptureOutput>,
-    /// Time when the oldest packet in memory must be flushed, in nanoseconds since the beginning; [`CLEAN`] if there is none.
+    /// Time when the oldest packet in memory must be flushed, in nanoseconds since the beginning;
+    /// [`CLEAN`] if there is none.
     due: AtomicU64,
     /// The same moment on the clock of stacks and on the wall.
     began: (Instant, SystemTime),
@@ -278,7 +282,8 @@ pub struct CaptureHooks {
 }
 
 impl CaptureStack {
-    /// Captures to `sink`, as the interface `name`; so do its shards, for which the lock of the sink is the one they share.
+    /// Captures to `sink`, as the interface `name`; so do its shards, for which the lock of the
+    /// sink is the one they share.
     pub fn new(inner: Box<dyn TransportStack>, sink: Arc<PcapSink>, name: &str) -> Self {
         let interface = sink.interface(name);
         let hooks = CaptureHooks::new(&*inner, sink, interface);
@@ -293,7 +298,8 @@ impl CaptureHooks {
         Self { sink, interface, own_clock }
     }
 
-    /// Returns the time of the next flush; `None` with a clock other than the wall clock, whose events must not depend on the capture.
+    /// Returns the time of the next flush; `None` with a clock other than the wall clock, whose
+    /// events must not depend on the capture.
     fn flush_due(&self) -> Option<Instant> {
         if self.own_clock.is_some() { None } else { self.sink.due() }
     }

@@ -1,6 +1,7 @@
 //! Clocks.
 //!
-//! Those of the system are read through libc: rustix looks for the vDSO by itself and crashes under valgrind, which hides it.
+//! Those of the system are read through libc: rustix looks for the vDSO by itself and crashes under
+//! valgrind, which hides it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -41,8 +41,8 @@ impl Outgoing {
     }
 }
 
-/// Datagrams that were received from one sender: they lie in the buffer one behind the other, have `len` bytes each, and the last one may have
-/// fewer.
+/// Datagrams that were received from one sender: they lie in the buffer one behind the other, have
+/// `len` bytes each, and the last one may have fewer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Incoming {
     /// Source of the datagrams.
@@ -73,20 +73,25 @@ impl Incoming {
 /// Purpose of a bound socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct DatagramConfig {
-    /// Address of the interface at which the group is joined, for a socket at a multicast address. Without meaning at any other address.
+    /// Address of the interface at which the group is joined, for a socket at a multicast address.
+    /// Without meaning at any other address.
     pub member: Option<IpAddr>,
     /// The index of that interface, where the address alone does not name it (IPv6).
     pub interface: u32,
 }
 
-/// Bytes of the buffer that a stack fills with one datagram, or with several of one sender at a time.
+/// Bytes of the buffer that a stack fills with one datagram, or with several of one sender at a
+/// time.
 pub const DATAGRAM_BUFFER: usize = 1 << 16;
 
-/// A UDP socket, made by [`StackExtensions::bind_datagrams`](crate::StackExtensions::bind_datagrams). To drop it closes it.
+/// A UDP socket, made by
+/// [`StackExtensions::bind_datagrams`](crate::StackExtensions::bind_datagrams). To drop it closes
+/// it.
 ///
-/// Datagrams are never fragmented. A socket bound to a multicast address receives what is sent to that group at its port, together with
-/// every other such socket, and nothing else; it does not send. Other sockets also send to groups: through the interface of their
-/// address, with the datagram's hop limit or 1, and to members on their own host as well.
+/// Datagrams are never fragmented. A socket bound to a multicast address receives what is sent to
+/// that group at its port, together with every other such socket, and nothing else; it does not
+/// send. Other sockets also send to groups: through the interface of their address, with the
+/// datagram's hop limit or 1, and to members on their own host as well.
 ///
 /// A new socket has [`Interest::NONE`].
 ///
@@ -108,22 +113,25 @@ pub const DATAGRAM_BUFFER: usize = 1 << 16;
 /// # Ok::<(), std::io::Error>(())
 /// ```
 pub trait DatagramSocket: Any + Send {
-    /// Sends datagrams, which lie in `bytes` one behind the other, and returns how many were taken: at least one, and not always whole items of
-    /// `datagrams`. A datagram that was taken may still be lost.
+    /// Sends datagrams, which lie in `bytes` one behind the other, and returns how many were taken:
+    /// at least one, and not always whole items of `datagrams`. A datagram that was taken may still
+    /// be lost.
     ///
     /// # Errors
-    /// `WouldBlock`: there is no room. Others concern the first datagram alone, such as one that is too long for the interface or that no
-    /// route leads to: the caller leaves it out.
+    /// `WouldBlock`: there is no room. Others concern the first datagram alone, such as one that is
+    /// too long for the interface or that no route leads to: the caller leaves it out.
     fn send(&mut self, bytes: &[u8], datagrams: &[Outgoing]) -> io::Result<usize>;
 
-    /// Receives datagrams that are there into `buffer`, of at least [`DATAGRAM_BUFFER`] bytes, and appends them to `datagrams`, in the order in
-    /// which they came; those of one sender may be one item.
+    /// Receives datagrams that are there into `buffer`, of at least [`DATAGRAM_BUFFER`] bytes, and
+    /// appends them to `datagrams`, in the order in which they came; those of one sender may be one
+    /// item.
     ///
     /// # Errors
     /// `WouldBlock`: there is none.
     fn recv(&mut self, buffer: &mut [u8], datagrams: &mut Vec<Incoming>) -> io::Result<()>;
 
-    /// Says what to be woken for, as [`TransportStream::set_interest`](crate::TransportStream::set_interest).
+    /// Says what to be woken for, as
+    /// [`TransportStream::set_interest`](crate::TransportStream::set_interest).
     ///
     /// # Errors
     /// The system's.

@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-/// The verified identity of a peer. Only a stack that authenticates its peers has one: see [`crate::StreamExtensions::peer_identity`].
+/// The verified identity of a peer. Only a stack that authenticates its peers has one: see
+/// [`crate::StreamExtensions::peer_identity`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PeerIdentity {
@@ -12,7 +13,8 @@ pub enum PeerIdentity {
         name: String,
         /// Fingerprint of the SubjectPublicKeyInfo.
         fingerprint: Fingerprint,
-        /// Text before the key in the file of pinned keys, or empty. The program defines its meaning.
+        /// Text before the key in the file of pinned keys, or empty. The program defines its
+        /// meaning.
         options: String,
     },
     /// An X.509 certificate that a trusted authority has signed.
@@ -40,7 +42,8 @@ impl fmt::Display for PeerIdentity {
     }
 }
 
-/// A SHA-256 hash, displayed as OpenSSH displays those of keys: `SHA256:` and base64 without padding.
+/// A SHA-256 hash, displayed as OpenSSH displays those of keys: `SHA256:` and base64 without
+/// padding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Fingerprint(pub [u8; 32]);
 

@@ -1,4 +1,5 @@
-//! Network interfaces, asked for by system calls: a mounted `/sys` may be that of another network namespace.
+//! Network interfaces, asked for by system calls: a mounted `/sys` may be that of another network
+//! namespace.
 
 mod addresses;
 mod monitor;
@@ -39,7 +40,8 @@ impl Interface {
         }
         let mut names = Vec::new();
         let mut at = list;
-        // SAFETY: the list ends with an element whose index is 0; each name before that ends with a zero.
+        // SAFETY: the list ends with an element whose index is 0; each name before that ends with a
+        // zero.
         unsafe {
             while (*at).if_index != 0 {
                 names.push(std::ffi::CStr::from_ptr((*at).if_name).to_string_lossy().into_owned());
@@ -110,7 +112,8 @@ pub fn socket() -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// A request about the interface of this name, for ioctl(2). All else is zero, and the name ends with a zero.
+/// A request about the interface of this name, for ioctl(2). All else is zero, and the name ends
+/// with a zero.
 pub fn request(name: &str) -> libc::ifreq {
     // SAFETY: all zeros are a valid `ifreq`.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };

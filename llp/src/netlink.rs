@@ -1,5 +1,5 @@
-//! Questions to the kernel by netlink (RFC 3549), and the format of messages. They are answered for the network namespace of the thread
-//! that asks.
+//! Questions to the kernel by netlink (RFC 3549), and the format of messages. They are answered for
+//! the network namespace of the thread that asks.
 
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{
@@ -13,13 +13,15 @@ const NLMSG_DONE: u16 = 3;
 const REQUEST: u16 = 1;
 /// `NLM_F_DUMP`: every object.
 const DUMP: u16 = 0x300;
-/// Bytes of a buffer for any datagram of the kernel: those of a dump are as long as the reader's buffer, at most so long.
+/// Bytes of a buffer for any datagram of the kernel: those of a dump are as long as the reader's
+/// buffer, at most so long.
 pub(crate) const BUFFER: usize = 32 << 10;
 /// Bytes of the message's header.
 const HEADER: usize = 16;
 
-/// One question of type `kind`: the header that its family requires, of a multiple of four bytes, and perhaps an attribute. What
-/// the answer has behind the message's header and the first `skip` bytes.
+/// One question of type `kind`: the header that its family requires, of a multiple of four bytes,
+/// and perhaps an attribute. What the answer has behind the message's header and the first `skip`
+/// bytes.
 ///
 /// # Errors
 /// The kernel's.
@@ -40,7 +42,8 @@ pub fn ask(
     Ok(answer.split_off((HEADER + skip).min(answer.len())))
 }
 
-/// Asks rtnetlink for every object, by a question of type `kind` with the header that it requires, and gives each message of the answer to `take`.
+/// Asks rtnetlink for every object, by a question of type `kind` with the header that it requires,
+/// and gives each message of the answer to `take`.
 ///
 /// # Errors
 /// The kernel's.

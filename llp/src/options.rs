@@ -5,15 +5,16 @@ use std::{fmt, io, time::Duration};
 /// Options of a stream. What a stack has no means for, it ignores.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TransportConfig {
-    /// Congestion control by the system's name, such as `cubic` or `bbr`, or [`TransportConfig::AUTO`]; `None` = the system's default, or
-    /// the route's.
+    /// Congestion control by the system's name, such as `cubic` or `bbr`, or
+    /// [`TransportConfig::AUTO`]; `None` = the system's default, or the route's.
     pub congestion: Option<String>,
-    /// Time without any acknowledgement after which the peer counts as dead; `None` is the system's default. A peer whose window is
-    /// closed acknowledges probes, so it is not dead. A stack gives up an idle connection by itself; for one on which bytes wait for
-    /// an acknowledgement, it either does so too or reports [`StreamInfo::last_ack`], and the caller ends the connection.
+    /// Time without any acknowledgement after which the peer counts as dead; `None` is the system's
+    /// default. A peer whose window is closed acknowledges probes, so it is not dead. A stack gives
+    /// up an idle connection by itself; for one on which bytes wait for an acknowledgement, it
+    /// either does so too or reports [`StreamInfo::last_ack`], and the caller ends the connection.
     pub dead_after: Option<Duration>,
-    /// Bytes of a segment at most (RFC 9293 section 3.7.1); `None` = what the interface and the path give. For paths that lose larger
-    /// packets without a word (RFC 4821).
+    /// Bytes of a segment at most (RFC 9293 section 3.7.1); `None` = what the interface and the
+    /// path give. For paths that lose larger packets without a word (RFC 4821).
     pub max_segment: Option<u16>,
     /// Bytes of the send buffer; `None` = the system grows it as needed.
     pub send_buffer: Option<usize>,
@@ -23,8 +24,8 @@ pub struct TransportConfig {
     pub interface: Option<String>,
     /// Type of service or traffic class of every packet (RFC 2474); `None` = the system's default.
     pub tos: Option<u8>,
-    /// The name that the peer's certificate must be valid for, where the stack verifies certificates; `None` = what the stack is
-    /// configured with.
+    /// The name that the peer's certificate must be valid for, where the stack verifies
+    /// certificates; `None` = what the stack is configured with.
     pub peer_name: Option<String>,
     /// Several listeners on one port share its connections (SO_REUSEPORT).
     pub reuse_port: bool,
@@ -50,10 +51,12 @@ impl Default for TransportConfig {
 }
 
 impl TransportConfig {
-    /// A [`TransportConfig::congestion`]: `bbr` where the round trip exceeds 5 ms when the connection is made and the system has it, else the
-    /// system's default. A stack that has no `bbr` takes its own default.
+    /// A [`TransportConfig::congestion`]: `bbr` where the round trip exceeds 5 ms when the
+    /// connection is made and the system has it, else the system's default. A stack that has no
+    /// `bbr` takes its own default.
     pub const AUTO: &str = "auto";
-    /// The default of [`TransportConfig::dead_after`]: 15 minutes, for how long the kernel's TCP retransmits by default.
+    /// The default of [`TransportConfig::dead_after`]: 15 minutes, for how long the kernel's TCP
+    /// retransmits by default.
     pub const DEAD_AFTER: Duration = Duration::from_secs(15 * 60);
 }
 
@@ -146,11 +149,13 @@ pub struct StreamInfo {
     pub congestion: Option<String>,
     /// State of a connection of an MPTCP stack; `None` for any other stack.
     pub multipath: Option<Multipath>,
-    /// True if the TCP is the kernel's, which reports more about the connection by its addresses (`crate::sock_diag`).
+    /// True if the TCP is the kernel's, which reports more about the connection by its addresses
+    /// (`crate::sock_diag`).
     pub of_kernel: bool,
 }
 
-/// Settings of a connection that change while it exists ([`crate::StreamExtensions::configure`]). `None` keeps the present value.
+/// Settings of a connection that change while it exists ([`crate::StreamExtensions::configure`]).
+/// `None` keeps the present value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StreamChange<'a> {
     /// The congestion control, named as in [`TransportConfig::congestion`].

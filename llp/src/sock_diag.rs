@@ -1,4 +1,5 @@
-//! The kernel's state of a TCP connection of any process, by sock_diag(7): for monitoring, without the connection's descriptor.
+//! The kernel's state of a TCP connection of any process, by sock_diag(7): for monitoring, without
+//! the connection's descriptor.
 
 use crate::netlink::{self, attribute};
 use crate::{StreamInfo, tcp};
@@ -18,7 +19,8 @@ const ANSWER: usize = 72;
 /// `INET_DIAG_NOCOOKIE`: whichever socket has the addresses.
 const NO_COOKIE: [u8; 8] = [0xFF; 8];
 
-/// Returns the state of the connection from `local` to `peer`; `None` if the network namespace of the calling thread has none.
+/// Returns the state of the connection from `local` to `peer`; `None` if the network namespace of
+/// the calling thread has none.
 ///
 /// # Errors
 /// The kernel's: it has no sock_diag.
@@ -43,7 +45,8 @@ pub fn info(local: SocketAddr, peer: SocketAddr) -> io::Result<Option<StreamInfo
         Err(error) if error.raw_os_error() == Some(Errno::NOENT.raw_os_error()) => return Ok(None),
         Err(error) => return Err(error),
     };
-    // Family, state, timer and retransmissions, then the ports of the socket. A listener is found where there is no connection.
+    // Family, state, timer and retransmissions, then the ports of the socket. A listener is found
+    // where there is no connection.
     let has_peer = answer.get(6..8) == Some(&peer.port().to_be_bytes()[..]);
     let attributes = answer.get(ANSWER..).filter(|_| has_peer).unwrap_or_default();
     let Some(info) = attribute(attributes, INFO) else { return Ok(None) };

@@ -29,8 +29,8 @@ pub(crate) fn stream_info(bytes: &[u8], congestion: Option<String>) -> crate::St
     stream::info_of(&syscall::tcp_info_of(bytes), congestion)
 }
 
-/// Events taken by one poll. Epoll puts a ready descriptor that was reported at the end of its list, so with more than
-/// this many ready ones each has its turn.
+/// Events taken by one poll. Epoll puts a ready descriptor that was reported at the end of its
+/// list, so with more than this many ready ones each has its turn.
 const EVENTS: usize = 256;
 
 /// The kernel's TCP. One epoll set, which is what [`StackExtensions::wait_fd`] gives.
@@ -49,8 +49,9 @@ impl TcpStack {
         Self::of_kind(Kind::Tcp)
     }
 
-    /// The same with the kernel's MPTCP (RFC 8684): a connection uses the paths that the system's path manager has (`ip mptcp`), and
-    /// stands as long as one of them does. With a peer that has no MPTCP it is a TCP connection ([`crate::StreamInfo::multipath`]).
+    /// The same with the kernel's MPTCP (RFC 8684): a connection uses the paths that the system's
+    /// path manager has (`ip mptcp`), and stands as long as one of them does. With a peer that has
+    /// no MPTCP it is a TCP connection ([`crate::StreamInfo::multipath`]).
     ///
     /// # Errors
     /// As of [`TcpStack::new`]; `Unsupported` if the kernel has no MPTCP, or it is switched off.
@@ -200,13 +201,14 @@ struct TcpListener {
     /// Congestion control of accepted connections.
     congestion: Option<String>,
     kind: Kind,
-    /// Given up when the process has no descriptor left, to take the connections that wait and cut them: unanswered they
-    /// would keep the listener readable, and the peers hoping.
+    /// Given up when the process has no descriptor left, to take the connections that wait and cut
+    /// them: unanswered they would keep the listener readable, and the peers hoping.
     spare: Option<OwnedFd>,
 }
 
 impl TcpListener {
-    /// Cuts the oldest waiting connection, if one waits: without a descriptor the system does not even say so. Returns its peer.
+    /// Cuts the oldest waiting connection, if one waits: without a descriptor the system does not
+    /// even say so. Returns its peer.
     fn cut_one(&mut self) -> Result<Option<SocketAddr>, Errno> {
         drop(self.spare.take());
         let cut = self.accept_next().map(|(_, peer)| peer);
@@ -214,7 +216,8 @@ impl TcpListener {
         cut
     }
 
-    /// The oldest waiting connection. The system names its peer also if that has reset it, when the socket itself has none any more.
+    /// The oldest waiting connection. The system names its peer also if that has reset it, when the
+    /// socket itself has none any more.
     fn accept_next(&self) -> Result<(OwnedFd, Option<SocketAddr>), Errno> {
         let (socket, peer) = acceptfrom_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
         Ok((socket, peer.and_then(|peer| peer.try_into().ok())))
@@ -244,7 +247,8 @@ impl TransportListener for TcpListener {
             }
         };
         let local = setup::local_addr(&socket)?;
-        // Reset by its peer already, it has no other way to say whose it was. The stream will say so when it is read.
+        // Reset by its peer already, it has no other way to say whose it was. The stream will say
+        // so when it is read.
         let peer = peer.or_else(|| setup::peer_addr(&socket).ok()).unwrap_or(local);
         tracing::debug!(%local, %peer, "accepted");
         let congestion = self.congestion.as_deref();

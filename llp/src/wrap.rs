@@ -1,8 +1,9 @@
-//! Wrappers: stacks that change some methods of a stack that they contain and of its streams, such as `uiw_impair::fault` and
-//! [`capture`](crate::capture).
+//! Wrappers: stacks that change some methods of a stack that they contain and of its streams, such
+//! as `uiw_impair::fault` and [`capture`](crate::capture).
 //!
-//! A wrapper is a [`StackHooks`] with its [`StreamHooks`]. A hook stands for the method of [`TransportStack`] or [`TransportStream`] that has its name, is
-//! given the inner stack or stream as well, and by default calls the method of that one. All other methods are forwarded, except
+//! A wrapper is a [`StackHooks`] with its [`StreamHooks`]. A hook stands for the method of
+//! [`TransportStack`] or [`TransportStream`] that has its name, is given the inner stack or stream
+//! as well, and by default calls the method of that one. All other methods are forwarded, except
 //! [`StreamExtensions::peek`]: a wrapped stream offers none, so every received byte passes through [`StreamHooks::recv`].
 //!
 //! ```
@@ -63,7 +64,8 @@ pub enum Origin {
     Accepted,
 }
 
-/// Changes that a wrapper makes to a stack. Each listener has a clone, which makes the hooks of the streams that it accepts.
+/// Changes that a wrapper makes to a stack. Each listener has a clone, which makes the hooks of the
+/// streams that it accepts.
 pub trait StackHooks: Clone + Send + 'static {
     /// The hooks of a stream; `()` changes nothing.
     type Stream: StreamHooks;
@@ -79,7 +81,8 @@ pub trait StackHooks: Clone + Send + 'static {
     /// Comes before [`TransportStack::listen`].
     fn before_listen(&mut self, _token: Token) {}
 
-    /// Comes before [`TransportStack::connect`], [`StackExtensions::open_socket`] with a peer and [`StackExtensions::connect_self`].
+    /// Comes before [`TransportStack::connect`], [`StackExtensions::open_socket`] with a peer and
+    /// [`StackExtensions::connect_self`].
     fn before_connect(&mut self, _inner: &dyn TransportStack) {}
 
     /// The socket to be used for one that was just bound, and will be known by `token`.
@@ -164,7 +167,8 @@ pub trait StreamHooks: Send + 'static {
         inner.detach()
     }
 
-    /// See [`StreamExtensions::take_socket`]: no hook sees what is sent and received over the socket.
+    /// See [`StreamExtensions::take_socket`]: no hook sees what is sent and received over the
+    /// socket.
     fn take_socket(&mut self, inner: &mut dyn TransportStream) -> io::Result<OwnedFd> {
         inner.take_socket()
     }

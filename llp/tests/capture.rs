@@ -60,7 +60,8 @@ fn be32(bytes: &[u8], at: usize) -> u32 {
     u32::from_be_bytes(bytes[at..at + 4].try_into().unwrap())
 }
 
-/// Reads a file of ours back, checking the structure of its blocks; segments of one interface, with their times.
+/// Reads a file of ours back, checking the structure of its blocks; segments of one interface, with
+/// their times.
 fn read(file: &[u8], interface: u32) -> Vec<(u64, TcpSegment)> {
     let mut segments = Vec::new();
     let mut at = 0;
@@ -322,7 +323,8 @@ fn capture_size_bounded() {
     fs::remove_dir_all(&folder).unwrap();
 }
 
-/// Wireshark shares no code with us: what does it make of the file? Skipped where it is not installed.
+/// Wireshark shares no code with us: what does it make of the file? Skipped where it is not
+/// installed.
 #[test]
 fn tshark_reads_it() {
     if Command::new("tshark").arg("--version").output().is_err() {

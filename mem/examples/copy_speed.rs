@@ -1,5 +1,5 @@
-//! Speed of the copies into and out of shared memory, beside `memcpy`: the ground for the threshold in `src/copy.rs`.
-//! Then what it takes to place one segment, beside the copy.
+//! Speed of the copies into and out of shared memory, beside `memcpy`: the ground for the threshold
+//! in `src/copy.rs`. Then what it takes to place one segment, beside the copy.
 //!
 //! `cargo run --release -p uiw-mem --example copy_speed`
 

@@ -3,7 +3,8 @@
 use core::fmt;
 
 bitflags::bitflags! {
-    /// Rights of a region, a window or a fast-register STag. The bits are those of `ibv_access_flags`.
+    /// Rights of a region, a window or a fast-register STag. The bits are those of
+    /// `ibv_access_flags`.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
     pub struct Access: u32 {
         /// The engine may write here for the local program: receives, sinks of RDMA Reads.
@@ -25,12 +26,14 @@ impl Access {
     /// Every right that lets a peer reach the memory.
     pub const REMOTE: Self = Self::REMOTE_WRITE.union(Self::REMOTE_READ).union(Self::REMOTE_ATOMIC);
 
-    /// True if a peer can reach the memory with these rights, directly or through a window bound to it.
+    /// True if a peer can reach the memory with these rights, directly or through a window bound to
+    /// it.
     pub const fn is_peer_reachable(self) -> bool {
         self.intersects(Self::REMOTE.union(Self::MW_BIND))
     }
 
-    /// Rights by which a peer changes memory; verbs grant them only on top of [`Access::LOCAL_WRITE`].
+    /// Rights by which a peer changes memory; verbs grant them only on top of
+    /// [`Access::LOCAL_WRITE`].
     pub(crate) const fn changes_memory(self) -> bool {
         self.intersects(Self::REMOTE_WRITE.union(Self::REMOTE_ATOMIC))
     }
@@ -52,7 +55,8 @@ impl fmt::Display for PdId {
     }
 }
 
-/// One incarnation of a queue pair: a queue pair that is reset and connected anew is another stream.
+/// One incarnation of a queue pair: a queue pair that is reset and connected anew is another
+/// stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct StreamId(pub u64);
 

@@ -1,7 +1,7 @@
 //! Blocks of 64-bit counters in mapped memory.
 //!
-//! Blocks in a mapped file can be read by other processes, also after the process that writes them has exited. Blocks in anonymous memory are
-//! private to the process.
+//! Blocks in a mapped file can be read by other processes, also after the process that writes them
+//! has exited. Blocks in anonymous memory are private to the process.
 
 use core::ops::Deref;
 use core::ptr::NonNull;
@@ -21,8 +21,9 @@ pub type Block = [AtomicU64; BLOCK_WORDS];
 
 /// Memory mapping that consists of blocks.
 ///
-/// If it maps a file, all processes that map the file share the blocks. In a child process created by `fork`, anonymous memory replaces the
-/// mapping of a file, so that the child cannot change its parent's blocks.
+/// If it maps a file, all processes that map the file share the blocks. In a child process created
+/// by `fork`, anonymous memory replaces the mapping of a file, so that the child cannot change its
+/// parent's blocks.
 #[derive(Debug)]
 pub struct Blocks {
     at: NonNull<Block>,
@@ -37,7 +38,8 @@ unsafe impl Send for Blocks {}
 unsafe impl Sync for Blocks {}
 
 impl Blocks {
-    /// Maps `count` blocks of anonymous memory, private to this process. Pages that are never accessed take no memory.
+    /// Maps `count` blocks of anonymous memory, private to this process. Pages that are never
+    /// accessed take no memory.
     ///
     /// # Errors
     /// The error of `mmap`, or `InvalidInput` if `count` is 0 or the size in bytes overflows.
@@ -48,12 +50,13 @@ impl Blocks {
 
     /// Maps the first `count` blocks of `file`, which must be at least that long.
     ///
-    /// An access to a block that has no backing storage kills the process with SIGBUS. So the caller must allocate the storage first
-    /// (`fallocate(2)`), and no other program may truncate the file.
+    /// An access to a block that has no backing storage kills the process with SIGBUS. So the
+    /// caller must allocate the storage first (`fallocate(2)`), and no other program may truncate
+    /// the file.
     ///
     /// # Errors
-    /// The error of `mmap`, `InvalidInput` if `count` is 0 or the size in bytes overflows, or `OutOfMemory` if the process already maps 64
-    /// files.
+    /// The error of `mmap`, `InvalidInput` if `count` is 0 or the size in bytes overflows, or
+    /// `OutOfMemory` if the process already maps 64 files.
     pub fn of_file(file: &File, count: usize) -> io::Result<Arc<Self>> {
         let entry = FileMapping::reserve().ok_or(io::ErrorKind::OutOfMemory)?;
         let at = map(None, count, libc::MAP_SHARED, file.as_raw_fd()).inspect_err(|_| entry.release())?;
@@ -82,7 +85,8 @@ impl Drop for Blocks {
         if let Some(entry) = self.entry {
             entry.release();
         }
-        // SAFETY: `map` created this mapping. No `BlockRef` exists any more, because each of them holds an `Arc` of `self`.
+        // SAFETY: `map` created this mapping. No `BlockRef` exists any more, because each of them
+        // holds an `Arc` of `self`.
         unsafe { libc::munmap(self.at.as_ptr().cast(), self.count * BLOCK_BYTES) };
     }
 }
@@ -111,8 +115,9 @@ impl Deref for BlockRef {
 
     #[inline(always)]
     fn deref(&self) -> &Block {
-        // SAFETY: `Blocks::get` checked that the block is within the mapping, which `blocks` keeps alive. Other threads and processes may
-        // change atomic integers at any time, and every bit pattern is a valid integer.
+        // SAFETY: `Blocks::get` checked that the block is within the mapping, which `blocks` keeps
+        // alive. Other threads and processes may change atomic integers at any time, and every bit
+        // pattern is a valid integer.
         unsafe { self.at.as_ref() }
     }
 }
@@ -129,8 +134,9 @@ fn map(
         Some(at) => (at.as_ptr().cast(), libc::MAP_FIXED),
         None => (core::ptr::null_mut(), 0),
     };
-    // SAFETY: without `at`, the kernel chooses an unused address, so no existing mapping changes. With `at`, the caller
-    // (`replace_mappings_in_child`) guarantees that a mapping of `Blocks` is there.
+    // SAFETY: without `at`, the kernel chooses an unused address, so no existing mapping changes.
+    // With `at`, the caller (`replace_mappings_in_child`) guarantees that a mapping of `Blocks` is
+    // there.
     let at = unsafe { libc::mmap(at, len, libc::PROT_READ | libc::PROT_WRITE, flags | fixed, fd, 0) };
     if at == libc::MAP_FAILED {
         return Err(io::Error::last_os_error());
@@ -140,8 +146,8 @@ fn map(
 
 /// Address and length of one mapping of a file.
 ///
-/// The entries are read in a child after `fork`. There, a lock held by another thread of the parent would never be released, so the fields
-/// are atomics.
+/// The entries are read in a child after `fork`. There, a lock held by another thread of the parent
+/// would never be released, so the fields are atomics.
 #[derive(Debug)]
 struct FileMapping {
     taken: AtomicBool,
@@ -165,7 +171,8 @@ impl FileMapping {
     fn reserve() -> Option<&'static Self> {
         static HANDLER: Once = Once::new();
         HANDLER.call_once(|| {
-            // SAFETY: the handler has no arguments. It is never unloaded: threads run in the program or library that has it.
+            // SAFETY: the handler has no arguments. It is never unloaded: threads run in the
+            // program or library that has it.
             unsafe { libc::pthread_atfork(None, None, Some(replace_mappings_in_child)) };
         });
         let free = |entry: &&Self| !entry.taken.swap(true, Ordering::AcqRel);
@@ -189,10 +196,12 @@ extern "C" fn replace_mappings_in_child() {
         if let Some(at) = NonNull::new(entry.at.load(Ordering::Acquire)) {
             let count = entry.len.load(Ordering::Relaxed) / BLOCK_BYTES;
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-            // A mapping of `Blocks` is at this address, because `Blocks` releases its entry before it unmaps.
+            // A mapping of `Blocks` is at this address, because `Blocks` releases its entry before
+            // it unmaps.
             if map(Some(at), count, flags, -1).is_err() {
-                // The child must not write to the parent's blocks. Once they are unmapped, a write kills the child instead.
-                // SAFETY: a mapping of `Blocks` is at this address, as explained above.
+                // The child must not write to the parent's blocks. Once they are unmapped, a write
+                // kills the child instead. SAFETY: a mapping of `Blocks` is at this address, as
+                // explained above.
                 unsafe { libc::munmap(at.as_ptr().cast(), count * BLOCK_BYTES) };
             }
         }
@@ -249,7 +258,8 @@ mod tests {
         let blocks = Blocks::of_file(&file.1, 1).unwrap();
         let block = blocks.get(0).unwrap();
         block[0].store(1, Ordering::Relaxed);
-        // SAFETY: the child only loads, stores and calls `_exit`. It runs no other code of the test program.
+        // SAFETY: the child only loads, stores and calls `_exit`. It runs no other code of the test
+        // program.
         let child = unsafe { libc::fork() };
         if child == 0 {
             let seen = block[0].load(Ordering::Relaxed);

@@ -1,13 +1,16 @@
-//! Copies between private bytes and shared memory: relaxed atomic accesses of naturally aligned words.
+//! Copies between private bytes and shared memory: relaxed atomic accesses of naturally aligned
+//! words.
 //!
-//! A race with the program (or with another stream that writes to the same place) is legal in RDMA and must not be
-//! undefined behaviour here. Words are aligned on the shared side, so that a naturally aligned field of 2, 4 or 8
-//! bytes is never seen torn; the private side is read and written unaligned. The last word is stored with release
-//! ordering after all others: a thread that sees it sees the rest.
+//! A race with the program (or with another stream that writes to the same place) is legal in RDMA
+//! and must not be undefined behaviour here. Words are aligned on the shared side, so that a
+//! naturally aligned field of 2, 4 or 8 bytes is never seen torn; the private side is read and
+//! written unaligned. The last word is stored with release ordering after all others: a thread that
+//! sees it sees the rest.
 //!
-//! Accesses of different sizes to the same bytes are outside of the letter of the C++ memory model; every target of
-//! ours gives them the meaning that the caches give them. Miri checks the letter of the rules: under it alone, the last step of each
-//! access goes byte by byte, so that it checks everything else (bounds, order, races with accesses that are not atomic).
+//! Accesses of different sizes to the same bytes are outside of the letter of the C++ memory model;
+//! every target of ours gives them the meaning that the caches give them. Miri checks the letter of
+//! the rules: under it alone, the last step of each access goes byte by byte, so that it checks
+//! everything else (bounds, order, races with accesses that are not atomic).
 
 use core::sync::atomic::{
     AtomicU8,
@@ -16,7 +19,8 @@ use core::sync::atomic::{
 #[cfg(not(miri))]
 use core::sync::atomic::{AtomicU16, AtomicU32, AtomicU64};
 
-/// Length from which copies on x86-64 use `rep movsb`. `examples/copy_speed.rs` on an AMD EPYC (Zen 5, fsrm), GB/s:
+/// Length from which copies on x86-64 use `rep movsb`. `examples/copy_speed.rs` on an AMD EPYC (Zen
+/// 5, fsrm), GB/s:
 ///
 /// | bytes | memcpy | words | rep movsb | store as it is |
 /// |---|---|---|---|---|
@@ -29,8 +33,8 @@ use core::sync::atomic::{AtomicU16, AtomicU32, AtomicU64};
 ///
 /// The last column is older than the path of its own that few aligned words have ([`SMALL`]).
 ///
-/// Only where the processor says that it is fast ("ermsb"): others, and emulators, move byte by byte (1 MiB Writes in an
-/// emulated Nehalem: 175 MB/s).
+/// Only where the processor says that it is fast ("ermsb"): others, and emulators, move byte by
+/// byte (1 MiB Writes in an emulated Nehalem: 175 MB/s).
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 const STRING_FROM: usize = 1024;
 
@@ -48,10 +52,13 @@ pub(crate) const PAGE: usize = 4096;
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 pub(crate) const ALIASED: usize = 64;
 
-/// Returns whether the low address bits of `dst` are a few more than those of `src`: there `rep movsb` waits for its own stores (AMD Zen 3 and 4;
-/// glibc has it as bug 30994). On an AMD EPYC (Zen 3) `rep movsb` copies 1.6 GB/s then instead of 33, words 12 to 17, `memcpy` in parts 24.
+/// Returns whether the low address bits of `dst` are a few more than those of `src`: there
+/// `rep movsb` waits for its own stores (AMD Zen 3 and 4; glibc has it as bug 30994). On an AMD
+/// EPYC (Zen 3) `rep movsb` copies 1.6 GB/s then instead of 33, words 12 to 17, `memcpy` in parts
+/// 24.
 ///
-/// An FPDU that is built at the start of a page, with a payload from the start of another one, is enough: the header moves the payload by 16 or 20 bytes.
+/// An FPDU that is built at the start of a page, with a payload from the start of another one, is
+/// enough: the header moves the payload by 16 or 20 bytes.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[inline(always)]
 fn is_aliased(dst: *const u8, src: *const u8) -> bool {
@@ -59,7 +66,8 @@ fn is_aliased(dst: *const u8, src: *const u8) -> bool {
     distance != 0 && distance < ALIASED
 }
 
-/// `memcpy`, also where the C library's uses `rep movsb`: aliased copies are made in parts for which it does not.
+/// `memcpy`, also where the C library's uses `rep movsb`: aliased copies are made in parts for
+/// which it does not.
 ///
 /// # Safety
 /// As for [`core::ptr::copy_nonoverlapping`].
@@ -97,7 +105,8 @@ unsafe fn store_piece(dst: *mut u8, src: *const u8, size: usize, order: Ordering
         unsafe { AtomicU8::from_ptr(dst.add(at)).store(src.add(at).read(), order) }
     }
     #[cfg(not(miri))]
-    // SAFETY: the caller vouches for both ranges and for the alignment; all other accesses to `dst` are atomic.
+    // SAFETY: the caller vouches for both ranges and for the alignment; all other accesses to `dst`
+    // are atomic.
     unsafe {
         match size {
             1 => AtomicU8::from_ptr(dst).store(src.read(), order),
@@ -122,7 +131,8 @@ unsafe fn load_piece(dst: *mut u8, src: *const u8, size: usize) {
         unsafe { dst.add(at).write(AtomicU8::from_ptr(src.add(at)).load(Relaxed)) }
     }
     #[cfg(not(miri))]
-    // SAFETY: the caller vouches for both ranges and for the alignment; all other accesses to `src` are atomic.
+    // SAFETY: the caller vouches for both ranges and for the alignment; all other accesses to `src`
+    // are atomic.
     unsafe {
         match size {
             1 => dst.write(AtomicU8::from_ptr(src).load(Relaxed)),
@@ -144,11 +154,13 @@ fn piece(at: usize, left: usize) -> usize {
 /// Copies private bytes into shared memory; the last aligned piece becomes visible last.
 ///
 /// # Safety
-/// `src` is readable and not written meanwhile, `dst` is writable, both for `len` bytes, and they do not overlap.
-/// Every other access to `dst` meanwhile is atomic (or is the kernel, a device or another process).
+/// `src` is readable and not written meanwhile, `dst` is writable, both for `len` bytes, and they
+/// do not overlap. Every other access to `dst` meanwhile is atomic (or is the kernel, a device or
+/// another process).
 #[inline(always)]
 pub(crate) unsafe fn store(dst: *mut u8, src: *const u8, len: usize) {
-    // SAFETY: the caller's promise; `dst` is aligned for `store_loop` and the last word, and `bulk` a multiple of its words.
+    // SAFETY: the caller's promise; `dst` is aligned for `store_loop` and the last word, and `bulk`
+    // a multiple of its words.
     unsafe {
         // Messages of few words, which are many: without a call.
         if len > 0 && len < SMALL && (dst.addr() | len).is_multiple_of(WORD) {
@@ -177,7 +189,8 @@ unsafe fn store_any(dst: *mut u8, src: *const u8, len: usize) {
         if at == len {
             return;
         }
-        // What follows the bulk is at least one word or a ragged edge: the piece that is published last.
+        // What follows the bulk is at least one word or a ragged edge: the piece that is published
+        // last.
         let bulk = (len - at - 1) / WORD * WORD;
         store_words(dst.add(at), src.add(at), bulk);
         at += bulk;
@@ -193,11 +206,13 @@ unsafe fn store_any(dst: *mut u8, src: *const u8, len: usize) {
 /// Copies shared memory into private bytes.
 ///
 /// # Safety
-/// `src` is readable, `dst` is writable and not shared, both for `len` bytes, and they do not overlap. A thread that
-/// writes `src` meanwhile does so atomically (or is the kernel, a device or another process).
+/// `src` is readable, `dst` is writable and not shared, both for `len` bytes, and they do not
+/// overlap. A thread that writes `src` meanwhile does so atomically (or is the kernel, a device or
+/// another process).
 #[inline(always)]
 pub(crate) unsafe fn load(dst: *mut u8, src: *const u8, len: usize) {
-    // SAFETY: the caller's promise; `src` is aligned for `load_loop`, and `len` a multiple of its words.
+    // SAFETY: the caller's promise; `src` is aligned for `load_loop`, and `len` a multiple of its
+    // words.
     unsafe {
         // Messages of few words, which are many: without a call.
         if len < SMALL && (src.addr() | len).is_multiple_of(WORD) {
@@ -303,16 +318,17 @@ unsafe fn load_loop(dst: *mut u8, src: *const u8, len: usize) {
     }
 }
 
-/// The processor's own copy. The compiler does not look into it, so it is as racy as a device's DMA and no more: its
-/// stores may come in any order, but none comes after the stores that follow it (Intel SDM volume 1, 7.3.9.3).
+/// The processor's own copy. The compiler does not look into it, so it is as racy as a device's DMA
+/// and no more: its stores may come in any order, but none comes after the stores that follow it
+/// (Intel SDM volume 1, 7.3.9.3).
 ///
 /// # Safety
 /// As for [`store`] or [`load`].
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[inline(always)]
 unsafe fn string_move(dst: *mut u8, src: *const u8, len: usize) {
-    // SAFETY: reads `len` bytes at `src`, writes `len` at `dst`, which the caller vouches for. The direction flag is
-    // clear by the calling convention.
+    // SAFETY: reads `len` bytes at `src`, writes `len` at `dst`, which the caller vouches for. The
+    // direction flag is clear by the calling convention.
     unsafe {
         core::arch::asm!(
             "rep movsb",

@@ -4,7 +4,8 @@ use uiw_ddp::STag;
 
 use crate::{Access, PdId, Right, StreamId};
 
-/// The region, window binding or fast registration behind a span was revoked, or a program has unmapped bytes of it.
+/// The region, window binding or fast registration behind a span was revoked, or a program has
+/// unmapped bytes of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the memory behind {stag} was deregistered, invalidated or unmapped")]
 pub struct MemoryGone {
@@ -46,7 +47,8 @@ pub enum RegisterError {
         /// The rights asked for.
         access: Access,
     },
-    /// The TO behind the last byte does not fit 64 bits, so RFC 5041 7.1 would refuse every access to that byte.
+    /// The TO behind the last byte does not fit 64 bits, so RFC 5041 7.1 would refuse every access
+    /// to that byte.
     #[error("{len} bytes from tagged offset {base:#x} run past 2^64")]
     TooHigh {
         /// TO of the first byte.
@@ -100,7 +102,8 @@ pub enum DeregisterError {
     },
 }
 
-/// Reason why a peer may not touch what it asked for: the checks of RFC 5041 7.1 and 8.2, RFC 5040 7.
+/// Reason why a peer may not touch what it asked for: the checks of RFC 5041 7.1 and 8.2, RFC 5040
+/// 7.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RemoteError {
     /// No such STag, a stale key byte, or an STag that is in the invalid state.
@@ -294,7 +297,8 @@ pub enum FastRegisterError {
 /// Reason why an STag was not invalidated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidateError {
-    /// No such STag, a stale key byte, or (for a peer) an STag that is in the invalid state already.
+    /// No such STag, a stale key byte, or (for a peer) an STag that is in the invalid state
+    /// already.
     #[error("{stag} is not valid")]
     InvalidStag {
         /// The STag given.
@@ -310,8 +314,8 @@ pub enum InvalidateError {
         /// Protection domain.
         pd: PdId,
     },
-    /// STags of this kind are not invalidated this way: a region, a type 1 window, or (for a peer) what several
-    /// streams share (RFC 5040 8.1.1 item 7).
+    /// STags of this kind are not invalidated this way: a region, a type 1 window, or (for a peer)
+    /// what several streams share (RFC 5040 8.1.1 item 7).
     #[error("{stag} ({what}) cannot be invalidated")]
     CannotInvalidate {
         /// The STag given.

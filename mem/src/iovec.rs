@@ -4,8 +4,8 @@ use core::{fmt, marker::PhantomData, ops::Range};
 
 use crate::{copy, recover};
 
-/// Bytes to send: an address and a length that hold for `'a`. They may be memory that a peer or the program changes
-/// meanwhile, so there is no way to get a slice of them.
+/// Bytes to send: an address and a length that hold for `'a`. They may be memory that a peer or the
+/// program changes meanwhile, so there is no way to get a slice of them.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub struct IoVec<'a> {
@@ -54,19 +54,21 @@ impl<'a> IoVec<'a> {
     /// If `to` is shorter.
     pub fn copy_to(&self, to: &mut [u8]) {
         assert!(to.len() >= self.len(), "{} bytes do not fit into {}", self.len(), to.len());
-        // SAFETY: our bytes are readable and changed only atomically; `to` is a private slice, long enough.
+        // SAFETY: our bytes are readable and changed only atomically; `to` is a private slice, long
+        // enough.
         unsafe { copy::load(to.as_mut_ptr(), self.raw.iov_base.cast(), self.len()) }
     }
 
-    /// Like [`IoVec::copy_to`], where a program may have unmapped the bytes. False if some are not there; `to` has others then.
+    /// Like [`IoVec::copy_to`], where a program may have unmapped the bytes. False if some are not
+    /// there; `to` has others then.
     ///
     /// # Panics
     /// If `to` is shorter.
     #[must_use]
     pub fn try_copy_to(&self, to: &mut [u8]) -> bool {
         assert!(to.len() >= self.len(), "{} bytes do not fit into {}", self.len(), to.len());
-        // SAFETY: our bytes are changed only atomically, and if they are readable no more, the copy ends; `to` is a private slice, long
-        // enough.
+        // SAFETY: our bytes are changed only atomically, and if they are readable no more, the copy
+        // ends; `to` is a private slice, long enough.
         unsafe { recover::load(to.as_mut_ptr(), self.raw.iov_base.cast(), self.len()) }
     }
 
@@ -111,7 +113,8 @@ impl<'a> IoVecMut<'a> {
     pub fn sub(&mut self, range: Range<usize>) -> IoVecMut<'_> {
         check(&range, self.len());
         let at: *mut u8 = self.raw.iov_base.cast();
-        // SAFETY: `range` is inside of the bytes that hold for `'a`, and the whole is borrowed meanwhile.
+        // SAFETY: `range` is inside of the bytes that hold for `'a`, and the whole is borrowed
+        // meanwhile.
         unsafe { IoVecMut::from_raw(at.add(range.start), range.len()) }
     }
 

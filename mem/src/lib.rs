@@ -1,24 +1,29 @@
 //! Registered memory: the one place where a handle (STag, offset, length) becomes a pointer.
 //!
 //! A [`Table`] (one per device) has every STag that stands for memory: regions, memory windows and
-//! fast-register STags. The engine asks it per segment ([`Table::remote`] for a peer, [`Table::local`] for a
-//! scatter/gather element of ours) and gets a [`Span`]: a checked handle that still holds no address. Only
-//! while a span is pinned ([`Span::pin`]) do addresses exist, and a region is not gone before its last pin is.
+//! fast-register STags. The engine asks it per segment ([`Table::remote`] for a peer,
+//! [`Table::local`] for a scatter/gather element of ours) and gets a [`Span`]: a checked handle
+//! that still holds no address. Only while a span is pinned ([`Span::pin`]) do addresses exist, and
+//! a region is not gone before its last pin is.
 //!
 //! # Memory a peer can reach is never a Rust reference
-//! The peer's Write is executed by code of this very process, in whatever thread drives the engine, while the
-//! program looks at the same bytes. That race is legal between an RNIC and a program; between two threads of
-//! one Rust program it is undefined behaviour, unless both sides use atomic accesses. Hence:
+//! The peer's Write is executed by code of this very process, in whatever thread drives the engine,
+//! while the program looks at the same bytes. That race is legal between an RNIC and a program;
+//! between two threads of one Rust program it is undefined behaviour, unless both sides use atomic
+//! accesses. Hence:
 //!
-//! * **Shared** memory ([`Span::is_shared`]): every copy is made of relaxed atomic accesses of naturally aligned
-//!   words, and the last bytes of a copy become visible last, since programs spin on them.
-//! * **Exclusive** memory: a caller of an `unsafe` function ([`Memory::borrowed`], [`Memory::exclusive`]) promised
-//!   that an in-flight buffer belongs to the engine; there a copy is `memcpy` and [`PinnedSpan::fold`] copies nothing.
+//! * **Shared** memory ([`Span::is_shared`]): every copy is made of relaxed atomic accesses of
+//!   naturally aligned words, and the last bytes of a copy become visible last, since programs spin
+//!   on them.
+//! * **Exclusive** memory: a caller of an `unsafe` function ([`Memory::borrowed`],
+//!   [`Memory::exclusive`]) promised that an in-flight buffer belongs to the engine; there a copy
+//!   is `memcpy` and [`PinnedSpan::fold`] copies nothing.
 //!
 //! # Memory that may not be there
-//! What a program in C has registered it may unmap ([`Memory::foreign`]). The copies of such memory are those of [`recover`], which end with
-//! [`MemoryGone`] where it is not there; [`Table::discard`] takes bytes out of every region before the program unmaps them, so that what is
-//! mapped there next is not written.
+//! What a program in C has registered it may unmap ([`Memory::foreign`]). The copies of such memory
+//! are those of [`recover`], which end with [`MemoryGone`] where it is not there;
+//! [`Table::discard`] takes bytes out of every region before the program unmaps them, so that what
+//! is mapped there next is not written.
 //!
 //! # Which access each STag allows
 //! | | reachable for | a peer may invalidate it | the program may invalidate it |
@@ -29,8 +34,8 @@
 //! | fast-register, for one stream | that stream | yes, that stream's | yes |
 //! | fast-register, PD-wide | all streams of its PD | no (lenient: yes) | yes |
 //!
-//! RFC 5040 8.1.1 item 7: "An RNIC MUST ensure that a Remote Peer is not able to invalidate an STag enabled for
-//! remote access, if the STag is shared on multiple streams."
+//! RFC 5040 8.1.1 item 7: "An RNIC MUST ensure that a Remote Peer is not able to invalidate an STag
+//! enabled for remote access, if the STag is shared on multiple streams."
 
 #![warn(missing_debug_implementations)]
 

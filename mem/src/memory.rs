@@ -1,4 +1,5 @@
-//! What a region is made of: bytes of ours, of a buffer kept alive, or of a caller that guarantees them.
+//! What a region is made of: bytes of ours, of a buffer kept alive, or of a caller that guarantees
+//! them.
 
 use core::{any::Any, fmt, ptr::NonNull};
 use std::{io, sync::Arc};
@@ -28,8 +29,8 @@ pub struct Memory {
 pub(crate) enum Presence {
     /// Rust's ownership, or the caller of an `unsafe` function, guarantees it.
     Guaranteed,
-    /// A program may unmap them. What is given to [`crate::Table::discard`] is gone for good, as pages that an adapter has pinned are not
-    /// those that are mapped there later.
+    /// A program may unmap them. What is given to [`crate::Table::discard`] is gone for good, as
+    /// pages that an adapter has pinned are not those that are mapped there later.
     Foreign,
     /// Like `Foreign`; every access finds what is mapped there at that time: on-demand paging.
     OnDemand,
@@ -42,8 +43,9 @@ enum MemoryOwner {
     Buffer(#[expect(dead_code, reason = "kept for its drop")] Box<dyn Any + Send>),
 }
 
-// SAFETY: `Memory` is an address, a length and a `Send` owner. It touches no byte itself; the code that does (the copies
-// of this crate) uses atomic accesses, or stands under the promise of `exclusive`.
+// SAFETY: `Memory` is an address, a length and a `Send` owner. It touches no byte itself; the code
+// that does (the copies of this crate) uses atomic accesses, or stands under the promise of
+// `exclusive`.
 unsafe impl Send for Memory {}
 // SAFETY: as above; `&Memory` gives away the address and nothing else (`Keep` is never looked at).
 unsafe impl Sync for Memory {}
@@ -65,25 +67,27 @@ impl Memory {
         })
     }
 
-    /// The `len` bytes at `at`, which belong to the caller. Exclusive unless it is registered with rights that
-    /// let a peer reach it, or [`Memory::shared`] is said.
+    /// The `len` bytes at `at`, which belong to the caller. Exclusive unless it is registered with
+    /// rights that let a peer reach it, or [`Memory::shared`] is said.
     ///
     /// # Safety
-    /// * All bytes stay readable, and writable if LOCAL_WRITE is granted, until the region has been deregistered
-    ///   (and every span and window of it with it).
-    /// * While they are in flight (an unfinished work request names them) nothing else writes them, nor reads what a
-    ///   receive or a Read places, unless the region is shared; then all accesses are atomic.
+    /// * All bytes stay readable, and writable if LOCAL_WRITE is granted, until the region has been
+    ///   deregistered (and every span and window of it with it).
+    /// * While they are in flight (an unfinished work request names them) nothing else writes them,
+    ///   nor reads what a receive or a Read places, unless the region is shared; then all accesses
+    ///   are atomic.
     pub unsafe fn borrowed(at: *mut u8, len: usize) -> Self {
         Self::guaranteed(at, len, MemoryOwner::Borrowed)
     }
 
-    /// The `len` bytes at `at` of a program that may unmap them, or take rights away, at any time: an access to what is not there fails,
-    /// and nothing else happens, if the process has a handler that calls [`crate::recover::recover`]. What is unmapped is to be
-    /// given to [`crate::Table::discard`].
+    /// The `len` bytes at `at` of a program that may unmap them, or take rights away, at any time:
+    /// an access to what is not there fails, and nothing else happens, if the process has a handler
+    /// that calls [`crate::recover::recover`]. What is unmapped is to be given to
+    /// [`crate::Table::discard`].
     ///
     /// # Safety
-    /// As for [`Memory::borrowed`], but the bytes need not stay; where they are mapped to something else unnoticed, that is
-    /// overwritten.
+    /// As for [`Memory::borrowed`], but the bytes need not stay; where they are mapped to something
+    /// else unnoticed, that is overwritten.
     pub unsafe fn foreign(at: *mut u8, len: usize) -> Self {
         // SAFETY: the caller's promise; what it leaves out, `presence` stands for.
         let memory = unsafe { Self::borrowed(at, len) };
@@ -101,12 +105,14 @@ impl Memory {
         Self { presence: Presence::OnDemand, ..memory }
     }
 
-    /// Returns the state of the pages of [`Memory::foreign`]: which ones were given up or protected.
+    /// Returns the state of the pages of [`Memory::foreign`]: which ones were given up or
+    /// protected.
     pub fn page_state(&self) -> Option<&Arc<PageState>> {
         self.page_state.as_ref()
     }
 
-    /// The `len` bytes at `at`, which `keep` owns and which live at that address until `keep` is dropped.
+    /// The `len` bytes at `at`, which `keep` owns and which live at that address until `keep` is
+    /// dropped.
     ///
     /// # Safety
     /// As for [`Memory::borrowed`], as long as `keep` lives.
@@ -114,7 +120,8 @@ impl Memory {
         Self::guaranteed(at, len, MemoryOwner::Buffer(keep))
     }
 
-    /// Like [`Memory::buffer`] of bytes that a device may take away while they are mapped: an access fails then, as with [`Memory::foreign`].
+    /// Like [`Memory::buffer`] of bytes that a device may take away while they are mapped: an
+    /// access fails then, as with [`Memory::foreign`].
     ///
     /// # Safety
     /// As for [`Memory::buffer`], but the bytes need not stay behind the address.
@@ -130,18 +137,20 @@ impl Memory {
         Self { at, len, exclusive: true, presence: Presence::Guaranteed, page_state: None, _keep: keep }
     }
 
-    /// Takes the promise back (or never relies on it): all copies are atomic. For callers that may register the same
-    /// bytes twice, once for peers and once not, as C programs do.
+    /// Takes the promise back (or never relies on it): all copies are atomic. For callers that may
+    /// register the same bytes twice, once for peers and once not, as C programs do.
     pub fn shared(mut self) -> Self {
         self.exclusive = false;
         self
     }
 
-    /// Copies of it may be plain `memcpy`, unless it is registered with rights that let a peer reach it.
+    /// Copies of it may be plain `memcpy`, unless it is registered with rights that let a peer
+    /// reach it.
     ///
     /// # Safety
-    /// While an unfinished work request names bytes of it, nothing else writes these, nor reads what a receive or a
-    /// Read places, and no two work requests in flight place into the same bytes.
+    /// While an unfinished work request names bytes of it, nothing else writes these, nor reads
+    /// what a receive or a Read places, and no two work requests in flight place into the same
+    /// bytes.
     pub unsafe fn exclusive(mut self) -> Self {
         self.exclusive = true;
         self
@@ -175,7 +184,8 @@ impl From<Vec<u8>> for Memory {
     /// The vector's bytes (not its spare capacity).
     fn from(mut bytes: Vec<u8>) -> Self {
         let (at, len) = (bytes.as_mut_ptr(), bytes.len());
-        // SAFETY: a vector's bytes stay where they are when the vector is moved, and it has no other user now.
+        // SAFETY: a vector's bytes stay where they are when the vector is moved, and it has no
+        // other user now.
         unsafe { Self::buffer(Box::new(bytes), at, len) }.shared()
     }
 }
@@ -191,8 +201,9 @@ impl fmt::Debug for Memory {
     }
 }
 
-/// Gives the allocator's free pages back to the system. glibc keeps what a burst of connections in many threads has freed: some
-/// 20 KiB of each. Walks all of its arenas, so it is for the end of such a burst. Elsewhere it does nothing.
+/// Gives the allocator's free pages back to the system. glibc keeps what a burst of connections in
+/// many threads has freed: some 20 KiB of each. Walks all of its arenas, so it is for the end of
+/// such a burst. Elsewhere it does nothing.
 pub fn give_back_free_pages() {
     #[cfg(target_env = "gnu")]
     // SAFETY: may be called by any thread at any time, and touches free memory only.
@@ -201,9 +212,10 @@ pub fn give_back_free_pages() {
     }
 }
 
-/// Makes all threads share one of the allocator's arenas, for programs with one thread per connection: of each further arena (up to eight a
-/// processor) glibc keeps some hundred KiB after a bulk disconnect, and more after the next one. To be called before the threads are
-/// there; what they allocate often, each still has a store of its own for. Elsewhere it does nothing.
+/// Makes all threads share one of the allocator's arenas, for programs with one thread per
+/// connection: of each further arena (up to eight a processor) glibc keeps some hundred KiB after a
+/// bulk disconnect, and more after the next one. To be called before the threads are there; what
+/// they allocate often, each still has a store of its own for. Elsewhere it does nothing.
 pub fn share_arenas() {
     #[cfg(target_env = "gnu")]
     // SAFETY: sets a number in the allocator, under its own lock.
@@ -224,7 +236,8 @@ impl AnonymousPages {
             return Ok(Self { at: NonNull::dangling(), len });
         }
         let (prot, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-        // SAFETY: a new anonymous mapping at an address of the kernel's choice changes nothing that exists.
+        // SAFETY: a new anonymous mapping at an address of the kernel's choice changes nothing that
+        // exists.
         let at = unsafe { libc::mmap(core::ptr::null_mut(), len, prot, flags, -1, 0) };
         if at == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());

@@ -1,17 +1,20 @@
-//! Records which pages of registered memory the program has discarded or protected since the registration.
+//! Records which pages of registered memory the program has discarded or protected since the
+//! registration.
 
 use core::{
     ops::Range,
     sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
 };
 
-/// Size in bytes of the pages that a [`PageState`] tracks: no system has smaller pages, and a larger system page is tracked as several of these.
+/// Size in bytes of the pages that a [`PageState`] tracks: no system has smaller pages, and a
+/// larger system page is tracked as several of these.
 pub(crate) const PAGE: usize = 4096;
 
 /// Discarded and protected pages of one [`crate::Memory::foreign`].
 ///
-/// Every region, window and registration of this memory shares it with the code that observes changes of the program's mappings. A memory allocator
-/// may make such a change while it holds its own locks, so no method allocates or waits.
+/// Every region, window and registration of this memory shares it with the code that observes
+/// changes of the program's mappings. A memory allocator may make such a change while it holds its
+/// own locks, so no method allocates or waits.
 #[derive(Debug)]
 pub struct PageState {
     /// Number of the first page: its address divided by [`PAGE`].
@@ -46,15 +49,17 @@ impl PageState {
 
     /// Marks all pages that overlap the addresses `range` as discarded, for good.
     ///
-    /// A thread may still use a page that it has found unmarked. Such a thread holds a pin, and [`crate::Table::discard`] waits until it is released.
+    /// A thread may still use a page that it has found unmarked. Such a thread holds a pin, and
+    /// [`crate::Table::discard`] waits until it is released.
     pub fn discard(&self, range: &Range<usize>) {
         self.mark(&self.discarded, range);
     }
 
-    /// Marks all pages that overlap the addresses `range` as protected: the program is about to remove access rights from them. Their content stays
-    /// valid.
+    /// Marks all pages that overlap the addresses `range` as protected: the program is about to
+    /// remove access rights from them. Their content stays valid.
     ///
-    /// The mark is never removed, because one thread may protect a page while another thread restores its rights.
+    /// The mark is never removed, because one thread may protect a page while another thread
+    /// restores its rights.
     pub fn protect(&self, range: &Range<usize>) {
         self.mark(&self.protected, range);
     }
@@ -65,7 +70,8 @@ impl PageState {
         !self.discarded.any.load(SeqCst) || self.is_unmarked(&self.discarded, start, len)
     }
 
-    /// Returns whether any of the `len` bytes at address `start` is on a page that was ever protected, which may be the reason why an access fails.
+    /// Returns whether any of the `len` bytes at address `start` is on a page that was ever
+    /// protected, which may be the reason why an access fails.
     #[inline]
     pub(crate) fn is_protected(&self, start: usize, len: usize) -> bool {
         self.protected.any.load(SeqCst) && !self.is_unmarked(&self.protected, start, len)
@@ -89,9 +95,11 @@ impl PageState {
         self.all_words(bits, &range, |word, mask| word.load(SeqCst) & mask == 0)
     }
 
-    /// Returns whether `f` returns true for all words of the bitmap that have pages of the addresses `range`, and stops at the first false.
+    /// Returns whether `f` returns true for all words of the bitmap that have pages of the
+    /// addresses `range`, and stops at the first false.
     ///
-    /// The second argument of `f` has the bits of these pages set. Pages outside the memory are skipped.
+    /// The second argument of `f` has the bits of these pages set. Pages outside the memory are
+    /// skipped.
     fn all_words(
         &self,
         bits: &PageBits,

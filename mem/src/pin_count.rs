@@ -9,15 +9,16 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
-/// Low 32 bits: pins held. Next 31: windows bound. Top bit: revoked. One word, so that "no pin after revocation"
-/// and "no window bound while deregistering" need no lock: all changes have one order.
+/// Low 32 bits: pins held. Next 31: windows bound. Top bit: revoked. One word, so that "no pin
+/// after revocation" and "no window bound while deregistering" need no lock: all changes have one
+/// order.
 const PIN: u64 = 1;
 const PINS: u64 = WINDOW - 1;
 const WINDOW: u64 = 1 << 32;
 const REVOKED: u64 = 1 << 63;
 
-/// Longest busy wait of [`PinCount::drain`] before it yields, and before it parks. A pin lasts for one copy or one
-/// non-blocking system call, so the first few microseconds nearly always suffice.
+/// Longest busy wait of [`PinCount::drain`] before it yields, and before it parks. A pin lasts for
+/// one copy or one non-blocking system call, so the first few microseconds nearly always suffice.
 const SPINS: u32 = 200;
 const YIELDS: u32 = 50;
 
@@ -37,8 +38,8 @@ pub(crate) enum CloseError {
 impl PinCount {
     /// Takes a pin. False: revoked, there is none.
     pub(crate) fn enter(&self) -> bool {
-        // What is read under the pin is read behind it: either `wait_unpinned` sees this pin, or the pin's holder sees what was
-        // stored before that.
+        // What is read under the pin is read behind it: either `wait_unpinned` sees this pin, or
+        // the pin's holder sees what was stored before that.
         if self.state.fetch_add(PIN, SeqCst) & REVOKED == 0 {
             return true;
         }

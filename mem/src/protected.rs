@@ -1,15 +1,18 @@
-//! Copies of memory that the program has protected since it was registered, where its own rights do not suffice.
+//! Copies of memory that the program has protected since it was registered, where its own rights do
+//! not suffice.
 //!
-//! An adapter has the pages pinned and goes on with them whatever the program's own rights are; a write barrier of a garbage collector does not
-//! stop it. Here the kernel makes such copies by the process's memory file, whose accesses it makes in disregard of protections and protection
-//! keys: reads of every mapping, writes of private ones. Where the system does not allow that (`proc_mem.force_override`, no `/proc`) a copy
-//! fails.
+//! An adapter has the pages pinned and goes on with them whatever the program's own rights are; a
+//! write barrier of a garbage collector does not stop it. Here the kernel makes such copies by the
+//! process's memory file, whose accesses it makes in disregard of protections and protection keys:
+//! reads of every mapping, writes of private ones. Where the system does not allow that
+//! (`proc_mem.force_override`, no `/proc`) a copy fails.
 
 use crate::page_state::{PAGE, PageState};
 use std::fs::{File, OpenOptions};
 use std::os::fd::AsRawFd as _;
 
-/// Bytes of the last part of a store: a program that polls the end of a buffer finds the rest there.
+/// Bytes of the last part of a store: a program that polls the end of a buffer finds the rest
+/// there.
 const LAST: usize = 8;
 
 /// Side of a copy that is the registered memory.
@@ -19,10 +22,12 @@ enum RegisteredSide {
     To,
 }
 
-/// Copies `len` bytes at `src` to `dst`; false if some are not there. `plain` copies what the program's own rights allow.
+/// Copies `len` bytes at `src` to `dst`; false if some are not there. `plain` copies what the
+/// program's own rights allow.
 ///
 /// # Safety
-/// `dst` is private, has room for them, and does not overlap them; `plain` copies as its arguments (to, from, length) say, or fails.
+/// `dst` is private, has room for them, and does not overlap them; `plain` copies as its arguments
+/// (to, from, length) say, or fails.
 #[cold]
 pub(crate) unsafe fn load(
     state: &PageState,
@@ -32,17 +37,19 @@ pub(crate) unsafe fn load(
     plain: impl Fn(*mut u8, *const u8, usize) -> bool,
 ) -> bool {
     copy(state, RegisteredSide::From, dst, src, len, plain, |memory, to, from, part| {
-        // SAFETY: the caller's promise: room for `part` bytes at `to`; the kernel looks at `from` as a number.
+        // SAFETY: the caller's promise: room for `part` bytes at `to`; the kernel looks at `from`
+        // as a number.
         let got = unsafe { libc::pread(memory.as_raw_fd(), to.cast(), part, from.addr() as libc::off_t) };
         usize::try_from(got) == Ok(part)
     })
 }
 
-/// Copies `len` bytes at `src` to `dst`; false if some of that is not there. `plain` copies what the program's own rights allow. The last bytes
-/// become visible last.
+/// Copies `len` bytes at `src` to `dst`; false if some of that is not there. `plain` copies what
+/// the program's own rights allow. The last bytes become visible last.
 ///
 /// # Safety
-/// `src` is private and has them; the program allows `dst` to be written; `plain` copies as its arguments (to, from, length) say, or fails.
+/// `src` is private and has them; the program allows `dst` to be written; `plain` copies as its
+/// arguments (to, from, length) say, or fails.
 #[cold]
 pub(crate) unsafe fn store(
     state: &PageState,
@@ -54,7 +61,8 @@ pub(crate) unsafe fn store(
     copy(state, RegisteredSide::To, dst, src, len, plain, |memory, to, from, part| {
         let put = |done: usize, part: usize| {
             let (to, from) = (to.wrapping_add(done), from.wrapping_add(done));
-            // SAFETY: the caller's promise: `part` bytes at `from`; the kernel looks at `to` as a number, and writes what `dst` is.
+            // SAFETY: the caller's promise: `part` bytes at `from`; the kernel looks at `to` as a
+            // number, and writes what `dst` is.
             let put =
                 unsafe { libc::pwrite(memory.as_raw_fd(), from.cast(), part, to.addr() as libc::off_t) };
             usize::try_from(put) == Ok(part)
@@ -64,8 +72,8 @@ pub(crate) unsafe fn store(
     })
 }
 
-/// Copies page by page of the registered memory, as long as there are copies that succeed; whether all did. `by_file` copies what the program has protected,
-/// with the process's memory file.
+/// Copies page by page of the registered memory, as long as there are copies that succeed; whether
+/// all did. `by_file` copies what the program has protected, with the process's memory file.
 fn copy(
     state: &PageState,
     registered: RegisteredSide,
@@ -76,7 +84,8 @@ fn copy(
     by_file: impl Fn(&File, *mut u8, *const u8, usize) -> bool,
 ) -> bool {
     let write = registered == RegisteredSide::To;
-    // Opened for each copy: a descriptor that is kept would be the parent's memory in a child of a fork.
+    // Opened for each copy: a descriptor that is kept would be the parent's memory in a child of a
+    // fork.
     let Ok(memory) = OpenOptions::new().read(!write).write(write).open("/proc/self/mem") else {
         return false;
     };

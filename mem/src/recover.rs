@@ -1,9 +1,10 @@
-//! Copies that end with an error, instead of the process, where memory is not there: bytes of a program that may unmap them, or a
-//! file that may be truncated.
+//! Copies that end with an error, instead of the process, where memory is not there: bytes of a
+//! program that may unmap them, or a file that may be truncated.
 //!
-//! The routines are assembly without a stack frame, between two symbols. A handler of SIGSEGV and SIGBUS gives the context of the
-//! signal to [`recover`]: if the processor was between these symbols, the routine returns "gone" to its caller. No other code is ever
-//! continued elsewhere, so the handler leaves every other fault to the handler that was there before.
+//! The routines are assembly without a stack frame, between two symbols. A handler of SIGSEGV and
+//! SIGBUS gives the context of the signal to [`recover`]: if the processor was between these
+//! symbols, the routine returns "gone" to its caller. No other code is ever continued elsewhere, so
+//! the handler leaves every other fault to the handler that was there before.
 //!
 //! On other processors than x86-64 the routines are the ordinary ones, and nothing recovers.
 
@@ -40,7 +41,8 @@ pub(crate) unsafe fn load(dst: *mut u8, src: *const u8, len: usize) -> bool {
 /// Like `memcpy`, for exclusive memory; false if a byte is not there.
 ///
 /// # Safety
-/// The ranges do not overlap; the private one is there, and nothing else accesses the other one in conflict.
+/// The ranges do not overlap; the private one is there, and nothing else accesses the other one in
+/// conflict.
 #[inline(always)]
 pub(crate) unsafe fn copy(dst: *mut u8, src: *const u8, len: usize) -> bool {
     // SAFETY: the caller's promise.
@@ -83,13 +85,15 @@ unsafe fn exchange(cell: *mut u64, old: u64, new: u64) -> Option<ExchangeResult>
     }
 }
 
-/// Returns whether the page of `address` can be read, and written if `write`: nothing in it changes.
+/// Returns whether the page of `address` can be read, and written if `write`: nothing in it
+/// changes.
 ///
 /// The handler of [`recover`] must be installed.
 pub fn is_accessible(address: usize, write: bool) -> bool {
     let cell = (address & !7) as *mut u64;
     let mut old = 0u64;
-    // SAFETY: an aligned cell that need not be there; the exchange puts back what is there, atomically.
+    // SAFETY: an aligned cell that need not be there; the exchange puts back what is there,
+    // atomically.
     unsafe {
         load((&raw mut old).cast(), cell.cast(), 8)
             && (!write
@@ -103,13 +107,15 @@ pub fn is_accessible(address: usize, write: bool) -> bool {
     }
 }
 
-/// Chooses string instructions for long copies where the processor is fast with them. To be called once, before the first copy.
+/// Chooses string instructions for long copies where the processor is fast with them. To be called
+/// once, before the first copy.
 pub fn prepare() {
     arch::prepare();
 }
 
-/// Handles SIGSEGV and SIGBUS in a handler that was installed with SA_SIGINFO: if a routine of this module caused the signal, it will
-/// return "gone" when the handler returns. False: the signal is another's.
+/// Handles SIGSEGV and SIGBUS in a handler that was installed with SA_SIGINFO: if a routine of this
+/// module caused the signal, it will return "gone" when the handler returns. False: the signal is
+/// another's.
 ///
 /// Safe in a signal handler: it reads and writes the context alone.
 ///
@@ -156,7 +162,8 @@ mod arch {
         is_ours
     }
 
-    /// A copy by aligned words on the side whose low address byte is `$side`, ascending, the last piece by itself.
+    /// A copy by aligned words on the side whose low address byte is `$side`, ascending, the last
+    /// piece by itself.
     #[rustfmt::skip] // A routine reads line by line.
     macro_rules! words {
         ($name:literal, $side:literal) => {
@@ -190,7 +197,8 @@ mod arch {
                 "mov eax, [rsi]\nmov [rdi], eax\nadd rsi, 4\nadd rdi, 4\nsub rcx, 4\njmp 2b\n",
                 // Not where the string instruction waits for its own stores (`copy::is_aliased`).
                 "14: mov r8, rdi\nsub r8, rsi\ndec r8\nand r8, {page} - 1\ncmp r8, {aliased} - 1\njb 3b\n",
-                // All words but the last piece, whose store comes behind those of the string instruction.
+                // All words but the last piece, whose store comes behind those of the string
+                // instruction.
                 "mov r8, rcx\nlea rcx, [rcx - 1]\nand rcx, -8\nsub r8, rcx\nrep movsb\nmov rcx, r8\njmp 4b\n",
                 ".size ", $name, ", . - ", $name, "\n",
             )
@@ -434,7 +442,8 @@ pub(crate) mod tests {
         pub(crate) fn install() {
             static ONCE: Once = Once::new();
             ONCE.call_once(|| {
-                // SAFETY: a handler that touches its own context alone; a structure of zeros but for what is set.
+                // SAFETY: a handler that touches its own context alone; a structure of zeros but
+                // for what is set.
                 unsafe {
                     let mut action: libc::sigaction = std::mem::zeroed();
                     action.sa_sigaction = handler as *const () as usize;

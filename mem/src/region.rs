@@ -1,4 +1,5 @@
-//! A range of tagged offsets that stands for bytes: a region, the binding of a window, a fast registration.
+//! A range of tagged offsets that stands for bytes: a region, the binding of a window, a fast
+//! registration.
 
 use core::{fmt, ops::Range, ptr::NonNull};
 use std::sync::Arc;
@@ -12,8 +13,8 @@ use crate::{
     pin_count::{CloseError, PinCount},
 };
 
-/// Memory and rights behind an STag while it is valid. A region never changes: to re-register, to bind or to register fast makes
-/// another one, and the old one is revoked.
+/// Memory and rights behind an STag while it is valid. A region never changes: to re-register, to
+/// bind or to register fast makes another one, and the old one is revoked.
 pub struct Region {
     stag: STag,
     pd: PdId,
@@ -37,8 +38,8 @@ pub struct Region {
     pin_count: PinCount,
 }
 
-// SAFETY: `at` points into `memory`, which is `Send` and kept alive by this until the gate is closed and drained; everything
-// else is `Send`.
+// SAFETY: `at` points into `memory`, which is `Send` and kept alive by this until the gate is
+// closed and drained; everything else is `Send`.
 unsafe impl Send for Region {}
 // SAFETY: `&Region` hands out the address, never access to the bytes; pins are counted atomically.
 unsafe impl Sync for Region {}
@@ -60,7 +61,8 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// The rules of `ibv_reg_mr(3)`, and that every byte has a TO which RFC 5041 7.1 lets a peer name.
+    /// The rules of `ibv_reg_mr(3)`, and that every byte has a TO which RFC 5041 7.1 lets a peer
+    /// name.
     pub(crate) fn check(&self) -> Result<(), RegisterError> {
         if self.access.changes_memory() && !self.access.contains(Access::LOCAL_WRITE) {
             return Err(RegisterError::RemoteWriteNeedsLocalWrite { access: self.access });
@@ -132,7 +134,8 @@ impl Region {
         self.len == 0
     }
 
-    /// Address of the first byte. The user of the address ensures that the memory exists, and handles races with peers.
+    /// Address of the first byte. The user of the address ensures that the memory exists, and
+    /// handles races with peers.
     pub fn as_ptr(&self) -> *mut u8 {
         self.at.as_ptr()
     }
@@ -148,19 +151,22 @@ impl Region {
         self.presence != Presence::Guaranteed
     }
 
-    /// Returns whether none of the bytes was discarded. To be asked under a pin: [`crate::Table::discard`] waits for those that were taken before.
+    /// Returns whether none of the bytes was discarded. To be asked under a pin:
+    /// [`crate::Table::discard`] waits for those that were taken before.
     #[inline]
     pub(crate) fn has(&self, offset: usize, len: usize) -> bool {
         self.page_state.as_ref().is_none_or(|state| state.is_present(self.at.addr().get() + offset, len))
     }
 
-    /// Returns the page state if one of the bytes is on a page that the program has protected at some time.
+    /// Returns the page state if one of the bytes is on a page that the program has protected at
+    /// some time.
     #[inline]
     pub(crate) fn protected(&self, offset: usize, len: usize) -> Option<&PageState> {
         self.page_state.as_deref().filter(|state| state.is_protected(self.at.addr().get() + offset, len))
     }
 
-    /// Bytes at addresses of `range` are gone for good. Returns whether the region has some of them.
+    /// Bytes at addresses of `range` are gone for good. Returns whether the region has some of
+    /// them.
     pub(crate) fn discard(&self, range: &Range<usize>) -> bool {
         let start = self.at.addr().get();
         let overlaps = self.presence == Presence::Foreign
@@ -185,8 +191,9 @@ impl Region {
         self.pin_count.pins()
     }
 
-    /// Offset of the first byte. RFC 5041 7.1: "The TO falls in the range of legal offsets registered for the STag",
-    /// so does the sum with the length, and "a 64-bit unsigned sum [..] does not wrap".
+    /// Offset of the first byte. RFC 5041 7.1: "The TO falls in the range of legal offsets
+    /// registered for the STag", so does the sum with the length, and "a 64-bit unsigned sum [..]
+    /// does not wrap".
     pub(crate) fn locate(&self, to: u64, len: u64) -> Result<usize, RangeError> {
         let end = to.checked_add(len).ok_or(RangeError::Wrap)?;
         let offset = to.checked_sub(self.base).ok_or(RangeError::Bounds)?;

@@ -15,11 +15,13 @@ use crate::{
     protected, recover,
 };
 
-/// Shared bytes pass through the stack in blocks of this size on their way to a checksum: large enough that the
-/// checksum's start-up does not count, small enough to stay in the first-level cache.
+/// Shared bytes pass through the stack in blocks of this size on their way to a checksum: large
+/// enough that the checksum's start-up does not count, small enough to stay in the first-level
+/// cache.
 const FOLD_BLOCK: usize = 4096;
 
-/// Bytes of a region that passed every check. It holds no address: those exist under a [`PinnedSpan`].
+/// Bytes of a region that passed every check. It holds no address: those exist under a
+/// [`PinnedSpan`].
 #[derive(Clone)]
 pub struct Span {
     region: Arc<Region>,
@@ -53,7 +55,8 @@ impl Span {
         &self.region
     }
 
-    /// True if a peer can reach the region, or exclusive use was not promised ([`Region::is_shared`]).
+    /// True if a peer can reach the region, or exclusive use was not promised
+    /// ([`Region::is_shared`]).
     pub fn is_shared(&self) -> bool {
         self.region.is_shared()
     }
@@ -67,8 +70,9 @@ impl Span {
         Self { region: self.region.clone(), offset: self.offset + range.start, len: range.len() }
     }
 
-    /// Keeps the region from ending until the pin is dropped. Deregistration and invalidation wait for that, so a pin
-    /// is held for one copy or one non-blocking system call, and its thread revokes nothing meanwhile.
+    /// Keeps the region from ending until the pin is dropped. Deregistration and invalidation wait
+    /// for that, so a pin is held for one copy or one non-blocking system call, and its thread
+    /// revokes nothing meanwhile.
     ///
     /// # Errors
     /// [`MemoryGone`], if the region has ended.
@@ -78,7 +82,8 @@ impl Span {
 }
 
 impl Region {
-    /// The `len` bytes from `offset` (counted from the first byte, whatever its TO), for the program itself.
+    /// The `len` bytes from `offset` (counted from the first byte, whatever its TO), for the
+    /// program itself.
     ///
     /// # Errors
     /// [`LocalError::OutOfRange`].
@@ -96,7 +101,8 @@ impl fmt::Debug for Span {
     }
 }
 
-/// A pinned span: its bytes stay where they are until this is dropped. Offsets count from the start of the span.
+/// A pinned span: its bytes stay where they are until this is dropped. Offsets count from the start
+/// of the span.
 #[must_use]
 pub struct PinnedSpan<'a> {
     region: &'a Arc<Region>,
@@ -117,7 +123,8 @@ impl<'a> PinnedSpan<'a> {
         region.has(offset, len).then_some(pinned)
     }
 
-    /// A pin under one that its lender has taken and keeps for `'a`; `None` if bytes of it were discarded.
+    /// A pin under one that its lender has taken and keeps for `'a`; `None` if bytes of it were
+    /// discarded.
     #[inline]
     pub(crate) fn lent(region: &'a Arc<Region>, offset: usize, len: usize) -> Option<Self> {
         debug_assert!(offset + len <= region.len());
@@ -163,14 +170,16 @@ impl<'a> PinnedSpan<'a> {
         unsafe { self.region.as_ptr().add(self.offset + range.start) }
     }
 
-    /// Returns the page state if the program has protected one of the pages of `len` pinned bytes at `start`.
+    /// Returns the page state if the program has protected one of the pages of `len` pinned bytes
+    /// at `start`.
     #[cold]
     fn protected(&self, start: *const u8, len: usize) -> Option<&PageState> {
         self.region.protected(start.addr() - self.region.as_ptr().addr(), len)
     }
 
-    /// Returns whether the program has protected a page of `range` at some time: where a system call that is given its [`PinnedSpan::io_vec`] fails with EFAULT
-    /// a copy ([`PinnedSpan::copy_to_vec`]) may not.
+    /// Returns whether the program has protected a page of `range` at some time: where a system
+    /// call that is given its [`PinnedSpan::io_vec`] fails with EFAULT a copy
+    /// ([`PinnedSpan::copy_to_vec`]) may not.
     ///
     /// # Panics
     /// If `range` is not inside.
@@ -190,8 +199,8 @@ impl<'a> PinnedSpan<'a> {
     /// # Panics
     /// If `range` is not inside.
     pub fn io_vec(&self, range: Range<usize>) -> IoVec<'_> {
-        // SAFETY: the pin keeps the bytes there as long as the result; they are changed only atomically, or stand
-        // under the promise of exclusive memory.
+        // SAFETY: the pin keeps the bytes there as long as the result; they are changed only
+        // atomically, or stand under the promise of exclusive memory.
         unsafe { IoVec::from_raw(self.at(&range), range.len()) }
     }
 
@@ -224,8 +233,8 @@ impl<'a> PinnedSpan<'a> {
     /// `src` is an address of pinned bytes, `dst` of private ones, `len` of each.
     #[inline(always)]
     unsafe fn load(&self, dst: *mut u8, src: *const u8, len: usize) -> bool {
-        // SAFETY: the caller's promise, and the pin keeps the bytes. Exclusive: the promise of `Memory::exclusive` excludes all
-        // other accesses.
+        // SAFETY: the caller's promise, and the pin keeps the bytes. Exclusive: the promise of
+        // `Memory::exclusive` excludes all other accesses.
         unsafe {
             if self.region.may_be_gone() {
                 let plain = |dst, src, len| {
@@ -277,8 +286,9 @@ impl<'a> PinnedSpan<'a> {
     pub fn copy_from(&self, offset: usize, src: &[u8]) -> Result<(), MemoryGone> {
         let dst = self.at(&(offset..offset.saturating_add(src.len())));
         let (from, len) = (src.as_ptr(), src.len());
-        // SAFETY: `at` checked the range, the pin keeps it, and `src` is a slice: no memory a peer reaches, so they do
-        // not overlap. Exclusive: the promise of `Memory::exclusive` excludes all other accesses.
+        // SAFETY: `at` checked the range, the pin keeps it, and `src` is a slice: no memory a peer
+        // reaches, so they do not overlap. Exclusive: the promise of `Memory::exclusive` excludes
+        // all other accesses.
         unsafe {
             if self.region.may_be_gone() {
                 let plain = |dst, from, len| {
@@ -304,8 +314,8 @@ impl<'a> PinnedSpan<'a> {
         Ok(())
     }
 
-    /// Folds `f` over the bytes of `range`, block by block, for checksums. Bytes that may change, or may not be there, are copied block by
-    /// block first.
+    /// Folds `f` over the bytes of `range`, block by block, for checksums. Bytes that may change,
+    /// or may not be there, are copied block by block first.
     ///
     /// # Errors
     /// [`MemoryGone`], if a program has unmapped some of them.
@@ -320,7 +330,8 @@ impl<'a> PinnedSpan<'a> {
     ) -> Result<T, MemoryGone> {
         let src = self.at(&range);
         if !self.is_shared() && !self.region.may_be_gone() {
-            // SAFETY: `at` checked the range, the pin keeps it, and exclusive memory in flight is not written.
+            // SAFETY: `at` checked the range, the pin keeps it, and exclusive memory in flight is
+            // not written.
             return Ok(f(init, unsafe { core::slice::from_raw_parts(src, range.len()) }));
         }
         let mut block = [const { MaybeUninit::<u8>::uninit() }; FOLD_BLOCK];
@@ -328,7 +339,8 @@ impl<'a> PinnedSpan<'a> {
         let mut done = 0;
         while done < range.len() {
             let len = FOLD_BLOCK.min(range.len() - done);
-            // SAFETY: `done + len` is inside of the range; the first `len` bytes of the block are set here.
+            // SAFETY: `done + len` is inside of the range; the first `len` bytes of the block are
+            // set here.
             let bytes = unsafe {
                 self.found(self.load(block.as_mut_ptr().cast(), src.add(done), len))?;
                 core::slice::from_raw_parts(block.as_ptr().cast(), len)
@@ -339,8 +351,9 @@ impl<'a> PinnedSpan<'a> {
         Ok(folded)
     }
 
-    /// Replaces the eight bytes at `offset`, as a number in the machine's own byte order, by `f` of them, at once for
-    /// every thread of this process. `f` may be called several times. Returns the number that was replaced.
+    /// Replaces the eight bytes at `offset`, as a number in the machine's own byte order, by `f` of
+    /// them, at once for every thread of this process. `f` may be called several times. Returns the
+    /// number that was replaced.
     ///
     /// # Errors
     /// [`UpdateError`]; nothing is changed then (RFC 7306 5.1.1, 5.1.2).
@@ -350,7 +363,8 @@ impl<'a> PinnedSpan<'a> {
     pub fn atomic_u64(&self, offset: usize, mut f: impl FnMut(u64) -> u64) -> Result<u64, UpdateError> {
         let cell = self.atomic_cell(offset)?;
         if self.region.may_be_gone() {
-            // SAFETY: aligned; other accesses are atomic, or kept away by the promise of exclusive memory.
+            // SAFETY: aligned; other accesses are atomic, or kept away by the promise of exclusive
+            // memory.
             return Ok(unsafe { recover::update(cell.as_ptr(), self.region.stag(), f) }?);
         }
         // Total order with other atomics, and with the copies before and behind in this stream.
@@ -359,7 +373,8 @@ impl<'a> PinnedSpan<'a> {
             .unwrap_or_else(|old| old))
     }
 
-    /// The eight bytes at `offset` as an atomic number, coherent with the atomic operations of peers.
+    /// The eight bytes at `offset` as an atomic number, coherent with the atomic operations of
+    /// peers.
     ///
     /// # Errors
     /// [`Unaligned`], if the address is no multiple of eight.
@@ -371,8 +386,8 @@ impl<'a> PinnedSpan<'a> {
         if !at.is_aligned() {
             return Err(Unaligned { address: at.addr() });
         }
-        // SAFETY: aligned, inside, kept by the pin as long as the result; other accesses are atomic, or kept away by
-        // the promise of exclusive memory.
+        // SAFETY: aligned, inside, kept by the pin as long as the result; other accesses are
+        // atomic, or kept away by the promise of exclusive memory.
         Ok(unsafe { AtomicU64::from_ptr(at) })
     }
 }

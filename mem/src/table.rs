@@ -1,8 +1,9 @@
 //! From STag to region: the table of one device.
 //!
-//! An STag is 24 random bits of index and 8 bits of key. The index chooses one of a few shards and is its own hash
-//! there: it came from the system's random source, so a peer that guesses STags cannot make buckets long. A look-up
-//! is one uncontended read lock and one probe; memory grows with the number of entries, not with the index space.
+//! An STag is 24 random bits of index and 8 bits of key. The index chooses one of a few shards and
+//! is its own hash there: it came from the system's random source, so a peer that guesses STags
+//! cannot make buckets long. A look-up is one uncontended read lock and one probe; memory grows
+//! with the number of entries, not with the index space.
 
 mod discard;
 mod entry;
@@ -32,14 +33,15 @@ pub use entry::{Entry, EntryKind, Window};
 use index::Indexes;
 pub use mr_cache::{HeldRegion, MrCache};
 
-/// More shards than cores that drive progress on common machines: two drivers rarely meet on one lock.
+/// More shards than cores that drive progress on common machines: two drivers rarely meet on one
+/// lock.
 const SHARDS: usize = 32;
 
 /// Bounds of a table, fixed when it is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Most STags at a time: regions, windows, fast-register STags and reserved ones together. At most 2^22 are given,
-    /// so that a guessed index is wrong three times out of four even then.
+    /// Most STags at a time: regions, windows, fast-register STags and reserved ones together. At
+    /// most 2^22 are given, so that a guessed index is wrong three times out of four even then.
     pub max_entries: u32,
 }
 
@@ -85,8 +87,8 @@ type Slots = HashMap<u32, TableSlot, BuildHasherDefault<IndexHasher>>;
 /// A shard's room for so many is kept whatever happens.
 const FEW: usize = 64;
 
-/// An index means nothing any more. The capacity that many entries took is released when most are removed: to twice what is left, so that the next
-/// time is far.
+/// An index means nothing any more. The capacity that many entries took is released when most are
+/// removed: to twice what is left, so that the next time is far.
 fn forget(slots: &mut Slots, indexes: &mut Indexes, index: u32) {
     slots.remove(&index);
     indexes.give_back(index);
@@ -214,8 +216,8 @@ impl Table {
         })
     }
 
-    /// Lets a peer invalidate what RFC 5040 8.1.1 item 7 protects, regions and PD-wide fast-register STags, as the
-    /// Linux siw driver does. Off at first.
+    /// Lets a peer invalidate what RFC 5040 8.1.1 item 7 protects, regions and PD-wide
+    /// fast-register STags, as the Linux siw driver does. Off at first.
     pub fn set_lenient_invalidate(&self, on: bool) {
         self.lenient.store(on, Relaxed);
     }
@@ -230,8 +232,8 @@ impl Table {
         self.len() == 0
     }
 
-    /// Registers memory: `base` is the TO of its first byte (without effect with [`Access::ZERO_BASED`]). The STag has
-    /// a random index and key byte 0.
+    /// Registers memory: `base` is the TO of its first byte (without effect with
+    /// [`Access::ZERO_BASED`]). The STag has a random index and key byte 0.
     ///
     /// # Errors
     /// [`RegisterError`].
@@ -250,9 +252,9 @@ impl Table {
         })
     }
 
-    /// Changes protection domain, memory or rights of a region. With other memory, or after an invalidation, its key byte is
-    /// the next one and the old STag is stale; otherwise the STag stays, as programs expect of `ibv_rereg_mr`. Waits until no
-    /// pin of the old region is held.
+    /// Changes protection domain, memory or rights of a region. With other memory, or after an
+    /// invalidation, its key byte is the next one and the old STag is stale; otherwise the STag
+    /// stays, as programs expect of `ibv_rereg_mr`. Waits until no pin of the old region is held.
     ///
     /// # Errors
     /// [`ReregError`]; the region is as it was then.
@@ -294,8 +296,8 @@ impl Table {
         Ok(new)
     }
 
-    /// Ends a region (or a fast-register STag). Waits until no pin is held; afterwards no byte of it is touched. The
-    /// calling thread must hold no pin of it.
+    /// Ends a region (or a fast-register STag). Waits until no pin is held; afterwards no byte of
+    /// it is touched. The calling thread must hold no pin of it.
     ///
     /// # Errors
     /// [`DeregisterError`]; nothing is changed then.
@@ -329,7 +331,8 @@ impl Table {
         Ok(())
     }
 
-    /// An STag that never resolves, for the sinks of our own Reads: what arrives for them is matched elsewhere.
+    /// An STag that never resolves, for the sinks of our own Reads: what arrives for them is
+    /// matched elsewhere.
     ///
     /// # Errors
     /// [`RegisterError::TooManyEntries`], [`RegisterError::NoEntropy`].
@@ -348,9 +351,10 @@ impl Table {
         reserved
     }
 
-    /// A peer's access to `len` bytes from `to`, asked for by `stream` of protection domain `pd`. The order of checks
-    /// is that of RFC 5041 7.1: validity, association, wrap, range; then the right (RFC 5040 7). A segment of no bytes
-    /// is not to be checked (RFC 5041 5.2), so it is not to be asked for.
+    /// A peer's access to `len` bytes from `to`, asked for by `stream` of protection domain `pd`.
+    /// The order of checks is that of RFC 5041 7.1: validity, association, wrap, range; then the
+    /// right (RFC 5040 7). A segment of no bytes is not to be checked (RFC 5041 5.2), so it is not
+    /// to be asked for.
     ///
     /// # Errors
     /// [`RemoteError`].
@@ -370,8 +374,8 @@ impl Table {
         Ok(Span::new(region.clone(), offset, len as usize))
     }
 
-    /// A scatter/gather element of ours: `len` bytes from `addr`, to be written if `write`. With `len` 0 the address is
-    /// not looked at (an element of no bytes names nothing), the key is.
+    /// A scatter/gather element of ours: `len` bytes from `addr`, to be written if `write`. With
+    /// `len` 0 the address is not looked at (an element of no bytes names nothing), the key is.
     ///
     /// # Errors
     /// [`LocalError`].

@@ -1,4 +1,5 @@
-//! What an FPDU costs in the protocol code: building and taking it apart, with and without CRC and Markers, and the CRC alone.
+//! What an FPDU costs in the protocol code: building and taking it apart, with and without CRC and
+//! Markers, and the CRC alone.
 
 use divan::counter::BytesCount;
 use divan::{Bencher, black_box};
@@ -40,7 +41,8 @@ fn parse<const MODE: usize>(bencher: Bencher<'_, '_>, size: usize) {
     let (crc, markers) = MODES[MODE];
     let mut whole = Vec::new();
     built(&mut FpduTx::new(crc, markers), &mut whole, size);
-    // Markers are taken out where they stand: each round needs bytes as they came, at the start of a stream.
+    // Markers are taken out where they stand: each round needs bytes as they came, at the start of
+    // a stream.
     bencher.counter(BytesCount::new(size)).with_inputs(|| whole.clone()).bench_local_refs(|bytes| {
         let step = FpduRx::new(crc, markers).next(black_box(bytes));
         assert!(matches!(step, Ok(Step::Fpdu(_))));

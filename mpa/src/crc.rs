@@ -2,8 +2,8 @@
 
 /// A CRC32C (Castagnoli) that is being computed, piece by piece.
 ///
-/// It is a plain value: [`update`](Self::update) takes and returns it, so a CRC over a common prefix can be
-/// kept and continued several ways.
+/// It is a plain value: [`update`](Self::update) takes and returns it, so a CRC over a common
+/// prefix can be kept and continued several ways.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub struct Crc32c {
@@ -23,7 +23,8 @@ impl Crc32c {
     /// Continues over `bytes`.
     #[inline]
     pub fn update(self, bytes: &[u8]) -> Self {
-        // The one-shot entry point is the faster one (3 against 5 ns for 20 bytes), and most FPDUs are one piece.
+        // The one-shot entry point is the faster one (3 against 5 ns for 20 bytes), and most FPDUs
+        // are one piece.
         let register = if self.register == ALL_ONES {
             engine::one_shot(bytes) ^ ALL_ONES
         } else {
@@ -38,7 +39,8 @@ impl Crc32c {
         self.register ^ ALL_ONES
     }
 
-    /// The CRC as it stands in the CRC field of an FPDU: least significant byte first (RFC 5044 Figure 5).
+    /// The CRC as it stands in the CRC field of an FPDU: least significant byte first (RFC 5044
+    /// Figure 5).
     #[must_use]
     pub const fn finish_wire(self) -> [u8; 4] {
         self.finish().to_le_bytes()

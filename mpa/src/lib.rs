@@ -1,5 +1,6 @@
 //! MPA, the framing that carries DDP segments over a TCP byte stream: [RFC 5044] with the enhanced
-//! connection establishment of [RFC 6581]. **No I/O, no clock, no unsafe code**; `no_std` + `alloc`.
+//! connection establishment of [RFC 6581]. **No I/O, no clock, no unsafe code**; `no_std` +
+//! `alloc`.
 //!
 //! ```text
 //!   TCP stream                                                             DDP
@@ -12,15 +13,15 @@
 //!   FPDU FPDU ... ◀─── FpduTx::seal / header + trailer ◀──────────────────── segment
 //! ```
 //!
-//! A connection starts with one Request and one Reply ([`startup`], formats in [`wire`]); what they agree on
-//! is a [`startup::Negotiated`]. After that each direction is a sequence of FPDUs of its own: one
-//! [`rx::FpduRx`] for what arrives, one [`tx::FpduTx`] for what leaves.
+//! A connection starts with one Request and one Reply ([`startup`], formats in [`wire`]); what they
+//! agree on is a [`startup::Negotiated`]. After that each direction is a sequence of FPDUs of its
+//! own: one [`rx::FpduRx`] for what arrives, one [`tx::FpduTx`] for what leaves.
 //!
 //! Buffers belong to the caller everywhere; in steady state nothing is allocated.
 //!
 //! # Features
-//! `std` (on by default) takes CRC32C from `crc-fast`, which uses the widest vector instructions the machine
-//! has. Without it a table-driven CRC serves any target. Nothing else changes.
+//! `std` (on by default) takes CRC32C from `crc-fast`, which uses the widest vector instructions
+//! the machine has. Without it a table-driven CRC serves any target. Nothing else changes.
 //!
 //! [RFC 5044]: https://www.rfc-editor.org/rfc/rfc5044
 //! [RFC 6581]: https://www.rfc-editor.org/rfc/rfc6581

@@ -8,9 +8,9 @@
 //! +-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+
 //! ```
 //!
-//! A Marker stands at every 512th byte of Full Operation in its direction, the first one before the first
-//! FPDU. FPDUs are multiples of four bytes long, so a Marker never splits ULPDU_Length or the CRC field. A
-//! Marker that falls between two FPDUs belongs to the second.
+//! A Marker stands at every 512th byte of Full Operation in its direction, the first one before the
+//! first FPDU. FPDUs are multiples of four bytes long, so a Marker never splits ULPDU_Length or the
+//! CRC field. A Marker that falls between two FPDUs belongs to the second.
 
 /// Bytes of a Marker.
 pub(crate) const MARKER_LEN: usize = 4;
@@ -47,7 +47,8 @@ impl Layout {
     pub(crate) fn new(position: u64, fpdu_len: usize) -> Self {
         let past_marker = (position % INTERVAL as u64) as usize;
         let (lead, first) = if past_marker == 0 { (MARKER_LEN, STRIDE) } else { (0, INTERVAL - past_marker) };
-        // A Marker right behind the CRC field is the next FPDU's: only those with FPDU bytes behind them count.
+        // A Marker right behind the CRC field is the next FPDU's: only those with FPDU bytes behind
+        // them count.
         let inner = fpdu_len.saturating_sub(first).div_ceil(STRIDE);
         Self { lead, first, inner, fpdu_len }
     }

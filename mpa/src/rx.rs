@@ -52,9 +52,9 @@ pub struct Fpdu<'a> {
     pub ulpdu: Verified<'a>,
 }
 
-/// Bytes of an FPDU that was verified as RFC 5044 section 6 demands before its ULPDU may reach DDP: its CRC was
-/// right, or CRCs are off by negotiation. Only [`FpduRx`] creates it, so a function that takes it cannot be given
-/// bytes that were not verified:
+/// Bytes of an FPDU that was verified as RFC 5044 section 6 demands before its ULPDU may reach DDP:
+/// its CRC was right, or CRCs are off by negotiation. Only [`FpduRx`] creates it, so a function
+/// that takes it cannot be given bytes that were not verified:
 ///
 /// ```compile_fail,E0423
 /// let forged = uiw_mpa::Verified(b"no CRC was checked");
@@ -114,7 +114,8 @@ impl VerifiedBuf {
     }
 }
 
-/// Reason why the direction is dead (RFC 5044 section 8). TCP must stay open for the Terminate that reports it.
+/// Reason why the direction is dead (RFC 5044 section 8). TCP must stay open for the Terminate that
+/// reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FpduError {
     /// Code 2: the CRC does not match.
@@ -127,7 +128,8 @@ pub enum FpduError {
         /// Value of the CRC field.
         received: u32,
     },
-    /// Code 3: the CRC is right, but a Marker and the ULPDU_Lengths disagree on where the FPDU starts.
+    /// Code 3: the CRC is right, but a Marker and the ULPDU_Lengths disagree on where the FPDU
+    /// starts.
     #[error("Marker at byte {position}: FPDUPTR is {found}, the FPDU starts {expected} bytes before")]
     Marker {
         /// Bytes of Full Operation before the Marker.
@@ -146,7 +148,8 @@ impl FpduRx {
         Self { crc, markers, position: 0, failed: None }
     }
 
-    /// The direction at byte `position` of Full Operation, where an FPDU begins: for a decoder of captures that lack what was before.
+    /// The direction at byte `position` of Full Operation, where an FPDU begins: for a decoder of
+    /// captures that lack what was before.
     #[must_use]
     pub const fn at(crc: bool, markers: bool, position: u64) -> Self {
         Self { crc, markers, position, failed: None }
@@ -154,12 +157,13 @@ impl FpduRx {
 
     /// Looks at the front of `input`, whose first byte is the one at [`position`](Self::position).
     ///
-    /// A whole FPDU is verified and counted as consumed. With Markers its ULPDU is moved together in place, so
-    /// that [`Fpdu::ulpdu`] is the ULPDU alone. Until the FPDU is whole, `input` is left as it is.
+    /// A whole FPDU is verified and counted as consumed. With Markers its ULPDU is moved together
+    /// in place, so that [`Fpdu::ulpdu`] is the ULPDU alone. Until the FPDU is whole, `input` is
+    /// left as it is.
     ///
     /// # Errors
-    /// An invalid FPDU. From then on every call gives the same error: once MPA has reported one, it must not
-    /// pass any more FPDUs on that half connection (RFC 5044 section 8).
+    /// An invalid FPDU. From then on every call gives the same error: once MPA has reported one, it
+    /// must not pass any more FPDUs on that half connection (RFC 5044 section 8).
     #[inline]
     pub fn next<'a>(&mut self, input: &'a mut [u8]) -> Result<Step<'a>, FpduError> {
         if let Some(error) = self.failed {
@@ -227,7 +231,8 @@ impl FpduRx {
         Fpdu { consumed: fpdu.len(), start: ulpdu.start, ulpdu: Verified(&fpdu[ulpdu]) }
     }
 
-    /// The CRC covers all bytes before the CRC field, a leading Marker and one between PAD and CRC included.
+    /// The CRC covers all bytes before the CRC field, a leading Marker and one between PAD and CRC
+    /// included.
     #[inline]
     fn check_crc(&self, fpdu: &[u8]) -> Result<(), FpduError> {
         if self.crc
@@ -243,7 +248,8 @@ impl FpduRx {
 
     fn check_markers(&self, fpdu: &[u8], layout: &Layout) -> Result<(), FpduError> {
         let check = |at: usize, expected: usize| {
-            // Behind an oversized ULPDU a Marker may be too far from the header for FPDUPTR to say it.
+            // Behind an oversized ULPDU a Marker may be too far from the header for FPDUPTR to say
+            // it.
             let Ok(expected) = u16::try_from(expected) else { return Ok(()) };
             let marker = fpdu.get(at..).and_then(|bytes| bytes.first_chunk::<MARKER_LEN>());
             match marker.map(|marker| marker::parse(*marker)) {

@@ -8,7 +8,8 @@ pub(crate) const LENGTH_LEN: usize = 2;
 /// Bytes of the CRC field.
 pub(crate) const CRC_LEN: usize = 4;
 
-/// The largest ULPDU DDP may post: 64,768 bytes (RFC 5044 section 3). With it, FPDUPTR cannot overflow.
+/// The largest ULPDU DDP may post: 64,768 bytes (RFC 5044 section 3). With it, FPDUPTR cannot
+/// overflow.
 pub const MAX_ULPDU: usize = 64_768;
 
 /// The smallest MULPDU MPA may announce: 128 bytes (RFC 5044 section 3).
@@ -19,10 +20,12 @@ pub const MIN_FPDU: usize = fpdu_len(0);
 
 /// Bytes of the largest FPDU a peer can put on the wire, its Markers included.
 ///
-/// ULPDU_Length can announce more than [`MAX_ULPDU`]; such FPDUs are taken, so buffers are sized for them.
+/// ULPDU_Length can announce more than [`MAX_ULPDU`]; such FPDUs are taken, so buffers are sized
+/// for them.
 pub const MAX_FPDU_ON_WIRE: usize = {
     let plain = fpdu_len(u16::MAX as usize);
-    // Markers stand 508 bytes of FPDU apart; at worst one stands right in front of the FPDU or 4 bytes behind.
+    // Markers stand 508 bytes of FPDU apart; at worst one stands right in front of the FPDU or 4
+    // bytes behind.
     plain + MARKER_LEN * (plain.div_ceil(508) + 1)
 };
 
@@ -33,7 +36,8 @@ pub const fn pad_len(ulpdu_len: usize) -> usize {
     (LENGTH_LEN + ulpdu_len).wrapping_neg() % 4
 }
 
-/// Bytes of the FPDU around a ULPDU of `ulpdu_len` bytes, without Markers: always a multiple of four.
+/// Bytes of the FPDU around a ULPDU of `ulpdu_len` bytes, without Markers: always a multiple of
+/// four.
 ///
 /// ```
 /// assert_eq!(uiw_mpa::fpdu_len(42), 48);
@@ -45,8 +49,8 @@ pub const fn fpdu_len(ulpdu_len: usize) -> usize {
     LENGTH_LEN + ulpdu_len + pad_len(ulpdu_len) + CRC_LEN
 }
 
-/// The largest ULPDU whose FPDU fills a TCP segment of `emss` bytes (RFC 5044 section 4.5), kept between
-/// [`MIN_MULPDU`] and [`MAX_ULPDU`].
+/// The largest ULPDU whose FPDU fills a TCP segment of `emss` bytes (RFC 5044 section 4.5), kept
+/// between [`MIN_MULPDU`] and [`MAX_ULPDU`].
 #[must_use]
 pub const fn mulpdu(emss: usize, markers: bool) -> usize {
     let marker_bytes = if markers { MARKER_LEN * emss.div_ceil(512) } else { 0 };

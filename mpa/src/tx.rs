@@ -10,8 +10,8 @@ use crate::size::{CRC_LEN, LENGTH_LEN, MAX_ULPDU, fpdu_len, pad_len};
 ///
 /// Two ways lead to the same bytes:
 /// * [`seal`](Self::seal) completes an FPDU that was built in a buffer;
-/// * [`header`](Self::header) and [`trailer`](Self::trailer) are what stands around a ULPDU that is sent from
-///   where it lies. Not with Markers, which stand in its middle.
+/// * [`header`](Self::header) and [`trailer`](Self::trailer) are what stands around a ULPDU that is
+///   sent from where it lies. Not with Markers, which stand in its middle.
 ///
 /// FPDUs must reach the stream in the order of the calls.
 #[derive(Debug)]
@@ -34,8 +34,9 @@ impl FpduTx {
         self.position
     }
 
-    /// The bytes behind `position` were never given to TCP: the next FPDU stands there. For a sender that drops FPDUs it has
-    /// built but not begun to send, because a Terminate comes instead.
+    /// The bytes behind `position` were never given to TCP: the next FPDU stands there. For a
+    /// sender that drops FPDUs it has built but not begun to send, because a Terminate comes
+    /// instead.
     pub const fn rewind(&mut self, position: u64) {
         self.position = position;
     }
@@ -52,8 +53,8 @@ impl FpduTx {
         self.crc
     }
 
-    /// Makes an FPDU of `buf[start..]`: two bytes to be overwritten, then the ULPDU up to the end. The buffer
-    /// grows by PAD, Markers and CRC.
+    /// Makes an FPDU of `buf[start..]`: two bytes to be overwritten, then the ULPDU up to the end.
+    /// The buffer grows by PAD, Markers and CRC.
     ///
     /// # Panics
     /// If the two bytes are missing or the ULPDU is longer than [`MAX_ULPDU`].
@@ -62,8 +63,9 @@ impl FpduTx {
         self.finalize_crc(&mut buf[start..]);
     }
 
-    /// Like [`seal`](Self::seal), but leaves the CRC at zero for [`finalize_crc`](Self::finalize_crc) to compute. For many FPDUs in a row it is
-    /// faster to compute all CRCs behind all copies than to read each byte right behind its store.
+    /// Like [`seal`](Self::seal), but leaves the CRC at zero for
+    /// [`finalize_crc`](Self::finalize_crc) to compute. For many FPDUs in a row it is faster to
+    /// compute all CRCs behind all copies than to read each byte right behind its store.
     ///
     /// # Panics
     /// As [`seal`](Self::seal).
@@ -101,8 +103,8 @@ impl FpduTx {
         ulpdu_len.to_be_bytes()
     }
 
-    /// PAD and CRC behind a ULPDU of `ulpdu_len` bytes. `crc` has gone over ULPDU_Length and the ULPDU; with
-    /// CRCs off its value does not matter.
+    /// PAD and CRC behind a ULPDU of `ulpdu_len` bytes. `crc` has gone over ULPDU_Length and the
+    /// ULPDU; with CRCs off its value does not matter.
     ///
     /// # Panics
     /// With Markers on: use [`seal`](Self::seal).
@@ -141,8 +143,8 @@ impl Trailer {
     }
 }
 
-/// Opens a gap for every Marker and fills it. `bytes` has the room; its first `len` bytes are FPDU (with
-/// PAD, without CRC).
+/// Opens a gap for every Marker and fills it. `bytes` has the room; its first `len` bytes are FPDU
+/// (with PAD, without CRC).
 fn insert_markers(bytes: &mut [u8], layout: &Layout, len: usize) {
     // From the back, so that each byte moves once.
     let mut end = len;

@@ -1,5 +1,5 @@
-//! FPDUs against RFC 5044: its figures, a second encoder that walks the stream word by word, and streams that
-//! are cut anywhere or damaged.
+//! FPDUs against RFC 5044: its figures, a second encoder that walks the stream word by word, and
+//! streams that are cut anywhere or damaged.
 
 use proptest::prelude::*;
 use uiw_mpa::{Crc32c, Fpdu, FpduError, FpduRx, FpduTx, MAX_ULPDU, MIN_FPDU, Step, crc32c};
@@ -117,8 +117,8 @@ fn figure_6() {
     assert_eq!((tx.position(), rx.position()), (544, 544));
 }
 
-/// Tests all places of a Marker within an FPDU: before it, in the header, in the data, in the PAD's word, before the
-/// CRC, right behind it.
+/// Tests all places of a Marker within an FPDU: before it, in the header, in the data, in the PAD's
+/// word, before the CRC, right behind it.
 // [test:RFC5044-4.1-02] [test:RFC5044-4.2-03a] [test:RFC5044-4.3-01] [test:RFC5044-4.3-05] [test:RFC5044-4.3-08]
 // [test:RFC5044-4.3-09a] [test:RFC5044-4.3-09b] [test:RFC5044-4.4-11] [test:RFC5044-4.4-13] [test:RFC5044-3-01]
 #[test]
@@ -161,7 +161,8 @@ fn larger_ulpdu_not_sent() {
     seal(&mut FpduTx::new(true, false), &pattern(MAX_ULPDU + 1));
 }
 
-/// A peer may send all that ULPDU_Length can say. The Markers past what FPDUPTR can say are not looked at.
+/// A peer may send all that ULPDU_Length can say. The Markers past what FPDUPTR can say are not
+/// looked at.
 #[test]
 #[cfg_attr(miri, ignore = "minutes: 64 KiB byte by byte")]
 fn larger_ulpdu_accepted() {
@@ -208,8 +209,8 @@ fn seal_keeps_preceding_bytes() {
     assert_eq!(tx.position(), expected.len() as u64);
 }
 
-/// Adds one byte at a time. There is no FPDU before it is whole, `at_least` never asks for too much, and the
-/// bytes are not touched.
+/// Adds one byte at a time. There is no FPDU before it is whole, `at_least` never asks for too
+/// much, and the bytes are not touched.
 // [test:RFC5044-6-09] [test:RFC5044-5.1-05] [test:RFC5044-5.2-01] [test:RFC5044-6-06] [test:RFC5044-3-07]
 #[test]
 fn byte_by_byte() {

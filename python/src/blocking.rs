@@ -1,4 +1,5 @@
-//! The classes whose calls wait. They wait without the interpreter's lock, so other threads of the program run, and Ctrl-C ends a wait.
+//! The classes whose calls wait. They wait without the interpreter's lock, so other threads of the
+//! program run, and Ctrl-C ends a wait.
 
 use crate::buffer;
 use crate::connection::{Address, Port, address, resolve, settings};
@@ -59,7 +60,8 @@ where
 ///
 /// Environment variables of uiw are obeyed, among them UIW_TLS, UIW_PCAP, UIW_COUNTERS and UIW_LOG.
 ///
-/// Raises ValueError for a variable with a bad value or a wrong file of TLS, OSError when the system refuses.
+/// Raises ValueError for a variable with a bad value or a wrong file of TLS, OSError when the
+/// system refuses.
 #[pyclass(frozen)]
 pub(crate) struct Device(DeviceDomain);
 
@@ -76,8 +78,9 @@ impl Device {
 
     /// Connects to a listener at (host, port), with bytes that it may read before it accepts.
     ///
-    /// Raises ConnectionRefusedError when no program listens there or the peer rejects, TimeoutError when the peer does not answer within
-    /// 10 seconds or `timeout`, ValueError for wrong arguments, otherwise OSError.
+    /// Raises ConnectionRefusedError when no program listens there or the peer rejects,
+    /// TimeoutError when the peer does not answer within 10 seconds or `timeout`, ValueError for
+    /// wrong arguments, otherwise OSError.
     #[pyo3(signature = (address, *, timeout=None, private_data=None, max_message=None))]
     fn connect(
         &self,
@@ -136,14 +139,16 @@ impl Listener {
 
     /// Waits for the next peer that connects. Peers that fail are left out.
     ///
-    /// Raises TimeoutError after `timeout` seconds, OSError when the listener is closed, before or meanwhile.
+    /// Raises TimeoutError after `timeout` seconds, OSError when the listener is closed, before or
+    /// meanwhile.
     #[pyo3(signature = (*, timeout=None))]
     fn accept(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Connection> {
         let accepted = wait(py, &self.domain, timeout, self.port.accept())?;
         Ok(Connection::new(&self.domain, accepted?))
     }
 
-    /// Stops listening. Calls of `accept` that wait raise OSError; connections that were accepted go on.
+    /// Stops listening. Calls of `accept` that wait raise OSError; connections that were accepted
+    /// go on.
     fn close(&self, py: Python<'_>) {
         py.detach(|| self.port.close());
     }
@@ -215,20 +220,21 @@ impl Connection {
         self.wait(py, timeout, self.inner.send(memory))?.map(drop).map_err(raise)
     }
 
-    /// Waits for the next message; returns None when the connection was closed in order, or the peer's process has ended.
+    /// Waits for the next message; returns None when the connection was closed in order, or the
+    /// peer's process has ended.
     ///
-    /// Raises TimeoutError, ConnectionResetError when the connection was lost, ConnectionAbortedError when one end broke a rule or aborted,
-    /// otherwise OSError.
+    /// Raises TimeoutError, ConnectionResetError when the connection was lost,
+    /// ConnectionAbortedError when one end broke a rule or aborted, otherwise OSError.
     #[pyo3(signature = (*, timeout=None))]
     fn recv<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Option<Bound<'py, PyBytes>>> {
         Ok(self.next(py, timeout)?.map(|message| PyBytes::new(py, &message)))
     }
 
-    /// Waits for the next message and copies it into `target`. Returns how many bytes it has, or None when the connection was closed in
-    /// order.
+    /// Waits for the next message and copies it into `target`. Returns how many bytes it has, or
+    /// None when the connection was closed in order.
     ///
-    /// Raises BufferError when `target` is read-only, or too short: then the message is left for the next call. The others are those of
-    /// `recv`.
+    /// Raises BufferError when `target` is read-only, or too short: then the message is left for
+    /// the next call. The others are those of `recv`.
     #[pyo3(signature = (target, *, timeout=None))]
     fn recv_into(
         &self,
@@ -262,7 +268,8 @@ impl Connection {
 
     /// Reads a peer's memory.
     ///
-    /// Raises ValueError for more than 4 GiB, MemoryError, OSError when the peer has not granted the right. The others are those of `send`.
+    /// Raises ValueError for more than 4 GiB, MemoryError, OSError when the peer has not granted
+    /// the right. The others are those of `send`.
     #[pyo3(signature = (remote, *, timeout=None))]
     fn read<'py>(
         &self,
@@ -298,7 +305,8 @@ impl Connection {
         self.wait(py, timeout, self.inner.fetch_add(remote.0, add))?.map_err(raise)
     }
 
-    /// Replaces eight bytes of a peer's memory if they are `compare`, atomically; returns what they were.
+    /// Replaces eight bytes of a peer's memory if they are `compare`, atomically; returns what they
+    /// were.
     ///
     /// The exceptions are those of `read`.
     #[pyo3(signature = (remote, compare, swap, *, timeout=None))]
@@ -313,7 +321,8 @@ impl Connection {
         self.wait(py, timeout, self.inner.compare_swap(remote.0, compare, swap))?.map_err(raise)
     }
 
-    /// Ends the connection at once, even if the peer does not answer. Calls of other threads that wait raise ConnectionAbortedError.
+    /// Ends the connection at once, even if the peer does not answer. Calls of other threads that
+    /// wait raise ConnectionAbortedError.
     fn abort(&self, py: Python<'_>) -> PyResult<()> {
         self.wait(py, None, self.inner.abort()).map(drop)
     }

@@ -1,4 +1,5 @@
-//! Settings from the environment, which the module obeys like uiw's programs: TLS, captures, counters, the log, options of connections.
+//! Settings from the environment, which the module obeys like uiw's programs: TLS, captures,
+//! counters, the log, options of connections.
 
 use crate::error::raise;
 use pyo3::exceptions::{PyOSError, PyValueError};

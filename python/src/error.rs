@@ -1,4 +1,5 @@
-//! Errors as Python has them: `ConnectionRefusedError`, `TimeoutError` and so on, by the kind of the I/O error.
+//! Errors as Python has them: `ConnectionRefusedError`, `TimeoutError` and so on, by the kind of
+//! the I/O error.
 
 use pyo3::PyErr;
 use std::io;

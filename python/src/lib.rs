@@ -1,6 +1,8 @@
-//! The extension module `uiw._uiw`, on the crate `uiw`, and on `uiw-cabi-core` for the environment. `python/uiw` has the rest of the Python module, `python/uiw/__init__.pyi` its types.
+//! The extension module `uiw._uiw`, on the crate `uiw`, and on `uiw-cabi-core` for the environment.
+//! `python/uiw` has the rest of the Python module, `python/uiw/__init__.pyi` its types.
 //!
-//! Bytes of Python objects are copied while the interpreter's lock is held: another thread of the program may change them at any time.
+//! Bytes of Python objects are copied while the interpreter's lock is held: another thread of the
+//! program may change them at any time.
 
 mod blocking;
 mod buffer;

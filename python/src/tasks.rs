@@ -1,4 +1,5 @@
-//! The asyncio classes: the loop's thread drives the device, and each call is a future in a table until it is done.
+//! The asyncio classes: the loop's thread drives the device, and each call is a future in a table
+//! until it is done.
 
 use crate::buffer;
 use crate::connection::{Address, Port, address, resolve, settings};
@@ -123,7 +124,8 @@ impl AsyncDevice {
         Some(at.saturating_duration_since(Instant::now()).as_secs_f64())
     }
 
-    /// Drives until there is nothing to be done. Returns the calls that are done: number, result, error.
+    /// Drives until there is nothing to be done. Returns the calls that are done: number, result,
+    /// error.
     fn step<'py>(&self, py: Python<'py>) -> PyResult<Vec<Done<'py>>> {
         let mut all = Vec::new();
         loop {

@@ -18,8 +18,8 @@ pub enum Fault {
     /// RDMAP: a message that must not be there.
     #[error("RDMAP: {0}")]
     Rdmap(#[from] RdmapError),
-    /// RDMAP: the peer may not do that to our memory. Only for Read Requests, Atomic Requests and invalidation;
-    /// what is wrong with a tagged segment is DDP's to say.
+    /// RDMAP: the peer may not do that to our memory. Only for Read Requests, Atomic Requests and
+    /// invalidation; what is wrong with a tagged segment is DDP's to say.
     #[error("RDMAP: {0}")]
     RemoteProtection(#[from] Protection),
     /// RDMAP: an error that has no name.
@@ -51,7 +51,8 @@ pub enum MpaFault {
     /// Code 3: a Marker and the ULPDU_Lengths disagree.
     #[error("Marker and ULPDU_Length disagree")]
     Marker,
-    /// Code 4: a startup frame is wrong. It is never sent: there is no Full Operation to send it in.
+    /// Code 4: a startup frame is wrong. It is never sent: there is no Full Operation to send it
+    /// in.
     #[error("invalid Request or Reply frame")]
     StartupFrame,
 }
@@ -193,7 +194,8 @@ impl Fault {
                 Protection::AccessRights { .. } => TerminateReason::ProtectionAccessRights,
                 Protection::NotAssociated { .. } => TerminateReason::ProtectionNotAssociated,
                 Protection::ToWrap { .. } => TerminateReason::ProtectionToWrap,
-                // The code is listed under two types. Figure 10 has Sends with Invalidate cause this one.
+                // The code is listed under two types. Figure 10 has Sends with Invalidate cause
+                // this one.
                 Protection::CannotInvalidate { .. } => TerminateReason::ProtectionCannotInvalidate,
                 Protection::Unspecified => TerminateReason::ProtectionUnspecified,
             },
@@ -215,7 +217,8 @@ impl Fault {
         self.reason().codes()
     }
 
-    /// The Terminate to send. What it quotes goes by RFC 5040 Figure 10; a header that was cut short is not quoted.
+    /// The Terminate to send. What it quotes goes by RFC 5040 Figure 10; a header that was cut
+    /// short is not quoted.
     #[must_use]
     pub fn terminate(&self, quoted: Option<Quoted<'_>>) -> Terminate {
         let mut terminate = Terminate::new(self.reason());

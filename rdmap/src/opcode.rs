@@ -39,8 +39,8 @@ pub enum Opcode {
     AtomicRequest = 10,
     /// Atomic Response (RFC 7306).
     AtomicResponse = 11,
-    /// Send with 32 bits of immediate data. No RFC has it: 15 is the opcode for experiments (RFC 6580), and it
-    /// is used between ends that agreed on it.
+    /// Send with 32 bits of immediate data. No RFC has it: 15 is the opcode for experiments (RFC
+    /// 6580), and it is used between ends that agreed on it.
     SendImm = 15,
 }
 

@@ -1,5 +1,5 @@
-//! The table of Terminate codes (RFC 5040 section 4.8 Figure 9, RFC 5041 section 7.2, RFC 5044 section 8, RFC
-//! 6581 section 8).
+//! The table of Terminate codes (RFC 5040 section 4.8 Figure 9, RFC 5041 section 7.2, RFC 5044
+//! section 8, RFC 6581 section 8).
 
 use core::fmt;
 

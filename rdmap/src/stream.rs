@@ -1,4 +1,5 @@
-//! The rules of an RDMAP stream: which segments may be there, and what they are (RFC 5040 sections 5 and 7.2).
+//! The rules of an RDMAP stream: which segments may be there, and what they are (RFC 5040 sections
+//! 5 and 7.2).
 
 use uiw_ddp::{Header, STag, Tagged, Untagged};
 
@@ -23,7 +24,8 @@ pub struct Delivery {
     pub solicited: bool,
     /// STag to invalidate when the message is delivered.
     pub invalidate: Option<STag>,
-    /// Immediate data of a [`Opcode::SendImm`]; that of the two Immediate Data messages is their payload.
+    /// Immediate data of a [`Opcode::SendImm`]; that of the two Immediate Data messages is their
+    /// payload.
     pub imm: Option<u32>,
 }
 
@@ -78,8 +80,9 @@ impl StreamRx {
         self.terminated
     }
 
-    /// Checks that the segment with this header may come here, and returns its opcode: its version is right, its opcode is known and
-    /// agreed on, it goes to the kind of buffer and to the queue where that message belongs, and nothing comes after a Terminate.
+    /// Checks that the segment with this header may come here, and returns its opcode: its version
+    /// is right, its opcode is known and agreed on, it goes to the kind of buffer and to the queue
+    /// where that message belongs, and nothing comes after a Terminate.
     ///
     /// # Errors
     /// The first rule broken.
@@ -202,7 +205,8 @@ impl core::fmt::Display for BufferPlace {
     }
 }
 
-/// The DDP header of an untagged segment. `rsvd_ulp32` is the Invalidate STag where there is one, and else 0.
+/// The DDP header of an untagged segment. `rsvd_ulp32` is the Invalidate STag where there is one,
+/// and else 0.
 #[inline]
 #[must_use]
 pub const fn untagged_header(

@@ -1,4 +1,5 @@
-//! The rules of a stream: every opcode, on every kind of buffer and queue, with and without extensions.
+//! The rules of a stream: every opcode, on every kind of buffer and queue, with and without
+//! extensions.
 
 use uiw_ddp::{Header, STag, Tagged, Untagged};
 use uiw_rdmap::*;

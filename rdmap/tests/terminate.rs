@@ -200,8 +200,8 @@ fn tagged_header_in_untagged_error() {
     assert!(matches!(header.header(), Ok(uiw_ddp::Header::Tagged(_))));
 }
 
-/// Terminates of the Linux siw driver, bytes behind the DDP header as seen on the wire: what siw means by them,
-/// and whether that differs from the RFC's way of writing.
+/// Terminates of the Linux siw driver, bytes behind the DDP header as seen on the wire: what siw
+/// means by them, and whether that differs from the RFC's way of writing.
 #[test]
 fn terminates_of_siw() {
     let seen: [(&str, TerminateReason, Origin); 17] = [
@@ -270,7 +270,8 @@ proptest! {
         prop_assert_eq!(parsed.is_ok(), bytes.len() >= 4);
         prop_assert_eq!(Terminate::parse_siw(&bytes).is_ok(), bytes.len() >= 4);
         if let Ok(terminate) = parsed {
-            // What is taken is what is there: written again it is the front of what came, bits aside.
+            // What is taken is what is there: written again it is the front of what came, bits
+            // aside.
             let again = terminate.emit();
             prop_assert!(again.len() <= bytes.len().max(6));
             prop_assert_eq!(&again[..2], &bytes[..2]);
@@ -283,8 +284,8 @@ proptest! {
     }
 }
 
-/// Cause at siw, bytes after the DDP header, codes that siw meant, and whether those bytes could also refuse a
-/// Reply.
+/// Cause at siw, bytes after the DDP header, codes that siw meant, and whether those bytes could
+/// also refuse a Reply.
 type FromSiw = (&'static str, &'static str, (u8, u8, u8), bool);
 
 /// Terminates as the siw driver of Linux 6.1 put them on the wire.

@@ -1,5 +1,6 @@
-//! The wire vectors of `interop/data/vectors`: made by a generator that shares no code with these crates, and
-//! dissected by Wireshark. Every byte is parsed and built again, through all three layers.
+//! The wire vectors of `interop/data/vectors`: made by a generator that shares no code with these
+//! crates, and dissected by Wireshark. Every byte is parsed and built again, through all three
+//! layers.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -389,11 +390,12 @@ fn fpdus() {
 
 // ---------------------------------------------------------------- what has to be refused
 
-/// The receiver the negative vectors are for: one receive buffer of 64 bytes, one Tagged Buffer of 64 bytes
-/// that may be read and written.
+/// The receiver the negative vectors are for: one receive buffer of 64 bytes, one Tagged Buffer of
+/// 64 bytes that may be read and written.
 const BUFFER: u32 = 64;
 
-/// Returns the fault that a receiver reports for a frame; `Err(None)` stands for closing at startup.
+/// Returns the fault that a receiver reports for a frame; `Err(None)` stands for closing at
+/// startup.
 fn verdict(vector: &NegativeCase) -> Result<(), Option<Fault>> {
     let mut bytes = vector.bytes.clone();
     if vector.startup {

@@ -1,21 +1,26 @@
-//! Acknowledged completion: zero-length Reads of the stream's own behind the host's Writes and Sends. A peer executes a stream in
-//! order, so the answer says that everything before it was placed.
+//! Acknowledged completion: zero-length Reads of the stream's own behind the host's Writes and
+//! Sends. A peer executes a stream in order, so the answer says that everything before it was
+//! placed.
 //!
-//! A Write or Send normally completes when TCP has taken it, so an error at the peer can only be reported on the oldest open
-//! request. With acknowledged completion it stays open until the peer has placed it, so that the header quoted in a Terminate
-//! (STag and TO, or MSN) identifies the request.
+//! A Write or Send normally completes when TCP has taken it, so an error at the peer can only be
+//! reported on the oldest open request. With acknowledged completion it stays open until the peer
+//! has placed it, so that the header quoted in a Terminate (STag and TO, or MSN) identifies the
+//! request.
 //!
-//! * A uiw peer acknowledges placement in empty Writes (`placement.rs`). The acknowledgement is the first message sent after a
-//!   batch was read, and precedes a Terminate or FIN. Receive completions wait until TCP has taken it, so a process may exit,
-//!   or be killed, as soon as it has polled a completion. At most one acknowledgement is queued, so a peer that does not read
+//! * A uiw peer acknowledges placement in empty Writes (`placement.rs`). The acknowledgement is the
+//!   first message sent after a batch was read, and precedes a Terminate or FIN. Receive
+//!   completions wait until TCP has taken it, so a process may exit, or be killed, as soon as it
+//!   has polled a completion. At most one acknowledgement is queued, so a peer that does not read
 //!   cannot make the queue grow.
-//! * Towards other peers a zero-length Read covers up to 16 requests while more wait, otherwise it follows at once; at most
-//!   four are outstanding. Requests sent before the capability exchange is decided wait for either kind.
-//! * A queue pair may be destroyed while answers to its peer's acknowledging Reads are outstanding; an RNIC answers even then.
-//!   So the stream stays open for one zero-length Read of its own (the drain Read, at most one second). Acknowledging Reads are
-//!   sent before answers, so the peer has none outstanding once the drain Read is answered. An orderly close sends a drain Read
-//!   as well, unless the peer gets placement acknowledgements. FIN follows at once if the peer's FIN has arrived, or if a Send
-//!   waits for a receive.
+//! * Towards other peers a zero-length Read covers up to 16 requests while more wait, otherwise it
+//!   follows at once; at most four are outstanding. Requests sent before the capability exchange is
+//!   decided wait for either kind.
+//! * A queue pair may be destroyed while answers to its peer's acknowledging Reads are outstanding;
+//!   an RNIC answers even then. So the stream stays open for one zero-length Read of its own (the
+//!   drain Read, at most one second). Acknowledging Reads are sent before answers, so the peer has
+//!   none outstanding once the drain Read is answered. An orderly close sends a drain Read as well,
+//!   unless the peer gets placement acknowledgements. FIN follows at once if the peer's FIN has
+//!   arrived, or if a Send waits for a receive.
 
 /// Requests that one acknowledging Read covers at most while others wait behind it.
 const ACK_EVERY: u32 = 16;
@@ -73,7 +78,8 @@ impl Acks {
         self.completed = Some(upto);
     }
 
-    /// Notes that all open requests are newer than those that the answer to an acknowledging Read has completed.
+    /// Notes that all open requests are newer than those that the answer to an acknowledging Read
+    /// has completed.
     pub(crate) fn forget_completed(&mut self) {
         self.completed = None;
     }

@@ -1,16 +1,18 @@
 //! The capability exchange between uiw peers, without a single illegal bit.
 //!
-//! MPA has no room to negotiate extensions, and siw echoes every reserved bit. So the initiator's first FPDU is a zero-length RDMA
-//! Write, which every receiver accepts without checking its STag and TO (RFC 5040 section 5.2.1). In ours they carry a capability
-//! request: STag = magic, TO = capabilities and a nonce. A uiw responder answers with another magic and a function of that nonce,
-//! so that echoed or zero values are not recognised as a uiw peer.
+//! MPA has no room to negotiate extensions, and siw echoes every reserved bit. So the initiator's
+//! first FPDU is a zero-length RDMA Write, which every receiver accepts without checking its STag
+//! and TO (RFC 5040 section 5.2.1). In ours they carry a capability request: STag = magic, TO =
+//! capabilities and a nonce. A uiw responder answers with another magic and a function of that
+//! nonce, so that echoed or zero values are not recognised as a uiw peer.
 //!
-//! Extensions (RFC 7306, Send with immediate, large FPDUs) are enabled if both ends support them. A request that needs one
-//! waits for the answer: a second and twelve round trips, at most 40 s, where the round trip is the time between MPA Request
-//! and Reply. After that, and towards a peer without the extension, the request alone fails, nothing of it is sent, and the
-//! stream continues. While the peer has sent nothing, the capability request is repeated five times, because siw's responder
-//! can miss the first FPDU. At revision 1 with the peer-to-peer model a zero-length Read goes first, as Chelsio's adapters
-//! require.
+//! Extensions (RFC 7306, Send with immediate, large FPDUs) are enabled if both ends support them. A
+//! request that needs one waits for the answer: a second and twelve round trips, at most 40 s,
+//! where the round trip is the time between MPA Request and Reply. After that, and towards a peer
+//! without the extension, the request alone fails, nothing of it is sent, and the stream continues.
+//! While the peer has sent nothing, the capability request is repeated five times, because siw's
+//! responder can miss the first FPDU. At revision 1 with the peer-to-peer model a zero-length Read
+//! goes first, as Chelsio's adapters require.
 
 use crate::reads::PLACEHOLDER;
 use core::time::Duration;
@@ -30,7 +32,8 @@ pub enum CapabilityExchange {
     On,
     /// No request, no answer, no extensions.
     Off,
-    /// No request and no answer: the peer is known to implement RFC 7306 (immediate data and atomics), as some NICs do.
+    /// No request and no answer: the peer is known to implement RFC 7306 (immediate data and
+    /// atomics), as some NICs do.
     Assume,
 }
 
@@ -44,7 +47,8 @@ impl Capabilities {
     const SEND_IMM: u16 = 4;
     const LARGE_FPDU: u16 = 8;
     const PLACEMENT_ACKS: u16 = 16;
-    /// Request bit, not a capability of both ends: the end that sets it asks its peer for placement acknowledgements.
+    /// Request bit, not a capability of both ends: the end that sets it asks its peer for placement
+    /// acknowledgements.
     const WANTS_ACKS: u16 = 32;
     /// Everything that this implementation has.
     pub(crate) const OURS: Self =
@@ -86,7 +90,8 @@ impl Capabilities {
 pub enum PeerKind {
     /// The answer has not arrived yet.
     Unknown,
-    /// A uiw peer, or one that is assumed to be as capable, with the capabilities that both ends have.
+    /// A uiw peer, or one that is assumed to be as capable, with the capabilities that both ends
+    /// have.
     Capable(Capabilities),
     /// Any other iWARP peer.
     Foreign,
@@ -194,7 +199,8 @@ impl PeerCaps {
         }
     }
 
-    /// An inbound zero-length Write; `first`: it is the peer's first FPDU. Makes the answer due. True when it decided the exchange.
+    /// An inbound zero-length Write; `first`: it is the peer's first FPDU. Makes the answer due.
+    /// True when it decided the exchange.
     pub(crate) fn on_zero_write(&mut self, stag: STag, to: u64, first: bool) -> bool {
         if !self.on {
             return false;
@@ -229,7 +235,8 @@ impl PeerCaps {
     }
 }
 
-/// A fixed permutation of 48 bits with no simple structure: the answer shows that its sender implements this protocol; it is no secret.
+/// A fixed permutation of 48 bits with no simple structure: the answer shows that its sender
+/// implements this protocol; it is no secret.
 fn mix(nonce: u64) -> u64 {
     let mut x = nonce;
     for _ in 0..3 {

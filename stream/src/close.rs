@@ -1,16 +1,20 @@
-//! How a stream ends, from either side and for whatever reason: what is sent to the peer, and what is reported to the host.
+//! How a stream ends, from either side and for whatever reason: what is sent to the peer, and what
+//! is reported to the host.
 //!
-//! After a fault of the peer, the FPDU on the wire is finished, everything not begun is dropped, and the Terminate is sent (RFC
-//! 5040 section 4.8, with the codes from `uiw_rdmap::Fault`), followed by FIN. The rest of a partly sent FPDU is copied first,
-//! so that no buffer is read after its request was flushed. `Event::Ended` names the request that the error is about; the host
+//! After a fault of the peer, the FPDU on the wire is finished, everything not begun is dropped,
+//! and the Terminate is sent (RFC 5040 section 4.8, with the codes from `uiw_rdmap::Fault`),
+//! followed by FIN. The rest of a partly sent FPDU is copied first, so that no buffer is read after
+//! its request was flushed. `Event::Ended` names the request that the error is about; the host
 //! completes that one or the oldest with its status, and flushes all others in order.
 //!
-//! The peer's Terminate is parsed in the RFC's layout or in siw's, whichever is consistent (`uiw_rdmap::Terminate::parse_at`).
+//! The peer's Terminate is parsed in the RFC's layout or in siw's, whichever is consistent
+//! (`uiw_rdmap::Terminate::parse_at`).
 //!
-//! An orderly close sends all posted requests, waits for outstanding responses, then sends FIN in both directions. If the stack
-//! reports a hang-up while a Send waits for a receive, the remaining bytes of the socket are read and kept. When a send fails,
-//! the socket is read to its end before the stream learns that the transport is lost: the peer's last messages may be in front
-//! of its reset.
+//! An orderly close sends all posted requests, waits for outstanding responses, then sends FIN in
+//! both directions. If the stack reports a hang-up while a Send waits for a receive, the remaining
+//! bytes of the socket are read and kept. When a send fails, the socket is read to its end before
+//! the stream learns that the transport is lost: the peer's last messages may be in front of its
+//! reset.
 
 use crate::Time;
 use crate::error::{ConnError, LocalError, StartupFailure};
@@ -28,9 +32,9 @@ use uiw_rdmap::{Fault, MpaFault, Origin, Terminate};
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl<M> RdmapStream<M> {
-    /// Begins the orderly close (`rdma_disconnect`): what was posted is sent and answered, then FIN goes both ways. A stream of acknowledged
-    /// completions asks its peer first whether that has all acknowledgements of what came from it. False: the stream is not open, or closes
-    /// already.
+    /// Begins the orderly close (`rdma_disconnect`): what was posted is sent and answered, then FIN
+    /// goes both ways. A stream of acknowledged completions asks its peer first whether that has
+    /// all acknowledgements of what came from it. False: the stream is not open, or closes already.
     pub fn close(&mut self, now: Time) -> bool {
         if !self.is_open() || self.shared.fin.wanted {
             return false;
@@ -43,22 +47,24 @@ impl<M> RdmapStream<M> {
         true
     }
 
-    /// Resets an open stream that has not ended within `wait`. One that closes already has its own deadline.
+    /// Resets an open stream that has not ended within `wait`. One that closes already has its own
+    /// deadline.
     pub fn limit_lifetime(&mut self, wait: Duration, now: Time) {
         if self.is_open() && !self.shared.fin.wanted {
             self.shared.timers.set(Timer::Close, now, wait);
         }
     }
 
-    /// The time for the close begins now, for a host that gave an earlier time in the call that ended the stream.
+    /// The time for the close begins now, for a host that gave an earlier time in the call that
+    /// ended the stream.
     pub fn renew_close_deadline(&mut self, now: Time) {
         if matches!(self.phase, Phase::Closing) {
             self.shared.timers.set(Timer::Close, now, self.shared.config.close_timeout);
         }
     }
 
-    /// Ends the stream: a Terminate reports to the peer that it is not at fault, and [`Event::Ended`] to the host what to flush. During
-    /// start-up the stream closes without one.
+    /// Ends the stream: a Terminate reports to the peer that it is not at fault, and
+    /// [`Event::Ended`] to the host what to flush. During start-up the stream closes without one.
     pub fn abort<H: StreamHost<Memory = M>>(&mut self, host: &mut H, now: Time) {
         self.shared.now = now;
         self.fail(ConnError::Aborted, host);
@@ -77,15 +83,18 @@ impl<M> RdmapStream<M> {
         }
     }
 
-    /// The host's queues go away. The stream closes in order where nothing is under way, and otherwise with a Terminate; the host
-    /// is asked for nothing any more behind the events that are reported now.
+    /// The host's queues go away. The stream closes in order where nothing is under way, and
+    /// otherwise with a Terminate; the host is asked for nothing any more behind the events that
+    /// are reported now.
     ///
-    /// A peer of acknowledged completions may still wait for an answer to its last Reads, as an RNIC answers even after the queue
-    /// pair is destroyed: it gets them until a Read of ours has been to it and back.
+    /// A peer of acknowledged completions may still wait for an answer to its last Reads, as an
+    /// RNIC answers even after the queue pair is destroyed: it gets them until a Read of ours has
+    /// been to it and back.
     pub fn detach<H: StreamHost<Memory = M>>(&mut self, host: &mut H, now: Time) {
         self.shared.now = now;
         if (self.may_drain() || self.is_draining()) && self.receiver.is_stalled() {
-            // No receive will be posted for the Send that waits for one, and to acknowledge it would be wrong.
+            // No receive will be posted for the Send that waits for one, and to acknowledge it
+            // would be wrong.
             let error = self.receiver.no_receive_in_time();
             self.fail(error, host);
         } else if self.may_drain() {
@@ -110,8 +119,8 @@ impl<M> RdmapStream<M> {
         self.shared.detached
     }
 
-    /// Returns whether the stream is open for the last acknowledgements of its peer alone: the host's queues are gone, or everything of the host's has
-    /// completed and the stream closes.
+    /// Returns whether the stream is open for the last acknowledgements of its peer alone: the
+    /// host's queues are gone, or everything of the host's has completed and the stream closes.
     #[must_use]
     pub fn is_draining(&self) -> bool {
         self.is_open() && (self.shared.detached || self.shared.fin.drain_begun && !self.shared.fin.sent)
@@ -124,8 +133,9 @@ impl<M> RdmapStream<M> {
 
     /// Begins the last Read of an orderly close, when it is due.
     ///
-    /// The peer may have a Send whose acknowledging Read waits for ORD, and the program here may have disconnected because it received that
-    /// Send. It waits behind the peer's Reads, all of which are answered now, and the peer sends it before it answers this Read
+    /// The peer may have a Send whose acknowledging Read waits for ORD, and the program here may
+    /// have disconnected because it received that Send. It waits behind the peer's Reads, all of
+    /// which are answered now, and the peer sends it before it answers this Read
     /// ([`RdmapStream::detach`]).
     pub(crate) fn begin_close_drain<H: StreamHost<Memory = M>>(&mut self, host: &mut H) {
         let fin = self.shared.fin;
@@ -164,7 +174,8 @@ impl<M> RdmapStream<M> {
         }
     }
 
-    /// Leaves Full Operation: sends the peer what may be sent and reports to the host what to flush.
+    /// Leaves Full Operation: sends the peer what may be sent and reports to the host what to
+    /// flush.
     pub(crate) fn fail<H: StreamHost<Memory = M>>(&mut self, error: ConnError, host: &mut H) {
         if matches!(self.phase, Phase::Closing | Phase::Over) {
             if error.is_fatal_to_transport() {
@@ -180,7 +191,8 @@ impl<M> RdmapStream<M> {
         let acknowledged = self.shared.reads.acks.on;
         // Before that the peer takes an acknowledgement for a foreign FPDU.
         let answered = self.shared.caps.due.is_none();
-        // What is partly on the wire is finished; the rest names memory that the host is about to give back.
+        // What is partly on the wire is finished; the rest names memory that the host is about to
+        // give back.
         let whole = self.sender.abandon(&mut self.shared, host);
         let terminate = if whole { self.terminate_for(&error) } else { None };
         if whole && answered {
@@ -227,7 +239,8 @@ impl<M> RdmapStream<M> {
         self.phase = Phase::Over;
     }
 
-    /// Converts a fault of the peer if the peer is this very stream: the Terminate that the stream sends itself has arrived already.
+    /// Converts a fault of the peer if the peer is this very stream: the Terminate that the stream
+    /// sends itself has arrived already.
     fn as_own_peer(&self, error: ConnError) -> ConnError {
         match (&error, self.terminate_for(&error)) {
             (ConnError::Fault(_), Some(terminate)) => ConnError::Terminated(Box::new(terminate), Origin::Rfc),
@@ -237,7 +250,8 @@ impl<M> RdmapStream<M> {
 
     /// The Terminate that `error` asks for (RFC 5040 section 4.8), if one may be sent.
     fn terminate_for(&self, error: &ConnError) -> Option<Terminate> {
-        // RFC 5044 section 7.1.1: a responder sends no FPDU before it has validated the initiator's first.
+        // RFC 5044 section 7.1.1: a responder sends no FPDU before it has validated the initiator's
+        // first.
         if self.shared.hold || self.shared.fin.sent || !self.is_open() {
             return None;
         }

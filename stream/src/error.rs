@@ -8,7 +8,8 @@ use uiw_mpa::rx::FpduError;
 use uiw_mpa::startup::{ConfigError, StartupRefusal};
 use uiw_rdmap::{Fault, MpaFault, Origin, Protection, RdmapError, Terminate};
 
-/// Reason why the peer may not do to our memory what it asks for: the checks of [`crate::StreamHost`].
+/// Reason why the peer may not do to our memory what it asks for: the checks of
+/// [`crate::StreamHost`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AccessError {
     /// No memory has this STag, or not any more.
@@ -89,7 +90,8 @@ pub enum LocalError {
     /// A completion queue overflowed.
     #[error("completion queue overflow")]
     CqOverflow,
-    /// The host's memory for received bytes is short, and this stream keeps the front of an FPDU for the longest time.
+    /// The host's memory for received bytes is short, and this stream keeps the front of an FPDU
+    /// for the longest time.
     #[error("the memory for received bytes is short, and the peer is silent inside an FPDU")]
     ReceiveMemory,
     /// The host gives up the peer for a reason of its own.

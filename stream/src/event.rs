@@ -11,20 +11,23 @@ use uiw_rdmap::Terminate;
 /// Something that happened to a stream: see [`crate::RdmapStream::poll_event`].
 #[derive(Debug)]
 pub enum Event {
-    /// A responder has a Request. The host answers with [`crate::RdmapStream::accept`] or [`crate::RdmapStream::reject`].
+    /// A responder has a Request. The host answers with [`crate::RdmapStream::accept`] or
+    /// [`crate::RdmapStream::reject`].
     Requested(Box<Request>),
-    /// Full Operation has begun. A responder of the peer-to-peer model reports it when the peer's first FPDU has come.
+    /// Full Operation has begun. A responder of the peer-to-peer model reports it when the peer's
+    /// first FPDU has come.
     Established(Box<EstablishedStream>),
     /// The connection was not established. The stream is over.
     Failed(StartupFailure),
-    /// The initiator needs a new connection of TCP, for MPA revision 1: see [`crate::RdmapStream::reconnected`].
+    /// The initiator needs a new connection of TCP, for MPA revision 1: see
+    /// [`crate::RdmapStream::reconnected`].
     Reconnect,
     /// The capability exchange is decided.
     Peer(PeerKind),
     /// No request is under way any more: [`crate::RdmapStream::pause`] has taken effect.
     Drained,
-    /// The stream has left Full Operation. What was posted to the host will not be served: it completes `named` with an error, and
-    /// flushes everything else.
+    /// The stream has left Full Operation. What was posted to the host will not be served: it
+    /// completes `named` with an error, and flushes everything else.
     Ended(Box<StreamEnd>),
 }
 
@@ -48,12 +51,14 @@ pub struct StreamEnd {
     pub terminate: Option<Terminate>,
     /// The request that the error is about.
     pub named: AffectedRequest,
-    /// Requests were completed only after the peer had placed them ([`crate::RdmapConfig::acknowledged`]).
+    /// Requests were completed only after the peer had placed them
+    /// ([`crate::RdmapConfig::acknowledged`]).
     pub acknowledged: bool,
-    /// No request was begun and not completed, no message was half received, and the host had not begun to close: the peer's close
-    /// interrupted nothing.
+    /// No request was begun and not completed, no message was half received, and the host had not
+    /// begun to close: the peer's close interrupted nothing.
     pub idle: bool,
-    /// No valid FPDU of the peer came in front: what ended the stream may be its answer to our start-up frame or to our first FPDU.
+    /// No valid FPDU of the peer came in front: what ended the stream may be its answer to our
+    /// start-up frame or to our first FPDU.
     pub first: bool,
 }
 

@@ -9,11 +9,13 @@ use uiw_mpa::Verified;
 use uiw_mpa::crc::Crc32c;
 use uiw_rdmap::AtomicRequest;
 
-/// The program around a stream: the memory that peers reach, the queues of requests and receives, and what becomes of them.
+/// The program around a stream: the memory that peers reach, the queues of requests and receives,
+/// and what becomes of them.
 ///
-/// The stream calls its host only inside of its own methods, from the thread that called them, and never keeps what a call
-/// returned. A method that the stream calls for a peer's segment checks everything about the memory itself: the stream has only
-/// that the segment is legal at this place of the stream. What reaches a peer's memory was verified first: no other bytes compile.
+/// The stream calls its host only inside of its own methods, from the thread that called them, and
+/// never keeps what a call returned. A method that the stream calls for a peer's segment checks
+/// everything about the memory itself: the stream has only that the segment is legal at this place
+/// of the stream. What reaches a peer's memory was verified first: no other bytes compile.
 ///
 /// ```compile_fail,E0308
 /// fn write_unverified(host: &mut impl uiw_stream::StreamHost, bytes: &[u8]) {
@@ -30,26 +32,30 @@ use uiw_rdmap::AtomicRequest;
 /// }
 /// ```
 ///
-/// A host with one region of memory, and what carries bytes between two ends; the examples of this crate's other items use it:
+/// A host with one region of memory, and what carries bytes between two ends; the examples of this
+/// crate's other items use it:
 ///
 #[doc = concat!("```\n", include_str!("../docs/peer.rs"), "# fn main() { established(Time::default()); }\n```")]
 pub trait StreamHost {
-    /// Names memory whose bytes wait in the transmit queue. Keeping it must keep the memory from being reused unnoticed.
+    /// Names memory whose bytes wait in the transmit queue. Keeping it must keep the memory from
+    /// being reused unnoticed.
     type Memory;
     /// Memory that was looked up and checked, for the time of one call.
     type Payload<'a>: Payload<Memory = Self::Memory>
     where
         Self: 'a;
 
-    /// Returns whether the stream carries unreliable messages, as both ends have agreed by other means: a message that cannot be delivered is
-    /// discarded, and the stream goes on. As provided, messages are reliable.
+    /// Returns whether the stream carries unreliable messages, as both ends have agreed by other
+    /// means: a message that cannot be delivered is discarded, and the stream goes on. As provided,
+    /// messages are reliable.
     #[inline(always)]
     fn is_unreliable(&self) -> bool {
         false
     }
 
-    /// Returns whether the peer may write all of the `len` bytes from `to` on. Asked before the first segment of an unreliable Write is placed. As
-    /// provided, each segment is checked when it comes.
+    /// Returns whether the peer may write all of the `len` bytes from `to` on. Asked before the
+    /// first segment of an unreliable Write is placed. As provided, each segment is checked when it
+    /// comes.
     ///
     /// # Errors
     /// [`AccessError`]: nothing of the Write is placed.
@@ -64,14 +70,16 @@ pub trait StreamHost {
     /// [`AccessError`]: nothing was placed; the stream is terminated (RFC 5041 section 7.1), unless [`StreamHost::is_unreliable`].
     fn write(&mut self, stag: STag, to: u64, payload: Verified<'_>) -> Result<(), AccessError>;
 
-    /// The `len` bytes from `to` on of the memory that the peer reads, or the first of them if they lie in several pieces.
+    /// The `len` bytes from `to` on of the memory that the peer reads, or the first of them if they
+    /// lie in several pieces.
     ///
     /// # Errors
     /// [`AccessError`]: one of the bytes may not be read. The stream asks again for fewer, and is terminated at the segment that
     /// holds the byte.
     fn read_source(&mut self, stag: STag, to: u64, len: u32) -> Result<Self::Payload<'_>, AccessError>;
 
-    /// Executes the peer's atomic ([`AtomicRequest::apply`]). Returns the value before. As provided, no memory gives the right.
+    /// Executes the peer's atomic ([`AtomicRequest::apply`]). Returns the value before. As
+    /// provided, no memory gives the right.
     ///
     /// # Errors
     /// [`AtomicError`]: the memory is as before; the stream is terminated.
@@ -80,7 +88,8 @@ pub trait StreamHost {
         Err(AccessError::AccessRights.into())
     }
 
-    /// Invalidates the STag that the peer's Send names. As provided, no STag may be invalidated by the peer.
+    /// Invalidates the STag that the peer's Send names. As provided, no STag may be invalidated by
+    /// the peer.
     ///
     /// # Errors
     /// [`AccessError`]: the peer may not invalidate it; the stream is terminated.
@@ -89,8 +98,9 @@ pub trait StreamHost {
         Err(AccessError::AccessRights)
     }
 
-    /// Begins to fill the oldest posted receive. Returns its bytes; `None` when none is posted: then the stream is not read until
-    /// [`crate::RdmapStream::receive_posted`], or until [`crate::RdmapConfig::no_receive_timeout`] has passed.
+    /// Begins to fill the oldest posted receive. Returns its bytes; `None` when none is posted:
+    /// then the stream is not read until [`crate::RdmapStream::receive_posted`], or until
+    /// [`crate::RdmapConfig::no_receive_timeout`] has passed.
     fn begin_receive(&mut self) -> Option<u32>;
 
     /// Places a segment of a Send at byte `offset` of the receive that was begun.
@@ -105,19 +115,22 @@ pub trait StreamHost {
     /// [`LocalError::CqOverflow`].
     fn receive(&mut self, message: ReceivedMessage) -> Result<(), LocalError>;
 
-    /// The receive that was begun is too short for its message (`TooLong`), or its memory is gone: it completes with an error.
+    /// The receive that was begun is too short for its message (`TooLong`), or its memory is gone:
+    /// it completes with an error.
     fn fail_receive(&mut self, error: ReceiveError);
 
-    /// The oldest request that was not given to [`StreamHost::built`], if it may be sent. It stays the same until then.
+    /// The oldest request that was not given to [`StreamHost::built`], if it may be sent. It stays
+    /// the same until then.
     ///
     /// A host may keep locks and pins across calls until [`StreamHost::release`].
     fn next_request(&mut self) -> Option<Request>;
 
-    /// The stream has done one batch of work: the host releases what it kept locked or pinned across calls.
+    /// The stream has done one batch of work: the host releases what it kept locked or pinned
+    /// across calls.
     fn release(&mut self) {}
 
-    /// A message of request `id` is begun, of which more than one segment is to be built or whose answer is awaited. It has this MSN
-    /// on its queue: a Terminate of the peer may name it.
+    /// A message of request `id` is begun, of which more than one segment is to be built or whose
+    /// answer is awaited. It has this MSN on its queue: a Terminate of the peer may name it.
     fn begun(&mut self, id: u32, msn: u32) {
         let _ = (id, msn);
     }
@@ -125,7 +138,8 @@ pub trait StreamHost {
     /// The next request, `id`, is in the transmit queue, whole; its last message has this MSN.
     fn built(&mut self, id: u32, msn: u32);
 
-    /// Appends `range` of the payload of request `id`. As provided, of what [`StreamHost::request_payload`] returns.
+    /// Appends `range` of the payload of request `id`. As provided, of what
+    /// [`StreamHost::request_payload`] returns.
     ///
     /// # Errors
     /// [`LocalError::Protection`].
@@ -139,13 +153,15 @@ pub trait StreamHost {
         Ok(())
     }
 
-    /// The `len` bytes from `offset` on of the payload of request `id`, or the first of them if they lie in several pieces.
+    /// The `len` bytes from `offset` on of the payload of request `id`, or the first of them if
+    /// they lie in several pieces.
     ///
     /// # Errors
     /// [`LocalError::Protection`].
     fn request_payload(&mut self, id: u32, offset: u32, len: u32) -> Result<Self::Payload<'_>, LocalError>;
 
-    /// Executes a request that sends nothing ([`crate::Op::Local`]), and completes it. As provided, there are no such requests.
+    /// Executes a request that sends nothing ([`crate::Op::Local`]), and completes it. As provided,
+    /// there are no such requests.
     ///
     /// # Errors
     /// [`LocalError`].
@@ -154,8 +170,9 @@ pub trait StreamHost {
         Err(LocalError::GivenUp)
     }
 
-    /// Completes a request with an error, as the peer does not have the extension that it needs: `missing` says which. Nothing of it
-    /// was sent, and the stream goes on with the next one. As provided, the stream ends.
+    /// Completes a request with an error, as the peer does not have the extension that it needs:
+    /// `missing` says which. Nothing of it was sent, and the stream goes on with the next one. As
+    /// provided, the stream ends.
     ///
     /// # Errors
     /// [`LocalError`].
@@ -164,33 +181,37 @@ pub trait StreamHost {
         Err(LocalError::Unsupported(missing))
     }
 
-    /// Places a part of the answer to a Read or an atomic at byte `offset` of the memory of request `id`. The answers come in the
-    /// order of the requests.
+    /// Places a part of the answer to a Read or an atomic at byte `offset` of the memory of request
+    /// `id`. The answers come in the order of the requests.
     ///
     /// # Errors
     /// [`LocalError::Protection`].
     fn place_answer(&mut self, id: u32, offset: u32, payload: ResponsePart<'_>) -> Result<(), LocalError>;
 
-    /// The Read or atomic `id` has its whole answer: it completes, after its STag (if any) was invalidated.
+    /// The Read or atomic `id` has its whole answer: it completes, after its STag (if any) was
+    /// invalidated.
     ///
     /// # Errors
     /// [`LocalError`].
     fn answered(&mut self, id: u32, invalidate: Option<STag>) -> Result<(), LocalError>;
 
-    /// TCP has taken the last byte of the Writes and Sends that `ids` yields, or the peer has acknowledged it: they complete.
+    /// TCP has taken the last byte of the Writes and Sends that `ids` yields, or the peer has
+    /// acknowledged it: they complete.
     ///
     /// # Errors
     /// [`LocalError::CqOverflow`].
     fn sent(&mut self, ids: impl Iterator<Item = u32>) -> Result<(), LocalError>;
 
-    /// The peer has placed every Write and Send up to request `id`: they complete ([`crate::RdmapConfig::acknowledged`]).
+    /// The peer has placed every Write and Send up to request `id`: they complete
+    /// ([`crate::RdmapConfig::acknowledged`]).
     ///
     /// # Errors
     /// [`LocalError::CqOverflow`].
     fn acknowledged(&mut self, id: u32) -> Result<(), LocalError>;
 
-    /// `bytes` of payload were cut into FPDUs or placed, and `messages` completed by them. Read Responses and answers to atomics count, not
-    /// their requests. Writes and Reads without payload do not count: the stream has such of its own. As provided, nothing is counted.
+    /// `bytes` of payload were cut into FPDUs or placed, and `messages` completed by them. Read
+    /// Responses and answers to atomics count, not their requests. Writes and Reads without payload
+    /// do not count: the stream has such of its own. As provided, nothing is counted.
     #[inline(always)]
     fn count(&mut self, traffic: Traffic, messages: u32, bytes: u64) {
         let _ = (traffic, messages, bytes);
@@ -202,8 +223,8 @@ pub trait StreamHost {
         let _ = wait;
     }
 
-    /// Appends `range` of memory that waits in the transmit queue. False: it is gone. As provided, it is: a host whose payloads are
-    /// never stable has no memory there.
+    /// Appends `range` of memory that waits in the transmit queue. False: it is gone. As provided,
+    /// it is: a host whose payloads are never stable has no memory there.
     fn copy_memory(&mut self, memory: &Self::Memory, range: Range<usize>, out: &mut Vec<u8>) -> bool {
         let _ = (memory, range, out);
         false
@@ -243,12 +264,14 @@ pub enum Wait {
     Receive,
 }
 
-/// Bytes of a [`Payload`] that were there when it was looked up are not any more: a program has unmapped them meanwhile.
+/// Bytes of a [`Payload`] that were there when it was looked up are not any more: a program has
+/// unmapped them meanwhile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the memory of a payload is gone")]
 pub struct SourceGone;
 
-/// Memory that was looked up and checked. Its bytes may change while they are read if [`Payload::is_stable`] is false.
+/// Memory that was looked up and checked. Its bytes may change while they are read if
+/// [`Payload::is_stable`] is false.
 pub trait Payload {
     /// See [`StreamHost::Memory`].
     type Memory;
@@ -261,8 +284,8 @@ pub trait Payload {
         self.len() == 0
     }
 
-    /// Returns whether these bytes are not written before the request completes: then they may be sent from their memory, and a CRC that
-    /// was computed over them stays right.
+    /// Returns whether these bytes are not written before the request completes: then they may be
+    /// sent from their memory, and a CRC that was computed over them stays right.
     fn is_stable(&self) -> bool;
 
     /// Appends the bytes of `range`.
@@ -281,7 +304,8 @@ pub trait Payload {
     fn to_memory(&self) -> Self::Memory;
 }
 
-/// Bytes that are copied into the FPDU: for a host that lends its memory for the time of a call only.
+/// Bytes that are copied into the FPDU: for a host that lends its memory for the time of a call
+/// only.
 impl Payload for &[u8] {
     type Memory = Vec<u8>;
 
@@ -325,8 +349,9 @@ pub struct ReceivedMessage {
     pub solicited: bool,
     /// The STag that it invalidated.
     pub invalidated: Option<STag>,
-    /// True if the peer waits for a placement acknowledgement of this message. A program that may exit as soon as it has seen the
-    /// message is to see it only after [`crate::RdmapStream::take_acknowledged`] has counted it.
+    /// True if the peer waits for a placement acknowledgement of this message. A program that may
+    /// exit as soon as it has seen the message is to see it only after
+    /// [`crate::RdmapStream::take_acknowledged`] has counted it.
     pub awaits_ack: bool,
 }
 

@@ -1,5 +1,5 @@
-//! One RDMAP stream ([RFC 5040] section 2), from the start-up frames to the Terminate and the last byte. **No I/O, no clock, no
-//! thread, no unsafe code**; `no_std` + `alloc`.
+//! One RDMAP stream ([RFC 5040] section 2), from the start-up frames to the Terminate and the last
+//! byte. **No I/O, no clock, no thread, no unsafe code**; `no_std` + `alloc`.
 //!
 //! ```text
 //!   transport                 stream                                             host
@@ -13,11 +13,13 @@
 //!                              poll_event ─▶ Requested, Established, Ended, ...
 //! ```
 //!
-//! A [`RdmapStream`] belongs to one connection of TCP. The program around it implements [`StreamHost`]: the memory that the peer reaches, the
-//! queues of requests and receives, and their completions. Bytes are verified and placed where they lie in the caller's buffer, and
-//! payloads are sent from the host's memory ([`Piece::Memory`]).
+//! A [`RdmapStream`] belongs to one connection of TCP. The program around it implements
+//! [`StreamHost`]: the memory that the peer reaches, the queues of requests and receives, and their
+//! completions. Bytes are verified and placed where they lie in the caller's buffer, and payloads
+//! are sent from the host's memory ([`Piece::Memory`]).
 //!
-//! `examples/embed_stream.rs` is a whole peer over any reader and writer, `examples/embed_smoltcp.rs` one within a loop of smoltcp.
+//! `examples/embed_stream.rs` is a whole peer over any reader and writer,
+//! `examples/embed_smoltcp.rs` one within a loop of smoltcp.
 //!
 //! [RFC 5040]: https://www.rfc-editor.org/rfc/rfc5040
 

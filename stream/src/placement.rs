@@ -1,15 +1,18 @@
-//! Placement acknowledgements: empty Writes by which a uiw peer says how much of the stream it has placed.
+//! Placement acknowledgements: empty Writes by which a uiw peer says how much of the stream it has
+//! placed.
 //!
-//! A peer asks for them in the capability exchange. They are sent as soon as a message is placed, so they have left before the
-//! program can see the message and exit. Between uiw peers they replace the zero-length Reads of [`crate::acks`].
+//! A peer asks for them in the capability exchange. They are sent as soon as a message is placed,
+//! so they have left before the program can see the message and exit. Between uiw peers they
+//! replace the zero-length Reads of [`crate::acks`].
 
 use uiw_ddp::STag;
 
 /// STag of the empty Write that carries an acknowledgement.
 pub(crate) const STAG: STag = STag(0x7569_7733);
 
-/// The lower bits of TO are a position in the stream, the upper ones a check value that both ends derive from the nonce of the
-/// capability exchange: an empty Write of a program that happens to name [`STAG`] is no acknowledgement.
+/// The lower bits of TO are a position in the stream, the upper ones a check value that both ends
+/// derive from the nonce of the capability exchange: an empty Write of a program that happens to
+/// name [`STAG`] is no acknowledgement.
 const POSITION_BITS: u32 = 48;
 const POSITION_MASK: u64 = (1 << POSITION_BITS) - 1;
 
@@ -18,7 +21,8 @@ pub(crate) fn encode(position: u64, check: u16) -> u64 {
     u64::from(check) << POSITION_BITS | position & POSITION_MASK
 }
 
-/// The lower 48 bits of the position that an acknowledgement names; `None` if the check value is another stream's.
+/// The lower 48 bits of the position that an acknowledgement names; `None` if the check value is
+/// another stream's.
 pub(crate) fn decode(to: u64, check: u16) -> Option<u64> {
     (to >> POSITION_BITS == u64::from(check)).then_some(to & POSITION_MASK)
 }
@@ -35,10 +39,11 @@ pub(crate) struct PlacementAcks {
     placed: u64,
     /// A message was placed after the last acknowledgement was built.
     due: bool,
-    /// The acknowledgement in the transmit queue. There is at most one, so that a peer that does not read cannot make the queue grow.
+    /// The acknowledgement in the transmit queue. There is at most one, so that a peer that does
+    /// not read cannot make the queue grow.
     queued: Option<QueuedAck>,
-    /// Messages given to the host so far that the peer waits for an acknowledgement of, and those whose acknowledgement was sent.
-    /// Both wrap.
+    /// Messages given to the host so far that the peer waits for an acknowledgement of, and those
+    /// whose acknowledgement was sent. Both wrap.
     received: u32,
     acknowledged: u32,
     /// Value of `acknowledged` at the last [`PlacementAcks::take_acknowledged`].
@@ -85,7 +90,8 @@ impl PlacementAcks {
         (self.due && self.queued.is_none()).then_some(self.placed)
     }
 
-    /// The acknowledgement of [`PlacementAcks::next`] was queued and ends at this position of the transmit queue.
+    /// The acknowledgement of [`PlacementAcks::next`] was queued and ends at this position of the
+    /// transmit queue.
     pub(crate) fn queued(&mut self, end: u64) {
         self.due = false;
         self.queued = Some(QueuedAck { end, received: self.received });
@@ -123,7 +129,8 @@ impl PlacementAcks {
     /// Number of received messages whose acknowledgement was sent since the last call.
     pub(crate) fn take_acknowledged(&mut self) -> u32 {
         let count = self.acknowledged.wrapping_sub(self.reported);
-        // After `forget_received` the acknowledgement in the queue may cover less than was reported.
+        // After `forget_received` the acknowledgement in the queue may cover less than was
+        // reported.
         if count > u32::MAX / 2 {
             return 0;
         }

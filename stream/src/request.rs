@@ -102,7 +102,8 @@ impl Op {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// Names the request in calls of [`crate::StreamHost`]. Consecutive requests have consecutive numbers.
+    /// Names the request in calls of [`crate::StreamHost`]. Consecutive requests have consecutive
+    /// numbers.
     pub id: u32,
     /// Operation to perform.
     pub op: Op,
@@ -112,6 +113,7 @@ pub struct Request {
     pub fence: bool,
     /// Raises a solicited event at the receiver.
     pub solicited: bool,
-    /// True if the payload is a copy that the host made while posting, which [`crate::StreamHost::copy_request`] gives.
+    /// True if the payload is a copy that the host made while posting, which
+    /// [`crate::StreamHost::copy_request`] gives.
     pub inline: bool,
 }

@@ -26,7 +26,8 @@ pub(crate) struct Shared {
     pub(crate) initiator: bool,
     /// The time of the call that is being served.
     pub(crate) now: Time,
-    /// Time when our MPA Request or Reply was sent, on which the peer's Reply or first FPDU follows.
+    /// Time when our MPA Request or Reply was sent, on which the peer's Reply or first FPDU
+    /// follows.
     pub(crate) startup_sent: Time,
     pub(crate) timers: Timers,
     pub(crate) caps: PeerCaps,
@@ -36,8 +37,8 @@ pub(crate) struct Shared {
     /// Lower bits of the position that the peer has acknowledged and the sender has not looked at.
     pub(crate) peer_placed: Option<u64>,
     pub(crate) fin: Fin,
-    /// No FPDU is sent: RFC 5044 section 7.1.1, a responder before it has validated the initiator's first FPDU; an initiator before
-    /// [`crate::RdmapStream::establish`]; and behind our FIN.
+    /// No FPDU is sent: RFC 5044 section 7.1.1, a responder before it has validated the initiator's
+    /// first FPDU; an initiator before [`crate::RdmapStream::establish`]; and behind our FIN.
     pub(crate) hold: bool,
     /// [`crate::RdmapStream::establish`] is awaited.
     pub(crate) awaits_establish: bool,
@@ -46,12 +47,14 @@ pub(crate) struct Shared {
     /// The host's queues are gone: Sends are discarded, Reads are still answered.
     pub(crate) detached: bool,
     pub(crate) events: VecDeque<Event>,
-    /// Reported when the peer's first FPDU comes: a responder of the peer-to-peer model waits for the RTR message.
+    /// Reported when the peer's first FPDU comes: a responder of the peer-to-peer model waits for
+    /// the RTR message.
     pub(crate) established: Option<Box<EstablishedStream>>,
 }
 
 impl Shared {
-    /// Returns whether Writes and Sends complete with the peer's placement acknowledgements, and not with the answers to zero-length Reads.
+    /// Returns whether Writes and Sends complete with the peer's placement acknowledgements, and
+    /// not with the answers to zero-length Reads.
     #[inline]
     pub(crate) fn completes_by_placement(&self) -> bool {
         self.reads.acks.on && self.caps.receives_placement_acks() && !self.caps.gave_up

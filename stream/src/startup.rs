@@ -1,4 +1,5 @@
-//! Start-up of a connection: the MPA Request and Reply (RFC 5044 section 7.1, RFC 6581), and the begin of Full Operation.
+//! Start-up of a connection: the MPA Request and Reply (RFC 5044 section 7.1, RFC 6581), and the
+//! begin of Full Operation.
 
 use crate::capabilities::PeerCaps;
 use crate::error::{ConnError, StartupFailure};
@@ -12,19 +13,22 @@ use alloc::vec::Vec;
 use core::time::Duration;
 use uiw_mpa::startup::{ConfigError, Initiator, Negotiated, Outcome, Request, Revision, Rtr, RtrKinds};
 
-/// Number of repetitions of the capability request towards a peer that has sent nothing, and the distance between them: siw's responder can
-/// miss the first FPDU.
+/// Number of repetitions of the capability request towards a peer that has sent nothing, and the
+/// distance between them: siw's responder can miss the first FPDU.
 pub(crate) const CAPABILITY_REPEATS: u8 = 5;
 const CAPABILITY_INTERVAL: Duration = Duration::from_millis(50);
-/// Time for which the answer to the capability request is awaited: a second for a peer that is busy, and round trips for TCP to send the request
-/// and the answer again. Its first retransmission comes after about three round trips, the second after six more (RFC 6298).
+/// Time for which the answer to the capability request is awaited: a second for a peer that is
+/// busy, and round trips for TCP to send the request and the answer again. Its first retransmission
+/// comes after about three round trips, the second after six more (RFC 6298).
 const CAPABILITY_TIMEOUT: Duration = Duration::from_secs(1);
 const CAPABILITY_ROUND_TRIPS: u32 = 12;
-/// The round trip is taken from start-up, where the peer's application may have taken its time to accept.
+/// The round trip is taken from start-up, where the peer's application may have taken its time to
+/// accept.
 const CAPABILITY_LONGEST: Duration = Duration::from_secs(40);
 
 impl<M> RdmapStream<M> {
-    /// TCP is connected: an initiator sends its Request, and a stream to itself is established. A responder does nothing.
+    /// TCP is connected: an initiator sends its Request, and a stream to itself is established. A
+    /// responder does nothing.
     pub fn handle_connected(&mut self, now: Time) {
         self.shared.now = now;
         match self.phase {
@@ -34,8 +38,9 @@ impl<M> RdmapStream<M> {
         }
     }
 
-    /// A new connection of TCP has been begun in the place of the one before, after [`Event::Reconnect`] or because the peer
-    /// refused. Nothing happens to a stream past that: its time for start-up may be over.
+    /// A new connection of TCP has been begun in the place of the one before, after
+    /// [`Event::Reconnect`] or because the peer refused. Nothing happens to a stream past that: its
+    /// time for start-up may be over.
     pub fn reconnected(&mut self) {
         if matches!(self.phase, Phase::Connecting | Phase::AwaitReply(_)) {
             self.phase = Phase::Connecting;
@@ -148,8 +153,9 @@ impl<M> RdmapStream<M> {
         }
     }
 
-    /// Accepts the Request: the Reply is queued and Full Operation begins, with `config` in the place of the listener's.
-    /// [`Event::Established`] follows, in the peer-to-peer model with the peer's first FPDU.
+    /// Accepts the Request: the Reply is queued and Full Operation begins, with `config` in the
+    /// place of the listener's. [`Event::Established`] follows, in the peer-to-peer model with the
+    /// peer's first FPDU.
     ///
     /// # Errors
     /// [`ConfigError`]: nothing has changed. `Ok(None)`: there is no Request to be decided.
@@ -214,8 +220,9 @@ impl<M> RdmapStream<M> {
         }
     }
 
-    /// Allows an initiator with [`RdmapConfig::awaits_establish`] to send its first FPDU, by which the responder of the peer-to-peer model
-    /// sees the connection established. Other streams ignore the call.
+    /// Allows an initiator with [`RdmapConfig::awaits_establish`] to send its first FPDU, by which
+    /// the responder of the peer-to-peer model sees the connection established. Other streams
+    /// ignore the call.
     pub fn establish(&mut self, now: Time) {
         if !self.is_open() || !core::mem::take(&mut self.shared.awaits_establish) {
             return;
@@ -259,7 +266,8 @@ impl<M> RdmapStream<M> {
     /// The peer closed before start-up was over; `unread` bytes of a frame had come.
     pub(crate) fn handle_startup_eof(&mut self, unread: usize) {
         if self.may_fall_back(unread) {
-            // RFC 6581 section 10: a revision 1 peer closes on revision 2. Once, and inside the same time.
+            // RFC 6581 section 10: a revision 1 peer closes on revision 2. Once, and inside the
+            // same time.
             self.fell_back = true;
             self.shared.events.push_back(Event::Reconnect);
             return;
@@ -275,7 +283,8 @@ impl<M> RdmapStream<M> {
 }
 
 impl Shared {
-    /// Returns the time-out of the capability exchange, once the peer's answer to our start-up frame has arrived.
+    /// Returns the time-out of the capability exchange, once the peer's answer to our start-up
+    /// frame has arrived.
     pub(crate) fn capability_timeout(&self) -> Duration {
         let round_trip = self.now.as_nanos().saturating_sub(self.startup_sent.as_nanos());
         let wait =

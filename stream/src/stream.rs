@@ -37,11 +37,12 @@ pub(crate) enum Phase {
     Over,
 }
 
-/// RDMAP stream (RFC 5040 section 2), from the first start-up frame to the last byte. `M` is [`StreamHost::Memory`].
+/// RDMAP stream (RFC 5040 section 2), from the first start-up frame to the last byte. `M` is
+/// [`StreamHost::Memory`].
 ///
-/// The host moves the bytes: it passes the bytes received from TCP to [`RdmapStream::handle_bytes`] and sends the bytes that
-/// [`RdmapStream::poll_transmit`] returns. After every call it takes the events from [`RdmapStream::poll_event`] and checks
-/// [`RdmapStream::poll_timeout`].
+/// The host moves the bytes: it passes the bytes received from TCP to [`RdmapStream::handle_bytes`]
+/// and sends the bytes that [`RdmapStream::poll_transmit`] returns. After every call it takes the
+/// events from [`RdmapStream::poll_event`] and checks [`RdmapStream::poll_timeout`].
 ///
 /// ```
 /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/peer.rs"));
@@ -72,7 +73,8 @@ pub struct RdmapStream<M> {
     pub(crate) reset: bool,
     /// Whether [`Event::Drained`] is still to be reported.
     pub(crate) pausing: bool,
-    /// Whether this end fell back to revision 1 because the peer closed after a Request of revision 2.
+    /// Whether this end fell back to revision 1 because the peer closed after a Request of revision
+    /// 2.
     pub(crate) fell_back: bool,
     /// Number of times that the capability request may still be repeated.
     pub(crate) capability_repeats: u8,
@@ -83,7 +85,8 @@ pub struct RdmapStream<M> {
 /// Output of [`RdmapStream::poll_transmit`] for the transport.
 #[derive(Debug)]
 pub enum Transmit<'a, M> {
-    /// Bytes to send. The host reports the number of bytes that the transport accepted with [`RdmapStream::handle_sent`].
+    /// Bytes to send. The host reports the number of bytes that the transport accepted with
+    /// [`RdmapStream::handle_sent`].
     Bytes(Batch<'a, M>),
     /// FIN to send after all bytes.
     Fin,
@@ -92,7 +95,8 @@ pub enum Transmit<'a, M> {
 impl<M> RdmapStream<M> {
     /// Creates an initiator whose TCP is being connected (see [`RdmapStream::handle_connected`]).
     ///
-    /// `sink` is the sink STag of its RDMA Reads, which must not name any memory. `nonce` is a random number for the capability exchange.
+    /// `sink` is the sink STag of its RDMA Reads, which must not name any memory. `nonce` is a
+    /// random number for the capability exchange.
     ///
     /// # Errors
     /// A [`ConfigError`] if the settings are illegal or the private data is too long.
@@ -109,7 +113,8 @@ impl<M> RdmapStream<M> {
         Ok(stream)
     }
 
-    /// Creates a responder whose TCP is connected. `config` belongs to the listener; [`RdmapStream::accept`] has a separate one.
+    /// Creates a responder whose TCP is connected. `config` belongs to the listener;
+    /// [`RdmapStream::accept`] has a separate one.
     #[must_use]
     pub fn listen(config: RdmapConfig, sink: STag, now: Time) -> Self {
         let responder = Responder::new(config.startup.clone());
@@ -164,12 +169,15 @@ impl<M> RdmapStream<M> {
 
     // Input from the transport.
 
-    /// Processes start-up frames and whole FPDUs at the front of `bytes`. Returns the number of bytes consumed.
+    /// Processes start-up frames and whole FPDUs at the front of `bytes`. Returns the number of
+    /// bytes consumed.
     ///
-    /// The next call must begin with the bytes that were not consumed, followed by more, at least [`RdmapStream::needed`] bytes in total.
+    /// The next call must begin with the bytes that were not consumed, followed by more, at least
+    /// [`RdmapStream::needed`] bytes in total.
     ///
-    /// Processing stops after a start-up frame, so that the host can handle its event. Nothing is consumed while
-    /// [`RdmapStream::accepts_bytes`] is false. The bytes may be changed in place, because Markers are removed from them.
+    /// Processing stops after a start-up frame, so that the host can handle its event. Nothing is
+    /// consumed while [`RdmapStream::accepts_bytes`] is false. The bytes may be changed in place,
+    /// because Markers are removed from them.
     #[inline]
     pub fn handle_bytes<H: StreamHost<Memory = M>>(
         &mut self,
@@ -202,7 +210,8 @@ impl<M> RdmapStream<M> {
         }
     }
 
-    /// Completes the requests that the peer has acknowledged. They also complete if an error followed in the same bytes.
+    /// Completes the requests that the peer has acknowledged. They also complete if an error
+    /// followed in the same bytes.
     #[inline(never)]
     fn complete_placed<H: StreamHost<Memory = M>>(
         &mut self,
@@ -214,8 +223,8 @@ impl<M> RdmapStream<M> {
 
     /// Reports the peer's FIN, which followed `unread` bytes that were not consumed.
     ///
-    /// While [`RdmapStream::accepts_bytes`] is false because a Send waits for a receive, the host keeps the unconsumed bytes, and reports the
-    /// FIN only after they have been consumed.
+    /// While [`RdmapStream::accepts_bytes`] is false because a Send waits for a receive, the host
+    /// keeps the unconsumed bytes, and reports the FIN only after they have been consumed.
     pub fn handle_eof<H: StreamHost<Memory = M>>(&mut self, host: &mut H, unread: usize, now: Time) {
         self.shared.now = now;
         self.shared.fin.received = true;
@@ -229,7 +238,8 @@ impl<M> RdmapStream<M> {
         }
     }
 
-    /// Handles the timers that have expired at `now`. Called once the time of [`RdmapStream::poll_timeout`] has passed.
+    /// Handles the timers that have expired at `now`. Called once the time of
+    /// [`RdmapStream::poll_timeout`] has passed.
     pub fn handle_timeout<H: StreamHost<Memory = M>>(&mut self, host: &mut H, now: Time) {
         self.shared.now = now;
         while let Some(timer) = self.shared.timers.expire(now) {
@@ -265,8 +275,9 @@ impl<M> RdmapStream<M> {
 
     /// Builds FPDUs for posted requests and for responses, up to one batch, and returns them.
     ///
-    /// Returns `None` if there is nothing to send until the next post, arrival or other input. Returned bytes are returned again until
-    /// [`RdmapStream::handle_sent`] reports that the transport accepted them.
+    /// Returns `None` if there is nothing to send until the next post, arrival or other input.
+    /// Returned bytes are returned again until [`RdmapStream::handle_sent`] reports that the
+    /// transport accepted them.
     #[inline]
     pub fn poll_transmit<H: StreamHost<Memory = M>>(
         &mut self,
@@ -292,7 +303,8 @@ impl<M> RdmapStream<M> {
         Some(Transmit::Bytes(self.sender.batch(more)))
     }
 
-    /// Reports that the transport accepted `bytes` bytes of those returned by [`RdmapStream::poll_transmit`].
+    /// Reports that the transport accepted `bytes` bytes of those returned by
+    /// [`RdmapStream::poll_transmit`].
     #[inline]
     pub fn handle_sent<H: StreamHost<Memory = M>>(&mut self, host: &mut H, bytes: usize, now: Time) {
         self.shared.now = now;
@@ -306,13 +318,15 @@ impl<M> RdmapStream<M> {
         self.poll_drained();
     }
 
-    /// Reports that the memory of a partly sent FPDU is no longer available. The stream fails, because the FPDU cannot be completed.
+    /// Reports that the memory of a partly sent FPDU is no longer available. The stream fails,
+    /// because the FPDU cannot be completed.
     pub fn handle_source_gone<H: StreamHost<Memory = M>>(&mut self, host: &mut H, now: Time) {
         self.shared.now = now;
         self.fail(ConnError::SourceGone, host);
     }
 
-    /// Advances the close while nothing is queued. Returns [`Transmit::Fin`] if the FIN is to be sent now.
+    /// Advances the close while nothing is queued. Returns [`Transmit::Fin`] if the FIN is to be
+    /// sent now.
     fn poll_close<H: StreamHost<Memory = M>>(&mut self, host: &mut H) -> Option<Transmit<'_, M>> {
         if matches!(self.phase, Phase::Open) {
             self.poll_drained();
@@ -349,8 +363,8 @@ impl<M> RdmapStream<M> {
         }
     }
 
-    /// Returns the number of messages whose placement acknowledgement was passed to TCP since the last call, in the order of
-    /// [`StreamHost::receive`].
+    /// Returns the number of messages whose placement acknowledgement was passed to TCP since the
+    /// last call, in the order of [`StreamHost::receive`].
     ///
     /// See [`ReceivedMessage::awaits_ack`](crate::ReceivedMessage::awaits_ack).
     #[inline]
@@ -364,7 +378,8 @@ impl<M> RdmapStream<M> {
         self.shared.placement.is_waiting()
     }
 
-    /// Discards the count of [`RdmapStream::take_acknowledged`], after the host has reported all messages to its program.
+    /// Discards the count of [`RdmapStream::take_acknowledged`], after the host has reported all
+    /// messages to its program.
     pub fn forget_unacknowledged(&mut self) {
         self.shared.placement.forget_received();
     }
@@ -390,7 +405,8 @@ impl<M> RdmapStream<M> {
         self.sender.doorbell();
     }
 
-    /// Reports that receives were posted. Returns whether [`RdmapStream::handle_bytes`] can continue.
+    /// Reports that receives were posted. Returns whether [`RdmapStream::handle_bytes`] can
+    /// continue.
     ///
     /// It can if no segment was waiting for a receive, or the waiting segment was placed.
     pub fn receive_posted<H: StreamHost<Memory = M>>(&mut self, host: &mut H, now: Time) -> bool {
@@ -420,7 +436,8 @@ impl<M> RdmapStream<M> {
         self.doorbell();
     }
 
-    /// Sets the time for which an inbound Send may wait for a receive. The time restarts for a Send that is already waiting.
+    /// Sets the time for which an inbound Send may wait for a receive. The time restarts for a Send
+    /// that is already waiting.
     pub fn set_no_receive_timeout(&mut self, timeout: Duration, now: Time) {
         self.shared.config.no_receive_timeout = timeout;
         if self.receiver.is_stalled() {
@@ -428,7 +445,8 @@ impl<M> RdmapStream<M> {
         }
     }
 
-    /// Sets the EMSS: the number of bytes that a TCP segment currently carries (RFC 5044 section 5.1).
+    /// Sets the EMSS: the number of bytes that a TCP segment currently carries (RFC 5044 section
+    /// 5.1).
     #[inline]
     pub fn set_emss(&mut self, emss: usize) {
         self.sender.set_emss(emss);
@@ -452,8 +470,8 @@ impl<M> RdmapStream<M> {
 
     /// Returns whether [`RdmapStream::handle_bytes`] consumes bytes now.
     ///
-    /// It does not while TCP is being connected, while the host decides on a Request, while a Send waits for a receive, and after the peer's
-    /// FIN.
+    /// It does not while TCP is being connected, while the host decides on a Request, while a Send
+    /// waits for a receive, and after the peer's FIN.
     #[inline]
     #[must_use]
     pub fn accepts_bytes(&self) -> bool {
@@ -472,7 +490,8 @@ impl<M> RdmapStream<M> {
         self.receiver.is_stalled()
     }
 
-    /// Returns the minimum number of bytes that [`RdmapStream::handle_bytes`] needs to make progress, as far as is known.
+    /// Returns the minimum number of bytes that [`RdmapStream::handle_bytes`] needs to make
+    /// progress, as far as is known.
     #[inline]
     #[must_use]
     pub fn needed(&self) -> usize {
@@ -485,16 +504,19 @@ impl<M> RdmapStream<M> {
         self.receiver.parked_len()
     }
 
-    /// Returns whether there is nothing to send until a request is posted, bytes arrive or the transport has room.
+    /// Returns whether there is nothing to send until a request is posted, bytes arrive or the
+    /// transport has room.
     #[inline]
     #[must_use]
     pub fn has_nothing_due(&self) -> bool {
         self.sender.has_nothing_due(&self.shared) && !self.shared.fin.received
     }
 
-    /// Like [`RdmapStream::has_nothing_due`], but also requires that neither a request nor the close waits for an arrival.
+    /// Like [`RdmapStream::has_nothing_due`], but also requires that neither a request nor the
+    /// close waits for an arrival.
     ///
-    /// If true, the host need not call [`RdmapStream::poll_transmit`] after an arrival, only after [`RdmapStream::doorbell`].
+    /// If true, the host need not call [`RdmapStream::poll_transmit`] after an arrival, only after
+    /// [`RdmapStream::doorbell`].
     #[inline]
     #[must_use]
     pub fn awaits_doorbell(&self) -> bool {
@@ -519,10 +541,12 @@ impl<M> RdmapStream<M> {
         self.receiver.negotiated()
     }
 
-    /// Returns whether [`RdmapStream::handle_eof`] with these `unread` bytes would report [`Event::Reconnect`].
+    /// Returns whether [`RdmapStream::handle_eof`] with these `unread` bytes would report
+    /// [`Event::Reconnect`].
     ///
-    /// In that state a reset of the connection means that the peer refused the Request, too: adapters refuse with a reset, and TCP sends one
-    /// if a program closes before it has read all bytes.
+    /// In that state a reset of the connection means that the peer refused the Request, too:
+    /// adapters refuse with a reset, and TCP sends one if a program closes before it has read all
+    /// bytes.
     #[must_use]
     pub fn may_fall_back(&self, unread: usize) -> bool {
         matches!(self.phase, Phase::AwaitReply(_))
@@ -577,10 +601,11 @@ impl<M> RdmapStream<M> {
         self.shared.fin.wanted
     }
 
-    /// Returns whether either end has begun the close, or [`Event::Drained`] is still to be reported.
+    /// Returns whether either end has begun the close, or [`Event::Drained`] is still to be
+    /// reported.
     ///
-    /// In this state the host must call [`RdmapStream::poll_transmit`] even if there is nothing to send, because it advances the close and
-    /// reports the event once everything is sent.
+    /// In this state the host must call [`RdmapStream::poll_transmit`] even if there is nothing to
+    /// send, because it advances the close and reports the event once everything is sent.
     #[inline]
     #[must_use]
     pub fn is_ending(&self) -> bool {

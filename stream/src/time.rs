@@ -2,7 +2,8 @@
 
 use core::time::Duration;
 
-/// A point in time: nanoseconds since an origin that the host chooses. The stream has no clock; it compares and adds.
+/// A point in time: nanoseconds since an origin that the host chooses. The stream has no clock; it
+/// compares and adds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Time(u64);
 

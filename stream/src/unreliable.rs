@@ -1,12 +1,15 @@
-//! Unreliable messages between two uiw peers ([`StreamHost::is_unreliable`](crate::StreamHost::is_unreliable)).
+//! Unreliable messages between two uiw peers
+//! ([`StreamHost::is_unreliable`](crate::StreamHost::is_unreliable)).
 //!
-//! A message that cannot be delivered is discarded as a whole: nothing of it reaches memory. DDP does not say how long a Write is, nor
-//! that Immediate Data follows it. So the sender announces Writes of more than one segment, and those with Immediate Data, by a
-//! zero-length Write in front of them, whose STag and TO no receiver checks (RFC 5040 section 5.2.1).
+//! A message that cannot be delivered is discarded as a whole: nothing of it reaches memory. DDP
+//! does not say how long a Write is, nor that Immediate Data follows it. So the sender announces
+//! Writes of more than one segment, and those with Immediate Data, by a zero-length Write in front
+//! of them, whose STag and TO no receiver checks (RFC 5040 section 5.2.1).
 //!
-//! Announcements let the receiver check the whole range of a Write first. When the connection ends for a reason of the peer or
-//! the network, requests that were built complete with success, and the queue pair waits in RTS for another connection. A Send
-//! without a receive waits for `no_receive_timeout`; once one has waited in vain, further ones are discarded at once until a
+//! Announcements let the receiver check the whole range of a Write first. When the connection ends
+//! for a reason of the peer or the network, requests that were built complete with success, and the
+//! queue pair waits in RTS for another connection. A Send without a receive waits for
+//! `no_receive_timeout`; once one has waited in vain, further ones are discarded at once until a
 //! receive is taken.
 
 use crate::capabilities::ZeroWrite;
@@ -44,13 +47,15 @@ impl AnnouncedWrite {
         ZeroWrite { stag: ANNOUNCEMENT, to: flags | u64::from(self.len) }
     }
 
-    /// The announcement in a zero-length Write, if there is one. Other bits of the TO have no meaning yet.
+    /// The announcement in a zero-length Write, if there is one. Other bits of the TO have no
+    /// meaning yet.
     pub(crate) fn from_write(stag: STag, to: u64) -> Option<Self> {
         (stag == ANNOUNCEMENT).then_some(Self { len: to as u32, immediate: to & IMMEDIATE != 0 })
     }
 }
 
-/// Messages that a receiver of unreliable messages discards. All fields keep their defaults on other streams.
+/// Messages that a receiver of unreliable messages discards. All fields keep their defaults on
+/// other streams.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Discards {
     /// A Write is announced, or the present one was, or its rest is discarded.
@@ -65,7 +70,8 @@ pub(crate) struct Discards {
     pub(crate) untagged: bool,
     immediate: bool,
     send: bool,
-    /// A message has waited for a receive in vain, and none was posted since: the following ones do not wait.
+    /// A message has waited for a receive in vain, and none was posted since: the following ones do
+    /// not wait.
     pub(crate) waits_no_more: bool,
 }
 
@@ -108,8 +114,8 @@ impl Discards {
 /// Different STags of unreliable Writes that were discarded, at most.
 const MAX_REFUSED: usize = 64;
 
-/// STags for which unreliable Writes were discarded. A program may write for a while to memory that its peer has given up, but to few regions: who
-/// tries many STags guesses.
+/// STags for which unreliable Writes were discarded. A program may write for a while to memory that
+/// its peer has given up, but to few regions: who tries many STags guesses.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct RefusedStags(Vec<STag>);
 

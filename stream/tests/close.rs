@@ -1,4 +1,5 @@
-//! How streams end: in order, by the host, by the transport; and what becomes of requests and of FPDUs that are partly sent.
+//! How streams end: in order, by the host, by the transport; and what becomes of requests and of
+//! FPDUs that are partly sent.
 
 mod common;
 
@@ -89,7 +90,8 @@ fn abort_does_not_blame_peer() {
     assert_eq!((host.get(done).completions, host.get(open).completions, host.built), (1, 0, 2));
 }
 
-/// The whole of what an end has said is FPDUs, however far a gathered one was sent when the stream ended.
+/// The whole of what an end has said is FPDUs, however far a gathered one was sent when the stream
+/// ended.
 #[test]
 fn partial_fpdu_finished_before_terminate() {
     for taken in [1, 2, 15, 16, 17, 18, 4_000, 64_000, 64_772, 64_775, 64_776, 64_777, 70_000, 129_553] {
@@ -118,7 +120,8 @@ fn partial_fpdu_finished_before_terminate() {
     }
 }
 
-/// Markers stand every 512 bytes of what is sent (RFC 5044 section 4.3): what is dropped does not count.
+/// Markers stand every 512 bytes of what is sent (RFC 5044 section 4.3): what is dropped does not
+/// count.
 #[test]
 fn terminate_markers_follow_sent_bytes() {
     let config = config_with(|config| {
@@ -273,7 +276,8 @@ fn acknowledged() -> RdmapConfig {
     config_with(|config| config.acknowledged = true)
 }
 
-/// Acknowledged completion towards a peer that is no uiw peer: zero-length Reads follow the requests.
+/// Acknowledged completion towards a peer that is no uiw peer: zero-length Reads follow the
+/// requests.
 fn acknowledged_by_reads() -> RdmapConfig {
     config_with(|config| {
         config.acknowledged = true;
@@ -336,7 +340,8 @@ fn detach_with_requests_in_flight(config: &RdmapConfig) {
     assert!(pair.ends.iter().all(|end| matches!(end.error(), ConnError::Closed)), "{:?}", pair.ends[0].ended);
 }
 
-/// The acknowledging Read of the last Send waits for the ORD that a Read has, and the peer closes as soon as it has the Send.
+/// The acknowledging Read of the last Send waits for the ORD that a Read has, and the peer closes
+/// as soon as it has the Send.
 #[test]
 fn orderly_close_answers_last_acknowledgements() {
     for (closes_both, capabilities) in [false, true]
@@ -425,7 +430,8 @@ fn close_ends_without_drain_answer() {
     assert!(matches!(next_transmit(&mut pair, 1), Some(None)), "FIN at once");
 }
 
-/// The acknowledgement is the next thing that is sent after a message was placed, and the host learns when TCP has it.
+/// The acknowledgement is the next thing that is sent after a message was placed, and the host
+/// learns when TCP has it.
 #[test]
 fn placement_acked_before_anything_else() {
     let mut pair = Pair::open(acknowledged(), acknowledged());
@@ -489,7 +495,8 @@ fn fin_follows_placement_ack() {
     assert_eq!(pair.ends[0].host.completed, [id]);
 }
 
-/// An end that does not ask for acknowledgements gets none, and acknowledges what its peer asks for.
+/// An end that does not ask for acknowledgements gets none, and acknowledges what its peer asks
+/// for.
 #[test]
 fn acks_sent_only_on_request() {
     let mut pair = Pair::open(acknowledged(), RdmapConfig::default());
@@ -601,7 +608,8 @@ fn limited_lifetime_resets_open_stream() {
     }
 }
 
-/// No receive will come for a Send that waits for one: a Terminate reports it to the peer at once, and the Send is not acknowledged.
+/// No receive will come for a Send that waits for one: a Terminate reports it to the peer at once,
+/// and the Send is not acknowledged.
 #[test]
 fn detached_stream_refuses_waiting_send() {
     let mut pair = Pair::open(acknowledged(), acknowledged());

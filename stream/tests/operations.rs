@@ -1,4 +1,5 @@
-//! Every operation, both ways at once, over every framing; and the same result however the wire cuts the bytes.
+//! Every operation, both ways at once, over every framing; and the same result however the wire
+//! cuts the bytes.
 
 mod common;
 
@@ -24,7 +25,8 @@ struct PostedResults {
     answers: Vec<Vec<u8>>,
 }
 
-/// Every operation, with payloads of `large` bytes where there are any; the other end has receives for all of it.
+/// Every operation, with payloads of `large` bytes where there are any; the other end has receives
+/// for all of it.
 fn post_everything(pair: &mut Pair, n: usize, large: usize) {
     let seed = 1 + n as u8;
     let atomic = ATOMIC as usize;
@@ -318,7 +320,8 @@ proptest! {
     }
 }
 
-/// Extensions of RFC 7306 are used alone, as some NICs have them. Without any, the requests fail and name the missing extension.
+/// Extensions of RFC 7306 are used alone, as some NICs have them. Without any, the requests fail
+/// and name the missing extension.
 #[test]
 fn extensions_used_if_peer_has_them() {
     let assume = || config_with(|config| config.capabilities = CapabilityExchange::Assume);
@@ -354,7 +357,8 @@ fn extensions_used_if_peer_has_them() {
     }
 }
 
-/// The completion of Immediate Data has the length of the Write directly in front of it, and of no other one.
+/// The completion of Immediate Data has the length of the Write directly in front of it, and of no
+/// other one.
 #[test]
 fn immediate_counts_preceding_write_only() {
     let mut pair = pair(0);
@@ -380,7 +384,8 @@ fn read_sink_names_no_memory() {
     assert_ne!(STag(sink), MEMORY);
 }
 
-/// The answer to the capability request is awaited on a path whose round trip takes longer than a second.
+/// The answer to the capability request is awaited on a path whose round trip takes longer than a
+/// second.
 #[test]
 fn capability_answer_awaited_for_round_trips() {
     for millis in [1, 600, 1500, 3000] {

@@ -1,7 +1,8 @@
-//! Two streams back to back whose hosts call their methods in any order, over a wire that cuts anywhere, breaks and changes bytes.
+//! Two streams back to back whose hosts call their methods in any order, over a wire that cuts
+//! anywhere, breaks and changes bytes.
 //!
-//! The hosts of `common` check what they are asked; here every deadline is checked to be consumed when it is served, and that both
-//! streams come to their end.
+//! The hosts of `common` check what they are asked; here every deadline is checked to be consumed
+//! when it is served, and that both streams come to their end.
 
 mod common;
 

@@ -1,4 +1,5 @@
-//! Start-up in both roles: every revision, model and RTR kind, rejects, the fall-back, time-outs, broken frames.
+//! Start-up in both roles: every revision, model and RTR kind, rejects, the fall-back, time-outs,
+//! broken frames.
 
 mod common;
 
@@ -82,7 +83,8 @@ fn private_data_and_credits_reach_peer() {
 
 #[test]
 fn responder_waits_for_first_fpdu() {
-    // RFC 5044 section 7.1.1, in the client-server model: nothing is lost, and it goes on behind the first FPDU.
+    // RFC 5044 section 7.1.1, in the client-server model: nothing is lost, and it goes on behind
+    // the first FPDU.
     let config = config_with(|config| {
         config.startup.peer_to_peer = false;
         config.capabilities = CapabilityExchange::Off;
@@ -278,7 +280,8 @@ fn startup_timeout_covers_both_revisions() {
     assert_eq!(pair.ends[0].failed, Some(StartupFailure::TimedOut));
 }
 
-/// The new connection of TCP comes too late: a stream that has failed does not begin again, with no deadline any more.
+/// The new connection of TCP comes too late: a stream that has failed does not begin again, with no
+/// deadline any more.
 #[test]
 fn no_reconnect_after_startup_timeout() {
     let mut pair = Pair::new(RdmapConfig::default(), RdmapConfig::default());
@@ -365,7 +368,8 @@ fn foreign_peer_detected_despite_pause() {
     pair.ends[1].post(Op::Send, b"no answer");
     pair.run();
     assert_eq!(pair.ends[0].kind, Some(PeerKind::Foreign));
-    // Nothing comes at all: the request is repeated five times, and the exchange decided after a second.
+    // Nothing comes at all: the request is repeated five times, and the exchange decided after a
+    // second.
     let mut pair = Pair::open(RdmapConfig::default(), off);
     let mut lengths = vec![pair.ends[0].sent.len()];
     for _ in 0..5 {

@@ -1,4 +1,5 @@
-//! What the stream answers to a peer that breaks a rule: which Terminate, which receive fails, which request is named.
+//! What the stream answers to a peer that breaks a rule: which Terminate, which receive fails,
+//! which request is named.
 
 mod common;
 
@@ -208,7 +209,8 @@ fn reads_beyond_ird_refused() {
     }
 }
 
-/// RFC 5040 section 6.1: a Read counts against the IRD until the last segment of its answer is built.
+/// RFC 5040 section 6.1: a Read counts against the IRD until the last segment of its answer is
+/// built.
 #[test]
 fn partly_answered_read_counts_against_ird() {
     // More than one batch.
@@ -374,7 +376,8 @@ fn short_receive_fails_waiting_send() {
 
 #[test]
 fn nothing_is_taken_behind_a_terminate() {
-    // Before it is sent, with the FPDU that it is about or behind that, and while the peer's FIN is awaited.
+    // Before it is sent, with the FPDU that it is about or behind that, and while the peer's FIN is
+    // awaited.
     for when in 0..3 {
         let mut pair = pair();
         pair.receives(1, 1, 64);

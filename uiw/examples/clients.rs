@@ -1,7 +1,9 @@
-//! `clients [PAIRS] [CLIENTS]`: requests and answers of 64 bytes by tokio tasks, 100 clients and their server, beside the same program on tokio's TCP.
+//! `clients [PAIRS] [CLIENTS]`: requests and answers of 64 bytes by tokio tasks, 100 clients and
+//! their server, beside the same program on tokio's TCP.
 //!
-//! The server is a thread with a runtime of its own, and so are the clients; `with_tokio::drive` drives the devices. Alternating slices of a second
-//! over loopback; prints the requests a second of each pair: ours, TCP's, and TCP's again (`cargo xtask bench clients`).
+//! The server is a thread with a runtime of its own, and so are the clients; `with_tokio::drive`
+//! drives the devices. Alternating slices of a second over loopback; prints the requests a second
+//! of each pair: ours, TCP's, and TCP's again (`cargo xtask bench clients`).
 
 use std::error::Error;
 use std::net::SocketAddr;

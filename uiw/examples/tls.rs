@@ -1,7 +1,9 @@
-//! Writes of 1 MiB over TLS on loopback, beside rustls over bare sockets with the same buffers: `cargo xtask bench tls`.
+//! Writes of 1 MiB over TLS on loopback, beside rustls over bare sockets with the same buffers:
+//! `cargo xtask bench tls`.
 //!
-//! Slices of both alternate in one process, each on new connections. On either side one thread sends and another one receives; ours are
-//! two devices with keys of their own, so that nothing is skipped.
+//! Slices of both alternate in one process, each on new connections. On either side one thread
+//! sends and another one receives; ours are two devices with keys of their own, so that nothing is
+//! skipped.
 
 use rustls::pki_types::ServerName;
 use std::error::Error;

@@ -1,6 +1,7 @@
 //! Blocking API for programs without an async runtime.
 //!
-//! Types and methods have the same names as in the async API. A call blocks the calling thread, which drives the device while it waits.
+//! Types and methods have the same names as in the async API. A call blocks the calling thread,
+//! which drives the device while it waits.
 
 use crate::{
     AcceptFailure, Access, BoundWindow, BufferOp, CloseReason, ConnInfo, ConnectionConfig, Device, ErrorKind,
@@ -14,8 +15,9 @@ use uiw_llp::PeerIdentity;
 
 /// Blocking form of [`crate::Connection`].
 ///
-/// Methods block until they are done, except those that take a buffer: they start an operation and return an [`Op`](crate::Op), so that a program
-/// can start several operations before it calls [`Op::wait`](crate::Op::wait).
+/// Methods block until they are done, except those that take a buffer: they start an operation and
+/// return an [`Op`](crate::Op), so that a program can start several operations before it calls
+/// [`Op::wait`](crate::Op::wait).
 ///
 /// ```
 /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
@@ -54,12 +56,14 @@ impl Connection {
         self.inner.send(buffer)
     }
 
-    /// Like [`Connection::send`], but raises a solicited event at a peer that has requested such events.
+    /// Like [`Connection::send`], but raises a solicited event at a peer that has requested such
+    /// events.
     pub fn send_solicited<B: IoBuf>(&self, buffer: Mr<B>) -> BufferOp<B> {
         self.inner.send_solicited(buffer)
     }
 
-    /// Like [`Connection::send`], but also invalidates the peer's key `stag`, before the receive completes at the peer.
+    /// Like [`Connection::send`], but also invalidates the peer's key `stag`, before the receive
+    /// completes at the peer.
     pub fn send_invalidate<B: IoBuf>(&self, buffer: Mr<B>, stag: STag) -> BufferOp<B> {
         self.inner.send_invalidate(buffer, stag)
     }
@@ -69,7 +73,8 @@ impl Connection {
         self.inner.send_solicited_invalidate(buffer, stag)
     }
 
-    /// Sends the buffer as one message with the immediate value `imm`. The peer must be uiw as well.
+    /// Sends the buffer as one message with the immediate value `imm`. The peer must be uiw as
+    /// well.
     pub fn send_imm<B: IoBuf>(&self, buffer: Mr<B>, imm: u32) -> BufferOp<B> {
         self.inner.send_imm(buffer, imm)
     }
@@ -79,7 +84,8 @@ impl Connection {
         self.inner.write(buffer, to)
     }
 
-    /// Writes the buffer into the peer's memory, then notifies the peer with the immediate value `imm` (RFC 7306).
+    /// Writes the buffer into the peer's memory, then notifies the peer with the immediate value
+    /// `imm` (RFC 7306).
     pub fn write_imm<B: IoBuf>(&self, buffer: Mr<B>, to: RemoteMr, imm: u32) -> BufferOp<B> {
         self.inner.write_imm(buffer, to, imm)
     }
@@ -104,16 +110,18 @@ impl Connection {
         self.inner.send_copy(message).wait()
     }
 
-    /// Atomically adds `add` to the 8-byte integer at `at` in the peer's memory, and returns the previous value (RFC 7306).
+    /// Atomically adds `add` to the 8-byte integer at `at` in the peer's memory, and returns the
+    /// previous value (RFC 7306).
     ///
     /// # Errors
-    /// Returns [`ErrorKind::OutOfRange`] if `at` has fewer than eight bytes; otherwise the errors are those of [`Connection::send_copy`].
+    /// Returns [`ErrorKind::OutOfRange`] if `at` has fewer than eight bytes; otherwise the errors
+    /// are those of [`Connection::send_copy`].
     pub fn fetch_add(&self, at: RemoteMr, add: u64) -> Result<u64> {
         self.inner.fetch_add(at, add).wait()
     }
 
-    /// Atomically replaces the 8-byte integer at `at` in the peer's memory by `swap` if it equals `compare`, and returns the previous value
-    /// (RFC 7306).
+    /// Atomically replaces the 8-byte integer at `at` in the peer's memory by `swap` if it equals
+    /// `compare`, and returns the previous value (RFC 7306).
     ///
     /// # Errors
     /// The errors are those of [`Connection::fetch_add`].
@@ -121,7 +129,8 @@ impl Connection {
         self.inner.compare_swap(at, compare, swap).wait()
     }
 
-    /// Waits for the next message. Returns `None` after either side has closed the connection in order.
+    /// Waits for the next message. Returns `None` after either side has closed the connection in
+    /// order.
     ///
     /// See [`crate::Connection::recv`] for a peer whose process has exited.
     ///
@@ -134,13 +143,15 @@ impl Connection {
     /// Like [`Connection::recv`], but waits for at most `timeout`.
     ///
     /// # Errors
-    /// Returns [`ErrorKind::NoMessage`] if no message arrived in that time; otherwise the errors are those of [`Connection::recv`].
+    /// Returns [`ErrorKind::NoMessage`] if no message arrived in that time; otherwise the errors
+    /// are those of [`Connection::recv`].
     pub fn recv_timeout(&self, timeout: Duration) -> Result<Option<Message>> {
         let received = self.device.block_on_for(timeout, self.inner.recv());
         received.unwrap_or(Err(ErrorKind::NoMessage { after: timeout }.into()))
     }
 
-    /// Gives the peer of this connection, and no other peer, `access` to the bytes `range` of `memory`.
+    /// Gives the peer of this connection, and no other peer, `access` to the bytes `range` of
+    /// `memory`.
     ///
     /// See [`crate::Connection::bind_window`].
     ///
@@ -168,7 +179,8 @@ impl Connection {
         self.inner.qp()
     }
 
-    /// Closes the connection in order: sends the operations posted before, then waits until both sides have closed. Returns how the connection ended.
+    /// Closes the connection in order: sends the operations posted before, then waits until both
+    /// sides have closed. Returns how the connection ended.
     ///
     /// # Errors
     /// Returns [`ErrorKind::Closed`] or [`ErrorKind::Ended`] if the connection has already ended.
@@ -176,7 +188,8 @@ impl Connection {
         self.device.block_on(self.inner.disconnect())
     }
 
-    /// Ends the connection immediately, even if the peer does not respond, and returns how it ended. See [`crate::Connection::abort`].
+    /// Ends the connection immediately, even if the peer does not respond, and returns how it
+    /// ended. See [`crate::Connection::abort`].
     pub fn abort(&self) -> CloseReason {
         self.device.block_on(self.inner.abort())
     }
@@ -242,7 +255,8 @@ impl Listener {
         self.inner.local_addr()
     }
 
-    /// Waits for the next connection. Connection requests are accepted without a look at their contents.
+    /// Waits for the next connection. Connection requests are accepted without a look at their
+    /// contents.
     ///
     /// See [`crate::Listener::accept`].
     ///
@@ -253,7 +267,8 @@ impl Listener {
         Ok(Connection::new(&self.device, inner))
     }
 
-    /// Like [`Listener::accept`], but waits for at most `timeout`, and returns `None` after that time.
+    /// Like [`Listener::accept`], but waits for at most `timeout`, and returns `None` after that
+    /// time.
     ///
     /// Handshakes that have begun by then are not lost: the next call continues with them.
     ///
@@ -264,7 +279,8 @@ impl Listener {
         Ok(inner.map(|inner| Connection::new(&self.device, inner)))
     }
 
-    /// Waits for the next connection request, which the program can inspect before it accepts or rejects it.
+    /// Waits for the next connection request, which the program can inspect before it accepts or
+    /// rejects it.
     ///
     /// # Errors
     /// The errors are those of [`crate::Listener::incoming`].
@@ -273,7 +289,8 @@ impl Listener {
         Ok(Incoming { device: self.device.clone(), inner })
     }
 
-    /// Like [`Listener::incoming`], but waits for at most `timeout`, and returns `None` after that time.
+    /// Like [`Listener::incoming`], but waits for at most `timeout`, and returns `None` after that
+    /// time.
     ///
     /// # Errors
     /// The errors are those of [`Listener::incoming`].
@@ -282,19 +299,22 @@ impl Listener {
         Ok(inner.map(|inner| Incoming { device: self.device.clone(), inner }))
     }
 
-    /// Returns the number of peers that [`Listener::accept`] accepted but whose connection could not be established.
+    /// Returns the number of peers that [`Listener::accept`] accepted but whose connection could
+    /// not be established.
     #[must_use]
     pub fn failures(&self) -> u64 {
         self.inner.failures()
     }
 
-    /// Removes and returns the oldest recorded failure. Only the last 64 [`Listener::failures`] are recorded.
+    /// Removes and returns the oldest recorded failure. Only the last 64 [`Listener::failures`] are
+    /// recorded.
     pub fn take_failure(&self) -> Option<AcceptFailure> {
         self.inner.take_failure()
     }
 }
 
-/// Connection request of a peer: the blocking form of [`crate::Incoming`]. Dropping it rejects the request.
+/// Connection request of a peer: the blocking form of [`crate::Incoming`]. Dropping it rejects the
+/// request.
 ///
 /// ```
 /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
@@ -342,7 +362,8 @@ impl Incoming {
         self.inner.peer_identity()
     }
 
-    /// Accepts the request and waits until the connection is established. See [`crate::Incoming::accept`].
+    /// Accepts the request and waits until the connection is established. See
+    /// [`crate::Incoming::accept`].
     ///
     /// # Errors
     /// The errors are those of [`crate::Incoming::accept`].
@@ -400,7 +421,8 @@ impl ByteStream {
         Ok(Self { inner: crate::ByteStream::new(connection.inner)?, device: connection.device })
     }
 
-    /// Ends this direction: after the bytes written so far, the peer reads 0 bytes. The other direction stays open.
+    /// Ends this direction: after the bytes written so far, the peer reads 0 bytes. The other
+    /// direction stays open.
     ///
     /// # Errors
     /// The errors are those of [`crate::ByteStream::shutdown`].
@@ -408,7 +430,8 @@ impl ByteStream {
         self.device.block_on(self.inner.shutdown())
     }
 
-    /// Returns the underlying connection. See [`crate::ByteStream::connection`] for its permitted uses.
+    /// Returns the underlying connection. See [`crate::ByteStream::connection`] for its permitted
+    /// uses.
     #[must_use]
     pub fn connection(&self) -> Connection {
         Connection::new(&self.device, self.inner.connection().clone())

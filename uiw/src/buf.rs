@@ -8,7 +8,8 @@ use uiw_verbs::{Access, Memory, RawMr, Sge};
 
 /// Buffer whose bytes stay at the same address when the value is moved.
 ///
-/// Implemented for vectors, boxed slices and static data. A program implements it for buffer types of its own:
+/// Implemented for vectors, boxed slices and static data. A program implements it for buffer types
+/// of its own:
 ///
 /// ```
 /// use uiw::{Device, IoBuf};
@@ -33,16 +34,19 @@ use uiw_verbs::{Access, Memory, RawMr, Sge};
 ///
 /// # Safety
 /// * [`IoBuf::as_mut_ptr`] must return a pointer to [`IoBuf::len`] initialised bytes.
-/// * The bytes must stay at that address for as long as the value lives, even if the value is moved.
-/// * The value must own the bytes exclusively. Only bytes that nothing ever writes may be shared; such a type must not implement [`IoBufMut`].
+/// * The bytes must stay at that address for as long as the value lives, even if the value is
+///   moved.
+/// * The value must own the bytes exclusively. Only bytes that nothing ever writes may be shared;
+///   such a type must not implement [`IoBufMut`].
 ///
-/// `as_mut_ptr` is called once, before the buffer is registered. Until the region has been deregistered, all accesses to the bytes go through
-/// that pointer.
+/// `as_mut_ptr` is called once, before the buffer is registered. Until the region has been
+/// deregistered, all accesses to the bytes go through that pointer.
 pub unsafe trait IoBuf: Send + 'static {
     /// Returns a pointer to the first byte.
     ///
-    /// If the buffer implements [`IoBufMut`], received data is written through this pointer, so it must be derived from the unique reference: writing
-    /// through a pointer that is derived from a shared reference is undefined behaviour.
+    /// If the buffer implements [`IoBufMut`], received data is written through this pointer, so it
+    /// must be derived from the unique reference: writing through a pointer that is derived from a
+    /// shared reference is undefined behaviour.
     fn as_mut_ptr(&mut self) -> *mut u8;
     /// Returns the number of bytes.
     fn len(&self) -> usize;
@@ -55,10 +59,12 @@ pub unsafe trait IoBuf: Send + 'static {
 /// Buffer at a stable address that operations may write to, for example an RDMA Read.
 ///
 /// # Safety
-/// The requirements of [`IoBuf`] apply, and it must be sound to write the bytes through the pointer.
+/// The requirements of [`IoBuf`] apply, and it must be sound to write the bytes through the
+/// pointer.
 pub unsafe trait IoBufMut: IoBuf {}
 
-// SAFETY: a vector's heap block does not move with the vector, and the vector cannot be changed while it is inside an `Mr`.
+// SAFETY: a vector's heap block does not move with the vector, and the vector cannot be changed
+// while it is inside an `Mr`.
 unsafe impl IoBuf for Vec<u8> {
     fn as_mut_ptr(&mut self) -> *mut u8 {
         Self::as_mut_ptr(self)
@@ -84,8 +90,8 @@ unsafe impl IoBuf for Box<[u8]> {
 // SAFETY: as above; the block may be written through a unique box.
 unsafe impl IoBufMut for Box<[u8]> {}
 
-// SAFETY: static memory does not move, and nothing writes it while shared references exist. It is not `IoBufMut`, so no operation
-// writes through the pointer.
+// SAFETY: static memory does not move, and nothing writes it while shared references exist. It is
+// not `IoBufMut`, so no operation writes through the pointer.
 unsafe impl IoBuf for &'static [u8] {
     fn as_mut_ptr(&mut self) -> *mut u8 {
         (**self).as_ptr().cast_mut()
@@ -107,8 +113,9 @@ unsafe impl IoBuf for &'static str {
 
 /// Owned buffer whose bytes are accessed only through the pointer taken at creation.
 ///
-/// The buffer itself is not touched until it is taken out or dropped: under Rust's aliasing rules, moving a box or borrowing from the buffer
-/// again would invalidate the pointer. `MaybeUninit` prevents a move of this struct from having that effect.
+/// The buffer itself is not touched until it is taken out or dropped: under Rust's aliasing rules,
+/// moving a box or borrowing from the buffer again would invalidate the pointer. `MaybeUninit`
+/// prevents a move of this struct from having that effect.
 struct HeldBuffer<B> {
     /// First of the `len` bytes of `buf`.
     at: *mut u8,
@@ -117,7 +124,8 @@ struct HeldBuffer<B> {
     buf: MaybeUninit<B>,
 }
 
-// SAFETY: the pointer points into `buf`, and `IoBuf` requires that the bytes belong to the buffer alone.
+// SAFETY: the pointer points into `buf`, and `IoBuf` requires that the bytes belong to the buffer
+// alone.
 unsafe impl<B: Send> Send for HeldBuffer<B> {}
 
 // SAFETY: as above; a shared `HeldBuffer` only allows the bytes to be read.
@@ -143,16 +151,18 @@ impl<B> HeldBuffer<B> {
 
 impl<B> Drop for HeldBuffer<B> {
     fn drop(&mut self) {
-        // SAFETY: initialised since `new`; `into_inner`, which moves the buffer out, prevents this drop from running.
+        // SAFETY: initialised since `new`; `into_inner`, which moves the buffer out, prevents this
+        // drop from running.
         unsafe { self.buf.assume_init_drop() }
     }
 }
 
 /// Registered buffer that only this program can access.
 ///
-/// Peers have no key for it, so its bytes are available as a plain slice whenever no operation owns it. An operation takes the `Mr` by value, works on
-/// the whole buffer or on the part selected by [`Mr::range`], and gives the `Mr` back when it completes. Memory that peers may
-/// access is a [`SharedMr`](crate::SharedMr).
+/// Peers have no key for it, so its bytes are available as a plain slice whenever no operation owns
+/// it. An operation takes the `Mr` by value, works on the whole buffer or on the part selected by
+/// [`Mr::range`], and gives the `Mr` back when it completes. Memory that peers may access is a
+/// [`SharedMr`](crate::SharedMr).
 ///
 /// ```
 /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
@@ -174,8 +184,9 @@ pub struct Mr<B: IoBuf> {
 
 /// Error of a call that took a buffer, together with that buffer.
 ///
-/// The buffer is the one that could not be registered, or the [`Mr`] of a failed operation. The contents of the buffer after a failed Read are
-/// unspecified. `BufferError` converts to [`Error`] and [`std::io::Error`], so `?` works in functions that do not need the buffer.
+/// The buffer is the one that could not be registered, or the [`Mr`] of a failed operation. The
+/// contents of the buffer after a failed Read are unspecified. `BufferError` converts to [`Error`]
+/// and [`std::io::Error`], so `?` works in functions that do not need the buffer.
 ///
 /// ```
 /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
@@ -233,9 +244,10 @@ impl Pd {
     /// Returns [`ErrorKind::Register`], with the buffer, if the device has no STag left.
     pub fn register<B: IoBuf>(&self, buf: B) -> Result<Mr<B>, BufferError<B>> {
         let buf = HeldBuffer::new(buf);
-        // SAFETY: `IoBuf` promises `len` bytes at a stable address while `buf` lives, and `Mr` drops the region before the
-        // buffer. Access is exclusive: the bytes are lent as a slice only while no operation owns the `Mr`. A buffer that is
-        // not `IoBufMut` is accepted only by operations that read it.
+        // SAFETY: `IoBuf` promises `len` bytes at a stable address while `buf` lives, and `Mr`
+        // drops the region before the buffer. Access is exclusive: the bytes are lent as a slice
+        // only while no operation owns the `Mr`. A buffer that is not `IoBufMut` is accepted only
+        // by operations that read it.
         let memory = unsafe { Memory::borrowed(buf.at, buf.len) };
         match self.as_raw().register_raw(memory, buf.at as u64, Access::LOCAL_WRITE) {
             Ok(raw) => Ok(Mr { raw, range: 0..buf.len, buf }),
@@ -248,11 +260,13 @@ impl<B: IoBuf> Mr<B> {
     /// Returns all bytes of the buffer, regardless of [`Mr::range`].
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: `IoBuf` guarantees that the bytes are valid; operations take the `Mr` by value, so nothing writes them now.
+        // SAFETY: `IoBuf` guarantees that the bytes are valid; operations take the `Mr` by value,
+        // so nothing writes them now.
         unsafe { std::slice::from_raw_parts(self.buf.at, self.buf.len) }
     }
 
-    /// Restricts operations to the bytes `range`, counted from the start of the buffer. It replaces an earlier restriction.
+    /// Restricts operations to the bytes `range`, counted from the start of the buffer. It replaces
+    /// an earlier restriction.
     ///
     /// # Errors
     /// Returns [`ErrorKind::OutOfRange`] if the range is reversed or ends after the buffer.
@@ -273,7 +287,8 @@ impl<B: IoBuf> Mr<B> {
         self
     }
 
-    /// Returns the number of bytes that an operation uses: the length of the range, not of the buffer.
+    /// Returns the number of bytes that an operation uses: the length of the range, not of the
+    /// buffer.
     #[must_use]
     pub fn len(&self) -> usize {
         self.range.len()
@@ -306,7 +321,8 @@ impl<B: IoBuf> Mr<B> {
 impl<B: IoBufMut> Mr<B> {
     /// Returns all bytes of the buffer for writing, regardless of [`Mr::range`].
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as in `bytes`; `IoBufMut` allows writes through the pointer, and the `Mr` is borrowed mutably.
+        // SAFETY: as in `bytes`; `IoBufMut` allows writes through the pointer, and the `Mr` is
+        // borrowed mutably.
         unsafe { std::slice::from_raw_parts_mut(self.buf.at, self.buf.len) }
     }
 }
@@ -340,7 +356,8 @@ mod tests {
         span.pin().unwrap().copy_from(0, bytes).unwrap();
     }
 
-    /// Lets Miri check that the region's pointer stays valid for writes between other uses of the buffer.
+    /// Lets Miri check that the region's pointer stays valid for writes between other uses of the
+    /// buffer.
     fn is_written_repeatedly<B: IoBufMut + AsRef<[u8]> + std::fmt::Debug>(buf: B) {
         let mut mr = pd().register(buf).unwrap();
         place(&mr, b"one");

@@ -1,11 +1,12 @@
-//! Support for the crate `bytes`: its types as buffers of operations, and received messages as [`Bytes`].
+//! Support for the crate `bytes`: its types as buffers of operations, and received messages as
+//! [`Bytes`].
 
 use crate::buf::{IoBuf, IoBufMut};
 use crate::message::Message;
 use bytes::{Bytes, BytesMut};
 
-// SAFETY: the bytes do not move with the value, and all handles that share them only read. It is not `IoBufMut`, so no operation
-// writes through the pointer.
+// SAFETY: the bytes do not move with the value, and all handles that share them only read. It is
+// not `IoBufMut`, so no operation writes through the pointer.
 unsafe impl IoBuf for Bytes {
     fn as_mut_ptr(&mut self) -> *mut u8 {
         self.as_ptr().cast_mut()
@@ -15,7 +16,8 @@ unsafe impl IoBuf for Bytes {
     }
 }
 
-// SAFETY: the bytes are on the heap and belong to this value alone: a handle that was split off has different bytes.
+// SAFETY: the bytes are on the heap and belong to this value alone: a handle that was split off has
+// different bytes.
 unsafe impl IoBuf for BytesMut {
     fn as_mut_ptr(&mut self) -> *mut u8 {
         self.as_mut().as_mut_ptr()
@@ -28,7 +30,8 @@ unsafe impl IoBuf for BytesMut {
 // SAFETY: as above; the pointer is derived from a unique slice.
 unsafe impl IoBufMut for BytesMut {}
 
-/// Converts a received message without copying it. Its receive is posted again when the last clone of the [`Bytes`] is dropped.
+/// Converts a received message without copying it. Its receive is posted again when the last clone
+/// of the [`Bytes`] is dropped.
 ///
 /// ```
 /// use bytes::Bytes;

@@ -1,20 +1,24 @@
 //! The operations and received messages of a connection, to which the engine gives completions.
 //!
-//! The engine calls with its locks held: the lock of a queue of the queue pair comes before those of this module, so none of these is held
-//! while a request or a receive is posted. A waker is called, and a buffer dropped, only after the engine's locks are released.
+//! The engine calls with its locks held: the lock of a queue of the queue pair comes before those
+//! of this module, so none of these is held while a request or a receive is posted. A waker is
+//! called, and a buffer dropped, only after the engine's locks are released.
 //!
-//! A connection's completion queue has no ring: `Completions` consumes each completion in `Cq::push`. A completed send becomes
-//! the outcome of its operation and the room of the next; a received message goes to the inbox; a flushed receive ends the
-//! inbox. Nothing overflows, because there is at most one completion for each posted request.
+//! A connection's completion queue has no ring: `Completions` consumes each completion in
+//! `Cq::push`. A completed send becomes the outcome of its operation and the room of the next; a
+//! received message goes to the inbox; a flushed receive ends the inbox. Nothing overflows, because
+//! there is at most one completion for each posted request.
 //!
-//! * Lock order: the engine's locks, then those of `Completions`, `ops` and `inbox`, one at a time. Nothing is posted, woken or
-//!   dropped while one of the latter two is held.
-//! * `Dispatcher::gate` comes before all of these. It is held from reserving room for an operation until its request is in the
-//!   send queue, so that requests are queued in order. The consumer does not take it, and no foreign code runs under it.
-//! * Actions that post or run foreign code are deferred to `Dispatcher::run_deferred`, a waker that the completion adds.
-//! * The engine completes everything before it reports the end of a connection, so all messages are in the inbox when the end
-//!   is known. Buffers stay in `Completions` from post to completion, and are dropped with the dispatcher, after its queue
-//!   pair.
+//! * Lock order: the engine's locks, then those of `Completions`, `ops` and `inbox`, one at a time.
+//!   Nothing is posted, woken or dropped while one of the latter two is held.
+//! * `Dispatcher::gate` comes before all of these. It is held from reserving room for an operation
+//!   until its request is in the send queue, so that requests are queued in order. The consumer
+//!   does not take it, and no foreign code runs under it.
+//! * Actions that post or run foreign code are deferred to `Dispatcher::run_deferred`, a waker that
+//!   the completion adds.
+//! * The engine completes everything before it reports the end of a connection, so all messages are
+//!   in the inbox when the end is known. Buffers stay in `Completions` from post to completion, and
+//!   are dropped with the dispatcher, after its queue pair.
 
 use crate::dispatcher::Dispatcher;
 use crate::error::{Error, ErrorKind, Result};
@@ -86,7 +90,8 @@ enum OperationState {
 pub(crate) enum Caller {
     /// The future of the operation, with its waker if it has been polled.
     Waits(Option<Waker>),
-    /// The future was dropped. The request is posted and completes as any other; then the slot is freed.
+    /// The future was dropped. The request is posted and completes as any other; then the slot is
+    /// freed.
     Detached,
 }
 
@@ -137,7 +142,8 @@ impl Ops {
         self.slots.insert(Slot { state, caller: Caller::Waits(None), buffer })
     }
 
-    /// Has the connection closed once the operations that wait are posted. Returns whether there are any.
+    /// Has the connection closed once the operations that wait are posted. Returns whether there
+    /// are any.
     pub(crate) fn close_later(&mut self) -> bool {
         self.closing = !self.waiting.is_empty();
         self.closing
@@ -167,7 +173,8 @@ impl Ops {
         Some((key, request))
     }
 
-    /// An operation is over, and its place in the send queue is free again. Gives what wakes its future.
+    /// An operation is over, and its place in the send queue is free again. Gives what wakes its
+    /// future.
     pub(crate) fn finish(&mut self, key: usize, outcome: Outcome) -> Option<Waker> {
         self.room += 1;
         let slot = self.slots.get_mut(key)?;
@@ -183,8 +190,8 @@ impl Ops {
         }
     }
 
-    /// Returns the objects that [`Dispatcher::run_deferred`] drops: detached operations that are over, and with the last of
-    /// them what keeps the connection.
+    /// Returns the objects that [`Dispatcher::run_deferred`] drops: detached operations that are
+    /// over, and with the last of them what keeps the connection.
     pub(crate) fn take_freed(&mut self) -> (Vec<Slot>, Option<Arc<Dispatcher>>) {
         let ended = if self.slots.is_empty() { self.lingering.take() } else { None };
         (std::mem::take(&mut self.freed), ended)
@@ -205,7 +212,8 @@ impl Ops {
         matches!(self.slots.get(key), Some(Slot { state: OperationState::Done(outcome), .. }) if outcome.is_flush())
     }
 
-    /// Another caller for an operation that is not over. Gives the one before, which is foreign code.
+    /// Another caller for an operation that is not over. Gives the one before, which is foreign
+    /// code.
     pub(crate) fn set_caller(&mut self, key: usize, caller: Caller) -> Option<Caller> {
         let slot = self.slots.get_mut(key)?;
         Some(std::mem::replace(&mut slot.caller, caller))
@@ -245,7 +253,8 @@ pub(crate) struct Inbox {
 pub(crate) struct Completions {
     pub(crate) ops: Mutex<Ops>,
     pub(crate) inbox: Mutex<Inbox>,
-    /// Called where completions leave something to do that needs the queue pair, or runs foreign code.
+    /// Called where completions leave something to do that needs the queue pair, or runs foreign
+    /// code.
     pub(crate) deferred: OnceLock<Waker>,
 }
 
@@ -299,8 +308,8 @@ impl CompletionConsumer for Completions {
     }
 }
 
-/// The dispatcher's completions. Dropped behind the queue pair: then nothing completes any more, and buffers are dropped here though the
-/// engine may keep the queue, and so the rest, for longer.
+/// The dispatcher's completions. Dropped behind the queue pair: then nothing completes any more,
+/// and buffers are dropped here though the engine may keep the queue, and so the rest, for longer.
 pub(crate) struct Owned(Arc<Completions>);
 
 impl Owned {
@@ -497,7 +506,8 @@ mod tests {
         assert!(messages(&completions).is_empty());
     }
 
-    /// The engine may keep the queue for longer, and a completion may come though its operation is gone.
+    /// The engine may keep the queue for longer, and a completion may come though its operation is
+    /// gone.
     #[test]
     fn buffers_are_dropped_with_the_dispatcher() {
         let (completions, _) = completions(2);

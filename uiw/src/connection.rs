@@ -18,16 +18,19 @@ use uiw_verbs::{
     Access, Memory, Qp, QpCap, QpInit, QpState, Remote, RemoteMr, STag, SendFlags, SendOp, Sge, WcStatus,
 };
 
-/// Longest message in bytes that [`Connection::send_copy`] posts inline. It registers memory for longer ones.
+/// Longest message in bytes that [`Connection::send_copy`] posts inline. It registers memory for
+/// longer ones.
 const MAX_INLINE_COPY: u32 = 256;
 
 /// RDMA connection to a peer, for async programs.
 ///
-/// A connection owns a queue pair with its completion queue and its receive buffers. Methods such as [`Connection::send`] post a request
-/// when they are called and return an [`Op`], a future that completes with the request.
+/// A connection owns a queue pair with its completion queue and its receive buffers. Methods such
+/// as [`Connection::send`] post a request when they are called and return an [`Op`], a future that
+/// completes with the request.
 ///
-/// Clones refer to the same connection. It is closed when the last clone, [`Message`] and [`Op`] of it are dropped. Operations that were
-/// dropped while in progress are completed first, for at most [`ConnectionConfig::detached_timeout`].
+/// Clones refer to the same connection. It is closed when the last clone, [`Message`] and [`Op`] of
+/// it are dropped. Operations that were dropped while in progress are completed first, for at most
+/// [`ConnectionConfig::detached_timeout`].
 ///
 /// ```
 /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
@@ -75,7 +78,8 @@ impl PendingConnection {
         let qp = pd.as_raw().create_qp(init)?;
         let len = settings.recv_depth as usize * settings.recv_size as usize;
         let memory = Memory::owned(len).map_err(Error::io("allocating receive buffers"))?;
-        // SAFETY: a slot of this memory is read (through a `Message`) only while no posted receive refers to it.
+        // SAFETY: a slot of this memory is read (through a `Message`) only while no posted receive
+        // refers to it.
         let memory = unsafe { memory.exclusive() };
         let memory = pd.as_raw().register_raw(memory, 0, Access::LOCAL_WRITE)?;
         let ring = Ring { memory, size: settings.recv_size, depth: settings.recv_depth };
@@ -136,8 +140,9 @@ impl Connection {
     /// Connects to `peer`.
     ///
     /// # Errors
-    /// [`ErrorKind::Refused`], [`ErrorKind::Rejected`], [`ErrorKind::TimedOut`], [`ErrorKind::PeerStartup`] and others if the connection
-    /// cannot be established; the one-line message says which end is at fault. [`ErrorKind::Startup`] if the settings are invalid.
+    /// [`ErrorKind::Refused`], [`ErrorKind::Rejected`], [`ErrorKind::TimedOut`],
+    /// [`ErrorKind::PeerStartup`] and others if the connection cannot be established; the one-line
+    /// message says which end is at fault. [`ErrorKind::Startup`] if the settings are invalid.
     pub async fn connect(pd: &Pd, peer: SocketAddr, settings: &ConnectionConfig) -> Result<Self> {
         PendingConnection::connect(pd, peer, settings)?.established().await
     }
@@ -147,12 +152,14 @@ impl Connection {
         self.submit_buffer(SendOp::Send, SendFlags::empty(), buffer)
     }
 
-    /// Like [`Connection::send`], but raises a solicited event at the peer, if the peer has requested those events.
+    /// Like [`Connection::send`], but raises a solicited event at the peer, if the peer has
+    /// requested those events.
     pub fn send_solicited<B: IoBuf>(&self, buffer: Mr<B>) -> BufferOp<B> {
         self.submit_buffer(SendOp::Send, SendFlags::SOLICITED, buffer)
     }
 
-    /// Sends the buffer as one message, and invalidates the peer's `stag` before the receive completes there.
+    /// Sends the buffer as one message, and invalidates the peer's `stag` before the receive
+    /// completes there.
     pub fn send_invalidate<B: IoBuf>(&self, buffer: Mr<B>, stag: STag) -> BufferOp<B> {
         self.submit_buffer(SendOp::SendInvalidate { stag }, SendFlags::empty(), buffer)
     }
@@ -169,13 +176,14 @@ impl Connection {
 
     /// Writes the buffer into the peer's memory.
     ///
-    /// The peer's application is not notified. The operation completes when TCP has accepted the data, which does not mean that the peer
-    /// has received it.
+    /// The peer's application is not notified. The operation completes when TCP has accepted the
+    /// data, which does not mean that the peer has received it.
     pub fn write<B: IoBuf>(&self, buffer: Mr<B>, to: RemoteMr) -> BufferOp<B> {
         self.submit_remote(buffer, to, SendFlags::empty(), |remote| SendOp::Write { remote })
     }
 
-    /// Writes the buffer into the peer's memory, then notifies the peer with the immediate data `imm` (RFC 7306).
+    /// Writes the buffer into the peer's memory, then notifies the peer with the immediate data
+    /// `imm` (RFC 7306).
     pub fn write_imm<B: IoBuf>(&self, buffer: Mr<B>, to: RemoteMr, imm: u32) -> BufferOp<B> {
         self.submit_remote(buffer, to, SendFlags::empty(), |remote| SendOp::WriteImm { remote, imm })
     }
@@ -191,7 +199,8 @@ impl Connection {
         self.submit_remote(buffer, from, SendFlags::empty(), op)
     }
 
-    /// Sends a copy of `message` as one message. The caller needs no registered memory, and may reuse `message` when this returns.
+    /// Sends a copy of `message` as one message. The caller needs no registered memory, and may
+    /// reuse `message` when this returns.
     pub fn send_copy(&self, message: &[u8]) -> Op<()> {
         if message.len() <= MAX_INLINE_COPY as usize {
             let ticket = self.dispatcher.submit_copy(message);
@@ -206,13 +215,14 @@ impl Connection {
         }
     }
 
-    /// Atomically adds `add` to the 8-byte integer at `at` in the peer's memory, and returns the old value (RFC 7306).
+    /// Atomically adds `add` to the 8-byte integer at `at` in the peer's memory, and returns the
+    /// old value (RFC 7306).
     pub fn fetch_add(&self, at: RemoteMr, add: u64) -> Op<u64> {
         self.atomic(at, |remote| SendOp::FetchAdd { remote, add, mask: 0 })
     }
 
-    /// Atomically replaces the 8-byte integer at `at` in the peer's memory by `swap` if it equals `compare`, and returns the old value
-    /// (RFC 7306).
+    /// Atomically replaces the 8-byte integer at `at` in the peer's memory by `swap` if it equals
+    /// `compare`, and returns the old value (RFC 7306).
     pub fn compare_swap(&self, at: RemoteMr, compare: u64, swap: u64) -> Op<u64> {
         let all = u64::MAX;
         self.atomic(at, |remote| SendOp::CmpSwap { remote, compare, compare_mask: all, swap, swap_mask: all })
@@ -238,15 +248,16 @@ impl Connection {
 
     /// Waits for the next message. Returns `None` after an orderly close by either side.
     ///
-    /// When the peer's process exits, even by a signal, its operating system sends the same FIN as for an orderly close. If your program must
-    /// know that the peer has sent everything, let the peer say so in a last message, or use TLS or a [`ByteStream`](crate::ByteStream).
+    /// When the peer's process exits, even by a signal, its operating system sends the same FIN as
+    /// for an orderly close. If your program must know that the peer has sent everything, let the
+    /// peer say so in a last message, or use TLS or a [`ByteStream`](crate::ByteStream).
     ///
     /// # Cancel safety
     /// Dropping the future loses nothing: the message stays queued.
     ///
     /// # Errors
-    /// [`ErrorKind::Ended`] if the connection was lost (for instance reset) or aborted. [`ErrorKind::Completed`] if a message could not be
-    /// received.
+    /// [`ErrorKind::Ended`] if the connection was lost (for instance reset) or aborted.
+    /// [`ErrorKind::Completed`] if a message could not be received.
     pub async fn recv(&self) -> Result<Option<Message>> {
         poll_fn(|cx| self.poll_recv(cx)).await
     }
@@ -259,8 +270,8 @@ impl Connection {
         Poll::Ready(match self.dispatcher.poll_message(cx) {
             Poll::Ready(Ok(received)) => Ok(Some(Message::new(Arc::clone(&self.dispatcher), received))),
             Poll::Ready(Err(error)) if !is_flush(&error) => Err(error),
-            // Either the receives were flushed because the connection has ended, or none was posted because the program still holds all
-            // messages.
+            // Either the receives were flushed because the connection has ended, or none was posted
+            // because the program still holds all messages.
             _ if ending.is_closed() => Ok(None),
             _ => Err(self.dispatcher.ended(ending)),
         })
@@ -276,7 +287,8 @@ impl Connection {
         self.qp().query().cap.max_send_wr
     }
 
-    /// Returns the addresses of both ends, the parameters negotiated during start-up, and the peer's private data.
+    /// Returns the addresses of both ends, the parameters negotiated during start-up, and the
+    /// peer's private data.
     #[must_use]
     pub fn info(&self) -> &ConnInfo {
         match self.dispatcher.info.get() {
@@ -299,8 +311,8 @@ impl Connection {
 
     /// Begins an orderly close: requests posted before it are sent, then both sides close.
     ///
-    /// The close begins with the call, even if the future is never polled. The future waits until both sides have closed, and returns how the
-    /// connection ended.
+    /// The close begins with the call, even if the future is never polled. The future waits until
+    /// both sides have closed, and returns how the connection ended.
     ///
     /// # Errors
     /// [`ErrorKind::Closed`] or [`ErrorKind::Ended`] if the connection had already ended.
@@ -315,9 +327,10 @@ impl Connection {
 
     /// Ends the connection at once, without waiting for the peer.
     ///
-    /// A Terminate notifies the peer if it can still be sent, and operations in progress fail with [`ErrorKind::Ended`]. The connection is
-    /// aborted by the call, even if the future is never polled. The future returns how the connection ended; it may have ended earlier for
-    /// another reason.
+    /// A Terminate notifies the peer if it can still be sent, and operations in progress fail with
+    /// [`ErrorKind::Ended`]. The connection is aborted by the call, even if the future is never
+    /// polled. The future returns how the connection ended; it may have ended earlier for another
+    /// reason.
     pub fn abort(&self) -> impl Future<Output = CloseReason> + Send + use<> {
         // This fails only after the queue pair was reset, which has already ended the connection.
         let _ = self.dispatcher.qp().modify(QpState::Err);
@@ -335,8 +348,8 @@ impl Connection {
         self.dispatcher.poll_ended(cx)
     }
 
-    /// Posts `request`, and keeps `memory`, which it uses, until the request is complete, even if the operation is dropped. If `request` is
-    /// an error, returns an operation that fails with it.
+    /// Posts `request`, and keeps `memory`, which it uses, until the request is complete, even if
+    /// the operation is dropped. If `request` is an error, returns an operation that fails with it.
     pub(crate) fn submit<K: Send + 'static, T, E>(
         &self,
         request: Result<Request>,
@@ -360,7 +373,8 @@ impl Connection {
         self.submit(request, buffer, give_back)
     }
 
-    /// Like [`Connection::submit_buffer`], for an operation on the first `buffer.len()` bytes of `remote`.
+    /// Like [`Connection::submit_buffer`], for an operation on the first `buffer.len()` bytes of
+    /// `remote`.
     fn submit_remote<B: IoBuf>(
         &self,
         buffer: Mr<B>,

@@ -11,8 +11,9 @@ use std::time::{Duration, Instant};
 
 /// Software iWARP device that runs in this process.
 ///
-/// Each opened device has its own driver and, by default, its own background thread. Clones are handles of the same device.
-/// [`Device::as_raw`] returns the same device for the [raw layer](crate::raw).
+/// Each opened device has its own driver and, by default, its own background thread. Clones are
+/// handles of the same device. [`Device::as_raw`] returns the same device for the
+/// [raw layer](crate::raw).
 ///
 /// ```
 /// let device = uiw::Device::open()?;
@@ -28,7 +29,8 @@ impl Device {
     /// Opens a device with default options that uses the kernel's TCP.
     ///
     /// # Errors
-    /// [`ErrorKind::Io`](crate::ErrorKind::Io) if the process has reached its limit of descriptors or threads.
+    /// [`ErrorKind::Io`](crate::ErrorKind::Io) if the process has reached its limit of descriptors
+    /// or threads.
     pub fn open() -> Result<Self> {
         Ok(Self(uiw_verbs::Device::open()?))
     }
@@ -36,13 +38,15 @@ impl Device {
     /// Opens a device with `options` that uses the kernel's TCP.
     ///
     /// # Errors
-    /// The errors of [`Device::open`]; [`ErrorKind::Io`](crate::ErrorKind::Io) if the capture file cannot be written;
-    /// [`ErrorKind::Limit`](crate::ErrorKind::Limit) or [`ErrorKind::Zero`](crate::ErrorKind::Zero) if an option is out of range.
+    /// The errors of [`Device::open`]; [`ErrorKind::Io`](crate::ErrorKind::Io) if the capture file
+    /// cannot be written; [`ErrorKind::Limit`](crate::ErrorKind::Limit) or
+    /// [`ErrorKind::Zero`](crate::ErrorKind::Zero) if an option is out of range.
     pub fn open_with(options: DeviceConfig) -> Result<Self> {
         Ok(Self(uiw_verbs::Device::open_with(options)?))
     }
 
-    /// Opens a device that uses `stack` as its transport instead of the kernel's TCP (see [`llp`](crate::llp)).
+    /// Opens a device that uses `stack` as its transport instead of the kernel's TCP (see
+    /// [`llp`](crate::llp)).
     ///
     /// # Errors
     /// The errors of [`Device::open_with`].
@@ -50,14 +54,15 @@ impl Device {
         Ok(Self(uiw_verbs::Device::with_stack(stack, options)?))
     }
 
-    /// Returns the device for the [raw layer](crate::raw), for instance to create completion queues. Like this one, it is a handle of the device,
-    /// and so are its clones.
+    /// Returns the device for the [raw layer](crate::raw), for instance to create completion
+    /// queues. Like this one, it is a handle of the device, and so are its clones.
     #[must_use]
     pub fn as_raw(&self) -> &uiw_verbs::Device {
         &self.0
     }
 
-    /// Returns the file descriptors on which the device waits for its transport stack, one for each shard. Empty if the stack has none.
+    /// Returns the file descriptors on which the device waits for its transport stack, one for each
+    /// shard. Empty if the stack has none.
     ///
     /// A child process created by `fork` may close its inherited copies.
     #[must_use]
@@ -79,11 +84,13 @@ impl Device {
 
     /// Returns a snapshot of the device's counters, without taking a lock.
     ///
-    /// The snapshot has the messages and bytes by operation and direction, the waits, refusals and Terminates, for the device, each shard and
-    /// each connection. `uiw stat` shows the same numbers for programs that publish their counters ([`DeviceConfig::counters`]).
+    /// The snapshot has the messages and bytes by operation and direction, the waits, refusals and
+    /// Terminates, for the device, each shard and each connection. `uiw stat` shows the same
+    /// numbers for programs that publish their counters ([`DeviceConfig::counters`]).
     ///
     /// Round-trip times and retransmissions are not among them, because the kernel counts these:
-    /// [`sock_diag::info`](crate::llp::sock_diag::info) queries them, with some system calls for each connection.
+    /// [`sock_diag::info`](crate::llp::sock_diag::info) queries them, with some system calls for
+    /// each connection.
     ///
     /// ```
     /// use uiw::blocking::{Connection, Listener};
@@ -123,34 +130,41 @@ impl Device {
         self.0.publishes_counters()
     }
 
-    /// Returns the queue of asynchronous events of the objects that were created through this handle or its clones.
+    /// Returns the queue of asynchronous events of the objects that were created through this
+    /// handle or its clones.
     #[must_use]
     pub fn async_events(&self) -> &EventQueue<AsyncEvent> {
         self.0.async_events()
     }
 
-    /// Drives the device for one round, and returns the amount of work done: 0 if there was nothing to do.
+    /// Drives the device for one round, and returns the amount of work done: 0 if there was nothing
+    /// to do.
     ///
-    /// With [`Progress::Manual`](crate::Progress::Manual) the program must call this, because no background thread drives the device.
+    /// With [`Progress::Manual`](crate::Progress::Manual) the program must call this, because no
+    /// background thread drives the device.
     pub fn pump(&self) -> usize {
         self.0.pump()
     }
 
     /// Returns the time of the next time-out, of the device or of a user-space TCP stack.
     ///
-    /// With [`Progress::Manual`](crate::Progress::Manual), call [`Device::pump`] at that time even if nothing has arrived.
+    /// With [`Progress::Manual`](crate::Progress::Manual), call [`Device::pump`] at that time even
+    /// if nothing has arrived.
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
         self.0.deadline()
     }
 
-    /// Waits, for at most `timeout`, until dropped connections have sent all their data. Returns whether they have.
+    /// Waits, for at most `timeout`, until dropped connections have sent all their data. Returns
+    /// whether they have.
     ///
-    /// Call this before the process exits, so that peers receive the last bytes. With a user-space TCP stack it then also ends all other
-    /// connections, as the kernel does for its own when a process exits.
+    /// Call this before the process exits, so that peers receive the last bytes. With a user-space
+    /// TCP stack it then also ends all other connections, as the kernel does for its own when a
+    /// process exits.
     ///
-    /// The background thread drives the device meanwhile, so this may be called from an `atexit` handler, when the thread-local storage of the
-    /// calling thread is already destroyed. With [`Progress::Manual`](crate::Progress::Manual) the calling thread drives the device.
+    /// The background thread drives the device meanwhile, so this may be called from an `atexit`
+    /// handler, when the thread-local storage of the calling thread is already destroyed. With
+    /// [`Progress::Manual`](crate::Progress::Manual) the calling thread drives the device.
     pub fn wait_idle(&self, timeout: Duration) -> bool {
         self.0.wait_idle(timeout)
     }
@@ -165,7 +179,8 @@ impl Device {
         self.0.block_on_for(timeout, future)
     }
 
-    /// Like [`Device::block_on`], but calls a poll function instead of a future, and returns `None` if it is not ready by `deadline`.
+    /// Like [`Device::block_on`], but calls a poll function instead of a future, and returns `None`
+    /// if it is not ready by `deadline`.
     pub fn wait<T>(
         &self,
         deadline: Option<Instant>,

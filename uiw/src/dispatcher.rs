@@ -1,8 +1,10 @@
-//! The operations of a connection, from the program to the queue pair: what posts requests and receives.
+//! The operations of a connection, from the program to the queue pair: what posts requests and
+//! receives.
 //!
-//! The engine gives completions to the connection's [`Completions`] and wakes the task concerned. What a completion leaves to do besides is
-//! done by [`Dispatcher::run_deferred`], which is called as a waker is. Buffers stay in the completions from post to completion, so a future that
-//! is dropped or forgotten never frees memory in flight.
+//! The engine gives completions to the connection's [`Completions`] and wakes the task concerned.
+//! What a completion leaves to do besides is done by [`Dispatcher::run_deferred`], which is called
+//! as a waker is. Buffers stay in the completions from post to completion, so a future that is
+//! dropped or forgotten never frees memory in flight.
 
 use crate::completions::{AnyBuffer, Caller, Completions, Ops, Outcome, Owned, Request, SEND, Slot, failed};
 use crate::device::Device;
@@ -86,8 +88,8 @@ pub(crate) struct Dispatcher {
     /// Dropped before the buffers: the engine lets go first.
     qp: Qp,
     completions: Owned,
-    /// Held from where a request has its room to where it is in the send queue, so that requests are queued in order; never while foreign
-    /// code runs, so that any thread may wait for it.
+    /// Held from where a request has its room to where it is in the send queue, so that requests
+    /// are queued in order; never while foreign code runs, so that any thread may wait for it.
     gate: Mutex<()>,
     pub(crate) ring: Ring,
     /// See [`ConnectionConfig::detached_timeout`].
@@ -136,11 +138,13 @@ impl DueActions {
 /// Waker that the engine wakes when a completion leaves deferred actions.
 struct DeferredWaker(Weak<Dispatcher>);
 
-/// Runs of deferred work that may be inside each other on one thread: a doorbell that completes requests at once wakes the next.
+/// Runs of deferred work that may be inside each other on one thread: a doorbell that completes
+/// requests at once wakes the next.
 const NESTED: usize = 8;
 
 thread_local! {
-    /// Runs of deferred work on this thread, and the dispatchers that were put off because there were too many.
+    /// Runs of deferred work on this thread, and the dispatchers that were put off because there
+    /// were too many.
     static RUNS: RefCell<(usize, VecDeque<Arc<Dispatcher>>)> = const { RefCell::new((0, VecDeque::new())) };
 }
 
@@ -205,8 +209,9 @@ impl Dispatcher {
         let Ring { memory, size, .. } = &self.ring;
         let addr = memory.addr() + u64::from(slot) * u64::from(*size);
         let sge = Sge { addr, length: *size, lkey: memory.lkey() };
-        // SAFETY: the ring's memory lives as long as the dispatcher, which outlives the queue pair's use of it (`qp` is dropped
-        // first); the slot is read through a `Message` only while its receive is not posted.
+        // SAFETY: the ring's memory lives as long as the dispatcher, which outlives the queue
+        // pair's use of it (`qp` is dropped first); the slot is read through a `Message` only while
+        // its receive is not posted.
         unsafe { integration::post_receive(&self.qp, slot.into(), sge) }
     }
 
@@ -215,8 +220,8 @@ impl Dispatcher {
         integration::take_long_message(&self.qp, slot.into())
     }
 
-    /// The message in `slot` is dropped: the slot is posted again. Refused only when the queue pair is in error: then the receive is
-    /// not needed.
+    /// The message in `slot` is dropped: the slot is posted again. Refused only when the queue pair
+    /// is in error: then the receive is not needed.
     pub(crate) fn release(&self, slot: u32, long: Option<Vec<u8>>) {
         if let Some(message) = long {
             // Before the receive is posted, which wakes a stream that waits for this room.
@@ -289,9 +294,10 @@ impl Dispatcher {
             sges: &request.sges,
             flags: request.flags | SendFlags::SIGNALED,
         };
-        // SAFETY: the elements lie in the slot's buffer, an `Mr` that stays in the slot until the completion was taken (or
-        // the queue pair was dropped, which happens before the slots are); nothing else can access its bytes meanwhile. Inline
-        // data lies there too, or is borrowed by the caller of `submit_copy`.
+        // SAFETY: the elements lie in the slot's buffer, an `Mr` that stays in the slot until the
+        // completion was taken (or the queue pair was dropped, which happens before the slots are);
+        // nothing else can access its bytes meanwhile. Inline data lies there too, or is borrowed
+        // by the caller of `submit_copy`.
         unsafe { integration::queue_send(&self.qp, wr) }
     }
 
@@ -307,8 +313,8 @@ impl Dispatcher {
         }
     }
 
-    /// Does what completions have left to do: posts operations that waited for room, and receives of messages that were dropped; drops
-    /// detached operations that are over.
+    /// Does what completions have left to do: posts operations that waited for room, and receives
+    /// of messages that were dropped; drops detached operations that are over.
     fn run_deferred(&self) {
         let mut due = DueActions::default();
         let gate = self.gate.lock();
@@ -317,7 +323,8 @@ impl Dispatcher {
         drop(gate);
         (due.freed, due.ended) = self.ops().take_freed();
         due.receives = std::mem::take(&mut self.completions.inbox.lock().discarded);
-        // A doorbell may complete requests at once, and so have this function called again inside this call.
+        // A doorbell may complete requests at once, and so have this function called again inside
+        // this call.
         due.deliver(self);
     }
 
@@ -369,7 +376,8 @@ impl Dispatcher {
         ErrorKind::Closed { peer: self.peer() }.into()
     }
 
-    /// The operation's future was dropped: its request goes on, whether it was posted or waits for room.
+    /// The operation's future was dropped: its request goes on, whether it was posted or waits for
+    /// room.
     pub(crate) fn detach(&self, ticket: u64) {
         let key = ticket as usize;
         let mut ops = self.ops();
@@ -384,7 +392,8 @@ impl Dispatcher {
         }
     }
 
-    /// The last handle was dropped. Detached operations that are not over keep the connection, at most for the detached timeout.
+    /// The last handle was dropped. Detached operations that are not over keep the connection, at
+    /// most for the detached timeout.
     fn linger(this: &Arc<Self>, device: &Device) {
         let mut ops = this.ops();
         if ops.is_empty() {
@@ -394,7 +403,8 @@ impl Dispatcher {
         drop(ops);
         let connection: Weak<Self> = Arc::downgrade(this);
         integration::end_with_last_handle(device.as_raw(), connection);
-        // The peer may go on sending meanwhile: a message without a receive would end the connection.
+        // The peer may go on sending meanwhile: a message without a receive would end the
+        // connection.
         let messages = {
             let mut inbox = this.completions.inbox.lock();
             inbox.discards = true;
@@ -420,7 +430,8 @@ impl Dispatcher {
         Poll::Pending
     }
 
-    /// Returns the reason for the end of the connection, once it has ended. The engine reports the end after the last completion, so every message is in the inbox then.
+    /// Returns the reason for the end of the connection, once it has ended. The engine reports the
+    /// end after the last completion, so every message is in the inbox then.
     pub(crate) fn poll_ended(&self, cx: &mut Context<'_>) -> Poll<CloseReason> {
         // Held while the event is taken: a second caller would wait for another one.
         let mut ending = self.ending.lock();
@@ -497,7 +508,8 @@ mod tests {
         messages
     }
 
-    /// A completion has made room, and what waits for it is not posted yet: a request that comes then waits behind it.
+    /// A completion has made room, and what waits for it is not posted yet: a request that comes
+    /// then waits behind it.
     #[test]
     fn requests_ordered_despite_waiting_for_room() {
         let (client, connection, server, accepted) = pair(&ConnectionConfig::default());

@@ -23,7 +23,8 @@ pub struct Error(#[from] ErrorKind);
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
-    /// Returns the reason for the failure: the rule that was violated or the event that occurred, with the values involved.
+    /// Returns the reason for the failure: the rule that was violated or the event that occurred,
+    /// with the values involved.
     #[must_use]
     pub fn kind(&self) -> &ErrorKind {
         &self.0
@@ -47,7 +48,8 @@ impl std::fmt::Debug for Error {
     }
 }
 
-/// Converts to the [`io::ErrorKind`] that matches the failure. The original error is the inner error of the result.
+/// Converts to the [`io::ErrorKind`] that matches the failure. The original error is the inner
+/// error of the result.
 impl From<Error> for io::Error {
     fn from(error: Error) -> Self {
         Self::new(error.0.io_kind(), error)

@@ -44,7 +44,8 @@ struct FailureLog {
     kept: VecDeque<AcceptFailure>,
 }
 
-/// Tasks that wait for a connection. All of them are woken together, because any of them may have dropped its future.
+/// Tasks that wait for a connection. All of them are woken together, because any of them may have
+/// dropped its future.
 #[derive(Default)]
 struct WaitingTasks(Mutex<Vec<Waker>>);
 
@@ -85,7 +86,8 @@ impl Handshakes {
 
     /// Polls the handshakes, and returns the next established connection.
     pub(crate) fn poll_established(&self, cx: &mut Context<'_>) -> Poll<Connection> {
-        // The waker is registered before the handshakes are polled, so that a handshake that completes meanwhile wakes it.
+        // The waker is registered before the handshakes are polled, so that a handshake that
+        // completes meanwhile wakes it.
         register_waker(&mut self.waiting.0.lock(), cx.waker());
         let waker = Waker::from(Arc::clone(&self.waiting));
         let mut running = self.running.lock();
@@ -93,7 +95,8 @@ impl Handshakes {
             match running.poll_next_unpin(&mut Context::from_waker(&waker)) {
                 Poll::Ready(Some(Ok(connection))) => {
                     drop(running);
-                    // Another connection may be established as well: let a task that waits poll for it.
+                    // Another connection may be established as well: let a task that waits poll for
+                    // it.
                     waker.wake();
                     return Poll::Ready(connection);
                 }

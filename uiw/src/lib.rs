@@ -1,8 +1,9 @@
 //! iWARP in user space: RDMA over TCP, without RDMA hardware, kernel module or root.
 //!
-//! Both ends open a [`Device`], allocate a protection domain ([`Pd`]) and connect. Messages arrive in the order in which they were sent. An
-//! [`Mr`] is a registered buffer for operations, which no peer can reach. A [`SharedMr`] is memory that peers can read and write, with the
-//! rights that the program grants.
+//! Both ends open a [`Device`], allocate a protection domain ([`Pd`]) and connect. Messages arrive
+//! in the order in which they were sent. An [`Mr`] is a registered buffer for operations, which no
+//! peer can reach. A [`SharedMr`] is memory that peers can read and write, with the rights that the
+//! program grants.
 //!
 //! ```
 //! use uiw::blocking::{Connection, Listener};
@@ -33,21 +34,28 @@
 //! ```
 //!
 //! # Layers
-//! * The crate root: connections for async programs. They need no runtime; the feature `tokio` lets tokio's reactor drive a device.
+//! * The crate root: connections for async programs. They need no runtime; the feature `tokio` lets
+//!   tokio's reactor drive a device.
 //! * [`blocking`]: the same types for programs without a runtime. Each call blocks its thread.
-//! * [`raw`]: the RDMA verbs themselves: queue pairs, completion queues, work requests, the connection manager.
-//! * [`llp`]: the interface to the transport below (lower layer protocol), for which a program can choose the kernel's TCP, smoltcp over
-//!   AF_XDP or AF_PACKET (`smol`), or its own stack.
+//! * [`raw`]: the RDMA verbs themselves: queue pairs, completion queues, work requests, the
+//!   connection manager.
+//! * [`llp`]: the interface to the transport below (lower layer protocol), for which a program can
+//!   choose the kernel's TCP, smoltcp over AF_XDP or AF_PACKET (`smol`), or its own stack.
 //! * [`impair`]: injected faults and emulated network paths, for tests.
-//! * [`counters`]: types of the snapshot that [`Device::counters`] returns, and files with published counters.
-//! * [`stream`]: a single RDMAP stream without I/O, for programs that have their own network stack and event loop.
+//! * [`counters`]: types of the snapshot that [`Device::counters`] returns, and files with
+//!   published counters.
+//! * [`stream`]: a single RDMAP stream without I/O, for programs that have their own network stack
+//!   and event loop.
 //!
 //! # Features
-//! * `tokio`: adds the module `with_tokio`, whose function `drive` lets tokio's reactor drive a device.
+//! * `tokio`: adds the module `with_tokio`, whose function `drive` lets tokio's reactor drive a
+//!   device.
 //! * `mio`: adds the module `with_mio`, with which a device is an event source for mio.
 //! * `smoltcp`: adds the module `smol`, with smoltcp as the TCP stack, over AF_XDP or AF_PACKET.
-//! * `tls`: adds `DeviceConfig::tls` and the module `tls`: TLS 1.3 between TCP and MPA, with mutual authentication.
-//! * `bytes`: operations take `Bytes` and `BytesMut` as buffers, and a received message converts to `Bytes` without a copy.
+//! * `tls`: adds `DeviceConfig::tls` and the module `tls`: TLS 1.3 between TCP and MPA, with mutual
+//!   authentication.
+//! * `bytes`: operations take `Bytes` and `BytesMut` as buffers, and a received message converts to
+//!   `Bytes` without a copy.
 
 #![warn(missing_debug_implementations)]
 
@@ -113,7 +121,8 @@ pub mod impair {
     pub use uiw_impair::{Random, Split};
 }
 
-/// Transport below a device (lower layer protocol): the interface for your own stack, and the stack on the kernel's TCP.
+/// Transport below a device (lower layer protocol): the interface for your own stack, and the stack
+/// on the kernel's TCP.
 pub mod llp {
     pub use uiw_llp::{
         Clock, DatagramConfig, DatagramSocket, Event, Fingerprint, Incoming, Interest, Interface,
@@ -150,7 +159,8 @@ pub mod smol {
     };
 }
 
-/// A single RDMAP stream without I/O, for programs that have their own network stack and event loop.
+/// A single RDMAP stream without I/O, for programs that have their own network stack and event
+/// loop.
 pub mod stream {
     pub use uiw_mpa::Verified;
     pub use uiw_rdmap::{AtomicRequest, TerminateReason};

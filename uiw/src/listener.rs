@@ -16,8 +16,8 @@ use uiw_verbs::cm::{self, CmChannel, CmEventKind, ConnRequest};
 
 /// Listener that accepts connections of peers on one address.
 ///
-/// [`Listener::accept`] accepts every peer; with [`Listener::incoming`] the program can inspect each request first. A listener is also a [`Stream`]
-/// of accepted connections.
+/// [`Listener::accept`] accepts every peer; with [`Listener::incoming`] the program can inspect
+/// each request first. A listener is also a [`Stream`] of accepted connections.
 ///
 /// ```
 /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
@@ -50,12 +50,15 @@ impl std::fmt::Debug for Listener {
 const BACKLOG: u32 = 1024;
 
 impl Listener {
-    /// Listens on the address `local`. Port 0 selects a free port, and an unspecified address selects all addresses of the host.
+    /// Listens on the address `local`. Port 0 selects a free port, and an unspecified address
+    /// selects all addresses of the host.
     ///
-    /// Connections belong to `pd` and have these settings, unless they are given others by [`Incoming::accept`].
+    /// Connections belong to `pd` and have these settings, unless they are given others by
+    /// [`Incoming::accept`].
     ///
     /// # Errors
-    /// [`ErrorKind::Io`] if the address is not available. [`ErrorKind::Limit`] or [`ErrorKind::Zero`] if a setting is out of range.
+    /// [`ErrorKind::Io`] if the address is not available. [`ErrorKind::Limit`] or
+    /// [`ErrorKind::Zero`] if a setting is out of range.
     pub fn bind(pd: &Pd, local: SocketAddr, settings: &ConnectionConfig) -> Result<Self> {
         let device = pd.device();
         settings.check(device.limits())?;
@@ -72,17 +75,19 @@ impl Listener {
         self.port.local_addr()
     }
 
-    /// Accepts the next peer, and returns when its connection is established. In peer-to-peer mode, that is when its first message has arrived.
+    /// Accepts the next peer, and returns when its connection is established. In peer-to-peer mode,
+    /// that is when its first message has arrived.
     ///
-    /// Up to 1,024 handshakes run at the same time, so a silent peer does not delay others. Peers whose handshake fails are logged and counted
-    /// ([`Listener::failures`]).
+    /// Up to 1,024 handshakes run at the same time, so a silent peer does not delay others. Peers
+    /// whose handshake fails are logged and counted ([`Listener::failures`]).
     ///
     /// # Cancel safety
-    /// Dropping the future, for instance in `select!`, loses no peer: the next call continues with the handshakes that have begun.
+    /// Dropping the future, for instance in `select!`, loses no peer: the next call continues with
+    /// the handshakes that have begun.
     ///
     /// # Errors
-    /// [`ErrorKind::Startup`] if the settings of the listener are invalid; the peer is then rejected. Otherwise the errors are those of
-    /// [`Listener::incoming`].
+    /// [`ErrorKind::Startup`] if the settings of the listener are invalid; the peer is then
+    /// rejected. Otherwise the errors are those of [`Listener::incoming`].
     pub async fn accept(&self) -> Result<Connection> {
         poll_fn(|cx| self.poll_accept(cx)).await
     }
@@ -100,25 +105,29 @@ impl Listener {
         self.handshakes.poll_established(cx).map(Ok)
     }
 
-    /// Waits for the next connection request, which the program can inspect before it accepts or rejects it.
+    /// Waits for the next connection request, which the program can inspect before it accepts or
+    /// rejects it.
     ///
     /// # Cancel safety
     /// Dropping the future, for instance in `select!`, loses no request.
     ///
     /// # Errors
-    /// [`ErrorKind::Io`], once, if the network interface of a user-space TCP stack has been removed, so that no peer can connect any more. While
-    /// the interface is only down, the future keeps waiting.
+    /// [`ErrorKind::Io`], once, if the network interface of a user-space TCP stack has been
+    /// removed, so that no peer can connect any more. While the interface is only down, the future
+    /// keeps waiting.
     pub async fn incoming(&self) -> Result<Incoming> {
         poll_fn(|cx| self.poll_incoming(cx)).await
     }
 
-    /// Returns the number of peers that [`Listener::accept`] accepted but whose connection could not be established.
+    /// Returns the number of peers that [`Listener::accept`] accepted but whose connection could
+    /// not be established.
     #[must_use]
     pub fn failures(&self) -> u64 {
         self.handshakes.failures()
     }
 
-    /// Removes and returns the oldest recorded failure. Only the last 64 [`Listener::failures`] are recorded.
+    /// Removes and returns the oldest recorded failure. Only the last 64 [`Listener::failures`] are
+    /// recorded.
     pub fn take_failure(&self) -> Option<AcceptFailure> {
         self.handshakes.take_failure()
     }
@@ -208,10 +217,11 @@ impl Incoming {
         self.request.peer_identity()
     }
 
-    /// Accepts the request, and waits until the connection is established. In peer-to-peer mode, that is when the peer's first message has arrived.
+    /// Accepts the request, and waits until the connection is established. In peer-to-peer mode,
+    /// that is when the peer's first message has arrived.
     ///
-    /// The connection belongs to `pd` and has these settings instead of those of the listener. The settings of TCP are still the listener's, because
-    /// the TCP connection exists already.
+    /// The connection belongs to `pd` and has these settings instead of those of the listener. The
+    /// settings of TCP are still the listener's, because the TCP connection exists already.
     ///
     /// # Errors
     /// The errors are those of [`Connection::connect`].
@@ -230,7 +240,8 @@ impl Incoming {
     /// Rejects the request and sends `private_data` to the peer.
     ///
     /// # Errors
-    /// [`ErrorKind::Startup`] if `private_data` is too long. [`ErrorKind::NotConnected`] if the peer has closed the connection.
+    /// [`ErrorKind::Startup`] if `private_data` is too long. [`ErrorKind::NotConnected`] if the
+    /// peer has closed the connection.
     pub fn reject(self, private_data: &[u8]) -> Result<()> {
         Ok(self.request.reject(private_data)?)
     }

@@ -7,8 +7,9 @@ use uiw_verbs::{STag, Wc};
 
 /// Received message, which derefs to its bytes.
 ///
-/// The bytes stay in the receive buffer, and dropping the message posts the buffer again. So each message that the program keeps reduces the
-/// number of posted receives ([`ConnectionConfig::recv_depth`](crate::ConnectionConfig::recv_depth())) by one.
+/// The bytes stay in the receive buffer, and dropping the message posts the buffer again. So each
+/// message that the program keeps reduces the number of posted receives
+/// ([`ConnectionConfig::recv_depth`](crate::ConnectionConfig::recv_depth())) by one.
 ///
 /// ```
 /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
@@ -46,7 +47,8 @@ impl Message {
         self.wc.invalidated
     }
 
-    /// Returns the length in bytes of the Write that this message announces with its immediate data. Returns `None` if the message is a Send.
+    /// Returns the length in bytes of the Write that this message announces with its immediate
+    /// data. Returns `None` if the message is a Send.
     #[must_use]
     pub fn write_len(&self) -> Option<u32> {
         is_write_imm(&self.wc).then_some(self.wc.byte_len)
@@ -64,9 +66,10 @@ impl Deref for Message {
         let len = if is_write_imm(&self.wc) { 0 } else { self.wc.byte_len.min(ring.size) };
         let start = self.wc.wr_id as usize * ring.size as usize;
         let region = ring.memory.region();
-        // SAFETY: slot `wr_id` is within the ring's memory, which lives as long as the dispatcher held by this message. Peers have no access
-        // to it. The engine writes to the slot only while its receive is posted, and it is not posted again before this message is dropped. The
-        // memory was zeroed when it was allocated, so every byte is initialised.
+        // SAFETY: slot `wr_id` is within the ring's memory, which lives as long as the dispatcher
+        // held by this message. Peers have no access to it. The engine writes to the slot only
+        // while its receive is posted, and it is not posted again before this message is dropped.
+        // The memory was zeroed when it was allocated, so every byte is initialised.
         unsafe { std::slice::from_raw_parts(region.as_ptr().add(start), len as usize) }
     }
 }

@@ -19,9 +19,11 @@ pub type BufferOp<B> = Op<Mr<B>, BufferError<Mr<B>>>;
 
 /// An operation under way. It owns its memory until the completion.
 ///
-/// It was posted by the function that returned it, behind all earlier operations of the connection; if the send queue was full, it is
-/// posted when there is room (back-pressure, first come first served). The future only waits for the completion. Dropping it, even before
-/// it is polled, does not cancel the operation: the engine holds the memory until the operation completes or the connection ends.
+/// It was posted by the function that returned it, behind all earlier operations of the connection;
+/// if the send queue was full, it is posted when there is room (back-pressure, first come first
+/// served). The future only waits for the completion. Dropping it, even before it is polled, does
+/// not cancel the operation: the engine holds the memory until the operation completes or the
+/// connection ends.
 ///
 /// ```
 /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
@@ -63,8 +65,8 @@ impl<T, E> Op<T, E> {
         device.block_on(self)
     }
 
-    /// Like [`Op::wait`], but for at most `timeout`. Returns `None` if the operation is still under way then; it goes on, and can be waited
-    /// for again.
+    /// Like [`Op::wait`], but for at most `timeout`. Returns `None` if the operation is still under
+    /// way then; it goes on, and can be waited for again.
     ///
     /// # Errors
     /// The errors are those of [`Op::wait`].

@@ -6,7 +6,8 @@ use uiw_verbs::integration;
 
 /// Protection domain: a connection can only use memory of its own domain (RFC 5040 section 2.1).
 ///
-/// Clones are handles of the same domain, which lives as long as a handle or an object that belongs to it.
+/// Clones are handles of the same domain, which lives as long as a handle or an object that belongs
+/// to it.
 ///
 /// ```
 /// use uiw::raw::{CqConfig, QpInit};
@@ -22,8 +23,8 @@ use uiw_verbs::integration;
 pub struct Pd(uiw_verbs::Pd);
 
 impl Pd {
-    /// Returns the same domain as a type of the [raw layer](crate::raw), which allocates queue pairs, shared receive queues, regions and
-    /// windows from it.
+    /// Returns the same domain as a type of the [raw layer](crate::raw), which allocates queue
+    /// pairs, shared receive queues, regions and windows from it.
     #[must_use]
     pub fn as_raw(&self) -> &uiw_verbs::Pd {
         &self.0

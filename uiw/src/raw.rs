@@ -1,9 +1,12 @@
-//! Low-level API that follows libibverbs: queue pairs, completion queues, work requests, and the connection manager ([`cm`]).
+//! Low-level API that follows libibverbs: queue pairs, completion queues, work requests, and the
+//! connection manager ([`cm`]).
 //!
-//! The caller must observe the rules for registered memory, which this layer does not enforce: see the `# Safety` sections.
+//! The caller must observe the rules for registered memory, which this layer does not enforce: see
+//! the `# Safety` sections.
 //!
-//! [`Device`] and [`Pd`] differ from the types of the same name in the crate root, which return them with [`crate::Device::as_raw`] and
-//! [`crate::Pd::as_raw`]. [`Error`] is [`crate::ErrorKind`].
+//! [`Device`] and [`Pd`] differ from the types of the same name in the crate root, which return
+//! them with [`crate::Device::as_raw`] and [`crate::Pd::as_raw`]. [`Error`] is
+//! [`crate::ErrorKind`].
 
 pub use uiw_verbs::{
     Access, AddressHandle, Arm, AsyncEvent, Bind, Call, CapabilityExchange, CmCall, CmFault, CompChannel,

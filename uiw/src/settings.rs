@@ -4,8 +4,9 @@ use crate::error::Result;
 use std::time::Duration;
 use uiw_verbs::{ConnConfig, Limits};
 
-/// Settings of a connection, for [`Connection::connect`](crate::Connection::connect), [`Listener::bind`](crate::Listener::bind)
-/// and [`Incoming::accept`](crate::Incoming::accept). The setters describe the fields.
+/// Settings of a connection, for [`Connection::connect`](crate::Connection::connect),
+/// [`Listener::bind`](crate::Listener::bind) and [`Incoming::accept`](crate::Incoming::accept). The
+/// setters describe the fields.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ConnectionConfig {
@@ -58,7 +59,8 @@ macro_rules! setters {
 uiw_verbs::integration::connection_options!(setters, impl ConnectionConfig);
 
 impl ConnectionConfig {
-    /// Sets the time without an acknowledgement after which the peer counts as dead. See [`ConnConfig::dead_after`].
+    /// Sets the time without an acknowledgement after which the peer counts as dead. See
+    /// [`ConnConfig::dead_after`].
     #[must_use]
     pub fn dead_after(mut self, time: impl Into<Option<Duration>>) -> Self {
         self.options = self.options.dead_after(time);
@@ -72,14 +74,16 @@ impl ConnectionConfig {
         self
     }
 
-    /// Sets the private data that is sent to the peer during start-up: at most 512 bytes with MPA revision 1, 508 with revision 2. Default: empty.
+    /// Sets the private data that is sent to the peer during start-up: at most 512 bytes with MPA
+    /// revision 1, 508 with revision 2. Default: empty.
     #[must_use]
     pub fn private_data(mut self, private_data: impl Into<Vec<u8>>) -> Self {
         self.private_data = private_data.into();
         self
     }
 
-    /// Sets the maximum number of requests in progress, from 1 to [`Limits::max_qp_wr`]. Further operations wait. Default: 128.
+    /// Sets the maximum number of requests in progress, from 1 to [`Limits::max_qp_wr`]. Further
+    /// operations wait. Default: 128.
     #[must_use]
     pub fn send_depth(mut self, requests: u32) -> Self {
         self.send_depth = requests;
@@ -88,37 +92,45 @@ impl ConnectionConfig {
 
     /// Sets the number of receive buffers, from 1 to [`Limits::max_qp_wr`]. Default: 32.
     ///
-    /// Each message takes one until the program drops it. When all are in use, the peer has to wait, as with a full TCP window.
+    /// Each message takes one until the program drops it. When all are in use, the peer has to
+    /// wait, as with a full TCP window.
     #[must_use]
     pub fn recv_depth(mut self, messages: u32) -> Self {
         self.recv_depth = messages;
         self
     }
 
-    /// Sets the size of each receive buffer in bytes. Longer messages are received into memory that is allocated for them. Default: 16 KiB.
+    /// Sets the size of each receive buffer in bytes. Longer messages are received into memory that
+    /// is allocated for them. Default: 16 KiB.
     #[must_use]
     pub fn recv_size(mut self, bytes: u32) -> Self {
         self.recv_size = bytes;
         self
     }
 
-    /// Sets the maximum length in bytes of a message from the peer. A longer message ends the connection (RFC 5041 section 7.1). Default: 16 MiB.
+    /// Sets the maximum length in bytes of a message from the peer. A longer message ends the
+    /// connection (RFC 5041 section 7.1). Default: 16 MiB.
     ///
-    /// This also limits the memory for messages that are longer than [`ConnectionConfig::recv_size`]: the next message waits while such messages,
-    /// as long as the program has not dropped them, take this number of bytes or more together. So they never take twice this number.
+    /// This also limits the memory for messages that are longer than
+    /// [`ConnectionConfig::recv_size`]: the next message waits while such messages, as long as the
+    /// program has not dropped them, take this number of bytes or more together. So they never take
+    /// twice this number.
     #[must_use]
     pub fn max_message(mut self, bytes: u32) -> Self {
         self.max_message = bytes;
         self
     }
 
-    /// Sets the time for which operations that were dropped while in progress keep the connection open, after all its handles have been dropped.
-    /// Default: 60 s. [`Duration::MAX`] means no limit.
+    /// Sets the time for which operations that were dropped while in progress keep the connection
+    /// open, after all its handles have been dropped. Default: 60 s. [`Duration::MAX`] means no
+    /// limit.
     ///
-    /// If operations are still in progress after this time, the connection is aborted. Messages that the peer sends meanwhile are dropped.
+    /// If operations are still in progress after this time, the connection is aborted. Messages
+    /// that the peer sends meanwhile are dropped.
     ///
-    /// With [`crate::Progress::Manual`] the connection also ends when the last handle of the device is dropped, because nothing drives the device
-    /// any more. Handles are [`crate::Device`], connections, their messages and operations, and listeners.
+    /// With [`crate::Progress::Manual`] the connection also ends when the last handle of the device
+    /// is dropped, because nothing drives the device any more. Handles are [`crate::Device`],
+    /// connections, their messages and operations, and listeners.
     #[must_use]
     pub fn detached_timeout(mut self, timeout: Duration) -> Self {
         self.detached_timeout = timeout;

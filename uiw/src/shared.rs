@@ -1,4 +1,5 @@
-//! Memory that peers can access. The program gets no slice of it, because peers may change it at any time: it copies bytes in and out, or uses atomics.
+//! Memory that peers can access. The program gets no slice of it, because peers may change it at
+//! any time: it copies bytes in and out, or uses atomics.
 
 use crate::completions::Request;
 use crate::connection::Connection;
@@ -12,7 +13,8 @@ use std::sync::atomic::Ordering;
 use uiw_mem::{Span, Unaligned, UpdateError};
 use uiw_verbs::{Access, Bind, Memory, RawMr, RawMw, RemoteMr, STag, SendFlags, SendOp, WindowType};
 
-/// Registered memory, allocated by the engine, to which peers can be given access. Clones refer to the same memory.
+/// Registered memory, allocated by the engine, to which peers can be given access. Clones refer to
+/// the same memory.
 ///
 /// ```
 /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
@@ -31,11 +33,12 @@ pub struct SharedMr(Arc<RawMr>);
 impl Pd {
     /// Allocates and registers `len` zeroed bytes, to which every peer in this domain has `access`.
     ///
-    /// `access` is any combination of the `REMOTE_*` rights; local rights are implied. Without any remote right, peers can access the memory only
-    /// through a [`BoundWindow`].
+    /// `access` is any combination of the `REMOTE_*` rights; local rights are implied. Without any
+    /// remote right, peers can access the memory only through a [`BoundWindow`].
     ///
     /// # Errors
-    /// [`ErrorKind::Io`] if the memory cannot be allocated. [`ErrorKind::Register`] if it cannot be registered.
+    /// [`ErrorKind::Io`] if the memory cannot be allocated. [`ErrorKind::Register`] if it cannot be
+    /// registered.
     pub fn share(&self, len: usize, access: Access) -> Result<SharedMr> {
         let memory = Memory::owned(len).map_err(Error::io("allocating shared memory"))?;
         let access = access | Access::LOCAL_WRITE | Access::MW_BIND;
@@ -72,7 +75,8 @@ impl SharedMr {
         self.0.region().span(offset, len).map_err(|_| ErrorKind::NotConnected.into())
     }
 
-    /// Copies the bytes from `offset` to `dst`. If a peer writes at the same time, each byte is either the old or the new one.
+    /// Copies the bytes from `offset` to `dst`. If a peer writes at the same time, each byte is
+    /// either the old or the new one.
     ///
     /// # Errors
     /// [`ErrorKind::OutOfRange`].
@@ -104,9 +108,11 @@ impl SharedMr {
         Ok(out)
     }
 
-    /// Replaces the 8-byte integer at `offset` by the result of `f`, and returns the previous value.
+    /// Replaces the 8-byte integer at `offset` by the result of `f`, and returns the previous
+    /// value.
     ///
-    /// The update is atomic with respect to peers' FetchAdd and CmpSwap. The integer is in native byte order.
+    /// The update is atomic with respect to peers' FetchAdd and CmpSwap. The integer is in native
+    /// byte order.
     ///
     /// # Errors
     /// [`ErrorKind::OutOfRange`]. [`ErrorKind::Misuse`] if `offset` is not a multiple of 8.
@@ -121,7 +127,8 @@ impl SharedMr {
 
     /// Returns the 8-byte integer at `offset`, in native byte order, without writing to the memory.
     ///
-    /// A program can poll an integer with this until a peer has changed it. Data that the peer placed before the change is then visible as well.
+    /// A program can poll an integer with this until a peer has changed it. Data that the peer
+    /// placed before the change is then visible as well.
     ///
     /// # Errors
     /// The errors are those of [`SharedMr::update_u64`].
@@ -133,7 +140,8 @@ impl SharedMr {
 
     /// Returns the address and key that a peer needs to access the bytes in `range`.
     ///
-    /// The key is valid on every connection of the protection domain, with the rights that were given to [`Pd::share`].
+    /// The key is valid on every connection of the protection domain, with the rights that were
+    /// given to [`Pd::share`].
     ///
     /// # Errors
     /// [`ErrorKind::OutOfRange`].
@@ -143,13 +151,16 @@ impl SharedMr {
 }
 
 impl Connection {
-    /// Gives the peer of this connection, and no other peer, `access` to the bytes `range` of `memory`.
+    /// Gives the peer of this connection, and no other peer, `access` to the bytes `range` of
+    /// `memory`.
     ///
-    /// Other peers cannot use the key (RFC 5042 section 5). Dropping the [`BoundWindow`] ends the access.
+    /// Other peers cannot use the key (RFC 5042 section 5). Dropping the [`BoundWindow`] ends the
+    /// access.
     ///
     /// # Errors
-    /// The operation fails with [`ErrorKind::OutOfRange`], with [`ErrorKind::Register`] if no window can be allocated, or with
-    /// [`ErrorKind::Foreign`] if `memory` belongs to another protection domain.
+    /// The operation fails with [`ErrorKind::OutOfRange`], with [`ErrorKind::Register`] if no
+    /// window can be allocated, or with [`ErrorKind::Foreign`] if `memory` belongs to another
+    /// protection domain.
     pub fn bind_window(&self, memory: &SharedMr, range: Range<usize>, access: Access) -> Op<BoundWindow> {
         let finish: Finish<BoundWindow, Error> = |result, window| {
             result?;
@@ -158,8 +169,8 @@ impl Connection {
             Ok(BoundWindow { remote, _window: window, _memory: memory })
         };
         match self.prepare_window(memory, range, access) {
-            // The operation keeps the window and the memory until the request completes, because a bind that no longer finds them ends the
-            // connection.
+            // The operation keeps the window and the memory until the request completes, because a
+            // bind that no longer finds them ends the connection.
             Ok((request, binding)) => self.submit(Ok(request), binding, finish),
             Err(error) => self.submit(Err(error), (), finish),
         }
@@ -191,7 +202,8 @@ impl Connection {
     }
 }
 
-/// State of a bind in progress: the remote address (still without the window's key), the window, and the memory.
+/// State of a bind in progress: the remote address (still without the window's key), the window,
+/// and the memory.
 type PendingBind = (RemoteMr, RawMw, SharedMr);
 
 fn misaligned(_: Unaligned) -> Error {
@@ -204,7 +216,8 @@ impl std::fmt::Debug for SharedMr {
     }
 }
 
-/// Memory window through which the peer of one connection can access part of a [`SharedMr`]. Dropping it revokes the key.
+/// Memory window through which the peer of one connection can access part of a [`SharedMr`].
+/// Dropping it revokes the key.
 ///
 /// ```
 /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));

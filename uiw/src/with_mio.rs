@@ -1,7 +1,9 @@
 //! A device in an event loop of mio's (feature `mio`).
 //!
-//! The loop polls the descriptors of the device's shards: when one is readable, [`Device::pump`] drives until it returns 0. Open such a
-//! device with [`Progress::Manual`](crate::Progress::Manual), and give [`Device::deadline`] to the loop as its time-out.
+//! The loop polls the descriptors of the device's shards: when one is readable, [`Device::pump`]
+//! drives until it returns 0. Open such a device with
+//! [`Progress::Manual`](crate::Progress::Manual), and give [`Device::deadline`] to the loop as its
+//! time-out.
 //!
 //! ```
 //! use std::time::{Duration, Instant};
@@ -45,7 +47,8 @@ use mio::{Interest, Registry, Token};
 use std::io;
 use std::os::fd::AsRawFd;
 
-/// Registers the descriptors of all shards with the same token. [`io::ErrorKind::Unsupported`] for a stack without descriptors (a simulated link).
+/// Registers the descriptors of all shards with the same token. [`io::ErrorKind::Unsupported`] for
+/// a stack without descriptors (a simulated link).
 impl Source for Device {
     fn register(&mut self, registry: &Registry, token: Token, interests: Interest) -> io::Result<()> {
         if self.wait_fds().is_empty() {

@@ -59,7 +59,8 @@ fn message_as_bytes_releases_receive() {
     for round in 0..20u8 {
         client.send_copy(&[round; 8]).unwrap();
         let message = Bytes::from(server.recv().unwrap().unwrap());
-        // Of two receives one is kept: the next message takes the other one, which the drop below has posted again.
+        // Of two receives one is kept: the next message takes the other one, which the drop below
+        // has posted again.
         kept.insert(0, (message.slice(..4), message));
         kept.truncate(1);
         assert_eq!(kept[0].0, [round; 4][..]);

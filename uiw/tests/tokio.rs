@@ -146,8 +146,8 @@ impl WakeFlag {
     }
 }
 
-/// The halves of a stream belong to different tasks: a reader that grants credits looks for room among the messages that the
-/// writer waits for.
+/// The halves of a stream belong to different tasks: a reader that grants credits looks for room
+/// among the messages that the writer waits for.
 #[tokio::test]
 async fn reader_keeps_wake_up_of_writer() {
     const PAYLOAD: usize = 256 << 10;

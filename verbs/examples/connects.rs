@@ -1,7 +1,8 @@
-//! `connects [SLICES]`: connections set up a second, 64 under way on both sides, beside TCP accept and connect.
+//! `connects [SLICES]`: connections set up a second, 64 under way on both sides, beside TCP accept
+//! and connect.
 //!
-//! Alternating slices of half a second over loopback, a thread a side; prints the rates of each round: ours, TCP's, and TCP's again
-//! (`cargo xtask bench connects`).
+//! Alternating slices of half a second over loopback, a thread a side; prints the rates of each
+//! round: ours, TCP's, and TCP's again (`cargo xtask bench connects`).
 
 use std::collections::HashMap;
 use std::io;
@@ -114,8 +115,8 @@ fn connect(to: SocketAddr, options: &Arc<ConnConfig>) -> usize {
     count
 }
 
-/// TCP connections a second. One is made when the server has accepted it, which its close shows: connects alone would run ahead
-/// and overflow the listener's queue.
+/// TCP connections a second. One is made when the server has accepted it, which its close shows:
+/// connects alone would run ahead and overflow the listener's queue.
 fn raw() -> io::Result<f64> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let to = listener.local_addr()?;

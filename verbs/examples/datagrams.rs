@@ -1,8 +1,11 @@
-//! `datagrams [ROUNDS]`: UD queue pairs beside a UDP socket, over loopback between two processes (`cargo xtask bench datagrams`).
+//! `datagrams [ROUNDS]`: UD queue pairs beside a UDP socket, over loopback between two processes
+//! (`cargo xtask bench datagrams`).
 //!
-//! The socket sends and receives datagrams of the same length by the same calls (sendmmsg with UDP_SEGMENT, recvmmsg with UDP_GRO) and
-//! computes the CRC at both ends. Rates are those at which less than 0.1 per cent is lost: each stack is paced, faster in steps until
-//! more is lost. Both spin; only ratios within a round are meaningful. Prints messages a second and microseconds of each round, ours and those of UDP.
+//! The socket sends and receives datagrams of the same length by the same calls (sendmmsg with
+//! UDP_SEGMENT, recvmmsg with UDP_GRO) and computes the CRC at both ends. Rates are those at which
+//! less than 0.1 per cent is lost: each stack is paced, faster in steps until more is lost. Both
+//! spin; only ratios within a round are meaningful. Prints messages a second and microseconds of
+//! each round, ours and those of UDP.
 
 use std::io::{BufRead, BufReader, Write as _};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -69,7 +72,8 @@ fn stay_on(processor: usize) {
 
 /// One end of a stack.
 trait StackEnd {
-    /// Returns the name that others send to: a port, and a number that means something to the stack.
+    /// Returns the name that others send to: a port, and a number that means something to the
+    /// stack.
     fn name(&self) -> u32;
     /// Sends `count` messages; waits for room.
     fn send(&mut self, to: u32, count: usize);
@@ -231,7 +235,8 @@ const COUNTING: u8 = 1;
 const ANSWERING: u8 = 2;
 const OVER: u8 = 3;
 
-/// The other process: counts messages, or answers each, as the lines of its standard input say. It sleeps otherwise.
+/// The other process: counts messages, or answers each, as the lines of its standard input say. It
+/// sleeps otherwise.
 fn child(end: &mut dyn StackEnd) -> ExitCode {
     println!("{}", end.name());
     let mode = Arc::new(AtomicU8::new(STOPPED));
@@ -354,8 +359,8 @@ impl StackPair {
         (sent as f64 / seconds, received as f64 / receiving.max(seconds), lost)
     }
 
-    /// Returns whether messages are sent and delivered at this rate, and too few are lost; in one of several short slices, as other programs
-    /// take the processors in others.
+    /// Returns whether messages are sent and delivered at this rate, and too few are lost; in one
+    /// of several short slices, as other programs take the processors in others.
     fn keeps(&mut self, rate: f64) -> bool {
         (0..TRIES).any(|_| {
             let (sent, delivered, lost) = self.paced(rate);
@@ -370,7 +375,8 @@ impl StackPair {
         while !self.keeps(rate) {
             rate *= 0.8;
         }
-        // A rate that fails may fail because of another program: some higher ones are tried before it is believed.
+        // A rate that fails may fail because of another program: some higher ones are tried before
+        // it is believed.
         let mut next = rate;
         for _ in 0..FAILURES {
             next *= STEP;

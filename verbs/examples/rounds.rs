@@ -1,7 +1,9 @@
-//! `rounds CASE N`: both ends of one connection in one thread, N rounds of one kind over the kernel's TCP.
+//! `rounds CASE N`: both ends of one connection in one thread, N rounds of one kind over the
+//! kernel's TCP.
 //!
-//! Made for counting instructions: nothing here sleeps, reads the clock or has a thread of its own, so that the difference of two
-//! runs with different N is the cost of a round (`cargo xtask bench instructions`).
+//! Made for counting instructions: nothing here sleeps, reads the clock or has a thread of its own,
+//! so that the difference of two runs with different N is the cost of a round
+//! (`cargo xtask bench instructions`).
 
 use std::process::ExitCode;
 use std::sync::Arc;

@@ -1,8 +1,10 @@
-//! `threads PATTERN SECONDS THREADS DEVICES QUEUES`: threads of which each drives both ends of a connection of its own.
+//! `threads PATTERN SECONDS THREADS DEVICES QUEUES`: threads of which each drives both ends of a
+//! connection of its own.
 //!
-//! The threads share one device, or have a device each. QUEUES: 1, a completion queue a thread; 2, one for each of its ends. Prints
-//! rounds (round trips or messages) a second of all together (`cargo xtask bench scaling`, which also builds it against older engines:
-//! only what has long been public is used here).
+//! The threads share one device, or have a device each. QUEUES: 1, a completion queue a thread; 2,
+//! one for each of its ends. Prints rounds (round trips or messages) a second of all together
+//! (`cargo xtask bench scaling`, which also builds it against older engines: only what has long
+//! been public is used here).
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -48,7 +50,8 @@ fn main() -> ExitCode {
     let counters: Vec<_> = (0..threads).map(|_| ThreadCounter::default()).collect();
     let stop = AtomicBool::new(false);
     let rate = std::thread::scope(|scope| {
-        // Most programs create their queues like this: the thread that creates them is not the one that polls them.
+        // Most programs create their queues like this: the thread that creates them is not the one
+        // that polls them.
         let connect = |device| ThreadPair::connect(device, queues, pattern);
         let pairs: Vec<_> = devices.iter().cycle().take(threads).map(connect).collect();
         for (counter, pair) in counters.iter().zip(pairs) {

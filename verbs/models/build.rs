@@ -1,4 +1,5 @@
-//! Chooses the types that the engine is compiled with: `cfg(loom)`, or `cfg(shuttle)` with the feature of that name.
+//! Chooses the types that the engine is compiled with: `cfg(loom)`, or `cfg(shuttle)` with the
+//! feature of that name.
 
 fn main() {
     let shuttle = std::env::var_os("CARGO_FEATURE_SHUTTLE").is_some();

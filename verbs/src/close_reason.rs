@@ -13,11 +13,14 @@ pub struct CloseReason {
     pub reason: Option<WireReason>,
     /// True if both sides closed in order, or the application wanted it.
     pub orderly: bool,
-    /// The connection was given up because the peer had acknowledged nothing for this long: [`ConnConfig::dead_after`](crate::ConnConfig::dead_after).
+    /// The connection was given up because the peer had acknowledged nothing for this long:
+    /// [`ConnConfig::dead_after`](crate::ConnConfig::dead_after).
     pub silent_for: Option<Duration>,
-    /// True if TCP was closed without TLS's close_notify: the peer's process was ended, or somebody has cut the stream.
+    /// True if TCP was closed without TLS's close_notify: the peer's process was ended, or somebody
+    /// has cut the stream.
     pub cut: bool,
-    /// The peer ended the connection before it sent anything: which kind of peer may have done so, and what to set.
+    /// The peer ended the connection before it sent anything: which kind of peer may have done so,
+    /// and what to set.
     pub suspect: Option<Suspect>,
 }
 

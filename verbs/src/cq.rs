@@ -38,14 +38,16 @@ pub struct CqConfig {
     pub channel: Option<Arc<CompChannel>>,
     /// True if completions carry the time.
     pub timestamps: bool,
-    /// The shard of connections whose receives complete here, less than [`Device::shards`]. By default the device chooses, and moves
-    /// the connections to a shard of the thread that polls the queue where threads disturb each other.
+    /// The shard of connections whose receives complete here, less than [`Device::shards`]. By
+    /// default the device chooses, and moves the connections to a shard of the thread that polls
+    /// the queue where threads disturb each other.
     pub shard: Option<usize>,
 }
 
 /// Receiver of the completions of a queue that has no ring.
 pub trait CompletionConsumer: Send + Sync {
-    /// Takes a completion. Locks of the engine are held: code of the application runs later, by a waker that is added to `wakes`.
+    /// Takes a completion. Locks of the engine are held: code of the application runs later, by a
+    /// waker that is added to `wakes`.
     fn complete(&self, wc: Wc, wakes: &mut Wakes);
 }
 
@@ -55,8 +57,9 @@ pub(crate) struct Cqe {
     pub(crate) solicited: bool,
 }
 
-/// A completion queue: a ring of fixed depth. A completion that finds it full is lost: the queue raises
-/// [`AsyncEvent::CqError`] once, and every queue pair that loses a completion enters the error state.
+/// A completion queue: a ring of fixed depth. A completion that finds it full is lost: the queue
+/// raises [`AsyncEvent::CqError`] once, and every queue pair that loses a completion enters the
+/// error state.
 pub struct Cq {
     num: u32,
     device: Device,
@@ -74,10 +77,11 @@ pub struct Cq {
     contention: PollContention,
     /// The shards of connections that complete here: a bit for each.
     shards: AtomicU64,
-    /// True if, when the queue was last armed, its channel had a descriptor that becomes readable when something arrives on one of these shards, by a watch or by
-    /// the background thread.
+    /// True if, when the queue was last armed, its channel had a descriptor that becomes readable
+    /// when something arrives on one of these shards, by a watch or by the background thread.
     watched: AtomicBool,
-    /// The next poll that finds nothing drives nothing. Stored without an order: a poll more or less that drives changes nothing.
+    /// The next poll that finds nothing drives nothing. Stored without an order: a poll more or
+    /// less that drives changes nothing.
     skips_drive: AtomicBool,
     /// Number of connections that complete here, by shard; `shards` is a copy.
     connections: Mutex<Vec<u32>>,
@@ -167,8 +171,8 @@ impl Cq {
         self.users.fetch_sub(1, Ordering::AcqRel);
     }
 
-    /// Returns the shard on which connections begin whose receives complete here: that of [`CqConfig::shard`], or the one that the
-    /// device assigned when it was first asked for.
+    /// Returns the shard on which connections begin whose receives complete here: that of
+    /// [`CqConfig::shard`], or the one that the device assigned when it was first asked for.
     pub fn shard(&self) -> usize {
         let assign = || self.options.shard.unwrap_or_else(|| self.driver().shard_for_queue());
         *self.shard.get_or_init(assign)
@@ -196,8 +200,8 @@ impl Cq {
         }
     }
 
-    /// Changes the depth; completions in the queue stay. For a smaller depth requests that are posted are served before, as their
-    /// completions count.
+    /// Changes the depth; completions in the queue stay. For a smaller depth requests that are
+    /// posted are served before, as their completions count.
     ///
     /// # Errors
     /// [`Error::Limit`] when more completions are queued than `depth`, [`Error::Zero`].
@@ -224,10 +228,11 @@ impl Cq {
 
     /// Takes up to `max` completions, oldest first; each goes to `each`. Returns how many.
     ///
-    /// When none is queued, the caller's thread drives the shards on which connections complete here, once, until one is queued
-    /// (`verbs/src/driver/progress`). A program that sleeps in poll(2) on the channel's descriptor is woken by what the sockets have,
-    /// and polls until nothing is left before it sleeps: that poll, the first empty one after a completion or after [`Cq::arm`], drives
-    /// only where requests wait to be sent.
+    /// When none is queued, the caller's thread drives the shards on which connections complete
+    /// here, once, until one is queued (`verbs/src/driver/progress`). A program that sleeps in
+    /// poll(2) on the channel's descriptor is woken by what the sockets have, and polls until
+    /// nothing is left before it sleeps: that poll, the first empty one after a completion or after
+    /// [`Cq::arm`], drives only where requests wait to be sent.
     pub fn poll_with(&self, max: usize, mut each: impl FnMut(Wc)) -> usize {
         self.poll_into(max, &mut |max| self.pop(max, &mut each))
     }
@@ -260,8 +265,8 @@ impl Cq {
         if self.is_empty() { 0 } else { pop(max) }
     }
 
-    /// Takes up to `max` completions as [`Cq::poll_with`] does, without driving: for a program that drives many queues at once
-    /// ([`Device::drive`], [`PollWaiter`](crate::PollWaiter)).
+    /// Takes up to `max` completions as [`Cq::poll_with`] does, without driving: for a program that
+    /// drives many queues at once ([`Device::drive`], [`PollWaiter`](crate::PollWaiter)).
     pub fn take_with(&self, max: usize, mut each: impl FnMut(Wc)) -> usize {
         if self.is_empty() { 0 } else { self.pop(max, &mut each) }
     }
@@ -271,7 +276,8 @@ impl Cq {
         self.poll_into(max, &mut |max| self.pop_all(max, out))
     }
 
-    /// Takes completions without driving the device. `each` is called without the queue's lock: it may post.
+    /// Takes completions without driving the device. `each` is called without the queue's lock: it
+    /// may post.
     pub(crate) fn pop(&self, max: usize, each: &mut impl FnMut(Wc)) -> usize {
         // What `each` brings about is for the next call.
         let max = max.min(self.queued.load(Ordering::Acquire));
@@ -326,8 +332,8 @@ impl Cq {
         count
     }
 
-    /// Asks for one event at the next completion (`ibv_req_notify_cq`). Poll once more after arming: what completed before
-    /// raises no event.
+    /// Asks for one event at the next completion (`ibv_req_notify_cq`). Poll once more after
+    /// arming: what completed before raises no event.
     pub fn arm(&self, arm: Arm) {
         {
             let mut inner = self.inner.lock();
@@ -396,21 +402,22 @@ impl Cq {
     fn note_left(&self, inner: &mut CompletionRing) {
         let queued = inner.ring.len();
         if queued == 0 {
-            // An empty ring begins anew: of one that empties repeatedly the same few places are used, which are in the cache.
+            // An empty ring begins anew: of one that empties repeatedly the same few places are
+            // used, which are in the cache.
             inner.ring.clear();
         }
         self.queued.store(queued, Ordering::Release);
         self.taken.store(inner.pushed - queued as u64, Ordering::Release);
     }
 
-    /// Returns the number of completions that have left the queue: those whose number is less, except a destroyed queue pair's, which leave from
-    /// anywhere.
+    /// Returns the number of completions that have left the queue: those whose number is less,
+    /// except a destroyed queue pair's, which leave from anywhere.
     pub(crate) fn taken(&self) -> u64 {
         self.taken.load(Ordering::Acquire)
     }
 
-    /// Adds a completion and gives its number, or gives it to the consumer. None when the queue has overflowed: then the caller's queue pair
-    /// enters the error state.
+    /// Adds a completion and gives its number, or gives it to the consumer. None when the queue has
+    /// overflowed: then the caller's queue pair enters the error state.
     pub(crate) fn push(&self, mut cqe: Cqe, wakes: &mut Wakes) -> Option<u64> {
         if let Some(consumer) = &self.consumer {
             consumer.complete(cqe.wc, wakes);
@@ -450,8 +457,8 @@ impl Cq {
         Some(number)
     }
 
-    /// Adds completions in order, and gives how many of them: all, or as many as the queue has room for. Then it has overflowed, and the
-    /// caller's queue pair enters the error state.
+    /// Adds completions in order, and gives how many of them: all, or as many as the queue has room
+    /// for. Then it has overflowed, and the caller's queue pair enters the error state.
     pub(crate) fn push_all(&self, cqes: impl IntoIterator<Item = Cqe>, wakes: &mut Wakes) -> usize {
         if let Some(consumer) = &self.consumer {
             return cqes.into_iter().map(|cqe| consumer.complete(cqe.wc, wakes)).count();
@@ -491,7 +498,8 @@ impl Cq {
         count
     }
 
-    /// Something has completed. `fires`: for which an event was asked for. Never a part of [`Cq::push`], which most queues leave without it.
+    /// Something has completed. `fires`: for which an event was asked for. Never a part of
+    /// [`Cq::push`], which most queues leave without it.
     #[inline(never)]
     fn notify(&self, channel: &CompChannel, fires: bool, wakes: &mut Wakes) {
         if fires {
@@ -526,8 +534,9 @@ impl Device {
         self.create_cq_with(depth, options, None)
     }
 
-    /// A completion queue whose completions a consumer takes: it is always empty, and does not overflow. The consumer holds at most as many
-    /// completions as requests were posted that it has not given back to the program.
+    /// A completion queue whose completions a consumer takes: it is always empty, and does not
+    /// overflow. The consumer holds at most as many completions as requests were posted that it has
+    /// not given back to the program.
     pub(crate) fn create_consumed_cq(
         &self,
         depth: u32,
@@ -601,7 +610,8 @@ mod tests {
         assert!(device.async_events().try_pop().is_none());
     }
 
-    /// Completions are taken in order and none twice, however many at a time, where the ring wraps and where it is full.
+    /// Completions are taken in order and none twice, however many at a time, where the ring wraps
+    /// and where it is full.
     #[test]
     fn completions_ordered_across_ring_wrap() {
         let device = Device::open().unwrap();

@@ -23,7 +23,8 @@ use uiw_llp::capture::{CaptureStack, PcapFile, PcapSink};
 
 /// Software iWARP device that runs in this process.
 ///
-/// Each opened device has its own driver and, by default, its own background thread. Clones are handles of the same device.
+/// Each opened device has its own driver and, by default, its own background thread. Clones are
+/// handles of the same device.
 ///
 /// ```
 /// # mod uiw { pub use uiw_verbs as raw; }
@@ -61,8 +62,8 @@ impl Device {
     /// Opens a device with `options` that uses the kernel's TCP.
     ///
     /// # Errors
-    /// The errors of [`Device::open`]; [`Error::Io`] if the capture file cannot be written; [`Error::Limit`] or [`Error::Zero`] if an option is
-    /// out of range.
+    /// The errors of [`Device::open`]; [`Error::Io`] if the capture file cannot be written;
+    /// [`Error::Limit`] or [`Error::Zero`] if an option is out of range.
     pub fn open_with(options: DeviceConfig) -> Result<Self> {
         let stack = uiw_llp::tcp::TcpStack::new().map_err(Error::io("opening the TCP stack"))?;
         Self::with_stack(Box::new(stack), options)
@@ -91,16 +92,17 @@ impl Device {
 
     /// Returns a handle of the same device with its own queue of asynchronous events.
     ///
-    /// The queue receives only the events of objects that are created through the new handle or its clones. Contexts that several calls of
-    /// `ibv_open_device` return for one device are separated in the same way.
+    /// The queue receives only the events of objects that are created through the new handle or its
+    /// clones. Contexts that several calls of `ibv_open_device` return for one device are separated
+    /// in the same way.
     #[must_use]
     pub fn with_own_events(&self) -> Self {
         self.driver.shared.counters.device_opened();
         Self::new(Arc::clone(&self.driver), self.lingering.clone())
     }
 
-    /// Returns the reference that an object of the device keeps. It does not count as a handle, because the program cannot drive the device
-    /// with it.
+    /// Returns the reference that an object of the device keeps. It does not count as a handle,
+    /// because the program cannot drive the device with it.
     pub(crate) fn for_object(&self) -> Self {
         let lingering = match &self.lingering {
             LingeringRef::Handle(lingering) => Arc::downgrade(lingering),
@@ -120,7 +122,8 @@ impl Device {
 
     /// Returns the lingering connections, which end with the last handle.
     ///
-    /// Returns `None` if a background thread drives the device, or if this is not a handle but the reference of an object.
+    /// Returns `None` if a background thread drives the device, or if this is not a handle but the
+    /// reference of an object.
     pub(crate) fn lingering(&self) -> Option<&Lingering> {
         match &self.lingering {
             LingeringRef::Handle(lingering) if self.driver.is_manual() => Some(lingering),
@@ -136,10 +139,11 @@ impl Device {
         &self.events
     }
 
-    /// Applies the device's [`FaultPlan`](crate::FaultPlan) to `call`: fails or delays it if a rule matches.
+    /// Applies the device's [`FaultPlan`](crate::FaultPlan) to `call`: fails or delays it if a rule
+    /// matches.
     ///
-    /// For layers above the engine, at calls that the engine cannot recognise, for instance because one of them makes several calls of the
-    /// engine.
+    /// For layers above the engine, at calls that the engine cannot recognise, for instance because
+    /// one of them makes several calls of the engine.
     ///
     /// # Errors
     /// [`Error::Injected`] if the plan makes the call fail.
@@ -147,13 +151,15 @@ impl Device {
         self.driver.shared.call(call)
     }
 
-    /// Returns the fault that the device's [`FaultPlan`](crate::FaultPlan) injects into `call`, a call of a connection manager above the engine.
+    /// Returns the fault that the device's [`FaultPlan`](crate::FaultPlan) injects into `call`, a
+    /// call of a connection manager above the engine.
     #[must_use]
     pub fn inject_cm(&self, call: CmCall) -> Option<CmFault> {
         self.driver.shared.faults.as_ref().and_then(|faults| faults.cm(call))
     }
 
-    /// Returns the file descriptors on which the device waits for its transport stack, one for each shard. Empty if the stack has none.
+    /// Returns the file descriptors on which the device waits for its transport stack, one for each
+    /// shard. Empty if the stack has none.
     ///
     /// A child process created by `fork` may close its inherited copies.
     #[must_use]
@@ -175,11 +181,12 @@ impl Device {
 
     /// Returns a snapshot of the device's counters, without taking a lock.
     ///
-    /// The snapshot has the messages and bytes by operation and direction, the waits, refusals and Terminates, for the device, each shard and
-    /// each connection. `uiw stat` shows the same numbers for programs that publish their counters ([`DeviceConfig::counters`]).
+    /// The snapshot has the messages and bytes by operation and direction, the waits, refusals and
+    /// Terminates, for the device, each shard and each connection. `uiw stat` shows the same
+    /// numbers for programs that publish their counters ([`DeviceConfig::counters`]).
     ///
-    /// Round-trip times and retransmissions are not among them, because the kernel counts these: [`uiw_llp::sock_diag::info`] queries them,
-    /// with some system calls for each connection.
+    /// Round-trip times and retransmissions are not among them, because the kernel counts these:
+    /// [`uiw_llp::sock_diag::info`] queries them, with some system calls for each connection.
     #[must_use]
     pub fn counters(&self) -> Snapshot {
         self.driver.shared.counters.snapshot()
@@ -205,35 +212,43 @@ impl Device {
         self.driver.shared.counters.is_published()
     }
 
-    /// Returns the queue of asynchronous events of the objects that were created through this handle or its clones.
+    /// Returns the queue of asynchronous events of the objects that were created through this
+    /// handle or its clones.
     #[must_use]
     pub fn async_events(&self) -> &EventQueue<AsyncEvent> {
         &self.events
     }
 
-    /// Drives the device for one round, and returns the amount of work done: 0 if there was nothing to do.
+    /// Drives the device for one round, and returns the amount of work done: 0 if there was nothing
+    /// to do.
     ///
-    /// With [`crate::Progress::Manual`] the program must call this, because no background thread drives the device.
+    /// With [`crate::Progress::Manual`] the program must call this, because no background thread
+    /// drives the device.
     pub fn pump(&self) -> usize {
         self.driver.pump()
     }
 
     /// Returns the time of the next time-out, of the device or of a user-space TCP stack.
     ///
-    /// With [`crate::Progress::Manual`], call [`Device::pump`] at that time even if nothing has arrived.
+    /// With [`crate::Progress::Manual`], call [`Device::pump`] at that time even if nothing has
+    /// arrived.
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
         self.driver.deadline()
     }
 
-    /// Waits, for at most `timeout`, until the connections of destroyed queue pairs have sent all their data. Returns whether they have.
+    /// Waits, for at most `timeout`, until the connections of destroyed queue pairs have sent all
+    /// their data. Returns whether they have.
     ///
-    /// Call this before the process exits, so that peers receive the last bytes. With a user-space TCP stack it then also ends all other
-    /// connections, as the kernel does for its own when a process exits.
+    /// Call this before the process exits, so that peers receive the last bytes. With a user-space
+    /// TCP stack it then also ends all other connections, as the kernel does for its own when a
+    /// process exits.
     ///
-    /// The background thread drives the device meanwhile, so this may be called from an `atexit` handler, when the thread-local storage of the
-    /// calling thread is already destroyed. With [`crate::Progress::Manual`] the calling thread drives the device. It may also be called from a
-    /// signal handler that has interrupted a round of the same thread: then it returns `false` after `timeout` at the latest.
+    /// The background thread drives the device meanwhile, so this may be called from an `atexit`
+    /// handler, when the thread-local storage of the calling thread is already destroyed. With
+    /// [`crate::Progress::Manual`] the calling thread drives the device. It may also be called from
+    /// a signal handler that has interrupted a round of the same thread: then it returns `false`
+    /// after `timeout` at the latest.
     pub fn wait_idle(&self, timeout: Duration) -> bool {
         let until = Instant::now() + timeout;
         let left = || until.saturating_duration_since(Instant::now());
@@ -259,11 +274,12 @@ impl Device {
         }
     }
 
-    /// Removes the addresses in `range` from all regions of [`Memory::foreign`](uiw_mem::Memory::foreign) memory, because the program is about to
-    /// unmap them.
+    /// Removes the addresses in `range` from all regions of
+    /// [`Memory::foreign`](uiw_mem::Memory::foreign) memory, because the program is about to unmap
+    /// them.
     ///
-    /// After this returns, no thread of the device accesses these addresses, even if other memory is mapped there. RDMA accesses to them fail. The
-    /// rest of each region stays accessible.
+    /// After this returns, no thread of the device accesses these addresses, even if other memory
+    /// is mapped there. RDMA accesses to them fail. The rest of each region stays accessible.
     pub fn discard_memory(&self, range: std::ops::Range<usize>) {
         self.driver.shared.table.discard(range);
     }
@@ -284,7 +300,8 @@ impl Device {
         self.driver.block_on(Instant::now().checked_add(timeout), |cx| future.as_mut().poll(cx))
     }
 
-    /// Like [`Device::block_on`], but calls a poll function instead of a future, and returns `None` if it is not ready by `deadline`.
+    /// Like [`Device::block_on`], but calls a poll function instead of a future, and returns `None`
+    /// if it is not ready by `deadline`.
     pub fn wait<T>(
         &self,
         deadline: Option<Instant>,
@@ -296,8 +313,8 @@ impl Device {
 
 /// Wraps `stack` in the layers that the options select.
 ///
-/// From the wire up these are the capture, transport faults, and TLS. So the capture records the bytes on the wire, and faults are injected below
-/// TLS.
+/// From the wire up these are the capture, transport faults, and TLS. So the capture records the
+/// bytes on the wire, and faults are injected below TLS.
 fn assemble(mut stack: Box<dyn TransportStack>, options: &DeviceConfig) -> Result<Box<dyn TransportStack>> {
     let sink = match &options.capture {
         Some(CaptureTarget::File(file)) => Some(shared_capture(file)?),
@@ -317,7 +334,8 @@ fn assemble(mut stack: Box<dyn TransportStack>, options: &DeviceConfig) -> Resul
     Ok(stack)
 }
 
-/// Returns the capture that writes to `file`. Devices of this process that name the same file share it.
+/// Returns the capture that writes to `file`. Devices of this process that name the same file share
+/// it.
 fn shared_capture(file: &PcapFile) -> Result<Arc<PcapSink>> {
     static SINKS: Mutex<BTreeMap<PathBuf, Weak<PcapSink>>> = Mutex::new(BTreeMap::new());
     let mut sinks = SINKS.lock();

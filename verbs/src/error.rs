@@ -1,4 +1,5 @@
-//! Errors of calls. Requests of the raw layer fail with a completion instead; the safe API reports those completions as errors, too.
+//! Errors of calls. Requests of the raw layer fail with a completion instead; the safe API reports
+//! those completions as errors, too.
 
 use crate::close_reason::CloseReason;
 use crate::qp::QpState;
@@ -128,7 +129,8 @@ pub enum Error {
         peer: SocketAddr,
         /// Private data.
         private_data: Vec<u8>,
-        /// IRD and ORD that it said, where it did: what it would have needed (RFC 6581 section 9.1).
+        /// IRD and ORD that it said, where it did: what it would have needed (RFC 6581 section
+        /// 9.1).
         peer_ird_ord: Option<(u16, u16)>,
         /// True if we had asked for Markers: the Linux siw driver, for one, rejects that.
         markers_asked: bool,
@@ -156,7 +158,8 @@ pub enum Error {
     TimedOut {
         /// The peer.
         peer: SocketAddr,
-        /// Whether TCP was connected and only the MPA Reply is missing: the program there may not speak iWARP.
+        /// Whether TCP was connected and only the MPA Reply is missing: the program there may not
+        /// speak iWARP.
         awaits_reply: bool,
         /// The time-out.
         after: Duration,
@@ -260,7 +263,8 @@ pub enum Error {
         /// Description of a local error: the request or receive, its value, and the limit.
         detail: Option<Arc<str>>,
     },
-    /// The connection was closed in order, by this end or by the peer, before the operation of the safe API was done.
+    /// The connection was closed in order, by this end or by the peer, before the operation of the
+    /// safe API was done.
     #[error("{peer}: the connection is closed")]
     Closed {
         /// The peer.

@@ -7,8 +7,8 @@ use uiw_datagram::Qpn;
 /// Something that happened to an object of the device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AsyncEvent {
-    /// The port does not work any more. The C libraries raise this and the next three when a network interface changes; in other programs only
-    /// a [`FaultPlan`](crate::FaultPlan) does.
+    /// The port does not work any more. The C libraries raise this and the next three when a
+    /// network interface changes; in other programs only a [`FaultPlan`](crate::FaultPlan) does.
     PortError,
     /// The port works again.
     PortActive,
@@ -47,7 +47,8 @@ pub enum AsyncEvent {
         /// Queue pair number.
         qp_num: u32,
     },
-    /// The last receive that a queue pair in error had taken from a shared receive queue has been returned.
+    /// The last receive that a queue pair in error had taken from a shared receive queue has been
+    /// returned.
     LastWqeReached {
         /// Queue pair number.
         qp_num: u32,

@@ -1,7 +1,7 @@
 //! Interface for layers that wait for completions without polling a queue.
 //!
-//! The safe API in the crate `uiw` is such a layer: it turns completions into futures, and lets the event loop of a runtime drive a device.
-//! Everything that it needs beyond the verbs is here.
+//! The safe API in the crate `uiw` is such a layer: it turns completions into futures, and lets the
+//! event loop of a runtime drive a device. Everything that it needs beyond the verbs is here.
 //!
 //! # Calls into the layer
 //! | called | by | what the layer does |
@@ -12,28 +12,35 @@
 //! | the waker of a [`ShardTask`] | any thread that posts, or has work for the shard | has the task call [`ShardTask::try_pump`] soon |
 //!
 //! # Calls into the engine
-//! A layer creates a queue without a ring ([`create_consumed_cq`]) and a queue pair that completes there. It posts a request in two steps:
-//! [`queue_send`] fixes its place in the send queue, and [`ring`] has it served, which may run wakers. So a layer can hold a lock of its own
-//! around the first step to keep requests in order, and release it before the second.
+//! A layer creates a queue without a ring ([`create_consumed_cq`]) and a queue pair that completes
+//! there. It posts a request in two steps: [`queue_send`] fixes its place in the send queue, and
+//! [`ring`] has it served, which may run wakers. So a layer can hold a lock of its own around the
+//! first step to keep requests in order, and release it before the second.
 //!
 //! # Locks
-//! The locks of the engine come before those that a [`CompletionConsumer`] takes. No lock that it takes may be held during a call
-//! into the engine, except [`local_error`], whose lock is never held while a consumer is called. A lock that is held only around [`queue_send`] must not be taken by the consumer; any other thread may wait for it, as
-//! no code of the application runs meanwhile.
+//! The locks of the engine come before those that a [`CompletionConsumer`] takes. No lock that it
+//! takes may be held during a call into the engine, except [`local_error`], whose lock is never
+//! held while a consumer is called. A lock that is held only around [`queue_send`] must not be
+//! taken by the consumer; any other thread may wait for it, as no code of the application runs
+//! meanwhile.
 //!
 //! # Wake-ups
-//! No wake-up is lost: a future registers its waker ([`register_waker`]) under the lock with which the consumer stores the outcome, and looks
-//! for the outcome under the same lock before. A waker is called at least once after each completion that it waits for, perhaps before
-//! the thread that registered it has returned, and perhaps without a reason.
+//! No wake-up is lost: a future registers its waker ([`register_waker`]) under the lock with which
+//! the consumer stores the outcome, and looks for the outcome under the same lock before. A waker
+//! is called at least once after each completion that it waits for, perhaps before the thread that
+//! registered it has returned, and perhaps without a reason.
 //!
 //! # Lifetimes
-//! After a [`Qp`] was dropped nothing completes there any more, though the engine may keep the queue and so its consumer for longer. Objects of a
-//! device do not keep its handles: a layer keeps the handle ([`device_of`]) that it drives the device with. On a device with
-//! [`Progress::Manual`](crate::Progress::Manual) nobody drives a connection after the last handle is dropped, so that a connection that keeps
-//! itself until its requests have completed registers for that moment ([`end_with_last_handle`]).
+//! After a [`Qp`] was dropped nothing completes there any more, though the engine may keep the
+//! queue and so its consumer for longer. Objects of a device do not keep its handles: a layer keeps
+//! the handle ([`device_of`]) that it drives the device with. On a device with
+//! [`Progress::Manual`](crate::Progress::Manual) nobody drives a connection after the last handle
+//! is dropped, so that a connection that keeps itself until its requests have completed registers
+//! for that moment ([`end_with_last_handle`]).
 //!
 //! # Configuration
-//! [`connection_options`] gives a configuration type of the layer the setters of [`ConnConfig`](crate::ConnConfig), from the same definition.
+//! [`connection_options`] gives a configuration type of the layer the setters of
+//! [`ConnConfig`](crate::ConnConfig), from the same definition.
 
 pub use crate::connection_options;
 pub use crate::cq::CompletionConsumer;
@@ -60,8 +67,8 @@ pub fn device_of(pd: &Pd) -> Device {
     pd.device().to_handle()
 }
 
-/// Creates a completion queue that gives its completions to `consumer`. It is always empty, and does not overflow: the consumer holds at
-/// most as many completions as requests were posted.
+/// Creates a completion queue that gives its completions to `consumer`. It is always empty, and
+/// does not overflow: the consumer holds at most as many completions as requests were posted.
 ///
 /// # Errors
 /// The errors are those of [`Device::create_cq`].
@@ -79,15 +86,16 @@ pub fn with_long_messages(init: QpInit, bytes: u32) -> QpInit {
     init.max_message(bytes)
 }
 
-/// Takes the message that was received for receive `wr_id` of a queue pair [with long messages](with_long_messages), if it is longer than the
-/// receive. It counts against the limit until [`release_long_message`].
+/// Takes the message that was received for receive `wr_id` of a queue pair
+/// [with long messages](with_long_messages), if it is longer than the receive. It counts against
+/// the limit until [`release_long_message`].
 #[must_use]
 pub fn take_long_message(qp: &Qp, wr_id: u64) -> Option<Vec<u8>> {
     qp.0.long.as_ref()?.take(wr_id)
 }
 
-/// Makes room for the next message: one of `len` bytes from [`take_long_message`] was dropped. The caller then posts the receive again, which
-/// wakes a stream that waits for this room.
+/// Makes room for the next message: one of `len` bytes from [`take_long_message`] was dropped. The
+/// caller then posts the receive again, which wakes a stream that waits for this room.
 pub fn release_long_message(qp: &Qp, len: usize) {
     if let Some(messages) = &qp.0.long {
         messages.release(len);
@@ -106,7 +114,8 @@ pub unsafe fn queue_send(qp: &Qp, wr: SendWr<'_>) -> (Result<()>, Doorbell) {
     (posted.map_err(|refused| refused.error), doorbell)
 }
 
-/// Serves the requests that were queued when `doorbell` was returned. It may run wakers: the caller holds no lock that they take.
+/// Serves the requests that were queued when `doorbell` was returned. It may run wakers: the caller
+/// holds no lock that they take.
 pub fn ring(qp: &Qp, doorbell: Doorbell) {
     doorbell.ring(&qp.0);
 }
@@ -122,26 +131,29 @@ pub unsafe fn post_receive(qp: &Qp, wr_id: u64, sge: Sge) -> Result<()> {
     qp.0.post_recv([RecvWr { wr_id, sges: &[sge] }]).map_err(|refused| refused.error)
 }
 
-/// Returns a description of the last local error of `qp`: the request or receive, its value and the limit.
+/// Returns a description of the last local error of `qp`: the request or receive, its value and the
+/// limit.
 #[must_use]
 pub fn local_error(qp: &Qp) -> Option<Arc<str>> {
     qp.0.local_error()
 }
 
-/// Aborts the connection of `qp` unless it has ended within `timeout`. Returns whether there is a connection.
+/// Aborts the connection of `qp` unless it has ended within `timeout`. Returns whether there is a
+/// connection.
 pub fn limit_lifetime(qp: &Qp, timeout: Duration) -> bool {
     crate::qp::limit_lifetime(&qp.0, timeout)
 }
 
-/// Registers a connection whose [`Linger::end_lingering`] is called when the last handle of `device` is dropped. Does nothing on a device
-/// that other threads drive.
+/// Registers a connection whose [`Linger::end_lingering`] is called when the last handle of
+/// `device` is dropped. Does nothing on a device that other threads drive.
 pub fn end_with_last_handle(device: &Device, connection: Weak<dyn Linger>) {
     if let Some(lingering) = device.lingering() {
         lingering.add(connection);
     }
 }
 
-/// Role of driving one shard of a device, held by the task of a runtime. While it exists, the background thread of the shard sleeps.
+/// Role of driving one shard of a device, held by the task of a runtime. While it exists, the
+/// background thread of the shard sleeps.
 pub struct ShardTask {
     shard: Arc<Shard>,
     active: ActiveTask,
@@ -154,8 +166,8 @@ impl std::fmt::Debug for ShardTask {
 }
 
 impl ShardTask {
-    /// Takes the role for shard `index`, less than [`Device::shards`]. Returns `None` if another task or thread has it. `waker` is asked only
-    /// if the role is free.
+    /// Takes the role for shard `index`, less than [`Device::shards`]. Returns `None` if another
+    /// task or thread has it. `waker` is asked only if the role is free.
     ///
     /// # Panics
     /// If there is no such shard.
@@ -165,7 +177,8 @@ impl ShardTask {
         Some(Self { shard, active })
     }
 
-    /// Returns the descriptor that is readable, edge-triggered, when something has arrived; `None` if the stack has none.
+    /// Returns the descriptor that is readable, edge-triggered, when something has arrived; `None`
+    /// if the stack has none.
     #[must_use]
     pub fn wait_fd(&self) -> Option<Arc<OwnedFd>> {
         self.active.set()
@@ -177,8 +190,8 @@ impl ShardTask {
         self.active.timer()
     }
 
-    /// Makes one round that polls the stack, after its descriptor was readable. Returns whether the stack may have more events; `None`
-    /// while another thread drives.
+    /// Makes one round that polls the stack, after its descriptor was readable. Returns whether the
+    /// stack may have more events; `None` while another thread drives.
     #[must_use]
     pub fn pump_events(&self) -> Option<bool> {
         self.shard.pump_events()

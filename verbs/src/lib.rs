@@ -1,4 +1,5 @@
-//! iWARP verbs in user space: devices, protection domains, memory, queues, queue pairs, and the connection manager.
+//! iWARP verbs in user space: devices, protection domains, memory, queues, queue pairs, and the
+//! connection manager.
 //!
 //! ```text
 //!   application            engine                                        wire
@@ -6,9 +7,9 @@
 //!   poll_cq    ◄─ cq ◄─ mem ◄─── conn ◄─ stream::Receiver: rdmap ◄─ ddp ◄─ mpa ◄─ llp
 //! ```
 //!
-//! The types at this level are the *raw layer*: one to one with verbs, with the memory rules in the hands of the caller
-//! ([`Qp::post_send`] is `unsafe`). No extra thread is needed: the caller's drives while it polls, posts or waits, a background
-//! thread when it does not.
+//! The types at this level are the *raw layer*: one to one with verbs, with the memory rules in the
+//! hands of the caller ([`Qp::post_send`] is `unsafe`). No extra thread is needed: the caller's
+//! drives while it polls, posts or waits, a background thread when it does not.
 
 #![warn(missing_debug_implementations)]
 

@@ -9,8 +9,8 @@ pub trait Linger: Send + Sync {
     fn end_lingering(&self);
 }
 
-/// Lingering connections of a device with [`crate::Progress::Manual`]. The device's handles share it, and with the last of them it ends
-/// those connections: no call can drive them any more.
+/// Lingering connections of a device with [`crate::Progress::Manual`]. The device's handles share
+/// it, and with the last of them it ends those connections: no call can drive them any more.
 #[derive(Default)]
 pub(crate) struct Lingering(Mutex<Vec<Weak<dyn Linger>>>);
 

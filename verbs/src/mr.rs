@@ -40,8 +40,8 @@ impl RemoteMr {
     /// Reads what [`RemoteMr::to_bytes`] wrote.
     ///
     /// # Errors
-    /// [`Error::RemoteAddress`] unless there are exactly 20 bytes; [`Error::Limit`] for more memory than this machine can
-    /// address.
+    /// [`Error::RemoteAddress`] unless there are exactly 20 bytes; [`Error::Limit`] for more memory
+    /// than this machine can address.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         if bytes.len() != Self::LEN {
             return Err(Error::RemoteAddress { given: bytes.len() });
@@ -140,7 +140,8 @@ impl RawMr {
         RemoteMr { addr: region.base(), rkey: region.stag(), len: region.len() }
     }
 
-    /// Changes protection domain, memory or rights (`ibv_rereg_mr`). The keys change with the memory.
+    /// Changes protection domain, memory or rights (`ibv_rereg_mr`). The keys change with the
+    /// memory.
     ///
     /// # Errors
     /// The region is as before.
@@ -261,7 +262,8 @@ impl Drop for FastMr {
 }
 
 impl Pd {
-    /// Registers memory; `base` is the tagged offset of its first byte, for peers and for elements of ours.
+    /// Registers memory; `base` is the tagged offset of its first byte, for peers and for elements
+    /// of ours.
     ///
     /// # Errors
     /// [`Error::Register`].
@@ -313,8 +315,8 @@ pub(crate) fn fast_register(
     let entry = table.entry(stag).filter(|entry| entry.pd() == pd);
     let entry = entry.ok_or(FastRegisterError::NotFastRegister { stag })?;
     let len = usize::try_from(request.length).unwrap_or(usize::MAX);
-    // SAFETY: the request came through `Qp::post_send`, whose caller vouches for the memory of a fast-register request until
-    // its STag is invalidated or freed.
+    // SAFETY: the request came through `Qp::post_send`, whose caller vouches for the memory of a
+    // fast-register request until its STag is invalidated or freed.
     let memory = unsafe { Memory::borrowed(request.addr as *mut u8, len) }.shared();
     table.fast_register(&entry, memory, request.base, request.access, Some(stream), stag.key())?;
     Ok(())

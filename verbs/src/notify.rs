@@ -1,4 +1,5 @@
-//! Notification: queues of events with an optional descriptor, and wake-ups that are executed after every lock is released.
+//! Notification: queues of events with an optional descriptor, and wake-ups that are executed after
+//! every lock is released.
 
 use crate::comp_channel::WithheldToken;
 use crate::driver::ChannelSet;
@@ -94,8 +95,9 @@ impl Wakes {
         }
     }
 
-    /// Like [`Wakes::give`], for wake-ups that are due by a post of this thread and nothing else: tokens may be withheld. `may_withhold`: whether
-    /// the program sleeps only until an arrival, and another thread releases the token in time.
+    /// Like [`Wakes::give`], for wake-ups that are due by a post of this thread and nothing else:
+    /// tokens may be withheld. `may_withhold`: whether the program sleeps only until an arrival,
+    /// and another thread releases the token in time.
     pub(crate) fn give_after_post(self, may_withhold: impl Fn(&Arc<WithheldToken>) -> bool) {
         if self.is_empty() {
             return;
@@ -108,14 +110,16 @@ impl Wakes {
     }
 }
 
-/// An event descriptor in semaphore mode that holds one token for each queued event, but for those that are withheld.
+/// An event descriptor in semaphore mode that holds one token for each queued event, but for those
+/// that are withheld.
 ///
-/// The descriptor is created by the first request for it: ten thousand idle connections hold no descriptors besides their sockets.
+/// The descriptor is created by the first request for it: ten thousand idle connections hold no
+/// descriptors besides their sockets.
 #[derive(Default)]
 pub(crate) struct Tokens {
     fd: OnceLock<OwnedFd>,
-    /// Positive: events taken before their token was written; that many tokens are not written any more. Negative: events that are queued
-    /// and whose token is withheld.
+    /// Positive: events taken before their token was written; that many tokens are not written any
+    /// more. Negative: events that are queued and whose token is withheld.
     balance: Mutex<i32>,
 }
 
@@ -185,7 +189,8 @@ impl Tokens {
 
     /// Takes a token. False: there is none.
     fn read(fd: &OwnedFd) -> bool {
-        // The descriptor may be blocking (the application decides); RWF_NOWAIT reads without blocking either way.
+        // The descriptor may be blocking (the application decides); RWF_NOWAIT reads without
+        // blocking either way.
         let mut token = [0u8; 8];
         let read = rustix::io::preadv2(
             fd,
@@ -215,7 +220,8 @@ struct EventItems<T> {
     standing: Option<Waker>,
 }
 
-/// An empty queue keeps memory for at most this many events; more, from a burst of connections, is freed.
+/// An empty queue keeps memory for at most this many events; more, from a burst of connections, is
+/// freed.
 const KEPT: usize = 64;
 
 impl<T> EventItems<T> {
@@ -264,8 +270,9 @@ impl<T> EventQueue<T> {
         }
     }
 
-    /// `waker` is woken by each event from now on, in the place of the one that was given before: for a program that looks often and mostly
-    /// finds nothing, which would register a waker each time. What is queued already does not wake it.
+    /// `waker` is woken by each event from now on, in the place of the one that was given before:
+    /// for a program that looks often and mostly finds nothing, which would register a waker each
+    /// time. What is queued already does not wake it.
     ///
     /// ```
     /// # mod uiw { pub use uiw_verbs as raw; }
@@ -295,7 +302,8 @@ impl<T> EventQueue<T> {
         drop(before);
     }
 
-    /// Adds an event of the program's own and wakes the threads and tasks that wait. Wakers run: no lock that they need may be held.
+    /// Adds an event of the program's own and wakes the threads and tasks that wait. Wakers run: no
+    /// lock that they need may be held.
     pub fn post(&self, item: T) {
         let mut wakes = Wakes::default();
         self.push(item, &mut wakes);
@@ -307,7 +315,8 @@ impl<T> EventQueue<T> {
         &self.tokens
     }
 
-    /// Moves the events for which `which` returns true to the end of another queue, in order, with their tokens.
+    /// Moves the events for which `which` returns true to the end of another queue, in order, with
+    /// their tokens.
     pub(crate) fn move_to(&self, other: &Self, which: impl FnMut(&T) -> bool, wakes: &mut Wakes) {
         for item in self.remove_if(which) {
             other.push(item, wakes);
@@ -327,9 +336,10 @@ impl<T> EventQueue<T> {
         Some(item)
     }
 
-    /// The oldest event, for a caller that has read one token from the descriptor itself: a blocking read is the one wait that
-    /// signals restart or interrupt as the program asked for. Nothing when another thread took the event meanwhile; the token
-    /// is put back if it is another event's.
+    /// The oldest event, for a caller that has read one token from the descriptor itself: a
+    /// blocking read is the one wait that signals restart or interrupt as the program asked for.
+    /// Nothing when another thread took the event meanwhile; the token is put back if it is another
+    /// event's.
     pub fn pop_with_token(&self) -> Option<T> {
         let item = {
             let mut inner = self.inner.lock();
@@ -343,8 +353,8 @@ impl<T> EventQueue<T> {
         item
     }
 
-    /// Takes the oldest event for which `before` returns true in place of `item`, the event just taken, which becomes the oldest one again.
-    /// Returns `item` where there is none.
+    /// Takes the oldest event for which `before` returns true in place of `item`, the event just
+    /// taken, which becomes the oldest one again. Returns `item` where there is none.
     pub fn exchange(&self, item: T, before: impl FnMut(&T) -> bool) -> T {
         let mut inner = self.inner.lock();
         let found = inner.items.iter().position(before).and_then(|place| inner.items.remove(place));
@@ -354,7 +364,8 @@ impl<T> EventQueue<T> {
         found
     }
 
-    /// Runs `find`, which may add an event from this thread, and takes the oldest event: no token is written for an event of `find`.
+    /// Runs `find`, which may add an event from this thread, and takes the oldest event: no token
+    /// is written for an event of `find`.
     pub(crate) fn pop_found(&self, find: impl FnOnce()) -> Option<T> {
         self.tokens.borrow();
         find();
@@ -408,8 +419,9 @@ impl<T> EventQueue<T> {
         self.len() == 0
     }
 
-    /// A descriptor that is readable while events are queued: for poll(2), epoll and the like, not for reading. As the kernel's, it is
-    /// never reported writable (an eventfd always is): a program that watches it in both directions sleeps.
+    /// A descriptor that is readable while events are queued: for poll(2), epoll and the like, not
+    /// for reading. As the kernel's, it is never reported writable (an eventfd always is): a
+    /// program that watches it in both directions sleeps.
     ///
     /// # Errors
     /// [`Error::Io`] when the process has no descriptor left.
@@ -421,8 +433,9 @@ impl<T> EventQueue<T> {
         Ok(self.set.get_or_init(|| set).as_fd())
     }
 
-    /// A semaphore (eventfd) with one token for each queued event, for a thread that waits in a blocking read of it and then calls
-    /// [`EventQueue::pop_with_token`]; [`EventQueue::try_pop`] takes the token itself.
+    /// A semaphore (eventfd) with one token for each queued event, for a thread that waits in a
+    /// blocking read of it and then calls [`EventQueue::pop_with_token`]; [`EventQueue::try_pop`]
+    /// takes the token itself.
     ///
     /// # Errors
     /// [`Error::Io`] when the process has no descriptor left.

@@ -15,8 +15,9 @@ pub enum PeerProfile {
     /// None: the RFCs.
     #[default]
     Rfc,
-    /// The Linux siw driver with `try_gso`: its private flag 0x08 is set in our Request and returned in our Reply, whereupon it
-    /// sends FPDUs larger than a TCP segment. The stock driver has `try_gso` off and takes no notice.
+    /// The Linux siw driver with `try_gso`: its private flag 0x08 is set in our Request and
+    /// returned in our Reply, whereupon it sends FPDUs larger than a TCP segment. The stock driver
+    /// has `try_gso` off and takes no notice.
     SiwGso,
 }
 
@@ -49,63 +50,77 @@ macro_rules! options {
     };
 }
 
-/// Definition of the connection options: calls `$callback` with `$before` and the fields, each with its documentation, type and default.
+/// Definition of the connection options: calls `$callback` with `$before` and the fields, each with
+/// its documentation, type and default.
 ///
-/// [`ConnConfig`] and the configuration of a safe connection in the crate `uiw` have the same setters by it.
+/// [`ConnConfig`] and the configuration of a safe connection in the crate `uiw` have the same
+/// setters by it.
 #[macro_export]
 macro_rules! connection_options {
     ($callback:ident, $($before:tt)*) => {
         $callback! { $($before)* {
             /// Highest MPA revision. Default: 2.
             revision: $crate::Revision = $crate::Revision::Two,
-            /// Asks for CRC32C. Default: true. It is on if either side asks; there is no way to refuse (RFC 5044 section 7.1).
+            /// Asks for CRC32C. Default: true. It is on if either side asks; there is no way to
+            /// refuse (RFC 5044 section 7.1).
             crc: bool = true,
             /// Asks the peer to put Markers into what it sends here. Default: false.
             markers: bool = false,
-            /// Peer-to-peer mode (RFC 6581 section 9.2): either side may send first. Revision 1 cannot negotiate it: there an initiator sends a
-            /// zero-length Read (else a zero-length Write: see `rtr`) before anything else, as some adapters require. Default: true.
+            /// Peer-to-peer mode (RFC 6581 section 9.2): either side may send first. Revision 1
+            /// cannot negotiate it: there an initiator sends a zero-length Read (else a zero-length
+            /// Write: see `rtr`) before anything else, as some adapters require. Default: true.
             peer_to_peer: bool = true,
             /// RTR kinds offered. Default: all.
             rtr: $crate::RtrKinds = $crate::RtrKinds::ALL,
-            /// Reads and atomics that the peer may have outstanding here. Default: 1,024; at most [`Limits::max_rd_atomic`]. Memory for them is
-            /// taken when they come, and given back behind a burst.
+            /// Reads and atomics that the peer may have outstanding here. Default: 1,024; at most
+            /// [`Limits::max_rd_atomic`]. Memory for them is taken when they come, and given back
+            /// behind a burst.
             ird: u16 = 1024,
-            /// Reads and atomics that this end may have outstanding. Default: 1,024; at most [`Limits::max_rd_atomic`], and never more than the
-            /// peer's IRD, or 128 towards a peer that announces none.
+            /// Reads and atomics that this end may have outstanding. Default: 1,024; at most
+            /// [`Limits::max_rd_atomic`], and never more than the peer's IRD, or 128 towards a peer
+            /// that announces none.
             ord: u16 = 1024,
             /// FPDU size. Default: [`FpduSize::Auto`](crate::FpduSize::Auto).
             fpdu: $crate::FpduSize = $crate::FpduSize::Auto,
-            /// The exchange of capabilities with uiw peers (`docs/wire-extensions.md`). Default: on.
+            /// The exchange of capabilities with uiw peers (`docs/wire-extensions.md`). Default:
+            /// on.
             capabilities: $crate::CapabilityExchange = $crate::CapabilityExchange::On,
             /// A named departure from the RFCs, for one kind of peer. Default: none.
             profile: $crate::PeerProfile = $crate::PeerProfile::Rfc,
-            /// Requests whose payload is copied before its CRC is computed, for callers that rewrite buffers in flight. Default: [`StableTx::Off`](crate::StableTx::Off).
+            /// Requests whose payload is copied before its CRC is computed, for callers that
+            /// rewrite buffers in flight. Default: [`StableTx::Off`](crate::StableTx::Off).
             stable_tx: $crate::StableTx = $crate::StableTx::Off,
-            /// Acknowledged completion: a Write or Send completes when a zero-length Read behind it has returned, or with the status of
-            /// the peer's Terminate, instead of when TCP has taken its bytes. Success then says that the peer has placed it, and an
-            /// error lands on the request that caused it; it costs a round trip. Needs an ORD of at least 1. Default: false.
-            acknowledged: bool = false,
-            /// A peer that closes in order while nothing of this end is under way, or whose queue pair enters the error state (Terminate:
-            /// local catastrophic error), leaves the queue pair as it is, waiting for another connection: in RTS, its receives posted. So does
-            /// InfiniBand, where a queue pair does not detect the other one's end.
+            /// Acknowledged completion: a Write or Send completes when a zero-length Read behind it
+            /// has returned, or with the status of the peer's Terminate, instead of when TCP has
+            /// taken its bytes. Success then says that the peer has placed it, and an error lands
+            /// on the request that caused it; it costs a round trip. Needs an ORD of at least 1.
             /// Default: false.
+            acknowledged: bool = false,
+            /// A peer that closes in order while nothing of this end is under way, or whose queue
+            /// pair enters the error state (Terminate: local catastrophic error), leaves the queue
+            /// pair as it is, waiting for another connection: in RTS, its receives posted. So does
+            /// InfiniBand, where a queue pair does not detect the other one's end. Default: false.
             outlives_peer: bool = false,
             /// Time for TCP and MPA set-up together. Default: 10 s.
             startup_timeout: std::time::Duration = std::time::Duration::from_secs(10),
-            /// Time during which a refused TCP connection is retried, from the first refusal on: a program may announce its port before it
-            /// listens. Default: zero, which is one attempt.
+            /// Time during which a refused TCP connection is retried, from the first refusal on: a
+            /// program may announce its port before it listens. Default: zero, which is one
+            /// attempt.
             refused_retry_time: std::time::Duration = std::time::Duration::ZERO,
-            /// Time that an inbound Send may wait for a receive before the stream is terminated: zero is not at all,
-            /// [`Duration::MAX`](std::time::Duration::MAX) for ever. While it waits nothing is read, so that the sender waits as on TCP. Default: 1 s with [`ConnConfig`], for ever with
-            /// `uiw::ConnectionConfig`.
+            /// Time that an inbound Send may wait for a receive before the stream is terminated:
+            /// zero is not at all, [`Duration::MAX`](std::time::Duration::MAX) for ever. While it
+            /// waits nothing is read, so that the sender waits as on TCP. Default: 1 s with
+            /// [`ConnConfig`], for ever with `uiw::ConnectionConfig`.
             no_receive_timeout: std::time::Duration = std::time::Duration::from_secs(1),
-            /// Longest time of an orderly close, after which the connection is cut. Default: 5 s with [`ConnConfig`], 60 s with
-            /// `uiw::ConnectionConfig`.
+            /// Longest time of an orderly close, after which the connection is cut. Default: 5 s
+            /// with [`ConnConfig`], 60 s with `uiw::ConnectionConfig`.
             close_timeout: std::time::Duration = std::time::Duration::from_secs(5),
-            /// Falls back to MPA revision 1 when a peer closes or resets the connection on revision 2 before any Reply byte. Default: true.
+            /// Falls back to MPA revision 1 when a peer closes or resets the connection on revision
+            /// 2 before any Reply byte. Default: true.
             fallback: bool = true,
-            /// The TCP connection. One that is accepted has been made with the listener's; only another congestion control can still
-            /// be had then. Default: [`TransportConfig::default`](crate::TransportConfig::default).
+            /// The TCP connection. One that is accepted has been made with the listener's; only
+            /// another congestion control can still be had then. Default:
+            /// [`TransportConfig::default`](crate::TransportConfig::default).
             stream: $crate::TransportConfig = $crate::TransportConfig::default(),
         } }
     };
@@ -113,15 +128,17 @@ macro_rules! connection_options {
 
 connection_options! {
     options,
-    /// Options of one connection, or of every connection of a listener, for the raw layer. `uiw::ConnectionConfig` has the same ones.
+    /// Options of one connection, or of every connection of a listener, for the raw layer.
+    /// `uiw::ConnectionConfig` has the same ones.
     pub struct ConnConfig
 }
 
 impl ConnConfig {
-    /// Time without any acknowledgement after which the peer counts as dead, which ends the connection: on a busy connection, and on
-    /// an idle one by probes. A peer that acknowledges but receives nothing, as it is busy, is not dead. Default: 15 minutes;
-    /// `None` is the system's own time. On the kernel's TCP a longer time than the kernel's (`tcp_retries2`, about 15 minutes) has no
-    /// effect while bytes wait for an acknowledgement.
+    /// Time without any acknowledgement after which the peer counts as dead, which ends the
+    /// connection: on a busy connection, and on an idle one by probes. A peer that acknowledges but
+    /// receives nothing, as it is busy, is not dead. Default: 15 minutes; `None` is the system's
+    /// own time. On the kernel's TCP a longer time than the kernel's (`tcp_retries2`, about 15
+    /// minutes) has no effect while bytes wait for an acknowledgement.
     #[must_use]
     pub fn dead_after(mut self, time: impl Into<Option<Duration>>) -> Self {
         self.stream.dead_after = time.into();
@@ -166,17 +183,20 @@ pub enum Progress {
     /// The caller's thread when it polls, posts or waits; a background thread when it does not.
     #[default]
     Thread,
-    /// Only calls of [`crate::Device::pump`]: for simulated links and for embedding into a loop of one's own.
+    /// Only calls of [`crate::Device::pump`]: for simulated links and for embedding into a loop of
+    /// one's own.
     Manual,
 }
 
-/// Functions called before and after a thread's work for a device, whichever call brings it to drive: for a program that has to change a
-/// property of the thread meanwhile, as the C libraries do with cancellation.
+/// Functions called before and after a thread's work for a device, whichever call brings it to
+/// drive: for a program that has to change a property of the thread meanwhile, as the C libraries
+/// do with cancellation.
 #[derive(Clone, Copy, Debug)]
 pub struct ProgressHooks {
     /// Called when the thread has taken the device.
     pub enter: fn() -> i32,
-    /// Called with what `enter` returned, when the thread has let go and all that follows from its work is done.
+    /// Called with what `enter` returned, when the thread has let go and all that follows from its
+    /// work is done.
     pub leave: fn(i32),
 }
 
@@ -207,10 +227,12 @@ options! {
         max_rd_atomic: u16 = 0x3FFE,
         /// Connections in set-up at one listener. Default: 1,024.
         max_half_open: u32 = 1024,
-        /// Bytes held for partly received FPDUs and for stalled streams, of all connections together. Default: 256 MiB.
+        /// Bytes held for partly received FPDUs and for stalled streams, of all connections
+        /// together. Default: 256 MiB.
         max_held_bytes: usize = 256 << 20,
-        /// Bytes of messages that are longer than their receive buffer and have not come as a whole, of all connections together
-        /// (`uiw::ConnectionConfig::max_message`). A connection that needs more ends. Default: 1 GiB.
+        /// Bytes of messages that are longer than their receive buffer and have not come as a
+        /// whole, of all connections together (`uiw::ConnectionConfig::max_message`). A connection
+        /// that needs more ends. Default: 1 GiB.
         max_unfinished_bytes: usize = 1 << 30,
     }
 }
@@ -254,7 +276,8 @@ impl DeviceConfig {
         self
     }
 
-    /// Faults of calls, completions and events, for tests of a program's handling of errors. Default: none.
+    /// Faults of calls, completions and events, for tests of a program's handling of errors.
+    /// Default: none.
     #[must_use]
     pub fn faults(mut self, plan: FaultPlan) -> Self {
         self.faults = plan;
@@ -268,17 +291,18 @@ impl DeviceConfig {
         self
     }
 
-    /// Shards, each with an event set and a lock of its own: so many threads can move bytes at the same time. Default: as many as
-    /// the process has cores, at most 8, which `None` means too. At most 64. A stack whose connections can only be driven together has one.
+    /// Shards, each with an event set and a lock of its own: so many threads can move bytes at the
+    /// same time. Default: as many as the process has cores, at most 8, which `None` means too. At
+    /// most 64. A stack whose connections can only be driven together has one.
     #[must_use]
     pub fn shards(mut self, shards: impl Into<Option<usize>>) -> Self {
         self.shards = shards.into();
         self
     }
 
-    /// Encrypts every connection by TLS 1.3 and authenticates every peer; only connections of the device to itself are in the clear.
-    /// Datagrams are refused, unless the configuration lets them pass. What [`DeviceConfig::capture`] writes is what is on the wire.
-    /// Default: none.
+    /// Encrypts every connection by TLS 1.3 and authenticates every peer; only connections of the
+    /// device to itself are in the clear. Datagrams are refused, unless the configuration lets them
+    /// pass. What [`DeviceConfig::capture`] writes is what is on the wire. Default: none.
     #[cfg(feature = "tls")]
     #[must_use]
     pub fn tls(mut self, tls: impl Into<Option<uiw_tls::Tls>>) -> Self {
@@ -286,8 +310,9 @@ impl DeviceConfig {
         self
     }
 
-    /// Captures every connection to `file`, a path or a [`PcapFile`], as pcapng for Wireshark. Devices of the process that name the same file share it; it is
-    /// complete when the last of them is dropped. Default: none.
+    /// Captures every connection to `file`, a path or a [`PcapFile`], as pcapng for Wireshark.
+    /// Devices of the process that name the same file share it; it is complete when the last of
+    /// them is dropped. Default: none.
     #[must_use]
     pub fn capture(mut self, file: impl Into<PcapFile>) -> Self {
         self.capture = Some(CaptureTarget::File(file.into()));
@@ -301,7 +326,8 @@ impl DeviceConfig {
         self
     }
 
-    /// Cuts connections, flips bits and splits reads and writes below TLS, as chosen by the random numbers of a seed. Default: none.
+    /// Cuts connections, flips bits and splits reads and writes below TLS, as chosen by the random
+    /// numbers of a seed. Default: none.
     #[must_use]
     pub fn transport_faults(mut self, faults: impl Into<Option<(u64, Faults)>>) -> Self {
         self.transport_faults = faults.into();
@@ -317,16 +343,17 @@ impl DeviceConfig {
         encrypts
     }
 
-    /// Publishes the device's counters in a file, which `uiw stat` and other programs of the user read, also after the process was
-    /// killed. Default: none, as a library makes files only if it is configured to; [`crate::Device::counters`] has the same numbers.
+    /// Publishes the device's counters in a file, which `uiw stat` and other programs of the user
+    /// read, also after the process was killed. Default: none, as a library makes files only if it
+    /// is configured to; [`crate::Device::counters`] has the same numbers.
     #[must_use]
     pub fn counters(mut self, publish: impl Into<Option<Publish>>) -> Self {
         self.counters = publish.into();
         self
     }
 
-    /// Allows a peer to invalidate plain regions with Send with Invalidate, as siw does and RFC 5040 section 8.1.1 forbids.
-    /// Default: false.
+    /// Allows a peer to invalidate plain regions with Send with Invalidate, as siw does and RFC
+    /// 5040 section 8.1.1 forbids. Default: false.
     #[must_use]
     pub fn lenient_invalidate(mut self, allowed: bool) -> Self {
         self.lenient_invalidate = allowed;

@@ -6,7 +6,8 @@ use crate::error::Result;
 use crate::faults::Call;
 use std::sync::Arc;
 
-/// A protection domain: memory and queue pairs of the same domain may work together, others not (RFC 5040 section 2.1).
+/// A protection domain: memory and queue pairs of the same domain may work together, others not
+/// (RFC 5040 section 2.1).
 ///
 /// Clones name the same domain; it lives as long as anything in it.
 #[derive(Clone)]

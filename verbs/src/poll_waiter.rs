@@ -1,4 +1,5 @@
-//! How a thread waits for connections in a poll(2) of its own, together with descriptors that are not the engine's.
+//! How a thread waits for connections in a poll(2) of its own, together with descriptors that are
+//! not the engine's.
 
 use crate::cq::Cq;
 use crate::device::Device;
@@ -42,8 +43,8 @@ impl Cq {
 }
 
 impl Device {
-    /// Makes one round of each of these shards, as an empty poll of a completion queue on them does: for a program that then looks at many
-    /// queues by [`Cq::take_with`].
+    /// Makes one round of each of these shards, as an empty poll of a completion queue on them
+    /// does: for a program that then looks at many queues by [`Cq::take_with`].
     pub fn drive(&self, shards: ShardSet) {
         self.driver().note_poll(shards.0);
         // Which queues this thread looks at is not known here, so none is moved.
@@ -51,10 +52,11 @@ impl Device {
     }
 }
 
-/// Waiter that sleeps in `poll(2)` until bytes arrive for the thread's connections or one of its other descriptors is ready.
+/// Waiter that sleeps in `poll(2)` until bytes arrive for the thread's connections or one of its
+/// other descriptors is ready.
 ///
-/// The arrival itself ends the sleep, and the thread drives the shards: no second thread is woken. Where another thread drives them, that one
-/// wakes this one by its wakers. One thread uses it.
+/// The arrival itself ends the sleep, and the thread drives the shards: no second thread is woken.
+/// Where another thread drives them, that one wakes this one by its wakers. One thread uses it.
 ///
 /// ```
 /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
@@ -93,8 +95,8 @@ struct WakeupFd {
     fd: OwnedFd,
     notified: AtomicBool,
     asleep: AtomicBool,
-    /// Writes of the descriptor that have begun and were not read: while there is none the descriptor is not readable, and no system call is
-    /// made to read it.
+    /// Writes of the descriptor that have begun and were not read: while there is none the
+    /// descriptor is not readable, and no system call is made to read it.
     unread: AtomicU64,
 }
 
@@ -103,11 +105,13 @@ impl Wake for WakeupFd {
         self.wake_by_ref();
     }
 
-    /// The sleeper sets `asleep`, then reads `notified`: in the sequentially consistent order one of the two threads sees the other's store.
+    /// The sleeper sets `asleep`, then reads `notified`: in the sequentially consistent order one
+    /// of the two threads sees the other's store.
     fn wake_by_ref(self: &Arc<Self>) {
         self.notified.store(true, Ordering::SeqCst);
         if self.asleep.load(Ordering::SeqCst) {
-            // Before the write, which may make the sleeper run in the place of this thread: it would find a descriptor that stays readable.
+            // Before the write, which may make the sleeper run in the place of this thread: it
+            // would find a descriptor that stays readable.
             self.unread.fetch_add(1, Ordering::SeqCst);
             // Fails only with a count of 2^64 - 2.
             let _ = rustix::io::write(&self.fd, &1u64.to_ne_bytes());
@@ -138,8 +142,8 @@ impl PollWaiter {
         Self::new_above(device, 0)
     }
 
-    /// Like [`PollWaiter::new`], with descriptors whose numbers are at least `least`, if there are such: for a library in a program that expects the low
-    /// ones for its own files.
+    /// Like [`PollWaiter::new`], with descriptors whose numbers are at least `least`, if there are
+    /// such: for a library in a program that expects the low ones for its own files.
     ///
     /// # Errors
     /// As [`PollWaiter::new`].
@@ -166,8 +170,8 @@ impl PollWaiter {
         Waker::from(Arc::clone(&self.wakeup))
     }
 
-    /// The thread is about to sleep until something arrives on `shards`. It checks what it waits for once more, with [`PollWaiter::waker`]
-    /// registered, before it sleeps.
+    /// The thread is about to sleep until something arrives on `shards`. It checks what it waits
+    /// for once more, with [`PollWaiter::waker`] registered, before it sleeps.
     pub fn arm(&mut self, shards: ShardSet) {
         self.wakeup.notified.store(false, Ordering::SeqCst);
         let Some(driver) = self.driver.upgrade() else { return };
@@ -196,7 +200,8 @@ impl PollWaiter {
         driver.poll_progress(self.armed.0, &|| false);
     }
 
-    /// Returns whether the thread may sleep: a waker was not called since [`PollWaiter::arm`]. Then [`PollWaiter::end_sleep`] follows the sleep.
+    /// Returns whether the thread may sleep: a waker was not called since [`PollWaiter::arm`]. Then
+    /// [`PollWaiter::end_sleep`] follows the sleep.
     #[must_use]
     pub fn begin_sleep(&self) -> bool {
         self.wakeup.asleep.store(true, Ordering::SeqCst);
@@ -207,7 +212,8 @@ impl PollWaiter {
         sleeps
     }
 
-    /// The sleep is over. If the waiter's descriptor is `readable`, the thread drives the shards whose arrivals may have ended it.
+    /// The sleep is over. If the waiter's descriptor is `readable`, the thread drives the shards
+    /// whose arrivals may have ended it.
     pub fn end_sleep(&self, readable: bool) {
         self.wakeup.asleep.store(false, Ordering::SeqCst);
         if !readable {
@@ -222,8 +228,9 @@ impl PollWaiter {
         }
     }
 
-    /// The sleep ended, and what the thread waits for has not come: other threads' connections share its shards, or a message has come in
-    /// part. After several of these the background thread drives for a while.
+    /// The sleep ended, and what the thread waits for has not come: other threads' connections
+    /// share its shards, or a message has come in part. After several of these the background
+    /// thread drives for a while.
     pub fn note_spurious(&self) {
         let Some(driver) = self.driver.upgrade() else { return };
         self.each_armed().for_each(|(index, watch)| driver.note_spurious_wake_up(index, watch));
@@ -240,7 +247,8 @@ fn moved(fd: OwnedFd, least: RawFd) -> OwnedFd {
 }
 
 impl AsFd for PollWaiter {
-    /// Readable when a waker was called during the sleep, or something has arrived on an armed shard.
+    /// Readable when a waker was called during the sleep, or something has arrived on an armed
+    /// shard.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.set.as_fd()
     }

@@ -18,7 +18,8 @@ pub struct SrqAttr {
     pub max_wr: u32,
     /// Maximum number of scatter elements of one receive.
     pub max_sge: u32,
-    /// Number of posted receives below which [`AsyncEvent::SrqLimitReached`] is raised, once. 0 disables the event.
+    /// Number of posted receives below which [`AsyncEvent::SrqLimitReached`] is raised, once. 0
+    /// disables the event.
     pub limit: u32,
 }
 
@@ -79,11 +80,13 @@ impl Srq {
     /// Posts receives in order.
     ///
     /// # Safety
-    /// The rule of [`crate::Qp::post_recv`] applies: until the completion of a receive has been polled, or the queue and its queue pairs have
-    /// been dropped, nothing else may access the memory of that receive.
+    /// The rule of [`crate::Qp::post_recv`] applies: until the completion of a receive has been
+    /// polled, or the queue and its queue pairs have been dropped, nothing else may access the
+    /// memory of that receive.
     ///
     /// # Errors
-    /// [`PostError`] has the index of the first receive that was refused. All receives before it are posted.
+    /// [`PostError`] has the index of the first receive that was refused. All receives before it
+    /// are posted.
     pub unsafe fn post_recv<'a>(
         &self,
         wrs: impl IntoIterator<Item = RecvWr<'a>>,
@@ -110,8 +113,9 @@ impl Srq {
     /// Changes the depth, the limit, or both. `None` leaves a value as it is.
     ///
     /// # Errors
-    /// [`Error::Zero`] if the new depth is 0. [`Error::Limit`] if more receives are posted than the new depth allows, if the depth exceeds the
-    /// limit of the device, or if the new limit exceeds the depth.
+    /// [`Error::Zero`] if the new depth is 0. [`Error::Limit`] if more receives are posted than the
+    /// new depth allows, if the depth exceeds the limit of the device, or if the new limit exceeds
+    /// the depth.
     pub fn modify(&self, max_wr: Option<u32>, limit: Option<u32>) -> Result<()> {
         let mut queue = self.queue.lock();
         if let Some(max_wr) = max_wr {
@@ -135,7 +139,8 @@ impl Srq {
         Ok(())
     }
 
-    /// Returns the current attributes. After [`AsyncEvent::SrqLimitReached`] was raised, the limit is 0.
+    /// Returns the current attributes. After [`AsyncEvent::SrqLimitReached`] was raised, the limit
+    /// is 0.
     pub fn query(&self) -> SrqAttr {
         SrqAttr {
             max_wr: self.queue.lock().depth(),
@@ -156,7 +161,8 @@ impl Srq {
         taken
     }
 
-    /// Puts back a receive that was taken for a message that will not arrive, and notifies the connections that wait for a receive.
+    /// Puts back a receive that was taken for a message that will not arrive, and notifies the
+    /// connections that wait for a receive.
     pub(crate) fn put_back(&self, receive: &mut RecvWqe) {
         let mut queue = self.queue.lock();
         queue.put_back(receive);
@@ -167,7 +173,8 @@ impl Srq {
         }
     }
 
-    /// Takes the oldest receive. If there is none, returns `false` and registers connection `token`: its doorbell rings at the next post.
+    /// Takes the oldest receive. If there is none, returns `false` and registers connection
+    /// `token`: its doorbell rings at the next post.
     pub(crate) fn take(&self, into: &mut RecvWqe, token: uiw_llp::Token, wakes: &mut Wakes) -> bool {
         let mut queue = self.queue.lock();
         if !queue.take(into) {
@@ -182,7 +189,8 @@ impl Srq {
         true
     }
 
-    /// Raises [`AsyncEvent::SrqLimitReached`] if `left`, the number of posted receives, is below the limit. Then sets the limit to 0.
+    /// Raises [`AsyncEvent::SrqLimitReached`] if `left`, the number of posted receives, is below
+    /// the limit. Then sets the limit to 0.
     fn check_limit(&self, left: usize, wakes: &mut Wakes) {
         let limit = self.limit.load(Ordering::Acquire) as usize;
         if left < limit
@@ -202,8 +210,8 @@ impl Pd {
     /// Creates a shared receive queue.
     ///
     /// # Errors
-    /// [`Error::Zero`] if the depth is 0. [`Error::Limit`] if an attribute or the number of these queues exceeds the [`Limits`](crate::Limits)
-    /// of the device.
+    /// [`Error::Zero`] if the depth is 0. [`Error::Limit`] if an attribute or the number of these
+    /// queues exceeds the [`Limits`](crate::Limits) of the device.
     pub fn create_srq(&self, attr: SrqAttr) -> Result<Arc<Srq>> {
         let driver = self.driver();
         driver.shared.call(Call::CreateSrq)?;

@@ -1,19 +1,24 @@
-//! Peers that are known to end a connection in its start-up, and the options that they need: from the sources of their drivers (docs/nics.md).
+//! Peers that are known to end a connection in its start-up, and the options that they need: from
+//! the sources of their drivers (docs/nics.md).
 
 mod detection;
 
 use std::fmt;
 
-/// A peer that is suspected when a connection could not be set up, and what to set. The suspicion follows from what this end had asked for and from
-/// how the peer ended the connection; it is no proof.
+/// A peer that is suspected when a connection could not be set up, and what to set. The suspicion
+/// follows from what this end had asked for and from how the peer ended the connection; it is no
+/// proof.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Suspect {
-    /// irdma and i40iw end the connection on a Request of revision 2 without the peer-to-peer model or without a Write or Read RTR.
+    /// irdma and i40iw end the connection on a Request of revision 2 without the peer-to-peer model
+    /// or without a Write or Read RTR.
     PeerToPeerRequired,
-    /// A peer of revision 1 (cxgb4 with `mpa_rev=1`) ends the connection on a Request of revision 2.
+    /// A peer of revision 1 (cxgb4 with `mpa_rev=1`) ends the connection on a Request of revision
+    /// 2.
     RevisionOne,
-    /// cxgb4 with `peer2peer=1` takes nothing but a zero-length Read as the first FPDU of a connection of revision 1.
+    /// cxgb4 with `peer2peer=1` takes nothing but a zero-length Read as the first FPDU of a
+    /// connection of revision 1.
     ReadRtrRequired,
     /// cxgb4 uses the RTR kind of its `p2p_type` alone, whatever the other end offers.
     RtrKinds,
@@ -23,13 +28,15 @@ pub enum Suspect {
     Ord,
     /// A peer that cannot send Markers, such as siw, rejects a Request for them.
     Markers,
-    /// A peer that checks the STag of a zero-length Write refuses the one of the capability exchange.
+    /// A peer that checks the STag of a zero-length Write refuses the one of the capability
+    /// exchange.
     CapabilityExchange,
 }
 
 impl Suspect {
-    /// The options to try, by the names that they have as options of `uiw`: `peer-to-peer` is `--peer-to-peer`,
-    /// [`ConnConfig::peer_to_peer`](crate::ConnConfig::peer_to_peer) and, for C programs, `UIW_PEER_TO_PEER`. A value in capitals is the reader's to choose.
+    /// The options to try, by the names that they have as options of `uiw`: `peer-to-peer` is
+    /// `--peer-to-peer`, [`ConnConfig::peer_to_peer`](crate::ConnConfig::peer_to_peer) and, for C
+    /// programs, `UIW_PEER_TO_PEER`. A value in capitals is the reader's to choose.
     #[must_use]
     pub const fn options(self) -> &'static [(&'static str, &'static str)] {
         match self {

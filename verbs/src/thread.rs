@@ -6,23 +6,27 @@ use std::mem::MaybeUninit;
 use std::sync::mpsc;
 use std::thread::JoinHandle;
 
-/// Raised by a thread's own instructions. Where these are blocked the kernel ends the process, without a handler.
+/// Raised by a thread's own instructions. Where these are blocked the kernel ends the process,
+/// without a handler.
 const FAULTS: [i32; 6] =
     [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGSYS];
 
-/// Starts a thread with the shortest time slice that handles no signal but its own faults: those of the program are for its own threads. Called from any thread of
-/// the program, whose mask stays as it is.
+/// Starts a thread with the shortest time slice that handles no signal but its own faults: those of
+/// the program are for its own threads. Called from any thread of the program, whose mask stays as
+/// it is.
 ///
-/// Returns after the thread has started. libfabric and UCX overwrite the first instructions of `munmap` and its relatives once a device is
-/// open, to watch memory. The C library calls these functions in a new thread, for its stack and its allocator, and such a thread would crash.
+/// Returns after the thread has started. libfabric and UCX overwrite the first instructions of
+/// `munmap` and its relatives once a device is open, to watch memory. The C library calls these
+/// functions in a new thread, for its stack and its allocator, and such a thread would crash.
 ///
 /// # Errors
 /// Those of `pthread_create`.
 pub fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
     let mut all = MaybeUninit::<libc::sigset_t>::uninit();
     let mut before = MaybeUninit::<libc::sigset_t>::zeroed();
-    // SAFETY: sets that can be written, the first filled before it is read; a thread may always change its own mask, and a new thread
-    // inherits it. An all-zero set is the empty one, should the call fail.
+    // SAFETY: sets that can be written, the first filled before it is read; a thread may always
+    // change its own mask, and a new thread inherits it. An all-zero set is the empty one, should
+    // the call fail.
     let before = unsafe {
         libc::sigfillset(all.as_mut_ptr());
         for signal in FAULTS {
@@ -51,17 +55,20 @@ const SLICE: u64 = 100_000;
 /// Amount by which [`raise_priority`] lowers a thread's nice value.
 const RAISED_BY: i32 = 10;
 
-/// Requests a shorter slice for the calling thread. If every processor is busy, Linux 6.12 and newer let a thread that wakes up interrupt one with a longer slice at once; otherwise it
-/// waits for the end of that slice, milliseconds. A failure is of no other consequence.
+/// Requests a shorter slice for the calling thread. If every processor is busy, Linux 6.12 and
+/// newer let a thread that wakes up interrupt one with a longer slice at once; otherwise it waits
+/// for the end of that slice, milliseconds. A failure is of no other consequence.
 fn shorten_slice() {
     change(|attributes| attributes.sched_runtime = SLICE);
 }
 
-/// Raises the priority of the calling thread, one of the engine's own, or makes it what it was before it was raised. It needs CAP_SYS_NICE or
-/// RLIMIT_NICE; without them, and where the thread has a real-time policy, nothing changes.
+/// Raises the priority of the calling thread, one of the engine's own, or makes it what it was
+/// before it was raised. It needs CAP_SYS_NICE or RLIMIT_NICE; without them, and where the thread
+/// has a real-time policy, nothing changes.
 ///
-/// Linux lets a thread that wakes up interrupt another one only where the two have had their shares of the processor. One that is woken many times in
-/// succession has had its own sooner, and then waits for the next tick of the clock, milliseconds.
+/// Linux lets a thread that wakes up interrupt another one only where the two have had their shares
+/// of the processor. One that is woken many times in succession has had its own sooner, and then
+/// waits for the next tick of the clock, milliseconds.
 pub(crate) fn raise_priority(raised: bool) {
     thread_local! {
         /// The nice value before it was raised.
@@ -71,7 +78,8 @@ pub(crate) fn raise_priority(raised: bool) {
         if raised {
             BEFORE.set(Some(attributes.sched_nice));
             attributes.sched_nice = (attributes.sched_nice - RAISED_BY).max(-20);
-            // Threads that this one starts have the ordinary priority. The flag stays, as its removal needs a right.
+            // Threads that this one starts have the ordinary priority. The flag stays, as its
+            // removal needs a right.
             attributes.sched_flags |= libc::SCHED_FLAG_RESET_ON_FORK as u64;
         } else if let Some(before) = BEFORE.take() {
             attributes.sched_nice = before;
@@ -94,7 +102,8 @@ fn change(change: impl FnOnce(&mut libc::sched_attr)) {
 fn attributes() -> Option<libc::sched_attr> {
     let mut attributes = MaybeUninit::<libc::sched_attr>::zeroed();
     let size = size_of::<libc::sched_attr>() as libc::c_uint;
-    // SAFETY: memory of the size that is given; all zeroes are attributes too, should the call fail.
+    // SAFETY: memory of the size that is given; all zeroes are attributes too, should the call
+    // fail.
     let (failed, attributes) = unsafe {
         let failed = libc::syscall(libc::SYS_sched_getattr, 0, attributes.as_mut_ptr(), size, 0);
         (failed != 0, attributes.assume_init())

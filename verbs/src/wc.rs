@@ -12,7 +12,8 @@ pub enum WcStatus {
     Success = 0,
     /// A message did not fit the receive, or the send was longer than a message may be.
     LocalLength = 1,
-    /// The queue pair could not execute the request, for instance because the peer lacks the extension it needs.
+    /// The queue pair could not execute the request, for instance because the peer lacks the
+    /// extension it needs.
     LocalQpOperation = 2,
     /// A local element names no valid region, leaves it, or lacks the right.
     LocalProtection = 4,
@@ -101,7 +102,8 @@ pub enum WcOpcode {
     RecvWriteImm = 129,
 }
 
-/// The wire's reason behind an error status: the codes of a Terminate message (RFC 5040 section 4.8).
+/// The wire's reason behind an error status: the codes of a Terminate message (RFC 5040 section
+/// 4.8).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct WireReason {
     /// True if the peer sent it, false if this end did.
@@ -112,7 +114,8 @@ pub struct WireReason {
     pub etype: u8,
     /// Error code.
     pub code: u8,
-    /// Implementation whose encoding was used: the Linux siw driver swaps layer and type. The codes above are those that it meant.
+    /// Implementation whose encoding was used: the Linux siw driver swaps layer and type. The codes
+    /// above are those that it meant.
     pub origin: Origin,
 }
 
@@ -149,7 +152,8 @@ impl fmt::Display for WireReason {
 pub struct Wc {
     /// The number given when posting.
     pub wr_id: u64,
-    /// Result of the request. Unless it is `Success`, only `wr_id`, `qp_num` and `reason` are meaningful.
+    /// Result of the request. Unless it is `Success`, only `wr_id`, `qp_num` and `reason` are
+    /// meaningful.
     pub status: WcStatus,
     /// Completed operation.
     pub opcode: WcOpcode,
@@ -161,7 +165,8 @@ pub struct Wc {
     pub invalidated: Option<STag>,
     /// The queue pair.
     pub qp_num: u32,
-    /// Queue pair that sent a received datagram. A route header of 40 bytes is in front of its payload.
+    /// Queue pair that sent a received datagram. A route header of 40 bytes is in front of its
+    /// payload.
     pub datagram_from: Option<u32>,
     /// The wire's reason, where an error has one.
     pub reason: Option<WireReason>,

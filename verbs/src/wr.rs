@@ -8,7 +8,8 @@ use uiw_mem::Access;
 
 /// One scatter/gather element: `length` bytes at `addr` in the region named by `lkey`.
 ///
-/// `addr` is a virtual address, or an offset for a zero-based region. The layout is that of `ibv_sge`.
+/// `addr` is a virtual address, or an offset for a zero-based region. The layout is that of
+/// `ibv_sge`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sge {
@@ -23,7 +24,8 @@ pub struct Sge {
 /// Elements of a request. Most requests have one, which needs no allocation.
 pub(crate) type Sges = SmallVec<[Sge; 1]>;
 
-/// The element of a request that has one, unless it is in an allocation that an earlier request needed.
+/// The element of a request that has one, unless it is in an allocation that an earlier request
+/// needed.
 #[inline(always)]
 pub(crate) fn single(stored: &Sges) -> Option<&Sge> {
     if stored.spilled() { None } else { stored.first() }
@@ -52,7 +54,8 @@ bitflags! {
         const SIGNALED = 2;
         /// Raises a solicited event at the receiver.
         const SOLICITED = 4;
-        /// The data is copied while posting; the memory need not be registered and is free at return.
+        /// The data is copied while posting; the memory need not be registered and is free at
+        /// return.
         const INLINE = 8;
     }
 }
@@ -72,8 +75,8 @@ pub enum SendOp {
         /// The immediate, as the application's number.
         imm: u32,
     },
-    /// RDMA Write of eight bytes, inline or not, which the peer's programs see all at once: what our own peers do with every
-    /// aligned word, so only between uiw peers.
+    /// RDMA Write of eight bytes, inline or not, which the peer's programs see all at once: what
+    /// our own peers do with every aligned word, so only between uiw peers.
     AtomicWrite {
         /// Eight aligned bytes of the peer's.
         remote: Remote,
@@ -176,7 +179,8 @@ pub struct Remote {
 pub struct Bind {
     /// The window's present STag.
     pub window: STag,
-    /// The STag it has afterwards: same index; type 2 takes the consumer's key byte from here, type 1 is given one.
+    /// The STag it has afterwards: same index; type 2 takes the consumer's key byte from here, type
+    /// 1 is given one.
     pub new_stag: STag,
     /// The region under it.
     pub region: STag,
@@ -188,8 +192,8 @@ pub struct Bind {
     pub access: Access,
 }
 
-/// Arguments of a fast-register request. The memory must stay valid until the STag is invalidated or freed: part of the contract
-/// of [`crate::Qp::post_send`].
+/// Arguments of a fast-register request. The memory must stay valid until the STag is invalidated
+/// or freed: part of the contract of [`crate::Qp::post_send`].
 ///
 /// ```
 /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));

@@ -1,5 +1,5 @@
-//! `cargo xtask interop sideway` and `cargo xtask interop rust-ibverbs`: crates from crates.io that bind libibverbs, on the C libraries.
-//! They take too long to build for `cargo xtask test`.
+//! `cargo xtask interop sideway` and `cargo xtask interop rust-ibverbs`: crates from crates.io that
+//! bind libibverbs, on the C libraries. They take too long to build for `cargo xtask test`.
 
 use std::fs;
 use std::io;
@@ -8,7 +8,8 @@ use std::process::{Command, Stdio};
 
 /// A crate, and the tests that use it.
 pub(crate) struct Binding {
-    /// What `cargo xtask interop` calls it: the folder below `target`. With `_` for `-` the module of the tests.
+    /// What `cargo xtask interop` calls it: the folder below `target`. With `_` for `-` the module
+    /// of the tests.
     name: &'static str,
     crate_name: &'static str,
     /// Our package on it, of the workspace `interop/bindings`, which pins its version.
@@ -79,7 +80,8 @@ impl Binding {
         Ok(cargo.env(self.programs, programs).status()?.success())
     }
 
-    /// The crate as crates.io has it, in a folder where its own targets can be built: of a dependency Cargo builds the library alone.
+    /// The crate as crates.io has it, in a folder where its own targets can be built: of a
+    /// dependency Cargo builds the library alone.
     fn copy_source(&self, workspace: &Path, folder: &Path) -> io::Result<PathBuf> {
         let output = cargo(workspace, "metadata")
             .args(["--locked", "--format-version", "1"])
@@ -104,7 +106,8 @@ impl Binding {
     }
 }
 
-/// What Cargo builds of a manifest, by the names of the targets. Nothing when the build fails, which has said why.
+/// What Cargo builds of a manifest, by the names of the targets. Nothing when the build fails,
+/// which has said why.
 fn executables(manifest: &Path, what: &[&str], build: &Path) -> io::Result<Option<Vec<(String, PathBuf)>>> {
     let output = cargo(manifest, "build")
         .args(["--locked", "--message-format=json-render-diagnostics", "--target-dir"])

@@ -1,7 +1,8 @@
 //! `cargo xtask book`: the documents of the repository as one book.
 //!
-//! Documents link to each other as files of the repository, so that they can be read there. For the book they are copied to one folder, and
-//! links are rewritten. A link that leads nowhere is an error, in every document of the repository. The commands of the pages are run by
+//! Documents link to each other as files of the repository, so that they can be read there. For the
+//! book they are copied to one folder, and links are rewritten. A link that leads nowhere is an
+//! error, in every document of the repository. The commands of the pages are run by
 //! `cargo xtask book --run`.
 
 mod commands;
@@ -60,8 +61,9 @@ pub(crate) fn run(options: &Options) -> ExitCode {
     }
 }
 
-/// Checks the links and the commands of all documents, and makes the book in `target/book` or runs the commands if that is asked for. False when a command
-/// failed; what is wrong with the documents, line by line.
+/// Checks the links and the commands of all documents, and makes the book in `target/book` or runs
+/// the commands if that is asked for. False when a command failed; what is wrong with the
+/// documents, line by line.
 fn make(root: &Path, options: &Options) -> Result<bool, Vec<String>> {
     let one = |error: String| vec![error];
     let documents = documents(root).map_err(one)?;
@@ -124,7 +126,8 @@ fn documents(root: &Path) -> Result<BTreeMap<PathBuf, Page>, String> {
     Ok(documents)
 }
 
-/// The documents that the summary names, with their names in the book. A document of docs/ that it does not name is an error, as no reader finds it.
+/// The documents that the summary names, with their names in the book. A document of docs/ that it
+/// does not name is an error, as no reader finds it.
 fn chapters(
     summary: &Page,
     documents: &BTreeMap<PathBuf, Page>,

@@ -1,4 +1,5 @@
-//! `cargo xtask interop fabtests` and `cargo xtask interop valkey`: programs that no package has, from checkouts, on the C libraries.
+//! `cargo xtask interop fabtests` and `cargo xtask interop valkey`: programs that no package has,
+//! from checkouts, on the C libraries.
 
 use std::fs;
 use std::io;

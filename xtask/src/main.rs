@@ -42,7 +42,8 @@ enum Chore {
     Book(book::Options),
     /// Run the models of the progress engine: every schedule of a few threads, random ones of more.
     Models(models::Options),
-    /// Check that the crates can be published: packages, oldest Rust, lowest versions, licences, compatibility.
+    /// Check that the crates can be published: packages, oldest Rust, lowest versions, licences,
+    /// compatibility.
     Publishable(publishable::Options),
     /// Measure, each row against its bar.
     Bench(bench::Options),
@@ -59,7 +60,8 @@ enum Chore {
 enum InteropChore {
     /// The Linux kernel's siw driver in a virtual machine: the whole matrix, both ways round.
     Siw(uiw_siw::matrix::Options),
-    /// `uiw conform` on a scripted peer that breaks every requirement, one at a time, and fifty times on uiw.
+    /// `uiw conform` on a scripted peer that breaks every requirement, one at a time, and fifty
+    /// times on uiw.
     Conform,
     /// NIXL's wheel from PyPI, on the C libraries.
     Nixl(wheels::Nixl),

@@ -1,4 +1,5 @@
-//! `cargo xtask models`: the models of the progress engine (`verbs/models`), with more schedules than `cargo test` runs.
+//! `cargo xtask models`: the models of the progress engine (`verbs/models`), with more schedules
+//! than `cargo test` runs.
 
 use std::io;
 

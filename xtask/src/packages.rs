@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use crate::process::{self, ChildEnd};
 
-/// Something that some tests cannot run without: a program on the path, or the path of a file; its package; the tests.
+/// Something that some tests cannot run without: a program on the path, or the path of a file; its
+/// package; the tests.
 pub(crate) type PackageNeed = (&'static str, &'static str, &'static str);
 
 /// Which test needs what. Everything else needs Cargo alone.
@@ -100,9 +101,11 @@ const PYVERBS: &str = "/usr/lib/python3/dist-packages/pyverbs/__init__.py";
 /// The longest that one apt-get call may take.
 const APT_CAP: Duration = Duration::from_secs(600);
 
-/// Installs what is missing, if this machine lets us; says what stays missing and which tests that costs.
+/// Installs what is missing, if this machine lets us; says what stays missing and which tests that
+/// costs.
 pub(crate) fn install(deadline: Instant) {
-    // Twice: a package of another release may be removed when the first call installs those that it conflicts with.
+    // Twice: a package of another release may be removed when the first call installs those that it
+    // conflicts with.
     for _ in 0..2 {
         let mut packages: Vec<&str> = missing().iter().map(|(_, package, _)| *package).collect();
         packages.dedup();
@@ -120,8 +123,8 @@ pub(crate) fn install(deadline: Instant) {
     }
 }
 
-/// Installs what is missing of these programs (each with its package), if this machine lets us. Gives those that stay missing,
-/// of which it has said where they come from.
+/// Installs what is missing of these programs (each with its package), if this machine lets us.
+/// Gives those that stay missing, of which it has said where they come from.
 pub(crate) fn provide(programs: &[(&'static str, &'static str)]) -> Vec<&'static str> {
     let absent = || programs.iter().filter(|(program, _)| !on_path(program));
     let mut packages: Vec<&str> = absent().map(|(_, package)| *package).collect();
@@ -176,7 +179,8 @@ fn apt(packages: &[&str], deadline: Instant) {
     }
 }
 
-/// No question can be asked: no terminal on stdin, no debconf front end, old configuration files stay.
+/// No question can be asked: no terminal on stdin, no debconf front end, old configuration files
+/// stay.
 fn apt_get(args: &[&str], deadline: Instant) -> ChildEnd {
     let mut command = Command::new("apt-get");
     command

@@ -1,4 +1,5 @@
-//! Child processes in a process group of their own, ended at a deadline with everything they started.
+//! Child processes in a process group of their own, ended at a deadline with everything they
+//! started.
 
 use std::fmt::Display;
 use std::io::{self, BufRead, BufReader};
@@ -11,7 +12,8 @@ use rustix::process::{Pid, Signal, kill_process_group};
 
 /// How often a waiting loop looks at the child.
 const TICK: Duration = Duration::from_millis(100);
-/// How long a child that has exited may leave its output open (a process it forgot) before the group is ended.
+/// How long a child that has exited may leave its output open (a process it forgot) before the
+/// group is ended.
 const GRACE: Duration = Duration::from_secs(5);
 
 /// The process groups that are running now, for the interrupt handler.
@@ -44,7 +46,8 @@ fn running() -> MutexGuard<'static, Vec<i32>> {
     RUNNING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Ends the running process groups when the user interrupts, so that no process remains, and tidies up with `tidy`.
+/// Ends the running process groups when the user interrupts, so that no process remains, and tidies
+/// up with `tidy`.
 pub(crate) fn handle_interrupts(tidy: fn()) {
     let installed = ctrlc::set_handler(move || {
         running().iter().copied().for_each(kill_group);
@@ -73,7 +76,8 @@ pub(crate) fn run(command: &mut Command, deadline: Instant) -> io::Result<ChildE
     child.wait(deadline)
 }
 
-/// Runs a command and hands every line of its stdout, and of its stderr if that is a pipe, to `line` as it comes.
+/// Runs a command and hands every line of its stdout, and of its stderr if that is a pipe, to
+/// `line` as it comes.
 pub(crate) fn run_lines(
     command: &mut Command,
     deadline: Instant,

@@ -44,7 +44,8 @@ impl CheckVerdict {
     }
 }
 
-/// A clone of the last commit: the checks change `Cargo.lock`. Removed at the end, but not its `target`, which lies in the workspace's.
+/// A clone of the last commit: the checks change `Cargo.lock`. Removed at the end, but not its
+/// `target`, which lies in the workspace's.
 struct CommitClone {
     root: PathBuf,
     target: PathBuf,
@@ -107,7 +108,8 @@ impl Drop for CommitClone {
     }
 }
 
-/// Cargo neither unpacks nor compiles a package again whose version it has from the same folder: the folder is a new one.
+/// Cargo neither unpacks nor compiles a package again whose version it has from the same folder:
+/// the folder is a new one.
 fn package(clone: &CommitClone) -> io::Result<CheckVerdict> {
     let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut package = clone.command(cargo);
@@ -169,7 +171,8 @@ fn deny(clone: &CommitClone) -> io::Result<CheckVerdict> {
     clone.tool("deny", &["--log-level", "error", "check", "licenses", "bans", "sources"])
 }
 
-/// What the API is compared with until there is a tag. Nothing is promised before: a commit that breaks the API on purpose is the next one here.
+/// What the API is compared with until there is a tag. Nothing is promised before: a commit that
+/// breaks the API on purpose is the next one here.
 const FIRST: &str = "432db670";
 
 fn semver(clone: &CommitClone) -> io::Result<CheckVerdict> {

@@ -25,7 +25,8 @@ impl fmt::Display for Tally {
     }
 }
 
-/// A test that said it could not run, one line of the skip log: `<test name>: <missing capability>`.
+/// A test that said it could not run, one line of the skip log:
+/// `<test name>: <missing capability>`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Skip {
     pub(crate) test: String,
@@ -130,8 +131,9 @@ impl Parser {
         self.tally.failed
     }
 
-    /// The score, after the last line. libtest calls a test in `skips` passed; it counts as skipped, also when
-    /// its name is not among those that were seen: rather one too few passed than one too many.
+    /// The score, after the last line. libtest calls a test in `skips` passed; it counts as
+    /// skipped, also when its name is not among those that were seen: rather one too few passed
+    /// than one too many.
     pub(crate) fn finish(mut self, skips: &[Skip]) -> Score {
         self.close_without_result();
         for _ in skips.iter().filter(|skip| !self.failed.contains(&skip.test)) {
@@ -144,7 +146,8 @@ impl Parser {
         Score { tally: self.tally, passed: self.passed, failed: self.failed, reasons: self.reasons.found }
     }
 
-    /// A test binary died (signal, `exit`) before its result line: what it announced and did not report has failed.
+    /// A test binary died (signal, `exit`) before its result line: what it announced and did not
+    /// report has failed.
     fn close_without_result(&mut self) {
         if let Some(binary) = self.open.take() {
             let Tally { passed, failed, skipped } = binary.seen;

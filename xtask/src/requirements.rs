@@ -1,7 +1,8 @@
 //! Which sentence of which RFC is proved by which test.
 //!
-//! `interop/rfc/requirements.tsv` has every sentence with a keyword of RFC 2119 of RFC 5040, 5041, 5044, 6581 and 7306. A test
-//! claims one in the comment directly above it (CONTRIBUTING.md); `interop/rfc/not-applicable.tsv` says why others are not ours.
+//! `interop/rfc/requirements.tsv` has every sentence with a keyword of RFC 2119 of RFC 5040, 5041,
+//! 5044, 6581 and 7306. A test claims one in the comment directly above it (CONTRIBUTING.md);
+//! `interop/rfc/not-applicable.tsv` says why others are not ours.
 
 mod scan;
 
@@ -14,7 +15,8 @@ use scan::Claim;
 
 const TABLE: &str = "interop/rfc/requirements.tsv";
 const NOT_APPLICABLE: &str = "interop/rfc/not-applicable.tsv";
-/// What the column `outside` may have: whether `uiw conform` can judge the sentence of a listener, alone or with the partner program, else why not.
+/// What the column `outside` may have: whether `uiw conform` can judge the sentence of a listener,
+/// alone or with the partner program, else why not.
 const OUTSIDE: [&str; 8] =
     ["alone", "partner", "initiator", "interface", "inside", "permission", "extension", "elsewhere"];
 
@@ -124,7 +126,8 @@ impl Trace {
     pub(crate) fn judge(&self, passed: &BTreeMap<String, u64>) -> Vec<String> {
         let mut of_a_name: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
         for claim in &self.claims {
-            // A test's tags may stand on several lines: its file distinguishes it from another of the same name.
+            // A test's tags may stand on several lines: its file distinguishes it from another of
+            // the same name.
             let file = claim.place.rsplit_once(':').map_or(claim.place.as_str(), |(file, _)| file);
             of_a_name.entry(&claim.test).or_default().insert(file);
         }

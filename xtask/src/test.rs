@@ -20,10 +20,11 @@ use crate::report::{Parser, Skip, Tally};
 use crate::requirements::Trace;
 use crate::workspace::{cargo, root, target};
 
-/// Time after which the run is ended because it hangs. Each test has a limit of its own, so that no test fails because of this one.
+/// Time after which the run is ended because it hangs. Each test has a limit of its own, so that no
+/// test fails because of this one.
 const CAP: Duration = Duration::from_secs(85 * 60);
-/// How many test binaries run at a time: most of their tests wait, for programs, for time-outs or for packages, and each binary has as many threads as this
-/// machine has processors.
+/// How many test binaries run at a time: most of their tests wait, for programs, for time-outs or
+/// for packages, and each binary has as many threads as this machine has processors.
 const AT_A_TIME: usize = 3;
 /// The test binaries that take the longest, in the order in which they begin; the others follow.
 const LONGEST: &[&str] = &[
@@ -36,7 +37,8 @@ const LONGEST: &[&str] = &[
     "xtask/tests/python.rs",
     "xtask/tests/action.rs",
 ];
-/// Test binaries that run with `--all` only: the virtual machine with the siw driver, and the commands of the documents.
+/// Test binaries that run with `--all` only: the virtual machine with the siw driver, and the
+/// commands of the documents.
 const ONLY_WITH_ALL: &[&str] = &["interop/siw/tests/siw.rs", "xtask/tests/book.rs"];
 /// The package of the models, whose tests run with `--all` only.
 const MODELS: &str = "uiw-models";
@@ -243,8 +245,8 @@ fn run_tests(options: &Options, deadline: Instant) -> (Tally, Vec<String>) {
     (score.tally, score.failed)
 }
 
-/// Builds the test binaries and, by the same command and thus with the same features, the programs and libraries that tests run and
-/// package. The error says what failed.
+/// Builds the test binaries and, by the same command and thus with the same features, the programs
+/// and libraries that tests run and package. The error says what failed.
 fn build(options: &Options, deadline: Instant) -> Result<Vec<Binary>, String> {
     let args = [&["build", "--lib", "--bins", "--tests", "--examples"], &packages(options)[..]].concat();
     let shown = format!("cargo {}", args.join(" "));
@@ -304,7 +306,8 @@ fn print_longest(mut times: Vec<(Duration, String)>) {
     }
 }
 
-/// Returns whether every sentence of the RFCs is proved by a test that has just passed. Counts as one test.
+/// Returns whether every sentence of the RFCs is proved by a test that has just passed. Counts as
+/// one test.
 fn requirements(passed: &BTreeMap<String, u64>) -> Tally {
     println!("== requirements: cargo xtask requirements");
     let wrong = Trace::read(&root()).map_or_else(|error| vec![error], |trace| trace.judge(passed));

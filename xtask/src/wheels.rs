@@ -1,5 +1,5 @@
-//! `cargo xtask interop nixl` and `cargo xtask interop mooncake`: Python wheels from PyPI on the C libraries. They are too large for
-//! `cargo xtask test`.
+//! `cargo xtask interop nixl` and `cargo xtask interop mooncake`: Python wheels from PyPI on the C
+//! libraries. They are too large for `cargo xtask test`.
 
 use std::process::Command;
 use std::{fs, io};

@@ -1,4 +1,5 @@
-//! `cargo xtask interop wire`: the program and the libraries of the last release beside the new ones, in both roles.
+//! `cargo xtask interop wire`: the program and the libraries of the last release beside the new
+//! ones, in both roles.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -1,4 +1,5 @@
-//! `action.yml`: its script puts uiw on a runner, whose files are ordinary ones here, and later steps run stock programs on it.
+//! `action.yml`: its script puts uiw on a runner, whose files are ordinary ones here, and later
+//! steps run stock programs on it.
 
 mod common;
 

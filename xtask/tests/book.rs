@@ -1,4 +1,5 @@
-//! `cargo xtask book --run`: the commands of the book and `docs/newcomer.sh` print in a fresh root what the book says.
+//! `cargo xtask book --run`: the commands of the book and `docs/newcomer.sh` print in a fresh root
+//! what the book says.
 
 mod common;
 

@@ -1,4 +1,5 @@
-//! `cargo xtask dist`: what was made is installed, run and removed, and is the same when it is made again.
+//! `cargo xtask dist`: what was made is installed, run and removed, and is the same when it is made
+//! again.
 
 mod common;
 

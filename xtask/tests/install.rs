@@ -82,7 +82,8 @@ fn first_readme_commands_work() {
     assert_eq!(prefix[..5], ["cargo", "xtask", "install", "--prefix", "~/.local"]);
     xtask(&["install", "--debug", "--prefix", home.join(".local").to_str().unwrap()]);
 
-    // In a network of its own every port is free. A reader's second becomes a wait for the port of the server that was started.
+    // In a network of its own every port is free. A reader's second becomes a wait for the port of
+    // the server that was started.
     let script = format!(
         "set -e; cd; ip link set lo up; ports='7174 18515'
          sleep() {{

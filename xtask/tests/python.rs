@@ -6,7 +6,8 @@ use common::{Folder, output, run, source};
 use std::fs;
 use std::process::Command;
 
-/// An interpreter with pytest: the usual one, or one in a new environment into which it is installed.
+/// An interpreter with pytest: the usual one, or one in a new environment into which it is
+/// installed.
 fn interpreter(folder: &Folder) -> Option<String> {
     let _ = uiw_interop::require("python3")?;
     let has =

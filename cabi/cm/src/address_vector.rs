@@ -14,7 +14,8 @@ pub(crate) fn address_vector(local: IpAddr, to: ibv_gid) -> Result<ibv_ah_attr> 
     attr.grh.dgid = to;
     attr.grh.sgid_index = index_of(&netdev, local)
         .ok_or_else(|| Errno::INVAL.because("the address is not one of the device"))?;
-    // Groups do not leave the network unless the program says so; the way to a host may lead through routers.
+    // Groups do not leave the network unless the program says so; the way to a host may lead
+    // through routers.
     attr.grh.hop_limit = u8::from(gid::to_group(to).is_some());
     Ok(attr)
 }

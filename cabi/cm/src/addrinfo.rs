@@ -1,4 +1,5 @@
-//! `rdma_getaddrinfo`: the result of the C library's `getaddrinfo` as rdma_cm's, and the newer call that gives it as an event.
+//! `rdma_getaddrinfo`: the result of the C library's `getaddrinfo` as rdma_cm's, and the newer call
+//! that gives it as an event.
 
 use crate::id::Note;
 use crate::registry::RegisteredPtr as _;
@@ -35,7 +36,8 @@ impl AddressQuery {
     fn read(node: &TextPtr<'_>, service: &TextPtr<'_>, hints: &InPtr<'_, rdma_addrinfo>) -> Result<Self> {
         let bytes = |at: *const libc::sockaddr, len: libc::socklen_t| match (at.is_null(), len as usize) {
             (_, 0) => Ok(Vec::new()),
-            // SAFETY: an address in hints is as long as they say, and the program does not change it during the call (rdma_getaddrinfo(3)).
+            // SAFETY: an address in hints is as long as they say, and the program does not change
+            // it during the call (rdma_getaddrinfo(3)).
             (false, len @ 1..=128) => Ok(unsafe { slice::from_raw_parts(at.cast::<u8>(), len) }.to_vec()),
             _ => Err(Errno::INVAL.because("an address is NULL, or longer than any")),
         };
@@ -86,7 +88,8 @@ impl AddressQuery {
         if error != 0 {
             return Err(error);
         }
-        // SAFETY: the C library's list has at least one address, as long as it says, and is freed once.
+        // SAFETY: the C library's list has at least one address, as long as it says, and is freed
+        // once.
         unsafe {
             let first = &*list;
             let bytes = slice::from_raw_parts(first.ai_addr.cast::<u8>(), first.ai_addrlen as usize);
@@ -154,7 +157,8 @@ pub extern "C" fn rdma_getaddrinfo(
     })
 }
 
-/// `rdma_resolve_addrinfo`: as [`rdma_getaddrinfo`], on another thread; the result is announced by an event.
+/// `rdma_resolve_addrinfo`: as [`rdma_getaddrinfo`], on another thread; the result is announced by
+/// an event.
 pub extern "C-unwind" fn rdma_resolve_addrinfo(
     id: AnyPtr<rdma_cm_id>,
     node: TextPtr<'_>,

@@ -18,7 +18,8 @@ pub(crate) struct Channel {
     queue: Arc<CmChannel>,
     /// The thread that read it last.
     reader: Mutex<Option<ThreadId>>,
-    /// Calls of the engine that make a connection or listener with events here, and whose id is not routed yet.
+    /// Calls of the engine that make a connection or listener with events here, and whose id is not
+    /// routed yet.
     openings: Mutex<u32>,
     /// Notified when one of them ends.
     opened: Condvar,
@@ -26,7 +27,8 @@ pub(crate) struct Channel {
     accepted: Mutex<VecDeque<Weak<Id>>>,
 }
 
-/// Number of connections remembered: a peer that connects when its connection before is established has one.
+/// Number of connections remembered: a peer that connects when its connection before is established
+/// has one.
 const ACCEPTED: usize = 8;
 
 impl Channel {
@@ -117,7 +119,8 @@ pub(crate) struct Openings<'a> {
 }
 
 impl Openings<'_> {
-    /// Waits, unlocked meanwhile, until one of the openings has ended. False, at once, when there is none.
+    /// Waits, unlocked meanwhile, until one of the openings has ended. False, at once, when there
+    /// is none.
     pub(crate) fn wait(&mut self) -> bool {
         let any = *self.count > 0;
         if any {

@@ -1,7 +1,7 @@
 //! Connecting, accepting, rejecting, disconnecting.
 //!
-//! These calls hold the id's `control` while the engine works, and neither its state nor any lock that other ids use: events of this
-//! and of every other id are delivered meanwhile.
+//! These calls hold the id's `control` while the engine works, and neither its state nor any lock
+//! that other ids use: events of this and of every other id are delivered meanwhile.
 
 use crate::channel::Channel;
 use crate::id::{Id, Options, Phase};
@@ -46,8 +46,8 @@ impl QueuePair<'_> {
     }
 }
 
-/// The queue pair of an id, or the one of its device that the program names by number, ready to be connected. On other transports than
-/// iWARP a connection needs none.
+/// The queue pair of an id, or the one of its device that the program names by number, ready to be
+/// connected. On other transports than iWARP a connection needs none.
 fn queue_pair(id: &Id, qp_num: u32, ack_timeout: Option<u8>) -> Result<QueuePair<'_>> {
     let context = id.verbs()?;
     let qp = match id.queue_pair(qp_num) {
@@ -61,7 +61,8 @@ fn queue_pair(id: &Id, qp_num: u32, ack_timeout: Option<u8>) -> Result<QueuePair
         Err(error) => return Err(error),
     };
     if qp.engine().state() == QpState::Reset {
-        // On other transports programs move it when the peer has answered; the engine connects from INIT.
+        // On other transports programs move it when the peer has answered; the engine connects from
+        // INIT.
         qp.engine().modify(QpState::Init)?;
     }
     if let Some(timeout) = ack_timeout {
@@ -139,7 +140,8 @@ fn begin(
     let opening = channel.opening();
     let connect = if id.lock().two_steps { cm::connect_in_two_steps } else { cm::connect };
     let begun = connect(qp.engine(), Some(local), peer, &options, &params.private_data, channel.queue());
-    // From here on another thread may have taken the connection's events, and destroyed its queue pair.
+    // From here on another thread may have taken the connection's events, and destroyed its queue
+    // pair.
     let handle = match begun {
         Ok(handle) => handle,
         Err(error @ (Error::Refused { .. } | Error::Lost { .. })) => return Err(ConnectFailure::Peer(error)),
@@ -200,7 +202,8 @@ fn accept(id: &Arc<Id>, param: &InPtr<'_, rdma_conn_param>) -> Result<()> {
     };
     let accepted = request.accept(qp.engine(), Some(&options), &params.private_data, Some(channel.queue()));
     match accepted {
-        // From here on another thread may have taken the connection's events, and destroyed its queue pair.
+        // From here on another thread may have taken the connection's events, and destroyed its
+        // queue pair.
         Ok(handle) => {
             id.lock().handle = Some(handle);
             channel.accepted(id);
@@ -252,7 +255,8 @@ pub extern "C" fn rdma_reject<'a>(
     })
 }
 
-/// `rdma_establish`: behind CONNECT_RESPONSE it lets the peer see the connection established. Elsewhere that needs no call.
+/// `rdma_establish`: behind CONNECT_RESPONSE it lets the peer see the connection established.
+/// Elsewhere that needs no call.
 pub extern "C" fn rdma_establish(id: AnyPtr<rdma_cm_id>) -> c_int {
     boundary::minus_one(|| {
         let id = id.get()?;
@@ -307,7 +311,8 @@ fn disconnect(id: &Id) -> Result<bool> {
     if id.is_ud() {
         return Err(Errno::INVAL.because("an id of RDMA_PS_UDP or RDMA_PS_IPOIB has no connection"));
     }
-    // Waits for `rdma_connect` or `rdma_accept` of another thread, which is about to get the connection.
+    // Waits for `rdma_connect` or `rdma_accept` of another thread, which is about to get the
+    // connection.
     let _control = id.control();
     let (in_order, handle) = {
         let mut state = id.lock_alive().ok_or_else(|| Errno::INVAL.destroyed())?;
@@ -323,14 +328,15 @@ fn disconnect(id: &Id) -> Result<bool> {
         }
         (established && !state.awaits_establish, state.handle.clone())
     };
-    // A connection that is over already has its event in the channel. One that is not established, at this side or the peer's, is given
-    // up, with an event too.
+    // A connection that is over already has its event in the channel. One that is not established,
+    // at this side or the peer's, is given up, with an event too.
     let _ = handle.map(|handle| if in_order { handle.disconnect() } else { handle.abort() });
     Ok(true)
 }
 
-/// `rdma_init_qp_attr`, for programs that move a queue pair of their own: the kernel's answer for an iWARP device, as the engine moves the
-/// queue pair. On other transports the structure has the path to the peer as well, which UCX reads without changing a queue pair.
+/// `rdma_init_qp_attr`, for programs that move a queue pair of their own: the kernel's answer for
+/// an iWARP device, as the engine moves the queue pair. On other transports the structure has the
+/// path to the peer as well, which UCX reads without changing a queue pair.
 pub extern "C" fn rdma_init_qp_attr(
     id: AnyPtr<rdma_cm_id>,
     attr: InOutPtr<'_, ibv_qp_attr>,

@@ -28,7 +28,8 @@ pub(crate) fn deliver(id: &Arc<Id>, event: CmEvent) -> Option<DeliveredEvent> {
         CmEventKind::SidrResolved(info) => sidr::resolved(id, &info),
         CmEventKind::Established(info) => established(id, &info),
         CmEventKind::Failed(error) => failed(id, &error),
-        // The interface is gone, and the program may use another one; while it is only down there is nothing to do.
+        // The interface is gone, and the program may use another one; while it is only down there
+        // is nothing to do.
         CmEventKind::ListenerDown { for_good, .. } => {
             for_good.then_some(())?;
             let is_known = std::mem::replace(&mut id.lock_alive()?.device_removed, true);
@@ -46,7 +47,8 @@ pub(crate) fn deliver(id: &Arc<Id>, event: CmEvent) -> Option<DeliveredEvent> {
     }
 }
 
-/// A request becomes an id of its own, with the listener's context and, if that is synchronous, a channel of its own.
+/// A request becomes an id of its own, with the listener's context and, if that is synchronous, a
+/// channel of its own.
 fn requested(listener: &Arc<Id>, request: ConnRequest) -> Option<DeliveredEvent> {
     let private_data = request.private_data().to_vec();
     let (peer_ird, peer_ord) = request.peer_ird_ord().unwrap_or((u16::MAX, u16::MAX));
@@ -87,7 +89,8 @@ fn request_id(listener: &Arc<Id>, request: ConnRequest, draft: &Draft<'_>) -> Re
     state.conn = Some(conn);
     state.phase = Phase::Requested(request);
     drop(state);
-    // Nothing comes of a request that is not answered, and only this thread has the id: no opening is needed.
+    // Nothing comes of a request that is not answered, and only this thread has the id: no opening
+    // is needed.
     routes::add(Source::Conn(conn), &id, None);
     Ok(id)
 }

@@ -1,4 +1,5 @@
-//! The connection manager's devices: one context and one protection domain each, the same for every id.
+//! The connection manager's devices: one context and one protection domain each, the same for every
+//! id.
 
 use crate::id::Id;
 use crate::registry;
@@ -88,11 +89,12 @@ pub(crate) fn bind(id: &Id, address: IpAddr) -> Result<()> {
     Ok(())
 }
 
-/// Returns whether an id that is bound to `address` has no device yet: it is any address; or the loopback device's without a port, where there are
-/// other devices.
+/// Returns whether an id that is bound to `address` has no device yet: it is any address; or the
+/// loopback device's without a port, where there are other devices.
 ///
-/// The kernel has no device for either (`cma_any_addr`). Programs that ask which devices there are, as libfabric does, bind an id so, and take a
-/// device that it has for the only one. With a port it is a server's, which may use the device before it listens.
+/// The kernel has no device for either (`cma_any_addr`). Programs that ask which devices there are,
+/// as libfabric does, bind an id so, and take a device that it has for the only one. With a port it
+/// is a server's, which may use the device before it listens.
 ///
 /// # Errors
 /// Those of listing the devices.

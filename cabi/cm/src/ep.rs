@@ -19,7 +19,8 @@ use uiw_cabi_verbs::pd::Pd;
 /// Bytes of private data that can precede the caller's.
 const MAX_CONNECT_DATA: usize = 255;
 
-/// `rdma_create_ep`: a synchronous id. Of a passive endpoint, the attributes are those of its requests' queue pairs.
+/// `rdma_create_ep`: a synchronous id. Of a passive endpoint, the attributes are those of its
+/// requests' queue pairs.
 pub extern "C" fn rdma_create_ep(
     id: OutPtr<'_, *mut rdma_cm_id>,
     res: InPtr<'_, rdma_addrinfo>,
@@ -75,7 +76,8 @@ fn equip(
         if res.ai_connect_len > MAX_CONNECT_DATA {
             return Err(Errno::INVAL.because("connection data that is longer than any"));
         }
-        // SAFETY: the program has put so many bytes there, which it does not change during the call.
+        // SAFETY: the program has put so many bytes there, which it does not change during the
+        // call.
         let data = unsafe { slice::from_raw_parts(res.ai_connect.cast::<u8>(), res.ai_connect_len) };
         id.lock().connect_data = data.to_vec();
     }

@@ -70,8 +70,8 @@ pub(crate) fn reads_in_one_byte(reads: u16) -> u8 {
     reads.min(MAX_RD_ATOMIC) as u8
 }
 
-/// An event about a connection of `id`, which `owner` counts: for a request that is the listener. Nothing when the owner is being
-/// destroyed.
+/// An event about a connection of `id`, which `owner` counts: for a request that is the listener.
+/// Nothing when the owner is being destroyed.
 pub(crate) fn give(owner: &Arc<Id>, id: &Id, draft: &Draft<'_>) -> Option<DeliveredEvent> {
     let mut conn: rdma_conn_param = zeroed();
     conn.responder_resources = draft.responder_resources;
@@ -145,8 +145,9 @@ fn give_raw(
     let len = private_data.map_or(0, |(data, peer)| data.fill(&mut event.private_data, peer));
     let event = Box::into_raw(event);
     if len > 0 {
-        // Pointer and length are at the same place in both structures of the union.
-        // SAFETY: the box was just made, and nobody else has it. Its bytes stay where they are until the event is acknowledged.
+        // Pointer and length are at the same place in both structures of the union. SAFETY: the box
+        // was just made, and nobody else has it. Its bytes stay where they are until the event is
+        // acknowledged.
         unsafe {
             (*event).abi.param.conn.private_data = (&raw const (*event).private_data).cast::<c_void>();
             (*event).abi.param.conn.private_data_len = len as u8;
@@ -169,7 +170,8 @@ pub(crate) fn acknowledge(event: *mut rdma_cm_event) -> Result<()> {
             Err(Errno::INVAL.because("an event that is none, or acknowledged"))
         };
     }
-    // SAFETY: `give_raw` made it from a box, and the registry had it until just now, so no other thread takes it back.
+    // SAFETY: `give_raw` made it from a box, and the registry had it until just now, so no other
+    // thread takes it back.
     let event = unsafe { Box::from_raw(event.cast::<UnackedEvent>()) };
     event.owner.acknowledged();
     Ok(())

@@ -21,14 +21,16 @@ pub extern "C" fn rdma_create_event_channel() -> *mut rdma_event_channel {
     })
 }
 
-/// `rdma_destroy_event_channel`. Ids that still use the channel keep its descriptor open until they are destroyed. A thread that
-/// sleeps in [`rdma_get_cm_event`] sleeps on, and one that is about to does, too.
+/// `rdma_destroy_event_channel`. Ids that still use the channel keep its descriptor open until they
+/// are destroyed. A thread that sleeps in [`rdma_get_cm_event`] sleeps on, and one that is about to
+/// does, too.
 pub extern "C" fn rdma_destroy_event_channel(channel: AnyPtr<rdma_event_channel>) {
     boundary::value((), || {
         if registry::forget_inherited(channel.as_ptr()) {
             return Ok(());
         }
-        // Orphaned before the pointer is invalid: the reader finds the channel valid, or itself among the orphans' readers.
+        // Orphaned before the pointer is invalid: the reader finds the channel valid, or itself
+        // among the orphans' readers.
         if let Some(reader) = channel.get()?.sleeper() {
             orphaned::add(channel.as_ptr().addr(), reader);
         }
@@ -53,10 +55,12 @@ pub extern "C-unwind" fn rdma_get_cm_event(
     }
 }
 
-/// The channel's next event, or nothing and `errno`. Sleeps unless the descriptor is one that does not block.
+/// The channel's next event, or nothing and `errno`. Sleeps unless the descriptor is one that does
+/// not block.
 ///
 /// # Safety
-/// No caller on the stack up to C holds a value with a destructor: a thread may be cancelled while it sleeps here.
+/// No caller on the stack up to C holds a value with a destructor: a thread may be cancelled while
+/// it sleeps here.
 #[inline]
 pub(crate) unsafe fn wait(channel: AnyPtr<rdma_event_channel>) -> Option<DeliveredEvent> {
     let mut has_token = false;
@@ -64,14 +68,16 @@ pub(crate) unsafe fn wait(channel: AnyPtr<rdma_event_channel>) -> Option<Deliver
         match next(channel, has_token) {
             TakeOutcome::Event(event) => return Some(event),
             TakeOutcome::Failed => return None,
-            // SAFETY: nothing in this frame has a destructor, nor in those of the callers, as they ensure.
+            // SAFETY: nothing in this frame has a destructor, nor in those of the callers, as they
+            // ensure.
             TakeOutcome::Sleep(fd) => match unsafe { read_token(fd) } {
                 true => has_token = true,
                 false if is_gone(channel) => has_token = false,
                 false => return None,
             },
             TakeOutcome::SleepForever => {
-                // SAFETY: nothing in this frame has a destructor, nor in those of the callers, as they ensure.
+                // SAFETY: nothing in this frame has a destructor, nor in those of the callers, as
+                // they ensure.
                 unsafe { orphaned::sleep() };
                 return None;
             }
@@ -79,13 +85,15 @@ pub(crate) unsafe fn wait(channel: AnyPtr<rdma_event_channel>) -> Option<Deliver
     }
 }
 
-/// Returns whether the channel was destroyed, and its descriptor closed, between the attempt and the sleep that has just failed.
+/// Returns whether the channel was destroyed, and its descriptor closed, between the attempt and
+/// the sleep that has just failed.
 fn is_gone(channel: AnyPtr<rdma_event_channel>) -> bool {
     let closed = Errno::last() == Errno(libc::EBADF);
     closed && boundary::value(false, || Ok(channel.get().is_err()))
 }
 
-/// The result of one attempt to take an event. Plain values only: they are held while the thread may be cancelled.
+/// The result of one attempt to take an event. Plain values only: they are held while the thread
+/// may be cancelled.
 #[derive(Clone, Copy)]
 enum TakeOutcome {
     Event(DeliveredEvent),

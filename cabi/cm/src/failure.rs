@@ -47,7 +47,8 @@ pub(crate) fn event_and_status(id: &Id, error: &Error) -> (c_int, c_int) {
     }
 }
 
-/// InfiniBand's connection manager gives the peer's reason instead of an error number, and refuses UD queue pairs by UNREACHABLE.
+/// InfiniBand's connection manager gives the peer's reason instead of an error number, and refuses
+/// UD queue pairs by UNREACHABLE.
 fn of_infiniband(error: &Error, is_ud: bool) -> (c_int, c_int) {
     match (error, of_iwarp(error)) {
         (Error::Rejected { .. }, _) if is_ud => (RDMA_CM_EVENT_UNREACHABLE, SIDR_REJECTED),
@@ -60,8 +61,8 @@ fn of_infiniband(error: &Error, is_ud: bool) -> (c_int, c_int) {
     }
 }
 
-/// Event and status as the kernel's iWARP connection manager reports them: REJECTED for a peer that refused or reset, UNREACHABLE for one
-/// that did not answer, CONNECT_ERROR otherwise.
+/// Event and status as the kernel's iWARP connection manager reports them: REJECTED for a peer that
+/// refused or reset, UNREACHABLE for one that did not answer, CONNECT_ERROR otherwise.
 fn of_iwarp(error: &Error) -> (c_int, c_int) {
     match error {
         Error::Rejected { .. } | Error::Refused { .. } | Error::NoQueuePair { .. } => {

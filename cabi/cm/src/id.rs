@@ -28,7 +28,8 @@ use uiw_verbs::cm::{
 #[repr(C)]
 pub(crate) struct Id {
     pub(crate) abi: AbiCell<rdma_cm_id>,
-    /// Held by calls that change the id's connection or listener, while the engine does. Events are delivered without it.
+    /// Held by calls that change the id's connection or listener, while the engine does. Events are
+    /// delivered without it.
     control: Mutex<()>,
     state: Mutex<State>,
     /// Events that the program holds.
@@ -92,8 +93,9 @@ pub(crate) struct State {
     pub(crate) sync: bool,
     /// True if the id connects rather than accepts.
     pub(crate) active: bool,
-    /// True if the id connects with a queue pair that the program moves itself, on another transport than iWARP: the program gets an event
-    /// when the peer has answered, and calls `rdma_establish` after that.
+    /// True if the id connects with a queue pair that the program moves itself, on another
+    /// transport than iWARP: the program gets an event when the peer has answered, and calls
+    /// `rdma_establish` after that.
     pub(crate) two_steps: bool,
     /// The peer has answered, and `rdma_establish` was not called.
     pub(crate) awaits_establish: bool,
@@ -196,12 +198,14 @@ impl Id {
         matches!(self.port_space(), RDMA_PS_UDP | RDMA_PS_IPOIB)
     }
 
-    /// Taken before a call of the engine that changes the connection or listener, and before the state.
+    /// Taken before a call of the engine that changes the connection or listener, and before the
+    /// state.
     pub(crate) fn control(&self) -> MutexGuard<'_, ()> {
         self.control.lock()
     }
 
-    /// The state. Delivery of events takes it, so it is not held while the engine connects, accepts, listens or closes.
+    /// The state. Delivery of events takes it, so it is not held while the engine connects,
+    /// accepts, listens or closes.
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock()
     }
@@ -228,12 +232,13 @@ impl Id {
 
     /// The queue pair that `rdma_create_qp` made.
     pub(crate) fn own_qp(&self) -> Option<&Object<Qp>> {
-        // SAFETY: the program destroys the queue pair of an id by `rdma_destroy_qp`, which clears the field, when no other call on the
-        // id is in progress (rdma_destroy_qp(3)).
+        // SAFETY: the program destroys the queue pair of an id by `rdma_destroy_qp`, which clears
+        // the field, when no other call on the id is in progress (rdma_destroy_qp(3)).
         unsafe { Object::get(self.abi.get(|id| &id.qp)) }.ok()
     }
 
-    /// Returns whether the program has given the id no queue pair: it moves one itself, which it names by number.
+    /// Returns whether the program has given the id no queue pair: it moves one itself, which it
+    /// names by number.
     pub(crate) fn has_foreign_qp(&self) -> bool {
         self.abi.get(|id| &id.qp).is_null()
     }
@@ -243,8 +248,8 @@ impl Id {
     /// # Errors
     /// EINVAL where there is none.
     pub(crate) fn queue_pair(&self, number: u32) -> Result<&Object<Qp>> {
-        // SAFETY: the program does not destroy a queue pair during a call on the id that it belongs to or is connected by
-        // (rdma_destroy_qp(3), rdma_connect(3)).
+        // SAFETY: the program does not destroy a queue pair during a call on the id that it belongs
+        // to or is connected by (rdma_destroy_qp(3), rdma_connect(3)).
         unsafe {
             match self.abi.get(|id| &id.qp) {
                 own if own.is_null() => Qp::numbered(self.verbs()?, number),

@@ -6,20 +6,22 @@
 //!   this crate   ADDR_RESOLVED, ROUTE_RESOLVED: notes of an id, announced in the same queue
 //! ```
 //!
-//! Locks are taken in this order: an id's `control`, its state, the openings of its channel, a shard of a table. Only `control` is held
-//! while the engine connects, accepts, listens or closes, and delivery of events does not take it. Tables (pointers, routes, ports) are in
-//! shards, each with a lock that is held for a look-up alone; no two of them are held together.
+//! Locks are taken in this order: an id's `control`, its state, the openings of its channel, a
+//! shard of a table. Only `control` is held while the engine connects, accepts, listens or closes,
+//! and delivery of events does not take it. Tables (pointers, routes, ports) are in shards, each
+//! with a lock that is held for a look-up alone; no two of them are held together.
 //!
-//! Nothing is exported from here: `cabi/ibverbs` is the shared library, whose table of exports names these functions. Only the C libraries use
-//! this crate.
+//! Nothing is exported from here: `cabi/ibverbs` is the shared library, whose table of exports
+//! names these functions. Only the C libraries use this crate.
 //!
-//! Events may come before the call that made their connection has returned. No lock is held across that call; the channel
-//! counts it as an opening, and a thread that takes an event without a route waits until the openings of its channel have added
-//! their routes. The destruction of an id removes its route and its events under the channel's lock, so the route of an event
-//! without one is always still to be added.
+//! Events may come before the call that made their connection has returned. No lock is held across
+//! that call; the channel counts it as an opening, and a thread that takes an event without a route
+//! waits until the openings of its channel have added their routes. The destruction of an id
+//! removes its route and its events under the channel's lock, so the route of an event without one
+//! is always still to be added.
 //!
-//! Waits are `read`s of the channel's descriptor from functions that hold nothing with a destructor: threads may be cancelled
-//! there.
+//! Waits are `read`s of the channel's descriptor from functions that hold nothing with a
+//! destructor: threads may be cancelled there.
 
 mod address_vector;
 mod addrinfo;

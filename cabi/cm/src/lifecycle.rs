@@ -30,7 +30,8 @@ pub(crate) fn own_channel() -> Result<Arc<Channel>> {
     Ok(channel)
 }
 
-/// Ends an id: its connection, its events in the channel, its pointer. Then it waits until C has acknowledged its events.
+/// Ends an id: its connection, its events in the channel, its pointer. Then it waits until C has
+/// acknowledged its events.
 pub(crate) fn destroy(id: &Id) {
     acknowledge_shown(id);
     discard(id);
@@ -82,7 +83,8 @@ pub(crate) fn acknowledge_shown(id: &Id) {
     }
 }
 
-/// Moves an id to another channel, pending events included; waits until C has acknowledged its events of the channel before.
+/// Moves an id to another channel, pending events included; waits until C has acknowledged its
+/// events of the channel before.
 fn migrate(id: &Id, to: &Arc<Channel>, sync: bool) -> Result<()> {
     acknowledge_shown(id);
     let control = id.control();

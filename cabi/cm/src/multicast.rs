@@ -44,7 +44,8 @@ pub extern "C-unwind" fn rdma_join_multicast_ex(
             return Err(Errno::INVAL.because("the attributes of the join are not valid"));
         }
         let flags = if attr.comp_mask & WITH_FLAGS != 0 { attr.join_flags } else { FULL_MEMBER };
-        // SAFETY: the address of the attributes is one that `rdma_join_multicast` takes (rdma_join_multicast_ex(3)).
+        // SAFETY: the address of the attributes is one that `rdma_join_multicast` takes
+        // (rdma_join_multicast_ex(3)).
         let addr: AddressPtr<'_> = unsafe { argument(attr.addr.cast_const()) };
         join(&*id.get()?, &addr, context, flags)
     });

@@ -8,7 +8,8 @@ use uiw_cabi_core::arguments::{AnyPtr, ArrayPtr, Count, InPtr, OutPtr};
 use uiw_cabi_core::boundary::{self, Result};
 use uiw_cabi_core::errno::Errno;
 
-/// `rdma_set_option`. An acknowledgement time-out is InfiniBand's: it becomes the queue pair's attribute, and TCP has its own.
+/// `rdma_set_option`. An acknowledgement time-out is InfiniBand's: it becomes the queue pair's
+/// attribute, and TCP has its own.
 pub extern "C" fn rdma_set_option<'a>(
     id: AnyPtr<rdma_cm_id>,
     level: c_int,

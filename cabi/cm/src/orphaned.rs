@@ -1,16 +1,19 @@
 //! Orphaned channels: destroyed while a thread was between two reads of them.
 //!
-//! Programs (rping among them) have a thread that does nothing but `rdma_get_cm_event`, and a main thread that destroys the channel
-//! and ends the process without notifying it. In rdma-core that thread sleeps on in the kernel. Here the last event and the
-//! destruction may be microseconds apart, so that the thread finds the channel destroyed when it calls again, and would end the
-//! process with an error before the main thread can end it with success. Therefore it sleeps, as it would in rdma-core.
+//! Programs (rping among them) have a thread that does nothing but `rdma_get_cm_event`, and a main
+//! thread that destroys the channel and ends the process without notifying it. In rdma-core that
+//! thread sleeps on in the kernel. Here the last event and the destruction may be microseconds
+//! apart, so that the thread finds the channel destroyed when it calls again, and would end the
+//! process with an error before the main thread can end it with success. Therefore it sleeps, as it
+//! would in rdma-core.
 
 use std::collections::VecDeque;
 use std::ffi::c_int;
 use std::thread::ThreadId;
 use uiw_cabi_core::fork::{ForkSafe, Forked};
 
-/// Maximum number of orphans; the oldest are forgotten, and their threads get EINVAL like every other one.
+/// Maximum number of orphans; the oldest are forgotten, and their threads get EINVAL like every
+/// other one.
 const MAX: usize = 64;
 
 /// The address of each orphaned channel, and the thread that read it last.
@@ -56,6 +59,7 @@ pub(crate) unsafe fn sleep() {
     unsafe extern "C-unwind" {
         fn pause() -> c_int;
     }
-    // SAFETY: the caller ensures that no frame up to C has a destructor, so a thread that is cancelled here may unwind.
+    // SAFETY: the caller ensures that no frame up to C has a destructor, so a thread that is
+    // cancelled here may unwind.
     unsafe { pause() };
 }

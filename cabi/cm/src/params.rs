@@ -15,7 +15,8 @@ use uiw_cabi_core::settings::Settings;
 use uiw_cabi_verbs::oob::{acknowledgement_time, receive_time};
 use uiw_verbs::ConnConfig;
 
-/// rdma_cm has the retries with the connection's parameters, and brings queue pairs to RTS with the most where they are not given.
+/// rdma_cm has the retries with the connection's parameters, and brings queue pairs to RTS with the
+/// most where they are not given.
 const RETRIES: u8 = 7;
 
 /// Options of a connection or listener of an id.
@@ -55,7 +56,8 @@ pub(crate) struct Params {
 }
 
 impl Params {
-    /// Returns the time for which a Send of the peer may wait for a receive. rdma_cm gives queue pairs the value 0 for the time between two attempts.
+    /// Returns the time for which a Send of the peer may wait for a receive. rdma_cm gives queue
+    /// pairs the value 0 for the time between two attempts.
     fn receive_time(&self) -> Duration {
         receive_time(0, self.rnr_retry)
     }

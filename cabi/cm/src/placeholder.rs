@@ -1,8 +1,10 @@
 //! The engine's queue pair of a connection for which the program has none of type RC.
 //!
-//! On InfiniBand and RoCE the connection manager exchanges messages of its own, and a connection needs no queue pair: UCX gives the number of
-//! a UD queue pair that it does not use, exchanges its addresses as private data, and moves RC queue pairs itself. On iWARP a connection is a
-//! stream, which belongs to a queue pair: this one. Nothing is posted to it, and it lives as long as the id.
+//! On InfiniBand and RoCE the connection manager exchanges messages of its own, and a connection
+//! needs no queue pair: UCX gives the number of a UD queue pair that it does not use, exchanges its
+//! addresses as private data, and moves RC queue pairs itself. On iWARP a connection is a stream,
+//! which belongs to a queue pair: this one. Nothing is posted to it, and it lives as long as the
+//! id.
 
 use uiw_cabi_core::boundary::Result;
 use uiw_cabi_verbs::context::Context;

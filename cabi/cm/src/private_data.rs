@@ -1,7 +1,9 @@
-//! Private data of connection requests and their answers, in the lengths that programs know from their kind of device.
+//! Private data of connection requests and their answers, in the lengths that programs know from
+//! their kind of device.
 //!
-//! On InfiniBand and RoCE an event has the whole private data field of its message, padded with zeros, and no call takes more than the
-//! field holds. On iWARP an event has the bytes that the peer sent. The wire carries the program's bytes alone in both cases.
+//! On InfiniBand and RoCE an event has the whole private data field of its message, padded with
+//! zeros, and no call takes more than the field holds. On iWARP an event has the bytes that the
+//! peer sent. The wire carries the program's bytes alone in both cases.
 
 use std::ffi::c_int;
 use std::net::SocketAddr;
@@ -24,7 +26,8 @@ pub(crate) enum CmMessage {
 }
 
 impl CmMessage {
-    /// Bytes of private data that a program has of the message. In requests the kernel's rdma_cm puts a header of 36 bytes first.
+    /// Bytes of private data that a program has of the message. In requests the kernel's rdma_cm
+    /// puts a header of 36 bytes first.
     const fn field_len(self) -> usize {
         match self {
             Self::Request => 92 - 36,

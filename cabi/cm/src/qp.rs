@@ -46,7 +46,8 @@ pub(crate) fn create(
     let mut long = given.extended();
     long.comp_mask = IBV_QP_INIT_ATTR_PD;
     long.pd = pd.as_ptr();
-    // SAFETY: nothing else has the copy, and the program does not destroy the objects that it names during the call (rdma_create_qp(3)).
+    // SAFETY: nothing else has the copy, and the program does not destroy the objects that it names
+    // during the call (rdma_create_qp(3)).
     create_long(id, unsafe { argument(&raw mut long) })?;
     given.cap = long.cap;
     (given.send_cq, given.recv_cq, given.srq) = (long.send_cq, long.recv_cq, long.srq);
@@ -66,8 +67,8 @@ pub extern "C" fn rdma_create_qp_ex(
 /// # Errors
 /// EINVAL for a domain of another context than the id's.
 fn domain_of<'a>(id: &'a Id, given: Option<Result<&'a Object<Pd>>>) -> Result<&'a Object<Pd>> {
-    // SAFETY: the domain of an id is that of its device, which is never deallocated, or one that the program deallocates after the id's
-    // objects (rdma_create_qp(3)).
+    // SAFETY: the domain of an id is that of its device, which is never deallocated, or one that
+    // the program deallocates after the id's objects (rdma_create_qp(3)).
     let domain = given.unwrap_or_else(|| unsafe { Object::get(id.abi.get(|id| &id.pd)) });
     let verbs = id.abi.get(|id| &id.verbs);
     domain.ok().filter(|domain| domain.abi.get(|pd| &pd.context) == verbs).ok_or_else(|| {
@@ -97,8 +98,8 @@ fn create_long(id: &Id, attr: InOutPtr<'_, ibv_qp_init_attr_ex>) -> Result<()> {
     if attr.srq.is_null() {
         attr.srq = id.abi.get(|id| &id.srq);
     }
-    // SAFETY: nothing else has the attributes. The program does not destroy the objects that it has given during the call, and those of the id
-    // by calls on the id alone (rdma_create_qp(3)).
+    // SAFETY: nothing else has the attributes. The program does not destroy the objects that it has
+    // given during the call, and those of the id by calls on the id alone (rdma_create_qp(3)).
     let extended = unsafe { argument(ptr::from_mut(attr)) };
     let new = qp::create_extended(id.verbs()?, extended).inspect_err(|_| destroy_queues(id))?;
     ready_to_receive(new)?;
@@ -107,7 +108,8 @@ fn create_long(id: &Id, attr: InOutPtr<'_, ibv_qp_init_attr_ex>) -> Result<()> {
     Ok(())
 }
 
-/// A queue pair of an id takes receives at once, whatever state new ones are in; one that is UD sends and receives.
+/// A queue pair of an id takes receives at once, whatever state new ones are in; one that is UD
+/// sends and receives.
 fn ready_to_receive(new: *mut ibv_qp) -> Result<()> {
     // SAFETY: the queue pair was just made, and the program does not have it yet.
     let qp = unsafe { Object::<Qp>::get(new) }?;
@@ -167,10 +169,12 @@ fn destroy_queues(id: &Id) {
         if !channel.is_null() {
             let queue = id.abi.replace(queue, ptr::null_mut());
             if !queue.is_null() {
-                // SAFETY: the queue is the id's, and the program does not use the queues of an id during and after `rdma_destroy_qp`.
+                // SAFETY: the queue is the id's, and the program does not use the queues of an id
+                // during and after `rdma_destroy_qp`.
                 cq::ibv_destroy_cq(unsafe { argument(queue) });
             }
-            // SAFETY: the channel is the id's, and the program does not use the queues of an id during and after `rdma_destroy_qp`.
+            // SAFETY: the channel is the id's, and the program does not use the queues of an id
+            // during and after `rdma_destroy_qp`.
             channel::ibv_destroy_comp_channel(unsafe { argument(channel) });
         }
     }
@@ -188,7 +192,8 @@ pub extern "C" fn rdma_destroy_qp(id: AnyPtr<rdma_cm_id>) {
 pub(crate) fn destroy(id: &Id) {
     let old = id.abi.replace(|id| &id.qp, ptr::null_mut());
     if !old.is_null() {
-        // SAFETY: the program does not use the queue pair of an id during and after `rdma_destroy_qp` (rdma_destroy_qp(3)).
+        // SAFETY: the program does not use the queue pair of an id during and after
+        // `rdma_destroy_qp` (rdma_destroy_qp(3)).
         qp::ibv_destroy_qp(unsafe { argument(old) });
     }
     destroy_queues(id);
@@ -199,8 +204,8 @@ pub(crate) fn for_request(listener: AnyPtr<rdma_cm_id>, new: AnyPtr<rdma_cm_id>)
     let Some(endpoint) = listener.get()?.lock().endpoint else { return Ok(()) };
     let id = new.get()?;
     let mut attr = endpoint.attr;
-    // SAFETY: nothing else has the copy, and the program keeps the objects that it has given `rdma_create_ep` as long as the listener
-    // (rdma_create_ep(3)).
+    // SAFETY: nothing else has the copy, and the program keeps the objects that it has given
+    // `rdma_create_ep` as long as the listener (rdma_create_ep(3)).
     let (pd, attr) = unsafe { (argument(endpoint.pd), argument(&raw mut attr)) };
     create(&id, pd, attr, endpoint.attr.qp_type)
 }
@@ -218,7 +223,8 @@ pub extern "C" fn rdma_create_srq(
     })
 }
 
-/// `rdma_create_srq_ex`: basic queues alone; extended connections and tag matching belong to other transports.
+/// `rdma_create_srq_ex`: basic queues alone; extended connections and tag matching belong to other
+/// transports.
 pub extern "C" fn rdma_create_srq_ex(
     id: AnyPtr<rdma_cm_id>,
     attr: InOutPtr<'_, ibv_srq_init_attr_ex>,
@@ -262,7 +268,8 @@ pub extern "C" fn rdma_destroy_srq(id: AnyPtr<rdma_cm_id>) {
 pub(crate) fn destroy_srq(id: &Id) {
     let old = id.abi.replace(|id| &id.srq, ptr::null_mut());
     if !old.is_null() {
-        // SAFETY: the program does not use the queue of an id during and after `rdma_destroy_srq` (rdma_destroy_srq(3)).
+        // SAFETY: the program does not use the queue of an id during and after `rdma_destroy_srq`
+        // (rdma_destroy_srq(3)).
         srq::ibv_destroy_srq(unsafe { argument(old) });
     }
 }

@@ -1,5 +1,5 @@
-//! Every pointer that C has from the connection manager, while it is valid. A pointer to anything else, freed or never given out by
-//! this library, is answered with EINVAL and not read through.
+//! Every pointer that C has from the connection manager, while it is valid. A pointer to anything
+//! else, freed or never given out by this library, is answered with EINVAL and not read through.
 
 use crate::channel::Channel;
 use crate::id::Id;
@@ -22,8 +22,8 @@ enum RegistryEntry {
     Inherited,
 }
 
-/// Known objects by address. Every call of the connection manager begins with a look-up here, so the table is in shards, each with a lock that is
-/// held for the look-up alone.
+/// Known objects by address. Every call of the connection manager begins with a look-up here, so
+/// the table is in shards, each with a lock that is held for the look-up alone.
 struct PointerTable(BTreeMap<usize, RegistryEntry>);
 
 impl Forked for PointerTable {

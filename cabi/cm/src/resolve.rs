@@ -74,7 +74,8 @@ pub extern "C-unwind" fn rdma_resolve_addr(
 }
 
 pub(crate) fn resolve(id: &Id, src: Option<SocketAddr>, dst: SocketAddr) -> Result<()> {
-    // Port 0 is an address without a service: programs resolve it to find the device that reaches it. `rdma_connect` refuses it.
+    // Port 0 is an address without a service: programs resolve it to find the device that reaches
+    // it. `rdma_connect` refuses it.
     let peer = address::real(dst)?;
     if let Some(src) = src
         && matches!(id.lock().phase, Phase::Idle)

@@ -45,8 +45,9 @@ impl Resolved {
 pub extern "C" fn rdma_freeaddrinfo(list: HeapPtr<'_, rdma_addrinfo>) {
     let mut next = list.as_ptr();
     while !next.is_null() {
-        // SAFETY: the list is of `rdma_getaddrinfo`, and the program does not use it any more. Each part is NULL or memory of C's heap; a
-        // program that has freed or replaced one itself leaves it so.
+        // SAFETY: the list is of `rdma_getaddrinfo`, and the program does not use it any more. Each
+        // part is NULL or memory of C's heap; a program that has freed or replaced one itself
+        // leaves it so.
         unsafe {
             let one = ptr::read(next);
             let addresses = [one.ai_src_addr.cast::<c_void>(), one.ai_dst_addr.cast()];

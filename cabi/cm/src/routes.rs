@@ -1,9 +1,10 @@
 //! The id that an event of the engine is about.
 //!
-//! The engine names connections and listeners by numbers that it gives out, and the first event may come before the call that made
-//! the connection has returned. No lock is held across that call: the channel counts it as an opening instead, and a thread that
-//! takes an event without a route waits until the opening it belongs to has ended. That opening's thread has left the engine by then
-//! and only has to add the route.
+//! The engine names connections and listeners by numbers that it gives out, and the first event may
+//! come before the call that made the connection has returned. No lock is held across that call:
+//! the channel counts it as an opening instead, and a thread that takes an event without a route
+//! waits until the opening it belongs to has ended. That opening's thread has left the engine by
+//! then and only has to add the route.
 
 use crate::channel::{Channel, Opening};
 use crate::id::Id;
@@ -33,7 +34,8 @@ impl Forked for RouteTable {
     }
 }
 
-/// Routes in shards, each with a lock that is held for the look-up alone: every event of a connection is looked up here.
+/// Routes in shards, each with a lock that is held for the look-up alone: every event of a
+/// connection is looked up here.
 static ROUTES: ForkSafe<RouteTable, 64> = ForkSafe::new();
 
 fn shard(source: Source) -> &'static uiw_cabi_core::lock::RwLock<RouteTable> {
@@ -44,7 +46,8 @@ fn get(source: Source) -> Option<Arc<Id>> {
     shard(source).read().0.get(&source).map(Arc::clone)
 }
 
-/// Events of `source` are about `id` from now on; those taken since `opening` began have waited for this.
+/// Events of `source` are about `id` from now on; those taken since `opening` began have waited for
+/// this.
 pub(crate) fn add(source: Source, id: &Arc<Id>, opening: Option<Opening>) {
     let before = shard(source).write().0.insert(source, Arc::clone(id));
     drop(opening);
@@ -52,8 +55,8 @@ pub(crate) fn add(source: Source, id: &Arc<Id>, opening: Option<Opening>) {
     drop(before);
 }
 
-/// Events of `sources` are about no id any more; returns those in the channel, and those that `gone` selects. The engine adds
-/// none any more.
+/// Events of `sources` are about no id any more; returns those in the channel, and those that
+/// `gone` selects. The engine adds none any more.
 ///
 /// Atomic towards [`next`]: an event without a route is one whose route is yet to come.
 pub(crate) fn remove(
@@ -69,8 +72,9 @@ pub(crate) fn remove(
     channel.queue().remove_if(gone)
 }
 
-/// Returns the events that precede a connection request: that an earlier connection is established, where the peer has waited for that before it sent the
-/// request. The kernel has one queue for both; here they may be on two shards, each of which reports what it finds when it looks.
+/// Returns the events that precede a connection request: that an earlier connection is established,
+/// where the peer has waited for that before it sent the request. The kernel has one queue for
+/// both; here they may be on two shards, each of which reports what it finds when it looks.
 fn before_request(channel: &Channel, request: CmEvent) -> CmEvent {
     let awaited = channel.awaited();
     if awaited.is_empty() {
@@ -83,8 +87,8 @@ fn before_request(channel: &Channel, request: CmEvent) -> CmEvent {
     channel.queue().exchange(request, |event| awaited.iter().any(|connection| connection.id() == event.id))
 }
 
-/// The oldest event of a channel with the id that it is about; no id when that is being destroyed. `has_token`: see
-/// [`CmChannel::pop_with_token`](uiw_verbs::cm::CmChannel).
+/// The oldest event of a channel with the id that it is about; no id when that is being destroyed.
+/// `has_token`: see [`CmChannel::pop_with_token`](uiw_verbs::cm::CmChannel).
 pub(crate) fn next(channel: &Channel, has_token: bool) -> Option<(CmEvent, Option<Arc<Id>>)> {
     let mut openings = channel.openings();
     let queue = channel.queue();

@@ -1,4 +1,5 @@
-//! Ids of port spaces UDP and IPOIB: `rdma_connect` asks the listener for its UD queue pair, `rdma_accept` names one.
+//! Ids of port spaces UDP and IPOIB: `rdma_connect` asks the listener for its UD queue pair,
+//! `rdma_accept` names one.
 
 use crate::address_vector::address_vector;
 use crate::event::{DeliveredEvent, Draft, Ud, give};

@@ -1,5 +1,5 @@
-//! Synchronous ids: those without a channel of the program's. Every call that is completed by an event waits for that event and leaves it
-//! in the id, where the program can read it.
+//! Synchronous ids: those without a channel of the program's. Every call that is completed by an
+//! event waits for that event and leaves it in the id, where the program can read it.
 
 use crate::event::DeliveredEvent;
 use crate::registry::RegisteredPtr as _;
@@ -11,7 +11,8 @@ use uiw_cabi_core::arguments::{AnyPtr, OutPtr};
 use uiw_cabi_core::boundary::{self, Result};
 use uiw_cabi_core::errno::Errno;
 
-/// Completes a call that began with `result`: a synchronous id waits for the event, any other id for nothing.
+/// Completes a call that began with `result`: a synchronous id waits for the event, any other id
+/// for nothing.
 ///
 /// # Safety
 /// As for [`event_channel::wait`].
@@ -54,7 +55,8 @@ fn keep(id: AnyPtr<rdma_cm_id>, shown: DeliveredEvent) -> Result<()> {
     }
 }
 
-/// `rdma_get_request`: the next request of a synchronous listener, with a queue pair if `rdma_create_ep` was given its attributes.
+/// `rdma_get_request`: the next request of a synchronous listener, with a queue pair if
+/// `rdma_create_ep` was given its attributes.
 pub extern "C-unwind" fn rdma_get_request(
     listener: AnyPtr<rdma_cm_id>,
     id: OutPtr<'_, *mut rdma_cm_id>,

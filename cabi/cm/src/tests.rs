@@ -41,7 +41,8 @@ impl<T> SharedPointer<T> {
     }
 }
 
-/// Hooks that report the first `connect` and block it until it is released; the engine makes more where the peer refuses.
+/// Hooks that report the first `connect` and block it until it is released; the engine makes more
+/// where the peer refuses.
 #[derive(Clone)]
 struct SlowConnect {
     entered: mpsc::Sender<()>,
@@ -137,11 +138,13 @@ fn completion(queue: *mut ibv_cq, channel: *mut abi::ibv_comp_channel) -> ibv_wc
     }
 }
 
-/// Everything from resolving to a message, between a new id on `channel` and a new listener, and the ends of both.
+/// Everything from resolving to a message, between a new id on `channel` and a new listener, and
+/// the ends of both.
 fn connect_and_send(channel: *mut rdma_event_channel) {
     let passive = rdma_create_event_channel();
     let listener = new_id(passive);
-    // SAFETY: ids, channels and queue pairs of ours, all destroyed in the end; requests without elements.
+    // SAFETY: ids, channels and queue pairs of ours, all destroyed in the end; requests without
+    // elements.
     unsafe {
         assert_eq!(call!(rdma_listen(listener, 4)), 0);
         let port = u16::from_be(call!(rdma_get_src_port(listener)));

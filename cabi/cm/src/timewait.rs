@@ -1,8 +1,9 @@
-//! RDMA_CM_EVENT_TIMEWAIT_EXIT: on InfiniBand and RoCE the event says that late packets cannot reach the queue pair of a closed connection
-//! any more.
+//! RDMA_CM_EVENT_TIMEWAIT_EXIT: on InfiniBand and RoCE the event says that late packets cannot
+//! reach the queue pair of a closed connection any more.
 //!
-//! TCP keeps late packets away by itself, so nothing in this library depends on the event. Programs do: some use or free a queue pair only
-//! after it. A thread exists while events are due, and sleeps until the next one.
+//! TCP keeps late packets away by itself, so nothing in this library depends on the event. Programs
+//! do: some use or free a queue pair only after it. A thread exists while events are due, and
+//! sleeps until the next one.
 
 use crate::id::{Id, Note};
 use std::collections::VecDeque;

@@ -1,4 +1,5 @@
-//! The connection manager's exported functions as a program in C calls them, where no stock program does.
+//! The connection manager's exported functions as a program in C calls them, where no stock program
+//! does.
 
 use std::io::Write as _;
 use std::net::{Ipv4Addr, TcpStream};
@@ -87,7 +88,8 @@ fn interrupt<T>(sleeper: thread::JoinHandle<T>) -> T {
     sleeper.join().unwrap()
 }
 
-/// Held by every test: a channel's address may be given to the next channel at once, of whichever test.
+/// Held by every test: a channel's address may be given to the next channel at once, of whichever
+/// test.
 static ADDRESSES: Mutex<()> = Mutex::new(());
 
 /// Reads a channel once in a thread, destroys it here, and reads it in that thread again.
@@ -177,7 +179,8 @@ fn reset(stream: TcpStream) {
     assert_eq!(set, 0);
 }
 
-/// The request is queued when its peer resets the connection: the reader gets no event of it, and the listener goes on.
+/// The request is queued when its peer resets the connection: the reader gets no event of it, and
+/// the listener goes on.
 #[test]
 fn listener_survives_disconnect_before_accept() {
     let _alone = ADDRESSES.lock();

@@ -6,12 +6,14 @@ use std::ptr;
 
 /// Structure whose address C has, for as long as the object lives whose first field this is.
 ///
-/// Fields are copied in and out one at a time, and no reference to the structure exists on this side: C may read and write it at any
-/// time. The program orders its own accesses to a field with the calls that change the field, as the manual pages require.
+/// Fields are copied in and out one at a time, and no reference to the structure exists on this
+/// side: C may read and write it at any time. The program orders its own accesses to a field with
+/// the calls that change the field, as the manual pages require.
 #[repr(transparent)]
 pub struct AbiCell<T>(UnsafeCell<T>);
 
-// SAFETY: the pointers in a structure are C's own; this library copies them, and looks them up before it uses them.
+// SAFETY: the pointers in a structure are C's own; this library copies them, and looks them up
+// before it uses them.
 unsafe impl<T> Send for AbiCell<T> {}
 // SAFETY: fields are copied by volatile accesses, never borrowed.
 unsafe impl<T> Sync for AbiCell<T> {}
@@ -39,14 +41,16 @@ impl<T: PlainAbi> AbiCell<T> {
     /// Copies the field that `field` selects.
     #[inline]
     pub fn get<F: Copy>(&self, field: impl FnOnce(&T) -> &F) -> F {
-        // SAFETY: `pointer` returns the place of an `F` inside of the structure, which `self` keeps alive.
+        // SAFETY: `pointer` returns the place of an `F` inside of the structure, which `self` keeps
+        // alive.
         unsafe { self.pointer(field).read_volatile() }
     }
 
     /// Changes the field that `field` selects.
     #[inline]
     pub fn set<F: Copy>(&self, field: impl FnOnce(&T) -> &F, value: F) {
-        // SAFETY: `pointer` returns the place of an `F` inside of the structure, which `self` keeps alive.
+        // SAFETY: `pointer` returns the place of an `F` inside of the structure, which `self` keeps
+        // alive.
         unsafe { self.pointer(field).write_volatile(value) };
     }
 

@@ -74,7 +74,8 @@ pub fn parse(bytes: &[u8]) -> Result<SocketAddr> {
     let known = family(bytes).and_then(length).and_then(|len| bytes.get(..len));
     let known = known.ok_or_else(|| no_address("an address is neither IPv4 nor IPv6"))?;
     let mut storage = SockAddrStorage::zeroed();
-    // SAFETY: the bytes fit the storage, which may have any bytes, and they are as many as their family has.
+    // SAFETY: the bytes fit the storage, which may have any bytes, and they are as many as their
+    // family has.
     let address = unsafe {
         ptr::copy_nonoverlapping(known.as_ptr(), (&raw mut storage).cast::<u8>(), known.len());
         SockAddr::new(storage, known.len() as libc::socklen_t)
@@ -108,7 +109,8 @@ pub fn bytes(address: &rdma_sockaddr) -> &[u8] {
     &address.0[..len]
 }
 
-/// The address with its real port; another family stays another one. None where the offset makes the port none.
+/// The address with its real port; another family stays another one. None where the offset makes
+/// the port none.
 pub fn shifted(address: SocketAddr) -> Option<SocketAddr> {
     let mut address = address;
     if address.port() != 0 {
@@ -140,18 +142,21 @@ pub fn no_port(program: u16) -> Errno {
         .because(format_args!("UIW_PORT_OFFSET makes port {program} one that is not from 1 to 65535"))
 }
 
-/// None where the sum is no port. It does not wrap: a dynamic port would become that of a service (55558 and 10,000 that of ssh).
+/// None where the sum is no port. It does not wrap: a dynamic port would become that of a service
+/// (55558 and 10,000 that of ssh).
 fn real_port(program: u16, offset: i32) -> Option<u16> {
     u16::try_from(i32::from(program) + offset).ok().filter(|real| *real != 0)
 }
 
-/// The number that the program has for a real port. One that it cannot have (see `has_program_port`), as a connection's own port may be,
-/// wraps at 65536: each has another number, which is for display.
+/// The number that the program has for a real port. One that it cannot have (see
+/// `has_program_port`), as a connection's own port may be, wraps at 65536: each has another number,
+/// which is for display.
 pub fn program_port(real: u16) -> u16 {
     (i32::from(real) - offset()).rem_euclid(1 << 16) as u16
 }
 
-/// Returns whether the program can name the real port: whether it can be what the system gives for port 0.
+/// Returns whether the program can name the real port: whether it can be what the system gives for
+/// port 0.
 pub(crate) fn has_program_port(real: u16) -> bool {
     real_port(real, -offset()).is_some()
 }
@@ -175,7 +180,8 @@ pub fn source_for(peer: SocketAddr) -> Result<SocketAddr> {
     }
     let any: IpAddr =
         if peer.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { std::net::Ipv6Addr::UNSPECIFIED.into() };
-    // Connecting a datagram socket asks for the route and sends nothing. Any port does, but 0 is none.
+    // Connecting a datagram socket asks for the route and sends nothing. Any port does, but 0 is
+    // none.
     let socket = UdpSocket::bind((any, 0)).inspect_err(|error| {
         // Every system has IPv4, other than IPv6.
         if peer.is_ipv4() {

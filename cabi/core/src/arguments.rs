@@ -1,10 +1,11 @@
 //! Types of the arguments that C passes to exported functions.
 //!
-//! Each of them has the representation of C's type, and each value carries the promise that the manual page asks of the caller. A function
-//! that takes such arguments is therefore safe code. C makes the values; Rust makes them with [`argument`], which is unsafe.
+//! Each of them has the representation of C's type, and each value carries the promise that the
+//! manual page asks of the caller. A function that takes such arguments is therefore safe code. C
+//! makes the values; Rust makes them with [`argument`], which is unsafe.
 //!
-//! A pointer and the number of elements behind it are two arguments. They have a lifetime in common, which is invariant: a function that has
-//! two such pairs cannot exchange their numbers.
+//! A pointer and the number of elements behind it are two arguments. They have a lifetime in
+//! common, which is invariant: a function that has two such pairs cannot exchange their numbers.
 
 use crate::boundary::Result;
 use crate::errno::Errno;
@@ -26,13 +27,16 @@ pub unsafe trait Argument {
 /// The argument for a value of C's type, for calls from Rust.
 ///
 /// # Safety
-/// The value is one that the documentation of the argument's type permits, until the function returns.
+/// The value is one that the documentation of the argument's type permits, until the function
+/// returns.
 pub unsafe fn argument<A: Argument>(value: A::C) -> A {
-    // SAFETY: the types have the same representation, and the caller ensures that the value is permitted.
+    // SAFETY: the types have the same representation, and the caller ensures that the value is
+    // permitted.
     unsafe { mem::transmute_copy(&mem::ManuallyDrop::new(value)) }
 }
 
-/// Calls an exported function with values of C's types: `call!(qp::ibv_modify_qp(qp, &raw mut attr, mask))`. Unsafe as [`argument`] is.
+/// Calls an exported function with values of C's types:
+/// `call!(qp::ibv_modify_qp(qp, &raw mut attr, mask))`. Unsafe as [`argument`] is.
 #[macro_export]
 macro_rules! call {
     ($($function:ident)::+($($value:expr),* $(,)?)) => {
@@ -48,7 +52,8 @@ unsafe trait ExportedFn: Copy {
     type C: Copy;
 
     fn into_c(self) -> Self::C {
-        // SAFETY: the arguments of the two types have the same representation, as `Argument` says, and so have the functions.
+        // SAFETY: the arguments of the two types have the same representation, as `Argument` says,
+        // and so have the functions.
         unsafe { mem::transmute_copy(&self) }
     }
 }
@@ -124,15 +129,17 @@ macro_rules! pointers {
 type Brand<'a> = fn(&'a ()) -> &'a ();
 
 pointers! {
-    /// Pointer to an object of this library. Any other pointer is answered with an error. C does not destroy the object during the call.
+    /// Pointer to an object of this library. Any other pointer is answered with an error. C does
+    /// not destroy the object during the call.
     Handle<'a, B: Body>(*mut B::C), &'a Object<B>;
-    /// [`Handle`] of a function that destroys the object: no thread of the program uses the object any more.
+    /// [`Handle`] of a function that destroys the object: no thread of the program uses the object
+    /// any more.
     OwnedHandle<'a, B: Body>(*mut B::C), &'a Object<B>;
-    /// NULL, or a structure that C does not change during the call. Its pointers are as its manual page says, and C does not destroy the objects that
-    /// it names.
+    /// NULL, or a structure that C does not change during the call. Its pointers are as its manual
+    /// page says, and C does not destroy the objects that it names.
     InPtr<'a, T>(*const T), &'a T;
-    /// NULL, or a structure that nothing else reads or writes during the call. Its pointers are as its manual page says, and C does not destroy the
-    /// objects that it names.
+    /// NULL, or a structure that nothing else reads or writes during the call. Its pointers are as
+    /// its manual page says, and C does not destroy the objects that it names.
     InOutPtr<'a, T>(*mut T), &'a mut T;
     /// NULL, or room for a value, at any alignment.
     OutPtr<'a, T>(*mut T), &'a mut T;
@@ -140,16 +147,20 @@ pointers! {
     HeapPtr<'a, T>(*mut T), &'a mut T;
     /// NULL, or a text that ends in NUL.
     TextPtr<'a>(*const c_char), &'a CStr;
-    /// NULL, or as many elements as the [`Count`] of the same lifetime says, which C does not change during the call.
+    /// NULL, or as many elements as the [`Count`] of the same lifetime says, which C does not
+    /// change during the call.
     ArrayPtr<'a, T>(*const T), Brand<'a>;
-    /// NULL, or room for as many elements as the [`Count`] or [`RoomPtr`] of the same lifetime says, which nothing else reads or writes during
-    /// the call.
+    /// NULL, or room for as many elements as the [`Count`] or [`RoomPtr`] of the same lifetime
+    /// says, which nothing else reads or writes during the call.
     ArrayMutPtr<'a, T>(*mut T), Brand<'a>;
-    /// NULL, or as many elements as the [`Count`] of the same lifetime says, which nothing else reads or writes during the call.
+    /// NULL, or as many elements as the [`Count`] of the same lifetime says, which nothing else
+    /// reads or writes during the call.
     InOutArrayPtr<'a, T>(*mut T), Brand<'a>;
-    /// NULL, or room for as many bytes as the [`Count`] of the same lifetime says, for a structure that C may know in a longer or shorter form.
+    /// NULL, or room for as many bytes as the [`Count`] of the same lifetime says, for a structure
+    /// that C may know in a longer or shorter form.
     PrefixPtr<'a, T>(*mut T), Brand<'a>;
-    /// NULL, or the number of bytes at the [`ArrayMutPtr`] of the same lifetime, which is replaced by the number of bytes that there are.
+    /// NULL, or the number of bytes at the [`ArrayMutPtr`] of the same lifetime, which is replaced
+    /// by the number of bytes that there are.
     RoomPtr<'a>(*mut libc::socklen_t), Brand<'a>;
 }
 
@@ -187,8 +198,8 @@ impl<T> AnyPtr<T> {
     }
 }
 
-/// [`Handle`] of a function that C calls through the function table of the object: NULL, or an object of this library that lives, as C has read
-/// through the pointer.
+/// [`Handle`] of a function that C calls through the function table of the object: NULL, or an
+/// object of this library that lives, as C has read through the pointer.
 #[repr(transparent)]
 pub struct TableHandle<'a, B: Body, P = <B as Body>::C>(*mut P, PhantomData<&'a Object<B>>);
 
@@ -221,13 +232,15 @@ impl<'a, B: Body> Handle<'a, B> {
 }
 
 impl<'a, B: Body, P> TableHandle<'a, B, P> {
-    /// Like [`Handle::get`], but reads the kind from the object itself instead of the table of living objects.
+    /// Like [`Handle::get`], but reads the kind from the object itself instead of the table of
+    /// living objects.
     ///
     /// # Errors
     /// The errors are those of [`Handle::get`].
     #[inline]
     pub fn get(&self) -> Result<&'a Object<B>> {
-        // SAFETY: the pointer is NULL or a living object, and C does not destroy the object during the call, as the type says.
+        // SAFETY: the pointer is NULL or a living object, and C does not destroy the object during
+        // the call, as the type says.
         unsafe { Object::get_called(self.0.cast()) }
     }
 }
@@ -251,7 +264,8 @@ impl<B: Body> OwnedHandle<'_, B> {
         if !object.is_inherited() {
             leave(object)?;
         }
-        // SAFETY: the object is alive, as `get_any` has found, and no thread uses it any more, as the type says.
+        // SAFETY: the object is alive, as `get_any` has found, and no thread uses it any more, as
+        // the type says.
         unsafe { Object::<B>::free(self.0) };
         Ok(())
     }
@@ -265,7 +279,8 @@ impl<'a, T> InPtr<'a, T> {
 
     /// The structure, unless C passed NULL.
     pub fn as_ref(&self) -> Option<&'a T> {
-        // SAFETY: the pointer is NULL, or a structure that C does not change during the call, as the type says.
+        // SAFETY: the pointer is NULL, or a structure that C does not change during the call, as
+        // the type says.
         unsafe { self.0.as_ref() }
     }
 
@@ -282,7 +297,8 @@ impl<'a, T> InPtr<'a, T> {
     /// # Errors
     /// EINVAL for NULL, and as for [`Handle::get`].
     pub fn object<B: Body>(&self, field: impl FnOnce(&T) -> &*mut B::C) -> Result<&'a Object<B>> {
-        // SAFETY: the program does not destroy the objects that its structure names during the call, as the type says.
+        // SAFETY: the program does not destroy the objects that its structure names during the
+        // call, as the type says.
         unsafe { object_in(self.get()?, field) }
     }
 
@@ -291,7 +307,8 @@ impl<'a, T> InPtr<'a, T> {
     where
         T: Copy,
     {
-        // SAFETY: the pointer is not NULL, so it is a structure that C does not change during the call, as the type says.
+        // SAFETY: the pointer is not NULL, so it is a structure that C does not change during the
+        // call, as the type says.
         (!self.0.is_null()).then(|| unsafe { self.0.read_unaligned() })
     }
 }
@@ -317,7 +334,8 @@ impl<'a, T> InOutPtr<'a, T> {
     /// # Errors
     /// EINVAL for NULL.
     pub fn given(&self) -> Result<&T> {
-        // SAFETY: the pointer is NULL, or a structure that nothing else uses during the call, as the type says.
+        // SAFETY: the pointer is NULL, or a structure that nothing else uses during the call, as
+        // the type says.
         unsafe { self.0.as_ref() }.ok_or_else(|| Errno::INVAL.null())
     }
 
@@ -326,13 +344,15 @@ impl<'a, T> InOutPtr<'a, T> {
     /// # Errors
     /// EINVAL for NULL, and as for [`Handle::get`].
     pub fn object<B: Body>(&self, field: impl FnOnce(&T) -> &*mut B::C) -> Result<&'a Object<B>> {
-        // SAFETY: the program does not destroy the objects that its structure names during the call, as the type says.
+        // SAFETY: the program does not destroy the objects that its structure names during the
+        // call, as the type says.
         unsafe { object_in(self.given()?, field) }
     }
 
     /// The structure, unless C passed NULL.
     pub fn as_mut(self) -> Option<&'a mut T> {
-        // SAFETY: the pointer is NULL, or a structure that nothing else uses during the call, as the type says.
+        // SAFETY: the pointer is NULL, or a structure that nothing else uses during the call, as
+        // the type says.
         unsafe { self.0.as_mut() }
     }
 
@@ -373,7 +393,8 @@ impl<'a, T> OutPtr<'a, T> {
     /// EINVAL for NULL.
     pub fn write(self, value: T) -> Result<()> {
         self.check()?;
-        // SAFETY: the pointer is not NULL, so there is room for a value at any alignment, as the type says.
+        // SAFETY: the pointer is not NULL, so there is room for a value at any alignment, as the
+        // type says.
         unsafe { self.0.write_unaligned(value) };
         Ok(())
     }
@@ -382,7 +403,8 @@ impl<'a, T> OutPtr<'a, T> {
 impl<T> HeapPtr<'_, T> {
     /// Gives it back.
     pub fn free(self) {
-        // SAFETY: the pointer is NULL, or memory of the heap that nothing uses any more, as the type says.
+        // SAFETY: the pointer is NULL, or memory of the heap that nothing uses any more, as the
+        // type says.
         unsafe { libc::free(self.0.cast()) };
     }
 
@@ -400,8 +422,9 @@ impl<'a> TextPtr<'a> {
     }
 }
 
-/// Number of elements behind the [`ArrayPtr`] or [`ArrayMutPtr`] of the same lifetime. If there are two numbers, for structures of a size that C
-/// chooses, their product is the number of bytes at the [`PrefixPtr`].
+/// Number of elements behind the [`ArrayPtr`] or [`ArrayMutPtr`] of the same lifetime. If there are
+/// two numbers, for structures of a size that C chooses, their product is the number of bytes at
+/// the [`PrefixPtr`].
 #[repr(transparent)]
 #[derive(Clone, Copy)]
 pub struct Count<'a, N = usize>(N, PhantomData<Brand<'a>>);
@@ -432,8 +455,8 @@ impl<'a, T> ArrayPtr<'a, T> {
         Ok(match count.get()? {
             0 => Some(&[]),
             _ if self.0.is_null() => None,
-            // SAFETY: the pointer is not NULL, and the count is the one of the same call, so there are so many elements that C does not
-            // change during the call.
+            // SAFETY: the pointer is not NULL, and the count is the one of the same call, so there
+            // are so many elements that C does not change during the call.
             count => Some(unsafe { slice::from_raw_parts(self.0, count) }),
         })
     }
@@ -455,8 +478,8 @@ impl<'a, T> ArrayPtr<'a, T> {
         if list.is_null() && count > 0 {
             return Err(Errno::INVAL.because(format_args!("a list of {count} elements at NULL")));
         }
-        // SAFETY: the pointer is not NULL, and the count is the one of the same call, so there is an element at `at` that C does not change
-        // during the call.
+        // SAFETY: the pointer is not NULL, and the count is the one of the same call, so there is
+        // an element at `at` that C does not change during the call.
         Ok((0..count).map(move |at| unsafe { list.add(at).read_unaligned() }))
     }
 }
@@ -467,7 +490,8 @@ impl<'a, T> ArrayMutPtr<'a, T> {
         self.0
     }
 
-    /// The elements, as memory that C need not have initialized; `None` for NULL with a count above 0.
+    /// The elements, as memory that C need not have initialized; `None` for NULL with a count above
+    /// 0.
     ///
     /// # Errors
     /// EINVAL for a negative count.
@@ -479,8 +503,8 @@ impl<'a, T> ArrayMutPtr<'a, T> {
         Ok(match count.get()? {
             0 => Some(&mut []),
             _ if self.0.is_null() => None,
-            // SAFETY: the pointer is not NULL, and the count is the one of the same call, so there is room for so many elements that
-            // nothing else uses during the call.
+            // SAFETY: the pointer is not NULL, and the count is the one of the same call, so there
+            // is room for so many elements that nothing else uses during the call.
             count => Some(unsafe { slice::from_raw_parts_mut(self.0.cast(), count) }),
         })
     }
@@ -495,15 +519,16 @@ impl<'a, T> InOutArrayPtr<'a, T> {
         Ok(match count.get()? {
             0 => Some(&mut []),
             _ if self.0.is_null() => None,
-            // SAFETY: the pointer is not NULL, and the count is the one of the same call, so there are so many elements that nothing else
-            // uses during the call.
+            // SAFETY: the pointer is not NULL, and the count is the one of the same call, so there
+            // are so many elements that nothing else uses during the call.
             count => Some(unsafe { slice::from_raw_parts_mut(self.0, count) }),
         })
     }
 }
 
 impl<'a, T: Copy> PrefixPtr<'a, T> {
-    /// Writes as much of a structure as fits, and zeros behind it: C may have been compiled with a longer or shorter one.
+    /// Writes as much of a structure as fits, and zeros behind it: C may have been compiled with a
+    /// longer or shorter one.
     ///
     /// # Errors
     /// EINVAL for NULL.
@@ -539,7 +564,8 @@ impl<'a> RoomPtr<'a> {
         if self.0.is_null() {
             return Err(Errno(libc::EFAULT).null());
         }
-        // SAFETY: the pointer is not NULL, so it is a number that nothing else changes during the call, as the type says.
+        // SAFETY: the pointer is not NULL, so it is a number that nothing else changes during the
+        // call, as the type says.
         Ok(Count(unsafe { self.0.read_unaligned() } as usize, PhantomData))
     }
 
@@ -551,7 +577,8 @@ impl<'a> RoomPtr<'a> {
         OutPtr(self.0, PhantomData).write(bytes as libc::socklen_t)
     }
 
-    /// Replaces the number by that of the bytes which there is room for: another call has changed it.
+    /// Replaces the number by that of the bytes which there is room for: another call has changed
+    /// it.
     ///
     /// # Errors
     /// EFAULT for NULL.

@@ -1,6 +1,8 @@
-//! FFI guards: every exported function's body runs inside one of these. They stop panics and map errors to C's conventions.
+//! FFI guards: every exported function's body runs inside one of these. They stop panics and map
+//! errors to C's conventions.
 //!
-//! The two libraries report failures in three ways: the error number as the result, -1 with `errno`, and NULL with `errno`.
+//! The two libraries report failures in three ways: the error number as the result, -1 with
+//! `errno`, and NULL with `errno`.
 
 use crate::errno::Errno;
 use crate::log;
@@ -18,9 +20,10 @@ fn guarded<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
     caught(body)
 }
 
-/// The guard's fast path, for functions that are called with every message. Two calls of the C library for each would cost more
-/// than the message, so only the engine's own work is protected from cancellation ([`PROGRESS_HOOKS`]); the rest makes no system call
-/// through the C library, unless there is a log.
+/// The guard's fast path, for functions that are called with every message. Two calls of the C
+/// library for each would cost more than the message, so only the engine's own work is protected
+/// from cancellation ([`PROGRESS_HOOKS`]); the rest makes no system call through the C library,
+/// unless there is a log.
 #[inline]
 fn guarded_fast<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
     if log::is_on() { guarded(body) } else { caught(body) }
@@ -41,8 +44,9 @@ fn as_before(before: i32) {
     pthread_setcancelstate(before, None);
 }
 
-/// Guard that prevents cancellation of this thread: a `pthread_cancel` that came to one of the engine's system calls would unwind from
-/// inside the C library through functions that hold locks, and Rust ends the process at that. It takes effect at the next wait.
+/// Guard that prevents cancellation of this thread: a `pthread_cancel` that came to one of the
+/// engine's system calls would unwind from inside the C library through functions that hold locks,
+/// and Rust ends the process at that. It takes effect at the next wait.
 struct CancelGuard(c_int);
 
 impl CancelGuard {
@@ -134,21 +138,23 @@ pub fn value<T>(fallback: T, body: impl FnOnce() -> Result<T>) -> T {
     guarded(body).unwrap_or(fallback)
 }
 
-/// Takes one token of an event descriptor, sleeping until there is one unless the descriptor is one that does not block. As `read`
-/// of C's own: signals interrupt or restart it as the program asked for, and it is a cancellation point: a thread that is cancelled
-/// here (`pthread_cancel`, as rping does) unwinds from inside the C library through this function and its callers, so neither may hold
-/// anything that is to be dropped. False when it failed; `errno` has the reason.
+/// Takes one token of an event descriptor, sleeping until there is one unless the descriptor is one
+/// that does not block. As `read` of C's own: signals interrupt or restart it as the program asked
+/// for, and it is a cancellation point: a thread that is cancelled here (`pthread_cancel`, as rping
+/// does) unwinds from inside the C library through this function and its callers, so neither may
+/// hold anything that is to be dropped. False when it failed; `errno` has the reason.
 ///
 /// # Safety
-/// No caller on the stack up to C holds a value with a destructor, and each is `extern "C-unwind"` or inlined into one.
+/// No caller on the stack up to C holds a value with a destructor, and each is `extern "C-unwind"`
+/// or inlined into one.
 #[inline]
 pub unsafe fn read_token(fd: c_int) -> bool {
     unsafe extern "C-unwind" {
         fn read(fd: c_int, buffer: *mut c_void, len: usize) -> isize;
     }
     let mut token = [0u8; 8];
-    // SAFETY: there is room for eight bytes, as a semaphore's token has. A cancelled thread unwinds through frames without destructors, as the
-    // caller ensures.
+    // SAFETY: there is room for eight bytes, as a semaphore's token has. A cancelled thread unwinds
+    // through frames without destructors, as the caller ensures.
     unsafe { read(fd, (&raw mut token).cast(), token.len()) == 8 }
 }
 
@@ -160,8 +166,8 @@ pub enum Attempt<T> {
     Sleep(c_int),
 }
 
-/// Makes attempts until one takes an event, and sleeps between them; an attempt is told whether a token was taken. Nothing when one fails; `errno`
-/// has the reason.
+/// Makes attempts until one takes an event, and sleeps between them; an attempt is told whether a
+/// token was taken. Nothing when one fails; `errno` has the reason.
 ///
 /// # Safety
 /// The requirements are those of [`read_token`].
@@ -171,7 +177,8 @@ pub unsafe fn take_event<T>(attempt: impl Fn(bool) -> Result<Attempt<T>> + Copy)
     loop {
         match guarded(|| attempt(has_token)) {
             Ok(Attempt::Taken(event)) => return Some(event),
-            // SAFETY: nothing in this frame has a destructor, nor in those of the callers, as they ensure.
+            // SAFETY: nothing in this frame has a destructor, nor in those of the callers, as they
+            // ensure.
             Ok(Attempt::Sleep(fd)) => has_token = unsafe { read_token(fd) },
             Err(errno) => {
                 errno.set();

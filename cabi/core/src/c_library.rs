@@ -5,17 +5,20 @@ use std::marker::PhantomData;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::{mem, ptr};
 
-/// Argument of a call of one of the C library's functions, which has the lifetime `'a` in common with the call's other arguments.
+/// Argument of a call of one of the C library's functions, which has the lifetime `'a` in common
+/// with the call's other arguments.
 ///
-/// The program promises with it what the manual page of the function asks. It goes on, unchanged, to the C library's function. The program makes
-/// the values; Rust makes them with [`PassedValue::new`], which is unsafe.
+/// The program promises with it what the manual page of the function asks. It goes on, unchanged,
+/// to the C library's function. The program makes the values; Rust makes them with
+/// [`PassedValue::new`], which is unsafe.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug)]
 pub struct PassedValue<'a, T>(T, PhantomData<fn(&'a ()) -> &'a ()>);
 
 impl<T: Copy> PassedValue<'_, T> {
     /// # Safety
-    /// The value is one that the manual page of the function permits to which it is given, with the other arguments of the same lifetime.
+    /// The value is one that the manual page of the function permits to which it is given, with the
+    /// other arguments of the same lifetime.
     pub const unsafe fn new(value: T) -> Self {
         Self(value, PhantomData)
     }
@@ -45,13 +48,15 @@ pub unsafe trait NextFunction {
         if address == 0 {
             address = find(libc::RTLD_NEXT, Self::NAME);
             if address == 0 {
-                // The C library is in front of this one: a program that needs librdmacm and not libibverbs has the libraries in this order.
+                // The C library is in front of this one: a program that needs librdmacm and not
+                // libibverbs has the libraries in this order.
                 address = find(libc::RTLD_DEFAULT, Self::NAME);
             }
             Self::found().store(address, Ordering::Relaxed);
         }
         const { assert!(size_of::<Option<Self::Type>>() == size_of::<usize>()) };
-        // SAFETY: the function of this name has this type, as the implementation promises, and 0 is `None`.
+        // SAFETY: the function of this name has this type, as the implementation promises, and 0 is
+        // `None`.
         unsafe { mem::transmute_copy::<usize, Option<Self::Type>>(&address) }
     }
 }
@@ -61,7 +66,8 @@ fn find(where_from: *mut c_void, name: &CStr) -> usize {
     unsafe { libc::dlsym(where_from, name.as_ptr()) }.addr()
 }
 
-/// A copy on the C library's heap, which the program frees; NULL if there is no memory for it, and for no items.
+/// A copy on the C library's heap, which the program frees; NULL if there is no memory for it, and
+/// for no items.
 pub fn copy_to_heap<T: Copy>(items: &[T]) -> *mut T {
     if items.is_empty() {
         return ptr::null_mut();

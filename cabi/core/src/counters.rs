@@ -45,7 +45,8 @@ impl Counters {
     }
 }
 
-/// The directory of this user: `uiw` in the runtime directory that `XDG_RUNTIME_DIR` names, otherwise `/tmp/uiw-UID`.
+/// The directory of this user: `uiw` in the runtime directory that `XDG_RUNTIME_DIR` names,
+/// otherwise `/tmp/uiw-UID`.
 pub fn user() -> Directory {
     let runtime = environment::variable("XDG_RUNTIME_DIR", Privileged::Ignored).map(PathBuf::from);
     Directory::of_user(runtime.as_deref())
@@ -56,7 +57,8 @@ pub(crate) fn of_library(counters: &Counters) -> Option<Publish> {
     counters.publish(library())
 }
 
-/// Reports that a process cannot publish where `uiw run` counts its traffic: it would be reported as one that moved nothing.
+/// Reports that a process cannot publish where `uiw run` counts its traffic: it would be reported
+/// as one that moved nothing.
 pub(crate) fn report_unpublished(counters: &Counters, is_published: bool) {
     let Counters::In(path) = counters else { return };
     if !is_published {
@@ -69,7 +71,8 @@ pub(crate) fn report_unpublished(counters: &Counters, is_published: bool) {
     }
 }
 
-/// The file that this code is in: the library, which a program may also have loaded from a place of its own.
+/// The file that this code is in: the library, which a program may also have loaded from a place of
+/// its own.
 fn library() -> String {
     let mut found: libc::Dl_info = zeroed();
     let code = of_library as *const () as *const libc::c_void;
@@ -79,7 +82,8 @@ fn library() -> String {
     if !is_found || name.is_null() {
         return String::new();
     }
-    // SAFETY: the loader's name of an object ends in NUL and lives as long as the object, which is the one of this code.
+    // SAFETY: the loader's name of an object ends in NUL and lives as long as the object, which is
+    // the one of this code.
     let name = unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned();
     std::fs::canonicalize(&name).map_or(name, |path| path.to_string_lossy().into_owned())
 }

@@ -1,5 +1,6 @@
-//! What the system denies a process: a limit is reached, or a sandbox refuses a call. It is named on standard error, as an error number alone
-//! does not say what was asked for, and programs print it without that, or not at all.
+//! What the system denies a process: a limit is reached, or a sandbox refuses a call. It is named
+//! on standard error, as an error number alone does not say what was asked for, and programs print
+//! it without that, or not at all.
 
 use std::io;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -41,7 +42,8 @@ pub fn fix(tried: &str, error: &io::Error) -> Option<&'static str> {
     DenialReason::of(tried, error).map(DenialReason::fix)
 }
 
-/// Says why what was `tried` failed, if a limit or a sandbox is the reason: once in a process for each of them.
+/// Says why what was `tried` failed, if a limit or a sandbox is the reason: once in a process for
+/// each of them.
 #[cold]
 pub fn report(tried: &str, error: &io::Error) {
     let Some(reason) = DenialReason::of(tried, error) else { return };

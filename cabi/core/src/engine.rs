@@ -59,12 +59,13 @@ pub fn get() -> Result<Device> {
     if let Some(device) = &ENGINE.read().device {
         return Ok(device.clone());
     }
-    // The lock is held while the engine is opened, once in a process: every thread that comes meanwhile needs the engine.
+    // The lock is held while the engine is opened, once in a process: every thread that comes
+    // meanwhile needs the engine.
     ENGINE.write().open()
 }
 
-/// The engine, if it is open. For callers that have locks of the program's allocator: nothing is allocated, and a lock that is held for long, as
-/// a fork does, is not waited for.
+/// The engine, if it is open. For callers that have locks of the program's allocator: nothing is
+/// allocated, and a lock that is held for long, as a fork does, is not waited for.
 pub fn opened() -> Option<Device> {
     let until = Instant::now() + LONGEST_LOCK;
     loop {
@@ -88,8 +89,8 @@ impl Engine {
             crate::log::note!("{line}");
             return Err(Errno::PERM.because(line));
         }
-        // At its first use the library of CRCs finds out what the processor has, in a cell on which other threads wait. A fork does not
-        // come in between: it waits for this lock.
+        // At its first use the library of CRCs finds out what the processor has, in a cell on which
+        // other threads wait. A fork does not come in between: it waits for this lock.
         std::hint::black_box(uiw_mpa::crc32c(b""));
         let watch =
             settings.tls.as_ref().map(|file| TlsWatch::new(file, &settings.tls_options)).transpose()?;
@@ -102,7 +103,8 @@ impl Engine {
         let sink = settings.pcap.as_ref().map(|file| self.sink(file)).transpose()?;
         let asked = settings.ird.max(settings.ord).unwrap_or(0);
         let limits = Limits::default().max_rd_atomic(MAX_RD_ATOMIC.max(asked));
-        // Threads are started with the mask of this thread: the program's signals are for the program's own threads.
+        // Threads are started with the mask of this thread: the program's signals are for the
+        // program's own threads.
         let held = signals::hold();
         let device = Device::with_stack(
             stack,
@@ -147,7 +149,8 @@ impl Engine {
 /// See [`before_exit`].
 static BEFORE_EXIT: OnceBox<fn(Instant)> = OnceBox::new();
 
-/// Calls `close` at the end of the process before the engine is left; it returns by the time that it is given.
+/// Calls `close` at the end of the process before the engine is left; it returns by the time that
+/// it is given.
 pub fn before_exit(close: fn(Instant)) {
     BEFORE_EXIT.get_or_init(|| Box::new(close));
 }
@@ -155,14 +158,16 @@ pub fn before_exit(close: fn(Instant)) {
 fn flush_at_exit() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        // SAFETY: the handler has no arguments, and lives as long as the program: the library is never unloaded, as its threads run in it.
+        // SAFETY: the handler has no arguments, and lives as long as the program: the library is
+        // never unloaded, as its threads run in it.
         unsafe { libc::atexit(at_exit) };
     });
 }
 
 /// Connections whose queue pair is destroyed finish sending; the capture is written to its file.
 extern "C" fn at_exit() {
-    // Another thread may be opening the engine, or may have been stopped while it was: then nothing was sent yet.
+    // Another thread may be opening the engine, or may have been stopped while it was: then nothing
+    // was sent yet.
     let Some(engine) = ENGINE.try_read() else { return };
     let (device, pcap) = (engine.device.clone(), engine.pcap.clone());
     drop(engine);

@@ -1,8 +1,9 @@
 //! The environment of the process. This module is the only place where the libraries read it.
 //!
-//! A program with more rights than the user that started it (setuid, setgid or file capabilities) runs in an environment that this user
-//! has chosen. There a variable must not decide which files are opened or made, which interfaces are used, or which code is loaded, so
-//! [`variable`] returns only the few that are harmless.
+//! A program with more rights than the user that started it (setuid, setgid or file capabilities)
+//! runs in an environment that this user has chosen. There a variable must not decide which files
+//! are opened or made, which interfaces are used, or which code is loaded, so [`variable`] returns
+//! only the few that are harmless.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -14,7 +15,8 @@ pub enum Privileged {
     Obeyed,
     /// Only a plain log level is obeyed, not a filter.
     LevelOnly,
-    /// Opening a device fails, because without the variable the program would do something less safe.
+    /// Opening a device fails, because without the variable the program would do something less
+    /// safe.
     Refused,
     /// The variable is ignored.
     Ignored,
@@ -29,7 +31,8 @@ pub(crate) fn is_privileged() -> bool {
     unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
 }
 
-/// The value of a variable that is set and not empty, as far as this process obeys one of this class.
+/// The value of a variable that is set and not empty, as far as this process obeys one of this
+/// class.
 pub fn variable(name: &str, class: Privileged) -> Option<OsString> {
     read(name).filter(|value| !is_privileged() || is_obeyed(class, value))
 }
@@ -46,7 +49,8 @@ const PROGRAM_VARIABLES: [&str; 1] = ["UIW_LIB"];
 /// Unknown variables that are named at most.
 const MAX_UNKNOWN: usize = 8;
 
-/// Returns a warning that names the variables that begin with `UIW_` and are not `known`; `None` if there are none.
+/// Returns a warning that names the variables that begin with `UIW_` and are not `known`; `None` if
+/// there are none.
 pub(crate) fn unknown_variables(known: impl Fn(&str) -> bool) -> Option<String> {
     warning(env::vars_os().map(|(name, _)| name), known)
 }
@@ -67,7 +71,8 @@ fn read(name: &str) -> Option<OsString> {
     env::var_os(name).filter(|value| !value.is_empty())
 }
 
-/// Returns whether privileged programs use the value. That of a refused variable is passed on, because whoever reads it has to refuse.
+/// Returns whether privileged programs use the value. That of a refused variable is passed on,
+/// because whoever reads it has to refuse.
 fn is_obeyed(class: Privileged, value: &OsStr) -> bool {
     match class {
         Privileged::Obeyed | Privileged::Refused => true,

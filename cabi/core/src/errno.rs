@@ -37,7 +37,8 @@ impl Errno {
     /// Sets C's `errno`.
     #[inline]
     pub fn set(self) {
-        // SAFETY: the C library gives every thread its own `errno`, at an address that is always good.
+        // SAFETY: the C library gives every thread its own `errno`, at an address that is always
+        // good.
         unsafe { *libc::__errno_location() = self.0 };
     }
 
@@ -97,7 +98,8 @@ impl Errno {
 
     /// The last error of the C library on this thread.
     pub fn last() -> Self {
-        // SAFETY: the C library gives every thread its own `errno`, at an address that is always good.
+        // SAFETY: the C library gives every thread its own `errno`, at an address that is always
+        // good.
         Self(unsafe { *libc::__errno_location() })
     }
 }

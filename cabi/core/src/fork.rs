@@ -1,16 +1,20 @@
-//! Forks: which generation of the process this is, and state of a subsystem that a fork copies consistently.
+//! Forks: which generation of the process this is, and state of a subsystem that a fork copies
+//! consistently.
 //!
-//! Threads do not survive a fork, and a lock of the engine may be held by one of them at that moment. The child therefore drops
-//! its reference to the engine without touching it, and everything made before is inert: calls on it return EIO, destroying it
-//! only frees the memory. A new generation begins; the child opens an engine of its own when it opens a device.
+//! Threads do not survive a fork, and a lock of the engine may be held by one of them at that
+//! moment. The child therefore drops its reference to the engine without touching it, and
+//! everything made before is inert: calls on it return EIO, destroying it only frees the memory. A
+//! new generation begins; the child opens an engine of its own when it opens a device.
 //!
-//! Each subsystem (engine, devices, objects, connection manager, out-of-band connections) has a static [`ForkSafe`] of its own.
-//! Its locks are held while the process is copied, so that the child never finds one in the hands of a thread that it lacks.
-//! Invariant: a thread that holds one of these locks takes no other of them, so the order in which a fork takes them is free.
+//! Each subsystem (engine, devices, objects, connection manager, out-of-band connections) has a
+//! static [`ForkSafe`] of its own. Its locks are held while the process is copied, so that the
+//! child never finds one in the hands of a thread that it lacks. Invariant: a thread that holds one
+//! of these locks takes no other of them, so the order in which a fork takes them is free.
 //!
-//! A value that is made once in a process is in a cell of `once_cell::race`, where no thread waits for another one: a child would wait
-//! for ever for the thread of its parent that was making the value of a `std::sync::OnceLock`. Such cells of other libraries get their
-//! values while the engine is opened, under a lock for which a fork waits.
+//! A value that is made once in a process is in a cell of `once_cell::race`, where no thread waits
+//! for another one: a child would wait for ever for the thread of its parent that was making the
+//! value of a `std::sync::OnceLock`. Such cells of other libraries get their values while the
+//! engine is opened, under a lock for which a fork waits.
 
 use crate::lock::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::cell::RefCell;
@@ -32,13 +36,14 @@ pub trait Forked: Send + Sync + 'static {
     /// Called in the parent before it is copied.
     fn before_fork(&mut self) {}
 
-    /// Called in the child. Locks inside of the state may be held by threads that the child does not have: what contains such
-    /// locks is forgotten (`uiw_mem::forget`), not dropped.
+    /// Called in the child. Locks inside of the state may be held by threads that the child does
+    /// not have: what contains such locks is forgotten (`uiw_mem::forget`), not dropped.
     fn in_child(&mut self);
 }
 
-/// A static that holds the state of a subsystem, in `SHARDS` parts with a lock each. Several parts serve look-ups that are made
-/// on every call: threads that use different objects then rarely touch the same lock, nor its cache line.
+/// A static that holds the state of a subsystem, in `SHARDS` parts with a lock each. Several parts
+/// serve look-ups that are made on every call: threads that use different objects then rarely touch
+/// the same lock, nor its cache line.
 pub struct ForkSafe<T: Forked, const SHARDS: usize = 1> {
     shards: [LockShard<T>; SHARDS],
     registered: AtomicBool,
@@ -57,8 +62,8 @@ impl<T: Forked, const SHARDS: usize> ForkSafe<T, SHARDS> {
         }
     }
 
-    /// The part that `key` belongs to. Its lock is held for a look-up or a change, never during a call of the engine or a
-    /// system call.
+    /// The part that `key` belongs to. Its lock is held for a look-up or a change, never during a
+    /// call of the engine or a system call.
     pub fn shard(&'static self, key: u64) -> &'static RwLock<T> {
         self.register();
         // Multiplication by 2^64 divided by the golden ratio spreads addresses and counters alike.
@@ -66,7 +71,8 @@ impl<T: Forked, const SHARDS: usize> ForkSafe<T, SHARDS> {
         &self.shards[hash as usize % SHARDS].0
     }
 
-    /// Visits every part that no thread is changing just now: for the end of the process, where other threads may have been stopped.
+    /// Visits every part that no thread is changing just now: for the end of the process, where
+    /// other threads may have been stopped.
     pub fn each(&'static self, mut visit: impl FnMut(&T)) {
         self.shards.iter().filter_map(|shard| shard.0.try_read()).for_each(|state| visit(&state));
     }
@@ -87,8 +93,8 @@ impl<T: Forked, const SHARDS: usize> ForkSafe<T, SHARDS> {
             return;
         }
         if list.is_empty() {
-            // SAFETY: the handlers have no arguments, and live as long as the program: the library is never unloaded, as its threads run
-            // in it.
+            // SAFETY: the handlers have no arguments, and live as long as the program: the library
+            // is never unloaded, as its threads run in it.
             unsafe { libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) };
         }
         list.push(self);
@@ -151,7 +157,8 @@ impl<T: Forked> LockedState for Vec<RwLockWriteGuard<'static, T>> {
 /// Everything that has been used. Locked while the process is copied.
 static REGISTERED: Mutex<Vec<&'static dyn ForkHooks>> = Mutex::new(Vec::new());
 
-/// Locks of the forking thread, from before the fork until after it, in the parent and in the child.
+/// Locks of the forking thread, from before the fork until after it, in the parent and in the
+/// child.
 struct ForkLocks {
     states: Vec<Box<dyn LockedState>>,
     _list: MutexGuard<'static, Vec<&'static dyn ForkHooks>>,
@@ -203,7 +210,8 @@ mod tests {
         }
     }
 
-    /// The hooks are called on a value that is not registered: a fork of the test process itself would copy other tests' threads.
+    /// The hooks are called on a value that is not registered: a fork of the test process itself
+    /// would copy other tests' threads.
     #[test]
     fn shards_locked_during_fork() {
         static STATE: ForkSafe<ForkNumbers, 4> = ForkSafe::new();

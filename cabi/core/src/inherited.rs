@@ -1,11 +1,13 @@
-//! A child of a fork closes its copies of the parent's sockets. Otherwise a port would stay in LISTEN, and a connection that the
-//! parent has reset would stay established, as long as a child lives.
+//! A child of a fork closes its copies of the parent's sockets. Otherwise a port would stay in
+//! LISTEN, and a connection that the parent has reset would stay established, as long as a child
+//! lives.
 
 use crate::abi::zeroed;
 use std::ffi::c_int;
 use std::fs;
 
-/// A socket, of an epoll set or alone: its descriptor, and the inode that distinguishes it from a later file with the same number.
+/// A socket, of an epoll set or alone: its descriptor, and the inode that distinguishes it from a
+/// later file with the same number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Member {
     fd: c_int,
@@ -18,21 +20,24 @@ impl Member {
         inode(fd).map(|inode| Self { fd, inode })
     }
 
-    /// Returns whether the number still names the file: the program may have closed it and opened another one.
+    /// Returns whether the number still names the file: the program may have closed it and opened
+    /// another one.
     pub fn is_open(self) -> bool {
         inode(self.fd) == Some(self.inode)
     }
 
     /// Closes this process's copy.
     pub fn close(self) {
-        // Another thread of the parent may have closed it just before the fork, and the program may have got its number.
+        // Another thread of the parent may have closed it just before the fork, and the program may
+        // have got its number.
         if self.is_open() {
             close_copy(self.fd);
         }
     }
 }
 
-/// The sockets in an epoll set. Read before the fork: the parent shares the set, and changes it at once.
+/// The sockets in an epoll set. Read before the fork: the parent shares the set, and changes it at
+/// once.
 pub(crate) fn members(set: c_int) -> Vec<Member> {
     // Where /proc is not mounted the child's copies stay open, and nothing else is lost.
     let text = fs::read_to_string(format!("/proc/self/fdinfo/{set}")).unwrap_or_default();
@@ -45,9 +50,11 @@ pub(crate) fn close(members: &[Member], set: c_int) {
     close_copy(set);
 }
 
-/// Closes the copy that a child of a fork has of a descriptor of this library, and whose owner in the child is forgotten.
+/// Closes the copy that a child of a fork has of a descriptor of this library, and whose owner in
+/// the child is forgotten.
 pub fn close_copy(fd: c_int) {
-    // SAFETY: takes an integer alone. The owner is forgotten, so nothing else in this process closes or uses the number.
+    // SAFETY: takes an integer alone. The owner is forgotten, so nothing else in this process
+    // closes or uses the number.
     unsafe { libc::close(fd) };
 }
 

@@ -1,10 +1,12 @@
 //! std's locks, without poison.
 //!
-//! parking_lot keeps a list of all sleeping threads of the process. A fork copies it, and in the child it names threads that are not there, in
-//! memory that other threads get: a thread of the child that has to wait would write there. std's locks are a number each, whose waiting
-//! threads are known to the kernel alone. They are for what is used while a process forks.
+//! parking_lot keeps a list of all sleeping threads of the process. A fork copies it, and in the
+//! child it names threads that are not there, in memory that other threads get: a thread of the
+//! child that has to wait would write there. std's locks are a number each, whose waiting threads
+//! are known to the kernel alone. They are for what is used while a process forks.
 //!
-//! A panic ends the call in which it happens with an error ([`crate::boundary`]): what it has locked stays usable.
+//! A panic ends the call in which it happens with an error ([`crate::boundary`]): what it has
+//! locked stays usable.
 
 use std::sync::{self, PoisonError, TryLockError};
 pub use std::sync::{MutexGuard, RwLockReadGuard, RwLockWriteGuard};

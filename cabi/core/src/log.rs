@@ -29,14 +29,15 @@ pub use note;
 /// Bytes of a line at most, for the most part.
 pub const MAX_LINE: usize = 2048;
 
-/// Writes a line on standard error. Where that cannot be written (a full disk, a closed pipe) the program goes on, which `eprintln!` would end.
+/// Writes a line on standard error. Where that cannot be written (a full disk, a closed pipe) the
+/// program goes on, which `eprintln!` would end.
 pub fn write_line(line: &str) {
     let line = format!("{}\n", shown(line, MAX_LINE));
     let _ = std::io::stderr().write_all(line.as_bytes());
 }
 
-/// Returns `text` for a message: what a terminal might obey is escaped, and a text of more than `max` bytes loses its middle. Values of variables and names of
-/// files may be anything.
+/// Returns `text` for a message: what a terminal might obey is escaped, and a text of more than
+/// `max` bytes loses its middle. Values of variables and names of files may be anything.
 pub fn shown(text: &str, max: usize) -> String {
     let is_plain = |c: char| matches!(c, '\'' | '"' | '\\') || c.escape_debug().count() == 1;
     let mut shown = String::with_capacity(text.len());
@@ -68,7 +69,8 @@ pub(crate) fn start_by_variable() {
     }
 }
 
-/// Starts the log with `filter` if it was not started yet; a subscriber that the program has installed stays.
+/// Starts the log with `filter` if it was not started yet; a subscriber that the program has
+/// installed stays.
 pub(crate) fn start(filter: &str) {
     // No `Once`: a child of a fork must not wait for a thread that only the parent has.
     static STARTED: AtomicBool = AtomicBool::new(false);

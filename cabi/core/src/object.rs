@@ -1,5 +1,6 @@
-//! Objects that C holds: C's structure first, the Rust value behind it, in one box. A table has the address of each living one:
-//! a pointer to anything else, freed or never given out by this library, is answered with an error and not read through.
+//! Objects that C holds: C's structure first, the Rust value behind it, in one box. A table has the
+//! address of each living one: a pointer to anything else, freed or never given out by this
+//! library, is answered with an error and not read through.
 
 use crate::abi::PlainAbi;
 use crate::abi_cell::AbiCell;
@@ -12,14 +13,16 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 /// The kind of every living object, by address.
 ///
-/// `ibv_ack_cq_events` and `ibv_get_cq_event` look here, so the table is in shards, each with a lock that is held for the look-up
-/// alone: threads with different objects do not share a cache line.
+/// `ibv_ack_cq_events` and `ibv_get_cq_event` look here, so the table is in shards, each with a
+/// lock that is held for the look-up alone: threads with different objects do not share a cache
+/// line.
 struct ObjectTable(BTreeMap<usize, u32>);
 
 impl Forked for ObjectTable {
     const NEW: Self = Self(BTreeMap::new());
 
-    /// Inherited objects stay known: calls on them return EIO, and destroying them frees their memory.
+    /// Inherited objects stay known: calls on them return EIO, and destroying them frees their
+    /// memory.
     fn in_child(&mut self) {}
 }
 
@@ -100,11 +103,13 @@ impl<B: Body> Object<B> {
         object.check_inherited()
     }
 
-    /// Like [`Object::get`], but without the table, for functions that are called with every message. Only for functions that C calls through
-    /// the structure itself (`ibv_post_send` is `qp->context->ops.post_send`), when it has already read through the pointer.
+    /// Like [`Object::get`], but without the table, for functions that are called with every
+    /// message. Only for functions that C calls through the structure itself (`ibv_post_send` is
+    /// `qp->context->ops.post_send`), when it has already read through the pointer.
     ///
     /// # Safety
-    /// `pointer` is NULL or points to readable memory as large as this object, and no thread frees the object during `'a`.
+    /// `pointer` is NULL or points to readable memory as large as this object, and no thread frees
+    /// the object during `'a`.
     ///
     /// # Errors
     /// As [`Object::get`].
@@ -145,7 +150,8 @@ impl<B: Body> Object<B> {
                 Errno::INVAL.because("a pointer to no such object: NULL, freed, or of another library")
             );
         }
-        // SAFETY: the table has a living object of this kind there, and the caller ensures that no thread frees it during `'a`.
+        // SAFETY: the table has a living object of this kind there, and the caller ensures that no
+        // thread frees it during `'a`.
         Ok(unsafe { &*object })
     }
 
@@ -160,14 +166,16 @@ impl<B: Body> Object<B> {
         self.abi.as_ptr().wrapping_byte_add(B::OFFSET).cast()
     }
 
-    /// Frees it. An object that came through a fork is forgotten, not dropped: the threads and locks of its engine stayed in the parent.
+    /// Frees it. An object that came through a fork is forgotten, not dropped: the threads and
+    /// locks of its engine stayed in the parent.
     ///
     /// # Safety
     /// [`Object::create`] made the object, and no thread uses it any more.
     pub unsafe fn free(pointer: *mut B::C) {
         let object = Self::whole(pointer);
         leave(object.addr());
-        // SAFETY: `create` made it from a box, and no thread has a reference to it, as the caller ensures.
+        // SAFETY: `create` made it from a box, and no thread has a reference to it, as the caller
+        // ensures.
         let object = unsafe { Box::from_raw(object) };
         object.kind.store(0, Ordering::Release);
         if object.is_inherited() {

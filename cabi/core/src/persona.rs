@@ -1,5 +1,5 @@
-//! The device profile that programs see. Some programs refuse an iWARP device though they would run on one; the wire is the same for
-//! all three.
+//! The device profile that programs see. Some programs refuse an iWARP device though they would run
+//! on one; the wire is the same for all three.
 
 use crate::abi::device as dev;
 use std::ffi::c_int;

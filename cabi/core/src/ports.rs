@@ -46,7 +46,8 @@ fn shard(port: u16) -> &'static RwLock<PortTable> {
     PORTS.shard(port.into())
 }
 
-/// A port that an id has: no other id in this process gets it, and the system gives it to no other socket while it is bound.
+/// A port that an id has: no other id in this process gets it, and the system gives it to no other
+/// socket while it is bound.
 pub struct Reservation {
     port: u16,
     holder: usize,
@@ -55,7 +56,8 @@ pub struct Reservation {
 }
 
 impl Reservation {
-    /// The system's part of the reservation, which ends when the connection or listener of the id has the port.
+    /// The system's part of the reservation, which ends when the connection or listener of the id
+    /// has the port.
     pub fn unbind(&mut self) -> Option<Socket> {
         self.bound.take()
     }
@@ -73,7 +75,8 @@ impl Drop for Reservation {
     }
 }
 
-/// Takes the real address `at` for the id `holder`. Port 0 takes a free one. Returns the address with its port.
+/// Takes the real address `at` for the id `holder`. Port 0 takes a free one. Returns the address
+/// with its port.
 ///
 /// # Errors
 /// EADDRINUSE, EADDRNOTAVAIL, EACCES.
@@ -130,8 +133,9 @@ pub fn reserve(
     Err(Errno(libc::EADDRNOTAVAIL).because("no port is free"))
 }
 
-/// Returns whether a bind to `at` that the system has refused with EADDRINUSE is about a wildcard address, as in [`is_taken_by_wildcard`], where
-/// another process may have the port. Only a socket at a wildcard address has it at an address of documentation, which no host has, too.
+/// Returns whether a bind to `at` that the system has refused with EADDRINUSE is about a wildcard
+/// address, as in [`is_taken_by_wildcard`], where another process may have the port. Only a socket
+/// at a wildcard address has it at an address of documentation, which no host has, too.
 pub fn is_bound_to_wildcard(at: SocketAddr, datagrams: bool) -> bool {
     if at.ip().is_unspecified() {
         return true;
@@ -155,7 +159,8 @@ pub fn is_bound_to_wildcard(at: SocketAddr, datagrams: bool) -> bool {
     bind().is_err_and(|error| error.raw_os_error() == Some(libc::EADDRINUSE))
 }
 
-/// A port that the system has free for the address `ip` and that the program can name, where port 0 might give another one; 0 where it does not.
+/// A port that the system has free for the address `ip` and that the program can name, where port 0
+/// might give another one; 0 where it does not.
 ///
 /// # Errors
 /// EADDRNOTAVAIL, and the system's.
@@ -199,8 +204,9 @@ fn take(port: PortEntry, bound: Option<Socket>) -> Result<Reservation> {
     Ok(Reservation { port: number, holder: port.holder, bound })
 }
 
-/// Returns whether another id of this process keeps `at` from an id because one of the two has a wildcard address. The kernel's rdma_cm reports that as
-/// EADDRNOTAVAIL, and two ids with the same address as EADDRINUSE (`cma_check_port`).
+/// Returns whether another id of this process keeps `at` from an id because one of the two has a
+/// wildcard address. The kernel's rdma_cm reports that as EADDRNOTAVAIL, and two ids with the same
+/// address as EADDRINUSE (`cma_check_port`).
 pub fn is_taken_by_wildcard(at: SocketAddr, datagrams: bool, reuse: bool) -> bool {
     let port = PortEntry { at, datagrams, reuse, holder: 0 };
     shard(at.port()).read().0.get(&at.port()).is_some_and(|ports| {

@@ -191,7 +191,8 @@ pub(crate) fn is_variable(name: &str) -> bool {
     VARIABLES.iter().any(|variable| variable.name == name)
 }
 
-/// Returns a warning that names the variables of the environment that begin with `UIW_` and that nothing reads; `None` if there are none.
+/// Returns a warning that names the variables of the environment that begin with `UIW_` and that
+/// nothing reads; `None` if there are none.
 #[must_use]
 pub fn unknown_variables() -> Option<String> {
     environment::unknown_variables(is_variable)
@@ -220,7 +221,8 @@ pub struct Settings {
     pub ud: Option<bool>,
     /// True if events have private data in the length that the peer sent, if set.
     pub exact_private_data: Option<bool>,
-    /// True if an id that is bound to a loopback address has the loopback device though there are others.
+    /// True if an id that is bound to a loopback address has the loopback device though there are
+    /// others.
     pub own_loopback: bool,
     /// Shards of the device, if set.
     pub shards: Option<usize>,
@@ -248,7 +250,8 @@ pub struct Settings {
     pub counters: Counters,
     /// Filter of the log.
     pub log: Option<String>,
-    /// The program has more rights than its user: the file of TLS is not read, and no device is opened with it.
+    /// The program has more rights than its user: the file of TLS is not read, and no device is
+    /// opened with it.
     is_privileged: bool,
 }
 
@@ -258,7 +261,8 @@ const MAX_SHOWN: usize = 200;
 /// Reason for which variables are ignored or refused.
 const MORE_RIGHTS: &str = "this program has more rights than its user (setuid, setgid or capabilities)";
 
-/// Time without any acknowledgement after which a peer is dead: `20s`, `5m`, `1h`, or `0` for the system's own time.
+/// Time without any acknowledgement after which a peer is dead: `20s`, `5m`, `1h`, or `0` for the
+/// system's own time.
 ///
 /// ```
 /// use std::time::Duration;
@@ -297,24 +301,27 @@ impl FromStr for DeadAfter {
 
 /// Default without [`DeadAfter`] and attributes of the queue pair.
 const DEAD_AFTER: Duration = Duration::from_secs(60);
-/// The least time that follows from attributes. Those of InfiniBand are made for a network that loses next to nothing: TCP alone needs
-/// seconds to recover from losses in a row.
+/// The least time that follows from attributes. Those of InfiniBand are made for a network that
+/// loses next to nothing: TCP alone needs seconds to recover from losses in a row.
 const MIN_DEAD_AFTER: Duration = Duration::from_secs(20);
 
-/// Default without `UIW_SOCKETS_TIMEOUT`: two repetitions. With one, a path that loses a packet in fifty would have a connection in 600 take another way.
+/// Default without `UIW_SOCKETS_TIMEOUT`: two repetitions. With one, a path that loses a packet in
+/// fifty would have a connection in 600 take another way.
 const SOCKETS_TIMEOUT: Duration = Duration::from_secs(7);
 
-/// Programs announce a port when it is bound, and listen a moment later (qperf does). With other implementations resolving addresses
-/// and routes takes longer than that.
+/// Programs announce a port when it is bound, and listen a moment later (qperf does). With other
+/// implementations resolving addresses and routes takes longer than that.
 const REFUSED_RETRY_TIME: Duration = Duration::from_millis(200);
 
 impl Settings {
-    /// Options of a connection that asks for `ird` and `ord` Reads and atomics, with attributes that give up after `retries`.
+    /// Options of a connection that asks for `ird` and `ord` Reads and atomics, with attributes
+    /// that give up after `retries`.
     pub fn conn_config(&self, ird: u8, ord: u8, retries: Option<Duration>) -> ConnConfig {
         let mut options = self.conn.clone();
         (options.ird, options.ord) = (self.ird.unwrap_or(ird.into()), self.ord.unwrap_or(ord.into()));
         if self.acknowledged() {
-            // Every Write and Send is followed by a Read of no bytes, which both sides must have room for.
+            // Every Write and Send is followed by a Read of no bytes, which both sides must have
+            // room for.
             options.acknowledged = true;
             (options.ird, options.ord) = (options.ird.max(1), options.ord.max(1));
         }
@@ -324,13 +331,15 @@ impl Settings {
         options
     }
 
-    /// Returns the time without any acknowledgement after which a peer is dead, for a queue pair whose attributes give up after `retries`.
+    /// Returns the time without any acknowledgement after which a peer is dead, for a queue pair
+    /// whose attributes give up after `retries`.
     pub fn dead_after(&self, retries: Option<Duration>) -> Option<Duration> {
         let default = || Some(retries.map_or(DEAD_AFTER, |time| time.max(MIN_DEAD_AFTER)));
         self.dead_after.map_or_else(default, |DeadAfter(time)| time)
     }
 
-    /// The process's settings; the first call starts the log. A bad value is reported once on standard error.
+    /// The process's settings; the first call starts the log. A bad value is reported once on
+    /// standard error.
     ///
     /// # Errors
     /// EINVAL when a variable has a bad value.
@@ -373,7 +382,8 @@ impl Settings {
         settings.as_ref().map_err(|_| Errno::INVAL)
     }
 
-    /// Options of the program's own connections: those of [`Settings::conn`] with the values that have no default here.
+    /// Options of the program's own connections: those of [`Settings::conn`] with the values that
+    /// have no default here.
     pub fn connection(&self) -> ConnConfig {
         let mut options = self.conn.clone();
         if let Some(DeadAfter(time)) = self.dead_after {
@@ -408,12 +418,14 @@ impl Settings {
         Ok(settings)
     }
 
-    /// Returns whether the sockets of the program `name`, or connections to the port of that number, are no rsockets.
+    /// Returns whether the sockets of the program `name`, or connections to the port of that
+    /// number, are no rsockets.
     pub fn stays_on_tcp(&self, name: &str) -> bool {
         self.sockets_on_tcp.iter().any(|listed| listed == name)
     }
 
-    /// Returns the number of repetitions of the SYN to a port of rsockets before the plain port is tried; `None` is the system's default.
+    /// Returns the number of repetitions of the SYN to a port of rsockets before the plain port is
+    /// tried; `None` is the system's default.
     pub fn sockets_syn_retries(&self) -> Option<i32> {
         let DeadAfter(time) = self.sockets_timeout.unwrap_or(DeadAfter(Some(SOCKETS_TIMEOUT)));
         let time = time?;
@@ -426,13 +438,15 @@ impl Settings {
         self.acknowledged.unwrap_or(self.persona != Persona::Iwarp)
     }
 
-    /// Returns whether events have private data in the length that the peer sent, instead of InfiniBand's fields.
+    /// Returns whether events have private data in the length that the peer sent, instead of
+    /// InfiniBand's fields.
     pub fn exact_private_data(&self) -> bool {
         self.exact_private_data.unwrap_or(self.persona == Persona::Iwarp)
     }
 
-    /// Returns the requests whose payload is copied before its CRC is computed: without `UIW_STABLE_TX` Writes, as programs replicate memory that
-    /// others rewrite meanwhile (QEMU's migration does), and adapters carry that.
+    /// Returns the requests whose payload is copied before its CRC is computed: without
+    /// `UIW_STABLE_TX` Writes, as programs replicate memory that others rewrite meanwhile (QEMU's
+    /// migration does), and adapters carry that.
     pub fn stable_tx(&self) -> StableTx {
         self.stable_tx.unwrap_or(StableTx::Writes)
     }
@@ -453,8 +467,9 @@ impl Settings {
         }
     }
 
-    /// Returns the reason for which the program must not read the TLS file, if there is one. Opening a device fails in that case, because the
-    /// user has not asked for connections in the clear.
+    /// Returns the reason for which the program must not read the TLS file, if there is one.
+    /// Opening a device fails in that case, because the user has not asked for connections in the
+    /// clear.
     pub fn refused_tls(&self) -> Option<String> {
         let is_refused = self.is_privileged && self.tls.is_some();
         is_refused.then(|| {
@@ -475,7 +490,8 @@ impl Settings {
         tls.map(Some).map_err(|error| wrong_tls(file, &error))
     }
 
-    /// Like [`Settings::tls`], but reads the files again when they have changed, on a thread that runs until the end of the process.
+    /// Like [`Settings::tls`], but reads the files again when they have changed, on a thread that
+    /// runs until the end of the process.
     ///
     /// # Errors
     /// One line that names the file and what is wrong.

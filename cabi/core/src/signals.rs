@@ -1,8 +1,9 @@
 //! Signals during a wait that is more than one system call.
 //!
-//! A program may rely on a signal to end its wait, as it ends a `read`: with EINTR, unless its handler restarts calls. A signal that came
-//! while the thread drives the engine would be handled there, unnoticed, and the `read` behind it would sleep without end. So signals are
-//! blocked meanwhile, and the signals that are pending afterwards decide.
+//! A program may rely on a signal to end its wait, as it ends a `read`: with EINTR, unless its
+//! handler restarts calls. A signal that came while the thread drives the engine would be handled
+//! there, unnoticed, and the `read` behind it would sleep without end. So signals are blocked
+//! meanwhile, and the signals that are pending afterwards decide.
 
 use crate::abi::zeroed;
 use std::ffi::c_int;
@@ -43,7 +44,8 @@ fn contains(set: &libc::sigset_t, signal: c_int) -> bool {
     unsafe { libc::sigismember(set, signal) == 1 }
 }
 
-/// Changes the calling thread's mask, and returns what it was. Handlers of signals that waited may run inside.
+/// Changes the calling thread's mask, and returns what it was. Handlers of signals that waited may
+/// run inside.
 pub fn change_mask(how: c_int, set: &libc::sigset_t) -> libc::sigset_t {
     let mut before = no_signals();
     // SAFETY: the sets are there; a thread may always change its own mask.

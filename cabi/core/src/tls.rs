@@ -1,7 +1,7 @@
 //! Configuration file of TLS, which `UIW_TLS` and the option `--tls` of the program `uiw` name.
 //!
-//! Each line has a keyword and a value. Empty lines and lines that begin with `#` are ignored. Relative paths are relative to the folder
-//! of the file.
+//! Each line has a keyword and a value. Empty lines and lines that begin with `#` are ignored.
+//! Relative paths are relative to the folder of the file.
 //!
 //! | keyword | value | meaning |
 //! |---|---|---|
@@ -24,7 +24,8 @@ pub const KEY_LOG: &str = "UIW_KEYLOG";
 /// TLS options that are not in the configuration file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TlsFileConfig {
-    /// Whether datagrams, which TLS cannot protect, are sent and received unencrypted. Otherwise they are refused.
+    /// Whether datagrams, which TLS cannot protect, are sent and received unencrypted. Otherwise
+    /// they are refused.
     pub clear_datagrams: bool,
     /// File to which the secrets of connections are appended, for decoding captures.
     pub key_log: Option<PathBuf>,
@@ -76,7 +77,8 @@ impl ConfigLines {
             }
             let (word, value) = text.split_once(char::is_whitespace).unwrap_or((text, ""));
             let value = value.trim();
-            // Error messages contain only keywords of the format, never text from the file: a user who may not read the file may see them.
+            // Error messages contain only keywords of the format, never text from the file: a user
+            // who may not read the file may see them.
             if value.is_empty() {
                 return Err(line.error("expected a word and a value"));
             }
@@ -138,9 +140,11 @@ impl ConfigLines {
     }
 }
 
-/// Checks each entry of the access list with `check`, and reports the line of the first invalid one.
+/// Checks each entry of the access list with `check`, and reports the line of the first invalid
+/// one.
 ///
-/// An entry that no peer can match is an error, because a list of such entries would refuse every peer without an explanation.
+/// An entry that no peer can match is an error, because a list of such entries would refuse every
+/// peer without an explanation.
 fn check_entries(
     file: &Path,
     entries: &[(usize, String)],
@@ -151,7 +155,8 @@ fn check_entries(
     })
 }
 
-/// Checks that an entry is the name or fingerprint of a pinned key. Entries with `*` are accepted, because a key pinned later may match.
+/// Checks that an entry is the name or fingerprint of a pinned key. Entries with `*` are accepted,
+/// because a key pinned later may match.
 fn check_pinned_entry(entry: &str, pinned: &PinnedKeys) -> Result<(), &'static str> {
     let matches = |(key, name): (&PublicKey, &str)| {
         name.eq_ignore_ascii_case(entry) || key.fingerprint().to_string() == entry
@@ -199,13 +204,15 @@ pub fn read(file: &Path, options: &TlsFileConfig) -> Result<TlsConfig, KeyError>
     }
 }
 
-/// Returns the path of the pinned keys from the configuration file `file`. Returns `None` if `file` has no line `pinned` or is not valid.
+/// Returns the path of the pinned keys from the configuration file `file`. Returns `None` if `file`
+/// has no line `pinned` or is not valid.
 pub fn pinned_file(file: &Path) -> Option<PathBuf> {
     let text = read_protected(file).ok()?;
     ConfigLines::parse(file, &text).ok()?.pinned
 }
 
-/// Returns the configuration file `file` and the files that it names. If `file` is not valid, returns only `file`.
+/// Returns the configuration file `file` and the files that it names. If `file` is not valid,
+/// returns only `file`.
 pub(crate) fn referenced_files(file: &Path) -> Vec<PathBuf> {
     let mut files = vec![file.to_owned()];
     if let Ok(text) = read_protected(file)

@@ -1,12 +1,15 @@
 //! The files of TLS, which are read again when they have changed: `UIW_TLS`, and what it names.
 //!
-//! A service reads its configuration again on SIGHUP. That signal belongs to the program here, whose default is to end, and which may
-//! block it, wait for it or have a handler: so the files themselves are watched. A thread compares their times, sizes and inodes in intervals:
-//! that works on every file system and for links that change, and takes no descriptor, of which the program may expect particular
-//! numbers. Files that are being written are not read: they must have been the same for an interval.
+//! A service reads its configuration again on SIGHUP. That signal belongs to the program here,
+//! whose default is to end, and which may block it, wait for it or have a handler: so the files
+//! themselves are watched. A thread compares their times, sizes and inodes in intervals: that works
+//! on every file system and for links that change, and takes no descriptor, of which the program
+//! may expect particular numbers. Files that are being written are not read: they must have been
+//! the same for an interval.
 //!
-//! inotify would not need the intervals, but misses changes on network file systems, needs watches of each directory that a
-//! link leads through, has 128 instances a user by default, and takes a descriptor.
+//! inotify would not need the intervals, but misses changes on network file systems, needs watches
+//! of each directory that a link leads through, has 128 instances a user by default, and takes a
+//! descriptor.
 
 use crate::tls::{self, TlsFileConfig};
 use std::io;

@@ -31,8 +31,8 @@ impl Drop for UserToken {
     }
 }
 
-/// Events that were delivered about an object and not acknowledged yet. Its destruction waits for them: the program may still
-/// use the object that an event names.
+/// Events that were delivered about an object and not acknowledged yet. Its destruction waits for
+/// them: the program may still use the object that an event names.
 #[derive(Default)]
 pub struct Unacknowledged {
     count: Mutex<u32>,

@@ -14,7 +14,8 @@ fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// An error number in front of anything but a call of `because` or one of its kin is a refusal without a reason.
+/// An error number in front of anything but a call of `because` or one of its kin is a refusal
+/// without a reason.
 #[test]
 fn every_refusal_has_a_reason() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");

@@ -6,10 +6,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Makes a library below `out` that has nothing but the name `libibverbs.so.1`, for the build script of a library that needs it.
+/// Makes a library below `out` that has nothing but the name `libibverbs.so.1`, for the build
+/// script of a library that needs it.
 ///
-/// The linker must read a needed library to get its SONAME. With this one the real one need not be built before, and its names are
-/// bound by the loader.
+/// The linker must read a needed library to get its SONAME. With this one the real one need not be
+/// built before, and its names are bound by the loader.
 ///
 /// # Errors
 /// Outside of a build script, and when `rustc` fails.

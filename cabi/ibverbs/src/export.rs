@@ -1,11 +1,14 @@
-//! How a name gets out of a Rust library with a version: a jump in assembly under a name of its own, and `.symver`.
+//! How a name gets out of a Rust library with a version: a jump in assembly under a name of its
+//! own, and `.symver`.
 //!
-//! rustc hides symbols that are not its own, and gives no versions to what it does. A symbol of `global_asm!` it does not see; the
-//! version script of `build.rs` defines the nodes that the names here refer to.
+//! rustc hides symbols that are not its own, and gives no versions to what it does. A symbol of
+//! `global_asm!` it does not see; the version script of `build.rs` defines the nodes that the names
+//! here refer to.
 //!
-//! A jump is of one of three kinds. `own!` goes to our function always. The other two have a slot each (`uiw_cabi_verbs::system`), which names
-//! the function of the system's libibverbs once that is loaded: `system!` goes to that one then, and `object!` does where the first
-//! argument is no object of ours. Registers of arguments are the caller's in each.
+//! A jump is of one of three kinds. `own!` goes to our function always. The other two have a slot
+//! each (`uiw_cabi_verbs::system`), which names the function of the system's libibverbs once that
+//! is loaded: `system!` goes to that one then, and `object!` does where the first argument is no
+//! object of ours. Registers of arguments are the caller's in each.
 
 /// Unconditional jump.
 #[cfg(target_arch = "x86_64")]
@@ -46,7 +49,8 @@ macro_rules! jump_by_slot {
 }
 pub(crate) use jump_by_slot;
 
-/// Jump to our function; once the system's library is loaded, to `__uiw_by_object` with the slot in a register that no argument is in.
+/// Jump to our function; once the system's library is loaded, to `__uiw_by_object` with the slot in
+/// a register that no argument is in.
 #[cfg(target_arch = "x86_64")]
 macro_rules! jump_by_object {
     ($slot:expr) => {
@@ -83,7 +87,8 @@ macro_rules! jump_by_object {
 }
 pub(crate) use jump_by_object;
 
-// Asks whose object the first argument is. Every argument of the functions concerned is an integer or a pointer in a register.
+// Asks whose object the first argument is. Every argument of the functions concerned is an integer
+// or a pointer in a register.
 #[cfg(target_arch = "x86_64")]
 core::arch::global_asm!(
     ".pushsection .text.uiw_exports,\"ax\",@progbits",
@@ -221,7 +226,8 @@ macro_rules! system {
 }
 pub(crate) use system;
 
-/// Like [`own!`], but calls the system's function if the first argument is an object of its library.
+/// Like [`own!`], but calls the system's function if the first argument is an object of its
+/// library.
 macro_rules! object {
     ($($name:literal $node:literal $kind:ident $path:path;)*) => {
         $(
@@ -235,8 +241,8 @@ macro_rules! object {
 }
 pub(crate) use object;
 
-/// Exports `verbs_allow_disassociate_destroy`: the one export that is no function, but a flag that vendors' libraries set, and nothing here
-/// reads.
+/// Exports `verbs_allow_disassociate_destroy`: the one export that is no function, but a flag that
+/// vendors' libraries set, and nothing here reads.
 macro_rules! flag {
     ($($name:literal $node:literal $kind:ident -;)*) => {
         $(core::arch::global_asm!(

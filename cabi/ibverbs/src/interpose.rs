@@ -1,6 +1,6 @@
-//! Functions of the C library that programs find here first: those that change mappings, and those that change or block the
-//! handlers of faults.
-//! They have no version, as a loader takes such a name for every version of it.
+//! Functions of the C library that programs find here first: those that change mappings, and those
+//! that change or block the handlers of faults. They have no version, as a loader takes such a name
+//! for every version of it.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr;
@@ -19,7 +19,8 @@ macro_rules! next {
             use super::*;
             $(
                 pub(super) struct $name;
-                // SAFETY: the declaration is the C library's, and its arguments carry the promises of the manual page.
+                // SAFETY: the declaration is the C library's, and its arguments carry the promises
+                // of the manual page.
                 unsafe impl NextFunction for $name {
                     const NAME: &CStr = $c;
                     type Type = for<'a> extern "C" fn($($type),*) -> $result;
@@ -98,7 +99,8 @@ extern "C" fn mmap64<'a>(
     mmap(addr, len, protection, flags, fd, offset)
 }
 
-/// The fifth argument is there with some flags only; in the calling conventions of these processors it is in a register either way.
+/// The fifth argument is there with some flags only; in the calling conventions of these processors
+/// it is in a register either way.
 #[unsafe(no_mangle)]
 extern "C" fn mremap<'a>(
     old: Address<'a>,
@@ -115,8 +117,8 @@ extern "C" fn mremap<'a>(
     let is_chosen = flags.get() & (libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP) != 0;
     if flags.get() & libc::MREMAP_MAYMOVE != 0 {
         if !is_chosen {
-            // What can stay where it is stays registered.
-            // SAFETY: the program permits that its mapping moves, so it permits as well that it changes where it is.
+            // What can stay where it is stays registered. SAFETY: the program permits that its
+            // mapping moves, so it permits as well that it changes where it is.
             let (in_place, nowhere) = unsafe { (PassedValue::new(0), PassedValue::new(ptr::null_mut())) };
             let stayed = next(old, old_len, new_len, in_place, nowhere);
             if stayed != libc::MAP_FAILED {

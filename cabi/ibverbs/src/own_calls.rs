@@ -1,7 +1,9 @@
-//! Functions of the C library that this library has for its own calls alone: a library that is loaded in front of it may replace them.
+//! Functions of the C library that this library has for its own calls alone: a library that is
+//! loaded in front of it may replace them.
 //!
-//! librspreload.so turns every `socket` of a process into an rsocket. The engine's own TCP sockets would be made of rsockets, which are made
-//! of TCP sockets. The name is local to this library: the linker binds the library's calls to it, and programs do not see it.
+//! librspreload.so turns every `socket` of a process into an rsocket. The engine's own TCP sockets
+//! would be made of rsockets, which are made of TCP sockets. The name is local to this library: the
+//! linker binds the library's calls to it, and programs do not see it.
 
 use std::ffi::c_int;
 

@@ -14,7 +14,8 @@ unsafe extern "C" {
 /// Called when the library is loaded.
 extern "C" fn load() {
     let (first, end) = (&raw const FIRST, &raw const END);
-    // SAFETY: the linker defines the two names as the ends of one section, in which `slot!` puts slots alone.
+    // SAFETY: the linker defines the two names as the ends of one section, in which `slot!` puts
+    // slots alone.
     let slots = unsafe { slice::from_raw_parts(first, end.offset_from_unsigned(first)) };
     system::load(slots);
 }

@@ -1,5 +1,5 @@
-//! Listening: a task of the service accepts connections up to the backlog, so that peers connect whether or not the program is in
-//! `raccept` just then.
+//! Listening: a task of the service accepts connections up to the backlog, so that peers connect
+//! whether or not the program is in `raccept` just then.
 
 use crate::connect;
 use crate::link::Link;
@@ -159,8 +159,8 @@ async fn serve(acceptor: Arc<Acceptor>, socket: Weak<Socket>) {
     }
 }
 
-/// Answers a request: the connection that stands when the peer has seen the Reply, whose events go to `channel`, or else to where those
-/// of the request go.
+/// Answers a request: the connection that stands when the peer has seen the Reply, whose events go
+/// to `channel`, or else to where those of the request go.
 ///
 /// # Errors
 /// EPROTO for a peer that is no rsocket, or one that this end cannot talk to; those of the engine.

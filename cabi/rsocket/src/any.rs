@@ -1,4 +1,5 @@
-//! What a descriptor of an rsocket has behind it: a stream or datagrams, as far as waiting for them is concerned.
+//! What a descriptor of an rsocket has behind it: a stream or datagrams, as far as waiting for them
+//! is concerned.
 
 use crate::datagram::Datagram;
 use crate::numbers::Numbers;

@@ -10,17 +10,19 @@ use uiw_cabi_core::lock::Mutex;
 /// Attempts that find nothing before a thread calls `sched_yield`: the peer may need the processor.
 const ATTEMPTS_BEFORE_YIELD: u32 = 32;
 
-/// A call that waits makes an attempt without waiting first, unless so many of them found nothing; then each of so many calls makes one.
+/// A call that waits makes an attempt without waiting first, unless so many of them found nothing;
+/// then each of so many calls makes one.
 const ATTEMPTS_BEFORE_WAITS: u32 = 4;
 const CALLS_PER_ATTEMPT: u32 = 16;
 
-/// Attempts without waiting at a socket, and how long the last wait was. Not exact where several threads wait; nothing depends on it.
+/// Attempts without waiting at a socket, and how long the last wait was. Not exact where several
+/// threads wait; nothing depends on it.
 #[derive(Default)]
 pub(crate) struct Attempts {
     /// Number of attempts that found nothing since the last one that found something.
     in_vain: AtomicU32,
-    /// The last wait was no longer than [`polling_time`], so the next one may poll before it sleeps: a sleep and its wake-up take longer than
-    /// what a peer that answers at once needs.
+    /// The last wait was no longer than [`polling_time`], so the next one may poll before it
+    /// sleeps: a sleep and its wake-up take longer than what a peer that answers at once needs.
     is_short: AtomicBool,
     choice: Mutex<PollChoice>,
 }
@@ -40,7 +42,8 @@ impl Attempts {
         }
     }
 
-    /// Returns whether a call that waits omits its attempt, as the wait finds what has arrived as well. It counts as one that found nothing.
+    /// Returns whether a call that waits omits its attempt, as the wait finds what has arrived as
+    /// well. It counts as one that found nothing.
     pub(crate) fn is_omitted(&self) -> bool {
         let count = self.in_vain.load(Ordering::Relaxed);
         let omitted = count >= ATTEMPTS_BEFORE_WAITS && !count.is_multiple_of(CALLS_PER_ATTEMPT);
@@ -50,13 +53,15 @@ impl Attempts {
         omitted
     }
 
-    /// Returns whether a wait polls before it sleeps, as the last one was short, and such waits are shorter with polling.
+    /// Returns whether a wait polls before it sleeps, as the last one was short, and such waits are
+    /// shorter with polling.
     pub(crate) fn expect_soon(&self) -> bool {
         // Held only where a signal handler has interrupted a call, or by another thread.
         self.is_short.load(Ordering::Relaxed) && self.choice.try_lock().is_some_and(|choice| choice.polls)
     }
 
-    /// Repeats `attempt` for a wait that began at `begun`, for at most `most`. Nothing where the thread is to sleep.
+    /// Repeats `attempt` for a wait that began at `begun`, for at most `most`. Nothing where the
+    /// thread is to sleep.
     pub(crate) fn poll<T>(
         &self,
         begun: Instant,
@@ -90,11 +95,13 @@ impl Attempts {
 /// Waits of a trial, and waits between two pairs of trials.
 const TRIAL: u32 = 256;
 const BETWEEN_TRIALS: u32 = 1 << 14;
-/// Length from which a wait does not count: it waits for the peer, or for a processor that another program has.
+/// Length from which a wait does not count: it waits for the peer, or for a processor that another
+/// program has.
 const LONG: Duration = Duration::from_millis(4);
 
-/// Decision whether waits poll first, or the thread sleeps at once. Polling takes longer where both ends share a processor, and where other
-/// programs need one: a thread that has used its share of it with polling does not interrupt them when it is woken.
+/// Decision whether waits poll first, or the thread sleeps at once. Polling takes longer where both
+/// ends share a processor, and where other programs need one: a thread that has used its share of
+/// it with polling does not interrupt them when it is woken.
 #[derive(Debug)]
 struct PollChoice {
     polls: bool,
@@ -127,8 +134,9 @@ impl Default for PollChoice {
 }
 
 impl PollChoice {
-    /// Returns whether the next wait counts however long the last one was: in a trial without polling, and for the first wait behind it, waits that polling would make
-    /// short may be longer.
+    /// Returns whether the next wait counts however long the last one was: in a trial without
+    /// polling, and for the first wait behind it, waits that polling would make short may be
+    /// longer.
     fn is_for_all(&self) -> bool {
         self.trial == PollTrial::Sleeps || self.polls && self.left == BETWEEN_TRIALS
     }
@@ -198,7 +206,8 @@ mod tests {
         assert!(!attempts.is_omitted());
     }
 
-    /// Waits that take these times, with and without polling; how many of the last `BETWEEN_TRIALS` poll.
+    /// Waits that take these times, with and without polling; how many of the last `BETWEEN_TRIALS`
+    /// poll.
     fn polling(with: Duration, without: Duration) -> usize {
         let mut choice = PollChoice::default();
         let mut wait = || {

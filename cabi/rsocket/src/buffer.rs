@@ -26,10 +26,12 @@ impl Buffer {
     /// ENOMEM
     pub(super) fn new(pd: &Pd, len: usize, access: Access) -> Result<Self> {
         let memory = Memory::owned(len)?;
-        // Most connections use the first bytes of a long buffer only: a huge page would take 2 MiB for them.
+        // Most connections use the first bytes of a long buffer only: a huge page would take 2 MiB
+        // for them.
         sys::use_small_pages(memory.as_ptr(), len);
-        // SAFETY: the users (the ring of a stream's sending half, the slots of datagrams) give a byte to one request at a time, and do not
-        // touch it before the request has completed; what peers reach is shared whatever is said here.
+        // SAFETY: the users (the ring of a stream's sending half, the slots of datagrams) give a
+        // byte to one request at a time, and do not touch it before the request has completed; what
+        // peers reach is shared whatever is said here.
         let memory = unsafe { memory.exclusive() };
         let base = memory.as_ptr() as u64;
         let mr = pd.register_raw(memory, base, Access::LOCAL_WRITE | access)?;

@@ -133,7 +133,8 @@ fn source(state: &State, peer: SocketAddr) -> Result<SocketAddr> {
     Ok(source)
 }
 
-/// Returns the reason why the connection could not be made. A uiw listener that refuses because of the variant names its own.
+/// Returns the reason why the connection could not be made. A uiw listener that refuses because of
+/// the variant names its own.
 pub(crate) fn failure(error: Error) -> Errno {
     if let Error::Rejected { private_data, .. } = &error
         && let Ok(peer) = ConnData::from_bytes(private_data)

@@ -1,11 +1,12 @@
 //! Bytes that a program sends before the connection is made.
 //!
-//! TCP takes them while the peer has not accepted the connection, and a program of one thread may send first and accept then. An rsocket
-//! has room for them where the kernel's connection stands: a task of the service sends them when the peer answers, and then closes the
-//! directions that the program has closed. A blocking call waits for the answer before, as most peers give it at once.
+//! TCP takes them while the peer has not accepted the connection, and a program of one thread may
+//! send first and accept then. An rsocket has room for them where the kernel's connection stands: a
+//! task of the service sends them when the peer answers, and then closes the directions that the
+//! program has closed. A blocking call waits for the answer before, as most peers give it at once.
 //!
-//! A socket that the program has closed meanwhile waits for a bounded time, as one of TCP that no process has any more: a peer that never accepts
-//! would keep a connection for each that is closed.
+//! A socket that the program has closed meanwhile waits for a bounded time, as one of TCP that no
+//! process has any more: a peer that never accepts would keep a connection for each that is closed.
 
 use crate::service::{self, Closing, Timer};
 use crate::socket::{Phase, Socket, State};
@@ -17,7 +18,8 @@ use std::time::Duration;
 use uiw_cabi_core::boundary::Result;
 use uiw_cabi_core::errno::Errno;
 
-/// Time for which a blocking call waits for the peer's answer before its bytes are kept. Most peers answer in much less.
+/// Time for which a blocking call waits for the peer's answer before its bytes are kept. Most peers
+/// answer in much less.
 pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_millis(20);
 
 impl State {
@@ -68,8 +70,8 @@ impl State {
         Ok(())
     }
 
-    /// The program closes the socket. Whether it stays until the connection is made and what was kept is sent, and, then, whether it needs
-    /// a task for that.
+    /// The program closes the socket. Whether it stays until the connection is made and what was
+    /// kept is sent, and, then, whether it needs a task for that.
     pub(super) fn close_early(&mut self) -> Option<bool> {
         // SO_LINGER of no time cuts the connection.
         if self.set.linger == Some(0) || !self.is_beginning() && !self.has_early() {
@@ -80,7 +82,8 @@ impl State {
 }
 
 impl State {
-    /// The program has closed the socket, and the peer has not answered: the next close cuts the connection.
+    /// The program has closed the socket, and the peer has not answered: the next close cuts the
+    /// connection.
     fn give_up(&mut self) {
         if let Some(opened) = &mut self.opened {
             (opened.early, opened.has_task) = (VecDeque::new(), false);
@@ -120,7 +123,8 @@ impl Socket {
         if kept == 0 { Err(Errno::AGAIN) } else { Ok(kept as u64) }
     }
 
-    /// Returns whether the time for which it waits without a number has passed. The first call begins it.
+    /// Returns whether the time for which it waits without a number has passed. The first call
+    /// begins it.
     fn is_over(&self, limit: &mut Option<Timer>, cx: &mut Context<'_>) -> bool {
         if limit.is_none() {
             *limit = Timer::after(self.lock().set.orphan_timeout).ok();

@@ -1,4 +1,5 @@
-//! The functions of `rdma/rsocket.h`: descriptors, addresses, connections, options. [`transfer`](super::transfer) has those that move bytes.
+//! The functions of `rdma/rsocket.h`: descriptors, addresses, connections, options.
+//! [`transfer`](super::transfer) has those that move bytes.
 
 use crate::addresses::{program_name, reachable, read_address, write_address};
 use crate::any::AnySocket;
@@ -118,7 +119,8 @@ pub extern "C" fn raccept<'a>(fd: c_int, addr: ArrayMutPtr<'a, u8>, len: RoomPtr
             _ => Err(Errno::INVAL.because("raccept of an rsocket that does not listen")),
         })?;
         let peer = {
-            // As rdma-core: the flags of the listener, which Linux's accept does not inherit, and programs of rsockets rely on.
+            // As rdma-core: the flags of the listener, which Linux's accept does not inherit, and
+            // programs of rsockets rely on.
             let flags = socket.lock().status_flags;
             let mut state = new.lock();
             state.status_flags = flags;
@@ -320,8 +322,8 @@ pub extern "C" fn rgetsockopt<'a>(
     })
 }
 
-/// `rfcntl`. The third argument is there with some commands only; in the calling conventions of these processors it is in a register
-/// either way.
+/// `rfcntl`. The third argument is there with some commands only; in the calling conventions of
+/// these processors it is in a register either way.
 pub extern "C" fn rfcntl(fd: c_int, command: c_int, argument: c_long) -> c_int {
     boundary::number(|| {
         let socket = table::socket(fd)?;

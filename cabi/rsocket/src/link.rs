@@ -1,4 +1,5 @@
-//! A queue pair with the memory that its messages need. The one place where requests of rsockets are posted.
+//! A queue pair with the memory that its messages need. The one place where requests of rsockets
+//! are posted.
 
 use crate::buffer::Buffer;
 use crate::receiver::Receiver;
@@ -21,8 +22,8 @@ const EXTRA_RECEIVES: u16 = 32;
 pub(crate) const CONTROL_SLOTS: u16 = 6;
 /// Entries of the list of targets. The receive buffer has two halves.
 const TARGETS: usize = 2;
-/// Bytes of the first targets: two of them are what a program may send before its peer reads. Programs count on some hundred KiB, as TCP takes
-/// more than that.
+/// Bytes of the first targets: two of them are what a program may send before its peer reads.
+/// Programs count on some hundred KiB, as TCP takes more than that.
 const FIRST_TARGET: u32 = 256 << 10;
 const CACHE_LINE: u32 = 64;
 /// Bytes of a message by Send.
@@ -31,7 +32,8 @@ const WORD: u32 = 4;
 const RECEIVE: u64 = 1 << 63;
 /// Completions that are handled at a time.
 pub(crate) const BATCH: usize = 64;
-/// Receives that are posted again at a time. Fewer than [`EXTRA_RECEIVES`], so the peer finds one for each of its credits.
+/// Receives that are posted again at a time. Fewer than [`EXTRA_RECEIVES`], so the peer finds one
+/// for each of its credits.
 const REPOSTED: usize = 16;
 
 /// Mode of taking completions.
@@ -61,8 +63,8 @@ pub(crate) struct Link {
     variant: Variant,
     /// The ring that the peer writes.
     received: Buffer,
-    /// One word for each receive, for messages by Send; then, from `ring` on, the ring that is sent from. One region: the engine finds again
-    /// what it found last.
+    /// One word for each receive, for messages by Send; then, from `ring` on, the ring that is sent
+    /// from. One region: the engine finds again what it found last.
     local: Buffer,
     ring: u32,
     /// The peer's targets, then its mappings, which it writes.
@@ -75,8 +77,8 @@ pub(crate) struct Link {
     used: Vec<u16>,
 }
 
-/// The shard of the connections of this thread: one, as a thread that waits for all of them drives each shard that they are on. Threads get
-/// one in turn.
+/// The shard of the connections of this thread: one, as a thread that waits for all of them drives
+/// each shard that they are on. Threads get one in turn.
 fn shard_of_thread(device: &Device) -> usize {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     thread_local! {
@@ -102,7 +104,8 @@ impl Link {
             max_recv_sge: 1,
             max_inline: Mapping::LEN as u32,
         };
-        // The slot of a receive is in its completion, so the order in which messages take them does not matter.
+        // The slot of a receive is in its completion, so the order in which messages take them does
+        // not matter.
         let qp = pd.create_qp(QpInit::new(&cq, &cq).cap(cap).signal_all(false).newest_receive_first())?;
         let half = sizes.half();
         let lists = TARGETS * Target::LEN + usize::from(sizes.mappings) * Mapping::LEN;
@@ -231,8 +234,9 @@ impl Link {
     }
 
     fn post(&self, requests: &[SendWr<'_>]) -> Result<()> {
-        // SAFETY: elements are inline, or in the ring, whose bytes are not written before the completion of their request is
-        // taken (`Sender::completed`); it lives longer than the queue pair.
+        // SAFETY: elements are inline, or in the ring, whose bytes are not written before the
+        // completion of their request is taken (`Sender::completed`); it lives longer than the
+        // queue pair.
         unsafe { self.qp.post_send(requests.iter().copied()) }.map_err(|error| {
             tracing::debug!(%error, "posting failed");
             Errno::IO
@@ -311,7 +315,8 @@ impl Link {
             wr_id: RECEIVE | u64::from(*slot),
             sges: &std::slice::from_ref(sge)[..used],
         });
-        // SAFETY: a slot's word is read before its receive is posted again, and lives longer than the queue pair.
+        // SAFETY: a slot's word is read before its receive is posted again, and lives longer than
+        // the queue pair.
         unsafe { self.qp.post_recv(requests) }.map_err(|_| Errno::IO)
     }
 
@@ -329,8 +334,8 @@ impl Link {
         }
     }
 
-    /// Takes a batch of completions, the oldest first. Returns how many it took. A connection that fails is reported by its event: completions
-    /// in error say nothing here.
+    /// Takes a batch of completions, the oldest first. Returns how many it took. A connection that
+    /// fails is reported by its event: completions in error say nothing here.
     pub(crate) fn poll(&mut self, take: PollMode, mut each: impl FnMut(LinkCompletion)) -> usize {
         let mut used = std::mem::take(&mut self.used);
         let each = |wc: Wc| {
@@ -375,7 +380,8 @@ pub(crate) mod tests {
     pub(crate) const SIZES: Sizes =
         Sizes { sends: 64, receives: CREDITS, inline: 0, sent: 1 << 16, received: 1 << 16, mappings: 0 };
 
-    /// The links of a thread are on one shard, also on the thread that has opened the device, whose completion queues are on each shard in turn.
+    /// The links of a thread are on one shard, also on the thread that has opened the device, whose
+    /// completion queues are on each shard in turn.
     #[test]
     fn links_of_thread_share_shard() {
         let device = Device::open_with(DeviceConfig::default().shards(3)).unwrap();
@@ -426,7 +432,8 @@ pub(crate) mod tests {
         links
     }
 
-    /// Sends so many messages and takes them at the peer; returns the greatest number of receives that were not posted again.
+    /// Sends so many messages and takes them at the peer; returns the greatest number of receives
+    /// that were not posted again.
     fn carry(links: &mut [Link; 2], count: usize) -> usize {
         let [from, to] = links;
         let (mut sent, mut received, mut most) = (0, 0, 0);
@@ -454,7 +461,8 @@ pub(crate) mod tests {
                 carry(&mut links, 1);
                 assert_eq!(links[1].used.len(), count, "none is posted again alone");
             }
-            // As many as are used at most: all credits of the peer, beside what control messages take.
+            // As many as are used at most: all credits of the peer, beside what control messages
+            // take.
             let most = carry(&mut links, CREDITS.into());
             assert!(most < REPOSTED, "{most}");
             for _ in 0..20 {

@@ -26,7 +26,8 @@ impl Numbers {
         self.count.load(Ordering::Acquire) == 0
     }
 
-    /// Returns the number of removals: while this stays the same, a number that the table had for the socket is the socket's.
+    /// Returns the number of removals: while this stays the same, a number that the table had for
+    /// the socket is the socket's.
     pub(crate) fn removed(&self) -> u32 {
         self.removed.load(Ordering::Acquire)
     }

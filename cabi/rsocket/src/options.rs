@@ -49,7 +49,8 @@ pub(super) fn bounded(value: c_int) -> u16 {
     u16::try_from(value.max(0)).unwrap_or(u16::MAX)
 }
 
-/// TCP_LINGER2: seconds; 0 and less, with which the system has its own time or none, are the default.
+/// TCP_LINGER2: seconds; 0 and less, with which the system has its own time or none, are the
+/// default.
 pub(crate) fn orphan_timeout(value: c_int) -> Duration {
     u64::try_from(value).ok().filter(|value| *value > 0).map_or(ORPHAN_TIMEOUT, Duration::from_secs)
 }
@@ -59,7 +60,8 @@ pub(super) fn doubled(value: c_int) -> u32 {
     value.max(0).unsigned_abs().saturating_mul(2)
 }
 
-/// The `timeval` of SO_RCVTIMEO and SO_SNDTIMEO, which none is "for ever" in. Nothing for other options.
+/// The `timeval` of SO_RCVTIMEO and SO_SNDTIMEO, which none is "for ever" in. Nothing for other
+/// options.
 ///
 /// # Errors
 /// EINVAL for one that is too short, EDOM for a number of microseconds that no second has.
@@ -109,7 +111,8 @@ pub(crate) fn set(
     let set = &mut state.set;
     match (level, name) {
         (libc::SOL_SOCKET, libc::SO_REUSEADDR) => set.reuse = on,
-        // After the buffers are there the option has no effect, as rdma-core has it. A listener's connections inherit it.
+        // After the buffers are there the option has no effect, as rdma-core has it. A listener's
+        // connections inherit it.
         (libc::SOL_SOCKET, libc::SO_RCVBUF) if unconnected => set.sizes.received = doubled(value),
         (libc::SOL_SOCKET, libc::SO_SNDBUF) if unconnected => set.sizes.sent = doubled(value),
         (libc::SOL_SOCKET, libc::SO_RCVBUF | libc::SO_SNDBUF) => {}

@@ -69,7 +69,8 @@ impl SortedFds {
         Ok(count)
     }
 
-    /// Sockets whose peers have no rsockets become those of the kernel. Whether there are any, and whether this thread has done it for all.
+    /// Sockets whose peers have no rsockets become those of the kernel. Whether there are any, and
+    /// whether this thread has done it for all.
     fn fall_back(&self, fds: &[pollfd]) -> (bool, bool) {
         let (mut any, mut all_done) = (false, true);
         for (at, socket) in &self.sockets {

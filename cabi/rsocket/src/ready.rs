@@ -7,7 +7,8 @@ use libc::{POLLERR, POLLHUP, POLLIN, POLLOUT, POLLRDHUP, POLLRDNORM, POLLWRNORM}
 use std::ffi::c_short;
 use std::task::{Context, Poll};
 
-/// The socket is to become one of the kernel. No program sees it; the system has no event of this number.
+/// The socket is to become one of the kernel. No program sees it; the system has no event of this
+/// number.
 pub(crate) const FALL_BACK: c_short = 0x4000;
 /// Reported whether or not they were asked for.
 const ALWAYS: c_short = POLLERR | POLLHUP | FALL_BACK;

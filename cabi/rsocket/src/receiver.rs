@@ -1,13 +1,14 @@
-//! The receiving half of a connection: a ring of two halves that the peer writes, the messages that say how much of it is written, and
-//! what the peer is to be granted.
+//! The receiving half of a connection: a ring of two halves that the peer writes, the messages that
+//! say how much of it is written, and what the peer is to be granted.
 //!
 //! ```text
 //!   published to the peer        written, and not read by the program      read: free, and not published again
 //!        granted                          readable                                   free
 //! ```
 //!
-//! A half is published as one target once all of it has been read, so the peer fills the halves in turn. At first targets are shorter than
-//! the halves, so that a connection touches no more memory than its path needs; they become longer while the peer fills them quickly.
+//! A half is published as one target once all of it has been read, so the peer fills the halves in
+//! turn. At first targets are shorter than the halves, so that a connection touches no more memory
+//! than its path needs; they become longer while the peer fills them quickly.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -51,7 +52,8 @@ pub struct Receiver {
     len: u32,
     /// Data messages that the peer may have sent before it gets credits.
     depth: u16,
-    /// The targets that were published and not read to their end, the oldest first: at most one in each half.
+    /// The targets that were published and not read to their end, the oldest first: at most one in
+    /// each half.
     targets: VecDeque<Range<u32>>,
     /// Lengths of the messages that are not read; of the first one, what is left.
     messages: VecDeque<u32>,
@@ -66,8 +68,8 @@ pub struct Receiver {
 }
 
 impl Receiver {
-    /// A ring of two halves of `half` bytes, of which targets take `first` bytes at first. The peer has the first target with the private
-    /// data.
+    /// A ring of two halves of `half` bytes, of which targets take `first` bytes at first. The peer
+    /// has the first target with the private data.
     pub fn new(half: u32, first: u32, depth: u16) -> Self {
         let len = first.min(half);
         let mut targets = VecDeque::with_capacity(2);
@@ -110,7 +112,8 @@ impl Receiver {
         self.readable
     }
 
-    /// Returns the range of up to `max` of the readable bytes that follow the first `skip` ones, as far as they are consecutive.
+    /// Returns the range of up to `max` of the readable bytes that follow the first `skip` ones, as
+    /// far as they are consecutive.
     pub fn chunk(&self, skip: u64, max: usize) -> Range<u32> {
         let most = self.readable.saturating_sub(skip).min(max as u64);
         let mut skip = skip;
@@ -184,7 +187,8 @@ impl Receiver {
 mod tests {
     use super::*;
 
-    /// A peer that does what it may fills the ring without end, and every byte is read where it was written.
+    /// A peer that does what it may fills the ring without end, and every byte is read where it was
+    /// written.
     #[test]
     fn halves_are_published_in_turn() {
         let mut receiver = Receiver::new(100, 10, 16);
@@ -224,7 +228,8 @@ mod tests {
         assert!(read > 50_000 && !receiver.can_grow());
     }
 
-    /// Two targets in each half with half of its bytes, so that the second one ends inside of the half.
+    /// Two targets in each half with half of its bytes, so that the second one ends inside of the
+    /// half.
     #[test]
     fn bytes_of_next_target_found() {
         let mut receiver = Receiver::new(100, 50, 16);

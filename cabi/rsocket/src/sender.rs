@@ -1,31 +1,37 @@
 //! Bookkeeping of the sending half of a connection.
 //!
-//! The program's bytes are copied to a ring, and from there written to targets, which are parts of the peer's receive buffer. Sending is limited by
-//! the room in the ring, the slots of the send queue, the current target and the peer's credits. A [`Sender`] only counts; its caller copies
+//! The program's bytes are copied to a ring, and from there written to targets, which are parts of
+//! the peer's receive buffer. Sending is limited by the room in the ring, the slots of the send
+//! queue, the current target and the peer's credits. A [`Sender`] only counts; its caller copies
 //! and posts.
 //!
-//! Some of the credits are never used for data ([`RESERVED_CREDITS`]). The peer's receives serve both data and control messages, and with stock
-//! rsockets over an iWARP driver a Send that finds no receive ends the connection: the protocol relies on RNR retries, which iWARP does not have.
-//! Two uiw peers would not need the reserve, because there such a Send waits in the stream until a receive is posted.
+//! Some of the credits are never used for data ([`RESERVED_CREDITS`]). The peer's receives serve
+//! both data and control messages, and with stock rsockets over an iWARP driver a Send that finds
+//! no receive ends the connection: the protocol relies on RNR retries, which iWARP does not have.
+//! Two uiw peers would not need the reserve, because there such a Send waits in the stream until a
+//! receive is posted.
 
 use crate::wire::Target;
 use std::collections::VecDeque;
 use std::ops::Range;
 
-/// Number of free bytes in the ring below which nothing is sent and the program waits (rdma-core's SO_SNDLOWAT).
+/// Number of free bytes in the ring below which nothing is sent and the program waits (rdma-core's
+/// SO_SNDLOWAT).
 const LOW_WATER: u32 = 2048;
 /// Maximum length of a piece in bytes.
 const MAX_PIECE: u32 = 65536;
-/// Maximum length in bytes of the first piece of a call. The maximum doubles with each piece up to [`MAX_PIECE`], so that the peer can
-/// start early with the data of a long call.
+/// Maximum length in bytes of the first piece of a call. The maximum doubles with each piece up to
+/// [`MAX_PIECE`], so that the peer can start early with the data of a long call.
 const FIRST_PIECE: u32 = 2048;
-/// Number of the peer's receives that data leaves free. Credits, SHUTDOWN and DISCONNECT may need one each before the peer polls.
+/// Number of the peer's receives that data leaves free. Credits, SHUTDOWN and DISCONNECT may need
+/// one each before the peer polls.
 const RESERVED_CREDITS: u16 = 8;
 
 /// Message in the send queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum InFlight {
-    /// Data with its length in the ring, or a published mapping with length 0. It occupies one of the data slots.
+    /// Data with its length in the ring, or a published mapping with length 0. It occupies one of
+    /// the data slots.
     Data(u32),
     /// Credits or a control message, in one of the control slots.
     Control,
@@ -56,9 +62,11 @@ pub(crate) struct Sender {
     in_flight: VecDeque<InFlight>,
     /// Number of data messages sent, modulo 2^16.
     sent: u16,
-    /// Number of data messages for which the peer has given credits since the connection began, modulo 2^16.
+    /// Number of data messages for which the peer has given credits since the connection began,
+    /// modulo 2^16.
     limit: u16,
-    /// Number of credits that data leaves unused: [`RESERVED_CREDITS`], or less if the peer has few receives.
+    /// Number of credits that data leaves unused: [`RESERVED_CREDITS`], or less if the peer has few
+    /// receives.
     reserve: u16,
     /// Rest of the target that is filled now; its length is 0 when it is full.
     current: Target,
@@ -67,9 +75,11 @@ pub(crate) struct Sender {
 }
 
 impl Sender {
-    /// Creates a sender with a ring of `size` bytes and, in the send queue, `slots` for data and mappings and `control_slots` for other messages.
+    /// Creates a sender with a ring of `size` bytes and, in the send queue, `slots` for data and
+    /// mappings and `control_slots` for other messages.
     ///
-    /// `credits` is the number of receives that the peer has posted, and `first` the target in its private data.
+    /// `credits` is the number of receives that the peer has posted, and `first` the target in its
+    /// private data.
     pub(crate) fn new(size: u32, slots: u16, control_slots: u16, credits: u16, first: Target) -> Self {
         Self {
             size,
@@ -91,7 +101,8 @@ impl Sender {
         self.has_slot() && self.current.len > 0
     }
 
-    /// Returns whether a message that needs no target can be sent now: data for a mapping, or a published mapping.
+    /// Returns whether a message that needs no target can be sent now: data for a mapping, or a
+    /// published mapping.
     pub(crate) fn has_slot(&self) -> bool {
         let credits = self.limit.wrapping_sub(self.sent);
         self.slots > 0 && self.free >= LOW_WATER.min(self.size) && credits > self.reserve
@@ -121,7 +132,8 @@ impl Sender {
         staged
     }
 
-    /// Reserves a slot, a credit, and room in the ring and in the target for the next piece of at most `wanted` bytes.
+    /// Reserves a slot, a credit, and room in the ring and in the target for the next piece of at
+    /// most `wanted` bytes.
     ///
     /// The caller has checked [`Sender::has_room`].
     pub(crate) fn next(&mut self, wanted: u64) -> Piece {
@@ -133,7 +145,8 @@ impl Sender {
         Piece { staged: self.stage(len), to }
     }
 
-    /// Like [`Sender::next`], but for data that is written to a mapping with `room` bytes. It needs neither a credit nor a target.
+    /// Like [`Sender::next`], but for data that is written to a mapping with `room` bytes. It needs
+    /// neither a credit nor a target.
     ///
     /// The caller has checked [`Sender::has_slot`].
     pub(crate) fn next_direct(&mut self, wanted: u64, room: u32) -> Range<u32> {
@@ -141,9 +154,11 @@ impl Sender {
         self.stage(len)
     }
 
-    /// Takes a slot for the message that publishes a mapping. The caller has checked [`Sender::has_slot`].
+    /// Takes a slot for the message that publishes a mapping. The caller has checked
+    /// [`Sender::has_slot`].
     ///
-    /// It takes no credit, because the peer counts only data messages and would never give the credit back.
+    /// It takes no credit, because the peer counts only data messages and would never give the
+    /// credit back.
     pub(crate) fn take_mapping_slot(&mut self) {
         self.slots -= 1;
         self.in_flight.push_back(InFlight::Data(0));
@@ -170,7 +185,8 @@ impl Sender {
             Some(InFlight::Data(len)) => {
                 self.free += len;
                 self.slots += 1;
-                // Start again at the beginning of an empty ring: the memory used most recently is in the cache.
+                // Start again at the beginning of an empty ring: the memory used most recently is
+                // in the cache.
                 if self.free == self.size {
                     self.start = 0;
                 }
@@ -180,7 +196,8 @@ impl Sender {
         }
     }
 
-    /// Applies credits from the peer: `limit` is the number of data messages, modulo 2^16, that may be sent in total.
+    /// Applies credits from the peer: `limit` is the number of data messages, modulo 2^16, that may
+    /// be sent in total.
     pub(crate) fn set_credit_limit(&mut self, limit: u16) {
         self.limit = limit;
     }

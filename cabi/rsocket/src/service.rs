@@ -1,5 +1,6 @@
-//! The thread that accepts connections and waits for closed ones to end, whatever the program does: it runs small tasks that are woken
-//! by events of the connection manager. It starts with the first task.
+//! The thread that accepts connections and waits for closed ones to end, whatever the program does:
+//! it runs small tasks that are woken by events of the connection manager. It starts with the first
+//! task.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::pin::Pin;
@@ -13,7 +14,8 @@ use uiw_verbs::integration::spawn_thread;
 
 type Job = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// The thread sleeps here for most of its time, with locks whose waiting threads no list has: see `lock.rs`.
+/// The thread sleeps here for most of its time, with locks whose waiting threads no list has: see
+/// `lock.rs`.
 #[derive(Default)]
 struct TaskQueue {
     state: Mutex<TaskState>,

@@ -1,4 +1,5 @@
-//! Sizes of buffers and queues, and how long threads poll: rdma-core's defaults, the files of `/etc/rdma/rsocket`, and what a program sets.
+//! Sizes of buffers and queues, and how long threads poll: rdma-core's defaults, the files of
+//! `/etc/rdma/rsocket`, and what a program sets.
 
 use crate::wire::{Variant, representable_mappings};
 use once_cell::race::OnceBox;
@@ -38,8 +39,9 @@ pub(crate) struct Sizes {
 }
 
 impl Sizes {
-    /// rdma-core's, but for the buffers, which have 128 KiB there: each half of the receive buffer waits for a round trip before it is used
-    /// again, and that of TCP in software is longer than an adapter's. iperf3 on loopback, in three pairs each with TCP: 0.41 to 0.60 of TCP's
+    /// rdma-core's, but for the buffers, which have 128 KiB there: each half of the receive buffer
+    /// waits for a round trip before it is used again, and that of TCP in software is longer than
+    /// an adapter's. iperf3 on loopback, in three pairs each with TCP: 0.41 to 0.60 of TCP's
     /// throughput with 128 KiB, 0.99 to 1.46 with 512 KiB; long paths need more (see `Receiver`).
     const DEFAULT: Self =
         Self { sends: 384, receives: 384, inline: 64, sent: 1 << 19, received: 1 << 22, mappings: 0 };
@@ -78,8 +80,9 @@ impl Sizes {
     }
 }
 
-/// Maximum time for which a thread polls for arrivals before it sleeps: `polling_time`, which has microseconds. rdma-core's is 10, in which a peer
-/// in software does not answer while it is woken from sleep itself. See `Attempts`.
+/// Maximum time for which a thread polls for arrivals before it sleeps: `polling_time`, which has
+/// microseconds. rdma-core's is 10, in which a peer in software does not answer while it is woken
+/// from sleep itself. See `Attempts`.
 pub(crate) fn polling_time() -> Duration {
     static TIME: OnceBox<Duration> = OnceBox::new();
     *TIME.get_or_init(|| {

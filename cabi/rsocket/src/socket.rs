@@ -1,7 +1,8 @@
 //! A stream rsocket in all its states, and how threads wait for it to change.
 //!
-//! One lock holds the state, and no thread waits while it holds it. A thread that waits is registered in three places: the events of the
-//! connection, its completion queue, and the socket itself, where other threads of the program report what they have found there.
+//! One lock holds the state, and no thread waits while it holds it. A thread that waits is
+//! registered in three places: the events of the connection, its completion queue, and the socket
+//! itself, where other threads of the program report what they have found there.
 
 use crate::acceptor::{self, Acceptor};
 use crate::attempts::Attempts;
@@ -46,7 +47,8 @@ pub(crate) struct Set {
     pub(crate) oob_inline: bool,
     /// SO_LINGER: on, and for how many seconds.
     pub(crate) linger: Option<c_int>,
-    /// TCP_LINGER2: how long a connection waits for its peer to accept it after the program has closed it.
+    /// TCP_LINGER2: how long a connection waits for its peer to accept it after the program has
+    /// closed it.
     pub(crate) orphan_timeout: Duration,
     /// SO_RCVTIMEO and SO_SNDTIMEO.
     pub(crate) receive_timeout: Option<Duration>,
@@ -94,14 +96,16 @@ pub(crate) enum Phase {
     Listening(Arc<Acceptor>),
     /// The port stays the socket's towards others of this process.
     Connecting(Box<Connecting>, Option<Reservation>),
-    /// A connection that the program has accepted by itself waits for the peer's Request, which is answered with these options.
+    /// A connection that the program has accepted by itself waits for the peer's Request, which is
+    /// answered with these options.
     Requested(#[expect(dead_code, reason = "kept for its drop")] AwaitedRequest, Arc<ConnConfig>),
     /// A listener's connection that waits for the peer to see the Reply.
     Accepting(Box<Stream>),
     Connected(Box<Stream>, #[expect(dead_code, reason = "kept for its drop")] Option<Reservation>),
     /// The peer has no rsockets: TCP is tried by the thread that finds it.
     Refused,
-    /// The program has accepted the connection, and the peer has closed it before it was established.
+    /// The program has accepted the connection, and the peer has closed it before it was
+    /// established.
     Gone,
     /// The connection could not be made.
     Failed,
@@ -262,7 +266,8 @@ impl Socket {
         any
     }
 
-    /// Brings the socket to where it is, driving the engine if need be, and asks `ask`. Other threads are woken by what is found.
+    /// Brings the socket to where it is, driving the engine if need be, and asks `ask`. Other
+    /// threads are woken by what is found.
     pub(crate) fn look<T>(&self, own: Option<&Waker>, ask: impl FnOnce(&mut State) -> T) -> T {
         self.look_by(PollMode::Driving, own, ask)
     }
@@ -291,8 +296,8 @@ impl Socket {
         state.process(take) || any
     }
 
-    /// Like [`Socket::look`] without driving, which is for the thread or task that waits; if the answer is "not yet", the task is woken by the next
-    /// change.
+    /// Like [`Socket::look`] without driving, which is for the thread or task that waits; if the
+    /// answer is "not yet", the task is woken by the next change.
     pub(crate) fn poll<T>(&self, cx: &mut Context<'_>, ask: impl FnMut(&mut State) -> Poll<T>) -> Poll<T> {
         self.poll_as(WakerPolicy::Pending, cx, ask)
     }
@@ -356,8 +361,8 @@ impl Socket {
         self.complete_as(|_| (nonblocking, None), attempt)
     }
 
-    /// Like [`Socket::complete`]; `how` says whether the call does not wait, and for at most how long it does: EAGAIN then. It is asked with the lock of the first
-    /// attempt.
+    /// Like [`Socket::complete`]; `how` says whether the call does not wait, and for at most how
+    /// long it does: EAGAIN then. It is asked with the lock of the first attempt.
     pub(crate) fn complete_as<T>(
         &self,
         how: impl FnOnce(&State) -> (bool, Option<Duration>),
@@ -416,13 +421,14 @@ impl Socket {
         let was_requested = matches!(ended, Some(Phase::Requested(..)));
         // Unlocked: connections are given up, and queue pairs destroyed.
         drop((ended, instead));
-        // Behind that no Request comes any more; one that has come, and was not answered, is rejected.
+        // Behind that no Request comes any more; one that has come, and was not answered, is
+        // rejected.
         while was_requested && self.channel.try_pop().is_some() {}
         self.wake(None);
     }
 
-    /// Keeps a closed connection until what was sent is with the peer. While the peer acknowledges bytes, the end of the process waits: see
-    /// [`service::progress`].
+    /// Keeps a closed connection until what was sent is with the peer. While the peer acknowledges
+    /// bytes, the end of the process waits: see [`service::progress`].
     fn linger(self: &Arc<Self>, stream: Box<Stream>) {
         let (socket, closing) = (Arc::clone(self), Closing::new());
         let ended = async move {
@@ -475,7 +481,8 @@ impl Source for Socket {
 }
 
 impl State {
-    /// Returns whether the events of the connection are for the state: a listener's are its task's, and so are those of a connection that lingers.
+    /// Returns whether the events of the connection are for the state: a listener's are its task's,
+    /// and so are those of a connection that lingers.
     fn takes_events(&self) -> bool {
         !matches!(self.phase, Phase::Listening(_) | Phase::Closed)
     }
@@ -605,7 +612,8 @@ impl State {
         }
     }
 
-    /// Directions that were closed while the connection was being made, once nothing is left to be sent.
+    /// Directions that were closed while the connection was being made, once nothing is left to be
+    /// sent.
     pub(super) fn shut_early(&mut self) {
         let Some(opened) = self.opened.as_mut().filter(|opened| opened.early.is_empty()) else { return };
         let shut = std::mem::take(&mut opened.shut);
@@ -627,7 +635,8 @@ impl State {
         self.opened.as_ref().is_some_and(|opened| opened.shut[1])
     }
 
-    /// Returns whether a task is needed, from now on, which carries out what the program has closed when the peer answers.
+    /// Returns whether a task is needed, from now on, which carries out what the program has closed
+    /// when the peer answers.
     pub(super) fn needs_task_to_shut(&mut self) -> bool {
         match &mut self.opened {
             Some(opened) if opened.shut != [false; 2] => !std::mem::replace(&mut opened.has_task, true),
@@ -635,8 +644,9 @@ impl State {
         }
     }
 
-    /// Returns whether what is sent now is lost without an error, as TCP takes it where the peer has closed the connection: it learns of that by the
-    /// peer's answer. Once, and only of sockets that a program of TCP has made.
+    /// Returns whether what is sent now is lost without an error, as TCP takes it where the peer
+    /// has closed the connection: it learns of that by the peer's answer. Once, and only of sockets
+    /// that a program of TCP has made.
     pub(crate) fn loses_send(&mut self) -> bool {
         let closed = match &self.phase {
             Phase::Connected(stream, _) => stream.is_closed_by_peer(),
@@ -678,7 +688,8 @@ impl State {
     }
 }
 
-/// Returns the end of the stream that the program sees: as in TCP, a peer that is gone without an error is one that has closed.
+/// Returns the end of the stream that the program sees: as in TCP, a peer that is gone without an
+/// error is one that has closed.
 fn ending(reason: &CloseReason) -> Ending {
     match reason {
         CloseReason { silent_for: Some(_), .. } => Ending::Failed(Errno(libc::ETIMEDOUT)),

@@ -1,4 +1,5 @@
-//! A connected rsocket: both halves and the link under them. Nothing here waits; callers hold the socket's lock.
+//! A connected rsocket: both halves and the link under them. Nothing here waits; callers hold the
+//! socket's lock.
 
 use crate::link::{BATCH, CONTROL_SLOTS, Link, LinkCompletion, PollMode};
 use crate::mappings::Mappings;
@@ -12,7 +13,8 @@ use uiw_cabi_core::boundary::Result;
 use uiw_cabi_core::errno::Errno;
 use uiw_datagram::Qpn;
 
-/// A target that the peer fills within so many round trips is followed by longer ones, so that the buffer has room for what arrives in a round trip.
+/// A target that the peer fills within so many round trips is followed by longer ones, so that the
+/// buffer has room for what arrives in a round trip.
 const QUICK_ROUND_TRIPS: u32 = 2;
 
 /// End of a connection.
@@ -105,7 +107,8 @@ impl Stream {
                 return any;
             }
             if self.receiver.readable() > 0 {
-                // That is enough: another round would mostly find nothing, at the price of a system call.
+                // That is enough: another round would mostly find nothing, at the price of a system
+                // call.
                 take = PollMode::Queued;
             }
             if take == PollMode::Queued && taken < BATCH && !has_posted {
@@ -163,7 +166,8 @@ impl Stream {
         true
     }
 
-    /// Returns whether the peer has filled a target so quickly that it may be waiting for the next one. Called where one is published.
+    /// Returns whether the peer has filled a target so quickly that it may be waiting for the next
+    /// one. Called where one is published.
     fn is_filled_quickly(&mut self) -> bool {
         let now = Instant::now();
         let Some(before) = self.published.replace(now) else { return false };
@@ -222,11 +226,13 @@ impl Stream {
         Ok(done)
     }
 
-    /// The program has `len` of the received bytes. Returns whether anything had completed, of which other threads are to be woken.
+    /// The program has `len` of the received bytes. Returns whether anything had completed, of
+    /// which other threads are to be woken.
     pub(crate) fn consume(&mut self, len: usize) -> bool {
         self.receiver.consume(len as u32);
-        // The completion of credits is taken, so that an answer which the program sends next goes out at once: behind a request whose completion
-        // was not taken it would be coalesced, and the background thread would be woken for the end of that.
+        // The completion of credits is taken, so that an answer which the program sends next goes
+        // out at once: behind a request whose completion was not taken it would be coalesced, and
+        // the background thread would be woken for the end of that.
         self.give_credits() && self.process(PollMode::Queued)
     }
 
@@ -245,7 +251,8 @@ impl Stream {
     /// Returns whether bytes may be sent.
     ///
     /// # Errors
-    /// EPIPE after this program closed the direction, ECONNRESET after the peer closed the connection; EAGAIN where there is no room.
+    /// EPIPE after this program closed the direction, ECONNRESET after the peer closed the
+    /// connection; EAGAIN where there is no room.
     pub(crate) fn check_room(&mut self) -> Result<()> {
         self.check_open()?;
         if self.sender.has_room() { Ok(()) } else { Err(Errno::AGAIN) }

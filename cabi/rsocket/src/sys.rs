@@ -1,5 +1,5 @@
-//! System calls that do not go through the C library: a preloaded library may stand in front of its functions, and would take the
-//! descriptors of rsockets for the program's.
+//! System calls that do not go through the C library: a preloaded library may stand in front of its
+//! functions, and would take the descriptors of rsockets for the program's.
 
 use libc::{c_int, c_long, socklen_t};
 use std::net::SocketAddr;
@@ -73,7 +73,8 @@ pub(crate) fn ppoll(
     let mut timeout = timeout;
     let timeout = timeout.as_mut().map_or(ptr::null_mut(), ptr::from_mut);
     let mask = mask.map_or(ptr::null(), ptr::from_ref);
-    // SAFETY: the list has so many structures; time and mask, where there are any, outlive the call.
+    // SAFETY: the list has so many structures; time and mask, where there are any, outlive the
+    // call.
     result(unsafe { libc::syscall(libc::SYS_ppoll, fds.as_mut_ptr(), fds.len(), timeout, mask, SIGNALS) })
         .map(|ready| ready as usize)
 }
@@ -106,8 +107,9 @@ pub(crate) fn process() -> c_int {
     call(IntegerCall::Process, [0; 3]).unwrap_or(0)
 }
 
-/// Descriptors that a program has no name for are above this, where there is room. Programs exist that close a number twice (iperf3),
-/// which does no harm to them alone; and the low numbers are those that select(2) has.
+/// Descriptors that a program has no name for are above this, where there is room. Programs exist
+/// that close a number twice (iperf3), which does no harm to them alone; and the low numbers are
+/// those that select(2) has.
 pub(super) const FIRST_OWN: c_int = 512;
 
 /// A second descriptor for this library alone, which exec(3) closes.
@@ -129,9 +131,11 @@ pub(crate) fn replace(number: RawFd, fd: RawFd) -> Result<()> {
     call(IntegerCall::Dup3, [fd, number, flags]).map(drop)
 }
 
-/// Memory is given in pages of the smallest size. A hint: kernels without huge pages refuse it, and need none.
+/// Memory is given in pages of the smallest size. A hint: kernels without huge pages refuse it, and
+/// need none.
 pub(crate) fn use_small_pages(at: *mut u8, len: usize) {
-    // SAFETY: the advice changes no byte of the mapping. The system's call, as `madvise` is exported by this library.
+    // SAFETY: the advice changes no byte of the mapping. The system's call, as `madvise` is
+    // exported by this library.
     unsafe { libc::syscall(libc::SYS_madvise, at, len, libc::MADV_NOHUGEPAGE) };
 }
 
@@ -289,8 +293,8 @@ pub(crate) fn set_option_bytes(fd: RawFd, level: c_int, name: c_int, value: &[u8
         .map(drop)
 }
 
-/// The number that distinguishes a socket from every other one that there is or was since the system started; none for other files, and
-/// where the system does not have it.
+/// The number that distinguishes a socket from every other one that there is or was since the
+/// system started; none for other files, and where the system does not have it.
 pub(crate) fn cookie(fd: RawFd) -> Option<NonZeroU64> {
     NonZeroU64::new(u64::from_ne_bytes(option(fd, libc::SOL_SOCKET, libc::SO_COOKIE)?))
 }
@@ -317,15 +321,18 @@ pub(crate) fn closed_socket() -> Result<OwnedFd> {
     Ok(end)
 }
 
-/// The flags of such a socket, once it stands for the connections of a process: no file has just these.
+/// The flags of such a socket, once it stands for the connections of a process: no file has just
+/// these.
 const MARK: c_int = libc::O_RDWR | libc::O_NONBLOCK | libc::O_APPEND | libc::O_NOATIME;
 
-/// Gives a socket of [`closed_socket`] the flags that [`is_marked`] asks for; false where the system refuses them.
+/// Gives a socket of [`closed_socket`] the flags that [`is_marked`] asks for; false where the
+/// system refuses them.
 pub(crate) fn mark(fd: RawFd) -> bool {
     set_status_flags(fd, MARK).is_ok() && is_marked(fd)
 }
 
-/// Returns whether the file is a socket that [`mark`] has marked. This takes a third of the time of [`cookie`].
+/// Returns whether the file is a socket that [`mark`] has marked. This takes a third of the time of
+/// [`cookie`].
 pub(crate) fn is_marked(fd: RawFd) -> bool {
     status_flags(fd) == Ok(MARK)
 }
@@ -333,8 +340,8 @@ pub(crate) fn is_marked(fd: RawFd) -> bool {
 /// The beginning of the name of such a socket, once it stands for the connections of a process.
 const NAME: &[u8] = b"\0uiw-rsocket-";
 
-/// Gives a socket of [`closed_socket`] a name by which another program of the process finds it after exec(3): [`stood_for_rsocket`]. Without
-/// a name it does the same.
+/// Gives a socket of [`closed_socket`] a name by which another program of the process finds it
+/// after exec(3): [`stood_for_rsocket`]. Without a name it does the same.
 pub(crate) fn name_placeholder(fd: RawFd) {
     let Some(cookie) = cookie(fd) else { return };
     let family = (libc::AF_UNIX as libc::sa_family_t).to_ne_bytes();

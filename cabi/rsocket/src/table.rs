@@ -1,4 +1,5 @@
-//! The descriptors of rsockets. Each is a real one of the process, with nothing behind it: no other file gets its number.
+//! The descriptors of rsockets. Each is a real one of the process, with nothing behind it: no other
+//! file gets its number.
 
 use crate::any::AnySocket;
 use crate::datagram::Datagram;
@@ -19,7 +20,8 @@ pub(crate) enum Entry {
     Socket(Arc<Socket>),
     Datagram(Arc<Datagram>),
     Epoll(Arc<Epoll>),
-    /// A socket of the kernel that may become an rsocket: of the preload library. A fork gives it to the child.
+    /// A socket of the kernel that may become an rsocket: of the preload library. A fork gives it
+    /// to the child.
     Plain(Arc<PlainSocket>),
     /// Made before a fork, in the parent: closing it frees the number.
     Inherited(Option<DescriptorSockets>),
@@ -99,7 +101,8 @@ fn shard(fd: RawFd) -> &'static uiw_cabi_core::lock::RwLock<SocketTable> {
     TABLE.shard(u64::from(fd.unsigned_abs()))
 }
 
-/// A descriptor with nothing behind it. Polling it, which only a program does that takes it for an ordinary one, never finds it ready.
+/// A descriptor with nothing behind it. Polling it, which only a program does that takes it for an
+/// ordinary one, never finds it ready.
 fn placeholder() -> Result<OwnedFd> {
     // A child of exec has no rsockets.
     sys::eventfd(libc::EFD_NONBLOCK)
@@ -125,11 +128,13 @@ pub(crate) fn name(number: RawFd, entry: Entry) {
     begin(&entry);
     let before = shard(number).write().0.insert(number, entry);
     BITMAP.set(number);
-    // The program closed the number by a call that is not seen here, and the system gave it away again: it is the new entry's.
+    // The program closed the number by a call that is not seen here, and the system gave it away
+    // again: it is the new entry's.
     before.into_iter().for_each(end);
 }
 
-/// The epoll set of a number that has one from now on: `set`, unless another thread has given it one meanwhile.
+/// The epoll set of a number that has one from now on: `set`, unless another thread has given it
+/// one meanwhile.
 pub(crate) fn follow(number: RawFd, set: Arc<Epoll>) -> Arc<Epoll> {
     let before = {
         let mut table = shard(number).write();
@@ -156,7 +161,8 @@ pub(crate) fn exchange(number: RawFd, entry: Entry) -> bool {
     is_present
 }
 
-/// The number is an ordinary descriptor from now on, and stays open. Returns whether it was another one.
+/// The number is an ordinary descriptor from now on, and stays open. Returns whether it was another
+/// one.
 pub(crate) fn forget(number: RawFd) -> bool {
     BITMAP.clear(number);
     let removed = shard(number).write().0.remove(&number);
@@ -175,8 +181,8 @@ pub(crate) fn get(fd: RawFd) -> Option<Entry> {
     shard(fd).read().0.get(&fd).cloned()
 }
 
-/// Like [`get`], of what the program still has: a number that it has closed by a call that is not seen here, and that may be another file's by now,
-/// is ordinary.
+/// Like [`get`], of what the program still has: a number that it has closed by a call that is not
+/// seen here, and that may be another file's by now, is ordinary.
 pub(crate) fn present(fd: RawFd) -> Option<Entry> {
     loop {
         let entry = get(fd)?;

@@ -27,7 +27,8 @@ pub struct Vector<D>(iovec, PhantomData<D>);
 
 /// Buffer that a call reads: NULL, or so many bytes that C does not change during the call.
 pub type InVec<'a> = Vector<&'a [u8]>;
-/// Buffer that a call fills: NULL, or so many bytes that nothing else reads or writes during the call.
+/// Buffer that a call fills: NULL, or so many bytes that nothing else reads or writes during the
+/// call.
 pub type OutVec<'a> = Vector<&'a mut [u8]>;
 
 impl<D> Vector<D> {
@@ -52,7 +53,8 @@ impl<'a> InVec<'a> {
         if self.is_empty() {
             return &[];
         }
-        // SAFETY: the pointer is not NULL, so there are so many bytes that C does not change during the call, as the type says.
+        // SAFETY: the pointer is not NULL, so there are so many bytes that C does not change during
+        // the call, as the type says.
         unsafe { slice::from_raw_parts(self.0.iov_base.cast(), self.0.iov_len) }
     }
 }
@@ -84,8 +86,8 @@ impl<'a> OutBuffers<'a> {
             if part.is_empty() {
                 return &mut [][..];
             }
-            // SAFETY: the pointer is not NULL, so there are so many bytes that nothing else uses during the call, as the type says;
-            // `self` is borrowed as long as they are used here.
+            // SAFETY: the pointer is not NULL, so there are so many bytes that nothing else uses
+            // during the call, as the type says; `self` is borrowed as long as they are used here.
             unsafe { slice::from_raw_parts_mut(part.0.iov_base.cast(), part.0.iov_len) }
         })
     }
@@ -351,7 +353,8 @@ pub extern "C" fn rrecvfrom<'a, 'b>(
 pub extern "C" fn rrecvmsg(fd: c_int, message: InOutPtr<'_, msghdr>, flags: c_int) -> isize {
     boundary::size(|| {
         let message = message.as_mut().ok_or_else(|| Errno(libc::EFAULT).null())?;
-        // SAFETY: the message has so many buffers, which nothing else uses during the call (recvmsg(2)).
+        // SAFETY: the message has so many buffers, which nothing else uses during the call
+        // (recvmsg(2)).
         let (list, count) =
             unsafe { (argument(message.msg_iov.cast_const().cast()), argument(message.msg_iovlen)) };
         let mut list = OutBuffers::new(list, count)?;
@@ -370,7 +373,8 @@ pub extern "C" fn rrecvmsg(fd: c_int, message: InOutPtr<'_, msghdr>, flags: c_in
         }
         match taken.from {
             Some(from) if !message.msg_name.is_null() => {
-                // SAFETY: the message has room for a name of so many bytes, which nothing else uses during the call (recvmsg(2)).
+                // SAFETY: the message has room for a name of so many bytes, which nothing else uses
+                // during the call (recvmsg(2)).
                 let (name, len) =
                     unsafe { (argument(message.msg_name.cast()), argument(&raw mut message.msg_namelen)) };
                 write_address(from, name, len)?;
@@ -443,14 +447,16 @@ pub extern "C" fn rsendmsg(fd: c_int, message: InPtr<'_, msghdr>, flags: c_int) 
         if !message.msg_control.is_null() && message.msg_controllen > 0 {
             return Err(Errno::UNSUPPORTED.because("rsockets have no control messages"));
         }
-        // SAFETY: the message has so many buffers, which C does not change during the call (sendmsg(2)).
+        // SAFETY: the message has so many buffers, which C does not change during the call
+        // (sendmsg(2)).
         let (list, count) =
             unsafe { (argument(message.msg_iov.cast_const().cast()), argument(message.msg_iovlen)) };
         let list = elements(list, count)?;
         match table::socket(fd)? {
             AnySocket::Stream(socket) => send_on_stream(&socket, list, flags),
             AnySocket::Datagram(socket) => {
-                // SAFETY: the message has a name of so many bytes, which C does not change during the call (sendmsg(2)).
+                // SAFETY: the message has a name of so many bytes, which C does not change during
+                // the call (sendmsg(2)).
                 let (name, len) = unsafe {
                     (argument(message.msg_name.cast_const().cast()), argument(message.msg_namelen))
                 };
@@ -470,7 +476,8 @@ pub extern "C" fn rwritev<'a>(fd: c_int, list: ArrayPtr<'a, InVec<'a>>, len: Cou
     boundary::size(|| send(&table::socket(fd)?, elements(list, len)?, 0))
 }
 
-/// `riomap`: with PROT_WRITE the peer's program may write the buffer, by `riowrite` at `offset`, or at the buffer's address if that is -1.
+/// `riomap`: with PROT_WRITE the peer's program may write the buffer, by `riowrite` at `offset`, or
+/// at the buffer's address if that is -1.
 ///
 /// The buffer is memory of the program until it is unmapped.
 pub extern "C" fn riomap(
@@ -514,7 +521,8 @@ pub extern "C" fn riounmap(fd: c_int, buffer: *mut c_void, len: usize) -> c_int 
     })
 }
 
-/// `riowrite`: writes to what the peer has mapped at `offset`; the peer's program is not notified. Returns the bytes written.
+/// `riowrite`: writes to what the peer has mapped at `offset`; the peer's program is not notified.
+/// Returns the bytes written.
 pub extern "C" fn riowrite<'a>(
     fd: c_int,
     buffer: ArrayPtr<'a, u8>,

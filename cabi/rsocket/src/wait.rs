@@ -1,4 +1,5 @@
-//! Waiting: a thread drives the engine for a while, then sleeps in a system call that signals interrupt or restart.
+//! Waiting: a thread drives the engine for a while, then sleeps in a system call that signals
+//! interrupt or restart.
 
 use crate::attempts::Attempts;
 use crate::settings::polling_time;
@@ -18,8 +19,8 @@ use uiw_cabi_core::fork;
 use uiw_cabi_core::signals;
 use uiw_verbs::{Arm, Cq, Device, PollWaiter, ShardSet};
 
-/// Time for which a waiting thread drives the engine itself before it sleeps and leaves driving to the background thread. Only the sleep is
-/// ended by signals.
+/// Time for which a waiting thread drives the engine itself before it sleeps and leaves driving to
+/// the background thread. Only the sleep is ended by signals.
 const DRIVE: Duration = Duration::from_millis(5);
 
 /// Maximum duration of a wait, and signals that are blocked meanwhile.
@@ -85,8 +86,9 @@ impl SleeperFd {
         Ok(Arc::new(Self { event: fd.into(), generation: fork::generation() }))
     }
 
-    /// This thread's, taken out of its place for a wait, as a [`ThreadWaiter`]: a wait of a signal's handler has another one, and takes neither the tokens nor
-    /// the registrations of the wait that it interrupts.
+    /// This thread's, taken out of its place for a wait, as a [`ThreadWaiter`]: a wait of a
+    /// signal's handler has another one, and takes neither the tokens nor the registrations of the
+    /// wait that it interrupts.
     fn take() -> Result<Arc<Self>> {
         let kept = SLEEPER.try_with(RefCell::take).unwrap_or_default();
         // A child of a fork shares the descriptor of before with its parent.
@@ -98,7 +100,8 @@ impl SleeperFd {
         let _ = SLEEPER.try_with(|place| place.replace(Some(self)));
     }
 
-    /// Sleeps until it is woken. A read, as that is the one wait that signals restart or interrupt as the program said.
+    /// Sleeps until it is woken. A read, as that is the one wait that signals restart or interrupt
+    /// as the program said.
     fn sleep(&self) -> Result<()> {
         let mut token = [0u8; 8];
         (&self.event).read(&mut token).map(drop).map_err(Errno::from)
@@ -112,8 +115,9 @@ impl Wake for SleeperFd {
     }
 }
 
-/// Waits until `poll` is ready. `arm` is called before each sleep: it asks for wake-ups by the engine's other threads. `leave` is called behind the wait:
-/// it takes the waker from where `poll` has registered it, as the thread may end, and what it waited for may never change.
+/// Waits until `poll` is ready. `arm` is called before each sleep: it asks for wake-ups by the
+/// engine's other threads. `leave` is called behind the wait: it takes the waker from where `poll`
+/// has registered it, as the thread may end, and what it waited for may never change.
 ///
 /// # Errors
 /// EINTR; EMFILE.
@@ -142,9 +146,11 @@ pub(crate) fn until<T>(
     waited
 }
 
-/// Set in which this thread sleeps together with other descriptors. It is taken out of its place meanwhile: a handler of a signal may wait as well.
+/// Set in which this thread sleeps together with other descriptors. It is taken out of its place
+/// meanwhile: a handler of a signal may wait as well.
 struct ThreadWaiter {
-    /// Dropped only in the process that made it: in a child of a fork its locks may be held by threads of the parent.
+    /// Dropped only in the process that made it: in a child of a fork its locks may be held by
+    /// threads of the parent.
     inner: ManuallyDrop<PollWaiter>,
     generation: u32,
 }
@@ -180,8 +186,10 @@ impl Drop for ThreadWaiter {
     }
 }
 
-/// Like [`until`], also until one of `fds` is ready or the time has passed; nothing in these cases. What arrives on `shards` ends the sleep, and
-/// the thread drives them. `leave` is that of [`until`]. A signal that is handled in the microseconds before the sleep does not end it, as one before poll(2) does not.
+/// Like [`until`], also until one of `fds` is ready or the time has passed; nothing in these cases.
+/// What arrives on `shards` ends the sleep, and the thread drives them. `leave` is that of
+/// [`until`]. A signal that is handled in the microseconds before the sleep does not end it, as one
+/// before poll(2) does not.
 ///
 /// # Errors
 /// EINTR, whatever the program said of the signal, as poll(2) has it; EMFILE.
@@ -222,7 +230,8 @@ pub(crate) fn make_round(device: &Device, shards: ShardSet) {
     }
 }
 
-/// Sleeps for a thread that waits for rsockets which have no connection, or of which it has none yet.
+/// Sleeps for a thread that waits for rsockets which have no connection, or of which it has none
+/// yet.
 fn sleep_without_engine<T>(
     fds: &mut Vec<libc::pollfd>,
     limit: &Limit<'_>,
@@ -296,8 +305,8 @@ fn sleep_with<T>(
     result
 }
 
-/// Drives the engine for at most `time`, with signals held: one that came meanwhile would be handled unnoticed, and the sleep behind it
-/// would not end.
+/// Drives the engine for at most `time`, with signals held: one that came meanwhile would be
+/// handled unnoticed, and the sleep behind it would not end.
 fn drive<T>(
     device: &Device,
     time: Duration,
@@ -361,8 +370,8 @@ pub(crate) trait Source {
     }
 }
 
-/// Tries a call until its answer is not EAGAIN, as `first`, that of the source's state as it is, may be; waits between, for at most `time`, unless the call
-/// does not wait.
+/// Tries a call until its answer is not EAGAIN, as `first`, that of the source's state as it is,
+/// may be; waits between, for at most `time`, unless the call does not wait.
 ///
 /// # Errors
 /// Those of the call; EAGAIN also when the time is over.
@@ -431,7 +440,8 @@ pub(crate) fn pending<T>(answer: Result<T>) -> Poll<Result<T>> {
 mod tests {
     use super::*;
 
-    /// Each attempt is followed by a wake-up, as of a thread that waits beside busy connections: it never comes to sleep.
+    /// Each attempt is followed by a wake-up, as of a thread that waits beside busy connections: it
+    /// never comes to sleep.
     #[test]
     fn wait_unaffected_by_foreign_wakeups() {
         let device = Device::open().unwrap();

@@ -14,8 +14,9 @@ pub(crate) enum WakerPolicy {
     Always,
 }
 
-/// Watchers of one socket. The engine has one waker of a socket, which wakes all of them: what it keeps does not grow with epoll sets that
-/// are made and closed, or to which the program adds the socket repeatedly.
+/// Watchers of one socket. The engine has one waker of a socket, which wakes all of them: what it
+/// keeps does not grow with epoll sets that are made and closed, or to which the program adds the
+/// socket repeatedly.
 #[derive(Default)]
 pub(crate) struct Watchers {
     wakers: Mutex<Vec<Waker>>,
@@ -59,8 +60,8 @@ impl Watchers {
         first.into_iter().chain(others).filter(is_woken).for_each(Waker::wake);
     }
 
-    /// Like [`Watchers::wake_all`], by a thread that has made the change with the socket's lock. A waker that is added with that lock is seen here, or
-    /// is one that was added after the change.
+    /// Like [`Watchers::wake_all`], by a thread that has made the change with the socket's lock. A
+    /// waker that is added with that lock is seen here, or is one that was added after the change.
     pub(crate) fn wake_changed(&self, except: Option<&Waker>) {
         if self.any.load(Ordering::Relaxed) {
             self.wake_all(except);

@@ -1,5 +1,5 @@
-//! What two rsockets exchange, as rdma-core's `rsocket.c` has it: private data of the connection, messages of 32 bits, and the two kinds
-//! of entry that one end writes to the memory of the other.
+//! What two rsockets exchange, as rdma-core's `rsocket.c` has it: private data of the connection,
+//! messages of 32 bits, and the two kinds of entry that one end writes to the memory of the other.
 //!
 //! ```text
 //!   private data, big-endian                      a message: 3 bits of type, 29 bits of value
@@ -10,8 +10,9 @@
 //!   24 first target: address, key, bytes                                        2 shutdown
 //! ```
 //!
-//! A *target* is a part of a receive buffer that the peer may write. Targets and mappings in memory have the byte order of the host that
-//! reads them, which its flags state. Messages by Send have the sender's own: hosts of different order cannot exchange them.
+//! A *target* is a part of a receive buffer that the peer may write. Targets and mappings in memory
+//! have the byte order of the host that reads them, which its flags state. Messages by Send have
+//! the sender's own: hosts of different order cannot exchange them.
 
 use std::fmt;
 
@@ -162,7 +163,8 @@ impl Target {
     }
 }
 
-/// An entry of the list of mappings, `rs_iomap`: a buffer that the peer's program may write at an offset of its own.
+/// An entry of the list of mappings, `rs_iomap`: a buffer that the peer's program may write at an
+/// offset of its own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Mapping {
     /// The offset of its first byte.
@@ -204,7 +206,8 @@ pub struct ConnData {
     pub credits: u16,
     /// Mappings that may be published to it. They follow the list of targets.
     pub mappings: u16,
-    /// List of targets; `len` counts entries. The first entry is `first`, so the second one is written first.
+    /// List of targets; `len` counts entries. The first entry is `first`, so the second one is
+    /// written first.
     pub targets: Target,
     /// The first part of its receive buffer.
     pub first: Target,

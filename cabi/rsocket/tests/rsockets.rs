@@ -1,4 +1,5 @@
-//! rsockets whose peer breaks their protocol: the program gets an errno or the end of the stream, whatever the peer sends.
+//! rsockets whose peer breaks their protocol: the program gets an errno or the end of the stream,
+//! whatever the peer sends.
 
 use std::ffi::c_int;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -262,7 +263,8 @@ fn writes_outside_buffers_end_connection() {
         assert_eq!(socket.receive(10), Err(Errno(libc::ECONNRESET)), "{place} {offset} {len}");
         peer.ended();
     }
-    // Inside of them a peer may write what it likes: the program reads it, or sends to a target that is none.
+    // Inside of them a peer may write what it likes: the program reads it, or sends to a target
+    // that is none.
     let (peer, socket) = ScriptedPeer::connect(&listening, Some(Target::default()));
     peer.write(peer.data.targets.addr, peer.data.targets.key, 32);
     peer.message(Message::Credits { limit: u16::MAX });

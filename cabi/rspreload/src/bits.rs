@@ -24,12 +24,14 @@ pub(crate) fn is_set(fd: c_int) -> bool {
     if bits.is_null() || at >= COUNT.load(Ordering::Relaxed) {
         return false;
     }
-    // SAFETY: `libibverbs.so.1` has so many bits there, for ever, in 64-bit words that it changes by atomic instructions alone.
+    // SAFETY: `libibverbs.so.1` has so many bits there, for ever, in 64-bit words that it changes
+    // by atomic instructions alone.
     let word = unsafe { &*bits.add(at / 64) };
     word.load(Ordering::Acquire) >> (at % 64) & 1 == 1
 }
 
-/// The C library's function or the rsockets': an accepted connection becomes an rsocket before its first use.
+/// The C library's function or the rsockets': an accepted connection becomes an rsocket before its
+/// first use.
 #[inline]
 pub(crate) fn is_rsocket(fd: c_int) -> bool {
     is_set(fd) && sockets::uiw_sockets_enter(fd) == sockets::RSOCKET

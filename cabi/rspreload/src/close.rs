@@ -17,7 +17,8 @@ extern "C-unwind" fn close(fd: c_int) -> c_int {
 /// The C library closes the number of `stream` without a call of `close` that is seen.
 fn closing(stream: Out<'_, FILE>) {
     let before = errno();
-    // SAFETY: the program has the stream open until the call closes it. A stream without a number has -1.
+    // SAFETY: the program has the stream open until the call closes it. A stream without a number
+    // has -1.
     let fd = unsafe { libc::fileno(stream.get()) };
     if is_set(fd) {
         sockets::uiw_sockets_closing(fd);
@@ -53,7 +54,8 @@ extern "C-unwind" fn freopen64<'a>(
 
 #[unsafe(no_mangle)]
 extern "C-unwind" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
-    // Marking them for exec(3) closes none; CLOSE_RANGE_UNSHARE is for threads with descriptors of their own, which rsockets have not.
+    // Marking them for exec(3) closes none; CLOSE_RANGE_UNSHARE is for threads with descriptors of
+    // their own, which rsockets have not.
     const CLOSE_RANGE_CLOEXEC: c_int = 4;
     if flags & CLOSE_RANGE_CLOEXEC == 0 && first <= last {
         sockets::uiw_sockets_close_range(first, last);

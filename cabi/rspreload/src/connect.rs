@@ -78,7 +78,8 @@ fn accepted<'a>(
 
 /// The number of bytes that there is room for, which the system replaces.
 fn room_of(len: Out<'_, socklen_t>) -> Argument<'_, socklen_t> {
-    // SAFETY: the program has set the number for the address of the same call; it is NULL for a call without one.
+    // SAFETY: the program has set the number for the address of the same call; it is NULL for a
+    // call without one.
     unsafe { Argument::new(if len.get().is_null() { 0 } else { len.get().read_unaligned() }) }
 }
 

@@ -1,14 +1,17 @@
 //! `librspreload.so`: a program that has it in LD_PRELOAD has rsockets where it makes TCP sockets.
 //!
-//! Each function of the C library that takes a descriptor is replaced by one that looks at the descriptor's bit. Where it is not set,
-//! which is the case for everything but TCP sockets and epoll sets with TCP sockets, the C library's function is called. Otherwise
-//! `libibverbs.so.1` says what the descriptor is: `uiw_cabi_rsocket::preload` there has the sockets.
+//! Each function of the C library that takes a descriptor is replaced by one that looks at the
+//! descriptor's bit. Where it is not set, which is the case for everything but TCP sockets and
+//! epoll sets with TCP sockets, the C library's function is called. Otherwise `libibverbs.so.1`
+//! says what the descriptor is: `uiw_cabi_rsocket::preload` there has the sockets.
 //!
-//! * Functions of the C library at which a thread may be cancelled unwind from there through the functions here, which therefore hold
-//!   nothing with a destructor and are `extern "C-unwind"`.
-//! * A wait for an epoll set is counted, as the first rsocket that enters the set makes the wait another one.
-//! * Nothing is allocated and no lock is taken for a descriptor whose bit is not set, so signal handlers may call what they may call of
-//!   the C library's. The C library's functions are looked up when this library is loaded.
+//! * Functions of the C library at which a thread may be cancelled unwind from there through the
+//!   functions here, which therefore hold nothing with a destructor and are `extern "C-unwind"`.
+//! * A wait for an epoll set is counted, as the first rsocket that enters the set makes the wait
+//!   another one.
+//! * Nothing is allocated and no lock is taken for a descriptor whose bit is not set, so signal
+//!   handlers may call what they may call of the C library's. The C library's functions are looked
+//!   up when this library is loaded.
 
 mod argument;
 mod bits;

@@ -52,12 +52,14 @@ unsafe trait NextFunction {
             Self::found().store(address, Ordering::Relaxed);
         }
         const { assert!(size_of::<Option<Self::Type>>() == size_of::<usize>()) };
-        // SAFETY: the function of this name has this type, as the implementation says, and 0 is `None`.
+        // SAFETY: the function of this name has this type, as the implementation says, and 0 is
+        // `None`.
         unsafe { mem::transmute_copy::<usize, Option<Self::Type>>(&address) }
     }
 }
 
-/// Returns whether the C library has handlers for threads that are cancelled, outside of the macros of its headers.
+/// Returns whether the C library has handlers for threads that are cancelled, outside of the macros
+/// of its headers.
 pub(crate) fn has_cleanup() -> bool {
     [found::cleanup_push::found(), found::cleanup_pop::found()]
         .iter()
@@ -71,7 +73,8 @@ macro_rules! function {
     (($($type:ty),*) ($word:ty) ($result:ty)) => { for<'a> extern "C-unwind" fn($($type),*, ...) -> $result };
 }
 
-/// Functions by their names and types; an argument behind a semicolon is that of a variadic function.
+/// Functions by their names and types; an argument behind a semicolon is that of a variadic
+/// function.
 macro_rules! functions {
     ($($name:ident = $c:literal ($($argument:ident: $type:ty),* $(; $rest:ident: $word:ty)?) $(-> $result:ty)?;)*) => {
         $(
@@ -95,7 +98,8 @@ macro_rules! functions {
             use super::*;
             $(
                 pub(super) struct $name;
-                // SAFETY: the declaration is the C library's, and its arguments carry the promises of the manual page.
+                // SAFETY: the declaration is the C library's, and its arguments carry the promises
+                // of the manual page.
                 unsafe impl NextFunction for $name {
                     const NAME: &CStr = $c;
                     type Type = function!(($($type),*) ($($word)?) ($($result)?));

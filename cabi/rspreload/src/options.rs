@@ -1,5 +1,5 @@
-//! Options and flags. The last argument of `fcntl` and `ioctl` is there with some commands only; in the calling conventions of these
-//! processors it is in a register either way.
+//! Options and flags. The last argument of `fcntl` and `ioctl` is there with some commands only; in
+//! the calling conventions of these processors it is in a register either way.
 
 use crate::argument::{Argument, In, Out};
 use crate::bits::{is_rsocket, is_rsocket_already, is_set};
@@ -67,7 +67,8 @@ extern "C-unwind" fn ioctl<'a>(fd: c_int, request: c_ulong, argument: Out<'a, c_
     const SIOCATMARK: c_ulong = 0x8905;
     let is_rsocket = match request {
         libc::FIONBIO => is_rsocket_already(fd),
-        // They count bytes. What the kernel counts of an accepted connection that was not used are bytes of MPA.
+        // They count bytes. What the kernel counts of an accepted connection that was not used are
+        // bytes of MPA.
         libc::FIONREAD | libc::TIOCOUTQ | SIOCATMARK => is_rsocket(fd),
         _ => false,
     };

@@ -1,4 +1,5 @@
-//! The functions of `libibverbs.so.1`: those that `uiw_cabi_rsocket::preload::exports` describes, and the API of rsockets.
+//! The functions of `libibverbs.so.1`: those that `uiw_cabi_rsocket::preload::exports` describes,
+//! and the API of rsockets.
 
 use crate::argument::{Argument, In, Len, Out};
 use libc::{
@@ -17,7 +18,8 @@ pub(crate) const RSOCKET: c_int = 2;
 #[repr(C, align(8))]
 pub(crate) struct Address(pub(crate) [u8; 128]);
 
-// The functions have these types, but for the arguments, which carry the same promises there. One line a function.
+// The functions have these types, but for the arguments, which carry the same promises there. One
+// line a function.
 #[rustfmt::skip]
 unsafe extern "C" {
     pub(crate) safe fn uiw_sockets_bits(count: &mut usize) -> *const u64;

@@ -34,7 +34,8 @@ fn with_one<'a>(
     call: impl for<'b> FnOnce(In<'b, iovec>, Argument<'b, c_int>) -> isize,
 ) -> isize {
     let one = iovec { iov_base: base.get().cast_mut(), iov_len: len.get() };
-    // SAFETY: the list has one buffer, which is the one of a call that reads or fills it as the list is.
+    // SAFETY: the list has one buffer, which is the one of a call that reads or fills it as the
+    // list is.
     let (list, count) = unsafe { (In::new(&raw const one), Argument::new(1)) };
     call(list, count)
 }
@@ -48,8 +49,8 @@ extern "C-unwind" fn read<'a>(fd: c_int, buffer: Out<'a, c_void>, len: Len<'a>) 
     )
 }
 
-/// A call of a program that was compiled with checks of its buffers (`_FORTIFY_SOURCE`), here and below: where `len` is more than `room` the C
-/// library's function ends the program.
+/// A call of a program that was compiled with checks of its buffers (`_FORTIFY_SOURCE`), here and
+/// below: where `len` is more than `room` the C library's function ends the program.
 #[unsafe(no_mangle)]
 extern "C-unwind" fn __read_chk<'a>(
     fd: c_int,
@@ -139,7 +140,8 @@ extern "C-unwind" fn recvmmsg<'a>(
     of!(fd, receive_all(fd, messages, count, flags), next::recvmmsg(fd, messages, count, flags, timeout))
 }
 
-/// The messages one after the other, as the system does it: an error behind the first one is left for the next call.
+/// The messages one after the other, as the system does it: an error behind the first one is left
+/// for the next call.
 fn receive_all<'a>(
     fd: c_int,
     messages: Out<'a, mmsghdr>,
@@ -189,8 +191,8 @@ extern "C-unwind" fn send<'a>(fd: c_int, buffer: In<'a, c_void>, len: Len<'a>, f
     )
 }
 
-/// Returns whether a call would connect a socket that may become an rsocket: by TCP, past `connect`. It is refused as by a system
-/// without TCP Fast Open, and programs connect then.
+/// Returns whether a call would connect a socket that may become an rsocket: by TCP, past
+/// `connect`. It is refused as by a system without TCP Fast Open, and programs connect then.
 fn connects(fd: c_int, flags: c_int) -> bool {
     flags & libc::MSG_FASTOPEN != 0 && is_set(fd) && !is_rsocket(fd)
 }

@@ -85,8 +85,8 @@ extern "C-unwind" fn poll<'a>(fds: Out<'a, pollfd>, count: Argument<'a, nfds_t>,
     next::poll(fds, count, timeout)
 }
 
-/// A call of a program that was compiled with checks of its buffers, here and below: where there is no room the C library's function ends the
-/// program.
+/// A call of a program that was compiled with checks of its buffers, here and below: where there is
+/// no room the C library's function ends the program.
 #[unsafe(no_mangle)]
 extern "C-unwind" fn __poll_chk<'a>(
     fds: Out<'a, pollfd>,

@@ -1,4 +1,5 @@
-//! Waits for epoll sets by the system's call, until a set has rsockets: `uiw_cabi_rsocket::preload::waiting` says how they end then.
+//! Waits for epoll sets by the system's call, until a set has rsockets:
+//! `uiw_cabi_rsocket::preload::waiting` says how they end then.
 
 use crate::argument::{Argument, Out};
 use crate::bits::is_set;
@@ -27,11 +28,13 @@ pub(crate) fn begin(set: c_int) -> Option<&'static AtomicU32> {
     let count = if counts.is_null() {
         &EARLY
     } else {
-        // SAFETY: `libibverbs.so.1` has so many counts there, for ever, and changes them by atomic instructions alone.
+        // SAFETY: `libibverbs.so.1` has so many counts there, for ever, and changes them by atomic
+        // instructions alone.
         unsafe { &*counts.add(set as u32 as usize % LEN.load(Ordering::Relaxed)) }
     };
     count.fetch_add(1, Ordering::AcqRel);
-    // Either this thread sees that the set has rsockets, or that which adds the first sees the count.
+    // Either this thread sees that the set has rsockets, or that which adds the first sees the
+    // count.
     fence(Ordering::SeqCst);
     if is_set(set) {
         end(count);
@@ -44,7 +47,8 @@ fn end(count: &AtomicU32) {
     count.fetch_sub(1, Ordering::AcqRel);
 }
 
-/// Record that the C library keeps of a handler of pthread_cleanup_push(3), in the frame that has pushed it.
+/// Record that the C library keeps of a handler of pthread_cleanup_push(3), in the frame that has
+/// pushed it.
 #[repr(C)]
 pub(crate) struct Cleanup {
     routine: Option<Routine>,
@@ -61,15 +65,16 @@ unsafe extern "C" fn leave(count: *mut c_void) {
     end(unsafe { &*count.cast::<AtomicU32>() });
 }
 
-/// Waits by `system`, counted until then, or until the thread is cancelled or jumps out of the wait: no destructor may run then.
+/// Waits by `system`, counted until then, or until the thread is cancelled or jumps out of the
+/// wait: no destructor may run then.
 pub(crate) fn counted(count: &'static AtomicU32, system: impl FnOnce() -> c_int) -> c_int {
     let mut handler =
         Cleanup { routine: None, argument: ptr::null_mut(), cancel_type: 0, before: ptr::null_mut() };
     let has_handlers = next::has_cleanup();
     if has_handlers {
         let count = ptr::from_ref(count).cast_mut().cast();
-        // SAFETY: the handler is in this frame, and is taken back below unless the frame is left by force, where the C library calls it
-        // with the count, as it expects.
+        // SAFETY: the handler is in this frame, and is taken back below unless the frame is left by
+        // force, where the C library calls it with the count, as it expects.
         unsafe { next::cleanup_push(Out::new(&raw mut handler), Argument::new(leave), Out::new(count)) };
     }
     let found = system();

@@ -80,12 +80,14 @@ fn deliver(context: &Context, event: &AsyncEvent) -> Option<ibv_async_event> {
 pub extern "C" fn ibv_ack_async_event(event: InOutPtr<'_, ibv_async_event>) {
     boundary::value((), || {
         let event = event.get()?;
-        // SAFETY: `ibv_get_async_event` of one of the libraries has filled it, and the program acknowledges it once.
+        // SAFETY: `ibv_get_async_event` of one of the libraries has filled it, and the program
+        // acknowledges it once.
         if unsafe { system::acknowledge(event) } {
             return Ok(());
         }
         let element = &event.element;
-        // SAFETY: the event type says which object the element is, and that is not destroyed before this acknowledgement.
+        // SAFETY: the event type says which object the element is, and that is not destroyed before
+        // this acknowledgement.
         unsafe {
             match event.event_type {
                 kinds::IBV_EVENT_CQ_ERR => Object::<Cq>::get(element.cq)?.async_events.acknowledge(1),

@@ -1,5 +1,5 @@
-//! Buffers that the library allocates for programs. A device without memory of its own gives page-aligned memory of the heap, as
-//! rdma-core does for every provider without an allocator.
+//! Buffers that the library allocates for programs. A device without memory of its own gives
+//! page-aligned memory of the heap, as rdma-core does for every provider without an allocator.
 
 use crate::dmabuf;
 use crate::mapping::page_size;
@@ -57,8 +57,8 @@ pub extern "C" fn ibv_free_buf(buf: OwnedHandle<'_, Buf>) {
     boundary::value((), || {
         let addr = buf.get_any()?.abi.get(|buf| &buf.addr);
         buf.destroy(|_| Ok(()))?;
-        // SAFETY: `ibv_alloc_buf` has allocated it, and the object that named it is gone, so it is freed once. A child of a fork has the memory
-        // as its parent.
+        // SAFETY: `ibv_alloc_buf` has allocated it, and the object that named it is gone, so it is
+        // freed once. A child of a fork has the memory as its parent.
         unsafe { libc::free(addr) };
         Ok(())
     });

@@ -1,5 +1,6 @@
-//! State that a program locks by one call and unlocks by a later one: the completion that it reads field by field, from `ibv_start_poll` to
-//! `ibv_end_poll`, and the requests that it builds from `ibv_wr_start` to `ibv_wr_complete`.
+//! State that a program locks by one call and unlocks by a later one: the completion that it reads
+//! field by field, from `ibv_start_poll` to `ibv_end_poll`, and the requests that it builds from
+//! `ibv_wr_start` to `ibv_wr_complete`.
 
 use parking_lot::{Mutex, MutexGuard};
 use std::marker::PhantomData;
@@ -35,7 +36,8 @@ pub(crate) trait Batched: Body {
     fn state(&self) -> Result<&CallLock<Self::State>>;
 }
 
-/// [`TableHandle`](uiw_cabi_core::arguments::TableHandle) of a function that C calls on the thread that locked the object's state, before it unlocks it.
+/// [`TableHandle`](uiw_cabi_core::arguments::TableHandle) of a function that C calls on the thread
+/// that locked the object's state, before it unlocks it.
 #[repr(transparent)]
 pub(crate) struct BatchHandle<'a, B: Body>(*mut B::Abi, PhantomData<&'a Object<B>>);
 
@@ -47,7 +49,8 @@ unsafe impl<B: Body> Argument for BatchHandle<'_, B> {
 impl<'a, B: Batched> BatchHandle<'a, B> {
     #[inline]
     fn get(&self) -> Result<&'a Object<B>> {
-        // SAFETY: the pointer is NULL or a living object, and C does not destroy the object during the call, as the type says.
+        // SAFETY: the pointer is NULL or a living object, and C does not destroy the object during
+        // the call, as the type says.
         unsafe { Object::get_called(self.0.cast()) }
     }
 
@@ -58,8 +61,8 @@ impl<'a, B: Batched> BatchHandle<'a, B> {
         body: impl FnOnce(&'a Object<B>, &mut B::State) -> Result<R>,
     ) -> Result<R> {
         let object = self.get()?;
-        // SAFETY: this thread has the lock, as the type says. The state is reached by a guard, of which there is none, and by this handle,
-        // which is borrowed.
+        // SAFETY: this thread has the lock, as the type says. The state is reached by a guard, of
+        // which there is none, and by this handle, which is borrowed.
         body(object, unsafe { &mut *object.state()?.0.data_ptr() })
     }
 

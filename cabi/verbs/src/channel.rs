@@ -27,7 +27,8 @@ pub struct CompChannel {
 /// The completion events of a channel, and the queues that they can be about.
 pub(crate) struct CompEvents {
     engine: Arc<uiw_verbs::CompChannel>,
-    /// C's objects by the engine's numbers. The lock is the channel's own, and is held for a look-up alone.
+    /// C's objects by the engine's numbers. The lock is the channel's own, and is held for a
+    /// look-up alone.
     queues: Mutex<BTreeMap<u32, ArmedQueue>>,
     /// Armings of its queues. Not exact where several threads arm.
     arms: AtomicU32,
@@ -44,14 +45,14 @@ struct ArmedQueue {
     events: Arc<Unacknowledged>,
 }
 
-// SAFETY: the pointer is given to C, and read through only while an event of the queue is delivered: until that is acknowledged,
-// `ibv_destroy_cq` waits.
+// SAFETY: the pointer is given to C, and read through only while an event of the queue is
+// delivered: until that is acknowledged, `ibv_destroy_cq` waits.
 unsafe impl Send for ArmedQueue {}
 
 impl CompEvents {
-    /// A queue is about to be armed. Arrivals wake a program directly if it has made the descriptor non-blocking, as one that sleeps in
-    /// poll(2) does: it handles an event of a queue that is empty. Programs that wait in `ibv_get_cq_event` may take an event for a
-    /// completion.
+    /// A queue is about to be armed. Arrivals wake a program directly if it has made the descriptor
+    /// non-blocking, as one that sleeps in poll(2) does: it handles an event of a queue that is
+    /// empty. Programs that wait in `ibv_get_cq_event` may take an event for a completion.
     pub(crate) fn note_arm(&self) {
         let arms = self.arms.load(Ordering::Relaxed);
         self.arms.store(arms.wrapping_add(1), Ordering::Relaxed);
@@ -68,7 +69,8 @@ impl CompEvents {
         &self.engine
     }
 
-    /// Events about the engine's queue `number` are given to C with `object`, and counted in `events`.
+    /// Events about the engine's queue `number` are given to C with `object`, and counted in
+    /// `events`.
     pub(crate) fn add(&self, number: u32, object: *mut ibv_cq, events: &Arc<Unacknowledged>) {
         self.queues.lock().insert(number, ArmedQueue { object, events: Arc::clone(events) });
     }
@@ -79,7 +81,8 @@ impl CompEvents {
         self.engine.forget(queue);
     }
 
-    /// The queue of the oldest event, counted as delivered; the engine may be driven for one. Events of destroyed queues are skipped.
+    /// The queue of the oldest event, counted as delivered; the engine may be driven for one.
+    /// Events of destroyed queues are skipped.
     fn try_get(&self, has_token: bool) -> Option<*mut ibv_cq> {
         let mut event = if has_token { self.engine.pop_with_token() } else { self.engine.try_pop() };
         loop {
@@ -90,7 +93,8 @@ impl CompEvents {
         }
     }
 
-    /// Counted under the lock: a queue leaves the table before its destruction waits for delivered events.
+    /// Counted under the lock: a queue leaves the table before its destruction waits for delivered
+    /// events.
     fn deliver(&self, cq: Option<Arc<uiw_verbs::Cq>>) -> Option<*mut ibv_cq> {
         let number = cq?.num();
         let queues = self.queues.lock();
@@ -106,8 +110,9 @@ impl Body for CompChannel {
     const KIND: u32 = 0x7569_6306;
 }
 
-/// Time for which a waiting thread drives the engine itself before it sleeps in the channel's semaphore and leaves driving to the background
-/// thread. Only the read of that is a cancellation point and is ended by signals.
+/// Time for which a waiting thread drives the engine itself before it sleeps in the channel's
+/// semaphore and leaves driving to the background thread. Only the read of that is a cancellation
+/// point and is ended by signals.
 const DRIVE: Duration = Duration::from_millis(5);
 
 /// `ibv_create_comp_channel`.
@@ -149,7 +154,8 @@ pub extern "C-unwind" fn ibv_get_cq_event(
     // SAFETY: nothing in this frame has a destructor, and C is the caller.
     let taken = unsafe { take_event(|has_token| attempt(channel, has_token, &cq, &cq_context)) };
     let Some(found) = taken else { return -1 };
-    // SAFETY: `ibv_destroy_cq` waits until the program has acknowledged the event that was just delivered.
+    // SAFETY: `ibv_destroy_cq` waits until the program has acknowledged the event that was just
+    // delivered.
     let context = unsafe { (*found).cq_context };
     boundary::minus_one(|| cq.write(found).and(cq_context.write(context)))
 }

@@ -27,16 +27,19 @@ pub struct Context {
     pub engine: uiw_verbs::Device,
     /// The kind of device that the program sees.
     pub persona: Persona,
-    /// `cmd_fd`: programs take it for the kernel's descriptor of the context, and may duplicate it; it has no function.
+    /// `cmd_fd`: programs take it for the kernel's descriptor of the context, and may duplicate it;
+    /// it has no function.
     _command: OwnedFd,
     /// Objects that events are about.
     pub(crate) numbers: Mutex<Numbers>,
 }
 
-/// C's objects by the engine's numbers. An asynchronous event is counted as delivered under the lock that its object was found
-/// under; an object is removed from here before its destruction waits for delivered events.
+/// C's objects by the engine's numbers. An asynchronous event is counted as delivered under the
+/// lock that its object was found under; an object is removed from here before its destruction
+/// waits for delivered events.
 ///
-/// One lock a context: it is held for look-ups alone, and messages and completion events do not use it.
+/// One lock a context: it is held for look-ups alone, and messages and completion events do not use
+/// it.
 #[derive(Default)]
 pub(crate) struct Numbers {
     pub(crate) cqs: HashMap<u32, NumberedObject<ibv_cq>>,
@@ -55,12 +58,14 @@ impl<T> NumberedObject<T> {
         Self { object, events: Arc::clone(events) }
     }
 
-    /// C's pointer, which is used under the lock of the table, or by a caller that otherwise ensures that the object stays.
+    /// C's pointer, which is used under the lock of the table, or by a caller that otherwise
+    /// ensures that the object stays.
     pub(crate) fn object(&self) -> *mut T {
         self.object
     }
 
-    /// C's pointer; one more event about the object is delivered, and the object stays until it is acknowledged.
+    /// C's pointer; one more event about the object is delivered, and the object stays until it is
+    /// acknowledged.
     pub(crate) fn deliver(&self) -> *mut T {
         self.events.deliver();
         self.object
@@ -97,8 +102,8 @@ impl Deref for OpenContext {
 }
 
 impl Context {
-    /// A new context of `device` on `engine`. `abi` is C's structure as far as the caller fills it; the device's pointer and the
-    /// descriptors are filled here.
+    /// A new context of `device` on `engine`. `abi` is C's structure as far as the caller fills it;
+    /// the device's pointer and the descriptors are filled here.
     ///
     /// # Errors
     /// EINVAL when an environment variable has a bad value, EMFILE.

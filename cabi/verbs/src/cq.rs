@@ -53,7 +53,8 @@ pub struct CqInit<'a> {
     pub cq_context: *mut c_void,
     /// The channel of its events.
     pub channel: Option<&'a Object<CompChannel>>,
-    /// 0: the engine chooses the shard of the connections whose receives complete here; another one names it, counted from 1.
+    /// 0: the engine chooses the shard of the connections whose receives complete here; another one
+    /// names it, counted from 1.
     pub vector: u32,
     /// True if completions carry the time.
     pub timestamps: bool,
@@ -136,15 +137,17 @@ pub extern "C" fn ibv_resize_cq(cq: Handle<'_, Cq>, cqe: c_int) -> c_int {
     })
 }
 
-/// `ibv_destroy_cq`: waits until every delivered event is acknowledged; EBUSY while queue pairs use it.
+/// `ibv_destroy_cq`: waits until every delivered event is acknowledged; EBUSY while queue pairs use
+/// it.
 pub extern "C" fn ibv_destroy_cq(cq: OwnedHandle<'_, Cq>) -> c_int {
     boundary::code(|| cq.destroy(|cq| cq.leave()))
 }
 
 impl Cq {
-    /// Yields the processor before a poll if many polls in a row found nothing, because the threads that the program waits for may
-    /// need it. The queue is looked at after the yield: a program that checks for `RDMA_CM_EVENT_DISCONNECTED` after an empty poll
-    /// would otherwise destroy its queue pair, and with it the completions that came during the yield.
+    /// Yields the processor before a poll if many polls in a row found nothing, because the threads
+    /// that the program waits for may need it. The queue is looked at after the yield: a program
+    /// that checks for `RDMA_CM_EVENT_DISCONNECTED` after an empty poll would otherwise destroy its
+    /// queue pair, and with it the completions that came during the yield.
     pub(crate) fn yield_before_poll(&self) {
         if self.empty_polls.load(Ordering::Relaxed) >= POLLS_BEFORE_YIELD && self.engine.is_empty() {
             thread::yield_now();

@@ -1,5 +1,5 @@
-//! Events about a device as a whole: its link, its addresses, its end. A thread sleeps until the kernel announces a change of a network
-//! interface; it has no time-out.
+//! Events about a device as a whole: its link, its addresses, its end. A thread sleeps until the
+//! kernel announces a change of a network interface; it has no time-out.
 //!
 //! | change of the interface | asynchronous event of each context | event of each rdma_cm id of the device |
 //! |---|---|---|
@@ -23,7 +23,8 @@ use uiw_llp::{InterfaceChange, InterfaceMonitor};
 use uiw_verbs::AsyncEvent;
 use uiw_verbs::integration::spawn_thread;
 
-/// Most events of a context that the program has not read, as far as they are about the device: the oldest are dropped then.
+/// Most events of a context that the program has not read, as far as they are about the device: the
+/// oldest are dropped then.
 const MAX_UNREAD: usize = 64;
 
 /// The open contexts, and the thread that raises their events.
@@ -64,7 +65,8 @@ type Observer = fn(&str, DeviceChange);
 
 static OBSERVER: OnceBox<Observer> = OnceBox::new();
 
-/// Calls `observer` after each [`DeviceChange`], from the thread that watches the network interfaces. The first observer stays.
+/// Calls `observer` after each [`DeviceChange`], from the thread that watches the network
+/// interfaces. The first observer stays.
 pub fn observe(observer: Observer) {
     OBSERVER.get_or_init(|| Box::new(observer));
 }
@@ -73,7 +75,8 @@ pub fn observe(observer: Observer) {
 pub(crate) fn add(context: &Arc<Context>) {
     let mut events = DEVICE_EVENTS.write();
     if !std::mem::replace(&mut events.is_started, true) {
-        // Under the lock, once in a process: no change is missed by a context of another thread that is opened meanwhile.
+        // Under the lock, once in a process: no change is missed by a context of another thread
+        // that is opened meanwhile.
         events.socket = start()
             .inspect_err(|error| {
                 tracing::info!(%error, "changes of network interfaces cannot be watched: there are no events about ports and devices");

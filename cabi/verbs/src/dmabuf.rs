@@ -1,4 +1,5 @@
-//! Memory of a DMA-buf: a buffer of another device that a processor can map, as those of udmabuf, of DMA heaps and of most display drivers.
+//! Memory of a DMA-buf: a buffer of another device that a processor can map, as those of udmabuf,
+//! of DMA heaps and of most display drivers.
 
 use crate::fault_handler;
 use crate::mapping::{RegisteredRange, page_size};
@@ -24,14 +25,16 @@ const SYNC: c_ulong = 0x4008_6200;
 const SYNC_READ_WRITE: u64 = 3;
 const SYNC_END: u64 = 1 << 2;
 
-/// A part of a DMA-buf that is mapped, and that processors may access: between the two ends of `DMA_BUF_IOCTL_SYNC`.
+/// A part of a DMA-buf that is mapped, and that processors may access: between the two ends of
+/// `DMA_BUF_IOCTL_SYNC`.
 struct MappedPart {
     file: File,
     at: *mut c_void,
     len: usize,
 }
 
-// SAFETY: only `drop` uses the address, to unmap it; the bytes are accessed through the region that owns the value.
+// SAFETY: only `drop` uses the address, to unmap it; the bytes are accessed through the region that
+// owns the value.
 unsafe impl Send for MappedPart {}
 
 impl Drop for MappedPart {
@@ -39,7 +42,8 @@ impl Drop for MappedPart {
         if let Err(error) = sync(self.file.as_raw_fd(), SYNC_READ_WRITE | SYNC_END) {
             tracing::warn!(%error, "DMA_BUF_IOCTL_SYNC: the device may not see what was written");
         }
-        // SAFETY: `memory` has mapped it with this length, and the region that owns this value is deregistered.
+        // SAFETY: `memory` has mapped it with this length, and the region that owns this value is
+        // deregistered.
         unsafe { libc::munmap(self.at, self.len) };
     }
 }
@@ -92,7 +96,8 @@ fn duplicate(fd: RawFd) -> Result<File> {
 /// The `length` bytes from `offset` on, mapped until nothing stands on them.
 ///
 /// # Errors
-/// Those of [`duplicate`] and [`size`]; EINVAL for bytes that it does not have, EOPNOTSUPP for one that a processor cannot map, EACCES for one that is not to be written.
+/// Those of [`duplicate`] and [`size`]; EINVAL for bytes that it does not have, EOPNOTSUPP for one
+/// that a processor cannot map, EACCES for one that is not to be written.
 fn memory(fd: RawFd, offset: u64, length: usize, writable: bool) -> Result<Memory> {
     let file = duplicate(fd)?;
     let size = size(&file)?;
@@ -103,8 +108,8 @@ fn memory(fd: RawFd, offset: u64, length: usize, writable: bool) -> Result<Memor
         )));
     };
     let protection = libc::PROT_READ | if writable { libc::PROT_WRITE } else { 0 };
-    // From its beginning on: some drivers (Linux's DRM shmem helper) ignore the offset of a mapping.
-    // SAFETY: the kernel chooses an address where nothing is mapped.
+    // From its beginning on: some drivers (Linux's DRM shmem helper) ignore the offset of a
+    // mapping. SAFETY: the kernel chooses an address where nothing is mapped.
     let at = unsafe { libc::mmap64(ptr::null_mut(), len, protection, libc::MAP_SHARED, file.as_raw_fd(), 0) };
     if at == libc::MAP_FAILED {
         return Err(not_mapped(fd, Errno::last()));
@@ -112,12 +117,13 @@ fn memory(fd: RawFd, offset: u64, length: usize, writable: bool) -> Result<Memor
     let mapped = MappedPart { file, at, len };
     sync(mapped.file.as_raw_fd(), SYNC_READ_WRITE)?;
     let first = at.cast::<u8>().wrapping_add(skip);
-    // SAFETY: the bytes stay mapped while `mapped` lives, and the program leaves those that its requests name to the device until they
-    // complete (ibv_post_send(3)).
+    // SAFETY: the bytes stay mapped while `mapped` lives, and the program leaves those that its
+    // requests name to the device until they complete (ibv_post_send(3)).
     Ok(unsafe { Memory::mapped(Box::new(mapped), first, length) })
 }
 
-/// Interprets the `errno` of a failed mapping: EACCES and ENOMEM are those of the program, others of a driver whose buffers no processor can map.
+/// Interprets the `errno` of a failed mapping: EACCES and ENOMEM are those of the program, others
+/// of a driver whose buffers no processor can map.
 fn not_mapped(fd: RawFd, errno: Errno) -> Errno {
     if errno == Errno(libc::EACCES) || errno == Errno(libc::ENOMEM) {
         return errno.because(format_args!("mapping DMA-buf {fd}"));
@@ -153,7 +159,8 @@ pub(crate) fn register(
     mr::add(domain, memory, RegisteredRange::on_demand(), place, rights)
 }
 
-/// `ibv_reg_dmabuf_mr`: `length` bytes from `offset` on of the DMA-buf `fd`, which begin at `iova` for peers and elements.
+/// `ibv_reg_dmabuf_mr`: `length` bytes from `offset` on of the DMA-buf `fd`, which begin at `iova`
+/// for peers and elements.
 pub extern "C" fn ibv_reg_dmabuf_mr(
     pd: Handle<'_, Pd>,
     offset: u64,

@@ -1,8 +1,10 @@
-//! The handler of SIGSEGV and SIGBUS: copies of registered memory that is not there any more end with an error.
+//! The handler of SIGSEGV and SIGBUS: copies of registered memory that is not there any more end
+//! with an error.
 //!
-//! The handler acts on the marked copies alone ([`uiw_mem::recover`]). Every other fault, and every signal that was sent, goes to the
-//! handler that the program has, or would have: `libibverbs.so.1` exports `sigaction` and `signal`, which remember the program's handler
-//! of these two signals here, and leave this one installed.
+//! The handler acts on the marked copies alone ([`uiw_mem::recover`]). Every other fault, and every
+//! signal that was sent, goes to the handler that the program has, or would have: `libibverbs.so.1`
+//! exports `sigaction` and `signal`, which remember the program's handler of these two signals
+//! here, and leave this one installed.
 
 use std::cell::UnsafeCell;
 use std::ffi::{CStr, c_int, c_void};
@@ -22,8 +24,9 @@ type Action = libc::sigaction;
 pub type ChangeMask =
     for<'a> extern "C" fn(c_int, InPtr<'a, libc::sigset_t>, OutPtr<'a, libc::sigset_t>) -> c_int;
 
-/// Action that the program has requested for one signal. Written under a lock; a handler may read at any time, without one, and
-/// what it reads stays valid until the program has changed its handler so many times more.
+/// Action that the program has requested for one signal. Written under a lock; a handler may read
+/// at any time, without one, and what it reads stays valid until the program has changed its
+/// handler so many times more.
 struct RequestedAction {
     actions: UnsafeCell<[Action; Self::KEPT]>,
     newest: AtomicUsize,
@@ -34,7 +37,8 @@ struct RequestedAction {
 /// No generation: those are counted from 1.
 const FREE: u32 = 0;
 
-// SAFETY: a thread writes an action under the lock, in a place that is not the newest one, and others read it once it is.
+// SAFETY: a thread writes an action under the lock, in a place that is not the newest one, and
+// others read it once it is.
 unsafe impl Sync for RequestedAction {}
 
 impl RequestedAction {
@@ -50,14 +54,16 @@ impl RequestedAction {
 
     fn get(&self) -> Action {
         let newest = self.newest.load(Ordering::Acquire);
-        // SAFETY: `set` writes an action before it makes it the newest, and writes to the place again only when the program has changed its
-        // handler so many times more. All bytes of the array are initialized.
+        // SAFETY: `set` writes an action before it makes it the newest, and writes to the place
+        // again only when the program has changed its handler so many times more. All bytes of the
+        // array are initialized.
         unsafe { (*self.actions.get())[newest % Self::KEPT] }
     }
 
     /// Replaces it, and returns what it was.
     fn replace(&self, action: Option<Action>) -> Action {
-        // A handler that interrupted this thread under the lock, and calls `sigaction`, would wait for it without end.
+        // A handler that interrupted this thread under the lock, and calls `sigaction`, would wait
+        // for it without end.
         let held = hold();
         self.lock();
         let old = self.get();
@@ -69,7 +75,8 @@ impl RequestedAction {
         old
     }
 
-    /// Waits for the lock. A thread of the parent process that had it when this process was forked does not give it back here.
+    /// Waits for the lock. A thread of the parent process that had it when this process was forked
+    /// does not give it back here.
     fn lock(&self) {
         let this_process = generation();
         let mut holder = FREE;
@@ -83,7 +90,8 @@ impl RequestedAction {
 
     fn set(&self, action: Action) {
         let next = self.newest.load(Ordering::Relaxed).wrapping_add(1);
-        // SAFETY: this thread has the lock, or is the only one, and nothing reads the place, which is not the newest.
+        // SAFETY: this thread has the lock, or is the only one, and nothing reads the place, which
+        // is not the newest.
         unsafe { (*self.actions.get())[next % Self::KEPT] = action };
         self.newest.store(next, Ordering::Release);
     }
@@ -118,7 +126,8 @@ unsafe impl NextFunction for SystemSigaction {
 /// # Safety
 /// The arguments fulfil the requirements of sigaction(2).
 unsafe fn system_sigaction(signal: c_int, new: *const Action, old: *mut Action) -> c_int {
-    // Where there is none the C library is linked statically, and so is this one, which exports none.
+    // Where there is none the C library is linked statically, and so is this one, which exports
+    // none.
     let sigaction = SystemSigaction::get().unwrap_or(libc::sigaction);
     // SAFETY: the caller ensures what sigaction(2) asks.
     unsafe { sigaction(signal, new, old) }
@@ -127,7 +136,8 @@ unsafe fn system_sigaction(signal: c_int, new: *const Action, old: *mut Action) 
 /// Replaces the action of one of the two signals, if another one is given, and returns what it was.
 fn exchange(signal: c_int, new: Option<&Action>) -> Action {
     let mut old: Action = zeroed();
-    // SAFETY: the actions are there; a new one is the default, or `on_fault`, which may be called at any time.
+    // SAFETY: the actions are there; a new one is the default, or `on_fault`, which may be called
+    // at any time.
     unsafe { system_sigaction(signal, new.map_or(ptr::null(), ptr::from_ref), &raw mut old) };
     old
 }
@@ -206,7 +216,8 @@ unsafe fn hand_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_voi
             }
             if action.sa_flags & libc::SA_SIGINFO != 0 {
                 type Handler = unsafe extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void);
-                // SAFETY: the program has given a handler of this type, with SA_SIGINFO, and gets the arguments of the system.
+                // SAFETY: the program has given a handler of this type, with SA_SIGINFO, and gets
+                // the arguments of the system.
                 unsafe { std::mem::transmute::<usize, Handler>(handler)(signal, info, context) };
             } else {
                 // SAFETY: the program has given a handler of this type, without SA_SIGINFO.
@@ -232,8 +243,9 @@ pub extern "C" fn sigaction(signal: c_int, new: InPtr<'_, Action>, old: OutPtr<'
     }
 }
 
-/// `pthread_sigmask` and `sigprocmask`, as `libibverbs.so.1` exports them: `system` is the C library's. The two signals stay unblocked:
-/// where they are blocked the kernel ends the process at a fault.
+/// `pthread_sigmask` and `sigprocmask`, as `libibverbs.so.1` exports them: `system` is the C
+/// library's. The two signals stay unblocked: where they are blocked the kernel ends the process at
+/// a fault.
 pub fn mask<'a>(
     system: ChangeMask,
     how: c_int,
@@ -250,7 +262,8 @@ pub fn mask<'a>(
     }
 }
 
-/// `signal`, as `libibverbs.so.1` exports it: the C library's would not call the `sigaction` that is exported.
+/// `signal`, as `libibverbs.so.1` exports it: the C library's would not call the `sigaction` that
+/// is exported.
 pub extern "C" fn signal(signal: c_int, handler: PassedValue<'_, libc::sighandler_t>) -> libc::sighandler_t {
     if handler.get() == libc::SIG_ERR {
         Errno::INVAL.set();
@@ -260,7 +273,8 @@ pub extern "C" fn signal(signal: c_int, handler: PassedValue<'_, libc::sighandle
     let (mut action, mut old): (Action, Action) = (zeroed(), zeroed());
     action.sa_sigaction = handler.get();
     action.sa_flags = libc::SA_RESTART;
-    // SAFETY: the actions are there during the call, and the program has given signal(2) the handler.
+    // SAFETY: the actions are there during the call, and the program has given signal(2) the
+    // handler.
     match unsafe { call!(sigaction(signal, &raw const action, &raw mut old)) } {
         0 => old.sa_sigaction,
         _ => libc::SIG_ERR,
@@ -290,8 +304,9 @@ mod tests {
             CHANGED.fetch_add(1, Ordering::Relaxed);
         }
         let handler = change as *const () as usize;
-        // SAFETY: structures of zeros but for what is set; the handler takes one lock, which this thread never has when it runs.
-        // Nothing else of these tests uses the signal, and this thread outlives its sender.
+        // SAFETY: structures of zeros but for what is set; the handler takes one lock, which this
+        // thread never has when it runs. Nothing else of these tests uses the signal, and this
+        // thread outlives its sender.
         unsafe {
             WANTED.set(std::mem::zeroed());
             let mut action: Action = std::mem::zeroed();

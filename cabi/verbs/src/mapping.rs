@@ -1,15 +1,17 @@
-//! The program's memory: which of it is registered, whether it is there, and what the program does to it.
+//! The program's memory: which of it is registered, whether it is there, and what the program does
+//! to it.
 //!
-//! Nothing is pinned, so a mapping may change under a region. `libibverbs.so.1` exports the C library's functions that change
-//! mappings: they take registered bytes out of their regions first ([`discard`]), so that nothing that is mapped there later is
-//! written, and then call the C library's. System calls that a program makes without it are not seen.
+//! Nothing is pinned, so a mapping may change under a region. `libibverbs.so.1` exports the C
+//! library's functions that change mappings: they take registered bytes out of their regions first
+//! ([`discard`]), so that nothing that is mapped there later is written, and then call the C
+//! library's. System calls that a program makes without it are not seen.
 //!
 //! # Registration
 //!
-//! `check` follows the kernel's error numbers (`ib_umem_get`, `ib_access_writable`). Pages are made present by
-//! `MADV_POPULATE_READ`, or `MADV_POPULATE_WRITE` where the kernel would pin them for writing (LOCAL_WRITE, REMOTE_WRITE,
-//! REMOTE_ATOMIC, MW_BIND); neither changes their content. Before Linux 5.14 each page is read, and written by a
-//! compare-and-exchange of equal values.
+//! `check` follows the kernel's error numbers (`ib_umem_get`, `ib_access_writable`). Pages are made
+//! present by `MADV_POPULATE_READ`, or `MADV_POPULATE_WRITE` where the kernel would pin them for
+//! writing (LOCAL_WRITE, REMOTE_WRITE, REMOTE_ATOMIC, MW_BIND); neither changes their content.
+//! Before Linux 5.14 each page is read, and written by a compare-and-exchange of equal values.
 //!
 //! | memory | `errno` |
 //! |---|---|
@@ -23,26 +25,30 @@
 //! | file-backed, shared, huge pages, `IBV_ACCESS_HUGETLB` | registered, whatever the file system |
 //! | on-demand paging (`IBV_ACCESS_ON_DEMAND`), also of all memory (NULL, SIZE_MAX) | registered without a look at the pages |
 //!
-//! `RLIMIT_MEMLOCK` does not count, and an IOVA may have another offset in its page than the address.
+//! `RLIMIT_MEMLOCK` does not count, and an IOVA may have another offset in its page than the
+//! address.
 //!
 //! # Changes of a mapping
 //!
-//! Before pages are unmapped, replaced, moved or discarded they are taken out of every region and window that has them
-//! (`uiw_mem::PageState`, one bit per page; `uiw_mem::Table::discard`), and the call waits until no thread uses these regions.
-//! The rest of a region stays valid; a region that several threads use for 100 ms without a pause is ended as a whole.
-//! Re-registration with other rights or another domain keeps the discarded pages. Allocators make these calls with their locks
-//! held, on any thread, so nothing in them allocates, parks, or waits without a bound, and the lock of the registered ranges is
-//! a leaf that a fork does not take: a pin or a lock that is held for longer than 1.1 s is held by a thread that waits for the
-//! allocator. An access to discarded bytes is refused like one with an invalid STag, or ends with a local protection error.
+//! Before pages are unmapped, replaced, moved or discarded they are taken out of every region and
+//! window that has them (`uiw_mem::PageState`, one bit per page; `uiw_mem::Table::discard`), and
+//! the call waits until no thread uses these regions. The rest of a region stays valid; a region
+//! that several threads use for 100 ms without a pause is ended as a whole. Re-registration with
+//! other rights or another domain keeps the discarded pages. Allocators make these calls with their
+//! locks held, on any thread, so nothing in them allocates, parks, or waits without a bound, and
+//! the lock of the registered ranges is a leaf that a fork does not take: a pin or a lock that is
+//! held for longer than 1.1 s is held by a thread that waits for the allocator. An access to
+//! discarded bytes is refused like one with an invalid STag, or ends with a local protection error.
 //! On-demand regions keep their addresses.
 //!
 //! # Changes of a protection
 //!
-//! `mprotect` and `pkey_mprotect` take nothing out of a region: an adapter, which has the pages pinned, continues with them
-//! whatever the program's own rights are. The pages are marked as protected for good, as one thread may protect a page while
-//! another one gives its rights back. A copy that faults on a marked page is made by the kernel through `/proc/self/mem`, which
-//! disregards protections and keys (`mem/src/protected.rs`); a system call that fails with EFAULT is repeated with copies of
-//! the marked pages.
+//! `mprotect` and `pkey_mprotect` take nothing out of a region: an adapter, which has the pages
+//! pinned, continues with them whatever the program's own rights are. The pages are marked as
+//! protected for good, as one thread may protect a page while another one gives its rights back. A
+//! copy that faults on a marked page is made by the kernel through `/proc/self/mem`, which
+//! disregards protections and keys (`mem/src/protected.rs`); a system call that fails with EFAULT
+//! is repeated with copies of the marked pages.
 //!
 //! | registered page | read: Send, Write from it, a peer's Read | written: receive, Read into it, a peer's Write | atomic |
 //! |---|---|---|---|
@@ -52,21 +58,25 @@
 //! | PROT_NONE or a protection key, shared mapping | by the kernel | refused | refused |
 //! | protected by a direct system call, or without `/proc/self/mem` | refused, unless readable | refused, unless writable | refused, unless writable |
 //!
-//! Refused accesses work again when the rights are back. The kernel's copies are not atomic, so an atomic operation is refused
-//! rather than made by two of them. The last eight bytes of a Write become visible last there, too.
+//! Refused accesses work again when the rights are back. The kernel's copies are not atomic, so an
+//! atomic operation is refused rather than made by two of them. The last eight bytes of a Write
+//! become visible last there, too.
 //!
-//! Not seen are direct system calls of a program (`syscall(2)`), those of the C library's own functions (`free` of a buffer
-//! that had a mapping of its own, `shmdt`), and files that another process truncates. There the recovery of copies applies, and
-//! if another mapping takes the address, a peer that still has the key can write it.
+//! Not seen are direct system calls of a program (`syscall(2)`), those of the C library's own
+//! functions (`free` of a buffer that had a mapping of its own, `shmdt`), and files that another
+//! process truncates. There the recovery of copies applies, and if another mapping takes the
+//! address, a peer that still has the key can write it.
 //!
 //! # Faults
 //!
-//! Copies of foreign memory are assembly without a stack frame between two symbols (`mem/src/recover.rs`). The handler of
-//! SIGSEGV and SIGBUS, installed with the first region, lets such a routine return "gone" to its caller, and leaves every other
-//! fault to the program's handler: the exported `sigaction` and `signal` keep the program's handler in a place of their own.
-//! The two signals are never blocked, because the kernel ends a process at a fault whose signal is blocked: the engine's
-//! threads leave them unblocked, and the exported `pthread_sigmask` and `sigprocmask` take them out of the sets. A handler that
-//! is installed by a direct system call replaces this one. Copies recover on x86-64.
+//! Copies of foreign memory are assembly without a stack frame between two symbols
+//! (`mem/src/recover.rs`). The handler of SIGSEGV and SIGBUS, installed with the first region, lets
+//! such a routine return "gone" to its caller, and leaves every other fault to the program's
+//! handler: the exported `sigaction` and `signal` keep the program's handler in a place of their
+//! own. The two signals are never blocked, because the kernel ends a process at a fault whose
+//! signal is blocked: the engine's threads leave them unblocked, and the exported `pthread_sigmask`
+//! and `sigprocmask` take them out of the sets. A handler that is installed by a direct system call
+//! replaces this one. Copies recover on x86-64.
 
 mod ranges;
 
@@ -85,10 +95,12 @@ use uiw_mem::{PageState, recover};
 
 /// The registered ranges of a process.
 ///
-/// Allocators change mappings with their locks held, so this lock is a leaf: its holder allocates nothing and frees nothing, waits for no
-/// other lock, and no thread parks at it, as parking may allocate.
+/// Allocators change mappings with their locks held, so this lock is a leaf: its holder allocates
+/// nothing and frees nothing, waits for no other lock, and no thread parks at it, as parking may
+/// allocate.
 struct RangeTable {
-    /// The thread that has the lock, or 0. A signal handler that unmaps memory on this thread finds it held.
+    /// The thread that has the lock, or 0. A signal handler that unmaps memory on this thread finds
+    /// it held.
     owner: AtomicUsize,
     /// Locked by the owner alone.
     ranges: Mutex<Ranges>,
@@ -127,12 +139,13 @@ impl RangeTable {
     }
 }
 
-/// Table of this process; NULL before the first registration. Never freed: a child of a fork leaves its parent's alone, whose lock may be held by a
-/// thread that the child does not have.
+/// Table of this process; NULL before the first registration. Never freed: a child of a fork leaves
+/// its parent's alone, whose lock may be held by a thread that the child does not have.
 static TABLE: AtomicPtr<RangeTable> = AtomicPtr::new(ptr::null_mut());
 /// Ranges in [`TABLE`]: as long as there is none, a change of a mapping costs one load.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
-/// Fork handler with a lock other than the table's: a fork that waits for an allocator's locks holds this one alone.
+/// Fork handler with a lock other than the table's: a fork that waits for an allocator's locks
+/// holds this one alone.
 static FORKS: ForkSafe<ForkHandlers> = ForkSafe::new();
 
 struct ForkHandlers;
@@ -213,10 +226,12 @@ impl Drop for RegisteredRange {
     }
 }
 
-/// The program is about to unmap `len` bytes at `start`, or to give their content up. When this returns no thread of the engine touches
-/// them, and what becomes of their addresses is no part of a region.
+/// The program is about to unmap `len` bytes at `start`, or to give their content up. When this
+/// returns no thread of the engine touches them, and what becomes of their addresses is no part of
+/// a region.
 ///
-/// Allocators call this with their locks held: nothing is allocated, and what it waits for is bounded.
+/// Allocators call this with their locks held: nothing is allocated, and what it waits for is
+/// bounded.
 pub fn discard(start: usize, len: usize) {
     let Some(range) = each_registration(start, len, PageState::discard) else { return };
     let errno = Errno::last();
@@ -226,16 +241,17 @@ pub fn discard(start: usize, len: usize) {
     errno.set();
 }
 
-/// The program is about to take rights away from `len` bytes at `start`, whose content stays: copies that its own rights do not allow are made
-/// by the kernel from now on, and system calls that they do not allow are given copies.
+/// The program is about to take rights away from `len` bytes at `start`, whose content stays:
+/// copies that its own rights do not allow are made by the kernel from now on, and system calls
+/// that they do not allow are given copies.
 ///
 /// As [`discard`], and it waits for nothing: a copy that faults finds the note.
 pub fn protect(start: usize, len: usize) {
     each_registration(start, len, PageState::protect);
 }
 
-/// Calls `f` for the state of each registered memory that has some of `len` bytes at `start`, with the range of whole pages. Returns the
-/// range if there was one.
+/// Calls `f` for the state of each registered memory that has some of `len` bytes at `start`, with
+/// the range of whole pages. Returns the range if there was one.
 fn each_registration(start: usize, len: usize, f: fn(&PageState, &Range<usize>)) -> Option<Range<usize>> {
     if COUNT.load(Ordering::SeqCst) == 0 || len == 0 {
         return None;
@@ -273,8 +289,8 @@ pub fn page_size() -> usize {
 /// The addresses of programs end here, on every processor that is supported.
 const ADDRESSES: usize = 1 << 56;
 
-/// Checks that `len` bytes at `start` can be read, and written if `write`, as the kernel does when it pins them: the pages are
-/// made present, and what they contain does not change.
+/// Checks that `len` bytes at `start` can be read, and written if `write`, as the kernel does when
+/// it pins them: the pages are made present, and what they contain does not change.
 ///
 /// # Errors
 /// EFAULT where they cannot; ENOMEM where the system has no memory for them.
@@ -323,7 +339,8 @@ fn has_populate(page: usize) -> bool {
     })
 }
 
-/// Checks the mapping by msync(2), as seccomp filters permit it (systemd's `@system-service`), other than mincore(2).
+/// Checks the mapping by msync(2), as seccomp filters permit it (systemd's `@system-service`),
+/// other than mincore(2).
 fn is_mapped(range: Range<usize>) -> bool {
     // By its number it is no cancellation point.
     // SAFETY: on Linux the call changes nothing, and only looks whether all of the range is mapped.
@@ -338,7 +355,8 @@ mod tests {
     fn unmapped_pages_found_in_range() {
         let page = page_size();
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-        // SAFETY: a new mapping, of which the page in the middle is taken out; nothing else is in it.
+        // SAFETY: a new mapping, of which the page in the middle is taken out; nothing else is in
+        // it.
         unsafe {
             let start = libc::mmap(ptr::null_mut(), 3 * page, libc::PROT_NONE, flags, -1, 0);
             assert_ne!(start, libc::MAP_FAILED);

@@ -30,8 +30,9 @@ impl Body for Mr {
 }
 
 impl Mr {
-    /// The key of the region, and how much of `length` bytes from `addr` lies in it. Adapters bind windows that reach beyond
-    /// their region and refuse only accesses there; this one ends with the region, which has the same effect.
+    /// The key of the region, and how much of `length` bytes from `addr` lies in it. Adapters bind
+    /// windows that reach beyond their region and refuse only accesses there; this one ends with
+    /// the region, which has the same effect.
     ///
     /// # Errors
     /// EINVAL while it is being deregistered.
@@ -55,7 +56,8 @@ impl Mr {
 /// # Errors
 /// EINVAL for bits without a meaning.
 pub fn access(flags: c_uint) -> Result<Access> {
-    // Relaxed ordering and similar rights are optional; huge pages are a hint, and on-demand paging is of the memory.
+    // Relaxed ordering and similar rights are optional; huge pages are a hint, and on-demand paging
+    // is of the memory.
     let flags =
         flags & !(flags::IBV_ACCESS_OPTIONAL_RANGE | flags::IBV_ACCESS_HUGETLB | flags::IBV_ACCESS_ON_DEMAND);
     Access::from_bits(flags)
@@ -73,8 +75,9 @@ struct ProgramMemory {
 /// The first address that a region of all memory has: no program has the pages in front of it.
 const LOWEST: usize = 4096;
 
-/// The `length` bytes at `addr`, after the checks that the kernel makes of what it pins. Exclusive unless peers can reach it: verbs forbid
-/// touching bytes in flight, and UIW_STABLE_TX is there for programs that do.
+/// The `length` bytes at `addr`, after the checks that the kernel makes of what it pins. Exclusive
+/// unless peers can reach it: verbs forbid touching bytes in flight, and UIW_STABLE_TX is there for
+/// programs that do.
 ///
 /// # Errors
 /// The errors of the table in the module [`mapping`](crate::mapping).
@@ -84,8 +87,8 @@ fn bytes(addr: *mut c_void, length: usize, flags: c_uint) -> Result<ProgramMemor
     fault_handler::install();
     if on_demand && start == 0 && length == usize::MAX {
         let (lowest, all) = (ptr::without_provenance_mut(LOWEST), isize::MAX.cast_unsigned() - LOWEST);
-        // SAFETY: the program leaves the bytes that its requests name to the device until they complete (ibv_post_send(3)); every access
-        // finds out whether they are mapped.
+        // SAFETY: the program leaves the bytes that its requests name to the device until they
+        // complete (ibv_post_send(3)); every access finds out whether they are mapped.
         let memory = unsafe { Memory::on_demand(lowest, all) };
         return Ok(ProgramMemory { memory, registered: RegisteredRange::on_demand(), start: LOWEST as u64 });
     }
@@ -94,16 +97,17 @@ fn bytes(addr: *mut c_void, length: usize, flags: c_uint) -> Result<ProgramMemor
             .because(format_args!("{length} bytes at {addr:p} are none, or run past the last address")));
     }
     if on_demand {
-        // SAFETY: the program leaves the bytes that its requests name to the device until they complete (ibv_post_send(3)); every access
-        // finds out whether they are mapped.
+        // SAFETY: the program leaves the bytes that its requests name to the device until they
+        // complete (ibv_post_send(3)); every access finds out whether they are mapped.
         let memory = unsafe { Memory::on_demand(addr.cast(), length) };
         return Ok(ProgramMemory { memory, registered: RegisteredRange::on_demand(), start: start as u64 });
     }
     // As the kernel: with any of these rights pages are pinned for writing.
     let write = flags & (flags::IBV_ACCESS_WRITABLE) != 0;
     mapping::check(start, length, write)?;
-    // SAFETY: the program leaves the bytes that its requests name to the device until they complete (ibv_post_send(3)); what it unmaps
-    // before that is discarded by the functions of the C library that this library exports (`mapping`).
+    // SAFETY: the program leaves the bytes that its requests name to the device until they complete
+    // (ibv_post_send(3)); what it unmaps before that is discarded by the functions of the C library
+    // that this library exports (`mapping`).
     let memory = unsafe { Memory::foreign(addr.cast(), length) };
     let registered = memory
         .page_state()
@@ -111,8 +115,9 @@ fn bytes(addr: *mut c_void, length: usize, flags: c_uint) -> Result<ProgramMemor
     Ok(ProgramMemory { memory, registered, start: start as u64 })
 }
 
-/// The `length` bytes at `addr` of a program for a region of this library's own, which peers may write if it is `writable`, and the note
-/// of what the program unmaps, which is kept as long as the region.
+/// The `length` bytes at `addr` of a program for a region of this library's own, which peers may
+/// write if it is `writable`, and the note of what the program unmaps, which is kept as long as the
+/// region.
 ///
 /// # Errors
 /// As for `ibv_reg_mr`.
@@ -121,7 +126,8 @@ pub fn program_memory(addr: *mut c_void, length: usize, writable: bool) -> Resul
     bytes(addr, length, flags).map(|bytes| (bytes.memory, bytes.registered))
 }
 
-/// Registers memory of the program. `iova`, if given, is where the region begins for peers and elements.
+/// Registers memory of the program. `iova`, if given, is where the region begins for peers and
+/// elements.
 pub(crate) fn register(
     domain: &Object<Pd>,
     addr: *mut c_void,
@@ -297,7 +303,8 @@ fn rereg(
     Ok(())
 }
 
-/// `ibv_advise_mr`: makes pages of on-demand regions present. Without the flag to flush it is a hint, and an error is none.
+/// `ibv_advise_mr`: makes pages of on-demand regions present. Without the flag to flush it is a
+/// hint, and an error is none.
 pub(crate) extern "C" fn advise_mr<'a>(
     pd: Handle<'_, Pd>,
     advice: c_int,

@@ -47,7 +47,8 @@ pub(crate) extern "C" fn dealloc_mw(mw: OwnedHandle<'_, Mw>) -> c_int {
     boundary::code(|| mw.destroy(|_| Ok(())))
 }
 
-/// The request that binds `window`; `rkey` is the key it gets, and `region` finds the region in `info`.
+/// The request that binds `window`; `rkey` is the key it gets, and `region` finds the region in
+/// `info`.
 ///
 /// # Errors
 /// EINVAL for NULL, EIO for what came through a fork, those of [`mr::access`].

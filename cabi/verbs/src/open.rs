@@ -1,4 +1,5 @@
-//! Opening and closing devices. This file fills the function tables of a context and is the only one that refers to every verb.
+//! Opening and closing devices. This file fills the function tables of a context and is the only
+//! one that refers to every verb.
 
 use crate::context::{Context, OpenContext};
 use crate::device::{self, Device};
@@ -27,7 +28,8 @@ pub fn open_on(device: &'static Device, engine: &uiw_verbs::Device) -> Result<*m
     Context::create(device, engine, functions(vectors))
 }
 
-/// The function tables through which programs call the verbs of a context, which has so many completion vectors.
+/// The function tables through which programs call the verbs of a context, which has so many
+/// completion vectors.
 fn functions(vectors: c_int) -> verbs_context {
     let mut abi: verbs_context = zeroed();
     abi.query_port = c4(device::port::query_port_long);

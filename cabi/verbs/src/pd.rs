@@ -55,7 +55,8 @@ pub extern "C" fn ibv_dealloc_pd(pd: OwnedHandle<'_, Pd>) -> c_int {
     })
 }
 
-/// A thread domain: a promise of the program that one thread at a time uses what is in it. The engine does not need it.
+/// A thread domain: a promise of the program that one thread at a time uses what is in it. The
+/// engine does not need it.
 pub(crate) struct Td(#[expect(dead_code, reason = "keeps the context")] Arc<Context>);
 
 impl Body for Td {
@@ -83,8 +84,8 @@ pub(crate) extern "C" fn dealloc_td(td: OwnedHandle<'_, Td>) -> c_int {
     boundary::code(|| td.destroy(|_| Ok(())))
 }
 
-/// `ibv_alloc_parent_domain`: another handle of the same domain. Its allocators are for queues in memory that the program chooses;
-/// the engine allocates its own, so they are never called.
+/// `ibv_alloc_parent_domain`: another handle of the same domain. Its allocators are for queues in
+/// memory that the program chooses; the engine allocates its own, so they are never called.
 pub(crate) extern "C" fn alloc_parent_domain(
     context: Handle<'_, OpenContext>,
     attr: InPtr<'_, ibv_parent_domain_init_attr>,

@@ -22,7 +22,8 @@ const _: () = {
     assert!(offset_of!(Sge, lkey) == offset_of!(ibv_sge, lkey));
 };
 
-/// Aligned copies of element lists. Programs that keep requests in packed structures post lists at any address.
+/// Aligned copies of element lists. Programs that keep requests in packed structures post lists at
+/// any address.
 #[derive(Default)]
 pub(crate) struct AlignedLists(Vec<Box<[Sge]>>);
 
@@ -31,11 +32,13 @@ impl AlignedLists {
     /// `count` elements at `list` can be read, and `self` lives during `'a`.
     #[cold]
     unsafe fn add<'a>(&mut self, list: *const Sge, count: usize) -> &'a [Sge] {
-        // SAFETY: the caller ensures that there are so many elements, which `read_unaligned` takes from any address.
+        // SAFETY: the caller ensures that there are so many elements, which `read_unaligned` takes
+        // from any address.
         let copy = (0..count).map(|at| unsafe { list.add(at).read_unaligned() }).collect::<Box<[Sge]>>();
         let (at, len) = (copy.as_ptr(), copy.len());
         self.0.push(copy);
-        // SAFETY: the box stays where it is, unchanged, while `self` lives, which the caller ensures for `'a`.
+        // SAFETY: the box stays where it is, unchanged, while `self` lives, which the caller
+        // ensures for `'a`.
         unsafe { std::slice::from_raw_parts(at, len) }
     }
 }
@@ -43,7 +46,8 @@ impl AlignedLists {
 /// C's elements as the engine's, or a copy in `copies` where C's are unaligned.
 ///
 /// # Safety
-/// `count` elements at `list` can be read during `'a`, unless one of the two is invalid, and `copies` lives during `'a`.
+/// `count` elements at `list` can be read during `'a`, unless one of the two is invalid, and
+/// `copies` lives during `'a`.
 ///
 /// # Errors
 /// EINVAL for NULL and a negative count.
@@ -57,7 +61,8 @@ pub(crate) unsafe fn sges<'a>(
         Ok(0) => Ok(&[]),
         Ok(count) if !list.is_null() => {
             let list = list.cast::<Sge>();
-            // SAFETY: the caller ensures that there are so many elements during `'a`; the layouts are the same, as asserted above.
+            // SAFETY: the caller ensures that there are so many elements during `'a`; the layouts
+            // are the same, as asserted above.
             Ok(unsafe {
                 if list.is_aligned() {
                     std::slice::from_raw_parts(list, count)
@@ -100,7 +105,8 @@ unsafe fn send_op(wr: &ibv_send_wr) -> Result<SendOp> {
         }
         op::IBV_WR_LOCAL_INV => SendOp::LocalInvalidate { stag: STag(wr.imm) },
         op::IBV_WR_BIND_MW => {
-            // SAFETY: with this opcode the variant is set, and the caller ensures that both objects stay.
+            // SAFETY: with this opcode the variant is set, and the caller ensures that both objects
+            // stay.
             unsafe {
                 let bind = wr.tail.bind_mw;
                 mw::bind_op(Object::<Mw>::get(bind.mw)?, bind.rkey, &bind.bind_info, || {
@@ -130,8 +136,8 @@ pub(crate) trait Chained: Copy {
     type Wr<'a>;
     fn next(&self) -> *mut Self;
     /// # Safety
-    /// The elements and objects that the request names stay during `'a`, and so does `copies`. `ud` is the protection domain of the queue pair,
-    /// if that is UD, otherwise NULL.
+    /// The elements and objects that the request names stay during `'a`, and so does `copies`. `ud`
+    /// is the protection domain of the queue pair, if that is UD, otherwise NULL.
     unsafe fn convert<'a>(&self, ud: *mut ibv_pd, copies: &mut AlignedLists) -> Result<Self::Wr<'a>>;
 }
 
@@ -148,7 +154,8 @@ impl Chained for ibv_send_wr {
         let op = match ud.is_null() {
             true => op,
             false => {
-                // SAFETY: the variant of a UD queue pair, whose address handle the caller ensures to stay.
+                // SAFETY: the variant of a UD queue pair, whose address handle the caller ensures
+                // to stay.
                 let (ah, to) = unsafe { (Object::<Ah>::get_called(self.wr.ud.ah)?, self.wr.ud) };
                 to_datagram(op, ah::destination(ah, ud, to.remote_qpn, to.remote_qkey)?)?
             }
@@ -193,10 +200,12 @@ unsafe fn step<'a, W: Chained>(chain: &mut RequestChain<W>) -> Option<W::Wr<'a>>
     }
     chain.last = chain.next;
     if !chain.next.is_aligned() {
-        // SAFETY: the rest of the chain can be read during `'a`, and `chain` lives so long, as the caller ensures.
+        // SAFETY: the rest of the chain can be read during `'a`, and `chain` lives so long, as the
+        // caller ensures.
         return unsafe { step_unaligned(chain) };
     }
-    // SAFETY: the caller ensures that there is a request, whose pointer is aligned here, and that what it names stays.
+    // SAFETY: the caller ensures that there is a request, whose pointer is aligned here, and that
+    // what it names stays.
     unsafe {
         let wr = &*chain.next;
         convert(chain, wr)
@@ -220,7 +229,8 @@ unsafe fn step_unaligned<'a, W: Chained>(chain: &mut RequestChain<W>) -> Option<
 /// As for [`step`]; `wr` is the request at `chain.next`, or a copy of it.
 #[inline]
 unsafe fn convert<'a, W: Chained>(chain: &mut RequestChain<W>, wr: &W) -> Option<W::Wr<'a>> {
-    // SAFETY: the caller ensures that the elements and objects of the chain, and `chain.copies`, stay during `'a`.
+    // SAFETY: the caller ensures that the elements and objects of the chain, and `chain.copies`,
+    // stay during `'a`.
     match unsafe { wr.convert(chain.ud, &mut chain.copies) } {
         Ok(converted) => {
             chain.next = wr.next();
@@ -233,8 +243,9 @@ unsafe fn convert<'a, W: Chained>(chain: &mut RequestChain<W>, wr: &W) -> Option
     }
 }
 
-/// NULL, or the first request of a chain. C does not change the requests and their lists during the call, nor destroy the objects that they name,
-/// and leaves the memory that they name to the device until they complete.
+/// NULL, or the first request of a chain. C does not change the requests and their lists during the
+/// call, nor destroy the objects that they name, and leaves the memory that they name to the device
+/// until they complete.
 #[repr(transparent)]
 pub(crate) struct ChainPtr<W>(*mut W);
 

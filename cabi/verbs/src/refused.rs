@@ -1,5 +1,5 @@
-//! What is not offered, with rdma-core's results. One function serves names of any parameters: in C's calling convention the
-//! caller passes and removes the arguments, and these read none.
+//! What is not offered, with rdma-core's results. One function serves names of any parameters: in
+//! C's calling convention the caller passes and removes the arguments, and these read none.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
@@ -12,7 +12,8 @@ fn refuse(errno: Errno) -> Errno {
     errno
 }
 
-/// Fails for functions that return an error number: address handles, multicast, ECE, commands to a kernel driver.
+/// Fails for functions that return an error number: address handles, multicast, ECE, commands to a
+/// kernel driver.
 pub extern "C" fn unsupported() -> c_int {
     refuse(Errno::UNSUPPORTED).0
 }
@@ -29,7 +30,8 @@ pub extern "C" fn unsupported_null() -> *mut c_void {
     ptr::null_mut()
 }
 
-/// Does nothing, for functions that return nothing, and for those that vendors' libraries call when they are loaded.
+/// Does nothing, for functions that return nothing, and for those that vendors' libraries call when
+/// they are loaded.
 pub extern "C" fn nothing() {}
 
 /// Returns 0, for functions whose result is "no" or "none".
@@ -37,7 +39,8 @@ pub extern "C" fn zero() -> c_int {
     0
 }
 
-/// The functions of libibverbs 1.0 (2006) take structures that no header has had since: none of these are here.
+/// The functions of libibverbs 1.0 (2006) take structures that no header has had since: none of
+/// these are here.
 pub extern "C" fn old() -> c_int {
     refuse(Errno::NOSYS).0
 }

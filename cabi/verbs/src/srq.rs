@@ -121,7 +121,8 @@ pub extern "C" fn ibv_query_srq(srq: Handle<'_, Srq>, attr: OutPtr<'_, ibv_srq_a
     })
 }
 
-/// `ibv_destroy_srq`: waits until every delivered event is acknowledged; EBUSY while queue pairs use it.
+/// `ibv_destroy_srq`: waits until every delivered event is acknowledged; EBUSY while queue pairs
+/// use it.
 pub extern "C" fn ibv_destroy_srq(srq: OwnedHandle<'_, Srq>) -> c_int {
     boundary::code(|| srq.destroy(|srq| srq.leave()))
 }

@@ -1,12 +1,15 @@
-//! The system's libibverbs beside this one: a program sees the devices of both. Each object belongs to the library that made it, and every
-//! call on it goes there.
+//! The system's libibverbs beside this one: a program sees the devices of both. Each object belongs
+//! to the library that made it, and every call on it goes there.
 //!
-//! The shared library (`cabi/ibverbs`) has a [`Slot`] for each exported function that the system's library has as well. A slot names our
-//! function until the system's library is loaded; then also the system's, which is called for objects that are none of ours. What the
-//! headers call through an object's own table of functions, as posting and polling, reaches its library without this one.
+//! The shared library (`cabi/ibverbs`) has a [`Slot`] for each exported function that the system's
+//! library has as well. A slot names our function until the system's library is loaded; then also
+//! the system's, which is called for objects that are none of ours. What the headers call through
+//! an object's own table of functions, as posting and polling, reaches its library without this
+//! one.
 //!
-//! Providers of adapters (`libmlx5.so.1`) need `libibverbs.so.1`, and the loader gives them this one. Functions of the private nodes, by
-//! which they register and talk to the kernel, are the system's for them. Nothing of theirs is changed.
+//! Providers of adapters (`libmlx5.so.1`) need `libibverbs.so.1`, and the loader gives them this
+//! one. Functions of the private nodes, by which they register and talk to the kernel, are the
+//! system's for them. Nothing of theirs is changed.
 
 use crate::context;
 use std::collections::BTreeMap;
@@ -28,7 +31,8 @@ use uiw_cabi_core::system_path::{VARIABLE, check};
 /// True if the system's library is loaded, and the slots name its functions.
 pub static LOADED: AtomicBool = AtomicBool::new(false);
 
-/// A function that both libraries have. Assembly in `cabi/ibverbs/src/export.rs` makes and reads it.
+/// A function that both libraries have. Assembly in `cabi/ibverbs/src/export.rs` makes and reads
+/// it.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Slot {
@@ -52,8 +56,8 @@ struct SystemLibrary {
 /// System's library; unset if it was not requested, or the reason why it is absent.
 static SYSTEM: OnceLock<std::result::Result<SystemLibrary, String>> = OnceLock::new();
 
-/// Loads the library that [`VARIABLE`] names, if it does. Called once, when the shared library is loaded: providers that a program is linked
-/// with register with it after that.
+/// Loads the library that [`VARIABLE`] names, if it does. Called once, when the shared library is
+/// loaded: providers that a program is linked with register with it after that.
 pub fn load(slots: &[Slot]) {
     let Some(path) = environment::variable(VARIABLE, Privileged::Ignored) else { return };
     let loaded = match check(&path.to_string_lossy()) {
@@ -68,9 +72,9 @@ pub fn load(slots: &[Slot]) {
 
 fn open(path: &OsStr, slots: &[Slot]) -> std::result::Result<SystemLibrary, String> {
     let name = CString::new(path.as_bytes()).map_err(|error| error.to_string())?;
-    // By its own path: the name alone is this library's. Its calls of its own functions are to reach these, which the search from the
-    // library itself does.
-    // SAFETY: the path ends in NUL. The user of the program has named the library, whose constructors run here.
+    // By its own path: the name alone is this library's. Its calls of its own functions are to
+    // reach these, which the search from the library itself does. SAFETY: the path ends in NUL. The
+    // user of the program has named the library, whose constructors run here.
     let library =
         unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL | libc::RTLD_DEEPBIND) };
     if library.is_null() {
@@ -103,7 +107,8 @@ fn open(path: &OsStr, slots: &[Slot]) -> std::result::Result<SystemLibrary, Stri
         }
     };
     for slot in slots {
-        // SAFETY: the names of the slots end in NUL and live as long as this library (`slot!` in `cabi/ibverbs/src/export.rs`).
+        // SAFETY: the names of the slots end in NUL and live as long as this library (`slot!` in
+        // `cabi/ibverbs/src/export.rs`).
         let (name, node) = unsafe { (CStr::from_ptr(slot.name), CStr::from_ptr(slot.node)) };
         let theirs = find(name, node);
         if !theirs.is_null() {
@@ -115,7 +120,8 @@ fn open(path: &OsStr, slots: &[Slot]) -> std::result::Result<SystemLibrary, Stri
 
 /// Returns the loader's text of its last failure.
 fn dl_error() -> String {
-    // SAFETY: the loader returns NULL, or a text of this thread that lives until its next call, which is not before the copy.
+    // SAFETY: the loader returns NULL, or a text of this thread that lives until its next call,
+    // which is not before the copy.
     unsafe {
         match libc::dlerror() {
             error if error.is_null() => "it cannot be loaded".to_owned(),
@@ -124,8 +130,8 @@ fn dl_error() -> String {
     }
 }
 
-/// Returns whether a call with this first argument is ours: an object of ours, or none of any library. For the assembly of
-/// `cabi/ibverbs/src/export.rs`.
+/// Returns whether a call with this first argument is ours: an object of ours, or none of any
+/// library. For the assembly of `cabi/ibverbs/src/export.rs`.
 pub extern "C" fn is_ours(address: *const c_void) -> bool {
     let address = address.addr();
     address == 0 || object::is_known(address) || context::lives(address)
@@ -177,14 +183,16 @@ pub(crate) fn devices() -> Result<Option<Devices>> {
     let Some(system) = system()? else { return Ok(None) };
     // SAFETY: the function is the system's, which permits NULL where the number is not asked for.
     let list = unsafe { (system.get_device_list)(ptr::null_mut()) };
-    // Not `then_some`: a `Devices` that is made and not used would free a list that the library did not make.
+    // Not `then_some`: a `Devices` that is made and not used would free a list that the library did
+    // not make.
     Ok((!list.is_null()).then(|| Devices { list, free: system.free_device_list }))
 }
 
 impl Devices {
     /// Each of them, in the library's order.
     pub(crate) fn iter(&self) -> impl Iterator<Item = *mut ibv_device> {
-        // SAFETY: `ibv_get_device_list` has made the list, which ends in NULL; nothing is read behind that.
+        // SAFETY: `ibv_get_device_list` has made the list, which ends in NULL; nothing is read
+        // behind that.
         (0..).map(|at| unsafe { *self.list.add(at) }).take_while(|device| !device.is_null())
     }
 
@@ -221,12 +229,14 @@ pub(crate) unsafe fn acknowledge(event: &mut ibv_async_event) -> bool {
     if !LOADED.load(Ordering::Acquire) {
         return false;
     }
-    // An event of a port has a number there, and nothing to acknowledge in either library.
-    // SAFETY: the variants of the union are pointers and an integer, and the library that filled the event has initialized all bytes.
+    // An event of a port has a number there, and nothing to acknowledge in either library. SAFETY:
+    // the variants of the union are pointers and an integer, and the library that filled the event
+    // has initialized all bytes.
     let element = unsafe { event.element.cq };
     match (system(), is_ours(element.cast())) {
         (Ok(Some(system)), false) => {
-            // SAFETY: the event is of the system's library, as its object is none of ours, and the caller ensures that it is not acknowledged.
+            // SAFETY: the event is of the system's library, as its object is none of ours, and the
+            // caller ensures that it is not acknowledged.
             unsafe { (system.ack_async_event)(event) };
             true
         }

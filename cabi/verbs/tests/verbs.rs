@@ -1,4 +1,5 @@
-//! The exported functions as a program in C calls them: two queue pairs connected out of band, on loopback, in this process.
+//! The exported functions as a program in C calls them: two queue pairs connected out of band, on
+//! loopback, in this process.
 
 use std::ffi::{CStr, c_int, c_uint};
 use std::ptr;
@@ -42,8 +43,8 @@ struct TestEnd {
 
 impl TestEnd {
     fn new(context: *mut ibv_context, with_srq: bool) -> Self {
-        // SAFETY: pointers that the library gave out, and structures of zeros for what is not set; memory in the box stays where
-        // it is until `drop`.
+        // SAFETY: pointers that the library gave out, and structures of zeros for what is not set;
+        // memory in the box stays where it is until `drop`.
         unsafe {
             let pd = call!(pd::ibv_alloc_pd(context));
             let mut attr: abi::ibv_cq_init_attr_ex = abi::zeroed();
@@ -439,7 +440,8 @@ fn completion_events_have_a_descriptor() {
     }
 }
 
-/// Room for requests and elements at addresses that are 4 modulo 8, as packed structures of programs have them.
+/// Room for requests and elements at addresses that are 4 modulo 8, as packed structures of
+/// programs have them.
 #[repr(C, align(8))]
 struct PackedElement<T>(u32, [u8; 160], std::marker::PhantomData<T>);
 
@@ -503,8 +505,8 @@ fn unaligned_requests_and_elements() {
     assert_eq!(unsafe { call!(open::ibv_close_device(opened)) }, 0);
 }
 
-/// A region without access for peers, which its program rewrites meanwhile, as a machine that migrates does: each CRC is right, and the peer
-/// gets some of what was there.
+/// A region without access for peers, which its program rewrites meanwhile, as a machine that
+/// migrates does: each CRC is right, and the peer gets some of what was there.
 #[test]
 fn source_rewritten_during_write() {
     const LENGTH: usize = 1 << 20;
@@ -515,7 +517,8 @@ fn source_rewritten_during_write() {
     b.connect(&a);
     let source: Vec<AtomicU64> = (0..LENGTH as u64 / 8).map(AtomicU64::new).collect();
     let mut target = vec![0u8; LENGTH];
-    // SAFETY: both stay until the regions are deregistered; nothing here looks at the target meanwhile.
+    // SAFETY: both stay until the regions are deregistered; nothing here looks at the target
+    // meanwhile.
     let (from, to) = unsafe {
         let from = call!(mr::ibv_reg_mr(a.pd, source.as_ptr().cast_mut().cast(), LENGTH, 0));
         let to = call!(mr::ibv_reg_mr(b.pd, target.as_mut_ptr().cast(), LENGTH, ACCESS));

@@ -17,7 +17,8 @@ use uiw_copy::protocol::{MESSAGE, Reply, SLOT};
 const DATA: u64 = 1 << 32;
 /// Messages that may be under way beside those of the slots.
 const SPARE: u32 = 4;
-/// Signs of life that a client may leave untaken: it writes files meanwhile, and there are two each second.
+/// Signs of life that a client may leave untaken: it writes files meanwhile, and there are two each
+/// second.
 const PULSES: u32 = 64;
 
 /// Memory of one end, made before its connection.
@@ -52,8 +53,8 @@ impl Heard {
     }
 }
 
-/// Limit for the time without a sign of life of the server. A TCP acknowledgement is not a sign of life: the kernel sends it for a stopped
-/// process as well.
+/// Limit for the time without a sign of life of the server. A TCP acknowledgement is not a sign of
+/// life: the kernel sends it for a stopped process as well.
 struct SilenceLimit {
     time: Duration,
     /// The last sign on this connection: a message, or bytes that came.
@@ -95,7 +96,8 @@ impl Memory {
         u64::from(slots) * u64::from(SLOT) * 2 + messages * 2 * u64::from(MESSAGE)
     }
 
-    /// With `lands`, the peer may write into the slots. A protection domain of its own: no other connection reaches them.
+    /// With `lands`, the peer may write into the slots. A protection domain of its own: no other
+    /// connection reaches them.
     pub(crate) fn new(device: &Device, slots: u16, lands: bool) -> Result<Self> {
         let pd = device.alloc_pd()?;
         let len = usize::from(slots) * SLOT as usize;
@@ -117,7 +119,8 @@ impl Memory {
 }
 
 impl Channel {
-    /// Connects; the caller says where the peer's slots are once it has read the peer's private data.
+    /// Connects; the caller says where the peer's slots are once it has read the peer's private
+    /// data.
     pub(crate) fn connect(
         device: &Device,
         memory: Memory,
@@ -168,7 +171,8 @@ impl Channel {
         let patience = self.patience.take();
         // Signs of life that have not been taken are old.
         let now = WaitLimits::deadline(Instant::now());
-        // No more than there are receives: a server that sends more at the same time is not followed.
+        // No more than there are receives: a server that sends more at the same time is not
+        // followed.
         for _ in 0..self.memory.messages() + PULSES {
             if !self.step(now)? {
                 break;
@@ -264,7 +268,8 @@ impl Channel {
         Ok(true)
     }
 
-    /// Waits until `at`, and takes what comes meanwhile. With `is_due`, a reply to a request may come.
+    /// Waits until `at`, and takes what comes meanwhile. With `is_due`, a reply to a request may
+    /// come.
     pub(crate) fn wait_until(&mut self, at: Instant, stop: &Stop, is_due: bool) -> Result<()> {
         while Instant::now() < at && !stop.is_set() {
             if !is_due {
@@ -307,7 +312,8 @@ impl Channel {
         }) else {
             return Err(Failure::lost(self.peer(), "has no memory for what it asks for"));
         };
-        // The Write before it may still be in the queue, as the peer's next request can overtake its completion.
+        // The Write before it may still be in the queue, as the peer's next request can overtake
+        // its completion.
         while self.busy[usize::from(slot)] {
             if !self.step(until)? {
                 return Err(self.ended());

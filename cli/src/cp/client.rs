@@ -16,8 +16,9 @@ pub(super) struct Shape {
 }
 
 impl Shape {
-    /// For a round trip time. A slot is 1 MiB, so these fill 1 Gbit/s at 500 ms, and what is under way when all connections break is at most 64
-    /// MiB. On long paths several connections share the loss of packets; on short ones they share the processors.
+    /// For a round trip time. A slot is 1 MiB, so these fill 1 Gbit/s at 500 ms, and what is under
+    /// way when all connections break is at most 64 MiB. On long paths several connections share
+    /// the loss of packets; on short ones they share the processors.
     pub(super) fn of(round_trip: Duration) -> Self {
         match round_trip.as_micros() {
             0..1_000 => Self { stripes: 2, slots: 4 },
@@ -28,7 +29,8 @@ impl Shape {
     }
 }
 
-/// Transfers what `find` adds to the plan by means of `first`, with that and further connections, which are made meanwhile.
+/// Transfers what `find` adds to the plan by means of `first`, with that and further connections,
+/// which are made meanwhile.
 pub(super) fn transfer(
     first: Stripe,
     plan: &Plan,
@@ -64,7 +66,8 @@ pub(super) fn transfer(
 /// One connection, made again whenever it breaks, until everything is done.
 fn connection(first: Option<Stripe>, plan: &Plan, direction: &dyn Direction, target: &Target, slots: u16) {
     let mut stripe = first;
-    // What one connection does at a time needs no other one, which would be cut in its set-up when everything is done.
+    // What one connection does at a time needs no other one, which would be cut in its set-up when
+    // everything is done.
     if stripe.is_none() && !plan.wait_for_more_than(slots.into()) {
         return;
     }

@@ -29,7 +29,8 @@ pub(super) type Landed<'a> = &'a dyn Fn(u32) -> Vec<u8>;
 
 /// To the server, or from it.
 pub(super) trait Direction: Send + Sync {
-    /// Begins a task, or takes its next step: what the server is asked for. `None`: nothing; the task is over.
+    /// Begins a task, or takes its next step: what the server is asked for. `None`: nothing; the
+    /// task is over.
     fn start(&self, plan: &Plan, task: &mut Task) -> Option<Step>;
 
     /// The server's answer to the last step. The task comes back if it has another step.

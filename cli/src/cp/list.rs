@@ -129,7 +129,8 @@ fn show(name: &[u8], meta: &Meta, as_json: bool) {
 /// Seconds since 1970 as a date and time of UTC. A year may have more than four digits.
 fn utc(seconds: i64) -> String {
     let (days, second) = (seconds.div_euclid(86_400), seconds.rem_euclid(86_400));
-    // Days since 0000-03-01, in cycles of 400 years of 146,097 days: so a leap day is the last one of a year.
+    // Days since 0000-03-01, in cycles of 400 years of 146,097 days: so a leap day is the last one
+    // of a year.
     let days = days + 719_468;
     let (cycle, day) = (days.div_euclid(146_097), days.rem_euclid(146_097));
     let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;

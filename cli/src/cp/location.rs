@@ -30,7 +30,8 @@ impl Remote {
         self.has_slash || self.path.is_empty()
     }
 
-    /// The name that it has at the target as a source; nothing where its contents are copied. A whole share has the name of the share.
+    /// The name that it has at the target as a source; nothing where its contents are copied. A
+    /// whole share has the name of the share.
     pub(super) fn name(&self) -> Option<Vec<u8>> {
         let name = match self.path.split() {
             Some((_, name)) => name.as_bytes().to_vec(),
@@ -53,7 +54,8 @@ impl Location {
         }
     }
 
-    /// As scp does, takes what has a colon before any slash as remote: a local name with a colon is written `./a:b`.
+    /// As scp does, takes what has a colon before any slash as remote: a local name with a colon is
+    /// written `./a:b`.
     pub(super) fn parse(text: &OsString) -> Result<Self> {
         let bytes = text.as_bytes();
         let slash = bytes.iter().position(|byte| *byte == b'/').unwrap_or(bytes.len());

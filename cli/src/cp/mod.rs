@@ -1,4 +1,5 @@
-//! `uiw cp`: copies files to and from the shares of `uiw serve`. The protocol and the files are in `uiw_copy`.
+//! `uiw cp`: copies files to and from the shares of `uiw serve`. The protocol and the files are in
+//! `uiw_copy`.
 
 mod caller;
 pub(crate) mod channel;
@@ -47,8 +48,9 @@ use uiw_llp::TransportConfig;
 #[derive(Clone, Debug, clap::Args)]
 #[command(override_usage = "uiw cp [OPTIONS] SRC... TARGET")]
 pub(crate) struct Args {
-    /// What to copy, and where to: HOST[:PORT]:SHARE/PATH at one end, local paths at the other. A directory is copied into the
-    /// target under its name; with a slash at its end, its contents are
+    /// What to copy, and where to: HOST[:PORT]:SHARE/PATH at one end, local paths at the other. A
+    /// directory is copied into the target under its name; with a slash at its end, its contents
+    /// are
     #[arg(value_names = ["SRC", "TARGET"], required = true, num_args = 2..)]
     paths: Vec<OsString>,
     /// Connections at a time [default: 2 to 8, by the round trip time]
@@ -60,11 +62,12 @@ pub(crate) struct Args {
     /// Say what would be copied or deleted, and change nothing
     #[arg(long)]
     dry_run: bool,
-    /// Leave entries alone whose name matches (repeatable): `*` and `?` stand for any part and any byte of a name; a pattern with a slash is for
-    /// paths below a source
+    /// Leave entries alone whose name matches (repeatable): `*` and `?` stand for any part and any
+    /// byte of a name; a pattern with a slash is for paths below a source
     #[arg(long, value_name = "PATTERN")]
     exclude: Vec<Pattern>,
-    /// Delete entries of copied directories that the source does not have, after everything is copied
+    /// Delete entries of copied directories that the source does not have, after everything is
+    /// copied
     #[arg(long)]
     delete: bool,
     /// One JSON object for each entry that failed (or would be copied), and one at the end

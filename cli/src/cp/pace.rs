@@ -7,7 +7,8 @@ use uiw_copy::protocol::BLOCK;
 /// Bytes that may go at once after a pause, as time at the rate.
 const BURST: Duration = Duration::from_millis(100);
 
-/// Bytes a second at least: blocks of 1 MiB go as a whole, and a server ends a connection that is silent for longer than this takes.
+/// Bytes a second at least: blocks of 1 MiB go as a whole, and a server ends a connection that is
+/// silent for longer than this takes.
 const LEAST: u64 = 64 << 10;
 /// How long a connection may have to wait for its turn.
 const TURN: Duration = Duration::from_secs(20);

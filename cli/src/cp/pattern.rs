@@ -3,7 +3,8 @@
 use std::convert::Infallible;
 use std::str::FromStr;
 
-/// A pattern for names, or with a slash for paths below a source: `*` is any part of a name, `?` any byte of it.
+/// A pattern for names, or with a slash for paths below a source: `*` is any part of a name, `?`
+/// any byte of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Pattern(Vec<u8>);
 
@@ -16,7 +17,8 @@ impl FromStr for Pattern {
 }
 
 impl Pattern {
-    /// Returns whether it matches a path below a source, or its last name if the pattern has no slash.
+    /// Returns whether it matches a path below a source, or its last name if the pattern has no
+    /// slash.
     pub(super) fn matches(&self, path: &[u8]) -> bool {
         match self.0.strip_prefix(b"/") {
             Some(pattern) => is_match(pattern, path),

@@ -18,9 +18,11 @@ use uiw_copy::protocol::{MAX_BATCH, MESSAGE, SLOT};
 
 /// Maximum number of large files that are transferred at the same time.
 const MAX_OPEN_FILES: usize = 16;
-/// Memory used by directory lists, in bytes, above which no further directory is listed while there are large files to copy.
+/// Memory used by directory lists, in bytes, above which no further directory is listed while there
+/// are large files to copy.
 const LISTS_HIGH_WATER: u64 = 256 << 20;
-/// Maximum number of entries that one task removes. It removes them one after the other, each with a round trip to the server.
+/// Maximum number of entries that one task removes. It removes them one after the other, each with
+/// a round trip to the server.
 const REMOVALS_PER_TASK: usize = 32;
 /// Number of times that the copy of a file is restarted because the file has changed.
 const MAX_RESTARTS: u8 = 5;
@@ -48,7 +50,8 @@ pub(super) enum Task {
     Finish(Arc<Transfer>),
     /// Sets mode and modification time of a complete directory.
     Seal(Arc<Directory>),
-    /// Removes these entries of the target directory, starting with the last one. Then seals the directory again if it exists at the source.
+    /// Removes these entries of the target directory, starting with the last one. Then seals the
+    /// directory again if it exists at the source.
     Remove(Arc<Directory>, Vec<Place>),
 }
 
@@ -65,7 +68,8 @@ pub(super) struct Rules {
 
 /// Shared work queue of a transfer.
 ///
-/// Each connection takes its next [`Task`] with [`Plan::take`] and reports the result with one of the other methods.
+/// Each connection takes its next [`Task`] with [`Plan::take`] and reports the result with one of
+/// the other methods.
 pub(super) struct Plan {
     state: Mutex<PlanState>,
     changed: Condvar,
@@ -73,7 +77,8 @@ pub(super) struct Plan {
     /// Set when the transfer has ended, for whatever reason.
     pub(super) stop: Arc<Stop>,
     pub(super) rules: Rules,
-    /// Whether the target directory does not exist yet, so that there are no entries to compare with.
+    /// Whether the target directory does not exist yet, so that there are no entries to compare
+    /// with.
     target_absent: AtomicBool,
     /// Cause of the most recent loss of a connection.
     loss: Mutex<String>,
@@ -82,7 +87,8 @@ pub(super) struct Plan {
 
 #[derive(Default)]
 struct PlanState {
-    /// Tasks that go before all others: those of broken connections, and the last steps of files and directories.
+    /// Tasks that go before all others: those of broken connections, and the last steps of files
+    /// and directories.
     urgent: VecDeque<Task>,
     /// Open files with blocks to transfer.
     files: VecDeque<Arc<Transfer>>,
@@ -94,11 +100,14 @@ struct PlanState {
     opens: VecDeque<Task>,
     /// Files that another transfer writes, with the time of the next attempt.
     later: Vec<(Instant, Task)>,
-    /// Stack of directories to be listed. Listing the newest one first keeps the number of known entries small.
+    /// Stack of directories to be listed. Listing the newest one first keeps the number of known
+    /// entries small.
     directories: Vec<Task>,
-    /// Number of entries that are neither copied nor failed, plus one until all entries of the command line are added.
+    /// Number of entries that are neither copied nor failed, plus one until all entries of the
+    /// command line are added.
     pending: u64,
-    /// Entries, by directory, that exist only at the target. They are removed after everything else has been copied.
+    /// Entries, by directory, that exist only at the target. They are removed after everything else
+    /// has been copied.
     surplus: Vec<(Arc<Directory>, Vec<Place>)>,
     /// First error that ended the transfer.
     failure: Option<Failure>,
@@ -239,7 +248,8 @@ impl Plan {
 
     /// Records entries that exist only in the target directory.
     ///
-    /// If there are exclude patterns, a surplus directory is first searched for excluded entries, which stay.
+    /// If there are exclude patterns, a surplus directory is first searched for excluded entries,
+    /// which stay.
     pub(super) fn add_surplus(&self, directory: &Arc<Directory>, entries: impl IntoIterator<Item = Entry>) {
         for Entry { name, meta } in entries {
             if self.is_excluded(directory, &name) {
@@ -269,7 +279,8 @@ impl Plan {
 
     /// Records the removals of a directory once all its entries are known.
     ///
-    /// A surplus directory without excluded entries is removed as a whole, otherwise its surplus entries are removed one by one.
+    /// A surplus directory without excluded entries is removed as a whole, otherwise its surplus
+    /// entries are removed one by one.
     fn note_removals(&self, directory: &Arc<Directory>) {
         let mut removals = std::mem::take(&mut *directory.removals());
         if let Some(parent) = directory.parent.as_ref().filter(|_| directory.is_surplus) {
@@ -288,9 +299,11 @@ impl Plan {
         }
     }
 
-    /// Schedules the removal of surplus entries, after all other entries have been copied or have failed.
+    /// Schedules the removal of surplus entries, after all other entries have been copied or have
+    /// failed.
     ///
-    /// Returns false if there is nothing to remove, or if nothing is removed because an entry has failed.
+    /// Returns false if there is nothing to remove, or if nothing is removed because an entry has
+    /// failed.
     fn begin_removal(&self, state: &mut PlanState) -> bool {
         let surplus = std::mem::take(&mut state.surplus);
         if self.report.failures() > 0 {
@@ -401,7 +414,8 @@ impl Plan {
         blocks.saturating_add(tasks as u64) > count
     }
 
-    /// Waits until there are tasks for more than `count` requests. Returns false if the transfer is over.
+    /// Waits until there are tasks for more than `count` requests. Returns false if the transfer is
+    /// over.
     pub(super) fn wait_for_more_than(&self, count: u64) -> bool {
         while !self.has_more_than(count) {
             if !self.wait() {
@@ -429,7 +443,8 @@ impl Plan {
 
     /// Returns the number of failed entries to report to the server.
     ///
-    /// Returns `None` if the transfer was interrupted or failed because of the server, which could not close in order either.
+    /// Returns `None` if the transfer was interrupted or failed because of the server, which could
+    /// not close in order either.
     pub(super) fn end_report(&self) -> Option<u64> {
         let state = self.state();
         match &state.failure {
@@ -514,7 +529,8 @@ impl Plan {
         self.complete_in(directory);
     }
 
-    /// Counts one pending entry of `directory` as complete, and seals the directory after the last one.
+    /// Counts one pending entry of `directory` as complete, and seals the directory after the last
+    /// one.
     fn complete_in(&self, directory: &Arc<Directory>) {
         if directory.done() {
             self.note_removals(directory);
@@ -542,7 +558,8 @@ impl Plan {
         self.complete(None);
     }
 
-    /// Counts an entry as complete, whether it was copied or failed. Stops the transfer after the last one.
+    /// Counts an entry as complete, whether it was copied or failed. Stops the transfer after the
+    /// last one.
     fn complete(&self, parent: Option<&Arc<Directory>>) {
         if let Some(parent) = parent {
             self.complete_in(parent);

@@ -138,7 +138,8 @@ impl Report {
         }
     }
 
-    /// A source of the command line cannot be copied, which ends the command: the error itself is for people alone.
+    /// A source of the command line cannot be copied, which ends the command: the error itself is
+    /// for people alone.
     pub(super) fn source_failed(&self, path: &[u8], failure: &Failure) {
         add(&self.failed, 1);
         if self.as_json {
@@ -230,7 +231,8 @@ impl Report {
     }
 }
 
-/// `object` with a path. JSON has text alone: of a path that is not UTF-8 it has the bytes, too, as hexadecimal digits.
+/// `object` with a path. JSON has text alone: of a path that is not UTF-8 it has the bytes, too, as
+/// hexadecimal digits.
 pub(super) fn with_path(path: &[u8], mut object: Value) -> Value {
     object["path"] = String::from_utf8_lossy(path).into();
     if std::str::from_utf8(path).is_err() {

@@ -1,12 +1,15 @@
-//! The size of TCP segments, on a path that loses longer packets without a message. A connection of the kernel's TCP that stands cannot find the
-//! size by itself unless the administrator has `net.ipv4.tcp_mtu_probing` on; the next connection can have shorter segments.
+//! The size of TCP segments, on a path that loses longer packets without a message. A connection of
+//! the kernel's TCP that stands cannot find the size by itself unless the administrator has
+//! `net.ipv4.tcp_mtu_probing` on; the next connection can have shorter segments.
 
 use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
 use std::time::Duration;
 
-/// Those that are tried: of the packets that every path takes with IPv6 (1,280 bytes), and with IPv4 (576 bytes).
+/// Those that are tried: of the packets that every path takes with IPv6 (1,280 bytes), and with
+/// IPv4 (576 bytes).
 const SHORTER: [u16; 2] = [1220, 516];
-/// A connection that was without an answer for so long was not cut, as one that is cut is reset or closed.
+/// A connection that was without an answer for so long was not cut, as one that is cut is reset or
+/// closed.
 const STUCK: Duration = Duration::from_secs(5);
 
 /// What the next connection has.
@@ -24,8 +27,8 @@ impl Segments {
         Self { now: AtomicU16::new(asked.unwrap_or(0)), unanswered: AtomicU32::new(0) }
     }
 
-    /// For the next connection. Where attempts get no answer each second one is with shorter segments, as the first message of TLS may be longer
-    /// than the path takes.
+    /// For the next connection. Where attempts get no answer each second one is with shorter
+    /// segments, as the first message of TLS may be longer than the path takes.
     pub(super) fn next(&self) -> Option<u16> {
         let now = Some(self.now.load(Ordering::Relaxed)).filter(|bytes| *bytes > 0);
         let is_other = !self.unanswered.load(Ordering::Relaxed).is_multiple_of(2);

@@ -41,8 +41,8 @@ fn consider(plan: &Plan, place: Place, meta: Meta, target: Option<&Meta>) {
     }
 }
 
-/// A local source: the directory that is opened, the path below it, and the name that it has at the target. Without a name its contents are
-/// copied.
+/// A local source: the directory that is opened, the path below it, and the name that it has at the
+/// target. Without a name its contents are copied.
 struct LocalSource {
     root: Arc<Root>,
     local: RelPath,

@@ -19,7 +19,8 @@ use uiw_copy::protocol::{Reply, Request, SLOT};
 use uiw_llp::PeerIdentity;
 use uiw_mem::STag;
 
-/// Time without an acknowledgement or a sign of life after which another connection replaces this one and continues its work.
+/// Time without an acknowledgement or a sign of life after which another connection replaces this
+/// one and continues its work.
 const SILENCE: Duration = Duration::from_secs(20);
 
 /// First and longest pause between two attempts to connect again.
@@ -28,8 +29,8 @@ pub(super) const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Dur
 /// Time that an attempt to connect has at least.
 const LEAST: Duration = Duration::from_secs(1);
 
-/// While so many blocks are still to be taken, a slow connection is done in time whatever it has under way: four times what all connections
-/// have in their slots on most paths.
+/// While so many blocks are still to be taken, a slow connection is done in time whatever it has
+/// under way: four times what all connections have in their slots on most paths.
 const PLENTY: u64 = 128;
 
 /// What all connections of a transfer are made with.
@@ -87,8 +88,9 @@ impl SlotFlow {
         }
     }
 
-    /// How many slots keep the connection busy: as many as are answered in two round trips and a tenth of a second, and one. More of them would
-    /// wait in a slow connection while others have nothing left to do.
+    /// How many slots keep the connection busy: as many as are answered in two round trips and a
+    /// tenth of a second, and one. More of them would wait in a slow connection while others have
+    /// nothing left to do.
     fn depth(&self, round_trip: Duration, slots: usize) -> usize {
         let Some(interval) = self.interval else { return slots };
         let busy = (round_trip * 2 + Duration::from_millis(100)).as_micros();
@@ -178,7 +180,8 @@ impl Stripe {
                 "check that `uiw serve` of this version listens there",
             )
         })?;
-        // On a path that loses long packets of the server's nothing comes, and this end has nothing to be acknowledged.
+        // On a path that loses long packets of the server's nothing comes, and this end has nothing
+        // to be acknowledged.
         let patience = if said.pulse { SILENCE.min(target.give_up) } else { target.give_up };
         channel.set_patience(patience, &target.heard);
         let len = usize::from(slots) * SLOT as usize;
@@ -264,7 +267,8 @@ impl Stripe {
         Broken::Fatal(Failure::lost(self.channel.peer(), violation))
     }
 
-    /// Takes tasks until there are none left. What was under way when the connection broke goes back to the plan.
+    /// Takes tasks until there are none left. What was under way when the connection broke goes
+    /// back to the plan.
     pub(super) fn work(
         mut self,
         plan: &Plan,
@@ -319,8 +323,9 @@ impl Stripe {
         }
     }
 
-    /// A slot for another task: any, as long as there is plenty to do, so that the peer has bytes to send also where several blocks come at once, behind
-    /// a packet that was lost; towards the end none if as many are under way as keep the connection busy.
+    /// A slot for another task: any, as long as there is plenty to do, so that the peer has bytes
+    /// to send also where several blocks come at once, behind a packet that was lost; towards the
+    /// end none if as many are under way as keep the connection busy.
     fn free_slot(&self, plan: &Plan) -> Option<usize> {
         let free = self.flights.iter().position(Option::is_none)?;
         let under_way = self.flights.iter().flatten().count();

@@ -37,14 +37,15 @@ pub(super) struct Item {
     pub(super) restarts: u8,
 }
 
-/// A directory, which gets its mode and time when everything in it is there. With `--delete` also one that the source does not have: it is
-/// searched for excluded entries, which stay.
+/// A directory, which gets its mode and time when everything in it is there. With `--delete` also
+/// one that the source does not have: it is searched for excluded entries, which stay.
 #[derive(Debug)]
 pub(super) struct Directory {
     pub(super) place: Place,
     pub(super) meta: Meta,
     pub(super) parent: Option<Arc<Self>>,
-    /// Path of the directory relative to the source on the command line: empty for the source itself, otherwise with a slash at the end.
+    /// Path of the directory relative to the source on the command line: empty for the source
+    /// itself, otherwise with a slash at the end.
     pub(super) below: Vec<u8>,
     /// Whether the source does not have it.
     pub(super) is_surplus: bool,
@@ -65,7 +66,8 @@ pub(super) struct Removals {
 /// Memory of all lists of a transfer.
 pub(super) type ListMemory = Arc<AtomicU64>;
 
-/// Bytes of memory that the lists of a transfer take at most. What becomes of their entries counts, as long as the directory is not complete.
+/// Bytes of memory that the lists of a transfer take at most. What becomes of their entries counts,
+/// as long as the directory is not complete.
 const MAX_LISTS: u64 = 2 << 30;
 
 /// The error of a directory for which [`MAX_LISTS`] leaves no room.
@@ -179,7 +181,8 @@ impl Transfer {
         sum
     }
 
-    /// Returns whether more blocks were missing than twice those of the file: a server that keeps what it gets names each once.
+    /// Returns whether more blocks were missing than twice those of the file: a server that keeps
+    /// what it gets names each once.
     pub(super) fn is_endless(&self) -> bool {
         self.blocks().asked > self.head().blocks().saturating_mul(2)
     }
@@ -202,7 +205,8 @@ impl Transfer {
         Some(block)
     }
 
-    /// Up to where blocks behind `block` are missing too, at most to `end`: they are not transferred, as they lie in a hole.
+    /// Up to where blocks behind `block` are missing too, at most to `end`: they are not
+    /// transferred, as they lie in a hole.
     pub(super) fn skip(&self, block: u64, end: u64) -> u64 {
         let mut blocks = self.blocks();
         let Some(range) = blocks.missing.front_mut().filter(|range| range.start == block + 1) else {

@@ -68,7 +68,8 @@ impl Check {
     }
 }
 
-/// Everything, for paths that hold `bdp` bytes. `is_bpf_fatal`: this process would be ended for asking.
+/// Everything, for paths that hold `bdp` bytes. `is_bpf_fatal`: this process would be ended for
+/// asking.
 pub(super) fn all(bdp: u64, is_bpf_fatal: bool) -> Vec<Check> {
     let mut found = vec![kernel(), multipath(), capabilities(), packet(), xdp(is_bpf_fatal)];
     let interfaces = Interface::all().unwrap_or_default();
@@ -98,7 +99,8 @@ fn kernel() -> Check {
     }
 }
 
-/// Multipath TCP of the kernel. Another path is the administrator's to add, so one alone is no defect.
+/// Multipath TCP of the kernel. Another path is the administrator's to add, so one alone is no
+/// defect.
 fn multipath() -> Check {
     match uiw_llp::tcp::TcpStack::multipath() {
         Ok(_) => Check::ok(MPTCP, "Multipath TCP: --llp mptcp, on the paths of `ip mptcp endpoint`"),
@@ -153,7 +155,8 @@ fn refused(name: &'static str, error: &io::Error, needed: &[Capability]) -> Chec
     }
 }
 
-/// Memory for the frames of AF_XDP counts against a limit, unless the process may lock what it likes.
+/// Memory for the frames of AF_XDP counts against a limit, unless the process may lock what it
+/// likes.
 fn locked(interfaces: &[Interface]) -> Vec<Check> {
     const NAME: &str = "locked memory";
     let limit = getrlimit(Resource::Memlock).current;
@@ -171,7 +174,8 @@ fn locked(interfaces: &[Interface]) -> Vec<Check> {
     vec![check.with(details)]
 }
 
-/// The largest buffer that the kernel's TCP grows to. About half of it is window (`tcp_adv_win_scale`).
+/// The largest buffer that the kernel's TCP grows to. About half of it is window
+/// (`tcp_adv_win_scale`).
 fn buffer(name: &'static str, knob: &str, bdp: u64) -> Check {
     let text = fs::read_to_string(format!("/proc/sys/net/ipv4/{knob}")).unwrap_or_default();
     let values: Vec<u64> = text.split_whitespace().filter_map(|word| word.parse().ok()).collect();
@@ -223,7 +227,8 @@ fn congestion() -> Check {
     }
 }
 
-/// Returns whether the kernel's TCP finds the size of packets that pass where no message says that longer ones are lost (RFC 4821).
+/// Returns whether the kernel's TCP finds the size of packets that pass where no message says that
+/// longer ones are lost (RFC 4821).
 fn probing() -> Check {
     const NAME: &str = "path MTU probing";
     let text = fs::read_to_string("/proc/sys/net/ipv4/tcp_mtu_probing").unwrap_or_default();

@@ -1,4 +1,5 @@
-//! `uiw doctor`: what would run on this machine, and what to do for the rest, and whether a peer can be reached. It changes nothing.
+//! `uiw doctor`: what would run on this machine, and what to do for the rest, and whether a peer
+//! can be reached. It changes nothing.
 
 mod checks;
 mod preload;
@@ -47,7 +48,8 @@ pub(crate) struct Args {
     /// What must run: tcp, mptcp, packet, xdp; several with commas
     #[arg(long, value_enum, value_delimiter = ',', default_value = "tcp")]
     need: Vec<StackRequirement>,
-    /// The program of which is said whether it would load uiw's libraries under `uiw run` [default: /bin/sh]
+    /// The program of which is said whether it would load uiw's libraries under `uiw run` [default:
+    /// /bin/sh]
     #[arg(long, value_name = "FILE")]
     program: Option<PathBuf>,
     /// One JSON object

@@ -202,7 +202,8 @@ fn descriptors() -> Check {
     }
 }
 
-/// As many threads as a device has at most: one for each shard, and those of connections out of band, datagrams and trims.
+/// As many threads as a device has at most: one for each shard, and those of connections out of
+/// band, datagrams and trims.
 const THREADS: usize = 11;
 
 fn threads() -> Check {

@@ -1,5 +1,5 @@
-//! `uiw perf --compare`: ours and raw TCP in alternating slices, each on a new connection, and raw TCP against raw TCP between
-//! them, which shows how much of a difference is noise.
+//! `uiw perf --compare`: ours and raw TCP in alternating slices, each on a new connection, and raw
+//! TCP against raw TCP between them, which shows how much of a difference is noise.
 
 use super::plan::Plan;
 use super::raw::{Client, RawMeasurement};
@@ -115,7 +115,8 @@ pub(crate) struct Slices {
     pub(crate) time: Option<Duration>,
 }
 
-/// How long a slice is on a path: every slice begins with a new connection, whose congestion window takes some ten round trips to grow.
+/// How long a slice is on a path: every slice begins with a new connection, whose congestion window
+/// takes some ten round trips to grow.
 fn slice_time(round_trip: Duration) -> Duration {
     const LEAST: Duration = Duration::from_millis(200);
     const ROUND_TRIPS: u32 = 50;

@@ -99,7 +99,8 @@ impl FlowState {
         Ok(())
     }
 
-    /// Returns whether the answer to the last ping has arrived, by the contents of memory (Write only).
+    /// Returns whether the answer to the last ping has arrived, by the contents of memory (Write
+    /// only).
     pub(crate) fn written_back(&self) -> Result<bool> {
         let Some(back) = &self.back else { return Ok(false) };
         let mut last = [0u8];
@@ -145,7 +146,8 @@ impl FlowState {
         post(&self.link.qp, self.index << FLOW_SHIFT | MARK, SendOp::Send, &[], SendFlags::SIGNALED)
     }
 
-    /// Where the bytes that were written lie at the peer, to be read back: slot by slot, with the last message of each.
+    /// Where the bytes that were written lie at the peer, to be read back: slot by slot, with the
+    /// last message of each.
     pub(crate) fn read_back(&mut self, mut wait: impl FnMut(&mut Self) -> Result<()>) -> Result<()> {
         let messages = self.source.posted;
         let slots = u64::from(self.plan.slots()).min(messages);

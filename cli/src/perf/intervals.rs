@@ -15,7 +15,8 @@ pub(super) struct Interval {
     pub(super) to: Duration,
     pub(super) messages: u64,
     pub(super) bytes: u64,
-    /// Minimum, median, 99th percentile and maximum of the round trips in microseconds, in a ping-pong.
+    /// Minimum, median, 99th percentile and maximum of the round trips in microseconds, in a
+    /// ping-pong.
     round_trips: Option<[f64; 4]>,
 }
 
@@ -93,7 +94,8 @@ impl<F: FnMut(&Interval)> Intervals<F> {
         Ok(Self { progress, size, every, from, before, last, round_trips, over: Vec::new(), show })
     }
 
-    /// The measurement is over, after `messages` in `elapsed`. The last interval has what is left and is shorter than the others.
+    /// The measurement is over, after `messages` in `elapsed`. The last interval has what is left
+    /// and is shorter than the others.
     pub(super) fn end(mut self, messages: u64, elapsed: Duration) -> Vec<Interval> {
         self.last = (elapsed.max(self.from), messages);
         // Without a message it is one unless it is a moment.

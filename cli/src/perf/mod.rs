@@ -44,7 +44,8 @@ pub(crate) struct Args {
     /// Connections at a time; doubled by --bidirectional
     #[arg(long, default_value_t = 1)]
     connections: u32,
-    /// Messages under way on a connection [default: as many as have 1 MiB together (Reads: 4 MiB), 2 to 128]
+    /// Messages under way on a connection [default: as many as have 1 MiB together (Reads: 4 MiB),
+    /// 2 to 128]
     #[arg(long)]
     depth: Option<u32>,
     /// Seconds of a measurement
@@ -65,7 +66,8 @@ pub(crate) struct Args {
     /// Ping-pong: round trips instead of throughput
     #[arg(long)]
     latency: bool,
-    /// Both directions at once: on as many connections again the server posts (Writes and Reads); figures are of both together
+    /// Both directions at once: on as many connections again the server posts (Writes and Reads);
+    /// figures are of both together
     #[arg(short, long, conflicts_with = "latency")]
     bidirectional: bool,
     /// Sleep until something completes (throughput does so by itself)
@@ -86,7 +88,8 @@ pub(crate) struct Args {
     /// Seconds of a slice of a comparison [default: 0.2, or 50 round trips if that is longer]
     #[arg(long, value_name = "S", requires = "compare", value_parser = some_seconds)]
     slice_seconds: Option<f64>,
-    /// What was done in every so many seconds, by this end, as it goes; with --json a list in the result
+    /// What was done in every so many seconds, by this end, as it goes; with --json a list in the
+    /// result
     #[arg(short, long, value_name = "SECONDS", value_parser = some_seconds, conflicts_with = "compare")]
     interval: Option<f64>,
     /// One JSON object a result

@@ -105,7 +105,8 @@ impl OppositeFlow {
         self.stats.map_or(0, |stats| stats.messages)
     }
 
-    /// Messages that were wrong: those that the server found so, and slots of our memory whose last one is not there.
+    /// Messages that were wrong: those that the server found so, and slots of our memory whose last
+    /// one is not there.
     pub(crate) fn wrong(&self) -> Result<u64> {
         let mut wrong = self.stats.map_or(0, |stats| stats.wrong);
         if self.plan.op == Op::Write {

@@ -11,7 +11,8 @@ impl PatternWords {
         Self(seq.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ 0xD1B5_4A32_D192_ED03)
     }
 
-    /// Fills `out` with the next bytes; only the last part of a message may have a length that is no multiple of 8.
+    /// Fills `out` with the next bytes; only the last part of a message may have a length that is
+    /// no multiple of 8.
     fn fill(&mut self, out: &mut [u8]) {
         let mut state = self.0;
         for word in out.chunks_mut(8) {
@@ -31,8 +32,8 @@ pub(crate) fn fill(seq: u64, out: &mut [u8]) {
     PatternWords::new(seq).fill(out);
 }
 
-/// Calls `each` with every part of the `len` bytes of message `seq` and its offset, until it returns false. True: it never did. A peer that
-/// asks for long messages costs no memory for them.
+/// Calls `each` with every part of the `len` bytes of message `seq` and its offset, until it
+/// returns false. True: it never did. A peer that asks for long messages costs no memory for them.
 pub(crate) fn parts<E>(
     seq: u64,
     len: usize,

@@ -10,8 +10,9 @@ use crate::shared::qp_setup::Wait;
 use crate::shared::service::{Op, OppositeTraffic, PerfOrder};
 use std::time::Duration;
 
-/// Bytes under way when nothing else is said. A Write or Send is done when TCP has taken it, so a few are enough to keep TCP
-/// busy; a Read is done when its bytes are here, so the path must be full of them.
+/// Bytes under way when nothing else is said. A Write or Send is done when TCP has taken it, so a
+/// few are enough to keep TCP busy; a Read is done when its bytes are here, so the path must be
+/// full of them.
 const AUTO_BYTES: u32 = 1 << 20;
 const AUTO_READ_BYTES: u32 = 4 << 20;
 
@@ -106,7 +107,8 @@ impl Plan {
         Ok(())
     }
 
-    /// Messages that lie side by side in memory. Writes may all go to one place, unless they are looked at.
+    /// Messages that lie side by side in memory. Writes may all go to one place, unless they are
+    /// looked at.
     pub(crate) fn slots(&self) -> u32 {
         match self.op {
             Op::Write | Op::WriteImm | Op::Send if !self.validate => 1,

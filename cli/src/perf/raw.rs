@@ -1,4 +1,5 @@
-//! Raw TCP beside a measurement: the same machines, the same processes, the same kind of thread, as fast as sockets get.
+//! Raw TCP beside a measurement: the same machines, the same processes, the same kind of thread, as
+//! fast as sockets get.
 
 use crate::shared::args::PeerConfig;
 use crate::shared::fail::{Failure, Refusal, Result, printable};
@@ -56,8 +57,8 @@ fn dial(peer: SocketAddr, mss: Option<u16>) -> io::Result<TcpStream> {
     Ok(socket.into())
 }
 
-/// MPA's start-up, by which a port of iWARP lets raw TCP in (docs/compatibility.md): an order in the private data of the Request, and the Reply.
-/// No byte behind the Reply is read.
+/// MPA's start-up, by which a port of iWARP lets raw TCP in (docs/compatibility.md): an order in
+/// the private data of the Request, and the Reply. No byte behind the Reply is read.
 fn start_up(stream: &mut TcpStream, order: &[u8]) -> io::Result<()> {
     // No FPDU will follow: nothing is negotiated.
     let config = StartupConfig {
@@ -218,7 +219,8 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    /// Asks `peer` for raw TCP on its port. The connection returned must live as long as the client.
+    /// Asks `peer` for raw TCP on its port. The connection returned must live as long as the
+    /// client.
     pub(crate) fn open(
         device: &Device,
         pd: &Pd,
@@ -260,7 +262,8 @@ impl Client {
         Failure::lost(format!("raw TCP to {}", self.server), error)
     }
 
-    /// One slice of throughput on new connections: writes of `buffer` bytes, from and to `memory` bytes.
+    /// One slice of throughput on new connections: writes of `buffer` bytes, from and to `memory`
+    /// bytes.
     pub(crate) fn slice(
         &self,
         way: RawDirection,
@@ -276,7 +279,8 @@ impl Client {
         .map_err(|error| self.failed(error))
     }
 
-    /// Bytes of both; the time and the processors' time, which is that of whole processes, of the longer one.
+    /// Bytes of both; the time and the processors' time, which is that of whole processes, of the
+    /// longer one.
     fn both(&self, buffer: u32, memory: u32, time: Duration) -> io::Result<RawMeasurement> {
         let (a, b) = std::thread::scope(|scope| {
             let other = scope.spawn(|| self.read(buffer, memory, time));

@@ -241,7 +241,8 @@ impl Run {
         Ok(())
     }
 
-    /// Polls once if the answer is detected in memory; otherwise waits for a completion. Returns those taken.
+    /// Polls once if the answer is detected in memory; otherwise waits for a completion. Returns
+    /// those taken.
     fn take_for_answer(&mut self) -> Result<usize> {
         if self.plan.op != Op::Write {
             return self.take(WaitLimits::NEVER);

@@ -1,4 +1,5 @@
-//! What one end of a measurement posts on a connection, message by message: the client's, or the server's in the opposite direction.
+//! What one end of a measurement posts on a connection, message by message: the client's, or the
+//! server's in the opposite direction.
 
 use super::pattern;
 use crate::shared::fail::Result;
@@ -49,7 +50,8 @@ pub(crate) struct Source {
 }
 
 impl Source {
-    /// Posts from `local`, which has [`Messages::memory`] bytes, to `open`. Message `n` is request `tag + n`.
+    /// Posts from `local`, which has [`Messages::memory`] bytes, to `open`. Message `n` is request
+    /// `tag + n`.
     pub(crate) fn new(what: Messages, tag: u64, local: Buffer, open: RemoteMr) -> Self {
         let size = what.size as usize;
         let sges = (0..what.slots as usize).map(|slot| local.sge(slot * size..(slot + 1) * size)).collect();
@@ -66,7 +68,8 @@ impl Source {
         self.in_flight() >= u64::from(self.what.signal_every)
     }
 
-    /// Posts chains of messages while the depth has room for a whole one, up to the `limit`th message.
+    /// Posts chains of messages while the depth has room for a whole one, up to the `limit`th
+    /// message.
     pub(crate) fn fill_up(&mut self, qp: &Qp, limit: u64) -> Result<()> {
         let (depth, chain) = (u64::from(self.what.depth), u64::from(self.what.chain));
         while self.posted < limit {
@@ -94,8 +97,8 @@ impl Source {
                 flags: if signal { SendFlags::SIGNALED } else { SendFlags::empty() },
             }
         });
-        // A slot of `local` is filled or looked at only when no message under way names it, since no more than `depth` are;
-        // without validation nothing touches it at all.
+        // A slot of `local` is filled or looked at only when no message under way names it, since
+        // no more than `depth` are; without validation nothing touches it at all.
         post_all(qp, wrs)?;
         self.posted += count;
         Ok(())

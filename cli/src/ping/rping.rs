@@ -1,5 +1,5 @@
-//! rping's protocol (librdmacm's `rping`): the client describes its source, the server reads it; the client describes its sink,
-//! the server writes the bytes back.
+//! rping's protocol (librdmacm's `rping`): the client describes its source, the server reads it;
+//! the client describes its sink, the server writes the bytes back.
 
 use super::RoundTrips;
 use crate::shared::fail::{Failure, Result};
@@ -66,7 +66,8 @@ impl From<RemoteMr> for Info {
     }
 }
 
-/// rping's bytes of round `round`: "rdma-ping-N: ", then printing characters that begin one later every round, then NUL.
+/// rping's bytes of round `round`: "rdma-ping-N: ", then printing characters that begin one later
+/// every round, then NUL.
 pub(crate) fn pattern(round: u64, size: usize) -> Vec<u8> {
     const FIRST: u8 = b'A';
     const LAST: u8 = b'z';

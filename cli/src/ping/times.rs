@@ -29,7 +29,8 @@ impl Times {
         self.histogram.len()
     }
 
-    /// The least, the mean, the median, the 99th percentile and the longest, in microseconds; `None` if there is none.
+    /// The least, the mean, the median, the 99th percentile and the longest, in microseconds;
+    /// `None` if there is none.
     pub(super) fn micros(&self) -> Option<[f64; 5]> {
         let us = |time: Duration| time.as_secs_f64() * 1e6;
         let (least, most) = self.extremes.map(|(least, most)| (us(least), us(most)))?;

@@ -1,9 +1,11 @@
-//! The two processes of a run that is reported. The one that the user has started waits for the other one, which waits for the program and
-//! reports. Each ends the program and what it has started when the other one is killed: a killed run leaves neither processes nor files.
+//! The two processes of a run that is reported. The one that the user has started waits for the
+//! other one, which waits for the program and reports. Each ends the program and what it has
+//! started when the other one is killed: a killed run leaves neither processes nor files.
 //!
-//! Each process is a subreaper: descendants of the program whose parents have ended become children of the nearest one. The
-//! second process has a parent-death signal, and the first one waits for it, so whichever is killed, the other one finds the
-//! rest of the tree below itself, kills it until nothing is left, and removes the counters.
+//! Each process is a subreaper: descendants of the program whose parents have ended become children
+//! of the nearest one. The second process has a parent-death signal, and the first one waits for
+//! it, so whichever is killed, the other one finds the rest of the tree below itself, kills it
+//! until nothing is left, and removes the counters.
 
 use super::tree;
 use crate::shared::fail::{Failure, Result};
@@ -25,15 +27,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use uiw_cabi_core::denied;
 use uiw_cli_sys::split::{ProcessSide, split};
 
-/// What the kernel sends to the second process when the thread that made it has ended, which only ends with the first process. None of the
-/// signals that are passed on: the other threads of a killed process may end later, and until then it is still the parent.
+/// What the kernel sends to the second process when the thread that made it has ended, which only
+/// ends with the first process. None of the signals that are passed on: the other threads of a
+/// killed process may end later, and until then it is still the parent.
 const FIRST_ENDED: Signal = Signal::POWER;
 
 /// Its signals need a pair of sockets.
 const PROCESS: &str = "making a process and a pair of sockets";
 
-/// Runs `watch` in a second process, and returns its exit code in the first one. If the second process is killed, the first one ends the
-/// program and calls `clean_up`.
+/// Runs `watch` in a second process, and returns its exit code in the first one. If the second
+/// process is killed, the first one ends the program and calls `clean_up`.
 pub(super) fn run(
     watch: impl FnOnce(Guard) -> Result<ExitCode>,
     clean_up: impl FnOnce(),
@@ -81,7 +84,8 @@ fn code(status: WaitStatus) -> u8 {
     u8::try_from(code.unwrap_or(0)).unwrap_or(u8::MAX)
 }
 
-/// What waits for a process, and passes signals that this process gets on to it. Made before that one: no signal is lost.
+/// What waits for a process, and passes signals that this process gets on to it. Made before that
+/// one: no signal is lost.
 pub(super) struct Guard {
     first: FirstProcess,
     signals: Signals,
@@ -134,7 +138,8 @@ impl Guard {
     fn status(self, process: Pid) -> io::Result<WaitStatus> {
         let Self { first, mut signals } = self;
         let handle = signals.handle();
-        // This stays the process's own when its number is another one's. There is none before Linux 5.3.
+        // This stays the process's own when its number is another one's. There is none before Linux
+        // 5.3.
         let opened = pidfd_open(process, PidfdFlags::empty()).ok();
         let send = move |signal| match &opened {
             Some(opened) => pidfd_send_signal(opened, signal),

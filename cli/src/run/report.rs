@@ -1,4 +1,5 @@
-//! What a program and all that it has started moved by uiw: the sum of their counters, which they publish in a directory of this run.
+//! What a program and all that it has started moved by uiw: the sum of their counters, which they
+//! publish in a directory of this run.
 //!
 //! ```text
 //!   /tmp/uiw-run-NAME        0711 for root, otherwise 0700: nobody else can list it or make files in it
@@ -7,9 +8,11 @@
 //!       *.counters, *.sockets
 //! ```
 //!
-//! Programs of root become other users, as daemons do, and still have to make their files. So the directory for the files can be written by
-//! everyone who knows its name, which is random: programs get it by their environment, and other users cannot read that. A program under `uiw run`
-//! is trusted to report what it has moved, but its files must not exhaust this process or drive a terminal.
+//! Programs of root become other users, as daemons do, and still have to make their files. So the
+//! directory for the files can be written by everyone who knows its name, which is random: programs
+//! get it by their environment, and other users cannot read that. A program under `uiw run` is
+//! trusted to report what it has moved, but its files must not exhaust this process or drive a
+//! terminal.
 
 use super::cannot_run;
 use super::guard::{self, Guard};
@@ -183,7 +186,8 @@ fn socket_files(directory: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Removes a run's directory, unless a process that it has started still runs: a later run does then.
+/// Removes a run's directory, unless a process that it has started still runs: a later run does
+/// then.
 fn remove(directory: &Directory, user: &Directory, name: &str) {
     if directory.remove_ended().unwrap_or(false)
         && let Some(base) = directory.path().parent()
@@ -210,7 +214,8 @@ fn sweep(user: &Directory) {
     }
 }
 
-/// Returns whether the process of a run has ended. When a machine has been restarted, another user may have made files of the same names.
+/// Returns whether the process of a run has ended. When a machine has been restarted, another user
+/// may have made files of the same names.
 fn is_over(path: &Path) -> io::Result<bool> {
     // Without NONBLOCK, a FIFO without a reader would not be opened.
     let flags = OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
@@ -250,7 +255,8 @@ impl CounterSum {
         *self.libraries.entry(if is_listed { library } else { "others".to_owned() }).or_default() += 1;
     }
 
-    /// Counts the connections of a list, of which `left` bytes at most are read. The rest of a list with a line of another format is left out.
+    /// Counts the connections of a list, of which `left` bytes at most are read. The rest of a list
+    /// with a line of another format is left out.
     fn add_sockets(&mut self, file: &Path, left: &mut u64) {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let Ok(opened) = rustix::fs::open(file, flags, Mode::empty()) else { return };
@@ -405,7 +411,8 @@ mod tests {
         }
     }
 
-    /// A process of another user finds neither the lock nor the directory, but one that was given its name makes files there.
+    /// A process of another user finds neither the lock nor the directory, but one that was given
+    /// its name makes files there.
     #[test]
     fn report_directory_hidden_from_users() {
         let user = User::new("hidden");

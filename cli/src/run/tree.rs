@@ -8,11 +8,12 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::time::{Duration, Instant};
 
-/// How long killed processes may take to end. One that waits for a device or a file system in the kernel may need that.
+/// How long killed processes may take to end. One that waits for a device or a file system in the
+/// kernel may need that.
 const KILLED: Duration = Duration::from_secs(10);
 
-/// Kills every process below this one, and waits for their end. This process must be a subreaper: where a process ends, what it has started
-/// becomes this one's child then, and is found.
+/// Kills every process below this one, and waits for their end. This process must be a subreaper:
+/// where a process ends, what it has started becomes this one's child then, and is found.
 pub(super) fn end() {
     let limit = Instant::now() + KILLED;
     loop {
@@ -36,7 +37,8 @@ struct ProcessEntry {
     parent: Pid,
 }
 
-/// The number may be another process's by now. What is killed has the same parent still, or this process in its place.
+/// The number may be another process's by now. What is killed has the same parent still, or this
+/// process in its place.
 fn kill(process: ProcessEntry) {
     match pidfd_open(process.number, PidfdFlags::empty()) {
         Ok(opened) => {

@@ -1,5 +1,5 @@
-//! Memory that clients may ask for: a total, of which a client gets at most as much as it leaves to others, a reserve for those who want
-//! little, and a bound for each connection.
+//! Memory that clients may ask for: a total, of which a client gets at most as much as it leaves to
+//! others, a reserve for those who want little, and a bound for each connection.
 
 use super::peers::{Grant, Ledger, Peer};
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -1,5 +1,5 @@
-//! The comparisons with raw TCP that run, each with its connections of raw TCP. A comparison stands as long as the iWARP connection that has
-//! asked for it.
+//! The comparisons with raw TCP that run, each with its connections of raw TCP. A comparison stands
+//! as long as the iWARP connection that has asked for it.
 
 use crate::perf::raw::AT_ONCE;
 use std::collections::HashMap;

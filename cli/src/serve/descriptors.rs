@@ -9,8 +9,8 @@ use super::shares::Shares;
 const EACH: usize = 2;
 /// Maximum number of descriptors of a connection that reads files, which has eight of them open.
 const EACH_READER: usize = EACH + 8;
-/// Maximum number of descriptors of a connection that writes files: those of a reader, three for each of 16 incomplete files, and those of a
-/// removal.
+/// Maximum number of descriptors of a connection that writes files: those of a reader, three for
+/// each of 16 incomplete files, and those of a removal.
 const EACH_WRITER: usize = EACH_READER + 3 * 16 + uiw_copy::remove::MAX_OPEN;
 /// Descriptors reserved for connections that are being set up or rejected.
 const RESERVED: usize = 8;
@@ -26,7 +26,8 @@ pub(super) fn raise() {
     }
 }
 
-/// Returns the number of connections for which the free descriptors suffice if every peer opens as many files as it can. At least one.
+/// Returns the number of connections for which the free descriptors suffice if every peer opens as
+/// many files as it can. At least one.
 pub(super) fn connections(shares: &Shares) -> usize {
     let Some(limit) = getrlimit(Resource::Nofile).current else { return usize::MAX };
     let open = fs::read_dir("/proc/self/fd").map_or(0, Iterator::count);

@@ -1,5 +1,5 @@
-//! Peers that do not name a service: stock `rping` and echo clients. A first message that is rping's description of a
-//! buffer makes this rping's server; anything else is echoed.
+//! Peers that do not name a service: stock `rping` and echo clients. A first message that is
+//! rping's description of a buffer makes this rping's server; anything else is echoed.
 
 use super::{Server, ping};
 use crate::ping::rping::{Info, MAX_SIZE};
@@ -40,7 +40,8 @@ pub(super) fn serve(server: &Server, request: ConnRequest) -> Result<()> {
     }
 }
 
-/// rping's server: reads the client's source and says so, writes it to the client's sink and says so.
+/// rping's server: reads the client's source and says so, writes it to the client's sink and says
+/// so.
 struct RpingServer<'a> {
     server: &'a Server,
     conn: MsgConn,

@@ -1,4 +1,5 @@
-//! `uiw serve`: the reference server, and the shares of `uiw cp`. One thread accepts; each connection has a thread of its own, which sleeps in the device.
+//! `uiw serve`: the reference server, and the shares of `uiw cp`. One thread accepts; each
+//! connection has a thread of its own, which sleeps in the device.
 
 mod budget;
 mod comparisons;
@@ -49,17 +50,19 @@ const BACKLOG: u32 = 1024;
 /// Options of `uiw serve`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Where to listen (repeatable): ADDR:PORT, NAME:PORT, ADDR, :PORT (all addresses) or PORT (this machine only); port 0 takes a free one
+    /// Where to listen (repeatable): ADDR:PORT, NAME:PORT, ADDR, :PORT (all addresses) or PORT
+    /// (this machine only); port 0 takes a free one
     /// [default: 127.0.0.1:7174; with --llp packet: or xdp: port 7174 of its first address]
     #[arg(long, value_name = "ADDR:PORT", value_parser = listen)]
     listen: Vec<SocketAddr>,
     #[command(flatten)]
     conn: ConnArgs,
-    /// Memory for partly received FPDUs and messages without a receive, of all connections together: bytes, at least 256K
+    /// Memory for partly received FPDUs and messages without a receive, of all connections
+    /// together: bytes, at least 256K
     #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = receive_memory)]
     receive_memory: u32,
-    /// Connections of one address at a time; of IPv6 a /64 counts as one address. All addresses together have at most 1024 [default: as many
-    /// as the address leaves to others, at most 448]
+    /// Connections of one address at a time; of IPv6 a /64 counts as one address. All addresses
+    /// together have at most 1024 [default: as many as the address leaves to others, at most 448]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     per_address: Option<u16>,
     /// Close a connection on which nothing has moved for this time, such as 90s or 10m; 0 is never
@@ -77,13 +80,15 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    /// What is logged by default: connections, refusals and faults; of a server that belongs to another command only what is wrong.
+    /// What is logged by default: connections, refusals and faults; of a server that belongs to
+    /// another command only what is wrong.
     pub(crate) fn log(&self) -> &'static str {
         if self.until_stdin_ends { "warn" } else { "warn,uiw::serve=info" }
     }
 }
 
-/// A server holds memory for its peers, so it gives up the dead earlier than they give up the server.
+/// A server holds memory for its peers, so it gives up the dead earlier than they give up the
+/// server.
 const DEAD_AFTER: DeadAfter = DeadAfter(Some(Duration::from_secs(60)));
 
 /// Runs until Ctrl-C.
@@ -102,7 +107,8 @@ pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
     let is_default = !args.share.is_empty() && !is_here && !args.clear;
     let opener = if is_default { EndRole::Server.opener(opener)?.0 } else { opener.clone() };
     let opener = &opener.checking(shares::checker(&args.share));
-    // SIGHUP makes a service read its files again, if it has any; a server in a terminal ends with the terminal.
+    // SIGHUP makes a service read its files again, if it has any; a server in a terminal ends with
+    // the terminal.
     let stop = if opener.has_tls() || !std::io::stdin().is_terminal() {
         let opener = opener.clone();
         Stop::on_signal_but_hangup(move || match opener.reload_tls() {
@@ -147,7 +153,8 @@ struct Server {
 }
 
 impl Server {
-    /// Names the connection's queue pair in the log, and ends it once nothing has moved on it for too long.
+    /// Names the connection's queue pair in the log, and ends it once nothing has moved on it for
+    /// too long.
     fn watch(&self, link: &Link) {
         let qp = tracing::field::display(Qpn::from_raw(link.qp.num()));
         tracing::Span::current().record("qp", qp);
@@ -206,7 +213,8 @@ fn serve(
     let mut outcome = Ok(());
     notify("READY=1");
     loop {
-        // Not in the device: a connection's thread that waits there is woken only by its own events.
+        // Not in the device: a connection's thread that waits there is woken only by its own
+        // events.
         if !stop.sleep_on(channel.fd()?) {
             break;
         }
@@ -276,8 +284,8 @@ fn memory(service: &Service) -> u64 {
     }
 }
 
-/// Bytes that a connection's stack may grow to. glibc keeps 40 MiB of stacks whose threads have ended, with what they touched: so of large
-/// ones it keeps few.
+/// Bytes that a connection's stack may grow to. glibc keeps 40 MiB of stacks whose threads have
+/// ended, with what they touched: so of large ones it keeps few.
 const STACK: usize = 8 << 20;
 
 /// Starts the thread of a connection.

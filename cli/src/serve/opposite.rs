@@ -91,7 +91,8 @@ impl OppositeDriver {
         })
     }
 
-    /// Posts what there is room for, and takes completions. False when the client has closed in order.
+    /// Posts what there is room for, and takes completions. False when the client has closed in
+    /// order.
     fn step(&mut self, server: &Server) -> Result<bool> {
         if self.is_running {
             self.source.fill_up(&self.link.qp, self.limit)?;
@@ -137,7 +138,8 @@ impl OppositeDriver {
         Ok(true)
     }
 
-    /// Answers behind everything that was posted: a Send overtakes no Write, and with the fence no Read.
+    /// Answers behind everything that was posted: a Send overtakes no Write, and with the fence no
+    /// Read.
     fn answer(&mut self) -> Result<()> {
         self.is_asked = false;
         let Source { posted, wrong, .. } = self.source;

@@ -1,4 +1,5 @@
-//! Owners of connections (an address, a network or a key), and the shares of a resource that owners may hold.
+//! Owners of connections (an address, a network or a key), and the shares of a resource that owners
+//! may hold.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -81,8 +82,9 @@ fn is_private(address: IpAddr) -> bool {
     }
 }
 
-/// A resource of which peers hold amounts. Each may have as much as leaves something to others; and there is a reserve for those who want
-/// little, so that a few greedy peers leave something to many.
+/// A resource of which peers hold amounts. Each may have as much as leaves something to others; and
+/// there is a reserve for those who want little, so that a few greedy peers leave something to
+/// many.
 #[derive(Debug)]
 pub(super) struct Ledger {
     general: PeerPool,
@@ -139,8 +141,9 @@ impl PeerPool {
         Ok(())
     }
 
-    /// Limit of a holder in the general pool. A host or a key may hold as much as it leaves to others: one holds at most a half, two hold at
-    /// most three quarters, and so on. A network may hold three times as much as it leaves, so that it has room beside one greedy host.
+    /// Limit of a holder in the general pool. A host or a key may hold as much as it leaves to
+    /// others: one holds at most a half, two hold at most three quarters, and so on. A network may
+    /// hold three times as much as it leaves, so that it has room beside one greedy host.
     fn fair_limit(&self, holder: &Holder) -> u64 {
         let left = self.total - (self.held - self.own(holder));
         match holder {
@@ -203,7 +206,8 @@ impl Ledger {
         Ok(Grant { holders, amount, is_reserve })
     }
 
-    /// Like [`Ledger::take`], but a host may have `per_host`, and nothing else is limited but the total.
+    /// Like [`Ledger::take`], but a host may have `per_host`, and nothing else is limited but the
+    /// total.
     pub(super) fn take_within(&mut self, peer: &Peer, amount: u64, per_host: u64) -> Result<Grant, Denied> {
         let holders = vec![Holder::Host(peer.host())];
         let limit =

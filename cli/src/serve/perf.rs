@@ -1,5 +1,6 @@
-//! The server of `uiw perf`: memory for Writes, Reads and atomics, receives for Sends, answers for ping-pong. An empty Send is
-//! answered with statistics; it marks the beginning and the end of a run.
+//! The server of `uiw perf`: memory for Writes, Reads and atomics, receives for Sends, answers for
+//! ping-pong. An empty Send is answered with statistics; it marks the beginning and the end of a
+//! run.
 
 use super::{Server, opposite};
 use crate::perf::{pattern, raw::cpu_ns};
@@ -116,7 +117,8 @@ impl PerfSession {
     }
 
     fn wait(&self) -> Wait {
-        // Beside a ping-pong the server sleeps: what it waits for are messages in a row, or nothing at all.
+        // Beside a ping-pong the server sleeps: what it waits for are messages in a row, or nothing
+        // at all.
         if self.order.latency && self.order.op.takes_receives() { self.order.wait } else { Wait::Sleep }
     }
 
@@ -161,7 +163,8 @@ impl PerfSession {
         if self.order.validate
             && let Some(ring) = &self.ring
         {
-            // Of a message of another length nothing is compared: it must cost no more than its bytes.
+            // Of a message of another length nothing is compared: it must cost no more than its
+            // bytes.
             let right = wc.byte_len as usize == self.size
                 && pattern::parts(self.stats.messages - 1, self.size, |offset, part| {
                     Ok::<_, Failure>(ring.differs(slot as usize * self.size + offset, part)?.is_none())

@@ -1,5 +1,6 @@
-//! Signs of life of the server of `uiw cp`: while it works on a request of a connection, or the bytes of one arrive, it says so at least every second. So a
-//! client tells a long operation, such as fsync(2) of a large file, from a server that is stuck.
+//! Signs of life of the server of `uiw cp`: while it works on a request of a connection, or the
+//! bytes of one arrive, it says so at least every second. So a client tells a long operation, such
+//! as fsync(2) of a large file, from a server that is stuck.
 
 use crate::shared::qp_setup::{Link, post};
 use crate::shared::stop::Stop;

@@ -29,7 +29,8 @@ fn refuse(request: ConnRequest, why: &str) -> Result<()> {
     Err(Failure::lost(peer, format!("refused: {why}")))
 }
 
-/// Stands for a comparison until its client closes. Its connections of raw TCP come to the same port.
+/// Stands for a comparison until its client closes. Its connections of raw TCP come to the same
+/// port.
 pub(super) fn compare(server: &Server, request: ConnRequest) -> Result<()> {
     let peer = text::canonical(request.peer_addr());
     if !request.has_socket() {

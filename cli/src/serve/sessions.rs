@@ -1,4 +1,5 @@
-//! The connections that are served: how many there are, of all peers, of each address and of each key.
+//! The connections that are served: how many there are, of all peers, of each address and of each
+//! key.
 
 use super::peers::{Grant, Holder, Ledger, Peer};
 use crate::shared::text;
@@ -11,11 +12,13 @@ pub(super) const MAX: usize = 1024;
 /// Part of the places that is a reserve: see [`Ledger`].
 const RESERVED_PART: usize = 8;
 
-/// Connections that have a thread each. The threads are detached: a handle that waits to be joined would keep its stack.
+/// Connections that have a thread each. The threads are detached: a handle that waits to be joined
+/// would keep its stack.
 pub(super) struct Sessions {
     served: Mutex<Ledger>,
     left: Condvar,
-    /// Limit set by the operator. Without one an address holds at most as many connections as it leaves to others.
+    /// Limit set by the operator. Without one an address holds at most as many connections as it
+    /// leaves to others.
     per_address: Option<usize>,
     /// Of all addresses.
     most: usize,

@@ -135,8 +135,8 @@ impl Shares {
 
 /// Returns whether a key with these options may write to a share; `None`: not even read.
 ///
-/// `shares=a,b:rw` lets it read `a`, and read and write `b`, within the rights of the share; without options it has the rights of the share. What is
-/// not understood gives no right.
+/// `shares=a,b:rw` lets it read `a`, and read and write `b`, within the rights of the share;
+/// without options it has the rights of the share. What is not understood gives no right.
 fn right(options: &str, share: &str) -> Option<bool> {
     if options.is_empty() {
         return Some(true);

@@ -24,7 +24,8 @@ use uiw_copy::root::LISTING;
 use uiw_copy::wire::WireError;
 use uiw_mem::STag;
 
-/// What makes connections those of one client: the token, its identity, the share, and whether it may write.
+/// What makes connections those of one client: the token, its identity, the share, and whether it
+/// may write.
 type Key = (u64, String, String, bool);
 
 /// Failed entries that a transfer logs one by one. The line of the transfer has their number.
@@ -41,7 +42,8 @@ struct RunningTransfer {
     openings: HashMap<IpAddr, Weak<Opening>>,
 }
 
-/// One run of `uiw cp`, shared by its connections. It is logged and counted when the last one has ended.
+/// One run of `uiw cp`, shared by its connections. It is logged and counted when the last one has
+/// ended.
 struct SharedTransfer {
     session: Arc<Session>,
     device: Device,
@@ -131,7 +133,8 @@ impl Drop for SharedTransfer {
     }
 }
 
-/// Bytes of memory that a connection takes: slots and messages, what is at work on one request, and the names of a list.
+/// Bytes of memory that a connection takes: slots and messages, what is at work on one request, and
+/// the names of a list.
 pub(super) fn memory(order: &CpOrder) -> u64 {
     Memory::bytes(order.slots) + 4 * u64::from(uiw_copy::protocol::SLOT) + LISTING
 }
@@ -189,8 +192,8 @@ pub(super) fn serve(server: &Server, request: ConnRequest, order: &CpOrder, hold
     requests(server, channel, &transfer, handler, &activity)
 }
 
-/// What came before the first request of a connection; `None` when the client has ended it: it connects several times, and is done with what is
-/// small before all of them are of use.
+/// What came before the first request of a connection; `None` when the client has ended it: it
+/// connects several times, and is done with what is small before all of them are of use.
 fn used<T>(peer: SocketAddr, outcome: Result<T>) -> Result<Option<T>> {
     match outcome {
         Err(failure) if matches!(failure.exit, Exit::Lost | Exit::Unreachable) => {

@@ -11,7 +11,8 @@ use uiw_cabi_core::settings::{Settings, VARIABLES, Variable};
 /// rping's port, and so the one of `uiw serve`.
 pub(crate) const DEFAULT_PORT: u16 = 7174;
 
-/// Options of a connection: the variables of the libraries that have an option. An option that is not given is as its variable has it.
+/// Options of a connection: the variables of the libraries that have an option. An option that is
+/// not given is as its variable has it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ConnArgs {
     given: Vec<(&'static Variable, String)>,
@@ -244,8 +245,8 @@ pub(crate) fn resolve(host: &str, port: u16) -> Result<SocketAddr> {
     addresses.next().ok_or_else(|| unknown(&"the name has no address"))
 }
 
-/// The address of `--listen`: `ADDR:PORT`, `NAME:PORT` (of several addresses the first one of IPv4), `ADDR`, `:PORT` (all addresses) or `PORT`
-/// (this machine only).
+/// The address of `--listen`: `ADDR:PORT`, `NAME:PORT` (of several addresses the first one of
+/// IPv4), `ADDR`, `:PORT` (all addresses) or `PORT` (this machine only).
 pub(crate) fn listen(text: &str) -> std::result::Result<SocketAddr, String> {
     let loopback = IpAddr::V4(Ipv4Addr::LOCALHOST);
     if let Some(address) = numeric(text, DEFAULT_PORT) {

@@ -1,5 +1,5 @@
-//! The environment: `uiw env` shows the variables that programs on our C libraries obey, and commands that make connections obey the same ones
-//! or refuse them.
+//! The environment: `uiw env` shows the variables that programs on our C libraries obey, and
+//! commands that make connections obey the same ones or refuse them.
 
 use crate::shared::fail::{Failure, Result};
 use crate::shared::text;
@@ -26,7 +26,8 @@ pub(crate) fn settings() -> &'static Settings {
     SETTINGS.get_or_init(Settings::default)
 }
 
-/// Reads the environment for a command that makes connections: a variable that it cannot obey is refused.
+/// Reads the environment for a command that makes connections: a variable that it cannot obey is
+/// refused.
 pub(crate) fn obey(obeys: VariableScope) -> Result<()> {
     let value = |variable: &Variable| env::var(variable.name).ok().filter(|value| !value.is_empty());
     for variable in VARIABLES {

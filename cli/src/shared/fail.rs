@@ -1,4 +1,5 @@
-//! Errors that end a command: the exit code, a line that says what failed and why, and a hint for the user.
+//! Errors that end a command: the exit code, a line that says what failed and why, and a hint for
+//! the user.
 
 use std::process::ExitCode;
 use std::{fmt, io};
@@ -238,7 +239,8 @@ pub(crate) fn printable(private_data: &[u8]) -> String {
     String::from_utf8_lossy(private_data).chars().filter(|c| !is_unsafe(*c)).collect()
 }
 
-/// First word of the private data with which a server rejects a connection that it may accept a little later.
+/// First word of the private data with which a server rejects a connection that it may accept a
+/// little later.
 pub(crate) const BUSY: &str = "busy";
 
 /// Returns the refusal that an error stands for, if another attempt would fail in the same way.

@@ -1,7 +1,8 @@
 //! The log on standard error, with bounds for the lines that peers can cause.
 //!
-//! Any host may connect as often as it likes, and each attempt may cause lines in every crate below. So each place in the code has a budget of its
-//! own: a flood of lines from one place hides none of the others.
+//! Any host may connect as often as it likes, and each attempt may cause lines in every crate
+//! below. So each place in the code has a budget of its own: a flood of lines from one place hides
+//! none of the others.
 
 use super::text::{escape, is_unsafe};
 use std::collections::HashMap;
@@ -36,7 +37,8 @@ fn subscriber(
 ) -> impl Subscriber + Send + Sync {
     tracing_subscriber::fmt()
         .with_env_filter(filter)
-        // Colors are added to lines whose other escape sequences are gone: the crate leaves those of fields alone.
+        // Colors are added to lines whose other escape sequences are gone: the crate leaves those
+        // of fields alone.
         .with_ansi(false)
         // It would report a write that failed by `eprintln!`, which panics then.
         .log_internal_errors(false)
@@ -111,7 +113,8 @@ fn color(level: Level) -> u8 {
     }
 }
 
-/// Decides which lines are logged: all of them, unless there are more than ten a second from one place.
+/// Decides which lines are logged: all of them, unless there are more than ten a second from one
+/// place.
 #[derive(Debug, Default)]
 struct LogLimit(Mutex<HashMap<Identifier, LineBudget>>);
 
@@ -126,7 +129,8 @@ struct LineBudget {
 }
 
 impl LogLimit {
-    /// Returns whether a line of this place is logged, with the number of those before it that were not.
+    /// Returns whether a line of this place is logged, with the number of those before it that were
+    /// not.
     fn admit(&self, place: Identifier, now: Instant) -> Option<u64> {
         let mut places = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         places.entry(place).or_insert(LineBudget { left: BURST, since: now, omitted: 0 }).admit(now)

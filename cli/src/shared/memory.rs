@@ -4,11 +4,13 @@ use crate::shared::fail::{Failure, Result};
 use std::ops::Range;
 use uiw::raw::{Access, Memory, Pd, RawMr, Remote, RemoteMr, STag, Sge};
 
-/// Bytes of the engine's that requests name. The commands copy in and out of a part only while no request of theirs names it;
-/// what a peer may write at any time is registered shared and copied atomically by the engine.
+/// Bytes of the engine's that requests name. The commands copy in and out of a part only while no
+/// request of theirs names it; what a peer may write at any time is registered shared and copied
+/// atomically by the engine.
 pub(crate) struct Buffer {
     mr: RawMr,
-    /// All of it, and what requests call it: the same as long as it is registered, so that no message asks again.
+    /// All of it, and what requests call it: the same as long as it is registered, so that no
+    /// message asks again.
     whole: uiw_mem::Span,
     addr: u64,
     lkey: STag,
@@ -22,11 +24,13 @@ impl Buffer {
         Ok(buffer)
     }
 
-    /// Like [`Buffer::exclusive`], without a page until something is placed there: what a peer that sends nothing costs.
+    /// Like [`Buffer::exclusive`], without a page until something is placed there: what a peer that
+    /// sends nothing costs.
     pub(crate) fn untouched(pd: &Pd, len: usize) -> Result<Self> {
         let memory = owned(len)?;
-        // SAFETY: requests that place into it name distinct parts, and the commands look at a part (through `read`, `write` and
-        // `differs`) only after they have taken the completion of the request that named it.
+        // SAFETY: requests that place into it name distinct parts, and the commands look at a part
+        // (through `read`, `write` and `differs`) only after they have taken the completion of the
+        // request that named it.
         let memory = unsafe { memory.exclusive() };
         Self::register(pd, memory, len, Access::LOCAL_WRITE)
     }

@@ -1,4 +1,5 @@
-//! Building blocks of the commands: arguments, settings from outside, errors, text, devices, connections, memory and messages.
+//! Building blocks of the commands: arguments, settings from outside, errors, text, devices,
+//! connections, memory and messages.
 
 pub(crate) mod args;
 pub(crate) mod child;

@@ -102,7 +102,8 @@ impl MsgConn {
         post_recvs(&self.link.qp, [self.ring.receive(slot)])
     }
 
-    /// The next message, copied out; its receive is posted again. Completions of requests are dropped.
+    /// The next message, copied out; its receive is posted again. Completions of requests are
+    /// dropped.
     pub(crate) fn message(&self, wait: Wait, until: WaitLimits<'_>) -> Result<Option<Vec<u8>>> {
         loop {
             match self.next(wait, until)? {

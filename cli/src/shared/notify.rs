@@ -7,7 +7,8 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 
-/// Tells the service manager the state of this process, such as `READY=1`. Does nothing if there is no manager that asks for it.
+/// Tells the service manager the state of this process, such as `READY=1`. Does nothing if there is
+/// no manager that asks for it.
 pub(crate) fn notify(state: &str) {
     let Some(socket) = env::var_os("NOTIFY_SOCKET").filter(|socket| !socket.is_empty()) else { return };
     if let Err(error) = send(&socket, state) {

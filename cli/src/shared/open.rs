@@ -21,12 +21,14 @@ use uiw_tls::{PinnedLine, Tls, TlsConfig};
 /// Options of every command.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub(crate) struct Global {
-    /// Write the traffic of this process to a pcapng file, for Wireshark and `uiw decode`; UIW_PCAP does the same.
-    /// `FILE[,snap=BYTES][,rotate=BYTES[,files=N]][,append]`: so many bytes of a packet at most; a full file becomes FILE.1, and N are kept
+    /// Write the traffic of this process to a pcapng file, for Wireshark and `uiw decode`; UIW_PCAP
+    /// does the same. `FILE[,snap=BYTES][,rotate=BYTES[,files=N]][,append]`: so many bytes of a
+    /// packet at most; a full file becomes FILE.1, and N are kept
     /// [files: 2]; add to a file that is there
     #[arg(long, global = true, value_name = "FILE", value_parser = <PcapFile as FromStr>::from_str)]
     pub(crate) pcap: Option<PcapFile>,
-    /// The TCP to use: `tcp` (the kernel's), `mptcp` (its Multipath TCP, docs/wan.md), or smoltcp on an interface with addresses of its own:
+    /// The TCP to use: `tcp` (the kernel's), `mptcp` (its Multipath TCP, docs/wan.md), or smoltcp
+    /// on an interface with addresses of its own:
     /// `packet:IFACE,ip=ADDR/PREFIX[,gw=ADDR][,mac=MAC][,buffer=BYTES]` or
     /// `xdp:IFACE,..[,mode=auto|zerocopy|native|generic]`
     /// [default: tcp]; UIW_LLP does the same
@@ -35,7 +37,8 @@ pub(crate) struct Global {
     /// Encrypt every connection by TLS 1.3, as this file says (docs/tls.md); UIW_TLS does the same
     #[arg(long, global = true, value_name = "FILE")]
     pub(crate) tls: Option<PathBuf>,
-    /// Append the secrets of TLS connections to a file, by which `uiw decode` and Wireshark decrypt a capture; UIW_KEYLOG does the same
+    /// Append the secrets of TLS connections to a file, by which `uiw decode` and Wireshark decrypt
+    /// a capture; UIW_KEYLOG does the same
     #[arg(long, global = true, value_name = "FILE")]
     pub(crate) keylog: Option<PathBuf>,
     /// Increase log verbosity (repeatable, up to three times). UIW_LOG sets it per module
@@ -156,14 +159,16 @@ impl TlsFile {
 }
 
 impl Opener {
-    /// The address at which a peer reaches what listens without a choice of the user's: this machine alone with the kernel's TCP, otherwise the
-    /// first one of the stack, which has no others.
+    /// The address at which a peer reaches what listens without a choice of the user's: this
+    /// machine alone with the kernel's TCP, otherwise the first one of the stack, which has no
+    /// others.
     pub(crate) fn own_address(&self) -> IpAddr {
         let first = self.llp.own().and_then(|(_, config)| config.addresses.first());
         first.map_or(Ipv4Addr::LOCALHOST.into(), |(address, _)| *address)
     }
 
-    /// A log of what `filter` names is written to standard error, unless `-v` or UIW_LOG choose another one.
+    /// A log of what `filter` names is written to standard error, unless `-v` or UIW_LOG choose
+    /// another one.
     pub(crate) fn new(global: &Global, filter: &str) -> Result<Self> {
         let set = crate::shared::env::settings();
         log(global.verbose, if filter == "off" { set.log_filter().unwrap_or(filter) } else { filter })?;
@@ -205,7 +210,8 @@ impl Opener {
         Self { tls: Some(self.tls.unwrap_or_else(default)), ..self }
     }
 
-    /// The same, of which every line of pinned keys is checked when the files are read: now, with the first device, and again.
+    /// The same, of which every line of pinned keys is checked when the files are read: now, with
+    /// the first device, and again.
     pub(crate) fn checking(self, check: Arc<CheckLine>) -> Self {
         let tls = self.tls.map(|file| {
             let (path, options) = (file.path.clone(), file.options.clone());

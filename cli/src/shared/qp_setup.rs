@@ -1,4 +1,5 @@
-//! One connection on the raw layer: a queue pair, the queue where it completes, and ways to wait for that queue.
+//! One connection on the raw layer: a queue pair, the queue where it completes, and ways to wait
+//! for that queue.
 
 use crate::shared::fail::{Exit, Failure, Result};
 use crate::shared::spin::Spin;
@@ -30,7 +31,8 @@ pub(crate) enum Wait {
     Spin,
     /// Asleep in the device.
     Sleep,
-    /// Asleep in a poll(2) of the program's own, on the descriptor of the queue's completion channel.
+    /// Asleep in a poll(2) of the program's own, on the descriptor of the queue's completion
+    /// channel.
     Descriptor,
 }
 
@@ -170,15 +172,17 @@ pub(crate) fn post_recvs(qp: &Qp, slots: impl IntoIterator<Item = (u64, Option<S
 
 /// A receive of the slot `slot` with these elements.
 pub(crate) fn post_recv(qp: &Qp, slot: u64, sges: &[Sge]) -> Result<()> {
-    // SAFETY: the commands look at a receive's part of a buffer only after its completion (`crate::shared::memory::Buffer`).
+    // SAFETY: the commands look at a receive's part of a buffer only after its completion
+    // (`crate::shared::memory::Buffer`).
     unsafe { qp.post_recv([RecvWr { wr_id: RECV | slot, sges }]) }?;
     Ok(())
 }
 
 /// Posts one request.
 pub(crate) fn post(qp: &Qp, wr_id: u64, op: SendOp, sges: &[Sge], flags: SendFlags) -> Result<()> {
-    // SAFETY: elements lie in a `crate::shared::memory::Buffer`, whose parts the commands touch only after the completion; inline ones
-    // are addresses of bytes that are borrowed or owned by the caller during this call.
+    // SAFETY: elements lie in a `crate::shared::memory::Buffer`, whose parts the commands touch
+    // only after the completion; inline ones are addresses of bytes that are borrowed or owned by
+    // the caller during this call.
     unsafe { qp.post_send([SendWr { wr_id, op, sges, flags }]) }?;
     Ok(())
 }
@@ -196,7 +200,8 @@ pub(crate) fn send_copy(qp: &Qp, wr_id: u64, bytes: &[u8]) -> Result<()> {
     post(qp, wr_id, SendOp::Send, &[sge], SendFlags::SIGNALED | SendFlags::INLINE)
 }
 
-/// Takes up to `max` completions from `cq`, waiting for the first. None are taken when `stop` is set or `deadline` has passed.
+/// Takes up to `max` completions from `cq`, waiting for the first. None are taken when `stop` is
+/// set or `deadline` has passed.
 pub(crate) fn completions(
     device: &Device,
     cq: &Cq,
@@ -227,8 +232,8 @@ pub(crate) fn completions(
     }
 }
 
-/// As a program with an event loop of its own waits: armed, looked once more, asleep on the descriptor. Returns now and then, for
-/// what else the caller waits for.
+/// As a program with an event loop of its own waits: armed, looked once more, asleep on the
+/// descriptor. Returns now and then, for what else the caller waits for.
 fn sleep_on_channel(cq: &Cq) {
     const TICK: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
     let Some(channel) = cq.channel() else { return };

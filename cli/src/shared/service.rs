@@ -1,5 +1,5 @@
-//! The service that a client of `uiw serve` requests in the private data of its MPA Request. A peer without it is of another
-//! implementation, and is served by its first message (`serve::foreign`).
+//! The service that a client of `uiw serve` requests in the private data of its MPA Request. A peer
+//! without it is of another implementation, and is served by its first message (`serve::foreign`).
 
 use crate::shared::args::PeerConfig;
 use crate::shared::qp_setup::Wait;
@@ -55,7 +55,8 @@ pub(crate) struct PerfOrder {
     /// How to wait for completions of a ping-pong.
     pub(crate) wait: Wait,
     pub(crate) validate: bool,
-    /// The client's memory, for the answers to Writes or what the server posts: tagged offset and STag.
+    /// The client's memory, for the answers to Writes or what the server posts: tagged offset and
+    /// STag.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) back: Option<(u64, u32)>,
     /// The server posts, and the client answers.
@@ -67,8 +68,8 @@ pub(crate) struct PerfOrder {
 
 /// The data that the server needs to post what a client does otherwise.
 ///
-/// It begins when the client sends [`Opposite::GO`], and ends behind its last message or when the client sends
-/// [`OppositeTraffic::STOP`]. In between an empty Send is not answered.
+/// It begins when the client sends [`Opposite::GO`], and ends behind its last message or when the
+/// client sends [`OppositeTraffic::STOP`]. In between an empty Send is not answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct OppositeTraffic {
     pub(crate) chain: u32,
@@ -150,7 +151,8 @@ pub(crate) struct CpReply {
     /// The server's slots, where files go to it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) at: Option<(u64, u32)>,
-    /// Whether it gives the signs of life that were asked for. An earlier server may be silent for as long as it works.
+    /// Whether it gives the signs of life that were asked for. An earlier server may be silent for
+    /// as long as it works.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) pulse: bool,
     /// Revision of the protocol: [`uiw_copy::protocol::REVISION`]. An earlier server names none.
@@ -180,8 +182,9 @@ pub(crate) struct SliceOrder {
     pub(crate) kind: SliceKind,
     /// Bytes of one write, or of a message.
     pub(crate) buffer: u32,
-    /// Bytes of memory that the writes come from, one behind the other, and the reads go to: as much as the messages of a
-    /// measurement beside it, or the caches would serve one of the two better.
+    /// Bytes of memory that the writes come from, one behind the other, and the reads go to: as
+    /// much as the messages of a measurement beside it, or the caches would serve one of the two
+    /// better.
     pub(crate) memory: u32,
     /// How long the server writes.
     pub(crate) millis: u32,

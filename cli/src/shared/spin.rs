@@ -4,11 +4,13 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Polls that find nothing before a spinning thread lets others have its core. `llp/examples/bare.rs` has the same.
+/// Polls that find nothing before a spinning thread lets others have its core.
+/// `llp/examples/bare.rs` has the same.
 const SPINS: u32 = 2000;
 /// Nothing that is measured takes longer: the peer that requested the spinning was stopped.
 const TIMEOUT: Duration = Duration::from_secs(1);
-/// Between two polls then: a server's thousand clients that say nothing are not to take its processors.
+/// Between two polls then: a server's thousand clients that say nothing are not to take its
+/// processors.
 const NAP: Duration = Duration::from_millis(20);
 /// The first of these times.
 const SHORT_NAP: Duration = Duration::from_millis(1);
@@ -16,7 +18,8 @@ const SHORT_NAP: Duration = Duration::from_millis(1);
 /// Permits to spin, of all threads of the process. Without [`limit`] there is no end of them.
 static PERMITS: SpinPermits = SpinPermits::new(usize::MAX);
 
-/// Leaves one of the processors to threads that do not spin: for a server, whose peers request the spinning.
+/// Leaves one of the processors to threads that do not spin: for a server, whose peers request the
+/// spinning.
 pub(crate) fn limit() {
     let processors = thread::available_parallelism().map_or(1, usize::from);
     PERMITS.most.store((processors - 1).max(1), Ordering::Relaxed);
@@ -76,7 +79,8 @@ impl Spin {
         Self { empty: 0, since: None, nap: SHORT_NAP, permits, permit: permits.take() }
     }
 
-    /// Returns whether this thread may spin; otherwise as many others do as may, and [`Spin::empty`] sleeps.
+    /// Returns whether this thread may spin; otherwise as many others do as may, and
+    /// [`Spin::empty`] sleeps.
     pub(crate) fn is_permitted(&self) -> bool {
         self.permit.is_some()
     }
@@ -91,8 +95,9 @@ impl Spin {
         }
     }
 
-    /// A poll found nothing: spins, from the 2,000th on lets others have the core, and after a second, or without a permit, sleeps in between.
-    /// Returns how long the wait has lasted, from the 2,000th on.
+    /// A poll found nothing: spins, from the 2,000th on lets others have the core, and after a
+    /// second, or without a permit, sleeps in between. Returns how long the wait has lasted, from
+    /// the 2,000th on.
     pub(crate) fn empty(&mut self) -> Duration {
         if self.empty < SPINS && self.is_permitted() {
             self.empty += 1;

@@ -88,7 +88,8 @@ pub(crate) fn escape(text: &str, is_escaped: impl Fn(char) -> bool) -> Cow<'_, s
         .into()
 }
 
-/// Returns whether a character of a text with line breaks is escaped. Names of files, values of variables and what peers say must not drive a terminal.
+/// Returns whether a character of a text with line breaks is escaped. Names of files, values of
+/// variables and what peers say must not drive a terminal.
 fn is_escaped(char: char) -> bool {
     char != '\n' && is_unsafe(char)
 }
@@ -98,7 +99,8 @@ pub(crate) fn line(text: impl AsRef<str>) {
     raw_line(&escape(text.as_ref(), is_escaped));
 }
 
-/// Prints lines as they are, for programs. An error ends nothing that still has to be verified: [`written`] reports it at the end.
+/// Prints lines as they are, for programs. An error ends nothing that still has to be verified:
+/// [`written`] reports it at the end.
 pub(crate) fn raw_line(text: &str) {
     let mut out = io::stdout().lock();
     let printed = writeln!(out, "{text}").and_then(|()| out.flush());
@@ -120,12 +122,14 @@ pub(crate) fn written() -> Result<()> {
     }
 }
 
-/// Returns whether lines have no reader any more: what is only printed, without an end of its own, ends.
+/// Returns whether lines have no reader any more: what is only printed, without an end of its own,
+/// ends.
 pub(crate) fn is_lost() -> bool {
     LOST.get().is_some()
 }
 
-/// Prints lines on standard error. Where that cannot be written (a full disk, a closed pipe) nothing ends for it, as it does by `eprintln!`.
+/// Prints lines on standard error. Where that cannot be written (a full disk, a closed pipe)
+/// nothing ends for it, as it does by `eprintln!`.
 pub(crate) fn note(text: &str) {
     let mut lines = String::new();
     for line in escape(text, is_escaped).split('\n') {

@@ -1,7 +1,8 @@
 //! Encryption without a configuration: the keys of a user's own, in `~/.config/uiw`.
 //!
-//! `key.pem` is the private key, made when it is needed first. `known-servers` has the keys of the servers that `uiw cp` accepts, `authorized-clients`
-//! those of the clients that `uiw serve` accepts; `client.conf` and `server.conf` name them as files of `--tls` do.
+//! `key.pem` is the private key, made when it is needed first. `known-servers` has the keys of the
+//! servers that `uiw cp` accepts, `authorized-clients` those of the clients that `uiw serve`
+//! accepts; `client.conf` and `server.conf` name them as files of `--tls` do.
 
 use crate::key;
 use crate::shared::fail::{Exit, Failure, Refusal, Result};
@@ -60,7 +61,8 @@ impl EndRole {
         }
     }
 
-    /// Devices with TLS: as `--tls` says, and by the user's own keys otherwise, whose files come along then.
+    /// Devices with TLS: as `--tls` says, and by the user's own keys otherwise, whose files come
+    /// along then.
     pub(crate) fn opener(self, opener: &Opener) -> Result<(Opener, Option<Files>)> {
         if opener.has_tls() {
             return Ok((opener.clone(), None));
@@ -131,7 +133,8 @@ impl Files {
         Err(Failure::new(Exit::Unreachable, host, why, fix).with_refusal(Refusal::Unaccepted))
     }
 
-    /// The failure of a server that does not have the key that is pinned under its name, and before it the warning; `None` if none is pinned.
+    /// The failure of a server that does not have the key that is pinned under its name, and before
+    /// it the warning; `None` if none is pinned.
     fn changed(&self, host: &str, fingerprint: &str) -> Option<Failure> {
         let pinned = self.pinned().ok()?;
         let lines: Vec<_> = pinned.lines().filter(|line| is_named(line.name, host)).collect();

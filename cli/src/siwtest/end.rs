@@ -15,7 +15,8 @@ use uiw::raw::{
 };
 use uiw_conform::partner::{Kind, Op, Order, PartnerMessage};
 
-/// How long nothing may move: no request and no receive completes, and TCP neither delivers nor receives a byte.
+/// How long nothing may move: no request and no receive completes, and TCP neither delivers nor
+/// receives a byte.
 const TIMEOUT: Duration = Duration::from_secs(30);
 /// How long one wait may take, whatever moves: the largest order is 256 MiB.
 const BOUND: Duration = Duration::from_secs(600);
@@ -288,7 +289,8 @@ impl ConnectionEnd {
         Ok(())
     }
 
-    /// Requests and receives done, and bytes that TCP has delivered or received, where it counts them.
+    /// Requests and receives done, and bytes that TCP has delivered or received, where it counts
+    /// them.
     fn moved(&self) -> (u32, u64) {
         let stream = self.link.qp.path().map(|path| path.stream).unwrap_or_default();
         (self.all.1, stream.bytes_acked.unwrap_or(0) + stream.bytes_received.unwrap_or(0))
@@ -368,7 +370,8 @@ impl ConnectionEnd {
         }
     }
 
-    /// Waits until all that was posted is done, flushed or failed; gives what became of the connection.
+    /// Waits until all that was posted is done, flushed or failed; gives what became of the
+    /// connection.
     pub(super) fn drain(&mut self) -> Result<()> {
         let mut progress = ProgressWait::new(self);
         self.broken = true;

@@ -1,5 +1,6 @@
-//! `uiw siwtest`: every operation in both directions against a foreign stack. The other end is `siwpeer` (C, on libibverbs and
-//! librdmacm: `interop/siw/guest/siwpeer.c`), or `uiw siwtest --listen`.
+//! `uiw siwtest`: every operation in both directions against a foreign stack. The other end is
+//! `siwpeer` (C, on libibverbs and librdmacm: `interop/siw/guest/siwpeer.c`), or
+//! `uiw siwtest --listen`.
 
 mod bytes;
 mod end;
@@ -21,7 +22,8 @@ use uiw_conform::partner::{MAX_SGES, Order, Orders};
 
 /// The partner's port.
 const PORT: u16 = 7471;
-/// What is done when nothing is ordered: every operation, sizes around every border, several elements, many at a time.
+/// What is done when nothing is ordered: every operation, sizes around every border, several
+/// elements, many at a time.
 const USUAL: &[&str] = &[
     "send:0",
     "send:1",
@@ -57,7 +59,8 @@ pub(crate) struct Args {
     /// The peer: `siwpeer serve`, `uiw siwtest --listen`, or with --raw any other
     #[arg(value_name = "HOST[:PORT]", required_unless_present = "listen", conflicts_with = "listen")]
     host: Option<String>,
-    /// What to do: `OP[:SIZE[xCOUNT[xELEMENTS]]]`, by both ends, or with `me.` or `you.` in front by one; without any, everything
+    /// What to do: `OP[:SIZE[xCOUNT[xELEMENTS]]]`, by both ends, or with `me.` or `you.` in front
+    /// by one; without any, everything
     #[arg(value_name = "ORDER", conflicts_with = "listen")]
     orders: Vec<Orders>,
     /// Run as server on ADDR:PORT, ADDR or PORT
@@ -75,11 +78,13 @@ pub(crate) struct Args {
     /// Private data as text; the partner rejects what begins with `reject`
     #[arg(long, value_name = "TEXT", conflicts_with = "private_data")]
     private_text: Option<String>,
-    /// Single requests with any peer, one after the other: `send:BYTES`, `write:STAG:TO:BYTES`, `read:STAG:TO:BYTES`, `recv`. Byte n of what
-    /// is sent is n modulo 256; STag and TO of 1 MiB for the peer are printed
+    /// Single requests with any peer, one after the other: `send:BYTES`, `write:STAG:TO:BYTES`,
+    /// `read:STAG:TO:BYTES`, `recv`. Byte n of what is sent is n modulo 256; STag and TO of 1 MiB
+    /// for the peer are printed
     #[arg(long, value_name = "REQUEST", num_args = 1.., conflicts_with_all = ["orders", "refused"])]
     raw: Vec<raw::Raw>,
-    /// Post an operation that the peer lacks, and see it refused here: sendimm, writeimm, fetchadd or cmpswap
+    /// Post an operation that the peer lacks, and see it refused here: sendimm, writeimm, fetchadd
+    /// or cmpswap
     #[arg(long, value_name = "OP")]
     refused: Option<ExtensionOrder>,
     /// One JSON object a line

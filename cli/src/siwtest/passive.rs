@@ -99,7 +99,8 @@ fn session(
     outcome.and(drained)
 }
 
-/// Carries out orders until the other end closes. What an order that ends the connection brings about is no failure here.
+/// Carries out orders until the other end closes. What an order that ends the connection brings
+/// about is no failure here.
 fn follow(end: &mut ConnectionEnd, until: WaitLimits<'_>) -> Result<()> {
     while let Some(order) = end.next_order(until)? {
         match orders::take(end, &order) {

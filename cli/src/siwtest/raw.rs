@@ -1,4 +1,5 @@
-//! Single requests with any peer, which needs no program of ours: `--raw send:64 write:STAG:TO:64 recv`.
+//! Single requests with any peer, which needs no program of ours:
+//! `--raw send:64 write:STAG:TO:64 recv`.
 
 use super::{Args, say};
 use crate::shared::fail::{Failure, Result};

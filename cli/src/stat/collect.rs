@@ -35,7 +35,8 @@ impl CollectedProcesses {
     }
 }
 
-/// The directory that UIW_COUNTERS names, for instance that of a service; otherwise the user's directory, then those of each `uiw run`.
+/// The directory that UIW_COUNTERS names, for instance that of a service; otherwise the user's
+/// directory, then those of each `uiw run`.
 fn directories() -> Result<Vec<Directory>> {
     let named = std::env::var_os(counters::VARIABLE).map(PathBuf::from).filter(|path| path.is_absolute());
     if let Some(path) = named {
@@ -106,7 +107,8 @@ impl CollectedProcesses {
 
 /// Asks the kernel for the round trip, retransmissions and window of a connection.
 ///
-/// Returns `None` if the connection is not the kernel's TCP, or not in this process's network namespace.
+/// Returns `None` if the connection is not the kernel's TCP, or not in this process's network
+/// namespace.
 pub(super) fn tcp_info(connection: &ConnectionCounters) -> Option<StreamInfo> {
     if !connection.kernel {
         return None;

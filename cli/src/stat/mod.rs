@@ -1,4 +1,5 @@
-//! `uiw stat`: the counters that programs publish, of those that run and, if asked for, of those that have ended.
+//! `uiw stat`: the counters that programs publish, of those that run and, if asked for, of those
+//! that have ended.
 
 mod collect;
 mod metrics;
@@ -33,7 +34,8 @@ pub(crate) struct Args {
     /// One JSON object a process
     #[arg(long)]
     json: bool,
-    /// Serve the counters of all programs at http://ADDR/metrics, in Prometheus' text format, until Ctrl-C
+    /// Serve the counters of all programs at http://ADDR/metrics, in Prometheus' text format, until
+    /// Ctrl-C
     #[arg(long, value_name = "ADDR:PORT", conflicts_with_all = ["process", "all", "watch", "json"])]
     prometheus: Option<SocketAddr>,
 }
@@ -84,7 +86,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     }
 }
 
-/// Shows every process, and removes the files of those that have ended. Returns how many were shown.
+/// Shows every process, and removes the files of those that have ended. Returns how many were
+/// shown.
 fn show(
     args: &Args,
     collected: &CollectedProcesses,

@@ -1,5 +1,5 @@
-//! The HTTP server for Prometheus: hyper on one thread, one request a connection. A client that is slow is cut off. There are only so many at a time:
-//! one more takes the place of the oldest.
+//! The HTTP server for Prometheus: hyper on one thread, one request a connection. A client that is
+//! slow is cut off. There are only so many at a time: one more takes the place of the oldest.
 
 use super::{collect, metrics};
 use crate::shared::fail::{Exit, Failure, Result};

@@ -1,5 +1,5 @@
-//! System calls that uiw makes, and which of them a seccomp filter refuses: each is tried in a process of its own, with arguments that the
-//! kernel rejects, so that nothing happens.
+//! System calls that uiw makes, and which of them a seccomp filter refuses: each is tried in a
+//! process of its own, with arguments that the kernel rejects, so that nothing happens.
 
 use crate::split::{Outcome, in_child};
 use std::ffi::{c_int, c_long};
@@ -51,7 +51,8 @@ const NONE: [c_long; 4] = [-1, 0, 0, 0];
 /// An address that is not one of a page.
 const UNALIGNED: [c_long; 4] = [1, 0, 0, 0];
 
-/// Calls that every program makes to be started are not among them, as neither are those that have checks of their own (threads, namespaces).
+/// Calls that every program makes to be started are not among them, as neither are those that have
+/// checks of their own (threads, namespaces).
 pub const CALLS: &[Call] = {
     use Purpose::{Copies, Counters, Datagrams, Everything, Pairs, Scheduling};
     &[

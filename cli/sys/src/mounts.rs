@@ -1,5 +1,6 @@
-//! Mounts in a namespace of this process's own, and of the program that it becomes: of root without more, of ordinary users in a
-//! user namespace that keeps their user id. Nothing of them leaves the namespace.
+//! Mounts in a namespace of this process's own, and of the program that it becomes: of root without
+//! more, of ordinary users in a user namespace that keeps their user id. Nothing of them leaves the
+//! namespace.
 
 use std::ffi::{CString, OsStr};
 use std::fs::{self, File};

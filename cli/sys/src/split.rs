@@ -12,7 +12,8 @@ pub enum ProcessSide {
     Child,
 }
 
-/// Makes a copy of this process, which must have one thread: what another one does is not copied, and the locks that it holds stay taken.
+/// Makes a copy of this process, which must have one thread: what another one does is not copied,
+/// and the locks that it holds stay taken.
 ///
 /// # Errors
 /// `ResourceBusy` where it has more; the system's.
@@ -20,7 +21,8 @@ pub fn split() -> io::Result<ProcessSide> {
     if std::fs::read_dir("/proc/self/task")?.count() != 1 {
         return Err(io::Error::new(io::ErrorKind::ResourceBusy, "the process has more than one thread"));
     }
-    // SAFETY: the only thread goes on in both processes, so nothing of the copy is left in the middle of a change.
+    // SAFETY: the only thread goes on in both processes, so nothing of the copy is left in the
+    // middle of a change.
     match unsafe { libc::fork() } {
         -1 => Err(io::Error::last_os_error()),
         child => Ok(NonZeroI32::new(child).map_or(ProcessSide::Child, ProcessSide::Parent)),
@@ -36,7 +38,8 @@ pub enum Outcome {
     Signal(i32),
 }
 
-/// Does `what` in a copy of this process, which must have one thread. The code that it gives, from 0 to 255, is that of the copy, which ends with it.
+/// Does `what` in a copy of this process, which must have one thread. The code that it gives, from
+/// 0 to 255, is that of the copy, which ends with it.
 ///
 /// # Errors
 /// As [`split`].
@@ -61,7 +64,8 @@ pub fn in_child(what: impl FnOnce() -> i32) -> io::Result<Outcome> {
         }
         ProcessSide::Child => {
             let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-            // SAFETY: the limit is there to be read. The copy has one thread, and ends here without handlers of its parent.
+            // SAFETY: the limit is there to be read. The copy has one thread, and ends here without
+            // handlers of its parent.
             unsafe {
                 libc::setrlimit(libc::RLIMIT_CORE, &raw const none);
                 libc::_exit(what());
@@ -76,7 +80,8 @@ mod tests {
 
     /// A process of one thread, which tests have not: by a fork of this thread alone.
     fn alone(what: impl FnOnce() -> i32) -> i32 {
-        // SAFETY: the copy makes system calls and ends; the allocator's locks are the C library's, which a fork holds.
+        // SAFETY: the copy makes system calls and ends; the allocator's locks are the C library's,
+        // which a fork holds.
         unsafe {
             let child = libc::fork();
             if child == 0 {

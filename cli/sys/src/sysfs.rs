@@ -1,5 +1,5 @@
-//! A small `/sys/class/infiniband` for programs that look there, and device nodes for programs that look for these, in a mount
-//! namespace of their own.
+//! A small `/sys/class/infiniband` for programs that look there, and device nodes for programs that
+//! look for these, in a mount namespace of their own.
 
 use crate::mounts;
 use crate::split::{Outcome, in_child};
@@ -29,7 +29,8 @@ pub enum SystemDevices {
     Shown,
 }
 
-/// Shows this process, and the program that it becomes, the tree and the nodes. The process must have one thread.
+/// Shows this process, and the program that it becomes, the tree and the nodes. The process must
+/// have one thread.
 ///
 /// # Errors
 /// The system's: no namespaces for this user, or no tmpfs.
@@ -38,7 +39,8 @@ pub fn enter(persona: Persona, others: SystemDevices) -> io::Result<()> {
     show(persona, others)
 }
 
-/// Returns whether [`enter`] would succeed: tried in a process that ends then, and its namespaces with it. The process must have one thread.
+/// Returns whether [`enter`] would succeed: tried in a process that ends then, and its namespaces
+/// with it. The process must have one thread.
 ///
 /// # Errors
 /// As [`enter`]; those of another process.
@@ -63,8 +65,8 @@ pub fn permitted() -> io::Result<()> {
     }
 }
 
-/// Shows them to a container whose root file system is `root`, and whose namespaces this process is in. Afterwards `root` is the root of this
-/// process, too: the container's links lead nowhere else.
+/// Shows them to a container whose root file system is `root`, and whose namespaces this process is
+/// in. Afterwards `root` is the root of this process, too: the container's links lead nowhere else.
 ///
 /// # Errors
 /// The system's.
@@ -104,11 +106,12 @@ fn cover(folder: &Path, others: SystemDevices) -> io::Result<()> {
     }
 }
 
-/// Character devices under the names by which programs look for them. Nothing is behind them: programs check that they can be read
-/// and written.
+/// Character devices under the names by which programs look for them. Nothing is behind them:
+/// programs check that they can be read and written.
 ///
-/// The loopback device has a node only if there is no other device. UCX connects every device that has one to one of the peer, and takes
-/// 127.0.0.1 for an address of the peer's host: no RoCE adapter has such an address.
+/// The loopback device has a node only if there is no other device. UCX connects every device that
+/// has one to one of the peer, and takes 127.0.0.1 for an address of the peer's host: no RoCE
+/// adapter has such an address.
 fn nodes(netdevs: &[NetDev], others: SystemDevices) -> io::Result<()> {
     let folder = Path::new(NODES);
     if folder.exists() {

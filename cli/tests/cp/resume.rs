@@ -129,7 +129,8 @@ fn killed_client_resumes() {
     assert_eq!(names(&target), ["large"]);
 }
 
-/// A path to the server that cuts its first connections at some byte, of either direction. Returns its address and the number of cuts.
+/// A path to the server that cuts its first connections at some byte, of either direction. Returns
+/// its address and the number of cuts.
 fn cutting_path(server: &str, seed: u64) -> (String, Arc<AtomicUsize>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let (address, server) = (listener.local_addr().unwrap().to_string(), server.to_owned());

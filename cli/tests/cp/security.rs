@@ -217,7 +217,8 @@ fn keys_are_made_pinned_and_limited() {
     let listen = server.kill();
     let _other = Server::listening(&listen, server_home.path(), &shares);
     fails(home.path(), &["--accept-new", "file", &at("a")], 3, "is not the one that is pinned in");
-    // As with any server that is not known, the command that pins it is named where nothing was accepted.
+    // As with any server that is not known, the command that pins it is named where nothing was
+    // accepted.
     fs::remove_file(home.join("config/uiw/known-servers")).unwrap();
     let conf = home.join("config/uiw/client.conf");
     fs::write(home.join("config/uiw/known-servers"), "").unwrap();

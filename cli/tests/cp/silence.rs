@@ -95,7 +95,8 @@ fn silent_server_ends_transfer() {
     assert!(!accepted.is_empty());
 }
 
-/// The server reads and hashes 16 GiB of an incomplete file, without other traffic. Its bytes are holes, so that they take no room.
+/// The server reads and hashes 16 GiB of an incomplete file, without other traffic. Its bytes are
+/// holes, so that they take no room.
 #[test]
 fn long_server_request_keeps_transfer() {
     const SIZE: u64 = 16 << 30;

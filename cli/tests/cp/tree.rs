@@ -208,7 +208,8 @@ fn variables_of_connections_are_obeyed() {
     assert!(lines.last().unwrap()["packets"].as_u64().unwrap() > 3_000, "{:?}", lines.last());
 }
 
-/// An entry that is no file is named on standard error; where that cannot be written the copy ends all the same.
+/// An entry that is no file is named on standard error; where that cannot be written the copy ends
+/// all the same.
 #[test]
 fn copy_ends_without_standard_error() {
     let scratch = Scratch::new();

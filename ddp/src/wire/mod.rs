@@ -37,7 +37,8 @@ impl Header {
     /// Bytes of the longest header.
     pub const MAX_LEN: usize = Untagged::LEN;
 
-    /// Reads the header `segment` begins with, and returns how many bytes it takes; the payload is the rest.
+    /// Reads the header `segment` begins with, and returns how many bytes it takes; the payload is
+    /// the rest.
     ///
     /// # Errors
     /// If the version is not 1 or the segment ends within the header.

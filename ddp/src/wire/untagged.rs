@@ -29,7 +29,8 @@ pub struct Untagged {
     pub rsvd_ulp32: u32,
     /// Queue Number.
     pub qn: u32,
-    /// Message Sequence Number: 1 for a queue's first message, then one more for each, 0 after 0xFFFFFFFF.
+    /// Message Sequence Number: 1 for a queue's first message, then one more for each, 0 after
+    /// 0xFFFFFFFF.
     pub msn: u32,
     /// Message Offset of the payload's first byte.
     pub mo: u32,

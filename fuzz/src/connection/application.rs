@@ -24,7 +24,8 @@ struct PostedBook {
 }
 
 impl PostedBook {
-    /// A completion: in order, once, and nothing succeeds behind a failure. A request whose extension the peer lacks fails alone.
+    /// A completion: in order, once, and nothing succeeds behind a failure. A request whose
+    /// extension the peer lacks fails alone.
     fn complete(&mut self, wc: &Wc) {
         let at = wc.wr_id as usize;
         assert!(at >= self.done && at < self.signaled.len(), "{wc:?}, {} are over", self.done);
@@ -153,7 +154,8 @@ impl Application {
         let sges = [arena.sink(offset, len), arena.sink(offset + len, len / 3)];
         let wr_id = self.received.signaled.len() as u64;
         if let Some(qp) = &self.qp {
-            // SAFETY: the arena outlives the queue pair, and nothing reads the sink before both are gone.
+            // SAFETY: the arena outlives the queue pair, and nothing reads the sink before both are
+            // gone.
             if unsafe { qp.post_recv([RecvWr { wr_id, sges: &sges }]) }.is_ok() {
                 self.received.signaled.push(true);
             }

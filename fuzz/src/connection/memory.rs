@@ -1,5 +1,5 @@
-//! The memory of a run: an arena of which parts are registered, each with rights of its own. The rest is secret, and stays as it
-//! is; so does what a part's rights do not open.
+//! The memory of a run: an arena of which parts are registered, each with rights of its own. The
+//! rest is secret, and stays as it is; so does what a part's rights do not open.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -100,8 +100,9 @@ impl Arena {
         let bytes = Box::into_raw(vec![SECRET; LEN].into_boxed_slice());
         let pd = device.alloc_pd().expect("a PD");
         let register = |part: Part, access, fill| {
-            // SAFETY: the part lies within the allocation, which is freed after every region (`check` takes the arena
-            // apart in this order); nothing else touches it meanwhile, and the parts do not overlap.
+            // SAFETY: the part lies within the allocation, which is freed after every region
+            // (`check` takes the arena apart in this order); nothing else touches it meanwhile, and
+            // the parts do not overlap.
             let memory = unsafe {
                 let at = bytes.cast::<u8>().add(part.start());
                 at.write_bytes(fill, PART);
@@ -233,8 +234,9 @@ impl Arena {
         self.place(part)?.region.borrow().as_ref().map(|region| STag(region.rkey().0))
     }
 
-    /// A window is about to be bound to bytes of a part. Gives the rights it may have: the shared part's are those of its
-    /// region, and what peers may only read is to be refused with any other.
+    /// A window is about to be bound to bytes of a part. Gives the rights it may have: the shared
+    /// part's are those of its region, and what peers may only read is to be refused with any
+    /// other.
     pub(crate) fn bound(&self, part: Part, bytes: Range<usize>, wanted: Access) -> Access {
         let changes = Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
         match part {
@@ -260,7 +262,8 @@ impl Arena {
         if let Some(frozen) = self.frozen.borrow_mut().get_mut(&Part::Granted) {
             frozen[bytes.clone()].fill(PLAIN);
         }
-        // SAFETY: the part lies within the living allocation, and no other thread runs: this thread drives the device.
+        // SAFETY: the part lies within the living allocation, and no other thread runs: this thread
+        // drives the device.
         unsafe {
             let at = self.bytes.cast::<u8>().add(Part::Granted.start() + bytes.start);
             at.write_bytes(PLAIN, bytes.len());
@@ -277,7 +280,8 @@ impl Arena {
         out
     }
 
-    /// Returns whether bytes on the wire are none of the secret ones. A peer writes none like these.
+    /// Returns whether bytes on the wire are none of the secret ones. A peer writes none like
+    /// these.
     pub(crate) fn no_secret(bytes: &[u8]) {
         assert!(
             bytes.iter().all(|byte| byte & 0x80 == 0),
@@ -285,7 +289,8 @@ impl Arena {
         );
     }
 
-    /// Only bytes changed for which a right existed. `rights` are the most that the queue pair ever had.
+    /// Only bytes changed for which a right existed. `rights` are the most that the queue pair ever
+    /// had.
     pub(crate) fn check(self, rights: Access) {
         for (part, before) in &*self.frozen.borrow() {
             assert!(*before == self.copy(*part), "{part:?} changed after the last way in was closed");
@@ -310,7 +315,8 @@ impl Arena {
         }
     }
 
-    /// Each byte of a part is what its own rights, those of windows, and the queue pair's let it become.
+    /// Each byte of a part is what its own rights, those of windows, and the queue pair's let it
+    /// become.
     fn check_place(&self, place: &MemoryPlace, rights: Access) {
         let opened = self.opened.borrow();
         let windows = || opened.iter().filter(|_| place.part == Part::Granted);

@@ -1,4 +1,5 @@
-//! The peer: speaks MPA, DDP and RDMAP right or wrong, as the input says, and looks at every byte of the answers.
+//! The peer: speaks MPA, DDP and RDMAP right or wrong, as the input says, and looks at every byte
+//! of the answers.
 
 use std::collections::VecDeque;
 

@@ -234,7 +234,8 @@ impl Bench {
         crate::shell::run(&mut self.uiw(args), timeout)
     }
 
-    /// Builds the libraries under stock programs, if that is not done: minutes on a busy machine, in which no program of a row may wait.
+    /// Builds the libraries under stock programs, if that is not done: minutes on a busy machine,
+    /// in which no program of a row may wait.
     pub fn build_libraries(&mut self) {
         self.libraries.get_or_insert_with(Libraries::get);
     }
@@ -244,7 +245,8 @@ impl Bench {
         self.libraries.get_or_insert_with(Libraries::get).folder().join(name)
     }
 
-    /// A stock program of this machine on uiw's libibverbs and librdmacm, where it reaches the guest.
+    /// A stock program of this machine on uiw's libibverbs and librdmacm, where it reaches the
+    /// guest.
     ///
     /// # Errors
     /// [`Error::Missing`] if this machine does not have the program; `package` does.
@@ -266,7 +268,8 @@ impl Bench {
         Ok(command)
     }
 
-    /// Starts a program on the host that listens on a port; `arguments` makes its arguments of the port. Gives that.
+    /// Starts a program on the host that listens on a port; `arguments` makes its arguments of the
+    /// port. Gives that.
     ///
     /// # Errors
     /// If it does not come up.
@@ -297,7 +300,8 @@ impl Bench {
         Ok(process)
     }
 
-    /// Starts a uiw command that says "listening on ADDRESS"; gives the port. It listens on the host's address for the guest.
+    /// Starts a uiw command that says "listening on ADDRESS"; gives the port. It listens on the
+    /// host's address for the guest.
     ///
     /// # Errors
     /// If it does not come up.
@@ -341,14 +345,15 @@ impl Bench {
         }
     }
 
-    /// The programs in the guest that sleep so that nothing wakes them, each with the functions of the kernel in which it does.
+    /// The programs in the guest that sleep so that nothing wakes them, each with the functions of
+    /// the kernel in which it does.
     pub fn stuck(&self) -> String {
         let output = self.vm.guest.run(STUCK, Duration::from_secs(10)).map(|output| output.out);
         output.unwrap_or_default().split_whitespace().collect::<Vec<_>>().join(" ")
     }
 
-    /// How often the guest's TCP has reset a connection because its end was closed while bytes had not been read, or when bytes came after
-    /// the close.
+    /// How often the guest's TCP has reset a connection because its end was closed while bytes had
+    /// not been read, or when bytes came after the close.
     ///
     /// # Errors
     /// When the guest does not answer.
@@ -373,7 +378,8 @@ impl Bench {
         self.vm.guest.must(gone).map(|_| ())
     }
 
-    /// `siwpeer serve` in the guest, with these keys: started if it does not run. Gives what it has said since the last time.
+    /// `siwpeer serve` in the guest, with these keys: started if it does not run. Gives what it has
+    /// said since the last time.
     ///
     /// # Errors
     /// If it does not come up.
@@ -402,7 +408,8 @@ impl Bench {
         job.wait_for(what, timeout)
     }
 
-    /// `uiw siwtest --listen` on the host, with these arguments: started if it does not run. Gives its port.
+    /// `uiw siwtest --listen` on the host, with these arguments: started if it does not run. Gives
+    /// its port.
     ///
     /// # Errors
     /// If it does not come up.

@@ -17,8 +17,9 @@ pub struct Cache {
 }
 
 impl Cache {
-    /// Opens the cache: the folder that [`VARIABLE`] names, or `target/siw` of the workspace. Waits while another fills it. What is made of
-    /// a kernel that is not the release's own, as `6.12`, has folders of its own.
+    /// Opens the cache: the folder that [`VARIABLE`] names, or `target/siw` of the workspace. Waits
+    /// while another fills it. What is made of a kernel that is not the release's own, as `6.12`,
+    /// has folders of its own.
     ///
     /// # Errors
     /// If the folder cannot be made.

@@ -74,7 +74,8 @@ pub enum Verdict {
     Pass(String),
     /// Not so.
     Fail(String),
-    /// Not so, and what the guest shows is what QUIRKS.md explains: the fault is siw's. At most [`MOST_KNOWN`] of a run are taken as such.
+    /// Not so, and what the guest shows is what QUIRKS.md explains: the fault is siw's. At most
+    /// [`MOST_KNOWN`] of a run are taken as such.
     Known {
         /// What it is called in QUIRKS.md.
         quirk: &'static str,
@@ -93,11 +94,13 @@ pub mod quirk {
     pub const SUMMED_TWICE: &str = "the CRC of an FPDU that waited for room in TCP";
     /// A program in the guest waits for ever in `siw_destroy_qp`.
     pub const DESTROY_QP: &str = "the end of rdma_xserver";
-    /// The guest's TCP resets a connection whose end was closed before all that its program sent had been acknowledged.
+    /// The guest's TCP resets a connection whose end was closed before all that its program sent
+    /// had been acknowledged.
     pub const RESET_BY_CLOSE: &str = "what was sent before a close";
 }
 
-/// Rows of one run that may be [`Verdict::Known`]; more are failures, as something has become worse.
+/// Rows of one run that may be [`Verdict::Known`]; more are failures, as something has become
+/// worse.
 pub const MOST_KNOWN: usize = 3;
 
 impl Verdict {
@@ -106,7 +109,8 @@ impl Verdict {
         Self::Known { quirk, seen: seen.into() }
     }
 
-    /// As it is, but failed if it is [`Verdict::Known`] and `before` others of this run were already.
+    /// As it is, but failed if it is [`Verdict::Known`] and `before` others of this run were
+    /// already.
     #[must_use]
     pub fn limited(self, before: usize) -> Self {
         match self {

@@ -5,7 +5,8 @@ use std::fs;
 /// Code name of the Debian release of the guest.
 pub const SUITE: &str = "bookworm";
 
-/// Returns the file with this system's sources of packages if it is a Debian of the same suite; otherwise mmdebstrap chooses.
+/// Returns the file with this system's sources of packages if it is a Debian of the same suite;
+/// otherwise mmdebstrap chooses.
 pub fn sources() -> Option<&'static str> {
     ["/etc/apt/sources.list", "/etc/apt/sources.list.d/debian.sources"]
         .into_iter()

@@ -23,8 +23,8 @@ const GRACE: Duration = Duration::from_secs(20);
 const FOLDER: &str = "uiw-siw-";
 /// Begins the name of a folder with our libraries for stock programs.
 const LIBRARIES: &str = "uiw-stock-";
-/// Of memory, which is taken as it is used. The largest messages are of 256 MiB, and there are two buffers; half of it may be files, the
-/// largest of 1 GiB.
+/// Of memory, which is taken as it is used. The largest messages are of 256 MiB, and there are two
+/// buffers; half of it may be files, the largest of 1 GiB.
 const MEGABYTES: &str = "3072";
 
 /// A guest. Dropping it is pulling its plug.
@@ -183,7 +183,8 @@ impl Drop for Guest {
     }
 }
 
-/// A folder of this process in the system's temporary one; removed on drop, and by [`sweep`] where that did not happen.
+/// A folder of this process in the system's temporary one; removed on drop, and by [`sweep`] where
+/// that did not happen.
 pub(crate) struct Folder(PathBuf);
 
 impl Folder {
@@ -205,7 +206,8 @@ impl Drop for Folder {
     }
 }
 
-/// Removes the folders of this process and of processes that are gone: guests' and those with libraries.
+/// Removes the folders of this process and of processes that are gone: guests' and those with
+/// libraries.
 pub fn sweep() {
     let Ok(entries) = fs::read_dir(std::env::temp_dir()) else { return };
     for path in entries.flatten().map(|entry| entry.path()) {
@@ -220,7 +222,8 @@ pub fn sweep() {
 
 fn start(image: &Path, initramfs: &Path, net: &Net, folder: &Path) -> Result<Process> {
     let file = |name: &str| folder.join(name).display().to_string();
-    // At the usual priority: the guest is another host, which would starve beside busy processes of this one.
+    // At the usual priority: the guest is another host, which would starve beside busy processes of
+    // this one.
     let mut qemu = net.command("qemu-system-x86_64");
     // A small processor model with crc32c: emulated, it is faster than "max".
     qemu.args(["-accel", "tcg,thread=multi,tb-size=256", "-cpu", "Nehalem", "-smp", "2", "-m", MEGABYTES]);
@@ -316,7 +319,8 @@ impl Job {
         }
     }
 
-    /// Waits for its end, at most its own time and a little more. Status 125 where the guest is gone.
+    /// Waits for its end, at most its own time and a little more. Status 125 where the guest is
+    /// gone.
     pub fn finish(mut self) -> Output {
         self.end()
     }

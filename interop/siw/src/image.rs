@@ -1,4 +1,5 @@
-//! The guest's initramfs: the extracted packages, kernel modules in the order they load, our own small programs.
+//! The guest's initramfs: the extracted packages, kernel modules in the order they load, our own
+//! small programs.
 
 use crate::cache::{Cache, is_fresh};
 use crate::kernel::Modules;
@@ -28,7 +29,8 @@ const MODULES: &[(&str, &str)] = &[
     ("vgem", "vgem"),
 ];
 
-/// Appends the files below folder `$1` to the archive `$2`: all, or without what the guest does not need.
+/// Appends the files below folder `$1` to the archive `$2`: all, or without what the guest does not
+/// need.
 const ALL: &str = "cd \"$1\" && find . | cpio --quiet -o -H newc -R 0:0 >> \"$2\"";
 const NEEDED: &str = "cd \"$1\" && find . \\( -path ./usr/src -o -path ./usr/include -o -path ./boot -o -path ./lib/modules \
     -o -name '*.a' \\) -prune -o -print | cpio --quiet -o -H newc -R 0:0 >> \"$2\"";
@@ -81,8 +83,8 @@ pub fn build(cache: &Cache, root: &Path, modules: &Modules) -> Result<PathBuf> {
     Ok(image)
 }
 
-/// Writes the initramfs with one more program of this machine in `bin` to `folder`: the kernel unpacks archives that stand one behind the
-/// other.
+/// Writes the initramfs with one more program of this machine in `bin` to `folder`: the kernel
+/// unpacks archives that stand one behind the other.
 ///
 /// # Errors
 /// [`Error::Failed`] when a file cannot be read or written.
@@ -120,7 +122,8 @@ fn compile(root: &Path, source: &Path, made: &Path) -> Result<()> {
     must(&mut gcc, STEP).map(drop)
 }
 
-/// Copies modules and those that they depend on. Returns their paths in the guest, in the order in which they load.
+/// Copies modules and those that they depend on. Returns their paths in the guest, in the order in
+/// which they load.
 fn kernel_modules(root: &Path, modules: &Modules, names: &str, tree: &Path) -> Result<String> {
     let modprobe =
         find("modprobe").ok_or_else(|| Error::Missing("modprobe (Debian package kmod)".to_owned()))?;

@@ -1,5 +1,5 @@
-//! The siw module, built from the kernel's source: as it is (*stock*), and with its constants as module parameters (*tunable*).
-//! No Debian kernel ships it.
+//! The siw module, built from the kernel's source: as it is (*stock*), and with its constants as
+//! module parameters (*tunable*). No Debian kernel ships it.
 
 use crate::cache::{Cache, is_fresh};
 use crate::shell::{must, name, need, run};

@@ -1,5 +1,5 @@
-//! The Linux kernel's siw driver as an oracle: Debian packages in a cache, a guest under QEMU, commands in it over one channel,
-//! and the table of cases that it and uiw go through together.
+//! The Linux kernel's siw driver as an oracle: Debian packages in a cache, a guest under QEMU,
+//! commands in it over one channel, and the table of cases that it and uiw go through together.
 //!
 //! How to use it and what it needs: `interop/siw/README.md`.
 

@@ -36,7 +36,8 @@ pub struct Options {
     /// Write uiw's captures of the rows to this folder
     #[arg(long, value_name = "FOLDER")]
     pub pcap: Option<PathBuf>,
-    /// A kernel that this Debian has beside its own, such as 6.12; with --short the rows go to RESULTS-VERSION.md
+    /// A kernel that this Debian has beside its own, such as 6.12; with --short the rows go to
+    /// RESULTS-VERSION.md
     #[arg(long, value_name = "VERSION")]
     pub kernel: Option<String>,
     /// Test a debug build of uiw, which is built sooner
@@ -120,7 +121,8 @@ fn run(options: &Options, cases: &[Case]) -> Result<usize> {
     Ok(counts.failed)
 }
 
-/// Returns whether the rows are those that a file of results has: all, and of another kernel the short set.
+/// Returns whether the rows are those that a file of results has: all, and of another kernel the
+/// short set.
 fn is_whole(options: &Options) -> bool {
     let all = options.only.is_none() && options.from.is_none() && !options.usual;
     all && options.short == options.kernel.is_some()

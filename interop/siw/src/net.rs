@@ -37,7 +37,8 @@ pub enum Tcp {
     Kernel,
     /// smoltcp over AF_PACKET on the tap.
     Packet,
-    /// smoltcp over AF_XDP on the tap, in front of the kernel's stack (generic mode, frames are copied).
+    /// smoltcp over AF_XDP on the tap, in front of the kernel's stack (generic mode, frames are
+    /// copied).
     Xdp,
 }
 
@@ -45,7 +46,8 @@ pub enum Tcp {
 pub enum Net {
     /// A tap interface in a network namespace: TCP end to end.
     Tap(Namespace),
-    /// QEMU's user-mode network: no root needed, but QEMU ends TCP in between, and there is no IPv6 and no other MTU.
+    /// QEMU's user-mode network: no root needed, but QEMU ends TCP in between, and there is no IPv6
+    /// and no other MTU.
     User {
         /// Ports of the guest, and where they are reached on this machine's loopback.
         forwards: Vec<(u16, u16)>,
@@ -141,8 +143,8 @@ impl Net {
         }
     }
 
-    /// The value of `uiw --llp`, and the address that the guest then sees in the host's place; `None` where uiw cannot have a TCP of its
-    /// own.
+    /// The value of `uiw --llp`, and the address that the guest then sees in the host's place;
+    /// `None` where uiw cannot have a TCP of its own.
     pub fn own_tcp(&self, tcp: Tcp, family: Family) -> Option<(String, IpAddr)> {
         let options = match (self, tcp) {
             (Self::Tap(_), Tcp::Packet) => ("packet", ""),

@@ -11,7 +11,8 @@ use std::time::Duration;
 /// Longest download and extraction: about 350 MB.
 const PROVIDE: Duration = Duration::from_secs(1500);
 
-/// Programs of the guest, and what its own programs are compiled against. apt adds the packages that these depend on.
+/// Programs of the guest, and what its own programs are compiled against. apt adds the packages
+/// that these depend on.
 const USERLAND: [&str; 15] = [
     "busybox-static",
     "dash",
@@ -30,9 +31,11 @@ const USERLAND: [&str; 15] = [
     "e2fsprogs",
 ];
 
-/// Extracts the kernel with its headers and source, and the guest's programs, unless that was done. Returns the folder.
+/// Extracts the kernel with its headers and source, and the guest's programs, unless that was done.
+/// Returns the folder.
 ///
-/// The archive goes through tar, so that the files belong to this user. Documents and the packages' compiler are left out.
+/// The archive goes through tar, so that the files belong to this user. Documents and the packages'
+/// compiler are left out.
 ///
 /// # Errors
 /// [`Error::Missing`] without mmdebstrap, or where it cannot get the packages.

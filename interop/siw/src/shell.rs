@@ -43,7 +43,8 @@ struct OutputStream {
     grown: Condvar,
 }
 
-/// A program beside us, with a process group of its own; killed with it on drop. It dies with us too.
+/// A program beside us, with a process group of its own; killed with it on drop. It dies with us
+/// too.
 pub struct Process {
     child: Child,
     out: Arc<OutputStream>,

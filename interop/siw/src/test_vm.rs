@@ -1,4 +1,5 @@
-//! The virtual machine with the siw driver, from the packages to the running guest and the network to it.
+//! The virtual machine with the siw driver, from the packages to the running guest and the network
+//! to it.
 
 use crate::cache::Cache;
 use crate::guest::{Folder, Guest};
@@ -39,7 +40,8 @@ pub struct TestVm {
     pub parts: Parts,
 }
 
-/// Fetches and builds what a guest is made of, as far as it is not there yet: with the release's own kernel, or another version that it has.
+/// Fetches and builds what a guest is made of, as far as it is not there yet: with the release's
+/// own kernel, or another version that it has.
 ///
 /// # Errors
 /// [`crate::Error::Missing`] where packages or tools cannot be had.

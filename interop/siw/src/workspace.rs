@@ -13,7 +13,8 @@ pub fn workspace() -> PathBuf {
     folder().parent().and_then(Path::parent).map_or_else(|| PathBuf::from("."), Path::to_path_buf)
 }
 
-/// Returns whether what is named by a process id and a number belongs to this process, or to one that is gone.
+/// Returns whether what is named by a process id and a number belongs to this process, or to one
+/// that is gone.
 pub(crate) fn is_left_over(name: &str) -> bool {
     let owner = name.split('-').next().unwrap_or_default();
     owner == std::process::id().to_string() || !Path::new("/proc").join(owner).exists()

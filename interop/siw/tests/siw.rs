@@ -1,5 +1,6 @@
-//! The short set of the matrix, one test a case and direction, on one guest. Not libtest's harness: the guest is to be shut down
-//! when the last test is over, and its tests come one after the other. The output is as libtest's.
+//! The short set of the matrix, one test a case and direction, on one guest. Not libtest's harness:
+//! the guest is to be shut down when the last test is over, and its tests come one after the other.
+//! The output is as libtest's.
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -128,7 +129,8 @@ fn one(bench: &mut Bench, test: &SiwTest, known: &mut usize) -> Option<String> {
     }
 }
 
-/// Like `uiw_interop::skip`: libtest has no such verdict, so the test counts as passed here and as skipped where the log is read.
+/// Like `uiw_interop::skip`: libtest has no such verdict, so the test counts as passed here and as
+/// skipped where the log is read.
 fn skip(name: &str, what: &str) {
     println!("SKIPPED: {name}: {what}\ntest {name} ... ok");
     if let Some(log) = std::env::var_os(SKIP_LOG) {

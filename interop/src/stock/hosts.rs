@@ -7,7 +7,8 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Namespaces on a bridge, and one with the bridge, where commands for all of them run. Removed when dropped.
+/// Namespaces on a bridge, and one with the bridge, where commands for all of them run. Removed
+/// when dropped.
 pub struct Hosts {
     ip: PathBuf,
     /// Those of the hosts begin with it.
@@ -16,7 +17,8 @@ pub struct Hosts {
 }
 
 impl Hosts {
-    /// So many hosts, at most 200, or nothing where that is not possible; the test is noted as skipped then.
+    /// So many hosts, at most 200, or nothing where that is not possible; the test is noted as
+    /// skipped then.
     #[track_caller]
     pub fn new(count: u8) -> Option<Self> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
@@ -92,7 +94,8 @@ impl Hosts {
             run(&["-n", &name, "link", "set", "veth0", "up"])?;
             run(&["-n", &name, "link", "set", "lo", "up"])?;
         }
-        // IPv6 addresses come a little later; a program that runs meanwhile would see one address and then two.
+        // IPv6 addresses come a little later; a program that runs meanwhile would see one address
+        // and then two.
         for last in 1..=self.count {
             while ip(
                 &self.ip,

@@ -27,8 +27,9 @@ pub struct Namespaces {
     queues: u32,
 }
 
-/// A TCP port that is unused at the moment, and that no connection will have either: the ports that a system chooses by itself are
-/// taken by thousands of connections of other tests, also for a minute after their end, and in each namespace by others.
+/// A TCP port that is unused at the moment, and that no connection will have either: the ports that
+/// a system chooses by itself are taken by thousands of connections of other tests, also for a
+/// minute after their end, and in each namespace by others.
 ///
 /// # Panics
 /// When the system has none.
@@ -65,8 +66,9 @@ impl Network {
         Self::spaces(&["s", "c"], queues)
     }
 
-    /// Like [`Network::veth`], with a third namespace between the two: its interfaces `server` and `client` have no addresses, and
-    /// nothing passes unless a process there carries frames between them.
+    /// Like [`Network::veth`], with a third namespace between the two: its interfaces `server` and
+    /// `client` have no addresses, and nothing passes unless a process there carries frames between
+    /// them.
     #[track_caller]
     pub fn path() -> Option<Self> {
         Self::spaces(&["s", "c", "m"], 1)
@@ -103,7 +105,8 @@ impl Network {
         }
     }
 
-    /// The addresses of server and client, with the names of their network namespaces. Nothing on loopback.
+    /// The addresses of server and client, with the names of their network namespaces. Nothing on
+    /// loopback.
     pub fn places(&self) -> impl Iterator<Item = (Ipv4Addr, &str)> {
         let names = match self {
             Self::Loopback => &[][..],

@@ -134,7 +134,8 @@ impl Running {
         ProcessEnd { code: code(status), said: self.said(), name: std::mem::take(&mut self.name) }
     }
 
-    /// Like [`Running::end`], for programs that may hang by themselves: nothing where it has not ended within `time`, and then it is killed.
+    /// Like [`Running::end`], for programs that may hang by themselves: nothing where it has not
+    /// ended within `time`, and then it is killed.
     ///
     /// # Panics
     /// As there.
@@ -177,7 +178,8 @@ impl Running {
         self.child.id()
     }
 
-    /// Processor time that it has used, in ticks of 10 ms (proc(5): utime and stime of `/proc/PID/stat`).
+    /// Processor time that it has used, in ticks of 10 ms (proc(5): utime and stime of
+    /// `/proc/PID/stat`).
     ///
     /// # Panics
     /// When it has ended.
@@ -275,7 +277,8 @@ pub fn listens(process: u32, port: u16) -> bool {
     })
 }
 
-/// Returns whether any process in the network namespace of `process` has a socket at UDP port `port`.
+/// Returns whether any process in the network namespace of `process` has a socket at UDP port
+/// `port`.
 #[must_use]
 pub fn binds(process: u32, port: u16) -> bool {
     ["udp", "udp6"].iter().any(|family| {

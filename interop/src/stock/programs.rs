@@ -12,7 +12,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 /// The library that makes rsockets of sockets, in a folder of the libraries.
 const SOCKETS: &str = "rsocket/librspreload.so.1";
 
-/// Names the folder of a finished build that tests use. Without it they run `cargo build` themselves.
+/// Names the folder of a finished build that tests use. Without it they run `cargo build`
+/// themselves.
 pub const BUILT: &str = "INTEROP_BUILT";
 
 /// The user that runs a program.
@@ -20,20 +21,21 @@ pub const BUILT: &str = "INTEROP_BUILT";
 pub enum User {
     /// The user that runs the tests.
     Same,
-    /// The unprivileged user, with 64 KiB of memory that may be locked: what a program gets in a container. Only root can become that.
+    /// The unprivileged user, with 64 KiB of memory that may be locked: what a program gets in a
+    /// container. Only root can become that.
     Nobody,
 }
 
-/// Cargo's arguments for everything that is packaged. One command builds all of it, so that Cargo unites the same features whatever a test
-/// needs of it, and builds every crate once.
+/// Cargo's arguments for everything that is packaged. One command builds all of it, so that Cargo
+/// unites the same features whatever a test needs of it, and builds every crate once.
 pub const PACKAGES: [&str; 10] =
     ["-p", "uiw-cli", "-p", "uiw-ibverbs", "-p", "uiw-rdmacm", "-p", "uiw-rspreload", "-p", "uiw-python"];
 
 /// The id of the unprivileged user on Debian.
 const UNPRIVILEGED_UID: &str = "65534";
 
-/// An ordinary user to run programs as: root can become one, any other user is one already. Nothing where the programs for that are
-/// missing; the test is noted as skipped then.
+/// An ordinary user to run programs as: root can become one, any other user is one already. Nothing
+/// where the programs for that are missing; the test is noted as skipped then.
 #[track_caller]
 pub fn ordinary() -> Option<User> {
     use std::os::unix::fs::MetadataExt as _;
@@ -84,7 +86,8 @@ impl Libraries {
         &self.folder
     }
 
-    /// A program that runs with them, as `user`, in English and without settings of the tests' own environment.
+    /// A program that runs with them, as `user`, in English and without settings of the tests' own
+    /// environment.
     pub fn command(&self, user: User, program: impl AsRef<OsStr>) -> Command {
         let mut command = match user {
             User::Same => Command::new(program),
@@ -129,8 +132,9 @@ pub fn uiw() -> &'static Path {
     PROGRAM.get_or_init(|| built().join("uiw"))
 }
 
-/// The folder with the program, the libraries and the Python module: the one that [`BUILT`] names, or the one in which they are built once
-/// in a process. Cargo's own lock orders the builds of parallel tests.
+/// The folder with the program, the libraries and the Python module: the one that [`BUILT`] names,
+/// or the one in which they are built once in a process. Cargo's own lock orders the builds of
+/// parallel tests.
 ///
 /// # Panics
 /// If they cannot be built.
@@ -160,8 +164,8 @@ fn program_folder(line: &str) -> Option<PathBuf> {
     (program.file_name()? == "uiw").then(|| program.parent().expect("the folder of a program").to_owned())
 }
 
-/// Compiles a C program against Debian's headers, and links it as any program is. Nothing without a compiler or the headers; the test
-/// is noted as skipped then.
+/// Compiles a C program against Debian's headers, and links it as any program is. Nothing without a
+/// compiler or the headers; the test is noted as skipped then.
 ///
 /// # Panics
 /// When the source does not compile.

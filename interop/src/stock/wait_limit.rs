@@ -5,8 +5,9 @@ use std::time::{Duration, Instant};
 /// Looks that are farther apart than this count as so far apart.
 const LONGEST_STEP: Duration = Duration::from_secs(1);
 
-/// Time that a test may still wait. It shrinks by the time between looks, and by a second at most: a virtual machine may stand still for
-/// minutes, and what the test waits for has stood still with it.
+/// Time that a test may still wait. It shrinks by the time between looks, and by a second at most:
+/// a virtual machine may stand still for minutes, and what the test waits for has stood still with
+/// it.
 #[derive(Debug)]
 pub struct WaitLimit {
     left: Duration,

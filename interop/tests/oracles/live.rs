@@ -1,4 +1,5 @@
-//! Every operation that our stack sends, captured while two of our own ends talk, and judged by tshark and by our decoder.
+//! Every operation that our stack sends, captured while two of our own ends talk, and judged by
+//! tshark and by our decoder.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -101,7 +102,8 @@ async fn every_operation(connection: &Connection, script: Script) {
     connection.disconnect().await.unwrap();
 }
 
-/// Whose bytes the capture holds as they were given to TCP; those of the other end are as TCP gave them here.
+/// Whose bytes the capture holds as they were given to TCP; those of the other end are as TCP gave
+/// them here.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum End {
     Client,
@@ -140,7 +142,8 @@ fn opcodes(dissection: &Dissection) -> BTreeMap<u8, usize> {
     counts
 }
 
-/// Our decoder follows every byte and has nothing to complain of but the experimental opcode of Send with immediate.
+/// Our decoder follows every byte and has nothing to complain of but the experimental opcode of
+/// Send with immediate.
 fn judge_by_ourselves(file: &Path) -> Decoded {
     let decoded = Decoded::new(file.to_owned());
     assert!(decoded.summary.followed(), "{:?}", decoded.summary);
@@ -150,7 +153,8 @@ fn judge_by_ourselves(file: &Path) -> Decoded {
     decoded
 }
 
-/// tshark and our decoder find nothing wrong in the capture; returns whole messages by opcode, as tshark counts them.
+/// tshark and our decoder find nothing wrong in the capture; returns whole messages by opcode, as
+/// tshark counts them.
 fn judge_file(tshark: &Tshark, name: &str, file: &TempFile, crc: Crc) -> BTreeMap<u8, usize> {
     judge_by_ourselves(&file.0);
     let seen = tshark.dissect(&file.0).unwrap();

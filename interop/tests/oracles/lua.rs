@@ -1,5 +1,5 @@
-//! `docs/uiw.lua` in tshark: the capability exchange and Send with immediate of a live connection, and datagrams that are made here, by
-//! docs/datagrams.md.
+//! `docs/uiw.lua` in tshark: the capability exchange and Send with immediate of a live connection,
+//! and datagrams that are made here, by docs/datagrams.md.
 
 use std::path::{Path, PathBuf};
 

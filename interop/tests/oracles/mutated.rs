@@ -1,4 +1,5 @@
-//! tshark and uiw look at the same captures, which lack packets and have others in another order: uiw finds what tshark finds, and accuses no end of it.
+//! tshark and uiw look at the same captures, which lack packets and have others in another order:
+//! uiw finds what tshark finds, and accuses no end of it.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +10,8 @@ use crate::decoded::Decoded;
 use crate::live::TempFile;
 use crate::segments::{Link, Segment, capture_of, segments_of};
 
-/// Captures without a departure: of siw's end and of uiw's, CRCs on and off, Reads, revisions, 22 conversations of vectors.
+/// Captures without a departure: of siw's end and of uiw's, CRCs on and off, Reads, revisions, 22
+/// conversations of vectors.
 const CAPTURES: [&str; 17] = [
     "siw/uiw-all-to-siw.pcapng",
     "siw/uiw-all-from-siw.pcapng",
@@ -44,7 +46,8 @@ impl RandomBytes {
     }
 }
 
-/// Without 1 to 3 of its packets, 1 to 3 others swapped with one of the three behind them, and with hosts of its own.
+/// Without 1 to 3 of its packets, 1 to 3 others swapped with one of the three behind them, and with
+/// hosts of its own.
 fn mutated(segments: &[Segment], variant: u8) -> Vec<Segment> {
     let mut random = RandomBytes(u64::from(variant + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15));
     let mut left = segments.to_vec();

@@ -1,4 +1,5 @@
-//! `uiw conform`: a scripted peer in Python breaks one requirement at a time, and it is found; uiw's own listener breaks none, whatever the path does.
+//! `uiw conform`: a scripted peer in Python breaks one requirement at a time, and it is found;
+//! uiw's own listener breaks none, whatever the path does.
 
 use crate::pairings::Stack;
 use crate::path::Path as WanPath;
@@ -17,7 +18,8 @@ const FOUND: usize = 27;
 const AT_A_TIME: usize = 3;
 /// Runs against uiw itself over each path.
 const RUNS: u32 = 2;
-/// With this variable (`cargo xtask interop conform`) every requirement is broken and has to be found, and uiw is judged so often.
+/// With this variable (`cargo xtask interop conform`) every requirement is broken and has to be
+/// found, and uiw is judged so often.
 const WHOLE: &str = "INTEROP_CONFORM_WHOLE";
 const RUNS_OF_WHOLE: u32 = 50;
 

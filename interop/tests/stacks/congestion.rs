@@ -16,7 +16,8 @@ fn congestion(stream: &dyn TransportStream) -> String {
     stream.info().congestion.expect("the kernel names it")
 }
 
-/// Makes reno the default of both places, as every network namespace may: the machine's own may be what a test expects of another cause.
+/// Makes reno the default of both places, as every network namespace may: the machine's own may be
+/// what a test expects of another cause.
 fn default_is_reno(network: &Network) {
     let write = || {
         let mut command = Command::new("sh");

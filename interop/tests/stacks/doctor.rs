@@ -1,4 +1,5 @@
-//! `uiw doctor` in namespaces, as root and as a user without rights, with what the stacks say themselves beside it.
+//! `uiw doctor` in namespaces, as root and as a user without rights, with what the stacks say
+//! themselves beside it.
 
 use serde_json::Value;
 use std::process::Command;
@@ -44,7 +45,8 @@ fn doctor_reports_namespace() {
     assert_eq!(buffers["details"]["wanted"].as_u64(), Some(2 << 20), "{buffers}");
 }
 
-/// Returns whether the kernel's TCP goes on on a path that loses long packets, and what to do where it does not.
+/// Returns whether the kernel's TCP goes on on a path that loses long packets, and what to do where
+/// it does not.
 #[test]
 fn probing_of_the_path_is_reported() {
     let Some(network) = Network::veth() else { return };

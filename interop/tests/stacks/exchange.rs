@@ -1,4 +1,5 @@
-//! Every operation of the safe API, in both directions at once over each of many connections, verified byte for byte at both ends.
+//! Every operation of the safe API, in both directions at once over each of many connections,
+//! verified byte for byte at both ends.
 
 use std::cell::Cell;
 use std::future::{Future, poll_fn};
@@ -48,12 +49,14 @@ fn places() -> impl Iterator<Item = (usize, usize)> {
 
 /// What both ends and the listener are made with.
 pub(crate) fn settings() -> ConnectionConfig {
-    // On a busy machine messages of many connections may wait for their receives, and connections for their start-up.
+    // On a busy machine messages of many connections may wait for their receives, and connections
+    // for their start-up.
     let options = ConnConfig::default().no_receive_timeout(TIMEOUT).startup_timeout(TIMEOUT);
     ConnectionConfig::default().options(options).recv_size(LARGEST as u32).recv_depth(8).send_depth(16)
 }
 
-/// Wakes the waiter for all, and records which one it was: of many futures only those are polled that were woken.
+/// Wakes the waiter for all, and records which one it was: of many futures only those are polled
+/// that were woken.
 struct OneOfMany {
     has_rung: AtomicBool,
     all: Waker,
@@ -196,7 +199,8 @@ async fn converse(pd: &Pd, connection: &Connection) {
     let theirs = PeerOffer::from_bytes(&connection.recv().await.expect("a message").expect("no end"));
     let asking: Pin<Box<dyn Future<Output = ()> + '_>> = Box::pin(ask(pd, connection, theirs));
     all([asking, Box::pin(answer(connection, &ours))]).await;
-    // Neither closes before the other one has everything: what is still unread when a connection ends is lost.
+    // Neither closes before the other one has everything: what is still unread when a connection
+    // ends is lost.
     connection.send_copy(b"seen").await.expect("a Send");
     assert_eq!(*connection.recv().await.expect("a message").expect("no end"), *b"seen");
 }

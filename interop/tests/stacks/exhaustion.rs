@@ -12,8 +12,8 @@ fn dropped(network: &Network) -> u64 {
     line.unwrap_or_else(|| panic!("no drops in {said}")).trim().parse().expect("a number")
 }
 
-/// The server does not run, and is flooded until every frame of its memory is used up. Then it runs again: its connection goes
-/// on, byte for byte, and others can be made.
+/// The server does not run, and is flooded until every frame of its memory is used up. Then it runs
+/// again: its connection goes on, byte for byte, and others can be made.
 #[test]
 fn unread_frame_flood_survived() {
     if uiw_interop::require("ethtool").is_none() {

@@ -1,4 +1,5 @@
-//! TCP of our own across a router: the kernel of a third namespace forwards between the client's network and the server's.
+//! TCP of our own across a router: the kernel of a third namespace forwards between the client's
+//! network and the server's.
 
 use crate::datagram_peer::End;
 use crate::pairings::{at, at_middle, exchange_between, open};
@@ -51,7 +52,8 @@ fn every_operation_across_a_gateway() {
     }
 }
 
-/// A router takes 1 from the hop limit of an address handle and drops what has none left; without one messages pass.
+/// A router takes 1 from the hop limit of an address handle and drops what has none left; without
+/// one messages pass.
 #[test]
 fn hop_limit_passes_routers() {
     if uiw_interop::require("sysctl").is_none() {

@@ -1,4 +1,5 @@
-//! The stacks against each other: the kernel's TCP, smoltcp over AF_PACKET and over AF_XDP, in two network namespaces.
+//! The stacks against each other: the kernel's TCP, smoltcp over AF_PACKET and over AF_XDP, in two
+//! network namespaces.
 
 mod conform;
 mod congestion;

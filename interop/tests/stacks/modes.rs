@@ -9,7 +9,8 @@ fn spec(mode: &str, host: u8) -> String {
     format!("{},mode={mode}", Stack::Xdp.spec(host))
 }
 
-/// Every operation between two ends in `mode`, while `ip link` says that the server's program is attached as `shown`.
+/// Every operation between two ends in `mode`, while `ip link` says that the server's program is
+/// attached as `shown`.
 fn both_ends(mode: &str, shown: &str) {
     for mtu in [1500, 9000] {
         let Some(network) = network_of(mtu, true) else { return };

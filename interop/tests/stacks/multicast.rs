@@ -31,7 +31,8 @@ impl GroupMember {
         let host = if stack == Stack::Kernel { 1 } else { 12 };
         let end = End::on(open(&stack.spec(host)).0, own, 1024);
         end.qp.attach_multicast(group, own, index).expect("the group is joined");
-        // Of a group whose address does not name its interface, sockets of the kernel's need the index.
+        // Of a group whose address does not name its interface, sockets of the kernel's need the
+        // index.
         let scope = if stack == Stack::Kernel && group.is_ipv6() { index } else { 0 };
         Self { end, way: AddressHandle::new(own, group, scope), there, here }
     }
@@ -86,8 +87,8 @@ fn exchange(stack: Stack) {
     }
 }
 
-/// The program on the interface leaves frames to groups to the kernel: a member there receives them beside the one over AF_XDP, before it
-/// joins, while it is a member and when it has left.
+/// The program on the interface leaves frames to groups to the kernel: a member there receives them
+/// beside the one over AF_XDP, before it joins, while it is a member and when it has left.
 #[test]
 fn xdp_member_leaves_kernel_members_intact() {
     let Some(network) = network_of(1500, true) else { return };
@@ -127,8 +128,8 @@ fn xdp_member_leaves_kernel_members_intact() {
     }
 }
 
-/// A socket of the kernel's gets datagrams of a group that came by the interface at which it is joined, and no others
-/// (IP_MULTICAST_ALL, IPV6_MULTICAST_ALL are off).
+/// A socket of the kernel's gets datagrams of a group that came by the interface at which it is
+/// joined, and no others (IP_MULTICAST_ALL, IPV6_MULTICAST_ALL are off).
 #[test]
 fn group_received_at_joined_interface() {
     let Some(network) = network_of(1500, true) else { return };
@@ -165,8 +166,9 @@ fn group_received_at_joined_interface() {
 /// The index of the loopback interface in every namespace.
 const LOOPBACK: u32 = 1;
 
-/// Where the MTUs of two ends differ, what is too long for the other end is lost behind its completion; what is too long for this end's
-/// interface is counted. Neither keeps anything from the next message.
+/// Where the MTUs of two ends differ, what is too long for the other end is lost behind its
+/// completion; what is too long for this end's interface is counted. Neither keeps anything from
+/// the next message.
 #[test]
 fn overlong_messages_dropped() {
     let Some(network) = network_of(1500, true) else { return };

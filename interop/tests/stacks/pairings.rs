@@ -88,7 +88,8 @@ fn network(link: LinkShape) -> Option<Network> {
     Some(network)
 }
 
-/// One server on `stack`, and clients on every stack, over both versions of IP: `count` connections at once between each two.
+/// One server on `stack`, and clients on every stack, over both versions of IP: `count` connections
+/// at once between each two.
 fn serve_all(link: LinkShape, stack: Stack, count: usize) {
     let Some(network) = network(link) else { return };
     let (tx, rx) = mpsc::channel();
@@ -120,8 +121,8 @@ fn serve_all(link: LinkShape, stack: Stack, count: usize) {
     });
 }
 
-/// Every operation between one server and one client, on stacks by name, at each of the server's addresses. `meanwhile` is called
-/// while both stacks are there.
+/// Every operation between one server and one client, on stacks by name, at each of the server's
+/// addresses. `meanwhile` is called while both stacks are there.
 pub(crate) fn exchange_between(
     network: &Network,
     [server, client]: [&str; 2],

@@ -115,7 +115,8 @@ fn damaging_path() {
     soak(Stack::Packet, Stack::Kernel, &rough);
 }
 
-/// Packets of more than 1,300 bytes vanish, in both directions, and no message says so. smoltcp goes on by itself.
+/// Packets of more than 1,300 bytes vanish, in both directions, and no message says so. smoltcp
+/// goes on by itself.
 #[test]
 fn path_mtu_black_hole() {
     for (client, server) in
@@ -185,8 +186,8 @@ impl Drop for TestFolder {
 /// A connection on which nothing comes is given up after 20 s.
 const DOWNLOAD: Duration = Duration::from_secs(40);
 
-/// Between kernels without probing, on such a path: `uiw cp` connects again with shorter segments by itself. In clear a connection is stuck; with TLS
-/// the first message is too long already.
+/// Between kernels without probing, on such a path: `uiw cp` connects again with shorter segments
+/// by itself. In clear a connection is stuck; with TLS the first message is too long already.
 #[test]
 fn copies_through_path_mtu_black_hole() {
     let folder = TestFolder::with_keys();

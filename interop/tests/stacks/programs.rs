@@ -1,4 +1,5 @@
-//! Stock programs on the C libraries with a TCP of their own (`UIW_LLP`), against each other and against the kernel's.
+//! Stock programs on the C libraries with a TCP of their own (`UIW_LLP`), against each other and
+//! against the kernel's.
 
 use crate::pairings::Stack;
 use serde_json::{Value, json};

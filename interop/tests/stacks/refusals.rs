@@ -87,7 +87,8 @@ fn link(network: &Network, args: &[&str]) {
     assert!(network.server(command).status().expect("ip starts").success());
 }
 
-/// No peer is connected: a program that only listens reports it once, and ends, as that interface never comes back.
+/// No peer is connected: a program that only listens reports it once, and ends, as that interface
+/// never comes back.
 #[test]
 fn interface_deleted_under_listener() {
     for kind in ["packet", "xdp"] {
@@ -101,7 +102,8 @@ fn interface_deleted_under_listener() {
     }
 }
 
-/// One that is down may come back: that is said, and then it goes on. Deleted while it is down, it does not.
+/// One that is down may come back: that is said, and then it goes on. Deleted while it is down, it
+/// does not.
 #[test]
 fn interface_down_under_listener() {
     let Some(network) = Network::veth() else { return };
@@ -119,7 +121,8 @@ fn interface_down_under_listener() {
     assert_eq!((ended.code, deletions(&ended)), (1, 1), "{}", ended.said);
 }
 
-/// The server's interface is down for a moment: what was connected ends, or goes on if TCP did not notice, and the server goes on.
+/// The server's interface is down for a moment: what was connected ends, or goes on if TCP did not
+/// notice, and the server goes on.
 #[test]
 fn interface_comes_back() {
     for kind in ["packet", "xdp"] {
@@ -199,7 +202,8 @@ fn listening(network: &Network, kind: &str) -> Running {
     server
 }
 
-/// A server and a client over `kind`, with a connection between them that carries what `args` of `uiw` say.
+/// A server and a client over `kind`, with a connection between them that carries what `args` of
+/// `uiw` say.
 fn connected(network: &Network, kind: &str, args: &[&str]) -> (Running, Running) {
     let server = listening(network, kind);
     let mut command = Command::new(uiw());
@@ -241,7 +245,8 @@ fn idle_listener_uses_no_processor() {
     }
 }
 
-/// The receiver does not run for a while: rings and buffers fill, frames are lost, and then everything goes on.
+/// The receiver does not run for a while: rings and buffers fill, frames are lost, and then
+/// everything goes on.
 #[test]
 fn full_rings_cost_only_time() {
     for kind in ["packet", "xdp"] {
@@ -261,7 +266,8 @@ fn full_rings_cost_only_time() {
     }
 }
 
-/// Detaches the program of process `argv[1]`, by a copy of its descriptor: what an administrator does with `bpftool link detach`.
+/// Detaches the program of process `argv[1]`, by a copy of its descriptor: what an administrator
+/// does with `bpftool link detach`.
 const DETACH: &str = "
 import ctypes, os, struct, sys
 libc = ctypes.CDLL(None, use_errno=True)

@@ -1,4 +1,5 @@
-//! What AF_PACKET leaves to the interface: packets that it cuts and checksums that it completes, as tshark sees them on the wire.
+//! What AF_PACKET leaves to the interface: packets that it cuts and checksums that it completes, as
+//! tshark sees them on the wire.
 
 use crate::pairings::{Stack, at};
 use std::path::PathBuf;
@@ -11,7 +12,8 @@ use uiw_interop::tshark::Tshark;
 struct CaptureFile(PathBuf);
 
 impl CaptureFile {
-    /// Waits until nothing is added any more: what tshark has not written when it is interrupted is lost.
+    /// Waits until nothing is added any more: what tshark has not written when it is interrupted is
+    /// lost.
     fn wait_idle(&self) {
         let len = || std::fs::metadata(&self.0).map(|file| file.len()).ok();
         let mut before = None;
@@ -43,8 +45,9 @@ fn segment(line: &str) -> TcpSegment {
         panic!("six fields: {line}")
     };
     let number = |text: &str| text.parse().unwrap_or_else(|_| panic!("a number: {line}"));
-    // A number in some versions of tshark, a word in others. A sum of zero is written as ones where the kernel completes it
-    // (`CSUM_MANGLED_0`, once in 65,536 segments). To a receiver the two are the same (RFC 1624); tshark says that it is not right, and why.
+    // A number in some versions of tshark, a word in others. A sum of zero is written as ones where
+    // the kernel completes it (`CSUM_MANGLED_0`, once in 65,536 segments). To a receiver the two
+    // are the same (RFC 1624); tshark says that it is not right, and why.
     let is_right = ["1", "Good"].contains(&status) || !is_ffff.is_empty();
     let checksum = checksum.to_owned();
     TcpSegment {
@@ -56,8 +59,8 @@ fn segment(line: &str) -> TcpSegment {
     }
 }
 
-/// Segments in both directions of a measurement between two of AF_PACKET, seen at the server's end, and what tshark says of those
-/// it missed.
+/// Segments in both directions of a measurement between two of AF_PACKET, seen at the server's end,
+/// and what tshark says of those it missed.
 fn capture(network: &Network, version: usize, name: &str) -> (Vec<TcpSegment>, String) {
     let file =
         CaptureFile(std::env::temp_dir().join(format!("uiw-segments-{}-{name}.pcap", std::process::id())));

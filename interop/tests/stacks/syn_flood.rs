@@ -1,4 +1,5 @@
-//! SYNs that nobody follows up, at a listener of smoltcp's: others connect in time, and memory stays.
+//! SYNs that nobody follows up, at a listener of smoltcp's: others connect in time, and memory
+//! stays.
 
 use crate::pairings::{Stack, at, network_of};
 use etherparse::PacketBuilder;

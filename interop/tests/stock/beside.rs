@@ -1,4 +1,5 @@
-//! `uiw run --with-system`: devices of the system's libibverbs beside uiw's, by a provider of the tests that needs no hardware.
+//! `uiw run --with-system`: devices of the system's libibverbs beside uiw's, by a provider of the
+//! tests that needs no hardware.
 
 use crate::reported::run;
 use std::path::{Path, PathBuf};
@@ -10,7 +11,8 @@ const SYSTEM: &str = "/usr/lib/x86_64-linux-gnu/libibverbs.so.1";
 /// Where it looks for the names of its providers.
 const PROVIDERS: &str = "/etc/libibverbs.d";
 
-/// A program in a mount namespace where sysfs has the device `stub0`, and the system's library finds its provider.
+/// A program in a mount namespace where sysfs has the device `stub0`, and the system's library
+/// finds its provider.
 struct StubMachine {
     libraries: Libraries,
     script: String,
@@ -51,7 +53,8 @@ impl StubMachine {
         Some(Self { libraries, script })
     }
 
-    /// Runs a shell's `command` there, under `uiw run` with `options`. Nothing without mount namespaces.
+    /// Runs a shell's `command` there, under `uiw run` with `options`. Nothing without mount
+    /// namespaces.
     fn run(&self, options: &str, command: &str) -> Option<ProcessEnd> {
         let outer = format!(
             "exec {} run --sysfs {options} -- sh -c '{}{command}'",
@@ -80,7 +83,8 @@ fn kernel_lists_devices() -> bool {
     socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, Some(netlink::RDMA)).is_ok()
 }
 
-/// A C program opens both kinds of device in one process: queries, regions, queues, posts and polls reach the right library.
+/// A C program opens both kinds of device in one process: queries, regions, queues, posts and polls
+/// reach the right library.
 #[test]
 fn objects_routed_to_their_library() {
     let Some(machine) = StubMachine::new() else { return };

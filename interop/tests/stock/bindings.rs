@@ -9,7 +9,8 @@ use uiw_interop::stock::{Libraries, Network, ProcessEnd, Running};
 pub(crate) struct Programs(PathBuf);
 
 impl Programs {
-    /// The folder that the variable names. Nothing without it; the test is noted as skipped then, for want of `what`.
+    /// The folder that the variable names. Nothing without it; the test is noted as skipped then,
+    /// for want of `what`.
     #[track_caller]
     pub(crate) fn given(variable: &str, what: &str) -> Option<Self> {
         let folder = std::env::var_os(variable);
@@ -32,8 +33,8 @@ impl Programs {
     }
 }
 
-/// `programs` with two hosts, whose programs have mounts of their own, and the libraries. Nothing where these cannot be had; the test is noted as
-/// skipped then.
+/// `programs` with two hosts, whose programs have mounts of their own, and the libraries. Nothing
+/// where these cannot be had; the test is noted as skipped then.
 #[track_caller]
 pub(crate) fn on_two_hosts(programs: Programs) -> Option<(Programs, Network, Libraries)> {
     uiw_interop::require("unshare")?;

@@ -1,4 +1,5 @@
-//! C programs: those of `examples/c`, one that asks for nonsense, and programs that users gave where they are at hand.
+//! C programs: those of `examples/c`, one that asks for nonsense, and programs that users gave
+//! where they are at hand.
 
 use std::env;
 use std::io::{Read as _, Write as _};
@@ -173,7 +174,8 @@ fn bind_conflicts_reported_as_by_kernel() {
     }
 }
 
-/// A connection that ends with a reset, within its set-up and after it. The number of the queue pair is written as `uiw stat` writes it.
+/// A connection that ends with a reset, within its set-up and after it. The number of the queue
+/// pair is written as `uiw stat` writes it.
 #[test]
 fn log_lines_name_connection() {
     let libraries = Libraries::get();
@@ -373,7 +375,8 @@ fn compile_with_ends(libraries: &Libraries, name: &str) -> Option<PathBuf> {
     compile(libraries, &folder("tests/stock/c").join(name), &flags)
 }
 
-/// A program that takes an event for a completion (perftest does), and one that takes a readable channel for an event.
+/// A program that takes an event for a completion (perftest does), and one that takes a readable
+/// channel for an event.
 #[test]
 fn channels_deliver_expected_events() {
     let libraries = Libraries::get();
@@ -381,7 +384,8 @@ fn channels_deliver_expected_events() {
     Running::start(libraries.command(User::Same, program)).end().well();
 }
 
-/// Each child ends, although what the library does at the end runs on the thread that was interrupted within it.
+/// Each child ends, although what the library does at the end runs on the thread that was
+/// interrupted within it.
 #[test]
 fn signal_handler_ends_polling_program() {
     let libraries = Libraries::get();
@@ -443,7 +447,8 @@ fn timestamps_read_under_valgrind() {
     assert_eq!(Running::start(command).end().well().count("a timestamp was read"), 1);
 }
 
-/// A program that takes rights away from what it has registered, as garbage collectors do: an adapter goes on.
+/// A program that takes rights away from what it has registered, as garbage collectors do: an
+/// adapter goes on.
 #[test]
 fn protected_memory_stays_registered() {
     let libraries = Libraries::get();

@@ -76,7 +76,8 @@ fn rdma_client_and_server_synchronous_ids() {
 
 #[test]
 fn shared_receive_queue_of_rdma_xserver() {
-    // The server's requests share a receive queue; XRC itself is refused, as every transport but RC.
+    // The server's requests share a receive queue; XRC itself is refused, as every transport but
+    // RC.
     ProgramPair { server: "rdma_xserver", client: "rdma_xclient", args: &["-c", "r"] }.both_end_well();
 }
 

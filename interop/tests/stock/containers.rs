@@ -1,8 +1,9 @@
-//! `uiw cdi`: stock programs in containers of podman, with Debian's crun and runc, as root and as an ordinary user.
+//! `uiw cdi`: stock programs in containers of podman, with Debian's crun and runc, as root and as
+//! an ordinary user.
 //!
-//! Everything of podman is below a folder of the test's own and in namespaces of its own, so nothing of it is left, and its network is
-//! loopback or a veth pair of these namespaces. The root file system is the programs and what they need, among it Debian's
-//! rdma-core; nothing is fetched.
+//! Everything of podman is below a folder of the test's own and in namespaces of its own, so
+//! nothing of it is left, and its network is loopback or a veth pair of these namespaces. The root
+//! file system is the programs and what they need, among it Debian's rdma-core; nothing is fetched.
 
 use crate::reported::{number, parsed};
 use serde_json::Value;
@@ -21,8 +22,8 @@ const PROGRAMS: [&str; 9] =
 /// The user that is not root.
 const ORDINARY: u32 = 65534;
 
-/// What a script is run behind. Podman sees cgroups of version 1 alone, as Debian's crun does not support the mix of both, and a
-/// `/run` and a `/dev/shm` of its own.
+/// What a script is run behind. Podman sees cgroups of version 1 alone, as Debian's crun does not
+/// support the mix of both, and a `/run` and a `/dev/shm` of its own.
 const ENTER: &str = r#"
     set -e
     umount /sys/fs/cgroup/unified 2>/dev/null || true
@@ -181,8 +182,8 @@ fn ways() -> Vec<(&'static str, &'static str)> {
     ways
 }
 
-/// Nodes are character devices that can be read and written, the files of sysfs are those of the container's network, and nothing that
-/// is there is covered.
+/// Nodes are character devices that can be read and written, the files of sysfs are those of the
+/// container's network, and nothing that is there is covered.
 #[test]
 fn container_has_device_nodes_and_sysfs() {
     let Some(place) = PodmanFolder::get() else { return };

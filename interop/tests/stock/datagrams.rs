@@ -84,7 +84,8 @@ fn perftest_between_namespaces_as_user() {
     }
 }
 
-/// libfabric's endpoint FI_EP_DGRAM of its verbs provider: `fi_pingpong`, the one program of fabtests that Debian has.
+/// libfabric's endpoint FI_EP_DGRAM of its verbs provider: `fi_pingpong`, the one program of
+/// fabtests that Debian has.
 #[test]
 fn libfabric_dgram_endpoints_exchange_messages() {
     let Some(_) = uiw_interop::require("fi_pingpong") else { return };
@@ -129,7 +130,8 @@ fn udaddy(network: &Network, args: &[&str], capture: Option<&Path>) -> Option<[P
     Some([server.end(), client])
 }
 
-/// A member of `group` and a sender, by mckey. What the member sends and receives is written to `capture`.
+/// A member of `group` and a sender, by mckey. What the member sends and receives is written to
+/// `capture`.
 fn mckey(
     network: &Network,
     group: &str,
@@ -176,7 +178,8 @@ fn udaddy_exchanges_messages() {
     }
 }
 
-/// On loopback, and between namespaces over both versions of IP. Linux has no route to IPv6 groups on loopback.
+/// On loopback, and between namespaces over both versions of IP. Linux has no route to IPv6 groups
+/// on loopback.
 #[test]
 fn mckey_sends_to_a_group() {
     let Some(_) = uiw_interop::require("mckey") else { return };
@@ -194,8 +197,9 @@ fn mckey_sends_to_a_group() {
     }
 }
 
-/// The hop limit of an address handle is the program's: 1 of `ibv_ud_pingpong`, 255 of perftest. Those of rdma_cm's events are the
-/// default, for a host and for a group; that of a completion is 255, as in libibverbs.
+/// The hop limit of an address handle is the program's: 1 of `ibv_ud_pingpong`, 255 of perftest.
+/// Those of rdma_cm's events are the default, for a host and for a group; that of a completion is
+/// 255, as in libibverbs.
 #[test]
 fn datagrams_have_hop_limit_of_handle() {
     let (Some(network), Some(_)) = (Network::veth(), uiw_interop::require("mckey")) else { return };
@@ -269,7 +273,8 @@ fn decoded(file: &Path) -> (Vec<Datagram>, Summary) {
     (found, summary)
 }
 
-/// Each of udaddy's connections asks by SIDR, and then messages go to and fro between the queue pairs that were named.
+/// Each of udaddy's connections asks by SIDR, and then messages go to and fro between the queue
+/// pairs that were named.
 #[test]
 fn sidr_of_a_capture_is_decoded() {
     const CONNECTIONS: usize = 3;

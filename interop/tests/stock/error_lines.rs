@@ -8,7 +8,8 @@ fn warnings(ended: &ProcessEnd) -> Vec<&str> {
     ended.said.lines().filter(|line| line.contains(" WARN ") || line.contains(" ERROR ")).collect()
 }
 
-/// The output of `local_errors.c` about `what`: its words in front, and the numbers of its queue pairs.
+/// The output of `local_errors.c` about `what`: its words in front, and the numbers of its queue
+/// pairs.
 fn said<'a>(ended: &'a ProcessEnd, what: &str) -> (&'a str, Vec<&'a str>) {
     let line =
         ended.said.lines().find(|line| line.contains(what)).unwrap_or_else(|| panic!("{what}: {ended:?}"));

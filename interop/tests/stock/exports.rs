@@ -13,7 +13,8 @@ fn objdump(option: &str, file: &Path) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// `name version default|compat` of every defined dynamic symbol. objdump puts the version of a compat twin in parentheses.
+/// `name version default|compat` of every defined dynamic symbol. objdump puts the version of a
+/// compat twin in parentheses.
 fn exported(table: &str) -> BTreeSet<String> {
     let defined = table.lines().filter(|line| line.contains(" .text") || line.contains(" .data"));
     let words = defined.map(|line| line.split_whitespace().rev().take(2).collect::<Vec<_>>());
@@ -131,7 +132,8 @@ fn libraries_share_one_engine() {
     assert!(exported(&objdump("-T", &libraries.folder().join("librdmacm.so.1"))).is_empty());
 }
 
-/// Every public name of the two libraries stands in a table of the documentation, with what it does here.
+/// Every public name of the two libraries stands in a table of the documentation, with what it does
+/// here.
 #[test]
 fn every_verb_is_documented() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");

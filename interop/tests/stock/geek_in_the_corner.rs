@@ -1,5 +1,5 @@
-//! The examples of "the geek in the corner" (C, tarickb/the-geek-in-the-corner). No package has them: a checkout whose programs are built
-//! is named by a variable.
+//! The examples of "the geek in the corner" (C, tarickb/the-geek-in-the-corner). No package has
+//! them: a checkout whose programs are built is named by a variable.
 
 use crate::bindings::{Programs, on_two_hosts};
 use crate::proof::{Proof, options};
@@ -43,8 +43,9 @@ fn port_of(server: &mut Running) -> String {
 
 /// 01: each end sends a message of 1024 bytes and says what it has received.
 ///
-/// A thread of the server that waits for completions says it, and another one frees the connection when the client disconnects: where it
-/// comes first the server says nothing. So it has to say the message of one client of several.
+/// A thread of the server that waits for completions says it, and another one frees the connection
+/// when the client disconnects: where it comes first the server says nothing. So it has to say the
+/// message of one client of several.
 #[test]
 fn client_and_server_exchange_messages() {
     let Some((programs, network, libraries)) = programs_on_two_hosts() else { return };
@@ -70,10 +71,12 @@ fn client_and_server_exchange_messages() {
     }
 }
 
-/// 02: each end writes its message to the other's memory, or reads the other's there, and says what it finds.
+/// 02: each end writes its message to the other's memory, or reads the other's there, and says what
+/// it finds.
 ///
-/// A thread of the program that waits for completions says it, and another one frees the connection when the other end disconnects: where it
-/// comes first the program says nothing. So one of some runs has to say it; every one has to end well, without a completion that is an error.
+/// A thread of the program that waits for completions says it, and another one frees the connection
+/// when the other end disconnects: where it comes first the program says nothing. So one of some
+/// runs has to say it; every one has to end well, without a completion that is an error.
 #[test]
 fn messages_are_written_and_read() {
     let Some((programs, network, libraries)) = programs_on_two_hosts() else { return };
@@ -108,7 +111,8 @@ fn messages_are_written_and_read() {
     }
 }
 
-/// 03: files from none to several of its chunks of 10 MiB, each a Write with immediate data, are the same at the server.
+/// 03: files from none to several of its chunks of 10 MiB, each a Write with immediate data, are
+/// the same at the server.
 #[test]
 fn files_identical_at_server() {
     let Some((programs, network, libraries)) = programs_on_two_hosts() else { return };

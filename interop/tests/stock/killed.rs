@@ -1,4 +1,5 @@
-//! `uiw run --require` that is killed: neither processes nor files of it are left, whichever of its two processes it was.
+//! `uiw run --require` that is killed: neither processes nor files of it are left, whichever of its
+//! two processes it was.
 
 use crate::reported::run;
 use std::fs;
@@ -8,7 +9,8 @@ use std::process::Command;
 use std::time::Duration;
 use uiw_interop::stock::{Libraries, Running, WaitLimit, free_port};
 
-/// A run whose program has started processes: one in its session, one in a session of its own, and one whose parent has ended.
+/// A run whose program has started processes: one in its session, one in a session of its own, and
+/// one whose parent has ended.
 struct KilledRun {
     libraries: Libraries,
     running: Running,
@@ -86,8 +88,9 @@ fn killed_run_leaves_nothing() {
     run.nothing_is_left();
 }
 
-/// The first process's threads end one after the other, and it is the second one's parent until the last one has ended. Here that is a thread
-/// which has a processor for itself only where a busy process leaves it.
+/// The first process's threads end one after the other, and it is the second one's parent until the
+/// last one has ended. Here that is a thread which has a processor for itself only where a busy
+/// process leaves it.
 #[test]
 fn killed_run_cleaned_despite_late_thread() {
     const RUNS: usize = 8;

@@ -1,4 +1,5 @@
-//! The course of docs/learn.md: its check accepts each reference solution, and names what an unsolved exercise lacks.
+//! The course of docs/learn.md: its check accepts each reference solution, and names what an
+//! unsolved exercise lacks.
 
 use std::path::Path;
 use std::process::Command;

@@ -1,4 +1,5 @@
-//! libfabric's verbs provider, as Debian has it. No device is named, and no address where a program needs none.
+//! libfabric's verbs provider, as Debian has it. No device is named, and no address where a program
+//! needs none.
 
 use crate::proof::{Proof, options};
 use crate::reported::{is_reliable, report, run};

@@ -19,8 +19,8 @@ impl LossyPath {
         Self(wan)
     }
 
-    /// Ends it. At least 0.5 % of the datagrams were lost, by its own count and by the reports of both ends; some were doubled, and some
-    /// reordered.
+    /// Ends it. At least 0.5 % of the datagrams were lost, by its own count and by the reports of
+    /// both ends; some were doubled, and some reordered.
     #[track_caller]
     pub(crate) fn has_lost_datagrams(self, reports: &[Value; 2]) {
         let ended = self.0.interrupt();

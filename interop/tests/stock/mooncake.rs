@@ -8,7 +8,8 @@ use uiw_interop::stock::{Hosts, Libraries, Network, ProcessEnd, Running, User, f
 /// Names a Python that has the wheel.
 const PYTHON: &str = "UIW_MOONCAKE_PYTHON";
 
-/// The Python that has the wheel, and the programs' script. Nothing where the wheel is missing; the test is noted as skipped then.
+/// The Python that has the wheel, and the programs' script. Nothing where the wheel is missing; the
+/// test is noted as skipped then.
 #[track_caller]
 fn wheel() -> Option<(String, String)> {
     let Ok(python) = std::env::var(PYTHON) else {
@@ -38,13 +39,15 @@ struct EndedPrograms {
 }
 
 impl EndedPrograms {
-    /// Nothing passed but what is uiw's, and at most `limit` bytes that the programs and their wheels say to each other.
+    /// Nothing passed but what is uiw's, and at most `limit` bytes that the programs and their
+    /// wheels say to each other.
     fn is_uiws(&self, limit: u64) -> Result<(), String> {
         let ports = || self.ports.iter().copied().chain(self.ends.iter().map(control_port));
         self.passed.is_uiws_but_for(|end| ports().any(|port| port == end.port()), limit)
     }
 
-    /// Each has succeeded on TCP alone, but for one that was killed where there are readers; the reports and the capture say so.
+    /// Each has succeeded on TCP alone, but for one that was killed where there are readers; the
+    /// reports and the capture say so.
     #[track_caller]
     fn are_on_tcp(&self, limit: u64) {
         let said = self.is_uiws(limit).expect_err("the capture shows TCP of Mooncake's own");
@@ -58,7 +61,8 @@ impl EndedPrograms {
     }
 }
 
-/// The port, of its own choice, at which the wheel of a program answers those of others over TCP. It logs it.
+/// The port, of its own choice, at which the wheel of a program answers those of others over TCP.
+/// It logs it.
 fn control_port(ended: &ProcessEnd) -> u16 {
     let lines = ended.said.lines().filter(|line| line.contains("using P2P handshake, listening on "));
     let mut ports = lines.filter_map(|line| line.rsplit(':').next()?.trim().parse().ok());
@@ -68,11 +72,13 @@ fn control_port(ended: &ProcessEnd) -> u16 {
 /// Written and read by the initiator.
 const PAYLOAD: u64 = 2 * 8 * (8 << 20);
 
-/// What the engines and the programs say to each other: places of memory, addresses of queue pairs, and when to go on.
+/// What the engines and the programs say to each other: places of memory, addresses of queue pairs,
+/// and when to go on.
 const OWN_BYTES: u64 = 16 << 10;
 
-/// Engines on two hosts, under `uiw run` with `options`: one writes to the other's memory and reads from it, and both compare. Nothing where
-/// something is missing; the test is noted as skipped then.
+/// Engines on two hosts, under `uiw run` with `options`: one writes to the other's memory and reads
+/// from it, and both compare. Nothing where something is missing; the test is noted as skipped
+/// then.
 #[track_caller]
 fn engines(options: &[&str]) -> Option<EndedPrograms> {
     let (python, script) = wheel()?;
@@ -102,7 +108,8 @@ fn transfer_engine_writes_and_reads() {
         is_reliable(&report(end.well()), PAYLOAD);
     }
     assert_eq!(engines.is_uiws(OWN_BYTES), Ok(()));
-    // FPDUs of 64,000 bytes: their headers and CRCs are far less than the 1 % by which the queue pairs' count and the capture may differ.
+    // FPDUs of 64,000 bytes: their headers and CRCs are far less than the 1 % by which the queue
+    // pairs' count and the capture may differ.
     let (counted, moved) = (reliable(&report(&engines.ends[1])), engines.passed.uiws_tcp());
     assert!(counted <= moved && moved - counted <= counted / 100, "{counted} in {moved} bytes");
 }
@@ -114,8 +121,9 @@ fn hidden_devices_of_engines_are_noticed() {
     engines.are_on_tcp(OWN_BYTES);
 }
 
-/// A store of three programs on hosts of their own, the writer first: each object is read by two of them. One is killed; what the others
-/// hold is still read, and objects are stored. Nothing where something is missing; the test is noted as skipped then.
+/// A store of three programs on hosts of their own, the writer first: each object is read by two of
+/// them. One is killed; what the others hold is still read, and objects are stored. Nothing where
+/// something is missing; the test is noted as skipped then.
 #[track_caller]
 fn store(options: &[&str]) -> Option<EndedPrograms> {
     let (python, script) = wheel()?;
@@ -156,7 +164,8 @@ fn store(options: &[&str]) -> Option<EndedPrograms> {
 /// About two of three objects of 33 KiB on average are in another program's memory.
 const STORED: u64 = 16 << 20;
 
-/// What the programs of a store, their wheels and the master say to each other: a few hundred bytes for each object, whatever its size.
+/// What the programs of a store, their wheels and the master say to each other: a few hundred bytes
+/// for each object, whatever its size.
 const STORE_BYTES: u64 = 4 << 20;
 
 #[test]

@@ -1,4 +1,5 @@
-//! MPI jobs on UCX and libfabric, as Debian has them: each rank on a host of its own, every pair of ranks on our RC queue pairs.
+//! MPI jobs on UCX and libfabric, as Debian has them: each rank on a host of its own, every pair of
+//! ranks on our RC queue pairs.
 
 use crate::lossy::LossyPath;
 use crate::reported::{is_reliable, parsed, reliable, unreliable};
@@ -11,7 +12,8 @@ use std::process::Command;
 use std::time::Duration;
 use uiw_interop::stock::{Hosts, Libraries, Network, Running, User, WaitLimit, uiw};
 
-/// An implementation of MPI: its programs, and the options of its mpirun for its own address, those of the ranks, and the remote shell.
+/// An implementation of MPI: its programs, and the options of its mpirun for its own address, those
+/// of the ranks, and the remote shell.
 struct MpiPrograms {
     compiler: &'static str,
     mpirun: &'static str,
@@ -20,7 +22,8 @@ struct MpiPrograms {
     personas: [&'static str; 2],
     /// What precedes a rank's command.
     prefix: &'static str,
-    /// The ranks end without `MPI_Finalize`, and each one's command when all have reported: the process manager ends the others' then.
+    /// The ranks end without `MPI_Finalize`, and each one's command when all have reported: the
+    /// process manager ends the others' then.
     leave: bool,
     options: fn(Ipv4Addr, &[Ipv4Addr], &str) -> Vec<String>,
 }
@@ -35,7 +38,8 @@ const OPEN_MPI: MpiPrograms = MpiPrograms {
     options: |_, hosts, agent| open_mpi(hosts, agent, &["--mca", "pml", "ucx"]),
 };
 
-/// On libfabric's verbs provider, with its tagged messages on RC queue pairs: no device is chosen, and no address given.
+/// On libfabric's verbs provider, with its tagged messages on RC queue pairs: no device is chosen,
+/// and no address given.
 const OPEN_MPI_OFI: MpiPrograms = MpiPrograms {
     compiler: "mpicc.openmpi",
     mpirun: "mpirun.openmpi",
@@ -101,8 +105,9 @@ impl MpiJob {
         path.to_str().expect("a path of text").to_owned()
     }
 
-    /// `mpirun` of one rank on each of `hosts`, with a remote shell of ours, which enters a host instead of connecting to it. `own` is an
-    /// address that they reach; `prefix` precedes each rank's command, and `options` are those of `uiw run`.
+    /// `mpirun` of one rank on each of `hosts`, with a remote shell of ours, which enters a host
+    /// instead of connecting to it. `own` is an address that they reach; `prefix` precedes each
+    /// rank's command, and `options` are those of `uiw run`.
     fn command<N: AsRef<str>>(
         &self,
         mpi: &MpiPrograms,
@@ -173,13 +178,15 @@ impl MpiJob {
     }
 }
 
-/// Nothing passed between two ranks but what is uiw's. The process manager has connections between each host and its own.
+/// Nothing passed between two ranks but what is uiw's. The process manager has connections between
+/// each host and its own.
 fn between_ranks(capture: Capture, hosts: &Hosts) -> Result<(), String> {
     let switch = hosts.switch_address();
     capture.end().is_uiws_but_for(|end| end.ip() == switch, 4 << 20)
 }
 
-/// Without device nodes UCX moves messages by TCP, which fails the job by the reports, and the capture shows it.
+/// Without device nodes UCX moves messages by TCP, which fails the job by the reports, and the
+/// capture shows it.
 fn are_hidden_devices_noticed(mpi: &MpiPrograms) {
     let (Some(job), Some(hosts)) = (MpiJob::new(mpi), Hosts::new(mpi.ranks)) else { return };
     let Some(capture) = Capture::of_hosts(&job.libraries, &hosts) else { return };
@@ -205,7 +212,8 @@ fn hidden_devices_are_noticed() {
     are_hidden_devices_noticed(&OPEN_MPI);
 }
 
-/// UCX 1.13 on TCP, under MPICH's MPI_Finalize, waits in most runs for peers that wait for the process manager: the ranks leave without it.
+/// UCX 1.13 on TCP, under MPICH's MPI_Finalize, waits in most runs for peers that wait for the
+/// process manager: the ranks leave without it.
 #[test]
 fn hidden_devices_of_mpich_are_noticed() {
     let mpich = MpiPrograms {
@@ -256,8 +264,9 @@ fn mpich_verifies_every_pair_and_collectives() {
 /// The job ends, and no process of it is left in any host.
 fn a_killed_rank_ends_the_job(mpi: &MpiPrograms) {
     let (Some(job), Some(hosts)) = (MpiJob::new(mpi), Hosts::new(mpi.ranks)) else { return };
-    // Without a report `uiw run` becomes the rank. MPICH's process manager ends a job of several hosts when it sees ranks that a signal
-    // ended: the others, which UCX aborts when rank 3 does not answer.
+    // Without a report `uiw run` becomes the rank. MPICH's process manager ends a job of several
+    // hosts when it sees ranks that a signal ended: the others, which UCX aborts when rank 3 does
+    // not answer.
     let ended = job.start(mpi, &hosts, "--sysfs --persona roce", &["3"]).end();
     assert_ne!(ended.code, 0, "{ended:?}");
     assert_eq!((ended.count("rank 3 will kill itself"), ended.count("is done")), (1, 0), "{ended:?}");
@@ -283,7 +292,8 @@ fn killed_rank_ends_mpich_job() {
     a_killed_rank_ends_the_job(&MPICH);
 }
 
-/// Datagrams alone, through a path that loses, doubles and reorders: UCX's own protocol repeats them, and the ranks compare every byte.
+/// Datagrams alone, through a path that loses, doubles and reorders: UCX's own protocol repeats
+/// them, and the ranks compare every byte.
 #[test]
 fn datagrams_alone_survive_a_lossy_path() {
     let (Some(job), Some(network)) = (MpiJob::new(&OPEN_MPI), Network::path()) else { return };

@@ -1,4 +1,5 @@
-//! NIXL's wheel, which has a UCX and a libibverbs of its own: `cargo xtask interop nixl` installs it and runs this.
+//! NIXL's wheel, which has a UCX and a libibverbs of its own: `cargo xtask interop nixl` installs
+//! it and runs this.
 
 use crate::reported::{is_reliable, isolated, number, reliable, report};
 use crate::wire::{Capture, Passed};
@@ -24,8 +25,9 @@ struct EndedAgents {
 }
 
 impl EndedAgents {
-    /// On two hosts, without a setting for UCX, under `uiw run` with `options`: one writes to the other's memory and reads from it, and both
-    /// compare. Nothing where something is missing; the test is noted as skipped then.
+    /// On two hosts, without a setting for UCX, under `uiw run` with `options`: one writes to the
+    /// other's memory and reads from it, and both compare. Nothing where something is missing; the
+    /// test is noted as skipped then.
     #[track_caller]
     fn run(options: &[&str]) -> Option<Self> {
         let Ok(python) = std::env::var(PYTHON) else {
@@ -64,14 +66,16 @@ fn nixl_writes_and_reads() {
             is_reliable(&report(end.well()), PAYLOAD);
         }
         assert_eq!(agents.is_uiws(), Ok(()));
-        // FPDUs of 64,000 bytes: their headers and CRCs are far less than the 1 % by which the queue pairs' count and the capture may differ.
+        // FPDUs of 64,000 bytes: their headers and CRCs are far less than the 1 % by which the
+        // queue pairs' count and the capture may differ.
         let (counted, moved) = (reliable(&report(&agents.ends[1])), agents.passed.uiws_tcp());
         assert!(agents.passed.uiws_datagrams() > 0);
         assert!(counted <= moved && moved - counted <= counted / 100, "{counted} in {moved} bytes");
     }
 }
 
-/// Without device nodes the wheel's UCX finds no device: it succeeds on TCP, and the reports and the capture say so.
+/// Without device nodes the wheel's UCX finds no device: it succeeds on TCP, and the reports and
+/// the capture say so.
 #[test]
 fn hidden_devices_are_noticed() {
     let Some(agents) = EndedAgents::run(&["--require", "--json", "--persona", "roce"]) else { return };

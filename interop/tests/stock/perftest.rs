@@ -1,4 +1,5 @@
-//! Debian's perftest, every test that a reliable connection can do, connected by rdma_cm (`-R`) and out of band.
+//! Debian's perftest, every test that a reliable connection can do, connected by rdma_cm (`-R`) and
+//! out of band.
 
 use crate::pair::pair;
 use uiw_interop::stock::{Libraries, Network, ProcessEnd, Running, User, free_port, ordinary};
@@ -38,8 +39,9 @@ const BANDWIDTH: &[Case<'_>] = &[
     ("ib_atomic_bw", &["-e", "-n", "100"]),
 ];
 
-/// On a device that says iWARP, perftest counts its receives and waits for a completion when it is out of them: with events and
-/// completions that do not wait for the peer, for ever. Elsewhere it does not.
+/// On a device that says iWARP, perftest counts its receives and waits for a completion when it is
+/// out of them: with events and completions that do not wait for the peer, for ever. Elsewhere it
+/// does not.
 const SENDS_BY_EVENTS: &[Case<'_>] =
     &[("ib_send_bw", &["-e", "-n", "200"]), ("ib_send_bw", &["-e", "--use-srq", "-q", "2", "-n", "200"])];
 
@@ -108,10 +110,11 @@ fn unreliable_connections() {
     all(&network, User::Same, "roce", UNRELIABLE);
 }
 
-/// `ib_write_lat` waits by reading its memory, without a call: what arrives has to wake the background thread.
+/// `ib_write_lat` waits by reading its memory, without a call: what arrives has to wake the
+/// background thread.
 ///
-/// The background thread compares processor times while the program runs. Beside busy processes a run may end before it has an answer, so several runs
-/// are made.
+/// The background thread compares processor times while the program runs. Beside busy processes a
+/// run may end before it has an answer, so several runs are made.
 #[test]
 fn programs_that_poll_memory_are_recognised() {
     const RUNS: usize = 8;

@@ -16,7 +16,8 @@ struct SetuidProgram {
 }
 
 impl SetuidProgram {
-    /// Returns `None` if the tests do not run as root, or the kernel gives the program no more rights.
+    /// Returns `None` if the tests do not run as root, or the kernel gives the program no more
+    /// rights.
     #[track_caller]
     fn new() -> Option<Self> {
         if ordinary()? != User::Nobody {

@@ -11,7 +11,8 @@ pub(crate) fn options(persona: &str) -> [&str; 4] {
     ["--require", "--json", "--persona", persona]
 }
 
-/// What proves that a client's payload is on queue pairs of uiw: the report of `uiw run`, and a capture that tshark dissects.
+/// What proves that a client's payload is on queue pairs of uiw: the report of `uiw run`, and a
+/// capture that tshark dissects.
 pub(crate) struct Proof<'a> {
     libraries: &'a Libraries,
     network: &'a Network,
@@ -20,7 +21,8 @@ pub(crate) struct Proof<'a> {
 }
 
 impl<'a> Proof<'a> {
-    /// Begins to capture. Nothing where one of the two cannot be had; the test is noted as skipped then.
+    /// Begins to capture. Nothing where one of the two cannot be had; the test is noted as skipped
+    /// then.
     #[track_caller]
     pub(crate) fn begin(libraries: &'a Libraries, network: &'a Network) -> Option<Self> {
         let tshark = Tshark::require()?;
@@ -33,8 +35,8 @@ impl<'a> Proof<'a> {
         self.network.client(isolated(self.libraries, &[options, &["--sysfs"]].concat(), program))
     }
 
-    /// Both agree within 1 % that the client has moved `payload` bytes or more, and nothing else passed but at most `limit` bytes at
-    /// the program's own port.
+    /// Both agree within 1 % that the client has moved `payload` bytes or more, and nothing else
+    /// passed but at most `limit` bytes at the program's own port.
     #[track_caller]
     pub(crate) fn holds(self, client: &ProcessEnd, payload: u64, control: Option<u16>, limit: u64) {
         let report = report(client.well());
@@ -50,8 +52,9 @@ impl<'a> Proof<'a> {
     }
 }
 
-/// Payload of Writes, Read Responses and Sends, and the value in each Atomic Response. ULPDU_Length has the headers of DDP and RDMAP in it: 14
-/// bytes of a tagged message, 18 of an untagged one (RFC 5041 section 4, RFC 5040 section 4.1, RFC 7306 section 5.2).
+/// Payload of Writes, Read Responses and Sends, and the value in each Atomic Response. ULPDU_Length
+/// has the headers of DDP and RDMAP in it: 14 bytes of a tagged message, 18 of an untagged one (RFC
+/// 5041 section 4, RFC 5040 section 4.1, RFC 7306 section 5.2).
 fn payload_of(dissection: &Dissection) -> u64 {
     let payloads = dissection.fpdus.iter().filter_map(|fpdu| {
         let headers = if fpdu.tagged? { 14 } else { 18 };

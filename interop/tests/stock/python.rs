@@ -1,4 +1,5 @@
-//! rdma-core's own tests, as Debian ships them: the connection manager's part in two personas, and all of them.
+//! rdma-core's own tests, as Debian ships them: the connection manager's part in two personas, and
+//! all of them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -28,8 +29,8 @@ fn unpacked(libraries: &Libraries) -> Option<PathBuf> {
     Some(tests)
 }
 
-/// Runs a script of `folder` with `persona`, as root in a mount namespace whose sysfs names the device's interface. Nothing
-/// without root; the test is noted as skipped then.
+/// Runs a script of `folder` with `persona`, as root in a mount namespace whose sysfs names the
+/// device's interface. Nothing without root; the test is noted as skipped then.
 #[track_caller]
 fn python(libraries: &Libraries, script_file: &Path, persona: &str, args: &[String]) -> Option<ProcessEnd> {
     uiw_interop::require("unshare")?;
@@ -46,7 +47,8 @@ fn python(libraries: &Libraries, script_file: &Path, persona: &str, args: &[Stri
     command.args(["-mn", "sh", "-c", script, "sh"]).arg(script_file);
     command.args(["-v", "--dev", "uiw_test0"]).args(args);
     command.env("UIW_PERSONA", persona).env("PYTHONDONTWRITEBYTECODE", "1");
-    // They look at the target as soon as a Write has completed, which on iWARP says only that it was sent.
+    // They look at the target as soon as a Write has completed, which on iWARP says only that it
+    // was sent.
     command.env("UIW_ACK", "on");
     Some(Running::start(command).end())
 }
@@ -94,8 +96,8 @@ for test, why in result.skipped:
 sys.exit(0 if result.wasSuccessful() else 1)
 "#;
 
-/// Why tests are skipped: other kinds of queue pair, memory of the device, on-demand paging of datagrams, and what tests of other
-/// vendors' adapters look for.
+/// Why tests are skipped: other kinds of queue pair, memory of the device, on-demand paging of
+/// datagrams, and what tests of other vendors' adapters look for.
 const MAY_SKIP: &[&str] = &[
     "Raw Packet QP",
     "RAW QP",
@@ -150,7 +152,8 @@ fn tests_pass_or_name_missing_features() {
     }
 }
 
-/// Tests with `part` in their name that passed: the verdict is on the name's line, or on the next one, behind the description.
+/// Tests with `part` in their name that passed: the verdict is on the name's line, or on the next
+/// one, behind the description.
 fn ok(ended: &ProcessEnd, part: &str) -> usize {
     let lines: Vec<&str> = ended.said.lines().collect();
     let named = lines.iter().enumerate().filter(|(_, line)| line.starts_with("test_") && line.contains(part));

@@ -9,8 +9,8 @@ pub(crate) fn run(libraries: &Libraries, options: &[&str], program: &[&str]) -> 
     around(libraries, &[], options, program)
 }
 
-/// Like [`run`], in PID, IPC and UTS namespaces of its own, and in the network namespace where it is started: nothing but the network joins
-/// both ends. Killed as a whole with the command.
+/// Like [`run`], in PID, IPC and UTS namespaces of its own, and in the network namespace where it
+/// is started: nothing but the network joins both ends. Killed as a whole with the command.
 pub(crate) fn isolated(libraries: &Libraries, options: &[&str], program: &[&str]) -> Command {
     let unshare = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "--ipc", "--uts", "--"];
     around(libraries, &unshare, options, program)

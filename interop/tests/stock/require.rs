@@ -7,7 +7,8 @@ use std::process::Command;
 use std::time::Duration;
 use uiw_interop::stock::{Libraries, ProcessEnd, Running, User, WaitLimit, compile, free_port, uiw};
 
-/// Runs a client until its server listens. The server is a child of `uiw run`, so whether it does cannot be seen by its number.
+/// Runs a client until its server listens. The server is a child of `uiw run`, so whether it does
+/// cannot be seen by its number.
 fn until(connected: impl Fn(&ProcessEnd) -> bool, client: impl Fn() -> Command) -> ProcessEnd {
     let mut limit = WaitLimit::new(Duration::from_secs(60));
     loop {
@@ -19,7 +20,8 @@ fn until(connected: impl Fn(&ProcessEnd) -> bool, client: impl Fn() -> Command) 
     }
 }
 
-/// rping's server, and a client that `around` starts, a thousand times 5000 bytes. Gives the reports of both.
+/// rping's server, and a client that `around` starts, a thousand times 5000 bytes. Gives the
+/// reports of both.
 fn rpings(libraries: &Libraries, around: &[&str]) -> [ProcessEnd; 2] {
     let port = free_port();
     let number = port.to_string();
@@ -33,7 +35,8 @@ fn rpings(libraries: &Libraries, around: &[&str]) -> [ProcessEnd; 2] {
     [server.end(), client]
 }
 
-/// rping moves its data by a Read and a Write of the server, and announces each with a Send of 16 bytes.
+/// rping moves its data by a Read and a Write of the server, and announces each with a Send of 16
+/// bytes.
 fn are_of_rping(reports: [&Value; 2]) {
     for (report, own, peers) in [(reports[0], "received", "sent"), (reports[1], "sent", "received")] {
         assert_eq!((number(report, "processes"), number(report, "exit_code")), (1, 0), "{report}");
@@ -197,7 +200,8 @@ fn namespaces_and_other_users_are_counted() {
     }
 }
 
-/// Each child of a fork opens an engine of its own, and none writes in another one's file: what was sent between all of them was received.
+/// Each child of a fork opens an engine of its own, and none writes in another one's file: what was
+/// sent between all of them was received.
 #[test]
 fn forked_processes_summed() {
     let libraries = Libraries::get();

@@ -23,7 +23,8 @@ fn pair(
     [server.end(), client]
 }
 
-/// rping's client ends with 0 whatever happened: what it says when something went wrong is what counts.
+/// rping's client ends with 0 whatever happened: what it says when something went wrong is what
+/// counts.
 fn sound(client: &ProcessEnd) {
     client.well();
     assert_eq!(client.count("wait for") + client.count("failed") + client.count("mismatch"), 0, "{client:?}");
@@ -130,7 +131,8 @@ fn debugging_output_and_the_data_shown() {
     for event in ["CONNECT_REQUEST", "ESTABLISHED"] {
         assert_eq!(said(&server, event), 1, "{server:?}");
     }
-    // Its main thread ends with the flush of the receives, whether or not another one has said this.
+    // Its main thread ends with the flush of the receives, whether or not another one has said
+    // this.
     assert!(
         said(&client, "DISCONNECTED") <= 1 && said(&server, "DISCONNECTED") <= 1,
         "{client:?} {server:?}"
@@ -164,7 +166,8 @@ fn many_clients_of_a_persistent_server() {
         let mut command = libraries.command(User::Same, "rping");
         command.args(["-c", "-a", "127.0.0.1", "-p", &number, "-S", "3000", "-C", "400", "-V", "-v"]);
         let mut client = Running::start(command);
-        // rping's server keeps the newest request in one variable: the next client comes when this one is served.
+        // rping's server keeps the newest request in one variable: the next client comes when this
+        // one is served.
         client.wait_saying("ping data: rdma-ping-0");
         client
     };
@@ -233,7 +236,8 @@ fn port_offset_applied_below_program() {
     server.end().well();
 }
 
-/// Standard error on a device that is full: the log of the libraries, which a peer can add to, ends no thread of the program.
+/// Standard error on a device that is full: the log of the libraries, which a peer can add to, ends
+/// no thread of the program.
 #[test]
 fn unwritable_log_ends_nothing() {
     let (Some(_), network, libraries) = (uiw_interop::require("rping"), Network::Loopback, Libraries::get())

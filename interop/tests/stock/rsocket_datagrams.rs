@@ -1,4 +1,5 @@
-//! Datagram rsockets: Debian's udpong, a C program that compares every call with UDP, and a peer that breaks the protocol.
+//! Datagram rsockets: Debian's udpong, a C program that compares every call with UDP, and a peer
+//! that breaks the protocol.
 
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
@@ -11,8 +12,9 @@ use uiw_interop::stock::{Libraries, Network, ProcessEnd, Running, User, compile,
 /// Devices with datagrams.
 const DEVICES: [(&str, &str); 3] = [("UIW_PERSONA", "roce"), ("UIW_PERSONA", "ib"), ("UIW_UD", "on")];
 
-/// Attempts of udpong. With `-T e`, where an answer takes more than a millisecond it asks again, and takes the second answer for one to its next
-/// question. From then on it repeats that answer and waits for ever, on UDP (`-T s`) as on rsockets.
+/// Attempts of udpong. With `-T e`, where an answer takes more than a millisecond it asks again,
+/// and takes the second answer for one to its next question. From then on it repeats that answer
+/// and waits for ever, on UDP (`-T s`) as on rsockets.
 const TRIES: u32 = 10;
 /// What such an attempt may take.
 const ECHO_TIME: Duration = Duration::from_secs(5);
@@ -63,8 +65,9 @@ fn udpong_in_all_modes() {
                     let echo = [&args[..], &["-T", "e"]].concat();
                     let ended = udpong(&Network::Loopback, address, variable, &echo);
                     assert_eq!(transfers(&ended), "200", "{variable:?} {address} {mode} {size}");
-                    // Nothing says that all of these arrive, or that they arrive before the one that asks for their number: the first messages of a
-                    // pair of sockets go over UDP, and are received by another thread than those of queue pairs.
+                    // Nothing says that all of these arrive, or that they arrive before the one
+                    // that asks for their number: the first messages of a pair of sockets go over
+                    // UDP, and are received by another thread than those of queue pairs.
                     let arrive = |_| transfers(&udpong(&Network::Loopback, address, variable, &args)) != "0";
                     assert!((0..TRIES).any(arrive), "{variable:?} {address} {mode} {size}");
                 }
@@ -155,7 +158,8 @@ fn nothing_to_complain_of_for_valgrind() {
     assert_eq!(Running::start(command).end().well().count("datagrams are as they should be"), 1);
 }
 
-/// The program of UDP sockets under a preload library, where `config` is the preload_config of the system.
+/// The program of UDP sockets under a preload library, where `config` is the preload_config of the
+/// system.
 fn preloaded(libraries: &Libraries, library: &Path, program: &Path, config: &str) -> Option<ProcessEnd> {
     uiw_interop::require("unshare")?;
     let etc = libraries.folder().join("etc");
@@ -231,7 +235,8 @@ impl<'a> EchoProgram<'a> {
     }
 }
 
-/// A peer that writes its bytes by itself: a socket beside which it has another one in the place of a queue pair.
+/// A peer that writes its bytes by itself: a socket beside which it has another one in the place of
+/// a queue pair.
 struct RawPeer {
     socket: UdpSocket,
     queue_pair: UdpSocket,
@@ -292,7 +297,8 @@ impl RawPeer {
         self.queue_pair.send_to(&datagram, (Ipv4Addr::LOCALHOST, destination.port())).expect("sent");
     }
 
-    /// Sends a message over UDP that is right: the number of the queue pair that the answer names, and the message that came back by UD.
+    /// Sends a message over UDP that is right: the number of the queue pair that the answer names,
+    /// and the message that came back by UD.
     fn exchange(&self, victim: &EchoProgram<'_>, message: &[u8]) -> u32 {
         let packet = self.over_udp(0, self.qpn(), message);
         self.socket.send_to(&packet, victim.address).expect("sent");
@@ -374,7 +380,8 @@ fn foreign_datagrams_dropped() {
     drop(victim.running.stop());
 }
 
-/// The table of peers is full, and a flood is no reason to end; those that are right are answered, and the memory is bounded.
+/// The table of peers is full, and a flood is no reason to end; those that are right are answered,
+/// and the memory is bounded.
 #[test]
 fn floods_leave_room_for_others() {
     let libraries = Libraries::get();

@@ -1,4 +1,5 @@
-//! Sockets over RDMA: Debian's rstream, riostream and rcopy, and a C program that looks at every call.
+//! Sockets over RDMA: Debian's rstream, riostream and rcopy, and a C program that looks at every
+//! call.
 
 use std::fs;
 use std::io::Write as _;
@@ -66,7 +67,8 @@ fn rstream_in_all_its_modes() {
     }
 }
 
-/// What a process has sent is with the peer although the process has ended long before: the path takes seconds for it.
+/// What a process has sent is with the peer although the process has ended long before: the path
+/// takes seconds for it.
 #[test]
 fn last_bytes_arrive_over_slow_path() {
     let Some(_) = uiw_interop::require("rstream") else { return };

@@ -51,7 +51,8 @@ fn programs_with_bundled_libibverbs_use_ours() {
     }
 }
 
-/// Programs check that a node is a character device that can be read and written; the rest of `/dev` is as it was.
+/// Programs check that a node is a character device that can be read and written; the rest of
+/// `/dev` is as it was.
 #[test]
 fn device_nodes_exist_for_all_users() {
     let Some(network) = Network::veth() else { return };
@@ -102,7 +103,8 @@ fn lone_loopback_device_has_node() {
     assert_eq!(ended.well().said, "uiw_lo\nuverbs_uiw_lo\n");
 }
 
-/// Hosted machines have devices that are of no use: whoever types `uiw run` wants uiw, and is told in one line what is hidden.
+/// Hosted machines have devices that are of no use: whoever types `uiw run` wants uiw, and is told
+/// in one line what is hidden.
 #[test]
 fn devices_of_machine_hidden_by_default() {
     let Some(_) = uiw_interop::require("unshare") else { return };

@@ -1,4 +1,5 @@
-//! Stock programs in sandboxes: they exchange verified data, or end with a line that names what is refused and what to change. None hangs.
+//! Stock programs in sandboxes: they exchange verified data, or end with a line that names what is
+//! refused and what to change. None hangs.
 
 mod doctor;
 mod filters;
@@ -15,7 +16,8 @@ use uiw_interop::stock::{
     Libraries, Network, ProcessEnd, Running, User, WaitLimit, compile, free_port, listens, uiw,
 };
 
-/// A program of stock with the arguments of both ends; the client has the server's address behind them.
+/// A program of stock with the arguments of both ends; the client has the server's address behind
+/// them.
 struct SandboxedPair {
     program: &'static str,
     server: &'static [&'static str],
@@ -174,7 +176,8 @@ fn devices_are_the_same_without_netlink() {
     assert_eq!(said, devices(&[]));
 }
 
-/// Registration of what is not there is an error there as well: the process is not ended for the call that finds out.
+/// Registration of what is not there is an error there as well: the process is not ended for the
+/// call that finds out.
 #[test]
 fn memory_is_checked_by_permitted_calls() {
     let libraries = Libraries::get();
@@ -335,7 +338,8 @@ fn reported_run_without_threads_ends_program() {
     }
 }
 
-/// With few descriptors each end succeeds or says so, whatever the number is at which they are used up.
+/// With few descriptors each end succeeds or says so, whatever the number is at which they are used
+/// up.
 #[test]
 fn descriptor_limit_named() {
     let libraries = Libraries::get();
@@ -431,8 +435,8 @@ fn runs_are_reported_in_sandboxes() {
     }
 }
 
-/// docs/containers.md has the calls: a process that may make no other one exchanges data. What the program itself and the C library need to
-/// start and end is beside it.
+/// docs/containers.md has the calls: a process that may make no other one exchanges data. What the
+/// program itself and the C library need to start and end is beside it.
 #[test]
 fn documented_calls_suffice() {
     everything_succeeds(|sandboxes| vec![sandboxes.permit("kill", &format!("{} {PROGRAMS}", documented()))]);
@@ -450,7 +454,8 @@ fn documented_calls_match_system_services() {
     }
 }
 
-/// What any program needs: the loader's, the C library's, those of the sandbox and of `uiw run` itself.
+/// What any program needs: the loader's, the C library's, those of the sandbox and of `uiw run`
+/// itself.
 const PROGRAMS: &str = "execve brk access arch_prctl set_tid_address set_robust_list rseq prlimit64 getpid gettid getppid getuid geteuid getgid \
     getegid exit exit_group rt_sigreturn tgkill dup dup2 pipe2 accept getcwd uname clock_gettime gettimeofday sysinfo wait4 membarrier";
 

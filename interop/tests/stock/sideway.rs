@@ -1,11 +1,13 @@
-//! The crate sideway (Rust): `cargo xtask interop sideway` builds its examples, its tests and a program of ours on it, and runs this.
+//! The crate sideway (Rust): `cargo xtask interop sideway` builds its examples, its tests and a
+//! program of ours on it, and runs this.
 
 use crate::bindings::{Programs, exchange, on_two_hosts};
 use crate::proof::{Proof, options};
 use crate::reported::{isolated, number, report, run};
 use uiw_interop::stock::{Libraries, Network, Running, free_port};
 
-/// Of our program: the memory that is written and read back in each round, what its messages have, and its atomic operations.
+/// Of our program: the memory that is written and read back in each round, what its messages have,
+/// and its atomic operations.
 const PAYLOAD: u64 = 8 << 20;
 const MESSAGES: [u64; 2] = [5 + 8, 16 + 8];
 const ATOMICS: u64 = 8 * 24;
@@ -22,7 +24,8 @@ fn programs_on_two_hosts() -> Option<(Programs, Network, Libraries)> {
     on_two_hosts(programs()?)
 }
 
-/// rdma_cm, Writes with immediate data, Reads and atomic operations, by both kinds of queue pairs and completion queues.
+/// rdma_cm, Writes with immediate data, Reads and atomic operations, by both kinds of queue pairs
+/// and completion queues.
 #[test]
 fn server_memory_written_and_read_back() {
     let Some((programs, network, libraries)) = programs_on_two_hosts() else { return };
@@ -89,7 +92,8 @@ fn ping_pongs_run() {
     }
 }
 
-/// Returns the cmtime: 100 connections at once, of which each end modifies the queue pair itself, and no payload.
+/// Returns the cmtime: 100 connections at once, of which each end modifies the queue pair itself,
+/// and no payload.
 #[test]
 fn cmtime_connects() {
     let Some((programs, network, libraries)) = programs_on_two_hosts() else { return };
@@ -130,8 +134,9 @@ fn device_and_gid_lists_show_uiw() {
     }
 }
 
-/// Its own tests: each opens every device, and connects queue pairs to themselves. Not `test_iterations`, which makes devices that libibverbs
-/// did not give out and asks it for their names.
+/// Its own tests: each opens every device, and connects queue pairs to themselves. Not
+/// `test_iterations`, which makes devices that libibverbs did not give out and asks it for their
+/// names.
 #[test]
 fn own_tests_pass() {
     let Some((programs, network, libraries)) = programs_on_two_hosts() else { return };

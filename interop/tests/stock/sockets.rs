@@ -1,5 +1,6 @@
-//! Programs of TCP sockets under `librspreload.so`: ours, by `uiw run --sockets`, and Debian's. Calls, forks, many sockets, peers without
-//! rsockets, and what stays on TCP. The programs of Debian's packages are in `sockets_programs`.
+//! Programs of TCP sockets under `librspreload.so`: ours, by `uiw run --sockets`, and Debian's.
+//! Calls, forks, many sockets, peers without rsockets, and what stays on TCP. The programs of
+//! Debian's packages are in `sockets_programs`.
 
 use crate::reported::{number, parsed};
 use serde_json::Value;
@@ -25,7 +26,8 @@ fn preloaded(libraries: &Libraries, program: &Path) -> Command {
     command
 }
 
-/// Connections of a report that were carried by `carrier` ("rsocket", "tcp"), in `role` ("connected", "accepted").
+/// Connections of a report that were carried by `carrier` ("rsocket", "tcp"), in `role`
+/// ("connected", "accepted").
 pub(crate) fn connections(report: &Value, carrier: &str, role: &str) -> u64 {
     let all = report["sockets"].as_array().unwrap_or_else(|| panic!("{report}"));
     let of = |line: &&Value| line["carrier"] == carrier && line["role"] == role;
@@ -137,8 +139,8 @@ fn connecting_message_not_sent_by_tcp() {
 fn fork_with_busy_threads_keeps_rsockets() {
     let libraries = Libraries::get();
     let Some(program) = compiled(&libraries, "preload_fork.c") else { return };
-    // The first fork of a process comes while its threads begin: what is made once in a process may be half made. One process has few such
-    // moments.
+    // The first fork of a process comes while its threads begin: what is made once in a process may
+    // be half made. One process has few such moments.
     for forks in ["30", "1", "1", "1", "1", "1", "1", "1", "1"] {
         let command = with_sockets(&libraries, &["--require"], &[program.to_str().unwrap(), forks]);
         let ended = Running::start(command).end();
@@ -217,7 +219,8 @@ fn iperf3_moves_its_bytes_over_rsockets() {
     }
 }
 
-/// Debian's preload library, which has neither accept4 nor epoll: it makes rsockets by their own API.
+/// Debian's preload library, which has neither accept4 nor epoll: it makes rsockets by their own
+/// API.
 #[test]
 fn iperf3_under_debians_preload_library() {
     let Some(_) = uiw_interop::require("iperf3") else { return };

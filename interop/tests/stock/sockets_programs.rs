@@ -1,5 +1,6 @@
-//! Servers and clients of Debian's packages over rsockets, at both ends by `uiw run --sockets --require`: what arrives is compared, and the
-//! counters say that it came over rsockets.
+//! Servers and clients of Debian's packages over rsockets, at both ends by
+//! `uiw run --sockets --require`: what arrives is compared, and the counters say that it came over
+//! rsockets.
 
 use crate::reported::{number, parsed};
 use crate::sockets::{connections, with_sockets};
@@ -27,7 +28,8 @@ fn ask(libraries: &Libraries, program: &[&str]) -> ProcessEnd {
     ended
 }
 
-/// At least `bytes` were received by the client, all connections were rsockets; and so says the server that was asked by `clients`.
+/// At least `bytes` were received by the client, all connections were rsockets; and so says the
+/// server that was asked by `clients`.
 #[track_caller]
 fn are_rsockets(server: &ProcessEnd, clients: &[&ProcessEnd], bytes: u64) {
     let reports: Vec<Value> = clients.iter().map(|client| parsed(&client.said)).collect();

@@ -116,7 +116,8 @@ fn rping_and_its_plaintext() {
     assert_ne!(plaintext[request + 16] & 0x40, 0);
 }
 
-/// What tshark has decrypted, as TCP again and dissected by tshark, is what `uiw decode` finds by the same secrets.
+/// What tshark has decrypted, as TCP again and dissected by tshark, is what `uiw decode` finds by
+/// the same secrets.
 fn same_by_uiw(followed: &str, capture: &Path) {
     let (Some(text2pcap), Some(tshark)) = (uiw_interop::require("text2pcap"), Tshark::require()) else {
         return;
@@ -182,8 +183,8 @@ fn peers_that_do_not_fit() {
     }
 }
 
-/// The files of a program that runs: a key that is added is accepted, a wrong file changes nothing, and the connection of a key that is removed
-/// ends, and no other.
+/// The files of a program that runs: a key that is added is accepted, a wrong file changes nothing,
+/// and the connection of a key that is removed ends, and no other.
 #[test]
 fn files_that_change_are_read_again() {
     let Some(_) = uiw_interop::require("rping") else { return };
@@ -232,7 +233,8 @@ fn files_that_change_are_read_again() {
     assert_eq!(server.stop().count("is not accepted any more"), 1);
 }
 
-/// A pair that is connected out of band: the initiator of TCP is the client of TLS, and a queue pair number is believed only behind it.
+/// A pair that is connected out of band: the initiator of TCP is the client of TLS, and a queue
+/// pair number is believed only behind it.
 #[test]
 fn perftest_out_of_band() {
     let Some(_) = uiw_interop::require("ib_write_bw") else { return };
@@ -302,7 +304,8 @@ fn datagrams() {
     server.end().well();
 }
 
-/// A program of TCP sockets, whose rsockets are encrypted. A peer without rsockets is not reached: TCP would not be.
+/// A program of TCP sockets, whose rsockets are encrypted. A peer without rsockets is not reached:
+/// TCP would not be.
 #[test]
 fn sockets_of_programs_are_encrypted() {
     let Some(_) = uiw_interop::require("iperf3") else { return };

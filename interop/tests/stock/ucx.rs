@@ -1,4 +1,5 @@
-//! UCX as Debian has it, without a setting of its own: between two hosts that share a network alone, its bytes are on our RC queue pairs.
+//! UCX as Debian has it, without a setting of its own: between two hosts that share a network
+//! alone, its bytes are on our RC queue pairs.
 
 use crate::lossy::LossyPath;
 use crate::proof::Proof;
@@ -11,7 +12,8 @@ use uiw_interop::stock::{Libraries, Network, ProcessEnd, Running, compile, free_
 /// What the ends of `ucx_perftest` say to each other: addresses, the beginning of a test, results.
 const OWN_BYTES: u64 = 16 << 10;
 
-/// Both ends of `ucx_perftest`, which exchange addresses over TCP at a port: what they said, and the port.
+/// Both ends of `ucx_perftest`, which exchange addresses over TCP at a port: what they said, and
+/// the port.
 fn perftest(
     libraries: &Libraries,
     network: &Network,
@@ -77,8 +79,8 @@ fn perftest_rc_ib() {
     exchanges_addresses("ib");
 }
 
-/// UCT's own tests (the transport alone, without the protocols above it) with what each message has and how often it is sent. `get` has no
-/// short form.
+/// UCT's own tests (the transport alone, without the protocols above it) with what each message has
+/// and how often it is sent. `get` has no short form.
 const TRANSPORT_TESTS: &[(&str, &[&str], u64, u64)] = &[
     ("am_lat", &["-D", "short"], 8, 2_000),
     ("am_lat", &["-D", "bcopy"], 4_096, 2_000),
@@ -122,8 +124,8 @@ fn transport_perftest_rc() {
     }
 }
 
-/// `io_demo`, which connects by rdma_cm and compares every byte: a client's exit code and report, and whether nothing passed but what is
-/// uiw's. Nothing without dumpcap.
+/// `io_demo`, which connects by rdma_cm and compares every byte: a client's exit code and report,
+/// and whether nothing passed but what is uiw's. Nothing without dumpcap.
 #[track_caller]
 fn io_demo(
     libraries: &Libraries,
@@ -172,7 +174,8 @@ fn io_demo_rdma_cm_ib() {
     connects_by_rdma_cm("ib");
 }
 
-/// Without device nodes UCX finds no device: it succeeds on TCP, and the report and the capture say so.
+/// Without device nodes UCX finds no device: it succeeds on TCP, and the report and the capture say
+/// so.
 #[test]
 fn hidden_devices_are_noticed() {
     let Some(_) = uiw_interop::require("ucx_perftest") else { return };
@@ -193,7 +196,8 @@ fn hidden_devices_are_noticed() {
     assert!(alone.is_err_and(|said| said.contains(" bytes between ")), "the capture shows TCP of UCX's own");
 }
 
-/// A program of `tests/stock/c` that uses UCX's API. Nothing without the headers; the test is noted as skipped then.
+/// A program of `tests/stock/c` that uses UCX's API. Nothing without the headers; the test is noted
+/// as skipped then.
 fn program(libraries: &Libraries, name: &str) -> Option<PathBuf> {
     if !Path::new("/usr/include/ucp/api/ucp.h").exists() {
         uiw_interop::skip("libucx-dev");
@@ -229,8 +233,8 @@ const PUT: u64 = 2
         + 13
         + (3 << 20));
 
-/// One end puts into the memory of the other one and gets from it, in lengths from one byte to 3 MiB; both compare every byte, and those between
-/// the places.
+/// One end puts into the memory of the other one and gets from it, in lengths from one byte to 3
+/// MiB; both compare every byte, and those between the places.
 fn puts_and_gets(persona: &str, wire_up: WireUp) {
     let (Some(_), Some(network)) = (uiw_interop::require("unshare"), Network::veth()) else { return };
     let libraries = Libraries::get();
@@ -277,19 +281,21 @@ fn put_get_exchanged_addresses_ib() {
     puts_and_gets("ib", WireUp::Addresses);
 }
 
-/// A pair of programs that UCX's API is used by, which connect by rdma_cm; the one that listens speaks first.
+/// A pair of programs that UCX's API is used by, which connect by rdma_cm; the one that listens
+/// speaks first.
 struct UcxTransfer<'a> {
     persona: &'a str,
     /// Transports that UCX may use: UCX's own choice where there are none.
     transports: Option<&'a str>,
     mebibytes: u32,
-    /// Milliseconds for which the one that connects does nothing at a time, until it has received the first message.
+    /// Milliseconds for which the one that connects does nothing at a time, until it has received
+    /// the first message.
     pause: u32,
 }
 
 impl UcxTransfer<'_> {
-    /// The ends' reports, the server's first, when both have said the same hash. Nothing where a program is missing; the test is noted as
-    /// skipped then.
+    /// The ends' reports, the server's first, when both have said the same hash. Nothing where a
+    /// program is missing; the test is noted as skipped then.
     #[track_caller]
     fn run(&self, network: &Network) -> Option<[Value; 2]> {
         uiw_interop::require("unshare")?;
@@ -324,7 +330,8 @@ impl UcxTransfer<'_> {
     }
 }
 
-/// UCX fails an assertion when the one that listens sends before the one that connects has called `rdma_establish`.
+/// UCX fails an assertion when the one that listens sends before the one that connects has called
+/// `rdma_establish`.
 #[test]
 fn listener_may_speak_first() {
     for persona in ["roce", "ib"] {

@@ -165,8 +165,8 @@ fn queue_pair_ports_as_configured() {
     }
 }
 
-/// The end with the smaller number calls, and nothing of that gets through; the other end's call does. With either program
-/// at that end, server or client.
+/// The end with the smaller number calls, and nothing of that gets through; the other end's call
+/// does. With either program at that end, server or client.
 #[test]
 fn other_end_connects_behind_firewall() {
     let (Some(_), Some(nft)) = (uiw_interop::require("ibv_rc_pingpong"), uiw_interop::require("nft")) else {

@@ -1,5 +1,5 @@
-//! Valkey with RDMA, which no package has: `cargo xtask interop valkey` builds a checkout of it and one of its client library libvalkey, names
-//! both by variables, and runs this.
+//! Valkey with RDMA, which no package has: `cargo xtask interop valkey` builds a checkout of it and
+//! one of its client library libvalkey, names both by variables, and runs this.
 
 use crate::bindings::{Programs, on_two_hosts};
 use crate::proof::{Proof, options};
@@ -55,7 +55,8 @@ fn client(libraries: &Libraries) -> Option<PathBuf> {
     compile(libraries, &source, &["-O2", "-Wall", "-Wextra", "-Werror", &include, &archives[0], &archives[1]])
 }
 
-/// Its own client: four threads with PING, SET and GET of values of 1,023 letters, compared, and a BGSAVE among them.
+/// Its own client: four threads with PING, SET and GET of values of 1,023 letters, compared, and a
+/// BGSAVE among them.
 #[test]
 fn own_client_passes_between_hosts() {
     let Some((valkey, network, libraries)) = valkey().and_then(on_two_hosts) else { return };

@@ -1,4 +1,5 @@
-//! What passes on an interface: which TCP connections and UDP datagrams are uiw's, by their own first bytes.
+//! What passes on an interface: which TCP connections and UDP datagrams are uiw's, by their own
+//! first bytes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -12,7 +13,8 @@ use std::time::{Duration, Instant};
 use uiw_decode::pcap::Reader;
 use uiw_interop::stock::{Hosts, Libraries, Network, Running};
 
-/// Bytes of each frame that are kept where its payload is of no interest: its headers, and the first ones behind them.
+/// Bytes of each frame that are kept where its payload is of no interest: its headers, and the
+/// first ones behind them.
 const KEPT: &str = "256";
 
 /// A capture under way, by Wireshark's dumpcap.
@@ -25,7 +27,8 @@ pub(crate) struct Capture {
 const QUIET: Duration = Duration::from_secs(1);
 
 impl Capture {
-    /// Of what passes between the two ends of `network`. Nothing without dumpcap; the test is noted as skipped then.
+    /// Of what passes between the two ends of `network`. Nothing without dumpcap; the test is noted
+    /// as skipped then.
     #[track_caller]
     pub(crate) fn of_ends(libraries: &Libraries, network: &Network) -> Option<Self> {
         Self::start(libraries, &["veth0"], &["-s", KEPT], |dumpcap| network.client(dumpcap))
@@ -37,8 +40,8 @@ impl Capture {
         Self::start(libraries, &["veth0"], &[], |dumpcap| network.client(dumpcap))
     }
 
-    /// Like [`Capture::of_ends`], of what passes between `hosts`, and between each and the switch. A frame between two hosts is in it twice,
-    /// as it passes the interfaces of both.
+    /// Like [`Capture::of_ends`], of what passes between `hosts`, and between each and the switch.
+    /// A frame between two hosts is in it twice, as it passes the interfaces of both.
     #[track_caller]
     pub(crate) fn of_hosts(libraries: &Libraries, hosts: &Hosts) -> Option<Self> {
         let ports: Vec<_> = hosts.ports().collect();
@@ -55,7 +58,8 @@ impl Capture {
     ) -> Option<Self> {
         let mut command = Command::new(uiw_interop::require("dumpcap")?);
         let file = libraries.folder().join("wire.pcap");
-        // Room for whatever comes while dumpcap does not run: in the kernel in MiB, in dumpcap in frames and bytes.
+        // Room for whatever comes while dumpcap does not run: in the kernel in MiB, in dumpcap in
+        // frames and bytes.
         command.args(kept).args(["-B", "64", "-N", "1000000", "-C", "200000000", "-w"]).arg(&file);
         for interface in interfaces {
             command.args(["-i", interface]);
@@ -93,7 +97,8 @@ struct PortFlow {
 }
 
 impl Capture {
-    /// Waits until frames that have passed are in the file: dumpcap leaves behind what it has not got when it is asked to end.
+    /// Waits until frames that have passed are in the file: dumpcap leaves behind what it has not
+    /// got when it is asked to end.
     fn wait_complete(&self) {
         let len = || fs::metadata(&self.file).map_or(0, |file| file.len());
         let (mut last, mut since) = (len(), Instant::now());
@@ -169,7 +174,8 @@ impl Passed {
         }
     }
 
-    /// A connection's first payload is the MPA Request Frame (RFC 5044 section 7.1.1), and nothing was seen of it before.
+    /// A connection's first payload is the MPA Request Frame (RFC 5044 section 7.1.1), and nothing
+    /// was seen of it before.
     fn segment(&mut self, ends: [SocketAddr; 2], payload: &[u8], len: usize) {
         let begins = payload.starts_with(b"MPA ID Req Frame");
         if len > 0 {
@@ -178,8 +184,8 @@ impl Passed {
         }
     }
 
-    /// docs/datagrams.md: version 1; a message has the port that it is sent from in its source QPN, SIDR has 256 bytes. None is
-    /// fragmented.
+    /// docs/datagrams.md: version 1; a message has the port that it is sent from in its source QPN,
+    /// SIDR has 256 bytes. None is fragmented.
     fn datagram(
         &mut self,
         [source, destination]: [SocketAddr; 2],
@@ -215,8 +221,8 @@ impl Passed {
         self.hop_limits.iter().copied().collect()
     }
 
-    /// Nothing passed but what is uiw's and connections for an end of which `is_control` is true, with at most `limit` bytes in all: what the
-    /// program says to itself.
+    /// Nothing passed but what is uiw's and connections for an end of which `is_control` is true,
+    /// with at most `limit` bytes in all: what the program says to itself.
     ///
     /// # Errors
     /// What else passed.

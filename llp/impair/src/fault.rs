@@ -1,5 +1,6 @@
-//! Faults on top of any stack: odd-sized reads and writes, flipped bits, cuts, half-closes, spurious `WouldBlock`.
-//! Everything follows from a seed and from byte positions, nothing from time.
+//! Faults on top of any stack: odd-sized reads and writes, flipped bits, cuts, half-closes,
+//! spurious `WouldBlock`. Everything follows from a seed and from byte positions, nothing from
+//! time.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -53,8 +54,8 @@ pub struct Faults {
     pub cut_received: Option<u64>,
     /// A FIN follows so many bytes sent; `send` says `BrokenPipe` from then on.
     pub fin_sent: Option<u64>,
-    /// Every so many calls of `send`, and of `recv`, one says `WouldBlock` without need. 1 would be for ever: it counts
-    /// as 2.
+    /// Every so many calls of `send`, and of `recv`, one says `WouldBlock` without need. 1 would be
+    /// for ever: it counts as 2.
     pub would_block_every: Option<u32>,
 }
 
@@ -98,8 +99,8 @@ impl FaultHooks {
         Self::wrap_with(inner, seed, move |_, _| faults.clone())
     }
 
-    /// Wraps a stack. Each stream has the faults that `plan` says, given its origin and its number (from 0). The streams of all shards are
-    /// counted together.
+    /// Wraps a stack. Each stream has the faults that `plan` says, given its origin and its number
+    /// (from 0). The streams of all shards are counted together.
     pub fn wrap_with(
         inner: Box<dyn TransportStack>,
         seed: u64,
@@ -221,7 +222,8 @@ impl FaultStream {
         self.shared.shard.lock().cut.insert(self.token);
     }
 
-    /// Returns the shard reports it no more. Once it is detached, its token may be another stream's there.
+    /// Returns the shard reports it no more. Once it is detached, its token may be another stream's
+    /// there.
     fn forget_cut(&self) {
         if !self.detached {
             self.shared.shard.lock().cut.remove(&self.token);

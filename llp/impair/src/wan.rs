@@ -1,9 +1,10 @@
 //! An emulator of long, narrow and lossy paths.
 //!
-//! [`Direction`] is the model of one way: a queue before a line of some rate, then loss, damage, doubling, delay and reordering. It
-//! has no I/O and no clock: it is given frames with the time and says what leaves when, so the same seed and the same times are the
-//! same run. It works on Ethernet frames between two interfaces (`uiw_smol::bridge`; `uiw wan`), and within a process on the pipes of
-//! smoltcp (`uiw_smol::pipe`), there on a virtual clock if wanted.
+//! [`Direction`] is the model of one way: a queue before a line of some rate, then loss, damage,
+//! doubling, delay and reordering. It has no I/O and no clock: it is given frames with the time and
+//! says what leaves when, so the same seed and the same times are the same run. It works on
+//! Ethernet frames between two interfaces (`uiw_smol::bridge`; `uiw wan`), and within a process on
+//! the pipes of smoltcp (`uiw_smol::pipe`), there on a virtual clock if wanted.
 //!
 //! ```
 //! # mod uiw { pub use uiw_impair::wan as impair; }
@@ -33,27 +34,29 @@ use std::time::Duration;
 pub struct Profile {
     /// Delay from the end of the line to the receiver.
     pub delay: Duration,
-    /// Extra random delay, from zero to this. Order is kept: points 10 ms apart (or twice this, where that is longer)
-    /// have random values, and between them the delay changes evenly.
+    /// Extra random delay, from zero to this. Order is kept: points 10 ms apart (or twice this,
+    /// where that is longer) have random values, and between them the delay changes evenly.
     pub jitter: Duration,
     /// Share of frames that are lost behind the line, from 0 to 1.
     pub loss: f64,
-    /// Frames that are lost in one go, on average (the model of Gilbert: a frame is lost when the path is in its bad state).
-    /// `None`: each by itself.
+    /// Frames that are lost in one go, on average (the model of Gilbert: a frame is lost when the
+    /// path is in its bad state). `None`: each by itself.
     pub burst: Option<f64>,
     /// Share of frames that one to three later ones overtake, as far as some come within 10 ms.
     pub reorder: f64,
     /// Share of frames that arrive twice.
     pub duplicate: f64,
-    /// Share of frames that arrive with a flipped bit behind their Ethernet header. ARP, which has no checksum but Ethernet's, does
-    /// not arrive then.
+    /// Share of frames that arrive with a flipped bit behind their Ethernet header. ARP, which has
+    /// no checksum but Ethernet's, does not arrive then.
     pub damage: f64,
-    /// Bits a second on the line, counting each frame from its Ethernet header to its last byte; `None` takes no time.
+    /// Bits a second on the line, counting each frame from its Ethernet header to its last byte;
+    /// `None` takes no time.
     pub rate: Option<u64>,
-    /// Bytes that wait for the line at most; a frame beyond is lost. `None`: what the line sends in a round trip
-    /// (twice `delay` and `jitter`), at least 256 KiB.
+    /// Bytes that wait for the line at most; a frame beyond is lost. `None`: what the line sends in
+    /// a round trip (twice `delay` and `jitter`), at least 256 KiB.
     pub queue: Option<usize>,
-    /// Bytes of the longest IP packet that passes; `None`: any. A longer one is lost, and no message says so.
+    /// Bytes of the longest IP packet that passes; `None`: any. A longer one is lost, and no
+    /// message says so.
     pub max_packet: Option<usize>,
 }
 

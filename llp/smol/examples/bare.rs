@@ -1,4 +1,5 @@
-//! What iWARP is measured beside (`cargo xtask bench stacks`): bytes over a bare TCP, without a protocol above it.
+//! What iWARP is measured beside (`cargo xtask bench stacks`): bytes over a bare TCP, without a
+//! protocol above it.
 //!
 //! ```text
 //! bare smoltcp xdp:IFACE,ip=ADDR/PREFIX listen PORT                 smoltcp alone on the same device, one socket
@@ -29,7 +30,8 @@ type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
 /// Bytes given to a stream at a time.
 const BLOCK: usize = 1 << 20;
-/// Reads that find nothing before a thread that spins lets others have its core: as `uiw perf --spin`.
+/// Reads that find nothing before a thread that spins lets others have its core: as
+/// `uiw perf --spin`.
 const SPINS: u32 = 2000;
 /// Ethernet header.
 const HEADER: usize = 14;
@@ -147,7 +149,8 @@ impl BareStack {
         let moved = self.interface.poll(now, &mut self.device, &mut self.sockets);
         self.device.0.borrow_mut().flush();
         if moved == PollResult::None {
-            // As `uiw` does: on a busy machine the process that delivers the frames needs the processor.
+            // As `uiw` does: on a busy machine the process that delivers the frames needs the
+            // processor.
             std::thread::yield_now();
         }
         self.sockets.get_mut(self.socket)

@@ -51,8 +51,9 @@ struct BridgePort {
     inward: Direction,
 }
 
-/// Carries every frame of one interface to the other, as two directions have it. Needs CAP_NET_RAW. The interfaces should have no
-/// addresses: the kernel sees their frames too. VLAN tags are not carried.
+/// Carries every frame of one interface to the other, as two directions have it. Needs CAP_NET_RAW.
+/// The interfaces should have no addresses: the kernel sees their frames too. VLAN tags are not
+/// carried.
 ///
 /// It needs CAP_NET_RAW.
 pub struct Bridge {
@@ -71,11 +72,12 @@ impl fmt::Debug for Bridge {
 }
 
 impl Bridge {
-    /// Opens both interfaces, for the same path in both directions; random choices follow from `seed`.
+    /// Opens both interfaces, for the same path in both directions; random choices follow from
+    /// `seed`.
     ///
     /// # Errors
-    /// `NotFound` when there is no such interface, `PermissionDenied` without CAP_NET_RAW; `InvalidInput` with a
-    /// [`uiw_impair::wan::ProfileError`] inside; the system's.
+    /// `NotFound` when there is no such interface, `PermissionDenied` without CAP_NET_RAW;
+    /// `InvalidInput` with a [`uiw_impair::wan::ProfileError`] inside; the system's.
     pub fn open(names: [&str; 2], profile: &Profile, seed: u64) -> io::Result<Self> {
         let wrong = |error| io::Error::new(io::ErrorKind::InvalidInput, error);
         let port = |name: &str, seed| -> io::Result<BridgePort> {
@@ -89,16 +91,19 @@ impl Bridge {
         Ok(Self { ports, start: Instant::now(), scratch: vec![0; HEADER + LONGEST], realtime: false })
     }
 
-    /// [`Self::run`] gives its thread the scheduling class SCHED_FIFO: frames leave in time on a busy machine as well. While frames are on their
-    /// way it keeps a processor busy, so the machine needs two.
+    /// [`Self::run`] gives its thread the scheduling class SCHED_FIFO: frames leave in time on a
+    /// busy machine as well. While frames are on their way it keeps a processor busy, so the
+    /// machine needs two.
     pub fn set_realtime(&mut self, realtime: bool) {
         self.realtime = realtime;
     }
 
-    /// Carries frames until `stop` is readable. Where they leave more than a millisecond late on average, the log has a warning.
+    /// Carries frames until `stop` is readable. Where they leave more than a millisecond late on
+    /// average, the log has a warning.
     ///
     /// # Errors
-    /// An interface is gone or down; `PermissionDenied` for [`Self::set_realtime`] without CAP_SYS_NICE; the system's.
+    /// An interface is gone or down; `PermissionDenied` for [`Self::set_realtime`] without
+    /// CAP_SYS_NICE; the system's.
     pub fn run(&mut self, stop: BorrowedFd<'_>) -> io::Result<()> {
         if self.realtime {
             schedule::enter_realtime()?;

@@ -34,13 +34,15 @@ impl Capability {
     /// Returns whether this process has it.
     #[must_use]
     pub fn is_held(self) -> bool {
-        // CAP_SYS_ADMIN serves for the two that the bpf system call asks for, as it did before kernel 5.8.
+        // CAP_SYS_ADMIN serves for the two that the bpf system call asks for, as it did before
+        // kernel 5.8.
         let held = effective();
         let has = |number| held >> number & 1 == 1;
         has(self.number()) || matches!(self, Self::Bpf | Self::NetAdmin) && has(21)
     }
 
-    /// Returns the capabilities of `needed` that this process lacks, as words: `CAP_NET_ADMIN and CAP_BPF`; `None` if it has them all.
+    /// Returns the capabilities of `needed` that this process lacks, as words:
+    /// `CAP_NET_ADMIN and CAP_BPF`; `None` if it has them all.
     #[must_use]
     pub fn missing(needed: &[Self]) -> Option<String> {
         let names: Vec<_> = needed.iter().filter(|one| !one.is_held()).map(ToString::to_string).collect();

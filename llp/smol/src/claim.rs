@@ -1,8 +1,9 @@
-//! Addresses of our own beside the kernel's, and beside those of other processes here: no other host may have them.
+//! Addresses of our own beside the kernel's, and beside those of other processes here: no other
+//! host may have them.
 //!
-//! Two processes with one address would each answer the other's segments with a RST. Processes of one network namespace find each
-//! other by the names of Unix sockets, which are the namespace's and go with the process. Hosts elsewhere on the wire
-//! are not queried.
+//! Two processes with one address would each answer the other's segments with a RST. Processes of
+//! one network namespace find each other by the names of Unix sockets, which are the namespace's
+//! and go with the process. Hosts elsewhere on the wire are not queried.
 
 use super::SmolConfig;
 use crate::netdev::{ethernet, kernels_addresses};
@@ -17,7 +18,8 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 use uiw_llp::interface::index_of;
 
-/// Time for which a name may outlive its claim, as a child between fork and exec has a copy of the descriptor.
+/// Time for which a name may outlive its claim, as a child between fork and exec has a copy of the
+/// descriptor.
 const RELEASE: Duration = Duration::from_millis(500);
 /// Pause between two attempts to take such a name.
 const PAUSE: Duration = Duration::from_millis(5);
@@ -28,7 +30,8 @@ pub(super) struct Claim {
 }
 
 impl Drop for Claim {
-    /// Marks the names as released: [`name`] waits for those that are still bound by a copy of the descriptor.
+    /// Marks the names as released: [`name`] waits for those that are still bound by a copy of the
+    /// descriptor.
     fn drop(&mut self) {
         for name in &self.names {
             let _ = shutdown(name, Shutdown::Both);
@@ -38,7 +41,8 @@ impl Drop for Claim {
 
 impl Claim {
     /// # Errors
-    /// `AddrInUse`: the kernel has one of the addresses, or another process of ours has; and as [`ethernet`].
+    /// `AddrInUse`: the kernel has one of the addresses, or another process of ours has; and as
+    /// [`ethernet`].
     pub(super) fn new(interface: &str, config: &SmolConfig) -> io::Result<Self> {
         let taken = |what: String, owner: &str| {
             Err(io::Error::new(
@@ -77,7 +81,8 @@ enum ClaimName {
     Left,
 }
 
-/// Takes a name among the Unix sockets of this network namespace. Waits for a while if the name was released.
+/// Takes a name among the Unix sockets of this network namespace. Waits for a while if the name was
+/// released.
 fn name(text: &str) -> io::Result<ClaimName> {
     let end = Instant::now() + RELEASE;
     loop {
@@ -89,8 +94,8 @@ fn name(text: &str) -> io::Result<ClaimName> {
     }
 }
 
-/// Like [`name`], but returns `None` if nobody listens: the name is being taken, or was released while a copy of the descriptor is
-/// still open.
+/// Like [`name`], but returns `None` if nobody listens: the name is being taken, or was released
+/// while a copy of the descriptor is still open.
 fn try_name(text: &str) -> io::Result<Option<ClaimName>> {
     let socket = || {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;

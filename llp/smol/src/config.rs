@@ -7,13 +7,14 @@ use std::net::IpAddr;
 pub struct SmolConfig {
     /// MAC address; unicast, and not that of the kernel's interface.
     pub mac: [u8; 6],
-    /// IP addresses with their prefix lengths; none of them the kernel's or another host's on the wire. Only conflicts with those that this
-    /// process can see are detected: there is no duplicate address detection on the wire.
+    /// IP addresses with their prefix lengths; none of them the kernel's or another host's on the
+    /// wire. Only conflicts with those that this process can see are detected: there is no
+    /// duplicate address detection on the wire.
     pub addresses: Vec<(IpAddr, u8)>,
     /// Default routes, one an address family.
     pub gateways: Vec<IpAddr>,
-    /// Bytes of a connection's receive buffer and of its send buffer where the options of a stream say nothing: at least the
-    /// product of bandwidth and delay, or the path is not filled.
+    /// Bytes of a connection's receive buffer and of its send buffer where the options of a stream
+    /// say nothing: at least the product of bandwidth and delay, or the path is not filled.
     pub buffer: usize,
 }
 
@@ -66,8 +67,8 @@ impl SmolConfig {
     /// Least bytes of a buffer, and most: a window is no longer (RFC 7323 section 2.3).
     pub const BUFFERS: std::ops::RangeInclusive<usize> = 4096..=1 << 30;
 
-    /// One address, and a MAC made of it: as long as no other host has the address, no other host has the MAC, and neighbours that
-    /// remember it from another process of ours are right.
+    /// One address, and a MAC made of it: as long as no other host has the address, no other host
+    /// has the MAC, and neighbours that remember it from another process of ours are right.
     #[must_use]
     pub fn new(address: IpAddr, prefix: u8) -> Self {
         let [a, b, c, d] = match address {
@@ -116,7 +117,8 @@ impl SmolConfig {
         Ok(())
     }
 
-    /// Returns whether another host in a network of ours has this address. IPv6 routers mostly go by their link-local one.
+    /// Returns whether another host in a network of ours has this address. IPv6 routers mostly go
+    /// by their link-local one.
     fn is_neighbour(&self, other: IpAddr) -> bool {
         let link_local = matches!(other, IpAddr::V6(v6) if v6.is_unicast_link_local());
         self.addresses.iter().any(|(address, prefix)| {

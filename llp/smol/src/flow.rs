@@ -79,7 +79,8 @@ pub(super) fn classify(frame: &[u8], checksum: Checksum) -> Option<Kind> {
     }
 }
 
-/// The sender of a frame of neighbour discovery: ARP (RFC 826), or Neighbor Discovery (RFC 4861 sections 4.3 and 4.4).
+/// The sender of a frame of neighbour discovery: ARP (RFC 826), or Neighbor Discovery (RFC 4861
+/// sections 4.3 and 4.4).
 pub(super) fn neighbour(frame: &[u8]) -> Option<IpAddr> {
     let ethernet = EthernetFrame::new_checked(frame).ok()?;
     match ethernet.ethertype() {
@@ -101,8 +102,9 @@ pub(super) fn neighbour(frame: &[u8]) -> Option<IpAddr> {
     }
 }
 
-/// A UDP datagram whose header is at `at`. Its checksum is not looked at: datagrams of ours end in a CRC. The length of the IP packet
-/// counts, as that of UDP is of one datagram, or of all of them, where there are several.
+/// A UDP datagram whose header is at `at`. Its checksum is not looked at: datagrams of ours end in
+/// a CRC. The length of the IP packet counts, as that of UDP is of one datagram, or of all of them,
+/// where there are several.
 fn udp(source: IpAddr, destination: IpAddr, datagram: &[u8], at: usize) -> Kind {
     let [a, b, c, d, _, _, _, _, ..] = *datagram else { return Kind::Other };
     let flow = Flow {
@@ -132,8 +134,8 @@ fn tcp(source: IpAddr, destination: IpAddr, segment: &[u8], checksum: Checksum) 
     Some(Kind::Tcp { flow, opens: segment.syn() && !segment.ack() })
 }
 
-/// RFC 9293 section 3.1: the sum of addresses, protocol and TCP length. It stands in the checksum's place until a card completes
-/// it.
+/// RFC 9293 section 3.1: the sum of addresses, protocol and TCP length. It stands in the checksum's
+/// place until a card completes it.
 pub(super) fn pseudo_sum(source: IpAddr, destination: IpAddr, len: usize) -> u16 {
     let sum = |address: IpAddr| match address {
         IpAddr::V4(v4) => sum(&v4.octets()),

@@ -1,4 +1,5 @@
-//! One link, one smoltcp interface, and the connections over them: everything that is behind a [`super::SmolStack`]'s lock.
+//! One link, one smoltcp interface, and the connections over them: everything that is behind a
+//! [`super::SmolStack`]'s lock.
 
 mod conn;
 mod datagrams;
@@ -29,9 +30,10 @@ use uiw_llp::{Clock, Event, Interest, RemainingBytes};
 use uiw_mem::{IoVec, IoVecMut};
 use wake::Wake;
 
-/// smoltcp's clock has milliseconds, and its least retransmission time-out is one second: times of the wide area. Here its clock
-/// goes this many times faster, so that the least time-out is 200 ms, as Linux has it, and a delayed acknowledgement 2 ms. Times
-/// that are given to smoltcp are multiplied.
+/// smoltcp's clock has milliseconds, and its least retransmission time-out is one second: times of
+/// the wide area. Here its clock goes this many times faster, so that the least time-out is 200 ms,
+/// as Linux has it, and a delayed acknowledgement 2 ms. Times that are given to smoltcp are
+/// multiplied.
 pub(super) const CLOCK: u32 = 5;
 /// Frames taken in one go: the link's share of a pump.
 const FRAMES: usize = 128;
@@ -40,10 +42,11 @@ const BURSTS: usize = 64;
 /// A connection that found the link full tries again after this time.
 const LINK_FULL: i64 = 1000;
 
-/// Connections that wait at a listener or are in set-up there: as many as its backlog says, within this range.
+/// Connections that wait at a listener or are in set-up there: as many as its backlog says, within
+/// this range.
 pub(super) const WAITING: RangeInclusive<usize> = 128..=4096;
-/// A set-up that has lasted for so long makes room for a new one where there is no other: of a flood of SYNs from addresses that never answer
-/// most are older than the one of a peer that does.
+/// A set-up that has lasted for so long makes room for a new one where there is no other: of a
+/// flood of SYNs from addresses that never answer most are older than the one of a peer that does.
 const REPLACED_AFTER: Duration = Duration::from_millis(20);
 /// Limit for the set-up of a connection to a listener.
 const SET_UP: Duration = Duration::from_secs(10);
@@ -190,8 +193,9 @@ impl<L: Link> SmolInterface<L> {
         self.iface = self.numbering(seed);
     }
 
-    /// Interface that gives one connection its initial sequence number. smoltcp's generator is not cryptographic: who has seen two
-    /// of its numbers knows all others (RFC 6528), so each connection has a seed of its own.
+    /// Interface that gives one connection its initial sequence number. smoltcp's generator is not
+    /// cryptographic: who has seen two of its numbers knows all others (RFC 6528), so each
+    /// connection has a seed of its own.
     fn fresh_numbering(&mut self) -> io::Result<Interface> {
         Ok(self.numbering(random()?))
     }
@@ -239,7 +243,8 @@ impl<L: Link> SmolInterface<L> {
         self.egress_all(now);
     }
 
-    /// Removes connections whose set-up takes too long. Their peers get no answer, as those of which nothing was kept.
+    /// Removes connections whose set-up takes too long. Their peers get no answer, as those of
+    /// which nothing was kept.
     fn end_set_ups(&mut self, time: Instant) {
         let is_old =
             |conns: &Slab<Conn>, id: usize| time.saturating_duration_since(conns[id].began) >= SET_UP;
@@ -276,7 +281,8 @@ impl<L: Link> SmolInterface<L> {
             // The checksum is wrong: as if it had not come.
             None => return,
             Some(Kind::Udp { flow, payload: (begin, end) }) => {
-                // No socket: nothing is answered, as nothing is to a segment that opens no connection.
+                // No socket: nothing is answered, as nothing is to a segment that opens no
+                // connection.
                 let size = datagram_size.unwrap_or(usize::MAX);
                 self.datagrams.arrive(flow, &bytes[begin..end], size);
                 return;
@@ -299,7 +305,8 @@ impl<L: Link> SmolInterface<L> {
             }
             let mut port = Port { link: &mut self.link, frame: Some(bytes), sender: None };
             self.iface.poll_ingress_single(now, &mut port, &mut self.no_sockets);
-            // A neighbour has answered, perhaps: connections that wait for it go on at once, and not with their next query.
+            // A neighbour has answered, perhaps: connections that wait for it go on at once, and
+            // not with their next query.
             if let Some(neighbour) = neighbour {
                 let waits = |conn: &Conn| gateway.is_some() || conn.flow.peer.ip() == neighbour;
                 let waiting = self.conns.iter().filter(|(_, conn)| conn.is_opening() && waits(conn));
@@ -342,7 +349,8 @@ impl<L: Link> SmolInterface<L> {
         }
     }
 
-    /// A connection in Listen for the SYN that has come, if there is a listener with room, and the interface that is to take the SYN.
+    /// A connection in Listen for the SYN that has come, if there is a listener with room, and the
+    /// interface that is to take the SYN.
     fn begin(&mut self, flow: Flow) -> Option<(usize, Interface)> {
         let port = self.ports.find(flow.local)?;
         let listener = &self.ports.listeners[port];
@@ -489,7 +497,8 @@ impl<L: Link> SmolInterface<L> {
         }
     }
 
-    /// The link is gone. An interface that is deleted is down before: that is reported to listeners only when it stays so.
+    /// The link is gone. An interface that is deleted is down before: that is reported to listeners
+    /// only when it stays so.
     fn is_gone(&mut self, why: io::Error) {
         let now = self.time.now();
         let (since, is_told) = match &self.gone {
@@ -557,8 +566,9 @@ impl<L: Link> SmolInterface<L> {
         // Whatever became hot meanwhile is none of these.
         hot.append(&mut self.hot);
         self.hot = hot;
-        // The descriptor is readable as long as a poll has something to report: frames that were taken off the link may stand for it no
-        // more. Two system calls for each time that it begins and ends.
+        // The descriptor is readable as long as a poll has something to report: frames that were
+        // taken off the link may stand for it no more. Two system calls for each time that it
+        // begins and ends.
         if events.len() > before || !self.hot.is_empty() {
             self.wake.kick();
         } else {
@@ -566,7 +576,8 @@ impl<L: Link> SmolInterface<L> {
         }
     }
 
-    /// Wakes the thread that sleeps on the descriptor if frames that were taken outside of a poll are for its streams.
+    /// Wakes the thread that sleeps on the descriptor if frames that were taken outside of a poll
+    /// are for its streams.
     fn wake_for_events(&mut self, except: Option<usize>) {
         let has_event = |id: &usize| self.conns.get(*id).is_some_and(|conn| conn.event().is_some());
         let ready = |id: &usize| Some(*id) != except && has_event(id);
@@ -609,14 +620,16 @@ impl<L: Link> SmolInterface<L> {
         result
     }
 
-    /// Takes what the link has, and returns how many bytes of the connection are available in one piece; none behind its end.
+    /// Takes what the link has, and returns how many bytes of the connection are available in one
+    /// piece; none behind its end.
     pub(super) fn peek(&mut self, id: ConnId) -> io::Result<usize> {
         self.tick();
         self.wake_for_events(Some(id.0));
         self.conns[id.0].received().map(|bytes| bytes.len())
     }
 
-    /// A sleeping thread is woken if the connection has an event now: by another interest, or by what a peek has left.
+    /// A sleeping thread is woken if the connection has an event now: by another interest, or by
+    /// what a peek has left.
     pub(super) fn wake_for(&mut self, id: ConnId) {
         if self.conns.get(id.0).is_some_and(|conn| conn.event().is_some()) {
             self.heat(id.0);

@@ -1,34 +1,43 @@
-//! smoltcp's TCP over links of Ethernet frames: a TCP of its own, with its own MAC and IP addresses, beside the kernel's.
+//! smoltcp's TCP over links of Ethernet frames: a TCP of its own, with its own MAC and IP
+//! addresses, beside the kernel's.
 //!
-//! One [`SmolStack`] is one network interface: one link, one smoltcp interface, and a socket set *per connection*. smoltcp looks
-//! for a segment's socket by a linear scan of the set it is given; here a frame's ports and addresses choose the set first
-//! (`flow`), so the number of connections costs nothing. A listening socket is made when a SYN for it comes, so a backlog is
-//! as long as the user says.
+//! One [`SmolStack`] is one network interface: one link, one smoltcp interface, and a socket set
+//! *per connection*. smoltcp looks for a segment's socket by a linear scan of the set it is given;
+//! here a frame's ports and addresses choose the set first (`flow`), so the number of connections
+//! costs nothing. A listening socket is made when a SYN for it comes, so a backlog is as long as
+//! the user says.
 //!
-//! * `TransportStream::recv` takes frames off the link and `send` sends at once, so an engine that reads its streams directly
-//!   needs no `poll`. Frames of other streams that a call takes off are announced by an eventfd beside the link's descriptor.
-//! * smoltcp's clock has milliseconds and its minimum retransmission time-out is a second. It runs at five times real time
-//!   here, which makes that 200 ms and a delayed acknowledgement 2 ms.
-//! * AF_PACKET carries virtio-net headers: TCP packets of up to 64 KiB are sent unsegmented, and the interface computes
-//!   checksums. smoltcp 0.14 drops IPv6 packets that are longer than the MTU even if the link would segment them, so it is
-//!   configured with a larger MTU, and `mss` corrects the segment sizes in SYNs in both directions. Super-packets stay below
-//!   65,536 bytes with their Ethernet header: from there on the kernel segments them in software.
-//! * On an interface with several queues AF_XDP receives from all in turn, and a flow's hash selects its send queue, so a
-//!   flow's frames stay in order. If frames for sending run out, the connection waits; if those for receiving do, the kernel
-//!   drops. Detaching an XDP program generates no event: while there are connections or listeners, the attachment is checked
-//!   every second.
-//! * MAC addresses are derived from the IP address, so a neighbour's cache is correct for the next process, too.
-//! * `TransportListener::accept` reports the loss of the interface as an error: at once if it was removed, after a second if it
-//!   is down, because an interface that is deleted goes down first.
-//! * smoltcp has one segment size for an interface. Where a path loses long packets without a message, `path_mtu` cuts segments
-//!   below smoltcp, only for connections whose segments were sent again in vain.
-//! * smoltcp 0.14 sends keep-alive segments with a byte of zero in the place of the last byte sent, which replaces a byte that
-//!   the peer held out of order. `probe` sends probes without a byte instead. It also acknowledges at SND.NXT, which goes back
-//!   for retransmissions, so two ends that send again take each other's acknowledgements for old segments for ever; `link`
-//!   gives segments without bytes the number behind all that was sent.
-//! * smoltcp opens its congestion window by one segment per acknowledgement, however much that covers; `stretch` splits such
-//!   acknowledgements while only the window limits sending.
-//! * A TCP in the process ends with it: `StackExtensions::drain` closes open connections and waits for acknowledgements.
+//! * `TransportStream::recv` takes frames off the link and `send` sends at once, so an engine that
+//!   reads its streams directly needs no `poll`. Frames of other streams that a call takes off are
+//!   announced by an eventfd beside the link's descriptor.
+//! * smoltcp's clock has milliseconds and its minimum retransmission time-out is a second. It runs
+//!   at five times real time here, which makes that 200 ms and a delayed acknowledgement 2 ms.
+//! * AF_PACKET carries virtio-net headers: TCP packets of up to 64 KiB are sent unsegmented, and
+//!   the interface computes checksums. smoltcp 0.14 drops IPv6 packets that are longer than the MTU
+//!   even if the link would segment them, so it is configured with a larger MTU, and `mss` corrects
+//!   the segment sizes in SYNs in both directions. Super-packets stay below 65,536 bytes with their
+//!   Ethernet header: from there on the kernel segments them in software.
+//! * On an interface with several queues AF_XDP receives from all in turn, and a flow's hash
+//!   selects its send queue, so a flow's frames stay in order. If frames for sending run out, the
+//!   connection waits; if those for receiving do, the kernel drops. Detaching an XDP program
+//!   generates no event: while there are connections or listeners, the attachment is checked every
+//!   second.
+//! * MAC addresses are derived from the IP address, so a neighbour's cache is correct for the next
+//!   process, too.
+//! * `TransportListener::accept` reports the loss of the interface as an error: at once if it was
+//!   removed, after a second if it is down, because an interface that is deleted goes down first.
+//! * smoltcp has one segment size for an interface. Where a path loses long packets without a
+//!   message, `path_mtu` cuts segments below smoltcp, only for connections whose segments were sent
+//!   again in vain.
+//! * smoltcp 0.14 sends keep-alive segments with a byte of zero in the place of the last byte sent,
+//!   which replaces a byte that the peer held out of order. `probe` sends probes without a byte
+//!   instead. It also acknowledges at SND.NXT, which goes back for retransmissions, so two ends
+//!   that send again take each other's acknowledgements for old segments for ever; `link` gives
+//!   segments without bytes the number behind all that was sent.
+//! * smoltcp opens its congestion window by one segment per acknowledgement, however much that
+//!   covers; `stretch` splits such acknowledgements while only the window limits sending.
+//! * A TCP in the process ends with it: `StackExtensions::drain` closes open connections and waits
+//!   for acknowledgements.
 
 #![warn(missing_debug_implementations)]
 
@@ -114,8 +123,8 @@ impl<L: Link + 'static> SmolStack<L> {
         Self::with_clock(link, config, Clock::system())
     }
 
-    /// A stack on `link` with a clock of its own. On a virtual one nothing waits for a descriptor, and a stack that is dropped does
-    /// not wait.
+    /// A stack on `link` with a clock of its own. On a virtual one nothing waits for a descriptor,
+    /// and a stack that is dropped does not wait.
     ///
     /// # Errors
     /// As for [`SmolStack::new`].

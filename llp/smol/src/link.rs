@@ -1,4 +1,5 @@
-//! Links: where Ethernet frames come from and go to. And the little that makes one a device of smoltcp's for one frame.
+//! Links: where Ethernet frames come from and go to. And the little that makes one a device of
+//! smoltcp's for one frame.
 
 use super::mss;
 use super::path_mtu::PathMtu;
@@ -19,18 +20,19 @@ use std::time::Instant;
 pub struct Capabilities {
     /// Bytes of an IP packet on the wire.
     pub mtu: usize,
-    /// The link cuts larger TCP packets itself, over both versions of IP, up to this many bytes with their Ethernet header, and
-    /// computes the checksums of all TCP segments.
+    /// The link cuts larger TCP packets itself, over both versions of IP, up to this many bytes
+    /// with their Ethernet header, and computes the checksums of all TCP segments.
     pub segmentation: Option<usize>,
-    /// Frames may come from this machine, with TCP checksums that are only begun: the sum of the pseudo-header, which hardware would
-    /// complete. They are taken for right.
+    /// Frames may come from this machine, with TCP checksums that are only begun: the sum of the
+    /// pseudo-header, which hardware would complete. They are taken for right.
     pub partial_checksums: bool,
 }
 
 /// Instructions for cutting a TCP packet into segments, if a segment does not hold it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segmentation {
-    /// Bytes of payload and TCP options in each: the peer's maximum segment size, at most what the MTU carries.
+    /// Bytes of payload and TCP options in each: the peer's maximum segment size, at most what the
+    /// MTU carries.
     pub size: u16,
 }
 
@@ -39,10 +41,12 @@ pub trait Frame {
     /// Returns the bytes, from the Ethernet header on.
     fn bytes(&mut self) -> &mut [u8];
 
-    /// Returns whether the link vouches for its TCP checksum, or it never had one (it came from this machine).
+    /// Returns whether the link vouches for its TCP checksum, or it never had one (it came from
+    /// this machine).
     fn is_checked(&self) -> bool;
 
-    /// Bytes of each UDP datagram but the last one, where the frame has several: one header, and their payloads one behind the other.
+    /// Bytes of each UDP datagram but the last one, where the frame has several: one header, and
+    /// their payloads one behind the other.
     fn datagram_size(&self) -> Option<usize> {
         None
     }
@@ -73,21 +77,22 @@ pub trait Link: Send {
     /// Returns the capabilities of the link, which do not change.
     fn capabilities(&self) -> Capabilities;
 
-    /// The next frame that came for our MAC or for a group: those of neighbour discovery, and any between [`Link::start_groups`] and
-    /// [`Link::stop_groups`].
+    /// The next frame that came for our MAC or for a group: those of neighbour discovery, and any
+    /// between [`Link::start_groups`] and [`Link::stop_groups`].
     fn receive(&mut self) -> Option<Self::Frame>;
 
     /// Takes back a frame that was used: its memory serves another one.
     fn recycle(&mut self, frame: Self::Frame);
 
-    /// Frames that are sent from now on belong to a flow with this hash. A link with several queues has one for each flow: its
-    /// frames stay in order.
+    /// Frames that are sent from now on belong to a flow with this hash. A link with several queues
+    /// has one for each flow: its frames stay in order.
     fn send_for(&mut self, _flow: u64) {}
 
     /// Returns whether [`Link::transmit`] has room now.
     fn has_room(&mut self) -> bool;
 
-    /// Sends a frame of `len` bytes that `fill` writes, which then says how it is to be cut. It may be kept until [`Link::flush`].
+    /// Sends a frame of `len` bytes that `fill` writes, which then says how it is to be cut. It may
+    /// be kept until [`Link::flush`].
     fn transmit(&mut self, len: usize, fill: &mut dyn FnMut(&mut [u8]) -> Option<Segmentation>);
 
     /// Frames given so far leave.
@@ -96,8 +101,9 @@ pub trait Link: Send {
     /// Readable when [`Link::receive`] has something.
     fn fd(&self) -> Option<BorrowedFd<'_>>;
 
-    /// A multicast group was joined, and none was before. Returns a descriptor that is readable when [`Link::receive`] has a frame to a group,
-    /// where [`Link::fd`] is not: the same one each time, or one that [`Link::stop_groups`] closes.
+    /// A multicast group was joined, and none was before. Returns a descriptor that is readable
+    /// when [`Link::receive`] has a frame to a group, where [`Link::fd`] is not: the same one each
+    /// time, or one that [`Link::stop_groups`] closes.
     ///
     /// # Errors
     /// `Unsupported` where frames to groups do not come; the system's.
@@ -108,19 +114,21 @@ pub trait Link: Send {
     /// The last multicast group was left.
     fn stop_groups(&mut self) {}
 
-    /// Returns the time when [`Link::receive`] will have something, or [`Link::flush`] should be called again, if only the clock decides.
+    /// Returns the time when [`Link::receive`] will have something, or [`Link::flush`] should be
+    /// called again, if only the clock decides.
     fn next(&self) -> Option<Instant> {
         None
     }
 
-    /// Returns the time when [`Link::failure`] should be checked though nothing comes, because there would be no event. It is checked while there are connections or
-    /// listeners.
+    /// Returns the time when [`Link::failure`] should be checked though nothing comes, because
+    /// there would be no event. It is checked while there are connections or listeners.
     fn watch(&self) -> Option<Instant> {
         None
     }
 
-    /// Returns the reason why the link is gone, once it is: `NetworkDown` where it may come back, `NotFound` where it is gone for good (the interface was
-    /// deleted, its program detached). `None` again when it is back: listeners go on then, and what was connected is lost. `now` is
+    /// Returns the reason why the link is gone, once it is: `NetworkDown` where it may come back,
+    /// `NotFound` where it is gone for good (the interface was deleted, its program detached).
+    /// `None` again when it is back: listeners go on then, and what was connected is lost. `now` is
     /// the stack's time: the system's, where the link is an interface.
     fn failure(&mut self, now: Instant) -> Option<io::Error>;
 }
@@ -173,7 +181,8 @@ impl Sender<'_> {
         Sender { stretch, path, probe, segmentation: *segmentation, now: *now }
     }
 
-    /// A frame leaves, over a link whose packets have up to `mtu` bytes. Returns in how many bytes of payload it is to be cut.
+    /// A frame leaves, over a link whose packets have up to `mtu` bytes. Returns in how many bytes
+    /// of payload it is to be cut.
     fn has_left(&mut self, frame: &mut [u8], mtu: usize) -> Option<usize> {
         let (at, start, len) = self.stretch.has_left(frame)?;
         if len == 0 {
@@ -190,7 +199,8 @@ impl Sender<'_> {
     }
 }
 
-/// Gives a segment without bytes, whose header is at `at`, the sequence number `acceptable`. A SYN and a FIN have their own.
+/// Gives a segment without bytes, whose header is at `at`, the sequence number `acceptable`. A SYN
+/// and a FIN have their own.
 fn place_empty(frame: &mut [u8], at: usize, acceptable: u32) {
     let segment = TcpPacket::new_unchecked(&frame[at..]);
     let acceptable = TcpSeqNumber(acceptable.cast_signed());
@@ -229,7 +239,8 @@ impl<L: Link> Device for Port<'_, L> {
         // Where the link cuts, of the longest packet: see `mss`.
         theirs.max_transmission_unit =
             ours.segmentation.unwrap_or(longest_packet(ours.mtu) + ETHERNET_HEADER);
-        // Received segments are verified before smoltcp sees them: whether one needs it is known only here.
+        // Received segments are verified before smoltcp sees them: whether one needs it is known
+        // only here.
         theirs.checksum.tcp = if ours.segmentation.is_some() { Checksum::None } else { Checksum::Tx };
         let cut = |headers| {
             ours.segmentation
@@ -241,14 +252,15 @@ impl<L: Link> Device for Port<'_, L> {
     }
 }
 
-/// Bytes of the longest IP packet that is sent: of the MTU, what leaves a payload of a multiple of four. An FPDU has a length of
-/// that kind (RFC 5044 section 4.1), so no segment ends within its CRC. Linux's siw takes no CRC that comes in two segments.
+/// Bytes of the longest IP packet that is sent: of the MTU, what leaves a payload of a multiple of
+/// four. An FPDU has a length of that kind (RFC 5044 section 4.1), so no segment ends within its
+/// CRC. Linux's siw takes no CRC that comes in two segments.
 pub(super) fn longest_packet(mtu: usize) -> usize {
     mtu & !3
 }
 
-/// Bytes of the longest frame that the link is given to cut, of `longest`: one of whole segments. A remainder would be a short segment
-/// behind each frame, and might end anywhere.
+/// Bytes of the longest frame that the link is given to cut, of `longest`: one of whole segments. A
+/// remainder would be a short segment behind each frame, and might end anywhere.
 fn whole_segments(longest: usize, mtu: usize, ip_and_tcp: usize) -> usize {
     let headers = ETHERNET_HEADER + ip_and_tcp;
     let segment = longest_packet(mtu).saturating_sub(ip_and_tcp).max(1);
@@ -303,7 +315,8 @@ impl<L: Link> TxToken for Tx<'_, L> {
     }
 }
 
-/// Sends a frame of `len` bytes that `f` writes by a link that does not cut, in as many pieces as its path needs.
+/// Sends a frame of `len` bytes that `f` writes by a link that does not cut, in as many pieces as
+/// its path needs.
 fn cut<L: Link, R>(
     link: &mut L,
     sender: &mut Sender<'_>,

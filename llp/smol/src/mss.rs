@@ -1,8 +1,9 @@
 //! The maximum segment size (RFC 9293 section 3.7.1) over a link that cuts packets itself.
 //!
-//! smoltcp drops IPv6 packets that are longer than the MTU, whatever the link would do with them. So it is configured with an MTU as long as the
-//! link's longest packet, and the segment sizes in SYNs are corrected in both directions: of our own what the true MTU
-//! carries, and of a peer's no more than that.
+//! smoltcp drops IPv6 packets that are longer than the MTU, whatever the link would do with them.
+//! So it is configured with an MTU as long as the link's longest packet, and the segment sizes in
+//! SYNs are corrected in both directions: of our own what the true MTU carries, and of a peer's no
+//! more than that.
 
 use super::segment::{ETHERNET_HEADER, TCP_HEADER, segment_of};
 use smoltcp::wire::TcpPacket;
@@ -16,8 +17,8 @@ const END: u8 = 0;
 const NOTHING: u8 = 1;
 const MSS: u8 = 2;
 
-/// Lowers the segment size in a SYN to what an IP packet of `mtu` bytes carries. Returns what it then is; nothing for frames
-/// that are no SYN.
+/// Lowers the segment size in a SYN to what an IP packet of `mtu` bytes carries. Returns what it
+/// then is; nothing for frames that are no SYN.
 pub(super) fn limit(frame: &mut [u8], mtu: usize) -> Option<u16> {
     let (at, bytes) = segment_of(frame)?;
     let segment = TcpPacket::new_checked(&frame[at..at + bytes]).ok()?;

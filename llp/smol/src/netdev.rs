@@ -6,10 +6,12 @@ use std::os::fd::AsRawFd;
 use uiw_llp::interface::{Interface, InterfaceAddresses, check, index_of, mtu_by, request, socket};
 use uiw_llp::netlink::{self, attribute};
 
-/// Returns whether frames can be had of the interface: it is up, and its frames are Ethernet's. Its MAC address.
+/// Returns whether frames can be had of the interface: it is up, and its frames are Ethernet's. Its
+/// MAC address.
 ///
 /// # Errors
-/// `NotFound` when there is none, `NetworkDown`, `Unsupported` without Ethernet headers (tun, WireGuard, tunnels); the system's.
+/// `NotFound` when there is none, `NetworkDown`, `Unsupported` without Ethernet headers (tun,
+/// WireGuard, tunnels); the system's.
 pub(crate) fn ethernet(name: &str) -> io::Result<[u8; 6]> {
     if !Interface::find(name)?.is_up {
         return Err(io::Error::new(io::ErrorKind::NetworkDown, format!("interface `{name}` is down")));
@@ -65,7 +67,8 @@ struct EthtoolChannels {
 }
 
 impl Queues {
-    /// Returns the queues of the interface with this name: as its driver reports, or else as many as it was created with.
+    /// Returns the queues of the interface with this name: as its driver reports, or else as many
+    /// as it was created with.
     ///
     /// # Errors
     /// The system's.
@@ -91,7 +94,8 @@ impl Queues {
     }
 }
 
-/// Returns whether the interface has no device below it, as a veth or a bridge: the kernel has a kind for it, and no parent.
+/// Returns whether the interface has no device below it, as a veth or a bridge: the kernel has a
+/// kind for it, and no parent.
 ///
 /// # Errors
 /// The system's.

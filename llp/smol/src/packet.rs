@@ -1,8 +1,10 @@
-//! AF_PACKET with virtio-net headers: frames of an interface that the kernel uses as well. Needs CAP_NET_RAW only.
+//! AF_PACKET with virtio-net headers: frames of an interface that the kernel uses as well. Needs
+//! CAP_NET_RAW only.
 //!
-//! The header carries what a network card would do: TCP packets of up to 64 KiB leave whole and are cut by the interface, and
-//! what came in segments may arrive as one. The kernel's own stack sees the frames too; ours have a MAC and an IP address of
-//! their own, so to it they are another host's.
+//! The header carries what a network card would do: TCP packets of up to 64 KiB leave whole and are
+//! cut by the interface, and what came in segments may arrive as one. The kernel's own stack sees
+//! the frames too; ours have a MAC and an IP address of their own, so to it they are another
+//! host's.
 
 mod filter;
 pub(crate) mod socket;
@@ -22,8 +24,8 @@ use virtio::{HEADER, Header};
 
 /// Longest frame: an IPv6 packet with 65,535 bytes behind its header, and the Ethernet header.
 pub(crate) const LONGEST: usize = 65_535 + 40 + 14;
-/// Longest frame that is sent for the interface to cut. From 65,536 bytes on (`gso_max_size`) the kernel cuts in software, before the
-/// interface: half the throughput on a veth.
+/// Longest frame that is sent for the interface to cut. From 65,536 bytes on (`gso_max_size`) the
+/// kernel cuts in software, before the interface: half the throughput on a veth.
 const LONGEST_SENT: usize = 65_535;
 /// Frames that wait for the interface to have room.
 const WAITING: usize = 64;
@@ -40,7 +42,8 @@ const SPARE: usize = 256;
 pub struct PacketLink {
     socket: PacketSocket,
     mtu: usize,
-    /// Frames that the interface had no room for, oldest first, each with the bytes that it takes of its buffer.
+    /// Frames that the interface had no room for, oldest first, each with the bytes that it takes
+    /// of its buffer.
     waiting: VecDeque<(Vec<u8>, usize)>,
     free: Vec<Vec<u8>>,
     /// Buffer for the next frame: long enough for any, set to zero once.
@@ -66,20 +69,23 @@ impl PacketLink {
     /// Opens `interface` for frames to the MAC address of `config` and to groups.
     ///
     /// # Errors
-    /// `PermissionDenied` without CAP_NET_RAW; `NotFound` when there is no such interface, `NetworkDown`, `Unsupported` where it has
-    /// no Ethernet frames; `AddrInUse` for addresses of the kernel's or of another process; the system's.
+    /// `PermissionDenied` without CAP_NET_RAW; `NotFound` when there is no such interface,
+    /// `NetworkDown`, `Unsupported` where it has no Ethernet frames; `AddrInUse` for addresses of
+    /// the kernel's or of another process; the system's.
     pub fn open(interface: &str, config: &SmolConfig) -> io::Result<Self> {
         let (socket, mtu) = PacketSocket::open(interface, FrameFilter::For(config.mac))?;
         Self::new(interface, socket, mtu, Some(Claim::new(interface, config)?))
     }
 
-    /// Beside another link to `interface`, for frames to multicast groups alone; none come before [`PacketLink::take_groups`].
+    /// Beside another link to `interface`, for frames to multicast groups alone; none come before
+    /// [`PacketLink::take_groups`].
     pub(super) fn of_groups(interface: &str) -> io::Result<Self> {
         let (socket, mtu) = PacketSocket::open(interface, FrameFilter::Nothing)?;
         Self::new(interface, socket, mtu, None)
     }
 
-    /// Returns whether frames to groups come. It needs no privilege, and may be called in another network namespace.
+    /// Returns whether frames to groups come. It needs no privilege, and may be called in another
+    /// network namespace.
     pub(super) fn take_groups(&mut self, taken: bool) -> io::Result<()> {
         self.socket.take_groups(self.interface.index as libc::c_int, taken)?;
         if !taken {
@@ -122,8 +128,8 @@ impl PacketLink {
         }
     }
 
-    /// An interface that was down may be up again; the kernel gives frames to the socket again then. One that was deleted is gone,
-    /// though another one may have its name.
+    /// An interface that was down may be up again; the kernel gives frames to the socket again
+    /// then. One that was deleted is gone, though another one may have its name.
     fn look(&mut self) {
         match Interface::find(&self.interface.name) {
             Ok(now) if now.index != self.interface.index => self.failure = Some(LinkLoss::Deleted),
@@ -222,7 +228,8 @@ impl Link for PacketLink {
         let mut buffer = self.free.pop().unwrap_or_default();
         let whole = HEADER + len;
         if buffer.len() < whole {
-            // Once for its life: to set 64 KiB to zero for every frame costs a twentieth of the throughput.
+            // Once for its life: to set 64 KiB to zero for every frame costs a twentieth of the
+            // throughput.
             buffer.resize(whole, 0);
         }
         let segmentation = fill(&mut buffer[HEADER..whole]);

@@ -1,19 +1,23 @@
-//! Paths that lose long packets without a message: packetization layer path MTU discovery (RFC 4821), as far as a connection needs it to
-//! go on.
+//! Paths that lose long packets without a message: packetization layer path MTU discovery (RFC
+//! 4821), as far as a connection needs it to go on.
 //!
-//! smoltcp has one segment size for an interface, and a connection's is fixed by its SYNs. So its segments are cut below it: what it
-//! sends as one segment leaves as several, and acknowledgements count bytes. When the first segment that is not acknowledged was sent
-//! again in vain, packets become shorter step by step. An outage looks the same; so when bytes are acknowledged again, one whole
-//! segment is sent to find out, and if it arrives they are whole again. If it does not, the next one goes ten minutes later, as RFC
-//! 4821 section 7.3 has it for raising the size.
+//! smoltcp has one segment size for an interface, and a connection's is fixed by its SYNs. So its
+//! segments are cut below it: what it sends as one segment leaves as several, and acknowledgements
+//! count bytes. When the first segment that is not acknowledged was sent again in vain, packets
+//! become shorter step by step. An outage looks the same; so when bytes are acknowledged again, one
+//! whole segment is sent to find out, and if it arrives they are whole again. If it does not, the
+//! next one goes ten minutes later, as RFC 4821 section 7.3 has it for raising the size.
 
 use super::segment::is_behind;
 
-/// Longest IP packets that are tried, one after the other: Ethernet's, IPv6's least (RFC 8200 section 5), IPv4's that every host takes.
+/// Longest IP packets that are tried, one after the other: Ethernet's, IPv6's least (RFC 8200
+/// section 5), IPv4's that every host takes.
 const PACKETS: [usize; 3] = [1500, 1280, 576];
-/// Times in vain before packets become shorter for the first time; from then on one is enough, as smoltcp's pauses have grown.
+/// Times in vain before packets become shorter for the first time; from then on one is enough, as
+/// smoltcp's pauses have grown.
 const IN_VAIN: u8 = 2;
-/// Microseconds between two times that count. Retransmissions by a timer are further apart, those by duplicate acknowledgements are not.
+/// Microseconds between two times that count. Retransmissions by a timer are further apart, those
+/// by duplicate acknowledgements are not.
 const APART: i64 = 100_000;
 /// Microseconds until a whole segment is tried again.
 const RAISE: i64 = 600_000_000;
@@ -30,9 +34,11 @@ pub(super) struct PathMtu {
     /// Number and time of retransmissions of the first segment since bytes were acknowledged.
     in_vain: u8,
     last: i64,
-    /// A whole segment that was sent to find out whether the path carries it: where it begins and ends.
+    /// A whole segment that was sent to find out whether the path carries it: where it begins and
+    /// ends.
     probe: Option<(u32, u32)>,
-    /// Time when the next probe may be sent: `None` until bytes are acknowledged in segments of `limit`.
+    /// Time when the next probe may be sent: `None` until bytes are acknowledged in segments of
+    /// `limit`.
     next_probe: Option<i64>,
 }
 
@@ -47,8 +53,9 @@ impl PathMtu {
         self.limit.is_some() || self.in_vain + 1 >= IN_VAIN
     }
 
-    /// A segment with `len` bytes of payload from `start` on leaves at `now`, in microseconds, in an IP packet with `headers` bytes in front of them, on
-    /// an interface that carries `whole` bytes. Returns in how many bytes it is to be cut.
+    /// A segment with `len` bytes of payload from `start` on leaves at `now`, in microseconds, in
+    /// an IP packet with `headers` bytes in front of them, on an interface that carries `whole`
+    /// bytes. Returns in how many bytes it is to be cut.
     pub(super) fn has_left(
         &mut self,
         (start, len): (u32, usize),

@@ -1,4 +1,5 @@
-//! A link in one process: what one end sends, the other receives. For tests, and for embedding without an interface.
+//! A link in one process: what one end sends, the other receives. For tests, and for embedding
+//! without an interface.
 
 use super::link::{Capabilities, Frame, Link, Segmentation};
 use parking_lot::Mutex;
@@ -60,7 +61,8 @@ pub fn pipe(mtu: usize) -> io::Result<(PipeLink, PipeLink)> {
 }
 
 impl PipeLink {
-    /// Frames that this end sends go through `direction`. The clock should be that of both ends' stacks.
+    /// Frames that this end sends go through `direction`. The clock should be that of both ends'
+    /// stacks.
     #[must_use]
     pub fn through(self, direction: Direction, clock: &Clock) -> Self {
         self.out.lock().path = Some(PathModel { direction, clock: clock.clone(), start: clock.now() });

@@ -1,24 +1,28 @@
 //! Probes of connections that are silent, and of those whose bytes are not acknowledged.
 //!
-//! smoltcp's keep-alive segment carries a byte of zero in the place of the last byte that was sent. It may be sent while bytes are in
-//! flight: a fast retransmission that finds no room on the link, or no MAC address of the gateway, is forgotten together with the
-//! retransmission timer. A peer that holds the last byte out of order, behind a lost segment, may then replace it by the zero, and
-//! the stream is damaged. So smoltcp's keep-alive is off. The probes of this module carry no byte (RFC 9293 section 3.8.4, SHLD-12), and
-//! stand in front of what the peer has acknowledged, so that it answers each of them (section 3.10.7.4). Where bytes are in flight,
-//! its answer is what starts the retransmission that smoltcp has forgotten.
+//! smoltcp's keep-alive segment carries a byte of zero in the place of the last byte that was sent.
+//! It may be sent while bytes are in flight: a fast retransmission that finds no room on the link,
+//! or no MAC address of the gateway, is forgotten together with the retransmission timer. A peer
+//! that holds the last byte out of order, behind a lost segment, may then replace it by the zero,
+//! and the stream is damaged. So smoltcp's keep-alive is off. The probes of this module carry no
+//! byte (RFC 9293 section 3.8.4, SHLD-12), and stand in front of what the peer has acknowledged, so
+//! that it answers each of them (section 3.10.7.4). Where bytes are in flight, its answer is what
+//! starts the retransmission that smoltcp has forgotten.
 
 use super::segment::{ETHERNET_HEADER, LONGEST, TCP_HEADER, ethertype, fill_checksum, scale_of, segment_of};
 use smoltcp::wire::{EthernetProtocol, Ipv4Packet, Ipv6Packet, TcpPacket, TcpSeqNumber};
 use std::time::Duration;
 
-/// The longest time between segments. smoltcp repeats no window update and no acknowledgement, and starts no probes of a closed window
-/// where its retransmission timer has expired: a connection whose last update was lost goes on with the answer to a probe.
+/// The longest time between segments. smoltcp repeats no window update and no acknowledgement, and
+/// starts no probes of a closed window where its retransmission timer has expired: a connection
+/// whose last update was lost goes on with the answer to a probe.
 const LONGEST_SILENCE: Duration = Duration::from_secs(10);
 
 /// smoltcp retransmits the first segment at the third duplicate acknowledgement.
 const DUPLICATES: usize = 3;
 
-/// Times and contents of the probes of a connection. Times are in microseconds of the stack's clock.
+/// Times and contents of the probes of a connection. Times are in microseconds of the stack's
+/// clock.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Probe {
     /// Microseconds of silence before a probe.
@@ -50,7 +54,8 @@ impl Probe {
         self.interval = i64::try_from(interval.as_micros()).unwrap_or(i64::MAX).max(1);
     }
 
-    /// A frame with a TCP segment leaves, whose header is at `at`. `is_first`: it begins with the first byte that is not acknowledged.
+    /// A frame with a TCP segment leaves, whose header is at `at`. `is_first`: it begins with the
+    /// first byte that is not acknowledged.
     pub(super) fn has_left(&mut self, frame: &[u8], at: usize, is_first: bool, now: i64) {
         self.heard = now;
         if is_first {
@@ -80,7 +85,8 @@ impl Probe {
         }
     }
 
-    /// Returns the time when a probe is due. `in_flight` states that bytes wait for their acknowledgement.
+    /// Returns the time when a probe is due. `in_flight` states that bytes wait for their
+    /// acknowledgement.
     pub(super) fn next(&self, in_flight: bool) -> Option<i64> {
         let since = if in_flight { self.heard.min(self.progress) } else { self.heard };
         (self.len > 0).then(|| since.saturating_add(self.interval))
@@ -108,8 +114,9 @@ impl Probe {
         frame
     }
 
-    /// The answer to a probe: where its bytes in flight did not reach the peer, duplicates of it come before it. They reset smoltcp's
-    /// count of duplicates, which starts a retransmission when it becomes three and not when it is beyond, and then count.
+    /// The answer to a probe: where its bytes in flight did not reach the peer, duplicates of it
+    /// come before it. They reset smoltcp's count of duplicates, which starts a retransmission when
+    /// it becomes three and not when it is beyond, and then count.
     pub(super) fn duplicates(&mut self, frame: &[u8]) -> Option<Duplicates> {
         if !self.is_asking {
             return None;

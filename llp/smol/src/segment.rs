@@ -41,7 +41,8 @@ pub(super) fn ethertype(frame: &[u8]) -> Option<EthernetProtocol> {
     Some(EthernetFrame::new_checked(frame).ok()?.ethertype())
 }
 
-/// RFC 7323 section 2.2: the shift that a SYN announces; none is a shift of 0, and more than 14 is 14.
+/// RFC 7323 section 2.2: the shift that a SYN announces; none is a shift of 0, and more than 14 is
+/// 14.
 pub(super) fn scale_of(segment: &TcpPacket<&[u8]>) -> u8 {
     let mut options = segment.options();
     while !options.is_empty() {

@@ -1,5 +1,5 @@
-//! Frames as an interface with offloads has them, to frames as a wire has them: TCP packets and UDP datagrams that hardware would
-//! cut are cut, checksums that it would complete are completed.
+//! Frames as an interface with offloads has them, to frames as a wire has them: TCP packets and UDP
+//! datagrams that hardware would cut are cut, checksums that it would complete are completed.
 
 use crate::packet::virtio::{GSO_NONE, GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4, Header};
 
@@ -13,7 +13,8 @@ const IPV6_HEADER: usize = 40;
 const CWR: u8 = 0x80;
 const FIN_PSH: u8 = 0x09;
 
-/// Gives `each` the frames that a wire would carry for `frame`. False when it cannot be understood; nothing was given then.
+/// Gives `each` the frames that a wire would carry for `frame`. False when it cannot be understood;
+/// nothing was given then.
 pub(crate) fn cut(header: Header, frame: &[u8], each: &mut dyn FnMut(Vec<u8>)) -> bool {
     if header.gso() == GSO_NONE {
         let mut whole = frame.to_vec();
@@ -31,7 +32,8 @@ pub(crate) fn cut(header: Header, frame: &[u8], each: &mut dyn FnMut(Vec<u8>)) -
     true
 }
 
-/// Gives `each` the segments of a TCP packet, with `size` bytes of payload each. False when it is none or fits; nothing was given then.
+/// Gives `each` the segments of a TCP packet, with `size` bytes of payload each. False when it is
+/// none or fits; nothing was given then.
 pub(crate) fn cut_tcp(frame: &[u8], size: usize, each: &mut dyn FnMut(Vec<u8>)) -> bool {
     let Some(packet) = PacketLayout::locate(frame, false, size) else { return false };
     let is_longer = frame.len() - packet.payload > size;
@@ -186,7 +188,8 @@ mod tests {
     use super::*;
     use smoltcp::wire::{EthernetFrame, IpAddress, Ipv4Packet, Ipv6Packet, TcpPacket, UdpPacket};
 
-    /// A frame of TCP or UDP with `payload`; the checksum field holds the pseudo-header's sum, as a kernel leaves it.
+    /// A frame of TCP or UDP with `payload`; the checksum field holds the pseudo-header's sum, as a
+    /// kernel leaves it.
     fn frame(v4: bool, udp: bool, payload: &[u8]) -> (Vec<u8>, usize) {
         let mut frame = vec![2; 12];
         frame.extend(if v4 { IPV4 } else { IPV6 });

@@ -26,7 +26,8 @@ pub enum Spec {
         /// Addresses.
         config: SmolConfig,
     },
-    /// `xdp:IFACE,ip=ADDR/PREFIX[,mode=auto|zerocopy|native|generic]` and the keys of `packet`: smoltcp over AF_XDP.
+    /// `xdp:IFACE,ip=ADDR/PREFIX[,mode=auto|zerocopy|native|generic]` and the keys of `packet`:
+    /// smoltcp over AF_XDP.
     Xdp {
         /// The interface.
         interface: String,
@@ -197,7 +198,8 @@ impl Spec {
     /// Opens the stack.
     ///
     /// # Errors
-    /// As of [`TcpStack::multipath`], [`PacketLink::open`] and [`XdpLink::open`]; `PermissionDenied` names the capability that is missing.
+    /// As of [`TcpStack::multipath`], [`PacketLink::open`] and [`XdpLink::open`];
+    /// `PermissionDenied` names the capability that is missing.
     pub fn open(&self) -> io::Result<Box<dyn TransportStack>> {
         match self {
             Self::Tcp => Ok(Box::new(TcpStack::new()?)),

@@ -1,10 +1,11 @@
 //! Acknowledgements of many segments at once.
 //!
-//! smoltcp opens its congestion window by at most one segment for an acknowledgement, however much it acknowledges. But a peer that
-//! takes packets of 64 KiB acknowledges each once, and one that has much to do acknowledges all that has come: the window would
-//! open by some segments a round trip, where TCP means it to double. So such an acknowledgement is given to smoltcp in parts, as
-//! if the peer had acknowledged segment by segment; no more is acknowledged than the peer has, and only while nothing but the
-//! congestion window holds the connection back.
+//! smoltcp opens its congestion window by at most one segment for an acknowledgement, however much
+//! it acknowledges. But a peer that takes packets of 64 KiB acknowledges each once, and one that
+//! has much to do acknowledges all that has come: the window would open by some segments a round
+//! trip, where TCP means it to double. So such an acknowledgement is given to smoltcp in parts, as
+//! if the peer had acknowledged segment by segment; no more is acknowledged than the peer has, and
+//! only while nothing but the congestion window holds the connection back.
 
 use super::segment::{
     ETHERNET_HEADER, IPV6_HEADER, LONGEST, TCP_HEADER, ethertype, is_behind, scale_of, segment_of, sequence,
@@ -19,7 +20,8 @@ const PARTS: u32 = 64;
 pub(super) struct Stretch {
     /// The first byte that the peer has not acknowledged.
     acknowledged: u32,
-    /// The byte behind the one that was sent last, and the one behind every byte that was ever sent. A SYN and a FIN count.
+    /// The byte behind the one that was sent last, and the one behind every byte that was ever
+    /// sent. A SYN and a FIN count.
     sent: u32,
     highest: u32,
     /// The peer's window, and by how many bits it is shifted.
@@ -30,7 +32,8 @@ pub(super) struct Stretch {
 }
 
 impl Stretch {
-    /// A frame has left. Of a TCP segment, where it begins in the frame, the number of its first byte, and the bytes of its payload.
+    /// A frame has left. Of a TCP segment, where it begins in the frame, the number of its first
+    /// byte, and the bytes of its payload.
     pub(super) fn has_left(&mut self, frame: &[u8]) -> Option<(usize, u32, usize)> {
         let (at, bytes) = segment_of(frame)?;
         let segment = TcpPacket::new_unchecked(&frame[at..at + bytes]);
@@ -44,9 +47,10 @@ impl Stretch {
         Some((at, start, len))
     }
 
-    /// The sequence number of segments without bytes: RFC 9293 section 3.10.7.4 has them at SND.NXT. smoltcp goes back with its own when it
-    /// sends again, and a peer that has received everything takes no acknowledgement that stands before it. Not beyond the
-    /// peer's window, where a probe of a closed one stands.
+    /// The sequence number of segments without bytes: RFC 9293 section 3.10.7.4 has them at
+    /// SND.NXT. smoltcp goes back with its own when it sends again, and a peer that has received
+    /// everything takes no acknowledgement that stands before it. Not beyond the peer's window,
+    /// where a probe of a closed one stands.
     pub(super) fn acceptable(&self) -> u32 {
         let end = self.acknowledged.wrapping_add(self.window);
         if is_behind(self.highest, end) { end } else { self.highest }
@@ -64,7 +68,8 @@ impl Stretch {
         self.is_limited = queued > flight && room >= mss;
     }
 
-    /// A frame with a TCP segment has come: the parts in which smoltcp should get its acknowledgement before itself.
+    /// A frame with a TCP segment has come: the parts in which smoltcp should get its
+    /// acknowledgement before itself.
     pub(super) fn has_come(&mut self, frame: &[u8], mss: usize) -> Option<Parts> {
         let (at, bytes) = segment_of(frame)?;
         let segment = TcpPacket::new_checked(&frame[at..at + bytes]).ok()?;
@@ -103,11 +108,13 @@ pub(super) struct Parts {
 }
 
 impl Parts {
-    /// The frame's headers without options and bytes, with room for other acknowledgements between `before` and `ack`.
+    /// The frame's headers without options and bytes, with room for other acknowledgements between
+    /// `before` and `ack`.
     fn of(whole: &[u8], at: usize, (before, ack): (u32, u32), mss: u32) -> Option<Self> {
         let covers = ack.wrapping_sub(before);
         let parts = covers.div_ceil(mss).min(PARTS);
-        // Of a multiple of four, as what it acknowledges is: the congestion window grows by it, and where that ends a segment ends.
+        // Of a multiple of four, as what it acknowledges is: the congestion window grows by it, and
+        // where that ends a segment ends.
         let step = covers.div_ceil(parts).next_multiple_of(4);
         let v6 = ethertype(whole)? == EthernetProtocol::Ipv6;
         let ip = if v6 { IPV6_HEADER } else { 20 };

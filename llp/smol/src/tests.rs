@@ -393,7 +393,8 @@ fn descriptor_reports_frames_of_other_calls() {
     assert!(world.reported(1, 11 + one as u64).is_some_and(|event| event.readable));
 }
 
-/// Bytes are used where they lie; what is of no use yet is news again only with more behind it, or with the end.
+/// Bytes are used where they lie; what is of no use yet is news again only with more behind it, or
+/// with the end.
 #[test]
 fn peek_returns_receive_buffer() {
     let mut world = TestWorld::new(1500, false);

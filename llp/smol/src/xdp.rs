@@ -1,9 +1,13 @@
-//! AF_XDP: frames between the driver and this process without the kernel's stack. Needs CAP_NET_RAW, CAP_BPF and CAP_NET_ADMIN.
+//! AF_XDP: frames between the driver and this process without the kernel's stack. Needs
+//! CAP_NET_RAW, CAP_BPF and CAP_NET_ADMIN.
 //!
-//! A program on the interface (`xdp::program`) hands us the frames for our MAC and the questions for our addresses; everything else
-//! goes the kernel's way. What is sent to multicast groups does, too: members of the kernel's on the same interface need it, and a program
-//! cannot give a frame to both. While groups are joined an AF_PACKET socket has a copy of it. One AF_XDP socket a receive queue, each with memory of its own (`xdp::umem`). A flow sends by one of them: so all
-//! of the memory serves, and an interface at the other end that keeps the queues apart (a veth does) spreads flows over its own.
+//! A program on the interface (`xdp::program`) hands us the frames for our MAC and the questions
+//! for our addresses; everything else goes the kernel's way. What is sent to multicast groups does,
+//! too: members of the kernel's on the same interface need it, and a program cannot give a frame to
+//! both. While groups are joined an AF_PACKET socket has a copy of it. One AF_XDP socket a receive
+//! queue, each with memory of its own (`xdp::umem`). A flow sends by one of them: so all of the
+//! memory serves, and an interface at the other end that keeps the queues apart (a veth does)
+//! spreads flows over its own.
 
 mod bpf;
 mod features;
@@ -31,15 +35,17 @@ use std::time::{Duration, Instant};
 use uiw_llp::Interface;
 use uiw_llp::interface::index_of;
 
-/// Interval of the checks that the interface and the program on it still exist: while frames come, and while none does.
+/// Interval of the checks that the interface and the program on it still exist: while frames come,
+/// and while none does.
 const LOOK: Duration = Duration::from_millis(200);
 const LOOK_IDLE: Duration = Duration::from_secs(1);
 
-/// Frames that the kernel left in a ring are given to it again after this time: what it waited for (memory of its own, a queue of the
-/// interface) causes no event when it is there.
+/// Frames that the kernel left in a ring are given to it again after this time: what it waited for
+/// (memory of its own, a queue of the interface) causes no event when it is there.
 const AGAIN: Duration = Duration::from_micros(200);
 
-/// Number of redirected frames received before the socket of the groups is asked for one, which is a system call each time.
+/// Number of redirected frames received before the socket of the groups is asked for one, which is
+/// a system call each time.
 const GROUPS_TURN: u32 = 64;
 
 /// Errors that no other mode would avoid.
@@ -56,8 +62,8 @@ pub enum XdpMode {
     ZeroCopy,
     /// The driver runs the program; frames are copied.
     Native,
-    /// The kernel runs the program before its own stack, with every driver. The interface must not merge segments (`gro off`, and at a virtual
-    /// peer `tso off gso off`): larger frames are lost.
+    /// The kernel runs the program before its own stack, with every driver. The interface must not
+    /// merge segments (`gro off`, and at a virtual peer `tso off gso off`): larger frames are lost.
     Generic,
 }
 
@@ -96,8 +102,8 @@ pub struct XdpLink {
     /// Index of the socket that sends now, and of the one that is asked first for a frame.
     sending: usize,
     turn: usize,
-    /// Receives frames to groups, while there are any: opened with the rest, as the process may have less privileges later. How many redirected
-    /// frames came since it was asked.
+    /// Receives frames to groups, while there are any: opened with the rest, as the process may
+    /// have less privileges later. How many redirected frames came since it was asked.
     groups: PacketLink,
     has_groups: bool,
     since_groups: u32,
@@ -134,9 +140,11 @@ impl XdpLink {
     /// Attaches to `interface` for the addresses of `config`.
     ///
     /// # Errors
-    /// `PermissionDenied` without the capabilities, `NotFound` when there is no such interface, `NetworkDown`, `Unsupported` where it
-    /// has no Ethernet frames; `AddrInUse` for addresses of the kernel's or of another process; `ResourceBusy` when another program
-    /// is attached, `InvalidInput` where the driver lacks the mode, `OutOfMemory` when RLIMIT_MEMLOCK is too small for the frames; the system's.
+    /// `PermissionDenied` without the capabilities, `NotFound` when there is no such interface,
+    /// `NetworkDown`, `Unsupported` where it has no Ethernet frames; `AddrInUse` for addresses of
+    /// the kernel's or of another process; `ResourceBusy` when another program is attached,
+    /// `InvalidInput` where the driver lacks the mode, `OutOfMemory` when RLIMIT_MEMLOCK is too
+    /// small for the frames; the system's.
     pub fn open(interface: &str, mode: XdpMode, config: &SmolConfig) -> io::Result<Self> {
         let index = index_of(interface)?;
         let modes: &[XdpMode] = match mode {
@@ -217,7 +225,8 @@ impl XdpLink {
         })
     }
 
-    /// Returns whether this process may use AF_XDP at all: a socket, a map and a program are made, and nothing is attached.
+    /// Returns whether this process may use AF_XDP at all: a socket, a map and a program are made,
+    /// and nothing is attached.
     ///
     /// # Errors
     /// `PermissionDenied` without the capabilities; the system's.
@@ -228,7 +237,8 @@ impl XdpLink {
         bpf::Program::load(&program::redirect(map.fd(), &config), false).map(drop)
     }
 
-    /// Bytes of memory for frames of an interface. Without CAP_IPC_LOCK they count against the limit of locked memory.
+    /// Bytes of memory for frames of an interface. Without CAP_IPC_LOCK they count against the
+    /// limit of locked memory.
     ///
     /// # Errors
     /// `NotFound` when there is no such interface; the system's.

@@ -68,8 +68,9 @@ impl PcapFile {
         Self { snap: Some(bytes.max(LEAST_SNAP)), ..self }
     }
 
-    /// Begins a new file when one has so many bytes (at least 64 KiB); the one before is renamed to `FILE.1`, that one to `FILE.2`, and so
-    /// on. So many files are kept, from 1 to 1,000, the present one included.
+    /// Begins a new file when one has so many bytes (at least 64 KiB); the one before is renamed to
+    /// `FILE.1`, that one to `FILE.2`, and so on. So many files are kept, from 1 to 1,000, the
+    /// present one included.
     #[must_use]
     pub fn rotate(self, bytes: u64, files: u32) -> Self {
         let rotate = Rotate { bytes: bytes.max(LEAST_ROTATE), files: files.clamp(1, MOST_FILES) };

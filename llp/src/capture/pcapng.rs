@@ -1,4 +1,5 @@
-//! The pcapng file format (draft-ietf-opsawg-pcapng), as far as it is written here. Numbers in the machine's order.
+//! The pcapng file format (draft-ietf-opsawg-pcapng), as far as it is written here. Numbers in the
+//! machine's order.
 
 use std::time::Duration;
 

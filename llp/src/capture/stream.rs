@@ -18,10 +18,12 @@ use crate::{
 pub struct CaptureStream {
     /// Hooks of the shard.
     pub(super) shared: CaptureHooks,
-    /// The local address and the peer's. The local one may be chosen only when the connection is established.
+    /// The local address and the peer's. The local one may be chosen only when the connection is
+    /// established.
     ends: (SocketAddr, SocketAddr),
     initiator: bool,
-    /// True if the stream is connected to itself: received bytes are the sent ones and are written once.
+    /// True if the stream is connected to itself: received bytes are the sent ones and are written
+    /// once.
     to_itself: bool,
     /// The handshake was written.
     begun: bool,

@@ -1,5 +1,6 @@
-//! Addresses of network interfaces, by netlink where sockets of it may be made, and otherwise by ioctl(2): systemd's
-//! `RestrictAddressFamilies=` and the profiles of container runtimes refuse `AF_NETLINK`.
+//! Addresses of network interfaces, by netlink where sockets of it may be made, and otherwise by
+//! ioctl(2): systemd's `RestrictAddressFamilies=` and the profiles of container runtimes refuse
+//! `AF_NETLINK`.
 
 use super::{check, index_of, request};
 use std::ffi::{CStr, c_int};
@@ -121,7 +122,8 @@ impl InterfaceAddresses {
         }
     }
 
-    /// The same without netlink: SIOCGIFCONF has the addresses of IPv4, a file of /proc those of IPv6.
+    /// The same without netlink: SIOCGIFCONF has the addresses of IPv4, a file of /proc those of
+    /// IPv6.
     fn by_ioctl() -> io::Result<Vec<Self>> {
         let socket = socket()?;
         let mut all: Vec<Self> = Vec::new();
@@ -151,7 +153,8 @@ impl InterfaceAddresses {
     }
 }
 
-/// Names of interfaces without netlink: those of /proc, or where it has none, those that have an address.
+/// Names of interfaces without netlink: those of /proc, or where it has none, those that have an
+/// address.
 pub(super) fn names() -> io::Result<Vec<String>> {
     let names = names_in(&of_proc("dev"));
     if !names.is_empty() {
@@ -172,13 +175,15 @@ fn place_of(all: &mut Vec<InterfaceAddresses>, name: &str, flags: impl FnOnce() 
     })
 }
 
-/// A file of this thread's network namespace; empty where there is none, as in a kernel without IPv6.
+/// A file of this thread's network namespace; empty where there is none, as in a kernel without
+/// IPv6.
 fn of_proc(file: &str) -> String {
     let places = ["/proc/thread-self/net", "/proc/self/net", "/proc/net"];
     places.iter().find_map(|place| fs::read_to_string(format!("{place}/{file}")).ok()).unwrap_or_default()
 }
 
-/// IPv6 addresses with the names of their interfaces: global ones first, as the kernel has them in its own list.
+/// IPv6 addresses with the names of their interfaces: global ones first, as the kernel has them in
+/// its own list.
 fn v6_addresses() -> Vec<(String, Ipv6Addr, u8)> {
     let text = of_proc("if_inet6");
     let mut found: Vec<_> = text.lines().filter_map(v6_address).collect();
@@ -186,7 +191,8 @@ fn v6_addresses() -> Vec<(String, Ipv6Addr, u8)> {
     found
 }
 
-/// A line of `/proc/net/if_inet6`: address, then index, length of the prefix, scope and flags in hexadecimal, name.
+/// A line of `/proc/net/if_inet6`: address, then index, length of the prefix, scope and flags in
+/// hexadecimal, name.
 fn v6_address(line: &str) -> Option<(String, Ipv6Addr, u8)> {
     let mut words = line.split_whitespace();
     let address = u128::from_str_radix(words.next()?, 16).ok()?;
@@ -213,7 +219,8 @@ fn name_of(entry: &libc::ifreq) -> String {
 
 fn flags(socket: &OwnedFd, name: &str) -> c_int {
     let mut request = request(name);
-    // SAFETY: the request is readable and writable, and named with a final zero; SIOCGIFFLAGS fills the member.
+    // SAFETY: the request is readable and writable, and named with a final zero; SIOCGIFFLAGS fills
+    // the member.
     unsafe {
         match libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFFLAGS, &raw mut request) {
             0 => c_int::from(request.ifr_ifru.ifru_flags),
@@ -222,10 +229,12 @@ fn flags(socket: &OwnedFd, name: &str) -> c_int {
     }
 }
 
-/// The MAC address of an interface of Ethernet: the length of another's hardware address is not known here.
+/// The MAC address of an interface of Ethernet: the length of another's hardware address is not
+/// known here.
 fn mac(socket: &OwnedFd, name: &str) -> Option<[u8; 6]> {
     let mut request = request(name);
-    // SAFETY: the request is readable and writable, and named with a final zero; SIOCGIFHWADDR fills the member.
+    // SAFETY: the request is readable and writable, and named with a final zero; SIOCGIFHWADDR
+    // fills the member.
     let address = unsafe {
         check(libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFHWADDR, &raw mut request)).ok()?;
         request.ifr_ifru.ifru_hwaddr
@@ -245,7 +254,8 @@ fn configured(socket: &OwnedFd) -> io::Result<Vec<libc::ifreq>> {
             ifc_len: c_int::try_from(bytes).unwrap_or(c_int::MAX),
             ifc_ifcu: libc::__c_anonymous_ifc_ifcu { ifcu_req: entries.as_mut_ptr() },
         };
-        // SAFETY: the list names room for as many bytes as it says, which the kernel fills with whole entries.
+        // SAFETY: the list names room for as many bytes as it says, which the kernel fills with
+        // whole entries.
         check(unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFCONF, &raw mut list) })?;
         let count = usize::try_from(list.ifc_len).unwrap_or(0) / size_of::<libc::ifreq>();
         if count < room {

@@ -19,7 +19,8 @@ const PAUSE: Duration = Duration::from_secs(1);
 const RTMGRP_LINK: u32 = 0x1;
 const RTMGRP_IPV4_IFADDR: u32 = 0x10;
 const RTMGRP_IPV6_IFADDR: u32 = 0x100;
-/// Types of messages: the first two are announced and answer `RTM_GETLINK`, the others are announced and answer `RTM_GETADDR`.
+/// Types of messages: the first two are announced and answer `RTM_GETLINK`, the others are
+/// announced and answer `RTM_GETADDR`.
 const RTM_NEWLINK: u16 = 16;
 const RTM_DELLINK: u16 = 17;
 const RTM_GETLINK: u16 = 18;
@@ -52,7 +53,8 @@ pub enum InterfaceChange {
     Removed,
 }
 
-/// Subscription to the changes of all network interfaces in the network namespace of the thread that made it.
+/// Subscription to the changes of all network interfaces in the network namespace of the thread
+/// that made it.
 #[derive(Debug)]
 pub struct InterfaceMonitor {
     socket: OwnedFd,
@@ -82,17 +84,20 @@ impl InterfaceMonitor {
         let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, None)?;
         let groups = RTMGRP_LINK | RTMGRP_IPV4_IFADDR | RTMGRP_IPV6_IFADDR;
         bind(&socket, &SocketAddrNetlink::new(0, groups))?;
-        // After the subscription: a change that comes meanwhile is announced as well, and has no effect the second time.
+        // After the subscription: a change that comes meanwhile is announced as well, and has no
+        // effect the second time.
         Ok(Self { socket, known: all()?, buffer: vec![0; netlink::BUFFER] })
     }
 
-    /// The socket that [`InterfaceMonitor::wait`] sleeps in: a child of a fork may close what it inherited.
+    /// The socket that [`InterfaceMonitor::wait`] sleeps in: a child of a fork may close what it
+    /// inherited.
     #[must_use]
     pub fn socket(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
 
-    /// Sleeps until something has changed, and returns the changes in order, each with the name of its interface.
+    /// Sleeps until something has changed, and returns the changes in order, each with the name of
+    /// its interface.
     ///
     /// # Errors
     /// The system's.
@@ -129,7 +134,8 @@ fn is_kernel(from: &SocketAddrAny) -> bool {
     SocketAddrNetlink::try_from(from.clone()).is_ok_and(|from| from.pid() == 0)
 }
 
-/// Reads until it succeeds: memory or descriptors may be short for a while, most likely when announcements are lost.
+/// Reads until it succeeds: memory or descriptors may be short for a while, most likely when
+/// announcements are lost.
 fn eventually(mut read: impl FnMut() -> io::Result<Links>, mut pause: impl FnMut()) -> Links {
     loop {
         match read() {

@@ -7,7 +7,8 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 use std::{fs, io};
 
-/// Round trip above which [`TransportConfig::AUTO`] selects [`LONG_PATH`], whose rate does not suffer from losses on the path.
+/// Round trip above which [`TransportConfig::AUTO`] selects [`LONG_PATH`], whose rate does not
+/// suffer from losses on the path.
 const LONG: Duration = Duration::from_millis(5);
 const LONG_PATH: &str = "bbr";
 
@@ -35,8 +36,9 @@ impl Congestion {
         }
     }
 
-    /// Applies the setting to a connected socket. The value set by [`Congestion::prepare`] was replaced if the route has a congestion control
-    /// (`ip route .. congctl`), which the kernel applies when a connection is made.
+    /// Applies the setting to a connected socket. The value set by [`Congestion::prepare`] was
+    /// replaced if the route has a congestion control (`ip route .. congctl`), which the kernel
+    /// applies when a connection is made.
     ///
     /// # Errors
     /// As of [`Congestion::prepare`].

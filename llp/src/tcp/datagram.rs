@@ -12,10 +12,12 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use syscall::{MAX_MESSAGES, Message};
 
-/// Bytes of unread datagrams that the kernel is asked to keep; it keeps no more than `net.core.rmem_max`.
+/// Bytes of unread datagrams that the kernel is asked to keep; it keeps no more than
+/// `net.core.rmem_max`.
 const RECEIVE_BUFFER: usize = 4 << 20;
 
-/// Datagrams in one message with UDP_SEGMENT: UDP_MAX_SEGMENTS is 128 in newer kernels (seen in 6.18), and 64 in the first that have UDP_SEGMENT.
+/// Datagrams in one message with UDP_SEGMENT: UDP_MAX_SEGMENTS is 128 in newer kernels (seen in
+/// 6.18), and 64 in the first that have UDP_SEGMENT.
 const MAX_SEGMENTS: usize = 128;
 const FEWER_SEGMENTS: usize = 64;
 /// Bytes in one message with UDP_SEGMENT.
@@ -27,7 +29,8 @@ pub(super) struct KernelDatagrams {
     token: Token,
     interest: Interest,
     local: SocketAddr,
-    /// Runs of so many datagrams to one peer are passed to the kernel as one; fewer, or 1, after it has refused that.
+    /// Runs of so many datagrams to one peer are passed to the kernel as one; fewer, or 1, after it
+    /// has refused that.
     max_segments: usize,
     messages: Vec<Message>,
 }
@@ -50,8 +53,8 @@ pub(super) fn bind(
     // Older kernels deliver every datagram by itself.
     let _ = syscall::set_gro(&socket);
     if local.ip().is_multicast() {
-        // Not SO_REUSEPORT: with that Linux chooses one of the group's sockets by the sender's port, also where only another one is a
-        // member at the interface (seen on 6.18).
+        // Not SO_REUSEPORT: with that Linux chooses one of the group's sockets by the sender's
+        // port, also where only another one is a member at the interface (seen on 6.18).
         socket.set_reuse_address(true)?;
         socket.bind(&local.into())?;
         join(&socket, local.ip(), options)?;
@@ -82,7 +85,8 @@ fn join(socket: &Socket, group: IpAddr, options: &DatagramConfig) -> io::Result<
         }
         (IpAddr::V6(group), Some(IpAddr::V6(_))) => {
             socket.set_multicast_all_v6(false)?;
-            // Of IPv6 the kernel does not look at the interface of a membership. Before Linux 5.7 this needs a privilege.
+            // Of IPv6 the kernel does not look at the interface of a membership. Before Linux 5.7
+            // this needs a privilege.
             let _ = syscall::bind_to_interface(socket, options.interface);
             socket.join_multicast_v6(&group, options.interface)
         }
@@ -117,8 +121,8 @@ impl<'a> UnsentItems<'a> {
         Self { items, used: 0, at: 0 }
     }
 
-    /// Takes datagrams off the front that the kernel can take as one, at most `max`: they have one peer, one hop limit and one length, and
-    /// the last one may be shorter.
+    /// Takes datagrams off the front that the kernel can take as one, at most `max`: they have one
+    /// peer, one hop limit and one length, and the last one may be shorter.
     fn take(&mut self, max: usize) -> Option<Message> {
         while self.items.first().is_some_and(|item| item.count == 0) {
             self.items = &self.items[1..];
@@ -189,8 +193,9 @@ impl DatagramSocket for KernelDatagrams {
             if count <= 1 || error.kind() == io::ErrorKind::WouldBlock {
                 return Err(error);
             }
-            // The error may be about the datagrams, such as their peer, about so many segments (EINVAL), or about segmentation itself: then they leave in
-            // shorter runs, or one by one.
+            // The error may be about the datagrams, such as their peer, about so many segments
+            // (EINVAL), or about segmentation itself: then they leave in shorter runs, or one by
+            // one.
             let is_of_count = error.raw_os_error() == Some(libc::EINVAL) && count > FEWER_SEGMENTS;
             max = if is_of_count { FEWER_SEGMENTS } else { 1 };
             refusal = Some(error);
@@ -276,7 +281,8 @@ mod tests {
         assert_eq!(messages(&[to(1, 9), to(1, 0)]), [(1, 9), (1, 0)], "no segment is empty");
     }
 
-    /// The hop limits of UDP datagrams as they arrive in this namespace, as many as there are `ports`; those to other ports are not looked at.
+    /// The hop limits of UDP datagrams as they arrive in this namespace, as many as there are
+    /// `ports`; those to other ports are not looked at.
     fn arriving(socket: &Socket, ports: &[u16]) -> Vec<(u16, u8)> {
         let mut bytes = [0; 2048];
         let mut found = Vec::new();
@@ -354,7 +360,8 @@ mod tests {
         assert_eq!(socket.send(&[7; 32], &to(socket.local)).unwrap(), 4);
     }
 
-    /// More segments than any kernel takes: 6.18 refuses more than 128 as older kernels refuse more than 64.
+    /// More segments than any kernel takes: 6.18 refuses more than 128 as older kernels refuse more
+    /// than 64.
     #[test]
     fn refused_runs_shortened() {
         let epoll = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC).unwrap());

@@ -1,5 +1,5 @@
-//! Multipath TCP (RFC 8684): sockets of another protocol number, whose connections have a subflow on each path. The kernel falls back
-//! to TCP with a peer that has none.
+//! Multipath TCP (RFC 8684): sockets of another protocol number, whose connections have a subflow
+//! on each path. The kernel falls back to TCP with a peer that has none.
 
 use super::syscall::Subflows;
 use crate::{Multipath, StreamInfo};
@@ -34,8 +34,8 @@ impl Kind {
     }
 }
 
-/// Combines the reports of the subflows of a connection: times are those of the best path, but the round trip, by which time-outs are
-/// chosen, is that of the worst one.
+/// Combines the reports of the subflows of a connection: times are those of the best path, but the
+/// round trip, by which time-outs are chosen, is that of the worst one.
 pub(super) fn combined(subflows: &Subflows, congestion: Option<String>) -> StreamInfo {
     let infos = subflows.infos();
     let sum = |of: fn(&libc::tcp_info) -> u32| Some(infos.iter().map(of).fold(0, u32::saturating_add));

@@ -11,7 +11,8 @@ use crate::{ListenConfig, OptionError, TransportConfig};
 /// Creates a listening socket. Accepted sockets inherit its options.
 pub(super) fn listener(kind: Kind, local: SocketAddr, options: &ListenConfig) -> io::Result<Socket> {
     let socket = socket(kind, local)?;
-    // A restarted server can listen at once, even if connections of its predecessor are still in TIME-WAIT.
+    // A restarted server can listen at once, even if connections of its predecessor are still in
+    // TIME-WAIT.
     socket.set_reuse_address(true)?;
     socket.set_reuse_port(options.stream.reuse_port)?;
     if local.is_ipv6() {
@@ -39,7 +40,8 @@ pub(super) fn connecting(
     start_connect(socket, peer)
 }
 
-/// Creates a socket and connects it to its own address: a simultaneous open (RFC 9293 section 3.5) in which the socket is its own peer.
+/// Creates a socket and connects it to its own address: a simultaneous open (RFC 9293 section 3.5)
+/// in which the socket is its own peer.
 pub(super) fn connecting_to_itself(local: SocketAddr, options: &TransportConfig) -> io::Result<Socket> {
     let socket = socket(Kind::Tcp, local)?;
     apply(&socket, local, options)?;
@@ -56,7 +58,8 @@ fn start_connect(socket: Socket, peer: SocketAddr) -> io::Result<Socket> {
     }
 }
 
-/// Configures a socket that the program has connected or accepted. Returns it with its local and its peer address.
+/// Configures a socket that the program has connected or accepted. Returns it with its local and
+/// its peer address.
 pub(super) fn from_fd(
     socket: OwnedFd,
     options: &TransportConfig,
@@ -65,7 +68,8 @@ pub(super) fn from_fd(
     socket.set_nonblocking(true)?;
     let local = local_addr(&socket)?;
     apply(&socket, local, options)?;
-    // ENOTCONN: the socket is still connecting, or the peer has reset the connection. Later calls on the stream report which.
+    // ENOTCONN: the socket is still connecting, or the peer has reset the connection. Later calls
+    // on the stream report which.
     let peer = peer_addr(&socket).unwrap_or(local);
     Ok((socket, local, peer))
 }
@@ -86,7 +90,8 @@ fn socket(kind: Kind, address: SocketAddr) -> io::Result<Socket> {
 
 /// Sets the options of a socket that is not connected yet.
 ///
-/// The buffer sizes come first: they determine the window scale, which is fixed when the connection is established.
+/// The buffer sizes come first: they determine the window scale, which is fixed when the connection
+/// is established.
 fn apply(socket: &Socket, address: SocketAddr, options: &TransportConfig) -> io::Result<()> {
     if let Some(bytes) = options.send_buffer {
         socket.set_send_buffer_size(bytes)?;
@@ -121,11 +126,12 @@ fn apply(socket: &Socket, address: SocketAddr, options: &TransportConfig) -> io:
     Ok(())
 }
 
-/// Configures keep-alive probes so that the kernel gives up an idle connection after about `after` without an answer. `None` turns
-/// the probes off.
+/// Configures keep-alive probes so that the kernel gives up an idle connection after about `after`
+/// without an answer. `None` turns the probes off.
 ///
-/// The kernel sends no such probes while data waits for an acknowledgement; the caller detects that case with TCP_INFO.
-/// TCP_USER_TIMEOUT is not set, because it would also end a connection whose peer keeps its window closed but answers every probe.
+/// The kernel sends no such probes while data waits for an acknowledgement; the caller detects that
+/// case with TCP_INFO. TCP_USER_TIMEOUT is not set, because it would also end a connection whose
+/// peer keeps its window closed but answers every probe.
 pub(super) fn set_dead_after(socket: &Socket, after: Option<Duration>) -> io::Result<()> {
     let Some(after) = after else { return socket.set_keepalive(false) };
     let (idle, interval, retries) = keepalive_times(after);
@@ -133,7 +139,8 @@ pub(super) fn set_dead_after(socket: &Socket, after: Option<Duration>) -> io::Re
     let keepalive =
         TcpKeepalive::new().with_time(second * idle).with_interval(second * interval).with_retries(retries);
     match socket.set_tcp_keepalive(&keepalive) {
-        // Before Linux 6.10, MPTCP supports only SO_KEEPALIVE, so probes are sent at the intervals that the system is configured with.
+        // Before Linux 6.10, MPTCP supports only SO_KEEPALIVE, so probes are sent at the intervals
+        // that the system is configured with.
         Err(error) if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOPROTOOPT)) => {
             tracing::debug!(%error, "probes of an idle connection have the system's times");
             socket.set_keepalive(true)
@@ -142,8 +149,8 @@ pub(super) fn set_dead_after(socket: &Socket, after: Option<Duration>) -> io::Re
     }
 }
 
-/// Returns the keep-alive parameters for a connection that is dead after `after`: the seconds until the first probe, the seconds
-/// between probes, and the number of probes.
+/// Returns the keep-alive parameters for a connection that is dead after `after`: the seconds until
+/// the first probe, the seconds between probes, and the number of probes.
 ///
 /// The first probe is sent after half of the time, and up to four probes share the other half.
 fn keepalive_times(after: Duration) -> (u32, u32, u32) {

@@ -22,8 +22,8 @@ use crate::{
     attached_stream, no_bytes,
 };
 
-/// The kernel's segment size is asked for again with every so many questions: it changes with the path MTU, which is
-/// rare, and asking costs a system call.
+/// The kernel's segment size is asked for again with every so many questions: it changes with the
+/// path MTU, which is rare, and asking costs a system call.
 const EMSS_EVERY: u32 = 16;
 
 /// RFC 9293 3.7.1: what is assumed of an unknown path (IPv4).
@@ -125,7 +125,8 @@ impl TcpStream {
         }
     }
 
-    /// Enters another event set. The kernel looks at the socket's state when it is added, and wakes a thread that sleeps in the set.
+    /// Enters another event set. The kernel looks at the socket's state when it is added, and wakes
+    /// a thread that sleeps in the set.
     pub(super) fn enter(&mut self, epoll: &Arc<OwnedFd>, token: Token) -> io::Result<()> {
         if self.epoll.is_some() {
             return Err(attached_stream());
@@ -147,7 +148,8 @@ impl TransportStream for TcpStream {
     fn recv(&mut self, bufs: &mut [IoVecMut<'_>]) -> io::Result<usize> {
         match syscall::recv(self.socket()?.as_fd(), bufs) {
             Ok(0) if IoVecMut::total(bufs) == 0 => Err(no_bytes()),
-            // With MPTCP, a connection that was reset before it was accepted has no error of its own.
+            // With MPTCP, a connection that was reset before it was accepted has no error of its
+            // own.
             Err(error)
                 if error.kind() == io::ErrorKind::NotConnected && self.connection == ConnectState::Made =>
             {

@@ -1,4 +1,5 @@
-//! The system calls that take addresses of registered memory, and TCP_INFO. All unsafe code of the kernel's TCP.
+//! The system calls that take addresses of registered memory, and TCP_INFO. All unsafe code of the
+//! kernel's TCP.
 
 use std::{
     io,
@@ -23,7 +24,8 @@ pub(super) fn send(fd: BorrowedFd<'_>, bufs: &[IoVec<'_>]) -> io::Result<usize> 
         });
     }
     let message = message(elements.cast_mut(), bufs.len());
-    // SAFETY: `message` names the elements of `bufs`, which the call only reads; their bytes hold during the call.
+    // SAFETY: `message` names the elements of `bufs`, which the call only reads; their bytes hold
+    // during the call.
     retry(|| unsafe { libc::sendmsg(fd, &message, libc::MSG_NOSIGNAL) })
 }
 
@@ -59,7 +61,8 @@ pub(super) fn has_ended(fd: BorrowedFd<'_>) -> io::Result<bool> {
     Ok(ended > 0)
 }
 
-/// Has the kernel report the socket as readable when it has `bytes`, and make room for them (SO_RCVLOWAT of tcp(7)).
+/// Has the kernel report the socket as readable when it has `bytes`, and make room for them
+/// (SO_RCVLOWAT of tcp(7)).
 pub(super) fn set_low_water_mark(fd: BorrowedFd<'_>, bytes: usize) -> io::Result<()> {
     let bytes = libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX);
     let (value, len) = ((&raw const bytes).cast(), size_of::<libc::c_int>() as libc::socklen_t);
@@ -113,7 +116,8 @@ pub(super) fn tcp_info(fd: BorrowedFd<'_>) -> io::Result<libc::tcp_info> {
     Ok(unsafe { info.assume_init() })
 }
 
-/// `getsockopt` level of MPTCP, and its option that copies TCP_INFO of each subflow (linux/mptcp.h).
+/// `getsockopt` level of MPTCP, and its option that copies TCP_INFO of each subflow
+/// (linux/mptcp.h).
 const SOL_MPTCP: libc::c_int = 284;
 const MPTCP_TCPINFO: libc::c_int = 2;
 
@@ -142,7 +146,8 @@ impl Subflows {
         let (size_header, size_info) = (16, size_of::<libc::tcp_info>() as u32);
         let mut subflows = Box::new(Self { size_header, count: 0, size_kernel: 0, size_info, infos });
         let mut len = size_of::<Self>() as libc::socklen_t;
-        // SAFETY: the call writes at most `len` bytes, the size of `subflows`, which has integers alone.
+        // SAFETY: the call writes at most `len` bytes, the size of `subflows`, which has integers
+        // alone.
         let result = unsafe {
             libc::getsockopt(
                 fd.as_raw_fd(),

@@ -273,7 +273,8 @@ fn defaults_reach_both_ends() {
     }
 }
 
-/// The kernel ends a connection with TCP_USER_TIMEOUT after that time, though its peer answers every probe.
+/// The kernel ends a connection with TCP_USER_TIMEOUT after that time, though its peer answers
+/// every probe.
 #[test]
 fn closed_window_keeps_connection() {
     let options = TransportConfig { dead_after: Some(Duration::from_secs(2)), ..TransportConfig::default() };
@@ -352,7 +353,8 @@ fn type_of_service_in_both_families() {
 #[test]
 fn unmapped_memory_is_distinguished() {
     let mut pair = TcpPair::new();
-    // SAFETY: nothing in this process touches the bytes; the kernel finds page 0 unmapped and says so.
+    // SAFETY: nothing in this process touches the bytes; the kernel finds page 0 unmapped and says
+    // so.
     let nowhere = unsafe { IoVec::from_raw(std::ptr::without_provenance(16), 4096) };
     let error = pair.client.send(&[nowhere]).unwrap_err();
     assert!(is_memory_fault(&error), "{error}");
@@ -529,7 +531,8 @@ fn peer_known_after_reset_before_accept() {
     }
 }
 
-/// Sockets that the program has connected and accepted by itself: events, bytes and addresses are those of the stack's own.
+/// Sockets that the program has connected and accepted by itself: events, bytes and addresses are
+/// those of the stack's own.
 #[test]
 fn open_sockets_become_streams() {
     for ip in [IpAddr::from(Ipv4Addr::LOCALHOST), Ipv6Addr::LOCALHOST.into()] {

@@ -1,8 +1,9 @@
-//! Checks for implementers of [`TransportStack`]: everything that the documentation of the traits promises to the engine, as named checks
-//! that run against any stack.
+//! Checks for implementers of [`TransportStack`]: everything that the documentation of the traits
+//! promises to the engine, as named checks that run against any stack.
 //!
-//! A check gets [`Peers`] from the caller: two new stacks that reach each other, with their addresses. The kit makes listeners and
-//! streams on them, drives both as the engine does, and says which promise is broken.
+//! A check gets [`Peers`] from the caller: two new stacks that reach each other, with their
+//! addresses. The kit makes listeners and streams on them, drives both as the engine does, and says
+//! which promise is broken.
 //!
 //! ```
 //! use uiw_testkit::conformance::{self, Peers};
@@ -19,14 +20,18 @@
 //! assert!(report.is_conforming(), "{report}");
 //! ```
 //!
-//! Unless a clock was given, the kit sleeps as the engine does: in [`wait_fd`](uiw_llp::StackExtensions::wait_fd), until [`TransportStack::deadline`]. A stack that misses a
-//! wake-up fails the check that waits for it, and the failure says that a poll without any news would have helped.
+//! Unless a clock was given, the kit sleeps as the engine does: in
+//! [`wait_fd`](uiw_llp::StackExtensions::wait_fd), until [`TransportStack::deadline`]. A stack that
+//! misses a wake-up fails the check that waits for it, and the failure says that a poll without any
+//! news would have helped.
 //!
-//! The kit takes for granted that a new connection has room for 4,096 unread bytes. What is optional (a stream to itself, peeking, shards, datagrams, a descriptor) is checked where it is offered; otherwise the check ends as
-//! [`Outcome::NotOffered`]. Tests of a stack do well to compare [`Report::not_offered`] with what they expect.
+//! The kit takes for granted that a new connection has room for 4,096 unread bytes. What is
+//! optional (a stream to itself, peeking, shards, datagrams, a descriptor) is checked where it is
+//! offered; otherwise the check ends as [`Outcome::NotOffered`]. Tests of a stack do well to
+//! compare [`Report::not_offered`] with what they expect.
 //!
-//! [`checks`] lists the checks, for a test harness that runs and reports each one by itself. Nothing is promised about speed, and
-//! no check measures time.
+//! [`checks`] lists the checks, for a test harness that runs and reports each one by itself.
+//! Nothing is promised about speed, and no check measures time.
 
 mod addresses;
 mod datagrams;
@@ -58,8 +63,8 @@ pub struct Peers {
 type Advance = Box<dyn FnMut(Option<Instant>)>;
 
 impl Peers {
-    /// Two stacks, each with an address that it listens on and connects from. The addresses may be the same, if the stacks share
-    /// their ports as two stacks of one kernel do.
+    /// Two stacks, each with an address that it listens on and connects from. The addresses may be
+    /// the same, if the stacks share their ports as two stacks of one kernel do.
     pub fn new<A, B>(client: (A, impl Into<IpAddr>), server: (B, impl Into<IpAddr>)) -> Self
     where
         A: TransportStack + 'static,
@@ -73,16 +78,17 @@ impl Peers {
         }
     }
 
-    /// Uses a clock that the stacks have of their own: `advance` is called instead of sleeping, with the earlier deadline of the two stacks. It
-    /// moves the clock to that time, or to whatever is next on the way between the stacks.
+    /// Uses a clock that the stacks have of their own: `advance` is called instead of sleeping,
+    /// with the earlier deadline of the two stacks. It moves the clock to that time, or to whatever
+    /// is next on the way between the stacks.
     #[must_use]
     pub fn with_clock(mut self, advance: impl FnMut(Option<Instant>) + 'static) -> Self {
         self.advance = Some(Box::new(advance));
         self
     }
 
-    /// Sets the time that a check waits for a required event before it fails: 30 seconds if this is not called. With [`Peers::with_clock`] rounds
-    /// are counted instead.
+    /// Sets the time that a check waits for a required event before it fails: 30 seconds if this is
+    /// not called. With [`Peers::with_clock`] rounds are counted instead.
     #[must_use]
     pub fn with_timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
@@ -210,7 +216,8 @@ pub fn run(mut peers: impl FnMut() -> io::Result<Peers>) -> Report {
     Report { outcomes: checks().map(outcome).collect() }
 }
 
-/// Results of all checks. The displayed text names the checks that failed and those that are not offered.
+/// Results of all checks. The displayed text names the checks that failed and those that are not
+/// offered.
 #[derive(Clone, Debug)]
 pub struct Report {
     outcomes: Vec<(&'static Check, Outcome)>,

@@ -1,4 +1,5 @@
-//! Tools for tests: a simulated network as a transport ([`sim`]), and checks for implementers of a transport ([`conformance`]).
+//! Tools for tests: a simulated network as a transport ([`sim`]), and checks for implementers of a
+//! transport ([`conformance`]).
 
 #![forbid(unsafe_code)]
 #![warn(missing_debug_implementations)]

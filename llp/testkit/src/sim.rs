@@ -1,5 +1,5 @@
-//! Links in one process with a virtual clock: any number of stacks in one thread, and every run with the same seed
-//! and the same calls is the same run.
+//! Links in one process with a virtual clock: any number of stacks in one thread, and every run
+//! with the same seed and the same calls is the same run.
 //!
 //! ```
 //! use std::{net::Ipv4Addr, time::Duration};
@@ -19,8 +19,8 @@
 //! # Ok::<(), std::io::Error>(())
 //! ```
 //!
-//! Two ends are connected by two directions, and each direction is a [`Link`] with its own latency and faults. The
-//! clock moves only by [`Network::advance`] and [`Network::step`].
+//! Two ends are connected by two directions, and each direction is a [`Link`] with its own latency
+//! and faults. The clock moves only by [`Network::advance`] and [`Network::step`].
 
 mod datagram;
 mod link;
@@ -119,18 +119,20 @@ impl Network {
         self.lock().cut(a.into(), b.into());
     }
 
-    /// The addresses of both ends of each established connection from `a` to `b`, the oldest first: for [`Network::reset_end`] and
-    /// [`Network::delay`].
+    /// The addresses of both ends of each established connection from `a` to `b`, the oldest first:
+    /// for [`Network::reset_end`] and [`Network::delay`].
     pub fn connections(&self, a: impl Into<IpAddr>, b: impl Into<IpAddr>) -> Vec<(SocketAddr, SocketAddr)> {
         self.lock().connections(a.into(), b.into())
     }
 
-    /// Resets the end at `local` of its connection with `peer`. The other end is not notified: what was sent to it before still arrives.
+    /// Resets the end at `local` of its connection with `peer`. The other end is not notified: what
+    /// was sent to it before still arrives.
     pub fn reset_end(&self, local: SocketAddr, peer: SocketAddr) {
         self.lock().reset_end(local, peer);
     }
 
-    /// Delays everything that is on its way from `peer` to the end at `local` by `by`; bytes sent later do not overtake it.
+    /// Delays everything that is on its way from `peer` to the end at `local` by `by`; bytes sent
+    /// later do not overtake it.
     pub fn delay(&self, local: SocketAddr, peer: SocketAddr, by: Duration) {
         self.lock().delay(local, peer, by);
     }

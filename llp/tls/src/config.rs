@@ -24,7 +24,8 @@ pub const MAX_HANDSHAKES: usize = 1024;
 
 /// TLS configuration: the identity of this end and the peers that it accepts.
 ///
-/// Both ends always authenticate; this cannot be turned off. Only TLS 1.3 is used, without resumption and early data.
+/// Both ends always authenticate; this cannot be turned off. Only TLS 1.3 is used, without
+/// resumption and early data.
 ///
 /// ```
 /// # mod uiw { pub use uiw_llp as llp; pub use uiw_tls as tls; }
@@ -65,15 +66,18 @@ impl TlsConfig {
 
     /// Creates a configuration with X.509 certificates.
     ///
-    /// This end authenticates with `chain`, its own certificate first, and the `key` of that certificate. A peer must have a certificate
-    /// that is signed by one of `authorities` and permits its use as client or server (RFC 5280 section 4.2.1.12).
+    /// This end authenticates with `chain`, its own certificate first, and the `key` of that
+    /// certificate. A peer must have a certificate that is signed by one of `authorities` and
+    /// permits its use as client or server (RFC 5280 section 4.2.1.12).
     ///
-    /// A server's certificate must be valid for the first of these names that is set: [`uiw_llp::TransportConfig::peer_name`],
-    /// [`TlsConfig::server_name`], the address that this end connects to. With an access list ([`TlsConfig::allow`]) only DNS names
-    /// are compared and IP addresses are not, because the list already determines which peers are accepted.
+    /// A server's certificate must be valid for the first of these names that is set:
+    /// [`uiw_llp::TransportConfig::peer_name`], [`TlsConfig::server_name`], the address that this
+    /// end connects to. With an access list ([`TlsConfig::allow`]) only DNS names are compared and
+    /// IP addresses are not, because the list already determines which peers are accepted.
     ///
     /// # Errors
-    /// [`KeyError::Refused`] if the key does not belong to the certificate, or an authority's certificate cannot be used.
+    /// [`KeyError::Refused`] if the key does not belong to the certificate, or an authority's
+    /// certificate cannot be used.
     pub fn x509(
         chain: Vec<CertificateDer<'static>>,
         key: &SecretKey,
@@ -112,8 +116,10 @@ impl TlsConfig {
 
     /// Adds a pattern to the access list.
     ///
-    /// Without an access list every authenticated peer is accepted; with one, only peers that match a pattern. A pattern is one of:
-    /// * a name, in which `*` stands for any characters: the name of a pinned key, or a DNS name or URI of a certificate;
+    /// Without an access list every authenticated peer is accepted; with one, only peers that match
+    /// a pattern. A pattern is one of:
+    /// * a name, in which `*` stands for any characters: the name of a pinned key, or a DNS name or
+    ///   URI of a certificate;
     /// * an IP address of a certificate;
     /// * a fingerprint (`SHA256:..`).
     #[must_use]
@@ -122,7 +128,8 @@ impl TlsConfig {
         self
     }
 
-    /// Sets the name that every server's certificate must be valid for, instead of the server's address (X.509 only).
+    /// Sets the name that every server's certificate must be valid for, instead of the server's
+    /// address (X.509 only).
     ///
     /// # Errors
     /// [`KeyError::Refused`] if `name` is neither a DNS name nor an IP address.
@@ -147,7 +154,8 @@ impl TlsConfig {
         self
     }
 
-    /// Sets whether datagrams are allowed, although TLS does not protect them: they are sent in the clear.
+    /// Sets whether datagrams are allowed, although TLS does not protect them: they are sent in the
+    /// clear.
     ///
     /// By default [`uiw_llp::StackExtensions::bind_datagrams`] refuses them.
     #[must_use]
@@ -158,7 +166,8 @@ impl TlsConfig {
 
     /// Appends the secrets of every connection to `file`, so that Wireshark can decrypt a capture.
     ///
-    /// The file has the NSS key log format and is created with mode 0600. Anyone who can read it can decrypt all connections.
+    /// The file has the NSS key log format and is created with mode 0600. Anyone who can read it
+    /// can decrypt all connections.
     ///
     /// # Errors
     /// [`KeyError::File`] if the file cannot be opened.
@@ -175,7 +184,8 @@ impl TlsConfig {
 
     /// Converts to rustls configurations for client and server.
     ///
-    /// Other protocols of a program can use them to authenticate with the same identity and accept the same peers.
+    /// Other protocols of a program can use them to authenticate with the same identity and accept
+    /// the same peers.
     ///
     /// # Errors
     /// [`KeyError::Refused`] if rustls refuses the configuration.
@@ -198,7 +208,8 @@ impl TlsConfig {
         Ok((Arc::new(client), Arc::new(server)))
     }
 
-    /// Returns the name that the certificate of the server at `peer` must be valid for. `asked` is the name set for the connection.
+    /// Returns the name that the certificate of the server at `peer` must be valid for. `asked` is
+    /// the name set for the connection.
     pub(super) fn name_for(
         &self,
         asked: Option<&str>,
@@ -229,7 +240,8 @@ fn parse_name(name: &str) -> Result<ServerName<'static>, KeyError> {
 /// Reads the certificates of a PEM file.
 ///
 /// # Errors
-/// A [`KeyError`] if the file cannot be read, can be changed by other users, or contains no certificate.
+/// A [`KeyError`] if the file cannot be read, can be changed by other users, or contains no
+/// certificate.
 pub fn read_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, KeyError> {
     let pem = super::keys::read_protected(path)?;
     let content = |what: String| KeyError::Content { path: path.to_owned(), what };

@@ -4,7 +4,8 @@ use std::io;
 use std::sync::Arc;
 use uiw_llp::Fingerprint;
 
-/// Reason why a TLS connection failed; inside of the `io::Error` that every call of its stream returns from then on.
+/// Reason why a TLS connection failed; inside of the `io::Error` that every call of its stream
+/// returns from then on.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TlsError {
@@ -20,8 +21,8 @@ pub enum TlsError {
     /// The peer closed inside of the handshake.
     #[error("the peer closed the connection inside of the TLS handshake")]
     ClosedInHandshake,
-    /// TCP was closed without close_notify (RFC 8446 section 6.1): the peer's process may have been killed, or an attacker has cut
-    /// the stream.
+    /// TCP was closed without close_notify (RFC 8446 section 6.1): the peer's process may have been
+    /// killed, or an attacker has cut the stream.
     #[error(
         "the peer closed the connection without close_notify: its process was ended, or the stream was cut on its way"
     )]
@@ -49,7 +50,8 @@ pub enum TlsError {
         /// The identity of the peer.
         identity: String,
     },
-    /// The peer's key or certificate is not accepted any more, since the configuration was loaded again.
+    /// The peer's key or certificate is not accepted any more, since the configuration was loaded
+    /// again.
     #[error("{identity} is not accepted any more: {reason}")]
     Removed {
         /// The identity of the peer.

@@ -93,7 +93,8 @@ pub(crate) fn read_secret(path: &Path) -> Result<Vec<u8>, KeyError> {
     read_checked(path, 0o077, |path, mode| KeyError::Readable { path, mode })
 }
 
-/// Reads a file that decides which peers may connect: its owner is this user or root, and no other user can change it.
+/// Reads a file that decides which peers may connect: its owner is this user or root, and no other
+/// user can change it.
 ///
 /// # Errors
 /// [`KeyError`]: it cannot be read, or others can change it.
@@ -132,7 +133,8 @@ pub struct SecretKey {
     public: PublicKey,
 }
 
-/// PKCS#8 of an Ed25519 key without its 32 bytes (RFC 8410 section 7, version 1: OpenSSL 3.0 does not read version 2).
+/// PKCS#8 of an Ed25519 key without its 32 bytes (RFC 8410 section 7, version 1: OpenSSL 3.0 does
+/// not read version 2).
 const ED25519_PKCS8: [u8; 16] =
     [0x30, 0x2e, 0x02, 0x01, 0x00, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x04, 0x22, 0x04, 0x20];
 
@@ -148,7 +150,8 @@ impl SecretKey {
         Self::from_der(PrivatePkcs8KeyDer::from(der.to_vec()).into())
     }
 
-    /// Reads a PEM file, as [`SecretKey::write`] or `openssl genpkey` make it. Any kind of key that TLS 1.3 signs with is taken.
+    /// Reads a PEM file, as [`SecretKey::write`] or `openssl genpkey` make it. Any kind of key that
+    /// TLS 1.3 signs with is taken.
     ///
     /// # Errors
     /// [`KeyError`]: the file cannot be read, others can read it too, or it has no such key.
@@ -216,7 +219,8 @@ fn pem(label: &str, der: &[u8]) -> String {
     out + "-----END " + label + "-----\n"
 }
 
-/// A public key: a SubjectPublicKeyInfo. Displayed in base64, which is one line of what `openssl pkey -pubout` prints.
+/// A public key: a SubjectPublicKeyInfo. Displayed in base64, which is one line of what
+/// `openssl pkey -pubout` prints.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PublicKey {
     spki: Box<[u8]>,
@@ -275,9 +279,11 @@ impl fmt::Debug for PublicKey {
     }
 }
 
-/// The keys that are accepted, each with a name. As a file: a line for each key, `[OPTIONS] KEY NAME`, where KEY is a public key in base64 and
-/// NAME is the rest of the line; empty lines and lines that begin with `#` are comments. OPTIONS has the form `word=value` without a space, its word
-/// in lower case, which no key begins with. What it means is the program's: `uiw serve` takes `shares=NAME[:rw],..`.
+/// The keys that are accepted, each with a name. As a file: a line for each key,
+/// `[OPTIONS] KEY NAME`, where KEY is a public key in base64 and NAME is the rest of the line;
+/// empty lines and lines that begin with `#` are comments. OPTIONS has the form `word=value`
+/// without a space, its word in lower case, which no key begins with. What it means is the
+/// program's: `uiw serve` takes `shares=NAME[:rw],..`.
 #[derive(Clone, Debug, Default)]
 pub struct PinnedKeys(BTreeMap<PublicKey, PinnedKey>);
 
@@ -302,7 +308,8 @@ pub struct PinnedLine<'a> {
     pub options: &'a str,
 }
 
-/// Returns whether a word of a line is its options: a key begins with `M`, as the DER of every SubjectPublicKeyInfo does in base64.
+/// Returns whether a word of a line is its options: a key begins with `M`, as the DER of every
+/// SubjectPublicKeyInfo does in base64.
 fn is_options(word: &str) -> bool {
     word.starts_with(|first: char| first.is_ascii_lowercase()) && word.contains('=')
 }

@@ -8,7 +8,8 @@ use rustls::unbuffered::{ConnectionState, EncodeError, EncryptError, Insufficien
 use rustls::{ClientConfig, ServerConfig};
 use std::sync::Arc;
 
-/// Bytes that a record has besides its plaintext: header, type and tag (RFC 8446 section 5.2); rounded up.
+/// Bytes that a record has besides its plaintext: header, type and tag (RFC 8446 section 5.2);
+/// rounded up.
 const RECORD_OVERHEAD: usize = 32;
 /// Plaintext of a record at most.
 const RECORD: usize = 16 << 10;
@@ -66,8 +67,9 @@ impl Session {
         format!("{suite}, {group}")
     }
 
-    /// Processes the records of `incoming`, which are decrypted where they lie: `plaintext` is given their bytes, and what is to be
-    /// sent is appended to `out`. Bytes that are not used must come again, in front of what follows.
+    /// Processes the records of `incoming`, which are decrypted where they lie: `plaintext` is
+    /// given their bytes, and what is to be sent is appended to `out`. Bytes that are not used must
+    /// come again, in front of what follows.
     pub(super) fn advance(
         &mut self,
         incoming: &mut [u8],
@@ -110,7 +112,8 @@ impl Session {
             };
             progress.used += used;
             if !goes_on {
-                // After an error, the alert that notifies the peer; no record is processed any more.
+                // After an error, the alert that notifies the peer; no record is processed any
+                // more.
                 while progress.error.is_some() && conn.wants_write() {
                     match conn.process_tls_records(&mut []).state {
                         Ok(ConnectionState::EncodeTlsData(mut data)) => {
@@ -141,7 +144,8 @@ impl Session {
         self.write(incoming, out, 64, |traffic, out| traffic.queue_close_notify(out))
     }
 
-    /// Makes the keys of this direction anew, and asks the peer to do so too (RFC 8446 section 4.6.3).
+    /// Makes the keys of this direction anew, and asks the peer to do so too (RFC 8446 section
+    /// 4.6.3).
     #[cfg(test)]
     pub(super) fn update_keys(&mut self, out: &mut Vec<u8>) {
         either!(self, conn => {
@@ -159,7 +163,8 @@ impl Session {
         room: usize,
         mut build: impl FnMut(&mut dyn TrafficKeys, &mut [u8]) -> Result<usize, EncryptError>,
     ) -> Result<(), TlsError> {
-        // What is queued goes first: an answer to a key update, or an alert. Every whole record was processed when it came.
+        // What is queued goes first: an answer to a key update, or an alert. Every whole record was
+        // processed when it came.
         if let Some(error) = self.advance(incoming, out, |_| {}).error {
             return Err(error);
         }
@@ -212,7 +217,8 @@ fn append(
     append_with(out, 0, &mut fill)
 }
 
-/// Writes to the front of its argument, and returns how much; or how much room is missing, if it is that.
+/// Writes to the front of its argument, and returns how much; or how much room is missing, if it is
+/// that.
 type Fill<'a> = dyn FnMut(&mut [u8]) -> Result<usize, Option<usize>> + 'a;
 
 /// Appends what `fill` writes, into `room` bytes at first; more if it asks for more.

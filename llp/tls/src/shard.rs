@@ -66,7 +66,8 @@ impl Shard {
             Some(set) => {
                 let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
                 let data = epoll::EventData::new_u64(NO_STREAM.0);
-                // A descriptor that is no epoll set: deadlines say the same, unless another thread asks for it.
+                // A descriptor that is no epoll set: deadlines say the same, unless another thread
+                // asks for it.
                 epoll::add(set, &wake, data, epoll::EventFlags::IN).is_ok().then_some(wake)
             }
             None => None,
@@ -210,7 +211,8 @@ impl Shard {
         self.insert_conn(conn);
     }
 
-    // ---- listeners -----------------------------------------------------------------------------------------
+    // ---- listeners
+    // -----------------------------------------------------------------------------------------
 
     fn listener(&mut self, key: usize) -> Option<&mut ListenerSlot> {
         match self.slots.get_mut(key) {
@@ -233,7 +235,8 @@ impl Shard {
         Ok(conn)
     }
 
-    /// Removes a listener and aborts its connections that are in their handshake or not accepted yet.
+    /// Removes a listener and aborts its connections that are in their handshake or not accepted
+    /// yet.
     pub(super) fn remove_listener(&mut self, key: usize) {
         let Some((_, ShardSlot::TransportListener(listener))) = self.slots.try_remove(key) else { return };
         self.ready.remove(&key);
@@ -305,7 +308,8 @@ impl Shard {
         }
     }
 
-    // ---- events --------------------------------------------------------------------------------------------
+    // ---- events
+    // --------------------------------------------------------------------------------------------
 
     fn is_ready(&self, key: usize) -> bool {
         match self.slots.get(key) {
@@ -317,7 +321,8 @@ impl Shard {
         }
     }
 
-    /// Enters a slot among those that have an event, or takes it out, outside of a poll: a thread that sleeps in the descriptor wakes.
+    /// Enters a slot among those that have an event, or takes it out, outside of a poll: a thread
+    /// that sleeps in the descriptor wakes.
     pub(super) fn update_ready(&mut self, key: usize) {
         if self.note_ready(key) {
             self.signal();
@@ -351,7 +356,8 @@ impl Shard {
         }
     }
 
-    /// Reads the wake-up descriptor, but keeps the wake-up of a configuration that was loaded after the check.
+    /// Reads the wake-up descriptor, but keeps the wake-up of a configuration that was loaded after
+    /// the check.
     fn take_wake(&mut self) {
         self.is_signalled = false;
         if let Some(wake) = &self.wake {

@@ -32,14 +32,15 @@ impl Tls {
         })))
     }
 
-    /// Replaces the configuration for new connections and for established ones, whose peers it may no longer accept. These end
-    /// with [`TlsError::Removed`].
+    /// Replaces the configuration for new connections and for established ones, whose peers it may
+    /// no longer accept. These end with [`TlsError::Removed`].
     ///
     /// # Errors
     /// As [`Tls::new`]; the configuration before holds on.
     pub fn replace(&self, config: TlsConfig) -> Result<(), KeyError> {
         let snapshot = Arc::new(Snapshot::new(config)?);
-        // The lock is held until the wake-ups are written: a shard that sees the new generation takes it before it clears its own wake-up.
+        // The lock is held until the wake-ups are written: a shard that sees the new generation
+        // takes it before it clears its own wake-up.
         let mut wakes = self.0.wakes.lock();
         *self.0.snapshot.write() = snapshot;
         self.0.generation.fetch_add(1, Ordering::Release);
@@ -81,7 +82,8 @@ pub struct TlsCounts {
     pub connections: usize,
     /// Accepted connections in their handshake.
     pub handshakes: usize,
-    /// Bytes in the buffers of connections: records that are not whole, plaintext that was not taken, records that TCP did not take.
+    /// Bytes in the buffers of connections: records that are not whole, plaintext that was not
+    /// taken, records that TCP did not take.
     pub buffered: usize,
     /// Handshakes that succeeded.
     pub established: u64,
@@ -129,7 +131,8 @@ pub(super) struct Snapshot {
 impl Snapshot {
     fn new(config: TlsConfig) -> Result<Self, KeyError> {
         let (client, server) = config.to_rustls()?;
-        // A connection that was meant for another protocol ends in the handshake. Peers that offer none are accepted: other versions of uiw do.
+        // A connection that was meant for another protocol ends in the handshake. Peers that offer
+        // none are accepted: other versions of uiw do.
         let (mut client, mut server) = (Arc::unwrap_or_clone(client), Arc::unwrap_or_clone(server));
         client.alpn_protocols = vec![ALPN.to_vec()];
         server.alpn_protocols = vec![ALPN.to_vec()];
@@ -153,12 +156,14 @@ impl Shared {
         wakes.push(Arc::downgrade(wake));
     }
 
-    /// The connections of this process to itself. Held while one is begun, so that the acceptor finds it.
+    /// The connections of this process to itself. Held while one is begun, so that the acceptor
+    /// finds it.
     pub(super) fn own(&self) -> MutexGuard<'_, OwnConnections> {
         self.own.lock()
     }
 
-    /// Returns whether the accepted connection between these addresses was begun by this process. Its initiator is notified.
+    /// Returns whether the accepted connection between these addresses was begun by this process.
+    /// Its initiator is notified.
     pub(super) fn take_own(&self, initiator: SocketAddr, acceptor: SocketAddr) -> bool {
         let found = self.own.lock().0.get(&(initiator, acceptor)).and_then(Weak::upgrade);
         found.is_some_and(|own| !own.accepted.swap(true, Ordering::AcqRel))

@@ -253,7 +253,8 @@ impl StackExtensions for TlsStack {
         Ok(())
     }
 
-    /// Every stream is closed with its close_notify, as the kernel closes those of a process that ends.
+    /// Every stream is closed with its close_notify, as the kernel closes those of a process that
+    /// ends.
     fn drain(&mut self) -> bool {
         let own = self.shard.lock().drain();
         own && self.inner.drain()
@@ -355,7 +356,8 @@ impl TransportStream for TlsStream {
 }
 
 impl StreamExtensions for TlsStream {
-    /// TCP's, whose counts of bytes are of records: they are left out, and what was received is plaintext.
+    /// TCP's, whose counts of bytes are of records: they are left out, and what was received is
+    /// plaintext.
     fn info(&self) -> StreamInfo {
         let info = self.look(|conn| StreamInfo {
             bytes_acked: None,

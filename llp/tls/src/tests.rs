@@ -1,4 +1,5 @@
-//! Peers that do wrong, and what is held for them. The conformance kit (`llp/testkit/tests/conformance`) has the rest.
+//! Peers that do wrong, and what is held for them. The conformance kit
+//! (`llp/testkit/tests/conformance`) has the rest.
 
 mod clear;
 mod handshakes;

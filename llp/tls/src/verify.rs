@@ -103,7 +103,8 @@ impl Verifier {
         let TrustAnchors::Authorities { roots, clients, servers } = &*self.trust else { return Ok(()) };
         match peer {
             PeerRole::Client => clients.verify_client_cert(own, intermediates, now).map(drop),
-            // With an access list an address says nothing more than the list: see `TlsConfig::x509`.
+            // With an access list an address says nothing more than the list: see
+            // `TlsConfig::x509`.
             PeerRole::Server(ServerName::IpAddress(_)) if !self.allow.is_empty() => {
                 rustls::client::verify_server_cert_signed_by_trust_anchor(
                     &ParsedCertificate::try_from(own)?,
@@ -245,7 +246,8 @@ impl Pattern {
     }
 }
 
-/// Returns whether `pattern` fits the whole of `text`, where `*` stands for any characters; letters of either case are equal, as in DNS names.
+/// Returns whether `pattern` fits the whole of `text`, where `*` stands for any characters; letters
+/// of either case are equal, as in DNS names.
 fn glob(pattern: &str, text: &str) -> bool {
     let (pattern, text) = (pattern.to_ascii_lowercase(), text.to_ascii_lowercase());
     let mut parts = pattern.split('*');

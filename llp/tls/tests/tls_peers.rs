@@ -1,4 +1,5 @@
-//! TLS with other implementations: OpenSSL with certificates, GnuTLS with raw public keys (RFC 7250), each as client and as server.
+//! TLS with other implementations: OpenSSL with certificates, GnuTLS with raw public keys (RFC
+//! 7250), each as client and as server.
 
 use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair,
@@ -47,7 +48,8 @@ impl Drop for TestDirectory {
     }
 }
 
-/// Creates certificates of one authority for the two ends. The files are the peer's: `ca.pem`, `cert.pem`, `key.pem`.
+/// Creates certificates of one authority for the two ends. The files are the peer's: `ca.pem`,
+/// `cert.pem`, `key.pem`.
 fn certificates(directory: &TestDirectory) -> TlsConfig {
     let mut params = CertificateParams::new(Vec::new()).expect("parameters");
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);

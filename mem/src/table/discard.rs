@@ -12,8 +12,9 @@ use parking_lot::RwLockReadGuard;
 use super::{Slots, Table, TableShard, TableSlot};
 use crate::Region;
 
-/// The longest wait for a moment in which no thread uses a region. Pins last for one copy or system call, so a region that is
-/// pinned for so long is pinned by several threads in turn, or by one that waits for the calling thread.
+/// The longest wait for a moment in which no thread uses a region. Pins last for one copy or system
+/// call, so a region that is pinned for so long is pinned by several threads in turn, or by one
+/// that waits for the calling thread.
 const LONGEST_WAIT: Duration = Duration::from_millis(100);
 /// The longest wait for the pins of a region that was ended.
 const LONGEST_DRAIN: Duration = Duration::from_secs(1);
@@ -21,15 +22,17 @@ const LONGEST_DRAIN: Duration = Duration::from_secs(1);
 const FEW: usize = 16;
 
 impl Table {
-    /// Takes the pages that have addresses of `range` out of every region of [`crate::Memory::foreign`] memory, with the windows bound to it: an
-    /// access to them fails from now on, also when something else is mapped there; the rest of the region stays. When this
-    /// returns, no thread touches these bytes any more.
+    /// Takes the pages that have addresses of `range` out of every region of
+    /// [`crate::Memory::foreign`] memory, with the windows bound to it: an access to them fails
+    /// from now on, also when something else is mapped there; the rest of the region stays. When
+    /// this returns, no thread touches these bytes any more.
     ///
     /// A region that several threads use without a pause is ended as a whole.
     ///
-    /// Allocators unmap memory with their locks held, on any thread, also on one that has a lock of this table or a pin. So this
-    /// allocates nothing, parks nowhere, and waits for a bounded time: a lock, or a pin, that is held for longer is held by this thread, or by
-    /// one that waits for the allocator.
+    /// Allocators unmap memory with their locks held, on any thread, also on one that has a lock of
+    /// this table or a pin. So this allocates nothing, parks nowhere, and waits for a bounded time:
+    /// a lock, or a pin, that is held for longer is held by this thread, or by one that waits for
+    /// the allocator.
     pub fn discard(&self, range: Range<usize>) {
         for shard in &self.shards {
             let Some(slots) = read(shard) else { continue };

@@ -10,8 +10,8 @@ use crate::{
     Access, BindError, FastRegisterError, Memory, PdId, Region, RegisterError, StreamId, WindowType,
 };
 
-/// A memory window or a fast-register STag: an index for as long as it is allocated, and a key byte that changes.
-/// It is ended by [`Table::dealloc`]; to drop it does nothing.
+/// A memory window or a fast-register STag: an index for as long as it is allocated, and a key byte
+/// that changes. It is ended by [`Table::dealloc`]; to drop it does nothing.
 #[derive(Debug)]
 pub struct Entry {
     index: u32,
@@ -90,8 +90,8 @@ impl Table {
         })
     }
 
-    /// Ends a window or a fast-register STag; what it stood for is revoked first, as [`Table::deregister`] does. False:
-    /// it was ended before.
+    /// Ends a window or a fast-register STag; what it stood for is revoked first, as
+    /// [`Table::deregister`] does. False: it was ended before.
     pub fn dealloc(&self, entry: &Entry) -> bool {
         let now = {
             let mut indexes = self.indexes.lock();
@@ -107,11 +107,12 @@ impl Table {
         true
     }
 
-    /// Binds a window to `len` bytes from tagged offset `to` of `region`, with remote rights `access`
-    /// (`ibv_bind_mw(3)`). Gives the new STag.
+    /// Binds a window to `len` bytes from tagged offset `to` of `region`, with remote rights
+    /// `access` (`ibv_bind_mw(3)`). Gives the new STag.
     ///
-    /// Type 1: `stream` and `key` have no effect; the key byte is the next one; what was bound is revoked; `len` 0 only
-    /// revokes. Type 2: bound to `stream`; `key` is the new key byte (`None`: the next one).
+    /// Type 1: `stream` and `key` have no effect; the key byte is the next one; what was bound is
+    /// revoked; `len` 0 only revokes. Type 2: bound to `stream`; `key` is the new key byte (`None`:
+    /// the next one).
     ///
     /// # Errors
     /// [`BindError`]; nothing is changed then.
@@ -161,9 +162,9 @@ impl Table {
         }
     }
 
-    /// Makes a fast-register STag valid: `memory` from TO `base` on, with rights `access` and key byte `key`. With
-    /// `stream`, it may be used, and invalidated remotely, on that stream alone; without, it is PD-wide and no peer may
-    /// invalidate it (RFC 5040 8.1.1 item 7).
+    /// Makes a fast-register STag valid: `memory` from TO `base` on, with rights `access` and key
+    /// byte `key`. With `stream`, it may be used, and invalidated remotely, on that stream alone;
+    /// without, it is PD-wide and no peer may invalidate it (RFC 5040 8.1.1 item 7).
     ///
     /// # Errors
     /// [`FastRegisterError`]; nothing is changed then.
@@ -197,7 +198,8 @@ impl Table {
         Ok(region)
     }
 
-    /// A stream is gone: what is bound to it (type 2 windows, fast registrations for it alone) is invalidated.
+    /// A stream is gone: what is bound to it (type 2 windows, fast registrations for it alone) is
+    /// invalidated.
     pub fn unbind_stream(&self, stream: StreamId) {
         for index in self.streams.lock().remove(&stream).unwrap_or_default() {
             let mut slots = self.shard(STag::from_parts(index, 0)).0.write();
@@ -224,8 +226,8 @@ impl Table {
         Ok(new)
     }
 
-    /// Gives `change` the slot of `entry` and the STag it is to have; that becomes its STag if `change` succeeds.
-    /// `None`: the entry was deallocated.
+    /// Gives `change` the slot of `entry` and the STag it is to have; that becomes its STag if
+    /// `change` succeeds. `None`: the entry was deallocated.
     fn set<T, E>(
         &self,
         entry: &Entry,
@@ -266,7 +268,8 @@ impl Table {
         }
     }
 
-    /// Revokes what was taken out of a slot, waits for its pins, and forgets that it was bound to a stream.
+    /// Revokes what was taken out of a slot, waits for its pins, and forgets that it was bound to a
+    /// stream.
     pub(super) fn retire(&self, region: Option<Arc<Region>>) {
         let Some(region) = region else { return };
         region.retire();
@@ -284,7 +287,8 @@ impl Table {
     }
 }
 
-/// The rules of `ibv_bind_mw(3)` that concern window, region and range. Gives the offset in the region.
+/// The rules of `ibv_bind_mw(3)` that concern window, region and range. Gives the offset in the
+/// region.
 fn check_bind(
     window: &Window,
     region: &Region,

@@ -8,7 +8,8 @@ use super::{Entry, Table, TableSlot};
 use crate::Region;
 
 impl Table {
-    /// The live region with exactly this STag; not what a window or a fast-register STag stands for.
+    /// The live region with exactly this STag; not what a window or a fast-register STag stands
+    /// for.
     pub fn region(&self, stag: STag) -> Option<Arc<Region>> {
         match self.shard(stag).0.read().get(&stag.index()) {
             Some(TableSlot::Region(region)) if region.stag() == stag && region.is_live() => {

@@ -4,8 +4,9 @@ use std::collections::VecDeque;
 
 use crate::RegisterError;
 
-/// An index that was given back rests until this many others were: an STag that a peer still has in mind does not
-/// mean other memory at once. (Among 2^24 a given index is drawn again by chance once in 16 million times.)
+/// An index that was given back rests until this many others were: an STag that a peer still has in
+/// mind does not mean other memory at once. (Among 2^24 a given index is drawn again by chance once
+/// in 16 million times.)
 const RESTING: usize = 1024;
 
 /// Random bytes fetched by one system call.
@@ -28,9 +29,10 @@ impl Indexes {
         self.given
     }
 
-    /// A random index that is not `in_use` and does not rest. Index 0 is never given: many programs take a key of zero
-    /// for "none". RFC 5040 8.1.1 item 8: "An RNIC MUST choose the value of STags in a way difficult to predict. It is
-    /// RECOMMENDED to sparsely populate them over the full available range."
+    /// A random index that is not `in_use` and does not rest. Index 0 is never given: many programs
+    /// take a key of zero for "none". RFC 5040 8.1.1 item 8: "An RNIC MUST choose the value of
+    /// STags in a way difficult to predict. It is RECOMMENDED to sparsely populate them over the
+    /// full available range."
     pub(super) fn take(&mut self, in_use: impl Fn(u32) -> bool) -> Result<u32, RegisterError> {
         if self.given >= self.max {
             return Err(RegisterError::TooManyEntries { max: self.max });
@@ -76,7 +78,8 @@ mod tests {
     fn spread_and_unpredictable() {
         let mut indexes = Indexes::new(u32::MAX);
         let taken: Vec<u32> = (0..4096).map(|_| indexes.take(|_| false).unwrap()).collect();
-        // Every bit is set in about half of them (12 standard deviations of slack), and all sixteenths are populated.
+        // Every bit is set in about half of them (12 standard deviations of slack), and all
+        // sixteenths are populated.
         for bit in 0..24 {
             let ones = taken.iter().filter(|&&i| i >> bit & 1 == 1).count();
             assert!((1664..=2432).contains(&ones), "bit {bit}: {ones} of 4096");

@@ -9,9 +9,10 @@ use super::{Entry, EntryKind, Table, TableSlot};
 use crate::{InvalidateError, PdId, Region, StreamId, WindowType, pin_count::CloseError};
 
 impl Table {
-    /// The program's own invalidation, posted on `stream` of protection domain `pd` (`IBV_WR_LOCAL_INV`): of a type 2
-    /// window on the stream it is bound to, or of a fast-register STag. Of one that is in the invalid state already it
-    /// is no error. Waits until no pin is held; the calling thread must hold none.
+    /// The program's own invalidation, posted on `stream` of protection domain `pd`
+    /// (`IBV_WR_LOCAL_INV`): of a type 2 window on the stream it is bound to, or of a fast-register
+    /// STag. Of one that is in the invalid state already it is no error. Waits until no pin is
+    /// held; the calling thread must hold none.
     ///
     /// # Errors
     /// [`InvalidateError`]; nothing is changed then.
@@ -37,9 +38,10 @@ impl Table {
         Ok(())
     }
 
-    /// A peer's invalidation, by a Send with Invalidate on `stream` of protection domain `pd`: of what is bound to that
-    /// stream. RFC 5040 8.1.1 item 7 protects what several streams share, unless [`Table::set_lenient_invalidate`] was
-    /// said. Waits until no pin is held; the calling thread must hold none.
+    /// A peer's invalidation, by a Send with Invalidate on `stream` of protection domain `pd`: of
+    /// what is bound to that stream. RFC 5040 8.1.1 item 7 protects what several streams share,
+    /// unless [`Table::set_lenient_invalidate`] was said. Waits until no pin is held; the calling
+    /// thread must hold none.
     ///
     /// # Errors
     /// [`InvalidateError`]; nothing is changed then.
@@ -93,7 +95,8 @@ fn take_on(
     Ok(now.take())
 }
 
-/// The leniency: a plain region is revoked as a whole, for local access as well, until it is registered anew.
+/// The leniency: a plain region is revoked as a whole, for local access as well, until it is
+/// registered anew.
 fn invalidate_region(
     region: &Region,
     lenient: bool,

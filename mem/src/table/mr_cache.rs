@@ -9,12 +9,14 @@ use super::{Table, TableSlot};
 use crate::copy;
 use crate::{LocalError, MemoryGone, PdId, PinnedSpan, Region, RemoteError, Right, StreamId};
 
-/// Results of one stream's last look-ups. An STag names a region only as long as that lives, so a live region with the right
-/// STag is what the table would give. It keeps no bytes of a region that has ended.
+/// Results of one stream's last look-ups. An STag names a region only as long as that lives, so a
+/// live region with the right STag is what the table would give. It keeps no bytes of a region that
+/// has ended.
 ///
-/// A batch of segments is spared a pin each: [`Table::hold_remote`] and [`Table::hold_local`] pin the region once and keep it so
-/// until [`MrCache::let_go`], another region or the end of this. Ending a region waits for that: the holder lets go at the end of
-/// its batch, and before it ends a region itself.
+/// A batch of segments is spared a pin each: [`Table::hold_remote`] and [`Table::hold_local`] pin
+/// the region once and keep it so until [`MrCache::let_go`], another region or the end of this.
+/// Ending a region waits for that: the holder lets go at the end of its batch, and before it ends a
+/// region itself.
 #[derive(Default)]
 pub struct MrCache {
     remote: CachedRegion,
@@ -83,7 +85,8 @@ impl CachedRegion {
     }
 }
 
-/// A region that a [`MrCache`] keeps pinned, and that our elements may name: [`Table::hold_local_region`].
+/// A region that a [`MrCache`] keeps pinned, and that our elements may name:
+/// [`Table::hold_local_region`].
 pub struct HeldRegion<'a> {
     region: &'a Arc<Region>,
     /// True if the bytes are shared and stay mapped.
@@ -100,7 +103,8 @@ impl HeldRegion<'_> {
     /// Copies out the bytes at `addr`, as many as `to` holds.
     ///
     /// # Errors
-    /// [`LocalError::OutOfRange`]; [`LocalError::InvalidLkey`] if some of them are gone, and `to` has others then.
+    /// [`LocalError::OutOfRange`]; [`LocalError::InvalidLkey`] if some of them are gone, and `to`
+    /// has others then.
     #[inline(always)]
     pub fn copy_to(&self, addr: u64, to: &mut [u8]) -> Result<(), LocalError> {
         let offset = self.region.check_local_range(addr, to.len() as u64)?;
@@ -120,7 +124,8 @@ impl HeldRegion<'_> {
     pub fn copy_from(&self, addr: u64, from: &[u8]) -> Result<(), LocalError> {
         let offset = self.region.check_local_range(addr, from.len() as u64)?;
         if self.is_plain {
-            // SAFETY: as above; no peer reaches the slice, so they do not overlap, and other accesses to shared memory are atomic.
+            // SAFETY: as above; no peer reaches the slice, so they do not overlap, and other
+            // accesses to shared memory are atomic.
             unsafe { copy::store(self.region.as_ptr().add(offset), from.as_ptr(), from.len()) };
             return Ok(());
         }
@@ -146,8 +151,8 @@ impl Drop for CachedRegion {
 }
 
 impl Table {
-    /// Like [`Table::remote`], pinned at once until `cache` lets go; a stream that names the same STag repeatedly is spared
-    /// the look-up and the pin.
+    /// Like [`Table::remote`], pinned at once until `cache` lets go; a stream that names the same
+    /// STag repeatedly is spared the look-up and the pin.
     ///
     /// # Errors
     /// [`RemoteError`].
@@ -165,12 +170,13 @@ impl Table {
         cache.remote.hold(offset, len as usize).ok_or(invalid)
     }
 
-    /// Like [`Table::local`], pinned at once until `cache` lets go; elements that name the same key repeatedly are spared the
-    /// look-up and the pin.
+    /// Like [`Table::local`], pinned at once until `cache` lets go; elements that name the same key
+    /// repeatedly are spared the look-up and the pin.
     ///
     /// # Errors
     /// [`LocalError`].
-    // Always: a pin that is returned through memory is read back in larger pieces than it was written in, which waits for the stores.
+    // Always: a pin that is returned through memory is read back in larger pieces than it was
+    // written in, which waits for the stores.
     #[inline(always)]
     pub fn hold_local<'a>(
         &self,
@@ -186,7 +192,8 @@ impl Table {
         cache.local.hold(offset, len as usize).ok_or(invalid)
     }
 
-    /// Like [`Table::hold_local`], for many elements that name the same key: of each, the range remains to be checked.
+    /// Like [`Table::hold_local`], for many elements that name the same key: of each, the range
+    /// remains to be checked.
     ///
     /// # Errors
     /// [`LocalError`].

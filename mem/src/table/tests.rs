@@ -151,7 +151,8 @@ fn another_protection_domain_gets_nothing() {
     let refused = RemoteError::NotAssociated { stag, stream: STREAM, pd: OTHER_PD };
     for right in [Right::Write, Right::Read, Right::Atomic] {
         assert_eq!(table.remote(stag, STREAM, OTHER_PD, BASE, 1, right).map(drop), Err(refused));
-        // Whatever else is wrong: association is looked at first, so the error does not reveal the range.
+        // Whatever else is wrong: association is looked at first, so the error does not reveal the
+        // range.
         assert_eq!(table.remote(stag, STREAM, OTHER_PD, 0, 1, right).map(drop), Err(refused));
         table.remote(stag, OTHER_STREAM, PD, BASE, 1, right).unwrap();
     }

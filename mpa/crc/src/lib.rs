@@ -1,8 +1,9 @@
 //! CRC32C by `crc32q` and `pclmulqdq` together, for x86-64 processors without AVX-512.
 //!
-//! `crc32q` has a latency of three cycles, and `pclmulqdq` runs on another execution unit. The input is therefore
-//! cut into blocks of four streams: three are advanced by `crc32q`, and the fourth is folded by `pclmulqdq`.
-//! The four results are joined at the end of a block. With AVX-512, folding alone is faster.
+//! `crc32q` has a latency of three cycles, and `pclmulqdq` runs on another execution unit. The
+//! input is therefore cut into blocks of four streams: three are advanced by `crc32q`, and the
+//! fourth is folded by `pclmulqdq`. The four results are joined at the end of a block. With
+//! AVX-512, folding alone is faster.
 #![no_std]
 #[cfg(any(test, feature = "std"))]
 extern crate std;
@@ -22,8 +23,9 @@ pub fn is_preferred() -> bool {
 
 /// Continues a CRC32C over `bytes`.
 ///
-/// `register` is the reflected register without the final inversion: all ones before the first byte. Returns the
-/// register after the last byte, or `None` if the processor lacks an instruction that is needed.
+/// `register` is the reflected register without the final inversion: all ones before the first
+/// byte. Returns the register after the last byte, or `None` if the processor lacks an instruction
+/// that is needed.
 #[inline]
 #[must_use]
 pub fn extend(register: u32, bytes: &[u8]) -> Option<u32> {

@@ -44,10 +44,11 @@ const fn power(mut n: usize) -> u32 {
     result
 }
 
-/// Factors that move the registers of the three streams to the end of a block of as many steps as the index.
+/// Factors that move the registers of the three streams to the end of a block of as many steps as
+/// the index.
 ///
-/// The product of two reflected 32-bit polynomials is short of one factor x, and `crc32q` multiplies by x^32:
-/// both are taken off the exponent.
+/// The product of two reflected 32-bit polynomials is short of one factor x, and `crc32q`
+/// multiplies by x^32: both are taken off the exponent.
 const SHIFTS: [[u32; 3]; MAX_STEPS + 1] = {
     let mut shifts = [[0; 3]; MAX_STEPS + 1];
     let mut steps = 1;
@@ -65,8 +66,8 @@ const SHIFTS: [[u32; 3]; MAX_STEPS + 1] = {
 
 /// Factors that move a vector ahead by `bytes`: for its second and its first half.
 ///
-/// The low half of a vector holds the earlier bytes, so it is 64 bits further from the end. Products of reflected
-/// polynomials are short of one factor x, which is taken off the exponents.
+/// The low half of a vector holds the earlier bytes, so it is 64 bits further from the end.
+/// Products of reflected polynomials are short of one factor x, which is taken off the exponents.
 const fn fold_factors(bytes: usize) -> (i64, i64) {
     let late = (power(8 * bytes - 1) as i64) << 32;
     let early = (power(8 * bytes + 63) as i64) << 32;
@@ -100,7 +101,8 @@ fn extend_detected(mut register: u32, mut bytes: &[u8]) -> u32 {
     rest.iter().fold(wide as u32, |register, byte| _mm_crc32_u8(register, *byte))
 }
 
-/// Continues over one block, which has the three streams of `crc32q` one after the other, then the folded one.
+/// Continues over one block, which has the three streams of `crc32q` one after the other, then the
+/// folded one.
 #[target_feature(enable = "sse4.2,pclmulqdq")]
 fn block_of_steps(register: u32, block: &[u8], steps: usize) -> u32 {
     let (scalars, vectors) = block.split_at(3 * steps * SCALAR_STEP);

@@ -21,26 +21,30 @@ pub struct StartupConfig {
     pub revision: Revision,
     /// Whether to ask for CRCs (flag C).
     ///
-    /// CRCs are used if either end asks for them; an end cannot refuse them (RFC 5044 section 7.1.1). Only an explicit setting by the
-    /// administrator may turn this off (section 4.4).
+    /// CRCs are used if either end asks for them; an end cannot refuse them (RFC 5044 section
+    /// 7.1.1). Only an explicit setting by the administrator may turn this off (section 4.4).
     pub crc: bool,
     /// Whether to ask the peer to insert Markers into the stream that it sends (flag M).
     pub want_markers: bool,
     /// Whether an initiator asks for the peer-to-peer model (flag A).
     ///
-    /// A responder ignores this setting and answers with the model of the Request. Revision 1 has no flag A. There the initiator sends a
-    /// zero-length Read or Write before anything else, because some responders require one.
+    /// A responder ignores this setting and answers with the model of the Request. Revision 1 has
+    /// no flag A. There the initiator sends a zero-length Read or Write before anything else,
+    /// because some responders require one.
     pub peer_to_peer: bool,
     /// RTR kinds supported by this end.
     pub rtr: RtrKinds,
-    /// Maximum number of RDMA Reads and atomics that the peer may have outstanding at this end, 0 to 0x3FFE. 0x3FFF leaves it to the ULP.
+    /// Maximum number of RDMA Reads and atomics that the peer may have outstanding at this end, 0
+    /// to 0x3FFE. 0x3FFF leaves it to the ULP.
     pub ird: u16,
-    /// Maximum number of RDMA Reads and atomics that this end has outstanding at the peer, 0 to 0x3FFE. 0x3FFF leaves it to the ULP.
+    /// Maximum number of RDMA Reads and atomics that this end has outstanding at the peer, 0 to
+    /// 0x3FFE. 0x3FFF leaves it to the ULP.
     pub ord: u16,
     /// Whether to set (initiator) or return (responder) [`SIW_GSO`] in the field Res.
     ///
-    /// The Linux siw driver announces with it that it may send FPDUs larger than a TCP segment. RFC 5044 section 7.1.1 requires Res to be
-    /// zero, so this should be off unless the peer is known to be siw.
+    /// The Linux siw driver announces with it that it may send FPDUs larger than a TCP segment. RFC
+    /// 5044 section 7.1.1 requires Res to be zero, so this should be off unless the peer is known
+    /// to be siw.
     pub siw_gso: bool,
 }
 
@@ -90,18 +94,21 @@ pub struct Negotiated {
     pub ird: u16,
     /// Maximum number of Reads and atomics that this end may have outstanding at the peer.
     pub ord: u16,
-    /// Whether the peer-to-peer model is used, in which the initiator's provider sends the first FPDU by itself.
+    /// Whether the peer-to-peer model is used, in which the initiator's provider sends the first
+    /// FPDU by itself.
     pub peer_to_peer: bool,
     /// Kind of the initiator's first FPDU.
     ///
-    /// An initiator sends it before anything else; at revision 1 it does so without the responder's agreement. At a responder this is
-    /// `Some` only if a single kind is possible.
+    /// An initiator sends it before anything else; at revision 1 it does so without the responder's
+    /// agreement. At a responder this is `Some` only if a single kind is possible.
     pub rtr: Option<Rtr>,
-    /// RTR kinds that the responder offered, any of which may be the first FPDU. Empty without the peer-to-peer model.
+    /// RTR kinds that the responder offered, any of which may be the first FPDU. Empty without the
+    /// peer-to-peer model.
     pub rtr_kinds: RtrKinds,
 }
 
-/// Maximum ORD if the peer's IRD is not known, because revision 1 has no field for it. siw and common RNICs offer this IRD.
+/// Maximum ORD if the peer's IRD is not known, because revision 1 has no field for it. siw and
+/// common RNICs offer this IRD.
 pub(super) const UNANNOUNCED_IRD: u16 = 128;
 
 /// Limits our ORD to the peer's IRD.

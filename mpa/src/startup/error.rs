@@ -5,7 +5,8 @@ use crate::wire::startup::FrameError;
 /// Settings or Private Data of the caller that cannot be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
-    /// The Private Data does not fit the frame (RFC 5044 section 7.1.1). Enhanced data takes 4 bytes of the room.
+    /// The Private Data does not fit the frame (RFC 5044 section 7.1.1). Enhanced data takes 4
+    /// bytes of the room.
     #[error("{len} bytes of private data, {max} are the most")]
     PrivateDataTooLong {
         /// Length of the Private Data in bytes.
@@ -13,7 +14,8 @@ pub enum ConfigError {
         /// Maximum length in bytes.
         max: usize,
     },
-    /// The peer-to-peer model has no usable RTR kind (RFC 6581 section 9.2). A Read cannot be used if ORD is 0.
+    /// The peer-to-peer model has no usable RTR kind (RFC 6581 section 9.2). A Read cannot be used
+    /// if ORD is 0.
     #[error("peer-to-peer needs at least one usable RTR kind")]
     NoRtrKind,
     /// IRD does not fit 14 bits.
@@ -32,7 +34,8 @@ pub enum ConfigError {
 
 /// Wrong startup frame of the peer.
 ///
-/// The TCP connection must be closed and the error reported locally. No Terminate can be sent before Full Operation.
+/// The TCP connection must be closed and the error reported locally. No Terminate can be sent
+/// before Full Operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StartupError {
     /// The bytes are not a startup frame.
@@ -44,7 +47,8 @@ pub enum StartupError {
         /// Revision of the Request.
         revision: u8,
     },
-    /// The peer sent a Request instead of a Reply, so both ends are initiators (RFC 5044 section 7.1.2).
+    /// The peer sent a Request instead of a Reply, so both ends are initiators (RFC 5044 section
+    /// 7.1.2).
     #[error("MPA Request where the Reply is due: both ends are initiators")]
     RequestWhereReplyDue,
     /// The peer sent a Reply instead of a Request.
@@ -65,10 +69,12 @@ pub enum StartupError {
 
 /// Reason why the initiator cannot accept a well-formed Reply.
 ///
-/// The connection exists only for the Terminate that reports this to the responder (RFC 6581 section 9).
+/// The connection exists only for the Terminate that reports this to the responder (RFC 6581
+/// section 9).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StartupRefusal {
-    /// The responder intends to have more Reads outstanding than our IRD allows (layer 2, type 0, code 6).
+    /// The responder intends to have more Reads outstanding than our IRD allows (layer 2, type 0,
+    /// code 6).
     #[error("the responder's ORD is {needed}, our IRD {ours}")]
     InsufficientIrd {
         /// Our IRD.

@@ -20,7 +20,8 @@ pub enum Outcome {
     Accepted {
         /// Negotiated properties of the connection.
         negotiated: Negotiated,
-        /// Enhanced data of the Reply as received, so that the ULP gets the peer's IRD and ORD (RFC 6581 section 9.1).
+        /// Enhanced data of the Reply as received, so that the ULP gets the peer's IRD and ORD (RFC
+        /// 6581 section 9.1).
         enhanced: Option<Enhanced>,
         /// The responder's Private Data.
         private_data: Vec<u8>,
@@ -29,13 +30,15 @@ pub enum Outcome {
     },
     /// The responder rejects the connection. MPA ends; TCP stays open.
     Rejected {
-        /// Enhanced data of the Reply as received. It may contain the values that the responder would have accepted.
+        /// Enhanced data of the Reply as received. It may contain the values that the responder
+        /// would have accepted.
         enhanced: Option<Enhanced>,
         /// The responder's Private Data.
         private_data: Vec<u8>,
         /// Revision of the Reply.
         revision: u8,
-        /// Whether this end asked for Markers. That may be the reason for the rejection, as some peers cannot send them.
+        /// Whether this end asked for Markers. That may be the reason for the rejection, as some
+        /// peers cannot send them.
         markers_refused: bool,
     },
 }
@@ -44,8 +47,8 @@ impl Initiator {
     /// Creates an initiator whose Request carries `private_data`.
     ///
     /// # Errors
-    /// A [`ConfigError`] if the Private Data does not fit (512 bytes, 508 at revision 2), IRD or ORD does not fit 14 bits, or the
-    /// peer-to-peer model has no usable RTR kind.
+    /// A [`ConfigError`] if the Private Data does not fit (512 bytes, 508 at revision 2), IRD or
+    /// ORD does not fit 14 bits, or the peer-to-peer model has no usable RTR kind.
     pub fn new(config: StartupConfig, private_data: &[u8]) -> Result<Self, ConfigError> {
         config.check_depths()?;
         let mut enhanced_data = None;
@@ -78,9 +81,11 @@ impl Initiator {
         self.request.emit()
     }
 
-    /// Parses the Reply from all bytes received so far, starting with the first one. Returns `None` if it is not complete yet.
+    /// Parses the Reply from all bytes received so far, starting with the first one. Returns `None`
+    /// if it is not complete yet.
     ///
-    /// The number in the result is the length of the Reply. The bytes after it belong to Full Operation.
+    /// The number in the result is the length of the Reply. The bytes after it belong to Full
+    /// Operation.
     ///
     /// # Errors
     /// A [`StartupError`], after which the caller must close TCP and report the error locally.
@@ -93,7 +98,8 @@ impl Initiator {
         Ok(Some((consumed, outcome)))
     }
 
-    /// Interprets a rejection, which may have any revision: the revision itself may be the reason for it.
+    /// Interprets a rejection, which may have any revision: the revision itself may be the reason
+    /// for it.
     fn rejected(&self, reply: Frame) -> Outcome {
         Outcome::Rejected {
             enhanced: reply.enhanced,
@@ -139,7 +145,8 @@ impl Initiator {
     /// Applies the enhanced data of the Reply (RFC 6581 sections 9.1 and 9.2).
     fn apply_enhanced(&self, reply: Enhanced, negotiated: &mut Negotiated) -> Result<(), StartupRefusal> {
         negotiated.ord = limit_ord(self.config.ord, reply.ird);
-        // A responder must not set A unless the Request has it. If it does so, A is ignored: it waits for our first FPDU anyway.
+        // A responder must not set A unless the Request has it. If it does so, A is ignored: it
+        // waits for our first FPDU anyway.
         negotiated.peer_to_peer = self.config.peer_to_peer && reply.peer_to_peer;
         let (ours, needed) = (self.config.ird, reply.ord);
         if needed != NOT_NEGOTIATED && needed > ours {

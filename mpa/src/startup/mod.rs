@@ -1,4 +1,5 @@
-//! MPA startup: one Request, one Reply, and the negotiated properties (RFC 5044 section 7.1, RFC 6581).
+//! MPA startup: one Request, one Reply, and the negotiated properties (RFC 5044 section 7.1, RFC
+//! 6581).
 //!
 //! ```text
 //!   initiator                                                responder
@@ -7,9 +8,10 @@
 //!   first FPDU (the RTR, if one was agreed) ───────────▶ only now may the responder send an FPDU
 //! ```
 //!
-//! Neither end buffers bytes: the caller passes all bytes received so far and gets the length of the frame. The caller is also responsible
-//! for waiting, time-outs and closing. After a [`StartupError`] it must close TCP at once (RFC 5044 section 8, code 4). After a rejection
-//! MPA is over and TCP may stay open.
+//! Neither end buffers bytes: the caller passes all bytes received so far and gets the length of
+//! the frame. The caller is also responsible for waiting, time-outs and closing. After a
+//! [`StartupError`] it must close TCP at once (RFC 5044 section 8, code 4). After a rejection MPA
+//! is over and TCP may stay open.
 
 mod config;
 mod error;

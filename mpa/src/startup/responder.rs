@@ -22,14 +22,15 @@ pub struct Request {
 impl Responder {
     /// Creates a responder with the `limits` of the listener.
     ///
-    /// Requests above the revision of `limits` are errors. The other limits are sent to the peer in a rejection.
-    /// [`accept`](Self::accept) has a separate configuration.
+    /// Requests above the revision of `limits` are errors. The other limits are sent to the peer in
+    /// a rejection. [`accept`](Self::accept) has a separate configuration.
     #[must_use]
     pub const fn new(limits: StartupConfig) -> Self {
         Self { limits }
     }
 
-    /// Parses the Request from all bytes received so far, starting with the first one. Returns `None` if it is not complete yet.
+    /// Parses the Request from all bytes received so far, starting with the first one. Returns
+    /// `None` if it is not complete yet.
     ///
     /// The number in the result is the length of the Request.
     ///
@@ -51,12 +52,13 @@ impl Responder {
 
     /// Accepts the Request. Returns the bytes of the Reply and the negotiated properties.
     ///
-    /// The Reply has the revision of the Request, and is enhanced if the Request is. No FPDU and no Marker may be sent before the first FPDU
-    /// of the initiator has arrived (RFC 5044 section 7.1.2).
+    /// The Reply has the revision of the Request, and is enhanced if the Request is. No FPDU and no
+    /// Marker may be sent before the first FPDU of the initiator has arrived (RFC 5044 section
+    /// 7.1.2).
     ///
     /// # Errors
-    /// The errors of [`Initiator::new`](super::Initiator::new), but [`ConfigError::NoRtrKind`] only if the Request asks for the
-    /// peer-to-peer model.
+    /// The errors of [`Initiator::new`](super::Initiator::new), but [`ConfigError::NoRtrKind`] only
+    /// if the Request asks for the peer-to-peer model.
     pub fn accept(
         &self,
         request: &Request,
@@ -98,8 +100,8 @@ impl Responder {
 
     /// Rejects the Request. Returns the bytes of the Reply.
     ///
-    /// IRD and ORD of an enhanced Reply are those of the listener: the IRD that it would have accepted, and the ORD that it would have
-    /// needed (RFC 6581 section 9.1).
+    /// IRD and ORD of an enhanced Reply are those of the listener: the IRD that it would have
+    /// accepted, and the ORD that it would have needed (RFC 6581 section 9.1).
     ///
     /// # Errors
     /// [`ConfigError::PrivateDataTooLong`] if the Private Data does not fit.
@@ -145,7 +147,8 @@ fn answer_enhanced(
     Ok(build_enhanced(asked.peer_to_peer, offered, ird, ord))
 }
 
-/// Returns the RTR kinds to set in the Reply: the requested kinds that this end supports, or all that it supports if there are none.
+/// Returns the RTR kinds to set in the Reply: the requested kinds that this end supports, or all
+/// that it supports if there are none.
 fn offered_kinds(asked: RtrKinds, config: &StartupConfig) -> Result<RtrKinds, ConfigError> {
     if config.rtr.is_empty() {
         return Err(ConfigError::NoRtrKind);
@@ -175,13 +178,15 @@ impl Request {
         self.frame.revision
     }
 
-    /// Returns the initiator's IRD, the maximum number of Reads that we may have outstanding there. `None` without enhanced data.
+    /// Returns the initiator's IRD, the maximum number of Reads that we may have outstanding there.
+    /// `None` without enhanced data.
     #[must_use]
     pub fn ird(&self) -> Option<u16> {
         self.frame.enhanced.map(|enhanced| enhanced.ird)
     }
 
-    /// Returns the initiator's ORD, the number of Reads that it intends to have outstanding at us. `None` without enhanced data.
+    /// Returns the initiator's ORD, the number of Reads that it intends to have outstanding at us.
+    /// `None` without enhanced data.
     #[must_use]
     pub fn ord(&self) -> Option<u16> {
         self.frame.enhanced.map(|enhanced| enhanced.ord)

@@ -1,4 +1,5 @@
-//! Ready-to-receive (RTR) indications: the first message of a peer-to-peer connection (RFC 6581 section 9.2).
+//! Ready-to-receive (RTR) indications: the first message of a peer-to-peer connection (RFC 6581
+//! section 9.2).
 
 use crate::wire::startup::Enhanced;
 
@@ -57,7 +58,8 @@ impl RtrKinds {
         }
     }
 
-    /// Returns the kind of the set that uses the fewest resources: Write before Read before Send. `None` if the set is empty.
+    /// Returns the kind of the set that uses the fewest resources: Write before Read before Send.
+    /// `None` if the set is empty.
     #[must_use]
     pub const fn preferred(self) -> Option<Rtr> {
         match self {
@@ -70,8 +72,9 @@ impl RtrKinds {
 
     /// Returns the kind to use at revision 1, which cannot negotiate one.
     ///
-    /// A Read is preferred, because Chelsio's driver expects it unless configured otherwise, and refuses a Write. A Send is never used,
-    /// because it would consume a receive of a peer that has not agreed to it.
+    /// A Read is preferred, because Chelsio's driver expects it unless configured otherwise, and
+    /// refuses a Write. A Send is never used, because it would consume a receive of a peer that has
+    /// not agreed to it.
     pub(super) const fn preferred_unnegotiated(self) -> Option<Rtr> {
         match self {
             Self { read: true, .. } => Some(Rtr::Read),

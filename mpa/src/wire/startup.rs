@@ -37,8 +37,8 @@ pub const MAX_PRIVATE_DATA: usize = 512;
 /// IRD or ORD of all ones: the ULP negotiates that value itself (RFC 6581 section 9.1).
 pub const NOT_NEGOTIATED: u16 = 0x3FFF;
 
-/// A bit of Res that the Linux siw driver uses for itself: with it in the Request and in the Reply, siw may send FPDUs
-/// larger than a TCP segment. It is not in the RFCs.
+/// A bit of Res that the Linux siw driver uses for itself: with it in the Request and in the Reply,
+/// siw may send FPDUs larger than a TCP segment. It is not in the RFCs.
 pub const SIW_GSO: u8 = 0x08;
 
 const M: u8 = 0x80;
@@ -88,7 +88,8 @@ impl FrameKind {
     }
 }
 
-/// The enhanced connection establishment data at the front of the Private Data (RFC 6581 section 9).
+/// The enhanced connection establishment data at the front of the Private Data (RFC 6581 section
+/// 9).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Enhanced {
     /// A: the peer-to-peer connection model.
@@ -99,9 +100,11 @@ pub struct Enhanced {
     pub rtr_write: bool,
     /// D: a zero-length RDMA Read serves as RTR.
     pub rtr_read: bool,
-    /// RDMA Reads the sender of the frame takes at a time, 14 bits; [`NOT_NEGOTIATED`] leaves it to the ULP.
+    /// RDMA Reads the sender of the frame takes at a time, 14 bits; [`NOT_NEGOTIATED`] leaves it to
+    /// the ULP.
     pub ird: u16,
-    /// RDMA Reads the sender of the frame issues at a time, 14 bits; [`NOT_NEGOTIATED`] leaves it to the ULP.
+    /// RDMA Reads the sender of the frame issues at a time, 14 bits; [`NOT_NEGOTIATED`] leaves it
+    /// to the ULP.
     pub ord: u16,
 }
 
@@ -148,7 +151,8 @@ pub struct Frame {
     pub reject: bool,
     /// Front of the Private Data if S = 1. The S bit exists from revision 2 on.
     pub enhanced: Option<Enhanced>,
-    /// Res: sent as zero, ignored on receipt. Low four bits; below revision 2 the place of S is part of it.
+    /// Res: sent as zero, ignored on receipt. Low four bits; below revision 2 the place of S is
+    /// part of it.
     pub reserved: u8,
     /// Rev: the revision of MPA.
     pub revision: u8,
@@ -157,12 +161,12 @@ pub struct Frame {
 }
 
 impl Frame {
-    /// Reads the frame `input` begins with, and returns how many bytes it takes. `Ok(None)` asks for more
-    /// bytes; bytes behind the frame are not looked at.
+    /// Reads the frame `input` begins with, and returns how many bytes it takes. `Ok(None)` asks
+    /// for more bytes; bytes behind the frame are not looked at.
     ///
     /// # Errors
-    /// What makes the frame improperly formatted (RFC 5044 section 7.1.2), as soon as it can be seen. The
-    /// revision is not judged here.
+    /// What makes the frame improperly formatted (RFC 5044 section 7.1.2), as soon as it can be
+    /// seen. The revision is not judged here.
     pub fn parse(input: &[u8]) -> Result<Option<(Self, usize)>, FrameError> {
         let kind = FrameKind::detect(input)?;
         let Some((header, rest)) = input.split_first_chunk::<HEADER_LEN>() else { return Ok(None) };

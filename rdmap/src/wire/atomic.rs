@@ -56,7 +56,8 @@ pub struct AtomicRequest {
     pub to: u64,
     /// The number to add, or the value to swap in.
     pub data: u64,
-    /// FetchAdd: the top bit of each field, 0 for one field of 64 bits. CmpSwap: the bits to replace.
+    /// FetchAdd: the top bit of each field, 0 for one field of 64 bits. CmpSwap: the bits to
+    /// replace.
     pub mask: u64,
     /// CmpSwap: the value expected. FetchAdd: sent as zero, ignored.
     pub compare: u64,
@@ -129,7 +130,8 @@ impl AtomicRequest {
     #[must_use]
     pub const fn apply(&self, old: u64) -> u64 {
         match self.op {
-            // With the top bit of each field taken out, no carry leaves its field; the top bits add without carry.
+            // With the top bit of each field taken out, no carry leaves its field; the top bits add
+            // without carry.
             AtomicOp::FetchAdd => {
                 let below = (old & !self.mask).wrapping_add(self.data & !self.mask);
                 below ^ ((old ^ self.data) & self.mask)

@@ -1,4 +1,5 @@
-//! The RDMAP control byte, which DDP carries as the first byte of RsvdULP (RFC 5040 section 4.1, Figure 3).
+//! The RDMAP control byte, which DDP carries as the first byte of RsvdULP (RFC 5040 section 4.1,
+//! Figure 3).
 //!
 //! ```text
 //!  0 1 2 3 4 5 6 7
@@ -15,15 +16,16 @@ use crate::Opcode;
 pub struct Control {
     /// RV: 1 by RFC 5040.
     pub version: u8,
-    /// Rsv, two bits: sent as zero and ignored. In a [`Opcode::SendImm`], [`SOLICITED`](Self::SOLICITED) may be set.
+    /// Rsv, two bits: sent as zero and ignored. In a [`Opcode::SendImm`],
+    /// [`SOLICITED`](Self::SOLICITED) may be set.
     pub rsv: u8,
     /// The raw opcode, four bits; see [`Opcode::from_raw`].
     pub opcode: u8,
 }
 
 impl Control {
-    /// The bit of `rsv` that makes a [`Opcode::SendImm`] solicited. Ends that agreed on that message agreed on
-    /// this bit of it.
+    /// The bit of `rsv` that makes a [`Opcode::SendImm`] solicited. Ends that agreed on that
+    /// message agreed on this bit of it.
     pub const SOLICITED: u8 = 0b01;
 
     /// The byte of a message.

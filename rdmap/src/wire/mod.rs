@@ -1,5 +1,5 @@
-//! The RDMAP headers (RFC 5040 section 4, RFC 7306 section 5 and 6). They follow the DDP header, except for the
-//! control byte, which is within it.
+//! The RDMAP headers (RFC 5040 section 4, RFC 7306 section 5 and 6). They follow the DDP header,
+//! except for the control byte, which is within it.
 
 mod atomic;
 mod control;

@@ -14,9 +14,10 @@
 //! +-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+
 //! ```
 //!
-//! The Linux siw driver fills the first word through bit fields of its host's byte order. On the usual hosts
-//! Layer and EType come out swapped, and M, D and R are the low bits of the third byte instead of the high ones.
-//! It reads ours the same way. [`Terminate::parse_any`] distinguishes the two where that is possible.
+//! The Linux siw driver fills the first word through bit fields of its host's byte order. On the
+//! usual hosts Layer and EType come out swapped, and M, D and R are the low bits of the third byte
+//! instead of the high ones. It reads ours the same way. [`Terminate::parse_any`] distinguishes the
+//! two where that is possible.
 
 use alloc::vec::Vec;
 use core::fmt;
@@ -44,7 +45,8 @@ pub struct Terminate {
     pub etype: u8,
     /// Error Code.
     pub code: u8,
-    /// M: bytes of the DDP segment at fault. By some senders that is the ULPDU's length, by others its payload's.
+    /// M: bytes of the DDP segment at fault. By some senders that is the ULPDU's length, by others
+    /// its payload's.
     pub segment_len: Option<u16>,
     /// D: the header of the DDP segment at fault.
     pub ddp_header: Option<HeaderCopy>,
@@ -59,7 +61,8 @@ pub enum Origin {
     Rfc,
     /// The encoding of siw.
     Siw,
-    /// Ambiguous: the two readings differ and both make sense. The RFC's was taken; [`Terminate::parse_siw`] has the other.
+    /// Ambiguous: the two readings differ and both make sense. The RFC's was taken;
+    /// [`Terminate::parse_siw`] has the other.
     Ambiguous,
 }
 
@@ -84,8 +87,8 @@ impl Terminate {
 
     /// Reads the bytes behind the DDP header as the RFC has them.
     ///
-    /// Peers set M, D and R without sending what they announce, so a part is taken only if it is there in full.
-    /// Bytes behind the last part are ignored.
+    /// Peers set M, D and R without sending what they announce, so a part is taken only if it is
+    /// there in full. Bytes behind the last part are ignored.
     ///
     /// # Errors
     /// If there are fewer than four bytes.
@@ -120,8 +123,9 @@ impl Terminate {
 
     /// Like [`parse_any`](Self::parse_any), for a Terminate whose position in the stream is known.
     ///
-    /// Only the initiator's first FPDU may be one of the Terminates that refuse a Reply (2/0/5 to 2/0/7, RFC 6581 section 8);
-    /// `refuses_reply` states that this is that FPDU. Otherwise, codes with two meanings are an RDMAP error.
+    /// Only the initiator's first FPDU may be one of the Terminates that refuse a Reply (2/0/5 to
+    /// 2/0/7, RFC 6581 section 8); `refuses_reply` states that this is that FPDU. Otherwise, codes
+    /// with two meanings are an RDMAP error.
     ///
     /// # Errors
     /// If there are fewer than four bytes.
@@ -229,7 +233,8 @@ pub struct HeaderCopy {
 }
 
 impl HeaderCopy {
-    /// Copies the header `segment` begins with: 14 or 18 bytes, by its own T bit. `None` if it is cut short.
+    /// Copies the header `segment` begins with: 14 or 18 bytes, by its own T bit. `None` if it is
+    /// cut short.
     #[must_use]
     pub fn new(segment: &[u8]) -> Option<Self> {
         let tagged = segment.first()? & 0x80 != 0;

@@ -1,4 +1,5 @@
-//! Answers to our Reads and atomics: matched with the request that is outstanding the longest, placed, and completed.
+//! Answers to our Reads and atomics: matched with the request that is outstanding the longest,
+//! placed, and completed.
 
 use super::{Receiver, Segment};
 use crate::error::ConnError;

@@ -29,7 +29,8 @@ impl Receiver {
         let bytes = self.control[qn];
         let bytes = &bytes[..message.len as usize];
         let malformed = || segment.fault(Operation::Unspecified);
-        // An unreliable connection has Sends and Writes alone. Reads of nothing set it up and end it.
+        // An unreliable connection has Sends and Writes alone. Reads of nothing set it up and end
+        // it.
         let refused = || segment.fault(RdmapError::UnexpectedOpcode { opcode: opcode.raw() });
         match opcode {
             Opcode::ReadRequest => {
@@ -63,7 +64,8 @@ impl Receiver {
         }
     }
 
-    /// A Read or atomic of the peer joins the queue of those to be answered; the sending half answers it.
+    /// A Read or atomic of the peer joins the queue of those to be answered; the sending half
+    /// answers it.
     fn add_inbound(
         &self,
         kind: InboundKind,
@@ -75,7 +77,8 @@ impl Receiver {
             return Ok(());
         }
         if !shared.reads.has_inbound_room() {
-            // More than the IRD that was agreed: queue 1 has no buffer for it (RFC 5041 section 7.1).
+            // More than the IRD that was agreed: queue 1 has no buffer for it (RFC 5041 section
+            // 7.1).
             let msn = self.queues[1].expected_msn().wrapping_sub(1);
             return Err(segment.fault(UntaggedError::NoBuffer { msn }));
         }

@@ -1,8 +1,8 @@
-//! The receiving half: bytes to FPDUs (`mpa`), segments (`ddp`), messages (`rdmap`), and the host's memory. Read from top to bottom,
-//! it is the way of one FPDU.
+//! The receiving half: bytes to FPDUs (`mpa`), segments (`ddp`), messages (`rdmap`), and the host's
+//! memory. Read from top to bottom, it is the way of one FPDU.
 //!
-//! CRC before placement (RFC 5044 section 6): every function behind [`Receiver::handle_fpdus`] takes [`Verified`] bytes, which only
-//! `mpa` creates.
+//! CRC before placement (RFC 5044 section 6): every function behind [`Receiver::handle_fpdus`]
+//! takes [`Verified`] bytes, which only `mpa` creates.
 
 mod answer;
 mod control;
@@ -22,7 +22,8 @@ use uiw_mpa::startup::Negotiated;
 use uiw_mpa::{Verified, VerifiedBuf};
 use uiw_rdmap::{Opcode, QN_SEND, StreamRx};
 
-/// Longest message on the stream's own queues: a Terminate or an Atomic Request of 52 bytes, with room to see a longer one.
+/// Longest message on the stream's own queues: a Terminate or an Atomic Request of 52 bytes, with
+/// room to see a longer one.
 const CONTROL_LEN: usize = 52;
 
 /// State of the receiving side between FPDUs.
@@ -32,7 +33,8 @@ pub(crate) struct Receiver {
     rdmap: StreamRx,
     /// Untagged queues: Send, Read Request, Terminate, Atomic Response.
     queues: [UntaggedRx; 4],
-    /// The message that each of these queues is receiving, as far as it is here; of queue 0, Immediate Data only.
+    /// The message that each of these queues is receiving, as far as it is here; of queue 0,
+    /// Immediate Data only.
     control: [[u8; CONTROL_LEN]; 4],
     /// Bytes of the receive that the present Send fills.
     receiving: Option<u32>,
@@ -213,8 +215,8 @@ impl Receiver {
         Ok(PlacementResult::Yes)
     }
 
-    /// A valid FPDU was taken; `classifies` unless it is the answer to our RTR Read, behind which the answer to the capability request
-    /// may come.
+    /// A valid FPDU was taken; `classifies` unless it is the answer to our RTR Read, behind which
+    /// the answer to the capability request may come.
     fn valid_fpdu(&mut self, classifies: bool, shared: &mut Shared) {
         if shared.caps.is_undecided() {
             self.judge_peer(classifies, shared);
@@ -228,7 +230,8 @@ impl Receiver {
         shared.first_fpdu_came();
     }
 
-    /// Classifies the peer by an FPDU that is neither capability request nor answer: anything but RTR messages makes it a foreign one.
+    /// Classifies the peer by an FPDU that is neither capability request nor answer: anything but
+    /// RTR messages makes it a foreign one.
     fn judge_peer(&mut self, classifies: bool, shared: &mut Shared) {
         let foreign = if shared.initiator { classifies } else { !self.only_rtr };
         if foreign {
@@ -260,7 +263,8 @@ impl Receiver {
         let payload = segment.payload();
         let len = payload.len() as u32;
         if payload.is_empty() {
-            // STag and TO of an empty Write are not checked; uiw peers carry the capability exchange there.
+            // STag and TO of an empty Write are not checked; uiw peers carry the capability
+            // exchange there.
             let first = shared.initiator || self.only_rtr;
             if header.stag == placement::STAG && self.placement_ack(header.to, shared) {
                 return Ok(());
@@ -312,7 +316,8 @@ impl Receiver {
         }
     }
 
-    /// Like [`Receiver::write`], for an unreliable Write that was announced, or whose rest is discarded.
+    /// Like [`Receiver::write`], for an unreliable Write that was announced, or whose rest is
+    /// discarded.
     #[cold]
     #[inline(never)]
     fn write_unreliable<H: StreamHost>(
@@ -385,7 +390,8 @@ impl Receiver {
 
     /// The peer's placement acknowledgement; false if the empty Write is none.
     fn placement_ack(&self, to: u64, shared: &mut Shared) -> bool {
-        // Recognised also where requests do not complete by them: an acknowledgement of an acknowledgement would be answered for ever.
+        // Recognised also where requests do not complete by them: an acknowledgement of an
+        // acknowledgement would be answered for ever.
         if !shared.caps.receives_placement_acks() {
             return false;
         }
@@ -396,7 +402,8 @@ impl Receiver {
         true
     }
 
-    /// A segment of a message that the peer awaits an acknowledgement of was placed, perhaps the last one.
+    /// A segment of a message that the peer awaits an acknowledgement of was placed, perhaps the
+    /// last one.
     #[inline]
     pub(super) fn message_placed(&self, last: bool, shared: &mut Shared) {
         if last && shared.sends_placement_acks() {
@@ -406,7 +413,8 @@ impl Receiver {
 
     /// Keeps a segment, and leaves the stream unread, until a receive is posted.
     fn park(&mut self, ulpdu: Verified<'_>, bytes: usize, shared: &mut Shared) -> Result<(), ConnError> {
-        // It was received and validated; that no receive is posted must not keep our own half waiting.
+        // It was received and validated; that no receive is posted must not keep our own half
+        // waiting.
         self.only_rtr = false;
         self.valid_fpdu(true, shared);
         self.parked = Some((ulpdu.to_buf(), bytes));
@@ -420,7 +428,8 @@ impl Receiver {
         Ok(())
     }
 
-    /// No receive was posted in time for a segment of an unreliable message, which is discarded. The stream goes on.
+    /// No receive was posted in time for a segment of an unreliable message, which is discarded.
+    /// The stream goes on.
     pub(crate) fn discard_parked<H: StreamHost>(
         &mut self,
         shared: &mut Shared,

@@ -98,8 +98,8 @@ impl Receiver {
         self.message_placed(header.last, shared);
     }
 
-    /// RFC 6581 section 9.2: a zero-length Send as the initiator's first FPDU is the RTR message, where our Reply offered that
-    /// kind; the stream takes it.
+    /// RFC 6581 section 9.2: a zero-length Send as the initiator's first FPDU is the RTR message,
+    /// where our Reply offered that kind; the stream takes it.
     fn is_rtr_send(&self, header: &Untagged, opcode: Opcode, len: u32, shared: &Shared) -> bool {
         let rtr = !shared.initiator
             && !shared.first_fpdu
@@ -118,7 +118,8 @@ impl Receiver {
         host: &mut H,
     ) -> Result<(), ConnError> {
         let awaits_ack = shared.sends_placement_acks();
-        // An immediate counts the Write in front of it, not one that was followed by something else.
+        // An immediate counts the Write in front of it, not one that was followed by something
+        // else.
         let write_len = core::mem::take(&mut self.last_write_len);
         let Delivery { solicited, invalidate: invalidated, imm } = Delivery::new(opcode, header);
         let kind = match opcode {

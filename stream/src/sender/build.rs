@@ -16,13 +16,15 @@ pub(crate) const BATCH: u64 = 256 << 10;
 const BATCH_PIECES: usize = 1000;
 /// Bytes of staging from which a batch takes no further FPDU.
 const STAGING: usize = 192 << 10;
-/// Capacity, in bytes, of a buffer that was grown for large FPDUs, as [`RdmapStream::take_buffer`](crate::RdmapStream::take_buffer) gives it back: the last
-/// FPDU of a batch, with the longest ULPDU and a Marker in each 512 bytes, begins just below 192 KiB.
+/// Capacity, in bytes, of a buffer that was grown for large FPDUs, as
+/// [`RdmapStream::take_buffer`](crate::RdmapStream::take_buffer) gives it back: the last FPDU of a
+/// batch, with the longest ULPDU and a Marker in each 512 bytes, begins just below 192 KiB.
 pub const MAX_BUFFER: usize = STAGING + (66 << 10);
-/// Staging that has to grow beyond this length grows to [`MAX_BUFFER`] at once: to double it would copy the FPDUs of each batch again, and
-/// end with a buffer twice as large as a batch.
+/// Staging that has to grow beyond this length grows to [`MAX_BUFFER`] at once: to double it would
+/// copy the FPDUs of each batch again, and end with a buffer twice as large as a batch.
 const SMALL_STAGING: usize = 64 << 10;
-/// Small requests built between two calls of [`StreamHost::release`]: a poster waits no longer than that for the host's queue.
+/// Small requests built between two calls of [`StreamHost::release`]: a poster waits no longer than
+/// that for the host's queue.
 const BURST: usize = 32;
 /// Payload from which an FPDU is gathered; below, three pieces cost more than the copy.
 const GATHER_MIN: u32 = 8 << 10;
@@ -39,7 +41,8 @@ enum BurstResult {
 }
 
 impl<M> Sender<M> {
-    /// Cuts messages into FPDUs until the batch is full or nothing is due. True when nothing more is.
+    /// Cuts messages into FPDUs until the batch is full or nothing is due. True when nothing more
+    /// is.
     pub(crate) fn build<H: StreamHost<Memory = M>>(
         &mut self,
         shared: &mut Shared,
@@ -137,7 +140,8 @@ impl<M> Sender<M> {
                 if !shared.reads.has_credit() {
                     break;
                 }
-                // A copy: the address of the original, once taken, would keep all of it in memory on the path of small Sends.
+                // A copy: the address of the original, once taken, would keep all of it in memory
+                // on the path of small Sends.
                 let read = request;
                 let message = self.start(&read, shared, host);
                 let start = self.begin_fpdu(&message.segment_header(message.total));
@@ -179,7 +183,8 @@ impl<M> Sender<M> {
         self.queue.end_fpdu();
     }
 
-    /// Returns whether an FPDU of `message` with `len` bytes of payload may be sent from where the payload lies.
+    /// Returns whether an FPDU of `message` with `len` bytes of payload may be sent from where the
+    /// payload lies.
     fn may_gather(&self, message: &Message, len: u32, shared: &Shared) -> bool {
         let copies = match shared.config.stable_tx {
             StableTx::Off => false,
@@ -194,8 +199,9 @@ impl<M> Sender<M> {
         u32::try_from(self.mulpdu - message.header.len()).unwrap_or(u32::MAX)
     }
 
-    /// Builds as many FPDUs as fit into the batch and as one piece of memory has bytes for: the memory is looked up, checked and pinned once
-    /// for all of them. False when the next FPDU must be built alone: it needs no memory, or more than one piece.
+    /// Builds as many FPDUs as fit into the batch and as one piece of memory has bytes for: the
+    /// memory is looked up, checked and pinned once for all of them. False when the next FPDU must
+    /// be built alone: it needs no memory, or more than one piece.
     fn build_run<H: StreamHost<Memory = M>>(
         &mut self,
         message: &mut Message,
@@ -213,7 +219,8 @@ impl<M> Sender<M> {
                 .map_err(|error| ConnError::of_request(*id, error))?,
             Source::Inbound { request, .. } => {
                 let to = request.source_to.wrapping_add(u64::from(message.offset));
-                // What is wrong with a part of it is found, and reported, with the segment that holds it.
+                // What is wrong with a part of it is found, and reported, with the segment that
+                // holds it.
                 match host.read_source(request.source_stag, to, left) {
                     Ok(payload) => payload,
                     Err(_) => return Ok(false),
@@ -391,7 +398,8 @@ fn each_payload<H: StreamHost>(
     Ok(())
 }
 
-/// The host's memory for `len` bytes at `offset` of a message was there when it was looked up, and is not any more.
+/// The host's memory for `len` bytes at `offset` of a message was there when it was looked up, and
+/// is not any more.
 #[cold]
 fn source_gone(source: &Source, offset: u32, len: u32) -> ConnError {
     match source {

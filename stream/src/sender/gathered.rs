@@ -1,4 +1,5 @@
-//! An FPDU whose payload is sent from where it lies: header, memory, and PAD with CRC are pieces of their own.
+//! An FPDU whose payload is sent from where it lies: header, memory, and PAD with CRC are pieces of
+//! their own.
 
 use super::transmit_queue::{MemoryId, TransmitQueue};
 use crate::host::{Payload, SourceGone};
@@ -15,7 +16,8 @@ pub(super) struct GatheredFpdu<'a, M> {
 }
 
 impl<'a, M> GatheredFpdu<'a, M> {
-    /// Room for ULPDU_Length, and the DDP header, stand in staging from `start` to its end; `len` bytes of payload follow.
+    /// Room for ULPDU_Length, and the DDP header, stand in staging from `start` to its end; `len`
+    /// bytes of payload follow.
     pub(super) fn begin(
         fpdu: &'a mut FpduTx,
         queue: &'a mut TransmitQueue<M>,
@@ -38,7 +40,8 @@ impl<'a, M> GatheredFpdu<'a, M> {
         self.queue.push_staged(start);
     }
 
-    /// The next bytes of the payload are `range` of `payload`, whose memory was added to the queue last.
+    /// The next bytes of the payload are `range` of `payload`, whose memory was added to the queue
+    /// last.
     ///
     /// # Errors
     /// The memory is gone: the FPDU cannot be finished.

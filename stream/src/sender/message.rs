@@ -52,7 +52,8 @@ pub(super) enum Source {
     Fields {
         bytes: [u8; Message::FIELDS],
     },
-    /// The memory that a Read of the peer asks for, checked for every segment; the peer's segment is what a Terminate quotes.
+    /// The memory that a Read of the peer asks for, checked for every segment; the peer's segment
+    /// is what a Terminate quotes.
     Inbound {
         request: ReadRequest,
         segment: QuotedSegment,
@@ -92,7 +93,8 @@ impl Message {
         self.header.segment(self.offset, self.offset + len == self.total)
     }
 
-    /// Returns the kind and number of bytes by which [`StreamHost::count`] counts a segment with `len` bytes of payload.
+    /// Returns the kind and number of bytes by which [`StreamHost::count`] counts a segment with
+    /// `len` bytes of payload.
     ///
     /// [`StreamHost::count`]: crate::StreamHost::count
     pub(super) fn counted(&self, len: u32) -> Option<(Traffic, u32)> {

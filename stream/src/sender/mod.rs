@@ -1,8 +1,10 @@
-//! The sending half: messages ([`next_message`]) of requests and answers to segments (`ddp`), FPDUs (`mpa`) and bytes for TCP.
+//! The sending half: messages ([`next_message`]) of requests and answers to segments (`ddp`), FPDUs
+//! (`mpa`) and bytes for TCP.
 //!
-//! Large payloads are sent from the host's memory; small ones, and all with Markers, are built in one piece. Memory that a peer may
-//! write, and the source of a Read Response (which may legally change at any moment), is copied before its CRC is computed: an
-//! FPDU's bytes never change between CRC and wire.
+//! Large payloads are sent from the host's memory; small ones, and all with Markers, are built in
+//! one piece. Memory that a peer may write, and the source of a Read Response (which may legally
+//! change at any moment), is copied before its CRC is computed: an FPDU's bytes never change
+//! between CRC and wire.
 
 mod build;
 mod gathered;
@@ -43,8 +45,8 @@ pub(crate) struct Sender<M> {
     msn: [u32; 4],
     /// The message that is being cut into FPDUs.
     message: Option<Message>,
-    /// Completion watermarks: requests whose last byte lies at these positions complete when TCP has taken it, or when the peer has
-    /// acknowledged that it is placed.
+    /// Completion watermarks: requests whose last byte lies at these positions complete when TCP
+    /// has taken it, or when the peer has acknowledged that it is placed.
     watermarks: VecDeque<(u64, u32)>,
     /// The RTR message, where it is a Read or a Send: to be sent first of all.
     rtr: Option<Rtr>,
@@ -110,8 +112,9 @@ impl<M> Sender<M> {
         self.emss = emss;
     }
 
-    /// RFC 5044 section 5: an FPDU should fit one TCP segment; peers that take larger ones said so. The path may change at any time:
-    /// what is queued stays as it was cut, what is built next fits (RFC 5041 section 3).
+    /// RFC 5044 section 5: an FPDU should fit one TCP segment; peers that take larger ones said so.
+    /// The path may change at any time: what is queued stays as it was cut, what is built next fits
+    /// (RFC 5041 section 3).
     #[inline]
     pub(crate) fn choose_mulpdu(&mut self, shared: &Shared) {
         let large = uiw_mpa::MAX_ULPDU;
@@ -133,7 +136,8 @@ impl<M> Sender<M> {
         self.drained = false;
     }
 
-    /// The host has let go of the stream: what is left is one Read, behind whose answer the peer waits for nothing.
+    /// The host has let go of the stream: what is left is one Read, behind whose answer the peer
+    /// waits for nothing.
     pub(crate) fn send_drain_read(&mut self) {
         self.watermarks.clear();
         self.drain_read = true;
@@ -146,7 +150,8 @@ impl<M> Sender<M> {
         now
     }
 
-    /// Request `id` ends at the present end of the queue: it completes when TCP has taken that, or when the peer has acknowledged it.
+    /// Request `id` ends at the present end of the queue: it completes when TCP has taken that, or
+    /// when the peer has acknowledged it.
     fn completes_when_sent(&mut self, id: u32, shared: &mut Shared) {
         if shared.reads.acks.on && !shared.completes_by_placement() {
             shared.reads.acks.built(id);
@@ -158,7 +163,8 @@ impl<M> Sender<M> {
         self.watermarks.push_back((self.queue.queued(), id));
     }
 
-    /// Drops what is not on the wire: the stream has left Full Operation. False when an FPDU that is partly sent cannot be finished.
+    /// Drops what is not on the wire: the stream has left Full Operation. False when an FPDU that
+    /// is partly sent cannot be finished.
     pub(crate) fn abandon<H: StreamHost<Memory = M>>(&mut self, shared: &mut Shared, host: &mut H) -> bool {
         let whole = self.queue.keep_started(host);
         shared.placement.truncate(self.queue.queued());
@@ -184,7 +190,8 @@ impl<M> Sender<M> {
             && !shared.placement.is_owed()
     }
 
-    /// Returns whether there is nothing to send unless something happens: a post, an arrival that lets a waiting request go, room.
+    /// Returns whether there is nothing to send unless something happens: a post, an arrival that
+    /// lets a waiting request go, room.
     #[inline]
     pub(crate) fn has_nothing_due(&self, shared: &Shared) -> bool {
         self.queue.is_empty() && self.is_idle(shared) && shared.reads.inbound.is_empty()
@@ -203,7 +210,8 @@ impl<M> Sender<M> {
 
     /// Returns whether every request that was begun has completed.
     pub(crate) fn has_no_open_request(&self, shared: &Shared) -> bool {
-        // An acknowledging Read that was sent before the peer was known to acknowledge by itself: no request waits for its answer.
+        // An acknowledging Read that was sent before the peer was known to acknowledge by itself:
+        // no request waits for its answer.
         let by_placement = shared.completes_by_placement();
         let is_surplus = |read: &Outstanding| by_placement && matches!(read.origin, ReadOrigin::Ack(_));
         !self.is_inside_request()
@@ -212,12 +220,14 @@ impl<M> Sender<M> {
             && shared.reads.outstanding.iter().all(is_surplus)
     }
 
-    /// Returns whether no request waits for TCP or for an acknowledgement. The answer to an acknowledging Read may have completed some.
+    /// Returns whether no request waits for TCP or for an acknowledgement. The answer to an
+    /// acknowledging Read may have completed some.
     fn has_completed_all(&self, shared: &Shared) -> bool {
         self.watermarks.iter().all(|(_, id)| shared.reads.acks.has_completed(*id))
     }
 
-    /// Returns whether everything that was posted is sent and answered. A host that has let go has nothing to send.
+    /// Returns whether everything that was posted is sent and answered. A host that has let go has
+    /// nothing to send.
     pub(crate) fn is_finished<H: StreamHost<Memory = M>>(&self, shared: &Shared, host: &mut H) -> bool {
         let finished = self.has_nothing_due(shared)
             && self.has_completed_all(shared)
@@ -244,8 +254,8 @@ impl<M> Sender<M> {
         self.queue.end_fpdu();
     }
 
-    /// Requests built before the capability exchange was decided wait for either kind of acknowledgement. Once it is decided, they wait
-    /// for the kind that the peer sends.
+    /// Requests built before the capability exchange was decided wait for either kind of
+    /// acknowledgement. Once it is decided, they wait for the kind that the peer sends.
     pub(super) fn settle_acks(&mut self, shared: &mut Shared) {
         if !shared.reads.acks.on || shared.caps.is_undecided() {
             return;
@@ -257,7 +267,8 @@ impl<M> Sender<M> {
         }
     }
 
-    /// Queues a placement acknowledgement, if one is owed and none is in the queue. It may stand between the FPDUs of a message.
+    /// Queues a placement acknowledgement, if one is owed and none is in the queue. It may stand
+    /// between the FPDUs of a message.
     pub(crate) fn queue_placement_ack(&mut self, shared: &mut Shared) {
         if let Some(position) = shared.placement.next()
             && shared.sends_placement_acks()
@@ -279,7 +290,8 @@ impl<M> Sender<M> {
         host: &mut H,
     ) -> Result<(), ConnError> {
         let placed = placement::extend(self.placed, position);
-        // A peer cannot have placed what was not sent. An acknowledgement that says so is an empty Write and nothing else.
+        // A peer cannot have placed what was not sent. An acknowledgement that says so is an empty
+        // Write and nothing else.
         if placed > self.queue.sent().saturating_sub(self.base) {
             return Ok(());
         }
@@ -379,8 +391,8 @@ impl<'a, M> Batch<'a, M> {
         self.queue.single()
     }
 
-    /// Returns whether the stream has more to send once these bytes are taken. Otherwise [`crate::RdmapStream::poll_transmit`] need not be
-    /// called again until something happens.
+    /// Returns whether the stream has more to send once these bytes are taken. Otherwise
+    /// [`crate::RdmapStream::poll_transmit`] need not be called again until something happens.
     #[must_use]
     pub const fn has_more(&self) -> bool {
         self.more

@@ -1,4 +1,5 @@
-//! Which message a stream sends next, and what its RDMAP header says: the stream's own, answers, requests.
+//! Which message a stream sends next, and what its RDMAP header says: the stream's own, answers,
+//! requests.
 
 use super::Sender;
 use super::message::{Message, MessageEnd, MessageHeader, Source, missing_extension};
@@ -14,7 +15,8 @@ use uiw_mpa::startup::Rtr;
 use uiw_rdmap::{AtomicOp, AtomicRequest, AtomicResponse, Opcode, ReadRequest};
 
 impl<M> Sender<M> {
-    /// The second half of a Write with immediate (RFC 7306 section 6): the immediate in the first four of eight bytes.
+    /// The second half of a Write with immediate (RFC 7306 section 6): the immediate in the first
+    /// four of eight bytes.
     pub(super) fn immediate<H: StreamHost>(
         &mut self,
         id: u32,
@@ -30,7 +32,8 @@ impl<M> Sender<M> {
         Message::fields(header, &bytes, MessageEnd::Sent(id))
     }
 
-    /// The next message in line: RTR and capability exchange first, then answers and requests by turns.
+    /// The next message in line: RTR and capability exchange first, then answers and requests by
+    /// turns.
     pub(super) fn next_message<H: StreamHost>(
         &mut self,
         shared: &mut Shared,
@@ -50,7 +53,8 @@ impl<M> Sender<M> {
         if let Some(ZeroWrite { stag, to }) = shared.caps.due.take() {
             return Ok(Some(Message::empty(MessageHeader::Tagged { opcode: Opcode::Write, stag, to })));
         }
-        // Before an answer, too: behind the answer to a drain Read the peer reads no request for an acknowledgement.
+        // Before an answer, too: behind the answer to a drain Read the peer reads no request for an
+        // acknowledgement.
         let ack_first = shared.reads.acks.is_due() || !shared.reads.inbound.is_empty();
         if ack_first && let Some(message) = self.next_ack(shared) {
             return Ok(Some(message));
@@ -120,8 +124,8 @@ impl<M> Sender<M> {
         header
     }
 
-    /// The answer that the peer has waited for the longest. Its credit is free as soon as its last segment is built: the peer cannot
-    /// use the credit before it has the answer.
+    /// The answer that the peer has waited for the longest. Its credit is free as soon as its last
+    /// segment is built: the peer cannot use the credit before it has the answer.
     fn next_answer<H: StreamHost>(
         &mut self,
         shared: &mut Shared,

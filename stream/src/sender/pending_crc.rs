@@ -4,8 +4,9 @@ use alloc::vec::Vec;
 use core::ops::Range;
 use uiw_mpa::tx::FpduTx;
 
-/// FPDUs in staging whose CRC fields are still zero. Reading bytes right behind their stores is slow (45 against 23 nanoseconds
-/// for 1,418), so the copies of some FPDUs go before the CRCs of all.
+/// FPDUs in staging whose CRC fields are still zero. Reading bytes right behind their stores is
+/// slow (45 against 23 nanoseconds for 1,418), so the copies of some FPDUs go before the CRCs of
+/// all.
 #[derive(Debug, Default)]
 pub(super) struct PendingCrc {
     fpdus: Vec<Range<usize>>,
@@ -15,7 +16,8 @@ impl PendingCrc {
     /// Bytes copied before their CRCs: they stay in the first-level cache.
     const MAX_BYTES: usize = 16 << 10;
 
-    /// Makes an FPDU of `staging[start..]`. [`PendingCrc::finalize`] must follow before anything is sent.
+    /// Makes an FPDU of `staging[start..]`. [`PendingCrc::finalize`] must follow before anything is
+    /// sent.
     #[inline]
     pub(super) fn frame(&mut self, fpdu: &mut FpduTx, staging: &mut Vec<u8>, start: usize) {
         fpdu.frame(staging, start);

@@ -1,7 +1,8 @@
-//! Bytes on their way to TCP: staged ones and memory of the host, in stream order, with FPDU boundaries.
+//! Bytes on their way to TCP: staged ones and memory of the host, in stream order, with FPDU
+//! boundaries.
 //!
-//! What TCP does not take at once stays here, so a partial send costs nothing and an FPDU is never spliced: a Terminate goes behind
-//! the FPDU whose first byte is on the wire.
+//! What TCP does not take at once stays here, so a partial send costs nothing and an FPDU is never
+//! spliced: a Terminate goes behind the FPDU whose first byte is on the wire.
 
 use crate::host::StreamHost;
 use alloc::collections::VecDeque;
@@ -33,7 +34,8 @@ pub(super) struct MemoryId(u64);
 pub enum Piece<'a, M> {
     /// Bytes of the stream's own.
     Bytes(&'a [u8]),
-    /// A range of memory of the host. Consecutive pieces may name the same memory: then the reference is the same, too.
+    /// A range of memory of the host. Consecutive pieces may name the same memory: then the
+    /// reference is the same, too.
     Memory {
         /// Memory that holds the bytes.
         memory: &'a M,
@@ -191,8 +193,9 @@ impl<M> TransmitQueue<M> {
         }
     }
 
-    /// Drops every FPDU of which no byte is with TCP and copies the rest of the one that is partly sent, so that nothing here
-    /// names memory of the host any more. False when that memory is gone: then the FPDU cannot be finished.
+    /// Drops every FPDU of which no byte is with TCP and copies the rest of the one that is partly
+    /// sent, so that nothing here names memory of the host any more. False when that memory is
+    /// gone: then the FPDU cannot be finished.
     pub(super) fn keep_started<H: StreamHost<Memory = M>>(&mut self, host: &mut H) -> bool {
         let started_end = match self.ends.front() {
             Some(end) if self.sent > self.boundary => *end,
@@ -249,8 +252,8 @@ mod tests {
         bytes
     }
 
-    /// TCP has no room right behind the last byte of memory: its request completes and the host gives up the memory, while the next
-    /// FPDU with memory of its own still waits.
+    /// TCP has no room right behind the last byte of memory: its request completes and the host
+    /// gives up the memory, while the next FPDU with memory of its own still waits.
     #[test]
     fn sent_memory_released() {
         for taken in [9, 10, 11] {

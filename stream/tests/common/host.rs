@@ -1,4 +1,5 @@
-//! A host in a few vectors, which checks what the stream may ask of it. Tests and the fuzz target `stream` use it.
+//! A host in a few vectors, which checks what the stream may ask of it. Tests and the fuzz target
+//! `stream` use it.
 
 use std::collections::VecDeque;
 use std::ops::Range;

@@ -1,5 +1,5 @@
-//! Two streams back to back: a host with memory, queues and completions for each, a virtual clock, and a wire of which tests choose
-//! how it cuts. No thread, no socket.
+//! Two streams back to back: a host with memory, queues and completions for each, a virtual clock,
+//! and a wire of which tests choose how it cuts. No thread, no socket.
 
 // Each test program uses a part of it.
 #![allow(dead_code)]
@@ -138,7 +138,8 @@ impl End {
         }
     }
 
-    /// Takes the next `count` bytes of the wire, and what is whole of them. True when anything happened.
+    /// Takes the next `count` bytes of the wire, and what is whole of them. True when anything
+    /// happened.
     fn receive(&mut self, count: usize, now: Time) -> bool {
         if !self.stream.accepts_bytes() {
             return false;
@@ -259,7 +260,8 @@ impl Pair {
         panic!("the pair never comes to rest");
     }
 
-    /// The clock goes on by `wait`; deadlines that have passed are served, and what follows from them.
+    /// The clock goes on by `wait`; deadlines that have passed are served, and what follows from
+    /// them.
     pub(crate) fn advance(&mut self, wait: Duration) {
         self.now = self.now.after(wait);
         for end in &mut self.ends {

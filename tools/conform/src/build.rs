@@ -1,4 +1,5 @@
-//! Frames that leave, legal or not: the codecs of `mpa`, `ddp` and `rdmap` make a legal one, and what a case changes is changed behind them.
+//! Frames that leave, legal or not: the codecs of `mpa`, `ddp` and `rdmap` make a legal one, and
+//! what a case changes is changed behind them.
 
 use super::values::Values;
 use uiw_cases::FrameKind;
@@ -93,7 +94,8 @@ fn default_queue(opcode: u8) -> u64 {
     }
 }
 
-/// The Read Request of these fields. A Read of no bytes names STag 1, as Chelsio's adapters require.
+/// The Read Request of these fields. A Read of no bytes names STag 1, as Chelsio's adapters
+/// require.
 pub(super) fn read_request(fields: &Values) -> ReadRequest {
     ReadRequest {
         sink_stag: STag(fields.number("sink-stag", 1) as u32),
@@ -186,7 +188,8 @@ mod tests {
     fn pad_changed_around_marker() {
         let mut fields = Values::default();
         fields.set("pad", 0xFF);
-        // The first Marker has four bytes and the length two; with 503 bytes the second Marker stands between PAD and CRC.
+        // The first Marker has four bytes and the length two; with 503 bytes the second Marker
+        // stands between PAD and CRC.
         for (len, places) in [(5, 11..12), (499, 505..508), (503, 509..512)] {
             let mut tx = FpduTx::new(true, true);
             let bytes = fpdu(&mut tx, &vec![0; len], &fields);

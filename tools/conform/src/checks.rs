@@ -187,7 +187,8 @@ impl Checker {
         self.sent.clear();
     }
 
-    /// Returns the position, from 1, of the sent segment that a Terminate quotes; 0 if there is none.
+    /// Returns the position, from 1, of the sent segment that a Terminate quotes; 0 if there is
+    /// none.
     pub(super) fn quoted(&self, segment: &Segment) -> u64 {
         let header = terminate::quoted(segment.payload());
         let at = header.and_then(|header| self.sent.iter().position(|sent| sent.starts_with(&header)));

@@ -1,7 +1,8 @@
-//! One direction's FPDUs as they came, and the sentences of RFC 5044 that their framing keeps or breaks.
+//! One direction's FPDUs as they came, and the sentences of RFC 5044 that their framing keeps or
+//! breaks.
 //!
-//! A receiver that keeps the RFC drops an FPDU whose CRC is wrong. Here the question is why it is wrong, so the bytes are looked at in every
-//! way that an error of the sender explains.
+//! A receiver that keeps the RFC drops an FPDU whose CRC is wrong. Here the question is why it is
+//! wrong, so the bytes are looked at in every way that an error of the sender explains.
 
 use super::judge::Judgements;
 use uiw_mpa::{MAX_ULPDU, MIN_MULPDU, crc32c, pad_len};
@@ -69,7 +70,8 @@ impl Deframe {
             return self.implausible(bytes, layout.ulpdu_len, judged);
         }
         let Some(raw) = bytes.get(..layout.len) else {
-            // A Marker that was not asked for is seen as a length of zero; one that is lacking, as one that never ends.
+            // A Marker that was not asked for is seen as a length of zero; one that is lacking, as
+            // one that never ends.
             if self.markers && self.is_whole_without_markers(bytes) {
                 return self.no_marker(judged);
             }
@@ -91,7 +93,8 @@ impl Deframe {
         FrontContent::Fpdu(WholeFpdu { consumed: layout.len, ulpdu })
     }
 
-    /// Returns the offsets of the parts of the FPDU at the front of `bytes`, once its length is there.
+    /// Returns the offsets of the parts of the FPDU at the front of `bytes`, once its length is
+    /// there.
     fn layout(&self, bytes: &[u8], with_markers: bool) -> Option<FpduLayout> {
         let is_marker = |at: usize| with_markers && (self.position + at as u64).is_multiple_of(INTERVAL);
         let lead = if is_marker(0) { MARKER } else { 0 };
@@ -282,7 +285,8 @@ impl Deframe {
     }
 }
 
-/// Returns whether four bytes look as the front of an FPDU: a length, then the control fields of DDP and RDMAP.
+/// Returns whether four bytes look as the front of an FPDU: a length, then the control fields of
+/// DDP and RDMAP.
 fn is_header(bytes: [u8; 4]) -> bool {
     let length = usize::from(u16::from_be_bytes([bytes[0], bytes[1]]));
     (SHORTEST..=MAX_ULPDU).contains(&length)

@@ -1,7 +1,9 @@
-//! Asks a foreign iWARP listener everything that can be judged from outside, and gives a verdict for each requirement of the RFCs.
+//! Asks a foreign iWARP listener everything that can be judged from outside, and gives a verdict
+//! for each requirement of the RFCs.
 //!
-//! [`select`] chooses cases, [`ask`] finds out what the listener supports, [`run`] runs the cases and [`Report`] has the verdicts. Each case is one
-//! connection whose every byte is given by a readable file.
+//! [`select`] chooses cases, [`ask`] finds out what the listener supports, [`run`] runs the cases
+//! and [`Report`] has the verdicts. Each case is one connection whose every byte is given by a
+//! readable file.
 
 #![warn(missing_debug_implementations)]
 
@@ -40,8 +42,9 @@ use std::sync::{Mutex, OnceLock};
 use steps::Outcome;
 use verdict::Run;
 
-/// Chooses cases: the built-in ones and those of `files` (files, or folders with files `*.case`), of which only those whose names contain one of
-/// `names` if there are any. `requirements` are ids or their beginnings, which must exist.
+/// Chooses cases: the built-in ones and those of `files` (files, or folders with files `*.case`),
+/// of which only those whose names contain one of `names` if there are any. `requirements` are ids
+/// or their beginnings, which must exist.
 ///
 /// # Errors
 /// [`ConformError::Usage`]: a file that cannot be read or parsed, or a name that does not exist.

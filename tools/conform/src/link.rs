@@ -66,7 +66,8 @@ pub(super) struct Link {
     pub(super) round_trip: Duration,
 }
 
-/// A peer may end the stream by RST, which TCP sends once: where it is lost, the answer to a probe is another one.
+/// A peer may end the stream by RST, which TCP sends once: where it is lost, the answer to a probe
+/// is another one.
 fn keep_alive(stream: &TcpStream) -> io::Result<()> {
     sockopt::set_socket_keepalive(stream, true)?;
     sockopt::set_tcp_keepidle(stream, PROBES)?;
@@ -122,7 +123,8 @@ impl Link {
         Ok(Self { network, pipe, inbox: Vec::new(), ended: None, round_trip })
     }
 
-    /// Sends bytes, in pieces of `cut` if it is not 0. A stream that the peer has ended takes nothing: what it said is still read.
+    /// Sends bytes, in pieces of `cut` if it is not 0. A stream that the peer has ended takes
+    /// nothing: what it said is still read.
     pub(super) fn send(&mut self, bytes: &[u8], cut: usize) {
         let pieces = bytes.chunks(if cut == 0 { bytes.len().max(1) } else { cut });
         for (number, piece) in pieces.enumerate() {

@@ -150,7 +150,8 @@ impl Listener {
         }
     }
 
-    /// Returns, for each Request that was ended or rejected, the kind of peer that is known to do so, and the options to try.
+    /// Returns, for each Request that was ended or rejected, the kind of peer that is known to do
+    /// so, and the options to try.
     pub(super) fn suspicions(&self) -> impl Iterator<Item = String> {
         self.suspects.iter().map(|suspect| suspicion(*suspect))
     }

@@ -14,7 +14,8 @@ const OWN_REVOCABLE: u32 = 0x00C0_FF02;
 const SEED: u32 = 41;
 
 impl Session<'_> {
-    /// Orders something of the partner, or says what this end is going to do and takes its memory's place.
+    /// Orders something of the partner, or says what this end is going to do and takes its memory's
+    /// place.
     pub(super) fn order(&mut self, operation: Operation, fields: &Values) -> Result<(), Stop> {
         let op = Op::from_wire(operation.code)
             .ok_or_else(|| Stop(format!("the partner has no operation {}", operation.code)))?;

@@ -172,7 +172,8 @@ fn judge_enhanced(reply: &Enhanced, request: &Values, judged: &mut Judgements) {
         if reply.peer_to_peer {
             let asked = ["b", "c", "d"].map(|name| request.number(name, 0) != 0);
             let common = asked.iter().zip(kinds).any(|(asked, kind)| *asked && kind);
-            // Whether the listener supports none of those asked for is not seen; that it names one is.
+            // Whether the listener supports none of those asked for is not seen; that it names one
+            // is.
             let ids: &[&str] = if common {
                 &["RFC6581-9.2-03", "RFC6581-9.2-06"]
             } else {
@@ -220,7 +221,8 @@ mod tests {
         fields
     }
 
-    /// Returns the requirements that a Reply with these fields breaks as the answer to a Request with those.
+    /// Returns the requirements that a Reply with these fields breaks as the answer to a Request
+    /// with those.
     fn broken(request: &[(&str, u64)], reply: &[(&str, u64)]) -> Vec<String> {
         let bytes = build::startup(FrameKind::Reply, &fields(reply));
         let mut judged = Judgements::default();

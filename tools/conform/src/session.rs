@@ -14,10 +14,12 @@ use std::time::{Duration, Instant};
 use uiw_cases::FrameKind;
 use uiw_mpa::{FpduTx, MAX_ULPDU};
 
-/// STag for the answers to the Reads that show whether the listener continues. No case uses these STags.
+/// STag for the answers to the Reads that show whether the listener continues. No case uses these
+/// STags.
 pub(super) const READY: u32 = 0x5244_0001;
 pub(super) const PROBE: u32 = 0x5242_0002;
-/// Between the empty Writes that follow a first FPDU without an answer. Linux's siw misses an FPDU that is there before its socket is watched.
+/// Between the empty Writes that follow a first FPDU without an answer. Linux's siw misses an FPDU
+/// that is there before its socket is watched.
 const NUDGE: Duration = Duration::from_millis(50);
 const NUDGES: u32 = 5;
 /// Time for which the end of the listener is awaited in cases that are not about it.
@@ -121,7 +123,8 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Returns the time for which nothing may move: the configured one, and some round trips of this path.
+    /// Returns the time for which nothing may move: the configured one, and some round trips of
+    /// this path.
     pub(super) fn stall(&self) -> Duration {
         let round_trip = self.link.as_ref().map_or(Duration::ZERO, |link| link.round_trip);
         self.target.stall.max(round_trip * ROUND_TRIPS)
@@ -237,7 +240,8 @@ impl<'a> Session<'a> {
         enhanced.is_none_or(|enhanced| enhanced.ird > 0)
     }
 
-    /// The usual start-up, with `fields` of the Request changed, up to the answer to a first Read of no bytes.
+    /// The usual start-up, with `fields` of the Request changed, up to the answer to a first Read
+    /// of no bytes.
     pub(super) fn start(&mut self, fields: Values) -> Result<(), Stop> {
         self.connect()?;
         let mut request = fields;
@@ -454,7 +458,8 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Returns whether bytes behind the Reply begin an FPDU or a Marker, instead of more of the Reply.
+    /// Returns whether bytes behind the Reply begin an FPDU or a Marker, instead of more of the
+    /// Reply.
     pub(super) fn begins_fpdu(&self, bytes: &[u8]) -> bool {
         let mut judged = Judgements::default();
         let markers = self.request.number("markers", 0) != 0;
@@ -462,8 +467,9 @@ impl<'a> Session<'a> {
         matches!(rx.next(bytes, false, &mut judged), FrontContent::Fpdu(_)) || bytes == [0; 4]
     }
 
-    /// Ends the connection as a well-behaved initiator does: listeners have had trouble with a FIN right behind their Reply. A case that stopped
-    /// is not `complete`: nothing more is asked of the listener.
+    /// Ends the connection as a well-behaved initiator does: listeners have had trouble with a FIN
+    /// right behind their Reply. A case that stopped is not `complete`: nothing more is asked of
+    /// the listener.
     pub(super) fn finish(&mut self, complete: bool) {
         let accepted = self.reply.as_ref().is_some_and(|reply| !reply.rejects());
         let is_open = self.link.as_ref().is_some_and(|link| link.ended.is_none());

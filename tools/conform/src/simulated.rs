@@ -1,4 +1,5 @@
-//! The cases against uiw's own listener on a simulated network with a virtual clock: each byte passes the whole engine, waits are exact and take no time.
+//! The cases against uiw's own listener on a simulated network with a virtual clock: each byte
+//! passes the whole engine, waits are exact and take no time.
 
 use super::cases;
 use super::link::{Network, Pipe};
@@ -22,7 +23,8 @@ use uiw_mem::{IoVec, IoVecMut};
 use uiw_testkit::sim::{self, Link, Split};
 
 const HOST: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
-/// Rounds without work after which a device is idle. While it has few connections it asks its stack in one of 32.
+/// Rounds without work after which a device is idle. While it has few connections it asks its stack
+/// in one of 32.
 const QUIET_ROUNDS: usize = 33;
 /// Rounds in which something moves while the clock stands still, at most: more is a livelock.
 const MAX_ROUNDS: usize = 1_000_000;
@@ -92,7 +94,8 @@ impl SimulatedWorld {
         moved | self.pump()
     }
 
-    /// Moves the clock to the next deadline, at most to `until`. False when that is reached already.
+    /// Moves the clock to the next deadline, at most to `until`. False when that is reached
+    /// already.
     fn advance(&mut self, until: Instant) -> bool {
         let now = self.network.now();
         if now >= until {

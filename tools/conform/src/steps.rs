@@ -173,7 +173,8 @@ impl Session<'_> {
         Err(Stop(what))
     }
 
-    /// Expects that the preceding bytes are refused: a Terminate comes, then the end; and no sign that they were carried out.
+    /// Expects that the preceding bytes are refused: a Terminate comes, then the end; and no sign
+    /// that they were carried out.
     fn refusal(&mut self, judges: &[String], terminate: &[String], fields: &[Field]) -> Result<(), Stop> {
         let mut asked = false;
         loop {
@@ -275,7 +276,8 @@ fn is_kind(item: &Item, kind: FrameKind) -> bool {
     }
 }
 
-/// Returns whether a listener may send this on its own at any time: empty Writes and Reads of no bytes.
+/// Returns whether a listener may send this on its own at any time: empty Writes and Reads of no
+/// bytes.
 fn is_aside(item: &Item) -> bool {
     let Item::Segment(segment, _) = item else { return false };
     match segment.kind() {

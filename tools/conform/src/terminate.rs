@@ -120,7 +120,8 @@ fn judge_parts(payload: &[u8], bits: u8, judged: &mut Judgements) {
     });
 }
 
-/// The length of the segment that it quotes: the ULPDU's, or the payload's alone, as the RFC leaves open.
+/// The length of the segment that it quotes: the ULPDU's, or the payload's alone, as the RFC leaves
+/// open.
 fn judge_segment_length(terminate: &Terminate, sent: &[Vec<u8>], judged: &mut Judgements) {
     let Some(length) = terminate.segment_len else { return };
     let header = terminate.ddp_header.as_ref().map(uiw_rdmap::wire::HeaderCopy::as_slice);

@@ -1,7 +1,8 @@
 //! Whole small files in one slot, one behind the other.
 //!
-//! A record is a path, a mark and what it stands for: 0, the file's metadata, a length (32 bits) and the file's bytes; 1, an error number (16
-//! bits): the file cannot be read; 2, its metadata alone: it is too large for a batch by now.
+//! A record is a path, a mark and what it stands for: 0, the file's metadata, a length (32 bits)
+//! and the file's bytes; 1, an error number (16 bits): the file cannot be read; 2, its metadata
+//! alone: it is too large for a batch by now.
 
 use super::meta::{Kind, Meta};
 use super::names::{Name, RelPath};
@@ -151,7 +152,8 @@ pub fn decode(bytes: &[u8], count: u16) -> Result<Vec<(RelPath, Content<'_>)>> {
     Ok(records)
 }
 
-/// A file of a batch under its temporary name. It is not kept open: a batch has more files than a process may have open.
+/// A file of a batch under its temporary name. It is not kept open: a batch has more files than a
+/// process may have open.
 struct WrittenFile {
     position: u16,
     path: RelPath,
@@ -180,7 +182,8 @@ impl ParentDirectory {
 /// A file of a batch: its position, path, metadata and bytes.
 pub type Whole<'a> = (u16, &'a RelPath, &'a Meta, &'a [u8]);
 
-/// Stores whole files: all of them are written, one syncfs(2) follows, then they appear. Returns which failed, with error numbers.
+/// Stores whole files: all of them are written, one syncfs(2) follows, then they appear. Returns
+/// which failed, with error numbers.
 pub fn store<'a>(root: &Root, files: impl Iterator<Item = Whole<'a>>, session: &str) -> Vec<(u16, u16)> {
     let mut failures = Vec::new();
     let mut written = Vec::new();

@@ -1,5 +1,6 @@
-//! Paths at which something is being put in place. A client whose connection broke repeats a request while the server may still execute it: both use
-//! the same temporary names, so the second one waits.
+//! Paths at which something is being put in place. A client whose connection broke repeats a
+//! request while the server may still execute it: both use the same temporary names, so the second
+//! one waits.
 
 use super::names::RelPath;
 use std::collections::HashSet;

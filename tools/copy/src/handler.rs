@@ -1,4 +1,5 @@
-//! What a server does with requests, without a connection: bytes of slots come in and go out as such.
+//! What a server does with requests, without a connection: bytes of slots come in and go out as
+//! such.
 
 use super::batch::{self, Batch, Content, Fit};
 use super::claims::Claims;
@@ -35,8 +36,9 @@ pub struct Session {
     tally: Mutex<Tally>,
 }
 
-/// Held while an incomplete file is opened, as what is there of it is read and hashed then. Sessions of one peer have one, so that requests of a
-/// few bytes keep one processor busy at most. After each block it passes to another session that waits, so that none waits for a whole file.
+/// Held while an incomplete file is opened, as what is there of it is read and hashed then.
+/// Sessions of one peer have one, so that requests of a few bytes keep one processor busy at most.
+/// After each block it passes to another session that waits, so that none waits for a whole file.
 #[derive(Debug, Default)]
 pub struct Opening(parking_lot::Mutex<()>);
 
@@ -143,7 +145,8 @@ impl Handler {
         Self { session, sources: Vec::new(), listing: None, goes_on: Box::new(goes_on), failures: Vec::new() }
     }
 
-    /// Returns the entries that failed in the last request, for a log. The client got the same errors.
+    /// Returns the entries that failed in the last request, for a log. The client got the same
+    /// errors.
     pub fn failures(&self) -> &[(RelPath, Error)] {
         &self.failures
     }
@@ -245,7 +248,8 @@ impl Handler {
                 Reply::Done
             }
             Request::SetDirectory { path, mode, mtime } => {
-                // The share itself is the operator's: a client that copies into it does not change its mode.
+                // The share itself is the operator's: a client that copies into it does not change
+                // its mode.
                 if !path.is_empty() {
                     root.set_directory(path, *mode, *mtime)?;
                 }
@@ -470,7 +474,8 @@ mod tests {
             let mut first = Handler::new(session(1), move || {
                 let (begun, is_open) = &wait_for_other;
                 begun.store(true, Ordering::SeqCst);
-                // The verification of each record takes its time, until the other session has been served.
+                // The verification of each record takes its time, until the other session has been
+                // served.
                 if !is_open.load(Ordering::SeqCst) {
                     std::thread::sleep(Duration::from_millis(20));
                 }

@@ -1,11 +1,13 @@
 //! The journal of an incomplete file: which of its blocks are verified.
 //!
-//! It begins with `MAGIC`, the size (64 bits) and the version (16 bytes) of the source, and 8 bytes of the BLAKE3 hash of all that. A record is the
-//! first block (64 bits), the number of blocks (64 bits), the hash of the block's bytes, and 8 bytes of the hash of these fields. A run in a hole has
-//! zeros as its hash; every other record is of one block.
+//! It begins with `MAGIC`, the size (64 bits) and the version (16 bytes) of the source, and 8 bytes
+//! of the BLAKE3 hash of all that. A record is the first block (64 bits), the number of blocks (64
+//! bits), the hash of the block's bytes, and 8 bytes of the hash of these fields. A run in a hole
+//! has zeros as its hash; every other record is of one block.
 //!
-//! Nothing depends on the order in which the kernel writes data and journal: after a crash a record may be torn, or be there without its
-//! data. A torn record ends the journal, and each block is read and hashed before its record is believed (`super::part`).
+//! Nothing depends on the order in which the kernel writes data and journal: after a crash a record
+//! may be torn, or be there without its data. A torn record ends the journal, and each block is
+//! read and hashed before its record is believed (`super::part`).
 
 use super::meta::{Meta, Version};
 use super::protocol::{FileHead, Hash};
@@ -100,8 +102,9 @@ impl Journal {
         self.0.write_all(&header(meta.size, &meta.version))
     }
 
-    /// Gives every whole record to `each`, and makes the next one follow behind the last of them. More records than twice the blocks of the file
-    /// are none of ours: what follows them is dropped.
+    /// Gives every whole record to `each`, and makes the next one follow behind the last of them.
+    /// More records than twice the blocks of the file are none of ours: what follows them is
+    /// dropped.
     pub fn replay(&mut self, file: &FileHead, mut each: impl FnMut(Record) -> Result<()>) -> Result<()> {
         self.0.seek(SeekFrom::Start(HEADER as u64))?;
         let mut end = HEADER as u64;

@@ -1,5 +1,6 @@
-//! What `uiw cp` and the shares of `uiw serve` have in common, without connections: the protocol ([`protocol`] has its rules) and the files that
-//! it reads and writes. A library for the program itself and for the fuzzers; no interface for other programs.
+//! What `uiw cp` and the shares of `uiw serve` have in common, without connections: the protocol
+//! ([`protocol`] has its rules) and the files that it reads and writes. A library for the program
+//! itself and for the fuzzers; no interface for other programs.
 
 #[doc(hidden)]
 pub mod batch;

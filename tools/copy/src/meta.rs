@@ -28,7 +28,8 @@ pub struct Time {
     pub nanos: u32,
 }
 
-/// State of a source that a byte belongs to. The owner of the source makes it, and compares it; to the other end it is opaque.
+/// State of a source that a byte belongs to. The owner of the source makes it, and compares it; to
+/// the other end it is opaque.
 pub type Version = [u8; 16];
 
 /// Everything but name and bytes.

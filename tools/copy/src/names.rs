@@ -83,7 +83,8 @@ impl Name {
     }
 }
 
-/// Returns the name of the journal for a name that [`Name::part_of`] gives, if it is [`Name::part`] of a file that has such a name itself.
+/// Returns the name of the journal for a name that [`Name::part_of`] gives, if it is [`Name::part`]
+/// of a file that has such a name itself.
 pub fn left_by_session(name: &[u8]) -> Option<Vec<u8>> {
     let file = name.strip_suffix(PART.as_bytes())?;
     let (stem, label) = file.split_last_chunk::<9>()?;
@@ -97,7 +98,8 @@ pub fn is_reserved(name: &[u8]) -> bool {
     name.ends_with(PART.as_bytes()) || name.ends_with(JOURNAL.as_bytes())
 }
 
-/// A path below a share, or below the directory that a client copies to or from. Empty: that directory itself.
+/// A path below a share, or below the directory that a client copies to or from. Empty: that
+/// directory itself.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct RelPath(Vec<u8>);
 
@@ -180,19 +182,22 @@ impl fmt::Debug for Name {
     }
 }
 
-/// Returns whether a terminal may do something else than show the character: control and format characters (Unicode categories Cc and Cf, which have
-/// those that change the direction of the text), separators other than the space (Zl, Zp, Zs), and those without a meaning of their own (Co, Cn).
+/// Returns whether a terminal may do something else than show the character: control and format
+/// characters (Unicode categories Cc and Cf, which have those that change the direction of the
+/// text), separators other than the space (Zl, Zp, Zs), and those without a meaning of their own
+/// (Co, Cn).
 #[must_use]
 pub fn is_unsafe(char: char) -> bool {
-    // What the standard library does not print as it is. A combining mark is only printed behind another character.
+    // What the standard library does not print as it is. A combining mark is only printed behind
+    // another character.
     let mut text = *b"x\0\0\0\0";
     let len = 1 + char.encode_utf8(&mut text[1..]).len();
     let is_printed = || std::str::from_utf8(&text[..len]).is_ok_and(|text| text.escape_debug().count() == 2);
     !matches!(char, '\'' | '"' | '\\') && !is_printed()
 }
 
-/// A name or path for people, of which no two look alike: control characters, backslashes and bytes that are no UTF-8 are escaped. A peer's names
-/// must not drive a terminal.
+/// A name or path for people, of which no two look alike: control characters, backslashes and bytes
+/// that are no UTF-8 are escaped. A peer's names must not drive a terminal.
 pub struct EscapedName<'a>(pub &'a [u8]);
 
 impl fmt::Display for EscapedName<'_> {
@@ -277,7 +282,8 @@ mod tests {
         assert_ne!(long.part(), Name::new(&[b'y'; 255]).unwrap().part());
     }
 
-    /// Tests one character of each range of category Cf in Unicode 16, and the first and last one of the other categories.
+    /// Tests one character of each range of category Cf in Unicode 16, and the first and last one
+    /// of the other categories.
     #[test]
     fn characters_without_glyph_are_unsafe() {
         let unsafe_ones = "\0\t\n\x1b\x7f\u{80}\u{85}\u{9b}\u{9f}\u{a0}\u{ad}\u{600}\u{605}\u{61c}\u{6dd}\u{70f}\u{890}\u{8e2}\u{180e}\

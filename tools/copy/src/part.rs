@@ -1,4 +1,5 @@
-//! A file that is being received: its bytes in `NAME.uiw-part`, its journal, and how it becomes `NAME`.
+//! A file that is being received: its bytes in `NAME.uiw-part`, its journal, and how it becomes
+//! `NAME`.
 
 use super::journal::{Journal, Record};
 use super::meta::{Kind, Meta};
@@ -17,7 +18,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
 
-/// Ranges of verified blocks that one file may have at a time; a sender goes through a file in order, so it has few.
+/// Ranges of verified blocks that one file may have at a time; a sender goes through a file in
+/// order, so it has few.
 const MAX_FRAGMENTS: usize = 4096;
 /// Zeros are left out of sparse files in pieces of so many bytes.
 const PAGE: usize = 4096;
@@ -124,8 +126,8 @@ fn is_complete(directory: &OwnedFd, name: &Name, head: &FileHead) -> Result<bool
 }
 
 impl Part {
-    /// Continues the incomplete file of the same version, or begins anew if `begin` is set. Verifying what is there takes its time: `goes_on` is
-    /// asked before each block.
+    /// Continues the incomplete file of the same version, or begins anew if `begin` is set.
+    /// Verifying what is there takes its time: `goes_on` is asked before each block.
     ///
     /// # Errors
     /// ECANCELED when `goes_on` has returned false; those of the file system.
@@ -154,8 +156,9 @@ impl Part {
                     }
                     verify(&bytes, head, &record, &mut verified)
                 })?;
-                // What was not verified may be anything after a crash, and neither holes nor, in sparse files, zeros are written. Whether a file counts as sparse
-                // can change while its version stays: the file system decides when it allocates.
+                // What was not verified may be anything after a crash, and neither holes nor, in
+                // sparse files, zeros are written. Whether a file counts as sparse can change while
+                // its version stays: the file system decides when it allocates.
                 for gap in verified.missing(head.blocks()) {
                     punch(&bytes, &gap)?;
                 }
@@ -210,7 +213,8 @@ impl Part {
         if *phase != PartPhase::Receiving {
             return Ok(Outcome::Reopen);
         }
-        // A block that is there needs no other record: the journal, which each opening reads, has one for each block.
+        // A block that is there needs no other record: the journal, which each opening reads, has
+        // one for each block.
         if self.state().verified.contains(&(index..index + 1)) {
             return Ok(Outcome::Done);
         }
@@ -267,8 +271,8 @@ impl Part {
     /// Gives the complete file its mode and time, syncs it, and makes it appear.
     ///
     /// # Errors
-    /// Those of the file system. If the file cannot be synced, it is removed: the kernel reports lost bytes once, and would report success
-    /// the second time.
+    /// Those of the file system. If the file cannot be synced, it is removed: the kernel reports
+    /// lost bytes once, and would report success the second time.
     pub fn finish(&self) -> Result<Outcome> {
         self.finish_with(File::sync_all)
     }
@@ -335,7 +339,8 @@ fn verify(bytes: &File, head: &FileHead, record: &Record, verified: &mut RangeSe
     Ok(())
 }
 
-/// Returns the offset of the next bytes after `from` that are not in a hole; `None` if there are none.
+/// Returns the offset of the next bytes after `from` that are not in a hole; `None` if there are
+/// none.
 pub fn next_data(file: &File, from: u64) -> Result<Option<u64>> {
     match rustix::fs::seek(file, SeekFrom::Data(from)) {
         Ok(at) => Ok(Some(at)),
@@ -498,7 +503,8 @@ mod tests {
         assert!(allocated < BLOCK, "{allocated}");
     }
 
-    /// A crash may leave bytes without their record, and the file system may say of the same version first that it is whole, then that it has holes.
+    /// A crash may leave bytes without their record, and the file system may say of the same
+    /// version first that it is whole, then that it has holes.
     #[test]
     fn unverified_bytes_not_in_holes() {
         for sparse in [false, true] {

@@ -1,35 +1,45 @@
 //! The protocol of `uiw cp`, version 1.
 //!
-//! A client asks for the service `uiw-cp/1` in the private data of its MPA Request (`CpOrder` of the program): a share, a direction, the
-//! token of its session, a number of slots, and its memory for what the server sends. All connections of one run of `uiw cp` (the stripes) have
-//! one token. The server's private data (`Welcome`) has its memory for what the client sends.
+//! A client asks for the service `uiw-cp/1` in the private data of its MPA Request (`CpOrder` of
+//! the program): a share, a direction, the token of its session, a number of slots, and its memory
+//! for what the server sends. All connections of one run of `uiw cp` (the stripes) have one token.
+//! The server's private data (`Welcome`) has its memory for what the client sends.
 //!
 //! # Messages
 //!
-//! * The client sends requests, the server sends one reply to each, in any order. Both are Sends of at most [`MESSAGE`] bytes: a slot's number (the
-//!   tag, 16 bits), one byte that names the message, its fields.
-//! * A slot is [`SLOT`] bytes at both ends. A request occupies the slot of its tag from when it is sent until its reply has arrived, so there are never
-//!   more requests under way than slots. The server ends a connection that reuses a slot too early.
-//! * A client that asks for it in its order gets signs of life ([`Reply::Working`]) while the server works on a request or takes the bytes of one, at
-//!   least every second.
-//! * Bytes of files, batches and lists are RDMA Writes into the slot of the other end that has the same number, followed by the message that
-//!   says how many they are. RDMAP delivers that message only when the Write before it is placed (RFC 5040 section 5.5).
+//! * The client sends requests, the server sends one reply to each, in any order. Both are Sends of
+//!   at most [`MESSAGE`] bytes: a slot's number (the tag, 16 bits), one byte that names the
+//!   message, its fields.
+//! * A slot is [`SLOT`] bytes at both ends. A request occupies the slot of its tag from when it is
+//!   sent until its reply has arrived, so there are never more requests under way than slots. The
+//!   server ends a connection that reuses a slot too early.
+//! * A client that asks for it in its order gets signs of life ([`Reply::Working`]) while the
+//!   server works on a request or takes the bytes of one, at least every second.
+//! * Bytes of files, batches and lists are RDMA Writes into the slot of the other end that has the
+//!   same number, followed by the message that says how many they are. RDMAP delivers that message
+//!   only when the Write before it is placed (RFC 5040 section 5.5).
 //! * The receiver copies a slot before it looks at it, as the peer could write it again.
 //! * [`Request::End`], which reports the end of a transfer on each connection, has no reply.
-//! * Every message is decoded strictly: an unknown number, a value beyond its range, a name that breaks a rule, a byte too many or too few ends the
-//!   connection. No state of the server depends on the order of requests, and each may be repeated: so a client whose connection broke sends
+//! * Every message is decoded strictly: an unknown number, a value beyond its range, a name that
+//!   breaks a rule, a byte too many or too few ends the connection. No state of the server depends
+//!   on the order of requests, and each may be repeated: so a client whose connection broke sends
 //!   again what was not answered, on whatever connection.
 //!
 //! # Files
 //!
-//! * The bytes of files travel in blocks of [`BLOCK`] bytes, each with its BLAKE3 hash, made by the end that read it and verified by the end that
-//!   writes it, or in batches of whole small files with one hash.
-//! * The end that reads a file gives its state a version: a hash of size, times of modification and change, and inode number. Each block is of one version. A
-//!   block of another one is refused, and the file begins anew.
-//! * A file that is written is `NAME.uiw-part` with the journal of its verified blocks, `NAME.uiw-journal` (see `super::journal`), until it is complete;
-//!   then it is synced and renamed. Files of a batch are written under temporary names, synced by one syncfs(2), and renamed.
+//! * The bytes of files travel in blocks of [`BLOCK`] bytes, each with its BLAKE3 hash, made by the
+//!   end that read it and verified by the end that writes it, or in batches of whole small files
+//!   with one hash.
+//! * The end that reads a file gives its state a version: a hash of size, times of modification and
+//!   change, and inode number. Each block is of one version. A block of another one is refused, and
+//!   the file begins anew.
+//! * A file that is written is `NAME.uiw-part` with the journal of its verified blocks,
+//!   `NAME.uiw-journal` (see `super::journal`), until it is complete; then it is synced and
+//!   renamed. Files of a batch are written under temporary names, synced by one syncfs(2), and
+//!   renamed.
 //! * A run of blocks in a hole is one message.
-//! * Nothing outside of the share is opened: see `super::root`. Names are validated by both ends: see `super::names`.
+//! * Nothing outside of the share is opened: see `super::root`. Names are validated by both ends:
+//!   see `super::names`.
 
 use super::meta::{Entry, Kind, Meta, Time, decode_mode};
 use super::names::{RelPath, is_unsafe};
@@ -48,8 +58,8 @@ pub const MAX_SLOTS: u16 = 32;
 pub const MAX_BATCH: u16 = 512;
 /// Ranges that a reply lists at most: what else is missing comes with the next reply.
 pub const MAX_RANGES: usize = 512;
-/// Revision of the protocol within its version. A server names its own in its reply; revision 1 has [`Request::End`] and
-/// [`Request::Remove`].
+/// Revision of the protocol within its version. A server names its own in its reply; revision 1 has
+/// [`Request::End`] and [`Request::Remove`].
 pub const REVISION: u8 = 1;
 /// Bytes of the text of a failure.
 const MAX_TEXT: usize = 512;
@@ -99,7 +109,8 @@ pub enum Request {
     Get { path: RelPath, version: [u8; 16], index: u64 },
     /// Whole files, as many of them as fit a slot.
     GetBatch { paths: Vec<RelPath> },
-    /// The transfer is over, but for so many entries that failed. Has no reply, and is sent to servers of [`REVISION`] 1.
+    /// The transfer is over, but for so many entries that failed. Has no reply, and is sent to
+    /// servers of [`REVISION`] 1.
     End { failed: u64 },
     /// Removes an entry, a directory with everything in it. For servers of [`REVISION`] 1.
     Remove { path: RelPath },
@@ -146,8 +157,8 @@ pub enum Reply {
         errno: u16,
         text: String,
     },
-    /// No reply to a request, but a sign of life: the server works on one, or takes the bytes of one. Sent at least every second to clients that
-    /// have asked for it in their order.
+    /// No reply to a request, but a sign of life: the server works on one, or takes the bytes of
+    /// one. Sent at least every second to clients that have asked for it in their order.
     Working,
 }
 
@@ -471,7 +482,8 @@ impl Reply {
                 let count = from.u16("the number of ranges")?;
                 let ranges: Result<Vec<_>> = (0..count).map(|_| range(&mut from)).collect();
                 let ranges = ranges?;
-                // A server may ask for each block once only, or it could make the client send a file many times.
+                // A server may ask for each block once only, or it could make the client send a
+                // file many times.
                 if let Some([_, next]) = ranges.windows(2).find(|pair| pair[1].start < pair[0].end) {
                     return Err(WireError::Value {
                         what: "the start of a range of blocks",

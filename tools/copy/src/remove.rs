@@ -7,7 +7,8 @@ use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
 
-/// Number of directories that a removal has open at most: the deepest ones. The others are opened again when it is their turn.
+/// Number of directories that a removal has open at most: the deepest ones. The others are opened
+/// again when it is their turn.
 pub const MAX_OPEN: usize = 8;
 /// Number of directories in each other at most: as many as a path below a share can name.
 const MAX_NESTING: usize = MAX_PATH.div_ceil(2);
@@ -46,8 +47,8 @@ impl Levels<'_> {
         Ok(())
     }
 
-    /// Opens the deepest levels again if they are closed. They are found by their names, each in the one before it, so that no rename leads out
-    /// of the parent.
+    /// Opens the deepest levels again if they are closed. They are found by their names, each in
+    /// the one before it, so that no rename leads out of the parent.
     fn reopen(&mut self) -> Result<()> {
         if self.levels.last().is_none_or(|level| level.entries.is_some()) {
             return Ok(());
@@ -108,11 +109,13 @@ fn open(parent: BorrowedFd<'_>, name: &OsStr) -> Result<Dir> {
     Dir::new(openat2(parent, name, flags, Mode::empty(), resolve)?)
 }
 
-/// Removes an entry of `parent`, a directory with everything in it. Symbolic links are removed and never followed.
+/// Removes an entry of `parent`, a directory with everything in it. Symbolic links are removed and
+/// never followed.
 ///
 /// # Errors
-/// Errors of the file system; `EXDEV` for a directory on which another file system is mounted; `ENAMETOOLONG` for more directories in each
-/// other than a path can name; `EINTR` when `goes_on`, which is asked for each entry, returns false.
+/// Errors of the file system; `EXDEV` for a directory on which another file system is mounted;
+/// `ENAMETOOLONG` for more directories in each other than a path can name; `EINTR` when `goes_on`,
+/// which is asked for each entry, returns false.
 pub(crate) fn remove_tree(parent: impl AsFd, name: &OsStr, goes_on: &dyn Fn() -> bool) -> Result<()> {
     let mut tree = Levels { parent: parent.as_fd(), levels: Vec::new() };
     let check = || if goes_on() { Ok(()) } else { Err(Errno::INTR) };

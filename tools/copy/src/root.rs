@@ -1,5 +1,7 @@
-//! Files below one directory. Every path is resolved by openat2(2) with RESOLVE_BENEATH and RESOLVE_NO_SYMLINKS, so that neither `..` nor a symbolic
-//! link leads out of it, whatever is renamed or replaced meanwhile; what is at the end of a path is looked at before it is opened, so that no device or FIFO is.
+//! Files below one directory. Every path is resolved by openat2(2) with RESOLVE_BENEATH and
+//! RESOLVE_NO_SYMLINKS, so that neither `..` nor a symbolic link leads out of it, whatever is
+//! renamed or replaced meanwhile; what is at the end of a path is looked at before it is opened, so
+//! that no device or FIFO is.
 
 use super::meta::{Entry, Kind, Meta, Time};
 use super::names::{self, Name, RelPath};
@@ -19,13 +21,16 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Entries of a page of a list at most.
 const PAGE: usize = 8192;
-/// Bytes that an entry has in a list, or a name in memory, beside the name and the text of a link, at most.
+/// Bytes that an entry has in a list, or a name in memory, beside the name and the text of a link,
+/// at most.
 const ENTRY: usize = 64;
 
-/// Age from which the temporary file of a batch or a link belongs to a session that was killed: a batch takes seconds.
+/// Age from which the temporary file of a batch or a link belongs to a session that was killed: a
+/// batch takes seconds.
 pub const ABANDONED: Duration = Duration::from_secs(60 * 60);
 
-/// Bytes of memory of the names that are kept of a directory between two pages of its list, at most.
+/// Bytes of memory of the names that are kept of a directory between two pages of its list, at
+/// most.
 pub const LISTING: u64 = 4 << 20;
 
 /// The first names of a directory, as many as fit into [`LISTING`].
@@ -56,7 +61,8 @@ impl FirstNames {
     }
 }
 
-/// The position in the list of a directory after a page: names that follow are kept, so that the directory is read again only after many pages.
+/// The position in the list of a directory after a page: names that follow are kept, so that the
+/// directory is read again only after many pages.
 #[derive(Debug)]
 pub struct Listing {
     path: RelPath,
@@ -124,8 +130,9 @@ impl Root {
         meta_at(&parent, name.as_os_str())
     }
 
-    /// The first entries of a directory behind the name `after`, in the order of their names, without incomplete files; and whether others
-    /// follow. `kept` has the position from one page to the next; without one the directory is read anew.
+    /// The first entries of a directory behind the name `after`, in the order of their names,
+    /// without incomplete files; and whether others follow. `kept` has the position from one page
+    /// to the next; without one the directory is read anew.
     ///
     /// # Errors
     /// Errors of the file system.
@@ -144,7 +151,8 @@ impl Root {
         loop {
             let entries = listing.entries(&directory)?;
             let more = listing.has_more || !listing.names.is_empty();
-            // A list continues after its last entry, so a page whose entries were all removed meanwhile would end it early.
+            // A list continues after its last entry, so a page whose entries were all removed
+            // meanwhile would end it early.
             if !more || !entries.is_empty() {
                 *kept = Some(listing).filter(|listing| !listing.names.is_empty());
                 return Ok((entries, more));
@@ -184,7 +192,8 @@ impl Root {
         Ok((file.into(), Meta::of(&stat)))
     }
 
-    /// The bytes of a file of at most `limit` bytes, all of one version; what it is, if it is larger.
+    /// The bytes of a file of at most `limit` bytes, all of one version; what it is, if it is
+    /// larger.
     pub fn read_small(&self, path: &RelPath, limit: u64) -> Result<Small> {
         for _ in 0..5 {
             let (file, meta) = self.open_file(path)?;
@@ -202,7 +211,8 @@ impl Root {
         Err(Errno::AGAIN.into())
     }
 
-    /// A directory that is made if it is not there. A private one is its owner's alone until [`Root::set_directory`].
+    /// A directory that is made if it is not there. A private one is its owner's alone until
+    /// [`Root::set_directory`].
     pub fn make_directory(&self, path: &RelPath, is_private: bool) -> Result<()> {
         let (parent, name) = self.parent(path)?;
         let mode = if is_private { Mode::RWXU } else { Mode::RWXU | Mode::RWXG | Mode::RWXO };
@@ -231,11 +241,13 @@ impl Root {
         Ok(named?)
     }
 
-    /// Removes the entry at a path, a directory with everything in it. Symbolic links are removed and never followed. Mount points and entries
-    /// below them stay, and are an error. A path that does not exist is no error.
+    /// Removes the entry at a path, a directory with everything in it. Symbolic links are removed
+    /// and never followed. Mount points and entries below them stay, and are an error. A path that
+    /// does not exist is no error.
     ///
     /// # Errors
-    /// Errors of the file system; `EINTR` when `goes_on`, which is asked for each entry, returns false.
+    /// Errors of the file system; `EINTR` when `goes_on`, which is asked for each entry, returns
+    /// false.
     pub fn remove(&self, path: &RelPath, goes_on: &dyn Fn() -> bool) -> Result<()> {
         let (parent, name) = path.split().ok_or(Errno::ISDIR)?;
         let removed = self
@@ -278,14 +290,16 @@ impl Root {
         Ok(rustix::fs::futimens(&directory, &Meta::timestamps(mtime))?)
     }
 
-    /// Writes everything of the file system to its medium. Threads that call it at the same time share a system call.
+    /// Writes everything of the file system to its medium. Threads that call it at the same time
+    /// share a system call.
     pub fn sync(&self) -> Result<()> {
         Ok(self.1.run(|| rustix::fs::syncfs(&self.0))?)
     }
 }
 
-/// Runs one operation at a time, for all who have asked for it before it began: so many small requests cause few system calls, and an error
-/// that the kernel reports once reaches everyone whom it concerns.
+/// Runs one operation at a time, for all who have asked for it before it began: so many small
+/// requests cause few system calls, and an error that the kernel reports once reaches everyone whom
+/// it concerns.
 #[derive(Debug, Default)]
 struct SharedSync {
     state: Mutex<SyncState>,
@@ -347,7 +361,8 @@ impl Listing {
         Ok(Self { path: path.clone(), after: after.to_vec(), names, has_more: first.has_more })
     }
 
-    /// Takes the entries of a page, which fit a slot. Names that were removed meanwhile are left out.
+    /// Takes the entries of a page, which fit a slot. Names that were removed meanwhile are left
+    /// out.
     fn entries(&mut self, directory: &OwnedFd) -> Result<Vec<Entry>> {
         let mut entries = Vec::new();
         let mut bytes = 0;
@@ -599,7 +614,8 @@ mod tests {
     #[test]
     fn leftovers_of_killed_session_removed() {
         let scratch = Scratch::new();
-        // The last two are of a file with the name `b.0123abcd`, which is continued, and of the program's user.
+        // The last two are of a file with the name `b.0123abcd`, which is continued, and of the
+        // program's user.
         let (left, kept) =
             (["a.0123abcd.uiw-part", "l.89efffff.uiw-part"], ["b.0123abcd.uiw-part", "x.uiw-part"]);
         for name in [left[0], kept[0], kept[1], "b.0123abcd.uiw-journal"] {

@@ -3,7 +3,8 @@
 use super::names::RelPath;
 use std::collections::VecDeque;
 
-/// Files that are remembered, so that a file is counted once although each of its blocks is a request. A client has fewer under way at a time.
+/// Files that are remembered, so that a file is counted once although each of its blocks is a
+/// request. A client has fewer under way at a time.
 const RECENT: usize = 64;
 
 /// Totals of a session.
@@ -24,8 +25,8 @@ pub struct Tally {
 }
 
 impl Tally {
-    /// Returns the path that all begun or removed files and all made directories have in common: the entry itself if there was only one. `None` if
-    /// there was none.
+    /// Returns the path that all begun or removed files and all made directories have in common:
+    /// the entry itself if there was only one. `None` if there was none.
     #[must_use]
     pub fn path(&self) -> Option<&RelPath> {
         self.common.as_ref()

@@ -1,4 +1,5 @@
-//! Fields of messages: big-endian numbers and counted bytes. A decoder never reads beyond its bytes, and a message must be consumed whole.
+//! Fields of messages: big-endian numbers and counted bytes. A decoder never reads beyond its
+//! bytes, and a message must be consumed whole.
 
 /// Reason why bytes are no message of this protocol.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

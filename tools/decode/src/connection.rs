@@ -32,7 +32,8 @@ pub(super) struct Connection {
     initiator: Option<Side>,
     agreement: Option<Agreement>,
     halves: [DirectionState; 2],
-    /// Bytes of either direction are not in the capture: nothing is judged that needs both from their beginning.
+    /// Bytes of either direction are not in the capture: nothing is judged that needs both from
+    /// their beginning.
     lossy: bool,
 }
 
@@ -52,7 +53,8 @@ struct DirectionState {
 enum ConnectionPhase {
     /// Bytes of a startup frame.
     Startup(Vec<u8>),
-    /// The frame was read, or is not whole in the capture; what follows it, until the peer's frame determines how to read it.
+    /// The frame was read, or is not whole in the capture; what follows it, until the peer's frame
+    /// determines how to read it.
     Waiting(WaitingBytes),
     Full(Framing),
     /// The direction ended, because nothing more can be decoded, which was reported.
@@ -95,8 +97,8 @@ impl Connection {
         }
     }
 
-    /// A connection whose start-up frames are not in the capture: an FPDU with its CRC shows what it is. There are no Markers, and which end is the initiator
-    /// is unknown.
+    /// A connection whose start-up frames are not in the capture: an FPDU with its CRC shows what
+    /// it is. There are no Markers, and which end is the initiator is unknown.
     pub(super) fn without_startup(out: &mut Findings) -> Self {
         let mut this = Self { lossy: true, ..Self::new() };
         for (side, half) in this.halves.iter_mut().enumerate() {
@@ -118,7 +120,8 @@ impl Connection {
         self.frames[side].is_some()
     }
 
-    /// The next piece of a direction's stream. The first one begins with the direction's startup frame.
+    /// The next piece of a direction's stream. The first one begins with the direction's startup
+    /// frame.
     pub(super) fn feed(&mut self, side: Side, chunk: Chunk, out: &mut Findings) {
         let half = &mut self.halves[side];
         let position = half.position;
@@ -268,8 +271,8 @@ impl Connection {
         self.agree(out);
     }
 
-    /// The Reply of `side` came mid-stream and acknowledges all that its peer sent before: what the peer sends
-    /// next is Full Operation, though its Request is not in the capture.
+    /// The Reply of `side` came mid-stream and acknowledges all that its peer sent before: what the
+    /// peer sends next is Full Operation, though its Request is not in the capture.
     pub(super) fn request_was_missed(&mut self, side: Side, out: &mut Findings) {
         let Some(reply) = self.frames[side].as_ref().filter(|frame| is_reply(frame)) else { return };
         let (agreement, initiator) = (Agreement::without_request(reply), other(side));
@@ -333,7 +336,8 @@ impl Connection {
         }
     }
 
-    /// One frame is not in the capture: the other one says how Full Operation runs, as far as it does.
+    /// One frame is not in the capture: the other one says how Full Operation runs, as far as it
+    /// does.
     fn agree_with_one(&mut self, initiator: Side, out: &mut Findings) {
         let is_headless = |side: Side| matches!(&self.halves[side].phase, ConnectionPhase::Waiting(waiting) if waiting.headless);
         let responder = other(initiator);
@@ -510,7 +514,8 @@ impl Connection {
         }
     }
 
-    /// Checks that in the peer-to-peer model the initiator's first FPDU is a zero-length message of an agreed kind.
+    /// Checks that in the peer-to-peer model the initiator's first FPDU is a zero-length message of
+    /// an agreed kind.
     fn judge_rtr(&self, side: Side, parsed: &Parsed<'_>, out: &mut Findings) {
         let Some(agreement) = &self.agreement else { return };
         let first = self.halves[side].fpdus == 0 && !self.lossy;
@@ -535,7 +540,8 @@ impl Connection {
     }
 }
 
-/// siw's Terminate to a Reply that it cannot accept (2/0/6, 2/0/7) has 0 for its CRC where CRCs are on: it is read all the same, as it has the reason.
+/// siw's Terminate to a Reply that it cannot accept (2/0/6, 2/0/7) has 0 for its CRC where CRCs are
+/// on: it is read all the same, as it has the reason.
 fn is_siws_refusal(ulpdu: &[u8], parsed: &Parsed<'_>, crc_field: u32) -> bool {
     let refusal = |control: &[u8]| matches!(control, [0x20 | 0x02, 6 | 7, ..]);
     crc_field == 0 && parsed.opcode == Opcode::Terminate.raw() && refusal(&ulpdu[parsed.header.len()..])

@@ -1,4 +1,5 @@
-//! Datagrams between uiw peers (`docs/datagrams.md`): recognised by version, kind and CRC, on whatever port.
+//! Datagrams between uiw peers (`docs/datagrams.md`): recognised by version, kind and CRC, on
+//! whatever port.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -8,7 +9,8 @@ use uiw_datagram::{DatagramError, Header, Kind, Qpn};
 
 use super::event::{Datagram, Event, hex_digits, quoted};
 
-/// Queue pairs whose MSNs are followed at a time; above it those are forgotten that are not sending any more, and all others with them.
+/// Queue pairs whose MSNs are followed at a time; above it those are forgotten that are not sending
+/// any more, and all others with them.
 const MAX_SOURCES: usize = 65_536;
 /// MSNs behind the highest one of which it is known whether they came.
 const WINDOW: u32 = 64;
@@ -143,7 +145,8 @@ fn datagram(datagram: Datagram) -> Event {
 /// The place of the rules.
 const RULE: &str = "docs/datagrams.md";
 
-/// A datagram that begins as one of ours does. Of other protocols some do, so a CRC that does not match is no departure.
+/// A datagram that begins as one of ours does. Of other protocols some do, so a CRC that does not
+/// match is no departure.
 fn illegal(error: &DatagramError) -> Vec<Event> {
     match error {
         DatagramError::Crc { .. } | DatagramError::TooShort { .. } | DatagramError::SidrLength { .. } => {

@@ -52,7 +52,8 @@ pub(super) fn hex_digits(bytes: &[u8]) -> String {
     bytes.iter().take(MAX_PRIVATE_DATA).map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Private data for people, escaped and with its quotes: the first bytes of it; nothing if there is none.
+/// Private data for people, escaped and with its quotes: the first bytes of it; nothing if there is
+/// none.
 pub(super) fn quoted(bytes: &[u8]) -> String {
     let shown = &bytes[..bytes.len().min(MAX_SHOWN)];
     let rest = if shown.len() < bytes.len() { ".." } else { "" };
@@ -82,7 +83,8 @@ pub enum Event {
         /// Bytes in the hole.
         bytes: u64,
     },
-    /// The end of the FPDU that begins here is not in the capture: the following boundaries are lost.
+    /// The end of the FPDU that begins here is not in the capture: the following boundaries are
+    /// lost.
     Lost {
         /// Bytes of Full Operation before it.
         position: u64,

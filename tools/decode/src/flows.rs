@@ -1,7 +1,8 @@
 //! Which TCP connections are iWARP: those whose bytes begin with an MPA Key, on whatever port.
 //!
-//! A capture may have packets in another order than they were sent, and may lack some. A segment is looked at when all that it acknowledges was: its
-//! sender had received that. If it does not come within [`MAX_LATE`] packets, the capture lacks it.
+//! A capture may have packets in another order than they were sent, and may lack some. A segment is
+//! looked at when all that it acknowledges was: its sender had received that. If it does not come
+//! within [`MAX_LATE`] packets, the capture lacks it.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
@@ -17,10 +18,12 @@ use super::reassembly::{Chunk, Stream};
 use super::seek::begins_with_fpdu;
 use super::tls;
 
-/// Connections followed at a time. Above it, or twice as many as there are of iWARP, those that are not iWARP are forgotten.
+/// Connections followed at a time. Above it, or twice as many as there are of iWARP, those that are
+/// not iWARP are forgotten.
 const MAX_FLOWS: usize = 65_536;
 
-/// Packets of a connection that may be captured between a segment and the one that acknowledges it, in the wrong order.
+/// Packets of a connection that may be captured between a segment and the one that acknowledges it,
+/// in the wrong order.
 const MAX_LATE: usize = 64;
 /// Bytes of payload that wait for what they acknowledge.
 const MAX_LATE_BYTES: usize = 4 << 20;
@@ -41,7 +44,8 @@ pub(super) struct Moment {
 #[derive(Debug, Default)]
 pub(super) struct Flows {
     table: BTreeMap<(SocketAddr, SocketAddr), TcpFlow>,
-    /// Connections from which on those that are not iWARP are forgotten, if it is more than [`MAX_FLOWS`].
+    /// Connections from which on those that are not iWARP are forgotten, if it is more than
+    /// [`MAX_FLOWS`].
     most: usize,
     /// Connections so far.
     pub(super) counts: Counts,
@@ -235,7 +239,8 @@ impl TcpFlow {
 
     /// Returns whether all that the segment acknowledges was looked at, so that it may be now.
     fn is_ready(&self, side: Side, header: &SegmentHeader, payload: &[u8]) -> bool {
-        // The Request of a Reply that is seen without the connection's beginning may follow, and nothing else goes before.
+        // The Request of a Reply that is seen without the connection's beginning may follow, and
+        // nothing else goes before.
         let unknown =
             |side: Side, payload: &[u8]| payload.starts_with(&KEY_REPLY) && self.begins_here(side, payload);
         if unknown(side, payload) {
@@ -259,7 +264,8 @@ impl TcpFlow {
         lacking - u64::from(fin && lacking > 0)
     }
 
-    /// The next segment of those that waited which is to be looked at: one that is ready, or the first one if it has waited for too long.
+    /// The next segment of those that waited which is to be looked at: one that is ready, or the
+    /// first one if it has waited for too long.
     fn next_late(&mut self) -> Option<LateSegment> {
         let ready = self.late.iter().position(|late| self.is_ready(late.side, &late.header, &late.payload));
         let first = self.late.front()?;
@@ -369,7 +375,8 @@ impl TcpFlow {
         }
     }
 
-    /// A startup frame begins with this segment, in a direction that is not followed from its SYN on.
+    /// A startup frame begins with this segment, in a direction that is not followed from its SYN
+    /// on.
     fn begins_here(&self, side: Side, payload: &[u8]) -> bool {
         let open = match self.state {
             FlowState::Ignored => true,
@@ -379,7 +386,8 @@ impl TcpFlow {
         open && (payload.starts_with(&KEY_REQUEST) || payload.starts_with(&KEY_REPLY))
     }
 
-    /// Follows both directions from here on. `true`: it is a Reply, and its Request was not captured.
+    /// Follows both directions from here on. `true`: it is a Reply, and its Request was not
+    /// captured.
     fn begin_mid_stream(&mut self, side: Side, header: &SegmentHeader, payload: &[u8]) -> bool {
         self.streams[side] = Some(Stream::new(header.sequence));
         self.streams[other(side)] = header.acknowledgment.map(Stream::new);
@@ -387,7 +395,8 @@ impl TcpFlow {
         payload.starts_with(&KEY_REPLY)
     }
 
-    /// Follows both directions from an FPDU on: the start-up frames were captured to a file that is gone, or not at all.
+    /// Follows both directions from an FPDU on: the start-up frames were captured to a file that is
+    /// gone, or not at all.
     fn begin_without_startup(
         &mut self,
         side: Side,

@@ -1,8 +1,8 @@
 //! One direction's FPDUs, also when the capture lacks some of their bytes or a CRC is wrong.
 //!
-//! [`FpduRx`] stops for good at the first invalid FPDU, as RFC 5044 section 8 demands of a receiver. Here the
-//! rest is wanted as well. So the FPDUs are cut with CRCs off and with every Marker set right in a copy; the
-//! CRC and the Markers are then judged on the bytes as they came.
+//! [`FpduRx`] stops for good at the first invalid FPDU, as RFC 5044 section 8 demands of a
+//! receiver. Here the rest is wanted as well. So the FPDUs are cut with CRCs off and with every
+//! Marker set right in a copy; the CRC and the Markers are then judged on the bytes as they came.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -16,7 +16,8 @@ const MARKER_INTERVAL: u64 = 512;
 const MARKER_LEN: usize = 4;
 const LENGTH_LEN: usize = 2;
 const CRC_LEN: usize = 4;
-/// Bytes in front of the payload: ULPDU_Length and the headers of DDP and RDMAP (RFC 5041 sections 4.2 and 4.3).
+/// Bytes in front of the payload: ULPDU_Length and the headers of DDP and RDMAP (RFC 5041 sections
+/// 4.2 and 4.3).
 const TAGGED: usize = LENGTH_LEN + 14;
 const UNTAGGED: usize = LENGTH_LEN + 18;
 const SUMMED_TWICE: &str = ": that of the payload summed twice, an error of the Linux siw driver";
@@ -34,7 +35,8 @@ pub(super) struct Framing {
     at_least: usize,
     /// The boundaries are lost: where the next FPDU begins is looked for.
     seek: Option<Seek>,
-    /// True if the format of FPDUs is a guess: one that cannot be right is none, instead of one that departs from the RFCs.
+    /// True if the format of FPDUs is a guess: one that cannot be right is none, instead of one
+    /// that departs from the RFCs.
     pub(super) is_guess: bool,
 }
 
@@ -79,7 +81,8 @@ impl Framing {
         }
     }
 
-    /// A direction whose start-up frame is not in the capture: neither where FPDUs begin nor, without `crc`, whether they have CRCs is known.
+    /// A direction whose start-up frame is not in the capture: neither where FPDUs begin nor,
+    /// without `crc`, whether they have CRCs is known.
     pub(super) fn headless(crc: Option<bool>) -> Self {
         Self { seek: Some(Seek::anywhere(crc)), ..Self::new(crc.unwrap_or(true), false) }
     }
@@ -210,8 +213,8 @@ impl Framing {
         self.lost.retain(|lost| lost.end > position);
     }
 
-    /// Sets the Markers in `copy` to what they must be if the FPDU at its front were the only one. Those that
-    /// stand beyond its end are looked at when it is their turn.
+    /// Sets the Markers in `copy` to what they must be if the FPDU at its front were the only one.
+    /// Those that stand beyond its end are looked at when it is their turn.
     fn set_markers(&self, position: u64, lead: usize, copy: &mut [u8]) -> Vec<(usize, u16)> {
         if !self.rx.markers() {
             return Vec::new();
@@ -268,7 +271,8 @@ impl Framing {
         if !damaged {
             judge_pad(whole, ulpdu.len(), markers, &mut departures);
         }
-        // Where the ULPDU lies in the copy and where it lay on the wire differ by the Markers before each byte.
+        // Where the ULPDU lies in the copy and where it lay on the wire differ by the Markers
+        // before each byte.
         let unknown = self.overlap(position, &(0..consumed)).map(|lost| {
             let inner = |at: usize| {
                 let before = markers.iter().filter(|(marker, _)| *marker >= start && *marker < at).count();
@@ -326,8 +330,9 @@ fn overlap(lost: &VecDeque<Range<u64>>, position: u64, range: &Range<usize>) -> 
     Some(local(first.start.max(start))..local(last.end.min(end)))
 }
 
-/// Returns whether a CRC is that of an FPDU whose payload, behind a tagged or an untagged header, was summed twice. Linux's siw sends such a
-/// one when two of its threads are at it at once: one goes on with it before the other has noted that the CRC is done.
+/// Returns whether a CRC is that of an FPDU whose payload, behind a tagged or an untagged header,
+/// was summed twice. Linux's siw sends such a one when two of its threads are at it at once: one
+/// goes on with it before the other has noted that the CRC is done.
 fn sums_payload_twice(covered: &[u8], crc: u32) -> bool {
     [TAGGED, UNTAGGED].into_iter().any(|header| {
         covered.get(header..).is_some_and(|payload| crc32c(&[covered, payload].concat()) == crc)

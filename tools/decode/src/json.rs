@@ -4,8 +4,9 @@ use serde::Serialize;
 use serde_json::ser::{CompactFormatter, Formatter};
 use std::io::{self, Write};
 
-/// Writes `value` as one line, without a line break. Control characters and those that change the direction of text are escaped in strings: names and
-/// texts of other users and hosts must not drive a terminal.
+/// Writes `value` as one line, without a line break. Control characters and those that change the
+/// direction of text are escaped in strings: names and texts of other users and hosts must not
+/// drive a terminal.
 ///
 /// # Errors
 /// The errors of `out`.
@@ -39,7 +40,8 @@ impl Formatter for SafeFormatter {
     }
 }
 
-/// Returns whether a terminal obeys the character, or shows what follows it elsewhere. All of these have four hexadecimal digits.
+/// Returns whether a terminal obeys the character, or shows what follows it elsewhere. All of these
+/// have four hexadecimal digits.
 fn is_unsafe(char: char) -> bool {
     let turns = matches!(
         char,

@@ -1,4 +1,5 @@
-//! The secrets of TLS connections, as `UIW_KEYLOG`, browsers and OpenSSL write them (NSS key log format).
+//! The secrets of TLS connections, as `UIW_KEYLOG`, browsers and OpenSSL write them (NSS key log
+//! format).
 
 use std::collections::HashMap;
 use std::path::Path;

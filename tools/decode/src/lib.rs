@@ -7,29 +7,35 @@
 //!                              port                                 Markers
 //! ```
 //!
-//! With a key log, `tls` decrypts what is between `reassembly` and `connection`, by the secrets that `keylog` reads.
+//! With a key log, `tls` decrypts what is between `reassembly` and `connection`, by the secrets
+//! that `keylog` reads.
 //!
 //! Datagrams between uiw peers go from `packet` to `datagrams`, each by itself.
 //!
-//! Captures lack packets, and have them in another order than they were sent. `flows` looks at a segment when what it acknowledges was looked at, and
-//! takes for missing what does not come; behind missing bytes `seek` finds the next FPDU. From then on nothing is judged that needs both directions
-//! from their beginning.
+//! Captures lack packets, and have them in another order than they were sent. `flows` looks at a
+//! segment when what it acknowledges was looked at, and takes for missing what does not come;
+//! behind missing bytes `seek` finds the next FPDU. From then on nothing is judged that needs both
+//! directions from their beginning.
 //!
-//! Each step takes any bytes and never panics; what it cannot follow it names, with the place and the reason.
-//! The capture is read as a stream: memory is bounded by the connections that are open at a time.
+//! Each step takes any bytes and never panics; what it cannot follow it names, with the place and
+//! the reason. The capture is read as a stream: memory is bounded by the connections that are open
+//! at a time.
 //!
 //! # Gaps
 //!
-//! A decoder continues where a receiver terminates, and captures lack packets or have them in another order.
+//! A decoder continues where a receiver terminates, and captures lack packets or have them in
+//! another order.
 //!
-//! * A segment is handled once everything that it acknowledges was handled, so a response comes after its request and the Reply
-//!   after the Request. Acknowledged bytes that do not come within 64 packets of the connection are missing.
-//! * An FPDU whose length is known keeps the boundaries although its payload is missing. Otherwise `seek` looks for the next
-//!   FPDU at multiples of four bytes (with Markers: where they point to), by its headers and its CRC; without CRCs by three in
-//!   a row, or by one that fills a TCP segment.
-//! * A connection of which one start-up frame is missing is followed with the other one. An FPDU that cannot be right under
-//!   such a guess is no FPDU, instead of one that departs from the RFCs. After missing bytes, rules that need both directions
-//!   from their beginning are not applied.
+//! * A segment is handled once everything that it acknowledges was handled, so a response comes
+//!   after its request and the Reply after the Request. Acknowledged bytes that do not come within
+//!   64 packets of the connection are missing.
+//! * An FPDU whose length is known keeps the boundaries although its payload is missing. Otherwise
+//!   `seek` looks for the next FPDU at multiples of four bytes (with Markers: where they point to),
+//!   by its headers and its CRC; without CRCs by three in a row, or by one that fills a TCP
+//!   segment.
+//! * A connection of which one start-up frame is missing is followed with the other one. An FPDU
+//!   that cannot be right under such a guess is no FPDU, instead of one that departs from the RFCs.
+//!   After missing bytes, rules that need both directions from their beginning are not applied.
 
 #![warn(missing_debug_implementations)]
 
@@ -79,7 +85,8 @@ use packet::Content;
 /// Files to decode, and the findings to print.
 #[derive(Clone, Debug, Default)]
 pub struct DecodeConfig {
-    /// pcap or pcapng files; several are one capture that was rotated, in the order of their times. `-` is standard input.
+    /// pcap or pcapng files; several are one capture that was rotated, in the order of their times.
+    /// `-` is standard input.
     pub files: Vec<PathBuf>,
     /// One JSON object per line.
     pub json: bool,
@@ -94,7 +101,8 @@ pub struct DecodeConfig {
 /// Decodes the files and prints the findings to `out`.
 ///
 /// # Errors
-/// The file that failed, and why: it cannot be read as a capture at all, or `out` cannot be written.
+/// The file that failed, and why: it cannot be read as a capture at all, or `out` cannot be
+/// written.
 pub fn decode_to(config: &DecodeConfig, out: &mut dyn Write) -> Result<Summary, (PathBuf, DecodeError)> {
     let print = if config.quiet { Print::Departures } else { Print::Everything };
     let mut printer = Printer::new(out, config.json, print);

@@ -1,6 +1,7 @@
 //! The messages of one direction: segments put together, MSN, MO and TO followed, Reads matched.
 //!
-//! A receiver stops at the first error. A decoder says what is wrong, takes the peer's word and goes on.
+//! A receiver stops at the first error. A decoder says what is wrong, takes the peer's word and
+//! goes on.
 
 use uiw_ddp::{Header, STag, Tagged, Untagged};
 use uiw_rdmap::{AtomicOp, AtomicRequest, AtomicResponse, Opcode, ReadRequest};
@@ -12,7 +13,8 @@ use super::terminate;
 
 /// Queues 0 to 3 (RFC 5040 section 4.1, RFC 7306 section 4).
 const QUEUES: usize = 4;
-/// The longest header that a message has of its own is the Terminate's with everything in it: 52 bytes.
+/// The longest header that a message has of its own is the Terminate's with everything in it: 52
+/// bytes.
 const HEAD: usize = 128;
 
 /// One direction's messages.
@@ -69,7 +71,8 @@ impl Tracker {
         Self { queues: std::array::from_fn(|_| queue()), tagged: None, terminated: false }
     }
 
-    /// Bytes of the direction were lost or cannot be trusted: nothing is known about what comes next.
+    /// Bytes of the direction were lost or cannot be trusted: nothing is known about what comes
+    /// next.
     pub(super) fn lose(&mut self, own: &mut Outstanding, peers: &mut Outstanding) {
         for queue in &mut self.queues {
             queue.expected = None;
@@ -94,7 +97,8 @@ impl Tracker {
         })
     }
 
-    /// Takes the next segment. `own`: what this end has asked for; `peers`: what the peer has asked it for.
+    /// Takes the next segment. `own`: what this end has asked for; `peers`: what the peer has asked
+    /// it for.
     pub(super) fn segment(
         &mut self,
         parsed: &Parsed<'_>,

@@ -66,7 +66,8 @@ pub struct Summary {
     /// Connections that are not of the selection.
     #[serde(skip)]
     pub(super) left_out: u32,
-    /// Bytes on the wire and in the capture of the longest packet of those that were captured in part.
+    /// Bytes on the wire and in the capture of the longest packet of those that were captured in
+    /// part.
     #[serde(skip)]
     pub(super) largest_cut: Option<(usize, usize)>,
     /// Whether a file of secrets was named.

@@ -21,7 +21,8 @@ pub(super) struct Segment<'a> {
     pub(super) fin: bool,
     pub(super) rst: bool,
     pub(super) payload: &'a [u8],
-    /// Bytes of payload that the packet had and the capture has not (its snapshot length cut them off).
+    /// Bytes of payload that the packet had and the capture has not (its snapshot length cut them
+    /// off).
     pub(super) cut: u32,
 }
 

@@ -6,7 +6,8 @@
 //! ───delivered───┼─────missing─────┤ held ├──────┤held│
 //!                                  └──────┘      └────┘
 //! ```
-//! What the capture lacks shows as [`Chunk::Missing`], at the latest when [`MAX_HELD`] bytes wait behind it.
+//! What the capture lacks shows as [`Chunk::Missing`], at the latest when [`MAX_HELD`] bytes wait
+//! behind it.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +17,8 @@ pub(super) const MAX_HELD: usize = 4 << 20;
 /// Cost of a held segment besides its bytes: many tiny ones must not take much memory either.
 const HELD_COST: usize = 128;
 
-/// Segments that begin further than this from the expected sequence number are of another connection's life.
+/// Segments that begin further than this from the expected sequence number are of another
+/// connection's life.
 const WINDOW: u64 = 1 << 30;
 
 /// A piece of the stream, in order.
@@ -30,7 +32,8 @@ pub(super) enum Chunk {
 /// One direction.
 #[derive(Debug)]
 pub(super) struct Stream {
-    /// Bytes of the stream already given out; sequence numbers are compared with its low 32 bits + `first`.
+    /// Bytes of the stream already given out; sequence numbers are compared with its low 32 bits +
+    /// `first`.
     delivered: u64,
     /// The sequence number of the stream's first byte.
     first: u32,
@@ -64,7 +67,8 @@ impl Stream {
         self.distance(sequence) == 0
     }
 
-    /// Returns whether a segment with this sequence number can belong to the stream as it stands now.
+    /// Returns whether a segment with this sequence number can belong to the stream as it stands
+    /// now.
     pub(super) fn is_near(&self, sequence: u32) -> bool {
         self.distance(sequence).unsigned_abs() < WINDOW
     }
@@ -109,7 +113,8 @@ impl Stream {
         !self.held.is_empty()
     }
 
-    /// The bytes before this sequence number that did not come will not come: the other end has acknowledged them.
+    /// The bytes before this sequence number that did not come will not come: the other end has
+    /// acknowledged them.
     pub(super) fn give_up_to(&mut self, sequence: u32, out: &mut Vec<Chunk>) {
         while let lacking @ 1.. = self.lacks(sequence) {
             match self.held.first_key_value() {
@@ -123,7 +128,8 @@ impl Stream {
         }
     }
 
-    /// The end of the capture or of the connection: all that is held comes out, with the holes between.
+    /// The end of the capture or of the connection: all that is held comes out, with the holes
+    /// between.
     pub(super) fn finish(&mut self, out: &mut Vec<Chunk>) {
         while !self.held.is_empty() {
             self.give_up_hole(out);
@@ -273,7 +279,8 @@ mod tests {
             text in proptest::collection::vec(any::<u8>(), 1..200),
             pieces in proptest::collection::vec((0..200_usize, 1..50_usize), 0..60),
         ) {
-            // Every byte comes at least once: the pieces in any order, then all single bytes backwards.
+            // Every byte comes at least once: the pieces in any order, then all single bytes
+            // backwards.
             let mut stream = Stream::new(first);
             let mut out = Vec::new();
             let mut push = |from: usize, to: usize| {

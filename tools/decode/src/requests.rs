@@ -22,7 +22,8 @@ pub(super) struct Outstanding {
     requests: VecDeque<Request>,
     /// The peer's IRD, if its startup frame had it.
     pub(super) limit: Option<u16>,
-    /// A hole or a wrong CRC may hide a request or a response: no departure is reported from then on.
+    /// A hole or a wrong CRC may hide a request or a response: no departure is reported from then
+    /// on.
     pub(super) uncertain: bool,
 }
 

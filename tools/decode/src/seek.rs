@@ -1,8 +1,10 @@
-//! Where the next FPDU begins in a direction whose FPDU boundaries are lost: at a place where length and headers are those of an FPDU, and its CRC
-//! proves it. Without CRCs several FPDUs in a row, or one that fills the rest of a TCP segment, are the evidence.
+//! Where the next FPDU begins in a direction whose FPDU boundaries are lost: at a place where
+//! length and headers are those of an FPDU, and its CRC proves it. Without CRCs several FPDUs in a
+//! row, or one that fills the rest of a TCP segment, are the evidence.
 //!
-//! FPDUs are multiples of four bytes long (RFC 5044 section 4.1), so only every fourth place comes into question as long as it is known where Full
-//! Operation began. With Markers each of them points to the beginning of its FPDU (section 4.3).
+//! FPDUs are multiples of four bytes long (RFC 5044 section 4.1), so only every fourth place comes
+//! into question as long as it is known where Full Operation began. With Markers each of them
+//! points to the beginning of its FPDU (section 4.3).
 
 use std::ops::Range;
 
@@ -93,7 +95,8 @@ impl Seek {
         passed
     }
 
-    /// The next FPDU in `buffer`, whose first byte is at `position`; `is_lost` says whether bytes are not in the capture.
+    /// The next FPDU in `buffer`, whose first byte is at `position`; `is_lost` says whether bytes
+    /// are not in the capture.
     pub(super) fn find(
         &mut self,
         buffer: &[u8],

@@ -1,4 +1,5 @@
-//! One DDP segment by itself: its header, what RDMAP carries in it, and what is wrong with it alone.
+//! One DDP segment by itself: its header, what RDMAP carries in it, and what is wrong with it
+//! alone.
 
 use uiw_ddp::{Header, HeaderError};
 use uiw_rdmap::{Control, Opcode, ReadRequest};

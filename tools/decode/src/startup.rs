@@ -10,8 +10,8 @@ const SIW_GSO: u8 = 0x08;
 /// The latest revision of MPA (RFC 6581).
 const LATEST_REVISION: u8 = 2;
 
-/// Prefix of the private data of a Request for raw TCP, in every version: `uiw perf --compare` has its connections of raw TCP on the port
-/// of iWARP.
+/// Prefix of the private data of a Request for raw TCP, in every version: `uiw perf --compare` has
+/// its connections of raw TCP on the port of iWARP.
 pub const RAW_TCP: &[u8] = b"uiw-slice/";
 
 /// A kind of RTR indication (RFC 6581 section 9.2).
@@ -76,7 +76,8 @@ impl Agreement {
         }
     }
 
-    /// Derives the agreement from the Request alone: its CRC flag, no Markers from the initiator, no RTR expected.
+    /// Derives the agreement from the Request alone: its CRC flag, no Markers from the initiator,
+    /// no RTR expected.
     pub(super) fn without_reply(request: &Frame) -> Self {
         Self {
             crc: request.crc,
@@ -88,7 +89,8 @@ impl Agreement {
         }
     }
 
-    /// Derives the agreement from the Reply alone: its CRC flag, no Markers from the responder, no RTR expected.
+    /// Derives the agreement from the Reply alone: its CRC flag, no Markers from the responder, no
+    /// RTR expected.
     pub(super) fn without_request(reply: &Frame) -> Self {
         Self {
             crc: reply.crc,

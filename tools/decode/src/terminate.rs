@@ -4,7 +4,8 @@ use uiw_rdmap::{HeaderCopy, Origin};
 
 use super::event::{Event, Terminate};
 
-/// Reserved bits of the Terminate Control: third byte, fourth byte (RFC 5040 section 4.8, Figure 8).
+/// Reserved bits of the Terminate Control: third byte, fourth byte (RFC 5040 section 4.8, Figure
+/// 8).
 const RESERVED: [u8; 2] = [0x1f, 0xff];
 
 /// A Terminate's bytes behind the DDP header: a description, and its numbers.
@@ -59,7 +60,8 @@ fn judge(bytes: &[u8], terminate: &uiw_rdmap::Terminate, origin: Origin, out: &m
     judge_quoted(terminate, origin, out);
 }
 
-/// siw has left out the length of the segment that it quotes, and writes the length of a Read where its MSN stands.
+/// siw has left out the length of the segment that it quotes, and writes the length of a Read where
+/// its MSN stands.
 fn judge_quoted(terminate: &uiw_rdmap::Terminate, origin: Origin, out: &mut Vec<Event>) {
     if terminate.segment_len == Some(0) {
         let what = "M is set, and the DDP Segment Length is 0: siw leaves it out";

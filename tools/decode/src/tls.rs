@@ -1,4 +1,5 @@
-//! TLS 1.3 (RFC 8446) below MPA: the records of a captured connection, decrypted by the secrets of a key log.
+//! TLS 1.3 (RFC 8446) below MPA: the records of a captured connection, decrypted by the secrets of
+//! a key log.
 
 use std::sync::Arc;
 
@@ -19,8 +20,9 @@ const MAX_HANDSHAKE: usize = 1 << 17;
 const MAX_WAITING: usize = 1 << 20;
 /// Records that may be missing from the capture in one place.
 const MAX_MISSING: u64 = 4096;
-/// Bytes that may be deciphered in search of the first record behind missing bytes: those of one record with all numbers that it may have, and
-/// some for each captured byte. Bytes that only look like records could take any time otherwise.
+/// Bytes that may be deciphered in search of the first record behind missing bytes: those of one
+/// record with all numbers that it may have, and some for each captured byte. Bytes that only look
+/// like records could take any time otherwise.
 const SEARCH: (u64, u64) = (MAX_MISSING * MAX_RECORD as u64, 64);
 const NONCE_LEN: usize = 12;
 
@@ -155,7 +157,8 @@ impl Session {
         Self { log, client: None, secrets: None, suite: None, halves: Default::default() }
     }
 
-    /// Returns whether a direction cannot be followed: its secrets are not in the key log, or its records are not TLS 1.3.
+    /// Returns whether a direction cannot be followed: its secrets are not in the key log, or its
+    /// records are not TLS 1.3.
     pub(super) fn is_locked(&self) -> bool {
         self.halves.iter().any(|half| half.phase == TlsPhase::Ended)
     }
@@ -249,7 +252,8 @@ impl Session {
                     self.secrets = random.and_then(|random| self.log.of(random)).cloned();
                 }
                 SERVER_HELLO => {
-                    // Version, random, session; then the cipher suite. A HelloRetryRequest has the same one.
+                    // Version, random, session; then the cipher suite. A HelloRetryRequest has the
+                    // same one.
                     let session = body.get(2 + RANDOM_LEN).map_or(0, |len| usize::from(*len));
                     let suite =
                         body.get(2 + RANDOM_LEN + 1 + session..).and_then(|rest| rest.first_chunk::<2>());
@@ -344,8 +348,8 @@ impl DirectionKeys {
         Some((kind, body))
     }
 
-    /// Finds the first record behind missing bytes: what looks like one, and is authentic by one of the numbers that it may have. A search that
-    /// takes too long ends the direction.
+    /// Finds the first record behind missing bytes: what looks like one, and is authentic by one of
+    /// the numbers that it may have. A search that takes too long ends the direction.
     fn resume(&mut self, side: Side, out: &mut Vec<(Side, Chunk)>) -> bool {
         let Some(keys) = &mut self.keys else { return false };
         let rest = self.records.get(self.taken..).unwrap_or_default();
@@ -376,7 +380,8 @@ impl DirectionKeys {
                 at += 1;
                 continue;
             };
-            // What the records took beside their content is known where they were of the usual length only.
+            // What the records took beside their content is known where they were of the usual
+            // length only.
             let beside = (number - keys.next) * shortest;
             out.push((side, Chunk::Missing(missing.saturating_sub(beside).max(1))));
             keys.next = number;
@@ -415,7 +420,8 @@ mod tests {
         }
     }
 
-    /// Creates two ends of rustls with this suite, and their key log. Each end has the named groups.
+    /// Creates two ends of rustls with this suite, and their key log. Each end has the named
+    /// groups.
     fn ends(
         suite: SupportedCipherSuite,
         groups: [&[&'static dyn SupportedKxGroup]; 2],
@@ -477,7 +483,8 @@ mod tests {
     /// Records with their senders.
     type Wire = Vec<(Side, Vec<u8>)>;
 
-    /// Runs a conversation between the ends: the handshake, and text in both directions before and after key updates.
+    /// Runs a conversation between the ends: the handshake, and text in both directions before and
+    /// after key updates.
     fn conversation(ends: &mut [Connection; 2]) -> (Wire, [Vec<u8>; 2]) {
         let mut wire = Vec::new();
         while ends.iter().any(|end| end.is_handshaking()) {

@@ -75,12 +75,14 @@ impl Header {
     }
 }
 
-/// Encodes the payload of the first message: the maximum payload length in bytes that its sender can receive.
+/// Encodes the payload of the first message: the maximum payload length in bytes that its sender
+/// can receive.
 pub(super) fn emit_first(max_payload: u32) -> [u8; FIRST_PAYLOAD_LEN] {
     max_payload.to_be_bytes()
 }
 
-/// Decodes the payload of the first message: the maximum payload length in bytes that the peer can receive.
+/// Decodes the payload of the first message: the maximum payload length in bytes that the peer can
+/// receive.
 pub(super) fn parse_first(payload: &[u8]) -> Result<u32, FormatError> {
     let bytes = payload.try_into().map_err(|_| FormatError::FirstLength { len: payload.len() })?;
     match u32::from_be_bytes(bytes) {

@@ -1,4 +1,5 @@
-//! Byte stream over RDMA Sends, for programs that need neither message boundaries nor registered memory.
+//! Byte stream over RDMA Sends, for programs that need neither message boundaries nor registered
+//! memory.
 
 mod message;
 
@@ -17,24 +18,26 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker, ready};
 use uiw_verbs::integration::register_waker;
 
-/// Number of posted receives that are not granted to the peer as credits. They are for messages that need no credit because they only carry
-/// credits for this end.
+/// Number of posted receives that are not granted to the peer as credits. They are for messages
+/// that need no credit because they only carry credits for this end.
 ///
-/// The peer sends such a message when it has read half of the messages for which this end has credits. So at most two can arrive before this end
-/// sends data again.
+/// The peer sends such a message when it has read half of the messages for which this end has
+/// credits. So at most two can arrive before this end sends data again.
 const RESERVED_RECEIVES: u32 = 2;
 /// Maximum payload length of a message in bytes.
 const MAX_PAYLOAD: u32 = 256 << 10;
 
 /// Bidirectional byte stream over a connection, with credit-based flow control.
 ///
-/// A sender never has more messages in flight than the peer has receives for them. RDMA Writes, Reads and atomics on the same connection therefore
-/// continue even if the peer does not read from the stream.
+/// A sender never has more messages in flight than the peer has receives for them. RDMA Writes,
+/// Reads and atomics on the same connection therefore continue even if the peer does not read from
+/// the stream.
 ///
-/// With the feature `tokio`, `ByteStream` implements tokio's `AsyncRead` and `AsyncWrite`. [`crate::blocking::ByteStream`] implements
-/// [`std::io::Read`] and [`std::io::Write`].
+/// With the feature `tokio`, `ByteStream` implements tokio's `AsyncRead` and `AsyncWrite`.
+/// [`crate::blocking::ByteStream`] implements [`std::io::Read`] and [`std::io::Write`].
 ///
-/// Both ends must use the stream from the first message of the connection on. A peer that uses the raw layer can implement the format itself.
+/// Both ends must use the stream from the first message of the connection on. A peer that uses the
+/// raw layer can implement the format itself.
 ///
 /// # Format
 /// Every message is a Send of an 8-byte header and a payload. Integers are big-endian.
@@ -46,10 +49,12 @@ const MAX_PAYLOAD: u32 = 256 << 10;
 /// | 2, 3 | zero |
 /// | 4 to 7 | credits: the number of further messages that the receiver of this header may send |
 ///
-/// The first message of each end has a payload of four bytes: the maximum payload length in bytes that this end can receive.
+/// The first message of each end has a payload of four bytes: the maximum payload length in bytes
+/// that this end can receive.
 ///
-/// Each message takes one credit, except an end's first message and messages with neither payload nor flags. Of the latter, an end sends at
-/// most two before it receives the next message with payload.
+/// Each message takes one credit, except an end's first message and messages with neither payload
+/// nor flags. Of the latter, an end sends at most two before it receives the next message with
+/// payload.
 ///
 /// ```
 /// use std::io::{Read, Write};
@@ -95,7 +100,8 @@ struct ReadState {
     granted: u32,
     /// Number of receives that are free again and not yet granted to the peer.
     freed: u32,
-    /// Value of `freed` from which the receives are granted in a message of their own, without waiting for data to send.
+    /// Value of `freed` from which the receives are granted in a message of their own, without
+    /// waiting for data to send.
     threshold: u32,
     /// Whether the peer has ended its direction: no data will follow `messages`.
     ended: bool,
@@ -104,13 +110,15 @@ struct ReadState {
 /// State of the direction from this end to the peer.
 #[derive(Debug)]
 struct WriteState {
-    /// Maximum payload length in bytes that the peer can receive; `None` until its first message has arrived.
+    /// Maximum payload length in bytes that the peer can receive; `None` until its first message
+    /// has arrived.
     max_payload: Option<u32>,
     /// Number of messages that this end may still send.
     credits: u32,
     /// Sends that have not completed, oldest first.
     in_flight: VecDeque<BufferOp<Vec<u8>>>,
-    /// Tasks that wait for a Send in flight. An operation stores only one waker, but each direction may be used by a task of its own.
+    /// Tasks that wait for a Send in flight. An operation stores only one waker, but each direction
+    /// may be used by a task of its own.
     waiting_tasks: Arc<WakerList>,
     /// Waker of all `waiting_tasks`.
     waker: Waker,
@@ -137,8 +145,8 @@ impl ByteStream {
     /// Creates a stream over `connection`, on which nothing was sent or received before.
     ///
     /// # Errors
-    /// Returns [`ErrorKind::Misuse`] if the receive depth of the connection is less than 4 or its receives have 8 bytes or fewer, and
-    /// [`ErrorKind::Register`] if the device has no STag left.
+    /// Returns [`ErrorKind::Misuse`] if the receive depth of the connection is less than 4 or its
+    /// receives have 8 bytes or fewer, and [`ErrorKind::Register`] if the device has no STag left.
     pub fn new(connection: Connection) -> Result<Self, Error> {
         let (depth, size) = connection.recv_depth_and_size();
         if depth < RESERVED_RECEIVES + 2 || size as usize <= HEADER_LEN {
@@ -171,21 +179,22 @@ impl ByteStream {
         Ok(stream)
     }
 
-    /// Returns the underlying connection, which may be used for RDMA Writes, Reads and atomics. Its Sends and receives are reserved for the
-    /// stream.
+    /// Returns the underlying connection, which may be used for RDMA Writes, Reads and atomics. Its
+    /// Sends and receives are reserved for the stream.
     #[must_use]
     pub fn connection(&self) -> &Connection {
         &self.connection
     }
 
-    /// Reads available bytes into `buf` and returns their number: 0 after the peer has shut down its direction, or if `buf` is empty.
+    /// Reads available bytes into `buf` and returns their number: 0 after the peer has shut down
+    /// its direction, or if `buf` is empty.
     ///
     /// # Cancel safety
     /// Dropping the future loses no bytes.
     ///
     /// # Errors
-    /// * [`io::ErrorKind::UnexpectedEof`] if the connection was closed without a shutdown of the peer's direction. The operating system closes
-    ///   it that way when the peer's process exits.
+    /// * [`io::ErrorKind::UnexpectedEof`] if the connection was closed without a shutdown of the
+    ///   peer's direction. The operating system closes it that way when the peer's process exits.
     /// * The reason for which the connection ended, if it was not closed in order.
     /// * [`io::ErrorKind::InvalidData`] if the peer violates the format.
     pub async fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
@@ -194,13 +203,15 @@ impl ByteStream {
 
     /// Copies bytes from `buf` to a message, starts to send it, and returns the number of bytes.
     ///
-    /// The call waits while the peer grants no credit or the send queue is full. [`ByteStream::flush`] waits until TCP has the bytes.
+    /// The call waits while the peer grants no credit or the send queue is full.
+    /// [`ByteStream::flush`] waits until TCP has the bytes.
     ///
     /// # Cancel safety
     /// If the future is dropped before it completes, no bytes were written.
     ///
     /// # Errors
-    /// Returns [`io::ErrorKind::BrokenPipe`] after [`ByteStream::shutdown`]; otherwise the errors are those of [`ByteStream::read`].
+    /// Returns [`io::ErrorKind::BrokenPipe`] after [`ByteStream::shutdown`]; otherwise the errors
+    /// are those of [`ByteStream::read`].
     pub async fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
         poll_fn(|cx| self.poll_write(cx, buf)).await
     }
@@ -213,9 +224,11 @@ impl ByteStream {
         poll_fn(|cx| self.poll_flush(cx)).await
     }
 
-    /// Ends this direction: after the bytes written so far, the peer reads 0 bytes. The other direction stays open.
+    /// Ends this direction: after the bytes written so far, the peer reads 0 bytes. The other
+    /// direction stays open.
     ///
-    /// If the connection is closed without a shutdown, the peer's read fails, because the peer cannot know whether bytes are missing.
+    /// If the connection is closed without a shutdown, the peer's read fails, because the peer
+    /// cannot know whether bytes are missing.
     ///
     /// # Errors
     /// The errors are those of [`ByteStream::read`].
@@ -233,7 +246,8 @@ impl ByteStream {
             if self.reading.ended || buf.is_empty() {
                 return Poll::Ready(Ok(0));
             }
-            // Try again to grant credits for which the send queue had no room earlier: the peer may be waiting for them.
+            // Try again to grant credits for which the send queue had no room earlier: the peer may
+            // be waiting for them.
             self.grant_credits(cx)?;
             ready!(self.poll_message(cx))?;
         }
@@ -268,7 +282,8 @@ impl ByteStream {
         self.poll_flush(cx)
     }
 
-    /// Waits for a credit and for room in the send queue. Returns the maximum payload length of the message that may be sent.
+    /// Waits for a credit and for room in the send queue. Returns the maximum payload length of the
+    /// message that may be sent.
     fn poll_credit(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<u32>> {
         if self.writing.ended {
             return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
@@ -304,8 +319,9 @@ impl ByteStream {
         Poll::Ready(Ok(()))
     }
 
-    /// Grants free receives to the peer in a message of their own, if their number has reached the threshold, from which the peer may be waiting for
-    /// them, and the send queue has room. Otherwise the next call or the next message with payload grants them.
+    /// Grants free receives to the peer in a message of their own, if their number has reached the
+    /// threshold, from which the peer may be waiting for them, and the send queue has room.
+    /// Otherwise the next call or the next message with payload grants them.
     fn grant_credits(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
         if self.reading.freed >= self.reading.threshold && self.writing.poll_room(cx)?.is_ready() {
             let credits = self.reading.take_freed();
@@ -340,7 +356,8 @@ impl ByteStream {
 }
 
 impl ReadState {
-    /// Copies unread bytes of the first message to `buf` and returns their number, or `None` if there is no message.
+    /// Copies unread bytes of the first message to `buf` and returns their number, or `None` if
+    /// there is no message.
     fn copy(&mut self, buf: &mut [u8]) -> Option<usize> {
         let message = self.messages.front()?;
         let rest = &message[self.consumed..];
@@ -370,7 +387,8 @@ impl ReadState {
         Ok(())
     }
 
-    /// Counts the free receives as granted, and returns their number for the header of the next message.
+    /// Counts the free receives as granted, and returns their number for the header of the next
+    /// message.
     fn take_freed(&mut self) -> u32 {
         self.granted += self.freed;
         std::mem::take(&mut self.freed)
@@ -394,7 +412,8 @@ impl WriteState {
     /// Waits for the oldest Send in flight, if there is one, and keeps its buffer for reuse.
     fn poll_sent(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let Some(op) = self.in_flight.front_mut() else { return Poll::Ready(Ok(())) };
-        // Register before the poll: an operation that completes right after the poll must find the waker.
+        // Register before the poll: an operation that completes right after the poll must find the
+        // waker.
         register_waker(&mut self.waiting_tasks.0.lock(), cx.waker());
         let outcome = ready!(Pin::new(op).poll(&mut Context::from_waker(&self.waker)));
         self.in_flight.pop_front();

@@ -1,9 +1,11 @@
 //! tokio's reactor as the driver of a device (feature `tokio`).
 //!
-//! The module is not named `tokio`: with `use uiw::*` that name would be ambiguous between module and crate.
+//! The module is not named `tokio`: with `use uiw::*` that name would be ambiguous between module
+//! and crate.
 //!
-//! The safe API needs no runtime: its futures are woken by the driving thread, by default the device's background thread. On a runtime of
-//! one thread that is one thread hop an arrival; [`drive`] takes it away.
+//! The safe API needs no runtime: its futures are woken by the driving thread, by default the
+//! device's background thread. On a runtime of one thread that is one thread hop an arrival;
+//! [`drive`] takes it away.
 
 mod byte_stream;
 
@@ -35,18 +37,20 @@ impl Wake for WakeHandle {
     }
 }
 
-/// Tasks that drive a device, one for each of its shards. Dropping it stops them: the device's background thread drives again.
+/// Tasks that drive a device, one for each of its shards. Dropping it stops them: the device's
+/// background thread drives again.
 #[must_use = "dropping the driver stops it"]
 #[derive(Debug)]
 pub struct Driver {
     _shards: JoinSet<()>,
 }
 
-/// Drives `device` from the tokio runtime that this is called in, until the [`Driver`] is dropped. Meanwhile the device's background
-/// threads sleep.
+/// Drives `device` from the tokio runtime that this is called in, until the [`Driver`] is dropped.
+/// Meanwhile the device's background threads sleep.
 ///
-/// It is worth its while on a runtime of one thread (`flavor = "current_thread"`). It works on a runtime of several threads, too, but there
-/// the background thread is the faster driver, as an arrival does not wait for a worker that is busy: leave the call out.
+/// It is worth its while on a runtime of one thread (`flavor = "current_thread"`). It works on a
+/// runtime of several threads, too, but there the background thread is the faster driver, as an
+/// arrival does not wait for a worker that is busy: leave the call out.
 ///
 /// ```
 /// # let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -61,8 +65,9 @@ pub struct Driver {
 /// ```
 ///
 /// # Errors
-/// The system's, when a descriptor cannot be registered; [`io::ErrorKind::Unsupported`] outside of a runtime, and for a stack without
-/// descriptors (a simulated link); [`io::ErrorKind::ResourceBusy`] when another task or thread drives already.
+/// The system's, when a descriptor cannot be registered; [`io::ErrorKind::Unsupported`] outside of
+/// a runtime, and for a stack without descriptors (a simulated link);
+/// [`io::ErrorKind::ResourceBusy`] when another task or thread drives already.
 ///
 /// # Panics
 /// If the runtime was built without I/O or time.
@@ -74,7 +79,8 @@ pub fn drive(device: &Device) -> io::Result<Driver> {
         let shard = ShardTask::try_new(device.as_raw(), index, || Waker::from(Arc::clone(&handle)));
         let shard = shard.ok_or(io::ErrorKind::ResourceBusy)?;
         let set = shard.wait_fd().ok_or(io::ErrorKind::Unsupported)?;
-        // SAFETY: the descriptor is owned by the `Arc` inside the `AsyncFd`, so it stays open and the same until it is deregistered.
+        // SAFETY: the descriptor is owned by the `Arc` inside the `AsyncFd`, so it stays open and
+        // the same until it is deregistered.
         let set = unsafe { AsyncFd::register_with_interest(set, Interest::READABLE)? };
         let task = async move {
             if let Err(error) = drive_shard(shard, set, handle).await {
@@ -102,7 +108,8 @@ async fn drive_shard(
         tokio::select! {
             ready = set.readable() => {
                 let mut ready = ready?;
-                // The descriptor is watched edge-triggered: it may only be called quiet when the stack has nothing more.
+                // The descriptor is watched edge-triggered: it may only be called quiet when the
+                // stack has nothing more.
                 let quiet = (0..ROUNDS).any(|_| shard.pump_events() == Some(false));
                 if quiet {
                     ready.clear_ready();

@@ -65,8 +65,8 @@ fn written_bytes_read_back() {
     }
 }
 
-/// A request and an answer as long as many windows: each end writes all of its bytes before it reads any would block on both, so one
-/// reads while it writes.
+/// A request and an answer as long as many windows: each end writes all of its bytes before it
+/// reads any would block on both, so one reads while it writes.
 #[test]
 fn echo_of_any_length() {
     let simulation = Simulation::new(7, Link { capacity: 300, ..Link::default() });
@@ -105,7 +105,8 @@ fn echo_of_any_length() {
     );
 }
 
-/// The reader does nothing, the writer has used its credits: other operations of the connection go on.
+/// The reader does nothing, the writer has used its credits: other operations of the connection go
+/// on.
 #[test]
 fn busy_reader_stops_bytes_only() {
     let simulation = Simulation::new(1, Link::default());

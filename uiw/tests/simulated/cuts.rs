@@ -1,4 +1,5 @@
-//! A connection that breaks at any byte, in either direction: every operation ends exactly once, nothing hangs, nothing panics.
+//! A connection that breaks at any byte, in either direction: every operation ends exactly once,
+//! nothing hangs, nothing panics.
 
 use std::net::{IpAddr, Ipv4Addr};
 

@@ -104,7 +104,8 @@ fn waker_drops_operations_of_connection() {
     over.recv_timeout(Duration::from_secs(20)).expect("no lock is held while wakers run");
 }
 
-/// Operations that were dropped arrive, whether they were posted or wait for room, though the connection's last handle is gone.
+/// Operations that were dropped arrive, whether they were posted or wait for room, though the
+/// connection's last handle is gone.
 #[test]
 fn dropped_connection_finishes_operations() {
     let simulation = Simulation::new(5, Link { capacity: 500, ..Link::default() });
@@ -213,7 +214,8 @@ fn detached_operations_freed_after_reset() {
     assert_eq!(Arc::strong_count(&alive), 1);
 }
 
-/// The peer sends more messages than receives were posted: those in the queue are dropped, and each receive is posted again.
+/// The peer sends more messages than receives were posted: those in the queue are dropped, and each
+/// receive is posted again.
 #[test]
 fn detached_connection_discards_messages() {
     let simulation =
@@ -254,7 +256,8 @@ fn detached_connection_discards_messages() {
     );
 }
 
-/// A connection without a handle of its device is not driven: another connection is a handle, a protection domain is not.
+/// A connection without a handle of its device is not driven: another connection is a handle, a
+/// protection domain is not.
 #[test]
 fn manual_device_ends_detached_operations() {
     let simulation = Simulation::new(10, narrow());

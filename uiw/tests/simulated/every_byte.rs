@@ -1,7 +1,8 @@
-//! Both ends run a script of every operation against each other, over a link with delays and splits of its own; the
-//! connection is reset, closed or stalled behind every byte of either direction. Whatever happens: every request completes
-//! once and in order, or retires with the next; what a receiver saw is whole and right; a Read or atomic that succeeded did
-//! happen. (A Write or Send that succeeded was taken by TCP, and promises no more.)
+//! Both ends run a script of every operation against each other, over a link with delays and splits
+//! of its own; the connection is reset, closed or stalled behind every byte of either direction.
+//! Whatever happens: every request completes once and in order, or retires with the next; what a
+//! receiver saw is whole and right; a Read or atomic that succeeded did happen. (A Write or Send
+//! that succeeded was taken by TCP, and promises no more.)
 //!
 //! One case again: `UIW_CASE='reset 1 1234' cargo test -p uiw --test simulated every_byte`.
 

@@ -104,8 +104,8 @@ impl Simulation {
         }
     }
 
-    /// A device with few connections polls its stack only now and then: it is given the chance before a longer time passes. True when
-    /// it has done something.
+    /// A device with few connections polls its stack only now and then: it is given the chance
+    /// before a longer time passes. True when it has done something.
     fn poll_before_pause(&self) -> bool {
         let is_pause = self.next_due().is_none_or(|at| at > self.now() + PAUSE);
         is_pause && (0..POLL_STACK_EVERY).any(|_| self.client.pump() + self.server.pump() > 0)
@@ -187,7 +187,8 @@ impl Simulation {
         (client.unwrap(), server.unwrap())
     }
 
-    /// Tries to connect and returns the two ends. The server's is `None` when the client never reached it.
+    /// Tries to connect and returns the two ends. The server's is `None` when the client never
+    /// reached it.
     pub(crate) fn try_connect(&self, settings: &ConnectionConfig) -> (Result<End>, Option<End>) {
         let (client_pd, server_pd) = (self.client.alloc_pd().unwrap(), self.server.alloc_pd().unwrap());
         let listener = Listener::bind(&server_pd, SocketAddr::new(SERVER, 4791), settings).unwrap();

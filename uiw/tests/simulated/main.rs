@@ -1,4 +1,5 @@
-//! Two ends on a simulated link with a virtual clock: every operation, however the link cuts the bytes up.
+//! Two ends on a simulated link with a virtual clock: every operation, however the link cuts the
+//! bytes up.
 
 mod byte_stream;
 mod cuts;

@@ -1,4 +1,5 @@
-//! Messages of the safe API: a receiver that is busy, messages longer than a receive buffer, and ends of connections.
+//! Messages of the safe API: a receiver that is busy, messages longer than a receive buffer, and
+//! ends of connections.
 
 use std::future::Future;
 use std::pin::pin;
@@ -71,7 +72,8 @@ fn busy_receiver_loses_nothing() {
     );
 }
 
-/// Messages from both ends at once, byte by byte and in lumps, around the length of a receive buffer and far beyond.
+/// Messages from both ends at once, byte by byte and in lumps, around the length of a receive
+/// buffer and far beyond.
 #[test]
 fn messages_of_any_length_to_limit() {
     let settings = ConnectionConfig::default().recv_size(1000).recv_depth(3).max_message(100_000);

@@ -63,7 +63,8 @@ fn dropped_operations_still_posted() {
     assert_eq!(memory.load_u64(0).unwrap(), 9);
 }
 
-/// The message may be a temporary value: it is copied before the function returns, also when there is no room in the send queue.
+/// The message may be a temporary value: it is copied before the function returns, also when there
+/// is no room in the send queue.
 #[test]
 fn message_copied_before_return() {
     let simulation = Simulation::new(1, Link::default());

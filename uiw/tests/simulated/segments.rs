@@ -1,4 +1,5 @@
-//! What a change of the path does to segments under way and to come, and when a message counts as sent.
+//! What a change of the path does to segments under way and to come, and when a message counts as
+//! sent.
 
 use uiw::RemoteMr;
 use uiw::STag;
@@ -8,8 +9,8 @@ use uiw_testkit::sim::Link;
 use crate::link::{CLIENT, Simulation};
 use crate::raw::{PEER, poll, reader, settings};
 
-/// The path's segments become smaller and larger again while a message is under way: what was queued for TCP stays as it was
-/// cut, what is built afterwards fits, and the message is whole.
+/// The path's segments become smaller and larger again while a message is under way: what was
+/// queued for TCP stays as it was cut, what is built afterwards fits, and the message is whole.
 // [test:RFC5041-3-02] [test:RFC5041-3-03]
 #[test]
 fn segments_follow_the_path() {
@@ -57,7 +58,8 @@ fn segments_follow_the_path() {
     assert!(got == bytes);
 }
 
-/// A Write or Send is complete when TCP has taken its last byte, and not before: here TCP has room for a sixth of it.
+/// A Write or Send is complete when TCP has taken its last byte, and not before: here TCP has room
+/// for a sixth of it.
 // [test:RFC5040-5.5-10]
 #[test]
 fn completion_follows_tcp() {

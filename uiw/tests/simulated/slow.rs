@@ -1,5 +1,6 @@
-//! Peers that stop reading, or send one byte a minute: no rule of an established stream ends them, so whatever is under way waits
-//! for as long as the application does, in bounded memory, and an orderly close has its time.
+//! Peers that stop reading, or send one byte a minute: no rule of an established stream ends them,
+//! so whatever is under way waits for as long as the application does, in bounded memory, and an
+//! orderly close has its time.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -45,7 +46,8 @@ static COUNTING: CountingAllocator = CountingAllocator;
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// Memory that the engine may hold for one stream: a batch that was built, staging, and the bytes of one started FPDU.
+/// Memory that the engine may hold for one stream: a batch that was built, staging, and the bytes
+/// of one started FPDU.
 const BOUND: isize = 1 << 20;
 
 /// Lets time pass, and both ends run.
@@ -61,8 +63,8 @@ fn is_over(connection: &Connection) -> bool {
     pin!(connection.ended()).poll(&mut Context::from_waker(Waker::noop())).is_ready()
 }
 
-/// Closes in order: after the time for that, and not before, the connection is cut. The oldest request under way ends as
-/// its victim, every other one as flushed, each with its buffer.
+/// Closes in order: after the time for that, and not before, the connection is cut. The oldest
+/// request under way ends as its victim, every other one as flushed, each with its buffer.
 fn closes_in_its_time(simulation: &Simulation, connection: &Connection, under_way: Vec<BufferOp<Vec<u8>>>) {
     let start = simulation.now();
     let ending = {

@@ -64,7 +64,8 @@ fn rounds(simulation: &Simulation, millis: u64) {
     }
 }
 
-/// A doorbell is served between rounds, and the last one may be long ago: the time for the close begins with the close.
+/// A doorbell is served between rounds, and the last one may be long ago: the time for the close
+/// begins with the close.
 #[test]
 fn failed_request_after_pause_closes_orderly() {
     let simulation = Simulation::new(1, Link::default());
@@ -73,7 +74,8 @@ fn failed_request_after_pause_closes_orderly() {
     simulation.network().advance(Duration::from_secs(3600));
     let nowhere = Sge { addr: 0, length: 8, lkey: STag(0xBAD) };
     let wr = SendWr { wr_id: 1, op: SendOp::Send, sges: &[nowhere], flags: SendFlags::SIGNALED };
-    // SAFETY: the element names no registered memory; the request fails before a byte of it is read.
+    // SAFETY: the element names no registered memory; the request fails before a byte of it is
+    // read.
     unsafe { connection.qp().post_send([wr]).unwrap() };
     rounds(&simulation, 20);
     peer.read();

@@ -141,7 +141,8 @@ fn two_hundred_connections_at_once() {
     thread.join().unwrap();
 }
 
-/// A waiting thread drives the listener's shard and those of both ends with manual progress: there is no other thread that does.
+/// A waiting thread drives the listener's shard and those of both ends with manual progress: there
+/// is no other thread that does.
 #[test]
 fn wait_drives_all_shards() {
     let options = DeviceConfig::default().progress(Progress::Manual).shards(3);

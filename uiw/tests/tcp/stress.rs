@@ -1,4 +1,5 @@
-//! Many threads, many connections, one device: operations and connections are dropped at any moment, and what arrives is right.
+//! Many threads, many connections, one device: operations and connections are dropped at any
+//! moment, and what arrives is right.
 
 use crate::common::loopback;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -28,7 +28,8 @@ fn pass(mut from: TcpStream, mut to: TcpStream) {
     let _ = to.shutdown(Shutdown::Write);
 }
 
-/// Starts a proxy for one connection to `server`. Returns its address, and later the socket through which it sends to the server.
+/// Starts a proxy for one connection to `server`. Returns its address, and later the socket through
+/// which it sends to the server.
 fn proxy(server: SocketAddr) -> (SocketAddr, mpsc::Receiver<TcpStream>) {
     let listener = TcpListener::bind(loopback()).unwrap();
     let address = listener.local_addr().unwrap();

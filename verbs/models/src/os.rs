@@ -209,7 +209,8 @@ thread_local! {
     static TICK: Cell<Duration> = const { Cell::new(Duration::ZERO) };
 }
 
-/// Every reading of the clock is `tick` later than the one before. It does not matter where the clock begins.
+/// Every reading of the clock is `tick` later than the one before. It does not matter where the
+/// clock begins.
 pub fn set_tick(tick: Duration) {
     TICK.set(tick);
 }

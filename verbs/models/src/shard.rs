@@ -1,4 +1,5 @@
-//! A shard with a completion queue, as `driver/shard.rs`, `driver/core.rs` and `cq.rs` of `uiw-verbs` make them, without protocol.
+//! A shard with a completion queue, as `driver/shard.rs`, `driver/core.rs` and `cq.rs` of
+//! `uiw-verbs` make them, without protocol.
 
 use super::handoff::{Handoff, PendingWork};
 use super::os::{ChannelSet, Instant, StackFd, WakeFd};
@@ -26,7 +27,8 @@ struct ModelCore {
     deadline: Option<Instant>,
     published_deadline: Option<Instant>,
     wakes: Vec<Waker>,
-    /// Tokens for channels of queues that have raised an event, or may have one whose token is withheld.
+    /// Tokens for channels of queues that have raised an event, or may have one whose token is
+    /// withheld.
     tokens: Vec<TokenAction>,
     queue: Arc<Queue>,
     /// Completions that a command has asked for.
@@ -40,7 +42,8 @@ pub struct Queue {
     set: Arc<ChannelSet>,
 }
 
-/// An event channel, with what `comp_channel/withheld.rs` adds for a program that is always observed to poll before it sleeps.
+/// An event channel, with what `comp_channel/withheld.rs` adds for a program that is always
+/// observed to poll before it sleeps.
 struct EventChannel {
     fd: WakeFd,
     withheld: Mutex<bool>,
@@ -235,7 +238,8 @@ impl Shard {
         self.state.arm(Some(&self.watch));
     }
 
-    /// Sleeps in poll(2) until the queue's channel is readable, and takes the event. Panics if there is none then.
+    /// Sleeps in poll(2) until the queue's channel is readable, and takes the event. Panics if
+    /// there is none then.
     pub fn wait_for_event(self: &Arc<Self>) {
         self.queue.set.sleep();
         let channel = &self.queue.channel;

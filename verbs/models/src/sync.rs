@@ -27,8 +27,9 @@ impl<T> Mutex<T> {
     }
 }
 
-/// A lock that the data path only tries to take: a flag that is taken and released by read-modify-writes. loom's own lock would
-/// make a thread that is about to try wait until the holder unlocks, so that a try that fails is missed in some schedules.
+/// A lock that the data path only tries to take: a flag that is taken and released by
+/// read-modify-writes. loom's own lock would make a thread that is about to try wait until the
+/// holder unlocks, so that a try that fails is missed in some schedules.
 pub(super) struct TryMutex<T> {
     held: atomic::AtomicBool,
     /// Taken only by the thread that has set `held`.
@@ -88,8 +89,9 @@ impl<T> Drop for TryMutexGuard<'_, T> {
     }
 }
 
-/// loom takes a sequentially consistent access for an acquire or a release. The fences make of it what every target of the engine
-/// does: such a store is visible to each such load that comes later.
+/// loom takes a sequentially consistent access for an acquire or a release. The fences make of it
+/// what every target of the engine does: such a store is visible to each such load that comes
+/// later.
 fn fence(order: Ordering) {
     if order == Ordering::SeqCst {
         atomic::fence(Ordering::SeqCst);

@@ -1,7 +1,8 @@
-//! Threads, and when a time-out passes: when no other thread can run, or after the core was unlocked.
+//! Threads, and when a time-out passes: when no other thread can run, or after the core was
+//! unlocked.
 //!
-//! A sleep with a time-out that ended at once would be a loop that yields, of which loom runs schedules without end in which the
-//! thread that would end it never runs.
+//! A sleep with a time-out that ended at once would be a loop that yields, of which loom runs
+//! schedules without end in which the thread that would end it never runs.
 
 use super::sync::{Condvar, Mutex, thread};
 use std::cell::RefCell;
@@ -23,7 +24,8 @@ enum SleepState {
     Woken,
 }
 
-/// State of all threads of a model, counted outside of the tools' view: every thread of a model runs on one thread of the system.
+/// State of all threads of a model, counted outside of the tools' view: every thread of a model
+/// runs on one thread of the system.
 #[derive(Default)]
 struct ThreadStates {
     live: usize,

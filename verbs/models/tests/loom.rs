@@ -17,7 +17,8 @@ fn with_clock(tick: Duration, model: impl Fn(&Arc<Shard>) + Copy + Sync + Send +
     });
 }
 
-/// Three threads that have work for the core at the same time, none of which comes back: all is served.
+/// Three threads that have work for the core at the same time, none of which comes back: all is
+/// served.
 #[test]
 fn posts_and_commands_not_lost() {
     check(|| {
@@ -95,7 +96,8 @@ fn armed_queue_raises_an_event() {
     });
 }
 
-/// Polls, arms, polls again and sleeps, until `count` completions were taken. An event may be of an empty queue.
+/// Polls, arms, polls again and sleeps, until `count` completions were taken. An event may be of an
+/// empty queue.
 fn take_by_events(shard: &Arc<Shard>, count: usize) {
     let mut taken = shard.poll();
     while taken < count {
@@ -124,7 +126,8 @@ fn readable_channel_has_an_event() {
     });
 }
 
-/// A program that posts after it has armed, and sleeps without a poll: the token that its post withholds is written.
+/// A program that posts after it has armed, and sleeps without a poll: the token that its post
+/// withholds is written.
 #[test]
 fn withheld_token_ends_the_sleep() {
     with_background(|shard| {

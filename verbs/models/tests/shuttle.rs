@@ -6,8 +6,8 @@ use uiw_models::{Mutant, Post, Shard, check, finds, set_tick};
 
 const SCHEDULES: usize = 20_000;
 
-/// Threads that post, coalesce, command and set deadlines, arrivals, two threads that wait and one that polls, beside the background
-/// thread: everything completes, and every wait ends.
+/// Threads that post, coalesce, command and set deadlines, arrivals, two threads that wait and one
+/// that polls, beside the background thread: everything completes, and every wait ends.
 fn everything(schedules: usize) {
     check(schedules, || {
         set_tick(Duration::from_millis(1));

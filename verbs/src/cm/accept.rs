@@ -10,7 +10,8 @@ use std::sync::Arc;
 use uiw_llp::Token;
 
 impl ConnRequest {
-    /// Accepts with `qp`. [`crate::cm::CmEventKind::Established`] follows on `channel`, or else the listener's.
+    /// Accepts with `qp`. [`crate::cm::CmEventKind::Established`] follows on `channel`, or else the
+    /// listener's.
     ///
     /// # Errors
     /// As [`crate::cm::connect`]; [`Error::NotConnected`] when the peer has gone away.
@@ -30,7 +31,8 @@ impl ConnRequest {
         self.move_to(inner.recv_cq.shard())?;
         let token = self.token;
         let (private_data, channel) = (private_data.to_vec(), channel.cloned());
-        // Behind it the queue pair is not touched: another thread may have taken the connection's events, and dropped it.
+        // Behind it the queue pair is not touched: another thread may have taken the connection's
+        // events, and dropped it.
         let (accepted, channel_before) = self.driver.shard(token).call(move |core| {
             let mut channel_before = None;
             let accepted = accept_on(core, token, &inner, |conn, services| {

@@ -10,7 +10,8 @@ use std::sync::Arc;
 use uiw_llp::Token;
 use uiw_stream::RdmapStream;
 
-/// A connection whose Request is awaited. Dropping it before the Request comes ends the connection, without an event.
+/// A connection whose Request is awaited. Dropping it before the Request comes ends the connection,
+/// without an event.
 pub struct AwaitedRequest {
     driver: Arc<Driver>,
     token: Token,
@@ -36,8 +37,9 @@ impl Drop for AwaitedRequest {
     }
 }
 
-/// Waits for the Request of the peer on a connection of the kernel that the program has accepted by itself, and over which nothing was
-/// sent. The outcome is an event on `channel`: [`crate::cm::CmEventKind::ConnectRequest`] or [`crate::cm::CmEventKind::Failed`].
+/// Waits for the Request of the peer on a connection of the kernel that the program has accepted by
+/// itself, and over which nothing was sent. The outcome is an event on `channel`:
+/// [`crate::cm::CmEventKind::ConnectRequest`] or [`crate::cm::CmEventKind::Failed`].
 ///
 /// ```
 /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));

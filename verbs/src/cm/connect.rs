@@ -18,7 +18,8 @@ use uiw_llp::{Token, TransportStack};
 use uiw_mpa::startup::Initiator;
 use uiw_stream::{RdmapStream, Time};
 
-/// Connects `qp` to `peer`. The outcome is an event on `channel`: [`crate::cm::CmEventKind::Established`] or [`crate::cm::CmEventKind::Failed`].
+/// Connects `qp` to `peer`. The outcome is an event on `channel`:
+/// [`crate::cm::CmEventKind::Established`] or [`crate::cm::CmEventKind::Failed`].
 ///
 /// Private data is at most 512 bytes at MPA revision 1 and 508 at revision 2.
 ///
@@ -36,8 +37,9 @@ use uiw_stream::{RdmapStream, Time};
 /// ```
 ///
 /// # Errors
-/// [`Error::Startup`] for illegal options or private data that is too long, [`Error::State`] unless the queue pair is in INIT,
-/// RTR or an RTS that waits for its connection, [`Error::AlreadyConnected`], [`Error::Io`] when no connection can be begun.
+/// [`Error::Startup`] for illegal options or private data that is too long, [`Error::State`] unless
+/// the queue pair is in INIT, RTR or an RTS that waits for its connection,
+/// [`Error::AlreadyConnected`], [`Error::Io`] when no connection can be begun.
 pub fn connect(
     qp: &Qp,
     local: Option<SocketAddr>,
@@ -49,9 +51,10 @@ pub fn connect(
     connect_to(qp, (local, peer), options, private_data, channel, false)
 }
 
-/// Like [`connect`], in two steps: when the peer has answered ([`crate::cm::CmEventKind::Established`] on this side), nothing is sent to it
-/// before [`crate::cm::ConnHandle::establish`], with which the connection is established on its side too. So a connection is set up on InfiniBand by
-/// programs that move their queue pairs themselves.
+/// Like [`connect`], in two steps: when the peer has answered
+/// ([`crate::cm::CmEventKind::Established`] on this side), nothing is sent to it before
+/// [`crate::cm::ConnHandle::establish`], with which the connection is established on its side too.
+/// So a connection is set up on InfiniBand by programs that move their queue pairs themselves.
 ///
 /// ```
 /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
@@ -99,8 +102,9 @@ fn connect_to(
     })
 }
 
-/// Like [`connect`], over a socket of the kernel that is connected to `peer`, or has begun to connect, and over which nothing was sent. It
-/// is not connected anew, whatever the options say of other attempts. When TCP is connected (and encrypted, with TLS) an event says so,
+/// Like [`connect`], over a socket of the kernel that is connected to `peer`, or has begun to
+/// connect, and over which nothing was sent. It is not connected anew, whatever the options say of
+/// other attempts. When TCP is connected (and encrypted, with TLS) an event says so,
 /// [`crate::cm::CmEventKind::Posted`] with the number `connected`.
 ///
 /// # Errors
@@ -174,10 +178,11 @@ fn connect_by(
     })
 }
 
-/// Connects `qp` to itself, by a stream from `local` (port 0: any) to the same address: it receives what it sends, and reads and
-/// writes its own domain's memory. Nothing is negotiated; both ends have `options`, and a smaller one of IRD and ORD counts for
-/// both. The outcome is an event on `channel`, as of [`connect`]. A fault that the stream finds in itself ends the request that
-/// it is about with the status that a peer's Terminate would give it.
+/// Connects `qp` to itself, by a stream from `local` (port 0: any) to the same address: it receives
+/// what it sends, and reads and writes its own domain's memory. Nothing is negotiated; both ends
+/// have `options`, and a smaller one of IRD and ORD counts for both. The outcome is an event on
+/// `channel`, as of [`connect`]. A fault that the stream finds in itself ends the request that it
+/// is about with the status that a peer's Terminate would give it.
 ///
 /// # Errors
 /// As for [`connect`]; [`Error::Lost`] where the device's stack has no such streams.
@@ -222,7 +227,8 @@ fn begin(
     let shard = driver.shard_at(inner.recv_cq.shard());
     shard.start()?;
     let (qp, options, channel) = (Arc::clone(inner), Arc::clone(options), Arc::clone(channel));
-    // Behind it the queue pair is not touched: another thread may have taken the connection's events, and dropped it.
+    // Behind it the queue pair is not touched: another thread may have taken the connection's
+    // events, and dropped it.
     let (token, id, location) = shard.call(move |core| begin_on(core, &qp, &options, &channel, open))?;
     driver.note_use(token);
     Ok(ConnHandle::new(driver, Some(location), id))
@@ -265,7 +271,8 @@ fn begin_on(
     Ok((token, id, location))
 }
 
-/// Gives up a connection that is being set up; nothing happens to one that stands. The queue pair is free again.
+/// Gives up a connection that is being set up; nothing happens to one that stands. The queue pair
+/// is free again.
 pub fn abandon(qp: &Qp) {
     let Some(token) = qp.0.conn() else { return };
     qp.0.driver.shard(token).call(move |core| {

@@ -9,8 +9,9 @@ use std::sync::Arc;
 
 /// Handle of a connection in set-up or established, without its queue pair.
 ///
-/// Every function that begins a connection returns one. Other threads can then take the events of the connection and drop its queue pair.
-/// The handle keeps neither alive: once the connection has ended, every call returns [`Error::NotConnected`].
+/// Every function that begins a connection returns one. Other threads can then take the events of
+/// the connection and drop its queue pair. The handle keeps neither alive: once the connection has
+/// ended, every call returns [`Error::NotConnected`].
 #[derive(Clone)]
 pub struct ConnHandle {
     driver: Arc<Driver>,
@@ -41,7 +42,8 @@ impl ConnHandle {
         self.id
     }
 
-    /// Moves its events to another channel: those not taken yet, in order, and all later ones (`rdma_migrate_id`).
+    /// Moves its events to another channel: those not taken yet, in order, and all later ones
+    /// (`rdma_migrate_id`).
     ///
     /// # Errors
     /// [`Error::NotConnected`]; events not taken yet stay where they are then.
@@ -55,7 +57,8 @@ impl ConnHandle {
         let _ = self.with(|conn, _| conn.cm.forget());
     }
 
-    /// The second step of [`crate::cm::connect_in_two_steps`]; nothing happens to other connections, and the second time.
+    /// The second step of [`crate::cm::connect_in_two_steps`]; nothing happens to other
+    /// connections, and the second time.
     ///
     /// # Errors
     /// [`Error::NotConnected`].
@@ -71,8 +74,9 @@ impl ConnHandle {
         self.with(Conn::close)
     }
 
-    /// Gives up a connection in set-up, whose queue pair is free again then, and terminates one that stands, whose queue pair
-    /// enters the error state. One whose queue pair was destroyed ends by itself, when the peer has its acknowledgements.
+    /// Gives up a connection in set-up, whose queue pair is free again then, and terminates one
+    /// that stands, whose queue pair enters the error state. One whose queue pair was destroyed
+    /// ends by itself, when the peer has its acknowledgements.
     ///
     /// # Errors
     /// [`Error::NotConnected`].
@@ -89,7 +93,8 @@ impl ConnHandle {
         })
     }
 
-    /// Serves what has arrived for it, on whichever shard it is: its events that follow from that are in its channel then.
+    /// Serves what has arrived for it, on whichever shard it is: its events that follow from that
+    /// are in its channel then.
     ///
     /// # Errors
     /// [`Error::NotConnected`].
@@ -114,8 +119,8 @@ impl std::fmt::Debug for ConnHandle {
     }
 }
 
-/// Returns the work on a connection that moves its events to `channel`, and returns the channel before: to be dropped without a lock,
-/// as its wakers are foreign code.
+/// Returns the work on a connection that moves its events to `channel`, and returns the channel
+/// before: to be dropped without a lock, as its wakers are foreign code.
 pub(super) fn migration_to(
     channel: &Arc<CmChannel>,
 ) -> impl FnOnce(&mut Conn, &mut Services) -> Arc<CmChannel> + Send + use<> {

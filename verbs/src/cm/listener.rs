@@ -14,8 +14,8 @@ use uiw_counters::Refusal;
 use uiw_llp::{ListenConfig, Token};
 use uiw_stream::RdmapStream;
 
-/// Logs once per process that the traffic is not encrypted (RFC 5042 section 5.4: IPsec is a matter of
-/// the network configuration).
+/// Logs once per process that the traffic is not encrypted (RFC 5042 section 5.4: IPsec is a matter
+/// of the network configuration).
 fn warn_of_cleartext(local: SocketAddr) {
     static SAID: AtomicBool = AtomicBool::new(false);
     if !local.ip().is_loopback() && !SAID.swap(true, Ordering::Relaxed) {
@@ -30,11 +30,13 @@ pub(crate) struct ListenerSlot {
     channel: Arc<CmChannel>,
     /// Connections in set-up.
     half_open: Arc<AtomicU32>,
-    /// Connections that had sent no whole Request at the last check, the oldest first. Others may be among them.
+    /// Connections that had sent no whole Request at the last check, the oldest first. Others may
+    /// be among them.
     without_request: VecDeque<Token>,
 }
 
-/// A port on which peers may connect. Dropping it closes the port; requests not decided yet are rejected.
+/// A port on which peers may connect. Dropping it closes the port; requests not decided yet are
+/// rejected.
 pub struct Listener {
     driver: Arc<Driver>,
     token: Token,
@@ -48,8 +50,9 @@ impl std::fmt::Debug for Listener {
 }
 
 impl Listener {
-    /// Listens on `local`; a port of 0 takes a free one. Requests come as events on `channel`; `options` are those of every
-    /// connection unless [`ConnRequest::accept`](super::ConnRequest::accept) is given others.
+    /// Listens on `local`; a port of 0 takes a free one. Requests come as events on `channel`;
+    /// `options` are those of every connection unless
+    /// [`ConnRequest::accept`](super::ConnRequest::accept) is given others.
     ///
     /// # Errors
     /// [`Error::Io`] when the address cannot be had, [`Error::Limit`].
@@ -100,7 +103,8 @@ impl Listener {
         ListenerId(self.token.0)
     }
 
-    /// Requests go to another channel: those not taken yet, in order, and all later ones (`rdma_migrate_id`).
+    /// Requests go to another channel: those not taken yet, in order, and all later ones
+    /// (`rdma_migrate_id`).
     pub fn migrate(&self, channel: &Arc<CmChannel>) {
         let (id, token, channel) = (self.id(), self.token, Arc::clone(channel));
         let before = self.driver.shard(token).call(move |core| Self::migrate_on(core, token, id, &channel));
@@ -171,7 +175,8 @@ pub(crate) fn accept_all(core: &mut Core, token: Token) {
         let Some(slot) = core.listener(token) else { return };
         let (options, channel) = (Arc::clone(&slot.options), Arc::clone(&slot.channel));
         let half_open = HalfOpen::new(&slot.half_open, token);
-        // The oldest connection without a Request is evicted for a new one: idle connections lock out no peer.
+        // The oldest connection without a Request is evicted for a new one: idle connections lock
+        // out no peer.
         let oldest = if half_open.count() > limit { oldest_without_request(core, token) } else { None };
         if half_open.count() > limit && oldest.is_none() {
             let Some(peer) = core.listener(token).and_then(drop_one) else { return };
@@ -206,8 +211,9 @@ pub(crate) fn accept_all(core: &mut Core, token: Token) {
                 }
                 let is_first = oldest_without_request(core, token).is_none();
                 remember_without_request(core, token, conn, limit as usize);
-                // Requests of a peer are reported in the order of its connections. An earlier connection whose Request came after it was read
-                // is read at its event; then this one is, too, as events have the order of arrivals.
+                // Requests of a peer are reported in the order of its connections. An earlier
+                // connection whose Request came after it was read is read at its event; then this
+                // one is, too, as events have the order of arrivals.
                 if is_first {
                     core.with_conn(conn, Conn::on_readable);
                 }
@@ -236,7 +242,8 @@ fn report_listener_down(core: &mut Core, token: Token, error: io::Error) {
     channel.push(CmEvent { id: ConnId(0), kind }, &mut core.services.wakes);
 }
 
-/// Another connection has been accepted. Those that have sent a Request since are removed now and then.
+/// Another connection has been accepted. Those that have sent a Request since are removed now and
+/// then.
 fn remember_without_request(core: &mut Core, listener: Token, conn: Token, limit: usize) {
     let Some(slot) = core.listener(listener) else { return };
     slot.without_request.push_back(conn);
@@ -253,7 +260,8 @@ fn is_without_request(conn: &Conn) -> bool {
     conn.stream.awaits_request()
 }
 
-/// The connection that has been without a whole Request for the longest time. Those in front of it that have sent one are removed.
+/// The connection that has been without a whole Request for the longest time. Those in front of it
+/// that have sent one are removed.
 fn oldest_without_request(core: &mut Core, listener: Token) -> Option<Token> {
     loop {
         let token = *core.listener(listener)?.without_request.front()?;
@@ -264,7 +272,8 @@ fn oldest_without_request(core: &mut Core, listener: Token) -> Option<Token> {
     }
 }
 
-/// Cuts the next connection that waits, and returns the address of its peer. `None` when there is none.
+/// Cuts the next connection that waits, and returns the address of its peer. `None` when there is
+/// none.
 fn drop_one(slot: &mut ListenerSlot) -> Option<SocketAddr> {
     let mut stream = slot.listener.accept(Token(u64::MAX)).ok()?;
     stream.abort();

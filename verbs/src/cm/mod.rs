@@ -1,4 +1,5 @@
-//! The connection manager: listen, connect, accept, reject. Events come through a [`CmChannel`]; nothing blocks.
+//! The connection manager: listen, connect, accept, reject. Events come through a [`CmChannel`];
+//! nothing blocks.
 
 mod accept;
 mod accept_open;
@@ -71,8 +72,8 @@ pub enum CmEventKind {
     SidrResolved(SidrInfo),
     /// The connection stands.
     Established(ConnInfo),
-    /// The connection could not be set up: refused, rejected, timed out, or the peer speaks something else. Also of a request for a UD
-    /// queue pair.
+    /// The connection could not be set up: refused, rejected, timed out, or the peer speaks
+    /// something else. Also of a request for a UD queue pair.
     Failed(Error),
     /// The connection has ended.
     Disconnected(CloseReason),
@@ -82,16 +83,18 @@ pub enum CmEventKind {
         listener: ListenerId,
         /// [`Error::Io`] with what happened to the interface.
         error: Error,
-        /// True if the listener is lost for good; otherwise it continues when the interface is up again.
+        /// True if the listener is lost for good; otherwise it continues when the interface is up
+        /// again.
         for_good: bool,
     },
-    /// The program put it there itself, with [`EventQueue::post`] and a number that means something to it.
+    /// The program put it there itself, with [`EventQueue::post`] and a number that means something
+    /// to it.
     Posted(u64),
 }
 
 impl CmEvent {
-    /// An event of the program's own, for [`EventQueue::post`]: a channel carries them in order with the engine's. Its
-    /// [`ConnId`] is that of no connection.
+    /// An event of the program's own, for [`EventQueue::post`]: a channel carries them in order
+    /// with the engine's. Its [`ConnId`] is that of no connection.
     #[must_use]
     pub const fn posted(tag: u64) -> Self {
         Self { id: ConnId(0), kind: CmEventKind::Posted(tag) }
@@ -107,7 +110,8 @@ pub struct ConnInfo {
     pub peer: SocketAddr,
     /// Result of the negotiation.
     pub negotiated: Negotiated,
-    /// IRD and ORD as the peer said them in its Request or Reply, where it did (RFC 6581 section 9.1).
+    /// IRD and ORD as the peer said them in its Request or Reply, where it did (RFC 6581 section
+    /// 9.1).
     pub peer_ird_ord: Option<(u16, u16)>,
     /// The peer's private data.
     pub private_data: Vec<u8>,
@@ -143,7 +147,8 @@ impl CmSide {
         self.report(CmEventKind::Established(info), wakes);
     }
 
-    /// Later events go to another channel. Returns the one before, to be dropped without a lock: its wakers are foreign code.
+    /// Later events go to another channel. Returns the one before, to be dropped without a lock:
+    /// its wakers are foreign code.
     fn migrate(&mut self, channel: &Arc<CmChannel>) -> Arc<CmChannel> {
         std::mem::replace(&mut self.channel, Arc::clone(channel))
     }
@@ -195,7 +200,8 @@ pub(crate) fn connect_error(peer: SocketAddr, source: io::Error) -> Error {
 
 fn check_options(max_rd_atomic: u16, options: &ConnConfig) -> Result<()> {
     for (what, asked) in [("IRD", options.ird), ("ORD", options.ord)] {
-        // 0x3FFF means "not negotiated" (RFC 6581 section 9.1): legal, and bounded by the device's own limit.
+        // 0x3FFF means "not negotiated" (RFC 6581 section 9.1): legal, and bounded by the device's
+        // own limit.
         if asked > max_rd_atomic && asked != 0x3FFF {
             return Err(Error::Limit { what, asked: asked.into(), limit: max_rd_atomic.into() });
         }

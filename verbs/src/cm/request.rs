@@ -145,8 +145,8 @@ impl ConnRequest {
         before.map(drop).ok_or(Error::NotConnected)
     }
 
-    /// Moves the connection to another shard, that of its queue pair: out of the listener's shard first, then into the other one, so
-    /// that no thread holds both locks.
+    /// Moves the connection to another shard, that of its queue pair: out of the listener's shard
+    /// first, then into the other one, so that no thread holds both locks.
     pub(super) fn move_to(&mut self, index: usize) -> Result<()> {
         let (token, from, to) = (self.token, self.driver.shard(self.token), self.driver.shard_at(index));
         if from.index() == to.index() {
@@ -159,15 +159,16 @@ impl ConnRequest {
         Ok(())
     }
 
-    /// Returns whether the connection is a socket of the kernel that carries MPA as it is: what [`ConnRequest::take_socket`] takes.
+    /// Returns whether the connection is a socket of the kernel that carries MPA as it is: what
+    /// [`ConnRequest::take_socket`] takes.
     #[must_use]
     pub fn has_socket(&self) -> bool {
         self.has_socket
     }
 
-    /// Takes the socket out of the device, in place of an answer: the program sends the Reply by itself, and what follows on the
-    /// connection is its own. The socket is non-blocking. Nothing but the Request was read from it, and nothing was sent. The request
-    /// is decided then.
+    /// Takes the socket out of the device, in place of an answer: the program sends the Reply by
+    /// itself, and what follows on the connection is its own. The socket is non-blocking. Nothing
+    /// but the Request was read from it, and nothing was sent. The request is decided then.
     ///
     /// ```
     /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
@@ -194,9 +195,9 @@ impl ConnRequest {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Io`] where the connection has no socket ([`ConnRequest::has_socket`]), or the peer has sent bytes behind its Request, which
-    /// must wait for the Reply (RFC 5044 section 7.1.2): the request is still to be decided. [`Error::NotConnected`] when the peer has gone
-    /// away.
+    /// [`Error::Io`] where the connection has no socket ([`ConnRequest::has_socket`]), or the peer
+    /// has sent bytes behind its Request, which must wait for the Reply (RFC 5044 section 7.1.2):
+    /// the request is still to be decided. [`Error::NotConnected`] when the peer has gone away.
     pub fn take_socket(&mut self) -> Result<OwnedFd> {
         let token = self.token;
         let socket = self.driver.shard(token).call(move |core| {
@@ -209,7 +210,8 @@ impl ConnRequest {
     /// Rejects, with private data for the peer.
     ///
     /// # Errors
-    /// [`Error::Startup`] for private data that is too long, [`Error::NotConnected`] when the peer has gone away.
+    /// [`Error::Startup`] for private data that is too long, [`Error::NotConnected`] when the peer
+    /// has gone away.
     pub fn reject(mut self, private_data: &[u8]) -> Result<()> {
         self.decided = true;
         self.reject_now(private_data)

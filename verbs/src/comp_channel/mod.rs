@@ -17,8 +17,8 @@ use std::task::{Context, Poll, Waker};
 
 /// Completion events of one or more queues: `ibv_comp_channel`.
 ///
-/// A queue whose event was taken may be empty: its completion was polled before, or the descriptor was readable for an arrival that
-/// completed nothing.
+/// A queue whose event was taken may be empty: its completion was polled before, or the descriptor
+/// was readable for an arrival that completed nothing.
 pub struct CompChannel {
     events: EventQueue<Weak<Cq>>,
     withheld: Arc<WithheldToken>,
@@ -29,7 +29,8 @@ pub struct CompChannel {
     indirect: AtomicBool,
 }
 
-/// The queues that were armed while the channel had a descriptor, and the shards that it watches for them.
+/// The queues that were armed while the channel had a descriptor, and the shards that it watches
+/// for them.
 #[derive(Default)]
 struct ArmedQueues {
     /// Queues that were armed since their last event was taken.
@@ -69,8 +70,8 @@ impl Default for CompChannel {
 }
 
 impl CompChannel {
-    /// A descriptor that is readable while there is an event for [`CompChannel::try_pop`]: for poll(2), epoll and the like, not for
-    /// reading.
+    /// A descriptor that is readable while there is an event for [`CompChannel::try_pop`]: for
+    /// poll(2), epoll and the like, not for reading.
     ///
     /// # Errors
     /// [`Error::Io`] when the process has no descriptor left.
@@ -82,8 +83,9 @@ impl CompChannel {
         Ok(self.set.get_or_init(|| Arc::new(set)).as_fd())
     }
 
-    /// A semaphore (eventfd) with one token for each event that is queued, for a thread that waits in a blocking read of it. It is not
-    /// written for an event that [`CompChannel::try_pop`] finds by driving.
+    /// A semaphore (eventfd) with one token for each event that is queued, for a thread that waits
+    /// in a blocking read of it. It is not written for an event that [`CompChannel::try_pop`] finds
+    /// by driving.
     ///
     /// # Errors
     /// [`Error::Io`] when the process has no descriptor left.
@@ -91,8 +93,8 @@ impl CompChannel {
         self.events.token_fd()
     }
 
-    /// The oldest event, if there is one. When there is none, and an arrival may have ended the caller's sleep on
-    /// [`CompChannel::fd`], the shards whose arrivals do that are driven once.
+    /// The oldest event, if there is one. When there is none, and an arrival may have ended the
+    /// caller's sleep on [`CompChannel::fd`], the shards whose arrivals do that are driven once.
     pub fn try_pop(&self) -> Option<Weak<Cq>> {
         // The arrival that has ended the sleep belongs to the event whose token is withheld.
         if self.withheld.take()
@@ -139,8 +141,9 @@ impl CompChannel {
         self.len() == 0
     }
 
-    /// Returns whether an arrival may end a sleep on [`CompChannel::fd`] directly; by default it may. Then an event may come of a queue that is
-    /// empty, though nothing was polled. Without it a queue raises an event for a completion alone.
+    /// Returns whether an arrival may end a sleep on [`CompChannel::fd`] directly; by default it
+    /// may. Then an event may come of a queue that is empty, though nothing was polled. Without it
+    /// a queue raises an event for a completion alone.
     pub fn set_direct(&self, direct: bool) {
         self.indirect.store(!direct, Ordering::Relaxed);
     }
@@ -155,7 +158,8 @@ impl CompChannel {
         self.withheld.note_completion(wakes);
     }
 
-    /// `queue` was armed. Returns whether its shards are to be watched, as the application uses the descriptor.
+    /// `queue` was armed. Returns whether its shards are to be watched, as the application uses the
+    /// descriptor.
     pub(crate) fn note_armed(&self, queue: &Weak<Cq>) -> bool {
         if self.set.get().is_none() || self.indirect.load(Ordering::Relaxed) {
             return false;
@@ -190,7 +194,8 @@ impl CompChannel {
         event
     }
 
-    /// The application has taken the event of `queue`: the watches of shards on which no other armed queue completes are disarmed.
+    /// The application has taken the event of `queue`: the watches of shards on which no other
+    /// armed queue completes are disarmed.
     fn disarm(&self, queue: &Weak<Cq>) {
         if self.set.get().is_none() {
             return;
@@ -208,7 +213,8 @@ impl CompChannel {
         }
     }
 
-    /// Drives the shards that are watched. Returns an event, if need be of an empty queue, where the descriptor may have been readable.
+    /// Drives the shards that are watched. Returns an event, if need be of an empty queue, where
+    /// the descriptor may have been readable.
     fn drive(&self) -> Option<Weak<Cq>> {
         let watches = Arc::clone(&self.armed.lock().watches);
         if watches.is_empty() {

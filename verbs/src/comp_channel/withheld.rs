@@ -1,23 +1,26 @@
 //! Tokens that a post does not write.
 //!
-//! A program that sleeps in poll(2) on a channel's descriptor posts an answer, polls its queue until that is empty, and sleeps. The
-//! completion of the answer has raised the one event that was asked for, and the program has polled it since: the token of that event only
-//! ends the sleep in vain, for three system calls, and the next message ends the sleep again. While a program is observed to do this, a
-//! post withholds the token. The event is queued; it is taken with the arrival that ends the sleep, and what that completes.
+//! A program that sleeps in poll(2) on a channel's descriptor posts an answer, polls its queue
+//! until that is empty, and sleeps. The completion of the answer has raised the one event that was
+//! asked for, and the program has polled it since: the token of that event only ends the sleep in
+//! vain, for three system calls, and the next message ends the sleep again. While a program is
+//! observed to do this, a post withholds the token. The event is queued; it is taken with the
+//! arrival that ends the sleep, and what that completes.
 //!
 //! No event is lost or delayed without bound. The token is written
 //! * when another thread completes something for a queue of the channel,
 //! * when the shard is not this program's to watch any more ([`Watch`](crate::driver::Watch)),
 //! * at the background thread's second turn after the post.
 //!
-//! The last one is late for a program that waits for the completion of its post without a poll. Then the program is observed for longer
-//! before a token is withheld again.
+//! The last one is late for a program that waits for the completion of its post without a poll.
+//! Then the program is observed for longer before a token is withheld again.
 
 use crate::notify::{Tokens, Wake, Wakes};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-/// Events of posts in succession that were polled before they were taken, after which tokens are withheld.
+/// Events of posts in succession that were polled before they were taken, after which tokens are
+/// withheld.
 const FIRST_NEEDED: u32 = 16;
 /// Each delay of an event that was not polled multiplies that number.
 const MORE_NEEDED: u32 = 8;
@@ -46,8 +49,8 @@ impl WithheldToken {
         }
     }
 
-    /// Something has completed for a queue that is not armed. A race with a post that withholds its token at this moment is
-    /// left to the background thread's turn.
+    /// Something has completed for a queue that is not armed. A race with a post that withholds its
+    /// token at this moment is left to the background thread's turn.
     #[inline]
     pub(super) fn note_completion(self: &Arc<Self>, wakes: &mut Wakes) {
         if self.any.load(Ordering::Relaxed) {
@@ -55,7 +58,8 @@ impl WithheldToken {
         }
     }
 
-    /// The token of a new event, after a post: withheld where `may_withhold` returns true, which then provides for its release.
+    /// The token of a new event, after a post: withheld where `may_withhold` returns true, which
+    /// then provides for its release.
     pub(crate) fn give_after_post(self: &Arc<Self>, may_withhold: impl FnOnce(&Arc<Self>) -> bool) {
         self.by_post.store(true, Ordering::Relaxed);
         if self.polled.load(Ordering::Relaxed) < self.needed.load(Ordering::Relaxed) {

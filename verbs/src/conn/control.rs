@@ -1,4 +1,5 @@
-//! Operations on a connection that the connection manager and the queue pair request: accept, reject, close, abort, pause and others.
+//! Operations on a connection that the connection manager and the queue pair request: accept,
+//! reject, close, abort, pause and others.
 
 use super::Conn;
 use crate::cm::{CmEventKind, connect_error};
@@ -23,8 +24,8 @@ impl Conn {
     pub(super) fn on_connect_event(&mut self, services: &mut Services) {
         // The span adds the peer and the queue pair to the transport's log lines.
         let connected = match self.span.in_scope(|| self.socket.connect_result()) {
-            // A TCP self-connection (simultaneous open): no listener has the peer's port, and the kernel chose the same port as the
-            // local one. It counts as refused.
+            // A TCP self-connection (simultaneous open): no listener has the peer's port, and the
+            // kernel chose the same port as the local one. It counts as refused.
             Ok(true) if !self.stream.is_loopback() && self.socket.local_addr() == self.socket.peer_addr() => {
                 Err(io::ErrorKind::ConnectionRefused.into())
             }
@@ -72,8 +73,8 @@ impl Conn {
 
     /// Returns the local address for the next TCP connection attempt.
     ///
-    /// It is the address that the application asked for if that includes a port. Otherwise it is the current local address with port 0,
-    /// because the previous attempt still occupies its port.
+    /// It is the address that the application asked for if that includes a port. Otherwise it is
+    /// the current local address with port 0, because the previous attempt still occupies its port.
     pub(crate) fn reconnect_addr(&mut self) -> SocketAddr {
         if let Some(asked) = self.asked_local
             && asked.port() != 0
@@ -129,7 +130,8 @@ impl Conn {
         Ok(())
     }
 
-    /// Hands the socket to the application instead of answering the peer's Request. This connection object ends without a sign to the peer.
+    /// Hands the socket to the application instead of answering the peer's Request. This connection
+    /// object ends without a sign to the peer.
     ///
     /// # Errors
     /// Fails if no Request is pending, or if the peer has sent bytes after it, which would be lost.
@@ -181,7 +183,8 @@ impl Conn {
         self.transmit(services);
     }
 
-    /// Like [`Conn::abort`], but reports that the application has declared the peer dead ([`LocalError::GivenUp`]).
+    /// Like [`Conn::abort`], but reports that the application has declared the peer dead
+    /// ([`LocalError::GivenUp`]).
     pub(crate) fn give_up(&mut self, services: &mut Services) {
         self.fail(LocalError::GivenUp, services);
     }
@@ -204,13 +207,15 @@ impl Conn {
         self.transmit(services);
     }
 
-    /// Allows an initiator that waits for this call to send its first FPDU and the requests posted so far.
+    /// Allows an initiator that waits for this call to send its first FPDU and the requests posted
+    /// so far.
     pub(crate) fn establish(&mut self, services: &mut Services) {
         self.stream.establish(services.now);
         self.transmit(services);
     }
 
-    /// Detaches the connection from its queue pair, which is being destroyed. No request or receive completes after this.
+    /// Detaches the connection from its queue pair, which is being destroyed. No request or receive
+    /// completes after this.
     pub(crate) fn detach(&mut self, services: &mut Services) {
         self.with_stream(services, |stream, host, now| stream.detach(host, now));
         self.state.held.clear();
@@ -224,7 +229,8 @@ impl Conn {
         self.qp = None;
     }
 
-    /// Enters the state SQD: requests that have not begun wait. [`crate::AsyncEvent::SqDrained`] reports when no request is in progress.
+    /// Enters the state SQD: requests that have not begun wait. [`crate::AsyncEvent::SqDrained`]
+    /// reports when no request is in progress.
     pub(crate) fn pause(&mut self, services: &mut Services) {
         if let Some(qp) = &self.qp
             && !self.stream.is_closing()
@@ -236,7 +242,8 @@ impl Conn {
         self.serve_sends(services);
     }
 
-    /// Returns from SQD to RTS. Returns `false` if the connection is still being established, or is closing.
+    /// Returns from SQD to RTS. Returns `false` if the connection is still being established, or is
+    /// closing.
     pub(crate) fn resume(&mut self, services: &mut Services) -> bool {
         if !self.stream.is_open() || self.stream.is_closing() {
             return false;
@@ -250,7 +257,8 @@ impl Conn {
         true
     }
 
-    /// Sets the time that a Send of the peer may wait for a receive. For a Send that already waits, the time starts again.
+    /// Sets the time that a Send of the peer may wait for a receive. For a Send that already waits,
+    /// the time starts again.
     pub(crate) fn set_no_receive_timeout(&mut self, timeout: Duration, services: &mut Services) {
         self.stream.set_no_receive_timeout(timeout, services.now);
     }
@@ -260,7 +268,8 @@ impl Conn {
         self.configure(None, time)
     }
 
-    /// Changes options of the transport; makes no system call if nothing differs. `congestion` of `None` keeps the algorithm.
+    /// Changes options of the transport; makes no system call if nothing differs. `congestion` of
+    /// `None` keeps the algorithm.
     fn configure(&mut self, congestion: Option<&str>, dead_after: Option<Duration>) -> Result<()> {
         let change =
             StreamChange { congestion, dead_after: (dead_after != self.dead_after).then_some(dead_after) };
@@ -273,8 +282,8 @@ impl Conn {
         Ok(())
     }
 
-    /// Resets an open connection that has not ended within `timeout`, after the application has dropped its last handle. A connection
-    /// that is already closing keeps its own deadline.
+    /// Resets an open connection that has not ended within `timeout`, after the application has
+    /// dropped its last handle. A connection that is already closing keeps its own deadline.
     pub(crate) fn limit_lifetime(&mut self, timeout: Duration, services: &mut Services) {
         self.stream.limit_lifetime(timeout, services.now);
     }

@@ -288,7 +288,8 @@ impl Conn {
         }
     }
 
-    /// The peer that is suspected, if its first FPDU was a Terminate, or if this end could not accept its Reply.
+    /// The peer that is suspected, if its first FPDU was a Terminate, or if this end could not
+    /// accept its Reply.
     fn suspect_of(&self, ended: &StreamEnd) -> Option<Suspect> {
         let peer = self.socket.peer_addr();
         match &ended.error {
@@ -311,8 +312,9 @@ impl Conn {
         }
     }
 
-    /// Returns whether the queue pair goes on without this connection: the peer has closed it while nothing was under way, or its queue pair
-    /// has entered the error state, or it has gone after our Reply and before its first FPDU. What was posted before that waits for another
+    /// Returns whether the queue pair goes on without this connection: the peer has closed it while
+    /// nothing was under way, or its queue pair has entered the error state, or it has gone after
+    /// our Reply and before its first FPDU. What was posted before that waits for another
     /// connection.
     fn may_leave(&self, error: &ConnError) -> bool {
         let closed = matches!(error, ConnError::Closed) || is_local_error_of_peer(error);
@@ -327,7 +329,8 @@ impl Conn {
             })
     }
 
-    /// Returns whether the queue pair is an unreliable one that does not notice what its peer does, or what the network does to the connection.
+    /// Returns whether the queue pair is an unreliable one that does not notice what its peer does,
+    /// or what the network does to the connection.
     fn may_lose(&self, error: &ConnError) -> bool {
         let own = match error {
             ConnError::Local { .. } | ConnError::Aborted | ConnError::SourceGone => true,
@@ -339,7 +342,8 @@ impl Conn {
             && self.qp.as_ref().is_some_and(|qp| qp.unreliable && qp.state() == QpState::Rts)
     }
 
-    /// Ends the connection of an unreliable queue pair: messages under way are lost, and the queue pair waits for another connection.
+    /// Ends the connection of an unreliable queue pair: messages under way are lost, and the queue
+    /// pair waits for another connection.
     fn lose(&mut self, services: &mut Services) {
         self.hold(&[], services);
         if let Some(qp) = &self.qp {
@@ -365,7 +369,8 @@ impl Conn {
         );
     }
 
-    /// Completes the request that failed and flushes every other, in order, once. Nothing is reported afterwards.
+    /// Completes the request that failed and flushes every other, in order, once. Nothing is
+    /// reported afterwards.
     fn complete_all(&mut self, ended: &StreamEnd, reason: Option<WireReason>, services: &mut Services) {
         self.state.forget_reads();
         let Some(qp) = &self.qp else { return };
@@ -499,8 +504,8 @@ fn status_of(ended: &StreamEnd) -> Option<WcStatus> {
     }
 }
 
-/// The status of the request that a peer's Terminate is about. With acknowledged completion (`placed`) it is known that the peer was
-/// executing this one when it failed.
+/// The status of the request that a peer's Terminate is about. With acknowledged completion
+/// (`placed`) it is known that the peer was executing this one when it failed.
 fn status_of_terminate(reason: TerminateReason, placed: bool) -> WcStatus {
     match reason.codes() {
         (0, 1, _) | (1, 1, _) => WcStatus::RemoteAccess,
@@ -513,8 +518,8 @@ fn status_of_terminate(reason: TerminateReason, placed: bool) -> WcStatus {
     }
 }
 
-/// The Terminate says nothing about a request of ours: the peer's program moved its queue pair to the error state, or a request of its
-/// own failed there.
+/// The Terminate says nothing about a request of ours: the peer's program moved its queue pair to
+/// the error state, or a request of its own failed there.
 fn is_local_error_of_peer(error: &ConnError) -> bool {
     matches!(error, ConnError::Terminated(terminate, _) if terminate.reason() == TerminateReason::LocalCatastrophic)
 }

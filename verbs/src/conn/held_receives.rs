@@ -1,5 +1,6 @@
-//! Receive completions that wait until TCP has taken the acknowledgement of their messages: a program that exits as soon as it has
-//! polled a completion must not take the acknowledgement with it.
+//! Receive completions that wait until TCP has taken the acknowledgement of their messages: a
+//! program that exits as soon as it has polled a completion must not take the acknowledgement with
+//! it.
 
 use super::Conn;
 use crate::cq::Cqe;
@@ -10,7 +11,8 @@ use std::collections::VecDeque;
 use std::time::Duration;
 use uiw_stream::{LocalError, Time};
 
-/// Longest time for which completions wait while the peer does not read, so that TCP does not take the acknowledgement.
+/// Longest time for which completions wait while the peer does not read, so that TCP does not take
+/// the acknowledgement.
 const LONGEST_WAIT: Duration = Duration::from_secs(1);
 /// Completions for which an empty queue keeps room.
 const KEPT: usize = 256;
@@ -25,9 +27,10 @@ impl Conn {
     }
 
     fn report_acknowledged(&mut self, services: &mut Services) {
-        // A stalled stream does not read until the program posts a receive, for which it may need these completions. If the peer is
-        // in the same state, neither end reads, and neither acknowledgement leaves.
-        // A peer that does not read delays the receives of one time-out only, which may be those of a shared receive queue.
+        // A stalled stream does not read until the program posts a receive, for which it may need
+        // these completions. If the peer is in the same state, neither end reads, and neither
+        // acknowledgement leaves. A peer that does not read delays the receives of one time-out
+        // only, which may be those of a shared receive queue.
         self.ack_overdue &= self.stream.owes_acknowledgement();
         if self.stream.is_stalled() || self.lost_sending.is_some() || self.ack_overdue {
             return self.report_all_receives(services);
@@ -67,8 +70,8 @@ impl Conn {
     }
 }
 
-/// Adds the first `count` completions to the receive completion queue. False if it overflows. Never a part of the path of a receive, which
-/// most connections leave without it.
+/// Adds the first `count` completions to the receive completion queue. False if it overflows. Never
+/// a part of the path of a receive, which most connections leave without it.
 #[inline(never)]
 pub(super) fn push(held: &mut VecDeque<Cqe>, count: usize, qp: &QpInner, wakes: &mut Wakes) -> bool {
     let count = count.min(held.len());

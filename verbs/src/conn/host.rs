@@ -86,7 +86,8 @@ impl HostState {
         self.charge.is_some()
     }
 
-    /// Returns whether that message has made progress since the last time it had: see [`MessageCharge::has_progress`].
+    /// Returns whether that message has made progress since the last time it had: see
+    /// [`MessageCharge::has_progress`].
     pub(crate) fn has_message_progress(&mut self) -> bool {
         self.charge.as_mut().is_some_and(|charge| charge.has_progress(self.long.len()))
     }
@@ -110,8 +111,8 @@ impl HostState {
         std::mem::take(&mut self.receiving).then_some(self.receive.wr_id)
     }
 
-    /// Keeps a completion until the acknowledgement of its message is sent. Never a part of its caller, which most connections leave
-    /// without it.
+    /// Keeps a completion until the acknowledgement of its message is sent. Never a part of its
+    /// caller, which most connections leave without it.
     #[inline(never)]
     fn hold(&mut self, cqe: Cqe) {
         self.held.push_back(cqe);
@@ -128,8 +129,8 @@ impl HostState {
     }
 }
 
-/// One call's view of a queue pair and of the device's memory. Locks and pins that it keeps across calls of the stream are released
-/// when it is dropped, at the latest.
+/// One call's view of a queue pair and of the device's memory. Locks and pins that it keeps across
+/// calls of the stream are released when it is dropped, at the latest.
 pub(crate) struct QpHost<'a> {
     qp: Option<&'a QpInner>,
     state: &'a mut HostState,
@@ -205,7 +206,8 @@ impl<'a> QpHost<'a> {
         qp.retire(&mut queue, self.wakes)
     }
 
-    /// Places `bytes` at byte `offset` of a message that is longer than the receive. What lies in the receive is copied first.
+    /// Places `bytes` at byte `offset` of a message that is longer than the receive. What lies in
+    /// the receive is copied first.
     #[cold]
     fn place_long(&mut self, qp: &QpInner, offset: u32, bytes: &[u8]) -> Result<(), LocalError> {
         let state = &mut *self.state;

@@ -1,19 +1,22 @@
-//! Whether the peer still acknowledges, for stacks that report it and do not give up a busy connection by themselves
-//! ([`uiw_llp::TransportConfig::dead_after`]).
+//! Whether the peer still acknowledges, for stacks that report it and do not give up a busy
+//! connection by themselves ([`uiw_llp::TransportConfig::dead_after`]).
 //!
-//! The check runs at a timer that is set while bytes are sent, so an idle connection has none. TCP_USER_TIMEOUT would do the same without a
-//! timer of ours, but Linux applies it to the time for which the peer's window is closed, too: a receiver that is busy and answers every
-//! probe would lose its connection.
+//! The check runs at a timer that is set while bytes are sent, so an idle connection has none.
+//! TCP_USER_TIMEOUT would do the same without a timer of ours, but Linux applies it to the time for
+//! which the peer's window is closed, too: a receiver that is busy and answers every probe would
+//! lose its connection.
 //!
-//! TCP_INFO is checked eight times within the time, and only while bytes wait for an acknowledgement; the kernel probes idle
-//! connections (SO_KEEPALIVE). smoltcp counts from the last segment of the peer by itself. The kernel gives up after
-//! `tcp_retries2` retransmissions, whatever the time here.
+//! TCP_INFO is checked eight times within the time, and only while bytes wait for an
+//! acknowledgement; the kernel probes idle connections (SO_KEEPALIVE). smoltcp counts from the last
+//! segment of the peer by itself. The kernel gives up after `tcp_retries2` retransmissions,
+//! whatever the time here.
 
 use std::time::Duration;
 use uiw_llp::StreamInfo;
 use uiw_stream::Time;
 
-/// Checks within the time after which a peer is dead. The last of them is made exactly when the time is over.
+/// Checks within the time after which a peer is dead. The last of them is made exactly when the
+/// time is over.
 const CHECKS: u32 = 8;
 /// Least time between checks.
 const MIN_PAUSE: Duration = Duration::from_millis(10);
@@ -59,11 +62,12 @@ impl Liveness {
             return Verdict::Alive;
         };
         let waiting = *self.waiting.get_or_insert(now);
-        // On a connection that was idle the last acknowledgement is old: it counts from when bytes waited for another.
+        // On a connection that was idle the last acknowledgement is old: it counts from when bytes
+        // waited for another.
         let waited = Duration::from_nanos(now.as_nanos().saturating_sub(waiting.as_nanos()));
         let silent = last_ack.min(waited);
-        // While the window is closed nothing is in flight, and probes are up to two minutes apart: silence between them means nothing.
-        // One that is unanswered may have been sent just now.
+        // While the window is closed nothing is in flight, and probes are up to two minutes apart:
+        // silence between them means nothing. One that is unanswered may have been sent just now.
         let probing = !unacked && info.probes.unwrap_or(0) > 0;
         let unanswered = unacked || probing && self.probing;
         self.probing = probing;
@@ -98,7 +102,8 @@ mod tests {
         StreamInfo { unacked, not_sent, last_ack, probes: Some(probes), ..StreamInfo::default() }
     }
 
-    /// Checks when they are due, until `end`; `state` is what the stack reports then. Returns when the peer was found dead.
+    /// Checks when they are due, until `end`; `state` is what the stack reports then. Returns when
+    /// the peer was found dead.
     fn run(end: u64, state: impl Fn(u64) -> StreamInfo) -> Option<u64> {
         let mut liveness = Liveness::IDLE;
         liveness.on_sent(Some(LIMIT), at(0));
@@ -127,7 +132,8 @@ mod tests {
 
     #[test]
     fn request_after_silence_gets_full_timeout() {
-        // The last acknowledgement is an hour old when the request is sent; the next check is at 2.5 s.
+        // The last acknowledgement is an hour old when the request is sent; the next check is at
+        // 2.5 s.
         assert_eq!(run(100, |now| info(1, 0, 3600 + now, 0)), Some(22));
     }
 

@@ -1,4 +1,5 @@
-//! Connections. Each one joins an RDMAP stream (`uiw_stream::RdmapStream`), the socket that carries its bytes, and the queue pair that uses it.
+//! Connections. Each one joins an RDMAP stream (`uiw_stream::RdmapStream`), the socket that carries
+//! its bytes, and the queue pair that uses it.
 
 mod control;
 mod events;
@@ -36,7 +37,8 @@ pub(crate) enum Doorbell {
     NeedsClock,
 }
 
-/// Call of the transport stack that a connection needs. The shard makes it, because a connection has no access to the stack.
+/// Call of the transport stack that a connection needs. The shard makes it, because a connection
+/// has no access to the stack.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum StackRequest {
     #[default]
@@ -50,7 +52,8 @@ pub(crate) enum StackRequest {
 /// Connection, owned by one shard.
 pub(crate) struct Conn {
     pub(crate) token: Token,
-    /// Current token of the connection, shared with its handles. It changes when the connection moves to another shard.
+    /// Current token of the connection, shared with its handles. It changes when the connection
+    /// moves to another shard.
     pub(crate) location: Arc<ConnLocation>,
     pub(crate) socket: Box<dyn uiw_llp::TransportStream>,
     pub(crate) stream: RdmapStream<Span>,
@@ -60,8 +63,8 @@ pub(crate) struct Conn {
     state: HostState,
     /// Received bytes that the stream has not taken yet.
     partial: PartialFpdu,
-    /// Page offset at which the kernel is expected to hold the next byte of the stream. After a read that emptied the socket it is 0,
-    /// because the kernel then starts a new page.
+    /// Page offset at which the kernel is expected to hold the next byte of the stream. After a
+    /// read that emptied the socket it is 0, because the kernel then starts a new page.
     page_offset: usize,
     /// Bytes of this connection that are counted against the receive memory budget.
     counted: HeldBytes,
@@ -71,30 +74,36 @@ pub(crate) struct Conn {
     message_at: Time,
     /// Set while the socket is not read because the receive memory budget is exhausted.
     starved: Option<UnreadSocket>,
-    /// Whether the budget is short, so that only whole FPDUs are read. The stack then reports the socket as readable once a whole FPDU has
-    /// arrived.
+    /// Whether the budget is short, so that only whole FPDUs are read. The stack then reports the
+    /// socket as readable once a whole FPDU has arrived.
     reads_whole: bool,
-    /// Whether received bytes may be read in the stack's own memory. True until the socket reports that it does not support this.
+    /// Whether received bytes may be read in the stack's own memory. True until the socket reports
+    /// that it does not support this.
     has_peek: bool,
-    /// Whether the peer's FIN was read while a Send waits for a receive. It is handled after the bytes in `partial`.
+    /// Whether the peer's FIN was read while a Send waits for a receive. It is handled after the
+    /// bytes in `partial`.
     eof: bool,
-    /// Time of the earliest timer of this connection. When the deadline moves to a later time no timer is added, so that a peer cannot make
-    /// the timer heap grow.
+    /// Time of the earliest timer of this connection. When the deadline moves to a later time no
+    /// timer is added, so that a peer cannot make the timer heap grow.
     timer_at: Time,
-    /// Time at which held receive completions are reported even if TCP has not accepted the acknowledgement yet.
+    /// Time at which held receive completions are reported even if TCP has not accepted the
+    /// acknowledgement yet.
     held_until: Time,
     /// Whether `held_until` has passed and TCP has not accepted the acknowledgement since then.
     ack_overdue: bool,
-    /// Time of the next retry. During start-up it repeats a TCP connection attempt that was refused. Later it repeats a read, after the receive
-    /// memory budget was short or while [`Conn::lost_sending`] is set.
+    /// Time of the next retry. During start-up it repeats a TCP connection attempt that was
+    /// refused. Later it repeats a read, after the receive memory budget was short or while
+    /// [`Conn::lost_sending`] is set.
     retry: Time,
-    /// Time without an acknowledgement after which the peer counts as dead ([`uiw_llp::TransportConfig::dead_after`]).
+    /// Time without an acknowledgement after which the peer counts as dead
+    /// ([`uiw_llp::TransportConfig::dead_after`]).
     dead_after: Option<Duration>,
     liveness: Liveness,
-    /// Error of the last send, after which the socket accepts no more data. Bytes that the peer sent before are read first. Then the
-    /// transport is lost with this error.
+    /// Error of the last send, after which the socket accepts no more data. Bytes that the peer
+    /// sent before are read first. Then the transport is lost with this error.
     lost_sending: Option<io::Error>,
-    /// While `lost_sending` is set: time until which a Send that has already arrived may wait for a receive.
+    /// While `lost_sending` is set: time until which a Send that has already arrived may wait for a
+    /// receive.
     lost_until: Time,
     /// Set if the transport was given up because the peer acknowledged nothing for this time.
     silent_for: Option<Duration>,
@@ -110,14 +119,15 @@ pub(crate) struct Conn {
     pub(crate) stack_request: StackRequest,
     /// Local address that the application requested.
     pub(crate) asked_local: Option<SocketAddr>,
-    /// Number to report in a [`CmEventKind::Posted`](crate::cm::CmEventKind::Posted) event once TCP is connected.
+    /// Number to report in a [`CmEventKind::Posted`](crate::cm::CmEventKind::Posted) event once TCP
+    /// is connected.
     pub(crate) connected_note: Option<u64>,
     /// Time of the first refusal by TCP, and the pause to make after the next refusal.
     refused: Option<(Time, Duration)>,
     /// Interest that is set at the stack.
     interest: Interest,
-    /// Whether the socket was removed from the event set, which would otherwise report a hang-up with every poll. It is added again when the
-    /// interest changes.
+    /// Whether the socket was removed from the event set, which would otherwise report a hang-up
+    /// with every poll. It is added again when the interest changes.
     out_of_set: bool,
     pub(crate) span: tracing::Span,
 }
@@ -196,7 +206,8 @@ impl Conn {
         result
     }
 
-    /// Returns whether start-up is complete. The driver may then read the socket without asking the stack first.
+    /// Returns whether start-up is complete. The driver may then read the socket without asking the
+    /// stack first.
     pub(crate) fn is_established(&self) -> bool {
         self.stream.is_established()
     }
@@ -207,22 +218,25 @@ impl Conn {
 
     /// Returns the time when the first bytes of an incomplete FPDU arrived.
     ///
-    /// Returns `None` if no received bytes are kept, or if the peer is not at fault: a Send waits for a receive, or the socket is not read.
+    /// Returns `None` if no received bytes are kept, or if the peer is not at fault: a Send waits
+    /// for a receive, or the socket is not read.
     pub(crate) fn partial_since(&self) -> Option<Time> {
         let waits = self.starved.is_none() && !self.stream.is_stalled();
         (self.counted.held > 0 && self.stream.is_open() && waits).then_some(self.partial_since)
     }
 
-    /// Returns the time when bytes last arrived of an incomplete message that is longer than its receive.
+    /// Returns the time when bytes last arrived of an incomplete message that is longer than its
+    /// receive.
     ///
-    /// Returns `None` if there is no such message, or if the peer is not at fault (see [`Conn::partial_since`]).
+    /// Returns `None` if there is no such message, or if the peer is not at fault (see
+    /// [`Conn::partial_since`]).
     pub(crate) fn silent_in_message(&self) -> Option<Time> {
         let waits = self.starved.is_none() && !self.stream.is_stalled();
         (self.state.has_long_message() && self.stream.is_open() && waits).then_some(self.message_at)
     }
 
-    /// Returns whether the stream stays open only for the last responses and acknowledgements, because the queue pair was destroyed or an orderly
-    /// close has begun.
+    /// Returns whether the stream stays open only for the last responses and acknowledgements,
+    /// because the queue pair was destroyed or an orderly close has begun.
     pub(crate) fn is_draining(&self) -> bool {
         self.stream.is_draining()
     }
@@ -243,8 +257,8 @@ impl Conn {
 
     /// Completes [`Conn::on_doorbell`] with the current time.
     ///
-    /// A stalled stream continues, a stream that a failed request has ended gets a new deadline to close, and a stream that cannot send any
-    /// more is read to its end.
+    /// A stalled stream continues, a stream that a failed request has ended gets a new deadline to
+    /// close, and a stream that cannot send any more is read to its end.
     #[cold]
     pub(crate) fn on_doorbell_with_clock(&mut self, services: &mut Services) {
         if self.stream.is_stalled() || self.lost_sending.is_some() {
@@ -267,7 +281,8 @@ impl Conn {
             return self.on_connect_event(services);
         }
         if event.readable && !self.interest.read && !self.is_closing() {
-            // Readability was not requested: the stack reports a hang-up, or the event was listed before the interest changed.
+            // Readability was not requested: the stack reports a hang-up, or the event was listed
+            // before the interest changed.
             return self.read_ahead(services);
         }
         if event.readable && !event.writable {
@@ -287,8 +302,9 @@ impl Conn {
 
     /// Handles a send that failed: the socket accepts no more data.
     ///
-    /// The socket may still hold bytes that the peer sent before it closed or reset the connection: Sends, acknowledgements of our requests,
-    /// or a Terminate with the reason. An open stream is read first; see [`Conn::end_lost_sending`].
+    /// The socket may still hold bytes that the peer sent before it closed or reset the connection:
+    /// Sends, acknowledgements of our requests, or a Terminate with the reason. An open stream is
+    /// read first; see [`Conn::end_lost_sending`].
     #[cold]
     pub(super) fn on_lost_sending(&mut self, error: io::Error, services: &mut Services) {
         if self.stream.is_open() {
@@ -300,7 +316,8 @@ impl Conn {
         }
     }
 
-    /// Ends the transport after [`Conn::on_lost_sending`], once a read has returned nothing more (`moved` is false).
+    /// Ends the transport after [`Conn::on_lost_sending`], once a read has returned nothing more
+    /// (`moved` is false).
     ///
     /// A Send that waits for a receive is kept for [`ConnConfig::close_timeout`].
     #[cold]
@@ -324,7 +341,8 @@ impl Conn {
             return self.fail_startup(self.startup_lost_error(error), services);
         }
         tracing::debug!(parent: &self.span, %error, "the transport is lost");
-        // Kept for the log message about the end of the stream, because a TLS error explains why the connection was lost.
+        // Kept for the log message about the end of the stream, because a TLS error explains why
+        // the connection was lost.
         self.tls_error = error.get_ref().map(|cause| (error.kind(), cause.to_string()));
         if error.kind() == io::ErrorKind::TimedOut {
             // `dead_after` is the only time-out that is set in the stack.
@@ -343,9 +361,11 @@ impl Conn {
         moved
     }
 
-    /// Reads when no request was posted and the stack has not reported room to send. Returns whether bytes were received.
+    /// Reads when no request was posted and the stack has not reported room to send. Returns
+    /// whether bytes were received.
     ///
-    /// Calls [`Conn::transmit`] only if the bytes received, or something that waits, give it something to do.
+    /// Calls [`Conn::transmit`] only if the bytes received, or something that waits, give it
+    /// something to do.
     pub(crate) fn on_poll(&mut self, services: &mut Services) -> bool {
         if !self.stream.is_open() || self.lost_sending.is_some() {
             return self.on_readable(services);
@@ -359,12 +379,14 @@ impl Conn {
         moved
     }
 
-    /// Returns whether the connection needs readable events. If it cannot read, these events would wake the active poller repeatedly for nothing.
+    /// Returns whether the connection needs readable events. If it cannot read, these events would
+    /// wake the active poller repeatedly for nothing.
     fn wants_reads(&self) -> bool {
         self.stream.accepts_bytes() && !self.starved.is_some_and(UnreadSocket::is_deaf)
     }
 
-    /// Sets the events for which the stack wakes the shard. Makes a system call only if they change.
+    /// Sets the events for which the stack wakes the shard. Makes a system call only if they
+    /// change.
     fn set_interest(&mut self, read: bool, write: bool) -> io::Result<()> {
         let interest = Interest { read, write };
         if interest != self.interest {
@@ -379,12 +401,14 @@ impl Conn {
         Ok(())
     }
 
-    /// Removes the socket from the event set. A stack that does not support this has no descriptor on which a thread sleeps.
+    /// Removes the socket from the event set. A stack that does not support this has no descriptor
+    /// on which a thread sleeps.
     fn leave_event_set(&mut self) {
         self.out_of_set = self.socket.detach().is_ok();
     }
 
-    /// Handles the result of adding the socket to the event set again. It has the same interest as when it was removed.
+    /// Handles the result of adding the socket to the event set again. It has the same interest as
+    /// when it was removed.
     pub(crate) fn on_event_set_reentry(&mut self, entered: io::Result<()>, services: &mut Services) {
         match entered {
             Ok(()) => {
@@ -431,7 +455,8 @@ impl Conn {
             let was_stalled = self.stream.is_stalled();
             self.with_stream(services, |stream, host, now| stream.handle_timeout(host, now));
             if was_stalled && self.stream.accepts_bytes() {
-                // The message that waited for a receive was discarded. Now the bytes after it can be handled, from `partial` and the socket.
+                // The message that waited for a receive was discarded. Now the bytes after it can
+                // be handled, from `partial` and the socket.
                 self.on_readable(services);
             } else {
                 self.serve_sends(services);
@@ -468,7 +493,8 @@ impl Conn {
         self.timer_at = Time::NEVER;
     }
 
-    /// Returns whether the connection can move to another shard now. It must be established and open, with its socket in the event set.
+    /// Returns whether the connection can move to another shard now. It must be established and
+    /// open, with its socket in the event set.
     pub(crate) fn may_move(&self) -> bool {
         let undisturbed = self.lost_sending.is_none() && self.starved.is_none() && !self.eof;
         let in_set = !self.out_of_set && self.stack_request == StackRequest::Nothing;
@@ -477,7 +503,8 @@ impl Conn {
 
     /// Begins the move of an established connection that has left its shard.
     ///
-    /// Until [`Conn::end_move`], posts ring no doorbell. After it, [`Conn::on_moved`] serves all requests posted meanwhile.
+    /// Until [`Conn::end_move`], posts ring no doorbell. After it, [`Conn::on_moved`] serves all
+    /// requests posted meanwhile.
     pub(crate) fn begin_move(&mut self) {
         self.location.begin_move();
         self.stop_waiting();

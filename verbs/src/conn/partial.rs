@@ -1,7 +1,8 @@
 //! Bytes received that no FPDU (or start-up frame) was made of yet.
 
-/// Bytes that a connection keeps between rounds: the front of an FPDU, or everything behind a segment that waits for a receive. Bytes are
-/// used from the front without moving the rest, however many there are.
+/// Bytes that a connection keeps between rounds: the front of an FPDU, or everything behind a
+/// segment that waits for a receive. Bytes are used from the front without moving the rest, however
+/// many there are.
 #[derive(Default)]
 pub(crate) struct PartialFpdu {
     bytes: Vec<u8>,

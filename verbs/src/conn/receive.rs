@@ -1,5 +1,5 @@
-//! From the socket to the stream: bytes are read into staging that all connections of a driver share, or taken where they lie in the
-//! stack's own memory.
+//! From the socket to the stream: bytes are read into staging that all connections of a driver
+//! share, or taken where they lie in the stack's own memory.
 
 use super::{Conn, QpHost};
 use crate::driver::{HeldBytes, PAGE, RX_STAGING, Services};
@@ -11,13 +11,16 @@ use uiw_mem::IoVecMut;
 
 /// Reads of a closing connection in one round.
 const DISCARDS_PER_ROUND: usize = 4;
-/// Bytes of start-up read at most before a frame must be whole: header, private data, and some of what follows.
+/// Bytes of start-up read at most before a frame must be whole: header, private data, and some of
+/// what follows.
 const STARTUP_BYTES: usize = 4096;
-/// Bytes of a front that are kept while the receive memory budget is short: they say how long the FPDU is.
+/// Bytes of a front that are kept while the receive memory budget is short: they say how long the
+/// FPDU is.
 const FRONT: usize = 512;
 /// Bytes of the longest FPDU, with Markers, and of what is read behind it.
 const WHOLE: usize = 128 << 10;
-/// Required room of a socket, so that the longest FPDU fits: the kernel counts up to four times the bytes of a segment.
+/// Required room of a socket, so that the longest FPDU fits: the kernel counts up to four times the
+/// bytes of a segment.
 const SOCKET_ROOM: usize = 512 << 10;
 /// Reads of FPDUs that take the place of one that fills the staging.
 const WHOLE_READS: usize = 4;
@@ -30,7 +33,8 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(64);
 pub(super) struct UnreadSocket {
     /// Bytes that it had.
     available: usize,
-    /// It is asked again after this time, whatever the stack reports. Without it, the stack reports when the FPDU is whole.
+    /// It is asked again after this time, whatever the stack reports. Without it, the stack reports
+    /// when the FPDU is whole.
     pause: Option<Duration>,
 }
 
@@ -54,7 +58,8 @@ enum ReadAmount {
 enum PeekResult {
     /// The stack has none: the socket is read into staging.
     Elsewhere,
-    /// The rest of an FPDU goes to staging, where its front is or will be: up to this many bytes together.
+    /// The rest of an FPDU goes to staging, where its front is or will be: up to this many bytes
+    /// together.
     Staged { until: usize },
     /// FPDUs were taken; perhaps there are `more`.
     Used { more: bool },
@@ -99,13 +104,14 @@ impl Conn {
         let _ = self.socket.readable(1);
     }
 
-    /// Reads FPDUs that have come as a whole, as the receive memory budget has no room: peers that each send the front of an FPDU must not
-    /// prevent reads of others. True when bytes came.
+    /// Reads FPDUs that have come as a whole, as the receive memory budget has no room: peers that
+    /// each send the front of an FPDU must not prevent reads of others. True when bytes came.
     #[cold]
     fn receive_whole(&mut self, services: &mut Services) -> bool {
         services.is_short = true;
         if !std::mem::replace(&mut self.reads_whole, true) {
-            // Before a peer finds too little room and waits for its timer. An error is the next read's, too.
+            // Before a peer finds too little room and waits for its timer. An error is the next
+            // read's, too.
             let _ = self.socket.readable(SOCKET_ROOM);
         }
         let before = self.starved.take();
@@ -120,8 +126,8 @@ impl Conn {
         moved
     }
 
-    /// The socket is not read for now. If it had as many bytes `before`, reports of the stack are of no use, and it is asked after a time
-    /// that grows.
+    /// The socket is not read for now. If it had as many bytes `before`, reports of the stack are
+    /// of no use, and it is asked after a time that grows.
     fn starve(&mut self, mut starved: UnreadSocket, before: Option<UnreadSocket>, services: &Services) {
         if let Some(before) = before.filter(|before| before.available == starved.available) {
             starved.pause = Some(before.pause.map_or(STARVED_PAUSE, |pause| (pause * 2).min(LONGEST_PAUSE)));
@@ -133,8 +139,9 @@ impl Conn {
         self.state.counters.wait(uiw_counters::Wait::Memory);
     }
 
-    /// Up to how many bytes may be read into staging, where `have` bytes of an FPDU are, so that less than two [`FRONT`]s are kept behind
-    /// what the stream takes. `None`: none, until more has come.
+    /// Up to how many bytes may be read into staging, where `have` bytes of an FPDU are, so that
+    /// less than two [`FRONT`]s are kept behind what the stream takes. `None`: none, until more has
+    /// come.
     fn end_of_whole(&mut self, have: usize) -> io::Result<Option<usize>> {
         let needed = self.stream.needed().max(have + 1);
         let available = match self.socket.readable(needed - have)? {
@@ -174,8 +181,8 @@ impl Conn {
         goes_on && self.stream.is_open()
     }
 
-    /// Takes up the FPDU that the previous turn left incomplete, and the end of the stream. Returns whether bytes were used, as
-    /// [`ControlFlow::Break`] if nothing is to be read in this turn.
+    /// Takes up the FPDU that the previous turn left incomplete, and the end of the stream. Returns
+    /// whether bytes were used, as [`ControlFlow::Break`] if nothing is to be read in this turn.
     #[inline]
     fn resume_partial(&mut self, services: &mut Services) -> ControlFlow<bool, bool> {
         let mut moved = false;
@@ -279,7 +286,8 @@ impl Conn {
         moved
     }
 
-    /// Keeps what the stream has not taken. `is_new`: it is the beginning of another FPDU than before.
+    /// Keeps what the stream has not taken. `is_new`: it is the beginning of another FPDU than
+    /// before.
     #[inline]
     fn keep_rest(&mut self, rest: &[u8], is_new: bool, services: &mut Services) {
         if is_new {
@@ -293,7 +301,8 @@ impl Conn {
         self.stream.is_open() && self.stream.accepts_bytes()
     }
 
-    /// Gives the stream what is kept: bytes that came with the Reply, or behind a segment that was parked. True when it took some.
+    /// Gives the stream what is kept: bytes that came with the Reply, or behind a segment that was
+    /// parked. True when it took some.
     fn handle_partial(&mut self, services: &mut Services) -> bool {
         let mut partial = std::mem::take(&mut self.partial);
         let used = self.handle_bytes(partial.bytes_mut(), services);
@@ -316,8 +325,9 @@ impl Conn {
         self.with_stream(services, |stream, host, now| stream.handle_eof(host, unread, now));
     }
 
-    /// FPDUs of a stack in this process: verified where they lie in its receive buffer, behind `have` bytes of an FPDU that are in
-    /// staging, then copied once, to their place. Only one that wraps the buffer's end is staged.
+    /// FPDUs of a stack in this process: verified where they lie in its receive buffer, behind
+    /// `have` bytes of an FPDU that are in staging, then copied once, to their place. Only one that
+    /// wraps the buffer's end is staged.
     fn peek(&mut self, have: usize, services: &mut Services) -> PeekResult {
         if !self.has_peek {
             return PeekResult::Elsewhere;
@@ -357,9 +367,10 @@ impl Conn {
         PeekResult::Used { more }
     }
 
-    /// The stack reports the socket as readable, though it is not read: a hang-up, where both ends have closed and what the peer sent
-    /// may still wait in the socket, or a reset. What is there is kept until the stream takes it; that is no more than the socket
-    /// holds, as nothing else comes.
+    /// The stack reports the socket as readable, though it is not read: a hang-up, where both ends
+    /// have closed and what the peer sent may still wait in the socket, or a reset. What is there
+    /// is kept until the stream takes it; that is no more than the socket holds, as nothing else
+    /// comes.
     pub(super) fn read_ahead(&mut self, services: &mut Services) {
         if self.starved.is_some_and(UnreadSocket::is_deaf) {
             // A timer reads it.
@@ -467,7 +478,8 @@ impl Conn {
     }
 }
 
-/// Returns where the first of `have` bytes goes in staging at `address`, so that the next byte read has this page offset.
+/// Returns where the first of `have` bytes goes in staging at `address`, so that the next byte read
+/// has this page offset.
 #[inline]
 fn staging_start(address: usize, page_offset: usize, have: usize) -> usize {
     let aligned = address.wrapping_neg() % PAGE;

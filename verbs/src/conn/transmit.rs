@@ -34,10 +34,11 @@ enum TransmitStep {
 }
 
 impl Conn {
-    /// Sends pending data until nothing is left, the socket is full, or the budget ([`Services::turn`]) is spent.
+    /// Sends pending data until nothing is left, the socket is full, or the budget
+    /// ([`Services::turn`]) is spent.
     ///
-    /// If data remains, registers for writability so that a later event continues. Then reports the receives whose acknowledgement TCP
-    /// has accepted.
+    /// If data remains, registers for writability so that a later event continues. Then reports the
+    /// receives whose acknowledgement TCP has accepted.
     pub(super) fn transmit(&mut self, services: &mut Services) {
         self.transmit_batches(services);
         self.report_receives(services);
@@ -105,7 +106,8 @@ impl Conn {
             None => TransmitStep::Idle,
             Some(Transmit::Fin) => TransmitStep::Fin,
             Some(Transmit::Bytes(batch)) => {
-                // Releases the locks and pins taken to build the batch, so that they are not held during the system call.
+                // Releases the locks and pins taken to build the batch, so that they are not held
+                // during the system call.
                 host.release();
                 let (outcome, more) = (send(socket, &batch), batch.has_more());
                 if let SendOutcome::Sent { bytes, .. } = outcome {
@@ -122,7 +124,8 @@ impl Conn {
     }
 }
 
-/// Sends `batch` until the socket accepts no more, with several system calls if it has more than [`MAX_PIECES`] pieces.
+/// Sends `batch` until the socket accepts no more, with several system calls if it has more than
+/// [`MAX_PIECES`] pieces.
 fn send(socket: &mut dyn uiw_llp::TransportStream, batch: &Batch<'_, Span>) -> SendOutcome {
     let (mut sent, mut left, mut skip) = (0, batch.len(), 0);
     while left > 0 {
@@ -145,10 +148,11 @@ fn send(socket: &mut dyn uiw_llp::TransportStream, batch: &Batch<'_, Span>) -> S
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 return SendOutcome::Sent { bytes: sent, full: true };
             }
-            // The program has unmapped a buffer after the CRC over it was computed. Bytes of that FPDU that were sent before have been
-            // reported by the calls that sent them.
+            // The program has unmapped a buffer after the CRC over it was computed. Bytes of that
+            // FPDU that were sent before have been reported by the calls that sent them.
             Err(error) if is_fault(&error) && sent == 0 => return SendOutcome::SourceGone,
-            // Reports the bytes sent by earlier system calls; the next call returns the error again.
+            // Reports the bytes sent by earlier system calls; the next call returns the error
+            // again.
             Err(_) if sent > 0 => return SendOutcome::Sent { bytes: sent, full: true },
             Err(error) => return SendOutcome::Lost(error),
         }
@@ -164,8 +168,9 @@ enum BatchElement<'a> {
 
 /// Sends up to [`MAX_PIECES`] pieces of `batch`, after the first `skip`, with one system call.
 ///
-/// Returns the number of bytes that the socket accepted and the number offered, or `None` if the memory of a piece is gone. After an
-/// EFAULT it tries once more, with copies of the pieces that the program has protected.
+/// Returns the number of bytes that the socket accepted and the number offered, or `None` if the
+/// memory of a piece is gone. After an EFAULT it tries once more, with copies of the pieces that
+/// the program has protected.
 fn send_pieces(
     socket: &mut dyn uiw_llp::TransportStream,
     batch: &Batch<'_, Span>,
@@ -222,10 +227,12 @@ fn send_pieces(
     }
 }
 
-/// Copies the elements that lie in memory whose pages the program has protected at any time (`mprotect`), and returns each copy with the
-/// index of its element. Returns `None` if the memory of an element is gone.
+/// Copies the elements that lie in memory whose pages the program has protected at any time
+/// (`mprotect`), and returns each copy with the index of its element. Returns `None` if the memory
+/// of an element is gone.
 ///
-/// A system call fails with EFAULT on protected pages; [`PinnedSpan::copy_to_vec`] can read them nevertheless.
+/// A system call fails with EFAULT on protected pages; [`PinnedSpan::copy_to_vec`] can read them
+/// nevertheless.
 fn copy_protected<'a>(elements: impl Iterator<Item = BatchElement<'a>>) -> Option<Vec<(usize, Vec<u8>)>> {
     let mut copies = Vec::new();
     for (at, element) in elements.enumerate() {

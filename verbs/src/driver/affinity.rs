@@ -1,15 +1,16 @@
 //! Assignment of shards to completion queues and threads.
 //!
-//! When a queue or its first connection is created, it is not known which thread will poll the queue. So queues are spread over the
-//! shards at first, and connections move later (`moves`): a thread that notices that it shares a shard with other polling threads is
-//! assigned a home shard, and moves the connections of its queues there.
+//! When a queue or its first connection is created, it is not known which thread will poll the
+//! queue. So queues are spread over the shards at first, and connections move later (`moves`): a
+//! thread that notices that it shares a shard with other polling threads is assigned a home shard,
+//! and moves the connections of its queues there.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 thread_local! {
-    /// Shards of this thread on the device that it used last. One device is enough: a thread that alternates between devices is merely
-    /// assigned new shards each time.
+    /// Shards of this thread on the device that it used last. One device is enough: a thread that
+    /// alternates between devices is merely assigned new shards each time.
     static LAST: Cell<Option<ThreadShards>> = const { Cell::new(None) };
 }
 
@@ -54,7 +55,8 @@ impl Affinity {
         self.next_queue.fetch_add(1, Ordering::Relaxed) % self.homes.len()
     }
 
-    /// Returns the home shard of the calling thread. If it has none, assigns the shard that is the home of the fewest threads.
+    /// Returns the home shard of the calling thread. If it has none, assigns the shard that is the
+    /// home of the fewest threads.
     pub(super) fn home(&self) -> usize {
         let last = self.thread_shards();
         if let Some(home) = last.and_then(|last| last.home) {

@@ -8,8 +8,8 @@ use uiw_llp::{
     TransportStream,
 };
 
-/// Replaces the stack of a device that was dropped: the addresses are free, although a thread of the engine may still be about to poll
-/// the stack.
+/// Replaces the stack of a device that was dropped: the addresses are free, although a thread of
+/// the engine may still be about to poll the stack.
 pub(super) struct ClosedStack;
 
 fn closed<T>() -> io::Result<T> {

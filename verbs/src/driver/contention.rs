@@ -2,28 +2,31 @@
 
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
-/// Number of contended polls after which the connections of a queue move, multiplied by the number of times that the polling thread of
-/// the queue has changed (the first poll included).
+/// Number of contended polls after which the connections of a queue move, multiplied by the number
+/// of times that the polling thread of the queue has changed (the first poll included).
 const MOVE_AFTER: u32 = 64;
 
-/// Detects that the thread that polls a completion queue shares a shard with another polling thread.
+/// Detects that the thread that polls a completion queue shares a shard with another polling
+/// thread.
 ///
 /// A poll is contended if it finds that another thread polls the same shard.
 #[derive(Default)]
 pub(crate) struct PollContention {
     /// Id of the thread that polled last; 0 before the first poll.
     thread: AtomicUsize,
-    /// Number of times that the polling thread has changed. If several threads share the queue, it grows so fast that the threshold for
-    /// a move is never reached.
+    /// Number of times that the polling thread has changed. If several threads share the queue, it
+    /// grows so fast that the threshold for a move is never reached.
     changes: AtomicU32,
     /// Number of contended polls since the thread changed or the queue got a connection.
     polls: AtomicU32,
 }
 
 impl PollContention {
-    /// Records a poll of the calling thread that found no completion. Returns whether the connections should move now.
+    /// Records a poll of the calling thread that found no completion. Returns whether the
+    /// connections should move now.
     ///
-    /// Returns true only once, because connections that remain on other shards after that cannot move.
+    /// Returns true only once, because connections that remain on other shards after that cannot
+    /// move.
     #[inline]
     pub(crate) fn note_empty_poll(&self, contended: bool) -> bool {
         let thread = thread_id();
@@ -56,4 +59,33 @@ pub(super) fn thread_id() -> usize {
     thread_local!(static OWN: usize = NEXT.fetch_add(1, Ordering::Relaxed));
     // The thread-local is gone if a destructor of an exiting thread polls.
     OWN.try_with(|own| *own).unwrap_or(usize::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn contended_polls(contention: &PollContention, count: usize) -> usize {
+        (0..count).filter(|_| contention.note_empty_poll(true)).count()
+    }
+
+    #[test]
+    fn contended_queue_moves_once() {
+        let contention = PollContention::default();
+        assert!(!(0..10_000).any(|_| contention.note_empty_poll(false)));
+        assert_eq!(contended_polls(&contention, 10_000), 1);
+        contention.reset();
+        assert_eq!(contended_polls(&contention, 10_000), 1, "after another connection");
+    }
+
+    #[test]
+    fn shared_queue_stays() {
+        let contention = PollContention::default();
+        let other = || contended_polls(&contention, 100);
+        for round in 0..50 {
+            let other = std::thread::scope(|scope| scope.spawn(other).join().unwrap());
+            let moves = other + contended_polls(&contention, 100);
+            assert!(moves == 0 || round == 0, "round {round}");
+        }
+    }
 }

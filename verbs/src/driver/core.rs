@@ -15,9 +15,11 @@ use std::time::{Duration, Instant};
 use uiw_llp::{Event, Token, TransportStack};
 use uiw_stream::{LocalError, Time};
 
-/// Maximum number of connections and datagram sockets that a round reads directly. With more of them it polls the stack for the ready ones.
+/// Maximum number of connections and datagram sockets that a round reads directly. With more of
+/// them it polls the stack for the ready ones.
 const DIRECT_STREAMS: usize = 4;
-/// With few connections, only one round in this many polls the stack, for listeners, connection attempts and hang-ups.
+/// With few connections, only one round in this many polls the stack, for listeners, connection
+/// attempts and hang-ups.
 const POLL_STACK_EVERY: u32 = 32;
 /// Number of reads, and of send batches, that the only connection of a shard gets per round.
 const TURN_ALONE: usize = 4;
@@ -28,10 +30,12 @@ const ROUND_BYTES: usize = 2 << 20;
 
 /// Time for which a peer may be silent inside an FPDU while the receive memory budget is short.
 const PARTIAL_TIMEOUT: Duration = Duration::from_secs(1);
-/// Minimum time between two searches for connections that hold memory of the budget. A search visits every connection.
+/// Minimum time between two searches for connections that hold memory of the budget. A search
+/// visits every connection.
 const RELIEF_PAUSE: Duration = Duration::from_millis(100);
 
-/// Minimum number of removed slots that count as a bulk disconnect, whether they were removed at once or one after the other.
+/// Minimum number of removed slots that count as a bulk disconnect, whether they were removed at
+/// once or one after the other.
 const BULK_DISCONNECT: usize = 32;
 
 /// Object of a shard that a [`Token`] names.
@@ -66,7 +70,8 @@ pub(crate) struct Core {
     slots: Slab<(u32, Slot)>,
     /// Generation of the last token that was handed out.
     generation: u32,
-    /// Connections in Full Operation. They are read directly, without polling the stack, if there are few ([`DIRECT_STREAMS`]).
+    /// Connections in Full Operation. They are read directly, without polling the stack, if there
+    /// are few ([`DIRECT_STREAMS`]).
     established: Vec<Token>,
     /// Datagram sockets, which are read directly as well.
     datagram_sockets: Vec<Token>,
@@ -90,9 +95,11 @@ pub(crate) struct Core {
     poller: usize,
     /// Number of slots removed since the last bulk disconnect was reported.
     removed: usize,
-    /// True if at least [`BULK_DISCONNECT`] slots were removed and few remain. Reported when the lock is released.
+    /// True if at least [`BULK_DISCONNECT`] slots were removed and few remain. Reported when the
+    /// lock is released.
     pub(crate) bulk_disconnect: bool,
-    /// Connections that have ended. They are dropped after unlocking, because their destructors may run user code or take this lock.
+    /// Connections that have ended. They are dropped after unlocking, because their destructors may
+    /// run user code or take this lock.
     #[expect(clippy::vec_box, reason = "connections live boxed in their slots")]
     pub(crate) trash: Vec<Box<Conn>>,
 }
@@ -144,7 +151,8 @@ impl Core {
         }
     }
 
-    /// Reads the clock into `services.now`. Called once per round, and once per call of the control path.
+    /// Reads the clock into `services.now`. Called once per round, and once per call of the control
+    /// path.
     pub(crate) fn read_clock(&mut self) {
         let since = self.stack.now().saturating_duration_since(self.base);
         self.services.now =
@@ -155,7 +163,8 @@ impl Core {
         self.base + Duration::from_nanos(at.as_nanos())
     }
 
-    /// Inserts the slot that `make` returns. Returns its token, which no later slot with the same key gets.
+    /// Inserts the slot that `make` returns. Returns its token, which no later slot with the same
+    /// key gets.
     pub(crate) fn insert<E>(
         &mut self,
         make: impl FnOnce(&mut dyn TransportStack, &Services, Token) -> Result<Slot, E>,
@@ -166,7 +175,8 @@ impl Core {
         Ok(token)
     }
 
-    /// Returns a new token for a slot, to be inserted with [`Core::fill_slot`] before any other slot.
+    /// Returns a new token for a slot, to be inserted with [`Core::fill_slot`] before any other
+    /// slot.
     pub(crate) fn next_token(&mut self) -> Token {
         self.generation = self.generation.wrapping_add(1);
         let key = self.slots.vacant_key();
@@ -252,7 +262,8 @@ impl Core {
         self.datagram_sockets.retain(|other| *other != socket);
     }
 
-    /// Returns the time of the next round even if nothing arrives: the earliest deadline of the connections and of the stack's own timers.
+    /// Returns the time of the next round even if nothing arrives: the earliest deadline of the
+    /// connections and of the stack's own timers.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         match (self.services.timers.next().map(|at| self.instant(at)), self.stack.deadline()) {
             (Some(ours), Some(theirs)) => Some(ours.min(theirs)),
@@ -260,14 +271,16 @@ impl Core {
         }
     }
 
-    /// Like [`Core::deadline`], but returns `None` if the deadline has not changed since the last call.
+    /// Like [`Core::deadline`], but returns `None` if the deadline has not changed since the last
+    /// call.
     #[inline]
     pub(crate) fn new_deadline(&mut self) -> Option<Option<Instant>> {
         let next = (self.services.timers.next().unwrap_or(Time::NEVER), self.stack.deadline());
         (std::mem::replace(&mut self.published_deadline, next) != next).then(|| self.deadline())
     }
 
-    /// Returns whether unlocking requires no further work: no wake-up, connection to drop, bulk disconnect or new deadline.
+    /// Returns whether unlocking requires no further work: no wake-up, connection to drop, bulk
+    /// disconnect or new deadline.
     #[inline]
     pub(crate) fn has_nothing_to_release(&mut self) -> bool {
         self.services.wakes.is_empty()
@@ -332,8 +345,8 @@ impl Core {
 
     /// Runs `serve` on a connection. Returns `None` if `token` names no connection.
     ///
-    /// Afterwards this makes the stack call that the connection requested, and either updates the connection's timer or removes the
-    /// connection if it has ended.
+    /// Afterwards this makes the stack call that the connection requested, and either updates the
+    /// connection's timer or removes the connection if it has ended.
     pub(crate) fn with_conn<R>(
         &mut self,
         token: Token,
@@ -369,7 +382,8 @@ impl Core {
         self.established.push(token);
     }
 
-    /// Records the id of the thread that polls this shard. Returns whether another thread has polled since the last poll of this one.
+    /// Records the id of the thread that polls this shard. Returns whether another thread has
+    /// polled since the last poll of this one.
     #[inline]
     pub(super) fn record_poller(&mut self, thread: usize) -> bool {
         let before = std::mem::replace(&mut self.poller, thread);
@@ -378,8 +392,8 @@ impl Core {
 
     /// Serves a connection or UD queue pair that has new requests.
     ///
-    /// `services.now` may be old, because the last round may be long ago. The clock is read only if a deadline depends on it, not for
-    /// every post.
+    /// `services.now` may be old, because the last round may be long ago. The clock is read only if
+    /// a deadline depends on it, not for every post.
     pub(crate) fn serve(&mut self, token: Token) {
         match self.with_conn(token, Conn::on_doorbell) {
             Some(Doorbell::NeedsClock) => {
@@ -391,8 +405,8 @@ impl Core {
         }
     }
 
-    /// Takes a connection out of this shard, for [`Core::adopt`] of another shard. Returns `None` if the connection has ended or its
-    /// socket cannot leave the stack.
+    /// Takes a connection out of this shard, for [`Core::adopt`] of another shard. Returns `None`
+    /// if the connection has ended or its socket cannot leave the stack.
     pub(crate) fn take_conn(&mut self, token: Token) -> Option<Box<Conn>> {
         self.with_conn(token, Conn::leave_shard)?.ok()?;
         match self.remove(token)? {
@@ -403,7 +417,8 @@ impl Core {
 
     /// Takes over a connection of another shard and returns its new token.
     ///
-    /// If the stack refuses the socket, the connection is aborted and returned. The caller drops it after unlocking.
+    /// If the stack refuses the socket, the connection is aborted and returned. The caller drops it
+    /// after unlocking.
     pub(crate) fn adopt(&mut self, mut conn: Box<Conn>) -> Result<Token, Box<Conn>> {
         let token = self.next_token();
         if let Err(error) = self.stack.adopt(&mut conn.socket, token) {
@@ -433,7 +448,8 @@ impl Core {
         self.slots.iter().any(|(_, (_, slot))| matches!(slot, Slot::Conn(conn) if conn.is_draining()))
     }
 
-    /// Returns whether the round ends, because it has moved [`ROUND_BYTES`] or `enough` returns true.
+    /// Returns whether the round ends, because it has moved [`ROUND_BYTES`] or `enough` returns
+    /// true.
     #[inline]
     fn is_round_over(&self, enough: &dyn Fn() -> bool) -> bool {
         self.services.moved >= ROUND_BYTES || enough()
@@ -454,15 +470,17 @@ impl Core {
         count
     }
 
-    /// Returns whether anything in a round depends on the time. Shards that serve only datagrams do without reading the clock.
+    /// Returns whether anything in a round depends on the time. Shards that serve only datagrams do
+    /// without reading the clock.
     fn needs_clock(&self) -> bool {
         self.timed > 0 || self.services.timers.next().is_some() || self.stack.deadline().is_some()
     }
 
-    /// Makes one round over the connections. Each connection receives before it sends, and has a budget per round. Returns the amount of
-    /// work done; 0 if there was none.
+    /// Makes one round over the connections. Each connection receives before it sends, and has a
+    /// budget per round. Returns the amount of work done; 0 if there was none.
     ///
-    /// Ends early once `enough` returns true; the next round continues after the connection that was served last.
+    /// Ends early once `enough` returns true; the next round continues after the connection that
+    /// was served last.
     pub(crate) fn pump(&mut self, shard: &Shard, enough: &dyn Fn() -> bool) -> usize {
         if self.needs_clock() {
             self.read_clock();
@@ -490,7 +508,8 @@ impl Core {
         work
     }
 
-    /// Relieves the receive memory budget on every shard ([`Core::relieve_budget`]), at most once in [`RELIEF_PAUSE`].
+    /// Relieves the receive memory budget on every shard ([`Core::relieve_budget`]), at most once
+    /// in [`RELIEF_PAUSE`].
     fn relieve_all_shards(&mut self) {
         if self.services.now < self.next_relief {
             return;
@@ -503,11 +522,11 @@ impl Core {
         }
     }
 
-    /// Ends the connections whose peers have been silent in the middle of an FPDU for the longest time, until the receive memory budget
-    /// has room again.
+    /// Ends the connections whose peers have been silent in the middle of an FPDU for the longest
+    /// time, until the receive memory budget has room again.
     ///
-    /// Without this, peers that open many connections and send only the beginning of an FPDU on each could prevent reads of other
-    /// connections.
+    /// Without this, peers that open many connections and send only the beginning of an FPDU on
+    /// each could prevent reads of other connections.
     fn relieve_budget(&mut self) {
         self.relieve_messages();
         let now = self.services.now;
@@ -525,8 +544,8 @@ impl Core {
         }
     }
 
-    /// Ends the connections whose peers have been silent in the middle of a long message for the longest time, until other connections
-    /// can receive long messages again.
+    /// Ends the connections whose peers have been silent in the middle of a long message for the
+    /// longest time, until other connections can receive long messages again.
     fn relieve_messages(&mut self) {
         let now = self.services.now;
         let silent = self.slots.iter().filter_map(|(key, (generation, slot))| match slot {
@@ -543,7 +562,8 @@ impl Core {
         }
     }
 
-    /// Reads all established connections and datagram sockets directly, without polling the stack first.
+    /// Reads all established connections and datagram sockets directly, without polling the stack
+    /// first.
     fn poll_all(&mut self, shard: &Shard, enough: &dyn Fn() -> bool) -> usize {
         let mut work = 0;
         for _ in 0..self.established.len() {
@@ -579,9 +599,11 @@ impl Core {
         work
     }
 
-    /// Polls the stack, unless events of an earlier poll are still queued. Returns the number of queued events.
+    /// Polls the stack, unless events of an earlier poll are still queued. Returns the number of
+    /// queued events.
     ///
-    /// A second poll would report the queued events again: the duplicate would be stale by the time it is served.
+    /// A second poll would report the queued events again: the duplicate would be stale by the time
+    /// it is served.
     pub(crate) fn poll_stack(&mut self) -> usize {
         if !self.events.is_empty() {
             return self.events.len();
@@ -594,7 +616,8 @@ impl Core {
         self.events.len()
     }
 
-    /// Serves queued events until none is left or the round ends. The remaining ones stay queued for the next round.
+    /// Serves queued events until none is left or the round ends. The remaining ones stay queued
+    /// for the next round.
     fn serve_events(&mut self, shard: &Shard, enough: &dyn Fn() -> bool) -> usize {
         let mut count = 0;
         while let Some(event) = self.events.pop_front() {
@@ -672,8 +695,8 @@ fn serve_stack_request(stack: &mut dyn TransportStack, conn: &mut Conn, services
     }
 }
 
-/// Composes a token. From the lowest bit it holds the key of the slot (26 bits), the number of the shard (6 bits), and the generation of
-/// the slot (32 bits).
+/// Composes a token. From the lowest bit it holds the key of the slot (26 bits), the number of the
+/// shard (6 bits), and the generation of the slot (32 bits).
 fn token(key: usize, shard: usize, generation: u32) -> Token {
     Token(key as u64 | (shard as u64) << SHARD_SHIFT | u64::from(generation) << 32)
 }

@@ -52,8 +52,9 @@ impl Shard {
         Ok(())
     }
 
-    /// Called by a poll that found nothing: makes one round, which ends early once `enough` returns true. Never blocks. Returns
-    /// whether another thread has polled the shard since the last poll of this thread.
+    /// Called by a poll that found nothing: makes one round, which ends early once `enough` returns
+    /// true. Never blocks. Returns whether another thread has polled the shard since the last poll
+    /// of this thread.
     pub(crate) fn poll_progress(self: &Arc<Self>, enough: &dyn Fn() -> bool) -> bool {
         let Some(mut busy) = self.try_lock() else { return self.note_held() };
         let contended = busy.core().record_poller(thread_id());
@@ -61,7 +62,8 @@ impl Shard {
         contended
     }
 
-    /// Another thread holds the core. Returns whether this is the first poll that finds so since the last round began.
+    /// Another thread holds the core. Returns whether this is the first poll that finds so since
+    /// the last round began.
     #[cold]
     fn note_held(&self) -> bool {
         let round = self.rounds.load(Ordering::Relaxed);
@@ -82,7 +84,8 @@ impl Shard {
         self.progress.arm(watch);
     }
 
-    /// Like [`Shard::arm`], by a thread that sleeps in a poll(2) of its own: see [`State::arm_waiter`].
+    /// Like [`Shard::arm`], by a thread that sleeps in a poll(2) of its own: see
+    /// [`State::arm_waiter`].
     pub(crate) fn arm_waiter(self: &Arc<Self>, watch: Option<&Arc<Watch>>) {
         if self.is_pending() {
             self.try_flush();
@@ -110,7 +113,8 @@ impl Shard {
         progress::answer_armed(self, watch)
     }
 
-    /// A program that watches this shard woke up although nothing has completed: see [`State::note_spurious_wake_up`].
+    /// A program that watches this shard woke up although nothing has completed: see
+    /// [`State::note_spurious_wake_up`].
     pub(crate) fn note_spurious_wake_up(&self, watch: &Arc<Watch>) {
         self.progress.note_spurious_wake_up(watch);
     }
@@ -120,7 +124,8 @@ impl Shard {
         self.progress.coalesce_timer();
     }
 
-    /// Runs `poll` until it is ready or `deadline` has passed, driving the shard meanwhile. `None`: the deadline has passed.
+    /// Runs `poll` until it is ready or `deadline` has passed, driving the shard meanwhile. `None`:
+    /// the deadline has passed.
     pub(crate) fn block_on<T>(
         self: &Arc<Self>,
         deadline: Option<Instant>,
@@ -131,8 +136,8 @@ impl Shard {
 }
 
 impl Shard {
-    /// A round that polls the stack, after its descriptor was readable. `Some(true)` when the stack may have more events; `None` when
-    /// another thread drives.
+    /// A round that polls the stack, after its descriptor was readable. `Some(true)` when the stack
+    /// may have more events; `None` when another thread drives.
     pub(crate) fn pump_events(self: &Arc<Self>) -> Option<bool> {
         self.try_poll_stack().map(|events| events > 0)
     }

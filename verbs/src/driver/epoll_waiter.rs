@@ -1,7 +1,7 @@
 //! Where the active poller sleeps: in the stack's own epoll set, which has a wake fd in it.
 //!
-//! A nested epoll set, or an epoll set in poll(2), costs an extra wake-up, and reports that something is ready, but not which descriptor:
-//! that takes a second call.
+//! A nested epoll set, or an epoll set in poll(2), costs an extra wake-up, and reports that
+//! something is ready, but not which descriptor: that takes a second call.
 
 use super::os::{EpollSet, StackFd, WakeFd};
 use super::sync::AtomicBool;
@@ -29,8 +29,8 @@ impl EpollWaiter {
         self.set.is(stack)
     }
 
-    /// Sleeps until the stack has something, [`EpollWaiter::wake`] is called, a signal comes, or `timeout` has passed, rounded up
-    /// to a millisecond. True when the stack has something.
+    /// Sleeps until the stack has something, [`EpollWaiter::wake`] is called, a signal comes, or
+    /// `timeout` has passed, rounded up to a millisecond. True when the stack has something.
     pub(super) fn sleep(&self, timeout: Option<Duration>) -> bool {
         self.set.sleep(timeout)
     }
@@ -41,7 +41,8 @@ impl EpollWaiter {
         self.wake_fd.write();
     }
 
-    /// Clears the wake fd, once no thread can write it any more: while it is readable no thread can sleep in the set.
+    /// Clears the wake fd, once no thread can write it any more: while it is readable no thread can
+    /// sleep in the set.
     pub(super) fn clear(&self) {
         if self.written.swap(false, Ordering::SeqCst) {
             self.wake_fd.clear();

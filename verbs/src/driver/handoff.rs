@@ -1,4 +1,5 @@
-//! How work reaches the thread that holds a shard's core: the queues and flags for a thread that cannot take the lock.
+//! How work reaches the thread that holds a shard's core: the queues and flags for a thread that
+//! cannot take the lock.
 //!
 //! | step | thread that has work | thread that holds the core |
 //! |---|---|---|
@@ -7,12 +8,14 @@
 //! | 3 | tries the core's lock | tries the core's lock; if another thread has it, that thread does step 2 |
 //! | 4 | with the lock: serves; without: returns | clears `pending`, then takes the lists, serves, goes to step 1 |
 //!
-//! No work is lost: where the try of step 3 fails, another thread holds the core and has not unlocked, so its step 2 comes after
-//! `pending` was set. `pending` is cleared before the lists are taken and set after they were extended, so a list that is extended
-//! after it was taken has its flag set.
+//! No work is lost: where the try of step 3 fails, another thread holds the core and has not
+//! unlocked, so its step 2 comes after `pending` was set. `pending` is cleared before the lists are
+//! taken and set after they were extended, so a list that is extended after it was taken has its
+//! flag set.
 //!
-//! The proof needs the store of `pending` before the try, and the unlocking before the load of `pending`. The flags are sequentially
-//! consistent, and trying and unlocking are read-modify-writes on the lock's word: on x86-64 each is a full barrier; on AArch64 a
+//! The proof needs the store of `pending` before the try, and the unlocking before the load of
+//! `pending`. The flags are sequentially consistent, and trying and unlocking are
+//! read-modify-writes on the lock's word: on x86-64 each is a full barrier; on AArch64 a
 //! store-release, or a release of a read-modify-write, is never passed by a later load-acquire.
 
 use super::mutant::{MODEL, Mutant, is_mutant};
@@ -78,7 +81,8 @@ impl<C, P> Handoff<C, P> {
         self.core.try_lock()
     }
 
-    /// Adds a post. The caller then tries the lock, or starts the coalesce timer, after which the background thread does.
+    /// Adds a post. The caller then tries the lock, or starts the coalesce timer, after which the
+    /// background thread does.
     pub(super) fn post(&self, post: P) {
         if is_mutant(Mutant::PendingBeforePost) {
             self.pending.store(true, Ordering::SeqCst);
@@ -111,7 +115,8 @@ impl<C, P> Handoff<C, P> {
         self.pending.load(Ordering::SeqCst) && self.pending.swap(false, Ordering::SeqCst)
     }
 
-    /// Moves the posts to `into`: an empty list is swapped with theirs, so that both keep their allocations.
+    /// Moves the posts to `into`: an empty list is swapped with theirs, so that both keep their
+    /// allocations.
     pub(super) fn take_posts(&self, into: &mut VecDeque<P>) {
         let mut posts = self.posts.lock();
         if into.is_empty() {
@@ -132,7 +137,8 @@ impl<C, P> Handoff<C, P> {
         waits.then(|| std::mem::take(&mut *self.commands.lock()))
     }
 
-    /// Serves the work that other threads added while the caller held the core, which it has just unlocked. `serve` unlocks it again.
+    /// Serves the work that other threads added while the caller held the core, which it has just
+    /// unlocked. `serve` unlocks it again.
     #[inline]
     pub(super) fn serve_rest<'a>(&'a self, mut serve: impl FnMut(TryMutexGuard<'a, C>)) -> PendingWork {
         let mut times = 0;

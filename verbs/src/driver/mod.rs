@@ -1,35 +1,39 @@
-//! The driver of a device: the state that its shards share ([`Shared`]), and the shards, on which its connections make progress.
+//! The driver of a device: the state that its shards share ([`Shared`]), and the shards, on which
+//! its connections make progress.
 //!
-//! The state of a connection is in the [`Core`] of one shard, behind one lock that the data path only *tries* to take: a thread that
-//! gets it serves every connection of the shard; a thread that does not sets `pending`, which the holder reads after unlocking. So no
-//! post and no poll waits for another thread's system call, and no flush is lost. A control call is a command ([`Shard::call`]): it
-//! waits at most for the batch of the connection that is being served.
+//! The state of a connection is in the [`Core`] of one shard, behind one lock that the data path
+//! only *tries* to take: a thread that gets it serves every connection of the shard; a thread that
+//! does not sets `pending`, which the holder reads after unlocking. So no post and no poll waits
+//! for another thread's system call, and no flush is lost. A control call is a command
+//! ([`Shard::call`]): it waits at most for the batch of the connection that is being served.
 //!
 //! No thread holds the locks of two shards.
 //!
 //! # Shards
 //!
-//! By default a device has as many shards as the process has cores, at most 8. A stack whose connections can only be driven
-//! together (smoltcp, the simulated one) has one shard. The table of STags, limits, queue pair numbers and the receive memory
-//! budget belong to the device.
+//! By default a device has as many shards as the process has cores, at most 8. A stack whose
+//! connections can only be driven together (smoltcp, the simulated one) has one shard. The table of
+//! STags, limits, queue pair numbers and the receive memory budget belong to the device.
 //!
-//! * A connection begins on the shard of its receive completion queue. A token contains the shard, the slot and the slot's
-//!   generation.
-//! * A completion queue gets its shard with its first connection, each queue the next one in turn. In C, completion vector 0 lets
-//!   the device choose, and vectors 1 to n select a shard.
-//! * The connections of a queue move to the home shard of the thread that polls it, if that thread repeatedly finds that other
-//!   threads poll the same shard (`moves`). Those of a queue whose program has selected a shard stay there.
-//! * A completion queue stores the shards of its connections, and a poll drives only those. A round ends once a completion is
-//!   queued or 2 MiB have moved. With several connections each gets one read and one batch per round, and the next round starts
-//!   after the last one served.
-//! * A connection that a listener accepted on another shard moves when the application accepts it: out of the listener's shard,
-//!   then into the queue pair's (`ConnRequest::move_to`).
-//! * A queue pair without a connection changes under its own lock. `Qp::set_access` stores the rights and runs an empty command
-//!   on the shard: rights are checked for every segment while the core is locked, so no segment uses a removed right once the
-//!   command has run.
-//! * A shared receive queue belongs to no shard. A post to it rings the doorbells of the connections that wait for a receive,
-//!   on every shard.
-//! * A shard's background thread starts with its first listener or connection, and blocks all signals.
+//! * A connection begins on the shard of its receive completion queue. A token contains the shard,
+//!   the slot and the slot's generation.
+//! * A completion queue gets its shard with its first connection, each queue the next one in turn.
+//!   In C, completion vector 0 lets the device choose, and vectors 1 to n select a shard.
+//! * The connections of a queue move to the home shard of the thread that polls it, if that thread
+//!   repeatedly finds that other threads poll the same shard (`moves`). Those of a queue whose
+//!   program has selected a shard stay there.
+//! * A completion queue stores the shards of its connections, and a poll drives only those. A round
+//!   ends once a completion is queued or 2 MiB have moved. With several connections each gets one
+//!   read and one batch per round, and the next round starts after the last one served.
+//! * A connection that a listener accepted on another shard moves when the application accepts it:
+//!   out of the listener's shard, then into the queue pair's (`ConnRequest::move_to`).
+//! * A queue pair without a connection changes under its own lock. `Qp::set_access` stores the
+//!   rights and runs an empty command on the shard: rights are checked for every segment while the
+//!   core is locked, so no segment uses a removed right once the command has run.
+//! * A shared receive queue belongs to no shard. A post to it rings the doorbells of the
+//!   connections that wait for a receive, on every shard.
+//! * A shard's background thread starts with its first listener or connection, and blocks all
+//!   signals.
 
 mod affinity;
 mod closed;
@@ -168,8 +172,9 @@ impl Driver {
         self.each_shard(shards, |shard| shard.note_poll());
     }
 
-    /// Called by a poll that found nothing: makes one round of each of these shards, which ends early once `enough` returns true.
-    /// Returns whether another thread has polled one of them since the last poll of this thread.
+    /// Called by a poll that found nothing: makes one round of each of these shards, which ends
+    /// early once `enough` returns true. Returns whether another thread has polled one of them
+    /// since the last poll of this thread.
     #[inline]
     pub(crate) fn poll_progress(&self, shards: u64, enough: &dyn Fn() -> bool) -> bool {
         let mut contended = false;
@@ -184,12 +189,14 @@ impl Driver {
         pending
     }
 
-    /// A queue is armed whose connections live on the shards whose bits are set. `watch` gives the watch of a shard in its channel.
+    /// A queue is armed whose connections live on the shards whose bits are set. `watch` gives the
+    /// watch of a shard in its channel.
     pub(crate) fn arm(&self, shards: u64, watch: impl Fn(usize) -> Option<Arc<Watch>>) {
         self.each_shard(shards, |shard| shard.arm(watch(shard.index()).as_ref()));
     }
 
-    /// Like [`Driver::arm`] for one shard, by a thread that sleeps in a poll(2) of its own: see [`State::arm_waiter`](progress::State::arm_waiter).
+    /// Like [`Driver::arm`] for one shard, by a thread that sleeps in a poll(2) of its own: see
+    /// [`State::arm_waiter`](progress::State::arm_waiter).
     pub(crate) fn arm_waiter(&self, shard: usize, watch: Option<&Arc<Watch>>) {
         self.shard_at(shard).arm_waiter(watch);
     }
@@ -199,7 +206,8 @@ impl Driver {
         self.shard_at(shard).end_served();
     }
 
-    /// A watch of a shard in the set of a channel, whose programs are expected to drive the shard: see [`Watch`].
+    /// A watch of a shard in the set of a channel, whose programs are expected to drive the shard:
+    /// see [`Watch`].
     pub(crate) fn watch(&self, shard: usize, set: &Arc<ChannelSet>, release: Waker) -> Option<Watch> {
         self.shard_at(shard).watch(set, release)
     }
@@ -253,7 +261,8 @@ impl Driver {
         self.shard_at(self.next_listener.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// The calling thread has made or accepted a connection of this token's shard, which it drives when it waits.
+    /// The calling thread has made or accepted a connection of this token's shard, which it drives
+    /// when it waits.
     pub(crate) fn note_use(&self, token: Token) {
         self.affinity.note_use(shard_of(token));
     }
@@ -264,7 +273,8 @@ impl Driver {
             self.shard(*token).ring(*token);
         }
         for shard in &self.shards {
-            // A connection that is served at once takes one receive and stalls again: the next poll serves it with more receives.
+            // A connection that is served at once takes one receive and stalls again: the next poll
+            // serves it with more receives.
             if tokens.iter().any(|token| shard_of(*token) == shard.index()) {
                 shard.coalesce_timer();
             }
@@ -307,8 +317,9 @@ impl Driver {
         self.shards.iter().map(|shard| shard.lock().pump()).sum()
     }
 
-    /// Runs `poll` until it is ready or `deadline` has passed. Meanwhile the thread drives the shard that it used last; its wakers
-    /// wake it for the others. Where no other thread drives, it drives all of them.
+    /// Runs `poll` until it is ready or `deadline` has passed. Meanwhile the thread drives the
+    /// shard that it used last; its wakers wake it for the others. Where no other thread drives, it
+    /// drives all of them.
     pub(crate) fn block_on<T>(
         &self,
         deadline: Option<Instant>,
@@ -327,8 +338,8 @@ impl Driver {
 }
 
 impl Drop for Driver {
-    /// Releases sockets, addresses and ports before the drop of the last handle of the device returns: a thread of the engine that is
-    /// about to end holds none.
+    /// Releases sockets, addresses and ports before the drop of the last handle of the device
+    /// returns: a thread of the engine that is about to end holds none.
     fn drop(&mut self) {
         for shard in &self.shards {
             shard.close();

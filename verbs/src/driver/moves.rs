@@ -1,13 +1,17 @@
 //! Moves established connections to the shard of the thread that polls their completion queue.
 //!
-//! A connection is driven by the thread that polls its completion queue. If two threads poll queues whose connections are on the same
-//! shard, each thread either finds the core locked by the other, or serves the other's connections. A thread that notices this
-//! repeatedly moves the connections whose receives complete in its queue to its home shard ([`affinity`](super::affinity)), so that
-//! each thread drives a shard of its own. The connections of a queue that several threads poll are not moved ([`PollContention`](super::PollContention)).
+//! A connection is driven by the thread that polls its completion queue. If two threads poll queues
+//! whose connections are on the same shard, each thread either finds the core locked by the other,
+//! or serves the other's connections. A thread that notices this repeatedly moves the connections
+//! whose receives complete in its queue to its home shard ([`affinity`](super::affinity)), so that
+//! each thread drives a shard of its own. The connections of a queue that several threads poll are
+//! not moved ([`PollContention`](super::PollContention)).
 //!
-//! A move consists of two commands: the first takes the connection out of its shard, the second adds it to the other shard. Between
-//! them the connection has no token ([`ConnLocation`](crate::qp::ConnLocation)). Posts then ring no doorbell, because the second
-//! command serves everything that was posted, and control calls wait until the second command has run.
+//! A move consists of two commands: the first takes the connection out of its shard, the second
+//! adds it to the other shard. Between them the connection has no token
+//! ([`ConnLocation`](crate::qp::ConnLocation)). Posts then ring no doorbell, because the second
+//! command serves everything that was posted, and control calls wait until the second command has
+//! run.
 
 use super::{Core, Driver, Shard, Slot};
 use crate::conn::Conn;
@@ -17,7 +21,8 @@ use std::sync::Arc;
 use uiw_llp::Token;
 
 impl Driver {
-    /// Moves the connections whose receives complete in the queue of number `cq` to the home shard of the calling thread.
+    /// Moves the connections whose receives complete in the queue of number `cq` to the home shard
+    /// of the calling thread.
     #[cold]
     pub(crate) fn gather(&self, cq: u32) {
         let to = self.shard_at(self.affinity.home());
@@ -31,8 +36,9 @@ impl Driver {
         }
     }
 
-    /// Runs `command` on the shard of the connection at `location`, and passes it the shard's core and the connection's token. Waits
-    /// while the connection moves. Returns the command if there is no connection.
+    /// Runs `command` on the shard of the connection at `location`, and passes it the shard's core
+    /// and the connection's token. Waits while the connection moves. Returns the command if there
+    /// is no connection.
     pub(crate) fn call_at<R, C>(&self, location: &Arc<ConnLocation>, mut command: C) -> Result<R, C>
     where
         R: Send + 'static,
@@ -73,8 +79,8 @@ fn move_conn(from: &Arc<Shard>, to: &Arc<Shard>, token: Token) {
 }
 
 impl Core {
-    /// Takes an established connection out of this shard, for [`Core::adopt_established`] of another shard. Returns `None` if it cannot
-    /// move.
+    /// Takes an established connection out of this shard, for [`Core::adopt_established`] of
+    /// another shard. Returns `None` if it cannot move.
     fn take_established(&mut self, token: Token) -> Option<Box<Conn>> {
         let leave =
             |conn: &mut Conn, services: &mut Services| conn.may_move() && conn.leave_shard(services).is_ok();
@@ -90,8 +96,8 @@ impl Core {
         }
     }
 
-    /// Takes over an established connection of another shard, and serves the requests posted and the bytes received meanwhile. If the
-    /// stack refuses the socket, the connection is lost.
+    /// Takes over an established connection of another shard, and serves the requests posted and
+    /// the bytes received meanwhile. If the stack refuses the socket, the connection is lost.
     fn adopt_established(&mut self, mut conn: Box<Conn>) {
         let token = self.next_token();
         let entered = self.stack.adopt(&mut conn.socket, token);

@@ -1,4 +1,5 @@
-//! Defects that tests of the models switch on, to show that the models detect them. Outside of the models they are compiled out.
+//! Defects that tests of the models switch on, to show that the models detect them. Outside of the
+//! models they are compiled out.
 
 /// True in a model. It shortens counts that only bound work.
 pub(super) const MODEL: bool = cfg!(any(loom, shuttle));

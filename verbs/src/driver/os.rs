@@ -15,9 +15,11 @@ use std::time::Duration;
 /// A stack's descriptor: readable while the stack has something.
 pub(super) type StackFd = OwnedFd;
 
-/// The epoll data of a wake fd. No token of a stream has all bits set: its slot's number would be the largest of all.
+/// The epoll data of a wake fd. No token of a stream has all bits set: its slot's number would be
+/// the largest of all.
 const WAKE: u64 = u64::MAX;
-/// Events that one wait reads: the wake fd, and one other, which shows that the stack has something.
+/// Events that one wait reads: the wake fd, and one other, which shows that the stack has
+/// something.
 const EVENTS: usize = 2;
 
 /// An eventfd: readable from a write until it is cleared.
@@ -38,8 +40,8 @@ impl WakeFd {
         let _ = rustix::io::read(&self.0, &mut [0u8; 8]);
     }
 
-    /// Sleeps in poll(2) until this descriptor is readable, which clears it, until `stack` is, or until `timeout` has passed. True
-    /// when `stack` is readable.
+    /// Sleeps in poll(2) until this descriptor is readable, which clears it, until `stack` is, or
+    /// until `timeout` has passed. True when `stack` is readable.
     pub(super) fn sleep(&self, stack: Option<&StackFd>, timeout: Option<Duration>) -> bool {
         let own: BorrowedFd<'_> = self.0.as_fd();
         let other = stack.map_or(own, AsFd::as_fd);
@@ -59,7 +61,8 @@ impl WakeFd {
 pub(super) struct EpollSet(Arc<OwnedFd>);
 
 impl EpollSet {
-    /// The stack's own set, to which `wake` is added; where the stack does not wait with an epoll set, one around both.
+    /// The stack's own set, to which `wake` is added; where the stack does not wait with an epoll
+    /// set, one around both.
     pub(super) fn new(stack: &Arc<StackFd>, wake: &WakeFd) -> Result<Self> {
         let add = |set: &OwnedFd, fd: &OwnedFd, data| {
             epoll::add(set, fd, epoll::EventData::new_u64(data), epoll::EventFlags::IN)
@@ -81,8 +84,8 @@ impl EpollSet {
         Arc::ptr_eq(&self.0, stack)
     }
 
-    /// Sleeps until the stack has something, the wake fd is readable, a signal comes, or `timeout` has passed, rounded up to a
-    /// millisecond. True when the stack has something.
+    /// Sleeps until the stack has something, the wake fd is readable, a signal comes, or `timeout`
+    /// has passed, rounded up to a millisecond. True when the stack has something.
     pub(super) fn sleep(&self, timeout: Option<Duration>) -> bool {
         let mut events = [const { MaybeUninit::<epoll::Event>::uninit() }; EVENTS];
         match epoll::wait(&self.0, &mut events[..], timeout.map(timespec).as_ref()) {
@@ -93,7 +96,8 @@ impl EpollSet {
     }
 }
 
-/// An epoll set that an application waits with in a poll(2) of its own: the descriptor of a completion channel.
+/// An epoll set that an application waits with in a poll(2) of its own: the descriptor of a
+/// completion channel.
 pub(crate) struct ChannelSet(OwnedFd);
 
 impl ChannelSet {
@@ -109,8 +113,8 @@ impl ChannelSet {
         Self(map(self.0))
     }
 
-    /// Adds the stack's descriptor, without waiting for it yet. It must be an epoll set: epoll reports errors of other descriptors even
-    /// when no event is requested.
+    /// Adds the stack's descriptor, without waiting for it yet. It must be an epoll set: epoll
+    /// reports errors of other descriptors even when no event is requested.
     pub(super) fn add(&self, stack: &StackFd) -> Result<()> {
         Ok(epoll::add(&self.0, stack, epoll::EventData::new_u64(0), epoll::EventFlags::empty())?)
     }
@@ -147,8 +151,8 @@ pub(super) fn thread_id() -> i32 {
 
 /// Processor time that a thread of this process has used; nothing if there is none, or for 0.
 pub(super) fn thread_time(thread: i32) -> Option<Duration> {
-    /// CPUCLOCK_PERTHREAD_MASK and CPUCLOCK_SCHED of the kernel's `posix-timers.h`: the clock of `pthread_getcpuclockid`, which refuses a thread that has
-    /// ended instead.
+    /// CPUCLOCK_PERTHREAD_MASK and CPUCLOCK_SCHED of the kernel's `posix-timers.h`: the clock of
+    /// `pthread_getcpuclockid`, which refuses a thread that has ended instead.
     const OF_A_THREAD: libc::clockid_t = 4 | 2;
     // The kernel takes 0 for the calling thread.
     if thread == 0 {

@@ -1,8 +1,9 @@
 //! A thread that sleeps and can be woken as a task: in poll(2), or in the stack's epoll set.
 //!
-//! The sleeper sets `asleep`, then reads `notified`; [`Parker::notify`] sets `notified`, then reads `asleep`. In the order of the
-//! sequentially consistent accesses one of the two reads comes last, and sees what the other thread stored: either the sleeper stays
-//! awake, or the descriptor is written.
+//! The sleeper sets `asleep`, then reads `notified`; [`Parker::notify`] sets `notified`, then reads
+//! `asleep`. In the order of the sequentially consistent accesses one of the two reads comes last,
+//! and sees what the other thread stored: either the sleeper stays awake, or the descriptor is
+//! written.
 
 use super::epoll_waiter::EpollWaiter;
 use super::mutant::{Mutant, is_mutant};
@@ -66,7 +67,8 @@ impl Parker {
     pub(super) fn notify(&self) {
         self.notified.store(true, Ordering::SeqCst);
         if self.asleep.load(Ordering::SeqCst) && !is_mutant(Mutant::NotifyOmitsWake) {
-            // Held while the descriptor is written: once the sleeper has taken this lock, no thread writes it any more.
+            // Held while the descriptor is written: once the sleeper has taken this lock, no thread
+            // writes it any more.
             match &*self.sleeps_in.lock() {
                 SleepsIn::Nothing => {}
                 SleepsIn::Poll => self.wake_fd.write(),
@@ -75,7 +77,8 @@ impl Parker {
         }
     }
 
-    /// Sleeps until notified, until `stack` is readable, or until `deadline`. True when `stack` is readable.
+    /// Sleeps until notified, until `stack` is readable, or until `deadline`. True when `stack` is
+    /// readable.
     pub(super) fn sleep(&self, stack: Option<&StackFd>, deadline: Option<Instant>) -> bool {
         *self.sleeps_in.lock() = SleepsIn::Poll;
         let readable = self.asleep_while(|| self.wake_fd.sleep(stack, deadline.map(remaining)));
@@ -83,8 +86,8 @@ impl Parker {
         readable
     }
 
-    /// Sleeps until notified, until the stack of `waiter` has something, or until `deadline`, a millisecond later at most. True
-    /// when the stack has something.
+    /// Sleeps until notified, until the stack of `waiter` has something, or until `deadline`, a
+    /// millisecond later at most. True when the stack has something.
     pub(super) fn sleep_in(&self, waiter: &Arc<EpollWaiter>, deadline: Option<Instant>) -> bool {
         *self.sleeps_in.lock() = SleepsIn::Epoll(Arc::clone(waiter));
         let readable = self.asleep_while(|| waiter.sleep(deadline.map(remaining)));

@@ -1,4 +1,5 @@
-//! Buffers for bytes that outlive a round: the front of an FPDU, and staging that the socket has not taken.
+//! Buffers for bytes that outlive a round: the front of an FPDU, and staging that the socket has
+//! not taken.
 
 /// Buffers that the connections of a shard use in turn.
 #[derive(Default)]

@@ -9,8 +9,8 @@ use uiw_stream::Time;
 
 /// Bytes that one read asks for.
 pub(crate) const RX_STAGING: usize = 256 << 10;
-/// Page size. On processors with FSRM the kernel copies slowly to a destination whose page offset is up to 31 bytes above that of
-/// the source.
+/// Page size. On processors with FSRM the kernel copies slowly to a destination whose page offset
+/// is up to 31 bytes above that of the source.
 pub(crate) const PAGE: usize = 4096;
 /// Bytes of receive staging: those of one read, at any page offset.
 pub(crate) const STAGING_LEN: usize = RX_STAGING + 2 * PAGE;
@@ -33,7 +33,8 @@ pub(crate) struct Services {
     pub(crate) turn: usize,
     /// Bytes that connections have moved in this round.
     pub(crate) moved: usize,
-    /// Buffers in which datagrams are built and received: made at the first use, and taken out during one.
+    /// Buffers in which datagrams are built and received: made at the first use, and taken out
+    /// during one.
     pub(crate) datagrams: Option<Box<Staging>>,
     /// A connection was not read, as the receive memory budget has no room.
     pub(crate) is_short: bool,

@@ -14,9 +14,11 @@ use uiw_llp::Token;
 pub(crate) struct Shard {
     index: usize,
     shared: Arc<Shared>,
-    /// The core, and what waits for its holder: connections with something to do (posts, receives for a stalled stream), commands.
+    /// The core, and what waits for its holder: connections with something to do (posts, receives
+    /// for a stalled stream), commands.
     handoff: Handoff<Core, Token>,
-    /// Counts rounds of all threads: shows the background thread whether another thread drives. Written with the core held.
+    /// Counts rounds of all threads: shows the background thread whether another thread drives.
+    /// Written with the core held.
     pub(super) rounds: AtomicU32,
     /// The last round during which a poll found the core held.
     pub(super) contended_round: AtomicU32,
@@ -77,7 +79,8 @@ impl Shard {
         self.handoff.is_pending()
     }
 
-    /// Takes the core, waiting for it: only for a program that drives by itself ([`crate::Device::pump`]).
+    /// Takes the core, waiting for it: only for a program that drives by itself
+    /// ([`crate::Device::pump`]).
     pub(crate) fn lock(self: &Arc<Self>) -> Busy<'_> {
         let guarded = self.guarded();
         Busy::new(self, self.handoff.lock(), guarded)
@@ -96,8 +99,9 @@ impl Shard {
         self.shared.progress_hooks.map(|hooks| HookGuard { leave: hooks.leave, entered: (hooks.enter)() })
     }
 
-    /// Runs `command` on the shard's connections and returns its result: at once where no other thread drives; otherwise the thread that
-    /// drives runs it after the connection that it is serving.
+    /// Runs `command` on the shard's connections and returns its result: at once where no other
+    /// thread drives; otherwise the thread that drives runs it after the connection that it is
+    /// serving.
     pub(crate) fn call<R: Send + 'static>(
         self: &Arc<Self>,
         command: impl FnOnce(&mut Core) -> R + Send + 'static,
@@ -114,14 +118,16 @@ impl Shard {
         }
     }
 
-    /// Like [`Self::call`], for a thread that may be the one that drives: a signal handler that ends the process interrupts the round. Nothing
-    /// where the result is not there within `timeout`.
+    /// Like [`Self::call`], for a thread that may be the one that drives: a signal handler that
+    /// ends the process interrupts the round. Nothing where the result is not there within
+    /// `timeout`.
     pub(super) fn call_within<R: Send + 'static>(
         self: &Arc<Self>,
         timeout: Duration,
         command: impl FnOnce(&mut Core) -> R + Send + 'static,
     ) -> Option<R> {
-        // A thread has the lock of one shard at most, so one that was interrupted with a lock takes none.
+        // A thread has the lock of one shard at most, so one that was interrupted with a lock takes
+        // none.
         #[cfg(debug_assertions)]
         if HOLDS.get() {
             return None;
@@ -148,15 +154,18 @@ impl Shard {
         Err(results)
     }
 
-    /// Queues `command` for the next thread that drives the shard. May be called with another shard's lock held.
+    /// Queues `command` for the next thread that drives the shard. May be called with another
+    /// shard's lock held.
     pub(super) fn enqueue(&self, command: impl FnOnce(&mut Core) + Send + 'static) {
         self.handoff.command(Box::new(command));
         self.coalesce_timer();
     }
 
-    /// Drops connections, listeners and the stack, at the drop of the device, once a background thread that drives has unlocked.
+    /// Drops connections, listeners and the stack, at the drop of the device, once a background
+    /// thread that drives has unlocked.
     pub(super) fn close(&self) {
-        // A round takes much less. Only if the last handle is dropped within a round does this thread hold the lock itself.
+        // A round takes much less. Only if the last handle is dropped within a round does this
+        // thread hold the lock itself.
         let Some(mut core) = self.handoff.lock_within(CLOSE_LOCK_TIMEOUT) else { return };
         let left = core.close();
         drop(core);
@@ -168,14 +177,16 @@ impl Shard {
         self.try_lock().map_or(0, |mut busy| busy.pump())
     }
 
-    /// Serves only the connections that have a doorbell, without reading from the network: what a post does.
+    /// Serves only the connections that have a doorbell, without reading from the network: what a
+    /// post does.
     pub(crate) fn try_flush(self: &Arc<Self>) -> bool {
         let Some(mut busy) = self.try_lock() else { return false };
         busy.flush();
         true
     }
 
-    /// Serves one connection, for which something was posted; while another thread drives, that one does.
+    /// Serves one connection, for which something was posted; while another thread drives, that one
+    /// does.
     pub(crate) fn serve(self: &Arc<Self>, token: Token) {
         if let Some(mut busy) = self.try_lock() {
             busy.core().serve(token);
@@ -186,8 +197,9 @@ impl Shard {
         }
     }
 
-    /// Moves the connections that have a doorbell to the core's list, then runs the commands that wait: a command that serves doorbells
-    /// ([`super::Driver::serve_posts`]) finds those that were rung before it was queued.
+    /// Moves the connections that have a doorbell to the core's list, then runs the commands that
+    /// wait: a command that serves doorbells ([`super::Driver::serve_posts`]) finds those that were
+    /// rung before it was queued.
     #[inline]
     pub(super) fn take_pending(&self, core: &mut Core) {
         if self.handoff.take_pending() {
@@ -214,7 +226,8 @@ impl Drop for Shard {
     }
 }
 
-/// The core, held. Unlocking executes the wake-ups that were collected, and serves the work for which other threads set `pending`.
+/// The core, held. Unlocking executes the wake-ups that were collected, and serves the work for
+/// which other threads set `pending`.
 pub(crate) struct Busy<'a> {
     shard: &'a Arc<Shard>,
     core: Option<TryMutexGuard<'a, Core>>,
@@ -284,7 +297,8 @@ impl<'a> Busy<'a> {
         events
     }
 
-    /// A round after a sleep that an event of the stack ended: where it finds nothing, the stack is polled.
+    /// A round after a sleep that an event of the stack ended: where it finds nothing, the stack is
+    /// polled.
     pub(super) fn answer(&mut self) {
         if self.pump() == 0 {
             self.poll_stack();
@@ -312,7 +326,8 @@ impl<'a> Busy<'a> {
     fn release_all(shard: &Shard, mut core: TryMutexGuard<'_, Core>, is_post: bool) {
         let wakes = std::mem::take(&mut core.services.wakes);
         let trash = std::mem::take(&mut core.trash);
-        // Stored while the core is held, so that it does not overwrite a deadline that another thread adds after unlocking.
+        // Stored while the core is held, so that it does not overwrite a deadline that another
+        // thread adds after unlocking.
         let earlier = core.new_deadline().is_some_and(|next| shard.progress.set_timer(next));
         let bulk_disconnect = std::mem::take(&mut core.bulk_disconnect);
         drop(core);
@@ -355,7 +370,8 @@ mod tests {
     use super::*;
     use crate::Device;
 
-    /// The completion queue's `resize` counts the completions of requests that were posted before it.
+    /// The completion queue's `resize` counts the completions of requests that were posted before
+    /// it.
     #[test]
     fn command_sees_earlier_doorbells() {
         let device = Device::open().unwrap();

@@ -1,15 +1,18 @@
-//! What the shards of a device have in common: the table of STags, limits and counts, numbers, the receive memory budget.
+//! What the shards of a device have in common: the table of STags, limits and counts, numbers, the
+//! receive memory budget.
 //!
 //! # Receive memory
 //!
-//! Bytes that connections keep between rounds (the front of an FPDU, everything behind a Send that waits for a receive) count
-//! against `Limits::max_held_bytes`. Once seven eighths of it are used, connections that keep no more than the first bytes of
-//! an FPDU are read by whole FPDUs only: the first 512 bytes tell the length, and the stack reports when the FPDU is complete
-//! (`StreamExtensions::readable`; SO_RCVLOWAT for kernel TCP). An eighth of the budget is reserved for Sends among them that
-//! wait for a receive. Connections whose peers have been silent inside an FPDU for at least a second are ended, longest first,
-//! on every shard, until there is room. So peers that each send the front of an FPDU do not block others, and each of them
-//! keeps at most 1 KiB beyond the budget. Streams over TLS, whose stack cannot report what has arrived, wait until there is
-//! room.
+//! Bytes that connections keep between rounds (the front of an FPDU, everything behind a Send that
+//! waits for a receive) count against `Limits::max_held_bytes`. Once seven eighths of it are used,
+//! connections that keep no more than the first bytes of an FPDU are read by whole FPDUs only: the
+//! first 512 bytes tell the length, and the stack reports when the FPDU is complete
+//! (`StreamExtensions::readable`; SO_RCVLOWAT for kernel TCP). An eighth of the budget is reserved
+//! for Sends among them that wait for a receive. Connections whose peers have been silent inside an
+//! FPDU for at least a second are ended, longest first, on every shard, until there is room. So
+//! peers that each send the front of an FPDU do not block others, and each of them keeps at most 1
+//! KiB beyond the budget. Streams over TLS, whose stack cannot report what has arrived, wait until
+//! there is room.
 
 use crate::driver::trim::Trim;
 use crate::error::{Error, Result};
@@ -75,9 +78,10 @@ impl Limits {
     }
 }
 
-/// The receive memory budget: bytes that connections keep between rounds, the front of an FPDU or everything behind a Send that
-/// waits for a receive. One bound for all connections of a device. An eighth of it is for Sends that wait on connections of which whole
-/// FPDUs are read, as the rest is used up.
+/// The receive memory budget: bytes that connections keep between rounds, the front of an FPDU or
+/// everything behind a Send that waits for a receive. One bound for all connections of a device. An
+/// eighth of it is for Sends that wait on connections of which whole FPDUs are read, as the rest is
+/// used up.
 #[derive(Debug)]
 pub(crate) struct Budget {
     held: AtomicUsize,
@@ -98,8 +102,9 @@ pub(crate) struct MessageCharge {
     next_step: usize,
 }
 
-/// Bytes of a long message that count as progress: with less in a second (`PARTIAL_TIMEOUT`) a peer counts as silent while memory is short,
-/// so that one that sends byte by byte does not keep the memory from others.
+/// Bytes of a long message that count as progress: with less in a second (`PARTIAL_TIMEOUT`) a peer
+/// counts as silent while memory is short, so that one that sends byte by byte does not keep the
+/// memory from others.
 const PROGRESS: usize = 64 << 10;
 
 impl MessageCharge {
@@ -107,7 +112,8 @@ impl MessageCharge {
         Self { shared: Arc::clone(shared), bytes: 0, next_step: 0 }
     }
 
-    /// Returns whether a message that has `len` bytes now has made progress since the last time it had.
+    /// Returns whether a message that has `len` bytes now has made progress since the last time it
+    /// had.
     pub(crate) fn has_progress(&mut self, len: usize) -> bool {
         let has = len >= self.next_step;
         if has {
@@ -156,12 +162,14 @@ impl Budget {
         }
     }
 
-    /// Returns whether long messages have more than three quarters of their memory: those whose peers are silent have to end.
+    /// Returns whether long messages have more than three quarters of their memory: those whose
+    /// peers are silent have to end.
     pub(crate) fn is_short_of_messages(&self) -> bool {
         self.unfinished.load(Ordering::Relaxed) > self.unfinished_limit / 4 * 3
     }
 
-    /// Returns whether another `bytes` may be held by a connection that is read as far as its socket has bytes.
+    /// Returns whether another `bytes` may be held by a connection that is read as far as its
+    /// socket has bytes.
     #[inline]
     pub(crate) fn has_room(&self, bytes: usize) -> bool {
         self.held.load(Ordering::Relaxed) + bytes <= self.held_limit
@@ -172,7 +180,8 @@ impl Budget {
         self.of_whole.load(Ordering::Relaxed) + bytes <= self.limit / 8
     }
 
-    /// Returns whether so much is free that holders of partial FPDUs may go on: `bytes`, or most of a small budget.
+    /// Returns whether so much is free that holders of partial FPDUs may go on: `bytes`, or most of
+    /// a small budget.
     pub(crate) fn is_relaxed(&self, bytes: usize) -> bool {
         self.has_room(bytes) || self.held.load(Ordering::Relaxed) <= self.limit / 4
     }

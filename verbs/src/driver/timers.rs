@@ -1,4 +1,5 @@
-//! Deadlines of connections: a heap without removal. The connection has the deadline that is valid; other entries are stale.
+//! Deadlines of connections: a heap without removal. The connection has the deadline that is valid;
+//! other entries are stale.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -38,14 +39,14 @@ impl Timers {
         self.heap.pop().map(|Reverse((_, token))| Token(token))
     }
 
-    /// Returns whether there are twice as many entries as [`Timers::keep`] retained, so that the cost of its walk is amortised over the entries
-    /// that were added.
+    /// Returns whether there are twice as many entries as [`Timers::keep`] retained, so that the
+    /// cost of its walk is amortised over the entries that were added.
     pub(crate) fn is_full(&self) -> bool {
         self.heap.len() >= self.full
     }
 
-    /// Purges the entries of connections for which `lives` returns false, and releases their memory: they would accumulate while peers
-    /// connect and disconnect.
+    /// Purges the entries of connections for which `lives` returns false, and releases their
+    /// memory: they would accumulate while peers connect and disconnect.
     pub(crate) fn keep(&mut self, lives: impl Fn(Token) -> bool) {
         self.heap.retain(|Reverse((_, token))| lives(Token(*token)));
         self.full = (2 * self.heap.len()).max(FEW);

@@ -1,8 +1,10 @@
-//! The memory trim: memory of many connections is returned to the system when most of them have closed.
+//! The memory trim: memory of many connections is returned to the system when most of them have
+//! closed.
 //!
-//! glibc keeps what a burst of connections has freed, some 20 KiB of each in every thread's arena. Returning it walks all arenas, so a
-//! burst is followed by as many trims as there are [`TRIM_DELAYS`]: the first returns what the engine and most threads of the application
-//! have freed, the later ones what the application's threads free after that.
+//! glibc keeps what a burst of connections has freed, some 20 KiB of each in every thread's arena.
+//! Returning it walks all arenas, so a burst is followed by as many trims as there are
+//! [`TRIM_DELAYS`]: the first returns what the engine and most threads of the application have
+//! freed, the later ones what the application's threads free after that.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -29,7 +31,8 @@ pub(crate) struct Trim {
 }
 
 impl Trim {
-    /// Many connections have closed and few remain. `waits`: a thread may be started, and trims later.
+    /// Many connections have closed and few remain. `waits`: a thread may be started, and trims
+    /// later.
     pub(crate) fn bulk_disconnect(self: &Arc<Self>, waits: bool) {
         if !waits {
             return uiw_mem::give_back_free_pages();

@@ -1,11 +1,13 @@
 //! The stack's descriptor in the epoll set of a completion channel.
 //!
-//! A program that arms a completion queue and then sleeps in a poll(2) of its own on the channel's descriptor is woken by the arrival
-//! itself, and drives the shard when it asks the channel for the event, without a second thread. The descriptor may then be readable
-//! although nothing has completed. It is never readable without an event: verbs allow events of empty queues, as the completion may have
-//! been polled already, so the channel reports one of an armed queue.
+//! A program that arms a completion queue and then sleeps in a poll(2) of its own on the channel's
+//! descriptor is woken by the arrival itself, and drives the shard when it asks the channel for the
+//! event, without a second thread. The descriptor may then be readable although nothing has
+//! completed. It is never readable without an event: verbs allow events of empty queues, as the
+//! completion may have been polled already, so the channel reports one of an armed queue.
 //!
-//! While the program sleeps like that, a post may withhold the token of its event: see `comp_channel/withheld.rs`.
+//! While the program sleeps like that, a post may withhold the token of its event: see
+//! `comp_channel/withheld.rs`.
 
 use super::mutant::{Mutant, is_mutant};
 use super::os::{ChannelSet, StackFd};
@@ -18,7 +20,8 @@ use std::task::Waker;
 pub(crate) struct Watch {
     set: Arc<ChannelSet>,
     stack: Weak<StackFd>,
-    /// Another thread has stopped the watch since [`Watch::reset`]: the descriptor may have been readable before that.
+    /// Another thread has stopped the watch since [`Watch::reset`]: the descriptor may have been
+    /// readable before that.
     taken: AtomicBool,
     /// Writes the tokens that the channel withholds.
     release: Waker,
@@ -53,7 +56,8 @@ impl Watch {
         self.release_withheld();
     }
 
-    /// Like [`Watch::stop`], by another thread than the program's; recorded for [`Watch::is_taken`].
+    /// Like [`Watch::stop`], by another thread than the program's; recorded for
+    /// [`Watch::is_taken`].
     pub(super) fn take(&self) {
         self.taken.store(true, Ordering::SeqCst);
         self.stop();
@@ -64,17 +68,20 @@ impl Watch {
         self.taken.load(Ordering::SeqCst)
     }
 
-    /// The program has taken an event, which also accounts for a descriptor that was readable before.
+    /// The program has taken an event, which also accounts for a descriptor that was readable
+    /// before.
     pub(crate) fn reset(&self) {
         self.taken.store(false, Ordering::SeqCst);
     }
 
-    /// Returns whether [`Watch::release_withheld`] writes the tokens of the channel whose `WithheldToken` is at this address.
+    /// Returns whether [`Watch::release_withheld`] writes the tokens of the channel whose
+    /// `WithheldToken` is at this address.
     pub(super) fn releases(&self, withheld: *const ()) -> bool {
         self.release.data() == withheld
     }
 
-    /// The channel withholds a token until [`Watch::release_withheld`]. Called, as the next two are, with the lock of the ownership held.
+    /// The channel withholds a token until [`Watch::release_withheld`]. Called, as the next two
+    /// are, with the lock of the ownership held.
     pub(super) fn withhold(&self) {
         self.withheld_seen.store(false, Ordering::Relaxed);
         self.withheld.store(true, Ordering::Relaxed);

@@ -113,7 +113,8 @@ impl Faults {
         })
     }
 
-    /// Counts a call at every rule about it, those for which `effect` has something, and returns the effect of the first that is due.
+    /// Counts a call at every rule about it, those for which `effect` has something, and returns
+    /// the effect of the first that is due.
     fn due<T>(&self, effect: impl Fn(&FaultAction) -> Option<T>) -> Option<T> {
         let mut first = None;
         for counted in &self.rules {

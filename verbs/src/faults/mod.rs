@@ -1,5 +1,6 @@
-//! Faults of the verbs: calls that fail, completions with an error status, asynchronous events and slow calls, for tests of a program's
-//! own handling of errors. A plan says which; its rules are counted for each device.
+//! Faults of the verbs: calls that fail, completions with an error status, asynchronous events and
+//! slow calls, for tests of a program's own handling of errors. A plan says which; its rules are
+//! counted for each device.
 //!
 //! Faults of the byte stream below are those of `uiw_impair::fault`.
 
@@ -28,11 +29,13 @@ use std::time::Duration;
 /// | `slow:CALL@WHEN=TIME` | the calling thread sleeps before the call |
 /// | `seed=N` | where chances begin; the same seed gives the same choices. Default: 0 |
 ///
-/// `WHEN`: see [`FaultTrigger`]; without `@WHEN` the rule is for every call. `TIME`: `250us`, `5ms`, `2s`, `1m`.
+/// `WHEN`: see [`FaultTrigger`]; without `@WHEN` the rule is for every call. `TIME`: `250us`,
+/// `5ms`, `2s`, `1m`.
 ///
-/// Calls of `call` and `slow`: those of [`Call`]; `slow` has `poll_cq` as well. Calls of `cm`: `connect`, `resolve_addr`, `resolve_route`.
-/// Operations: `send`, `write`, `read`, `atomic`, `recv`, `any`. Statuses, events and error numbers have their names in C without
-/// `IBV_WC_` and `IBV_EVENT_`. Of several rules for one call the first one that is due counts.
+/// Calls of `call` and `slow`: those of [`Call`]; `slow` has `poll_cq` as well. Calls of `cm`:
+/// `connect`, `resolve_addr`, `resolve_route`. Operations: `send`, `write`, `read`, `atomic`,
+/// `recv`, `any`. Statuses, events and error numbers have their names in C without `IBV_WC_` and
+/// `IBV_EVENT_`. Of several rules for one call the first one that is due counts.
 ///
 /// ```
 /// # mod uiw { pub use uiw_verbs as raw; }

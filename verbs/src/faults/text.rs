@@ -143,7 +143,8 @@ fn errno(text: &str) -> Result<i32, &'static str> {
 }
 
 impl FaultPlan {
-    /// Returns whether a part of a list of faults is a rule of a plan, rather than a fault of the byte stream.
+    /// Returns whether a part of a list of faults is a rule of a plan, rather than a fault of the
+    /// byte stream.
     #[must_use]
     pub fn is_rule(part: &str) -> bool {
         ["call:", "wc:", "event:", "cm:", "slow:"].iter().any(|kind| part.trim_start().starts_with(kind))

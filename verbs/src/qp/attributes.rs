@@ -44,8 +44,9 @@ pub struct QpInit {
 }
 
 impl QpInit {
-    /// A queue pair whose send requests complete in `send_cq` and whose receives complete in `recv_cq`, with the default capacities and
-    /// a receive queue of its own. Every send request produces a completion.
+    /// A queue pair whose send requests complete in `send_cq` and whose receives complete in
+    /// `recv_cq`, with the default capacities and a receive queue of its own. Every send request
+    /// produces a completion.
     #[must_use]
     pub fn new(send_cq: &Arc<Cq>, recv_cq: &Arc<Cq>) -> Self {
         Self {
@@ -75,39 +76,45 @@ impl QpInit {
         self
     }
 
-    /// Returns whether every send request produces a completion, and not only those with [`crate::SendFlags::SIGNALED`]. Default: true.
+    /// Returns whether every send request produces a completion, and not only those with
+    /// [`crate::SendFlags::SIGNALED`]. Default: true.
     #[must_use]
     pub fn signal_all(mut self, all: bool) -> Self {
         self.signal_all = all;
         self
     }
 
-    /// Returns the number, for callers that need a certain number: 2 to 0xFFFFFF. Default: a random one.
+    /// Returns the number, for callers that need a certain number: 2 to 0xFFFFFF. Default: a random
+    /// one.
     #[must_use]
     pub fn num(mut self, num: impl Into<Option<u32>>) -> Self {
         self.num = num.into();
         self
     }
 
-    /// Messages take the receive that was posted last, whose memory is likely to be in the cache: for programs whose receives are alike.
-    /// Default: the one that was posted first, as verbs demand.
+    /// Messages take the receive that was posted last, whose memory is likely to be in the cache:
+    /// for programs whose receives are alike. Default: the one that was posted first, as verbs
+    /// demand.
     #[must_use]
     pub fn newest_receive_first(mut self) -> Self {
         self.newest_receive_first = true;
         self
     }
 
-    /// An unreliable connection (UC), which the queue pair of the peer has to be as well: Sends and Writes, with or without immediate data.
+    /// An unreliable connection (UC), which the queue pair of the peer has to be as well: Sends and
+    /// Writes, with or without immediate data.
     ///
-    /// A request succeeds once its bytes are sent. The receiving end discards a message that it cannot deliver, because no receive is
-    /// posted for it or the memory of a Write may not be written, and stays in RTS. Both peers are uiw: the setting is not negotiated.
+    /// A request succeeds once its bytes are sent. The receiving end discards a message that it
+    /// cannot deliver, because no receive is posted for it or the memory of a Write may not be
+    /// written, and stays in RTS. Both peers are uiw: the setting is not negotiated.
     #[must_use]
     pub fn unreliable(mut self) -> Self {
         self.unreliable = true;
         self
     }
 
-    /// Messages may be longer than their receives, up to `bytes`: see [`LongMessages`](crate::qp::LongMessages).
+    /// Messages may be longer than their receives, up to `bytes`: see
+    /// [`LongMessages`](crate::qp::LongMessages).
     pub(crate) fn max_message(mut self, bytes: u32) -> Self {
         self.max_message = Some(bytes);
         self

@@ -1,7 +1,7 @@
 //! Changes of a queue pair's state that the application asks for.
 //!
-//! A queue pair without a connection changes under its own lock. The connection of one that has one is changed by a command to its
-//! shard, in which the state is asked again.
+//! A queue pair without a connection changes under its own lock. The connection of one that has one
+//! is changed by a command to its shard, in which the state is asked again.
 
 use crate::conn::Conn;
 use crate::driver::Core;
@@ -14,7 +14,8 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 use uiw_mem::Access;
 
-/// Runs `command` on the shard of the queue pair's connection, with the connection's token; `without` where there is no connection.
+/// Runs `command` on the shard of the queue pair's connection, with the connection's token;
+/// `without` where there is no connection.
 fn on_shard<R: Send + 'static>(
     qp: &Arc<QpInner>,
     without: impl FnOnce(&mut Wakes) -> R,
@@ -71,7 +72,8 @@ fn modify_unconnected(qp: &QpInner, from: QpState, to: QpState, wakes: &mut Wake
     Ok(())
 }
 
-/// RTS before the connection stands: the connection brings the queue pair here, and lets the requests go.
+/// RTS before the connection stands: the connection brings the queue pair here, and lets the
+/// requests go.
 fn wait_for_connection(qp: &QpInner, from: QpState) -> Result<()> {
     if from != QpState::Rtr && from != QpState::Rts {
         return Err(Error::NotConnected);
@@ -125,8 +127,9 @@ fn reset(qp: &QpInner) {
 /// Replaces the rights of peers.
 pub(super) fn set_access(qp: &Arc<QpInner>, access: Access) {
     qp.access.store(access.bits(), Ordering::Release);
-    // A shard checks the rights of every segment and uses the memory with its core held. A command runs while no other thread has the
-    // core, so every segment that was checked against the rights before is done with when the command has run.
+    // A shard checks the rights of every segment and uses the memory with its core held. A command
+    // runs while no other thread has the core, so every segment that was checked against the rights
+    // before is done with when the command has run.
     on_shard(qp, |_| (), |_, _, _| ());
 }
 

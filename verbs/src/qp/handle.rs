@@ -138,11 +138,12 @@ impl Qp {
     /// Posts send requests in order, one doorbell for all.
     ///
     /// # Safety
-    /// For every accepted request the memory of its elements stays registered memory that is not written (sources) or touches
-    /// (targets of Reads and atomics) until its completion was taken from the queue, or the queue pair was dropped. Regions
-    /// with remote rights may be touched at any time; what arrives is then unspecified, nothing else. With
-    /// [`crate::SendFlags::INLINE`] the elements' `addr` are readable addresses of this process during the call. Memory named by a
-    /// [`crate::FastRegister`] stays valid until its STag is invalidated or freed.
+    /// For every accepted request the memory of its elements stays registered memory that is not
+    /// written (sources) or touches (targets of Reads and atomics) until its completion was taken
+    /// from the queue, or the queue pair was dropped. Regions with remote rights may be touched at
+    /// any time; what arrives is then unspecified, nothing else. With [`crate::SendFlags::INLINE`]
+    /// the elements' `addr` are readable addresses of this process during the call. Memory named by
+    /// a [`crate::FastRegister`] stays valid until its STag is invalidated or freed.
     ///
     /// # Errors
     /// [`PostError`] names the first refused request; those before it are posted.
@@ -170,8 +171,8 @@ impl Qp {
     /// Posts receives in order.
     ///
     /// # Safety
-    /// The memory of every accepted receive is not accessed otherwise until its completion was taken, or the queue pair was
-    /// dropped.
+    /// The memory of every accepted receive is not accessed otherwise until its completion was
+    /// taken, or the queue pair was dropped.
     ///
     /// # Errors
     /// [`PostError`] names the first refused receive; those before it are posted.
@@ -197,17 +198,19 @@ impl Qp {
 
     /// Sets the rights of peers on this queue pair, in any state.
     ///
-    /// When it returns, no segment is placed, read or executed any more by a right that was taken away, not even of a message
-    /// that is partly received or answered. The next such segment ends the connection with a Terminate.
+    /// When it returns, no segment is placed, read or executed any more by a right that was taken
+    /// away, not even of a message that is partly received or answered. The next such segment ends
+    /// the connection with a Terminate.
     pub fn set_access(&self, access: Access) {
         crate::qp::control::set_access(&self.0, access);
     }
 
     /// Moves the queue pair to another state (verbs state diagram).
     ///
-    /// A connection brings RTS by itself. Asked for in RTR before the connection stands, it lets requests be posted: they wait
-    /// for the connection. From SQD it resumes the send queue. ERR ends the connection with a Terminate and flushes; RESET
-    /// forgets everything and makes the queue pair new.
+    /// A connection brings RTS by itself. Asked for in RTR before the connection stands, it lets
+    /// requests be posted: they wait for the connection. From SQD it resumes the send queue. ERR
+    /// ends the connection with a Terminate and flushes; RESET forgets everything and makes the
+    /// queue pair new.
     ///
     /// # Errors
     /// [`Error::Transition`]; [`Error::NotConnected`] for RTS of a connection that is being closed.
@@ -215,7 +218,8 @@ impl Qp {
         crate::qp::control::modify(&self.0, to)
     }
 
-    /// Starts the orderly close: what was posted is sent, then FIN both ways, then ERR and the flush (`rdma_disconnect`).
+    /// Starts the orderly close: what was posted is sent, then FIN both ways, then ERR and the
+    /// flush (`rdma_disconnect`).
     ///
     /// # Errors
     /// [`Error::NotConnected`].
@@ -223,8 +227,9 @@ impl Qp {
         crate::qp::control::disconnect(&self.0)
     }
 
-    /// Ends the queue pair as a failure of its connection: the oldest open request completes with `status`, every other one is
-    /// flushed, a standing connection is terminated, and the state is ERR. For callers that decide that a peer is unreachable.
+    /// Ends the queue pair as a failure of its connection: the oldest open request completes with
+    /// `status`, every other one is flushed, a standing connection is terminated, and the state is
+    /// ERR. For callers that decide that a peer is unreachable.
     pub fn fail(&self, status: WcStatus) {
         crate::qp::control::fail(&self.0, status);
     }
@@ -235,14 +240,15 @@ impl Qp {
         self.0.unreliable
     }
 
-    /// Completes every posted request of an unreliable queue pair in RTS whose connection does not stand: messages that are lost. For
-    /// callers that decide that the peer is unreachable for now. False: it is connected, or not one of [`QpInit::unreliable`].
+    /// Completes every posted request of an unreliable queue pair in RTS whose connection does not
+    /// stand: messages that are lost. For callers that decide that the peer is unreachable for now.
+    /// False: it is connected, or not one of [`QpInit::unreliable`].
     pub fn discard_requests(&self) -> bool {
         crate::qp::control::discard_requests(&self.0)
     }
 
-    /// Sets the longest time that inbound Sends wait for a receive (`ConnConfig::no_receive_timeout`). [`Duration::MAX`] has no
-    /// limit.
+    /// Sets the longest time that inbound Sends wait for a receive
+    /// (`ConnConfig::no_receive_timeout`). [`Duration::MAX`] has no limit.
     ///
     /// # Errors
     /// [`Error::NotConnected`].
@@ -297,7 +303,8 @@ impl Drop for Qp {
     }
 }
 
-/// The number asked for, or one that no existing queue pair has: random, so that a number of an earlier queue pair matches none.
+/// The number asked for, or one that no existing queue pair has: random, so that a number of an
+/// earlier queue pair matches none.
 fn take_num(driver: &Driver, asked: Option<u32>) -> Result<u32> {
     let mut qps = driver.shared.qps.lock();
     let num = match asked {

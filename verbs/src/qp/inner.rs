@@ -26,8 +26,8 @@ pub(crate) enum RecvSource {
     Shared(Arc<Srq>),
 }
 
-/// Access to the posted receives of a queue pair. Holds the lock of the queue pair's own receive queue; an SRQ is locked for each call
-/// instead.
+/// Access to the posted receives of a queue pair. Holds the lock of the queue pair's own receive
+/// queue; an SRQ is locked for each call instead.
 pub(crate) enum Receives<'a> {
     Own(MutexGuard<'a, RecvQueue>),
     Shared(&'a Srq),
@@ -36,8 +36,9 @@ pub(crate) enum Receives<'a> {
 impl Receives<'_> {
     /// Returns the next receives that are contiguous in memory; empty if there is none.
     ///
-    /// Receives of the queue pair's own queue stay there until [`Receives::take`]. An SRQ gives only one receive: it is removed from
-    /// the SRQ at once and stored in `shared`, and the caller must use it.
+    /// Receives of the queue pair's own queue stay there until [`Receives::take`]. An SRQ gives
+    /// only one receive: it is removed from the SRQ at once and stored in `shared`, and the caller
+    /// must use it.
     pub(crate) fn next<'s>(&'s mut self, shared: &'s mut RecvWqe, wakes: &mut Wakes) -> &'s [RecvWqe] {
         match self {
             Self::Own(rq) => rq.peek(),
@@ -46,7 +47,8 @@ impl Receives<'_> {
         }
     }
 
-    /// Removes the first `count` receives that [`Receives::next`] has returned, after they were used.
+    /// Removes the first `count` receives that [`Receives::next`] has returned, after they were
+    /// used.
     pub(crate) fn take(&mut self, count: usize) {
         if let Self::Own(rq) = self {
             rq.take_many(count);
@@ -67,7 +69,8 @@ pub(crate) struct QpInner {
     pub(super) control: Mutex<()>,
     pub(super) state: AtomicU8,
     pub(super) cap: QpCap,
-    /// Access rights of the peer, as bits of [`Access`]. Atomic because it is read for every segment.
+    /// Access rights of the peer, as bits of [`Access`]. Atomic because it is read for every
+    /// segment.
     pub(super) access: AtomicU32,
     pub(crate) conn: Arc<ConnLocation>,
     pub(crate) attrs: Mutex<ConnAttrs>,
@@ -82,7 +85,8 @@ pub(crate) struct QpInner {
     pub(super) local_error: Mutex<Option<Arc<str>>>,
     /// True for an unreliable connection (see [`crate::QpInit::unreliable`]).
     pub(crate) unreliable: bool,
-    /// Received messages that are longer than their receives; `None` if such messages are refused (RFC 5041 section 7.1).
+    /// Received messages that are longer than their receives; `None` if such messages are refused
+    /// (RFC 5041 section 7.1).
     pub(crate) long: Option<LongMessages>,
 }
 
@@ -123,14 +127,15 @@ impl QpInner {
         Access::from_bits_truncate(self.access.load(Ordering::Acquire))
     }
 
-    /// Returns the token of the connection. `None` if there is no connection, or while it moves to another shard; at the end of the
-    /// move, that shard serves all requests posted meanwhile.
+    /// Returns the token of the connection. `None` if there is no connection, or while it moves to
+    /// another shard; at the end of the move, that shard serves all requests posted meanwhile.
     #[inline]
     pub(crate) fn conn(&self) -> Option<Token> {
         self.conn.get()
     }
 
-    /// Sets or removes the connection, and with it the shard that polls of the completion queues drive for it.
+    /// Sets or removes the connection, and with it the shard that polls of the completion queues
+    /// drive for it.
     pub(crate) fn set_conn(&self, token: Option<Token>) {
         if let Some(token) = token {
             self.add_to_queues(token);
@@ -199,8 +204,8 @@ impl QpInner {
         }
     }
 
-    /// Completes the `count` successful requests that start with `first` at the front of the send queue (see
-    /// [`SendQueue::retire_sent`]).
+    /// Completes the `count` successful requests that start with `first` at the front of the send
+    /// queue (see [`SendQueue::retire_sent`]).
     ///
     /// Returns false if the completion queue had no room for a completion.
     pub(crate) fn retire_sent(
@@ -219,8 +224,8 @@ impl QpInner {
         room
     }
 
-    /// Completes every started request with success, because the connection of an unreliable queue pair has ended. If `all` is set,
-    /// requests that were not started yet succeed as well.
+    /// Completes every started request with success, because the connection of an unreliable queue
+    /// pair has ended. If `all` is set, requests that were not started yet succeed as well.
     pub(crate) fn complete_unreliable(&self, all: bool, wakes: &mut Wakes) {
         let mut sq = self.sq.lock();
         sq.complete_built(all);
@@ -241,7 +246,8 @@ impl QpInner {
         sq.flush(reason, |cqe| self.send_cq.push(cqe, wakes));
     }
 
-    /// Completes every posted receive with a flush error. Receives posted later are flushed as well.
+    /// Completes every posted receive with a flush error. Receives posted later are flushed as
+    /// well.
     pub(crate) fn flush_receives(&self, rq: &mut RecvQueue, reason: Option<WireReason>, wakes: &mut Wakes) {
         rq.flushing = true;
         let mut wqe = RecvWqe::default();
@@ -273,7 +279,8 @@ impl QpInner {
         self.recv_cq.push(Cqe { wc, solicited: true }, wakes);
     }
 
-    /// Discards all requests, and all completions that were not polled, when the queue pair enters RESET.
+    /// Discards all requests, and all completions that were not polled, when the queue pair enters
+    /// RESET.
     pub(crate) fn forget_requests(&self) {
         self.send_cq.forget_qp(self.num);
         self.recv_cq.forget_qp(self.num);
@@ -293,8 +300,9 @@ impl QpInner {
         }
     }
 
-    /// Takes the next receive into `into`. If there is none, or unreleased long messages have reached their limit, returns false and
-    /// registers `token`, whose connection is served when a receive is posted.
+    /// Takes the next receive into `into`. If there is none, or unreleased long messages have
+    /// reached their limit, returns false and registers `token`, whose connection is served when a
+    /// receive is posted.
     pub(crate) fn take_recv(&self, into: &mut RecvWqe, token: Token, wakes: &mut Wakes) -> bool {
         match &self.rq {
             RecvSource::Own(rq) => {
@@ -320,7 +328,8 @@ impl Drop for QpInner {
             srq.remove_user();
         }
         if *self.has_raised.get_mut() {
-            // A program may never read its events, and peers can cause one with every connection, so they must not accumulate.
+            // A program may never read its events, and peers can cause one with every connection,
+            // so they must not accumulate.
             self.pd.device().events().forget_qp(self.num);
         }
     }

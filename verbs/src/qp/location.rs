@@ -7,16 +7,17 @@ use uiw_llp::Token;
 
 /// A token that no connection has.
 const NO_CONN: u64 = u64::MAX;
-/// A move takes microseconds. Only a thread that a signal handler interrupts for good, and one that does not exist in a forked child, never
-/// completes it.
+/// A move takes microseconds. Only a thread that a signal handler interrupts for good, and one that
+/// does not exist in a forked child, never completes it.
 const MOVE_TIMEOUT: Duration = Duration::from_secs(1);
 /// Stands for the token while the connection is between two shards.
 const MOVING: u64 = u64::MAX - 1;
 
 /// Token of a connection that may move between shards.
 ///
-/// A move changes it only while the core is held of the shard that the connection leaves or enters. So a command that runs on the
-/// shard of the token, and finds with [`ConnLocation::has_left`] that the connection has not left, has the connection to itself.
+/// A move changes it only while the core is held of the shard that the connection leaves or enters.
+/// So a command that runs on the shard of the token, and finds with [`ConnLocation::has_left`] that
+/// the connection has not left, has the connection to itself.
 #[derive(Debug)]
 pub(crate) struct ConnLocation(AtomicU64);
 
@@ -39,7 +40,8 @@ impl ConnLocation {
         (token < MOVING).then_some(Token(token))
     }
 
-    /// Like [`ConnLocation::get`], but waits while the connection moves, at most for [`MOVE_TIMEOUT`].
+    /// Like [`ConnLocation::get`], but waits while the connection moves, at most for
+    /// [`MOVE_TIMEOUT`].
     pub(crate) fn settled(&self) -> Option<Token> {
         if self.0.load(Ordering::Acquire) == MOVING {
             let begun = Instant::now();

@@ -43,7 +43,8 @@ impl Gathered for &mut [u8] {
 }
 
 impl QpInner {
-    /// Places `bytes` at byte `offset` of a message whose memory is `sges`. `cache` keeps the memory pinned.
+    /// Places `bytes` at byte `offset` of a message whose memory is `sges`. `cache` keeps the
+    /// memory pinned.
     #[inline]
     pub(crate) fn scatter(
         &self,

@@ -1,5 +1,5 @@
-//! Queue pairs: what the application holds of one, its two queues and its state. The connection behind it is a [`crate::conn::Conn`],
-//! owned by the driver.
+//! Queue pairs: what the application holds of one, its two queues and its state. The connection
+//! behind it is a [`crate::conn::Conn`], owned by the driver.
 
 mod attributes;
 mod control;

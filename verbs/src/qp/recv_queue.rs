@@ -18,8 +18,9 @@ pub(crate) struct RecvQueue {
     ring: Ring<RecvWqe>,
     depth: u32,
     max_sge: u32,
-    /// Messages take the receive that was posted last, not first: where all receives are the same, its memory is the one in the cache, and
-    /// no more memory is touched than there are messages at a time.
+    /// Messages take the receive that was posted last, not first: where all receives are the same,
+    /// its memory is the one in the cache, and no more memory is touched than there are messages at
+    /// a time.
     newest_first: bool,
     /// Posting is an error (RESET).
     pub(crate) closed: bool,
@@ -81,7 +82,8 @@ impl RecvQueue {
         }
     }
 
-    /// Puts the next receive into `into`, whose allocation takes its place. False when there is none.
+    /// Puts the next receive into `into`, whose allocation takes its place. False when there is
+    /// none.
     pub(crate) fn take(&mut self, into: &mut RecvWqe) -> bool {
         let next = if self.newest_first { self.ring.pop_last() } else { self.ring.pop() };
         match next {

@@ -1,7 +1,8 @@
-//! A queue whose places are used again where they lie: what a request allocated serves a later one, and nothing is moved.
+//! A queue whose places are used again where they lie: what a request allocated serves a later one,
+//! and nothing is moved.
 
-/// A queue whose users limit its length. It grows by doubling, never shrinks, and keeps what was in a
-/// place that is free until a push overwrites it.
+/// A queue whose users limit its length. It grows by doubling, never shrinks, and keeps what was in
+/// a place that is free until a push overwrites it.
 pub(crate) struct Ring<T> {
     /// A power of two of them, or none.
     slots: Vec<T>,
@@ -79,8 +80,8 @@ impl<T: Default> Ring<T> {
         }
         let place = self.front;
         self.len -= 1;
-        // An empty queue begins anew with the first place: of a queue that empties repeatedly the same few places are used, which are in
-        // the cache.
+        // An empty queue begins anew with the first place: of a queue that empties repeatedly the
+        // same few places are used, which are in the cache.
         self.front = if self.len > 0 { (place + 1) & (self.slots.len() - 1) } else { 0 };
         self.slots.get_mut(place)
     }

@@ -1,7 +1,9 @@
-//! The send queue: requests in the order they were posted, from the application's call to the completion.
+//! The send queue: requests in the order they were posted, from the application's call to the
+//! completion.
 //!
-//! Three positions cut the ring: requests in front of `next` were given to the stream, those behind it wait. A request leaves
-//! the front when it is done, so completions come in posting order whatever the answers' order was.
+//! Three positions cut the ring: requests in front of `next` were given to the stream, those behind
+//! it wait. A request leaves the front when it is done, so completions come in posting order
+//! whatever the answers' order was.
 
 use crate::cq::Cqe;
 use crate::error::Error;
@@ -32,7 +34,8 @@ pub(crate) enum WqeState {
     Done,
 }
 
-/// A place of the ring; once it was used its vectors keep their allocations, so that the data path does not allocate.
+/// A place of the ring; once it was used its vectors keep their allocations, so that the data path
+/// does not allocate.
 pub(crate) struct Wqe {
     pub(crate) wr_id: u64,
     pub(crate) op: SendOp,
@@ -129,7 +132,8 @@ pub(crate) struct SendQueue {
     /// Requests from this sequence number on are not given to the stream (SQD).
     stop: Option<u32>,
     qp_num: u32,
-    /// The number behind that of our last completion in its queue: once so many were taken, the application has seen ours.
+    /// The number behind that of our last completion in its queue: once so many were taken, the
+    /// application has seen ours.
     reported: u64,
     /// The doorbell was rung, and the stream has not read the queue since.
     pub(crate) rung: bool,
@@ -153,8 +157,8 @@ impl SendQueue {
         }
     }
 
-    /// Returns whether every request posted so far is over and the application has seen its completion: it has taken `taken` of those that
-    /// were ever in the completion queue.
+    /// Returns whether every request posted so far is over and the application has seen its
+    /// completion: it has taken `taken` of those that were ever in the completion queue.
     pub(crate) fn all_seen(&self, taken: u64) -> bool {
         self.ring.len() == 0 && taken >= self.reported
     }
@@ -164,7 +168,8 @@ impl SendQueue {
         u32::try_from(self.ring.len()).unwrap_or(u32::MAX)
     }
 
-    /// Checks a request against the rules of posting and appends it. `inline` reads the caller's memory.
+    /// Checks a request against the rules of posting and appends it. `inline` reads the caller's
+    /// memory.
     #[inline(always)]
     pub(crate) fn post(
         &mut self,
@@ -194,8 +199,8 @@ impl SendQueue {
         Ok(())
     }
 
-    /// Takes back the last `count` requests, which were posted under the present lock of the queue. Returns 0, the number of them that
-    /// stay posted.
+    /// Takes back the last `count` requests, which were posted under the present lock of the queue.
+    /// Returns 0, the number of them that stay posted.
     #[cold]
     pub(crate) fn unpost(&mut self, count: usize) -> usize {
         for _ in 0..count {
@@ -280,8 +285,8 @@ impl SendQueue {
         }
     }
 
-    /// The requests that have not been built, as far as they are contiguous in memory, and the first one's sequence number. They are taken with
-    /// [`SendQueue::advance`].
+    /// The requests that have not been built, as far as they are contiguous in memory, and the
+    /// first one's sequence number. They are taken with [`SendQueue::advance`].
     pub(crate) fn unbuilt(&mut self) -> (u32, &mut [Wqe]) {
         let first = self.next_seq();
         let wqes = self.ring.run(self.next);
@@ -308,7 +313,8 @@ impl SendQueue {
         self.ring.get(seq.wrapping_sub(self.front) as usize)
     }
 
-    /// Gives the elements that [`SendQueue::begun`] took back: their allocation serves a later request.
+    /// Gives the elements that [`SendQueue::begun`] took back: their allocation serves a later
+    /// request.
     pub(crate) fn return_sges(&mut self, seq: u32, sges: Sges) {
         if let Some(wqe) = self.get_mut(seq) {
             wqe.sges = sges;
@@ -319,7 +325,8 @@ impl SendQueue {
         self.ring.get_mut(seq.wrapping_sub(self.front) as usize)
     }
 
-    /// The untagged message of request `seq` has this MSN. Of a Read or atomic, gives the elements where its answer is placed.
+    /// The untagged message of request `seq` has this MSN. Of a Read or atomic, gives the elements
+    /// where its answer is placed.
     pub(crate) fn begun(&mut self, seq: u32, msn: u32) -> Option<Sges> {
         let wqe = self.get_mut(seq)?;
         wqe.msn = msn;
@@ -377,8 +384,8 @@ impl SendQueue {
         }
     }
 
-    /// Gives the first of the requests at the front that are over, and have succeeded, the status that `fault` has for it; those behind it
-    /// are flushed. True if there was one.
+    /// Gives the first of the requests at the front that are over, and have succeeded, the status
+    /// that `fault` has for it; those behind it are flushed. True if there was one.
     #[cold]
     pub(crate) fn inject(&mut self, fault: impl Fn(WcOpcode) -> Option<WcStatus>) -> bool {
         let mut injected = false;
@@ -408,8 +415,8 @@ impl SendQueue {
         }
     }
 
-    /// Takes the requests that are over off the front; `complete` gets their completions in order and gives each one's number in
-    /// the completion queue.
+    /// Takes the requests that are over off the front; `complete` gets their completions in order
+    /// and gives each one's number in the completion queue.
     pub(crate) fn retire(
         &mut self,
         reason: Option<WireReason>,
@@ -420,9 +427,10 @@ impl SendQueue {
         }
     }
 
-    /// Takes `count` requests off the front, from `first` on, which have succeeded. `reported` are the numbers of those that
-    /// [`SqLimits::reports`], in order; the others are not read again. `complete` is as for [`SendQueue::retire`]. Where `first` is not at the front,
-    /// because the queue was flushed or reset meanwhile, nothing happens.
+    /// Takes `count` requests off the front, from `first` on, which have succeeded. `reported` are
+    /// the numbers of those that [`SqLimits::reports`], in order; the others are not read again.
+    /// `complete` is as for [`SendQueue::retire`]. Where `first` is not at the front, because the
+    /// queue was flushed or reset meanwhile, nothing happens.
     pub(crate) fn retire_sent(
         &mut self,
         first: u32,
@@ -465,14 +473,16 @@ impl SendQueue {
         Some(self.front.wrapping_add(u32::try_from(at).unwrap_or(u32::MAX)))
     }
 
-    /// Ends everything that has no end yet as flushed and retires all of it. From now on posted requests are flushed too.
+    /// Ends everything that has no end yet as flushed and retires all of it. From now on posted
+    /// requests are flushed too.
     pub(crate) fn flush(&mut self, reason: Option<WireReason>, mut complete: impl FnMut(Cqe) -> Option<u64>) {
         self.mode = SqMode::Flushing;
         let mut failed = false;
         for at in 0..self.ring.len() {
             let Some(wqe) = self.ring.get_mut(at) else { break };
-            // A Write behind a Read that failed may have been sent; it was not reported, and nothing succeeds behind a failure.
-            // The failure that a Terminate names keeps its status wherever it stands.
+            // A Write behind a Read that failed may have been sent; it was not reported, and
+            // nothing succeeds behind a failure. The failure that a Terminate names keeps its
+            // status wherever it stands.
             let open = wqe.state != WqeState::Done;
             if open || failed && wqe.status == WcStatus::Success {
                 wqe.state = WqeState::Done;

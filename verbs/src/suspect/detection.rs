@@ -7,7 +7,8 @@ use std::io;
 use uiw_mpa::startup::{Negotiated, Revision, Rtr, StartupRefusal};
 
 impl Suspect {
-    /// Returns the suspicion about a connection that this end has begun with `options` and that was not established.
+    /// Returns the suspicion about a connection that this end has begun with `options` and that was
+    /// not established.
     #[must_use]
     pub fn of_connect(options: &ConnConfig, error: &Error) -> Option<Self> {
         match error {
@@ -35,7 +36,8 @@ impl Suspect {
         (!options.fallback).then_some(Self::RevisionOne)
     }
 
-    /// Returns the suspicion about an established connection that the peer terminated, with `codes` (layer, type, code), before it sent any FPDU.
+    /// Returns the suspicion about an established connection that the peer terminated, with `codes`
+    /// (layer, type, code), before it sent any FPDU.
     pub(crate) fn of_first_terminate(
         options: &ConnConfig,
         negotiated: &Negotiated,
@@ -46,7 +48,8 @@ impl Suspect {
             // RFC 6581 section 8: the peer's judgement of our Reply.
             (2, 0, 6) if !initiator => return Some(Self::Ord),
             (2, 0, 7) if !initiator => return Some(Self::RtrKinds),
-            // RFC 5044 section 8: the CRC or a Marker was wrong, so the bytes were damaged, whatever they were.
+            // RFC 5044 section 8: the CRC or a Marker was wrong, so the bytes were damaged,
+            // whatever they were.
             (2, 0, 2 | 3) => return None,
             _ => {}
         }

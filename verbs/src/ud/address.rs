@@ -7,7 +7,8 @@ use uiw_datagram::{MULTICAST_PORT, Qpn};
 /// Address handle (`ibv_ah`): a local address, and the address of a host or multicast group.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct AddressHandle {
-    // As IPv6 addresses: each request's destination is compared with that of the one before, which is cheapest without variants.
+    // As IPv6 addresses: each request's destination is compared with that of the one before, which
+    // is cheapest without variants.
     local: [u8; 16],
     peer: [u8; 16],
     /// The interface of a link-local address.
@@ -36,14 +37,17 @@ const fn octets(ip: IpAddr) -> [u8; 16] {
 }
 
 impl AddressHandle {
-    /// Creates the address for datagrams from `local`, at which the datagram port is bound, to `peer`; IPv4-mapped IPv6 addresses are IPv4 addresses. `scope` is the index of the interface,
-    /// for link-local addresses. The hop limit is the default: that of the stack for a host, 1 for a group.
+    /// Creates the address for datagrams from `local`, at which the datagram port is bound, to
+    /// `peer`; IPv4-mapped IPv6 addresses are IPv4 addresses. `scope` is the index of the
+    /// interface, for link-local addresses. The hop limit is the default: that of the stack for a
+    /// host, 1 for a group.
     #[must_use]
     pub const fn new(local: IpAddr, peer: IpAddr, scope: u32) -> Self {
         Self { local: octets(local), peer: octets(peer), scope, hop_limit: 0 }
     }
 
-    /// The same way with another hop limit (IPv4: TTL) for its datagrams, `grh.hop_limit` of an `ibv_ah_attr`. 0: the default.
+    /// The same way with another hop limit (IPv4: TTL) for its datagrams, `grh.hop_limit` of an
+    /// `ibv_ah_attr`. 0: the default.
     #[must_use]
     pub const fn with_hop_limit(self, hop_limit: u8) -> Self {
         Self { hop_limit, ..self }
@@ -75,7 +79,8 @@ pub struct Destination {
     pub ah: AddressHandle,
     /// The queue pair number; without meaning for a group.
     pub qpn: u32,
-    /// The Q_Key. If the highest bit is set, the sender's own is used instead (IBTA section 10.2.5).
+    /// The Q_Key. If the highest bit is set, the sender's own is used instead (IBTA section
+    /// 10.2.5).
     pub qkey: u32,
 }
 

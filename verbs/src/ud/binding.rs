@@ -110,7 +110,8 @@ pub(super) fn remove_endpoint(core: &mut Core, token: Token) {
     slot.blocked.retain(|blocked| blocked.endpoint != token);
     slot.in_use -= 1;
     if slot.in_use == 0 {
-        // What arrives now stays in the kernel's buffer, which is bounded, and is dropped by the next queue pair.
+        // What arrives now stays in the kernel's buffer, which is bounded, and is dropped by the
+        // next queue pair.
         slot.set_interest(Interest::NONE);
     }
 }

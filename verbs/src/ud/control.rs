@@ -1,4 +1,5 @@
-//! Changes of the state of a UD queue pair: commands to its shard, so that no datagram is under way in them.
+//! Changes of the state of a UD queue pair: commands to its shard, so that no datagram is under way
+//! in them.
 
 use super::binding;
 use super::transmit;

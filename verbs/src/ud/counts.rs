@@ -2,13 +2,15 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Datagrams of one port since it was bound: those that were passed on, and those that were dropped by cause.
+/// Datagrams of one port since it was bound: those that were passed on, and those that were dropped
+/// by cause.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DatagramCounts {
     /// Sends that UDP took.
     pub sent: u64,
-    /// Sends that completed although UDP refused the datagram: too long for the interface, or no route.
+    /// Sends that completed although UDP refused the datagram: too long for the interface, or no
+    /// route.
     pub unsent: u64,
     /// Receives that were completed with a message.
     pub received: u64,
@@ -24,7 +26,8 @@ pub struct DatagramCounts {
     pub bad_qkey: u64,
     /// Dropped: no receive was posted.
     pub no_receive: u64,
-    /// Datagrams not placed because the receive was too short or its memory not valid, which ends the queue pair.
+    /// Datagrams not placed because the receive was too short or its memory not valid, which ends
+    /// the queue pair.
     pub bad_receive: u64,
 }
 

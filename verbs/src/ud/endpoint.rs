@@ -26,12 +26,13 @@ pub(crate) struct Endpoint {
     pub(super) last_peer: LastPeer,
     /// Route of the datagram that was built last.
     pub(super) way: Option<SendRoute>,
-    /// The numbers of receives in which messages were placed and whose completions are due, what these have in common, and the count of the messages of
-    /// one run of datagrams.
+    /// The numbers of receives in which messages were placed and whose completions are due, what
+    /// these have in common, and the count of the messages of one run of datagrams.
     pub(super) placed: Vec<u64>,
     pub(super) message: Message,
     pub(super) received: ReceivedCount,
-    /// The route header that was written last: those of one sender's messages are equal where their lengths are.
+    /// The route header that was written last: those of one sender's messages are equal where their
+    /// lengths are.
     pub(super) last_grh: (Option<Grh>, [u8; Grh::LEN]),
     /// The receive of a shared queue that is being filled; kept for its allocation.
     pub(super) receive: RecvWqe,

@@ -50,7 +50,8 @@ impl OwnSockets {
     }
 }
 
-/// Result of a queue pair's last look-up: a queue pair of the device that has one peer there looks it up once.
+/// Result of a queue pair's last look-up: a queue pair of the device that has one peer there looks
+/// it up once.
 #[derive(Default)]
 pub(super) struct LastPeer(Option<(SocketAddr, bool)>);
 

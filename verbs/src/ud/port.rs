@@ -14,8 +14,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use uiw_datagram::{MAX_PAYLOAD, MULTICAST_PORT, Qpn};
 use uiw_llp::Token;
 
-/// A UDP port at every address of a network device, with the 256 queue pair numbers that name it. It closes when it and its queue pairs
-/// are dropped.
+/// A UDP port at every address of a network device, with the 256 queue pair numbers that name it.
+/// It closes when it and its queue pairs are dropped.
 ///
 /// ```
 /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
@@ -47,7 +47,8 @@ impl std::fmt::Debug for DatagramPort {
 }
 
 impl DatagramPort {
-    /// Binds a port at `addresses`; where they have port 0, the system chooses one for all of them. It belongs to `shard`, less than
+    /// Binds a port at `addresses`; where they have port 0, the system chooses one for all of them.
+    /// It belongs to `shard`, less than
     /// [`Device::shards`]: the queue pairs' receives must complete there ([`crate::Cq::shard`]). `max_payload` is the length of the longest
     /// message, from [`uiw_datagram::max_payload`].
     ///
@@ -123,11 +124,12 @@ impl Drop for DatagramPort {
 }
 
 impl Pd {
-    /// A UD queue pair on `port`, in RESET. Its number is one of the port's: `init.num`, or a free one.
+    /// A UD queue pair on `port`, in RESET. Its number is one of the port's: `init.num`, or a free
+    /// one.
     ///
     /// # Errors
-    /// As [`Pd::create_qp`]; [`Error::QpNumber`] for the number of another port and for 0xFFFFFF, [`Error::Foreign`] if its receives complete on another
-    /// shard than the port's.
+    /// As [`Pd::create_qp`]; [`Error::QpNumber`] for the number of another port and for 0xFFFFFF,
+    /// [`Error::Foreign`] if its receives complete on another shard than the port's.
     pub fn create_ud_qp(&self, init: QpInit, port: &Arc<DatagramPort>) -> Result<Qp> {
         if !Arc::ptr_eq(self.driver(), &port.driver) {
             return Err(Error::Foreign { what: "datagram port", of: "device" });
@@ -206,7 +208,8 @@ impl Qp {
         self.0.ud.as_ref().ok_or(Error::Unsupported { what: "datagrams on a queue pair that is not UD" })
     }
 
-    /// Attaches a UD queue pair to a multicast group, at the interface with the address `member` and the index `interface`.
+    /// Attaches a UD queue pair to a multicast group, at the interface with the address `member`
+    /// and the index `interface`.
     ///
     /// # Errors
     /// [`Error::Unsupported`]: not a UD queue pair. [`Error::Misuse`]: not a group's address. [`Error::Io`]: the group cannot be joined.

@@ -21,10 +21,12 @@ use uiw_mem::Table;
 /// Bytes of the route header in front of a payload.
 const GRH: u32 = Grh::LEN as u32;
 
-/// Once it has so many datagrams, a turn ends: they, their receives and their completions stay in the cache until the program takes them.
+/// Once it has so many datagrams, a turn ends: they, their receives and their completions stay in
+/// the cache until the program takes them.
 const ENOUGH: usize = 256;
 
-/// Receives what is there at one socket, as much as its turn allows. Returns the number of datagrams.
+/// Receives what is there at one socket, as much as its turn allows. Returns the number of
+/// datagrams.
 pub(crate) fn receive(core: &mut Core, port: Token, socket: Token) -> usize {
     let mut staging = core.services.datagrams.take().unwrap_or_default();
     let mut count = 0;
@@ -66,8 +68,8 @@ struct CheckedDatagram {
 }
 
 impl CheckedDatagram {
-    /// Checks a datagram; one that is not valid is counted. Inlined, as a header that is returned through memory is read back before its stores are
-    /// done.
+    /// Checks a datagram; one that is not valid is counted. Inlined, as a header that is returned
+    /// through memory is read back before its stores are done.
     #[inline(always)]
     fn new(
         slot: &PortSlot,
@@ -109,7 +111,8 @@ impl CheckedDatagram {
         Some(Self { header, bytes: *datagram.first_chunk()?, len: datagram.len(), run_crc: None })
     }
 
-    /// Returns whether another datagram of the same sender is valid as this one is, and has the same header but for the MSN.
+    /// Returns whether another datagram of the same sender is valid as this one is, and has the
+    /// same header but for the MSN.
     #[inline(always)]
     fn is_like(&mut self, datagram: &[u8]) -> bool {
         let is_like = datagram.len() == self.len
@@ -143,8 +146,9 @@ struct ReceiveBatch<'a, 'b> {
 }
 
 impl ReceiveBatch<'_, '_> {
-    /// Places them, each behind its route header. `write` writes a message to the memory of a receive, or returns false. Returns how many were placed, and the
-    /// receive of the next one if that ends in an error.
+    /// Places them, each behind its route header. `write` writes a message to the memory of a
+    /// receive, or returns false. Returns how many were placed, and the receive of the next one if
+    /// that ends in an error.
     #[inline(always)]
     fn place(self, mut write: impl FnMut(&RecvWqe, &[u8]) -> bool) -> (usize, Option<(u64, WcStatus)>) {
         let Self { arrived, first, wqes, grh, len, placed } = self;
@@ -171,8 +175,8 @@ impl ReceiveBatch<'_, '_> {
     }
 }
 
-/// Receives a datagram, and those behind it that have the same sender and go to the same queue pair. False: there was none, or the port is
-/// gone.
+/// Receives a datagram, and those behind it that have the same sender and go to the same queue
+/// pair. False: there was none, or the port is gone.
 fn receive_run(core: &mut Core, port: Token, local: IpAddr, staging: &mut Staging) -> bool {
     let Some((slot, services)) = core.port_and_services(port) else { return false };
     let Some(arrived) = staging.arrived() else { return false };
@@ -203,7 +207,8 @@ fn receive_run(core: &mut Core, port: Token, local: IpAddr, staging: &mut Stagin
     while let Some(mut arrived) = staging.arrived()
         && arrived.peer == peer
     {
-        // All are checked before the first is placed: CRCs that are computed one behind the other overlap.
+        // All are checked before the first is placed: CRCs that are computed one behind the other
+        // overlap.
         let count = arrived.count(std::mem::take(&mut known), |datagram| last.is_like(datagram));
         let is_end = count == arrived.all();
         if count > 0 {
@@ -235,7 +240,8 @@ fn receive_run(core: &mut Core, port: Token, local: IpAddr, staging: &mut Stagin
     true
 }
 
-/// Every queue pair that is attached to the group at the socket number `at` receives a copy of every datagram.
+/// Every queue pair that is attached to the group at the socket number `at` receives a copy of
+/// every datagram.
 fn receive_for_group(core: &mut Core, (port, at): (Token, usize), group: IpAddr, staging: &mut Staging) {
     while let Some(mut arrived) = staging.arrived() {
         let Some((slot, services)) = core.port_and_services(port) else { return };
@@ -265,7 +271,8 @@ fn receive_for_group(core: &mut Core, (port, at): (Token, usize), group: IpAddr,
     }
 }
 
-/// Describes, for the log, the reason for which a message of `len` bytes including the route header does not fit a receive.
+/// Describes, for the log, the reason for which a message of `len` bytes including the route header
+/// does not fit a receive.
 #[cold]
 fn why_failed(qp: &QpInner, wqe: &RecvWqe, status: WcStatus, len: u32, table: &Table) -> LocalDetail {
     if status == WcStatus::LocalLength {
@@ -288,8 +295,9 @@ impl Endpoint {
         }
     }
 
-    /// Takes the first `count` of the datagrams that have arrived, or counts them as dropped. All have the same `header` but for the MSN. `receives` are those
-    /// of `qp`, which is its own queue pair, once the first was needed.
+    /// Takes the first `count` of the datagrams that have arrived, or counts them as dropped. All
+    /// have the same `header` but for the MSN. `receives` are those of `qp`, which is its own queue
+    /// pair, once the first was needed.
     fn deliver<'a>(
         &mut self,
         qp: &'a QpInner,
@@ -354,8 +362,9 @@ impl Endpoint {
         self.counters.dropped(why, 1);
     }
 
-    /// Places messages, each behind its route header. Their completions are queued with those of the datagrams behind them: see [`Endpoint::finish`].
-    /// Ends with the first that cannot be placed: why, and the receive that ends in an error.
+    /// Places messages, each behind its route header. Their completions are queued with those of
+    /// the datagrams behind them: see [`Endpoint::finish`]. Ends with the first that cannot be
+    /// placed: why, and the receive that ends in an error.
     fn receive<'a>(
         &mut self,
         qp: &'a QpInner,
@@ -421,7 +430,8 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Queues the completions of the messages that were placed. False: there was no room, and the queue pair is in error.
+    /// Queues the completions of the messages that were placed. False: there was no room, and the
+    /// queue pair is in error.
     fn push_received(&mut self, services: &mut Services) -> bool {
         let num = self.qp.num;
         let count = match self.placed[..] {

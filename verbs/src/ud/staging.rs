@@ -4,13 +4,15 @@ use std::net::SocketAddr;
 use uiw_datagram::{CRC_LEN, Grh, Header, RunCrc};
 use uiw_llp::{DATAGRAM_BUFFER, DatagramSocket, Incoming, Outgoing};
 
-/// Buffers of a call that receives, if the last one at the socket filled its own with few datagrams.
+/// Buffers of a call that receives, if the last one at the socket filled its own with few
+/// datagrams.
 const BUFFERS: usize = 16;
 /// Datagrams in a buffer, by average, that are many: then few buffers are enough.
 const MANY: usize = 16;
 /// Buffers of another call: to prepare one takes some nanoseconds, also where nothing is there.
 const FEW_BUFFERS: usize = 2;
-/// Bytes in front of the first datagram: a Global Route Header takes the place of a datagram's header, and is longer.
+/// Bytes in front of the first datagram: a Global Route Header takes the place of a datagram's
+/// header, and is longer.
 pub(super) const HEADROOM: usize = Grh::LEN - Header::LEN;
 /// Bytes and datagrams of one call that sends.
 const SEND_BYTES: usize = 256 << 10;
@@ -19,7 +21,8 @@ const SEND_DATAGRAMS: usize = 256;
 /// Datagrams of one sender that lie one behind the other.
 pub(super) struct ReceivedRun<'a> {
     pub(super) peer: SocketAddr,
-    /// Their bytes behind [`HEADROOM`]. In front of each datagram is the end of the one before, which is placed earlier.
+    /// Their bytes behind [`HEADROOM`]. In front of each datagram is the end of the one before,
+    /// which is placed earlier.
     bytes: &'a mut [u8],
     /// Bytes of each but the last, which may have fewer.
     len: usize,
@@ -48,15 +51,16 @@ impl ReceivedRun<'_> {
         (self.bytes.len() - HEADROOM).div_ceil(self.len.max(1)).max(1)
     }
 
-    /// Counts the datagrams, from the first on, that have the common length and for which `is_like` returns true. It is not called for the first `known`,
-    /// which count as such.
+    /// Counts the datagrams, from the first on, that have the common length and for which `is_like`
+    /// returns true. It is not called for the first `known`, which count as such.
     #[inline(always)]
     pub(super) fn count(&self, known: usize, mut is_like: impl FnMut(&[u8]) -> bool) -> usize {
         let unknown = self.bytes[HEADROOM..].chunks_exact(self.len.max(1)).skip(known);
         known + unknown.take_while(|datagram| is_like(datagram)).count()
     }
 
-    /// A datagram behind [`HEADROOM`], which begins `at` bytes behind the first one; it is not the last one, if that is shorter.
+    /// A datagram behind [`HEADROOM`], which begins `at` bytes behind the first one; it is not the
+    /// last one, if that is shorter.
     #[inline(always)]
     pub(super) fn datagram(&mut self, at: usize) -> &mut [u8] {
         &mut self.bytes[at..][..self.len + HEADROOM]
@@ -75,7 +79,8 @@ pub(super) struct BatchRoom<'a> {
     pub(super) alike: &'a mut Vec<(usize, usize)>,
 }
 
-/// Shared by the ports of a shard. Its buffers are allocated by the first call that receives, and by the first that sends.
+/// Shared by the ports of a shard. Its buffers are allocated by the first call that receives, and
+/// by the first that sends.
 #[derive(Default)]
 pub(crate) struct Staging {
     buffer: Vec<u8>,
@@ -103,8 +108,9 @@ pub(crate) struct Staging {
 }
 
 impl Staging {
-    /// Receives from a socket, into many buffers if `takes_many`, which is set for the next call. Returns how many datagrams, and whether the buffers are
-    /// filled, so that more may be left; nothing where none was there.
+    /// Receives from a socket, into many buffers if `takes_many`, which is set for the next call.
+    /// Returns how many datagrams, and whether the buffers are filled, so that more may be left;
+    /// nothing where none was there.
     pub(super) fn receive(
         &mut self,
         socket: &mut dyn DatagramSocket,
@@ -202,8 +208,8 @@ impl Staging {
         self.same_device.push(same_device);
     }
 
-    /// Fills in the CRCs, when all datagrams were built: bytes that were just written, in other pieces than those that the CRC reads, would
-    /// have to reach the cache first.
+    /// Fills in the CRCs, when all datagrams were built: bytes that were just written, in other
+    /// pieces than those that the CRC reads, would have to reach the cache first.
     pub(super) fn fill_crcs(&mut self) {
         let mut rest = &mut self.out[..self.filled];
         for (count, len) in &self.alike {
@@ -218,7 +224,8 @@ impl Staging {
         }
     }
 
-    /// Returns whether a datagram of `len` bytes may be added: there is room, and the turn has a request left.
+    /// Returns whether a datagram of `len` bytes may be added: there is room, and the turn has a
+    /// request left.
     #[inline(always)]
     pub(super) fn may_add(&self, len: usize) -> bool {
         // One that is longer than any message is refused later.

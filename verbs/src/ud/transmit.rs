@@ -83,7 +83,8 @@ struct TransmitBatch<'a> {
 }
 
 impl TransmitBatch<'_> {
-    /// Builds datagrams with payloads of `payload` bytes. `write` writes one, or returns false. Returns how many were built, and the error of the next.
+    /// Builds datagrams with payloads of `payload` bytes. `write` writes one, or returns false.
+    /// Returns how many were built, and the error of the next.
     #[inline(always)]
     fn build(
         self,
@@ -95,7 +96,8 @@ impl TransmitBatch<'_> {
         for wqe in wqes {
             let Some(place) = room.split_off_mut(..payload + OVERHEAD) else { break };
             let Some((front, rest)) = place.split_first_chunk_mut() else { break };
-            // The MSN is replaced in the copy: a load that spans several smaller stores waits until they have left the store buffer.
+            // The MSN is replaced in the copy: a load that spans several smaller stores waits until
+            // they have left the store buffer.
             *front = *header;
             Header::set_msn(front, msn.wrapping_add(built + 1));
             if !write(wqe, &mut rest[..payload]) {
@@ -113,8 +115,8 @@ impl TransmitBatch<'_> {
     }
 }
 
-/// Sends what is posted, as far as there is room. What is posted meanwhile has a doorbell of its own: a thread that posts without a
-/// pause does not keep the shard.
+/// Sends what is posted, as far as there is room. What is posted meanwhile has a doorbell of its
+/// own: a thread that posts without a pause does not keep the shard.
 pub(crate) fn transmit(core: &mut Core, token: Token) {
     let mut staging = core.services.datagrams.take().unwrap_or_default();
     if let Some((endpoint, port, services)) = core.endpoint_and_port(token) {
@@ -124,8 +126,8 @@ pub(crate) fn transmit(core: &mut Core, token: Token) {
     core.services.datagrams = Some(staging);
 }
 
-/// There is room at a socket again. The queue pair that waits for the longest time continues first; one that sends until there is no room
-/// waits behind the others.
+/// There is room at a socket again. The queue pair that waits for the longest time continues first;
+/// one that sends until there is no room waits behind the others.
 pub(crate) fn resume(core: &mut Core, port: Token, socket: Token) {
     while let Some(slot) = core.datagram_port(port) {
         let Some(next) = slot.next_blocked(socket) else { return slot.stop_waiting(socket) };
@@ -137,7 +139,8 @@ pub(crate) fn resume(core: &mut Core, port: Token, socket: Token) {
 }
 
 impl Endpoint {
-    /// Sends one batch, to one socket; `is_first`: of this turn. False: nothing more can be sent now.
+    /// Sends one batch, to one socket; `is_first`: of this turn. False: nothing more can be sent
+    /// now.
     fn send_batch(
         &mut self,
         token: Token,
@@ -216,7 +219,8 @@ struct DatagramBuilder<'a> {
 }
 
 impl DatagramBuilder<'_> {
-    /// Builds datagrams for one socket, and returns which; and the request that cannot be sent, if it is the next one.
+    /// Builds datagrams for one socket, and returns which; and the request that cannot be sent, if
+    /// it is the next one.
     fn build(
         &mut self,
         port: &PortSlot,
@@ -270,8 +274,9 @@ impl DatagramBuilder<'_> {
         (socket, None)
     }
 
-    /// Builds the datagrams of the first of `wqes`, as long as they go to one destination, have one length, and the batch has room. Returns how many these
-    /// are, and the error of the request behind them.
+    /// Builds the datagrams of the first of `wqes`, as long as they go to one destination, have one
+    /// length, and the batch has room. Returns how many these are, and the error of the request
+    /// behind them.
     fn build_run(
         &mut self,
         wqes: &mut [Wqe],
@@ -416,7 +421,8 @@ struct SendOutcome {
     done: usize,
     /// There is no room for the next one.
     is_blocked: bool,
-    /// Datagrams that were sent; and of these, those to queue pairs of the same device, and to groups.
+    /// Datagrams that were sent; and of these, those to queue pairs of the same device, and to
+    /// groups.
     all: Count,
     same_device: Count,
     /// Number of datagrams that UDP refused.

@@ -6,7 +6,8 @@ use std::num::NonZeroU8;
 use uiw_datagram::Header;
 use uiw_llp::Outgoing;
 
-/// Properties of a destination: determined once for consecutive requests to one destination, and kept for the next batch.
+/// Properties of a destination: determined once for consecutive requests to one destination, and
+/// kept for the next batch.
 pub(super) struct SendRoute {
     pub(super) to: Destination,
     /// The Q_Key of the queue pair itself.
@@ -20,7 +21,8 @@ pub(super) struct SendRoute {
     pub(super) is_group: bool,
     /// It leads to a queue pair of the same device, or to a group.
     pub(super) same_device: bool,
-    /// A header of datagrams that take it, and its bytes: those of the next datagram mostly differ in the MSN alone.
+    /// A header of datagrams that take it, and its bytes: those of the next datagram mostly differ
+    /// in the MSN alone.
     pub(super) header: Header,
     pub(super) bytes: [u8; Header::LEN],
 }

@@ -21,7 +21,8 @@ fn write_refused_from_segment_after_removal() {
     assert_eq!(peek(&end.mr, 0, 13), b"placed\0\0\0\0\0\0\0");
 }
 
-/// The peer's window is closed in the midst of the answer. What was read before may still come, and ends with a segment.
+/// The peer's window is closed in the midst of the answer. What was read before may still come, and
+/// ends with a segment.
 #[test]
 fn read_answer_ends_after_removal() {
     const LEN: u32 = 48 << 20;

@@ -1,4 +1,5 @@
-//! Acknowledged completion: success says that the peer has placed it, an error lands on the request that caused it.
+//! Acknowledged completion: success says that the peer has placed it, an error lands on the request
+//! that caused it.
 
 use crate::common::{End, Make, initiator_opt, pair_of, plain};
 use crate::peer::{enhanced, reply, tagged, with};
@@ -127,7 +128,8 @@ fn without_ord_completions_come_as_usual() {
     a.sent_ok(1);
 }
 
-/// An RNIC answers even after the QP is destroyed; a stream is answered until its peer cannot be waiting.
+/// An RNIC answers even after the QP is destroyed; a stream is answered until its peer cannot be
+/// waiting.
 #[test]
 fn destroyed_queue_pair_leaves_no_acknowledgement() {
     for ord in [1, 4] {
@@ -168,7 +170,8 @@ fn unanswered_drain_read_times_out() {
     assert_eq!(now() - start, close_timeout);
 }
 
-/// Segments that are still in flight to a destroyed queue pair are taken: an RNIC would have taken them before the destruction.
+/// Segments that are still in flight to a destroyed queue pair are taken: an RNIC would have taken
+/// them before the destruction.
 #[test]
 fn segments_during_drain_not_placed() {
     let end = End::new();

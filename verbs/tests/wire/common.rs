@@ -25,8 +25,9 @@ pub(crate) fn loopback() -> SocketAddr {
     "127.0.0.1:0".parse().unwrap()
 }
 
-/// A loopback address of this call alone, on which nothing listens: the system gives its port to no socket of another address, so no
-/// other test, of this process or another, takes it before the caller does.
+/// A loopback address of this call alone, on which nothing listens: the system gives its port to no
+/// socket of another address, so no other test, of this process or another, takes it before the
+/// caller does.
 pub(crate) fn closed_addr() -> SocketAddr {
     static CALLS: AtomicU32 = AtomicU32::new(0);
     // The upper half of 127.0.0.0/8, by process and call.
@@ -292,7 +293,8 @@ impl End {
     }
 }
 
-/// A responder of ours towards a scripted initiator, in Full Operation; the initiator has not sent an FPDU.
+/// A responder of ours towards a scripted initiator, in Full Operation; the initiator has not sent
+/// an FPDU.
 pub(crate) fn responder_with(end: &End, options: &ConnConfig, request: &Frame) -> (Peer, Frame) {
     let listener = end.listen(options);
     let mut peer = Peer::connect(listener.local_addr());

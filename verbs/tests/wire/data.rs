@@ -1,4 +1,5 @@
-//! The data path against a scripted peer: what may come, what may not, and what is reported to the peer and to the application.
+//! The data path against a scripted peer: what may come, what may not, and what is reported to the
+//! peer and to the application.
 
 use crate::common::{
     ALL, End, Make, fill, initiator, memory, pattern, peek, plain, responder, responder_opt, responder_with,
@@ -72,7 +73,8 @@ fn codes(atom: &Atom) -> Option<(u8, u8, u8)> {
     Some((layer, etype, code))
 }
 
-/// The vector as this connection would carry it: with the STag of a 64-byte region where it names one of the vectors' own.
+/// The vector as this connection would carry it: with the STag of a 64-byte region where it names
+/// one of the vectors' own.
 fn adapted(vector: &NegativeVector, end: &End, peer: &mut Peer) -> Vec<u8> {
     let (name, bytes) = (vector.name.as_str(), vector.bytes.clone());
     if !["tagged-bounds", "tagged-to-wrap", "read-bounds", "read-to-wrap", "atomic-unaligned"].contains(&name)
@@ -149,7 +151,8 @@ fn negative_vectors_terminated() {
         if name != "send-no-buffer" {
             assert_eq!(end.received().wr_id, 1);
         }
-        // A Send that names a wrong STag is placed: only behind its delivery does RDMAP look at the STag.
+        // A Send that names a wrong STag is placed: only behind its delivery does RDMAP look at the
+        // STag.
         if !name.starts_with("send-inv") {
             assert_eq!(peek(&end.mr, 0, 64), [0; 64], "{name}: memory was touched");
         }
@@ -347,7 +350,8 @@ fn reads_within_ird_answered_in_order() {
     }
 }
 
-/// None of the answers is out before the peer reads: one under way and three that wait are the four that were agreed on.
+/// None of the answers is out before the peer reads: one under way and three that wait are the four
+/// that were agreed on.
 // [test:RFC5040-6.1-02] [test:RFC5040-6.1-05]
 #[test]
 fn read_beyond_ird_refused() {
@@ -712,8 +716,8 @@ fn reads_answered_after_fin() {
     assert!(end.ended().orderly);
 }
 
-/// A long message is on its way when the peer, which has stopped reading, breaks a rule: the FPDU that is half on the wire
-/// is finished, then the Terminate follows in the same framing.
+/// A long message is on its way when the peer, which has stopped reading, breaks a rule: the FPDU
+/// that is half on the wire is finished, then the Terminate follows in the same framing.
 // [test:RFC5040-5.4-02] [test:RFC5040-5.4-03] [test:RFC5040-5.4-08] [test:RFC5040-6.2.1-04] [test:RFC5040-6.1-01]
 // [test:RFC5040-5.4-01] [test:RFC5040-4.1-13]
 #[test]

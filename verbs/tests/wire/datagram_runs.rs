@@ -185,8 +185,9 @@ impl UdReceiver {
     }
 }
 
-/// Each datagram of a run is looked at by itself: neither is one lost because of its neighbours, nor one taken that would not be taken alone. The
-/// queues wrap between the rounds, and in the middle of a run.
+/// Each datagram of a run is looked at by itself: neither is one lost because of its neighbours,
+/// nor one taken that would not be taken alone. The queues wrap between the rounds, and in the
+/// middle of a run.
 fn datagrams_of_a_run(sources: impl FnOnce(&Pd) -> [ReceiveSource; 2]) {
     let device = Device::open().unwrap();
     let pd = device.alloc_pd().unwrap();
@@ -307,7 +308,8 @@ enum ChainRequest {
     Empty,
 }
 
-/// Datagrams that are built together have the bytes, the flags and the immediate of their own requests, and go in order.
+/// Datagrams that are built together have the bytes, the flags and the immediate of their own
+/// requests, and go in order.
 #[test]
 fn datagram_chain_uses_own_memory() {
     let ud = Ud::kernel();

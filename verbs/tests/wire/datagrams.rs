@@ -149,7 +149,8 @@ fn messages_ordered_on_loopback() {
     assert_eq!(b.counts().dropped(), 0);
 }
 
-/// Batches in which destinations, lengths, immediates and flags change from one request to the next, or stay for some.
+/// Batches in which destinations, lengths, immediates and flags change from one request to the
+/// next, or stay for some.
 #[test]
 fn requests_to_several_queue_pairs_ordered() {
     const BATCH: usize = 100;
@@ -586,7 +587,8 @@ fn impaired_datagrams_arrive_whole() {
     assert_eq!((b.counts().received, b.counts().dropped()), (came.len() as u64, 0));
 }
 
-/// Datagrams for which UDP has no room stay in the send queue, which is bounded, and leave when there is room.
+/// Datagrams for which UDP has no room stay in the send queue, which is bounded, and leave when
+/// there is room.
 #[test]
 fn sends_wait_for_room() {
     let (a, b) = simulated();
@@ -687,7 +689,8 @@ fn sidr_request(number: u64) -> [u8; uiw_datagram::sidr::LEN] {
     uiw_datagram::sidr::Request { transaction: number, private_data: b"flood" }.emit().unwrap()
 }
 
-/// Undecided requests are bounded, and more strictly for one address; decided requests give way to new ones.
+/// Undecided requests are bounded, and more strictly for one address; decided requests give way to
+/// new ones.
 #[test]
 fn sidr_flood_leaves_room_for_others() {
     let device = Device::open().unwrap();

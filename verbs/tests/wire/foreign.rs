@@ -1,4 +1,5 @@
-//! Foreign code inside the engine's calls: waits inside waits, closures that post; and what starves.
+//! Foreign code inside the engine's calls: waits inside waits, closures that post; and what
+//! starves.
 
 use crate::common::{End, initiator, next_event, plain, tcp_pair};
 use crate::peer::Port;

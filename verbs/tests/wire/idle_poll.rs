@@ -1,5 +1,5 @@
-//! A poll of an idle queue pair's queue drives the shard of that queue pair and no other, counted by a stack that notes which thread
-//! calls which streams, and how many bytes it moves.
+//! A poll of an idle queue pair's queue drives the shard of that queue pair and no other, counted
+//! by a stack that notes which thread calls which streams, and how many bytes it moves.
 
 use std::collections::HashMap;
 use std::io;
@@ -123,7 +123,8 @@ impl PolledEnd {
     fn send(&self) {
         let sges = [self.sge()];
         let wr = SendWr { wr_id: 0, op: SendOp::Send, sges: &sges, flags: SendFlags::empty() };
-        // SAFETY: the region is the engine's own memory, which outlives the queue pair and is not looked at.
+        // SAFETY: the region is the engine's own memory, which outlives the queue pair and is not
+        // looked at.
         unsafe { self.qp.post_send([wr]) }.unwrap();
     }
 
@@ -159,7 +160,8 @@ impl PolledPair {
                 other => panic!("{other:?}"),
             }
         }
-        // A message from the responder comes behind everything that start-up and the capability exchange bring.
+        // A message from the responder comes behind everything that start-up and the capability
+        // exchange bring.
         a.recv();
         b.send();
         let mut completed = 0;

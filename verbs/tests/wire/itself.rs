@@ -70,7 +70,8 @@ fn does_everything_with_itself() {
     every_operation(&acknowledged().fpdu(FpduSize::Segment).ird(1).ord(1));
 }
 
-/// More is under way than the stream has room for, in both directions: requests, and the answers to Reads.
+/// More is under way than the stream has room for, in both directions: requests, and the answers to
+/// Reads.
 #[test]
 fn full_pipe_makes_progress() {
     let mut options = acknowledged();

@@ -5,7 +5,7 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use uiw_llp::tcp::TcpStack;
-use uiw_verbs::{Access, Cq, Device, DeviceConfig, QpState, ShardSet};
+use uiw_verbs::{Access, Cq, Device, DeviceConfig, QpState, ShardSet, Wc, WcStatus};
 
 /// More contended polls than a thread makes before it moves connections.
 const MANY_POLLS: usize = 100;
@@ -24,9 +24,10 @@ fn shards(end: &End) -> [ShardSet; 2] {
     [end.scq.shards(), end.rcq.shards()]
 }
 
-/// Polls the queues in turn, those of `here` by the calling thread and those of `there` by another one. Takes no completions.
-fn poll_alternately(here: &[&Cq], there: &[&Cq]) {
-    let turn = Barrier::new(2);
+/// Polls the queues in turn until `done`, those of `here` by the calling thread and those of `there`
+/// by another one. Takes no completions.
+fn poll_alternately(here: &[&Cq], there: &[&Cq], mut done: impl FnMut() -> bool) {
+    let (turn, stop) = (Barrier::new(2), AtomicBool::new(false));
     let poll = |cqs: &[&Cq]| {
         for cq in cqs {
             assert_eq!(cq.poll(&mut Vec::new(), 0), 0);
@@ -34,18 +35,32 @@ fn poll_alternately(here: &[&Cq], there: &[&Cq]) {
     };
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            for _ in 0..MANY_POLLS {
+            loop {
                 turn.wait();
+                if stop.load(Ordering::Relaxed) {
+                    break;
+                }
                 poll(there);
                 turn.wait();
             }
         });
-        for _ in 0..MANY_POLLS {
+        while !done() {
             poll(here);
             turn.wait();
             turn.wait();
         }
+        stop.store(true, Ordering::Relaxed);
+        turn.wait();
     });
+}
+
+/// Returns true after [`MANY_POLLS`] calls.
+fn after_many_polls() -> impl FnMut() -> bool {
+    let mut polls = 0;
+    move || {
+        polls += 1;
+        polls > MANY_POLLS
+    }
 }
 
 fn exchange(a: &End, b: &End) {
@@ -62,7 +77,7 @@ fn connections_follow_polling_threads() {
     let device = device(2);
     let [(a, b), (c, d)] = [pair_on(&device, None), pair_on(&device, None)];
     assert_eq!((a.rcq.shards(), b.rcq.shards()), (c.rcq.shards(), d.rcq.shards()));
-    poll_alternately(&[&a.rcq, &b.rcq], &[&c.rcq, &d.rcq]);
+    poll_alternately(&[&a.rcq, &b.rcq], &[&c.rcq, &d.rcq], after_many_polls());
     assert_eq!(shards(&a), shards(&b));
     assert_eq!(shards(&c), shards(&d));
     assert_ne!(shards(&a), shards(&c));
@@ -80,17 +95,16 @@ fn selected_shard_is_kept() {
     let device = device(2);
     let [(a, b), (c, d)] = [pair_on(&device, Some(1)), pair_on(&device, Some(1))];
     let before = shards(&a);
-    poll_alternately(&[&a.rcq, &b.rcq], &[&c.rcq, &d.rcq]);
+    poll_alternately(&[&a.rcq, &b.rcq], &[&c.rcq, &d.rcq], after_many_polls());
     assert_eq!([shards(&a), shards(&b), shards(&c), shards(&d)], [before; 4]);
 }
 
-/// Moves the connection of `end` by polls of other threads than before, until it is on another shard. The queues of `noise` are on both
-/// shards, and stay there.
+/// Moves the connection of `end` by polls of another thread than before, until it is on another shard.
+/// The queues of `noise` are on both shards, and stay there.
 fn move_to_other_shard(end: &End, noise: &[&Cq]) {
     let before = end.rcq.shards();
-    while end.rcq.shards() == before {
-        std::thread::scope(|scope| scope.spawn(|| poll_alternately(&[&end.rcq], noise)).join().unwrap());
-    }
+    let poll = || poll_alternately(&[&end.rcq], noise, || end.rcq.shards() != before);
+    std::thread::scope(|scope| scope.spawn(poll).join().unwrap());
 }
 
 /// A message waits for a receive that is posted after the connection has moved.
@@ -108,7 +122,8 @@ fn waiting_message_received_after_move() {
     }
 }
 
-/// Messages are sent in both directions, and control calls are made, while threads take turns in polling one end.
+/// Messages are sent in both directions, and control calls are made, while threads take turns in
+/// polling one end.
 #[test]
 fn messages_survive_repeated_moves() {
     let device = device(2);
@@ -117,14 +132,14 @@ fn messages_survive_repeated_moves() {
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            (0..50).for_each(|_| move_to_other_shard(&b, &[&c.rcq, &d.rcq]));
+            (0..20).for_each(|_| move_to_other_shard(&b, &[&c.rcq, &d.rcq]));
             stop.store(true, Ordering::Relaxed);
         });
         for round in (0..).take_while(|_| !stop.load(Ordering::Relaxed)) {
             fill(&a.mr, 0, &u64::to_be_bytes(round));
             b.recv(round, 0, 64);
             a.send(round, 0, 64);
-            b.received_ok(round);
+            take(&b.rcq, round);
             assert_eq!(peek(&b.mr, 0, 8), round.to_be_bytes());
             a.sent_ok(round);
             match round % 4 {
@@ -136,4 +151,13 @@ fn messages_survive_repeated_moves() {
         }
     });
     exchange(&a, &b);
+}
+
+/// Waits for the completion of a receive without polling the queue, which would make this thread
+/// the one that polls it.
+fn take(cq: &Cq, wr_id: u64) {
+    let right = |wc: Wc| assert_eq!((wc.wr_id, wc.status), (wr_id, WcStatus::Success));
+    while cq.take_with(1, right) == 0 {
+        std::thread::yield_now();
+    }
 }

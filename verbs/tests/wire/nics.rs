@@ -1,5 +1,6 @@
-//! Scripted peers that start a connection as adapters do and refuse what their drivers and hardware refuse, in both roles. **Derived from driver
-//! source** (Linux 6.x, `drivers/infiniband/hw`) and from reports about the hardware (docs/nics.md); no adapter was tried.
+//! Scripted peers that start a connection as adapters do and refuse what their drivers and hardware
+//! refuse, in both roles. **Derived from driver source** (Linux 6.x, `drivers/infiniband/hw`) and
+//! from reports about the hardware (docs/nics.md); no adapter was tried.
 
 use crate::common::{End, plain, responder_with};
 use crate::peer::{Peer, Port, enhanced, reply, request, tagged, terminate, untagged, with};
@@ -32,19 +33,22 @@ fn default() -> ConnConfig {
     ConnConfig::default()
 }
 
-// ---------------------------------------------------------------- what every adapter does with FPDUs
+// ---------------------------------------------------------------- what every adapter does with
+// FPDUs
 
 /// An adapter in Full Operation.
 struct AdapterModel {
     peer: Peer,
-    /// The hardware terminates the stream on STag 0 in a tagged segment and in a Read Request, of any length (softiwarp issue 21).
+    /// The hardware terminates the stream on STag 0 in a tagged segment and in a Read Request, of
+    /// any length (softiwarp issue 21).
     refuses_stag_0: bool,
     /// The only kind of first FPDU that the hardware takes.
     first: Option<Rtr>,
 }
 
 impl AdapterModel {
-    /// Takes an FPDU of ours: its opcode and payload. `None`: it was refused, and the stream is terminated.
+    /// Takes an FPDU of ours: its opcode and payload. `None`: it was refused, and the stream is
+    /// terminated.
     fn take(&mut self) -> Option<(Opcode, Vec<u8>)> {
         let segment = self.peer.next().expect("an FPDU, not the end");
         let (opcode, payload) = (segment.opcode(), segment.payload().to_vec());
@@ -115,8 +119,9 @@ fn rtr_read(peer: &mut Peer, stag: u32, to: u64) {
 
 // ---------------------------------------------------------------- cxgb4
 
-/// Chelsio's T4 to T6: cxgb4/cm.c (`process_mpa_request`, `send_mpa_reply`, `send_mpa_req`, `process_mpa_reply`, `peer_abort`), cxgb4/qp.c
-/// (`build_rtr_msg`), and its module parameters with their defaults.
+/// Chelsio's T4 to T6: cxgb4/cm.c (`process_mpa_request`, `send_mpa_reply`, `send_mpa_req`,
+/// `process_mpa_reply`, `peer_abort`), cxgb4/qp.c (`build_rtr_msg`), and its module parameters with
+/// their defaults.
 #[derive(Clone, Copy)]
 struct Cxgb4 {
     mpa_rev: u8,
@@ -273,7 +278,8 @@ fn cxgb4_revision_1_without_fallback_named() {
     assert_eq!(Suspect::of_connect(&options, &end.failed()), Some(Suspect::RevisionOne));
 }
 
-/// The headers quoted in a Terminate tell whether it is about the capability exchange's Write, or about a request of the program.
+/// The headers quoted in a Terminate tell whether it is about the capability exchange's Write, or
+/// about a request of the program.
 #[test]
 fn exchange_suspected_for_own_write_only() {
     for (quotes_request, suspect) in [(false, Some(Suspect::CapabilityExchange)), (true, None)] {
@@ -357,8 +363,9 @@ fn cxgb4_refuses_reply_without_rtr_kind() {
 
 // ---------------------------------------------------------------- irdma, i40iw
 
-/// Intel's E810, E823 and X722: irdma/cm.c (`irdma_parse_mpa`, `irdma_negotiate_mpa_v2_ird_ord`, `irdma_build_mpa_v2`). It asks for Markers if the
-/// device orders segments itself (`iw_ooo`). A frame that it does not take is answered with a reset.
+/// Intel's E810, E823 and X722: irdma/cm.c (`irdma_parse_mpa`, `irdma_negotiate_mpa_v2_ird_ord`,
+/// `irdma_build_mpa_v2`). It asks for Markers if the device orders segments itself (`iw_ooo`). A
+/// frame that it does not take is answered with a reset.
 #[derive(Clone, Copy)]
 struct Irdma {
     markers: bool,
@@ -488,8 +495,9 @@ fn irdma_refuses_reply_without_rtr() {
 
 // ---------------------------------------------------------------- qedr
 
-/// Marvell's FastLinQ 41000 and 45000: qed/qed_iwarp.c (`qed_iwarp_mpa_v2_set_private`, `qed_iwarp_parse_private_data`). Its Reply has every kind
-/// that both ends have, and all of its own where there is none.
+/// Marvell's FastLinQ 41000 and 45000: qed/qed_iwarp.c (`qed_iwarp_mpa_v2_set_private`,
+/// `qed_iwarp_parse_private_data`). Its Reply has every kind that both ends have, and all of its
+/// own where there is none.
 #[derive(Clone, Copy)]
 struct Qedr {
     rtr: RtrKinds,
@@ -520,7 +528,8 @@ impl Qedr {
         with(request(2), data(true, self.rtr, 32, 32))
     }
 
-    /// The firmware's choice among the kinds of our Reply; a Reply without any of its own is answered with a Terminate.
+    /// The firmware's choice among the kinds of our Reply; a Reply without any of its own is
+    /// answered with a Terminate.
     fn begins(self, mut peer: Peer, answer: &Frame, kind: Rtr) -> Option<AdapterModel> {
         let said = kinds_of(answer.enhanced.expect("an enhanced Reply")).intersect(self.rtr);
         if !said.contains(kind) {

@@ -1,4 +1,5 @@
-//! A peer that speaks MPA byte by byte over a plain stream: it sends exactly what a test specifies, right or wrong.
+//! A peer that speaks MPA byte by byte over a plain stream: it sends exactly what a test specifies,
+//! right or wrong.
 
 use crate::simulation::SimPort;
 use crate::transport::PeerStream;

@@ -65,7 +65,8 @@ fn wake_ups_of_waiter_not_lost() {
     ping_pong(&a, &b, 5_000);
 }
 
-/// Two threads sleep for arrivals on the same shard: each gets its own, though only one of them can be woken by the shard itself.
+/// Two threads sleep for arrivals on the same shard: each gets its own, though only one of them can
+/// be woken by the shard itself.
 #[test]
 fn waiters_sharing_shard_served_separately() {
     let devices = [(); 2].map(|()| Device::open().unwrap());

@@ -1,4 +1,5 @@
-//! Which thread makes progress: no operation depends on a further call of the application, and an idle process does not spin.
+//! Which thread makes progress: no operation depends on a further call of the application, and an
+//! idle process does not spin.
 
 use crate::common::{End, Make, fill, loopback, memory, pair_of, peek, tcp_pair};
 use std::os::fd::{AsFd, AsRawFd};
@@ -29,8 +30,8 @@ fn notified() -> NotifiedQueue {
     NotifiedQueue { end, channel }
 }
 
-/// Ping-pong between two threads that sleep in an epoll set of their own: poll until empty, arm, poll again, sleep. One lost wake-up
-/// fails it.
+/// Ping-pong between two threads that sleep in an epoll set of their own: poll until empty, arm,
+/// poll again, sleep. One lost wake-up fails it.
 fn event_driven_ping_pong(edge: bool, rounds: u64) {
     let (a, b) = (notified(), notified());
     let (ac, bc) = (a.channel, b.channel);
@@ -111,12 +112,14 @@ fn is_asleep(channel: &CompChannel) -> bool {
     unsafe { libc::poll(&raw mut polled, 1, 0) == 0 }
 }
 
-/// Shortly after a wait in one of the engine's calls, arming does not make a program the owner: waits until that time has passed.
+/// Shortly after a wait in one of the engine's calls, arming does not make a program the owner:
+/// waits until that time has passed.
 fn expire_own_wait_hint() {
     std::thread::sleep(Duration::from_millis(15));
 }
 
-/// Arrivals that complete nothing end the sleep of a program that has armed a queue: it gets an event each time.
+/// Arrivals that complete nothing end the sleep of a program that has armed a queue: it gets an
+/// event each time.
 #[test]
 fn readable_channel_has_an_event() {
     let target = notified();
@@ -153,7 +156,8 @@ fn readable_channel_has_an_event() {
     }
 }
 
-/// The empty poll between arming and sleeping reads no socket, as the sleep ends where one has bytes; the poll behind it does.
+/// The empty poll between arming and sleeping reads no socket, as the sleep ends where one has
+/// bytes; the poll behind it does.
 #[test]
 fn poll_after_arming_leaves_arrivals() {
     let target = notified();
@@ -180,7 +184,8 @@ fn poll_after_arming_leaves_arrivals() {
     assert!(left, "every poll after arming read the socket");
 }
 
-/// The empty poll between arming and sleeping sends what was posted and coalesced: it would wait for a timer otherwise.
+/// The empty poll between arming and sleeping sends what was posted and coalesced: it would wait
+/// for a timer otherwise.
 #[test]
 fn poll_after_arming_sends_posts() {
     let sender = notified();
@@ -212,13 +217,15 @@ fn poll_after_arming_sends_posts() {
         }
         rounds_sent
     };
-    // Where other processes keep the processors busy, loopback may deliver after the poll in many rounds.
+    // Where other processes keep the processors busy, loopback may deliver after the poll in many
+    // rounds.
     let rounds_sent = (0..8).map(|_| rounds()).find(|sent| *sent > 100);
     assert!(rounds_sent.is_some(), "polls after arming left requests unsent in most rounds");
 }
 
-/// A program that posts, polls its queue empty and sleeps in poll(2): once it is observed to do so, the completion of its post does not
-/// end the sleep. What arrives does, and so does the completion that it did not poll this time.
+/// A program that posts, polls its queue empty and sleeps in poll(2): once it is observed to do so,
+/// the completion of its post does not end the sleep. What arrives does, and so does the completion
+/// that it did not poll this time.
 #[test]
 fn polled_completion_does_not_end_sleep() {
     let NotifiedQueue { end, channel } = notified();
@@ -249,7 +256,8 @@ fn polled_completion_does_not_end_sleep() {
         out.clear();
         undisturbed
     };
-    // On a busy machine the background thread drives for a while now and then, up to a second, and tokens are written meanwhile.
+    // On a busy machine the background thread drives for a while now and then, up to a second, and
+    // tokens are written meanwhile.
     let mut most = 0;
     let begun = Instant::now();
     while most < 150 && begun.elapsed() < Duration::from_secs(20) {
@@ -266,7 +274,8 @@ fn polled_completion_does_not_end_sleep() {
     assert_eq!(target.rcq.poll(&mut out, 16), 1);
 }
 
-/// A program that arms a queue and then computes instead of sleeping delays its peer only until the background thread takes over.
+/// A program that arms a queue and then computes instead of sleeping delays its peer only until the
+/// background thread takes over.
 #[test]
 fn sleepless_armed_program_replaced() {
     let target = notified();
@@ -352,7 +361,8 @@ fn coalesced_posts_sent_without_call() {
     }
 }
 
-/// A connection on which no timer wakes a thread: neither a capability request nor a Send that waits.
+/// A connection on which no timer wakes a thread: neither a capability request nor a Send that
+/// waits.
 fn without_timers() -> (End, End) {
     let options = ConnConfig::default()
         .capabilities(CapabilityExchange::Off)
@@ -361,7 +371,8 @@ fn without_timers() -> (End, End) {
     pair_of(End::tcp(), End::tcp(), &options)
 }
 
-/// A poll may be the last one: the background thread, asleep in the stack's descriptor, has run while no thread polled.
+/// A poll may be the last one: the background thread, asleep in the stack's descriptor, has run
+/// while no thread polled.
 #[test]
 fn posts_after_single_poll_sent() {
     let (a, b) = without_timers();
@@ -380,7 +391,8 @@ fn posts_after_single_poll_sent() {
     }
 }
 
-/// The same for receives: the stream that waits for one continues although the program that polled once makes no further call.
+/// The same for receives: the stream that waits for one continues although the program that polled
+/// once makes no further call.
 #[test]
 fn receives_after_single_poll_used() {
     let (a, b) = without_timers();
@@ -416,7 +428,8 @@ fn thousand_connections_on_one_driver() {
                 let cap = QpCap { max_send_wr: 4, max_recv_wr: 4, ..QpCap::default() };
                 let qp = pd.create_qp(QpInit::new(&send_cq, &recv_cq).cap(cap).signal_all(false)).unwrap();
                 let sges = [Sge { addr: mr.addr(), length: 64, lkey: mr.lkey() }];
-                // SAFETY: the memory is accessed only through copies, and it outlives the queue pairs.
+                // SAFETY: the memory is accessed only through copies, and it outlives the queue
+                // pairs.
                 unsafe { qp.post_recv([RecvWr { wr_id: 1, sges: &sges }]) }.unwrap();
                 qp
             })
@@ -473,7 +486,8 @@ fn driver_time(threads: &[u32]) -> Duration {
     Duration::from_nanos(ticks)
 }
 
-/// An idle connection costs nothing. Other tests run in this process, so the measurement is made in one of its own.
+/// An idle connection costs nothing. Other tests run in this process, so the measurement is made in
+/// one of its own.
 #[test]
 fn idle_process_takes_no_processor_time() {
     if std::env::var_os("UIW_IDLE").is_none() {

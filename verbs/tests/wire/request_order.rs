@@ -1,4 +1,5 @@
-//! The order of connection requests at a listener. Programs that connect several queue pairs expect the same order at both ends.
+//! The order of connection requests at a listener. Programs that connect several queue pairs expect
+//! the same order at both ends.
 
 use crate::common::{loopback, next_request, plain};
 use crate::peer::request;
@@ -11,7 +12,8 @@ use uiw_llp::{Token, TransportStream};
 use uiw_verbs::cm::{CmChannel, ConnRequest, Listener};
 use uiw_verbs::{Device, DeviceConfig, Progress};
 
-/// Peers that have connected, and send their Requests, one after the other, once the last of them was accepted.
+/// Peers that have connected, and send their Requests, one after the other, once the last of them
+/// was accepted.
 #[derive(Clone, Default)]
 struct LatePeers(Arc<Mutex<OrderedPeers>>);
 

@@ -1,4 +1,5 @@
-//! Sentences of RFC 5040, 5041 and 7306 that only a whole engine can keep: order, delivery, completion.
+//! Sentences of RFC 5040, 5041 and 7306 that only a whole engine can keep: order, delivery,
+//! completion.
 
 use crate::common::{End, Make, fill, initiator, memory, pattern, peek, plain, responder, responder_opt};
 use crate::peer::{Peer, Segment, read_request, tagged, terminate_of, untagged};
@@ -205,7 +206,8 @@ fn reads_and_atomics_answered_in_order() {
         assert!(got == expected, "the answer to message {msn}");
     }
     end.nothing_more();
-    // Nothing is left of them: the same number is taken once more, and of one more at once there is one refused.
+    // Nothing is left of them: the same number is taken once more, and of one more at once there is
+    // one refused.
     let mut bytes = Vec::new();
     for msn in 5..30 {
         bytes.extend(peer.seal(&untagged(Opcode::ReadRequest, 1, msn, 0, true, 0, &ask(1, 1, 8, 0))));
@@ -229,7 +231,8 @@ fn read_stays_within_tagged_buffer() {
     // Two regions over the same bytes, end to start.
     let (low, high) = (end.mr.addr(), end.mr.addr() + 4096);
     let half = |at: u64| {
-        // SAFETY: the bytes are those of the end's own region, which lives as long; every access is atomic.
+        // SAFETY: the bytes are those of the end's own region, which lives as long; every access is
+        // atomic.
         let memory = unsafe { uiw_verbs::Memory::borrowed(at as *mut u8, 4096) };
         end.pd.register_raw(memory.shared(), at, crate::common::ALL).unwrap()
     };
@@ -241,7 +244,8 @@ fn read_stays_within_tagged_buffer() {
     peer.expect_terminate(0, 1, 1);
 }
 
-/// A Request that is not whole yet does nothing: what comes before its last segment is there when it is executed.
+/// A Request that is not whole yet does nothing: what comes before its last segment is there when
+/// it is executed.
 // [test:RFC5040-5.5-07] [test:RFC5040-5.5-13] [test:RFC7306-5.4-04] [test:RFC7306-5.4-06]
 #[test]
 fn requests_executed_when_complete() {
@@ -520,7 +524,8 @@ fn unaligned_atomic_rejected() {
     }
 }
 
-/// Covers cases that the negative vectors cannot express, as they are a stream's first bytes: Markers that are wrong or missing later on.
+/// Covers cases that the negative vectors cannot express, as they are a stream's first bytes:
+/// Markers that are wrong or missing later on.
 // [test:RFC5044-8-04] [test:RFC5044-8-05] [test:RFC5044-8-12]
 #[test]
 fn wrong_markers_after_good_fpdu() {
@@ -545,7 +550,8 @@ fn wrong_markers_after_good_fpdu() {
             bytes
         };
         peer.raw(&bytes);
-        // Without its Marker the FPDU is taken for longer than it is: the next bytes are looked at as its CRC.
+        // Without its Marker the FPDU is taken for longer than it is: the next bytes are looked at
+        // as its CRC.
         peer.raw(&[0; 16]);
         peer.expect_terminate(2, 0, if missing { 2 } else { 3 });
         assert_eq!(end.received().status, WcStatus::Flushed);

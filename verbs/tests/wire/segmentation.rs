@@ -1,5 +1,6 @@
-//! How messages are cut into segments (RFC 5041 sections 4 and 5.2), by each of the ways on which the engine builds them: small
-//! ones in bursts, runs of one piece of memory, several pieces, and memory that is sent from where it lies.
+//! How messages are cut into segments (RFC 5041 sections 4 and 5.2), by each of the ways on which
+//! the engine builds them: small ones in bursts, runs of one piece of memory, several pieces, and
+//! memory that is sent from where it lies.
 
 use crate::common::{End, fill, pattern, plain, responder_opt};
 use crate::peer::{Peer, untagged};
@@ -7,7 +8,8 @@ use uiw_ddp::{Header, STag};
 use uiw_rdmap::{Opcode, ReadRequest};
 use uiw_verbs::{Access, Error, FpduSize, Memory, Remote, SendFlags, SendOp, Sge};
 
-/// Reads one message, and checks what each of its segments says of its place. `first` is the TO, or the MO, of the first byte.
+/// Reads one message, and checks what each of its segments says of its place. `first` is the TO, or
+/// the MO, of the first byte.
 fn check_message(peer: &mut Peer, opcode: Opcode, mulpdu: usize, first: u64, bytes: &[u8]) {
     let what = format!("{opcode} of {} bytes, MULPDU {mulpdu}", bytes.len());
     let mut at = 0;

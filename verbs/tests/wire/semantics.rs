@@ -49,7 +49,8 @@ fn scatter_and_gather_with_empty_elements() {
     a.sent_ok(3);
     assert!(peek(&b.mr, 8000, expected.len()) == expected);
     assert!(peek(&a.mr, 20_000, 7) == expected[..7] && peek(&a.mr, 30_000, 1293) == expected[7..]);
-    // Inline: several elements, one empty, of memory that is not registered and that changes at once.
+    // Inline: several elements, one empty, of memory that is not registered and that changes at
+    // once.
     let mut text = *b"inline data";
     b.recv(9, 0, 64);
     {
@@ -362,8 +363,8 @@ fn type_2_window_serves_one_stream() {
     }
 }
 
-/// A Send with Invalidate comes to a queue pair of `pd` on the device of `b`, for what `b` has: it is refused, takes its receive along,
-/// and what it named is as it was for `a`.
+/// A Send with Invalidate comes to a queue pair of `pd` on the device of `b`, for what `b` has: it
+/// is refused, takes its receive along, and what it named is as it was for `a`.
 fn refuses_to_invalidate((a, b): (&End, &End), pd: &Pd, stag: STag, still: Option<Remote>) {
     let other = End::make(&b.device, pd, Make::default());
     other.recv(1, 0, 64);
@@ -458,7 +459,8 @@ fn local_invalidate_of_other_stream_rejected() {
     }
 }
 
-/// A batch of segments keeps the memory they name pinned; what ends that memory may stand among them.
+/// A batch of segments keeps the memory they name pinned; what ends that memory may stand among
+/// them.
 #[test]
 fn writes_before_invalidation_in_batch() {
     let (a, b) = pair();

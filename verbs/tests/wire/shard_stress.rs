@@ -1,5 +1,6 @@
-//! Queue pairs of many threads come and go on every shard of a device, in whatever state, while other threads poll the completion
-//! queues and post to the shared receive queue that they have in common.
+//! Queue pairs of many threads come and go on every shard of a device, in whatever state, while
+//! other threads poll the completion queues and post to the shared receive queue that they have in
+//! common.
 
 use crate::common::{ALL, memory, next_event};
 use std::sync::Arc;
@@ -56,7 +57,8 @@ impl SharedObjects {
         let init = QpInit::new(&send_cq, &recv_cq).signal_all(random.below(2) == 0).srq(srq);
         let qp = self.pd.create_qp(init).unwrap();
         for wr_id in 0..if own { 8 } else { 0 } {
-            // SAFETY: the region outlives every queue pair, and this program does not access its bytes.
+            // SAFETY: the region outlives every queue pair, and this program does not access its
+            // bytes.
             unsafe { qp.post_recv([RecvWr { wr_id, sges: &[self.sge(4096)] }]).unwrap() };
         }
         qp

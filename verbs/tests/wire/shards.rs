@@ -1,4 +1,5 @@
-//! A device with several shards: connections between them, control calls while another thread drives, and the end of a device.
+//! A device with several shards: connections between them, control calls while another thread
+//! drives, and the end of a device.
 
 use crate::common::{End, Make, pair_of, peek, plain, responder_opt};
 use crate::peer::{Peer, TIMEOUT, tagged};
@@ -48,7 +49,8 @@ impl StackHooks for AdoptionHooks {
     }
 }
 
-/// The ends of a connection live on shards of the same device, and an accepted connection moves to its queue pair's shard.
+/// The ends of a connection live on shards of the same device, and an accepted connection moves to
+/// its queue pair's shard.
 #[test]
 fn queue_pairs_connect_across_shards() {
     let hooks = AdoptionHooks::default();
@@ -126,7 +128,8 @@ impl StackHooks for HeldStack {
     }
 }
 
-/// Queue pairs without a connection are made, changed, queried and destroyed while a thread drives and does not come back.
+/// Queue pairs without a connection are made, changed, queried and destroyed while a thread drives
+/// and does not come back.
 #[test]
 fn unconnected_queue_pair_does_not_wait() {
     let (stack, hold, holds) = HeldStack::stack(&Arc::default());
@@ -147,7 +150,8 @@ fn unconnected_queue_pair_does_not_wait() {
     });
 }
 
-/// A call that needs the shard is carried out by the thread that drives, which does not have to let go of the shard for it.
+/// A call that needs the shard is carried out by the thread that drives, which does not have to let
+/// go of the shard for it.
 #[test]
 fn calls_served_while_thread_drives() {
     let device = device(TcpStack::new().unwrap(), 1, Limits::default());
@@ -172,7 +176,8 @@ fn calls_served_while_thread_drives() {
     });
 }
 
-/// The stack is gone with the last handle of a device, with its sockets and addresses, whatever the background thread does.
+/// The stack is gone with the last handle of a device, with its sockets and addresses, whatever the
+/// background thread does.
 #[test]
 fn dropped_device_releases_stack() {
     for _ in 0..200 {
@@ -249,13 +254,15 @@ fn silent_peers_delay_no_others() {
     assert_eq!(ended(&silent), 0);
 }
 
-/// Messages that wait for receives use the memory up for as long as they like. Whole FPDUs of another connection are read meanwhile, each
-/// reported by the kernel: a short one behind a long one, too.
+/// Messages that wait for receives use the memory up for as long as they like. Whole FPDUs of
+/// another connection are read meanwhile, each reported by the kernel: a short one behind a long
+/// one, too.
 #[test]
 fn fpdus_received_while_memory_short() {
     let device = device(TcpStack::new().unwrap(), 1, Limits::default().max_held_bytes(SHORT_MEMORY));
     let settings = plain().no_receive_timeout(Duration::MAX);
-    // As many as are kept before the budget is short: none of them in the part that is for whole FPDUs.
+    // As many as are kept before the budget is short: none of them in the part that is for whole
+    // FPDUs.
     let holders: Vec<(End, Peer)> = (0..11)
         .map(|_| {
             let end = End::on(&device);
@@ -277,7 +284,8 @@ fn fpdus_received_while_memory_short() {
     assert_eq!(ended(&holders), 0);
 }
 
-/// Hooks that count what the stack reports, and the bytes that its streams receive, and list what these are asked to have room for.
+/// Hooks that count what the stack reports, and the bytes that its streams receive, and list what
+/// these are asked to have room for.
 #[derive(Clone, Default)]
 struct ReportHooks {
     events: Arc<AtomicUsize>,
@@ -311,8 +319,9 @@ impl StreamHooks for ReportHooks {
     }
 }
 
-/// A socket that is not read while the receive memory is used up gets room for the longest FPDU (64 KiB, with Markers and what is read behind
-/// it less than 128 KiB), of which the kernel counts up to four times the bytes. It is asked once, then only for what an FPDU needs.
+/// A socket that is not read while the receive memory is used up gets room for the longest FPDU (64
+/// KiB, with Markers and what is read behind it less than 128 KiB), of which the kernel counts up
+/// to four times the bytes. It is asked once, then only for what an FPDU needs.
 #[test]
 fn socket_has_room_for_longest_fpdu() {
     let reports = ReportHooks::default();
@@ -358,8 +367,8 @@ fn socket_has_room_for_longest_fpdu() {
     assert_eq!(reports.wanted.lock().unwrap().last(), Some(&1), "any byte is reported again");
 }
 
-/// Another connection keeps the receive memory budget used up while both ends of this one close: the peer's bytes wait in the socket, and
-/// the stack does not report the hang-up with every poll.
+/// Another connection keeps the receive memory budget used up while both ends of this one close:
+/// the peer's bytes wait in the socket, and the stack does not report the hang-up with every poll.
 #[test]
 fn hangup_with_exhausted_memory_reported() {
     let reports = ReportHooks::default();
@@ -401,7 +410,8 @@ fn hangup_with_exhausted_memory_reported() {
     assert!(other.ended().orderly);
 }
 
-/// A Send waits for its receive while both ends close: the stack reports a hang-up then, and the message is still there.
+/// A Send waits for its receive while both ends close: the stack reports a hang-up then, and the
+/// message is still there.
 #[test]
 fn hangup_after_parked_send_lossless() {
     let end = End::tcp();
@@ -409,7 +419,8 @@ fn hangup_after_parked_send_lossless() {
     let mut peer = responder_opt(&end, &options);
     peer.send(b"first");
     peer.send(b"second");
-    // It is parked once the socket is not read any more; the FIN of ours goes out at once, as nothing was posted.
+    // It is parked once the socket is not read any more; the FIN of ours goes out at once, as
+    // nothing was posted.
     end.qp.disconnect().unwrap();
     peer.fin();
     peer.expect_close();

@@ -1,5 +1,6 @@
-//! The simulated network of a test: its devices, the streams of its scripted peers, and their virtual clock. One thread drives all of it:
-//! a wait runs the devices until nothing moves any more, and then moves the clock to the next deadline.
+//! The simulated network of a test: its devices, the streams of its scripted peers, and their
+//! virtual clock. One thread drives all of it: a wait runs the devices until nothing moves any
+//! more, and then moves the clock to the next deadline.
 
 use crate::peer::TIMEOUT;
 use std::cell::RefCell;
@@ -16,7 +17,8 @@ use uiw_verbs::{Device, DeviceConfig, Limits, Progress};
 const HOST: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
 /// EMSS of the kernel's TCP on its loopback interface.
 const EMSS: usize = 65_483;
-/// Rounds without work after which a device is idle. While it has few connections it asks its stack in one of 32.
+/// Rounds without work after which a device is idle. While it has few connections it asks its stack
+/// in one of 32.
 const QUIET_ROUNDS: usize = 33;
 /// Rounds in which something moves while the clock stands still, at most: more is a livelock.
 const MAX_ROUNDS: usize = 1_000_000;
@@ -54,7 +56,8 @@ pub(crate) fn change_link(change: impl FnOnce(&mut Link)) {
     SIMULATION.with(|simulation| simulation.network.change_link(HOST, HOST, change));
 }
 
-/// Returns whether the device is on a simulated network: the kernel's TCP has a descriptor to wait with.
+/// Returns whether the device is on a simulated network: the kernel's TCP has a descriptor to wait
+/// with.
 pub(crate) fn is_simulated(device: &Device) -> bool {
     device.wait_fds().is_empty()
 }

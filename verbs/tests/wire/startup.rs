@@ -363,7 +363,8 @@ fn half_open_connections_bounded() {
     let undecided = end.request();
     third.raw(&request(1).emit());
     let other = end.request();
-    // Both have sent their Requests and wait for the application: none is evicted, and the newest is cut.
+    // Both have sent their Requests and wait for the application: none is evicted, and the newest
+    // is cut.
     let mut late = Peer::connect(listener.local_addr());
     assert!(late.rest().is_empty());
     other.reject(b"").unwrap();
@@ -541,8 +542,8 @@ fn responder_abandons_missing_rtr() {
     assert_eq!(now() - start, startup_timeout);
 }
 
-/// A peer that goes after our Reply and before its first FPDU: a queue pair that outlives its peers waits for another one, and what
-/// was posted with it.
+/// A peer that goes after our Reply and before its first FPDU: a queue pair that outlives its peers
+/// waits for another one, and what was posted with it.
 #[test]
 fn queue_pair_outlives_silent_peer() {
     let options = p2p(RtrKinds::ALL).startup_timeout(Duration::from_millis(200)).outlives_peer(true);
@@ -574,7 +575,8 @@ fn queue_pair_outlives_silent_peer() {
     }
 }
 
-/// Connections on a long path whose set-ups begin one after the other are all established after the time of one.
+/// Connections on a long path whose set-ups begin one after the other are all established after the
+/// time of one.
 #[test]
 fn connections_set_up_concurrently() {
     change_link(|link| link.latency = Duration::from_millis(50));
@@ -808,7 +810,8 @@ fn initiator_scales_its_ord_down() {
     assert_eq!((attr.ird, attr.ord), (8, 3));
 }
 
-/// Probes the negotiated values, the application gets the other end's, whether accepted or rejected.
+/// Probes the negotiated values, the application gets the other end's, whether accepted or
+/// rejected.
 // [test:RFC6581-9.1-01] [test:RFC6581-9.1-10]
 #[test]
 fn ird_and_ord_of_peer_reported() {
@@ -913,7 +916,8 @@ fn rtr_of_every_kind_as_initiator() {
     }
 }
 
-/// Posted before the Reply's bytes have been served, but after the connection stands: the RTR message is still the first.
+/// Posted before the Reply's bytes have been served, but after the connection stands: the RTR
+/// message is still the first.
 #[test]
 fn initiator_without_rtr_sends_after_post() {
     let end = End::new();
@@ -1189,7 +1193,8 @@ fn retries_of_a_refused_connection_end() {
     initiator_opt(&end, &plain(), |_| with(reply(2), enhanced(4, 4)));
 }
 
-/// The system may choose the port without a listener as the local one on loopback: TCP connects to itself then.
+/// The system may choose the port without a listener as the local one on loopback: TCP connects to
+/// itself then.
 #[test]
 fn tcp_self_connection_is_refusal() {
     let closed_port = closed_addr();

@@ -25,7 +25,8 @@ const LEN: usize = 1 << 20;
 impl LentBuffer {
     fn new(end: &End, access: Access) -> Self {
         let bytes = Box::into_raw(vec![0; LEN].into_boxed_slice());
-        // SAFETY: the bytes live until the region is gone; meanwhile they are looked at through the region.
+        // SAFETY: the bytes live until the region is gone; meanwhile they are looked at through the
+        // region.
         let memory = unsafe { Memory::borrowed(bytes.cast(), LEN) };
         let base = memory.as_ptr() as u64;
         Self { bytes, mr: Some(end.pd.register_raw(memory.shared(), base, access).unwrap()) }
@@ -135,7 +136,8 @@ fn reregistration_during_a_peers_writes() {
     old.take_back();
 }
 
-/// Bytes of the application that a peer may write for as long as this stands; its end fills them with [`WatchedMemory::OURS`].
+/// Bytes of the application that a peer may write for as long as this stands; its end fills them
+/// with [`WatchedMemory::OURS`].
 struct WatchedMemory<'a> {
     bytes: &'a [AtomicU8],
     mr: Option<RawMr>,
@@ -163,8 +165,8 @@ fn ordered<T>(mut things: Vec<T>, mut n: usize) -> VecDeque<T> {
     out
 }
 
-/// Everything goes, in every order, from two threads, while the peer writes: the stream ends, and no byte of the
-/// application is touched once its region is gone.
+/// Everything goes, in every order, from two threads, while the peer writes: the stream ends, and
+/// no byte of the application is touched once its region is gone.
 #[test]
 fn concurrent_teardown_in_any_order() {
     const SIZE: usize = 64 << 10;
@@ -300,14 +302,16 @@ fn manual_with(config: &ConnConfig) -> (End, Peer) {
     (end, peer)
 }
 
-/// The bytes that the peer sent before its reset are in the socket, though the socket takes nothing any more.
+/// The bytes that the peer sent before its reset are in the socket, though the socket takes nothing
+/// any more.
 #[test]
 fn data_before_reset_received_on_send() {
     let (end, mut peer) = manual();
     for id in 0..5 {
         end.recv(id, id * 8, 8);
     }
-    // Not more than TCP sends before the first acknowledgement: the rest would be lost with the reset.
+    // Not more than TCP sends before the first acknowledgement: the rest would be lost with the
+    // reset.
     for id in 0..5u64 {
         peer.send(&id.to_be_bytes());
     }

@@ -1,4 +1,5 @@
-//! What is under the ends of a test: a simulated network with a virtual clock ([`simulation`]), or the kernel's TCP with the system's.
+//! What is under the ends of a test: a simulated network with a virtual clock ([`simulation`]), or
+//! the kernel's TCP with the system's.
 
 use crate::common::loopback;
 use crate::peer::TIMEOUT;

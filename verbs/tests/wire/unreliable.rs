@@ -1,4 +1,5 @@
-//! Unreliable connections: what is announced on the wire, and what is discarded without a Terminate.
+//! Unreliable connections: what is announced on the wire, and what is discarded without a
+//! Terminate.
 
 use crate::common::{End, fill, initiator_opt, pair_of, pattern, peek, plain, responder_opt};
 use crate::peer::{enhanced, reply, tagged, untagged, with};
@@ -230,7 +231,8 @@ fn guessed_stags_end_connection() {
     assert_eq!(end.qp.state(), QpState::Rts);
 }
 
-/// The peer resets the connection in the midst of a message: the queue pair stays in RTS, and its receive waits for another one.
+/// The peer resets the connection in the midst of a message: the queue pair stays in RTS, and its
+/// receive waits for another one.
 #[test]
 fn lost_connection_leaves_queue_pair() {
     let end = unreliable();

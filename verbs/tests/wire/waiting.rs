@@ -1,4 +1,5 @@
-//! Queue pairs whose application says RTS before their connection stands, and whose peers may be out of reach.
+//! Queue pairs whose application says RTS before their connection stands, and whose peers may be
+//! out of reach.
 
 use crate::common::{End, Make, device, pair, pair_of};
 use crate::peer::Port;

@@ -1,5 +1,6 @@
-//! Examples of `uiw` and `uiw-verbs` that alternate slices of two programs in one process, and print figures of each round as an array of a JSON object: ours, theirs
-//! and, where there is noise to measure, theirs again.
+//! Examples of `uiw` and `uiw-verbs` that alternate slices of two programs in one process, and
+//! print figures of each round as an array of a JSON object: ours, theirs and, where there is noise
+//! to measure, theirs again.
 
 use super::programs::{Lab, output};
 use super::{RatioBar, RatioLine, TableRow, Unit, median};

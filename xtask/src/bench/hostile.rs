@@ -1,5 +1,5 @@
-//! A server under attack: its speed to a well-behaved peer before and during the attack; its memory and descriptors before, and when the attackers
-//! are gone.
+//! A server under attack: its speed to a well-behaved peer before and during the attack; its memory
+//! and descriptors before, and when the attackers are gone.
 
 use super::programs::{Lab, figure, object, output, plain, start};
 use super::{RatioBar, RatioLine, RatioSpread, TableRow};
@@ -30,7 +30,8 @@ type Attack = fn(uiw: &Path, to: SocketAddr, count: usize) -> Attackers;
 const FRONT: usize = 65_000;
 /// Bytes of that FPDU.
 const FPDU: usize = 65_500;
-/// The attack on a server with 16 MiB of receive memory: the first bytes of 1,000 FPDUs are 65 MB, and the server accepts 1,024 connections.
+/// The attack on a server with 16 MiB of receive memory: the first bytes of 1,000 FPDUs are 65 MB,
+/// and the server accepts 1,024 connections.
 const SILENT: &str = "1,000 that send the front of an FPDU and fall silent";
 
 const ATTACKS: [(&str, usize, Attack); 7] = [
@@ -60,7 +61,8 @@ pub(super) fn rows() -> Vec<TableRow> {
 fn measure(lab: &Lab, memory: Option<&str>, count: usize, attack: Attack) -> Result<Vec<RatioLine>> {
     let uiw = &lab.uiw()?;
     let server = ServeProcess::start(uiw, memory)?;
-    // What the first client and the first attacker of each kind make it map and allocate for good, most of it its own text.
+    // What the first client and the first attacker of each kind make it map and allocate for good,
+    // most of it its own text.
     for (_, _, attack) in ATTACKS {
         drop(attack(uiw, server.address, 1));
     }
@@ -99,7 +101,8 @@ struct ServeProcess<'a> {
 impl<'a> ServeProcess<'a> {
     fn start(uiw: &'a Path, memory: Option<&str>) -> Result<Self> {
         let mut command = plain(uiw);
-        // All come from one address, the well-behaved peer as well; and log lines about each attacker are not to be measured.
+        // All come from one address, the well-behaved peer as well; and log lines about each
+        // attacker are not to be measured.
         command.args(["serve", "--listen", "127.0.0.1:0", "--per-address", "65535"]);
         command.args(memory.iter().flat_map(|memory| ["--receive-memory", memory]));
         let mut process = start(command.env("UIW_LOG", "error"))?;
@@ -138,7 +141,8 @@ impl<'a> ServeProcess<'a> {
         read().ok_or_else(|| Error::Failed("the server is gone".to_owned()))
     }
 
-    /// Returns the memory and descriptors held once they are back at `before`, or when the time-out expires.
+    /// Returns the memory and descriptors held once they are back at `before`, or when the time-out
+    /// expires.
     fn held_after(&self, before: [u64; 2]) -> Result<([u64; 2], Duration)> {
         let begun = Instant::now();
         loop {

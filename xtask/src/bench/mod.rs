@@ -1,7 +1,7 @@
 //! `cargo xtask bench`: rows of measurements, each against its bar.
 //!
-//! A row runs several programs in rounds whose order rotates, and compares figures of the same round: the machine is shared, so only these ratios
-//! are meaningful.
+//! A row runs several programs in rounds whose order rotates, and compares figures of the same
+//! round: the machine is shared, so only these ratios are meaningful.
 
 mod examples;
 mod hostile;
@@ -73,7 +73,8 @@ pub(crate) struct Options {
     cut_seconds: u32,
 }
 
-/// Rows that are measured in the same way: a name, the rounds of a row unless the options say otherwise, the rows, what they are.
+/// Rows that are measured in the same way: a name, the rounds of a row unless the options say
+/// otherwise, the rows, what they are.
 type Group = (&'static str, u32, fn() -> Vec<TableRow>, &'static str);
 
 const GROUPS: [Group; 14] = [

@@ -1,7 +1,10 @@
-//! What else a program in user space could use: UCX and libfabric over TCP, beside `uiw perf` and raw TCP with the same operation, size and depth.
+//! What else a program in user space could use: UCX and libfabric over TCP, beside `uiw perf` and
+//! raw TCP with the same operation, size and depth.
 //!
-//! uiw computes CRCs, the others do not. Messages of 64 bytes are posted by a program that polls, larger ones by one that sleeps; `ucx_perftest` and
-//! `fi_pingpong` always poll. `fi_pingpong` prints means, so it is compared with the mean of ours. In round trips each end has a processor of its own.
+//! uiw computes CRCs, the others do not. Messages of 64 bytes are posted by a program that polls,
+//! larger ones by one that sleeps; `ucx_perftest` and `fi_pingpong` always poll. `fi_pingpong`
+//! prints means, so it is compared with the mean of ours. In round trips each end has a processor
+//! of its own.
 
 use super::programs::{Lab, Slice, figure, need, object, pair, plain, rotate};
 use super::{RatioLine, TableRow, Unit};
@@ -61,7 +64,8 @@ impl Case {
         format!("--compare --slices 1 --json --op {} --size {} {how}", self.op, self.size)
     }
 
-    /// Reads the figures that `uiw perf` prints with these arguments: messages per second, or microseconds of a round trip.
+    /// Reads the figures that `uiw perf` prints with these arguments: messages per second, or
+    /// microseconds of a round trip.
     pub(super) fn compared(self, printed: &str) -> Result<Figures> {
         let value = object(printed)?;
         let of = |key: &str, who: &str| figure(&value, &format!("/{key}/{who}/median"));

@@ -1,5 +1,5 @@
-//! Debian's perftest on the C libraries, connected by rdma_cm and out of band, beside `uiw perf` and raw TCP with the same operation, size, depth and
-//! signaling, with CRC.
+//! Debian's perftest on the C libraries, connected by rdma_cm and out of band, beside `uiw perf`
+//! and raw TCP with the same operation, size, depth and signaling, with CRC.
 
 use super::programs::{Lab, figure, need, object, output, pair, plain, rotate};
 use super::{RatioBar, RatioLine, TableRow, median};
@@ -74,7 +74,8 @@ fn uiw(program: &Path, case: PerftestCase) -> Result<[f64; 3]> {
         "perf --compare --slices 1 --json --spin --op {op} --size {size} --depth {DEPTH} --signal-every {signal_every}"
     );
     command.args(args.split(' '));
-    // ib_write_bw registers its source for remote writing, so what goes out of it is copied before its CRC is computed.
+    // ib_write_bw registers its source for remote writing, so what goes out of it is copied before
+    // its CRC is computed.
     if op == "write" {
         command.args(["--stable-tx", "on"]);
     }
@@ -88,8 +89,9 @@ fn uiw(program: &Path, case: PerftestCase) -> Result<[f64; 3]> {
 /// Messages a second of perftest.
 fn perftest(program: &Path, case: PerftestCase, count: u64, by_cm: bool) -> Result<f64> {
     let PerftestCase { op, size, signal_every } = case;
-    // On an iWARP device perftest's Sends do more than the row says: the receiver writes credits to the sender, which stops without them (and out
-    // of band fails at the very end, as it leaves the region of its credits registered). The wire and what completions say are the same for the
+    // On an iWARP device perftest's Sends do more than the row says: the receiver writes credits to
+    // the sender, which stops without them (and out of band fails at the very end, as it leaves the
+    // region of its credits registered). The wire and what completions say are the same for the
     // other personas, unless they wait for the peer.
     let persona = if by_cm && op != "send" { "iwarp" } else { "roce" };
     let command = |port: u16| {
@@ -113,7 +115,8 @@ fn perftest(program: &Path, case: PerftestCase, count: u64, by_cm: bool) -> Resu
     rate(&printed, size).ok_or_else(|| Error::Failed(format!("ib_{op}_bw prints no figure: {printed}")))
 }
 
-/// Messages a second from perftest's table: bytes, iterations, peak, average, millions of messages a second.
+/// Messages a second from perftest's table: bytes, iterations, peak, average, millions of messages
+/// a second.
 fn rate(printed: &str, size: u32) -> Option<f64> {
     let lines = printed.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
     let fields = lines.into_iter().find(|fields| fields.len() >= 5 && fields[0] == size.to_string())?;

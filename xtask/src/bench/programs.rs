@@ -183,8 +183,9 @@ pub(super) fn figure(of: &Value, path: &str) -> Result<f64> {
     of.pointer(path).and_then(Value::as_f64).ok_or_else(|| Error::Failed(format!("no {path} in {of}")))
 }
 
-/// Runs a server, whose command `server` makes of a free port, and then a client; returns what the client prints. The server listens at the port
-/// `above` that one, and is killed at the end unless it `ends` by itself.
+/// Runs a server, whose command `server` makes of a free port, and then a client; returns what the
+/// client prints. The server listens at the port `above` that one, and is killed at the end unless
+/// it `ends` by itself.
 pub(crate) fn pair(
     above: u16,
     ends: bool,
@@ -217,7 +218,8 @@ pub(crate) fn pair(
 /// A slice of one program: the number of its round to its figures.
 pub(super) type Slice<'a, T> = &'a dyn Fn(u32) -> Result<T>;
 
-/// Runs all slices in every round; their order rotates, so that each is first equally often. Returns the figures of each slice, round by round.
+/// Runs all slices in every round; their order rotates, so that each is first equally often.
+/// Returns the figures of each slice, round by round.
 pub(super) fn rotate<T>(rounds: u32, slices: &[Slice<'_, T>]) -> Result<Vec<Vec<T>>> {
     let mut figures: Vec<Vec<T>> = slices.iter().map(|_| Vec::new()).collect();
     for round in 0..rounds {
@@ -238,7 +240,8 @@ pub(super) fn busy_share() -> Result<f64> {
     share(&before, &stat()).ok_or_else(|| Error::Failed("/proc/stat cannot be read".to_owned()))
 }
 
-/// The share in use between two states of `/proc/stat` (proc(5)), whose first line has user, nice, system, idle, iowait, irq, softirq, steal.
+/// The share in use between two states of `/proc/stat` (proc(5)), whose first line has user, nice,
+/// system, idle, iowait, irq, softirq, steal.
 fn share(before: &str, after: &str) -> Option<f64> {
     let ticks = |stat: &str| -> Option<[u64; 2]> {
         let fields = stat.lines().next()?.strip_prefix("cpu ")?.split_whitespace().take(8);

@@ -1,6 +1,8 @@
-//! The cost of a second thread, of busy streams beside a small one, of sleeping, and of control calls on a busy device.
+//! The cost of a second thread, of busy streams beside a small one, of sleeping, and of control
+//! calls on a busy device.
 //!
-//! Ceilings are programs on the engine of commit 02b5a5a, which is built from the history of the repository on this machine, by this compiler.
+//! Ceilings are programs on the engine of commit 02b5a5a, which is built from the history of the
+//! repository on this machine, by this compiler.
 
 use super::programs::{self, Lab, Slice, TIMEOUT, busy_share, figure, need, object, output, rotate, start};
 use super::{RatioBar, RatioLine, RatioSpread, TableRow, Unit, median};
@@ -303,7 +305,8 @@ fn bytes(trace: &str, thread: f64) -> Result<u64> {
             // The second line of an interrupted call marks nothing.
             marks += u32::from(call.starts_with(MARK));
         } else if marks == 1 {
-            // A call during which another thread makes one has two lines; the second has the result.
+            // A call during which another thread makes one has two lines; the second has the
+            // result.
             let result = call.rsplit_once("= ").and_then(|(_, result)| result.split(' ').next());
             moved += result.and_then(|result| result.parse::<u64>().ok()).unwrap_or(0);
         }
@@ -344,8 +347,8 @@ struct BaselineBuild {
 }
 
 impl BaselineBuild {
-    /// Builds what is not built yet. `git archive` writes the sources: no worktree is registered in the repository, and files have the time of the
-    /// commit, so that Cargo builds them once.
+    /// Builds what is not built yet. `git archive` writes the sources: no worktree is registered in
+    /// the repository, and files have the time of the commit, so that Cargo builds them once.
     fn build(lab: &Lab) -> Result<Self> {
         let folder = lab.target.join(format!("baseline-{BASE}"));
         let (tree, target, libraries) = (folder.join("tree"), folder.join("target"), folder.join("lib"));

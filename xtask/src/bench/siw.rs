@@ -1,7 +1,9 @@
-//! The Linux kernel's siw driver beside `uiw perf` and raw TCP, all in the same virtual machine, over its loopback.
+//! The Linux kernel's siw driver beside `uiw perf` and raw TCP, all in the same virtual machine,
+//! over its loopback.
 //!
-//! siw is driven by `siwbench` (interop/siw/guest), which posts and signals as `uiw perf` does. The guest is emulated in software: only ratios are
-//! meaningful. CRC is off at both, as the stock driver has it.
+//! siw is driven by `siwbench` (interop/siw/guest), which posts and signals as `uiw perf` does. The
+//! guest is emulated in software: only ratios are meaningful. CRC is off at both, as the stock
+//! driver has it.
 
 use super::peers::{Case, case_rows};
 use super::programs::{Lab, figure, object, rotate};

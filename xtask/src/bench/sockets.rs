@@ -1,5 +1,5 @@
-//! Programs of TCP under the preload library at both ends beside the same programs on TCP, over loopback. A run before the rounds proves that the bytes
-//! go over rsockets.
+//! Programs of TCP under the preload library at both ends beside the same programs on TCP, over
+//! loopback. A run before the rounds proves that the bytes go over rsockets.
 
 use super::programs::{Lab, figure, need, pair, plain, rotate};
 use super::{RatioBar, RatioLine, TableRow, Unit};

@@ -1,6 +1,8 @@
-//! iWARP over smoltcp and over the kernel's TCP, beside bare smoltcp and the kernel's TCP, on one veth or an emulated path.
+//! iWARP over smoltcp and over the kernel's TCP, beside bare smoltcp and the kernel's TCP, on one
+//! veth or an emulated path.
 //!
-//! On emulated paths ours is beside the rate of the line. smoltcp's congestion control is cubic, ours and the bare one.
+//! On emulated paths ours is beside the rate of the line. smoltcp's congestion control is cubic,
+//! ours and the bare one.
 
 use super::paths::{Place, of_stream};
 use super::programs::{Lab, object, rotate};
@@ -102,8 +104,9 @@ fn measure(lab: &Lab, case: StackCase) -> Result<Vec<RatioLine>> {
 }
 
 impl StackCase {
-    /// Buffers of uiw and smoltcp. On the path: more than the product of bandwidth and delay (1.25 MB), less than that and the queue together. A veth
-    /// holds 256 frames: a window of AF_XDP beyond that is lost when the receiver is late, and smoltcp alone recovers after a second.
+    /// Buffers of uiw and smoltcp. On the path: more than the product of bandwidth and delay (1.25
+    /// MB), less than that and the queue together. A veth holds 256 frames: a window of AF_XDP
+    /// beyond that is lost when the receiver is late, and smoltcp alone recovers after a second.
     fn buffer(&self) -> &'static str {
         match self {
             Self { is_long: true, .. } => "2M",

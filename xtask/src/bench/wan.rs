@@ -1,4 +1,5 @@
-//! Emulated long paths, where each program of a round meets the same losses: the emulator starts anew with the same seed.
+//! Emulated long paths, where each program of a round meets the same losses: the emulator starts
+//! anew with the same seed.
 
 use super::paths::Place;
 use super::programs::{Lab, figure, need, object, output, rotate, start};
@@ -92,7 +93,8 @@ impl<'a> WanBench<'a> {
         Ok(Self { lab, place })
     }
 
-    /// Congestion control of programs that choose none. By the route, as the default of a namespace is restricted (tcp(7)).
+    /// Congestion control of programs that choose none. By the route, as the default of a namespace
+    /// is restricted (tcp(7)).
     fn set_congestion(&self, name: &str) -> Result<()> {
         self.place.ip(|_| format!("route replace 10.77.0.0/24 dev veth0 congctl {name}"))
     }
@@ -288,7 +290,8 @@ fn files(lab: &Lab) -> Result<Vec<RatioLine>> {
     wan.beside(SHORTER, lab.rounds, "time of tar over ours", ours, theirs)
 }
 
-/// Bytes that reach the client beyond those of the file, headers included, when the path is cut, or the server killed, at half of the copy.
+/// Bytes that reach the client beyond those of the file, headers included, when the path is cut, or
+/// the server killed, at half of the copy.
 fn interrupted(lab: &Lab, is_cut: bool) -> Result<Vec<RatioLine>> {
     let wan = WanBench::new(lab)?;
     let (source, target, at) = (wan.source()?, lab.fresh("target")?, wan.place.address());
@@ -358,7 +361,8 @@ fn tls(lab: &Lab) -> Result<Vec<RatioLine>> {
     Ok(vec![RatioLine::ratio("of clear", &rates[0], &rates[1], MBIT)])
 }
 
-/// The geometric mean of all ratios of all paths, with its 95 % interval by the normal approximation of the logarithms. Its lower bound is what the bar is for.
+/// The geometric mean of all ratios of all paths, with its 95 % interval by the normal
+/// approximation of the logarithms. Its lower bound is what the bar is for.
 fn lossy(lab: &Lab) -> Result<Vec<RatioLine>> {
     let mut logs = Vec::new();
     for cell in PathCell::all().filter(|cell| cell.2 != "0") {

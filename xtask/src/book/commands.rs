@@ -6,7 +6,8 @@ use super::transcript::{self, Section};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// The pages with commands that are not run, and why. A page that has `sh` blocks or indented ones is here, and no other one.
+/// The pages with commands that are not run, and why. A page that has `sh` blocks or indented ones
+/// is here, and no other one.
 const NOT_RUN: &[(&str, &str)] = &[
     ("BENCHMARKS.md", "measurements that take minutes to hours"),
     ("CONTRIBUTING.md", "work on the source tree; its commands are what CI runs"),
@@ -31,7 +32,8 @@ const NOT_RUN: &[(&str, &str)] = &[
 /// The sections with commands of each page of the book, and those of the script by its path.
 ///
 /// # Errors
-/// Line by line: a page with commands that are neither run nor excused, an excuse that no page needs, a script that is not what the pages have.
+/// Line by line: a page with commands that are neither run nor excused, an excuse that no page
+/// needs, a script that is not what the pages have.
 pub(super) fn of_book<'a>(
     documents: &BTreeMap<PathBuf, Page>,
     book: impl Iterator<Item = &'a Path>,

@@ -1,4 +1,5 @@
-//! The crates as a reader gets them: packages of this workspace and of their dependencies, in a folder that stands for crates.io.
+//! The crates as a reader gets them: packages of this workspace and of their dependencies, in a
+//! folder that stands for crates.io.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -47,8 +48,8 @@ impl Crates {
         self.work.join("sources")
     }
 
-    /// Puts what they need of others into `folder`, in the versions that are locked here. Crates for other platforms are among them, which Cargo may have to
-    /// fetch.
+    /// Puts what they need of others into `folder`, in the versions that are locked here. Crates
+    /// for other platforms are among them, which Cargo may have to fetch.
     pub(super) fn vendor(&self, folder: &Path) -> Result<(), String> {
         let project = self.work.join("project");
         let patches = self.members.iter().map(|WorkspaceMember { name, version }| {
@@ -69,8 +70,9 @@ impl Crates {
         succeed(vendor.current_dir(project))
     }
 
-    /// Puts the packages themselves into `folder`, and what makes Cargo use it in place of crates.io into `config`. `folder` is seen as `place` then,
-    /// and what Cargo builds of all crates goes to `built`, so that it is built once in a run, without debug information.
+    /// Puts the packages themselves into `folder`, and what makes Cargo use it in place of
+    /// crates.io into `config`. `folder` is seen as `place` then, and what Cargo builds of all
+    /// crates goes to `built`, so that it is built once in a run, without debug information.
     pub(super) fn place(&self, folder: &Path, place: &str, built: &str, config: &Path) -> Result<(), String> {
         for member in &self.members {
             let archive = self.archive(member);

@@ -83,14 +83,14 @@ impl Page {
         &self.text
     }
 
-    /// Returns whether it has commands for a shell, outside of its `console` blocks, which are run: `sh` blocks. A block that is indented has no
-    /// language, so it counts too.
+    /// Returns whether it has commands for a shell, outside of its `console` blocks, which are run:
+    /// `sh` blocks. A block that is indented has no language, so it counts too.
     pub(super) fn has_commands(&self) -> bool {
         self.has_commands
     }
 
-    /// The text as a page of the book: a link to another page names it as it is named there, any other one
-    /// becomes its words and the file's name.
+    /// The text as a page of the book: a link to another page names it as it is named there, any
+    /// other one becomes its words and the file's name.
     pub(super) fn rewritten(&self, path: &Path, chapters: &BTreeMap<PathBuf, String>) -> String {
         let mut text = self.text.clone();
         for link in self.links.iter().rev() {
@@ -124,7 +124,8 @@ fn split(link: &str) -> (&str, Option<&str>) {
     link.split_once('#').map_or((link, None), |(file, anchor)| (file, Some(anchor)))
 }
 
-/// The file that a link of the document `from` names, below the root. Begins with `..` where it leads out of it.
+/// The file that a link of the document `from` names, below the root. Begins with `..` where it
+/// leads out of it.
 pub(super) fn resolve(from: &Path, link: &str) -> PathBuf {
     let (file, _) = split(link);
     if file.is_empty() {
@@ -163,7 +164,8 @@ pub(super) fn check(
     }
 }
 
-/// The name that GitHub and mdBook give to a heading: letters and digits in lower case, hyphens for spaces.
+/// The name that GitHub and mdBook give to a heading: letters and digits in lower case, hyphens for
+/// spaces.
 fn anchor(heading: &str) -> String {
     let kept = heading.chars().filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));
     kept.map(|c| if c == ' ' { '-' } else { c.to_ascii_lowercase() }).collect()

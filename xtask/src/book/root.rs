@@ -1,5 +1,5 @@
-//! A fresh Debian for each page: made once by mmdebstrap and kept below the target folder, used below a layer in memory that takes
-//! all changes and is gone with the page's processes.
+//! A fresh Debian for each page: made once by mmdebstrap and kept below the target folder, used
+//! below a layer in memory that takes all changes and is gone with the page's processes.
 
 use std::collections::hash_map::DefaultHasher;
 use std::fs;
@@ -9,7 +9,8 @@ use std::process::Command;
 
 use uiw_siw::debian;
 
-/// What the pages' commands need of Debian: stock programs, a C compiler with rdma-core's headers, Python.
+/// What the pages' commands need of Debian: stock programs, a C compiler with rdma-core's headers,
+/// Python.
 const PACKAGES: &[&str] = &[
     "rdmacm-utils",
     "ibverbs-utils",
@@ -30,8 +31,9 @@ const PACKAGES: &[&str] = &[
 /// Programs without which there is no fresh root.
 pub(super) const PROGRAMS: &[&str] = &["mmdebstrap", "unshare", "chroot", "mount"];
 
-/// Run by `unshare` in namespaces of its own: puts the layers together and becomes the shell in them. Arguments: the lower layers, the place of the
-/// root, the script; then in threes a folder, the place in the root where it is seen, and `ro` or `rw`.
+/// Run by `unshare` in namespaces of its own: puts the layers together and becomes the shell in
+/// them. Arguments: the lower layers, the place of the root, the script; then in threes a folder,
+/// the place in the root where it is seen, and `ro` or `rw`.
 const ENTER: &str = r#"
 set -eu
 layers=$1 root=$2 script=$3
@@ -59,7 +61,8 @@ pub(super) struct Root {
 }
 
 impl Root {
-    /// The one that was made before, if it has the same packages; otherwise a new one, below `folder`.
+    /// The one that was made before, if it has the same packages; otherwise a new one, below
+    /// `folder`.
     pub(super) fn get(folder: &Path) -> Result<Self, String> {
         let mut hasher = DefaultHasher::new();
         (debian::SUITE, PACKAGES).hash(&mut hasher);
@@ -78,8 +81,10 @@ impl Root {
         Ok(Self { layer })
     }
 
-    /// A command that runs a shell script in the root, in namespaces of its own for mounts, processes and the network.
-    /// `layers` are folders whose files lie above Debian's, the first one on top; `seen` are folders, where they are seen, and whether they can be written (`ro`, `rw`).
+    /// A command that runs a shell script in the root, in namespaces of its own for mounts,
+    /// processes and the network. `layers` are folders whose files lie above Debian's, the first
+    /// one on top; `seen` are folders, where they are seen, and whether they can be written (`ro`,
+    /// `rw`).
     pub(super) fn command(
         &self,
         layers: &[&Path],

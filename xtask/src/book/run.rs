@@ -1,4 +1,5 @@
-//! `cargo xtask book --run`: the commands of the pages, and `docs/newcomer.sh`, in a fresh root that has the packages.
+//! `cargo xtask book --run`: the commands of the pages, and `docs/newcomer.sh`, in a fresh root
+//! that has the packages.
 
 use super::Options;
 use super::commands::Commands;
@@ -26,7 +27,8 @@ const BUILT: &str = "/opt/built";
 /// The page that installs uiw itself, as the script does.
 const INSTALLS: &str = "docs/installing.md";
 
-/// Runs the pages that the options name, and the script; the score is the last line on stdout. False when one failed.
+/// Runs the pages that the options name, and the script; the score is the last line on stdout.
+/// False when one failed.
 pub(super) fn run(commands: &Commands, options: &Options) -> Result<bool, String> {
     process::handle_interrupts(|| {});
     let wanted =

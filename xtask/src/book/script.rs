@@ -1,6 +1,7 @@
 //! `docs/newcomer.sh`: sections of pages, one behind the other, as one shell script.
 //!
-//! A section begins with `echo '== PAGE: HEADING'`; below that line are the steps of the page below that heading, word by word. So what runs is the steps.
+//! A section begins with `echo '== PAGE: HEADING'`; below that line are the steps of the page below
+//! that heading, word by word. So what runs is the steps.
 
 use super::transcript::{Section, Step};
 use std::collections::BTreeMap;

@@ -1,10 +1,12 @@
 //! The commands of a page, the files that it shows, and what it says that the commands print.
 //!
-//! A `console` block has commands behind `$ `, continued by `> `, and what they print. A block below a line that is nothing but
-//! `` `NAME`: `` is the file of this name. In what is printed `[..]` stands for any characters of a line, and a line `...` for any lines.
+//! A `console` block has commands behind `$ `, continued by `> `, and what they print. A block
+//! below a line that is nothing but `` `NAME`: `` is the file of this name. In what is printed
+//! `[..]` stands for any characters of a line, and a line `...` for any lines.
 //!
-//! All commands of a page run in one shell, as many begin jobs or use pipes. trycmd runs single programs without a shell; scrut has a shell, but its own
-//! syntax of expectations would be on the pages, and it knows no files.
+//! All commands of a page run in one shell, as many begin jobs or use pipes. trycmd runs single
+//! programs without a shell; scrut has a shell, but its own syntax of expectations would be on the
+//! pages, and it knows no files.
 
 /// What a reader of the page does.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -24,7 +24,8 @@ pub(super) fn files(root: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Writes everything in `root` to a tar, in the folder `top` of it: files of root, at the time `seconds`.
+/// Writes everything in `root` to a tar, in the folder `top` of it: files of root, at the time
+/// `seconds`.
 pub(super) fn tar(root: &Path, top: &str, seconds: u64, to: &Path) -> Result<(), String> {
     let mut tar = Command::new("tar");
     tar.args(["--sort=name", "--owner=0", "--group=0", "--numeric-owner", "--format=gnu"]);

@@ -1,7 +1,7 @@
 //! The crates in the packages, as CycloneDX 1.5 in JSON.
 //!
-//! cargo-cyclonedx writes a list for each crate of the workspace into its source folder, with paths of this machine in it. Packages need one list, which is
-//! the same on every machine.
+//! cargo-cyclonedx writes a list for each crate of the workspace into its source folder, with paths
+//! of this machine in it. Packages need one list, which is the same on every machine.
 
 use std::fs;
 use std::path::PathBuf;

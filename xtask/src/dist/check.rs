@@ -1,4 +1,5 @@
-//! `cargo xtask dist --check`: what was made is installed, run and removed, where there is no source tree.
+//! `cargo xtask dist --check`: what was made is installed, run and removed, where there is no
+//! source tree.
 
 use std::collections::BTreeSet;
 use std::env;
@@ -146,7 +147,9 @@ fn own(root: &Path) -> Result<BTreeSet<PathBuf>, String> {
     Ok(all.filter(|file| !of_managers.iter().any(|folder| file.starts_with(folder))).collect())
 }
 
-/// Podman as an ordinary user, also where root runs this. It sees cgroups of version 1 alone, as Debian's crun does not support the mix of both. Arguments: the user's folder, which has `sub`, the users that its containers may have.
+/// Podman as an ordinary user, also where root runs this. It sees cgroups of version 1 alone, as
+/// Debian's crun does not support the mix of both. Arguments: the user's folder, which has `sub`,
+/// the users that its containers may have.
 const AS_USER: &str = r#"
     set -e
     umount /sys/fs/cgroup/unified 2>/dev/null || true
@@ -194,7 +197,8 @@ impl PodmanStorage {
         };
         command.arg("--root").arg(self.storage.join("root")).arg("--runroot").arg(self.storage.join("run"));
         command.args(["--storage-driver=vfs", "--cgroup-manager=cgroupfs"]);
-        // The usual one does not run where the system has both versions of cgroups, unless it makes none.
+        // The usual one does not run where the system has both versions of cgroups, unless it makes
+        // none.
         if !self.as_user && crate::packages::on_path("runc") {
             command.arg("--runtime=runc");
         }

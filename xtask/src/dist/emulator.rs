@@ -6,7 +6,8 @@ use std::process::Command;
 use super::check::output;
 use crate::arch::Arch;
 
-/// While it lives, the kernel runs programs for a processor: by a handler that the system has already, or by Debian's, which is enabled meanwhile.
+/// While it lives, the kernel runs programs for a processor: by a handler that the system has
+/// already, or by Debian's, which is enabled meanwhile.
 pub(super) struct Emulator {
     enabled: Option<String>,
 }

@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The libraries that a wheel may take from the system, whatever the distribution (PEP 600), as far as Rust's programs use them.
+/// The libraries that a wheel may take from the system, whatever the distribution (PEP 600), as far
+/// as Rust's programs use them.
 const OF_THE_SYSTEM: [&str; 8] = [
     "libc.so.6",
     "libm.so.6",

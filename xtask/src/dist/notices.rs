@@ -9,7 +9,8 @@ use super::crates::Crates;
 /// Names of files with licences begin with one of these.
 const NAMES: [&str; 5] = ["LICENSE", "LICENCE", "COPYING", "COPYRIGHT", "NOTICE"];
 
-/// Each text once, behind the names of the crates that have it. Crates of the workspace have the package's own licence.
+/// Each text once, behind the names of the crates that have it. Crates of the workspace have the
+/// package's own licence.
 pub(super) fn of(crates: &Crates) -> Result<String, String> {
     let mut texts: BTreeMap<String, Vec<String>> = BTreeMap::new();
     let mut all = "The programs contain these crates:\n\n".to_owned();

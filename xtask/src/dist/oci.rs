@@ -1,4 +1,5 @@
-//! The OCI image: a small Debian with the package, in an archive of the image layout, made by umoci.
+//! The OCI image: a small Debian with the package, in an archive of the image layout, made by
+//! umoci.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -48,7 +49,8 @@ pub(super) fn make(dist: &PackageBuild) -> Result<PathBuf, String> {
 
 /// The root file system as a tar.
 fn root(dist: &PackageBuild, package: &Path) -> Result<PathBuf, String> {
-    // mmdebstrap passes hooks to a shell, and their paths must be readable for the user that it becomes.
+    // mmdebstrap passes hooks to a shell, and their paths must be readable for the user that it
+    // becomes.
     let name = "uiw.deb";
     let folder = dist.work.join("package");
     let place = || {

@@ -1,6 +1,8 @@
-//! The Python wheel: `pip install` puts the module, the program and its libraries into an environment.
+//! The Python wheel: `pip install` puts the module, the program and its libraries into an
+//! environment.
 //!
-//! maturin would build the module by itself, with other features of the shared crates than the program of the same package.
+//! maturin would build the module by itself, with other features of the shared crates than the
+//! program of the same package.
 
 use std::fs;
 use std::io::{self, Write as _};
@@ -16,7 +18,8 @@ use crate::install::{self, Built};
 /// The oldest Python that the module is for: `abi3-py311` of pyo3.
 const PYTHON: &str = "cp311-abi3";
 
-/// What is in it beside the module, by the path below the prefix. Links cannot be, and a service is no matter of an environment.
+/// What is in it beside the module, by the path below the prefix. Links cannot be, and a service is
+/// no matter of an environment.
 const PARTS: [&str; 4] = ["bin/uiw", "lib/uiw/lib", "lib/uiw/rsocket/lib", "share/"];
 
 pub(super) fn make(dist: &PackageBuild, built: &Built) -> Result<PathBuf, String> {

@@ -35,7 +35,8 @@ impl Built {
         let mut build = cargo();
         build.arg("build").args(PACKAGES).args(more).envs(environment.iter().copied());
         if debug {
-            // A crate in C is built again whenever it changes, and the packages' time is not in what is built.
+            // A crate in C is built again whenever it changes, and the packages' time is not in
+            // what is built.
             build.env_remove("SOURCE_DATE_EPOCH");
         } else {
             build.arg("--release");
@@ -46,7 +47,8 @@ impl Built {
         Self::new(Arch::here(), folder, None, &program)
     }
 
-    /// Builds, the Python module too, for systems with an older glibc as well, if cargo-zigbuild is here; otherwise, and for debugging, for this machine.
+    /// Builds, the Python module too, for systems with an older glibc as well, if cargo-zigbuild is
+    /// here; otherwise, and for debugging, for this machine.
     pub(crate) fn portable(debug: bool, arch: Arch) -> Result<Self, String> {
         if debug {
             return Self::native(debug, &PYTHON, &[]);
@@ -108,7 +110,8 @@ impl Built {
         &self.generated
     }
 
-    /// The minor version of glibc 2 that it was built for, if that is another one than this machine's.
+    /// The minor version of glibc 2 that it was built for, if that is another one than this
+    /// machine's.
     pub(crate) fn glibc(&self) -> Option<u32> {
         self.glibc
     }

@@ -27,7 +27,8 @@ pub(super) enum Content {
 }
 
 impl File {
-    /// Makes the file under another name and renames it: programs that run with the old one keep it.
+    /// Makes the file under another name and renames it: programs that run with the old one keep
+    /// it.
     pub(super) fn put(&self, to: &Path) -> io::Result<()> {
         let folder = to.parent().unwrap_or(Path::new("."));
         fs::create_dir_all(folder)?;

@@ -12,7 +12,8 @@ pub(crate) struct Layout {
     destdir: Option<PathBuf>,
 }
 
-/// Prefixes of which the loader searches `lib`: libraries there would be those of every program of the system, as rdma-core's are.
+/// Prefixes of which the loader searches `lib`: libraries there would be those of every program of
+/// the system, as rdma-core's are.
 const OF_THE_LOADER: [&str; 3] = ["/", "/usr", "/usr/local"];
 
 impl Layout {

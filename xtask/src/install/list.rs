@@ -28,8 +28,9 @@ const COMPLETIONS: [(&str, &str); 3] = [
     ("uiw.fish", "share/fish/vendor_completions.d/uiw.fish"),
 ];
 
-/// The libraries. Neither links for linkers nor files of pkg-config belong to them: a program that was linked with them would need every name of
-/// librdmacm from libibverbs.so.1, which rdma-core's does not have.
+/// The libraries. Neither links for linkers nor files of pkg-config belong to them: a program that
+/// was linked with them would need every name of librdmacm from libibverbs.so.1, which rdma-core's
+/// does not have.
 const LIBRARIES: [&str; 2] = ["ibverbs", "rdmacm"];
 
 /// Every file, in the order in which they are installed.

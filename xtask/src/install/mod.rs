@@ -1,4 +1,5 @@
-//! `cargo xtask install`: the program, the two C libraries and all that belongs to them, below a prefix.
+//! `cargo xtask install`: the program, the two C libraries and all that belongs to them, below a
+//! prefix.
 
 mod build;
 mod file;
@@ -31,7 +32,8 @@ pub(crate) struct Options {
     /// Put everything below this folder, as if it were the root
     #[arg(long, value_name = "DIR")]
     destdir: Option<PathBuf>,
-    /// The libraries' folder below the prefix [default: lib/uiw for /usr and /usr/local, where the loader looks in lib; lib otherwise]
+    /// The libraries' folder below the prefix [default: lib/uiw for /usr and /usr/local, where the
+    /// loader looks in lib; lib otherwise]
     #[arg(long, value_name = "DIR")]
     libdir: Option<PathBuf>,
     /// Install what a debug build makes: quicker to build, slower to run
@@ -61,7 +63,8 @@ pub(crate) fn release(prefix: &Path) -> Result<(), String> {
 /// The list of installed files, below the prefix.
 const LIST: &str = "share/uiw/installed";
 
-/// Puts everything in its place. Files of an earlier installation that this one does not have are removed.
+/// Puts everything in its place. Files of an earlier installation that this one does not have are
+/// removed.
 fn install(layout: &Layout, built: &Built, strip: bool, done: impl Fn(&Path)) -> Result<(), String> {
     let old = fs::read_to_string(layout.place(LIST)).unwrap_or_default();
     let old: BTreeSet<_> = old.lines().map(PathBuf::from).filter(|path| layout::is_below(path)).collect();

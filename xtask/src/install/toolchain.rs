@@ -15,8 +15,9 @@ root=$(dirname \"$(readlink -f \"$0\")\")
 LD_LIBRARY_PATH=$root/lib exec \"$root/usr/bin/rustc\" --sysroot \"$root/usr\" \"$@\"
 ";
 
-/// The compiler for a processor that is not this machine's: none if Cargo's own has a standard library for it, otherwise Debian's, which is unpacked
-/// below the target folder for the first time.
+/// The compiler for a processor that is not this machine's: none if Cargo's own has a standard
+/// library for it, otherwise Debian's, which is unpacked below the target folder for the first
+/// time.
 pub(super) fn compiler(arch: Arch) -> Result<Option<PathBuf>, String> {
     let mut print = Command::new("rustc");
     print.args(["--print", "target-libdir", "--target", &arch.target()]);
@@ -38,7 +39,8 @@ pub(super) fn compiler(arch: Arch) -> Result<Option<PathBuf>, String> {
     Ok(Some(compiler))
 }
 
-/// Unpacks Debian's compiler for this machine, with the standard libraries of both. Only a whole one gets its name.
+/// Unpacks Debian's compiler for this machine, with the standard libraries of both. Only a whole
+/// one gets its name.
 fn unpack(folder: &Path, arch: Arch) -> Result<(), String> {
     let partial = folder.with_extension(format!("partial-{}", std::process::id()));
     eprintln!("xtask: unpacking Debian's Rust for {} in {}", arch.name(), folder.display());
@@ -69,7 +71,8 @@ fn packages(folder: &Path, arch: Arch) -> Result<(), String> {
     Err(format!("mmdebstrap: {}: {}", output.status, String::from_utf8_lossy(&output.stderr).trim()))
 }
 
-/// What glibc has: the compiler takes that of this system, as its loader must be of the same version.
+/// What glibc has: the compiler takes that of this system, as its loader must be of the same
+/// version.
 const GLIBC: [&str; 7] =
     ["ld-linux", "libc.so", "libm.so", "libdl.so", "libpthread.so", "librt.so", "libresolv.so"];
 

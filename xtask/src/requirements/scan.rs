@@ -1,4 +1,5 @@
-//! Finds the tags of tests. One stands in the comment directly above a test function, or it is an error.
+//! Finds the tags of tests. One stands in the comment directly above a test function, or it is an
+//! error.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -64,14 +65,16 @@ pub(super) fn scan(root: &Path) -> Result<(Vec<Claim>, Vec<String>), String> {
     Ok((claims, wrong))
 }
 
-/// The modules that a file is, within its crate or its test binary: `mpa/src/wire/startup.rs` is `wire::startup`.
+/// The modules that a file is, within its crate or its test binary: `mpa/src/wire/startup.rs` is
+/// `wire::startup`.
 fn modules(file: &Path) -> Vec<String> {
     let parts: Vec<String> =
         file.with_extension("").iter().map(|part| part.to_string_lossy().into()).collect();
     let at = parts.iter().position(|part| part == "src" || part == "tests").map_or(0, |at| at + 1);
     let in_tests = at > 0 && parts[at - 1] == "tests";
     let mut modules = parts[at..].to_vec();
-    // `tests/wire/main.rs` and `tests/wire/data.rs` are the binary `wire`; `tests/framing.rs` is a binary.
+    // `tests/wire/main.rs` and `tests/wire/data.rs` are the binary `wire`; `tests/framing.rs` is a
+    // binary.
     if in_tests && !modules.is_empty() {
         modules.remove(0);
     }

@@ -22,7 +22,8 @@ pub(super) struct FinishedJob {
     pub(super) took: Duration,
 }
 
-/// Runs all jobs, `count` at a time, and begins them in this order. `ended` gets each one when it has ended, at `deadline` at the latest.
+/// Runs all jobs, `count` at a time, and begins them in this order. `ended` gets each one when it
+/// has ended, at `deadline` at the latest.
 pub(super) fn run(jobs: Vec<Job>, count: usize, deadline: Instant, ended: impl FnMut(FinishedJob)) {
     let queue = Mutex::new(jobs.into_iter());
     let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();

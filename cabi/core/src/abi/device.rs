@@ -74,7 +74,8 @@ pub struct ibv_device_attr {
 }
 layout!(ibv_device_attr: 232 { node_guid: 64, max_mr_size: 80, vendor_id: 96, max_qp: 108, device_cap_flags: 116, max_cqe: 132, max_qp_rd_atom: 144, atomic_cap: 164, max_mw: 176, max_ah: 200, max_srq: 212, max_pkeys: 224, phys_port_cnt: 227 });
 
-/// Only what is filled has a name; the rest stays zero: on-demand paging, TSO, RSS, pacing, raw packets, tag matching.
+/// Only what is filled has a name; the rest stays zero: on-demand paging, TSO, RSS, pacing, raw
+/// packets, tag matching.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct ibv_device_attr_ex {

@@ -1,6 +1,7 @@
 //! The structures of `infiniband/verbs.h` and `rdma/rdma_cma.h` as C sees them. Names are C's.
 //!
-//! Every layout is asserted at compile time against what a C compiler makes of rdma-core 44's headers on a 64-bit machine.
+//! Every layout is asserted at compile time against what a C compiler makes of rdma-core 44's
+//! headers on a 64-bit machine.
 
 #![expect(non_camel_case_types, reason = "C's names")]
 #![expect(missing_docs, reason = "the fields are documented in verbs.h")]
@@ -44,7 +45,8 @@ pub use wr::{
     ibv_target_atomic, ibv_target_rdma, ibv_target_ud, ibv_wc,
 };
 
-/// `pthread_mutex_t` and `pthread_cond_t` inside verbs objects. Zeroed is their static initialiser; this library locks neither.
+/// `pthread_mutex_t` and `pthread_cond_t` inside verbs objects. Zeroed is their static initialiser;
+/// this library locks neither.
 #[repr(C, align(8))]
 #[derive(Clone, Copy)]
 pub struct pthread_words<const N: usize>(pub [u64; N]);
@@ -66,13 +68,15 @@ pub(crate) use layout;
 /// Structures of C that may be all zeros.
 ///
 /// # Safety
-/// All fields are integers, raw pointers, optional functions, or structures, unions and arrays of these.
+/// All fields are integers, raw pointers, optional functions, or structures, unions and arrays of
+/// these.
 pub unsafe trait PlainAbi: Sized {}
 
 macro_rules! plain {
     ($($name:ty),* $(,)?) => {
         $(
-            // SAFETY: the declaration has nothing but integers, raw pointers, optional functions, and structures, unions and arrays of these.
+            // SAFETY: the declaration has nothing but integers, raw pointers, optional functions,
+            // and structures, unions and arrays of these.
             unsafe impl PlainAbi for $name {}
         )*
     };
@@ -89,6 +93,7 @@ plain! {
 
 /// A structure of C that is all zeros.
 pub const fn zeroed<T: PlainAbi>() -> T {
-    // SAFETY: zeros are an integer, a raw pointer (NULL) and an absent function, and a `Plain` type has no other fields.
+    // SAFETY: zeros are an integer, a raw pointer (NULL) and an absent function, and a `Plain` type
+    // has no other fields.
     unsafe { core::mem::MaybeUninit::zeroed().assume_init() }
 }

@@ -73,7 +73,8 @@ pub const IBV_REG_MR_MASK_FD: u64 = 1 << 2;
 pub const IBV_REG_MR_MASK_FD_OFFSET: u64 = 1 << 3;
 pub const IBV_REG_MR_MASK_BUF: u64 = 1 << 5;
 
-/// LOCAL_WRITE, REMOTE_WRITE, REMOTE_ATOMIC, MW_BIND: rights for which the kernel pins pages for writing (`ib_access_writable`).
+/// LOCAL_WRITE, REMOTE_WRITE, REMOTE_ATOMIC, MW_BIND: rights for which the kernel pins pages for
+/// writing (`ib_access_writable`).
 pub const IBV_ACCESS_WRITABLE: c_uint = 1 | 2 | 8 | 16;
 pub const IBV_ACCESS_ON_DEMAND: c_uint = 1 << 6;
 pub const IBV_ACCESS_HUGETLB: c_uint = 1 << 7;

@@ -120,7 +120,8 @@ pub const IBV_QP_INIT_ATTR_PD: u32 = 1 << 0;
 pub const IBV_QP_INIT_ATTR_CREATE_FLAGS: u32 = 1 << 2;
 pub const IBV_QP_INIT_ATTR_SEND_OPS_FLAGS: u32 = 1 << 6;
 
-/// Operations that `ibv_wr_*` can be asked for: all of `ibv_qp_create_send_ops_flags` but TSO and flush.
+/// Operations that `ibv_wr_*` can be asked for: all of `ibv_qp_create_send_ops_flags` but TSO and
+/// flush.
 pub const SEND_OPS_OFFERED: u64 = 0x3FF | 1 << 12;
 
 pub const IBV_QPT_RC: c_int = 2;

@@ -1,4 +1,5 @@
-//! The UD side of datagram rsockets: a queue pair at each network device that is used, and the memory that they share.
+//! The UD side of datagram rsockets: a queue pair at each network device that is used, and the
+//! memory that they share.
 
 use crate::buffer::Buffer;
 use crate::datagram::wire::{MAX_MESSAGE, MessageHeader};
@@ -228,16 +229,16 @@ impl Endpoint {
             sges: &[self.staged.sge(start..start + len)],
             flags: SendFlags::SIGNALED,
         };
-        // SAFETY: the slot is written when it is free, and becomes so when the completion is taken; the memory is dropped after the queue
-        // pair.
+        // SAFETY: the slot is written when it is free, and becomes so when the completion is taken;
+        // the memory is dropped after the queue pair.
         unsafe { self.queue_pairs[at].qp.post_send([request]) }.map_err(|error| {
             tracing::debug!(%error, "a datagram is not posted");
             Errno::IO
         })
     }
 
-    /// Takes completions, and drives the engine if there are none. Messages go to `each`; true is returned where there was any
-    /// completion.
+    /// Takes completions, and drives the engine if there are none. Messages go to `each`; true is
+    /// returned where there was any completion.
     pub(super) fn process(&mut self, mut each: impl FnMut(ReceivedDatagram)) -> bool {
         let cq = Arc::clone(&self.cq);
         let (mut any, mut failed) = (false, false);
@@ -268,7 +269,8 @@ impl Endpoint {
         any
     }
 
-    /// The message of a receive, if it has one. The sender's address in the header must be that which the packet has come from.
+    /// The message of a receive, if it has one. The sender's address in the header must be that
+    /// which the packet has come from.
     fn arrived(&self, wc: &Wc, slot: u16) -> Option<ReceivedDatagram> {
         let at = usize::from(slot) * RECEIVE as usize;
         let len = (wc.byte_len as usize).checked_sub(Grh::LEN)?;
@@ -311,13 +313,15 @@ impl Endpoint {
             wr_id: IS_RECEIVE | u64::from(*slot),
             sges: std::slice::from_ref(sge),
         });
-        // SAFETY: a slot is read before its receive is posted again, and lives longer than the queue pairs.
+        // SAFETY: a slot is read before its receive is posted again, and lives longer than the
+        // queue pairs.
         if let Err(error) = unsafe { self.srq.post_recv(requests) } {
             tracing::warn!(%error, "a datagram rsocket has lost a receive");
         }
     }
 
-    /// A queue pair that a message could not be sent on has stopped sending; the message is lost, and others go on.
+    /// A queue pair that a message could not be sent on has stopped sending; the message is lost,
+    /// and others go on.
     fn revive(&self) {
         for QueuePair { qp, netdev, .. } in &self.queue_pairs {
             if qp.state() == QpState::Sqe {

@@ -1,4 +1,5 @@
-//! What comes over UDP: the queue pair numbers of peers, and messages of peers that have not learnt ours.
+//! What comes over UDP: the queue pair numbers of peers, and messages of peers that have not learnt
+//! ours.
 
 use crate::datagram::endpoint::Endpoint;
 use crate::datagram::socket::{Datagram, Message, State, canonical};
@@ -38,7 +39,8 @@ impl Datagram {
         }
     }
 
-    /// Drops reports that the program has asked the system for (IP_RECVERR, SO_TIMESTAMPING): rsockets have no call for them.
+    /// Drops reports that the program has asked the system for (IP_RECVERR, SO_TIMESTAMPING):
+    /// rsockets have no call for them.
     pub(super) fn discard_reports(&self) {
         let state = self.lock();
         if let Ok(udp) = state.udp() {
@@ -78,7 +80,8 @@ impl Datagram {
             }
         };
         state.peers.learn(from, qpn.raw());
-        // The answer is no longer than what is answered. One that is lost is asked for by the next message.
+        // The answer is no longer than what is answered. One that is lost is asked for by the next
+        // message.
         if let Err(error) = self.send_over_udp(state, Operation::Control, way, from, &[]) {
             tracing::debug!(%from, %error, "the number of the queue pair is not sent");
         }

@@ -9,14 +9,16 @@
 //!   wire       the two headers
 //! ```
 //!
-//! The descriptor is a UDP socket with the socket's address. The first message to a peer goes over UDP, with the number of the sender's queue
-//! pair in front; the peer answers with its own. From then on messages go by UD, with the address of the socket in front. Both ways a message
-//! is received once or not at all, in any order.
+//! The descriptor is a UDP socket with the socket's address. The first message to a peer goes over
+//! UDP, with the number of the sender's queue pair in front; the peer answers with its own. From
+//! then on messages go by UD, with the address of the socket in front. Both ways a message is
+//! received once or not at all, in any order.
 //!
-//! One completion queue and one shared receive queue serve a socket, whatever the number of its queue pairs: messages that a
-//! program does not read fill one queue, and further ones are dropped by the engine. Receives hold the longest message that UD
-//! has, because a longer one would end the queue pair. `watch` waits for nothing under a socket's lock, and handles 64 packets
-//! of a socket before others have their turn.
+//! One completion queue and one shared receive queue serve a socket, whatever the number of its
+//! queue pairs: messages that a program does not read fill one queue, and further ones are dropped
+//! by the engine. Receives hold the longest message that UD has, because a longer one would end the
+//! queue pair. `watch` waits for nothing under a socket's lock, and handles 64 packets of a socket
+//! before others have their turn.
 
 mod endpoint;
 mod exchange;

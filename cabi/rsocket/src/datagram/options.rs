@@ -1,4 +1,5 @@
-//! Options of datagram rsockets: those of the UDP socket, but for what concerns buffers, waiting and errors.
+//! Options of datagram rsockets: those of the UDP socket, but for what concerns buffers, waiting
+//! and errors.
 
 use crate::datagram::Datagram;
 use crate::options::{
@@ -21,7 +22,8 @@ fn int(bytes: &[u8]) -> Result<c_int> {
 /// `rsetsockopt`. SO_RCVTIMEO and SO_SNDTIMEO have their time in `time`.
 ///
 /// # Errors
-/// ENOPROTOOPT for an option that rsockets do not have, EINVAL for one that comes too late; the system's.
+/// ENOPROTOOPT for an option that rsockets do not have, EINVAL for one that comes too late; the
+/// system's.
 pub(crate) fn set_option(
     socket: &Datagram,
     level: c_int,
@@ -55,7 +57,8 @@ pub(crate) fn set_option(
         _ => {
             sys::set_option_bytes(udp, level, name, bytes)?;
             match (level, name) {
-                // After the buffers are there the option has no effect on them, as rdma-core has it.
+                // After the buffers are there the option has no effect on them, as rdma-core has
+                // it.
                 (libc::SOL_SOCKET, libc::SO_RCVBUF) if !is_begun => {
                     state.sizes.received = doubled(int(bytes)?);
                 }

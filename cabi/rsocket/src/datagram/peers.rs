@@ -1,4 +1,5 @@
-//! The sockets that datagrams are sent to, or have come from: a bounded table, as anyone can send from any number of addresses.
+//! The sockets that datagrams are sent to, or have come from: a bounded table, as anyone can send
+//! from any number of addresses.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
@@ -7,8 +8,8 @@ use std::time::{Duration, Instant};
 /// Peers that are remembered; more push out those that were added first, to which UDP leads again.
 pub(super) const MAX_PEERS: usize = 4096;
 
-/// Interval at which a datagram goes over UDP although the peer's queue pair is known: a peer that was started again has another one, and nothing
-/// else would say so.
+/// Interval at which a datagram goes over UDP although the peer's queue pair is known: a peer that
+/// was started again has another one, and nothing else would say so.
 const REFRESH: Duration = Duration::from_secs(1);
 
 /// The way to a socket.

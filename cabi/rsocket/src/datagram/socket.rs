@@ -1,4 +1,5 @@
-//! A datagram rsocket, and how threads wait for it to change. As of a stream, one lock holds the state, and no thread waits while it holds it.
+//! A datagram rsocket, and how threads wait for it to change. As of a stream, one lock holds the
+//! state, and no thread waits while it holds it.
 
 use crate::addresses::reachable;
 use crate::attempts::Attempts;
@@ -75,7 +76,8 @@ pub(crate) struct Datagram {
     numbers: Numbers,
     /// State of the descriptor numbers, of a socket that the preload library gave.
     behind: Option<DescriptorSockets>,
-    /// The number of `State::udp`, for the child of a fork, which cannot take the lock; -1 once it is closed.
+    /// The number of `State::udp`, for the child of a fork, which cannot take the lock; -1 once it
+    /// is closed.
     own: AtomicI32,
     this: Weak<Self>,
 }
@@ -211,7 +213,8 @@ impl Datagram {
         endpoint.cq().poll_ready(&mut Context::from_waker(&all)).is_ready()
     }
 
-    /// Runs `attempt` until its answer is not EAGAIN; waits between, for at most `time`, unless the call does not wait.
+    /// Runs `attempt` until its answer is not EAGAIN; waits between, for at most `time`, unless the
+    /// call does not wait.
     pub(super) fn complete<T>(
         &self,
         nonblocking: bool,
@@ -276,7 +279,8 @@ impl Datagram {
         address::real(reachable(to)).map(canonical)
     }
 
-    /// The queue pairs' memory, and the thread that looks at UDP, which the first use of the socket brings.
+    /// The queue pairs' memory, and the thread that looks at UDP, which the first use of the socket
+    /// brings.
     ///
     /// # Errors
     /// ENOMEM, EMFILE.
@@ -309,7 +313,8 @@ impl Datagram {
         self.begin(&mut state)
     }
 
-    /// rconnect: the socket has one peer from now on, in the program's numbers; none if there is no address.
+    /// rconnect: the socket has one peer from now on, in the program's numbers; none if there is no
+    /// address.
     ///
     /// # Errors
     /// The system's; those of making a queue pair.
@@ -415,7 +420,8 @@ pub(super) fn unbegun() -> Errno {
     Errno::INVAL.because("a datagram rsocket receives once it is bound, connected or has sent")
 }
 
-/// An address by which a peer is found: an IPv4 address is none of IPv6, and what distinguishes no peers is 0.
+/// An address by which a peer is found: an IPv4 address is none of IPv6, and what distinguishes no
+/// peers is 0.
 pub(super) fn canonical(address: SocketAddr) -> SocketAddr {
     match address::plain(address) {
         SocketAddr::V6(v6) => {

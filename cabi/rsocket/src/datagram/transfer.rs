@@ -30,7 +30,8 @@ impl CopiedMessage {
     }
 }
 
-/// Bytes of the longest message to an address of a version. The first one goes over UDP, whose header is the longer one.
+/// Bytes of the longest message to an address of a version. The first one goes over UDP, whose
+/// header is the longer one.
 const fn longest(peer: &IpAddr) -> usize {
     MAX_MESSAGE - ExchangeHeader::len_for(peer)
 }
@@ -40,7 +41,8 @@ impl Datagram {
         flags & libc::MSG_DONTWAIT != 0 || self.lock().status_flags & libc::O_NONBLOCK != 0
     }
 
-    /// Sends a message to `to`, in the program's numbers, or to the socket's peer. `parts` has it in pieces of `len` bytes in all.
+    /// Sends a message to `to`, in the program's numbers, or to the socket's peer. `parts` has it
+    /// in pieces of `len` bytes in all.
     ///
     /// # Errors
     /// EDESTADDRREQ without an address, EMSGSIZE, EPIPE, EAGAIN; the system's.
@@ -81,7 +83,8 @@ impl Datagram {
         }
     }
 
-    /// Sends if there is room. Where UDP has none, `is_full` gets the socket, and the error is another one than EAGAIN.
+    /// Sends if there is room. Where UDP has none, `is_full` gets the socket, and the error is
+    /// another one than EAGAIN.
     fn send_once(
         &self,
         state: &mut State,
@@ -143,7 +146,8 @@ impl Datagram {
         sys::send_message(udp, [header.emit().as_slice(), message], address::bytes(&to))
     }
 
-    /// Receives a message: `copy` gives it to the program, from a place on, and says how much of that it took.
+    /// Receives a message: `copy` gives it to the program, from a place on, and says how much of
+    /// that it took.
     ///
     /// # Errors
     /// EAGAIN, EINVAL for a socket that has no address yet; the system's.

@@ -11,7 +11,8 @@
 //!   12 its address: IPv4 or IPv6
 //! ```
 //!
-//! All numbers are big-endian. The address behind a queue pair number is not used: that of the UDP packet is.
+//! All numbers are big-endian. The address behind a queue pair number is not used: that of the UDP
+//! packet is.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};

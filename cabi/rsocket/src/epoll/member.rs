@@ -27,8 +27,9 @@ pub(super) struct WokenState {
 }
 
 impl WokenMembers {
-    /// Adds members to the list that this thread has looked at. Another thread looks at them, too: this one may be busy with what it has got. That one wakes
-    /// the next one in the same way, until one has taken what is there.
+    /// Adds members to the list that this thread has looked at. Another thread looks at them, too:
+    /// this one may be busy with what it has got. That one wakes the next one in the same way,
+    /// until one has taken what is there.
     pub(super) fn add(&self, members: VecDeque<Arc<Member>>) {
         if members.is_empty() {
             return;
@@ -57,7 +58,8 @@ impl WokenMembers {
         drop(left);
     }
 
-    /// Members that the set has no more leave a list that has many of them, where `count` are left: a program may remove members and never wait.
+    /// Members that the set has no more leave a list that has many of them, where `count` are left:
+    /// a program may remove members and never wait.
     pub(super) fn forget_removed(&self, count: usize) {
         let mut removed = Vec::new();
         {
@@ -68,7 +70,8 @@ impl WokenMembers {
             let members = std::mem::take(&mut woken.members);
             for member in members {
                 member.leave_list();
-                // Looked at behind that: a thread that adds it again finds the place free, or is seen here.
+                // Looked at behind that: a thread that adds it again finds the place free, or is
+                // seen here.
                 if !member.is_in_set() {
                     removed.push(member);
                 } else if member.enter_list() {
@@ -102,7 +105,8 @@ pub(super) struct RequestedEvents {
     pub(super) data: u64,
     /// EPOLLONESHOT has reported it.
     pub(super) disabled: bool,
-    /// Number of requests of the program: what a look has found is for what was asked for before it.
+    /// Number of requests of the program: what a look has found is for what was asked for before
+    /// it.
     turn: u32,
 }
 
@@ -134,7 +138,8 @@ impl Members {
         self.0.len()
     }
 
-    /// Adds a member. Returns the one that had its number, to be dropped when the members are unlocked: what it watches is dropped with it.
+    /// Adds a member. Returns the one that had its number, to be dropped when the members are
+    /// unlocked: what it watches is dropped with it.
     pub(super) fn add(&mut self, member: &Arc<Member>) -> Option<Arc<Member>> {
         member.is_in_set.store(true, Ordering::Relaxed);
         let before = self.0.insert(member.fd, Arc::clone(member));
@@ -157,8 +162,8 @@ pub(super) struct Member {
     place: Arc<ListPlace>,
     /// Changed with [`Members`].
     is_in_set: AtomicBool,
-    /// The number of [`removed`](crate::numbers::Numbers::removed) numbers of the socket when the table had it under `fd`. [`NEVER`]
-    /// before the first look.
+    /// The number of [`removed`](crate::numbers::Numbers::removed) numbers of the socket when the
+    /// table had it under `fd`. [`NEVER`] before the first look.
     open_at: AtomicU64,
     /// The set has the shards of its connection.
     pub(super) has_shards: AtomicBool,
@@ -197,7 +202,8 @@ impl Member {
         })
     }
 
-    /// Returns whether the program still has the descriptor. The table is asked when the socket has lost a number since the last time.
+    /// Returns whether the program still has the descriptor. The table is asked when the socket has
+    /// lost a number since the last time.
     pub(super) fn is_open(&self) -> bool {
         // Read first: a number that is removed meanwhile counts at the next look.
         let removed = u64::from(self.socket.numbers().removed());

@@ -1,7 +1,8 @@
 //! `repoll_*`: epoll(7) for rsockets and ordinary descriptors.
 //!
-//! Ordinary descriptors are in an epoll set of the system, whose descriptor is the one that the program has. Each rsocket has a waker that
-//! puts it on a list, so a wait costs as much as there are changes, however many sockets are in the set.
+//! Ordinary descriptors are in an epoll set of the system, whose descriptor is the one that the
+//! program has. Each rsocket has a waker that puts it on a list, so a wait costs as much as there
+//! are changes, however many sockets are in the set.
 
 mod member;
 
@@ -41,7 +42,8 @@ pub(crate) struct Epoll {
     fd: OwnedFd,
     /// The number that the program has for it.
     number: RawFd,
-    /// The descriptor that wakes threads which wait by the system's call, while it is in the set: see [`WAITING`].
+    /// The descriptor that wakes threads which wait by the system's call, while it is in the set:
+    /// see [`WAITING`].
     marker: Mutex<Option<RawFd>>,
     members: Mutex<Members>,
     /// The member that was removed last: programs add a socket anew for each other direction.
@@ -49,7 +51,8 @@ pub(crate) struct Epoll {
     /// Members of the system's set that may become rsockets.
     plain: Mutex<BTreeMap<RawFd, RequestedEvents>>,
     woken: Arc<WokenMembers>,
-    /// The shards of the members' connections, which a thread that waits drives. Those of removed members stay while there are members.
+    /// The shards of the members' connections, which a thread that waits drives. Those of removed
+    /// members stay while there are members.
     shards: Mutex<ShardSet>,
 }
 
@@ -80,7 +83,8 @@ impl Epoll {
         }))
     }
 
-    /// Threads that wait for the set by the system's call return from there. Called when the table has the set.
+    /// Threads that wait for the set by the system's call return from there. Called when the table
+    /// has the set.
     pub(crate) fn wake_system(&self) {
         let mut marker = self.marker.lock();
         if marker.is_some() || !WAITING.any(self.number) {
@@ -121,7 +125,8 @@ impl Epoll {
                 return done;
             }
             match table::get(fd).and_then(Entry::socket) {
-                // It may have become one a moment ago, and its thread may not have come to this set yet.
+                // It may have become one a moment ago, and its thread may not have come to this set
+                // yet.
                 Some(AnySocket::Stream(stream)) if self.becomes_rsocket(fd, &stream) => {}
                 Some(socket) => {
                     if let Some(done) = self.control_rsocket(op, fd, socket, event) {
@@ -137,7 +142,8 @@ impl Epoll {
         }
     }
 
-    /// epoll_ctl(2) of a member, or of the one that was removed last. Nothing for a number that is neither's.
+    /// epoll_ctl(2) of a member, or of the one that was removed last. Nothing for a number that is
+    /// neither's.
     pub(crate) fn control_member(
         &self,
         op: c_int,
@@ -176,7 +182,8 @@ impl Epoll {
         Some(Ok(()))
     }
 
-    /// Adds, changes or removes an rsocket. Returns `None`, without side effects, if another thread has made it a member.
+    /// Adds, changes or removes an rsocket. Returns `None`, without side effects, if another thread
+    /// has made it a member.
     fn control_rsocket(
         &self,
         op: c_int,
@@ -189,7 +196,8 @@ impl Epoll {
             return None;
         }
         match op {
-            // In the system's set is one that becomes a socket of the kernel in this moment, and none else.
+            // In the system's set is one that becomes a socket of the kernel in this moment, and
+            // none else.
             libc::EPOLL_CTL_MOD | libc::EPOLL_CTL_DEL => {
                 drop(members);
                 Some(sys::epoll_ctl(self.fd.as_raw_fd(), op, fd, event))
@@ -208,13 +216,15 @@ impl Epoll {
         }
     }
 
-    /// Adds, changes or removes a descriptor that is no rsocket. Returns false, without side effects, if it has become one.
+    /// Adds, changes or removes a descriptor that is no rsocket. Returns false, without side
+    /// effects, if it has become one.
     fn control_ordinary(&self, op: c_int, fd: RawFd, event: Option<epoll_event>) -> Result<bool> {
         // A socket that is closed already.
         if op == libc::EPOLL_CTL_DEL && self.remove(fd) {
             return Ok(true);
         }
-        // Locked, so that a socket which becomes an rsocket is in the system's set and the list, or in none.
+        // Locked, so that a socket which becomes an rsocket is in the system's set and the list, or
+        // in none.
         let mut plain = self.plain.lock();
         let may_become = match table::get(fd) {
             Some(Entry::Socket(_) | Entry::Datagram(_)) => return Ok(false),
@@ -242,7 +252,8 @@ impl Epoll {
         is_one
     }
 
-    /// A member is not in the set any more, of which `left` are. Called with the members unlocked, as what it watches may be dropped with it.
+    /// A member is not in the set any more, of which `left` are. Called with the members unlocked,
+    /// as what it watches may be dropped with it.
     fn forget(&self, member: Option<Arc<Member>>, left: usize) {
         if member.is_some() {
             drop(member);
@@ -250,8 +261,9 @@ impl Epoll {
         }
     }
 
-    /// A member that was the system's is an rsocket from now on. Called while the table has the rsocket and the number the socket of the
-    /// kernel. More than one thread may come: the first moves the member, for which this returns true, and the others find it moved.
+    /// A member that was the system's is an rsocket from now on. Called while the table has the
+    /// rsocket and the number the socket of the kernel. More than one thread may come: the first
+    /// moves the member, for which this returns true, and the others find it moved.
     pub(crate) fn becomes_rsocket(&self, fd: RawFd, socket: &Arc<Socket>) -> bool {
         let mut plain = self.plain.lock();
         let Some(asked) = plain.remove(&fd) else { return false };
@@ -270,7 +282,8 @@ impl Epoll {
         true
     }
 
-    /// An rsocket among the members is a socket of the kernel from now on. Called while the table has the rsocket and the number that socket.
+    /// An rsocket among the members is a socket of the kernel from now on. Called while the table
+    /// has the rsocket and the number that socket.
     pub(crate) fn becomes_ordinary(&self, fd: RawFd, socket: &Arc<Socket>) {
         let (member, left) = {
             let mut members = self.members.lock();
@@ -288,7 +301,8 @@ impl Epoll {
         let _ = sys::epoll_ctl(self.fd.as_raw_fd(), libc::EPOLL_CTL_ADD, fd, Some(event));
     }
 
-    /// Reports the rsockets that are ready, of those that were woken; all others have registered their wakers.
+    /// Reports the rsockets that are ready, of those that were woken; all others have registered
+    /// their wakers.
     fn collect(&self, events: &mut [epoll_event]) -> usize {
         let candidates = std::mem::take(&mut self.woken.0.lock().members);
         let mut found = 0;
@@ -318,7 +332,8 @@ impl Epoll {
             if let AnySocket::Stream(stream) = &member.socket
                 && revents & FALL_BACK != 0
             {
-                // Its events are the system's now, or will be, by another thread. Where it fails the socket wakes the member, or has failed already.
+                // Its events are the system's now, or will be, by another thread. Where it fails
+                // the socket wakes the member, or has failed already.
                 if !fall_back(stream)
                     && !matches!(
                         member.socket.poll_ready(wanted, WakerPolicy::Always, cx),
@@ -332,7 +347,8 @@ impl Epoll {
             if is_one_shot {
                 let mut event = member.event.lock();
                 if *event != asked {
-                    // Another thread has reported it, or the program has asked anew: what this look has found may not have been asked for.
+                    // Another thread has reported it, or the program has asked anew: what this look
+                    // has found may not have been asked for.
                     let is_asked = !event.disabled;
                     drop(event);
                     if is_asked {
@@ -373,7 +389,8 @@ impl Epoll {
         Ok(found - 1)
     }
 
-    /// A thread that waits for the set drives the shards of the member, from the first look on that finds it connected.
+    /// A thread that waits for the set drives the shards of the member, from the first look on that
+    /// finds it connected.
     fn note_shards(&self, member: &Member) {
         if !member.has_shards.load(Ordering::Relaxed) {
             let shards = member.socket.shards();
@@ -610,7 +627,8 @@ mod tests {
         table::close(sockets[0]).unwrap();
     }
 
-    /// Returns whether the set wakes another waiting thread for members with `flags`, when there is room for `room` events.
+    /// Returns whether the set wakes another waiting thread for members with `flags`, when there is
+    /// room for `room` events.
     fn wakes_another(flags: c_int, room: usize) -> bool {
         let (set, _fd, sockets) = set_of_ready(3);
         let event = Some(epoll_event { events: (libc::EPOLLOUT | flags) as u32, u64: 7 });
@@ -632,7 +650,8 @@ mod tests {
         assert!(!wakes_another(EPOLLONESHOT, 3), "nothing is left");
     }
 
-    /// The thread that has got an event of a listener may be busy with the connection when the next one comes.
+    /// The thread that has got an event of a listener may be busy with the connection when the next
+    /// one comes.
     #[test]
     fn waiting_thread_rechecks_reported_member() {
         assert!(wakes_another(0, 3));

@@ -27,7 +27,8 @@ use uiw_cabi_core::settings::Settings;
 use uiw_verbs::ConnConfig;
 use uiw_verbs::cm;
 
-/// A peer answers when its program uses the connection, whenever that is. A peer that is gone is noticed by TCP's probes.
+/// A peer answers when its program uses the connection, whenever that is. A peer that is gone is
+/// noticed by TCP's probes.
 const STARTUP_TIMEOUT: Duration = Duration::from_secs(1 << 31);
 
 /// State of a connection that becomes an rsocket.
@@ -117,12 +118,14 @@ fn take_over(plain: &Arc<PlainSocket>, socket: &Arc<Socket>) -> Result<()> {
     Ok(())
 }
 
-/// Like [`take_over`]. Without a placeholder the numbers keep the socket of the kernel, which neither sends nor receives any more.
+/// Like [`take_over`]. Without a placeholder the numbers keep the socket of the kernel, which
+/// neither sends nor receives any more.
 fn give_numbers(plain: &Arc<PlainSocket>, socket: &Arc<Socket>, placeholder: Option<Placeholder>) {
     socket.set_behind(plain.behind().map(|behind| behind.or(placeholder.as_ref())));
     let is_plain = |entry: &Entry| matches!(entry, Entry::Plain(other) if Arc::ptr_eq(other, plain));
     for number in table::numbers(is_plain) {
-        // In this order: a set whose threads wait looks in the table whether its members are open, and moves them by the socket of the kernel.
+        // In this order: a set whose threads wait looks in the table whether its members are open,
+        // and moves them by the socket of the kernel.
         if table::exchange(number, Entry::Socket(Arc::clone(socket))) {
             for set in table::sets() {
                 set.becomes_rsocket(number, socket);
@@ -134,8 +137,9 @@ fn give_numbers(plain: &Arc<PlainSocket>, socket: &Arc<Socket>, placeholder: Opt
     }
 }
 
-/// A connection that cannot become an rsocket is none of the program's over TCP either: its bytes are those of MPA, and with TLS it would be
-/// neither encrypted nor authenticated. Its numbers get an rsocket whose connection has failed.
+/// A connection that cannot become an rsocket is none of the program's over TCP either: its bytes
+/// are those of MPA, and with TLS it would be neither encrypted nor authenticated. Its numbers get
+/// an rsocket whose connection has failed.
 pub(super) fn refuse(fd: RawFd, plain: &Arc<PlainSocket>, errno: Errno) {
     let socket = Socket::new(plain.ipv6(), set_of(fd));
     if let Ok(flags) = sys::status_flags(fd) {
@@ -199,7 +203,8 @@ pub(super) fn connecting(fd: RawFd, plain: &Arc<PlainSocket>, how: Adopted) -> R
         state.opened = Some(PendingConversion::new(pending, instead));
         state.phase = Phase::Connecting(Box::new(Connecting::new(link, sizes)), None);
     }
-    // Before the peer can answer: to an epoll set of the system's its answer would be something that the program can read.
+    // Before the peer can answer: to an epoll set of the system's its answer would be something
+    // that the program can read.
     take_over(plain, &socket)?;
     let mut state = socket.lock();
     // Otherwise another thread has closed it.
@@ -232,7 +237,8 @@ fn restore(fd: RawFd, flags: c_int, set: &Set) {
     }
 }
 
-/// The peer has no rsockets: TCP is tried over the same numbers. False when that fails at once; the rsocket has the error.
+/// The peer has no rsockets: TCP is tried over the same numbers. False when that fails at once; the
+/// rsocket has the error.
 pub(crate) fn fall_back(socket: &Arc<Socket>) -> bool {
     let Some((instead, flags, set)) = socket.take_instead() else { return false };
     plain::unlimit_attempt(instead.socket.as_raw_fd(), instead.syn_retries);

@@ -1,9 +1,10 @@
 //! Which socket of the system is behind a number.
 //!
-//! A program may close a number by a call that is not seen here: a system call of its own, or one of the C library's that closes within. The
-//! system gives the number to the next file, whose bytes would be the rsocket's. So before a number is used, the file behind it is looked at: a system
-//! call for each call on a socket. What stands for rsockets has flags that no other file has, a socket of the program's own is compared by its
-//! cookie, which takes three times as long.
+//! A program may close a number by a call that is not seen here: a system call of its own, or one
+//! of the C library's that closes within. The system gives the number to the next file, whose bytes
+//! would be the rsocket's. So before a number is used, the file behind it is looked at: a system
+//! call for each call on a socket. What stands for rsockets has flags that no other file has, a
+//! socket of the program's own is compared by its cookie, which takes three times as long.
 
 use crate::sys;
 use std::io;

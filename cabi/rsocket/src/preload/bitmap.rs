@@ -1,4 +1,5 @@
-//! Which descriptors are not what the system has behind them: one bit each, which the preload library reads before each call.
+//! Which descriptors are not what the system has behind them: one bit each, which the preload
+//! library reads before each call.
 
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,5 +1,6 @@
-//! `/etc/rdma/rsocket/preload_config`: which sockets of which programs become rsockets. Without the file, or with nothing in it, all of TCP do,
-//! and none of UDP: a datagram rsocket reaches no peer of UDP, so a program that asks for names by UDP, for one, would get no answer.
+//! `/etc/rdma/rsocket/preload_config`: which sockets of which programs become rsockets. Without the
+//! file, or with nothing in it, all of TCP do, and none of UDP: a datagram rsocket reaches no peer
+//! of UDP, so a program that asks for names by UDP, for one, would get no answer.
 
 use once_cell::race::OnceBox;
 use std::ffi::c_int;

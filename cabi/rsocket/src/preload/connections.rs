@@ -1,5 +1,5 @@
-//! Which connections of the preload library went over rsockets and which over TCP, for `uiw run`: a line for each, in a file of the
-//! process in the directory that `UIW_COUNTERS` names.
+//! Which connections of the preload library went over rsockets and which over TCP, for `uiw run`: a
+//! line for each, in a file of the process in the directory that `UIW_COUNTERS` names.
 //!
 //! ```text
 //!   rsocket connected 192.0.2.1:6379
@@ -7,7 +7,8 @@
 //!   rsocket accepted 0.0.0.0:6379
 //! ```
 //!
-//! Each line is one write to a file that is opened for it: a process that is killed leaves no half of a line, and a fork copies nothing.
+//! Each line is one write to a file that is opened for it: a process that is killed leaves no half
+//! of a line, and a fork copies nothing.
 
 use std::fs::OpenOptions;
 use std::io::Write as _;

@@ -13,7 +13,8 @@ use uiw_cabi_core::boundary::Result;
 use uiw_cabi_core::engine;
 use uiw_cabi_core::settings::Settings;
 
-/// The program has made a UDP socket. It is an rsocket from now on, with the same number, unless something says that it stays one of UDP.
+/// The program has made a UDP socket. It is an rsocket from now on, with the same number, unless
+/// something says that it stays one of UDP.
 ///
 /// # Errors
 /// EINVAL where a variable has a bad value; EMFILE.

@@ -1,4 +1,5 @@
-//! Connections that end with exec(3): the next program of the process has their numbers, and no memory of theirs.
+//! Connections that end with exec(3): the next program of the process has their numbers, and no
+//! memory of theirs.
 
 use crate::sys;
 use std::fs;
@@ -7,8 +8,8 @@ use uiw_cabi_core::environment::{self, Privileged};
 use uiw_cabi_core::log;
 use uiw_cabi_core::settings::Settings;
 
-/// Logs the numbers that were rsockets of the process's program before. Called when the library is loaded; it looks at them only where
-/// there is a log.
+/// Logs the numbers that were rsockets of the process's program before. Called when the library is
+/// loaded; it looks at them only where there is a log.
 pub(super) fn report_lost() {
     if environment::variable(log::VARIABLE, Privileged::LevelOnly).is_none() || Settings::get().is_err() {
         return;

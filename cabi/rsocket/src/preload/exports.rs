@@ -1,5 +1,5 @@
-//! The functions that `librspreload.so` calls, which are not for programs. A descriptor whose bit is not set is never passed to them but
-//! by `uiw_sockets_made` and `uiw_sockets_accepted`.
+//! The functions that `librspreload.so` calls, which are not for programs. A descriptor whose bit
+//! is not set is never passed to them but by `uiw_sockets_made` and `uiw_sockets_accepted`.
 
 use crate::addresses::{program_name, read_address, write_address};
 use crate::any::AnySocket;
@@ -38,8 +38,9 @@ pub extern "C" fn uiw_sockets_bits(count: &mut usize) -> *const u64 {
     (&raw const BITMAP).cast()
 }
 
-/// Returns the number of threads that wait for an epoll set by the system's call, for the caller to count, by the number of the set modulo their own number. Their address is what
-/// an event has that is not the program's.
+/// Returns the number of threads that wait for an epoll set by the system's call, for the caller to
+/// count, by the number of the set modulo their own number. Their address is what an event has that
+/// is not the program's.
 pub extern "C" fn uiw_sockets_waiting(count: &mut usize) -> *const u32 {
     *count = Waiting::len();
     (&raw const WAITING).cast()
@@ -80,8 +81,9 @@ pub extern "C" fn uiw_sockets_sendto<'a, 'b>(
     }
 }
 
-/// Prepares the use of a descriptor: an accepted connection becomes an rsocket, and an rsocket whose peer has none one of the kernel.
-/// 1: the descriptor is the system's, 2: it is an rsocket, 3: an epoll set with rsockets.
+/// Prepares the use of a descriptor: an accepted connection becomes an rsocket, and an rsocket
+/// whose peer has none one of the kernel. 1: the descriptor is the system's, 2: it is an rsocket,
+/// 3: an epoll set with rsockets.
 pub extern "C" fn uiw_sockets_enter(fd: c_int) -> c_int {
     // What fails here is no reason to use the system's socket, which may be one to be encrypted.
     boundary::value(RSOCKET, || Ok(enter(fd)))
@@ -133,7 +135,8 @@ fn transfer(fd: c_int, call: impl FnOnce(&AnySocket) -> Result<isize>) -> isize 
     })
 }
 
-/// read(2) and readv(2) into buffers. -2 where the descriptor is the system's: the caller calls the C library's function.
+/// read(2) and readv(2) into buffers. -2 where the descriptor is the system's: the caller calls the
+/// C library's function.
 pub extern "C" fn uiw_sockets_read<'a>(
     fd: c_int,
     list: ArrayPtr<'a, OutVec<'a>>,
@@ -162,7 +165,8 @@ pub extern "C" fn uiw_sockets_send<'a>(
     transfer(fd, |socket| transfer::send(socket, transfer::elements(list, count)?, flags))
 }
 
-/// Returns the kind of a descriptor without a change, like [`uiw_sockets_enter`], which is asked next where it may be an rsocket.
+/// Returns the kind of a descriptor without a change, like [`uiw_sockets_enter`], which is asked
+/// next where it may be an rsocket.
 pub extern "C" fn uiw_sockets_kind(fd: c_int) -> c_int {
     boundary::value(ORDINARY, || {
         Ok(match table::get(fd) {
@@ -198,7 +202,8 @@ pub extern "C" fn uiw_sockets_listening(fd: c_int) {
     });
 }
 
-/// The system has accepted `fd`; the peer's address becomes the program's. -1 and `errno` where the program is not to have the connection.
+/// The system has accepted `fd`; the peer's address becomes the program's. -1 and `errno` where the
+/// program is not to have the connection.
 pub extern "C" fn uiw_sockets_accepted<'a>(
     listening: c_int,
     fd: c_int,
@@ -218,8 +223,8 @@ pub extern "C" fn uiw_sockets_accepted<'a>(
     })
 }
 
-/// The address that the system is to connect to in the place of `addr`, as the bytes of `real` (128). Its length, 0 where the socket stays
-/// one of TCP, or -1 and `errno`.
+/// The address that the system is to connect to in the place of `addr`, as the bytes of `real`
+/// (128). Its length, 0 where the socket stays one of TCP, or -1 and `errno`.
 pub extern "C" fn uiw_sockets_target<'a>(
     fd: c_int,
     addr: ArrayPtr<'a, u8>,
@@ -233,7 +238,8 @@ pub extern "C" fn uiw_sockets_target<'a>(
         if to.port() == 0 && plain::must_encrypt() {
             return Err(Errno(libc::ECONNREFUSED).because("a connection to port 0"));
         }
-        // Until TCP is connected the socket stays one that may become an rsocket, by another attempt.
+        // Until TCP is connected the socket stays one that may become an rsocket, by another
+        // attempt.
         let Some(to) = plain::on_rsockets(to)?.filter(|to| to.port() != 0) else { return Ok(0) };
         plain::limit_attempt(fd, &plain);
         *real = address::write(to);
@@ -241,7 +247,8 @@ pub extern "C" fn uiw_sockets_target<'a>(
     })
 }
 
-/// The system has connected the socket, with the error number `outcome` (0: none). 0: the call is over; 1: the caller is to connect by TCP.
+/// The system has connected the socket, with the error number `outcome` (0: none). 0: the call is
+/// over; 1: the caller is to connect by TCP.
 pub extern "C" fn uiw_sockets_connected<'a>(
     fd: c_int,
     addr: ArrayPtr<'a, u8>,
@@ -264,14 +271,16 @@ pub extern "C" fn uiw_sockets_connected<'a>(
             _ => {
                 tracing::info!(peer = %to, error = %Errno(outcome), "the peer has no rsockets: TCP");
                 plain::unlimit_attempt(fd, plain.take_syn_retries());
-                // It is the system's once TCP is connected: a socket that both refuse may find rsockets at the next call.
+                // It is the system's once TCP is connected: a socket that both refuse may find
+                // rsockets at the next call.
                 Ok(ORDINARY)
             }
         }
     })
 }
 
-/// A socket that could have become an rsocket is connected, or connects, by TCP, and is the system's from now on.
+/// A socket that could have become an rsocket is connected, or connects, by TCP, and is the
+/// system's from now on.
 pub extern "C" fn uiw_sockets_on_tcp<'a>(fd: c_int, addr: ArrayPtr<'a, u8>, len: Count<'a, socklen_t>) {
     boundary::value((), || {
         // An address of another family, which is none, ends a connection.
@@ -282,7 +291,8 @@ pub extern "C" fn uiw_sockets_on_tcp<'a>(fd: c_int, addr: ArrayPtr<'a, u8>, len:
     });
 }
 
-/// The number is about to be closed, by the system: its call reports the errors, and may be a point of cancellation.
+/// The number is about to be closed, by the system: its call reports the errors, and may be a point
+/// of cancellation.
 pub extern "C" fn uiw_sockets_closing(fd: c_int) {
     if is_vforked() {
         return;
@@ -392,7 +402,8 @@ pub extern "C" fn uiw_sockets_select(
     })
 }
 
-/// epoll_ctl(2); 1 where the caller is to do it. A set of the system's is followed from its first rsocket on.
+/// epoll_ctl(2); 1 where the caller is to do it. A set of the system's is followed from its first
+/// rsocket on.
 pub extern "C" fn uiw_sockets_epoll_ctl(
     set_fd: c_int,
     op: c_int,
@@ -420,7 +431,8 @@ pub extern "C" fn uiw_sockets_epoll_ctl(
             return Ok(ORDINARY);
         }
         let event = event.read();
-        // A member's number was checked when it was added. redis-benchmark removes and adds a connection with each message.
+        // A member's number was checked when it was added. redis-benchmark removes and adds a
+        // connection with each message.
         if op != libc::EPOLL_CTL_ADD
             && let Some(done) = set.control_member(op, fd, event)
         {

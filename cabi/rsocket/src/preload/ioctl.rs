@@ -27,7 +27,8 @@ pub(super) fn request(
             return Ok(());
         }
         libc::FIONREAD => c_int::try_from(socket.readable()).unwrap_or(c_int::MAX),
-        // Nothing is kept that could be counted: bytes are in the ring until the peer's TCP has them.
+        // Nothing is kept that could be counted: bytes are in the ring until the peer's TCP has
+        // them.
         BYTES_NOT_SENT | AT_MARK => 0,
         _ => return Err(Errno(libc::ENOTTY).because(format_args!("an rsocket has no ioctl {request:#x}"))),
     };

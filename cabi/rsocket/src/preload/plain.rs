@@ -30,7 +30,8 @@ pub(crate) struct PlainSocket {
     state: AtomicU8,
     ipv6: bool,
     behind: Option<DescriptorSockets>,
-    /// TCP_SYNCNT of the program, where the attempt to connect by rsockets has another one; otherwise 0.
+    /// TCP_SYNCNT of the program, where the attempt to connect by rsockets has another one;
+    /// otherwise 0.
     syn_retries: AtomicI32,
     /// See [`process::forks`].
     forks: u32,
@@ -72,11 +73,12 @@ impl PlainSocket {
     }
 }
 
-/// The program has made a socket. It may become an rsocket, unless something says that it stays one of TCP.
+/// The program has made a socket. It may become an rsocket, unless something says that it stays one
+/// of TCP.
 ///
 /// # Errors
-/// EINVAL where a variable has a bad value: what may be sent in the clear is not known. EMFILE. With TLS EMFILE and EOPNOTSUPP for a
-/// socket that cannot become an rsocket.
+/// EINVAL where a variable has a bad value: what may be sent in the clear is not known. EMFILE.
+/// With TLS EMFILE and EOPNOTSUPP for a socket that cannot become an rsocket.
 pub(crate) fn made(fd: RawFd, domain: c_int, program: &str) -> Result<()> {
     if !config::includes(program, domain, Kind::Stream) || Settings::get()?.stays_on_tcp(program) {
         return Ok(());
@@ -100,12 +102,14 @@ pub(crate) fn made(fd: RawFd, domain: c_int, program: &str) -> Result<()> {
     }
 }
 
-/// Returns whether a connection may not be TCP's alone: with TLS it would not be encrypted. So also where it is not known whether there is TLS.
+/// Returns whether a connection may not be TCP's alone: with TLS it would not be encrypted. So also
+/// where it is not known whether there is TLS.
 pub(crate) fn must_encrypt() -> bool {
     Settings::get().map_or(true, |settings| settings.tls.is_some())
 }
 
-/// The address of the rsockets' port for one of the program; none where it stays on TCP: the port is listed, or the offset makes it none.
+/// The address of the rsockets' port for one of the program; none where it stays on TCP: the port
+/// is listed, or the offset makes it none.
 ///
 /// # Errors
 /// EADDRNOTAVAIL for a port of which the offset makes none, with TLS.
@@ -139,8 +143,9 @@ pub(crate) fn bind(fd: RawFd, addr: SocketAddr) -> Result<bool> {
     Ok(true)
 }
 
-/// Limits the attempt before the system connects the socket to the rsockets' port: where nothing answers, as behind a firewall that drops packets, it gives up soon
-/// enough for TCP. With TLS there is no other way.
+/// Limits the attempt before the system connects the socket to the rsockets' port: where nothing
+/// answers, as behind a firewall that drops packets, it gives up soon enough for TCP. With TLS
+/// there is no other way.
 pub(crate) fn limit_attempt(fd: RawFd, plain: &PlainSocket) {
     let asked = Settings::get().ok().and_then(Settings::sockets_syn_retries).filter(|_| !must_encrypt());
     let own = sys::int_option(fd, libc::IPPROTO_TCP, libc::TCP_SYNCNT);
@@ -152,7 +157,8 @@ pub(crate) fn limit_attempt(fd: RawFd, plain: &PlainSocket) {
     }
 }
 
-/// Restores the program's number of attempts before the system connects the socket to the program's port.
+/// Restores the program's number of attempts before the system connects the socket to the program's
+/// port.
 pub(crate) fn unlimit_attempt(fd: RawFd, syn_retries: c_int) {
     if syn_retries > 0
         && let Err(error) = sys::set_option(fd, libc::IPPROTO_TCP, libc::TCP_SYNCNT, syn_retries)
@@ -178,15 +184,17 @@ pub(crate) fn accepted(listening: &PlainSocket, fd: RawFd) -> Result<()> {
     Ok(())
 }
 
-/// Prepares closing the socket: an accepted connection that was not used becomes an rsocket, whose end the peer sees as one. The system would
-/// reset it, as the peer's Request was not read. After a fork another process may have it, and the system's close says nothing to the peer.
+/// Prepares closing the socket: an accepted connection that was not used becomes an rsocket, whose
+/// end the peer sees as one. The system would reset it, as the peer's Request was not read. After a
+/// fork another process may have it, and the system's close says nothing to the peer.
 pub(super) fn enter_to_close(fd: RawFd, plain: &Arc<PlainSocket>) {
     if plain.forks == process::forks() {
         enter(fd, plain);
     }
 }
 
-/// The first use: an accepted connection becomes an rsocket, which has failed where it cannot. False where it is no connection yet.
+/// The first use: an accepted connection becomes an rsocket, which has failed where it cannot.
+/// False where it is no connection yet.
 pub(crate) fn enter(fd: RawFd, plain: &Arc<PlainSocket>) -> bool {
     let begun = plain.state.compare_exchange(ACCEPTED, BECOMING, Ordering::AcqRel, Ordering::Acquire);
     match begun {

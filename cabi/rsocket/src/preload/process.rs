@@ -1,4 +1,5 @@
-//! The process that has the table of descriptors: a child of vfork(2) has its parent's memory, and must not change it.
+//! The process that has the table of descriptors: a child of vfork(2) has its parent's memory, and
+//! must not change it.
 
 use crate::sys;
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};

@@ -13,8 +13,8 @@ use uiw_cabi_core::errno::Errno;
 /// Bytes that are read at once.
 const CHUNK: usize = 128 << 10;
 
-/// Sends up to `count` bytes of `file`, from `offset` on or else from where the file is read, which moves. The offset becomes that of
-/// the first byte that was not sent.
+/// Sends up to `count` bytes of `file`, from `offset` on or else from where the file is read, which
+/// moves. The offset becomes that of the first byte that was not sent.
 ///
 /// # Errors
 /// EINVAL for a file that has no offsets; those of sending and reading, where nothing was sent.

@@ -1,8 +1,10 @@
 //! Threads that wait for an epoll set by the system's call.
 //!
-//! A set is the system's until an rsocket enters it, and a thread that is in the system's wait then would see no rsocket. So a descriptor that is always
-//! ready, the marker, enters the set with the first one: every thread there returns, one after the other, and waits anew where rsockets are
-//! seen. It leaves the set when no such thread is left. The preload library counts the threads, and shows no program the marker.
+//! A set is the system's until an rsocket enters it, and a thread that is in the system's wait then
+//! would see no rsocket. So a descriptor that is always ready, the marker, enters the set with the
+//! first one: every thread there returns, one after the other, and waits anew where rsockets are
+//! seen. It leaves the set when no such thread is left. The preload library counts the threads, and
+//! shows no program the marker.
 
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
@@ -15,7 +17,8 @@ const COUNTS: usize = 1024;
 #[repr(transparent)]
 pub(crate) struct Waiting([AtomicU32; COUNTS]);
 
-/// Counts of this process. The preload library increments before it looks whether the set is followed, and decrements after the wait.
+/// Counts of this process. The preload library increments before it looks whether the set is
+/// followed, and decrements after the wait.
 pub(crate) static WAITING: Waiting = Waiting([const { AtomicU32::new(0) }; COUNTS]);
 
 impl Waiting {

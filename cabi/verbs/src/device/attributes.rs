@@ -100,7 +100,8 @@ pub(crate) extern "C" fn query_device_ex<'a>(
         }
         let mut full: ibv_device_attr_ex = zeroed();
         full.orig_attr = now(context)?;
-        // On-demand paging, of ranges and of all memory, for every operation of reliable connections.
+        // On-demand paging, of ranges and of all memory, for every operation of reliable
+        // connections.
         full.odp_caps = [3, 0x3F, 0];
         full.completion_timestamp_mask = u64::MAX;
         // kHz: timestamps are nanoseconds.

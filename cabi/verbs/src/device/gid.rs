@@ -1,6 +1,7 @@
 //! GIDs: one entry of the table for each address of the network device.
 //!
-//! An IPv4 address is its IPv4-mapped IPv6 address, an IPv6 address is itself; so a GID is never zero and names the host.
+//! An IPv4 address is its IPv4-mapped IPv6 address, an IPv6 address is itself; so a GID is never
+//! zero and names the host.
 
 use std::net::{IpAddr, Ipv6Addr};
 use uiw_cabi_core::abi::ibv_gid;

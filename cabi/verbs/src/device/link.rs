@@ -1,4 +1,5 @@
-//! What the kernel says of a network interface of this network namespace, by ioctl(2): /sys may be another namespace's.
+//! What the kernel says of a network interface of this network namespace, by ioctl(2): /sys may be
+//! another namespace's.
 
 use socket2::{Domain, Socket, Type};
 use std::ffi::c_ulong;
@@ -41,7 +42,8 @@ const _: () = assert!(size_of::<EthtoolDriver>() == 196);
 /// Structure of linux/ethtool.h.
 ///
 /// # Safety
-/// A new one has the number of a question that the kernel answers in a structure of this type, whose fields are integers.
+/// A new one has the number of a question that the kernel answers in a structure of this type,
+/// whose fields are integers.
 unsafe trait LinkQuery {
     fn new() -> Self;
 }
@@ -78,7 +80,8 @@ fn request(name: &str) -> libc::ifreq {
 }
 
 /// # Safety
-/// The request is one that `code` needs: its data points to the structure of the question, if there is one.
+/// The request is one that `code` needs: its data points to the structure of the question, if there
+/// is one.
 unsafe fn ask(code: c_ulong, request: &mut libc::ifreq) -> bool {
     let Ok(socket) = Socket::new(Domain::IPV4, Type::DGRAM, None) else { return false };
     // SAFETY: the request is as the caller ensures, and is there during the call.
@@ -104,7 +107,8 @@ pub(super) fn mtu(name: &str) -> Option<u32> {
     answered.then(|| u32::try_from(mtu).unwrap_or(1500))
 }
 
-/// Megabit a second; `None` for a virtual interface, which has no bus, and for one whose speed is unknown.
+/// Megabit a second; `None` for a virtual interface, which has no bus, and for one whose speed is
+/// unknown.
 pub(super) fn mbps(name: &str) -> Option<u32> {
     ask_driver::<EthtoolDriver>(name).filter(|driver| has_bus(&driver.bus))?;
     let link: EthtoolCmd = ask_driver(name)?;

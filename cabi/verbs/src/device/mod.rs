@@ -1,4 +1,5 @@
-//! Devices: one for each network device that has an IP address, named `uiw_<netdev>`, loopback last.
+//! Devices: one for each network device that has an IP address, named `uiw_<netdev>`, loopback
+//! last.
 
 pub mod attributes;
 pub mod gid;
@@ -23,11 +24,13 @@ use uiw_cabi_core::object;
 use uiw_cabi_core::persona::Persona;
 use uiw_cabi_core::settings::Settings;
 
-/// A device as C holds it. Never freed: a process has few network devices, and programs keep pointers.
+/// A device as C holds it. Never freed: a process has few network devices, and programs keep
+/// pointers.
 #[repr(C)]
 pub struct Device {
     abi: ibv_device,
-    /// Vendors' libraries read marks of their own behind the structure (`verbs_device.ops`): these words are zero.
+    /// Vendors' libraries read marks of their own behind the structure (`verbs_device.ops`): these
+    /// words are zero.
     behind: [u64; 64],
     netdev: String,
 }
@@ -37,7 +40,8 @@ unsafe impl Send for Device {}
 // SAFETY: nothing in it changes once it is made.
 unsafe impl Sync for Device {}
 
-/// The devices found so far, by name of their network device. They are never freed, and a child of a fork has the same.
+/// The devices found so far, by name of their network device. They are never freed, and a child of
+/// a fork has the same.
 struct DeviceTable(BTreeMap<String, &'static Device>);
 
 impl Forked for DeviceTable {
@@ -176,7 +180,8 @@ pub extern "C" fn ibv_get_device_name(device: *mut ibv_device) -> *const c_char 
     boundary::pointer(|| Device::get(device).map(|d| d.abi.name.as_ptr().cast_mut())).cast_const()
 }
 
-/// `ibv_get_device_index`: there is no kernel device with an index; as rdma-core on kernels that report none.
+/// `ibv_get_device_index`: there is no kernel device with an index; as rdma-core on kernels that
+/// report none.
 pub extern "C" fn ibv_get_device_index(_device: *mut ibv_device) -> c_int {
     -1
 }

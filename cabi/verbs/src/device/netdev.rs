@@ -1,4 +1,5 @@
-//! The network devices of this machine, as the kernel reports them: by netlink, or where a sandbox refuses that, by ioctl(2).
+//! The network devices of this machine, as the kernel reports them: by netlink, or where a sandbox
+//! refuses that, by ioctl(2).
 
 use super::link;
 use std::io;
@@ -35,13 +36,15 @@ impl NetDev {
         self.addresses.get(index).map(|(address, _)| *address)
     }
 
-    /// Returns whether an address is the device's: every address 127.x.y.z is one of the loopback device.
+    /// Returns whether an address is the device's: every address 127.x.y.z is one of the loopback
+    /// device.
     pub fn has(&self, address: IpAddr) -> bool {
         self.addresses.iter().any(|(own, _)| *own == address)
             || self.loopback && address.is_loopback() && address.is_ipv4()
     }
 
-    /// The socket address of `ip` at this device: link-local addresses need the index of their device.
+    /// The socket address of `ip` at this device: link-local addresses need the index of their
+    /// device.
     pub fn socket_address(&self, ip: IpAddr, port: u16) -> SocketAddr {
         match ip {
             IpAddr::V6(v6) if v6.is_unicast_link_local() => SocketAddrV6::new(v6, port, 0, self.index).into(),
@@ -49,7 +52,8 @@ impl NetDev {
         }
     }
 
-    /// Node GUID, big-endian: the EUI-64 of the MAC address; a locally administered one for devices without.
+    /// Node GUID, big-endian: the EUI-64 of the MAC address; a locally administered one for devices
+    /// without.
     pub fn guid(&self) -> u64 {
         let [a, b, c, d, e, f] = self.mac.unwrap_or_else(|| {
             let [_, _, high, low] = self.index.to_be_bytes();
@@ -66,7 +70,8 @@ pub fn all() -> io::Result<Vec<NetDev>> {
     all_on(&llp).inspect_err(|error| denied::report("looking for network devices", error))
 }
 
-/// Every network device that has an IP address, loopback last; with a TCP in this process, the interface that it runs on alone.
+/// Every network device that has an IP address, loopback last; with a TCP in this process, the
+/// interface that it runs on alone.
 ///
 /// # Errors
 /// The system's.

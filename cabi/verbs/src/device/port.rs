@@ -185,8 +185,8 @@ pub extern "C" fn _ibv_query_gid_table<'a>(
     })
 }
 
-/// `ibv_query_gid_type`, which `ibv_devinfo` and pyverbs use though it is private: 0 for InfiniBand and RoCE v1 alike, 1 for
-/// RoCE v2.
+/// `ibv_query_gid_type`, which `ibv_devinfo` and pyverbs use though it is private: 0 for InfiniBand
+/// and RoCE v1 alike, 1 for RoCE v2.
 pub extern "C" fn ibv_query_gid_type(
     context: Handle<'_, OpenContext>,
     port: u8,

@@ -1,7 +1,8 @@
-//! The speed of a port, which every place that states it takes from here: `ibv_query_port`, `ibv_query_port_speed` and sysfs.
+//! The speed of a port, which every place that states it takes from here: `ibv_query_port`,
+//! `ibv_query_port_speed` and sysfs.
 //!
-//! Programs choose a device by its speed. A port is never slower than its network interface, and 100 Gbit/s where the interface is
-//! virtual or its speed is unknown: memory is its limit then.
+//! Programs choose a device by its speed. A port is never slower than its network interface, and
+//! 100 Gbit/s where the interface is virtual or its speed is unknown: memory is its limit then.
 
 use super::netdev::NetDev;
 use crate::context::OpenContext;

@@ -1,7 +1,8 @@
-//! Registered address ranges, several of which may have the same addresses: which of them have some of a given range.
+//! Registered address ranges, several of which may have the same addresses: which of them have some
+//! of a given range.
 //!
-//! A treap by start address, with the highest end of each subtree, in one vector. A change allocates nothing and frees nothing: room is
-//! brought in from outside.
+//! A treap by start address, with the highest end of each subtree, in one vector. A change
+//! allocates nothing and frees nothing: room is brought in from outside.
 
 use std::sync::Arc;
 use uiw_mem::PageState;
@@ -37,7 +38,8 @@ struct RangeNode {
 }
 
 impl RangeNode {
-    /// Random enough, and no node is above one with a higher priority: subtrees are shallow whatever is registered.
+    /// Random enough, and no node is above one with a higher priority: subtrees are shallow
+    /// whatever is registered.
     fn priority(&self) -> u64 {
         let mixed = (self.key.id ^ (self.key.id >> 31)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
         (mixed ^ (mixed >> 29)).wrapping_mul(0xBF58_476D_1CE4_E5B9)

@@ -1,4 +1,5 @@
-//! LIDs, for programs that name their peer by LID alone: the low 16 bits of an IPv4 address in the device's own network.
+//! LIDs, for programs that name their peer by LID alone: the low 16 bits of an IPv4 address in the
+//! device's own network.
 
 use crate::device::netdev::NetDev;
 use std::net::{IpAddr, Ipv4Addr};
@@ -46,7 +47,8 @@ fn mapped(path: &Path, lid: u16) -> Result<Option<IpAddr>> {
     })
 }
 
-/// The address of a LID in lines of `LID ADDRESS`; the number of a line that is neither that, nor empty, nor begins with `#`.
+/// The address of a LID in lines of `LID ADDRESS`; the number of a line that is neither that, nor
+/// empty, nor begins with `#`.
 fn find(text: &str, lid: u16) -> std::result::Result<Option<IpAddr>, usize> {
     for (number, line) in text.lines().enumerate() {
         let line = line.trim();

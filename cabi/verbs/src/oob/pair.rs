@@ -9,13 +9,15 @@ use uiw_verbs::cm::ConnId;
 
 /// Time that the listening end waits before it connects as well.
 const RESPONDER_DELAY: Duration = Duration::from_secs(1);
-/// Time for which a message of an unreliable queue pair waits for a peer that was not reached before.
+/// Time for which a message of an unreliable queue pair waits for a peer that was not reached
+/// before.
 const UNREACHABLE_TIMEOUT: Duration = Duration::from_millis(500);
 /// Between two attempts: at first, and at most.
 const RETRY: Duration = Duration::from_millis(20);
 const MAX_RETRY: Duration = Duration::from_millis(500);
 
-/// A queue pair in RTR or RTS. The state, and with it the reference to the engine's queue pair, ends with `Worker::forget`.
+/// A queue pair in RTR or RTS. The state, and with it the reference to the engine's queue pair,
+/// ends with `Worker::forget`.
 pub(super) type Pair = Mutex<Option<PairState>>;
 
 pub(super) struct PairState {
@@ -30,7 +32,8 @@ pub(super) struct PairState {
     retry: Duration,
     /// Time to give up; set once something is posted.
     pub(super) gives_up: Option<Instant>,
-    /// The peer has gone, or has not come in time: messages of an unreliable queue pair wait for another connection for a short time alone.
+    /// The peer has gone, or has not come in time: messages of an unreliable queue pair wait for
+    /// another connection for a short time alone.
     pub(super) unreachable: bool,
     /// Error of the last attempt to connect.
     pub(super) last_failure: Option<String>,
@@ -72,7 +75,8 @@ impl PairState {
         }
     }
 
-    /// Returns the time for which a new request waits for a connection, or `None` if it waits without limit.
+    /// Returns the time for which a new request waits for a connection, or `None` if it waits
+    /// without limit.
     pub(super) fn connection_timeout(&self) -> Option<Duration> {
         if self.target.unreliable && self.unreachable {
             Some(UNREACHABLE_TIMEOUT)

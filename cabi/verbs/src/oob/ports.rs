@@ -1,8 +1,10 @@
 //! Queue pair numbers that name a port, of TCP and of UDP, and one of 256 slots.
 //!
-//! A port is reserved (bound) when the first queue pair takes a slot, at every address of the device, and listened on from the
-//! first INIT. It belongs to one shard, that of the completion queues of its queue pairs' receives. Slots that are given back are used again last, so that a number is not reused at once; this also holds across a
-//! release of the whole port, as it may be the first one of a range that the user gave.
+//! A port is reserved (bound) when the first queue pair takes a slot, at every address of the
+//! device, and listened on from the first INIT. It belongs to one shard, that of the completion
+//! queues of its queue pairs' receives. Slots that are given back are used again last, so that a
+//! number is not reused at once; this also holds across a release of the whole port, as it may be
+//! the first one of a range that the user gave.
 
 use super::worker::Worker;
 use crate::device::netdev::NetDev;
@@ -24,7 +26,8 @@ use uiw_verbs::{ConnConfig, DatagramPort};
 #[derive(Default)]
 pub(super) struct Ports(Mutex<PortTables>);
 
-/// Locked for look-ups and changes alone: ports are bound, listened on and closed without this lock.
+/// Locked for look-ups and changes alone: ports are bound, listened on and closed without this
+/// lock.
 #[derive(Default)]
 struct PortTables {
     blocks: Vec<SlotBlock>,
@@ -45,7 +48,8 @@ struct SharedPort {
     number: u16,
     /// UDP side of the port; `None` if datagrams are not offered.
     datagrams: Option<Arc<DatagramPort>>,
-    /// Locked while the port begins to be listened on: the queue pairs of the port need the same listeners, so they wait for them.
+    /// Locked while the port begins to be listened on: the queue pairs of the port need the same
+    /// listeners, so they wait for them.
     sockets: Mutex<PortSockets>,
 }
 
@@ -118,7 +122,8 @@ impl Ports {
         Err(last)
     }
 
-    /// The number is free again. A port without queue pairs is closed with the last reference to it.
+    /// The number is free again. A port without queue pairs is closed with the last reference to
+    /// it.
     pub(super) fn give_back(&self, slot: &Slot) {
         let unused = self.0.lock().give_back(slot);
         drop(unused);
@@ -139,8 +144,9 @@ impl PortTables {
         Some(Slot { port: Arc::clone(&block.port), slot })
     }
 
-    /// Adds a port that was bound without the lock, and takes a slot. Where another thread has added one meanwhile, a slot of that
-    /// is taken. Nothing when the port cannot be used, or is known already: two sockets may be bound to one port, as both allow reuse.
+    /// Adds a port that was bound without the lock, and takes a slot. Where another thread has
+    /// added one meanwhile, a slot of that is taken. Nothing when the port cannot be used, or is
+    /// known already: two sockets may be bound to one port, as both allow reuse.
     fn add(&mut self, netdev: &NetDev, shard: usize, port: &Arc<SharedPort>) -> Option<Slot> {
         if let Some(slot) = self.take(netdev, shard) {
             return Some(slot);
@@ -183,8 +189,8 @@ impl Slot {
         self.port.datagrams.as_ref()
     }
 
-    /// Listens on the port at every address of `netdev` where it does not yet: addresses come and go, and those of IPv6 are checked
-    /// by the kernel for a while before they can be used.
+    /// Listens on the port at every address of `netdev` where it does not yet: addresses come and
+    /// go, and those of IPv6 are checked by the kernel for a while before they can be used.
     pub(super) fn listen(&self, netdev: &NetDev, engine: &uiw_verbs::Device, worker: &Worker) -> Result<()> {
         let options: Arc<ConnConfig> = Arc::new(worker.options());
         let bind = |address| Listener::bind(engine, address, BACKLOG, &options, worker.channel());

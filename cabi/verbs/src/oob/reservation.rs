@@ -38,8 +38,8 @@ fn ports() -> Arc<Ports> {
     Arc::clone(SHARED.write().ports.get_or_insert_default())
 }
 
-/// The worker thread's handle; the thread is started at the first call. The lock is held meanwhile: only queue pairs that are about
-/// to need the thread wait for it, once in a process.
+/// The worker thread's handle; the thread is started at the first call. The lock is held meanwhile:
+/// only queue pairs that are about to need the thread wait for it, once in a process.
 fn worker(engine: &uiw_verbs::Device) -> Result<Arc<Worker>> {
     if let Some(worker) = running_worker() {
         return Ok(worker);
@@ -55,15 +55,18 @@ fn running_worker() -> Option<Arc<Worker>> {
     SHARED.read().worker.clone()
 }
 
-/// The number of a queue pair, which names a TCP and UDP port of this process at the addresses of the device. Given back on drop.
+/// The number of a queue pair, which names a TCP and UDP port of this process at the addresses of
+/// the device. Given back on drop.
 pub struct QpnReservation {
     slot: Slot,
-    /// The generation of the process: in a child of a fork the ports are its parent's, and nothing is given back.
+    /// The generation of the process: in a child of a fork the ports are its parent's, and nothing
+    /// is given back.
     generation: u32,
 }
 
 impl QpnReservation {
-    /// A number on a network device, of the block of a shard. Its port is bound, and not listened on yet.
+    /// A number on a network device, of the block of a shard. Its port is bound, and not listened
+    /// on yet.
     pub fn new(netdev: &NetDev, engine: &uiw_verbs::Device, shard: usize) -> Result<Self> {
         let offers_ud = Settings::get()?.offers_ud();
         let bind = |addresses: &[SocketAddr]| match uiw_datagram::max_payload(netdev.mtu as usize) {
@@ -122,14 +125,14 @@ impl QpnReservation {
         }
     }
 
-    /// Something was posted: while no connection is established, its time-out runs from now on. False when one is, or none is being
-    /// made.
+    /// Something was posted: while no connection is established, its time-out runs from now on.
+    /// False when one is, or none is being made.
     pub(crate) fn posted(&self) -> bool {
         running_worker().is_some_and(|worker| worker.posted(self.number()))
     }
 
-    /// Prevents further connections, in RESET, in ERR and at the end. When this has returned, the worker holds no reference to the
-    /// queue pair.
+    /// Prevents further connections, in RESET, in ERR and at the end. When this has returned, the
+    /// worker holds no reference to the queue pair.
     pub(crate) fn forget(&self) {
         if let Some(worker) = running_worker() {
             worker.forget(self.number());

@@ -11,7 +11,8 @@ pub(crate) struct RetryPolicy {
     pub(super) connection: Option<Duration>,
     /// An inbound Send for a receive.
     pub(super) receive: Duration,
-    /// Time-out of acknowledgements by the attributes: local ACK time-out and retries. `None` if they have none.
+    /// Time-out of acknowledgements by the attributes: local ACK time-out and retries. `None` if
+    /// they have none.
     pub(super) acknowledgement: Option<Duration>,
 }
 
@@ -20,18 +21,21 @@ impl RetryPolicy {
     pub(super) const UNLIMITED: Self =
         Self { connection: None, receive: Duration::MAX, acknowledgement: None };
 
-    /// Policy of unreliable queue pairs, whose attributes have no time-outs. Messages to a peer that does not connect are lost after a time, and
-    /// the receive time bridges the moments in which a program that polls and posts receives does not run.
+    /// Policy of unreliable queue pairs, whose attributes have no time-outs. Messages to a peer
+    /// that does not connect are lost after a time, and the receive time bridges the moments in
+    /// which a program that polls and posts receives does not run.
     pub(crate) const UNRELIABLE: Self = Self {
         connection: Some(Self::MIN_CONNECTION),
         receive: Duration::from_millis(50),
         acknowledgement: None,
     };
 
-    /// Connecting needs more time than a lost packet on InfiniBand: TCP's own, and the second that the other end waits.
+    /// Connecting needs more time than a lost packet on InfiniBand: TCP's own, and the second that
+    /// the other end waits.
     const MIN_CONNECTION: Duration = Duration::from_secs(3);
 
-    /// Converts the attributes of InfiniBand: local ACK time-out, retries, and the same for receivers that are not ready.
+    /// Converts the attributes of InfiniBand: local ACK time-out, retries, and the same for
+    /// receivers that are not ready.
     pub(crate) fn new(timeout: u8, retry_cnt: u8, min_rnr_timer: u8, rnr_retry: u8) -> Self {
         let acknowledgement = acknowledgement_time(timeout, retry_cnt);
         let connection = acknowledgement.map(|time| time.max(Self::MIN_CONNECTION));
@@ -48,13 +52,15 @@ impl RetryPolicy {
     }
 }
 
-/// Returns the time for which InfiniBand waits for an acknowledgement, retries included; `None` = without limit.
+/// Returns the time for which InfiniBand waits for an acknowledgement, retries included; `None` =
+/// without limit.
 pub fn acknowledgement_time(timeout: u8, retry_cnt: u8) -> Option<Duration> {
     let once = Duration::from_nanos(4096 << (timeout & 31));
     (timeout & 31 != 0).then(|| once * (u32::from(retry_cnt & 7) + 1))
 }
 
-/// Returns the time for which InfiniBand waits for a receiver that is not ready: the attempts, and the time between them.
+/// Returns the time for which InfiniBand waits for a receiver that is not ready: the attempts, and
+/// the time between them.
 pub fn receive_time(min_rnr_timer: u8, rnr_retry: u8) -> Duration {
     match rnr_retry & 7 {
         7 => Duration::MAX,
@@ -62,7 +68,8 @@ pub fn receive_time(min_rnr_timer: u8, rnr_retry: u8) -> Duration {
     }
 }
 
-/// The delay behind a value of `min_rnr_timer`, in steps of ten microseconds (InfiniBand Architecture, table "RNR NAK timer").
+/// The delay behind a value of `min_rnr_timer`, in steps of ten microseconds (InfiniBand
+/// Architecture, table "RNR NAK timer").
 fn rnr_delay(value: u8) -> Duration {
     const STEPS: [u64; 32] = [
         65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048,

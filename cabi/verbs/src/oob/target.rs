@@ -101,7 +101,8 @@ impl Target {
         }
     }
 
-    /// Returns whether data from a connection of `from` names this pair in this run of the two programs: after a restart the PSNs differ.
+    /// Returns whether data from a connection of `from` names this pair in this run of the two
+    /// programs: after a restart the PSNs differ.
     pub(super) fn matches(&self, info: &PairInfo, from: SocketAddr) -> bool {
         let psn = |theirs: Option<u32>, ours: Option<u32>| match (theirs, ours) {
             (Some(theirs), Some(ours)) => theirs == ours,

@@ -1,7 +1,9 @@
-//! The thread that connects out-of-band queue pairs. It sleeps unless an event came or a time has passed.
+//! The thread that connects out-of-band queue pairs. It sleeps unless an event came or a time has
+//! passed.
 //!
-//! Locks: each pair has its own, which is held while the engine works for that pair; the tables have one, which is held for look-ups
-//! and changes alone. A pair's lock is taken before the tables', never behind it.
+//! Locks: each pair has its own, which is held while the engine works for that pair; the tables
+//! have one, which is held for look-ups and changes alone. A pair's lock is taken before the
+//! tables', never behind it.
 
 use super::pair::{Pair, PairState, Phase};
 use super::pair_info::{LATER, PairInfo};
@@ -21,7 +23,8 @@ use uiw_verbs::cm::{self, CmChannel, CmEvent, CmEventKind, ConnId, ConnInfo, Con
 use uiw_verbs::integration::spawn_thread;
 use uiw_verbs::{ConnConfig, QpState, Revision, WcStatus};
 
-/// Time for which a peer's connection is left unanswered while a connection to that peer is being made.
+/// Time for which a peer's connection is left unanswered while a connection to that peer is being
+/// made.
 const SIMULTANEOUS_DELAY: Duration = Duration::from_millis(500);
 /// Time for which a peer is kept for a queue pair that is not in RTR.
 const PENDING_TIMEOUT: Duration = Duration::from_secs(5);
@@ -190,7 +193,8 @@ impl Worker {
         true
     }
 
-    /// No connection of queue pair `number` is made any more. Waits while the thread works for it, and for no other one.
+    /// No connection of queue pair `number` is made any more. Waits while the thread works for it,
+    /// and for no other one.
     pub(super) fn forget(&self, number: u32) {
         let removed = {
             let mut tables = self.tables.lock();
@@ -260,8 +264,8 @@ impl Worker {
         true
     }
 
-    /// The connection has ended. A queue pair that outlives its peer can be connected again, and the time-out of what it posts from
-    /// now on begins anew.
+    /// The connection has ended. A queue pair that outlives its peer can be connected again, and
+    /// the time-out of what it posts from now on begins anew.
     fn disconnected(&self, number: u32, pair: &mut Option<PairState>) {
         let Some(state) = pair else { return };
         let survives = state.qp.state() == QpState::Rts;

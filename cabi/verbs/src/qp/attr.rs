@@ -66,8 +66,9 @@ fn modify(object: &Object<Qp>, attr: &ibv_qp_attr, mask: c_int) -> Result<()> {
     }
     object.attributes.lock().merge(attr, mask);
     if let Some(access) = access {
-        // siw ignores the rights of a queue pair, and `rdma_init_qp_attr` on iWARP leaves out atomics: its rights are added to those
-        // of a new queue pair. All other changes replace the rights, in RTS as well.
+        // siw ignores the rights of a queue pair, and `rdma_init_qp_attr` on iWARP leaves out
+        // atomics: its rights are added to those of a new queue pair. All other changes replace the
+        // rights, in RTS as well.
         let kept = if is_cm_setup { object.engine.query().access } else { Access::empty() };
         object.engine.set_access(kept | access & Access::REMOTE);
     }
@@ -157,8 +158,8 @@ fn target(object: &Object<Qp>) -> Result<Target> {
     Target::new(&netdev, own, &kept.ah, kept.dest_qp_num, kept.rq_psn)
 }
 
-/// The state as the program has it: an out-of-band connection brings the queue pair to RTS as soon as it is established, perhaps
-/// before `ibv_modify_qp` to RTR has returned.
+/// The state as the program has it: an out-of-band connection brings the queue pair to RTS as soon
+/// as it is established, perhaps before `ibv_modify_qp` to RTR has returned.
 fn shown_state(object: &Object<Qp>) -> QpState {
     match object.engine.state() {
         QpState::Rts if object.attributes.lock().before_rts => QpState::Rtr,
@@ -168,8 +169,9 @@ fn shown_state(object: &Object<Qp>) -> QpState {
 
 /// Returns whether the change is one that `rdma_init_qp_attr` asks for.
 ///
-/// Programs that connect with rdma_cm and move their queue pair themselves make it before the connection is established, or after the
-/// connection has brought the queue pair to RTS. Nothing is left to do then; siw succeeds as well.
+/// Programs that connect with rdma_cm and move their queue pair themselves make it before the
+/// connection is established, or after the connection has brought the queue pair to RTS. Nothing is
+/// left to do then; siw succeeds as well.
 fn is_cm_setup(to: Option<QpState>, mask: c_int) -> bool {
     let required = flags::IBV_QP_STATE | flags::IBV_QP_ACCESS_FLAGS;
     // librdmacm adds these two.

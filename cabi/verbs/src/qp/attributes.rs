@@ -4,7 +4,8 @@ use std::ffi::{c_int, c_uint};
 use uiw_cabi_core::abi::qp as flags;
 use uiw_cabi_core::abi::{ibv_ah_attr, ibv_qp_attr};
 
-/// Attributes that the engine does not have: kept for `ibv_query_qp`, and for an out-of-band connection.
+/// Attributes that the engine does not have: kept for `ibv_query_qp`, and for an out-of-band
+/// connection.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Attributes {
     pub(crate) access: Option<c_uint>,

@@ -16,7 +16,8 @@ pub extern "C" fn ibv_create_qp(pd: Handle<'_, Pd>, init: InOutPtr<'_, ibv_qp_in
         let init = init.get()?;
         let mut long = init.extended();
         let domain = pd.get()?;
-        // SAFETY: nothing else has the copy, and the program does not destroy the queues that it names during the call (ibv_create_qp(3)).
+        // SAFETY: nothing else has the copy, and the program does not destroy the queues that it
+        // names during the call (ibv_create_qp(3)).
         let qp = create_qp(domain, unsafe { argument(&raw mut long) }, None);
         init.cap = long.cap;
         qp

@@ -113,8 +113,8 @@ fn post_batch(object: &Object<Qp>, batch: &Batch) -> Result<()> {
         };
         SendWr { wr_id: wr.wr_id, op: wr.op, sges, flags: wr.flags | flags }
     });
-    // SAFETY: the program leaves the memory that its requests name to the device until they complete (ibv_wr_complete(3)); inline data
-    // is copied from the batch during the call.
+    // SAFETY: the program leaves the memory that its requests name to the device until they
+    // complete (ibv_wr_complete(3)); inline data is copied from the batch during the call.
     let posted = unsafe { object.engine.post_send_all(wrs) }.map_err(|refused| refused.error.into());
     object.note_post();
     posted
@@ -228,7 +228,8 @@ extern "C" fn wr_set_inline_data_list<'a>(
                 if buffer.addr.is_null() {
                     return Err(Errno::INVAL.null());
                 }
-                // SAFETY: the program does not change the bytes of its buffers during the call (ibv_wr_set_inline_data_list(3)).
+                // SAFETY: the program does not change the bytes of its buffers during the call
+                // (ibv_wr_set_inline_data_list(3)).
                 let bytes = unsafe { slice::from_raw_parts(buffer.addr.cast::<u8>(), buffer.length) };
                 batch.inline.extend_from_slice(bytes);
             }

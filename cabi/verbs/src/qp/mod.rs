@@ -41,11 +41,13 @@ use uiw_verbs::{AsyncEvent, QpCap, QpInit, QpState};
 /// Queue pair behind the `ibv_qp` of a C program.
 pub struct Qp {
     pub(crate) context: Arc<Context>,
-    /// The engine's queue pair. The worker thread for out-of-band connections holds a second reference until `QpnReservation::forget`.
+    /// The engine's queue pair. The worker thread for out-of-band connections holds a second
+    /// reference until `QpnReservation::forget`.
     pub engine: Arc<uiw_verbs::Qp>,
     /// Queue pair number, and its TCP port for out-of-band connections.
     reservation: QpnReservation,
-    /// Whether an out-of-band connection is being established, whose time-out starts with the first post.
+    /// Whether an out-of-band connection is being established, whose time-out starts with the first
+    /// post.
     oob_connecting: Arc<AtomicBool>,
     qp_type: QpType,
     cap: ibv_qp_cap,
@@ -66,7 +68,8 @@ impl Body for Qp {
 }
 
 impl Qp {
-    /// Starts the time-out of an out-of-band connection that is being established. Called after every post.
+    /// Starts the time-out of an out-of-band connection that is being established. Called after
+    /// every post.
     pub(crate) fn note_post(&self) {
         if self.oob_connecting.load(Ordering::Relaxed) && !self.reservation.posted() {
             self.oob_connecting.store(false, Ordering::Relaxed);
@@ -110,7 +113,8 @@ impl Qp {
     }
 }
 
-/// Minimum size of inline data, in bytes. Some programs post inline data although they asked for none.
+/// Minimum size of inline data, in bytes. Some programs post inline data although they asked for
+/// none.
 const MIN_INLINE_DATA: u32 = 256;
 
 /// Creates a queue pair and stores its actual capacities in `init.cap`.
@@ -118,7 +122,8 @@ const MIN_INLINE_DATA: u32 = 256;
 /// If `send_ops` is given, the queue pair supports these operations through `ibv_wr_*`.
 ///
 /// # Errors
-/// EINVAL for values that are invalid or exceed the limits of the device, EOPNOTSUPP for types that the persona does not have.
+/// EINVAL for values that are invalid or exceed the limits of the device, EOPNOTSUPP for types that
+/// the persona does not have.
 fn create_qp(
     domain: &Object<Pd>,
     init: InOutPtr<'_, ibv_qp_init_attr_ex>,
@@ -176,7 +181,8 @@ fn create_qp(
     base.pd = domain.abi();
     (base.send_cq, base.recv_cq, base.srq) = (init.send_cq, init.recv_cq, init.srq);
     (base.handle, base.qp_num) = (number, number);
-    // Whatever the actual state is, rdma-core leaves this field at RESET until the first `ibv_modify_qp` or `ibv_query_qp`.
+    // Whatever the actual state is, rdma-core leaves this field at RESET until the first
+    // `ibv_modify_qp` or `ibv_query_qp`.
     base.state = QpState::Reset as c_int;
     base.qp_type = init.qp_type;
     let uses = [
@@ -227,7 +233,8 @@ fn checked_type(qp_type: c_int, persona: Persona) -> Result<QpType> {
 impl Qp {
     /// Unregisters the queue pair before it is destroyed.
     ///
-    /// Discards its pending asynchronous events and waits until the program has acknowledged the delivered ones.
+    /// Discards its pending asynchronous events and waits until the program has acknowledged the
+    /// delivered ones.
     fn leave(&self) -> Result<()> {
         self.reservation.forget();
         let number = self.engine.num();

@@ -1,5 +1,5 @@
-//! The state table of the verbs: the attributes that `ibv_modify_qp` needs and takes for each transition, as the kernel's `ib_modify_qp_is_ok` has
-//! them.
+//! The state table of the verbs: the attributes that `ibv_modify_qp` needs and takes for each
+//! transition, as the kernel's `ib_modify_qp_is_ok` has them.
 
 use std::ffi::c_int;
 use std::fmt;
@@ -62,7 +62,8 @@ impl fmt::Display for AttributeNames {
     }
 }
 
-/// The attributes that a transition needs, and those that it takes besides. `None`: there is no such transition.
+/// The attributes that a transition needs, and those that it takes besides. `None`: there is no
+/// such transition.
 fn attributes(kind: QpType, from: QpState, to: QpState) -> Option<(c_int, c_int)> {
     use QpState::{Err, Init, Reset, Rtr, Rts, Sqd, Sqe};
     use QpType::{Rc, Uc, Ud};
@@ -95,7 +96,8 @@ fn attributes(kind: QpType, from: QpState, to: QpState) -> Option<(c_int, c_int)
         ),
         (Rtr, Rts, Uc) => (SQ_PSN, CUR_STATE | CONNECTED),
         (Rtr, Rts, Ud) => (SQ_PSN, CUR_STATE | QKEY | PKEY_INDEX | PORT),
-        // The kernel refuses the attributes of RTS here; a program that asks for RTS twice is not hurt by them.
+        // The kernel refuses the attributes of RTS here; a program that asks for RTS twice is not
+        // hurt by them.
         (Rts, Rts, Rc) => (
             0,
             CUR_STATE
@@ -131,7 +133,8 @@ fn attributes(kind: QpType, from: QpState, to: QpState) -> Option<(c_int, c_int)
     })
 }
 
-/// Checks a change by the table: `now` is the state as the program has it, `to` the state that it asks for.
+/// Checks a change by the table: `now` is the state as the program has it, `to` the state that it
+/// asks for.
 ///
 /// # Errors
 /// EINVAL.

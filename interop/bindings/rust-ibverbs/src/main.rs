@@ -1,5 +1,5 @@
-//! Two processes on the crate `ibverbs`: the client sends messages, the server sends each back with every bit inverted, and both compare
-//! what they have received.
+//! Two processes on the crate `ibverbs`: the client sends messages, the server sends each back with
+//! every bit inverted, and both compare what they have received.
 //!
 //!     uiw-rust-ibverbs-peer server PORT
 //!     uiw-rust-ibverbs-peer client ADDRESS PORT
@@ -47,7 +47,8 @@ fn seed(round: u64, number: usize) -> u64 {
 impl ConnectedEnd<'_> {
     fn receive(&mut self) {
         for number in 0..LENGTHS.len() {
-            // SAFETY: both regions live as long as the queue pair, and a slot is read after its completion alone.
+            // SAFETY: both regions live as long as the queue pair, and a slot is read after its
+            // completion alone.
             unsafe { self.queue.post_receive(&mut self.received, slot(number, SLOT), number as u64) }
                 .expect("a receive");
         }

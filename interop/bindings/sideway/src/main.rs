@@ -1,11 +1,12 @@
-//! Two processes on the crate `sideway`, connected by rdma_cm: the client writes to the server's memory, the server compares and inverts
-//! it, and the client reads it back and compares; then atomic operations on a counter of the server.
+//! Two processes on the crate `sideway`, connected by rdma_cm: the client writes to the server's
+//! memory, the server compares and inverts it, and the client reads it back and compares; then
+//! atomic operations on a counter of the server.
 //!
 //!     uiw-sideway-peer server PORT KIND
 //!     uiw-sideway-peer client ADDRESS PORT KIND
 //!
-//! KIND is `basic` (ibv_post_send, ibv_poll_cq) or `extended` (ibv_wr_*, ibv_start_poll). Queue pairs are made without rdma_cm, which gets
-//! their numbers.
+//! KIND is `basic` (ibv_post_send, ibv_poll_cq) or `extended` (ibv_wr_*, ibv_start_poll). Queue
+//! pairs are made without rdma_cm, which gets their numbers.
 
 #[path = "../../pattern.rs"]
 mod pattern;
@@ -28,7 +29,8 @@ use std::time::Duration;
 
 /// What is written and read in a round.
 const SIZE: usize = 1 << 20;
-/// Behind it in the memory of an end: the counter, what atomic operations found there, and a slot of messages.
+/// Behind it in the memory of an end: the counter, what atomic operations found there, and a slot
+/// of messages.
 const COUNTER: usize = SIZE;
 const FOUND: usize = SIZE + 8;
 const MAIL: usize = SIZE + 16;
@@ -253,7 +255,8 @@ fn client(address: SocketAddr, is_extended: bool) {
     id.connect(parameters).expect("the connection is asked for");
     let answer = next(&channel);
     match answer.event_type() {
-        // The id has no queue pair, so the program has to modify its own; on iWARP the connection does it.
+        // The id has no queue pair, so the program has to modify its own; on iWARP the connection
+        // does it.
         EventType::ConnectResponse => {
             let states = [QueuePairState::Init, QueuePairState::ReadyToReceive, QueuePairState::ReadyToSend];
             end.modify(&id, &states);

@@ -19,7 +19,8 @@ pub(super) fn cases() -> Vec<Case> {
     vec![Case::new("uiw conform: what QUIRKS.md says", findings).directions(Direction::OURS).short()]
 }
 
-/// The requirements that siw breaks, as QUIRKS.md has them in the first column of a table; and those that it breaks at times only.
+/// The requirements that siw breaks, as QUIRKS.md has them in the first column of a table; and
+/// those that it breaks at times only.
 fn quirks() -> [BTreeSet<String>; 2] {
     let quirks = include_str!("../../QUIRKS.md");
     let (_, section) = quirks.split_once(SECTION).unwrap_or_default();

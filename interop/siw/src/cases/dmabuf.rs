@@ -1,4 +1,5 @@
-//! `ibv_reg_dmabuf_mr` on uiw's libibverbs: `guest/dmabuf.c` in the guest, whose kernel makes DMA-bufs (vgem) as that of this machine may not.
+//! `ibv_reg_dmabuf_mr` on uiw's libibverbs: `guest/dmabuf.c` in the guest, whose kernel makes
+//! DMA-bufs (vgem) as that of this machine may not.
 
 use crate::bench::Bench;
 use crate::case::{Case, Direction, Setting, Verdict};

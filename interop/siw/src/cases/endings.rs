@@ -1,4 +1,5 @@
-//! Ends under traffic: programs killed, the plug pulled, packets lost. Everything completes or flushes within 30 seconds.
+//! Ends under traffic: programs killed, the plug pulled, packets lost. Everything completes or
+//! flushes within 30 seconds.
 
 use super::faults::complete;
 use crate::bench::Bench;
@@ -60,8 +61,8 @@ fn survivor(text: &str, begun: Instant) -> Verdict {
     Verdict::of(complete(&line) && took <= LIMIT, format!("after {:.1} s: {line}", took.as_secs_f64()))
 }
 
-/// Like [`survivor`], for siw's program: siw does not flush a receive that is posted behind the end (QUIRKS.md), so that it notices
-/// is what counts.
+/// Like [`survivor`], for siw's program: siw does not flush a receive that is posted behind the end
+/// (QUIRKS.md), so that it notices is what counts.
 fn noticed(text: &str, begun: Instant) -> Verdict {
     let took = begun.elapsed();
     let line = text.lines().rfind(|line| line.contains("requests and receives done"));

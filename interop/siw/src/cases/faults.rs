@@ -1,4 +1,5 @@
-//! Errors, each found by the other end: its Terminate is understood, and everything posted completes or flushes.
+//! Errors, each found by the other end: its Terminate is understood, and everything posted
+//! completes or flushes.
 
 use super::conversation::converse;
 use crate::Result;
@@ -8,7 +9,8 @@ use std::time::Duration;
 
 const TIMEOUT: Duration = Duration::from_secs(90);
 
-/// An order that breaks a rule, what we must understand siw to say, and what siw must say that it got from us (layer, type, code).
+/// An order that breaks a rule, what we must understand siw to say, and what siw must say that it
+/// got from us (layer, type, code).
 struct FaultCase {
     name: &'static str,
     order: &'static str,
@@ -85,8 +87,9 @@ pub(super) fn cases() -> Vec<Case> {
     cases
 }
 
-/// siw sends its Terminate only when it is not sending anything else just then; otherwise it closes. And it now and then does not
-/// read the one that our end says it has sent (QUIRKS.md). A few times are enough.
+/// siw sends its Terminate only when it is not sending anything else just then; otherwise it
+/// closes. And it now and then does not read the one that our end says it has sent (QUIRKS.md). A
+/// few times are enough.
 fn run(bench: &mut Bench, setting: &Setting, direction: Direction, fault: &FaultCase) -> Result<Verdict> {
     let mut verdict = once(bench, setting, direction, fault)?;
     for _ in 0..10 {
@@ -115,7 +118,8 @@ fn once(bench: &mut Bench, setting: &Setting, direction: Direction, fault: &Faul
     let output = converse(bench, setting, direction, &["send:64", &order], TIMEOUT)?;
     let ended =
         output.out.lines().find(|line| line.starts_with("ended")).unwrap_or(output.last_line()).to_owned();
-    // siw never completes a receive that its program posts when the stream has just ended (QUIRKS.md).
+    // siw never completes a receive that its program posts when the stream has just ended
+    // (QUIRKS.md).
     let lost = if direction == Direction::Theirs { 1 } else { 0 };
     if undone(&output.out).is_none_or(|undone| undone > lost) {
         return Ok(Verdict::Fail(format!("not everything was completed: {ended}; {}", last(&output.out))));

@@ -1,4 +1,5 @@
-//! Files in the guest, and their sums: what a kernel consumer of siw wrote has to be read back, and has to be there on the host.
+//! Files in the guest, and their sums: what a kernel consumer of siw wrote has to be read back, and
+//! has to be there on the host.
 
 use crate::bench::Bench;
 use crate::shell::must;
@@ -39,7 +40,8 @@ impl Files {
         Ok(Self { folder: folder.to_owned(), sums })
     }
 
-    /// Compares with what is read in the guest in another place, or the same. Gives the number of files.
+    /// Compares with what is read in the guest in another place, or the same. Gives the number of
+    /// files.
     pub(super) fn same_in_guest(&self, bench: &Bench, folder: &str) -> Result<usize> {
         let script = format!("cd {folder} && find . -type f | sort | xargs sha256sum");
         let output = bench.guest().run(&script, TIMEOUT)?;

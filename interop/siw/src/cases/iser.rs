@@ -1,5 +1,6 @@
-//! iSCSI over RDMA from the guest's kernel (`ib_iser` on siw) to Debian's tgtd on uiw's libraries on the host: a file system on its disk, files, a
-//! kill of the target while files are written, its return, and what is on the disk in the end.
+//! iSCSI over RDMA from the guest's kernel (`ib_iser` on siw) to Debian's tgtd on uiw's libraries
+//! on the host: a file system on its disk, files, a kill of the target while files are written, its
+//! return, and what is on the disk in the end.
 
 use super::files::{Files, Folder};
 use crate::bench::Bench;

@@ -1,5 +1,6 @@
-//! 9P over RDMA from the guest's kernel (`9pnet_rdma` on siw) to Debian's diod on the host, behind the example `ninep_bridge`: files, a kill of the
-//! bridge, a new mount, and what is in the folder in the end.
+//! 9P over RDMA from the guest's kernel (`9pnet_rdma` on siw) to Debian's diod on the host, behind
+//! the example `ninep_bridge`: files, a kill of the bridge, a new mount, and what is in the folder
+//! in the end.
 
 use super::files::{Files, Folder};
 use crate::bench::Bench;
@@ -78,7 +79,8 @@ fn to_diod(bench: &mut Bench, setting: &Setting, _: Direction) -> Result<Verdict
     Ok(Verdict::Pass(format!("{count} files, and {cut} until the kill")))
 }
 
-/// What happens in the guest. Gives the files of before and after the kill, and the number of those that were written until it.
+/// What happens in the guest. Gives the files of before and after the kill, and the number of those
+/// that were written until it.
 fn in_guest(bench: &Bench, setting: &Setting, server: &BridgeServer) -> Result<(Files, Files, usize)> {
     let mut process = server.start(bench, setting)?;
     let guest = bench.guest();
@@ -92,7 +94,8 @@ fn in_guest(bench: &Bench, setting: &Setting, server: &BridgeServer) -> Result<(
     writing.wait_for("wrote 5", WRITING)?;
     process.kill();
     guest.must(GONE)?;
-    // A request that was under way waits until its process is killed: the client has neither a time-out nor a reconnection.
+    // A request that was under way waits until its process is killed: the client has neither a
+    // time-out nor a reconnection.
     let cut = writing.kill().out.lines().filter(|line| line.starts_with("wrote ")).count();
     guest.must("umount -l /mnt")?;
     let process = server.start(bench, setting)?;

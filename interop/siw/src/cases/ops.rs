@@ -50,8 +50,8 @@ const LARGE: &[(&str, &str)] = &[
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// For the large ones. Both ends give up by themselves when nothing has moved for half a minute, and a wait of theirs ends after ten
-/// minutes in any case; an order has two long waits.
+/// For the large ones. Both ends give up by themselves when nothing has moved for half a minute,
+/// and a wait of theirs ends after ten minutes in any case; an order has two long waits.
 const BOUND: Duration = Duration::from_secs(1500);
 
 pub(super) fn cases() -> Vec<Case> {
@@ -94,8 +94,9 @@ pub(super) fn cases() -> Vec<Case> {
     cases
 }
 
-/// siw at times answers a Read of no bytes with the bytes that it sent before (QUIRKS.md, "Reads of no bytes"), which we must
-/// not take. It does so while it is still busy sending, so one of a few connections goes well.
+/// siw at times answers a Read of no bytes with the bytes that it sent before (QUIRKS.md, "Reads of
+/// no bytes"), which we must not take. It does so while it is still busy sending, so one of a few
+/// connections goes well.
 fn read_nothing(bench: &mut Bench, setting: &Setting, direction: Direction) -> Result<Verdict> {
     let orders = &["me.read:0", "you.read:0"];
     for wrong in 0..20 {

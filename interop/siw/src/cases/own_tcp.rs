@@ -1,4 +1,5 @@
-//! uiw with a TCP of its own on the tap: smoltcp over AF_PACKET and over AF_XDP against the TCP under siw, the kernel's.
+//! uiw with a TCP of its own on the tap: smoltcp over AF_PACKET and over AF_XDP against the TCP
+//! under siw, the kernel's.
 
 use super::sums::converse_and_judge;
 use crate::Result;
@@ -36,7 +37,8 @@ fn over(
     direction: Direction,
     orders: &str,
 ) -> Result<Verdict> {
-    // A program in front of the kernel's stack gets what the guest sends as it sends it: a packet that hardware would segment is lost there.
+    // A program in front of the kernel's stack gets what the guest sends as it sends it: a packet
+    // that hardware would segment is lost there.
     let cut = |by: &str| format!("ethtool -K eth0 tso {by} gso {by}");
     let generic = tcp == Tcp::Xdp;
     bench.use_tcp(tcp)?;

@@ -1,4 +1,5 @@
-//! rdma-core's rcopy on rsockets, on uiw's libraries on the host and on the kernel's siw in the guest: a file of one has the same sum at the other.
+//! rdma-core's rcopy on rsockets, on uiw's libraries on the host and on the kernel's siw in the
+//! guest: a file of one has the same sum at the other.
 
 use crate::bench::Bench;
 use crate::case::{Axes, Case, Direction, Setting, Verdict};

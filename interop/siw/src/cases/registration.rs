@@ -1,4 +1,5 @@
-//! `ibv_reg_mr` of memory of every kind: `guest/registration.c` on siw and on uiw. The answers are those of the table in `cabi/verbs/src/mapping.rs`.
+//! `ibv_reg_mr` of memory of every kind: `guest/registration.c` on siw and on uiw. The answers are
+//! those of the table in `cabi/verbs/src/mapping.rs`.
 
 use crate::bench::Bench;
 use crate::cache::Cache;

@@ -1,4 +1,5 @@
-//! Stock rping in the guest against `uiw ping --rping` and `uiw serve`. rping takes sizes from 23 to 65,535 bytes.
+//! Stock rping in the guest against `uiw ping --rping` and `uiw serve`. rping takes sizes from 23
+//! to 65,535 bytes.
 
 use crate::Result;
 use crate::bench::Bench;
@@ -82,7 +83,8 @@ pub(super) fn from_siw(
     // -V: the client compares what comes back. With -v it would print every round.
     let script = format!("rping -c -a {host} -p {port} -C {rounds} -S {size} -V");
     let output = bench.guest().run(&script, TIMEOUT)?;
-    // rping's exit code says whether its teardown went well; what it prints are mismatches and errors.
+    // rping's exit code says whether its teardown went well; what it prints are mismatches and
+    // errors.
     let complaint = output.out.lines().find(|line| !line.contains("DISCONNECT"));
     Ok(match complaint {
         Some(line) => Verdict::Fail(line.to_owned()),

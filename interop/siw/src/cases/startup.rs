@@ -1,4 +1,5 @@
-//! Setting up connections: private data, rejection, a closed port, revisions, RTR messages, depths, what siw refuses.
+//! Setting up connections: private data, rejection, a closed port, revisions, RTR messages, depths,
+//! what siw refuses.
 
 use super::conversation::converse_with;
 use crate::bench::Bench;
@@ -42,7 +43,8 @@ pub(super) fn cases() -> Vec<Case> {
             Case::new(format!("{what}: refused before it leaves"), move |b, s, d| refused(b, s, d, what));
         cases.push(case);
     }
-    // So far every case is part of the short set but those that give up a guest or wait for time-outs.
+    // So far every case is part of the short set but those that give up a guest or wait for
+    // time-outs.
     let slow = ["over siw's limit", "no answer"];
     let mut cases: Vec<Case> = cases
         .into_iter()
@@ -94,8 +96,8 @@ fn private(bench: &mut Bench, setting: &Setting, direction: Direction, bytes: u3
     Ok(stood(&output, &[&format!("{bytes} bytes of private data")]))
 }
 
-/// siw counts the bytes in eight bits. What it makes of the frame differs from run to run, and so does whether its program then hangs in
-/// the driver and says nothing.
+/// siw counts the bytes in eight bits. What it makes of the frame differs from run to run, and so
+/// does whether its program then hangs in the driver and says nothing.
 fn too_long(bench: &mut Bench, setting: &Setting, bytes: u32) -> Result<Verdict> {
     let bytes = bytes.to_string();
     let with: (&[&str], &str) = (&["--private-data", &bytes], "");
@@ -111,7 +113,8 @@ fn over_mpa(bench: &mut Bench, setting: &Setting, direction: Direction) -> Resul
     Ok(failed(&output, &["508"]))
 }
 
-/// siw counts the bytes of its frame in eight bits: it says 0, and its own program waits for ever. That guest is given up.
+/// siw counts the bytes of its frame in eight bits: it says 0, and its own program waits for ever.
+/// That guest is given up.
 fn siws_limit(bench: &mut Bench, setting: &Setting, _: Direction) -> Result<Verdict> {
     let port = bench.listener(&super::wire(setting), setting.family)?;
     let host = bench.host(setting.family)?;
@@ -122,7 +125,8 @@ fn siws_limit(bench: &mut Bench, setting: &Setting, _: Direction) -> Result<Verd
     Ok(Verdict::of(!stands, "siw sends PD_Length 0 with S set, is refused, and its program hangs"))
 }
 
-/// siw may see our FIN before the Reply in front of it, and then delivers no private data (QUIRKS.md); so several times.
+/// siw may see our FIN before the Reply in front of it, and then delivers no private data
+/// (QUIRKS.md); so several times.
 fn rejected(bench: &mut Bench, setting: &Setting, direction: Direction) -> Result<Verdict> {
     let with: (&[&str], &str) = match direction {
         Direction::Ours => (&["--private-text", "reject-this-one"], ""),
@@ -269,7 +273,8 @@ fn revisions() -> Vec<Case> {
             let output = converse_with(bench, setting, direction, (args, ""), &["read:64"], TIMEOUT)?;
             let verdict = stood(&output, &[]);
             Ok(match verdict {
-                // At revision 1 nothing says how many Reads siw takes; it takes none that its application did not ask for.
+                // At revision 1 nothing says how many Reads siw takes; it takes none that its
+                // application did not ask for.
                 Verdict::Fail(why) => {
                     let clear = why.contains("terminated")
                         || why.contains("ibv_post_send")
@@ -308,7 +313,8 @@ fn depths() -> Vec<Case> {
             let keys = format!("ird={depth} ord={depth}");
             let orders: &[&str] = &["send:64", "write:64", "read:4096x200"];
             let output = converse_with(bench, setting, direction, (&[], &keys), orders, TIMEOUT)?;
-            // siw adopts what uiw asks for, whatever its application said: its negotiation is a relaxed one.
+            // siw adopts what uiw asks for, whatever its application said: its negotiation is a
+            // relaxed one.
             Ok(stood(&output, &[]))
         }));
     }
@@ -323,7 +329,8 @@ fn depths() -> Vec<Case> {
     cases
 }
 
-/// A driver that may send large FPDUs does so to a peer that sets or returns its private flag, and to no other.
+/// A driver that may send large FPDUs does so to a peer that sets or returns its private flag, and
+/// to no other.
 fn large(bench: &mut Bench, setting: &Setting, direction: Direction, profile: bool) -> Result<Verdict> {
     bench.tunable(&[("try_gso", "1")])?;
     let file = std::env::temp_dir().join(format!("uiw-siw-{}-large.pcapng", std::process::id()));
@@ -372,7 +379,8 @@ fn markers(bench: &mut Bench, setting: &Setting, direction: Direction) -> Result
     Ok(failed(&output, expected))
 }
 
-/// Operations that siw lacks end in an error of ours: it is not taken for one of our own peers either.
+/// Operations that siw lacks end in an error of ours: it is not taken for one of our own peers
+/// either.
 fn refused(bench: &mut Bench, setting: &Setting, direction: Direction, what: &str) -> Result<Verdict> {
     let args: &[&str] = &["--refused", what];
     let output = converse_with(bench, setting, direction, (args, ""), &["send:64"], TIMEOUT)?;
@@ -388,8 +396,9 @@ const CONNECTIONS: usize = 1000;
 /// For all of them. Each ends by itself when nothing has moved for half a minute.
 const CONNECTIONS_BOUND: Duration = Duration::from_secs(1800);
 
-/// siw misses the wake-up of an FPDU that comes too soon after its Reply: without another segment such a connection waits for ever.
-/// So all have to get through, and those that had to be woken, a small part, show among the others.
+/// siw misses the wake-up of an FPDU that comes too soon after its Reply: without another segment
+/// such a connection waits for ever. So all have to get through, and those that had to be woken, a
+/// small part, show among the others.
 fn race(bench: &mut Bench, setting: &Setting, more: &[&str]) -> Result<Verdict> {
     bench.partner(setting.family, "")?;
     let to = bench.guest_at(setting.family, PARTNER)?;
@@ -419,8 +428,8 @@ fn race(bench: &mut Bench, setting: &Setting, more: &[&str]) -> Result<Verdict> 
     Ok(Verdict::of(all && p99 <= SLOW.max(5.0 * median), seen))
 }
 
-/// Milliseconds that a connection may take which our end woke: the fourth repetition of its first FPDU. On a slow machine all take
-/// longer, so five medians are as good.
+/// Milliseconds that a connection may take which our end woke: the fourth repetition of its first
+/// FPDU. On a slow machine all take longer, so five medians are as good.
 const SLOW: f64 = 200.0;
 
 /// How long connections took, in milliseconds.

@@ -1,7 +1,9 @@
-//! Debian's programs on uiw's libibverbs and librdmacm on the host, against the same programs on the kernel's siw in the guest.
+//! Debian's programs on uiw's libibverbs and librdmacm on the host, against the same programs on
+//! the kernel's siw in the guest.
 //!
-//! Both ends are strangers: what counts is that both are content. perftest and its kin hang at times on siw alone, so a run in which
-//! only the guest's program does not end is distinguished from one in which ours does not, is repeated, and is named in the remark.
+//! Both ends are strangers: what counts is that both are content. perftest and its kin hang at
+//! times on siw alone, so a run in which only the guest's program does not end is distinguished
+//! from one in which ours does not, is repeated, and is named in the remark.
 
 use crate::bench::Bench;
 use crate::case::{Axes, Case, Direction, Setting, Verdict, quirk};
@@ -37,8 +39,9 @@ struct ProgramPair {
     style: ArgumentStyle,
     /// Options of both.
     options: Vec<String>,
-    /// A responder's first FPDU has to follow the initiator's. Where the program of the initiator does not speak first, an RTR message
-    /// has to, and siw's initiator sends one only with `peer_to_peer`.
+    /// A responder's first FPDU has to follow the initiator's. Where the program of the initiator
+    /// does not speak first, an RTR message has to, and siw's initiator sends one only with
+    /// `peer_to_peer`.
     server_speaks_first: bool,
 }
 
@@ -288,7 +291,8 @@ impl ProgramPair {
         self.style == ArgumentStyle::Perftest && lines(output).any(|line| self.is_measurement(line))
     }
 
-    /// Returns whether a line of perftest's table has the size and the number of iterations asked for.
+    /// Returns whether a line of perftest's table has the size and the number of iterations asked
+    /// for.
     fn is_measurement(&self, line: &str) -> bool {
         let asked = |option: &str| {
             self.options.iter().skip_while(move |word| *word != option).nth(1).map(String::as_str)
@@ -298,7 +302,8 @@ impl ProgramPair {
     }
 }
 
-/// Waits for both. The program that hangs is determined before either is killed: the end of one often ends the other, which then seems correct.
+/// Waits for both. The program that hangs is determined before either is killed: the end of one
+/// often ends the other, which then seems correct.
 fn finish(mut host: Process, mut guest: Job) -> StockEnds {
     let wait = |timeout: Duration, done: &mut dyn FnMut() -> bool| {
         let deadline = Instant::now() + timeout;
@@ -321,7 +326,8 @@ fn lines(output: &Output) -> impl Iterator<Item = &str> {
     output.out.lines().chain(output.err.lines()).map(str::trim)
 }
 
-/// What rping says on a good day: that the other one went. A server was waiting for the next round then.
+/// What rping says on a good day: that the other one went. A server was waiting for the next round
+/// then.
 fn is_usual_of_rping(line: &str, client: bool) -> bool {
     line.is_empty()
         || line.contains("DISCONNECT")
@@ -329,13 +335,15 @@ fn is_usual_of_rping(line: &str, client: bool) -> bool {
         || !client && line.ends_with("wait for RDMA_READ_ADV state 10")
 }
 
-/// Returns whether a program in the guest cannot be ended, as it waits in the driver for a reference to a queue pair that is never released.
+/// Returns whether a program in the guest cannot be ended, as it waits in the driver for a
+/// reference to a queue pair that is never released.
 fn is_stuck_in_siw(stuck: &str) -> bool {
     stuck.contains("siw_destroy_qp")
 }
 
-/// Returns whether perftest in the guest measured, and found its last Send of all in error. siw completes a Send so (2: `IBV_WC_LOC_QP_OP_ERR`)
-/// whose last byte is sent, if the peer's FIN comes before it has looked: see QUIRKS.md.
+/// Returns whether perftest in the guest measured, and found its last Send of all in error. siw
+/// completes a Send so (2: `IBV_WC_LOC_QP_OP_ERR`) whose last byte is sent, if the peer's FIN comes
+/// before it has looked: see QUIRKS.md.
 fn is_closing_race(output: &Output) -> bool {
     ["Bad wc status 2", "Failed to close connection"]
         .iter()

@@ -8,8 +8,9 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-/// Has both ends do `orders` and judges what came of it. siw at times sums the payload of an FPDU twice when TCP had no room (QUIRKS.md),
-/// which ends the stream. Where the capture shows that it was so, the row is run again.
+/// Has both ends do `orders` and judges what came of it. siw at times sums the payload of an FPDU
+/// twice when TCP had no room (QUIRKS.md), which ends the stream. Where the capture shows that it
+/// was so, the row is run again.
 pub(super) fn converse_and_judge(
     bench: &mut Bench,
     setting: &Setting,

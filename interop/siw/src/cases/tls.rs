@@ -1,4 +1,5 @@
-//! TLS 1.3 between uiw and a proxy in front of siw, which has none: the proxy, by OpenSSL, ends TLS and passes the clear stream on.
+//! TLS 1.3 between uiw and a proxy in front of siw, which has none: the proxy, by OpenSSL, ends TLS
+//! and passes the clear stream on.
 
 use super::rping;
 use crate::bench::Bench;

@@ -1,5 +1,6 @@
-//! libfabric's fabtests, which no package has: `cargo xtask interop fabtests` builds and installs them in a folder that a variable names, and
-//! runs this. What `runfabtests.sh` runs one after another runs here on two hosts, with the data compared wherever a program can do it.
+//! libfabric's fabtests, which no package has: `cargo xtask interop fabtests` builds and installs
+//! them in a folder that a variable names, and runs this. What `runfabtests.sh` runs one after
+//! another runs here on two hosts, with the data compared wherever a program can do it.
 
 mod known;
 mod outcome;
@@ -16,13 +17,15 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use uiw_interop::stock::Running;
 
-/// The folder where the programs are installed. Nothing without it; the test is noted as skipped then.
+/// The folder where the programs are installed. Nothing without it; the test is noted as skipped
+/// then.
 #[track_caller]
 fn programs() -> Option<Programs> {
     Programs::given("UIW_FABTESTS", "fabtests: cargo xtask interop fabtests")
 }
 
-/// Every test for an endpoint has the outcome that is known of it, which is that it passes if nothing is.
+/// Every test for an endpoint has the outcome that is known of it, which is that it passes if
+/// nothing is.
 #[track_caller]
 fn set(endpoint: Endpoint, persona: &'static str) {
     let Some((programs, network, libraries)) = programs().and_then(on_two_hosts) else { return };
@@ -40,8 +43,9 @@ fn set(endpoint: Endpoint, persona: &'static str) {
     table.end();
 }
 
-/// Runs of a test above `ofi_rxm`, which closes a connection on the peer's shutdown before it has polled the message in front of it: one end is
-/// through then, and the other waits for its last message for ever. That takes a busy machine, and not the same test each time.
+/// Runs of a test above `ofi_rxm`, which closes a connection on the peer's shutdown before it has
+/// polled the message in front of it: one end is through then, and the other waits for its last
+/// message for ever. That takes a busy machine, and not the same test each time.
 const RUNS: usize = 3;
 
 /// The outcome of a test, and what is to say of it.

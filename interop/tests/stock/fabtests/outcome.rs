@@ -10,11 +10,13 @@ const ENOSYS: i32 = 38;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Outcome {
     Pass,
-    /// The provider does not offer it, or the test does not ask for it in a way that the provider has.
+    /// The provider does not offer it, or the test does not ask for it in a way that the provider
+    /// has.
     Unsupported,
     /// With what the programs said.
     Fail(String),
-    /// One of two programs ended well, and the other one did not end: it waited for a message, or for the end of the connection.
+    /// One of two programs ended well, and the other one did not end: it waited for a message, or
+    /// for the end of the connection.
     OneEnd(String),
 }
 
@@ -56,7 +58,8 @@ impl Outcome {
         }
     }
 
-    /// Of `fi_ubertest`, whose client counts its cases. One that the provider does not offer is none of them.
+    /// Of `fi_ubertest`, whose client counts its cases. One that the provider does not offer is
+    /// none of them.
     pub(super) fn of_cases(server: &ProcessEnd, client: &ProcessEnd) -> (Self, Cases) {
         let count = |name: &str| {
             let line = client.said.lines().find_map(|line| line.strip_prefix(name)?.trim().strip_prefix(':'));

@@ -19,7 +19,8 @@ impl Endpoint {
         }
     }
 
-    /// Returns whether a test is one for it. What names no endpoint is run for both kinds that are reliable.
+    /// Returns whether a test is one for it. What names no endpoint is run for both kinds that are
+    /// reliable.
     fn takes(self, test: &str) -> bool {
         match self {
             Self::Msg => !test.contains("rdm") && !test.contains("dgram"),
@@ -28,13 +29,15 @@ impl Endpoint {
         }
     }
 
-    /// Returns whether `ofi_rxm` is under a test: some programs of the set for connected endpoints ask for reliable datagrams.
+    /// Returns whether `ofi_rxm` is under a test: some programs of the set for connected endpoints
+    /// ask for reliable datagrams.
     pub(super) fn is_above_rxm(self, test: &str) -> bool {
         self == Self::Rxm
             || self == Self::Msg && ["fi_poll ", "fi_msg_inject "].iter().any(|name| test.starts_with(name))
     }
 
-    /// Configurations for `fi_ubertest` whose cases are short, with their folder. The others take hours.
+    /// Configurations for `fi_ubertest` whose cases are short, with their folder. The others take
+    /// hours.
     pub(super) fn configurations(self) -> &'static [&'static str] {
         match self {
             Self::Msg => &["verbs/quick"],

@@ -1,11 +1,13 @@
-//! File systems as `ProtectSystem=strict`, `PrivateDevices=yes` and `TemporaryFileSystem=` make them, in a mount namespace.
+//! File systems as `ProtectSystem=strict`, `PrivateDevices=yes` and `TemporaryFileSystem=` make
+//! them, in a mount namespace.
 
 use super::{RPING, free};
 use std::process::Command;
 use uiw_interop::stock::{Libraries, ProcessEnd, Running, User, free_port, uiw};
 
-/// Every file system can only be read, but what a test has below its own folder; `/tmp` has a writable one where `TMP` is set. Of `/dev` the usual
-/// devices are left, without `/dev/shm`, `/dev/fuse` and `/dev/infiniband`.
+/// Every file system can only be read, but what a test has below its own folder; `/tmp` has a
+/// writable one where `TMP` is set. Of `/dev` the usual devices are left, without `/dev/shm`,
+/// `/dev/fuse` and `/dev/infiniband`.
 const SCRIPT: &str = r#"
 set -e
 mount --make-rprivate /
@@ -38,7 +40,8 @@ set +e
 echo "ended with $?"
 "#;
 
-/// The command with those file systems. Nothing where they cannot be made; the test is noted as skipped then.
+/// The command with those file systems. Nothing where they cannot be made; the test is noted as
+/// skipped then.
 #[track_caller]
 fn strict(libraries: &Libraries, private_tmp: bool, command: &Command) -> Command {
     let mut outside = libraries.command(User::Same, "unshare");
@@ -80,7 +83,8 @@ fn client(libraries: &Libraries, private_tmp: bool, options: &[&str]) -> Process
     ended
 }
 
-/// Counters are published nowhere then, which is no failure of a program that was not asked for them.
+/// Counters are published nowhere then, which is no failure of a program that was not asked for
+/// them.
 #[test]
 fn data_exchanged_on_read_only_root() {
     let (Some(_), Some(_)) = (uiw_interop::require("unshare"), uiw_interop::require("rping")) else { return };

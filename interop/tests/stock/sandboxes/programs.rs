@@ -1,4 +1,5 @@
-//! Other programs in sandboxes: perftest, whose report says what it moved, and a server and a client of TCP sockets, whose file is compared.
+//! Other programs in sandboxes: perftest, whose report says what it moved, and a server and a
+//! client of TCP sockets, whose file is compared.
 
 use super::filters::Sandboxes;
 use super::{REFUSED, SandboxedPair, everything_succeeds, says};
@@ -109,7 +110,8 @@ fn rsockets_in_hardened_service() {
     file_over_rsockets(strictest);
 }
 
-/// Pairs of sockets are no sockets of the family for systemd, and are refused here as well where the program is not of sockets.
+/// Pairs of sockets are no sockets of the family for systemd, and are refused here as well where
+/// the program is not of sockets.
 #[test]
 fn unix_sockets_are_not_needed() {
     for families in WITHOUT_UNIX {

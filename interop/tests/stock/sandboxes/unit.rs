@@ -1,4 +1,5 @@
-//! The unit of docs/containers.md: what its directives refuse is what `sandbox.c` refuses a program here, and systemd can read it.
+//! The unit of docs/containers.md: what its directives refuse is what `sandbox.c` refuses a program
+//! here, and systemd can read it.
 
 use super::filters::{Place, Sandboxes};
 use super::{RPING, page};
@@ -13,7 +14,8 @@ fn unit() -> String {
     behind.split("```").next().expect("an end").to_owned()
 }
 
-/// Directives about users, file systems and capabilities, which other tests have (`mounts`, the ordinary user of most of them).
+/// Directives about users, file systems and capabilities, which other tests have (`mounts`, the
+/// ordinary user of most of them).
 const OTHERS: [&str; 9] = [
     "DynamicUser",
     "NoNewPrivileges",

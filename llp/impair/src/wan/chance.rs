@@ -1,4 +1,5 @@
-//! What is left to chance, each thing with a source of its own: a change of one share leaves the others' frames the same.
+//! What is left to chance, each thing with a source of its own: a change of one share leaves the
+//! others' frames the same.
 
 use super::Profile;
 use crate::Random;

@@ -13,8 +13,9 @@ const HOLD: Duration = Duration::from_millis(10);
 /// Bytes that a flipped bit spares: the Ethernet header.
 const SPARED: usize = 14;
 
-/// Returns whether a frame is of the Address Resolution Protocol (RFC 826), which has no checksum of its own: damage that Ethernet's check
-/// did not find would give a neighbour a MAC that no host has, for minutes.
+/// Returns whether a frame is of the Address Resolution Protocol (RFC 826), which has no checksum
+/// of its own: damage that Ethernet's check did not find would give a neighbour a MAC that no host
+/// has, for minutes.
 fn is_arp(frame: &[u8]) -> bool {
     frame.get(12..14) == Some(&[8, 6])
 }
@@ -48,7 +49,8 @@ pub struct Counts {
     pub damaged: u64,
     /// Bytes that waited for the line, at most.
     pub most_queued: usize,
-    /// Sum and maximum of the delay between the due time of frames and the time at which they were taken.
+    /// Sum and maximum of the delay between the due time of frames and the time at which they were
+    /// taken.
     pub late: Duration,
     /// See `late`.
     pub latest: Duration,
@@ -140,7 +142,8 @@ impl Direction {
             self.counts.too_many += 1;
             return;
         }
-        // Every choice is made for every frame: what became of one does not change the others' fates.
+        // Every choice is made for every frame: what became of one does not change the others'
+        // fates.
         let (lost, twice, late) = (self.loss.hits(), self.duplicate.hits(), self.reorder.hits());
         let damaged = self.damage.hits();
         let begins = lost && !self.lost_last;
@@ -176,7 +179,8 @@ impl Direction {
         self.overtake(due);
     }
 
-    /// Returns the time when the line will have sent a frame; `None` if there is no room to wait for it.
+    /// Returns the time when the line will have sent a frame; `None` if there is no room to wait
+    /// for it.
     fn line(&mut self, now: Duration, len: usize) -> Option<Duration> {
         let Some(rate) = self.profile.rate else { return Some(now) };
         let time = |bytes: usize| {

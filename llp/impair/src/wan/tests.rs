@@ -90,7 +90,8 @@ fn impairment_rates_as_configured() {
     assert!(back > 3000, "{back} steps back");
 }
 
-/// A flipped bit in an answer would be a neighbour's wrong MAC, which nothing corrects before the entry is old.
+/// A flipped bit in an answer would be a neighbour's wrong MAC, which nothing corrects before the
+/// entry is old.
 #[test]
 fn arp_is_not_damaged_but_lost() {
     let mut direction = Direction::new(&Profile { damage: 1.0, ..Profile::default() }, 3).unwrap();

@@ -4,7 +4,8 @@ use std::io;
 use std::time::Duration;
 use uiw_impair::wan::Counts;
 
-/// Priority above programs that measure with priorities of their own (`chrt`), below the kernel's threads.
+/// Priority above programs that measure with priorities of their own (`chrt`), below the kernel's
+/// threads.
 const PRIORITY: i32 = 5;
 /// The lateness is judged over this time.
 const EVERY: Duration = Duration::from_secs(1);
@@ -36,7 +37,8 @@ pub(super) struct Lateness {
 }
 
 impl Lateness {
-    /// Returns the mean lateness of the last second's frames if it deserves a warning now, from the counters of both directions by `now`.
+    /// Returns the mean lateness of the last second's frames if it deserves a warning now, from the
+    /// counters of both directions by `now`.
     pub(super) fn judge(&mut self, now: Duration, counts: [&Counts; 2]) -> Option<Duration> {
         if now.saturating_sub(self.since) < EVERY {
             return None;

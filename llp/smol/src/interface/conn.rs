@@ -118,11 +118,12 @@ impl Conn {
             size.unwrap_or(buffer).clamp(least, most)
         };
         let (receive, send) = (len(options.recv_buffer), len(options.send_buffer));
-        // Pages of its own: the system provides each of them when bytes come into it, and takes them back when the connection ends. So a
-        // connection in set-up has none.
+        // Pages of its own: the system provides each of them when bytes come into it, and takes
+        // them back when the connection ends. So a connection in set-up has none.
         let buffers = Memory::owned(receive + send)?;
-        // SAFETY: a mapping of `receive + send` bytes, zeroed, of which no other reference is made. It is unmapped when `buffers` is
-        // dropped, the last field of `Conn`; the socket, which has the slices, does not leave `sockets`, the first one.
+        // SAFETY: a mapping of `receive + send` bytes, zeroed, of which no other reference is made.
+        // It is unmapped when `buffers` is dropped, the last field of `Conn`; the socket, which has
+        // the slices, does not leave `sockets`, the first one.
         let bytes = unsafe { std::slice::from_raw_parts_mut(buffers.as_ptr(), receive + send) };
         let (receive, send) = bytes.split_at_mut(receive);
         let mut socket = Socket::new(SocketBuffer::new(receive), SocketBuffer::new(send));
@@ -157,7 +158,8 @@ impl Conn {
         })
     }
 
-    /// Creates the connection for a SYN that has arrived. `None` if its socket cannot be had: the listener's options were checked.
+    /// Creates the connection for a SYN that has arrived. `None` if its socket cannot be had: the
+    /// listener's options were checked.
     pub(super) fn listening(
         flow: Flow,
         port: usize,
@@ -233,7 +235,8 @@ impl Conn {
         self.probe.frame(self.stretch.acknowledged(), in_flight, micros(now))
     }
 
-    /// Bytes of payload in a segment, where the interface carries `whole`, as the path is known now.
+    /// Bytes of payload in a segment, where the interface carries `whole`, as the path is known
+    /// now.
     pub(super) fn note_emss(&self, whole: usize) -> &Arc<AtomicUsize> {
         self.emss.store(self.path.segment(whole), Ordering::Relaxed);
         &self.emss
@@ -258,8 +261,9 @@ impl Conn {
         (self.owner == Owner::Nobody || self.finished) && !acknowledged.contains(&self.socket().state())
     }
 
-    /// Returns whether smoltcp is to leave it alone until its stream is dropped: at the end of TIME-WAIT it throws away what was received and
-    /// not read, the peer's FIN as well. Until half of that time is over it acknowledges, as it must (RFC 9293 section 3.6.1).
+    /// Returns whether smoltcp is to leave it alone until its stream is dropped: at the end of
+    /// TIME-WAIT it throws away what was received and not read, the peer's FIN as well. Until half
+    /// of that time is over it acknowledges, as it must (RFC 9293 section 3.6.1).
     pub(super) fn outlasts_time_wait(&mut self, now: Tick) -> bool {
         if self.owner != Owner::TransportStream || self.socket().state() != State::TimeWait {
             return false;
@@ -365,13 +369,15 @@ impl Conn {
         }
     }
 
-    /// Returns whether bytes that come will stand behind the `len` of [`Conn::received`], with room for them once `used` are taken.
+    /// Returns whether bytes that come will stand behind the `len` of [`Conn::received`], with room
+    /// for them once `used` are taken.
     pub(super) fn can_grow(&self, len: usize, used: usize) -> bool {
         let socket = self.socket();
         !self.is_all_here() && socket.recv_queue() == len && len - used < socket.recv_capacity() / 2
     }
 
-    /// Takes bytes of [`Conn::received`]; the rest is of no use until more has come, if `wait` says so.
+    /// Takes bytes of [`Conn::received`]; the rest is of no use until more has come, if `wait` says
+    /// so.
     pub(super) fn consume(&mut self, used: usize, wait: bool) {
         let _ = self.socket_mut().recv(|bytes| (used.min(bytes.len()), ()));
         self.useless = if wait { self.socket().recv_queue() } else { 0 };

@@ -1,5 +1,5 @@
-//! UDP sockets of an interface. smoltcp sends, as it has neighbours and routes; what arrives is kept here, as the kernel of a peer on
-//! the same machine may give several datagrams in one frame.
+//! UDP sockets of an interface. smoltcp sends, as it has neighbours and routes; what arrives is
+//! kept here, as the kernel of a peer on the same machine may give several datagrams in one frame.
 
 use super::{BURSTS, CLOCK, LINK_FULL, SmolInterface};
 use crate::addr::{endpoint, plain};
@@ -18,8 +18,9 @@ use uiw_llp::{DATAGRAM_BUFFER, DatagramConfig, Event, Incoming, Interest, Outgoi
 /// Datagrams, and their bytes, that wait for a neighbour's address or for room in the link.
 const SEND_DATAGRAMS: usize = 64;
 const SEND_BYTES: usize = 128 << 10;
-/// Time that the first datagram of a socket may wait for a neighbour that answers no request for its address. Then it is lost, with those
-/// behind it; otherwise a datagram to an address that no host has would keep the socket for ever.
+/// Time that the first datagram of a socket may wait for a neighbour that answers no request for
+/// its address. Then it is lost, with those behind it; otherwise a datagram to an address that no
+/// host has would keep the socket for ever.
 const LONGEST_WAIT: i64 = 2_000_000;
 /// Bytes of datagrams that were not received yet; what finds no room is lost.
 const RECEIVE_BYTES: usize = 512 << 10;
@@ -29,8 +30,8 @@ const OVERHEAD: usize = 64;
 const UDP: usize = 8;
 /// Hop limit of datagrams to groups that have none of their own.
 const GROUP_HOPS: u8 = 1;
-/// Interval, in ticks, at which smoltcp is polled while groups are joined: it reports memberships when it was asked (IGMP, MLD), and does not
-/// say when.
+/// Interval, in ticks, at which smoltcp is polled while groups are joined: it reports memberships
+/// when it was asked (IGMP, MLD), and does not say when.
 const REPORTS: i64 = 100_000 * CLOCK as i64;
 
 /// The UDP sockets.
@@ -49,7 +50,8 @@ pub(super) struct UdpSocket {
     sender: SocketHandle,
     /// Socket for datagrams to groups, once there was one: they wait for no neighbour.
     group_sender: Option<SocketHandle>,
-    /// A datagram waits until a sender is empty, as its hop limit is another one than that of those in front of it.
+    /// A datagram waits until a sender is empty, as its hop limit is another one than that of those
+    /// in front of it.
     changes_hop_limit: bool,
     /// Bytes that were ever given to the sender, and how many of them have left.
     queued: u64,
@@ -111,7 +113,8 @@ impl UdpSocket {
         }
     }
 
-    /// Gives a datagram to `sender`. smoltcp has one hop limit for all that a socket of its sends: another one waits until that is empty.
+    /// Gives a datagram to `sender`. smoltcp has one hop limit for all that a socket of its sends:
+    /// another one waits until that is empty.
     fn queue(
         &mut self,
         sender: &mut Socket<'_>,

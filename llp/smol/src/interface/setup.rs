@@ -1,4 +1,5 @@
-//! Connections and listeners: how they are made, which address and port they get, and how they are accepted.
+//! Connections and listeners: how they are made, which address and port they get, and how they are
+//! accepted.
 
 use super::conn::{self, Conn, Owner};
 use super::{ConnId, ListenerId, SmolInterface};

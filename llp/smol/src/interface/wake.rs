@@ -1,4 +1,5 @@
-//! The descriptor that a driver sleeps in: the link's, and one of our own for what came between polls.
+//! The descriptor that a driver sleeps in: the link's, and one of our own for what came between
+//! polls.
 
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use std::io;

@@ -1,4 +1,5 @@
-//! The socket filters: frames to our MAC, and to groups. Without it every frame of the kernel's would be copied to us.
+//! The socket filters: frames to our MAC, and to groups. Without it every frame of the kernel's
+//! would be copied to us.
 
 use libc::{BPF_ABS, BPF_B, BPF_H, BPF_JEQ, BPF_JMP, BPF_JSET, BPF_K, BPF_LD, BPF_RET, BPF_W, sock_filter};
 
@@ -6,8 +7,8 @@ const fn op(code: u32, k: u32, jt: u8, jf: u8) -> sock_filter {
     sock_filter { code: code as u16, jt, jf, k }
 }
 
-/// The program for multicast groups alone, by the first two bytes of their MACs: 01:00 of IPv4 (RFC 1112 section 6.4), 33:33 of IPv6 (RFC 2464
-/// section 7).
+/// The program for multicast groups alone, by the first two bytes of their MACs: 01:00 of IPv4 (RFC
+/// 1112 section 6.4), 33:33 of IPv6 (RFC 2464 section 7).
 pub(super) fn groups() -> [sock_filter; 5] {
     [
         op(BPF_LD | BPF_H | BPF_ABS, 0, 0, 0),

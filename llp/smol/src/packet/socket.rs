@@ -121,7 +121,8 @@ impl PacketSocket {
         self.set(libc::SOL_PACKET, change, &member)
     }
 
-    /// Returns whether frames to multicast groups of IPv4 and IPv6 come. For a socket that takes nothing else.
+    /// Returns whether frames to multicast groups of IPv4 and IPv6 come. For a socket that takes
+    /// nothing else.
     pub(crate) fn take_groups(&self, index: libc::c_int, taken: bool) -> io::Result<()> {
         if taken {
             self.attach(&mut filter::groups())?;
@@ -161,7 +162,8 @@ impl PacketSocket {
         let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
         message.msg_iov = parts.as_mut_ptr();
         message.msg_iovlen = parts.len();
-        // SAFETY: the message names the two parts, which are readable for their lengths during the call.
+        // SAFETY: the message names the two parts, which are readable for their lengths during the
+        // call.
         let sent = unsafe { libc::sendmsg(self.fd.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL) };
         if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }

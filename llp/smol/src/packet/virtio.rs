@@ -1,4 +1,5 @@
-//! The virtio-net header in front of every frame of a PACKET_VNET_HDR socket (`struct virtio_net_hdr`, native byte order).
+//! The virtio-net header in front of every frame of a PACKET_VNET_HDR socket
+//! (`struct virtio_net_hdr`, native byte order).
 
 use super::super::flow::pseudo_sum;
 use super::super::link::Segmentation;
@@ -66,7 +67,8 @@ impl Header {
         usize::from(self.gso_size)
     }
 
-    /// Returns the start of the range of a checksum to be completed, and the offset of the field after that.
+    /// Returns the start of the range of a checksum to be completed, and the offset of the field
+    /// after that.
     pub(crate) fn checksum_at(self) -> Option<(usize, usize)> {
         let at = (usize::from(self.csum_start), usize::from(self.csum_offset));
         (self.flags & NEEDS_CSUM != 0).then_some(at)
@@ -91,7 +93,8 @@ struct TcpOffsets {
     gso_type: u8,
 }
 
-/// Fills in the header of `buffer`, whose frame stands behind it with an empty TCP checksum: the interface completes it.
+/// Fills in the header of `buffer`, whose frame stands behind it with an empty TCP checksum: the
+/// interface completes it.
 pub(super) fn complete(buffer: &mut [u8], segmentation: Option<Segmentation>) {
     let (header, frame) = buffer.split_at_mut(HEADER);
     let Some(tcp) = locate(frame) else {

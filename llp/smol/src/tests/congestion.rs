@@ -10,8 +10,9 @@ use uiw_impair::wan::{Direction, Profile};
 use uiw_llp::{Clock, StreamChange, Token, TransportConfig, TransportStack};
 use uiw_mem::{IoVec, IoVecMut};
 
-/// Bytes a second over a path of `profile` in both directions, each end with buffers of `buffer` bytes, in `time` after the
-/// handshake. The ends are looked at every `step`, as on a busy machine: what came since is acknowledged as one.
+/// Bytes a second over a path of `profile` in both directions, each end with buffers of `buffer`
+/// bytes, in `time` after the handshake. The ends are looked at every `step`, as on a busy machine:
+/// what came since is acknowledged as one.
 fn rate(profile: &Profile, buffer: usize, step: Duration, time: Duration) -> f64 {
     let clock = Clock::virtual_time();
     let (a, b) = pipe(1500).unwrap();

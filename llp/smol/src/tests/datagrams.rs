@@ -18,7 +18,8 @@ fn send(socket: &mut dyn DatagramSocket, peer: SocketAddr, bytes: &[u8]) -> Resu
     sent.map(|count| assert_eq!(count, 1)).map_err(|error| error.kind())
 }
 
-/// A datagram to an address that no host has, such as a reply to a forged one, is lost with what waits behind it; the socket goes on.
+/// A datagram to an address that no host has, such as a reply to a forged one, is lost with what
+/// waits behind it; the socket goes on.
 #[test]
 fn unreachable_address_releases_socket() {
     for v6 in [false, true] {
@@ -76,7 +77,8 @@ fn carry(from: &mut PipeLink, to: &mut PipeLink, port: u16) -> Vec<u8> {
     found
 }
 
-/// A socket of smoltcp's has one hop limit for all that it sends: a datagram with another one waits for those in front of it.
+/// A socket of smoltcp's has one hop limit for all that it sends: a datagram with another one waits
+/// for those in front of it.
 #[test]
 fn datagrams_have_their_hop_limits() {
     const PORT: u16 = 9;
@@ -122,7 +124,8 @@ fn datagrams_have_their_hop_limits() {
     }
 }
 
-/// Returns the datagrams that `socket` receives within a second of the stacks' time; nothing else arrives.
+/// Returns the datagrams that `socket` receives within a second of the stacks' time; nothing else
+/// arrives.
 fn received(world: &mut TestWorld, clock: &Clock, socket: &mut dyn DatagramSocket) -> Vec<Vec<u8>> {
     let mut buffer = vec![0; DATAGRAM_BUFFER];
     let mut all = Vec::new();
@@ -137,8 +140,8 @@ fn received(world: &mut TestWorld, clock: &Clock, socket: &mut dyn DatagramSocke
     all
 }
 
-/// Packets to groups that the other end of a stack's pipe has: the MAC and the address that each goes to, the protocol behind extension
-/// headers, the hop limit.
+/// Packets to groups that the other end of a stack's pipe has: the MAC and the address that each
+/// goes to, the protocol behind extension headers, the hop limit.
 fn sent_to_groups(end: &mut PipeLink) -> Vec<([u8; 6], IpAddr, u8, u8)> {
     let mut packets = Vec::<([u8; 6], IpAddr, u8, u8)>::new();
     while let Some(mut frame) = end.receive() {
@@ -162,7 +165,8 @@ fn sent_to_groups(end: &mut PipeLink) -> Vec<([u8; 6], IpAddr, u8, u8)> {
     packets
 }
 
-/// A general membership query of IGMP version 2 (RFC 2236) with a response time of one second, as a router sends it.
+/// A general membership query of IGMP version 2 (RFC 2236) with a response time of one second, as a
+/// router sends it.
 const QUERY: [u8; 42] = [
     0x01, 0x00, 0x5e, 0, 0, 1, 2, 0, 0, 0, 0, 9, 8, 0, 0x45, 0, 0, 28, 0, 0, 0x40, 0, 1, 2, 0x8f, 0xcd, 10,
     9, 0, 9, 224, 0, 0, 1, 0x11, 10, 0xee, 0xf5, 0, 0, 0, 0,

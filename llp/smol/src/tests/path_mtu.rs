@@ -15,7 +15,8 @@ fn byte(at: usize) -> u8 {
     (at * 7 + at / 251) as u8
 }
 
-/// Returns the time in which `len` bytes arrive by packets of `mtu` bytes over a path of `profile`, each of them checked; the EMSS and the path's MTU afterwards.
+/// Returns the time in which `len` bytes arrive by packets of `mtu` bytes over a path of `profile`,
+/// each of them checked; the EMSS and the path's MTU afterwards.
 fn transfer(profile: &Profile, mtu: usize, v6: bool, len: usize) -> (Duration, usize, Option<u32>) {
     let clock = Clock::virtual_time();
     let (a, b) = pipe(mtu).unwrap();
@@ -79,7 +80,8 @@ fn connections_survive_path_mtu_black_hole() {
         (9000, true, 1280, 1280),
         (9000, false, 576, 576),
     ] {
-        // Two megabytes: several seconds beyond the pauses before, so that the whole segment which tries the path is lost, too.
+        // Two megabytes: several seconds beyond the pauses before, so that the whole segment which
+        // tries the path is lost, too.
         let (took, emss, path_mtu) = transfer(&path(max_packet), mtu, v6, 2 << 20);
         assert!(took > Duration::from_millis(600), "{max_packet} of {mtu}: no packet was lost?");
         assert!(took < Duration::from_secs(60), "{max_packet} of {mtu}: {took:?}");

@@ -168,7 +168,8 @@ impl ProbeWorld {
     }
 }
 
-/// The first segment is lost; at the third duplicate acknowledgement the link has no room, at each of the times that smoltcp asks for it.
+/// The first segment is lost; at the third duplicate acknowledgement the link has no room, at each
+/// of the times that smoltcp asks for it.
 #[test]
 fn blocked_fast_retransmission_repeated() {
     for (v6, room) in [false, true].into_iter().flat_map(|v6| (0..8).map(move |room| (v6, room))) {
@@ -187,7 +188,8 @@ fn blocked_fast_retransmission_repeated() {
     }
 }
 
-/// Minutes of silence: probes are sent, carry no byte, and are answered, so that no end takes the other one for dead.
+/// Minutes of silence: probes are sent, carry no byte, and are answered, so that no end takes the
+/// other one for dead.
 #[test]
 fn probes_keep_silent_connection() {
     for v6 in [false, true] {
@@ -227,8 +229,9 @@ fn vanished_peer_dead_despite_probes() {
     }
 }
 
-/// Two ends that received everything, but no acknowledgement, send again from the first byte on. Neither takes
-/// a segment with old bytes for an acknowledgement, so the answer must have a sequence number after all sent bytes.
+/// Two ends that received everything, but no acknowledgement, send again from the first byte on.
+/// Neither takes a segment with old bytes for an acknowledgement, so the answer must have a
+/// sequence number after all sent bytes.
 #[test]
 fn acknowledgements_cover_sent_bytes() {
     for v6 in [false, true] {

@@ -1,6 +1,8 @@
-//! Wrappers of the bpf(2) system call: the map of AF_XDP sockets, the XDP program, and its attachment to an interface.
+//! Wrappers of the bpf(2) system call: the map of AF_XDP sockets, the XDP program, and its
+//! attachment to an interface.
 //!
-//! Field offsets and constants are those of `union bpf_attr` and its enumerations in `linux/bpf.h`, and of `linux/if_link.h`.
+//! Field offsets and constants are those of `union bpf_attr` and its enumerations in `linux/bpf.h`,
+//! and of `linux/if_link.h`.
 
 use super::program::Instruction;
 use std::io;
@@ -25,7 +27,8 @@ const FLAGS_DRV_MODE: u32 = 1 << 2;
 /// Size of [`BpfAttr`] in bytes, which is enough for the arguments of every command.
 const ATTR_LEN: usize = 128;
 
-/// Argument of a bpf(2) call (`union bpf_attr`). Fields are set by their offset; all others are zero.
+/// Argument of a bpf(2) call (`union bpf_attr`). Fields are set by their offset; all others are
+/// zero.
 struct BpfAttr([u64; ATTR_LEN / 8]);
 
 impl BpfAttr {
@@ -51,9 +54,11 @@ impl BpfAttr {
     /// Makes the system call and returns its result, which for some commands is a new descriptor.
     ///
     /// # Safety
-    /// Every address in the argument must point to memory that is valid for `command` during the call.
+    /// Every address in the argument must point to memory that is valid for `command` during the
+    /// call.
     unsafe fn call(&mut self, command: libc::c_int) -> io::Result<RawFd> {
-        // SAFETY: `self.0` is readable and writable for `ATTR_LEN` bytes; the caller guarantees the addresses in it.
+        // SAFETY: `self.0` is readable and writable for `ATTR_LEN` bytes; the caller guarantees the
+        // addresses in it.
         let result = unsafe { libc::syscall(libc::SYS_bpf, command, self.0.as_mut_ptr(), ATTR_LEN) };
         if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result as RawFd) }
     }
@@ -61,7 +66,8 @@ impl BpfAttr {
     /// Like [`BpfAttr::call`], but takes ownership of the descriptor that the command returns.
     ///
     /// # Safety
-    /// The requirements of [`BpfAttr::call`] apply, and `command` must be one that returns a new descriptor.
+    /// The requirements of [`BpfAttr::call`] apply, and `command` must be one that returns a new
+    /// descriptor.
     unsafe fn open(&mut self, command: libc::c_int) -> io::Result<OwnedFd> {
         // SAFETY: the caller guarantees both requirements.
         unsafe { Ok(OwnedFd::from_raw_fd(self.call(command)?)) }
@@ -92,7 +98,8 @@ impl XskMap {
             .with_u32(0, self.0.as_raw_fd().cast_unsigned())
             .with_u64(8, std::ptr::from_ref(&queue) as u64)
             .with_u64(16, std::ptr::from_ref(&value) as u64);
-        // SAFETY: `queue` and `value` are readable for four bytes each, the map's key and value sizes, during the call.
+        // SAFETY: `queue` and `value` are readable for four bytes each, the map's key and value
+        // sizes, during the call.
         unsafe { attr.call(MAP_UPDATE_ELEM)? };
         Ok(())
     }
@@ -102,7 +109,8 @@ impl XskMap {
 pub(super) struct Program(OwnedFd);
 
 impl Program {
-    /// Loads `instructions`. `fragments` declares that the program handles frames that consist of several fragments (`BPF_F_XDP_HAS_FRAGS`).
+    /// Loads `instructions`. `fragments` declares that the program handles frames that consist of
+    /// several fragments (`BPF_F_XDP_HAS_FRAGS`).
     pub(super) fn load(instructions: &[Instruction], fragments: bool) -> io::Result<Self> {
         let licence = c"Dual MIT/GPL";
         let flags = if fragments { F_XDP_HAS_FRAGS } else { 0 };
@@ -112,8 +120,8 @@ impl Program {
             .with_u64(8, instructions.as_ptr() as u64)
             .with_u64(16, licence.as_ptr() as u64)
             .with_u32(44, flags);
-        // SAFETY: the instructions (for the number passed) and the NUL-terminated licence are readable during the call; the command returns a
-        // descriptor.
+        // SAFETY: the instructions (for the number passed) and the NUL-terminated licence are
+        // readable during the call; the command returns a descriptor.
         Ok(Self(unsafe { attr.open(PROG_LOAD)? }))
     }
 }
@@ -121,15 +129,18 @@ impl Program {
 /// Attachment of a program to an interface, which ends when this is dropped or the process exits.
 pub(super) struct Attachment {
     link: OwnedFd,
-    /// Id of the process that made the attachment. A forked child inherits a copy of this value, which must not detach the program.
+    /// Id of the process that made the attachment. A forked child inherits a copy of this value,
+    /// which must not detach the program.
     process: u32,
 }
 
 impl Attachment {
-    /// Attaches `program` to the interface with index `interface`, either in the driver or, if `generic` is true, in the kernel's generic (skb) mode.
+    /// Attaches `program` to the interface with index `interface`, either in the driver or, if
+    /// `generic` is true, in the kernel's generic (skb) mode.
     ///
     /// # Errors
-    /// `ResourceBusy` if the interface already has an XDP program; otherwise the error of the system call.
+    /// `ResourceBusy` if the interface already has an XDP program; otherwise the error of the
+    /// system call.
     pub(super) fn new(program: &Program, interface: u32, generic: bool) -> io::Result<Self> {
         let flags = if generic { FLAGS_SKB_MODE } else { FLAGS_DRV_MODE };
         let mut attr = BpfAttr::new()
@@ -141,7 +152,8 @@ impl Attachment {
         let link = unsafe { attr.open(LINK_CREATE) };
         let attachment = link.map(|link| Self { link, process: std::process::id() });
         attachment.map_err(|error| match error.raw_os_error() {
-            // An interface has at most one XDP program. The other one may belong to another uiw process.
+            // An interface has at most one XDP program. The other one may belong to another uiw
+            // process.
             Some(libc::EEXIST | libc::EBUSY) => {
                 io::Error::new(io::ErrorKind::ResourceBusy, "another XDP program is attached")
             }
@@ -149,10 +161,11 @@ impl Attachment {
         })
     }
 
-    /// Returns whether the program is still attached: false after the interface was removed or the program was detached.
+    /// Returns whether the program is still attached: false after the interface was removed or the
+    /// program was detached.
     pub(super) fn is_attached(&self) -> bool {
-        // `struct bpf_link_info`: type, id and program id, then the interface index at byte 16. The kernel sets the index to 0 when it
-        // detaches the program.
+        // `struct bpf_link_info`: type, id and program id, then the interface index at byte 16. The
+        // kernel sets the index to 0 when it detaches the program.
         let mut info = [0u32; 32];
         let mut attr = BpfAttr::new()
             .with_u32(0, self.link.as_raw_fd().cast_unsigned())
@@ -167,8 +180,9 @@ impl Attachment {
 impl Drop for Attachment {
     /// Detaches the program explicitly.
     ///
-    /// Closing the descriptor is not enough: a child process that another thread has just forked holds a copy until it calls exec. Until then the
-    /// program would stay attached, and no other program could be attached, not even in another mode.
+    /// Closing the descriptor is not enough: a child process that another thread has just forked
+    /// holds a copy until it calls exec. Until then the program would stay attached, and no other
+    /// program could be attached, not even in another mode.
     fn drop(&mut self) {
         if self.process == std::process::id() {
             let mut attr = BpfAttr::new().with_u32(0, self.link.as_raw_fd().cast_unsigned());
@@ -185,7 +199,8 @@ mod tests {
     use super::*;
     use uiw_interop::stock::Network;
 
-    /// The copy of the descriptor stands for the one that a child process holds between fork and exec.
+    /// The copy of the descriptor stands for the one that a child process holds between fork and
+    /// exec.
     #[test]
     fn drop_detaches_despite_descriptor_copy() {
         let Some(network) = Network::veth() else { return };

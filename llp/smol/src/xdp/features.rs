@@ -1,5 +1,5 @@
-//! What an interface's driver can do with AF_XDP, reported by the kernel without touching the interface: the generic netlink family
-//! `netdev` (Linux 6.3 and newer).
+//! What an interface's driver can do with AF_XDP, reported by the kernel without touching the
+//! interface: the generic netlink family `netdev` (Linux 6.3 and newer).
 
 use rustix::net::netlink::GENERIC;
 use std::io;

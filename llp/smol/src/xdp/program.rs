@@ -1,7 +1,8 @@
 //! The program on the interface, instruction by instruction: no compiler, no ELF.
 //!
-//! It redirects frames to our MAC, ARP requests for our IPv4 addresses and neighbour solicitations for our IPv6 addresses to our
-//! socket. Everything else, and everything on a queue without a socket, passes to the kernel.
+//! It redirects frames to our MAC, ARP requests for our IPv4 addresses and neighbour solicitations
+//! for our IPv6 addresses to our socket. Everything else, and everything on a queue without a
+//! socket, passes to the kernel.
 
 use super::super::SmolConfig;
 use std::net::IpAddr;
@@ -88,7 +89,8 @@ impl BpfAssembler {
         self.push(instruction(code, to, from, 0, number.cast_signed()));
     }
 
-    /// Unless the bytes at `at` of the frame are `bytes`, on to the next test. The frame is in register 2.
+    /// Unless the bytes at `at` of the frame are `bytes`, on to the next test. The frame is in
+    /// register 2.
     fn require(&mut self, at: i16, bytes: &[u8], test: usize) {
         let mut at = at;
         for piece in bytes.chunks(4) {
@@ -130,7 +132,8 @@ pub(super) fn redirect(map: BorrowedFd<'_>, config: &SmolConfig) -> Vec<Instruct
     asm.push(move_register(6, 1));
     asm.push(load32(2, 6, MD_DATA));
     asm.push(load32(3, 6, MD_DATA_END));
-    // The verifier requires a check that what is read is there: 42 bytes are an ARP packet, and less than any other of ours.
+    // The verifier requires a check that what is read is there: 42 bytes are an ARP packet, and
+    // less than any other of ours.
     asm.push(move_register(4, 2));
     asm.push(add(4, 42));
     asm.jump(GREATER, 4, 3, 0, JumpTarget::Pass);
@@ -148,7 +151,8 @@ pub(super) fn redirect(map: BorrowedFd<'_>, config: &SmolConfig) -> Vec<Instruct
             }
             IpAddr::V6(v6) => {
                 let [.., a, b, c] = v6.octets();
-                // The solicited-node group (RFC 4291 section 2.7.1) as Ethernet maps it (RFC 2464 section 7).
+                // The solicited-node group (RFC 4291 section 2.7.1) as Ethernet maps it (RFC 2464
+                // section 7).
                 let group = [0x33, 0x33, 0xFF, a, b, c];
                 asm.require(0, &group, ends.len());
                 asm.jump(EQUAL32, 4, 0, mac_tail(&group), JumpTarget::Redirect);
@@ -176,8 +180,8 @@ pub(super) fn redirect(map: BorrowedFd<'_>, config: &SmolConfig) -> Vec<Instruct
     asm.resolve(&ends, redirect, pass)
 }
 
-/// Returns the value of register 4 after [`BpfAssembler::require`] of six bytes: to compare it again is always true, a jump that the verifier
-/// need not understand.
+/// Returns the value of register 4 after [`BpfAssembler::require`] of six bytes: to compare it
+/// again is always true, a jump that the verifier need not understand.
 fn mac_tail(mac: &[u8; 6]) -> u32 {
     u32::from(u16::from_ne_bytes([mac[4], mac[5]]))
 }

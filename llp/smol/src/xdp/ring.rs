@@ -44,8 +44,8 @@ impl<T: Copy> Ring<T> {
     }
 
     fn index(&self, offset: u64) -> &AtomicU32 {
-        // SAFETY: the kernel reports offsets of aligned 32-bit numbers inside of the mapping, which lives as long as `self`; both
-        // sides access them atomically.
+        // SAFETY: the kernel reports offsets of aligned 32-bit numbers inside of the mapping, which
+        // lives as long as `self`; both sides access them atomically.
         unsafe { AtomicU32::from_ptr(self.map.as_ptr().add(offset as usize).cast()) }
     }
 
@@ -64,7 +64,8 @@ impl<T: Copy> Ring<T> {
         free(self) >= count
     }
 
-    /// Appends an entry for the producer, not visible to the kernel before [`Ring::publish`]. Returns false if the ring is full.
+    /// Appends an entry for the producer, not visible to the kernel before [`Ring::publish`].
+    /// Returns false if the ring is full.
     pub(super) fn push(&mut self, entry: T) -> bool {
         if !self.has_room(1) {
             return false;
@@ -93,7 +94,8 @@ impl<T: Copy> Ring<T> {
                 return None;
             }
         }
-        // SAFETY: the kernel has produced this entry and does not write it again before it is consumed.
+        // SAFETY: the kernel has produced this entry and does not write it again before it is
+        // consumed.
         let entry = unsafe { self.entry(self.own).read() };
         self.own = self.own.wrapping_add(1);
         self.index(self.offsets.consumer).store(self.own, Ordering::Release);

@@ -23,15 +23,15 @@ pub(super) enum ReceivedFrame {
     Copied(Vec<u8>),
 }
 
-// SAFETY: the chunk is this value's alone until it is recycled, and lives as long as the socket, which outlives its frames
-// (`SmolInterface::ingress` gives each back before the next call).
+// SAFETY: the chunk is this value's alone until it is recycled, and lives as long as the socket,
+// which outlives its frames (`SmolInterface::ingress` gives each back before the next call).
 unsafe impl Send for ReceivedFrame {}
 
 impl ReceivedFrame {
     pub(super) fn bytes(&mut self) -> &mut [u8] {
         match self {
-            // SAFETY: `pointer` checked the range; the chunk is out of the kernel's hands until it is recycled, and nothing else
-            // has its address.
+            // SAFETY: `pointer` checked the range; the chunk is out of the kernel's hands until it
+            // is recycled, and nothing else has its address.
             Self::Chunk { bytes, len, .. } => unsafe { std::slice::from_raw_parts_mut(bytes.as_ptr(), *len) },
             Self::Copied(bytes) => bytes,
         }
@@ -216,8 +216,8 @@ impl XdpSocket {
         }
     }
 
-    /// Notifies the kernel of frames to send, and of chunks to fill. False: it has left some in the ring, and takes them at the next
-    /// notification.
+    /// Notifies the kernel of frames to send, and of chunks to fill. False: it has left some in the
+    /// ring, and takes them at the next notification.
     ///
     /// # Errors
     /// The interface is gone or down.
@@ -227,7 +227,8 @@ impl XdpSocket {
         }
         self.push_out()?;
         if self.fill.needs_wakeup() {
-            // SAFETY: no pointer but null is passed, with no bytes. Its result has nothing that is not seen elsewhere.
+            // SAFETY: no pointer but null is passed, with no bytes. Its result has nothing that is
+            // not seen elsewhere.
             unsafe {
                 let flags = libc::MSG_DONTWAIT;
                 let null = std::ptr::null_mut();
@@ -249,7 +250,8 @@ impl XdpSocket {
             let error = io::Error::last_os_error();
             match error.raw_os_error() {
                 Some(libc::ENETDOWN | libc::ENXIO | libc::ENODEV) => return Err(error),
-                // The interface has thrown a frame away (no cable, a full queue), which is back; those behind it are still there.
+                // The interface has thrown a frame away (no cable, a full queue), which is back;
+                // those behind it are still there.
                 Some(libc::EBUSY) => {}
                 // The kernel sends so many frames a call, or has no memory for more at the moment.
                 _ => return Ok(()),

@@ -64,7 +64,8 @@ fn all_back(link: &mut XdpLink, all: usize) {
     assert!(link.next().is_none(), "nothing is left to be flushed");
 }
 
-/// The kernel is not notified of frames to send: the ring fills up, what is sent beyond that is lost, and then everything is as before.
+/// The kernel is not notified of frames to send: the ring fills up, what is sent beyond that is
+/// lost, and then everything is as before.
 #[test]
 fn transmit_frames_recycled() {
     for mtu in [1500, 9000] {
@@ -108,7 +109,8 @@ fn transmit_frames_recycled() {
     }
 }
 
-/// Arriving frames are lost while all receive frames are in use, and are received again once some are returned.
+/// Arriving frames are lost while all receive frames are in use, and are received again once some
+/// are returned.
 #[test]
 fn receive_frames_recycled() {
     let Some(network) = Network::veth() else { return };
@@ -141,7 +143,8 @@ fn receive_frames_recycled() {
     });
 }
 
-/// Frames to groups are not received while no group is joined, and none received earlier is left to wake a thread.
+/// Frames to groups are not received while no group is joined, and none received earlier is left to
+/// wake a thread.
 #[test]
 fn group_frames_received_while_joined() {
     let Some(network) = Network::veth() else { return };

@@ -1,4 +1,5 @@
-//! Memory for frames, shared with the kernel: chunks of one size, each in one pair of hands at a time.
+//! Memory for frames, shared with the kernel: chunks of one size, each in one pair of hands at a
+//! time.
 
 use std::io;
 use std::ptr::NonNull;
@@ -32,8 +33,8 @@ pub(super) struct Umem {
     len: usize,
 }
 
-// SAFETY: the mapping belongs to this value alone, and its bytes are only touched through `&mut self` of the socket that owns
-// it, or by the kernel in chunks that were given to it.
+// SAFETY: the mapping belongs to this value alone, and its bytes are only touched through
+// `&mut self` of the socket that owns it, or by the kernel in chunks that were given to it.
 unsafe impl Send for Umem {}
 
 impl Umem {
@@ -63,16 +64,17 @@ impl Umem {
         at - at % self.chunk as u64
     }
 
-    /// Bytes from offset `at` on, all in one chunk. The caller has the chunk back from the kernel. What a kernel says that
-    /// does not fit its own memory gives nothing.
+    /// Bytes from offset `at` on, all in one chunk. The caller has the chunk back from the kernel.
+    /// What a kernel says that does not fit its own memory gives nothing.
     pub(super) fn bytes(&mut self, at: u64, len: usize) -> &mut [u8] {
         let start = usize::try_from(at).unwrap_or(usize::MAX);
         let inside = start.checked_add(len).is_some_and(|end| end <= self.len);
         if !inside || len > self.chunk {
             return &mut [];
         }
-        // SAFETY: the range lies in the mapping, whose bytes are set to zero by the kernel; `&mut self` keeps every other
-        // reference of ours away, and the kernel does not touch chunks that it has given back.
+        // SAFETY: the range lies in the mapping, whose bytes are set to zero by the kernel;
+        // `&mut self` keeps every other reference of ours away, and the kernel does not touch
+        // chunks that it has given back.
         unsafe { std::slice::from_raw_parts_mut(self.at.as_ptr().add(start), len) }
     }
 
@@ -86,7 +88,8 @@ impl Umem {
 
 impl Drop for Umem {
     fn drop(&mut self) {
-        // SAFETY: the mapping is ours and no reference to it is left; the socket is closed first (`XdpSocket`'s field order).
+        // SAFETY: the mapping is ours and no reference to it is left; the socket is closed first
+        // (`XdpSocket`'s field order).
         unsafe { libc::munmap(self.at.as_ptr().cast(), self.len) };
     }
 }

@@ -70,7 +70,8 @@ fn set(socket: &Socket, level: c_int, name: c_int, value: c_int) -> io::Result<(
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// DF is set on every datagram, and ICMP messages, which anyone can send, do not change what is sent.
+/// DF is set on every datagram, and ICMP messages, which anyone can send, do not change what is
+/// sent.
 pub(super) fn set_unfragmented(socket: &Socket, v6: bool) -> io::Result<()> {
     if v6 {
         set(socket, libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_PROBE)?;
@@ -104,7 +105,8 @@ pub(super) fn interface_of(address: Ipv6Addr, scope: u32) -> u32 {
 }
 
 fn empty_header() -> libc::mmsghdr {
-    // SAFETY: null pointers and zero lengths are a valid header: no address, no bytes, no control message.
+    // SAFETY: null pointers and zero lengths are a valid header: no address, no bytes, no control
+    // message.
     unsafe { MaybeUninit::zeroed().assume_init() }
 }
 
@@ -134,8 +136,9 @@ pub(super) fn send(fd: BorrowedFd<'_>, bytes: &[u8], messages: &[Message]) -> io
                     ControlNumber::Short(_) => size_of::<u16>(),
                     ControlNumber::Int(_) => size_of::<c_int>(),
                 } as libc::c_uint;
-                // SAFETY: the macros compute lengths. There are at most two control messages, each of at most an integer: they end within
-                // `control`, and each begins at a multiple of the alignment of its header, as `control` does.
+                // SAFETY: the macros compute lengths. There are at most two control messages, each
+                // of at most an integer: they end within `control`, and each begins at a multiple
+                // of the alignment of its header, as `control` does.
                 unsafe {
                     let at = control.0.as_mut_ptr().add(used).cast::<libc::cmsghdr>();
                     used += libc::CMSG_SPACE(len) as usize;
@@ -156,8 +159,8 @@ pub(super) fn send(fd: BorrowedFd<'_>, bytes: &[u8], messages: &[Message]) -> io
         }
     }
     loop {
-        // SAFETY: the first `count` headers are filled, and name elements, addresses and control messages of this frame, and bytes of `bytes`,
-        // which the call only reads.
+        // SAFETY: the first `count` headers are filled, and name elements, addresses and control
+        // messages of this frame, and bytes of `bytes`, which the call only reads.
         let sent = unsafe {
             libc::sendmmsg(fd.as_raw_fd(), headers.as_mut_ptr().cast(), count as u32, libc::MSG_NOSIGNAL)
         };
@@ -199,8 +202,8 @@ pub(super) fn recv(
         header.msg_hdr.msg_controllen = size_of::<ControlBuffer>() as _;
     }
     let received = loop {
-        // SAFETY: the first `count` headers are filled, and name elements, addresses and control messages of this frame, and parts of `buffer`
-        // that do not overlap.
+        // SAFETY: the first `count` headers are filled, and name elements, addresses and control
+        // messages of this frame, and parts of `buffer` that do not overlap.
         let received = unsafe {
             libc::recvmmsg(
                 fd.as_raw_fd(),
@@ -237,8 +240,8 @@ pub(super) fn recv(
 /// # Safety
 /// A call that receives has filled `header`.
 unsafe fn address(header: &libc::msghdr) -> Option<SocketAddr> {
-    // SAFETY: the caller's promise: storage of the largest address, with a family in front; zeroes if the kernel wrote nothing is excluded by the
-    // length.
+    // SAFETY: the caller's promise: storage of the largest address, with a family in front; zeroes
+    // if the kernel wrote nothing is excluded by the length.
     unsafe {
         if (header.msg_namelen as usize) < size_of::<libc::sa_family_t>() {
             return None;
@@ -267,7 +270,8 @@ unsafe fn segment(header: &libc::msghdr) -> Option<usize> {
     // SAFETY: the caller's promise.
     let mut at = unsafe { libc::CMSG_FIRSTHDR(header) };
     while !at.is_null() {
-        // SAFETY: the macros stay within the control messages that the kernel wrote; UDP_GRO has an integer.
+        // SAFETY: the macros stay within the control messages that the kernel wrote; UDP_GRO has an
+        // integer.
         unsafe {
             if (*at).cmsg_level == libc::IPPROTO_UDP && (*at).cmsg_type == UDP_GRO {
                 return usize::try_from(libc::CMSG_DATA(at).cast::<c_int>().read_unaligned()).ok();

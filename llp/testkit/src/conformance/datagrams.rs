@@ -1,4 +1,5 @@
-//! Datagrams, where a stack has them. A path may lose them: what is checked is sent until it arrives.
+//! Datagrams, where a stack has them. A path may lose them: what is checked is sent until it
+//! arrives.
 
 use super::session::{CLIENT, SERVER, Session, expect_kind, pattern};
 use super::{CheckStop, Verdict, define_checks, ensure, unexpected};

@@ -84,7 +84,8 @@ fn segment_size(s: &mut Session) -> Verdict {
     let Pair { mut client, mut server, listener: _listener } = s.pair()?;
     for _ in 0..40 {
         for stream in [&client, &server] {
-            // RFC 9293 section 3.7.1 and RFC 8200 section 5: no path has less than 536 or 1220; a packet has at most 65,535.
+            // RFC 9293 section 3.7.1 and RFC 8200 section 5: no path has less than 536 or 1220; a
+            // packet has at most 65,535.
             let emss = stream.emss();
             ensure!((48..=65_535).contains(&emss), "an EMSS of {emss}");
         }
@@ -134,7 +135,8 @@ fn to_itself(s: &mut Session) -> Verdict {
     s.expect_fin(HERE, &mut *stream)
 }
 
-/// The socket has what came and was not received, and carries what follows; a stream that has none is unharmed by the question.
+/// The socket has what came and was not received, and carries what follows; a stream that has none
+/// is unharmed by the question.
 fn take_socket(s: &mut Session) -> Verdict {
     let Pair { mut client, mut server, listener: _listener } = s.pair()?;
     let ends = (server.local_addr(), server.peer_addr());

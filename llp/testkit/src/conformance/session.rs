@@ -183,7 +183,8 @@ impl Session {
             self.stacks.iter_mut().for_each(|driven| driven.due = true);
             return;
         }
-        // A stack without a descriptor is polled repeatedly, as a program with `Progress::Manual` does.
+        // A stack without a descriptor is polled repeatedly, as a program with `Progress::Manual`
+        // does.
         let blind = self.stacks.iter().any(|driven| driven.wait.is_none()).then_some(BLIND);
         let sleep = next.map(|(_, left)| left).into_iter().chain(blind).chain([longest]).min();
         let fds: Vec<_> = self.stacks.iter().map(|driven| driven.wait.as_deref()).collect();
@@ -210,7 +211,8 @@ impl Session {
         self.never("", |_| Ok(false))
     }
 
-    // ---- connections -----------------------------------------------------------------------------------------
+    // ---- connections
+    // -----------------------------------------------------------------------------------------
 
     /// Returns the address at which the server listens next.
     pub(super) fn at(&self, which: usize) -> SocketAddr {
@@ -274,7 +276,8 @@ impl Session {
         Ok(Pair { client, server, listener })
     }
 
-    // ---- bytes -----------------------------------------------------------------------------------------------
+    // ---- bytes
+    // -----------------------------------------------------------------------------------------------
 
     /// Each of two polls reports `expected` (readable, writable) for a stream with `interest`.
     pub(super) fn reports(
@@ -291,7 +294,8 @@ impl Session {
         Ok(())
     }
 
-    /// Sends from the front of `bufs`; sleeps for a writable event where there is no room, and then there must be.
+    /// Sends from the front of `bufs`; sleeps for a writable event where there is no room, and then
+    /// there must be.
     pub(super) fn send_some(
         &mut self,
         (which, token): (usize, Token),
@@ -311,7 +315,8 @@ impl Session {
         Ok(count)
     }
 
-    /// Receives into `bufs`; sleeps for a readable event where nothing came, and then something must be there. 0 is the peer's FIN.
+    /// Receives into `bufs`; sleeps for a readable event where nothing came, and then something
+    /// must be there. 0 is the peer's FIN.
     pub(super) fn recv_some(
         &mut self,
         (which, token): (usize, Token),

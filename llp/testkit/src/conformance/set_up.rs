@@ -177,7 +177,8 @@ fn backlog(s: &mut Session) -> Verdict {
         clients.push((Token(number), s.connect(listener.local_addr(), Token(number))?));
     }
     s.wait_idle()?;
-    // Those that found no room are refused or try again. Each accepted one is one of the others, and can send.
+    // Those that found no room are refused or try again. Each accepted one is one of the others,
+    // and can send.
     for number in 0..BACKLOG {
         let token = Token(100 + u64::from(number));
         let mut server = s.accept(&mut *listener, token)?;

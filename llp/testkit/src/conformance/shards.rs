@@ -306,7 +306,8 @@ impl StreamExtensions for ForeignStream {
     }
 }
 
-/// Each thread has a connection from a shard to itself, over addresses that both use, and no other state.
+/// Each thread has a connection from a shard to itself, over addresses that both use, and no other
+/// state.
 fn shards_at_once(s: &mut Session) -> Verdict {
     let mut shards = Vec::new();
     for _ in 0..2 {

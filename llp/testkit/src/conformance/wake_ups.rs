@@ -41,8 +41,8 @@ fn is_ready(fd: &OwnedFd, longest: Duration) -> bool {
     ready(&[Some(fd)], longest).contains(&true)
 }
 
-/// Does `act` while a thread sleeps in the server's descriptor, and drives the client's stack until it wakes. Then the server's poll
-/// reports what is expected.
+/// Does `act` while a thread sleeps in the server's descriptor, and drives the client's stack until
+/// it wakes. Then the server's poll reports what is expected.
 fn wakes(s: &mut Session, expected: Token, act: impl FnOnce(&mut Session) -> Verdict) -> Verdict {
     let fd = quiet(s)?;
     let timeout = s.timeout();
@@ -141,7 +141,8 @@ fn recv_wakes_for_others(s: &mut Session) -> Verdict {
     s.made(&mut *other_client, other.0)?;
     let fd = quiet(s)?;
     s.send_all((CLIENT, other.0), &mut *other_client, b"x")?;
-    // The client's stack is polled, the server's is not: only the calls of one stream take in what comes.
+    // The client's stack is polled, the server's is not: only the calls of one stream take in what
+    // comes.
     for _ in 0..20 {
         s.poll_one(CLIENT)?;
         expect_kind("recv of nothing", recv(&mut *server, 1), ErrorKind::WouldBlock)?;

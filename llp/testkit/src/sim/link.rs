@@ -30,8 +30,9 @@ use uiw_impair::Split;
 pub struct Link {
     /// Time from `send` until the bytes can be received.
     pub latency: Duration,
-    /// Bytes that may be under way or unread at the receiver; `send` blocks at so many. Of a socket for datagrams: bytes that may be under way,
-    /// and, at the receiver, unread; what finds no room there is lost.
+    /// Bytes that may be under way or unread at the receiver; `send` blocks at so many. Of a socket
+    /// for datagrams: bytes that may be under way, and, at the receiver, unread; what finds no room
+    /// there is lost.
     pub capacity: usize,
     /// Bytes that one `send` takes.
     pub send_split: Split,
@@ -39,13 +40,15 @@ pub struct Link {
     pub recv_split: Split,
     /// Holds back all packets without losing any.
     pub stalled: bool,
-    /// The connection is reset at both ends once so many bytes were sent; the receiver gets them all before.
+    /// The connection is reset at both ends once so many bytes were sent; the receiver gets them
+    /// all before.
     pub cut_at: Option<u64>,
     /// The receiver sees a FIN behind so many bytes; what is sent after them vanishes.
     pub fin_at: Option<u64>,
     /// Faults of datagrams.
     pub datagrams: DatagramFaults,
-    /// Effective segment size that [`TransportStream::emss`](uiw_llp::TransportStream::emss) returns, in bytes.
+    /// Effective segment size that [`TransportStream::emss`](uiw_llp::TransportStream::emss)
+    /// returns, in bytes.
     pub emss: usize,
 }
 

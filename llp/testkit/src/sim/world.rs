@@ -1,4 +1,5 @@
-//! Everything behind the lock of a network: the clock, what travels, and how connections begin and end.
+//! Everything behind the lock of a network: the clock, what travels, and how connections begin and
+//! end.
 
 mod datagrams;
 mod single;
@@ -15,7 +16,8 @@ use super::link::Link;
 use uiw_impair::Random;
 use uiw_llp::{Interest, Token};
 
-/// Ends and listeners are numbered in the order of their making, which is the order of events as well.
+/// Ends and listeners are numbered in the order of their making, which is the order of events as
+/// well.
 pub(super) type EndId = u64;
 pub(super) type ListenerId = u64;
 /// Time since the network began.
@@ -78,7 +80,8 @@ struct SimulatedEnd {
     taken: u64,
     /// Bytes sent that the other end has not read.
     unread: usize,
-    /// Bytes for which [`StreamExtensions::readable`](uiw_llp::StreamExtensions::readable) has asked last: the other end may send as many.
+    /// Bytes for which [`StreamExtensions::readable`](uiw_llp::StreamExtensions::readable) has
+    /// asked last: the other end may send as many.
     wanted: usize,
     /// Due time of the last packet from here: packets do not overtake each other.
     last_due: Time,
@@ -129,7 +132,8 @@ impl World {
         self.links.get(&(from, to)).unwrap_or(&self.default)
     }
 
-    // ---- the clock -------------------------------------------------------------------------------------------
+    // ---- the clock
+    // -------------------------------------------------------------------------------------------
 
     pub(super) fn now(&self) -> Instant {
         self.instant(self.time)
@@ -251,7 +255,8 @@ impl World {
         }
     }
 
-    // ---- connections -----------------------------------------------------------------------------------------
+    // ---- connections
+    // -----------------------------------------------------------------------------------------
 
     pub(super) fn listen(
         &mut self,
@@ -444,7 +449,8 @@ impl World {
         }
     }
 
-    // ---- small things ----------------------------------------------------------------------------------------
+    // ---- small things
+    // ----------------------------------------------------------------------------------------
 
     #[cfg(test)]
     pub(super) fn ends(&self) -> usize {

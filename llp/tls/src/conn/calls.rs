@@ -6,7 +6,8 @@ use std::io::{self, ErrorKind};
 use uiw_llp::{Event, Interest, Token};
 use uiw_mem::{IoVec, IoVecMut};
 
-/// Plaintext that is encrypted at a time. A connection keeps at most this much that TCP does not take, encrypted.
+/// Plaintext that is encrypted at a time. A connection keeps at most this much that TCP does not
+/// take, encrypted.
 const CHUNK: usize = 64 << 10;
 /// Bytes that are read at a time, at most.
 const MAX_READ: usize = 128 << 10;
@@ -210,8 +211,8 @@ impl Conn {
     }
 }
 
-/// Copies the next [`CHUNK`] bytes of `bufs` to the front of `to`, from `at` (buffer, byte) on, and returns how many there were. `None`:
-/// a buffer is not there.
+/// Copies the next [`CHUNK`] bytes of `bufs` to the front of `to`, from `at` (buffer, byte) on, and
+/// returns how many there were. `None`: a buffer is not there.
 fn gather(bufs: &[IoVec<'_>], at: &mut (usize, usize), to: &mut Vec<u8>) -> Option<usize> {
     if to.len() < CHUNK {
         to.resize(CHUNK, 0);

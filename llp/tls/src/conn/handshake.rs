@@ -1,4 +1,5 @@
-//! From a TCP connection to an authentic peer, and what is asked of the peer again when the configuration changes.
+//! From a TCP connection to an authentic peer, and what is asked of the peer again when the
+//! configuration changes.
 
 use super::incoming::Sink;
 use super::{Conn, ConnState, Failure, Scratch};
@@ -10,7 +11,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use uiw_llp::PeerIdentity;
 
-/// First byte that the acceptor sends instead of its handshake to an initiator of the same process. It is no type of a TLS record.
+/// First byte that the acceptor sends instead of its handshake to an initiator of the same process.
+/// It is no type of a TLS record.
 const SAME_PROCESS: u8 = 0;
 /// The type of a record with handshake messages.
 const HANDSHAKE_RECORD: u8 = 0x16;
@@ -48,8 +50,8 @@ impl Conn {
         }
     }
 
-    /// Handles the bytes before a session: a ClientHello, or the marker of this process. Returns true if there is nothing to continue
-    /// with.
+    /// Handles the bytes before a session: a ClientHello, or the marker of this process. Returns
+    /// true if there is nothing to continue with.
     pub(super) fn begin(&mut self, bytes: &[u8], first_bytes: bool, sink: &mut Sink<'_, '_>) -> bool {
         match &self.state {
             ConnState::Accepted => {
@@ -122,7 +124,8 @@ impl Conn {
         self.state = ConnState::Open(session);
     }
 
-    /// The configuration was loaded again: a peer that it does not accept, or whose key has other options, is cut off.
+    /// The configuration was loaded again: a peer that it does not accept, or whose key has other
+    /// options, is cut off.
     pub(crate) fn recheck(&mut self, snapshot: &Arc<Snapshot>) {
         self.snapshot = Arc::clone(snapshot);
         let ConnState::Open(session) = &self.state else { return };

@@ -9,7 +9,8 @@ use uiw_mem::IoVecMut;
 pub(super) const MIN_READ: usize = 5 + (16 << 10) + 256;
 /// Bytes of a peer's handshake at most: certificate chains have a few KiB.
 const MAX_HANDSHAKE: usize = 64 << 10;
-/// Bytes of records that are not whole yet, at most. rustls refuses longer records and messages before.
+/// Bytes of records that are not whole yet, at most. rustls refuses longer records and messages
+/// before.
 const MAX_INCOMING: usize = 96 << 10;
 
 /// Destination of plaintext.
@@ -55,7 +56,8 @@ impl<'a, 'b> Sink<'a, 'b> {
 }
 
 impl Conn {
-    /// Reads up to `limit` bytes from the inner stream and processes them. False when nothing more is there now.
+    /// Reads up to `limit` bytes from the inner stream and processes them. False when nothing more
+    /// is there now.
     pub(super) fn read(&mut self, scratch: &mut Scratch, limit: usize, sink: &mut Sink<'_, '_>) -> bool {
         let have = self.incoming.len();
         if scratch.incoming.len() < have + limit {
@@ -92,7 +94,8 @@ impl Conn {
         self.fail(Failure::Tls(error));
     }
 
-    /// Processes the first `len` bytes of the shard's buffer, which begin with those that were kept.
+    /// Processes the first `len` bytes of the shard's buffer, which begin with those that were
+    /// kept.
     pub(super) fn process(&mut self, scratch: &mut Scratch, len: usize, sink: &mut Sink<'_, '_>) {
         let kept = self.incoming.len();
         if !self.is_open() {

@@ -1,4 +1,5 @@
-//! A TLS connection: the rustls session, its buffers, and the inner stream (the transport stream below TLS).
+//! A TLS connection: the rustls session, its buffers, and the inner stream (the transport stream
+//! below TLS).
 //!
 //! The *user* is the code above this stack that holds the TLS stream: the iWARP engine.
 
@@ -42,7 +43,8 @@ enum ConnState {
     Connecting { name: Box<ServerName<'static>> },
     /// Accepted by TCP; the client has sent nothing yet.
     Accepted,
-    /// Like `Accepted`, but the initiator is in this process. Its ClientHello is skipped, and the connection becomes `Cleartext`.
+    /// Like `Accepted`, but the initiator is in this process. Its ClientHello is skipped, and the
+    /// connection becomes `Cleartext`.
     AcceptedSameProcess,
     /// The TLS handshake is in progress.
     Handshake(Session),
@@ -66,7 +68,8 @@ enum FinState {
     Sent,
 }
 
-/// Error that every further call returns. An `io::Error` cannot be stored instead, because it cannot be cloned.
+/// Error that every further call returns. An `io::Error` cannot be stored instead, because it
+/// cannot be cloned.
 #[derive(Clone, Debug)]
 pub(super) enum Failure {
     /// Error number of the operating system.
@@ -99,11 +102,13 @@ pub(super) struct Conn {
     /// The configuration with which the connection was made, or its peer was last verified.
     snapshot: Arc<Snapshot>,
     state: ConnState,
-    /// Token of the user's stream; `None` before the user has accepted the connection and after it has dropped it.
+    /// Token of the user's stream; `None` before the user has accepted the connection and after it
+    /// has dropped it.
     pub(super) outer: Option<Token>,
     /// Key of the listener that received the connection, during the handshake.
     pub(super) listener: Option<usize>,
-    /// Time when the connection is given up if its handshake is not complete or, after the user has dropped it, its output is not sent.
+    /// Time when the connection is given up if its handshake is not complete or, after the user has
+    /// dropped it, its output is not sent.
     pub(super) deadline: Option<Instant>,
     /// Interest that the user has set.
     interest: Interest,
@@ -121,11 +126,13 @@ pub(super) struct Conn {
     /// Whether the peer has closed its direction: close_notify with TLS.
     peer_closed: bool,
     failure: Option<Failure>,
-    /// Whether the last event of the inner stream was a hang-up: it reported readiness outside the inner interest.
+    /// Whether the last event of the inner stream was a hang-up: it reported readiness outside the
+    /// inner interest.
     hung_up: bool,
     /// Bytes received during the handshake.
     handshake_bytes: usize,
-    /// Initiator's entry among the connections of this process to itself, until the handshake shows whether the acceptor is here, too.
+    /// Initiator's entry among the connections of this process to itself, until the handshake shows
+    /// whether the acceptor is here, too.
     own: Option<Arc<OwnConnection>>,
     identity: Option<Arc<PeerIdentity>>,
     role: PeerRole,
@@ -172,7 +179,8 @@ impl Conn {
         }
     }
 
-    /// Creates the initiator's connection to the server `name`, over an inner stream that has begun to connect.
+    /// Creates the initiator's connection to the server `name`, over an inner stream that has begun
+    /// to connect.
     pub(super) fn new_connecting(
         inner: Box<dyn TransportStream>,
         shared: &Arc<Shared>,
@@ -312,14 +320,16 @@ impl Conn {
         self.update_interest();
     }
 
-    /// Sends queued records until TCP accepts no more. After the last one, sends the FIN if it is pending.
+    /// Sends queued records until TCP accepts no more. After the last one, sends the FIN if it is
+    /// pending.
     fn flush(&mut self) {
         while self.has_output() {
             match self.inner.send(&[IoVec::from(&self.out[self.out_at..])]) {
                 Ok(sent) => self.out_at += sent,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
                 Err(error) => {
-                    // The output is discarded, but bytes that the peer sent before remain readable; they may include an alert.
+                    // The output is discarded, but bytes that the peer sent before remain readable;
+                    // they may include an alert.
                     (self.out, self.out_at) = (Vec::new(), 0);
                     return self.on_inner_lost(&error);
                 }
@@ -335,8 +345,8 @@ impl Conn {
 
     /// Handles the loss of the inner stream.
     ///
-    /// A reset before the peer has sent any handshake byte is reported as [`TlsError::NoAnswer`], because a peer without TLS may refuse it
-    /// that way.
+    /// A reset before the peer has sent any handshake byte is reported as [`TlsError::NoAnswer`],
+    /// because a peer without TLS may refuse it that way.
     fn on_inner_lost(&mut self, error: &io::Error) {
         let reset = matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe);
         match &self.state {
@@ -366,7 +376,8 @@ impl Conn {
         self.own = None;
     }
 
-    /// Updates the inner stream's interest and the buffer counts to the current state. Every call that may change the state ends with this.
+    /// Updates the inner stream's interest and the buffer counts to the current state. Every call
+    /// that may change the state ends with this.
     fn update_interest(&mut self) {
         self.count_buffers();
         let output = self.has_output() || self.fin == FinState::Pending;
@@ -392,8 +403,9 @@ impl Conn {
         }
     }
 
-    /// Sets the interest again after a shard has adopted the stream ([`uiw_llp::StackExtensions::adopt`]), and applies a configuration
-    /// that was loaded meanwhile.
+    /// Sets the interest again after a shard has adopted the stream
+    /// ([`uiw_llp::StackExtensions::adopt`]), and applies a configuration that was loaded
+    /// meanwhile.
     pub(super) fn on_adopted(&mut self, shared: &Arc<Shared>) {
         self.shared = Arc::clone(shared);
         let snapshot = shared.snapshot();
@@ -412,7 +424,8 @@ impl Conn {
         }
     }
 
-    /// Ends the time limit of the handshake, and no longer counts the connection among those in their handshake.
+    /// Ends the time limit of the handshake, and no longer counts the connection among those in
+    /// their handshake.
     pub(super) fn leave_listener(&mut self) {
         if self.listener.take().is_some() {
             self.shared.counts.handshakes.fetch_sub(1, Ordering::Relaxed);
@@ -427,7 +440,8 @@ impl Conn {
         self.update_interest();
     }
 
-    /// Returns whether a connection that the user has dropped has nothing left to send, so that it can be removed.
+    /// Returns whether a connection that the user has dropped has nothing left to send, so that it
+    /// can be removed.
     pub(super) fn is_finished(&self) -> bool {
         !self.has_output() || self.failure.is_some() || self.is_aborted()
     }

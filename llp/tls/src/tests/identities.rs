@@ -1,4 +1,5 @@
-//! Which peers are accepted: pinned keys, certificates, access lists, and what changes when they are loaded again.
+//! Which peers are accepted: pinned keys, certificates, access lists, and what changes when they
+//! are loaded again.
 
 use super::*;
 use uiw_llp::StackExtensions;
@@ -241,7 +242,8 @@ fn removed_keys_end_connections() {
     assert_eq!(server.until("the bytes", |_| recv(&mut *accepted[1], 9).ok()), b"still");
 }
 
-/// The configuration changes while the connection is in no shard, and the new shard has loaded it before.
+/// The configuration changes while the connection is in no shard, and the new shard has loaded it
+/// before.
 #[test]
 fn connection_checked_when_it_changes_shards() {
     let (ours, gone, stays) = (key(), key(), key());

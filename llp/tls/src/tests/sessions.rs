@@ -37,7 +37,8 @@ fn key_updates_of_both_ends() {
     client.join().unwrap();
 }
 
-/// Each update costs the server a derivation and an answer. rustls takes 32 without a byte of data in between.
+/// Each update costs the server a derivation and an answer. rustls takes 32 without a byte of data
+/// in between.
 #[test]
 fn flood_of_key_updates_ends_connection() {
     let (own, theirs) = pair_of_configs();

@@ -11,7 +11,8 @@ use crate::WindowType;
 
 const ROUNDS: usize = if cfg!(miri) { 3 } else { 40 };
 
-/// Writers look up, pin and write as fast as they can; after `revoke` has returned no byte changes any more.
+/// Writers look up, pin and write as fast as they can; after `revoke` has returned no byte changes
+/// any more.
 fn nothing_after(
     revoke: impl Fn(&Table, &Arc<Region>, STag),
     prepare: impl Fn(&Table, &Arc<Region>) -> STag,

@@ -13,7 +13,8 @@ fn pages(count: usize) -> Vec<u8> {
 /// A region of all whole pages of `bytes` but the last.
 fn foreign(table: &Table, bytes: &mut [u8]) -> Arc<Region> {
     let start = bytes.as_ptr().align_offset(PAGE);
-    // SAFETY: the vector outlives the region in every test, and is accessed through it alone meanwhile.
+    // SAFETY: the vector outlives the region in every test, and is accessed through it alone
+    // meanwhile.
     let memory = unsafe { Memory::foreign(bytes[start..].as_mut_ptr(), bytes.len() - PAGE) };
     table.register(PD, memory, BASE, ALL).unwrap()
 }

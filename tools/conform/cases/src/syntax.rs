@@ -92,7 +92,8 @@ pub enum Action {
         /// Requirements that the silence keeps.
         judges: Vec<String>,
     },
-    /// The segment before is refused: `judges` if it is not carried out, the Terminate's own sentences if there is one.
+    /// The segment before is refused: `judges` if it is not carried out, the Terminate's own
+    /// sentences if there is one.
     Refusal {
         /// Requirements that are kept by not carrying it out.
         judges: Vec<String>,

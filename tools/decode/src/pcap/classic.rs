@@ -1,4 +1,5 @@
-//! The classic pcap format (draft-ietf-opsawg-pcap), with micro- or nanoseconds, and the "modified" format of Alexey Kuznetsov's patch to libpcap.
+//! The classic pcap format (draft-ietf-opsawg-pcap), with micro- or nanoseconds, and the "modified"
+//! format of Alexey Kuznetsov's patch to libpcap.
 
 use std::io::Read;
 
@@ -40,7 +41,8 @@ impl Header {
         let nanoseconds_per_unit = if self.header.is_nanosecond_precision() { 1 } else { 1000 };
         let time =
             u64::from(record.ts_sec) * 1_000_000_000 + u64::from(record.ts_usec) * nanoseconds_per_unit;
-        // The upper 16 bits describe a frame check sequence behind each packet; IP's length cuts it off.
+        // The upper 16 bits describe a frame check sequence behind each packet; IP's length cuts it
+        // off.
         let link = LinkType(self.header.network.0.cast_unsigned() & 0xffff);
         let original_length = record.origlen as usize;
         Packet { number: 0, time: Some(time), link, bytes: record.data.to_vec(), original_length }

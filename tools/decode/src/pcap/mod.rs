@@ -1,7 +1,8 @@
-//! Packet captures: the classic pcap format and pcapng, either byte order, read as a stream and parsed by `pcap_parser`.
+//! Packet captures: the classic pcap format and pcapng, either byte order, read as a stream and
+//! parsed by `pcap_parser`.
 //!
-//! Any bytes may be given: what is not a capture is an [`Error`], never a panic, and memory stays bounded by
-//! [`MAX_RECORD`].
+//! Any bytes may be given: what is not a capture is an [`Error`], never a panic, and memory stays
+//! bounded by [`MAX_RECORD`].
 
 mod classic;
 mod ng;
@@ -45,7 +46,8 @@ impl LinkType {
 pub struct Packet {
     /// Place in the capture, from 1.
     pub number: u64,
-    /// Nanoseconds since 1970-01-01 00:00 UTC; `None` in a pcapng Simple Packet Block, which has no time.
+    /// Nanoseconds since 1970-01-01 00:00 UTC; `None` in a pcapng Simple Packet Block, which has no
+    /// time.
     pub time: Option<u64>,
     /// Type of the link header at the start of the bytes.
     pub link: LinkType,
@@ -144,7 +146,8 @@ impl<R: Read> Reader<R> {
     /// The next packet; `None` at the end of the file.
     ///
     /// # Errors
-    /// The file ends inside a record, or a record makes no sense. Nothing can be read after an error.
+    /// The file ends inside a record, or a record makes no sense. Nothing can be read after an
+    /// error.
     pub fn next_packet(&mut self) -> Result<Option<Packet>, Error> {
         let packet = match &mut self.format {
             FileFormat::Classic(header) => header.next(&mut self.source)?,
@@ -158,7 +161,8 @@ impl<R: Read> Reader<R> {
 }
 
 impl<R> Reader<R> {
-    /// Returns the secrets of TLS connections that a pcapng file had since the last call, in the format of a key log.
+    /// Returns the secrets of TLS connections that a pcapng file had since the last call, in the
+    /// format of a key log.
     pub fn take_secrets(&mut self) -> Option<String> {
         match &mut self.format {
             FileFormat::Classic(_) => None,
@@ -203,7 +207,8 @@ impl<R: Read> FileSource<R> {
         Ok(got > 0)
     }
 
-    /// Returns the result of `parse` for the next record, as `take` sees it; `None` at the end of the file.
+    /// Returns the result of `parse` for the next record, as `take` sees it; `None` at the end of
+    /// the file.
     fn next<T>(
         &mut self,
         what: &'static str,

@@ -162,7 +162,8 @@ fn requests_and_replies_of_sidr() {
     }
 }
 
-/// SIDR messages that break a rule are departures; what has another length or CRC belongs to another protocol.
+/// SIDR messages that break a rule are departures; what has another length or CRC belongs to
+/// another protocol.
 #[test]
 fn sidr_messages_that_break_a_rule() {
     let mut hosts = TwoHosts::new(false);

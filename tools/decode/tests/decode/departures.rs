@@ -312,7 +312,8 @@ fn terminates() {
     terminate(&[0x20]).departs("Terminate of 1 bytes");
 }
 
-/// siw refuses a Reply with a Terminate whose CRC is 0 while CRCs are on; another FPDU with such a CRC is not read.
+/// siw refuses a Reply with a Terminate whose CRC is 0 while CRCs are on; another FPDU with such a
+/// CRC is not read.
 #[test]
 fn siw_refusal_with_zero_crc_read() {
     let without_crc = |ulpdu: &[u8]| {
@@ -333,7 +334,8 @@ fn siw_refusal_with_zero_crc_read() {
     assert!(of_type(&records, "message").is_empty());
 }
 
-/// `uiw perf --compare` has its connections of raw TCP on the port of iWARP: what follows their start-up is no FPDU, and nothing is wrong with it.
+/// `uiw perf --compare` has its connections of raw TCP on the port of iWARP: what follows their
+/// start-up is no FPDU, and nothing is wrong with it.
 #[test]
 fn raw_tcp_comparison_named() {
     let order = |private_data: &[u8]| Frame {

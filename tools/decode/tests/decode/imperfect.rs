@@ -1,5 +1,5 @@
-//! Captures that lack packets or have them in another order, as tcpdump leaves them under load: nothing is found that an RFC does not allow, and what is
-//! there is decoded.
+//! Captures that lack packets or have them in another order, as tcpdump leaves them under load:
+//! nothing is found that an RFC does not allow, and what is there is decoded.
 
 use std::collections::BTreeSet;
 
@@ -8,7 +8,8 @@ use uiw_decode::Summary;
 
 use crate::packets::{Link, SYN, Segment, capture_of, decode, segments_of};
 
-/// Captures of siw and of the vectors whose original is decoded without a departure: CRCs on and off, Reads, MPA revisions, Markers.
+/// Captures of siw and of the vectors whose original is decoded without a departure: CRCs on and
+/// off, Reads, MPA revisions, Markers.
 const CAPTURES: [&str; 17] = [
     "siw/uiw-all-to-siw.pcapng",
     "siw/uiw-all-from-siw.pcapng",

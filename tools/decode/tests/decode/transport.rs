@@ -1,4 +1,5 @@
-//! However TCP and the capture carry the bytes, the findings are the same; what is missing is named.
+//! However TCP and the capture carry the bytes, the findings are the same; what is missing is
+//! named.
 
 use crate::packets::{
     ACK, FIN, Link, SYN, Segment, capture, capture_of, decode, essence, of_type, packet, segments_of,

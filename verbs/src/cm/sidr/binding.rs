@@ -14,7 +14,8 @@ pub(super) fn bind(core: &mut Core, local: SocketAddr, token: Token) -> Result<B
     Ok(socket)
 }
 
-/// Events of the slot `token` go to another channel: those for which `moved` returns true, in order, and all later ones.
+/// Events of the slot `token` go to another channel: those for which `moved` returns true, in
+/// order, and all later ones.
 pub(super) fn migrate(
     driver: &Driver,
     token: Token,

@@ -46,11 +46,13 @@ impl std::fmt::Debug for SidrHandle {
 }
 
 impl SidrHandle {
-    /// Asks the listener at `peer` for its queue pair, from `local`. [`SidrResolved`](crate::cm::CmEventKind::SidrResolved) or
+    /// Asks the listener at `peer` for its queue pair, from `local`.
+    /// [`SidrResolved`](crate::cm::CmEventKind::SidrResolved) or
     /// [`Failed`](crate::cm::CmEventKind::Failed) come on `channel`.
     ///
     /// # Errors
-    /// [`Error::Io`] when the address cannot be had or the stack has no datagrams, [`Error::Limit`] for too much private data.
+    /// [`Error::Io`] when the address cannot be had or the stack has no datagrams, [`Error::Limit`]
+    /// for too much private data.
     pub fn request(
         device: &Device,
         local: SocketAddr,

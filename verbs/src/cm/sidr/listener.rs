@@ -12,7 +12,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use uiw_llp::Token;
 
-/// Listener for SIDR requests at one or more addresses. Dropping it closes them; undecided requests get no reply any more.
+/// Listener for SIDR requests at one or more addresses. Dropping it closes them; undecided requests
+/// get no reply any more.
 pub struct SidrListener {
     driver: Arc<Driver>,
     token: Token,
@@ -26,11 +27,13 @@ impl std::fmt::Debug for SidrListener {
 }
 
 impl SidrListener {
-    /// Listens at `addresses`, for UDP; a port of 0 takes a free one, the same for all. Of several, those that the system does not have are
-    /// left out. Requests come as [`CmEventKind::SidrRequest`] on `channel`.
+    /// Listens at `addresses`, for UDP; a port of 0 takes a free one, the same for all. Of several,
+    /// those that the system does not have are left out. Requests come as
+    /// [`CmEventKind::SidrRequest`] on `channel`.
     ///
     /// # Errors
-    /// [`Error::Io`] when an address cannot be had or the stack has no datagrams, [`Error::Zero`] without an address.
+    /// [`Error::Io`] when an address cannot be had or the stack has no datagrams, [`Error::Zero`]
+    /// without an address.
     pub fn bind(device: &Device, addresses: &[SocketAddr], channel: &Arc<CmChannel>) -> Result<Self> {
         let driver = Arc::clone(device.driver());
         let shard = driver.shard_for_listener();
@@ -67,7 +70,8 @@ impl SidrListener {
         self.local
     }
 
-    /// Returns the identifier of the listener: see [`SidrRequest::listener`](crate::cm::SidrRequest::listener).
+    /// Returns the identifier of the listener: see
+    /// [`SidrRequest::listener`](crate::cm::SidrRequest::listener).
     #[must_use]
     pub fn id(&self) -> ListenerId {
         ListenerId(self.token.0)

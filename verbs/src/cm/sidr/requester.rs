@@ -8,7 +8,8 @@ use std::time::Duration;
 use uiw_datagram::sidr::{LEN, Reply, Status};
 use uiw_stream::Time;
 
-/// Requests of one transaction, and the time until the first repetition; it doubles, up to the longest.
+/// Requests of one transaction, and the time until the first repetition; it doubles, up to the
+/// longest.
 const REQUESTS: u32 = 8;
 const FIRST_TIMEOUT: Duration = Duration::from_millis(250);
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(4);
@@ -80,7 +81,8 @@ impl Requester {
                 return None;
             }
         };
-        // One that anyone else sends, or that is late. The program's address may have a flow label or lack the scope.
+        // One that anyone else sends, or that is late. The program's address may have a flow label
+        // or lack the scope.
         let is_peer = (from.ip(), from.port()) == (self.peer.ip(), self.peer.port());
         if !is_peer || reply.transaction != self.number || self.over {
             return None;

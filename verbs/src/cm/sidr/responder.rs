@@ -1,4 +1,5 @@
-//! The requests of a listener's peers, each remembered until none of its repetitions can come any more.
+//! The requests of a listener's peers, each remembered until none of its repetitions can come any
+//! more.
 
 use super::request::SidrRequest;
 use crate::cm::{CmEvent, CmEventKind, ConnId, ListenerId};
@@ -11,8 +12,8 @@ use uiw_datagram::sidr::{LEN, Request};
 use uiw_llp::Token;
 use uiw_stream::Time;
 
-/// Time for which a responder remembers a reply, and number of replies: with more, the oldest is forgotten, and a repetition of its request
-/// is a new request.
+/// Time for which a responder remembers a reply, and number of replies: with more, the oldest is
+/// forgotten, and a repetition of its request is a new request.
 const REMEMBERED: Duration = Duration::from_secs(30);
 const MAX_REPLIES: usize = 1024;
 /// Requests that the application has not decided, and those of them that one host may have.
@@ -21,7 +22,8 @@ const MAX_PENDING_OF_HOST: usize = 128;
 
 pub(super) struct Responder {
     listener: ListenerId,
-    /// Requests that the application has not decided: each of them is an event or an object that the application holds.
+    /// Requests that the application has not decided: each of them is an event or an object that
+    /// the application holds.
     pending: Vec<SidrTransaction>,
     /// The oldest reply first.
     replies: VecDeque<SentReply>,
@@ -41,7 +43,8 @@ struct SentReply {
 
 /// Handling of a request.
 pub(super) enum Outcome {
-    /// It is dropped: malformed, one too many, or a repetition of a request that is not decided yet.
+    /// It is dropped: malformed, one too many, or a repetition of a request that is not decided
+    /// yet.
     Nothing,
     /// It is new: the application decides.
     Asked(CmEvent),

@@ -10,7 +10,8 @@ use uiw_datagram::sidr::LEN;
 use uiw_llp::{DATAGRAM_BUFFER, DatagramSocket, Outgoing, Token};
 use uiw_stream::Time;
 
-/// Calls that receive, of each socket, for one event: a call takes one datagram, or several of one sender.
+/// Calls that receive, of each socket, for one event: a call takes one datagram, or several of one
+/// sender.
 const READS: usize = 16;
 
 pub(crate) struct SidrSlot {
@@ -108,7 +109,8 @@ impl SidrSlot {
     }
 }
 
-/// Sends one datagram from `local` to `peer`. One that cannot be sent is lost, and repeated by the protocol.
+/// Sends one datagram from `local` to `peer`. One that cannot be sent is lost, and repeated by the
+/// protocol.
 fn send(sockets: &mut [Box<dyn DatagramSocket>], (local, peer): (SocketAddr, SocketAddr), datagram: &[u8]) {
     let Some(socket) = sockets.iter_mut().find(|socket| socket.local_addr() == local) else { return };
     if let Err(error) = socket.send(datagram, &[Outgoing::new(peer, datagram.len())]) {

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::Waker;
 
-/// The program of `watch` asks for an event and there is none: it drives once, if it is the owner. Returns whether its channel's
-/// descriptor may have been readable.
+/// The program of `watch` asks for an event and there is none: it drives once, if it is the owner.
+/// Returns whether its channel's descriptor may have been readable.
 pub(in super::super) fn answer_armed<D: Drive>(drive: &Arc<D>, watch: &Arc<Watch>) -> bool {
     let state = drive.progress();
     let watched = state.ownership.is_watched_by(watch);
@@ -34,13 +34,15 @@ impl State {
         if waiter.is_set_of(stack) { Watch::new(set, stack, release) } else { None }
     }
 
-    /// Returns whether a post may withhold the token of a channel, the address of whose `WithheldToken` is given: its program is armed.
+    /// Returns whether a post may withhold the token of a channel, the address of whose
+    /// `WithheldToken` is given: its program is armed.
     pub(in super::super) fn may_withhold(&self, withheld: *const ()) -> bool {
         self.ownership.withhold(withheld)
     }
 
-    /// A completion queue was armed: the application is about to sleep, perhaps in a poll(2) of its own, so the poll hint is cleared.
-    /// With `watch` it sleeps on a channel that can watch the stack's descriptor.
+    /// A completion queue was armed: the application is about to sleep, perhaps in a poll(2) of its
+    /// own, so the poll hint is cleared. With `watch` it sleeps on a channel that can watch the
+    /// stack's descriptor.
     pub(in super::super) fn arm(&self, watch: Option<&Arc<Watch>>) {
         if self.manual {
             return;
@@ -52,7 +54,8 @@ impl State {
         self.arm_waiter(watch);
     }
 
-    /// Like [`State::arm`], by a thread that sleeps in a poll(2) of its own next, whatever it did before.
+    /// Like [`State::arm`], by a thread that sleeps in a poll(2) of its own next, whatever it did
+    /// before.
     pub(in super::super) fn arm_waiter(&self, watch: Option<&Arc<Watch>>) {
         if self.manual {
             return;
@@ -93,7 +96,8 @@ impl State {
         self.ownership.note_spurious_wake_up(watch, || self.now());
     }
 
-    /// A program that has taken its event polls, or asks for another one, instead of arming at once.
+    /// A program that has taken its event polls, or asks for another one, instead of arming at
+    /// once.
     pub(in super::super) fn end_served(&self) {
         if self.served.load(Ordering::Relaxed) {
             self.served.store(false, Ordering::Relaxed);

@@ -1,4 +1,5 @@
-//! The background thread: the owner while no application thread waits or polls, on standby otherwise.
+//! The background thread: the owner while no application thread waits or polls, on standby
+//! otherwise.
 
 use super::super::os::{Instant, raise_priority, sleep_for, thread_time};
 use super::memory_polls::{MemoryPolls, SLEEP, SLEEPS, UNSERVED};
@@ -9,12 +10,14 @@ use std::sync::Weak;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// The timer of standby, at first. An arrival at an application that stopped polling without arming waits for at most two timers.
+/// The timer of standby, at first. An arrival at an application that stopped polling without arming
+/// waits for at most two timers.
 const TIMER: Duration = Duration::from_micros(200);
 /// Limit up to which the timer doubles while polling goes on.
 const MAX_TIMER: Duration = Duration::from_millis(1);
-/// Divisor of the duration of long polling that gives the timer: a turn takes 25 microseconds of a poller's core, and with one turn per
-/// millisecond at both ends, one of fifty round trips coincided with one.
+/// Divisor of the duration of long polling that gives the timer: a turn takes 25 microseconds of a
+/// poller's core, and with one turn per millisecond at both ends, one of fifty round trips
+/// coincided with one.
 const TIMER_PART: u32 = 16;
 /// Upper bound of that timer.
 const MAX_LONG_TIMER: Duration = Duration::from_millis(4);
@@ -53,7 +56,8 @@ struct BackgroundThread<'a, D> {
 #[derive(Default)]
 struct StandbyState {
     seen: TurnObservations,
-    /// The number of rounds at the last turn, or after the last round of its own, which is not to be counted as another thread's.
+    /// The number of rounds at the last turn, or after the last round of its own, which is not to
+    /// be counted as another thread's.
     rounds: u32,
     /// Rounds were made between the last two turns.
     driven: bool,
@@ -66,7 +70,8 @@ impl<D: Drive> BackgroundThread<'_, D> {
     fn turn(&mut self) {
         let state = self.state;
         self.standby.driven = self.see_rounds();
-        // A program that polls but never finds its queue empty makes no rounds: then the hint does not count.
+        // A program that polls but never finds its queue empty makes no rounds: then the hint does
+        // not count.
         let hinted = state.poll_hint.swap(false, Ordering::SeqCst) && self.standby.driven;
         if hinted && !self.standby.timer.is_zero() && state.is_readable() {
             // As in a standby, of which this is a part.
@@ -95,7 +100,8 @@ impl<D: Drive> BackgroundThread<'_, D> {
         state.standby_timed.store(false, Ordering::SeqCst);
     }
 
-    /// Coalesced posts wait for more posts for [`COALESCE`]; mostly a poll serves them within that time.
+    /// Coalesced posts wait for more posts for [`COALESCE`]; mostly a poll serves them within that
+    /// time.
     fn flush_coalesced(&mut self) {
         sleep_for(COALESCE);
         // Cleared before `pending` is read: a later post sets it again.
@@ -105,9 +111,10 @@ impl<D: Drive> BackgroundThread<'_, D> {
         }
     }
 
-    /// Drives where no other thread does: beside an active poller that is awake but runs other code, after a post of a poller that does
-    /// not poll any more, and at a deadline of an armed program, which a deadline does not wake. Does nothing if rounds were made since
-    /// the last turn.
+    /// Drives where no other thread does: beside an active poller that is awake but runs other
+    /// code, after a post of a poller that does not poll any more, and at a deadline of an armed
+    /// program, which a deadline does not wake. Does nothing if rounds were made since the last
+    /// turn.
     fn help(&mut self) {
         let due = || self.state.deadline().is_some_and(|at| at <= Instant::now());
         let seen = &self.standby.seen;
@@ -133,14 +140,16 @@ impl<D: Drive> BackgroundThread<'_, D> {
             if readable {
                 self.memory_polls.last_arrival = Some(now);
             } else if end <= now || !was_owner {
-                // Wherever anything has arrived, a poll has served it before this thread was woken; or a thread waits in a call.
+                // Wherever anything has arrived, a poll has served it before this thread was woken;
+                // or a thread waits in a call.
                 self.observe(false);
             }
         }
         if !was_owner {
             return;
         }
-        // While an application thread polls and drives, it serves the arrival; with an active poller, that one does.
+        // While an application thread polls and drives, it serves the arrival; with an active
+        // poller, that one does.
         let polled = state.poll_hint.load(Ordering::SeqCst);
         let by_poller = polled && self.has_rounds();
         if readable && self.memory_polls.is_to_be_checked(polled && !by_poller) {
@@ -175,7 +184,8 @@ impl<D: Drive> BackgroundThread<'_, D> {
         }
     }
 
-    /// Returns whether the stack stays readable while the thread that polled last runs, and makes no poll. Nothing where it does not run, or has ended.
+    /// Returns whether the stack stays readable while the thread that polled last runs, and makes
+    /// no poll. Nothing where it does not run, or has ended.
     fn is_unserved(&self) -> Option<bool> {
         let state = self.state;
         let (poller, rounds) = (state.poller.load(Ordering::SeqCst), self.rounds());
@@ -194,8 +204,9 @@ impl<D: Drive> BackgroundThread<'_, D> {
         None
     }
 
-    /// A round for a program that polls memory; the next arrival ends the next sleep. This thread does not keep polling: it would yield the
-    /// processor to the program, which may keep it for milliseconds, while a thread that is woken from sleep interrupts it.
+    /// A round for a program that polls memory; the next arrival ends the next sleep. This thread
+    /// does not keep polling: it would yield the processor to the program, which may keep it for
+    /// milliseconds, while a thread that is woken from sleep interrupts it.
     fn serve_memory_poller(&self, readable: bool) {
         let Some(drive) = self.drive.upgrade() else { return };
         let served = if readable { drive.try_poll_stack() } else { drive.try_pump() };
@@ -211,7 +222,8 @@ impl<D: Drive> BackgroundThread<'_, D> {
         let Some(drive) = self.drive.upgrade() else { return };
         let drove = if readable { drive.try_poll_stack() } else { drive.try_pump() }.is_some();
         if !drove {
-            // Another thread drives. Until its round ends, the descriptor stays readable or the deadline past.
+            // Another thread drives. Until its round ends, the descriptor stays readable or the
+            // deadline past.
             state.background.sleep(None, Some(Instant::now() + TIMER));
         } else if readable {
             keep_polling(&drive, || state.poll_hint.load(Ordering::SeqCst) || state.ownership.is_taken());

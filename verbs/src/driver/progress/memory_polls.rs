@@ -1,27 +1,33 @@
 //! Programs that poll memory for a peer's Write, and the completion queue only between two Writes.
 //!
-//! Such a program drives the shard at its polls, so the background thread stays on standby; but an arrival then waits for the timer of that
-//! standby, as the program makes no call until the bytes are in its memory. At the ends of its timers, and where it is the owner and the
-//! program polls without a round, the background thread checks whether an arrival stays unserved although the thread that polled last runs. If so, it
-//! becomes the owner in spite of the poll hint, at a higher priority where it may have one, until a check, or a time without an arrival, shows that
-//! polls serve the arrivals.
+//! Such a program drives the shard at its polls, so the background thread stays on standby; but an
+//! arrival then waits for the timer of that standby, as the program makes no call until the bytes
+//! are in its memory. At the ends of its timers, and where it is the owner and the program polls
+//! without a round, the background thread checks whether an arrival stays unserved although the
+//! thread that polled last runs. If so, it becomes the owner in spite of the poll hint, at a higher
+//! priority where it may have one, until a check, or a time without an arrival, shows that polls
+//! serve the arrivals.
 
 use super::super::os::Instant;
 use std::time::Duration;
 
-/// Processor time in which a thread that polls a completion queue repeatedly has polled it, also where it handles a request between. Wall-clock
-/// time does not count: a thread that polls all the time may have been preempted.
+/// Processor time in which a thread that polls a completion queue repeatedly has polled it, also
+/// where it handles a request between. Wall-clock time does not count: a thread that polls all the
+/// time may have been preempted.
 pub(super) const UNSERVED: Duration = Duration::from_micros(150);
-/// Sleeps of a check, each of this length, after which it ends: the thread that polled last does not run.
+/// Sleeps of a check, each of this length, after which it ends: the thread that polled last does
+/// not run.
 pub(super) const SLEEPS: usize = 8;
 pub(super) const SLEEP: Duration = Duration::from_micros(20);
 /// Time without arrivals left to the background thread after which polls serve them.
 const SERVED_BY_POLLS: Duration = Duration::from_millis(10);
 
-/// Checks in succession that find an unserved arrival, after which the program is taken for one that polls memory.
+/// Checks in succession that find an unserved arrival, after which the program is taken for one
+/// that polls memory.
 const ENOUGH: u8 = 2;
-/// Number of arrivals of which the background thread, as the owner, checks one, which is served later than others: of those of programs that are taken for ones
-/// that poll memory, and of others that polled without a round. The latter doubles with each check that finds no unserved arrival.
+/// Number of arrivals of which the background thread, as the owner, checks one, which is served
+/// later than others: of those of programs that are taken for ones that poll memory, and of others
+/// that polled without a round. The latter doubles with each check that finds no unserved arrival.
 const ARRIVALS_PER_CHECK: u32 = 512;
 const OTHERS_PER_CHECK: u32 = 16;
 const MAX_OTHERS_PER_CHECK: u32 = 1 << 14;
@@ -33,7 +39,8 @@ pub(super) struct MemoryPolls {
     /// Arrivals since the last check.
     arrivals: u32,
     others_per_check: u32,
-    /// Since the programs are taken for ones that poll memory; before the first one the time of that.
+    /// Since the programs are taken for ones that poll memory; before the first one the time of
+    /// that.
     pub(super) last_arrival: Option<Instant>,
 }
 
@@ -49,14 +56,15 @@ impl MemoryPolls {
         self.unserved >= ENOUGH
     }
 
-    /// Returns the time until which an arrival is awaited, of programs that are taken for ones that poll memory: without one polls serve them.
+    /// Returns the time until which an arrival is awaited, of programs that are taken for ones that
+    /// poll memory: without one polls serve them.
     pub(super) fn end(&mut self) -> Option<Instant> {
         let last = self.are_likely().then(|| *self.last_arrival.get_or_insert_with(Instant::now));
         last.map(|last| last + SERVED_BY_POLLS)
     }
 
-    /// The result of a check. One that finds nothing, as the thread that polled last does not run, is one that finds no unserved arrival: the checks may
-    /// not make arrivals wait repeatedly.
+    /// The result of a check. One that finds nothing, as the thread that polled last does not run,
+    /// is one that finds no unserved arrival: the checks may not make arrivals wait repeatedly.
     pub(super) fn observe(&mut self, unserved: bool) {
         self.arrivals = 0;
         if unserved {
@@ -69,7 +77,8 @@ impl MemoryPolls {
         }
     }
 
-    /// Counts an arrival for the background thread as the owner; whether it is one to be checked. `polled`: the program has polled, but made no round.
+    /// Counts an arrival for the background thread as the owner; whether it is one to be checked.
+    /// `polled`: the program has polled, but made no round.
     pub(super) fn is_to_be_checked(&mut self, polled: bool) -> bool {
         if !polled && !self.are_likely() {
             return false;

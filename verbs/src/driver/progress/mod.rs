@@ -1,15 +1,17 @@
 //! Which thread drives a shard, and which threads are woken.
 //!
-//! A thread that waits in one of the engine's calls sleeps in the stack's descriptor itself and drives when it wakes: an arrival needs no
-//! second thread to reach its receiver. It is the *active poller*; other threads that wait are on *standby*, and one of them takes over
-//! when it returns. The *background thread* drives when there is no active poller and no application thread polls. When all is idle
-//! every thread sleeps without a time-out.
+//! A thread that waits in one of the engine's calls sleeps in the stack's descriptor itself and
+//! drives when it wakes: an arrival needs no second thread to reach its receiver. It is the *active
+//! poller*; other threads that wait are on *standby*, and one of them takes over when it returns.
+//! The *background thread* drives when there is no active poller and no application thread polls.
+//! When all is idle every thread sleeps without a time-out.
 //!
 //! # Ownership
 //!
-//! The owner is the thread or program that sleeps in the stack's descriptor, or is about to; without one the shard is unowned. It is one
-//! value under a lock ([`ownership`]), with one method for each transition. "Background, if parked": the background thread is woken when it
-//! is on standby without a timer.
+//! The owner is the thread or program that sleeps in the stack's descriptor, or is about to;
+//! without one the shard is unowned. It is one value under a lock ([`ownership`]), with one method
+//! for each transition. "Background, if parked": the background thread is woken when it is on
+//! standby without a timer.
 //!
 //! | transition | caller | from | to | condition | woken |
 //! |---|---|---|---|---|---|
@@ -36,12 +38,14 @@
 //! | `background_turn` | background | armed, served | no change: standby with a timer | rounds or armings since its last turn, or neither for few turns | none |
 //! | `background_turn` | background | armed, served | background | neither for [`ARMED_TURNS`](ownership::ARMED_TURNS) turns, or the stack had something at two of them | none |
 //!
-//! "armed": a program sleeps in a poll(2) of its own, which an arrival ends ([`watch`](super::watch)); "served": that program has taken its
-//! event. It may compute instead of sleeping, so the background thread checks it with a timer, and takes over when the stack's descriptor
-//! stays readable, or when nothing happens, so that an idle process has no timer.
+//! "armed": a program sleeps in a poll(2) of its own, which an arrival ends
+//! ([`watch`](super::watch)); "served": that program has taken its event. It may compute instead of
+//! sleeping, so the background thread checks it with a timer, and takes over when the stack's
+//! descriptor stays readable, or when nothing happens, so that an idle process has no timer.
 //!
-//! "awake" and "asleep" are states of the active poller: between its sleeps it may run foreign code for any time without driving, so the
-//! background thread drives when the active poller was awake at two turns and no round was made between them.
+//! "awake" and "asleep" are states of the active poller: between its sleeps it may run foreign code
+//! for any time without driving, so the background thread drives when the active poller was awake
+//! at two turns and no round was made between them.
 //!
 //! # Which thread serves an occasion
 //!
@@ -61,20 +65,26 @@
 //!
 //! # Poll hint
 //!
-//! A poll sets a flag, not a time, as it does not read the clock. While the flag is set again and rounds are made between two turns of the
-//! background thread, that thread stays on standby with a timer ([`background`] has its length). A program that polls but never finds
-//! its queue empty makes no rounds: then the background thread becomes the owner despite the hint. So it does beside a program that polls
-//! its own memory until the peer has written, and its queue between ([`memory_polls`]).
+//! A poll sets a flag, not a time, as it does not read the clock. While the flag is set again and
+//! rounds are made between two turns of the background thread, that thread stays on standby with a
+//! timer ([`background`] has its length). A program that polls but never finds its queue empty
+//! makes no rounds: then the background thread becomes the owner despite the hint. So it does
+//! beside a program that polls its own memory until the peer has written, and its queue between
+//! ([`memory_polls`]).
 //!
 //! # Required orders
 //!
-//! The models in `verbs/models` show for those marked with * that the opposite order loses a wake-up.
+//! The models in `verbs/models` show for those marked with * that the opposite order loses a
+//! wake-up.
 //!
-//! * (*) A thread claims first and then reads `pending` and the deadline. A thread that stores either of them and then reads the owner
-//!   sees the claim, or the claiming thread sees what was stored.
+//! * (*) A thread claims first and then reads `pending` and the deadline. A thread that stores
+//!   either of them and then reads the owner sees the claim, or the claiming thread sees what was
+//!   stored.
 //! * The background thread clears its wake-ups (`Parker::reset`) before it reads any state.
-//! * The background thread clears `coalescing` and then reads `pending`; a post sets `pending` and then `coalescing`.
-//! * (*) The orders of a sleeper and of the core's holder are in `driver/park.rs` and `driver/handoff.rs`.
+//! * The background thread clears `coalescing` and then reads `pending`; a post sets `pending` and
+//!   then `coalescing`.
+//! * (*) The orders of a sleeper and of the core's holder are in `driver/park.rs` and
+//!   `driver/handoff.rs`.
 
 mod armed;
 mod background;
@@ -100,7 +110,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::Duration;
 
-/// Within this time after a sleep in one of the engine's waits, arming a queue is expected to precede another such sleep.
+/// Within this time after a sleep in one of the engine's waits, arming a queue is expected to
+/// precede another such sleep.
 const OWN_WAIT_HINT: Duration = Duration::from_millis(10);
 /// Coalesced posts wait at most this long.
 const COALESCE: Duration = Duration::from_micros(50);
@@ -122,10 +133,11 @@ pub(super) trait Drive: Send + Sync + 'static {
     fn rounds(&self) -> u32;
     /// One round. Returns how much was done; `None` when another thread holds the core.
     fn try_pump(self: &Arc<Self>) -> Option<usize>;
-    /// A round that polls the stack first. Returns the number of its events; `None` when another thread holds the core.
-    fn try_poll_stack(self: &Arc<Self>) -> Option<usize>;
-    /// A round after a sleep that an event ended: it reads first, and polls the stack when that finds nothing. False when another
+    /// A round that polls the stack first. Returns the number of its events; `None` when another
     /// thread holds the core.
+    fn try_poll_stack(self: &Arc<Self>) -> Option<usize>;
+    /// A round after a sleep that an event ended: it reads first, and polls the stack when that
+    /// finds nothing. False when another thread holds the core.
     fn try_answer(self: &Arc<Self>) -> bool;
 }
 
@@ -143,7 +155,8 @@ pub(super) struct State {
     poller: AtomicI32,
     /// The poll hint at the background thread's last turn, if rounds were made.
     poll_hint_held: AtomicBool,
-    /// Time when the last thread slept in one of the engine's waits; [`NEVER`] before the first one.
+    /// Time when the last thread slept in one of the engine's waits; [`NEVER`] before the first
+    /// one.
     own_wait: AtomicU64,
     /// The next deadline of any stream.
     timer: AtomicU64,
@@ -160,7 +173,8 @@ pub(super) struct State {
 }
 
 impl State {
-    /// Creates the state for a stack that waits with `stack`. `manual` means that the program drives by itself, and no thread is ever woken to drive.
+    /// Creates the state for a stack that waits with `stack`. `manual` means that the program
+    /// drives by itself, and no thread is ever woken to drive.
     pub(super) fn new(stack: Option<Arc<StackFd>>, manual: bool) -> Result<Self> {
         let waiter = stack.as_ref().map(EpollWaiter::new).transpose()?.map(Arc::new);
         let background = Arc::new(Parker::new()?);
@@ -194,21 +208,23 @@ impl State {
         self.background.notify();
     }
 
-    /// Stores the streams' next deadline; the core is held. True when it is earlier than the one before: then the owner is to be woken
-    /// once the core is unlocked.
+    /// Stores the streams' next deadline; the core is held. True when it is earlier than the one
+    /// before: then the owner is to be woken once the core is unlocked.
     pub(super) fn set_timer(&self, next: Option<Instant>) -> bool {
         let at = next.map_or(NEVER, |at| self.since_base(at));
         let before = self.timer.swap(at, Ordering::SeqCst);
         at < before && !self.manual
     }
 
-    /// Wakes the owner, as a deadline is earlier than the one it has read. Does not wake the background thread while it is on standby
-    /// with a timer: an early turn would find no poll since the last one, and take the ownership from the pollers.
+    /// Wakes the owner, as a deadline is earlier than the one it has read. Does not wake the
+    /// background thread while it is on standby with a timer: an early turn would find no poll
+    /// since the last one, and take the ownership from the pollers.
     pub(super) fn wake_owner(&self) {
         self.ownership.wake_owner(|| !self.standby_timed.load(Ordering::SeqCst));
     }
 
-    /// An application thread polls, and is expected to poll again soon: the background thread stays on standby.
+    /// An application thread polls, and is expected to poll again soon: the background thread stays
+    /// on standby.
     pub(super) fn hint_poll(&self) {
         // Read first: the cache line is shared with other pollers.
         if !self.poll_hint.load(Ordering::Relaxed) {
@@ -218,13 +234,14 @@ impl State {
         }
     }
 
-    /// Posts wait to be coalesced with more: until the next poll where an application thread polls steadily, else for at most
-    /// [`COALESCE`].
+    /// Posts wait to be coalesced with more: until the next poll where an application thread polls
+    /// steadily, else for at most [`COALESCE`].
     pub(super) fn coalesce_timer(&self) {
-        // A thread that is woken for work that the poller is about to do contends for the core, and for a processor. A poll may be the
-        // last one, so the hint counts only while the background thread has a timer. A hint at its last turn counts until the next one: a
-        // program may post hundreds of messages between two polls, and on two processors a third thread that takes the core is likely to
-        // be preempted while it holds it.
+        // A thread that is woken for work that the poller is about to do contends for the core, and
+        // for a processor. A poll may be the last one, so the hint counts only while the background
+        // thread has a timer. A hint at its last turn counts until the next one: a program may post
+        // hundreds of messages between two polls, and on two processors a third thread that takes
+        // the core is likely to be preempted while it holds it.
         let hinted = self.poll_hint.load(Ordering::Relaxed) || self.poll_hint_held.load(Ordering::Relaxed);
         if hinted && self.standby_timed.load(Ordering::SeqCst) {
             return;

@@ -8,7 +8,8 @@ use super::Nanos;
 use std::sync::Arc;
 use std::task::Waker;
 
-/// The background thread keeps its timer for this many turns with the same active poller asleep; then it parks.
+/// The background thread keeps its timer for this many turns with the same active poller asleep;
+/// then it parks.
 pub(super) const STANDBY_TURNS: u32 = if MODEL { 0 } else { 10 };
 
 /// The background thread takes over at this turn with the same armed program and without a round.
@@ -24,14 +25,16 @@ enum ShardOwner {
     Awake(Waker),
     /// The same, while it sleeps.
     Asleep(Waker),
-    /// A program that has armed a queue and is expected to sleep in a poll(2) of its own, which an arrival ends.
+    /// A program that has armed a queue and is expected to sleep in a poll(2) of its own, which an
+    /// arrival ends.
     Armed(Arc<Watch>),
-    /// The same after it has taken its event: it drives or runs its own code, and mostly arms the queue again at once. Its watch stays on
-    /// unless it polls before that.
+    /// The same after it has taken its event: it drives or runs its own code, and mostly arms the
+    /// queue again at once. Its watch stays on unless it polls before that.
     Served(Arc<Watch>),
 }
 
-/// A pause in which no armed program becomes the owner, after one did not drive in time, had a spurious wake-up, or two were armed.
+/// A pause in which no armed program becomes the owner, after one did not drive in time, had a
+/// spurious wake-up, or two were armed.
 #[derive(Default)]
 struct ArmBackoff {
     until: Nanos,
@@ -136,7 +139,8 @@ impl Ownership {
         self.inner.lock().claim(&self.background, waker)
     }
 
-    /// Like [`Ownership::claim`] for the thread of `parker`; where there is an active poller, the thread is on standby.
+    /// Like [`Ownership::claim`] for the thread of `parker`; where there is an active poller, the
+    /// thread is on standby.
     pub(super) fn claim_or_stand_by(&self, parker: &Arc<Parker>) -> bool {
         let mut inner = self.inner.lock();
         let claimed = inner.claim(&self.background, || Waker::from(Arc::clone(parker)));
@@ -160,7 +164,8 @@ impl Ownership {
         };
     }
 
-    /// The active poller is about to drive, and then to run foreign code: the background thread checks it with a timer again.
+    /// The active poller is about to drive, and then to run foreign code: the background thread
+    /// checks it with a timer again.
     pub(super) fn wake_up(&self) {
         let mut inner = self.inner.lock();
         inner.owner = match std::mem::take(&mut inner.owner) {
@@ -170,7 +175,8 @@ impl Ownership {
         inner.wake_parked(&self.background);
     }
 
-    /// The active poller returns: a thread on standby takes over, or the background thread when the poll hint ends.
+    /// The active poller returns: a thread on standby takes over, or the background thread when the
+    /// poll hint ends.
     pub(super) fn release(&self) {
         let mut inner = self.inner.lock();
         inner.owner = ShardOwner::Unowned;
@@ -180,8 +186,9 @@ impl Ownership {
         inner.wake_parked(&self.background);
     }
 
-    /// The program of `watch` has armed a queue: it becomes the owner, unless there is an active poller, another armed program or a pause
-    /// (`ArmBackoff`). True when it is the owner. `begin` is called before its descriptor can become readable.
+    /// The program of `watch` has armed a queue: it becomes the owner, unless there is an active
+    /// poller, another armed program or a pause (`ArmBackoff`). True when it is the owner. `begin`
+    /// is called before its descriptor can become readable.
     pub(super) fn arm(&self, watch: &Arc<Watch>, now: impl Fn() -> Nanos, begin: impl FnOnce()) -> bool {
         let mut inner = self.inner.lock();
         // Mostly there was none, and the clock is not read.
@@ -216,7 +223,8 @@ impl Ownership {
         true
     }
 
-    /// The program of `watch` has taken an event. True when it was the owner: its next poll is to call [`Ownership::end_served`].
+    /// The program of `watch` has taken an event. True when it was the owner: its next poll is to
+    /// call [`Ownership::end_served`].
     pub(super) fn disarm(&self, watch: &Arc<Watch>) -> bool {
         let mut inner = self.inner.lock();
         let armed = matches!(&inner.owner, ShardOwner::Armed(armed) if Arc::ptr_eq(armed, watch));
@@ -227,7 +235,8 @@ impl Ownership {
         armed
     }
 
-    /// A program that has taken its event polls, or asks for another one, instead of arming at once.
+    /// A program that has taken its event polls, or asks for another one, instead of arming at
+    /// once.
     pub(super) fn end_served(&self) {
         let mut inner = self.inner.lock();
         if let ShardOwner::Served(watch) = &inner.owner {
@@ -236,8 +245,8 @@ impl Ownership {
         }
     }
 
-    /// A post withholds the token of a channel, the address of whose `WithheldToken` is given, if the channel's program is the owner. False: it
-    /// does not.
+    /// A post withholds the token of a channel, the address of whose `WithheldToken` is given, if
+    /// the channel's program is the owner. False: it does not.
     pub(super) fn withhold(&self, withheld: *const ()) -> bool {
         match &self.inner.lock().owner {
             ShardOwner::Armed(watch) if watch.releases(withheld) => watch.withhold(),
@@ -251,8 +260,9 @@ impl Ownership {
         self.inner.lock().is_watched_by(watch)
     }
 
-    /// The program of `watch` woke up for an arrival that completed nothing of its own. Without effect if it is not the owner: what woke it was
-    /// another thread then, and a pause would never end for a program that sleeps often.
+    /// The program of `watch` woke up for an arrival that completed nothing of its own. Without
+    /// effect if it is not the owner: what woke it was another thread then, and a pause would never
+    /// end for a program that sleeps often.
     pub(super) fn note_spurious_wake_up(&self, watch: &Arc<Watch>, now: impl Fn() -> Nanos) {
         let mut inner = self.inner.lock();
         if inner.is_watched_by(watch) {
@@ -270,7 +280,8 @@ impl Ownership {
         !matches!(self.inner.lock().owner, ShardOwner::Unowned | ShardOwner::Background)
     }
 
-    /// Returns whether the thread of `parker` is the active poller already: its wait is nested in another one, in a waker or a future.
+    /// Returns whether the thread of `parker` is the active poller already: its wait is nested in
+    /// another one, in a waker or a future.
     pub(super) fn is_owned_by(&self, parker: &Arc<Parker>) -> bool {
         match &self.inner.lock().owner {
             ShardOwner::Awake(waker) | ShardOwner::Asleep(waker) => {
@@ -298,7 +309,8 @@ impl Ownership {
         }
     }
 
-    /// A turn of the background thread. `driven`: rounds were made since the last one; `hinted`: and application threads poll.
+    /// A turn of the background thread. `driven`: rounds were made since the last one; `hinted`:
+    /// and application threads poll.
     pub(super) fn background_turn(
         &self,
         seen: &mut TurnObservations,

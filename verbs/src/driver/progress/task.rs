@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::task::Waker;
 use std::time::Instant;
 
-/// A task that is the active poller: a runtime's reactor waits for the stack's descriptor. Released on drop.
+/// A task that is the active poller: a runtime's reactor waits for the stack's descriptor. Released
+/// on drop.
 pub(crate) struct ActiveTask(Arc<State>);
 
 impl ActiveTask {

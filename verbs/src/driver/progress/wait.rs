@@ -1,4 +1,5 @@
-//! Blocking waits: a thread drives the shard, or sleeps, until a round has produced what it waits for.
+//! Blocking waits: a thread drives the shard, or sleeps, until a round has produced what it waits
+//! for.
 
 use super::super::mutant::{Mutant, is_mutant};
 use super::super::os::Instant;
@@ -11,22 +12,25 @@ use std::task::{Context, Poll, Waker};
 use std::thread;
 use std::time::Duration;
 
-/// Time for which a driving thread polls after bytes moved, before it sleeps: related segments arrive within it, and a sleep and its
-/// wake-up cost as much.
+/// Time for which a driving thread polls after bytes moved, before it sleeps: related segments
+/// arrive within it, and a sleep and its wake-up cost as much.
 const KEEP_POLLING: Duration = Duration::from_micros(20);
-/// Maximum number of rounds, after which the caller checks the ownership and the lifetime of the driver again.
+/// Maximum number of rounds, after which the caller checks the ownership and the lifetime of the
+/// driver again.
 const KEEP_POLLING_ROUNDS: usize = 256;
-/// Sleep of a thread that an event woke while another thread drives, before it waits for the descriptor again.
+/// Sleep of a thread that an event woke while another thread drives, before it waits for the
+/// descriptor again.
 const CORE_HELD: Duration = Duration::from_micros(200);
 
-/// A thread without a descriptor sleeps for this long between two rounds: the process is short of descriptors, and processor time is better left to the
-/// connections that have some.
+/// A thread without a descriptor sleeps for this long between two rounds: the process is short of
+/// descriptors, and processor time is better left to the connections that have some.
 const WITHOUT_DESCRIPTOR: Duration = Duration::from_millis(1);
 
 /// True once the shortage of descriptors was reported: every wait of every thread finds it again.
 static REPORTED: AtomicBool = AtomicBool::new(false);
 
-/// Runs `poll` until it is ready or `deadline` has passed, driving meanwhile. `None`: the deadline has passed.
+/// Runs `poll` until it is ready or `deadline` has passed, driving meanwhile. `None`: the deadline
+/// has passed.
 pub(in super::super) fn block_on<D: Drive, T>(
     drive: &Arc<D>,
     deadline: Option<Instant>,
@@ -43,9 +47,11 @@ pub(in super::super) fn block_on<D: Drive, T>(
     };
     let waker = Waker::from(Arc::clone(&parker));
     let mut cx = Context::from_waker(&waker);
-    // This wait may be nested in another one of the thread, whose wake-ups it clears: the outer wait checks its condition again.
+    // This wait may be nested in another one of the thread, whose wake-ups it clears: the outer
+    // wait checks its condition again.
     let _outer = NotifyOnDrop(&parker);
-    // The active poller from the first sleep to the return: a hand-over at every wake-up would wake two threads each time.
+    // The active poller from the first sleep to the return: a hand-over at every wake-up would wake
+    // two threads each time.
     let mut active = None;
     loop {
         parker.reset();

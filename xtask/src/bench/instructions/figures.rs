@@ -8,13 +8,16 @@ const COMMITTED: &str = include_str!("figures.tsv");
 pub(in super::super) const HEAD: &str =
     "case\tinstructions\tlocked\tsystem calls\t02b5a5a: instructions\tlocked\tsystem calls";
 
-/// The commits, and the most instructions as a multiple of theirs; that of 02b5a5a is the budget of all later changes together.
+/// The commits, and the most instructions as a multiple of theirs; that of 02b5a5a is the budget of
+/// all later changes together.
 const GATES: [(&str, f64); 2] = [("committed", 1.01), ("02b5a5a", 1.03)];
-/// Most locked instructions and system calls a round beyond a committed figure; a round is a round trip, 128 requests, or a large message. Below is
-/// rounding, and the kernel's TCP, whose buffers grow by the clock and cut large messages.
+/// Most locked instructions and system calls a round beyond a committed figure; a round is a round
+/// trip, 128 requests, or a large message. Below is rounding, and the kernel's TCP, whose buffers
+/// grow by the clock and cut large messages.
 const FEWER_THAN_ONE: f64 = 0.5;
-/// Tolerance, as a part of the committed figure, in cases that go through the C libraries: their background thread takes the lock of the device
-/// at times, and the counted thread tries again. Measured: up to 3 of 1,370 locked instructions; none in ping-pongs.
+/// Tolerance, as a part of the committed figure, in cases that go through the C libraries: their
+/// background thread takes the lock of the device at times, and the counted thread tries again.
+/// Measured: up to 3 of 1,370 locked instructions; none in ping-pongs.
 const BACKGROUND: f64 = 0.003;
 
 /// Cost of a round: instructions, locked instructions, system calls.
@@ -55,7 +58,8 @@ pub(super) fn lines(committed: [Cost; 2], now: Cost, is_c: bool) -> Vec<RatioLin
     lines
 }
 
-/// The line of the file for a case, by the medians of some counts. A new case begins with its own figures for 02b5a5a.
+/// The line of the file for a case, by the medians of some counts. A new case begins with its own
+/// figures for 02b5a5a.
 pub(super) fn line(case: &str, counts: &[Cost]) -> String {
     let now = [0, 1, 2].map(|at| median(&counts.iter().map(|cost| cost[at]).collect::<Vec<_>>()));
     let columns = |[instructions, locked, calls]: Cost| format!("{instructions:.0}\t{locked:.1}\t{calls:.1}");

@@ -1,8 +1,11 @@
-//! Instructions, locked instructions and system calls of a round under callgrind, beside the committed figures: stable on a busy machine.
+//! Instructions, locked instructions and system calls of a round under callgrind, beside the
+//! committed figures: stable on a busy machine.
 //!
-//! The difference of a long and a short run of `rounds` (an example of `uiw-verbs`, and `programs/rounds.c` for cases of the C libraries, which
-//! begin with `c-`), so that starting up does not count. Kernel instructions are not counted. Bytes copied by one string instruction count one each,
-//! and valgrind has no wide vectors: the figures of large messages show changes, not time.
+//! The difference of a long and a short run of `rounds` (an example of `uiw-verbs`, and
+//! `programs/rounds.c` for cases of the C libraries, which begin with `c-`), so that starting up
+//! does not count. Kernel instructions are not counted. Bytes copied by one string instruction
+//! count one each, and valgrind has no wide vectors: the figures of large messages show changes,
+//! not time.
 
 mod figures;
 
@@ -14,7 +17,8 @@ use std::fs;
 use std::process::Command;
 use uiw_siw::{Error, Result};
 
-/// Counts of a case that exceeds a gate, of which the least is taken: background threads and the load of the machine add to a count.
+/// Counts of a case that exceeds a gate, of which the least is taken: background threads and the
+/// load of the machine add to a count.
 const TRIES: usize = 3;
 
 /// The cases, and the rounds of their short run; the long one has twice as many.
@@ -86,7 +90,8 @@ fn count(lab: &Lab, command: &Command, case: &str, rounds: u32) -> Result<Cost> 
     Ok([0, 1, 2].map(|at| (runs[1][at] - runs[0][at]) / f64::from(rounds)))
 }
 
-/// Runs a program under callgrind. Only its first thread is counted: the background thread of the C libraries runs when the clock says so.
+/// Runs a program under callgrind. Only its first thread is counted: the background thread of the C
+/// libraries runs when the clock says so.
 fn profile(lab: &Lab, program: &Command, args: &[&str]) -> Result<Cost> {
     let out = lab.folder.join("callgrind.out");
     let mut command = plain("valgrind");
@@ -105,7 +110,8 @@ fn profile(lab: &Lab, program: &Command, args: &[&str]) -> Result<Cost> {
     summary(&dump).ok_or_else(|| Error::Failed("callgrind counted nothing".to_owned()))
 }
 
-/// The sums of a dump (<https://valgrind.org/docs/manual/cl-format.html>). A "global bus event" is a locked instruction.
+/// The sums of a dump (<https://valgrind.org/docs/manual/cl-format.html>). A "global bus event" is
+/// a locked instruction.
 fn summary(dump: &str) -> Option<Cost> {
     let words = |name: &str| dump.lines().find_map(|line| line.strip_prefix(name)).map(str::split_whitespace);
     let events: Vec<&str> = words("events: ")?.collect();

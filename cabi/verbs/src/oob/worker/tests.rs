@@ -125,7 +125,8 @@ fn established(port: u16) -> usize {
     table.lines().skip(1).filter(accepted).count()
 }
 
-/// The connection of the smaller number is the one that stays when both ends connect at the same time.
+/// The connection of the smaller number is the one that stays when both ends connect at the same
+/// time.
 #[test]
 fn simultaneous_connections_keep_smaller_number() {
     for _ in 0..20 {
@@ -141,7 +142,8 @@ fn simultaneous_connections_keep_smaller_number() {
         until(|| smaller.is_established() && larger.is_established());
         smaller.sends_to(larger);
         larger.sends_to(smaller);
-        // The connection that stays is the one that the smaller number made; the other one's sockets may close later.
+        // The connection that stays is the one that the smaller number made; the other one's
+        // sockets may close later.
         until(|| established(smaller.port) == 0 && established(larger.port) == 1);
     }
 }
@@ -179,7 +181,8 @@ fn larger_number_connects_instead_of_smaller() {
     assert_eq!(established(smaller.port), 1);
 }
 
-/// A thread that posts, moves or destroys a queue pair does not wait while the worker's thread does the engine's work for another.
+/// A thread that posts, moves or destroys a queue pair does not wait while the worker's thread does
+/// the engine's work for another.
 #[test]
 fn pairs_do_not_wait_for_others() {
     let (a, b) = (TestSide::new(), TestSide::new());

@@ -106,9 +106,11 @@ impl World {
         Ok(())
     }
 
-    /// Queues a datagram that will arrive at socket `to`, or drops it if the socket's queue is full.
+    /// Queues a datagram that will arrive at socket `to`, or drops it if the socket's queue is
+    /// full.
     ///
-    /// The queue holds datagrams in flight as well as unread ones, so its limit is twice the `capacity` of the link in bytes.
+    /// The queue holds datagrams in flight as well as unread ones, so its limit is twice the
+    /// `capacity` of the link in bytes.
     fn enqueue_datagram(&mut self, to: u64, due: Time, from: SocketAddr, bytes: &[u8], capacity: usize) {
         let Some(socket) = self.sockets.get_mut(&to) else { return };
         let held: usize = socket.inbound.iter().map(|datagram| datagram.bytes.len()).sum();
