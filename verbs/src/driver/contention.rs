@@ -1,5 +1,6 @@
 //! Finds the completion queues of threads that disturb each other: see [`moves`](super::moves).
 
+use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 /// Number of contended polls after which the connections of a queue move, multiplied by the number
@@ -22,14 +23,13 @@ pub(crate) struct PollContention {
 }
 
 impl PollContention {
-    /// Records a poll of the calling thread that found no completion. Returns whether the
-    /// connections should move now.
+    /// Records a poll that found no completion, by the thread with the id `thread`. Returns whether
+    /// the connections should move now.
     ///
     /// Returns true only once, because connections that remain on other shards after that cannot
     /// move.
     #[inline]
-    pub(crate) fn note_empty_poll(&self, contended: bool) -> bool {
-        let thread = thread_id();
+    pub(crate) fn note_empty_poll(&self, thread: usize, contended: bool) -> bool {
         // Separate loads and stores are enough, because a lost count does no harm.
         if self.thread.load(Ordering::Relaxed) != thread {
             self.thread.store(thread, Ordering::Relaxed);
@@ -54,11 +54,15 @@ impl PollContention {
 
 /// Returns the id of the calling thread: not 0, and never used by another thread.
 #[inline]
-pub(super) fn thread_id() -> usize {
+pub(crate) fn thread_id() -> usize {
     static NEXT: AtomicUsize = AtomicUsize::new(1);
-    thread_local!(static OWN: usize = NEXT.fetch_add(1, Ordering::Relaxed));
-    // The thread-local is gone if a destructor of an exiting thread polls.
-    OWN.try_with(|own| *own).unwrap_or(usize::MAX)
+    thread_local!(static OWN: Cell<usize> = const { Cell::new(0) });
+    OWN.with(|own| {
+        if own.get() == 0 {
+            own.set(NEXT.fetch_add(1, Ordering::Relaxed));
+        }
+        own.get()
+    })
 }
 
 #[cfg(test)]
@@ -66,13 +70,13 @@ mod tests {
     use super::*;
 
     fn contended_polls(contention: &PollContention, count: usize) -> usize {
-        (0..count).filter(|_| contention.note_empty_poll(true)).count()
+        (0..count).filter(|_| contention.note_empty_poll(thread_id(), true)).count()
     }
 
     #[test]
     fn contended_queue_moves_once() {
         let contention = PollContention::default();
-        assert!(!(0..10_000).any(|_| contention.note_empty_poll(false)));
+        assert!(!(0..10_000).any(|_| contention.note_empty_poll(thread_id(), false)));
         assert_eq!(contended_polls(&contention, 10_000), 1);
         contention.reset();
         assert_eq!(contended_polls(&contention, 10_000), 1, "after another connection");

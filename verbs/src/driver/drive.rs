@@ -3,7 +3,6 @@
 use super::ActiveTask;
 use super::ChannelSet;
 use super::Shard;
-use super::contention::thread_id;
 use super::progress::{self, Drive, State};
 use super::watch::Watch;
 use crate::error::{Error, Result};
@@ -55,9 +54,9 @@ impl Shard {
     /// Called by a poll that found nothing: makes one round, which ends early once `enough` returns
     /// true. Never blocks. Returns whether another thread has polled the shard since the last poll
     /// of this thread.
-    pub(crate) fn poll_progress(self: &Arc<Self>, enough: &dyn Fn() -> bool) -> bool {
+    pub(crate) fn poll_progress(self: &Arc<Self>, thread: usize, enough: &dyn Fn() -> bool) -> bool {
         let Some(mut busy) = self.try_lock() else { return self.note_held() };
-        let contended = busy.core().record_poller(thread_id());
+        let contended = busy.core().record_poller(thread);
         busy.pump_until(enough);
         contended
     }

@@ -57,7 +57,7 @@ mod trim;
 mod watch;
 
 pub(crate) use self::core::{Core, Slot};
-pub(crate) use contention::PollContention;
+pub(crate) use contention::{PollContention, thread_id};
 pub(crate) use os::ChannelSet;
 pub(crate) use pool::Pool;
 pub(crate) use progress::ActiveTask;
@@ -176,9 +176,9 @@ impl Driver {
     /// early once `enough` returns true. Returns whether another thread has polled one of them
     /// since the last poll of this thread.
     #[inline]
-    pub(crate) fn poll_progress(&self, shards: u64, enough: &dyn Fn() -> bool) -> bool {
+    pub(crate) fn poll_progress(&self, shards: u64, thread: usize, enough: &dyn Fn() -> bool) -> bool {
         let mut contended = false;
-        self.each_shard(shards, |shard| contended |= shard.poll_progress(enough));
+        self.each_shard(shards, |shard| contended |= shard.poll_progress(thread, enough));
         contended
     }
 
