@@ -66,7 +66,7 @@ pub(crate) struct Args {
     /// Show the cases and end
     #[arg(long)]
     list: bool,
-    /// How long nothing may move, before a case gives up: no byte from the listener. At least forty
+    /// Time without movement after which a case gives up: no byte from the listener. At least forty
     /// round trips
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = seconds)]
     stall: f64,

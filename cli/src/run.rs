@@ -34,8 +34,8 @@ pub(crate) const LIBRARIES: [&str; 2] = ["libibverbs.so.1", "librdmacm.so.1"];
 /// What --sockets preloads, in the folder of the libraries.
 const SOCKETS_LIBRARY: &str = "rsocket/librspreload.so.1";
 
-/// With --sockets: an rsocket is a TCP port on the wire, and must not be that of a TCP service of
-/// the same number.
+/// Port offset of --sockets: an rsocket is a TCP port on the wire, and must not be that of a TCP
+/// service of the same number.
 const SOCKETS_PORT_OFFSET: i32 = 10_000;
 
 /// Run a program.
@@ -211,7 +211,7 @@ fn sockets_library(libraries: &Path) -> Result<PathBuf> {
     Err(Failure::new(Exit::Failed, file.display(), "it is not there", fix))
 }
 
-/// What the loader loads in front of every library: a program may carry a libibverbs of its own
+/// Library that the loader loads before all others: a program may carry a libibverbs of its own
 /// under another name, as Python's wheels do, whose functions are found in ours then.
 /// `librdmacm.so.1` has its functions there, too.
 fn preload(libraries: &Path) -> OsString {

@@ -102,8 +102,8 @@ fn variables_of_connections_are_obeyed() {
     assert_eq!(both["rtr"], "write");
 }
 
-/// What is captured is what was on the wire: a byte that the fault layer changed is changed in the
-/// file, and its CRC is wrong.
+/// The capture has the bytes that were on the wire: a byte that the fault layer changed is changed
+/// in the file, and its CRC is wrong.
 #[test]
 fn faults_appear_in_capture() {
     let server = ServerProcess::start(&[]);

@@ -231,7 +231,7 @@ fn both_directions_are_counted_and_validated() {
     }
 }
 
-/// What the intervals have is, together, what the result has: their messages, one after the other
+/// The intervals add up to the result: their messages, one after the other
 /// in time.
 #[test]
 fn intervals_add_up() {

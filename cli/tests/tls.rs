@@ -128,7 +128,7 @@ fn killed_client_logged_once_per_connection() {
 
 /// A host without a key cannot fill the disk with lines about its attempts.
 #[test]
-fn flood_of_refused_peers_logged_in_part() {
+fn refused_peers_logged_in_part() {
     const PEERS: usize = 3000;
     let files = TlsFiles::new(&["server"]);
     files.pin("server", "server");

@@ -64,11 +64,11 @@ pub struct ConnDetails {
     pub local: SocketAddr,
     /// Address of the other end.
     pub peer: SocketAddr,
-    /// Whether this end initiated the connection.
+    /// True if this end initiated the connection.
     pub initiator: bool,
-    /// Whether the other end is a queue pair of the same device.
+    /// True if the other end is a queue pair of the same device.
     pub same_device: bool,
-    /// Whether the connection uses the kernel's TCP.
+    /// True if the connection uses the kernel's TCP.
     pub kernel: bool,
 }
 
@@ -289,7 +289,7 @@ pub struct ConnCounters {
     /// Index of the connection's own block, or `None` if it shares a block with other connections
     /// of the shard.
     index: Option<usize>,
-    /// Whether the other end is a queue pair of the same device.
+    /// True if the other end is a queue pair of the same device.
     same_device: bool,
 }
 

@@ -3,7 +3,7 @@
 
 static void prepare(struct end *end)
 {
-	/* TODO 1: post a receive (ibv_post_recv) of 64 bytes for part(end, 0, 64). A Send of the peer needs it. */
+	/* GAP 1: post a receive (ibv_post_recv) of 64 bytes for part(end, 0, 64). A Send of the peer needs it. */
 	(void)end;
 }
 
@@ -12,19 +12,19 @@ static void send_text(struct end *end, const char *text)
 	struct ibv_sge sge = part(end, 64, strlen(text) + 1);
 
 	strcpy(end->memory + 64, text);
-	/* TODO 2: post a Send of `sge` (ibv_post_send, IBV_WR_SEND, IBV_SEND_SIGNALED), and wait for it with completed(). */
+	/* GAP 2: post a Send of `sge` (ibv_post_send, IBV_WR_SEND, IBV_SEND_SIGNALED), and wait for it with completed(). */
 	(void)sge;
 }
 
 static void client(struct end *end)
 {
 	send_text(end, "ping");
-	/* TODO 3: wait until the answer has completed your receive. */
+	/* GAP 3: wait until the answer has completed your receive. */
 	printf("client got %s\n", end->memory);
 }
 
 static void server(struct end *end)
 {
-	/* TODO 4: wait for the client's message, then answer "pong". */
+	/* GAP 4: wait for the client's message, then answer "pong". */
 	(void)end;
 }

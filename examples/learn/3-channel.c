@@ -11,7 +11,7 @@ static void prepare(struct end *end)
 
 	for (wr.wr_id = 0; wr.wr_id < MESSAGES; wr.wr_id++)
 		need(!ibv_post_recv(end->id->qp, &wr, &bad), "ibv_post_recv");
-	/* TODO 1: arm the queue before the first message can arrive: ibv_req_notify_cq(end->id->recv_cq, 0). */
+	/* GAP 1: arm the queue before the first message can arrive: ibv_req_notify_cq(end->id->recv_cq, 0). */
 }
 
 static void client(struct end *end)
@@ -20,7 +20,7 @@ static void client(struct end *end)
 	struct ibv_wc wc;
 	int got = 0;
 
-	/* TODO 2: in place of this loop: sleep in ibv_get_cq_event(end->id->recv_cq_channel, ..) and acknowledge the event; arm the queue
+	/* GAP 2: in place of this loop: sleep in ibv_get_cq_event(end->id->recv_cq_channel, ..) and acknowledge the event; arm the queue
 	 * again; then poll until it is empty, as one event stands for several completions. */
 	while (got < MESSAGES)
 		got += ibv_poll_cq(cq, 1, &wc);

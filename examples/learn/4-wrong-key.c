@@ -2,7 +2,7 @@
 #define RIGHTS (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ)
 #include "learn.h"
 
-/* TODO 2: run the check once, look at its capture with `uiw decode`, and write here the layer, type and code of the Terminate. */
+/* GAP 2: run the check once, look at its capture with `uiw decode`, and write here the layer, type and code of the Terminate. */
 #define TERMINATE "?/?/?"
 
 static void prepare(struct end *end)
@@ -18,7 +18,7 @@ static void client(struct end *end)
 	}, *bad;
 
 	wr.wr.rdma.remote_addr = end->peer_address;
-	/* TODO 1: make the key a wrong one. */
+	/* GAP 1: make the key a wrong one. */
 	wr.wr.rdma.rkey = end->peer_key;
 	need(!ibv_post_send(end->id->qp, &wr, &bad), "ibv_post_send");
 	printf("the Read ended with: %s\n", ibv_wc_status_str(completed(end->id->send_cq)));

@@ -21,13 +21,13 @@ static void client(struct end *end)
 	}, *bad;
 
 	strcpy(end->memory + 2048, "group");
-	/* TODO 1: say where it goes, in wr.wr.ud: ah, remote_qpn and remote_qkey, from end->group, group_qpn and group_qkey. Then post it. */
+	/* GAP 1: say where it goes, in wr.wr.ud: ah, remote_qpn and remote_qkey, from end->group, group_qpn and group_qkey. Then post it. */
 	(void)wr, (void)bad;
 }
 
 static void server(struct end *end)
 {
 	completed(end->id->recv_cq);
-	/* TODO 2: print the text. It does not begin at the start of `memory`. */
+	/* GAP 2: print the text. It does not begin at the start of `memory`. */
 	printf("server got %.6s\n", end->memory);
 }

@@ -55,7 +55,7 @@ def main():
     to_client = [each["name"] for each in messages if each["from"].endswith(f":{port[0]}")]
     terminates = [each["terminate"] for each in messages if each.get("terminate")]
     if terminates and number != 4:
-        why = {1: "a receive is missing (TODO 1); ", 2: "the right or the key is missing (TODO 1 and 2); "}.get(number, "")
+        why = {1: "a receive is missing (GAP 1); ", 2: "the right or the key is missing (GAP 1 and 2); "}.get(number, "")
         wrong(f"{why}the connection ended with a Terminate: {terminates[0]['reason']} (uiw decode {capture})")
     exercise = [messages_exercise, memory_exercise, channel_exercise, key_exercise, multicast_exercise][number - 1]
     exercise(printed, by_server, to_server, to_client, terminates, found)
@@ -66,45 +66,45 @@ def main():
 
 def messages_exercise(printed, by_server, to_server, to_client, *_):
     if "Send" not in to_server:
-        wrong("no Send left the client: TODO 2")
+        wrong("no Send left the client: GAP 2")
     if "Send" not in to_client:
-        wrong("the server sent no answer: it needs a receive (TODO 1) and TODO 4")
+        wrong("the server sent no answer: it needs a receive (GAP 1) and GAP 4")
     if "client got pong" not in (printed or ""):
-        wrong("the client did not get the answer: TODO 3")
+        wrong("the client did not get the answer: GAP 3")
 
 
 def memory_exercise(printed, by_server, to_server, to_client, *_):
     if "RDMA Write" not in to_server:
         wrong("no Write left the client")
     if "RDMA Read Response" not in to_client:
-        wrong("no bytes were read: TODO 3")
+        wrong("no bytes were read: GAP 3")
     if "client read one-sided" not in (printed or ""):
-        wrong("the client read other bytes than it had written: TODO 2")
+        wrong("the client read other bytes than it had written: GAP 2")
 
 
 def channel_exercise(printed, *_):
     if printed is None:
-        wrong("the client waits for ever: arm the queue before you poll it, and poll until it is empty (TODO 1 and 2)")
+        wrong("the client waits for ever: arm the queue before you poll it, and poll until it is empty (GAP 1 and 2)")
     if "client got 8 messages" not in printed:
         wrong("the client did not get 8 messages")
     polls = int(printed.split("polls ")[1])
     if polls > 64:
-        wrong(f"the client polled {polls} times: sleep in ibv_get_cq_event (TODO 2)")
+        wrong(f"the client polled {polls} times: sleep in ibv_get_cq_event (GAP 2)")
 
 
 def key_exercise(printed, by_server, to_server, to_client, terminates, _):
     if not terminates:
-        wrong("the peer answered, so the key was right: TODO 1")
+        wrong("the peer answered, so the key was right: GAP 1")
     seen = "{layer}/{etype}/0x{code:02x}".format(**terminates[0])
     if f"terminate {seen}" not in (printed or ""):
-        wrong("the program does not say which Terminate is in the capture (uiw decode exercise-4.pcapng): TODO 2")
+        wrong("the program does not say which Terminate is in the capture (uiw decode exercise-4.pcapng): GAP 2")
 
 
 def multicast_exercise(printed, by_server, to_server, to_client, terminates, found):
     if not any(each["type"] == "datagram" and each.get("destination_qpn") == 0xFFFFFF for each in found):
-        wrong("no datagram left the client for the group: TODO 1")
+        wrong("no datagram left the client for the group: GAP 1")
     if by_server is None or "server got group" not in by_server:
-        wrong("the server did not print the text: TODO 2")
+        wrong("the server did not print the text: GAP 2")
 
 
 main()

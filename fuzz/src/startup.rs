@@ -82,7 +82,7 @@ fn bytes(kind: FrameKind, input: &mut Input<'_>) -> Vec<u8> {
     bytes
 }
 
-/// What RFC 5044 section 7.1.1 and RFC 6581 section 9 make of bytes, read afresh: the length of the
+/// Independent reading of RFC 5044 section 7.1.1 and RFC 6581 section 9: the length of the
 /// frame.
 fn well_formed(bytes: &[u8]) -> Option<usize> {
     let header = bytes.get(..HEADER_LEN)?;

@@ -86,8 +86,8 @@ impl Memory {
     /// [`crate::Table::discard`].
     ///
     /// # Safety
-    /// As for [`Memory::borrowed`], but the bytes need not stay; where they are mapped to something
-    /// else unnoticed, that is overwritten.
+    /// The rules are those of [`Memory::borrowed`], but the bytes need not stay; where they are
+    /// mapped to something else unnoticed, that is overwritten.
     pub unsafe fn foreign(at: *mut u8, len: usize) -> Self {
         // SAFETY: the caller's promise; what it leaves out, `presence` stands for.
         let memory = unsafe { Self::borrowed(at, len) };

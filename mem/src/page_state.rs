@@ -28,7 +28,7 @@ pub struct PageState {
 /// Bitmap with one bit for each page.
 #[derive(Debug)]
 struct PageBits {
-    /// Whether any bit has ever been set, so that checks of untouched memory need not read `words`.
+    /// True if any bit has ever been set, so that checks of untouched memory need not read `words`.
     any: AtomicBool,
     words: Box<[AtomicU64]>,
 }

@@ -67,13 +67,13 @@ pub struct RdmapStream<M> {
     pub(crate) shared: Shared,
     pub(crate) receiver: Receiver,
     pub(crate) sender: Sender<M>,
-    /// Whether the stream is connected to itself.
+    /// True if the stream is connected to itself.
     pub(crate) loopback: bool,
-    /// Whether the transport ends with a reset.
+    /// True if the transport ends with a reset.
     pub(crate) reset: bool,
-    /// Whether [`Event::Drained`] is still to be reported.
+    /// True if [`Event::Drained`] is still to be reported.
     pub(crate) pausing: bool,
-    /// Whether this end fell back to revision 1 because the peer closed after a Request of revision
+    /// True if this end fell back to revision 1 because the peer closed after a Request of revision
     /// 2.
     pub(crate) fell_back: bool,
     /// Number of times that the capability request may still be repeated.

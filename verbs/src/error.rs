@@ -158,7 +158,7 @@ pub enum Error {
     TimedOut {
         /// The peer.
         peer: SocketAddr,
-        /// Whether TCP was connected and only the MPA Reply is missing: the program there may not
+        /// True if TCP was connected and only the MPA Reply is missing: the program there may not
         /// speak iWARP.
         awaits_reply: bool,
         /// The time-out.

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 
 /// A crate, and the tests that use it.
 pub(crate) struct Binding {
-    /// What `cargo xtask interop` calls it: the folder below `target`. With `_` for `-` the module
+    /// Name in `cargo xtask interop`: the folder below `target`. With `_` for `-` the module
     /// of the tests.
     name: &'static str,
     crate_name: &'static str,
@@ -106,8 +106,8 @@ impl Binding {
     }
 }
 
-/// What Cargo builds of a manifest, by the names of the targets. Nothing when the build fails,
-/// which has said why.
+/// Files that Cargo builds of a manifest, by the names of the targets. Nothing when the build
+/// fails, which has said why.
 fn executables(manifest: &Path, what: &[&str], build: &Path) -> io::Result<Option<Vec<(String, PathBuf)>>> {
     let output = cargo(manifest, "build")
         .args(["--locked", "--message-format=json-render-diagnostics", "--target-dir"])

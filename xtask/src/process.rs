@@ -12,8 +12,8 @@ use rustix::process::{Pid, Signal, kill_process_group};
 
 /// How often a waiting loop looks at the child.
 const TICK: Duration = Duration::from_millis(100);
-/// How long a child that has exited may leave its output open (a process it forgot) before the
-/// group is ended.
+/// Time for which a child that has exited may leave its output open (a process it forgot) before
+/// the group is ended.
 const GRACE: Duration = Duration::from_secs(5);
 
 /// The process groups that are running now, for the interrupt handler.

@@ -171,8 +171,8 @@ fn deny(clone: &CommitClone) -> io::Result<CheckVerdict> {
     clone.tool("deny", &["--log-level", "error", "check", "licenses", "bans", "sources"])
 }
 
-/// What the API is compared with until there is a tag. Nothing is promised before: a commit that
-/// breaks the API on purpose is the next one here.
+/// Commit with which the API is compared until there is a tag. Nothing is promised before: a commit
+/// that breaks the API on purpose is the next one here.
 const FIRST: &str = "432db670";
 
 fn semver(clone: &CommitClone) -> io::Result<CheckVerdict> {

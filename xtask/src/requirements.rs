@@ -15,7 +15,7 @@ use scan::Claim;
 
 const TABLE: &str = "interop/rfc/requirements.tsv";
 const NOT_APPLICABLE: &str = "interop/rfc/not-applicable.tsv";
-/// What the column `outside` may have: whether `uiw conform` can judge the sentence of a listener,
+/// Values of the column `outside`: whether `uiw conform` can judge the sentence of a listener,
 /// alone or with the partner program, else why not.
 const OUTSIDE: [&str; 8] =
     ["alone", "partner", "initiator", "interface", "inside", "permission", "extension", "elsewhere"];

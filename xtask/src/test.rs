@@ -23,8 +23,8 @@ use crate::workspace::{cargo, root, target};
 /// Time after which the run is ended because it hangs. Each test has a limit of its own, so that no
 /// test fails because of this one.
 const CAP: Duration = Duration::from_secs(85 * 60);
-/// How many test binaries run at a time: most of their tests wait, for programs, for time-outs or
-/// for packages, and each binary has as many threads as this machine has processors.
+/// Number of test binaries that run at a time: most of their tests wait, for programs, for
+/// time-outs or for packages, and each binary has as many threads as this machine has processors.
 const AT_A_TIME: usize = 3;
 /// The test binaries that take the longest, in the order in which they begin; the others follow.
 const LONGEST: &[&str] = &[

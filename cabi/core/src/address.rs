@@ -142,8 +142,8 @@ pub fn no_port(program: u16) -> Errno {
         .because(format_args!("UIW_PORT_OFFSET makes port {program} one that is not from 1 to 65535"))
 }
 
-/// None where the sum is no port. It does not wrap: a dynamic port would become that of a service
-/// (55558 and 10,000 that of ssh).
+/// Returns `None` if the sum is not a port. It does not wrap: a dynamic port would become that of a
+/// service (55558 and 10,000 that of ssh).
 fn real_port(program: u16, offset: i32) -> Option<u16> {
     u16::try_from(i32::from(program) + offset).ok().filter(|real| *real != 0)
 }

@@ -24,7 +24,7 @@ pub const KEY_LOG: &str = "UIW_KEYLOG";
 /// TLS options that are not in the configuration file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TlsFileConfig {
-    /// Whether datagrams, which TLS cannot protect, are sent and received unencrypted. Otherwise
+    /// True if datagrams, which TLS cannot protect, are sent and received unencrypted. Otherwise
     /// they are refused.
     pub clear_datagrams: bool,
     /// File to which the secrets of connections are appended, for decoding captures.
@@ -57,7 +57,7 @@ struct ConfigLines {
     allow: Vec<(usize, String)>,
 }
 
-/// How both ends authenticate: the value of `mode`.
+/// Authentication of both ends: the value of `mode`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum AuthMode {
     Raw,

@@ -187,7 +187,7 @@ impl Drop for ThreadWaiter {
 }
 
 /// Like [`until`], also until one of `fds` is ready or the time has passed; nothing in these cases.
-/// What arrives on `shards` ends the sleep, and the thread drives them. `leave` is that of
+/// An arrival on `shards` ends the sleep, and the thread drives them. `leave` is that of
 /// [`until`]. A signal that is handled in the microseconds before the sleep does not end it, as one
 /// before poll(2) does not.
 ///

@@ -96,8 +96,8 @@ fn duplicate(fd: RawFd) -> Result<File> {
 /// The `length` bytes from `offset` on, mapped until nothing stands on them.
 ///
 /// # Errors
-/// Those of [`duplicate`] and [`size`]; EINVAL for bytes that it does not have, EOPNOTSUPP for one
-/// that a processor cannot map, EACCES for one that is not to be written.
+/// Returns the errors of [`duplicate`] and [`size`]; EINVAL for bytes that it does not have,
+/// EOPNOTSUPP for one that a processor cannot map, EACCES for one that is not to be written.
 fn memory(fd: RawFd, offset: u64, length: usize, writable: bool) -> Result<Memory> {
     let file = duplicate(fd)?;
     let size = size(&file)?;

@@ -96,8 +96,8 @@ impl Memory {
         u64::from(slots) * u64::from(SLOT) * 2 + messages * 2 * u64::from(MESSAGE)
     }
 
-    /// With `lands`, the peer may write into the slots. A protection domain of its own: no other
-    /// connection reaches them.
+    /// Makes the slots. With `lands`, the peer may write into the slots. A protection domain of its
+    /// own: no other connection reaches them.
     pub(crate) fn new(device: &Device, slots: u16, lands: bool) -> Result<Self> {
         let pd = device.alloc_pd()?;
         let len = usize::from(slots) * SLOT as usize;

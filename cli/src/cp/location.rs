@@ -54,8 +54,8 @@ impl Location {
         }
     }
 
-    /// As scp does, takes what has a colon before any slash as remote: a local name with a colon is
-    /// written `./a:b`.
+    /// Takes an argument with a colon before any slash as remote, as scp does: a local name with a
+    /// colon is written `./a:b`.
     pub(super) fn parse(text: &OsString) -> Result<Self> {
         let bytes = text.as_bytes();
         let slash = bytes.iter().position(|byte| *byte == b'/').unwrap_or(bytes.len());

@@ -48,7 +48,7 @@ use uiw_llp::TransportConfig;
 #[derive(Clone, Debug, clap::Args)]
 #[command(override_usage = "uiw cp [OPTIONS] SRC... TARGET")]
 pub(crate) struct Args {
-    /// What to copy, and where to: HOST[:PORT]:SHARE/PATH at one end, local paths at the other. A
+    /// Sources and target: HOST[:PORT]:SHARE/PATH at one end, local paths at the other. A
     /// directory is copied into the target under its name; with a slash at its end, its contents
     /// are
     #[arg(value_names = ["SRC", "TARGET"], required = true, num_args = 2..)]

@@ -77,7 +77,7 @@ pub(super) struct Plan {
     /// Set when the transfer has ended, for whatever reason.
     pub(super) stop: Arc<Stop>,
     pub(super) rules: Rules,
-    /// Whether the target directory does not exist yet, so that there are no entries to compare
+    /// True if the target directory does not exist yet, so that there are no entries to compare
     /// with.
     target_absent: AtomicBool,
     /// Cause of the most recent loss of a connection.

@@ -5,8 +5,8 @@
 use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
 use std::time::Duration;
 
-/// Those that are tried: of the packets that every path takes with IPv6 (1,280 bytes), and with
-/// IPv4 (576 bytes).
+/// Payload lengths that are tried: those of the packets that every path takes with IPv6 (1,280
+/// bytes), and with IPv4 (576 bytes).
 const SHORTER: [u16; 2] = [1220, 516];
 /// A connection that was without an answer for so long was not cut, as one that is cut is reset or
 /// closed.

@@ -88,9 +88,9 @@ impl SlotFlow {
         }
     }
 
-    /// How many slots keep the connection busy: as many as are answered in two round trips and a
-    /// tenth of a second, and one. More of them would wait in a slow connection while others have
-    /// nothing left to do.
+    /// Number of slots that keep the connection busy: as many as are answered in two round trips
+    /// and a tenth of a second, and one. More of them would wait in a slow connection while others
+    /// have nothing left to do.
     fn depth(&self, round_trip: Duration, slots: usize) -> usize {
         let Some(interval) = self.interval else { return slots };
         let busy = (round_trip * 2 + Duration::from_millis(100)).as_micros();

@@ -47,7 +47,7 @@ pub(super) struct Directory {
     /// Path of the directory relative to the source on the command line: empty for the source
     /// itself, otherwise with a slash at the end.
     pub(super) below: Vec<u8>,
-    /// Whether the source does not have it.
+    /// True if the source does not have it.
     pub(super) is_surplus: bool,
     /// Entries that are not there yet, and one for its list.
     pending: AtomicUsize,
@@ -59,7 +59,7 @@ pub(super) struct Directory {
 #[derive(Debug, Default)]
 pub(super) struct Removals {
     pub(super) places: Vec<Place>,
-    /// Whether an excluded entry is below the directory, which stays then.
+    /// True if an excluded entry is below the directory, which stays then.
     pub(super) has_excluded: bool,
 }
 

@@ -202,7 +202,7 @@ fn descriptors() -> Check {
     }
 }
 
-/// As many threads as a device has at most: one for each shard, and those of connections out of
+/// Maximum number of threads of a device: one for each shard, and those of connections out of
 /// band, datagrams and trims.
 const THREADS: usize = 11;
 

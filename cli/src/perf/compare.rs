@@ -115,7 +115,7 @@ pub(crate) struct Slices {
     pub(crate) time: Option<Duration>,
 }
 
-/// How long a slice is on a path: every slice begins with a new connection, whose congestion window
+/// Length of a slice on a path: every slice begins with a new connection, whose congestion window
 /// takes some ten round trips to grow.
 fn slice_time(round_trip: Duration) -> Duration {
     const LEAST: Duration = Duration::from_millis(200);

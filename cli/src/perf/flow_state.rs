@@ -146,7 +146,7 @@ impl FlowState {
         post(&self.link.qp, self.index << FLOW_SHIFT | MARK, SendOp::Send, &[], SendFlags::SIGNALED)
     }
 
-    /// Where the bytes that were written lie at the peer, to be read back: slot by slot, with the
+    /// Place of the written bytes at the peer, to be read back: slot by slot, with the
     /// last message of each.
     pub(crate) fn read_back(&mut self, mut wait: impl FnMut(&mut Self) -> Result<()>) -> Result<()> {
         let messages = self.source.posted;

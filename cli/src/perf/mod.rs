@@ -88,8 +88,8 @@ pub(crate) struct Args {
     /// Seconds of a slice of a comparison [default: 0.2, or 50 round trips if that is longer]
     #[arg(long, value_name = "S", requires = "compare", value_parser = some_seconds)]
     slice_seconds: Option<f64>,
-    /// What was done in every so many seconds, by this end, as it goes; with --json a list in the
-    /// result
+    /// Print the work of each interval of so many seconds, by this end, as it goes; with --json a
+    /// list in the result
     #[arg(short, long, value_name = "SECONDS", value_parser = some_seconds, conflicts_with = "compare")]
     interval: Option<f64>,
     /// One JSON object a result

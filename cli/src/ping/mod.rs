@@ -36,7 +36,7 @@ pub(crate) struct Args {
     /// Seconds between round trips
     #[arg(short, long, value_name = "SECONDS", default_value = "0", value_parser = seconds)]
     interval: f64,
-    /// What goes there and back: a Send and its echo, a Write and a Read of the same bytes, or a
+    /// Operation of a round trip: a Send and its echo, a Write and a Read of the same bytes, or a
     /// Read
     #[arg(long, value_enum, default_value = "send")]
     op: PingOp,

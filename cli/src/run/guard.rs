@@ -27,8 +27,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use uiw_cabi_core::denied;
 use uiw_cli_sys::split::{ProcessSide, split};
 
-/// What the kernel sends to the second process when the thread that made it has ended, which only
-/// ends with the first process. None of the signals that are passed on: the other threads of a
+/// Signal that the kernel sends to the second process when the thread that made it has ended, which
+/// only ends with the first process. None of the signals that are passed on: the other threads of a
 /// killed process may end later, and until then it is still the parent.
 const FIRST_ENDED: Signal = Signal::POWER;
 
@@ -84,8 +84,8 @@ fn code(status: WaitStatus) -> u8 {
     u8::try_from(code.unwrap_or(0)).unwrap_or(u8::MAX)
 }
 
-/// What waits for a process, and passes signals that this process gets on to it. Made before that
-/// one: no signal is lost.
+/// Guard that waits for a process, and passes on to it the signals that this process gets. Made
+/// before that one: no signal is lost.
 pub(super) struct Guard {
     first: FirstProcess,
     signals: Signals,

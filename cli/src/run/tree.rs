@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::time::{Duration, Instant};
 
-/// How long killed processes may take to end. One that waits for a device or a file system in the
-/// kernel may need that.
+/// Time within which killed processes have to end. One that waits for a device or a file system in
+/// the kernel may need that.
 const KILLED: Duration = Duration::from_secs(10);
 
 /// Kills every process below this one, and waits for their end. This process must be a subreaper:

@@ -50,7 +50,7 @@ const BACKLOG: u32 = 1024;
 /// Options of `uiw serve`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Where to listen (repeatable): ADDR:PORT, NAME:PORT, ADDR, :PORT (all addresses) or PORT
+    /// Address to listen at (repeatable): ADDR:PORT, NAME:PORT, ADDR, :PORT (all addresses) or PORT
     /// (this machine only); port 0 takes a free one
     /// [default: 127.0.0.1:7174; with --llp packet: or xdp: port 7174 of its first address]
     #[arg(long, value_name = "ADDR:PORT", value_parser = listen)]
@@ -80,7 +80,7 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    /// What is logged by default: connections, refusals and faults; of a server that belongs to
+    /// Default level of the log: connections, refusals and faults; of a server that belongs to
     /// another command only what is wrong.
     pub(crate) fn log(&self) -> &'static str {
         if self.until_stdin_ends { "warn" } else { "warn,uiw::serve=info" }

@@ -24,8 +24,8 @@ use uiw_copy::root::LISTING;
 use uiw_copy::wire::WireError;
 use uiw_mem::STag;
 
-/// What makes connections those of one client: the token, its identity, the share, and whether it
-/// may write.
+/// Identity of a client, which its connections share: the token, its identity, the share, and
+/// whether it may write.
 type Key = (u64, String, String, bool);
 
 /// Failed entries that a transfer logs one by one. The line of the transfer has their number.
@@ -192,7 +192,7 @@ pub(super) fn serve(server: &Server, request: ConnRequest, order: &CpOrder, hold
     requests(server, channel, &transfer, handler, &activity)
 }
 
-/// What came before the first request of a connection; `None` when the client has ended it: it
+/// Waits for the first message of a connection; `None` when the client has ended it: it
 /// connects several times, and is done with what is small before all of them are of use.
 fn used<T>(peer: SocketAddr, outcome: Result<T>) -> Result<Option<T>> {
     match outcome {

@@ -44,7 +44,7 @@ pub(crate) struct Failure {
     fix: String,
     /// Set if the connection was refused for a reason that another attempt does not change.
     pub(crate) refusal: Option<Refusal>,
-    /// Whether the engine has already logged why the connection ended.
+    /// True if the engine has already logged why the connection ended.
     pub(crate) is_logged: bool,
 }
 

@@ -232,7 +232,7 @@ pub(crate) fn completions(
     }
 }
 
-/// As a program with an event loop of its own waits: armed, looked once more, asleep on the
+/// Waits as a program with an event loop of its own does: armed, looked once more, asleep on the
 /// descriptor. Returns now and then, for what else the caller waits for.
 fn sleep_on_channel(cq: &Cq) {
     const TICK: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };

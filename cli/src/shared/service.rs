@@ -151,7 +151,7 @@ pub(crate) struct CpReply {
     /// The server's slots, where files go to it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) at: Option<(u64, u32)>,
-    /// Whether it gives the signs of life that were asked for. An earlier server may be silent for
+    /// True if it gives the signs of life that were asked for. An earlier server may be silent for
     /// as long as it works.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) pulse: bool,

@@ -15,8 +15,8 @@ use uiw::raw::{
 };
 use uiw_conform::partner::{Kind, Op, Order, PartnerMessage};
 
-/// How long nothing may move: no request and no receive completes, and TCP neither delivers nor
-/// receives a byte.
+/// Time without movement after which a wait gives up: no request and no receive completes, and TCP
+/// neither delivers nor receives a byte.
 const TIMEOUT: Duration = Duration::from_secs(30);
 /// How long one wait may take, whatever moves: the largest order is 256 MiB.
 const BOUND: Duration = Duration::from_secs(600);

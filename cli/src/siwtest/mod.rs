@@ -22,7 +22,7 @@ use uiw_conform::partner::{MAX_SGES, Order, Orders};
 
 /// The partner's port.
 const PORT: u16 = 7471;
-/// What is done when nothing is ordered: every operation, sizes around every border, several
+/// Default orders: every operation, sizes around every border, several
 /// elements, many at a time.
 const USUAL: &[&str] = &[
     "send:0",
@@ -59,7 +59,7 @@ pub(crate) struct Args {
     /// The peer: `siwpeer serve`, `uiw siwtest --listen`, or with --raw any other
     #[arg(value_name = "HOST[:PORT]", required_unless_present = "listen", conflicts_with = "listen")]
     host: Option<String>,
-    /// What to do: `OP[:SIZE[xCOUNT[xELEMENTS]]]`, by both ends, or with `me.` or `you.` in front
+    /// Orders: `OP[:SIZE[xCOUNT[xELEMENTS]]]`, by both ends, or with `me.` or `you.` in front
     /// by one; without any, everything
     #[arg(value_name = "ORDER", conflicts_with = "listen")]
     orders: Vec<Orders>,

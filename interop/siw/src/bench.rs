@@ -352,8 +352,8 @@ impl Bench {
         output.unwrap_or_default().split_whitespace().collect::<Vec<_>>().join(" ")
     }
 
-    /// How often the guest's TCP has reset a connection because its end was closed while bytes had
-    /// not been read, or when bytes came after the close.
+    /// Number of times that the guest's TCP has reset a connection because its end was closed while
+    /// bytes had not been read, or when bytes came after the close.
     ///
     /// # Errors
     /// When the guest does not answer.

@@ -74,7 +74,7 @@ pub enum Verdict {
     Pass(String),
     /// Not so.
     Fail(String),
-    /// Not so, and what the guest shows is what QUIRKS.md explains: the fault is siw's. At most
+    /// The case failed in the way that QUIRKS.md explains: the fault is siw's. At most
     /// [`MOST_KNOWN`] of a run are taken as such.
     Known {
         /// What it is called in QUIRKS.md.
@@ -109,8 +109,8 @@ impl Verdict {
         Self::Known { quirk, seen: seen.into() }
     }
 
-    /// As it is, but failed if it is [`Verdict::Known`] and `before` others of this run were
-    /// already.
+    /// Returns the verdict, but failed if it is [`Verdict::Known`] and `before` others of this run
+    /// were already.
     #[must_use]
     pub fn limited(self, before: usize) -> Self {
         match self {

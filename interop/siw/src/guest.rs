@@ -23,8 +23,8 @@ const GRACE: Duration = Duration::from_secs(20);
 const FOLDER: &str = "uiw-siw-";
 /// Begins the name of a folder with our libraries for stock programs.
 const LIBRARIES: &str = "uiw-stock-";
-/// Of memory, which is taken as it is used. The largest messages are of 256 MiB, and there are two
-/// buffers; half of it may be files, the largest of 1 GiB.
+/// Memory of the guest, which is taken as it is used. The largest messages are of 256 MiB, and
+/// there are two buffers; half of it may be files, the largest of 1 GiB.
 const MEGABYTES: &str = "3072";
 
 /// A guest. Dropping it is pulling its plug.

@@ -200,7 +200,7 @@ impl std::fmt::Display for Counts {
 }
 
 impl ResultRow {
-    /// Whether every run passed in its first attempt.
+    /// True if every run passed in its first attempt.
     fn is_plain(&self) -> bool {
         self.retries == 0 && self.runs.iter().all(|(_, verdict)| matches!(verdict, Verdict::Pass(_)))
     }

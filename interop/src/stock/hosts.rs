@@ -17,7 +17,7 @@ pub struct Hosts {
 }
 
 impl Hosts {
-    /// So many hosts, at most 200, or nothing where that is not possible; the test is noted as
+    /// Creates so many hosts, at most 200; `None` if that is not possible; the test is noted as
     /// skipped then.
     #[track_caller]
     pub fn new(count: u8) -> Option<Self> {

@@ -102,8 +102,8 @@ async fn every_operation(connection: &Connection, script: Script) {
     connection.disconnect().await.unwrap();
 }
 
-/// Whose bytes the capture holds as they were given to TCP; those of the other end are as TCP gave
-/// them here.
+/// End whose bytes the capture holds as they were given to TCP; those of the other end are as TCP
+/// gave them here.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum End {
     Client,

@@ -18,7 +18,7 @@ const FOUND: usize = 27;
 const AT_A_TIME: usize = 3;
 /// Runs against uiw itself over each path.
 const RUNS: u32 = 2;
-/// With this variable (`cargo xtask interop conform`) every requirement is broken and has to be
+/// Variable with which (`cargo xtask interop conform`) every requirement is broken and has to be
 /// found, and uiw is judged so often.
 const WHOLE: &str = "INTEROP_CONFORM_WHOLE";
 const RUNS_OF_WHOLE: u32 = 50;

@@ -166,7 +166,7 @@ fn group_received_at_joined_interface() {
 /// The index of the loopback interface in every namespace.
 const LOOPBACK: u32 = 1;
 
-/// Where the MTUs of two ends differ, what is too long for the other end is lost behind its
+/// If the MTUs of two ends differ, a datagram that is too long for the other end is lost behind its
 /// completion; what is too long for this end's interface is counted. Neither keeps anything from
 /// the next message.
 #[test]

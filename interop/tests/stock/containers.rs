@@ -22,7 +22,7 @@ const PROGRAMS: [&str; 9] =
 /// The user that is not root.
 const ORDINARY: u32 = 65534;
 
-/// What a script is run behind. Podman sees cgroups of version 1 alone, as Debian's crun does not
+/// Command line before a script. Podman sees cgroups of version 1 alone, as Debian's crun does not
 /// support the mix of both, and a `/run` and a `/dev/shm` of its own.
 const ENTER: &str = r#"
     set -e

@@ -178,8 +178,8 @@ fn udaddy_exchanges_messages() {
     }
 }
 
-/// On loopback, and between namespaces over both versions of IP. Linux has no route to IPv6 groups
-/// on loopback.
+/// Runs on loopback, and between namespaces over both versions of IP. Linux has no route to IPv6
+/// groups on loopback.
 #[test]
 fn mckey_sends_to_a_group() {
     let Some(_) = uiw_interop::require("mckey") else { return };

@@ -7,11 +7,11 @@ use uiw_interop::stock::{Libraries, Running, compile, uiw};
 
 /// The exercises, and the task that the check names first for the unsolved one.
 const EXERCISES: [(&str, &str); 5] = [
-    ("1-messages", "TODO 2"),
-    ("2-memory", "TODO 1"),
-    ("3-channel", "TODO 2"),
-    ("4-wrong-key", "TODO 1"),
-    ("5-multicast", "TODO 1"),
+    ("1-messages", "GAP 2"),
+    ("2-memory", "GAP 1"),
+    ("3-channel", "GAP 2"),
+    ("4-wrong-key", "GAP 1"),
+    ("5-multicast", "GAP 1"),
 ];
 
 #[test]

@@ -39,8 +39,8 @@ struct EndedPrograms {
 }
 
 impl EndedPrograms {
-    /// Nothing passed but what is uiw's, and at most `limit` bytes that the programs and their
-    /// wheels say to each other.
+    /// Asserts that no other bytes passed than uiw's, and at most `limit` bytes that the programs
+    /// and their wheels say to each other.
     fn is_uiws(&self, limit: u64) -> Result<(), String> {
         let ports = || self.ports.iter().copied().chain(self.ends.iter().map(control_port));
         self.passed.is_uiws_but_for(|end| ports().any(|port| port == end.port()), limit)
@@ -72,8 +72,8 @@ fn control_port(ended: &ProcessEnd) -> u16 {
 /// Written and read by the initiator.
 const PAYLOAD: u64 = 2 * 8 * (8 << 20);
 
-/// What the engines and the programs say to each other: places of memory, addresses of queue pairs,
-/// and when to go on.
+/// Upper bound of the bytes between the engines and the programs: places of memory, addresses of
+/// queue pairs, and when to go on.
 const OWN_BYTES: u64 = 16 << 10;
 
 /// Engines on two hosts, under `uiw run` with `options`: one writes to the other's memory and reads
@@ -164,8 +164,8 @@ fn store(options: &[&str]) -> Option<EndedPrograms> {
 /// About two of three objects of 33 KiB on average are in another program's memory.
 const STORED: u64 = 16 << 20;
 
-/// What the programs of a store, their wheels and the master say to each other: a few hundred bytes
-/// for each object, whatever its size.
+/// Upper bound of the bytes between the programs of a store, their wheels and the master: a few
+/// hundred bytes for each object, whatever its size.
 const STORE_BYTES: u64 = 4 << 20;
 
 #[test]

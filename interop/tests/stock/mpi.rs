@@ -38,8 +38,8 @@ const OPEN_MPI: MpiPrograms = MpiPrograms {
     options: |_, hosts, agent| open_mpi(hosts, agent, &["--mca", "pml", "ucx"]),
 };
 
-/// On libfabric's verbs provider, with its tagged messages on RC queue pairs: no device is chosen,
-/// and no address given.
+/// Runs on libfabric's verbs provider, with its tagged messages on RC queue pairs: no device is
+/// chosen, and no address given.
 const OPEN_MPI_OFI: MpiPrograms = MpiPrograms {
     compiler: "mpicc.openmpi",
     mpirun: "mpirun.openmpi",
@@ -178,8 +178,8 @@ impl MpiJob {
     }
 }
 
-/// Nothing passed between two ranks but what is uiw's. The process manager has connections between
-/// each host and its own.
+/// Asserts that only uiw's bytes passed between two ranks. The process manager has connections
+/// between each host and its own.
 fn between_ranks(capture: Capture, hosts: &Hosts) -> Result<(), String> {
     let switch = hosts.switch_address();
     capture.end().is_uiws_but_for(|end| end.ip() == switch, 4 << 20)

@@ -25,9 +25,9 @@ struct EndedAgents {
 }
 
 impl EndedAgents {
-    /// On two hosts, without a setting for UCX, under `uiw run` with `options`: one writes to the
-    /// other's memory and reads from it, and both compare. Nothing where something is missing; the
-    /// test is noted as skipped then.
+    /// Runs on two hosts, without a setting for UCX, under `uiw run` with `options`: one writes to
+    /// the other's memory and reads from it, and both compare. Nothing where something is missing;
+    /// the test is noted as skipped then.
     #[track_caller]
     fn run(options: &[&str]) -> Option<Self> {
         let Ok(python) = std::env::var(PYTHON) else {

@@ -39,7 +39,7 @@ const BANDWIDTH: &[Case<'_>] = &[
     ("ib_atomic_bw", &["-e", "-n", "100"]),
 ];
 
-/// On a device that says iWARP, perftest counts its receives and waits for a completion when it is
+/// Perftest on a device that says iWARP counts its receives and waits for a completion when it is
 /// out of them: with events and completions that do not wait for the peer, for ever. Elsewhere it
 /// does not.
 const SENDS_BY_EVENTS: &[Case<'_>] =

@@ -11,7 +11,7 @@ pub(crate) fn options(persona: &str) -> [&str; 4] {
     ["--require", "--json", "--persona", persona]
 }
 
-/// What proves that a client's payload is on queue pairs of uiw: the report of `uiw run`, and a
+/// Proof that a client's payload is on queue pairs of uiw: the report of `uiw run`, and a
 /// capture that tshark dissects.
 pub(crate) struct Proof<'a> {
     libraries: &'a Libraries,

@@ -67,8 +67,8 @@ fn rstream_in_all_its_modes() {
     }
 }
 
-/// What a process has sent is with the peer although the process has ended long before: the path
-/// takes seconds for it.
+/// The peer has the data that a process has sent, although the process has ended long before: the
+/// path takes seconds for it.
 #[test]
 fn last_bytes_arrive_over_slow_path() {
     let Some(_) = uiw_interop::require("rstream") else { return };

@@ -57,8 +57,8 @@ fn report_counters_and_capture_agree() {
     proof.holds(&client, 2 * PAYLOAD, Some(port), 200);
 }
 
-/// Its own example: a queue pair that is connected to itself sends a number, which is compared. It
-/// takes the first device, and the second one of its GIDs.
+/// The example of rust-ibverbs: a queue pair that is connected to itself sends a number, which is
+/// compared. It takes the first device, and the second one of its GIDs.
 #[test]
 fn example_verifies_own_message() {
     let (Some(programs), Some(hosts)) = (programs(), Hosts::new(1)) else { return };

@@ -338,7 +338,7 @@ fn reported_run_without_threads_ends_program() {
     }
 }
 
-/// With few descriptors each end succeeds or says so, whatever the number is at which they are used
+/// Each end with few descriptors succeeds or says so, whatever the number is at which they are used
 /// up.
 #[test]
 fn descriptor_limit_named() {
@@ -454,8 +454,8 @@ fn documented_calls_match_system_services() {
     }
 }
 
-/// What any program needs: the loader's, the C library's, those of the sandbox and of `uiw run`
-/// itself.
+/// System calls of any program: the loader's, the C library's, those of the sandbox and of
+/// `uiw run` itself.
 const PROGRAMS: &str = "execve brk access arch_prctl set_tid_address set_robust_list rseq prlimit64 getpid gettid getppid getuid geteuid getgid \
     getegid exit exit_group rt_sigreturn tgkill dup dup2 pipe2 accept getcwd uname clock_gettime gettimeofday sysinfo wait4 membarrier";
 

@@ -6,8 +6,8 @@ use crate::proof::{Proof, options};
 use crate::reported::{isolated, number, report, run};
 use uiw_interop::stock::{Libraries, Network, Running, free_port};
 
-/// Of our program: the memory that is written and read back in each round, what its messages have,
-/// and its atomic operations.
+/// Limits of our program: the memory that is written and read back in each round, what its messages
+/// have, and its atomic operations.
 const PAYLOAD: u64 = 8 << 20;
 const MESSAGES: [u64; 2] = [5 + 8, 16 + 8];
 const ATOMICS: u64 = 8 * 24;
@@ -134,7 +134,7 @@ fn device_and_gid_lists_show_uiw() {
     }
 }
 
-/// Its own tests: each opens every device, and connects queue pairs to themselves. Not
+/// The tests of sideway: each opens every device, and connects queue pairs to themselves. Not
 /// `test_iterations`, which makes devices that libibverbs did not give out and asks it for their
 /// names.
 #[test]

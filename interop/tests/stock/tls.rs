@@ -116,8 +116,8 @@ fn rping_and_its_plaintext() {
     assert_ne!(plaintext[request + 16] & 0x40, 0);
 }
 
-/// What tshark has decrypted, as TCP again and dissected by tshark, is what `uiw decode` finds by
-/// the same secrets.
+/// The bytes that tshark has decrypted, dissected by tshark as TCP again, equal those that
+/// `uiw decode` finds by the same secrets.
 fn same_by_uiw(followed: &str, capture: &Path) {
     let (Some(text2pcap), Some(tshark)) = (uiw_interop::require("text2pcap"), Tshark::require()) else {
         return;

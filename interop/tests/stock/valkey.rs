@@ -55,8 +55,8 @@ fn client(libraries: &Libraries) -> Option<PathBuf> {
     compile(libraries, &source, &["-O2", "-Wall", "-Wextra", "-Werror", &include, &archives[0], &archives[1]])
 }
 
-/// Its own client: four threads with PING, SET and GET of values of 1,023 letters, compared, and a
-/// BGSAVE among them.
+/// The client of Valkey: four threads with PING, SET and GET of values of 1,023 letters, compared,
+/// and a BGSAVE among them.
 #[test]
 fn own_client_passes_between_hosts() {
     let Some((valkey, network, libraries)) = valkey().and_then(on_two_hosts) else { return };

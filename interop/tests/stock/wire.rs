@@ -27,8 +27,8 @@ pub(crate) struct Capture {
 const QUIET: Duration = Duration::from_secs(1);
 
 impl Capture {
-    /// Of what passes between the two ends of `network`. Nothing without dumpcap; the test is noted
-    /// as skipped then.
+    /// Starts a capture between the two ends of `network`. Nothing without dumpcap; the test is
+    /// noted as skipped then.
     #[track_caller]
     pub(crate) fn of_ends(libraries: &Libraries, network: &Network) -> Option<Self> {
         Self::start(libraries, &["veth0"], &["-s", KEPT], |dumpcap| network.client(dumpcap))
@@ -221,8 +221,8 @@ impl Passed {
         self.hop_limits.iter().copied().collect()
     }
 
-    /// Nothing passed but what is uiw's and connections for an end of which `is_control` is true,
-    /// with at most `limit` bytes in all: what the program says to itself.
+    /// Asserts that no other bytes passed than uiw's and connections for an end of which
+    /// `is_control` is true, with at most `limit` bytes in all: what the program says to itself.
     ///
     /// # Errors
     /// What else passed.

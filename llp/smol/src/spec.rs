@@ -198,7 +198,7 @@ impl Spec {
     /// Opens the stack.
     ///
     /// # Errors
-    /// As of [`TcpStack::multipath`], [`PacketLink::open`] and [`XdpLink::open`];
+    /// The errors are those of [`TcpStack::multipath`], [`PacketLink::open`] and [`XdpLink::open`];
     /// `PermissionDenied` names the capability that is missing.
     pub fn open(&self) -> io::Result<Box<dyn TransportStack>> {
         match self {

@@ -19,14 +19,14 @@ pub enum Revision {
 pub struct StartupConfig {
     /// Highest revision to use.
     pub revision: Revision,
-    /// Whether to ask for CRCs (flag C).
+    /// Set to ask for CRCs (flag C).
     ///
     /// CRCs are used if either end asks for them; an end cannot refuse them (RFC 5044 section
     /// 7.1.1). Only an explicit setting by the administrator may turn this off (section 4.4).
     pub crc: bool,
-    /// Whether to ask the peer to insert Markers into the stream that it sends (flag M).
+    /// Set to ask the peer to insert Markers into the stream that it sends (flag M).
     pub want_markers: bool,
-    /// Whether an initiator asks for the peer-to-peer model (flag A).
+    /// True if an initiator asks for the peer-to-peer model (flag A).
     ///
     /// A responder ignores this setting and answers with the model of the Request. Revision 1 has
     /// no flag A. There the initiator sends a zero-length Read or Write before anything else,
@@ -40,7 +40,7 @@ pub struct StartupConfig {
     /// Maximum number of RDMA Reads and atomics that this end has outstanding at the peer, 0 to
     /// 0x3FFE. 0x3FFF leaves it to the ULP.
     pub ord: u16,
-    /// Whether to set (initiator) or return (responder) [`SIW_GSO`] in the field Res.
+    /// Set to set (initiator) or return (responder) [`SIW_GSO`] in the field Res.
     ///
     /// The Linux siw driver announces with it that it may send FPDUs larger than a TCP segment. RFC
     /// 5044 section 7.1.1 requires Res to be zero, so this should be off unless the peer is known
@@ -82,19 +82,19 @@ impl StartupConfig {
 pub struct Negotiated {
     /// Revision of the Reply. 0 means that the peer follows the RDMA Consortium's specifications.
     pub revision: u8,
-    /// Whether IRD, ORD and the connection model were negotiated (flag S).
+    /// True if IRD, ORD and the connection model were negotiated (flag S).
     pub enhanced: bool,
-    /// Whether CRCs are generated and checked, in both directions.
+    /// True if CRCs are generated and checked, in both directions.
     pub crc: bool,
-    /// Whether this end inserts Markers into the stream that it sends.
+    /// True if this end inserts Markers into the stream that it sends.
     pub markers_tx: bool,
-    /// Whether the peer inserts Markers into the stream that it sends.
+    /// True if the peer inserts Markers into the stream that it sends.
     pub markers_rx: bool,
     /// Maximum number of Reads and atomics that the peer may have outstanding at this end.
     pub ird: u16,
     /// Maximum number of Reads and atomics that this end may have outstanding at the peer.
     pub ord: u16,
-    /// Whether the peer-to-peer model is used, in which the initiator's provider sends the first
+    /// True if the peer-to-peer model is used, in which the initiator's provider sends the first
     /// FPDU by itself.
     pub peer_to_peer: bool,
     /// Kind of the initiator's first FPDU.

@@ -37,7 +37,7 @@ pub enum Outcome {
         private_data: Vec<u8>,
         /// Revision of the Reply.
         revision: u8,
-        /// Whether this end asked for Markers. That may be the reason for the rejection, as some
+        /// True if this end asked for Markers. That may be the reason for the rejection, as some
         /// peers cannot send them.
         markers_refused: bool,
     },

@@ -17,11 +17,11 @@ pub enum Rtr {
 /// Set of RTR kinds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct RtrKinds {
-    /// Whether the set contains [`Rtr::Write`] (control flag C).
+    /// True if the set contains [`Rtr::Write`] (control flag C).
     pub write: bool,
-    /// Whether the set contains [`Rtr::Read`] (control flag D).
+    /// True if the set contains [`Rtr::Read`] (control flag D).
     pub read: bool,
-    /// Whether the set contains [`Rtr::Send`] (control flag B).
+    /// True if the set contains [`Rtr::Send`] (control flag B).
     pub send: bool,
 }
 

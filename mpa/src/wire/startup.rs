@@ -165,8 +165,8 @@ impl Frame {
     /// for more bytes; bytes behind the frame are not looked at.
     ///
     /// # Errors
-    /// What makes the frame improperly formatted (RFC 5044 section 7.1.2), as soon as it can be
-    /// seen. The revision is not judged here.
+    /// Returns the error that makes the frame improperly formatted (RFC 5044 section 7.1.2), as
+    /// soon as it can be seen. The revision is not judged here.
     pub fn parse(input: &[u8]) -> Result<Option<(Self, usize)>, FrameError> {
         let kind = FrameKind::detect(input)?;
         let Some((header, rest)) = input.split_first_chunk::<HEADER_LEN>() else { return Ok(None) };

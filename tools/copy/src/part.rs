@@ -271,8 +271,8 @@ impl Part {
     /// Gives the complete file its mode and time, syncs it, and makes it appear.
     ///
     /// # Errors
-    /// Those of the file system. If the file cannot be synced, it is removed: the kernel reports
-    /// lost bytes once, and would report success the second time.
+    /// Returns the errors of the file system. If the file cannot be synced, it is removed: the
+    /// kernel reports lost bytes once, and would report success the second time.
     pub fn finish(&self) -> Result<Outcome> {
         self.finish_with(File::sync_all)
     }

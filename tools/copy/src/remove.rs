@@ -18,7 +18,7 @@ const MAX_PASSES: usize = 8;
 /// A directory that is being emptied, in the one before it.
 struct Level {
     name: OsString,
-    /// Its entries; `None` while it is closed.
+    /// Entries of the directory; `None` while it is closed.
     entries: Option<Dir>,
     passes: usize,
 }

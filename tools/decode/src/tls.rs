@@ -316,7 +316,7 @@ impl DirectionKeys {
         self.records.get(self.taken..).unwrap_or_default()
     }
 
-    /// So many more bytes are done.
+    /// Consumes so many more bytes.
     fn pass(&mut self, bytes: usize) {
         self.taken = (self.taken + bytes).min(self.records.len());
     }

@@ -16,7 +16,7 @@ const FIN: u8 = 1;
 pub(super) struct Header {
     /// Number of further messages that the receiver of this header may send.
     pub(super) credits: u32,
-    /// Whether the payload is the last one in this direction.
+    /// True if the payload is the last one in this direction.
     pub(super) fin: bool,
 }
 

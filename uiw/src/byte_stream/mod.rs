@@ -103,7 +103,7 @@ struct ReadState {
     /// Value of `freed` from which the receives are granted in a message of their own, without
     /// waiting for data to send.
     threshold: u32,
-    /// Whether the peer has ended its direction: no data will follow `messages`.
+    /// True if the peer has ended its direction: no data will follow `messages`.
     ended: bool,
 }
 
@@ -126,7 +126,7 @@ struct WriteState {
     free: Vec<Mr<Vec<u8>>>,
     /// Maximum number of Sends in flight.
     depth: usize,
-    /// Whether the last message of this direction has been sent.
+    /// True if the last message of this direction has been sent.
     ended: bool,
 }
 

@@ -31,7 +31,7 @@ use uiw_stream::{RdmapStream, Time};
 /// Result of [`Conn::on_doorbell`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Doorbell {
-    /// Nothing is left to do.
+    /// All work is done.
     Served,
     /// The caller must update the time of the round and call [`Conn::on_doorbell_with_clock`].
     NeedsClock,
@@ -74,13 +74,13 @@ pub(crate) struct Conn {
     message_at: Time,
     /// Set while the socket is not read because the receive memory budget is exhausted.
     starved: Option<UnreadSocket>,
-    /// Whether the budget is short, so that only whole FPDUs are read. The stack then reports the
+    /// True if the budget is short, so that only whole FPDUs are read. The stack then reports the
     /// socket as readable once a whole FPDU has arrived.
     reads_whole: bool,
-    /// Whether received bytes may be read in the stack's own memory. True until the socket reports
+    /// True if received bytes may be read in the stack's own memory. True until the socket reports
     /// that it does not support this.
     has_peek: bool,
-    /// Whether the peer's FIN was read while a Send waits for a receive. It is handled after the
+    /// True if the peer's FIN was read while a Send waits for a receive. It is handled after the
     /// bytes in `partial`.
     eof: bool,
     /// Time of the earliest timer of this connection. When the deadline moves to a later time no
@@ -89,7 +89,7 @@ pub(crate) struct Conn {
     /// Time at which held receive completions are reported even if TCP has not accepted the
     /// acknowledgement yet.
     held_until: Time,
-    /// Whether `held_until` has passed and TCP has not accepted the acknowledgement since then.
+    /// True if `held_until` has passed and TCP has not accepted the acknowledgement since then.
     ack_overdue: bool,
     /// Time of the next retry. During start-up it repeats a TCP connection attempt that was
     /// refused. Later it repeats a read, after the receive memory budget was short or while
@@ -113,7 +113,7 @@ pub(crate) struct Conn {
     pub(crate) half_open: Option<HalfOpen>,
     /// Entry in the device's set of connection addresses, from the time when TCP is connected.
     ends: Option<OwnEnd>,
-    /// Whether Full Operation has begun.
+    /// True if Full Operation has begun.
     was_open: bool,
     /// Call of the stack that the shard makes after it has served this connection.
     pub(crate) stack_request: StackRequest,
@@ -126,7 +126,7 @@ pub(crate) struct Conn {
     refused: Option<(Time, Duration)>,
     /// Interest that is set at the stack.
     interest: Interest,
-    /// Whether the socket was removed from the event set, which would otherwise report a hang-up
+    /// True if the socket was removed from the event set, which would otherwise report a hang-up
     /// with every poll. It is added again when the interest changes.
     out_of_set: bool,
     pub(crate) span: tracing::Span,

@@ -4,6 +4,7 @@ use crate::cm::{ListenerSlot, SidrSlot};
 use crate::conn::{Conn, Doorbell, StackRequest};
 use crate::driver::closed::ClosedStack;
 use crate::driver::services::{RX_STAGING, STAGING_LEN, Services};
+use crate::driver::token::{generation_of, key_of, token};
 use crate::driver::{Driver, Pool, SHARD_SHIFT, Shard, Shared, Timers};
 use crate::error::Error;
 use crate::notify::Wakes;
@@ -18,7 +19,7 @@ use uiw_stream::{LocalError, Time};
 /// Maximum number of connections and datagram sockets that a round reads directly. With more of
 /// them it polls the stack for the ready ones.
 const DIRECT_STREAMS: usize = 4;
-/// With few connections, only one round in this many polls the stack, for listeners, connection
+/// Number of rounds per poll of the stack with few connections, for listeners, connection
 /// attempts and hang-ups.
 const POLL_STACK_EVERY: u32 = 32;
 /// Number of reads, and of send batches, that the only connection of a shard gets per round.
@@ -693,20 +694,4 @@ fn serve_stack_request(stack: &mut dyn TransportStack, conn: &mut Conn, services
             conn.on_event_set_reentry(entered, services);
         }
     }
-}
-
-/// Composes a token. From the lowest bit it holds the key of the slot (26 bits), the number of the
-/// shard (6 bits), and the generation of the slot (32 bits).
-fn token(key: usize, shard: usize, generation: u32) -> Token {
-    Token(key as u64 | (shard as u64) << SHARD_SHIFT | u64::from(generation) << 32)
-}
-
-#[inline]
-fn key_of(token: Token) -> usize {
-    (token.0 as u32 & ((1 << SHARD_SHIFT) - 1)) as usize
-}
-
-#[inline]
-fn generation_of(token: Token) -> u32 {
-    (token.0 >> 32) as u32
 }

@@ -53,6 +53,7 @@ mod shard;
 mod shared;
 mod sync;
 mod timers;
+mod token;
 mod trim;
 mod watch;
 

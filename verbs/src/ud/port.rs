@@ -128,8 +128,9 @@ impl Pd {
     /// one.
     ///
     /// # Errors
-    /// As [`Pd::create_qp`]; [`Error::QpNumber`] for the number of another port and for 0xFFFFFF,
-    /// [`Error::Foreign`] if its receives complete on another shard than the port's.
+    /// The errors are those of [`Pd::create_qp`]; [`Error::QpNumber`] for the number of another
+    /// port and for 0xFFFFFF, [`Error::Foreign`] if its receives complete on another shard than the
+    /// port's.
     pub fn create_ud_qp(&self, init: QpInit, port: &Arc<DatagramPort>) -> Result<Qp> {
         if !Arc::ptr_eq(self.driver(), &port.driver) {
             return Err(Error::Foreign { what: "datagram port", of: "device" });

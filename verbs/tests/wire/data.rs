@@ -350,7 +350,7 @@ fn reads_within_ird_answered_in_order() {
     }
 }
 
-/// None of the answers is out before the peer reads: one under way and three that wait are the four
+/// No answer is sent before the peer reads: one under way and three that wait are the four
 /// that were agreed on.
 // [test:RFC5040-6.1-02] [test:RFC5040-6.1-05]
 #[test]

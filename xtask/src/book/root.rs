@@ -9,8 +9,8 @@ use std::process::Command;
 
 use uiw_siw::debian;
 
-/// What the pages' commands need of Debian: stock programs, a C compiler with rdma-core's headers,
-/// Python.
+/// Debian packages that the pages' commands need: stock programs, a C compiler with rdma-core's
+/// headers, Python.
 const PACKAGES: &[&str] = &[
     "rdmacm-utils",
     "ibverbs-utils",

@@ -43,7 +43,7 @@ library for it: where Rust has none (`rustup target add`), Debian's compiler and
 --check runs what was made: tarball, wheel and Debian package in a fresh Debian made by mmdebstrap, the image by podman. Packages for another processor are
 run by QEMU (Debian: qemu-user-static and binfmt-support). A check whose program is absent is skipped by name. Exit code 1 when something failed.")]
 pub(crate) struct Options {
-    /// Where to put the packages [default: dist in Cargo's target folder, below the name of
+    /// Folder for the packages [default: dist in Cargo's target folder, below the name of
     /// --target]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,

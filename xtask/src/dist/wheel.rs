@@ -18,8 +18,8 @@ use crate::install::{self, Built};
 /// The oldest Python that the module is for: `abi3-py311` of pyo3.
 const PYTHON: &str = "cp311-abi3";
 
-/// What is in it beside the module, by the path below the prefix. Links cannot be, and a service is
-/// no matter of an environment.
+/// Files in the wheel beside the module, by the path below the prefix. Links cannot be, and a
+/// service is no matter of an environment.
 const PARTS: [&str; 4] = ["bin/uiw", "lib/uiw/lib", "lib/uiw/rsocket/lib", "share/"];
 
 pub(super) fn make(dist: &PackageBuild, built: &Built) -> Result<PathBuf, String> {

@@ -71,7 +71,7 @@ fn packages(folder: &Path, arch: Arch) -> Result<(), String> {
     Err(format!("mmdebstrap: {}: {}", output.status, String::from_utf8_lossy(&output.stderr).trim()))
 }
 
-/// What glibc has: the compiler takes that of this system, as its loader must be of the same
+/// Version of glibc: the compiler takes that of this system, as its loader must be of the same
 /// version.
 const GLIBC: [&str; 7] =
     ["ld-linux", "libc.so", "libm.so", "libdl.so", "libpthread.so", "librt.so", "libresolv.so"];

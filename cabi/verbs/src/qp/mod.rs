@@ -46,7 +46,7 @@ pub struct Qp {
     pub engine: Arc<uiw_verbs::Qp>,
     /// Queue pair number, and its TCP port for out-of-band connections.
     reservation: QpnReservation,
-    /// Whether an out-of-band connection is being established, whose time-out starts with the first
+    /// True if an out-of-band connection is being established, whose time-out starts with the first
     /// post.
     oob_connecting: Arc<AtomicBool>,
     qp_type: QpType,

@@ -29,8 +29,8 @@ use std::time::Duration;
 
 /// What is written and read in a round.
 const SIZE: usize = 1 << 20;
-/// Behind it in the memory of an end: the counter, what atomic operations found there, and a slot
-/// of messages.
+/// Layout of the memory of an end after it: the counter, what atomic operations found there, and a
+/// slot of messages.
 const COUNTER: usize = SIZE;
 const FOUND: usize = SIZE + 8;
 const MAIL: usize = SIZE + 16;

@@ -79,8 +79,8 @@ fn to_diod(bench: &mut Bench, setting: &Setting, _: Direction) -> Result<Verdict
     Ok(Verdict::Pass(format!("{count} files, and {cut} until the kill")))
 }
 
-/// What happens in the guest. Gives the files of before and after the kill, and the number of those
-/// that were written until it.
+/// Runs the steps in the guest. Gives the files of before and after the kill, and the number of
+/// those that were written until it.
 fn in_guest(bench: &Bench, setting: &Setting, server: &BridgeServer) -> Result<(Files, Files, usize)> {
     let mut process = server.start(bench, setting)?;
     let guest = bench.guest();

@@ -326,7 +326,7 @@ fn lines(output: &Output) -> impl Iterator<Item = &str> {
     output.out.lines().chain(output.err.lines()).map(str::trim)
 }
 
-/// What rping says on a good day: that the other one went. A server was waiting for the next round
+/// Lines of a successful rping: that the other one went. A server was waiting for the next round
 /// then.
 fn is_usual_of_rping(line: &str, client: bool) -> bool {
     line.is_empty()

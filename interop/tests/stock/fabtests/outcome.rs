@@ -58,8 +58,8 @@ impl Outcome {
         }
     }
 
-    /// Of `fi_ubertest`, whose client counts its cases. One that the provider does not offer is
-    /// none of them.
+    /// Outcome of `fi_ubertest`, whose client counts its cases. One that the provider does not
+    /// offer is none of them.
     pub(super) fn of_cases(server: &ProcessEnd, client: &ProcessEnd) -> (Self, Cases) {
         let count = |name: &str| {
             let line = client.said.lines().find_map(|line| line.strip_prefix(name)?.trim().strip_prefix(':'));

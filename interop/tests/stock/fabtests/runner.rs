@@ -8,13 +8,13 @@ use std::process::Command;
 use std::time::Duration;
 use uiw_interop::stock::{Libraries, Network, ProcessEnd, Running, WaitLimit, compile, listens};
 
-/// Where servers listen: of the connection manager, of the name server of datagram endpoints, of
-/// `fi_ubertest`. Each host is a namespace of its own, which nothing else uses.
+/// Ports at which servers listen: of the connection manager, of the name server of datagram
+/// endpoints, of `fi_ubertest`. Each host is a namespace of its own, which nothing else uses.
 const PORTS: [u16; 3] = [9228, 5678, 2710];
 /// The longest that a server takes to listen; some never do.
 const LISTENING: Duration = Duration::from_secs(10);
-/// What the script gives every server. A datagram endpoint is named a little after its name server
-/// listens.
+/// Time that the script gives every server. A datagram endpoint is named a little after its name
+/// server listens.
 const HEAD_START: Duration = Duration::from_secs(1);
 /// The longest that a test runs, as the script has it, and a configuration of `fi_ubertest`.
 const TEST: Duration = Duration::from_secs(120);

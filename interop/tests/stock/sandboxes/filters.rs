@@ -31,8 +31,8 @@ const NEWER: &str = "epoll_pwait2 openat2 statx io_uring_setup io_uring_enter io
     pwritev2 renameat2 sched_setattr sched_getattr futex_waitv fchmodat2 cachestat landlock_create_ruleset mlock2 pkey_mprotect \
     pkey_alloc execveat userfaultfd";
 
-/// What docker's default profile refuses a container without capabilities, and `@system-service`
-/// does not.
+/// System calls that docker's default profile refuses a container without capabilities, and
+/// `@system-service` does not.
 const NOT_IN_DOCKER: &str = "add_key keyctl request_key mbind get_mempolicy set_mempolicy move_pages migrate_pages kcmp process_madvise setns \
     unshare userfaultfd mount umount2 pivot_root fsopen fsmount move_mount open_tree bpf perf_event_open pidfd_getfd syslog \
     io_uring_setup io_uring_enter io_uring_register open_by_handle_at fanotify_init";

@@ -52,7 +52,7 @@ enum ConnState {
     Open(Session),
     /// Both ends are in this process and use no TLS.
     Cleartext {
-        /// Whether TCP is still connecting.
+        /// True if TCP is still connecting.
         connecting: bool,
     },
     /// The user has aborted the connection. Every call fails.
@@ -63,7 +63,8 @@ enum ConnState {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum FinState {
     NotRequested,
-    /// To be sent after the bytes in `Conn::out`. With TLS these end with the close_notify alert.
+    /// The FIN is sent after the bytes in `Conn::out`. With TLS these end with the close_notify
+    /// alert.
     Pending,
     Sent,
 }
@@ -123,10 +124,10 @@ pub(super) struct Conn {
     out: Vec<u8>,
     out_at: usize,
     fin: FinState,
-    /// Whether the peer has closed its direction: close_notify with TLS.
+    /// True if the peer has closed its direction: close_notify with TLS.
     peer_closed: bool,
     failure: Option<Failure>,
-    /// Whether the last event of the inner stream was a hang-up: it reported readiness outside the
+    /// True if the last event of the inner stream was a hang-up: it reported readiness outside the
     /// inner interest.
     hung_up: bool,
     /// Bytes received during the handshake.
