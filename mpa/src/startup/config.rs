@@ -19,12 +19,12 @@ pub enum Revision {
 pub struct StartupConfig {
     /// Highest revision to use.
     pub revision: Revision,
-    /// Set to ask for CRCs (flag C).
+    /// True to ask for CRCs (flag C).
     ///
     /// CRCs are used if either end asks for them; an end cannot refuse them (RFC 5044 section
     /// 7.1.1). Only an explicit setting by the administrator may turn this off (section 4.4).
     pub crc: bool,
-    /// Set to ask the peer to insert Markers into the stream that it sends (flag M).
+    /// True to ask the peer to insert Markers into the stream that it sends (flag M).
     pub want_markers: bool,
     /// True if an initiator asks for the peer-to-peer model (flag A).
     ///
@@ -40,7 +40,7 @@ pub struct StartupConfig {
     /// Maximum number of RDMA Reads and atomics that this end has outstanding at the peer, 0 to
     /// 0x3FFE. 0x3FFF leaves it to the ULP.
     pub ord: u16,
-    /// Set to set (initiator) or return (responder) [`SIW_GSO`] in the field Res.
+    /// True to set (initiator) or return (responder) [`SIW_GSO`] in the field Res.
     ///
     /// The Linux siw driver announces with it that it may send FPDUs larger than a TCP segment. RFC
     /// 5044 section 7.1.1 requires Res to be zero, so this should be off unless the peer is known
