@@ -2,7 +2,7 @@
 
 use crate::comp_channel::CompChannel;
 use crate::device::Device;
-use crate::driver::{Driver, PollContention, thread_id};
+use crate::driver::{Driver, PollContention};
 use crate::error::{Error, Result};
 use crate::event::AsyncEvent;
 use crate::faults::{Call, Faults};
@@ -258,9 +258,12 @@ impl Cq {
             }
         }
         let enough = || self.queued.load(Ordering::Relaxed) > 0;
-        let thread = thread_id();
+        let thread = self.contention.sample();
         let contended = self.driver().poll_progress(self.shards.load(Ordering::Acquire), thread, &enough);
-        if self.contention.note_empty_poll(thread, contended) && self.options.shard.is_none() {
+        if let Some(thread) = thread
+            && self.contention.note_empty_poll(thread, contended)
+            && self.options.shard.is_none()
+        {
             self.driver().gather(self.num);
         }
         if self.is_empty() { 0 } else { pop(max) }

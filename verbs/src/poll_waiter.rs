@@ -48,7 +48,7 @@ impl Device {
     pub fn drive(&self, shards: ShardSet) {
         self.driver().note_poll(shards.0);
         // Which queues this thread looks at is not known here, so none is moved.
-        let _ = self.driver().poll_progress(shards.0, thread_id(), &|| false);
+        let _ = self.driver().poll_progress(shards.0, Some(thread_id()), &|| false);
     }
 }
 
@@ -197,7 +197,7 @@ impl PollWaiter {
     /// Makes one round of the armed shards, in the place of a sleep or before one.
     pub fn make_round(&self) {
         let Some(driver) = self.driver.upgrade() else { return };
-        driver.poll_progress(self.armed.0, thread_id(), &|| false);
+        driver.poll_progress(self.armed.0, Some(thread_id()), &|| false);
     }
 
     /// Returns whether the thread may sleep: a waker was not called since [`PollWaiter::arm`]. Then

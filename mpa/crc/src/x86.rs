@@ -4,6 +4,7 @@ use core::arch::x86_64::{
     __m128i, _mm_clmulepi64_si128, _mm_crc32_u8, _mm_crc32_u64, _mm_cvtsi128_si64, _mm_extract_epi64,
     _mm_set_epi64x, _mm_setzero_si128, _mm_xor_si128,
 };
+use core::sync::atomic::{AtomicUsize, Ordering};
 
 /// Bytes that a step takes from each of the three streams of `crc32q`.
 const SCALAR_STEP: usize = 8 * WORDS;
@@ -74,8 +75,42 @@ const fn fold_factors(bytes: usize) -> (i64, i64) {
     (late, early)
 }
 
-pub(crate) fn is_available() -> bool {
+/// Longest input for which this implementation is as fast as folding with AVX-512.
+const MAX_BESIDE_AVX512: usize = 256;
+
+/// Longest input for [`extend_if_fastest`] on this processor, or [`UNKNOWN`] before the processor's
+/// features were detected.
+static MAX_LEN: AtomicUsize = AtomicUsize::new(UNKNOWN);
+/// No input has this length, because an allocation has at most `isize::MAX` bytes.
+const UNKNOWN: usize = usize::MAX;
+
+#[cold]
+fn detect_max_len() -> usize {
+    let max_len = match is_available() {
+        true if std::is_x86_feature_detected!("avx512vl") => MAX_BESIDE_AVX512,
+        true => UNKNOWN - 1,
+        false => 0,
+    };
+    MAX_LEN.store(max_len, Ordering::Relaxed);
+    max_len
+}
+
+fn is_available() -> bool {
     std::is_x86_feature_detected!("sse4.2") && std::is_x86_feature_detected!("pclmulqdq")
+}
+
+#[inline]
+pub(crate) fn extend_if_fastest(register: u32, bytes: &[u8]) -> Option<u32> {
+    let max_len = match MAX_LEN.load(Ordering::Relaxed) {
+        UNKNOWN => detect_max_len(),
+        max_len => max_len,
+    };
+    if bytes.is_empty() {
+        return Some(register);
+    }
+    // SAFETY: the function needs SSE 4.2 and PCLMULQDQ. `detect_max_len` has found both, because
+    // the result is 0 otherwise.
+    (bytes.len() <= max_len).then(|| unsafe { extend_detected(register, bytes) })
 }
 
 #[inline]
@@ -181,9 +216,12 @@ mod tests {
     static TABLE: Crc<u32, Table<16>> = Crc::<u32, Table<16>>::new(&CRC_32_ISCSI);
 
     fn check(bytes: &[u8], cut: usize) {
-        let Some(register) = extend(!0, &bytes[..cut]) else { return };
-        let register = extend(register, &bytes[cut..]).unwrap();
-        assert_eq!(!register, TABLE.checksum(bytes), "{} bytes, cut at {cut}", bytes.len());
+        let (first, second) = bytes.split_at(cut);
+        let Some(register) = extend(!0, first) else { return };
+        let end = extend(register, second).unwrap();
+        assert_eq!(!end, TABLE.checksum(bytes), "{} bytes, cut at {cut}", bytes.len());
+        assert_eq!(extend_if_fastest(!0, first).unwrap_or(register), register);
+        assert_eq!(extend_if_fastest(register, second).unwrap_or(end), end);
     }
 
     #[test]

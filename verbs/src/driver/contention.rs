@@ -3,9 +3,13 @@
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
-/// Number of contended polls after which the connections of a queue move, multiplied by the number
-/// of times that the polling thread of the queue has changed (the first poll included).
-const MOVE_AFTER: u32 = 64;
+/// One in so many polls that find no completion is observed: the id of a thread costs as much as
+/// the rest of such a poll. A power of two.
+const SAMPLE: u32 = 8;
+/// Number of contended polls, among the observed ones, after which the connections of a queue move,
+/// multiplied by the number of times that the polling thread of the queue has changed (the first
+/// poll included).
+const MOVE_AFTER: u32 = 8;
 
 /// Detects that the thread that polls a completion queue shares a shard with another polling
 /// thread.
@@ -13,6 +17,8 @@ const MOVE_AFTER: u32 = 64;
 /// A poll is contended if it finds that another thread polls the same shard.
 #[derive(Default)]
 pub(crate) struct PollContention {
+    /// Number of polls that found no completion (wrapping).
+    empty_polls: AtomicU32,
     /// Id of the thread that polled last; 0 before the first poll.
     thread: AtomicUsize,
     /// Number of times that the polling thread has changed. If several threads share the queue, it
@@ -23,14 +29,22 @@ pub(crate) struct PollContention {
 }
 
 impl PollContention {
-    /// Records a poll that found no completion, by the thread with the id `thread`. Returns whether
-    /// the connections should move now.
+    /// Called for each poll that finds no completion. Returns the id of the calling thread if this
+    /// poll is to be observed ([`PollContention::note_empty_poll`]).
+    #[inline]
+    pub(crate) fn sample(&self) -> Option<usize> {
+        // Separate loads and stores are enough, because a lost count does no harm.
+        let polls = self.empty_polls.load(Ordering::Relaxed);
+        self.empty_polls.store(polls.wrapping_add(1), Ordering::Relaxed);
+        polls.is_multiple_of(SAMPLE).then(thread_id)
+    }
+
+    /// Records an observed poll of the thread with the id `thread`. `contended` is true if it found
+    /// that another thread polls the same shard. Returns whether the connections should move now.
     ///
     /// Returns true only once, because connections that remain on other shards after that cannot
     /// move.
-    #[inline]
     pub(crate) fn note_empty_poll(&self, thread: usize, contended: bool) -> bool {
-        // Separate loads and stores are enough, because a lost count does no harm.
         if self.thread.load(Ordering::Relaxed) != thread {
             self.thread.store(thread, Ordering::Relaxed);
             self.changes.store(self.changes.load(Ordering::Relaxed).saturating_add(1), Ordering::Relaxed);

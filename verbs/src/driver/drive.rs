@@ -52,17 +52,22 @@ impl Shard {
     }
 
     /// Called by a poll that found nothing: makes one round, which ends early once `enough` returns
-    /// true. Never blocks. Returns whether another thread has polled the shard since the last poll
-    /// of this thread.
-    pub(crate) fn poll_progress(self: &Arc<Self>, thread: usize, enough: &dyn Fn() -> bool) -> bool {
-        let Some(mut busy) = self.try_lock() else { return self.note_held() };
-        let contended = busy.core().record_poller(thread);
+    /// true. Never blocks. `thread` is the id of the calling thread if the poll is observed: then
+    /// this returns whether another thread has polled the shard since the last observed poll of
+    /// this thread.
+    pub(crate) fn poll_progress(
+        self: &Arc<Self>,
+        thread: Option<usize>,
+        enough: &dyn Fn() -> bool,
+    ) -> bool {
+        let Some(mut busy) = self.try_lock() else { return thread.is_some() && self.note_held() };
+        let contended = thread.is_some_and(|thread| busy.core().record_poller(thread));
         busy.pump_until(enough);
         contended
     }
 
-    /// Another thread holds the core. Returns whether this is the first poll that finds so since
-    /// the last round began.
+    /// Called by an observed poll while another thread holds the core. Returns whether it is the
+    /// first one that finds so since the last round began.
     #[cold]
     fn note_held(&self) -> bool {
         let round = self.rounds.load(Ordering::Relaxed);

@@ -174,10 +174,16 @@ impl Driver {
     }
 
     /// Called by a poll that found nothing: makes one round of each of these shards, which ends
-    /// early once `enough` returns true. Returns whether another thread has polled one of them
-    /// since the last poll of this thread.
+    /// early once `enough` returns true. `thread` is the id of the calling thread if the poll is
+    /// observed: then this returns whether another thread has polled one of the shards since the
+    /// last observed poll of this thread.
     #[inline]
-    pub(crate) fn poll_progress(&self, shards: u64, thread: usize, enough: &dyn Fn() -> bool) -> bool {
+    pub(crate) fn poll_progress(
+        &self,
+        shards: u64,
+        thread: Option<usize>,
+        enough: &dyn Fn() -> bool,
+    ) -> bool {
         let mut contended = false;
         self.each_shard(shards, |shard| contended |= shard.poll_progress(thread, enough));
         contended

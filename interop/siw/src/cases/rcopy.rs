@@ -99,5 +99,8 @@ fn copy(size: CopySize, bench: &mut Bench, setting: &Setting, direction: Directi
     let there = bench.guest().must_within(&format!("md5sum {THERE}"), size.timeout)?;
     let (here, there) = (here.sum(size)?, first_word(&there));
     bench.guest().must(&format!("rm -f {THERE}"))?;
-    Ok(Verdict::of(here == there, if here == there { String::new() } else { "the sums differ".to_owned() }))
+    Ok(match here == there {
+        true => Verdict::Pass(String::new()),
+        false => Verdict::Fail(format!("the MD5 sums differ: {here} on the host, {there} in the guest")),
+    })
 }

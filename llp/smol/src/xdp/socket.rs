@@ -11,8 +11,9 @@ use std::time::Duration;
 pub(super) const RING: u32 = CHUNKS / 2;
 /// Chunks of the longest frame: 65,549 bytes in chunks of 4096.
 const LONGEST: usize = 17;
-/// A queue stays busy for some milliseconds after its last user is gone.
-const BUSY_TRIES: u32 = 50;
+/// A queue stays busy for some milliseconds after its last user is gone, and for up to a second on a
+/// machine with much else to do.
+const BUSY_TRIES: u32 = 200;
 const BUSY_WAIT: Duration = Duration::from_millis(10);
 
 /// Received frame.
