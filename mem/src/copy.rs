@@ -1,16 +1,16 @@
-//! Copies between private bytes and shared memory: relaxed atomic accesses of naturally aligned
+//! Copies between private bytes and shared memory, by relaxed atomic accesses to naturally aligned
 //! words.
 //!
-//! A race with the program (or with another stream that writes to the same place) is legal in RDMA
-//! and must not be undefined behaviour here. Words are aligned on the shared side, so that a
-//! naturally aligned field of 2, 4 or 8 bytes is never seen torn; the private side is read and
-//! written unaligned. The last word is stored with release ordering after all others: a thread that
-//! sees it sees the rest.
+//! In RDMA, a program (or another stream) may legally access the memory while it is copied. Such a
+//! race must not be undefined behaviour here. Words are aligned on the shared side, so that a
+//! naturally aligned field of 2, 4 or 8 bytes is never torn; the private side is accessed
+//! unaligned. The last word is stored with release ordering after all others, so a thread that
+//! reads it with acquire ordering also sees the rest.
 //!
-//! Accesses of different sizes to the same bytes are outside of the letter of the C++ memory model;
-//! every target of ours gives them the meaning that the caches give them. Miri checks the letter of
-//! the rules: under it alone, the last step of each access goes byte by byte, so that it checks
-//! everything else (bounds, order, races with accesses that are not atomic).
+//! The C++ memory model does not define atomic accesses of different sizes to the same bytes. On
+//! all supported processors they behave as cache coherence suggests. Miri rejects them, so under
+//! Miri each word is accessed byte by byte; everything else (bounds, order, races with non-atomic
+//! accesses) is checked.
 
 use core::sync::atomic::{
     AtomicU8,
@@ -19,46 +19,34 @@ use core::sync::atomic::{
 #[cfg(not(miri))]
 use core::sync::atomic::{AtomicU16, AtomicU32, AtomicU64};
 
-/// Length from which copies on x86-64 use `rep movsb`. `examples/copy_speed.rs` on an AMD EPYC (Zen
-/// 5, fsrm), GB/s:
+/// Minimum length of copies that use `rep movsb` on x86-64. `examples/copy_speed.rs` measures the
+/// alternatives.
 ///
-/// | bytes | memcpy | words | rep movsb | store as it is |
-/// |---|---|---|---|---|
-/// | 64 | 47 | 28 | 14 | 17 |
-/// | 512 | 159 | 56 | 41 | 50 |
-/// | 1024 | 169 | 42 | 85 | 70 |
-/// | 4096 | 152 | 66 | 148 | 153 |
-/// | 65,536 | 134 | 60 | 136 | 133 |
-/// | 1,048,576 | 62 | 37 | 74 | 48 to 70 |
-///
-/// The last column is older than the path of its own that few aligned words have ([`SMALL`]).
-///
-/// Only where the processor says that it is fast ("ermsb"): others, and emulators, move byte by
-/// byte (1 MiB Writes in an emulated Nehalem: 175 MB/s).
+/// The instruction is used only on processors that report it as fast ("ermsb"). Other processors,
+/// and emulators, move one byte at a time.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 const STRING_FROM: usize = 1024;
 
-/// Returns whether a copy of `len` bytes is one for [`string_move`].
+/// Returns whether [`string_move`] is the fastest way to copy these `len` bytes.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[inline(always)]
 fn is_for_string(dst: *const u8, src: *const u8, len: usize) -> bool {
     len >= STRING_FROM && !is_aliased(dst, src) && std::arch::is_x86_feature_detected!("ermsb")
 }
 
-/// Pages in which [`is_aliased`] compares.
+/// Modulus, in bytes, with which [`is_aliased`] compares addresses.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 pub(crate) const PAGE: usize = 4096;
-/// Distances below this one are aliased; 32 on Zen 3, with a cache line to be safe with others.
+/// Distances below this number of bytes are aliased. Zen 3 is slow below 32; a whole cache line is
+/// assumed, to be safe on other processors.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 pub(crate) const ALIASED: usize = 64;
 
-/// Returns whether the low address bits of `dst` are a few more than those of `src`: there
-/// `rep movsb` waits for its own stores (AMD Zen 3 and 4; glibc has it as bug 30994). On an AMD
-/// EPYC (Zen 3) `rep movsb` copies 1.6 GB/s then instead of 33, words 12 to 17, `memcpy` in parts
-/// 24.
+/// Returns whether `dst` follows `src` by less than [`ALIASED`] bytes, modulo [`PAGE`].
 ///
-/// An FPDU that is built at the start of a page, with a payload from the start of another one, is
-/// enough: the header moves the payload by 16 or 20 bytes.
+/// In this case `rep movsb` waits for its own stores on AMD Zen 3 and Zen 4, and is many times
+/// slower (glibc bug 30994). It is a common case: an FPDU that is built at the start of a page, with
+/// a payload that was at the start of another page, has its payload 16 or 20 bytes further.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[inline(always)]
 fn is_aliased(dst: *const u8, src: *const u8) -> bool {
@@ -66,8 +54,8 @@ fn is_aliased(dst: *const u8, src: *const u8) -> bool {
     distance != 0 && distance < ALIASED
 }
 
-/// `memcpy`, also where the C library's uses `rep movsb`: aliased copies are made in parts for
-/// which it does not.
+/// Copies like `memcpy`, but avoids `rep movsb` for aliased copies ([`is_aliased`]): it copies them
+/// in parts that are too short for the C library to use that instruction.
 ///
 /// # Safety
 /// As for [`core::ptr::copy_nonoverlapping`].
@@ -78,35 +66,37 @@ pub(crate) unsafe fn plain(dst: *mut u8, src: *const u8, len: usize) {
         let mut at = 0;
         while at < len {
             let part = STRING_FROM.min(len - at);
-            // SAFETY: the caller's promise; `at + part` is at most `len`.
+            // SAFETY: the caller guarantees `len` bytes on both sides, and `at + part` is at most
+            // `len`.
             unsafe { dst.add(at).copy_from_nonoverlapping(src.add(at), part) };
             at += part;
         }
         return;
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees what `copy_nonoverlapping` requires.
     unsafe { dst.copy_from_nonoverlapping(src, len) }
 }
 
 const WORD: usize = 8;
-/// Aligned words of fewer bytes are copied without a call.
+/// Copies of whole aligned words that are shorter than this number of bytes are inlined.
 const SMALL: usize = 256;
 
 /// Stores one aligned piece of 1, 2, 4 or 8 bytes.
 ///
 /// # Safety
-/// `src` is readable and `dst` writable for `size` bytes, and `dst` is a multiple of `size`.
+/// `src` is readable and `dst` writable for `size` bytes, `dst` is a multiple of `size`, and all
+/// concurrent accesses to `dst` are atomic.
 #[inline(always)]
 unsafe fn store_piece(dst: *mut u8, src: *const u8, size: usize, order: Ordering) {
     debug_assert!(dst.addr().is_multiple_of(size));
     #[cfg(miri)]
     for at in 0..size {
-        // SAFETY: as below; `at` is inside of the piece.
+        // SAFETY: `at` is less than `size`, for which the caller guarantees both sides.
         unsafe { AtomicU8::from_ptr(dst.add(at)).store(src.add(at).read(), order) }
     }
     #[cfg(not(miri))]
-    // SAFETY: the caller vouches for both ranges and for the alignment; all other accesses to `dst`
-    // are atomic.
+    // SAFETY: the caller guarantees both ranges, the alignment of `dst`, and that all concurrent
+    // accesses to it are atomic.
     unsafe {
         match size {
             1 => AtomicU8::from_ptr(dst).store(src.read(), order),
@@ -120,19 +110,20 @@ unsafe fn store_piece(dst: *mut u8, src: *const u8, size: usize, order: Ordering
 /// Loads one aligned piece of 1, 2, 4 or 8 bytes.
 ///
 /// # Safety
-/// `src` is readable and `dst` writable for `size` bytes, and `src` is a multiple of `size`.
+/// `src` is readable and `dst` writable for `size` bytes, `src` is a multiple of `size`, and all
+/// concurrent writes to `src` are atomic.
 #[inline(always)]
 unsafe fn load_piece(dst: *mut u8, src: *const u8, size: usize) {
     let src = src.cast_mut();
     debug_assert!(src.addr().is_multiple_of(size));
     #[cfg(miri)]
     for at in 0..size {
-        // SAFETY: as below; `at` is inside of the piece.
+        // SAFETY: `at` is less than `size`, for which the caller guarantees both sides.
         unsafe { dst.add(at).write(AtomicU8::from_ptr(src.add(at)).load(Relaxed)) }
     }
     #[cfg(not(miri))]
-    // SAFETY: the caller vouches for both ranges and for the alignment; all other accesses to `src`
-    // are atomic.
+    // SAFETY: the caller guarantees both ranges, the alignment of `src`, and that all concurrent
+    // writes to it are atomic.
     unsafe {
         match size {
             1 => dst.write(AtomicU8::from_ptr(src).load(Relaxed)),
@@ -143,7 +134,8 @@ unsafe fn load_piece(dst: *mut u8, src: *const u8, size: usize) {
     }
 }
 
-/// Largest aligned piece at address `at` that is not longer than `left` (which is not 0).
+/// Returns the size of the largest aligned piece at address `at` that is not longer than `left`,
+/// which is not 0.
 #[inline(always)]
 fn piece(at: usize, left: usize) -> usize {
     let aligned = 1 << at.trailing_zeros().min(3);
@@ -159,10 +151,10 @@ fn piece(at: usize, left: usize) -> usize {
 /// another process).
 #[inline(always)]
 pub(crate) unsafe fn store(dst: *mut u8, src: *const u8, len: usize) {
-    // SAFETY: the caller's promise; `dst` is aligned for `store_loop` and the last word, and `bulk`
-    // a multiple of its words.
+    // SAFETY: the caller guarantees both ranges. In the first branch `dst` is aligned, and `bulk`
+    // is a multiple of eight, as `store_loop` and the last word require.
     unsafe {
-        // Messages of few words, which are many: without a call.
+        // Short messages of whole words are frequent, so they are copied without a call.
         if len > 0 && len < SMALL && (dst.addr() | len).is_multiple_of(WORD) {
             let bulk = len - WORD;
             store_loop(dst, src, bulk);
@@ -178,7 +170,8 @@ pub(crate) unsafe fn store(dst: *mut u8, src: *const u8, len: usize) {
 #[inline]
 unsafe fn store_any(dst: *mut u8, src: *const u8, len: usize) {
     let mut at = 0;
-    // SAFETY: every access below lies in `at..len`, and the pieces are aligned by construction.
+    // SAFETY: every access lies in `at..len` of the ranges that the caller guarantees, and `piece`
+    // returns only aligned sizes.
     unsafe {
         while at < len && !dst.addr().wrapping_add(at).is_multiple_of(WORD) {
             let size = piece(dst.addr() + at, len - at);
@@ -189,8 +182,8 @@ unsafe fn store_any(dst: *mut u8, src: *const u8, len: usize) {
         if at == len {
             return;
         }
-        // What follows the bulk is at least one word or a ragged edge: the piece that is published
-        // last.
+        // At least one byte remains after the bulk, so that its last piece is stored with release
+        // ordering.
         let bulk = (len - at - 1) / WORD * WORD;
         store_words(dst.add(at), src.add(at), bulk);
         at += bulk;
@@ -211,10 +204,10 @@ unsafe fn store_any(dst: *mut u8, src: *const u8, len: usize) {
 /// another process).
 #[inline(always)]
 pub(crate) unsafe fn load(dst: *mut u8, src: *const u8, len: usize) {
-    // SAFETY: the caller's promise; `src` is aligned for `load_loop`, and `len` a multiple of its
-    // words.
+    // SAFETY: the caller guarantees both ranges. In the first branch `src` is aligned and `len` is
+    // a multiple of eight, as `load_loop` requires.
     unsafe {
-        // Messages of few words, which are many: without a call.
+        // Short messages of whole words are frequent, so they are copied without a call.
         if len < SMALL && (src.addr() | len).is_multiple_of(WORD) {
             load_loop(dst, src, len);
         } else {
@@ -228,7 +221,8 @@ pub(crate) unsafe fn load(dst: *mut u8, src: *const u8, len: usize) {
 #[inline]
 unsafe fn load_any(dst: *mut u8, src: *const u8, len: usize) {
     let mut at = 0;
-    // SAFETY: every access below lies in `at..len`, and the pieces are aligned by construction.
+    // SAFETY: every access lies in `at..len` of the ranges that the caller guarantees, and `piece`
+    // returns only aligned sizes.
     unsafe {
         while at < len && !src.addr().wrapping_add(at).is_multiple_of(WORD) {
             let size = piece(src.addr() + at, len - at);
@@ -246,33 +240,33 @@ unsafe fn load_any(dst: *mut u8, src: *const u8, len: usize) {
     }
 }
 
-/// `len` is a multiple of eight, `dst` is aligned.
+/// Copies whole words into shared memory, in any order.
 ///
 /// # Safety
-/// As for [`store`].
+/// As for [`store`]; `len` is a multiple of eight, and `dst` is aligned to eight bytes.
 #[inline(always)]
 unsafe fn store_words(dst: *mut u8, src: *const u8, len: usize) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     if is_for_string(dst, src, len) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees both ranges.
         return unsafe { string_move(dst, src, len) };
     }
-    // SAFETY: the caller's promise; word after word inside of `len`.
+    // SAFETY: the caller guarantees what `store_loop` requires, which is the same.
     unsafe { store_loop(dst, src, len) }
 }
 
-/// `len` is a multiple of eight, `src` is aligned.
+/// Copies whole words out of shared memory.
 ///
 /// # Safety
-/// As for [`load`].
+/// As for [`load`]; `len` is a multiple of eight, and `src` is aligned to eight bytes.
 #[inline(always)]
 unsafe fn load_words(dst: *mut u8, src: *const u8, len: usize) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     if is_for_string(dst, src, len) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees both ranges.
         return unsafe { string_move(dst, src, len) };
     }
-    // SAFETY: the caller's promise; word after word inside of `len`.
+    // SAFETY: the caller guarantees what `load_loop` requires, which is the same.
     unsafe { load_loop(dst, src, len) }
 }
 
@@ -281,7 +275,8 @@ unsafe fn load_words(dst: *mut u8, src: *const u8, len: usize) {
 #[inline(always)]
 unsafe fn store_loop(dst: *mut u8, src: *const u8, len: usize) {
     let mut at = 0;
-    // SAFETY: the caller's promise; word after word inside of `len`.
+    // SAFETY: each access is to one word inside of `len`, which is a multiple of eight. The caller
+    // guarantees the ranges and the alignment.
     unsafe {
         while at + 4 * WORD <= len {
             store_piece(dst.add(at), src.add(at), WORD, Relaxed);
@@ -302,7 +297,8 @@ unsafe fn store_loop(dst: *mut u8, src: *const u8, len: usize) {
 #[inline(always)]
 unsafe fn load_loop(dst: *mut u8, src: *const u8, len: usize) {
     let mut at = 0;
-    // SAFETY: the caller's promise; word after word inside of `len`.
+    // SAFETY: each access is to one word inside of `len`, which is a multiple of eight. The caller
+    // guarantees the ranges and the alignment.
     unsafe {
         while at + 4 * WORD <= len {
             load_piece(dst.add(at), src.add(at), WORD);
@@ -318,17 +314,19 @@ unsafe fn load_loop(dst: *mut u8, src: *const u8, len: usize) {
     }
 }
 
-/// The processor's own copy. The compiler does not look into it, so it is as racy as a device's DMA
-/// and no more: its stores may come in any order, but none comes after the stores that follow it
-/// (Intel SDM volume 1, 7.3.9.3).
+/// Copies with `rep movsb`.
+///
+/// The compiler does not see the accesses, so races with them have the same effect as with the DMA
+/// of a device. Its stores may become visible in any order, but before all later stores (Intel SDM
+/// volume 1, 7.3.9.3).
 ///
 /// # Safety
 /// As for [`store`] or [`load`].
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[inline(always)]
 unsafe fn string_move(dst: *mut u8, src: *const u8, len: usize) {
-    // SAFETY: reads `len` bytes at `src`, writes `len` at `dst`, which the caller vouches for. The
-    // direction flag is clear by the calling convention.
+    // SAFETY: the instruction reads `len` bytes at `src` and writes `len` bytes at `dst`, which the
+    // caller guarantees. The direction flag is clear by the calling convention.
     unsafe {
         core::arch::asm!(
             "rep movsb",
@@ -340,44 +338,45 @@ unsafe fn string_move(dst: *mut u8, src: *const u8, len: usize) {
     }
 }
 
-/// Each way of copying by itself, for `examples/copy_speed.rs`.
+/// Safe wrappers of the individual copy functions, for `examples/copy_speed.rs`.
 #[doc(hidden)]
 pub mod bench {
-    /// The shared copy as it is used.
+    /// Copies into shared memory.
     pub fn shared(dst: &mut [u8], src: &[u8]) {
         assert_eq!(dst.len(), src.len());
-        // SAFETY: two slices of one length.
+        // SAFETY: both are slices of the same length, and they do not overlap.
         unsafe { super::store(dst.as_mut_ptr(), src.as_ptr(), src.len()) }
     }
 
-    /// The shared copy the other way as it is used.
+    /// Copies out of shared memory.
     pub fn shared_load(dst: &mut [u8], src: &[u8]) {
         assert_eq!(dst.len(), src.len());
-        // SAFETY: two slices of one length.
+        // SAFETY: both are slices of the same length, and they do not overlap.
         unsafe { super::load(dst.as_mut_ptr(), src.as_ptr(), src.len()) }
     }
 
-    /// The copy of exclusive memory as it is used.
+    /// Copies exclusive memory.
     pub fn plain(dst: &mut [u8], src: &[u8]) {
         assert_eq!(dst.len(), src.len());
-        // SAFETY: two slices of one length.
+        // SAFETY: both are slices of the same length, and they do not overlap.
         unsafe { super::plain(dst.as_mut_ptr(), src.as_ptr(), src.len()) }
     }
 
-    /// Only words. The length must be a multiple of eight, `dst` aligned.
+    /// Copies by words only. The length must be a multiple of eight, and `dst` aligned.
     pub fn words(dst: &mut [u8], src: &[u8]) {
         assert!(
             dst.len() == src.len() && src.len().is_multiple_of(8) && dst.as_ptr().addr().is_multiple_of(8)
         );
-        // SAFETY: two slices of one length, a multiple of eight, the destination aligned.
+        // SAFETY: the assertion has checked the lengths and the alignment, and slices do not
+        // overlap.
         unsafe { super::store_loop(dst.as_mut_ptr(), src.as_ptr(), src.len()) }
     }
 
-    /// Only `rep movsb`.
+    /// Copies with `rep movsb` only.
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     pub fn string(dst: &mut [u8], src: &[u8]) {
         assert_eq!(dst.len(), src.len());
-        // SAFETY: two slices of one length.
+        // SAFETY: both are slices of the same length, and they do not overlap.
         unsafe { super::string_move(dst.as_mut_ptr(), src.as_ptr(), src.len()) }
     }
 }
@@ -389,14 +388,14 @@ mod tests {
 
     type Copy = unsafe fn(*mut u8, *const u8, usize);
 
-    /// Every alignment of both sides, every length around the edges: the right bytes and no others.
+    /// Tests all alignments of both sides, with lengths around the limits of the branches.
     #[test]
     fn copies_exactly() {
         let lens = (0..80).chain([
             248, 255, 256, 264, 511, 512, 1000, 1023, 1024, 1025, 1031, 1032, 1033, 1040, 1041, 4097,
         ]);
         let source: Vec<u8> = (0..5000u32).map(|i| (i * 7 + i / 251) as u8).collect();
-        // Miri takes a part.
+        // Miri is slow, so it checks a part of them.
         let (step, turns) = if cfg!(miri) { (5, 4) } else { (1, 1) };
         for len in lens.step_by(step) {
             for from in (0..9).step_by(turns) {
@@ -421,7 +420,7 @@ mod tests {
         }
     }
 
-    /// Processors without a fast string copy use words for long copies, too.
+    /// Processors without a fast `rep movsb` copy long ranges by words as well.
     #[test]
     fn words_copy_exactly() {
         let source: Vec<u8> = (0..5000u32).map(|i| (i * 7 + i / 251) as u8).collect();
@@ -440,7 +439,7 @@ mod tests {
         }
     }
 
-    /// Destinations a few bytes behind the source modulo the page size, and their neighbours.
+    /// Tests destinations a few bytes behind the source modulo the page size.
     #[test]
     fn aliased_places_copy_exactly() {
         let source: Vec<u8> = (0..12_000u32).map(|i| (i * 7 + i / 251) as u8).collect();

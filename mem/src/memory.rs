@@ -1,12 +1,11 @@
-//! What a region is made of: bytes of ours, of a buffer kept alive, or of a caller that guarantees
-//! them.
+//! The bytes of a memory region, and who guarantees that they stay valid.
 
 use core::{any::Any, fmt, ptr::NonNull};
 use std::{io, sync::Arc};
 
 use crate::page_state::PageState;
 
-/// Bytes to register. Dropped with the last region, window or span that stands on them.
+/// Bytes to register. They are dropped with the last region, window or span that refers to them.
 ///
 /// ```
 /// let memory = uiw_mem::Memory::owned(4096)?;
@@ -16,7 +15,8 @@ use crate::page_state::PageState;
 pub struct Memory {
     at: NonNull<u8>,
     len: usize,
-    /// In-flight buffers belong to the engine: a caller of an `unsafe` function promised it.
+    /// True if only the engine accesses buffers in flight, as the caller of an `unsafe` function has
+    /// guaranteed.
     exclusive: bool,
     presence: Presence,
     /// State of the pages of `Presence::Foreign`.
@@ -24,37 +24,39 @@ pub struct Memory {
     _keep: MemoryOwner,
 }
 
-/// Guarantee that the bytes stay mapped while a region covers them.
+/// Whether the bytes stay mapped while a region covers them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Presence {
     /// Rust's ownership, or the caller of an `unsafe` function, guarantees it.
     Guaranteed,
-    /// A program may unmap them. What is given to [`crate::Table::discard`] is gone for good, as
-    /// pages that an adapter has pinned are not those that are mapped there later.
+    /// A program may unmap them. Pages that were given to [`crate::Table::discard`] stay
+    /// inaccessible, because pages that are mapped at the same address later are other ones than
+    /// those that an adapter would have pinned.
     Foreign,
-    /// Like `Foreign`; every access finds what is mapped there at that time: on-demand paging.
+    /// Like `Foreign`, but each access uses the pages that are mapped at that time (on-demand
+    /// paging).
     OnDemand,
 }
 
-/// Never read: kept for its drop.
+/// Owner of the bytes, which is only dropped.
 enum MemoryOwner {
     Owned(#[expect(dead_code, reason = "kept for its drop")] AnonymousPages),
     Borrowed,
     Buffer(#[expect(dead_code, reason = "kept for its drop")] Box<dyn Any + Send>),
 }
 
-// SAFETY: `Memory` is an address, a length and a `Send` owner. It touches no byte itself; the code
-// that does (the copies of this crate) uses atomic accesses, or stands under the promise of
-// `exclusive`.
+// SAFETY: `Memory` consists of an address, a length and a `Send` owner, and accesses no byte itself.
+// The copies of this crate access the bytes atomically, unless the caller of `exclusive` or
+// `borrowed` has guaranteed that there are no conflicting accesses.
 unsafe impl Send for Memory {}
-// SAFETY: as above; `&Memory` gives away the address and nothing else (`Keep` is never looked at).
+// SAFETY: `&Memory` gives access to the address and the length only; the owner is never accessed.
 unsafe impl Sync for Memory {}
 
 impl Memory {
-    /// `len` zeroed bytes on pages of their own.
+    /// Allocates `len` zeroed bytes on pages of their own.
     ///
     /// # Errors
-    /// The system's, if it has no memory.
+    /// The error of the system if there is not enough memory.
     pub fn owned(len: usize) -> io::Result<Self> {
         let pages = AnonymousPages::map(len)?;
         Ok(Self {
@@ -67,52 +69,57 @@ impl Memory {
         })
     }
 
-    /// The `len` bytes at `at`, which belong to the caller. Exclusive unless it is registered with
-    /// rights that let a peer reach it, or [`Memory::shared`] is said.
+    /// Refers to the `len` bytes at `at`, which belong to the caller.
+    ///
+    /// The memory is exclusive unless it is registered with remote access rights, or
+    /// [`Memory::shared`] is called.
     ///
     /// # Safety
-    /// * All bytes stay readable, and writable if LOCAL_WRITE is granted, until the region has been
-    ///   deregistered (and every span and window of it with it).
-    /// * While they are in flight (an unfinished work request names them) nothing else writes them,
-    ///   nor reads what a receive or a Read places, unless the region is shared; then all accesses
-    ///   are atomic.
+    /// * All bytes stay readable, and writable if LOCAL_WRITE is granted, until the region and all
+    ///   its spans and windows have been deregistered.
+    /// * While an unfinished work request names some of the bytes, nothing else writes them, and
+    ///   nothing else reads bytes that a receive or a Read places. If the memory is shared, such
+    ///   accesses are allowed, but they are atomic.
     pub unsafe fn borrowed(at: *mut u8, len: usize) -> Self {
         Self::guaranteed(at, len, MemoryOwner::Borrowed)
     }
 
-    /// The `len` bytes at `at` of a program that may unmap them, or take rights away, at any time:
-    /// an access to what is not there fails, and nothing else happens, if the process has a handler
-    /// that calls [`crate::recover::recover`]. What is unmapped is to be given to
+    /// Refers to the `len` bytes at `at` of a program that may unmap or protect them at any time.
+    ///
+    /// An access to bytes that are not accessible fails, without other effects, if the process has a
+    /// signal handler that calls [`crate::recover::recover`]. Report unmapped ranges to
     /// [`crate::Table::discard`].
     ///
     /// # Safety
-    /// The rules are those of [`Memory::borrowed`], but the bytes need not stay; where they are
-    /// mapped to something else unnoticed, that is overwritten.
+    /// As for [`Memory::borrowed`], except that the bytes need not stay mapped. If other memory is
+    /// mapped at the same address without a call of [`crate::Table::discard`], peers can access it.
     pub unsafe fn foreign(at: *mut u8, len: usize) -> Self {
-        // SAFETY: the caller's promise; what it leaves out, `presence` stands for.
+        // SAFETY: the caller guarantees all but that the bytes stay mapped. `Presence::Foreign` makes
+        // every access check that.
         let memory = unsafe { Self::borrowed(at, len) };
         let page_state = Some(Arc::new(PageState::new(at.addr(), len)));
         Self { presence: Presence::Foreign, page_state, ..memory }
     }
 
-    /// Like [`Memory::foreign`]; every access finds what is there at that time: on-demand paging.
+    /// Like [`Memory::foreign`], but each access uses the pages that are mapped at that time
+    /// (on-demand paging).
     ///
     /// # Safety
     /// As for [`Memory::foreign`].
     pub unsafe fn on_demand(at: *mut u8, len: usize) -> Self {
-        // SAFETY: as for `foreign`.
+        // SAFETY: the caller guarantees all but that the bytes stay mapped. `Presence::OnDemand`
+        // makes every access check that.
         let memory = unsafe { Self::borrowed(at, len) };
         Self { presence: Presence::OnDemand, ..memory }
     }
 
-    /// Returns the state of the pages of [`Memory::foreign`]: which ones were given up or
-    /// protected.
+    /// Returns the page state of [`Memory::foreign`]: which pages were discarded or protected.
     pub fn page_state(&self) -> Option<&Arc<PageState>> {
         self.page_state.as_ref()
     }
 
-    /// The `len` bytes at `at`, which `keep` owns and which live at that address until `keep` is
-    /// dropped.
+    /// Refers to the `len` bytes at `at`, which `keep` owns and which stay at that address until
+    /// `keep` is dropped.
     ///
     /// # Safety
     /// As for [`Memory::borrowed`], as long as `keep` lives.
@@ -120,53 +127,53 @@ impl Memory {
         Self::guaranteed(at, len, MemoryOwner::Buffer(keep))
     }
 
-    /// Like [`Memory::buffer`] of bytes that a device may take away while they are mapped: an
-    /// access fails then, as with [`Memory::foreign`].
+    /// Like [`Memory::buffer`], but for a mapping that may become inaccessible, such as that of a
+    /// file that is truncated. An access fails then, as with [`Memory::foreign`].
     ///
     /// # Safety
-    /// As for [`Memory::buffer`], but the bytes need not stay behind the address.
+    /// As for [`Memory::buffer`], except that the bytes need not stay accessible.
     pub unsafe fn mapped(keep: Box<dyn Any + Send>, at: *mut u8, len: usize) -> Self {
-        // SAFETY: the caller's promise; what it leaves out, `presence` stands for.
+        // SAFETY: the caller guarantees all but that the bytes stay accessible. `Presence::OnDemand`
+        // makes every access check that.
         let memory = unsafe { Self::buffer(keep, at, len) };
         Self { presence: Presence::OnDemand, ..memory }
     }
 
-    /// Describes bytes that the caller keeps mapped.
+    /// Creates exclusive memory of bytes that stay mapped.
     fn guaranteed(at: *mut u8, len: usize, keep: MemoryOwner) -> Self {
         let at = NonNull::new(at).unwrap_or(NonNull::dangling());
         Self { at, len, exclusive: true, presence: Presence::Guaranteed, page_state: None, _keep: keep }
     }
 
-    /// Takes the promise back (or never relies on it): all copies are atomic. For callers that may
-    /// register the same bytes twice, once for peers and once not, as C programs do.
+    /// Makes all copies atomic, as if the memory were not exclusive. Use it for bytes that may be
+    /// registered twice, once with remote access rights and once without, as C programs do.
     pub fn shared(mut self) -> Self {
         self.exclusive = false;
         self
     }
 
-    /// Copies of it may be plain `memcpy`, unless it is registered with rights that let a peer
-    /// reach it.
+    /// Allows copies by `memcpy`, unless the memory is registered with remote access rights.
     ///
     /// # Safety
-    /// While an unfinished work request names bytes of it, nothing else writes these, nor reads
-    /// what a receive or a Read places, and no two work requests in flight place into the same
-    /// bytes.
+    /// While an unfinished work request names some of the bytes, nothing else writes them, nothing
+    /// else reads bytes that a receive or a Read places, and no other unfinished work request places
+    /// data into the same bytes.
     pub unsafe fn exclusive(mut self) -> Self {
         self.exclusive = true;
         self
     }
 
-    /// Bytes.
+    /// Returns the number of bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// True if there is no byte.
+    /// Returns whether there are no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Address of the first byte.
+    /// Returns the address of the first byte.
     pub fn as_ptr(&self) -> *mut u8 {
         self.at.as_ptr()
     }
@@ -181,7 +188,7 @@ impl Memory {
 }
 
 impl From<Vec<u8>> for Memory {
-    /// The vector's bytes (not its spare capacity).
+    /// Registers the bytes of the vector, without its spare capacity.
     fn from(mut bytes: Vec<u8>) -> Self {
         let (at, len) = (bytes.as_mut_ptr(), bytes.len());
         // SAFETY: a vector's bytes stay where they are when the vector is moved, and it has no
@@ -201,24 +208,26 @@ impl fmt::Debug for Memory {
     }
 }
 
-/// Gives the allocator's free pages back to the system. glibc keeps what a burst of connections in
-/// many threads has freed: some 20 KiB of each. Walks all of its arenas, so it is for the end of
-/// such a burst. Elsewhere it does nothing.
+/// Returns the free pages of glibc's allocator to the system; does nothing with other allocators.
+///
+/// After many connections in many threads, glibc keeps some 20 KiB for each. The call visits all
+/// arenas, so it is meant for the end of such a burst.
 pub fn give_back_free_pages() {
     #[cfg(target_env = "gnu")]
-    // SAFETY: may be called by any thread at any time, and touches free memory only.
+    // SAFETY: `malloc_trim` is thread-safe and touches only free memory.
     unsafe {
         libc::malloc_trim(0);
     }
 }
 
-/// Makes all threads share one of the allocator's arenas, for programs with one thread per
-/// connection: of each further arena (up to eight a processor) glibc keeps some hundred KiB after a
-/// bulk disconnect, and more after the next one. To be called before the threads are there; what
-/// they allocate often, each still has a store of its own for. Elsewhere it does nothing.
+/// Makes all threads share one arena of glibc's allocator; does nothing with other allocators.
+///
+/// It is meant for programs with one thread per connection. glibc has up to eight arenas per
+/// processor, keeps some hundred KiB in each after a bulk disconnect, and more after the next one.
+/// Call it before the threads are started. Each thread keeps its own cache of small allocations.
 pub fn share_arenas() {
     #[cfg(target_env = "gnu")]
-    // SAFETY: sets a number in the allocator, under its own lock.
+    // SAFETY: `mallopt` sets a parameter under the allocator's own lock.
     unsafe {
         libc::mallopt(libc::M_ARENA_MAX, 1);
     }
@@ -236,8 +245,7 @@ impl AnonymousPages {
             return Ok(Self { at: NonNull::dangling(), len });
         }
         let (prot, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-        // SAFETY: a new anonymous mapping at an address of the kernel's choice changes nothing that
-        // exists.
+        // SAFETY: the kernel chooses an unused address, so no existing mapping changes.
         let at = unsafe { libc::mmap(core::ptr::null_mut(), len, prot, flags, -1, 0) };
         if at == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
@@ -249,7 +257,7 @@ impl AnonymousPages {
 impl Drop for AnonymousPages {
     fn drop(&mut self) {
         if self.len != 0 {
-            // SAFETY: `map` made exactly this mapping, and this is its only owner.
+            // SAFETY: `map` has made exactly this mapping, and this is its only owner.
             unsafe { libc::munmap(self.at.as_ptr().cast(), self.len) };
         }
     }

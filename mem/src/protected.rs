@@ -1,33 +1,32 @@
-//! Copies of memory that the program has protected since it was registered, where its own rights do
-//! not suffice.
+//! Copies of registered memory that the program has protected after registering it.
 //!
-//! An adapter has the pages pinned and goes on with them whatever the program's own rights are; a
-//! write barrier of a garbage collector does not stop it. Here the kernel makes such copies by the
-//! process's memory file, whose accesses it makes in disregard of protections and protection keys:
-//! reads of every mapping, writes of private ones. Where the system does not allow that
-//! (`proc_mem.force_override`, no `/proc`) a copy fails.
+//! An RDMA adapter has pinned the pages and accesses them regardless of the program's own rights,
+//! for example despite the write barrier of a garbage collector. Here such copies go through the
+//! process's memory file, `/proc/self/mem`. The kernel ignores protections and protection keys for
+//! it: it reads all mappings and writes private ones. If the system does not allow this
+//! (`proc_mem.force_override`, no `/proc`), the copy fails.
 
 use crate::page_state::{PAGE, PageState};
 use std::fs::{File, OpenOptions};
 use std::os::fd::AsRawFd as _;
 
-/// Bytes of the last part of a store: a program that polls the end of a buffer finds the rest
-/// there.
+/// Number of bytes that a store writes last, so that a program that polls the end of a buffer finds
+/// the rest complete.
 const LAST: usize = 8;
 
-/// Side of a copy that is the registered memory.
+/// Selects which side of a copy is the registered memory.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum RegisteredSide {
     From,
     To,
 }
 
-/// Copies `len` bytes at `src` to `dst`; false if some are not there. `plain` copies what the
-/// program's own rights allow.
+/// Copies `len` bytes of registered memory at `src` to `dst`. Returns false if some are not mapped.
+/// `plain` is tried first; it copies with the program's own rights.
 ///
 /// # Safety
-/// `dst` is private, has room for them, and does not overlap them; `plain` copies as its arguments
-/// (to, from, length) say, or fails.
+/// `dst` is private, has room for `len` bytes, and does not overlap `src`. `plain` copies as its
+/// arguments (to, from, length) say, or fails.
 #[cold]
 pub(crate) unsafe fn load(
     state: &PageState,
@@ -37,19 +36,20 @@ pub(crate) unsafe fn load(
     plain: impl Fn(*mut u8, *const u8, usize) -> bool,
 ) -> bool {
     copy(state, RegisteredSide::From, dst, src, len, plain, |memory, to, from, part| {
-        // SAFETY: the caller's promise: room for `part` bytes at `to`; the kernel looks at `from`
-        // as a number.
+        // SAFETY: the caller guarantees room for `part` bytes at `to`. For the kernel, `from` is only
+        // a file offset.
         let got = unsafe { libc::pread(memory.as_raw_fd(), to.cast(), part, from.addr() as libc::off_t) };
         usize::try_from(got) == Ok(part)
     })
 }
 
-/// Copies `len` bytes at `src` to `dst`; false if some of that is not there. `plain` copies what
-/// the program's own rights allow. The last bytes become visible last.
+/// Copies `len` bytes at `src` to registered memory at `dst`. Returns false if some of it is not
+/// mapped. `plain` is tried first; it copies with the program's own rights. The last bytes become
+/// visible last.
 ///
 /// # Safety
-/// `src` is private and has them; the program allows `dst` to be written; `plain` copies as its
-/// arguments (to, from, length) say, or fails.
+/// `src` is private and has `len` bytes. The program has granted write access to `dst`. `plain`
+/// copies as its arguments (to, from, length) say, or fails.
 #[cold]
 pub(crate) unsafe fn store(
     state: &PageState,
@@ -61,8 +61,8 @@ pub(crate) unsafe fn store(
     copy(state, RegisteredSide::To, dst, src, len, plain, |memory, to, from, part| {
         let put = |done: usize, part: usize| {
             let (to, from) = (to.wrapping_add(done), from.wrapping_add(done));
-            // SAFETY: the caller's promise: `part` bytes at `from`; the kernel looks at `to` as a
-            // number, and writes what `dst` is.
+            // SAFETY: the caller guarantees `part` bytes at `from`. For the kernel, `to` is a file
+            // offset; it lies in `dst`, which may be written.
             let put =
                 unsafe { libc::pwrite(memory.as_raw_fd(), from.cast(), part, to.addr() as libc::off_t) };
             usize::try_from(put) == Ok(part)
@@ -72,8 +72,9 @@ pub(crate) unsafe fn store(
     })
 }
 
-/// Copies page by page of the registered memory, as long as there are copies that succeed; whether
-/// all did. `by_file` copies what the program has protected, with the process's memory file.
+/// Copies page by page of the registered memory until a copy fails. Returns whether all have
+/// succeeded. `by_file` copies pages that the program has protected, with the process's memory
+/// file.
 fn copy(
     state: &PageState,
     registered: RegisteredSide,
@@ -84,8 +85,8 @@ fn copy(
     by_file: impl Fn(&File, *mut u8, *const u8, usize) -> bool,
 ) -> bool {
     let write = registered == RegisteredSide::To;
-    // Opened for each copy: a descriptor that is kept would be the parent's memory in a child of a
-    // fork.
+    // Opened for each copy, because after a fork a descriptor of the parent would still access the
+    // parent's memory.
     let Ok(memory) = OpenOptions::new().read(!write).write(write).open("/proc/self/mem") else {
         return false;
     };
@@ -112,11 +113,11 @@ mod tests {
     const PAGES: usize = 4;
     const ALL: usize = PAGES * PAGE;
 
-    /// Pages, of which `protected` have the protection, and the state that says so.
+    /// Maps pages, protects those in `protected`, and registers all of them.
     fn pages(flags: libc::c_int, protection: libc::c_int, protected: &[usize]) -> (*mut u8, Memory) {
         faults::install();
         let both = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: a new mapping, which these tests alone use and which stays.
+        // SAFETY: the mapping is new, only these tests use it, and it is never unmapped.
         unsafe {
             let at = libc::mmap(std::ptr::null_mut(), ALL, both, flags | libc::MAP_ANONYMOUS, -1, 0);
             assert_ne!(at, libc::MAP_FAILED);
@@ -135,12 +136,12 @@ mod tests {
     }
 
     fn plain_load(to: *mut u8, from: *const u8, len: usize) -> bool {
-        // SAFETY: the copies below stay in their pages and vectors.
+        // SAFETY: the tests below copy only inside of their pages and vectors.
         unsafe { recover::load(to, from, len) }
     }
 
     fn plain_store(to: *mut u8, from: *const u8, len: usize) -> bool {
-        // SAFETY: as above.
+        // SAFETY: as in `plain_load`.
         unsafe { recover::store(to, from, len) }
     }
 
@@ -151,20 +152,20 @@ mod tests {
             let state = memory.page_state().unwrap();
             for (start, len) in [(0, ALL), (PAGE, 1), (PAGE + 5, 3), (PAGE - 3, PAGE + 6), (ALL - 8, 8)] {
                 let mut got = vec![0u8; len];
-                // SAFETY: a vector of `len` bytes, and `len` bytes of the pages.
+                // SAFETY: `got` has `len` bytes, and so have the pages from `start` on.
                 assert!(unsafe { load(state, got.as_mut_ptr(), at.add(start), len, plain_load) });
                 assert!(got.iter().enumerate().all(|(i, byte)| *byte == ((start + i) / 7) as u8));
                 let put: Vec<u8> = got.iter().map(|byte| !byte).collect();
-                // SAFETY: as above.
+                // SAFETY: `put` has `len` bytes, and so have the pages from `start` on.
                 assert!(unsafe { store(state, at.add(start), put.as_ptr(), len, plain_store) });
                 let mut all = vec![0u8; ALL];
-                // SAFETY: as above.
+                // SAFETY: `all` has as many bytes as the pages.
                 assert!(unsafe { load(state, all.as_mut_ptr(), at, ALL, plain_load) });
                 for (i, byte) in all.iter().enumerate() {
                     let inside = (start..start + len).contains(&i);
                     assert_eq!(*byte, if inside { !((i / 7) as u8) } else { (i / 7) as u8 }, "{i}");
                 }
-                // SAFETY: as above.
+                // SAFETY: `got` has `len` bytes, and so have the pages from `start` on.
                 assert!(unsafe { store(state, at.add(start), got.as_ptr(), len, plain_store) });
             }
         }

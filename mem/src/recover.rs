@@ -1,12 +1,12 @@
-//! Copies that end with an error, instead of the process, where memory is not there: bytes of a
-//! program that may unmap them, or a file that may be truncated.
+//! Copies that return an error, instead of ending the process, if memory is not accessible: a
+//! program may unmap registered bytes, or truncate the file behind them.
 //!
-//! The routines are assembly without a stack frame, between two symbols. A handler of SIGSEGV and
-//! SIGBUS gives the context of the signal to [`recover`]: if the processor was between these
-//! symbols, the routine returns "gone" to its caller. No other code is ever continued elsewhere, so
-//! the handler leaves every other fault to the handler that was there before.
+//! The routines are written in assembly, have no stack frame, and lie between two symbols. A handler
+//! of SIGSEGV and SIGBUS passes the context of the signal to [`recover`]. If the instruction pointer
+//! was between these symbols, the routine returns "gone" to its caller. All other faults are left to
+//! the handler that was installed before.
 //!
-//! On other processors than x86-64 the routines are the ordinary ones, and nothing recovers.
+//! On processors other than x86-64, the ordinary copies are used, and faults are not recovered.
 
 use crate::MemoryGone;
 use uiw_ddp::STag;
@@ -14,57 +14,61 @@ use uiw_ddp::STag;
 /// Result of one attempt to exchange eight bytes.
 enum ExchangeResult {
     Done,
-    /// Another number was there.
+    /// The memory had another value than expected.
     Other(u64),
 }
 
-/// Like [`crate::copy::store`]; false if a byte is not there: those before it may be written.
+/// Like [`crate::copy::store`], but returns false if a byte of `dst` is not accessible; bytes before
+/// it may have been written.
 ///
 /// # Safety
-/// As for [`crate::copy::store`], but for `dst`, which need not be there.
+/// As for [`crate::copy::store`], except that `dst` need not be accessible.
 #[inline(always)]
 pub(crate) unsafe fn store(dst: *mut u8, src: *const u8, len: usize) -> bool {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees `src`; a fault on `dst` makes the routine return.
     unsafe { arch::uiw_recover_store(dst, src, len) == 0 }
 }
 
-/// Like [`crate::copy::load`]; false if a byte is not there.
+/// Like [`crate::copy::load`], but returns false if a byte of `src` is not accessible.
 ///
 /// # Safety
-/// As for [`crate::copy::load`], but for `src`, which need not be there.
+/// As for [`crate::copy::load`], except that `src` need not be accessible.
 #[inline(always)]
 pub(crate) unsafe fn load(dst: *mut u8, src: *const u8, len: usize) -> bool {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees `dst`; a fault on `src` makes the routine return.
     unsafe { arch::uiw_recover_load(dst, src, len) == 0 }
 }
 
-/// Like `memcpy`, for exclusive memory; false if a byte is not there.
+/// Copies exclusive memory like `memcpy`, but returns false if a byte is not accessible.
 ///
 /// # Safety
-/// The ranges do not overlap; the private one is there, and nothing else accesses the other one in
-/// conflict.
+/// The ranges do not overlap. The private one is accessible, and there is no conflicting access to
+/// the other one.
 #[inline(always)]
 pub(crate) unsafe fn copy(dst: *mut u8, src: *const u8, len: usize) -> bool {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees the private range; a fault on the other one makes the routine
+    // return.
     unsafe { arch::uiw_recover_copy(dst, src, len) == 0 }
 }
 
-/// Like [`crate::PinnedSpan::atomic_u64`].
+/// Replaces `cell` by `f` of its value, atomically, and returns the old value; see
+/// [`crate::PinnedSpan::atomic_u64`].
 ///
 /// # Safety
-/// `cell` is aligned; every other access to it is atomic. It need not be there.
+/// `cell` is aligned, and all other accesses to it are atomic. It need not be accessible.
 pub(crate) unsafe fn update(
     cell: *mut u64,
     stag: STag,
     mut f: impl FnMut(u64) -> u64,
 ) -> Result<u64, MemoryGone> {
     let mut old = 0u64;
-    // SAFETY: the caller's promise.
+    // SAFETY: `old` has eight bytes; the caller guarantees that concurrent writes to `cell` are
+    // atomic.
     if !unsafe { load((&raw mut old).cast(), cell.cast(), 8) } {
         return Err(MemoryGone { stag });
     }
     loop {
-        // SAFETY: as above.
+        // SAFETY: the caller guarantees that `cell` is aligned and accessed only atomically.
         match unsafe { exchange(cell, old, f(old)) } {
             Some(ExchangeResult::Done) => return Ok(old),
             Some(ExchangeResult::Other(found)) => old = found,
@@ -73,11 +77,14 @@ pub(crate) unsafe fn update(
     }
 }
 
+/// Stores `new` in `cell` if its value is `old`. Returns `None` if `cell` is not accessible.
+///
 /// # Safety
 /// As for [`update`].
 unsafe fn exchange(cell: *mut u64, old: u64, new: u64) -> Option<ExchangeResult> {
     let mut found = old;
-    // SAFETY: the caller's promise.
+    // SAFETY: `found` is a local variable; the caller guarantees that `cell` is aligned and accessed
+    // only atomically.
     match unsafe { arch::uiw_recover_exchange(cell, &raw mut found, new) } {
         0 => Some(ExchangeResult::Done),
         1 => None,
@@ -85,15 +92,15 @@ unsafe fn exchange(cell: *mut u64, old: u64, new: u64) -> Option<ExchangeResult>
     }
 }
 
-/// Returns whether the page of `address` can be read, and written if `write`: nothing in it
-/// changes.
+/// Returns whether the page of `address` can be read and, if `write` is set, written. Does not
+/// change the contents of the page.
 ///
-/// The handler of [`recover`] must be installed.
+/// A signal handler that calls [`recover`] must be installed.
 pub fn is_accessible(address: usize, write: bool) -> bool {
     let cell = (address & !7) as *mut u64;
     let mut old = 0u64;
-    // SAFETY: an aligned cell that need not be there; the exchange puts back what is there,
-    // atomically.
+    // SAFETY: the cell is aligned and need not be accessible. The exchange stores the value that the
+    // cell has, atomically.
     unsafe {
         load((&raw mut old).cast(), cell.cast(), 8)
             && (!write
@@ -107,22 +114,23 @@ pub fn is_accessible(address: usize, write: bool) -> bool {
     }
 }
 
-/// Chooses string instructions for long copies where the processor is fast with them. To be called
-/// once, before the first copy.
+/// Selects `rep movsb` for long copies on processors where it is fast. Call it once, before the
+/// first copy.
 pub fn prepare() {
     arch::prepare();
 }
 
-/// Handles SIGSEGV and SIGBUS in a handler that was installed with SA_SIGINFO: if a routine of this
-/// module caused the signal, it will return "gone" when the handler returns. False: the signal is
-/// another's.
+/// Handles SIGSEGV or SIGBUS, called by a signal handler that was installed with SA_SIGINFO.
 ///
-/// Safe in a signal handler: it reads and writes the context alone.
+/// If a routine of this module caused the signal, the routine returns "gone" once the handler has
+/// returned. Returns false if other code caused the signal.
+///
+/// It is async-signal-safe, because it accesses only the context.
 ///
 /// # Safety
-/// `context` is the third argument of the handler.
+/// `context` is the third argument of the signal handler.
 pub unsafe fn recover(context: *mut libc::c_void) -> bool {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees that `context` is the one of this signal.
     unsafe { arch::recover(context) }
 }
 
@@ -140,7 +148,7 @@ mod arch {
         fn uiw_recover_gone();
     }
 
-    /// Length from which copies use `rep movsb`, see [`crate::copy`].
+    /// Minimum length of copies that use `rep movsb` (see [`crate::copy`]).
     static STRING_FROM: AtomicUsize = AtomicUsize::new(usize::MAX);
 
     pub(super) fn prepare() {
@@ -150,20 +158,21 @@ mod arch {
     }
 
     pub(super) unsafe fn recover(context: *mut libc::c_void) -> bool {
-        // SAFETY: the caller's promise: the kernel's structure, of this thread.
+        // SAFETY: the kernel made the structure for this thread's signal, and nothing else accesses
+        // it while the handler runs.
         let registers = unsafe { &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs };
         let at = registers[libc::REG_RIP as usize] as usize;
         let is_ours =
             (uiw_recover_begin as *const () as usize..uiw_recover_end as *const () as usize).contains(&at);
         if is_ours {
-            // No routine has moved the stack pointer: what it points to is the return address.
+            // No routine moves the stack pointer, so it points to the return address.
             registers[libc::REG_RIP as usize] = uiw_recover_gone as *const () as usize as i64;
         }
         is_ours
     }
 
-    /// A copy by aligned words on the side whose low address byte is `$side`, ascending, the last
-    /// piece by itself.
+    /// Copies by words, in ascending order, and the last piece by itself. Words are aligned on the
+    /// side whose low address byte is in the register `$side`.
     #[rustfmt::skip] // A routine reads line by line.
     macro_rules! words {
         ($name:literal, $side:literal) => {
@@ -187,7 +196,7 @@ mod arch {
                 "7: test cl, 2\njz 8f\nmovzx eax, word ptr [rsi]\nmov [rdi], ax\nadd rsi, 2\nadd rdi, 2\n",
                 "8: test cl, 1\njz 9f\nmovzx eax, byte ptr [rsi]\nmov [rdi], al\n",
                 "9: xor eax, eax\nret\n",
-                // The front, up to the first whole word.
+                // The bytes before the first aligned word.
                 "10: test rcx, rcx\njz 9b\n",
                 "test ", $side, ", 1\njz 11f\nmovzx eax, byte ptr [rsi]\nmov [rdi], al\n",
                 "inc rsi\ninc rdi\ndec rcx\n",
@@ -195,10 +204,10 @@ mod arch {
                 "movzx eax, word ptr [rsi]\nmov [rdi], ax\nadd rsi, 2\nadd rdi, 2\nsub rcx, 2\n",
                 "12: test ", $side, ", 4\njz 2b\ncmp rcx, 4\njb 7b\n",
                 "mov eax, [rsi]\nmov [rdi], eax\nadd rsi, 4\nadd rdi, 4\nsub rcx, 4\njmp 2b\n",
-                // Not where the string instruction waits for its own stores (`copy::is_aliased`).
+                // Aliased copies are made by words (`copy::is_aliased`).
                 "14: mov r8, rdi\nsub r8, rsi\ndec r8\nand r8, {page} - 1\ncmp r8, {aliased} - 1\njb 3b\n",
-                // All words but the last piece, whose store comes behind those of the string
-                // instruction.
+                // The string instruction copies all words but the last piece, so that the last
+                // piece is stored after all others.
                 "mov r8, rcx\nlea rcx, [rcx - 1]\nand rcx, -8\nsub r8, rcx\nrep movsb\nmov rcx, r8\njmp 4b\n",
                 ".size ", $name, ", . - ", $name, "\n",
             )
@@ -212,7 +221,8 @@ mod arch {
         "uiw_recover_begin:",
         words!("uiw_recover_store", "dil"),
         words!("uiw_recover_load", "sil"),
-        // Any alignment; 16 bytes at a time, the last ones once more where they overlap.
+        // Copies 16 bytes at a time with any alignment. The last 16-byte pieces may overlap pieces
+        // that were copied before.
         ".globl uiw_recover_copy",
         ".hidden uiw_recover_copy",
         ".type uiw_recover_copy,@function",
@@ -266,7 +276,7 @@ mod arch {
         "movups [r8 + 48], xmm7",
         "xor eax, eax",
         "ret",
-        // Not where the string instruction waits for its own stores (`copy::is_aliased`).
+        // Aliased copies are made 64 bytes at a time (`copy::is_aliased`).
         "24: mov rcx, rdi",
         "sub rcx, rsi",
         "dec rcx",
@@ -277,7 +287,7 @@ mod arch {
         "rep movsb",
         "xor eax, eax",
         "ret",
-        // Fewer than 16.
+        // Less than 16 bytes.
         "20: cmp edx, 8",
         "jb 25f",
         "mov rax, [rsi]",
@@ -322,7 +332,7 @@ mod arch {
         ".hidden uiw_recover_end",
         ".globl uiw_recover_end",
         "uiw_recover_end:",
-        // Where a routine goes on when memory is not there.
+        // Continuation of a routine that has accessed memory that is not accessible.
         ".hidden uiw_recover_gone",
         ".globl uiw_recover_gone",
         "uiw_recover_gone:",
@@ -340,25 +350,27 @@ mod arch {
     use core::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
     pub(super) unsafe fn uiw_recover_store(dst: *mut u8, src: *const u8, len: usize) -> u32 {
-        // SAFETY: the caller's promise; the memory is there, as nothing recovers.
+        // SAFETY: the caller guarantees both ranges. Faults are not recovered on this processor, so
+        // an inaccessible byte ends the process.
         unsafe { crate::copy::store(dst, src, len) };
         0
     }
 
     pub(super) unsafe fn uiw_recover_load(dst: *mut u8, src: *const u8, len: usize) -> u32 {
-        // SAFETY: as above.
+        // SAFETY: as for `uiw_recover_store`.
         unsafe { crate::copy::load(dst, src, len) };
         0
     }
 
     pub(super) unsafe fn uiw_recover_copy(dst: *mut u8, src: *const u8, len: usize) -> u32 {
-        // SAFETY: as above.
+        // SAFETY: as for `uiw_recover_store`.
         unsafe { crate::copy::plain(dst, src, len) };
         0
     }
 
     pub(super) unsafe fn uiw_recover_exchange(cell: *mut u64, old: *mut u64, new: u64) -> u32 {
-        // SAFETY: as above; the cell is aligned.
+        // SAFETY: the caller guarantees that `cell` is aligned and accessed only atomically, and that
+        // `old` is a variable of its own.
         unsafe {
             match AtomicU64::from_ptr(cell).compare_exchange(*old, new, SeqCst, SeqCst) {
                 Ok(_) => 0,
@@ -381,7 +393,7 @@ mod arch {
 pub(crate) mod tests {
     use super::*;
 
-    /// Every alignment of both sides, every length around the edges: the right bytes and no others.
+    /// Tests all alignments of both sides, with lengths around the limits of the branches.
     #[test]
     fn copies_exactly() {
         for string in [false, true] {
