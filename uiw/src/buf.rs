@@ -314,7 +314,7 @@ impl<B: IoBuf> Mr<B> {
     }
 
     pub(crate) fn is_in(&self, pd: &Pd) -> bool {
-        self.raw.pd() == *pd.as_raw()
+        self.raw.pd() == pd.as_raw()
     }
 }
 

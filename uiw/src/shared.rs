@@ -183,7 +183,7 @@ impl Connection {
         range: Range<usize>,
         access: Access,
     ) -> Result<(Request, PendingBind)> {
-        if memory.0.pd() != *self.pd().as_raw() {
+        if memory.0.pd() != self.pd().as_raw() {
             return Err(ErrorKind::Foreign { what: "memory", of: "protection domain" }.into());
         }
         let remote = memory.remote(range)?;

@@ -4,7 +4,6 @@ use crate::error::{Error, Result};
 use crate::faults::Call;
 use crate::pd::Pd;
 use crate::wr::{Bind, FastRegister, Remote};
-use parking_lot::Mutex;
 use std::ops::Range;
 use std::sync::Arc;
 use uiw_ddp::STag;
@@ -75,9 +74,9 @@ impl From<RemoteMr> for Remote {
 
 /// Registered memory region (`ibv_mr`). Dropping it deregisters the memory.
 pub struct RawMr {
-    pd: Mutex<Pd>,
-    region: Mutex<Arc<Region>>,
-    gone: bool,
+    pd: Pd,
+    region: Arc<Region>,
+    is_deregistered: bool,
 }
 
 impl std::fmt::Debug for RawMr {
@@ -91,42 +90,44 @@ impl RawMr {
         let shared = &pd.driver().shared;
         shared.call(Call::RegMr)?;
         let region = shared.table.register(pd.id(), memory, base, access)?;
-        Ok(Self { pd: Mutex::new(pd.clone()), region: Mutex::new(region), gone: false })
+        Ok(Self { pd: pd.clone(), region, is_deregistered: false })
     }
 
     /// Returns the protection domain.
     #[inline]
-    pub fn pd(&self) -> Pd {
-        self.pd.lock().clone()
+    pub fn pd(&self) -> &Pd {
+        &self.pd
     }
 
-    /// The region as it is now.
+    /// Returns the region in the device's table.
     #[inline]
-    pub fn region(&self) -> Arc<Region> {
-        Arc::clone(&self.region.lock())
+    pub fn region(&self) -> &Arc<Region> {
+        &self.region
     }
 
-    /// Key for scatter/gather elements of ours.
+    /// Returns the key for scatter/gather elements of this process.
     #[inline]
     pub fn lkey(&self) -> STag {
-        self.region.lock().stag()
+        self.region.stag()
     }
 
-    /// Key for peers: the same STag. It opens nothing unless the region has a remote right.
+    /// Returns the key for peers, which is the same STag. It is of no use to them unless the region
+    /// has a remote access right.
+    #[inline]
     pub fn rkey(&self) -> STag {
-        self.region.lock().stag()
+        self.region.stag()
     }
 
-    /// Tagged offset of the first byte.
+    /// Returns the tagged offset of the first byte.
     #[inline]
     pub fn addr(&self) -> u64 {
-        self.region.lock().base()
+        self.region.base()
     }
 
-    /// Bytes.
+    /// Returns the number of bytes.
     #[inline]
     pub fn len(&self) -> usize {
-        self.region.lock().len()
+        self.region.len()
     }
 
     /// Returns whether it has no bytes.
@@ -136,41 +137,36 @@ impl RawMr {
 
     /// Describes the whole region for a peer.
     pub fn remote(&self) -> RemoteMr {
-        let region = self.region.lock();
-        RemoteMr { addr: region.base(), rkey: region.stag(), len: region.len() }
+        RemoteMr { addr: self.addr(), rkey: self.rkey(), len: self.len() }
     }
 
-    /// Changes protection domain, memory or rights (`ibv_rereg_mr`). The keys change with the
-    /// memory.
+    /// Changes the protection domain, the memory or the access rights (`ibv_rereg_mr`). The keys
+    /// change with the memory.
     ///
     /// # Errors
-    /// The region is as before.
+    /// The reason for which nothing was changed.
     pub fn rereg(
-        &self,
+        &mut self,
         pd: Option<&Pd>,
         memory: Option<(Memory, u64)>,
         access: Option<Access>,
     ) -> std::result::Result<(), uiw_mem::ReregError> {
-        let mut own_pd = self.pd.lock();
-        let mut region = self.region.lock();
         let change = Rereg { pd: pd.map(Pd::id), memory, access };
-        *region = own_pd.driver().shared.table.rereg(region.stag(), change)?;
+        self.region = self.pd.driver().shared.table.rereg(self.lkey(), change)?;
         if let Some(pd) = pd {
-            *own_pd = pd.clone();
+            self.pd = pd.clone();
         }
         Ok(())
     }
 
-    /// Deregisters; when it has returned, no byte is touched any more.
+    /// Deregisters the region. After it has returned, no byte of the region is accessed any more.
     ///
     /// # Errors
-    /// [`Error::Deregister`] while windows are bound; the region stays.
+    /// [`Error::Deregister`] while windows are bound; the region stays registered.
     pub fn deregister(mut self) -> std::result::Result<(), (Error, Self)> {
-        let driver = Arc::clone(self.pd.lock().driver());
-        let stag = self.region.lock().stag();
-        match driver.shared.table.deregister(stag) {
+        match self.pd.driver().shared.table.deregister(self.lkey()) {
             Ok(()) => {
-                self.gone = true;
+                self.is_deregistered = true;
                 Ok(())
             }
             Err(error) => Err((error.into(), self)),
@@ -180,9 +176,8 @@ impl RawMr {
 
 impl Drop for RawMr {
     fn drop(&mut self) {
-        if !self.gone {
-            let stag = self.region.get_mut().stag();
-            let _ = self.pd.get_mut().driver().shared.table.deregister(stag);
+        if !self.is_deregistered {
+            let _ = self.pd.driver().shared.table.deregister(self.lkey());
         }
     }
 }

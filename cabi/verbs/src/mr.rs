@@ -276,9 +276,9 @@ fn rereg(
         0 => None,
         _ => Some(access(flags.cast_unsigned()).map_err(input)?),
     };
-    let engine = object.engine.lock();
+    let mut engine = object.engine.lock();
     let region = engine
-        .as_ref()
+        .as_mut()
         .ok_or_else(|| input(Errno::INVAL.because("the region is deregistered by another call")))?;
     let (memory, registered) = match memory {
         Some(ProgramMemory { memory, registered, start }) => (Some((memory, start)), Some(registered)),

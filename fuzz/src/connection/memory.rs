@@ -208,7 +208,7 @@ impl Arena {
         let Some(place) = self.place(Part::Shared) else { return };
         let left = self.access.get() & Access::REMOTE_READ;
         let rights = left | Access::LOCAL_WRITE | Access::MW_BIND;
-        if let Some(region) = &*place.region.borrow()
+        if let Some(region) = &mut *place.region.borrow_mut()
             && region.rereg(None, None, Some(rights)).is_ok()
         {
             self.access.set(left);

@@ -55,11 +55,7 @@ impl Shard {
     /// true. Never blocks. `thread` is the id of the calling thread if the poll is observed: then
     /// this returns whether another thread has polled the shard since the last observed poll of
     /// this thread.
-    pub(crate) fn poll_progress(
-        self: &Arc<Self>,
-        thread: Option<usize>,
-        enough: &dyn Fn() -> bool,
-    ) -> bool {
+    pub(crate) fn poll_progress(self: &Arc<Self>, thread: Option<usize>, enough: &dyn Fn() -> bool) -> bool {
         let Some(mut busy) = self.try_lock() else { return thread.is_some() && self.note_held() };
         let contended = thread.is_some_and(|thread| busy.core().record_poller(thread));
         busy.pump_until(enough);

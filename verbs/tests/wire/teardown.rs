@@ -32,6 +32,10 @@ impl LentBuffer {
         Self { bytes, mr: Some(end.pd.register_raw(memory.shared(), base, access).unwrap()) }
     }
 
+    fn mr_mut(&mut self) -> &mut RawMr {
+        self.mr.as_mut().unwrap()
+    }
+
     fn mr(&self) -> &RawMr {
         self.mr.as_ref().unwrap()
     }
@@ -126,7 +130,7 @@ fn reregistration_during_a_peers_writes() {
         let writer = scope.spawn(|| write_on(&mut peer, stag.0, at, LEN, &stop));
         until("nothing is written", || peek(old.mr(), 5 * 4096, 1) == [0xAB]);
         // The same bytes, and peers may only read them.
-        old.mr().rereg(None, None, Some(Access::LOCAL_WRITE | Access::REMOTE_READ)).unwrap();
+        old.mr_mut().rereg(None, None, Some(Access::LOCAL_WRITE | Access::REMOTE_READ)).unwrap();
         let before = peek(old.mr(), 0, LEN);
         assert!(end.ended().reason.is_some_and(|reason| !reason.from_peer && reason.layer == 1));
         assert!(peek(old.mr(), 0, LEN) == before, "placed without the right");
