@@ -9,7 +9,7 @@ use crate::faults::{Call, Faults};
 use crate::notify::{Wake, Wakes, register_waker};
 use crate::wc::{Wc, WcStatus};
 use arrayvec::ArrayVec;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -51,6 +51,7 @@ pub trait CompletionConsumer: Send + Sync {
     fn complete(&self, wc: Wc, wakes: &mut Wakes);
 }
 
+#[derive(Clone, Copy)]
 pub(crate) struct Cqe {
     pub(crate) wc: Wc,
     /// Raises an event even when only solicited ones were asked for.
@@ -420,90 +421,27 @@ impl Cq {
         self.taken.load(Ordering::Acquire)
     }
 
-    /// Adds a completion and gives its number, or gives it to the consumer. None when the queue has
-    /// overflowed: then the caller's queue pair enters the error state.
-    pub(crate) fn push(&self, mut cqe: Cqe, wakes: &mut Wakes) -> Option<u64> {
-        if let Some(consumer) = &self.consumer {
-            consumer.complete(cqe.wc, wakes);
-            return Some(0);
-        }
-        if self.options.timestamps {
-            cqe.wc.timestamp_ns = uiw_llp::monotonic_ns();
-        }
-        let mut inner = self.inner.lock();
-        if inner.ring.len() >= inner.depth {
-            let first = !std::mem::replace(&mut inner.overflowed, true);
-            drop(inner);
-            if first {
-                self.report_overflow(wakes);
-            }
-            return None;
-        }
-        let fires = match inner.arm {
-            Arm::None => false,
-            Arm::Any => true,
-            Arm::Solicited => cqe.solicited || cqe.wc.status != WcStatus::Success,
-        };
-        inner.ring.push_back(cqe);
-        let number = inner.pushed;
-        inner.pushed += 1;
-        self.queued.store(inner.ring.len(), Ordering::Release);
-        if !inner.wakers.is_empty() {
-            inner.wakers.drain(..).for_each(|waker| wakes.push(Wake::Waker(waker)));
-        }
-        if fires {
-            inner.arm = Arm::None;
-        }
-        drop(inner);
-        if let Some(channel) = &self.options.channel {
-            self.notify(channel, fires, wakes);
-        }
-        Some(number)
+    /// Adds a completion and returns its number. Returns `None` if the queue has overflowed; then the
+    /// caller's queue pair enters the error state.
+    pub(crate) fn push(&self, cqe: Cqe, wakes: &mut Wakes) -> Option<u64> {
+        self.appender(wakes).push(cqe)
     }
 
-    /// Adds completions in order, and gives how many of them: all, or as many as the queue has room
-    /// for. Then it has overflowed, and the caller's queue pair enters the error state.
+    /// Adds completions in order, and returns how many of them: all, or as many as the queue has
+    /// room for. If it has overflowed, the caller's queue pair enters the error state.
     pub(crate) fn push_all(&self, cqes: impl IntoIterator<Item = Cqe>, wakes: &mut Wakes) -> usize {
-        if let Some(consumer) = &self.consumer {
-            return cqes.into_iter().map(|cqe| consumer.complete(cqe.wc, wakes)).count();
-        }
-        let now = if self.options.timestamps { uiw_llp::monotonic_ns() } else { 0 };
-        let mut inner = self.inner.lock();
-        let (before, arm) = (inner.ring.len(), inner.arm);
-        let room = inner.depth.saturating_sub(before);
-        let mut fires = false;
-        let mut cqes = cqes.into_iter();
-        inner.ring.extend(cqes.by_ref().take(room).map(|mut cqe| {
-            cqe.wc.timestamp_ns = now;
-            fires |= match arm {
-                Arm::None => false,
-                Arm::Any => true,
-                Arm::Solicited => cqe.solicited || cqe.wc.status != WcStatus::Success,
-            };
-            cqe
-        }));
-        let count = inner.ring.len() - before;
-        let overflows = cqes.next().is_some() && !std::mem::replace(&mut inner.overflowed, true);
-        inner.pushed += count as u64;
-        self.queued.store(inner.ring.len(), Ordering::Release);
-        if count > 0 && !inner.wakers.is_empty() {
-            inner.wakers.drain(..).for_each(|waker| wakes.push(Wake::Waker(waker)));
-        }
-        if fires {
-            inner.arm = Arm::None;
-        }
-        drop(inner);
-        if let Some(channel) = &self.options.channel {
-            self.notify(channel, fires, wakes);
-        }
-        if overflows {
-            self.report_overflow(wakes);
-        }
-        count
+        let mut appender = self.appender(wakes);
+        cqes.into_iter().take_while(|cqe| appender.push(*cqe).is_some()).count()
     }
 
-    /// Something has completed. `fires`: for which an event was asked for. Never a part of
-    /// [`Cq::push`], which most queues leave without it.
+    /// Returns an appender, which locks the queue with the first completion.
+    #[inline(always)]
+    pub(crate) fn appender<'a>(&'a self, wakes: &'a mut Wakes) -> CompletionAppender<'a> {
+        CompletionAppender { cq: self, wakes, inner: None, fires: false, overflows: false }
+    }
+
+    /// Tells the channel that completions were added. `fires` is true if an event was requested for
+    /// one of them. Not inlined, because most queues have no channel.
     #[inline(never)]
     fn notify(&self, channel: &CompChannel, fires: bool, wakes: &mut Wakes) {
         if fires {
@@ -526,6 +464,73 @@ impl Cq {
         let mut inner = self.inner.lock();
         inner.ring.retain(|cqe| cqe.wc.qp_num != qp_num);
         self.note_left(&mut inner);
+    }
+}
+
+/// Adds completions to a queue under one lock, which it releases when it is dropped.
+///
+/// While it has added a completion and is not dropped, its thread must take no lock of a queue.
+pub(crate) struct CompletionAppender<'a> {
+    cq: &'a Cq,
+    wakes: &'a mut Wakes,
+    /// Locked by the first completion. Always `None` if the queue has a consumer.
+    inner: Option<MutexGuard<'a, CompletionRing>>,
+    /// True if an event was requested for one of the completions.
+    fires: bool,
+    /// True if a completion has found the queue full for the first time.
+    overflows: bool,
+}
+
+impl CompletionAppender<'_> {
+    /// Adds a completion and returns its number, or gives it to the queue's consumer. Returns `None`
+    /// if the queue has overflowed.
+    #[inline(always)]
+    pub(crate) fn push(&mut self, mut cqe: Cqe) -> Option<u64> {
+        let cq = self.cq;
+        if let Some(consumer) = &cq.consumer {
+            consumer.complete(cqe.wc, self.wakes);
+            return Some(0);
+        }
+        if cq.options.timestamps {
+            cqe.wc.timestamp_ns = uiw_llp::monotonic_ns();
+        }
+        let inner = self.inner.get_or_insert_with(|| cq.inner.lock());
+        if inner.ring.len() >= inner.depth {
+            self.overflows |= !std::mem::replace(&mut inner.overflowed, true);
+            return None;
+        }
+        self.fires |= match inner.arm {
+            Arm::None => false,
+            Arm::Any => true,
+            Arm::Solicited => cqe.solicited || cqe.wc.status != WcStatus::Success,
+        };
+        inner.ring.push_back(cqe);
+        let number = inner.pushed;
+        inner.pushed += 1;
+        Some(number)
+    }
+}
+
+impl Drop for CompletionAppender<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        let Some(mut inner) = self.inner.take() else { return };
+        let cq = self.cq;
+        let has_added = cq.queued.load(Ordering::Relaxed) != inner.ring.len();
+        cq.queued.store(inner.ring.len(), Ordering::Release);
+        if has_added && !inner.wakers.is_empty() {
+            inner.wakers.drain(..).for_each(|waker| self.wakes.push(Wake::Waker(waker)));
+        }
+        if self.fires {
+            inner.arm = Arm::None;
+        }
+        drop(inner);
+        if has_added && let Some(channel) = &cq.options.channel {
+            cq.notify(channel, self.fires, self.wakes);
+        }
+        if self.overflows {
+            cq.report_overflow(self.wakes);
+        }
     }
 }
 

@@ -4,7 +4,9 @@ use super::held_receives;
 use crate::cq::Cqe;
 use crate::driver::{MessageCharge, Shared};
 use crate::notify::Wakes;
-use crate::qp::{LocalCause, LocalDetail, LongMessages, QpInner, RecvWqe, SendQueue, SqMode, Wqe};
+use crate::qp::{
+    LocalCause, LocalDetail, LongMessages, QpInner, RecvQueue, RecvSource, RecvWqe, SendQueue, SqMode, Wqe,
+};
 use crate::wc::{Wc, WcOpcode, WcStatus};
 use crate::wr::{Remote, SendFlags, SendOp, Sge, Sges};
 use parking_lot::MutexGuard;
@@ -129,6 +131,9 @@ impl HostState {
     }
 }
 
+/// Maximum number of bytes that are copied while the receive queue is locked.
+const MAX_LOCKED_COPY: usize = 4096;
+
 /// One call's view of a queue pair and of the device's memory. Locks and pins that it keeps across
 /// calls of the stream are released when it is dropped, at the latest.
 pub(crate) struct QpHost<'a> {
@@ -136,7 +141,10 @@ pub(crate) struct QpHost<'a> {
     state: &'a mut HostState,
     table: &'a Table,
     wakes: &'a mut Wakes,
+    /// The send queue, while it is locked. Never locked together with `receives`.
     queue: Option<MutexGuard<'a, SendQueue>>,
+    /// The queue pair's own receive queue, locked from one short message to the next.
+    receives: Option<MutexGuard<'a, RecvQueue>>,
 }
 
 impl Drop for QpHost<'_> {
@@ -184,13 +192,21 @@ impl<'a> QpHost<'a> {
         table: &'a Table,
         wakes: &'a mut Wakes,
     ) -> Self {
-        Self { qp, state, table, wakes, queue: None }
+        Self { qp, state, table, wakes, queue: None, receives: None }
+    }
+
+    /// Unlocks the queues.
+    #[inline(always)]
+    fn unlock(&mut self) {
+        self.queue = None;
+        self.receives = None;
     }
 
     /// The send queue, locked until [`uiw_stream::StreamHost::release`].
     #[inline(always)]
     fn queue(&mut self) -> Option<&mut MutexGuard<'a, SendQueue>> {
         if self.queue.is_none() {
+            self.receives = None;
             self.queue = self.qp.map(|qp| qp.sq.lock());
         }
         self.queue.as_mut()
@@ -200,7 +216,7 @@ impl<'a> QpHost<'a> {
     #[inline(always)]
     fn done(&mut self, ids: impl Iterator<Item = u32>, status: WcStatus) -> Result<(), LocalError> {
         let Some(qp) = self.qp else { return Ok(()) };
-        self.queue = None;
+        self.unlock();
         let mut queue = qp.sq.lock();
         ids.for_each(|id| queue.done(id, status));
         qp.retire(&mut queue, self.wakes)
@@ -299,8 +315,8 @@ impl uiw_stream::StreamHost for QpHost<'_> {
 
     fn invalidate(&mut self, stag: uiw_ddp::STag) -> Result<(), AccessError> {
         let qp = self.qp.ok_or(AccessError::InvalidStag)?;
-        // Invalidating a region waits for its pins: this thread holds none meanwhile.
-        self.state.cache.let_go();
+        // Invalidating a region waits for its pins, so this thread must hold neither pins nor locks.
+        self.release();
         self.table
             .invalidate_remote(stag, qp.stream(), qp.pd.id())
             .map_err(|_| AccessError::AccessRights)
@@ -310,7 +326,16 @@ impl uiw_stream::StreamHost for QpHost<'_> {
     #[inline]
     fn begin_receive(&mut self) -> Option<u32> {
         let (state, qp) = (&mut *self.state, self.qp?);
-        state.receiving = qp.take_recv(&mut state.receive, state.token, self.wakes);
+        state.receiving = match &qp.rq {
+            RecvSource::Own(rq) => {
+                self.queue = None;
+                let receives = self.receives.get_or_insert_with(|| rq.lock());
+                // Lets a thread that waits for the lock post its receives.
+                MutexGuard::bump(receives);
+                qp.take_own_receive(receives, &mut state.receive, state.token)
+            }
+            RecvSource::Shared(srq) => srq.take(&mut state.receive, state.token, self.wakes),
+        };
         let room = qp.long.as_ref().map_or(state.receive.len, LongMessages::limit);
         state.receiving.then_some(room)
     }
@@ -318,6 +343,9 @@ impl uiw_stream::StreamHost for QpHost<'_> {
     #[inline]
     fn place(&mut self, offset: u32, payload: Verified<'_>) -> Result<(), LocalError> {
         let qp = self.qp.ok_or(LocalError::Protection)?;
+        if payload.len() > MAX_LOCKED_COPY {
+            self.receives = None;
+        }
         let state = &mut *self.state;
         if payload.len() as u64 + u64::from(offset) > state.receive.len.into() {
             return self.place_long(qp, offset, &payload);
@@ -400,7 +428,7 @@ impl uiw_stream::StreamHost for QpHost<'_> {
 
     #[inline(always)]
     fn release(&mut self) {
-        self.queue = None;
+        self.unlock();
         self.state.cache.let_go();
     }
 
@@ -493,7 +521,7 @@ impl uiw_stream::StreamHost for QpHost<'_> {
             let ended = self.table.invalidate_local(stag, qp.stream(), qp.pd.id());
             outcome = ended.map_err(|_| LocalError::Protection).map(drop);
         }
-        self.queue = None;
+        self.unlock();
         let mut queue = qp.sq.lock();
         queue.return_sges(id, sges);
         outcome?;
@@ -508,7 +536,7 @@ impl uiw_stream::StreamHost for QpHost<'_> {
 
     fn acknowledged(&mut self, id: u32) -> Result<(), LocalError> {
         let Some(qp) = self.qp else { return Ok(()) };
-        self.queue = None;
+        self.unlock();
         let mut queue = qp.sq.lock();
         queue.acknowledge(id);
         qp.retire(&mut queue, self.wakes)

@@ -192,10 +192,11 @@ impl QpInner {
             _ => false,
         };
         let mut room = true;
+        let mut completions = self.send_cq.appender(wakes);
         sq.retire(None, |cqe| {
-            let place = self.send_cq.push(cqe, wakes);
-            room &= place.is_some();
-            place
+            let number = completions.push(cqe);
+            room &= number.is_some();
+            number
         });
         match room {
             false => Err(LocalError::CqOverflow),
@@ -216,10 +217,11 @@ impl QpInner {
         wakes: &mut Wakes,
     ) -> bool {
         let mut room = true;
+        let mut completions = self.send_cq.appender(wakes);
         sq.retire_sent(first, count, reported, |cqe| {
-            let place = self.send_cq.push(cqe, wakes);
-            room &= place.is_some();
-            place
+            let number = completions.push(cqe);
+            room &= number.is_some();
+            number
         });
         room
     }
@@ -243,7 +245,8 @@ impl QpInner {
 
     /// Completes every posted send with a flush error.
     pub(crate) fn flush_sends(&self, sq: &mut SendQueue, reason: Option<WireReason>, wakes: &mut Wakes) {
-        sq.flush(reason, |cqe| self.send_cq.push(cqe, wakes));
+        let mut completions = self.send_cq.appender(wakes);
+        sq.flush(reason, |cqe| completions.push(cqe));
     }
 
     /// Completes every posted receive with a flush error. Receives posted later are flushed as
@@ -300,21 +303,16 @@ impl QpInner {
         }
     }
 
-    /// Takes the next receive into `into`. If there is none, or unreleased long messages have
-    /// reached their limit, returns false and registers `token`, whose connection is served when a
-    /// receive is posted.
-    pub(crate) fn take_recv(&self, into: &mut RecvWqe, token: Token, wakes: &mut Wakes) -> bool {
-        match &self.rq {
-            RecvSource::Own(rq) => {
-                let mut rq = rq.lock();
-                let taken = self.long.as_ref().is_none_or(LongMessages::has_room) && rq.take(into);
-                if !taken && !rq.waiting.contains(&token) {
-                    rq.waiting.push(token);
-                }
-                taken
-            }
-            RecvSource::Shared(srq) => srq.take(into, token, wakes),
+    /// Takes the next receive of the queue pair's own queue, `rq`, into `into`. If there is none, or
+    /// unreleased long messages have reached their limit, returns false and registers `token`, whose
+    /// connection is served when a receive is posted.
+    #[inline]
+    pub(crate) fn take_own_receive(&self, rq: &mut RecvQueue, into: &mut RecvWqe, token: Token) -> bool {
+        let taken = self.long.as_ref().is_none_or(LongMessages::has_room) && rq.take(into);
+        if !taken && !rq.waiting.contains(&token) {
+            rq.waiting.push(token);
         }
+        taken
     }
 }
 
