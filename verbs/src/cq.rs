@@ -516,16 +516,15 @@ impl Drop for CompletionAppender<'_> {
     fn drop(&mut self) {
         let Some(mut inner) = self.inner.take() else { return };
         let cq = self.cq;
-        let has_added = cq.queued.load(Ordering::Relaxed) != inner.ring.len();
         cq.queued.store(inner.ring.len(), Ordering::Release);
-        if has_added && !inner.wakers.is_empty() {
+        if !inner.wakers.is_empty() {
             inner.wakers.drain(..).for_each(|waker| self.wakes.push(Wake::Waker(waker)));
         }
         if self.fires {
             inner.arm = Arm::None;
         }
         drop(inner);
-        if has_added && let Some(channel) = &cq.options.channel {
+        if let Some(channel) = &cq.options.channel {
             cq.notify(channel, self.fires, self.wakes);
         }
         if self.overflows {
