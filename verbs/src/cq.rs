@@ -16,16 +16,16 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering}
 use std::sync::{Arc, OnceLock, Weak};
 use std::task::{Context, Poll, Waker};
 
-/// Completions taken under one locking.
+/// Maximum number of completions that are removed while the lock is held once.
 const BATCH: usize = 16;
 
 /// Condition that raises the next event of a completion queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Arm {
-    /// No event.
+    /// Completions raise no event.
     #[default]
     None,
-    /// A completion of a solicited receive, or one in error.
+    /// A completion of a solicited receive, or one with an error.
     Solicited,
     /// Any completion.
     Any,
@@ -34,57 +34,59 @@ pub enum Arm {
 /// Options of a completion queue.
 #[derive(Clone, Debug, Default)]
 pub struct CqConfig {
-    /// Channel of the events.
+    /// Channel that receives the events of the queue.
     pub channel: Option<Arc<CompChannel>>,
-    /// True if completions carry the time.
+    /// True if completions carry the time at which they were added.
     pub timestamps: bool,
-    /// The shard of connections whose receives complete here, less than [`Device::shards`]. By
-    /// default the device chooses, and moves the connections to a shard of the thread that polls
-    /// the queue where threads disturb each other.
+    /// Shard of the connections whose receives complete here, less than [`Device::shards`].
+    ///
+    /// By default the device chooses a shard, and later moves the connections to a shard of the
+    /// thread that polls the queue, if several threads poll the same shard.
     pub shard: Option<usize>,
 }
 
 /// Receiver of the completions of a queue that has no ring.
 pub trait CompletionConsumer: Send + Sync {
-    /// Takes a completion. Locks of the engine are held: code of the application runs later, by a
-    /// waker that is added to `wakes`.
+    /// Takes a completion. Locks of the engine are held, so code of the application must run later,
+    /// in a waker that is added to `wakes`.
     fn complete(&self, wc: Wc, wakes: &mut Wakes);
 }
 
 #[derive(Clone, Copy)]
 pub(crate) struct Cqe {
     pub(crate) wc: Wc,
-    /// Raises an event even when only solicited ones were asked for.
+    /// True if the completion raises an event even if only solicited events were requested.
     pub(crate) solicited: bool,
 }
 
-/// A completion queue: a ring of fixed depth. A completion that finds it full is lost: the queue
-/// raises [`AsyncEvent::CqError`] once, and every queue pair that loses a completion enters the
-/// error state.
+/// Completion queue: a ring of fixed depth.
+///
+/// A completion that finds the ring full is lost. Then the queue raises [`AsyncEvent::CqError`]
+/// once, and every queue pair that loses a completion enters the error state.
 pub struct Cq {
     num: u32,
     device: Device,
     options: CqConfig,
     inner: Mutex<CompletionRing>,
-    /// Copy of the ring's length that a poller reads without the lock.
+    /// Copy of the ring's length, which can be read without the lock.
     queued: AtomicUsize,
-    /// Completions that have left the ring: copy of what the lock guards.
+    /// Number of completions that have left the ring; can be read without the lock.
     taken: AtomicU64,
-    /// Queue pairs that complete here.
+    /// Number of queue pairs that complete here.
     users: AtomicU32,
-    /// The shard of connections whose receives complete here: see [`Cq::shard`].
+    /// Shard on which new connections of this queue begin (see [`Cq::shard`]).
     shard: OnceLock<usize>,
-    /// Polls that found that another thread polls the same shards.
+    /// Detects that other threads poll the same shards.
     contention: PollContention,
-    /// The shards of connections that complete here: a bit for each.
+    /// Bit mask of the shards that have connections which complete here.
     shards: AtomicU64,
     /// True if, when the queue was last armed, its channel had a descriptor that becomes readable
     /// when something arrives on one of these shards, by a watch or by the background thread.
     watched: AtomicBool,
-    /// The next poll that finds nothing drives nothing. Stored without an order: a poll more or
-    /// less that drives changes nothing.
+    /// True if the next poll that finds no completion makes no progress on the shards. Relaxed,
+    /// because it does no harm if a poll makes progress once more or once less.
     skips_drive: AtomicBool,
-    /// Number of connections that complete here, by shard; `shards` is a copy.
+    /// Number of connections that complete here, by shard. `shards` is derived from it.
     connections: Mutex<Vec<u32>>,
     faults: Option<Arc<Faults>>,
     consumer: Option<Arc<dyn CompletionConsumer>>,
@@ -93,7 +95,7 @@ pub struct Cq {
 
 struct CompletionRing {
     ring: VecDeque<Cqe>,
-    /// Completions that were ever in the ring.
+    /// Number of completions that were added so far.
     pushed: u64,
     depth: usize,
     arm: Arm,
@@ -115,7 +117,7 @@ impl Cq {
         options: CqConfig,
         consumer: Option<Arc<dyn CompletionConsumer>>,
     ) -> Arc<Self> {
-        // A consumer has taken every completion.
+        // All completions are taken at once by the consumer.
         let taken = if consumer.is_some() { u64::MAX } else { 0 };
         Arc::new_cyclic(|this| Self {
             num,
@@ -144,22 +146,22 @@ impl Cq {
         })
     }
 
-    /// Returns the number on the device.
+    /// Returns the number of the queue on its device.
     pub fn num(&self) -> u32 {
         self.num
     }
 
-    /// Completions it holds at most.
+    /// Returns the maximum number of completions in the queue.
     pub fn depth(&self) -> u32 {
         u32::try_from(self.inner.lock().depth).unwrap_or(u32::MAX)
     }
 
-    /// The channel given at creation.
+    /// Returns the channel given at creation.
     pub fn channel(&self) -> Option<&Arc<CompChannel>> {
         self.options.channel.as_ref()
     }
 
-    /// Queue pairs that complete here.
+    /// Returns the number of queue pairs that complete here.
     pub fn users(&self) -> u32 {
         self.users.load(Ordering::Acquire)
     }
@@ -172,14 +174,14 @@ impl Cq {
         self.users.fetch_sub(1, Ordering::AcqRel);
     }
 
-    /// Returns the shard on which connections begin whose receives complete here: that of
-    /// [`CqConfig::shard`], or the one that the device assigned when it was first asked for.
+    /// Returns the shard on which connections begin whose receives complete here:
+    /// [`CqConfig::shard`], or a shard that the device assigns at the first call.
     pub fn shard(&self) -> usize {
         let assign = || self.options.shard.unwrap_or_else(|| self.driver().shard_for_queue());
         *self.shard.get_or_init(assign)
     }
 
-    /// A connection of `shard` completes here from now on.
+    /// Records a new connection of `shard` that completes here.
     pub(crate) fn add_connection(&self, shard: usize) {
         let mut connections = self.connections.lock();
         if connections.len() <= shard {
@@ -190,7 +192,7 @@ impl Cq {
         self.shards.fetch_or(1 << shard, Ordering::Release);
     }
 
-    /// A connection of `shard` does not complete here any more.
+    /// Records that a connection of `shard` no longer completes here.
     pub(crate) fn remove_connection(&self, shard: usize) {
         let mut connections = self.connections.lock();
         if let Some(count) = connections.get_mut(shard) {
@@ -201,11 +203,13 @@ impl Cq {
         }
     }
 
-    /// Changes the depth; completions in the queue stay. For a smaller depth requests that are
-    /// posted are served before, as their completions count.
+    /// Changes the depth. Queued completions stay.
+    ///
+    /// If the new depth is smaller, posted requests are served first, because their completions
+    /// count.
     ///
     /// # Errors
-    /// [`Error::Limit`] when more completions are queued than `depth`, [`Error::Zero`].
+    /// [`Error::Limit`] if more completions are queued than `depth`; [`Error::Zero`].
     pub fn resize(&self, depth: u32) -> Result<()> {
         self.driver().limits().check(
             "completion queue depth",
@@ -227,18 +231,20 @@ impl Cq {
         Ok(())
     }
 
-    /// Takes up to `max` completions, oldest first; each goes to `each`. Returns how many.
+    /// Removes up to `max` completions, oldest first, and passes each to `each`. Returns their
+    /// number.
     ///
-    /// When none is queued, the caller's thread drives the shards on which connections complete
-    /// here, once, until one is queued (`verbs/src/driver/progress`). A program that sleeps in
-    /// poll(2) on the channel's descriptor is woken by what the sockets have, and polls until
-    /// nothing is left before it sleeps: that poll, the first empty one after a completion or after
-    /// [`Cq::arm`], drives only where requests wait to be sent.
+    /// If none is queued, the calling thread makes progress once on the shards whose connections
+    /// complete here, until a completion is queued (`verbs/src/driver/progress`).
+    ///
+    /// A program that sleeps in poll(2) on the channel's descriptor is woken when a socket is
+    /// readable, and polls until the queue is empty before it sleeps again. So the first empty poll
+    /// after a completion, or after [`Cq::arm`], makes progress only if requests wait to be sent.
     pub fn poll_with(&self, max: usize, mut each: impl FnMut(Wc)) -> usize {
         self.poll_into(max, &mut |max| self.pop(max, &mut each))
     }
 
-    /// Like [`Cq::poll_with`]; `pop` takes what is there.
+    /// Like [`Cq::poll_with`]; `pop` removes the queued completions.
     #[inline]
     fn poll_into(&self, max: usize, pop: &mut impl FnMut(usize) -> usize) -> usize {
         if let Some(faults) = &self.faults {
@@ -270,23 +276,24 @@ impl Cq {
         if self.is_empty() { 0 } else { pop(max) }
     }
 
-    /// Takes up to `max` completions as [`Cq::poll_with`] does, without driving: for a program that
-    /// drives many queues at once ([`Device::drive`], [`PollWaiter`](crate::PollWaiter)).
+    /// Removes up to `max` completions like [`Cq::poll_with`], but never makes progress. For
+    /// programs that drive many queues at once ([`Device::drive`],
+    /// [`PollWaiter`](crate::PollWaiter)).
     pub fn take_with(&self, max: usize, mut each: impl FnMut(Wc)) -> usize {
         if self.is_empty() { 0 } else { self.pop(max, &mut each) }
     }
 
-    /// Like [`Cq::poll_with`], appended to `out`.
+    /// Like [`Cq::poll_with`], but appends the completions to `out`.
     pub fn poll(&self, out: &mut Vec<Wc>, max: usize) -> usize {
         self.poll_into(max, &mut |max| self.pop_all(max, out))
     }
 
-    /// Takes completions without driving the device. `each` is called without the queue's lock: it
-    /// may post.
+    /// Removes completions without making progress. The lock is not held while `each` is called, so
+    /// `each` may post.
     pub(crate) fn pop(&self, max: usize, each: &mut impl FnMut(Wc)) -> usize {
-        // What `each` brings about is for the next call.
+        // Completions that calls of `each` cause are left for the next call.
         let max = max.min(self.queued.load(Ordering::Acquire));
-        // A batch of one costs more than a completion by itself.
+        // A single completion is cheaper without a batch.
         if max == 1 {
             let mut inner = self.inner.lock();
             let Some(cqe) = inner.ring.pop_front() else { return 0 };
@@ -308,7 +315,7 @@ impl Cq {
                 self.note_left(&mut inner);
             }
             let count = batch.len();
-            // Not moved: that would copy the room for all of them.
+            // Drained in place, because moving the array would copy its whole capacity.
             batch.drain(..).for_each(&mut *each);
             taken += count;
             if count < BATCH {
@@ -318,12 +325,12 @@ impl Cq {
         taken
     }
 
-    /// Like [`Cq::pop`], appended to `out`, which is not foreign code: under one locking.
+    /// Like [`Cq::pop`], but appends all completions to `out` while holding the lock once.
     fn pop_all(&self, max: usize, out: &mut Vec<Wc>) -> usize {
         let mut inner = self.inner.lock();
         let count = max.min(inner.ring.len());
         if count == 1 {
-            // The answer of a ping-pong: for one, the ranges below cost more than it does.
+            // In a ping-pong there is only one completion, and handling ranges would cost more.
             out.extend(inner.ring.pop_front().map(|cqe| cqe.wc));
         } else {
             let (front, back) = inner.ring.as_slices();
@@ -337,12 +344,13 @@ impl Cq {
         count
     }
 
-    /// Asks for one event at the next completion (`ibv_req_notify_cq`). Poll once more after
-    /// arming: what completed before raises no event.
+    /// Requests one event for the next completion (`ibv_req_notify_cq`). Poll once more after
+    /// arming, because completions that were queued before raise no event.
     pub fn arm(&self, arm: Arm) {
         {
             let mut inner = self.inner.lock();
-            // Arming for any completion is not weakened by a later arming for solicited ones.
+            // A request for any completion is not weakened by a later one for solicited
+            // completions.
             if inner.arm != Arm::Any {
                 inner.arm = arm;
             }
@@ -359,17 +367,17 @@ impl Cq {
         self.skips_drive.store(watched.get(), Ordering::Relaxed);
     }
 
-    /// Withdraws [`Cq::arm`]. False: it was not armed.
+    /// Cancels [`Cq::arm`]. Returns false if the queue was not armed.
     pub(crate) fn disarm(&self) -> bool {
         std::mem::take(&mut self.inner.lock().arm) != Arm::None
     }
 
-    /// Returns whether connections of this shard of `driver` complete here.
+    /// Returns whether connections on this shard of `driver` complete here.
     pub(crate) fn is_driven_by(&self, driver: &Arc<Driver>, shard: usize) -> bool {
         self.shards.load(Ordering::Acquire) >> shard & 1 != 0 && Arc::ptr_eq(self.driver(), driver)
     }
 
-    /// Ready when at least one completion is queued.
+    /// Returns `Ready` if a completion is queued; otherwise registers the waker.
     pub fn poll_ready(&self, cx: &mut Context<'_>) -> Poll<()> {
         if self.queued.load(Ordering::Acquire) > 0 {
             return Poll::Ready(());
@@ -382,12 +390,12 @@ impl Cq {
         Poll::Pending
     }
 
-    /// The shards of connections that complete here: a bit for each.
+    /// Returns the bit mask of the shards that have connections which complete here.
     pub(crate) fn shard_bits(&self) -> u64 {
         self.shards.load(Ordering::Acquire)
     }
 
-    /// Completions queued now.
+    /// Returns the number of queued completions.
     pub fn len(&self) -> usize {
         self.queued.load(Ordering::Acquire)
     }
@@ -402,21 +410,20 @@ impl Cq {
         self.device.driver()
     }
 
-    /// Completions have left the ring.
+    /// Updates the copies of the counts after completions have left the ring.
     #[inline]
     fn note_left(&self, inner: &mut CompletionRing) {
         let queued = inner.ring.len();
         if queued == 0 {
-            // An empty ring begins anew: of one that empties repeatedly the same few places are
-            // used, which are in the cache.
+            // Restarting at the first slot keeps using the same few slots, which are in the cache.
             inner.ring.clear();
         }
         self.queued.store(queued, Ordering::Release);
         self.taken.store(inner.pushed - queued as u64, Ordering::Release);
     }
 
-    /// Returns the number of completions that have left the queue: those whose number is less,
-    /// except a destroyed queue pair's, which leave from anywhere.
+    /// Returns the number of completions that have left the queue. All completions with smaller
+    /// numbers have left; those of a destroyed queue pair leave out of order.
     pub(crate) fn taken(&self) -> u64 {
         self.taken.load(Ordering::Acquire)
     }
@@ -467,17 +474,18 @@ impl Cq {
     }
 }
 
-/// Adds completions to a queue under one lock, which it releases when it is dropped.
+/// Adds completions to a queue while holding its lock once. The lock is released when the appender
+/// is dropped.
 ///
-/// While it has added a completion and is not dropped, its thread must take no lock of a queue.
+/// After the first completion, the thread must not lock a queue until it has dropped the appender.
 pub(crate) struct CompletionAppender<'a> {
     cq: &'a Cq,
     wakes: &'a mut Wakes,
-    /// Locked by the first completion. Always `None` if the queue has a consumer.
+    /// The locked ring, from the first completion on. Always `None` if the queue has a consumer.
     inner: Option<MutexGuard<'a, CompletionRing>>,
     /// True if an event was requested for one of the completions.
     fires: bool,
-    /// True if a completion has found the queue full for the first time.
+    /// True if a completion has found the ring full, for the first time in the life of the queue.
     overflows: bool,
 }
 
@@ -534,7 +542,7 @@ impl Drop for CompletionAppender<'_> {
 }
 
 impl Device {
-    /// A completion queue of `depth` entries.
+    /// Creates a completion queue of `depth` entries.
     ///
     /// # Errors
     /// [`Error::Zero`], [`Error::Limit`].
@@ -542,9 +550,9 @@ impl Device {
         self.create_cq_with(depth, options, None)
     }
 
-    /// A completion queue whose completions a consumer takes: it is always empty, and does not
-    /// overflow. The consumer holds at most as many completions as requests were posted that it has
-    /// not given back to the program.
+    /// Creates a completion queue whose completions are taken by a consumer. The queue is always
+    /// empty and never overflows. The number of completions that the consumer holds is limited by
+    /// the number of posted requests whose completion it has not passed on.
     pub(crate) fn create_consumed_cq(
         &self,
         depth: u32,

@@ -1,4 +1,5 @@
-//! What a stream reports becomes completions, states and events of the connection manager.
+//! Turns the events of a stream into completions, state changes and events of the connection
+//! manager.
 
 use super::{Conn, StackRequest};
 use crate::cm::{CloseReason, CmEventKind, ConnInfo, ConnRequest};
@@ -21,7 +22,7 @@ use uiw_stream::{
 };
 
 impl Conn {
-    /// Takes every event that the stream has.
+    /// Handles all events of the stream.
     #[inline]
     pub(super) fn take_events(&mut self, services: &mut Services) {
         while let Some(event) = self.stream.poll_event() {
@@ -55,7 +56,7 @@ impl Conn {
         }
     }
 
-    /// The responder has its Request: the application decides.
+    /// Handles the Request of the initiator: the application decides about it.
     fn on_request(&mut self, request: &uiw_mpa::startup::Request, services: &mut Services) {
         let Some(driver) = services.driver.upgrade() else { return };
         let request = ConnRequest::new(
@@ -67,7 +68,7 @@ impl Conn {
             Arc::clone(&self.options),
         );
         self.cm.report(CmEventKind::ConnectRequest(request), &mut services.wakes);
-        // Nothing may come before our Reply; a peer that hangs up is noticed all the same.
+        // No data may arrive before our Reply. The socket still reports a hang-up.
         let _ = self.set_interest(false, false);
     }
 
@@ -82,7 +83,7 @@ impl Conn {
         self.cm.established(info, &mut services.wakes);
     }
 
-    /// Full Operation has begun: the queue pair sends.
+    /// Enters Full Operation and sends the posted requests.
     pub(super) fn enter_rts(&mut self, negotiated: &Negotiated, services: &mut Services) {
         self.half_open = None;
         self.open_counters(services);
@@ -108,13 +109,14 @@ impl Conn {
             local,
             peer,
             initiator: self.stream.is_initiator(),
-            // Both ends have their entries since TCP connected, before the Request was sent.
+            // Both ends have been in the set of addresses since TCP connected, which was before the
+            // Request was sent.
             same_device: services.shared.has_both_ends(local, peer),
             kernel: self.socket.info().of_kernel,
         });
     }
 
-    /// The error of the connection manager for a start-up that failed.
+    /// Returns the error of the connection manager for a start-up that has failed.
     fn startup_error(&self, failure: StartupFailure) -> Error {
         let peer = self.socket.peer_addr();
         match failure {
@@ -133,7 +135,7 @@ impl Conn {
         }
     }
 
-    /// A connection that was never established is over.
+    /// Ends a connection that was never established.
     pub(super) fn on_startup_failed(&mut self, error: Error, services: &mut Services) {
         services.counters.startup_failed();
         if self.stream.is_initiator() {
@@ -144,13 +146,13 @@ impl Conn {
             self.cm.failed(error, &mut services.wakes);
         } else {
             tracing::warn!(parent: &self.span, %error, "start-up failed");
-            // It came to no listener: `accept_open` has promised an event.
+            // No listener has accepted it: `accept_open` reports every outcome as an event.
             if self.half_open.is_none() {
                 self.cm.failed(error, &mut services.wakes);
             }
         }
         if let Some(qp) = self.qp.take() {
-            // The queue pair keeps its state: the application may try again with it.
+            // The queue pair keeps its state, so that the application can try again with it.
             qp.set_conn(None);
         }
         self.socket.abort();
@@ -190,14 +192,14 @@ impl Conn {
                 let after = self.options.startup_timeout;
                 self.cm.failed(Error::TimedOut { peer, awaits_reply: false, after }, &mut services.wakes);
             }
-            // The initiator accepted our Reply and gave the connection up before its first FPDU.
+            // The initiator received our Reply and closed the connection before its first FPDU.
             ConnError::Closed if self.cm.is_undecided() => {
                 let source = io::ErrorKind::ConnectionReset.into();
                 self.cm.failed(Error::Lost { peer, source }, &mut services.wakes);
             }
             _ => {}
         }
-        // Nothing of it will be an FPDU.
+        // The received bytes will never be part of an FPDU.
         self.hold(&[], services);
         let reason = wire_reason(ended);
         self.complete_all(ended, reason, services);
@@ -209,11 +211,11 @@ impl Conn {
         self.cm.ended(CloseReason { reason, orderly, silent_for, cut, suspect }, &mut services.wakes);
     }
 
-    /// Logs why the stream ends, with the request or receive that is at fault.
+    /// Logs why the stream ends, and the request or receive that caused it.
     fn log_end(&mut self, ended: &StreamEnd, services: &Services) {
         let detail = self.end_detail(ended, services);
         let peer = uiw_llp::canonical(self.socket.peer_addr());
-        // A queue pair that was destroyed has no number any more.
+        // A destroyed queue pair has no number.
         let qp = self.qp.as_ref().map(|qp| tracing::field::display(format!("{:#08x}", qp.num)));
         let error = match (&detail, &ended.error) {
             (Some(detail), ConnError::Fault(fault)) if fault.0 == Fault::LocalCatastrophic => {
@@ -255,7 +257,7 @@ impl Conn {
         }
     }
 
-    /// The request or receive that a stream ends for, with its value and the limit.
+    /// Describes the request or receive that ends the stream: its value and the limit.
     fn end_detail(&mut self, ended: &StreamEnd, services: &Services) -> Option<LocalDetail> {
         if let Some(detail) = self.state.detail.take() {
             return Some(detail);
@@ -274,7 +276,7 @@ impl Conn {
         match ended.error {
             ConnError::Local { error: LocalError::Protection, .. } => {
                 let writes = wqe.op.writes_locally();
-                // The elements of a Read are with its answer.
+                // The elements of a Read are stored with its response.
                 let elements = if writes { self.state.oldest_sink() } else { &wqe.sges };
                 let text = qp.explain_elements(&services.table, elements, writes);
                 Some(LocalDetail::of_request(wqe, LocalCause::Protection, text))
@@ -288,8 +290,8 @@ impl Conn {
         }
     }
 
-    /// The peer that is suspected, if its first FPDU was a Terminate, or if this end could not
-    /// accept its Reply.
+    /// Returns the suspected cause in the peer, if the first FPDU of the peer was a Terminate, or
+    /// if this end has rejected its Reply.
     fn suspect_of(&self, ended: &StreamEnd) -> Option<Suspect> {
         let peer = self.socket.peer_addr();
         match &ended.error {
@@ -297,7 +299,7 @@ impl Conn {
                 let codes = (terminate.layer, terminate.etype, terminate.code);
                 let (negotiated, initiator) = (self.stream.negotiated()?, self.stream.is_initiator());
                 let suspect = Suspect::of_first_terminate(&self.options, negotiated, initiator, codes)?;
-                // A Terminate that quotes another segment is about that one.
+                // A Terminate that quotes another segment refers to that one.
                 let is_other = match ended.named {
                     AffectedRequest::Write { stag, .. } => !Capabilities::is_request(stag),
                     AffectedRequest::Send { .. } => true,
@@ -312,10 +314,12 @@ impl Conn {
         }
     }
 
-    /// Returns whether the queue pair goes on without this connection: the peer has closed it while
-    /// nothing was under way, or its queue pair has entered the error state, or it has gone after
-    /// our Reply and before its first FPDU. What was posted before that waits for another
-    /// connection.
+    /// Returns whether the queue pair continues without this connection and waits for another one.
+    /// Requests that were posted before stay in its queues.
+    ///
+    /// This is so if the peer has closed the connection while nothing was in progress, if the
+    /// peer's queue pair has entered the error state, or if the peer has gone after our Reply and
+    /// before its first FPDU.
     fn may_leave(&self, error: &ConnError) -> bool {
         let closed = matches!(error, ConnError::Closed) || is_local_error_of_peer(error);
         let gone =
@@ -329,8 +333,8 @@ impl Conn {
             })
     }
 
-    /// Returns whether the queue pair is an unreliable one that does not notice what its peer does,
-    /// or what the network does to the connection.
+    /// Returns whether the queue pair is an unreliable one, which is not affected by its peer or by
+    /// the loss of the connection.
     fn may_lose(&self, error: &ConnError) -> bool {
         let own = match error {
             ConnError::Local { .. } | ConnError::Aborted | ConnError::SourceGone => true,
@@ -342,8 +346,8 @@ impl Conn {
             && self.qp.as_ref().is_some_and(|qp| qp.unreliable && qp.state() == QpState::Rts)
     }
 
-    /// Ends the connection of an unreliable queue pair: messages under way are lost, and the queue
-    /// pair waits for another connection.
+    /// Ends the connection of an unreliable queue pair. Messages in progress are lost, and the
+    /// queue pair waits for another connection.
     fn lose(&mut self, services: &mut Services) {
         self.hold(&[], services);
         if let Some(qp) = &self.qp {
@@ -355,7 +359,7 @@ impl Conn {
         self.leave(services);
     }
 
-    /// Lets the queue pair go: it waits for another connection.
+    /// Detaches the queue pair, which then waits for another connection.
     fn leave(&mut self, services: &mut Services) {
         self.stop_waiting();
         let Some(qp) = self.qp.take() else { return };
@@ -369,8 +373,8 @@ impl Conn {
         );
     }
 
-    /// Completes the request that failed and flushes every other, in order, once. Nothing is
-    /// reported afterwards.
+    /// Completes the failed request and flushes all others, in order. Has no effect when called
+    /// again.
     fn complete_all(&mut self, ended: &StreamEnd, reason: Option<WireReason>, services: &mut Services) {
         self.state.forget_reads();
         let Some(qp) = &self.qp else { return };
@@ -385,7 +389,7 @@ impl Conn {
                 && ended.acknowledged
                 && matches!(ended.error, ConnError::Terminated(..))
             {
-                // The peer executed everything in front of the request that failed.
+                // The peer has executed everything before the request that failed.
                 sq.acknowledge(id.wrapping_sub(1));
             }
             let fallback = if ended.named == AffectedRequest::Nothing { None } else { oldest };
@@ -421,7 +425,7 @@ impl Conn {
 }
 
 impl QpInner {
-    /// Enters the error state without a connection: everything posted is flushed.
+    /// Enters the error state without a connection, and flushes everything that was posted.
     pub(crate) fn flush_unconnected(&self, wakes: &mut crate::notify::Wakes) {
         self.set_state(QpState::Err);
         self.flush_sends(&mut self.sq.lock(), None, wakes);
@@ -431,7 +435,7 @@ impl QpInner {
     }
 }
 
-/// Counts the Terminate of either end, and a wrong CRC.
+/// Counts a Terminate of either end, or a wrong CRC.
 fn count(ended: &StreamEnd, services: &Services) {
     let codes = |terminate: &uiw_rdmap::Terminate| (terminate.layer, terminate.etype, terminate.code);
     if let Some(terminate) = &ended.terminate {
@@ -444,7 +448,7 @@ fn count(ended: &StreamEnd, services: &Services) {
     }
 }
 
-/// The request that the end of a stream is about.
+/// Returns the request that the end of a stream refers to.
 fn find_named(sq: &SendQueue, named: AffectedRequest) -> Option<u32> {
     match named {
         AffectedRequest::Nothing => None,
@@ -455,7 +459,7 @@ fn find_named(sq: &SendQueue, named: AffectedRequest) -> Option<u32> {
     }
 }
 
-/// The memory of the peer that a request names, if it does.
+/// Returns the peer's memory that a request names, if any.
 struct RemotePlace<'a>(&'a SendOp);
 
 impl fmt::Display for RemotePlace<'_> {
@@ -474,7 +478,7 @@ impl fmt::Display for RemotePlace<'_> {
     }
 }
 
-/// The reason that completions and events carry.
+/// Returns the reason that completions and events carry.
 fn wire_reason(ended: &StreamEnd) -> Option<WireReason> {
     let (terminate, from_peer, origin) = match &ended.error {
         ConnError::Terminated(terminate, origin) => (&**terminate, true, *origin),
@@ -504,8 +508,8 @@ fn status_of(ended: &StreamEnd) -> Option<WcStatus> {
     }
 }
 
-/// The status of the request that a peer's Terminate is about. With acknowledged completion
-/// (`placed`) it is known that the peer was executing this one when it failed.
+/// Returns the status of the request that a Terminate of the peer refers to. With completion by
+/// placement (`placed`), it is known that the peer was executing this request when it failed.
 fn status_of_terminate(reason: TerminateReason, placed: bool) -> WcStatus {
     match reason.codes() {
         (0, 1, _) | (1, 1, _) => WcStatus::RemoteAccess,
@@ -518,8 +522,8 @@ fn status_of_terminate(reason: TerminateReason, placed: bool) -> WcStatus {
     }
 }
 
-/// The Terminate says nothing about a request of ours: the peer's program moved its queue pair to
-/// the error state, or a request of its own failed there.
+/// The Terminate does not refer to a request of this end: the program at the peer has moved its
+/// queue pair to the error state, or one of the peer's own requests has failed there.
 fn is_local_error_of_peer(error: &ConnError) -> bool {
     matches!(error, ConnError::Terminated(terminate, _) if terminate.reason() == TerminateReason::LocalCatastrophic)
 }

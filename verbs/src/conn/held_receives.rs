@@ -11,14 +11,14 @@ use std::collections::VecDeque;
 use std::time::Duration;
 use uiw_stream::{LocalError, Time};
 
-/// Longest time for which completions wait while the peer does not read, so that TCP does not take
-/// the acknowledgement.
+/// Maximum time for which completions are held back while TCP does not accept the acknowledgement
+/// because the peer does not read.
 const LONGEST_WAIT: Duration = Duration::from_secs(1);
-/// Completions for which an empty queue keeps room.
+/// Capacity that an empty queue keeps.
 const KEPT: usize = 256;
 
 impl Conn {
-    /// Reports the receives whose acknowledgement TCP has taken.
+    /// Reports the receives whose acknowledgement TCP has accepted.
     #[inline]
     pub(super) fn report_receives(&mut self, services: &mut Services) {
         if !self.state.held.is_empty() {
@@ -45,13 +45,13 @@ impl Conn {
         };
     }
 
-    /// TCP has not taken the acknowledgement in time.
+    /// Handles the time-out: TCP has not accepted the acknowledgement in time.
     pub(super) fn on_overdue_ack(&mut self, services: &mut Services) {
         self.ack_overdue = true;
         self.report_all_receives(services);
     }
 
-    /// Reports every receive, acknowledged or not.
+    /// Reports all receives, acknowledged or not.
     pub(super) fn report_all_receives(&mut self, services: &mut Services) {
         self.stream.forget_unacknowledged();
         self.held_until = Time::NEVER;
@@ -70,8 +70,8 @@ impl Conn {
     }
 }
 
-/// Adds the first `count` completions to the receive completion queue. False if it overflows. Never
-/// a part of the path of a receive, which most connections leave without it.
+/// Adds the first `count` completions to the receive completion queue. Returns false if it
+/// overflows. Not inlined, because most connections do not need it.
 #[inline(never)]
 pub(super) fn push(held: &mut VecDeque<Cqe>, count: usize, qp: &QpInner, wakes: &mut Wakes) -> bool {
     let count = count.min(held.len());

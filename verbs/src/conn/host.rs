@@ -1,4 +1,5 @@
-//! The queue pair and the device's memory, as a stream sees them: [`uiw_stream::StreamHost`].
+//! Implements [`uiw_stream::StreamHost`] by the queue pair of a connection and the memory of the
+//! device.
 
 use super::held_receives;
 use crate::cq::Cqe;
@@ -23,25 +24,25 @@ use uiw_stream::{
     ResponsePart, SourceGone,
 };
 
-/// State of the engine for one stream between calls.
+/// State of the engine for one stream, between calls of the stream.
 pub(crate) struct HostState {
     token: Token,
-    /// Stream to which STags of this stream alone are bound.
+    /// Stream id for STags that are bound to this stream.
     pub(crate) stream: StreamId,
-    /// Memory that was named last.
+    /// Memory regions that were used last.
     cache: MrCache,
     /// The receive that is being filled.
     receive: RecvWqe,
     /// True while a message is being received.
     receiving: bool,
-    /// Counters of the stream: its own ones in Full Operation.
+    /// Counters of the stream, of its own in Full Operation.
     pub(crate) counters: ConnCounters,
-    /// The message so far, once it is longer than that receive, and what it is charged.
+    /// Data of a message that is longer than its receive, so far.
     long: Vec<u8>,
     /// Completions of receives whose message the stream has not acknowledged yet.
     pub(super) held: VecDeque<Cqe>,
     charge: Option<MessageCharge>,
-    /// Elements of the Reads and atomics that wait for answers, in their order.
+    /// Elements of the Reads and atomics that wait for responses, in order.
     sinks: VecDeque<Sges>,
     /// The local error that ends the stream, for the log.
     pub(super) detail: Option<LocalDetail>,
@@ -64,37 +65,37 @@ impl HostState {
         }
     }
 
-    /// Sets the token that the connection has on another shard, whose counters are `counters`.
+    /// Sets the token of the connection on its new shard, whose counters are `counters`.
     pub(super) fn enter_shard(&mut self, token: Token, counters: &ShardCounters) {
         self.token = token;
         counters.adopt(&mut self.counters);
     }
 
-    /// The number of the receive whose message will not be finished.
+    /// Gives up the message that is being received, and returns the `wr_id` of its receive.
     pub(crate) fn take_receive(&mut self) -> Option<u64> {
         (self.long, self.charge) = (Vec::new(), None);
         self.end_receive()
     }
 
-    /// The receive whose message will not come, to be put back.
+    /// Gives up the message that is being received, and returns its receive, to be put back.
     pub(crate) fn unfilled_receive(&mut self) -> Option<&mut RecvWqe> {
         self.long = Vec::new();
         self.charge = None;
         std::mem::take(&mut self.receiving).then_some(&mut self.receive)
     }
 
-    /// Returns whether a message has begun that is longer than its receive.
+    /// Returns whether a message is being received that is longer than its receive.
     pub(crate) fn has_long_message(&self) -> bool {
         self.charge.is_some()
     }
 
-    /// Returns whether that message has made progress since the last time it had: see
-    /// [`MessageCharge::has_progress`].
+    /// Returns whether that message has made progress since the last call (see
+    /// [`MessageCharge::has_progress`]).
     pub(crate) fn has_message_progress(&mut self) -> bool {
         self.charge.as_mut().is_some_and(|charge| charge.has_progress(self.long.len()))
     }
 
-    /// Makes room for a message of `len` bytes, which grows to `limit` at most.
+    /// Reserves memory for `len` bytes of a message that grows to at most `limit` bytes.
     fn reserve(&mut self, shared: &Arc<Shared>, len: usize, limit: usize) -> Result<(), LocalError> {
         if len <= self.long.capacity() {
             return Ok(());
@@ -107,25 +108,25 @@ impl HostState {
         self.long.try_reserve_exact(capacity - self.long.len()).map_err(|_| LocalError::Protection)
     }
 
-    /// The number of the receive that is not filled any more.
+    /// Ends filling the receive, and returns its `wr_id`.
     #[inline]
     fn end_receive(&mut self) -> Option<u64> {
         std::mem::take(&mut self.receiving).then_some(self.receive.wr_id)
     }
 
-    /// Keeps a completion until the acknowledgement of its message is sent. Never a part of its
-    /// caller, which most connections leave without it.
+    /// Keeps a completion until the acknowledgement of its message is sent. Not inlined, because
+    /// most connections do not need it.
     #[inline(never)]
     fn hold(&mut self, cqe: Cqe) {
         self.held.push_back(cqe);
     }
 
-    /// Elements of the oldest Read or atomic that waits for its answer.
+    /// Returns the elements of the oldest Read or atomic that waits for its response.
     pub(super) fn oldest_sink(&self) -> &[Sge] {
         self.sinks.front().map_or(&[], |sges| sges)
     }
 
-    /// No answer comes any more.
+    /// Discards the elements of all Reads and atomics, because no response will arrive.
     pub(crate) fn forget_reads(&mut self) {
         self.sinks.clear();
     }
@@ -134,8 +135,8 @@ impl HostState {
 /// Maximum number of bytes that are copied while the receive queue is locked.
 const MAX_LOCKED_COPY: usize = 4096;
 
-/// One call's view of a queue pair and of the device's memory. Locks and pins that it keeps across
-/// calls of the stream are released when it is dropped, at the latest.
+/// View of a queue pair and of the device's memory during one call of the stream. Dropping it
+/// releases all locks and pins that it still holds.
 pub(crate) struct QpHost<'a> {
     qp: Option<&'a QpInner>,
     state: &'a mut HostState,
@@ -154,7 +155,7 @@ impl Drop for QpHost<'_> {
     }
 }
 
-/// Pinned memory.
+/// Pinned memory that is the source of a message.
 pub(crate) struct Source<'a>(PinnedSpan<'a>);
 
 impl Payload for Source<'_> {
@@ -202,7 +203,7 @@ impl<'a> QpHost<'a> {
         self.receives = None;
     }
 
-    /// The send queue, locked until [`uiw_stream::StreamHost::release`].
+    /// Returns the send queue, locked until [`uiw_stream::StreamHost::release`].
     #[inline(always)]
     fn queue(&mut self) -> Option<&mut MutexGuard<'a, SendQueue>> {
         if self.queue.is_none() {
@@ -212,7 +213,7 @@ impl<'a> QpHost<'a> {
         self.queue.as_mut()
     }
 
-    /// Ends requests, and completes those at the front of the queue that are over.
+    /// Marks requests as done, and completes the done requests at the front of the queue.
     #[inline(always)]
     fn done(&mut self, ids: impl Iterator<Item = u32>, status: WcStatus) -> Result<(), LocalError> {
         let Some(qp) = self.qp else { return Ok(()) };
@@ -222,8 +223,8 @@ impl<'a> QpHost<'a> {
         qp.retire(&mut queue, self.wakes)
     }
 
-    /// Places `bytes` at byte `offset` of a message that is longer than the receive. What lies in
-    /// the receive is copied first.
+    /// Places `bytes` at `offset` of a message that is longer than its receive. At the first call,
+    /// the bytes that were placed into the receive are copied.
     #[cold]
     fn place_long(&mut self, qp: &QpInner, offset: u32, bytes: &[u8]) -> Result<(), LocalError> {
         let state = &mut *self.state;
@@ -461,7 +462,7 @@ impl uiw_stream::StreamHost for QpHost<'_> {
         let queue = self.queue().ok_or(LocalError::Protection)?;
         let wqe = queue.get(id).ok_or(LocalError::Protection)?;
         let (sge, skip) = element(wqe, offset).ok_or(LocalError::Protection)?;
-        // The copies and CRCs that follow are long: posting threads do not wait for them.
+        // Posting threads need not wait for the copies and CRCs that follow.
         self.queue = None;
         let range = (sge.addr.wrapping_add(u64::from(skip)), len.min(sge.length - skip));
         self.table
@@ -507,7 +508,7 @@ impl uiw_stream::StreamHost for QpHost<'_> {
         let cache = &mut self.state.cache;
         match payload {
             ResponsePart::Read(bytes) => qp.scatter(self.table, cache, sges, offset, &bytes),
-            // A number of this machine's, as `ibv_post_send` documents it.
+            // In the byte order of this machine, as `ibv_post_send` documents.
             ResponsePart::Atomic(value) => qp.scatter(self.table, cache, sges, offset, &value.to_ne_bytes()),
         }
     }
@@ -560,7 +561,7 @@ impl uiw_stream::StreamHost for QpHost<'_> {
     }
 }
 
-/// The completion of a receive.
+/// Returns the completion of a receive.
 #[inline(always)]
 fn completion(qp: &QpInner, wr_id: u64, message: &ReceivedMessage) -> Cqe {
     let (opcode, byte_len, imm) = match message.kind {
@@ -582,7 +583,7 @@ fn completion(qp: &QpInner, wr_id: u64, message: &ReceivedMessage) -> Cqe {
     Cqe { wc, solicited: message.solicited }
 }
 
-/// The counter of a stream's traffic.
+/// Returns the counter for the traffic of a stream.
 #[inline(always)]
 fn counted(traffic: uiw_stream::Traffic) -> Traffic {
     match traffic {
@@ -597,7 +598,8 @@ fn counted(traffic: uiw_stream::Traffic) -> Traffic {
     }
 }
 
-/// The element that holds byte `offset` of a request, and how many of its bytes lie in front.
+/// Returns the element that holds byte `offset` of a request, and the number of its bytes before
+/// that offset.
 fn element(wqe: &Wqe, offset: u32) -> Option<(Sge, u32)> {
     let mut skip = offset;
     for sge in &wqe.sges {
@@ -625,13 +627,13 @@ fn op(op: &SendOp) -> Op {
         SendOp::CmpSwap { remote, compare, compare_mask, swap, swap_mask } => {
             Op::CmpSwap { remote: place(remote), compare, compare_mask, swap, swap_mask }
         }
-        // Refused at a queue pair with a stream.
+        // Posting refuses datagrams on a queue pair with a stream.
         SendOp::Datagram { .. } => Op::Local,
         SendOp::LocalInvalidate { .. } | SendOp::Bind(_) | SendOp::FastRegister(_) => Op::Local,
     }
 }
 
-/// Requests that touch only the table of STags. An error comes with its text.
+/// Executes requests that change only the table of STags. An error is returned with its text.
 fn execute(qp: &QpInner, table: &Table, op: &SendOp) -> Result<(), (LocalError, String)> {
     let (pd, stream) = (qp.pd.id(), qp.stream());
     match op {

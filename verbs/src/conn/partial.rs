@@ -1,8 +1,9 @@
-//! Bytes received that no FPDU (or start-up frame) was made of yet.
+//! Received bytes that are not yet part of a complete FPDU or start-up frame.
 
-/// Bytes that a connection keeps between rounds: the front of an FPDU, or everything behind a
-/// segment that waits for a receive. Bytes are used from the front without moving the rest, however
-/// many there are.
+/// Bytes that a connection keeps between rounds: the beginning of an FPDU, or all bytes after a
+/// segment that waits for a receive.
+///
+/// Bytes are consumed from the front without moving the others.
 #[derive(Default)]
 pub(crate) struct PartialFpdu {
     bytes: Vec<u8>,

@@ -1,5 +1,7 @@
-//! From the socket to the stream: bytes are read into staging that all connections of a driver
-//! share, or taken where they lie in the stack's own memory.
+//! Receiving: moves bytes from the socket to the stream.
+//!
+//! Bytes are read into a staging buffer that all connections of a shard share, or taken from the
+//! stack's own memory.
 
 use super::{Conn, QpHost};
 use crate::driver::{HeldBytes, PAGE, RX_STAGING, Services};
@@ -9,68 +11,68 @@ use std::time::Duration;
 use uiw_llp::{Readable, RemainingBytes};
 use uiw_mem::IoVecMut;
 
-/// Reads of a closing connection in one round.
+/// Maximum number of reads of a closing connection per round.
 const DISCARDS_PER_ROUND: usize = 4;
-/// Bytes of start-up read at most before a frame must be whole: header, private data, and some of
-/// what follows.
+/// Maximum number of start-up bytes that are read before a frame is complete: the header, the
+/// private data, and some bytes after them.
 const STARTUP_BYTES: usize = 4096;
-/// Bytes of a front that are kept while the receive memory budget is short: they say how long the
-/// FPDU is.
+/// Number of bytes at the beginning of an FPDU that are kept even if the receive memory budget is
+/// exhausted. They contain its length.
 const FRONT: usize = 512;
-/// Bytes of the longest FPDU, with Markers, and of what is read behind it.
+/// Maximum length, in bytes, of an FPDU with Markers, and of the bytes that are read after it.
 const WHOLE: usize = 128 << 10;
-/// Required room of a socket, so that the longest FPDU fits: the kernel counts up to four times the
-/// bytes of a segment.
+/// Receive buffer, in bytes, that a socket needs for the longest FPDU: the kernel charges up to
+/// four times the length of a segment.
 const SOCKET_ROOM: usize = 512 << 10;
-/// Reads of FPDUs that take the place of one that fills the staging.
+/// Number of reads of whole FPDUs that count as one read of the whole staging buffer.
 const WHOLE_READS: usize = 4;
-/// The shortest and the longest time after which a socket that is not read is asked again.
+/// Limits of the pause before a socket that is not read is tried again.
 const STARVED_PAUSE: Duration = Duration::from_millis(1);
 const LONGEST_PAUSE: Duration = Duration::from_millis(64);
 
-/// A socket that is not read, as the receive memory budget is short.
+/// State of a socket that is not read because the receive memory budget is exhausted.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct UnreadSocket {
-    /// Bytes that it had.
+    /// Number of bytes that the socket had.
     available: usize,
-    /// It is asked again after this time, whatever the stack reports. Without it, the stack reports
-    /// when the FPDU is whole.
+    /// Pause until the socket is tried again, regardless of events. `None` if the stack reports an
+    /// event once the FPDU is complete.
     pause: Option<Duration>,
 }
 
 impl UnreadSocket {
-    /// Returns whether reports of the stack are of no use.
+    /// Returns whether events of the stack are of no use.
     pub(super) fn is_deaf(self) -> bool {
         self.pause.is_some()
     }
 }
 
-/// Amount to read.
+/// How much to read.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ReadAmount {
-    /// Everything that the socket has.
+    /// All bytes that the socket has.
     All,
-    /// FPDUs that have come as a whole, so that less than two [`FRONT`]s are kept.
+    /// Only FPDUs that have arrived completely, so that less than two [`FRONT`]s are kept.
     Whole,
 }
 
-/// Result of a peek at the stack's memory.
+/// Result of looking at the received bytes in the stack's memory.
 enum PeekResult {
-    /// The stack has none: the socket is read into staging.
+    /// The stack does not support this. The socket is read into the staging buffer.
     Elsewhere,
-    /// The rest of an FPDU goes to staging, where its front is or will be: up to this many bytes
-    /// together.
+    /// The FPDU is incomplete, or its beginning is in the staging buffer. Its remaining bytes are
+    /// read there, up to this length.
     Staged { until: usize },
-    /// FPDUs were taken; perhaps there are `more`.
+    /// FPDUs were handled. `more`: there may be more.
     Used { more: bool },
-    /// No bytes are there.
+    /// No bytes have arrived.
     Nothing,
     /// The transport is lost.
     Lost(io::Error),
 }
 
 impl Conn {
-    /// Reads what the socket has, within the budget. True when bytes came.
+    /// Reads the socket, within the budget. Returns whether bytes were received.
     pub(super) fn receive(&mut self, services: &mut Services) -> bool {
         if !self.stream.is_open() {
             return self.receive_outside(services);
@@ -94,24 +96,25 @@ impl Conn {
         moved
     }
 
-    /// Ends reading by whole FPDUs.
+    /// Ends reading only whole FPDUs.
     #[cold]
     fn end_short(&mut self, services: &mut Services) {
         self.starved = None;
         self.reads_whole = false;
         self.count_held(services);
-        // An error of the socket is the next read's, too.
+        // The next read returns an error of the socket again.
         let _ = self.socket.readable(1);
     }
 
-    /// Reads FPDUs that have come as a whole, as the receive memory budget has no room: peers that
-    /// each send the front of an FPDU must not prevent reads of others. True when bytes came.
+    /// Reads only FPDUs that have arrived completely, because the receive memory budget is
+    /// exhausted: peers that each send the beginning of an FPDU must not prevent reads of other
+    /// connections. Returns whether bytes were received.
     #[cold]
     fn receive_whole(&mut self, services: &mut Services) -> bool {
         services.is_short = true;
         if !std::mem::replace(&mut self.reads_whole, true) {
-            // Before a peer finds too little room and waits for its timer. An error is the next
-            // read's, too.
+            // Enlarges the socket buffer before it is too small and the peer has to wait for its
+            // retransmission timer. The next read returns an error again.
             let _ = self.socket.readable(SOCKET_ROOM);
         }
         let before = self.starved.take();
@@ -126,8 +129,8 @@ impl Conn {
         moved
     }
 
-    /// The socket is not read for now. If it had as many bytes `before`, reports of the stack are
-    /// of no use, and it is asked after a time that grows.
+    /// Stops reading the socket for now. If it had the same number of bytes `before`, events of the
+    /// stack are of no use, and the socket is tried again after growing pauses.
     fn starve(&mut self, mut starved: UnreadSocket, before: Option<UnreadSocket>, services: &Services) {
         if let Some(before) = before.filter(|before| before.available == starved.available) {
             starved.pause = Some(before.pause.map_or(STARVED_PAUSE, |pause| (pause * 2).min(LONGEST_PAUSE)));
@@ -139,17 +142,17 @@ impl Conn {
         self.state.counters.wait(uiw_counters::Wait::Memory);
     }
 
-    /// Up to how many bytes may be read into staging, where `have` bytes of an FPDU are, so that
-    /// less than two [`FRONT`]s are kept behind what the stream takes. `None`: none, until more has
-    /// come.
+    /// Returns the length up to which the staging buffer may be filled, if it has `have` bytes of
+    /// an FPDU, so that less than two [`FRONT`]s are left after the stream has taken its bytes.
+    /// Returns `None` to wait until more bytes have arrived.
     fn end_of_whole(&mut self, have: usize) -> io::Result<Option<usize>> {
         let needed = self.stream.needed().max(have + 1);
         let available = match self.socket.readable(needed - have)? {
-            // Nothing of it is kept.
+            // The stack keeps no bytes that would have to be left in the socket.
             Some(Readable::All) => return Ok(Some(RX_STAGING)),
             Some(Readable::Bytes(0)) => return Ok(Some(have + FRONT)),
             Some(Readable::Bytes(bytes)) => bytes,
-            // What has begun is read to its end.
+            // An FPDU that has begun is read to its end.
             None if have > 0 => return Ok(Some(RX_STAGING)),
             None => 0,
         };
@@ -163,26 +166,26 @@ impl Conn {
         Ok(None)
     }
 
-    /// Reads outside of Full Operation.
+    /// Receives before or after Full Operation.
     #[cold]
     fn receive_outside(&mut self, services: &mut Services) -> bool {
-        // Nothing is kept of what is read: the budget does not matter.
+        // No received bytes are kept, so the budget does not matter.
         if self.reads_whole {
             self.end_short(services);
         }
         if self.stream.is_starting() { self.receive_startup(services) } else { self.discard(services) }
     }
 
-    /// Reports posted receives to the stream. True when it goes on.
+    /// Tells the stream that receives were posted. Returns whether it continues.
     fn unpark(&mut self, services: &mut Services) -> bool {
         let goes_on = self.with_stream(services, |stream, host, now| stream.receive_posted(host, now));
-        // A segment that is placed must not keep its own connection from being read.
+        // The bytes of the parked segment, which is placed now, no longer count against the budget.
         self.count_held(services);
         goes_on && self.stream.is_open()
     }
 
-    /// Takes up the FPDU that the previous turn left incomplete, and the end of the stream. Returns
-    /// whether bytes were used, as [`ControlFlow::Break`] if nothing is to be read in this turn.
+    /// Handles the bytes that the previous turn has left, and the end of the stream. Returns
+    /// whether bytes were used, as [`ControlFlow::Break`] if this turn must not read the socket.
     #[inline]
     fn resume_partial(&mut self, services: &mut Services) -> ControlFlow<bool, bool> {
         let mut moved = false;
@@ -217,7 +220,7 @@ impl Conn {
             staging[start..start + have].copy_from_slice(self.partial.bytes());
         }
         self.partial.clear();
-        // As many bytes in a turn, if its FPDUs are large.
+        // Allows more reads per turn if each reads only one FPDU.
         let turn = if reads == ReadAmount::Whole { services.turn * WHOLE_READS } else { services.turn };
         for _ in 0..turn {
             let mut end = RX_STAGING;
@@ -274,7 +277,7 @@ impl Conn {
             }
         }
         if reads == ReadAmount::Whole && self.starved.is_none() && self.takes_bytes() {
-            // The stack reports the next FPDU, which may be shorter than the last one.
+            // Requests an event for the next FPDU, which may be shorter than the last one.
             if let Err(error) = self.end_of_whole(have) {
                 self.on_lost(&error, services);
             }
@@ -286,8 +289,8 @@ impl Conn {
         moved
     }
 
-    /// Keeps what the stream has not taken. `is_new`: it is the beginning of another FPDU than
-    /// before.
+    /// Keeps the bytes that the stream has not taken. `is_new` is true if they are the beginning of
+    /// another FPDU than before.
     #[inline]
     fn keep_rest(&mut self, rest: &[u8], is_new: bool, services: &mut Services) {
         if is_new {
@@ -296,13 +299,13 @@ impl Conn {
         self.hold(if self.stream.is_open() { rest } else { &[] }, services);
     }
 
-    /// Returns whether the stream goes on in Full Operation.
+    /// Returns whether the stream is in Full Operation and accepts bytes.
     fn takes_bytes(&self) -> bool {
         self.stream.is_open() && self.stream.accepts_bytes()
     }
 
-    /// Gives the stream what is kept: bytes that came with the Reply, or behind a segment that was
-    /// parked. True when it took some.
+    /// Passes the kept bytes to the stream: those that arrived with the Reply, or after a segment
+    /// that was parked. Returns whether the stream took some.
     fn handle_partial(&mut self, services: &mut Services) -> bool {
         let mut partial = std::mem::take(&mut self.partial);
         let used = self.handle_bytes(partial.bytes_mut(), services);
@@ -311,9 +314,9 @@ impl Conn {
         used > 0
     }
 
-    /// Gives `bytes` to the stream. Returns how many it took.
+    /// Passes `bytes` to the stream. Returns how many it took.
     fn handle_bytes(&mut self, bytes: &mut [u8], services: &mut Services) -> usize {
-        // Not through `with_stream`, so that the compiler makes one function of it.
+        // Does not use `with_stream`, so that all of it is inlined into one function.
         let mut host = QpHost::new(self.qp.as_deref(), &mut self.state, &services.table, &mut services.wakes);
         let used = self.stream.handle_bytes(&mut host, bytes, services.now);
         drop(host);
@@ -325,9 +328,11 @@ impl Conn {
         self.with_stream(services, |stream, host, now| stream.handle_eof(host, unread, now));
     }
 
-    /// FPDUs of a stack in this process: verified where they lie in its receive buffer, behind
-    /// `have` bytes of an FPDU that are in staging, then copied once, to their place. Only one that
-    /// wraps the buffer's end is staged.
+    /// Handles FPDUs in the receive buffer of a stack in this process. They are verified where they
+    /// are, and copied once, to their destination.
+    ///
+    /// An FPDU that wraps around the end of the buffer is completed in the staging buffer, which
+    /// has its first `have` bytes.
     fn peek(&mut self, have: usize, services: &mut Services) -> PeekResult {
         if !self.has_peek {
             return PeekResult::Elsewhere;
@@ -346,10 +351,10 @@ impl Conn {
         }
         let bytes = buf.bytes();
         if bytes.is_empty() {
-            // The peer's FIN, which `recv` reports.
+            // `recv` reports the peer's FIN.
             return PeekResult::Elsewhere;
         }
-        // In pieces, between which the peer receives window updates.
+        // Handled in pieces, so that the peer receives window updates in between.
         let piece = bytes.len().min(RX_STAGING);
         let limited = piece < bytes.len();
         let used = self.handle_bytes(&mut bytes[..piece], services);
@@ -367,10 +372,11 @@ impl Conn {
         PeekResult::Used { more }
     }
 
-    /// The stack reports the socket as readable, though it is not read: a hang-up, where both ends
-    /// have closed and what the peer sent may still wait in the socket, or a reset. What is there
-    /// is kept until the stream takes it; that is no more than the socket holds, as nothing else
-    /// comes.
+    /// Reads a socket that the stack reports as readable although it is not being read.
+    ///
+    /// The reason is a hang-up, after which received bytes may still be in the socket, or a reset.
+    /// The bytes are kept until the stream takes them. There are no more than the socket holds,
+    /// because no others can arrive.
     pub(super) fn read_ahead(&mut self, services: &mut Services) {
         if self.starved.is_some_and(UnreadSocket::is_deaf) {
             // A timer reads it.
@@ -411,16 +417,16 @@ impl Conn {
         self.count_held(services);
     }
 
-    /// Counts what this connection keeps against the receive memory budget.
+    /// Updates the bytes of this connection that count against the receive memory budget.
     fn count_held(&mut self, services: &mut Services) {
         let (partial, parked) = (self.partial.len(), self.stream.parked_len());
         let held = if self.reads_whole {
-            // The first bytes of an FPDU do not count: every connection may have them.
+            // The first bytes of an FPDU do not count, because every connection may keep them.
             HeldBytes { held: if partial < 2 * FRONT { 0 } else { partial }, of_whole: parked }
         } else {
             HeldBytes { held: partial + parked, of_whole: 0 }
         };
-        // What is read by whole FPDUs may keep other bytes with the same count.
+        // The kept bytes may differ although their number is the same.
         if held != self.counted || self.reads_whole {
             services.shared.budget.count(self.counted, held);
             self.counted = held;
@@ -428,7 +434,7 @@ impl Conn {
         }
     }
 
-    /// Reads start-up frames. Bytes behind a frame belong to Full Operation and stay in the buffer.
+    /// Reads start-up frames. Bytes after a frame belong to Full Operation and are kept.
     fn receive_startup(&mut self, services: &mut Services) -> bool {
         let have = self.partial.len();
         if self.stream.is_connecting() || have >= STARTUP_BYTES {
@@ -456,7 +462,7 @@ impl Conn {
         }
     }
 
-    /// Reads and discards, while closing. True when bytes came.
+    /// Reads and discards bytes of a closing connection. Returns whether bytes were received.
     fn discard(&mut self, services: &mut Services) -> bool {
         let mut scratch = [0u8; 16 << 10];
         let mut moved = false;
@@ -478,8 +484,8 @@ impl Conn {
     }
 }
 
-/// Returns where the first of `have` bytes goes in staging at `address`, so that the next byte read
-/// has this page offset.
+/// Returns the index, in a staging buffer at `address`, for the first of `have` bytes, so that the
+/// next byte that is read has this page offset.
 #[inline]
 fn staging_start(address: usize, page_offset: usize, have: usize) -> usize {
     let aligned = address.wrapping_neg() % PAGE;

@@ -1,4 +1,4 @@
-//! What a queue pair is made of, and what can be asked of it.
+//! Settings and attributes of queue pairs.
 
 use crate::cq::Cq;
 use crate::qp::QpState;
@@ -9,15 +9,15 @@ use uiw_mem::Access;
 /// Capacities of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpCap {
-    /// Requests in the send queue.
+    /// Maximum number of requests in the send queue.
     pub max_send_wr: u32,
-    /// Requests in the receive queue; ignored with a shared one.
+    /// Maximum number of receives in the receive queue; ignored with a shared receive queue.
     pub max_recv_wr: u32,
-    /// Elements of one send request.
+    /// Maximum number of elements of a send request.
     pub max_send_sge: u32,
-    /// Elements of one receive.
+    /// Maximum number of elements of a receive.
     pub max_recv_sge: u32,
-    /// Bytes of inline data.
+    /// Maximum number of bytes of inline data.
     pub max_inline: u32,
 }
 
@@ -27,7 +27,7 @@ impl Default for QpCap {
     }
 }
 
-/// Objects and limits of a new queue pair.
+/// Settings of a new queue pair.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct QpInit {
@@ -37,16 +37,16 @@ pub struct QpInit {
     pub(crate) cap: QpCap,
     pub(crate) signal_all: bool,
     pub(crate) num: Option<u32>,
-    /// Messages may be longer than their receives, up to so many bytes.
+    /// Maximum length of messages that may be longer than their receives; `None` if they may not.
     pub(crate) max_message: Option<u32>,
     pub(crate) newest_receive_first: bool,
     pub(crate) unreliable: bool,
 }
 
 impl QpInit {
-    /// A queue pair whose send requests complete in `send_cq` and whose receives complete in
-    /// `recv_cq`, with the default capacities and a receive queue of its own. Every send request
-    /// produces a completion.
+    /// Creates the settings of a queue pair whose send requests complete in `send_cq` and whose
+    /// receives complete in `recv_cq`, with default capacities and its own receive queue. Every
+    /// send request produces a completion.
     #[must_use]
     pub fn new(send_cq: &Arc<Cq>, recv_cq: &Arc<Cq>) -> Self {
         Self {
@@ -62,21 +62,21 @@ impl QpInit {
         }
     }
 
-    /// A shared receive queue instead of one of its own. Default: none.
+    /// Sets a shared receive queue. Default: the queue pair has its own.
     #[must_use]
     pub fn srq(mut self, srq: impl Into<Option<Arc<Srq>>>) -> Self {
         self.srq = srq.into();
         self
     }
 
-    /// Capacities. Default: [`QpCap::default`].
+    /// Sets the capacities. Default: [`QpCap::default`].
     #[must_use]
     pub fn cap(mut self, cap: QpCap) -> Self {
         self.cap = cap;
         self
     }
 
-    /// Returns whether every send request produces a completion, and not only those with
+    /// Sets whether every send request produces a completion, instead of only those with
     /// [`crate::SendFlags::SIGNALED`]. Default: true.
     #[must_use]
     pub fn signal_all(mut self, all: bool) -> Self {
@@ -84,37 +84,36 @@ impl QpInit {
         self
     }
 
-    /// Returns the number, for callers that need a certain number: 2 to 0xFFFFFF. Default: a random
-    /// one.
+    /// Sets the number, from 2 to 0xFFFFFF. Default: a random one.
     #[must_use]
     pub fn num(mut self, num: impl Into<Option<u32>>) -> Self {
         self.num = num.into();
         self
     }
 
-    /// Messages take the receive that was posted last, whose memory is likely to be in the cache:
-    /// for programs whose receives are alike. Default: the one that was posted first, as verbs
-    /// demand.
+    /// Makes messages take the receive that was posted last, whose memory is likely to be in the
+    /// cache. Use it only if all receives are alike. Default: the receive that was posted first, as
+    /// verbs require.
     #[must_use]
     pub fn newest_receive_first(mut self) -> Self {
         self.newest_receive_first = true;
         self
     }
 
-    /// An unreliable connection (UC), which the queue pair of the peer has to be as well: Sends and
-    /// Writes, with or without immediate data.
+    /// Makes the connection unreliable (UC). The queue pair of the peer must be unreliable as well.
+    /// It supports Sends and Writes, with or without immediate data.
     ///
-    /// A request succeeds once its bytes are sent. The receiving end discards a message that it
-    /// cannot deliver, because no receive is posted for it or the memory of a Write may not be
-    /// written, and stays in RTS. Both peers are uiw: the setting is not negotiated.
+    /// A request succeeds once its bytes are sent. The receiver discards a message that it cannot
+    /// deliver, because no receive is posted or the memory of a Write is not writable, and stays in
+    /// RTS. Both peers must be uiw, because the setting is not negotiated.
     #[must_use]
     pub fn unreliable(mut self) -> Self {
         self.unreliable = true;
         self
     }
 
-    /// Messages may be longer than their receives, up to `bytes`: see
-    /// [`LongMessages`](crate::qp::LongMessages).
+    /// Allows messages of up to `bytes` bytes that are longer than their receives (see
+    /// [`LongMessages`](crate::qp::LongMessages)).
     pub(crate) fn max_message(mut self, bytes: u32) -> Self {
         self.max_message = Some(bytes);
         self
@@ -124,13 +123,13 @@ impl QpInit {
 /// Attributes of a queue pair that can be set and queried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpAttr {
-    /// State.
+    /// Current state.
     pub state: QpState,
-    /// Rights of peers on this queue pair; memory needs them too.
+    /// Access rights of the peer on this queue pair. The memory must grant them as well.
     pub access: Access,
-    /// Reads and atomics we may have outstanding.
+    /// Maximum number of outstanding Reads and atomics of this end (ORD).
     pub ord: u16,
-    /// Reads and atomics the peer may have outstanding.
+    /// Maximum number of outstanding Reads and atomics of the peer (IRD).
     pub ird: u16,
     /// Capacities.
     pub cap: QpCap,
@@ -139,11 +138,11 @@ pub struct QpAttr {
 /// Properties of the path of an established connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Path {
-    /// Bytes a TCP segment carries (RFC 5044 section 5.1).
+    /// Number of bytes that a TCP segment carries (RFC 5044 section 5.1).
     pub emss: usize,
-    /// Bytes of the longest ULPDU we send.
+    /// Length, in bytes, of the longest ULPDU that this end sends.
     pub max_ulpdu: usize,
-    /// True if the peer is known to be uiw; false until its answer is here.
+    /// True if the peer is known to be uiw; false until its answer has arrived.
     pub uiw_peer: bool,
     /// Information from TCP.
     pub stream: uiw_llp::StreamInfo,

@@ -1,7 +1,7 @@
-//! Changes of a queue pair's state that the application asks for.
+//! State changes of a queue pair that the application requests.
 //!
-//! A queue pair without a connection changes under its own lock. The connection of one that has one
-//! is changed by a command to its shard, in which the state is asked again.
+//! The state of a queue pair without a connection is changed under its own lock. Otherwise a
+//! command on the shard of the connection changes it, after checking the state again.
 
 use crate::conn::Conn;
 use crate::driver::Core;
@@ -14,8 +14,8 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 use uiw_mem::Access;
 
-/// Runs `command` on the shard of the queue pair's connection, with the connection's token;
-/// `without` where there is no connection.
+/// Runs `command` on the shard of the queue pair's connection, with the token of the connection.
+/// Runs `without` if there is no connection.
 fn on_shard<R: Send + 'static>(
     qp: &Arc<QpInner>,
     without: impl FnOnce(&mut Wakes) -> R,
@@ -39,7 +39,7 @@ fn on_shard<R: Send + 'static>(
     }
 }
 
-/// `ibv_modify_qp` of the state.
+/// Changes the state, as `ibv_modify_qp` does.
 pub(super) fn modify(qp: &Arc<QpInner>, to: QpState) -> Result<()> {
     let from = qp.state();
     if !from.may_become(to) || to == QpState::Sqe {
@@ -72,8 +72,8 @@ fn modify_unconnected(qp: &QpInner, from: QpState, to: QpState, wakes: &mut Wake
     Ok(())
 }
 
-/// RTS before the connection stands: the connection brings the queue pair here, and lets the
-/// requests go.
+/// Enters RTS before the connection is established. Requests can be posted, and are sent once it
+/// is.
 fn wait_for_connection(qp: &QpInner, from: QpState) -> Result<()> {
     if from != QpState::Rtr && from != QpState::Rts {
         return Err(Error::NotConnected);
@@ -116,7 +116,7 @@ fn modify_connected(core: &mut Core, qp: &Arc<QpInner>, token: uiw_llp::Token, t
     Ok(())
 }
 
-/// RESET: everything is forgotten, and the queue pair is new.
+/// Enters RESET: discards everything, as if the queue pair were new.
 fn reset(qp: &QpInner) {
     qp.forget_requests();
     qp.set_conn(None);
@@ -124,16 +124,17 @@ fn reset(qp: &QpInner) {
     qp.set_state(QpState::Reset);
 }
 
-/// Replaces the rights of peers.
+/// Replaces the access rights of the peer.
 pub(super) fn set_access(qp: &Arc<QpInner>, access: Access) {
     qp.access.store(access.bits(), Ordering::Release);
-    // A shard checks the rights of every segment and uses the memory with its core held. A command
-    // runs while no other thread has the core, so every segment that was checked against the rights
-    // before is done with when the command has run.
+    // A shard checks the rights of a segment and accesses the memory while its core is held. The
+    // command runs while no other thread holds the core, so all segments that were checked against
+    // the old rights have been handled when it has run.
     on_shard(qp, |_| (), |_, _, _| ());
 }
 
-/// The application gives up the peer: the oldest open request ends with `status`.
+/// Fails the queue pair because the application gives up the peer: the oldest open request gets
+/// `status`.
 pub(super) fn fail(qp: &Arc<QpInner>, status: WcStatus) {
     {
         let mut sq = qp.sq.lock();
@@ -152,7 +153,8 @@ pub(super) fn fail(qp: &Arc<QpInner>, status: WcStatus) {
     );
 }
 
-/// Completes what waits for the connection of an unreliable queue pair. False: it does not wait.
+/// Completes the requests of an unreliable queue pair that wait for a connection. Returns false if
+/// none can wait.
 pub(super) fn discard_requests(qp: &Arc<QpInner>) -> bool {
     let mut wakes = Wakes::default();
     let control = qp.control();
@@ -165,7 +167,7 @@ pub(super) fn discard_requests(qp: &Arc<QpInner>) -> bool {
     waits
 }
 
-/// `rdma_disconnect`.
+/// Starts the orderly close, as `rdma_disconnect` does.
 pub(super) fn disconnect(qp: &Arc<QpInner>) -> Result<()> {
     on_shard(
         qp,
@@ -174,7 +176,8 @@ pub(super) fn disconnect(qp: &Arc<QpInner>) -> Result<()> {
     )
 }
 
-/// The application has no handle of the connection left. False: there is no connection.
+/// Closes the connection because the application has dropped its last handle. Returns false if
+/// there is no connection.
 pub(crate) fn limit_lifetime(qp: &Arc<QpInner>, timeout: Duration) -> bool {
     on_shard(
         qp,
@@ -185,7 +188,8 @@ pub(crate) fn limit_lifetime(qp: &Arc<QpInner>, timeout: Duration) -> bool {
     )
 }
 
-/// The application destroys the queue pair: its connection closes, and nothing completes any more.
+/// Closes the connection because the application destroys the queue pair. No request completes any
+/// more.
 pub(super) fn destroy(qp: &Arc<QpInner>) {
     if qp.ud.is_some() {
         crate::ud::destroy(qp);

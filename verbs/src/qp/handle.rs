@@ -1,4 +1,4 @@
-//! The queue pair as the application holds it.
+//! The application's handle of a queue pair.
 
 use crate::conn::Conn;
 use crate::driver::{Driver, Services};
@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32};
 use std::time::Duration;
 use uiw_mem::Access;
 
-/// Queue pair numbers have 24 bits.
+/// Largest queue pair number (24 bits).
 const MAX_NUM: u32 = 0x00FF_FFFF;
 
 /// Queue pair. Dropping it aborts its connection and discards the posted requests.
@@ -117,7 +117,7 @@ impl Qp {
         Ok(Self(inner))
     }
 
-    /// Returns the number: 24 bits, random, unique on the device.
+    /// Returns the number, which has 24 bits, is random, and is unique on the device.
     #[must_use]
     pub fn num(&self) -> u32 {
         self.0.num
@@ -129,21 +129,25 @@ impl Qp {
         &self.0.pd
     }
 
-    /// Returns the state now.
+    /// Returns the current state.
     #[must_use]
     pub fn state(&self) -> QpState {
         self.0.state()
     }
 
-    /// Posts send requests in order, one doorbell for all.
+    /// Posts send requests in order, with one doorbell for all of them.
     ///
     /// # Safety
-    /// For every accepted request the memory of its elements stays registered memory that is not
-    /// written (sources) or touches (targets of Reads and atomics) until its completion was taken
-    /// from the queue, or the queue pair was dropped. Regions with remote rights may be touched at
-    /// any time; what arrives is then unspecified, nothing else. With [`crate::SendFlags::INLINE`]
-    /// the elements' `addr` are readable addresses of this process during the call. Memory named by
-    /// a [`crate::FastRegister`] stays valid until its STag is invalidated or freed.
+    /// For every accepted request, until its completion was polled or the queue pair was dropped:
+    /// * The memory of its elements stays registered.
+    /// * Sources are not written, and targets of Reads and atomics are neither read nor written.
+    ///   Regions with remote access rights may be accessed at any time; only the data that is
+    ///   transferred is then unspecified.
+    /// * Memory named by a [`crate::FastRegister`] stays valid until its STag is invalidated or
+    ///   freed.
+    ///
+    /// With [`crate::SendFlags::INLINE`], the addresses of the elements are readable during the
+    /// call.
     ///
     /// # Errors
     /// [`PostError`] names the first refused request; those before it are posted.
@@ -171,8 +175,8 @@ impl Qp {
     /// Posts receives in order.
     ///
     /// # Safety
-    /// The memory of every accepted receive is not accessed otherwise until its completion was
-    /// taken, or the queue pair was dropped.
+    /// The memory of an accepted receive is not accessed by anything else until its completion was
+    /// polled or the queue pair was dropped.
     ///
     /// # Errors
     /// [`PostError`] names the first refused receive; those before it are posted.
@@ -183,7 +187,7 @@ impl Qp {
         self.0.post_recv(wrs)
     }
 
-    /// Returns the attributes that were set, and the actual state.
+    /// Returns the attributes that were set, and the current state.
     #[must_use]
     pub fn query(&self) -> QpAttr {
         let attrs = self.0.attrs.lock();
@@ -196,82 +200,87 @@ impl Qp {
         }
     }
 
-    /// Sets the rights of peers on this queue pair, in any state.
+    /// Sets the access rights of the peer on this queue pair, in any state.
     ///
-    /// When it returns, no segment is placed, read or executed any more by a right that was taken
-    /// away, not even of a message that is partly received or answered. The next such segment ends
-    /// the connection with a Terminate.
+    /// After it has returned, no segment is placed, read or executed with a right that was removed,
+    /// not even a segment of a message that has partly arrived or been answered. The next such
+    /// segment ends the connection with a Terminate.
     pub fn set_access(&self, access: Access) {
         crate::qp::control::set_access(&self.0, access);
     }
 
-    /// Moves the queue pair to another state (verbs state diagram).
+    /// Moves the queue pair to another state of the verbs state diagram.
     ///
-    /// A connection brings RTS by itself. Asked for in RTR before the connection stands, it lets
-    /// requests be posted: they wait for the connection. From SQD it resumes the send queue. ERR
-    /// ends the connection with a Terminate and flushes; RESET forgets everything and makes the
-    /// queue pair new.
+    /// * RTS is entered automatically when a connection is established. If it is requested in RTR
+    ///   before that, requests can be posted, and wait for the connection. In SQD it resumes the
+    ///   send queue.
+    /// * ERR ends the connection with a Terminate and flushes all requests.
+    /// * RESET discards all requests, as if the queue pair were new.
     ///
     /// # Errors
-    /// [`Error::Transition`]; [`Error::NotConnected`] for RTS of a connection that is being closed.
+    /// [`Error::Transition`]; [`Error::NotConnected`] for RTS while the connection is being closed.
     pub fn modify(&self, to: QpState) -> Result<()> {
         crate::qp::control::modify(&self.0, to)
     }
 
-    /// Starts the orderly close: what was posted is sent, then FIN both ways, then ERR and the
-    /// flush (`rdma_disconnect`).
+    /// Starts the orderly close (`rdma_disconnect`): posted requests are sent, both directions are
+    /// closed with FIN, and the queue pair enters ERR and flushes.
     ///
     /// # Errors
+    /// [`Error::NotConnected`] if there is no connection.
     /// [`Error::NotConnected`].
     pub fn disconnect(&self) -> Result<()> {
         crate::qp::control::disconnect(&self.0)
     }
 
-    /// Ends the queue pair as a failure of its connection: the oldest open request completes with
-    /// `status`, every other one is flushed, a standing connection is terminated, and the state is
-    /// ERR. For callers that decide that a peer is unreachable.
+    /// Fails the queue pair as if its connection had failed, for callers that decide that the peer
+    /// is unreachable. The oldest open request completes with `status`, all others are flushed, an
+    /// established connection is terminated, and the state is ERR.
     pub fn fail(&self, status: WcStatus) {
         crate::qp::control::fail(&self.0, status);
     }
 
-    /// Returns whether it is one of [`QpInit::unreliable`].
+    /// Returns whether this is an unreliable queue pair ([`QpInit::unreliable`]).
     #[must_use]
     pub fn is_unreliable(&self) -> bool {
         self.0.unreliable
     }
 
-    /// Completes every posted request of an unreliable queue pair in RTS whose connection does not
-    /// stand: messages that are lost. For callers that decide that the peer is unreachable for now.
-    /// False: it is connected, or not one of [`QpInit::unreliable`].
+    /// Completes all posted requests of an unreliable queue pair that is in RTS and not connected,
+    /// as messages that are lost. For callers that decide that the peer is unreachable for now.
+    ///
+    /// Returns false if the queue pair is connected or not unreliable.
     pub fn discard_requests(&self) -> bool {
         crate::qp::control::discard_requests(&self.0)
     }
 
-    /// Sets the longest time that inbound Sends wait for a receive
-    /// (`ConnConfig::no_receive_timeout`). [`Duration::MAX`] has no limit.
+    /// Sets the maximum time for which incoming Sends wait for a receive
+    /// (`ConnConfig::no_receive_timeout`). [`Duration::MAX`] means no limit.
     ///
     /// # Errors
+    /// [`Error::NotConnected`] if there is no connection.
     /// [`Error::NotConnected`].
     pub fn set_no_receive_timeout(&self, timeout: Duration) -> Result<()> {
         self.with_conn(move |conn, services| conn.set_no_receive_timeout(timeout, services))
             .ok_or(Error::NotConnected)
     }
 
-    /// Another `ConnConfig::dead_after` from now on.
+    /// Changes `ConnConfig::dead_after` of the connection.
     ///
     /// # Errors
-    /// [`Error::NotConnected`]; [`Error::Lost`] where the system refuses.
+    /// [`Error::NotConnected`] if there is no connection; [`Error::Lost`] if the system refuses the
+    /// value.
     pub fn set_dead_after(&self, time: Option<Duration>) -> Result<()> {
         self.with_conn(move |conn, _| conn.set_dead_after(time)).ok_or(Error::NotConnected)?
     }
 
-    /// Returns the properties of the connection's path; `None` without a connection.
+    /// Returns the properties of the connection's path, or `None` without a connection.
     #[must_use]
     pub fn path(&self) -> Option<Path> {
         self.with_conn(|conn, _| conn.path())
     }
 
-    /// Runs `serve` on the connection, on its shard; `None` without a connection.
+    /// Runs `serve` on the connection, on its shard. Returns `None` without a connection.
     fn with_conn<R: Send + 'static>(
         &self,
         serve: impl FnOnce(&mut Conn, &mut Services) -> R + Send + 'static,
@@ -279,7 +288,7 @@ impl Qp {
         self.0.driver.with_conn_at(&self.0.conn, serve)
     }
 
-    /// Drives the shard of its connection once, unless another thread does.
+    /// Makes one round on the shard of the connection, unless another thread drives it.
     pub fn progress(&self) {
         if let Some(shard) = self.0.shard() {
             shard.try_pump();
@@ -288,10 +297,10 @@ impl Qp {
 }
 
 impl Pd {
-    /// A queue pair, in INIT.
+    /// Creates a queue pair in INIT.
     ///
     /// # Errors
-    /// [`Error::Limit`], [`Error::Foreign`] for queues of another device.
+    /// [`Error::Limit`]; [`Error::Foreign`] if a queue belongs to another device.
     pub fn create_qp(&self, init: QpInit) -> Result<Qp> {
         Qp::create(self, init, None)
     }
@@ -303,8 +312,8 @@ impl Drop for Qp {
     }
 }
 
-/// The number asked for, or one that no existing queue pair has: random, so that a number of an
-/// earlier queue pair matches none.
+/// Returns the requested number, or an unused random one. Numbers are random so that messages for
+/// an earlier queue pair do not match a new one.
 fn take_num(driver: &Driver, asked: Option<u32>) -> Result<u32> {
     let mut qps = driver.shared.qps.lock();
     let num = match asked {
@@ -313,13 +322,13 @@ fn take_num(driver: &Driver, asked: Option<u32>) -> Result<u32> {
         Some(num) => num,
         None => loop {
             let num = getrandom::u32().unwrap_or_else(|_| driver.shared.next_num()) & MAX_NUM;
-            // 0 and 1 are special queue pairs in verbs.
+            // Verbs reserves 0 and 1 for special queue pairs.
             if num > 1 && !qps.contains(&num) {
                 break num;
             }
         },
     };
-    // From now on the number is taken, for concurrent requests too.
+    // The number is reserved from now on, also for concurrent calls.
     qps.insert(num);
     Ok(num)
 }

@@ -1,16 +1,17 @@
-//! The token of a connection, as its handles and its queue pair know it.
+//! Location of a connection: its current token, which its handles and its queue pair share.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::yield_now;
 use std::time::{Duration, Instant};
 use uiw_llp::Token;
 
-/// A token that no connection has.
+/// Value for the absence of a connection.
 const NO_CONN: u64 = u64::MAX;
-/// A move takes microseconds. Only a thread that a signal handler interrupts for good, and one that
-/// does not exist in a forked child, never completes it.
+/// Maximum time that [`ConnLocation::settled`] waits. A move takes microseconds. It stays
+/// incomplete only if a signal handler has interrupted its thread and does not return, or in a
+/// forked child, which has no such thread.
 const MOVE_TIMEOUT: Duration = Duration::from_secs(1);
-/// Stands for the token while the connection is between two shards.
+/// Value while the connection is between two shards.
 const MOVING: u64 = u64::MAX - 1;
 
 /// Token of a connection that may move between shards.
@@ -69,7 +70,7 @@ impl ConnLocation {
         (before < MOVING).then_some(Token(before))
     }
 
-    /// The connection is taken out of its shard.
+    /// Marks the connection as moving, after it was taken out of its shard.
     pub(crate) fn begin_move(&self) {
         self.0.store(MOVING, Ordering::Release);
     }

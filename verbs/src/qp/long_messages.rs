@@ -1,29 +1,33 @@
-//! Messages that are longer than the receives they come for: the safe API takes them in memory that
-//! grows with the message.
+//! Messages that are longer than their receives. The safe API receives them in memory that grows
+//! with the message.
 //!
-//! DDP does not announce the length of an untagged message. `QpHost::begin_receive` therefore gives
-//! `max_message` as the length of the receive, and `QpHost::place_long` moves the contents of the
-//! slot to a vector that grows with the message. Only one message of a stream is incomplete at a
-//! time. It can only be completed by reading on, so it does not count against the receive memory
-//! budget but against `Limits::max_unfinished_bytes` for all connections of a device: a connection
-//! that needs more ends, and before that those of whose message less than 64 KiB arrived in the
-//! last second.
+//! DDP does not announce the length of an untagged message. `QpHost::begin_receive` therefore
+//! reports `max_message` as the length of the receive, and `QpHost::place_long` moves the contents
+//! of the receive to a vector that grows with the message.
 //!
-//! Flow control is TCP's: a Send that finds no receive stops the reading of its stream, so that the
+//! Only one message of a stream is incomplete at a time, and it can be completed only by reading
+//! on. So it does not count against the receive memory budget but against
+//! `Limits::max_unfinished_bytes`, which all connections of a device share. A connection that needs
+//! more is ended; connections whose message has received less than 64 KiB during the last second
+//! are ended first.
+//!
+//! TCP provides the flow control: if no receive is posted for a Send, its stream is not read, so
+//! that the peer's window closes.
 //! peer's window closes.
 
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// The long messages of a queue pair. Those that were received and not released take at most
-/// [`LongMessages::limit`] bytes together when the next message begins, which may be as long again.
+/// Long messages of a queue pair that were received. The next message begins only if those that
+/// were not released take at most [`LongMessages::limit`] bytes together; it may have that length
+/// again.
 pub(crate) struct LongMessages {
-    /// The longest message that is received.
+    /// Maximum length of a message.
     limit: u32,
-    /// Bytes of messages that were received and not released.
+    /// Number of bytes of messages that were received and not released.
     held: AtomicUsize,
-    /// Messages that were received and not taken, by the number of their receive.
+    /// Messages that were received and not taken, by the `wr_id` of their receive.
     received: Mutex<HashMap<u64, Vec<u8>>>,
 }
 
@@ -36,25 +40,26 @@ impl LongMessages {
         self.limit
     }
 
-    /// Returns whether another message may begin. Asked with the receive queue locked: a receive is
-    /// posted after every [`LongMessages::release`], which wakes a stream that was refused.
+    /// Returns whether another message may begin. The caller has locked the receive queue. After
+    /// every [`LongMessages::release`] a receive is posted, which resumes a stream that was
+    /// refused.
     pub(crate) fn has_room(&self) -> bool {
         self.held.load(Ordering::Relaxed) < self.limit as usize
     }
 
-    /// A message is complete.
+    /// Adds a complete message.
     pub(crate) fn received(&self, wr_id: u64, message: Vec<u8>) {
         self.held.fetch_add(message.len(), Ordering::Relaxed);
         self.received.lock().insert(wr_id, message);
     }
 
-    /// The message that was received for receive `wr_id`. It counts until
+    /// Takes the message that was received for receive `wr_id`. It counts until
     /// [`LongMessages::release`].
     pub(crate) fn take(&self, wr_id: u64) -> Option<Vec<u8>> {
         self.received.lock().remove(&wr_id)
     }
 
-    /// A message of so many bytes was dropped.
+    /// Releases a message of this length, which was dropped.
     pub(crate) fn release(&self, bytes: usize) {
         self.held.fetch_sub(bytes, Ordering::Relaxed);
     }

@@ -1,4 +1,4 @@
-//! Copies between requests' memory and messages.
+//! Copies between the memory of requests and messages.
 
 use crate::qp::{QpInner, Wqe};
 use crate::wr::{SendFlags, Sge};
@@ -6,12 +6,14 @@ use std::ops::Range;
 use uiw_mem::{MemoryGone, MrCache, PinnedSpan, Table};
 use uiw_stream::LocalError;
 
-/// Destination for the elements of a request.
+/// Destination for the bytes of a request.
 pub(crate) trait Gathered {
     fn append(&mut self, bytes: &[u8]);
 
+    /// Adds the bytes of pinned memory.
+    ///
     /// # Errors
-    /// [`MemoryGone`], if a program has unmapped some of the bytes.
+    /// [`MemoryGone`] if a program has unmapped some of them.
     fn append_pinned(&mut self, pin: &PinnedSpan<'_>) -> Result<(), MemoryGone>;
 }
 
@@ -27,7 +29,7 @@ impl Gathered for Vec<u8> {
     }
 }
 
-/// The place of a request, of the length of its bytes; what remains of it.
+/// The remaining part of a buffer that has the length of the request.
 impl Gathered for &mut [u8] {
     #[inline(always)]
     fn append(&mut self, bytes: &[u8]) {
@@ -43,8 +45,8 @@ impl Gathered for &mut [u8] {
 }
 
 impl QpInner {
-    /// Places `bytes` at byte `offset` of a message whose memory is `sges`. `cache` keeps the
-    /// memory pinned.
+    /// Places `bytes` at `offset` of a message whose memory is `sges`. `cache` keeps the memory
+    /// pinned.
     #[inline]
     pub(crate) fn scatter(
         &self,

@@ -1,5 +1,5 @@
-//! Queue pairs: what the application holds of one, its two queues and its state. The connection
-//! behind it is a [`crate::conn::Conn`], owned by the driver.
+//! Queue pairs: the handle of the application, the two queues, and the state. The connection of a
+//! queue pair is a [`crate::conn::Conn`], which its shard owns.
 
 mod attributes;
 mod control;

@@ -10,11 +10,11 @@ use crate::wr::{RecvWr, SendOp, SendWr, Sge};
 use std::sync::Arc;
 use uiw_llp::Token;
 
-/// Number of posted bytes that are worth a call of their own to the socket.
+/// Number of posted bytes that are worth a system call of their own.
 const BATCH: u64 = 256 << 10;
 
-/// Second step of a post, after the requests are in the queue. It may run wakers, so no lock may be
-/// held.
+/// Second step of a post, after the requests were added to the queue. It may run wakers, so no lock
+/// may be held.
 #[must_use = "without it the requests are not served"]
 #[derive(Debug)]
 pub struct Doorbell {
@@ -40,7 +40,7 @@ impl Doorbell {
 }
 
 impl QpInner {
-    /// The shard of its connection.
+    /// Returns the shard of the connection.
     pub(crate) fn shard(&self) -> Option<&Arc<Shard>> {
         self.conn().map(|token| self.driver.shard(token))
     }
@@ -71,8 +71,8 @@ impl QpInner {
         self.queue_send_with(wrs, |_, posted| posted)
     }
 
-    /// Queues requests. When one is refused, `refused` gets the number of those before it and
-    /// returns how many of them stay posted.
+    /// Adds requests to the queue. If one is refused, `refused` is called with the number of those
+    /// before it, and returns how many of them stay posted.
     #[inline(always)]
     fn queue_send_with<'a>(
         &self,
@@ -88,8 +88,7 @@ impl QpInner {
         let mut sq = self.sq.lock();
         let at_once = sq.all_seen(self.send_cq.taken());
         let mut posted = 0usize;
-        // Not a loop of `next`: that would move every request through an `Option`, which waits for
-        // the stores of its fields.
+        // Not a loop over `next`, which would copy every request through an `Option`.
         let result = wrs.into_iter().try_for_each(|wr| {
             self.post_one(&mut sq, &wr).map_err(|error| PostError { index: posted, error })?;
             posted += 1;
@@ -102,10 +101,11 @@ impl QpInner {
             self.flush_sends(&mut sq, None, &mut wakes);
         }
         let mode = sq.mode;
-        // One doorbell until the stream reads the queue: it takes all requests then.
+        // One doorbell is enough until the stream reads the queue, because it reads all requests
+        // then.
         let ring = posted > 0 && mode == SqMode::Running && !std::mem::replace(&mut sq.rung, true);
-        // A chain is coalesced as a single request is: chains that were sent at their ends cost a
-        // system call each.
+        // A chain is coalesced like a single request, so that chains do not cost one system call
+        // each.
         let go = at_once || sq.unpumped >= BATCH;
         if mode == SqMode::Running && posted > 0 && go {
             sq.unpumped = 0;
@@ -180,8 +180,8 @@ impl QpInner {
 /// Copies inline data out of the caller's memory.
 fn copy_inline(sges: &[Sge], out: &mut Vec<u8>) {
     for sge in sges {
-        // SAFETY: `post_send` demands that inline elements are readable addresses of this process
-        // during the call.
+        // SAFETY: the caller of `post_send` guarantees that the addresses of inline elements are
+        // readable during the call.
         let bytes = unsafe { uiw_mem::IoVec::from_raw(sge.addr as *const u8, sge.length as usize) };
         bytes.append_to(out);
     }

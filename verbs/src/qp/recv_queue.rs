@@ -1,4 +1,4 @@
-//! Receive queues, of one queue pair or shared.
+//! Queues of posted receives, of one queue pair or shared.
 
 use crate::error::Error;
 use crate::qp::ring::Ring;
@@ -9,24 +9,23 @@ use crate::wr::{RecvWr, Sges, store};
 pub(crate) struct RecvWqe {
     pub(crate) wr_id: u64,
     pub(crate) sges: Sges,
-    /// Bytes it takes.
+    /// Number of bytes that it can hold.
     pub(crate) len: u32,
 }
 
-/// The posted receives.
+/// Queue of posted receives.
 pub(crate) struct RecvQueue {
     ring: Ring<RecvWqe>,
     depth: u32,
     max_sge: u32,
-    /// Messages take the receive that was posted last, not first: where all receives are the same,
-    /// its memory is the one in the cache, and no more memory is touched than there are messages at
-    /// a time.
+    /// True if messages take the receive that was posted last. If all receives are alike, its
+    /// memory is in the cache, and only as much memory is touched as messages are in use at a time.
     newest_first: bool,
-    /// Posting is an error (RESET).
+    /// True if posting is an error (RESET).
     pub(crate) closed: bool,
-    /// Posted receives are flushed at once (ERR).
+    /// True if receives are flushed as soon as they are posted (ERR).
     pub(crate) flushing: bool,
-    /// Streams that read nothing until a receive is posted.
+    /// Tokens of connections that are not read until a receive is posted.
     pub(crate) waiting: Vec<uiw_llp::Token>,
 }
 
@@ -60,18 +59,18 @@ impl RecvQueue {
         let len: u64 = wr.sges.iter().map(|sge| u64::from(sge.length)).sum();
         let wqe = self.ring.push();
         wqe.wr_id = wr.wr_id;
-        // A receive longer than any message takes any message.
+        // The length is capped, because no message is longer than 32 bits can express.
         wqe.len = u32::try_from(len).unwrap_or(u32::MAX);
         store(&mut wqe.sges, wr.sges);
         Ok(())
     }
 
-    /// The next receives, as many as lie one behind the other.
+    /// Returns the next receives, as far as they are contiguous in memory.
     pub(crate) fn peek(&mut self) -> &[RecvWqe] {
         if self.newest_first { self.ring.last_run() } else { self.ring.run(0) }
     }
 
-    /// Takes the first `count` of [`RecvQueue::peek`].
+    /// Removes the first `count` receives of [`RecvQueue::peek`].
     pub(crate) fn take_many(&mut self, count: usize) {
         if self.newest_first {
             for _ in 0..count {
@@ -82,8 +81,8 @@ impl RecvQueue {
         }
     }
 
-    /// Puts the next receive into `into`, whose allocation takes its place. False when there is
-    /// none.
+    /// Swaps the next receive into `into`, whose allocation the slot keeps. Returns false if there
+    /// is none.
     pub(crate) fn take(&mut self, into: &mut RecvWqe) -> bool {
         let next = if self.newest_first { self.ring.pop_last() } else { self.ring.pop() };
         match next {
@@ -95,7 +94,7 @@ impl RecvQueue {
         }
     }
 
-    /// Puts back a receive that was taken: the next message takes it.
+    /// Puts back a receive that was taken. The next message takes it.
     pub(crate) fn put_back(&mut self, receive: &mut RecvWqe) {
         let place = if self.newest_first { self.ring.push() } else { self.ring.push_front() };
         std::mem::swap(place, receive);

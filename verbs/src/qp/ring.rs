@@ -1,10 +1,11 @@
-//! A queue whose places are used again where they lie: what a request allocated serves a later one,
-//! and nothing is moved.
+//! Ring buffer whose entries are reused in place, so that their allocations are kept and nothing is
+//! moved.
 
-/// A queue whose users limit its length. It grows by doubling, never shrinks, and keeps what was in
-/// a place that is free until a push overwrites it.
+/// Ring buffer whose length is limited by its users.
+///
+/// It grows by doubling and never shrinks. A free entry keeps its contents until a push reuses it.
 pub(crate) struct Ring<T> {
-    /// A power of two of them, or none.
+    /// Empty, or a power of two of slots.
     slots: Vec<T>,
     front: usize,
     len: usize,
@@ -35,7 +36,7 @@ impl<T: Default> Ring<T> {
         self.slots.get_mut(place)
     }
 
-    /// The entries from `at` on, as far as they are contiguous in memory.
+    /// Returns the entries from index `at` on, as far as they are contiguous in memory.
     pub(crate) fn run(&mut self, at: usize) -> &mut [T] {
         let count = self.len.saturating_sub(at);
         if count == 0 {
@@ -46,13 +47,13 @@ impl<T: Default> Ring<T> {
         &mut self.slots[place..end]
     }
 
-    /// The last entry alone, or none.
+    /// Returns a slice of the last entry, or an empty slice.
     pub(crate) fn last_run(&mut self) -> &mut [T] {
         let last = self.len.saturating_sub(1);
         self.run(last)
     }
 
-    /// A new last entry, with what its place held before.
+    /// Adds an entry at the end. It has the contents that its slot had before.
     #[inline]
     pub(crate) fn push(&mut self) -> &mut T {
         if self.len == self.slots.len() {
@@ -63,7 +64,7 @@ impl<T: Default> Ring<T> {
         &mut self.slots[place]
     }
 
-    /// A new first entry, with what its place held before.
+    /// Adds an entry at the front. It has the contents that its slot had before.
     pub(crate) fn push_front(&mut self) -> &mut T {
         if self.len == self.slots.len() {
             self.grow();
@@ -73,20 +74,20 @@ impl<T: Default> Ring<T> {
         &mut self.slots[self.front]
     }
 
-    /// Frees the place of the first entry, which can still be looked at.
+    /// Removes the first entry and returns its slot.
     pub(crate) fn pop(&mut self) -> Option<&mut T> {
         if self.len == 0 {
             return None;
         }
         let place = self.front;
         self.len -= 1;
-        // An empty queue begins anew with the first place: of a queue that empties repeatedly the
-        // same few places are used, which are in the cache.
+        // An empty ring restarts at the first slot, so that a ring that is often empty keeps using
+        // the same few slots, which are in the cache.
         self.front = if self.len > 0 { (place + 1) & (self.slots.len() - 1) } else { 0 };
         self.slots.get_mut(place)
     }
 
-    /// Frees the places of the first entries, `count` or all; returns how many.
+    /// Removes up to `count` entries from the front and returns their number.
     pub(crate) fn pop_many(&mut self, count: usize) -> usize {
         let count = count.min(self.len);
         self.front = if count < self.len { self.place(count) } else { 0 };
@@ -94,7 +95,7 @@ impl<T: Default> Ring<T> {
         count
     }
 
-    /// Like [`Ring::pop`], of the last entry.
+    /// Removes the last entry and returns its slot.
     pub(crate) fn pop_last(&mut self) -> Option<&mut T> {
         self.len = self.len.checked_sub(1)?;
         let place = self.place(self.len);
@@ -111,7 +112,7 @@ impl<T: Default> Ring<T> {
 
     #[cold]
     fn grow(&mut self) {
-        // The entries begin at place 0 again, so that the new places lie behind the last.
+        // Moves the first entry to slot 0, so that the new slots follow the last entry.
         self.slots.rotate_left(self.front);
         self.front = 0;
         let len = (self.slots.len() * 2).max(8);

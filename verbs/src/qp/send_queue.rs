@@ -1,9 +1,8 @@
-//! The send queue: requests in the order they were posted, from the application's call to the
-//! completion.
+//! Send queue: requests from the call that posts them until their completion.
 //!
-//! Three positions cut the ring: requests in front of `next` were given to the stream, those behind
-//! it wait. A request leaves the front when it is done, so completions come in posting order
-//! whatever the answers' order was.
+//! Requests before position `next` were passed to the stream; the others wait. A request is removed
+//! from the front when it is done, so completions are in posting order, whatever the order of the
+//! responses was.
 
 use crate::cq::Cqe;
 use crate::error::Error;
@@ -12,16 +11,16 @@ use crate::wc::{Wc, WcOpcode, WcStatus, WireReason};
 use crate::wr::{SendFlags, SendOp, SendWr, Sge, Sges, store};
 use uiw_ddp::STag;
 
-/// Treatment of requests by the queue.
+/// How the queue treats requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SqMode {
-    /// Posting is an error: RESET, INIT, RTR.
+    /// Posting is an error (RESET, INIT, RTR).
     Closed,
-    /// RTS before the connection stands: requests wait for it.
+    /// RTS, before the connection is established: requests wait for it.
     Waiting,
-    /// RTS, and SQD: there, requests from `stop` on wait.
+    /// RTS or SQD. In SQD, requests from `stop` on wait.
     Running,
-    /// ERR: requests are taken and flushed at once.
+    /// ERR: requests are accepted and flushed at once.
     Flushing,
 }
 
@@ -29,22 +28,23 @@ pub(crate) enum SqMode {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WqeState {
     Posted,
-    /// Every byte was given to the stream's out queue; for a Read or atomic, the request was.
+    /// All bytes were added to the stream's transmit queue. For a Read or an atomic, the request
+    /// was.
     Built,
     Done,
 }
 
-/// A place of the ring; once it was used its vectors keep their allocations, so that the data path
-/// does not allocate.
+/// Entry of the ring. It keeps the allocations of its vectors when it is reused, so that the data
+/// path does not allocate.
 pub(crate) struct Wqe {
     pub(crate) wr_id: u64,
     pub(crate) op: SendOp,
     pub(crate) flags: SendFlags,
     pub(crate) sges: Sges,
     pub(crate) inline: Vec<u8>,
-    /// Bytes of the message.
+    /// Length of the message in bytes.
     pub(crate) len: u32,
-    /// MSN of its untagged message, once it was begun.
+    /// MSN of the request's untagged message, once the message was begun.
     msn: u32,
     pub(crate) state: WqeState,
     pub(crate) status: WcStatus,
@@ -84,7 +84,8 @@ impl Wqe {
         }
     }
 
-    /// Returns the completion, on queue pair `qp_num`. `reason` belongs to an error.
+    /// Returns the completion for queue pair `qp_num`. `reason` is used only if the request has
+    /// failed.
     fn completion(&self, qp_num: u32, reason: Option<WireReason>) -> Cqe {
         Cqe {
             wc: Wc {
@@ -114,7 +115,7 @@ pub(crate) struct SqLimits {
 }
 
 impl SqLimits {
-    /// Returns whether a request that succeeds has a completion.
+    /// Returns whether a successful request produces a completion.
     #[inline]
     pub(crate) fn reports(&self, wqe: &Wqe) -> bool {
         self.signal_all || wqe.flags.contains(SendFlags::SIGNALED)
@@ -124,20 +125,20 @@ impl SqLimits {
 pub(crate) struct SendQueue {
     ring: Ring<Wqe>,
     limits: SqLimits,
-    /// Sequence number of the front of the ring.
+    /// Sequence number of the first request in the ring.
     front: u32,
-    /// First request that was not given to the stream, counted from the front.
+    /// Index of the first request that was not passed to the stream.
     next: usize,
     pub(crate) mode: SqMode,
-    /// Requests from this sequence number on are not given to the stream (SQD).
+    /// Sequence number of the first request that must not be passed to the stream (SQD).
     stop: Option<u32>,
     qp_num: u32,
-    /// The number behind that of our last completion in its queue: once so many were taken, the
-    /// application has seen ours.
+    /// Number of this queue's last completion in its completion queue, plus one. The application
+    /// has polled it once the completion queue has given out this many completions.
     reported: u64,
-    /// The doorbell was rung, and the stream has not read the queue since.
+    /// True if the doorbell was rung, and the stream has not read the queue since.
     pub(crate) rung: bool,
-    /// Bytes of requests that no pump has seen yet.
+    /// Approximate number of bytes posted since the stream read the queue last.
     pub(crate) unpumped: u64,
 }
 
@@ -157,19 +158,18 @@ impl SendQueue {
         }
     }
 
-    /// Returns whether every request posted so far is over and the application has seen its
-    /// completion: it has taken `taken` of those that were ever in the completion queue.
+    /// Returns whether all requests are done and the application has polled their completions.
+    /// `taken` is the number of completions that have left the completion queue.
     pub(crate) fn all_seen(&self, taken: u64) -> bool {
         self.ring.len() == 0 && taken >= self.reported
     }
 
     pub(crate) fn len(&self) -> u32 {
-        // The ring is bounded by a u32 depth.
+        // The depth, which limits the length, is a `u32`.
         u32::try_from(self.ring.len()).unwrap_or(u32::MAX)
     }
 
-    /// Checks a request against the rules of posting and appends it. `inline` reads the caller's
-    /// memory.
+    /// Checks a request and appends it. `inline` copies inline data out of the caller's memory.
     #[inline(always)]
     pub(crate) fn post(
         &mut self,
@@ -199,8 +199,8 @@ impl SendQueue {
         Ok(())
     }
 
-    /// Takes back the last `count` requests, which were posted under the present lock of the queue.
-    /// Returns 0, the number of them that stay posted.
+    /// Removes the last `count` requests, which were posted while the queue was locked by the
+    /// caller. Returns 0, the number of them that stay posted.
     #[cold]
     pub(crate) fn unpost(&mut self, count: usize) -> usize {
         for _ in 0..count {
@@ -217,7 +217,7 @@ impl SendQueue {
             return Err(Error::TooManySges { given: wr.sges.len(), max: self.limits.max_sge });
         }
         let len: u64 = wr.sges.iter().map(|sge| u64::from(sge.length)).sum();
-        // DDP counts a message's bytes in 32 bits (RFC 5041 section 4.3, MO).
+        // The MO field, which counts the bytes of a message, has 32 bits (RFC 5041 section 4.3).
         let len32 = u32::try_from(len).map_err(|_| Error::MessageTooLong { given: len })?;
         if wr.flags.contains(SendFlags::INLINE) {
             if wr.op.writes_locally() || wr.op.is_local() {
@@ -240,13 +240,13 @@ impl SendQueue {
         Ok(len32)
     }
 
-    /// The stream reads the queue: the next post rings the doorbell.
+    /// Records that the stream reads the queue, so that the next post rings the doorbell.
     pub(crate) fn look(&mut self) {
         self.rung = false;
         self.unpumped = 0;
     }
 
-    /// The next request that the stream has not been given, with its sequence number.
+    /// Returns the next request to pass to the stream, with its sequence number.
     pub(crate) fn next_wqe(&self) -> Option<(u32, &Wqe)> {
         let wqe = self.ring.get(self.next)?;
         let seq = self.next_seq();
@@ -261,12 +261,13 @@ impl SendQueue {
         self.next_wqe().is_some()
     }
 
-    /// Requests posted from now on wait (an orderly close sends what was posted before).
+    /// Stops at the end of the queue: requests posted from now on wait. An orderly close sends
+    /// those posted before.
     pub(crate) fn stop_at_end(&mut self) {
         self.stop.get_or_insert(self.front.wrapping_add(u32::try_from(self.ring.len()).unwrap_or(u32::MAX)));
     }
 
-    /// Requests that were not begun wait.
+    /// Stops before the next request or, if `begun` is set, after it.
     pub(crate) fn stop_after(&mut self, begun: bool) {
         self.stop = Some(self.next_seq().wrapping_add(u32::from(begun)));
     }
@@ -275,7 +276,7 @@ impl SendQueue {
         self.stop = None;
     }
 
-    /// The next request was given to the stream whole; its last message has this MSN.
+    /// Marks the next request as passed to the stream. Its last message has this MSN.
     #[inline]
     pub(crate) fn built(&mut self, msn: u32) {
         if let Some(wqe) = self.ring.get_mut(self.next) {
@@ -285,8 +286,9 @@ impl SendQueue {
         }
     }
 
-    /// The requests that have not been built, as far as they are contiguous in memory, and the
-    /// first one's sequence number. They are taken with [`SendQueue::advance`].
+    /// Returns the requests that are not built yet, as far as they are contiguous in memory, with
+    /// the sequence number of the first one. [`SendQueue::advance`] marks them as passed to the
+    /// stream.
     pub(crate) fn unbuilt(&mut self) -> (u32, &mut [Wqe]) {
         let first = self.next_seq();
         let wqes = self.ring.run(self.next);
@@ -295,12 +297,13 @@ impl SendQueue {
         (first, &mut wqes[..len])
     }
 
-    /// The next `count` requests were built, and are [`WqeState::Built`].
+    /// Records that the next `count` requests, whose state is [`WqeState::Built`], were passed to
+    /// the stream.
     pub(crate) fn advance(&mut self, count: usize) {
         self.next += count;
     }
 
-    /// The request that was built last is to be built anew.
+    /// Reverts the last request that was built, so that it is built again.
     pub(crate) fn unbuild(&mut self) {
         self.next = self.next.saturating_sub(1);
         if let Some(wqe) = self.ring.get_mut(self.next) {
@@ -308,13 +311,13 @@ impl SendQueue {
         }
     }
 
-    /// The request `seq`, if it has not left the ring.
+    /// Returns request `seq`, if it is still in the ring.
     pub(crate) fn get(&self, seq: u32) -> Option<&Wqe> {
         self.ring.get(seq.wrapping_sub(self.front) as usize)
     }
 
-    /// Gives the elements that [`SendQueue::begun`] took back: their allocation serves a later
-    /// request.
+    /// Returns the elements that [`SendQueue::begun`] has taken, so that a later request reuses
+    /// their allocation.
     pub(crate) fn return_sges(&mut self, seq: u32, sges: Sges) {
         if let Some(wqe) = self.get_mut(seq) {
             wqe.sges = sges;
@@ -325,19 +328,19 @@ impl SendQueue {
         self.ring.get_mut(seq.wrapping_sub(self.front) as usize)
     }
 
-    /// The untagged message of request `seq` has this MSN. Of a Read or atomic, gives the elements
-    /// where its answer is placed.
+    /// Sets the MSN of the untagged message of request `seq`. For a Read or an atomic, takes out
+    /// the elements in which its response is placed.
     pub(crate) fn begun(&mut self, seq: u32, msn: u32) -> Option<Sges> {
         let wqe = self.get_mut(seq)?;
         wqe.msn = msn;
         wqe.op.needs_ord().then(|| std::mem::take(&mut wqe.sges))
     }
 
-    /// The peer has placed every Write and Send up to request `upto`.
+    /// Marks all Writes and Sends up to request `upto` as done, because the peer has placed them.
     pub(crate) fn acknowledge(&mut self, upto: u32) {
         let count = upto.wrapping_sub(self.front).wrapping_add(1) as usize;
         if count > self.ring.len() {
-            // It has left the ring.
+            // The request has left the ring already.
             return;
         }
         for at in 0..count {
@@ -348,7 +351,7 @@ impl SendQueue {
         }
     }
 
-    /// The open request whose message has this MSN on queue 0.
+    /// Finds the open request whose message has this MSN on queue 0.
     pub(crate) fn find_send(&self, msn: u32) -> Option<u32> {
         self.find(|wqe| match wqe.op {
             SendOp::Send
@@ -359,7 +362,7 @@ impl SendQueue {
         })
     }
 
-    /// The oldest open request that writes byte `to` of the peer's `stag`.
+    /// Finds the oldest open request that writes to address `to` of the peer's `stag`.
     pub(crate) fn find_write(&self, stag: STag, to: u64) -> Option<u32> {
         self.find(|wqe| match wqe.op {
             SendOp::Write { remote } | SendOp::AtomicWrite { remote } | SendOp::WriteImm { remote, .. } => {
@@ -369,14 +372,14 @@ impl SendQueue {
         })
     }
 
-    /// The first open request among those given to the stream, the one being built included.
+    /// Finds the first open request among those passed to the stream and the one being built.
     fn find(&self, which: impl Fn(&Wqe) -> bool) -> Option<u32> {
         let begun = self.ring.iter().take(self.next + 1);
         let at = begun.enumerate().find(|(_, wqe)| wqe.state != WqeState::Done && which(wqe))?.0;
         Some(self.front.wrapping_add(u32::try_from(at).unwrap_or(u32::MAX)))
     }
 
-    /// Request `seq` is over.
+    /// Marks request `seq` as done.
     pub(crate) fn done(&mut self, seq: u32, status: WcStatus) {
         if let Some(wqe) = self.get_mut(seq) {
             wqe.state = WqeState::Done;
@@ -384,8 +387,9 @@ impl SendQueue {
         }
     }
 
-    /// Gives the first of the requests at the front that are over, and have succeeded, the status
-    /// that `fault` has for it; those behind it are flushed. True if there was one.
+    /// Injects a fault: the first successful request at the front for which `fault` returns a
+    /// status gets this status, and the done requests after it are flushed. Returns whether there
+    /// was one.
     #[cold]
     pub(crate) fn inject(&mut self, fault: impl Fn(WcOpcode) -> Option<WcStatus>) -> bool {
         let mut injected = false;
@@ -403,20 +407,20 @@ impl SendQueue {
         injected
     }
 
-    /// Every request that was built has succeeded; `all`: every request.
+    /// Completes all requests that were built, or all requests if `all` is set, with success.
     pub(crate) fn complete_built(&mut self, all: bool) {
         if all {
             self.next = self.ring.len();
         }
         for at in 0..self.next {
             let Some(wqe) = self.ring.get_mut(at) else { break };
-            // What has ended keeps its status.
+            // Requests that are done already keep their status.
             wqe.state = WqeState::Done;
         }
     }
 
-    /// Takes the requests that are over off the front; `complete` gets their completions in order
-    /// and gives each one's number in the completion queue.
+    /// Removes done requests from the front. `complete` is called with their completions, in order,
+    /// and returns the number of each one in the completion queue.
     pub(crate) fn retire(
         &mut self,
         reason: Option<WireReason>,
@@ -427,10 +431,12 @@ impl SendQueue {
         }
     }
 
-    /// Takes `count` requests off the front, from `first` on, which have succeeded. `reported` are
-    /// the numbers of those that [`SqLimits::reports`], in order; the others are not read again.
-    /// `complete` is as for [`SendQueue::retire`]. Where `first` is not at the front, because the
-    /// queue was flushed or reset meanwhile, nothing happens.
+    /// Removes `count` successful requests from the front, starting with request `first`.
+    ///
+    /// `reported` contains the sequence numbers of those that produce a completion
+    /// ([`SqLimits::reports`]), in order; the other requests are not read again. `complete` is as
+    /// for [`SendQueue::retire`]. Does nothing if `first` is not at the front, because the queue
+    /// was flushed or reset in the meantime.
     pub(crate) fn retire_sent(
         &mut self,
         first: u32,
@@ -467,22 +473,22 @@ impl SendQueue {
         }
     }
 
-    /// The oldest request without an end.
+    /// Returns the sequence number of the oldest request that is not done.
     pub(crate) fn oldest_open(&self) -> Option<u32> {
         let at = self.ring.iter().position(|wqe| wqe.state != WqeState::Done)?;
         Some(self.front.wrapping_add(u32::try_from(at).unwrap_or(u32::MAX)))
     }
 
-    /// Ends everything that has no end yet as flushed and retires all of it. From now on posted
-    /// requests are flushed too.
+    /// Flushes all requests that are not done, and removes all requests. Requests posted later are
+    /// flushed as well.
     pub(crate) fn flush(&mut self, reason: Option<WireReason>, mut complete: impl FnMut(Cqe) -> Option<u64>) {
         self.mode = SqMode::Flushing;
         let mut failed = false;
         for at in 0..self.ring.len() {
             let Some(wqe) = self.ring.get_mut(at) else { break };
-            // A Write behind a Read that failed may have been sent; it was not reported, and
-            // nothing succeeds behind a failure. The failure that a Terminate names keeps its
-            // status wherever it stands.
+            // A Write after a failed Read may have been sent. It was not reported, and no request
+            // succeeds after one that has failed. The failure that a Terminate names keeps its
+            // status wherever it is.
             let open = wqe.state != WqeState::Done;
             if open || failed && wqe.status == WcStatus::Success {
                 wqe.state = WqeState::Done;
@@ -494,7 +500,7 @@ impl SendQueue {
         self.retire(reason, &mut complete);
     }
 
-    /// Forgets everything without completions: the transition to RESET.
+    /// Removes all requests without completions, for the transition to RESET.
     pub(crate) fn reset(&mut self) {
         self.front = self.front.wrapping_add(self.len());
         self.ring.clear();
