@@ -9,29 +9,30 @@ use std::time::Duration;
 /// Reason for the end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CloseReason {
-    /// The Terminate behind it.
+    /// Codes of the Terminate that ended the connection.
     pub reason: Option<WireReason>,
-    /// True if both sides closed in order, or the application wanted it.
+    /// True if both ends closed in order, or the application has ended the connection.
     pub orderly: bool,
-    /// The connection was given up because the peer had acknowledged nothing for this long:
-    /// [`ConnConfig::dead_after`](crate::ConnConfig::dead_after).
+    /// Set if the connection was given up because the peer had acknowledged nothing for this time
+    /// ([`ConnConfig::dead_after`](crate::ConnConfig::dead_after)).
     pub silent_for: Option<Duration>,
-    /// True if TCP was closed without TLS's close_notify: the peer's process was ended, or somebody
-    /// has cut the stream.
+    /// True if TCP was closed without TLS's close_notify: the process of the peer was ended, or
+    /// somebody has cut the stream.
     pub cut: bool,
-    /// The peer ended the connection before it sent anything: which kind of peer may have done so,
-    /// and what to set.
+    /// Set if the peer has ended the connection before it sent anything: the kind of peer that may
+    /// have done so, and the options to change.
     pub suspect: Option<Suspect>,
 }
 
 impl CloseReason {
-    /// Returns whether both sides closed in order: the connection was neither aborted nor lost.
+    /// Returns whether both ends closed in order, so that the connection was neither aborted nor
+    /// lost.
     #[must_use]
     pub fn is_closed(&self) -> bool {
         self.orderly && self.reason.is_none()
     }
 
-    /// Returns the kind that std has for an operation that failed because the connection ended so.
+    /// Returns the error kind of std for an operation that failed because of this end.
     pub(crate) fn io_kind(&self) -> io::ErrorKind {
         match (self.reason, self.silent_for) {
             (Some(_), _) => io::ErrorKind::ConnectionAborted,
@@ -42,7 +43,7 @@ impl CloseReason {
     }
 }
 
-/// The cause, readable.
+/// Returns a description of the cause.
 impl fmt::Display for CloseReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self.reason, self.silent_for) {

@@ -7,53 +7,54 @@ use uiw_datagram::Qpn;
 /// Something that happened to an object of the device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AsyncEvent {
-    /// The port does not work any more. The C libraries raise this and the next three when a
-    /// network interface changes; in other programs only a [`FaultPlan`](crate::FaultPlan) does.
+    /// The port no longer works. The C libraries raise this event and the next three when a network
+    /// interface changes; in other programs only a [`FaultPlan`](crate::FaultPlan) does.
     PortError,
     /// The port works again.
     PortActive,
     /// An address of the port has changed.
     GidChange,
-    /// The device does not work any more.
+    /// The device no longer works.
     DeviceFatal,
-    /// The completion queue overflowed; completions were lost and its queue pairs are in error.
+    /// The completion queue has overflowed. Completions were lost, and its queue pairs are in the
+    /// error state.
     CqError {
         /// Number.
         cq: u32,
     },
-    /// A fatal error of a connection; `reason` says what, in the wire's terms where it has one.
+    /// A connection has failed. `reason` has the codes of the Terminate, if there was one.
     QpFatal {
         /// Queue pair number.
         qp_num: u32,
-        /// The wire's reason.
+        /// Reason on the wire.
         reason: Option<WireReason>,
     },
-    /// The peer sent something that may not be sent.
+    /// The peer has sent an invalid message.
     QpRequestError {
         /// Queue pair number.
         qp_num: u32,
-        /// The wire's reason.
+        /// Reason on the wire.
         reason: Option<WireReason>,
     },
-    /// The peer touched memory it may not touch.
+    /// The peer has accessed memory without permission.
     QpAccessError {
         /// Queue pair number.
         qp_num: u32,
-        /// The wire's reason.
+        /// Reason on the wire.
         reason: Option<WireReason>,
     },
-    /// The send queue is drained: the transition to SQD is complete.
+    /// The send queue is drained, so the transition to SQD is complete.
     SqDrained {
         /// Queue pair number.
         qp_num: u32,
     },
-    /// The last receive that a queue pair in error had taken from a shared receive queue has been
+    /// The last receive that a failed queue pair had taken from a shared receive queue was
     /// returned.
     LastWqeReached {
         /// Queue pair number.
         qp_num: u32,
     },
-    /// The shared receive queue fell below its limit.
+    /// The number of receives in the shared receive queue fell below its limit.
     SrqLimitReached {
         /// Number.
         srq: u32,
@@ -61,7 +62,7 @@ pub enum AsyncEvent {
 }
 
 impl AsyncEvent {
-    /// Number of the queue pair that it is about.
+    /// Returns the number of the queue pair that the event refers to.
     fn qp_num(&self) -> Option<u32> {
         match self {
             Self::QpFatal { qp_num, .. }
@@ -78,7 +79,7 @@ impl AsyncEvent {
         }
     }
 
-    /// Name in log lines.
+    /// Returns the name used in log lines.
     fn name(&self) -> &'static str {
         match self {
             Self::PortError => "PortError",
@@ -103,7 +104,7 @@ impl EventQueue<AsyncEvent> {
         self.push(event, wakes);
     }
 
-    /// The queue pair is gone: what was not asked for goes with it.
+    /// Events of a destroyed queue pair that were not taken are removed with it.
     pub(crate) fn forget_qp(&self, gone: u32) {
         self.remove_if(|event| event.qp_num() == Some(gone));
     }

@@ -1,16 +1,17 @@
-//! Connections that linger on a device which only its handles drive.
+//! Connections that linger on a device that only the program drives.
 
 use parking_lot::Mutex;
 use std::sync::Weak;
 
 /// Connection that is kept by its own detached operations.
 pub trait Linger: Send + Sync {
-    /// Lets go of the connection: nothing completes its operations any more.
+    /// Releases the connection, because its operations can no longer complete.
     fn end_lingering(&self);
 }
 
-/// Lingering connections of a device with [`crate::Progress::Manual`]. The device's handles share
-/// it, and with the last of them it ends those connections: no call can drive them any more.
+/// Lingering connections of a device with [`crate::Progress::Manual`]. The handles of the device
+/// share it. When the last handle is dropped, these connections are ended, because no call can
+/// drive them any more.
 #[derive(Default)]
 pub(crate) struct Lingering(Mutex<Vec<Weak<dyn Linger>>>);
 

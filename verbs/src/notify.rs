@@ -1,5 +1,5 @@
-//! Notification: queues of events with an optional descriptor, and wake-ups that are executed after
-//! every lock is released.
+//! Event queues with an optional descriptor, and wake-ups that are executed after all locks are
+//! released.
 
 use crate::comp_channel::WithheldToken;
 use crate::driver::ChannelSet;
@@ -13,15 +13,16 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Waker};
 
-/// A wake-up that is due. Collected while locks are held, executed after the last one is released.
+/// A pending wake-up. It is collected while locks are held, and executed after the last one is
+/// released.
 pub(crate) enum Wake {
-    /// A sleeping thread or task.
+    /// Wakes a sleeping thread or task.
     Waker(Waker),
-    /// One token for a descriptor.
+    /// Writes one token to a descriptor.
     Fd(Arc<Tokens>),
-    /// One token for a completion channel's descriptor, which a post may withhold.
+    /// Writes one token to the descriptor of a completion channel. A post may withhold it.
     Due(Arc<WithheldToken>),
-    /// A completion beside an event whose token may be withheld.
+    /// Reports a completion that raises no event, on a channel that may have a withheld token.
     Completed(Arc<WithheldToken>),
 }
 
@@ -36,11 +37,11 @@ impl Wake {
     }
 }
 
-/// Wake-ups that are due, collected while locks are held.
+/// Pending wake-ups, collected while locks are held.
 #[derive(Default)]
 pub struct Wakes(WakeList);
 
-/// Most calls have no wake-up, most others one: neither allocates memory.
+/// Most calls cause at most one wake-up, which needs no allocation.
 #[derive(Default)]
 enum WakeList {
     #[default]
@@ -78,7 +79,8 @@ impl Wakes {
         matches!(self.0, WakeList::None)
     }
 
-    /// Executes every wake-up. The caller holds no lock: a waker runs code of the application.
+    /// Executes all wake-ups. The caller holds no lock, because a waker runs code of the
+    /// application.
     #[inline]
     pub fn give(self) {
         if !self.is_empty() {
@@ -95,9 +97,9 @@ impl Wakes {
         }
     }
 
-    /// Like [`Wakes::give`], for wake-ups that are due by a post of this thread and nothing else:
-    /// tokens may be withheld. `may_withhold`: whether the program sleeps only until an arrival,
-    /// and another thread releases the token in time.
+    /// Like [`Wakes::give`], for wake-ups that are caused only by a post of this thread: tokens may
+    /// be withheld. `may_withhold` returns whether the program sleeps only until an arrival, and
+    /// whether another thread releases the token in time.
     pub(crate) fn give_after_post(self, may_withhold: impl Fn(&Arc<WithheldToken>) -> bool) {
         if self.is_empty() {
             return;
@@ -110,16 +112,16 @@ impl Wakes {
     }
 }
 
-/// An event descriptor in semaphore mode that holds one token for each queued event, but for those
-/// that are withheld.
+/// Event descriptor in semaphore mode. It holds one token for each queued event whose token is not
+/// withheld.
 ///
-/// The descriptor is created by the first request for it: ten thousand idle connections hold no
-/// descriptors besides their sockets.
+/// The descriptor is created when it is first requested, so that ten thousand idle connections have
+/// no descriptors besides their sockets.
 #[derive(Default)]
 pub(crate) struct Tokens {
     fd: OnceLock<OwnedFd>,
-    /// Positive: events taken before their token was written; that many tokens are not written any
-    /// more. Negative: events that are queued and whose token is withheld.
+    /// If positive, the number of events that were taken before their token was written; that many
+    /// tokens are skipped. If negative, the number of queued events whose token is withheld.
     balance: Mutex<i32>,
 }
 
@@ -144,12 +146,12 @@ impl Tokens {
         }
     }
 
-    /// Instead of [`Tokens::give`]: the event is queued, and the descriptor is not readable for it.
+    /// Called instead of [`Tokens::give`] for an event that does not make the descriptor readable.
     pub(crate) fn withhold(&self) {
         *self.balance.lock() -= 1;
     }
 
-    /// Writes the tokens that are withheld.
+    /// Writes the withheld tokens.
     pub(crate) fn release(&self) {
         let Some(fd) = self.fd.get() else { return };
         let mut balance = self.balance.lock();
@@ -159,17 +161,19 @@ impl Tokens {
         }
     }
 
-    /// A semaphore of 2^64 - 2 tokens cannot overflow; the write cannot fail on a live descriptor.
+    /// A semaphore of 2^64 - 2 tokens cannot overflow, and writing to a valid eventfd cannot fail
+    /// otherwise.
     fn write(fd: &OwnedFd, count: u64) {
         let _ = rustix::io::write(fd, &count.to_ne_bytes());
     }
 
-    /// Counts a token as read that is not written yet: the next one is not written.
+    /// Counts a token as read before it is written, so that the next one is not written.
     fn borrow(&self) {
         *self.balance.lock() += 1;
     }
 
-    /// Takes the token of an event just popped, or notes that its token need not be written.
+    /// Takes the token of an event that was just removed, or notes that its token need not be
+    /// written.
     fn take(&self) {
         let Some(fd) = self.fd.get() else { return };
         let mut balance = self.balance.lock();
@@ -187,10 +191,9 @@ impl Tokens {
         }
     }
 
-    /// Takes a token. False: there is none.
+    /// Takes a token. Returns false if there is none.
     fn read(fd: &OwnedFd) -> bool {
-        // The descriptor may be blocking (the application decides); RWF_NOWAIT reads without
-        // blocking either way.
+        // The application decides whether the descriptor is blocking. RWF_NOWAIT never blocks.
         let mut token = [0u8; 8];
         let read = rustix::io::preadv2(
             fd,
@@ -205,7 +208,7 @@ impl Tokens {
 /// A queue of events with three ways to wait for them: a waker, a descriptor, or polling.
 pub struct EventQueue<T> {
     inner: Mutex<EventItems<T>>,
-    /// Number of events, for a look without the lock; written with it.
+    /// Number of events, which can be read without the lock.
     queued: AtomicUsize,
     tokens: Arc<Tokens>,
     /// Created by the first call of [`EventQueue::fd`].
@@ -214,14 +217,14 @@ pub struct EventQueue<T> {
 
 struct EventItems<T> {
     items: VecDeque<T>,
-    /// Woken by the next event.
+    /// Wakers that the next event wakes.
     wakers: Vec<Waker>,
-    /// Woken by each event: see [`EventQueue::set_waker`].
+    /// Waker that every event wakes (see [`EventQueue::set_waker`]).
     standing: Option<Waker>,
 }
 
-/// An empty queue keeps memory for at most this many events; more, from a burst of connections, is
-/// freed.
+/// Maximum number of events for which an empty queue keeps memory. More memory, after a burst of
+/// connections, is released.
 const KEPT: usize = 64;
 
 impl<T> EventItems<T> {
@@ -256,7 +259,7 @@ impl<T> EventQueue<T> {
         self.push_with(item, wakes, || Wake::Fd(Arc::clone(&self.tokens)));
     }
 
-    /// Like [`EventQueue::push`]; `token` makes the wake-up that writes the descriptor's token.
+    /// Like [`EventQueue::push`]; `token` creates the wake-up that writes the descriptor's token.
     pub(crate) fn push_with(&self, item: T, wakes: &mut Wakes, token: impl FnOnce() -> Wake) {
         let mut inner = self.inner.lock();
         inner.items.push_back(item);
@@ -270,9 +273,11 @@ impl<T> EventQueue<T> {
         }
     }
 
-    /// `waker` is woken by each event from now on, in the place of the one that was given before:
-    /// for a program that looks often and mostly finds nothing, which would register a waker each
-    /// time. What is queued already does not wake it.
+    /// Sets the waker that every event wakes from now on; events that are already queued do not. It
+    /// replaces the previous one.
+    ///
+    /// It is meant for programs that look for events often and mostly find none, and would
+    /// otherwise register a waker each time.
     ///
     /// ```
     /// # mod uiw { pub use uiw_verbs as raw; }
@@ -298,34 +303,34 @@ impl<T> EventQueue<T> {
     /// ```
     pub fn set_waker(&self, waker: Waker) {
         let before = self.inner.lock().standing.replace(waker);
-        // Dropped unlocked: it may be the last reference to foreign data.
+        // Dropped after unlocking, because it may be the last reference to data of the application.
         drop(before);
     }
 
-    /// Adds an event of the program's own and wakes the threads and tasks that wait. Wakers run: no
-    /// lock that they need may be held.
+    /// Adds an event of the program's own, and wakes waiting threads and tasks. The wakers run in
+    /// this call, so no lock that they need may be held.
     pub fn post(&self, item: T) {
         let mut wakes = Wakes::default();
         self.push(item, &mut wakes);
         wakes.give();
     }
 
-    /// The tokens of its descriptor.
+    /// Returns the tokens of the queue's descriptor.
     pub(crate) fn tokens(&self) -> &Arc<Tokens> {
         &self.tokens
     }
 
-    /// Moves the events for which `which` returns true to the end of another queue, in order, with
-    /// their tokens.
+    /// Moves the events for which `which` returns true, with their tokens, to the end of another
+    /// queue, in order.
     pub(crate) fn move_to(&self, other: &Self, which: impl FnMut(&T) -> bool, wakes: &mut Wakes) {
         for item in self.remove_if(which) {
             other.push(item, wakes);
         }
     }
 
-    /// The oldest event, if there is one.
+    /// Removes the oldest event.
     pub fn try_pop(&self) -> Option<T> {
-        // A program looks with every message, and mostly there is none.
+        // A program may look for events with every message, and mostly finds none.
         if self.is_empty() {
             return None;
         }
@@ -336,10 +341,12 @@ impl<T> EventQueue<T> {
         Some(item)
     }
 
-    /// The oldest event, for a caller that has read one token from the descriptor itself: a
-    /// blocking read is the one wait that signals restart or interrupt as the program asked for.
-    /// Nothing when another thread took the event meanwhile; the token is put back if it is another
-    /// event's.
+    /// Removes the oldest event, for a caller that has read one token from the descriptor itself. A
+    /// blocking read is the only wait that signals interrupt or restart as the program has
+    /// requested.
+    ///
+    /// Returns `None` if another thread has removed the event; the token is put back if it belongs
+    /// to another event.
     pub fn pop_with_token(&self) -> Option<T> {
         let item = {
             let mut inner = self.inner.lock();
@@ -353,19 +360,19 @@ impl<T> EventQueue<T> {
         item
     }
 
-    /// Takes the oldest event for which `before` returns true in place of `item`, the event just
-    /// taken, which becomes the oldest one again. Returns `item` where there is none.
+    /// Removes the oldest event for which `before` returns true instead of `item`, which was just
+    /// removed and becomes the oldest event again. Returns `item` if there is none.
     pub fn exchange(&self, item: T, before: impl FnMut(&T) -> bool) -> T {
         let mut inner = self.inner.lock();
         let found = inner.items.iter().position(before).and_then(|place| inner.items.remove(place));
         let Some(found) = found else { return item };
-        // The number of events is the same, and so is that of tokens.
+        // The number of events stays the same, and so does the number of tokens.
         inner.items.push_front(item);
         found
     }
 
-    /// Runs `find`, which may add an event from this thread, and takes the oldest event: no token
-    /// is written for an event of `find`.
+    /// Runs `find`, which may add an event on this thread, then removes the oldest event. No token
+    /// is written for an event that `find` adds.
     pub(crate) fn pop_found(&self, find: impl FnOnce()) -> Option<T> {
         self.tokens.borrow();
         find();
@@ -374,7 +381,7 @@ impl<T> EventQueue<T> {
         item
     }
 
-    /// The oldest event, or a wake-up when there is one.
+    /// Removes the oldest event, or registers the waker.
     pub fn poll_pop(&self, cx: &mut Context<'_>) -> Poll<T> {
         let mut inner = self.inner.lock();
         if let Some(item) = inner.pop() {
@@ -386,7 +393,7 @@ impl<T> EventQueue<T> {
         Poll::Pending
     }
 
-    /// Removes the events for which `gone` returns true, with their tokens, and returns them.
+    /// Removes and returns the events for which `gone` returns true, with their tokens.
     pub fn remove_if(&self, mut gone: impl FnMut(&T) -> bool) -> Vec<T> {
         let mut inner = self.inner.lock();
         let mut removed = Vec::new();
@@ -404,12 +411,12 @@ impl<T> EventQueue<T> {
         removed
     }
 
-    /// Events queued.
+    /// Returns the number of queued events.
     pub fn len(&self) -> usize {
         self.queued.load(Ordering::Acquire)
     }
 
-    /// The number of events has changed.
+    /// Updates the copy of the number of events.
     fn note_count(&self, inner: &EventItems<T>) {
         self.queued.store(inner.items.len(), Ordering::Release);
     }
@@ -419,12 +426,14 @@ impl<T> EventQueue<T> {
         self.len() == 0
     }
 
-    /// A descriptor that is readable while events are queued: for poll(2), epoll and the like, not
-    /// for reading. As the kernel's, it is never reported writable (an eventfd always is): a
-    /// program that watches it in both directions sleeps.
+    /// Returns a descriptor that is readable while events are queued, for poll(2), epoll and the
+    /// like. Do not read from it.
+    ///
+    /// Unlike a plain eventfd, and like the descriptor of the kernel, it is never writable, so that
+    /// a program which watches it in both directions can sleep.
     ///
     /// # Errors
-    /// [`Error::Io`] when the process has no descriptor left.
+    /// [`Error::Io`] if the process has no free descriptor.
     pub fn fd(&self) -> Result<BorrowedFd<'_>> {
         if let Some(set) = self.set.get() {
             return Ok(set.as_fd());
@@ -433,12 +442,12 @@ impl<T> EventQueue<T> {
         Ok(self.set.get_or_init(|| set).as_fd())
     }
 
-    /// A semaphore (eventfd) with one token for each queued event, for a thread that waits in a
-    /// blocking read of it and then calls [`EventQueue::pop_with_token`]; [`EventQueue::try_pop`]
+    /// Returns a semaphore (eventfd) with one token for each queued event, for a thread that waits
+    /// in a blocking read and then calls [`EventQueue::pop_with_token`]. [`EventQueue::try_pop`]
     /// takes the token itself.
     ///
     /// # Errors
-    /// [`Error::Io`] when the process has no descriptor left.
+    /// [`Error::Io`] if the process has no free descriptor.
     pub fn token_fd(&self) -> Result<BorrowedFd<'_>> {
         let inner = self.inner.lock();
         let queued = u32::try_from(inner.items.len()).unwrap_or(u32::MAX);
@@ -446,7 +455,7 @@ impl<T> EventQueue<T> {
     }
 }
 
-/// Adds `waker` unless one that wakes the same task is there.
+/// Adds `waker` unless there is one that wakes the same task.
 #[inline]
 pub fn register_waker(wakers: &mut Vec<Waker>, waker: &Waker) {
     if !wakers.iter().any(|known| known.will_wake(waker)) {

@@ -6,10 +6,10 @@ use crate::error::Result;
 use crate::faults::Call;
 use std::sync::Arc;
 
-/// A protection domain: memory and queue pairs of the same domain may work together, others not
-/// (RFC 5040 section 2.1).
+/// Protection domain. Memory and queue pairs can be used together only if they belong to the same
+/// domain (RFC 5040 section 2.1).
 ///
-/// Clones name the same domain; it lives as long as anything in it.
+/// Clones refer to the same domain. It lives as long as any object in it.
 #[derive(Clone)]
 pub struct Pd(Arc<PdInner>);
 
@@ -48,7 +48,7 @@ impl Pd {
         self.0.id.0
     }
 
-    /// Objects that keep it alive, this handle not counted.
+    /// Returns the number of objects that keep the domain alive, not counting this handle.
     #[must_use]
     pub fn users(&self) -> usize {
         Arc::strong_count(&self.0) - 1
@@ -56,7 +56,7 @@ impl Pd {
 }
 
 impl Device {
-    /// A new protection domain.
+    /// Creates a protection domain.
     ///
     /// # Errors
     /// [`crate::Error::Limit`].

@@ -1,5 +1,5 @@
-//! How a thread waits for connections in a poll(2) of its own, together with descriptors that are
-//! not the engine's.
+//! Support for threads that wait for connections in a poll(2) of their own, together with other
+//! descriptors.
 
 use crate::cq::Cq;
 use crate::device::Device;
@@ -13,17 +13,17 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::{Wake, Waker};
 
-/// Shards of one device, see [`DeviceConfig::shards`](crate::DeviceConfig::shards).
+/// Set of shards of one device (see [`DeviceConfig::shards`](crate::DeviceConfig::shards)).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ShardSet(u64);
 
 impl ShardSet {
-    /// Adds those of `other`.
+    /// Adds the shards of `other`.
     pub fn add(&mut self, other: Self) {
         self.0 |= other.0;
     }
 
-    /// Returns whether it has none.
+    /// Returns whether the set is empty.
     #[must_use]
     pub fn is_empty(self) -> bool {
         self.0 == 0
@@ -35,7 +35,7 @@ impl ShardSet {
 }
 
 impl Cq {
-    /// The shards of the connections that complete here.
+    /// Returns the shards of the connections that complete here.
     #[must_use]
     pub fn shards(&self) -> ShardSet {
         ShardSet(self.shard_bits())
@@ -43,11 +43,11 @@ impl Cq {
 }
 
 impl Device {
-    /// Makes one round of each of these shards, as an empty poll of a completion queue on them
-    /// does: for a program that then looks at many queues by [`Cq::take_with`].
+    /// Makes one round on each of these shards, as an empty poll of a completion queue does. For
+    /// programs that then look at many queues with [`Cq::take_with`].
     pub fn drive(&self, shards: ShardSet) {
         self.driver().note_poll(shards.0);
-        // Which queues this thread looks at is not known here, so none is moved.
+        // It is not known which queues this thread polls, so no connection is moved.
         let _ = self.driver().poll_progress(shards.0, Some(thread_id()), &|| false);
     }
 }
@@ -55,8 +55,9 @@ impl Device {
 /// Waiter that sleeps in `poll(2)` until bytes arrive for the thread's connections or one of its
 /// other descriptors is ready.
 ///
-/// The arrival itself ends the sleep, and the thread drives the shards: no second thread is woken.
-/// Where another thread drives them, that one wakes this one by its wakers. One thread uses it.
+/// The arrival itself ends the sleep, and the thread drives the shards, so that no second thread is
+/// woken. If another thread drives them, it wakes this one through its wakers. A waiter is used by
+/// one thread.
 ///
 /// ```
 /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
@@ -84,18 +85,18 @@ pub struct PollWaiter {
     driver: Weak<Driver>,
     set: Arc<ChannelSet>,
     wakeup: Arc<WakeupFd>,
-    /// Watches by shard; those that were armed once.
+    /// Watches that were armed, by shard.
     watches: Vec<Option<Arc<Watch>>>,
     /// Shards for which this thread is expected to sleep.
     armed: ShardSet,
 }
 
-/// Flag and descriptor that wakers of the thread set.
+/// Flag and descriptor that the wakers of the thread set.
 struct WakeupFd {
     fd: OwnedFd,
     notified: AtomicBool,
     asleep: AtomicBool,
-    /// Writes of the descriptor that have begun and were not read: while there is none the
+    /// Number of writes to the descriptor that have begun and were not read. While it is 0, the
     /// descriptor is not readable, and no system call is made to read it.
     unread: AtomicU64,
 }
@@ -105,28 +106,28 @@ impl Wake for WakeupFd {
         self.wake_by_ref();
     }
 
-    /// The sleeper sets `asleep`, then reads `notified`: in the sequentially consistent order one
-    /// of the two threads sees the other's store.
+    /// The sleeper sets `asleep` and then reads `notified`, so one of the two threads sees the
+    /// store of the other one.
     fn wake_by_ref(self: &Arc<Self>) {
         self.notified.store(true, Ordering::SeqCst);
         if self.asleep.load(Ordering::SeqCst) {
-            // Before the write, which may make the sleeper run in the place of this thread: it
-            // would find a descriptor that stays readable.
+            // Incremented before the write: the write may make the sleeper run at once, which would
+            // otherwise leave the descriptor readable.
             self.unread.fetch_add(1, Ordering::SeqCst);
-            // Fails only with a count of 2^64 - 2.
+            // A write fails only if the count is 2^64 - 2.
             let _ = rustix::io::write(&self.fd, &1u64.to_ne_bytes());
         }
     }
 }
 
 impl WakeupFd {
-    /// Reads what was written. A write that has only begun is left for the next call.
+    /// Reads the tokens that were written. A write that has only begun is left for the next call.
     fn clear(&self) {
         if self.unread.load(Ordering::SeqCst) == 0 {
             return;
         }
         let mut count = [0; 8];
-        // Fails where none of the writes has ended.
+        // Fails if none of the writes has ended.
         if let Ok(8) = rustix::io::read(&self.fd, &mut count) {
             self.unread.fetch_sub(u64::from_ne_bytes(count), Ordering::SeqCst);
         }
@@ -137,16 +138,16 @@ impl PollWaiter {
     /// Creates a waiter for connections of `device`.
     ///
     /// # Errors
-    /// [`Error::Io`] when the process has no descriptor left.
+    /// [`Error::Io`] if the process has no free descriptor.
     pub fn new(device: &Device) -> Result<Self> {
         Self::new_above(device, 0)
     }
 
-    /// Like [`PollWaiter::new`], with descriptors whose numbers are at least `least`, if there are
-    /// such: for a library in a program that expects the low ones for its own files.
+    /// Like [`PollWaiter::new`], but with descriptors whose numbers are at least `least`, if there
+    /// are any. For a library in a program that expects to get low numbers for its own files.
     ///
     /// # Errors
-    /// As [`PollWaiter::new`].
+    /// The errors of [`PollWaiter::new`].
     pub fn new_above(device: &Device, least: RawFd) -> Result<Self> {
         let flags = EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC;
         let fd = eventfd(0, flags).map_err(|errno| Error::io("opening an eventfd")(errno.into()))?;
@@ -170,8 +171,8 @@ impl PollWaiter {
         Waker::from(Arc::clone(&self.wakeup))
     }
 
-    /// The thread is about to sleep until something arrives on `shards`. It checks what it waits
-    /// for once more, with [`PollWaiter::waker`] registered, before it sleeps.
+    /// Announces that the thread is about to sleep until something arrives on `shards`. Before it
+    /// sleeps, it must check its condition once more, with [`PollWaiter::waker`] registered.
     pub fn arm(&mut self, shards: ShardSet) {
         self.wakeup.notified.store(false, Ordering::SeqCst);
         let Some(driver) = self.driver.upgrade() else { return };
@@ -194,14 +195,14 @@ impl PollWaiter {
         self.armed = shards;
     }
 
-    /// Makes one round of the armed shards, in the place of a sleep or before one.
+    /// Makes one round on the armed shards, before a sleep or instead of one.
     pub fn make_round(&self) {
         let Some(driver) = self.driver.upgrade() else { return };
         driver.poll_progress(self.armed.0, Some(thread_id()), &|| false);
     }
 
-    /// Returns whether the thread may sleep: a waker was not called since [`PollWaiter::arm`]. Then
-    /// [`PollWaiter::end_sleep`] follows the sleep.
+    /// Returns whether the thread may sleep, because no waker was called since [`PollWaiter::arm`].
+    /// Call [`PollWaiter::end_sleep`] after the sleep.
     #[must_use]
     pub fn begin_sleep(&self) -> bool {
         self.wakeup.asleep.store(true, Ordering::SeqCst);
@@ -212,14 +213,14 @@ impl PollWaiter {
         sleeps
     }
 
-    /// The sleep is over. If the waiter's descriptor is `readable`, the thread drives the shards
+    /// Ends the sleep. If the waiter's descriptor was `readable`, the thread drives the shards
     /// whose arrivals may have ended it.
     pub fn end_sleep(&self, readable: bool) {
         self.wakeup.asleep.store(false, Ordering::SeqCst);
         if !readable {
             return;
         }
-        // A waker may have written after the end of an earlier sleep that something else ended.
+        // A waker may have written after the end of an earlier sleep that something else has ended.
         self.wakeup.clear();
         let Some(driver) = self.driver.upgrade() else { return };
         for (index, watch) in self.each_armed() {
@@ -228,9 +229,9 @@ impl PollWaiter {
         }
     }
 
-    /// The sleep ended, and what the thread waits for has not come: other threads' connections
-    /// share its shards, or a message has come in part. After several of these the background
-    /// thread drives for a while.
+    /// Reports that the sleep has ended although the condition of the thread is not met:
+    /// connections of other threads share its shards, or only a part of a message has arrived.
+    /// After several such calls the background thread drives for a while.
     pub fn note_spurious(&self) {
         let Some(driver) = self.driver.upgrade() else { return };
         self.each_armed().for_each(|(index, watch)| driver.note_spurious_wake_up(index, watch));
@@ -241,7 +242,7 @@ impl PollWaiter {
     }
 }
 
-/// The same file by a number that is at least `least`, or as it is where there is none.
+/// Duplicates the file to a number that is at least `least`; returns it unchanged if there is none.
 fn moved(fd: OwnedFd, least: RawFd) -> OwnedFd {
     if fd.as_raw_fd() >= least { fd } else { fcntl_dupfd_cloexec(&fd, least).unwrap_or(fd) }
 }

@@ -1,4 +1,4 @@
-//! Threads of the engine's own.
+//! Threads of the engine.
 
 use std::cell::Cell;
 use std::io;
@@ -6,27 +6,27 @@ use std::mem::MaybeUninit;
 use std::sync::mpsc;
 use std::thread::JoinHandle;
 
-/// Raised by a thread's own instructions. Where these are blocked the kernel ends the process,
-/// without a handler.
+/// Signals that a thread's own instructions raise. If they are blocked, the kernel ends the process
+/// without calling a handler.
 const FAULTS: [i32; 6] =
     [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGSYS];
 
-/// Starts a thread with the shortest time slice that handles no signal but its own faults: those of
-/// the program are for its own threads. Called from any thread of the program, whose mask stays as
-/// it is.
+/// Starts a thread with the shortest time slice that handles no signals but its own faults, because
+/// the signals of the program are meant for the program's threads. The signal mask of the calling
+/// thread does not change.
 ///
 /// Returns after the thread has started. libfabric and UCX overwrite the first instructions of
-/// `munmap` and its relatives once a device is open, to watch memory. The C library calls these
+/// `munmap` and related functions once a device is open, to watch memory. The C library calls these
 /// functions in a new thread, for its stack and its allocator, and such a thread would crash.
 ///
 /// # Errors
-/// Those of `pthread_create`.
+/// The errors of `pthread_create`.
 pub fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
     let mut all = MaybeUninit::<libc::sigset_t>::uninit();
     let mut before = MaybeUninit::<libc::sigset_t>::zeroed();
-    // SAFETY: sets that can be written, the first filled before it is read; a thread may always
-    // change its own mask, and a new thread inherits it. An all-zero set is the empty one, should
-    // the call fail.
+    // SAFETY: the sets are local variables, and the first is filled before it is read. A thread may
+    // change its own mask, and a new thread inherits it. If the call fails, the set stays all
+    // zeros, which is the empty set.
     let before = unsafe {
         libc::sigfillset(all.as_mut_ptr());
         for signal in FAULTS {
@@ -42,9 +42,9 @@ pub fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<Joi
         shorten_slice();
         body();
     });
-    // SAFETY: the set that the call above filled, or the empty one.
+    // SAFETY: the call above has filled the set, or left it empty.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut()) };
-    // An error if no thread was started, because the sender is gone then.
+    // Fails if no thread was started, because the sender is gone then.
     let _ = started.recv();
     spawned
 }
@@ -55,20 +55,20 @@ const SLICE: u64 = 100_000;
 /// Amount by which [`raise_priority`] lowers a thread's nice value.
 const RAISED_BY: i32 = 10;
 
-/// Requests a shorter slice for the calling thread. If every processor is busy, Linux 6.12 and
-/// newer let a thread that wakes up interrupt one with a longer slice at once; otherwise it waits
-/// for the end of that slice, milliseconds. A failure is of no other consequence.
+/// Requests a shorter time slice for the calling thread. If all processors are busy, Linux 6.12 and
+/// newer let a thread that wakes up preempt one with a longer slice at once. Otherwise it waits
+/// milliseconds for the end of that slice. A failure has no other consequence.
 fn shorten_slice() {
     change(|attributes| attributes.sched_runtime = SLICE);
 }
 
-/// Raises the priority of the calling thread, one of the engine's own, or makes it what it was
-/// before it was raised. It needs CAP_SYS_NICE or RLIMIT_NICE; without them, and where the thread
-/// has a real-time policy, nothing changes.
+/// Raises the priority of the calling thread, which belongs to the engine, or restores it. It needs
+/// CAP_SYS_NICE or RLIMIT_NICE. Without them, or if the thread has a real-time policy, nothing
+/// changes.
 ///
-/// Linux lets a thread that wakes up interrupt another one only where the two have had their shares
-/// of the processor. One that is woken many times in succession has had its own sooner, and then
-/// waits for the next tick of the clock, milliseconds.
+/// Linux lets a thread that wakes up preempt another one only according to their shares of the
+/// processor. A thread that is woken many times in a row has used up its share sooner, and then
+/// waits milliseconds for the next clock tick.
 pub(crate) fn raise_priority(raised: bool) {
     thread_local! {
         /// The nice value before it was raised.
@@ -78,8 +78,8 @@ pub(crate) fn raise_priority(raised: bool) {
         if raised {
             BEFORE.set(Some(attributes.sched_nice));
             attributes.sched_nice = (attributes.sched_nice - RAISED_BY).max(-20);
-            // Threads that this one starts have the ordinary priority. The flag stays, as its
-            // removal needs a right.
+            // Threads that this one starts get the ordinary priority. The flag stays set, because
+            // removing it needs a privilege.
             attributes.sched_flags |= libc::SCHED_FLAG_RESET_ON_FORK as u64;
         } else if let Some(before) = BEFORE.take() {
             attributes.sched_nice = before;
@@ -87,23 +87,23 @@ pub(crate) fn raise_priority(raised: bool) {
     });
 }
 
-/// Changes the calling thread's attributes, if it has the ordinary policy.
+/// Changes the attributes of the calling thread if it has the ordinary policy.
 fn change(change: impl FnOnce(&mut libc::sched_attr)) {
     if let Some(mut attributes) = attributes()
         && attributes.sched_policy == libc::SCHED_OTHER as u32
     {
         change(&mut attributes);
-        // SAFETY: the calling thread's own attributes, in memory of the size that they begin with.
+        // SAFETY: the calling thread's own attributes, in a structure that begins with its size.
         unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0) };
     }
 }
 
-/// The calling thread's attributes.
+/// Returns the attributes of the calling thread.
 fn attributes() -> Option<libc::sched_attr> {
     let mut attributes = MaybeUninit::<libc::sched_attr>::zeroed();
     let size = size_of::<libc::sched_attr>() as libc::c_uint;
-    // SAFETY: memory of the size that is given; all zeroes are attributes too, should the call
-    // fail.
+    // SAFETY: the structure has the size that is passed. If the call fails it stays all zeros,
+    // which are valid attributes.
     let (failed, attributes) = unsafe {
         let failed = libc::syscall(libc::SYS_sched_getattr, 0, attributes.as_mut_ptr(), size, 0);
         (failed != 0, attributes.assume_init())

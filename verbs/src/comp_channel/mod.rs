@@ -15,10 +15,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::task::{Context, Poll, Waker};
 
-/// Completion events of one or more queues: `ibv_comp_channel`.
+/// Channel for the completion events of one or more queues (`ibv_comp_channel`).
 ///
-/// A queue whose event was taken may be empty: its completion was polled before, or the descriptor
-/// was readable for an arrival that completed nothing.
+/// The queue of an event may be empty: its completion may have been polled already, or the
+/// descriptor was readable for an arrival that completed nothing.
 pub struct CompChannel {
     events: EventQueue<Weak<Cq>>,
     withheld: Arc<WithheldToken>,
@@ -29,15 +29,15 @@ pub struct CompChannel {
     indirect: AtomicBool,
 }
 
-/// The queues that were armed while the channel had a descriptor, and the shards that it watches
-/// for them.
+/// Queues that were armed while the channel had a descriptor, and the shards that it watches for
+/// them.
 #[derive(Default)]
 struct ArmedQueues {
     /// Queues that were armed since their last event was taken.
     queues: Vec<Weak<Cq>>,
-    /// The queue of the last event.
+    /// Queue of the last event.
     last: Weak<Cq>,
-    /// Copied when one is added: threads that drive have a reference to all.
+    /// Copied when a watch is added, because driving threads hold references to the whole list.
     watches: Arc<Vec<ShardWatch>>,
 }
 
@@ -45,7 +45,7 @@ struct ArmedQueues {
 struct ShardWatch {
     driver: Weak<Driver>,
     shard: usize,
-    /// `None` where the shard's stack cannot be watched.
+    /// `None` if the shard's stack cannot be watched.
     watch: Option<Arc<Watch>>,
 }
 
@@ -70,10 +70,11 @@ impl Default for CompChannel {
 }
 
 impl CompChannel {
-    /// A descriptor that is readable while there is an event for [`CompChannel::try_pop`]: for
-    /// poll(2), epoll and the like, not for reading.
+    /// Returns a descriptor that is readable while [`CompChannel::try_pop`] has an event, for
+    /// poll(2), epoll and the like. Do not read from it.
     ///
     /// # Errors
+    /// [`Error::Io`] if the process has no free descriptor.
     /// [`Error::Io`] when the process has no descriptor left.
     pub fn fd(&self) -> Result<BorrowedFd<'_>> {
         if let Some(set) = self.set.get() {
@@ -83,20 +84,20 @@ impl CompChannel {
         Ok(self.set.get_or_init(|| Arc::new(set)).as_fd())
     }
 
-    /// A semaphore (eventfd) with one token for each event that is queued, for a thread that waits
-    /// in a blocking read of it. It is not written for an event that [`CompChannel::try_pop`] finds
-    /// by driving.
+    /// Returns a semaphore (eventfd) with one token for each queued event, for a thread that waits
+    /// in a blocking read. It gets no token for an event that [`CompChannel::try_pop`] finds by
+    /// making progress.
     ///
     /// # Errors
-    /// [`Error::Io`] when the process has no descriptor left.
+    /// [`Error::Io`] if the process has no free descriptor.
     pub fn token_fd(&self) -> Result<BorrowedFd<'_>> {
         self.events.token_fd()
     }
 
-    /// The oldest event, if there is one. When there is none, and an arrival may have ended the
-    /// caller's sleep on [`CompChannel::fd`], the shards whose arrivals do that are driven once.
+    /// Removes the oldest event. If there is none, and an arrival may have ended a sleep on
+    /// [`CompChannel::fd`], first makes progress once on the watched shards.
     pub fn try_pop(&self) -> Option<Weak<Cq>> {
-        // The arrival that has ended the sleep belongs to the event whose token is withheld.
+        // The arrival that has ended the sleep stands for the event whose token was withheld.
         if self.withheld.take()
             && let Some(event) = self.drive()
         {
@@ -113,7 +114,7 @@ impl CompChannel {
         self.taken(self.events.pop_with_token())
     }
 
-    /// The oldest event, or a wake-up when there is one.
+    /// Removes the oldest event, or registers the waker.
     pub fn poll_pop(&self, cx: &mut Context<'_>) -> Poll<Weak<Cq>> {
         let event = self.events.poll_pop(cx);
         if let Poll::Ready(queue) = &event {
@@ -122,7 +123,7 @@ impl CompChannel {
         event
     }
 
-    /// Removes the events of `queue`, and disarms it: no event follows from an earlier arming.
+    /// Removes the events of `queue` and disarms it, so that earlier arming causes no event.
     pub fn forget(&self, queue: &Arc<Cq>) {
         queue.disarm();
         let queue = Arc::downgrade(queue);
@@ -131,7 +132,7 @@ impl CompChannel {
         self.armed.lock().last = Weak::new();
     }
 
-    /// Events queued.
+    /// Returns the number of queued events.
     pub fn len(&self) -> usize {
         self.events.len()
     }
@@ -141,9 +142,9 @@ impl CompChannel {
         self.len() == 0
     }
 
-    /// Returns whether an arrival may end a sleep on [`CompChannel::fd`] directly; by default it
-    /// may. Then an event may come of a queue that is empty, though nothing was polled. Without it
-    /// a queue raises an event for a completion alone.
+    /// Returns whether an arrival may end a sleep on [`CompChannel::fd`] directly, which is the
+    /// default. Then an event may refer to an empty queue that was not polled. Otherwise only
+    /// completions raise events.
     pub fn set_direct(&self, direct: bool) {
         self.indirect.store(!direct, Ordering::Relaxed);
     }
@@ -152,14 +153,14 @@ impl CompChannel {
         self.events.push_with(queue, wakes, || Wake::Due(Arc::clone(&self.withheld)));
     }
 
-    /// Something has completed for a queue that is not armed.
+    /// Reports a completion of a queue that is not armed.
     #[inline]
     pub(crate) fn note_completion(&self, wakes: &mut Wakes) {
         self.withheld.note_completion(wakes);
     }
 
-    /// `queue` was armed. Returns whether its shards are to be watched, as the application uses the
-    /// descriptor.
+    /// Records that `queue` was armed. Returns whether its shards are to be watched, because the
+    /// application uses the descriptor.
     pub(crate) fn note_armed(&self, queue: &Weak<Cq>) -> bool {
         if self.set.get().is_none() || self.indirect.load(Ordering::Relaxed) {
             return false;
@@ -171,7 +172,8 @@ impl CompChannel {
         true
     }
 
-    /// The watch of `shard`, created at its first use; `None` where its stack cannot be watched.
+    /// Returns the watch of `shard`, which is created when it is first used; `None` if its stack
+    /// cannot be watched.
     pub(crate) fn watch(&self, driver: &Arc<Driver>, shard: usize) -> Option<Arc<Watch>> {
         let mut armed = self.armed.lock();
         let driver_at = Arc::as_ptr(driver);
@@ -194,8 +196,8 @@ impl CompChannel {
         event
     }
 
-    /// The application has taken the event of `queue`: the watches of shards on which no other
-    /// armed queue completes are disarmed.
+    /// Disarms the watches of shards that no other armed queue uses, because the application has
+    /// taken the event of `queue`.
     fn disarm(&self, queue: &Weak<Cq>) {
         if self.set.get().is_none() {
             return;
@@ -213,8 +215,8 @@ impl CompChannel {
         }
     }
 
-    /// Drives the shards that are watched. Returns an event, if need be of an empty queue, where
-    /// the descriptor may have been readable.
+    /// Makes progress on the watched shards. If the descriptor may have been readable, returns an
+    /// event, of an empty queue if need be.
     fn drive(&self) -> Option<Weak<Cq>> {
         let watches = Arc::clone(&self.armed.lock().watches);
         if watches.is_empty() {
@@ -224,7 +226,7 @@ impl CompChannel {
         let event = self.events.pop_found(|| {
             let found = watches.iter().filter_map(ShardWatch::get);
             let found = found.filter(|(driver, shard, watch)| driver.answer_armed(*shard, watch));
-            // Each is driven, also where several devices have more shards.
+            // All of them, even if there are several devices.
             found.for_each(|watch| drop(readable.try_push(watch)));
         });
         if event.is_some() || readable.is_empty() {

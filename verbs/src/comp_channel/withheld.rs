@@ -1,40 +1,40 @@
-//! Tokens that a post does not write.
+//! Tokens that are not written for events of a post.
 //!
-//! A program that sleeps in poll(2) on a channel's descriptor posts an answer, polls its queue
-//! until that is empty, and sleeps. The completion of the answer has raised the one event that was
-//! asked for, and the program has polled it since: the token of that event only ends the sleep in
-//! vain, for three system calls, and the next message ends the sleep again. While a program is
-//! observed to do this, a post withholds the token. The event is queued; it is taken with the
-//! arrival that ends the sleep, and what that completes.
+//! A program that sleeps in poll(2) on a channel's descriptor typically posts a response, polls its
+//! queue until it is empty, and sleeps. The completion of the response raises the requested event,
+//! although the program has polled the completion already. The token of the event would only end
+//! the sleep for nothing, with three system calls, and the next message ends the sleep again. While
+//! a program behaves like this, a post withholds the token. The event is queued, and is taken
+//! together with the arrival that ends the sleep.
 //!
 //! No event is lost or delayed without bound. The token is written
-//! * when another thread completes something for a queue of the channel,
-//! * when the shard is not this program's to watch any more ([`Watch`](crate::driver::Watch)),
+//! * when another thread completes something on a queue of the channel,
+//! * when the program no longer watches the shard ([`Watch`](crate::driver::Watch)),
 //! * at the background thread's second turn after the post.
 //!
-//! The last one is late for a program that waits for the completion of its post without a poll.
-//! Then the program is observed for longer before a token is withheld again.
+//! The last case delays a program that waits for the completion of its post without polling.
+//! Afterwards, the program is observed for longer before a token is withheld again.
 
 use crate::notify::{Tokens, Wake, Wakes};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-/// Events of posts in succession that were polled before they were taken, after which tokens are
-/// withheld.
+/// Number of consecutive events of posts that were polled before they were taken, after which
+/// tokens are withheld.
 const FIRST_NEEDED: u32 = 16;
-/// Each delay of an event that was not polled multiplies that number.
+/// Factor by which that number grows after each delay of an event that was not polled.
 const MORE_NEEDED: u32 = 8;
 
 /// Withheld token of one channel.
 pub(crate) struct WithheldToken {
     tokens: Arc<Tokens>,
-    /// A token may be withheld.
+    /// True if a token may be withheld.
     any: AtomicBool,
-    /// A post has raised an event, and nothing has completed since but by posts.
+    /// True if a post has raised an event, and only posts have completed anything since.
     by_post: AtomicBool,
-    /// Events of posts in succession that were polled before they were taken.
+    /// Number of consecutive events of posts that were polled before they were taken.
     polled: AtomicU32,
-    /// Tokens are withheld from so many of them on.
+    /// Number of such events from which on tokens are withheld.
     needed: AtomicU32,
 }
 
@@ -49,8 +49,8 @@ impl WithheldToken {
         }
     }
 
-    /// Something has completed for a queue that is not armed. A race with a post that withholds its
-    /// token at this moment is left to the background thread's turn.
+    /// Reports a completion of a queue that is not armed. If a post withholds its token at the same
+    /// moment, the background thread's turn writes it.
     #[inline]
     pub(super) fn note_completion(self: &Arc<Self>, wakes: &mut Wakes) {
         if self.any.load(Ordering::Relaxed) {
@@ -58,8 +58,8 @@ impl WithheldToken {
         }
     }
 
-    /// The token of a new event, after a post: withheld where `may_withhold` returns true, which
-    /// then provides for its release.
+    /// Handles the token of a new event after a post. It is withheld if `may_withhold` returns
+    /// true; that call arranges its release.
     pub(crate) fn give_after_post(self: &Arc<Self>, may_withhold: impl FnOnce(&Arc<Self>) -> bool) {
         self.by_post.store(true, Ordering::Relaxed);
         if self.polled.load(Ordering::Relaxed) < self.needed.load(Ordering::Relaxed) {
@@ -72,18 +72,18 @@ impl WithheldToken {
         }
     }
 
-    /// The token of a new event.
+    /// Writes the token of a new event.
     pub(crate) fn give(&self) {
         self.tokens.give();
     }
 
-    /// A thread that does not post for the program has completed something.
+    /// Reports that a thread has completed something without posting for the program.
     pub(crate) fn complete(&self) {
         self.by_post.store(false, Ordering::Relaxed);
         self.release();
     }
 
-    /// Returns whether a token may be withheld. Forgets it: the caller takes the event.
+    /// Returns and clears whether a token may be withheld, because the caller takes the event.
     pub(super) fn take(&self) -> bool {
         let any = self.any.load(Ordering::Relaxed);
         if any {
@@ -93,7 +93,8 @@ impl WithheldToken {
         any
     }
 
-    /// An event was taken whose token was written. `is_empty`: whether its queue is.
+    /// Records that an event was taken whose token was written. `is_empty` tells whether its queue
+    /// was.
     pub(super) fn observe(&self, is_empty: impl FnOnce() -> bool) {
         if !self.by_post.load(Ordering::Relaxed) {
             return;
@@ -116,7 +117,7 @@ impl WithheldToken {
     }
 }
 
-/// Writes the tokens that are withheld.
+/// Writes the withheld tokens.
 impl std::task::Wake for WithheldToken {
     fn wake(self: Arc<Self>) {
         self.release();
