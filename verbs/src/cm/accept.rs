@@ -1,4 +1,4 @@
-//! Accepting a request with a queue pair.
+//! Accepts a connection request with a queue pair.
 
 use crate::cm::{CmChannel, ConnHandle, ConnRequest, check_options};
 use crate::conn::Conn;
@@ -10,11 +10,12 @@ use std::sync::Arc;
 use uiw_llp::Token;
 
 impl ConnRequest {
-    /// Accepts with `qp`. [`crate::cm::CmEventKind::Established`] follows on `channel`, or else the
-    /// listener's.
+    /// Accepts the request with `qp`. [`crate::cm::CmEventKind::Established`] follows on `channel`,
+    /// or on the channel of the listener.
     ///
     /// # Errors
-    /// As [`crate::cm::connect`]; [`Error::NotConnected`] when the peer has gone away.
+    /// The errors of [`crate::cm::connect`]; [`Error::NotConnected`] if the peer has closed the
+    /// connection.
     pub fn accept(
         mut self,
         qp: &Qp,
@@ -31,8 +32,8 @@ impl ConnRequest {
         self.move_to(inner.recv_cq.shard())?;
         let token = self.token;
         let (private_data, channel) = (private_data.to_vec(), channel.cloned());
-        // Behind it the queue pair is not touched: another thread may have taken the connection's
-        // events, and dropped it.
+        // The queue pair is not used after this: another thread may have taken the events of the
+        // connection and dropped the queue pair.
         let (accepted, channel_before) = self.driver.shard(token).call(move |core| {
             let mut channel_before = None;
             let accepted = accept_on(core, token, &inner, |conn, services| {
@@ -42,7 +43,7 @@ impl ConnRequest {
             });
             (accepted, channel_before)
         });
-        // Without a lock: its wakers are foreign code.
+        // Dropped without a lock, because its wakers are code of the application.
         drop(channel_before);
         let location = accepted?;
         self.decided = true;
@@ -51,7 +52,7 @@ impl ConnRequest {
     }
 }
 
-/// Gives `qp` the connection `token`, which `accept` accepts.
+/// Assigns the connection `token`, which `accept` accepts, to `qp`.
 fn accept_on<R>(
     core: &mut Core,
     token: Token,

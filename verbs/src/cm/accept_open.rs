@@ -1,4 +1,4 @@
-//! Connections that a program has accepted by itself.
+//! Connections that a program has accepted itself.
 
 use crate::cm::{CmChannel, CmSide, ConnId, check_options};
 use crate::conn::Conn;
@@ -10,8 +10,8 @@ use std::sync::Arc;
 use uiw_llp::Token;
 use uiw_stream::RdmapStream;
 
-/// A connection whose Request is awaited. Dropping it before the Request comes ends the connection,
-/// without an event.
+/// Connection whose Request has not arrived yet. Dropping it before the Request arrives ends the
+/// connection without an event.
 pub struct AwaitedRequest {
     driver: Arc<Driver>,
     token: Token,
@@ -37,8 +37,8 @@ impl Drop for AwaitedRequest {
     }
 }
 
-/// Waits for the Request of the peer on a connection of the kernel that the program has accepted by
-/// itself, and over which nothing was sent. The outcome is an event on `channel`:
+/// Waits for the Request of the peer on a kernel socket that the program has accepted itself, and
+/// over which nothing was sent. The outcome is an event on `channel`:
 /// [`crate::cm::CmEventKind::ConnectRequest`] or [`crate::cm::CmEventKind::Failed`].
 ///
 /// ```
@@ -61,7 +61,8 @@ impl Drop for AwaitedRequest {
 /// ```
 ///
 /// # Errors
-/// [`Error::Limit`], [`Error::Io`] where the TCP is not the kernel's, and the system's.
+/// [`Error::Limit`]; [`Error::Io`] if the device does not use the kernel's TCP, or for an error of
+/// the system.
 pub fn accept_open(
     device: &crate::Device,
     socket: OwnedFd,
@@ -90,7 +91,7 @@ pub fn accept_open(
             shared.table.release(sink);
         })?;
         core.services.counters.accepted();
-        // The Request may be there already; the time for start-up gets its timer.
+        // The Request may have arrived already. This also sets the timer for start-up.
         core.with_conn(token, Conn::on_readable);
         Ok::<_, Error>(token)
     })?;

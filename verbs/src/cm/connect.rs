@@ -1,4 +1,4 @@
-//! Connecting a queue pair.
+//! Connects a queue pair.
 
 use crate::cm::{CmChannel, CmEvent, CmEventKind, CmSide, ConnHandle, ConnId, check_options, connect_error};
 use crate::conn::Conn;
@@ -37,9 +37,9 @@ use uiw_stream::{RdmapStream, Time};
 /// ```
 ///
 /// # Errors
-/// [`Error::Startup`] for illegal options or private data that is too long, [`Error::State`] unless
-/// the queue pair is in INIT, RTR or an RTS that waits for its connection,
-/// [`Error::AlreadyConnected`], [`Error::Io`] when no connection can be begun.
+/// [`Error::Startup`] for invalid options or if the private data is too long; [`Error::State`]
+/// unless the queue pair is in INIT, in RTR, or in RTS without a connection;
+/// [`Error::AlreadyConnected`]; [`Error::Io`] if the system cannot start a connection.
 pub fn connect(
     qp: &Qp,
     local: Option<SocketAddr>,
@@ -51,10 +51,11 @@ pub fn connect(
     connect_to(qp, (local, peer), options, private_data, channel, false)
 }
 
-/// Like [`connect`], in two steps: when the peer has answered
-/// ([`crate::cm::CmEventKind::Established`] on this side), nothing is sent to it before
-/// [`crate::cm::ConnHandle::establish`], with which the connection is established on its side too.
-/// So a connection is set up on InfiniBand by programs that move their queue pairs themselves.
+/// Like [`connect`], but in two steps. After the peer has answered
+/// ([`crate::cm::CmEventKind::Established`] on this side), nothing is sent to it until
+/// [`crate::cm::ConnHandle::establish`] is called; only then is the connection established at the
+/// peer. This is how programs that change the states of their queue pairs themselves set up
+/// connections on InfiniBand.
 ///
 /// ```
 /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
@@ -102,13 +103,13 @@ fn connect_to(
     })
 }
 
-/// Like [`connect`], over a socket of the kernel that is connected to `peer`, or has begun to
-/// connect, and over which nothing was sent. It is not connected anew, whatever the options say of
-/// other attempts. When TCP is connected (and encrypted, with TLS) an event says so,
-/// [`crate::cm::CmEventKind::Posted`] with the number `connected`.
+/// Like [`connect`], but uses a kernel socket that is connected to `peer`, or is connecting, and
+/// over which nothing was sent. It is never connected again, whatever the options say about
+/// retries. Once TCP is connected (and encrypted, with TLS), the event
+/// [`crate::cm::CmEventKind::Posted`] with the number `connected` is reported.
 ///
 /// # Errors
-/// As for [`connect`]; [`Error::Lost`] where the TCP is not the kernel's.
+/// The errors of [`connect`]; [`Error::Lost`] if the device does not use the kernel's TCP.
 pub fn connect_open(
     qp: &Qp,
     socket: OwnedFd,
@@ -131,9 +132,9 @@ pub fn connect_open(
     })
 }
 
-/// Properties in which connections differ by the call that begins them.
+/// Settings in which the ways to start a connection differ.
 struct ConnectParameters {
-    /// The local address that the application asked for.
+    /// Local address that the application has requested.
     asked_local: Option<SocketAddr>,
     peer: SocketAddr,
     connected_note: Option<u64>,
@@ -179,13 +180,15 @@ fn connect_by(
 }
 
 /// Connects `qp` to itself, by a stream from `local` (port 0: any) to the same address: it receives
-/// what it sends, and reads and writes its own domain's memory. Nothing is negotiated; both ends
-/// have `options`, and a smaller one of IRD and ORD counts for both. The outcome is an event on
-/// `channel`, as of [`connect`]. A fault that the stream finds in itself ends the request that it
-/// is about with the status that a peer's Terminate would give it.
+/// what it sends, and reads and writes memory of its own domain.
+///
+/// Nothing is negotiated. Both directions use `options`, and the smaller one of IRD and ORD applies
+/// to both. The outcome is an event on `channel`, as for [`connect`]. A violation that the stream
+/// detects ends the request that caused it, with the status that the Terminate of a peer would give
+/// it.
 ///
 /// # Errors
-/// As for [`connect`]; [`Error::Lost`] where the device's stack has no such streams.
+/// The errors of [`connect`]; [`Error::Lost`] if the stack of the device does not support this.
 pub fn connect_self(
     qp: &Qp,
     local: SocketAddr,
@@ -207,16 +210,16 @@ pub fn connect_self(
     })
 }
 
-/// Parameters of a connection that is being begun.
+/// Parameters of a connection that is being started.
 struct NewConnection {
     socket: Box<dyn uiw_llp::TransportStream>,
     stream: RdmapStream<uiw_mem::Span>,
-    /// The local address that the application asked for.
+    /// Local address that the application has requested.
     asked_local: Option<SocketAddr>,
     connected_note: Option<u64>,
 }
 
-/// Gives `qp` a connection in start-up, which `open` begins.
+/// Assigns a connection in start-up, which `open` starts, to `qp`.
 fn begin(
     inner: &Arc<QpInner>,
     options: &Arc<ConnConfig>,
@@ -227,8 +230,8 @@ fn begin(
     let shard = driver.shard_at(inner.recv_cq.shard());
     shard.start()?;
     let (qp, options, channel) = (Arc::clone(inner), Arc::clone(options), Arc::clone(channel));
-    // Behind it the queue pair is not touched: another thread may have taken the connection's
-    // events, and dropped it.
+    // The queue pair is not used after this: another thread may have taken the events of the
+    // connection and dropped the queue pair.
     let (token, id, location) = shard.call(move |core| begin_on(core, &qp, &options, &channel, open))?;
     driver.note_use(token);
     Ok(ConnHandle::new(driver, Some(location), id))
@@ -266,13 +269,13 @@ fn begin_on(
     };
     inner.set_conn(Some(token));
     drop(control);
-    // The time for start-up gets its timer.
+    // This also sets the timer for start-up.
     core.with_conn(token, |_, _| ());
     Ok((token, id, location))
 }
 
-/// Gives up a connection that is being set up; nothing happens to one that stands. The queue pair
-/// is free again.
+/// Gives up a connection that is being set up, so that the queue pair can be used again. Has no
+/// effect on an established connection.
 pub fn abandon(qp: &Qp) {
     let Some(token) = qp.0.conn() else { return };
     qp.0.driver.shard(token).call(move |core| {

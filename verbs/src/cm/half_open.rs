@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use uiw_llp::Token;
 
-/// Counts one connection in set-up while it lives.
+/// Counts one connection in setup while it exists.
 pub(crate) struct HalfOpen {
     count: Arc<AtomicU32>,
-    /// The slot of its listener.
+    /// Slot of the listener.
     pub(super) listener: Token,
 }
 

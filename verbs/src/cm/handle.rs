@@ -1,4 +1,5 @@
-//! Connections by themselves: for connection managers whose queue pairs come and go.
+//! Handles of connections, for connection managers whose queue pairs are created and destroyed
+//! independently.
 
 use crate::cm::{CmChannel, ConnId};
 use crate::conn::Conn;
@@ -25,10 +26,10 @@ impl ConnHandle {
         Self { driver, location, id }
     }
 
-    /// The connection that `qp` has.
+    /// Returns the connection of `qp`.
     ///
     /// # Errors
-    /// [`Error::NotConnected`].
+    /// [`Error::NotConnected`] if there is none.
     pub fn of(qp: &Qp) -> Result<Self> {
         let driver = Arc::clone(&qp.0.driver);
         let found = driver.with_conn_at(&qp.0.conn, |conn, _| (conn.cm.id, Arc::clone(&conn.location)));
@@ -42,26 +43,26 @@ impl ConnHandle {
         self.id
     }
 
-    /// Moves its events to another channel: those not taken yet, in order, and all later ones
-    /// (`rdma_migrate_id`).
+    /// Moves the events of the connection to another channel: pending ones, in order, and all later
+    /// ones (`rdma_migrate_id`).
     ///
     /// # Errors
-    /// [`Error::NotConnected`]; events not taken yet stay where they are then.
+    /// [`Error::NotConnected`] if the connection has ended; pending events stay where they are.
     pub fn migrate(&self, channel: &Arc<CmChannel>) -> Result<()> {
         self.with(migration_to(channel)).map(drop)
     }
 
-    /// No event reports it any more. Those not taken yet stay in their channel.
+    /// Reports no further events of the connection. Pending ones stay in their channel.
     pub fn forget(&self) {
-        // One that is over has no events anyway.
+        // A connection that has ended has no further events.
         let _ = self.with(|conn, _| conn.cm.forget());
     }
 
-    /// The second step of [`crate::cm::connect_in_two_steps`]; nothing happens to other
-    /// connections, and the second time.
+    /// Second step of [`crate::cm::connect_in_two_steps`]. Has no effect on other connections, or
+    /// when called again.
     ///
     /// # Errors
-    /// [`Error::NotConnected`].
+    /// [`Error::NotConnected`] if the connection has ended.
     pub fn establish(&self) -> Result<()> {
         self.with(Conn::establish)
     }
@@ -69,17 +70,17 @@ impl ConnHandle {
     /// Like [`Qp::disconnect`].
     ///
     /// # Errors
-    /// [`Error::NotConnected`].
+    /// [`Error::NotConnected`] if the connection has ended.
     pub fn disconnect(&self) -> Result<()> {
         self.with(Conn::close)
     }
 
-    /// Gives up a connection in set-up, whose queue pair is free again then, and terminates one
-    /// that stands, whose queue pair enters the error state. One whose queue pair was destroyed
-    /// ends by itself, when the peer has its acknowledgements.
+    /// Gives up a connection in setup, whose queue pair can then be used again, or terminates an
+    /// established one, whose queue pair enters the error state. A connection whose queue pair was
+    /// destroyed ends by itself once the peer has its acknowledgements.
     ///
     /// # Errors
-    /// [`Error::NotConnected`].
+    /// [`Error::NotConnected`] if the connection has ended.
     pub fn abort(&self) -> Result<()> {
         self.with(|conn, services| {
             if conn.stream.is_detached() {
@@ -93,11 +94,11 @@ impl ConnHandle {
         })
     }
 
-    /// Serves what has arrived for it, on whichever shard it is: its events that follow from that
-    /// are in its channel then.
+    /// Serves what has arrived for the connection, on its shard. The resulting events are in its
+    /// channel when this returns.
     ///
     /// # Errors
-    /// [`Error::NotConnected`].
+    /// [`Error::NotConnected`] if the connection has ended.
     pub fn catch_up(&self) -> Result<()> {
         self.with(|conn, services| {
             conn.on_readable(services);
@@ -119,8 +120,8 @@ impl std::fmt::Debug for ConnHandle {
     }
 }
 
-/// Returns the work on a connection that moves its events to `channel`, and returns the channel
-/// before: to be dropped without a lock, as its wakers are foreign code.
+/// Returns the command that moves the events of a connection to `channel` and returns the previous
+/// channel. Drop that without a lock, because its wakers are code of the application.
 pub(super) fn migration_to(
     channel: &Arc<CmChannel>,
 ) -> impl FnOnce(&mut Conn, &mut Services) -> Arc<CmChannel> + Send + use<> {

@@ -1,9 +1,9 @@
-//! What identifies connections and listeners.
+//! Identifiers of connections and listeners.
 
-/// One end of one connection, to attribute events. Never used again on its device.
+/// Identifies one end of a connection in events. It is never reused on its device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ConnId(pub u64);
 
-/// Identifies a device's listener. Never used again while one of its requests is undecided.
+/// Identifies a listener of a device. It is not reused while one of its requests is undecided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ListenerId(pub(super) u64);

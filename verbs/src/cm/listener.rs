@@ -1,4 +1,4 @@
-//! Listeners and the connections they accept.
+//! Listeners, and the connections that they accept.
 
 use crate::cm::{CmChannel, CmEvent, CmEventKind, CmSide, ConnId, HalfOpen, ListenerId};
 use crate::conn::Conn;
@@ -14,8 +14,8 @@ use uiw_counters::Refusal;
 use uiw_llp::{ListenConfig, Token};
 use uiw_stream::RdmapStream;
 
-/// Logs once per process that the traffic is not encrypted (RFC 5042 section 5.4: IPsec is a matter
-/// of the network configuration).
+/// Logs once per process that the traffic is not encrypted (RFC 5042 section 5.4: IPsec is left to
+/// the configuration of the network).
 fn warn_of_cleartext(local: SocketAddr) {
     static SAID: AtomicBool = AtomicBool::new(false);
     if !local.ip().is_loopback() && !SAID.swap(true, Ordering::Relaxed) {
@@ -23,20 +23,19 @@ fn warn_of_cleartext(local: SocketAddr) {
     }
 }
 
-/// The driver's side of a listener.
+/// State of a listener in its shard.
 pub(crate) struct ListenerSlot {
     listener: Box<dyn uiw_llp::TransportListener>,
     options: Arc<ConnConfig>,
     channel: Arc<CmChannel>,
-    /// Connections in set-up.
+    /// Number of connections in setup.
     half_open: Arc<AtomicU32>,
-    /// Connections that had sent no whole Request at the last check, the oldest first. Others may
-    /// be among them.
+    /// Connections that had not sent a complete Request at the last check, oldest first. The list
+    /// may contain others.
     without_request: VecDeque<Token>,
 }
 
-/// A port on which peers may connect. Dropping it closes the port; requests not decided yet are
-/// rejected.
+/// Listener on a port. Dropping it closes the port and rejects undecided requests.
 pub struct Listener {
     driver: Arc<Driver>,
     token: Token,
@@ -50,11 +49,12 @@ impl std::fmt::Debug for Listener {
 }
 
 impl Listener {
-    /// Listens on `local`; a port of 0 takes a free one. Requests come as events on `channel`;
-    /// `options` are those of every connection unless
-    /// [`ConnRequest::accept`](super::ConnRequest::accept) is given others.
+    /// Listens on `local`; port 0 chooses a free one. Requests are reported on `channel`. `options`
+    /// apply to every connection for which [`ConnRequest::accept`](super::ConnRequest::accept) gets
+    /// no others.
     ///
     /// # Errors
+    /// [`Error::Io`] if the address is not available; [`Error::Limit`].
     /// [`Error::Io`] when the address cannot be had, [`Error::Limit`].
     pub fn bind(
         device: &crate::Device,
@@ -91,7 +91,7 @@ impl Listener {
         Ok(Self { driver, token, local: bound })
     }
 
-    /// The address it listens on.
+    /// Returns the local address.
     #[must_use]
     pub fn local_addr(&self) -> SocketAddr {
         self.local
@@ -103,16 +103,16 @@ impl Listener {
         ListenerId(self.token.0)
     }
 
-    /// Requests go to another channel: those not taken yet, in order, and all later ones
+    /// Sends requests to another channel: pending ones, in order, and all later ones
     /// (`rdma_migrate_id`).
     pub fn migrate(&self, channel: &Arc<CmChannel>) {
         let (id, token, channel) = (self.id(), self.token, Arc::clone(channel));
         let before = self.driver.shard(token).call(move |core| Self::migrate_on(core, token, id, &channel));
-        // Without a lock: their wakers are foreign code.
+        // Dropped without a lock, because their wakers are code of the application.
         drop(before);
     }
 
-    /// Returns the channels that may not be needed any more.
+    /// Returns the channels that may no longer be needed.
     fn migrate_on(
         core: &mut Core,
         listener: Token,
@@ -141,7 +141,7 @@ impl Listener {
     }
 }
 
-/// Returns whether a connection in start-up came to `listener`.
+/// Returns whether a connection in start-up belongs to `listener`.
 fn is_of(conn: &Conn, listener: Token) -> bool {
     conn.half_open.as_ref().is_some_and(|half| half.listener == listener)
 }
@@ -156,7 +156,7 @@ impl Drop for Listener {
             }
             slot
         });
-        // Requests call their shard when they are dropped.
+        // Dropping a request makes a call to its shard.
         if let Some(Slot::Listener(slot)) = slot {
             drop(slot.channel.remove_if(|event| match &event.kind {
                 CmEventKind::ConnectRequest(request) => request.listener == Some(token),
@@ -167,7 +167,7 @@ impl Drop for Listener {
     }
 }
 
-/// Takes every connection that waits at a listener.
+/// Accepts all connections that wait at a listener.
 pub(crate) fn accept_all(core: &mut Core, token: Token) {
     let shared = Arc::clone(&core.services.shared);
     loop {
@@ -175,8 +175,8 @@ pub(crate) fn accept_all(core: &mut Core, token: Token) {
         let Some(slot) = core.listener(token) else { return };
         let (options, channel) = (Arc::clone(&slot.options), Arc::clone(&slot.channel));
         let half_open = HalfOpen::new(&slot.half_open, token);
-        // The oldest connection without a Request is evicted for a new one: idle connections lock
-        // out no peer.
+        // The oldest connection without a Request is evicted for a new one, so that idle
+        // connections lock out no peer.
         let oldest = if half_open.count() > limit { oldest_without_request(core, token) } else { None };
         if half_open.count() > limit && oldest.is_none() {
             let Some(peer) = core.listener(token).and_then(drop_one) else { return };
@@ -211,9 +211,10 @@ pub(crate) fn accept_all(core: &mut Core, token: Token) {
                 }
                 let is_first = oldest_without_request(core, token).is_none();
                 remember_without_request(core, token, conn, limit as usize);
-                // Requests of a peer are reported in the order of its connections. An earlier
-                // connection whose Request came after it was read is read at its event; then this
-                // one is, too, as events have the order of arrivals.
+                // Requests of a peer are reported in the order of its connections. If the Request
+                // of an earlier connection has arrived after that connection was read, it is read
+                // at its event. So this connection is read at its event as well, because events are
+                // in the order of arrival.
                 if is_first {
                     core.with_conn(conn, Conn::on_readable);
                 }
@@ -224,7 +225,8 @@ pub(crate) fn accept_all(core: &mut Core, token: Token) {
                     report_listener_down(core, token, error);
                 } else if error.kind() != io::ErrorKind::WouldBlock {
                     core.services.counters.refused(Refusal::System);
-                    // Out of descriptors, or a peer that is gone already: the listener goes on.
+                    // No descriptors are left, or the peer has gone already. The listener
+                    // continues.
                     tracing::warn!(%error, "accepting failed");
                 }
                 return;
@@ -233,7 +235,7 @@ pub(crate) fn accept_all(core: &mut Core, token: Token) {
     }
 }
 
-/// The stack reports that no peer can connect for the time being, or ever.
+/// Reports that peers cannot connect, for now or for ever.
 fn report_listener_down(core: &mut Core, token: Token, error: io::Error) {
     let Some(channel) = core.listener(token).map(|slot| Arc::clone(&slot.channel)) else { return };
     let for_good = error.kind() == io::ErrorKind::NotFound;
@@ -242,7 +244,8 @@ fn report_listener_down(core: &mut Core, token: Token, error: io::Error) {
     channel.push(CmEvent { id: ConnId(0), kind }, &mut core.services.wakes);
 }
 
-/// Another connection has been accepted. Those that have sent a Request since are removed now and
+/// Records another accepted connection. Connections that have sent a Request since are removed from
+/// time to time.
 /// then.
 fn remember_without_request(core: &mut Core, listener: Token, conn: Token, limit: usize) {
     let Some(slot) = core.listener(listener) else { return };
@@ -260,8 +263,8 @@ fn is_without_request(conn: &Conn) -> bool {
     conn.stream.awaits_request()
 }
 
-/// The connection that has been without a whole Request for the longest time. Those in front of it
-/// that have sent one are removed.
+/// Returns the oldest connection without a complete Request. Those before it that have sent one are
+/// removed.
 fn oldest_without_request(core: &mut Core, listener: Token) -> Option<Token> {
     loop {
         let token = *core.listener(listener)?.without_request.front()?;
@@ -272,8 +275,8 @@ fn oldest_without_request(core: &mut Core, listener: Token) -> Option<Token> {
     }
 }
 
-/// Cuts the next connection that waits, and returns the address of its peer. `None` when there is
-/// none.
+/// Closes the next waiting connection and returns the address of its peer. Returns `None` if there
+/// is none.
 fn drop_one(slot: &mut ListenerSlot) -> Option<SocketAddr> {
     let mut stream = slot.listener.accept(Token(u64::MAX)).ok()?;
     stream.abort();

@@ -1,5 +1,5 @@
-//! The connection manager: listen, connect, accept, reject. Events come through a [`CmChannel`];
-//! nothing blocks.
+//! Connection manager: listens, connects, accepts and rejects. Outcomes are reported on a
+//! [`CmChannel`]; no call blocks.
 
 mod accept;
 mod accept_open;
@@ -32,13 +32,14 @@ use std::sync::Arc;
 use uiw_llp::PeerIdentity;
 use uiw_mpa::startup::Negotiated;
 
-/// Destination of the events of connections: `rdma_event_channel`.
+/// Destination of connection events (`rdma_event_channel`).
 pub type CmChannel = EventQueue<CmEvent>;
 
-/// Something that happened to a connection or a listener.
+/// Event of a connection or a listener.
 #[derive(Debug)]
 pub struct CmEvent {
-    /// Connection of the event; for a [`CmEventKind::ConnectRequest`], the connection-to-be.
+    /// Connection of the event. For a [`CmEventKind::ConnectRequest`], the identifier that the
+    /// connection will have.
     pub id: ConnId,
     /// Kind of the event.
     pub kind: CmEventKind,
@@ -66,35 +67,36 @@ pub struct CmEvent {
 pub enum CmEventKind {
     /// A connection request of a peer.
     ConnectRequest(ConnRequest),
-    /// A peer asks for a UD queue pair.
+    /// A peer has requested a UD queue pair.
     SidrRequest(SidrRequest),
-    /// A peer has named its UD queue pair.
+    /// A peer has announced its UD queue pair.
     SidrResolved(SidrInfo),
-    /// The connection stands.
+    /// The connection is established.
     Established(ConnInfo),
-    /// The connection could not be set up: refused, rejected, timed out, or the peer speaks
-    /// something else. Also of a request for a UD queue pair.
+    /// The connection could not be set up: it was refused or rejected, timed out, or the peer does
+    /// not use MPA. Also reported for a request for a UD queue pair.
     Failed(Error),
     /// The connection has ended.
     Disconnected(CloseReason),
-    /// No peer can connect to a listener: the interface of a TCP in this process is down or gone.
+    /// Peers cannot connect to a listener, because the network interface of a TCP stack in this
+    /// process is down or was removed.
     ListenerDown {
         /// Listener that was lost.
         listener: ListenerId,
-        /// [`Error::Io`] with what happened to the interface.
+        /// [`Error::Io`] with the state of the interface.
         error: Error,
         /// True if the listener is lost for good; otherwise it continues when the interface is up
         /// again.
         for_good: bool,
     },
-    /// The program put it there itself, with [`EventQueue::post`] and a number that means something
-    /// to it.
+    /// The program has added the event itself, with [`EventQueue::post`]. The meaning of the number
+    /// is up to the program.
     Posted(u64),
 }
 
 impl CmEvent {
-    /// An event of the program's own, for [`EventQueue::post`]: a channel carries them in order
-    /// with the engine's. Its [`ConnId`] is that of no connection.
+    /// Creates an event of the program's own for [`EventQueue::post`]. A channel keeps it in order
+    /// with the events of the engine. Its [`ConnId`] belongs to no connection.
     #[must_use]
     pub const fn posted(tag: u64) -> Self {
         Self { id: ConnId(0), kind: CmEventKind::Posted(tag) }
@@ -104,22 +106,22 @@ impl CmEvent {
 /// Properties of an established connection.
 #[derive(Clone, Debug)]
 pub struct ConnInfo {
-    /// Our address.
+    /// Local address.
     pub local: SocketAddr,
-    /// The peer's address.
+    /// Address of the peer.
     pub peer: SocketAddr,
     /// Result of the negotiation.
     pub negotiated: Negotiated,
-    /// IRD and ORD as the peer said them in its Request or Reply, where it did (RFC 6581 section
+    /// IRD and ORD that the peer has sent in its Request or Reply, if it has (RFC 6581 section
     /// 9.1).
     pub peer_ird_ord: Option<(u16, u16)>,
-    /// The peer's private data.
+    /// Private data of the peer.
     pub private_data: Vec<u8>,
-    /// The identity of the peer, if the stack has verified it: with TLS.
+    /// Identity of the peer, if the stack has verified it (with TLS).
     pub peer_identity: Option<Arc<PeerIdentity>>,
 }
 
-/// Destination of the events of one connection, and the events delivered so far.
+/// Destination of the events of one connection, and the events that were reported.
 pub(crate) struct CmSide {
     pub(crate) id: ConnId,
     channel: Arc<CmChannel>,
@@ -147,13 +149,13 @@ impl CmSide {
         self.report(CmEventKind::Established(info), wakes);
     }
 
-    /// Later events go to another channel. Returns the one before, to be dropped without a lock:
-    /// its wakers are foreign code.
+    /// Sends later events to another channel. Returns the previous one, which must be dropped
+    /// without a lock, because its wakers are code of the application.
     fn migrate(&mut self, channel: &Arc<CmChannel>) -> Arc<CmChannel> {
         std::mem::replace(&mut self.channel, Arc::clone(channel))
     }
 
-    /// Like [`Self::migrate`], and the events not taken yet go along.
+    /// Like [`Self::migrate`], but also moves pending events.
     fn migrate_all(&mut self, channel: &Arc<CmChannel>, wakes: &mut Wakes) -> Arc<CmChannel> {
         let before = self.migrate(channel);
         if !Arc::ptr_eq(&before, channel) {
@@ -162,12 +164,12 @@ impl CmSide {
         before
     }
 
-    /// Returns whether no event has reported its outcome.
+    /// Returns whether the outcome was not reported yet.
     pub(crate) fn is_undecided(&self) -> bool {
         self.state == CmState::Nothing
     }
 
-    /// No event reports it any more.
+    /// Reports no further events.
     pub(crate) fn forget(&mut self) {
         self.state = CmState::Ended;
     }
@@ -179,7 +181,7 @@ impl CmSide {
         }
     }
 
-    /// The stream has ended.
+    /// Reports that the stream has ended.
     pub(crate) fn ended(&mut self, ending: CloseReason, wakes: &mut Wakes) {
         match self.state {
             CmState::Established => self.report(CmEventKind::Disconnected(ending), wakes),
@@ -190,7 +192,7 @@ impl CmSide {
     }
 }
 
-/// Converts the error of a failed TCP connect.
+/// Converts the error of a failed TCP connection attempt.
 pub(crate) fn connect_error(peer: SocketAddr, source: io::Error) -> Error {
     match source.kind() {
         io::ErrorKind::ConnectionRefused => Error::Refused { peer },
@@ -200,8 +202,8 @@ pub(crate) fn connect_error(peer: SocketAddr, source: io::Error) -> Error {
 
 fn check_options(max_rd_atomic: u16, options: &ConnConfig) -> Result<()> {
     for (what, asked) in [("IRD", options.ird), ("ORD", options.ord)] {
-        // 0x3FFF means "not negotiated" (RFC 6581 section 9.1): legal, and bounded by the device's
-        // own limit.
+        // 0x3FFF means "not negotiated" (RFC 6581 section 9.1). It is valid; the limit of the
+        // device bounds it.
         if asked > max_rd_atomic && asked != 0x3FFF {
             return Err(Error::Limit { what, asked: asked.into(), limit: max_rd_atomic.into() });
         }

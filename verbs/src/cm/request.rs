@@ -10,7 +10,7 @@ use std::sync::Arc;
 use uiw_llp::{PeerIdentity, Token, TransportStream};
 use uiw_mpa::startup::Request;
 
-/// A connection request. Dropping it rejects without private data.
+/// Connection request of a peer. Dropping it rejects the request without private data.
 ///
 /// ```
 /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
@@ -75,7 +75,7 @@ impl ConnRequest {
         }
     }
 
-    /// The connection-to-be.
+    /// Returns the identifier that the connection will have.
     #[must_use]
     pub fn id(&self) -> ConnId {
         self.id
@@ -87,55 +87,55 @@ impl ConnRequest {
         self.listener.map(|token| ListenerId(token.0))
     }
 
-    /// Our address.
+    /// Returns the local address.
     #[must_use]
     pub fn local_addr(&self) -> SocketAddr {
         self.local
     }
 
-    /// The peer's address.
+    /// Returns the address of the peer.
     #[must_use]
     pub fn peer_addr(&self) -> SocketAddr {
         self.peer
     }
 
-    /// The identity of the peer, if the stack has verified it: with TLS.
+    /// Returns the identity of the peer, if the stack has verified it (with TLS).
     #[must_use]
     pub fn peer_identity(&self) -> Option<&PeerIdentity> {
         self.peer_identity.as_deref()
     }
 
-    /// The peer's private data.
+    /// Returns the private data of the peer.
     #[must_use]
     pub fn private_data(&self) -> &[u8] {
         &self.private_data
     }
 
-    /// The peer's IRD and ORD, where its Request says them.
+    /// Returns the peer's IRD and ORD, if its Request contains them.
     #[must_use]
     pub fn peer_ird_ord(&self) -> Option<(u16, u16)> {
         self.ird.zip(self.ord)
     }
 
-    /// The Request's MPA revision.
+    /// Returns the MPA revision of the Request.
     #[must_use]
     pub fn revision(&self) -> u8 {
         self.revision
     }
 
-    /// Bytes of private data that the Reply can carry.
+    /// Returns the maximum number of bytes of private data in the Reply.
     #[must_use]
     pub fn max_reply_private_data(&self) -> usize {
         self.max_reply
     }
 
-    /// The listener's options.
+    /// Returns the options of the listener.
     #[must_use]
     pub fn options(&self) -> &Arc<ConnConfig> {
         &self.options
     }
 
-    /// Later events of the connection-to-be go to `channel`.
+    /// Sends later events of the connection to `channel`.
     ///
     /// # Errors
     /// [`Error::NotConnected`] when the peer has gone away.
@@ -145,8 +145,8 @@ impl ConnRequest {
         before.map(drop).ok_or(Error::NotConnected)
     }
 
-    /// Moves the connection to another shard, that of its queue pair: out of the listener's shard
-    /// first, then into the other one, so that no thread holds both locks.
+    /// Moves the connection to the shard of its queue pair: first out of the shard of the listener,
+    /// then into the other one, so that no thread holds both locks.
     pub(super) fn move_to(&mut self, index: usize) -> Result<()> {
         let (token, from, to) = (self.token, self.driver.shard(self.token), self.driver.shard_at(index));
         if from.index() == to.index() {
@@ -154,21 +154,22 @@ impl ConnRequest {
         }
         to.start()?;
         let conn = from.call(move |core| core.take_conn(token)).ok_or(Error::NotConnected)?;
-        // A connection that comes back is dropped here, without a lock.
+        // A connection that is returned is dropped here, without a lock.
         self.token = to.call(move |core| core.adopt(conn)).map_err(|_| Error::NotConnected)?;
         Ok(())
     }
 
-    /// Returns whether the connection is a socket of the kernel that carries MPA as it is: what
-    /// [`ConnRequest::take_socket`] takes.
+    /// Returns whether [`ConnRequest::take_socket`] can take the connection, because it is a socket
+    /// of the kernel that carries MPA without another layer.
     #[must_use]
     pub fn has_socket(&self) -> bool {
         self.has_socket
     }
 
-    /// Takes the socket out of the device, in place of an answer: the program sends the Reply by
-    /// itself, and what follows on the connection is its own. The socket is non-blocking. Nothing
-    /// but the Request was read from it, and nothing was sent. The request is decided then.
+    /// Takes the socket out of the device instead of answering the request.
+    ///
+    /// The program sends the Reply itself, and uses the connection as it likes. The socket is
+    /// non-blocking. Only the Request was read from it, and nothing was sent.
     ///
     /// ```
     /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));

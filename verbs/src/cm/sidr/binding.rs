@@ -1,4 +1,4 @@
-//! The sockets and the channel of a responder or requester: commands to its shard.
+//! Sockets and event channel of a SIDR responder or requester, changed by commands on its shard.
 
 use crate::cm::{CmChannel, CmEvent};
 use crate::driver::{Core, Driver};
@@ -14,8 +14,8 @@ pub(super) fn bind(core: &mut Core, local: SocketAddr, token: Token) -> Result<B
     Ok(socket)
 }
 
-/// Events of the slot `token` go to another channel: those for which `moved` returns true, in
-/// order, and all later ones.
+/// Sends events of the slot `token` to another channel: pending ones for which `moved` returns
+/// true, in order, and all later ones.
 pub(super) fn migrate(
     driver: &Driver,
     token: Token,
@@ -31,6 +31,6 @@ pub(super) fn migrate(
         }
         Some(before)
     });
-    // Without a lock: its wakers are foreign code.
+    // Dropped without a lock, because its wakers are code of the application.
     drop(before);
 }

@@ -1,4 +1,4 @@
-//! The application's side of a requester.
+//! Handle of a SIDR request.
 
 use super::binding::{bind, migrate};
 use super::message::too_long;
@@ -89,13 +89,13 @@ impl SidrHandle {
         self.id
     }
 
-    /// Our address.
+    /// Returns the local address.
     #[must_use]
     pub fn local_addr(&self) -> SocketAddr {
         self.local
     }
 
-    /// Returns the event goes to another channel, also one that was not taken yet.
+    /// Sends the event to another channel, even if it is already pending.
     pub fn migrate(&self, channel: &Arc<CmChannel>) {
         let id = self.id;
         migrate(&self.driver, self.token, channel, move |event| event.id == id);

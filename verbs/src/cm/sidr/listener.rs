@@ -1,4 +1,4 @@
-//! The application's side of a responder.
+//! Handle of a SIDR listener.
 
 use super::binding::{bind, migrate};
 use super::responder::Responder;
@@ -12,8 +12,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use uiw_llp::Token;
 
-/// Listener for SIDR requests at one or more addresses. Dropping it closes them; undecided requests
-/// get no reply any more.
+/// Listener for SIDR requests at one or more addresses. Dropping it closes the addresses; undecided
+/// requests get no reply.
 pub struct SidrListener {
     driver: Arc<Driver>,
     token: Token,
@@ -27,9 +27,9 @@ impl std::fmt::Debug for SidrListener {
 }
 
 impl SidrListener {
-    /// Listens at `addresses`, for UDP; a port of 0 takes a free one, the same for all. Of several,
-    /// those that the system does not have are left out. Requests come as
-    /// [`CmEventKind::SidrRequest`] on `channel`.
+    /// Listens on UDP at `addresses`. If they have port 0, a free port is chosen for all of them.
+    /// If there are several, addresses that the system does not have are skipped. Requests are
+    /// reported on `channel` as [`CmEventKind::SidrRequest`].
     ///
     /// # Errors
     /// [`Error::Io`] when an address cannot be had or the stack has no datagrams, [`Error::Zero`]
@@ -49,7 +49,8 @@ impl SidrListener {
                 }
                 let socket = match bind(core, address, token) {
                     Ok(socket) => socket,
-                    // Gone since the list was made, or an IPv6 address that is still being checked.
+                    // The address was removed since the list was made, or duplicate address
+                    // detection is not complete.
                     Err(Error::Io { source, .. }) if several && is_not_available(&source) => continue,
                     Err(error) => return Err(error),
                 };
@@ -64,7 +65,7 @@ impl SidrListener {
         Ok(Self { driver, token, local })
     }
 
-    /// The first of its addresses.
+    /// Returns the first address.
     #[must_use]
     pub fn local_addr(&self) -> SocketAddr {
         self.local
@@ -77,7 +78,7 @@ impl SidrListener {
         ListenerId(self.token.0)
     }
 
-    /// Requests go to another channel: those not taken yet, in order, and all later ones.
+    /// Sends requests to another channel: pending ones, in order, and all later ones.
     pub fn migrate(&self, channel: &Arc<CmChannel>) {
         let id = self.id();
         migrate(&self.driver, self.token, channel, move |event| is_for(event, id));
@@ -88,7 +89,7 @@ impl Drop for SidrListener {
     fn drop(&mut self) {
         let (token, id) = (self.token, self.id());
         let slot = self.driver.shard(token).call(move |core| core.remove(token));
-        // Requests call their shard when they are dropped.
+        // Dropping a request makes a call to its shard.
         if let Some(Slot::Sidr(slot)) = slot {
             drop(slot.channel.remove_if(|event| is_for(event, id)));
         }

@@ -1,4 +1,4 @@
-//! What SIDR messages carry to the application.
+//! Contents of SIDR messages for the application.
 
 use crate::error::Error;
 use std::net::SocketAddr;
@@ -7,11 +7,11 @@ use uiw_datagram::DatagramError;
 /// Queue pair announced in a peer's reply.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SidrInfo {
-    /// Our address.
+    /// Local address.
     pub local: SocketAddr,
-    /// The responder's address.
+    /// Address of the responder.
     pub peer: SocketAddr,
-    /// The number of its queue pair.
+    /// Number of its queue pair.
     pub qpn: u32,
     /// Q_Key.
     pub qkey: u32,

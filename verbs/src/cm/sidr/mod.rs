@@ -1,5 +1,5 @@
-//! SIDR: the number and Q_Key of a listener's UD queue pair, by one request and one reply
-//! (`docs/datagrams.md`).
+//! SIDR (service ID resolution): obtains the number and Q_Key of a listener's UD queue pair with
+//! one request and one reply (`docs/datagrams.md`).
 
 mod binding;
 mod handle;

@@ -1,4 +1,4 @@
-//! A request as the application decides it.
+//! SIDR request of a peer, for the application to decide.
 
 use super::message::too_long;
 use crate::cm::{ConnId, ListenerId};
@@ -35,25 +35,25 @@ impl SidrRequest {
         self.id
     }
 
-    /// The listener that it came to.
+    /// Returns the listener that has received it.
     #[must_use]
     pub fn listener(&self) -> ListenerId {
         ListenerId(self.listener.0)
     }
 
-    /// The address that it was sent to.
+    /// Returns the local address that it was sent to.
     #[must_use]
     pub fn local_addr(&self) -> SocketAddr {
         self.local
     }
 
-    /// The peer's address.
+    /// Returns the address of the peer.
     #[must_use]
     pub fn peer_addr(&self) -> SocketAddr {
         self.peer
     }
 
-    /// The peer's private data.
+    /// Returns the private data of the peer.
     #[must_use]
     pub fn private_data(&self) -> &[u8] {
         &self.private_data

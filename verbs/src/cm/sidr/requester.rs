@@ -1,4 +1,4 @@
-//! One request, repeated until its reply comes.
+//! SIDR request that is repeated until its reply arrives.
 
 use super::message::SidrInfo;
 use crate::cm::{CmEvent, CmEventKind, ConnId};
@@ -8,8 +8,8 @@ use std::time::Duration;
 use uiw_datagram::sidr::{LEN, Reply, Status};
 use uiw_stream::Time;
 
-/// Requests of one transaction, and the time until the first repetition; it doubles, up to the
-/// longest.
+/// Requests of one transaction, with the time until the first repetition. The time doubles with
+/// each one, up to a maximum.
 const REQUESTS: u32 = 8;
 const FIRST_TIMEOUT: Duration = Duration::from_millis(250);
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(4);
@@ -25,13 +25,13 @@ pub(super) struct Requester {
     over: bool,
 }
 
-/// Action due by a timer.
+/// Action after a timer has expired.
 pub(super) enum DueAction<'a> {
-    /// It was not that of the next request.
+    /// The timer was stale.
     Nothing,
-    /// The request is sent, and the timer is needed again at the time.
+    /// Send the request, and set a timer for this time.
     Request { request: &'a [u8; LEN], peer: SocketAddr, next: Time },
-    /// No reply came to any request.
+    /// Give up, because no request was answered.
     GivenUp(CmEvent),
 }
 
@@ -68,7 +68,7 @@ impl Requester {
         DueAction::Request { request: &self.request, peer: self.peer, next: self.deadline }
     }
 
-    /// The event that a datagram leads to.
+    /// Returns the event for a received datagram.
     pub(super) fn on_reply(
         &mut self,
         (local, from): (SocketAddr, SocketAddr),
@@ -81,8 +81,8 @@ impl Requester {
                 return None;
             }
         };
-        // One that anyone else sends, or that is late. The program's address may have a flow label
-        // or lack the scope.
+        // A datagram of another sender, or a late one. Only address and port are compared, because
+        // the program's address may have a flow label or no scope.
         let is_peer = (from.ip(), from.port()) == (self.peer.ip(), self.peer.port());
         if !is_peer || reply.transaction != self.number || self.over {
             return None;
@@ -109,7 +109,7 @@ impl Requester {
     }
 }
 
-/// The time from the first request until the last one is given up.
+/// Returns the time from the first request until the last one is given up.
 fn total_timeout() -> Duration {
     (0..REQUESTS).map(|sent| (FIRST_TIMEOUT * (1 << sent)).min(LONGEST_TIMEOUT)).sum()
 }

@@ -1,5 +1,4 @@
-//! The requests of a listener's peers, each remembered until none of its repetitions can come any
-//! more.
+//! Requests of a SIDR listener's peers. Each is remembered until it can no longer be repeated.
 
 use super::request::SidrRequest;
 use crate::cm::{CmEvent, CmEventKind, ConnId, ListenerId};
@@ -12,20 +11,19 @@ use uiw_datagram::sidr::{LEN, Request};
 use uiw_llp::Token;
 use uiw_stream::Time;
 
-/// Time for which a responder remembers a reply, and number of replies: with more, the oldest is
-/// forgotten, and a repetition of its request is a new request.
+/// Time for which a responder remembers a reply, and maximum number of replies. If there are more,
+/// the oldest is forgotten, and a repetition of its request counts as a new request.
 const REMEMBERED: Duration = Duration::from_secs(30);
 const MAX_REPLIES: usize = 1024;
-/// Requests that the application has not decided, and those of them that one host may have.
+/// Maximum number of undecided requests, and maximum number of them per host.
 const MAX_PENDING: usize = 1024;
 const MAX_PENDING_OF_HOST: usize = 128;
 
 pub(super) struct Responder {
     listener: ListenerId,
-    /// Requests that the application has not decided: each of them is an event or an object that
-    /// the application holds.
+    /// Undecided requests. Each of them is an event, or an object that the application holds.
     pending: Vec<SidrTransaction>,
-    /// The oldest reply first.
+    /// Replies, oldest first.
     replies: VecDeque<SentReply>,
 }
 
@@ -41,18 +39,18 @@ struct SentReply {
     reply: Box<[u8; LEN]>,
 }
 
-/// Handling of a request.
+/// How a request is handled.
 pub(super) enum Outcome {
-    /// It is dropped: malformed, one too many, or a repetition of a request that is not decided
-    /// yet.
+    /// Dropped, because it is malformed, exceeds a limit, or repeats an undecided request.
     Nothing,
-    /// It is new: the application decides.
+    /// Passed to the application, because it is new.
     Asked(CmEvent),
-    /// It is a repetition: the reply is sent again.
+    /// Answered with the same reply again, because it is a repetition.
     Answered(Box<[u8; LEN]>),
 }
 
-/// The host that has an address. For IPv6 its /64, as a host may have every address of it.
+/// Returns the host of an address. For IPv6 it is the /64, because a host may have any address in
+/// it.
 fn host(ip: IpAddr) -> IpAddr {
     match ip.to_canonical() {
         IpAddr::V6(v6) => Ipv6Addr::from_bits(v6.to_bits() & !u128::from(u64::MAX)).into(),
@@ -111,7 +109,7 @@ impl Responder {
         Outcome::Asked(CmEvent { id: request.id, kind: CmEventKind::SidrRequest(request) })
     }
 
-    /// Keeps the reply for repetitions of its request.
+    /// Remembers a reply, for repetitions of its request.
     pub(super) fn decide(&mut self, peer: SocketAddr, number: u64, reply: &[u8; LEN], now: Time) {
         self.forget(now);
         let transaction = SidrTransaction { peer, number };
@@ -122,7 +120,7 @@ impl Responder {
         self.replies.push_back(SentReply { transaction, since: now, reply: Box::new(*reply) });
     }
 
-    /// Forgets replies whose requests are not repeated any more.
+    /// Forgets replies whose requests can no longer be repeated.
     fn forget(&mut self, now: Time) {
         while self.replies.front().is_some_and(|oldest| oldest.since.after(REMEMBERED) <= now) {
             self.replies.pop_front();

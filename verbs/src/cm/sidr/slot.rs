@@ -1,4 +1,4 @@
-//! The shard's side of a responder or requester: its sockets, and what happens at them.
+//! Sockets of a SIDR responder or requester, served by a shard.
 
 use super::requester::{DueAction, Requester};
 use super::responder::{Outcome, Responder};
@@ -10,8 +10,8 @@ use uiw_datagram::sidr::LEN;
 use uiw_llp::{DATAGRAM_BUFFER, DatagramSocket, Outgoing, Token};
 use uiw_stream::Time;
 
-/// Calls that receive, of each socket, for one event: a call takes one datagram, or several of one
-/// sender.
+/// Maximum number of receive calls per socket and event. A call receives one datagram, or several
+/// of one sender.
 const READS: usize = 16;
 
 pub(crate) struct SidrSlot {
@@ -26,7 +26,8 @@ pub(super) enum Role {
 }
 
 impl SidrSlot {
-    /// Datagrams came. A flood does not keep the shard: what is not read now is reported again.
+    /// Receives datagrams. The number is limited, so that a flood does not keep the shard busy; the
+    /// stack reports the socket again.
     pub(crate) fn on_event(&mut self, services: &mut Services) {
         let Some(driver) = services.driver.upgrade() else { return };
         let mut buffer = vec![0; DATAGRAM_BUFFER];
@@ -45,7 +46,7 @@ impl SidrSlot {
                     }
                 }
                 if self.is_over() {
-                    // The handle keeps the token; nothing has it as an event any more.
+                    // The handle keeps the token, and the stack reports no more events for it.
                     self.sockets.clear();
                 }
             }
@@ -75,7 +76,7 @@ impl SidrSlot {
         }
     }
 
-    /// A request is repeated, or given up.
+    /// Repeats a request or gives it up.
     pub(crate) fn on_timer(&mut self, token: Token, services: &mut Services) {
         let Role::Requester(requester) = &mut self.role else { return };
         match requester.on_timer(services.now) {
@@ -90,7 +91,7 @@ impl SidrSlot {
         }
     }
 
-    /// The application has decided.
+    /// Sends the reply on which the application has decided.
     pub(super) fn decide(
         &mut self,
         ends: (SocketAddr, SocketAddr),
@@ -109,8 +110,8 @@ impl SidrSlot {
     }
 }
 
-/// Sends one datagram from `local` to `peer`. One that cannot be sent is lost, and repeated by the
-/// protocol.
+/// Sends one datagram from `local` to `peer`. Errors are ignored, because the protocol repeats lost
+/// datagrams.
 fn send(sockets: &mut [Box<dyn DatagramSocket>], (local, peer): (SocketAddr, SocketAddr), datagram: &[u8]) {
     let Some(socket) = sockets.iter_mut().find(|socket| socket.local_addr() == local) else { return };
     if let Err(error) = socket.send(datagram, &[Outgoing::new(peer, datagram.len())]) {
