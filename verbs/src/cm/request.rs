@@ -138,7 +138,7 @@ impl ConnRequest {
     /// Sends later events of the connection to `channel`.
     ///
     /// # Errors
-    /// [`Error::NotConnected`] when the peer has gone away.
+    /// [`Error::NotConnected`] if the peer has closed the connection.
     pub fn migrate(&self, channel: &Arc<CmChannel>) -> Result<()> {
         let (token, migrate) = (self.token, super::handle::migration_to(channel));
         let before = self.driver.shard(token).call(move |core| core.with_conn(token, migrate));
@@ -196,9 +196,10 @@ impl ConnRequest {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Io`] where the connection has no socket ([`ConnRequest::has_socket`]), or the peer
-    /// has sent bytes behind its Request, which must wait for the Reply (RFC 5044 section 7.1.2):
-    /// the request is still to be decided. [`Error::NotConnected`] when the peer has gone away.
+    /// [`Error::Io`] if the connection has no socket ([`ConnRequest::has_socket`]), or if the peer
+    /// has sent bytes after its Request although it must wait for the Reply (RFC 5044 section
+    /// 7.1.2); the request is still undecided then. [`Error::NotConnected`] if the peer has closed
+    /// the connection.
     pub fn take_socket(&mut self) -> Result<OwnedFd> {
         let token = self.token;
         let socket = self.driver.shard(token).call(move |core| {
@@ -208,11 +209,11 @@ impl ConnRequest {
         Ok(socket)
     }
 
-    /// Rejects, with private data for the peer.
+    /// Rejects the request, with private data for the peer.
     ///
     /// # Errors
-    /// [`Error::Startup`] for private data that is too long, [`Error::NotConnected`] when the peer
-    /// has gone away.
+    /// [`Error::Startup`] if the private data is too long; [`Error::NotConnected`] if the peer has
+    /// closed the connection.
     pub fn reject(mut self, private_data: &[u8]) -> Result<()> {
         self.decided = true;
         self.reject_now(private_data)

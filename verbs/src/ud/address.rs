@@ -1,4 +1,4 @@
-//! Where datagrams go.
+//! Destinations of datagrams.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
@@ -7,13 +7,13 @@ use uiw_datagram::{MULTICAST_PORT, Qpn};
 /// Address handle (`ibv_ah`): a local address, and the address of a host or multicast group.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct AddressHandle {
-    // As IPv6 addresses: each request's destination is compared with that of the one before, which
-    // is cheapest without variants.
+    // Stored as IPv6 addresses: the destination of each request is compared with that of the
+    // previous one, which is fastest without variants.
     local: [u8; 16],
     peer: [u8; 16],
-    /// The interface of a link-local address.
+    /// Index of the interface of a link-local address.
     scope: u32,
-    /// 0: the default.
+    /// Hop limit; 0 selects the default.
     hop_limit: u8,
 }
 
@@ -28,7 +28,7 @@ impl fmt::Debug for AddressHandle {
     }
 }
 
-/// An address as IPv6 has it.
+/// Returns an address in the form of IPv6.
 const fn octets(ip: IpAddr) -> [u8; 16] {
     match ip {
         IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
@@ -37,35 +37,35 @@ const fn octets(ip: IpAddr) -> [u8; 16] {
 }
 
 impl AddressHandle {
-    /// Creates the address for datagrams from `local`, at which the datagram port is bound, to
-    /// `peer`; IPv4-mapped IPv6 addresses are IPv4 addresses. `scope` is the index of the
-    /// interface, for link-local addresses. The hop limit is the default: that of the stack for a
-    /// host, 1 for a group.
+    /// Creates an address handle for datagrams from `local`, at which the datagram port is bound,
+    /// to `peer`. IPv4-mapped IPv6 addresses count as IPv4 addresses. `scope` is the index of the
+    /// interface, for link-local addresses. The hop limit is the default of the stack for a host,
+    /// and 1 for a group.
     #[must_use]
     pub const fn new(local: IpAddr, peer: IpAddr, scope: u32) -> Self {
         Self { local: octets(local), peer: octets(peer), scope, hop_limit: 0 }
     }
 
-    /// The same way with another hop limit (IPv4: TTL) for its datagrams, `grh.hop_limit` of an
-    /// `ibv_ah_attr`. 0: the default.
+    /// Sets another hop limit (IPv4: TTL), `grh.hop_limit` of an `ibv_ah_attr`. 0 selects the
+    /// default.
     #[must_use]
     pub const fn with_hop_limit(self, hop_limit: u8) -> Self {
         Self { hop_limit, ..self }
     }
 
-    /// The hop limit of the datagrams; 0: the default.
+    /// Returns the hop limit; 0 stands for the default.
     #[must_use]
     pub const fn hop_limit(&self) -> u8 {
         self.hop_limit
     }
 
-    /// Our address.
+    /// Returns the local address.
     #[must_use]
     pub const fn local(&self) -> IpAddr {
         Ipv6Addr::from_octets(self.local).to_canonical()
     }
 
-    /// The peer's address, or the group's.
+    /// Returns the address of the peer or of the group.
     #[must_use]
     pub const fn peer(&self) -> IpAddr {
         Ipv6Addr::from_octets(self.peer).to_canonical()
@@ -75,17 +75,17 @@ impl AddressHandle {
 /// Destination queue pair of a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Destination {
-    /// The host, or the group.
+    /// Host or group.
     pub ah: AddressHandle,
-    /// The queue pair number; without meaning for a group.
+    /// Queue pair number; ignored for a group.
     pub qpn: u32,
-    /// The Q_Key. If the highest bit is set, the sender's own is used instead (IBTA section
+    /// Q_Key. If the highest bit is set, the sender's own Q_Key is used instead (IBTA section
     /// 10.2.5).
     pub qkey: u32,
 }
 
 impl Destination {
-    /// The number in the header, and the socket address.
+    /// Returns the queue pair number for the header, and the socket address.
     pub(super) fn resolve(&self) -> (Qpn, SocketAddr) {
         let (peer, scope) = (self.ah.peer(), self.ah.scope);
         let (qpn, port) = if peer.is_multicast() {

@@ -1,4 +1,4 @@
-//! The sockets, queue pairs and groups of a port: commands to its shard.
+//! Sockets, queue pairs and groups of a datagram port, changed by commands on its shard.
 
 use super::Endpoint;
 use super::counts::Counts;
@@ -10,7 +10,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use uiw_llp::{DatagramConfig, Interest, Token};
 
-/// Binds a port at every address, the same one where the first address has port 0.
+/// Binds a port at all addresses, with the same port number if the first address has port 0.
 pub(super) fn bind(core: &mut Core, addresses: &[SocketAddr], counts: &Arc<Counts>) -> Result<(Token, u16)> {
     let token = core.insert(|_, _, _| Ok::<_, Error>(Slot::DatagramPort(Box::new(PortSlot::new(counts)))))?;
     let mut port = 0;
@@ -110,8 +110,8 @@ pub(super) fn remove_endpoint(core: &mut Core, token: Token) {
     slot.blocked.retain(|blocked| blocked.endpoint != token);
     slot.in_use -= 1;
     if slot.in_use == 0 {
-        // What arrives now stays in the kernel's buffer, which is bounded, and is dropped by the
-        // next queue pair.
+        // Datagrams that arrive now stay in the buffer of the kernel, which is bounded. The next
+        // queue pair discards them.
         slot.set_interest(Interest::NONE);
     }
 }
@@ -151,7 +151,7 @@ pub(super) fn attach(
     add_socket(core, port, local, options, Some(Group { member, attached: vec![index] })).map(drop)
 }
 
-/// Detaches a queue pair from a group. False: it was not attached.
+/// Detaches a queue pair from a group. Returns false if it was not attached.
 pub(super) fn detach(core: &mut Core, port: Token, index: u8, membership: Membership) -> bool {
     let Some(slot) = core.datagram_port(port) else { return false };
     let Some(joined) = slot.group(membership) else { return false };

@@ -1,5 +1,5 @@
-//! Changes of the state of a UD queue pair: commands to its shard, so that no datagram is under way
-//! in them.
+//! State changes of UD queue pairs. They are commands on the shard, so that no datagram is in
+//! progress during a change.
 
 use super::binding;
 use super::transmit;
@@ -10,7 +10,7 @@ use crate::qp::{QpInner, QpState, RecvSource, SqMode};
 use std::sync::Arc;
 use uiw_llp::Token;
 
-/// `ibv_modify_qp` of the state.
+/// Changes the state, as `ibv_modify_qp` does.
 pub(crate) fn modify(qp: &Arc<QpInner>, to: QpState) -> Result<()> {
     let Some(token) = qp.conn() else { return Err(Error::NotConnected) };
     let inner = Arc::clone(qp);
@@ -54,7 +54,7 @@ fn change(core: &mut Core, qp: &QpInner, token: Token, to: QpState) -> Result<()
         QpState::Sqd => {
             qp.set_state(QpState::Sqd);
             qp.sq.lock().stop_after(false);
-            // A datagram is complete as soon as it is sent.
+            // A datagram is complete once it is sent, so the queue is drained already.
             if from == QpState::Rts {
                 qp.raise(AsyncEvent::SqDrained { qp_num: qp.num }, &mut core.services.wakes);
             }
@@ -65,7 +65,7 @@ fn change(core: &mut Core, qp: &QpInner, token: Token, to: QpState) -> Result<()
     Ok(())
 }
 
-/// The application destroys the queue pair.
+/// Removes a queue pair that the application destroys.
 pub(crate) fn destroy(qp: &Arc<QpInner>) {
     if let Some(token) = qp.conn() {
         qp.driver.shard(token).call(move |core| binding::remove_endpoint(core, token));

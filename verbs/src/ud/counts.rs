@@ -1,16 +1,16 @@
-//! Counts of datagrams.
+//! Counters of datagrams.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Datagrams of one port since it was bound: those that were passed on, and those that were dropped
-/// by cause.
+/// Counters of one datagram port since it was bound: datagrams that were passed on, and datagrams
+/// that were dropped, by cause.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DatagramCounts {
-    /// Sends that UDP took.
+    /// Sends that UDP has accepted.
     pub sent: u64,
-    /// Sends that completed although UDP refused the datagram: too long for the interface, or no
-    /// route.
+    /// Sends that completed although UDP refused the datagram, because it is too long for the
+    /// interface or there is no route.
     pub unsent: u64,
     /// Receives that were completed with a message.
     pub received: u64,
@@ -32,7 +32,7 @@ pub struct DatagramCounts {
 }
 
 impl DatagramCounts {
-    /// Returns the number of datagrams that arrived and were not passed on.
+    /// Returns the number of datagrams that arrived and were dropped.
     #[must_use]
     pub const fn dropped(&self) -> u64 {
         self.bad_crc
@@ -45,7 +45,7 @@ impl DatagramCounts {
     }
 }
 
-/// Subject of a count.
+/// Counter to increment.
 #[derive(Clone, Copy)]
 pub(super) enum Count {
     Sent,
@@ -60,14 +60,14 @@ pub(super) enum Count {
     BadReceive,
 }
 
-/// The counts, written with the shard's lock held.
+/// Counters that are written only while the shard's lock is held.
 #[derive(Default)]
 pub(super) struct Counts([AtomicU64; Count::BadReceive as usize + 1]);
 
 impl Counts {
     pub(super) fn add(&self, what: Count, count: u64) {
         let cell = &self.0[what as usize];
-        // One thread at a time writes: the holder of the shard.
+        // Only one thread at a time writes, because it holds the lock of the shard.
         cell.store(cell.load(Ordering::Relaxed) + count, Ordering::Relaxed);
     }
 

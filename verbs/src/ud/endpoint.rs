@@ -1,4 +1,4 @@
-//! The shard's side of a UD queue pair.
+//! State of a UD queue pair in its shard.
 
 use super::own::LastPeer;
 use super::way::SendRoute;
@@ -13,45 +13,45 @@ use uiw_mem::MrCache;
 
 pub(crate) struct Endpoint {
     pub(super) qp: Arc<QpInner>,
-    /// The slot of its port.
+    /// Slot of its port.
     pub(super) port: Token,
     pub(super) index: u8,
-    /// MSN of the datagram that was built last.
+    /// MSN of the last datagram that was built.
     pub(super) msn: u32,
-    /// Drawn at each transition to RTS.
+    /// Random number, drawn at each transition to RTS.
     pub(super) epoch: u32,
-    /// Memory that was named last.
+    /// Memory regions that were used last.
     pub(super) cache: MrCache,
     pub(super) counters: DatagramCounters,
     pub(super) last_peer: LastPeer,
-    /// Route of the datagram that was built last.
+    /// Route of the last datagram that was built.
     pub(super) way: Option<SendRoute>,
-    /// The numbers of receives in which messages were placed and whose completions are due, what
-    /// these have in common, and the count of the messages of one run of datagrams.
+    /// Receives in which messages were placed and whose completions are pending, the common part of
+    /// these completions, and the counts of the current run of datagrams.
     pub(super) placed: Vec<u64>,
     pub(super) message: Message,
     pub(super) received: ReceivedCount,
-    /// The route header that was written last: those of one sender's messages are equal where their
-    /// lengths are.
+    /// Route header that was written last. Messages of one sender have equal route headers if they
+    /// have equal lengths.
     pub(super) last_grh: (Option<Grh>, [u8; Grh::LEN]),
-    /// The receive of a shared queue that is being filled; kept for its allocation.
+    /// Receive of a shared queue that is being filled. Kept for its allocation.
     pub(super) receive: RecvWqe,
     /// Cause of a failed receive, for the log.
     pub(super) detail: Option<LocalDetail>,
 }
 
-/// Common part of the completions of messages with one header.
+/// Common part of the completions of messages with the same header.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Message {
     pub(super) byte_len: u32,
-    /// The queue pair that sent it.
+    /// Queue pair that has sent the messages.
     pub(super) source: u32,
     pub(super) immediate: Option<u32>,
     pub(super) solicited: bool,
 }
 
 impl Message {
-    /// The completion of receive `wr_id` of the queue pair number `qp_num`.
+    /// Returns the completion of receive `wr_id` on queue pair `qp_num`.
     #[inline(always)]
     pub(super) fn completion(self, wr_id: u64, qp_num: u32) -> Cqe {
         let wc = Wc {
@@ -70,16 +70,16 @@ impl Message {
     }
 }
 
-/// Messages of one run of datagrams, which have one sender.
+/// Counts of the messages of one run of datagrams, which have the same sender.
 #[derive(Default)]
 pub(super) struct ReceivedCount {
     pub(super) all: Count,
-    /// The sender is a queue pair of the same device.
+    /// True if the sender is a queue pair of the same device.
     pub(super) same_device: bool,
 }
 
 impl ReceivedCount {
-    /// `count` messages of `len` bytes.
+    /// Adds `count` messages of `len` bytes.
     pub(super) fn add(&mut self, count: usize, len: u32) {
         self.all.messages += count as u64;
         self.all.bytes += count as u64 * u64::from(len);

@@ -1,23 +1,23 @@
 //! Unreliable datagrams: UD queue pairs on UDP ports (`docs/datagrams.md`).
 //!
-//! A [`DatagramPort`] is one UDP port at every address of a network device, and the 256 queue pair
-//! numbers that name it. It belongs to one shard, and so do its queue pairs: everything of them
-//! that touches a socket happens under that shard's lock.
+//! A [`DatagramPort`] is one UDP port at every address of a network device, with the 256 queue pair
+//! numbers that contain it. The port and its queue pairs belong to one shard, whose lock protects
+//! all accesses to their sockets.
 //!
 //! The shard has a `PortSlot` for the sockets of a port and an `Endpoint` for each queue pair, so
-//! that a doorbell reaches it without a look-up. No lock is added to the shard's. State changes are
-//! commands to the shard, so no datagram is under way in them.
+//! that a doorbell needs no lookup. State changes are commands on the shard, so no datagram is in
+//! progress during a change.
 //!
-//! * **Sending.** `Endpoint::build` copies requests with header and CRC into the shard's `Staging`
-//!   and passes up to 256 datagrams to one `DatagramSocket::send`. Requests to one destination are
-//!   a run: its header is made once, and the MSN replaced in each datagram. Requests of a run that
-//!   name one region look it up and pin it once (`uiw_mem::HeldRegion`). The CRC reads the bytes
-//!   before the MSN once for all of them (`uiw_datagram::RunCrc`). Datagrams for which there is no
-//!   room stay in the send queue, which is bounded, and are built again when the socket is
-//!   writable.
+//! * **Sending.** `Endpoint::build` copies requests, with header and CRC, into the shard's
+//!   `Staging`, and passes up to 256 datagrams to one `DatagramSocket::send`. Consecutive requests
+//!   to the same destination are a run: the header is made once, and only the MSN is replaced in
+//!   each datagram. If the requests of a run use one region, it is looked up and pinned once
+//!   (`uiw_mem::HeldRegion`). The CRC over the bytes before the MSN is computed once for the run
+//!   (`uiw_datagram::RunCrc`). If the socket has no room, the remaining datagrams stay in the send
+//!   queue, and are built again when the socket is writable.
 //! * **Receiving.** `receive` reads up to 16 buffers of 64 KiB (UDP_GRO) and ends its turn after
-//!   256 datagrams. A datagram whose header differs from the one before in the MSN only needs no
-//!   other check than its CRC. Each datagram is copied into the posted receive and completed with
+//!   256 datagrams. If the header of a datagram differs from the previous one only in the MSN, only
+//!   its CRC is checked. Each datagram is copied into a posted receive and completed together with
 //!   the others of its run, or counted as dropped.
 
 mod address;
@@ -47,7 +47,7 @@ pub(crate) use transmit::{resume, transmit};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
-/// State that only UD queue pairs have.
+/// Additional state of UD queue pairs.
 pub(crate) struct UdState {
     pub(crate) port: Arc<DatagramPort>,
     pub(crate) qkey: AtomicU32,

@@ -1,4 +1,5 @@
-//! Which sockets are the device's own: datagrams between its queue pairs are counted apart.
+//! Addresses of the device's own datagram sockets, because datagrams between its own queue pairs
+//! are counted separately.
 
 use parking_lot::Mutex;
 use std::collections::HashSet;
@@ -8,10 +9,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 const WORDS: usize = 1024;
 
-/// The addresses of a device's datagram ports.
+/// Addresses of the datagram ports of a device.
 #[derive(Default)]
 pub(crate) struct OwnSockets {
-    /// A bit for each port that a socket has: most peers are excluded by it, without a lock.
+    /// Bit set of the port numbers in use. It excludes most peers without a lock.
     ports: OnceLock<Box<[AtomicU64; WORDS]>>,
     sockets: Mutex<HashSet<(IpAddr, u16)>>,
 }
@@ -31,7 +32,7 @@ impl OwnSockets {
         }
     }
 
-    /// Marks a port as used or unused; the sockets are locked.
+    /// Marks a port as used or unused. The caller has locked the sockets.
     fn set(&self, port: u16, is_used: bool) {
         let ports = self.ports.get_or_init(|| Box::new([const { AtomicU64::new(0) }; WORDS]));
         let (word, bit) = (&ports[usize::from(port) / 64], 1 << (port % 64));
@@ -50,8 +51,7 @@ impl OwnSockets {
     }
 }
 
-/// Result of a queue pair's last look-up: a queue pair of the device that has one peer there looks
-/// it up once.
+/// Result of a queue pair's last lookup, which is repeated only for another peer.
 #[derive(Default)]
 pub(super) struct LastPeer(Option<(SocketAddr, bool)>);
 

@@ -1,4 +1,4 @@
-//! A port as the application holds it.
+//! Handle of a datagram port.
 
 use super::counts::Counts;
 use super::slot::{INDICES, Membership};
@@ -14,8 +14,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use uiw_datagram::{MAX_PAYLOAD, MULTICAST_PORT, Qpn};
 use uiw_llp::Token;
 
-/// A UDP port at every address of a network device, with the 256 queue pair numbers that name it.
-/// It closes when it and its queue pairs are dropped.
+/// UDP port at every address of a network device, with the 256 queue pair numbers that contain it.
+/// It is closed when it and its queue pairs have been dropped.
 ///
 /// ```
 /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
@@ -47,13 +47,16 @@ impl std::fmt::Debug for DatagramPort {
 }
 
 impl DatagramPort {
-    /// Binds a port at `addresses`; where they have port 0, the system chooses one for all of them.
-    /// It belongs to `shard`, less than
-    /// [`Device::shards`]: the queue pairs' receives must complete there ([`crate::Cq::shard`]). `max_payload` is the length of the longest
-    /// message, from [`uiw_datagram::max_payload`].
+    /// Binds a port at `addresses`; if they have port 0, the system chooses one port for all of
+    /// them.
+    ///
+    /// The port belongs to `shard`, less than [`Device::shards`], on which the receives of its
+    /// queue pairs must complete ([`crate::Cq::shard`]). `max_payload` is the length of the longest
+    /// message, as returned by [`uiw_datagram::max_payload`].
     ///
     /// # Errors
-    /// [`Error::Io`]: a port cannot be bound, or the stack has no datagrams. [`Error::Zero`] without an address, [`Error::Limit`].
+    /// [`Error::Io`] if a port cannot be bound or the stack does not support datagrams;
+    /// [`Error::Zero`] without an address; [`Error::Limit`].
     pub fn bind(
         device: &Device,
         addresses: &[SocketAddr],
@@ -79,28 +82,28 @@ impl DatagramPort {
         Ok(Arc::new(Self { driver, token, number, max_payload, counts }))
     }
 
-    /// The port, which is in the number of each of its queue pairs.
+    /// Returns the port number, which is a part of each of its queue pair numbers.
     #[must_use]
     pub fn number(&self) -> u16 {
         self.number
     }
 
-    /// Bytes of the longest message.
+    /// Returns the maximum length of a message in bytes.
     #[must_use]
     pub fn max_payload(&self) -> usize {
         self.max_payload
     }
 
-    /// Datagrams since the port was bound.
+    /// Returns the counters of datagrams since the port was bound.
     #[must_use]
     pub fn counts(&self) -> DatagramCounts {
         self.counts.get()
     }
 
-    /// Binds the port at another address as well: one that the network device was given since.
+    /// Binds the port at another address as well, which the network device has got in the meantime.
     ///
     /// # Errors
-    /// [`Error::Io`].
+    /// [`Error::Io`] if the address cannot be bound.
     pub fn add_address(&self, address: IpAddr, scope: u32) -> Result<()> {
         let (token, number) = (self.token, self.number);
         let local = match address {
@@ -124,13 +127,13 @@ impl Drop for DatagramPort {
 }
 
 impl Pd {
-    /// A UD queue pair on `port`, in RESET. Its number is one of the port's: `init.num`, or a free
-    /// one.
+    /// Creates a UD queue pair on `port`, in RESET. Its number is `init.num`, or an unused one of
+    /// the port.
     ///
     /// # Errors
-    /// The errors are those of [`Pd::create_qp`]; [`Error::QpNumber`] for the number of another
-    /// port and for 0xFFFFFF, [`Error::Foreign`] if its receives complete on another shard than the
-    /// port's.
+    /// The errors of [`Pd::create_qp`]; [`Error::QpNumber`] for a number of another port and for
+    /// 0xFFFFFF; [`Error::Foreign`] if its receives complete on another shard than that of the
+    /// port.
     pub fn create_ud_qp(&self, init: QpInit, port: &Arc<DatagramPort>) -> Result<Qp> {
         if !Arc::ptr_eq(self.driver(), &port.driver) {
             return Err(Error::Foreign { what: "datagram port", of: "device" });
@@ -148,7 +151,8 @@ impl Pd {
         let numbers: Vec<u32> = match init.num {
             Some(num) => vec![num],
             None => {
-                // Another index each time: a number of an earlier queue pair matches none.
+                // Each queue pair gets another index, so that the number of an earlier one is not
+                // reused soon.
                 let first = getrandom::u32().unwrap_or_else(|_| port.driver.shared.next_num()) as u8;
                 let all = (0..INDICES).map(|i| Qpn::new(port.number, first.wrapping_add(i as u8)));
                 all.filter(|qpn| *qpn != Qpn::MULTICAST).map(Qpn::raw).collect()
@@ -184,22 +188,22 @@ fn add_endpoint(qp: &Arc<QpInner>, port: &DatagramPort) -> Result<()> {
 }
 
 impl Qp {
-    /// The port of a UD queue pair; `None` of any other.
+    /// Returns the port of a UD queue pair, and `None` for other queue pairs.
     #[must_use]
     pub fn datagram_port(&self) -> Option<&Arc<DatagramPort>> {
         self.0.ud.as_ref().map(|ud| &ud.port)
     }
 
-    /// Sets the Q_Key: a UD queue pair receives datagrams that name it.
+    /// Sets the Q_Key. A UD queue pair receives only datagrams with its Q_Key.
     ///
     /// # Errors
-    /// [`Error::Unsupported`]: not a UD queue pair.
+    /// [`Error::Unsupported`] if this is not a UD queue pair.
     pub fn set_qkey(&self, qkey: u32) -> Result<()> {
         self.ud()?.qkey.store(qkey, Ordering::Relaxed);
         Ok(())
     }
 
-    /// The Q_Key; `None` of a queue pair that is not UD.
+    /// Returns the Q_Key, and `None` if this is not a UD queue pair.
     #[must_use]
     pub fn qkey(&self) -> Option<u32> {
         self.0.ud.as_ref().map(|ud| ud.qkey.load(Ordering::Relaxed))
@@ -209,12 +213,12 @@ impl Qp {
         self.0.ud.as_ref().ok_or(Error::Unsupported { what: "datagrams on a queue pair that is not UD" })
     }
 
-    /// Attaches a UD queue pair to a multicast group, at the interface with the address `member`
+    /// Attaches a UD queue pair to a multicast group, on the interface with the address `member`
     /// and the index `interface`.
     ///
     /// # Errors
-    /// [`Error::Unsupported`]: not a UD queue pair. [`Error::Misuse`]: not a group's address. [`Error::Io`]: the group cannot be joined.
-    /// [`Error::Limit`].
+    /// [`Error::Unsupported`] if this is not a UD queue pair; [`Error::Misuse`] if the address is
+    /// not that of a group; [`Error::Io`] if the group cannot be joined; [`Error::Limit`].
     pub fn attach_multicast(&self, group: IpAddr, member: IpAddr, interface: u32) -> Result<()> {
         let port = &self.ud()?.port;
         let (token, index) = (port.token, Qpn::from_raw(self.num()).index());
@@ -224,10 +228,11 @@ impl Qp {
             .call(move |core| binding::attach(core, token, index, membership, MULTICAST_PORT))
     }
 
-    /// Detaches a UD queue pair from a group.
+    /// Detaches a UD queue pair from a multicast group.
     ///
     /// # Errors
-    /// [`Error::Unsupported`]: not a UD queue pair. [`Error::NotConnected`]: it is not attached.
+    /// [`Error::Unsupported`] if this is not a UD queue pair; [`Error::NotConnected`] if it is not
+    /// attached.
     pub fn detach_multicast(&self, group: IpAddr, member: IpAddr, interface: u32) -> Result<()> {
         let port = &self.ud()?.port;
         let (token, index) = (port.token, Qpn::from_raw(self.num()).index());

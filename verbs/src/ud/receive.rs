@@ -1,4 +1,4 @@
-//! From a datagram to a completed receive.
+//! Receiving datagrams: from a socket to completed receives.
 
 use super::counts::Count;
 use super::endpoint::Message;
@@ -18,15 +18,14 @@ use uiw_datagram::{DatagramError, Grh, Header, Qpn, RunCrc};
 use uiw_llp::Token;
 use uiw_mem::Table;
 
-/// Bytes of the route header in front of a payload.
+/// Length of the route header before a payload.
 const GRH: u32 = Grh::LEN as u32;
 
-/// Once it has so many datagrams, a turn ends: they, their receives and their completions stay in
-/// the cache until the program takes them.
+/// Number of datagrams after which a turn ends, so that they, their receives and their completions
+/// stay in the cache until the program polls.
 const ENOUGH: usize = 256;
 
-/// Receives what is there at one socket, as much as its turn allows. Returns the number of
-/// datagrams.
+/// Receives datagrams from one socket, up to the limit of a turn. Returns their number.
 pub(crate) fn receive(core: &mut Core, port: Token, socket: Token) -> usize {
     let mut staging = core.services.datagrams.take().unwrap_or_default();
     let mut count = 0;
@@ -49,27 +48,27 @@ pub(crate) fn receive(core: &mut Core, port: Token, socket: Token) -> usize {
         if !is_filled {
             break;
         }
-        // A call with few buffers that fills them is followed by one with more.
+        // A call with few buffers was filled, so it is followed by one with more buffers.
         turn -= usize::from(takes_many);
     }
     core.services.datagrams = Some(staging);
     count
 }
 
-/// A datagram that is valid by itself.
+/// Datagram whose format was checked.
 struct CheckedDatagram {
     header: Header,
-    /// The bytes of the header.
+    /// Bytes of the header.
     bytes: [u8; Header::LEN],
-    /// Bytes of the datagram.
+    /// Length of the datagram in bytes.
     len: usize,
-    /// The CRCs of others like it, once there was one.
+    /// CRC state for similar datagrams, once there was one.
     run_crc: Option<RunCrc>,
 }
 
 impl CheckedDatagram {
-    /// Checks a datagram; one that is not valid is counted. Inlined, as a header that is returned
-    /// through memory is read back before its stores are done.
+    /// Checks a datagram, and counts an invalid one. Inlined, because a header that is returned
+    /// through memory would be read back before its stores have completed.
     #[inline(always)]
     fn new(
         slot: &PortSlot,
@@ -111,8 +110,8 @@ impl CheckedDatagram {
         Some(Self { header, bytes: *datagram.first_chunk()?, len: datagram.len(), run_crc: None })
     }
 
-    /// Returns whether another datagram of the same sender is valid as this one is, and has the
-    /// same header but for the MSN.
+    /// Returns whether another datagram of the same sender is valid, and has the same header except
+    /// for the MSN.
     #[inline(always)]
     fn is_like(&mut self, datagram: &[u8]) -> bool {
         let is_like = datagram.len() == self.len
@@ -126,29 +125,29 @@ impl CheckedDatagram {
         run_crc.crc(bytes) == *field
     }
 
-    /// Bytes of the payload.
+    /// Returns the length of the payload.
     fn payload(&self) -> usize {
         self.len - uiw_datagram::OVERHEAD
     }
 }
 
-/// Datagrams with one header, and receives for them.
+/// Consecutive datagrams with the same header, and the receives for them.
 struct ReceiveBatch<'a, 'b> {
     arrived: &'a mut ReceivedRun<'b>,
-    /// Number of the first datagram.
+    /// Index of the first datagram.
     first: usize,
     wqes: &'a [RecvWqe],
     grh: &'a [u8; Grh::LEN],
-    /// Bytes of each with its route header.
+    /// Length of each message with its route header.
     len: u32,
-    /// Gets the numbers of the receives.
+    /// Collects the `wr_id`s of the receives.
     placed: &'a mut Vec<u64>,
 }
 
 impl ReceiveBatch<'_, '_> {
-    /// Places them, each behind its route header. `write` writes a message to the memory of a
-    /// receive, or returns false. Returns how many were placed, and the receive of the next one if
-    /// that ends in an error.
+    /// Places the messages, each after its route header. `write` writes a message to the memory of
+    /// a receive, or returns false. Returns the number of placed messages, and the receive of the
+    /// next message if that one has failed.
     #[inline(always)]
     fn place(self, mut write: impl FnMut(&RecvWqe, &[u8]) -> bool) -> (usize, Option<(u64, WcStatus)>) {
         let Self { arrived, first, wqes, grh, len, placed } = self;
@@ -175,8 +174,8 @@ impl ReceiveBatch<'_, '_> {
     }
 }
 
-/// Receives a datagram, and those behind it that have the same sender and go to the same queue
-/// pair. False: there was none, or the port is gone.
+/// Receives a datagram, and the following ones of the same sender for the same queue pair. Returns
+/// false if there was none, or the port is closed.
 fn receive_run(core: &mut Core, port: Token, local: IpAddr, staging: &mut Staging) -> bool {
     let Some((slot, services)) = core.port_and_services(port) else { return false };
     let Some(arrived) = staging.arrived() else { return false };
@@ -202,13 +201,12 @@ fn receive_run(core: &mut Core, port: Token, local: IpAddr, staging: &mut Stagin
     let mut receives = None;
     endpoint.received.same_device = endpoint.last_peer.is_own(&services.shared.datagram_sockets, peer);
     endpoint.set_grh(last.payload(), peer, local);
-    // How many of the next datagrams are known to be like the last that was checked.
+    // Number of following datagrams that are known to be similar to the last one that was checked.
     let mut known = 1;
     while let Some(mut arrived) = staging.arrived()
         && arrived.peer == peer
     {
-        // All are checked before the first is placed: CRCs that are computed one behind the other
-        // overlap.
+        // All are checked before the first is placed, so that the processor can overlap the CRCs.
         let count = arrived.count(std::mem::take(&mut known), |datagram| last.is_like(datagram));
         let is_end = count == arrived.all();
         if count > 0 {
@@ -219,7 +217,7 @@ fn receive_run(core: &mut Core, port: Token, local: IpAddr, staging: &mut Stagin
         if is_end {
             continue;
         }
-        // Another one: that of another request, or one that is not valid.
+        // The datagram belongs to another run, or is invalid.
         let Some(arrived) = staging.arrived() else { break };
         match CheckedDatagram::new(slot, &services.counters, peer, arrived.first(), false) {
             // The next run begins with it.
@@ -240,8 +238,7 @@ fn receive_run(core: &mut Core, port: Token, local: IpAddr, staging: &mut Stagin
     true
 }
 
-/// Every queue pair that is attached to the group at the socket number `at` receives a copy of
-/// every datagram.
+/// Passes a copy of each datagram to every queue pair that is attached to the group of socket `at`.
 fn receive_for_group(core: &mut Core, (port, at): (Token, usize), group: IpAddr, staging: &mut Staging) {
     while let Some(mut arrived) = staging.arrived() {
         let Some((slot, services)) = core.port_and_services(port) else { return };
@@ -271,8 +268,8 @@ fn receive_for_group(core: &mut Core, (port, at): (Token, usize), group: IpAddr,
     }
 }
 
-/// Describes, for the log, the reason for which a message of `len` bytes including the route header
-/// does not fit a receive.
+/// Describes, for the log, why a message of `len` bytes, including the route header, does not fit
+/// into a receive.
 #[cold]
 fn why_failed(qp: &QpInner, wqe: &RecvWqe, status: WcStatus, len: u32, table: &Table) -> LocalDetail {
     if status == WcStatus::LocalLength {
@@ -286,7 +283,7 @@ fn why_failed(qp: &QpInner, wqe: &RecvWqe, status: WcStatus, len: u32, table: &T
 }
 
 impl Endpoint {
-    /// The route header in front of messages of `len` bytes from now on.
+    /// Sets the route header for messages of `len` bytes.
     fn set_grh(&mut self, len: usize, peer: SocketAddr, destination: IpAddr) {
         // A UDP datagram has less than 65,536 bytes.
         let grh = Grh { len: len as u16, source: peer.ip(), destination };
@@ -295,9 +292,9 @@ impl Endpoint {
         }
     }
 
-    /// Takes the first `count` of the datagrams that have arrived, or counts them as dropped. All
-    /// have the same `header` but for the MSN. `receives` are those of `qp`, which is its own queue
-    /// pair, once the first was needed.
+    /// Takes the first `count` received datagrams, which have the same `header` except for the MSN,
+    /// or counts them as dropped. `receives` gives access to the receives of `qp`, its own queue
+    /// pair, once one is needed.
     fn deliver<'a>(
         &mut self,
         qp: &'a QpInner,
@@ -308,7 +305,7 @@ impl Endpoint {
         services: &mut Services,
     ) {
         let message = Message {
-            // At most 4,096 bytes and the route header.
+            // The length is at most that of a message and the route header.
             byte_len: (arrived.len() + HEADROOM - uiw_datagram::CRC_LEN) as u32,
             source: header.source.raw(),
             immediate: header.immediate,
@@ -334,7 +331,7 @@ impl Endpoint {
         }
     }
 
-    /// Drops a datagram, and ends the receive that it was for, if that has failed.
+    /// Drops a datagram, and completes the receive that was meant for it if that has failed.
     #[cold]
     fn refuse(
         &mut self,
@@ -344,7 +341,7 @@ impl Endpoint {
         services: &mut Services,
     ) {
         let has_room = self.push_received(services);
-        // Either flushes the queue, behind this receive's own completion.
+        // Both flush the queue, after the completion of this receive.
         if let Some((wr_id, status)) = failed {
             self.fail(wr_id, status, services);
         }
@@ -362,9 +359,9 @@ impl Endpoint {
         self.counters.dropped(why, 1);
     }
 
-    /// Places messages, each behind its route header. Their completions are queued with those of
-    /// the datagrams behind them: see [`Endpoint::finish`]. Ends with the first that cannot be
-    /// placed: why, and the receive that ends in an error.
+    /// Places messages, each after its route header. Their completions are added together with
+    /// those of following datagrams ([`Endpoint::finish`]). Stops at the first message that cannot
+    /// be placed, and returns the reason and the receive that has failed.
     fn receive<'a>(
         &mut self,
         qp: &'a QpInner,
@@ -388,7 +385,7 @@ impl Endpoint {
             while failed.is_none()
                 && let Some(next) = some.get(used)
             {
-                // Receives into one region are looked up once.
+                // Consecutive receives in the same region need one lookup.
                 let lkey = single(&next.sges).map(|element| element.lkey);
                 let is_alike =
                     |wqe: &&RecvWqe| lkey.is_some() && single(&wqe.sges).map(|element| element.lkey) == lkey;
@@ -430,8 +427,8 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Queues the completions of the messages that were placed. False: there was no room, and the
-    /// queue pair is in error.
+    /// Adds the completions of the placed messages. Returns false if there was no room, and the
+    /// queue pair has entered the error state.
     fn push_received(&mut self, services: &mut Services) -> bool {
         let num = self.qp.num;
         let count = match self.placed[..] {
@@ -448,12 +445,12 @@ impl Endpoint {
         self.qp.recv_cq.push_all(completions, &mut services.wakes) == count
     }
 
-    /// Queues completions, and counts the messages.
+    /// Adds completions, and counts the messages.
     fn finish(&mut self, slot: &PortSlot, services: &mut Services) {
         if !self.push_received(services) {
             self.lost_completion(services);
         }
-        // The run may go on.
+        // The run may continue.
         let all = std::mem::take(&mut self.received.all);
         if all.messages > 0 {
             slot.counts.add(Count::Received, all.messages);
@@ -462,7 +459,7 @@ impl Endpoint {
         }
     }
 
-    /// A receive ends in an error, and with it the queue pair.
+    /// Completes a receive with an error, which also fails the queue pair.
     fn fail(&mut self, wr_id: u64, status: WcStatus, services: &mut Services) {
         self.cache.let_go();
         if let Some(detail) = self.detail.take() {
@@ -472,7 +469,7 @@ impl Endpoint {
         self.qp.flush_unconnected(&mut services.wakes);
     }
 
-    /// The completion queue was full.
+    /// Handles a full completion queue.
     pub(super) fn lost_completion(&self, services: &mut Services) {
         let event = AsyncEvent::QpFatal { qp_num: self.qp.num, reason: None };
         self.qp.raise(event, &mut services.wakes);

@@ -1,4 +1,4 @@
-//! The shard's side of a datagram port.
+//! State of a datagram port in its shard.
 
 use super::counts::{Count, Counts};
 use std::collections::VecDeque;
@@ -6,21 +6,22 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use uiw_llp::{DatagramSocket, Interest, Token};
 
-/// Queue pair numbers of a port.
+/// Number of queue pair numbers of a port.
 pub(super) const INDICES: usize = 256;
-/// Groups that the queue pairs of a port may be attached to.
+/// Maximum number of groups to which the queue pairs of a port are attached.
 pub(super) const MAX_GROUPS: usize = 64;
 
 /// One socket of a port.
 pub(super) struct PortSocket {
     pub(super) socket: Box<dyn DatagramSocket>,
-    /// Address, or that of its group.
+    /// Its address, or that of its group.
     pub(super) local: SocketAddr,
-    /// The token of its events.
+    /// Token of its events.
     pub(super) token: Token,
-    /// The last call that received filled its buffers: the next one gets more of them.
+    /// True if the last receive call has filled its buffers, so that the next one gets more.
     pub(super) takes_many: bool,
-    /// Address of the interface and indices of the attached queue pairs, for the socket of a group.
+    /// For the socket of a group: address of the interface, and indices of the attached queue
+    /// pairs.
     pub(super) group: Option<Group>,
 }
 
@@ -31,24 +32,25 @@ pub(super) struct Group {
 
 pub(crate) struct PortSlot {
     pub(super) sockets: Vec<PortSocket>,
-    /// The queue pair of each index.
+    /// Queue pairs by index.
     pub(super) endpoints: Vec<Option<Token>>,
-    /// The number of queue pairs.
+    /// Number of queue pairs.
     pub(super) in_use: usize,
     pub(super) number: u16,
-    /// Queue pairs whose next datagram found no room, in the order in which they continue.
+    /// Queue pairs whose next datagram found no room in the socket, in the order in which they
+    /// continue.
     pub(super) blocked: VecDeque<Blocked>,
     pub(super) counts: Arc<Counts>,
 }
 
-/// A queue pair that waits for room at a socket.
+/// Queue pair that waits for room in a socket.
 #[derive(Clone, Copy)]
 pub(super) struct Blocked {
     pub(super) endpoint: Token,
     pub(super) socket: Token,
 }
 
-/// A group, and the interface at which it is joined.
+/// Group, and the interface on which it is joined.
 #[derive(Clone, Copy)]
 pub(super) struct Membership {
     pub(super) group: IpAddr,
@@ -68,7 +70,7 @@ impl PortSlot {
         }
     }
 
-    /// Watches the port's sockets for `interest`.
+    /// Sets the events for which the sockets of the port are watched.
     pub(super) fn set_interest(&mut self, interest: Interest) {
         for socket in &mut self.sockets {
             if let Err(error) = socket.socket.set_interest(interest) {
@@ -77,7 +79,8 @@ impl PortSlot {
         }
     }
 
-    /// The queue pair `endpoint` found no room in the socket `at`: it continues when there is room.
+    /// Records that queue pair `endpoint` found no room in socket `at`. It continues when there is
+    /// room.
     pub(super) fn block(&mut self, endpoint: Token, at: usize) {
         let socket = &mut self.sockets[at];
         let blocked = Blocked { endpoint, socket: socket.token };
@@ -90,7 +93,7 @@ impl PortSlot {
         }
     }
 
-    /// Takes the queue pair that waits for room at `socket` for the longest time.
+    /// Removes and returns the queue pair that has waited longest for room in `socket`.
     pub(super) fn next_blocked(&mut self, socket: Token) -> Option<Token> {
         let at = self.blocked.iter().position(|blocked| blocked.socket == socket)?;
         self.blocked.remove(at).map(|blocked| blocked.endpoint)
@@ -101,19 +104,19 @@ impl PortSlot {
         self.blocked.iter().any(|blocked| blocked.endpoint == endpoint)
     }
 
-    /// No queue pair waits for room at `socket` any more.
+    /// Records that no queue pair waits for room in `socket`.
     pub(super) fn stop_waiting(&mut self, socket: Token) {
         if let Some(socket) = self.sockets.iter_mut().find(|other| other.token == socket) {
             let _ = socket.socket.set_interest(Interest::READ);
         }
     }
 
-    /// The socket of one of our addresses.
+    /// Returns the socket with this local address.
     pub(super) fn socket_at(&self, local: IpAddr) -> Option<usize> {
         (0..self.sockets.len()).find(|at| self.is_socket_at(*at, local))
     }
 
-    /// Returns whether the socket number `at` has this address, and is no group's.
+    /// Returns whether socket `at` has this address and is not that of a group.
     pub(super) fn is_socket_at(&self, at: usize, local: IpAddr) -> bool {
         let has_address =
             |socket: &PortSocket| socket.group.is_none() && socket.local.ip().to_canonical() == local;

@@ -1,35 +1,36 @@
-//! Memory in which a shard's datagrams are built and received.
+//! Memory in which a shard builds and receives datagrams.
 
 use std::net::SocketAddr;
 use uiw_datagram::{CRC_LEN, Grh, Header, RunCrc};
 use uiw_llp::{DATAGRAM_BUFFER, DatagramSocket, Incoming, Outgoing};
 
-/// Buffers of a call that receives, if the last one at the socket filled its own with few
-/// datagrams.
+/// Number of buffers of a receive call, if the previous call on the socket has filled its buffers
+/// with few datagrams each.
 const BUFFERS: usize = 16;
-/// Datagrams in a buffer, by average, that are many: then few buffers are enough.
+/// Average number of datagrams per buffer from which on few buffers are enough.
 const MANY: usize = 16;
-/// Buffers of another call: to prepare one takes some nanoseconds, also where nothing is there.
+/// Number of buffers of other receive calls. Preparing a buffer takes some nanoseconds even if it
+/// is not used.
 const FEW_BUFFERS: usize = 2;
-/// Bytes in front of the first datagram: a Global Route Header takes the place of a datagram's
-/// header, and is longer.
+/// Space before the first datagram: a Global Route Header, which is longer than the header of a
+/// datagram, replaces it.
 pub(super) const HEADROOM: usize = Grh::LEN - Header::LEN;
-/// Bytes and datagrams of one call that sends.
+/// Maximum number of bytes, and of datagrams, of one send call.
 const SEND_BYTES: usize = 256 << 10;
 const SEND_DATAGRAMS: usize = 256;
 
-/// Datagrams of one sender that lie one behind the other.
+/// Consecutive datagrams of one sender.
 pub(super) struct ReceivedRun<'a> {
     pub(super) peer: SocketAddr,
-    /// Their bytes behind [`HEADROOM`]. In front of each datagram is the end of the one before,
-    /// which is placed earlier.
+    /// Their bytes, after [`HEADROOM`]. The space for the route header of a datagram overlaps the
+    /// end of the previous one, which is placed earlier.
     bytes: &'a mut [u8],
-    /// Bytes of each but the last, which may have fewer.
+    /// Length of each datagram except the last one, which may be shorter.
     len: usize,
 }
 
 impl ReceivedRun<'_> {
-    /// The first datagram.
+    /// Returns the first datagram.
     #[inline(always)]
     pub(super) fn first(&self) -> &[u8] {
         &self.bytes[HEADROOM..][..self.len]
@@ -40,77 +41,79 @@ impl ReceivedRun<'_> {
         (self.bytes.len() - HEADROOM).min(self.len * count)
     }
 
-    /// Bytes of each datagram but the last.
+    /// Returns the length of each datagram except the last one.
     pub(super) fn len(&self) -> usize {
         self.len
     }
 
     /// Returns the number of datagrams.
     pub(super) fn all(&self) -> usize {
-        // One without bytes is a datagram too.
+        // A datagram without bytes counts, too.
         (self.bytes.len() - HEADROOM).div_ceil(self.len.max(1)).max(1)
     }
 
-    /// Counts the datagrams, from the first on, that have the common length and for which `is_like`
-    /// returns true. It is not called for the first `known`, which count as such.
+    /// Returns how many datagrams, from the first one on, have the common length and satisfy
+    /// `is_like`. The first `known` ones are not checked again.
     #[inline(always)]
     pub(super) fn count(&self, known: usize, mut is_like: impl FnMut(&[u8]) -> bool) -> usize {
         let unknown = self.bytes[HEADROOM..].chunks_exact(self.len.max(1)).skip(known);
         known + unknown.take_while(|datagram| is_like(datagram)).count()
     }
 
-    /// A datagram behind [`HEADROOM`], which begins `at` bytes behind the first one; it is not the
-    /// last one, if that is shorter.
+    /// Returns a datagram, with [`HEADROOM`] before it, that begins `at` bytes after the first one.
+    /// It must not be a last datagram that is shorter.
     #[inline(always)]
     pub(super) fn datagram(&mut self, at: usize) -> &mut [u8] {
         &mut self.bytes[at..][..self.len + HEADROOM]
     }
 }
 
-/// Space for datagrams to be built.
+/// Space for datagrams that are being built.
 pub(super) struct BatchRoom<'a> {
     /// Number of requests that may still be added.
     pub(super) requests: usize,
-    /// Space for the next datagrams.
+    /// Memory for the next datagrams.
     pub(super) bytes: &'a mut [u8],
-    /// The requests that are reported.
+    /// Sequence numbers of the requests that produce a completion.
     pub(super) reported: &'a mut Vec<u32>,
-    /// Gets the number and the length of datagrams that have one header but for the MSN.
+    /// Collects the number and the length of consecutive datagrams that have the same header except
+    /// for the MSN.
     pub(super) alike: &'a mut Vec<(usize, usize)>,
 }
 
-/// Shared by the ports of a shard. Its buffers are allocated by the first call that receives, and
-/// by the first that sends.
+/// Staging memory that the ports of a shard share. Its buffers are allocated when they are first
+/// used.
 #[derive(Default)]
 pub(crate) struct Staging {
     buffer: Vec<u8>,
     incoming: Vec<Incoming>,
-    /// The datagram that is looked at next: its run in `incoming`, and where it begins in `buffer`.
+    /// Position of the next datagram to handle: its run in `incoming`, and its offset in `buffer`.
     next: (usize, usize),
-    /// Datagrams that are being built, one behind the other; [`SEND_BYTES`], once there was one.
+    /// Buffer for datagrams that are being built; [`SEND_BYTES`] long once it is used.
     out: Vec<u8>,
-    /// Bytes of those that were built.
+    /// Length of the datagrams that were built.
     filled: usize,
-    /// Items to send; datagrams of one length to one destination are one item.
+    /// Items to send. Consecutive datagrams with the same length and destination are one item.
     outgoing: Vec<Outgoing>,
-    /// Numbers of consecutive datagrams that have one header except for the MSN, and their length.
+    /// Number of consecutive datagrams that have the same header except for the MSN, and their
+    /// length.
     alike: Vec<(usize, usize)>,
-    /// True for items to a queue pair of the same device, or to a group.
+    /// For each item, whether it goes to a queue pair of the same device, or to a group.
     same_device: Vec<bool>,
-    /// Number of built datagrams.
+    /// Number of datagrams that were built.
     pub(super) built: usize,
-    /// Sequence number of the request of the first one; those of the others follow.
+    /// Sequence number of the request of the first datagram. The others have consecutive numbers.
     pub(super) first: u32,
-    /// Requests whose success has a completion.
+    /// Requests that produce a completion if they succeed.
     pub(super) reported: Vec<u32>,
-    /// Requests that the present turn may still send.
+    /// Number of requests that this turn may still send.
     turn: usize,
 }
 
 impl Staging {
-    /// Receives from a socket, into many buffers if `takes_many`, which is set for the next call.
-    /// Returns how many datagrams, and whether the buffers are filled, so that more may be left;
-    /// nothing where none was there.
+    /// Receives from a socket, into many buffers if `takes_many` is set; sets it for the next call.
+    /// Returns the number of datagrams, and whether the buffers are filled so that more may have
+    /// arrived. Returns `None` if there was no datagram.
     pub(super) fn receive(
         &mut self,
         socket: &mut dyn DatagramSocket,
@@ -127,13 +130,13 @@ impl Staging {
         socket.recv(room, &mut self.incoming).ok()?;
         self.next.1 = self.incoming.first().map_or(0, |first| first.bytes.start);
         let count = self.incoming.iter().map(|run| run.each().len()).sum();
-        // Datagrams are one behind the other, or each buffer has those of one sender.
+        // Either all datagrams are consecutive, or each buffer has those of one sender.
         let is_filled = self.incoming.last().is_some_and(|last| len - last.bytes.end < DATAGRAM_BUFFER);
         *takes_many = is_filled && count < buffers * MANY;
         Some((count, is_filled))
     }
 
-    /// The datagrams of one sender that were received and are looked at next.
+    /// Returns the next received datagrams of one sender.
     #[inline]
     pub(super) fn arrived(&mut self) -> Option<ReceivedRun<'_>> {
         let (run, at) = self.next;
@@ -145,7 +148,7 @@ impl Staging {
         })
     }
 
-    /// The first `count` datagrams of [`Staging::arrived`] were looked at.
+    /// Removes the first `count` datagrams of [`Staging::arrived`].
     #[inline]
     pub(super) fn advance(&mut self, count: usize) {
         let (run, at) = &mut self.next;
@@ -157,17 +160,17 @@ impl Staging {
         }
     }
 
-    /// A queue pair sends at most so many requests.
+    /// Begins a turn in which a queue pair sends at most this number of requests.
     pub(super) fn begin(&mut self, requests: u32) {
         self.turn = requests as usize;
     }
 
-    /// Removes requests that were sent.
+    /// Removes requests that were sent from the remaining ones.
     pub(super) fn count(&mut self, sent: usize) {
         self.turn -= sent;
     }
 
-    /// Returns whether the turn has a request left, when those that were sent are counted.
+    /// Returns whether the turn may send another request, in addition to those that were built.
     pub(super) fn has_turn(&self) -> bool {
         self.turn > 0
     }
@@ -184,7 +187,7 @@ impl Staging {
         self.built = 0;
     }
 
-    /// The datagrams that were built, their items, and of each item whether it stays on the device.
+    /// Returns the built datagrams, their items, and for each item whether it stays on the device.
     pub(super) fn batch(&mut self) -> (&[u8], &mut [Outgoing], &[bool]) {
         (&self.out[..self.filled], &mut self.outgoing, &self.same_device)
     }
@@ -200,7 +203,7 @@ impl Staging {
         }
     }
 
-    /// Adds an item whose datagrams were just built.
+    /// Adds an item for datagrams that were just built.
     pub(super) fn add(&mut self, outgoing: Outgoing, same_device: bool) {
         self.built += outgoing.count;
         self.filled += outgoing.count * outgoing.len;
@@ -208,8 +211,8 @@ impl Staging {
         self.same_device.push(same_device);
     }
 
-    /// Fills in the CRCs, when all datagrams were built: bytes that were just written, in other
-    /// pieces than those that the CRC reads, would have to reach the cache first.
+    /// Computes the CRCs after all datagrams were built, because reading bytes right after they
+    /// were written in other sizes is slow.
     pub(super) fn fill_crcs(&mut self) {
         let mut rest = &mut self.out[..self.filled];
         for (count, len) in &self.alike {
@@ -224,11 +227,11 @@ impl Staging {
         }
     }
 
-    /// Returns whether a datagram of `len` bytes may be added: there is room, and the turn has a
-    /// request left.
+    /// Returns whether a datagram of `len` bytes may be added: there is room, and the turn may send
+    /// another request.
     #[inline(always)]
     pub(super) fn may_add(&self, len: usize) -> bool {
-        // One that is longer than any message is refused later.
+        // A message that is longer than any datagram is refused later.
         self.built < self.turn.min(SEND_DATAGRAMS) && (self.built == 0 || self.filled + len <= SEND_BYTES)
     }
 }

@@ -1,4 +1,4 @@
-//! From the send queue to UDP.
+//! Sending datagrams: from the send queue to UDP.
 
 use super::counts::Count as PortCount;
 use super::own::LastPeer;
@@ -19,28 +19,30 @@ use uiw_mem::{MrCache, Table};
 
 /// Common properties of the requests of a run.
 struct RequestRun<'a> {
-    /// The first one's sequence number.
+    /// Sequence number of the first request.
     first: u32,
     signal_all: bool,
     max_payload: usize,
     table: &'a Table,
 }
 
-/// Common properties of requests of one destination and length, if their datagrams are built alike.
+/// Common properties of requests with the same destination and length whose datagrams are built
+/// alike.
 #[derive(Clone, Copy)]
 struct RequestShape {
     len: u32,
     flags: SendFlags,
     immediate: Option<u32>,
-    /// The region of the one element that each has. Others are inline, or have none or several.
+    /// Region of the only element of each request. `None` if they are inline, or have no element or
+    /// several.
     lkey: Option<STag>,
 }
 
 impl RequestShape {
-    /// Flags that make a difference.
+    /// Flags that affect the datagram.
     const FLAGS: SendFlags = SendFlags::SOLICITED.union(SendFlags::INLINE);
 
-    /// Returns the kind of a request; `None` if its destination is another one.
+    /// Returns the kind of a request, or `None` if it has another destination.
     fn of(wqe: &Wqe, to: &Destination) -> Option<Self> {
         let flags = wqe.flags & Self::FLAGS;
         let lkey =
@@ -53,12 +55,12 @@ impl RequestShape {
         }
     }
 
-    /// Returns whether a request to `to` is built as this one.
+    /// Returns whether a request to `to` is built like this one.
     #[inline(always)]
     fn is_of(&self, wqe: &Wqe, to: &Destination) -> bool {
         let has_lkey = || match self.lkey {
             Some(lkey) => single(&wqe.sges).is_some_and(|element| element.lkey == lkey),
-            // Each is gathered by itself.
+            // Such requests are gathered one by one.
             None => true,
         };
         wqe.len == self.len
@@ -68,23 +70,23 @@ impl RequestShape {
     }
 }
 
-/// Requests of one kind, and where their datagrams are built.
+/// Requests of one kind, and the memory for their datagrams.
 struct TransmitBatch<'a> {
     wqes: &'a mut [Wqe],
-    /// One datagram behind the other.
+    /// Memory for consecutive datagrams.
     room: &'a mut [u8],
     header: &'a [u8; Header::LEN],
     /// MSN of the previous datagram.
     msn: &'a mut u32,
-    /// The first one's sequence number.
+    /// Sequence number of the first request.
     first: u32,
     signal_all: bool,
     reported: &'a mut Vec<u32>,
 }
 
 impl TransmitBatch<'_> {
-    /// Builds datagrams with payloads of `payload` bytes. `write` writes one, or returns false.
-    /// Returns how many were built, and the error of the next.
+    /// Builds datagrams with payloads of `payload` bytes. `write` writes a payload, or returns
+    /// false. Returns the number of datagrams that were built, and the error of the next one.
     #[inline(always)]
     fn build(
         self,
@@ -96,8 +98,8 @@ impl TransmitBatch<'_> {
         for wqe in wqes {
             let Some(place) = room.split_off_mut(..payload + OVERHEAD) else { break };
             let Some((front, rest)) = place.split_first_chunk_mut() else { break };
-            // The MSN is replaced in the copy: a load that spans several smaller stores waits until
-            // they have left the store buffer.
+            // The MSN is replaced in the copied header, because a load that spans several recent
+            // stores has to wait for them.
             *front = *header;
             Header::set_msn(front, msn.wrapping_add(built + 1));
             if !write(wqe, &mut rest[..payload]) {
@@ -115,8 +117,8 @@ impl TransmitBatch<'_> {
     }
 }
 
-/// Sends what is posted, as far as there is room. What is posted meanwhile has a doorbell of its
-/// own: a thread that posts without a pause does not keep the shard.
+/// Sends posted requests while the socket has room. Requests posted meanwhile ring the doorbell
+/// again, so that a thread that posts continuously does not keep the shard busy.
 pub(crate) fn transmit(core: &mut Core, token: Token) {
     let mut staging = core.services.datagrams.take().unwrap_or_default();
     if let Some((endpoint, port, services)) = core.endpoint_and_port(token) {
@@ -126,8 +128,8 @@ pub(crate) fn transmit(core: &mut Core, token: Token) {
     core.services.datagrams = Some(staging);
 }
 
-/// There is room at a socket again. The queue pair that waits for the longest time continues first;
-/// one that sends until there is no room waits behind the others.
+/// Continues when a socket has room again. The queue pair that has waited longest continues first;
+/// one that fills the socket again waits behind the others.
 pub(crate) fn resume(core: &mut Core, port: Token, socket: Token) {
     while let Some(slot) = core.datagram_port(port) {
         let Some(next) = slot.next_blocked(socket) else { return slot.stop_waiting(socket) };
@@ -139,8 +141,8 @@ pub(crate) fn resume(core: &mut Core, port: Token, socket: Token) {
 }
 
 impl Endpoint {
-    /// Sends one batch, to one socket; `is_first`: of this turn. False: nothing more can be sent
-    /// now.
+    /// Sends one batch to one socket. `is_first` tells whether it is the first one of this turn.
+    /// Returns false if nothing more can be sent now.
     fn send_batch(
         &mut self,
         token: Token,
@@ -178,7 +180,7 @@ impl Endpoint {
         }
         let retired = qp.retire(&mut sq, &mut services.wakes);
         if failed.is_some() {
-            // The send queue alone stops: receives go on (IBTA section 10.3.1, SQE).
+            // Only the send queue stops; the receive queue continues (IBTA section 10.3.1, SQE).
             qp.set_state(QpState::Sqe);
             qp.flush_sends(&mut sq, None, &mut services.wakes);
         }
@@ -199,7 +201,7 @@ impl Endpoint {
         DatagramBuilder { qp, epoch: *epoch, msn, cache, last_peer, way }
     }
 
-    /// Counts requests whose datagrams were taken or left out.
+    /// Counts the requests whose datagrams were sent or skipped.
     fn count(&self, sent: &SendOutcome) {
         self.counters.sent(sent.all, sent.same_device);
         if sent.unsent > 0 {
@@ -208,7 +210,7 @@ impl Endpoint {
     }
 }
 
-/// Parts of an endpoint that build its datagrams.
+/// Parts of an endpoint that are needed to build datagrams.
 struct DatagramBuilder<'a> {
     qp: &'a QpInner,
     epoch: u32,
@@ -219,8 +221,8 @@ struct DatagramBuilder<'a> {
 }
 
 impl DatagramBuilder<'_> {
-    /// Builds datagrams for one socket, and returns which; and the request that cannot be sent, if
-    /// it is the next one.
+    /// Builds datagrams for one socket, and returns the socket. Also returns the next request if it
+    /// cannot be sent.
     fn build(
         &mut self,
         port: &PortSlot,
@@ -234,7 +236,7 @@ impl DatagramBuilder<'_> {
         self.check_way(port, services, own_qkey);
         let mut sq = qp.sq.lock();
         if is_first {
-            // A later post rings the doorbell again.
+            // Another post rings the doorbell again.
             sq.look();
             staging.begin(sq.len());
         }
@@ -274,9 +276,8 @@ impl DatagramBuilder<'_> {
         (socket, None)
     }
 
-    /// Builds the datagrams of the first of `wqes`, as long as they go to one destination, have one
-    /// length, and the batch has room. Returns how many these are, and the error of the request
-    /// behind them.
+    /// Builds the datagrams of the first of `wqes` that have the same destination and length, while
+    /// the batch has room. Returns their number, and the error of the next request.
     fn build_run(
         &mut self,
         wqes: &mut [Wqe],
@@ -333,10 +334,10 @@ impl DatagramBuilder<'_> {
         (built, failed)
     }
 
-    /// Forgets the way of the last batch where something has changed that it follows from.
+    /// Discards the route of the last batch if something it depends on has changed.
     fn check_way(&mut self, port: &PortSlot, services: &Services, own_qkey: u32) {
         let Some(way) = self.way else { return };
-        // Not moved out and back: that takes as many instructions as to build a datagram.
+        // Updated in place, because moving it out and back costs as much as building a datagram.
         if way.is_of(self.epoch, own_qkey) && port.is_socket_at(way.socket, way.local) {
             way.same_device =
                 way.is_group || self.last_peer.is_own(&services.shared.datagram_sockets, way.peer);
@@ -345,7 +346,8 @@ impl DatagramBuilder<'_> {
         }
     }
 
-    /// The way to a destination; nothing where no socket of the port has its local address.
+    /// Returns the route to a destination, or `None` if no socket of the port has its local
+    /// address.
     fn find_way(
         &mut self,
         to: &Destination,
@@ -382,7 +384,7 @@ impl DatagramBuilder<'_> {
     }
 }
 
-/// Describes, for the log, the reason for which a request cannot be sent.
+/// Describes, for the log, why a request cannot be sent.
 #[cold]
 fn why_unsent(
     qp: &QpInner,
@@ -419,13 +421,13 @@ fn why_unsent(
 struct SendOutcome {
     /// Number of datagrams consumed, including those skipped.
     done: usize,
-    /// There is no room for the next one.
+    /// The socket has no room for the next datagram.
     is_blocked: bool,
-    /// Datagrams that were sent; and of these, those to queue pairs of the same device, and to
-    /// groups.
+    /// Number of datagrams that were sent, and how many of them went to queue pairs of the same
+    /// device or to groups.
     all: Count,
     same_device: Count,
-    /// Number of datagrams that UDP refused.
+    /// Number of datagrams that UDP has refused.
     unsent: u64,
 }
 
@@ -475,7 +477,7 @@ fn send(port: &mut PortSlot, at: usize, staging: &mut Staging) -> SendOutcome {
 }
 
 impl SendQueue {
-    /// Gives back the last `count` requests that were built: they are built anew.
+    /// Returns the last `count` requests that were built to the send queue, to be built again.
     fn take_back(&mut self, count: usize) {
         for _ in 0..count {
             self.unbuild();

@@ -1,4 +1,4 @@
-//! What follows from the destination of a datagram.
+//! Route of datagrams to one destination.
 
 use super::Destination;
 use std::net::{IpAddr, SocketAddr};
@@ -6,34 +6,34 @@ use std::num::NonZeroU8;
 use uiw_datagram::Header;
 use uiw_llp::Outgoing;
 
-/// Properties of a destination: determined once for consecutive requests to one destination, and
-/// kept for the next batch.
+/// Properties that depend on the destination. They are determined once for consecutive requests,
+/// and kept for the next batch.
 pub(super) struct SendRoute {
     pub(super) to: Destination,
-    /// The Q_Key of the queue pair itself.
+    /// Q_Key of the sending queue pair.
     pub(super) own_qkey: u32,
     /// Index of the socket in the port.
     pub(super) socket: usize,
-    /// The address that it has.
+    /// Local address of the socket.
     pub(super) local: IpAddr,
     pub(super) peer: SocketAddr,
-    /// It leads to a group.
+    /// True if the destination is a group.
     pub(super) is_group: bool,
-    /// It leads to a queue pair of the same device, or to a group.
+    /// True if the destination is a queue pair of the same device, or a group.
     pub(super) same_device: bool,
-    /// A header of datagrams that take it, and its bytes: those of the next datagram mostly differ
-    /// in the MSN alone.
+    /// Header of datagrams on this route, and its bytes. The next datagram usually differs only in
+    /// the MSN.
     pub(super) header: Header,
     pub(super) bytes: [u8; Header::LEN],
 }
 
 impl SendRoute {
-    /// Returns whether its header has what the queue pair has now.
+    /// Returns whether the header is still valid for the queue pair.
     pub(super) fn is_of(&self, epoch: u32, own_qkey: u32) -> bool {
         (self.header.epoch, self.own_qkey) == (epoch, own_qkey)
     }
 
-    /// The bytes of the header of datagrams that take it, but for their MSN.
+    /// Returns the bytes of the header, except for the MSN.
     #[inline]
     pub(super) fn header(&mut self, solicited: bool, immediate: Option<u32>) -> &[u8; Header::LEN] {
         if (self.header.solicited, self.header.immediate) != (solicited, immediate) {
@@ -43,7 +43,7 @@ impl SendRoute {
         &self.bytes
     }
 
-    /// A datagram of `len` bytes that takes it.
+    /// Returns a datagram of `len` bytes on this route.
     pub(super) fn outgoing(&self, len: usize) -> Outgoing {
         Outgoing { hop_limit: NonZeroU8::new(self.to.ah.hop_limit()), ..Outgoing::new(self.peer, len) }
     }
