@@ -1,7 +1,7 @@
-//! Where the active poller sleeps: in the stack's own epoll set, which has a wake fd in it.
+//! Lets the active poller sleep in the stack's own epoll set, which contains a wake descriptor.
 //!
-//! A nested epoll set, or an epoll set in poll(2), costs an extra wake-up, and reports that
-//! something is ready, but not which descriptor: that takes a second call.
+//! A nested epoll set, or an epoll set in poll(2), costs an extra wake-up. It also reports only
+//! that something is ready and not which descriptor, so that a second call is needed.
 
 use super::os::{EpollSet, StackFd, WakeFd};
 use super::sync::AtomicBool;
@@ -10,11 +10,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// One thread sleeps here at a time.
+/// Sleeping place for one thread at a time.
 pub(super) struct EpollWaiter {
     set: EpollSet,
     wake_fd: WakeFd,
-    /// The wake fd was written since it was cleared last.
+    /// True if the wake descriptor was written since it was last cleared.
     written: AtomicBool,
 }
 
@@ -29,8 +29,8 @@ impl EpollWaiter {
         self.set.is(stack)
     }
 
-    /// Sleeps until the stack has something, [`EpollWaiter::wake`] is called, a signal comes, or
-    /// `timeout` has passed, rounded up to a millisecond. True when the stack has something.
+    /// Sleeps until the stack has events, [`EpollWaiter::wake`] is called, a signal arrives, or
+    /// `timeout`, rounded up to a millisecond, has passed. Returns whether the stack has events.
     pub(super) fn sleep(&self, timeout: Option<Duration>) -> bool {
         self.set.sleep(timeout)
     }
@@ -41,8 +41,8 @@ impl EpollWaiter {
         self.wake_fd.write();
     }
 
-    /// Clears the wake fd, once no thread can write it any more: while it is readable no thread can
-    /// sleep in the set.
+    /// Clears the wake descriptor once no thread can write it any more. While it is readable, no
+    /// thread can sleep in the set.
     pub(super) fn clear(&self) {
         if self.written.swap(false, Ordering::SeqCst) {
             self.wake_fd.clear();

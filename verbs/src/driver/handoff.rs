@@ -1,5 +1,5 @@
-//! How work reaches the thread that holds a shard's core: the queues and flags for a thread that
-//! cannot take the lock.
+//! Passes work to the thread that holds a shard's core: queues and flags for threads that cannot
+//! lock the core.
 //!
 //! | step | thread that has work | thread that holds the core |
 //! |---|---|---|
@@ -8,44 +8,45 @@
 //! | 3 | tries the core's lock | tries the core's lock; if another thread has it, that thread does step 2 |
 //! | 4 | with the lock: serves; without: returns | clears `pending`, then takes the lists, serves, goes to step 1 |
 //!
-//! No work is lost: where the try of step 3 fails, another thread holds the core and has not
-//! unlocked, so its step 2 comes after `pending` was set. `pending` is cleared before the lists are
-//! taken and set after they were extended, so a list that is extended after it was taken has its
-//! flag set.
+//! No work is lost. If the try in step 3 fails, another thread holds the core and has not unlocked
+//! it, so its step 2 comes after `pending` was set. `pending` is cleared before the lists are
+//! taken, and set after they were extended, so it is set for a list that is extended after it was
+//! taken.
 //!
-//! The proof needs the store of `pending` before the try, and the unlocking before the load of
-//! `pending`. The flags are sequentially consistent, and trying and unlocking are
-//! read-modify-writes on the lock's word: on x86-64 each is a full barrier; on AArch64 a
-//! store-release, or a release of a read-modify-write, is never passed by a later load-acquire.
+//! The proof requires that `pending` is stored before the lock is tried, and that the lock is
+//! released before `pending` is loaded. The flags are sequentially consistent, and trying and
+//! unlocking are read-modify-writes of the lock's word. On x86-64 each is a full barrier. On
+//! AArch64, a store-release, or the release of a read-modify-write, is never passed by a later
+//! load-acquire.
 
 use super::mutant::{MODEL, Mutant, is_mutant};
 use super::sync::{AtomicBool, Mutex, TryMutex, TryMutexGuard};
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 
-/// A control call's work on the core.
+/// Work of a control call on the core.
 pub(super) type Command<C> = Box<dyn FnOnce(&mut C) + Send>;
 
 /// Maximum number of times that a thread serves posts of other threads after its own work.
 const SERVE_OTHERS: usize = if MODEL { 2 } else { 8 };
 
-/// A core `C`, and the work `P` that waits for its holder.
+/// A core `C`, and work `P` that waits for the thread that holds it.
 pub(super) struct Handoff<C, P> {
     core: TryMutex<C>,
     posts: Mutex<VecDeque<P>>,
     commands: Mutex<Vec<Command<C>>>,
-    /// Set after `posts` or `commands` was extended; read by the holder of `core` after unlocking.
+    /// Set after `posts` or `commands` was extended. The holder of `core` reads it after unlocking.
     pending: AtomicBool,
-    /// Set after `commands` was extended: the holder reads it between two connections.
+    /// Set after `commands` was extended. The holder reads it between two connections.
     commanded: AtomicBool,
 }
 
 /// The result of [`Handoff::serve_rest`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PendingWork {
-    /// Nothing waits, or another thread holds the core and serves it.
+    /// Nothing is waiting, or another thread holds the core and serves it.
     Served,
-    /// Posts wait: other threads post faster than this thread serves them.
+    /// Posts are waiting, because other threads post faster than this one serves them.
     Posts,
 }
 
@@ -60,12 +61,12 @@ impl<C, P> Handoff<C, P> {
         }
     }
 
-    /// Takes the core, waiting for it.
+    /// Locks the core, waiting for it.
     pub(super) fn lock(&self) -> TryMutexGuard<'_, C> {
         self.core.lock()
     }
 
-    /// Takes the core, waiting for it for at most `timeout`.
+    /// Locks the core, waiting for at most `timeout`.
     #[cfg(not(any(loom, shuttle)))]
     pub(super) fn lock_within(&self, timeout: std::time::Duration) -> Option<TryMutexGuard<'_, C>> {
         self.core.try_lock_for(timeout)
@@ -81,7 +82,7 @@ impl<C, P> Handoff<C, P> {
         self.core.try_lock()
     }
 
-    /// Adds a post. The caller then tries the lock, or starts the coalesce timer, after which the
+    /// Adds a post. The caller then tries the lock, or starts the coalesce timer so that the
     /// background thread does.
     pub(super) fn post(&self, post: P) {
         if is_mutant(Mutant::PendingBeforePost) {
@@ -106,7 +107,8 @@ impl<C, P> Handoff<C, P> {
         self.pending.load(Ordering::SeqCst)
     }
 
-    /// Clears `pending`. True when it was set: the holder takes the commands and the posts.
+    /// Clears `pending`. Returns whether it was set, so that the holder must take the commands and
+    /// the posts.
     #[inline]
     pub(super) fn take_pending(&self) -> bool {
         if is_mutant(Mutant::TakenBeforePending) {
@@ -115,8 +117,8 @@ impl<C, P> Handoff<C, P> {
         self.pending.load(Ordering::SeqCst) && self.pending.swap(false, Ordering::SeqCst)
     }
 
-    /// Moves the posts to `into`: an empty list is swapped with theirs, so that both keep their
-    /// allocations.
+    /// Moves the posts to `into`. If that is empty, the two lists are swapped, so that both keep
+    /// their allocations.
     pub(super) fn take_posts(&self, into: &mut VecDeque<P>) {
         let mut posts = self.posts.lock();
         if into.is_empty() {
@@ -130,19 +132,19 @@ impl<C, P> Handoff<C, P> {
         }
     }
 
-    /// Takes the commands that wait, between two connections.
+    /// Takes the waiting commands, between two connections.
     #[inline]
     pub(super) fn take_commands(&self) -> Option<Vec<Command<C>>> {
         let waits = self.commanded.load(Ordering::Relaxed) && self.commanded.swap(false, Ordering::SeqCst);
         waits.then(|| std::mem::take(&mut *self.commands.lock()))
     }
 
-    /// Serves the work that other threads added while the caller held the core, which it has just
-    /// unlocked. `serve` unlocks it again.
+    /// Serves the work that other threads have added while the caller held the core, which it has
+    /// just unlocked. `serve` unlocks it again.
     #[inline]
     pub(super) fn serve_rest<'a>(&'a self, mut serve: impl FnMut(TryMutexGuard<'a, C>)) -> PendingWork {
         let mut times = 0;
-        // A thread waits for the result of a command; posts can wait for the background thread.
+        // Threads wait for the results of commands. Posts can be left to the background thread.
         while times < SERVE_OTHERS || self.commanded.load(Ordering::SeqCst) {
             times += 1;
             if !self.is_pending() || is_mutant(Mutant::UnlockOmitsRead) {

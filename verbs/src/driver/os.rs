@@ -12,14 +12,14 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A stack's descriptor: readable while the stack has something.
+/// Descriptor of a stack. It is readable while the stack has events.
 pub(super) type StackFd = OwnedFd;
 
-/// The epoll data of a wake fd. No token of a stream has all bits set: its slot's number would be
-/// the largest of all.
+/// Epoll data of a wake descriptor. No token of a stream has all bits set, because its slot would
+/// have the largest possible number.
 const WAKE: u64 = u64::MAX;
-/// Events that one wait reads: the wake fd, and one other, which shows that the stack has
-/// something.
+/// Number of events that one wait reads: the wake descriptor, and another one, which shows that the
+/// stack has events.
 const EVENTS: usize = 2;
 
 /// An eventfd: readable from a write until it is cleared.
@@ -31,24 +31,24 @@ impl WakeFd {
     }
 
     pub(super) fn write(&self) {
-        // Fails only with a count of 2^64 - 2.
+        // A write fails only if the count is 2^64 - 2.
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 
     pub(super) fn clear(&self) {
-        // Fails only when the count is zero.
+        // A read fails only if the count is 0.
         let _ = rustix::io::read(&self.0, &mut [0u8; 8]);
     }
 
-    /// Sleeps in poll(2) until this descriptor is readable, which clears it, until `stack` is, or
-    /// until `timeout` has passed. True when `stack` is readable.
+    /// Sleeps in poll(2) until this descriptor is readable, which clears it, until `stack` is
+    /// readable, or until `timeout` has passed. Returns whether `stack` is readable.
     pub(super) fn sleep(&self, stack: Option<&StackFd>, timeout: Option<Duration>) -> bool {
         let own: BorrowedFd<'_> = self.0.as_fd();
         let other = stack.map_or(own, AsFd::as_fd);
         let mut fds =
             [PollFd::from_borrowed_fd(own, PollFlags::IN), PollFd::from_borrowed_fd(other, PollFlags::IN)];
         let used = if stack.is_some() { 2 } else { 1 };
-        // EINTR is a wake-up like any other: every caller checks its condition again.
+        // EINTR counts as a wake-up, because every caller checks its condition again.
         let _ = poll(&mut fds[..used], timeout.map(timespec).as_ref());
         if !fds[0].revents().is_empty() {
             self.clear();
@@ -57,12 +57,12 @@ impl WakeFd {
     }
 }
 
-/// An epoll set with a wake fd in it.
+/// Epoll set that contains a wake descriptor.
 pub(super) struct EpollSet(Arc<OwnedFd>);
 
 impl EpollSet {
-    /// The stack's own set, to which `wake` is added; where the stack does not wait with an epoll
-    /// set, one around both.
+    /// Adds `wake` to the stack's own epoll set. If the stack does not use one, creates a set for
+    /// both.
     pub(super) fn new(stack: &Arc<StackFd>, wake: &WakeFd) -> Result<Self> {
         let add = |set: &OwnedFd, fd: &OwnedFd, data| {
             epoll::add(set, fd, epoll::EventData::new_u64(data), epoll::EventFlags::IN)
@@ -84,37 +84,37 @@ impl EpollSet {
         Arc::ptr_eq(&self.0, stack)
     }
 
-    /// Sleeps until the stack has something, the wake fd is readable, a signal comes, or `timeout`
-    /// has passed, rounded up to a millisecond. True when the stack has something.
+    /// Sleeps until the stack has events, the wake descriptor is readable, a signal arrives, or
+    /// `timeout`, rounded up to a millisecond, has passed. Returns whether the stack has events.
     pub(super) fn sleep(&self, timeout: Option<Duration>) -> bool {
         let mut events = [const { MaybeUninit::<epoll::Event>::uninit() }; EVENTS];
         match epoll::wait(&self.0, &mut events[..], timeout.map(timespec).as_ref()) {
             Ok((ready, _)) => ready.iter().any(|event| event.data.u64() != WAKE),
-            // EINTR is a wake-up like any other: every caller checks its condition again.
+            // EINTR counts as a wake-up, because every caller checks its condition again.
             Err(_) => false,
         }
     }
 }
 
-/// An epoll set that an application waits with in a poll(2) of its own: the descriptor of a
-/// completion channel.
+/// Epoll set that an application waits on in its own poll(2): the descriptor of a completion
+/// channel.
 pub(crate) struct ChannelSet(OwnedFd);
 
 impl ChannelSet {
-    /// A set that is readable while `tokens` is.
+    /// Creates a set that is readable while `tokens` is.
     pub(crate) fn new(tokens: BorrowedFd<'_>) -> Result<Self> {
         let set = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         epoll::add(&set, tokens, epoll::EventData::new_u64(WAKE), epoll::EventFlags::IN)?;
         Ok(Self(set))
     }
 
-    /// The set by another descriptor.
+    /// Duplicates the descriptor of the set.
     pub(crate) fn map_fd(self, map: impl FnOnce(OwnedFd) -> OwnedFd) -> Self {
         Self(map(self.0))
     }
 
-    /// Adds the stack's descriptor, without waiting for it yet. It must be an epoll set: epoll
-    /// reports errors of other descriptors even when no event is requested.
+    /// Adds the stack's descriptor without waiting for it yet. It must be an epoll set: of other
+    /// descriptors, epoll reports errors even if no event is requested.
     pub(super) fn add(&self, stack: &StackFd) -> Result<()> {
         Ok(epoll::add(&self.0, stack, epoll::EventData::new_u64(0), epoll::EventFlags::empty())?)
     }
@@ -122,7 +122,7 @@ impl ChannelSet {
     /// Sets whether this set is readable while the stack's descriptor is.
     pub(super) fn wait_for(&self, stack: &StackFd, on: bool) {
         let flags = if on { epoll::EventFlags::IN } else { epoll::EventFlags::empty() };
-        // Fails only for a descriptor that is not in the set.
+        // Fails only if the descriptor is not in the set.
         let _ = epoll::modify(&self.0, stack, epoll::EventData::new_u64(0), flags);
     }
 }
@@ -144,22 +144,25 @@ pub(super) fn sleep_for(time: Duration) {
     std::thread::sleep(time);
 }
 
-/// The number of this thread.
+/// Returns the number of this thread.
 pub(super) fn thread_id() -> i32 {
     rustix::thread::gettid().as_raw_pid()
 }
 
-/// Processor time that a thread of this process has used; nothing if there is none, or for 0.
+/// Returns the processor time that a thread of this process has used; `None` if there is no such
+/// thread, or for 0.
 pub(super) fn thread_time(thread: i32) -> Option<Duration> {
-    /// CPUCLOCK_PERTHREAD_MASK and CPUCLOCK_SCHED of the kernel's `posix-timers.h`: the clock of
-    /// `pthread_getcpuclockid`, which refuses a thread that has ended instead.
+    /// CPUCLOCK_PERTHREAD_MASK and CPUCLOCK_SCHED of the kernel's `posix-timers.h`. They make the
+    /// clock that `pthread_getcpuclockid` returns; that function must not be called for a thread
+    /// that has ended.
     const OF_A_THREAD: libc::clockid_t = 4 | 2;
-    // The kernel takes 0 for the calling thread.
+    // For the kernel, 0 is the calling thread.
     if thread == 0 {
         return None;
     }
     let mut time = MaybeUninit::<libc::timespec>::zeroed();
-    // SAFETY: a time that can be written; all zeroes are one, should the call fail.
+    // SAFETY: the structure is a local variable. If the call fails it stays all zeros, which is a
+    // valid time.
     let (failed, time) = unsafe {
         (libc::clock_gettime(!thread << 3 | OF_A_THREAD, time.as_mut_ptr()) != 0, time.assume_init())
     };

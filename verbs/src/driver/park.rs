@@ -1,9 +1,8 @@
-//! A thread that sleeps and can be woken as a task: in poll(2), or in the stack's epoll set.
+//! Lets a thread sleep, in poll(2) or in the stack's epoll set, until it is woken like a task.
 //!
-//! The sleeper sets `asleep`, then reads `notified`; [`Parker::notify`] sets `notified`, then reads
-//! `asleep`. In the order of the sequentially consistent accesses one of the two reads comes last,
-//! and sees what the other thread stored: either the sleeper stays awake, or the descriptor is
-//! written.
+//! The sleeper sets `asleep` and then reads `notified`; [`Parker::notify`] sets `notified` and then
+//! reads `asleep`. The accesses are sequentially consistent, so at least one of the two threads
+//! sees what the other has stored: either the sleeper stays awake, or the descriptor is written.
 
 use super::epoll_waiter::EpollWaiter;
 use super::mutant::{Mutant, is_mutant};
@@ -16,7 +15,7 @@ use std::sync::atomic::Ordering;
 use std::task::Wake;
 use std::time::Duration;
 
-/// A wake-up target with a descriptor. The descriptor is written only while its thread sleeps.
+/// Wake-up target with a descriptor, which is written only while its thread sleeps.
 pub(super) struct Parker {
     wake_fd: WakeFd,
     notified: AtomicBool,
@@ -24,10 +23,10 @@ pub(super) struct Parker {
     sleeps_in: Mutex<SleepsIn>,
 }
 
-/// Object in which the thread sleeps.
+/// Where the thread sleeps.
 enum SleepsIn {
     Nothing,
-    /// poll(2), with the parker's own descriptor.
+    /// In poll(2), with the parker's own descriptor.
     Poll,
     Epoll(Arc<EpollWaiter>),
 }
@@ -44,7 +43,7 @@ impl Parker {
         })
     }
 
-    /// The calling thread's own.
+    /// Returns the parker of the calling thread.
     pub(super) fn current() -> Result<Arc<Self>> {
         PARKER.with(|cell| {
             if let Some(parker) = cell.get() {
@@ -67,8 +66,8 @@ impl Parker {
     pub(super) fn notify(&self) {
         self.notified.store(true, Ordering::SeqCst);
         if self.asleep.load(Ordering::SeqCst) && !is_mutant(Mutant::NotifyOmitsWake) {
-            // Held while the descriptor is written: once the sleeper has taken this lock, no thread
-            // writes it any more.
+            // Locked while the descriptor is written, so that no thread writes it after the sleeper
+            // has taken this lock.
             match &*self.sleeps_in.lock() {
                 SleepsIn::Nothing => {}
                 SleepsIn::Poll => self.wake_fd.write(),
@@ -77,8 +76,8 @@ impl Parker {
         }
     }
 
-    /// Sleeps until notified, until `stack` is readable, or until `deadline`. True when `stack` is
-    /// readable.
+    /// Sleeps until notified, until `stack` is readable, or until `deadline`. Returns whether
+    /// `stack` is readable.
     pub(super) fn sleep(&self, stack: Option<&StackFd>, deadline: Option<Instant>) -> bool {
         *self.sleeps_in.lock() = SleepsIn::Poll;
         let readable = self.asleep_while(|| self.wake_fd.sleep(stack, deadline.map(remaining)));
@@ -86,8 +85,8 @@ impl Parker {
         readable
     }
 
-    /// Sleeps until notified, until the stack of `waiter` has something, or until `deadline`, a
-    /// millisecond later at most. True when the stack has something.
+    /// Sleeps until notified, until the stack of `waiter` has events, or until `deadline`, at most
+    /// a millisecond later. Returns whether the stack has events.
     pub(super) fn sleep_in(&self, waiter: &Arc<EpollWaiter>, deadline: Option<Instant>) -> bool {
         *self.sleeps_in.lock() = SleepsIn::Epoll(Arc::clone(waiter));
         let readable = self.asleep_while(|| waiter.sleep(deadline.map(remaining)));

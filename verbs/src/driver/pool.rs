@@ -1,5 +1,5 @@
-//! Buffers for bytes that outlive a round: the front of an FPDU, and staging that the socket has
-//! not taken.
+//! Buffers for bytes that outlive a round: the beginning of an FPDU, and staged bytes that the
+//! socket has not accepted.
 
 /// Buffers that the connections of a shard use in turn.
 #[derive(Default)]
@@ -7,11 +7,11 @@ pub(crate) struct Pool {
     free: Vec<Vec<u8>>,
 }
 
-/// Largest buffer kept for reuse.
+/// Capacity, in bytes, up to which buffers are kept for reuse.
 const KEEP: usize = uiw_stream::MAX_BUFFER;
 
 impl Pool {
-    /// An empty buffer.
+    /// Returns an empty buffer.
     pub(crate) fn take(&mut self) -> Vec<u8> {
         self.free.pop().unwrap_or_default()
     }
@@ -23,7 +23,7 @@ impl Pool {
         }
     }
 
-    /// Frees buffers beyond one for each of the `connections` that remain.
+    /// Frees buffers beyond one for each of the remaining `connections`.
     pub(crate) fn keep(&mut self, connections: usize) {
         self.free.truncate(connections);
     }

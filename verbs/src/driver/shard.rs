@@ -1,4 +1,4 @@
-//! A shard: an event set, connections, timers and staging behind one lock.
+//! A shard: an event set with its connections and timers, protected by one lock.
 
 use super::handoff::{Handoff, PendingWork};
 use super::progress::State;
@@ -14,17 +14,17 @@ use uiw_llp::Token;
 pub(crate) struct Shard {
     index: usize,
     shared: Arc<Shared>,
-    /// The core, and what waits for its holder: connections with something to do (posts, receives
-    /// for a stalled stream), commands.
+    /// The core, and work that waits for the thread that holds it: connections whose doorbell was
+    /// rung, and commands.
     handoff: Handoff<Core, Token>,
-    /// Counts rounds of all threads: shows the background thread whether another thread drives.
-    /// Written with the core held.
+    /// Number of rounds of all threads (wrapping), which shows the background thread whether
+    /// another thread drives. Written only while the core is held.
     pub(super) rounds: AtomicU32,
-    /// The last round during which a poll found the core held.
+    /// Number of the last round during which a poll found the core held.
     pub(super) contended_round: AtomicU32,
-    /// Shared with the background thread, which outlives the shard.
+    /// Shared with the background thread, which may outlive the shard.
     pub(super) progress: Arc<State>,
-    /// The background thread was started.
+    /// True if the background thread was started.
     started: AtomicBool,
 }
 
@@ -59,7 +59,7 @@ impl Shard {
         self.progress.is_manual()
     }
 
-    /// Starts the background thread with the first listener or connection: an idle shard has none.
+    /// Starts the background thread, with the first listener or connection. An idle shard has none.
     pub(crate) fn start(self: &Arc<Self>) -> Result<()> {
         if self.is_manual()
             || self.started.load(Ordering::Acquire)
@@ -70,7 +70,7 @@ impl Shard {
         self.spawn().inspect_err(|_| self.started.store(false, Ordering::Release))
     }
 
-    /// Rings the doorbell of a connection: the holder of the core serves it.
+    /// Rings the doorbell of a connection, which the thread that holds the core then serves.
     pub(crate) fn ring(&self, token: Token) {
         self.handoff.post(token);
     }
@@ -79,7 +79,7 @@ impl Shard {
         self.handoff.is_pending()
     }
 
-    /// Takes the core, waiting for it: only for a program that drives by itself
+    /// Locks the core, waiting for it. Only for programs that drive the device themselves
     /// ([`crate::Device::pump`]).
     pub(crate) fn lock(self: &Arc<Self>) -> Busy<'_> {
         let guarded = self.guarded();
@@ -99,9 +99,8 @@ impl Shard {
         self.shared.progress_hooks.map(|hooks| HookGuard { leave: hooks.leave, entered: (hooks.enter)() })
     }
 
-    /// Runs `command` on the shard's connections and returns its result: at once where no other
-    /// thread drives; otherwise the thread that drives runs it after the connection that it is
-    /// serving.
+    /// Runs `command` on the core and returns its result. If another thread drives, that thread
+    /// runs it, after the connection that it is serving.
     pub(crate) fn call<R: Send + 'static>(
         self: &Arc<Self>,
         command: impl FnOnce(&mut Core) -> R + Send + 'static,
@@ -118,16 +117,16 @@ impl Shard {
         }
     }
 
-    /// Like [`Self::call`], for a thread that may be the one that drives: a signal handler that
-    /// ends the process interrupts the round. Nothing where the result is not there within
+    /// Like [`Self::call`], for a thread that may itself be driving, because a signal handler that
+    /// ends the process has interrupted its round. Returns `None` if there is no result within
     /// `timeout`.
     pub(super) fn call_within<R: Send + 'static>(
         self: &Arc<Self>,
         timeout: Duration,
         command: impl FnOnce(&mut Core) -> R + Send + 'static,
     ) -> Option<R> {
-        // A thread has the lock of one shard at most, so one that was interrupted with a lock takes
-        // none.
+        // A thread holds the lock of at most one shard, so a thread that was interrupted while it
+        // holds one locks no other.
         #[cfg(debug_assertions)]
         if HOLDS.get() {
             return None;
@@ -135,7 +134,8 @@ impl Shard {
         self.request(command).map_or_else(|results| results.recv_timeout(timeout).ok(), Some)
     }
 
-    /// Runs `command`, or leaves it to the thread that drives, whose result is received.
+    /// Runs `command`, or leaves it to the thread that drives; then its result is received from the
+    /// returned channel.
     fn request<R: Send + 'static>(
         self: &Arc<Self>,
         command: impl FnOnce(&mut Core) -> R + Send + 'static,
@@ -147,46 +147,46 @@ impl Shard {
         }
         let (result, results) = mpsc::sync_channel(1);
         self.handoff.command(Box::new(move |core| {
-            // The caller may have ceased to wait for it.
+            // The caller may no longer be waiting.
             let _ = result.send(command(core));
         }));
         self.try_flush();
         Err(results)
     }
 
-    /// Queues `command` for the next thread that drives the shard. May be called with another
-    /// shard's lock held.
+    /// Queues `command` for the next thread that drives the shard. May be called while the lock of
+    /// another shard is held.
     pub(super) fn enqueue(&self, command: impl FnOnce(&mut Core) + Send + 'static) {
         self.handoff.command(Box::new(command));
         self.coalesce_timer();
     }
 
-    /// Drops connections, listeners and the stack, at the drop of the device, once a background
-    /// thread that drives has unlocked.
+    /// Drops connections, listeners and the stack, when the device is dropped. Waits until a
+    /// background thread that drives has unlocked the core.
     pub(super) fn close(&self) {
-        // A round takes much less. Only if the last handle is dropped within a round does this
-        // thread hold the lock itself.
+        // A round takes much less time. The lock is not available only if this thread holds it,
+        // because the last handle was dropped within a round.
         let Some(mut core) = self.handoff.lock_within(CLOSE_LOCK_TIMEOUT) else { return };
         let left = core.close();
         drop(core);
         drop(left);
     }
 
-    /// One round, unless another thread drives. Returns how much was done.
+    /// Makes one round, unless another thread drives. Returns the amount of work done.
     pub(crate) fn try_pump(self: &Arc<Self>) -> usize {
         self.try_lock().map_or(0, |mut busy| busy.pump())
     }
 
-    /// Serves only the connections that have a doorbell, without reading from the network: what a
-    /// post does.
+    /// Serves only the connections whose doorbell was rung, without reading from the network. This
+    /// is what a post does.
     pub(crate) fn try_flush(self: &Arc<Self>) -> bool {
         let Some(mut busy) = self.try_lock() else { return false };
         busy.flush();
         true
     }
 
-    /// Serves one connection, for which something was posted; while another thread drives, that one
-    /// does.
+    /// Serves one connection for which something was posted. If another thread drives, that thread
+    /// does it.
     pub(crate) fn serve(self: &Arc<Self>, token: Token) {
         if let Some(mut busy) = self.try_lock() {
             busy.core().serve(token);
@@ -197,9 +197,9 @@ impl Shard {
         }
     }
 
-    /// Moves the connections that have a doorbell to the core's list, then runs the commands that
-    /// wait: a command that serves doorbells ([`super::Driver::serve_posts`]) finds those that were
-    /// rung before it was queued.
+    /// Moves the connections whose doorbell was rung to the core's list, then runs the waiting
+    /// commands. So a command that serves doorbells ([`super::Driver::serve_posts`]) finds those
+    /// that were rung before it was queued.
     #[inline]
     pub(super) fn take_pending(&self, core: &mut Core) {
         if self.handoff.take_pending() {
@@ -208,7 +208,7 @@ impl Shard {
         }
     }
 
-    /// Runs the commands that wait, between two connections.
+    /// Runs the waiting commands, between two connections.
     #[inline]
     pub(super) fn run_commands(&self, core: &mut Core) {
         if let Some(commands) = self.handoff.take_commands() {
@@ -226,18 +226,18 @@ impl Drop for Shard {
     }
 }
 
-/// The core, held. Unlocking executes the wake-ups that were collected, and serves the work for
-/// which other threads set `pending`.
+/// The locked core. Dropping it unlocks the core, executes the collected wake-ups, and serves the
+/// work for which other threads have set `pending`.
 pub(crate) struct Busy<'a> {
     shard: &'a Arc<Shard>,
     core: Option<TryMutexGuard<'a, Core>>,
-    /// The thread has served a post of its own, and nothing else, since it has taken the core.
+    /// True if the thread has only served a post of its own since it has locked the core.
     is_post: bool,
-    /// Dropped last.
+    /// Must be dropped last.
     _guarded: Option<HookGuard>,
 }
 
-/// Between the two calls of a [`crate::ProgressHooks`].
+/// Represents the time between the two calls of a [`crate::ProgressHooks`].
 struct HookGuard {
     leave: fn(i32),
     entered: i32,
@@ -251,7 +251,7 @@ impl Drop for HookGuard {
 
 #[cfg(debug_assertions)]
 thread_local! {
-    /// True while this thread holds a shard's lock.
+    /// True while this thread holds the lock of a shard.
     static HOLDS: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
 }
 
@@ -262,7 +262,7 @@ impl<'a> Busy<'a> {
         Self { shard, core: Some(core), is_post: false, _guarded: guarded }
     }
 
-    /// The core.
+    /// Returns the core.
     pub(crate) fn core(&mut self) -> &mut Core {
         match &mut self.core {
             Some(core) => core,
@@ -270,12 +270,12 @@ impl<'a> Busy<'a> {
         }
     }
 
-    /// One round: doorbells, arrivals, timers.
+    /// Makes one round: doorbells, arrivals, timers.
     pub(crate) fn pump(&mut self) -> usize {
         self.pump_until(&|| false)
     }
 
-    /// Like [`Busy::pump`]; ends early, between two connections, once `enough` returns true.
+    /// Like [`Busy::pump`], but ends early, between two connections, once `enough` returns true.
     pub(crate) fn pump_until(&mut self, enough: &dyn Fn() -> bool) -> usize {
         let shard = self.shard;
         let round = shard.rounds.load(Ordering::Relaxed).wrapping_add(1);
@@ -287,7 +287,7 @@ impl<'a> Busy<'a> {
         work
     }
 
-    /// A round that polls the stack first. Returns the number of its events.
+    /// Makes a round that polls the stack first. Returns the number of the stack's events.
     pub(super) fn poll_stack(&mut self) -> usize {
         let shard = self.shard;
         let core = self.core();
@@ -297,8 +297,8 @@ impl<'a> Busy<'a> {
         events
     }
 
-    /// A round after a sleep that an event of the stack ended: where it finds nothing, the stack is
-    /// polled.
+    /// Makes a round after an event of the stack has ended a sleep. If it finds nothing, polls the
+    /// stack.
     pub(super) fn answer(&mut self) {
         if self.pump() == 0 {
             self.poll_stack();
@@ -321,13 +321,14 @@ impl<'a> Busy<'a> {
         }
     }
 
-    /// Unlocks, and does what the round left for afterwards. Apart, as most rounds leave nothing.
+    /// Unlocks the core, and does what the round has left for afterwards. A separate function,
+    /// because most rounds leave nothing.
     #[inline(never)]
     fn release_all(shard: &Shard, mut core: TryMutexGuard<'_, Core>, is_post: bool) {
         let wakes = std::mem::take(&mut core.services.wakes);
         let trash = std::mem::take(&mut core.trash);
         // Stored while the core is held, so that it does not overwrite a deadline that another
-        // thread adds after unlocking.
+        // thread sets after unlocking.
         let earlier = core.new_deadline().is_some_and(|next| shard.progress.set_timer(next));
         let bulk_disconnect = std::mem::take(&mut core.bulk_disconnect);
         drop(core);
@@ -359,7 +360,7 @@ impl Drop for Busy<'_> {
             self.release();
         });
         if rest == PendingWork::Posts {
-            // This thread has work of its own.
+            // Leaves the posts to another thread, because this one has other work.
             shard.coalesce_timer();
         }
     }

@@ -1,4 +1,4 @@
-//! What the shards of a device have in common: the table of STags, limits and counts, numbers, the
+//! State that the shards of a device share: the table of STags, limits and counts, numbers, and the
 //! receive memory budget.
 //!
 //! # Receive memory
@@ -26,7 +26,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use uiw_counters::DeviceCounters;
 
-/// Counts of a device's objects against its limits.
+/// Numbers of a device's objects, compared with its limits.
 #[derive(Default)]
 pub(crate) struct Counts {
     qp: AtomicU32,
@@ -78,33 +78,33 @@ impl Limits {
     }
 }
 
-/// The receive memory budget: bytes that connections keep between rounds, the front of an FPDU or
-/// everything behind a Send that waits for a receive. One bound for all connections of a device. An
-/// eighth of it is for Sends that wait on connections of which whole FPDUs are read, as the rest is
-/// used up.
+/// Receive memory budget of all connections of a device: bytes that connections keep between
+/// rounds, such as the beginning of an FPDU, or everything after a Send that waits for a receive.
+/// An eighth of it is reserved for Sends that wait on connections of which only whole FPDUs are
+/// read because the rest is used up.
 #[derive(Debug)]
 pub(crate) struct Budget {
     held: AtomicUsize,
     of_whole: AtomicUsize,
     limit: usize,
-    /// The limit of `held`: a part of `limit`.
+    /// Limit of `held`, which is a part of `limit`.
     held_limit: usize,
-    /// Bytes of long messages that have not come as a whole.
+    /// Number of bytes of incomplete long messages.
     unfinished: AtomicUsize,
     unfinished_limit: usize,
 }
 
-/// Memory of a long message that has not come as a whole, of a [`Budget`]. Given back when dropped.
+/// Memory of an incomplete long message, charged to a [`Budget`] until it is dropped.
 pub(crate) struct MessageCharge {
     shared: Arc<Shared>,
     bytes: usize,
-    /// Bytes of the message from which on it has made progress.
+    /// Length of the message at which it has made progress.
     next_step: usize,
 }
 
-/// Bytes of a long message that count as progress: with less in a second (`PARTIAL_TIMEOUT`) a peer
-/// counts as silent while memory is short, so that one that sends byte by byte does not keep the
-/// memory from others.
+/// Number of bytes of a long message that count as progress. While memory is short, a peer that
+/// sends less per second (`PARTIAL_TIMEOUT`) counts as silent, so that one that sends byte by byte
+/// does not keep the memory from others.
 const PROGRESS: usize = 64 << 10;
 
 impl MessageCharge {
@@ -112,8 +112,7 @@ impl MessageCharge {
         Self { shared: Arc::clone(shared), bytes: 0, next_step: 0 }
     }
 
-    /// Returns whether a message that has `len` bytes now has made progress since the last time it
-    /// had.
+    /// Returns whether a message that now has `len` bytes has made progress since the last time.
     pub(crate) fn has_progress(&mut self, len: usize) -> bool {
         let has = len >= self.next_step;
         if has {
@@ -122,7 +121,7 @@ impl MessageCharge {
         has
     }
 
-    /// Charges as much as makes `bytes`. False: there is no room.
+    /// Charges `bytes` in all. Returns false if there is not enough room.
     pub(crate) fn grow_to(&mut self, bytes: usize) -> bool {
         let budget = &self.shared.budget;
         let more = bytes.saturating_sub(self.bytes);
@@ -141,12 +140,12 @@ impl Drop for MessageCharge {
     }
 }
 
-/// Bytes of a [`Budget`] that one connection holds.
+/// Bytes of a [`Budget`] that one connection keeps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct HeldBytes {
-    /// Bytes of a connection that is read as far as its socket has bytes.
+    /// Bytes of a connection whose socket is read without restriction.
     pub(crate) held: usize,
-    /// Bytes of a connection of which whole FPDUs are read.
+    /// Bytes of a connection of which only whole FPDUs are read.
     pub(crate) of_whole: usize,
 }
 
@@ -162,31 +161,31 @@ impl Budget {
         }
     }
 
-    /// Returns whether long messages have more than three quarters of their memory: those whose
-    /// peers are silent have to end.
+    /// Returns whether long messages use more than three quarters of their memory, so that those
+    /// whose peers are silent must be ended.
     pub(crate) fn is_short_of_messages(&self) -> bool {
         self.unfinished.load(Ordering::Relaxed) > self.unfinished_limit / 4 * 3
     }
 
-    /// Returns whether another `bytes` may be held by a connection that is read as far as its
-    /// socket has bytes.
+    /// Returns whether a connection whose socket is read without restriction may keep another
+    /// `bytes`.
     #[inline]
     pub(crate) fn has_room(&self, bytes: usize) -> bool {
         self.held.load(Ordering::Relaxed) + bytes <= self.held_limit
     }
 
-    /// Returns whether another `bytes` may be held by a connection of which whole FPDUs are read.
+    /// Returns whether a connection of which only whole FPDUs are read may keep another `bytes`.
     pub(crate) fn has_room_for_whole(&self, bytes: usize) -> bool {
         self.of_whole.load(Ordering::Relaxed) + bytes <= self.limit / 8
     }
 
-    /// Returns whether so much is free that holders of partial FPDUs may go on: `bytes`, or most of
-    /// a small budget.
+    /// Returns whether enough is free that connections with partial FPDUs may continue: `bytes`, or
+    /// most of a small budget.
     pub(crate) fn is_relaxed(&self, bytes: usize) -> bool {
         self.has_room(bytes) || self.held.load(Ordering::Relaxed) <= self.limit / 4
     }
 
-    /// Counts a change of the bytes that one connection holds.
+    /// Updates the bytes that one connection keeps.
     pub(crate) fn count(&self, before: HeldBytes, after: HeldBytes) {
         for (total, before, after) in
             [(&self.held, before.held, after.held), (&self.of_whole, before.of_whole, after.of_whole)]
@@ -200,14 +199,14 @@ impl Budget {
     }
 }
 
-/// An entry among the addresses of a device's connections.
+/// Entry in the set of addresses of a device's connections.
 pub(crate) struct OwnEnd {
     shared: Arc<Shared>,
     addresses: (SocketAddr, SocketAddr),
 }
 
 impl OwnEnd {
-    /// `None`: a connection of the device has these addresses.
+    /// `None` if a connection of the device has these addresses.
     pub(crate) fn new(shared: &Arc<Shared>, local: SocketAddr, peer: SocketAddr) -> Option<Self> {
         let addresses = (local, peer);
         let added = shared.ends.lock().insert(addresses);
@@ -221,24 +220,24 @@ impl Drop for OwnEnd {
     }
 }
 
-/// State that every shard of a device uses.
+/// State that all shards of a device use.
 pub(crate) struct Shared {
     pub(crate) table: Arc<uiw_mem::Table>,
     pub(crate) counts: Counts,
     pub(crate) limits: Limits,
-    /// Numbers of living queue pairs.
+    /// Numbers of existing queue pairs.
     pub(crate) qps: Mutex<HashSet<u32>>,
     pub(crate) budget: Budget,
     pub(crate) progress_hooks: Option<ProgressHooks>,
     pub(crate) trim: Arc<Trim>,
     pub(crate) counters: DeviceCounters,
-    /// Injected faults, if there are any.
+    /// Faults to inject, if any.
     pub(crate) faults: Option<Arc<Faults>>,
     /// True if the wire is encrypted.
     pub(crate) encrypts: bool,
-    /// Addresses of connections of TCP, ours first: shows which of them end at this device.
+    /// Addresses of TCP connections, local one first. Shows which connections end at this device.
     ends: Mutex<HashSet<(SocketAddr, SocketAddr)>>,
-    /// The sockets of its datagram ports: shows which datagrams stay within this device.
+    /// Sockets of the device's datagram ports. Shows which datagrams stay within the device.
     pub(crate) datagram_sockets: OwnSockets,
     next_num: AtomicU32,
     next_stream: AtomicU64,
@@ -270,7 +269,7 @@ impl Shared {
         }
     }
 
-    /// A call of the application begins.
+    /// Applies injected faults to a call of the application.
     ///
     /// # Errors
     /// [`Error::Injected`].
@@ -278,17 +277,17 @@ impl Shared {
         self.faults.as_ref().map_or(Ok(()), |faults| faults.call(call))
     }
 
-    /// A number for an object that has no meaning on the wire.
+    /// Returns a number for an object, which has no meaning on the wire.
     pub(crate) fn next_num(&self) -> u32 {
         self.next_num.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Returns whether the connection's other end belongs to this device, too.
+    /// Returns whether the other end of the connection belongs to this device as well.
     pub(crate) fn has_both_ends(&self, local: SocketAddr, peer: SocketAddr) -> bool {
         local == peer || self.ends.lock().contains(&(peer, local))
     }
 
-    /// The identity of one stream: never used again.
+    /// Returns the identifier of a stream, which is never reused.
     pub(crate) fn next_stream(&self) -> uiw_mem::StreamId {
         uiw_mem::StreamId(self.next_stream.fetch_add(1, Ordering::Relaxed))
     }

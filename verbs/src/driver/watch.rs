@@ -1,13 +1,15 @@
-//! The stack's descriptor in the epoll set of a completion channel.
+//! Watches the descriptor of a stack in the epoll set of a completion channel.
 //!
-//! A program that arms a completion queue and then sleeps in a poll(2) of its own on the channel's
-//! descriptor is woken by the arrival itself, and drives the shard when it asks the channel for the
-//! event, without a second thread. The descriptor may then be readable although nothing has
-//! completed. It is never readable without an event: verbs allow events of empty queues, as the
-//! completion may have been polled already, so the channel reports one of an armed queue.
+//! A program may arm a completion queue and then sleep in its own poll(2) on the descriptor of the
+//! channel. Then the arrival itself wakes it, and it drives the shard when it asks the channel for
+//! the event, without a second thread.
 //!
-//! While the program sleeps like that, a post may withhold the token of its event: see
-//! `comp_channel/withheld.rs`.
+//! The descriptor may be readable although nothing has completed, but never without an event: in
+//! this case the channel reports an event of an armed queue. Verbs allow events of empty queues,
+//! because the completion may have been polled already.
+//!
+//! While the program sleeps like this, a post may withhold the token of its event (see
+//! `comp_channel/withheld.rs`).
 
 use super::mutant::{Mutant, is_mutant};
 use super::os::{ChannelSet, StackFd};
@@ -16,23 +18,24 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::task::Waker;
 
-/// A shard's part of a channel's epoll set.
+/// Entry of a shard in the epoll set of a channel.
 pub(crate) struct Watch {
     set: Arc<ChannelSet>,
     stack: Weak<StackFd>,
-    /// Another thread has stopped the watch since [`Watch::reset`]: the descriptor may have been
-    /// readable before that.
+    /// True if another thread has stopped the watch since [`Watch::reset`]; the descriptor may have
+    /// been readable before.
     taken: AtomicBool,
     /// Writes the tokens that the channel withholds.
     release: Waker,
-    /// A token is withheld that this watch releases.
+    /// True if this watch has to release a withheld token.
     withheld: AtomicBool,
-    /// Value of the withheld flag at the background thread's last turn.
+    /// Value of that flag at the background thread's last turn.
     withheld_seen: AtomicBool,
 }
 
 impl Watch {
-    /// A watch that is stopped. `None` where the descriptor cannot be added to the set.
+    /// Creates a watch that is stopped. Returns `None` if the descriptor cannot be added to the
+    /// set.
     pub(super) fn new(set: &Arc<ChannelSet>, stack: &Arc<StackFd>, release: Waker) -> Option<Self> {
         set.add(stack).ok()?;
         Some(Self {
@@ -50,14 +53,14 @@ impl Watch {
         self.wait_for(true);
     }
 
-    /// The opposite of [`Watch::start`].
+    /// Ends [`Watch::start`].
     pub(super) fn stop(&self) {
         self.wait_for(false);
         self.release_withheld();
     }
 
-    /// Like [`Watch::stop`], by another thread than the program's; recorded for
-    /// [`Watch::is_taken`].
+    /// Like [`Watch::stop`], but called by another thread than the program's. [`Watch::is_taken`]
+    /// reports it.
     pub(super) fn take(&self) {
         self.taken.store(true, Ordering::SeqCst);
         self.stop();
@@ -68,8 +71,8 @@ impl Watch {
         self.taken.load(Ordering::SeqCst)
     }
 
-    /// The program has taken an event, which also accounts for a descriptor that was readable
-    /// before.
+    /// Records that the program has taken an event. This accounts for a descriptor that was
+    /// readable before.
     pub(crate) fn reset(&self) {
         self.taken.store(false, Ordering::SeqCst);
     }
@@ -80,14 +83,15 @@ impl Watch {
         self.release.data() == withheld
     }
 
-    /// The channel withholds a token until [`Watch::release_withheld`]. Called, as the next two
-    /// are, with the lock of the ownership held.
+    /// Records that the channel withholds a token until [`Watch::release_withheld`]. This and the
+    /// next two functions are called while the lock of the ownership is held.
     pub(super) fn withhold(&self) {
         self.withheld_seen.store(false, Ordering::Relaxed);
         self.withheld.store(true, Ordering::Relaxed);
     }
 
-    /// A turn of the background thread: releases what was withheld at its last one.
+    /// Called at each turn of the background thread: releases tokens that were withheld at its
+    /// previous turn.
     pub(super) fn age_withheld(&self) {
         if self.withheld_seen.swap(self.withheld.load(Ordering::Relaxed), Ordering::Relaxed) {
             self.release_withheld();
@@ -102,7 +106,7 @@ impl Watch {
     }
 
     fn wait_for(&self, on: bool) {
-        // A stack that was dropped is not in the set any more.
+        // After the stack was dropped, its descriptor is no longer in the set.
         if let Some(stack) = self.stack.upgrade() {
             self.set.wait_for(&stack, on);
         }

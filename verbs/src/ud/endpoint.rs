@@ -1,7 +1,7 @@
 //! State of a UD queue pair in its shard.
 
-use super::own::LastPeer;
-use super::way::SendRoute;
+use super::own_sockets::LastPeer;
+use super::send_route::SendRoute;
 use crate::cq::Cqe;
 use crate::qp::{LocalDetail, QpInner, QpState, RecvWqe};
 use crate::wc::{Wc, WcOpcode, WcStatus};

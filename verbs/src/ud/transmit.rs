@@ -1,9 +1,9 @@
 //! Sending datagrams: from the send queue to UDP.
 
 use super::counts::Count as PortCount;
-use super::own::LastPeer;
+use super::own_sockets::LastPeer;
+use super::send_route::SendRoute;
 use super::staging::{BatchRoom, Staging};
-use super::way::SendRoute;
 use super::{Destination, Endpoint, PortSlot};
 use crate::driver::{Core, Services};
 use crate::qp::{LocalCause, LocalDetail, QpInner, QpState, SendQueue, SqMode, Wqe, WqeState};
