@@ -1,5 +1,5 @@
-//! Errors of calls. Requests of the raw layer fail with a completion instead; the safe API reports
-//! those completions as errors, too.
+//! Errors of calls. Requests of the raw layer fail with a completion instead, which the safe API
+//! reports as an error, too.
 
 use crate::close_reason::CloseReason;
 use crate::qp::QpState;
@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use uiw_llp::canonical;
 
-/// Reason why a call or an operation failed. One variant per rule.
+/// Reason for the failure of a call or an operation. There is one variant per violated rule.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -20,23 +20,23 @@ pub enum Error {
     Io {
         /// Attempted operation.
         what: &'static str,
-        /// The system's answer.
+        /// Error of the system.
         source: io::Error,
     },
-    /// A limit of the device would be passed.
+    /// A limit of the device would be exceeded.
     #[error("{what} {asked} is over the limit of {limit}")]
     Limit {
-        /// The quantity.
+        /// Limited quantity.
         what: &'static str,
-        /// Value asked for.
+        /// Requested value.
         asked: u64,
-        /// Largest value.
+        /// Maximum value.
         limit: u64,
     },
     /// An argument must not be zero.
     #[error("{what} must not be zero")]
     Zero {
-        /// The quantity.
+        /// Quantity that is zero.
         what: &'static str,
     },
     /// Registration was refused.
@@ -48,73 +48,73 @@ pub enum Error {
     /// Objects of different protection domains or devices were mixed.
     #[error("{what} belongs to another {of}")]
     Foreign {
-        /// The object.
+        /// Kind of the object.
         what: &'static str,
-        /// Protection domain or device.
+        /// Kind of the parent, a protection domain or device.
         of: &'static str,
     },
-    /// An object is still in use by others.
+    /// Other objects still use the object.
     #[error("{what} is still used by {users} other object(s)")]
     Busy {
-        /// The object.
+        /// Kind of the object.
         what: &'static str,
         /// Number of users.
         users: usize,
     },
-    /// The queue pair is in the wrong state.
+    /// The queue pair is in the wrong state for the call.
     #[error("{what} is not possible in state {state:?}")]
     State {
-        /// The call.
+        /// Name of the call.
         what: &'static str,
-        /// The queue pair's state.
+        /// State of the queue pair.
         state: QpState,
     },
-    /// No such transition (verbs state diagram).
+    /// The verbs state diagram has no such transition.
     #[error("no transition from {from:?} to {to:?}")]
     Transition {
-        /// Present state.
+        /// Current state.
         from: QpState,
-        /// State asked for.
+        /// Requested state.
         to: QpState,
     },
-    /// No such queue pair number.
+    /// The number is not a valid queue pair number.
     #[error("queue pair number {num:#08x} is not between 2 and 0xffffff")]
     QpNumber {
-        /// The number.
+        /// Requested number.
         num: u32,
     },
     /// Another queue pair has the number.
     #[error("queue pair number {num:#08x} is taken")]
     QpNumberTaken {
-        /// The number.
+        /// Requested number.
         num: u32,
     },
     /// The queue pair already has a connection.
     #[error("queue pair {qp_num:#08x} already has a connection")]
     AlreadyConnected {
-        /// Number.
+        /// Number of the queue pair.
         qp_num: u32,
     },
-    /// The connection is gone.
+    /// The connection has ended.
     #[error("the connection is gone")]
     NotConnected,
-    /// A start-up parameter is illegal.
+    /// A start-up parameter is invalid.
     #[error(transparent)]
     Startup(#[from] uiw_mpa::startup::ConfigError),
-    /// The peer's start-up frame is illegal.
+    /// The start-up frame of the peer is invalid.
     #[error("{peer}: {source}", peer = canonical(*.peer))]
     PeerStartup {
-        /// The peer.
+        /// Address of the peer.
         peer: SocketAddr,
-        /// The rule.
+        /// Violated rule.
         source: uiw_mpa::startup::StartupError,
     },
-    /// The peer's Reply asks for what we cannot do; a Terminate was sent.
+    /// The Reply of the peer requires what this end does not support. A Terminate was sent.
     #[error("{peer} accepted, but {refusal}", peer = canonical(*.peer))]
     PeerRefusal {
-        /// The peer.
+        /// Address of the peer.
         peer: SocketAddr,
-        /// The rule.
+        /// Requirement that is not supported.
         refusal: uiw_mpa::startup::StartupRefusal,
     },
     /// The peer rejected the connection.
@@ -125,184 +125,185 @@ pub enum Error {
         peer = canonical(*.peer)
     )]
     Rejected {
-        /// The peer.
+        /// Address of the peer.
         peer: SocketAddr,
-        /// Private data.
+        /// Private data of the Reply.
         private_data: Vec<u8>,
-        /// IRD and ORD that it said, where it did: what it would have needed (RFC 6581 section
-        /// 9.1).
+        /// IRD and ORD in the Reply, if it has them: those that the peer would have needed (RFC
+        /// 6581 section 9.1).
         peer_ird_ord: Option<(u16, u16)>,
-        /// True if we had asked for Markers: the Linux siw driver, for one, rejects that.
+        /// True if this end had requested Markers, which the Linux siw driver, for example,
+        /// rejects.
         markers_asked: bool,
     },
     /// The peer has no queue pair for a SIDR request.
     #[error("{peer} has no queue pair for the request", peer = canonical(*.peer))]
     NoQueuePair {
-        /// The peer.
+        /// Address of the peer.
         peer: SocketAddr,
-        /// Private data.
+        /// Private data of the reply.
         private_data: Vec<u8>,
     },
     /// No program listens on that port.
     #[error("{peer} refused the connection: no program listens on that port", peer = canonical(*.peer))]
     Refused {
-        /// The peer.
+        /// Address of the peer.
         peer: SocketAddr,
     },
-    /// No answer in time.
+    /// The peer did not answer in time.
     #[error(
         "{peer} {} within {after:?}",
         if *awaits_reply { "accepted TCP and did not answer the MPA Request" } else { "did not answer" },
         peer = canonical(*.peer)
     )]
     TimedOut {
-        /// The peer.
+        /// Address of the peer.
         peer: SocketAddr,
-        /// True if TCP was connected and only the MPA Reply is missing: the program there may not
-        /// speak iWARP.
+        /// True if TCP was connected and only the MPA Reply is missing. Then the program there may
+        /// not use iWARP.
         awaits_reply: bool,
-        /// The time-out.
+        /// Time that has passed.
         after: Duration,
     },
-    /// The connection broke while being set up.
+    /// The connection was lost during setup.
     #[error("{peer}: connection lost during set-up: {source}", peer = canonical(*.peer))]
     Lost {
-        /// The peer.
+        /// Address of the peer.
         peer: SocketAddr,
-        /// The system's answer.
+        /// Error of the system.
         source: io::Error,
     },
-    /// The peer closed while the connection was being set up.
+    /// The peer has closed the connection during setup.
     #[error(
         "{peer} closed the connection before its MPA Request or Reply; it may not speak iWARP there, or require TLS",
         peer = canonical(*.peer)
     )]
     ClosedInStartup {
-        /// The peer.
+        /// Address of the peer.
         peer: SocketAddr,
     },
-    /// The peer cannot do what the request needs.
+    /// The peer lacks an extension that the request needs.
     #[error("the peer does not offer {what}")]
     Unsupported {
-        /// The extension.
+        /// Missing extension.
         what: &'static str,
     },
-    /// Posting past the end of a queue.
+    /// The queue has no room for another request.
     #[error("{queue} queue is full at {depth} requests")]
     QueueFull {
         /// Name of the queue.
         queue: &'static str,
-        /// Depth.
+        /// Depth of the queue.
         depth: u32,
     },
-    /// Too many elements in one request.
+    /// A request has too many elements.
     #[error("{given} scatter/gather elements, at most {max}")]
     TooManySges {
-        /// Elements given.
+        /// Number of elements.
         given: usize,
-        /// Elements allowed.
+        /// Maximum number of elements.
         max: u32,
     },
-    /// Inline data longer than agreed.
+    /// Inline data is longer than the queue pair supports.
     #[error("{given} bytes inline, at most {max}")]
     InlineTooLong {
-        /// Bytes given.
+        /// Length in bytes.
         given: u64,
-        /// Bytes allowed.
+        /// Maximum length in bytes.
         max: u32,
     },
-    /// A message longer than 2^32 - 1 bytes.
+    /// A message is longer than 2^32 - 1 bytes.
     #[error("message of {given} bytes, at most 4294967295")]
     MessageTooLong {
-        /// Bytes given.
+        /// Length in bytes.
         given: u64,
     },
-    /// An atomic's local element is not eight bytes.
+    /// The local element of an atomic does not have eight bytes.
     #[error("an atomic needs 8 local bytes, got {given}")]
     AtomicLength {
-        /// Bytes given.
+        /// Length in bytes.
         given: u64,
     },
-    /// An atomic write does not go to an aligned address.
+    /// The address of an atomic write is not aligned to eight bytes.
     #[error("an atomic write needs an address that is a multiple of 8, got {addr:#x}")]
     Misaligned {
-        /// The address.
+        /// Address in the peer's memory.
         addr: u64,
     },
-    /// A flag does not go with the operation.
+    /// A flag cannot be used with the operation.
     #[error("{what}")]
     BadFlags {
-        /// The rule.
+        /// Violated rule.
         what: &'static str,
     },
-    /// An offset leaves the memory.
+    /// A range exceeds the memory.
     #[error("range {offset}..{end} leaves memory of {len} bytes")]
     OutOfRange {
-        /// First byte.
+        /// Offset of the first byte.
         offset: u64,
-        /// End.
+        /// Offset after the last byte.
         end: u64,
-        /// Bytes there are.
+        /// Length of the memory in bytes.
         len: u64,
     },
-    /// The bytes are not an address from [`RemoteMr::to_bytes`](crate::RemoteMr::to_bytes).
+    /// The bytes were not made by [`RemoteMr::to_bytes`](crate::RemoteMr::to_bytes).
     #[error("the address of remote memory has 20 bytes, got {given}")]
     RemoteAddress {
-        /// Bytes given.
+        /// Number of bytes.
         given: usize,
     },
-    /// An operation of the safe API was posted and failed.
+    /// An operation of the safe API has failed after it was posted.
     #[error("{peer}: {status}{}{}", suffix(reason.as_ref()), suffix(detail.as_ref()))]
     Completed {
-        /// The peer.
+        /// Address of the peer.
         peer: SocketAddr,
         /// Status of the completion.
         status: WcStatus,
-        /// The wire's reason, where there is one.
+        /// Reason on the wire, if there is one.
         reason: Option<WireReason>,
         /// Description of a local error: the request or receive, its value, and the limit.
         detail: Option<Arc<str>>,
     },
     /// The connection was closed in order, by this end or by the peer, before the operation of the
-    /// safe API was done.
+    /// safe API had completed.
     #[error("{peer}: the connection is closed")]
     Closed {
-        /// The peer.
+        /// Address of the peer.
         peer: SocketAddr,
     },
-    /// The connection ended otherwise before the operation of the safe API was done.
+    /// The connection ended in another way before the operation of the safe API had completed.
     #[error("{peer}: {reason}")]
     Ended {
-        /// The peer.
+        /// Address of the peer.
         peer: SocketAddr,
         /// Reason for the end of the connection.
         reason: CloseReason,
     },
-    /// No message came within the time that the caller of the safe API gave.
+    /// No message has arrived within the time that the caller of the safe API has specified.
     #[error("no message came within {after:?}")]
     NoMessage {
-        /// The time.
+        /// Specified time.
         after: Duration,
     },
-    /// A fault that [`FaultPlan`](crate::FaultPlan) asked for.
+    /// A [`FaultPlan`](crate::FaultPlan) has injected the error.
     #[error("{call}: injected fault: {source}")]
     Injected {
-        /// The call.
+        /// Name of the call.
         call: &'static str,
-        /// The planned error number.
+        /// Planned error number.
         source: io::Error,
     },
-    /// The call may not be made on this kind of object.
+    /// The call is not supported for this kind of object.
     #[error("{0}")]
     Misuse(&'static str),
 }
 
-/// Returns an optional part of a message, behind a colon.
+/// Returns an optional part of a message, after a colon.
 fn suffix(part: Option<impl fmt::Display>) -> String {
     part.map(|part| format!(": {part}")).unwrap_or_default()
 }
 
-/// Converts to the kind that std has for the same failure; the error itself is the source.
+/// Converts to the error kind that std has for the same failure, with the error as its source.
 impl From<Error> for io::Error {
     fn from(error: Error) -> Self {
         Self::new(error.io_kind(), error)
@@ -314,7 +315,7 @@ impl Error {
         move |source| Self::Io { what, source }
     }
 
-    /// Returns the kind that std has for the same failure.
+    /// Returns the error kind that std has for the same failure.
     #[must_use]
     pub fn io_kind(&self) -> io::ErrorKind {
         match self {
@@ -360,7 +361,7 @@ impl Error {
 /// Result of a call.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// A chain of posts stopped at request `index`; those before it were accepted.
+/// Error of a chain of posts: request `index` was refused, and those before it were posted.
 #[derive(Debug, thiserror::Error)]
 #[error("request {index} of the chain: {error}")]
 pub struct PostError {

@@ -1,50 +1,50 @@
-//! Work completions: how a request ended.
+//! Work completions, which report the results of requests.
 
 use std::fmt;
 use uiw_ddp::STag;
 use uiw_rdmap::Origin;
 
-/// Status of a completion; the values of `ibv_wc_status`.
+/// Status of a completion, with the values of `ibv_wc_status`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum WcStatus {
-    /// Done.
+    /// The request has succeeded.
     Success = 0,
-    /// A message did not fit the receive, or the send was longer than a message may be.
+    /// The message was longer than the receive, or longer than a message may be.
     LocalLength = 1,
-    /// The queue pair could not execute the request, for instance because the peer lacks the
-    /// extension it needs.
+    /// The queue pair could not execute the request, for example because the peer lacks the
+    /// required extension.
     LocalQpOperation = 2,
-    /// A local element names no valid region, leaves it, or lacks the right.
+    /// A local element names no valid region, exceeds it, or lacks the access right.
     LocalProtection = 4,
-    /// Flushed: the queue pair had entered the error state.
+    /// The request was flushed because the queue pair has entered the error state.
     Flushed = 5,
     /// A bind was refused.
     MwBind = 6,
-    /// The peer's answer did not fit the request.
+    /// The response of the peer did not match the request.
     BadResponse = 7,
-    /// Access to local memory by the peer failed.
+    /// The peer was refused access to local memory.
     LocalAccess = 8,
-    /// The peer called the request invalid.
+    /// The peer has rejected the request as invalid.
     RemoteInvalidRequest = 9,
-    /// The peer refused access to its memory.
+    /// The peer has refused access to its memory.
     RemoteAccess = 10,
     /// The peer could not execute the request.
     RemoteOperation = 11,
-    /// The connection was lost with the request unanswered.
+    /// The connection was lost before the request was answered.
     RetryExceeded = 12,
-    /// The peer had no receive posted in time.
+    /// The peer did not post a receive in time.
     RnrRetryExceeded = 13,
-    /// The peer aborted.
+    /// The peer has aborted the request.
     RemoteAborted = 16,
-    /// A fatal error of the stream.
+    /// The stream has failed.
     Fatal = 19,
-    /// Anything else.
+    /// Any other error.
     General = 21,
 }
 
 impl WcStatus {
-    /// The status in plain words.
+    /// Returns a description of the status.
     #[must_use]
     pub const fn words(self) -> &'static str {
         match self {
@@ -74,39 +74,38 @@ impl fmt::Display for WcStatus {
     }
 }
 
-/// Completed operation; the values of `ibv_wc_opcode` where it has one.
+/// Completed operation, with the values of `ibv_wc_opcode` where it has one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum WcOpcode {
-    /// A Send of any form.
+    /// Send of any kind.
     Send = 0,
-    /// An RDMA Write, with or without immediate.
+    /// RDMA Write, with or without immediate data.
     Write = 1,
-    /// An RDMA Read.
+    /// RDMA Read.
     Read = 2,
-    /// A CmpSwap.
+    /// CmpSwap.
     CmpSwap = 3,
-    /// A FetchAdd.
+    /// FetchAdd.
     FetchAdd = 4,
-    /// A window bind.
+    /// Window bind.
     Bind = 5,
-    /// A local invalidate.
+    /// Local invalidate.
     LocalInvalidate = 6,
-    /// A fast-register.
+    /// Fast register.
     FastRegister = 7,
-    /// An atomic write.
+    /// Atomic write.
     AtomicWrite = 9,
-    /// A receive, taken by a Send.
+    /// Receive of a Send.
     Recv = 128,
-    /// A receive, taken by Immediate Data behind a Write.
+    /// Receive of the Immediate Data after a Write.
     RecvWriteImm = 129,
 }
 
-/// The wire's reason behind an error status: the codes of a Terminate message (RFC 5040 section
-/// 4.8).
+/// Reason for an error on the wire: the codes of a Terminate message (RFC 5040 section 4.8).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct WireReason {
-    /// True if the peer sent it, false if this end did.
+    /// True if the peer has sent the Terminate, false if this end has.
     pub from_peer: bool,
     /// Layer: 0 RDMAP, 1 DDP, 2 LLP.
     pub layer: u8,
@@ -114,13 +113,14 @@ pub struct WireReason {
     pub etype: u8,
     /// Error code.
     pub code: u8,
-    /// Implementation whose encoding was used: the Linux siw driver swaps layer and type. The codes
-    /// above are those that it meant.
+    /// Implementation whose encoding was used, because the Linux siw driver swaps layer and type.
+    /// The codes above are the intended ones.
     pub origin: Origin,
 }
 
 impl WireReason {
-    /// Returns one number for `vendor_err`: 0x8000 from the peer, then layer, type, code.
+    /// Returns one number for `vendor_err`: 0x8000 if the Terminate came from the peer, then layer,
+    /// type and code.
     #[must_use]
     pub fn vendor_err(self) -> u32 {
         u32::from(self.from_peer) << 16
@@ -147,30 +147,31 @@ impl fmt::Display for WireReason {
     }
 }
 
-/// A work completion.
+/// Work completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wc {
-    /// The number given when posting.
+    /// Number that was passed when posting.
     pub wr_id: u64,
-    /// Result of the request. Unless it is `Success`, only `wr_id`, `qp_num` and `reason` are
-    /// meaningful.
+    /// Result of the request. If it is not `Success`, only `wr_id`, `qp_num` and `reason` are
+    /// valid.
     pub status: WcStatus,
     /// Completed operation.
     pub opcode: WcOpcode,
-    /// Bytes received or read.
+    /// Number of bytes that were received or read.
     pub byte_len: u32,
-    /// The immediate that came along.
+    /// Immediate data of the message.
     pub imm: Option<u32>,
-    /// The STag of ours that the peer invalidated.
+    /// Local STag that the peer has invalidated.
     pub invalidated: Option<STag>,
-    /// The queue pair.
+    /// Number of the queue pair.
     pub qp_num: u32,
-    /// Queue pair that sent a received datagram. A route header of 40 bytes is in front of its
-    /// payload.
+    /// Queue pair that has sent a received datagram. The payload follows a route header of 40
+    /// bytes.
     pub datagram_from: Option<u32>,
-    /// The wire's reason, where an error has one.
+    /// Reason for an error on the wire, if there is one.
     pub reason: Option<WireReason>,
-    /// Monotonic nanoseconds at completion; 0 unless the queue was created with timestamps.
+    /// Time of the completion in monotonic nanoseconds; 0 unless the queue was created with
+    /// timestamps.
     pub timestamp_ns: u64,
 }
 

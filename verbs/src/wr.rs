@@ -1,4 +1,4 @@
-//! Work requests: what an application asks a queue pair to do.
+//! Work requests, which an application posts to a queue pair.
 
 use crate::ud::Destination;
 use bitflags::bitflags;
@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 use uiw_ddp::STag;
 use uiw_mem::Access;
 
-/// One scatter/gather element: `length` bytes at `addr` in the region named by `lkey`.
+/// Scatter/gather element: `length` bytes at `addr` in the region with the key `lkey`.
 ///
 /// `addr` is a virtual address, or an offset for a zero-based region. The layout is that of
 /// `ibv_sge`.
@@ -15,27 +15,27 @@ use uiw_mem::Access;
 pub struct Sge {
     /// Tagged offset of the first byte.
     pub addr: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub length: u32,
-    /// The region's STag.
+    /// STag of the region.
     pub lkey: STag,
 }
 
-/// Elements of a request. Most requests have one, which needs no allocation.
+/// Elements of a request. Most requests have one element, which needs no allocation.
 pub(crate) type Sges = SmallVec<[Sge; 1]>;
 
-/// The element of a request that has one, unless it is in an allocation that an earlier request
-/// needed.
+/// Returns the element of a request that has only one, unless the allocation of an earlier request
+/// holds it.
 #[inline(always)]
 pub(crate) fn single(stored: &Sges) -> Option<&Sge> {
     if stored.spilled() { None } else { stored.first() }
 }
 
-/// Stores the elements of a request that have bytes in place of others.
+/// Replaces the stored elements by those of a request, without elements that have no bytes.
 #[inline(always)]
 pub(crate) fn store(stored: &mut Sges, sges: &[Sge]) {
     match sges {
-        // The most frequent case, without the checks of the others. An allocation is kept.
+        // The most frequent case, without further checks. An existing allocation is kept.
         [sge] if sge.length > 0 && !stored.spilled() => *stored = Sges::from_buf([*sge]),
         sges => {
             stored.clear();
@@ -45,107 +45,109 @@ pub(crate) fn store(stored: &mut Sges, sges: &[Sge]) {
 }
 
 bitflags! {
-    /// Flags of a send work request; the values of `ibv_send_flags`.
+    /// Flags of a send request, with the values of `ibv_send_flags`.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub struct SendFlags: u32 {
-        /// Starts only when every earlier Read and atomic of this queue pair has completed.
+        /// The request starts only after all earlier Reads and atomics of this queue pair have
+        /// completed.
         const FENCE = 1;
-        /// Produces a completion (on a queue pair created without `sq_sig_all`).
+        /// The request produces a completion, on a queue pair that was created without
+        /// `sq_sig_all`.
         const SIGNALED = 2;
-        /// Raises a solicited event at the receiver.
+        /// The message raises a solicited event at the receiver.
         const SOLICITED = 4;
-        /// The data is copied while posting; the memory need not be registered and is free at
-        /// return.
+        /// The data is copied during the call. Its memory need not be registered, and can be reused
+        /// afterwards.
         const INLINE = 8;
     }
 }
 
-/// Operation of a send work request.
+/// Operation of a send request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SendOp {
     /// RDMA Write (RFC 5040 section 4.4).
     Write {
-        /// The peer's memory.
+        /// Destination in the peer's memory.
         remote: Remote,
     },
     /// RDMA Write followed by Immediate Data (RFC 7306 section 6).
     WriteImm {
-        /// The peer's memory.
+        /// Destination in the peer's memory.
         remote: Remote,
-        /// The immediate, as the application's number.
+        /// Immediate data, as a number in host byte order.
         imm: u32,
     },
-    /// RDMA Write of eight bytes, inline or not, which the peer's programs see all at once: what
-    /// our own peers do with every aligned word, so only between uiw peers.
+    /// RDMA Write of eight bytes, inline or not, that the programs of the peer see at once. Only
+    /// between uiw peers, which place every aligned word atomically.
     AtomicWrite {
-        /// Eight aligned bytes of the peer's.
+        /// Destination: eight aligned bytes in the peer's memory.
         remote: Remote,
     },
     /// Send (RFC 5040 section 4.3).
     Send,
-    /// A datagram, on a UD queue pair.
+    /// Datagram, on a UD queue pair.
     Datagram {
         /// Destination of the datagram.
         to: Destination,
-        /// The immediate, as the application's number.
+        /// Immediate data, as a number in host byte order.
         imm: Option<u32>,
     },
-    /// Send with Invalidate: the peer's STag is invalidated before its receive completes.
+    /// Send with Invalidate: the STag of the peer is invalidated before its receive completes.
     SendInvalidate {
-        /// The peer's STag.
+        /// STag of the peer.
         stag: STag,
     },
-    /// Send with immediate: an extension between uiw peers (RDMAP opcode 15).
+    /// Send with immediate data, an extension between uiw peers (RDMAP opcode 15).
     SendImm {
-        /// The immediate.
+        /// Immediate data.
         imm: u32,
     },
     /// RDMA Read into the local elements (RFC 5040 section 4.4).
     Read {
-        /// The peer's memory.
+        /// Source in the peer's memory.
         remote: Remote,
-        /// Invalidate this STag of ours when the Read has completed.
+        /// Local STag to invalidate once the Read has completed.
         invalidate: Option<STag>,
     },
-    /// FetchAdd (RFC 7306 section 5.2): the old value lands in the local element.
+    /// FetchAdd (RFC 7306 section 5.2). The local element receives the old value.
     FetchAdd {
-        /// Eight aligned bytes of the peer's.
+        /// Eight aligned bytes in the peer's memory.
         remote: Remote,
         /// Addend.
         add: u64,
-        /// A one marks the top bit of a field; its carry is dropped. 0 = one 64-bit field.
+        /// Bit set of the top bits of fields, whose carry is dropped. 0 selects one 64-bit field.
         mask: u64,
     },
-    /// CmpSwap (RFC 7306 section 5.3): the old value lands in the local element.
+    /// CmpSwap (RFC 7306 section 5.3). The local element receives the old value.
     CmpSwap {
-        /// Eight aligned bytes of the peer's.
+        /// Eight aligned bytes in the peer's memory.
         remote: Remote,
-        /// Value compared with.
+        /// Value to compare with.
         compare: u64,
         /// Bits that are compared.
         compare_mask: u64,
-        /// Value stored on a match.
+        /// Value that is stored if the comparison succeeds.
         swap: u64,
         /// Bits that are stored.
         swap_mask: u64,
     },
-    /// Invalidates a type 2 window or fast-register STag of ours.
+    /// Invalidates a local STag of a type 2 window or of fast-register memory.
     LocalInvalidate {
-        /// The STag.
+        /// STag to invalidate.
         stag: STag,
     },
     /// Binds a memory window.
     Bind(Bind),
-    /// Gives a fast-register STag its memory.
+    /// Assigns memory to a fast-register STag.
     FastRegister(FastRegister),
 }
 
-/// A place in the peer's memory.
+/// Address in the memory of the peer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Remote {
     /// Tagged offset.
     pub addr: u64,
-    /// The peer's STag.
+    /// STag of the peer.
     pub rkey: STag,
 }
 
@@ -177,23 +179,23 @@ pub struct Remote {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bind {
-    /// The window's present STag.
+    /// Current STag of the window.
     pub window: STag,
-    /// The STag it has afterwards: same index; type 2 takes the consumer's key byte from here, type
-    /// 1 is given one.
+    /// STag after the bind, with the same index. For type 2, its key byte is taken from here; for
+    /// type 1, the device chooses it.
     pub new_stag: STag,
-    /// The region under it.
+    /// STag of the region to bind to.
     pub region: STag,
-    /// First byte, in the region's tagged offsets.
+    /// First byte, as a tagged offset of the region.
     pub addr: u64,
-    /// Bytes; 0 revokes a type 1 window.
+    /// Length in bytes. 0 unbinds a type 1 window.
     pub length: u64,
-    /// Rights of the window.
+    /// Access rights of the window.
     pub access: Access,
 }
 
 /// Arguments of a fast-register request. The memory must stay valid until the STag is invalidated
-/// or freed: part of the contract of [`crate::Qp::post_send`].
+/// or freed, as [`crate::Qp::post_send`] requires.
 ///
 /// ```
 /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
@@ -220,19 +222,19 @@ pub struct Bind {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FastRegister {
-    /// The STag with the consumer's key byte.
+    /// STag with the key byte to use.
     pub stag: STag,
     /// Address of the first byte in this process.
     pub addr: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub length: u64,
-    /// Tagged offset of the first byte as peers see it.
+    /// Tagged offset of the first byte, for peers.
     pub base: u64,
-    /// Rights.
+    /// Access rights.
     pub access: Access,
 }
 
-/// A request for the send queue.
+/// Request for a send queue.
 ///
 /// ```
 /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
@@ -250,46 +252,46 @@ pub struct FastRegister {
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct SendWr<'a> {
-    /// The application's own number, returned with the completion.
+    /// Number chosen by the application, returned with the completion.
     pub wr_id: u64,
     /// Operation to perform.
     pub op: SendOp,
-    /// Local memory: source of Write and Send, target of Read and atomics.
+    /// Local memory: the source of Writes and Sends, the destination of Reads and atomics.
     pub sges: &'a [Sge],
     /// Flags.
     pub flags: SendFlags,
 }
 
-/// A request for a receive queue.
+/// Request for a receive queue.
 #[derive(Clone, Copy, Debug)]
 pub struct RecvWr<'a> {
-    /// The application's own number, returned with the completion.
+    /// Number chosen by the application, returned with the completion.
     pub wr_id: u64,
-    /// Memory for an inbound Send.
+    /// Memory for an incoming Send.
     pub sges: &'a [Sge],
 }
 
 impl SendOp {
-    /// Returns whether its local elements are written (Read, atomics) instead of read.
+    /// Returns whether the local elements are written (Reads and atomics).
     #[must_use]
     pub const fn writes_locally(&self) -> bool {
         matches!(self, Self::Read { .. } | Self::FetchAdd { .. } | Self::CmpSwap { .. })
     }
 
-    /// Returns whether it takes one of the ORD credits until its answer has come.
+    /// Returns whether the request uses one of the ORD credits until its response has arrived.
     #[must_use]
     pub const fn needs_ord(&self) -> bool {
         self.writes_locally()
     }
 
-    /// Returns whether an unreliable connection has it.
+    /// Returns whether an unreliable connection supports the operation.
     pub(crate) const fn may_be_unreliable(&self) -> bool {
         let sends =
             matches!(self, Self::Send | Self::SendImm { .. } | Self::Write { .. } | Self::WriteImm { .. });
         sends || self.is_local()
     }
 
-    /// Returns whether it never leaves this machine.
+    /// Returns whether the operation is executed without the peer.
     #[must_use]
     pub const fn is_local(&self) -> bool {
         matches!(self, Self::LocalInvalidate { .. } | Self::Bind(_) | Self::FastRegister(_))

@@ -1,4 +1,4 @@
-//! The owner of a shard's progress: the states and transitions of the table in [`super`].
+//! Owner of a shard: the states and transitions of the table in [`super`].
 
 use super::super::mutant::{MODEL, Mutant, is_mutant};
 use super::super::park::Parker;
@@ -8,11 +8,12 @@ use super::Nanos;
 use std::sync::Arc;
 use std::task::Waker;
 
-/// The background thread keeps its timer for this many turns with the same active poller asleep;
-/// then it parks.
+/// Number of turns, with the same active poller asleep, for which the background thread keeps its
+/// timer. Then it parks.
 pub(super) const STANDBY_TURNS: u32 = if MODEL { 0 } else { 10 };
 
-/// The background thread takes over at this turn with the same armed program and without a round.
+/// Turn at which the background thread takes over if the same program is armed and no round was
+/// made.
 pub(super) const ARMED_TURNS: u32 = if MODEL { 1 } else { 11 };
 
 /// The thread or program that sleeps in the stack's descriptor, or is about to.
@@ -21,20 +22,20 @@ enum ShardOwner {
     #[default]
     Unowned,
     Background,
-    /// An application's thread or task, which drives or runs foreign code, with its waker.
+    /// A thread or task of the application that drives or runs other code, with its waker.
     Awake(Waker),
-    /// The same, while it sleeps.
+    /// The active poller while it sleeps.
     Asleep(Waker),
-    /// A program that has armed a queue and is expected to sleep in a poll(2) of its own, which an
+    /// A program that has armed a queue and is expected to sleep in its own poll(2), which an
     /// arrival ends.
     Armed(Arc<Watch>),
-    /// The same after it has taken its event: it drives or runs its own code, and mostly arms the
-    /// queue again at once. Its watch stays on unless it polls before that.
+    /// The armed program after it has taken its event. It drives or runs its own code, and usually
+    /// arms the queue again at once. Its watch stays on unless it polls before that.
     Served(Arc<Watch>),
 }
 
-/// A pause in which no armed program becomes the owner, after one did not drive in time, had a
-/// spurious wake-up, or two were armed.
+/// Pause during which no armed program becomes the owner, after one did not drive in time or had a
+/// spurious wake-up, or two programs were armed.
 #[derive(Default)]
 struct ArmBackoff {
     until: Nanos,
@@ -58,11 +59,11 @@ impl ArmBackoff {
 #[derive(Default)]
 struct OwnershipState {
     owner: ShardOwner,
-    /// Counts claims and armings.
+    /// Number of claims and armings.
     epoch: u32,
     /// Threads that wait while another one is the active poller.
     standby: Vec<Arc<Parker>>,
-    /// The background thread is on standby without a timer.
+    /// True if the background thread is on standby without a timer.
     background_parked: bool,
     backoff: ArmBackoff,
 }
@@ -72,35 +73,35 @@ pub(super) struct Ownership {
     background: Arc<Parker>,
 }
 
-/// Action of the background thread in a turn.
+/// What the background thread does in a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BackgroundAction {
-    /// It is the owner.
+    /// Drives as the owner.
     Own,
-    /// Standby with a timer.
+    /// Is on standby with a timer.
     Timed {
-        /// There is an active poller.
+        /// Is on standby beside an active poller.
         owned: bool,
     },
-    /// Standby until woken.
+    /// Is on standby until it is woken.
     Parked,
 }
 
-/// The background thread's observations of the owner at its turns.
+/// What the background thread has observed about the owner at its turns.
 #[derive(Default)]
 pub(super) struct TurnObservations {
     epoch: u32,
     /// Number of turns with the same active poller asleep.
     same_owner: u32,
-    /// A program that armed a queue was the owner at the last turn.
+    /// True if an armed program was the owner at the last turn.
     pub(super) armed: bool,
-    /// Number of turns with the same armed program, between which no rounds were made.
+    /// Number of turns with the same armed program between which no rounds were made.
     armed_idle: u32,
-    /// The stack had something at the last of them.
+    /// True if the stack had events at the last of them.
     unserved: bool,
-    /// The active poller was awake at the last turn.
+    /// True if the active poller was awake at the last turn.
     awake: bool,
-    /// It was awake at the last two turns: it may run other code.
+    /// True if it was awake at the last two turns, so that it may be running other code.
     pub(super) stays_awake: bool,
 }
 
@@ -112,7 +113,7 @@ impl OwnershipState {
     fn claim(&mut self, background: &Parker, waker: impl FnOnce() -> Waker) -> bool {
         match &self.owner {
             ShardOwner::Awake(_) | ShardOwner::Asleep(_) => return false,
-            // Both may sleep in the stack's descriptor for a moment.
+            // For a moment, both may sleep in the stack's descriptor.
             ShardOwner::Background => background.notify(),
             ShardOwner::Armed(watch) | ShardOwner::Served(watch) => watch.take(),
             ShardOwner::Unowned => {}
@@ -134,13 +135,13 @@ impl Ownership {
         Self { inner: Mutex::default(), background }
     }
 
-    /// The caller becomes the active poller, unless there is one.
+    /// Makes the caller the active poller, unless there is one.
     pub(super) fn claim(&self, waker: impl FnOnce() -> Waker) -> bool {
         self.inner.lock().claim(&self.background, waker)
     }
 
-    /// Like [`Ownership::claim`] for the thread of `parker`; where there is an active poller, the
-    /// thread is on standby.
+    /// Like [`Ownership::claim`] for the thread of `parker`, but puts the thread on standby if
+    /// there is an active poller.
     pub(super) fn claim_or_stand_by(&self, parker: &Arc<Parker>) -> bool {
         let mut inner = self.inner.lock();
         let claimed = inner.claim(&self.background, || Waker::from(Arc::clone(parker)));
@@ -150,12 +151,12 @@ impl Ownership {
         claimed
     }
 
-    /// The thread of `parker` is not on standby any more.
+    /// Ends the standby of the thread of `parker`.
     pub(super) fn leave_standby(&self, parker: &Arc<Parker>) {
         self.inner.lock().standby.retain(|p| !Arc::ptr_eq(p, parker));
     }
 
-    /// The active poller is about to sleep.
+    /// Records that the active poller is about to sleep.
     pub(super) fn fall_asleep(&self) {
         let owner = &mut self.inner.lock().owner;
         *owner = match std::mem::take(owner) {
@@ -164,8 +165,8 @@ impl Ownership {
         };
     }
 
-    /// The active poller is about to drive, and then to run foreign code: the background thread
-    /// checks it with a timer again.
+    /// Records that the active poller is about to drive, and then to run other code. The background
+    /// thread checks it with a timer again.
     pub(super) fn wake_up(&self) {
         let mut inner = self.inner.lock();
         inner.owner = match std::mem::take(&mut inner.owner) {
@@ -175,8 +176,8 @@ impl Ownership {
         inner.wake_parked(&self.background);
     }
 
-    /// The active poller returns: a thread on standby takes over, or the background thread when the
-    /// poll hint ends.
+    /// Ends the role of the active poller. A thread on standby takes over, or the background thread
+    /// once the poll hint ends.
     pub(super) fn release(&self) {
         let mut inner = self.inner.lock();
         inner.owner = ShardOwner::Unowned;
@@ -186,12 +187,12 @@ impl Ownership {
         inner.wake_parked(&self.background);
     }
 
-    /// The program of `watch` has armed a queue: it becomes the owner, unless there is an active
-    /// poller, another armed program or a pause (`ArmBackoff`). True when it is the owner. `begin`
-    /// is called before its descriptor can become readable.
+    /// Makes the program of `watch`, which has armed a queue, the owner, unless there is an active
+    /// poller, another armed program, or a pause (`ArmBackoff`). Returns whether it is the owner.
+    /// `begin` is called before its descriptor can become readable.
     pub(super) fn arm(&self, watch: &Arc<Watch>, now: impl Fn() -> Nanos, begin: impl FnOnce()) -> bool {
         let mut inner = self.inner.lock();
-        // Mostly there was none, and the clock is not read.
+        // Usually there is no pause, and the clock is not read.
         let paused = inner.backoff.until > 0 && now() < inner.backoff.until;
         match &inner.owner {
             ShardOwner::Awake(_) | ShardOwner::Asleep(_) => return false,
@@ -203,7 +204,7 @@ impl Ownership {
                 return false;
             }
             ShardOwner::Armed(other) | ShardOwner::Served(other) => {
-                // Each would wake up for the other one's arrivals.
+                // Each program would be woken by the arrivals of the other one.
                 other.take();
                 inner.owner = ShardOwner::Unowned;
                 inner.backoff.grow(now());
@@ -223,8 +224,8 @@ impl Ownership {
         true
     }
 
-    /// The program of `watch` has taken an event. True when it was the owner: its next poll is to
-    /// call [`Ownership::end_served`].
+    /// Records that the program of `watch` has taken an event. Returns true if it was the owner;
+    /// then its next poll must call [`Ownership::end_served`].
     pub(super) fn disarm(&self, watch: &Arc<Watch>) -> bool {
         let mut inner = self.inner.lock();
         let armed = matches!(&inner.owner, ShardOwner::Armed(armed) if Arc::ptr_eq(armed, watch));
@@ -235,8 +236,8 @@ impl Ownership {
         armed
     }
 
-    /// A program that has taken its event polls, or asks for another one, instead of arming at
-    /// once.
+    /// Ends the state "served", because the program polls or asks for another event instead of
+    /// arming at once.
     pub(super) fn end_served(&self) {
         let mut inner = self.inner.lock();
         if let ShardOwner::Served(watch) = &inner.owner {
@@ -245,8 +246,8 @@ impl Ownership {
         }
     }
 
-    /// A post withholds the token of a channel, the address of whose `WithheldToken` is given, if
-    /// the channel's program is the owner. False: it does not.
+    /// Withholds the token of the channel whose `WithheldToken` is at the given address, if the
+    /// program of the channel is the owner. Returns whether it does.
     pub(super) fn withhold(&self, withheld: *const ()) -> bool {
         match &self.inner.lock().owner {
             ShardOwner::Armed(watch) if watch.releases(withheld) => watch.withhold(),
@@ -260,9 +261,9 @@ impl Ownership {
         self.inner.lock().is_watched_by(watch)
     }
 
-    /// The program of `watch` woke up for an arrival that completed nothing of its own. Without
-    /// effect if it is not the owner: what woke it was another thread then, and a pause would never
-    /// end for a program that sleeps often.
+    /// Records that the program of `watch` woke up for an arrival that completed nothing for it.
+    /// Has no effect if it is not the owner: then another thread has woken it, and a program that
+    /// sleeps often would never get out of the pause.
     pub(super) fn note_spurious_wake_up(&self, watch: &Arc<Watch>, now: impl Fn() -> Nanos) {
         let mut inner = self.inner.lock();
         if inner.is_watched_by(watch) {
@@ -275,13 +276,13 @@ impl Ownership {
         matches!(self.inner.lock().owner, ShardOwner::Awake(_) | ShardOwner::Asleep(_))
     }
 
-    /// Returns whether there is an owner besides the background thread.
+    /// Returns whether there is an owner other than the background thread.
     pub(super) fn is_taken(&self) -> bool {
         !matches!(self.inner.lock().owner, ShardOwner::Unowned | ShardOwner::Background)
     }
 
-    /// Returns whether the thread of `parker` is the active poller already: its wait is nested in
-    /// another one, in a waker or a future.
+    /// Returns whether the thread of `parker` is the active poller already, because its wait is
+    /// nested in another one, in a waker or a future.
     pub(super) fn is_owned_by(&self, parker: &Arc<Parker>) -> bool {
         match &self.inner.lock().owner {
             ShardOwner::Awake(waker) | ShardOwner::Asleep(waker) => {
@@ -293,7 +294,8 @@ impl Ownership {
         }
     }
 
-    /// Wakes the active poller; without one the background thread, if `background` returns true.
+    /// Wakes the active poller. If there is none, wakes the background thread if `background`
+    /// returns true.
     pub(super) fn wake_owner(&self, background: impl Fn() -> bool) {
         match &self.inner.lock().owner {
             ShardOwner::Awake(waker) | ShardOwner::Asleep(waker) => waker.wake_by_ref(),
@@ -309,8 +311,8 @@ impl Ownership {
         }
     }
 
-    /// A turn of the background thread. `driven`: rounds were made since the last one; `hinted`:
-    /// and application threads poll.
+    /// Handles a turn of the background thread. `driven`: rounds were made since the last turn;
+    /// `hinted`: also, application threads poll.
     pub(super) fn background_turn(
         &self,
         seen: &mut TurnObservations,
@@ -365,7 +367,7 @@ impl Ownership {
         BackgroundAction::Own
     }
 
-    /// The background thread's sleep has ended. True when it was the owner until now.
+    /// Ends the sleep of the background thread. Returns whether it was the owner until now.
     pub(super) fn background_release(&self) -> bool {
         let owner = &mut self.inner.lock().owner;
         let was_owner = matches!(owner, ShardOwner::Background);
@@ -376,9 +378,9 @@ impl Ownership {
     }
 }
 
-/// Observations that a turn of the background thread makes only where it needs them.
+/// Observations that a turn of the background thread makes only when it needs them.
 pub(super) struct Probes<'a> {
-    /// Returns whether the stack has something.
+    /// Returns whether the stack has events.
     pub(super) readable: &'a dyn Fn() -> bool,
     pub(super) now: &'a dyn Fn() -> Nanos,
 }
@@ -424,7 +426,7 @@ mod tests {
         }
     }
 
-    /// A watch of a stack that has something.
+    /// Returns a watch of a stack that has events.
     struct WatchedStack {
         watch: Arc<Watch>,
         set: Arc<ChannelSet>,
@@ -443,19 +445,19 @@ mod tests {
             Self { watch: Arc::new(watch), set, release, _descriptors: (stack, eventfds) }
         }
 
-        /// The address that stands for the channel.
+        /// Returns the address that identifies the channel.
         fn withheld(&self) -> *const () {
             Arc::as_ptr(&self.release).cast()
         }
 
-        /// Returns whether the channel's tokens were released since the last call.
+        /// Returns whether the tokens of the channel were released since the last call.
         fn released(&self) -> bool {
             let released = self.release.is_notified();
             self.release.reset();
             released
         }
 
-        /// Returns whether the channel's descriptor is readable, as the stack has something.
+        /// Returns whether the channel's descriptor is readable because the stack has events.
         fn is_on(&self) -> bool {
             let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
             poll(&mut [PollFd::new(&*self.set, PollFlags::IN)], Some(&at_once)) == Ok(1)

@@ -1,4 +1,4 @@
-//! A task as the active poller.
+//! Tasks of a runtime as active pollers.
 
 use super::State;
 use std::os::fd::OwnedFd;
@@ -6,27 +6,27 @@ use std::sync::Arc;
 use std::task::Waker;
 use std::time::Instant;
 
-/// A task that is the active poller: a runtime's reactor waits for the stack's descriptor. Released
-/// on drop.
+/// Task that is the active poller: the reactor of a runtime waits for the stack's descriptor. The
+/// role is released on drop.
 pub(crate) struct ActiveTask(Arc<State>);
 
 impl ActiveTask {
-    /// The task of `waker` becomes the active poller, unless there is one.
+    /// Makes the task of `waker` the active poller, unless there is one.
     pub(in super::super) fn claim(state: &Arc<State>, waker: impl FnOnce() -> Waker) -> Option<Self> {
         if !state.ownership.claim(waker) {
             return None;
         }
-        // The runtime's reactor sleeps for it.
+        // The task counts as asleep, because the reactor of the runtime sleeps for it.
         state.ownership.fall_asleep();
         Some(Self(Arc::clone(state)))
     }
 
-    /// The descriptor to wait for.
+    /// Returns the descriptor to wait for.
     pub(crate) fn set(&self) -> Option<Arc<OwnedFd>> {
         self.0.stack.clone()
     }
 
-    /// The streams' next deadline.
+    /// Returns the next deadline of the streams.
     pub(crate) fn timer(&self) -> Option<Instant> {
         self.0.deadline()
     }

@@ -1,5 +1,4 @@
-//! Blocking waits: a thread drives the shard, or sleeps, until a round has produced what it waits
-//! for.
+//! Blocking waits: a thread drives the shard, or sleeps, until its condition is met.
 
 use super::super::mutant::{Mutant, is_mutant};
 use super::super::os::Instant;
@@ -12,25 +11,25 @@ use std::task::{Context, Poll, Waker};
 use std::thread;
 use std::time::Duration;
 
-/// Time for which a driving thread polls after bytes moved, before it sleeps: related segments
-/// arrive within it, and a sleep and its wake-up cost as much.
+/// Time for which a driving thread keeps polling after bytes have moved. Related segments arrive
+/// within it, and a sleep with its wake-up costs as much.
 const KEEP_POLLING: Duration = Duration::from_micros(20);
-/// Maximum number of rounds, after which the caller checks the ownership and the lifetime of the
-/// driver again.
+/// Maximum number of rounds before the caller checks the ownership, and whether the driver still
+/// exists.
 const KEEP_POLLING_ROUNDS: usize = 256;
-/// Sleep of a thread that an event woke while another thread drives, before it waits for the
+/// Pause of a thread that an event has woken while another thread drives, before it waits for the
 /// descriptor again.
 const CORE_HELD: Duration = Duration::from_micros(200);
 
-/// A thread without a descriptor sleeps for this long between two rounds: the process is short of
-/// descriptors, and processor time is better left to the connections that have some.
+/// Pause between two rounds of a thread that has no descriptor to sleep on. The process is short of
+/// descriptors, so the processor time is better spent on its connections.
 const WITHOUT_DESCRIPTOR: Duration = Duration::from_millis(1);
 
-/// True once the shortage of descriptors was reported: every wait of every thread finds it again.
+/// True if the shortage of descriptors was logged. Every wait of every thread finds it again.
 static REPORTED: AtomicBool = AtomicBool::new(false);
 
-/// Runs `poll` until it is ready or `deadline` has passed, driving meanwhile. `None`: the deadline
-/// has passed.
+/// Calls `poll` until it is ready or `deadline` has passed, and drives meanwhile. Returns `None` if
+/// the deadline has passed.
 pub(in super::super) fn block_on<D: Drive, T>(
     drive: &Arc<D>,
     deadline: Option<Instant>,
@@ -47,11 +46,11 @@ pub(in super::super) fn block_on<D: Drive, T>(
     };
     let waker = Waker::from(Arc::clone(&parker));
     let mut cx = Context::from_waker(&waker);
-    // This wait may be nested in another one of the thread, whose wake-ups it clears: the outer
-    // wait checks its condition again.
+    // This wait may be nested in another one of the thread and clear its wake-ups. So the outer
+    // wait is notified to check its condition again.
     let _outer = NotifyOnDrop(&parker);
-    // The active poller from the first sleep to the return: a hand-over at every wake-up would wake
-    // two threads each time.
+    // The thread stays the active poller from its first sleep until it returns. Handing over at
+    // every wake-up would wake two threads each time.
     let mut active = None;
     loop {
         parker.reset();
@@ -65,7 +64,7 @@ pub(in super::super) fn block_on<D: Drive, T>(
             if !is_late {
                 continue;
             }
-            // Wake-ups that are not for this wait do not make it longer.
+            // Wake-ups for other waits do not extend this one.
             return match poll(&mut cx) {
                 Poll::Ready(value) => Some(value),
                 Poll::Pending => None,
@@ -74,20 +73,20 @@ pub(in super::super) fn block_on<D: Drive, T>(
         if is_late {
             return None;
         }
-        // A thread on standby does not keep polling: one thread that drives is enough.
+        // A thread on standby does not keep polling, because one driving thread is enough.
         if moved && (active.is_some() || !drive.progress().ownership.is_owned()) {
             keep_polling(drive, || parker.is_notified());
             continue;
         }
         let pending = sleep(drive, &parker, deadline, &mut active);
         if pending && pumped.is_none() {
-            // The thread that holds the core serves it.
+            // The thread that holds the core serves the work.
             yield_now();
         }
     }
 }
 
-/// The same for a thread that nothing can wake.
+/// Like [`block_on`], for a thread that cannot be woken.
 fn poll_on<D: Drive, T>(
     drive: &Arc<D>,
     deadline: Option<Instant>,
@@ -108,7 +107,7 @@ fn poll_on<D: Drive, T>(
     }
 }
 
-/// Sleeps, unless a post or a command waits: then it returns true.
+/// Sleeps. Returns true without sleeping if a post or a command is waiting.
 fn sleep<'a, D: Drive>(
     drive: &'a Arc<D>,
     parker: &Arc<Parker>,
@@ -130,7 +129,8 @@ fn sleep<'a, D: Drive>(
         }
         *active = Some(ActivePoller(state));
     }
-    // Read after the claim: a thread that changed either before it may have found no owner to wake.
+    // Read after the claim, because a thread that changed either value before it may have found no
+    // owner to wake.
     let (pending, timer) = read_early.unwrap_or_else(read);
     if pending {
         return true;
@@ -151,7 +151,7 @@ fn sleep<'a, D: Drive>(
     false
 }
 
-/// Makes rounds while bytes move, and [`KEEP_POLLING`] longer, until `stop`.
+/// Makes rounds while bytes move, and for [`KEEP_POLLING`] after that, until `stop` returns true.
 pub(super) fn keep_polling<D: Drive>(drive: &Arc<D>, stop: impl Fn() -> bool) {
     if drive.progress().manual {
         return;
@@ -171,7 +171,7 @@ pub(super) fn keep_polling<D: Drive>(drive: &Arc<D>, stop: impl Fn() -> bool) {
     }
 }
 
-/// Wakes a thread's own parker when its wait is over, however it ends.
+/// Wakes the thread's own parker when its wait ends for any reason.
 struct NotifyOnDrop<'a>(&'a Parker);
 
 impl Drop for NotifyOnDrop<'_> {
@@ -180,7 +180,7 @@ impl Drop for NotifyOnDrop<'_> {
     }
 }
 
-/// The thread is the active poller, until dropped.
+/// Makes the thread the active poller until it is dropped.
 struct ActivePoller<'a>(&'a State);
 
 impl Drop for ActivePoller<'_> {
