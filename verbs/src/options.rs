@@ -1,4 +1,4 @@
-//! What a user can set: per device, per listener and per connection.
+//! Settings of devices, listeners and connections.
 
 use crate::faults::FaultPlan;
 use std::sync::Arc;
@@ -8,20 +8,20 @@ use uiw_impair::fault::Faults;
 use uiw_llp::capture::{PcapFile, PcapSink};
 use uiw_mpa::startup::StartupConfig;
 
-/// A departure from the RFCs for the sake of one kind of peer.
+/// Deviation from the RFCs for one kind of peer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PeerProfile {
-    /// None: the RFCs.
+    /// No deviation.
     #[default]
     Rfc,
-    /// The Linux siw driver with `try_gso`: its private flag 0x08 is set in our Request and
-    /// returned in our Reply, whereupon it sends FPDUs larger than a TCP segment. The stock driver
-    /// has `try_gso` off and takes no notice.
+    /// Linux siw driver with `try_gso`: its private flag 0x08 is set in the Request and returned in
+    /// the Reply. The driver then sends FPDUs that are larger than a TCP segment. The stock driver
+    /// has `try_gso` disabled and ignores the flag.
     SiwGso,
 }
 
-/// Defines a type of options: a field, its default and a setter of each.
+/// Defines a settings type: its fields with their defaults, and a setter for each.
 macro_rules! options {
     ($(#[$about:meta])* pub struct $of:ident {
         $($(#[doc = $doc:literal])+ $name:ident: $kind:ty = $default:expr,)*
@@ -50,76 +50,79 @@ macro_rules! options {
     };
 }
 
-/// Definition of the connection options: calls `$callback` with `$before` and the fields, each with
-/// its documentation, type and default.
+/// Defines the connection settings: calls `$callback` with `$before` and the fields, each with its
+/// documentation, type and default.
 ///
-/// [`ConnConfig`] and the configuration of a safe connection in the crate `uiw` have the same
-/// setters by it.
+/// [`ConnConfig`] and the configuration of a connection in the crate `uiw` get the same setters
+/// from it.
 #[macro_export]
 macro_rules! connection_options {
     ($callback:ident, $($before:tt)*) => {
         $callback! { $($before)* {
-            /// Highest MPA revision. Default: 2.
+            /// Sets the highest MPA revision to use. Default: 2.
             revision: $crate::Revision = $crate::Revision::Two,
-            /// Asks for CRC32C. Default: true. It is on if either side asks; there is no way to
-            /// refuse (RFC 5044 section 7.1).
+            /// Sets whether CRC32C is requested. Default: true. It is used if either end requests
+            /// it; neither end can refuse (RFC 5044 section 7.1).
             crc: bool = true,
-            /// Asks the peer to put Markers into what it sends here. Default: false.
+            /// Sets whether the peer is asked to send Markers. Default: false.
             markers: bool = false,
-            /// Peer-to-peer mode (RFC 6581 section 9.2): either side may send first. Revision 1
-            /// cannot negotiate it: there an initiator sends a zero-length Read (else a zero-length
-            /// Write: see `rtr`) before anything else, as some adapters require. Default: true.
+            /// Sets whether the peer-to-peer model (RFC 6581 section 9.2) is used, in which either
+            /// end may send first. Revision 1 cannot negotiate it. There, an initiator first sends
+            /// a zero-length Read or Write (see `rtr`), as some adapters require. Default: true.
             peer_to_peer: bool = true,
-            /// RTR kinds offered. Default: all.
+            /// Sets the kinds of RTR to offer. Default: all.
             rtr: $crate::RtrKinds = $crate::RtrKinds::ALL,
-            /// Reads and atomics that the peer may have outstanding here. Default: 1,024; at most
-            /// [`Limits::max_rd_atomic`]. Memory for them is taken when they come, and given back
-            /// behind a burst.
+            /// Sets how many Reads and atomics the peer may have outstanding (IRD). Default: 1,024;
+            /// at most [`Limits::max_rd_atomic`]. Memory is allocated when they arrive, and
+            /// released after a burst.
             ird: u16 = 1024,
-            /// Reads and atomics that this end may have outstanding. Default: 1,024; at most
-            /// [`Limits::max_rd_atomic`], and never more than the peer's IRD, or 128 towards a peer
-            /// that announces none.
+            /// Sets how many Reads and atomics this end may have outstanding (ORD). Default: 1,024;
+            /// at most [`Limits::max_rd_atomic`], and never more than the peer's IRD, or 128 if the
+            /// peer announces none.
             ord: u16 = 1024,
-            /// FPDU size. Default: [`FpduSize::Auto`](crate::FpduSize::Auto).
+            /// Sets the size of FPDUs. Default: [`FpduSize::Auto`](crate::FpduSize::Auto).
             fpdu: $crate::FpduSize = $crate::FpduSize::Auto,
-            /// The exchange of capabilities with uiw peers (`docs/wire-extensions.md`). Default:
-            /// on.
+            /// Sets whether capabilities are exchanged with uiw peers (`docs/wire-extensions.md`).
+            /// Default: true.
             capabilities: $crate::CapabilityExchange = $crate::CapabilityExchange::On,
-            /// A named departure from the RFCs, for one kind of peer. Default: none.
+            /// Sets a deviation from the RFCs for one kind of peer. Default: none.
             profile: $crate::PeerProfile = $crate::PeerProfile::Rfc,
-            /// Requests whose payload is copied before its CRC is computed, for callers that
-            /// rewrite buffers in flight. Default: [`StableTx::Off`](crate::StableTx::Off).
+            /// Sets which requests have their payload copied before its CRC is computed, for
+            /// programs that modify buffers in flight. Default:
+            /// [`StableTx::Off`](crate::StableTx::Off).
             stable_tx: $crate::StableTx = $crate::StableTx::Off,
-            /// Acknowledged completion: a Write or Send completes when a zero-length Read behind it
-            /// has returned, or with the status of the peer's Terminate, instead of when TCP has
-            /// taken its bytes. Success then says that the peer has placed it, and an error lands
-            /// on the request that caused it; it costs a round trip. Needs an ORD of at least 1.
-            /// Default: false.
+            /// Sets whether completions are acknowledged. A Write or Send then completes when a
+            /// zero-length Read after it has returned, or with the status of the peer's Terminate,
+            /// instead of when TCP has accepted its bytes. So success means that the peer has
+            /// placed the data, and an error is reported for the request that has caused it, at the
+            /// cost of a round trip. It requires an ORD of at least 1. Default: false.
             acknowledged: bool = false,
-            /// A peer that closes in order while nothing of this end is under way, or whose queue
-            /// pair enters the error state (Terminate: local catastrophic error), leaves the queue
-            /// pair as it is, waiting for another connection: in RTS, its receives posted. So does
-            /// InfiniBand, where a queue pair does not detect the other one's end. Default: false.
+            /// Sets whether the queue pair survives its peer. If the peer closes in order while
+            /// nothing of this end is in progress, or if the peer's queue pair enters the error
+            /// state (Terminate: local catastrophic error), the queue pair then stays in RTS with
+            /// its receives posted, and waits for another connection. InfiniBand behaves like this,
+            /// because a queue pair does not detect the end of the other one. Default: false.
             outlives_peer: bool = false,
-            /// Time for TCP and MPA set-up together. Default: 10 s.
+            /// Sets the time limit for the setup of TCP and MPA together. Default: 10 s.
             startup_timeout: std::time::Duration = std::time::Duration::from_secs(10),
-            /// Time during which a refused TCP connection is retried, from the first refusal on: a
-            /// program may announce its port before it listens. Default: zero, which is one
-            /// attempt.
+            /// Sets for how long a refused TCP connection is retried, from the first refusal on,
+            /// because a program may announce its port before it listens. Default: zero, which
+            /// means one attempt.
             refused_retry_time: std::time::Duration = std::time::Duration::ZERO,
-            /// Time that an inbound Send may wait for a receive before the stream is terminated:
-            /// zero is not at all, [`Duration::MAX`](std::time::Duration::MAX) for ever. While it
-            /// waits nothing is read, so that the sender waits as on TCP. Default: 1 s with
-            /// [`ConnConfig`], for ever with `uiw::ConnectionConfig`.
+            /// Sets for how long an incoming Send may wait for a receive before the stream is
+            /// terminated. Zero does not wait, and [`Duration::MAX`](std::time::Duration::MAX)
+            /// waits for ever. While it waits nothing is read, so that the sender has to wait as
+            /// well, as on TCP. Default: 1 s with [`ConnConfig`], for ever with
+            /// `uiw::ConnectionConfig`.
             no_receive_timeout: std::time::Duration = std::time::Duration::from_secs(1),
-            /// Longest time of an orderly close, after which the connection is cut. Default: 5 s
-            /// with [`ConnConfig`], 60 s with `uiw::ConnectionConfig`.
+            /// Sets the maximum duration of an orderly close, after which the connection is
+            /// aborted. Default: 5 s with [`ConnConfig`], 60 s with `uiw::ConnectionConfig`.
             close_timeout: std::time::Duration = std::time::Duration::from_secs(5),
-            /// Falls back to MPA revision 1 when a peer closes or resets the connection on revision
-            /// 2 before any Reply byte. Default: true.
+            /// Sets whether MPA revision 1 is tried when a peer closes or resets the connection on
+            /// revision 2 before it sends a byte of the Reply. Default: true.
             fallback: bool = true,
-            /// The TCP connection. One that is accepted has been made with the listener's; only
-            /// another congestion control can still be had then. Default:
+            /// Sets the options of the TCP connection. An accepted connection has those of the
+            /// listener already, and only its congestion control can still be changed. Default:
             /// [`TransportConfig::default`](crate::TransportConfig::default).
             stream: $crate::TransportConfig = $crate::TransportConfig::default(),
         } }
@@ -128,24 +131,26 @@ macro_rules! connection_options {
 
 connection_options! {
     options,
-    /// Options of one connection, or of every connection of a listener, for the raw layer.
-    /// `uiw::ConnectionConfig` has the same ones.
+    /// Settings of one connection, or of all connections of a listener, for the raw layer.
+    /// `uiw::ConnectionConfig` has the same settings.
     pub struct ConnConfig
 }
 
 impl ConnConfig {
-    /// Time without any acknowledgement after which the peer counts as dead, which ends the
-    /// connection: on a busy connection, and on an idle one by probes. A peer that acknowledges but
-    /// receives nothing, as it is busy, is not dead. Default: 15 minutes; `None` is the system's
-    /// own time. On the kernel's TCP a longer time than the kernel's (`tcp_retries2`, about 15
-    /// minutes) has no effect while bytes wait for an acknowledgement.
+    /// Sets the time without any acknowledgement after which the peer counts as dead and the
+    /// connection is ended. Idle connections send probes. A busy peer that acknowledges but
+    /// receives nothing is not dead.
+    ///
+    /// Default: 15 minutes; `None` uses the time of the system. On the kernel's TCP, a longer time
+    /// than the kernel's own (`tcp_retries2`, about 15 minutes) has no effect while bytes wait for
+    /// an acknowledgement.
     #[must_use]
     pub fn dead_after(mut self, time: impl Into<Option<Duration>>) -> Self {
         self.stream.dead_after = time.into();
         self
     }
 
-    /// Returns the parameters that start-up requests and offers.
+    /// Returns the start-up parameters that this end requests and offers.
     pub(crate) fn startup(&self) -> StartupConfig {
         StartupConfig {
             revision: self.revision,
@@ -159,7 +164,7 @@ impl ConnConfig {
         }
     }
 
-    /// Settings of the stream.
+    /// Returns the settings of the stream.
     pub(crate) fn stream_config(&self) -> uiw_stream::RdmapConfig {
         uiw_stream::RdmapConfig {
             startup: self.startup(),
@@ -176,75 +181,75 @@ impl ConnConfig {
     }
 }
 
-/// Thread that moves the bytes of a device.
+/// Selects the thread that moves the bytes of a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Progress {
-    /// The caller's thread when it polls, posts or waits; a background thread when it does not.
+    /// The caller's thread while it polls, posts or waits; otherwise a background thread.
     #[default]
     Thread,
-    /// Only calls of [`crate::Device::pump`]: for simulated links and for embedding into a loop of
-    /// one's own.
+    /// Only calls of [`crate::Device::pump`], for simulated links and for programs that embed a
+    /// device into their own event loop.
     Manual,
 }
 
-/// Functions called before and after a thread's work for a device, whichever call brings it to
-/// drive: for a program that has to change a property of the thread meanwhile, as the C libraries
-/// do with cancellation.
+/// Functions that are called before and after a thread drives the device, in whichever call. For
+/// programs that must change a property of the thread meanwhile; the C libraries change its
+/// cancellation state.
 #[derive(Clone, Copy, Debug)]
 pub struct ProgressHooks {
-    /// Called when the thread has taken the device.
+    /// Called after the thread has locked the device.
     pub enter: fn() -> i32,
-    /// Called with what `enter` returned, when the thread has let go and all that follows from its
-    /// work is done.
+    /// Called with the result of `enter`, after the thread has unlocked the device and done all
+    /// remaining work.
     pub leave: fn(i32),
 }
 
 options! {
-    /// Limits of a device; the defaults are no smaller than those of the Linux siw driver.
+    /// Limits of a device. The defaults are not smaller than those of the Linux siw driver.
     pub struct Limits {
-        /// Queue pairs. Default: 102,400.
+        /// Maximum number of queue pairs. Default: 102,400.
         max_qp: u32 = 102_400,
-        /// Requests in one send or receive queue. Default: 32,768.
+        /// Maximum number of requests in a send or receive queue. Default: 32,768.
         max_qp_wr: u32 = 32_768,
-        /// Elements of one request. Default: 32.
+        /// Maximum number of elements of a request. Default: 32.
         max_sge: u32 = 32,
-        /// Entries of one completion queue. Default: 3,276,800.
+        /// Maximum number of entries of a completion queue. Default: 3,276,800.
         max_cqe: u32 = 3_276_800,
-        /// Registered regions and windows together. Default: 1,024,000.
+        /// Maximum number of registered regions and windows together. Default: 1,024,000.
         max_mr: u32 = 1_024_000,
-        /// Protection domains. Default: 102,400.
+        /// Maximum number of protection domains. Default: 102,400.
         max_pd: u32 = 102_400,
-        /// Completion queues. Default: 102,400.
+        /// Maximum number of completion queues. Default: 102,400.
         max_cq: u32 = 102_400,
-        /// Shared receive queues. Default: 102,400.
+        /// Maximum number of shared receive queues. Default: 102,400.
         max_srq: u32 = 102_400,
-        /// Requests in one shared receive queue. Default: 327,680.
+        /// Maximum number of receives in a shared receive queue. Default: 327,680.
         max_srq_wr: u32 = 327_680,
-        /// Bytes of inline data. Default: 1,024.
+        /// Maximum number of bytes of inline data. Default: 1,024.
         max_inline: u32 = 1024,
-        /// IRD and ORD. Default: 0x3FFE, the largest that RFC 6581 can express.
+        /// Maximum IRD and ORD. Default: 0x3FFE, the largest value that RFC 6581 can express.
         max_rd_atomic: u16 = 0x3FFE,
-        /// Connections in set-up at one listener. Default: 1,024.
+        /// Maximum number of connections in setup at one listener. Default: 1,024.
         max_half_open: u32 = 1024,
-        /// Bytes held for partly received FPDUs and for stalled streams, of all connections
+        /// Maximum number of bytes kept for partial FPDUs and stalled streams, of all connections
         /// together. Default: 256 MiB.
         max_held_bytes: usize = 256 << 20,
-        /// Bytes of messages that are longer than their receive buffer and have not come as a
-        /// whole, of all connections together (`uiw::ConnectionConfig::max_message`). A connection
-        /// that needs more ends. Default: 1 GiB.
+        /// Maximum number of bytes of incomplete messages that are longer than their receives
+        /// (`uiw::ConnectionConfig::max_message`), of all connections together. A connection that
+        /// needs more is ended. Default: 1 GiB.
         max_unfinished_bytes: usize = 1 << 30,
     }
 }
 
-/// Destination of the packets that a device captures.
+/// Destination of captured packets.
 #[derive(Clone, Debug)]
 pub(crate) enum CaptureTarget {
     File(PcapFile),
     Sink(Arc<PcapSink>),
 }
 
-/// Settings for opening a device.
+/// Settings of a device.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct DeviceConfig {
@@ -262,7 +267,7 @@ pub struct DeviceConfig {
 }
 
 impl DeviceConfig {
-    /// Limits. Default: [`Limits::default`].
+    /// Sets the limits. Default: [`Limits::default`].
     #[must_use]
     pub fn limits(mut self, limits: Limits) -> Self {
         self.limits = limits;
@@ -276,33 +281,34 @@ impl DeviceConfig {
         self
     }
 
-    /// Faults of calls, completions and events, for tests of a program's handling of errors.
-    /// Default: none.
+    /// Sets faults to inject into calls, completions and events, for tests of a program's error
+    /// handling. Default: none.
     #[must_use]
     pub fn faults(mut self, plan: FaultPlan) -> Self {
         self.faults = plan;
         self
     }
 
-    /// Calls around every thread's work for the device. Default: none.
+    /// Sets functions to call around every thread's work for the device. Default: none.
     #[must_use]
     pub fn progress_hooks(mut self, hooks: ProgressHooks) -> Self {
         self.progress_hooks = Some(hooks);
         self
     }
 
-    /// Shards, each with an event set and a lock of its own: so many threads can move bytes at the
-    /// same time. Default: as many as the process has cores, at most 8, which `None` means too. At
-    /// most 64. A stack whose connections can only be driven together has one.
+    /// Sets the number of shards. Each has its own event set and lock, so that as many threads can
+    /// move bytes at the same time. Default, and with `None`: one per processor core of the
+    /// process, at most 8. The maximum is 64. A stack whose connections can only be driven together
+    /// has one shard.
     #[must_use]
     pub fn shards(mut self, shards: impl Into<Option<usize>>) -> Self {
         self.shards = shards.into();
         self
     }
 
-    /// Encrypts every connection by TLS 1.3 and authenticates every peer; only connections of the
-    /// device to itself are in the clear. Datagrams are refused, unless the configuration lets them
-    /// pass. What [`DeviceConfig::capture`] writes is what is on the wire. Default: none.
+    /// Encrypts all connections with TLS 1.3 and authenticates all peers. Only connections of the
+    /// device to itself are not encrypted. Datagrams are refused, unless the configuration allows
+    /// them. [`DeviceConfig::capture`] records the encrypted bytes. Default: none.
     #[cfg(feature = "tls")]
     #[must_use]
     pub fn tls(mut self, tls: impl Into<Option<uiw_tls::Tls>>) -> Self {
@@ -310,8 +316,8 @@ impl DeviceConfig {
         self
     }
 
-    /// Captures every connection to `file`, a path or a [`PcapFile`], as pcapng for Wireshark.
-    /// Devices of the process that name the same file share it; it is complete when the last of
+    /// Captures all connections as pcapng for Wireshark, to `file`, a path or a [`PcapFile`].
+    /// Devices of the process with the same file share the capture; it is complete when the last of
     /// them is dropped. Default: none.
     #[must_use]
     pub fn capture(mut self, file: impl Into<PcapFile>) -> Self {
@@ -319,15 +325,15 @@ impl DeviceConfig {
         self
     }
 
-    /// Like [`DeviceConfig::capture`], for a capture file that the program has created.
+    /// Like [`DeviceConfig::capture`], but for a capture that the program has created.
     #[must_use]
     pub fn capture_to(mut self, sink: impl Into<Option<Arc<PcapSink>>>) -> Self {
         self.capture = sink.into().map(CaptureTarget::Sink);
         self
     }
 
-    /// Cuts connections, flips bits and splits reads and writes below TLS, as chosen by the random
-    /// numbers of a seed. Default: none.
+    /// Injects transport faults below TLS, chosen by the random numbers of a seed: cuts
+    /// connections, flips bits, and splits reads and writes. Default: none.
     #[must_use]
     pub fn transport_faults(mut self, faults: impl Into<Option<(u64, Faults)>>) -> Self {
         self.transport_faults = faults.into();
@@ -343,17 +349,17 @@ impl DeviceConfig {
         encrypts
     }
 
-    /// Publishes the device's counters in a file, which `uiw stat` and other programs of the user
-    /// read, also after the process was killed. Default: none, as a library makes files only if it
-    /// is configured to; [`crate::Device::counters`] has the same numbers.
+    /// Publishes the counters of the device in a file that `uiw stat` and other programs of the
+    /// user can read, even after the process was killed. Default: none, because a library creates
+    /// files only if it is configured to. [`crate::Device::counters`] returns the same counters.
     #[must_use]
     pub fn counters(mut self, publish: impl Into<Option<Publish>>) -> Self {
         self.counters = publish.into();
         self
     }
 
-    /// Allows a peer to invalidate plain regions with Send with Invalidate, as siw does and RFC
-    /// 5040 section 8.1.1 forbids. Default: false.
+    /// Allows peers to invalidate plain regions with Send with Invalidate, as siw does although RFC
+    /// 5040 section 8.1.1 forbids it. Default: false.
     #[must_use]
     pub fn lenient_invalidate(mut self, allowed: bool) -> Self {
         self.lenient_invalidate = allowed;

@@ -1,42 +1,43 @@
-//! Peers that are known to end a connection in its start-up, and the options that they need: from
-//! the sources of their drivers (docs/nics.md).
+//! Peers that are known to end a connection during start-up, and the options that they need,
+//! according to the sources of their drivers (docs/nics.md).
 
 mod detection;
 
 use std::fmt;
 
-/// A peer that is suspected when a connection could not be set up, and what to set. The suspicion
-/// follows from what this end had asked for and from how the peer ended the connection; it is no
-/// proof.
+/// Peer that is suspected when a connection could not be set up, and the options to change. The
+/// suspicion follows from what this end has requested and from how the peer has ended the
+/// connection. It is no proof.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Suspect {
-    /// irdma and i40iw end the connection on a Request of revision 2 without the peer-to-peer model
-    /// or without a Write or Read RTR.
+    /// irdma and i40iw end the connection after a Request of revision 2 without the peer-to-peer
+    /// model, or without a Write or Read RTR.
     PeerToPeerRequired,
-    /// A peer of revision 1 (cxgb4 with `mpa_rev=1`) ends the connection on a Request of revision
-    /// 2.
+    /// A peer of revision 1 (cxgb4 with `mpa_rev=1`) ends the connection after a Request of
+    /// revision 2.
     RevisionOne,
-    /// cxgb4 with `peer2peer=1` takes nothing but a zero-length Read as the first FPDU of a
-    /// connection of revision 1.
+    /// cxgb4 with `peer2peer=1` accepts only a zero-length Read as the first FPDU of a connection
+    /// of revision 1.
     ReadRtrRequired,
-    /// cxgb4 uses the RTR kind of its `p2p_type` alone, whatever the other end offers.
+    /// cxgb4 uses only the RTR kind of its `p2p_type`, whatever the other end offers.
     RtrKinds,
-    /// The peer's application asks for more Reads outstanding than this end takes.
+    /// The application of the peer requests more outstanding Reads than this end accepts.
     Ird,
-    /// This end asks for more Reads outstanding than the peer takes.
+    /// This end requests more outstanding Reads than the peer accepts.
     Ord,
     /// A peer that cannot send Markers, such as siw, rejects a Request for them.
     Markers,
-    /// A peer that checks the STag of a zero-length Write refuses the one of the capability
+    /// A peer that checks the STag of a zero-length Write refuses the Write of the capability
     /// exchange.
     CapabilityExchange,
 }
 
 impl Suspect {
-    /// The options to try, by the names that they have as options of `uiw`: `peer-to-peer` is
-    /// `--peer-to-peer`, [`ConnConfig::peer_to_peer`](crate::ConnConfig::peer_to_peer) and, for C
-    /// programs, `UIW_PEER_TO_PEER`. A value in capitals is the reader's to choose.
+    /// Returns the options to try, with the names of the options of `uiw`. For example,
+    /// `peer-to-peer` is `--peer-to-peer`,
+    /// [`ConnConfig::peer_to_peer`](crate::ConnConfig::peer_to_peer) and, for C programs,
+    /// `UIW_PEER_TO_PEER`. A value in capitals is chosen by the user.
     #[must_use]
     pub const fn options(self) -> &'static [(&'static str, &'static str)] {
         match self {
@@ -51,7 +52,7 @@ impl Suspect {
         }
     }
 
-    /// Names the suspected peer and its behaviour.
+    /// Returns a description of the suspected peer and its behaviour.
     #[must_use]
     pub const fn reason(self) -> &'static str {
         match self {
@@ -77,7 +78,7 @@ impl Suspect {
     }
 }
 
-/// The reason and the options to try.
+/// Formats the reason and the options to try.
 impl fmt::Display for Suspect {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.reason())?;

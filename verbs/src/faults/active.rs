@@ -1,4 +1,4 @@
-//! A plan at work on a device.
+//! Injects the faults of a plan on a device.
 
 use super::{Call, CmCall, CmFault, FaultAction, FaultPlan, FaultRule, FaultTrigger};
 use crate::error::{Error, Result};
@@ -13,15 +13,15 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 use uiw_impair::Random;
 
-/// Destinations of raised events: one queue for each handle of the device that has its own.
+/// Destinations of injected events: one queue for each handle of the device that has its own.
 type Queues = Arc<Mutex<Vec<Weak<EventQueue<AsyncEvent>>>>>;
 
-/// The plan of one device, with what was counted so far.
+/// Plan of one device, with its counts.
 #[derive(Debug)]
 pub(crate) struct Faults {
     rules: Vec<CountedRule>,
     opened: Instant,
-    /// Decides chances.
+    /// Random numbers for rules with a probability.
     random: Mutex<Random>,
     queues: Queues,
     /// Ends the thread that raises events when it is dropped.
@@ -31,16 +31,17 @@ pub(crate) struct Faults {
 #[derive(Debug)]
 struct CountedRule {
     rule: FaultRule,
-    /// Calls that it is about.
+    /// Number of matching calls so far.
     calls: AtomicU64,
-    /// It was due, for rules that are so once.
+    /// True if a rule that applies once was applied.
     is_over: AtomicBool,
 }
 
 impl Faults {
-    /// `None` for a plan without rules.
+    /// Creates the faults of a device; `None` for a plan without rules.
     ///
     /// # Errors
+    /// [`Error::Io`] if the thread for events cannot be started.
     /// [`Error::Io`]: no thread for events.
     pub(crate) fn start(plan: FaultPlan) -> Result<Option<Arc<Self>>> {
         if plan.rules.is_empty() {
@@ -58,17 +59,17 @@ impl Faults {
         })))
     }
 
-    /// A handle of the device has this queue of events.
+    /// Adds the event queue of a handle of the device.
     pub(crate) fn add_queue(&self, queue: &Arc<EventQueue<AsyncEvent>>) {
         let mut queues = self.queues.lock();
         queues.retain(|queue| queue.strong_count() > 0);
         queues.push(Arc::downgrade(queue));
     }
 
-    /// A call begins: sleeps where that is planned.
+    /// Applies the plan to a call: sleeps if that is planned.
     ///
     /// # Errors
-    /// [`Error::Injected`].
+    /// [`Error::Injected`] if the plan makes the call fail.
     #[cold]
     pub(crate) fn call(&self, call: Call) -> Result<()> {
         self.delay(call);
@@ -84,7 +85,7 @@ impl Faults {
         }
     }
 
-    /// Like [`Faults::call`] for a call that does not fail.
+    /// Like [`Faults::call`], for a call that cannot fail.
     #[cold]
     pub(crate) fn delay(&self, call: Call) {
         let time = self.due(|fault| match fault {
@@ -96,7 +97,7 @@ impl Faults {
         }
     }
 
-    /// The status that a request which has succeeded ends with instead.
+    /// Returns the status with which a successful request ends instead.
     #[cold]
     pub(crate) fn completion(&self, opcode: WcOpcode) -> Option<WcStatus> {
         self.due(|fault| match fault {
@@ -105,7 +106,7 @@ impl Faults {
         })
     }
 
-    /// The outcome of a call instead of its own.
+    /// Returns the planned outcome of a call, if any.
     pub(crate) fn cm(&self, call: CmCall) -> Option<CmFault> {
         self.due(|fault| match fault {
             FaultAction::Cm { call: of, outcome } if *of == call => Some(*outcome),
@@ -113,8 +114,8 @@ impl Faults {
         })
     }
 
-    /// Counts a call at every rule about it, those for which `effect` has something, and returns
-    /// the effect of the first that is due.
+    /// Counts a call for each matching rule, those for which `effect` returns a value, and returns
+    /// the effect of the first rule that is due.
     fn due<T>(&self, effect: impl Fn(&FaultAction) -> Option<T>) -> Option<T> {
         let mut first = None;
         for counted in &self.rules {
@@ -127,7 +128,7 @@ impl Faults {
         first
     }
 
-    /// Returns whether a rule is due at its next call, which this is.
+    /// Returns whether a rule is due at the present call.
     fn counts(&self, counted: &CountedRule) -> bool {
         let number = counted.calls.fetch_add(1, Ordering::Relaxed) + 1;
         match counted.rule.when {

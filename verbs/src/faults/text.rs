@@ -1,4 +1,4 @@
-//! The text of a plan.
+//! Text form of a plan.
 
 use super::when::duration;
 use super::{Call, CmCall, CmFault, FaultAction, FaultPlan, FaultRule, FaultTrigger, FaultyOperation};
@@ -10,20 +10,21 @@ use std::str::FromStr;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{rule}: {problem}")]
 pub struct FaultPlanError {
-    /// The rule's text.
+    /// Text of the rule.
     rule: String,
     problem: &'static str,
 }
 
 impl FaultPlanError {
-    /// Describes the error, without the text that it is about.
+    /// Returns the description of the error, without the text of the rule.
     #[must_use]
     pub fn problem(&self) -> &'static str {
         self.problem
     }
 }
 
-/// Defines a function that finds a value by its name; what it says of another name lists all.
+/// Defines a function that finds a value by its name. Its error for an unknown name lists all
+/// names.
 macro_rules! table {
     ($(#[$about:meta])* fn $find:ident -> $of:ty, $what:literal { $first:literal => $value:expr, $($name:literal => $more:expr,)* }) => {
         $(#[$about])*

@@ -1,20 +1,20 @@
-//! When a rule is due.
+//! Triggers of fault rules.
 
 use std::str::FromStr;
 use std::time::Duration;
 
-/// Selection among the matching calls: those to which a rule applies.
+/// Selects the matching calls to which a rule applies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultTrigger {
-    /// Every one. No text.
+    /// All calls; has no text form.
     Always,
-    /// One, counted from 1: `3`.
+    /// One call, counted from 1: `3`.
     Nth(u64),
     /// This call and all later ones, counted from 1: `3+`.
     From(u64),
-    /// Each with this chance in a million: `0.5%`.
+    /// Each call with this probability, in millionths: `0.5%`.
     Chance(u32),
-    /// The first one after this time since the device was opened: `2s`.
+    /// The first call after this time since the device was opened: `2s`.
     After(Duration),
 }
 
@@ -44,7 +44,7 @@ impl FromStr for FaultTrigger {
     }
 }
 
-/// `250us`, `5ms`, `2s`, `1m`.
+/// Parses a time: `250us`, `5ms`, `2s`, `1m`.
 pub(super) fn duration(text: &str) -> Result<Duration, &'static str> {
     const RULE: &str = "expected a time such as 250us, 5ms, 2s or 1m";
     let digits = text.find(|c: char| !c.is_ascii_digit()).ok_or(RULE)?;

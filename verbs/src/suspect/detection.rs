@@ -1,4 +1,4 @@
-//! Conclusions from the requests of this end and from the end of the connection.
+//! Derives a suspicion from the requests of this end and from the end of the connection.
 
 use super::Suspect;
 use crate::error::Error;
@@ -7,8 +7,8 @@ use std::io;
 use uiw_mpa::startup::{Negotiated, Revision, Rtr, StartupRefusal};
 
 impl Suspect {
-    /// Returns the suspicion about a connection that this end has begun with `options` and that was
-    /// not established.
+    /// Returns the suspicion about a connection that this end has started with `options` and that
+    /// was not established.
     #[must_use]
     pub fn of_connect(options: &ConnConfig, error: &Error) -> Option<Self> {
         match error {
@@ -25,7 +25,7 @@ impl Suspect {
         }
     }
 
-    /// The peer ended the connection where its Reply was due.
+    /// The peer has ended the connection instead of sending its Reply.
     fn of_closed(options: &ConnConfig) -> Option<Self> {
         if options.revision == Revision::One {
             return None;
@@ -36,8 +36,8 @@ impl Suspect {
         (!options.fallback).then_some(Self::RevisionOne)
     }
 
-    /// Returns the suspicion about an established connection that the peer terminated, with `codes`
-    /// (layer, type, code), before it sent any FPDU.
+    /// Returns the suspicion about an established connection that the peer has terminated, with
+    /// `codes` (layer, type, code), before it sent any FPDU.
     pub(crate) fn of_first_terminate(
         options: &ConnConfig,
         negotiated: &Negotiated,
@@ -45,7 +45,7 @@ impl Suspect {
         codes: (u8, u8, u8),
     ) -> Option<Self> {
         match codes {
-            // RFC 6581 section 8: the peer's judgement of our Reply.
+            // RFC 6581 section 8: the peer has rejected our Reply.
             (2, 0, 6) if !initiator => return Some(Self::Ord),
             (2, 0, 7) if !initiator => return Some(Self::RtrKinds),
             // RFC 5044 section 8: the CRC or a Marker was wrong, so the bytes were damaged,

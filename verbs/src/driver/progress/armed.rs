@@ -1,4 +1,4 @@
-//! A program that arms a completion queue and sleeps in a poll(2) of its own: see [`Watch`].
+//! Programs that arm a completion queue and sleep in their own poll(2) (see [`Watch`]).
 
 use super::super::mutant::{Mutant, is_mutant};
 use super::super::os::ChannelSet;
@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::Waker;
 
-/// The program of `watch` asks for an event and there is none: it drives once, if it is the owner.
-/// Returns whether its channel's descriptor may have been readable.
+/// Called when the program of `watch` asks for an event and there is none. Drives once, if the
+/// program is the owner. Returns whether the channel's descriptor may have been readable.
 pub(in super::super) fn answer_armed<D: Drive>(drive: &Arc<D>, watch: &Arc<Watch>) -> bool {
     let state = drive.progress();
     let watched = state.ownership.is_watched_by(watch);
@@ -27,22 +27,22 @@ pub(in super::super) fn answer_armed<D: Drive>(drive: &Arc<D>, watch: &Arc<Watch
 }
 
 impl State {
-    /// A watch of the stack's descriptor in `set`, if the stack's descriptor is an epoll set.
+    /// Creates a watch of the stack's descriptor in `set`, if that descriptor is an epoll set.
     /// `release` writes the tokens that the channel withholds.
     pub(in super::super) fn watch(&self, set: &Arc<ChannelSet>, release: Waker) -> Option<Watch> {
         let (stack, waiter) = (self.stack.as_ref()?, self.waiter.as_ref()?);
         if waiter.is_set_of(stack) { Watch::new(set, stack, release) } else { None }
     }
 
-    /// Returns whether a post may withhold the token of a channel, the address of whose
-    /// `WithheldToken` is given: its program is armed.
+    /// Returns whether a post may withhold the token of the channel whose `WithheldToken` is at the
+    /// given address, because the program of the channel is armed.
     pub(in super::super) fn may_withhold(&self, withheld: *const ()) -> bool {
         self.ownership.withhold(withheld)
     }
 
-    /// A completion queue was armed: the application is about to sleep, perhaps in a poll(2) of its
-    /// own, so the poll hint is cleared. With `watch` it sleeps on a channel that can watch the
-    /// stack's descriptor.
+    /// Called when a completion queue was armed, so that the application is about to sleep, perhaps
+    /// in its own poll(2). Clears the poll hint. With `watch`, it sleeps on a channel that can
+    /// watch the stack's descriptor.
     pub(in super::super) fn arm(&self, watch: Option<&Arc<Watch>>) {
         if self.manual {
             return;
@@ -54,8 +54,7 @@ impl State {
         self.arm_waiter(watch);
     }
 
-    /// Like [`State::arm`], by a thread that sleeps in a poll(2) of its own next, whatever it did
-    /// before.
+    /// Like [`State::arm`], for a thread that is known to sleep in its own poll(2) next.
     pub(in super::super) fn arm_waiter(&self, watch: Option<&Arc<Watch>>) {
         if self.manual {
             return;
@@ -71,33 +70,33 @@ impl State {
         self.ownership.wake_background_if_unowned();
     }
 
-    /// A program that armed a queue has taken its event, and is expected to poll.
+    /// Records that an armed program has taken its event, and is expected to poll.
     pub(in super::super) fn disarm(&self, watch: &Arc<Watch>) {
         watch.reset();
         if self.ownership.disarm(watch) {
             self.worked.store(false, Ordering::SeqCst);
             self.served.store(true, Ordering::SeqCst);
-            // So that the next poll calls `end_served`, see `hint_poll`.
+            // Makes the next poll call `end_served` (see `hint_poll`).
             self.poll_hint.store(false, Ordering::SeqCst);
         }
     }
 
-    /// A round had work to do.
+    /// Records that a round had work to do.
     #[inline]
     pub(in super::super) fn note_work(&self) {
-        // Read first: the cache line is shared.
+        // Read first, because the cache line is shared.
         if !self.worked.load(Ordering::Relaxed) && !is_mutant(Mutant::WorkIsNotNoted) {
             self.worked.store(true, Ordering::Relaxed);
         }
     }
 
-    /// An armed program woke up for an arrival that completed nothing of its own.
+    /// Records that an armed program woke up for an arrival that completed nothing for it.
     pub(in super::super) fn note_spurious_wake_up(&self, watch: &Arc<Watch>) {
         self.ownership.note_spurious_wake_up(watch, || self.now());
     }
 
-    /// A program that has taken its event polls, or asks for another one, instead of arming at
-    /// once.
+    /// Ends the state "served", because the program polls or asks for another event instead of
+    /// arming at once.
     pub(in super::super) fn end_served(&self) {
         if self.served.load(Ordering::Relaxed) {
             self.served.store(false, Ordering::Relaxed);

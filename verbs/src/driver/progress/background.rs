@@ -1,5 +1,4 @@
-//! The background thread: the owner while no application thread waits or polls, on standby
-//! otherwise.
+//! Background thread: the owner while no application thread waits or polls, on standby otherwise.
 
 use super::super::os::{Instant, raise_priority, sleep_for, thread_time};
 use super::memory_polls::{MemoryPolls, SLEEP, SLEEPS, UNSERVED};
@@ -10,22 +9,21 @@ use std::sync::Weak;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// The timer of standby, at first. An arrival at an application that stopped polling without arming
-/// waits for at most two timers.
+/// Initial timer of the standby. If an application has stopped polling without arming a queue, an
+/// arrival waits for at most two timers.
 const TIMER: Duration = Duration::from_micros(200);
-/// Limit up to which the timer doubles while polling goes on.
+/// Limit up to which the timer doubles while polling continues.
 const MAX_TIMER: Duration = Duration::from_millis(1);
-/// Divisor of the duration of long polling that gives the timer: a turn takes 25 microseconds of a
-/// poller's core, and with one turn per millisecond at both ends, one of fifty round trips
-/// coincided with one.
+/// Divisor of the duration of continuous polling that gives the timer. A turn takes some processor
+/// time of the poller, so turns must be rare compared with round trips.
 const TIMER_PART: u32 = 16;
-/// Upper bound of that timer.
+/// Maximum of that timer.
 const MAX_LONG_TIMER: Duration = Duration::from_millis(4);
 
-/// Sleep of the background thread while a program that polls memory holds the core.
+/// Pause of the background thread while a program that polls memory holds the core.
 const CALL: Duration = Duration::from_micros(10);
 
-/// Runs the background thread of `drive`, until that is dropped.
+/// Runs the background thread of `drive` until that is dropped.
 pub(in super::super) fn run<D: Drive>(state: &State, drive: &Weak<D>) {
     let mut background = BackgroundThread {
         state,
@@ -33,9 +31,9 @@ pub(in super::super) fn run<D: Drive>(state: &State, drive: &Weak<D>) {
         standby: StandbyState::default(),
         memory_polls: MemoryPolls::default(),
     };
-    // The count ends this loop also where `drop` has not called [`State::stop`] yet.
+    // The count of references ends this loop even before `drop` has called [`State::stop`].
     while !state.stop.load(Ordering::SeqCst) && drive.strong_count() > 0 {
-        // Before any state is read: a later wake-up is kept.
+        // Reset before any state is read, so that a later wake-up is kept.
         state.background.reset();
         if state.coalescing.load(Ordering::SeqCst) {
             background.flush_coalesced();
@@ -52,16 +50,16 @@ struct BackgroundThread<'a, D> {
     memory_polls: MemoryPolls,
 }
 
-/// The background thread's observations while it was on standby.
+/// What the background thread has observed while it was on standby.
 #[derive(Default)]
 struct StandbyState {
     seen: TurnObservations,
-    /// The number of rounds at the last turn, or after the last round of its own, which is not to
-    /// be counted as another thread's.
+    /// Number of rounds at the last turn, or after the last round of its own, which must not count
+    /// as another thread's.
     rounds: u32,
-    /// Rounds were made between the last two turns.
+    /// True if rounds were made between the last two turns.
     driven: bool,
-    /// Start of the period in which every turn had a poll hint and rounds were made.
+    /// Start of the period in which every turn has seen a poll hint and rounds.
     polled_since: Option<Instant>,
     timer: Duration,
 }
@@ -70,11 +68,11 @@ impl<D: Drive> BackgroundThread<'_, D> {
     fn turn(&mut self) {
         let state = self.state;
         self.standby.driven = self.see_rounds();
-        // A program that polls but never finds its queue empty makes no rounds: then the hint does
-        // not count.
+        // A program that polls but never finds its queue empty makes no rounds. Then the poll hint
+        // does not count.
         let hinted = state.poll_hint.swap(false, Ordering::SeqCst) && self.standby.driven;
         if hinted && !self.standby.timer.is_zero() && state.is_readable() {
-            // As in a standby, of which this is a part.
+            // Handled like a turn of the standby.
             state.standby_timed.store(true, Ordering::SeqCst);
             let unserved = self.check();
             state.standby_timed.store(false, Ordering::SeqCst);
@@ -100,21 +98,20 @@ impl<D: Drive> BackgroundThread<'_, D> {
         state.standby_timed.store(false, Ordering::SeqCst);
     }
 
-    /// Coalesced posts wait for more posts for [`COALESCE`]; mostly a poll serves them within that
-    /// time.
+    /// Waits for [`COALESCE`], so that coalesced posts get company. Usually a poll serves them
+    /// within that time.
     fn flush_coalesced(&mut self) {
         sleep_for(COALESCE);
-        // Cleared before `pending` is read: a later post sets it again.
+        // Cleared before `pending` is read, because a later post sets it again.
         self.state.coalescing.store(false, Ordering::SeqCst);
         if self.is_pending() {
             self.make_round(false);
         }
     }
 
-    /// Drives where no other thread does: beside an active poller that is awake but runs other
-    /// code, after a post of a poller that does not poll any more, and at a deadline of an armed
-    /// program, which a deadline does not wake. Does nothing if rounds were made since the last
-    /// turn.
+    /// Drives if no other thread does: beside an active poller that is awake but runs other code,
+    /// after a post of a program that has stopped polling, and at a deadline of an armed program,
+    /// which a deadline does not wake. Does nothing if rounds were made since the last turn.
     fn help(&mut self) {
         let due = || self.state.deadline().is_some_and(|at| at <= Instant::now());
         let seen = &self.standby.seen;
@@ -124,12 +121,12 @@ impl<D: Drive> BackgroundThread<'_, D> {
         }
     }
 
-    /// Sleeps as the owner, and drives if it still is the owner then.
+    /// Sleeps as the owner. Then drives, if it is still the owner.
     fn own(&mut self) {
         let state = self.state;
         let Some(drive) = self.drive.upgrade() else { return };
         let idle = !drive.is_pending() && !state.coalescing.load(Ordering::SeqCst);
-        // The sleep of this thread must not keep it alive.
+        // The thread must not keep the shard alive while it sleeps.
         drop(drive);
         let end = self.memory_polls.end();
         let until = [state.deadline(), end].into_iter().flatten().min();
@@ -140,16 +137,16 @@ impl<D: Drive> BackgroundThread<'_, D> {
             if readable {
                 self.memory_polls.last_arrival = Some(now);
             } else if end <= now || !was_owner {
-                // Wherever anything has arrived, a poll has served it before this thread was woken;
-                // or a thread waits in a call.
+                // If anything has arrived, a poll has served it before this thread was woken, or a
+                // thread waits in a call.
                 self.observe(false);
             }
         }
         if !was_owner {
             return;
         }
-        // While an application thread polls and drives, it serves the arrival; with an active
-        // poller, that one does.
+        // If an application thread polls and drives, it serves the arrival. So does an active
+        // poller.
         let polled = state.poll_hint.load(Ordering::SeqCst);
         let by_poller = polled && self.has_rounds();
         if readable && self.memory_polls.is_to_be_checked(polled && !by_poller) {
@@ -173,7 +170,7 @@ impl<D: Drive> BackgroundThread<'_, D> {
         unserved
     }
 
-    /// An arrival was unserved, or polls serve them.
+    /// Either an arrival was not served, or polls serve the arrivals.
     fn observe(&mut self, unserved: bool) {
         let was_likely = self.memory_polls.are_likely();
         self.memory_polls.observe(unserved);
@@ -184,8 +181,8 @@ impl<D: Drive> BackgroundThread<'_, D> {
         }
     }
 
-    /// Returns whether the stack stays readable while the thread that polled last runs, and makes
-    /// no poll. Nothing where it does not run, or has ended.
+    /// Returns whether the stack stays readable while the thread that polled last is running and
+    /// makes no poll. Returns `None` if that thread is not running or has ended.
     fn is_unserved(&self) -> Option<bool> {
         let state = self.state;
         let (poller, rounds) = (state.poller.load(Ordering::SeqCst), self.rounds());
@@ -204,15 +201,15 @@ impl<D: Drive> BackgroundThread<'_, D> {
         None
     }
 
-    /// A round for a program that polls memory; the next arrival ends the next sleep. This thread
-    /// does not keep polling: it would yield the processor to the program, which may keep it for
-    /// milliseconds, while a thread that is woken from sleep interrupts it.
+    /// Makes a round for a program that polls memory; the next arrival ends the next sleep. This
+    /// thread does not keep polling, because it would yield the processor to the program, which may
+    /// keep it for milliseconds. A thread that is woken from sleep preempts the program.
     fn serve_memory_poller(&self, readable: bool) {
         let Some(drive) = self.drive.upgrade() else { return };
         let served = if readable { drive.try_poll_stack() } else { drive.try_pump() };
         drop(drive);
         if served.is_none() {
-            // A call of the program, which ends soon.
+            // The core is held by a call of the program, which ends soon.
             self.state.background.sleep(None, Some(Instant::now() + CALL));
         }
     }
@@ -222,8 +219,8 @@ impl<D: Drive> BackgroundThread<'_, D> {
         let Some(drive) = self.drive.upgrade() else { return };
         let drove = if readable { drive.try_poll_stack() } else { drive.try_pump() }.is_some();
         if !drove {
-            // Another thread drives. Until its round ends, the descriptor stays readable or the
-            // deadline past.
+            // Another thread drives. Until its round ends, the descriptor stays readable, or the
+            // deadline stays in the past.
             state.background.sleep(None, Some(Instant::now() + TIMER));
         } else if readable {
             keep_polling(&drive, || state.poll_hint.load(Ordering::SeqCst) || state.ownership.is_taken());
@@ -244,7 +241,7 @@ impl<D: Drive> BackgroundThread<'_, D> {
         std::mem::replace(&mut self.standby.rounds, now) != now
     }
 
-    /// Like [`Self::see_rounds`], without a change of what the next call returns.
+    /// Like [`Self::see_rounds`], but does not affect the result of the next call.
     fn has_rounds(&self) -> bool {
         self.rounds() != self.standby.rounds
     }
@@ -255,7 +252,7 @@ impl<D: Drive> BackgroundThread<'_, D> {
 }
 
 impl StandbyState {
-    /// The end of the standby that begins now. `owned`: there is an active poller.
+    /// Returns the end of a standby that begins now. `owned`: there is an active poller.
     fn next_timer(&mut self, owned: bool) -> Instant {
         let now = Instant::now();
         let most = if owned {

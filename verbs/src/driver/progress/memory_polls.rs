@@ -1,46 +1,49 @@
-//! Programs that poll memory for a peer's Write, and the completion queue only between two Writes.
+//! Detects programs that poll memory for a Write of the peer, and their completion queue only
+//! between two Writes.
 //!
-//! Such a program drives the shard at its polls, so the background thread stays on standby; but an
-//! arrival then waits for the timer of that standby, as the program makes no call until the bytes
-//! are in its memory. At the ends of its timers, and where it is the owner and the program polls
-//! without a round, the background thread checks whether an arrival stays unserved although the
-//! thread that polled last runs. If so, it becomes the owner in spite of the poll hint, at a higher
-//! priority where it may have one, until a check, or a time without an arrival, shows that polls
-//! serve the arrivals.
+//! Such a program drives the shard with its polls, so the background thread stays on standby. But
+//! an arrival then waits for the timer of the standby, because the program makes no call until the
+//! bytes are in its memory.
+//!
+//! At the ends of its timers, and as the owner if the program polls without making a round, the
+//! background thread checks whether an arrival stays unserved although the thread that polled last
+//! is running. If so, it becomes the owner despite the poll hint, with a higher priority if it is
+//! allowed to have one. It stays the owner until a check, or a time without arrivals, shows that
+//! polls serve the arrivals.
 
 use super::super::os::Instant;
 use std::time::Duration;
 
-/// Processor time in which a thread that polls a completion queue repeatedly has polled it, also
-/// where it handles a request between. Wall-clock time does not count: a thread that polls all the
-/// time may have been preempted.
+/// Processor time within which a thread that polls a completion queue continuously polls it again,
+/// even if it handles a request in between. Wall-clock time does not count, because the thread may
+/// have been preempted.
 pub(super) const UNSERVED: Duration = Duration::from_micros(150);
-/// Sleeps of a check, each of this length, after which it ends: the thread that polled last does
-/// not run.
+/// Number and duration of the pauses of a check. After them the check ends, because the thread that
+/// polled last is not running.
 pub(super) const SLEEPS: usize = 8;
 pub(super) const SLEEP: Duration = Duration::from_micros(20);
-/// Time without arrivals left to the background thread after which polls serve them.
+/// Time without arrivals for the background thread after which polls are assumed to serve them.
 const SERVED_BY_POLLS: Duration = Duration::from_millis(10);
 
-/// Checks in succession that find an unserved arrival, after which the program is taken for one
-/// that polls memory.
+/// Number of consecutive checks with an unserved arrival after which the program is assumed to poll
+/// memory.
 const ENOUGH: u8 = 2;
-/// Number of arrivals of which the background thread, as the owner, checks one, which is served
-/// later than others: of those of programs that are taken for ones that poll memory, and of others
-/// that polled without a round. The latter doubles with each check that finds no unserved arrival.
+/// Number of arrivals of which the background thread, as the owner, checks one, which delays that
+/// arrival. The first number is for programs that are assumed to poll memory, the second for other
+/// programs that polled without a round; it doubles with each check that finds no unserved arrival.
 const ARRIVALS_PER_CHECK: u32 = 512;
 const OTHERS_PER_CHECK: u32 = 16;
 const MAX_OTHERS_PER_CHECK: u32 = 1 << 14;
 
-/// Observations of the background thread about the programs of its shard.
+/// What the background thread has observed about the programs of its shard.
 pub(super) struct MemoryPolls {
-    /// Checks in succession that found an unserved arrival.
+    /// Number of consecutive checks that found an unserved arrival.
     unserved: u8,
-    /// Arrivals since the last check.
+    /// Number of arrivals since the last check.
     arrivals: u32,
     others_per_check: u32,
-    /// Since the programs are taken for ones that poll memory; before the first one the time of
-    /// that.
+    /// Time from which the programs are assumed to poll memory; before that, the time of the first
+    /// check.
     pub(super) last_arrival: Option<Instant>,
 }
 
@@ -51,20 +54,20 @@ impl Default for MemoryPolls {
 }
 
 impl MemoryPolls {
-    /// Returns whether the programs are taken for ones that poll memory.
+    /// Returns whether the programs are assumed to poll memory.
     pub(super) fn are_likely(&self) -> bool {
         self.unserved >= ENOUGH
     }
 
-    /// Returns the time until which an arrival is awaited, of programs that are taken for ones that
-    /// poll memory: without one polls serve them.
+    /// Returns the time until which an arrival of programs that are assumed to poll memory is
+    /// expected. Without one, polls are assumed to serve the arrivals.
     pub(super) fn end(&mut self) -> Option<Instant> {
         let last = self.are_likely().then(|| *self.last_arrival.get_or_insert_with(Instant::now));
         last.map(|last| last + SERVED_BY_POLLS)
     }
 
-    /// The result of a check. One that finds nothing, as the thread that polled last does not run,
-    /// is one that finds no unserved arrival: the checks may not make arrivals wait repeatedly.
+    /// Records the result of a check. If the thread that polled last is not running, the check
+    /// counts as one without an unserved arrival, so that checks do not delay arrivals repeatedly.
     pub(super) fn observe(&mut self, unserved: bool) {
         self.arrivals = 0;
         if unserved {
@@ -77,7 +80,7 @@ impl MemoryPolls {
         }
     }
 
-    /// Counts an arrival for the background thread as the owner; whether it is one to be checked.
+    /// Counts an arrival for the background thread as the owner. Returns whether to check it.
     /// `polled`: the program has polled, but made no round.
     pub(super) fn is_to_be_checked(&mut self, polled: bool) -> bool {
         if !polled && !self.are_likely() {
