@@ -46,7 +46,9 @@ impl Default for ConnectionConfig {
 macro_rules! setters {
     (impl $config:ident { $($(#[doc = $doc:literal])+ $name:ident: $kind:ty = $default:expr,)* }) => {
         impl $config {
-            $($(#[doc = $doc])+
+            $(#[doc = concat!("Sets `", stringify!($name), "`.")]
+            #[doc = ""]
+            $(#[doc = $doc])+
             #[must_use]
             pub fn $name(mut self, $name: $kind) -> Self {
                 self.options.$name = $name;

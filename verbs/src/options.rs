@@ -40,7 +40,9 @@ macro_rules! options {
         }
 
         impl $of {
-            $($(#[doc = $doc])+
+            $(#[doc = concat!("Sets `", stringify!($name), "`.")]
+            #[doc = ""]
+            $(#[doc = $doc])+
             #[must_use]
             pub fn $name(mut self, $name: $kind) -> Self {
                 self.$name = $name;
@@ -59,69 +61,69 @@ macro_rules! options {
 macro_rules! connection_options {
     ($callback:ident, $($before:tt)*) => {
         $callback! { $($before)* {
-            /// Sets the highest MPA revision to use. Default: 2.
+            /// Highest MPA revision to use. Default: 2.
             revision: $crate::Revision = $crate::Revision::Two,
-            /// Sets whether CRC32C is requested. Default: true. It is used if either end requests
+            /// Whether CRC32C is requested. Default: true. It is used if either end requests
             /// it; neither end can refuse (RFC 5044 section 7.1).
             crc: bool = true,
-            /// Sets whether the peer is asked to send Markers. Default: false.
+            /// Whether the peer is asked to send Markers. Default: false.
             markers: bool = false,
-            /// Sets whether the peer-to-peer model (RFC 6581 section 9.2) is used, in which either
+            /// Whether the peer-to-peer model (RFC 6581 section 9.2) is used, in which either
             /// end may send first. Revision 1 cannot negotiate it. There, an initiator first sends
             /// a zero-length Read or Write (see `rtr`), as some adapters require. Default: true.
             peer_to_peer: bool = true,
-            /// Sets the kinds of RTR to offer. Default: all.
+            /// Kinds of RTR to offer. Default: all.
             rtr: $crate::RtrKinds = $crate::RtrKinds::ALL,
-            /// Sets how many Reads and atomics the peer may have outstanding (IRD). Default: 1,024;
+            /// How many Reads and atomics the peer may have outstanding (IRD). Default: 1,024;
             /// at most [`Limits::max_rd_atomic`]. Memory is allocated when they arrive, and
             /// released after a burst.
             ird: u16 = 1024,
-            /// Sets how many Reads and atomics this end may have outstanding (ORD). Default: 1,024;
+            /// How many Reads and atomics this end may have outstanding (ORD). Default: 1,024;
             /// at most [`Limits::max_rd_atomic`], and never more than the peer's IRD, or 128 if the
             /// peer announces none.
             ord: u16 = 1024,
-            /// Sets the size of FPDUs. Default: [`FpduSize::Auto`](crate::FpduSize::Auto).
+            /// Size of FPDUs. Default: [`FpduSize::Auto`](crate::FpduSize::Auto).
             fpdu: $crate::FpduSize = $crate::FpduSize::Auto,
-            /// Sets whether capabilities are exchanged with uiw peers (`docs/wire-extensions.md`).
+            /// Whether capabilities are exchanged with uiw peers (`docs/wire-extensions.md`).
             /// Default: true.
             capabilities: $crate::CapabilityExchange = $crate::CapabilityExchange::On,
-            /// Sets a deviation from the RFCs for one kind of peer. Default: none.
+            /// Deviation from the RFCs for one kind of peer. Default: none.
             profile: $crate::PeerProfile = $crate::PeerProfile::Rfc,
-            /// Sets which requests have their payload copied before its CRC is computed, for
+            /// Requests that have their payload copied before its CRC is computed, for
             /// programs that modify buffers in flight. Default:
             /// [`StableTx::Off`](crate::StableTx::Off).
             stable_tx: $crate::StableTx = $crate::StableTx::Off,
-            /// Sets whether completions are acknowledged. A Write or Send then completes when a
+            /// Whether completions are acknowledged. A Write or Send then completes when a
             /// zero-length Read after it has returned, or with the status of the peer's Terminate,
             /// instead of when TCP has accepted its bytes. So success means that the peer has
             /// placed the data, and an error is reported for the request that has caused it, at the
             /// cost of a round trip. It requires an ORD of at least 1. Default: false.
             acknowledged: bool = false,
-            /// Sets whether the queue pair survives its peer. If the peer closes in order while
+            /// Whether the queue pair survives its peer. If the peer closes in order while
             /// nothing of this end is in progress, or if the peer's queue pair enters the error
             /// state (Terminate: local catastrophic error), the queue pair then stays in RTS with
             /// its receives posted, and waits for another connection. InfiniBand behaves like this,
             /// because a queue pair does not detect the end of the other one. Default: false.
             outlives_peer: bool = false,
-            /// Sets the time limit for the setup of TCP and MPA together. Default: 10 s.
+            /// Time limit for the setup of TCP and MPA together. Default: 10 s.
             startup_timeout: std::time::Duration = std::time::Duration::from_secs(10),
-            /// Sets for how long a refused TCP connection is retried, from the first refusal on,
+            /// How long a refused TCP connection is retried, from the first refusal on,
             /// because a program may announce its port before it listens. Default: zero, which
             /// means one attempt.
             refused_retry_time: std::time::Duration = std::time::Duration::ZERO,
-            /// Sets for how long an incoming Send may wait for a receive before the stream is
+            /// How long an incoming Send may wait for a receive before the stream is
             /// terminated. Zero does not wait, and [`Duration::MAX`](std::time::Duration::MAX)
             /// waits for ever. While it waits nothing is read, so that the sender has to wait as
             /// well, as on TCP. Default: 1 s with [`ConnConfig`], for ever with
             /// `uiw::ConnectionConfig`.
             no_receive_timeout: std::time::Duration = std::time::Duration::from_secs(1),
-            /// Sets the maximum duration of an orderly close, after which the connection is
+            /// Maximum duration of an orderly close, after which the connection is
             /// aborted. Default: 5 s with [`ConnConfig`], 60 s with `uiw::ConnectionConfig`.
             close_timeout: std::time::Duration = std::time::Duration::from_secs(5),
-            /// Sets whether MPA revision 1 is tried when a peer closes or resets the connection on
+            /// Whether MPA revision 1 is tried when a peer closes or resets the connection on
             /// revision 2 before it sends a byte of the Reply. Default: true.
             fallback: bool = true,
-            /// Sets the options of the TCP connection. An accepted connection has those of the
+            /// Options of the TCP connection. An accepted connection has those of the
             /// listener already, and only its congestion control can still be changed. Default:
             /// [`TransportConfig::default`](crate::TransportConfig::default).
             stream: $crate::TransportConfig = $crate::TransportConfig::default(),
