@@ -1,5 +1,5 @@
-//! Acknowledged completion: zero-length Reads of the stream's own behind the host's Writes and
-//! Sends. A peer executes a stream in order, so the answer says that everything before it was
+//! Acknowledged completion by zero-length Reads that the stream sends after Writes and Sends of the
+//! host. A peer executes a stream in order, so the response means that everything before it was
 //! placed.
 //!
 //! A Write or Send normally completes when TCP has taken it, so an error at the peer can only be
@@ -22,47 +22,48 @@
 //!   unless the peer gets placement acknowledgements. FIN follows at once if the peer's FIN has
 //!   arrived, or if a Send waits for a receive.
 
-/// Requests that one acknowledging Read covers at most while others wait behind it.
+/// Maximum number of requests that one acknowledging Read covers while others wait.
 const ACK_EVERY: u32 = 16;
-/// Acknowledging Reads outstanding.
+/// Maximum number of outstanding acknowledging Reads.
 const ACKS: u32 = 4;
 
 /// Requests of a stream that wait for an acknowledgement.
 #[derive(Debug, Default)]
 pub(crate) struct Acks {
     pub(crate) on: bool,
-    /// Requests built behind the last acknowledging Read, and the last of them.
+    /// Number of requests that were built after the last acknowledging Read, and the last of them.
     uncovered: u32,
     last: u32,
-    /// Acknowledging Reads outstanding.
+    /// Number of outstanding acknowledging Reads.
     outstanding: u32,
-    /// The last request that the answer to an acknowledging Read has completed.
+    /// Last request that the response to an acknowledging Read has completed.
     completed: Option<u32>,
 }
 
 impl Acks {
-    /// Request `id` is built.
+    /// Records that request `id` was built.
     pub(crate) fn built(&mut self, id: u32) {
         self.uncovered += 1;
         self.last = id;
     }
 
-    /// Returns whether as many requests are built as one Read covers, so that the Read goes first.
+    /// Returns whether enough requests were built for an acknowledging Read, which is then sent
+    /// first.
     pub(crate) fn is_due(&self) -> bool {
         self.uncovered >= ACK_EVERY
     }
 
-    /// Returns whether acknowledging Reads were sent for all that was built.
+    /// Returns whether acknowledging Reads were sent for all built requests.
     pub(crate) fn covers_all(&self) -> bool {
         self.uncovered == 0
     }
 
-    /// Forgets requests that need no acknowledging Read.
+    /// Forgets the requests that no acknowledging Read has covered, because they need none.
     pub(crate) fn forget_uncovered(&mut self) {
         self.uncovered = 0;
     }
 
-    /// Begins an acknowledging Read, if one is of use: the last request it covers.
+    /// Begins an acknowledging Read, if one is useful. Returns the last request that it covers.
     pub(crate) fn begin(&mut self) -> Option<u32> {
         if self.uncovered == 0 || self.outstanding == ACKS {
             return None;
@@ -72,21 +73,20 @@ impl Acks {
         Some(self.last)
     }
 
-    /// The answer to the acknowledging Read that covers the requests up to `upto` has come.
+    /// Handles the response to the acknowledging Read that covers the requests up to `upto`.
     pub(crate) fn answered(&mut self, upto: u32) {
         self.outstanding = self.outstanding.saturating_sub(1);
         self.completed = Some(upto);
     }
 
-    /// Notes that all open requests are newer than those that the answer to an acknowledging Read
-    /// has completed.
+    /// Records that all open requests are newer than those that a response has completed.
     pub(crate) fn forget_completed(&mut self) {
         self.completed = None;
     }
 
-    /// Returns whether the answer to an acknowledging Read has completed request `id`.
+    /// Returns whether the response to an acknowledging Read has completed request `id`.
     pub(crate) fn has_completed(&self, id: u32) -> bool {
-        // Ids count up and wrap; far fewer than half of them are open at a time.
+        // Ids wrap around, and far fewer than half of them are open at a time.
         self.completed.is_some_and(|upto| upto.wrapping_sub(id) <= u32::MAX / 2)
     }
 

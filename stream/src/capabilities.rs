@@ -1,4 +1,4 @@
-//! The capability exchange between uiw peers, without a single illegal bit.
+//! Capability exchange between uiw peers, which uses only messages that are valid for every peer.
 //!
 //! MPA has no room to negotiate extensions, and siw echoes every reserved bit. So the initiator's
 //! first FPDU is a zero-length RDMA Write, which every receiver accepts without checking its STag
@@ -27,17 +27,17 @@ const NONCE_MASK: u64 = (1 << NONCE_BITS) - 1;
 /// Mode of the capability exchange.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CapabilityExchange {
-    /// The first FPDU carries the request; extensions are on where both ends have them.
+    /// The first FPDU carries the request. Extensions are used if both ends support them.
     #[default]
     On,
-    /// No request, no answer, no extensions.
+    /// No request is sent, none is answered, and no extension is used.
     Off,
-    /// No request and no answer: the peer is known to implement RFC 7306 (immediate data and
-    /// atomics), as some NICs do.
+    /// No request is sent and none is answered, because the peer is known to implement RFC 7306
+    /// (immediate data and atomics), as some NICs do.
     Assume,
 }
 
-/// Capabilities of a uiw peer, as bits in the TO of a request and an answer.
+/// Capabilities of a uiw peer, as bits in the TO of a request or a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capabilities(u16);
 
@@ -47,10 +47,10 @@ impl Capabilities {
     const SEND_IMM: u16 = 4;
     const LARGE_FPDU: u16 = 8;
     const PLACEMENT_ACKS: u16 = 16;
-    /// Request bit, not a capability of both ends: the end that sets it asks its peer for placement
-    /// acknowledgements.
+    /// Bit of a request that is not a capability of both ends: the end that sets it asks its peer
+    /// for placement acknowledgements.
     const WANTS_ACKS: u16 = 32;
-    /// Everything that this implementation has.
+    /// All capabilities of this implementation.
     pub(crate) const OURS: Self =
         Self(Self::IMMEDIATE | Self::ATOMIC | Self::SEND_IMM | Self::LARGE_FPDU | Self::PLACEMENT_ACKS);
     const NONE: Self = Self(0);
@@ -62,19 +62,19 @@ impl Capabilities {
         stag == REQUEST
     }
 
-    /// Takes FPDUs larger than a TCP segment.
+    /// Returns whether FPDUs larger than a TCP segment are accepted.
     #[must_use]
     pub const fn large_fpdu(self) -> bool {
         self.0 & Self::LARGE_FPDU != 0
     }
 
-    /// Acknowledges what it has placed, if asked to.
+    /// Returns whether placement is acknowledged on request.
     #[must_use]
     pub const fn placement_acks(self) -> bool {
         self.0 & Self::PLACEMENT_ACKS != 0
     }
 
-    /// Messages beyond RFC 5040.
+    /// Returns the supported messages beyond RFC 5040.
     #[must_use]
     pub const fn extensions(self) -> Extensions {
         Extensions {
@@ -90,14 +90,14 @@ impl Capabilities {
 pub enum PeerKind {
     /// The answer has not arrived yet.
     Unknown,
-    /// A uiw peer, or one that is assumed to be as capable, with the capabilities that both ends
-    /// have.
+    /// A uiw peer, or one that is assumed to have the same capabilities, with the capabilities of
+    /// both ends.
     Capable(Capabilities),
     /// Any other iWARP peer.
     Foreign,
 }
 
-/// A zero-length Write that carries a request or an answer, or nothing (the plain RTR message).
+/// Zero-length Write that carries a request, a response, or nothing (the plain RTR message).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ZeroWrite {
     pub(crate) stag: STag,
@@ -110,17 +110,18 @@ pub(crate) struct PeerCaps {
     pub(crate) kind: PeerKind,
     /// Message to send before anything else.
     pub(crate) due: Option<ZeroWrite>,
-    /// Time for which the initiator waits for the answer.
+    /// Time for which the initiator waits for the response.
     pub(crate) timeout: Duration,
     initiator: bool,
     on: bool,
-    /// This end asks for placement acknowledgements.
+    /// True if this end has requested placement acknowledgements.
     wants_acks: bool,
-    /// The peer has asked for placement acknowledgements.
+    /// True if the peer has requested placement acknowledgements.
     pub(crate) peer_wants_acks: bool,
-    /// No answer came in time: requests complete with Reads from then on, whatever comes later.
+    /// True if no response arrived in time. From then on requests complete with Reads, whatever
+    /// arrives later.
     pub(crate) gave_up: bool,
-    /// The initiator's.
+    /// Nonce of the initiator.
     nonce: u64,
 }
 
@@ -145,7 +146,7 @@ impl PeerCaps {
         }
     }
 
-    /// A stream to itself: both ends have the same capabilities.
+    /// Creates the exchange of a stream to itself: both ends have the same capabilities.
     pub(crate) fn loopback(wants_acks: bool) -> Self {
         Self {
             kind: PeerKind::Capable(Capabilities::OURS),
@@ -166,18 +167,18 @@ impl PeerCaps {
         self.wants_acks && self.capabilities().placement_acks()
     }
 
-    /// The check value of this stream's placement acknowledgements.
+    /// Returns the check value of this stream's placement acknowledgements.
     pub(crate) fn ack_check(&self) -> u16 {
         mix(self.nonce ^ u64::from(crate::placement::STAG.0)) as u16
     }
 
-    /// Capability bits as this end sends them.
+    /// Returns the capability bits that this end sends.
     fn bits(&self, capabilities: Capabilities) -> u64 {
         let wants = if self.wants_acks { Capabilities::WANTS_ACKS } else { 0 };
         u64::from(capabilities.0 | wants) << NONCE_BITS
     }
 
-    /// Returns whether the exchange is not over.
+    /// Returns whether the exchange is still in progress.
     #[inline]
     pub(crate) fn is_undecided(&self) -> bool {
         self.kind == PeerKind::Unknown
@@ -190,7 +191,7 @@ impl PeerCaps {
         }
     }
 
-    /// The initiator's request; a plain zero-length Write where the exchange is off.
+    /// Returns the initiator's request, or a plain zero-length Write if the exchange is off.
     pub(crate) fn request(&self) -> ZeroWrite {
         if self.on {
             ZeroWrite { stag: REQUEST, to: self.bits(Capabilities::OURS) | self.nonce }
@@ -199,8 +200,8 @@ impl PeerCaps {
         }
     }
 
-    /// An inbound zero-length Write; `first`: it is the peer's first FPDU. Makes the answer due.
-    /// True when it decided the exchange.
+    /// Handles an incoming zero-length Write, and schedules the response. `first`: it is the peer's
+    /// first FPDU. Returns whether it has decided the exchange.
     pub(crate) fn on_zero_write(&mut self, stag: STag, to: u64, first: bool) -> bool {
         if !self.on {
             return false;
@@ -211,7 +212,8 @@ impl PeerCaps {
         let wants_acks = bits & Capabilities::WANTS_ACKS != 0;
         let nonce = to & NONCE_MASK;
         if self.initiator {
-            // A late answer still counts: nothing was sent meanwhile that it forbids.
+            // A late response still counts, because nothing was sent meanwhile that it would
+            // forbid.
             let answered = matches!(self.kind, PeerKind::Capable(_));
             if !answered && stag == ANSWER && nonce == mix(self.nonce) {
                 self.kind = PeerKind::Capable(common);
@@ -226,7 +228,8 @@ impl PeerCaps {
         self.kind != before
     }
 
-    /// The peer's first FPDU was something else, or no answer came in time.
+    /// Decides that the peer is a foreign one, because its first FPDU was something else or no
+    /// response arrived in time.
     pub(crate) fn give_up(&mut self) {
         if self.kind == PeerKind::Unknown {
             self.kind = PeerKind::Foreign;
@@ -235,8 +238,8 @@ impl PeerCaps {
     }
 }
 
-/// A fixed permutation of 48 bits with no simple structure: the answer shows that its sender
-/// implements this protocol; it is no secret.
+/// Permutation of 48 bits without a simple structure. The response shows that its sender implements
+/// this protocol; it is no secret.
 fn mix(nonce: u64) -> u64 {
     let mut x = nonce;
     for _ in 0..3 {

@@ -1,5 +1,5 @@
-//! How a stream ends, from either side and for whatever reason: what is sent to the peer, and what
-//! is reported to the host.
+//! The end of a stream, on either side and for any reason: what is sent to the peer, and what is
+//! reported to the host.
 //!
 //! After a fault of the peer, the FPDU on the wire is finished, everything not begun is dropped,
 //! and the Terminate is sent (RFC 5040 section 4.8, with the codes from `uiw_rdmap::Fault`),
@@ -28,18 +28,19 @@ use uiw_ddp::Header;
 use uiw_mpa::startup::StartupRefusal;
 use uiw_rdmap::{Fault, MpaFault, Origin, Terminate};
 
-/// Longest time for the last Reads of a peer after the host has let go.
+/// Maximum time for the last Reads of a peer after the host was detached.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl<M> RdmapStream<M> {
-    /// Begins the orderly close (`rdma_disconnect`): what was posted is sent and answered, then FIN
-    /// goes both ways. A stream of acknowledged completions asks its peer first whether that has
-    /// all acknowledgements of what came from it. False: the stream is not open, or closes already.
+    /// Begins the orderly close (`rdma_disconnect`): posted requests are sent and answered, then
+    /// FIN is sent in both directions. A stream with acknowledged completions first asks the peer
+    /// whether it has all acknowledgements of its own messages. Returns false if the stream is not
+    /// open or already closing.
     pub fn close(&mut self, now: Time) -> bool {
         if !self.is_open() || self.shared.fin.wanted {
             return false;
         }
-        // The FIN follows the first FPDU.
+        // The FIN is sent after the first FPDU.
         self.establish(now);
         self.shared.now = now;
         self.shared.fin.wanted = true;
@@ -47,54 +48,55 @@ impl<M> RdmapStream<M> {
         true
     }
 
-    /// Resets an open stream that has not ended within `wait`. One that closes already has its own
-    /// deadline.
+    /// Resets an open stream that has not ended within `wait`. A stream that is closing already
+    /// keeps its own deadline.
     pub fn limit_lifetime(&mut self, wait: Duration, now: Time) {
         if self.is_open() && !self.shared.fin.wanted {
             self.shared.timers.set(Timer::Close, now, wait);
         }
     }
 
-    /// The time for the close begins now, for a host that gave an earlier time in the call that
-    /// ended the stream.
+    /// Restarts the time limit of the close, for a host that passed an earlier time in the call
+    /// that ended the stream.
     pub fn renew_close_deadline(&mut self, now: Time) {
         if matches!(self.phase, Phase::Closing) {
             self.shared.timers.set(Timer::Close, now, self.shared.config.close_timeout);
         }
     }
 
-    /// Ends the stream: a Terminate reports to the peer that it is not at fault, and
-    /// [`Event::Ended`] to the host what to flush. During start-up the stream closes without one.
+    /// Ends the stream. A Terminate tells the peer that it is not at fault, and [`Event::Ended`]
+    /// tells the host what to flush. During start-up no Terminate is sent.
     pub fn abort<H: StreamHost<Memory = M>>(&mut self, host: &mut H, now: Time) {
         self.shared.now = now;
         self.fail(ConnError::Aborted, host);
     }
 
-    /// Like [`RdmapStream::abort`], with a reason that the host names.
+    /// Like [`RdmapStream::abort`], but with a reason that the host chooses.
     pub fn fail_locally<H: StreamHost<Memory = M>>(&mut self, host: &mut H, error: LocalError, now: Time) {
         self.shared.now = now;
         self.fail(ConnError::Local { request: None, error }, host);
     }
 
-    /// Ends start-up without a message to the peer; nothing happens to a stream past it.
+    /// Ends start-up without a message to the peer. Has no effect after start-up.
     pub fn abandon_startup(&mut self) {
         if !self.is_established() && !self.is_over() {
             self.fail_startup(StartupFailure::Aborted);
         }
     }
 
-    /// The host's queues go away. The stream closes in order where nothing is under way, and
-    /// otherwise with a Terminate; the host is asked for nothing any more behind the events that
-    /// are reported now.
+    /// Detaches the host, whose queues are being destroyed. The stream closes in order if no
+    /// request is in progress, and otherwise with a Terminate. After the events that are reported
+    /// now, the host is not called any more.
     ///
-    /// A peer of acknowledged completions may still wait for an answer to its last Reads, as an
-    /// RNIC answers even after the queue pair is destroyed: it gets them until a Read of ours has
+    /// A peer with acknowledged completions may still wait for responses to its last Reads, which
+    /// an RNIC would send even after the queue pair is destroyed. It gets them until a Read of this
+    /// end has been answered.
     /// been to it and back.
     pub fn detach<H: StreamHost<Memory = M>>(&mut self, host: &mut H, now: Time) {
         self.shared.now = now;
         if (self.may_drain() || self.is_draining()) && self.receiver.is_stalled() {
-            // No receive will be posted for the Send that waits for one, and to acknowledge it
-            // would be wrong.
+            // No receive will be posted for the Send that waits for one, and acknowledging it would
+            // be wrong.
             let error = self.receiver.no_receive_in_time();
             self.fail(error, host);
         } else if self.may_drain() {
@@ -104,7 +106,7 @@ impl<M> RdmapStream<M> {
             self.sender.send_drain_read();
             self.limit_drain();
         } else if self.is_draining() {
-            // The orderly close has come this far: nothing of the host is under way.
+            // The orderly close has progressed so far that no request of the host is in progress.
             self.limit_drain();
         } else {
             let finished = self.is_open() && self.sender.is_finished(&self.shared, host);
@@ -113,14 +115,14 @@ impl<M> RdmapStream<M> {
         self.shared.detached = true;
     }
 
-    /// Returns whether the host's queues are gone: the stream ends by itself.
+    /// Returns whether the host is detached, so that the stream ends by itself.
     #[must_use]
     pub fn is_detached(&self) -> bool {
         self.shared.detached
     }
 
-    /// Returns whether the stream is open for the last acknowledgements of its peer alone: the
-    /// host's queues are gone, or everything of the host's has completed and the stream closes.
+    /// Returns whether the stream is open only for the last acknowledgements of its peer: the host
+    /// is detached, or all its requests have completed and the stream is closing.
     #[must_use]
     pub fn is_draining(&self) -> bool {
         self.is_open() && (self.shared.detached || self.shared.fin.drain_begun && !self.shared.fin.sent)
@@ -133,9 +135,9 @@ impl<M> RdmapStream<M> {
 
     /// Begins the last Read of an orderly close, when it is due.
     ///
-    /// The peer may have a Send whose acknowledging Read waits for ORD, and the program here may
-    /// have disconnected because it received that Send. It waits behind the peer's Reads, all of
-    /// which are answered now, and the peer sends it before it answers this Read
+    /// The peer may have a Send whose acknowledging Read waits for ORD, and the local program may
+    /// have disconnected because it received that Send. The Read waits for the peer's other Reads,
+    /// which are all answered now, and the peer sends it before it answers the last Read
     /// ([`RdmapStream::detach`]).
     pub(crate) fn begin_close_drain<H: StreamHost<Memory = M>>(&mut self, host: &mut H) {
         let fin = self.shared.fin;
@@ -153,7 +155,7 @@ impl<M> RdmapStream<M> {
         }
     }
 
-    /// Returns whether the peer may wait for acknowledgements, and can be asked.
+    /// Returns whether the peer may wait for acknowledgements, and supports a drain Read.
     fn may_drain(&self) -> bool {
         self.is_open()
             && self.shared.reads.acks.on
@@ -164,7 +166,7 @@ impl<M> RdmapStream<M> {
             && !self.shared.fin.received
     }
 
-    /// The transport is lost.
+    /// Handles the loss of the transport.
     pub fn handle_lost<H: StreamHost<Memory = M>>(&mut self, host: &mut H, now: Time) {
         self.shared.now = now;
         if self.is_starting() {
@@ -174,8 +176,7 @@ impl<M> RdmapStream<M> {
         }
     }
 
-    /// Leaves Full Operation: sends the peer what may be sent and reports to the host what to
-    /// flush.
+    /// Leaves Full Operation: sends the last messages, and tells the host what to flush.
     pub(crate) fn fail<H: StreamHost<Memory = M>>(&mut self, error: ConnError, host: &mut H) {
         if matches!(self.phase, Phase::Closing | Phase::Over) {
             if error.is_fatal_to_transport() {
@@ -189,19 +190,20 @@ impl<M> RdmapStream<M> {
             && !self.shared.fin.wanted;
         let named = self.named_request(&error);
         let acknowledged = self.shared.reads.acks.on;
-        // Before that the peer takes an acknowledgement for a foreign FPDU.
+        // Before its exchange is decided, the peer would take an acknowledgement for a foreign
+        // FPDU.
         let answered = self.shared.caps.due.is_none();
-        // What is partly on the wire is finished; the rest names memory that the host is about to
-        // give back.
+        // A partly sent FPDU is finished. The others refer to memory that the host is about to
+        // release.
         let whole = self.sender.abandon(&mut self.shared, host);
         let terminate = if whole { self.terminate_for(&error) } else { None };
         if whole && answered {
-            // The peer's requests that are placed succeed, whatever ends the stream.
+            // Requests of the peer that were placed succeed, whatever ends the stream.
             self.shared.placement.forget_queued();
             self.sender.queue_placement_ack(&mut self.shared);
         }
         if let Some(terminate) = &terminate {
-            // The last FPDU of the stream, behind what is started.
+            // This is the last FPDU of the stream, after those that were begun.
             let header = uiw_rdmap::untagged_header(
                 uiw_rdmap::Opcode::Terminate,
                 uiw_rdmap::QN_TERMINATE,
@@ -225,7 +227,7 @@ impl<M> RdmapStream<M> {
         }
     }
 
-    /// Sends what is queued, then FIN, and waits for the peer's.
+    /// Sends the queued bytes and then FIN, and waits for the peer's FIN.
     pub(crate) fn begin_closing(&mut self) {
         self.phase = Phase::Closing;
         self.pausing = false;
@@ -239,8 +241,8 @@ impl<M> RdmapStream<M> {
         self.phase = Phase::Over;
     }
 
-    /// Converts a fault of the peer if the peer is this very stream: the Terminate that the stream
-    /// sends itself has arrived already.
+    /// Converts a fault of the peer if the peer is this stream itself: the Terminate that the
+    /// stream sends to itself has arrived already.
     fn as_own_peer(&self, error: ConnError) -> ConnError {
         match (&error, self.terminate_for(&error)) {
             (ConnError::Fault(_), Some(terminate)) => ConnError::Terminated(Box::new(terminate), Origin::Rfc),
@@ -248,10 +250,10 @@ impl<M> RdmapStream<M> {
         }
     }
 
-    /// The Terminate that `error` asks for (RFC 5040 section 4.8), if one may be sent.
+    /// Returns the Terminate for `error` (RFC 5040 section 4.8), if one may be sent.
     fn terminate_for(&self, error: &ConnError) -> Option<Terminate> {
-        // RFC 5044 section 7.1.1: a responder sends no FPDU before it has validated the initiator's
-        // first.
+        // RFC 5044 section 7.1.1: a responder sends no FPDU before it has validated the first FPDU
+        // of the initiator.
         if self.shared.hold || self.shared.fin.sent || !self.is_open() {
             return None;
         }
@@ -277,7 +279,8 @@ impl<M> RdmapStream<M> {
         }
     }
 
-    /// The request that failed: the one a Terminate names, else the oldest that has not completed.
+    /// Returns the request that has failed: the one that a Terminate names, or else the oldest that
+    /// has not completed.
     fn named_request(&self, error: &ConnError) -> AffectedRequest {
         match error {
             ConnError::Local { request, .. } => {
@@ -297,7 +300,7 @@ impl<M> RdmapStream<M> {
         }
     }
 
-    /// The request that a segment of ours belonged to.
+    /// Returns the request to which a segment of this end belongs.
     fn request_of(&self, header: &Header) -> AffectedRequest {
         match header {
             Header::Tagged(tagged) => AffectedRequest::Write { stag: tagged.stag, to: tagged.to },

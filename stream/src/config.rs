@@ -1,4 +1,4 @@
-//! What one end of a stream is set to.
+//! Settings of one end of a stream.
 
 use crate::CapabilityExchange;
 use core::time::Duration;
@@ -7,15 +7,15 @@ use uiw_mpa::startup;
 /// Size of the FPDUs that the stream sends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FpduSize {
-    /// Large towards peers that take them, what a TCP segment carries towards others (RFC 5044
-    /// section 5).
+    /// Large for peers that support it; for others, the payload of a TCP segment (RFC 5044 section
+    /// 5).
     #[default]
     Auto,
     /// The payload of a TCP segment.
     Segment,
-    /// The largest size that MPA allows (64,768 bytes of ULPDU), whatever the segment.
+    /// The largest size that MPA allows (64,768 bytes of ULPDU), whatever the size of a segment.
     Large,
-    /// A MULPDU of this many bytes, between 128 and 64,768.
+    /// A MULPDU of this number of bytes, from 128 to 64,768.
     Fixed(u16),
 }
 
@@ -47,61 +47,62 @@ impl core::fmt::Display for FpduSize {
     }
 }
 
-/// Text that is no [`FpduSize`].
+/// Invalid text form of [`FpduSize`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("expected auto, segment, large or 128 to 64768 bytes")]
 pub struct FpduSizeError;
 
-/// Requests whose payload is copied before its CRC is computed. Bytes that change between their CRC
-/// and TCP's copy of them end the stream: the peer terminates it with a CRC error (RFC 5044 section
-/// 8). Memory that peers can access is always copied.
+/// Requests whose payload is copied before its CRC is computed.
+///
+/// If other bytes change between the CRC and TCP's copy of them, the peer terminates the stream
+/// with a CRC error (RFC 5044 section 8). Memory that peers can access is always copied.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum StableTx {
-    /// None: no source changes before its request completes.
+    /// None. No source may change before its request completes.
     #[default]
     Off,
-    /// Writes, for programs that replicate live memory. A Send's message is complete when it is
-    /// posted.
+    /// Writes, for programs that replicate memory while it is in use. The message of a Send is
+    /// complete when it is posted.
     Writes,
-    /// Every request, for callers that rewrite buffers in flight.
+    /// All requests, for programs that modify buffers in flight.
     On,
 }
 
 /// Settings of one stream.
 #[derive(Clone, Debug)]
 pub struct RdmapConfig {
-    /// Parameters that start-up requests and offers.
+    /// Start-up parameters that this end requests and offers.
     pub startup: startup::StartupConfig,
     /// FPDU size policy.
     pub fpdu: FpduSize,
-    /// The capability exchange with the peer.
+    /// Capability exchange with the peer.
     pub capabilities: CapabilityExchange,
     /// Requests whose payload is copied before its CRC is computed.
     pub stable_tx: StableTx,
-    /// A Write or Send completes when the peer has placed it, or with the status of the peer's
-    /// Terminate, instead of when TCP has taken its bytes. A uiw peer acknowledges what it has
-    /// placed; with other peers a zero-length Read follows the request. Needs an ORD of at least 1;
-    /// otherwise it has no effect.
+    /// True if a Write or Send completes when the peer has placed it, or with the status of the
+    /// peer's Terminate, instead of when TCP has accepted its bytes. A uiw peer acknowledges
+    /// placement; for other peers a zero-length Read is sent after the request. It has no effect
+    /// unless ORD is at least 1.
     pub acknowledged: bool,
-    /// Makes an initiator report [`crate::Event::Reconnect`] once, to start again with MPA revision
-    /// 1, when the peer closes on revision 2 before any byte of a Reply (RFC 6581 section 10).
+    /// True if an initiator reports [`crate::Event::Reconnect`] once, to start again with MPA
+    /// revision 1, when the peer closes on revision 2 before it sends a byte of the Reply (RFC 6581
+    /// section 10).
     pub fallback: bool,
     /// True if an initiator sends no FPDU before [`crate::RdmapStream::establish`], not even the
     /// RTR message.
     pub awaits_establish: bool,
-    /// Time for the connection of TCP and the start-up together.
+    /// Time limit for the TCP connection and the start-up together.
     pub startup_timeout: Duration,
-    /// Time for which an inbound Send may wait for a receive before the stream is terminated; zero:
-    /// not at all,
-    /// [`Duration::MAX`]: for ever.
+    /// Time for which an incoming Send may wait for a receive before the stream is terminated. Zero
+    /// means that it does not wait; [`Duration::MAX`] means no limit.
     pub no_receive_timeout: Duration,
     /// Time after which an unfinished orderly close becomes an abort.
     pub close_timeout: Duration,
 }
 
 impl Default for RdmapConfig {
-    /// Revision 2 with every RTR kind, CRCs, no Markers; the capability exchange on; 10 s for
-    /// start-up, 1 s for a receive, 5 s for the close.
+    /// Returns settings with revision 2, all RTR kinds, CRCs, no Markers, the capability exchange,
+    /// 10 s for start-up, 1 s for a receive, and 5 s for the close.
     fn default() -> Self {
         Self {
             startup: startup::StartupConfig::default(),

@@ -1,4 +1,4 @@
-//! Why start-up fails, and why a stream leaves Full Operation.
+//! Errors of start-up, and reasons for which a stream leaves Full Operation.
 
 use crate::reads::QuotedSegment;
 use alloc::boxed::Box;
@@ -8,23 +8,22 @@ use uiw_mpa::rx::FpduError;
 use uiw_mpa::startup::{ConfigError, StartupRefusal};
 use uiw_rdmap::{Fault, MpaFault, Origin, Protection, RdmapError, Terminate};
 
-/// Reason why the peer may not do to our memory what it asks for: the checks of
-/// [`crate::StreamHost`].
+/// Reason why the peer may not access local memory, as [`crate::StreamHost`] has found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AccessError {
-    /// No memory has this STag, or not any more.
+    /// No memory has this STag, or no longer has it.
     #[error("no memory has this STag")]
     InvalidStag,
     /// The memory belongs to another stream or protection domain.
     #[error("the memory is not associated with this stream")]
     NotAssociated,
-    /// The memory gives no such right.
+    /// The memory does not grant the access right.
     #[error("the memory gives no such right")]
     AccessRights,
-    /// Some bytes lie outside of the memory.
+    /// Some bytes are outside of the memory.
     #[error("some bytes lie outside of the memory")]
     BaseOrBounds,
-    /// Offset and length add up to more than 64 bits.
+    /// Offset and length exceed 64 bits.
     #[error("offset and length wrap")]
     ToWrap,
 }
@@ -58,7 +57,7 @@ impl AccessError {
 /// Reason why an atomic of the peer is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AtomicError {
-    /// The memory may not be used.
+    /// The memory may not be accessed.
     #[error(transparent)]
     Access(#[from] AccessError),
     /// The address is not a multiple of eight (RFC 7306 section 5.2).
@@ -75,26 +74,26 @@ impl AtomicError {
     }
 }
 
-/// Reason why the host cannot go on with a request or a receive. The peer is not at fault.
+/// Reason why the host cannot continue with a request or a receive. The peer is not at fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LocalError {
-    /// Local memory is not registered for this use, or not any more.
+    /// Local memory is not, or no longer, registered for this use.
     #[error("local memory protection error")]
     Protection,
     /// A window could not be bound.
     #[error("the memory window cannot be bound")]
     WindowBind,
-    /// The peer does not have the extension that the request needs.
+    /// The peer lacks the extension that the request needs.
     #[error("the peer does not support {0}")]
     Unsupported(&'static str),
-    /// A completion queue overflowed.
+    /// A completion queue has overflowed.
     #[error("completion queue overflow")]
     CqOverflow,
-    /// The host's memory for received bytes is short, and this stream keeps the front of an FPDU
-    /// for the longest time.
+    /// The host has too little memory for received bytes, and this stream has kept the beginning of
+    /// an FPDU for the longest time.
     #[error("the memory for received bytes is short, and the peer is silent inside an FPDU")]
     ReceiveMemory,
-    /// The host gives up the peer for a reason of its own.
+    /// The host has given up the peer for a reason of its own.
     #[error("given up by the host")]
     GivenUp,
 }
@@ -102,42 +101,42 @@ pub enum LocalError {
 /// Reason why a stream leaves Full Operation.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConnError {
-    /// The peer broke a rule; a Terminate reports it.
+    /// The peer has violated a rule; a Terminate reports it.
     #[error("the peer broke a rule: {}", .0.0)]
     Fault(Box<(Fault, Option<QuotedSegment>)>),
-    /// The host failed; a Terminate reports to the peer that it is not at fault.
+    /// The host has failed; a Terminate tells the peer that it is not at fault.
     #[error("{error}")]
     Local {
-        /// The request that failed.
+        /// Request that has failed.
         request: Option<u32>,
         /// Error of the local memory.
         error: LocalError,
     },
-    /// The peer sent a Terminate.
+    /// The peer has sent a Terminate.
     #[error("the peer terminated the stream: {}", .0.reason())]
     Terminated(Box<Terminate>, Origin),
-    /// The transport is lost, or a deadline passed.
+    /// The transport was lost, or a deadline has passed.
     #[error("connection lost")]
     Lost,
-    /// The peer closed inside an FPDU.
+    /// The peer has closed within an FPDU.
     #[error("the peer closed inside an FPDU, {bytes} bytes into it")]
     FinInsideFpdu {
-        /// Bytes of the FPDU that came.
+        /// Number of bytes of the FPDU that have arrived.
         bytes: usize,
     },
-    /// The two ends have closed in order.
+    /// Both ends have closed in order.
     #[error("closed in order")]
     Closed,
-    /// An FPDU that is partly sent cannot be finished: its memory was deregistered.
+    /// A partly sent FPDU cannot be finished, because its memory was deregistered.
     #[error("memory of a partly sent FPDU was deregistered")]
     SourceGone,
-    /// The host ended the stream.
+    /// The host has ended the stream.
     #[error("ended by the host")]
     Aborted,
-    /// Start-up ended in a refusal that only a Terminate can report (RFC 6581 section 9).
+    /// Start-up has ended with a refusal that only a Terminate can report (RFC 6581 section 9).
     #[error("the Reply cannot be accepted: {0}")]
     Refused(StartupRefusal),
-    /// The initiator's first FPDU did not come within the time for start-up.
+    /// The initiator's first FPDU did not arrive within the time for start-up.
     #[error("no first FPDU in time")]
     NoFirstFpdu,
 }
@@ -159,7 +158,7 @@ impl ConnError {
         Self::fault(fault, None)
     }
 
-    /// Returns whether the transport carries nothing any more.
+    /// Returns whether the transport can carry no more bytes.
     pub(crate) const fn is_fatal_to_transport(&self) -> bool {
         matches!(self, Self::Lost | Self::SourceGone | Self::NoFirstFpdu)
     }
@@ -168,32 +167,32 @@ impl ConnError {
 /// Reason why a connection was not established.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StartupFailure {
-    /// The peer rejected.
+    /// The peer has rejected the connection.
     #[error("the peer rejected the connection")]
     Rejected {
-        /// Private data.
+        /// Private data of the Reply.
         private_data: Vec<u8>,
-        /// IRD and ORD of the peer, if its Reply has them.
+        /// IRD and ORD of the peer, if its Reply contains them.
         peer_ird_ord: Option<(u16, u16)>,
-        /// It rejected because of Markers (RFC 5044 section 7.1.2).
+        /// True if the reason was the request for Markers (RFC 5044 section 7.1.2).
         markers_refused: bool,
     },
-    /// The peer's frame is wrong.
+    /// The frame of the peer is invalid.
     #[error(transparent)]
     Frame(#[from] uiw_mpa::startup::StartupError),
-    /// Our own settings are illegal.
+    /// The local settings are invalid.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// The peer closed.
+    /// The peer has closed the connection.
     #[error("the peer closed during start-up")]
     Closed,
-    /// Time is up.
+    /// The time for start-up has passed.
     #[error("no answer in time")]
     TimedOut,
     /// The transport was lost.
     #[error("the connection was lost during start-up")]
     Lost,
-    /// The host gave up.
+    /// The host has given up.
     #[error("given up by the host")]
     Aborted,
 }

@@ -1,4 +1,4 @@
-//! What a stream reports to its host.
+//! Events that a stream reports to its host.
 
 use crate::PeerKind;
 use crate::error::{ConnError, StartupFailure};
@@ -8,37 +8,37 @@ use uiw_ddp::STag;
 use uiw_mpa::startup::{Negotiated, Request};
 use uiw_rdmap::Terminate;
 
-/// Something that happened to a stream: see [`crate::RdmapStream::poll_event`].
+/// Event of a stream (see [`crate::RdmapStream::poll_event`]).
 #[derive(Debug)]
 pub enum Event {
-    /// A responder has a Request. The host answers with [`crate::RdmapStream::accept`] or
+    /// A responder has received a Request. The host calls [`crate::RdmapStream::accept`] or
     /// [`crate::RdmapStream::reject`].
     Requested(Box<Request>),
     /// Full Operation has begun. A responder of the peer-to-peer model reports it when the peer's
-    /// first FPDU has come.
+    /// first FPDU has arrived.
     Established(Box<EstablishedStream>),
-    /// The connection was not established. The stream is over.
+    /// The connection was not established, and the stream has ended.
     Failed(StartupFailure),
-    /// The initiator needs a new connection of TCP, for MPA revision 1: see
-    /// [`crate::RdmapStream::reconnected`].
+    /// The initiator needs a new TCP connection, for MPA revision 1 (see
+    /// [`crate::RdmapStream::reconnected`]).
     Reconnect,
     /// The capability exchange is decided.
     Peer(PeerKind),
-    /// No request is under way any more: [`crate::RdmapStream::pause`] has taken effect.
+    /// No request is in progress any more, so [`crate::RdmapStream::pause`] has taken effect.
     Drained,
-    /// The stream has left Full Operation. What was posted to the host will not be served: it
-    /// completes `named` with an error, and flushes everything else.
+    /// The stream has left Full Operation and serves no more requests. The host completes `named`
+    /// with an error, and flushes all others.
     Ended(Box<StreamEnd>),
 }
 
-/// An established connection.
+/// Properties of an established connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EstablishedStream {
     /// Result of the negotiation.
     pub negotiated: Negotiated,
-    /// IRD and ORD as the peer's frame has them (RFC 6581 section 9.1).
+    /// IRD and ORD in the peer's frame (RFC 6581 section 9.1).
     pub peer_ird_ord: Option<(u16, u16)>,
-    /// The peer's private data.
+    /// Private data of the peer.
     pub private_data: Vec<u8>,
 }
 
@@ -47,38 +47,39 @@ pub struct EstablishedStream {
 pub struct StreamEnd {
     /// Reason for the end.
     pub error: ConnError,
-    /// The Terminate that is sent to the peer.
+    /// Terminate that is sent to the peer.
     pub terminate: Option<Terminate>,
-    /// The request that the error is about.
+    /// Request that the error refers to.
     pub named: AffectedRequest,
-    /// Requests were completed only after the peer had placed them
+    /// True if requests completed only after the peer had placed them
     /// ([`crate::RdmapConfig::acknowledged`]).
     pub acknowledged: bool,
-    /// No request was begun and not completed, no message was half received, and the host had not
-    /// begun to close: the peer's close interrupted nothing.
+    /// True if the close of the peer has interrupted nothing: no request was in progress, no
+    /// message had partly arrived, and the host had not begun to close.
     pub idle: bool,
-    /// No valid FPDU of the peer came in front: what ended the stream may be its answer to our
-    /// start-up frame or to our first FPDU.
+    /// True if no valid FPDU of the peer has arrived before. Then the end of the stream may be its
+    /// answer to the start-up frame or to the first FPDU of this end.
     pub first: bool,
 }
 
-/// The request that an error is about.
+/// Request that an error refers to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AffectedRequest {
-    /// None.
+    /// No request.
     Nothing,
-    /// The oldest that has not completed.
+    /// The oldest request that has not completed.
     Oldest,
-    /// This one.
+    /// The request with this id.
     Request(u32),
-    /// The oldest that writes byte `to` of the peer's `stag`; if there is none, the oldest.
+    /// The oldest request that writes to address `to` of the peer's `stag`, or the oldest one if
+    /// there is none.
     Write {
         /// STag of the segment.
         stag: STag,
         /// Tagged offset of the segment.
         to: u64,
     },
-    /// The one whose message has this MSN on queue 0; if there is none, the oldest.
+    /// The request whose message has this MSN on queue 0, or the oldest one if there is none.
     Send {
         /// Message Sequence Number.
         msn: u32,

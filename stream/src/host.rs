@@ -1,4 +1,4 @@
-//! What a stream needs of the program around it: memory, queues, completions.
+//! Interface between a stream and the program around it: memory, queues, completions.
 
 use crate::error::{AccessError, AtomicError, LocalError};
 use crate::request::Request;
@@ -9,13 +9,14 @@ use uiw_mpa::Verified;
 use uiw_mpa::crc::Crc32c;
 use uiw_rdmap::AtomicRequest;
 
-/// The program around a stream: the memory that peers reach, the queues of requests and receives,
-/// and what becomes of them.
+/// The program around a stream: it provides the memory that the peer accesses and the queues of
+/// requests and receives, and takes the completions.
 ///
-/// The stream calls its host only inside of its own methods, from the thread that called them, and
-/// never keeps what a call returned. A method that the stream calls for a peer's segment checks
-/// everything about the memory itself: the stream has only that the segment is legal at this place
-/// of the stream. What reaches a peer's memory was verified first: no other bytes compile.
+/// The stream calls its host only within its own methods, on the thread that called them, and keeps
+/// no returned value. Methods that are called for a segment of the peer check everything about the
+/// memory themselves: the stream has only checked that the segment is valid at this position of the
+/// stream. Only verified bytes can be written to the peer-accessible memory; other bytes do not
+/// compile:
 ///
 /// ```compile_fail,E0308
 /// fn write_unverified(host: &mut impl uiw_stream::StreamHost, bytes: &[u8]) {
@@ -23,7 +24,7 @@ use uiw_rdmap::AtomicRequest;
 /// }
 /// ```
 ///
-/// With [`Verified`] bytes the same call does:
+/// With [`Verified`] bytes, the same call compiles:
 ///
 /// ```
 /// # mod uiw { pub mod stream { pub use uiw_stream::*; pub use uiw_mpa::Verified; pub use uiw_ddp::STag; } }
@@ -32,116 +33,120 @@ use uiw_rdmap::AtomicRequest;
 /// }
 /// ```
 ///
-/// A host with one region of memory, and what carries bytes between two ends; the examples of this
-/// crate's other items use it:
+/// The examples of this crate's other items use this host with one region of memory, and these
+/// functions that carry bytes between two ends:
 ///
 #[doc = concat!("```\n", include_str!("../docs/peer.rs"), "# fn main() { established(Time::default()); }\n```")]
 pub trait StreamHost {
-    /// Names memory whose bytes wait in the transmit queue. Keeping it must keep the memory from
-    /// being reused unnoticed.
+    /// Refers to memory whose bytes are in the transmit queue. While it exists, the memory must not
+    /// be reused unnoticed.
     type Memory;
-    /// Memory that was looked up and checked, for the time of one call.
+    /// Memory that was looked up and checked, for the duration of one call.
     type Payload<'a>: Payload<Memory = Self::Memory>
     where
         Self: 'a;
 
-    /// Returns whether the stream carries unreliable messages, as both ends have agreed by other
-    /// means: a message that cannot be delivered is discarded, and the stream goes on. As provided,
-    /// messages are reliable.
+    /// Returns whether the stream carries unreliable messages, on which both ends have agreed by
+    /// other means: a message that cannot be delivered is discarded, and the stream continues. By
+    /// default, messages are reliable.
     #[inline(always)]
     fn is_unreliable(&self) -> bool {
         false
     }
 
-    /// Returns whether the peer may write all of the `len` bytes from `to` on. Asked before the
-    /// first segment of an unreliable Write is placed. As provided, each segment is checked when it
-    /// comes.
+    /// Returns whether the peer may write all of the `len` bytes at `to`. Called before the first
+    /// segment of an unreliable Write is placed. By default, each segment is only checked when it
+    /// arrives.
     ///
     /// # Errors
-    /// [`AccessError`]: nothing of the Write is placed.
+    /// The [`AccessError`] for which nothing of the Write is placed.
     fn check_write(&mut self, stag: STag, to: u64, len: u32) -> Result<(), AccessError> {
         let _ = (stag, to, len);
         Ok(())
     }
 
-    /// Places a segment of the peer's RDMA Write.
+    /// Places a segment of an RDMA Write of the peer.
     ///
     /// # Errors
-    /// [`AccessError`]: nothing was placed; the stream is terminated (RFC 5041 section 7.1), unless [`StreamHost::is_unreliable`].
+    /// The [`AccessError`] for which nothing was placed. The stream is terminated (RFC 5041 section
+    /// 7.1), unless it is unreliable ([`StreamHost::is_unreliable`]).
     fn write(&mut self, stag: STag, to: u64, payload: Verified<'_>) -> Result<(), AccessError>;
 
-    /// The `len` bytes from `to` on of the memory that the peer reads, or the first of them if they
-    /// lie in several pieces.
+    /// Returns the `len` bytes at `to` of the memory that the peer reads, or the first part of them
+    /// if they are not contiguous.
     ///
     /// # Errors
-    /// [`AccessError`]: one of the bytes may not be read. The stream asks again for fewer, and is terminated at the segment that
-    /// holds the byte.
+    /// The [`AccessError`] for which one of the bytes may not be read. The stream asks again for
+    /// fewer bytes, and is terminated at the segment that contains the byte.
     fn read_source(&mut self, stag: STag, to: u64, len: u32) -> Result<Self::Payload<'_>, AccessError>;
 
-    /// Executes the peer's atomic ([`AtomicRequest::apply`]). Returns the value before. As
-    /// provided, no memory gives the right.
+    /// Executes an atomic of the peer ([`AtomicRequest::apply`]), and returns the value before it.
+    /// By default, no memory allows atomics.
     ///
     /// # Errors
-    /// [`AtomicError`]: the memory is as before; the stream is terminated.
+    /// The [`AtomicError`] for which the memory is unchanged. The stream is terminated.
     fn atomic(&mut self, request: &AtomicRequest) -> Result<u64, AtomicError> {
         let _ = request;
         Err(AccessError::AccessRights.into())
     }
 
-    /// Invalidates the STag that the peer's Send names. As provided, no STag may be invalidated by
-    /// the peer.
+    /// Invalidates the STag that a Send of the peer names. By default, the peer may not invalidate
+    /// any STag.
     ///
     /// # Errors
-    /// [`AccessError`]: the peer may not invalidate it; the stream is terminated.
+    /// The [`AccessError`] for which the peer may not invalidate it. The stream is terminated.
     fn invalidate(&mut self, stag: STag) -> Result<(), AccessError> {
         let _ = stag;
         Err(AccessError::AccessRights)
     }
 
-    /// Begins to fill the oldest posted receive. Returns its bytes; `None` when none is posted:
-    /// then the stream is not read until [`crate::RdmapStream::receive_posted`], or until
+    /// Begins to fill the oldest posted receive, and returns its length. If it returns `None`,
+    /// because no receive is posted, the stream is not read until
+    /// [`crate::RdmapStream::receive_posted`] is called, or
     /// [`crate::RdmapConfig::no_receive_timeout`] has passed.
     fn begin_receive(&mut self) -> Option<u32>;
 
-    /// Places a segment of a Send at byte `offset` of the receive that was begun.
+    /// Places a segment of a Send at `offset` of the current receive.
     ///
     /// # Errors
-    /// [`LocalError::Protection`]: the receive's memory is gone.
+    /// [`LocalError::Protection`] if the memory of the receive is no longer valid.
     fn place(&mut self, offset: u32, payload: Verified<'_>) -> Result<(), LocalError>;
 
-    /// Completes the receive that was begun.
+    /// Completes the current receive.
     ///
     /// # Errors
-    /// [`LocalError::CqOverflow`].
+    /// [`LocalError::CqOverflow`] if the completion queue is full.
     fn receive(&mut self, message: ReceivedMessage) -> Result<(), LocalError>;
 
-    /// The receive that was begun is too short for its message (`TooLong`), or its memory is gone:
-    /// it completes with an error.
+    /// Completes the current receive with an error: it is too short for its message (`TooLong`), or
+    /// its memory is no longer valid.
     fn fail_receive(&mut self, error: ReceiveError);
 
-    /// The oldest request that was not given to [`StreamHost::built`], if it may be sent. It stays
-    /// the same until then.
+    /// Returns the oldest request that was not passed to [`StreamHost::built`], if it may be sent.
+    /// The result stays the same until then.
     ///
     /// A host may keep locks and pins across calls until [`StreamHost::release`].
     fn next_request(&mut self) -> Option<Request>;
 
-    /// The stream has done one batch of work: the host releases what it kept locked or pinned
-    /// across calls.
+    /// Releases the locks and pins that the host has kept across calls, because the stream has
+    /// completed a batch of work.
     fn release(&mut self) {}
 
-    /// A message of request `id` is begun, of which more than one segment is to be built or whose
-    /// answer is awaited. It has this MSN on its queue: a Terminate of the peer may name it.
+    /// Reports that a message of request `id` was begun which has several segments, or whose
+    /// response is awaited. It has this MSN on its queue, and a Terminate of the peer may name it.
     fn begun(&mut self, id: u32, msn: u32) {
         let _ = (id, msn);
     }
 
-    /// The next request, `id`, is in the transmit queue, whole; its last message has this MSN.
+    /// Reports that the next request, `id`, is completely in the transmit queue. Its last message
+    /// has this MSN.
     fn built(&mut self, id: u32, msn: u32);
 
-    /// Appends `range` of the payload of request `id`. As provided, of what
-    /// [`StreamHost::request_payload`] returns.
+    /// Appends `range` of the payload of request `id`. By default, uses
+    /// [`StreamHost::request_payload`].
     ///
     /// # Errors
+    /// [`LocalError::Protection`] if the memory is no longer valid.
     /// [`LocalError::Protection`].
     fn copy_request(&mut self, id: u32, range: Range<u32>, out: &mut Vec<u8>) -> Result<(), LocalError> {
         let mut at = range.start;
@@ -153,159 +158,160 @@ pub trait StreamHost {
         Ok(())
     }
 
-    /// The `len` bytes from `offset` on of the payload of request `id`, or the first of them if
-    /// they lie in several pieces.
+    /// Returns the `len` bytes at `offset` of the payload of request `id`, or the first part of
+    /// them if they are not contiguous.
     ///
     /// # Errors
-    /// [`LocalError::Protection`].
+    /// [`LocalError::Protection`] if the memory is no longer valid.
     fn request_payload(&mut self, id: u32, offset: u32, len: u32) -> Result<Self::Payload<'_>, LocalError>;
 
-    /// Executes a request that sends nothing ([`crate::Op::Local`]), and completes it. As provided,
+    /// Executes a request that sends nothing ([`crate::Op::Local`]), and completes it. By default,
     /// there are no such requests.
     ///
     /// # Errors
-    /// [`LocalError`].
+    /// The [`LocalError`] that ends the stream.
     fn execute_local(&mut self, id: u32) -> Result<(), LocalError> {
         let _ = id;
         Err(LocalError::GivenUp)
     }
 
-    /// Completes a request with an error, as the peer does not have the extension that it needs:
-    /// `missing` says which. Nothing of it was sent, and the stream goes on with the next one. As
-    /// provided, the stream ends.
+    /// Completes a request with an error because the peer lacks the extension that it needs;
+    /// `missing` names it. Nothing of the request was sent, and the stream continues with the next
+    /// one. By default, the stream ends.
     ///
     /// # Errors
-    /// [`LocalError`].
+    /// The [`LocalError`] that ends the stream.
     fn refuse(&mut self, id: u32, missing: &'static str) -> Result<(), LocalError> {
         let _ = id;
         Err(LocalError::Unsupported(missing))
     }
 
-    /// Places a part of the answer to a Read or an atomic at byte `offset` of the memory of request
-    /// `id`. The answers come in the order of the requests.
+    /// Places a part of the response to a Read or an atomic at `offset` of the memory of request
+    /// `id`. Responses arrive in the order of the requests.
     ///
     /// # Errors
-    /// [`LocalError::Protection`].
+    /// [`LocalError::Protection`] if the memory is no longer valid.
     fn place_answer(&mut self, id: u32, offset: u32, payload: ResponsePart<'_>) -> Result<(), LocalError>;
 
-    /// The Read or atomic `id` has its whole answer: it completes, after its STag (if any) was
-    /// invalidated.
+    /// Completes the Read or atomic `id`, whose response has arrived completely, after its STag (if
+    /// any) was invalidated.
     ///
     /// # Errors
-    /// [`LocalError`].
+    /// The [`LocalError`] that ends the stream.
     fn answered(&mut self, id: u32, invalidate: Option<STag>) -> Result<(), LocalError>;
 
-    /// TCP has taken the last byte of the Writes and Sends that `ids` yields, or the peer has
-    /// acknowledged it: they complete.
+    /// Completes the Writes and Sends in `ids`, whose last byte TCP has accepted or the peer has
+    /// acknowledged.
     ///
     /// # Errors
-    /// [`LocalError::CqOverflow`].
+    /// [`LocalError::CqOverflow`] if the completion queue is full.
     fn sent(&mut self, ids: impl Iterator<Item = u32>) -> Result<(), LocalError>;
 
-    /// The peer has placed every Write and Send up to request `id`: they complete
+    /// Completes all Writes and Sends up to request `id`, because the peer has placed them
     /// ([`crate::RdmapConfig::acknowledged`]).
     ///
     /// # Errors
-    /// [`LocalError::CqOverflow`].
+    /// [`LocalError::CqOverflow`] if the completion queue is full.
     fn acknowledged(&mut self, id: u32) -> Result<(), LocalError>;
 
-    /// `bytes` of payload were cut into FPDUs or placed, and `messages` completed by them. Read
-    /// Responses and answers to atomics count, not their requests. Writes and Reads without payload
-    /// do not count: the stream has such of its own. As provided, nothing is counted.
+    /// Counts `bytes` of payload that were sent or placed, and `messages` that were completed by
+    /// them. Responses to Reads and atomics count, but not their requests. Writes and Reads without
+    /// payload do not count, because the stream itself sends some. By default, nothing is counted.
     #[inline(always)]
     fn count(&mut self, traffic: Traffic, messages: u32, bytes: u64) {
         let _ = (traffic, messages, bytes);
     }
 
-    /// The stream waits, once more than before: see [`Wait`]. As provided, nothing is counted.
+    /// Counts that the stream has to wait (see [`Wait`]). By default, nothing is counted.
     #[inline(always)]
     fn count_wait(&mut self, wait: Wait) {
         let _ = wait;
     }
 
-    /// Appends `range` of memory that waits in the transmit queue. False: it is gone. As provided,
-    /// it is: a host whose payloads are never stable has no memory there.
+    /// Appends `range` of memory that is in the transmit queue. Returns false if the memory is no
+    /// longer valid. By default, it never is: a host whose payloads are never stable has no memory
+    /// there.
     fn copy_memory(&mut self, memory: &Self::Memory, range: Range<usize>, out: &mut Vec<u8>) -> bool {
         let _ = (memory, range, out);
         false
     }
 }
 
-/// Length of an atomic's operand.
+/// Length of the operand of an atomic, in bytes.
 pub(crate) const ATOMIC_BYTES: u32 = 8;
 
-/// Kind of payload that [`StreamHost::count`] counts.
+/// Kind of traffic that [`StreamHost::count`] counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Traffic {
-    /// A Send, or Immediate Data, which counts as a Send without payload.
+    /// Sends, and Immediate Data, which counts as a Send without payload.
     SendSent,
-    /// A Send of the peer.
+    /// Sends of the peer.
     SendReceived,
-    /// An RDMA Write.
+    /// RDMA Writes.
     WriteSent,
-    /// An RDMA Write of the peer.
+    /// RDMA Writes of the peer.
     WriteReceived,
-    /// A Read Response.
+    /// Read Responses.
     ReadSent,
-    /// A Read Response of the peer.
+    /// Read Responses of the peer.
     ReadReceived,
-    /// An answer to an atomic of the peer: eight bytes.
+    /// Responses to atomics of the peer, of eight bytes each.
     AtomicSent,
-    /// The peer's answer to an atomic.
+    /// Responses of the peer to atomics.
     AtomicReceived,
 }
 
-/// Reason for which a stream waits ([`StreamHost::count_wait`]).
+/// Reason why a stream waits ([`StreamHost::count_wait`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
-    /// The next request is a Read or an atomic, and as many are outstanding as ORD allows.
+    /// The next request is a Read or an atomic, and ORD allows no other outstanding one.
     Credit,
-    /// A Send came for which no receive is posted.
+    /// A Send has arrived, and no receive is posted.
     Receive,
 }
 
-/// Bytes of a [`Payload`] that were there when it was looked up are not any more: a program has
-/// unmapped them meanwhile.
+/// Bytes of a [`Payload`] that were valid when it was looked up no longer are, because the program
+/// has unmapped them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the memory of a payload is gone")]
 pub struct SourceGone;
 
-/// Memory that was looked up and checked. Its bytes may change while they are read if
-/// [`Payload::is_stable`] is false.
+/// Memory that was looked up and checked. Its bytes may change while they are read, unless
+/// [`Payload::is_stable`] returns true.
 pub trait Payload {
     /// See [`StreamHost::Memory`].
     type Memory;
 
-    /// Bytes; more than none.
+    /// Returns the number of bytes, which is not 0.
     fn len(&self) -> usize;
 
-    /// Returns whether there is no byte.
+    /// Returns whether there are no bytes.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Returns whether these bytes are not written before the request completes: then they may be
-    /// sent from their memory, and a CRC that was computed over them stays right.
+    /// Returns whether the bytes do not change before the request completes. Then they may be sent
+    /// from their memory, and a CRC that was computed over them stays correct.
     fn is_stable(&self) -> bool;
 
     /// Appends the bytes of `range`.
     ///
     /// # Errors
-    /// [`SourceGone`]: some of them are not there, and none is appended.
+    /// [`SourceGone`] if some of them are no longer valid; none is appended.
     fn append_to(&self, range: Range<usize>, out: &mut Vec<u8>) -> Result<(), SourceGone>;
 
-    /// `crc`, updated with the bytes of `range`.
+    /// Continues `crc` over the bytes of `range`.
     ///
     /// # Errors
-    /// [`SourceGone`]: some of them are not there.
+    /// [`SourceGone`] if some of them are no longer valid.
     fn update_crc(&self, range: Range<usize>, crc: Crc32c) -> Result<Crc32c, SourceGone>;
 
-    /// Names the memory, to be sent from where it lies.
+    /// Returns a reference to the memory, to send the bytes from there.
     fn to_memory(&self) -> Self::Memory;
 }
 
-/// Bytes that are copied into the FPDU: for a host that lends its memory for the time of a call
-/// only.
+/// Payload that is copied into the FPDU, for a host that lends its memory only for the duration of
+/// a call.
 impl Payload for &[u8] {
     type Memory = Vec<u8>;
 
@@ -331,7 +337,7 @@ impl Payload for &[u8] {
     }
 }
 
-/// A part of an answer.
+/// Part of a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ResponsePart<'a> {
     /// Bytes of a Read Response.
@@ -340,17 +346,17 @@ pub enum ResponsePart<'a> {
     Atomic(u64),
 }
 
-/// A message that has come for a receive.
+/// Message that has arrived for a receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReceivedMessage {
     /// Kind of the message.
     pub kind: ReceivedKind,
-    /// The peer asked for a solicited event.
+    /// True if the peer has requested a solicited event.
     pub solicited: bool,
-    /// The STag that it invalidated.
+    /// STag that the message has invalidated.
     pub invalidated: Option<STag>,
     /// True if the peer waits for a placement acknowledgement of this message. A program that may
-    /// exit as soon as it has seen the message is to see it only after
+    /// exit as soon as it has seen the message should see it only after
     /// [`crate::RdmapStream::take_acknowledged`] has counted it.
     pub awaits_ack: bool,
 }
@@ -360,16 +366,16 @@ pub struct ReceivedMessage {
 pub enum ReceivedKind {
     /// A Send.
     Send {
-        /// Bytes placed.
+        /// Number of bytes that were placed.
         len: u32,
         /// Immediate data.
         imm: Option<u32>,
     },
     /// Immediate Data (RFC 7306 section 6).
     Immediate {
-        /// The immediate.
+        /// Immediate data.
         imm: u32,
-        /// Bytes of the Write in front of it, 0 if there was none.
+        /// Number of bytes of the Write before it, 0 if there was none.
         write_len: u32,
     },
 }
@@ -377,13 +383,13 @@ pub enum ReceivedKind {
 /// Reason why a receive fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReceiveError {
-    /// The message is longer.
+    /// The message is longer than the receive.
     #[error("the message of at least {message} bytes is longer than the receive")]
     TooLong {
         /// Length of the message, as far as it has arrived.
         message: u32,
     },
-    /// The memory of the receive is gone.
+    /// The memory of the receive is no longer valid.
     #[error("local memory protection error")]
     Protection,
 }

@@ -1,5 +1,5 @@
-//! Placement acknowledgements: empty Writes by which a uiw peer says how much of the stream it has
-//! placed.
+//! Placement acknowledgements: empty Writes in which a uiw peer reports how much of the stream it
+//! has placed.
 //!
 //! A peer asks for them in the capability exchange. They are sent as soon as a message is placed,
 //! so they have left before the program can see the message and exit. Between uiw peers they
@@ -7,43 +7,43 @@
 
 use uiw_ddp::STag;
 
-/// STag of the empty Write that carries an acknowledgement.
+/// STag of an empty Write that carries an acknowledgement.
 pub(crate) const STAG: STag = STag(0x7569_7733);
 
-/// The lower bits of TO are a position in the stream, the upper ones a check value that both ends
-/// derive from the nonce of the capability exchange: an empty Write of a program that happens to
-/// name [`STAG`] is no acknowledgement.
+/// Number of lower bits of TO that are a position in the stream. The upper bits are a check value
+/// that both ends derive from the nonce of the capability exchange. So an empty Write of a program
+/// that happens to name [`STAG`] is not taken for an acknowledgement.
 const POSITION_BITS: u32 = 48;
 const POSITION_MASK: u64 = (1 << POSITION_BITS) - 1;
 
-/// The TO of an acknowledgement of everything before `position`.
+/// Returns the TO that acknowledges everything before `position`.
 pub(crate) fn encode(position: u64, check: u16) -> u64 {
     u64::from(check) << POSITION_BITS | position & POSITION_MASK
 }
 
-/// The lower 48 bits of the position that an acknowledgement names; `None` if the check value is
-/// another stream's.
+/// Returns the lower 48 bits of the acknowledged position, or `None` if the check value belongs to
+/// another stream.
 pub(crate) fn decode(to: u64, check: u16) -> Option<u64> {
     (to >> POSITION_BITS == u64::from(check)).then_some(to & POSITION_MASK)
 }
 
-/// The position with these lower 48 bits at or after `base`.
+/// Returns the position with these lower 48 bits at or after `base`.
 pub(crate) fn extend(base: u64, low: u64) -> u64 {
     base + (low.wrapping_sub(base) & POSITION_MASK)
 }
 
-/// Acknowledgements that this end owes its peer.
+/// Acknowledgements that this end has to send.
 #[derive(Debug, Default)]
 pub(crate) struct PlacementAcks {
-    /// Bytes of FPDUs placed since Full Operation began.
+    /// Number of bytes of FPDUs that were placed since Full Operation began.
     placed: u64,
-    /// A message was placed after the last acknowledgement was built.
+    /// True if a message was placed after the last acknowledgement was built.
     due: bool,
-    /// The acknowledgement in the transmit queue. There is at most one, so that a peer that does
-    /// not read cannot make the queue grow.
+    /// Acknowledgement in the transmit queue. There is at most one, so that a peer that does not
+    /// read cannot make the queue grow.
     queued: Option<QueuedAck>,
-    /// Messages given to the host so far that the peer waits for an acknowledgement of, and those
-    /// whose acknowledgement was sent. Both wrap.
+    /// Number of messages passed to the host for which the peer expects an acknowledgement, and
+    /// number of those whose acknowledgement was sent. Both wrap.
     received: u32,
     acknowledged: u32,
     /// Value of `acknowledged` at the last [`PlacementAcks::take_acknowledged`].
@@ -52,20 +52,20 @@ pub(crate) struct PlacementAcks {
 
 #[derive(Debug)]
 struct QueuedAck {
-    /// Position of the transmit queue at which it ends.
+    /// End position in the transmit queue.
     end: u64,
     /// Value of [`PlacementAcks::received`] that it covers.
     received: u32,
 }
 
 impl PlacementAcks {
-    /// FPDUs of `bytes` in all were placed.
+    /// Records that FPDUs of `bytes` in all were placed.
     #[inline]
     pub(crate) fn advance(&mut self, bytes: usize) {
         self.placed += bytes as u64;
     }
 
-    /// A message for which the peer awaits an acknowledgement was placed.
+    /// Records that a message was placed for which the peer expects an acknowledgement.
     #[cold]
     pub(crate) fn message_placed(&mut self) {
         self.due = true;
@@ -78,26 +78,26 @@ impl PlacementAcks {
         self.received = self.received.wrapping_add(1);
     }
 
-    /// Returns whether an acknowledgement is owed, built or not.
+    /// Returns whether an acknowledgement is due, whether it was built or not.
     #[inline]
     pub(crate) fn is_owed(&self) -> bool {
         self.due
     }
 
-    /// The position to acknowledge, if an acknowledgement can be built now.
+    /// Returns the position to acknowledge, if an acknowledgement can be built now.
     #[inline]
     pub(crate) fn next(&self) -> Option<u64> {
         (self.due && self.queued.is_none()).then_some(self.placed)
     }
 
-    /// The acknowledgement of [`PlacementAcks::next`] was queued and ends at this position of the
-    /// transmit queue.
+    /// Records that the acknowledgement of [`PlacementAcks::next`] was queued, and ends at this
+    /// position of the transmit queue.
     pub(crate) fn queued(&mut self, end: u64) {
         self.due = false;
         self.queued = Some(QueuedAck { end, received: self.received });
     }
 
-    /// TCP has taken the transmit queue up to `sent`.
+    /// Records that TCP has accepted the transmit queue up to `sent`.
     #[inline]
     pub(crate) fn handle_sent(&mut self, sent: u64) {
         if let Some(ack) = &self.queued
@@ -108,7 +108,7 @@ impl PlacementAcks {
         }
     }
 
-    /// The transmit queue was cut off at `end`.
+    /// Records that the transmit queue was truncated at `end`.
     pub(crate) fn truncate(&mut self, end: u64) {
         if self.queued.as_ref().is_some_and(|ack| ack.end > end) {
             self.queued = None;
@@ -116,20 +116,20 @@ impl PlacementAcks {
         }
     }
 
-    /// Returns whether an acknowledgement is owed or is in the transmit queue.
+    /// Returns whether an acknowledgement is due or in the transmit queue.
     pub(crate) fn is_waiting(&self) -> bool {
         self.due || self.queued.is_some()
     }
 
-    /// The stream ends: one more acknowledgement may stand after the one in the queue.
+    /// Allows one more acknowledgement after the one in the queue, because the stream ends.
     pub(crate) fn forget_queued(&mut self) {
         self.queued = None;
     }
 
-    /// Number of received messages whose acknowledgement was sent since the last call.
+    /// Returns the number of received messages whose acknowledgement was sent since the last call.
     pub(crate) fn take_acknowledged(&mut self) -> u32 {
         let count = self.acknowledged.wrapping_sub(self.reported);
-        // After `forget_received` the acknowledgement in the queue may cover less than was
+        // After `forget_received`, the acknowledgement in the queue may cover less than was
         // reported.
         if count > u32::MAX / 2 {
             return 0;
@@ -138,7 +138,7 @@ impl PlacementAcks {
         count
     }
 
-    /// The host has reported all received messages without waiting any longer.
+    /// Records that the host has reported all received messages without waiting any longer.
     pub(crate) fn forget_received(&mut self) {
         self.reported = self.received;
     }

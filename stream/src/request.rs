@@ -2,10 +2,10 @@
 
 use uiw_ddp::STag;
 
-/// A place in the peer's memory.
+/// Address in the memory of the peer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Remote {
-    /// The peer's STag.
+    /// STag of the peer.
     pub stag: STag,
     /// Tagged offset of the first byte.
     pub to: u64,
@@ -16,75 +16,76 @@ pub struct Remote {
 pub enum Op {
     /// RDMA Write (RFC 5040 section 4.4).
     Write {
-        /// The peer's memory.
+        /// Destination in the peer's memory.
         remote: Remote,
     },
     /// RDMA Write followed by Immediate Data (RFC 7306 section 6).
     WriteImm {
-        /// The peer's memory.
+        /// Destination in the peer's memory.
         remote: Remote,
-        /// The immediate.
+        /// Immediate data.
         imm: u32,
     },
-    /// RDMA Write of eight bytes that the peer's programs see all at once: between uiw peers.
+    /// RDMA Write of eight bytes that the programs of the peer see at once. Only between uiw peers.
     AtomicWrite {
-        /// Eight aligned bytes of the peer's memory.
+        /// Eight aligned bytes in the peer's memory.
         remote: Remote,
     },
     /// Send (RFC 5040 section 4.3).
     Send,
     /// Send with Invalidate.
     SendInvalidate {
-        /// The peer's STag.
+        /// STag of the peer.
         stag: STag,
     },
-    /// Send with immediate: an extension between uiw peers ([`uiw_rdmap::Opcode::SendImm`]).
+    /// Send with immediate data, an extension between uiw peers ([`uiw_rdmap::Opcode::SendImm`]).
     SendImm {
-        /// The immediate.
+        /// Immediate data.
         imm: u32,
     },
     /// RDMA Read (RFC 5040 section 4.4).
     Read {
-        /// The peer's memory.
+        /// Source in the peer's memory.
         remote: Remote,
-        /// The host invalidates this STag when the Read completes.
+        /// STag that the host invalidates when the Read completes.
         invalidate: Option<STag>,
     },
     /// FetchAdd (RFC 7306 section 5.2).
     FetchAdd {
-        /// Eight aligned bytes of the peer's memory.
+        /// Eight aligned bytes in the peer's memory.
         remote: Remote,
-        /// The addend.
+        /// Addend.
         add: u64,
-        /// A one marks the top bit of a field, whose carry is dropped. 0: one field of 64 bits.
+        /// Bit set of the top bits of fields, whose carry is dropped. 0 selects one 64-bit field.
         mask: u64,
     },
     /// CmpSwap (RFC 7306 section 5.3).
     CmpSwap {
-        /// Eight aligned bytes of the peer's memory.
+        /// Eight aligned bytes in the peer's memory.
         remote: Remote,
-        /// Value compared with.
+        /// Value to compare with.
         compare: u64,
         /// Bits that are compared.
         compare_mask: u64,
-        /// Value stored on a match.
+        /// Value that is stored if the comparison succeeds.
         swap: u64,
         /// Bits that are stored.
         swap_mask: u64,
     },
-    /// Sends nothing: the host executes it in its turn ([`crate::StreamHost::execute_local`]).
+    /// Request that sends nothing; the host executes it in its turn
+    /// ([`crate::StreamHost::execute_local`]).
     Local,
 }
 
 impl Op {
-    /// Returns whether it takes one of the ORD credits until its answer has come.
+    /// Returns whether the operation uses one of the ORD credits until its response has arrived.
     #[must_use]
     pub const fn needs_ord(&self) -> bool {
         matches!(self, Self::Read { .. } | Self::FetchAdd { .. } | Self::CmpSwap { .. })
     }
 }
 
-/// A posted request.
+/// Posted request.
 ///
 /// ```
 /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/peer.rs"));
@@ -102,18 +103,18 @@ impl Op {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// Names the request in calls of [`crate::StreamHost`]. Consecutive requests have consecutive
-    /// numbers.
+    /// Identifies the request in calls of [`crate::StreamHost`]. Consecutive requests have
+    /// consecutive ids.
     pub id: u32,
     /// Operation to perform.
     pub op: Op,
-    /// Bytes of its payload: those sent, or those that a Read asks for.
+    /// Number of payload bytes that are sent, or that a Read requests.
     pub len: u32,
-    /// Starts only when every earlier Read and atomic has completed.
+    /// True if the request starts only after all earlier Reads and atomics have completed.
     pub fence: bool,
-    /// Raises a solicited event at the receiver.
+    /// True if the message raises a solicited event at the receiver.
     pub solicited: bool,
-    /// True if the payload is a copy that the host made while posting, which
-    /// [`crate::StreamHost::copy_request`] gives.
+    /// True if the host has copied the payload while posting. [`crate::StreamHost::copy_request`]
+    /// returns the copy.
     pub inline: bool,
 }

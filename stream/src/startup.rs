@@ -1,5 +1,5 @@
 //! Start-up of a connection: the MPA Request and Reply (RFC 5044 section 7.1, RFC 6581), and the
-//! begin of Full Operation.
+//! beginning of Full Operation.
 
 use crate::capabilities::PeerCaps;
 use crate::error::{ConnError, StartupFailure};
@@ -13,22 +13,22 @@ use alloc::vec::Vec;
 use core::time::Duration;
 use uiw_mpa::startup::{ConfigError, Initiator, Negotiated, Outcome, Request, Revision, Rtr, RtrKinds};
 
-/// Number of repetitions of the capability request towards a peer that has sent nothing, and the
-/// distance between them: siw's responder can miss the first FPDU.
+/// Number of repetitions of the capability request to a peer that has sent nothing, and the time
+/// between them: siw's responder can miss the first FPDU.
 pub(crate) const CAPABILITY_REPEATS: u8 = 5;
 const CAPABILITY_INTERVAL: Duration = Duration::from_millis(50);
-/// Time for which the answer to the capability request is awaited: a second for a peer that is
-/// busy, and round trips for TCP to send the request and the answer again. Its first retransmission
-/// comes after about three round trips, the second after six more (RFC 6298).
+/// Time to wait for the answer to the capability request: a second for a busy peer, and round trips
+/// for retransmissions of the request and the answer by TCP. The first retransmission comes after
+/// about three round trips, the second after six more (RFC 6298).
 const CAPABILITY_TIMEOUT: Duration = Duration::from_secs(1);
 const CAPABILITY_ROUND_TRIPS: u32 = 12;
-/// The round trip is taken from start-up, where the peer's application may have taken its time to
-/// accept.
+/// The round trip is measured during start-up, which may include the time that the peer's
+/// application has taken to accept.
 const CAPABILITY_LONGEST: Duration = Duration::from_secs(40);
 
 impl<M> RdmapStream<M> {
-    /// TCP is connected: an initiator sends its Request, and a stream to itself is established. A
-    /// responder does nothing.
+    /// Handles the establishment of TCP: an initiator sends its Request, and a stream to itself is
+    /// established. Does nothing for a responder.
     pub fn handle_connected(&mut self, now: Time) {
         self.shared.now = now;
         match self.phase {
@@ -38,9 +38,8 @@ impl<M> RdmapStream<M> {
         }
     }
 
-    /// A new connection of TCP has been begun in the place of the one before, after
-    /// [`Event::Reconnect`] or because the peer refused. Nothing happens to a stream past that: its
-    /// time for start-up may be over.
+    /// Restarts start-up on a new TCP connection, after [`Event::Reconnect`] or because the peer
+    /// has refused. Has no effect on a stream past that point, whose time for start-up may be over.
     pub fn reconnected(&mut self) {
         if matches!(self.phase, Phase::Connecting | Phase::AwaitReply(_)) {
             self.phase = Phase::Connecting;
@@ -63,10 +62,10 @@ impl<M> RdmapStream<M> {
         }
     }
 
-    /// A stream to itself does not negotiate: both ends have the same settings.
+    /// Establishes a stream to itself, which does not negotiate: both ends have the same settings.
     fn open_loopback(&mut self) {
         let config = &self.shared.config.startup;
-        // The Reads that it asks for are the Reads that it answers.
+        // Its outgoing Reads are also its incoming ones.
         let depth = config.ird.min(config.ord);
         let negotiated = Negotiated {
             revision: 2,
@@ -85,7 +84,7 @@ impl<M> RdmapStream<M> {
         self.report_established(negotiated, None, Vec::new());
     }
 
-    /// Start-up frames. Returns the bytes they took.
+    /// Handles start-up frames. Returns the number of bytes used.
     pub(crate) fn handle_startup<H: StreamHost<Memory = M>>(&mut self, host: &mut H, bytes: &[u8]) -> usize {
         match core::mem::replace(&mut self.phase, Phase::Over) {
             Phase::AwaitReply(initiator) => match initiator.reply(bytes) {
@@ -110,7 +109,7 @@ impl<M> RdmapStream<M> {
         0
     }
 
-    /// The initiator has its Reply.
+    /// Handles the Reply at the initiator.
     fn on_reply<H: StreamHost<Memory = M>>(&mut self, outcome: Outcome, host: &mut H) {
         match outcome {
             Outcome::Rejected { enhanced, private_data, markers_refused, .. } => {
@@ -144,7 +143,7 @@ impl<M> RdmapStream<M> {
         }
     }
 
-    /// The Request that waits for the host's decision.
+    /// Returns the Request that waits for the decision of the host.
     #[must_use]
     pub fn request(&self) -> Option<&Request> {
         match &self.phase {
@@ -153,12 +152,14 @@ impl<M> RdmapStream<M> {
         }
     }
 
-    /// Accepts the Request: the Reply is queued and Full Operation begins, with `config` in the
-    /// place of the listener's. [`Event::Established`] follows, in the peer-to-peer model with the
-    /// peer's first FPDU.
+    /// Accepts the Request: the Reply is queued and Full Operation begins, with `config` instead of
+    /// the listener's settings. [`Event::Established`] follows, in the peer-to-peer model with the
+    /// first FPDU of the peer.
+    ///
+    /// Returns `None` if there is no undecided Request.
     ///
     /// # Errors
-    /// [`ConfigError`]: nothing has changed. `Ok(None)`: there is no Request to be decided.
+    /// The [`ConfigError`] for which nothing has changed.
     pub fn accept(
         &mut self,
         config: RdmapConfig,
@@ -181,8 +182,10 @@ impl<M> RdmapStream<M> {
 
     /// Rejects the Request: the Reply is queued, and the stream closes.
     ///
+    /// Returns false if there is no undecided Request.
+    ///
     /// # Errors
-    /// [`ConfigError`]: nothing has changed. `Ok(false)`: there is no Request to be decided.
+    /// The [`ConfigError`] for which nothing has changed.
     pub fn reject(&mut self, private_data: &[u8], now: Time) -> Result<bool, ConfigError> {
         let Phase::Decision(decision) = &self.phase else { return Ok(false) };
         let (responder, request) = &**decision;
@@ -194,7 +197,7 @@ impl<M> RdmapStream<M> {
         Ok(true)
     }
 
-    /// Full Operation begins; bytes behind the start-up frame belong to it.
+    /// Begins Full Operation, to which the bytes after the start-up frame belong.
     fn open(&mut self, negotiated: Negotiated) {
         let shared = &mut self.shared;
         shared.caps.timeout = shared.capability_timeout();
@@ -205,12 +208,13 @@ impl<M> RdmapStream<M> {
         self.receiver.open(&negotiated, shared);
         self.sender.choose_mulpdu(shared);
         if shared.initiator && (negotiated.rtr == Some(Rtr::Write) || shared.caps.is_undecided()) {
-            // Its first FPDU: the RTR message where one was negotiated, and the capability request.
+            // The first FPDU: the RTR message, if one was negotiated, and the capability request.
             shared.caps.due = Some(shared.caps.request());
         }
         shared.awaits_establish = shared.initiator && shared.config.awaits_establish;
         shared.hold = !shared.initiator || shared.awaits_establish;
-        // A responder of the peer-to-peer model waits for the RTR message, inside the same time.
+        // A responder of the peer-to-peer model waits for the RTR message, within the same time
+        // limit.
         if shared.initiator || !negotiated.peer_to_peer {
             shared.timers.cancel(Timer::Startup);
         }
@@ -233,7 +237,7 @@ impl<M> RdmapStream<M> {
         self.doorbell();
     }
 
-    /// Time runs for the answer to the capability request that is due.
+    /// Starts the time limit for the answer to the pending capability request.
     fn begin_capability_repeats(&mut self) {
         let shared = &mut self.shared;
         if shared.caps.due.is_some() {
@@ -242,7 +246,7 @@ impl<M> RdmapStream<M> {
         }
     }
 
-    /// The capability request is repeated, or its answer is no longer awaited.
+    /// Repeats the capability request, or gives up waiting for its answer.
     pub(crate) fn on_capability_timer(&mut self) {
         if !matches!(self.phase, Phase::Open) {
             return;
@@ -263,11 +267,11 @@ impl<M> RdmapStream<M> {
         }
     }
 
-    /// The peer closed before start-up was over; `unread` bytes of a frame had come.
+    /// Handles the close of the peer during start-up, after `unread` bytes of a frame.
     pub(crate) fn handle_startup_eof(&mut self, unread: usize) {
         if self.may_fall_back(unread) {
-            // RFC 6581 section 10: a revision 1 peer closes on revision 2. Once, and inside the
-            // same time.
+            // RFC 6581 section 10: a peer of revision 1 closes on revision 2. Only once, and within
+            // the same time limit.
             self.fell_back = true;
             self.shared.events.push_back(Event::Reconnect);
             return;
@@ -283,8 +287,8 @@ impl<M> RdmapStream<M> {
 }
 
 impl Shared {
-    /// Returns the time-out of the capability exchange, once the peer's answer to our start-up
-    /// frame has arrived.
+    /// Returns the time limit of the capability exchange, once the peer has answered the start-up
+    /// frame.
     pub(crate) fn capability_timeout(&self) -> Duration {
         let round_trip = self.now.as_nanos().saturating_sub(self.startup_sent.as_nanos());
         let wait =

@@ -1,14 +1,14 @@
-//! Points in time, as the host counts them.
+//! Points in time, relative to an origin that the host chooses.
 
 use core::time::Duration;
 
-/// A point in time: nanoseconds since an origin that the host chooses. The stream has no clock; it
-/// compares and adds.
+/// Point in time, in nanoseconds since an origin that the host chooses. The stream has no clock; it
+/// only compares times and adds durations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Time(u64);
 
 impl Time {
-    /// Later than every other: a deadline that never passes.
+    /// Later than all other times: a deadline that never passes.
     pub const NEVER: Self = Self(u64::MAX);
 
     /// Returns the time that is this many nanoseconds after the origin.
@@ -17,13 +17,13 @@ impl Time {
         Self(nanos)
     }
 
-    /// Nanoseconds since the origin.
+    /// Returns the nanoseconds since the origin.
     #[must_use]
     pub const fn as_nanos(self) -> u64 {
         self.0
     }
 
-    /// `wait` later. A wait that is longer than the clock reaches lasts for ever.
+    /// Returns the time that is `wait` later, or [`Time::NEVER`] if that exceeds the range.
     #[must_use]
     pub fn after(self, wait: Duration) -> Self {
         let nanos = u64::try_from(wait.as_nanos()).unwrap_or(u64::MAX);

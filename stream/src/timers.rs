@@ -1,4 +1,4 @@
-//! The deadlines of one stream.
+//! Deadlines of a stream.
 
 use crate::Time;
 use core::time::Duration;
@@ -6,13 +6,13 @@ use core::time::Duration;
 /// Purpose of a deadline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Timer {
-    /// Start-up takes too long.
+    /// Time limit of start-up.
     Startup,
-    /// A Send waits for a receive.
+    /// Time limit of a Send that waits for a receive.
     NoReceive,
-    /// The close takes too long.
+    /// Time limit of the close.
     Close,
-    /// The capability request is repeated, or its answer is no longer awaited.
+    /// Repetition of the capability request, or the end of waiting for its answer.
     Capabilities,
 }
 
@@ -57,7 +57,7 @@ impl Timers {
         if self.earliest > now {
             return None;
         }
-        // A deadline of NEVER has not passed, though the clock may have come to its end.
+        // [`Time::NEVER`] never passes, even if the clock reaches the end of its range.
         let passed = |at: Time| at <= now && at != Time::NEVER;
         let timer = Timer::ALL.into_iter().find(|timer| passed(self.deadlines[*timer as usize]))?;
         self.cancel(timer);

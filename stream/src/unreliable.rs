@@ -1,15 +1,15 @@
 //! Unreliable messages between two uiw peers
 //! ([`StreamHost::is_unreliable`](crate::StreamHost::is_unreliable)).
 //!
-//! A message that cannot be delivered is discarded as a whole: nothing of it reaches memory. DDP
-//! does not say how long a Write is, nor that Immediate Data follows it. So the sender announces
-//! Writes of more than one segment, and those with Immediate Data, by a zero-length Write in front
-//! of them, whose STag and TO no receiver checks (RFC 5040 section 5.2.1).
+//! A message that cannot be delivered is discarded as a whole, so that none of it reaches memory.
+//! DDP does not announce the length of a Write, nor that Immediate Data follows it. So the sender
+//! announces Writes of more than one segment, and those with Immediate Data, by a zero-length Write
+//! before them, whose STag and TO no receiver checks (RFC 5040 section 5.2.1).
 //!
-//! Announcements let the receiver check the whole range of a Write first. When the connection ends
-//! for a reason of the peer or the network, requests that were built complete with success, and the
+//! The announcement lets the receiver check the whole range of a Write first. If the connection
+//! ends because of the peer or the network, requests that were built complete with success, and the
 //! queue pair waits in RTS for another connection. A Send without a receive waits for
-//! `no_receive_timeout`; once one has waited in vain, further ones are discarded at once until a
+//! `no_receive_timeout`. Once one has waited in vain, further ones are discarded at once until a
 //! receive is taken.
 
 use crate::capabilities::ZeroWrite;
@@ -19,20 +19,20 @@ use uiw_ddp::STag;
 
 /// STag of an announcement.
 const ANNOUNCEMENT: STag = STag(0x7569_7734);
-/// Bit of an announcement's TO: Immediate Data follows the Write.
+/// Bit in the TO of an announcement: Immediate Data follows the Write.
 const IMMEDIATE: u64 = 1 << 48;
 
-/// A Write that is announced.
+/// Write that is announced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct AnnouncedWrite {
-    /// Bytes of all its segments.
+    /// Number of bytes of all its segments.
     pub(crate) len: u32,
     /// True if Immediate Data follows, which takes a receive.
     pub(crate) immediate: bool,
 }
 
 impl AnnouncedWrite {
-    /// The announcement that `request` needs in front of it.
+    /// Returns the announcement that must be sent before `request`.
     pub(crate) fn of_request(request: &Request) -> Option<Self> {
         let immediate = match request.op {
             Op::Write { .. } => false,
@@ -47,50 +47,49 @@ impl AnnouncedWrite {
         ZeroWrite { stag: ANNOUNCEMENT, to: flags | u64::from(self.len) }
     }
 
-    /// The announcement in a zero-length Write, if there is one. Other bits of the TO have no
-    /// meaning yet.
+    /// Returns the announcement in a zero-length Write, if there is one. Other bits of the TO are
+    /// reserved.
     pub(crate) fn from_write(stag: STag, to: u64) -> Option<Self> {
         (stag == ANNOUNCEMENT).then_some(Self { len: to as u32, immediate: to & IMMEDIATE != 0 })
     }
 }
 
-/// Messages that a receiver of unreliable messages discards. All fields keep their defaults on
-/// other streams.
+/// Messages that the receiver discards. All fields keep their defaults on reliable streams.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Discards {
-    /// A Write is announced, or the present one was, or its rest is discarded.
+    /// Set if a Write was announced, is being received, or is being discarded.
     pub(crate) tagged: bool,
-    /// The Write that comes next.
+    /// The next Write.
     pub(crate) announced: Option<AnnouncedWrite>,
-    /// Immediate Data follows the present Write.
+    /// The current Write, which Immediate Data follows.
     pub(crate) awaits_immediate: bool,
-    /// The rest of the present Write is discarded.
+    /// The current Write, whose remaining segments are discarded.
     pub(crate) write: bool,
-    /// The rest of the present Send, or the next Immediate Data message, is discarded.
+    /// True if the rest of the current Send, or the next Immediate Data message, is discarded.
     pub(crate) untagged: bool,
     immediate: bool,
     send: bool,
-    /// A message has waited for a receive in vain, and none was posted since: the following ones do
-    /// not wait.
+    /// True if a message has waited for a receive in vain, and none was posted since. Following
+    /// messages do not wait.
     pub(crate) waits_no_more: bool,
 }
 
 impl Discards {
-    /// A zero-length Write has come, with an announcement or without one.
+    /// Handles a zero-length Write, with or without an announcement.
     pub(crate) fn announce(&mut self, announced: Option<AnnouncedWrite>) {
         self.announced = announced;
         self.tagged = announced.is_some();
         self.write = false;
     }
 
-    /// A segment of a Write that was not announced is discarded.
+    /// Records that a segment of a Write that was not announced is discarded.
     #[cold]
     pub(crate) fn discard_write(&mut self, last: bool) {
         self.write = !last;
         self.tagged = !last;
     }
 
-    /// The last segment of a Write has come that was announced, or discarded in part.
+    /// Handles the last segment of a Write that was announced or partly discarded.
     pub(crate) fn end_write(&mut self) {
         self.immediate = core::mem::take(&mut self.awaits_immediate) && self.write;
         self.untagged |= self.immediate;
@@ -98,12 +97,12 @@ impl Discards {
         self.tagged = false;
     }
 
-    /// Returns whether a message on queue 0 is one of those that are discarded.
+    /// Returns whether a message on queue 0 is to be discarded.
     pub(crate) fn takes_untagged(&self, immediate: bool) -> bool {
         self.send || immediate && self.immediate
     }
 
-    /// A segment on queue 0 is discarded, and with it the rest of its message.
+    /// Records that a segment on queue 0 is discarded, and with it the rest of its message.
     pub(crate) fn end_untagged(&mut self, last: bool) {
         self.send = !last;
         self.immediate &= !last;
@@ -111,16 +110,16 @@ impl Discards {
     }
 }
 
-/// Different STags of unreliable Writes that were discarded, at most.
+/// Maximum number of different STags of discarded unreliable Writes.
 const MAX_REFUSED: usize = 64;
 
-/// STags for which unreliable Writes were discarded. A program may write for a while to memory that
-/// its peer has given up, but to few regions: who tries many STags guesses.
+/// STags of unreliable Writes that were discarded. A program may continue to write to memory that
+/// its peer has given up, but only to few regions; a peer that tries many STags is guessing them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct RefusedStags(Vec<STag>);
 
 impl RefusedStags {
-    /// Notes an STag. False: there are too many.
+    /// Adds an STag. Returns false if there are too many.
     pub(crate) fn note(&mut self, stag: STag) -> bool {
         if self.0.contains(&stag) {
             return true;

@@ -1,5 +1,5 @@
-//! Answers to our Reads and atomics: matched with the request that is outstanding the longest,
-//! placed, and completed.
+//! Responses to Reads and atomics of this end: matched with the oldest outstanding request, placed,
+//! and completed.
 
 use super::{Receiver, Segment};
 use crate::error::ConnError;
@@ -10,7 +10,7 @@ use uiw_ddp::{Tagged, TaggedError};
 use uiw_rdmap::{AtomicResponse, Operation};
 
 impl Receiver {
-    /// A segment of the answer to our oldest Read.
+    /// Handles a segment of the response to the oldest Read of this end.
     pub(super) fn read_response<H: StreamHost>(
         &mut self,
         header: &Tagged,
@@ -31,7 +31,7 @@ impl Receiver {
             return Err(unexpected());
         };
         let expected_to = *sink_to + u64::from(*received);
-        // RFC 5040 section 5.2.1: an empty answer's STag and TO are not checked.
+        // RFC 5040 section 5.2.1: STag and TO of an empty response are not checked.
         let checked = *wanted > 0 || len > 0;
         if checked && stag != sink {
             return Err(unexpected());
@@ -73,12 +73,13 @@ impl Receiver {
         Self::answered(shared, host)
     }
 
-    /// The oldest Read or atomic has its answer.
+    /// Handles the complete response to the oldest Read or atomic.
     fn answered<H: StreamHost>(shared: &mut Shared, host: &mut H) -> Result<(), ConnError> {
         let Some(front) = shared.reads.pop_outstanding() else { return Ok(()) };
         shared.reads.lacks_credit = false;
         match front.origin {
-            // What the peer asked for before its answer to the drain Read is still answered.
+            // Requests of the peer that arrived before its response to the drain Read are still
+            // answered.
             ReadOrigin::Drain => {
                 shared.fin.wanted = true;
                 Ok(())

@@ -1,4 +1,5 @@
-//! Messages of the stream's own queues: Read Request, Atomic Request, Terminate, Atomic Response.
+//! Messages on the queues of the stream itself: Read Request, Atomic Request, Terminate, Atomic
+//! Response.
 
 use super::{CONTROL_LEN, Receiver, Segment};
 use crate::error::ConnError;
@@ -29,8 +30,8 @@ impl Receiver {
         let bytes = self.control[qn];
         let bytes = &bytes[..message.len as usize];
         let malformed = || segment.fault(Operation::Unspecified);
-        // An unreliable connection has Sends and Writes alone. Reads of nothing set it up and end
-        // it.
+        // An unreliable connection supports only Sends and Writes. Empty Reads are used to set it
+        // up and to end it.
         let refused = || segment.fault(RdmapError::UnexpectedOpcode { opcode: opcode.raw() });
         match opcode {
             Opcode::ReadRequest => {
@@ -64,8 +65,7 @@ impl Receiver {
         }
     }
 
-    /// A Read or atomic of the peer joins the queue of those to be answered; the sending half
-    /// answers it.
+    /// Adds a Read or atomic of the peer to the queue of those that the sending half answers.
     fn add_inbound(
         &self,
         kind: InboundKind,
@@ -73,12 +73,13 @@ impl Receiver {
         shared: &mut Shared,
     ) -> Result<(), ConnError> {
         if shared.fin.sent {
-            // Our half is closed; the peer learns from the FIN that no answer comes.
+            // This end has closed its direction. The peer learns from the FIN that no response will
+            // come.
             return Ok(());
         }
         if !shared.reads.has_inbound_room() {
-            // More than the IRD that was agreed: queue 1 has no buffer for it (RFC 5041 section
-            // 7.1).
+            // The peer has exceeded the negotiated IRD: queue 1 has no buffer for the request (RFC
+            // 5041 section 7.1).
             let msn = self.queues[1].expected_msn().wrapping_sub(1);
             return Err(segment.fault(UntaggedError::NoBuffer { msn }));
         }

@@ -1,8 +1,9 @@
-//! The receiving half: bytes to FPDUs (`mpa`), segments (`ddp`), messages (`rdmap`), and the host's
-//! memory. Read from top to bottom, it is the way of one FPDU.
+//! The receiving half of a stream: from bytes to FPDUs (`mpa`), segments (`ddp`), messages
+//! (`rdmap`), and the memory of the host. The functions are in the order in which an FPDU passes
+//! them.
 //!
-//! CRC before placement (RFC 5044 section 6): every function behind [`Receiver::handle_fpdus`]
-//! takes [`Verified`] bytes, which only `mpa` creates.
+//! CRCs are verified before placement (RFC 5044 section 6): all functions after
+//! [`Receiver::handle_fpdus`] take [`Verified`] bytes, which only `mpa` creates.
 
 mod answer;
 mod control;
@@ -22,35 +23,35 @@ use uiw_mpa::startup::Negotiated;
 use uiw_mpa::{Verified, VerifiedBuf};
 use uiw_rdmap::{Opcode, QN_SEND, StreamRx};
 
-/// Longest message on the stream's own queues: a Terminate or an Atomic Request of 52 bytes, with
-/// room to see a longer one.
+/// Maximum length of messages on the queues of the stream itself: a Terminate or an Atomic Request
+/// of 52 bytes, with some room to detect longer ones.
 const CONTROL_LEN: usize = 52;
 
-/// State of the receiving side between FPDUs.
+/// State of the receiving half between FPDUs.
 #[derive(Debug)]
 pub(crate) struct Receiver {
     fpdu: FpduRx,
     rdmap: StreamRx,
     /// Untagged queues: Send, Read Request, Terminate, Atomic Response.
     queues: [UntaggedRx; 4],
-    /// The message that each of these queues is receiving, as far as it is here; of queue 0,
-    /// Immediate Data only.
+    /// The part of each queue's current message that has arrived; for queue 0, only of Immediate
+    /// Data.
     control: [[u8; CONTROL_LEN]; 4],
-    /// Bytes of the receive that the present Send fills.
+    /// Length of the receive that the current Send fills.
     receiving: Option<u32>,
-    /// A segment that waits for a receive, and the bytes of its FPDU.
+    /// Segment that waits for a receive, and the length of its FPDU.
     parked: Option<(VerifiedBuf, usize)>,
-    /// Bytes of the present Write so far, and of the last one that was whole.
+    /// Number of bytes of the current Write so far, and of the last complete one.
     write_len: u32,
     last_write_len: u32,
-    /// True while only RTR messages have arrived: a capability request may still come.
+    /// True while only RTR messages have arrived, so that a capability request may still follow.
     only_rtr: bool,
     /// Unreliable messages that are being discarded.
     discards: Discards,
-    /// STags that unreliable Writes named in vain.
+    /// STags of unreliable Writes that were discarded.
     refused_stags: RefusedStags,
     negotiated: Option<Negotiated>,
-    /// Bytes from the front of the input that an FPDU needs; 0 while none is known to have begun.
+    /// Number of bytes that the first FPDU in the input needs; 0 if none is known to have begun.
     needed: usize,
 }
 
@@ -58,7 +59,7 @@ pub(crate) struct Receiver {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PlacementResult {
     Yes,
-    /// No receive is posted for it.
+    /// No receive is posted for the segment.
     NoReceive,
 }
 
@@ -82,7 +83,7 @@ impl Receiver {
         }
     }
 
-    /// Full Operation begins.
+    /// Begins Full Operation.
     pub(crate) fn open(&mut self, negotiated: &Negotiated, shared: &Shared) {
         self.fpdu = FpduRx::new(negotiated.crc, negotiated.markers_rx);
         self.negotiated = Some(*negotiated);
@@ -93,18 +94,18 @@ impl Receiver {
         self.negotiated.as_ref()
     }
 
-    /// The capability exchange is decided.
+    /// Handles the outcome of the capability exchange.
     pub(crate) fn set_extensions(&mut self, shared: &Shared) {
         self.rdmap.set_extensions(shared.caps.capabilities().extensions());
     }
 
-    /// Returns whether a Send waits for a receive: nothing is read meanwhile.
+    /// Returns whether a Send waits for a receive, so that nothing is read.
     #[inline]
     pub(crate) fn is_stalled(&self) -> bool {
         self.parked.is_some()
     }
 
-    /// Bytes that are kept until a receive is posted.
+    /// Returns the number of bytes that are kept until a receive is posted.
     pub(crate) fn parked_len(&self) -> usize {
         self.parked.as_ref().map_or(0, |(parked, _)| parked.as_verified().len())
     }
@@ -113,7 +114,7 @@ impl Receiver {
         self.parked = None;
     }
 
-    /// Returns whether a message has begun to fill a receive.
+    /// Returns whether a receive is partly filled.
     pub(crate) fn is_receiving(&self) -> bool {
         self.receiving.is_some()
     }
@@ -123,7 +124,7 @@ impl Receiver {
         self.needed
     }
 
-    /// Places the segment that waited for a receive. False when there is still none.
+    /// Places the segment that waits for a receive. Returns false if there is still no receive.
     pub(crate) fn unpark<H: StreamHost>(
         &mut self,
         shared: &mut Shared,
@@ -143,7 +144,7 @@ impl Receiver {
         }
     }
 
-    /// Takes the whole FPDUs at the front of `input`. Returns the bytes they took.
+    /// Handles the complete FPDUs at the beginning of `input`. Returns the number of bytes used.
     #[inline]
     pub(crate) fn handle_fpdus<H: StreamHost>(
         &mut self,
@@ -175,7 +176,7 @@ impl Receiver {
         result.map(|()| at)
     }
 
-    /// One DDP segment.
+    /// Handles a DDP segment.
     fn segment<H: StreamHost>(
         &mut self,
         ulpdu: Verified<'_>,
@@ -215,8 +216,8 @@ impl Receiver {
         Ok(PlacementResult::Yes)
     }
 
-    /// A valid FPDU was taken; `classifies` unless it is the answer to our RTR Read, behind which
-    /// the answer to the capability request may come.
+    /// Handles a valid FPDU. `classifies` is false for the response to an RTR Read, after which the
+    /// answer to the capability request may still arrive.
     fn valid_fpdu(&mut self, classifies: bool, shared: &mut Shared) {
         if shared.caps.is_undecided() {
             self.judge_peer(classifies, shared);
@@ -230,8 +231,8 @@ impl Receiver {
         shared.first_fpdu_came();
     }
 
-    /// Classifies the peer by an FPDU that is neither capability request nor answer: anything but
-    /// RTR messages makes it a foreign one.
+    /// Classifies the peer by an FPDU that is neither a capability request nor its answer. Anything
+    /// except RTR messages makes it a foreign peer.
     fn judge_peer(&mut self, classifies: bool, shared: &mut Shared) {
         let foreign = if shared.initiator { classifies } else { !self.only_rtr };
         if foreign {
@@ -239,19 +240,19 @@ impl Receiver {
             shared.caps.give_up();
             self.peer_decided(shared);
         } else if !shared.first_fpdu {
-            // The responder's: its Reply has been answered.
+            // At the responder, the first FPDU means that the initiator has accepted its Reply.
             let wait = shared.capability_timeout();
             shared.timers.set(Timer::Capabilities, shared.now, wait);
         }
     }
 
-    /// The capability exchange is decided.
+    /// Handles the outcome of the capability exchange.
     pub(crate) fn peer_decided(&mut self, shared: &mut Shared) {
         self.set_extensions(shared);
         shared.events.push_back(Event::Peer(shared.caps.kind));
     }
 
-    /// A segment of an RDMA Write (RFC 5041 section 5.2, RFC 5040 section 5.2.1).
+    /// Handles a segment of an RDMA Write (RFC 5041 section 5.2, RFC 5040 section 5.2.1).
     #[inline(always)]
     fn write<H: StreamHost>(
         &mut self,
@@ -271,16 +272,16 @@ impl Receiver {
             }
             if shared.caps.on_zero_write(header.stag, header.to, first) {
                 if shared.fin.sent {
-                    // Nothing follows a FIN.
+                    // No message may follow a FIN.
                     shared.caps.due = None;
                 }
                 self.peer_decided(shared);
                 if shared.caps.gave_up {
-                    // Messages that came before it may wait for an acknowledgement.
+                    // Messages before it may still wait for an acknowledgement.
                     self.message_placed(true, shared);
                 }
             } else if !shared.initiator {
-                // A uiw peer would have asked in it.
+                // A uiw peer would have sent its capability request in it.
                 self.only_rtr = false;
                 self.message_placed(header.last, shared);
             } else {
@@ -307,7 +308,7 @@ impl Receiver {
         Ok(())
     }
 
-    /// Counts the bytes of a Write for the Immediate Data behind it.
+    /// Counts the bytes of a Write, for Immediate Data that follows it.
     #[inline]
     fn write_placed(&mut self, last: bool, len: u32) {
         self.write_len = self.write_len.wrapping_add(len);
@@ -316,8 +317,7 @@ impl Receiver {
         }
     }
 
-    /// Like [`Receiver::write`], for an unreliable Write that was announced, or whose rest is
-    /// discarded.
+    /// Like [`Receiver::write`], for an unreliable Write that was announced or is being discarded.
     #[cold]
     #[inline(never)]
     fn write_unreliable<H: StreamHost>(
@@ -368,7 +368,8 @@ impl Receiver {
         Ok(PlacementResult::Yes)
     }
 
-    /// An unreliable Write is discarded, as `error` says. Ends the stream if the peer tries STags.
+    /// Discards an unreliable Write because of `error`. Ends the stream if the peer is guessing
+    /// STags.
     #[cold]
     fn refuse_stag(
         &mut self,
@@ -383,15 +384,15 @@ impl Receiver {
         Err(segment.fault(error.of_write(header.stag, header.to, len)))
     }
 
-    /// Returns whether an unreliable message for which no receive is posted waits for one.
+    /// Returns whether an unreliable message waits if no receive is posted for it.
     fn may_wait(&self, shared: &Shared) -> bool {
         !self.discards.waits_no_more && !shared.config.no_receive_timeout.is_zero()
     }
 
-    /// The peer's placement acknowledgement; false if the empty Write is none.
+    /// Handles a placement acknowledgement. Returns false if the empty Write is not one.
     fn placement_ack(&self, to: u64, shared: &mut Shared) -> bool {
-        // Recognised also where requests do not complete by them: an acknowledgement of an
-        // acknowledgement would be answered for ever.
+        // Recognised even if requests do not complete by them. Otherwise acknowledgements would be
+        // acknowledged again and again.
         if !shared.caps.receives_placement_acks() {
             return false;
         }
@@ -402,8 +403,8 @@ impl Receiver {
         true
     }
 
-    /// A segment of a message that the peer awaits an acknowledgement of was placed, perhaps the
-    /// last one.
+    /// Records that a segment was placed of a message for which the peer expects an
+    /// acknowledgement.
     #[inline]
     pub(super) fn message_placed(&self, last: bool, shared: &mut Shared) {
         if last && shared.sends_placement_acks() {
@@ -411,14 +412,14 @@ impl Receiver {
         }
     }
 
-    /// Keeps a segment, and leaves the stream unread, until a receive is posted.
+    /// Keeps a segment, and stops reading the stream, until a receive is posted.
     fn park(&mut self, ulpdu: Verified<'_>, bytes: usize, shared: &mut Shared) -> Result<(), ConnError> {
-        // It was received and validated; that no receive is posted must not keep our own half
-        // waiting.
+        // The segment counts as received and validated, because a missing receive must not block
+        // the sending half.
         self.only_rtr = false;
         self.valid_fpdu(true, shared);
         self.parked = Some((ulpdu.to_buf(), bytes));
-        // Of the FPDU behind it nothing is known.
+        // The length of the next FPDU is not known yet.
         self.needed = 0;
         let timeout = shared.config.no_receive_timeout;
         if timeout.is_zero() {
@@ -428,8 +429,8 @@ impl Receiver {
         Ok(())
     }
 
-    /// No receive was posted in time for a segment of an unreliable message, which is discarded.
-    /// The stream goes on.
+    /// Discards a segment of an unreliable message, for which no receive was posted in time. The
+    /// stream continues.
     pub(crate) fn discard_parked<H: StreamHost>(
         &mut self,
         shared: &mut Shared,
@@ -439,7 +440,8 @@ impl Receiver {
         self.unpark(shared, host).map(drop)
     }
 
-    /// No receive was posted for the parked segment in time (RFC 5041 section 7.1: 1/2/02).
+    /// Returns the error if no receive was posted in time for the parked segment (RFC 5041 section
+    /// 7.1: 1/2/02).
     pub(crate) fn no_receive_in_time(&mut self) -> ConnError {
         let quoted = self
             .parked
@@ -450,7 +452,7 @@ impl Receiver {
     }
 }
 
-/// A segment, as a Terminate may quote it.
+/// Returns a segment in the form in which a Terminate quotes it.
 struct Segment<'a> {
     ulpdu: Verified<'a>,
     header_len: usize,
@@ -466,7 +468,7 @@ impl<'a> Segment<'a> {
         QuotedSegment::new(&self.ulpdu, self.header_len)
     }
 
-    /// The error of a peer that sent this.
+    /// Returns the error for a peer that has sent this segment.
     #[cold]
     fn fault(&self, fault: impl Into<uiw_rdmap::Fault>) -> ConnError {
         ConnError::fault(fault, Some(self.quoted()))

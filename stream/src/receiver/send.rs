@@ -1,4 +1,4 @@
-//! Sends and Immediate Data: messages for a receive.
+//! Sends and Immediate Data, the messages that take a receive.
 
 use super::{PlacementResult, Receiver, Segment};
 use crate::error::{ConnError, LocalError};
@@ -7,11 +7,11 @@ use crate::shared::Shared;
 use uiw_ddp::{Untagged, UntaggedError};
 use uiw_rdmap::{Delivery, Fault, Opcode, Operation, Protection};
 
-/// Bytes of Immediate Data (RFC 7306 section 6).
+/// Length of Immediate Data (RFC 7306 section 6).
 const IMMEDIATE_LEN: u32 = 8;
 
 impl Receiver {
-    /// A segment of a Send or of Immediate Data on queue 0.
+    /// Handles a segment of a Send or of Immediate Data on queue 0.
     #[inline]
     pub(super) fn send<H: StreamHost>(
         &mut self,
@@ -23,7 +23,7 @@ impl Receiver {
     ) -> Result<PlacementResult, ConnError> {
         let payload = segment.payload();
         let len = payload.len() as u32;
-        // Order and offset first: a segment that may not be here must not take a receive.
+        // Order and offset are checked first, because an invalid segment must not take a receive.
         let place =
             self.queues[0].check(header, len, Some(u32::MAX)).map_err(|error| segment.fault(error))?;
         if self.is_rtr_send(header, opcode, len, shared) {
@@ -31,7 +31,7 @@ impl Receiver {
             return Ok(PlacementResult::Yes);
         }
         if shared.detached {
-            // Discarded, as by an RNIC whose program does not look any more.
+            // Discarded, as an RNIC does after its queue pair was destroyed.
             self.queues[0].placed(header, len);
             self.message_placed(header.last, shared);
             return Ok(PlacementResult::Yes);
@@ -61,7 +61,7 @@ impl Receiver {
         let message = place.offset + len;
         if message > buffer {
             if !immediate && host.is_unreliable() {
-                // The receive takes the next message.
+                // The receive is used for the next message.
                 self.discard(header, len, shared);
                 return Ok(PlacementResult::Yes);
             }
@@ -86,7 +86,7 @@ impl Receiver {
         Ok(PlacementResult::Yes)
     }
 
-    /// Discards a segment of an unreliable message, and with it what follows of the message.
+    /// Discards a segment of an unreliable message, and the rest of the message.
     #[cold]
     fn discard(&mut self, header: &Untagged, len: u32, shared: &mut Shared) {
         self.only_rtr = false;
@@ -98,8 +98,8 @@ impl Receiver {
         self.message_placed(header.last, shared);
     }
 
-    /// RFC 6581 section 9.2: a zero-length Send as the initiator's first FPDU is the RTR message,
-    /// where our Reply offered that kind; the stream takes it.
+    /// RFC 6581 section 9.2: a zero-length Send as the first FPDU of the initiator is the RTR
+    /// message, if the Reply has offered that kind. It takes no receive.
     fn is_rtr_send(&self, header: &Untagged, opcode: Opcode, len: u32, shared: &Shared) -> bool {
         let rtr = !shared.initiator
             && !shared.first_fpdu
@@ -107,7 +107,7 @@ impl Receiver {
         rtr && len == 0 && header.last && opcode == Opcode::Send
     }
 
-    /// A whole message on queue 0: its receive completes.
+    /// Completes the receive of a message on queue 0.
     fn deliver<H: StreamHost>(
         &mut self,
         header: &Untagged,
@@ -118,8 +118,7 @@ impl Receiver {
         host: &mut H,
     ) -> Result<(), ConnError> {
         let awaits_ack = shared.sends_placement_acks();
-        // An immediate counts the Write in front of it, not one that was followed by something
-        // else.
+        // Immediate Data reports the length of the Write directly before it.
         let write_len = core::mem::take(&mut self.last_write_len);
         let Delivery { solicited, invalidate: invalidated, imm } = Delivery::new(opcode, header);
         let kind = match opcode {

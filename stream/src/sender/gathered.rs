@@ -1,5 +1,5 @@
-//! An FPDU whose payload is sent from where it lies: header, memory, and PAD with CRC are pieces of
-//! their own.
+//! FPDUs whose payload is sent from the memory of the host: the header, the payload, and PAD with
+//! CRC are separate pieces.
 
 use super::transmit_queue::{MemoryId, TransmitQueue};
 use crate::host::{Payload, SourceGone};
@@ -7,7 +7,7 @@ use core::ops::Range;
 use uiw_mpa::crc::Crc32c;
 use uiw_mpa::tx::FpduTx;
 
-/// An FPDU that is being queued. Not with Markers, which stand in the payload.
+/// FPDU that is being queued. It has no Markers, because these would be inside the payload.
 pub(super) struct GatheredFpdu<'a, M> {
     fpdu: &'a mut FpduTx,
     queue: &'a mut TransmitQueue<M>,
@@ -16,15 +16,15 @@ pub(super) struct GatheredFpdu<'a, M> {
 }
 
 impl<'a, M> GatheredFpdu<'a, M> {
-    /// Room for ULPDU_Length, and the DDP header, stand in staging from `start` to its end; `len`
-    /// bytes of payload follow.
+    /// Begins an FPDU whose ULPDU_Length field and DDP header are in staging, from `start` to its
+    /// end. `len` bytes of payload follow.
     pub(super) fn begin(
         fpdu: &'a mut FpduTx,
         queue: &'a mut TransmitQueue<M>,
         start: usize,
         len: u32,
     ) -> Self {
-        // A segment is at most as long as MULPDU says, which fits ULPDU_Length.
+        // The length of a segment is limited by MULPDU, which fits into ULPDU_Length.
         let ulpdu_len = (queue.staging.len() - start - 2 + len as usize) as u16;
         queue.staging[start..start + 2].copy_from_slice(&FpduTx::header(ulpdu_len));
         let mut gathered = Self { fpdu, queue, ulpdu_len, crc: Crc32c::new() };
@@ -32,7 +32,7 @@ impl<'a, M> GatheredFpdu<'a, M> {
         gathered
     }
 
-    /// The next bytes stand in staging from `start` to its end.
+    /// Adds the bytes in staging from `start` to its end.
     fn staged(&mut self, start: usize) {
         if self.fpdu.crc_on() {
             self.crc = self.crc.update(&self.queue.staging[start..]);
@@ -40,11 +40,10 @@ impl<'a, M> GatheredFpdu<'a, M> {
         self.queue.push_staged(start);
     }
 
-    /// The next bytes of the payload are `range` of `payload`, whose memory was added to the queue
-    /// last.
+    /// Adds `range` of `payload`, whose memory was added to the queue last.
     ///
     /// # Errors
-    /// The memory is gone: the FPDU cannot be finished.
+    /// [`SourceGone`] if the memory is no longer valid, so that the FPDU cannot be finished.
     pub(super) fn memory<P: Payload<Memory = M>>(
         &mut self,
         memory: MemoryId,
@@ -58,10 +57,10 @@ impl<'a, M> GatheredFpdu<'a, M> {
         Ok(())
     }
 
-    /// The next bytes of the payload are all of `payload`, copied unless they are stable.
+    /// Adds all of `payload`, which is copied unless it is stable.
     ///
     /// # Errors
-    /// As [`GatheredFpdu::memory`].
+    /// The errors of [`GatheredFpdu::memory`].
     pub(super) fn payload<P: Payload<Memory = M>>(&mut self, payload: &P) -> Result<(), SourceGone> {
         let range = 0..payload.len();
         if payload.is_stable() {
@@ -74,7 +73,7 @@ impl<'a, M> GatheredFpdu<'a, M> {
         Ok(())
     }
 
-    /// PAD and CRC.
+    /// Adds PAD and CRC.
     pub(super) fn end(self) {
         let trailer = self.fpdu.trailer(self.ulpdu_len, self.crc);
         let start = self.queue.staging.len();

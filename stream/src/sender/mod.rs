@@ -1,10 +1,10 @@
-//! The sending half: messages ([`next_message`]) of requests and answers to segments (`ddp`), FPDUs
-//! (`mpa`) and bytes for TCP.
+//! The sending half of a stream: from messages ([`next_message`]) of requests and responses to
+//! segments (`ddp`), FPDUs (`mpa`) and bytes for TCP.
 //!
-//! Large payloads are sent from the host's memory; small ones, and all with Markers, are built in
-//! one piece. Memory that a peer may write, and the source of a Read Response (which may legally
-//! change at any moment), is copied before its CRC is computed: an FPDU's bytes never change
-//! between CRC and wire.
+//! Large payloads are sent from the memory of the host; small ones, and all with Markers, are built
+//! in one piece. Memory that a peer may write, and the source of a Read Response (which may legally
+//! change at any time), is copied before its CRC is computed, so that the bytes of an FPDU never
+//! change between CRC and wire.
 
 mod build;
 mod gathered;
@@ -35,30 +35,30 @@ use uiw_mpa::tx::FpduTx;
 #[derive(Debug)]
 pub(crate) struct Sender<M> {
     fpdu: FpduTx,
-    /// Position of the transmit queue at which Full Operation began.
+    /// Position in the transmit queue at which Full Operation began.
     base: u64,
-    /// Bytes that a TCP segment carries.
+    /// Number of bytes that a TCP segment carries.
     emss: usize,
-    /// Largest ULPDU.
+    /// Length of the largest ULPDU.
     mulpdu: usize,
     /// Next MSN of queues 0 to 3.
     msn: [u32; 4],
-    /// The message that is being cut into FPDUs.
+    /// Message that is being segmented.
     message: Option<Message>,
-    /// Completion watermarks: requests whose last byte lies at these positions complete when TCP
-    /// has taken it, or when the peer has acknowledged that it is placed.
+    /// Completion watermarks: the requests whose last bytes are at these positions complete when
+    /// TCP has accepted the bytes, or when the peer has acknowledged their placement.
     watermarks: VecDeque<(u64, u32)>,
-    /// The RTR message, where it is a Read or a Send: to be sent first of all.
+    /// RTR message, if it is a Read or a Send. It is sent before everything else.
     rtr: Option<Rtr>,
-    /// Whether the next message is a request or a response when both are pending.
+    /// True if a response is sent before the next request, when both are pending.
     answers_turn: bool,
-    /// The host had no more requests when it was asked last; a doorbell announces new ones.
+    /// True if the host had no more requests when it was last asked. A doorbell announces new ones.
     drained: bool,
-    /// A Read is to be sent behind everything, for a host that has let go of the stream.
+    /// True if a Read is to be sent after everything else, because the host is detached.
     drain_read: bool,
-    /// Bytes since Full Operation began that the peer has acknowledged.
+    /// Number of bytes since Full Operation began that the peer has acknowledged.
     placed: u64,
-    /// The unreliable Write whose announcement is built, and which is the next request to be built.
+    /// Unreliable Write whose announcement was built. It is the next request to be built.
     announced: Option<u32>,
     queue: TransmitQueue<M>,
     pending_crc: PendingCrc,
@@ -86,15 +86,15 @@ impl<M> Sender<M> {
         }
     }
 
-    /// Full Operation begins behind the start-up frame.
+    /// Begins Full Operation, after the start-up frame.
     pub(crate) fn open(&mut self, negotiated: &Negotiated, initiator: bool) {
         self.fpdu = FpduTx::new(negotiated.crc, negotiated.markers_tx);
-        // Markers count from here.
+        // Marker positions count from here.
         self.base = self.queue.queued();
         self.rtr = negotiated.rtr.filter(|rtr| initiator && *rtr != Rtr::Write);
     }
 
-    /// Another connection of TCP begins.
+    /// Restarts on a new TCP connection.
     pub(crate) fn restart(&mut self) {
         self.queue = TransmitQueue::new();
     }
@@ -112,8 +112,8 @@ impl<M> Sender<M> {
         self.emss = emss;
     }
 
-    /// RFC 5044 section 5: an FPDU should fit one TCP segment; peers that take larger ones said so.
-    /// The path may change at any time: what is queued stays as it was cut, what is built next fits
+    /// RFC 5044 section 5: an FPDU should fit into one TCP segment, unless the peer accepts larger
+    /// ones. The path may change at any time: queued FPDUs stay as they are, and the next ones fit
     /// (RFC 5041 section 3).
     #[inline]
     pub(crate) fn choose_mulpdu(&mut self, shared: &Shared) {
@@ -130,14 +130,14 @@ impl<M> Sender<M> {
         self.mulpdu
     }
 
-    /// There are requests to ask for.
+    /// Records that the host has new requests.
     #[inline]
     pub(crate) fn doorbell(&mut self) {
         self.drained = false;
     }
 
-    /// The host has let go of the stream: what is left is one Read, behind whose answer the peer
-    /// waits for nothing.
+    /// Schedules the drain Read, because the host is detached. After its response the peer waits
+    /// for nothing.
     pub(crate) fn send_drain_read(&mut self) {
         self.watermarks.clear();
         self.drain_read = true;
@@ -150,21 +150,21 @@ impl<M> Sender<M> {
         now
     }
 
-    /// Request `id` ends at the present end of the queue: it completes when TCP has taken that, or
-    /// when the peer has acknowledged it.
+    /// Makes request `id` complete when TCP has accepted everything that is queued so far, or when
+    /// the peer has acknowledged it.
     fn completes_when_sent(&mut self, id: u32, shared: &mut Shared) {
         if shared.reads.acks.on && !shared.completes_by_placement() {
             shared.reads.acks.built(id);
             if !shared.caps.is_undecided() {
                 return;
             }
-            // The peer acknowledges it in one way or the other: see `settle_acks`.
+            // The peer acknowledges it in one of two ways (see `settle_acks`).
         }
         self.watermarks.push_back((self.queue.queued(), id));
     }
 
-    /// Drops what is not on the wire: the stream has left Full Operation. False when an FPDU that
-    /// is partly sent cannot be finished.
+    /// Drops everything that is not on the wire, because the stream has left Full Operation.
+    /// Returns false if a partly sent FPDU cannot be finished.
     pub(crate) fn abandon<H: StreamHost<Memory = M>>(&mut self, shared: &mut Shared, host: &mut H) -> bool {
         let whole = self.queue.keep_started(host);
         shared.placement.truncate(self.queue.queued());
@@ -179,7 +179,7 @@ impl<M> Sender<M> {
         whole
     }
 
-    /// Returns whether nothing of the stream's own is due.
+    /// Returns whether the stream itself has nothing to send.
     #[inline]
     fn is_idle(&self, shared: &Shared) -> bool {
         self.message.is_none()
@@ -190,14 +190,14 @@ impl<M> Sender<M> {
             && !shared.placement.is_owed()
     }
 
-    /// Returns whether there is nothing to send unless something happens: a post, an arrival that
-    /// lets a waiting request go, room.
+    /// Returns whether there is nothing to send until something happens: a post, an arrival that
+    /// unblocks a request, or room in the socket.
     #[inline]
     pub(crate) fn has_nothing_due(&self, shared: &Shared) -> bool {
         self.queue.is_empty() && self.is_idle(shared) && shared.reads.inbound.is_empty()
     }
 
-    /// Returns whether the host had no more requests when it was asked last.
+    /// Returns whether the host had no more requests when it was last asked.
     #[inline]
     pub(crate) fn is_drained(&self) -> bool {
         self.drained
@@ -208,10 +208,10 @@ impl<M> Sender<M> {
         self.message.as_ref().is_some_and(Message::is_request)
     }
 
-    /// Returns whether every request that was begun has completed.
+    /// Returns whether all requests that were begun have completed.
     pub(crate) fn has_no_open_request(&self, shared: &Shared) -> bool {
-        // An acknowledging Read that was sent before the peer was known to acknowledge by itself:
-        // no request waits for its answer.
+        // An acknowledging Read that was sent before the peer was known to acknowledge placement.
+        // No request waits for its response.
         let by_placement = shared.completes_by_placement();
         let is_surplus = |read: &Outstanding| by_placement && matches!(read.origin, ReadOrigin::Ack(_));
         !self.is_inside_request()
@@ -220,14 +220,13 @@ impl<M> Sender<M> {
             && shared.reads.outstanding.iter().all(is_surplus)
     }
 
-    /// Returns whether no request waits for TCP or for an acknowledgement. The answer to an
+    /// Returns whether no request waits for TCP or for an acknowledgement. The response to an
     /// acknowledging Read may have completed some.
     fn has_completed_all(&self, shared: &Shared) -> bool {
         self.watermarks.iter().all(|(_, id)| shared.reads.acks.has_completed(*id))
     }
 
-    /// Returns whether everything that was posted is sent and answered. A host that has let go has
-    /// nothing to send.
+    /// Returns whether all posted requests are sent and answered. A detached host has none.
     pub(crate) fn is_finished<H: StreamHost<Memory = M>>(&self, shared: &Shared, host: &mut H) -> bool {
         let finished = self.has_nothing_due(shared)
             && self.has_completed_all(shared)
@@ -237,7 +236,7 @@ impl<M> Sender<M> {
         finished
     }
 
-    /// Returns whether the peer has every answer.
+    /// Returns whether the peer has all responses.
     pub(crate) fn owes_nothing(&self, shared: &Shared) -> bool {
         shared.reads.inbound.is_empty()
             && self.message.is_none()
@@ -245,7 +244,7 @@ impl<M> Sender<M> {
             && self.queue.is_empty()
     }
 
-    /// A segment of the stream's own, queued behind everything.
+    /// Queues a segment of the stream itself, after everything else.
     pub(crate) fn send_control(&mut self, header: &Header, payload: &[u8]) {
         let start = self.begin_fpdu(header);
         self.queue.staging.extend_from_slice(payload);
@@ -254,8 +253,8 @@ impl<M> Sender<M> {
         self.queue.end_fpdu();
     }
 
-    /// Requests built before the capability exchange was decided wait for either kind of
-    /// acknowledgement. Once it is decided, they wait for the kind that the peer sends.
+    /// Requests that were built before the capability exchange was decided wait for either kind of
+    /// acknowledgement. Afterwards, they wait for the kind that the peer sends.
     pub(super) fn settle_acks(&mut self, shared: &mut Shared) {
         if !shared.reads.acks.on || shared.caps.is_undecided() {
             return;
@@ -267,12 +266,12 @@ impl<M> Sender<M> {
         }
     }
 
-    /// Queues a placement acknowledgement, if one is owed and none is in the queue. It may stand
+    /// Queues a placement acknowledgement, if one is due and none is in the queue. It may be
     /// between the FPDUs of a message.
     pub(crate) fn queue_placement_ack(&mut self, shared: &mut Shared) {
         if let Some(position) = shared.placement.next()
             && shared.sends_placement_acks()
-            // The peer takes acknowledgements once it has the answer to its capability request.
+            // The peer accepts acknowledgements once it has the answer to its capability request.
             && shared.caps.due.is_none()
         {
             let to = placement::encode(position, shared.caps.ack_check());
@@ -282,7 +281,8 @@ impl<M> Sender<M> {
         }
     }
 
-    /// The peer has placed everything before the position with these lower bits.
+    /// Handles a placement acknowledgement: the peer has placed everything before the position with
+    /// these lower bits.
     pub(crate) fn handle_placed<H: StreamHost<Memory = M>>(
         &mut self,
         position: u64,
@@ -290,13 +290,12 @@ impl<M> Sender<M> {
         host: &mut H,
     ) -> Result<(), ConnError> {
         let placed = placement::extend(self.placed, position);
-        // A peer cannot have placed what was not sent. An acknowledgement that says so is an empty
-        // Write and nothing else.
+        // A peer cannot have placed what was not sent, so this is an ordinary empty Write.
         if placed > self.queue.sent().saturating_sub(self.base) {
             return Ok(());
         }
         self.placed = placed;
-        // Requests of the time before the capability exchange was decided.
+        // Requests from before the capability exchange was decided.
         while self.watermarks.front().is_some_and(|(_, id)| shared.reads.acks.has_completed(*id)) {
             self.watermarks.pop_front();
         }
@@ -304,14 +303,15 @@ impl<M> Sender<M> {
         self.complete_until(self.base + placed, host)
     }
 
-    /// TCP took `count` bytes. Returns the number of bytes that it has taken in all.
+    /// Records that TCP has accepted `count` bytes. Returns the number of bytes that it has
+    /// accepted in all.
     #[inline]
     pub(crate) fn advance(&mut self, count: usize) -> u64 {
         self.queue.advance(count);
         self.queue.sent()
     }
 
-    /// Completes the requests whose last byte lies before position `sent` of the transmit queue.
+    /// Completes the requests whose last byte is before position `sent` of the transmit queue.
     #[inline(always)]
     pub(crate) fn complete_until<H: StreamHost<Memory = M>>(
         &mut self,
@@ -334,26 +334,26 @@ impl<M> Sender<M> {
         self.queue.is_empty()
     }
 
-    /// The bytes that are due.
+    /// Returns the bytes to send.
     pub(crate) fn batch(&self, more: bool) -> Batch<'_, M> {
         Batch { queue: &self.queue, more }
     }
 
-    /// Takes `buffer` to build FPDUs in, if the stream has none.
+    /// Sets the buffer in which FPDUs are built, if the stream has none.
     pub(crate) fn give_buffer(&mut self, buffer: impl FnOnce() -> Vec<u8>) {
         if self.queue.staging.capacity() == 0 {
             self.queue.staging = buffer();
         }
     }
 
-    /// Gives back the buffer while nothing is queued.
+    /// Returns the buffer, if nothing is queued.
     pub(crate) fn take_buffer(&mut self) -> Option<Vec<u8>> {
         let unused = self.queue.is_empty() && self.queue.staging.capacity() > 0;
         unused.then(|| core::mem::take(&mut self.queue.staging))
     }
 }
 
-/// Bytes that are due, in pieces: see [`crate::Transmit`].
+/// Bytes to send, in pieces (see [`crate::Transmit`]).
 #[derive(Debug)]
 pub struct Batch<'a, M> {
     queue: &'a TransmitQueue<M>,
@@ -361,19 +361,19 @@ pub struct Batch<'a, M> {
 }
 
 impl<'a, M> Batch<'a, M> {
-    /// Bytes in all pieces.
+    /// Returns the number of bytes in all pieces.
     #[must_use]
     pub fn len(&self) -> u64 {
         self.queue.waiting()
     }
 
-    /// Returns whether there is no byte: never.
+    /// Returns whether there are no bytes, which is never the case.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.queue.is_empty()
     }
 
-    /// The pieces, in stream order.
+    /// Returns the pieces, in stream order.
     pub fn pieces(&self) -> impl Iterator<Item = Piece<'a, M>> + use<'a, M> {
         self.queue.iter()
     }
@@ -384,14 +384,14 @@ impl<'a, M> Batch<'a, M> {
         self.queue.pieces()
     }
 
-    /// Returns all bytes if they are one piece of the stream's own.
+    /// Returns all bytes, if they are a single piece of the stream's own memory.
     #[must_use]
     #[inline]
     pub fn single(&self) -> Option<&'a [u8]> {
         self.queue.single()
     }
 
-    /// Returns whether the stream has more to send once these bytes are taken. Otherwise
+    /// Returns whether the stream has more to send after these bytes. Otherwise
     /// [`crate::RdmapStream::poll_transmit`] need not be called again until something happens.
     #[must_use]
     pub const fn has_more(&self) -> bool {

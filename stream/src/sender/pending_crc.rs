@@ -1,23 +1,23 @@
-//! FPDUs whose CRCs are still to be computed.
+//! FPDUs whose CRCs are not computed yet.
 
 use alloc::vec::Vec;
 use core::ops::Range;
 use uiw_mpa::tx::FpduTx;
 
-/// FPDUs in staging whose CRC fields are still zero. Reading bytes right behind their stores is
-/// slow (45 against 23 nanoseconds for 1,418), so the copies of some FPDUs go before the CRCs of
-/// all.
+/// FPDUs in staging whose CRC fields are still zero. Reading bytes right after they were stored is
+/// slow, so several FPDUs are copied before the CRCs of all of them are computed.
 #[derive(Debug, Default)]
 pub(super) struct PendingCrc {
     fpdus: Vec<Range<usize>>,
 }
 
 impl PendingCrc {
-    /// Bytes copied before their CRCs: they stay in the first-level cache.
+    /// Maximum number of bytes that are copied before their CRCs are computed, so that they stay in
+    /// the first-level cache.
     const MAX_BYTES: usize = 16 << 10;
 
-    /// Makes an FPDU of `staging[start..]`. [`PendingCrc::finalize`] must follow before anything is
-    /// sent.
+    /// Frames `staging[start..]` as an FPDU. Before anything is sent, [`PendingCrc::finalize`] must
+    /// be called.
     #[inline]
     pub(super) fn frame(&mut self, fpdu: &mut FpduTx, staging: &mut Vec<u8>, start: usize) {
         fpdu.frame(staging, start);
@@ -27,7 +27,7 @@ impl PendingCrc {
         }
     }
 
-    /// Computes every CRC that is due.
+    /// Computes all pending CRCs.
     pub(super) fn finalize(&mut self, fpdu: &FpduTx, staging: &mut [u8]) {
         for range in self.fpdus.drain(..) {
             fpdu.finalize_crc(&mut staging[range]);

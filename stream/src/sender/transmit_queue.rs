@@ -1,8 +1,9 @@
-//! Bytes on their way to TCP: staged ones and memory of the host, in stream order, with FPDU
-//! boundaries.
+//! Bytes that wait for TCP, in stream order and with FPDU boundaries: staged bytes, and references
+//! to memory of the host.
 //!
-//! What TCP does not take at once stays here, so a partial send costs nothing and an FPDU is never
-//! spliced: a Terminate goes behind the FPDU whose first byte is on the wire.
+//! Bytes that TCP does not accept at once stay here, so a partial send costs nothing, and nothing
+//! is ever inserted into an FPDU: a Terminate is sent after the FPDU whose first byte is on the
+//! wire.
 
 use crate::host::StreamHost;
 use alloc::collections::VecDeque;
@@ -11,9 +12,9 @@ use core::ops::Range;
 
 #[derive(Debug)]
 enum QueuedPiece {
-    /// `staging[start..end]`.
+    /// Bytes `start..end` of staging.
     Staged { start: usize, end: usize },
-    /// Bytes `start..end` of memory.
+    /// Bytes `start..end` of memory of the host.
     Memory { memory: MemoryId, start: usize, end: usize },
 }
 
@@ -25,17 +26,17 @@ impl QueuedPiece {
     }
 }
 
-/// Memory of one or more pieces in a row: counted up, never reused.
+/// Identifies the memory of one or more consecutive pieces. Ids count up and are never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct MemoryId(u64);
 
-/// A piece of the bytes that are due.
+/// Piece of the bytes to send.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Piece<'a, M> {
-    /// Bytes of the stream's own.
+    /// Bytes in memory of the stream.
     Bytes(&'a [u8]),
-    /// A range of memory of the host. Consecutive pieces may name the same memory: then the
-    /// reference is the same, too.
+    /// Range of memory of the host. Consecutive pieces may refer to the same memory; then the
+    /// references are equal.
     Memory {
         /// Memory that holds the bytes.
         memory: &'a M,
@@ -44,21 +45,21 @@ pub enum Piece<'a, M> {
     },
 }
 
-/// The transmit queue of one stream. Positions count bytes since the connection began.
+/// Transmit queue of a stream. Positions count bytes from the beginning of the connection.
 #[derive(Debug)]
 pub(super) struct TransmitQueue<M> {
     pub(super) staging: Vec<u8>,
     pieces: VecDeque<QueuedPiece>,
-    /// The memory of pieces, oldest first, and the number of the first.
+    /// Memory of the pieces, oldest first, and the id of the first one.
     memory: VecDeque<M>,
     first_memory: u64,
-    /// Bytes of the first piece that are sent.
+    /// Number of bytes of the first piece that were sent.
     skip: usize,
     queued: u64,
     sent: u64,
-    /// End positions of FPDUs that are not sent whole.
+    /// End positions of FPDUs that are not completely sent.
     ends: VecDeque<u64>,
-    /// End position of the last FPDU that was sent whole: beyond it, the next one is partly sent.
+    /// End position of the last FPDU that was completely sent.
     boundary: u64,
 }
 
@@ -82,7 +83,7 @@ impl<M> TransmitQueue<M> {
         self.queued == self.sent
     }
 
-    /// Bytes waiting.
+    /// Returns the number of bytes in the queue.
     pub(super) fn waiting(&self) -> u64 {
         self.queued - self.sent
     }
@@ -91,17 +92,17 @@ impl<M> TransmitQueue<M> {
         self.pieces.len()
     }
 
-    /// Position behind the last queued byte.
+    /// Returns the position after the last queued byte.
     pub(super) fn queued(&self) -> u64 {
         self.queued
     }
 
-    /// Position behind the last byte that TCP took.
+    /// Returns the position after the last byte that TCP has accepted.
     pub(super) fn sent(&self) -> u64 {
         self.sent
     }
 
-    /// Queues what was appended to `staging` since `start`.
+    /// Queues the bytes that were appended to `staging` since `start`.
     pub(super) fn push_staged(&mut self, start: usize) {
         let end = self.staging.len();
         self.queued += (end - start) as u64;
@@ -111,7 +112,7 @@ impl<M> TransmitQueue<M> {
         }
     }
 
-    /// Memory of which pieces are queued next.
+    /// Adds the memory to which the next pieces refer.
     pub(super) fn add_memory(&mut self, memory: M) -> MemoryId {
         self.memory.push_back(memory);
         MemoryId(self.first_memory + self.memory.len() as u64 - 1)
@@ -123,12 +124,12 @@ impl<M> TransmitQueue<M> {
         self.pieces.push_back(QueuedPiece::Memory { memory, start: range.start, end: range.end });
     }
 
-    /// An FPDU (or start-up frame) ends at the present end.
+    /// Records that an FPDU or start-up frame ends at the current end of the queue.
     pub(super) fn end_fpdu(&mut self) {
         self.ends.push_back(self.queued);
     }
 
-    /// The only piece, if it is one of staged bytes.
+    /// Returns the bytes, if there is only one piece and it is staged.
     pub(super) fn single(&self) -> Option<&[u8]> {
         match self.pieces.front() {
             Some(QueuedPiece::Staged { start, end }) if self.pieces.len() == 1 => {
@@ -138,7 +139,7 @@ impl<M> TransmitQueue<M> {
         }
     }
 
-    /// The pieces that are due, in stream order.
+    /// Returns the pieces, in stream order.
     pub(super) fn iter(&self) -> impl Iterator<Item = Piece<'_, M>> {
         let mut skip = self.skip;
         self.pieces.iter().map(move |piece| {
@@ -152,19 +153,19 @@ impl<M> TransmitQueue<M> {
         })
     }
 
-    /// Returns the position in `memory` of the memory with this number.
+    /// Returns the index in `memory` for this id.
     fn place(&self, id: MemoryId) -> usize {
         (id.0 - self.first_memory) as usize
     }
 
-    /// Drops memory of which no piece is queued any more.
+    /// Drops memory to which no piece refers any more.
     fn drop_memory(&mut self, before: u64) {
         let gone = (before - self.first_memory) as usize;
         self.memory.drain(..gone);
         self.first_memory = before;
     }
 
-    /// TCP took `count` bytes.
+    /// Removes `count` bytes, which TCP has accepted.
     pub(super) fn advance(&mut self, count: usize) {
         debug_assert!(count as u64 <= self.waiting());
         self.sent += count as u64;
@@ -174,7 +175,7 @@ impl<M> TransmitQueue<M> {
                 break;
             }
             left -= piece.len();
-            // Pieces of one memory stand in a row.
+            // Pieces of the same memory are consecutive.
             if let QueuedPiece::Memory { memory, .. } = *piece {
                 self.drop_memory(memory.0);
             }
@@ -193,9 +194,9 @@ impl<M> TransmitQueue<M> {
         }
     }
 
-    /// Drops every FPDU of which no byte is with TCP and copies the rest of the one that is partly
-    /// sent, so that nothing here names memory of the host any more. False when that memory is
-    /// gone: then the FPDU cannot be finished.
+    /// Drops all FPDUs of which TCP has no byte, and copies the rest of a partly sent one, so that
+    /// nothing refers to memory of the host any more. Returns false if that memory is no longer
+    /// valid, so that the FPDU cannot be finished.
     pub(super) fn keep_started<H: StreamHost<Memory = M>>(&mut self, host: &mut H) -> bool {
         let started_end = match self.ends.front() {
             Some(end) if self.sent > self.boundary => *end,
