@@ -1,4 +1,4 @@
-//! From messages to FPDUs in the transmit queue.
+//! Builds FPDUs of messages in the transmit queue.
 
 use super::Sender;
 use super::gathered::GatheredFpdu;
@@ -10,39 +10,40 @@ use crate::shared::Shared;
 use alloc::vec::Vec;
 use uiw_ddp::Header;
 
-/// Bytes of one batch, about.
+/// Approximate number of bytes of a batch.
 pub(crate) const BATCH: u64 = 256 << 10;
-/// Pieces of one batch; each gathered FPDU takes two.
+/// Maximum number of pieces of a batch. Each gathered FPDU takes two.
 const BATCH_PIECES: usize = 1000;
-/// Bytes of staging from which a batch takes no further FPDU.
+/// Number of staged bytes from which on a batch takes no further FPDU.
 const STAGING: usize = 192 << 10;
-/// Capacity, in bytes, of a buffer that was grown for large FPDUs, as
-/// [`RdmapStream::take_buffer`](crate::RdmapStream::take_buffer) gives it back: the last FPDU of a
-/// batch, with the longest ULPDU and a Marker in each 512 bytes, begins just below 192 KiB.
+/// Maximum capacity, in bytes, of a buffer that
+/// [`RdmapStream::take_buffer`](crate::RdmapStream::take_buffer) returns: the last FPDU of a batch,
+/// with the longest ULPDU and a Marker in every 512 bytes, begins just below 192 KiB.
 pub const MAX_BUFFER: usize = STAGING + (66 << 10);
-/// Staging that has to grow beyond this length grows to [`MAX_BUFFER`] at once: to double it would
-/// copy the FPDUs of each batch again, and end with a buffer twice as large as a batch.
+/// Length from which on staging grows to [`MAX_BUFFER`] at once. Doubling it would copy the FPDUs
+/// of each batch again, and end with a buffer that is twice as large as a batch.
 const SMALL_STAGING: usize = 64 << 10;
-/// Small requests built between two calls of [`StreamHost::release`]: a poster waits no longer than
-/// that for the host's queue.
+/// Maximum number of small requests that are built between two calls of [`StreamHost::release`], so
+/// that a posting thread does not wait longer for the queue of the host.
 const BURST: usize = 32;
-/// Payload from which an FPDU is gathered; below, three pieces cost more than the copy.
+/// Minimum length of payloads that are gathered. For shorter ones, three pieces cost more than a
+/// copy.
 const GATHER_MIN: u32 = 8 << 10;
 
 /// Result of asking the host for small requests.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum BurstResult {
-    /// Some were built; there may be more.
+    /// Some were built, and there may be more.
     Built,
-    /// The host has no more, whether some were built or not.
+    /// The host has no more requests, whether some were built or not.
     Drained,
-    /// The next in line is something else, or something else goes first.
+    /// The next request is not small, or something else must be sent first.
     NotSmall,
 }
 
 impl<M> Sender<M> {
-    /// Cuts messages into FPDUs until the batch is full or nothing is due. True when nothing more
-    /// is.
+    /// Builds FPDUs until the batch is full or nothing is left to send. Returns true in the latter
+    /// case.
     pub(crate) fn build<H: StreamHost<Memory = M>>(
         &mut self,
         shared: &mut Shared,
@@ -92,14 +93,14 @@ impl<M> Sender<M> {
         Ok(false)
     }
 
-    /// Returns whether the batch takes more.
+    /// Returns whether the batch has room for more.
     fn has_room(&self) -> bool {
         self.queue.waiting() < BATCH
             && self.queue.pieces() < BATCH_PIECES
             && self.queue.staging.len() < STAGING
     }
 
-    /// Requests of one small FPDU each.
+    /// Builds requests that fit into one small FPDU each.
     fn burst<H: StreamHost<Memory = M>>(
         &mut self,
         shared: &mut Shared,
@@ -119,7 +120,7 @@ impl<M> Sender<M> {
         host: &mut H,
         counts: &mut BurstCounts,
     ) -> Result<BurstResult, ConnError> {
-        let answers_first = !shared.reads.inbound.is_empty() && !self.answers_turn;
+        let answers_first = !shared.reads.inbound.is_empty() && !self.responses_were_first;
         let own_first = shared.caps.due.is_some() || self.rtr.is_some() || shared.reads.acks.is_due();
         if shared.hold || own_first || answers_first || shared.detached {
             return Ok(BurstResult::NotSmall);
@@ -140,8 +141,8 @@ impl<M> Sender<M> {
                 if !shared.reads.has_credit() {
                     break;
                 }
-                // A copy: the address of the original, once taken, would keep all of it in memory
-                // on the path of small Sends.
+                // A copy, because taking the address of the original would keep it in memory on the
+                // path of small Sends.
                 let read = request;
                 let message = self.start(&read, shared, host);
                 let start = self.begin_fpdu(&message.segment_header(message.total));
@@ -156,7 +157,7 @@ impl<M> Sender<M> {
             if !small {
                 break;
             }
-            // Behind every reason to stop: it counts the message.
+            // Called after all reasons to stop, because it counts the message.
             let Some(header) = self.plain_header(&request.op, request.solicited) else { break };
             let start = self.begin_fpdu(&header.segment(0, true));
             host.copy_request(id, 0..request.len, &mut self.queue.staging)
@@ -167,7 +168,7 @@ impl<M> Sender<M> {
             self.completes_when_sent(id, shared);
             built += 1;
         }
-        self.answers_turn &= built == 0;
+        self.responses_were_first &= built == 0;
         self.drained = drained;
         Ok(match (drained, built) {
             (true, _) => BurstResult::Drained,
@@ -176,15 +177,15 @@ impl<M> Sender<M> {
         })
     }
 
-    /// Queues the FPDU that stands in staging from `start` on; its CRC is still to be computed.
+    /// Queues the FPDU in staging from `start` on. Its CRC is computed later.
     fn queue_small(&mut self, start: usize) {
         self.pending_crc.frame(&mut self.fpdu, &mut self.queue.staging, start);
         self.queue.push_staged(start);
         self.queue.end_fpdu();
     }
 
-    /// Returns whether an FPDU of `message` with `len` bytes of payload may be sent from where the
-    /// payload lies.
+    /// Returns whether an FPDU of `message` with `len` bytes of payload may be sent from the memory
+    /// of the payload.
     fn may_gather(&self, message: &Message, len: u32, shared: &Shared) -> bool {
         let copies = match shared.config.stable_tx {
             StableTx::Off => false,
@@ -194,14 +195,14 @@ impl<M> Sender<M> {
         len >= GATHER_MIN && !self.fpdu.markers() && !copies
     }
 
-    /// Bytes of payload that the next FPDU of `message` has room for.
+    /// Returns the maximum number of payload bytes in the next FPDU of `message`.
     fn room(&self, message: &Message) -> u32 {
         u32::try_from(self.mulpdu - message.header.len()).unwrap_or(u32::MAX)
     }
 
-    /// Builds as many FPDUs as fit into the batch and as one piece of memory has bytes for: the
-    /// memory is looked up, checked and pinned once for all of them. False when the next FPDU must
-    /// be built alone: it needs no memory, or more than one piece.
+    /// Builds as many FPDUs as the batch has room for and one contiguous range of memory provides.
+    /// The memory is looked up, checked and pinned once for all of them. Returns false if the next
+    /// FPDU must be built alone, because it needs no memory or is not contiguous.
     fn build_run<H: StreamHost<Memory = M>>(
         &mut self,
         message: &mut Message,
@@ -219,8 +220,8 @@ impl<M> Sender<M> {
                 .map_err(|error| ConnError::of_request(*id, error))?,
             Source::Inbound { request, .. } => {
                 let to = request.source_to.wrapping_add(u64::from(message.offset));
-                // What is wrong with a part of it is found, and reported, with the segment that
-                // holds it.
+                // An error for a part of it is detected and reported with the segment that contains
+                // the part.
                 match host.read_source(request.source_stag, to, left) {
                     Ok(payload) => payload,
                     Err(_) => return Ok(false),
@@ -264,7 +265,7 @@ impl<M> Sender<M> {
         Ok(done > 0)
     }
 
-    /// One FPDU of `message`. True when it was the last.
+    /// Builds one FPDU of `message`. Returns true if it was the last one.
     fn build_fpdu<H: StreamHost<Memory = M>>(
         &mut self,
         message: &mut Message,
@@ -311,14 +312,15 @@ impl<M> Sender<M> {
     #[inline]
     fn reserve_staging(&mut self, len: u32) {
         let staging = &mut self.queue.staging;
-        // Trailer and Markers: less than this.
+        // The trailer and Markers need less than this.
         let needed = staging.len() + len as usize + (1 << 10);
         if needed > staging.capacity() && needed > SMALL_STAGING {
             staging.reserve_exact(MAX_BUFFER.max(needed) - staging.len());
         }
     }
 
-    /// Room for ULPDU_Length, and the DDP header behind it. Gives the FPDU's first byte in staging.
+    /// Adds the ULPDU_Length field, without its value, and the DDP header to staging. Returns the
+    /// index of the first byte of the FPDU.
     pub(super) fn begin_fpdu(&mut self, header: &Header) -> usize {
         let staging: &mut Vec<u8> = &mut self.queue.staging;
         let start = staging.len();
@@ -329,7 +331,7 @@ impl<M> Sender<M> {
     }
 }
 
-/// Messages and payload bytes of a burst, which are counted together behind it.
+/// Messages and payload bytes of a burst, which are counted together.
 #[derive(Default)]
 struct BurstCounts {
     sends: (u32, u64),
@@ -337,7 +339,7 @@ struct BurstCounts {
 }
 
 impl BurstCounts {
-    /// A whole message of `len` bytes. Writes without any do not count.
+    /// Adds a message of `len` bytes. Writes without payload do not count.
     #[inline(always)]
     fn add(&mut self, header: &MessageHeader, len: u32) {
         if let MessageHeader::Tagged { .. } = header {
@@ -361,13 +363,13 @@ impl BurstCounts {
     }
 }
 
-/// Counts payload that was cut into FPDUs, except Writes and Reads without any.
+/// Counts payload that was sent, except Writes and Reads without payload.
 #[inline(always)]
 fn count<H: StreamHost>(host: &mut H, traffic: Traffic, len: u32, last: bool) {
     host.count(traffic, (last && (len > 0 || traffic == Traffic::SendSent)).into(), len.into());
 }
 
-/// Calls `each` for the pieces of memory that hold the bytes `from` of a message.
+/// Calls `each` for the ranges of memory that contain the bytes `from` of a message.
 fn each_payload<H: StreamHost>(
     source: &Source,
     from: core::ops::Range<u32>,
@@ -398,8 +400,8 @@ fn each_payload<H: StreamHost>(
     Ok(())
 }
 
-/// The host's memory for `len` bytes at `offset` of a message was there when it was looked up, and
-/// is not any more.
+/// Returns the error if the memory for `len` bytes at `offset` of a message was valid when it was
+/// looked up, and no longer is.
 #[cold]
 fn source_gone(source: &Source, offset: u32, len: u32) -> ConnError {
     match source {
@@ -408,7 +410,7 @@ fn source_gone(source: &Source, offset: u32, len: u32) -> ConnError {
             ConnError::fault(AccessError::InvalidStag.of_read(stag, to, len), Some(segment.clone()))
         }
         Source::Request { id } | Source::Inline { id } => ConnError::of_request(*id, LocalError::Protection),
-        // Without memory of the host.
+        // These have no memory of the host.
         Source::Empty | Source::Fields { .. } => {
             ConnError::Local { request: None, error: LocalError::Protection }
         }

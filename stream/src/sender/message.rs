@@ -1,4 +1,4 @@
-//! A message on its way out: what its segments' headers say and where its bytes come from.
+//! Messages that are being sent: the headers of their segments, and the source of their bytes.
 
 use crate::host::Traffic;
 use crate::reads::QuotedSegment;
@@ -7,7 +7,7 @@ use uiw_ddp::Header;
 use uiw_ddp::STag;
 use uiw_rdmap::{Opcode, ReadRequest};
 
-/// A message being sent.
+/// Message that is being sent.
 #[derive(Debug)]
 pub(super) struct Message {
     pub(super) header: MessageHeader,
@@ -22,11 +22,11 @@ pub(super) struct Message {
 pub(super) enum MessageEnd {
     /// No request completes.
     Nothing,
-    /// This request is built. It completes with its answer.
+    /// The request is built. It completes with its response.
     Answered(u32),
-    /// This request is built. It completes when its bytes are sent, or acknowledged.
+    /// The request is built. It completes when its bytes are sent, or acknowledged.
     Sent(u32),
-    /// The Immediate Data message of the same request (RFC 7306 section 6).
+    /// The Immediate Data message of the same request follows (RFC 7306 section 6).
     Immediate { id: u32, imm: u32, solicited: bool },
 }
 
@@ -40,20 +40,20 @@ pub(super) enum MessageHeader {
 #[derive(Debug)]
 pub(super) enum Source {
     Empty,
-    /// The memory of a request.
+    /// Memory of a request.
     Request {
         id: u32,
     },
-    /// A request's payload that the host copied while posting.
+    /// Payload that the host has copied while posting.
     Inline {
         id: u32,
     },
-    /// A message of a few fixed fields.
+    /// Message that consists of a few fixed fields.
     Fields {
         bytes: [u8; Message::FIELDS],
     },
-    /// The memory that a Read of the peer asks for, checked for every segment; the peer's segment
-    /// is what a Terminate quotes.
+    /// Memory that a Read of the peer requests, which is checked for every segment. A Terminate
+    /// quotes the segment of the request.
     Inbound {
         request: ReadRequest,
         segment: QuotedSegment,
@@ -61,7 +61,7 @@ pub(super) enum Source {
 }
 
 impl Message {
-    /// An Atomic Request, the longest message of fixed fields.
+    /// Length of an Atomic Request, the longest message of fixed fields.
     const FIELDS: usize = 52;
 
     pub(super) fn fields(header: MessageHeader, fields: &[u8], end: MessageEnd) -> Self {
@@ -80,7 +80,7 @@ impl Message {
         Self { header, total: request.len, offset: 0, source, end }
     }
 
-    /// The bytes of a message of fixed fields.
+    /// Returns the bytes of a message of fixed fields.
     pub(super) fn own_bytes(&self) -> &[u8] {
         match &self.source {
             Source::Fields { bytes } => &bytes[..self.total as usize],
@@ -88,7 +88,7 @@ impl Message {
         }
     }
 
-    /// The DDP header of the next segment with `len` bytes of payload.
+    /// Returns the DDP header of the next segment, with `len` bytes of payload.
     pub(super) fn segment_header(&self, len: u32) -> Header {
         self.header.segment(self.offset, self.offset + len == self.total)
     }
@@ -115,7 +115,7 @@ impl Message {
         self.total - self.offset
     }
 
-    /// Returns whether it belongs to a request.
+    /// Returns whether the message belongs to a request.
     pub(super) fn is_request(&self) -> bool {
         self.end != MessageEnd::Nothing
     }
@@ -126,7 +126,7 @@ impl MessageHeader {
         Self::Tagged { opcode: Opcode::Write, stag: remote.stag, to: remote.to }
     }
 
-    /// The DDP header of the segment at `offset`.
+    /// Returns the DDP header of the segment at `offset`.
     pub(super) fn segment(&self, offset: u32, last: bool) -> Header {
         match *self {
             Self::Tagged { opcode, stag, to } => Header::Tagged(uiw_rdmap::tagged_header(
@@ -144,7 +144,7 @@ impl MessageHeader {
         }
     }
 
-    /// Returns the class in which the host's payload is counted.
+    /// Returns the kind of traffic as which the payload is counted.
     #[inline(always)]
     pub(super) fn traffic(&self) -> Traffic {
         match self {
@@ -154,7 +154,7 @@ impl MessageHeader {
         }
     }
 
-    /// Bytes of a segment's header.
+    /// Returns the length of a segment's header.
     pub(super) fn len(&self) -> usize {
         match self {
             Self::Tagged { .. } => uiw_ddp::Tagged::LEN,
@@ -170,7 +170,7 @@ impl MessageHeader {
     }
 }
 
-/// The extension that `op` needs and the peer does not have.
+/// Returns the name of the extension that `op` needs and the peer lacks.
 #[inline(always)]
 pub(super) fn missing_extension(op: &Op, peer: uiw_rdmap::Extensions) -> Option<&'static str> {
     match op {

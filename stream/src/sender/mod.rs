@@ -50,8 +50,9 @@ pub(crate) struct Sender<M> {
     watermarks: VecDeque<(u64, u32)>,
     /// RTR message, if it is a Read or a Send. It is sent before everything else.
     rtr: Option<Rtr>,
-    /// True if a response is sent before the next request, when both are pending.
-    answers_turn: bool,
+    /// True if the previous message was chosen with responses before requests. The next one is
+    /// chosen in the opposite order, so that neither kind has to wait.
+    responses_were_first: bool,
     /// True if the host had no more requests when it was last asked. A doorbell announces new ones.
     drained: bool,
     /// True if a Read is to be sent after everything else, because the host is detached.
@@ -76,7 +77,7 @@ impl<M> Sender<M> {
             message: None,
             watermarks: VecDeque::new(),
             rtr: None,
-            answers_turn: false,
+            responses_were_first: false,
             drained: false,
             drain_read: false,
             placed: 0,

@@ -1,5 +1,5 @@
-//! Which message a stream sends next, and what its RDMAP header says: the stream's own, answers,
-//! requests.
+//! Chooses the next message that a stream sends, and makes its RDMAP header: messages of the stream
+//! itself, responses, requests.
 
 use super::Sender;
 use super::message::{Message, MessageEnd, MessageHeader, Source, missing_extension};
@@ -15,8 +15,8 @@ use uiw_mpa::startup::Rtr;
 use uiw_rdmap::{AtomicOp, AtomicRequest, AtomicResponse, Opcode, ReadRequest};
 
 impl<M> Sender<M> {
-    /// The second half of a Write with immediate (RFC 7306 section 6): the immediate in the first
-    /// four of eight bytes.
+    /// Begins the second message of a Write with immediate data (RFC 7306 section 6). The immediate
+    /// data is in the first four of its eight bytes.
     pub(super) fn immediate<H: StreamHost>(
         &mut self,
         id: u32,
@@ -32,8 +32,8 @@ impl<M> Sender<M> {
         Message::fields(header, &bytes, MessageEnd::Sent(id))
     }
 
-    /// The next message in line: RTR and capability exchange first, then answers and requests by
-    /// turns.
+    /// Returns the next message: the RTR message and the capability exchange first, then responses
+    /// and requests alternately.
     pub(super) fn next_message<H: StreamHost>(
         &mut self,
         shared: &mut Shared,
@@ -44,7 +44,7 @@ impl<M> Sender<M> {
             return Ok(Some(self.own_read(ReadOrigin::Drain, shared)));
         }
         if shared.hold {
-            // Only requests that send nothing.
+            // Only requests that send nothing may be handled.
             return self.take_request(shared, host);
         }
         if let Some(rtr) = self.rtr.take() {
@@ -53,14 +53,14 @@ impl<M> Sender<M> {
         if let Some(ZeroWrite { stag, to }) = shared.caps.due.take() {
             return Ok(Some(Message::empty(MessageHeader::Tagged { opcode: Opcode::Write, stag, to })));
         }
-        // Before an answer, too: behind the answer to a drain Read the peer reads no request for an
-        // acknowledgement.
+        // Also before a response: after the response to a drain Read, the peer reads no further
+        // acknowledging Read.
         let ack_first = shared.reads.acks.is_due() || !shared.reads.inbound.is_empty();
         if ack_first && let Some(message) = self.next_ack(shared) {
             return Ok(Some(message));
         }
-        self.answers_turn = !self.answers_turn;
-        for answer in [self.answers_turn, !self.answers_turn] {
+        self.responses_were_first = !self.responses_were_first;
+        for answer in [self.responses_were_first, !self.responses_were_first] {
             let next = match answer {
                 true => self.next_answer(shared, host)?,
                 false => self.take_request(shared, host)?,
@@ -72,7 +72,7 @@ impl<M> Sender<M> {
         Ok(self.next_ack(shared))
     }
 
-    /// The Read whose answer completes what was built since the last one.
+    /// Returns the Read whose response completes the requests that were built since the last one.
     fn next_ack(&mut self, shared: &mut Shared) -> Option<Message> {
         if !shared.reads.has_credit() {
             return None;
@@ -81,7 +81,7 @@ impl<M> Sender<M> {
         Some(self.own_read(ReadOrigin::Ack(upto), shared))
     }
 
-    /// RFC 6581 section 9.2: the initiator's zero-length Read or Send.
+    /// RFC 6581 section 9.2: returns the initiator's zero-length Read or Send.
     fn rtr_message(&mut self, rtr: Rtr, shared: &mut Shared) -> Message {
         if rtr == Rtr::Send {
             let header = self.untagged(Opcode::Send, uiw_rdmap::QN_SEND, 0);
@@ -90,7 +90,7 @@ impl<M> Sender<M> {
         self.own_read(ReadOrigin::Rtr, shared)
     }
 
-    /// A Read Request of the host, and its place among the outstanding ones.
+    /// Returns the Read Request for a Read of the host, and adds it to the outstanding Reads.
     fn read(
         &mut self,
         id: u32,
@@ -104,7 +104,7 @@ impl<M> Sender<M> {
         Message::fields(header, &read_request(sink, remote, len).emit(), MessageEnd::Answered(id))
     }
 
-    /// A zero-length Read of the stream itself.
+    /// Returns a zero-length Read of the stream itself.
     fn own_read(&mut self, origin: ReadOrigin, shared: &mut Shared) -> Message {
         let header = self.read_header(origin, PLACEHOLDER.to, 0, None, shared);
         Message::fields(header, &read_request(PLACEHOLDER, PLACEHOLDER, 0).emit(), MessageEnd::Nothing)
@@ -124,8 +124,8 @@ impl<M> Sender<M> {
         header
     }
 
-    /// The answer that the peer has waited for the longest. Its credit is free as soon as its last
-    /// segment is built: the peer cannot use the credit before it has the answer.
+    /// Returns the response for which the peer has waited longest. Its credit is free once its last
+    /// segment is built, because the peer cannot use the credit before it has the response.
     fn next_answer<H: StreamHost>(
         &mut self,
         shared: &mut Shared,
@@ -145,7 +145,8 @@ impl<M> Sender<M> {
                 }))
             }
             InboundKind::Atomic(request) => {
-                // In its turn behind earlier Reads (RFC 7306 section 5.4).
+                // Responses are sent in the order of the requests, after earlier Reads (RFC 7306
+                // section 5.4).
                 let original = host.atomic(&request).map_err(|error| {
                     ConnError::fault(error.fault(request.stag, request.to), Some(segment))
                 })?;
@@ -156,7 +157,7 @@ impl<M> Sender<M> {
         }
     }
 
-    /// The next request of the host that may start.
+    /// Returns the next request of the host that may start.
     fn take_request<H: StreamHost>(
         &mut self,
         shared: &mut Shared,
@@ -205,7 +206,7 @@ impl<M> Sender<M> {
         Ok(None)
     }
 
-    /// The first (mostly the only) message of a request.
+    /// Returns the first message of a request, which is usually the only one.
     pub(super) fn start<H: StreamHost>(
         &mut self,
         request: &Request,
@@ -261,7 +262,8 @@ impl<M> Sender<M> {
         Message::fields(header, &request.emit(), MessageEnd::Answered(id))
     }
 
-    /// The header of an operation that is one message of the host's bytes and needs no extension.
+    /// Returns the header for an operation that is a single message of the host's bytes and needs
+    /// no extension.
     #[inline(always)]
     pub(super) fn plain_header(&mut self, op: &Op, solicited: bool) -> Option<MessageHeader> {
         Some(match *op {
