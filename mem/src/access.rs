@@ -1,13 +1,13 @@
-//! The origin and purpose of an access: protection domains, streams, rights.
+//! Access rights, and the protection domains and streams that have them.
 
 use core::fmt;
 
 bitflags::bitflags! {
-    /// Rights of a region, a window or a fast-register STag. The bits are those of
+    /// Access rights of a region, a window or a fast-register STag, with the bits of
     /// `ibv_access_flags`.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
     pub struct Access: u32 {
-        /// The engine may write here for the local program: receives, sinks of RDMA Reads.
+        /// The engine may write for the local program: receives and sinks of RDMA Reads.
         const LOCAL_WRITE = 1;
         /// Peers may write (RDMA Write).
         const REMOTE_WRITE = 2;
@@ -17,22 +17,22 @@ bitflags::bitflags! {
         const REMOTE_ATOMIC = 8;
         /// Memory windows may be bound to the region.
         const MW_BIND = 16;
-        /// The TO of the first byte is 0, not its address.
+        /// The TO of the first byte is 0 instead of its address.
         const ZERO_BASED = 32;
     }
 }
 
 impl Access {
-    /// Every right that lets a peer reach the memory.
+    /// All remote access rights.
     pub const REMOTE: Self = Self::REMOTE_WRITE.union(Self::REMOTE_READ).union(Self::REMOTE_ATOMIC);
 
-    /// True if a peer can reach the memory with these rights, directly or through a window bound to
-    /// it.
+    /// Returns whether a peer can access the memory with these rights, directly or through a window
+    /// that is bound to it.
     pub const fn is_peer_reachable(self) -> bool {
         self.intersects(Self::REMOTE.union(Self::MW_BIND))
     }
 
-    /// Rights by which a peer changes memory; verbs grant them only on top of
+    /// Rights that let a peer modify memory. Verbs grant them only together with
     /// [`Access::LOCAL_WRITE`].
     pub(crate) const fn changes_memory(self) -> bool {
         self.intersects(Self::REMOTE_WRITE.union(Self::REMOTE_ATOMIC))
@@ -45,7 +45,7 @@ impl fmt::Display for Access {
     }
 }
 
-/// A protection domain of this device.
+/// Protection domain of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PdId(pub u32);
 
@@ -55,7 +55,7 @@ impl fmt::Display for PdId {
     }
 }
 
-/// One incarnation of a queue pair: a queue pair that is reset and connected anew is another
+/// One connection of a queue pair. A queue pair that is reset and connected again has another
 /// stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct StreamId(pub u64);
@@ -66,19 +66,19 @@ impl fmt::Display for StreamId {
     }
 }
 
-/// The operation that a peer requests.
+/// Operation that a peer requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Right {
-    /// Place bytes of an RDMA Write.
+    /// Placing bytes of an RDMA Write.
     Write,
-    /// Fetch bytes for an RDMA Read.
+    /// Reading bytes for an RDMA Read.
     Read,
-    /// Execute an atomic operation (RFC 7306).
+    /// Executing an atomic operation (RFC 7306).
     Atomic,
 }
 
 impl Right {
-    /// The access flag that grants it.
+    /// Returns the access flag that grants it.
     pub const fn flag(self) -> Access {
         match self {
             Self::Write => Access::REMOTE_WRITE,
@@ -98,11 +98,12 @@ impl fmt::Display for Right {
     }
 }
 
-/// The two types of memory window (`ibv_alloc_mw(3)`).
+/// Type of a memory window (`ibv_alloc_mw(3)`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum WindowType {
-    /// PD-wide; a bind replaces the last one and gives a new key; a bind of length zero revokes.
+    /// Usable on all streams of the protection domain. A bind replaces the previous one and makes a
+    /// new key; a bind of length zero revokes it.
     One,
-    /// Bound to one stream, with a key byte of the consumer's choice; revoked by invalidation.
+    /// Bound to one stream, with a key byte that the consumer chooses. Revoked by invalidation.
     Two,
 }

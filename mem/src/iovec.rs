@@ -4,8 +4,8 @@ use core::{fmt, marker::PhantomData, ops::Range};
 
 use crate::{copy, recover};
 
-/// Bytes to send: an address and a length that hold for `'a`. They may be memory that a peer or the
-/// program changes meanwhile, so there is no way to get a slice of them.
+/// Bytes to send: an address and a length that are valid for `'a`. A peer or the program may modify
+/// the bytes meanwhile, so they cannot be borrowed as a slice.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub struct IoVec<'a> {
@@ -13,7 +13,7 @@ pub struct IoVec<'a> {
     _bytes: PhantomData<&'a [u8]>,
 }
 
-/// Bytes to receive into: an address and a length that hold for `'a`.
+/// Bytes to receive into: an address and a length that are valid for `'a`.
 #[repr(transparent)]
 pub struct IoVecMut<'a> {
     raw: libc::iovec,
@@ -22,68 +22,69 @@ pub struct IoVecMut<'a> {
 
 impl<'a> IoVec<'a> {
     /// # Safety
-    /// The bytes are readable for `'a`; every other writer meanwhile is atomic, or is the kernel.
+    /// The bytes are readable for `'a`, and all concurrent writes are atomic or by the kernel.
     pub unsafe fn from_raw(at: *const u8, len: usize) -> Self {
         Self { raw: libc::iovec { iov_base: at.cast_mut().cast(), iov_len: len }, _bytes: PhantomData }
     }
 
-    /// Bytes.
+    /// Returns the number of bytes.
     pub fn len(&self) -> usize {
         self.raw.iov_len
     }
 
-    /// True if there is no byte.
+    /// Returns whether there are no bytes.
     pub fn is_empty(&self) -> bool {
         self.raw.iov_len == 0
     }
 
-    /// A part of it.
+    /// Returns a part of the bytes.
     ///
     /// # Panics
-    /// If `range` is not inside.
+    /// If `range` is out of bounds.
     pub fn sub(&self, range: Range<usize>) -> Self {
         check(&range, self.len());
         let at: *mut u8 = self.raw.iov_base.cast();
-        // SAFETY: `range` is inside of the bytes that hold for `'a`.
+        // SAFETY: `range` is a part of the bytes, which are valid for `'a`.
         unsafe { Self::from_raw(at.add(range.start), range.len()) }
     }
 
-    /// Copies all bytes to the front of `to`.
+    /// Copies all bytes to the beginning of `to`.
     ///
     /// # Panics
     /// If `to` is shorter.
     pub fn copy_to(&self, to: &mut [u8]) {
         assert!(to.len() >= self.len(), "{} bytes do not fit into {}", self.len(), to.len());
-        // SAFETY: our bytes are readable and changed only atomically; `to` is a private slice, long
-        // enough.
+        // SAFETY: the bytes are readable and modified only atomically, as the caller of `from_raw`
+        // has guaranteed. `to` is a private slice that is long enough.
         unsafe { copy::load(to.as_mut_ptr(), self.raw.iov_base.cast(), self.len()) }
     }
 
-    /// Like [`IoVec::copy_to`], where a program may have unmapped the bytes. False if some are not
-    /// there; `to` has others then.
+    /// Like [`IoVec::copy_to`], but returns false if a program has unmapped some of the bytes; the
+    /// contents of `to` are then unspecified.
     ///
     /// # Panics
     /// If `to` is shorter.
     #[must_use]
     pub fn try_copy_to(&self, to: &mut [u8]) -> bool {
         assert!(to.len() >= self.len(), "{} bytes do not fit into {}", self.len(), to.len());
-        // SAFETY: our bytes are changed only atomically, and if they are readable no more, the copy
-        // ends; `to` is a private slice, long enough.
+        // SAFETY: the bytes are modified only atomically; if they are no longer readable, the copy
+        // returns. `to` is a private slice that is long enough.
         unsafe { recover::load(to.as_mut_ptr(), self.raw.iov_base.cast(), self.len()) }
     }
 
     /// Appends all bytes to `to`.
     pub fn append_to(&self, to: &mut Vec<u8>) {
-        // SAFETY: our bytes are readable and changed only atomically.
+        // SAFETY: the bytes are readable and modified only atomically, as the caller of `from_raw`
+        // has guaranteed.
         unsafe { append(to, self.raw.iov_base.cast(), self.len()) }
     }
 
-    /// The elements as the system calls want them.
+    /// Returns the elements in the layout of the system calls.
     pub fn as_libc(list: &[Self]) -> *const libc::iovec {
         list.as_ptr().cast()
     }
 
-    /// Bytes of all elements.
+    /// Returns the number of bytes of all elements.
     pub fn total(list: &[Self]) -> usize {
         list.iter().map(Self::len).sum()
     }
@@ -91,55 +92,56 @@ impl<'a> IoVec<'a> {
 
 impl<'a> IoVecMut<'a> {
     /// # Safety
-    /// The bytes are writable for `'a`; every other access meanwhile is atomic, or is the kernel's.
+    /// The bytes are writable for `'a`, and all concurrent accesses are atomic or by the kernel.
     pub unsafe fn from_raw(at: *mut u8, len: usize) -> Self {
         Self { raw: libc::iovec { iov_base: at.cast(), iov_len: len }, _bytes: PhantomData }
     }
 
-    /// Bytes.
+    /// Returns the number of bytes.
     pub fn len(&self) -> usize {
         self.raw.iov_len
     }
 
-    /// True if there is no byte.
+    /// Returns whether there are no bytes.
     pub fn is_empty(&self) -> bool {
         self.raw.iov_len == 0
     }
 
-    /// A part of it.
+    /// Returns a part of the bytes.
     ///
     /// # Panics
-    /// If `range` is not inside.
+    /// If `range` is out of bounds.
     pub fn sub(&mut self, range: Range<usize>) -> IoVecMut<'_> {
         check(&range, self.len());
         let at: *mut u8 = self.raw.iov_base.cast();
-        // SAFETY: `range` is inside of the bytes that hold for `'a`, and the whole is borrowed
-        // meanwhile.
+        // SAFETY: `range` is a part of the bytes, which are valid for `'a`, and `self` is borrowed
+        // while the part exists.
         unsafe { IoVecMut::from_raw(at.add(range.start), range.len()) }
     }
 
-    /// Copies `from` to the front.
+    /// Copies `from` to the beginning of the bytes.
     ///
     /// # Panics
-    /// If `from` is longer than this.
+    /// If `from` is longer.
     pub fn copy_from(&mut self, from: &[u8]) {
         assert!(from.len() <= self.len(), "{} bytes do not fit into {}", from.len(), self.len());
-        // SAFETY: our bytes are writable and otherwise accessed only atomically; `from` is a slice.
+        // SAFETY: the bytes are writable and otherwise accessed only atomically, as the caller of
+        // `from_raw` has guaranteed. `from` is a slice.
         unsafe { copy::store(self.raw.iov_base.cast(), from.as_ptr(), from.len()) }
     }
 
-    /// The same bytes, to be read.
+    /// Returns the same bytes for reading.
     pub fn as_io_vec(&self) -> IoVec<'_> {
-        // SAFETY: what may be written may be read.
+        // SAFETY: memory that may be written may also be read.
         unsafe { IoVec::from_raw(self.raw.iov_base.cast(), self.len()) }
     }
 
-    /// The elements as the system calls want them.
+    /// Returns the elements in the layout of the system calls.
     pub fn as_libc(list: &mut [Self]) -> *mut libc::iovec {
         list.as_mut_ptr().cast()
     }
 
-    /// Bytes of all elements.
+    /// Returns the number of bytes of all elements.
     pub fn total(list: &[Self]) -> usize {
         list.iter().map(Self::len).sum()
     }
@@ -147,7 +149,7 @@ impl<'a> IoVecMut<'a> {
 
 impl<'a> From<&'a [u8]> for IoVec<'a> {
     fn from(bytes: &'a [u8]) -> Self {
-        // SAFETY: a borrowed slice is not written.
+        // SAFETY: a borrowed slice is not modified.
         unsafe { Self::from_raw(bytes.as_ptr(), bytes.len()) }
     }
 }
@@ -179,11 +181,11 @@ pub(crate) fn check(range: &Range<usize>, len: usize) {
 /// Appends `len` shared bytes to a vector.
 ///
 /// # Safety
-/// As for [`copy::load`], as to `from`.
+/// As for [`copy::load`], regarding `from`.
 pub(crate) unsafe fn append(to: &mut Vec<u8>, from: *const u8, len: usize) {
     to.reserve(len);
     let spare = to.spare_capacity_mut().as_mut_ptr();
-    // SAFETY: `reserve` made room for `len` bytes, which are set before they count.
+    // SAFETY: `reserve` has made room for `len` bytes, and they are initialized before `set_len`.
     unsafe {
         copy::load(spare.cast(), from, len);
         to.set_len(to.len() + len);

@@ -1,37 +1,37 @@
-//! Registered memory: the one place where a handle (STag, offset, length) becomes a pointer.
+//! Registered memory: the only place where a handle (STag, offset, length) becomes a pointer.
 //!
-//! A [`Table`] (one per device) has every STag that stands for memory: regions, memory windows and
-//! fast-register STags. The engine asks it per segment ([`Table::remote`] for a peer,
-//! [`Table::local`] for a scatter/gather element of ours) and gets a [`Span`]: a checked handle
-//! that still holds no address. Only while a span is pinned ([`Span::pin`]) do addresses exist, and
-//! a region is not gone before its last pin is.
+//! A device has a [`Table`] with all STags that refer to memory: regions, memory windows and
+//! fast-register STags. The engine queries it for each segment ([`Table::remote`] for a peer,
+//! [`Table::local`] for a local scatter/gather element) and gets a [`Span`], a checked handle
+//! without an address. Addresses exist only while a span is pinned ([`Span::pin`]), and a region
+//! does not end before its last pin is released.
 //!
-//! # Memory a peer can reach is never a Rust reference
-//! The peer's Write is executed by code of this very process, in whatever thread drives the engine,
-//! while the program looks at the same bytes. That race is legal between an RNIC and a program;
-//! between two threads of one Rust program it is undefined behaviour, unless both sides use atomic
+//! # Memory that a peer can access is never a Rust reference
+//! A Write of the peer is executed by code of this process, on whichever thread drives the engine,
+//! while the program may access the same bytes. Such a race is legal between an RNIC and a program.
+//! Between two threads of one Rust program it is undefined behaviour, unless both sides use atomic
 //! accesses. Hence:
 //!
-//! * **Shared** memory ([`Span::is_shared`]): every copy is made of relaxed atomic accesses of
-//!   naturally aligned words, and the last bytes of a copy become visible last, since programs spin
-//!   on them.
-//! * **Exclusive** memory: a caller of an `unsafe` function ([`Memory::borrowed`],
-//!   [`Memory::exclusive`]) promised that an in-flight buffer belongs to the engine; there a copy
-//!   is `memcpy` and [`PinnedSpan::fold`] copies nothing.
+//! * **Shared** memory ([`Span::is_shared`]): copies consist of relaxed atomic accesses to
+//!   naturally aligned words. The last bytes of a copy become visible last, because programs poll
+//!   them.
+//! * **Exclusive** memory: the caller of an `unsafe` function ([`Memory::borrowed`],
+//!   [`Memory::exclusive`]) has guaranteed that only the engine accesses buffers in flight. Copies
+//!   use `memcpy`, and [`PinnedSpan::fold`] copies nothing.
 //!
-//! # Memory that may not be there
-//! What a program in C has registered it may unmap ([`Memory::foreign`]). The copies of such memory
-//! are those of [`recover`], which end with [`MemoryGone`] where it is not there;
-//! [`Table::discard`] takes bytes out of every region before the program unmaps them, so that what
-//! is mapped there next is not written.
+//! # Memory that may become inaccessible
+//! A C program may unmap registered memory ([`Memory::foreign`]). Copies of such memory use
+//! [`recover`], and return [`MemoryGone`] if it is not accessible. [`Table::discard`] removes pages
+//! from all regions before the program unmaps them, so that nothing is written to memory that is
+//! mapped there later.
 //!
-//! # Which access each STag allows
-//! | | reachable for | a peer may invalidate it | the program may invalidate it |
+//! # Who may use and invalidate an STag
+//! | | used by | invalidated by a peer | invalidated by the program |
 //! |---|---|---|---|
-//! | region | all streams of its PD | no ([`Table::set_lenient_invalidate`]) | no, deregister it |
-//! | window, type 1 | all streams of its PD | no | no, bind it anew or with length zero |
-//! | window, type 2 | the one stream it is bound to | yes, that stream's | yes, on that stream |
-//! | fast-register, for one stream | that stream | yes, that stream's | yes |
+//! | region | all streams of its PD | no ([`Table::set_lenient_invalidate`]) | no: deregister it |
+//! | window, type 1 | all streams of its PD | no | no: bind it again, or with length zero |
+//! | window, type 2 | the stream that it is bound to | on that stream | on that stream |
+//! | fast-register, for one stream | that stream | on that stream | yes |
 //! | fast-register, PD-wide | all streams of its PD | no (lenient: yes) | yes |
 //!
 //! RFC 5040 8.1.1 item 7: "An RNIC MUST ensure that a Remote Peer is not able to invalidate an STag

@@ -1,4 +1,4 @@
-//! Counts the pins of a region and keeps its end waiting for them.
+//! Counts the pins of a region, and lets the end of the region wait for them.
 
 use core::sync::atomic::{
     AtomicU64,
@@ -9,15 +9,15 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
-/// Low 32 bits: pins held. Next 31: windows bound. Top bit: revoked. One word, so that "no pin
-/// after revocation" and "no window bound while deregistering" need no lock: all changes have one
-/// order.
+/// Low 32 bits: number of pins. Next 31 bits: number of bound windows. Top bit: revoked. They share
+/// one word, so that all changes have a single order, and "no pin after revocation" and "no window
+/// bound during deregistration" need no lock.
 const PIN: u64 = 1;
 const PINS: u64 = WINDOW - 1;
 const WINDOW: u64 = 1 << 32;
 const REVOKED: u64 = 1 << 63;
 
-/// Longest busy wait of [`PinCount::drain`] before it yields, and before it parks. A pin lasts for
+/// Time for which [`PinCount::drain`] spins before it yields, and before it parks. A pin lasts for
 /// one copy or one non-blocking system call, so the first few microseconds nearly always suffice.
 const SPINS: u32 = 200;
 const YIELDS: u32 = 50;
@@ -36,10 +36,10 @@ pub(crate) enum CloseError {
 }
 
 impl PinCount {
-    /// Takes a pin. False: revoked, there is none.
+    /// Takes a pin. Returns false if the region is revoked.
     pub(crate) fn enter(&self) -> bool {
-        // What is read under the pin is read behind it: either `wait_unpinned` sees this pin, or
-        // the pin's holder sees what was stored before that.
+        // Everything that the holder of the pin reads is read after this: either `wait_unpinned`
+        // sees this pin, or the holder sees what was stored before that call.
         if self.state.fetch_add(PIN, SeqCst) & REVOKED == 0 {
             return true;
         }
@@ -47,19 +47,19 @@ impl PinCount {
         false
     }
 
-    /// Gives a pin back. Release: the accesses made under it happen before `drain` returns.
+    /// Releases a pin. The ordering makes the accesses under the pin happen before `drain` returns.
     #[inline]
     pub(crate) fn leave(&self) {
         let before = self.state.fetch_sub(PIN, Release);
         debug_assert!(before & PINS != 0, "a pin was given back twice");
         if before & REVOKED != 0 && before & PINS == PIN {
-            // Taking the lock orders this wake-up behind the waiter's look at the count.
+            // Locking orders this wake-up after the waiter has read the count.
             drop(self.parked.lock());
             self.drained.notify_all();
         }
     }
 
-    /// Waits for a moment without a pin, at most for `time`; false if there was none.
+    /// Waits, for at most `time`, for a moment without a pin. Returns false if there was none.
     pub(crate) fn wait_unpinned(&self, time: Duration) -> bool {
         let mut deadline = None;
         for turn in 0.. {
@@ -75,7 +75,7 @@ impl PinCount {
         false
     }
 
-    /// Revokes, whatever is bound, unless it is revoked.
+    /// Revokes the region, even if windows are bound, unless it is revoked already.
     pub(crate) fn revoke(&self) {
         self.state.fetch_or(REVOKED, SeqCst);
     }
@@ -89,7 +89,8 @@ impl PinCount {
         (self.state.load(Relaxed) & PINS) as u32
     }
 
-    /// A window is bound to this region: its end must wait. False: the region has ended already.
+    /// Records that a window is bound to this region, whose end must wait for it. Returns false if
+    /// the region has ended.
     pub(crate) fn add_window(&self) -> bool {
         self.state.fetch_update(Relaxed, Relaxed, |s| (s & REVOKED == 0).then_some(s + WINDOW)).is_ok()
     }
@@ -99,7 +100,7 @@ impl PinCount {
         debug_assert!(before & !REVOKED >= WINDOW, "a window was unbound twice");
     }
 
-    /// Revokes: no pin is given from now on. Those held are waited for with [`PinCount::drain`].
+    /// Revokes the region: no further pin is given. [`PinCount::drain`] waits for existing ones.
     pub(crate) fn close(&self) -> Result<(), CloseError> {
         let outcome = self.state.fetch_update(Acquire, Acquire, |s| {
             (s & REVOKED == 0 && s & !REVOKED < WINDOW).then_some(s | REVOKED)
@@ -111,7 +112,7 @@ impl PinCount {
         }
     }
 
-    /// Waits until no pin is held. Afterwards no byte is touched through this pin_count any more.
+    /// Waits until no pin is held. Afterwards no byte of the region is accessed any more.
     pub(crate) fn drain(&self) {
         debug_assert!(!self.is_open());
         for turn in 0..SPINS + YIELDS {

@@ -1,5 +1,4 @@
-//! A range of tagged offsets that stands for bytes: a region, the binding of a window, a fast
-//! registration.
+//! Ranges of tagged offsets that refer to memory: regions, bindings of windows, fast registrations.
 
 use core::{fmt, ops::Range, ptr::NonNull};
 use std::sync::Arc;
@@ -13,15 +12,15 @@ use crate::{
     pin_count::{CloseError, PinCount},
 };
 
-/// Memory and rights behind an STag while it is valid. A region never changes: to re-register, to
-/// bind or to register fast makes another one, and the old one is revoked.
+/// Memory and rights of an STag while it is valid. A region never changes: re-registering, binding
+/// or fast-registering creates another region, and the old one is revoked.
 pub struct Region {
     stag: STag,
     pd: PdId,
     access: Access,
-    /// The only stream that may use it; `None` = all streams of the protection domain.
+    /// The only stream that may use it; `None` allows all streams of the protection domain.
     stream: Option<StreamId>,
-    /// The base given, before ZERO_BASED made it 0.
+    /// Base that was requested, before ZERO_BASED replaced it by 0.
     origin: u64,
     /// TO of the first byte.
     base: u64,
@@ -29,29 +28,30 @@ pub struct Region {
     len: usize,
     shared: bool,
     presence: Presence,
-    /// State of the pages of the memory, also for a window and after a re-registration.
+    /// Page state of the memory, also for a window and after a re-registration.
     page_state: Option<Arc<PageState>>,
-    /// `None` once the region has ended for good: a handle that still exists keeps no bytes.
+    /// `None` once the region has ended for good, so that remaining handles keep no memory.
     memory: Mutex<Option<Arc<Memory>>>,
-    /// The region a window is bound to.
+    /// Region to which a window is bound.
     parent: Option<Arc<Self>>,
     pin_count: PinCount,
 }
 
-// SAFETY: `at` points into `memory`, which is `Send` and kept alive by this until the gate is
-// closed and drained; everything else is `Send`.
+// SAFETY: `at` points into `memory`, which is `Send` and is kept until the pin count is revoked and
+// drained. All other fields are `Send`.
 unsafe impl Send for Region {}
-// SAFETY: `&Region` hands out the address, never access to the bytes; pins are counted atomically.
+// SAFETY: `&Region` gives access to the address only, never to the bytes. Pins are counted
+// atomically.
 unsafe impl Sync for Region {}
 
-/// Reason why a range of tagged offsets is not inside a region.
+/// Reason why a range of tagged offsets is not within a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RangeError {
     Wrap,
     Bounds,
 }
 
-/// Everything needed to make a region of its own memory.
+/// Parameters of a region with its own memory.
 pub(crate) struct Plan {
     pub(crate) pd: PdId,
     pub(crate) access: Access,
@@ -61,8 +61,8 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// The rules of `ibv_reg_mr(3)`, and that every byte has a TO which RFC 5041 7.1 lets a peer
-    /// name.
+    /// Checks the rules of `ibv_reg_mr(3)`, and that every byte has a TO that RFC 5041 7.1 lets a
+    /// peer access.
     pub(crate) fn check(&self) -> Result<(), RegisterError> {
         if self.access.changes_memory() && !self.access.contains(Access::LOCAL_WRITE) {
             return Err(RegisterError::RemoteWriteNeedsLocalWrite { access: self.access });
@@ -76,7 +76,7 @@ impl Plan {
         if self.access.contains(Access::ZERO_BASED) { 0 } else { self.origin }
     }
 
-    /// The region; [`Plan::check`] has passed.
+    /// Creates the region, after [`Plan::check`].
     pub(crate) fn build(self, stag: STag) -> Arc<Region> {
         let at = NonNull::new(self.memory.as_ptr()).unwrap_or(NonNull::dangling());
         Arc::new(Region {
@@ -99,7 +99,7 @@ impl Plan {
 }
 
 impl Region {
-    /// Returns the key on the wire.
+    /// Returns the STag.
     pub fn stag(&self) -> STag {
         self.stag
     }
@@ -114,97 +114,97 @@ impl Region {
         self.access
     }
 
-    /// The only stream that may use it; `None` = all streams of the protection domain.
+    /// Returns the only stream that may use it; `None` allows all streams of the protection domain.
     pub fn stream(&self) -> Option<StreamId> {
         self.stream
     }
 
-    /// TO of the first byte.
+    /// Returns the TO of the first byte.
     pub fn base(&self) -> u64 {
         self.base
     }
 
-    /// Bytes.
+    /// Returns the number of bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// True if there is no byte.
+    /// Returns whether there are no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Address of the first byte. The user of the address ensures that the memory exists, and
-    /// handles races with peers.
+    /// Returns the address of the first byte. The caller must ensure that the memory exists, and
+    /// handle races with peers.
     pub fn as_ptr(&self) -> *mut u8 {
         self.at.as_ptr()
     }
 
-    /// True if a peer can reach it, or exclusive use was not promised: every access must be atomic.
+    /// Returns whether all accesses must be atomic, because a peer can access the memory or
+    /// exclusive use was not guaranteed.
     pub fn is_shared(&self) -> bool {
         self.shared
     }
 
-    /// Returns whether an access may find that bytes are not there.
+    /// Returns whether the memory may be inaccessible.
     #[inline]
     pub(crate) fn may_be_gone(&self) -> bool {
         self.presence != Presence::Guaranteed
     }
 
-    /// Returns whether none of the bytes was discarded. To be asked under a pin:
-    /// [`crate::Table::discard`] waits for those that were taken before.
+    /// Returns whether none of the bytes was discarded. Must be called with a pin held:
+    /// [`crate::Table::discard`] waits for pins that were taken before.
     #[inline]
     pub(crate) fn has(&self, offset: usize, len: usize) -> bool {
         self.page_state.as_ref().is_none_or(|state| state.is_present(self.at.addr().get() + offset, len))
     }
 
-    /// Returns the page state if one of the bytes is on a page that the program has protected at
-    /// some time.
+    /// Returns the page state if one of the bytes is on a page that the program has ever protected.
     #[inline]
     pub(crate) fn protected(&self, offset: usize, len: usize) -> Option<&PageState> {
         self.page_state.as_deref().filter(|state| state.is_protected(self.at.addr().get() + offset, len))
     }
 
-    /// Bytes at addresses of `range` are gone for good. Returns whether the region has some of
-    /// them.
+    /// Discards the bytes at addresses of `range` for good. Returns whether the region contains
+    /// some of them.
     pub(crate) fn discard(&self, range: &Range<usize>) -> bool {
         let start = self.at.addr().get();
         let overlaps = self.presence == Presence::Foreign
             && self.is_live()
             && start < range.end
             && range.start - start.min(range.start) < self.len;
-        // A window's are its parent's, but the caller may see the window alone.
+        // The page state belongs to the parent, but the caller may know only the window.
         if overlaps && let Some(state) = &self.page_state {
             state.discard(range);
         }
         overlaps
     }
 
-    /// False after deregistration, invalidation or another binding.
+    /// Returns false after deregistration, invalidation or another binding.
     #[inline]
     pub fn is_live(&self) -> bool {
         self.pin_count.is_open()
     }
 
-    /// Pins held at this moment, for diagnostics.
+    /// Returns the current number of pins, for diagnostics.
     pub fn pins(&self) -> u32 {
         self.pin_count.pins()
     }
 
-    /// Offset of the first byte. RFC 5041 7.1: "The TO falls in the range of legal offsets
-    /// registered for the STag", so does the sum with the length, and "a 64-bit unsigned sum [..]
-    /// does not wrap".
+    /// Returns the offset of the first byte. RFC 5041 7.1: "The TO falls in the range of legal
+    /// offsets registered for the STag", also with the length added, and "a 64-bit unsigned sum
+    /// [..] does not wrap".
     pub(crate) fn locate(&self, to: u64, len: u64) -> Result<usize, RangeError> {
         let end = to.checked_add(len).ok_or(RangeError::Wrap)?;
         let offset = to.checked_sub(self.base).ok_or(RangeError::Bounds)?;
-        // `base + len` does not wrap: `Plan::check`.
+        // `base + len` does not wrap, as `Plan::check` has verified.
         if end > self.base + self.len as u64 {
             return Err(RangeError::Bounds);
         }
         Ok(offset as usize)
     }
 
-    /// A window onto `len` bytes from `offset` of this region.
+    /// Creates a window onto `len` bytes at `offset` of this region.
     pub(crate) fn window(
         self: &Arc<Self>,
         stag: STag,
@@ -215,7 +215,7 @@ impl Region {
     ) -> Arc<Self> {
         assert!(offset <= self.len && len <= self.len - offset, "the range was checked by `locate`");
         let origin = self.base + offset as u64;
-        // SAFETY: `offset` is inside of the region, or right behind it.
+        // SAFETY: `offset` is within the region, or at its end.
         let at = unsafe { self.at.add(offset) };
         Arc::new(Self {
             stag,
@@ -235,7 +235,7 @@ impl Region {
         })
     }
 
-    /// Returns the part that a re-registration keeps; `None` if the region has ended for good.
+    /// Returns the memory that a re-registration keeps; `None` if the region has ended for good.
     pub(crate) fn plan(&self) -> Option<Plan> {
         Some(Plan {
             pd: self.pd,
@@ -246,7 +246,8 @@ impl Region {
         })
     }
 
-    /// The gate is closed and drained, and the STag will not come back: the bytes are given back.
+    /// Releases the memory. The pin count is revoked and drained, and the STag will not be valid
+    /// again.
     pub(crate) fn give_back(&self) {
         debug_assert!(!self.is_live(), "only what was revoked is given back");
         drop(self.memory.lock().take());
@@ -256,10 +257,10 @@ impl Region {
         &self.pin_count
     }
 
-    /// Revokes the binding of a window or a fast registration and waits for its pins.
+    /// Revokes the binding of a window or a fast registration, and waits for its pins.
     pub(crate) fn retire(&self) {
         match self.pin_count.close() {
-            // No window is bound to these, and each is taken out of the table once.
+            // No window can be bound to these, and each is removed from the table only once.
             Ok(()) => {}
             Err(CloseError::Closed | CloseError::WindowsBound(_)) => return,
         }

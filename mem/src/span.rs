@@ -1,4 +1,4 @@
-//! A checked part of a region, and the pin under which its bytes may be touched.
+//! Checked ranges of regions, and the pins under which their bytes may be accessed.
 
 use core::{
     fmt,
@@ -15,13 +15,11 @@ use crate::{
     protected, recover,
 };
 
-/// Shared bytes pass through the stack in blocks of this size on their way to a checksum: large
-/// enough that the checksum's start-up does not count, small enough to stay in the first-level
-/// cache.
+/// Block size in which shared bytes are copied for a checksum: large enough that starting the
+/// checksum does not matter, and small enough to stay in the first-level cache.
 const FOLD_BLOCK: usize = 4096;
 
-/// Bytes of a region that passed every check. It holds no address: those exist under a
-/// [`PinnedSpan`].
+/// Range of a region that has passed all checks. It has no address; a [`PinnedSpan`] has.
 #[derive(Clone)]
 pub struct Span {
     region: Arc<Region>,
@@ -35,55 +33,55 @@ impl Span {
         Self { region, offset, len }
     }
 
-    /// Bytes.
+    /// Returns the number of bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// True if there is no byte.
+    /// Returns whether there are no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The STag it was resolved from.
+    /// Returns the STag from which it was resolved.
     pub fn stag(&self) -> STag {
         self.region.stag()
     }
 
-    /// The region, window binding or fast registration it is part of.
+    /// Returns the region, window binding or fast registration.
     pub fn region(&self) -> &Arc<Region> {
         &self.region
     }
 
-    /// True if a peer can reach the region, or exclusive use was not promised
-    /// ([`Region::is_shared`]).
+    /// Returns whether all accesses must be atomic ([`Region::is_shared`]).
     pub fn is_shared(&self) -> bool {
         self.region.is_shared()
     }
 
-    /// A part of it.
+    /// Returns a part of the span.
     ///
     /// # Panics
-    /// If `range` is not inside.
+    /// If `range` is out of bounds.
     pub fn sub(&self, range: Range<usize>) -> Self {
         check(&range, self.len);
         Self { region: self.region.clone(), offset: self.offset + range.start, len: range.len() }
     }
 
-    /// Keeps the region from ending until the pin is dropped. Deregistration and invalidation wait
-    /// for that, so a pin is held for one copy or one non-blocking system call, and its thread
-    /// revokes nothing meanwhile.
+    /// Pins the span, so that its region does not end until the pin is dropped.
+    ///
+    /// Deregistration and invalidation wait for the pin. Hold it only for one copy or one
+    /// non-blocking system call, and revoke nothing on the same thread meanwhile.
     ///
     /// # Errors
-    /// [`MemoryGone`], if the region has ended.
+    /// [`MemoryGone`] if the region has ended.
     pub fn pin(&self) -> Result<PinnedSpan<'_>, MemoryGone> {
         PinnedSpan::new(&self.region, self.offset, self.len).ok_or(MemoryGone { stag: self.stag() })
     }
 }
 
 impl Region {
-    /// The `len` bytes from `offset` (counted from the first byte, whatever its TO), for the
-    /// program itself.
+    /// Returns the `len` bytes at `offset`, counted from the first byte, for use by the program
+    /// itself.
     ///
     /// # Errors
     /// [`LocalError::OutOfRange`].
@@ -101,19 +99,19 @@ impl fmt::Debug for Span {
     }
 }
 
-/// A pinned span: its bytes stay where they are until this is dropped. Offsets count from the start
-/// of the span.
+/// Pinned span, whose bytes stay valid until it is dropped. Offsets count from the beginning of the
+/// span.
 #[must_use]
 pub struct PinnedSpan<'a> {
     region: &'a Arc<Region>,
     offset: usize,
     len: usize,
-    /// Counted at the region's gate; otherwise the pin that lent this one is, and outlives it.
+    /// True if this pin is counted. Otherwise it is a part of a counted pin that outlives it.
     counted: bool,
 }
 
 impl<'a> PinnedSpan<'a> {
-    /// The pin of a range that passed every check; `None` if the region has ended.
+    /// Pins a range that has passed all checks. Returns `None` if the region has ended.
     pub(crate) fn new(region: &'a Arc<Region>, offset: usize, len: usize) -> Option<Self> {
         debug_assert!(offset + len <= region.len());
         if !region.pin_count().enter() {
@@ -123,8 +121,8 @@ impl<'a> PinnedSpan<'a> {
         region.has(offset, len).then_some(pinned)
     }
 
-    /// A pin under one that its lender has taken and keeps for `'a`; `None` if bytes of it were
-    /// discarded.
+    /// Creates a pin under a counted one that is held for `'a`. Returns `None` if some of the bytes
+    /// were discarded.
     #[inline]
     pub(crate) fn lent(region: &'a Arc<Region>, offset: usize, len: usize) -> Option<Self> {
         debug_assert!(offset + len <= region.len());
@@ -132,12 +130,12 @@ impl<'a> PinnedSpan<'a> {
         if region.has(offset, len) { Some(Self { region, offset, len, counted: false }) } else { None }
     }
 
-    /// Bytes.
+    /// Returns the number of bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// True if there is no byte.
+    /// Returns whether there are no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -157,16 +155,17 @@ impl<'a> PinnedSpan<'a> {
         if found { Ok(()) } else { Err(self.gone()) }
     }
 
-    /// The same bytes, to be pinned again later.
+    /// Returns a span of the same bytes, to be pinned again later.
     pub fn to_span(&self) -> Span {
         Span { region: self.region.clone(), offset: self.offset, len: self.len }
     }
 
-    /// Address of the byte at `range.start`, after the check that all of `range` is inside.
+    /// Returns the address of the byte at `range.start`, after checking that `range` is within the
+    /// span.
     #[inline]
     fn at(&self, range: &Range<usize>) -> *mut u8 {
         check(range, self.len);
-        // SAFETY: the pinned bytes lie in their region and `range` among them.
+        // SAFETY: the pinned bytes are within their region, and `range` is within these bytes.
         unsafe { self.region.as_ptr().add(self.offset + range.start) }
     }
 
@@ -177,12 +176,12 @@ impl<'a> PinnedSpan<'a> {
         self.region.protected(start.addr() - self.region.as_ptr().addr(), len)
     }
 
-    /// Returns whether the program has protected a page of `range` at some time: where a system
-    /// call that is given its [`PinnedSpan::io_vec`] fails with EFAULT a copy
-    /// ([`PinnedSpan::copy_to_vec`]) may not.
+    /// Returns whether the program has ever protected a page of `range`. Then a copy
+    /// ([`PinnedSpan::copy_to_vec`]) may succeed although a system call with [`PinnedSpan::io_vec`]
+    /// fails with EFAULT.
     ///
     /// # Panics
-    /// If `range` is not inside.
+    /// If `range` is out of bounds.
     #[inline]
     pub fn is_protected(&self, range: &Range<usize>) -> bool {
         check(range, self.len);

@@ -1,9 +1,9 @@
-//! From STag to region: the table of one device.
+//! Table of the STags of one device.
 //!
-//! An STag is 24 random bits of index and 8 bits of key. The index chooses one of a few shards and
-//! is its own hash there: it came from the system's random source, so a peer that guesses STags
-//! cannot make buckets long. A look-up is one uncontended read lock and one probe; memory grows
-//! with the number of entries, not with the index space.
+//! An STag consists of 24 random bits of index and 8 bits of key. The index selects one of a few
+//! shards, and serves as its own hash there: it comes from the random source of the system, so a
+//! peer that guesses STags cannot cause long buckets. A lookup takes one uncontended read lock and
+//! one probe. The memory grows with the number of entries, not with the range of indexes.
 
 mod discard;
 mod entry;

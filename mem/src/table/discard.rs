@@ -1,4 +1,4 @@
-//! Memory that a program is about to unmap.
+//! Removes memory that a program is about to unmap.
 
 use core::ops::Range;
 use core::time::Duration;
@@ -12,27 +12,28 @@ use parking_lot::RwLockReadGuard;
 use super::{Slots, Table, TableShard, TableSlot};
 use crate::Region;
 
-/// The longest wait for a moment in which no thread uses a region. Pins last for one copy or system
-/// call, so a region that is pinned for so long is pinned by several threads in turn, or by one
-/// that waits for the calling thread.
+/// Maximum time to wait for a moment in which no thread uses a region. A pin lasts for one copy or
+/// system call, so a region that stays pinned for longer is used by several threads in turn, or by
+/// a thread that waits for the calling one.
 const LONGEST_WAIT: Duration = Duration::from_millis(100);
-/// The longest wait for the pins of a region that was ended.
+/// Maximum time to wait for the pins of a region that was ended.
 const LONGEST_DRAIN: Duration = Duration::from_secs(1);
-/// Regions of one shard that are waited for without its lock. Several have the same bytes seldom.
+/// Maximum number of regions of a shard that are waited for without its lock. Regions rarely share
+/// bytes.
 const FEW: usize = 16;
 
 impl Table {
-    /// Takes the pages that have addresses of `range` out of every region of
-    /// [`crate::Memory::foreign`] memory, with the windows bound to it: an access to them fails
-    /// from now on, also when something else is mapped there; the rest of the region stays. When
-    /// this returns, no thread touches these bytes any more.
+    /// Removes the pages that overlap the addresses `range` from all regions of
+    /// [`crate::Memory::foreign`] memory and the windows bound to them. Accesses to these pages
+    /// fail from now on, even if other memory is mapped there; the rest of a region stays
+    /// accessible. When this returns, no thread accesses the pages any more.
     ///
-    /// A region that several threads use without a pause is ended as a whole.
+    /// A region that several threads use continuously is ended as a whole.
     ///
-    /// Allocators unmap memory with their locks held, on any thread, also on one that has a lock of
-    /// this table or a pin. So this allocates nothing, parks nowhere, and waits for a bounded time:
-    /// a lock, or a pin, that is held for longer is held by this thread, or by one that waits for
-    /// the allocator.
+    /// Allocators unmap memory while they hold their own locks, on any thread, even one that holds
+    /// a lock of this table or a pin. So this function neither allocates nor parks, and waits for a
+    /// limited time: a lock or pin that is held for longer is held by this thread, or by a thread
+    /// that waits for the allocator.
     pub fn discard(&self, range: Range<usize>) {
         for shard in &self.shards {
             let Some(slots) = read(shard) else { continue };
@@ -61,7 +62,7 @@ fn wait_unused(region: &Region) {
     }
 }
 
-/// The shard, unless its lock is held for long.
+/// Locks the shard, unless its lock is held for long.
 fn read(shard: &TableShard) -> Option<RwLockReadGuard<'_, Slots>> {
     let mut deadline = None;
     loop {

@@ -1,4 +1,4 @@
-//! STags whose meaning changes during their life: memory windows and fast-register STags.
+//! STags whose memory changes: memory windows and fast-register STags.
 
 use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use std::sync::Arc;
@@ -10,14 +10,14 @@ use crate::{
     Access, BindError, FastRegisterError, Memory, PdId, Region, RegisterError, StreamId, WindowType,
 };
 
-/// A memory window or a fast-register STag: an index for as long as it is allocated, and a key byte
-/// that changes. It is ended by [`Table::dealloc`]; to drop it does nothing.
+/// Memory window or fast-register STag. It keeps its index while it is allocated, and its key byte
+/// changes. [`Table::dealloc`] ends it; dropping it does nothing.
 #[derive(Debug)]
 pub struct Entry {
     index: u32,
     pd: PdId,
     kind: EntryKind,
-    /// Written under the shard's lock.
+    /// Written only while the shard is locked.
     key: AtomicU8,
 }
 
@@ -31,7 +31,7 @@ pub enum EntryKind {
     Window(WindowType),
     /// A fast-register STag (`IB_WR_REG_MR`).
     Fast {
-        /// Most bytes it may stand for.
+        /// Maximum number of bytes to which it may refer.
         max_len: u64,
     },
 }
@@ -67,7 +67,7 @@ impl Entry {
 }
 
 impl Table {
-    /// Allocates a memory window, unbound.
+    /// Allocates a memory window that is not bound.
     ///
     /// # Errors
     /// [`RegisterError::TooManyEntries`], [`RegisterError::NoEntropy`].
@@ -75,7 +75,7 @@ impl Table {
         self.alloc(pd, EntryKind::Window(kind))
     }
 
-    /// Allocates a fast-register STag, in the invalid state, for at most `max_len` bytes.
+    /// Allocates a fast-register STag for at most `max_len` bytes, in the invalid state.
     ///
     /// # Errors
     /// [`RegisterError::TooManyEntries`], [`RegisterError::NoEntropy`].
@@ -90,8 +90,8 @@ impl Table {
         })
     }
 
-    /// Ends a window or a fast-register STag; what it stood for is revoked first, as
-    /// [`Table::deregister`] does. False: it was ended before.
+    /// Deallocates a window or a fast-register STag, after revoking it like [`Table::deregister`].
+    /// Returns false if it was deallocated before.
     pub fn dealloc(&self, entry: &Entry) -> bool {
         let now = {
             let mut indexes = self.indexes.lock();
@@ -107,15 +107,15 @@ impl Table {
         true
     }
 
-    /// Binds a window to `len` bytes from tagged offset `to` of `region`, with remote rights
-    /// `access` (`ibv_bind_mw(3)`). Gives the new STag.
+    /// Binds a window to `len` bytes at tagged offset `to` of `region`, with the remote rights
+    /// `access` (`ibv_bind_mw(3)`). Returns the new STag.
     ///
-    /// Type 1: `stream` and `key` have no effect; the key byte is the next one; what was bound is
-    /// revoked; `len` 0 only revokes. Type 2: bound to `stream`; `key` is the new key byte (`None`:
-    /// the next one).
+    /// Type 1: `stream` and `key` are ignored, and the key byte is incremented. The previous
+    /// binding is revoked; `len` 0 only revokes it. Type 2: the window is bound to `stream`; `key`
+    /// is the new key byte, and `None` increments it.
     ///
     /// # Errors
-    /// [`BindError`]; nothing is changed then.
+    /// The [`BindError`] for which nothing has changed.
     #[expect(
         clippy::too_many_arguments,
         reason = "a bind has that many attributes, as in struct ibv_mw_bind_info"
@@ -162,12 +162,13 @@ impl Table {
         }
     }
 
-    /// Makes a fast-register STag valid: `memory` from TO `base` on, with rights `access` and key
-    /// byte `key`. With `stream`, it may be used, and invalidated remotely, on that stream alone;
-    /// without, it is PD-wide and no peer may invalidate it (RFC 5040 8.1.1 item 7).
+    /// Makes a fast-register STag valid: it then refers to `memory` from TO `base` on, with the
+    /// rights `access` and the key byte `key`. With `stream`, it may be used, and invalidated by a
+    /// peer, on that stream only. Without, it may be used in the whole protection domain, and no
+    /// peer may invalidate it (RFC 5040 8.1.1 item 7).
     ///
     /// # Errors
-    /// [`FastRegisterError`]; nothing is changed then.
+    /// The [`FastRegisterError`] for which nothing has changed.
     pub fn fast_register(
         &self,
         entry: &Entry,
@@ -186,7 +187,7 @@ impl Table {
             }
             EntryKind::Fast { .. } => {}
         }
-        // Windows are bound to regions only.
+        // Windows are bound only to regions.
         let plan = self.plan(entry.pd, memory, base, access.difference(Access::MW_BIND), stream);
         plan.check()?;
         let set = self.set(entry, Some(key), |slot, new| match slot {
@@ -198,8 +199,8 @@ impl Table {
         Ok(region)
     }
 
-    /// A stream is gone: what is bound to it (type 2 windows, fast registrations for it alone) is
-    /// invalidated.
+    /// Invalidates everything that is bound to a stream that has ended: type 2 windows, and fast
+    /// registrations for this stream.
     pub fn unbind_stream(&self, stream: StreamId) {
         for index in self.streams.lock().remove(&stream).unwrap_or_default() {
             let mut slots = self.shard(STag::from_parts(index, 0)).0.write();
@@ -214,7 +215,7 @@ impl Table {
         }
     }
 
-    /// Revokes the binding of a type 1 window; the key byte changes.
+    /// Revokes the binding of a type 1 window, and increments the key byte.
     fn unbind(&self, window: &Window) -> Result<STag, BindError> {
         let stag = window.stag();
         let set = self.set(window, None, |slot, _| match slot {
@@ -226,8 +227,8 @@ impl Table {
         Ok(new)
     }
 
-    /// Gives `change` the slot of `entry` and the STag it is to have; that becomes its STag if
-    /// `change` succeeds. `None`: the entry was deallocated.
+    /// Calls `change` with the slot of `entry` and its next STag, which becomes its STag if
+    /// `change` succeeds. Returns `None` if the entry was deallocated.
     fn set<T, E>(
         &self,
         entry: &Entry,
@@ -247,7 +248,7 @@ impl Table {
         }))
     }
 
-    /// Keeps `region` from being deregistered, if it is a plain live region of this table.
+    /// Prevents `region` from being deregistered, if it is a plain valid region of this table.
     fn hold_for_window(&self, region: &Arc<Region>) -> Result<(), BindError> {
         let stag = region.stag();
         let slots = self.shard(stag).0.read();
@@ -261,15 +262,15 @@ impl Table {
         }
     }
 
-    /// Remembers what is bound to a stream.
+    /// Records what is bound to a stream.
     fn note(&self, stream: Option<StreamId>, index: u32) {
         if let Some(stream) = stream {
             self.streams.lock().entry(stream).or_default().push(index);
         }
     }
 
-    /// Revokes what was taken out of a slot, waits for its pins, and forgets that it was bound to a
-    /// stream.
+    /// Revokes what was taken out of a slot, waits for its pins, and removes it from the list of
+    /// its stream.
     pub(super) fn retire(&self, region: Option<Arc<Region>>) {
         let Some(region) = region else { return };
         region.retire();
@@ -287,8 +288,8 @@ impl Table {
     }
 }
 
-/// The rules of `ibv_bind_mw(3)` that concern window, region and range. Gives the offset in the
-/// region.
+/// Checks the rules of `ibv_bind_mw(3)` about the window, the region and the range. Returns the
+/// offset in the region.
 fn check_bind(
     window: &Window,
     region: &Region,

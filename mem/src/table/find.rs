@@ -1,4 +1,4 @@
-//! Looking up what an STag names, for work requests that carry STags instead of objects.
+//! Lookups for work requests that contain STags instead of objects.
 
 use std::sync::Arc;
 
@@ -8,8 +8,8 @@ use super::{Entry, Table, TableSlot};
 use crate::Region;
 
 impl Table {
-    /// The live region with exactly this STag; not what a window or a fast-register STag stands
-    /// for.
+    /// Returns the valid region with exactly this STag, but not the memory of a window or a
+    /// fast-register STag.
     pub fn region(&self, stag: STag) -> Option<Arc<Region>> {
         match self.shard(stag).0.read().get(&stag.index()) {
             Some(TableSlot::Region(region)) if region.stag() == stag && region.is_live() => {
@@ -19,7 +19,7 @@ impl Table {
         }
     }
 
-    /// The window or fast-register STag with this index, whatever its key byte is now.
+    /// Returns the window or fast-register STag with this index, whatever its current key byte is.
     pub fn entry(&self, stag: STag) -> Option<Arc<Entry>> {
         match self.shard(stag).0.read().get(&stag.index()) {
             Some(TableSlot::Entry(entry, _)) => Some(entry.clone()),

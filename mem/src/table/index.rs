@@ -1,15 +1,15 @@
-//! Random indexes that do not come back soon.
+//! Random indexes that are not reused soon.
 
 use std::collections::VecDeque;
 
 use crate::RegisterError;
 
-/// An index that was given back rests until this many others were: an STag that a peer still has in
-/// mind does not mean other memory at once. (Among 2^24 a given index is drawn again by chance once
-/// in 16 million times.)
+/// Number of other indexes that must be released before an index is reused, so that an STag that a
+/// peer still remembers does not refer to other memory at once. (Among 2^24 indexes, a given one is
+/// drawn again by chance once in 16 million times.)
 const RESTING: usize = 1024;
 
-/// Random bytes fetched by one system call.
+/// Number of random bytes that are fetched with one system call.
 const POOL: usize = 256;
 
 pub(super) struct Indexes {
@@ -29,10 +29,10 @@ impl Indexes {
         self.given
     }
 
-    /// A random index that is not `in_use` and does not rest. Index 0 is never given: many programs
-    /// take a key of zero for "none". RFC 5040 8.1.1 item 8: "An RNIC MUST choose the value of
-    /// STags in a way difficult to predict. It is RECOMMENDED to sparsely populate them over the
-    /// full available range."
+    /// Returns a random index that is neither `in_use` nor was released recently. Index 0 is never
+    /// returned, because many programs take a key of zero for "none". RFC 5040 8.1.1 item 8: "An
+    /// RNIC MUST choose the value of STags in a way difficult to predict. It is RECOMMENDED to
+    /// sparsely populate them over the full available range."
     pub(super) fn take(&mut self, in_use: impl Fn(u32) -> bool) -> Result<u32, RegisterError> {
         if self.given >= self.max {
             return Err(RegisterError::TooManyEntries { max: self.max });

@@ -1,4 +1,4 @@
-//! Which ends may invalidate which STags.
+//! Invalidation of STags, by the program and by peers.
 
 use core::sync::atomic::Ordering::Relaxed;
 use std::sync::Arc;
@@ -9,13 +9,13 @@ use super::{Entry, EntryKind, Table, TableSlot};
 use crate::{InvalidateError, PdId, Region, StreamId, WindowType, pin_count::CloseError};
 
 impl Table {
-    /// The program's own invalidation, posted on `stream` of protection domain `pd`
-    /// (`IBV_WR_LOCAL_INV`): of a type 2 window on the stream it is bound to, or of a fast-register
-    /// STag. Of one that is in the invalid state already it is no error. Waits until no pin is
-    /// held; the calling thread must hold none.
+    /// Invalidates an STag for the program, with a request on `stream` of protection domain `pd`
+    /// (`IBV_WR_LOCAL_INV`): a type 2 window on the stream that it is bound to, or a fast-register
+    /// STag. Succeeds if it is already invalid. Waits until no pin is held; the calling thread must
+    /// hold none.
     ///
     /// # Errors
-    /// [`InvalidateError`]; nothing is changed then.
+    /// The [`InvalidateError`] for which nothing has changed.
     pub fn invalidate_local(&self, stag: STag, stream: StreamId, pd: PdId) -> Result<(), InvalidateError> {
         let mut slots = self.shard(stag).0.write();
         let before = match slots.get_mut(&stag.index()) {
@@ -38,13 +38,13 @@ impl Table {
         Ok(())
     }
 
-    /// A peer's invalidation, by a Send with Invalidate on `stream` of protection domain `pd`: of
-    /// what is bound to that stream. RFC 5040 8.1.1 item 7 protects what several streams share,
-    /// unless [`Table::set_lenient_invalidate`] was said. Waits until no pin is held; the calling
-    /// thread must hold none.
+    /// Invalidates an STag for a peer, with a Send with Invalidate on `stream` of protection domain
+    /// `pd`: one that is bound to that stream. RFC 5040 8.1.1 item 7 protects STags that several
+    /// streams share, unless [`Table::set_lenient_invalidate`] was called. Waits until no pin is
+    /// held; the calling thread must hold none.
     ///
     /// # Errors
-    /// [`InvalidateError`]; nothing is changed then.
+    /// The [`InvalidateError`] for which nothing has changed.
     pub fn invalidate_remote(&self, stag: STag, stream: StreamId, pd: PdId) -> Result<(), InvalidateError> {
         let lenient = self.lenient.load(Relaxed);
         let mut slots = self.shard(stag).0.write();
@@ -82,7 +82,7 @@ fn remotely_revocable(entry: &Entry, region: &Region, lenient: bool) -> bool {
     }
 }
 
-/// Takes what is valid out of its slot, if `stream` may use it.
+/// Takes the valid binding out of its slot, if `stream` may use it.
 fn take_on(
     now: &mut Option<Arc<Region>>,
     stag: STag,
@@ -95,8 +95,8 @@ fn take_on(
     Ok(now.take())
 }
 
-/// The leniency: a plain region is revoked as a whole, for local access as well, until it is
-/// registered anew.
+/// Lenient invalidation: revokes a plain region completely, also for local access, until it is
+/// registered again.
 fn invalidate_region(
     region: &Region,
     lenient: bool,

@@ -1,4 +1,4 @@
-//! What one stream found last, and holds while a batch of its segments names it repeatedly.
+//! Caches the regions that a stream uses, and keeps them pinned during a batch of segments.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,13 +9,14 @@ use super::{Table, TableSlot};
 use crate::copy;
 use crate::{LocalError, MemoryGone, PdId, PinnedSpan, Region, RemoteError, Right, StreamId};
 
-/// Results of one stream's last look-ups. An STag names a region only as long as that lives, so a
-/// live region with the right STag is what the table would give. It keeps no bytes of a region that
-/// has ended.
+/// Results of a stream's last lookups. An STag refers to a region only while that is valid, so a
+/// valid region with the right STag is what the table would return. It keeps no memory of a region
+/// that has ended.
 ///
-/// A batch of segments is spared a pin each: [`Table::hold_remote`] and [`Table::hold_local`] pin
-/// the region once and keep it so until [`MrCache::let_go`], another region or the end of this.
-/// Ending a region waits for that: the holder lets go at the end of its batch, and before it ends a
+/// It also saves a pin for each segment of a batch: [`Table::hold_remote`] and
+/// [`Table::hold_local`] pin the region once, until [`MrCache::let_go`], a lookup of another
+/// region, or the drop of the cache. The end of a region waits for that pin, so the holder must
+/// release it at the end of its batch, and before it ends a region itself.
 /// region itself.
 #[derive(Default)]
 pub struct MrCache {
@@ -26,7 +27,7 @@ pub struct MrCache {
 #[derive(Default)]
 struct CachedRegion {
     region: Option<Arc<Region>>,
-    /// A pin of the region is ours.
+    /// True if the cache holds a pin of the region.
     held: bool,
 }
 
@@ -37,12 +38,12 @@ impl fmt::Debug for MrCache {
 }
 
 impl MrCache {
-    /// Forgets what was found.
+    /// Removes all results.
     pub fn clear(&mut self) {
         *self = Self::default();
     }
 
-    /// Gives back the pins of the batch. What was found is kept.
+    /// Releases the pins of the batch. The results are kept.
     #[inline]
     pub fn let_go(&mut self) {
         self.remote.let_go();
@@ -51,7 +52,7 @@ impl MrCache {
 }
 
 impl CachedRegion {
-    /// The live region of this STag: the one that was found last, or what `find` gives.
+    /// Returns the valid region with this STag: the cached one, or the result of `find`.
     #[inline(always)]
     fn find(&mut self, stag: STag, find: impl FnOnce() -> Option<Arc<Region>>) -> Option<&Arc<Region>> {
         if !self.region.as_ref().is_some_and(|region| region.stag() == stag && region.is_live()) {
@@ -61,13 +62,13 @@ impl CachedRegion {
         self.region.as_ref()
     }
 
-    /// A pin within ours; takes ours first if there is none.
+    /// Returns a pin under that of the cache, which is taken first if necessary.
     #[inline(always)]
     fn hold(&mut self, offset: usize, len: usize) -> Option<PinnedSpan<'_>> {
         PinnedSpan::lent(self.hold_region()?, offset, len)
     }
 
-    /// The region under our pin, which is taken first if there is none.
+    /// Returns the region under the pin of the cache, which is taken first if necessary.
     #[inline(always)]
     fn hold_region(&mut self) -> Option<&Arc<Region>> {
         let region = self.region.as_ref()?;
@@ -85,11 +86,10 @@ impl CachedRegion {
     }
 }
 
-/// A region that a [`MrCache`] keeps pinned, and that our elements may name:
-/// [`Table::hold_local_region`].
+/// Region that a [`MrCache`] keeps pinned, for local elements ([`Table::hold_local_region`]).
 pub struct HeldRegion<'a> {
     region: &'a Arc<Region>,
-    /// True if the bytes are shared and stay mapped.
+    /// True if the memory is shared and stays mapped.
     is_plain: bool,
 }
 
@@ -100,32 +100,33 @@ impl fmt::Debug for HeldRegion<'_> {
 }
 
 impl HeldRegion<'_> {
-    /// Copies out the bytes at `addr`, as many as `to` holds.
+    /// Fills `to` with the bytes at `addr`.
     ///
     /// # Errors
-    /// [`LocalError::OutOfRange`]; [`LocalError::InvalidLkey`] if some of them are gone, and `to`
-    /// has others then.
+    /// [`LocalError::OutOfRange`]; [`LocalError::InvalidLkey`] if some of the bytes are no longer
+    /// accessible, and the contents of `to` are unspecified.
     #[inline(always)]
     pub fn copy_to(&self, addr: u64, to: &mut [u8]) -> Result<(), LocalError> {
         let offset = self.region.check_local_range(addr, to.len() as u64)?;
         if self.is_plain {
-            // SAFETY: the region has these bytes, under the cache's pin; `to` is private.
+            // SAFETY: the region has these bytes, which are pinned by the cache. `to` is private.
             unsafe { copy::load(to.as_mut_ptr(), self.region.as_ptr().add(offset), to.len()) };
             return Ok(());
         }
         self.copy(offset, to.len(), |pin| pin.copy_to(0, to))
     }
 
-    /// Copies `from` in at `addr`. In shared memory the last bytes become visible last.
+    /// Copies `from` to `addr`. In shared memory the last bytes become visible last.
     ///
     /// # Errors
-    /// As [`HeldRegion::copy_to`]; some bytes may be written then.
+    /// The errors of [`HeldRegion::copy_to`]; some bytes may have been written.
     #[inline(always)]
     pub fn copy_from(&self, addr: u64, from: &[u8]) -> Result<(), LocalError> {
         let offset = self.region.check_local_range(addr, from.len() as u64)?;
         if self.is_plain {
-            // SAFETY: as above; no peer reaches the slice, so they do not overlap, and other
-            // accesses to shared memory are atomic.
+            // SAFETY: the region has these bytes, which are pinned by the cache. No peer can access
+            // the slice, so they do not overlap, and all other accesses to shared memory are
+            // atomic.
             unsafe { copy::store(self.region.as_ptr().add(offset), from.as_ptr(), from.len()) };
             return Ok(());
         }
@@ -151,11 +152,11 @@ impl Drop for CachedRegion {
 }
 
 impl Table {
-    /// Like [`Table::remote`], pinned at once until `cache` lets go; a stream that names the same
-    /// STag repeatedly is spared the look-up and the pin.
+    /// Like [`Table::remote`], but pins the range at once, until `cache` releases it. A stream that
+    /// uses the same STag repeatedly saves the lookup and the pin.
     ///
     /// # Errors
-    /// [`RemoteError`].
+    /// The [`RemoteError`] for which the access is refused.
     pub fn hold_remote<'a>(
         &self,
         cache: &'a mut MrCache,
@@ -170,12 +171,13 @@ impl Table {
         cache.remote.hold(offset, len as usize).ok_or(invalid)
     }
 
-    /// Like [`Table::local`], pinned at once until `cache` lets go; elements that name the same key
-    /// repeatedly are spared the look-up and the pin.
+    /// Like [`Table::local`], but pins the range at once, until `cache` releases it. Elements that
+    /// use the same key repeatedly save the lookup and the pin.
     ///
     /// # Errors
-    /// [`LocalError`].
-    // Always: a pin that is returned through memory is read back in larger pieces than it was
+    /// The [`LocalError`] for which the element is invalid.
+    // Always inlined, because a pin that is returned through memory is read in larger pieces than
+    // it was written in, and has to wait for the stores.
     // written in, which waits for the stores.
     #[inline(always)]
     pub fn hold_local<'a>(
@@ -192,11 +194,11 @@ impl Table {
         cache.local.hold(offset, len as usize).ok_or(invalid)
     }
 
-    /// Like [`Table::hold_local`], for many elements that name the same key: of each, the range
-    /// remains to be checked.
+    /// Like [`Table::hold_local`], for many elements with the same key. The range of each element
+    /// must still be checked.
     ///
     /// # Errors
-    /// [`LocalError`].
+    /// The [`LocalError`] for which the element is invalid.
     pub fn hold_local_region<'a>(
         &self,
         cache: &'a mut MrCache,
