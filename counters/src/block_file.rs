@@ -1,6 +1,6 @@
 //! The file with the blocks of one device of this process, which the writer maps and extends.
 
-use crate::layout::{FIRST, FIRST_CONN, block, blocks};
+use crate::layout::{FIRST, FIRST_CONN, block_count, block_index};
 use rustix::fs::{FallocateFlags, FlockOperation, Stat, fallocate, fcntl_lock, fstat, ftruncate};
 use std::fs::File;
 use std::io;
@@ -10,14 +10,14 @@ use uiw_mem::{BLOCK_BYTES, Blocks};
 
 /// Device and inode of the files of this process. Opening and closing one would release its lock
 /// (fcntl(2), record locks).
-static OWN: Mutex<Vec<(u64, u64)>> = Mutex::new(Vec::new());
+static OWN_FILES: Mutex<Vec<(u64, u64)>> = Mutex::new(Vec::new());
 
 /// Blocks of a shard that have room from the beginning: a page.
 const FIRST_BLOCKS: usize = FIRST_CONN + 1;
 
 /// Returns whether this process publishes its counters in the file.
 pub(crate) fn is_own(found: &Stat) -> bool {
-    OWN.lock().unwrap_or_else(PoisonError::into_inner).contains(&(found.st_dev, found.st_ino))
+    OWN_FILES.lock().unwrap_or_else(PoisonError::into_inner).contains(&(found.st_dev, found.st_ino))
 }
 
 /// The file of a device, which stays open while the process counts: its lock shows readers that the
@@ -33,7 +33,7 @@ impl BlockFile {
     pub(crate) fn new(file: OwnedFd, shards: usize) -> io::Result<Self> {
         let found = fstat(&file)?;
         let id = (found.st_dev, found.st_ino);
-        OWN.lock().unwrap_or_else(PoisonError::into_inner).push(id);
+        OWN_FILES.lock().unwrap_or_else(PoisonError::into_inner).push(id);
         Ok(Self { file: file.into(), shards, id })
     }
 
@@ -44,18 +44,18 @@ impl BlockFile {
         // A page for which the file system has no room would end the process when it is written.
         self.allocate(0, FIRST)?;
         for shard in 0..self.shards {
-            self.allocate(block(shard, 0), FIRST_BLOCKS)?;
+            self.allocate(block_index(shard, 0), FIRST_BLOCKS)?;
         }
         Ok(())
     }
 
     /// Bytes of the file of a device with so many shards.
     pub(crate) fn len(shards: usize) -> u64 {
-        (blocks(shards) * BLOCK_BYTES) as u64
+        (block_count(shards) * BLOCK_BYTES) as u64
     }
 
     pub(crate) fn map(&self) -> io::Result<Arc<Blocks>> {
-        Blocks::of_file(&self.file, blocks(self.shards))
+        Blocks::of_file(&self.file, block_count(self.shards))
     }
 
     /// Gets memory of the file system for blocks.
@@ -67,6 +67,6 @@ impl BlockFile {
 
 impl Drop for BlockFile {
     fn drop(&mut self) {
-        OWN.lock().unwrap_or_else(PoisonError::into_inner).retain(|id| *id != self.id);
+        OWN_FILES.lock().unwrap_or_else(PoisonError::into_inner).retain(|id| *id != self.id);
     }
 }

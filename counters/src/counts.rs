@@ -1,6 +1,6 @@
 //! Counts as programs read them: messages, bytes, waits and Terminates.
 
-use crate::layout::{Wait, conn};
+use crate::layout::{WaitReason, conn};
 
 /// Class of counted payload. Read Responses and answers to atomics count, not the requests: so
 /// bytes count in the direction in which they travel, and what one end has sent is what the other
@@ -8,7 +8,7 @@ use crate::layout::{Wait, conn};
 /// own; Immediate Data counts as a Send without payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
-pub enum Traffic {
+pub enum TrafficClass {
     /// Sends to the peer.
     SendSent = 0,
     /// Sends of the peer.
@@ -45,7 +45,7 @@ pub struct Directions {
     pub received: Count,
 }
 
-/// Traffic by operation: see [`Traffic`] for what counts where.
+/// TrafficClass by operation: see [`TrafficClass`] for what counts where.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Operations {
     /// Sends, with immediate or without.
@@ -76,18 +76,18 @@ impl Operations {
         total
     }
 
-    /// `words`: messages and bytes of each [`Traffic`].
+    /// `words`: messages and bytes of each [`TrafficClass`].
     pub(crate) fn parse(words: [u64; conn::TRAFFIC_WORDS]) -> Self {
-        let count = |which: Traffic| {
+        let count = |which: TrafficClass| {
             let at = 2 * which as usize;
             Count { messages: words[at], bytes: words[at + 1] }
         };
         let both = |sent, received| Directions { sent: count(sent), received: count(received) };
         Self {
-            send: both(Traffic::SendSent, Traffic::SendReceived),
-            write: both(Traffic::WriteSent, Traffic::WriteReceived),
-            read: both(Traffic::ReadSent, Traffic::ReadReceived),
-            atomic: both(Traffic::AtomicSent, Traffic::AtomicReceived),
+            send: both(TrafficClass::SendSent, TrafficClass::SendReceived),
+            write: both(TrafficClass::WriteSent, TrafficClass::WriteReceived),
+            read: both(TrafficClass::ReadSent, TrafficClass::ReadReceived),
+            atomic: both(TrafficClass::AtomicSent, TrafficClass::AtomicReceived),
         }
     }
 
@@ -127,7 +127,7 @@ impl Count {
     }
 }
 
-/// Number of times that connections waited, by reason ([`Wait`]).
+/// Number of times that connections waited, by reason ([`WaitReason`]).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WaitCounts {
     /// Waits for an answer while ORD allows no more outstanding Reads and atomics.
@@ -140,8 +140,12 @@ pub struct WaitCounts {
 
 impl WaitCounts {
     pub(crate) fn parse(words: [u64; conn::WAITS_WORDS]) -> Self {
-        let of = |wait: Wait| words[wait as usize];
-        Self { credit: of(Wait::Credit), receive: of(Wait::Receive), memory: of(Wait::Memory) }
+        let of = |wait: WaitReason| words[wait as usize];
+        Self {
+            credit: of(WaitReason::Credit),
+            receive: of(WaitReason::Receive),
+            memory: of(WaitReason::Memory),
+        }
     }
 
     /// Adds those of another part.

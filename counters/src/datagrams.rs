@@ -78,7 +78,7 @@ impl Datagrams {
 
     /// Messages to and from queue pairs of other devices.
     #[must_use]
-    pub fn with_others(&self) -> Directions {
+    pub fn with_other_devices(&self) -> Directions {
         let beside = |all: Count, part: Count| Count {
             messages: all.messages.saturating_sub(part.messages),
             bytes: all.bytes.saturating_sub(part.bytes),

@@ -2,8 +2,8 @@
 
 use crate::block_file::BlockFile;
 use crate::layout::{
-    COMMAND, COMMAND_TEXT, FIRST_CONN, MAGIC, MAX_SHARDS, TRANSFERS, VERSION, block, blocks, process, shard,
-    transfers,
+    COMMAND, COMMAND_TEXT, FIRST_CONN, MAGIC, MAX_SHARDS, TRANSFERS, VERSION, block_count, block_index,
+    process, shard, transfers,
 };
 use crate::publish::{NewFile, Publish};
 use crate::snapshot::Snapshot;
@@ -51,14 +51,14 @@ impl DeviceCounters {
         });
         let counters = match published {
             Some(counters) => counters,
-            None => Self::on(Blocks::anonymous(blocks(shards))?, shards, None)?,
+            None => Self::with_blocks(Blocks::anonymous(block_count(shards))?, shards, None)?,
         };
         Ok(counters)
     }
 
     fn publish(shards: usize, publish: &Publish) -> io::Result<Self> {
         let file = NewFile::create(&publish.directory, shards)?;
-        let counters = Self::on(file.blocks.map()?, shards, Some(Arc::clone(&file.blocks)))?;
+        let counters = Self::with_blocks(file.blocks.map()?, shards, Some(Arc::clone(&file.blocks)))?;
         let name = std::fs::read_to_string("/proc/self/comm").unwrap_or_default();
         put_text(&counters.process, process::NAME, name.trim_end());
         put_text(&counters.process, process::LIBRARY, &publish.library);
@@ -69,7 +69,7 @@ impl DeviceCounters {
         Ok(counters)
     }
 
-    fn on(blocks: Arc<Blocks>, shards: usize, file: Option<Arc<BlockFile>>) -> io::Result<Self> {
+    fn with_blocks(blocks: Arc<Blocks>, shards: usize, file: Option<Arc<BlockFile>>) -> io::Result<Self> {
         let process = blocks.get(0).ok_or(io::ErrorKind::InvalidInput)?;
         for (at, number) in [
             (process::VERSION, VERSION),
@@ -80,7 +80,7 @@ impl DeviceCounters {
             process[at].store(number, Relaxed);
         }
         for index in 0..shards {
-            let first = blocks.get(block(index, 0)).ok_or(io::ErrorKind::InvalidInput)?;
+            let first = blocks.get(block_index(index, 0)).ok_or(io::ErrorKind::InvalidInput)?;
             first[shard::USED].store(FIRST_CONN as u64, Relaxed);
         }
         process[process::MAGIC].store(MAGIC, Release);

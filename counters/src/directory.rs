@@ -40,12 +40,12 @@ pub enum DirectoryKind {
 /// # mod uiw { pub use uiw_counters as counters; }
 /// use uiw::counters::Directory;
 /// // A runtime directory that is not there is not used.
-/// let directory = Directory::of_user(Some(Path::new("/nonexistent")));
+/// let directory = Directory::for_user(Some(Path::new("/nonexistent")));
 /// assert!(directory.path().starts_with("/tmp"));
 /// # let path = std::env::temp_dir().join(format!("uiw-example-Directory-{}", std::process::id()));
 /// # std::fs::create_dir(&path)?;
 /// // Readers find another directory by a link.
-/// let (directory, other) = (Directory::given(&path), Directory::given("/run/other"));
+/// let (directory, other) = (Directory::new(&path), Directory::new("/run/other"));
 /// directory.link(&other, "1")?;
 /// assert_eq!(directory.linked()?, [other]);
 /// # std::fs::remove_dir_all(&path)?;
@@ -67,7 +67,7 @@ impl Directory {
     /// directory, if there is one (`XDG_RUNTIME_DIR`): `uiw` within it, where it belongs to that
     /// user. Otherwise `/tmp/uiw-UID`.
     #[must_use]
-    pub fn of_user(runtime: Option<&Path>) -> Self {
+    pub fn for_user(runtime: Option<&Path>) -> Self {
         let user = geteuid().as_raw();
         let own = |path: &&Path| path.is_absolute() && stat(*path).is_ok_and(|found| found.st_uid == user);
         let path = match runtime.filter(own) {
@@ -79,7 +79,7 @@ impl Directory {
 
     /// A directory that is there already.
     #[must_use]
-    pub fn given(path: impl Into<PathBuf>) -> Self {
+    pub fn new(path: impl Into<PathBuf>) -> Self {
         Self { path: path.into(), kind: DirectoryKind::Given }
     }
 
@@ -96,7 +96,7 @@ impl Directory {
     }
 
     /// Makes it, if it is the user's and not there.
-    pub(crate) fn make(&self) -> io::Result<OwnedFd> {
+    pub(crate) fn create(&self) -> io::Result<OwnedFd> {
         if self.kind == DirectoryKind::User {
             match mkdir(&self.path, Mode::RWXU) {
                 Ok(()) | Err(rustix::io::Errno::EXIST) => {}
@@ -151,7 +151,7 @@ impl Directory {
             directory => directory?,
         };
         let mut files = Vec::new();
-        for name in names(&directory, |name| name.ends_with(SUFFIX) && !name.starts_with('.'))? {
+        for name in list_names(&directory, |name| name.ends_with(SUFFIX) && !name.starts_with('.'))? {
             match CounterFile::open(&directory, &name) {
                 // The process has ended and its file was removed since, or it is this process's
                 // own.
@@ -174,10 +174,10 @@ impl Directory {
             directory => directory?,
         };
         let mut all = Vec::new();
-        for name in names(&directory, |name| name.starts_with("run-"))? {
+        for name in list_names(&directory, |name| name.starts_with("run-"))? {
             if let Ok(target) = rustix::fs::readlinkat(&directory, &name, Vec::new()) {
                 let target = PathBuf::from(std::ffi::OsString::from(target.to_string_lossy().into_owned()));
-                all.push(Self::given(target));
+                all.push(Self::new(target));
             }
         }
         Ok(all)
@@ -188,7 +188,7 @@ impl Directory {
     /// # Errors
     /// The system's.
     pub fn link(&self, other: &Self, name: &str) -> io::Result<()> {
-        Ok(rustix::fs::symlinkat(&other.path, self.make()?, format!("run-{name}"))?)
+        Ok(rustix::fs::symlinkat(&other.path, self.create()?, format!("run-{name}"))?)
     }
 
     /// Removes that link.
@@ -196,7 +196,7 @@ impl Directory {
     /// # Errors
     /// The system's.
     pub fn unlink(&self, name: &str) -> io::Result<()> {
-        Ok(unlinkat(self.make()?, format!("run-{name}"), AtFlags::empty())?)
+        Ok(unlinkat(self.create()?, format!("run-{name}"), AtFlags::empty())?)
     }
 
     /// Removes the files of all processes that have ended, for the program that made the directory.
@@ -207,7 +207,7 @@ impl Directory {
     pub fn remove_ended(&self) -> io::Result<bool> {
         let directory = self.open(OFlags::RDONLY)?;
         let mut is_empty = true;
-        for name in names(&directory, |name| name.ends_with(SUFFIX))? {
+        for name in list_names(&directory, |name| name.ends_with(SUFFIX))? {
             let runs = match CounterFile::open(&directory, &name) {
                 Ok(file) => file.owner()? != Owner::Ended,
                 Err(_) => false,
@@ -224,7 +224,7 @@ impl Directory {
         if statat(&directory, Self::RUN_LOCK, AtFlags::SYMLINK_NOFOLLOW).is_ok() {
             return Ok(());
         }
-        let all = names(&directory, |name| name.ends_with(SUFFIX))?;
+        let all = list_names(&directory, |name| name.ends_with(SUFFIX))?;
         if all.len() <= MAX_FILES {
             return Ok(());
         }
@@ -258,7 +258,7 @@ impl CounterFile {
     /// # Errors
     /// The system's.
     pub fn remove(&self, directory: &Directory) -> io::Result<bool> {
-        match unlinkat(directory.make()?, self.name(), AtFlags::empty()) {
+        match unlinkat(directory.create()?, self.name(), AtFlags::empty()) {
             Ok(()) => Ok(true),
             Err(rustix::io::Errno::NOENT) => Ok(false),
             Err(error) => Err(error.into()),
@@ -267,7 +267,7 @@ impl CounterFile {
 }
 
 /// The names of the files and links for which `which` returns true.
-fn names(directory: &OwnedFd, which: impl Fn(&str) -> bool) -> io::Result<Vec<String>> {
+fn list_names(directory: &OwnedFd, which: impl Fn(&str) -> bool) -> io::Result<Vec<String>> {
     let mut names = Vec::new();
     for entry in Dir::read_from(directory)? {
         let entry = entry?;

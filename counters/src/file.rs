@@ -1,7 +1,7 @@
 //! Reads one file of counters.
 
 use crate::block_file;
-use crate::layout::{MAGIC, MAX_SHARDS, VERSION, blocks, process};
+use crate::layout::{MAGIC, MAX_SHARDS, VERSION, block_count, process};
 use crate::snapshot::Snapshot;
 use rustix::fs::{AtFlags, Mode, OFlags, fstat, openat, statat};
 use rustix::process::{Flock, FlockType, fcntl_getlk};
@@ -97,7 +97,7 @@ impl CounterFile {
             return Err(FileError::Version { found: begin[process::VERSION] });
         }
         let shards = usize::try_from(begin[process::SHARDS]).ok().filter(|n| (1..=MAX_SHARDS).contains(n));
-        let expected = (blocks(shards.ok_or(FileError::Damaged)?) * BLOCK_BYTES) as u64;
+        let expected = (block_count(shards.ok_or(FileError::Damaged)?) * BLOCK_BYTES) as u64;
         if len != expected {
             return Err(FileError::Length { found: len, expected });
         }

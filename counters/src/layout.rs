@@ -38,12 +38,12 @@ pub(crate) const SAME_DEVICE: usize = 2;
 pub(crate) const FIRST_CONN: usize = 3;
 
 /// Blocks of a device with so many shards.
-pub(crate) const fn blocks(shards: usize) -> usize {
+pub(crate) const fn block_count(shards: usize) -> usize {
     FIRST + shards * SHARD_BLOCKS
 }
 
 /// Block `index` of shard `shard`.
-pub(crate) const fn block(shard: usize, index: usize) -> usize {
+pub(crate) const fn block_index(shard: usize, index: usize) -> usize {
     FIRST + shard * SHARD_BLOCKS + index
 }
 
@@ -102,7 +102,7 @@ pub(crate) mod shard {
     /// Terminates whose code has no entry below.
     pub(crate) const OTHER_TERMINATES_SENT: usize = 10;
     pub(crate) const OTHER_TERMINATES_RECEIVED: usize = 11;
-    /// Traffic of earlier connections within the device, as in [`super::conn::TRAFFIC`]: their
+    /// TrafficClass of earlier connections within the device, as in [`super::conn::TRAFFIC`]: their
     /// blocks are other connections' by now.
     pub(crate) const SAME_DEVICE: usize = 16;
     /// Datagrams that belong to no queue pair: one for each [`crate::RejectReason`].
@@ -137,10 +137,10 @@ pub(crate) mod conn {
     pub(crate) const PEER: usize = 8;
     /// Bytes that are kept for it against the receive memory budget.
     pub(crate) const HELD: usize = 11;
-    /// Messages and bytes of each [`crate::Traffic`].
+    /// Messages and bytes of each [`crate::TrafficClass`].
     pub(crate) const TRAFFIC: usize = 16;
     pub(crate) const TRAFFIC_WORDS: usize = 16;
-    /// One for each [`crate::Wait`].
+    /// One for each [`crate::WaitReason`].
     pub(crate) const WAITS: usize = TRAFFIC + TRAFFIC_WORDS;
     pub(crate) const WAITS_WORDS: usize = 3;
     /// Messages and bytes of datagrams, sent and received; those within the device; then one for
@@ -162,7 +162,7 @@ const _: () = assert!(shard::DATAGRAMS + shard::DATAGRAM_WORDS <= shard::TERMINA
 /// Resource that a connection waited for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
-pub enum Wait {
+pub enum WaitReason {
     /// A Read or an atomic, for the answer to an earlier one: as many were outstanding as ORD
     /// allows.
     Credit = 0,

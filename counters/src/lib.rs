@@ -27,7 +27,7 @@
 //!   write to a page that the file system cannot store would end the process. Without space a
 //!   connection counts in the common block; without a file, in memory.
 //! * Bytes count in the direction in which they travel, so that one end's sent bytes are the other
-//!   end's received bytes. `sent` is ahead of TCP by one batch at most. Traffic between two queue
+//!   end's received bytes. `sent` is ahead of TCP by one batch at most. TrafficClass between two queue
 //!   pairs of one device is counted a second time (`same_device`); the rest went to another
 //!   process, which is what `uiw run --require` asks for.
 //! * The file has mode 0600, appears under its random name once it is complete, and is locked by
@@ -58,12 +58,12 @@ mod terminates;
 mod transfers;
 mod writer;
 
-pub use counts::{Count, Directions, Operations, TerminateCount, Traffic, WaitCounts};
+pub use counts::{Count, Directions, Operations, TerminateCount, TrafficClass, WaitCounts};
 pub use datagrams::{DatagramQueuePair, Datagrams, DropReason, RejectReason};
 pub use device::DeviceCounters;
 pub use directory::{Directory, DirectoryKind};
 pub use file::{CounterFile, FileError, Owner};
-pub use layout::{VERSION, Wait};
+pub use layout::{VERSION, WaitReason};
 pub use publish::Publish;
 pub use snapshot::{
     AddressCounts, ConnectionCounters, ProcessCounters, QueuePairCounters, ShardCounts, Snapshot,

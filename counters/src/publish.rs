@@ -32,7 +32,7 @@ impl NewFile {
         if getrlimit(Resource::Fsize).current.is_some_and(|limit| limit < BlockFile::len(shards)) {
             return Err(io::Error::new(io::ErrorKind::FileTooLarge, "the limit of file sizes is lower"));
         }
-        let folder = directory.make()?;
+        let folder = directory.create()?;
         if let Err(error) = directory.trim() {
             tracing::debug!(%error, "files of counters are not removed");
         }

@@ -3,7 +3,7 @@
 use crate::address;
 use crate::counts::{Directions, Operations, TerminateCount, WaitCounts};
 use crate::datagrams::{DatagramQueuePair, Datagrams, RejectReason};
-use crate::layout::{self, FIRST_CONN, OTHERS, SAME_DEVICE, SHARD_BLOCKS, block, conn, process, shard};
+use crate::layout::{self, FIRST_CONN, OTHERS, SAME_DEVICE, SHARD_BLOCKS, block_index, conn, process, shard};
 use crate::terminates;
 use crate::transfers::Transfers;
 use std::collections::BTreeMap;
@@ -44,7 +44,7 @@ impl ProcessCounters {
 pub struct ShardCounts {
     /// Number.
     pub index: usize,
-    /// Traffic of all connections.
+    /// TrafficClass of all connections.
     pub traffic: Operations,
     /// The part of it on connections whose other end is a queue pair of the same device.
     pub same_device: Operations,
@@ -96,7 +96,7 @@ pub struct ConnectionCounters {
     pub kernel: bool,
     /// Start of Full Operation, in nanoseconds since 1970.
     pub began_ns: u64,
-    /// Traffic.
+    /// TrafficClass.
     pub traffic: Operations,
     /// Waits.
     pub waits: WaitCounts,
@@ -104,20 +104,20 @@ pub struct ConnectionCounters {
     pub held_bytes: u64,
 }
 
-/// Traffic of a queue pair: its connections that are listed.
+/// TrafficClass of a queue pair: its connections that are listed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QueuePairCounters {
     /// Number.
     pub qp_num: u32,
     /// Connections: one, or none between two.
     pub connections: usize,
-    /// Traffic.
+    /// TrafficClass.
     pub traffic: Operations,
     /// Waits.
     pub waits: WaitCounts,
 }
 
-/// Traffic at one address of this end: all connections and UD queue pairs that ever had it.
+/// TrafficClass at one address of this end: all connections and UD queue pairs that ever had it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AddressCounts {
     /// Payload on connections.
@@ -132,7 +132,7 @@ pub struct AddressCounts {
 /// be read between the two.
 ///
 /// ```
-/// use uiw_counters::{DeviceCounters, Traffic};
+/// use uiw_counters::{DeviceCounters, TrafficClass};
 /// let device = DeviceCounters::new(1, None)?;
 /// # let details = uiw_counters::ConnDetails {
 /// #     qp_num: 17,
@@ -144,7 +144,7 @@ pub struct AddressCounts {
 /// # };
 /// let connection = device.shard(0).open(&details);
 /// let earlier = device.snapshot();
-/// connection.count(Traffic::WriteSent, 3, 300);
+/// connection.count(TrafficClass::WriteSent, 3, 300);
 /// let since = device.snapshot().total().traffic.since(&earlier.total().traffic);
 /// assert_eq!(since.write.sent.messages, 3);
 /// # Ok::<(), std::io::Error>(())
@@ -171,7 +171,7 @@ pub struct Snapshot {
 type Words = [u64; BLOCK_WORDS];
 
 /// Number of attempts to read a block that changes hands meanwhile.
-const READS: usize = 16;
+const MAX_READ_ATTEMPTS: usize = 16;
 
 impl Snapshot {
     /// Reads the blocks that `read` gives by their numbers. `None`: `read` had none of a block, or
@@ -182,9 +182,9 @@ impl Snapshot {
         let mut snapshot = Self {
             process: ProcessCounters {
                 pid: process[process::PID] as u32,
-                name: text(&process, process::NAME),
-                library: text(&process, process::LIBRARY),
-                command: text(&read(layout::COMMAND)?, layout::COMMAND_TEXT),
+                name: read_text(&process, process::NAME),
+                library: read_text(&process, process::LIBRARY),
+                command: read_text(&read(layout::COMMAND)?, layout::COMMAND_TEXT),
                 began_ns: process[process::BEGAN],
                 devices_opened: process[process::DEVICES_OPENED].max(1),
                 queue_pairs_created: process[process::QUEUE_PAIRS_CREATED],
@@ -199,7 +199,7 @@ impl Snapshot {
     }
 
     fn read_shard(&mut self, index: usize, read: &mut impl FnMut(usize) -> Option<Words>) -> Option<()> {
-        let first = read(block(index, 0))?;
+        let first = read(block_index(index, 0))?;
         let used =
             usize::try_from(first[shard::USED]).ok().filter(|n| (FIRST_CONN..=SHARD_BLOCKS).contains(n))?;
         let mut counts = ShardCounts {
@@ -225,7 +225,7 @@ impl Snapshot {
             ..ShardCounts::default()
         };
         for at in OTHERS..used {
-            let words = steady(|| read(block(index, at)))?;
+            let words = read_stable(|| read(block_index(index, at)))?;
             let traffic = Operations::parse(self::words(&words, conn::TRAFFIC));
             let waits = WaitCounts::parse(self::words(&words, conn::WAITS));
             counts.traffic.add(&traffic);
@@ -237,7 +237,7 @@ impl Snapshot {
             if at < FIRST_CONN {
                 continue;
             }
-            if let Some(local) = address::parse(self::words(&words, conn::LOCAL)) {
+            if let Some(local) = address::from_words(self::words(&words, conn::LOCAL)) {
                 let counts = self.addresses.entry(local.ip()).or_default();
                 counts.traffic.add(&traffic);
                 let datagrams = Datagrams::parse(&self::words(&words, conn::TRAFFIC)).traffic;
@@ -248,7 +248,7 @@ impl Snapshot {
                 self.datagram_queue_pairs.extend(datagram_queue_pair(index, &words));
                 continue;
             }
-            let Some(connection) = connection(index, &words) else { continue };
+            let Some(connection) = open_connection(index, &words) else { continue };
             if connection.same_device {
                 counts.same_device.add(&connection.traffic);
             }
@@ -297,9 +297,9 @@ impl Snapshot {
         total
     }
 
-    /// Traffic on connections whose other end is not a queue pair of the same device.
+    /// TrafficClass on connections whose other end is not a queue pair of the same device.
     #[must_use]
-    pub fn with_others(&self) -> Operations {
+    pub fn with_other_devices(&self) -> Operations {
         let total = self.total();
         total.traffic.since(&total.same_device)
     }
@@ -321,9 +321,9 @@ impl Snapshot {
 
 /// Reads a block until it is not changing hands: a few times, as its writer may have been killed
 /// while it was.
-fn steady(mut read: impl FnMut() -> Option<Words>) -> Option<Words> {
+fn read_stable(mut read: impl FnMut() -> Option<Words>) -> Option<Words> {
     let mut words = read()?;
-    for _ in 0..READS {
+    for _ in 0..MAX_READ_ATTEMPTS {
         let before = words[conn::SEQUENCE];
         if before.is_multiple_of(2) {
             let again = read()?;
@@ -340,7 +340,7 @@ fn steady(mut read: impl FnMut() -> Option<Words>) -> Option<Words> {
 }
 
 /// `None`: the block has no connection, or is between two.
-fn connection(shard: usize, words: &Words) -> Option<ConnectionCounters> {
+fn open_connection(shard: usize, words: &Words) -> Option<ConnectionCounters> {
     if words[conn::STATE] == 0 || !words[conn::SEQUENCE].is_multiple_of(2) {
         return None;
     }
@@ -349,8 +349,8 @@ fn connection(shard: usize, words: &Words) -> Option<ConnectionCounters> {
     Some(ConnectionCounters {
         shard,
         qp_num: words[conn::QP_NUM] as u32,
-        local: address::parse(self::words(words, conn::LOCAL))?,
-        peer: address::parse(self::words(words, conn::PEER))?,
+        local: address::from_words(self::words(words, conn::LOCAL))?,
+        peer: address::from_words(self::words(words, conn::PEER))?,
         initiator: flag(conn::FLAG_INITIATOR),
         same_device: flag(conn::FLAG_SAME_DEVICE),
         kernel: flag(conn::FLAG_KERNEL),
@@ -369,7 +369,7 @@ fn datagram_queue_pair(shard: usize, words: &Words) -> Option<DatagramQueuePair>
     Some(DatagramQueuePair {
         shard,
         qp_num: words[conn::QP_NUM] as u32,
-        local: address::parse(self::words(words, conn::LOCAL))?,
+        local: address::from_words(self::words(words, conn::LOCAL))?,
         began_ns: words[conn::BEGAN],
         datagrams: Datagrams::parse(&own_counts(words)),
     })
@@ -386,7 +386,7 @@ fn words<const N: usize>(block: &Words, at: usize) -> [u64; N] {
 }
 
 /// Text without what a terminal obeys.
-fn text(block: &Words, at: process::Text) -> String {
+fn read_text(block: &Words, at: process::Text) -> String {
     let bytes: Vec<u8> =
         block[at.at + 1..at.at + at.words].iter().flat_map(|word| word.to_ne_bytes()).collect();
     let len = usize::try_from(block[at.at]).unwrap_or(usize::MAX).min(bytes.len());

@@ -11,7 +11,7 @@ const USED: u64 = 1 << 16;
 
 /// The number that counts Terminates with `code`, which is layer, type and code of RFC 5040 section
 /// 4.8, from the top: 4, 4 and 8 bits. A code that has no entry yet gets one, if there is room.
-pub(crate) fn counter(block: &Block, code: u16, sent: bool) -> &AtomicU64 {
+pub(crate) fn counter_of_code(block: &Block, code: u16, sent: bool) -> &AtomicU64 {
     let key = USED | u64::from(code);
     for entry in block[TERMINATES..].chunks_exact(3).take(TERMINATE_CODES) {
         let is = entry[0].load(Relaxed);

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use uiw_counters::{
     ConnDetails, Count, CounterFile, DatagramQueuePair, Datagrams, DeviceCounters, Directions, Directory,
-    DropReason, FileError, Owner, Publish, Refusal, RejectReason, Snapshot, Traffic, Wait,
+    DropReason, FileError, Owner, Publish, Refusal, RejectReason, Snapshot, TrafficClass, WaitReason,
 };
 
 /// A directory that is removed with its files when dropped.
@@ -23,7 +23,7 @@ impl TempDirectory {
     }
 
     fn directory(&self) -> Directory {
-        Directory::given(&self.0)
+        Directory::new(&self.0)
     }
 
     fn publish(&self) -> Publish {
@@ -86,12 +86,12 @@ fn file_has_device_counts() {
     let mut shard = device.shard(2);
     device.queue_pair_created();
     let conn = shard.open(&details(0x1234, false));
-    conn.count(Traffic::SendSent, 1, 100);
-    conn.count(Traffic::WriteReceived, 0, 65_000);
-    conn.count(Traffic::WriteReceived, 1, 536);
-    conn.count(Traffic::ReadSent, 1, 7);
-    conn.count(Traffic::AtomicReceived, 1, 8);
-    conn.wait(Wait::Credit);
+    conn.count(TrafficClass::SendSent, 1, 100);
+    conn.count(TrafficClass::WriteReceived, 0, 65_000);
+    conn.count(TrafficClass::WriteReceived, 1, 536);
+    conn.count(TrafficClass::ReadSent, 1, 7);
+    conn.count(TrafficClass::AtomicReceived, 1, 8);
+    conn.wait(WaitReason::Credit);
     conn.set_held(4096);
     shard.accepted();
     shard.refused(Refusal::System);
@@ -135,7 +135,7 @@ fn file_has_device_counts() {
     let [connection] = &read.connections[..] else { panic!("{:?}", read.connections) };
     assert_eq!((connection.qp_num, connection.shard, connection.traffic), (0x1234, 2, total.traffic));
     assert_eq!((connection.local, connection.peer), (details(0, false).local, details(0, false).peer));
-    assert_eq!(read.with_others(), total.traffic);
+    assert_eq!(read.with_other_devices(), total.traffic);
     assert!(file.remove(&temp.directory()).unwrap() && !file.remove(&temp.directory()).unwrap());
 }
 
@@ -152,7 +152,7 @@ fn datagrams_counted_by_qp_and_shard() {
     // A connection, and another queue pair, have the block afterwards: the sums go on, and theirs
     // begin at zero.
     let conn = shard.open(&details(7, false));
-    conn.count(Traffic::SendSent, 1, 10);
+    conn.count(TrafficClass::SendSent, 1, 10);
     shard.close(&conn, true);
     let now = shard.open_datagrams(0x0F_A001, local);
     now.sent(count(2, 64), count(0, 0));
@@ -167,7 +167,7 @@ fn datagrams_counted_by_qp_and_shard() {
         (RejectReason::BadSource, 3),
         (RejectReason::NoQueuePair, 4),
     ] {
-        (0..times).for_each(|_| shard.rejected(why));
+        (0..times).for_each(|_| shard.datagram_rejected(why));
     }
     drop((earlier, conn, now, shard, device));
 
@@ -189,7 +189,7 @@ fn datagrams_counted_by_qp_and_shard() {
         no_queue_pair: 4,
     };
     assert_eq!(total.datagrams, expected);
-    assert_eq!(expected.with_others(), directions(count(4, 264), count(1, 1)));
+    assert_eq!(expected.with_other_devices(), directions(count(4, 264), count(1, 1)));
     assert_eq!(expected.dropped().iter().map(|(_, count)| count).sum::<u64>(), 18);
     let [DatagramQueuePair { shard, qp_num, local: at, datagrams, .. }] = snapshot.datagram_queue_pairs[..]
     else {
@@ -208,7 +208,7 @@ fn later_connection_starts_at_zero() {
     let mut shard = device.shard(0);
     for round in 0..5 {
         let conn = shard.open(&details(round, round == 2));
-        conn.count(Traffic::SendSent, 1, 10);
+        conn.count(TrafficClass::SendSent, 1, 10);
         let now = device.snapshot();
         assert_eq!(now.connections.len(), 1);
         assert_eq!((now.connections[0].qp_num, now.connections[0].traffic.send.sent), (round, count(1, 10)));
@@ -229,7 +229,7 @@ fn connections_without_block_count_for_shard() {
     let mut shard = device.shard(0);
     let all: Vec<_> = (0..100_000).map(|number| shard.open(&details(number, number % 2 == 1))).collect();
     for conn in &all {
-        conn.count(Traffic::WriteSent, 1, 3);
+        conn.count(TrafficClass::WriteSent, 1, 3);
     }
     let path = temp.0.join(temp.names().remove(0));
     let len = fs::metadata(&path).unwrap().len();
@@ -239,11 +239,11 @@ fn connections_without_block_count_for_shard() {
     let total = now.total();
     assert_eq!(total.traffic.write.sent, count(100_000, 300_000));
     assert_eq!(total.same_device.write.sent, count(50_000, 150_000));
-    assert_eq!(now.with_others().write.sent, count(50_000, 150_000));
+    assert_eq!(now.with_other_devices().write.sent, count(50_000, 150_000));
     all.iter().for_each(|conn| shard.close(conn, true));
     // Blocks are free again.
     let conn = shard.open(&details(7, false));
-    conn.count(Traffic::WriteSent, 1, 5);
+    conn.count(TrafficClass::WriteSent, 1, 5);
     let now = device.snapshot();
     assert_eq!((now.connections.len(), now.connections[0].traffic.write.sent), (1, count(1, 5)));
     assert_eq!(now.total().traffic.write.sent, count(100_001, 300_005));
@@ -260,8 +260,8 @@ fn counts_grouped_by_local_address() {
         let mut details = details(number, false);
         details.local.set_ip([10, 0, 0, (number % 3) as u8].into());
         let conn = shard.open(&details);
-        conn.count(Traffic::WriteSent, 1, 1 << (8 * (number % 3)));
-        conn.count(Traffic::SendReceived, 1, 7);
+        conn.count(TrafficClass::WriteSent, 1, 1 << (8 * (number % 3)));
+        conn.count(TrafficClass::SendReceived, 1, 7);
         shard.close(&conn, true);
     }
     let datagrams = shards[0].open_datagrams(9, "10.0.0.9:1".parse().unwrap());
@@ -358,14 +358,14 @@ fn random_file_read_without_panic() {
         // So that the blocks are read.
         put(&path, FIRST_SHARD, 3 + round % 64);
         let snapshot = temp.only().snapshot().unwrap();
-        let _ = (snapshot.total(), snapshot.with_others(), snapshot.queue_pairs());
+        let _ = (snapshot.total(), snapshot.with_other_devices(), snapshot.queue_pairs());
     }
 }
 
 #[test]
 fn directory_of_other_user_refused() {
     let temp = TempDirectory::new();
-    let user = Directory::of_user(Some(&temp.0));
+    let user = Directory::for_user(Some(&temp.0));
     assert_eq!(user.path(), temp.0.join("uiw"));
     assert!(user.files().unwrap().is_empty() && user.linked().unwrap().is_empty());
     let publish = Publish { directory: user.clone(), library: String::new() };
@@ -380,14 +380,14 @@ fn directory_of_other_user_refused() {
     assert_eq!(device.snapshot().process.queue_pairs_created, 1);
     assert_eq!(fs::read_dir(user.path()).unwrap().count(), 1);
     // A relative path, and no directory.
-    let user = Directory::of_user(Some(Path::new("tmp")));
-    assert!(user.path().starts_with("/tmp/") && user == Directory::of_user(Some(Path::new("/nonexistent"))));
+    let user = Directory::for_user(Some(Path::new("tmp")));
+    assert!(user.path().starts_with("/tmp/") && user == Directory::for_user(Some(Path::new("/nonexistent"))));
 }
 
 #[test]
 fn directory_keeps_few_ended_files() {
     let temp = TempDirectory::new();
-    let user = Directory::of_user(Some(&temp.0));
+    let user = Directory::for_user(Some(&temp.0));
     let publish = Publish { directory: user.clone(), library: String::new() };
     for _ in 0..300 {
         drop(DeviceCounters::new(1, Some(&publish)).unwrap());
@@ -397,7 +397,7 @@ fn directory_keeps_few_ended_files() {
     // In a directory of `uiw run` all of them stay until it removes them.
     let lock = user.path().join(Directory::RUN_LOCK);
     fs::write(&lock, "").unwrap();
-    let given = Directory::given(user.path());
+    let given = Directory::new(user.path());
     for _ in 0..130 {
         drop(
             DeviceCounters::new(1, Some(&Publish { directory: given.clone(), library: String::new() }))
@@ -414,7 +414,7 @@ fn directory_keeps_few_ended_files() {
 fn links_lead_readers_to_directories() {
     let (temp, other) = (TempDirectory::new(), TempDirectory::new());
     other.left();
-    let user = Directory::of_user(Some(&temp.0));
+    let user = Directory::for_user(Some(&temp.0));
     user.link(&other.directory(), "1").unwrap();
     let [linked] = &user.linked().unwrap()[..] else { panic!("one link") };
     assert_eq!(linked.files().unwrap().len(), 1);

@@ -133,7 +133,7 @@ impl RunDirectory {
             failed(&error)
                 .with_fix("make /tmp writable (in a service PrivateTmp=yes), or do without the report")
         })?;
-        let run = Self { directory: Directory::given(path), user, name, _lock: lock };
+        let run = Self { directory: Directory::new(path), user, name, _lock: lock };
         // Only `uiw stat` needs the link.
         if let Err(error) = run.user.link(&run.directory, &run.name) {
             tracing::info!(%error, "uiw stat will not show this run");
@@ -158,7 +158,7 @@ impl RunDirectory {
                     sum.queue_pairs += snapshot.process.queue_pairs_created;
                     sum.connections += total.established;
                     sum.within.add(&total.same_device);
-                    sum.with_others.add(&snapshot.with_others());
+                    sum.with_others.add(&snapshot.with_other_devices());
                     sum.datagrams.add(&total.datagrams);
                     sum.add_library(snapshot.process.library);
                 }
@@ -284,7 +284,7 @@ impl CounterSum {
             Requirement::Payload => MIN_DATAGRAM_BYTES,
             Requirement::Any => 1,
         };
-        bytes(self.with_others.total()) > 0 || bytes(self.datagrams.with_others()) >= needed
+        bytes(self.with_others.total()) > 0 || bytes(self.datagrams.with_other_devices()) >= needed
     }
 
     /// Returns the report as text.
@@ -298,7 +298,7 @@ impl CounterSum {
             _ => self.libraries.iter().map(|(name, count)| format!("{name} ({count})")).collect(),
         };
         let sockets = self.sockets_text();
-        let unreliable = match self.datagrams.with_others() {
+        let unreliable = match self.datagrams.with_other_devices() {
             none if none == Directions::default() => String::new(),
             moved => format!(
                 "; by datagrams {} sent to other processes, {} received from them",
@@ -348,7 +348,7 @@ impl CounterSum {
             "the program opened a device and chose another transport: see UIW_LOG=debug and its own messages"
         } else if within.iter().any(|moved| moved.sent.bytes > 0 || moved.received.bytes > 0) {
             "payload was moved within one process alone"
-        } else if self.datagrams.with_others() != Directions::default() {
+        } else if self.datagrams.with_other_devices() != Directions::default() {
             "less than 64 KiB were moved by datagrams alone, as libraries do that set up connections and then choose another transport; \
              --require=any accepts that"
         } else {
@@ -404,7 +404,7 @@ mod tests {
         }
 
         fn directory(&self) -> Directory {
-            Directory::of_user(Some(&self.0))
+            Directory::for_user(Some(&self.0))
         }
     }
 
@@ -448,7 +448,7 @@ mod tests {
         let path = run.directory.path().to_owned();
         // Another process would hold it, and this one gets it a second time.
         assert!(has_ended(&path).unwrap());
-        run.user = Directory::given("/nonexistent");
+        run.user = Directory::new("/nonexistent");
         fs::write(path.join("something"), "").unwrap();
         remove_ended_runs(&user.directory());
         assert!(!path.exists() && user.directory().linked().unwrap().is_empty());
@@ -462,7 +462,7 @@ mod tests {
         let path = base.join("secret");
         fs::create_dir_all(&path).unwrap();
         let lock = path.join(Directory::RUN_LOCK);
-        user.directory().link(&Directory::given(&path), &name).unwrap();
+        user.directory().link(&Directory::new(&path), &name).unwrap();
         let (done, swept) = std::sync::mpsc::channel();
         rustix::fs::mkfifoat(rustix::fs::CWD, &lock, Mode::RUSR | Mode::WUSR).unwrap();
         let directory = user.directory();

@@ -43,7 +43,7 @@ fn directories() -> Result<Vec<Directory>> {
         if let Err(error) = std::fs::read_dir(&path) {
             return Err(Failure::local(format!("cannot read the directory {}", path.display()), error));
         }
-        return Ok(vec![Directory::given(path)]);
+        return Ok(vec![Directory::new(path)]);
     }
     let user = counters::user();
     let failed =

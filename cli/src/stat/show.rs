@@ -287,7 +287,7 @@ pub(super) fn print_json(process: &ProgramDevice, before: Option<(Duration, &Sna
         "devices_opened": about.devices_opened,
         "queue_pairs_created": about.queue_pairs_created,
         "total": shard(&total),
-        "with_others": operations(&snapshot.with_others()),
+        "with_others": operations(&snapshot.with_other_devices()),
         "rates": rate_object(rates),
         "transfers": Value::Object(transfers.collect()),
         "shards": snapshot.shards.iter().map(shard).collect::<Vec<_>>(),
@@ -316,7 +316,7 @@ pub(crate) fn datagrams(datagrams: &Datagrams) -> Value {
     json!({
         "traffic": both(datagrams.traffic),
         "same_device": both(datagrams.same_device),
-        "with_others": both(datagrams.with_others()),
+        "with_others": both(datagrams.with_other_devices()),
         "unsent": datagrams.unsent,
         "dropped": Value::Object(dropped.into_iter().collect()),
     })

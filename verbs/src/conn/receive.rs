@@ -136,7 +136,7 @@ impl Conn {
             self.retry = services.now.after(pause);
         }
         self.starved = Some(starved);
-        self.state.counters.wait(uiw_counters::Wait::Memory);
+        self.state.counters.wait(uiw_counters::WaitReason::Memory);
     }
 
     /// Up to how many bytes may be read into staging, where `have` bytes of an FPDU are, so that
