@@ -1,11 +1,12 @@
-//! Addresses in three numbers: family, port and scope; then the address.
+//! Encoding of socket addresses in three words: the first has family, port and scope, the others
+//! the address.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
-/// Numbers that an address takes.
+/// Number of words of an address.
 pub(crate) const WORDS: usize = 3;
 
-/// The numbers of `address`.
+/// Encodes an address.
 pub(crate) fn to_words(address: SocketAddr) -> [u64; WORDS] {
     let front = |family: u64, scope: u32| family | u64::from(address.port()) << 8 | u64::from(scope) << 32;
     match address {
@@ -17,7 +18,7 @@ pub(crate) fn to_words(address: SocketAddr) -> [u64; WORDS] {
     }
 }
 
-/// The address of three numbers; `None`: of no family.
+/// Decodes an address. Returns `None` if the family is unknown.
 pub(crate) fn from_words([front, high, low]: [u64; WORDS]) -> Option<SocketAddr> {
     let port = (front >> 8) as u16;
     match front as u8 {
