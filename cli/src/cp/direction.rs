@@ -5,7 +5,7 @@ use super::plan::{CopyPlan, Task};
 use std::sync::Arc;
 use uiw_copy::meta::Entry;
 use uiw_copy::names::RelPath;
-use uiw_copy::protocol::{Create, Reply, Request, decode_entries};
+use uiw_copy::protocol::{CreateMode, Reply, Request, decode_entries};
 use uiw_copy::wire::WireError;
 
 /// A request, and the bytes that are written into its slot before.
@@ -47,7 +47,7 @@ pub(super) trait Direction: Send + Sync {
 }
 
 /// Returns the request for the entries of a directory after those that are known.
-pub(super) fn list_step(path: &RelPath, known: &[Entry], create: Create) -> RequestStep {
+pub(super) fn list_step(path: &RelPath, known: &[Entry], create: CreateMode) -> RequestStep {
     let after = known.last().map(|entry| entry.name.as_bytes().to_vec()).unwrap_or_default();
     (Request::List { path: path.clone(), after, create }, None)
 }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use uiw_copy::meta::{Entry, Meta};
 use uiw_copy::names::{Name, NameError, RelPath};
-use uiw_copy::part::Part;
+use uiw_copy::part::PartialFile;
 use uiw_copy::protocol::FileHead;
 use uiw_copy::root::Root;
 
@@ -138,7 +138,7 @@ pub(super) struct LargeFile {
 #[derive(Debug)]
 pub(super) enum FileEnd {
     Source(File),
-    Target(Part),
+    Target(PartialFile),
 }
 
 #[derive(Debug, Default)]
@@ -239,12 +239,12 @@ impl LargeFile {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use uiw_copy::meta::{Kind, Time};
+    use uiw_copy::meta::{EntryKind, FileTime};
     use uiw_copy::protocol::BLOCK;
 
     fn large_file(size: u64) -> LargeFile {
-        let kind = Kind::File;
-        let (mtime, version, target) = (Time::default(), [0; 16], Vec::new());
+        let kind = EntryKind::File;
+        let (mtime, version, target) = (FileTime::default(), [0; 16], Vec::new());
         let meta = Meta { kind, mode: 0, size, mtime, version, sparse: false, target };
         let root = Arc::new(Root::open("/".as_ref()).unwrap());
         let place = EntryPaths { root, local: RelPath::default(), remote: RelPath::default() };

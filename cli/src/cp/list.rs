@@ -14,9 +14,9 @@ use serde_json::json;
 use std::ffi::OsString;
 use std::sync::Arc;
 use std::time::Duration;
-use uiw_copy::meta::{Entry, Kind, Meta};
+use uiw_copy::meta::{Entry, EntryKind, Meta};
 use uiw_copy::names::{EscapedName, RelPath};
-use uiw_copy::protocol::{Create, Reply, Request, decode_entries};
+use uiw_copy::protocol::{CreateMode, Reply, Request, decode_entries};
 
 /// Options of `uiw ls`.
 #[derive(Clone, Debug, clap::Args)]
@@ -59,13 +59,13 @@ fn print_list(caller: &mut Caller<'_>, path: &RelPath, as_json: bool) -> Result<
         Reply::Failed { text, .. } => return Err(failed(text)),
         _ => return Err(other()),
     };
-    if meta.kind != Kind::Directory {
+    if meta.kind != EntryKind::Directory {
         print_entry(path.as_bytes(), &meta, as_json);
         return Ok(());
     }
     let mut after = Vec::new();
     loop {
-        let request = Request::List { path: path.clone(), after: after.clone(), create: Create::No };
+        let request = Request::List { path: path.clone(), after: after.clone(), create: CreateMode::No };
         let (len, more) = match caller.call(&request)? {
             Reply::Listed { len, more } => (len, more),
             Reply::Failed { text, .. } => return Err(failed(text)),
@@ -92,10 +92,10 @@ fn print_list(caller: &mut Caller<'_>, path: &RelPath, as_json: bool) -> Result<
 
 fn print_entry(name: &[u8], meta: &Meta, as_json: bool) {
     let kind = match meta.kind {
-        Kind::File => "file",
-        Kind::Directory => "directory",
-        Kind::Symlink => "symlink",
-        Kind::Special => "special",
+        EntryKind::File => "file",
+        EntryKind::Directory => "directory",
+        EntryKind::Symlink => "symlink",
+        EntryKind::Special => "special",
     };
     if as_json {
         text::json(&with_path(
@@ -103,16 +103,16 @@ fn print_entry(name: &[u8], meta: &Meta, as_json: bool) {
             json!({
                 "type": "entry", "kind": kind, "bytes": meta.size, "mode": meta.mode,
                 "mtime": meta.mtime.seconds, "mtime_nanos": meta.mtime.nanos,
-                "target": (meta.kind == Kind::Symlink).then(|| String::from_utf8_lossy(&meta.target)),
+                "target": (meta.kind == EntryKind::Symlink).then(|| String::from_utf8_lossy(&meta.target)),
             }),
         ));
         return;
     }
     let letter = match meta.kind {
-        Kind::File => '-',
-        Kind::Directory => 'd',
-        Kind::Symlink => 'l',
-        Kind::Special => '?',
+        EntryKind::File => '-',
+        EntryKind::Directory => 'd',
+        EntryKind::Symlink => 'l',
+        EntryKind::Special => '?',
     };
     let bits = "rwxrwxrwx".chars().enumerate();
     let mode: String =

@@ -12,7 +12,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use uiw_copy::batch::SMALL;
 use uiw_copy::meta::Entry;
-use uiw_copy::meta::{Kind, Meta};
+use uiw_copy::meta::{EntryKind, Meta};
 use uiw_copy::names::Name;
 use uiw_copy::protocol::{MAX_BATCH, MESSAGE, SLOT};
 
@@ -154,20 +154,20 @@ impl CopyPlan {
             parent.add_pending();
         }
         match meta.kind {
-            Kind::Directory => {
+            EntryKind::Directory => {
                 let directory = Arc::new(CopyDirectory::new(place, meta, parent, &self.lists));
                 self.update(|state| state.directories.push(Task::Directory(directory, Vec::new())));
             }
-            Kind::Special => {
+            EntryKind::Special => {
                 let item = CopyItem { place, meta, parent, restarts: 0 };
                 self.fail(&item, "a device, FIFO or socket, which is not copied");
             }
-            Kind::Symlink => {
+            EntryKind::Symlink => {
                 self.report.count_found(0);
                 let item = CopyItem { place, meta, parent, restarts: 0 };
                 self.update(|state| state.ready.push_back(Task::Link(item)));
             }
-            Kind::File => {
+            EntryKind::File => {
                 self.report.count_found(meta.size);
                 let item = CopyItem { place, meta, parent, restarts: 0 };
                 if item.meta.size > SMALL {
@@ -227,11 +227,11 @@ impl CopyPlan {
                 }
             };
             let is_there = target.is_some_and(|target| meta.is_copied_by(&target));
-            if is_there && meta.kind != Kind::Directory {
+            if is_there && meta.kind != EntryKind::Directory {
                 self.report.count_unchanged();
                 continue;
             }
-            if self.options.dry_run && meta.kind != Kind::Directory && meta.kind != Kind::Special {
+            if self.options.dry_run && meta.kind != EntryKind::Directory && meta.kind != EntryKind::Special {
                 self.report.report_would_copy(&place.remote, &meta);
                 continue;
             }
@@ -266,7 +266,7 @@ impl CopyPlan {
                 continue;
             }
             match directory.place.join(&name) {
-                Ok(place) if meta.kind == Kind::Directory && !self.options.excluded.is_empty() => {
+                Ok(place) if meta.kind == EntryKind::Directory && !self.options.excluded.is_empty() => {
                     let parent = Some(Arc::clone(directory));
                     let mut surplus = CopyDirectory::new(place, meta, parent, &self.lists);
                     surplus.is_surplus = true;
@@ -494,7 +494,7 @@ impl CopyPlan {
         item.restarts += 1;
         if item.restarts > MAX_RESTARTS {
             self.fail(&item, "it changes while it is copied");
-        } else if item.meta.kind != Kind::File {
+        } else if item.meta.kind != EntryKind::File {
             self.fail(&item, "it is no file any more");
         } else {
             self.update(|state| state.opens.push_back(Task::Open(item, 0)));
@@ -601,7 +601,7 @@ impl CopyPlan {
 mod tests {
     use super::*;
     use crate::cp::channel::LastHeard;
-    use uiw_copy::meta::Time;
+    use uiw_copy::meta::FileTime;
     use uiw_copy::names::RelPath;
     use uiw_copy::root::Root;
 
@@ -625,17 +625,17 @@ mod tests {
             kind,
             mode: 0,
             size: 0,
-            mtime: Time::default(),
+            mtime: FileTime::default(),
             version: [0; 16],
             sparse: false,
             target: Vec::new(),
         };
-        plan.add_entry(place, meta(Kind::Directory), None);
+        plan.add_entry(place, meta(EntryKind::Directory), None);
         plan.on_sources_added();
         let Some(Task::Directory(directory, _)) = plan.take_task() else { panic!("a directory") };
         let names: Vec<_> = (0..100).map(|number| format!("{number:03}")).collect();
         let entry =
-            |name: &String| Entry { name: Name::new(name.as_bytes()).unwrap(), meta: meta(Kind::File) };
+            |name: &String| Entry { name: Name::new(name.as_bytes()).unwrap(), meta: meta(EntryKind::File) };
         plan.add_entries(&directory, Vec::new(), names.iter().map(entry).collect());
         plan.on_listed(&directory);
         assert!(matches!(plan.take_task(), Some(Task::Seal(_))));

@@ -8,10 +8,10 @@ use super::plan::{CopyPlan, Task};
 use rustix::io::Errno;
 use std::ops::Range;
 use std::sync::Arc;
-use uiw_copy::batch::{self, Content};
+use uiw_copy::batch::{self, BatchContent};
 use uiw_copy::meta::Meta;
-use uiw_copy::part::{OpenedFile, Outcome, Part};
-use uiw_copy::protocol::{Create, FileHead, Hash, Reply, Request};
+use uiw_copy::part::{OpenedPart, PartOutcome, PartialFile};
+use uiw_copy::protocol::{CreateMode, FileHead, Hash, Reply, Request};
 use uiw_copy::root::ABANDONED;
 
 /// Direction from the server to this end.
@@ -37,7 +37,7 @@ impl Direction for Pull {
                 if known.is_empty() && !plan.options.dry_run && !make_directory(plan, directory) {
                     return None;
                 }
-                Some(list_step(&directory.place.remote, known, Create::No))
+                Some(list_step(&directory.place.remote, known, CreateMode::No))
             }
             Task::Batch(items) => {
                 let paths = items.iter().map(|item| item.place.remote.clone()).collect();
@@ -192,9 +192,11 @@ impl Pull {
         let mut whole: Vec<(u16, &CopyItem, &Meta, &[u8])> = Vec::new();
         for ((item, (_, content)), position) in items.iter().zip(&records).zip(0..) {
             match content {
-                Content::Bytes(meta, bytes) => whole.push((position, item, meta, bytes)),
-                Content::Failed(errno) => plan.fail(item, std::io::Error::from_raw_os_error((*errno).into())),
-                Content::TooLarge(meta) => plan.restart(CopyItem { meta: meta.clone(), ..item.clone() }),
+                BatchContent::Bytes(meta, bytes) => whole.push((position, item, meta, bytes)),
+                BatchContent::Failed(errno) => {
+                    plan.fail(item, std::io::Error::from_raw_os_error((*errno).into()))
+                }
+                BatchContent::TooLarge(meta) => plan.restart(CopyItem { meta: meta.clone(), ..item.clone() }),
             }
         }
         let files =
@@ -215,8 +217,8 @@ impl Pull {
 
 fn open_target(plan: &CopyPlan, item: &CopyItem, tried: u8) {
     let head = FileHead { path: item.place.local.clone(), meta: item.meta.clone() };
-    match Part::open(&item.place.root, &head, true, &|| !plan.stop.is_set()) {
-        Ok(OpenedFile::Part(part)) => {
+    match PartialFile::open(&item.place.root, &head, true, &|| !plan.stop.is_set()) {
+        Ok(OpenedPart::Part(part)) => {
             if item.restarts == 0 {
                 plan.report.count_resumed(part.verified_bytes());
             }
@@ -225,7 +227,7 @@ fn open_target(plan: &CopyPlan, item: &CopyItem, tried: u8) {
             large_file.set_missing(missing);
             plan.add_file(large_file);
         }
-        Ok(OpenedFile::Complete | OpenedFile::Nothing) => {
+        Ok(OpenedPart::Complete | OpenedPart::Nothing) => {
             plan.report.count_resumed(item.meta.size);
             plan.on_large_file_copied(item);
         }
@@ -239,14 +241,14 @@ fn open_target(plan: &CopyPlan, item: &CopyItem, tried: u8) {
 fn finish_target(plan: &CopyPlan, large_file: &Arc<LargeFile>) {
     let FileEnd::Target(part) = &large_file.end else { return };
     match part.finish() {
-        Ok(Outcome::Done) => {
+        Ok(PartOutcome::Done) => {
             if large_file.cancel() {
                 plan.on_large_file_copied(&large_file.item);
             }
         }
         // Another connection failed to finish the file, and reports the error.
-        Ok(Outcome::Reopen) => {}
-        Ok(Outcome::Missing(ranges)) => {
+        Ok(PartOutcome::Reopen) => {}
+        Ok(PartOutcome::Missing(ranges)) => {
             large_file.set_missing(ranges);
             plan.add_file(Arc::clone(large_file));
         }
@@ -269,7 +271,7 @@ fn store_block(
         Reply::Block { len, hash } => {
             let bytes = verify_block(large_file, index, len, &hash, read_slot)?;
             plan.report.count_moved(bytes.len() as u64);
-            part.put(index, &bytes, &hash)
+            part.put_block(index, &bytes, &hash)
         }
         Reply::HoleUntil(end) => {
             let head = large_file.head();
@@ -278,7 +280,7 @@ fn store_block(
             }
             let blocks: Range<u64> = index..large_file.skip_hole(index, end);
             plan.report.count_resumed(head.range_len(&blocks));
-            part.hole(blocks)
+            part.put_hole(blocks)
         }
         Reply::Changed(meta) => {
             plan.reopen(large_file, Some(meta));

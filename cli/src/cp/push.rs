@@ -9,9 +9,9 @@ use rustix::io::Errno;
 use std::fs::File;
 use std::sync::Arc;
 use uiw_copy::batch::{Batch, SMALL};
-use uiw_copy::handler::{Read, read_block};
-use uiw_copy::meta::{Kind, Meta};
-use uiw_copy::protocol::{Create, FileHead, MAX_RANGES, Reply, Request};
+use uiw_copy::handler::{BlockRead, read_block};
+use uiw_copy::meta::{EntryKind, Meta};
+use uiw_copy::protocol::{CreateMode, FileHead, MAX_RANGES, Reply, Request};
 
 /// Direction from this end to the server.
 pub(super) struct Push;
@@ -21,7 +21,7 @@ impl Direction for Push {
         match task {
             Task::Directory(directory, known) => {
                 let is_there = plan.options.dry_run || directory.is_surplus;
-                let create = if is_there { Create::No } else { Create::Private };
+                let create = if is_there { CreateMode::No } else { CreateMode::Private };
                 Some(list_step(&directory.place.remote, known, create))
             }
             Task::Batch(items) => read_batch(plan, items),
@@ -259,16 +259,16 @@ fn send_block(plan: &CopyPlan, large_file: &LargeFile, index: u64) -> Option<Sen
         return None;
     }
     match read_block(file, &large_file.item.meta.version, index) {
-        Ok(Read::Block(bytes)) => {
+        Ok(BlockRead::Block(bytes)) => {
             let hash = *blake3::hash(&bytes).as_bytes();
             let len = bytes.len() as u32;
             Some(SentPart::Block((Request::Put { file: large_file.head(), index, len, hash }, Some(bytes))))
         }
-        Ok(Read::HoleUntil(end)) => Some(SentPart::Hole(end)),
-        Ok(Read::Changed(_)) => {
+        Ok(BlockRead::HoleUntil(end)) => Some(SentPart::Hole(end)),
+        Ok(BlockRead::Changed(_)) => {
             // The name may refer to another file by now.
             match large_file.item.place.root.meta(&large_file.item.place.local) {
-                Ok(meta) if meta.kind == Kind::File => plan.reopen(large_file, Some(meta)),
+                Ok(meta) if meta.kind == EntryKind::File => plan.reopen(large_file, Some(meta)),
                 Ok(_) => plan.give_up(large_file, &"it is no file any more"),
                 Err(error) => plan.give_up(large_file, &error),
             }

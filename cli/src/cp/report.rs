@@ -8,7 +8,7 @@ use std::fmt::Display;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-use uiw_copy::meta::{Kind, Meta};
+use uiw_copy::meta::{EntryKind, Meta};
 use uiw_copy::names::{EscapedName, RelPath};
 
 /// Time without an answer of the server after which the progress line shows the silence.
@@ -151,7 +151,7 @@ impl Report {
     pub(super) fn report_would_copy(&self, path: &RelPath, meta: &Meta) {
         add(&self.would_copy, 1);
         add(&self.bytes_found, meta.size);
-        let kind = if meta.kind == Kind::Symlink { "symlink" } else { "file" };
+        let kind = if meta.kind == EntryKind::Symlink { "symlink" } else { "file" };
         if self.as_json {
             let object = json!({"type": "would-copy", "kind": kind, "bytes": meta.size});
             text::json(&with_path(path.as_bytes(), object));

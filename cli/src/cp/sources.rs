@@ -10,9 +10,9 @@ use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use uiw_copy::meta::{Kind, Meta};
+use uiw_copy::meta::{EntryKind, Meta};
 use uiw_copy::names::{Name, RelPath};
-use uiw_copy::protocol::{Create, Reply, Request};
+use uiw_copy::protocol::{CreateMode, Reply, Request};
 use uiw_copy::root::{ABANDONED, Root};
 
 fn source_failure(what: impl std::fmt::Display, why: impl std::fmt::Display, fix: &str) -> Failure {
@@ -31,10 +31,11 @@ fn stat_remote(caller: &mut Caller<'_>, path: &RelPath) -> Result<Option<Meta>> 
 
 /// Adds an entry to be copied, unless the target has it already.
 fn add_unless_copied(plan: &CopyPlan, place: EntryPaths, meta: Meta, target: Option<&Meta>) {
-    let is_there = meta.kind != Kind::Directory && target.is_some_and(|target| meta.is_copied_by(target));
+    let is_there =
+        meta.kind != EntryKind::Directory && target.is_some_and(|target| meta.is_copied_by(target));
     if is_there {
         plan.report.count_unchanged();
-    } else if plan.options.dry_run && matches!(meta.kind, Kind::File | Kind::Symlink) {
+    } else if plan.options.dry_run && matches!(meta.kind, EntryKind::File | EntryKind::Symlink) {
         plan.report.report_would_copy(&place.remote, &meta);
     } else {
         plan.add_entry(place, meta, None);
@@ -81,14 +82,14 @@ pub(super) fn add_local_sources(caller: &mut Caller<'_>, from: &[PathBuf], to: &
     };
     let sources = from.iter().map(named).collect::<Result<Vec<_>>>()?;
     let there = stat_remote(caller, &to.path)?;
-    let is_directory = there.as_ref().is_some_and(|meta| meta.kind == Kind::Directory);
+    let is_directory = there.as_ref().is_some_and(|meta| meta.kind == EntryKind::Directory);
     if there.is_some() && !is_directory && (to.is_directory() || from.len() > 1) {
         return Err(source_failure(&to.path, "it is no directory", "name a directory as the target"));
     }
     let into = is_directory || to.is_directory() || from.len() > 1;
     for LocalSource { root, local, meta, name } in sources {
         let below = match (&name, meta.kind) {
-            (Some(name), Kind::Directory) => Some(name),
+            (Some(name), EntryKind::Directory) => Some(name),
             (Some(name), _) if into => Some(name),
             _ => None,
         };
@@ -113,7 +114,7 @@ pub(super) fn add_local_sources(caller: &mut Caller<'_>, from: &[PathBuf], to: &
 
 /// Creates the target directory at the server.
 fn make_target_directory(caller: &mut Caller<'_>, path: &RelPath) -> Result<()> {
-    let request = Request::List { path: path.clone(), after: Vec::new(), create: Create::Usual };
+    let request = Request::List { path: path.clone(), after: Vec::new(), create: CreateMode::Usual };
     match caller.call(&request)? {
         Reply::Listed { .. } => Ok(()),
         Reply::Failed { errno, text } => {
@@ -134,7 +135,7 @@ fn stat_source(caller: &mut Caller<'_>, source: &RemotePath) -> Result<Meta> {
     let path = &source.path;
     let meta = stat_remote(caller, path)?;
     let meta = meta.ok_or_else(|| source_failure(path, "the share has no such entry", "check the path"))?;
-    if source.is_directory() && meta.kind != Kind::Directory {
+    if source.is_directory() && meta.kind != EntryKind::Directory {
         return Err(source_failure(path, "it is no directory", "leave out the slash at the end"));
     }
     Ok(meta)
@@ -158,7 +159,7 @@ pub(super) fn add_remote_sources(caller: &mut Caller<'_>, from: &[RemotePath], t
         sources.push((source, meta));
     }
     let has_slash = to.as_os_str().as_bytes().ends_with(b"/");
-    let contents = sources.iter().any(|(_, meta)| meta.kind == Kind::Directory);
+    let contents = sources.iter().any(|(_, meta)| meta.kind == EntryKind::Directory);
     let into = there == Some(true) || has_slash || contents || from.len() > 1;
     if into {
         if there.is_none() && !plan.options.dry_run {

@@ -17,7 +17,7 @@ use std::time::Instant;
 use uiw::counters::{TransferDirection, TransferResult};
 use uiw::raw::cm::ConnRequest;
 use uiw::raw::{Device, QpState, RemoteMr};
-use uiw_copy::handler::{Handler, Opening, Session};
+use uiw_copy::handler::{Handler, OpeningLock, Session};
 use uiw_copy::names::RelPath;
 use uiw_copy::protocol::{MAX_SLOTS, REVISION, Request};
 use uiw_copy::root::LISTING;
@@ -40,7 +40,7 @@ pub(super) struct Transfers(Mutex<TransferTable>);
 struct TransferTable {
     transfers: HashMap<TransferKey, Weak<SharedTransfer>>,
     /// Verification of incomplete files, by client address, as long as the address has a transfer.
-    openings: HashMap<IpAddr, Weak<Opening>>,
+    openings: HashMap<IpAddr, Weak<OpeningLock>>,
 }
 
 /// One run of `uiw cp`, shared by its connections. It is logged and counted when the last
@@ -70,7 +70,7 @@ impl Transfers {
         &self,
         key: TransferKey,
         host: IpAddr,
-        begin: impl FnOnce(Arc<Opening>) -> SharedTransfer,
+        begin: impl FnOnce(Arc<OpeningLock>) -> SharedTransfer,
     ) -> Arc<SharedTransfer> {
         let mut running = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let TransferTable { transfers, openings } = &mut *running;
@@ -105,7 +105,7 @@ impl Drop for SharedTransfer {
             return;
         }
         let tally = self.session.tally();
-        let is_idle = tally.path().is_none() && tally.errors == 0;
+        let is_idle = tally.common_path().is_none() && tally.errors == 0;
         if is_idle && tally.reported == Some(0) {
             // This was `uiw ls`, a dry run, or a copy without anything to do.
             return;
@@ -120,7 +120,7 @@ impl Drop for SharedTransfer {
             peer = %self.peer,
             key = Some(self.key.as_str()).filter(|key| !key.is_empty()),
             share = self.share,
-            path = tally.path().map(ToString::to_string),
+            path = tally.common_path().map(ToString::to_string),
             direction = if self.direction == TransferDirection::Upload { "upload" } else { "download" },
             files = tally.files,
             bytes = tally.bytes,
@@ -188,8 +188,8 @@ pub(super) fn serve(server: &Server, request: ConnRequest, order: &CpOrder, hold
     }
     let (qp, stop) = (Arc::downgrade(&channel.conn.link.qp), Arc::clone(&server.stop));
     // A request of a peer that is gone is not continued, because nobody waits for the reply.
-    let goes_on = move || !stop.is_set() && qp.upgrade().is_some_and(|qp| qp.state() == QpState::Rts);
-    let handler = Handler::new(Arc::clone(&transfer.session), goes_on);
+    let should_continue = move || !stop.is_set() && qp.upgrade().is_some_and(|qp| qp.state() == QpState::Rts);
+    let handler = Handler::new(Arc::clone(&transfer.session), should_continue);
     serve_requests(server, channel, &transfer, handler, &activity)
 }
 

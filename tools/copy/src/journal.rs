@@ -88,7 +88,7 @@ impl Journal {
     }
 
     /// Returns whether it is one of this size and version.
-    pub fn is_of(&mut self, meta: &Meta) -> Result<bool> {
+    pub fn matches(&mut self, meta: &Meta) -> Result<bool> {
         let mut found = Vec::new();
         self.0.seek(SeekFrom::Start(0))?;
         (&self.0).take(HEADER as u64).read_to_end(&mut found)?;
@@ -130,16 +130,16 @@ impl Journal {
 
 #[cfg(test)]
 mod tests {
-    use super::super::meta::{Kind, Time};
+    use super::super::meta::{EntryKind, FileTime};
     use super::super::names::RelPath;
     use super::*;
 
     fn file() -> FileHead {
         let meta = Meta {
-            kind: Kind::File,
+            kind: EntryKind::File,
             mode: 0o600,
             size: 10 << 20,
-            mtime: Time::default(),
+            mtime: FileTime::default(),
             version: [3; 16],
             sparse: false,
             target: Vec::new(),
@@ -175,7 +175,7 @@ mod tests {
             let len = journal.0.metadata().unwrap().len();
             assert_eq!(len, (HEADER + 3 * RECORD) as u64);
             journal.0.set_len(len - cut).unwrap();
-            assert!(journal.is_of(&file().meta).unwrap());
+            assert!(journal.matches(&file().meta).unwrap());
             let whole = if cut == 0 { 3 } else { 2 };
             assert_eq!(replay(&mut journal), records[..whole]);
             // What is appended now is found, too.
@@ -187,11 +187,11 @@ mod tests {
     #[test]
     fn journal_of_other_source_ignored() {
         let mut journal = Journal::new(nameless());
-        assert!(!journal.is_of(&file().meta).unwrap(), "an empty one");
+        assert!(!journal.matches(&file().meta).unwrap(), "an empty one");
         journal.restart(&file().meta).unwrap();
         let version = Meta { version: [4; 16], ..file().meta };
         let size = Meta { size: 1, ..file().meta };
-        assert!(!journal.is_of(&version).unwrap() && !journal.is_of(&size).unwrap());
+        assert!(!journal.matches(&version).unwrap() && !journal.matches(&size).unwrap());
     }
 
     #[test]

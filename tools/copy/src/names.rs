@@ -59,22 +59,22 @@ impl Name {
     }
 
     /// Returns the name of the file until it is complete.
-    pub fn part(&self) -> Vec<u8> {
-        self.with(PART)
+    pub fn part_name(&self) -> Vec<u8> {
+        self.with_suffix(PART)
     }
 
     /// The same for one session alone: two sessions never write into one file of a batch.
-    pub fn part_of(&self, session: &str) -> Vec<u8> {
-        self.with(&format!(".{session}{PART}"))
+    pub fn session_part_name(&self, session: &str) -> Vec<u8> {
+        self.with_suffix(&format!(".{session}{PART}"))
     }
 
-    /// The journal of [`Name::part`].
-    pub fn journal(&self) -> Vec<u8> {
-        self.with(JOURNAL)
+    /// The journal of [`Name::part_name`].
+    pub fn journal_name(&self) -> Vec<u8> {
+        self.with_suffix(JOURNAL)
     }
 
     /// A name that has no room for the suffix is replaced by its hash.
-    fn with(&self, suffix: &str) -> Vec<u8> {
+    fn with_suffix(&self, suffix: &str) -> Vec<u8> {
         if self.0.len() + suffix.len() <= MAX_NAME {
             [&self.0, suffix.as_bytes()].concat()
         } else {
@@ -83,14 +83,14 @@ impl Name {
     }
 }
 
-/// Returns the name of the journal for a name that [`Name::part_of`] gives, if it is [`Name::part`]
+/// Returns the name of the journal for a name that [`Name::session_part_name`] gives, if it is [`Name::part_name`]
 /// of a file that has such a name itself.
 pub fn left_by_session(name: &[u8]) -> Option<Vec<u8>> {
     let file = name.strip_suffix(PART.as_bytes())?;
     let (stem, label) = file.split_last_chunk::<9>()?;
     let is_label =
         label[0] == b'.' && label[1..].iter().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
-    (!stem.is_empty() && is_label).then(|| Name(file.to_vec()).journal())
+    (!stem.is_empty() && is_label).then(|| Name(file.to_vec()).journal_name())
 }
 
 /// Returns whether it is the name of an incomplete file or its journal.
@@ -273,13 +273,13 @@ mod tests {
     #[test]
     fn incomplete_files_have_own_names() {
         let name = Name::new(b"film").unwrap();
-        assert_eq!(name.part(), b"film.uiw-part");
-        assert_eq!(name.journal(), b"film.uiw-journal");
-        assert_eq!(name.part_of("0a"), b"film.0a.uiw-part");
+        assert_eq!(name.part_name(), b"film.uiw-part");
+        assert_eq!(name.journal_name(), b"film.uiw-journal");
+        assert_eq!(name.session_part_name("0a"), b"film.0a.uiw-part");
         let long = Name::new(&[b'x'; 255]).unwrap();
-        assert_eq!(long.part().len(), 64 + PART.len());
-        assert!(is_reserved(&long.part()) && is_reserved(&long.journal()));
-        assert_ne!(long.part(), Name::new(&[b'y'; 255]).unwrap().part());
+        assert_eq!(long.part_name().len(), 64 + PART.len());
+        assert!(is_reserved(&long.part_name()) && is_reserved(&long.journal_name()));
+        assert_ne!(long.part_name(), Name::new(&[b'y'; 255]).unwrap().part_name());
     }
 
     /// Tests one character of each range of category Cf in Unicode 16, and the first and last one

@@ -41,7 +41,7 @@
 //! * Nothing outside of the share is opened: see `super::root`. Names are validated by both ends:
 //!   see `super::names`.
 
-use super::meta::{Entry, Kind, Meta, Time, decode_mode};
+use super::meta::{Entry, EntryKind, FileTime, Meta, decode_mode};
 use super::names::{RelPath, is_unsafe};
 use super::wire::{Decoder, Encoder, Result, WireError};
 use std::ops::Range;
@@ -76,7 +76,7 @@ pub struct FileHead {
 
 /// Rule for creating a missing directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Create {
+pub enum CreateMode {
     No,
     /// Creates it without rights for others, until [`Request::SetDirectory`] sets its mode.
     Private,
@@ -90,7 +90,7 @@ pub enum Request {
     /// Returns the metadata of the entry at a path.
     Stat { path: RelPath },
     /// The entries of a directory behind the name `after`.
-    List { path: RelPath, after: Vec<u8>, create: Create },
+    List { path: RelPath, after: Vec<u8>, create: CreateMode },
     /// Begins a file, or continues one of the same version.
     Open { file: FileHead },
     /// A block of a file, whose `len` bytes are in the slot.
@@ -102,9 +102,9 @@ pub enum Request {
     /// `count` whole files, in `len` bytes of the slot.
     PutBatch { count: u16, len: u32, hash: Hash },
     /// A symbolic link.
-    Symlink { path: RelPath, target: Vec<u8>, mtime: Time },
+    Symlink { path: RelPath, target: Vec<u8>, mtime: FileTime },
     /// Mode and time of a directory whose entries are all there.
-    SetDirectory { path: RelPath, mode: u16, mtime: Time },
+    SetDirectory { path: RelPath, mode: u16, mtime: FileTime },
     /// A block of a file.
     Get { path: RelPath, version: [u8; 16], index: u64 },
     /// Whole files, as many of them as fit a slot.
@@ -185,34 +185,34 @@ impl FileHead {
     }
 
     fn decode(from: &mut Decoder<'_>) -> Result<Self> {
-        let path = named(from)?;
+        let path = decode_entry_path(from)?;
         let meta = Meta::decode(from)?;
-        if meta.kind != Kind::File {
+        if meta.kind != EntryKind::File {
             return Err(WireError::Value { what: "the kind of a file", value: meta.kind as u64 });
         }
         Ok(Self { path, meta })
     }
 }
 
-fn path(from: &mut Decoder<'_>) -> Result<RelPath> {
+fn decode_path(from: &mut Decoder<'_>) -> Result<RelPath> {
     Ok(RelPath::new(from.counted("a path")?)?)
 }
 
 /// A path that is not the share itself.
-fn named(from: &mut Decoder<'_>) -> Result<RelPath> {
-    let path = path(from)?;
+fn decode_entry_path(from: &mut Decoder<'_>) -> Result<RelPath> {
+    let path = decode_path(from)?;
     if path.is_empty() { Err(super::names::NameError::Empty.into()) } else { Ok(path) }
 }
 
 /// Bytes in a slot.
-fn slot_len(from: &mut Decoder<'_>) -> Result<u32> {
+fn decode_slot_len(from: &mut Decoder<'_>) -> Result<u32> {
     match from.u32("a length")? {
         len if len <= SLOT => Ok(len),
         len => Err(WireError::Value { what: "a length", value: len.into() }),
     }
 }
 
-fn range(from: &mut Decoder<'_>) -> Result<Range<u64>> {
+fn decode_range(from: &mut Decoder<'_>) -> Result<Range<u64>> {
     let (start, end) = (from.u64("a range of blocks")?, from.u64("a range of blocks")?);
     if start < end && end <= super::meta::MAX_SIZE / BLOCK {
         Ok(start..end)
@@ -226,7 +226,7 @@ fn encode_range(range: &Range<u64>, out: &mut Encoder) {
 }
 
 /// Returns the number of files in a batch.
-fn batch_count(from: &mut Decoder<'_>) -> Result<u16> {
+fn decode_batch_count(from: &mut Decoder<'_>) -> Result<u16> {
     match from.u16("the files of a batch")? {
         count @ 1..=MAX_BATCH => Ok(count),
         count => Err(WireError::Value { what: "the files of a batch", value: count.into() }),
@@ -307,14 +307,14 @@ impl Request {
         let mut from = Decoder::new(bytes);
         let tag = from.u16("a tag")?;
         let request = match from.u8("the number of a request")? {
-            1 => Self::Stat { path: path(&mut from)? },
+            1 => Self::Stat { path: decode_path(&mut from)? },
             2 => {
-                let path = path(&mut from)?;
+                let path = decode_path(&mut from)?;
                 let after = from.counted("a name")?.to_vec();
                 let create = match from.u8("the mark of a directory to be made")? {
-                    0 => Create::No,
-                    1 => Create::Private,
-                    2 => Create::Usual,
+                    0 => CreateMode::No,
+                    1 => CreateMode::Private,
+                    2 => CreateMode::Usual,
                     other => {
                         let what = "the mark of a directory to be made";
                         return Err(WireError::Value { what, value: other.into() });
@@ -323,10 +323,10 @@ impl Request {
                 Self::List { path, after, create }
             }
             3 => Self::Open { file: FileHead::decode(&mut from)? },
-            4 => Self::put(&mut from)?,
+            4 => Self::decode_put(&mut from)?,
             5 => {
                 let file = FileHead::decode(&mut from)?;
-                let blocks = range(&mut from)?;
+                let blocks = decode_range(&mut from)?;
                 if blocks.end > file.blocks() {
                     return Err(WireError::Value { what: "the end of a hole", value: blocks.end });
                 }
@@ -334,41 +334,41 @@ impl Request {
             }
             6 => Self::Finish { file: FileHead::decode(&mut from)? },
             7 => {
-                let count = batch_count(&mut from)?;
-                Self::PutBatch { count, len: slot_len(&mut from)?, hash: from.array("a hash")? }
+                let count = decode_batch_count(&mut from)?;
+                Self::PutBatch { count, len: decode_slot_len(&mut from)?, hash: from.array("a hash")? }
             }
             8 => {
-                let path = named(&mut from)?;
+                let path = decode_entry_path(&mut from)?;
                 let target = from.counted("the text of a link")?;
                 if target.is_empty() || target.len() > 4095 || target.contains(&0) {
                     let value = target.len() as u64;
                     return Err(WireError::Value { what: "the length of a link's text", value });
                 }
-                Self::Symlink { path, target: target.to_vec(), mtime: Time::decode(&mut from)? }
+                Self::Symlink { path, target: target.to_vec(), mtime: FileTime::decode(&mut from)? }
             }
             9 => {
-                let path = path(&mut from)?;
+                let path = decode_path(&mut from)?;
                 let mode = decode_mode(&mut from)?;
-                Self::SetDirectory { path, mode, mtime: Time::decode(&mut from)? }
+                Self::SetDirectory { path, mode, mtime: FileTime::decode(&mut from)? }
             }
             10 => {
-                let path = named(&mut from)?;
+                let path = decode_entry_path(&mut from)?;
                 Self::Get { path, version: from.array("a version")?, index: from.u64("a block")? }
             }
             11 => {
-                let count = batch_count(&mut from)?;
-                let paths: Result<_> = (0..count).map(|_| named(&mut from)).collect();
+                let count = decode_batch_count(&mut from)?;
+                let paths: Result<_> = (0..count).map(|_| decode_entry_path(&mut from)).collect();
                 Self::GetBatch { paths: paths? }
             }
             12 => Self::End { failed: from.u64("the number of failed entries")? },
-            13 => Self::Remove { path: named(&mut from)? },
+            13 => Self::Remove { path: decode_entry_path(&mut from)? },
             other => return Err(WireError::Value { what: "the number of a request", value: other.into() }),
         };
-        from.end()?;
+        from.finish()?;
         Ok((tag, request))
     }
 
-    fn put(from: &mut Decoder<'_>) -> Result<Self> {
+    fn decode_put(from: &mut Decoder<'_>) -> Result<Self> {
         let file = FileHead::decode(from)?;
         let index = from.u64("a block")?;
         let len = from.u32("a length")?;
@@ -400,7 +400,7 @@ impl Request {
     pub fn writes(&self) -> bool {
         match self {
             Self::Stat { .. } | Self::Get { .. } | Self::GetBatch { .. } | Self::End { .. } => false,
-            Self::List { create, .. } => *create != Create::No,
+            Self::List { create, .. } => *create != CreateMode::No,
             _ => true,
         }
     }
@@ -476,11 +476,14 @@ impl Reply {
             1 => Self::Done,
             2 => Self::Absent,
             3 => Self::Found(Meta::decode(&mut from)?),
-            4 => Self::Listed { len: slot_len(&mut from)?, more: from.flag("the mark of a longer list")? },
+            4 => Self::Listed {
+                len: decode_slot_len(&mut from)?,
+                more: from.flag("the mark of a longer list")?,
+            },
             5 => Self::Complete,
             6 => {
                 let count = from.u16("the number of ranges")?;
-                let ranges: Result<Vec<_>> = (0..count).map(|_| range(&mut from)).collect();
+                let ranges: Result<Vec<_>> = (0..count).map(|_| decode_range(&mut from)).collect();
                 let ranges = ranges?;
                 // A server may ask for each block once only, or it could make the client send a
                 // file many times.
@@ -493,12 +496,12 @@ impl Reply {
                 Self::Missing(ranges)
             }
             7 => Self::Reopen,
-            8 => Self::Block { len: slot_len(&mut from)?, hash: from.array("a hash")? },
+            8 => Self::Block { len: decode_slot_len(&mut from)?, hash: from.array("a hash")? },
             9 => Self::HoleUntil(from.u64("the end of a hole")?),
             10 => Self::Changed(Meta::decode(&mut from)?),
             11 => {
-                let count = batch_count(&mut from)?;
-                Self::Batch { count, len: slot_len(&mut from)?, hash: from.array("a hash")? }
+                let count = decode_batch_count(&mut from)?;
+                Self::Batch { count, len: decode_slot_len(&mut from)?, hash: from.array("a hash")? }
             }
             12 => {
                 let count = from.u16("the number of failures")?;
@@ -517,7 +520,7 @@ impl Reply {
             14 => Self::Working,
             other => return Err(WireError::Value { what: "the number of a reply", value: other.into() }),
         };
-        from.end()?;
+        from.finish()?;
         Ok((tag, reply))
     }
 }
@@ -554,25 +557,25 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn meta(kind: Kind) -> Meta {
+    fn meta(kind: EntryKind) -> Meta {
         Meta {
             kind,
             mode: 0o640,
-            size: if kind == Kind::File { 5 << 20 } else { 0 },
-            mtime: Time { seconds: -5, nanos: 999_999_999 },
+            size: if kind == EntryKind::File { 5 << 20 } else { 0 },
+            mtime: FileTime { seconds: -5, nanos: 999_999_999 },
             version: [7; 16],
             sparse: true,
-            target: if kind == Kind::Symlink { b"../x".to_vec() } else { Vec::new() },
+            target: if kind == EntryKind::Symlink { b"../x".to_vec() } else { Vec::new() },
         }
     }
 
     fn requests() -> Vec<Request> {
         let path = RelPath::new(b"dir/file").unwrap();
-        let file = FileHead { path: path.clone(), meta: meta(Kind::File) };
-        let mtime = Time { seconds: 1, nanos: 2 };
+        let file = FileHead { path: path.clone(), meta: meta(EntryKind::File) };
+        let mtime = FileTime { seconds: 1, nanos: 2 };
         vec![
             Request::Stat { path: RelPath::default() },
-            Request::List { path: path.clone(), after: b"x".to_vec(), create: Create::Usual },
+            Request::List { path: path.clone(), after: b"x".to_vec(), create: CreateMode::Usual },
             Request::Open { file: file.clone() },
             Request::Put { file: file.clone(), index: 4, len: 1 << 20, hash: [1; 32] },
             Request::Hole { file: file.clone(), blocks: 1..5 },
@@ -591,14 +594,14 @@ mod tests {
         vec![
             Reply::Done,
             Reply::Absent,
-            Reply::Found(meta(Kind::Symlink)),
+            Reply::Found(meta(EntryKind::Symlink)),
             Reply::Listed { len: SLOT, more: true },
             Reply::Complete,
             Reply::Missing(vec![0..1, 5..9]),
             Reply::Reopen,
             Reply::Block { len: 5, hash: [9; 32] },
             Reply::HoleUntil(77),
-            Reply::Changed(meta(Kind::Special)),
+            Reply::Changed(meta(EntryKind::Special)),
             Reply::Batch { count: 1, len: 1, hash: [4; 32] },
             Reply::Stored(vec![(0, 28), (511, 13)]),
             Reply::Failed { errno: 13, text: "no".into() },
@@ -628,7 +631,7 @@ mod tests {
     #[test]
     fn longest_messages_fit() {
         let path = RelPath::new(&[b"abcdefg/".repeat(383), b"abcdefg".to_vec()].concat()).unwrap();
-        let longest = Request::Symlink { path, target: vec![b'x'; 4095], mtime: Time::default() };
+        let longest = Request::Symlink { path, target: vec![b'x'; 4095], mtime: FileTime::default() };
         assert!(longest.encode(0).len() <= MESSAGE as usize);
         let ranges = Reply::Missing((0..MAX_RANGES as u64).map(|at| 2 * at..2 * at + 1).collect());
         assert!(ranges.encode(0).len() <= MESSAGE as usize);
@@ -640,13 +643,13 @@ mod tests {
 
     #[test]
     fn invalid_values_refused() {
-        let file = FileHead { path: RelPath::new(b"a").unwrap(), meta: meta(Kind::File) };
+        let file = FileHead { path: RelPath::new(b"a").unwrap(), meta: meta(EntryKind::File) };
         let mut large = file.clone();
         large.meta.size = u64::MAX;
         let mut setuid = file.clone();
         setuid.meta.mode = 0o4755;
         let mut directory = file.clone();
-        directory.meta = meta(Kind::Directory);
+        directory.meta = meta(EntryKind::Directory);
         for request in [
             Request::Open { file: large },
             Request::Open { file: setuid },
@@ -660,7 +663,7 @@ mod tests {
             Request::Hole { file, blocks: 3..2 },
             Request::PutBatch { count: 0, len: 1, hash: [0; 32] },
             Request::PutBatch { count: 1, len: SLOT + 1, hash: [0; 32] },
-            Request::SetDirectory { path: RelPath::default(), mode: 0o1777, mtime: Time::default() },
+            Request::SetDirectory { path: RelPath::default(), mode: 0o1777, mtime: FileTime::default() },
             Request::GetBatch { paths: Vec::new() },
             Request::Remove { path: RelPath::default() },
         ] {
@@ -672,7 +675,7 @@ mod tests {
     fn lists_are_cut_at_a_slot() {
         let name = |number: usize| Name::new(format!("{number:0200}").as_bytes()).unwrap();
         let entries: Vec<_> =
-            (0..9000).map(|number| Entry { name: name(number), meta: meta(Kind::File) }).collect();
+            (0..9000).map(|number| Entry { name: name(number), meta: meta(EntryKind::File) }).collect();
         let (bytes, count) = encode_entries(entries.iter());
         assert!(count < 9000 && bytes.len() <= SLOT as usize && bytes.len() > SLOT as usize - 300);
         assert_eq!(decode_entries(&bytes).unwrap(), entries[..count]);

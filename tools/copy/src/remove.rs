@@ -114,11 +114,11 @@ fn open(parent: BorrowedFd<'_>, name: &OsStr) -> Result<Dir> {
 ///
 /// # Errors
 /// Errors of the file system; `EXDEV` for a directory on which another file system is mounted;
-/// `ENAMETOOLONG` for more directories in each other than a path can name; `EINTR` when `goes_on`,
+/// `ENAMETOOLONG` for more directories in each other than a path can name; `EINTR` when `should_continue`,
 /// which is asked for each entry, returns false.
-pub(crate) fn remove_tree(parent: impl AsFd, name: &OsStr, goes_on: &dyn Fn() -> bool) -> Result<()> {
+pub(crate) fn remove_tree(parent: impl AsFd, name: &OsStr, should_continue: &dyn Fn() -> bool) -> Result<()> {
     let mut tree = Levels { parent: parent.as_fd(), levels: Vec::new() };
-    let check = || if goes_on() { Ok(()) } else { Err(Errno::INTR) };
+    let check = || if should_continue() { Ok(()) } else { Err(Errno::INTR) };
     check()?;
     tree.remove(name)?;
     while let Some(level) = tree.levels.last_mut() {
@@ -138,7 +138,7 @@ pub(crate) fn remove_tree(parent: impl AsFd, name: &OsStr, goes_on: &dyn Fn() ->
 
 #[cfg(test)]
 mod tests {
-    use super::super::scratch::Scratch;
+    use super::super::scratch::ScratchDirectory;
     use super::*;
     use rustix::fs::{CWD, RenameFlags, mkdirat, open as open_path, renameat_with};
     use std::cell::Cell;
@@ -164,7 +164,7 @@ mod tests {
 
     #[test]
     fn deepest_tree_removed_with_few_descriptors() {
-        let scratch = Scratch::new();
+        let scratch = ScratchDirectory::new();
         let top = scratch.path().join("d");
         nest(&top, MAX_NESTING);
         let parent = directory(scratch.path());
@@ -182,7 +182,7 @@ mod tests {
 
     #[test]
     fn trees_deeper_than_paths_rejected() {
-        let scratch = Scratch::new();
+        let scratch = ScratchDirectory::new();
         let top = scratch.path().join("d");
         nest(&top, MAX_NESTING + 1);
         let parent = directory(scratch.path());
@@ -195,7 +195,7 @@ mod tests {
 
     #[test]
     fn swapped_directories_keep_link_targets() {
-        let (inside, outside) = (Scratch::new(), Scratch::new());
+        let (inside, outside) = (ScratchDirectory::new(), ScratchDirectory::new());
         let deep: std::path::PathBuf = vec!["d"; 2 * MAX_OPEN].iter().collect();
         std::fs::create_dir_all(outside.path().join(&deep)).unwrap();
         let parent = directory(inside.path());

@@ -28,36 +28,36 @@ impl Tally {
     /// Returns the path that all begun or removed files and all made directories have in common:
     /// the entry itself if there was only one. `None` if there was none.
     #[must_use]
-    pub fn path(&self) -> Option<&RelPath> {
+    pub fn common_path(&self) -> Option<&RelPath> {
         self.common.as_ref()
     }
 
     /// Counts a whole file or link.
-    pub(crate) fn file(&mut self, path: &RelPath, bytes: u64) {
+    pub(crate) fn count_file(&mut self, path: &RelPath, bytes: u64) {
         self.files += 1;
         self.bytes += bytes;
-        self.touch(path);
+        self.extend_common_path(path);
     }
 
     /// Counts a block of a file, and the file if it is new.
-    pub(crate) fn block(&mut self, path: &RelPath, bytes: u64) {
+    pub(crate) fn count_block(&mut self, path: &RelPath, bytes: u64) {
         self.bytes += bytes;
         if !self.recent.contains(path) {
             self.files += 1;
-            self.touch(path);
+            self.extend_common_path(path);
             self.recent.truncate(RECENT - 1);
             self.recent.push_front(path.clone());
         }
     }
 
     /// Counts a removed entry.
-    pub(crate) fn remove(&mut self, path: &RelPath) {
+    pub(crate) fn count_removal(&mut self, path: &RelPath) {
         self.removed += 1;
-        self.touch(path);
+        self.extend_common_path(path);
     }
 
     /// Extends the common path.
-    pub(crate) fn touch(&mut self, path: &RelPath) {
+    pub(crate) fn extend_common_path(&mut self, path: &RelPath) {
         self.common = Some(match &self.common {
             Some(common) => common.common(path),
             None => path.clone(),
@@ -77,8 +77,8 @@ mod tests {
     fn common_path_covers_all_files() {
         let mut tally = Tally::default();
         let mut common = |next: &str| {
-            tally.file(&path(next), 1);
-            tally.path().unwrap().to_string()
+            tally.count_file(&path(next), 1);
+            tally.common_path().unwrap().to_string()
         };
         assert_eq!(common("a/bc/d"), "a/bc/d");
         assert_eq!(common("a/bc/d"), "a/bc/d");
@@ -92,10 +92,10 @@ mod tests {
     fn blocks_of_file_count_once() {
         let mut tally = Tally::default();
         for block in 0..500 {
-            tally.block(&path(&format!("large{}", block % 16)), 10);
+            tally.count_block(&path(&format!("large{}", block % 16)), 10);
         }
         assert_eq!((tally.files, tally.bytes), (16, 5000));
-        (0..500).for_each(|number| tally.block(&path(&format!("f{number}")), 1));
+        (0..500).for_each(|number| tally.count_block(&path(&format!("f{number}")), 1));
         assert!(tally.recent.len() <= RECENT);
     }
 }

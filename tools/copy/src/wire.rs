@@ -116,7 +116,7 @@ impl<'a> Decoder<'a> {
         self.0.is_empty()
     }
 
-    pub fn end(self) -> Result<()> {
+    pub fn finish(self) -> Result<()> {
         if self.0.is_empty() { Ok(()) } else { Err(WireError::Trailing(self.0.len())) }
     }
 }
