@@ -194,7 +194,7 @@ impl Pull {
             match content {
                 BatchContent::Bytes(meta, bytes) => whole.push((position, item, meta, bytes)),
                 BatchContent::Failed(errno) => {
-                    plan.fail(item, std::io::Error::from_raw_os_error((*errno).into()))
+                    plan.fail(item, std::io::Error::from_raw_os_error((*errno).into()));
                 }
                 BatchContent::TooLarge(meta) => plan.restart(CopyItem { meta: meta.clone(), ..item.clone() }),
             }

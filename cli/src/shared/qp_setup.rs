@@ -35,7 +35,7 @@ pub(crate) enum WaitMode {
     Descriptor,
 }
 
-/// QueueDepths of a connection's queues.
+/// Depths of the queues of a connection.
 #[derive(Clone)]
 pub(crate) struct QueueDepths {
     pub(crate) send: u32,

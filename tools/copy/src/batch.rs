@@ -1,8 +1,9 @@
-//! BatchFile small files in one slot, one behind the other.
+//! Batches of small files in one slot.
 //!
-//! A record is a path, a mark and what it stands for: 0, the file's metadata, a length (32 bits)
-//! and the file's bytes; 1, an error number (16 bits): the file cannot be read; 2, its metadata
-//! alone: it is too large for a batch by now.
+//! A record consists of a path, a mark, and contents that depend on the mark. Mark 0 is followed by
+//! the metadata of the file, a length (32 bits) and the bytes of the file; mark 1 by an error
+//! number (16 bits), if the file cannot be read; mark 2 by the metadata only, if the file has
+//! become too large for a batch.
 
 use super::meta::{EntryKind, Meta};
 use super::names::{Name, RelPath};
@@ -18,7 +19,7 @@ use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 
-/// Files of up to so many bytes travel in batches.
+/// Maximum size of a file in a batch, in bytes.
 pub const SMALL: u64 = 256 << 10;
 
 /// Content of a file in a batch.
@@ -29,31 +30,31 @@ pub enum BatchContent<'a> {
     TooLarge(Meta),
 }
 
-/// A batch that is being made.
+/// A batch under construction.
 #[derive(Debug, Default)]
 pub struct Batch {
     out: Encoder,
     pub count: u16,
 }
 
-/// PartOutcome of reading a file into a batch.
+/// Result of adding a file to a batch.
 #[derive(Debug)]
 pub enum BatchRead {
-    /// There is no room for it.
+    /// The batch has no room for the file.
     NoRoom,
-    /// The file is in the batch, with so many bytes.
+    /// The file was added, with this number of bytes.
     File(u64),
-    /// Metadata only, because the file is too large.
+    /// Only the metadata was added, because the file is too large.
     TooLarge,
-    /// Error of the file.
+    /// An error record was added, because the file cannot be read.
     Failed(std::io::Error),
 }
 
 impl Batch {
-    /// Bytes that a record has beside those of path and file.
+    /// Maximum number of bytes of a record in addition to path and contents of the file.
     const RECORD: usize = 64;
 
-    /// Returns whether another record of this path and so many bytes fits.
+    /// Returns whether another record with this path and `size` bytes of contents fits.
     fn has_room(&self, path: &RelPath, size: u64) -> bool {
         let record = Self::RECORD as u64 + path.as_bytes().len() as u64 + size;
         self.count < MAX_BATCH && self.out.0.len() as u64 + record <= SLOT.into()
@@ -79,7 +80,7 @@ impl Batch {
         self.count += 1;
     }
 
-    /// Adds a file. False: it does not fit.
+    /// Adds a file. Returns false if it does not fit.
     pub fn add_file(&mut self, path: &RelPath, meta: &Meta, bytes: &[u8]) -> bool {
         let fits = self.has_room(path, bytes.len() as u64);
         if fits {
@@ -88,7 +89,7 @@ impl Batch {
         fits
     }
 
-    /// Adds a file as it is now.
+    /// Reads a file and adds it, or adds a record with the reason why it is not included.
     pub fn read(&mut self, root: &Root, path: &RelPath) -> BatchRead {
         let (content, fit) = match root.read_small(path, SMALL) {
             Ok(Ok((meta, bytes))) if self.add_file(path, &meta, &bytes) => return BatchRead::File(meta.size),
@@ -116,7 +117,7 @@ impl Batch {
     }
 }
 
-/// The error number of an error, EIO if it has none.
+/// Returns the error number of an error, or EIO if it has none.
 pub fn errno(error: &std::io::Error) -> u16 {
     error
         .raw_os_error()
@@ -124,7 +125,7 @@ pub fn errno(error: &std::io::Error) -> u16 {
         .unwrap_or(Errno::IO.raw_os_error() as u16)
 }
 
-/// The records of a batch.
+/// Decodes the records of a batch.
 pub fn decode(bytes: &[u8], count: u16) -> Result<Vec<(RelPath, BatchContent<'_>)>> {
     let mut from = Decoder::new(bytes);
     let mut records = Vec::with_capacity(count.into());
@@ -152,15 +153,15 @@ pub fn decode(bytes: &[u8], count: u16) -> Result<Vec<(RelPath, BatchContent<'_>
     Ok(records)
 }
 
-/// A file of a batch under its temporary name. It is not kept open: a batch has more files than a
-/// process may have open.
+/// A file of a batch under its temporary name. It is not kept open, because a batch may have more
+/// files than a process may open.
 struct WrittenFile {
     position: u16,
     path: RelPath,
     id: (u64, u64),
 }
 
-/// The directory of the file before, which is mostly that of the next one.
+/// Cache of the parent directory of the previous file, which is often also that of the next one.
 #[derive(Default)]
 struct ParentDirectory(Option<(RelPath, OwnedFd)>);
 
@@ -182,8 +183,8 @@ impl ParentDirectory {
 /// A file of a batch: its position, path, metadata and bytes.
 pub type BatchFile<'a> = (u16, &'a RelPath, &'a Meta, &'a [u8]);
 
-/// Stores whole files: all of them are written, one syncfs(2) follows, then they appear. Returns
-/// which failed, with error numbers.
+/// Stores complete files: writes all of them under temporary names, calls syncfs(2) once, and
+/// renames them. Returns the positions of files that failed, with error numbers.
 pub fn store<'a>(root: &Root, files: impl Iterator<Item = BatchFile<'a>>, session: &str) -> Vec<(u16, u16)> {
     let mut failures = Vec::new();
     let mut written = Vec::new();
@@ -211,7 +212,7 @@ pub fn store<'a>(root: &Root, files: impl Iterator<Item = BatchFile<'a>>, sessio
     failures
 }
 
-/// Writes a file under its temporary name; returns its device and inode.
+/// Writes a file under its temporary name. Returns its device and inode.
 fn write_temporary(
     parents: &mut ParentDirectory,
     root: &Root,
@@ -228,7 +229,7 @@ fn write_temporary(
     }
     let part = name.session_part_name(session);
     let part = OsStr::from_bytes(&part);
-    // Of the same session, which repeats a batch that was not answered.
+    // A file of this name belongs to the same session, which repeats a batch that was not answered.
     let _ = rustix::fs::unlinkat(directory, part, AtFlags::empty());
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file: File = rustix::fs::openat(directory, part, flags, Mode::RUSR | Mode::WUSR)?.into();

@@ -1,5 +1,5 @@
-//! What a server does with requests, without a connection: bytes of slots come in and go out as
-//! such.
+//! Execution of requests at the server. This module does not use connections: the caller passes the
+//! contents of slots in and out.
 
 use super::batch::{self, Batch, BatchContent, BatchRead};
 use super::claims::Claims;
@@ -18,9 +18,9 @@ use std::io::{Error, Result};
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Files that one session has open for writing at most.
+/// Maximum number of files that one session has open for writing.
 const MAX_PARTS: usize = 16;
-/// Files that one connection has open for reading at most.
+/// Maximum number of files that one connection has open for reading.
 const MAX_SOURCES: usize = 8;
 
 /// State shared by the connections of one client.
@@ -28,7 +28,7 @@ const MAX_SOURCES: usize = 8;
 pub struct Session {
     root: Arc<Root>,
     writable: bool,
-    /// Part of the names of its temporary files.
+    /// Part of the names of temporary files of the session.
     label: String,
     parts: Mutex<HashMap<RelPath, Arc<PartialFile>>>,
     claims: Claims,
@@ -36,19 +36,21 @@ pub struct Session {
     tally: Mutex<Tally>,
 }
 
-/// Held while an incomplete file is opened, as what is there of it is read and hashed then.
-/// Sessions of one peer have one, so that requests of a few bytes keep one processor busy at most.
-/// After each block it passes to another session that waits, so that none waits for a whole file.
+/// Lock that is held while an incomplete file is opened, because its contents are then read and
+/// hashed. All sessions of a peer share one lock, so that small requests keep at most one processor
+/// busy. After each block the lock passes to another waiting session, so that no session has to
+/// wait for a whole file.
 #[derive(Debug, Default)]
 pub struct OpeningLock(parking_lot::Mutex<()>);
 
-/// The requests of one connection.
+/// Handler of the requests of one connection.
 pub struct Handler {
     session: Arc<Session>,
     sources: Vec<(RelPath, File)>,
-    /// Position of the last list that was not listed to its end.
+    /// Position in the last directory that was not listed completely.
     listing: Option<Listing>,
-    /// Returns whether somebody still waits for the reply.
+    /// Returns whether the client still waits for the reply. Long operations stop if it returns
+    /// false.
     should_continue: Box<dyn Fn() -> bool>,
     /// Entries that failed in the last request.
     failures: Vec<(RelPath, Error)>,
@@ -60,7 +62,7 @@ impl std::fmt::Debug for Handler {
     }
 }
 
-/// A reply, and the bytes that go into the slot before it.
+/// A reply, and the bytes that are written into the slot before.
 pub type Answer = (Reply, Option<Vec<u8>>);
 
 impl From<PartOutcome> for Reply {
@@ -100,7 +102,8 @@ impl Session {
         self.parts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The incomplete file, opened if it is not. `Err`: the reply instead.
+    /// Returns the incomplete file, and opens it if necessary. The inner error is the reply to send
+    /// instead.
     fn open_part(
         &self,
         file: &FileHead,
@@ -115,7 +118,7 @@ impl Session {
             if !begin {
                 return Ok(Err(Reply::Reopen));
             }
-            // Its lock goes with it, once no other connection is at work on it.
+            // This releases the lock of the file, once no other connection uses it.
             parts.remove(&file.path);
         }
         if parts.len() >= MAX_PARTS {
@@ -140,7 +143,8 @@ impl Session {
 }
 
 impl Handler {
-    /// `should_continue` is asked in the course of long operations: false ends them.
+    /// Creates a handler. Long operations call `should_continue` repeatedly, and stop if it returns
+    /// false.
     pub fn new(session: Arc<Session>, should_continue: impl Fn() -> bool + 'static) -> Self {
         Self {
             session,
@@ -157,10 +161,10 @@ impl Handler {
         &self.failures
     }
 
-    /// Executes a request; `read_slot` gives the first bytes of its slot.
+    /// Executes a request. `read_slot` returns the first bytes of its slot.
     ///
     /// # Errors
-    /// The client broke the protocol.
+    /// Returns an error if the client has violated the protocol.
     pub fn handle<E: From<WireError>>(
         &mut self,
         request: &Request,
@@ -211,7 +215,8 @@ impl Handler {
         };
         Ok(answer.unwrap_or_else(|error| {
             let reply = failed(&error);
-            // Of a file that another transfer writes the client asks again.
+            // If another transfer writes the file, the client tries again later, so this is not a
+            // failure.
             if error.raw_os_error() != Some(Errno::BUSY.raw_os_error()) {
                 self.fail(&request.path().unwrap_or_default(), error);
             }
@@ -254,8 +259,8 @@ impl Handler {
                 Reply::Done
             }
             Request::SetDirectory { path, mode, mtime } => {
-                // The share itself is the operator's: a client that copies into it does not change
-                // its mode.
+                // The share itself belongs to the operator. A client that copies into it does not
+                // change its mode.
                 if !path.is_empty() {
                     root.set_directory(path, *mode, *mtime)?;
                 }
@@ -264,7 +269,7 @@ impl Handler {
             Request::Get { path, version, index } => return self.get(path, version, *index),
             Request::GetBatch { paths } => {
                 let mut batch = Batch::default();
-                // What does not fit any more is asked for again.
+                // The client asks again for files that do not fit.
                 for path in paths {
                     match batch.read(root, path) {
                         BatchRead::NoRoom => break,
@@ -309,7 +314,8 @@ impl Handler {
             Err(reply) => return Ok(reply),
         };
         let outcome = part.finish();
-        // After an error as well: the file is opened again, which looks at what there is of it.
+        // The file is also removed from the open ones after an error. Opening it again verifies its
+        // contents.
         if !matches!(outcome, Ok(PartOutcome::Missing(_))) {
             let mut parts = self.session.parts();
             if parts.get(&file.path).is_some_and(|known| Arc::ptr_eq(known, &part)) {
@@ -318,7 +324,7 @@ impl Handler {
         }
         let outcome = outcome?;
         if matches!(outcome, PartOutcome::Done) {
-            // A file without bytes had no other request.
+            // Also count a file without bytes, which had no earlier request.
             self.session.tally().count_block(&file.path, 0);
         }
         Ok(outcome.into())
@@ -335,7 +341,7 @@ impl Handler {
             Err(error) if is_absent(&error) => return Ok((Reply::Absent, None)),
             page => {
                 if create != CreateMode::No && after.is_empty() {
-                    // It is the user's convenience alone.
+                    // An error does not matter, because this only cleans up.
                     let _ = root.remove_abandoned(path, ABANDONED);
                 }
                 page?
@@ -363,7 +369,7 @@ impl Handler {
     fn get(&mut self, path: &RelPath, version: &[u8; 16], index: u64) -> Result<Answer> {
         let before = Meta::from_stat(&rustix::fs::fstat(self.open_source(path)?)?);
         if before.version != *version {
-            // The name may stand for another file by now.
+            // The name may refer to another file by now.
             self.sources.retain(|(known, _)| known != path);
             let now = Meta::from_stat(&rustix::fs::fstat(self.open_source(path)?)?);
             if now.version != *version {
@@ -390,12 +396,12 @@ fn is_absent(error: &Error) -> bool {
     error.raw_os_error() == Some(Errno::NOENT.raw_os_error())
 }
 
-/// A block of a source.
+/// Result of reading a block of a source.
 pub enum BlockRead {
     Block(Vec<u8>),
-    /// The block, and those up to this one, lie in a hole.
+    /// The block lies in a hole that ends at this block.
     HoleUntil(u64),
-    /// The file is not of that version.
+    /// The file has another version.
     Changed(Meta),
 }
 

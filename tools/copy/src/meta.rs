@@ -1,53 +1,53 @@
-//! What is kept of a file, directory or symbolic link beside its bytes.
+//! Metadata of files, directories and symbolic links that is copied.
 
 use super::names::Name;
 use super::wire::{Decoder, Encoder, Result, WireError};
 use rustix::fs::{FileType, Stat, Timespec, Timestamps};
 
-/// Bytes of a symbolic link's text at most.
+/// Maximum length of the target of a symbolic link, in bytes.
 const MAX_TARGET: usize = 4095;
-/// Bytes of a file at most: 64 TiB.
+/// Maximum size of a file in bytes: 64 TiB.
 pub const MAX_SIZE: u64 = 64 << 40;
-/// Permission bits that are kept: not those of setuid, setgid and the sticky bit.
+/// Permission bits that are copied. Setuid, setgid and the sticky bit are not.
 const MODE: u16 = 0o777;
 
-/// EntryKind of a directory entry.
+/// Type of a directory entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EntryKind {
     File,
     Directory,
     Symlink,
-    /// A device, FIFO or socket: never opened and never copied.
+    /// A device, FIFO or socket, which is never opened or copied.
     Special,
 }
 
-/// A time of the file system.
+/// A modification time in the file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct FileTime {
     pub seconds: i64,
     pub nanos: u32,
 }
 
-/// State of a source that a byte belongs to. The owner of the source makes it, and compares it; to
-/// the other end it is opaque.
+/// Version of a source file, which changes with its contents. The end that reads the source creates
+/// and compares versions; for the other end they are opaque.
 pub type Version = [u8; 16];
 
-/// Everything but name and bytes.
+/// Metadata of an entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Meta {
     pub kind: EntryKind,
     pub mode: u16,
-    /// Bytes of a file; 0 otherwise.
+    /// Size of a file in bytes, 0 for other entries.
     pub size: u64,
     pub mtime: FileTime,
     pub version: Version,
-    /// True if less is allocated than the size says.
+    /// True if fewer bytes are allocated than the size of the file.
     pub sparse: bool,
-    /// The text of a symbolic link; empty otherwise.
+    /// Target of a symbolic link, empty for other entries.
     pub target: Vec<u8>,
 }
 
-/// An entry of a directory.
+/// An entry of a directory, with its name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
     pub name: Name,
@@ -86,13 +86,13 @@ impl Meta {
         }
     }
 
-    /// Returns whether a copy with `other` is what a copy of this would be.
+    /// Returns whether an entry with the metadata `other` counts as an up-to-date copy of this one.
     pub fn is_copied_by(&self, other: &Self) -> bool {
         let same = self.kind == other.kind && self.target == other.target && self.mtime == other.mtime;
         same && self.size == other.size && (self.kind == EntryKind::Symlink || self.mode == other.mode)
     }
 
-    /// Returns the times for utimensat(2): the time of access stays as it is.
+    /// Returns the times for utimensat(2), which keep the access time unchanged.
     pub fn timestamps(mtime: FileTime) -> Timestamps {
         let last_access = Timespec { tv_sec: 0, tv_nsec: rustix::fs::UTIME_OMIT as _ };
         let last_modification = Timespec { tv_sec: mtime.seconds, tv_nsec: mtime.nanos.into() };
@@ -132,7 +132,7 @@ impl Meta {
     }
 }
 
-/// Permission bits.
+/// Decodes permission bits.
 pub fn decode_mode(from: &mut Decoder<'_>) -> Result<u16> {
     match from.u16("a mode")? {
         mode if mode & !MODE == 0 => Ok(mode),
@@ -140,7 +140,7 @@ pub fn decode_mode(from: &mut Decoder<'_>) -> Result<u16> {
     }
 }
 
-/// The text of a symbolic link, and nothing of anything else.
+/// Decodes the target of a symbolic link. For other entries it must be empty.
 fn decode_target(from: &mut Decoder<'_>, is_link: bool) -> Result<Vec<u8>> {
     let target = from.counted("the text of a link")?;
     let fits = if is_link { (1..=MAX_TARGET).contains(&target.len()) } else { target.is_empty() };

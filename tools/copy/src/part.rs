@@ -1,5 +1,5 @@
-//! A file that is being received: its bytes in `NAME.uiw-part`, its journal, and how it becomes
-//! `NAME`.
+//! Files that are being received. The bytes of a file are in `NAME.uiw-part` until it is complete;
+//! then it is renamed to `NAME`.
 
 use super::journal::{Journal, Record};
 use super::meta::{EntryKind, Meta};
@@ -18,10 +18,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
 
-/// Ranges of verified blocks that one file may have at a time; a sender goes through a file in
-/// order, so it has few.
+/// Maximum number of ranges of verified blocks of one file. There are normally few, because blocks
+/// are sent in order.
 const MAX_FRAGMENTS: usize = 4096;
-/// Zeros are left out of sparse files in pieces of so many bytes.
+/// Size in bytes of the pieces of zeros that are not written to sparse files.
 const PAGE: usize = 4096;
 
 /// A file that is being received.
@@ -31,7 +31,7 @@ pub struct PartialFile {
     directory: OwnedFd,
     name: Name,
     bytes: File,
-    /// Held while bytes are written, so that none are written after the file has its name.
+    /// Locked while bytes are written, so that no bytes are written after the file was renamed.
     phase: RwLock<PartPhase>,
     state: Mutex<PartState>,
 }
@@ -39,9 +39,9 @@ pub struct PartialFile {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum PartPhase {
     Receiving,
-    /// It has its name.
+    /// The file was renamed to its final name.
     Finished,
-    /// Removed, because its bytes may not have reached the medium.
+    /// The file was removed, because its bytes may not have reached the medium.
     Discarded,
 }
 
@@ -51,14 +51,14 @@ struct PartState {
     journal: Journal,
 }
 
-/// State of a file.
+/// Result of opening an incomplete file.
 #[derive(Debug)]
 pub enum OpenedPart {
-    /// The complete file, under its name.
+    /// The complete file exists already under its name.
     Complete,
-    /// Perhaps some of it.
+    /// The incomplete file, which may contain some blocks.
     Part(PartialFile),
-    /// No file of this version, and the caller did not ask to begin.
+    /// No incomplete file of this version exists, and the caller did not ask to begin one.
     Nothing,
 }
 
@@ -66,18 +66,18 @@ pub enum OpenedPart {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PartOutcome {
     Done,
-    /// It was finished or replaced: it must be opened again.
+    /// The file was finished or replaced, and must be opened again.
     Reopen,
-    /// These blocks are missing, perhaps among others.
+    /// These blocks are missing, and possibly others.
     Missing(Vec<Range<u64>>),
 }
 
-/// Opens a file of this process's own, and refuses anything else that has its name.
+/// Opens or creates a regular file of this user, and refuses anything else with this name.
 fn open_own(directory: &OwnedFd, name: &[u8], flags: OFlags) -> Result<File> {
     let flags = flags | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let file = rustix::fs::openat(directory, OsStr::from_bytes(name), flags, Mode::RUSR | Mode::WUSR)?;
     let stat = fstat(&file)?;
-    // A link to a file elsewhere would be written through.
+    // A link must be refused, because writing would change a file elsewhere.
     let is_own = Meta::from_stat(&stat).kind == EntryKind::File
         && stat.st_nlink == 1
         && stat.st_uid == rustix::process::geteuid().as_raw();
@@ -89,7 +89,7 @@ fn open_own(directory: &OwnedFd, name: &[u8], flags: OFlags) -> Result<File> {
     }
 }
 
-/// Returns whether `name` is still this file.
+/// Returns whether `name` still refers to this file.
 fn is_at(directory: &OwnedFd, name: &[u8], file: impl AsFd) -> Result<bool> {
     let own = fstat(file)?;
     match statat(directory, OsStr::from_bytes(name), AtFlags::SYMLINK_NOFOLLOW) {
@@ -99,12 +99,12 @@ fn is_at(directory: &OwnedFd, name: &[u8], file: impl AsFd) -> Result<bool> {
     }
 }
 
-/// The journal, locked: two processes never write into one incomplete file.
+/// Opens the journal and locks it, so that two processes never write to the same incomplete file.
 fn open_journal(directory: &OwnedFd, name: &Name) -> Result<File> {
     loop {
         let file = open_own(directory, &name.journal_name(), OFlags::CREATE)?;
         match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            // Its holder may have finished and removed it between the two calls.
+            // The previous holder of the lock may have removed the journal between the two calls.
             Ok(()) if is_at(directory, &name.journal_name(), &file)? => return Ok(file),
             Ok(()) => {}
             Err(Errno::WOULDBLOCK) => return Err(Errno::BUSY.into()),
@@ -113,7 +113,7 @@ fn open_journal(directory: &OwnedFd, name: &Name) -> Result<File> {
     }
 }
 
-/// Returns whether the copy is there already.
+/// Returns whether an up-to-date copy exists already.
 fn is_complete(directory: &OwnedFd, name: &Name, head: &FileHead) -> Result<bool> {
     match statat(directory, name.as_os_str(), AtFlags::SYMLINK_NOFOLLOW) {
         Ok(stat) => match Meta::from_stat(&stat) {
@@ -126,11 +126,11 @@ fn is_complete(directory: &OwnedFd, name: &Name, head: &FileHead) -> Result<bool
 }
 
 impl PartialFile {
-    /// Continues the incomplete file of the same version, or begins anew if `begin` is set.
-    /// Verifying what is there takes its time: `should_continue` is asked before each block.
+    /// Opens the incomplete file of the same version, or creates it if `begin` is set. Existing
+    /// blocks are verified, which takes time, so `should_continue` is called before each block.
     ///
     /// # Errors
-    /// ECANCELED when `should_continue` has returned false; those of the file system.
+    /// Returns the errors of the file system, or ECANCELED if `should_continue` has returned false.
     pub fn open(
         root: &Root,
         head: &FileHead,
@@ -161,9 +161,10 @@ impl PartialFile {
                     }
                     verify(&bytes, head, &record, &mut verified)
                 })?;
-                // What was not verified may be anything after a crash, and neither holes nor, in
-                // sparse files, zeros are written. Whether a file counts as sparse can change while
-                // its version stays: the file system decides when it allocates.
+                // Zero all blocks that were not verified, because after a crash they may contain
+                // anything, and holes and zeros of sparse files are not written. This is done for
+                // all files: whether a file counts as sparse may change without a new version,
+                // because the file system decides when to allocate.
                 for gap in verified.missing(head.blocks()) {
                     punch(&bytes, &gap)?;
                 }
@@ -196,7 +197,7 @@ impl PartialFile {
         Ok(OpenedPart::Part(Self { head: head.clone(), directory, name, bytes, phase, state }))
     }
 
-    /// Returns whether it is of the version that `head` names.
+    /// Returns whether this is a file of the version that `head` describes.
     pub fn matches(&self, head: &FileHead) -> bool {
         self.head.meta.version == head.meta.version && self.head.meta.size == head.meta.size
     }
@@ -209,7 +210,7 @@ impl PartialFile {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A block whose hash the caller has verified.
+    /// Stores a block whose hash the caller has verified.
     pub fn put_block(&self, index: u64, bytes: &[u8], hash: &Hash) -> Result<PartOutcome> {
         if bytes.is_empty() || bytes.len() as u64 != self.head.block_len(index) {
             return Err(Error::other(format!("block {index} does not have {} bytes", bytes.len())));
@@ -218,8 +219,8 @@ impl PartialFile {
         if *phase != PartPhase::Receiving {
             return Ok(PartOutcome::Reopen);
         }
-        // A block that is there needs no other record: the journal, which each opening reads, has
-        // one for each block.
+        // A block that was stored before gets no second record, because opening the file reads the
+        // whole journal.
         if self.state().verified.contains(&(index..index + 1)) {
             return Ok(PartOutcome::Done);
         }
@@ -236,7 +237,7 @@ impl PartialFile {
         self.record(index..index + 1, &Record::Block(index, *hash))
     }
 
-    /// Blocks in a hole.
+    /// Records blocks that lie in a hole.
     pub fn put_hole(&self, blocks: Range<u64>) -> Result<PartOutcome> {
         if blocks.end > self.head.blocks() {
             return Err(Error::other(format!("a hole up to block {}", blocks.end)));
@@ -261,23 +262,23 @@ impl PartialFile {
         Ok(PartOutcome::Done)
     }
 
-    /// The first of the blocks that are missing.
+    /// Returns the first missing blocks, at most [`MAX_RANGES`] ranges.
     pub fn missing(&self) -> Vec<Range<u64>> {
         self.state().verified.missing(self.head.blocks()).take(MAX_RANGES).collect()
     }
 
-    /// Bytes that are there already.
+    /// Returns the number of bytes that were received already.
     pub fn verified_bytes(&self) -> u64 {
         let state = self.state();
         let missing = state.verified.missing(self.head.blocks());
         self.head.meta.size - missing.map(|range| self.head.range_len(&range)).sum::<u64>()
     }
 
-    /// Gives the complete file its mode and time, syncs it, and makes it appear.
+    /// Sets mode and time of the complete file, syncs it, and renames it to its final name.
     ///
     /// # Errors
-    /// Returns the errors of the file system. If the file cannot be synced, it is removed: the
-    /// kernel reports lost bytes once, and would report success the second time.
+    /// Returns the errors of the file system. If the file cannot be synced, it is removed, because
+    /// the kernel reports lost bytes only once and would report success the second time.
     pub fn finish(&self) -> Result<PartOutcome> {
         self.finish_with(File::sync_all)
     }
@@ -317,13 +318,13 @@ impl PartialFile {
     }
 }
 
-/// Mode and time of a file.
+/// Sets mode and modification time of a file.
 pub(crate) fn set_mode_and_time(file: &File, meta: &Meta) -> Result<()> {
     rustix::fs::fchmod(file, Mode::from_raw_mode(meta.mode.into()))?;
     Ok(rustix::fs::futimens(file, &Meta::timestamps(meta.mtime))?)
 }
 
-/// Adds what a record says, if the file has it.
+/// Adds the blocks of a record to `verified` if the file contains them.
 fn verify(bytes: &File, head: &FileHead, record: &Record, verified: &mut RangeSet) -> Result<()> {
     match record {
         Record::Block(index, _) if verified.contains(&(*index..index + 1)) => {}
@@ -344,19 +345,19 @@ fn verify(bytes: &File, head: &FileHead, record: &Record, verified: &mut RangeSe
     Ok(())
 }
 
-/// Returns the offset of the next bytes after `from` that are not in a hole; `None` if there are
+/// Returns the offset of the next byte from `from` on that is not in a hole, or `None` if there is
 /// none.
 pub fn next_data(file: &File, from: u64) -> Result<Option<u64>> {
     match rustix::fs::seek(file, SeekFrom::Data(from)) {
         Ok(at) => Ok(Some(at)),
         Err(Errno::NXIO) => Ok(None),
-        // A file system without holes.
+        // The file system does not support holes.
         Err(Errno::INVAL | Errno::OPNOTSUPP) => Ok(Some(from)),
         Err(error) => Err(error.into()),
     }
 }
 
-/// Makes blocks zeros.
+/// Zeroes blocks by punching a hole.
 fn punch(bytes: &File, blocks: &Range<u64>) -> Result<()> {
     let (start, len) = (blocks.start * BLOCK, (blocks.end - blocks.start) * BLOCK);
     let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;

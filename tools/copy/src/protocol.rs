@@ -1,73 +1,74 @@
-//! The protocol of `uiw cp`, version 1.
+//! Version 1 of the protocol of `uiw cp`.
 //!
-//! A client asks for the service `uiw-cp/1` in the private data of its MPA Request (`CpOrder` of
-//! the program): a share, a direction, the token of its session, a number of slots, and its memory
-//! for what the server sends. All connections of one run of `uiw cp` (the stripes) have one token.
-//! The server's private data (`Welcome`) has its memory for what the client sends.
+//! A client requests the service `uiw-cp/1` in the private data of its MPA Request (`CpOrder` of
+//! the program). It names a share, a direction, the token of its session, a number of slots, and
+//! its memory for bytes from the server. All connections of one run of `uiw cp` (the stripes) have
+//! the same token. The private data of the server (`CpReply`) names its memory for bytes from the
+//! client.
 //!
 //! # Messages
 //!
-//! * The client sends requests, the server sends one reply to each, in any order. Both are Sends of
-//!   at most [`MESSAGE`] bytes: a slot's number (the tag, 16 bits), one byte that names the
-//!   message, its fields.
-//! * A slot is [`SLOT`] bytes at both ends. A request occupies the slot of its tag from when it is
-//!   sent until its reply has arrived, so there are never more requests under way than slots. The
-//!   server ends a connection that reuses a slot too early.
-//! * A client that asks for it in its order gets signs of life ([`Reply::Working`]) while the
-//!   server works on a request or takes the bytes of one, at least every second.
-//! * Bytes of files, batches and lists are RDMA Writes into the slot of the other end that has the
-//!   same number, followed by the message that says how many they are. RDMAP delivers that message
-//!   only when the Write before it is placed (RFC 5040 section 5.5).
-//! * The receiver copies a slot before it looks at it, as the peer could write it again.
+//! * The client sends requests, and the server sends one reply to each, in any order. Both are
+//!   Sends of at most [`MESSAGE`] bytes: the number of a slot (the tag, 16 bits), one byte that
+//!   identifies the message, and its fields.
+//! * A slot has [`SLOT`] bytes at both ends. A request occupies the slot of its tag until the reply
+//!   has arrived, so there are never more requests under way than slots. The server ends a
+//!   connection that reuses a slot too early.
+//! * A client that asks for them in its order gets heartbeats ([`Reply::Working`]) at least every
+//!   second while the server works on a request or receives the bytes of one.
+//! * Bytes of files, batches and lists are sent by RDMA Writes into the slot with the same number
+//!   at the other end, followed by a message with their number. RDMAP delivers that message only
+//!   after the Write before it has been placed (RFC 5040 section 5.5).
+//! * The receiver copies a slot before it examines the bytes, because the peer could overwrite the
+//!   slot.
 //! * [`Request::End`], which reports the end of a transfer on each connection, has no reply.
-//! * Every message is decoded strictly: an unknown number, a value beyond its range, a name that
-//!   breaks a rule, a byte too many or too few ends the connection. No state of the server depends
-//!   on the order of requests, and each may be repeated: so a client whose connection broke sends
-//!   again what was not answered, on whatever connection.
+//! * Every message is decoded strictly: an unknown number, a value out of range, a name that
+//!   violates a rule, or a wrong length ends the connection. The state of the server does not
+//!   depend on the order of requests, and each request may be repeated. A client whose connection
+//!   broke therefore repeats unanswered requests on any connection.
 //!
 //! # Files
 //!
-//! * The bytes of files travel in blocks of [`BLOCK`] bytes, each with its BLAKE3 hash, made by the
-//!   end that read it and verified by the end that writes it, or in batches of whole small files
-//!   with one hash.
-//! * The end that reads a file gives its state a version: a hash of size, times of modification and
-//!   change, and inode number. Each block is of one version. A block of another one is refused, and
-//!   the file begins anew.
-//! * A file that is written is `NAME.uiw-part` with the journal of its verified blocks,
-//!   `NAME.uiw-journal` (see `super::journal`), until it is complete; then it is synced and
-//!   renamed. Files of a batch are written under temporary names, synced by one syncfs(2), and
-//!   renamed.
-//! * A run of blocks in a hole is one message.
-//! * Nothing outside of the share is opened: see `super::root`. Names are validated by both ends:
-//!   see `super::names`.
+//! * The bytes of files are sent in blocks of [`BLOCK`] bytes, or in batches of complete small
+//!   files. Each block or batch has a BLAKE3 hash, which the reading end computes and the writing
+//!   end verifies.
+//! * The end that reads a file identifies its contents by a version: a hash of size, modification
+//!   time, change time and inode number. Each block belongs to one version. A block of another
+//!   version is refused, and the file is started again.
+//! * Until a file is complete, it is written as `NAME.uiw-part`, with a journal of its verified
+//!   blocks in `NAME.uiw-journal` (see `super::journal`). Then it is synced and renamed. Files of a
+//!   batch are written under temporary names, synced by one syncfs(2), and renamed.
+//! * Successive blocks in a hole are described by one message.
+//! * Nothing outside the share is opened (see `super::root`). Both ends validate names (see
+//!   `super::names`).
 
 use super::meta::{Entry, EntryKind, FileTime, Meta, decode_mode};
 use super::names::{RelPath, is_unsafe};
 use super::wire::{Decoder, Encoder, Result, WireError};
 use std::ops::Range;
 
-/// Bytes of a request or reply at most.
+/// Maximum length of a request or reply, in bytes.
 pub const MESSAGE: u32 = 16 << 10;
-/// Bytes of a slot, and of a block of a file.
+/// Size of a slot and of a block of a file, in bytes.
 pub const SLOT: u32 = 1 << 20;
-/// Bytes of a block; the last one of a file may be shorter.
+/// Size of a block in bytes. The last block of a file may be shorter.
 pub const BLOCK: u64 = SLOT as u64;
-/// Slots of a connection at most.
+/// Maximum number of slots of a connection.
 pub const MAX_SLOTS: u16 = 32;
-/// Files of one batch at most.
+/// Maximum number of files in a batch.
 pub const MAX_BATCH: u16 = 512;
-/// Ranges that a reply lists at most: what else is missing comes with the next reply.
+/// Maximum number of ranges in a reply. The next reply lists further missing ranges.
 pub const MAX_RANGES: usize = 512;
-/// Revision of the protocol within its version. A server names its own in its reply; revision 1 has
-/// [`Request::End`] and [`Request::Remove`].
+/// Revision of the protocol within its version. The server sends its revision in its reply to the
+/// order. Revision 1 adds [`Request::End`] and [`Request::Remove`].
 pub const REVISION: u8 = 1;
-/// Bytes of the text of a failure.
+/// Maximum length of the text of a failure, in bytes.
 const MAX_TEXT: usize = 512;
 
-/// BLAKE3.
+/// BLAKE3 hash.
 pub type Hash = [u8; 32];
 
-/// A file that is written: its path and what it becomes.
+/// Description of a file to be written: its path and metadata.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileHead {
     pub path: RelPath,
@@ -89,30 +90,30 @@ pub enum CreateMode {
 pub enum Request {
     /// Returns the metadata of the entry at a path.
     Stat { path: RelPath },
-    /// The entries of a directory behind the name `after`.
+    /// Returns the entries of a directory after the name `after`.
     List { path: RelPath, after: Vec<u8>, create: CreateMode },
-    /// Begins a file, or continues one of the same version.
+    /// Begins a file, or continues an incomplete file of the same version.
     Open { file: FileHead },
-    /// A block of a file, whose `len` bytes are in the slot.
+    /// Stores a block of a file, whose `len` bytes are in the slot.
     Put { file: FileHead, index: u64, len: u32, hash: Hash },
-    /// Blocks of a file that lie in a hole.
+    /// Records blocks of a file that lie in a hole.
     Hole { file: FileHead, blocks: Range<u64> },
-    /// Makes the complete file appear.
+    /// Renames the complete file to its final name.
     Finish { file: FileHead },
-    /// `count` whole files, in `len` bytes of the slot.
+    /// Stores `count` complete files, which are in `len` bytes of the slot.
     PutBatch { count: u16, len: u32, hash: Hash },
-    /// A symbolic link.
+    /// Creates a symbolic link.
     Symlink { path: RelPath, target: Vec<u8>, mtime: FileTime },
-    /// Mode and time of a directory whose entries are all there.
+    /// Sets mode and modification time of a directory whose entries are complete.
     SetDirectory { path: RelPath, mode: u16, mtime: FileTime },
-    /// A block of a file.
+    /// Returns a block of a file.
     Get { path: RelPath, version: [u8; 16], index: u64 },
-    /// Whole files, as many of them as fit a slot.
+    /// Returns complete files, as many of them as fit into a slot.
     GetBatch { paths: Vec<RelPath> },
-    /// The transfer is over, but for so many entries that failed. Has no reply, and is sent to
-    /// servers of [`REVISION`] 1.
+    /// Reports the end of the transfer, with the number of failed entries. This request has no
+    /// reply, and is only sent to servers of [`REVISION`] 1.
     End { failed: u64 },
-    /// Removes an entry, a directory with everything in it. For servers of [`REVISION`] 1.
+    /// Removes an entry, or a directory with everything in it. Only for servers of [`REVISION`] 1.
     Remove { path: RelPath },
 }
 
@@ -120,29 +121,30 @@ pub enum Request {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reply {
     Done,
-    /// There is nothing under that path.
+    /// The path does not exist.
     Absent,
     /// Metadata of the entry.
     Found(Meta),
-    /// `len` bytes of entries are in the slot; `more` follow behind the last one.
+    /// `len` bytes of entries are in the slot. `more` means that further entries follow the last
+    /// one.
     Listed {
         len: u32,
         more: bool,
     },
-    /// The file is there already, complete.
+    /// A complete copy of the file exists already.
     Complete,
-    /// These blocks are missing, perhaps among others.
+    /// These blocks are missing, and possibly others.
     Missing(Vec<Range<u64>>),
-    /// The file is to be opened again: what is there is of another version, or not open.
+    /// The file must be opened again, because it has another version or is not open.
     Reopen,
     /// `len` bytes of a block are in the slot.
     Block {
         len: u32,
         hash: Hash,
     },
-    /// The block and those up to this one lie in a hole.
+    /// The block lies in a hole that ends at this block.
     HoleUntil(u64),
-    /// The source is not of that version any more, but this.
+    /// The source has another version now, with this metadata.
     Changed(Meta),
     /// `count` records are in `len` bytes of the slot.
     Batch {
@@ -150,30 +152,30 @@ pub enum Reply {
         len: u32,
         hash: Hash,
     },
-    /// The batch is stored, but for these: the position in the batch and an error number.
+    /// The batch is stored, except for these files: position in the batch and error number.
     Stored(Vec<(u16, u16)>),
-    /// The request failed, with an error number of Linux, and what to say of it.
+    /// The request failed, with a Linux error number and a text.
     Failed {
         errno: u16,
         text: String,
     },
-    /// No reply to a request, but a sign of life: the server works on one, or takes the bytes of
-    /// one. Sent at least every second to clients that have asked for it in their order.
+    /// Heartbeat, which is not a reply: the server works on a request or receives the bytes of one.
+    /// Sent at least every second to clients that have asked for it in their order.
     Working,
 }
 
 impl FileHead {
-    /// Blocks of the file.
+    /// Returns the number of blocks of the file.
     pub fn blocks(&self) -> u64 {
         self.meta.size.div_ceil(BLOCK)
     }
 
-    /// Bytes of a block.
+    /// Returns the length of a block in bytes.
     pub fn block_len(&self, index: u64) -> u64 {
         self.meta.size.saturating_sub(index.saturating_mul(BLOCK)).min(BLOCK)
     }
 
-    /// Bytes of a run of blocks.
+    /// Returns the number of bytes in a range of blocks.
     pub fn range_len(&self, blocks: &Range<u64>) -> u64 {
         let at = |block: u64| block.saturating_mul(BLOCK).min(self.meta.size);
         at(blocks.end).saturating_sub(at(blocks.start))
@@ -198,13 +200,13 @@ fn decode_path(from: &mut Decoder<'_>) -> Result<RelPath> {
     Ok(RelPath::new(from.counted("a path")?)?)
 }
 
-/// A path that is not the share itself.
+/// Decodes a path that is not the share itself.
 fn decode_entry_path(from: &mut Decoder<'_>) -> Result<RelPath> {
     let path = decode_path(from)?;
     if path.is_empty() { Err(super::names::NameError::Empty.into()) } else { Ok(path) }
 }
 
-/// Bytes in a slot.
+/// Decodes the number of bytes in a slot.
 fn decode_slot_len(from: &mut Decoder<'_>) -> Result<u32> {
     match from.u32("a length")? {
         len if len <= SLOT => Ok(len),
@@ -225,7 +227,7 @@ fn encode_range(range: &Range<u64>, out: &mut Encoder) {
     out.u64(range.start).u64(range.end);
 }
 
-/// Returns the number of files in a batch.
+/// Decodes the number of files in a batch.
 fn decode_batch_count(from: &mut Decoder<'_>) -> Result<u16> {
     match from.u16("the files of a batch")? {
         count @ 1..=MAX_BATCH => Ok(count),
@@ -378,7 +380,7 @@ impl Request {
         Ok(Self::Put { file, index, len, hash: from.array("a hash")? })
     }
 
-    /// Returns the path that it is about; `None` for those about several files, or none.
+    /// Returns the path of the request, or `None` if it concerns several paths or none.
     #[must_use]
     pub fn path(&self) -> Option<RelPath> {
         match self {
@@ -396,7 +398,7 @@ impl Request {
         }
     }
 
-    /// Returns whether it changes what is shared.
+    /// Returns whether the request changes the share.
     pub fn writes(&self) -> bool {
         match self {
             Self::Stat { .. } | Self::Get { .. } | Self::GetBatch { .. } | Self::End { .. } => false,
@@ -485,8 +487,8 @@ impl Reply {
                 let count = from.u16("the number of ranges")?;
                 let ranges: Result<Vec<_>> = (0..count).map(|_| decode_range(&mut from)).collect();
                 let ranges = ranges?;
-                // A server may ask for each block once only, or it could make the client send a
-                // file many times.
+                // The ranges must not overlap, otherwise a server could make the client send a file
+                // many times.
                 if let Some([_, next]) = ranges.windows(2).find(|pair| pair[1].start < pair[0].end) {
                     return Err(WireError::Value {
                         what: "the start of a range of blocks",
@@ -513,7 +515,7 @@ impl Reply {
             13 => {
                 let errno = from.u16("an error number")?;
                 let text = String::from_utf8_lossy(from.counted("a text")?);
-                // A peer's text must not drive a terminal.
+                // The text of a peer must not control a terminal.
                 let text = text.chars().filter(|char| !is_unsafe(*char)).take(MAX_TEXT).collect();
                 Self::Failed { errno, text }
             }
@@ -525,7 +527,7 @@ impl Reply {
     }
 }
 
-/// Appends as many of `entries` as fit a slot; returns their bytes and how many they are.
+/// Encodes as many of `entries` as fit into a slot. Returns their bytes and their number.
 pub fn encode_entries<'a>(entries: impl Iterator<Item = &'a Entry>) -> (Vec<u8>, usize) {
     let mut out = Encoder::default();
     let mut count = 0;
@@ -541,7 +543,7 @@ pub fn encode_entries<'a>(entries: impl Iterator<Item = &'a Entry>) -> (Vec<u8>,
     (out.0, count)
 }
 
-/// Entries that fill these bytes.
+/// Decodes entries that fill these bytes.
 pub fn decode_entries(bytes: &[u8]) -> Result<Vec<Entry>> {
     let mut from = Decoder::new(bytes);
     let mut entries = Vec::new();

@@ -1,7 +1,7 @@
-//! Files below one directory. Every path is resolved by openat2(2) with RESOLVE_BENEATH and
-//! RESOLVE_NO_SYMLINKS, so that neither `..` nor a symbolic link leads out of it, whatever is
-//! renamed or replaced meanwhile; what is at the end of a path is looked at before it is opened, so
-//! that no device or FIFO is.
+//! Access to files below one directory. Every path is resolved by openat2(2) with RESOLVE_BENEATH
+//! and RESOLVE_NO_SYMLINKS, so that neither `..` nor a symbolic link leads out of the directory,
+//! even if entries are renamed or replaced at the same time. The type of an entry is checked before
+//! it is opened for reading, so that no device or FIFO is opened.
 
 use super::meta::{Entry, EntryKind, FileTime, Meta};
 use super::names::{self, Name, RelPath};
@@ -19,28 +19,28 @@ use std::path::Path;
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Entries of a page of a list at most.
+/// Maximum number of entries in a page of a list.
 const MAX_PAGE_ENTRIES: usize = 8192;
-/// Bytes that an entry has in a list, or a name in memory, beside the name and the text of a link,
-/// at most.
+/// Maximum number of bytes of an entry in a list, or of a name in memory, in addition to the name
+/// and the target of a link.
 const ENTRY_OVERHEAD: usize = 64;
 
-/// Age from which the temporary file of a batch or a link belongs to a session that was killed: a
-/// batch takes seconds.
+/// Age after which a temporary file of a batch or a link is considered abandoned by a killed
+/// session. A batch takes only seconds.
 pub const ABANDONED: Duration = Duration::from_secs(60 * 60);
 
-/// Bytes of memory of the names that are kept of a directory between two pages of its list, at
-/// most.
+/// Maximum memory in bytes for the names of a directory that are kept between two pages of its
+/// list.
 pub const LISTING: u64 = 4 << 20;
 
-/// The first names of a directory, as many as fit into [`LISTING`].
+/// The first names of a directory in their order, as many as fit into [`LISTING`].
 #[derive(Default)]
 struct FirstNames {
-    /// The greatest one on top, to be replaced by a less one.
+    /// Heap with the greatest name on top, which is the first one to be removed.
     names: BinaryHeap<Name>,
-    /// Bytes that they take.
+    /// Memory of the names in bytes.
     bytes: u64,
-    /// True if others follow.
+    /// True if further names follow.
     has_more: bool,
 }
 
@@ -61,30 +61,31 @@ impl FirstNames {
     }
 }
 
-/// The position in the list of a directory after a page: names that follow are kept, so that the
+/// Position in the list of a directory after a page. The following names are kept, so that the
 /// directory is read again only after many pages.
 #[derive(Debug)]
 pub struct Listing {
     path: RelPath,
-    /// The last name that was listed.
+    /// Last name that was listed.
     after: Vec<u8>,
-    /// The names after it, the first one last.
+    /// Names after it, in reverse order.
     names: Vec<Name>,
-    /// True if others follow that are not kept.
+    /// True if further names follow that are not kept.
     has_more: bool,
 }
 
-/// A directory below which files are read or written.
+/// Directory below which files are read or written.
 #[derive(Debug)]
 pub struct Root(OwnedFd, SharedSync);
 
-/// A small file and its bytes, or what it is instead.
+/// Metadata and bytes of a small file, or as error the metadata of a file that is too large.
 pub type SmallFile = std::result::Result<(Meta, Vec<u8>), Meta>;
 
 const DIRECTORY: OFlags = OFlags::DIRECTORY.union(OFlags::CLOEXEC);
 
 impl Root {
-    /// The path itself may have symbolic links: it is the user's.
+    /// Opens the directory at `path`, which may contain symbolic links because it comes from the
+    /// user.
     pub fn open(path: &Path) -> Result<Self> {
         Ok(Self(rustix::fs::open(path, OFlags::RDONLY | DIRECTORY, Mode::empty())?, SharedSync::default()))
     }
@@ -103,19 +104,20 @@ impl Root {
         let flags = flags | OFlags::CLOEXEC;
         loop {
             match rustix::fs::openat2(&self.0, path.as_path(), flags, Mode::empty(), limits) {
-                // A rename elsewhere made it impossible to say whether the path stayed below.
+                // Because of a concurrent rename, the kernel could not determine whether the path
+                // stays below.
                 Err(Errno::AGAIN | Errno::INTR) => {}
                 other => return other,
             }
         }
     }
 
-    /// A directory.
+    /// Opens a directory.
     pub fn open_directory(&self, path: &RelPath) -> Result<OwnedFd> {
         self.open_at(path, OFlags::RDONLY | OFlags::DIRECTORY)
     }
 
-    /// The directory that something is in, and its name there.
+    /// Opens the parent directory of an entry, and returns it with the name of the entry.
     pub fn open_parent(&self, path: &RelPath) -> Result<(OwnedFd, Name)> {
         let (parent, name) = path.split().ok_or(Errno::ISDIR)?;
         Ok((self.open_directory(&parent)?, name))
@@ -130,12 +132,12 @@ impl Root {
         meta_at(&parent, name.as_os_str())
     }
 
-    /// The first entries of a directory behind the name `after`, in the order of their names,
-    /// without incomplete files; and whether others follow. `kept` has the position from one page
-    /// to the next; without one the directory is read anew.
+    /// Returns the first entries of a directory after the name `after`, in the order of their names
+    /// and without incomplete files, and whether further entries follow. `kept` stores the position
+    /// from one page to the next. Without it, the directory is read again.
     ///
     /// # Errors
-    /// Errors of the file system.
+    /// Returns the errors of the file system.
     pub fn read_page(
         &self,
         path: &RelPath,
@@ -151,8 +153,8 @@ impl Root {
         loop {
             let entries = listing.entries(&directory)?;
             let more = listing.has_more || !listing.names.is_empty();
-            // A list continues after its last entry, so a page whose entries were all removed
-            // meanwhile would end it early.
+            // The client continues after the last entry of a page. A page whose entries were all
+            // removed in the meantime would end the list too early, so it is skipped.
             if !more || !entries.is_empty() {
                 *kept = Some(listing).filter(|listing| !listing.names.is_empty());
                 return Ok((entries, more));
@@ -174,7 +176,7 @@ impl Root {
         Ok(entries)
     }
 
-    /// A regular file for reading, and what it is.
+    /// Opens a regular file for reading, and returns it with its metadata.
     pub fn open_file(&self, path: &RelPath) -> Result<(File, Meta)> {
         let regular = |fd: &OwnedFd| {
             let stat = rustix::fs::fstat(fd)?;
@@ -185,7 +187,8 @@ impl Root {
                 _ => Err(Error::other("no regular file")),
             }
         };
-        // OpeningLock a device may have effects, and opening a FIFO waits: so it is looked at first.
+        // Check the type first: opening a device may have side effects, and opening a FIFO may
+        // block.
         regular(&self.open_at(path, OFlags::PATH | OFlags::NOFOLLOW)?)?;
         let file =
             self.open_at(path, OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY)?;
@@ -193,8 +196,8 @@ impl Root {
         Ok((file.into(), Meta::from_stat(&stat)))
     }
 
-    /// The bytes of a file of at most `limit` bytes, all of one version; what it is, if it is
-    /// larger.
+    /// Reads a file of at most `limit` bytes. All bytes belong to the same version. Returns only
+    /// the metadata if the file is larger.
     pub fn read_small(&self, path: &RelPath, limit: u64) -> Result<SmallFile> {
         for _ in 0..5 {
             let (file, meta) = self.open_file(path)?;
@@ -208,12 +211,12 @@ impl Root {
                 return Ok(Ok((meta, bytes)));
             }
         }
-        // It is written all the time.
+        // The file changes all the time.
         Err(Errno::AGAIN.into())
     }
 
-    /// A directory that is made if it is not there. A private one is its owner's alone until
-    /// [`Root::set_directory`].
+    /// Creates a directory, unless it exists. A private directory is accessible only to its owner
+    /// until [`Root::set_directory`].
     pub fn make_directory(&self, path: &RelPath, is_private: bool) -> Result<()> {
         let (parent, name) = self.open_parent(path)?;
         let mode = if is_private { Mode::RWXU } else { Mode::RWXU | Mode::RWXG | Mode::RWXO };
@@ -226,7 +229,7 @@ impl Root {
         }
     }
 
-    /// A symbolic link, which replaces what is not a directory.
+    /// Creates a symbolic link, which replaces any existing entry except a directory.
     pub fn symlink(&self, path: &RelPath, target: &[u8], mtime: FileTime, session: &str) -> Result<()> {
         let (parent, name) = self.open_parent(path)?;
         let part = name.session_part_name(session);
@@ -242,13 +245,13 @@ impl Root {
         Ok(named?)
     }
 
-    /// Removes the entry at a path, a directory with everything in it. Symbolic links are removed
-    /// and never followed. Mount points and entries below them stay, and are an error. A path that
-    /// does not exist is no error.
+    /// Removes the entry at a path, or a directory with everything in it. Symbolic links are
+    /// removed and never followed. Mount points are not removed and cause an error. A path that
+    /// does not exist is not an error.
     ///
     /// # Errors
-    /// Errors of the file system; `EINTR` when `should_continue`, which is asked for each entry, returns
-    /// false.
+    /// Returns the errors of the file system, or `EINTR` if `should_continue`, which is called for
+    /// each entry, returns false.
     pub fn remove(&self, path: &RelPath, should_continue: &dyn Fn() -> bool) -> Result<()> {
         let (parent, name) = path.split().ok_or(Errno::ISDIR)?;
         let removed = self
@@ -263,7 +266,7 @@ impl Root {
         }
     }
 
-    /// Removes temporary files that sessions have left in a directory for at least `age`.
+    /// Removes temporary files of sessions that have been in a directory for at least `age`.
     pub fn remove_abandoned(&self, path: &RelPath, age: Duration) -> Result<()> {
         let directory = self.open_directory(path)?;
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -277,30 +280,31 @@ impl Root {
                 now.saturating_sub(changed) >= age
             });
             if is_old && stat(OsStr::from_bytes(&journal)).err() == Some(Errno::NOENT) {
-                // A directory may have such a name; the next entry is looked at all the same.
+                // This fails for a directory with such a name. Continue with the next entry in any
+                // case.
                 let _ = rustix::fs::unlinkat(&directory, name, AtFlags::empty());
             }
         }
         Ok(())
     }
 
-    /// The mode and time of a directory that is complete.
+    /// Sets mode and modification time of a complete directory.
     pub fn set_directory(&self, path: &RelPath, mode: u16, mtime: FileTime) -> Result<()> {
         let directory = self.open_directory(path)?;
         rustix::fs::fchmod(&directory, Mode::from_raw_mode(mode.into()))?;
         Ok(rustix::fs::futimens(&directory, &Meta::timestamps(mtime))?)
     }
 
-    /// Writes everything of the file system to its medium. Threads that call it at the same time
+    /// Writes all data of the file system to its medium. Threads that call this at the same time
     /// share a system call.
     pub fn sync(&self) -> Result<()> {
         Ok(self.1.run(|| rustix::fs::syncfs(&self.0))?)
     }
 }
 
-/// Runs one operation at a time, for all who have asked for it before it began: so many small
-/// requests cause few system calls, and an error that the kernel reports once reaches everyone whom
-/// it concerns.
+/// Runs one operation at a time, on behalf of all threads that have asked for it before it began.
+/// Many small requests thus cause few system calls, and an error that the kernel reports only once
+/// reaches all threads that it concerns.
 #[derive(Debug, Default)]
 struct SharedSync {
     state: Mutex<SyncState>,
@@ -309,10 +313,10 @@ struct SharedSync {
 
 #[derive(Debug, Default)]
 struct SyncState {
-    /// Numbers of the last run that has begun, and of the last one that has ended.
+    /// Number of the last run that has begun, and of the last one that has ended.
     begun: u64,
     ended: u64,
-    /// The last run that has failed, and its error.
+    /// Number and error of the last run that has failed.
     failed: Option<(u64, Errno)>,
     #[cfg(test)]
     waiting: usize,
@@ -351,7 +355,7 @@ impl Listing {
     /// Reads the first names after `after`.
     fn read(directory: &OwnedFd, path: &RelPath, after: &[u8]) -> Result<Self> {
         let mut first = FirstNames::default();
-        for name in read_names(&directory)? {
+        for name in read_names(directory)? {
             let name = name?;
             if name.as_bytes() > after {
                 first.add(name);
@@ -362,8 +366,8 @@ impl Listing {
         Ok(Self { path: path.clone(), after: after.to_vec(), names, has_more: first.has_more })
     }
 
-    /// Takes the entries of a page, which fit a slot. Names that were removed meanwhile are left
-    /// out.
+    /// Takes the entries of a page, which fit into a slot. Names that were removed in the meantime
+    /// are omitted.
     fn entries(&mut self, directory: &OwnedFd) -> Result<Vec<Entry>> {
         let mut entries = Vec::new();
         let mut bytes = 0;
@@ -393,7 +397,7 @@ fn read_names(directory: &OwnedFd) -> Result<impl Iterator<Item = Result<Name>>>
     }))
 }
 
-/// Returns the entry of a name, or `None` if it was removed meanwhile.
+/// Returns the entry with a name, or `None` if it was removed in the meantime.
 fn read_entry(directory: &OwnedFd, name: Name) -> Result<Option<Entry>> {
     match meta_at(directory, name.as_os_str()) {
         Ok(meta) => Ok(Some(Entry { name, meta })),

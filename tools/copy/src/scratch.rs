@@ -1,8 +1,8 @@
-//! A directory of one test.
+//! Temporary directory of a test.
 
 use std::path::{Path, PathBuf};
 
-/// Removed when dropped.
+/// Temporary directory, which is removed when dropped.
 pub(crate) struct ScratchDirectory(PathBuf);
 
 impl ScratchDirectory {

@@ -1,22 +1,22 @@
-//! Record of a session: the files and bytes that it has moved, and where they are.
+//! Totals of a session: the number of files and bytes that it has moved, and their common path.
 
 use super::names::RelPath;
 use std::collections::VecDeque;
 
-/// Files that are remembered, so that a file is counted once although each of its blocks is a
-/// request. A client has fewer under way at a time.
+/// Number of recent files that are remembered, so that a file is counted once although each of its
+/// blocks is a separate request. A client has fewer files under way at a time.
 const RECENT: usize = 64;
 
 /// Totals of a session.
 #[derive(Debug, Default)]
 pub struct Tally {
-    /// Files and symbolic links.
+    /// Number of files and symbolic links.
     pub files: u64,
     /// Bytes of files.
     pub bytes: u64,
-    /// Entries that were removed.
+    /// Number of removed entries.
     pub removed: u64,
-    /// Requests, or files of a batch, that failed.
+    /// Number of failed requests, or failed files of a batch.
     pub errors: u64,
     /// Number of entries that failed, if the client has reported the end of its transfer.
     pub reported: Option<u64>,
@@ -25,14 +25,15 @@ pub struct Tally {
 }
 
 impl Tally {
-    /// Returns the path that all begun or removed files and all made directories have in common:
-    /// the entry itself if there was only one. `None` if there was none.
+    /// Returns the common path of all files that were begun or removed and all directories that
+    /// were created. This is the path of the entry itself if there was only one, and `None` if
+    /// there was none.
     #[must_use]
     pub fn common_path(&self) -> Option<&RelPath> {
         self.common.as_ref()
     }
 
-    /// Counts a whole file or link.
+    /// Counts a complete file or link.
     pub(crate) fn count_file(&mut self, path: &RelPath, bytes: u64) {
         self.files += 1;
         self.bytes += bytes;
@@ -56,7 +57,7 @@ impl Tally {
         self.extend_common_path(path);
     }
 
-    /// Extends the common path.
+    /// Includes a path in the common path.
     pub(crate) fn extend_common_path(&mut self, path: &RelPath) {
         self.common = Some(match &self.common {
             Some(common) => common.common(path),
