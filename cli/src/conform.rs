@@ -8,7 +8,7 @@ use serde_json::json;
 use std::path::PathBuf;
 use std::sync::Mutex;
 use std::time::Duration;
-use uiw_conform::{Case, ConformError, Destination, Report, Target, ask, judges, select};
+use uiw_conform::{Case, ConformError, Destination, Report, Target, ask, requirement_ids, select};
 
 /// Default port of the partner program.
 const PARTNER_PORT: u16 = 7471;
@@ -140,7 +140,7 @@ impl From<ConformError> for Failure {
 
 fn list(cases: &[Case], as_json: bool) {
     for case in cases {
-        let ids = judges(case);
+        let ids = requirement_ids(case);
         if as_json {
             text::json(
                 &json!({"name": case.name, "title": case.title, "file": case.file, "requirements": ids}),

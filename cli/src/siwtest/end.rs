@@ -13,7 +13,7 @@ use uiw::raw::{
     Access, Bind, ConnConfig, Pd, RawMw, Remote, STag, SendFlags, SendOp, Sge, Wc, WcOpcode, WcStatus,
     WindowType,
 };
-use uiw_conform::partner::{Kind, Op, Order, PartnerMessage};
+use uiw_conform::partner::{MessageKind, Op, Order, PartnerMessage};
 
 /// Time after which a wait gives up if no request or receive completes and TCP neither delivers nor
 /// receives a byte.
@@ -224,7 +224,7 @@ impl ConnectionEnd {
     }
 
     /// Sends a message to the partner.
-    pub(super) fn send_message(&mut self, kind: Kind, order: Order) -> Result<()> {
+    pub(super) fn send_message(&mut self, kind: MessageKind, order: Order) -> Result<()> {
         let memory = self.memory.as_ref();
         let talk = PartnerMessage {
             kind,
@@ -239,7 +239,7 @@ impl ConnectionEnd {
     }
 
     /// Waits for the next message, which must be of this kind.
-    pub(super) fn expect_message(&mut self, kind: Kind) -> Result<PartnerMessage> {
+    pub(super) fn expect_message(&mut self, kind: MessageKind) -> Result<PartnerMessage> {
         self.wait_until("talk", |end| !end.received.is_empty())?;
         match self.received.pop_front() {
             Some(talk) if talk.kind == kind => Ok(talk),
@@ -253,7 +253,7 @@ impl ConnectionEnd {
             self.step(until);
         }
         match self.received.pop_front() {
-            Some(talk) if talk.kind == Kind::Order => Ok(Some(talk)),
+            Some(talk) if talk.kind == MessageKind::Order => Ok(Some(talk)),
             Some(_) => Err(self.lost("said something out of turn")),
             None => Ok(None),
         }

@@ -194,7 +194,7 @@ fn run_orders(end: &mut ConnectionEnd, orders: &[Order], args: &Args) -> Result<
             let order = Order { seed: seed.wrapping_mul(41), ..*order };
             let begun = Instant::now();
             let result = orders::give_order(end, order);
-            if order.op.ends() {
+            if order.op.ends_connection() {
                 return report_ending(end, order, args.json);
             }
             result?;

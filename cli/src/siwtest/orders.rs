@@ -8,7 +8,7 @@ use crate::shared::memory::Buffer;
 use crate::shared::text;
 use serde_json::json;
 use uiw::raw::{Remote, STag, SendFlags, SendOp, Sge};
-use uiw_conform::partner::{Actor, Kind, Op, Order, PartnerMessage};
+use uiw_conform::partner::{Actor, MessageKind, Op, Order, PartnerMessage};
 
 /// STag that does not exist.
 const NO_STAG: u32 = 0xDEAD_BE00;
@@ -20,8 +20,8 @@ pub(super) fn give_order(end: &mut ConnectionEnd, order: Order) -> Result<()> {
     let acts = order.actor == Actor::Initiator;
     if order.op == Op::About {
         end.expect_talk()?;
-        end.send_message(Kind::Order, order)?;
-        let verdict = end.expect_message(Kind::Verdict)?;
+        end.send_message(MessageKind::Order, order)?;
+        let verdict = end.expect_message(MessageKind::Verdict)?;
         text::line(format!("the partner is {}", verdict.wrong.unwrap_or_default()));
         return Ok(());
     }
@@ -29,20 +29,20 @@ pub(super) fn give_order(end: &mut ConnectionEnd, order: Order) -> Result<()> {
     if acts {
         end.expect_talk()?;
         end.expect_talk()?;
-        end.send_message(Kind::Order, order)?;
-        let ready = end.expect_message(Kind::Ready)?;
+        end.send_message(MessageKind::Order, order)?;
+        let ready = end.expect_message(MessageKind::Ready)?;
         execute(end, &order, &ready)?;
         verify_read(end, &order)?;
-        end.send_message(Kind::Done, order)?;
-        let verdict = end.expect_message(Kind::Verdict)?;
+        end.send_message(MessageKind::Done, order)?;
+        let verdict = end.expect_message(MessageKind::Verdict)?;
         note_partner_error(end, verdict);
     } else {
         if order.op != Op::NoReceive {
             end.expect_talk()?;
         }
-        end.send_message(Kind::Order, order)?;
+        end.send_message(MessageKind::Order, order)?;
         end.await_receives()?;
-        let done = end.expect_message(Kind::Done)?;
+        let done = end.expect_message(MessageKind::Done)?;
         verify_received(end, &order)?;
         note_partner_error(end, done);
     }
@@ -56,7 +56,7 @@ pub(super) fn take_order(end: &mut ConnectionEnd, talk: &PartnerMessage) -> Resu
     if order.op == Op::About {
         end.expect_talk()?;
         end.note(describe_self());
-        end.send_message(Kind::Verdict, order)?;
+        end.send_message(MessageKind::Verdict, order)?;
         end.wrong = None;
         return Ok(());
     }
@@ -65,18 +65,18 @@ pub(super) fn take_order(end: &mut ConnectionEnd, talk: &PartnerMessage) -> Resu
         execute(end, &order, talk)?;
         verify_read(end, &order)?;
         end.expect_talk()?;
-        return end.send_message(Kind::Done, order);
+        return end.send_message(MessageKind::Done, order);
     }
     if order.op != Op::NoReceive {
         end.expect_talk()?;
     }
-    end.send_message(Kind::Ready, order)?;
+    end.send_message(MessageKind::Ready, order)?;
     end.await_receives()?;
-    let done = end.expect_message(Kind::Done)?;
+    let done = end.expect_message(MessageKind::Done)?;
     verify_received(end, &order)?;
     note_partner_error(end, done);
     end.expect_talk()?;
-    end.send_message(Kind::Verdict, order)
+    end.send_message(MessageKind::Verdict, order)
 }
 
 /// Returns the device, driver, firmware and kernel of this end.

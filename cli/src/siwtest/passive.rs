@@ -109,7 +109,7 @@ fn run_session(
 fn follow_orders(end: &mut ConnectionEnd, until: WaitLimits<'_>) -> Result<()> {
     while let Some(order) = end.next_order(until)? {
         match orders::take_order(end, &order) {
-            Err(_) if order.order.op.ends() => return Ok(()),
+            Err(_) if order.order.op.ends_connection() => return Ok(()),
             result => result?,
         }
         if end.wrong.as_deref() != Some("closed") {

@@ -21,11 +21,11 @@ impl Judgements {
         }
     }
 
-    pub(super) fn keep<I: AsRef<str>>(&mut self, ids: &[I]) {
+    pub(super) fn add_kept<I: AsRef<str>>(&mut self, ids: &[I]) {
         self.check(true, ids, String::new);
     }
 
-    pub(super) fn broken<I: AsRef<str>>(&mut self, ids: &[I], what: impl Into<String>) {
+    pub(super) fn add_broken<I: AsRef<str>>(&mut self, ids: &[I], what: impl Into<String>) {
         self.check(false, ids, || what.into());
     }
 }

@@ -29,7 +29,7 @@ mod terminate;
 mod values;
 mod verdict;
 
-pub use cases::judges;
+pub use cases::requirement_ids;
 pub use error::ConformError;
 pub use listener::{Listener, ask, suspicion};
 pub use report::{Destination, Report};
@@ -40,7 +40,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock};
 use steps::Outcome;
-use verdict::Run;
+use verdict::CaseRun;
 
 /// Chooses cases: the built-in ones and those of `files` (files, or folders with files `*.case`),
 /// of which only those whose names contain one of `names` if there are any. `requirements` are ids
@@ -55,7 +55,7 @@ pub fn select(
 ) -> Result<Vec<Case>, ConformError> {
     let mut all = cases::built_in()?;
     for path in files {
-        for case in cases::of_user(path)? {
+        for case in cases::load(path)? {
             // A user's case takes the place of one of the same name.
             all.retain(|other| other.name != case.name);
             all.push(case);
@@ -63,7 +63,7 @@ pub fn select(
     }
     let table = requirements::all();
     for case in &all {
-        if let Some(id) = judges(case).into_iter().find(|id| table.iter().all(|row| row.id != *id)) {
+        if let Some(id) = requirement_ids(case).into_iter().find(|id| table.iter().all(|row| row.id != *id)) {
             let why = format!("no requirement is called {id}");
             return Err(ConformError::usage(
                 &case.file,
@@ -89,7 +89,7 @@ pub fn select(
 /// Results of the cases, in their order.
 #[derive(Debug)]
 pub struct Results {
-    runs: Vec<Run>,
+    runs: Vec<CaseRun>,
     /// Name of the case since which the listener answers no Request any more.
     pub silent_since: Option<String>,
 }
@@ -125,7 +125,7 @@ pub fn run(
     let runs = cases
         .into_iter()
         .zip(results)
-        .map(|(case, result)| Run { case, result: result.unwrap_or_else(|| Err("not run".to_owned())) })
+        .map(|(case, result)| CaseRun { case, result: result.unwrap_or_else(|| Err("not run".to_owned())) })
         .collect();
     Results { runs, silent_since: silent.into_inner() }
 }
@@ -145,7 +145,7 @@ fn run_one(
     }
     let outcome = steps::run(target, case);
     // A case in which nothing came any more says nothing of the listener as a whole.
-    if outcome.stopped.is_some() && !listener::answers(target) {
+    if outcome.stopped.is_some() && !listener::still_answers(target) {
         let _ = silent.set(case.name.clone());
     }
     Ok(outcome)

@@ -7,14 +7,14 @@ use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 /// Between two pieces of a frame that is cut, so that TCP sends them apart.
-const BETWEEN_PIECES: Duration = Duration::from_millis(1);
+const PIECE_GAP: Duration = Duration::from_millis(1);
 /// Between probes of a silent stream, and how many of them have no answer before the peer is gone.
-const PROBES: Duration = Duration::from_secs(2);
+const PROBE_INTERVAL: Duration = Duration::from_secs(2);
 const PROBE_COUNT: u32 = 100;
 /// Bytes of a frame that a transcript shows.
-const SHOWN: usize = 96;
+const MAX_SHOWN_BYTES: usize = 96;
 /// Lines of a transcript at most; the front and the end are kept.
-const LINES: usize = 200;
+const MAX_LINES: usize = 200;
 
 /// Kind of the end of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,8 +70,8 @@ pub(super) struct Link {
 /// is another one.
 fn keep_alive(stream: &TcpStream) -> io::Result<()> {
     sockopt::set_socket_keepalive(stream, true)?;
-    sockopt::set_tcp_keepidle(stream, PROBES)?;
-    sockopt::set_tcp_keepintvl(stream, PROBES)?;
+    sockopt::set_tcp_keepidle(stream, PROBE_INTERVAL)?;
+    sockopt::set_tcp_keepintvl(stream, PROBE_INTERVAL)?;
     sockopt::set_tcp_keepcnt(stream, PROBE_COUNT)?;
     Ok(())
 }
@@ -129,7 +129,7 @@ impl Link {
         let pieces = bytes.chunks(if cut == 0 { bytes.len().max(1) } else { cut });
         for (number, piece) in pieces.enumerate() {
             if number > 0 {
-                (self.network.pause)(BETWEEN_PIECES);
+                (self.network.pause)(PIECE_GAP);
             }
             if self.pipe.write_all(piece).is_err() {
                 return;
@@ -146,7 +146,7 @@ impl Link {
     }
 
     /// Waits for more bytes.
-    pub(super) fn more(&mut self, until: Instant) -> WaitOutcome {
+    pub(super) fn receive(&mut self, until: Instant) -> WaitOutcome {
         if let Some(ending) = self.ended {
             return WaitOutcome::Ended(ending);
         }
@@ -185,13 +185,13 @@ impl Transcript {
 
     /// A frame: `sign` is `>` or `<`.
     pub(super) fn frame(&mut self, sign: char, what: &str, bytes: &[u8]) {
-        let more = if bytes.len() > SHOWN { ".." } else { "" };
-        self.line(&format!("{sign} {what}: {}{more}", hex(&bytes[..bytes.len().min(SHOWN)])));
+        let more = if bytes.len() > MAX_SHOWN_BYTES { ".." } else { "" };
+        self.line(&format!("{sign} {what}: {}{more}", hex(&bytes[..bytes.len().min(MAX_SHOWN_BYTES)])));
     }
 
     pub(super) fn line(&mut self, what: &str) {
-        if self.lines.len() >= LINES {
-            self.lines.remove(LINES / 2);
+        if self.lines.len() >= MAX_LINES {
+            self.lines.remove(MAX_LINES / 2);
             self.left_out += 1;
         }
         let since = (self.network.now)().saturating_duration_since(self.begun);
@@ -200,7 +200,7 @@ impl Transcript {
 
     pub(super) fn finish(mut self) -> Vec<String> {
         if self.left_out > 0 {
-            self.lines.insert(LINES / 2, format!("          .. {} lines ..", self.left_out));
+            self.lines.insert(MAX_LINES / 2, format!("          .. {} lines ..", self.left_out));
         }
         self.lines
     }

@@ -10,7 +10,7 @@ use uiw::raw::Suspect;
 use uiw_cases::CaseCondition;
 
 /// Attempts to get a Reply, where none is refused.
-const TRIES: u32 = 3;
+const MAX_ATTEMPTS: u32 = 3;
 
 /// Properties found before the first case.
 #[derive(Clone, Debug)]
@@ -40,14 +40,14 @@ pub fn ask(target: &mut Target, partner: bool) -> Result<Listener, ConformError>
         fields.iter().for_each(|(name, number)| values.set(name, *number));
         let mut session = Session::new(target);
         let result = session.start(values);
-        session.finish(false);
+        session.end_connection(false);
         let closed = session.link.is_some_and(|link| link.ended.is_some());
         (result.map_err(|Stop(why)| why), session.reply, closed)
     };
     target.enhanced = true;
     let (mut usual, mut reply, mut closed) = begun(target, &[]);
     // A lost packet says nothing of the revision; an end does.
-    for _ in 1..TRIES {
+    for _ in 1..MAX_ATTEMPTS {
         if reply.is_some() || closed {
             break;
         }
@@ -101,10 +101,10 @@ pub fn ask(target: &mut Target, partner: bool) -> Result<Listener, ConformError>
 }
 
 /// Returns whether the listener still answers Requests.
-pub(super) fn answers(target: &Target) -> bool {
+pub(super) fn still_answers(target: &Target) -> bool {
     let mut session = Session::new(target);
     let started = session.start(Values::default());
-    session.finish(false);
+    session.end_connection(false);
     started.is_ok() || session.reply.is_some()
 }
 
@@ -113,7 +113,7 @@ fn about(target: &Target) -> Option<String> {
     let mut session = Session::new(target);
     session.start(Values::default()).ok()?;
     let about = session.ask_about().ok();
-    session.finish(false);
+    session.end_connection(false);
     // Judged by no case: the frames are the usual ones.
     session.judged = Judgements::default();
     about

@@ -85,7 +85,7 @@ impl Op {
     }
 
     /// Returns whether the connection does not outlive it.
-    pub fn ends(self) -> bool {
+    pub fn ends_connection(self) -> bool {
         self as u8 >= Self::BadWrite as u8
     }
 }
@@ -161,7 +161,7 @@ impl fmt::Display for Order {
 /// Kind of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Kind {
+pub enum MessageKind {
     Order = 1,
     Ready,
     Done,
@@ -171,7 +171,7 @@ pub enum Kind {
 /// A message; 128 bytes, big-endian.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PartnerMessage {
-    pub kind: Kind,
+    pub kind: MessageKind,
     pub order: Order,
     /// The speaker's memory for the order.
     pub memory: Remote,
@@ -211,7 +211,7 @@ impl PartnerMessage {
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; Self::LEN] = bytes.try_into().ok()?;
         let number = |at: usize| u32::from_be_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
-        let kinds = [Kind::Order, Kind::Ready, Kind::Done, Kind::Verdict];
+        let kinds = [MessageKind::Order, MessageKind::Ready, MessageKind::Done, MessageKind::Verdict];
         let kind = kinds.into_iter().find(|kind| *kind as u8 == bytes[4])?;
         let actor = match bytes[6] {
             0 => Actor::Initiator,
@@ -254,8 +254,13 @@ mod tests {
     fn talk_survives_the_wire() {
         let order = Order { op: Op::Fence, actor: Actor::Responder, size: 1, count: 2, sges: 3, seed: 4 };
         let memory = Remote { addr: 0x0102_0304_0506_0708, rkey: STag(9) };
-        let mut talk =
-            PartnerMessage { kind: Kind::Done, order, memory, revocable: 10, wrong: Some("a b".into()) };
+        let mut talk = PartnerMessage {
+            kind: MessageKind::Done,
+            order,
+            memory,
+            revocable: 10,
+            wrong: Some("a b".into()),
+        };
         assert_eq!(PartnerMessage::parse(&talk.emit()), Some(talk.clone()));
         talk.wrong = None;
         assert_eq!(PartnerMessage::parse(&talk.emit()), Some(talk.clone()));

@@ -27,7 +27,7 @@ pub(super) struct Reply {
 
 impl Reply {
     /// Returns whether `bytes` may begin a start-up frame, if perhaps one with a wrong Key.
-    pub(super) fn begins(bytes: &[u8]) -> bool {
+    pub(super) fn may_begin(bytes: &[u8]) -> bool {
         let known = bytes.len().min(PROTOCOL);
         bytes[..known] == KEY_REPLY[..known]
     }
@@ -181,7 +181,7 @@ fn judge_enhanced(reply: &Enhanced, request: &Values, judged: &mut Judgements) {
             };
             judged.check(any, ids, || "A is 1 in the Reply, and B, C and D are 0".to_owned());
             if !any {
-                judged.broken(&["RFC6581-9.2-06"], "A is 1 in the Reply, and B, C and D are 0");
+                judged.add_broken(&["RFC6581-9.2-06"], "A is 1 in the Reply, and B, C and D are 0");
             }
         }
     } else {
@@ -263,7 +263,11 @@ mod tests {
 
     #[test]
     fn invalid_replies() {
-        assert!(Reply::begins(b"MPA I") && Reply::begins(b"MPA ID rep Frame") && !Reply::begins(b"220 mail"));
+        assert!(
+            Reply::may_begin(b"MPA I")
+                && Reply::may_begin(b"MPA ID rep Frame")
+                && !Reply::may_begin(b"220 mail")
+        );
         assert!(Reply::parse(&[0; 19]).is_none());
     }
 }

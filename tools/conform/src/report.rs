@@ -2,7 +2,7 @@
 
 use super::listener::Listener;
 use super::requirements::{self, Requirement};
-use super::verdict::{Run, Verdict, verdicts};
+use super::verdict::{CaseRun, Verdict, verdicts};
 use crate::Results;
 use quick_xml::escape::escape;
 use serde_json::{Value as Json, json};
@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 /// Lines of frames that the text shows of a finding.
-const FRAMES: usize = 24;
+const MAX_SHOWN_FRAMES: usize = 24;
 
 /// Destination and format of a report.
 #[derive(Clone, Debug)]
@@ -55,7 +55,7 @@ impl FromStr for Destination {
 pub struct Report<'a> {
     address: String,
     listener: &'a Listener,
-    runs: &'a [Run],
+    runs: &'a [CaseRun],
     verdicts: Vec<(Requirement, Verdict)>,
 }
 
@@ -122,7 +122,7 @@ impl<'a> Report<'a> {
                     for finding in findings {
                         lines.push(format!("        case {}: {}", finding.case, finding.what));
                     }
-                    for frame in findings.first().iter().flat_map(|finding| shortened(&finding.frames)) {
+                    for frame in findings.first().iter().flat_map(|finding| last_frames(&finding.frames)) {
                         lines.push(format!("          {frame}"));
                     }
                 }
@@ -153,7 +153,7 @@ impl<'a> Report<'a> {
     }
 
     fn cases(&self) -> Vec<Json> {
-        let case = |run: &Run| {
+        let case = |run: &CaseRun| {
             let (ran, stopped) = (run.result.is_ok(), run.stopped());
             json!({"type": "case", "name": run.case.name, "title": run.case.title, "ran": ran, "stopped": stopped})
         };
@@ -200,7 +200,7 @@ impl<'a> Report<'a> {
             }
             ReportFormat::Junit => self.junit(),
         };
-        write_whole(&to.path, &text)
+        write_atomically(&to.path, &text)
     }
 
     fn markdown(&self) -> String {
@@ -285,7 +285,7 @@ impl<'a> Report<'a> {
 }
 
 /// A report is there as a whole or not at all.
-fn write_whole(path: &Path, text: &str) -> std::io::Result<()> {
+fn write_atomically(path: &Path, text: &str) -> std::io::Result<()> {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(".part");
     let part = path.with_file_name(name);
@@ -294,6 +294,6 @@ fn write_whole(path: &Path, text: &str) -> std::io::Result<()> {
 }
 
 /// The end of a transcript, where what is wrong stands.
-fn shortened(frames: &[String]) -> impl Iterator<Item = &String> {
-    frames.iter().skip(frames.len().saturating_sub(FRAMES))
+fn last_frames(frames: &[String]) -> impl Iterator<Item = &String> {
+    frames.iter().skip(frames.len().saturating_sub(MAX_SHOWN_FRAMES))
 }

@@ -2,7 +2,7 @@
 
 use super::build;
 use super::checks::{Checker, Message, Segment};
-use super::deframe::{Deframe, FrontContent};
+use super::deframe::{DeframeResult, Deframer};
 use super::judge::Judgements;
 use super::link::{Ending, Link, Network, Transcript, WaitOutcome};
 use super::reply::Reply;
@@ -16,18 +16,18 @@ use uiw_mpa::{FpduTx, MAX_ULPDU};
 
 /// STag for the answers to the Reads that show whether the listener continues. No case uses these
 /// STags.
-pub(super) const READY: u32 = 0x5244_0001;
-pub(super) const PROBE: u32 = 0x5242_0002;
+pub(super) const READY_STAG: u32 = 0x5244_0001;
+pub(super) const PROBE_STAG: u32 = 0x5242_0002;
 /// Between the empty Writes that follow a first FPDU without an answer. Linux's siw misses an FPDU
 /// that is there before its socket is watched.
-const NUDGE: Duration = Duration::from_millis(50);
-const NUDGES: u32 = 5;
+const NUDGE_INTERVAL: Duration = Duration::from_millis(50);
+const MAX_NUDGES: u32 = 5;
 /// Time for which the end of the listener is awaited in cases that are not about it.
 const LINGER: Duration = Duration::from_millis(300);
 /// A case lasts as long as this many stalls at most.
-const STALLS: u32 = 100;
+const MAX_STALLS: u32 = 100;
 /// Round trips that a time limit has at least.
-const ROUND_TRIPS: u32 = 40;
+const MIN_ROUND_TRIPS: u32 = 40;
 
 /// Environment that is the same for all cases.
 #[derive(Clone, Debug)]
@@ -85,14 +85,14 @@ pub(super) struct Session<'a> {
     request: Values,
     pub(super) reply: Option<Reply>,
     tx: FpduTx,
-    rx: Deframe,
+    rx: Deframer,
     pub(super) checker: Checker,
     msn: BTreeMap<u32, u32>,
     held: Vec<u8>,
     /// FPDUs that left.
     sent: u64,
     /// Last order.
-    pub(super) given: Option<Order>,
+    pub(super) last_order: Option<Order>,
     pub(super) variables: Variables,
     pub(super) judged: Judgements,
     pub(super) transcript: Transcript,
@@ -109,12 +109,12 @@ impl<'a> Session<'a> {
             request: Values::default(),
             reply: None,
             tx: FpduTx::new(true, false),
-            rx: Deframe::new(true, false),
+            rx: Deframer::new(true, false),
             checker: Checker::default(),
             msn: BTreeMap::new(),
             held: Vec::new(),
             sent: 0,
-            given: None,
+            last_order: None,
             variables: Variables::default(),
             judged: Judgements::default(),
             transcript: Transcript::new(target.network),
@@ -127,7 +127,7 @@ impl<'a> Session<'a> {
     /// this path.
     pub(super) fn stall(&self) -> Duration {
         let round_trip = self.link.as_ref().map_or(Duration::ZERO, |link| link.round_trip);
-        self.target.stall.max(round_trip * ROUND_TRIPS)
+        self.target.stall.max(round_trip * MIN_ROUND_TRIPS)
     }
 
     fn now(&self) -> Instant {
@@ -146,11 +146,11 @@ impl<'a> Session<'a> {
         (self.checker, self.sent) = (Checker::default(), 0);
         self.msn.clear();
         self.held.clear();
-        self.given = None;
+        self.last_order = None;
         Ok(())
     }
 
-    fn open(&mut self) -> Result<&mut Link, Stop> {
+    fn connected_link(&mut self) -> Result<&mut Link, Stop> {
         self.link.as_mut().ok_or_else(|| Stop("the case has not connected".to_owned()))
     }
 
@@ -186,7 +186,7 @@ impl<'a> Session<'a> {
             return Ok(());
         }
         let bytes = std::mem::take(&mut self.held);
-        self.open()?.send(&bytes, cut);
+        self.connected_link()?.send(&bytes, cut);
         Ok(())
     }
 
@@ -208,22 +208,22 @@ impl<'a> Session<'a> {
         if ulpdu.len() > MAX_ULPDU {
             return Err(Stop(format!("a segment of {} bytes: {MAX_ULPDU} are the most", ulpdu.len())));
         }
-        self.checker.sends(&ulpdu);
+        self.checker.record_sent(&ulpdu);
         let bytes = build::fpdu(&mut self.tx, &ulpdu, fields);
         self.sent += 1;
-        let what =
-            super::checks::parse(&ulpdu).map_or_else(|| kind.name().to_owned(), |segment| segment.describe());
+        let what = super::checks::parse_segment(&ulpdu)
+            .map_or_else(|| kind.name().to_owned(), |segment| segment.describe());
         self.send_bytes(&what, &bytes, cut, hold)
     }
 
     /// Notes raw bytes: a Terminate may quote the segment that they begin with.
-    pub(super) fn notice(&mut self, bytes: &[u8]) {
+    pub(super) fn record_raw_bytes(&mut self, bytes: &[u8]) {
         if let Some((length, rest)) = bytes.split_first_chunk()
             && let Some(ulpdu) = rest.get(..usize::from(u16::from_be_bytes(*length)))
             && self.reply.is_some()
             && !self.tx.markers()
         {
-            self.checker.sends(ulpdu);
+            self.checker.record_sent(ulpdu);
         }
     }
 
@@ -235,7 +235,7 @@ impl<'a> Session<'a> {
     }
 
     /// Returns whether the listener takes Reads at all.
-    pub(super) fn takes_reads(&self) -> bool {
+    pub(super) fn allows_reads(&self) -> bool {
         let enhanced = self.reply.as_ref().and_then(|reply| reply.enhanced);
         enhanced.is_none_or(|enhanced| enhanced.ird > 0)
     }
@@ -251,17 +251,17 @@ impl<'a> Session<'a> {
             }
         }
         self.send_startup(FrameKind::Request, request, 0)?;
-        match self.item(self.stall())? {
+        match self.next_item(self.stall())? {
             Item::Reply(reply) if reply.rejects() => {
                 Err(Stop("the listener rejected the connection".to_owned()))
             }
-            Item::Reply(_) => self.begin(),
+            Item::Reply(_) => self.begin_full_operation(),
             other => Err(Stop(format!("{} instead of a Reply", other.describe(self.stall())))),
         }
     }
 
     /// The first FPDUs behind the Reply.
-    pub(super) fn begin(&mut self) -> Result<(), Stop> {
+    pub(super) fn begin_full_operation(&mut self) -> Result<(), Stop> {
         let enhanced = self.reply.as_ref().and_then(|reply| reply.enhanced);
         let mut read = false;
         // This end can send each kind, so what the Reply names is enough.
@@ -269,7 +269,7 @@ impl<'a> Session<'a> {
             if enhanced.rtr_write {
                 self.send_segment(FrameKind::Write, &Values::default(), 0, false)?;
             } else if enhanced.rtr_read {
-                self.send_empty_read(READY)?;
+                self.send_empty_read(READY_STAG)?;
                 read = true;
             } else if enhanced.rtr_send {
                 self.send_segment(FrameKind::Send, &Values::default(), 0, false)?;
@@ -277,11 +277,11 @@ impl<'a> Session<'a> {
                 return Err(Stop("the Reply names no RTR message".to_owned()));
             }
         }
-        if !self.takes_reads() {
+        if !self.allows_reads() {
             return Ok(());
         }
         if !read {
-            self.send_empty_read(READY)?;
+            self.send_empty_read(READY_STAG)?;
         }
         self.await_ready()
     }
@@ -292,19 +292,20 @@ impl<'a> Session<'a> {
             ["RFC5040-5.2.1-04", "RFC5040-5.2.1-13", "RFC5040-5.2.1-16", "RFC5040-5.2.1-17"];
         let mut nudges = 0;
         loop {
-            let wait = if nudges < NUDGES { NUDGE.max(self.round_trip() * 2) } else { self.stall() };
-            match self.item(wait)? {
+            let wait =
+                if nudges < MAX_NUDGES { NUDGE_INTERVAL.max(self.round_trip() * 2) } else { self.stall() };
+            match self.next_item(wait)? {
                 Item::Segment(segment, _) if segment.kind() == Some(FrameKind::ReadResponse) => {
-                    self.judged.keep(&IDS[..3]);
+                    self.judged.add_kept(&IDS[..3]);
                     self.checker.forget_sent();
                     return Ok(());
                 }
                 Item::Segment(segment, _) if segment.kind() == Some(FrameKind::Terminate) => {
                     let what = format!("a Read of no bytes is refused: {}", segment.describe());
-                    self.judged.broken(&IDS, what.clone());
+                    self.judged.add_broken(&IDS, what.clone());
                     return Err(Stop(what));
                 }
-                Item::Late if nudges < NUDGES => {
+                Item::Late if nudges < MAX_NUDGES => {
                     nudges += 1;
                     self.send_segment(FrameKind::Write, &Values::default(), 0, false)?;
                 }
@@ -316,7 +317,7 @@ impl<'a> Session<'a> {
                         "{} instead of the answer to a Read of no bytes",
                         other.describe(self.stall())
                     );
-                    self.judged.broken(&IDS, what.clone());
+                    self.judged.add_broken(&IDS, what.clone());
                     return Err(Stop(what));
                 }
             }
@@ -331,15 +332,15 @@ impl<'a> Session<'a> {
     ///
     /// # Errors
     /// When the case has lasted too long; nothing is judged by that.
-    pub(super) fn item(&mut self, limit: Duration) -> Result<Item, Stop> {
-        let bound = self.begun + self.stall() * STALLS;
+    pub(super) fn next_item(&mut self, limit: Duration) -> Result<Item, Stop> {
+        let bound = self.begun + self.stall() * MAX_STALLS;
         loop {
-            if let Some(item) = self.buffered(true) {
+            if let Some(item) = self.parse_inbox(true) {
                 return Ok(item);
             }
             let until = self.now() + limit;
             let Some(link) = self.link.as_mut() else { return Ok(Item::End(Ending::Fin)) };
-            match link.more(until.min(bound)) {
+            match link.receive(until.min(bound)) {
                 WaitOutcome::Bytes => {}
                 WaitOutcome::Late if bound < until => {
                     self.is_overdue = true;
@@ -353,35 +354,35 @@ impl<'a> Session<'a> {
                     self.transcript.line(&format!("  nothing for {:.3} s", limit.as_secs_f64()));
                     // Part of a frame, and no more of it as long as something must move.
                     let stalled = limit >= self.stall();
-                    let cut = if stalled { self.buffered(false) } else { None };
+                    let cut = if stalled { self.parse_inbox(false) } else { None };
                     return Ok(cut.unwrap_or(Item::Late));
                 }
                 WaitOutcome::Ended(ending) => {
                     self.transcript.line(if ending == Ending::Fin { "< fin" } else { "< reset" });
-                    return Ok(self.buffered(false).unwrap_or(Item::End(ending)));
+                    return Ok(self.parse_inbox(false).unwrap_or(Item::End(ending)));
                 }
             }
         }
     }
 
     /// The frame that is whole in the inbox. `more` is whether bytes may follow.
-    fn buffered(&mut self, more: bool) -> Option<Item> {
+    fn parse_inbox(&mut self, more: bool) -> Option<Item> {
         let link = self.link.as_mut()?;
         if link.inbox.is_empty() {
             return None;
         }
         let more = more && link.ended.is_none();
         if self.reply.is_none() {
-            if !Reply::begins(&link.inbox) {
-                let what = format!("no Reply but {}", shown(&link.inbox));
-                self.judged.broken(&["RFC5044-7.1.1-03"], what.clone());
+            if !Reply::may_begin(&link.inbox) {
+                let what = format!("no Reply but {}", describe_bytes(&link.inbox));
+                self.judged.add_broken(&["RFC5044-7.1.1-03"], what.clone());
                 link.inbox.clear();
                 return Some(Item::Broken(what));
             }
             let Some(reply) = Reply::parse(&link.inbox) else {
                 return (!more).then(|| {
                     let what = format!("the stream ends {} bytes into a Reply", link.inbox.len());
-                    self.judged.broken(&["RFC5044-7.1.1-17"], what.clone());
+                    self.judged.add_broken(&["RFC5044-7.1.1-17"], what.clone());
                     link.inbox.clear();
                     Item::Broken(what)
                 });
@@ -391,18 +392,18 @@ impl<'a> Session<'a> {
             reply.judge(&self.request, &mut self.judged);
             let crc = reply.crc() || self.request.number("crc", 1) != 0;
             self.tx = FpduTx::new(crc, reply.markers());
-            self.rx = Deframe::new(crc, self.request.number("markers", 0) != 0);
+            self.rx = Deframer::new(crc, self.request.number("markers", 0) != 0);
             self.reply = Some(reply.clone());
             return Some(Item::Reply(Box::new(reply)));
         }
         match self.rx.next(&link.inbox, more, &mut self.judged) {
-            FrontContent::Incomplete => None,
-            FrontContent::Broken(what) => {
+            DeframeResult::Incomplete => None,
+            DeframeResult::Broken(what) => {
                 self.transcript.frame('<', &what, &link.inbox);
                 link.inbox.clear();
                 Some(Item::Broken(what))
             }
-            FrontContent::Fpdu(whole) => {
+            DeframeResult::Fpdu(whole) => {
                 let raw: Vec<u8> = link.inbox.drain(..whole.consumed).collect();
                 let Some((segment, message)) = self.checker.receive(&whole.ulpdu, &mut self.judged) else {
                     self.transcript.frame('<', "no DDP segment", &raw);
@@ -411,7 +412,7 @@ impl<'a> Session<'a> {
                 self.transcript.frame('<', &segment.describe(), &raw);
                 if self.sent == 0 {
                     let what = format!("before this end's first FPDU: {}", segment.describe());
-                    self.judged.broken(&["RFC5044-7.1.2-11"], what);
+                    self.judged.add_broken(&["RFC5044-7.1.2-11"], what);
                 }
                 self.answer_empty_read(&segment);
                 Some(Item::Segment(Box::new(segment), message.map(Box::new)))
@@ -435,13 +436,13 @@ impl<'a> Session<'a> {
     }
 
     /// Bytes that come within `time`, or nothing.
-    pub(super) fn silence(&mut self, time: Duration) -> Result<Option<Vec<u8>>, Stop> {
+    pub(super) fn receive_unexpected(&mut self, time: Duration) -> Result<Option<Vec<u8>>, Stop> {
         let until = self.now() + time;
         let now = self.target.network.now;
-        let link = self.open()?;
-        if !link.inbox.is_empty() || link.more(until) == WaitOutcome::Bytes {
+        let link = self.connected_link()?;
+        if !link.inbox.is_empty() || link.receive(until) == WaitOutcome::Bytes {
             // A little more, so that what it is can be seen.
-            let _ = link.more(now() + NUDGE);
+            let _ = link.receive(now() + NUDGE_INTERVAL);
             let bytes = std::mem::take(&mut link.inbox);
             self.transcript.frame('<', "bytes", &bytes);
             return Ok(Some(bytes));
@@ -463,28 +464,28 @@ impl<'a> Session<'a> {
     pub(super) fn begins_fpdu(&self, bytes: &[u8]) -> bool {
         let mut judged = Judgements::default();
         let markers = self.request.number("markers", 0) != 0;
-        let mut rx = Deframe::new(true, markers);
-        matches!(rx.next(bytes, false, &mut judged), FrontContent::Fpdu(_)) || bytes == [0; 4]
+        let mut rx = Deframer::new(true, markers);
+        matches!(rx.next(bytes, false, &mut judged), DeframeResult::Fpdu(_)) || bytes == [0; 4]
     }
 
     /// Ends the connection as a well-behaved initiator does: listeners have had trouble with a FIN
     /// right behind their Reply. A case that stopped is not `complete`: nothing more is asked of
     /// the listener.
-    pub(super) fn finish(&mut self, complete: bool) {
+    pub(super) fn end_connection(&mut self, complete: bool) {
         let accepted = self.reply.as_ref().is_some_and(|reply| !reply.rejects());
         let is_open = self.link.as_ref().is_some_and(|link| link.ended.is_none());
-        if !is_open || complete && accepted && self.sent == 0 && self.begin().is_err() {
+        if !is_open || complete && accepted && self.sent == 0 && self.begin_full_operation().is_err() {
             return;
         }
         let _ = self.fin();
         let limit = self.stall().min(LINGER.max(self.round_trip() * 4));
-        while matches!(self.item(limit), Ok(Item::Segment(..))) {}
+        while matches!(self.next_item(limit), Ok(Item::Segment(..))) {}
     }
 
     /// This end says no more.
     pub(super) fn fin(&mut self) -> Result<(), Stop> {
         self.transcript.line("> fin");
-        self.open()?.fin();
+        self.connected_link()?.fin();
         Ok(())
     }
 
@@ -497,7 +498,7 @@ impl<'a> Session<'a> {
 }
 
 /// Formats bytes in hexadecimal for messages.
-pub(super) fn shown(bytes: &[u8]) -> String {
+pub(super) fn describe_bytes(bytes: &[u8]) -> String {
     let more = if bytes.len() > 32 { ".." } else { "" };
     format!("{} bytes {}{more}", bytes.len(), hex(&bytes[..bytes.len().min(32)]))
 }

@@ -192,7 +192,7 @@ struct RunFindings {
 }
 
 /// Runs these cases, each at a listener of its own.
-fn run(options: &ConnConfig, link: &Link, cases: &[Case]) -> RunFindings {
+fn run_cases(options: &ConnConfig, link: &Link, cases: &[Case]) -> RunFindings {
     let listener = listener::ask(&mut listen(options.clone(), link.clone()), false).unwrap();
     let mut found = RunFindings::default();
     for case in cases.iter().filter(|case| lacks(case, &listener).is_none()) {
@@ -225,7 +225,7 @@ fn cases_without_partner_pass() {
         for (options, least) in
             [(ConnConfig::default(), (60, 130)), (ConnConfig::default().markers(true).crc(false), (65, 130))]
         {
-            let RunFindings { ran, requirements: shown, wrong } = run(&options, &link, &cases);
+            let RunFindings { ran, requirements: shown, wrong } = run_cases(&options, &link, &cases);
             assert!(wrong.is_empty(), "over {link:?}:\n{}", wrong.join("\n\n"));
             let table = requirements::all();
             assert!(shown.iter().all(|id| table.iter().any(|row| row.id == *id)));
@@ -248,13 +248,13 @@ const NEEDS_MEMORY: [&str; 7] = [
 #[test]
 fn negative_vectors_are_refused() {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../interop/data/vectors/negative.case");
-    let mut cases = cases::of_user(&file).unwrap();
+    let mut cases = cases::load(&file).unwrap();
     cases.retain(|case| NEEDS_MEMORY.iter().all(|name| case.name != format!("negative/{name}")));
     let (markers, plain): (Vec<Case>, Vec<Case>) =
         cases.into_iter().partition(|case| case.needs.contains(&CaseCondition::MarkersAsked));
     assert_eq!((plain.len(), markers.len()), (17, 2));
     for (cases, asks) in [(plain, false), (markers, true)] {
-        let found = run(&ConnConfig::default().markers(asks), &Link::default(), &cases);
+        let found = run_cases(&ConnConfig::default().markers(asks), &Link::default(), &cases);
         assert_eq!((found.ran, found.wrong.as_slice()), (cases.len(), &[][..]));
     }
 }
@@ -264,7 +264,7 @@ fn wrong_expectation_reported_broken() {
     let text = "case a/b \"c\"\n  start\n  > read-request sink-stag 7\n  < read-response stag 8 [RFC5040-4.4-02]\n\
                 case a/d \"e\"\n  start\n  > write crc-xor 1\n  < terminate codes 2/0/3\n";
     let cases = uiw_cases::parse("f", text).unwrap();
-    let wrong = run(&ConnConfig::default(), &Link::default(), &cases).wrong;
+    let wrong = run_cases(&ConnConfig::default(), &Link::default(), &cases).wrong;
     let [stag, codes] = wrong.as_slice() else { panic!("{wrong:?}") };
     assert!(stag.contains("RFC5040-4.4-02: stag of the read-response is 7, 8 is due"), "{stag}");
     assert!(codes.contains("f:8: ") && codes.contains("2/0/0x02"), "{codes}");

@@ -13,7 +13,7 @@ const D: u8 = 0x40;
 const R: u8 = 0x20;
 
 /// The Terminate in the layout that fits, and whether it is the RFC's.
-fn read(payload: &[u8]) -> Option<(Terminate, bool)> {
+fn parse(payload: &[u8]) -> Option<(Terminate, bool)> {
     // A listener's Terminate never refuses a Reply.
     let (terminate, origin) = Terminate::parse_at(payload, false).ok()?;
     Some((terminate, origin != Origin::Siw))
@@ -21,17 +21,17 @@ fn read(payload: &[u8]) -> Option<(Terminate, bool)> {
 
 /// Layer, type and code.
 pub(super) fn codes(payload: &[u8]) -> Option<[u8; 3]> {
-    read(payload).map(|(terminate, _)| [terminate.layer, terminate.etype, terminate.code])
+    parse(payload).map(|(terminate, _)| [terminate.layer, terminate.etype, terminate.code])
 }
 
 /// DDP Segment Length, where M is set.
 pub(super) fn segment_length(payload: &[u8]) -> Option<u16> {
-    read(payload)?.0.segment_len
+    parse(payload)?.0.segment_len
 }
 
 /// The DDP header that it quotes.
-pub(super) fn quoted(payload: &[u8]) -> Option<Vec<u8>> {
-    read(payload)?.0.ddp_header.map(|header| header.as_slice().to_vec())
+pub(super) fn quoted_header(payload: &[u8]) -> Option<Vec<u8>> {
+    parse(payload)?.0.ddp_header.map(|header| header.as_slice().to_vec())
 }
 
 /// Returns whether RFC 5040 Figure 9, RFC 5041 7.2, RFC 5044 8 or RFC 6581 8 has the codes.
@@ -51,8 +51,8 @@ fn is_valid([layer, etype, code]: [u8; 3]) -> bool {
 
 /// Judges a Terminate that came. `sent` are the segments it may be about.
 pub(super) fn judge(payload: &[u8], sent: &[Vec<u8>], judged: &mut Judgements) {
-    let Some((terminate, is_rfc)) = read(payload) else {
-        judged.broken(
+    let Some((terminate, is_rfc)) = parse(payload) else {
+        judged.add_broken(
             &["RFC5040-4.8-01"],
             format!("a Terminate of {} bytes has no whole control field", payload.len()),
         );

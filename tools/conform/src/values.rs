@@ -80,7 +80,7 @@ impl Variables {
 
     /// # Errors
     /// A variable that nothing has set.
-    pub(super) fn value(&mut self, atom: &Atom) -> Result<Value, String> {
+    pub(super) fn resolve(&mut self, atom: &Atom) -> Result<Value, String> {
         Ok(match atom {
             Atom::Number(number) => Value::Number(*number),
             Atom::Variable(name, add) => {
@@ -97,7 +97,7 @@ impl Variables {
     /// Returns whether `found` is what `test` demands, else what was demanded.
     ///
     /// # Errors
-    /// As [`value`](Self::value).
+    /// As [`resolve`](Self::resolve).
     pub(super) fn test(&mut self, test: &Test, found: &Value) -> Result<Result<(), String>, String> {
         match test {
             Test::Any => Ok(Ok(())),
@@ -110,7 +110,7 @@ impl Variables {
             Test::OneOf(values) => {
                 let mut demanded = Vec::new();
                 for (relation, atom) in values {
-                    let value = self.value(atom)?;
+                    let value = self.resolve(atom)?;
                     if holds(*relation, found, &value) {
                         return Ok(Ok(()));
                     }
@@ -142,14 +142,14 @@ pub(super) struct Values(BTreeMap<String, Value>);
 
 impl Values {
     /// # Errors
-    /// As [`Variables::value`].
-    pub(super) fn of(fields: &[Field], variables: &mut Variables) -> Result<Self, String> {
+    /// As [`Variables::resolve`].
+    pub(super) fn from_fields(fields: &[Field], variables: &mut Variables) -> Result<Self, String> {
         let mut values = BTreeMap::new();
         for field in fields {
             if let Test::OneOf(of) = &field.test
                 && let [(_, atom)] = of.as_slice()
             {
-                values.insert(field.name.clone(), variables.value(atom)?);
+                values.insert(field.name.clone(), variables.resolve(atom)?);
             }
         }
         Ok(Self(values))

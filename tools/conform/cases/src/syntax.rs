@@ -249,7 +249,7 @@ impl FrameKind {
 
     /// Returns the kind with this opcode.
     #[must_use]
-    pub fn of(opcode: u8) -> Option<Self> {
+    pub fn from_opcode(opcode: u8) -> Option<Self> {
         Self::NAMES.iter().map(|(_, kind)| *kind).find(|kind| kind.opcode() == Some(opcode))
     }
 
