@@ -1,11 +1,11 @@
-//! The cases: those of the program, and those of the user.
+//! Loads cases: the built-in ones, and those of the user.
 
 use crate::ConformError;
 use std::fs;
 use std::path::{Path, PathBuf};
 use uiw_cases::{Case, parse};
 
-/// The files in the program. Aborted connections come last: a listener may not survive them.
+/// Built-in case files. Aborted connections come last, because a listener may not survive them.
 const FILES: [(&str, &str); 9] = [
     ("start-up.case", include_str!("cases/start-up.case")),
     ("requests.case", include_str!("cases/requests.case")),
@@ -18,7 +18,7 @@ const FILES: [(&str, &str); 9] = [
     ("endings.case", include_str!("cases/endings.case")),
 ];
 
-/// The extension of case files in a folder.
+/// Extension of case files.
 const EXTENSION: &str = "case";
 
 fn usage_error(error: &uiw_cases::ParseError) -> ConformError {
@@ -26,7 +26,7 @@ fn usage_error(error: &uiw_cases::ParseError) -> ConformError {
     ConformError::usage(what, &error.what, "see docs/case-files.md for the grammar of case files")
 }
 
-/// The cases of the program.
+/// Returns the built-in cases.
 pub(super) fn built_in() -> Result<Vec<Case>, ConformError> {
     let mut cases = Vec::new();
     for (file, text) in FILES {
@@ -35,7 +35,7 @@ pub(super) fn built_in() -> Result<Vec<Case>, ConformError> {
     Ok(cases)
 }
 
-/// The cases of a file, or of every `.case` file in a folder.
+/// Loads the cases of a file, or of all `.case` files in a folder.
 pub(super) fn load(path: &Path) -> Result<Vec<Case>, ConformError> {
     let unreadable = |path: &Path, error: std::io::Error| {
         ConformError::usage(path.display(), error, "name a case file, or a folder with files *.case")
@@ -64,7 +64,7 @@ pub(super) fn load(path: &Path) -> Result<Vec<Case>, ConformError> {
     Ok(cases)
 }
 
-/// Returns all requirements that the lines of a case name.
+/// Returns the ids of all requirements that a case judges.
 pub fn requirement_ids(case: &Case) -> Vec<&str> {
     use uiw_cases::{Action, ExpectedFrame, Field};
     fn add_field_ids<'a>(fields: &'a [Field], ids: &mut Vec<&'a str>) {

@@ -1,4 +1,5 @@
-//! What every segment shows of the sentences of RFC 5040 and 5041, whatever the case is about.
+//! Checks of RFC 5040 and RFC 5041 that apply to every received segment, whatever the case is
+//! about.
 
 use super::deframe::judge_segment_length;
 use super::judge::Judgements;
@@ -11,17 +12,17 @@ use uiw_rdmap::wire::Control;
 
 const TAGGED_HEADER_LEN: usize = 14;
 const UNTAGGED_HEADER_LEN: usize = 18;
-/// RDMAP's opcodes that are read here.
+/// RDMAP opcodes.
 const WRITE: u8 = 0;
 const READ_REQUEST: u8 = 1;
 const READ_RESPONSE: u8 = 2;
 const TERMINATE: u8 = 7;
-/// The highest opcode that RFC 5040 and 7306 assign.
+/// Highest opcode that RFC 5040 and RFC 7306 assign.
 const LAST_OPCODE: u8 = 11;
-/// Bytes of payload that are kept of a segment's message.
+/// Payload kept of a message, in bytes. The segment that exceeds it is still kept.
 const MAX_KEPT_PAYLOAD: usize = 1 << 20;
 
-/// A segment that came.
+/// A DDP segment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Segment {
     pub(super) ulpdu: Vec<u8>,
@@ -59,12 +60,12 @@ impl Segment {
         self.number(14, 4) as u32
     }
 
-    /// Returns the frame of the language that this is.
+    /// Returns the kind of the frame, as in case files.
     pub(super) fn kind(&self) -> Option<FrameKind> {
         FrameKind::from_opcode(self.control.opcode)
     }
 
-    /// A field by the language's name.
+    /// Returns the value of a field by its name in case files.
     pub(super) fn field(&self, name: &str) -> Option<Value> {
         let request = || ReadRequest::parse(self.payload()).ok();
         let number = |number: u64| Some(Value::Number(number));
@@ -125,7 +126,7 @@ impl Segment {
     }
 }
 
-/// A segment's parts, if it is long enough for its header.
+/// Parses a ULPDU. Returns `None` if it is too short for its header.
 pub(super) fn parse_segment(ulpdu: &[u8]) -> Option<Segment> {
     let [ddp, rdmap, ..] = *ulpdu else { return None };
     let tagged = ddp & 0x80 != 0;
@@ -135,7 +136,7 @@ pub(super) fn parse_segment(ulpdu: &[u8]) -> Option<Segment> {
     enough.then_some(segment)
 }
 
-/// A message of which more segments are due, or whose last has come.
+/// A message, complete or not.
 #[derive(Clone, Debug)]
 pub(super) struct Message {
     pub(super) first: Segment,
@@ -144,7 +145,7 @@ pub(super) struct Message {
 }
 
 impl Message {
-    /// A field by the language's name.
+    /// Returns the value of a field by its name in case files.
     pub(super) fn field(&self, name: &str) -> Option<Value> {
         match name {
             "payload" => Some(Value::Bytes(self.payload.clone())),
@@ -154,24 +155,24 @@ impl Message {
     }
 }
 
-/// Judge of the listener's segments, one after the other.
+/// Checks the segments of the listener, in their order.
 #[derive(Debug, Default)]
 pub(super) struct Checker {
-    /// Next MSN of each queue.
+    /// Expected MSN of each queue.
     next_msn: BTreeMap<u32, u32>,
     untagged: Option<Message>,
     tagged: Option<Message>,
-    /// Reads that this end waits for.
+    /// Reads of this end without a response.
     outstanding_reads: VecDeque<ReadRequest>,
-    /// Segments that left, and which of them was a Read.
+    /// Sent segments, one of which a Terminate may quote.
     sent: Vec<Vec<u8>>,
     terminated: bool,
-    /// Bytes of the next Sends and Writes, where they were ordered.
+    /// Lengths of the next Sends and Writes that were ordered.
     pub(super) expected_sizes: VecDeque<u64>,
 }
 
 impl Checker {
-    /// This end sends a segment.
+    /// Records a segment that this end sends.
     pub(super) fn record_sent(&mut self, ulpdu: &[u8]) {
         self.sent.push(ulpdu.to_vec());
         if let Some(segment) = parse_segment(ulpdu)
@@ -182,20 +183,20 @@ impl Checker {
         }
     }
 
-    /// The segments of the case: those before do not count any more.
+    /// Forgets the segments sent so far, so that the positions of quoted segments start anew.
     pub(super) fn forget_sent(&mut self) {
         self.sent.clear();
     }
 
-    /// Returns the position, from 1, of the sent segment that a Terminate quotes; 0 if there is
-    /// none.
+    /// Returns the position of the sent segment that a Terminate quotes, starting at 1, or 0 if
+    /// there is none.
     pub(super) fn quoted_position(&self, segment: &Segment) -> u64 {
         let header = terminate::quoted_header(segment.payload());
         let at = header.and_then(|header| self.sent.iter().position(|sent| sent.starts_with(&header)));
         at.map_or(0, |at| at as u64 + 1)
     }
 
-    /// Judges a segment. A message is returned with its last one.
+    /// Checks a received segment. Its message is returned with the last segment.
     pub(super) fn receive(
         &mut self,
         ulpdu: &[u8],
@@ -277,19 +278,19 @@ impl Checker {
         }
     }
 
-    /// The bytes that a message must have, where that is certain.
+    /// Returns the length that a message must have, if it is known.
     fn expected_length(&self, message: &Message) -> Option<u64> {
         match message.first.control.opcode {
             READ_RESPONSE => self.outstanding_reads.front().map(|read| u64::from(read.len)),
             READ_REQUEST => Some(ReadRequest::LEN as u64),
             TERMINATE => None,
-            // An empty Write may come at any time.
+            // An empty Write may arrive at any time.
             WRITE if message.first.last && message.length == 0 => None,
             _ => self.expected_sizes.front().copied(),
         }
     }
 
-    /// A message is complete.
+    /// Checks the length of a complete message.
     fn check_complete_message(&mut self, message: &Message, judged: &mut Judgements) {
         judged.add_kept(&["RFC5041-4.1-03"]);
         if message.length == 0 {
@@ -301,7 +302,7 @@ impl Checker {
         }
         let (length, name) = (message.length, message.first.kind().map_or("", FrameKind::name));
         let what = || format!("a {name} of {length} bytes, {due} are due");
-        // L too early, or bytes that never come: the same is seen.
+        // An early L bit and missing bytes cannot be told apart.
         judged.check(length >= due, &["RFC5041-4.1-04", "RFC5041-5.2-03"], what);
         if message.first.control.opcode == READ_RESPONSE {
             if due == 0 {
@@ -337,7 +338,7 @@ impl Checker {
         Some(message)
     }
 
-    /// The first segment of a Read Response.
+    /// Checks the first segment of a Read Response.
     fn judge_read_response(&mut self, segment: &Segment, judged: &mut Judgements) {
         let fits = |read: &ReadRequest| (read.sink_stag.0, read.sink_to) == (segment.stag(), segment.to());
         let Some(due) = self.outstanding_reads.front() else {
@@ -360,7 +361,8 @@ impl Checker {
         let source = (due.source_stag.0, due.source_to) == (segment.stag(), segment.to());
         if let Some(at) = self.outstanding_reads.iter().position(fits) {
             judged.add_broken(&ORDER, what);
-            // What is due now is that one, so that the rest is judged by itself.
+            // The Read becomes the one that is due, so that its further segments are judged on
+            // their own.
             let read = self.outstanding_reads.remove(at);
             read.into_iter().for_each(|read| self.outstanding_reads.push_front(read));
         } else if segment.ulpdu[2..TAGGED_HEADER_LEN] == swapped {
@@ -373,7 +375,7 @@ impl Checker {
     }
 }
 
-/// Judges one header.
+/// Checks the header of a segment.
 fn judge_header(segment: &Segment, judged: &mut Judgements) {
     let (ddp, rdmap) = (segment.ulpdu[0], segment.ulpdu[1]);
     judged.add_kept(&["RFC5041-4.4-01"]);
@@ -435,7 +437,7 @@ fn judge_header(segment: &Segment, judged: &mut Judgements) {
     }
 }
 
-/// A further segment of an untagged message.
+/// Checks a further segment of an untagged message.
 fn judge_untagged_continuation(message: &Message, segment: &Segment, judged: &mut Judgements) {
     let first = &message.first;
     let (qn, msn, mo) = (segment.qn(), segment.msn(), u64::from(segment.mo()));
@@ -455,7 +457,7 @@ fn judge_untagged_continuation(message: &Message, segment: &Segment, judged: &mu
     }
 }
 
-/// A further segment of a tagged message.
+/// Checks a further segment of a tagged message.
 fn judge_tagged_continuation(message: &Message, segment: &Segment, judged: &mut Judgements) {
     let first = &message.first;
     let (stag, to, due) = (segment.stag(), segment.to(), first.to().wrapping_add(message.length));

@@ -1,8 +1,7 @@
-//! One direction's FPDUs as they came, and the sentences of RFC 5044 that their framing keeps or
-//! breaks.
+//! Splits the received bytes into FPDUs, and checks the requirements of RFC 5044 for their framing.
 //!
-//! A receiver that keeps the RFC drops an FPDU whose CRC is wrong. Here the question is why it is
-//! wrong, so the bytes are looked at in every way that an error of the sender explains.
+//! A normal receiver drops an FPDU with a wrong CRC. This one looks for the reason: it compares the
+//! bytes with the result of each likely error of the sender.
 
 use super::judge::Judgements;
 use uiw_mpa::{MAX_ULPDU, MIN_MULPDU, crc32c, pad_len};
@@ -11,44 +10,44 @@ const MARKER_INTERVAL: u64 = 512;
 const MARKER_LEN: usize = 4;
 const LENGTH_FIELD_LEN: usize = 2;
 const CRC_LEN: usize = 4;
-/// Bytes of the shortest ULPDU: a tagged header.
+/// Length of the shortest ULPDU, which is a tagged header.
 const MIN_ULPDU: usize = 14;
 
-/// The receiving side of Full Operation.
+/// Receiver of FPDUs in Full Operation.
 #[derive(Debug)]
 pub(super) struct Deframer {
     crc: bool,
     markers: bool,
     position: u64,
-    /// FPDUs so far.
+    /// Number of FPDUs so far.
     count: u64,
-    /// The CRC field of the FPDU before.
+    /// CRC field of the previous FPDU.
     last_field: [u8; CRC_LEN],
 }
 
-/// An FPDU that is whole.
+/// A complete FPDU.
 #[derive(Debug)]
 pub(super) struct WholeFpdu {
     pub(super) consumed: usize,
     pub(super) ulpdu: Vec<u8>,
 }
 
-/// Content of the front of the bytes.
+/// Result of parsing an FPDU at the front of the bytes.
 #[derive(Debug)]
 pub(super) enum DeframeResult {
     Fpdu(WholeFpdu),
     /// More bytes are due.
     Incomplete,
-    /// No FPDU; the judgements say why.
+    /// Not a valid FPDU. The reason was added to the judgements.
     Broken(String),
 }
 
 /// Offsets of the parts of an FPDU.
 struct FpduLayout {
-    /// Bytes of the whole FPDU, Markers included.
+    /// Length of the whole FPDU, including Markers.
     len: usize,
     ulpdu_len: usize,
-    /// Each Marker: its place, and the FPDUPTR that is due.
+    /// Offset and expected FPDUPTR of each Marker.
     markers: Vec<(usize, u16)>,
 }
 
@@ -57,7 +56,7 @@ impl Deframer {
         Self { crc, markers, position: 0, count: 0, last_field: [0; CRC_LEN] }
     }
 
-    /// The FPDU at the front of `bytes`. `more` is whether bytes may follow.
+    /// Parses the FPDU at the front of `bytes`. `more` is true if further bytes may follow.
     pub(super) fn next(&mut self, bytes: &[u8], more: bool, judged: &mut Judgements) -> DeframeResult {
         let Some(layout) = self.layout(bytes, self.markers) else {
             return self.handle_incomplete(bytes, more, judged);
@@ -70,8 +69,8 @@ impl Deframer {
             return self.implausible_length(bytes, layout.ulpdu_len, judged);
         }
         let Some(raw) = bytes.get(..layout.len) else {
-            // A Marker that was not asked for is seen as a length of zero; one that is lacking, as
-            // one that never ends.
+            // An unexpected Marker looks like a length of zero. A missing Marker may look like an
+            // FPDU that never becomes complete.
             if self.markers && self.is_whole_without_markers(bytes) {
                 return self.missing_marker(judged);
             }
@@ -93,8 +92,8 @@ impl Deframer {
         DeframeResult::Fpdu(WholeFpdu { consumed: layout.len, ulpdu })
     }
 
-    /// Returns the offsets of the parts of the FPDU at the front of `bytes`, once its length is
-    /// there.
+    /// Returns the offsets of the parts of the FPDU at the front of `bytes`, or `None` if its
+    /// length has not arrived.
     fn layout(&self, bytes: &[u8], with_markers: bool) -> Option<FpduLayout> {
         let is_marker =
             |at: usize| with_markers && (self.position + at as u64).is_multiple_of(MARKER_INTERVAL);
@@ -108,7 +107,7 @@ impl Deframer {
         let mut left = LENGTH_FIELD_LEN + ulpdu_len + pad_len(ulpdu_len) + CRC_LEN;
         let mut at = lead;
         while left > 0 {
-            // FPDUs and the distance of Markers are multiples of four bytes.
+            // The lengths of FPDUs and the distances of Markers are multiples of four bytes.
             if is_marker(at) {
                 markers.push((at, (at - lead) as u16));
                 at += MARKER_LEN;
@@ -136,7 +135,7 @@ impl Deframer {
         }
     }
 
-    /// No Marker where one is due.
+    /// Reports that no Marker is where one is due.
     fn missing_marker(&self, judged: &mut Judgements) -> DeframeResult {
         let what = format!("no Marker at byte {}, though our Request asked for Markers", self.position);
         judged.add_broken(&["RFC5044-4.3-02"], what.clone());
@@ -146,7 +145,7 @@ impl Deframer {
         DeframeResult::Broken(what)
     }
 
-    /// A length that no FPDU has.
+    /// Reports a length that no FPDU can have.
     fn implausible_length(&self, bytes: &[u8], length: usize, judged: &mut Judgements) -> DeframeResult {
         if self.markers && self.is_whole_without_markers(bytes) {
             return self.missing_marker(judged);
@@ -168,7 +167,7 @@ impl Deframer {
         DeframeResult::Broken(what)
     }
 
-    /// Returns the reason why a CRC is wrong.
+    /// Finds out and reports why a CRC is wrong.
     fn wrong_crc(
         &self,
         bytes: &[u8],
@@ -213,7 +212,7 @@ impl Deframer {
         DeframeResult::Broken(what)
     }
 
-    /// Judges a whole FPDU.
+    /// Checks a complete FPDU with a valid CRC.
     fn judge(&self, raw: &[u8], layout: &FpduLayout, judged: &mut Judgements) {
         judged.add_kept(&["RFC5044-4.1-01", "RFC5044-4.4-11"]);
         if self.crc {
@@ -286,7 +285,7 @@ impl Deframer {
     }
 }
 
-/// Returns whether four bytes look as the front of an FPDU: a length, then the control fields of
+/// Returns whether four bytes look like the front of an FPDU: a length, then the control fields of
 /// DDP and RDMAP.
 fn looks_like_header(bytes: [u8; 4]) -> bool {
     let length = usize::from(u16::from_be_bytes([bytes[0], bytes[1]]));
@@ -302,13 +301,13 @@ fn without_markers(bytes: &[u8], markers: &[(usize, u16)]) -> Vec<u8> {
     bytes.iter().enumerate().filter(|(at, _)| !is_marker(*at)).map(|(_, byte)| *byte).collect()
 }
 
-/// The ULPDU alone.
+/// Returns the ULPDU of an FPDU.
 fn extract_ulpdu(raw: &[u8], layout: &FpduLayout) -> Vec<u8> {
     let plain = if layout.markers.is_empty() { raw.to_vec() } else { without_markers(raw, &layout.markers) };
     plain.into_iter().skip(LENGTH_FIELD_LEN).take(layout.ulpdu_len).collect()
 }
 
-/// Returns whether a segment that is not its message's last is long enough.
+/// Checks the length of a segment. Only the last one of a message may be short.
 pub(super) fn judge_segment_length(ulpdu: usize, last: bool, judged: &mut Judgements) {
     if !last {
         judged.check(ulpdu >= MIN_MULPDU, &["RFC5044-3-04"], || {

@@ -1,4 +1,4 @@
-//! The partner program at the far end: orders in the messages of `uiw siwtest`, frame by frame.
+//! Orders to the partner program at the listener, in the messages of `uiw siwtest`.
 
 use super::session::{Item, Session, Stop};
 use super::values::{Pattern, Value, Values};
@@ -6,16 +6,18 @@ use crate::partner::{Actor, MessageKind, Op, Order, PartnerMessage};
 use uiw::raw::{Remote, STag};
 use uiw_cases::{FrameKind, Operation};
 
-/// The memory of this end, as orders name it.
+/// STag of the memory of this end in orders.
 const OWN_STAG: u32 = 0x00C0_FF01;
+/// Address of the memory of this end.
 const OWN_TO: u64 = 0x0010_0000;
+/// STag of this end that the partner may invalidate.
 const OWN_REVOCABLE: u32 = 0x00C0_FF02;
-/// Start of the order's pattern.
+/// Seed of the pattern in the data of an order.
 const PATTERN_SEED: u32 = 41;
 
 impl Session<'_> {
-    /// Orders something of the partner, or says what this end is going to do and takes its memory's
-    /// place.
+    /// Orders an operation of the partner, or announces one that this end is going to perform. After
+    /// an announcement, waits until the partner has named its memory.
     pub(super) fn give_order(&mut self, operation: Operation, fields: &Values) -> Result<(), Stop> {
         let op = Op::from_wire(operation.code)
             .ok_or_else(|| Stop(format!("the partner has no operation {}", operation.code)))?;
@@ -38,12 +40,12 @@ impl Session<'_> {
         self.variables.set("stag", u64::from(ready.memory.rkey.0));
         self.variables.set("to", ready.memory.addr);
         self.variables.set("revocable", u64::from(ready.revocable));
-        // What is refused from here on is quoted from here on.
+        // A Terminate can only quote segments that are sent from now on.
         self.checker.forget_sent();
         Ok(())
     }
 
-    /// The order is done; the partner's verdict is what the requirements are judged by.
+    /// Finishes the order, and judges the requirements by the verdict of the partner.
     pub(super) fn finish_order(&mut self, judges: &[String]) -> Result<(), Stop> {
         let order = self.last_order.take().ok_or_else(|| Stop("nothing was ordered".to_owned()))?;
         let kind = match order.actor {
@@ -69,7 +71,7 @@ impl Session<'_> {
         }
     }
 
-    /// Returns the partner's description of its machine.
+    /// Returns the description that the partner gives of its machine.
     pub(super) fn ask_about(&mut self) -> Result<String, Stop> {
         let order = Order { op: Op::About, actor: Actor::Initiator, size: 0, count: 0, sges: 1, seed: 0 };
         self.send_message(MessageKind::Order, order)?;
@@ -84,7 +86,7 @@ impl Session<'_> {
         self.send_segment(FrameKind::Send, &fields, 0, false)
     }
 
-    /// The partner's next message.
+    /// Waits for the next message of the partner, which must be of this kind.
     fn receive_message(&mut self, kind: MessageKind) -> Result<PartnerMessage, Stop> {
         let limit = self.stall();
         loop {

@@ -1,9 +1,9 @@
-//! The sentences of the RFCs, and which of them can be judged from outside.
+//! The requirements of the RFCs, and which of them can be judged from outside.
 
 use std::collections::BTreeMap;
 use uiw_requirements::TABLE;
 
-/// Visibility of a requirement from outside, and its condition.
+/// Whether a requirement can be judged from outside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Visibility {
     Alone,
@@ -12,7 +12,7 @@ pub(super) enum Visibility {
     No(&'static str),
 }
 
-/// A sentence.
+/// A requirement, which is one sentence of an RFC.
 #[derive(Clone, Debug)]
 pub(super) struct Requirement {
     pub(super) id: &'static str,

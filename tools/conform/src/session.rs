@@ -1,4 +1,4 @@
-//! One connection of a case: its start-up, what leaves, and what comes.
+//! One connection of a case: startup, sent frames and received frames.
 
 use super::build;
 use super::checks::{Checker, Message, Segment};
@@ -14,51 +14,52 @@ use std::time::{Duration, Instant};
 use uiw_cases::FrameKind;
 use uiw_mpa::{FpduTx, MAX_ULPDU};
 
-/// STag for the answers to the Reads that show whether the listener continues. No case uses these
-/// STags.
+/// Sink STag of the first Read, whose response shows that the connection works. No case uses it.
 pub(super) const READY_STAG: u32 = 0x5244_0001;
+/// Sink STag of the Read that tests whether the listener continues. No case uses it.
 pub(super) const PROBE_STAG: u32 = 0x5242_0002;
-/// Between the empty Writes that follow a first FPDU without an answer. Linux's siw misses an FPDU
-/// that is there before its socket is watched.
+/// Time between the empty Writes that are sent while the first FPDU is unanswered. Linux siw misses
+/// an FPDU that arrives before it watches its socket.
 const NUDGE_INTERVAL: Duration = Duration::from_millis(50);
 const MAX_NUDGES: u32 = 5;
-/// Time for which the end of the listener is awaited in cases that are not about it.
+/// Time to wait for the FIN of the listener at the end of a case.
 const LINGER: Duration = Duration::from_millis(300);
-/// A case lasts as long as this many stalls at most.
+/// Maximum duration of a case, in multiples of the stall timeout.
 const MAX_STALLS: u32 = 100;
-/// Round trips that a time limit has at least.
+/// Minimum stall timeout, in round trips.
 const MIN_ROUND_TRIPS: u32 = 40;
 
-/// Environment that is the same for all cases.
+/// Settings that all cases share.
 #[derive(Clone, Debug)]
 pub struct Target {
     pub(super) network: &'static Network,
     pub(super) address: SocketAddr,
-    /// Time for which nothing may move.
+    /// Stall timeout: the maximum time without a received byte.
     pub(super) stall: Duration,
-    /// The usual Request.
+    /// True if the usual Request has enhanced data.
     pub(super) enhanced: bool,
 }
 
 impl Target {
-    /// A listener at the end of TCP. No case waits longer than `stall` for bytes.
+    /// Returns a listener that is reached over TCP. No case waits longer than `stall` for bytes,
+    /// except on slow paths.
     #[must_use]
     pub fn new(address: SocketAddr, stall: Duration) -> Self {
         Self { network: &super::link::TCP, address, stall, enhanced: true }
     }
 }
 
-/// Reason why a case goes no further.
+/// Reason why a case stopped.
 #[derive(Debug)]
 pub(super) struct Stop(pub(super) String);
 
-/// Item that arrived.
+/// A received frame or another event.
 #[derive(Debug)]
 pub(super) enum Item {
     Reply(Box<Reply>),
     Segment(Box<Segment>, Option<Box<Message>>),
     End(Ending),
-    /// Bytes that are no frame; the judgements say why.
+    /// Bytes that are not a valid frame. The reason was added to the judgements.
     Broken(String),
     /// The peer sent no byte within the stall timeout.
     Late,
@@ -77,7 +78,7 @@ impl Item {
     }
 }
 
-/// A connection's state.
+/// State of a connection.
 #[derive(Debug)]
 pub(super) struct Session<'a> {
     pub(super) target: &'a Target,
@@ -89,15 +90,15 @@ pub(super) struct Session<'a> {
     pub(super) checker: Checker,
     msn: BTreeMap<u32, u32>,
     held: Vec<u8>,
-    /// FPDUs that left.
+    /// Number of sent FPDUs.
     sent: u64,
-    /// Last order.
+    /// Order that has not been finished.
     pub(super) last_order: Option<Order>,
     pub(super) variables: Variables,
     pub(super) judged: Judgements,
     pub(super) transcript: Transcript,
     begun: Instant,
-    /// It has lasted too long: that it stopped says nothing of the listener.
+    /// True if the case stopped because it lasted too long, which says nothing about the listener.
     pub(super) is_overdue: bool,
 }
 
@@ -123,8 +124,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Returns the time for which nothing may move: the configured one, and some round trips of
-    /// this path.
+    /// Returns the stall timeout: the configured one, but at least some round trips of this path.
     pub(super) fn stall(&self) -> Duration {
         let round_trip = self.link.as_ref().map_or(Duration::ZERO, |link| link.round_trip);
         self.target.stall.max(round_trip * MIN_ROUND_TRIPS)
@@ -134,7 +134,7 @@ impl<'a> Session<'a> {
         (self.target.network.now)()
     }
 
-    /// A connection of TCP.
+    /// Opens a TCP connection.
     pub(super) fn connect(&mut self) -> Result<(), Stop> {
         let address = self.target.address;
         let link = Link::connect(self.target.network, address, self.target.stall)
@@ -154,7 +154,7 @@ impl<'a> Session<'a> {
         self.link.as_mut().ok_or_else(|| Stop("the case has not connected".to_owned()))
     }
 
-    /// Sends a start-up frame.
+    /// Sends a startup frame.
     pub(super) fn send_startup(
         &mut self,
         kind: FrameKind,
@@ -172,7 +172,7 @@ impl<'a> Session<'a> {
         self.send_bytes(kind.name(), &bytes, cut, false)
     }
 
-    /// Sends bytes as they are.
+    /// Sends raw bytes. With `hold`, they are sent together with the next bytes.
     pub(super) fn send_bytes(
         &mut self,
         what: &str,
@@ -190,7 +190,7 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Sends a segment in an FPDU of its own.
+    /// Sends a segment in its own FPDU.
     pub(super) fn send_segment(
         &mut self,
         kind: FrameKind,
@@ -216,7 +216,7 @@ impl<'a> Session<'a> {
         self.send_bytes(&what, &bytes, cut, hold)
     }
 
-    /// Notes raw bytes: a Terminate may quote the segment that they begin with.
+    /// Records the segment at the front of raw bytes, which a Terminate may quote.
     pub(super) fn record_raw_bytes(&mut self, bytes: &[u8]) {
         if let Some((length, rest)) = bytes.split_first_chunk()
             && let Some(ulpdu) = rest.get(..usize::from(u16::from_be_bytes(*length)))
@@ -227,21 +227,21 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// A Read of no bytes, whose answer shows that the listener goes on.
+    /// Sends a zero-length Read, whose response shows that the listener continues.
     pub(super) fn send_empty_read(&mut self, sink: u32) -> Result<(), Stop> {
         let mut fields = Values::default();
         fields.set("sink-stag", u64::from(sink));
         self.send_segment(FrameKind::ReadRequest, &fields, 0, false)
     }
 
-    /// Returns whether the listener takes Reads at all.
+    /// Returns whether the listener accepts Reads.
     pub(super) fn allows_reads(&self) -> bool {
         let enhanced = self.reply.as_ref().and_then(|reply| reply.enhanced);
         enhanced.is_none_or(|enhanced| enhanced.ird > 0)
     }
 
-    /// The usual start-up, with `fields` of the Request changed, up to the answer to a first Read
-    /// of no bytes.
+    /// Performs the usual startup, with `fields` of the Request changed, up to the response to a
+    /// first zero-length Read.
     pub(super) fn start(&mut self, fields: Values) -> Result<(), Stop> {
         self.connect()?;
         let mut request = fields;
@@ -260,11 +260,11 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// The first FPDUs behind the Reply.
+    /// Sends the first FPDUs after the Reply.
     pub(super) fn begin_full_operation(&mut self) -> Result<(), Stop> {
         let enhanced = self.reply.as_ref().and_then(|reply| reply.enhanced);
         let mut read = false;
-        // This end can send each kind, so what the Reply names is enough.
+        // This end can send every type of RTR message, so it sends one that the Reply names.
         if let Some(enhanced) = enhanced.filter(|enhanced| enhanced.peer_to_peer) {
             if enhanced.rtr_write {
                 self.send_segment(FrameKind::Write, &Values::default(), 0, false)?;
@@ -286,7 +286,7 @@ impl<'a> Session<'a> {
         self.await_ready()
     }
 
-    /// Waits for the answer to the first Read.
+    /// Waits for the response to the first Read.
     fn await_ready(&mut self) -> Result<(), Stop> {
         const IDS: [&str; 4] =
             ["RFC5040-5.2.1-04", "RFC5040-5.2.1-13", "RFC5040-5.2.1-16", "RFC5040-5.2.1-17"];
@@ -309,7 +309,7 @@ impl<'a> Session<'a> {
                     nudges += 1;
                     self.send_segment(FrameKind::Write, &Values::default(), 0, false)?;
                 }
-                // What comes on its own is no answer.
+                // Other segments are not the response.
                 Item::Segment(..) => {}
                 Item::Broken(what) => return Err(Stop(what)),
                 other => {
@@ -331,7 +331,7 @@ impl<'a> Session<'a> {
     /// Returns the next item, if one arrives before `limit` passes without a byte.
     ///
     /// # Errors
-    /// When the case has lasted too long; nothing is judged by that.
+    /// Returns an error if the case has lasted too long, which judges nothing.
     pub(super) fn next_item(&mut self, limit: Duration) -> Result<Item, Stop> {
         let bound = self.begun + self.stall() * MAX_STALLS;
         loop {
@@ -352,7 +352,7 @@ impl<'a> Session<'a> {
                 }
                 WaitOutcome::Late => {
                     self.transcript.line(&format!("  nothing for {:.3} s", limit.as_secs_f64()));
-                    // Part of a frame, and no more of it as long as something must move.
+                    // After the whole stall timeout, an incomplete frame is an error.
                     let stalled = limit >= self.stall();
                     let cut = if stalled { self.parse_inbox(false) } else { None };
                     return Ok(cut.unwrap_or(Item::Late));
@@ -365,7 +365,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// The frame that is whole in the inbox. `more` is whether bytes may follow.
+    /// Parses the next complete frame in the inbox. `more` is true if further bytes may follow.
     fn parse_inbox(&mut self, more: bool) -> Option<Item> {
         let link = self.link.as_mut()?;
         if link.inbox.is_empty() {
@@ -420,7 +420,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// A Read of no bytes that a listener sends on its own is answered.
+    /// Answers a zero-length Read that a listener sends on its own.
     fn answer_empty_read(&mut self, segment: &Segment) {
         let number = |name| match segment.field(name) {
             Some(super::values::Value::Number(number)) => number,
@@ -435,13 +435,13 @@ impl<'a> Session<'a> {
         let _ = self.send_segment(FrameKind::ReadResponse, &fields, 0, false);
     }
 
-    /// Bytes that come within `time`, or nothing.
+    /// Expects silence for `time`. Returns the bytes that arrive nevertheless, if any.
     pub(super) fn receive_unexpected(&mut self, time: Duration) -> Result<Option<Vec<u8>>, Stop> {
         let until = self.now() + time;
         let now = self.target.network.now;
         let link = self.connected_link()?;
         if !link.inbox.is_empty() || link.receive(until) == WaitOutcome::Bytes {
-            // A little more, so that what it is can be seen.
+            // Waits for further bytes, so that the message shows what arrived.
             let _ = link.receive(now() + NUDGE_INTERVAL);
             let bytes = std::mem::take(&mut link.inbox);
             self.transcript.frame('<', "bytes", &bytes);
@@ -459,8 +459,8 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Returns whether bytes behind the Reply begin an FPDU or a Marker, instead of more of the
-    /// Reply.
+    /// Returns whether bytes after the Reply begin with an FPDU or a Marker, and are not a part of
+    /// the Reply.
     pub(super) fn begins_fpdu(&self, bytes: &[u8]) -> bool {
         let mut judged = Judgements::default();
         let markers = self.request.number("markers", 0) != 0;
@@ -468,9 +468,9 @@ impl<'a> Session<'a> {
         matches!(rx.next(bytes, false, &mut judged), DeframeResult::Fpdu(_)) || bytes == [0; 4]
     }
 
-    /// Ends the connection as a well-behaved initiator does: listeners have had trouble with a FIN
-    /// right behind their Reply. A case that stopped is not `complete`: nothing more is asked of
-    /// the listener.
+    /// Ends the connection as a well-behaved initiator does. Because some listeners have trouble
+    /// with a FIN directly after their Reply, Full Operation begins first, unless the case stopped
+    /// early (`complete` is false).
     pub(super) fn end_connection(&mut self, complete: bool) {
         let accepted = self.reply.as_ref().is_some_and(|reply| !reply.rejects());
         let is_open = self.link.as_ref().is_some_and(|link| link.ended.is_none());
@@ -482,7 +482,7 @@ impl<'a> Session<'a> {
         while matches!(self.next_item(limit), Ok(Item::Segment(..))) {}
     }
 
-    /// This end says no more.
+    /// Sends a FIN.
     pub(super) fn fin(&mut self) -> Result<(), Stop> {
         self.transcript.line("> fin");
         self.connected_link()?.fin();

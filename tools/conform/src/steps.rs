@@ -1,4 +1,4 @@
-//! Carries out the lines of a case.
+//! Runs the steps of a case.
 
 use super::judge::Judgement;
 use super::session::{Item, PROBE_STAG, Session, Stop, Target, describe_bytes};
@@ -6,19 +6,19 @@ use super::values::{Value, Values};
 use std::time::Duration;
 use uiw_cases::{Action, Case, ExpectedFrame, Field, FrameKind, SentFrame};
 
-/// Time for which a Terminate is awaited before it is tested whether the listener continues.
+/// Time to wait for a Terminate before testing whether the listener continues.
 const TERMINATE_WAIT: Duration = Duration::from_millis(300);
 
-/// Result of a case.
+/// Result of running a case.
 #[derive(Clone, Debug)]
 pub(super) struct Outcome {
     pub(super) judged: Vec<Judgement>,
     pub(super) transcript: Vec<String>,
-    /// Reason why it did not reach its end.
+    /// Reason why the case stopped before its end.
     pub(super) stopped: Option<String>,
 }
 
-/// Runs a case on a connection of its own.
+/// Runs a case on its own connection.
 pub(super) fn run(target: &Target, case: &Case) -> Outcome {
     let mut session = Session::new(target);
     let mut stopped = None;
@@ -76,7 +76,7 @@ impl Session<'_> {
         }
     }
 
-    /// Reads of no bytes, each of which is answered.
+    /// Sends zero-length Reads one after another, and expects a response to each.
     fn send_reads(&mut self, count: u64, fields: &[Field], judges: &[String]) -> Result<(), Stop> {
         let answer =
             ExpectedFrame { kind: FrameKind::ReadResponse, judges: judges.to_vec(), fields: Vec::new() };
@@ -90,7 +90,7 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// One of `one_of` comes next.
+    /// Expects one of the frames `one_of`.
     fn expect(&mut self, one_of: &[ExpectedFrame]) -> Result<(), Stop> {
         let limit = self.stall();
         loop {
@@ -125,7 +125,8 @@ impl Session<'_> {
         }
     }
 
-    /// Judges the fields of what came. One that is wrong does not end the case.
+    /// Tests the fields of a received frame. A wrong field ends the case only if it judges no
+    /// requirement.
     fn check_fields(
         &mut self,
         fields: &[Field],
@@ -158,7 +159,7 @@ impl Session<'_> {
             return Ok(());
         };
         let what = format!("{} where nothing may come", describe_bytes(&bytes));
-        // Behind a Reply: an FPDU too early, or Private Data that PD_Length does not count.
+        // After a Reply, the bytes are an early FPDU, or private data beyond PD_Length.
         let fpdu = self.begins_fpdu(&bytes);
         let broken: Vec<_> = if judges.iter().any(|id| id == LENGTH) {
             judges.iter().filter(|id| (*id == LENGTH) != fpdu).collect()
@@ -169,8 +170,8 @@ impl Session<'_> {
         Err(Stop(what))
     }
 
-    /// Expects that the preceding bytes are refused: a Terminate comes, then the end; and no sign
-    /// that they were carried out.
+    /// Expects that the preceding segment is refused: a Terminate and the end of the stream arrive,
+    /// and no response shows that the segment was carried out.
     fn expect_refusal(
         &mut self,
         judges: &[String],
@@ -220,7 +221,7 @@ impl Session<'_> {
         }
     }
 
-    /// Expects that the stream ends after a Terminate, and that nothing else comes.
+    /// Expects that the stream ends after a Terminate, without further segments.
     fn expect_end(&mut self) -> Result<(), Stop> {
         const IDS: [&str; 2] = ["RFC5040-7-02", "RFC5041-3-12"];
         self.fin()?;
@@ -231,7 +232,7 @@ impl Session<'_> {
                     self.judged.add_kept(&["RFC5040-5.4-08"]);
                     return Ok(());
                 }
-                // Judged by the checker.
+                // The checker judges segments after a Terminate.
                 Item::Segment(..) => {}
                 other => {
                     let what = format!("{} behind a Terminate", other.describe(self.stall()));
@@ -242,7 +243,7 @@ impl Session<'_> {
         }
     }
 
-    /// A whole message comes, in however many segments.
+    /// Expects a whole message, in any number of segments.
     fn expect_message(&mut self, expected: &ExpectedFrame) -> Result<(), Stop> {
         let limit = self.stall();
         loop {
@@ -258,7 +259,7 @@ impl Session<'_> {
                 item if is_unsolicited(&item) => {}
                 other => {
                     let what = format!("{} instead of a {}", other.describe(limit), expected.kind.name());
-                    // A stream that ends, or stands still, shows nothing of the message.
+                    // A stream that ends or stalls says nothing about the message.
                     if matches!(other, Item::Segment(..)) {
                         self.judged.add_broken(&expected.judges, what.clone());
                     }
@@ -278,8 +279,8 @@ fn matches_kind(item: &Item, kind: FrameKind) -> bool {
     }
 }
 
-/// Returns whether a listener may send this on its own at any time: empty Writes and Reads of no
-/// bytes.
+/// Returns whether a listener may send this on its own at any time, as empty Writes and zero-length
+/// Reads.
 fn is_unsolicited(item: &Item) -> bool {
     let Item::Segment(segment, _) = item else { return false };
     match segment.kind() {

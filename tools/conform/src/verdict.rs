@@ -1,4 +1,4 @@
-//! The verdict for each requirement, out of what the cases have seen.
+//! Computes the verdict on each requirement from the results of the cases.
 
 use super::listener::Listener;
 use super::requirements::{Requirement, Visibility};
@@ -6,13 +6,13 @@ use super::steps::Outcome;
 use std::collections::BTreeMap;
 use uiw_cases::Case;
 
-/// Findings that are kept of a requirement that is broken in many cases.
+/// Maximum number of findings that are kept for a requirement.
 const MAX_FINDINGS: usize = 3;
 
 /// Verdict on a requirement.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// Kept in this number of cases.
+    /// The requirement was kept, in this number of cases.
     Kept(usize),
     Broken(Vec<Finding>),
     /// The requirement was not judged, for the given reason.
@@ -35,7 +35,7 @@ pub(super) struct CaseRun {
 }
 
 impl CaseRun {
-    /// Returns the reason why it did not reach its end, or was not run.
+    /// Returns the reason why the case stopped before its end, or was not run.
     pub(super) fn stopped(&self) -> Option<&str> {
         match &self.result {
             Ok(outcome) => outcome.stopped.as_deref(),
@@ -44,12 +44,12 @@ impl CaseRun {
     }
 }
 
-/// Returns the reason why a case cannot be run at this listener.
+/// Returns the reason why a case cannot be run against this listener.
 pub(super) fn lacks(case: &Case, listener: &Listener) -> Option<String> {
     case.needs.iter().find_map(|need| listener.lacks(*need))
 }
 
-/// Requirements and verdicts, in the order of the table.
+/// Returns the requirements with their verdicts, in the order of the table.
 pub(super) fn verdicts(requirements: Vec<Requirement>, runs: &[CaseRun]) -> Vec<(Requirement, Verdict)> {
     let mut kept: BTreeMap<&str, usize> = BTreeMap::new();
     let mut broken: BTreeMap<&str, Vec<Finding>> = BTreeMap::new();

@@ -13,11 +13,11 @@ use nom::sequence::{delimited, pair, preceded, terminated};
 use nom::{IResult, Parser};
 use std::time::Duration;
 
-/// Repetitions of a line at most.
+/// Maximum number of repetitions of a line.
 const MAX_REPETITIONS: u64 = 10_000;
-/// Bytes of a payload at most.
+/// Maximum length of a payload in bytes.
 const MAX_PAYLOAD: u64 = 1 << 20;
-/// Seconds that a line waits at most.
+/// Maximum wait of a line in seconds.
 const MAX_WAIT_SECONDS: f64 = 600.0;
 
 /// Position of an error in a line, and the expected text.
@@ -37,7 +37,7 @@ impl<'a> nom::error::ParseError<&'a str> for SyntaxError<'a> {
     }
 
     fn or(self, other: Self) -> Self {
-        // The parser that got further has more to say.
+        // The parser that got further has the more helpful error.
         if self.at.len() < other.at.len() || other.what.is_empty() { self } else { other }
     }
 }
@@ -48,7 +48,7 @@ fn fail<T>(at: &str, what: impl Into<String>) -> Parsed<'_, T> {
     Err(nom::Err::Failure(SyntaxError { at, what: what.into() }))
 }
 
-/// `parser`, which must succeed here.
+/// Returns `parser` with its failure turned into a final error: no alternative is tried.
 fn required<'a, T>(
     what: &'static str,
     mut parser: impl Parser<&'a str, Output = T, Error = SyntaxError<'a>>,
@@ -63,7 +63,7 @@ fn word(input: &str) -> Parsed<'_, &str> {
     take_while1(|c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_').parse(input)
 }
 
-/// A word with blanks behind it.
+/// Parses a word and the blanks after it.
 fn lexeme(input: &str) -> Parsed<'_, &str> {
     terminated(word, space0).parse(input)
 }
@@ -127,7 +127,7 @@ fn variable(input: &str) -> Parsed<'_, Atom> {
     Ok((rest, Atom::Variable(name.to_owned(), add)))
 }
 
-/// A variable's name, which has no `-`: `$to-4` subtracts.
+/// Parses the name of a variable. It contains no `-`, because `$to-4` subtracts.
 fn variable_name(input: &str) -> Parsed<'_, &str> {
     take_while1(|c: char| c.is_ascii_alphanumeric() || c == '_').parse(input)
 }
@@ -179,7 +179,7 @@ fn test(input: &str) -> Parsed<'_, Test> {
     .parse(input)
 }
 
-/// `[RFC5041-7.1-02 RFC5041-6.2.2-04]`
+/// Parses an optional list of requirements, such as `[RFC5041-7.1-02 RFC5041-6.2.2-04]`.
 fn requirement_ids(input: &str) -> Parsed<'_, Vec<String>> {
     let id = take_while1(|c: char| c.is_ascii_alphanumeric() || "-.".contains(c));
     let ids = many0(terminated(id, space0));
@@ -203,7 +203,7 @@ fn field<'a>(allowed: &'static [&'static str], of: &'static str) -> impl FnMut(&
     }
 }
 
-/// Like [`field`], with one value.
+/// Parses a field as [`field`] does, and requires a single value.
 fn single_value_field<'a>(
     allowed: &'static [&'static str],
     of: &'static str,
@@ -302,7 +302,7 @@ fn order(input: &str) -> Parsed<'_, Action> {
     Ok((rest, Action::Order { operation, fields }))
 }
 
-/// `reads 4 reserved 3 [RFC5040-4.1-10]`
+/// Parses the rest of a line such as `reads 4 reserved 3 [RFC5040-4.1-10]`.
 fn reads(input: &str) -> Parsed<'_, Action> {
     let kind = FrameKind::ReadRequest;
     let (rest, count) = terminated(number_up_to(MAX_REPETITIONS), space0).parse(input)?;
@@ -322,7 +322,7 @@ fn reads(input: &str) -> Parsed<'_, Action> {
     Ok((rest, Action::Reads { count, fields, judges }))
 }
 
-/// A line of a case.
+/// Parses a line of a case.
 pub(super) fn step(input: &str) -> Parsed<'_, Step> {
     let (rest, delay) =
         opt(preceded(char('+'), terminated(required("seconds", seconds), space1))).parse(input)?;
@@ -344,7 +344,7 @@ fn end_of_line(rest: &str) -> Parsed<'_, ()> {
     if rest.is_empty() { Ok((rest, ())) } else { fail(rest, "expected the end of the line") }
 }
 
-/// `case NAME "TITLE"`
+/// Parses the rest of a line `case NAME "TITLE"`.
 pub(super) fn header(input: &str) -> Parsed<'_, (String, String)> {
     let name = take_while1(|c: char| c.is_ascii_alphanumeric() || "-_/.".contains(c));
     let (rest, name) = required("the name of the case", terminated(name, space0))(input)?;
@@ -353,7 +353,7 @@ pub(super) fn header(input: &str) -> Parsed<'_, (String, String)> {
     Ok((rest, (name.to_owned(), title)))
 }
 
-/// `needs WORD...`
+/// Parses the rest of a line `needs WORD...`.
 pub(super) fn needs(input: &str) -> Parsed<'_, Vec<CaseCondition>> {
     let mut needs = Vec::new();
     let mut rest = input;

@@ -1,4 +1,4 @@
-//! Reads a case file line by line. An error has the line and the column.
+//! Parser of case files. It reads line by line, and errors have the line and the column.
 
 use super::grammar::{self, SyntaxError};
 use super::syntax::Case;
@@ -17,18 +17,18 @@ pub struct ParseError {
     pub what: String,
 }
 
-/// A line with its continuations, which a `\` at the end announces.
+/// A line together with its continuation lines. A `\` at the end of a line continues it.
 struct LogicalLine {
     number: u32,
     text: String,
-    /// Start of each physical line in `text`, and its indentation.
+    /// Start and indentation of each physical line in `text`.
     parts: Vec<(usize, usize)>,
 }
 
-/// The cases of a file.
+/// Parses the cases of a file.
 ///
 /// # Errors
-/// The first line that is wrong.
+/// Returns the error in the first invalid line.
 pub fn parse(file: &str, text: &str) -> Result<Vec<Case>, ParseError> {
     let mut cases: Vec<Case> = Vec::new();
     for line in logical_lines(text) {
@@ -73,7 +73,7 @@ fn parsed_value<'a, T>(
 }
 
 fn to_parse_error(file: &str, line: &LogicalLine, problem: &SyntaxError<'_>) -> ParseError {
-    // `at` is a part of the line's text, or empty for its end.
+    // `at` is a part of the text of the line, or an unrelated empty string for its end.
     let start = line.text.as_ptr() as usize;
     let at = (problem.at.as_ptr() as usize).checked_sub(start).filter(|at| *at <= line.text.len());
     let at = at.unwrap_or(line.text.len());
@@ -84,7 +84,7 @@ fn to_parse_error(file: &str, line: &LogicalLine, problem: &SyntaxError<'_>) -> 
     ParseError { file: file.to_owned(), line: line.number + index as u32, column, what }
 }
 
-/// The lines that say something, without comments.
+/// Returns the lines that are not empty, without comments.
 fn logical_lines(text: &str) -> Vec<LogicalLine> {
     let mut lines: Vec<LogicalLine> = Vec::new();
     let mut open = false;
@@ -110,7 +110,7 @@ fn logical_lines(text: &str) -> Vec<LogicalLine> {
     lines
 }
 
-/// A `#` outside of quotes begins a comment.
+/// Removes the comment, which begins with a `#` outside of quotes.
 fn without_comment(line: &str) -> &str {
     let mut quoted = false;
     for (at, c) in line.char_indices() {
