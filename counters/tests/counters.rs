@@ -1,4 +1,4 @@
-//! Writers and readers against each other, and readers against files that are none.
+//! Tests of counters that are read while they are written, and of damaged files.
 
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt as _, PermissionsExt as _, symlink};
@@ -9,7 +9,7 @@ use uiw_counters::{
     DropReason, FileError, Owner, Publish, Refusal, RejectReason, Snapshot, TrafficClass, WaitReason,
 };
 
-/// A directory that is removed with its files when dropped.
+/// A directory, which is removed with its files when this is dropped.
 struct TempDirectory(PathBuf);
 
 impl TempDirectory {
@@ -30,7 +30,7 @@ impl TempDirectory {
         Publish { directory: self.directory(), library: "/usr/lib/libibverbs.so.1".to_owned() }
     }
 
-    /// The only file, which this process does not publish any more.
+    /// Returns the only file, which this process no longer publishes.
     fn only(&self) -> CounterFile {
         let mut files = self.directory().files().unwrap();
         assert_eq!(files.len(), 1);
@@ -44,13 +44,13 @@ impl TempDirectory {
             .collect()
     }
 
-    /// A file as a device of one shard leaves it.
+    /// Leaves a file behind as a device with one shard does, and returns its path.
     fn left(&self) -> PathBuf {
         drop(DeviceCounters::new(1, Some(&self.publish())).unwrap());
         self.0.join(self.names().remove(0))
     }
 
-    /// The only error of reading.
+    /// Returns the error of reading the only file.
     fn error(&self) -> FileError {
         let mut files = self.directory().files().unwrap();
         assert_eq!(files.len(), 1);
@@ -149,8 +149,8 @@ fn datagrams_counted_by_qp_and_shard() {
     earlier.sent(count(3, 300), count(1, 100));
     earlier.dropped(DropReason::BadQkey, 5);
     shard.close_datagrams(&earlier);
-    // A connection, and another queue pair, have the block afterwards: the sums go on, and theirs
-    // begin at zero.
+    // A connection and another queue pair reuse the block. The sums continue, and their own
+    // counters begin at zero.
     let conn = shard.open(&details(7, false));
     conn.count(TrafficClass::SendSent, 1, 10);
     shard.close(&conn, true);
@@ -217,7 +217,7 @@ fn later_connection_starts_at_zero() {
     }
     let total = device.snapshot().total();
     assert_eq!(total.traffic.send.sent, count(5, 50));
-    // Its block has had two other connections since.
+    // Two other connections have used its block since then.
     assert_eq!(total.same_device.send.sent, count(1, 10));
     assert_eq!((total.established, total.ended), (5, 5));
 }
@@ -241,7 +241,7 @@ fn connections_without_block_count_for_shard() {
     assert_eq!(total.same_device.write.sent, count(50_000, 150_000));
     assert_eq!(now.with_other_devices().write.sent, count(50_000, 150_000));
     all.iter().for_each(|conn| shard.close(conn, true));
-    // Blocks are free again.
+    // The blocks are free again.
     let conn = shard.open(&details(7, false));
     conn.count(TrafficClass::WriteSent, 1, 5);
     let now = device.snapshot();
@@ -249,8 +249,8 @@ fn connections_without_block_count_for_shard() {
     assert_eq!(now.total().traffic.write.sent, count(100_001, 300_005));
 }
 
-/// Connections of two addresses, one after the other and with few at a time: each address has what
-/// was counted for it, to the byte.
+/// Connections of two addresses follow one another, with few at a time. The counts of each address
+/// are exact.
 #[test]
 fn counts_grouped_by_local_address() {
     let device = DeviceCounters::new(2, None).unwrap();
@@ -298,7 +298,7 @@ fn closed_device_has_ended() {
     assert!(temp.directory().remove_ended().unwrap() && temp.names().is_empty());
 }
 
-/// The first number of the first shard: how many of its blocks were used.
+/// Offset of the first number of the first shard, which is the number of blocks that were used.
 const FIRST_SHARD: u64 = 512;
 
 /// Changes one number of a file.
@@ -318,7 +318,7 @@ fn files_that_are_none_are_errors() {
     put(&path, 2, 2);
     assert!(matches!(temp.error(), FileError::Length { .. }));
     put(&path, 2, 1);
-    // Blocks that were used, of the shard.
+    // The number of used blocks of the shard.
     put(&path, FIRST_SHARD, u64::MAX);
     assert!(matches!(temp.only().snapshot(), Err(FileError::Damaged)));
     put(&path, FIRST_SHARD, 1024);
@@ -355,7 +355,7 @@ fn random_file_read_without_panic() {
             *word = (state ^ state >> 29).to_ne_bytes();
         }
         file.write_all_at(&blocks, 4096).unwrap();
-        // So that the blocks are read.
+        // Marks the blocks as used, so that they are read.
         put(&path, FIRST_SHARD, 3 + round % 64);
         let snapshot = temp.only().snapshot().unwrap();
         let _ = (snapshot.total(), snapshot.with_other_devices(), snapshot.queue_pairs());
@@ -374,12 +374,12 @@ fn directory_of_other_user_refused() {
     assert_eq!(user.files().unwrap().len(), 1);
     fs::set_permissions(user.path(), fs::Permissions::from_mode(0o755)).unwrap();
     assert_eq!(user.files().unwrap_err().kind(), std::io::ErrorKind::PermissionDenied);
-    // Counted all the same, and nothing is published.
+    // The device counts nevertheless, but publishes nothing.
     let device = DeviceCounters::new(1, Some(&publish)).unwrap();
     device.queue_pair_created();
     assert_eq!(device.snapshot().process.queue_pairs_created, 1);
     assert_eq!(fs::read_dir(user.path()).unwrap().count(), 1);
-    // A relative path, and no directory.
+    // A relative path and a missing directory are ignored.
     let user = Directory::for_user(Some(Path::new("tmp")));
     assert!(user.path().starts_with("/tmp/") && user == Directory::for_user(Some(Path::new("/nonexistent"))));
 }
@@ -394,7 +394,7 @@ fn directory_keeps_few_ended_files() {
     }
     let count = user.files().unwrap().len();
     assert!((64..=129).contains(&count), "{count}");
-    // In a directory of `uiw run` all of them stay until it removes them.
+    // In a directory of `uiw run`, all files stay until `uiw run` removes them.
     let lock = user.path().join(Directory::RUN_LOCK);
     fs::write(&lock, "").unwrap();
     let given = Directory::new(user.path());
