@@ -89,7 +89,7 @@ mod tests {
         let pace = RateLimit::new(1000);
         let waited: Vec<_> = (0..3).map(|_| pace.delay(500, now)).collect();
         assert_eq!([waited[1] - waited[0], waited[2] - waited[1]], [Duration::from_millis(500); 2]);
-        // A pause is no credit beyond a burst.
+        // A pause gives no more credit than one burst.
         let later = now + Duration::from_secs(60);
         assert!(pace.delay(500, later).is_zero());
         assert_eq!(pace.delay(1, later), Duration::from_millis(400));

@@ -151,7 +151,7 @@ mod tests {
         let FileKind::Loader(loader) = FileKind::from_file(&own).unwrap() else { panic!("{own:?}") };
         assert!(is_glibc(&loader), "{loader:?}");
         assert!(!is_glibc(Path::new("/lib/ld-musl-x86_64.so.1")));
-        // The loader has no loader.
+        // The loader itself needs no loader.
         assert_eq!(FileKind::from_file(&loader).unwrap(), FileKind::Static);
         assert_eq!(FileKind::from_file(Path::new("/proc/self/status")).unwrap(), FileKind::Other);
         assert!(FileKind::from_file(Path::new("/nonexistent")).is_err());

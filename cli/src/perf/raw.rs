@@ -416,7 +416,7 @@ mod tests {
         }
     }
 
-    /// What the server sends behind its Reply belongs to the measurement.
+    /// Bytes that the server sends after its Reply belong to the measurement.
     #[test]
     fn startup_consumes_reply_only() {
         use uiw_mpa::wire::startup::{Frame, FrameKind};

@@ -163,7 +163,7 @@ mod tests {
     fn pattern_matches_rping() {
         assert_eq!(pattern(0, 24), b"rdma-ping-0: ABCDEFGHIJ\0");
         assert_eq!(pattern(2, 24), b"rdma-ping-2: CDEFGHIJKL\0");
-        // 58 characters from 'A' to 'z'; then it begins again.
+        // The pattern repeats after the 58 characters from 'A' to 'z'.
         assert_eq!(pattern(57, 18), b"rdma-ping-57: zAB\0");
         assert_eq!(pattern(58, 18), b"rdma-ping-58: ABC\0");
         assert_eq!(pattern(1, 5), b"rdma\0");

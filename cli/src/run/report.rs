@@ -393,7 +393,7 @@ mod tests {
     use std::os::unix::process::CommandExt as _;
     use std::time::Duration;
 
-    /// A user's directory, removed when dropped.
+    /// The directory of a user, which is removed when this is dropped.
     struct User(PathBuf);
 
     impl User {
@@ -414,8 +414,8 @@ mod tests {
         }
     }
 
-    /// A process of another user finds neither the lock nor the directory, but one that was given
-    /// its name makes files there.
+    /// A process of another user cannot find the lock or the directory. If it was given the name of
+    /// the directory, it can create files there.
     #[test]
     fn report_directory_hidden_from_users() {
         let user = User::new("hidden");
@@ -446,7 +446,7 @@ mod tests {
         let user = User::new("swept");
         let mut run = RunDirectory::new(user.directory()).unwrap();
         let path = run.directory.path().to_owned();
-        // Another process would hold it, and this one gets it a second time.
+        // This process can take its own lock a second time, as if the run had ended.
         assert!(has_ended(&path).unwrap());
         run.user = Directory::new("/nonexistent");
         fs::write(path.join("something"), "").unwrap();
@@ -471,7 +471,7 @@ mod tests {
             let _ = done.send(());
         });
         let is_swept = swept.recv_timeout(Duration::from_secs(10));
-        // A link to a file of this user is none of its own files either.
+        // A lock that is a symbolic link is not opened either.
         fs::remove_file(&lock).unwrap();
         std::os::unix::fs::symlink("/dev/null", &lock).unwrap();
         let opened = has_ended(&path);

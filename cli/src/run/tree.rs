@@ -102,7 +102,7 @@ mod tests {
     #[test]
     fn parent_parsed_after_any_name() {
         assert_eq!(parent_in("12 (a) b (c) S 7 12 12 0"), Pid::from_raw(7));
-        // The first process has none.
+        // The first process has no parent.
         assert_eq!(parent_in("1 (init) S 0 1 1 0"), None);
         assert_eq!(parent_in("12 (a"), None);
     }

@@ -277,7 +277,7 @@ mod tests {
         }
     }
 
-    /// Amounts that each of `addresses` gets, one piece after the other.
+    /// Takes as many pieces as possible for each of `addresses`, and returns the amounts.
     fn taken(ledger: &mut Ledger, piece: u64, addresses: impl Iterator<Item = String>) -> Vec<u64> {
         let all = |address: String| {
             piece * std::iter::from_fn(|| ledger.take(&peer(&address), piece).ok()).count() as u64
@@ -285,7 +285,7 @@ mod tests {
         addresses.map(all).collect()
     }
 
-    /// Seven addresses, or all networks of a /48, took everything before.
+    /// Formerly, seven addresses or all networks of a /48 could take everything.
     #[test]
     fn greedy_networks_leave_reserve_for_others() {
         let mut ledger = Ledger::new(2048, 512);

@@ -116,7 +116,7 @@ mod tests {
         Peer::new(address.parse().unwrap(), None)
     }
 
-    /// Places that each of the peers gets.
+    /// Opens as many sessions as possible for each peer, and returns their numbers.
     fn taken(sessions: &Sessions, peers: impl Iterator<Item = Peer>) -> Vec<usize> {
         peers.map(|peer| (0..).take_while(|_: &usize| sessions.enter(&peer).is_ok()).count()).collect()
     }

@@ -172,11 +172,11 @@ mod tests {
         assert_eq!(next, [4000, 0, 0]);
         next = logged(Duration::from_millis(400), 10);
         assert_eq!(next, [997]);
-        // A day later.
+        // One day later.
         assert_eq!(logged(Duration::from_secs(86_400), 5000).len(), BURST as usize);
     }
 
-    /// The log of a test, in memory.
+    /// Log of a test, in memory.
     #[derive(Clone, Default)]
     struct Memory(Arc<Mutex<Vec<u8>>>);
 

@@ -138,7 +138,7 @@ mod tests {
         assert!(before.elapsed() >= SHORT_NAP, "it did not sleep");
         waits[0].restart();
         assert_eq!(spinning(&waits), 2);
-        // A wait that lasts gives way to others.
+        // A long wait yields to others.
         waits[0].empty = SPINS;
         let _ = waits[0].on_empty_poll();
         assert!(!waits[0].is_permitted());

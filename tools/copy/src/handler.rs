@@ -455,7 +455,7 @@ mod tests {
         FileHead { path: RelPath::new(name.as_bytes()).unwrap(), meta }
     }
 
-    /// The reply about a file of `blocks` of which nothing is there.
+    /// Returns the reply for a file of `blocks` without existing data.
     fn missing(blocks: u64) -> Reply {
         Reply::Missing(std::iter::once(0..blocks).collect())
     }
@@ -490,8 +490,7 @@ mod tests {
             let mut first = Handler::new(session(1), move || {
                 let (begun, is_open) = &wait_for_other;
                 begun.store(true, Ordering::SeqCst);
-                // The verification of each record takes its time, until the other session has been
-                // served.
+                // The verification of each record is slow until the other session has been served.
                 if !is_open.load(Ordering::SeqCst) {
                     std::thread::sleep(Duration::from_millis(20));
                 }

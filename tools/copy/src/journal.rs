@@ -179,7 +179,7 @@ mod tests {
             assert!(journal.matches(&file().meta).unwrap());
             let whole = if cut == 0 { 3 } else { 2 };
             assert_eq!(replay(&mut journal), records[..whole]);
-            // What is appended now is found, too.
+            // Records appended after a damaged one are found, too.
             journal.append(&Record::Block(9, [5; 32])).unwrap();
             assert_eq!(replay(&mut journal).last(), Some(&Record::Block(9, [5; 32])));
         }

@@ -429,7 +429,7 @@ mod tests {
         assert_eq!(put(&part, 1, &source), PartOutcome::Done);
         assert_eq!(part.finish().unwrap(), PartOutcome::Missing(vec![0..1, 2..3]));
         assert!(!scratch.path().join("file").exists());
-        // Another one meanwhile, and afterwards.
+        // The file cannot be opened twice, but can be continued after it was closed.
         let busy = PartialFile::open(&root, &head(1, false), true, &|| true).unwrap_err();
         assert_eq!(busy.raw_os_error(), Some(Errno::BUSY.raw_os_error()));
         drop(part);
@@ -437,7 +437,7 @@ mod tests {
         assert_eq!((part.missing(), part.verified_bytes()), (vec![0..1, 2..3], BLOCK));
         put(&part, 2, &source);
         drop(part);
-        // A block that is not what its record says is missing again.
+        // A block that does not match its record is missing again.
         let damaged = File::options().write(true).open(scratch.path().join("file.uiw-part")).unwrap();
         damaged.write_all_at(b"\0\0\0\0", BLOCK + 5).unwrap();
         let part = open(&root, &head(1, false));
@@ -521,8 +521,8 @@ mod tests {
         assert!(allocated < BLOCK, "{allocated}");
     }
 
-    /// A crash may leave bytes without their record, and the file system may say of the same
-    /// version first that it is whole, then that it has holes.
+    /// A crash may leave bytes without their record, and the file system may report holes in a
+    /// version of the source that it reported without holes before.
     #[test]
     fn unverified_bytes_not_in_holes() {
         for sparse in [false, true] {
@@ -552,7 +552,7 @@ mod tests {
         assert!(PartialFile::open(&root, &head(1, false), true, &|| true).is_err(), "a hard link");
         assert_eq!(std::fs::read(&victim).unwrap(), b"victim");
         std::fs::remove_file(&journal).unwrap();
-        // In the place of the incomplete file itself it is replaced.
+        // A symbolic link with the name of the incomplete file is replaced.
         std::os::unix::fs::symlink("victim", scratch.path().join("file.uiw-part")).unwrap();
         put(&open(&root, &head(1, false)), 0, &source());
         assert_eq!(std::fs::read(&victim).unwrap(), b"victim");

@@ -150,7 +150,7 @@ mod tests {
         open_path(path, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty()).unwrap()
     }
 
-    /// Makes directories in each other below `top`, some with a file beside the next one.
+    /// Creates nested directories below `top`, some of which also contain a file.
     fn nest(top: &std::path::Path, levels: usize) {
         mkdirat(CWD, top, Mode::RWXU).unwrap();
         let mut at = directory(top);

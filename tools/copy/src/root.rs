@@ -574,7 +574,7 @@ mod tests {
                     })
                 })
                 .collect();
-            // All of them want the run after the one that has begun.
+            // All of them wait for the run after the one that has begun.
             while sync.state.lock().unwrap().waiting < 1 + WAITING {
                 std::thread::yield_now();
             }
@@ -619,8 +619,8 @@ mod tests {
     #[test]
     fn leftovers_of_killed_session_removed() {
         let scratch = ScratchDirectory::new();
-        // The last two are of a file with the name `b.0123abcd`, which is continued, and of the
-        // program's user.
+        // The last two belong to a file with the name `b.0123abcd`, which can be continued, and to
+        // the user of the program.
         let (left, kept) =
             (["a.0123abcd.uiw-part", "l.89efffff.uiw-part"], ["b.0123abcd.uiw-part", "x.uiw-part"]);
         for name in [left[0], kept[0], kept[1], "b.0123abcd.uiw-journal"] {
@@ -649,7 +649,7 @@ mod tests {
         let _socket = std::os::unix::net::UnixListener::bind(scratch.path().join("socket")).unwrap();
         let root = Root::open(scratch.path()).unwrap();
         let devices = Root::open(Path::new("/dev")).unwrap();
-        // Without a writer, opening the FIFO to read it would wait for ever.
+        // Opening the FIFO for reading would wait forever without a writer.
         for (root, name) in [(&root, "fifo"), (&root, "socket"), (&devices, "null")] {
             let error = root.open_file(&path(name)).unwrap_err();
             assert_eq!(error.to_string(), "no regular file", "{name}");

@@ -357,7 +357,7 @@ fn judge_pad(whole: &[u8], ulpdu_len: usize, markers: &[(usize, u16)], departure
 mod tests {
     use super::*;
 
-    /// The FPDU that siw sent in a run of the matrix: the 33rd of a Send of 65,536 bytes.
+    /// An FPDU that siw sent: the 33rd of a Send of 65,536 bytes.
     #[test]
     fn double_summed_siw_crc_recognised() {
         let mut fpdu = vec![0x05, 0xaa, 0x01, 0x43, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x1e, 0, 0, 0xb3, 0];

@@ -279,7 +279,7 @@ mod tests {
             text in proptest::collection::vec(any::<u8>(), 1..200),
             pieces in proptest::collection::vec((0..200_usize, 1..50_usize), 0..60),
         ) {
-            // Every byte comes at least once: the pieces in any order, then all single bytes
+            // Every byte arrives at least once: the pieces in any order, then all single bytes
             // backwards.
             let mut stream = ByteStream::new(first);
             let mut out = Vec::new();

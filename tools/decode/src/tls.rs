@@ -455,7 +455,7 @@ mod tests {
         ([client.into(), ServerConnection::new(Arc::new(server)).unwrap().into()], lines)
     }
 
-    /// Takes what `from` has to send to the other end. The bytes.
+    /// Passes the pending bytes of `from` to the other end, and returns them.
     fn carry(ends: &mut [Connection; 2], from: Side) -> Vec<u8> {
         let mut bytes = Vec::new();
         while ends[from].wants_write() {
@@ -465,7 +465,7 @@ mod tests {
         while !rest.is_empty() {
             ends[opposite(from)].read_tls(&mut rest).unwrap();
             ends[opposite(from)].process_new_packets().unwrap();
-            // What is not read takes room.
+            // Unread plaintext would fill the buffer.
             let mut text = [0; 1 << 16];
             while ends[opposite(from)].reader().read(&mut text).is_ok_and(|len| len > 0) {}
         }
@@ -508,7 +508,7 @@ mod tests {
                 said[side].extend(text);
                 wire.push((side, carry(ends, side)));
             }
-            // An update of this end's keys asks the other end for one of its own.
+            // A key update of this end requests one of the other end.
             ends[usize::from(round % 2)].refresh_traffic_keys().unwrap();
         }
         (wire, said)
@@ -531,7 +531,8 @@ mod tests {
 
     #[test]
     fn second_client_hello_followed() {
-        // The client's first group is none of the server's, which answers with a HelloRetryRequest.
+        // The server does not support the first group of the client, so it answers with a
+        // HelloRetryRequest.
         let client: &[&'static dyn SupportedKxGroup] =
             &[provider::kx_group::X25519, provider::kx_group::SECP256R1];
         let server: &[&'static dyn SupportedKxGroup] = &[provider::kx_group::SECP256R1];
@@ -552,7 +553,7 @@ mod tests {
         assert!(content[1].len() < said[1].len());
     }
 
-    /// Each header asks for the whole record to be deciphered with thousands of numbers.
+    /// Each header would require deciphering a whole record with thousands of sequence numbers.
     #[test]
     fn look_alikes_behind_gap_end_direction() {
         let groups: &[&'static dyn SupportedKxGroup] = &[provider::kx_group::X25519];
