@@ -1,9 +1,9 @@
-//! `uiw cdi`: a description by which container runtimes put uiw into a container (Container Device
-//! Interface), and its hook.
+//! `uiw cdi`: the description with which container runtimes add uiw to a container (Container
+//! Device Interface), and the hook that the description names.
 //!
-//! The libraries are mounts and an environment variable. Device nodes and sysfs depend on the
-//! container's network, which is there when its runtime calls the hook: it makes both by mounts, as
-//! ordinary users cannot make devices.
+//! The libraries are added by mounts and an environment variable. Device nodes and sysfs depend on
+//! the network of the container, which exists when the runtime calls the hook. The hook adds both
+//! by mounts, because ordinary users cannot create devices.
 
 use crate::run;
 use crate::shared::fail::{Exit, Failure, Result};
@@ -19,10 +19,10 @@ use uiw_cli_sys::sysfs;
 /// Vendor and class of the devices.
 const KIND: &str = "uiw.dev/rdma";
 
-/// The first version of the specification that has all that is used here.
+/// First version of the specification with all the fields used here.
 const VERSION: &str = "0.3.0";
 
-/// Where the container has the program and the libraries: as an installation with this prefix.
+/// Installation prefix of the program and the libraries inside the container.
 const PREFIX: &str = "/opt/uiw";
 
 /// Text below the help.
@@ -44,29 +44,29 @@ Exit codes:
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
     /// The kind of device that programs see: iwarp, roce or ib. The wire is the same
-    #[arg(long, value_name = "KIND", value_parser = run::persona)]
+    #[arg(long, value_name = "KIND", value_parser = run::parse_persona)]
     persona: Option<String>,
 }
 
 pub(crate) fn run(args: &Args) -> Result<()> {
     let program =
         env::current_exe().map_err(|error| Failure::local("cannot find the program's own file", error))?;
-    let libraries = run::libraries()?;
+    let libraries = run::find_libraries()?;
     let libraries = fs::canonicalize(&libraries)
         .map_err(|error| Failure::local(format!("cannot find {}", libraries.display()), error))?;
-    let description = describe(&text_of(&program)?, &text_of(&libraries)?, args.persona.as_deref());
+    let description = describe(&utf8_path(&program)?, &utf8_path(&libraries)?, args.persona.as_deref());
     text::raw_line(&format!("{description:#}"));
     Ok(())
 }
 
-/// JSON has no other paths.
-fn text_of(path: &Path) -> Result<String> {
+/// Returns a path as text. JSON cannot represent paths that are not UTF-8.
+fn utf8_path(path: &Path) -> Result<String> {
     path.to_str().map(str::to_owned).ok_or_else(|| {
         Failure::usage(path.display(), "the path is not UTF-8", "install uiw in a folder whose name is")
     })
 }
 
-/// `program` and `libraries` are paths of the host.
+/// Returns the description. `program` and `libraries` are paths on the host.
 fn describe(program: &str, libraries: &str, persona: Option<&str>) -> Value {
     let mount = |host: &str, container: String| {
         json!({
@@ -75,8 +75,9 @@ fn describe(program: &str, libraries: &str, persona: Option<&str>) -> Value {
             "options": ["ro", "nosuid", "nodev", "rbind"],
         })
     };
-    // The variable replaces the image's, so it is not LD_LIBRARY_PATH, which images of accelerators
-    // have. Programs that ask for a library that is preloaded get it.
+    // This variable replaces the one of the image. LD_LIBRARY_PATH is not used, because images for
+    // accelerators set it. A program that asks for a library that is already preloaded gets the
+    // preloaded one.
     let preloaded = run::LIBRARIES.map(|name| format!("{PREFIX}/lib/{name}")).join(":");
     let persona = persona.map(|persona| format!("UIW_PERSONA={persona}"));
     let env: Vec<String> = [format!("LD_PRELOAD={preloaded}")].into_iter().chain(persona).collect();
@@ -91,12 +92,12 @@ fn describe(program: &str, libraries: &str, persona: Option<&str>) -> Value {
                         "hookName": "createContainer",
                         "path": program,
                         "args": ["uiw", "cdi-hook"],
-                        // The container has none of the variables of its user.
+                        // The hook does not inherit the variables of the user.
                         "env": ["PATH=/usr/bin:/bin"],
                     }],
                 },
             },
-            // Each device is to edit something.
+            // The specification requires at least one edit for each device.
             { "name": "libraries", "containerEdits": { "env": [env[0]] } },
         ],
         "containerEdits": {
@@ -109,11 +110,11 @@ fn describe(program: &str, libraries: &str, persona: Option<&str>) -> Value {
     })
 }
 
-/// The hook: shows a container that is being created device nodes and sysfs. Reads its state (OCI
-/// runtime specification) from standard input.
+/// Runs the hook, which adds device nodes and sysfs to a container that is being created. Reads the
+/// state of the container (OCI runtime specification) from standard input.
 pub(crate) fn hook() -> Result<()> {
     let state = io::read_to_string(io::stdin()).map_err(|error| hook_failure("standard input", error))?;
-    let container = ContainerState::of_state(&state)?;
+    let container = ContainerState::from_state(&state)?;
     sysfs::show_in(&container.root, container.persona).map_err(|error| {
         hook_failure(format!("cannot make device nodes and sysfs in {}", container.root.display()), error)
     })
@@ -123,34 +124,34 @@ fn hook_failure(what: impl std::fmt::Display, why: impl std::fmt::Display) -> Fa
     Failure::new(Exit::Failed, what, why, "use the device uiw.dev/rdma=libraries, which needs no hook")
 }
 
-/// What the hook needs of a container.
+/// The properties of a container that the hook needs.
 #[derive(Debug, PartialEq, Eq)]
 struct ContainerState {
-    /// Root file system, as its runtime sees it.
+    /// Root file system, as a path of the container runtime.
     root: PathBuf,
     persona: Persona,
 }
 
 impl ContainerState {
-    /// From its state, which names the folder of its configuration.
-    fn of_state(state: &str) -> Result<Self> {
+    /// Reads the configuration of the container from the folder named in its state.
+    fn from_state(state: &str) -> Result<Self> {
         let wrong = |why: &str| hook_failure("the state of the container on standard input", why);
         let state: Value = serde_json::from_str(state).map_err(|error| wrong(&error.to_string()))?;
         let bundle = state["bundle"].as_str().ok_or_else(|| wrong("it has no bundle"))?;
         let bundle = Path::new(bundle);
         let file = bundle.join("config.json");
         let config = fs::read_to_string(&file).map_err(|error| hook_failure(file.display(), error))?;
-        Self::of_config(bundle, &config).map_err(|why| hook_failure(file.display(), why))
+        Self::from_config(bundle, &config).map_err(|why| hook_failure(file.display(), why))
     }
 
-    fn of_config(bundle: &Path, config: &str) -> std::result::Result<Self, String> {
+    fn from_config(bundle: &Path, config: &str) -> std::result::Result<Self, String> {
         let config: Value = serde_json::from_str(config).map_err(|error| error.to_string())?;
         let root = config["root"]["path"].as_str().ok_or("it has no root file system")?;
         let env = config["process"]["env"].as_array().map(Vec::as_slice).unwrap_or_default();
-        // The last one of a name holds.
+        // If a variable is set several times, the last value counts.
         let mut env = env.iter().rev().filter_map(Value::as_str);
         let persona = env.find_map(|line| line.strip_prefix("UIW_PERSONA=")).unwrap_or_default();
-        // The libraries report a bad value to the program.
+        // A bad value is not an error here: the libraries report it to the program.
         let persona = Persona::named(persona).unwrap_or_default();
         Ok(Self { root: bundle.join(root), persona })
     }
@@ -180,7 +181,7 @@ mod tests {
 
     #[test]
     fn hook_reads_container_configuration() {
-        let of = |config: Value| ContainerState::of_config(Path::new("/run/c1"), &config.to_string());
+        let of = |config: Value| ContainerState::from_config(Path::new("/run/c1"), &config.to_string());
         let container = |root: &str, persona| Ok(ContainerState { root: root.into(), persona });
         assert_eq!(of(json!({"root": {"path": "rootfs"}})), container("/run/c1/rootfs", Persona::Iwarp));
         let env = json!(["UIW_PERSONA=ib", "A=B", "UIW_PERSONA=roce"]);

@@ -1,5 +1,5 @@
-//! `uiw conform`: asks a foreign listener everything that can be judged from outside, and gives a
-//! verdict for each requirement of the RFCs.
+//! `uiw conform`: tests a foreign listener from outside and gives a verdict for each requirement of
+//! the RFCs.
 
 use crate::shared::args::{DEFAULT_PORT, resolve, seconds};
 use crate::shared::fail::{Exit, Failure, Result};
@@ -8,17 +8,17 @@ use serde_json::json;
 use std::path::PathBuf;
 use std::sync::Mutex;
 use std::time::Duration;
-use uiw_conform::{Case, ConformError, Destination, Report, Target, ask, judges, select};
+use uiw_conform::{Case, ConformError, Destination, Report, Target, ask, requirement_ids, select};
 
-/// The partner program's port.
+/// Default port of the partner program.
 const PARTNER_PORT: u16 = 7471;
 
-/// What `--help` says behind the options.
+/// Text of `--help` after the options.
 pub(crate) const HELP: &str = "\
-Each case is one connection whose every byte is given by a readable file: legal frames, illegal ones, ends. A requirement is `kept` where every case
-that shows it saw it kept, `broken` with the frames, or not judged with the reason. Cases of --cases are added to the built-in ones; docs/case-files.md has their
-grammar, and docs/conform.md explains the verdicts. The listener should serve several connections one after the other, and no program above it should mind
-connections that end at once. It sees some hundred of them.
+Each case is one connection, and a case file defines every byte of it: legal and illegal frames, and endings. A requirement is `kept` if every case
+that can show it has seen it kept, `broken` with the frames as evidence, or not judged with a reason. --cases adds cases to the built-in ones; docs/case-files.md has their
+grammar, and docs/conform.md explains the verdicts. The listener should serve several connections one after the other, and its program should not be disturbed by
+connections that end at once. There are several hundred of them.
 
   uiw conform 192.0.2.7:7174                            # any iWARP listener
   uiw conform 192.0.2.7 --partner --report siw.md       # `siwpeer serve 192.0.2.7 7471` or `uiw siwtest --listen` there: data as well
@@ -29,7 +29,7 @@ Exit codes:
   1  the report cannot be written
   2  the command line or a case file is wrong
   3  no connection: refused, unreachable, timed out, rejected, or the peer does not speak iWARP
-  4  the listener broke a requirement, or answers no more; with --strict also: a case stopped before its end";
+  4  the listener broke a requirement or stopped answering; with --strict also: a case stopped before its end";
 
 /// Options of `uiw conform`.
 #[derive(Clone, Debug, clap::Args)]
@@ -106,7 +106,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         })?;
     }
     if let Some(case) = &results.silent_since {
-        let why = format!("it answers no Request any more since case {case}");
+        let why = format!("it has not answered an MPA Request since case {case}");
         return Err(Failure::new(Exit::Lost, address, why, "restart it; `--case` runs the others"));
     }
     match report.broken() {
@@ -140,7 +140,7 @@ impl From<ConformError> for Failure {
 
 fn list(cases: &[Case], as_json: bool) {
     for case in cases {
-        let ids = judges(case);
+        let ids = requirement_ids(case);
         if as_json {
             text::json(
                 &json!({"name": case.name, "title": case.title, "file": case.file, "requirements": ids}),

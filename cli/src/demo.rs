@@ -15,11 +15,11 @@ use std::time::{Duration, Instant};
 use uiw::raw::{ConnConfig, FpduSize};
 use uiw::{Access, BoundWindow, Connection, ConnectionConfig, Device, Listener, Mr, RemoteMr, SharedMr};
 
-/// Largest file, in bytes: it lies in memory four times.
+/// Largest file, in bytes. Four copies of it are held in memory.
 const MAX_FILE: u64 = 1 << 30;
 /// Bytes of a message.
 const BLOCK: usize = 256 << 10;
-/// Longest time of one transfer of the file.
+/// Time limit for one transfer of the file.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 type Result<T, E = Failure> = std::result::Result<T, E>;
@@ -28,20 +28,20 @@ type AnyError = Box<dyn Error + Send + Sync>;
 /// Options of `uiw demo`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
-    /// The file to move [default: this program's own executable]
+    /// File to transfer [default: this program's own executable]
     file: Option<PathBuf>,
     /// One JSON object a line, and one at the end
     #[arg(long)]
     json: bool,
-    /// Time for which each line moves the file, and then raw TCP
+    /// Time for which each line transfers the file, and then the same time for raw TCP
     #[arg(long, hide = true, default_value = "0.25", value_parser = seconds)]
     seconds: f64,
-    /// Flip a bit of the copy in this line: for tests of the verification
+    /// Flip a bit of the copy in this line, to test the verification
     #[arg(long, hide = true, value_name = "LINE")]
     corrupt: Option<usize>,
 }
 
-/// Operation that moves the file.
+/// Operation that transfers the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum DemoOperation {
     Send,
@@ -114,7 +114,7 @@ pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
     };
     let file = read_file(&path)?;
     let time = Duration::from_secs_f64(args.seconds);
-    // A capture has the bytes once.
+    // Only one of the devices writes the capture, so that it contains the bytes once.
     let ends = [opener.device()?, uiw::raw::Device::open()?].map(Device::from);
     if !args.json {
         let (path, bytes) = (path.display(), text::grouped(file.len() as u64));
@@ -263,7 +263,7 @@ fn wait<T, E: Display>(
     outcome.map_err(|error| Failure::lost(name, error))
 }
 
-/// A connection that moves the file repeatedly.
+/// A connection that transfers the file repeatedly.
 struct FileTransfer<'a> {
     case: &'a DemoCase,
     file: &'a [u8],
@@ -311,7 +311,7 @@ impl<'a> FileTransfer<'a> {
         let DemoCase { operation, name, .. } = *case;
         let failed = |error| Failure::local(name, error);
         let all = 0..file.len();
-        // Nothing of the last pass is left.
+        // Remove the bytes of the previous pass.
         copy.fill(!0);
         if *operation == DemoOperation::Read {
             memory.write(0, file).map_err(failed)?;
@@ -398,7 +398,8 @@ async fn post(
     Ok(())
 }
 
-/// Receives the file in `copy` if it is sent, then the empty message behind it, and answers that.
+/// Receives the file in `copy` if the operation is a Send. Then receives the empty message that
+/// follows, and answers it.
 async fn receive(
     server: &Connection,
     operation: DemoOperation,

@@ -1,5 +1,5 @@
-//! `uiw devices`: what `ibv_get_device_list` gives to programs here, and the address behind each
-//! GID.
+//! `uiw devices`: the devices that `ibv_get_device_list` returns to programs on this machine, and
+//! the address of each GID.
 
 use crate::shared::fail::{Failure, Result};
 use crate::shared::open::Global;
@@ -17,13 +17,16 @@ pub(crate) struct Args {
     json: bool,
 }
 
-/// The TCP that programs have: of `--llp`, which `uiw run` gives them, or else of `UIW_LLP`.
+/// Returns the TCP stack that programs use: the one of `--llp`, which `uiw run` passes to them,
+/// otherwise the one of `UIW_LLP`.
 fn stack(global: &Global) -> Result<Spec> {
     if let Some(llp) = &global.llp {
         return Ok(llp.spec.clone());
     }
     let value = |variable: &Variable| std::env::var(variable.name).ok().filter(|value| !value.is_empty());
-    Settings::read(value).map(|settings| settings.llp).map_err(|line| crate::shared::env::wrong(&line))
+    Settings::read(value)
+        .map(|settings| settings.llp)
+        .map_err(|line| crate::shared::env::variable_failure(&line))
 }
 
 pub(crate) fn run(args: &Args, global: &Global) -> Result<()> {

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 /// Write the man pages of every command, and completions for bash, zsh and fish.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Where to write: DIR/man has the pages, DIR/completions the completions
+    /// Output folder: pages go to DIR/man, completions to DIR/completions
     #[arg(value_name = "DIR")]
     folder: PathBuf,
 }
@@ -25,7 +25,7 @@ fn write(folder: &Path, command: clap::Command) -> io::Result<()> {
     let (pages, completions) = (folder.join("man"), folder.join("completions"));
     fs::create_dir_all(&pages)?;
     fs::create_dir_all(&completions)?;
-    // There is no `uiw help` in the manual: it has what the pages have.
+    // The manual omits `uiw help`, which only repeats the other pages.
     let mut command = command.disable_help_subcommand(true);
     clap_mangen::generate_to(command.clone(), &pages)?;
     command.build();
@@ -36,11 +36,11 @@ fn write(folder: &Path, command: clap::Command) -> io::Result<()> {
     Ok(())
 }
 
-/// Gives the page of a command, and those of its subcommands, the usage as `--help` has it, and the
-/// last section a name of manual pages.
+/// Replaces the synopsis by the usage line of `--help` and renames the last section to a
+/// conventional name, in the page of a command and in the pages of its subcommands.
 fn mend_page(pages: &Path, name: &str, command: &clap::Command) -> io::Result<()> {
     let page = pages.join(format!("{name}.1"));
-    // Hidden commands have none.
+    // Hidden commands have no page.
     if page.exists() {
         let text = fs::read_to_string(&page)?.replacen("\n.SH EXTRA\n", "\n.SH NOTES\n", 1);
         let usage = command.clone().render_usage().to_string().replace("Usage: ", "").replace('-', "\\-");

@@ -25,11 +25,11 @@ enum KeyCommand {
         /// A new file, of mode 0600
         file: PathBuf,
     },
-    /// Print the public key of a private one, as files of pinned keys have it
+    /// Print the public key of a private key, in the format of files of pinned keys
     Show {
         /// The file of the private key
         file: PathBuf,
-        /// In PEM, as other programs take it
+        /// Print it in PEM, for other programs
         #[arg(long, conflicts_with = "json")]
         pem: bool,
         /// One JSON object
@@ -38,13 +38,13 @@ enum KeyCommand {
     },
     /// Add a peer's public key to a file of pinned keys
     Pin {
-        /// The file of pinned keys; it is made if it is not there
+        /// The file of pinned keys; it is created if it does not exist
         file: PathBuf,
-        /// What `uiw key new` or `show` prints, or a file in PEM
+        /// A key as printed by `uiw key new` or `show`, or a file in PEM
         key: String,
-        /// What to call the peer, in logs and access lists
+        /// Name of the peer in logs and access lists
         name: String,
-        /// Pin it although another key is pinned under this name
+        /// Pin the key even if another key is pinned under this name
         #[arg(long)]
         add: bool,
     },
@@ -75,7 +75,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// Adds a key to a file of pinned keys. With `add`, also under a name that has another one.
+/// Adds a key to a file of pinned keys. With `add`, a name may have several keys.
 pub(crate) fn pin(file: &Path, key: &str, name: &str, add: bool) -> Result<()> {
     if name.trim().is_empty() || name.contains(['\n', '\r']) {
         return Err(Failure::usage(format!("{name:?}"), "no name", "name the peer in one line"));
@@ -105,11 +105,11 @@ pub(crate) fn pin(file: &Path, key: &str, name: &str, add: bool) -> Result<()> {
     };
     let mut options = OpenOptions::new();
     if is_others {
-        // The link of that user could lead to any file.
+        // A symbolic link made by that user could lead to any file.
         options.custom_flags(OFlags::NOFOLLOW.bits().cast_signed());
     }
     let mut out = options.create(true).append(true).read(true).mode(0o644).open(file).map_err(unwritable)?;
-    // A file that was edited may end inside of a line.
+    // An edited file may lack the newline at its end.
     let text = std::fs::read_to_string(file).map_err(unwritable)?;
     let separator = if text.is_empty() || text.ends_with('\n') { "" } else { "\n" };
     out.write_all(format!("{separator}{key} {}\n", name.trim()).as_bytes()).map_err(unwritable)?;
@@ -117,13 +117,13 @@ pub(crate) fn pin(file: &Path, key: &str, name: &str, add: bool) -> Result<()> {
     Ok(())
 }
 
-/// Returns whether root adds to the list of another user, such as that of a service, which alone
-/// obeys it.
+/// Returns whether this process is root and the file belongs to another user, such as the user of a
+/// service.
 fn is_of_other_user(file: &Path) -> bool {
     geteuid().is_root() && file.symlink_metadata().is_ok_and(|data| data.uid() != 0)
 }
 
-/// Keys of a list that another user may replace meanwhile.
+/// Reads the keys of a file that another user may replace at the same time.
 fn read_of_user(file: &Path) -> Result<PinnedKeys> {
     let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
     let opened = OpenOptions::new().read(true).custom_flags(flags).open(file);
@@ -135,7 +135,7 @@ fn read_of_user(file: &Path) -> Result<PinnedKeys> {
     })
 }
 
-/// A key, or that of a file.
+/// Returns the key given as text, or the key in the file of that name.
 fn public_key(text: &str) -> Result<PublicKey> {
     let contents = std::fs::read_to_string(text);
     let text = contents.as_deref().unwrap_or(text).trim();
@@ -148,7 +148,7 @@ fn public_key(text: &str) -> Result<PublicKey> {
     })
 }
 
-/// What is wrong with a file of keys or certificates.
+/// Creates the error for a file of keys or certificates.
 pub(crate) fn failure(error: KeyError) -> Failure {
     let (what, why) = match error.to_string().split_once(": ") {
         Some((what, why)) => (what.to_owned(), why.to_owned()),
@@ -167,7 +167,7 @@ pub(crate) fn failure(error: KeyError) -> Failure {
         },
         _ => "see docs/tls.md, and `uiw key --help`",
     };
-    // The library's text ends with what the hint says.
+    // The text of the library may end with the hint, which would then be printed twice.
     let why = why.strip_suffix(fix).map_or(why.as_str(), |why| why.trim_end_matches(": "));
     Failure::new(Exit::Usage, what, why, fix)
 }

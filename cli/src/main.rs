@@ -101,19 +101,19 @@ fn main() -> ExitCode {
     let parsed = command_line().try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches));
     let cli = match parsed {
         Ok(cli) => cli,
-        Err(error) => return wrong_arguments(&error),
+        Err(error) => return report_usage_error(&error),
     };
-    if let Err(failure) = options_fit(&cli.command, &cli.global) {
+    if let Err(failure) = check_global_options(&cli.command, &cli.global) {
         note!("{failure}");
         return failure.exit.into();
     }
-    // The libraries of `uiw run` say it themselves.
+    // The libraries loaded by `uiw run` print this warning themselves.
     let is_silent = matches!(cli.command, Command::Run(_) | Command::CdiHook);
     if let Some(warning) = unknown_variables().filter(|_| !is_silent) {
         note!("warning: {warning}");
     }
-    if let Some(obeys) = obeys(&cli.command)
-        && let Err(failure) = env::obey(obeys)
+    if let Some(scope) = variable_scope(&cli.command)
+        && let Err(failure) = env::obey(scope)
     {
         note!("{failure}");
         return failure.exit.into();
@@ -128,7 +128,7 @@ fn main() -> ExitCode {
         Command::Generate(args) => generate::run(&args, command_line()),
         command => run_command(&command, &cli.global),
     };
-    match result.and_then(|()| text::written()) {
+    match result.and_then(|()| text::check_written()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             note!("{failure}");
@@ -137,8 +137,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// What a command does with the environment's variables, if it makes connections.
-fn obeys(command: &Command) -> Option<env::VariableScope> {
+/// Returns which environment variables a command obeys, or `None` if it makes no connections.
+fn variable_scope(command: &Command) -> Option<env::VariableScope> {
     match command {
         Command::Serve(_)
         | Command::Ping(_)
@@ -153,7 +153,8 @@ fn obeys(command: &Command) -> Option<env::VariableScope> {
     }
 }
 
-/// The command line, whose help says nothing of options that [`options_fit`] refuses.
+/// Returns the command line definition. Its help omits the options that [`check_global_options`]
+/// refuses.
 fn command_line() -> clap::Command {
     let mut command = Cli::command();
     for (name, refused) in [
@@ -181,14 +182,14 @@ fn command_line() -> clap::Command {
     command
 }
 
-/// Options of every command that a few of them cannot heed: to ignore them would be a lie.
-fn options_fit(command: &Command, global: &Global) -> Result<()> {
+/// Refuses global options that a command cannot obey, instead of ignoring them.
+fn check_global_options(command: &Command, global: &Global) -> Result<()> {
     match command {
         Command::Doctor(args) if args.connects() => Ok(()),
         Command::Devices(_) => {
             let why = "this command makes no connections";
-            global.without_tls(why)?;
-            global.without_pcap(why)
+            global.refuse_tls(why)?;
+            global.refuse_pcap(why)
         }
         Command::Cdi(_)
         | Command::CdiHook
@@ -199,26 +200,26 @@ fn options_fit(command: &Command, global: &Global) -> Result<()> {
         | Command::Wan(_)
         | Command::Generate(_) => {
             let why = "this command makes no connections";
-            global.without_llp(why)?;
-            global.without_tls(why)?;
-            global.without_pcap(why)
+            global.refuse_llp(why)?;
+            global.refuse_tls(why)?;
+            global.refuse_pcap(why)
         }
         Command::Decode(_) => {
             let why = "this command makes no connections";
-            global.without_llp(why)?;
-            global.without_tls_file(why)?;
-            global.without_pcap(why)
+            global.refuse_llp(why)?;
+            global.refuse_tls_file(why)?;
+            global.refuse_pcap(why)
         }
         Command::Conform(_) => {
             let why = "this command makes every byte itself, over the kernel's TCP; `tcpdump` captures them";
-            global.without_llp(why)?;
-            global.without_tls(why)?;
-            global.without_pcap(why)
+            global.refuse_llp(why)?;
+            global.refuse_tls(why)?;
+            global.refuse_pcap(why)
         }
         Command::Demo(_) => {
             let why = "both ends of the demo are on this machine's own TCP";
-            global.without_tls(why)?;
-            global.without_llp(why)
+            global.refuse_tls(why)?;
+            global.refuse_llp(why)
         }
         _ => Ok(()),
     }
@@ -248,8 +249,8 @@ fn run_command(command: &Command, global: &Global) -> Result<()> {
     }
 }
 
-/// Help and version are no errors; anything else is an error and a hint.
-fn wrong_arguments(error: &clap::Error) -> ExitCode {
+/// Prints help or version, which are not errors; for anything else prints an error and a hint.
+fn report_usage_error(error: &clap::Error) -> ExitCode {
     if !error.use_stderr() || error.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
     {
         let _ = error.print();
@@ -258,8 +259,8 @@ fn wrong_arguments(error: &clap::Error) -> ExitCode {
     let text = error.to_string();
     let mut why: Vec<&str> = Vec::new();
     for line in text.lines().map(str::trim).take_while(|line| !line.starts_with("Usage:")) {
-        // Tips and the list of possible values are part of the reason.
-        // The help that fits is named below.
+        // Tips and the list of possible values are part of the reason. The hint below names the
+        // help that fits.
         if line.starts_with("For more information") {
             continue;
         }
@@ -268,7 +269,7 @@ fn wrong_arguments(error: &clap::Error) -> ExitCode {
     let commands: Vec<_> = Cli::command().get_subcommands().map(|sub| sub.get_name().to_owned()).collect();
     let named = std::env::args().skip(1).find(|word| commands.contains(word));
     let hint = match named.as_deref() {
-        // The program of `uiw run` and its arguments.
+        // The unknown argument probably belongs to the program of `uiw run`.
         Some("run") if error.kind() == clap::error::ErrorKind::UnknownArgument => {
             "`--` goes in front of the program, as in `uiw run -- PROGRAM`; see `uiw run --help`".to_owned()
         }

@@ -1,4 +1,4 @@
-//! `uiw run -- CMD`: a stock program on our own libibverbs and librdmacm.
+//! `uiw run -- CMD`: runs a stock program with uiw's libibverbs and librdmacm.
 
 mod guard;
 mod report;
@@ -28,55 +28,56 @@ is missing; 126 when it cannot be run, 127 when it is not found, 2 and 1 when ui
 
 Further variables for the program: `uiw env`.";
 
-/// The libraries, by the names under which programs ask for them.
+/// Names by which programs load the libraries.
 pub(crate) const LIBRARIES: [&str; 2] = ["libibverbs.so.1", "librdmacm.so.1"];
 
-/// What --sockets preloads, in the folder of the libraries.
+/// Library preloaded by --sockets, relative to the folder of the libraries.
 const SOCKETS_LIBRARY: &str = "rsocket/librspreload.so.1";
 
-/// Port offset of --sockets: an rsocket is a TCP port on the wire, and must not be that of a TCP
-/// service of the same number.
+/// Default port offset of --sockets. An rsocket listens on a TCP port, which must differ from the
+/// port of the TCP service with the same number.
 const SOCKETS_PORT_OFFSET: i32 = 10_000;
 
 /// Run a program.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
     /// The kind of device that the program sees: iwarp, roce or ib. The wire is the same
-    #[arg(long, value_name = "KIND", value_parser = persona)]
+    #[arg(long, value_name = "KIND", value_parser = parse_persona)]
     persona: Option<String>,
-    /// Show the program a small /sys/class/infiniband, and devices in /dev/infiniband, which UCX,
-    /// MPI and Mooncake look for; in a mount namespace, for ordinary users in a user namespace as
-    /// well
+    /// Show the program a small /sys/class/infiniband and devices in /dev/infiniband, which UCX,
+    /// MPI and Mooncake look for. Uses a mount namespace, and for ordinary users also a user
+    /// namespace
     #[arg(long)]
     sysfs: bool,
-    /// Hide the RDMA devices of this machine from the program, which is the default, without a line
-    /// that says so
+    /// Hide the RDMA devices of this machine from the program, as by default, but do not print a
+    /// line about them
     #[arg(long)]
     only_uiw: bool,
-    /// Show the program the RDMA devices of this machine as well, in front of uiw's: by the
-    /// system's libibverbs, or the one of that path. rdma_cm is uiw's alone
+    /// Show the program the RDMA devices of this machine as well, before those of uiw. They are
+    /// opened by the system's libibverbs, or by the library at FILE; rdma_cm uses only uiw
     #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, conflicts_with = "only_uiw")]
     with_system: Option<Option<PathBuf>>,
-    /// Added to every port that the program gives to rdma_cm, for programs that use the same number
-    /// over TCP
+    /// Number added to every port that the program passes to rdma_cm, for programs that use the
+    /// same port over TCP
     #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = clap::value_parser!(i32).range(-65535..=65535))]
     port_offset: Option<i32>,
-    /// Make the program's TCP sockets rsockets, by librspreload.so; a peer without rsockets is
-    /// reached over TCP. Both ends need the same port offset, which is 10000 unless --port-offset
-    /// gives another one: rsockets and TCP services of the same number are apart then
+    /// Turn the program's TCP sockets into rsockets, by librspreload.so; a peer without rsockets is
+    /// reached over TCP. Both ends need the same port offset, which separates rsockets from TCP
+    /// services with the same port; it is 10000 unless --port-offset sets another one
     #[arg(long)]
     sockets: bool,
-    /// With --sockets, what stays on TCP: names of programs, of all that are started, and ports
+    /// With --sockets, programs and ports that stay on TCP. Names apply to all processes that are
+    /// started
     #[arg(long, value_name = "PROGRAM|PORT,..", value_delimiter = ',', requires = "sockets")]
     tcp: Vec<String>,
     /// Require that the program, or one that it has started, moved payload to or from another
-    /// process by uiw; otherwise the exit code is
-    /// 125. Datagrams count from 64 KiB on, because libraries such as UCX set up connections by
-    ///      datagrams that they do not use; with `any` every byte counts. What was moved is
-    ///      reported on standard error when the program ends
+    /// process by uiw; otherwise exit with code 125 even if the program succeeded. Datagrams count
+    /// from 64 KiB on, because libraries such as UCX set up connections by datagrams and then do
+    /// not use them; with `any`, every byte counts. A report is printed on standard error when the
+    /// program ends
     #[arg(long, value_name = "WHAT", num_args = 0..=1, require_equals = true, default_missing_value = "payload")]
     require: Option<Requirement>,
-    /// Report as a JSON object; without --require, only that
+    /// Report as a JSON object. Without --require, the exit code stays that of the program
     #[arg(long)]
     json: bool,
     /// The program and its arguments
@@ -84,18 +85,19 @@ pub(crate) struct Args {
     command: Vec<OsString>,
 }
 
-pub(crate) fn persona(text: &str) -> std::result::Result<String, String> {
+pub(crate) fn parse_persona(text: &str) -> std::result::Result<String, String> {
     Persona::named(text).map(|_| text.to_owned()).ok_or_else(|| "expected iwarp, roce or ib".to_owned())
 }
 
-/// Becomes the program and returns only when it cannot; to report, waits for the program instead.
+/// Replaces this process by the program. To report, runs the program as a child and waits for it
+/// instead. Returns only on an error, or after a report.
 pub(crate) fn run(args: &Args, global: &Global) -> ExitCode {
-    let done = prepare(args, global).and_then(|mut command| {
+    let done = prepare_command(args, global).and_then(|mut command| {
         if args.require.is_some() || args.json || global.verbose > 0 {
             return report::run(command, args.require, args.json);
         }
         let error = command.exec();
-        Ok(cannot_run(&command, &error))
+        Ok(report_cannot_run(&command, &error))
     });
     done.unwrap_or_else(|failure| {
         note!("{failure}");
@@ -103,8 +105,8 @@ pub(crate) fn run(args: &Args, global: &Global) -> ExitCode {
     })
 }
 
-/// Says why, and gives the exit code.
-fn cannot_run(command: &Command, error: &io::Error) -> ExitCode {
+/// Prints why the program cannot be run, and returns the exit code.
+fn report_cannot_run(command: &Command, error: &io::Error) -> ExitCode {
     let program = command.get_program().display();
     let (code, fix) = match error.kind() {
         io::ErrorKind::NotFound => (127, "check its name, or give its path"),
@@ -114,17 +116,17 @@ fn cannot_run(command: &Command, error: &io::Error) -> ExitCode {
     ExitCode::from(code)
 }
 
-fn prepare(args: &Args, global: &Global) -> Result<Command> {
+fn prepare_command(args: &Args, global: &Global) -> Result<Command> {
     let Some((program, rest)) = args.command.split_first() else {
         return Err(Failure::usage("invalid command line", "no program", "see `uiw run --help`"));
     };
     if !args.only_uiw && args.with_system.is_none() {
         report_hidden_devices();
     }
-    let libraries = libraries()?;
+    let libraries = find_libraries()?;
     let system =
         args.with_system.as_ref().map(|file| system_library(file.as_deref(), &libraries)).transpose()?;
-    let mut preloaded = preload(&libraries);
+    let mut preloaded = preload_list(&libraries);
     if args.sockets {
         let library = sockets_library(&libraries)?;
         if library.as_os_str().as_bytes().iter().any(|byte| matches!(byte, b' ' | b':')) {
@@ -195,13 +197,13 @@ fn prepare(args: &Args, global: &Global) -> Result<Command> {
     Ok(command)
 }
 
-/// What to do where --sysfs cannot be used.
+/// Returns the hint for a machine where --sysfs cannot be used.
 pub(crate) fn sysfs_fix() -> &'static str {
     "run as root, or allow namespaces and mounts (kernel.unprivileged_userns_clone, in a service RestrictNamespaces= and \
      SystemCallFilter=@mount), or do without --sysfs"
 }
 
-/// The library that makes rsockets of sockets.
+/// Returns the library that turns sockets into rsockets.
 fn sockets_library(libraries: &Path) -> Result<PathBuf> {
     let file = libraries.join(SOCKETS_LIBRARY);
     if file.is_file() {
@@ -211,12 +213,13 @@ fn sockets_library(libraries: &Path) -> Result<PathBuf> {
     Err(Failure::new(Exit::Failed, file.display(), "it is not there", fix))
 }
 
-/// Library that the loader loads before all others: a program may carry a libibverbs of its own
-/// under another name, as Python's wheels do, whose functions are found in ours then.
-/// `librdmacm.so.1` has its functions there, too.
-fn preload(libraries: &Path) -> OsString {
+/// Returns the value of LD_PRELOAD, with our libibverbs as the first library. A program may contain
+/// a libibverbs of its own under another name, as Python wheels do; the preloaded functions replace
+/// those of that library. `librdmacm.so.1` also takes its functions from libibverbs.
+fn preload_list(libraries: &Path) -> OsString {
     let library = libraries.join(LIBRARIES[0]);
-    // The loader separates names by both; a name alone it looks for in LD_LIBRARY_PATH.
+    // The loader separates the names in LD_PRELOAD at spaces and colons. It looks for a name
+    // without a path in LD_LIBRARY_PATH.
     let is_one_word = !library.as_os_str().as_bytes().iter().any(|byte| matches!(byte, b' ' | b':'));
     let mut list = if is_one_word { library.into_os_string() } else { LIBRARIES[0].into() };
     if let Some(others) = env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
@@ -226,7 +229,7 @@ fn preload(libraries: &Path) -> OsString {
     list
 }
 
-/// Where systems have their libibverbs: Debian's and Red Hat's places.
+/// Folders in which Debian and Red Hat install libibverbs.
 const SYSTEM_FOLDERS: [&str; 4] = [
     if cfg!(target_arch = "aarch64") { "/usr/lib/aarch64-linux-gnu" } else { "/usr/lib/x86_64-linux-gnu" },
     "/usr/lib64",
@@ -234,7 +237,8 @@ const SYSTEM_FOLDERS: [&str; 4] = [
     "/usr/local/lib",
 ];
 
-/// The system's libibverbs: `file`, or the first one in its usual places that is not ours.
+/// Returns the system's libibverbs: `file`, or the first one in [`SYSTEM_FOLDERS`] that is not
+/// ours.
 fn system_library(file: Option<&Path>, libraries: &Path) -> Result<PathBuf> {
     let own = fs::canonicalize(libraries.join(LIBRARIES[0])).ok();
     let is_other = |path: &PathBuf| fs::canonicalize(path).is_ok_and(|path| Some(path) != own);
@@ -262,9 +266,9 @@ fn system_library(file: Option<&Path>, libraries: &Path) -> Result<PathBuf> {
     }
 }
 
-/// Names the RDMA devices of this machine, which the program does not see, in one line on standard
-/// error. Whoever types `uiw run` wants uiw: hosted machines have devices that nobody has asked
-/// for.
+/// Prints a line about the RDMA devices of this machine, which the program does not see. They are
+/// hidden by default because a user of `uiw run` wants uiw, and hosted machines often have unwanted
+/// devices.
 fn report_hidden_devices() {
     let names = fs::read_dir("/sys/class/infiniband").into_iter().flatten().flatten();
     let mut others: Vec<_> = names
@@ -280,8 +284,8 @@ fn report_hidden_devices() {
     }
 }
 
-/// A bad value is reported here rather than by the program, which would only say that there are no
-/// devices.
+/// Checks the variables of the program. A bad value is reported here, because the program would
+/// only say that there are no devices.
 fn check_variables(command: &Command) -> Result<Settings> {
     let value = |variable: &Variable| {
         let name = variable.name;
@@ -296,12 +300,12 @@ fn check_variables(command: &Command) -> Result<Settings> {
     })
 }
 
-/// The folders of the libraries, from the program's prefix. In packages of a system they are
-/// private, as `lib` may be where the loader looks: the libraries of rdma-core are there.
+/// Folders of the libraries, relative to the installation prefix. System packages use a private
+/// folder, because the loader may search `lib`, which contains the libraries of rdma-core.
 const FOLDERS: [&str; 3] = ["lib/uiw", "lib64/uiw", "lib"];
 
-/// The folder with both libraries: one of [`FOLDERS`], or the folder that UIW_LIB names.
-pub(crate) fn libraries() -> Result<PathBuf> {
+/// Returns the folder with both libraries: the one named by UIW_LIB, otherwise one of [`FOLDERS`].
+pub(crate) fn find_libraries() -> Result<PathBuf> {
     let has = |folder: &Path| LIBRARIES.iter().all(|library| folder.join(library).is_file());
     if let Some(folder) = env::var_os("UIW_LIB").map(PathBuf::from) {
         return if has(&folder) {

@@ -1,8 +1,8 @@
-//! `uiw wan`: a long, narrow or lossy path between two interfaces.
+//! `uiw wan`: emulates a long, narrow or lossy path between two interfaces.
 
 use crate::shared::args::large_bytes;
 use crate::shared::fail::{Exit, Failure, Result};
-use crate::shared::stop::Stop;
+use crate::shared::stop::StopFlag;
 use crate::shared::text;
 use serde_json::{Value, json};
 use std::io::ErrorKind;
@@ -10,13 +10,13 @@ use std::time::{Duration, Instant};
 use uiw_impair::wan::{Counts, Profile};
 use uiw_smol::bridge::{Bridge, BridgeSide, PortCounts};
 
-/// What `--help` says behind the options.
+/// Text of `--help` after the options.
 pub(crate) const HELP: &str = "\
-Every frame that comes in at one interface leaves by the other, as the options say; they hold for each direction by itself. It runs
-until Ctrl-C or SIGTERM, then prints what became of the frames. Needs CAP_NET_RAW. The interfaces should have no addresses of their
-own: best is a network namespace with one end of a veth pair to each side.
-It warns where frames leave more than a millisecond late: then use --realtime or a smaller --rate.
-Super-packets are segmented and checksums completed as hardware would do it, so the path carries frames as on a wire. VLAN tags
+Forwards every frame between the two interfaces. The options apply to each direction separately. It runs
+until Ctrl-C or SIGTERM, then prints statistics. Needs CAP_NET_RAW. The interfaces should have no addresses of their
+own: best is a network namespace with one end of a veth pair for each side.
+It warns if frames leave more than a millisecond late: then use --realtime or a smaller --rate.
+Super-packets are segmented and checksums completed as in hardware, so the path carries frames as on a wire. VLAN tags
 are not carried. The same --seed loses the same frames, counted from the first.
 
   ip netns add wan; ip link add a type veth peer name eth1 netns wan; ip link add b type veth peer name eth2 netns wan
@@ -25,7 +25,7 @@ are not carried. The same --seed loses the same frames, counted from the first.
 
 Exit codes:
   0  ended by a signal, and the statistics were printed
-  1  an interface cannot be had, or went away
+  1  an interface cannot be used, or has disappeared
   2  the command line is wrong";
 
 /// Options of `uiw wan`.
@@ -37,16 +37,16 @@ pub(crate) struct Args {
     /// The other
     #[arg(value_name = "IFACE_B")]
     b: String,
-    /// One way's time, such as 5ms
+    /// One-way delay, such as 5ms
     #[arg(long, value_name = "TIME", default_value = "0ms", value_parser = time)]
     delay: Duration,
-    /// Extra random delay, 0..TIME; order is kept
+    /// Additional random delay from 0 to TIME; the order is kept
     #[arg(long, value_name = "TIME", default_value = "0ms", value_parser = time)]
     jitter: Duration,
     /// Frames lost by chance, such as 0.1%
     #[arg(long, value_name = "SHARE", default_value = "0%", value_parser = share)]
     loss: f64,
-    /// Losses come in runs of so many frames on average, instead of each by itself
+    /// Lose frames in runs of this average length instead of individually
     #[arg(long, value_name = "FRAMES", value_parser = burst)]
     burst: Option<f64>,
     /// Frames that one to three later ones overtake
@@ -58,21 +58,21 @@ pub(crate) struct Args {
     /// Frames that arrive with a flipped bit; ARP, which has no checksum, does not arrive
     #[arg(long, value_name = "SHARE", default_value = "0%", value_parser = share)]
     damage: f64,
-    /// Bits a second, such as 100Mbit or 1Gbit, counting each frame from its Ethernet header on
+    /// Bits per second, such as 100Mbit or 1Gbit; each frame counts from its Ethernet header on
     #[arg(long, value_name = "RATE", value_parser = rate)]
     rate: Option<u64>,
-    /// Bytes that wait for the line at most, such as 64K, 1M or 1G; by default what the line sends
-    /// in a round trip, at least 256K
+    /// Maximum number of queued bytes, such as 64K, 1M or 1G [default: what the line sends in a
+    /// round trip, at least 256K]
     #[arg(long, value_name = "BYTES", value_parser = queue)]
     queue: Option<usize>,
-    /// IP packets longer than this are lost, and no message (ICMP) says so
+    /// Lose IP packets longer than this, without an ICMP message
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u16).range(68..))]
     max_packet: Option<u16>,
     /// Random seed; by default a new one each time, which is printed
     #[arg(long)]
     seed: Option<u64>,
-    /// Real-time scheduling (SCHED_FIFO), for frames in time on a busy machine; needs CAP_SYS_NICE
-    /// and a second processor
+    /// Use real-time scheduling (SCHED_FIFO), so that frames are not late on a busy machine; needs
+    /// CAP_SYS_NICE and a second processor
     #[arg(long)]
     realtime: bool,
     /// One JSON object when frames are carried, and one at the end
@@ -86,7 +86,7 @@ fn split(text: &str) -> (&str, &str) {
 
 pub(crate) fn time(text: &str) -> std::result::Result<Duration, String> {
     let wrong = || "expected a time up to a minute, such as 500us, 5ms or 0.1s".to_owned();
-    let seconds = crate::shared::args::time(text).ok_or_else(wrong)?;
+    let seconds = crate::shared::args::parse_time(text).ok_or_else(wrong)?;
     let time = Duration::try_from_secs_f64(seconds).map_err(|_| wrong())?;
     if time > Duration::from_secs(60) { Err(wrong()) } else { Ok(time) }
 }
@@ -152,9 +152,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         Some(seed) => seed,
         None => getrandom::u64().map_err(|error| Failure::local("cannot get a random seed", error))?,
     };
-    let stop = Stop::on_signal()?;
+    let stop = StopFlag::on_signal()?;
     let mut bridge =
-        Bridge::open([&args.a, &args.b], &profile, seed).map_err(|error| refused(args, &error))?;
+        Bridge::open([&args.a, &args.b], &profile, seed).map_err(|error| open_failure(args, &error))?;
     bridge.set_realtime(args.realtime);
     if args.json {
         text::json(&json!({ "carrying": [args.a, args.b], "seed": seed, "queue": profile.queue_bytes() }));
@@ -183,13 +183,13 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     } else {
         for (side, from, to) in sides {
             let (counts, port) = bridge.counts(side);
-            print(from, to, counts, port, seconds);
+            print_counts(from, to, counts, port, seconds);
         }
     }
     Ok(())
 }
 
-fn refused(args: &Args, error: &std::io::Error) -> Failure {
+fn open_failure(args: &Args, error: &std::io::Error) -> Failure {
     let fix = match error.kind() {
         ErrorKind::PermissionDenied => {
             "it needs CAP_NET_RAW: run as root, or give it with setcap cap_net_raw+ep"
@@ -200,7 +200,7 @@ fn refused(args: &Args, error: &std::io::Error) -> Failure {
     Failure::new(Exit::Failed, format!("cannot use AF_PACKET on {} and {}", args.a, args.b), error, fix)
 }
 
-/// Microseconds of `time` for each of `count`.
+/// Returns the mean of `time` over `count` frames, in microseconds.
 fn mean_us(time: Duration, count: u64) -> f64 {
     if count == 0 { 0.0 } else { time.as_secs_f64() * 1e6 / count as f64 }
 }
@@ -230,7 +230,7 @@ fn as_json(counts: &Counts, port: PortCounts, seconds: f64) -> Value {
     })
 }
 
-fn print(from: &str, to: &str, counts: &Counts, port: PortCounts, seconds: f64) {
+fn print_counts(from: &str, to: &str, counts: &Counts, port: PortCounts, seconds: f64) {
     let share = |count: u64| count as f64 * 100.0 / counts.offered.max(1) as f64;
     text::line(format!(
         "{from} to {to}: {} frames, {} delivered at {:.1} Mbit/s",

@@ -1,12 +1,13 @@
-//! Addresses in three numbers: family, port and scope; then the address.
+//! Encoding of socket addresses in three words: the first has family, port and scope, the others
+//! the address.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
-/// Numbers that an address takes.
+/// Number of words of an address.
 pub(crate) const WORDS: usize = 3;
 
-/// The numbers of `address`.
-pub(crate) fn emit(address: SocketAddr) -> [u64; WORDS] {
+/// Encodes an address.
+pub(crate) fn to_words(address: SocketAddr) -> [u64; WORDS] {
     let front = |family: u64, scope: u32| family | u64::from(address.port()) << 8 | u64::from(scope) << 32;
     match address {
         SocketAddr::V4(v4) => [front(4, 0), v4.ip().to_bits().into(), 0],
@@ -17,8 +18,8 @@ pub(crate) fn emit(address: SocketAddr) -> [u64; WORDS] {
     }
 }
 
-/// The address of three numbers; `None`: of no family.
-pub(crate) fn parse([front, high, low]: [u64; WORDS]) -> Option<SocketAddr> {
+/// Decodes an address. Returns `None` if the family is unknown.
+pub(crate) fn from_words([front, high, low]: [u64; WORDS]) -> Option<SocketAddr> {
     let port = (front >> 8) as u16;
     match front as u8 {
         4 => Some(SocketAddr::new(IpAddr::V4(Ipv4Addr::from_bits(high as u32)), port)),
@@ -38,8 +39,8 @@ mod tests {
     fn addresses_survive_round_trip() {
         for text in ["192.0.2.7:65535", "[2001:db8::7:1]:1", "[fe80::1%7]:80", "0.0.0.0:0"] {
             let address: SocketAddr = text.parse().unwrap();
-            assert_eq!(parse(emit(address)), Some(address));
+            assert_eq!(from_words(to_words(address)), Some(address));
         }
-        assert_eq!(parse([5, 1, 2]), None);
+        assert_eq!(from_words([5, 1, 2]), None);
     }
 }

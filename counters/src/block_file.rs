@@ -1,6 +1,6 @@
-//! The file with the blocks of one device of this process, which the writer maps and extends.
+//! Counter file of a device of this process, which the writer maps and extends.
 
-use crate::layout::{FIRST, FIRST_CONN, block, blocks};
+use crate::layout::{FIRST, FIRST_CONN, block_count, block_index};
 use rustix::fs::{FallocateFlags, FlockOperation, Stat, fallocate, fcntl_lock, fstat, ftruncate};
 use std::fs::File;
 use std::io;
@@ -8,20 +8,20 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 use uiw_mem::{BLOCK_BYTES, Blocks};
 
-/// Device and inode of the files of this process. Opening and closing one would release its lock
-/// (fcntl(2), record locks).
-static OWN: Mutex<Vec<(u64, u64)>> = Mutex::new(Vec::new());
+/// Device and inode numbers of the counter files of this process. They must not be opened for
+/// reading: closing the descriptor would release the lock of the process (fcntl(2), record locks).
+static OWN_FILES: Mutex<Vec<(u64, u64)>> = Mutex::new(Vec::new());
 
-/// Blocks of a shard that have room from the beginning: a page.
+/// Number of blocks of a shard that are allocated at the beginning: one page.
 const FIRST_BLOCKS: usize = FIRST_CONN + 1;
 
-/// Returns whether this process publishes its counters in the file.
+/// Returns whether a device of this process publishes its counters in this file.
 pub(crate) fn is_own(found: &Stat) -> bool {
-    OWN.lock().unwrap_or_else(PoisonError::into_inner).contains(&(found.st_dev, found.st_ino))
+    OWN_FILES.lock().unwrap_or_else(PoisonError::into_inner).contains(&(found.st_dev, found.st_ino))
 }
 
-/// The file of a device, which stays open while the process counts: its lock shows readers that the
-/// process lives.
+/// Counter file of a device. It stays open as long as the process uses it, because its lock shows
+/// readers that the process is alive.
 #[derive(Debug)]
 pub(crate) struct BlockFile {
     file: File,
@@ -33,32 +33,33 @@ impl BlockFile {
     pub(crate) fn new(file: OwnedFd, shards: usize) -> io::Result<Self> {
         let found = fstat(&file)?;
         let id = (found.st_dev, found.st_ino);
-        OWN.lock().unwrap_or_else(PoisonError::into_inner).push(id);
+        OWN_FILES.lock().unwrap_or_else(PoisonError::into_inner).push(id);
         Ok(Self { file: file.into(), shards, id })
     }
 
-    /// Locks the file, and gets memory of the file system for the blocks that are used first.
+    /// Locks the file and allocates space for the blocks that are used first.
     pub(crate) fn prepare(&self) -> io::Result<()> {
         fcntl_lock(&self.file, FlockOperation::NonBlockingLockExclusive)?;
         ftruncate(&self.file, Self::len(self.shards))?;
-        // A page for which the file system has no room would end the process when it is written.
+        // Without allocated space, a write to a mapped page would kill the process if the file
+        // system is full.
         self.allocate(0, FIRST)?;
         for shard in 0..self.shards {
-            self.allocate(block(shard, 0), FIRST_BLOCKS)?;
+            self.allocate(block_index(shard, 0), FIRST_BLOCKS)?;
         }
         Ok(())
     }
 
-    /// Bytes of the file of a device with so many shards.
+    /// Returns the length in bytes of the file of a device with `shards` shards.
     pub(crate) fn len(shards: usize) -> u64 {
-        (blocks(shards) * BLOCK_BYTES) as u64
+        (block_count(shards) * BLOCK_BYTES) as u64
     }
 
     pub(crate) fn map(&self) -> io::Result<Arc<Blocks>> {
-        Blocks::of_file(&self.file, blocks(self.shards))
+        Blocks::of_file(&self.file, block_count(self.shards))
     }
 
-    /// Gets memory of the file system for blocks.
+    /// Allocates space in the file system for blocks.
     pub(crate) fn allocate(&self, first: usize, count: usize) -> io::Result<()> {
         let (at, len) = ((first * BLOCK_BYTES) as u64, (count * BLOCK_BYTES) as u64);
         Ok(fallocate(&self.file, FallocateFlags::empty(), at, len)?)
@@ -67,6 +68,6 @@ impl BlockFile {
 
 impl Drop for BlockFile {
     fn drop(&mut self) {
-        OWN.lock().unwrap_or_else(PoisonError::into_inner).retain(|id| *id != self.id);
+        OWN_FILES.lock().unwrap_or_else(PoisonError::into_inner).retain(|id| *id != self.id);
     }
 }

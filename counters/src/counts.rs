@@ -1,14 +1,16 @@
-//! Counts as programs read them: messages, bytes, waits and Terminates.
+//! Counters of messages, bytes, waits and Terminates in a snapshot.
 
-use crate::layout::{Wait, conn};
+use crate::layout::{WaitReason, conn};
 
-/// Class of counted payload. Read Responses and answers to atomics count, not the requests: so
-/// bytes count in the direction in which they travel, and what one end has sent is what the other
-/// has received. Writes and Reads without payload do not count, as the protocol has such of its
-/// own; Immediate Data counts as a Send without payload.
+/// Class of counted messages, by operation and direction.
+///
+/// For Reads and atomics, the responses are counted, not the requests. Bytes thus count in the
+/// direction in which they travel, and the bytes sent by one end are those received by the other.
+/// Writes and Reads without payload are not counted, because the protocol also uses them
+/// internally. Immediate Data counts as a Send without payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
-pub enum Traffic {
+pub enum TrafficClass {
     /// Sends to the peer.
     SendSent = 0,
     /// Sends of the peer.
@@ -21,7 +23,7 @@ pub enum Traffic {
     ReadSent = 4,
     /// Read Responses of the peer.
     ReadReceived = 5,
-    /// Atomics of the peer that were answered.
+    /// Atomics of the peer that this end has answered.
     AtomicSent = 6,
     /// Atomics that the peer has answered.
     AtomicReceived = 7,
@@ -30,36 +32,37 @@ pub enum Traffic {
 /// Messages and their payload.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Count {
-    /// Whole messages.
+    /// Complete messages.
     pub messages: u64,
-    /// Bytes of payload, also of messages that are not whole yet.
+    /// Bytes of payload, including those of incomplete messages.
     pub bytes: u64,
 }
 
 /// Messages in both directions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Directions {
-    /// Cut into FPDUs for the peer: TCP has taken all but what fits one batch (256 KiB).
+    /// Messages and bytes framed in FPDUs for the peer. TCP has accepted all of them except at most
+    /// one batch (256 KiB).
     pub sent: Count,
-    /// Placed here.
+    /// Messages and bytes placed at this end.
     pub received: Count,
 }
 
-/// Traffic by operation: see [`Traffic`] for what counts where.
+/// Traffic by operation (see [`TrafficClass`] for the rules).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Operations {
-    /// Sends, with immediate or without.
+    /// Sends, with or without immediate.
     pub send: Directions,
     /// RDMA Writes.
     pub write: Directions,
-    /// RDMA Reads: their answers.
+    /// Responses to RDMA Reads.
     pub read: Directions,
-    /// Atomics: their answers, eight bytes each.
+    /// Responses to atomics, with eight bytes each.
     pub atomic: Directions,
 }
 
 impl Operations {
-    /// The operations by name.
+    /// Returns the traffic of each operation, with its name.
     #[must_use]
     pub fn named(&self) -> [(&'static str, Directions); 4] {
         [("send", self.send), ("write", self.write), ("read", self.read), ("atomic", self.atomic)]
@@ -76,18 +79,18 @@ impl Operations {
         total
     }
 
-    /// `words`: messages and bytes of each [`Traffic`].
+    /// Parses `words`, which contains messages and bytes of each [`TrafficClass`].
     pub(crate) fn parse(words: [u64; conn::TRAFFIC_WORDS]) -> Self {
-        let count = |which: Traffic| {
+        let count = |which: TrafficClass| {
             let at = 2 * which as usize;
             Count { messages: words[at], bytes: words[at + 1] }
         };
         let both = |sent, received| Directions { sent: count(sent), received: count(received) };
         Self {
-            send: both(Traffic::SendSent, Traffic::SendReceived),
-            write: both(Traffic::WriteSent, Traffic::WriteReceived),
-            read: both(Traffic::ReadSent, Traffic::ReadReceived),
-            atomic: both(Traffic::AtomicSent, Traffic::AtomicReceived),
+            send: both(TrafficClass::SendSent, TrafficClass::SendReceived),
+            write: both(TrafficClass::WriteSent, TrafficClass::WriteReceived),
+            read: both(TrafficClass::ReadSent, TrafficClass::ReadReceived),
+            atomic: both(TrafficClass::AtomicSent, TrafficClass::AtomicReceived),
         }
     }
 
@@ -111,8 +114,8 @@ impl Operations {
         self.each(other, |mine, other| *mine = mine.wrapping_add(other));
     }
 
-    /// Returns the difference to an `earlier` snapshot or to a part; zero where `earlier` is
-    /// greater.
+    /// Subtracts the traffic of an `earlier` snapshot, or of a part. Counts that would be negative
+    /// are zero.
     #[must_use]
     pub fn since(mut self, earlier: &Self) -> Self {
         self.each(earlier, |mine, earlier| *mine = mine.saturating_sub(earlier));
@@ -127,7 +130,7 @@ impl Count {
     }
 }
 
-/// Number of times that connections waited, by reason ([`Wait`]).
+/// Number of times that connections waited, by reason ([`WaitReason`]).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WaitCounts {
     /// Waits for an answer while ORD allows no more outstanding Reads and atomics.
@@ -140,11 +143,15 @@ pub struct WaitCounts {
 
 impl WaitCounts {
     pub(crate) fn parse(words: [u64; conn::WAITS_WORDS]) -> Self {
-        let of = |wait: Wait| words[wait as usize];
-        Self { credit: of(Wait::Credit), receive: of(Wait::Receive), memory: of(Wait::Memory) }
+        let of = |wait: WaitReason| words[wait as usize];
+        Self {
+            credit: of(WaitReason::Credit),
+            receive: of(WaitReason::Receive),
+            memory: of(WaitReason::Memory),
+        }
     }
 
-    /// Adds those of another part.
+    /// Adds the waits of another part.
     pub fn add(&mut self, other: &Self) {
         self.credit = self.credit.wrapping_add(other.credit);
         self.receive = self.receive.wrapping_add(other.receive);
@@ -155,11 +162,11 @@ impl WaitCounts {
 /// Terminates of one code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TerminateCount {
-    /// Layer, error type and error code (RFC 5040 section 4.8). `None`: of all codes for which
-    /// there was no room.
+    /// Layer, error type and error code (RFC 5040 section 4.8). `None` for all codes together for
+    /// which there was no room.
     pub code: Option<(u8, u8, u8)>,
-    /// Sent.
+    /// Number of Terminates sent.
     pub sent: u64,
-    /// Received.
+    /// Number of Terminates received.
     pub received: u64,
 }

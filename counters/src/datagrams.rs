@@ -1,16 +1,16 @@
-//! Counts of UD queue pairs.
+//! Counters of UD queue pairs.
 
 use crate::counts::{Count, Directions};
 use crate::layout::{conn, shard};
 use std::net::SocketAddr;
 
-/// Reason why a datagram was not passed on.
+/// Reason why a datagram of a queue pair was not sent or not delivered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub enum DropReason {
     /// UDP refused to send it.
     Unsent = conn::UNSENT,
-    /// The Q_Key is not the queue pair's.
+    /// The Q_Key does not match the queue pair.
     BadQkey = conn::UNSENT + 1,
     /// No receive was posted.
     NoReceive = conn::UNSENT + 2,
@@ -18,7 +18,7 @@ pub enum DropReason {
     BadReceive = conn::UNSENT + 3,
 }
 
-/// Reason why a datagram was dropped that belongs to no queue pair.
+/// Reason why a received datagram was dropped that belongs to no queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub enum RejectReason {
@@ -34,35 +34,38 @@ pub enum RejectReason {
 
 const _: () = assert!(RejectReason::NoQueuePair as usize - shard::DATAGRAMS < shard::DATAGRAM_WORDS);
 
-/// Datagrams of a queue pair, a shard or a device.
+/// Datagram counters of a queue pair, a shard or a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Datagrams {
-    /// Messages that UDP has taken, and those that completed a receive; their payload.
+    /// Messages and payload that UDP has accepted, and that completed a receive.
     pub traffic: Directions,
-    /// The part of it that went to queue pairs of the same device or to groups, and that came from
-    /// queue pairs of the same device.
+    /// Part of `traffic` that was sent to queue pairs of the same device or to multicast groups, or
+    /// received from queue pairs of the same device.
     pub same_device: Directions,
     /// Sends that completed although UDP refused the datagram.
     pub unsent: u64,
-    /// Dropped: the Q_Key is not the queue pair's.
+    /// Datagrams dropped because the Q_Key does not match the queue pair.
     pub bad_qkey: u64,
-    /// Dropped: no receive was posted.
+    /// Datagrams dropped because no receive was posted.
     pub no_receive: u64,
     /// Datagrams not placed because the receive was too short or its memory not valid, which ends
     /// the queue pair.
     pub bad_receive: u64,
-    /// Dropped, of a shard or device: the CRC does not match.
+    /// Datagrams dropped because the CRC does not match. Only counted for a shard or device.
     pub bad_crc: u64,
-    /// The same: another rule of the format is violated.
+    /// Datagrams dropped because another rule of the format is violated. Only counted for a shard
+    /// or device.
     pub malformed: u64,
-    /// The same: the source address or port does not match the source QPN.
+    /// Datagrams dropped because the source address or port does not match the source QPN. Only
+    /// counted for a shard or device.
     pub bad_source: u64,
-    /// The same: no queue pair has the number, or it is not ready to receive.
+    /// Datagrams dropped because no queue pair has the number, or it is not ready to receive. Only
+    /// counted for a shard or device.
     pub no_queue_pair: u64,
 }
 
 impl Datagrams {
-    /// Returns the number of datagrams that arrived and were not passed on, by cause.
+    /// Returns the number of datagrams that arrived but were not delivered, by cause.
     #[must_use]
     pub fn dropped(&self) -> [(&'static str, u64); 7] {
         [
@@ -76,9 +79,9 @@ impl Datagrams {
         ]
     }
 
-    /// Messages to and from queue pairs of other devices.
+    /// Returns the messages exchanged with queue pairs of other devices.
     #[must_use]
-    pub fn with_others(&self) -> Directions {
+    pub fn with_other_devices(&self) -> Directions {
         let beside = |all: Count, part: Count| Count {
             messages: all.messages.saturating_sub(part.messages),
             bytes: all.bytes.saturating_sub(part.bytes),
@@ -89,7 +92,7 @@ impl Datagrams {
         }
     }
 
-    /// Adds those of another part.
+    /// Adds other counters.
     pub fn add(&mut self, other: &Self) {
         for (mine, other) in
             [(&mut self.traffic, &other.traffic), (&mut self.same_device, &other.same_device)]
@@ -111,7 +114,7 @@ impl Datagrams {
         }
     }
 
-    /// Parses the numbers of a block that begin at [`conn::TRAFFIC`].
+    /// Parses the counters of a block from [`conn::TRAFFIC`] on.
     pub(crate) fn parse(counts: &[u64; conn::COUNTS]) -> Self {
         let at = |at: usize| counts[at - conn::TRAFFIC];
         let count = |first: usize| Count { messages: at(first), bytes: at(first + 1) };
@@ -128,14 +131,14 @@ impl Datagrams {
     }
 }
 
-/// One UD queue pair.
+/// Counters of one UD queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DatagramQueuePair {
-    /// Shard.
+    /// Index of the shard.
     pub shard: usize,
-    /// Number.
+    /// Number of the queue pair.
     pub qp_num: u32,
-    /// The first address of its port.
+    /// First address of its port.
     pub local: SocketAddr,
     /// Time of creation, in nanoseconds since 1970.
     pub began_ns: u64,

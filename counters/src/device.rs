@@ -1,9 +1,9 @@
-//! The counters of a device: their memory, and the file with it if they are published.
+//! Counters of a device: their memory, which belongs to a file if they are published.
 
 use crate::block_file::BlockFile;
 use crate::layout::{
-    COMMAND, COMMAND_TEXT, FIRST_CONN, MAGIC, MAX_SHARDS, TRANSFERS, VERSION, block, blocks, process, shard,
-    transfers,
+    COMMAND, COMMAND_TEXT, FIRST_CONN, MAGIC, MAX_SHARDS, TRANSFERS, VERSION, block_count, block_index,
+    process, shard, transfers,
 };
 use crate::publish::{NewFile, Publish};
 use crate::snapshot::Snapshot;
@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use uiw_mem::{Block, BlockRef, Blocks};
 
-/// The counters of one device.
+/// Counters of one device.
 ///
 /// ```
 /// use uiw_counters::DeviceCounters;
@@ -29,16 +29,17 @@ pub struct DeviceCounters {
     blocks: Arc<Blocks>,
     process: BlockRef,
     shards: usize,
-    /// The file, where they are published.
+    /// File with the counters, if they are published.
     file: Option<Arc<BlockFile>>,
 }
 
 impl DeviceCounters {
-    /// Counters that start at zero, of a device with so many shards (at most 64). Where the file
-    /// cannot be made, which is logged, they are in memory of this process alone.
+    /// Creates counters that start at zero, for a device with `shards` shards (at most 64). If the
+    /// file cannot be created, which is logged, the counters are only in the memory of this
+    /// process.
     ///
     /// # Errors
-    /// The system's: there is no memory.
+    /// Returns an error if the system has no memory.
     pub fn new(shards: usize, publish: Option<&Publish>) -> io::Result<Self> {
         let shards = shards.clamp(1, MAX_SHARDS);
         let published = publish.and_then(|publish| {
@@ -51,14 +52,14 @@ impl DeviceCounters {
         });
         let counters = match published {
             Some(counters) => counters,
-            None => Self::on(Blocks::anonymous(blocks(shards))?, shards, None)?,
+            None => Self::with_blocks(Blocks::anonymous(block_count(shards))?, shards, None)?,
         };
         Ok(counters)
     }
 
     fn publish(shards: usize, publish: &Publish) -> io::Result<Self> {
         let file = NewFile::create(&publish.directory, shards)?;
-        let counters = Self::on(file.blocks.map()?, shards, Some(Arc::clone(&file.blocks)))?;
+        let counters = Self::with_blocks(file.blocks.map()?, shards, Some(Arc::clone(&file.blocks)))?;
         let name = std::fs::read_to_string("/proc/self/comm").unwrap_or_default();
         put_text(&counters.process, process::NAME, name.trim_end());
         put_text(&counters.process, process::LIBRARY, &publish.library);
@@ -69,7 +70,7 @@ impl DeviceCounters {
         Ok(counters)
     }
 
-    fn on(blocks: Arc<Blocks>, shards: usize, file: Option<Arc<BlockFile>>) -> io::Result<Self> {
+    fn with_blocks(blocks: Arc<Blocks>, shards: usize, file: Option<Arc<BlockFile>>) -> io::Result<Self> {
         let process = blocks.get(0).ok_or(io::ErrorKind::InvalidInput)?;
         for (at, number) in [
             (process::VERSION, VERSION),
@@ -80,30 +81,30 @@ impl DeviceCounters {
             process[at].store(number, Relaxed);
         }
         for index in 0..shards {
-            let first = blocks.get(block(index, 0)).ok_or(io::ErrorKind::InvalidInput)?;
+            let first = blocks.get(block_index(index, 0)).ok_or(io::ErrorKind::InvalidInput)?;
             first[shard::USED].store(FIRST_CONN as u64, Relaxed);
         }
         process[process::MAGIC].store(MAGIC, Release);
         Ok(Self { blocks, process, shards, file })
     }
 
-    /// Returns the counters for the thread that holds the lock of shard `index`. To be called once
-    /// for each shard.
+    /// Returns the counters for the thread that holds the lock of shard `index`. Must be called
+    /// only once for each shard.
     ///
     /// # Panics
-    /// When there is no such shard.
+    /// Panics if there is no such shard.
     #[must_use]
     pub fn shard(&self, index: usize) -> ShardCounters {
         assert!(index < self.shards, "a shard of the device");
         ShardCounters::new(&self.blocks, index, self.file.clone())
     }
 
-    /// A handle of the device was opened that has its own events.
+    /// Counts a new handle of the device with its own events.
     pub fn device_opened(&self) {
         self.process[process::DEVICES_OPENED].fetch_add(1, Relaxed);
     }
 
-    /// A queue pair was created.
+    /// Counts a new queue pair.
     pub fn queue_pair_created(&self) {
         self.process[process::QUEUE_PAIRS_CREATED].fetch_add(1, Relaxed);
     }
@@ -116,7 +117,7 @@ impl DeviceCounters {
         files: u64,
         bytes: u64,
     ) {
-        // It is mapped with the block of the process.
+        // This block is always mapped, together with the block of the process.
         let Some(block) = self.blocks.get(TRANSFERS) else { return };
         let first = direction as usize * transfers::WORDS;
         for (at, count) in [(result as usize, 1), (transfers::FILES, files), (transfers::BYTES, bytes)] {
@@ -124,13 +125,13 @@ impl DeviceCounters {
         }
     }
 
-    /// Returns whether they are in a file.
+    /// Returns whether the counters are published in a file.
     #[must_use]
     pub fn is_published(&self) -> bool {
         self.file.is_some()
     }
 
-    /// The counters now. No lock is taken.
+    /// Returns the current counters, without taking a lock.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
         let read = |index: usize| {
@@ -140,14 +141,14 @@ impl DeviceCounters {
     }
 }
 
-/// The arguments of this process, with spaces between them.
+/// Returns the arguments of this process, separated by spaces.
 fn command_line() -> String {
     let bytes = std::fs::read("/proc/self/cmdline").unwrap_or_default();
     let arguments = String::from_utf8_lossy(&bytes);
     arguments.trim_end_matches('\0').replace('\0', " ")
 }
 
-/// Stores text, cut to what there is room for.
+/// Stores text, truncated to the available room.
 fn put_text(block: &Block, to: process::Text, text: &str) {
     let mut end = text.len().min((to.words - 1) * size_of::<u64>());
     while !text.is_char_boundary(end) {

@@ -1,4 +1,4 @@
-//! Where processes publish their counters, and where readers look for them.
+//! Directories with counter files.
 
 use crate::file::{CounterFile, FileError, Owner};
 use rustix::fs::{
@@ -10,26 +10,27 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// The end of a file's name. Random digits are in front.
+/// Suffix of the name of a counter file, after random digits.
 pub(crate) const SUFFIX: &str = ".counters";
-/// The beginning of the name of a file that is not locked yet.
+/// Prefix of the name of a file that is not announced yet.
 pub(crate) const NEW: &str = ".new-";
 
-/// A directory keeps files of so many processes that have ended. A process that finds more when it
-/// publishes removes the oldest.
+/// Maximum number of files in a directory. A process that finds more when it publishes its own file
+/// removes the oldest files of ended processes.
 const MAX_FILES: usize = 128;
-/// A process that has not finished its file after this time was killed meanwhile.
+/// Age in seconds after which an unfinished file counts as left by a killed process.
 const UNFINISHED_SECONDS: i64 = 60;
-/// Number of files that are kept.
+/// Number of files that are kept when old ones are removed.
 const KEEP_FILES: usize = 64;
 
-/// Owner of a directory.
+/// Kind of a directory, by its owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DirectoryKind {
-    /// The user's: made with mode 0700 where it is not there, and refused unless it belongs to the
-    /// user alone.
+    /// The directory of the user. It is created with mode 0700 if it does not exist, and refused if
+    /// other users have access to it.
     User,
-    /// One that another program made for this one, such as `uiw run`, which also removes the files.
+    /// A directory that another program, such as `uiw run`, has created for this one. That program
+    /// also removes the files.
     Given,
 }
 
@@ -40,12 +41,12 @@ pub enum DirectoryKind {
 /// # mod uiw { pub use uiw_counters as counters; }
 /// use uiw::counters::Directory;
 /// // A runtime directory that is not there is not used.
-/// let directory = Directory::of_user(Some(Path::new("/nonexistent")));
+/// let directory = Directory::for_user(Some(Path::new("/nonexistent")));
 /// assert!(directory.path().starts_with("/tmp"));
 /// # let path = std::env::temp_dir().join(format!("uiw-example-Directory-{}", std::process::id()));
 /// # std::fs::create_dir(&path)?;
 /// // Readers find another directory by a link.
-/// let (directory, other) = (Directory::given(&path), Directory::given("/run/other"));
+/// let (directory, other) = (Directory::new(&path), Directory::new("/run/other"));
 /// directory.link(&other, "1")?;
 /// assert_eq!(directory.linked()?, [other]);
 /// # std::fs::remove_dir_all(&path)?;
@@ -58,16 +59,17 @@ pub struct Directory {
 }
 
 impl Directory {
-    /// A file beside the directory of `uiw run`, which needs the counters of every process that has
-    /// ended, and removes them itself.
+    /// Lock file of `uiw run`, relative to its directory. It marks directories whose files are not
+    /// trimmed, because `uiw run` needs the counters of every ended process and removes the files
+    /// itself.
     #[doc(hidden)]
     pub const RUN_LOCK: &str = "../uiw-run-lock";
 
-    /// The directory of the user whose rights the process has. `runtime` is the user's runtime
-    /// directory, if there is one (`XDG_RUNTIME_DIR`): `uiw` within it, where it belongs to that
-    /// user. Otherwise `/tmp/uiw-UID`.
+    /// Returns the directory of the effective user. It is the subdirectory `uiw` of `runtime`, the
+    /// user's runtime directory (`XDG_RUNTIME_DIR`), if that exists and belongs to the user.
+    /// Otherwise it is `/tmp/uiw-UID`.
     #[must_use]
-    pub fn of_user(runtime: Option<&Path>) -> Self {
+    pub fn for_user(runtime: Option<&Path>) -> Self {
         let user = geteuid().as_raw();
         let own = |path: &&Path| path.is_absolute() && stat(*path).is_ok_and(|found| found.st_uid == user);
         let path = match runtime.filter(own) {
@@ -77,42 +79,43 @@ impl Directory {
         Self { path, kind: DirectoryKind::User }
     }
 
-    /// A directory that is there already.
+    /// Returns an existing directory that another program has created.
     #[must_use]
-    pub fn given(path: impl Into<PathBuf>) -> Self {
+    pub fn new(path: impl Into<PathBuf>) -> Self {
         Self { path: path.into(), kind: DirectoryKind::Given }
     }
 
-    /// Returns the path.
+    /// Returns the path of the directory.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Returns the owner of the directory.
+    /// Returns the kind of the directory.
     #[must_use]
     pub fn kind(&self) -> DirectoryKind {
         self.kind
     }
 
-    /// Makes it, if it is the user's and not there.
-    pub(crate) fn make(&self) -> io::Result<OwnedFd> {
+    /// Opens the directory. Creates it first if it is the directory of the user and does not exist.
+    pub(crate) fn create(&self) -> io::Result<OwnedFd> {
         if self.kind == DirectoryKind::User {
             match mkdir(&self.path, Mode::RWXU) {
                 Ok(()) | Err(rustix::io::Errno::EXIST) => {}
                 Err(error) => return Err(error.into()),
             }
         }
-        // A directory of `uiw run` can be entered and written by every user, and listed by its own
-        // alone.
+        // Open it without the right to list it: every user may enter and write to a directory of
+        // `uiw run`, but only its owner may list it.
         self.open(OFlags::PATH)
     }
 
-    /// Returns whether a process of this user could publish in it. Nothing is made: where the
-    /// user's directory is not there, whether it can be.
+    /// Checks whether a process of this user could publish counters in the directory. Nothing is
+    /// created: if the directory of the user does not exist, checks whether it could be created.
     ///
     /// # Errors
-    /// The system's; `PermissionDenied` for a user's directory that others may write.
+    /// Returns the error of the system, or `PermissionDenied` if other users may write to the
+    /// directory of the user.
     pub fn check(&self) -> io::Result<()> {
         let writable = Access::WRITE_OK | Access::EXEC_OK;
         match self.open(OFlags::PATH) {
@@ -138,11 +141,12 @@ impl Directory {
         Ok(directory)
     }
 
-    /// Opens every counter file of other processes. A file that cannot be read is given as its name
-    /// and the error. Of a user's directory that is not there, nothing.
+    /// Opens every counter file of other processes. For a file that cannot be read, the result has
+    /// its name and the error. If the directory of the user does not exist, there are no files.
     ///
     /// # Errors
-    /// The system's; `PermissionDenied` for a user's directory that others may write.
+    /// Returns the error of the system, or `PermissionDenied` if other users may write to the
+    /// directory of the user.
     pub fn files(&self) -> io::Result<Vec<Result<CounterFile, (String, FileError)>>> {
         let directory = match self.open(OFlags::RDONLY) {
             Err(error) if error.kind() == io::ErrorKind::NotFound && self.kind == DirectoryKind::User => {
@@ -151,10 +155,9 @@ impl Directory {
             directory => directory?,
         };
         let mut files = Vec::new();
-        for name in names(&directory, |name| name.ends_with(SUFFIX) && !name.starts_with('.'))? {
+        for name in list_names(&directory, |name| name.ends_with(SUFFIX) && !name.starts_with('.'))? {
             match CounterFile::open(&directory, &name) {
-                // The process has ended and its file was removed since, or it is this process's
-                // own.
+                // The file was removed in the meantime, or it belongs to this process.
                 Err(FileError::Io(error)) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(FileError::Own) => {}
                 Ok(file) => files.push(Ok(file)),
@@ -164,20 +167,21 @@ impl Directory {
         Ok(files)
     }
 
-    /// Directories that `uiw run` has linked here, for readers: only `uiw run` removes their files.
+    /// Returns the directories that `uiw run` has linked here for readers. Only `uiw run` removes
+    /// their files.
     ///
     /// # Errors
-    /// As [`Directory::files`].
+    /// Same as for [`Directory::files`].
     pub fn linked(&self) -> io::Result<Vec<Self>> {
         let directory = match self.open(OFlags::RDONLY) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
             directory => directory?,
         };
         let mut all = Vec::new();
-        for name in names(&directory, |name| name.starts_with("run-"))? {
+        for name in list_names(&directory, |name| name.starts_with("run-"))? {
             if let Ok(target) = rustix::fs::readlinkat(&directory, &name, Vec::new()) {
                 let target = PathBuf::from(std::ffi::OsString::from(target.to_string_lossy().into_owned()));
-                all.push(Self::given(target));
+                all.push(Self::new(target));
             }
         }
         Ok(all)
@@ -186,28 +190,28 @@ impl Directory {
     /// Links `other` here as `run-NAME`, so that readers find it.
     ///
     /// # Errors
-    /// The system's.
+    /// Returns the error of the system.
     pub fn link(&self, other: &Self, name: &str) -> io::Result<()> {
-        Ok(rustix::fs::symlinkat(&other.path, self.make()?, format!("run-{name}"))?)
+        Ok(rustix::fs::symlinkat(&other.path, self.create()?, format!("run-{name}"))?)
     }
 
-    /// Removes that link.
+    /// Removes the link `run-NAME`.
     ///
     /// # Errors
-    /// The system's.
+    /// Returns the error of the system.
     pub fn unlink(&self, name: &str) -> io::Result<()> {
-        Ok(unlinkat(self.make()?, format!("run-{name}"), AtFlags::empty())?)
+        Ok(unlinkat(self.create()?, format!("run-{name}"), AtFlags::empty())?)
     }
 
-    /// Removes the files of all processes that have ended, for the program that made the directory.
-    /// True: no counter file is left.
+    /// Removes the files of all ended processes, for the program that has created the directory.
+    /// Returns true if no counter file is left.
     ///
     /// # Errors
-    /// As [`Directory::files`].
+    /// Same as for [`Directory::files`].
     pub fn remove_ended(&self) -> io::Result<bool> {
         let directory = self.open(OFlags::RDONLY)?;
         let mut is_empty = true;
-        for name in names(&directory, |name| name.ends_with(SUFFIX))? {
+        for name in list_names(&directory, |name| name.ends_with(SUFFIX))? {
             let runs = match CounterFile::open(&directory, &name) {
                 Ok(file) => file.owner()? != Owner::Ended,
                 Err(_) => false,
@@ -217,14 +221,14 @@ impl Directory {
         Ok(is_empty)
     }
 
-    /// Removes files of processes that have ended, the oldest first, if there are many. Programs
-    /// that end by themselves leave theirs, and not every user looks at them.
+    /// Removes the oldest files of ended processes if there are too many files. Programs leave
+    /// their files when they end, and not every user runs `uiw stat`, which removes them.
     pub(crate) fn trim(&self) -> io::Result<()> {
         let directory = self.open(OFlags::RDONLY)?;
         if statat(&directory, Self::RUN_LOCK, AtFlags::SYMLINK_NOFOLLOW).is_ok() {
             return Ok(());
         }
-        let all = names(&directory, |name| name.ends_with(SUFFIX))?;
+        let all = list_names(&directory, |name| name.ends_with(SUFFIX))?;
         if all.len() <= MAX_FILES {
             return Ok(());
         }
@@ -239,7 +243,7 @@ impl Directory {
             if surplus == 0 {
                 break;
             }
-            // What is no counter file is left alone, but one that was never finished goes as well.
+            // Other files are kept, but old unfinished counter files are removed.
             let ended = match CounterFile::open(&directory, &name) {
                 Ok(file) => matches!(file.owner(), Ok(Owner::Ended)),
                 Err(_) => name.starts_with(NEW) && changed_at + UNFINISHED_SECONDS < now,
@@ -253,12 +257,12 @@ impl Directory {
 }
 
 impl CounterFile {
-    /// Removes it from `directory`. False: another program was faster.
+    /// Removes the file from `directory`. Returns false if another program has already removed it.
     ///
     /// # Errors
-    /// The system's.
+    /// Returns the error of the system.
     pub fn remove(&self, directory: &Directory) -> io::Result<bool> {
-        match unlinkat(directory.make()?, self.name(), AtFlags::empty()) {
+        match unlinkat(directory.create()?, self.name(), AtFlags::empty()) {
             Ok(()) => Ok(true),
             Err(rustix::io::Errno::NOENT) => Ok(false),
             Err(error) => Err(error.into()),
@@ -266,8 +270,8 @@ impl CounterFile {
     }
 }
 
-/// The names of the files and links for which `which` returns true.
-fn names(directory: &OwnedFd, which: impl Fn(&str) -> bool) -> io::Result<Vec<String>> {
+/// Returns the sorted names of files and links for which `which` returns true.
+fn list_names(directory: &OwnedFd, which: impl Fn(&str) -> bool) -> io::Result<Vec<String>> {
     let mut names = Vec::new();
     for entry in Dir::read_from(directory)? {
         let entry = entry?;

@@ -1,7 +1,7 @@
-//! Reads one file of counters.
+//! Reading a counter file.
 
 use crate::block_file;
-use crate::layout::{MAGIC, MAX_SHARDS, VERSION, blocks, process};
+use crate::layout::{MAGIC, MAX_SHARDS, VERSION, block_count, process};
 use crate::snapshot::Snapshot;
 use rustix::fs::{AtFlags, Mode, OFlags, fstat, openat, statat};
 use rustix::process::{Flock, FlockType, fcntl_getlk};
@@ -11,52 +11,52 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt as _;
 use uiw_mem::{BLOCK_BYTES, BLOCK_WORDS};
 
-/// Reason why a file cannot be read.
+/// Reason why a counter file cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
-    /// The system's error.
+    /// The system returned an error.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// It is no regular file.
+    /// The file is not a regular file.
     #[error("it is not a regular file")]
     Kind,
-    /// It does not begin as a file of counters does.
+    /// The file does not begin like a counter file.
     #[error("it is not a file of counters")]
     Foreign,
-    /// Another version of uiw wrote it.
+    /// Another version of uiw has written the file.
     #[error("its layout has version {found}; this program reads version {VERSION}")]
     Version {
-        /// The number that it has.
+        /// Layout version of the file.
         found: u64,
     },
-    /// It has not the length that its contents say.
+    /// The length of the file does not match its contents.
     #[error("it is {found} bytes long and should have {expected}")]
     Length {
-        /// Bytes that it has.
+        /// Length of the file in bytes.
         found: u64,
-        /// Bytes that it should have.
+        /// Length in bytes that matches the contents.
         expected: u64,
     },
-    /// The numbers of the file contradict each other.
+    /// The contents of the file contradict each other.
     #[error("its contents are damaged")]
     Damaged,
-    /// A device of this process publishes it.
+    /// A device of this process publishes the file.
     #[error("it is this process's own")]
     Own,
 }
 
-/// The process that publishes a file.
+/// Process that publishes a counter file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Owner {
-    /// It lives, and has this number in the reader's PID namespace.
+    /// The process is alive and has this number in the reader's PID namespace.
     Process(u32),
-    /// It lives, and the reader's PID namespace does not have it.
+    /// The process is alive, but not visible in the reader's PID namespace.
     Elsewhere,
-    /// It has ended, or has closed its device.
+    /// The process has ended, or has closed its device.
     Ended,
 }
 
-/// A file of counters, open for reading.
+/// A counter file, open for reading.
 #[derive(Debug)]
 pub struct CounterFile {
     file: File,
@@ -64,13 +64,13 @@ pub struct CounterFile {
 }
 
 impl CounterFile {
-    /// Opens the file and checks that it is one.
+    /// Opens a file and checks that it is a counter file.
     pub(crate) fn open(directory: &OwnedFd, name: &str) -> Result<Self, FileError> {
         let found = statat(directory, name, AtFlags::SYMLINK_NOFOLLOW).map_err(io::Error::from)?;
         if block_file::is_own(&found) {
             return Err(FileError::Own);
         }
-        // Without NONBLOCK, a FIFO without a writer would not be opened.
+        // Without NONBLOCK, opening a FIFO without a writer would block.
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let file = File::from(openat(directory, name, flags, Mode::empty()).map_err(io::Error::from)?);
         if !file.metadata()?.is_file() {
@@ -81,7 +81,7 @@ impl CounterFile {
         Ok(this)
     }
 
-    /// Returns the name.
+    /// Returns the name of the file.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
@@ -97,18 +97,18 @@ impl CounterFile {
             return Err(FileError::Version { found: begin[process::VERSION] });
         }
         let shards = usize::try_from(begin[process::SHARDS]).ok().filter(|n| (1..=MAX_SHARDS).contains(n));
-        let expected = (blocks(shards.ok_or(FileError::Damaged)?) * BLOCK_BYTES) as u64;
+        let expected = (block_count(shards.ok_or(FileError::Damaged)?) * BLOCK_BYTES) as u64;
         if len != expected {
             return Err(FileError::Length { found: len, expected });
         }
         Ok(())
     }
 
-    /// Returns the process that publishes the file, by its lock: no other user can hold one on a
-    /// file of mode 0600.
+    /// Returns the process that publishes the file. The process is identified by its lock, which no
+    /// other user can hold on a file of mode 0600.
     ///
     /// # Errors
-    /// The system's.
+    /// Returns the error of the system.
     pub fn owner(&self) -> io::Result<Owner> {
         let lock = fcntl_getlk(&self.file, &Flock::from(FlockType::WriteLock))?;
         Ok(match lock {
@@ -118,18 +118,19 @@ impl CounterFile {
         })
     }
 
-    /// The user that made it.
+    /// Returns the user that owns the file.
     ///
     /// # Errors
-    /// The system's.
+    /// Returns the error of the system.
     pub fn user(&self) -> io::Result<u32> {
         Ok(fstat(&self.file)?.st_uid)
     }
 
-    /// The counters now. The file is read into a buffer: another program may truncate it meanwhile.
+    /// Reads the current counters. The file is read into a buffer, because another program may
+    /// truncate it at the same time.
     ///
     /// # Errors
-    /// [`FileError`].
+    /// Returns a [`FileError`] if the file cannot be read or is damaged.
     pub fn snapshot(&self) -> Result<Snapshot, FileError> {
         self.check()?;
         Snapshot::read(|index| self.block(index)).ok_or(FileError::Damaged)

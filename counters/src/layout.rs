@@ -1,4 +1,4 @@
-//! Where each number is. Writers and readers use these constants alone.
+//! Layout of the counters in blocks of words. Writers and readers use only these constants.
 //!
 //! ```text
 //!   block 0                                       the process
@@ -9,62 +9,64 @@
 //!   FIRST + s * SHARD_BLOCKS + FIRST_CONN, ..     one connection or UD queue pair each
 //! ```
 //!
-//! A block of a connection is used again by a later one. Its counts then go on: what belongs to the
-//! present connection is the difference to a copy that was made when it began ([`conn::BASE`]). It
-//! goes to one with the same address at this end while there are unused blocks, so that a block
-//! counts for one address. So the sum over all blocks of a shard is exact at any time, and nothing
-//! is lost or counted twice if the process is killed while a block changes hands.
+//! The block of an ended connection is reassigned to a later one. Its counts are not reset: the
+//! counts of the current connection are the difference to a copy that was made when it began
+//! ([`conn::BASE`]). The sum over all blocks of a shard is therefore exact at any time, and nothing
+//! is lost or counted twice if the process is killed while a block is reassigned. As long as there
+//! are unused blocks, a block is only reassigned to a connection with the same local address, so
+//! that it counts for one address.
 
 use uiw_mem::BLOCK_WORDS;
 
-/// Number of the layout. A reader refuses every other one.
+/// Version of the layout. Readers refuse every other version.
 pub const VERSION: u64 = 1;
 
-/// The first number of a file. One of a machine with the other byte order has another.
+/// First word of a file. On a machine with another byte order it reads differently.
 pub(crate) const MAGIC: u64 = u64::from_be_bytes(*b"uiwcount");
 
-/// The first shard's: the process has a page to itself.
+/// First block of the first shard. The blocks before it, for the process, fill one page.
 pub(crate) const FIRST: usize = 4;
 
-/// Shards that a device has at most.
+/// Maximum number of shards of a device.
 pub(crate) const MAX_SHARDS: usize = 64;
-/// Blocks of a shard: itself, two for connections without one, and connections.
+/// Number of blocks of a shard: one for the shard, two shared by connections without their own
+/// block, and one for each other connection.
 pub(crate) const SHARD_BLOCKS: usize = 1024;
-/// Block of connections to other devices that have no block of their own.
+/// Block shared by connections to other devices that have no block of their own.
 pub(crate) const OTHERS: usize = 1;
-/// Block of connections within the device that have no block of their own.
+/// Block shared by connections within the device that have no block of their own.
 pub(crate) const SAME_DEVICE: usize = 2;
-/// The first block of a connection.
+/// First block of a connection.
 pub(crate) const FIRST_CONN: usize = 3;
 
-/// Blocks of a device with so many shards.
-pub(crate) const fn blocks(shards: usize) -> usize {
+/// Returns the number of blocks of a device with `shards` shards.
+pub(crate) const fn block_count(shards: usize) -> usize {
     FIRST + shards * SHARD_BLOCKS
 }
 
-/// Block `index` of shard `shard`.
-pub(crate) const fn block(shard: usize, index: usize) -> usize {
+/// Returns the index in the device of block `index` of shard `shard`.
+pub(crate) const fn block_index(shard: usize, index: usize) -> usize {
     FIRST + shard * SHARD_BLOCKS + index
 }
 
-/// Numbers in the block of the process.
+/// Words in the block of the process.
 pub(crate) mod process {
     pub(crate) const MAGIC: usize = 0;
     pub(crate) const VERSION: usize = 1;
     pub(crate) const SHARDS: usize = 2;
     /// Process number in the namespace of the process itself; it differs in other PID namespaces.
     pub(crate) const PID: usize = 3;
-    /// Nanoseconds since 1970.
+    /// Time when the device was opened, in nanoseconds since 1970.
     pub(crate) const BEGAN: usize = 4;
-    /// Handles opened that have their own events: `ibv_open_device` of C.
+    /// Number of opened handles with their own events (`ibv_open_device` in C).
     pub(crate) const DEVICES_OPENED: usize = 5;
     pub(crate) const QUEUE_PAIRS_CREATED: usize = 6;
-    /// Bytes of the name, and the name.
+    /// Name of the process.
     pub(crate) const NAME: Text = Text { at: 8, words: 4 };
-    /// The library or program whose code counts.
+    /// Library or program whose code updates the counters.
     pub(crate) const LIBRARY: Text = Text { at: 16, words: super::BLOCK_WORDS - 16 };
 
-    /// A place for text: a number with its bytes, then the bytes.
+    /// Place of a text: a word with its length in bytes, then the bytes.
     #[derive(Clone, Copy)]
     pub(crate) struct Text {
         pub(crate) at: usize,
@@ -74,77 +76,79 @@ pub(crate) mod process {
 
 /// Block with the command line of the process.
 pub(crate) const COMMAND: usize = 2;
-/// The command line in that block.
+/// Place of the command line in the block [`COMMAND`].
 pub(crate) const COMMAND_TEXT: process::Text = process::Text { at: 0, words: BLOCK_WORDS };
 
 /// Block with the transfers of a server of `uiw cp`.
 pub(crate) const TRANSFERS: usize = 1;
 
-/// Numbers of one direction in that block: one for each [`crate::TransferResult`], then these.
+/// Words of one direction in the block [`TRANSFERS`]: one for each [`crate::TransferResult`], then
+/// these.
 pub(crate) mod transfers {
     pub(crate) const FILES: usize = 3;
     pub(crate) const BYTES: usize = 4;
     pub(crate) const WORDS: usize = 8;
 }
 
-/// Numbers in the block of a shard.
+/// Words in the block of a shard.
 pub(crate) mod shard {
-    /// Blocks of the shard that were ever used: behind them there is nothing.
+    /// Number of blocks of the shard that have been used. The blocks after them are empty.
     pub(crate) const USED: usize = 0;
     pub(crate) const ACCEPTED: usize = 1;
     pub(crate) const ESTABLISHED: usize = 2;
     pub(crate) const ENDED: usize = 3;
     pub(crate) const FAILED_STARTUPS: usize = 4;
-    /// One for each [`crate::Refusal`].
+    /// One word for each [`crate::Refusal`].
     pub(crate) const REFUSED: usize = 5;
     pub(crate) const REFUSALS: usize = 4;
     pub(crate) const CRC_ERRORS: usize = 9;
-    /// Terminates whose code has no entry below.
+    /// Number of Terminates whose code has no entry in [`TERMINATES`].
     pub(crate) const OTHER_TERMINATES_SENT: usize = 10;
     pub(crate) const OTHER_TERMINATES_RECEIVED: usize = 11;
-    /// Traffic of earlier connections within the device, as in [`super::conn::TRAFFIC`]: their
-    /// blocks are other connections' by now.
+    /// Traffic of earlier connections within the device whose blocks have been reassigned, in the
+    /// order of [`super::conn::TRAFFIC`].
     pub(crate) const SAME_DEVICE: usize = 16;
-    /// Datagrams that belong to no queue pair: one for each [`crate::RejectReason`].
+    /// Number of datagrams that belong to no queue pair, one word for each [`crate::RejectReason`].
     pub(crate) const DATAGRAMS: usize = SAME_DEVICE + super::conn::TRAFFIC_WORDS;
     pub(crate) const DATAGRAM_WORDS: usize = 24;
-    /// Entries of a code with bit 16 set (0: no entry), Terminates sent and received.
+    /// Entries of three words: the code with bit 16 set (0 means no entry), Terminates sent, and
+    /// Terminates received.
     pub(crate) const TERMINATES: usize = 56;
     pub(crate) const TERMINATE_CODES: usize = (super::BLOCK_WORDS - TERMINATES) / 3;
 }
 
-/// Numbers in the block of a connection.
+/// Words in the block of a connection.
 pub(crate) mod conn {
-    /// [`CLOSED`] or [`OPEN`]; 0: never used.
+    /// [`CLOSED`] or [`OPEN`]; 0 means never used.
     pub(crate) const STATE: usize = 0;
     pub(crate) const OPEN: u64 = 1;
     pub(crate) const CLOSED: u64 = 2;
-    /// Odd while the block changes hands.
+    /// Sequence number, which is odd while the block is being reassigned.
     pub(crate) const SEQUENCE: usize = 1;
     pub(crate) const QP_NUM: usize = 2;
     pub(crate) const FLAGS: usize = 3;
     /// The other end is a queue pair of the same device.
     pub(crate) const FLAG_SAME_DEVICE: u64 = 1;
     pub(crate) const FLAG_INITIATOR: u64 = 2;
-    /// The kernel's TCP has the connection.
+    /// The connection uses the kernel's TCP.
     pub(crate) const FLAG_KERNEL: u64 = 4;
     /// The block belongs to a UD queue pair, which has no peer.
     pub(crate) const FLAG_DATAGRAMS: u64 = 8;
-    /// Nanoseconds since 1970.
+    /// Time when the connection began, in nanoseconds since 1970.
     pub(crate) const BEGAN: usize = 4;
-    /// Three each: see `address.rs`.
+    /// Addresses of three words each (see `address.rs`).
     pub(crate) const LOCAL: usize = 5;
     pub(crate) const PEER: usize = 8;
-    /// Bytes that are kept for it against the receive memory budget.
+    /// Bytes held for the connection out of the receive memory budget.
     pub(crate) const HELD: usize = 11;
-    /// Messages and bytes of each [`crate::Traffic`].
+    /// Messages and bytes of each [`crate::TrafficClass`], two words each.
     pub(crate) const TRAFFIC: usize = 16;
     pub(crate) const TRAFFIC_WORDS: usize = 16;
-    /// One for each [`crate::Wait`].
+    /// One word for each [`crate::WaitReason`].
     pub(crate) const WAITS: usize = TRAFFIC + TRAFFIC_WORDS;
     pub(crate) const WAITS_WORDS: usize = 3;
-    /// Messages and bytes of datagrams, sent and received; those within the device; then one for
-    /// each [`crate::DropReason`].
+    /// Messages and bytes of datagrams, sent and received; then the same for datagrams within the
+    /// device; then one word for each [`crate::DropReason`].
     pub(crate) const DATAGRAMS: usize = 36;
     pub(crate) const DATAGRAMS_SAME_DEVICE: usize = DATAGRAMS + 4;
     pub(crate) const UNSENT: usize = DATAGRAMS_SAME_DEVICE + 4;
@@ -162,12 +166,12 @@ const _: () = assert!(shard::DATAGRAMS + shard::DATAGRAM_WORDS <= shard::TERMINA
 /// Resource that a connection waited for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
-pub enum Wait {
-    /// A Read or an atomic, for the answer to an earlier one: as many were outstanding as ORD
-    /// allows.
+pub enum WaitReason {
+    /// A Read or an atomic waited for the answer to an earlier one, because ORD allowed no more
+    /// outstanding ones.
     Credit = 0,
-    /// A Send of the peer, for a receive to be posted.
+    /// A Send of the peer waited for a receive to be posted.
     Receive = 1,
-    /// The socket was not read, as the receive memory budget was used up.
+    /// The socket was not read, because the receive memory budget was used up.
     Memory = 2,
 }

@@ -1,4 +1,4 @@
-//! Makes the file in which a device publishes its counters.
+//! Creating the file in which a device publishes its counters.
 
 use crate::block_file::BlockFile;
 use crate::directory::{Directory, NEW, SUFFIX};
@@ -8,16 +8,17 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-/// Publishes a device's counters in a file.
+/// Configuration with which a device publishes its counters in a file.
 #[derive(Clone, Debug)]
 pub struct Publish {
     /// Directory of the file.
     pub directory: Directory,
-    /// The file whose code counts: a path of `libibverbs.so.1`, or of a program.
+    /// File whose code updates the counters: the path of `libibverbs.so.1` or of a program.
     pub library: String,
 }
 
-/// A file that readers do not find yet. Dropping it removes the file unless it was announced.
+/// A counter file that readers do not find yet. Dropping this removes the file, unless it was
+/// announced.
 #[derive(Debug)]
 pub(crate) struct NewFile {
     pub(crate) blocks: Arc<BlockFile>,
@@ -26,13 +27,13 @@ pub(crate) struct NewFile {
 }
 
 impl NewFile {
-    /// Makes the file, which has another name until [`NewFile::announce`].
+    /// Creates the file, which has a temporary name until [`NewFile::announce`].
     pub(crate) fn create(directory: &Directory, shards: usize) -> io::Result<Self> {
         // Growing a file beyond this limit ends the process (SIGXFSZ).
         if getrlimit(Resource::Fsize).current.is_some_and(|limit| limit < BlockFile::len(shards)) {
             return Err(io::Error::new(io::ErrorKind::FileTooLarge, "the limit of file sizes is lower"));
         }
-        let folder = directory.make()?;
+        let folder = directory.create()?;
         if let Err(error) = directory.trim() {
             tracing::debug!(%error, "files of counters are not removed");
         }
@@ -45,7 +46,7 @@ impl NewFile {
         Ok(this)
     }
 
-    /// Gives it the name under which readers find it.
+    /// Renames the file, so that readers find it.
     pub(crate) fn announce(self) -> io::Result<()> {
         let (from, to) = (format!("{NEW}{}{SUFFIX}", self.name), format!("{}{SUFFIX}", self.name));
         Ok(renameat(&self.directory, from, &self.directory, to)?)
@@ -54,8 +55,8 @@ impl NewFile {
 
 impl Drop for NewFile {
     fn drop(&mut self) {
-        // An announced file has another name, and stays: `uiw stat` and `uiw run` report its
-        // numbers.
+        // This does not remove an announced file, which has another name. It stays after the end of
+        // the process, so that `uiw stat` and `uiw run` can report its counters.
         let _ = unlinkat(&self.directory, format!("{NEW}{}{SUFFIX}", self.name), AtFlags::empty());
     }
 }

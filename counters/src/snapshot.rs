@@ -1,9 +1,9 @@
-//! Counters as they were at one time: of this process's device, or of a file.
+//! Snapshots of the counters of a device of this process, or of a counter file.
 
 use crate::address;
 use crate::counts::{Directions, Operations, TerminateCount, WaitCounts};
 use crate::datagrams::{DatagramQueuePair, Datagrams, RejectReason};
-use crate::layout::{self, FIRST_CONN, OTHERS, SAME_DEVICE, SHARD_BLOCKS, block, conn, process, shard};
+use crate::layout::{self, FIRST_CONN, OTHERS, SAME_DEVICE, SHARD_BLOCKS, block_index, conn, process, shard};
 use crate::terminates;
 use crate::transfers::Transfers;
 use std::collections::BTreeMap;
@@ -11,23 +11,23 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use uiw_mem::BLOCK_WORDS;
 
-/// The process.
+/// Properties of the process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ProcessCounters {
     /// Process number in the PID namespace of the process.
     pub pid: u32,
     /// Name of the process when the device was opened, as `ps -o comm` shows it.
     pub name: String,
-    /// The file whose code counts.
+    /// File whose code updates the counters.
     pub library: String,
     /// Command line of the process when the device was opened: arguments separated by spaces,
     /// truncated to 1,016 bytes. Empty if the counters are not published.
     pub command: String,
     /// Time when the device was opened, in nanoseconds since 1970.
     pub began_ns: u64,
-    /// Handles of the device that were opened: `ibv_open_device` of C; the first one of Rust.
+    /// Number of device handles opened: by `ibv_open_device` in C; in Rust only the first one.
     pub devices_opened: u64,
-    /// Queue pairs that were created.
+    /// Number of queue pairs created.
     pub queue_pairs_created: u64,
 }
 
@@ -39,53 +39,53 @@ impl ProcessCounters {
     }
 }
 
-/// One shard: all its connections together, also those that are over.
+/// Counters of one shard, for all its connections together, including those that have ended.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ShardCounts {
-    /// Number.
+    /// Index of the shard.
     pub index: usize,
     /// Traffic of all connections.
     pub traffic: Operations,
-    /// The part of it on connections whose other end is a queue pair of the same device.
+    /// Part of `traffic` on connections whose other end is a queue pair of the same device.
     pub same_device: Operations,
-    /// Datagrams of all UD queue pairs, and those that belong to none.
+    /// Datagrams of all UD queue pairs, and received datagrams that belong to none.
     pub datagrams: Datagrams,
     /// Waits of all connections.
     pub waits: WaitCounts,
-    /// Bytes that are kept against the receive memory budget.
+    /// Bytes held out of the receive memory budget.
     pub held_bytes: u64,
     /// Peers whose TCP connection was accepted.
     pub accepted: u64,
     /// Connections that entered Full Operation.
     pub established: u64,
-    /// Number of connections that are over.
+    /// Number of established connections that have ended.
     pub ended: u64,
     /// Connections that ended in start-up.
     pub failed_startups: u64,
-    /// Peers that were not connected, by [`crate::Refusal`]: too many connections in set-up.
+    /// Peers refused because there were too many connections in set-up ([`crate::Refusal`]).
     pub refused_set_up_limit: u64,
-    /// No memory key was left.
+    /// Peers refused because no memory key was left.
     pub refused_keys: u64,
-    /// The system refused.
+    /// Peers refused because the system had no descriptor left.
     pub refused_system: u64,
-    /// The program rejected.
+    /// Peers that the program rejected.
     pub refused_program: u64,
     /// FPDUs with a wrong CRC.
     pub crc_errors: u64,
-    /// Terminates.
+    /// Terminates by code.
     pub terminates: Vec<TerminateCount>,
 }
 
-/// One connection in Full Operation.
+/// Counters of one connection in Full Operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConnectionCounters {
-    /// Shard.
+    /// Index of the shard.
     pub shard: usize,
-    /// The number of its queue pair.
+    /// Number of its queue pair.
     pub qp_num: u32,
-    /// This end.
+    /// Address of this end.
     pub local: SocketAddr,
-    /// The other end.
+    /// Address of the other end.
     pub peer: SocketAddr,
     /// True if this end connected.
     pub initiator: bool,
@@ -100,16 +100,16 @@ pub struct ConnectionCounters {
     pub traffic: Operations,
     /// Waits.
     pub waits: WaitCounts,
-    /// Bytes that are kept against the receive memory budget.
+    /// Bytes held out of the receive memory budget.
     pub held_bytes: u64,
 }
 
-/// Traffic of a queue pair: its connections that are listed.
+/// Counters of a queue pair: the sum over its connections in the snapshot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QueuePairCounters {
-    /// Number.
+    /// Number of the queue pair.
     pub qp_num: u32,
-    /// Connections: one, or none between two.
+    /// Number of connections.
     pub connections: usize,
     /// Traffic.
     pub traffic: Operations,
@@ -117,7 +117,7 @@ pub struct QueuePairCounters {
     pub waits: WaitCounts,
 }
 
-/// Traffic at one address of this end: all connections and UD queue pairs that ever had it.
+/// Traffic at one local address: the sum over all connections and UD queue pairs that have used it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AddressCounts {
     /// Payload on connections.
@@ -128,11 +128,11 @@ pub struct AddressCounts {
 
 /// Counters at one time.
 ///
-/// Counts of messages and bytes only grow. Numbers that one thread counts one after the other may
-/// be read between the two.
+/// Counts of messages and bytes only grow. If a thread updates two counters one after the other, a
+/// snapshot may contain only the first update.
 ///
 /// ```
-/// use uiw_counters::{DeviceCounters, Traffic};
+/// use uiw_counters::{DeviceCounters, TrafficClass};
 /// let device = DeviceCounters::new(1, None)?;
 /// # let details = uiw_counters::ConnDetails {
 /// #     qp_num: 17,
@@ -144,47 +144,48 @@ pub struct AddressCounts {
 /// # };
 /// let connection = device.shard(0).open(&details);
 /// let earlier = device.snapshot();
-/// connection.count(Traffic::WriteSent, 3, 300);
+/// connection.count(TrafficClass::WriteSent, 3, 300);
 /// let since = device.snapshot().total().traffic.since(&earlier.total().traffic);
 /// assert_eq!(since.write.sent.messages, 3);
 /// # Ok::<(), std::io::Error>(())
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Snapshot {
-    /// The process.
+    /// Properties of the process.
     pub process: ProcessCounters,
-    /// Files that a server of `uiw cp` has transferred.
+    /// Transfers of a server of `uiw cp`.
     pub transfers: Transfers,
-    /// Every shard.
+    /// Counters of every shard.
     pub shards: Vec<ShardCounts>,
-    /// Connections in Full Operation that have counters of their own: up to 1,021 a shard; the
-    /// others count for their shard alone.
+    /// Connections in Full Operation that have their own counters. A shard has up to 1,021 of them;
+    /// further connections are only counted for their shard.
     pub connections: Vec<ConnectionCounters>,
-    /// UD queue pairs with counters of their own: connections and they are up to 1,021 a shard.
+    /// UD queue pairs with their own counters. The limit of 1,021 for each shard applies to
+    /// connections and UD queue pairs together.
     pub datagram_queue_pairs: Vec<DatagramQueuePair>,
-    /// Counts by local address, of connections and UD queue pairs that have or had counters of
-    /// their own. A program that uses several addresses and more counters at a time than there are
-    /// may count for another address of its own.
+    /// Counts by local address, of connections and UD queue pairs that have or had their own
+    /// counters. If a program uses several addresses and all counters of a shard are in use,
+    /// traffic may be counted for another one of its addresses.
     pub addresses: BTreeMap<IpAddr, AddressCounts>,
 }
 
 type Words = [u64; BLOCK_WORDS];
 
-/// Number of attempts to read a block that changes hands meanwhile.
-const READS: usize = 16;
+/// Number of attempts to read a block that is being reassigned.
+const MAX_READ_ATTEMPTS: usize = 16;
 
 impl Snapshot {
-    /// Reads the blocks that `read` gives by their numbers. `None`: `read` had none of a block, or
-    /// what it gave are no counters.
+    /// Creates a snapshot from the blocks that `read` returns by index. Returns `None` if `read`
+    /// does not return a block, or if the contents are not valid.
     pub(crate) fn read(mut read: impl FnMut(usize) -> Option<Words>) -> Option<Self> {
         let process = read(0)?;
         let shards = usize::try_from(process[process::SHARDS]).ok().filter(|n| *n <= layout::MAX_SHARDS)?;
         let mut snapshot = Self {
             process: ProcessCounters {
                 pid: process[process::PID] as u32,
-                name: text(&process, process::NAME),
-                library: text(&process, process::LIBRARY),
-                command: text(&read(layout::COMMAND)?, layout::COMMAND_TEXT),
+                name: read_text(&process, process::NAME),
+                library: read_text(&process, process::LIBRARY),
+                command: read_text(&read(layout::COMMAND)?, layout::COMMAND_TEXT),
                 began_ns: process[process::BEGAN],
                 devices_opened: process[process::DEVICES_OPENED].max(1),
                 queue_pairs_created: process[process::QUEUE_PAIRS_CREATED],
@@ -199,7 +200,7 @@ impl Snapshot {
     }
 
     fn read_shard(&mut self, index: usize, read: &mut impl FnMut(usize) -> Option<Words>) -> Option<()> {
-        let first = read(block(index, 0))?;
+        let first = read(block_index(index, 0))?;
         let used =
             usize::try_from(first[shard::USED]).ok().filter(|n| (FIRST_CONN..=SHARD_BLOCKS).contains(n))?;
         let mut counts = ShardCounts {
@@ -225,7 +226,7 @@ impl Snapshot {
             ..ShardCounts::default()
         };
         for at in OTHERS..used {
-            let words = steady(|| read(block(index, at)))?;
+            let words = read_stable(|| read(block_index(index, at)))?;
             let traffic = Operations::parse(self::words(&words, conn::TRAFFIC));
             let waits = WaitCounts::parse(self::words(&words, conn::WAITS));
             counts.traffic.add(&traffic);
@@ -237,7 +238,7 @@ impl Snapshot {
             if at < FIRST_CONN {
                 continue;
             }
-            if let Some(local) = address::parse(self::words(&words, conn::LOCAL)) {
+            if let Some(local) = address::from_words(self::words(&words, conn::LOCAL)) {
                 let counts = self.addresses.entry(local.ip()).or_default();
                 counts.traffic.add(&traffic);
                 let datagrams = Datagrams::parse(&self::words(&words, conn::TRAFFIC)).traffic;
@@ -248,7 +249,7 @@ impl Snapshot {
                 self.datagram_queue_pairs.extend(datagram_queue_pair(index, &words));
                 continue;
             }
-            let Some(connection) = connection(index, &words) else { continue };
+            let Some(connection) = open_connection(index, &words) else { continue };
             if connection.same_device {
                 counts.same_device.add(&connection.traffic);
             }
@@ -261,7 +262,7 @@ impl Snapshot {
         Some(())
     }
 
-    /// The device: all shards together.
+    /// Returns the counters of the device: the sum over all shards.
     #[must_use]
     pub fn total(&self) -> ShardCounts {
         let mut total = ShardCounts::default();
@@ -297,14 +298,14 @@ impl Snapshot {
         total
     }
 
-    /// Traffic on connections whose other end is not a queue pair of the same device.
+    /// Returns the traffic on connections whose other end is not a queue pair of the same device.
     #[must_use]
-    pub fn with_others(&self) -> Operations {
+    pub fn with_other_devices(&self) -> Operations {
         let total = self.total();
         total.traffic.since(&total.same_device)
     }
 
-    /// Queue pairs with a connection that is listed, by number.
+    /// Returns the queue pairs that have a connection in the snapshot, ordered by number.
     #[must_use]
     pub fn queue_pairs(&self) -> Vec<QueuePairCounters> {
         let mut pairs = BTreeMap::<u32, QueuePairCounters>::new();
@@ -319,16 +320,16 @@ impl Snapshot {
     }
 }
 
-/// Reads a block until it is not changing hands: a few times, as its writer may have been killed
-/// while it was.
-fn steady(mut read: impl FnMut() -> Option<Words>) -> Option<Words> {
+/// Reads a block until it is not being reassigned. The number of attempts is limited, because the
+/// writer may have been killed while it reassigned the block.
+fn read_stable(mut read: impl FnMut() -> Option<Words>) -> Option<Words> {
     let mut words = read()?;
-    for _ in 0..READS {
+    for _ in 0..MAX_READ_ATTEMPTS {
         let before = words[conn::SEQUENCE];
         if before.is_multiple_of(2) {
             let again = read()?;
             if again[conn::SEQUENCE] == before {
-                // The later one, whose identity is that of the first.
+                // Return the later copy, which belongs to the same connection as the first one.
                 return Some(again);
             }
             words = again;
@@ -339,8 +340,8 @@ fn steady(mut read: impl FnMut() -> Option<Words>) -> Option<Words> {
     Some(words)
 }
 
-/// `None`: the block has no connection, or is between two.
-fn connection(shard: usize, words: &Words) -> Option<ConnectionCounters> {
+/// Returns the connection of a block, or `None` if the block has none or is being reassigned.
+fn open_connection(shard: usize, words: &Words) -> Option<ConnectionCounters> {
     if words[conn::STATE] == 0 || !words[conn::SEQUENCE].is_multiple_of(2) {
         return None;
     }
@@ -349,8 +350,8 @@ fn connection(shard: usize, words: &Words) -> Option<ConnectionCounters> {
     Some(ConnectionCounters {
         shard,
         qp_num: words[conn::QP_NUM] as u32,
-        local: address::parse(self::words(words, conn::LOCAL))?,
-        peer: address::parse(self::words(words, conn::PEER))?,
+        local: address::from_words(self::words(words, conn::LOCAL))?,
+        peer: address::from_words(self::words(words, conn::PEER))?,
         initiator: flag(conn::FLAG_INITIATOR),
         same_device: flag(conn::FLAG_SAME_DEVICE),
         kernel: flag(conn::FLAG_KERNEL),
@@ -361,7 +362,8 @@ fn connection(shard: usize, words: &Words) -> Option<ConnectionCounters> {
     })
 }
 
-/// `None`: the block has no living queue pair.
+/// Returns the UD queue pair of a block, or `None` if it has been destroyed or the block is being
+/// reassigned.
 fn datagram_queue_pair(shard: usize, words: &Words) -> Option<DatagramQueuePair> {
     if words[conn::STATE] != conn::OPEN || !words[conn::SEQUENCE].is_multiple_of(2) {
         return None;
@@ -369,24 +371,24 @@ fn datagram_queue_pair(shard: usize, words: &Words) -> Option<DatagramQueuePair>
     Some(DatagramQueuePair {
         shard,
         qp_num: words[conn::QP_NUM] as u32,
-        local: address::parse(self::words(words, conn::LOCAL))?,
+        local: address::from_words(self::words(words, conn::LOCAL))?,
         began_ns: words[conn::BEGAN],
         datagrams: Datagrams::parse(&own_counts(words)),
     })
 }
 
-/// Returns the counts since the present owner of the block took it.
+/// Returns the counts since the block was assigned to its current owner.
 fn own_counts(words: &Words) -> [u64; conn::COUNTS] {
     std::array::from_fn(|at| words[conn::TRAFFIC + at].wrapping_sub(words[conn::BASE + at]))
 }
 
-/// Numbers of a block from `at` on. All uses are within it.
+/// Returns the words of a block from `at` on. All callers stay within the block.
 fn words<const N: usize>(block: &Words, at: usize) -> [u64; N] {
     std::array::from_fn(|i| block[at + i])
 }
 
-/// Text without what a terminal obeys.
-fn text(block: &Words, at: process::Text) -> String {
+/// Reads text, without control characters that a terminal would obey.
+fn read_text(block: &Words, at: process::Text) -> String {
     let bytes: Vec<u8> =
         block[at.at + 1..at.at + at.words].iter().flat_map(|word| word.to_ne_bytes()).collect();
     let len = usize::try_from(block[at.at]).unwrap_or(usize::MAX).min(bytes.len());

@@ -6,12 +6,13 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use uiw_mem::{BLOCK_WORDS, Block};
 
-/// Set in the code of an entry that is used.
+/// Set in the code of a used entry.
 const USED: u64 = 1 << 16;
 
-/// The number that counts Terminates with `code`, which is layer, type and code of RFC 5040 section
-/// 4.8, from the top: 4, 4 and 8 bits. A code that has no entry yet gets one, if there is room.
-pub(crate) fn counter(block: &Block, code: u16, sent: bool) -> &AtomicU64 {
+/// Returns the counter of Terminates with `code`. The bits of `code` are, from the top, 4 bits of
+/// layer, 4 bits of error type and 8 bits of error code (RFC 5040 section 4.8). A new code gets an
+/// entry if there is room.
+pub(crate) fn counter_of_code(block: &Block, code: u16, sent: bool) -> &AtomicU64 {
     let key = USED | u64::from(code);
     for entry in block[TERMINATES..].chunks_exact(3).take(TERMINATE_CODES) {
         let is = entry[0].load(Relaxed);

@@ -1,8 +1,8 @@
-//! Counts of the files that a server of `uiw cp` has transferred.
+//! Counters of the transfers of a server of `uiw cp`.
 
 use crate::layout::transfers;
 
-/// The direction of a transfer, seen from the client.
+/// Direction of a transfer, as seen from the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub enum TransferDirection {
@@ -12,34 +12,34 @@ pub enum TransferDirection {
     Download = 1,
 }
 
-/// The end of a transfer.
+/// Result of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub enum TransferResult {
-    /// The client has reported that everything is there.
+    /// The client has reported that everything was copied.
     Complete = 0,
-    /// The client has reported entries that failed.
+    /// The client has reported failed entries.
     Failed = 1,
-    /// The client went away without a report.
+    /// The client has disconnected without a report.
     Interrupted = 2,
 }
 
-/// Transfers of one direction.
+/// Transfers in one direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TransferCounts {
-    /// Transfers by [`TransferResult`]: complete ones.
+    /// Complete transfers.
     pub complete: u64,
     /// Transfers with failed entries.
     pub failed: u64,
     /// Interrupted transfers.
     pub interrupted: u64,
-    /// Files and symbolic links.
+    /// Number of files and symbolic links.
     pub files: u64,
-    /// Bytes of files that went over connections.
+    /// Bytes of files sent over connections.
     pub bytes: u64,
 }
 
-/// Transfers of both directions.
+/// Transfers in both directions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Transfers {
     /// Transfers to the server.
@@ -49,7 +49,7 @@ pub struct Transfers {
 }
 
 impl TransferCounts {
-    /// Each result with its name and count.
+    /// Returns the number of transfers for each result, with its name.
     #[must_use]
     pub fn results(&self) -> [(&'static str, u64); 3] {
         [("complete", self.complete), ("failed", self.failed), ("interrupted", self.interrupted)]
@@ -71,7 +71,7 @@ impl Transfers {
         Self { uploads: counts(TransferDirection::Upload), downloads: counts(TransferDirection::Download) }
     }
 
-    /// Each direction with its name.
+    /// Returns the counts of each direction, with its name.
     #[must_use]
     pub fn named(&self) -> [(&'static str, TransferCounts); 2] {
         [("upload", self.uploads), ("download", self.downloads)]

@@ -3,9 +3,9 @@
 
 use crate::address;
 use crate::block_file::BlockFile;
-use crate::counts::{Count, Traffic};
+use crate::counts::{Count, TrafficClass};
 use crate::datagrams::{DropReason, RejectReason};
-use crate::layout::{FIRST_CONN, OTHERS, SAME_DEVICE, SHARD_BLOCKS, Wait, block, conn, shard};
+use crate::layout::{FIRST_CONN, OTHERS, SAME_DEVICE, SHARD_BLOCKS, WaitReason, block_index, conn, shard};
 use crate::terminates;
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
@@ -79,7 +79,7 @@ impl ShardCounters {
     /// Creates the counters of shard `index` in `blocks`, which are mapped from `file` if there is
     /// one.
     pub(crate) fn new(blocks: &Arc<Blocks>, index: usize, file: Option<Arc<BlockFile>>) -> Self {
-        let get = |at| match blocks.get(block(index, at)) {
+        let get = |at| match blocks.get(block_index(index, at)) {
             Some(block) => block,
             None => unreachable!("the blocks of all shards are mapped"),
         };
@@ -147,7 +147,7 @@ impl ShardCounters {
     }
 
     /// Counts a datagram that arrived for no queue pair.
-    pub fn rejected(&self, why: RejectReason) {
+    pub fn datagram_rejected(&self, why: RejectReason) {
         add(&self.block[why as usize], 1);
     }
 
@@ -207,7 +207,7 @@ impl ShardCounters {
 
     /// Adds a block to the free blocks of its local address.
     fn release_block(&mut self, block: &Block, index: usize) {
-        let local = address::parse(std::array::from_fn(|at| block[conn::LOCAL + at].load(Relaxed)));
+        let local = address::from_words(std::array::from_fn(|at| block[conn::LOCAL + at].load(Relaxed)));
         let local = local.map_or(std::net::Ipv4Addr::UNSPECIFIED.into(), |local| local.ip());
         self.free.entry(local).or_default().push_back(index);
     }
@@ -221,7 +221,7 @@ impl ShardCounters {
         if self.used == self.allocated {
             let more = GROWTH_BLOCKS.min(SHARD_BLOCKS - self.allocated);
             let file = self.file.as_ref()?;
-            if let Err(error) = file.allocate(block(self.index, self.allocated), more) {
+            if let Err(error) = file.allocate(block_index(self.index, self.allocated), more) {
                 tracing::warn!(%error, "the file of counters cannot grow: more connections are counted together");
                 self.file = None;
                 return None;
@@ -229,7 +229,7 @@ impl ShardCounters {
             self.allocated += more;
         }
         self.used += 1;
-        Some(block(self.index, self.used - 1))
+        Some(block_index(self.index, self.used - 1))
     }
 
     /// Counts the end of a connection and releases its block. Its counts stay readable until the
@@ -278,7 +278,7 @@ impl ShardCounters {
     /// section 4.8).
     pub fn terminate(&self, (layer, etype, code): (u8, u8, u8), sent: bool) {
         let code = u16::from(layer & 15) << 12 | u16::from(etype & 15) << 8 | u16::from(code);
-        add(terminates::counter(&self.block, code, sent), 1);
+        add(terminates::counter_of_code(&self.block, code, sent), 1);
     }
 }
 
@@ -296,7 +296,7 @@ pub struct ConnCounters {
 impl ConnCounters {
     /// Counts `bytes` of payload and the `messages` that they complete.
     #[inline(always)]
-    pub fn count(&self, traffic: Traffic, messages: u32, bytes: u64) {
+    pub fn count(&self, traffic: TrafficClass, messages: u32, bytes: u64) {
         let at = conn::TRAFFIC + 2 * traffic as usize;
         add(&self.block[at], messages.into());
         add(&self.block[at + 1], bytes);
@@ -304,7 +304,7 @@ impl ConnCounters {
 
     /// Counts one wait of the connection.
     #[inline]
-    pub fn wait(&self, wait: Wait) {
+    pub fn wait(&self, wait: WaitReason) {
         add(&self.block[conn::WAITS + wait as usize], 1);
     }
 
@@ -374,7 +374,7 @@ pub(crate) fn now() -> u64 {
 }
 
 fn put_address(block: &Block, at: usize, address: SocketAddr) {
-    for (word, number) in block[at..].iter().zip(address::emit(address)) {
+    for (word, number) in block[at..].iter().zip(address::to_words(address)) {
         word.store(number, Relaxed);
     }
 }

@@ -1,4 +1,4 @@
-//! Writers and readers against each other, and readers against files that are none.
+//! Tests of counters that are read while they are written, and of damaged files.
 
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt as _, PermissionsExt as _, symlink};
@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use uiw_counters::{
     ConnDetails, Count, CounterFile, DatagramQueuePair, Datagrams, DeviceCounters, Directions, Directory,
-    DropReason, FileError, Owner, Publish, Refusal, RejectReason, Snapshot, Traffic, Wait,
+    DropReason, FileError, Owner, Publish, Refusal, RejectReason, Snapshot, TrafficClass, WaitReason,
 };
 
-/// A directory that is removed with its files when dropped.
+/// A directory, which is removed with its files when this is dropped.
 struct TempDirectory(PathBuf);
 
 impl TempDirectory {
@@ -23,14 +23,14 @@ impl TempDirectory {
     }
 
     fn directory(&self) -> Directory {
-        Directory::given(&self.0)
+        Directory::new(&self.0)
     }
 
     fn publish(&self) -> Publish {
         Publish { directory: self.directory(), library: "/usr/lib/libibverbs.so.1".to_owned() }
     }
 
-    /// The only file, which this process does not publish any more.
+    /// Returns the only file, which this process no longer publishes.
     fn only(&self) -> CounterFile {
         let mut files = self.directory().files().unwrap();
         assert_eq!(files.len(), 1);
@@ -44,13 +44,13 @@ impl TempDirectory {
             .collect()
     }
 
-    /// A file as a device of one shard leaves it.
+    /// Leaves a file behind as a device with one shard does, and returns its path.
     fn left(&self) -> PathBuf {
         drop(DeviceCounters::new(1, Some(&self.publish())).unwrap());
         self.0.join(self.names().remove(0))
     }
 
-    /// The only error of reading.
+    /// Returns the error of reading the only file.
     fn error(&self) -> FileError {
         let mut files = self.directory().files().unwrap();
         assert_eq!(files.len(), 1);
@@ -86,12 +86,12 @@ fn file_has_device_counts() {
     let mut shard = device.shard(2);
     device.queue_pair_created();
     let conn = shard.open(&details(0x1234, false));
-    conn.count(Traffic::SendSent, 1, 100);
-    conn.count(Traffic::WriteReceived, 0, 65_000);
-    conn.count(Traffic::WriteReceived, 1, 536);
-    conn.count(Traffic::ReadSent, 1, 7);
-    conn.count(Traffic::AtomicReceived, 1, 8);
-    conn.wait(Wait::Credit);
+    conn.count(TrafficClass::SendSent, 1, 100);
+    conn.count(TrafficClass::WriteReceived, 0, 65_000);
+    conn.count(TrafficClass::WriteReceived, 1, 536);
+    conn.count(TrafficClass::ReadSent, 1, 7);
+    conn.count(TrafficClass::AtomicReceived, 1, 8);
+    conn.wait(WaitReason::Credit);
     conn.set_held(4096);
     shard.accepted();
     shard.refused(Refusal::System);
@@ -135,7 +135,7 @@ fn file_has_device_counts() {
     let [connection] = &read.connections[..] else { panic!("{:?}", read.connections) };
     assert_eq!((connection.qp_num, connection.shard, connection.traffic), (0x1234, 2, total.traffic));
     assert_eq!((connection.local, connection.peer), (details(0, false).local, details(0, false).peer));
-    assert_eq!(read.with_others(), total.traffic);
+    assert_eq!(read.with_other_devices(), total.traffic);
     assert!(file.remove(&temp.directory()).unwrap() && !file.remove(&temp.directory()).unwrap());
 }
 
@@ -149,10 +149,10 @@ fn datagrams_counted_by_qp_and_shard() {
     earlier.sent(count(3, 300), count(1, 100));
     earlier.dropped(DropReason::BadQkey, 5);
     shard.close_datagrams(&earlier);
-    // A connection, and another queue pair, have the block afterwards: the sums go on, and theirs
-    // begin at zero.
+    // A connection and another queue pair reuse the block. The sums continue, and their own
+    // counters begin at zero.
     let conn = shard.open(&details(7, false));
-    conn.count(Traffic::SendSent, 1, 10);
+    conn.count(TrafficClass::SendSent, 1, 10);
     shard.close(&conn, true);
     let now = shard.open_datagrams(0x0F_A001, local);
     now.sent(count(2, 64), count(0, 0));
@@ -167,7 +167,7 @@ fn datagrams_counted_by_qp_and_shard() {
         (RejectReason::BadSource, 3),
         (RejectReason::NoQueuePair, 4),
     ] {
-        (0..times).for_each(|_| shard.rejected(why));
+        (0..times).for_each(|_| shard.datagram_rejected(why));
     }
     drop((earlier, conn, now, shard, device));
 
@@ -189,7 +189,7 @@ fn datagrams_counted_by_qp_and_shard() {
         no_queue_pair: 4,
     };
     assert_eq!(total.datagrams, expected);
-    assert_eq!(expected.with_others(), directions(count(4, 264), count(1, 1)));
+    assert_eq!(expected.with_other_devices(), directions(count(4, 264), count(1, 1)));
     assert_eq!(expected.dropped().iter().map(|(_, count)| count).sum::<u64>(), 18);
     let [DatagramQueuePair { shard, qp_num, local: at, datagrams, .. }] = snapshot.datagram_queue_pairs[..]
     else {
@@ -208,7 +208,7 @@ fn later_connection_starts_at_zero() {
     let mut shard = device.shard(0);
     for round in 0..5 {
         let conn = shard.open(&details(round, round == 2));
-        conn.count(Traffic::SendSent, 1, 10);
+        conn.count(TrafficClass::SendSent, 1, 10);
         let now = device.snapshot();
         assert_eq!(now.connections.len(), 1);
         assert_eq!((now.connections[0].qp_num, now.connections[0].traffic.send.sent), (round, count(1, 10)));
@@ -217,7 +217,7 @@ fn later_connection_starts_at_zero() {
     }
     let total = device.snapshot().total();
     assert_eq!(total.traffic.send.sent, count(5, 50));
-    // Its block has had two other connections since.
+    // Two other connections have used its block since then.
     assert_eq!(total.same_device.send.sent, count(1, 10));
     assert_eq!((total.established, total.ended), (5, 5));
 }
@@ -229,7 +229,7 @@ fn connections_without_block_count_for_shard() {
     let mut shard = device.shard(0);
     let all: Vec<_> = (0..100_000).map(|number| shard.open(&details(number, number % 2 == 1))).collect();
     for conn in &all {
-        conn.count(Traffic::WriteSent, 1, 3);
+        conn.count(TrafficClass::WriteSent, 1, 3);
     }
     let path = temp.0.join(temp.names().remove(0));
     let len = fs::metadata(&path).unwrap().len();
@@ -239,18 +239,18 @@ fn connections_without_block_count_for_shard() {
     let total = now.total();
     assert_eq!(total.traffic.write.sent, count(100_000, 300_000));
     assert_eq!(total.same_device.write.sent, count(50_000, 150_000));
-    assert_eq!(now.with_others().write.sent, count(50_000, 150_000));
+    assert_eq!(now.with_other_devices().write.sent, count(50_000, 150_000));
     all.iter().for_each(|conn| shard.close(conn, true));
-    // Blocks are free again.
+    // The blocks are free again.
     let conn = shard.open(&details(7, false));
-    conn.count(Traffic::WriteSent, 1, 5);
+    conn.count(TrafficClass::WriteSent, 1, 5);
     let now = device.snapshot();
     assert_eq!((now.connections.len(), now.connections[0].traffic.write.sent), (1, count(1, 5)));
     assert_eq!(now.total().traffic.write.sent, count(100_001, 300_005));
 }
 
-/// Connections of two addresses, one after the other and with few at a time: each address has what
-/// was counted for it, to the byte.
+/// Connections of two addresses follow one another, with few at a time. The counts of each address
+/// are exact.
 #[test]
 fn counts_grouped_by_local_address() {
     let device = DeviceCounters::new(2, None).unwrap();
@@ -260,8 +260,8 @@ fn counts_grouped_by_local_address() {
         let mut details = details(number, false);
         details.local.set_ip([10, 0, 0, (number % 3) as u8].into());
         let conn = shard.open(&details);
-        conn.count(Traffic::WriteSent, 1, 1 << (8 * (number % 3)));
-        conn.count(Traffic::SendReceived, 1, 7);
+        conn.count(TrafficClass::WriteSent, 1, 1 << (8 * (number % 3)));
+        conn.count(TrafficClass::SendReceived, 1, 7);
         shard.close(&conn, true);
     }
     let datagrams = shards[0].open_datagrams(9, "10.0.0.9:1".parse().unwrap());
@@ -298,7 +298,7 @@ fn closed_device_has_ended() {
     assert!(temp.directory().remove_ended().unwrap() && temp.names().is_empty());
 }
 
-/// The first number of the first shard: how many of its blocks were used.
+/// Offset of the first number of the first shard, which is the number of blocks that were used.
 const FIRST_SHARD: u64 = 512;
 
 /// Changes one number of a file.
@@ -318,7 +318,7 @@ fn files_that_are_none_are_errors() {
     put(&path, 2, 2);
     assert!(matches!(temp.error(), FileError::Length { .. }));
     put(&path, 2, 1);
-    // Blocks that were used, of the shard.
+    // The number of used blocks of the shard.
     put(&path, FIRST_SHARD, u64::MAX);
     assert!(matches!(temp.only().snapshot(), Err(FileError::Damaged)));
     put(&path, FIRST_SHARD, 1024);
@@ -355,17 +355,17 @@ fn random_file_read_without_panic() {
             *word = (state ^ state >> 29).to_ne_bytes();
         }
         file.write_all_at(&blocks, 4096).unwrap();
-        // So that the blocks are read.
+        // Marks the blocks as used, so that they are read.
         put(&path, FIRST_SHARD, 3 + round % 64);
         let snapshot = temp.only().snapshot().unwrap();
-        let _ = (snapshot.total(), snapshot.with_others(), snapshot.queue_pairs());
+        let _ = (snapshot.total(), snapshot.with_other_devices(), snapshot.queue_pairs());
     }
 }
 
 #[test]
 fn directory_of_other_user_refused() {
     let temp = TempDirectory::new();
-    let user = Directory::of_user(Some(&temp.0));
+    let user = Directory::for_user(Some(&temp.0));
     assert_eq!(user.path(), temp.0.join("uiw"));
     assert!(user.files().unwrap().is_empty() && user.linked().unwrap().is_empty());
     let publish = Publish { directory: user.clone(), library: String::new() };
@@ -374,30 +374,30 @@ fn directory_of_other_user_refused() {
     assert_eq!(user.files().unwrap().len(), 1);
     fs::set_permissions(user.path(), fs::Permissions::from_mode(0o755)).unwrap();
     assert_eq!(user.files().unwrap_err().kind(), std::io::ErrorKind::PermissionDenied);
-    // Counted all the same, and nothing is published.
+    // The device counts nevertheless, but publishes nothing.
     let device = DeviceCounters::new(1, Some(&publish)).unwrap();
     device.queue_pair_created();
     assert_eq!(device.snapshot().process.queue_pairs_created, 1);
     assert_eq!(fs::read_dir(user.path()).unwrap().count(), 1);
-    // A relative path, and no directory.
-    let user = Directory::of_user(Some(Path::new("tmp")));
-    assert!(user.path().starts_with("/tmp/") && user == Directory::of_user(Some(Path::new("/nonexistent"))));
+    // A relative path and a missing directory are ignored.
+    let user = Directory::for_user(Some(Path::new("tmp")));
+    assert!(user.path().starts_with("/tmp/") && user == Directory::for_user(Some(Path::new("/nonexistent"))));
 }
 
 #[test]
 fn directory_keeps_few_ended_files() {
     let temp = TempDirectory::new();
-    let user = Directory::of_user(Some(&temp.0));
+    let user = Directory::for_user(Some(&temp.0));
     let publish = Publish { directory: user.clone(), library: String::new() };
     for _ in 0..300 {
         drop(DeviceCounters::new(1, Some(&publish)).unwrap());
     }
     let count = user.files().unwrap().len();
     assert!((64..=129).contains(&count), "{count}");
-    // In a directory of `uiw run` all of them stay until it removes them.
+    // In a directory of `uiw run`, all files stay until `uiw run` removes them.
     let lock = user.path().join(Directory::RUN_LOCK);
     fs::write(&lock, "").unwrap();
-    let given = Directory::given(user.path());
+    let given = Directory::new(user.path());
     for _ in 0..130 {
         drop(
             DeviceCounters::new(1, Some(&Publish { directory: given.clone(), library: String::new() }))
@@ -414,7 +414,7 @@ fn directory_keeps_few_ended_files() {
 fn links_lead_readers_to_directories() {
     let (temp, other) = (TempDirectory::new(), TempDirectory::new());
     other.left();
-    let user = Directory::of_user(Some(&temp.0));
+    let user = Directory::for_user(Some(&temp.0));
     user.link(&other.directory(), "1").unwrap();
     let [linked] = &user.linked().unwrap()[..] else { panic!("one link") };
     assert_eq!(linked.files().unwrap().len(), 1);

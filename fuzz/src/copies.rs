@@ -12,13 +12,13 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use uiw_copy::batch::{self, Batch, Content, SMALL};
+use uiw_copy::batch::{self, Batch, BatchContent, SMALL};
 use uiw_copy::handler::{Handler, Session};
 use uiw_copy::journal::{Journal, Record};
-use uiw_copy::meta::{Kind, Meta, Time};
+use uiw_copy::meta::{EntryKind, FileTime, Meta};
 use uiw_copy::names::RelPath;
 use uiw_copy::protocol::{
-    BLOCK, Create, FileHead, MESSAGE, Reply, Request, SLOT, decode_entries, encode_entries,
+    BLOCK, CreateMode, FileHead, MESSAGE, Reply, Request, SLOT, decode_entries, encode_entries,
 };
 use uiw_copy::root::Root;
 use uiw_copy::wire::WireError;
@@ -80,7 +80,7 @@ fn formats(bytes: &[u8]) {
             assert_eq!(records.len(), usize::from(*number));
             for (path, content) in records {
                 assert!(!path.is_empty());
-                if let Content::Bytes(meta, bytes) = content {
+                if let BatchContent::Bytes(meta, bytes) = content {
                     assert_eq!(meta.size, bytes.len() as u64);
                 }
             }
@@ -124,7 +124,7 @@ fn journal(input: &mut Input<'_>) {
     let file = memory();
     file.write_all_at(&bytes, 0).expect("room");
     let mut journal = Journal::new(file.try_clone().expect("a descriptor"));
-    let is_of = journal.is_of(&head.meta).expect("a journal");
+    let is_of = journal.matches(&head.meta).expect("a journal");
     let mut found = Vec::new();
     let replayed = journal.replay(&head, |record| {
         found.push(record);
@@ -167,8 +167,8 @@ fn head(path: RelPath, input: &mut Input<'_>) -> FileHead {
     let size = input.pick(&[0, 1, 700, 5000, SMALL, SMALL + 1, BLOCK, BLOCK + 1]);
     let sparse = input.u8().is_multiple_of(4);
     let mode = input.pick(&[0o600, 0o644, 0o755, 0]);
-    let mtime = Time { seconds: i64::from(input.u8()), nanos: 5 };
-    let meta = Meta { kind: Kind::File, mode, size, mtime, version, sparse, target: Vec::new() };
+    let mtime = FileTime { seconds: i64::from(input.u8()), nanos: 5 };
+    let meta = Meta { kind: EntryKind::File, mode, size, mtime, version, sparse, target: Vec::new() };
     FileHead { path, meta }
 }
 
@@ -241,12 +241,12 @@ impl FuzzedShare {
         self.file = Some(file.clone());
         let path = file.path.clone();
         let blocks = file.blocks();
-        let mtime = Time { seconds: 7, nanos: 0 };
+        let mtime = FileTime { seconds: 7, nanos: 0 };
         let mut bytes = Vec::new();
         let request = match input.below(13) {
             0 => Request::Stat { path },
             1 => {
-                let create = input.pick(&[Create::No, Create::Private, Create::Usual]);
+                let create = input.pick(&[CreateMode::No, CreateMode::Private, CreateMode::Usual]);
                 Request::List { path, after: input.take(3).to_vec(), create }
             }
             2 => Request::Open { file },

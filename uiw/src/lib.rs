@@ -109,7 +109,7 @@ pub mod counters {
     pub use uiw_counters::{
         AddressCounts, ConnectionCounters, Count, CounterFile, DatagramQueuePair, Datagrams, Directions,
         Directory, DirectoryKind, DropReason, FileError, Operations, Owner, ProcessCounters, Publish,
-        QueuePairCounters, RejectReason, ShardCounts, Snapshot, TerminateCount, Traffic, TransferCounts,
+        QueuePairCounters, RejectReason, ShardCounts, Snapshot, TerminateCount, TrafficClass, TransferCounts,
         TransferDirection, TransferResult, Transfers, WaitCounts,
     };
 }

@@ -38,7 +38,7 @@ impl Counters {
     pub fn publish(&self, library: String) -> Option<Publish> {
         let directory = match self {
             Self::Off => return None,
-            Self::In(path) => Directory::given(path),
+            Self::In(path) => Directory::new(path),
             Self::User => user(),
         };
         Some(Publish { directory, library })
@@ -49,7 +49,7 @@ impl Counters {
 /// otherwise `/tmp/uiw-UID`.
 pub fn user() -> Directory {
     let runtime = environment::variable("XDG_RUNTIME_DIR", Privileged::Ignored).map(PathBuf::from);
-    Directory::of_user(runtime.as_deref())
+    Directory::for_user(runtime.as_deref())
 }
 
 /// Returns the destination for the libraries.
@@ -62,8 +62,7 @@ pub(crate) fn of_library(counters: &Counters) -> Option<Publish> {
 pub(crate) fn report_unpublished(counters: &Counters, is_published: bool) {
     let Counters::In(path) = counters else { return };
     if !is_published {
-        let why =
-            Directory::given(path).check().map_or_else(|error| format!(": {error}"), |()| String::new());
+        let why = Directory::new(path).check().map_or_else(|error| format!(": {error}"), |()| String::new());
         crate::log::note!(
             "uiw: counters cannot be published in {}{why}: this process is not counted",
             path.display()
@@ -99,7 +98,7 @@ mod tests {
         assert!(Counters::parse("run/x").is_err() && Counters::parse("on").is_err());
         assert!(Counters::Off.publish(String::new()).is_none());
         let publish = Counters::In("/run/x".into()).publish("lib".to_owned()).unwrap();
-        assert_eq!((publish.directory, &*publish.library), (Directory::given("/run/x"), "lib"));
+        assert_eq!((publish.directory, &*publish.library), (Directory::new("/run/x"), "lib"));
     }
 
     #[test]

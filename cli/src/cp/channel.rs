@@ -1,10 +1,11 @@
-//! A connection of this protocol: messages both ways, and a slot of memory for each request.
+//! A connection of the copy protocol, with messages in both directions and a slot of memory for
+//! each request.
 
 use crate::shared::fail::{Failure, Result};
-use crate::shared::memory::{Buffer, at};
-use crate::shared::msg_conn::{Event, MsgConn};
-use crate::shared::qp_setup::{Depths, PendingQp, Wait, WaitLimits, post};
-use crate::shared::stop::Stop;
+use crate::shared::memory::{Buffer, remote_at};
+use crate::shared::msg_conn::{ConnEvent, MsgConn};
+use crate::shared::qp_setup::{PendingQp, QueueDepths, WaitLimits, WaitMode, post};
+use crate::shared::stop::StopFlag;
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,37 +14,37 @@ use uiw::raw::cm::ConnRequest;
 use uiw::raw::{Access, ConnConfig, Device, Pd, QpState, RemoteMr, SendFlags, SendOp};
 use uiw_copy::protocol::{MESSAGE, Reply, SLOT};
 
-/// Set in the number of a Write out of a slot.
+/// Set in the number of a Write from a slot.
 const DATA: u64 = 1 << 32;
-/// Messages that may be under way beside those of the slots.
+/// Number of messages that may be under way in addition to those of the slots.
 const SPARE: u32 = 4;
-/// Signs of life that a client may leave untaken: it writes files meanwhile, and there are two each
-/// second.
-const PULSES: u32 = 64;
+/// Number of heartbeats that a client need not take at once. There are two per second, and the
+/// client may be writing files in the meantime.
+const HEARTBEATS: u32 = 64;
 
-/// Memory of one end, made before its connection.
-pub(crate) struct Memory {
+/// Memory of one end, which is allocated before its connection.
+pub(crate) struct SlotMemory {
     pub(crate) pd: Pd,
     slots: u16,
-    /// What the peer writes.
+    /// Slots that the peer writes.
     landing: Option<Buffer>,
-    /// What is written to the peer.
+    /// Sources of Writes to the peer.
     source: Buffer,
-    /// The messages that are sent.
+    /// Messages to be sent.
     outbox: Buffer,
 }
 
-/// Time of a server's last sign of life, on any connection of a transfer.
+/// Time of the server's last sign of life on any connection of a transfer.
 #[derive(Debug)]
-pub(crate) struct Heard(Mutex<Instant>);
+pub(crate) struct LastHeard(Mutex<Instant>);
 
-impl Default for Heard {
+impl Default for LastHeard {
     fn default() -> Self {
         Self(Mutex::new(Instant::now()))
     }
 }
 
-impl Heard {
+impl LastHeard {
     pub(crate) fn set(&self) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
     }
@@ -57,11 +58,11 @@ impl Heard {
 /// life: the kernel sends it for a stopped process as well.
 struct SilenceLimit {
     time: Duration,
-    /// The last sign on this connection: a message, or bytes that came.
+    /// Time of the last message or bytes on this connection.
     heard: Instant,
-    /// Bytes that had come at the last look, if nothing else has happened since.
+    /// Bytes received until the last check, `None` after a message.
     received: Option<u64>,
-    all: Arc<Heard>,
+    all: Arc<LastHeard>,
 }
 
 impl SilenceLimit {
@@ -71,33 +72,34 @@ impl SilenceLimit {
     }
 }
 
-/// Interval at which a waiting client checks whether bytes have arrived.
-const LOOK: Duration = Duration::from_millis(500);
+/// Interval at which a waiting client checks whether bytes have arrived. Bytes count as a sign of
+/// life.
+const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
-/// A connection.
+/// A connection with messages and slots.
 pub(crate) struct Channel {
     pub(crate) conn: MsgConn,
-    memory: Memory,
-    /// The peer's slots; none if it takes no bytes.
+    memory: SlotMemory,
+    /// Slots of the peer, `None` if it receives no bytes.
     remote: Option<RemoteMr>,
     free: Vec<u32>,
-    /// Whether a Write out of the slot is under way.
+    /// Whether a Write from each slot is under way.
     busy: Vec<bool>,
     arrived: VecDeque<Vec<u8>>,
-    /// Takes signs of life, which are no replies.
+    /// True for the client, which receives heartbeats. They are not replies.
     is_client: bool,
-    patience: Option<SilenceLimit>,
+    silence: Option<SilenceLimit>,
 }
 
-impl Memory {
-    /// Bytes that one end has for `slots` slots.
+impl SlotMemory {
+    /// Returns the bytes of memory that one end uses for `slots` slots.
     pub(crate) fn bytes(slots: u16) -> u64 {
         let messages = u64::from(slots) + u64::from(SPARE);
         u64::from(slots) * u64::from(SLOT) * 2 + messages * 2 * u64::from(MESSAGE)
     }
 
-    /// Makes the slots. With `lands`, the peer may write into the slots. A protection domain of its
-    /// own: no other connection reaches them.
+    /// Allocates the slots. With `lands`, the peer may write into them. The memory has its own
+    /// protection domain, so that other connections cannot access it.
     pub(crate) fn new(device: &Device, slots: u16, lands: bool) -> Result<Self> {
         let pd = device.alloc_pd()?;
         let len = usize::from(slots) * SLOT as usize;
@@ -107,39 +109,39 @@ impl Memory {
         Ok(Self { pd, slots, landing, source, outbox })
     }
 
-    /// Where the peer writes.
+    /// Returns the slots that the peer writes.
     pub(crate) fn remote(&self) -> Option<RemoteMr> {
         self.landing.as_ref().map(Buffer::remote)
     }
 
-    /// Messages of requests or of replies that may be under way.
+    /// Returns the number of requests or replies that may be under way.
     fn messages(&self) -> u32 {
         u32::from(self.slots) + SPARE
     }
 }
 
 impl Channel {
-    /// Connects; the caller says where the peer's slots are once it has read the peer's private
-    /// data.
+    /// Connects. The caller then sets the peer's slots, which the private data of the peer
+    /// describes.
     pub(crate) fn connect(
         device: &Device,
-        memory: Memory,
+        memory: SlotMemory,
         peer: SocketAddr,
         options: &ConnConfig,
         private_data: &[u8],
         until: WaitLimits<'_>,
     ) -> Result<Self> {
-        let receives = memory.messages() + PULSES;
-        let depths = Depths::new(memory.messages() + u32::from(memory.slots), receives);
-        let half = PendingQp::new(device, &memory.pd, &depths)?;
-        let conn = MsgConn::connect(half, (receives, MESSAGE), peer, options, private_data, until)?;
+        let receives = memory.messages() + HEARTBEATS;
+        let depths = QueueDepths::new(memory.messages() + u32::from(memory.slots), receives);
+        let pending = PendingQp::new(device, &memory.pd, &depths)?;
+        let conn = MsgConn::connect(pending, (receives, MESSAGE), peer, options, private_data, until)?;
         Ok(Self::new(conn, memory, None))
     }
 
-    /// Accepts.
+    /// Accepts a connection.
     pub(crate) fn accept(
         device: &Device,
-        memory: Memory,
+        memory: SlotMemory,
         request: ConnRequest,
         options: &ConnConfig,
         reply: &[u8],
@@ -147,77 +149,78 @@ impl Channel {
         until: WaitLimits<'_>,
     ) -> Result<Self> {
         let receives = memory.messages();
-        let depths = Depths::new(memory.messages() + u32::from(memory.slots) + PULSES, receives);
-        let half = PendingQp::new(device, &memory.pd, &depths)?;
-        let conn = MsgConn::accept(half, (receives, MESSAGE), request, options, reply, until)?;
+        let depths = QueueDepths::new(memory.messages() + u32::from(memory.slots) + HEARTBEATS, receives);
+        let pending = PendingQp::new(device, &memory.pd, &depths)?;
+        let conn = MsgConn::accept(pending, (receives, MESSAGE), request, options, reply, until)?;
         Ok(Self::new(conn, memory, Some(remote)))
     }
 
-    fn new(conn: MsgConn, memory: Memory, remote: Option<RemoteMr>) -> Self {
+    fn new(conn: MsgConn, memory: SlotMemory, remote: Option<RemoteMr>) -> Self {
         let free = (0..u32::from(memory.slots) + SPARE).collect();
         let busy = vec![false; memory.slots.into()];
-        Self { conn, memory, remote, free, busy, arrived: VecDeque::new(), is_client: false, patience: None }
+        Self { conn, memory, remote, free, busy, arrived: VecDeque::new(), is_client: false, silence: None }
     }
 
-    /// Ends waiting for a server that gives no sign of life for `time`.
-    pub(crate) fn set_patience(&mut self, time: Duration, all: &Arc<Heard>) {
+    /// Limits the time without a sign of life of the server to `time`.
+    pub(crate) fn set_silence_limit(&mut self, time: Duration, all: &Arc<LastHeard>) {
         let all = Arc::clone(all);
         self.is_client = true;
-        self.patience = Some(SilenceLimit { time, heard: Instant::now(), received: None, all });
+        self.silence = Some(SilenceLimit { time, heard: Instant::now(), received: None, all });
     }
 
-    /// A request is about to be sent, and no other one is under way: the time begins now.
-    pub(crate) fn wait_anew(&mut self) -> Result<()> {
-        let patience = self.patience.take();
-        // Signs of life that have not been taken are old.
+    /// Starts the silence limit again. Called before a request is sent while no other one is under
+    /// way.
+    pub(crate) fn restart_silence(&mut self) -> Result<()> {
+        let silence = self.silence.take();
+        // Take the old heartbeats first.
         let now = WaitLimits::deadline(Instant::now());
-        // No more than there are receives: a server that sends more at the same time is not
-        // followed.
-        for _ in 0..self.memory.messages() + PULSES {
+        // Take at most as many as there are receives, in case the server keeps sending.
+        for _ in 0..self.memory.messages() + HEARTBEATS {
             if !self.step(now)? {
                 break;
             }
         }
-        self.patience =
-            patience.map(|patience| SilenceLimit { heard: Instant::now(), received: None, ..patience });
+        self.silence =
+            silence.map(|silence| SilenceLimit { heard: Instant::now(), received: None, ..silence });
         Ok(())
     }
 
-    /// Checks for arrived bytes after a moment without completions.
-    fn look(&mut self) -> Result<()> {
-        let Some(patience) = &mut self.patience else { return Ok(()) };
+    /// Checks whether bytes have arrived, after some time without completions.
+    fn check_arrivals(&mut self) -> Result<()> {
+        let Some(silence) = &mut self.silence else { return Ok(()) };
         let received = self.conn.link.qp.path().and_then(|path| path.stream.bytes_received);
-        // The first look has nothing to compare with.
-        let before = std::mem::replace(&mut patience.received, received);
+        // The first check has nothing to compare with.
+        let before = std::mem::replace(&mut silence.received, received);
         if before.is_some() && before != received {
-            patience.heard();
+            silence.heard();
         }
-        if patience.heard.elapsed() < patience.time {
+        if silence.heard.elapsed() < silence.time {
             return Ok(());
         }
-        let why = format!("no answer for {} s", patience.time.as_secs());
+        let why = format!("no answer for {} s", silence.time.as_secs());
         Err(Failure::lost(self.conn.link.peer(), why))
     }
 
-    /// The next event; `None` when the peer has closed in order, or `until` came first.
-    fn event(&mut self, until: WaitLimits<'_>) -> Result<Option<Event>> {
+    /// Returns the next event, or `None` if the peer has closed in order or `until` is reached
+    /// first.
+    fn next_event(&mut self, until: WaitLimits<'_>) -> Result<Option<ConnEvent>> {
         loop {
-            let Some(patience) = &self.patience else { return self.conn.next(Wait::Sleep, until) };
-            let look = (patience.heard + patience.time).min(Instant::now() + LOOK);
-            let deadline = until.deadline.map_or(look, |at| at.min(look));
+            let Some(silence) = &self.silence else { return self.conn.next(WaitMode::Sleep, until) };
+            let next_check = (silence.heard + silence.time).min(Instant::now() + CHECK_INTERVAL);
+            let deadline = until.deadline.map_or(next_check, |at| at.min(next_check));
             if let Some(event) =
-                self.conn.next(Wait::Sleep, WaitLimits { deadline: Some(deadline), ..until })?
+                self.conn.next(WaitMode::Sleep, WaitLimits { deadline: Some(deadline), ..until })?
             {
                 return Ok(Some(event));
             }
             if until.is_over() || self.conn.link.qp.state() != QpState::Rts {
                 return Ok(None);
             }
-            self.look()?;
+            self.check_arrivals()?;
         }
     }
 
-    /// Where the peer's slots are.
+    /// Sets the peer's slots.
     pub(crate) fn set_remote(&mut self, remote: Option<RemoteMr>) {
         self.remote = remote;
     }
@@ -226,7 +229,8 @@ impl Channel {
         self.conn.link.peer()
     }
 
-    /// The next message; `None` when the peer has closed in order, or `until` came first.
+    /// Returns the next message, or `None` if the peer has closed in order or `until` is reached
+    /// first.
     pub(crate) fn next(&mut self, until: WaitLimits<'_>) -> Result<Option<Vec<u8>>> {
         loop {
             if let Some(message) = self.arrived.pop_front() {
@@ -238,28 +242,30 @@ impl Channel {
         }
     }
 
-    /// One completion.
+    /// Handles one completion. Returns false if the peer has closed in order or `until` is reached
+    /// first.
     fn step(&mut self, until: WaitLimits<'_>) -> Result<bool> {
-        match self.event(until)? {
+        match self.next_event(until)? {
             None => return Ok(false),
-            Some(Event::Message { slot, len }) => {
+            Some(ConnEvent::Message { slot, len }) => {
                 let message = self.conn.bytes(slot, len)?;
                 self.conn.repost(slot)?;
-                if let Some(patience) = &mut self.patience {
-                    patience.heard();
-                    patience.received = None;
+                if let Some(silence) = &mut self.silence {
+                    silence.heard();
+                    silence.received = None;
                 }
                 if self.is_client && matches!(Reply::decode(&message), Ok((_, Reply::Working))) {
                     return Ok(true);
                 }
-                // A request for each slot, and no more: what waits here is bounded.
+                // The peer may send one message for each slot, which bounds the number of waiting
+                // messages.
                 if self.arrived.len() > usize::from(self.memory.slots) {
                     return Err(Failure::lost(self.peer(), "sends more messages than it has slots"));
                 }
                 self.arrived.push_back(message);
             }
-            Some(Event::Sent(id)) if id & DATA == 0 => self.free.push(id as u32),
-            Some(Event::Sent(id)) => {
+            Some(ConnEvent::Sent(id)) if id & DATA == 0 => self.free.push(id as u32),
+            Some(ConnEvent::Sent(id)) => {
                 if let Some(busy) = self.busy.get_mut((id & !DATA) as usize) {
                     *busy = false;
                 }
@@ -268,15 +274,17 @@ impl Channel {
         Ok(true)
     }
 
-    /// Waits until `at`, and takes what comes meanwhile. With `is_due`, a reply to a request may
-    /// come.
-    pub(crate) fn wait_until(&mut self, at: Instant, stop: &Stop, is_due: bool) -> Result<()> {
+    /// Waits until `at` and handles completions. `is_due` means that the reply to a request is
+    /// awaited.
+    pub(crate) fn wait_until(&mut self, at: Instant, stop: &StopFlag, is_due: bool) -> Result<()> {
         while Instant::now() < at && !stop.is_set() {
             if !is_due {
-                self.wait_anew()?;
+                self.restart_silence()?;
             }
-            let until =
-                WaitLimits { deadline: Some(at.min(Instant::now() + LOOK)), ..WaitLimits::stop(stop) };
+            let until = WaitLimits {
+                deadline: Some(at.min(Instant::now() + CHECK_INTERVAL)),
+                ..WaitLimits::stop(stop)
+            };
             if !self.step(until)? && self.conn.link.qp.state() != QpState::Rts {
                 break;
             }
@@ -304,7 +312,7 @@ impl Channel {
         post(&self.conn.link.qp, outbox.into(), SendOp::Send, &[sge], SendFlags::SIGNALED)
     }
 
-    /// Writes bytes into the peer's slot; the message that says how many follows.
+    /// Writes bytes into a slot of the peer. The message with their number must follow.
     pub(crate) fn write(&mut self, slot: u16, bytes: &[u8], until: WaitLimits<'_>) -> Result<()> {
         let start = usize::from(slot) * SLOT as usize;
         let Some(remote) = self.remote.filter(|remote| {
@@ -312,8 +320,8 @@ impl Channel {
         }) else {
             return Err(Failure::lost(self.peer(), "has no memory for what it asks for"));
         };
-        // The Write before it may still be in the queue, as the peer's next request can overtake
-        // its completion.
+        // The previous Write from this slot may still be queued, because the peer's next request
+        // can overtake its completion.
         while self.busy[usize::from(slot)] {
             if !self.step(until)? {
                 return Err(self.ended());
@@ -321,14 +329,14 @@ impl Channel {
         }
         self.memory.source.write(start, bytes)?;
         let sge = self.memory.source.sge(start..start + bytes.len());
-        let op = SendOp::Write { remote: at(remote, start as u64) };
+        let op = SendOp::Write { remote: remote_at(remote, start as u64) };
         post(&self.conn.link.qp, DATA | u64::from(slot), op, &[sge], SendFlags::SIGNALED)?;
         self.busy[usize::from(slot)] = true;
         Ok(())
     }
 
-    /// A copy of the first bytes of a slot, which the peer cannot change any more.
-    pub(crate) fn landed(&self, slot: u16, len: u32) -> Result<Vec<u8>> {
+    /// Returns a copy of the first bytes of a slot, which the peer cannot change any more.
+    pub(crate) fn read_slot(&self, slot: u16, len: u32) -> Result<Vec<u8>> {
         let landing = self.memory.landing.as_ref().filter(|_| slot < self.memory.slots && len <= SLOT);
         let Some(landing) = landing else {
             return Err(Failure::lost(self.peer(), "names a slot that it does not have"));
@@ -340,7 +348,7 @@ impl Channel {
 
     /// Returns whether the connection has ended.
     pub(crate) fn is_down(&self) -> bool {
-        // A request that is refused may be the first sign of it.
+        // A failed post may be the first sign of the end.
         let link = &self.conn.link;
         link.qp.state() != QpState::Rts || link.wait_ending(Duration::from_secs(1)).is_some()
     }

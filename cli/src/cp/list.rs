@@ -1,27 +1,27 @@
-//! `uiw ls`: the entries of a directory in a share.
+//! `uiw ls`: lists a directory in a share.
 
 use super::caller::Caller;
-use super::client::Shape;
-use super::location::{Location, Remote};
-use super::plan::{Plan, Rules};
+use super::client::ConnectionShape;
+use super::location::{Location, RemotePath};
+use super::plan::{CopyOptions, CopyPlan};
 use super::report::{Report, with_path};
 use super::{Access, connect};
 use crate::shared::fail::{Exit, Failure, Result};
 use crate::shared::open::Opener;
-use crate::shared::stop::Stop;
+use crate::shared::stop::StopFlag;
 use crate::shared::text;
 use serde_json::json;
 use std::ffi::OsString;
 use std::sync::Arc;
 use std::time::Duration;
-use uiw_copy::meta::{Entry, Kind, Meta};
+use uiw_copy::meta::{Entry, EntryKind, Meta};
 use uiw_copy::names::{EscapedName, RelPath};
-use uiw_copy::protocol::{Create, Reply, Request, decode_entries};
+use uiw_copy::protocol::{CreateMode, Reply, Request, decode_entries};
 
 /// Options of `uiw ls`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
-    /// HOST[:PORT]:SHARE[/PATH]: a directory, or another entry
+    /// A directory or another entry: HOST[:PORT]:SHARE[/PATH]
     #[arg(value_name = "HOST:SHARE[/PATH]")]
     place: OsString,
     /// One JSON object an entry
@@ -33,20 +33,21 @@ pub(crate) struct Args {
 
 /// Runs `uiw ls`.
 pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
-    let Location::Remote(Remote { host, share, path, .. }) = Location::parse(&args.place)? else {
+    let Location::Remote(RemotePath { host, share, path, .. }) = Location::parse(&args.place)? else {
         let fix = "write HOST[:PORT]:SHARE[/PATH]";
         return Err(Failure::usage(args.place.to_string_lossy(), "no path of a server", fix));
     };
-    let stop = Stop::on_signal()?;
+    let stop = StopFlag::on_signal()?;
     let (target, first) = connect(opener, &args.access, (&host, &share), false, None, &stop)?;
-    let plan = Plan::new(Report::new(args.json, Arc::clone(&target.heard)), stop, Rules::default());
-    let mut caller = Caller::new(first, &plan, &target, Shape::of(Duration::MAX).slots);
-    let listed = list(&mut caller, &path, args.json);
+    let plan = CopyPlan::new(Report::new(args.json, Arc::clone(&target.heard)), stop, CopyOptions::default());
+    let mut caller =
+        Caller::new(first, &plan, &target, ConnectionShape::from_round_trip(Duration::MAX).slots);
+    let listed = print_list(&mut caller, &path, args.json);
     caller.into_stripe().finish(listed.is_err().into());
     listed
 }
 
-fn list(caller: &mut Caller<'_>, path: &RelPath, as_json: bool) -> Result<()> {
+fn print_list(caller: &mut Caller<'_>, path: &RelPath, as_json: bool) -> Result<()> {
     let other = || Failure::lost(path, "the server gave another answer than asked for");
     let failed = |text: String| Failure::new(Exit::Failed, path, text, "see the server's log");
     let meta = match caller.call(&Request::Stat { path: path.clone() })? {
@@ -58,43 +59,43 @@ fn list(caller: &mut Caller<'_>, path: &RelPath, as_json: bool) -> Result<()> {
         Reply::Failed { text, .. } => return Err(failed(text)),
         _ => return Err(other()),
     };
-    if meta.kind != Kind::Directory {
-        show(path.as_bytes(), &meta, as_json);
+    if meta.kind != EntryKind::Directory {
+        print_entry(path.as_bytes(), &meta, as_json);
         return Ok(());
     }
     let mut after = Vec::new();
     loop {
-        let request = Request::List { path: path.clone(), after: after.clone(), create: Create::No };
+        let request = Request::List { path: path.clone(), after: after.clone(), create: CreateMode::No };
         let (len, more) = match caller.call(&request)? {
             Reply::Listed { len, more } => (len, more),
             Reply::Failed { text, .. } => return Err(failed(text)),
             _ => return Err(other()),
         };
-        let entries = decode_entries(&caller.landed(len)?)
+        let entries = decode_entries(&caller.read_slot(len)?)
             .map_err(|error| Failure::lost(path, format!("violates the protocol: {error}")))?;
         if more && entries.is_empty() {
-            return Err(Failure::lost(path, "the server gave a list that does not go on"));
+            return Err(Failure::lost(path, "the server announced more entries but sent none"));
         }
         for Entry { name, meta } in entries {
-            // In order it ends, and no name is there twice.
+            // Requiring sorted names ensures that the list ends, and that no name occurs twice.
             if name.as_bytes() <= &after[..] {
                 return Err(Failure::lost(path, "the server gave a list that is not in order"));
             }
-            show(name.as_bytes(), &meta, as_json);
+            print_entry(name.as_bytes(), &meta, as_json);
             after = name.as_bytes().to_vec();
         }
-        if !more || text::is_lost() {
+        if !more || text::is_stdout_lost() {
             return Ok(());
         }
     }
 }
 
-fn show(name: &[u8], meta: &Meta, as_json: bool) {
+fn print_entry(name: &[u8], meta: &Meta, as_json: bool) {
     let kind = match meta.kind {
-        Kind::File => "file",
-        Kind::Directory => "directory",
-        Kind::Symlink => "symlink",
-        Kind::Special => "special",
+        EntryKind::File => "file",
+        EntryKind::Directory => "directory",
+        EntryKind::Symlink => "symlink",
+        EntryKind::Special => "special",
     };
     if as_json {
         text::json(&with_path(
@@ -102,16 +103,16 @@ fn show(name: &[u8], meta: &Meta, as_json: bool) {
             json!({
                 "type": "entry", "kind": kind, "bytes": meta.size, "mode": meta.mode,
                 "mtime": meta.mtime.seconds, "mtime_nanos": meta.mtime.nanos,
-                "target": (meta.kind == Kind::Symlink).then(|| String::from_utf8_lossy(&meta.target)),
+                "target": (meta.kind == EntryKind::Symlink).then(|| String::from_utf8_lossy(&meta.target)),
             }),
         ));
         return;
     }
     let letter = match meta.kind {
-        Kind::File => '-',
-        Kind::Directory => 'd',
-        Kind::Symlink => 'l',
-        Kind::Special => '?',
+        EntryKind::File => '-',
+        EntryKind::Directory => 'd',
+        EntryKind::Symlink => 'l',
+        EntryKind::Special => '?',
     };
     let bits = "rwxrwxrwx".chars().enumerate();
     let mode: String =
@@ -126,11 +127,11 @@ fn show(name: &[u8], meta: &Meta, as_json: bool) {
     ));
 }
 
-/// Seconds since 1970 as a date and time of UTC. A year may have more than four digits.
+/// Formats seconds since 1970 as date and time in UTC. A year may have more than four digits.
 fn utc(seconds: i64) -> String {
     let (days, second) = (seconds.div_euclid(86_400), seconds.rem_euclid(86_400));
-    // Days since 0000-03-01, in cycles of 400 years of 146,097 days: so a leap day is the last one
-    // of a year.
+    // Count days since 0000-03-01, in cycles of 400 years with 146,097 days. Years begin in March,
+    // so that a leap day is the last day of a year.
     let days = days + 719_468;
     let (cycle, day) = (days.div_euclid(146_097), days.rem_euclid(146_097));
     let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;

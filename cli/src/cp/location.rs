@@ -1,4 +1,4 @@
-//! `HOST[:PORT]:SHARE/PATH`, or a path of this machine.
+//! Sources and targets on the command line: `HOST[:PORT]:SHARE/PATH`, or a local path.
 
 use crate::shared::fail::{Failure, Result};
 use std::ffi::{OsStr, OsString};
@@ -6,32 +6,32 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use uiw_copy::names::RelPath;
 
-/// Where something is, or goes.
+/// Location of a source or the target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Location {
     Local(PathBuf),
-    Remote(Remote),
+    Remote(RemotePath),
 }
 
 /// A path in a share.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Remote {
-    /// With the port, if one is named.
+pub(super) struct RemotePath {
+    /// Host, with the port if one is given.
     pub(super) host: String,
     pub(super) share: String,
     pub(super) path: RelPath,
-    /// A slash is at the end: as a source, its contents.
+    /// True if the path ends with a slash. As a source it then means the contents of the directory.
     pub(super) has_slash: bool,
 }
 
-impl Remote {
-    /// Returns whether it must be a directory.
+impl RemotePath {
+    /// Returns whether the path must be a directory.
     pub(super) fn is_directory(&self) -> bool {
         self.has_slash || self.path.is_empty()
     }
 
-    /// The name that it has at the target as a source; nothing where its contents are copied. A
-    /// whole share has the name of the share.
+    /// Returns the name that this source gets at the target, or `None` if its contents are copied.
+    /// A whole share gets the name of the share.
     pub(super) fn name(&self) -> Option<Vec<u8>> {
         let name = match self.path.split() {
             Some((_, name)) => name.as_bytes().to_vec(),
@@ -42,7 +42,7 @@ impl Remote {
 }
 
 impl Location {
-    /// The name that it has at the target as a source; nothing where its contents are copied.
+    /// Returns the name that this source gets at the target, or `None` if its contents are copied.
     pub(super) fn name(&self) -> Option<Vec<u8>> {
         match self {
             Self::Local(path) => {
@@ -54,8 +54,8 @@ impl Location {
         }
     }
 
-    /// Takes an argument with a colon before any slash as remote, as scp does: a local name with a
-    /// colon is written `./a:b`.
+    /// Parses an argument. Like scp, it treats an argument with a colon before any slash as remote.
+    /// A local name with a colon is written `./a:b`.
     pub(super) fn parse(text: &OsString) -> Result<Self> {
         let bytes = text.as_bytes();
         let slash = bytes.iter().position(|byte| *byte == b'/').unwrap_or(bytes.len());
@@ -75,11 +75,11 @@ impl Location {
         let share = share.ok_or_else(|| wrong(&"no share"))?;
         let path = bytes.get(slash + 1..).unwrap_or_default();
         let path = RelPath::new(without_slashes(path)).map_err(|error| wrong(&error))?;
-        Ok(Self::Remote(Remote { host, share, path, has_slash: bytes.ends_with(b"/") }))
+        Ok(Self::Remote(RemotePath { host, share, path, has_slash: bytes.ends_with(b"/") }))
     }
 }
 
-/// Without the slashes at its end.
+/// Returns the path without the slashes at its end.
 fn without_slashes(path: &[u8]) -> &[u8] {
     let end = path.iter().rposition(|byte| *byte != b'/').map_or(0, |at| at + 1);
     &path[..end]
@@ -92,7 +92,7 @@ mod tests {
     #[test]
     fn locations() {
         let remote = |text: &str| match Location::parse(&text.into()).unwrap() {
-            Location::Remote(Remote { host, share, path, has_slash }) => {
+            Location::Remote(RemotePath { host, share, path, has_slash }) => {
                 (host, share, path.to_string(), has_slash)
             }
             other => panic!("{other:?}"),

@@ -5,34 +5,34 @@ mod caller;
 pub(crate) mod channel;
 mod client;
 mod direction;
+mod entries;
 pub(crate) mod list;
 mod location;
-mod pace;
 mod pattern;
 mod plan;
 mod pull;
 mod push;
+mod rate_limit;
 mod report;
-mod segments;
+mod segment_size;
 mod sources;
 mod stripe;
-mod transfer;
 
 use crate::shared::args::{ConnArgs, DEFAULT_PORT, PeerConfig, resolve};
 use crate::shared::fail::{Exit, Failure, Refusal, Result};
 use crate::shared::open::Opener;
-use crate::shared::stop::Stop;
-use crate::shared::trust::{EndRole, Files};
-use client::Shape;
+use crate::shared::stop::StopFlag;
+use crate::shared::trust::{EndRole, KeyFiles};
+use client::ConnectionShape;
 use direction::Direction;
-use location::{Location, Remote};
-use pace::{Pace, rate};
+use location::{Location, RemotePath};
 use pattern::Pattern;
-use plan::{Plan, Rules};
+use plan::{CopyOptions, CopyPlan};
 use pull::Pull;
 use push::Push;
+use rate_limit::{RateLimit, parse_rate};
 use report::Report;
-use segments::Segments;
+use segment_size::SegmentSize;
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::net::SocketAddr;
@@ -40,7 +40,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
-use stripe::{Stripe, Target};
+use stripe::{ConnectTarget, Stripe};
 use uiw_cabi_core::settings::DeadAfter;
 use uiw_llp::TransportConfig;
 
@@ -48,26 +48,26 @@ use uiw_llp::TransportConfig;
 #[derive(Clone, Debug, clap::Args)]
 #[command(override_usage = "uiw cp [OPTIONS] SRC... TARGET")]
 pub(crate) struct Args {
-    /// Sources and target: HOST[:PORT]:SHARE/PATH at one end, local paths at the other. A
-    /// directory is copied into the target under its name; with a slash at its end, its contents
-    /// are
+    /// Sources and target: HOST[:PORT]:SHARE/PATH at one end, local paths at the other. A directory
+    /// is copied into the target under its name; with a slash at the end, only its contents are
+    /// copied
     #[arg(value_names = ["SRC", "TARGET"], required = true, num_args = 2..)]
     paths: Vec<OsString>,
-    /// Connections at a time [default: 2 to 8, by the round trip time]
+    /// Number of connections [default: 2 to 8, depending on the round-trip time]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
     stripes: Option<u16>,
-    /// Bytes a second at most, such as 500K or 25M, or bits, such as 200Mbit; at least 64K
-    #[arg(long, value_name = "RATE", value_parser = rate)]
+    /// Maximum rate in bytes per second, such as 500K or 25M, or in bits, such as 200Mbit; at least
+    /// 64K
+    #[arg(long, value_name = "RATE", value_parser = parse_rate)]
     limit: Option<u64>,
-    /// Say what would be copied or deleted, and change nothing
+    /// Show what would be copied or deleted, and change nothing
     #[arg(long)]
     dry_run: bool,
-    /// Leave entries alone whose name matches (repeatable): `*` and `?` stand for any part and any
-    /// byte of a name; a pattern with a slash is for paths below a source
+    /// Ignore entries whose name matches (repeatable): `*` stands for any part of a name, `?` for
+    /// any byte; a pattern with a slash is compared with the path below a source
     #[arg(long, value_name = "PATTERN")]
     exclude: Vec<Pattern>,
-    /// Delete entries of copied directories that the source does not have, after everything is
-    /// copied
+    /// After copying, delete entries of copied directories that do not exist at the source
     #[arg(long)]
     delete: bool,
     /// One JSON object for each entry that failed (or would be copied), and one at the end
@@ -83,30 +83,30 @@ pub(crate) struct Access {
     /// Accept the key of a server that is used for the first time, and pin it
     #[arg(long, conflicts_with = "clear")]
     accept_new: bool,
-    /// Do not encrypt, beyond this machine either
+    /// Do not encrypt, even to other machines
     #[arg(long)]
     clear: bool,
     #[command(flatten)]
     conn: ConnArgs,
 }
 
-/// Default time for which a transfer is continued without a sign of life of the server.
+/// Default time after which a transfer gives up without a sign of life of the server.
 const GIVE_UP: Duration = Duration::from_secs(15 * 60);
 
-/// Where to and from.
-enum TransferDirection {
-    Push(Vec<PathBuf>, Remote),
-    Pull(Vec<Remote>, PathBuf),
+/// Sources and target of the command line.
+enum CopyPaths {
+    Push(Vec<PathBuf>, RemotePath),
+    Pull(Vec<RemotePath>, PathBuf),
 }
 
-impl TransferDirection {
-    fn of(paths: &[OsString]) -> Result<Self> {
+impl CopyPaths {
+    fn from_args(paths: &[OsString]) -> Result<Self> {
         let mut locations = paths.iter().map(Location::parse).collect::<Result<Vec<_>>>()?;
         let usage = |why: &str| {
             Failure::usage("uiw cp", why, "one end is HOST[:PORT]:SHARE/PATH, and the other one is local")
         };
         let target = locations.pop().ok_or_else(|| usage("no target"))?;
-        have_different_names(&locations)?;
+        check_different_names(&locations)?;
         let (mut local, mut remote) = (Vec::new(), Vec::new());
         for location in locations {
             match location {
@@ -120,7 +120,7 @@ impl TransferDirection {
             Location::Local(_) if remote.is_empty() => Err(usage("no path has a host")),
             Location::Local(_) if !local.is_empty() => Err(usage("some sources are local, as the target is")),
             Location::Local(target) => {
-                let one = |other: &Remote| other.host == remote[0].host && other.share == remote[0].share;
+                let one = |other: &RemotePath| other.host == remote[0].host && other.share == remote[0].share;
                 if remote.iter().all(one) {
                     Ok(Self::Pull(remote, target))
                 } else {
@@ -138,8 +138,8 @@ impl TransferDirection {
     }
 }
 
-/// Sources of one name would be copied to one place, one over the other.
-fn have_different_names(sources: &[Location]) -> Result<()> {
+/// Refuses several sources with the same name, because one would overwrite the other.
+fn check_different_names(sources: &[Location]) -> Result<()> {
     let mut seen = BTreeSet::new();
     for name in sources.iter().filter_map(Location::name) {
         if !seen.insert(name.clone()) {
@@ -151,8 +151,9 @@ fn have_different_names(sources: &[Location]) -> Result<()> {
     Ok(())
 }
 
-/// Sources whose contents go into one directory would delete each other's.
-fn may_delete(sources: &[OsString]) -> Result<()> {
+/// Refuses `--delete` if the contents of several sources go into the same directory, because each
+/// would delete the entries of the others.
+fn check_delete(sources: &[OsString]) -> Result<()> {
     let locations = sources.iter().map(Location::parse).collect::<Result<Vec<_>>>()?;
     if locations.len() > 1 && locations.iter().any(|source| source.name().is_none()) {
         let why = "the contents of a source and another one go into the same directory";
@@ -167,40 +168,40 @@ fn may_delete(sources: &[OsString]) -> Result<()> {
 
 /// Runs `uiw cp`.
 pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
-    let way = TransferDirection::of(&args.paths)?;
+    let paths = CopyPaths::from_args(&args.paths)?;
     if args.delete {
-        may_delete(&args.paths[..args.paths.len() - 1])?;
+        check_delete(&args.paths[..args.paths.len() - 1])?;
     }
-    let (host, share) = way.server();
-    let stop = Stop::on_signal()?;
-    // A dry run writes nothing, so it may look at a share that is read-only.
-    let push = matches!(way, TransferDirection::Push(..)) && !args.dry_run;
-    let pace = args.limit.map(Pace::new);
-    let (target, first) = connect(opener, &args.access, (host, share), push, pace, &stop)?;
+    let (host, share) = paths.server();
+    let stop = StopFlag::on_signal()?;
+    // A dry run writes nothing, so it also works with a read-only share.
+    let push = matches!(paths, CopyPaths::Push(..)) && !args.dry_run;
+    let rate_limit = args.limit.map(RateLimit::new);
+    let (target, first) = connect(opener, &args.access, (host, share), push, rate_limit, &stop)?;
     if args.delete && push && !first.can_remove() {
         let fix = "update `uiw` there, or leave --delete out";
         return Err(Failure::new(Exit::Unreachable, host, "its `uiw serve` has no --delete", fix));
     }
-    let mut shape = Shape::of(first.round_trip());
+    let mut shape = ConnectionShape::from_round_trip(first.round_trip());
     shape.stripes = args.stripes.unwrap_or(shape.stripes);
-    if let Some(pace) = &target.pace {
-        shape.stripes = shape.stripes.min(pace.stripes());
+    if let Some(rate_limit) = &target.rate_limit {
+        shape.stripes = shape.stripes.min(rate_limit.max_stripes());
     }
-    let rules = Rules { dry_run: args.dry_run, delete: args.delete, excluded: args.exclude.clone() };
-    let plan = Plan::new(Report::new(args.json, Arc::clone(&target.heard)), stop, rules);
-    let direction: Box<dyn Direction> = match &way {
-        TransferDirection::Push(..) => Box::new(Push),
-        TransferDirection::Pull(..) => Box::new(Pull { label: format!("{:08x}", target.token as u32) }),
+    let rules = CopyOptions { dry_run: args.dry_run, delete: args.delete, excluded: args.exclude.clone() };
+    let plan = CopyPlan::new(Report::new(args.json, Arc::clone(&target.heard)), stop, rules);
+    let direction: Box<dyn Direction> = match &paths {
+        CopyPaths::Push(..) => Box::new(Push),
+        CopyPaths::Pull(..) => Box::new(Pull { label: format!("{:08x}", target.token as u32) }),
     };
-    let done = client::transfer(first, &plan, direction.as_ref(), &target, shape, |caller| match &way {
-        TransferDirection::Push(from, to) => sources::push(caller, from, to),
-        TransferDirection::Pull(from, to) => sources::pull(caller, from, to),
+    let done = client::transfer(first, &plan, direction.as_ref(), &target, shape, |caller| match &paths {
+        CopyPaths::Push(from, to) => sources::add_local_sources(caller, from, to),
+        CopyPaths::Pull(from, to) => sources::add_remote_sources(caller, from, to),
     });
     if let Err(failure) = done {
-        plan.report.ended(shape.stripes.into(), args.dry_run);
+        plan.report.print_failed_summary(shape.stripes.into(), args.dry_run);
         return Err(failure);
     }
-    plan.report.summary(shape.stripes.into(), args.dry_run, true);
+    plan.report.print_summary(shape.stripes.into(), args.dry_run, true);
     match plan.report.failures() {
         0 => Ok(()),
         count => Err(Failure::new(
@@ -218,9 +219,9 @@ fn connect(
     access: &Access,
     (host, share): (&str, &str),
     push: bool,
-    pace: Option<Pace>,
-    stop: &Stop,
-) -> Result<(Target, Stripe)> {
+    rate_limit: Option<RateLimit>,
+    stop: &StopFlag,
+) -> Result<(ConnectTarget, Stripe)> {
     let peer = resolve(host, DEFAULT_PORT)?;
     let settings = access.conn.settings();
     let mut peer_options = PeerConfig::new(settings.connection());
@@ -230,41 +231,42 @@ fn connect(
     };
     peer_options.congestion.get_or_insert_with(|| TransportConfig::AUTO.to_owned());
     let token = getrandom::u64().map_err(|error| Failure::local("no random numbers", error))?;
-    let security = SecurityMode::of(opener, access, peer)?;
-    let target = Target {
+    let security = SecurityMode::from_args(opener, access, peer)?;
+    let target = ConnectTarget {
         device: security.opener.device()?,
         peer,
         share: share.to_owned(),
         token,
         push,
-        segments: Segments::new(peer_options.own.stream.max_segment),
+        segment_size: SegmentSize::new(peer_options.own.stream.max_segment),
         peer_options,
-        pace,
+        rate_limit,
         give_up,
         heard: Arc::default(),
         identity: OnceLock::new(),
     };
     let connect = || {
-        let connect = || Stripe::connect(&target, Shape::of(Duration::MAX).slots, stop);
-        let before = target.segments.next();
-        // TLS's first message may be longer than the path takes; that of MPA is not.
-        let is_other = || security.opener.has_tls() && target.segments.next() != before;
+        let connect =
+            || Stripe::connect(&target, ConnectionShape::from_round_trip(Duration::MAX).slots, stop);
+        let before = target.segment_size.for_next_connection();
+        // The first message of TLS may be too long for the path, unlike that of MPA.
+        let is_other = || security.opener.has_tls() && target.segment_size.for_next_connection() != before;
         connect().or_else(|failure| if is_other() { connect() } else { Err(failure) })
     };
     let first = security.connect(access, host, connect)?;
     Ok((target, first))
 }
 
-/// How connections are protected.
+/// Protection of connections.
 struct SecurityMode {
     opener: Opener,
-    /// The user's own keys, if it is they.
-    files: Option<Files>,
+    /// Key files of the user, if these are used.
+    files: Option<KeyFiles>,
 }
 
 impl SecurityMode {
-    /// Encrypted, unless the server is on this machine or it is refused.
-    fn of(opener: &Opener, args: &Access, peer: SocketAddr) -> Result<Self> {
+    /// Chooses encryption, unless the server is on this machine or the user refuses it.
+    fn from_args(opener: &Opener, args: &Access, peer: SocketAddr) -> Result<Self> {
         if args.clear && opener.has_tls() {
             return Err(Failure::usage(
                 "--clear",
@@ -274,7 +276,7 @@ impl SecurityMode {
         }
         let is_default = !args.clear && !peer.ip().to_canonical().is_loopback();
         let (opener, files) = if is_default || args.accept_new {
-            EndRole::Client.opener(opener)?
+            EndRole::Client.tls_opener(opener)?
         } else {
             (opener.clone(), None)
         };
@@ -285,7 +287,7 @@ impl SecurityMode {
         Ok(Self { opener, files })
     }
 
-    /// The first connection, and the key of a server that is new.
+    /// Makes the first connection, and pins the key of a new server if the user accepts it.
     fn connect(&self, args: &Access, host: &str, connect: impl Fn() -> Result<Stripe>) -> Result<Stripe> {
         let Some(files) = &self.files else { return connect() };
         let mut connected = connect();

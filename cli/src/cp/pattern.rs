@@ -3,8 +3,8 @@
 use std::convert::Infallible;
 use std::str::FromStr;
 
-/// A pattern for names, or with a slash for paths below a source: `*` is any part of a name, `?`
-/// any byte of it.
+/// A pattern for names, or with a slash for paths below a source. `*` stands for any part of a
+/// name, `?` for any byte of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Pattern(Vec<u8>);
 
@@ -17,8 +17,8 @@ impl FromStr for Pattern {
 }
 
 impl Pattern {
-    /// Returns whether it matches a path below a source, or its last name if the pattern has no
-    /// slash.
+    /// Returns whether the pattern matches a path below a source, or the last name of the path if
+    /// the pattern has no slash.
     pub(super) fn matches(&self, path: &[u8]) -> bool {
         match self.0.strip_prefix(b"/") {
             Some(pattern) => is_match(pattern, path),
@@ -30,7 +30,7 @@ impl Pattern {
 
 fn is_match(pattern: &[u8], text: &[u8]) -> bool {
     let (mut at, mut from) = (0, 0);
-    // The last `*`, and the end of the text that it stands for.
+    // Position of the last `*`, and the end of the text that it stands for.
     let mut star = None;
     while from < text.len() {
         match pattern.get(at) {

@@ -1,10 +1,10 @@
 //! The work queue of a transfer, shared by all its connections, and the state of its entries.
 
+use super::entries::{CopyDirectory, CopyItem, EntryPaths, LargeFile, ListMemory};
 use super::pattern::Pattern;
 use super::report::Report;
-use super::transfer::{Directory, Item, ListMemory, Place, Transfer};
 use crate::shared::fail::{Exit, Failure};
-use crate::shared::stop::Stop;
+use crate::shared::stop::StopFlag;
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,7 +12,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use uiw_copy::batch::SMALL;
 use uiw_copy::meta::Entry;
-use uiw_copy::meta::{Kind, Meta};
+use uiw_copy::meta::{EntryKind, Meta};
 use uiw_copy::names::Name;
 use uiw_copy::protocol::{MAX_BATCH, MESSAGE, SLOT};
 
@@ -35,29 +35,29 @@ const MAX_BUSY_RETRIES: u8 = 60;
 #[derive(Debug)]
 pub(super) enum Task {
     /// Lists a directory. The entries received so far are the second field.
-    Directory(Arc<Directory>, Vec<Entry>),
+    Directory(Arc<CopyDirectory>, Vec<Entry>),
     /// Transfers small files that fit one slot together.
-    Batch(Vec<Item>),
+    Batch(Vec<CopyItem>),
     /// Creates a symbolic link.
-    Link(Item),
+    Link(CopyItem),
     /// Starts or resumes a large file. The second field is the number of earlier attempts.
-    Open(Item, u8),
+    Open(CopyItem, u8),
     /// Transfers the block with this number.
-    Block(Arc<Transfer>, u64),
+    Block(Arc<LargeFile>, u64),
     /// Transfers a range of blocks that lie in a hole. Only the first one is counted as under way.
-    Hole(Arc<Transfer>, Range<u64>),
+    Hole(Arc<LargeFile>, Range<u64>),
     /// Completes a large file once all its blocks have been transferred.
-    Finish(Arc<Transfer>),
+    Finish(Arc<LargeFile>),
     /// Sets mode and modification time of a complete directory.
-    Seal(Arc<Directory>),
+    Seal(Arc<CopyDirectory>),
     /// Removes these entries of the target directory, starting with the last one. Then seals the
     /// directory again if it exists at the source.
-    Remove(Arc<Directory>, Vec<Place>),
+    Remove(Arc<CopyDirectory>, Vec<EntryPaths>),
 }
 
 /// User options of a transfer.
 #[derive(Debug, Default)]
-pub(super) struct Rules {
+pub(super) struct CopyOptions {
     /// Report the changes without making them.
     pub(super) dry_run: bool,
     /// Remove entries of the target that do not exist at the source.
@@ -68,15 +68,15 @@ pub(super) struct Rules {
 
 /// Shared work queue of a transfer.
 ///
-/// Each connection takes its next [`Task`] with [`Plan::take`] and reports the result with one of
-/// the other methods.
-pub(super) struct Plan {
+/// Each connection takes its next [`Task`] with [`CopyPlan::take_task`] and reports the result with
+/// one of the other methods.
+pub(super) struct CopyPlan {
     state: Mutex<PlanState>,
     changed: Condvar,
     pub(super) report: Report,
     /// Set when the transfer has ended, for whatever reason.
-    pub(super) stop: Arc<Stop>,
-    pub(super) rules: Rules,
+    pub(super) stop: Arc<StopFlag>,
+    pub(super) options: CopyOptions,
     /// True if the target directory does not exist yet, so that there are no entries to compare
     /// with.
     target_absent: AtomicBool,
@@ -91,7 +91,7 @@ struct PlanState {
     /// and directories.
     urgent: VecDeque<Task>,
     /// Open files with blocks to transfer.
-    files: VecDeque<Arc<Transfer>>,
+    files: VecDeque<Arc<LargeFile>>,
     /// Number of large files between `Open` and their end.
     open: usize,
     /// Small files, symbolic links and removals.
@@ -108,17 +108,17 @@ struct PlanState {
     pending: u64,
     /// Entries, by directory, that exist only at the target. They are removed after everything else
     /// has been copied.
-    surplus: Vec<(Arc<Directory>, Vec<Place>)>,
+    surplus: Vec<(Arc<CopyDirectory>, Vec<EntryPaths>)>,
     /// First error that ended the transfer.
     failure: Option<Failure>,
 }
 
-impl Plan {
-    pub(super) fn new(report: Report, stop: Arc<Stop>, rules: Rules) -> Self {
+impl CopyPlan {
+    pub(super) fn new(report: Report, stop: Arc<StopFlag>, options: CopyOptions) -> Self {
         let state = Mutex::new(PlanState { pending: 1, ..PlanState::default() });
         let target_absent = AtomicBool::new(false);
         let (loss, lists) = (Mutex::default(), ListMemory::default());
-        Self { state, changed: Condvar::new(), report, stop, rules, target_absent, loss, lists }
+        Self { state, changed: Condvar::new(), report, stop, options, target_absent, loss, lists }
     }
 
     /// Records why a connection was lost. Returns false if the previous loss had the same cause.
@@ -148,28 +148,28 @@ impl Plan {
     }
 
     /// Adds an entry to be copied.
-    pub(super) fn add_entry(&self, place: Place, meta: Meta, parent: Option<Arc<Directory>>) {
+    pub(super) fn add_entry(&self, place: EntryPaths, meta: Meta, parent: Option<Arc<CopyDirectory>>) {
         self.state().pending += 1;
         if let Some(parent) = &parent {
-            parent.add();
+            parent.add_pending();
         }
         match meta.kind {
-            Kind::Directory => {
-                let directory = Arc::new(Directory::new(place, meta, parent, &self.lists));
+            EntryKind::Directory => {
+                let directory = Arc::new(CopyDirectory::new(place, meta, parent, &self.lists));
                 self.update(|state| state.directories.push(Task::Directory(directory, Vec::new())));
             }
-            Kind::Special => {
-                let item = Item { place, meta, parent, restarts: 0 };
+            EntryKind::Special => {
+                let item = CopyItem { place, meta, parent, restarts: 0 };
                 self.fail(&item, "a device, FIFO or socket, which is not copied");
             }
-            Kind::Symlink => {
-                self.report.found(0);
-                let item = Item { place, meta, parent, restarts: 0 };
+            EntryKind::Symlink => {
+                self.report.count_found(0);
+                let item = CopyItem { place, meta, parent, restarts: 0 };
                 self.update(|state| state.ready.push_back(Task::Link(item)));
             }
-            Kind::File => {
-                self.report.found(meta.size);
-                let item = Item { place, meta, parent, restarts: 0 };
+            EntryKind::File => {
+                self.report.count_found(meta.size);
+                let item = CopyItem { place, meta, parent, restarts: 0 };
                 if item.meta.size > SMALL {
                     self.update(|state| state.opens.push_back(Task::Open(item, 0)));
                 } else {
@@ -180,8 +180,8 @@ impl Plan {
     }
 
     /// Adds small files, in batches that fit a slot and whose paths fit a message.
-    pub(super) fn add_small(&self, items: Vec<Item>) {
-        let weight = |item: &Item| {
+    pub(super) fn add_small(&self, items: Vec<CopyItem>) {
+        let weight = |item: &CopyItem| {
             let path = item.place.remote.as_bytes().len();
             (item.meta.size + path as u64 + 80, path + 2)
         };
@@ -206,7 +206,12 @@ impl Plan {
     }
 
     /// Adds the entries of a source directory, except those that are already at the target.
-    pub(super) fn add_entries(&self, directory: &Arc<Directory>, sources: Vec<Entry>, targets: Vec<Entry>) {
+    pub(super) fn add_entries(
+        &self,
+        directory: &Arc<CopyDirectory>,
+        sources: Vec<Entry>,
+        targets: Vec<Entry>,
+    ) {
         let mut targets: HashMap<_, _> = targets.into_iter().map(|entry| (entry.name, entry.meta)).collect();
         for Entry { name, meta } in sources {
             let target = targets.remove(&name);
@@ -217,28 +222,28 @@ impl Plan {
                 Ok(place) => place,
                 Err(error) => {
                     let path = [directory.place.remote.as_bytes(), name.as_bytes()].join(&b'/');
-                    self.report.failed(&path, &error);
+                    self.report.report_failed(&path, &error);
                     continue;
                 }
             };
             let is_there = target.is_some_and(|target| meta.is_copied_by(&target));
-            if is_there && meta.kind != Kind::Directory {
-                self.report.unchanged();
+            if is_there && meta.kind != EntryKind::Directory {
+                self.report.count_unchanged();
                 continue;
             }
-            if self.rules.dry_run && meta.kind != Kind::Directory && meta.kind != Kind::Special {
-                self.report.would_copy(&place.remote, &meta);
+            if self.options.dry_run && meta.kind != EntryKind::Directory && meta.kind != EntryKind::Special {
+                self.report.report_would_copy(&place.remote, &meta);
                 continue;
             }
             self.add_entry(place, meta, Some(Arc::clone(directory)));
         }
-        if self.rules.delete {
+        if self.options.delete {
             self.add_surplus(directory, targets.into_iter().map(|(name, meta)| Entry { name, meta }));
         }
     }
 
-    fn is_excluded(&self, directory: &Directory, name: &Name) -> bool {
-        let excluded = &self.rules.excluded;
+    fn is_excluded(&self, directory: &CopyDirectory, name: &Name) -> bool {
+        let excluded = &self.options.excluded;
         // Building the path is only necessary if there are patterns.
         !excluded.is_empty() && {
             let path = [directory.below.as_slice(), name.as_bytes()].concat();
@@ -250,18 +255,22 @@ impl Plan {
     ///
     /// If there are exclude patterns, a surplus directory is first searched for excluded entries,
     /// which stay.
-    pub(super) fn add_surplus(&self, directory: &Arc<Directory>, entries: impl IntoIterator<Item = Entry>) {
+    pub(super) fn add_surplus(
+        &self,
+        directory: &Arc<CopyDirectory>,
+        entries: impl IntoIterator<Item = Entry>,
+    ) {
         for Entry { name, meta } in entries {
             if self.is_excluded(directory, &name) {
                 directory.removals().has_excluded = true;
                 continue;
             }
             match directory.place.join(&name) {
-                Ok(place) if meta.kind == Kind::Directory && !self.rules.excluded.is_empty() => {
+                Ok(place) if meta.kind == EntryKind::Directory && !self.options.excluded.is_empty() => {
                     let parent = Some(Arc::clone(directory));
-                    let mut surplus = Directory::new(place, meta, parent, &self.lists);
+                    let mut surplus = CopyDirectory::new(place, meta, parent, &self.lists);
                     surplus.is_surplus = true;
-                    directory.add();
+                    directory.add_pending();
                     let task = Task::Directory(Arc::new(surplus), Vec::new());
                     self.update(|state| {
                         state.pending += 1;
@@ -271,7 +280,7 @@ impl Plan {
                 Ok(place) => directory.removals().places.push(place),
                 Err(error) => {
                     let path = [directory.place.remote.as_bytes(), name.as_bytes()].join(&b'/');
-                    self.report.failed(&path, &error);
+                    self.report.report_failed(&path, &error);
                 }
             }
         }
@@ -281,7 +290,7 @@ impl Plan {
     ///
     /// A surplus directory without excluded entries is removed as a whole, otherwise its surplus
     /// entries are removed one by one.
-    fn note_removals(&self, directory: &Arc<Directory>) {
+    fn note_removals(&self, directory: &Arc<CopyDirectory>) {
         let mut removals = std::mem::take(&mut *directory.removals());
         if let Some(parent) = directory.parent.as_ref().filter(|_| directory.is_surplus) {
             let mut parent = parent.removals();
@@ -292,8 +301,8 @@ impl Plan {
             parent.has_excluded = true;
         }
         removals.places.sort_unstable_by(|a, b| b.remote.cmp(&a.remote));
-        if self.rules.dry_run {
-            removals.places.iter().rev().for_each(|place| self.report.would_delete(&place.remote));
+        if self.options.dry_run {
+            removals.places.iter().rev().for_each(|place| self.report.report_would_delete(&place.remote));
         } else if !removals.places.is_empty() {
             self.state().surplus.push((Arc::clone(directory), removals.places));
         }
@@ -308,7 +317,7 @@ impl Plan {
         let surplus = std::mem::take(&mut state.surplus);
         if self.report.failures() > 0 {
             if !surplus.is_empty() {
-                self.report.not_deleted();
+                self.report.report_nothing_deleted();
             }
             return false;
         }
@@ -323,19 +332,19 @@ impl Plan {
     }
 
     /// Called when a [`Task::Remove`] is done.
-    pub(super) fn removal_done(&self) {
+    pub(super) fn on_removed(&self) {
         self.complete(None);
     }
 
     /// Adds an opened large file, whose blocks can then be taken.
-    pub(super) fn add_file(&self, transfer: Arc<Transfer>) {
-        if transfer.is_whole() {
-            self.push_urgent(Task::Finish(transfer));
+    pub(super) fn add_file(&self, large_file: Arc<LargeFile>) {
+        if large_file.is_complete() {
+            self.push_urgent(Task::Finish(large_file));
         } else {
             self.update(|state| {
                 // The file may still be queued if blocks were found missing when it was finished.
-                if !state.files.iter().any(|known| Arc::ptr_eq(known, &transfer)) {
-                    state.files.push_back(transfer);
+                if !state.files.iter().any(|known| Arc::ptr_eq(known, &large_file)) {
+                    state.files.push_back(large_file);
                 }
             });
         }
@@ -362,7 +371,7 @@ impl Plan {
     }
 
     /// Takes the next task, or returns `None` if there is none at the moment.
-    pub(super) fn take(&self) -> Option<Task> {
+    pub(super) fn take_task(&self) -> Option<Task> {
         if self.stop.is_set() {
             return None;
         }
@@ -371,7 +380,7 @@ impl Plan {
             return Some(task);
         }
         while let Some(file) = state.files.front() {
-            match file.take().filter(|_| !file.is_cancelled()) {
+            match file.take_block().filter(|_| !file.is_cancelled()) {
                 Some(block) => return Some(Task::Block(Arc::clone(file), block)),
                 None => drop(state.files.pop_front()),
             }
@@ -418,7 +427,7 @@ impl Plan {
     /// over.
     pub(super) fn wait_for_more_than(&self, count: u64) -> bool {
         while !self.has_more_than(count) {
-            if !self.wait() {
+            if !self.wait_for_tasks() {
                 return false;
             }
         }
@@ -426,7 +435,7 @@ impl Plan {
     }
 
     /// Waits up to 50 ms for new tasks. Returns false if the transfer is over.
-    pub(super) fn wait(&self) -> bool {
+    pub(super) fn wait_for_tasks(&self) -> bool {
         let state = self.state();
         if state.pending == 0 || self.stop.is_set() {
             return false;
@@ -445,7 +454,7 @@ impl Plan {
     ///
     /// Returns `None` if the transfer was interrupted or failed because of the server, which could
     /// not close in order either.
-    pub(super) fn end_report(&self) -> Option<u64> {
+    pub(super) fn failures_to_report(&self) -> Option<u64> {
         let state = self.state();
         match &state.failure {
             Some(Failure { exit: Exit::Failed | Exit::Usage, .. }) => Some(self.report.failures() + 1),
@@ -455,7 +464,7 @@ impl Plan {
     }
 
     /// Tries a file again later, because another transfer writes it.
-    pub(super) fn retry_later(&self, item: Item, tried: u8) {
+    pub(super) fn retry_later(&self, item: CopyItem, tried: u8) {
         if tried >= MAX_BUSY_RETRIES {
             self.state().open -= 1;
             self.fail(&item, "another transfer writes it");
@@ -468,12 +477,12 @@ impl Plan {
     }
 
     /// Restarts a large file, with the metadata of its new version if it has changed.
-    pub(super) fn reopen(&self, transfer: &Transfer, meta: Option<Meta>) {
-        if !transfer.cancel() {
+    pub(super) fn reopen(&self, large_file: &LargeFile, meta: Option<Meta>) {
+        if !large_file.cancel() {
             return;
         }
         self.state().open -= 1;
-        let mut item = transfer.item.clone();
+        let mut item = large_file.item.clone();
         if let Some(meta) = meta {
             item.meta = meta;
         }
@@ -481,11 +490,11 @@ impl Plan {
     }
 
     /// Restarts the copy of a file that has changed, which `item` describes.
-    pub(super) fn restart(&self, mut item: Item) {
+    pub(super) fn restart(&self, mut item: CopyItem) {
         item.restarts += 1;
         if item.restarts > MAX_RESTARTS {
             self.fail(&item, "it changes while it is copied");
-        } else if item.meta.kind != Kind::File {
+        } else if item.meta.kind != EntryKind::File {
             self.fail(&item, "it is no file any more");
         } else {
             self.update(|state| state.opens.push_back(Task::Open(item, 0)));
@@ -493,49 +502,49 @@ impl Plan {
     }
 
     /// Called when a large file is complete, or was complete already.
-    pub(super) fn finished(&self, item: &Item) {
+    pub(super) fn on_large_file_copied(&self, item: &CopyItem) {
         self.state().open -= 1;
-        self.done(item);
+        self.on_copied(item);
     }
 
     /// Fails an open large file, unless it was cancelled before.
-    pub(super) fn give_up(&self, transfer: &Transfer, why: &dyn std::fmt::Display) {
-        if transfer.cancel() {
+    pub(super) fn give_up(&self, large_file: &LargeFile, why: &dyn std::fmt::Display) {
+        if large_file.cancel() {
             self.state().open -= 1;
-            self.fail(&transfer.item, why);
+            self.fail(&large_file.item, why);
         }
     }
 
     /// Fails a large file that could not be opened.
-    pub(super) fn fail_open(&self, item: &Item, why: &dyn std::fmt::Display) {
+    pub(super) fn fail_open(&self, item: &CopyItem, why: &dyn std::fmt::Display) {
         self.state().open -= 1;
         self.fail(item, why);
     }
 
     /// Called when a file or symbolic link is complete.
-    pub(super) fn done(&self, item: &Item) {
-        self.report.copied();
+    pub(super) fn on_copied(&self, item: &CopyItem) {
+        self.report.count_copied();
         self.complete(item.parent.as_ref());
     }
 
     /// Fails a file or symbolic link.
-    pub(super) fn fail(&self, item: &Item, why: impl std::fmt::Display) {
-        self.report.failed(item.place.remote.as_bytes(), &why);
+    pub(super) fn fail(&self, item: &CopyItem, why: impl std::fmt::Display) {
+        self.report.report_failed(item.place.remote.as_bytes(), &why);
         self.complete(item.parent.as_ref());
     }
 
     /// Called when a directory has been listed and all its entries are added.
-    pub(super) fn listed(&self, directory: &Arc<Directory>) {
+    pub(super) fn on_listed(&self, directory: &Arc<CopyDirectory>) {
         self.complete_in(directory);
     }
 
     /// Counts one pending entry of `directory` as complete, and seals the directory after the last
     /// one.
-    fn complete_in(&self, directory: &Arc<Directory>) {
-        if directory.done() {
+    fn complete_in(&self, directory: &Arc<CopyDirectory>) {
+        if directory.entry_done() {
             self.note_removals(directory);
-            if self.rules.dry_run || directory.is_surplus {
-                self.sealed(directory);
+            if self.options.dry_run || directory.is_surplus {
+                self.on_sealed(directory);
             } else {
                 self.push_urgent(Task::Seal(Arc::clone(directory)));
             }
@@ -543,24 +552,24 @@ impl Plan {
     }
 
     /// Called when mode and modification time of a directory are set.
-    pub(super) fn sealed(&self, directory: &Directory) {
+    pub(super) fn on_sealed(&self, directory: &CopyDirectory) {
         self.complete(directory.parent.as_ref());
     }
 
     /// Fails a directory as a whole.
-    pub(super) fn fail_directory(&self, directory: &Directory, why: impl std::fmt::Display) {
-        self.report.failed(directory.place.remote.as_bytes(), &why);
+    pub(super) fn fail_directory(&self, directory: &CopyDirectory, why: impl std::fmt::Display) {
+        self.report.report_failed(directory.place.remote.as_bytes(), &why);
         self.complete(directory.parent.as_ref());
     }
 
     /// Called when all entries of the command line are added.
-    pub(super) fn all_sources_added(&self) {
+    pub(super) fn on_sources_added(&self) {
         self.complete(None);
     }
 
     /// Counts an entry as complete, whether it was copied or failed. Stops the transfer after the
     /// last one.
-    fn complete(&self, parent: Option<&Arc<Directory>>) {
+    fn complete(&self, parent: Option<&Arc<CopyDirectory>>) {
         if let Some(parent) = parent {
             self.complete_in(parent);
         }
@@ -575,7 +584,7 @@ impl Plan {
     }
 
     /// Ends the transfer with an error. Later errors are ignored.
-    pub(super) fn end(&self, failure: Failure) {
+    pub(super) fn abort(&self, failure: Failure) {
         self.update(|state| {
             state.failure.get_or_insert(failure);
         });
@@ -591,15 +600,15 @@ impl Plan {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cp::channel::Heard;
-    use uiw_copy::meta::Time;
+    use crate::cp::channel::LastHeard;
+    use uiw_copy::meta::FileTime;
     use uiw_copy::names::RelPath;
     use uiw_copy::root::Root;
 
     #[test]
     fn repeated_losses_noted_once() {
-        let report = Report::new(true, Arc::new(Heard::default()));
-        let plan = Plan::new(report, Stop::on_signal().unwrap(), Rules::default());
+        let report = Report::new(true, Arc::new(LastHeard::default()));
+        let plan = CopyPlan::new(report, StopFlag::on_signal().unwrap(), CopyOptions::default());
         let noted = ["refused", "refused", "reset", "refused", ""].map(|cause| plan.note_loss(cause));
         assert_eq!(noted, [true, false, true, true, true]);
         assert!(plan.note_loss("refused"), "the server has answered meanwhile");
@@ -607,38 +616,38 @@ mod tests {
 
     #[test]
     fn removals_of_directory_divided() {
-        let report = Report::new(true, Arc::new(Heard::default()));
-        let rules = Rules { delete: true, ..Rules::default() };
-        let plan = Plan::new(report, Stop::on_signal_but_hangup(|| {}).unwrap(), rules);
+        let report = Report::new(true, Arc::new(LastHeard::default()));
+        let rules = CopyOptions { delete: true, ..CopyOptions::default() };
+        let plan = CopyPlan::new(report, StopFlag::on_signal_but_hangup(|| {}).unwrap(), rules);
         let root = Arc::new(Root::open("/".as_ref()).unwrap());
-        let place = Place { root, local: RelPath::default(), remote: RelPath::default() };
+        let place = EntryPaths { root, local: RelPath::default(), remote: RelPath::default() };
         let meta = |kind| Meta {
             kind,
             mode: 0,
             size: 0,
-            mtime: Time::default(),
+            mtime: FileTime::default(),
             version: [0; 16],
             sparse: false,
             target: Vec::new(),
         };
-        plan.add_entry(place, meta(Kind::Directory), None);
-        plan.all_sources_added();
-        let Some(Task::Directory(directory, _)) = plan.take() else { panic!("a directory") };
+        plan.add_entry(place, meta(EntryKind::Directory), None);
+        plan.on_sources_added();
+        let Some(Task::Directory(directory, _)) = plan.take_task() else { panic!("a directory") };
         let names: Vec<_> = (0..100).map(|number| format!("{number:03}")).collect();
         let entry =
-            |name: &String| Entry { name: Name::new(name.as_bytes()).unwrap(), meta: meta(Kind::File) };
+            |name: &String| Entry { name: Name::new(name.as_bytes()).unwrap(), meta: meta(EntryKind::File) };
         plan.add_entries(&directory, Vec::new(), names.iter().map(entry).collect());
-        plan.listed(&directory);
-        assert!(matches!(plan.take(), Some(Task::Seal(_))));
-        plan.sealed(&directory);
+        plan.on_listed(&directory);
+        assert!(matches!(plan.take_task(), Some(Task::Seal(_))));
+        plan.on_sealed(&directory);
         let (mut removed, mut tasks) = (Vec::new(), 0);
-        while let Some(Task::Remove(_, places)) = plan.take() {
+        while let Some(Task::Remove(_, places)) = plan.take_task() {
             tasks += 1;
             removed.extend(places.iter().rev().map(|place| place.remote.to_string()));
         }
         assert_eq!(removed, names);
         assert_eq!(tasks, 4);
-        assert!((0..tasks).all(|_| !plan.is_over() && (plan.removal_done(), true).1));
+        assert!((0..tasks).all(|_| !plan.is_over() && (plan.on_removed(), true).1));
         assert!(plan.is_over());
     }
 }

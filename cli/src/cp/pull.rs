@@ -1,41 +1,43 @@
-//! Files from the server.
+//! Copying files from the server.
 
-use super::direction::{Checked, Direction, Landed, Page, Step, Violation, list, listed};
-use super::plan::{Plan, Task};
-use super::transfer::{Directory, FileEnd, Item, Place, Transfer};
+use super::direction::{
+    Direction, PageResult, ReplyResult, RequestStep, SlotReader, Violation, add_page, list_step,
+};
+use super::entries::{CopyDirectory, CopyItem, EntryPaths, FileEnd, LargeFile};
+use super::plan::{CopyPlan, Task};
 use rustix::io::Errno;
 use std::ops::Range;
 use std::sync::Arc;
-use uiw_copy::batch::{self, Content};
+use uiw_copy::batch::{self, BatchContent};
 use uiw_copy::meta::Meta;
-use uiw_copy::part::{OpenedFile, Outcome, Part};
-use uiw_copy::protocol::{Create, FileHead, Hash, Reply, Request};
+use uiw_copy::part::{OpenedPart, PartOutcome, PartialFile};
+use uiw_copy::protocol::{CreateMode, FileHead, Hash, Reply, Request};
 use uiw_copy::root::ABANDONED;
 
-/// See the module.
+/// Direction from the server to this end.
 pub(super) struct Pull {
     /// Part of the names of temporary files.
     pub(super) label: String,
 }
 
 impl Direction for Pull {
-    fn start(&self, plan: &Plan, task: &mut Task) -> Option<Step> {
+    fn start(&self, plan: &CopyPlan, task: &mut Task) -> Option<RequestStep> {
         match task {
             Task::Directory(directory, _) if directory.is_surplus => {
                 match directory.place.root.list(&directory.place.local) {
                     Ok(entries) => {
                         plan.add_surplus(directory, entries);
-                        plan.listed(directory);
+                        plan.on_listed(directory);
                     }
                     Err(error) => plan.fail_directory(directory, error),
                 }
                 None
             }
             Task::Directory(directory, known) => {
-                if known.is_empty() && !plan.rules.dry_run && !make(plan, directory) {
+                if known.is_empty() && !plan.options.dry_run && !make_directory(plan, directory) {
                     return None;
                 }
-                Some(list(&directory.place.remote, known, Create::No))
+                Some(list_step(&directory.place.remote, known, CreateMode::No))
             }
             Task::Batch(items) => {
                 let paths = items.iter().map(|item| item.place.remote.clone()).collect();
@@ -44,100 +46,106 @@ impl Direction for Pull {
             Task::Link(item) => {
                 let place = &item.place;
                 match place.root.symlink(&place.local, &item.meta.target, item.meta.mtime, &self.label) {
-                    Ok(()) => plan.done(item),
+                    Ok(()) => plan.on_copied(item),
                     Err(error) => plan.fail(item, error),
                 }
                 None
             }
             Task::Open(item, tried) => {
-                open(plan, item, *tried);
+                open_target(plan, item, *tried);
                 None
             }
-            Task::Block(transfer, index) => {
-                if transfer.is_cancelled() {
+            Task::Block(large_file, index) => {
+                if large_file.is_cancelled() {
                     return None;
                 }
-                let (path, version) = (transfer.item.place.remote.clone(), transfer.item.meta.version);
+                let (path, version) = (large_file.item.place.remote.clone(), large_file.item.meta.version);
                 Some((Request::Get { path, version, index: *index }, None))
             }
-            // Only files to the server have this task.
+            // Only copying to the server uses this task.
             Task::Hole(..) => None,
-            Task::Finish(transfer) => {
-                finish(plan, transfer);
+            Task::Finish(large_file) => {
+                finish_target(plan, large_file);
                 None
             }
             Task::Seal(directory) => {
                 let (place, meta) = (&directory.place, &directory.meta);
                 match place.root.set_directory(&place.local, meta.mode, meta.mtime) {
-                    Ok(()) => plan.sealed(directory),
+                    Ok(()) => plan.on_sealed(directory),
                     Err(error) => plan.fail_directory(directory, error),
                 }
                 None
             }
             Task::Remove(directory, places) => {
-                remove(plan, directory, places);
+                remove_entries(plan, directory, places);
                 None
             }
         }
     }
 
-    fn reply(&self, plan: &Plan, task: Task, reply: Reply, landed: Landed<'_>) -> Checked<Option<Task>> {
+    fn reply(
+        &self,
+        plan: &CopyPlan,
+        task: Task,
+        reply: Reply,
+        read_slot: SlotReader<'_>,
+    ) -> ReplyResult<Option<Task>> {
         match task {
             Task::Directory(directory, mut known) => {
-                match listed(plan, &directory, &mut known, reply, landed)? {
-                    Page::More => return Ok(Some(Task::Directory(directory, known))),
-                    Page::Failed => return Ok(None),
-                    Page::Absent => {
+                match add_page(plan, &directory, &mut known, reply, read_slot)? {
+                    PageResult::More => return Ok(Some(Task::Directory(directory, known))),
+                    PageResult::Failed => return Ok(None),
+                    PageResult::Absent => {
                         plan.fail_directory(&directory, "it is not there any more");
                         return Ok(None);
                     }
-                    Page::Complete => {}
+                    PageResult::Complete => {}
                 }
                 let (root, local) = (&directory.place.root, &directory.place.local);
-                if !plan.rules.dry_run {
-                    // It is the user's convenience alone.
+                if !plan.options.dry_run {
+                    // An error does not matter, because this only cleans up.
                     let _ = root.remove_abandoned(local, ABANDONED);
                 }
                 match root.list(local) {
                     _ if plan.is_target_absent() => plan.add_entries(&directory, known, Vec::new()),
                     Ok(targets) => plan.add_entries(&directory, known, targets),
-                    Err(_) if plan.rules.dry_run => plan.add_entries(&directory, known, Vec::new()),
+                    Err(_) if plan.options.dry_run => plan.add_entries(&directory, known, Vec::new()),
                     Err(error) => {
                         plan.fail_directory(&directory, error);
                         return Ok(None);
                     }
                 }
-                plan.listed(&directory);
+                plan.on_listed(&directory);
             }
-            Task::Batch(items) => self.batch(plan, items, reply, landed)?,
-            Task::Block(transfer, index) => block(plan, &transfer, index, reply, landed)?,
+            Task::Batch(items) => self.store_batch(plan, items, reply, read_slot)?,
+            Task::Block(large_file, index) => store_block(plan, &large_file, index, reply, read_slot)?,
             _ => return Err(Violation::Reply("nothing")),
         }
         Ok(None)
     }
 }
 
-/// Removes entries at this end, and gives their directory its time again.
-fn remove(plan: &Plan, directory: &Directory, places: &mut Vec<Place>) {
+/// Removes entries at this end, and then restores mode and time of their directory.
+fn remove_entries(plan: &CopyPlan, directory: &CopyDirectory, places: &mut Vec<EntryPaths>) {
     while let Some(place) = places.pop() {
         match place.root.remove(&place.local, &|| !plan.stop.is_set()) {
-            Ok(()) => plan.report.deleted(&place.remote),
+            Ok(()) => plan.report.report_deleted(&place.remote),
             // Interrupted.
             Err(_) if plan.stop.is_set() => return,
-            Err(error) => plan.report.not_removed(&place.remote, &error),
+            Err(error) => plan.report.report_not_removed(&place.remote, &error),
         }
     }
     let (place, meta) = (&directory.place, &directory.meta);
     if !directory.is_surplus
         && let Err(error) = place.root.set_directory(&place.local, meta.mode, meta.mtime)
     {
-        plan.report.failed(place.remote.as_bytes(), &error);
+        plan.report.report_failed(place.remote.as_bytes(), &error);
     }
-    plan.removal_done();
+    plan.on_removed();
 }
 
-/// The directory at this end.
-fn make(plan: &Plan, directory: &Directory) -> bool {
+/// Creates a directory at this end. Returns false if that has failed.
+fn make_directory(plan: &CopyPlan, directory: &CopyDirectory) -> bool {
     let place = &directory.place;
     let made = if place.local.is_empty() { Ok(()) } else { place.root.make_directory(&place.local, true) };
     match made {
@@ -150,10 +158,16 @@ fn make(plan: &Plan, directory: &Directory) -> bool {
 }
 
 impl Pull {
-    fn batch(&self, plan: &Plan, mut items: Vec<Item>, reply: Reply, landed: Landed<'_>) -> Checked<()> {
+    fn store_batch(
+        &self,
+        plan: &CopyPlan,
+        mut items: Vec<CopyItem>,
+        reply: Reply,
+        read_slot: SlotReader<'_>,
+    ) -> ReplyResult<()> {
         let (count, bytes) = match reply {
             Reply::Batch { count, len, hash } if usize::from(count) <= items.len() => {
-                let bytes = landed(len);
+                let bytes = read_slot(len);
                 if *blake3::hash(&bytes).as_bytes() != hash {
                     return Err(Violation::Reply("bytes that do not have their hash"));
                 }
@@ -173,14 +187,16 @@ impl Pull {
         if !rest.is_empty() {
             plan.add_small(rest);
         }
-        // The items of one transfer have one target directory.
+        // All items of a transfer have the same target directory.
         let Some(root) = items.first().map(|item| Arc::clone(&item.place.root)) else { return Ok(()) };
-        let mut whole: Vec<(u16, &Item, &Meta, &[u8])> = Vec::new();
+        let mut whole: Vec<(u16, &CopyItem, &Meta, &[u8])> = Vec::new();
         for ((item, (_, content)), position) in items.iter().zip(&records).zip(0..) {
             match content {
-                Content::Bytes(meta, bytes) => whole.push((position, item, meta, bytes)),
-                Content::Failed(errno) => plan.fail(item, std::io::Error::from_raw_os_error((*errno).into())),
-                Content::TooLarge(meta) => plan.restart(Item { meta: meta.clone(), ..item.clone() }),
+                BatchContent::Bytes(meta, bytes) => whole.push((position, item, meta, bytes)),
+                BatchContent::Failed(errno) => {
+                    plan.fail(item, std::io::Error::from_raw_os_error((*errno).into()));
+                }
+                BatchContent::TooLarge(meta) => plan.restart(CopyItem { meta: meta.clone(), ..item.clone() }),
             }
         }
         let files =
@@ -190,8 +206,8 @@ impl Pull {
             match failures.iter().find(|(failed, _)| *failed == position) {
                 Some((_, errno)) => plan.fail(item, std::io::Error::from_raw_os_error((*errno).into())),
                 None => {
-                    plan.report.moved(meta.size);
-                    plan.done(item);
+                    plan.report.count_moved(meta.size);
+                    plan.on_copied(item);
                 }
             }
         }
@@ -199,21 +215,21 @@ impl Pull {
     }
 }
 
-fn open(plan: &Plan, item: &Item, tried: u8) {
+fn open_target(plan: &CopyPlan, item: &CopyItem, tried: u8) {
     let head = FileHead { path: item.place.local.clone(), meta: item.meta.clone() };
-    match Part::open(&item.place.root, &head, true, &|| !plan.stop.is_set()) {
-        Ok(OpenedFile::Part(part)) => {
+    match PartialFile::open(&item.place.root, &head, true, &|| !plan.stop.is_set()) {
+        Ok(OpenedPart::Part(part)) => {
             if item.restarts == 0 {
-                plan.report.resumed(part.verified_bytes());
+                plan.report.count_resumed(part.verified_bytes());
             }
             let missing = part.missing();
-            let transfer = Arc::new(Transfer::new(item.clone(), FileEnd::Target(part)));
-            transfer.set_missing(missing);
-            plan.add_file(transfer);
+            let large_file = Arc::new(LargeFile::new(item.clone(), FileEnd::Target(part)));
+            large_file.set_missing(missing);
+            plan.add_file(large_file);
         }
-        Ok(OpenedFile::Complete | OpenedFile::Nothing) => {
-            plan.report.resumed(item.meta.size);
-            plan.finished(item);
+        Ok(OpenedPart::Complete | OpenedPart::Nothing) => {
+            plan.report.count_resumed(item.meta.size);
+            plan.on_large_file_copied(item);
         }
         Err(error) if error.raw_os_error() == Some(Errno::BUSY.raw_os_error()) => {
             plan.retry_later(item.clone(), tried);
@@ -222,68 +238,80 @@ fn open(plan: &Plan, item: &Item, tried: u8) {
     }
 }
 
-fn finish(plan: &Plan, transfer: &Arc<Transfer>) {
-    let FileEnd::Target(part) = &transfer.end else { return };
+fn finish_target(plan: &CopyPlan, large_file: &Arc<LargeFile>) {
+    let FileEnd::Target(part) = &large_file.end else { return };
     match part.finish() {
-        Ok(Outcome::Done) => {
-            if transfer.cancel() {
-                plan.finished(&transfer.item);
+        Ok(PartOutcome::Done) => {
+            if large_file.cancel() {
+                plan.on_large_file_copied(&large_file.item);
             }
         }
-        // Another connection could not finish it, and reports that.
-        Ok(Outcome::Reopen) => {}
-        Ok(Outcome::Missing(ranges)) => {
-            transfer.set_missing(ranges);
-            plan.add_file(Arc::clone(transfer));
+        // Another connection failed to finish the file, and reports the error.
+        Ok(PartOutcome::Reopen) => {}
+        Ok(PartOutcome::Missing(ranges)) => {
+            large_file.set_missing(ranges);
+            plan.add_file(Arc::clone(large_file));
         }
-        Err(error) => plan.give_up(transfer, &error),
+        Err(error) => plan.give_up(large_file, &error),
     }
 }
 
-fn block(plan: &Plan, transfer: &Arc<Transfer>, index: u64, reply: Reply, landed: Landed<'_>) -> Checked<()> {
-    let FileEnd::Target(part) = &transfer.end else { return Ok(()) };
-    if transfer.is_cancelled() {
+fn store_block(
+    plan: &CopyPlan,
+    large_file: &Arc<LargeFile>,
+    index: u64,
+    reply: Reply,
+    read_slot: SlotReader<'_>,
+) -> ReplyResult<()> {
+    let FileEnd::Target(part) = &large_file.end else { return Ok(()) };
+    if large_file.is_cancelled() {
         return Ok(());
     }
     let stored = match reply {
         Reply::Block { len, hash } => {
-            let bytes = verified(transfer, index, len, &hash, landed)?;
-            plan.report.moved(bytes.len() as u64);
-            part.put(index, &bytes, &hash)
+            let bytes = verify_block(large_file, index, len, &hash, read_slot)?;
+            plan.report.count_moved(bytes.len() as u64);
+            part.put_block(index, &bytes, &hash)
         }
         Reply::HoleUntil(end) => {
-            let head = transfer.head();
+            let head = large_file.head();
             if end <= index || end > head.blocks() {
                 return Err(Violation::Reply("a hole that is not there"));
             }
-            let blocks: Range<u64> = index..transfer.skip(index, end);
-            plan.report.resumed(head.range_len(&blocks));
-            part.hole(blocks)
+            let blocks: Range<u64> = index..large_file.skip_hole(index, end);
+            plan.report.count_resumed(head.range_len(&blocks));
+            part.put_hole(blocks)
         }
         Reply::Changed(meta) => {
-            plan.reopen(transfer, Some(meta));
+            plan.reopen(large_file, Some(meta));
             return Ok(());
         }
         Reply::Failed { text, .. } => {
-            plan.give_up(transfer, &text);
+            plan.give_up(large_file, &text);
             return Ok(());
         }
         _ => return Err(Violation::Reply("a block")),
     };
     match stored {
-        Ok(_) if transfer.done() => plan.push_urgent(Task::Finish(Arc::clone(transfer))),
+        Ok(_) if large_file.block_done() => plan.push_urgent(Task::Finish(Arc::clone(large_file))),
         Ok(_) => {}
-        Err(error) => plan.give_up(transfer, &error),
+        Err(error) => plan.give_up(large_file, &error),
     }
     Ok(())
 }
 
-/// The bytes of a block, which have its length and hash.
-fn verified(transfer: &Transfer, index: u64, len: u32, hash: &Hash, landed: Landed<'_>) -> Checked<Vec<u8>> {
-    if u64::from(len) != transfer.head().block_len(index) {
+/// Returns the bytes of a block after checking their length and hash.
+fn verify_block(
+    large_file: &LargeFile,
+    index: u64,
+    len: u32,
+    hash: &Hash,
+    read_slot: SlotReader<'_>,
+) -> ReplyResult<Vec<u8>> {
+    if u64::from(len) != large_file.head().block_len(index) {
         return Err(Violation::Reply("a block of another length"));
     }
-    let bytes = landed(len);
+    let bytes = read_slot(len);
     if blake3::hash(&bytes).as_bytes() == hash {
         Ok(bytes)
     } else {

@@ -1,28 +1,30 @@
-//! Files to the server.
+//! Copying files to the server.
 
-use super::direction::{Checked, Direction, Landed, Page, Step, Violation, list, listed};
-use super::plan::{Plan, Task};
-use super::transfer::{FileEnd, Item, Transfer};
+use super::direction::{
+    Direction, PageResult, ReplyResult, RequestStep, SlotReader, Violation, add_page, list_step,
+};
+use super::entries::{CopyItem, FileEnd, LargeFile};
+use super::plan::{CopyPlan, Task};
 use rustix::io::Errno;
 use std::fs::File;
 use std::sync::Arc;
 use uiw_copy::batch::{Batch, SMALL};
-use uiw_copy::handler::{Read, read_block};
-use uiw_copy::meta::{Kind, Meta};
-use uiw_copy::protocol::{Create, FileHead, MAX_RANGES, Reply, Request};
+use uiw_copy::handler::{BlockRead, read_block};
+use uiw_copy::meta::{EntryKind, Meta};
+use uiw_copy::protocol::{CreateMode, FileHead, MAX_RANGES, Reply, Request};
 
-/// See the module.
+/// Direction from this end to the server.
 pub(super) struct Push;
 
 impl Direction for Push {
-    fn start(&self, plan: &Plan, task: &mut Task) -> Option<Step> {
+    fn start(&self, plan: &CopyPlan, task: &mut Task) -> Option<RequestStep> {
         match task {
             Task::Directory(directory, known) => {
-                let is_there = plan.rules.dry_run || directory.is_surplus;
-                let create = if is_there { Create::No } else { Create::Private };
-                Some(list(&directory.place.remote, known, create))
+                let is_there = plan.options.dry_run || directory.is_surplus;
+                let create = if is_there { CreateMode::No } else { CreateMode::Private };
+                Some(list_step(&directory.place.remote, known, create))
             }
-            Task::Batch(items) => batch(plan, items),
+            Task::Batch(items) => read_batch(plan, items),
             Task::Link(item) => {
                 let (path, target) = (item.place.remote.clone(), item.meta.target.clone());
                 Some((Request::Symlink { path, target, mtime: item.meta.mtime }, None))
@@ -31,21 +33,21 @@ impl Direction for Push {
                 let file = FileHead { path: item.place.remote.clone(), meta: item.meta.clone() };
                 Some((Request::Open { file }, None))
             }
-            Task::Block(transfer, index) => {
-                let transfer = Arc::clone(transfer);
-                match block(plan, &transfer, *index)? {
+            Task::Block(large_file, index) => {
+                let large_file = Arc::clone(large_file);
+                match send_block(plan, &large_file, *index)? {
                     SentPart::Block(step) => Some(step),
                     SentPart::Hole(end) => {
-                        let blocks = *index..transfer.skip(*index, end);
-                        *task = Task::Hole(Arc::clone(&transfer), blocks.clone());
-                        Some((Request::Hole { file: transfer.head(), blocks }, None))
+                        let blocks = *index..large_file.skip_hole(*index, end);
+                        *task = Task::Hole(Arc::clone(&large_file), blocks.clone());
+                        Some((Request::Hole { file: large_file.head(), blocks }, None))
                     }
                 }
             }
-            Task::Hole(transfer, blocks) => {
-                Some((Request::Hole { file: transfer.head(), blocks: blocks.clone() }, None))
+            Task::Hole(large_file, blocks) => {
+                Some((Request::Hole { file: large_file.head(), blocks: blocks.clone() }, None))
             }
-            Task::Finish(transfer) => Some((Request::Finish { file: transfer.head() }, None)),
+            Task::Finish(large_file) => Some((Request::Finish { file: large_file.head() }, None)),
             Task::Remove(_, places) if !places.is_empty() => {
                 let path = places.last().map(|place| place.remote.clone()).unwrap_or_default();
                 Some((Request::Remove { path }, None))
@@ -57,67 +59,73 @@ impl Direction for Push {
         }
     }
 
-    fn reply(&self, plan: &Plan, task: Task, reply: Reply, landed: Landed<'_>) -> Checked<Option<Task>> {
+    fn reply(
+        &self,
+        plan: &CopyPlan,
+        task: Task,
+        reply: Reply,
+        read_slot: SlotReader<'_>,
+    ) -> ReplyResult<Option<Task>> {
         match task {
             Task::Directory(directory, mut known) => {
-                match listed(plan, &directory, &mut known, reply, landed)? {
-                    Page::More => return Ok(Some(Task::Directory(directory, known))),
-                    Page::Failed => return Ok(None),
-                    Page::Absent if !plan.rules.dry_run && !directory.is_surplus => {
+                match add_page(plan, &directory, &mut known, reply, read_slot)? {
+                    PageResult::More => return Ok(Some(Task::Directory(directory, known))),
+                    PageResult::Failed => return Ok(None),
+                    PageResult::Absent if !plan.options.dry_run && !directory.is_surplus => {
                         return Err(Violation::Reply("a directory to be made"));
                     }
-                    Page::Absent | Page::Complete => {}
+                    PageResult::Absent | PageResult::Complete => {}
                 }
                 if directory.is_surplus {
                     plan.add_surplus(&directory, known);
-                    plan.listed(&directory);
+                    plan.on_listed(&directory);
                     return Ok(None);
                 }
                 match directory.place.root.list(&directory.place.local) {
                     Ok(sources) => {
                         plan.add_entries(&directory, sources, known);
-                        plan.listed(&directory);
+                        plan.on_listed(&directory);
                     }
                     Err(error) => plan.fail_directory(&directory, error),
                 }
             }
-            Task::Batch(items) => stored(plan, &items, reply)?,
+            Task::Batch(items) => on_batch_stored(plan, &items, reply)?,
             Task::Link(item) => match reply {
-                Reply::Done => plan.done(&item),
+                Reply::Done => plan.on_copied(&item),
                 Reply::Failed { text, .. } => plan.fail(&item, text),
                 _ => return Err(Violation::Reply("a symbolic link")),
             },
-            Task::Open(item, tried) => opened(plan, item, tried, reply)?,
-            Task::Block(transfer, index) => {
-                let bytes = transfer.head().block_len(index);
-                put(plan, &transfer, reply, || plan.report.moved(bytes))?;
+            Task::Open(item, tried) => on_opened(plan, item, tried, reply)?,
+            Task::Block(large_file, index) => {
+                let bytes = large_file.head().block_len(index);
+                on_block_stored(plan, &large_file, reply, || plan.report.count_moved(bytes))?;
             }
-            Task::Hole(transfer, blocks) => {
-                let bytes = transfer.head().range_len(&blocks);
-                put(plan, &transfer, reply, || plan.report.resumed(bytes))?;
+            Task::Hole(large_file, blocks) => {
+                let bytes = large_file.head().range_len(&blocks);
+                on_block_stored(plan, &large_file, reply, || plan.report.count_resumed(bytes))?;
             }
-            Task::Finish(transfer) => match reply {
+            Task::Finish(large_file) => match reply {
                 Reply::Done | Reply::Complete => {
-                    if transfer.cancel() {
-                        plan.finished(&transfer.item);
+                    if large_file.cancel() {
+                        plan.on_large_file_copied(&large_file.item);
                     }
                 }
                 Reply::Missing(ranges) if !ranges.is_empty() => {
-                    if ranges.iter().any(|range| range.end > transfer.head().blocks()) {
+                    if ranges.iter().any(|range| range.end > large_file.head().blocks()) {
                         return Err(Violation::Reply("blocks behind the end"));
                     }
-                    transfer.set_missing(ranges);
-                    if transfer.is_endless() {
+                    large_file.set_missing(ranges);
+                    if large_file.is_endless() {
                         return Err(Violation::Reply("blocks that were sent already"));
                     }
-                    plan.add_file(transfer);
+                    plan.add_file(large_file);
                 }
-                Reply::Reopen => plan.reopen(&transfer, None),
-                Reply::Failed { text, .. } => plan.give_up(&transfer, &text),
+                Reply::Reopen => plan.reopen(&large_file, None),
+                Reply::Failed { text, .. } => plan.give_up(&large_file, &text),
                 _ => return Err(Violation::Reply("the end of a file")),
             },
             Task::Seal(directory) => match reply {
-                Reply::Done => plan.sealed(&directory),
+                Reply::Done => plan.on_sealed(&directory),
                 Reply::Failed { text, .. } => plan.fail_directory(&directory, text),
                 _ => return Err(Violation::Reply("a directory")),
             },
@@ -125,26 +133,27 @@ impl Direction for Push {
                 let removed = places.pop();
                 let place = removed.as_ref().unwrap_or(&directory.place);
                 match reply {
-                    Reply::Done if removed.is_some() => plan.report.deleted(&place.remote),
+                    Reply::Done if removed.is_some() => plan.report.report_deleted(&place.remote),
                     Reply::Done => {}
                     Reply::Failed { text, .. } if removed.is_some() => {
-                        plan.report.not_removed(&place.remote, &text);
+                        plan.report.report_not_removed(&place.remote, &text);
                     }
-                    Reply::Failed { text, .. } => plan.report.failed(place.remote.as_bytes(), &text),
+                    Reply::Failed { text, .. } => plan.report.report_failed(place.remote.as_bytes(), &text),
                     _ => return Err(Violation::Reply("an entry to be removed")),
                 }
                 if removed.is_some() && !(directory.is_surplus && places.is_empty()) {
                     return Ok(Some(Task::Remove(directory, places)));
                 }
-                plan.removal_done();
+                plan.on_removed();
             }
         }
         Ok(None)
     }
 }
 
-/// A batch of what can be read of `items`, which then are those.
-fn batch(plan: &Plan, items: &mut Vec<Item>) -> Option<Step> {
+/// Reads small files and returns the request for them. Afterwards `items` contains only the files
+/// in the request.
+fn read_batch(plan: &CopyPlan, items: &mut Vec<CopyItem>) -> Option<RequestStep> {
     let mut batch = Batch::default();
     let mut included = Vec::with_capacity(items.len());
     let mut rest = Vec::new();
@@ -177,7 +186,7 @@ fn batch(plan: &Plan, items: &mut Vec<Item>) -> Option<Step> {
     Some((Request::PutBatch { count, len: bytes.len() as u32, hash }, Some(bytes)))
 }
 
-fn stored(plan: &Plan, items: &[Item], reply: Reply) -> Checked<()> {
+fn on_batch_stored(plan: &CopyPlan, items: &[CopyItem], reply: Reply) -> ReplyResult<()> {
     match reply {
         Reply::Stored(mut failures) => {
             failures.sort_unstable();
@@ -185,8 +194,8 @@ fn stored(plan: &Plan, items: &[Item], reply: Reply) -> Checked<()> {
                 match failures.binary_search_by_key(&position, |(position, _)| *position) {
                     Ok(at) => plan.fail(item, std::io::Error::from_raw_os_error(failures[at].1.into())),
                     Err(_) => {
-                        plan.report.moved(item.meta.size);
-                        plan.done(item);
+                        plan.report.count_moved(item.meta.size);
+                        plan.on_copied(item);
                     }
                 }
             }
@@ -197,11 +206,11 @@ fn stored(plan: &Plan, items: &[Item], reply: Reply) -> Checked<()> {
     Ok(())
 }
 
-fn opened(plan: &Plan, item: Item, tried: u8, reply: Reply) -> Checked<()> {
+fn on_opened(plan: &CopyPlan, item: CopyItem, tried: u8, reply: Reply) -> ReplyResult<()> {
     match reply {
         Reply::Complete => {
-            plan.report.resumed(item.meta.size);
-            plan.finished(&item);
+            plan.report.count_resumed(item.meta.size);
+            plan.on_large_file_copied(&item);
         }
         Reply::Missing(ranges) => {
             let opened = item.place.root.open_file(&item.place.local);
@@ -214,19 +223,19 @@ fn opened(plan: &Plan, item: Item, tried: u8, reply: Reply) -> Checked<()> {
             };
             let is_other = meta.version != item.meta.version;
             let is_listed = ranges.len() < MAX_RANGES;
-            let transfer = Arc::new(Transfer::new(item, FileEnd::Source(file)));
+            let large_file = Arc::new(LargeFile::new(item, FileEnd::Source(file)));
             if is_other {
-                plan.reopen(&transfer, Some(meta));
+                plan.reopen(&large_file, Some(meta));
                 return Ok(());
             }
-            if ranges.iter().any(|range| range.end > transfer.head().blocks()) {
+            if ranges.iter().any(|range| range.end > large_file.head().blocks()) {
                 return Err(Violation::Reply("blocks behind the end"));
             }
-            let missing = transfer.set_missing(ranges);
-            if is_listed && transfer.item.restarts == 0 {
-                plan.report.resumed(transfer.item.meta.size.saturating_sub(missing));
+            let missing = large_file.set_missing(ranges);
+            if is_listed && large_file.item.restarts == 0 {
+                plan.report.count_resumed(large_file.item.meta.size.saturating_sub(missing));
             }
-            plan.add_file(transfer);
+            plan.add_file(large_file);
         }
         Reply::Failed { errno, .. } if i32::from(errno) == Errno::BUSY.raw_os_error() => {
             plan.retry_later(item, tried);
@@ -238,54 +247,59 @@ fn opened(plan: &Plan, item: Item, tried: u8, reply: Reply) -> Checked<()> {
 }
 
 enum SentPart {
-    Block(Step),
-    /// It lies in a hole up to this block.
+    Block(RequestStep),
+    /// The block lies in a hole that ends at this block.
     Hole(u64),
 }
 
-/// Reads a block. `None`: the file has changed or cannot be read, or means nothing any more.
-fn block(plan: &Plan, transfer: &Transfer, index: u64) -> Option<SentPart> {
-    let FileEnd::Source(file) = &transfer.end else { return None };
-    if transfer.is_cancelled() {
+/// Reads a block. Returns `None` if the file has changed, cannot be read, or was cancelled.
+fn send_block(plan: &CopyPlan, large_file: &LargeFile, index: u64) -> Option<SentPart> {
+    let FileEnd::Source(file) = &large_file.end else { return None };
+    if large_file.is_cancelled() {
         return None;
     }
-    match read_block(file, &transfer.item.meta.version, index) {
-        Ok(Read::Block(bytes)) => {
+    match read_block(file, &large_file.item.meta.version, index) {
+        Ok(BlockRead::Block(bytes)) => {
             let hash = *blake3::hash(&bytes).as_bytes();
             let len = bytes.len() as u32;
-            Some(SentPart::Block((Request::Put { file: transfer.head(), index, len, hash }, Some(bytes))))
+            Some(SentPart::Block((Request::Put { file: large_file.head(), index, len, hash }, Some(bytes))))
         }
-        Ok(Read::HoleUntil(end)) => Some(SentPart::Hole(end)),
-        Ok(Read::Changed(_)) => {
-            // The name may stand for another file by now.
-            match transfer.item.place.root.meta(&transfer.item.place.local) {
-                Ok(meta) if meta.kind == Kind::File => plan.reopen(transfer, Some(meta)),
-                Ok(_) => plan.give_up(transfer, &"it is no file any more"),
-                Err(error) => plan.give_up(transfer, &error),
+        Ok(BlockRead::HoleUntil(end)) => Some(SentPart::Hole(end)),
+        Ok(BlockRead::Changed(_)) => {
+            // The name may refer to another file by now.
+            match large_file.item.place.root.meta(&large_file.item.place.local) {
+                Ok(meta) if meta.kind == EntryKind::File => plan.reopen(large_file, Some(meta)),
+                Ok(_) => plan.give_up(large_file, &"it is no file any more"),
+                Err(error) => plan.give_up(large_file, &error),
             }
             None
         }
         Err(error) => {
-            plan.give_up(transfer, &error);
+            plan.give_up(large_file, &error);
             None
         }
     }
 }
 
-/// Blocks are stored, or not.
-fn put(plan: &Plan, transfer: &Arc<Transfer>, reply: Reply, count: impl FnOnce()) -> Checked<()> {
-    if transfer.is_cancelled() {
+/// Handles the reply to a block or hole. Calls `count` if the server has stored it.
+fn on_block_stored(
+    plan: &CopyPlan,
+    large_file: &Arc<LargeFile>,
+    reply: Reply,
+    count: impl FnOnce(),
+) -> ReplyResult<()> {
+    if large_file.is_cancelled() {
         return Ok(());
     }
     match reply {
         Reply::Done => {
             count();
-            if transfer.done() {
-                plan.push_urgent(Task::Finish(Arc::clone(transfer)));
+            if large_file.block_done() {
+                plan.push_urgent(Task::Finish(Arc::clone(large_file)));
             }
         }
-        Reply::Complete | Reply::Reopen => plan.reopen(transfer, None),
-        Reply::Failed { text, .. } => plan.give_up(transfer, &text),
+        Reply::Complete | Reply::Reopen => plan.reopen(large_file, None),
+        Reply::Failed { text, .. } => plan.give_up(large_file, &text),
         _ => return Err(Violation::Reply("a block")),
     }
     Ok(())

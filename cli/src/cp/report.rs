@@ -1,6 +1,6 @@
-//! What a transfer has come to, for people and programs.
+//! Counts and output of a transfer, as text and as JSON.
 
-use super::channel::Heard;
+use super::channel::LastHeard;
 use crate::shared::fail::Failure;
 use crate::shared::text;
 use serde_json::{Value, json};
@@ -8,13 +8,13 @@ use std::fmt::Display;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-use uiw_copy::meta::{Kind, Meta};
+use uiw_copy::meta::{EntryKind, Meta};
 use uiw_copy::names::{EscapedName, RelPath};
 
-/// After how long without an answer of the server a terminal shows that.
+/// Time without an answer of the server after which the progress line shows the silence.
 const SILENT: Duration = Duration::from_secs(3);
 
-/// Counts of all connections.
+/// Counters of a transfer.
 pub(super) struct Report {
     as_json: bool,
     begun: Instant,
@@ -26,12 +26,12 @@ pub(super) struct Report {
     would_copy: AtomicU64,
     deleted: AtomicU64,
     would_delete: AtomicU64,
-    /// Bytes of files that went over the connections, and those that were there from before.
+    /// Bytes of files sent over the connections, and bytes that were already at the target.
     moved: AtomicU64,
     resumed: AtomicU64,
     broken: AtomicU64,
     /// Time of the server's last sign of life.
-    heard: Arc<Heard>,
+    heard: Arc<LastHeard>,
 }
 
 fn get(counter: &AtomicU64) -> u64 {
@@ -43,7 +43,7 @@ fn add(counter: &AtomicU64, number: u64) {
 }
 
 impl Report {
-    pub(super) fn new(as_json: bool, heard: Arc<Heard>) -> Self {
+    pub(super) fn new(as_json: bool, heard: Arc<LastHeard>) -> Self {
         Self {
             as_json,
             begun: Instant::now(),
@@ -62,32 +62,32 @@ impl Report {
         }
     }
 
-    /// A file or link of so many bytes.
-    pub(super) fn found(&self, bytes: u64) {
+    /// Counts a file or link to be copied.
+    pub(super) fn count_found(&self, bytes: u64) {
         add(&self.entries_found, 1);
         add(&self.bytes_found, bytes);
     }
 
-    pub(super) fn copied(&self) {
+    pub(super) fn count_copied(&self) {
         add(&self.copied, 1);
     }
 
-    pub(super) fn unchanged(&self) {
+    pub(super) fn count_unchanged(&self) {
         add(&self.unchanged, 1);
     }
 
-    /// Bytes of files went over a connection.
-    pub(super) fn moved(&self, bytes: u64) {
+    /// Counts bytes of files sent over a connection.
+    pub(super) fn count_moved(&self, bytes: u64) {
         add(&self.moved, bytes);
     }
 
-    /// Bytes of files were there, or lie in holes.
-    pub(super) fn resumed(&self, bytes: u64) {
+    /// Counts bytes of files that were already at the target, or lie in holes.
+    pub(super) fn count_resumed(&self, bytes: u64) {
         add(&self.resumed, bytes);
     }
 
-    /// A connection broke.
-    pub(super) fn broke(&self) {
+    /// Counts a broken connection.
+    pub(super) fn count_lost_connection(&self) {
         add(&self.broken, 1);
     }
 
@@ -96,14 +96,14 @@ impl Report {
         self.heard.at().elapsed()
     }
 
-    pub(super) fn deleted(&self, path: &RelPath) {
+    pub(super) fn report_deleted(&self, path: &RelPath) {
         add(&self.deleted, 1);
         if self.as_json {
             text::json(&with_path(path.as_bytes(), json!({"type": "deleted"})));
         }
     }
 
-    pub(super) fn would_delete(&self, path: &RelPath) {
+    pub(super) fn report_would_delete(&self, path: &RelPath) {
         add(&self.would_delete, 1);
         if self.as_json {
             text::json(&with_path(path.as_bytes(), json!({"type": "would-delete"})));
@@ -112,23 +112,23 @@ impl Report {
         }
     }
 
-    /// Entries that failed keep others from being deleted.
-    pub(super) fn not_deleted(&self) {
+    /// Reports that nothing was deleted, because some entries have failed.
+    pub(super) fn report_nothing_deleted(&self) {
         note!("nothing was deleted, as entries were not copied");
     }
 
-    pub(super) fn failed(&self, path: &[u8], why: &dyn Display) {
-        self.fail("not copied", path, why);
+    pub(super) fn report_failed(&self, path: &[u8], why: &dyn Display) {
+        self.report_entry("not copied", path, why);
     }
 
-    /// An entry of the target could not be removed.
-    pub(super) fn not_removed(&self, path: &RelPath, why: &dyn Display) {
-        self.fail("not deleted", path.as_bytes(), why);
+    /// Reports an entry of the target that could not be removed.
+    pub(super) fn report_not_removed(&self, path: &RelPath, why: &dyn Display) {
+        self.report_entry("not deleted", path.as_bytes(), why);
     }
 
-    fn fail(&self, outcome: &str, path: &[u8], why: &dyn Display) {
+    fn report_entry(&self, outcome: &str, path: &[u8], why: &dyn Display) {
         add(&self.failed, 1);
-        // The share itself, or the directory that is copied to or from.
+        // An empty path is the share itself, or the copied directory.
         let path = if path.is_empty() { b"." } else { path };
         if self.as_json {
             text::json(&with_path(path, json!({"type": "failed", "why": why.to_string()})));
@@ -138,9 +138,9 @@ impl Report {
         }
     }
 
-    /// A source of the command line cannot be copied, which ends the command: the error itself is
-    /// for people alone.
-    pub(super) fn source_failed(&self, path: &[u8], failure: &Failure) {
+    /// Reports a source of the command line that cannot be copied, in JSON only: the error that
+    /// then ends the command is printed as text.
+    pub(super) fn report_source_failed(&self, path: &[u8], failure: &Failure) {
         add(&self.failed, 1);
         if self.as_json {
             let path = if path.is_empty() { b"." } else { path };
@@ -148,10 +148,10 @@ impl Report {
         }
     }
 
-    pub(super) fn would_copy(&self, path: &RelPath, meta: &Meta) {
+    pub(super) fn report_would_copy(&self, path: &RelPath, meta: &Meta) {
         add(&self.would_copy, 1);
         add(&self.bytes_found, meta.size);
-        let kind = if meta.kind == Kind::Symlink { "symlink" } else { "file" };
+        let kind = if meta.kind == EntryKind::Symlink { "symlink" } else { "file" };
         if self.as_json {
             let object = json!({"type": "would-copy", "kind": kind, "bytes": meta.size});
             text::json(&with_path(path.as_bytes(), object));
@@ -160,13 +160,13 @@ impl Report {
         }
     }
 
-    /// Entries that could not be copied.
+    /// Returns the number of entries that have failed.
     pub(super) fn failures(&self) -> u64 {
         get(&self.failed)
     }
 
-    /// One line for a terminal.
-    pub(super) fn line(&self) -> String {
+    /// Returns the progress line for a terminal.
+    pub(super) fn progress_line(&self) -> String {
         let (moved, resumed, found) = (get(&self.moved), get(&self.resumed), get(&self.bytes_found));
         let seconds = self.begun.elapsed().as_secs_f64();
         let rate = moved as f64 / seconds.max(0.001);
@@ -175,9 +175,9 @@ impl Report {
         let part = if found == 0 { 100.0 } else { (there as f64 / found as f64 * 100.0).min(100.0) };
         let silent = self.silent_for();
         let remaining = match rate {
-            _ if silent > SILENT => format!("no answer for {}", clock(silent.as_secs_f64())),
+            _ if silent > SILENT => format!("no answer for {}", format_duration(silent.as_secs_f64())),
             0.0 => String::new(),
-            _ => format!("{} left", clock(left as f64 / rate)),
+            _ => format!("{} left", format_duration(left as f64 / rate)),
         };
         format!(
             "{part:3.0} %  {} of {} entries  {}  {remaining}",
@@ -187,14 +187,14 @@ impl Report {
         )
     }
 
-    /// The end of a command that has failed, for programs.
-    pub(super) fn ended(&self, stripes: usize, dry_run: bool) {
+    /// Prints the summary of a command that has failed, in JSON only.
+    pub(super) fn print_failed_summary(&self, stripes: usize, dry_run: bool) {
         if self.as_json {
-            self.summary(stripes, dry_run, false);
+            self.print_summary(stripes, dry_run, false);
         }
     }
 
-    pub(super) fn summary(&self, stripes: usize, dry_run: bool, is_complete: bool) {
+    pub(super) fn print_summary(&self, stripes: usize, dry_run: bool, is_complete: bool) {
         let seconds = self.begun.elapsed().as_secs_f64();
         let [copied, unchanged, failed] = [&self.copied, &self.unchanged, &self.failed].map(get);
         let (moved, resumed) = (get(&self.moved), get(&self.resumed));
@@ -224,15 +224,14 @@ impl Report {
                 text::grouped(unchanged),
                 text::grouped(failed),
                 text::number(moved, "byte"),
-                clock(seconds),
+                format_duration(seconds),
                 text::rate(moved as f64 / seconds.max(0.001)),
             ));
         }
     }
 }
 
-/// `object` with a path. JSON has text alone: of a path that is not UTF-8 it has the bytes, too, as
-/// hexadecimal digits.
+/// Adds a path to `object`. If the path is not UTF-8, also adds its bytes as hexadecimal digits.
 pub(super) fn with_path(path: &[u8], mut object: Value) -> Value {
     object["path"] = String::from_utf8_lossy(path).into();
     if std::str::from_utf8(path).is_err() {
@@ -241,8 +240,8 @@ pub(super) fn with_path(path: &[u8], mut object: Value) -> Value {
     object
 }
 
-/// A time for people.
-fn clock(seconds: f64) -> String {
+/// Formats a duration.
+fn format_duration(seconds: f64) -> String {
     let whole = seconds.round() as u64;
     match whole {
         _ if seconds < 10.0 => format!("{seconds:.1} s"),
@@ -264,9 +263,9 @@ mod tests {
 
     #[test]
     fn times_for_people() {
-        assert_eq!(clock(0.25), "0.2 s");
-        assert_eq!(clock(59.6), "60 s");
-        assert_eq!(clock(125.0), "2 min 05 s");
-        assert_eq!(clock(7260.0), "2 h 01 min");
+        assert_eq!(format_duration(0.25), "0.2 s");
+        assert_eq!(format_duration(59.6), "60 s");
+        assert_eq!(format_duration(125.0), "2 min 05 s");
+        assert_eq!(format_duration(7260.0), "2 h 01 min");
     }
 }

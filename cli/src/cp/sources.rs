@@ -1,48 +1,49 @@
-//! The entries that a command line names, and where each goes.
+//! Sources of the command line, and the target of each of them.
 
 use super::caller::Caller;
-use super::location::Remote;
-use super::plan::Plan;
-use super::transfer::Place;
+use super::entries::EntryPaths;
+use super::location::RemotePath;
+use super::plan::CopyPlan;
 use crate::shared::fail::{Exit, Failure, Result};
 use rustix::io::Errno;
 use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use uiw_copy::meta::{Kind, Meta};
+use uiw_copy::meta::{EntryKind, Meta};
 use uiw_copy::names::{Name, RelPath};
-use uiw_copy::protocol::{Create, Reply, Request};
+use uiw_copy::protocol::{CreateMode, Reply, Request};
 use uiw_copy::root::{ABANDONED, Root};
 
-fn refused(what: impl std::fmt::Display, why: impl std::fmt::Display, fix: &str) -> Failure {
+fn source_failure(what: impl std::fmt::Display, why: impl std::fmt::Display, fix: &str) -> Failure {
     Failure::new(Exit::Failed, what, why, fix)
 }
 
-/// What there is at the server; `None`: nothing.
-fn remote_meta(caller: &mut Caller<'_>, path: &RelPath) -> Result<Option<Meta>> {
+/// Returns the metadata of an entry at the server, or `None` if it does not exist.
+fn stat_remote(caller: &mut Caller<'_>, path: &RelPath) -> Result<Option<Meta>> {
     match caller.call(&Request::Stat { path: path.clone() })? {
         Reply::Found(meta) => Ok(Some(meta)),
         Reply::Absent => Ok(None),
-        Reply::Failed { text, .. } => Err(refused(path, text, "see the server's messages")),
+        Reply::Failed { text, .. } => Err(source_failure(path, text, "see the server's messages")),
         _ => Err(Failure::lost(path, "the server gave another answer than what there is")),
     }
 }
 
-/// Adds what is to be copied, unless it is there already.
-fn consider(plan: &Plan, place: Place, meta: Meta, target: Option<&Meta>) {
-    let is_there = meta.kind != Kind::Directory && target.is_some_and(|target| meta.is_copied_by(target));
+/// Adds an entry to be copied, unless the target has it already.
+fn add_unless_copied(plan: &CopyPlan, place: EntryPaths, meta: Meta, target: Option<&Meta>) {
+    let is_there =
+        meta.kind != EntryKind::Directory && target.is_some_and(|target| meta.is_copied_by(target));
     if is_there {
-        plan.report.unchanged();
-    } else if plan.rules.dry_run && matches!(meta.kind, Kind::File | Kind::Symlink) {
-        plan.report.would_copy(&place.remote, &meta);
+        plan.report.count_unchanged();
+    } else if plan.options.dry_run && matches!(meta.kind, EntryKind::File | EntryKind::Symlink) {
+        plan.report.report_would_copy(&place.remote, &meta);
     } else {
         plan.add_entry(place, meta, None);
     }
 }
 
-/// A local source: the directory that is opened, the path below it, and the name that it has at the
-/// target. Without a name its contents are copied.
+/// A local source: an open directory, the path below it, and the name at the target. Without a
+/// name, the contents of the source are copied.
 struct LocalSource {
     root: Arc<Root>,
     local: RelPath,
@@ -50,11 +51,11 @@ struct LocalSource {
     name: Option<Name>,
 }
 
-fn source(path: &Path) -> Result<LocalSource> {
+fn open_source(path: &Path) -> Result<LocalSource> {
     let fix = "check the path and its permissions";
-    let failed = |error: &dyn std::fmt::Display| refused(path.display(), error, fix);
+    let failed = |error: &dyn std::fmt::Display| source_failure(path.display(), error, fix);
     let bytes = path.as_os_str().as_bytes();
-    // `.`, `..` and `/` have no name of their own; a slash at the end asks for the contents.
+    // `.`, `..` and `/` have no name, and a slash at the end means the contents.
     let is_contents = bytes.ends_with(b"/") || bytes.ends_with(b"/.") || path.file_name().is_none();
     if is_contents {
         let root = Arc::new(Root::open(path).map_err(|error| failed(&error))?);
@@ -71,46 +72,49 @@ fn source(path: &Path) -> Result<LocalSource> {
     Ok(LocalSource { root, local, meta, name: Some(name) })
 }
 
-/// Local sources, to the server.
-pub(super) fn push(caller: &mut Caller<'_>, from: &[PathBuf], to: &Remote) -> Result<()> {
+/// Adds local sources to be copied to the server.
+pub(super) fn add_local_sources(caller: &mut Caller<'_>, from: &[PathBuf], to: &RemotePath) -> Result<()> {
     let plan = caller.plan();
     let named = |path: &PathBuf| {
-        let failed = |failure: &Failure| plan.report.source_failed(path.as_os_str().as_bytes(), failure);
-        source(path).inspect_err(failed)
+        let failed =
+            |failure: &Failure| plan.report.report_source_failed(path.as_os_str().as_bytes(), failure);
+        open_source(path).inspect_err(failed)
     };
     let sources = from.iter().map(named).collect::<Result<Vec<_>>>()?;
-    let there = remote_meta(caller, &to.path)?;
-    let is_directory = there.as_ref().is_some_and(|meta| meta.kind == Kind::Directory);
+    let there = stat_remote(caller, &to.path)?;
+    let is_directory = there.as_ref().is_some_and(|meta| meta.kind == EntryKind::Directory);
     if there.is_some() && !is_directory && (to.is_directory() || from.len() > 1) {
-        return Err(refused(&to.path, "it is no directory", "name a directory as the target"));
+        return Err(source_failure(&to.path, "it is no directory", "name a directory as the target"));
     }
     let into = is_directory || to.is_directory() || from.len() > 1;
     for LocalSource { root, local, meta, name } in sources {
         let below = match (&name, meta.kind) {
-            (Some(name), Kind::Directory) => Some(name),
+            (Some(name), EntryKind::Directory) => Some(name),
             (Some(name), _) if into => Some(name),
             _ => None,
         };
         let remote = match below {
-            Some(name) => to.path.join(name).map_err(|error| refused(name, error, "use a shorter name"))?,
+            Some(name) => {
+                to.path.join(name).map_err(|error| source_failure(name, error, "use a shorter name"))?
+            }
             None => to.path.clone(),
         };
-        if below.is_some() && !is_directory && !plan.rules.dry_run {
-            make(caller, &to.path)?;
+        if below.is_some() && !is_directory && !plan.options.dry_run {
+            make_target_directory(caller, &to.path)?;
         }
         let target = match below {
-            Some(_) if is_directory => remote_meta(caller, &remote)?,
+            Some(_) if is_directory => stat_remote(caller, &remote)?,
             Some(_) => None,
             None => there.clone(),
         };
-        consider(plan, Place { root, local, remote }, meta, target.as_ref());
+        add_unless_copied(plan, EntryPaths { root, local, remote }, meta, target.as_ref());
     }
     Ok(())
 }
 
-/// The target directory at the server.
-fn make(caller: &mut Caller<'_>, path: &RelPath) -> Result<()> {
-    let request = Request::List { path: path.clone(), after: Vec::new(), create: Create::Usual };
+/// Creates the target directory at the server.
+fn make_target_directory(caller: &mut Caller<'_>, path: &RelPath) -> Result<()> {
+    let request = Request::List { path: path.clone(), after: Vec::new(), create: CreateMode::Usual };
     match caller.call(&request)? {
         Reply::Listed { .. } => Ok(()),
         Reply::Failed { errno, text } => {
@@ -120,28 +124,28 @@ fn make(caller: &mut Caller<'_>, path: &RelPath) -> Result<()> {
             } else {
                 "see the server's messages"
             };
-            Err(refused(path, text, fix))
+            Err(source_failure(path, text, fix))
         }
         _ => Err(Failure::lost(path, "the server gave another answer than a list")),
     }
 }
 
-/// A source at the server.
-fn remote_source(caller: &mut Caller<'_>, source: &Remote) -> Result<Meta> {
+/// Returns the metadata of a source at the server.
+fn stat_source(caller: &mut Caller<'_>, source: &RemotePath) -> Result<Meta> {
     let path = &source.path;
-    let meta = remote_meta(caller, path)?;
-    let meta = meta.ok_or_else(|| refused(path, "the share has no such entry", "check the path"))?;
-    if source.is_directory() && meta.kind != Kind::Directory {
-        return Err(refused(path, "it is no directory", "leave out the slash at the end"));
+    let meta = stat_remote(caller, path)?;
+    let meta = meta.ok_or_else(|| source_failure(path, "the share has no such entry", "check the path"))?;
+    if source.is_directory() && meta.kind != EntryKind::Directory {
+        return Err(source_failure(path, "it is no directory", "leave out the slash at the end"));
     }
     Ok(meta)
 }
 
-/// Entries of the server, to a local target.
-pub(super) fn pull(caller: &mut Caller<'_>, from: &[Remote], to: &Path) -> Result<()> {
+/// Adds sources at the server to be copied to a local target.
+pub(super) fn add_remote_sources(caller: &mut Caller<'_>, from: &[RemotePath], to: &Path) -> Result<()> {
     let plan = caller.plan();
     let fix = "name a directory that is there, or a new name in one";
-    let failed = |error: &dyn std::fmt::Display| refused(to.display(), error, fix);
+    let failed = |error: &dyn std::fmt::Display| source_failure(to.display(), error, fix);
     let there = match std::fs::metadata(to) {
         Ok(data) => Some(data.is_dir()),
         Err(error) if error.kind() == ErrorKind::NotFound => None,
@@ -150,19 +154,19 @@ pub(super) fn pull(caller: &mut Caller<'_>, from: &[Remote], to: &Path) -> Resul
     let mut sources = Vec::new();
     for source in from {
         let path = &source.path;
-        let meta = remote_source(caller, source);
-        let meta = meta.inspect_err(|failure| plan.report.source_failed(path.as_bytes(), failure))?;
+        let meta = stat_source(caller, source);
+        let meta = meta.inspect_err(|failure| plan.report.report_source_failed(path.as_bytes(), failure))?;
         sources.push((source, meta));
     }
     let has_slash = to.as_os_str().as_bytes().ends_with(b"/");
-    let contents = sources.iter().any(|(_, meta)| meta.kind == Kind::Directory);
+    let contents = sources.iter().any(|(_, meta)| meta.kind == EntryKind::Directory);
     let into = there == Some(true) || has_slash || contents || from.len() > 1;
     if into {
-        if there.is_none() && !plan.rules.dry_run {
+        if there.is_none() && !plan.options.dry_run {
             std::fs::create_dir(to).map_err(|error| failed(&error))?;
         }
-        // A target that would be made has nothing in it.
-        if there.is_none() && plan.rules.dry_run {
+        // In a dry run, a missing target counts as empty.
+        if there.is_none() && plan.options.dry_run {
             plan.set_target_absent();
         }
         let root = Root::open(if plan.is_target_absent() { Path::new(".") } else { to });
@@ -177,8 +181,8 @@ pub(super) fn pull(caller: &mut Caller<'_>, from: &[Remote], to: &Path) -> Resul
                 None => RelPath::default(),
             };
             let target = root.meta(&local).ok().filter(|_| there.is_some());
-            let place = Place { root: Arc::clone(&root), local, remote: source.path.clone() };
-            consider(plan, place, meta, target.as_ref());
+            let place = EntryPaths { root: Arc::clone(&root), local, remote: source.path.clone() };
+            add_unless_copied(plan, place, meta, target.as_ref());
         }
         return Ok(());
     }
@@ -190,16 +194,16 @@ pub(super) fn pull(caller: &mut Caller<'_>, from: &[Remote], to: &Path) -> Resul
     let local = RelPath::default().join(&name).map_err(|error| failed(&error))?;
     for (source, meta) in sources {
         let target = root.meta(&local).ok();
-        let place = Place { root: Arc::clone(&root), local: local.clone(), remote: source.path.clone() };
-        consider(plan, place, meta, target.as_ref());
+        let place = EntryPaths { root: Arc::clone(&root), local: local.clone(), remote: source.path.clone() };
+        add_unless_copied(plan, place, meta, target.as_ref());
     }
     Ok(())
 }
 
-/// Removes what transfers that were killed have left in the target directory.
-fn remove_abandoned(plan: &Plan, root: &Root) {
-    if !plan.rules.dry_run {
-        // It is the user's convenience alone.
+/// Removes files that killed transfers have left in the target directory.
+fn remove_abandoned(plan: &CopyPlan, root: &Root) {
+    if !plan.options.dry_run {
+        // An error does not matter, because this only cleans up.
         let _ = root.remove_abandoned(&RelPath::default(), ABANDONED);
     }
 }

@@ -1,15 +1,15 @@
-//! One connection of a client: requests in slots, and what they are for.
+//! One connection of a client, with its requests and their tasks.
 
-use super::channel::{Channel, Heard, Memory};
+use super::channel::{Channel, LastHeard, SlotMemory};
 use super::direction::{Direction, Violation};
-use super::pace::Pace;
-use super::plan::{Plan, Task};
-use super::segments::Segments;
+use super::plan::{CopyPlan, Task};
+use super::rate_limit::RateLimit;
+use super::segment_size::SegmentSize;
 use crate::shared::args::PeerConfig;
 use crate::shared::fail::{Exit, Failure, Refusal, Result};
 use crate::shared::qp_setup::WaitLimits;
 use crate::shared::service::{CpOrder, CpReply, Service};
-use crate::shared::stop::Stop;
+use crate::shared::stop::StopFlag;
 use std::cell::RefCell;
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
@@ -24,59 +24,61 @@ use uiw_mem::STag;
 const SILENCE: Duration = Duration::from_secs(20);
 
 /// First and longest pause between two attempts to connect again.
-pub(super) const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+pub(super) const RETRY_PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 
-/// Time that an attempt to connect has at least.
+/// Minimum time for an attempt to connect.
 const LEAST: Duration = Duration::from_secs(1);
 
-/// While so many blocks are still to be taken, a slow connection is done in time whatever it has
-/// under way: four times what all connections have in their slots on most paths.
+/// Number of remaining blocks above which a slow connection may fill all its slots, because it will
+/// be done before the others have finished the rest. It is four times the number of slots of all
+/// connections on most paths.
 const PLENTY: u64 = 128;
 
-/// What all connections of a transfer are made with.
-pub(super) struct Target {
+/// Server and settings with which all connections of a transfer are made.
+pub(super) struct ConnectTarget {
     pub(super) device: Device,
     pub(super) peer: SocketAddr,
     pub(super) share: String,
     pub(super) token: u64,
     pub(super) push: bool,
     pub(super) peer_options: PeerConfig,
-    pub(super) pace: Option<Pace>,
-    pub(super) segments: Segments,
-    /// Time for which a transfer is continued without a sign of life of the server.
+    pub(super) rate_limit: Option<RateLimit>,
+    pub(super) segment_size: SegmentSize,
+    /// Time without a sign of life of the server after which a transfer gives up.
     pub(super) give_up: Duration,
-    pub(super) heard: Arc<Heard>,
-    /// Of the server, as the first connection has verified it: further ones must lead to the same.
+    pub(super) heard: Arc<LastHeard>,
+    /// Identity of the server, as verified by the first connection. Further connections must lead
+    /// to the same server.
     pub(super) identity: OnceLock<Option<Arc<PeerIdentity>>>,
 }
 
-/// A connection.
+/// A connection, with a task in each slot that is in use.
 pub(super) struct Stripe {
     channel: Channel,
-    flights: Vec<Option<Task>>,
+    in_flight: Vec<Option<Task>>,
     round_trip: Duration,
     flow: SlotFlow,
-    /// Bytes of its TCP segments at most.
+    /// Maximum size of its TCP segments, in bytes.
     segment: Option<u16>,
-    /// When it had its last answer, or was made.
+    /// Time of the last answer, or when the current work began.
     answered: Instant,
-    /// Bytes of files were answered.
+    /// True if the server has answered a request with bytes of files.
     has_moved: bool,
     /// The server's revision of the protocol.
     revision: u8,
 }
 
-/// How fast slots of data are answered.
+/// Rate at which the server answers requests with data.
 #[derive(Debug, Default)]
 struct SlotFlow {
-    /// The last answer to one.
+    /// Time of the last answer.
     last: Option<Instant>,
-    /// Between two of them, smoothed.
+    /// Smoothed interval between two answers.
     interval: Option<Duration>,
 }
 
 impl SlotFlow {
-    /// An answer has come.
+    /// Records an answer.
     fn answered(&mut self, is_data: bool, now: Instant) {
         if !is_data {
             *self = Self::default();
@@ -88,9 +90,9 @@ impl SlotFlow {
         }
     }
 
-    /// Number of slots that keep the connection busy: as many as are answered in two round trips
-    /// and a tenth of a second, and one. More of them would wait in a slow connection while others
-    /// have nothing left to do.
+    /// Returns the number of slots that keep the connection busy: one more than are answered in two
+    /// round trips and a tenth of a second. Further requests would wait on a slow connection while
+    /// others have nothing left to do.
     fn depth(&self, round_trip: Duration, slots: usize) -> usize {
         let Some(interval) = self.interval else { return slots };
         let busy = (round_trip * 2 + Duration::from_millis(100)).as_micros();
@@ -99,15 +101,15 @@ impl SlotFlow {
     }
 }
 
-/// Reason why a connection is of no use any more.
-pub(super) enum Broken {
-    /// It may be made again.
+/// Error that ends a connection.
+pub(super) enum StripeError {
+    /// The connection may be made again.
     Lost(Failure),
-    /// The server did what it must not, or this end cannot go on.
+    /// The server has violated the protocol, or this end cannot continue.
     Fatal(Failure),
 }
 
-impl From<Failure> for Broken {
+impl From<Failure> for StripeError {
     fn from(failure: Failure) -> Self {
         match failure.exit {
             _ if failure.refusal.is_some() => Self::Fatal(failure),
@@ -117,7 +119,7 @@ impl From<Failure> for Broken {
     }
 }
 
-impl Target {
+impl ConnectTarget {
     fn options(&self, segment: Option<u16>) -> ConnConfig {
         let mut options = self.peer_options.options();
         options.stream.dead_after = Some(SILENCE.min(self.give_up));
@@ -125,20 +127,20 @@ impl Target {
         options
     }
 
-    /// The failure that ends the transfer, if the server has been silent for too long.
-    pub(super) fn given_up(&self, failure: &Failure) -> Option<Failure> {
+    /// Returns the error that ends the transfer if the server has been silent for too long.
+    pub(super) fn check_give_up(&self, failure: &Failure) -> Option<Failure> {
         let silent = self.heard.at().elapsed();
         let why = || format!("no answer for {} s (--dead-after): {}", silent.as_secs(), failure.cause());
         (silent >= self.give_up).then(|| Failure::new(Exit::Lost, self.peer, why(), CONTINUE))
     }
 }
 
-/// Advice for a transfer that has ended early.
+/// Hint for a transfer that has ended early.
 pub(super) const CONTINUE: &str = "run the command again to continue";
 
 impl Stripe {
-    pub(super) fn connect(target: &Target, slots: u16, stop: &Stop) -> Result<Self> {
-        let memory = Memory::new(&target.device, slots, true)?;
+    pub(super) fn connect(target: &ConnectTarget, slots: u16, stop: &StopFlag) -> Result<Self> {
+        let memory = SlotMemory::new(&target.device, slots, true)?;
         let at = memory.remote().map(|landing| (landing.addr, landing.rkey.0)).unwrap_or_default();
         let order = Service::Cp(CpOrder {
             share: target.share.clone(),
@@ -149,7 +151,7 @@ impl Stripe {
             at,
             peer_options: target.peer_options.clone(),
         });
-        let (begun, segment) = (Instant::now(), target.segments.next());
+        let (begun, segment) = (Instant::now(), target.segment_size.for_next_connection());
         let options = target.options(segment);
         let private_data = order.private_data();
         let deadline = target.heard.at() + target.give_up;
@@ -160,15 +162,15 @@ impl Stripe {
             Ok(channel) => channel,
             Err(failure) => {
                 if failure.refusal.is_none() {
-                    target.segments.not_connected(connected);
+                    target.segment_size.on_connect_failed(connected);
                 }
                 return Err(failure);
             }
         };
-        target.segments.connected(segment);
+        target.segment_size.on_connected(segment);
         let identity = channel.conn.link.info.peer_identity.clone();
         if *target.identity.get_or_init(|| identity.clone()) != identity {
-            let failure = Failure::lost(target.peer, "another server answers than at the beginning");
+            let failure = Failure::lost(target.peer, "another server answers than for the first connection");
             return Err(failure.with_refusal(Refusal::Unaccepted));
         }
         let said: Option<CpReply> = serde_json::from_slice(&channel.conn.link.info.private_data).ok();
@@ -180,18 +182,18 @@ impl Stripe {
                 "check that `uiw serve` of this version listens there",
             )
         })?;
-        // On a path that loses long packets of the server's nothing comes, and this end has nothing
-        // to be acknowledged.
-        let patience = if said.pulse { SILENCE.min(target.give_up) } else { target.give_up };
-        channel.set_patience(patience, &target.heard);
+        // If the path loses long packets of the server, nothing arrives, and TCP does not notice
+        // because this end has sent nothing that must be acknowledged.
+        let silence_limit = if said.pulse { SILENCE.min(target.give_up) } else { target.give_up };
+        channel.set_silence_limit(silence_limit, &target.heard);
         let len = usize::from(slots) * SLOT as usize;
         channel.set_remote(said.at.map(|(addr, rkey)| RemoteMr { addr, rkey: STag(rkey), len }));
-        let flights = (0..slots).map(|_| None).collect();
-        // TCP and MPA take one each, and TLS a third one.
+        let in_flight = (0..slots).map(|_| None).collect();
+        // TCP and MPA take one round trip each, and TLS takes a third one.
         let round_trip = connected / if identity.is_some() { 3 } else { 2 };
         Ok(Self {
             channel,
-            flights,
+            in_flight,
             round_trip,
             flow: SlotFlow::default(),
             segment,
@@ -201,20 +203,20 @@ impl Stripe {
         })
     }
 
-    /// Reports the end of the transfer, and closes in order.
+    /// Reports the end of the transfer to the server, and closes in order.
     pub(super) fn finish(mut self, failed: u64) {
         if self.revision >= 1 {
-            // An error shows that the connection is lost: then there is nobody to report to.
+            // An error means that the connection is lost, so that the report is not possible.
             let until = WaitLimits::deadline(Instant::now() + LEAST);
             let _ = self.channel.send(&Request::End { failed }.encode(0), until);
         }
         self.channel.close();
     }
 
-    /// The connection is lost while an answer is due.
-    fn lost(&self, target: &Target) {
+    /// Called when the connection is lost while an answer is awaited.
+    fn on_lost(&self, target: &ConnectTarget) {
         if !self.has_moved {
-            target.segments.stuck(self.segment, self.answered.elapsed());
+            target.segment_size.on_stuck(self.segment, self.answered.elapsed());
         }
     }
 
@@ -222,93 +224,93 @@ impl Stripe {
         self.round_trip
     }
 
-    /// Returns whether the server takes [`Request::Remove`].
+    /// Returns whether the server supports [`Request::Remove`].
     pub(super) fn can_remove(&self) -> bool {
         self.revision >= 1
     }
 
-    /// The first bytes of the slot of [`Stripe::call`].
-    pub(super) fn landed(&self, len: u32) -> Result<Vec<u8>> {
-        self.channel.landed(0, len)
+    /// Returns the first bytes of the slot used by [`Stripe::call`].
+    pub(super) fn read_slot(&self, len: u32) -> Result<Vec<u8>> {
+        self.channel.read_slot(0, len)
     }
 
-    /// The identity of the server, if connections are encrypted.
+    /// Returns the identity of the server, if connections are encrypted.
     pub(super) fn identity(&self) -> Option<&PeerIdentity> {
         self.channel.conn.link.info.peer_identity.as_deref()
     }
 
-    /// One request and its reply, with nothing else under way.
+    /// Sends one request and waits for the reply, while no other request is under way.
     pub(super) fn call(
         &mut self,
         request: &Request,
-        target: &Target,
-        stop: &Stop,
-    ) -> std::result::Result<Reply, Broken> {
+        target: &ConnectTarget,
+        stop: &StopFlag,
+    ) -> std::result::Result<Reply, StripeError> {
         self.answered = Instant::now();
         let called = self.exchange(request, stop);
-        if matches!(called, Err(Broken::Lost(_))) {
-            self.lost(target);
+        if matches!(called, Err(StripeError::Lost(_))) {
+            self.on_lost(target);
         }
         called
     }
 
-    fn exchange(&mut self, request: &Request, stop: &Stop) -> std::result::Result<Reply, Broken> {
+    fn exchange(&mut self, request: &Request, stop: &StopFlag) -> std::result::Result<Reply, StripeError> {
         let until = WaitLimits::stop(stop);
-        self.channel.wait_anew()?;
+        self.channel.restart_silence()?;
         self.channel.send(&request.encode(0), until)?;
         let Some(message) = self.channel.next(until)? else {
-            return Err(Broken::Lost(Failure::lost(self.channel.peer(), "closed the connection")));
+            return Err(StripeError::Lost(Failure::lost(self.channel.peer(), "closed the connection")));
         };
         let (_, reply) = Reply::decode(&message).map_err(|error| self.broken(&error.into()))?;
         Ok(reply)
     }
 
-    fn broken(&self, violation: &Violation) -> Broken {
-        Broken::Fatal(Failure::lost(self.channel.peer(), violation))
+    fn broken(&self, violation: &Violation) -> StripeError {
+        StripeError::Fatal(Failure::lost(self.channel.peer(), violation))
     }
 
-    /// Takes tasks until there are none left. What was under way when the connection broke goes
-    /// back to the plan.
+    /// Takes tasks until there are none left. If the connection breaks, the tasks under way go back
+    /// to the plan.
     pub(super) fn work(
         mut self,
-        plan: &Plan,
+        plan: &CopyPlan,
         direction: &dyn Direction,
-        target: &Target,
-    ) -> std::result::Result<(), Broken> {
+        target: &ConnectTarget,
+    ) -> std::result::Result<(), StripeError> {
         self.answered = Instant::now();
-        let worked = self.tasks(plan, direction, target);
-        if worked.is_err() && self.flights.iter().any(Option::is_some) {
-            self.lost(target);
+        let worked = self.run_tasks(plan, direction, target);
+        if worked.is_err() && self.in_flight.iter().any(Option::is_some) {
+            self.on_lost(target);
         }
-        plan.requeue(self.flights.iter_mut().filter_map(Option::take));
+        plan.requeue(self.in_flight.iter_mut().filter_map(Option::take));
         match worked {
             Ok(()) => {
-                if let Some(failed) = plan.end_report() {
+                if let Some(failed) = plan.failures_to_report() {
                     self.finish(failed);
                 }
                 Ok(())
             }
-            // What cannot be posted any more is no fault of this machine.
-            Err(Broken::Fatal(failure)) if failure.exit == Exit::Failed && self.channel.is_down() => {
-                Err(Broken::Lost(failure))
+            // A failed post on a connection that has ended is not an error of this machine.
+            Err(StripeError::Fatal(failure)) if failure.exit == Exit::Failed && self.channel.is_down() => {
+                Err(StripeError::Lost(failure))
             }
             broken => broken,
         }
     }
 
-    fn tasks(
+    fn run_tasks(
         &mut self,
-        plan: &Plan,
+        plan: &CopyPlan,
         direction: &dyn Direction,
-        target: &Target,
-    ) -> std::result::Result<(), Broken> {
+        target: &ConnectTarget,
+    ) -> std::result::Result<(), StripeError> {
         loop {
             while let Some(slot) = self.free_slot(plan) {
-                let Some(task) = plan.take() else { break };
-                self.start(slot as u16, task, plan, direction, target)?;
+                let Some(task) = plan.take_task() else { break };
+                self.start_task(slot as u16, task, plan, direction, target)?;
             }
-            if self.flights.iter().all(Option::is_none) {
-                if !plan.wait() {
+            if self.in_flight.iter().all(Option::is_none) {
+                if !plan.wait_for_tasks() {
                     return Ok(());
                 }
                 continue;
@@ -317,39 +319,39 @@ impl Stripe {
                 if plan.stop.is_set() {
                     return Ok(());
                 }
-                return Err(Broken::Lost(Failure::lost(self.channel.peer(), "closed the connection")));
+                return Err(StripeError::Lost(Failure::lost(self.channel.peer(), "closed the connection")));
             };
-            self.message(&message, plan, direction, target)?;
+            self.on_message(&message, plan, direction, target)?;
         }
     }
 
-    /// A slot for another task: any, as long as there is plenty to do, so that the peer has bytes
-    /// to send also where several blocks come at once, behind a packet that was lost; towards the
-    /// end none if as many are under way as keep the connection busy.
-    fn free_slot(&self, plan: &Plan) -> Option<usize> {
-        let free = self.flights.iter().position(Option::is_none)?;
-        let under_way = self.flights.iter().flatten().count();
-        let is_short = under_way < self.flow.depth(self.round_trip, self.flights.len());
+    /// Returns a slot for another task. As long as there is plenty to do, every free slot is used,
+    /// so that the peer always has bytes to send, even when several blocks arrive at once after a
+    /// lost packet. Towards the end, only as many slots are used as keep the connection busy.
+    fn free_slot(&self, plan: &CopyPlan) -> Option<usize> {
+        let free = self.in_flight.iter().position(Option::is_none)?;
+        let under_way = self.in_flight.iter().flatten().count();
+        let is_short = under_way < self.flow.depth(self.round_trip, self.in_flight.len());
         (is_short || plan.has_blocks(PLENTY)).then_some(free)
     }
 
-    fn start(
+    fn start_task(
         &mut self,
         slot: u16,
         mut task: Task,
-        plan: &Plan,
+        plan: &CopyPlan,
         direction: &dyn Direction,
-        target: &Target,
-    ) -> std::result::Result<(), Broken> {
+        target: &ConnectTarget,
+    ) -> std::result::Result<(), StripeError> {
         let Some((request, bytes)) = direction.start(plan, &mut task) else { return Ok(()) };
-        let (is_waiting, weight) = (self.flights.iter().any(Option::is_some), weight(&task));
-        // From now on it is under way: if the connection breaks, it is done again.
-        self.flights[usize::from(slot)] = Some(task);
-        if let Some(pace) = &target.pace {
-            self.channel.wait_until(pace.turn(weight), &plan.stop, is_waiting)?;
+        let (is_waiting, bytes_to_send) = (self.in_flight.iter().any(Option::is_some), task_bytes(&task));
+        // From now on the task is under way, and is repeated if the connection breaks.
+        self.in_flight[usize::from(slot)] = Some(task);
+        if let Some(rate_limit) = &target.rate_limit {
+            self.channel.wait_until(rate_limit.reserve(bytes_to_send), &plan.stop, is_waiting)?;
         }
         if !is_waiting {
-            self.channel.wait_anew()?;
+            self.channel.restart_silence()?;
         }
         let until = WaitLimits::stop(&plan.stop);
         if let Some(bytes) = bytes {
@@ -358,43 +360,43 @@ impl Stripe {
         Ok(self.channel.send(&request.encode(slot), until)?)
     }
 
-    fn message(
+    fn on_message(
         &mut self,
         message: &[u8],
-        plan: &Plan,
+        plan: &CopyPlan,
         direction: &dyn Direction,
-        target: &Target,
-    ) -> std::result::Result<(), Broken> {
+        target: &ConnectTarget,
+    ) -> std::result::Result<(), StripeError> {
         let (slot, reply) = Reply::decode(message).map_err(|error| self.broken(&error.into()))?;
-        let task = self.flights.get_mut(usize::from(slot)).and_then(Option::take);
+        let task = self.in_flight.get_mut(usize::from(slot)).and_then(Option::take);
         let task = task.ok_or_else(|| self.broken(&Violation::Reply("none was asked for")))?;
         let is_data = matches!(task, Task::Block(..) | Task::Batch(..));
         self.answered = Instant::now();
         self.has_moved |= is_data;
         self.flow.answered(is_data, self.answered);
         let failure = RefCell::new(None);
-        let landed = |len| match self.channel.landed(slot, len) {
+        let read_slot = |len| match self.channel.read_slot(slot, len) {
             Ok(bytes) => bytes,
             Err(error) => {
                 failure.replace(Some(error));
                 Vec::new()
             }
         };
-        let next = direction.reply(plan, task, reply, &landed);
+        let next = direction.reply(plan, task, reply, &read_slot);
         if let Some(failure) = failure.into_inner() {
-            return Err(Broken::Fatal(failure));
+            return Err(StripeError::Fatal(failure));
         }
         match next.map_err(|violation| self.broken(&violation))? {
-            Some(task) => self.start(slot, task, plan, direction, target),
+            Some(task) => self.start_task(slot, task, plan, direction, target),
             None => Ok(()),
         }
     }
 }
 
-/// Bytes of files that a task moves.
-fn weight(task: &Task) -> u64 {
+/// Returns the bytes of files that a task moves.
+fn task_bytes(task: &Task) -> u64 {
     match task {
-        Task::Block(transfer, index) => transfer.head().block_len(*index),
+        Task::Block(large_file, index) => large_file.head().block_len(*index),
         Task::Batch(items) => items.iter().map(|item| item.meta.size).sum(),
         _ => 0,
     }

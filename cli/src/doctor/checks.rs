@@ -1,4 +1,4 @@
-//! The checks.
+//! Checks of the network stacks, limits and interfaces of this machine.
 
 use crate::shared::text::grouped;
 use rustix::process::{Resource, getrlimit};
@@ -11,24 +11,24 @@ use uiw_smol::capability::{Capability, refusal};
 use uiw_smol::packet::PacketLink;
 use uiw_smol::xdp::{XdpFeatures, XdpLink};
 
-/// The check of the kernel's TCP.
+/// Name of the check of the kernel's TCP.
 pub(super) const TCP: &str = "kernel TCP";
-/// The check of the kernel's Multipath TCP.
+/// Name of the check of the kernel's Multipath TCP.
 pub(super) const MPTCP: &str = "kernel MPTCP";
-/// The check of AF_PACKET.
+/// Name of the check of AF_PACKET.
 pub(super) const PACKET: &str = "AF_PACKET";
-/// The check of AF_XDP.
+/// Name of the check of AF_XDP.
 pub(super) const XDP: &str = "AF_XDP";
 
-/// How it stands.
+/// Result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum State {
+pub(super) enum CheckState {
     Ok,
     Limited,
     No,
 }
 
-impl State {
+impl CheckState {
     pub(super) fn word(self) -> &'static str {
         match self {
             Self::Ok => "ok",
@@ -38,126 +38,146 @@ impl State {
     }
 }
 
-/// One thing that was looked at.
+/// A completed check.
 pub(super) struct Check {
     pub(super) name: &'static str,
-    /// The interface or the peer, where it is one's.
-    pub(super) of: Option<String>,
-    pub(super) state: State,
+    /// Interface or peer that was checked, if the check is about one.
+    pub(super) subject: Option<String>,
+    pub(super) state: CheckState,
     pub(super) says: String,
     pub(super) fix: Option<String>,
-    /// The same for programs.
+    /// The result for programs, in JSON.
     pub(super) details: Value,
 }
 
 impl Check {
     pub(super) fn ok(name: &'static str, says: impl Into<String>) -> Self {
-        Self { name, of: None, state: State::Ok, says: says.into(), fix: None, details: Value::Null }
+        Self {
+            name,
+            subject: None,
+            state: CheckState::Ok,
+            says: says.into(),
+            fix: None,
+            details: Value::Null,
+        }
     }
 
-    pub(super) fn with(self, details: Value) -> Self {
+    pub(super) fn with_details(self, details: Value) -> Self {
         Self { details, ..self }
     }
 
-    pub(super) fn of(self, interface: &str) -> Self {
-        Self { of: Some(interface.to_owned()), ..self }
+    pub(super) fn with_subject(self, subject: &str) -> Self {
+        Self { subject: Some(subject.to_owned()), ..self }
     }
 
-    pub(super) fn not(self, state: State, fix: impl Into<String>) -> Self {
+    pub(super) fn with_problem(self, state: CheckState, fix: impl Into<String>) -> Self {
         Self { state, fix: Some(fix.into()), ..self }
     }
 }
 
-/// Everything, for paths that hold `bdp` bytes. `is_bpf_fatal`: this process would be ended for
-/// asking.
-pub(super) fn all(bdp: u64, is_bpf_fatal: bool) -> Vec<Check> {
-    let mut found = vec![kernel(), multipath(), capabilities(), packet(), xdp(is_bpf_fatal)];
+/// Runs all checks, for paths with `bdp` bytes in flight. `is_bpf_fatal` means that the kernel
+/// would kill this process for calling bpf(2).
+pub(super) fn run_checks(bdp: u64, is_bpf_fatal: bool) -> Vec<Check> {
+    let mut found = vec![
+        check_kernel_tcp(),
+        check_multipath(),
+        check_capabilities(),
+        check_packet(),
+        check_xdp(is_bpf_fatal),
+    ];
     let interfaces = Interface::all().unwrap_or_default();
-    found.extend(locked(&interfaces));
-    found.extend([buffer("receive buffers", "tcp_rmem", bdp), buffer("send buffers", "tcp_wmem", bdp)]);
-    found.extend([congestion(), probing()]);
+    found.extend(check_locked_memory(&interfaces));
+    found.extend([
+        check_buffer("receive buffers", "tcp_rmem", bdp),
+        check_buffer("send buffers", "tcp_wmem", bdp),
+    ]);
+    found.extend([check_congestion(), check_mtu_probing()]);
     for interface in &interfaces {
-        found.push(link(interface));
-        found.push(modes(interface));
+        found.push(check_interface(interface));
+        found.push(check_xdp_modes(interface));
     }
     found
 }
 
-fn kernel() -> Check {
+fn check_kernel_tcp() -> Check {
     let connected = || -> io::Result<()> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
         TcpStream::connect(listener.local_addr()?).map(drop)
     };
     match connected() {
-        Ok(()) => Check::ok(TCP, "a connection of this machine with itself stands"),
+        Ok(()) => Check::ok(TCP, "this machine can connect to itself"),
         Err(error) if matches!(error.kind(), ErrorKind::NetworkUnreachable | ErrorKind::AddrNotAvailable) => {
-            Check::ok(TCP, format!("not with this machine itself: {error}"))
-                .not(State::Limited, "ip link set lo up")
+            Check::ok(TCP, format!("this machine cannot connect to itself: {error}"))
+                .with_problem(CheckState::Limited, "ip link set lo up")
         }
         Err(error) => Check::ok(TCP, error.to_string())
-            .not(State::No, "look at the limit of open files and at firewalls"),
+            .with_problem(CheckState::No, "look at the limit of open files and at firewalls"),
     }
 }
 
-/// Multipath TCP of the kernel. Another path is the administrator's to add, so one alone is no
-/// defect.
-fn multipath() -> Check {
+/// Checks the kernel's Multipath TCP. A single path is not a defect, because only the administrator
+/// can add another one.
+fn check_multipath() -> Check {
     match uiw_llp::tcp::TcpStack::multipath() {
         Ok(_) => Check::ok(MPTCP, "Multipath TCP: --llp mptcp, on the paths of `ip mptcp endpoint`"),
         Err(error) => Check::ok(MPTCP, error.to_string())
-            .not(State::No, "sysctl -w net.mptcp.enabled=1, or use a kernel with CONFIG_MPTCP"),
+            .with_problem(CheckState::No, "sysctl -w net.mptcp.enabled=1, or use a kernel with CONFIG_MPTCP"),
     }
 }
 
-fn capabilities() -> Check {
+fn check_capabilities() -> Check {
     let all = [Capability::NetRaw, Capability::NetAdmin, Capability::Bpf, Capability::IpcLock];
     let held: Vec<_> = all.iter().filter(|one| one.is_held()).map(ToString::to_string).collect();
     let says = if held.is_empty() { "none".to_owned() } else { held.join(" ") };
-    // In a user namespace a process has capabilities that the system's own network does not accept.
+    // A process in a user namespace has capabilities that do not count for the network of the
+    // system.
     let of_namespace = held.len() == all.len()
         && PacketLink::permitted().is_err_and(|error| error.kind() == ErrorKind::PermissionDenied);
     let says = if of_namespace { format!("{says}, of a user namespace only") } else { says };
-    let check = Check::ok("capabilities", says).with(json!({ "held": held }));
+    let check = Check::ok("capabilities", says).with_details(json!({ "held": held }));
     if of_namespace {
-        return check.not(State::Limited, refusal(&Capability::PACKET).1);
+        return check.with_problem(CheckState::Limited, refusal(&Capability::PACKET).1);
     }
     match Capability::missing(&Capability::XDP) {
         None => check,
-        Some(missing) => check.not(State::Limited, format!("for smoltcp run as root, or grant {missing}")),
+        Some(missing) => {
+            check.with_problem(CheckState::Limited, format!("for smoltcp run as root, or grant {missing}"))
+        }
     }
 }
 
-fn packet() -> Check {
+fn check_packet() -> Check {
     match PacketLink::permitted() {
         Ok(()) => Check::ok(PACKET, "smoltcp on any interface that is up: --llp packet:IFACE,ip=ADDR/PREFIX"),
-        Err(error) => refused(PACKET, &error, &Capability::PACKET),
+        Err(error) => permission_check(PACKET, &error, &Capability::PACKET),
     }
 }
 
-fn xdp(is_bpf_fatal: bool) -> Check {
+fn check_xdp(is_bpf_fatal: bool) -> Check {
     if is_bpf_fatal {
         return Check::ok(XDP, "a seccomp filter ends a process that calls bpf")
-            .not(State::No, "permit it (SystemCallFilter=@system-service bpf, with CAP_BPF)");
+            .with_problem(CheckState::No, "permit it (SystemCallFilter=@system-service bpf, with CAP_BPF)");
     }
     match XdpLink::permitted() {
         Ok(()) => Check::ok(XDP, "programs and sockets are allowed: --llp xdp:IFACE,ip=ADDR/PREFIX"),
-        Err(error) => refused(XDP, &error, &Capability::XDP),
+        Err(error) => permission_check(XDP, &error, &Capability::XDP),
     }
 }
 
-fn refused(name: &'static str, error: &io::Error, needed: &[Capability]) -> Check {
+fn permission_check(name: &'static str, error: &io::Error, needed: &[Capability]) -> Check {
     match error.kind() {
         ErrorKind::PermissionDenied => {
             let (why, fix) = refusal(needed);
-            Check::ok(name, why).not(State::No, fix)
+            Check::ok(name, why).with_problem(CheckState::No, fix)
         }
-        _ => Check::ok(name, error.to_string()).not(State::No, format!("use a kernel with {name}")),
+        _ => Check::ok(name, error.to_string())
+            .with_problem(CheckState::No, format!("use a kernel with {name}")),
     }
 }
 
-/// Memory for the frames of AF_XDP counts against a limit, unless the process may lock what it
-/// likes.
-fn locked(interfaces: &[Interface]) -> Vec<Check> {
+/// Checks the limit of locked memory, against which the frames of AF_XDP count unless the process
+/// has CAP_IPC_LOCK.
+fn check_locked_memory(interfaces: &[Interface]) -> Vec<Check> {
     const NAME: &str = "locked memory";
     let limit = getrlimit(Resource::Memlock).current;
     let need = |i: &Interface| XdpLink::frame_memory(&i.name).ok().map(|bytes| bytes as u64);
@@ -168,20 +188,24 @@ fn locked(interfaces: &[Interface]) -> Vec<Check> {
         _ if Capability::IpcLock.is_held() => Check::ok(NAME, format!("no limit by CAP_IPC_LOCK; {frames}")),
         None => Check::ok(NAME, format!("no limit; {frames}")),
         Some(limit) if limit >= most => Check::ok(NAME, format!("{} bytes; {frames}", grouped(limit))),
-        Some(limit) => Check::ok(NAME, format!("{} bytes; {frames}", grouped(limit)))
-            .not(State::Limited, format!("ulimit -l {} (limits.conf: memlock)", most.div_ceil(1024))),
+        Some(limit) => Check::ok(NAME, format!("{} bytes; {frames}", grouped(limit))).with_problem(
+            CheckState::Limited,
+            format!("ulimit -l {} (limits.conf: memlock)", most.div_ceil(1024)),
+        ),
     };
-    vec![check.with(details)]
+    vec![check.with_details(details)]
 }
 
-/// The largest buffer that the kernel's TCP grows to. About half of it is window
-/// (`tcp_adv_win_scale`).
-fn buffer(name: &'static str, knob: &str, bdp: u64) -> Check {
+/// Checks the largest buffer that the kernel's TCP may use. About half of a buffer can be used as
+/// window (`tcp_adv_win_scale`).
+fn check_buffer(name: &'static str, knob: &str, bdp: u64) -> Check {
     let text = fs::read_to_string(format!("/proc/sys/net/ipv4/{knob}")).unwrap_or_default();
     let values: Vec<u64> = text.split_whitespace().filter_map(|word| word.parse().ok()).collect();
     let [least, usual, most] = values[..] else {
-        return Check::ok(name, format!("the kernel does not report {knob} here"))
-            .not(State::Limited, "run it in the first network namespace, or where /proc is mounted");
+        return Check::ok(name, format!("the kernel does not report {knob} here")).with_problem(
+            CheckState::Limited,
+            "run it in the first network namespace, or where /proc is mounted",
+        );
     };
     let wanted = 2 * bdp;
     let says = format!(
@@ -191,17 +215,17 @@ fn buffer(name: &'static str, knob: &str, bdp: u64) -> Check {
         grouped(wanted)
     );
     let details = json!({ "most": most, "bdp": bdp, "wanted": wanted });
-    let check = Check::ok(name, says).with(details);
+    let check = Check::ok(name, says).with_details(details);
     if most >= wanted {
         return check;
     }
-    check.not(
-        State::Limited,
+    check.with_problem(
+        CheckState::Limited,
         format!("sysctl -w net.ipv4.{knob}=\"{least} {usual} {wanted}\"; with smoltcp buffer={bdp}"),
     )
 }
 
-fn congestion() -> Check {
+fn check_congestion() -> Check {
     const NAME: &str = "congestion control";
     let read = |name: &str| fs::read_to_string(format!("/proc/sys/net/ipv4/{name}")).unwrap_or_default();
     let is_free = Capability::NetAdmin.is_held();
@@ -211,7 +235,7 @@ fn congestion() -> Check {
     let now = read("tcp_congestion_control");
     let now = now.trim();
     let check = Check::ok(NAME, format!("{now} of {}; smoltcp has cubic and reno", available.join(" ")))
-        .with(json!({ "now": now, "available": available, "smoltcp": ["cubic", "reno"] }));
+        .with_details(json!({ "now": now, "available": available, "smoltcp": ["cubic", "reno"] }));
     if available.contains(&"bbr") {
         check
     } else if !is_free
@@ -221,48 +245,51 @@ fn congestion() -> Check {
             "as root: sysctl -w net.ipv4.tcp_allowed_congestion_control=\"{} bbr\"",
             available.join(" ")
         );
-        check.not(State::Limited, fix)
+        check.with_problem(CheckState::Limited, fix)
     } else {
-        check.not(State::Limited, "for lossy paths modprobe tcp_bbr, then --congestion bbr")
+        check.with_problem(CheckState::Limited, "for lossy paths modprobe tcp_bbr, then --congestion bbr")
     }
 }
 
-/// Returns whether the kernel's TCP finds the size of packets that pass where no message says that
-/// longer ones are lost (RFC 4821).
-fn probing() -> Check {
+/// Checks whether the kernel's TCP probes for the path MTU. Without probing it cannot find the MTU
+/// of a path that drops long packets without an ICMP message (RFC 4821).
+fn check_mtu_probing() -> Check {
     const NAME: &str = "path MTU probing";
     let text = fs::read_to_string("/proc/sys/net/ipv4/tcp_mtu_probing").unwrap_or_default();
-    let check = |says: &str| Check::ok(NAME, says).with(json!({ "tcp_mtu_probing": text.trim() }));
+    let check = |says: &str| Check::ok(NAME, says).with_details(json!({ "tcp_mtu_probing": text.trim() }));
     match text.trim() {
         "0" => {
             let fix = "sysctl -w net.ipv4.tcp_mtu_probing=1; or --mss 1220 on such a path";
             check("off: on a path that loses long packets and does not report it, connections stop")
-                .not(State::Limited, fix)
+                .with_problem(CheckState::Limited, fix)
         }
         "1" => check("on, when packets are lost, as smoltcp has it"),
         "2" => check("on, from the beginning"),
         _ => check("the kernel does not report tcp_mtu_probing here")
-            .not(State::Limited, "run it where /proc is mounted"),
+            .with_problem(CheckState::Limited, "run it where /proc is mounted"),
     }
 }
 
-fn link(interface: &Interface) -> Check {
+fn check_interface(interface: &Interface) -> Check {
     let Interface { name, mtu, is_up, .. } = interface;
     let check = Check::ok("interface", format!("MTU {mtu}, {}", if *is_up { "up" } else { "down" }))
-        .of(name)
-        .with(json!({ "mtu": mtu, "up": is_up }));
+        .with_subject(name)
+        .with_details(json!({ "mtu": mtu, "up": is_up }));
     match (is_up, mtu) {
-        // Nobody may want it: whoever does sees that it is down.
+        // The interface may be down on purpose, so this is not a problem. The text says that it is
+        // down.
         (false, _) => check,
-        (true, ..1280) => check.not(State::Limited, format!("ip link set {name} mtu 1500: IPv6 needs 1280")),
+        (true, ..1280) => {
+            check.with_problem(CheckState::Limited, format!("ip link set {name} mtu 1500: IPv6 needs 1280"))
+        }
         (true, _) => check,
     }
 }
 
-/// How AF_XDP would run on an interface.
-fn modes(interface: &Interface) -> Check {
+/// Checks which modes of AF_XDP an interface supports.
+fn check_xdp_modes(interface: &Interface) -> Check {
     const NAME: &str = "AF_XDP modes";
-    let of = |check: Check| check.of(&interface.name);
+    let of = |check: Check| check.with_subject(&interface.name);
     match XdpFeatures::of(interface.index) {
         Ok(features) => {
             let mut modes = vec!["generic"];
@@ -270,22 +297,23 @@ fn modes(interface: &Interface) -> Check {
             modes.splice(0..0, features.zero_copy.then_some("zerocopy"));
             let says = modes.join(", ");
             let details = json!({ "modes": modes, "several_pieces": features.several_pieces });
-            // What the driver takes in one piece is its own; 3506 is what a page leaves.
+            // The largest frame in one piece depends on the driver. 3506 is the MTU for which a
+            // frame fits into a page.
             if features.native && !features.several_pieces && interface.mtu > 3506 {
                 return of(Check::ok(NAME, format!("{says}; native only up to an MTU of some 3,500"))
-                    .with(details)
-                    .not(
-                        State::Limited,
+                    .with_details(details)
+                    .with_problem(
+                        CheckState::Limited,
                         format!("ip link set {} mtu 3498, or mode=generic", interface.name),
                     ));
             }
-            of(Check::ok(NAME, says).with(details))
+            of(Check::ok(NAME, says).with_details(details))
         }
         Err(error) if error.kind() == ErrorKind::Unsupported => {
             let check = Check::ok(NAME, "generic; the kernel (before 6.3) does not report others");
-            of(check.not(State::Limited, "try mode=native"))
+            of(check.with_problem(CheckState::Limited, "try mode=native"))
         }
         Err(error) => of(Check::ok(NAME, format!("generic; the kernel does not report others: {error}"))
-            .not(State::Limited, "try mode=native")),
+            .with_problem(CheckState::Limited, "try mode=native")),
     }
 }

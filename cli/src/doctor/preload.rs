@@ -1,6 +1,6 @@
-//! Whether a program would load uiw's libraries under `uiw run`.
+//! Check whether a program would load uiw's libraries under `uiw run`.
 
-use super::checks::{Check, State};
+use super::checks::{Check, CheckState};
 use crate::run;
 use serde_json::json;
 use std::fs::File;
@@ -11,29 +11,33 @@ use std::process::{Command, Stdio};
 
 const NAME: &str = "preloading";
 
-/// What is looked at where no program is named.
+/// Program that is checked if the user names none.
 const SHELL: &str = "/bin/sh";
 
-/// Checks `program`, or the shell as any program that the loader starts.
+/// Checks `program`, or the shell as an example of a program that the loader starts.
 pub(super) fn check(program: Option<&Path>) -> Check {
     let program = program.unwrap_or(Path::new(SHELL));
-    let of = |check: Check| check.of(&program.display().to_string());
-    let libraries = match run::libraries() {
+    let of = |check: Check| check.with_subject(&program.display().to_string());
+    let libraries = match run::find_libraries() {
         Ok(libraries) => libraries,
         Err(failure) => {
-            return of(Check::ok(NAME, failure.cause()).not(State::Limited, failure.fix()));
+            return of(Check::ok(NAME, failure.cause()).with_problem(CheckState::Limited, failure.fix()));
         }
     };
     let library = libraries.join(run::LIBRARIES[0]);
-    let kind = match FileKind::of(program) {
+    let kind = match FileKind::from_file(program) {
         Ok(kind) => kind,
         Err(error) => {
-            return of(Check::ok(NAME, error.to_string()).not(State::No, "check the program's path"));
+            return of(
+                Check::ok(NAME, error.to_string()).with_problem(CheckState::No, "check the program's path")
+            );
         }
     };
     let details = |is_preloaded| json!({ "library": library, "preloaded": is_preloaded });
     let no = |why: String, fix: &str| {
-        of(Check::ok(NAME, format!("{why}: it does not use uiw")).with(details(false)).not(State::No, fix))
+        of(Check::ok(NAME, format!("{why}: it does not use uiw"))
+            .with_details(details(false))
+            .with_problem(CheckState::No, fix))
     };
     match kind {
         FileKind::Static => no("it is linked statically".to_owned(), "link it dynamically, or use the crate uiw"),
@@ -42,15 +46,15 @@ pub(super) fn check(program: Option<&Path>) -> Check {
             let why = format!("its loader {} is not glibc's", loader.display());
             no(why, "use a program that is built for glibc")
         }
-        FileKind::Loader(_) => match loaded(program, &library) {
+        FileKind::Loader(_) => match ask_loader(program, &library) {
             Ok(LoaderVerdict::Preloaded) => {
-                of(Check::ok(NAME, format!("{} is loaded first", library.display())).with(details(true)))
+                of(Check::ok(NAME, format!("{} is loaded first", library.display())).with_details(details(true)))
             }
             Ok(LoaderVerdict::Secure) => no(
                 "it runs with more rights than its user (setuid, setgid or file capabilities), and the loader ignores LD_PRELOAD".to_owned(),
                 "run a copy without these, as the user that it would become, or in a service with AmbientCapabilities= and without them",
             ),
-            Ok(LoaderVerdict::Not(why)) => no(why, "put the libraries on a file system that programs may be run from (no noexec), readable for this user"),
+            Ok(LoaderVerdict::NotPreloaded(why)) => no(why, "put the libraries on a file system that programs may be run from (no noexec), readable for this user"),
             Err(error) => no(format!("it cannot be started: {error}"), "check that it may be executed"),
         },
     }
@@ -61,7 +65,7 @@ fn is_glibc(loader: &Path) -> bool {
     name.starts_with("ld-linux") || name.starts_with("ld64.so")
 }
 
-/// What a file is to the system.
+/// How the system starts a program file.
 #[derive(Debug, PartialEq, Eq)]
 enum FileKind {
     /// A program that this loader starts.
@@ -73,8 +77,8 @@ enum FileKind {
 }
 
 impl FileKind {
-    /// By the headers of the file (elf(5)).
-    fn of(program: &Path) -> io::Result<Self> {
+    /// Reads the headers of the file (elf(5)).
+    fn from_file(program: &Path) -> io::Result<Self> {
         const PT_INTERP: u32 = 3;
         let file = File::open(program)?;
         let mut header = [0; 64];
@@ -83,16 +87,16 @@ impl FileKind {
             result => result?,
         }
         let machine = if cfg!(target_arch = "aarch64") { 183 } else { 62 };
-        // 64 bits, least significant byte first.
-        if header[..6] != *b"\x7fELF\x02\x01" || number(&header, 18, 2) != machine {
+        // A 64-bit little-endian ELF file.
+        if header[..6] != *b"\x7fELF\x02\x01" || read_number(&header, 18, 2) != machine {
             return Ok(Self::Other);
         }
-        let [at, size, count] = [(32, 8), (54, 2), (56, 2)].map(|(at, len)| number(&header, at, len));
+        let [at, size, count] = [(32, 8), (54, 2), (56, 2)].map(|(at, len)| read_number(&header, at, len));
         for index in 0..count {
             let mut entry = [0; 56];
             file.read_exact_at(&mut entry, at.saturating_add(index * size))?;
-            if number(&entry, 0, 4) == u64::from(PT_INTERP) {
-                let [at, len] = [8, 32].map(|field| number(&entry, field, 8));
+            if read_number(&entry, 0, 4) == u64::from(PT_INTERP) {
+                let [at, len] = [8, 32].map(|field| read_number(&entry, field, 8));
                 let mut name = vec![0; len.min(4096) as usize];
                 file.read_exact_at(&mut name, at)?;
                 let name = String::from_utf8_lossy(&name);
@@ -103,22 +107,23 @@ impl FileKind {
     }
 }
 
-/// A number of `len` bytes.
-fn number(bytes: &[u8], at: usize, len: usize) -> u64 {
+/// Returns the little-endian number in the `len` bytes at offset `at`.
+fn read_number(bytes: &[u8], at: usize, len: usize) -> u64 {
     bytes[at..at + len].iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte))
 }
 
-/// What the loader says that it would load.
+/// Answer of the loader to the question whether it would load the library.
 enum LoaderVerdict {
     Preloaded,
-    /// It refuses to say that in a program with more rights than its user.
+    /// The loader does not answer, because the program has more rights than its user.
     Secure,
-    Not(String),
+    NotPreloaded(String),
 }
 
-/// Asks the loader, which lists the libraries instead of starting the program, as ldd(1) does.
-fn loaded(program: &Path, library: &Path) -> io::Result<LoaderVerdict> {
-    /// The loader's exit code where it must not list them.
+/// Asks the loader whether it would load `library`. Instead of starting the program, the loader
+/// lists the libraries, as for ldd(1).
+fn ask_loader(program: &Path, library: &Path) -> io::Result<LoaderVerdict> {
+    /// Exit code of the loader if it must not list the libraries.
     const SECURE: i32 = 5;
     let mut command = Command::new(program);
     command.env("LD_TRACE_LOADED_OBJECTS", "1").env("LD_PRELOAD", library).stdin(Stdio::null());
@@ -133,7 +138,7 @@ fn loaded(program: &Path, library: &Path) -> io::Result<LoaderVerdict> {
     }
     let said = String::from_utf8_lossy(&output.stderr);
     let line = said.lines().find(|line| line.contains("LD_PRELOAD")).or(said.lines().next());
-    Ok(LoaderVerdict::Not(line.unwrap_or("the loader does not load the library").to_owned()))
+    Ok(LoaderVerdict::NotPreloaded(line.unwrap_or("the loader does not load the library").to_owned()))
 }
 
 #[cfg(test)]
@@ -143,12 +148,12 @@ mod tests {
     #[test]
     fn kinds_of_programs_are_distinguished() {
         let own = std::env::current_exe().unwrap();
-        let FileKind::Loader(loader) = FileKind::of(&own).unwrap() else { panic!("{own:?}") };
+        let FileKind::Loader(loader) = FileKind::from_file(&own).unwrap() else { panic!("{own:?}") };
         assert!(is_glibc(&loader), "{loader:?}");
         assert!(!is_glibc(Path::new("/lib/ld-musl-x86_64.so.1")));
-        // The loader has no loader.
-        assert_eq!(FileKind::of(&loader).unwrap(), FileKind::Static);
-        assert_eq!(FileKind::of(Path::new("/proc/self/status")).unwrap(), FileKind::Other);
-        assert!(FileKind::of(Path::new("/nonexistent")).is_err());
+        // The loader itself needs no loader.
+        assert_eq!(FileKind::from_file(&loader).unwrap(), FileKind::Static);
+        assert_eq!(FileKind::from_file(Path::new("/proc/self/status")).unwrap(), FileKind::Other);
+        assert!(FileKind::from_file(Path::new("/nonexistent")).is_err());
     }
 }

@@ -1,6 +1,6 @@
-//! What sandboxes of services and containers refuse a process, and what does not work without it.
+//! Checks for restrictions by sandboxes of services and containers, and their consequences.
 
-use super::checks::{Check, State};
+use super::checks::{Check, CheckState};
 use super::preload;
 use crate::run;
 use rustix::fs::{Access, access};
@@ -16,29 +16,30 @@ use uiw_cabi_core::counters;
 use uiw_cli_sys::calls::{self, Call, Purpose, Refusal};
 use uiw_cli_sys::sysfs;
 
-/// Every check. Those that fork come first: a process of several threads cannot.
-pub(super) fn all(program: Option<&Path>) -> Vec<Check> {
+/// Runs all checks. Those that fork come first, because a process with several threads cannot fork
+/// safely.
+pub(super) fn run_checks(program: Option<&Path>) -> Vec<Check> {
     vec![
-        system_calls(),
-        namespaces(),
-        families(),
+        check_system_calls(),
+        check_namespaces(),
+        check_address_families(),
         preload::check(program),
-        published(),
-        reported(),
-        descriptors(),
-        threads(),
+        check_counters(),
+        check_run_reports(),
+        check_descriptors(),
+        check_threads(),
     ]
 }
 
-/// What a file of /proc says behind a word.
-fn status(word: &str) -> Option<u64> {
+/// Returns the number after `word` in /proc/self/status.
+fn read_status(word: &str) -> Option<u64> {
     let text = fs::read_to_string("/proc/self/status").ok()?;
     text.lines().find_map(|line| line.strip_prefix(word)?.strip_prefix(':'))?.trim().parse().ok()
 }
 
-fn system_calls() -> Check {
+fn check_system_calls() -> Check {
     const NAME: &str = "system calls";
-    let (mode, filters) = (status("Seccomp"), status("Seccomp_filters"));
+    let (mode, filters) = (read_status("Seccomp"), read_status("Seccomp_filters"));
     let filter = match mode {
         None => "seccomp unknown, as /proc is not mounted".to_owned(),
         Some(0) => "no seccomp filter".to_owned(),
@@ -46,16 +47,18 @@ fn system_calls() -> Check {
         Some(_) => filters.map_or("a seccomp filter".to_owned(), |count| format!("seccomp filters: {count}")),
     };
     let details = |refused: &[(&Call, Refusal)]| {
-        let refused: BTreeMap<_, _> =
-            refused.iter().map(|(call, refusal)| (call.name, Value::from(answer(*refusal)))).collect();
-        json!({ "seccomp": mode, "filters": filters, "no_new_privs": status("NoNewPrivs") == Some(1), "refused": refused })
+        let refused: BTreeMap<_, _> = refused
+            .iter()
+            .map(|(call, refusal)| (call.name, Value::from(describe_refusal(*refusal))))
+            .collect();
+        json!({ "seccomp": mode, "filters": filters, "no_new_privs": read_status("NoNewPrivs") == Some(1), "refused": refused })
     };
     match calls::refused() {
         Err(error) => Check::ok(NAME, format!("{filter}; calls cannot be tried: {error}"))
-            .with(details(&[]))
-            .not(State::Limited, "allow another process (TasksMax=, --pids-limit, ulimit -u)"),
+            .with_details(details(&[]))
+            .with_problem(CheckState::Limited, "allow another process (TasksMax=, --pids-limit, ulimit -u)"),
         Ok(refused) if refused.is_empty() => {
-            Check::ok(NAME, format!("{filter}; uiw's calls are permitted")).with(details(&[]))
+            Check::ok(NAME, format!("{filter}; uiw's calls are permitted")).with_details(details(&[]))
         }
         Ok(refused) => {
             let mut by_purpose = BTreeMap::<_, Vec<_>>::new();
@@ -63,16 +66,19 @@ fn system_calls() -> Check {
                 by_purpose.entry(call.purpose).or_default().push(format!(
                     "{} ({})",
                     call.name,
-                    answer(*refusal)
+                    describe_refusal(*refusal)
                 ));
             }
             let says = by_purpose.iter().map(|(purpose, names)| {
                 format!("refused are {}: {}", names.join(", "), consequence(*purpose))
             });
-            let state =
-                if by_purpose.contains_key(&Purpose::Everything) { State::No } else { State::Limited };
+            let state = if by_purpose.contains_key(&Purpose::Everything) {
+                CheckState::No
+            } else {
+                CheckState::Limited
+            };
             let says = says.collect::<Vec<_>>().join("; ");
-            Check::ok(NAME, format!("{filter}; {says}")).with(details(&refused)).not(
+            Check::ok(NAME, format!("{filter}; {says}")).with_details(details(&refused)).with_problem(
                 state,
                 "permit them (SystemCallFilter=@system-service, or the container's seccomp profile)",
             )
@@ -80,7 +86,7 @@ fn system_calls() -> Check {
     }
 }
 
-fn answer(refusal: Refusal) -> String {
+fn describe_refusal(refusal: Refusal) -> String {
     match refusal {
         Refusal::Error(number) => {
             let names = [(Errno::PERM, "EPERM"), (Errno::ACCESS, "EACCES"), (Errno::NOSYS, "ENOSYS")];
@@ -102,17 +108,17 @@ fn consequence(purpose: Purpose) -> &'static str {
     }
 }
 
-fn namespaces() -> Check {
+fn check_namespaces() -> Check {
     const NAME: &str = "namespaces";
     match sysfs::permitted() {
         Ok(()) => Check::ok(NAME, "mounts in a namespace of its own: uiw run --sysfs"),
         Err(error) => Check::ok(NAME, format!("{error}: uiw run --sysfs cannot be used"))
-            .not(State::Limited, run::sysfs_fix()),
+            .with_problem(CheckState::Limited, run::sysfs_fix()),
     }
 }
 
-/// Families of sockets: netlink is often refused, as services rarely need it.
-fn families() -> Check {
+/// Checks the socket address families. Netlink is often refused, because few services need it.
+fn check_address_families() -> Check {
     const NAME: &str = "address families";
     let families = [
         ("AF_INET", AddressFamily::INET, SocketType::STREAM, "nothing runs over IPv4"),
@@ -142,15 +148,15 @@ fn families() -> Check {
     let details = json!({ "refused": refused });
     if refused.is_empty() {
         let all = families.map(|(name, ..)| name).join(", ");
-        return Check::ok(NAME, format!("{all} are permitted")).with(details);
+        return Check::ok(NAME, format!("{all} are permitted")).with_details(details);
     }
     let fix = "RestrictAddressFamilies=AF_INET AF_INET6 AF_NETLINK AF_UNIX, or the container's seccomp profile; IPv6 may be off in the kernel";
-    let state = if refused.contains_key("AF_INET") { State::No } else { State::Limited };
-    Check::ok(NAME, says.join("; ")).with(details).not(state, fix)
+    let state = if refused.contains_key("AF_INET") { CheckState::No } else { CheckState::Limited };
+    Check::ok(NAME, says.join("; ")).with_details(details).with_problem(state, fix)
 }
 
-/// Where programs of this user publish their counters.
-fn published() -> Check {
+/// Checks the directory in which programs of this user publish their counters.
+fn check_counters() -> Check {
     const NAME: &str = "counters";
     let directory = counters::user();
     let path = directory.path().display();
@@ -160,60 +166,61 @@ fn published() -> Check {
             NAME,
             format!("not published in {path}: {error}: `uiw stat` shows no program"),
         )
-        .not(
-            State::Limited,
+        .with_problem(
+            CheckState::Limited,
             "a writable /tmp (PrivateTmp=yes) or runtime directory (XDG_RUNTIME_DIR), or UIW_COUNTERS=DIR",
         ),
     }
 }
 
-/// `uiw run --require` makes a directory where every user can reach it.
-fn reported() -> Check {
+/// Checks whether `uiw run --require` can create its directory in /tmp, which every user can reach.
+fn check_run_reports() -> Check {
     const NAME: &str = "reports of runs";
     match access("/tmp", Access::WRITE_OK | Access::EXEC_OK) {
         Ok(()) => Check::ok(NAME, "uiw run --require, --json and -v"),
         Err(error) => {
             let error = std::io::Error::from(error);
             Check::ok(NAME, format!("/tmp: {error}: uiw run --require, --json and -v cannot be used"))
-                .not(State::Limited, "make /tmp writable (in a service PrivateTmp=yes)")
+                .with_problem(CheckState::Limited, "make /tmp writable (in a service PrivateTmp=yes)")
         }
     }
 }
 
-/// A device with eight shards and a program with a few files have enough with so many.
+/// Number of descriptors that suffices for a device with eight shards and a program with a few
+/// files.
 const FEW_DESCRIPTORS: u64 = 256;
 
-fn descriptors() -> Check {
+fn check_descriptors() -> Check {
     const NAME: &str = "descriptors";
     let limit = getrlimit(Resource::Nofile);
     let details = json!({ "limit": limit.current, "most": limit.maximum });
     match limit.current {
         Some(few) if few < FEW_DESCRIPTORS => {
             let says = format!("{few}: a device takes up to 40, and each connection one or two");
-            Check::ok(NAME, says).with(details).not(
-                State::Limited,
+            Check::ok(NAME, says).with_details(details).with_problem(
+                CheckState::Limited,
                 "ulimit -n 4096 (LimitNOFILE= of a service, --ulimit nofile of a container)",
             )
         }
         Some(enough) => {
-            Check::ok(NAME, format!("{enough}, of which a connection takes one or two")).with(details)
+            Check::ok(NAME, format!("{enough}, of which a connection takes one or two")).with_details(details)
         }
-        None => Check::ok(NAME, "no limit").with(details),
+        None => Check::ok(NAME, "no limit").with_details(details),
     }
 }
 
-/// Maximum number of threads of a device: one for each shard, and those of connections out of
-/// band, datagrams and trims.
+/// Maximum number of threads of a device: one for each shard, and one each for out-of-band
+/// connections, datagrams and trimming memory.
 const THREADS: usize = 11;
 
-fn threads() -> Check {
+fn check_threads() -> Check {
     const NAME: &str = "threads";
     let (end, mut made, mut error) = (mpsc::channel::<()>(), Vec::new(), None);
     let (keep, wait) = end;
     let wait = std::sync::Arc::new(std::sync::Mutex::new(wait));
     while made.len() < THREADS && error.is_none() {
         let wait = std::sync::Arc::clone(&wait);
-        // Each waits for the lock or for the end of the channel.
+        // Each thread waits for the lock or for the end of the channel.
         let body = move || drop(wait.lock().map(|wait| wait.recv()));
         match std::thread::Builder::new().spawn(body) {
             Ok(thread) => made.push(thread),
@@ -228,13 +235,15 @@ fn threads() -> Check {
     let limit = getrlimit(Resource::Nproc).current;
     let details = json!({ "made": count, "wanted": THREADS, "limit": limit });
     match error {
-        None => Check::ok(NAME, format!("{count} could be made, as many as a device uses")).with(details),
+        None => {
+            Check::ok(NAME, format!("{count} could be made, as many as a device uses")).with_details(details)
+        }
         Some(error) => {
-            let state = if count == 0 { State::No } else { State::Limited };
+            let state = if count == 0 { CheckState::No } else { CheckState::Limited };
             let says = format!("{count} of {THREADS} can be made: {error}: nothing connects without one");
             Check::ok(NAME, says)
-                .with(details)
-                .not(state, "ulimit -u (TasksMax= of a service, --pids-limit of a container)")
+                .with_details(details)
+                .with_problem(state, "ulimit -u (TasksMax= of a service, --pids-limit of a container)")
         }
     }
 }

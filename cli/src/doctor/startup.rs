@@ -1,32 +1,32 @@
-//! Whether a connection to a peer can be set up.
+//! Check whether a connection to a peer can be set up.
 
-use super::checks::{Check, State};
+use super::checks::{Check, CheckState};
 use crate::shared::fail::Result;
 use crate::shared::open::Opener;
-use crate::shared::qp_setup::{Depths, Link, PendingQp};
+use crate::shared::qp_setup::{Link, PendingQp, QueueDepths};
 use serde_json::json;
 use std::net::SocketAddr;
 use std::time::Duration;
 use uiw::raw::ConnConfig;
 
-/// The check.
+/// Name of the check.
 pub(super) const NAME: &str = "start-up";
-/// How long a peer has to refuse our first FPDU.
+/// Time within which a peer may refuse our first FPDU.
 const FIRST_FPDU: Duration = Duration::from_millis(500);
 
 /// Sets up a connection to `peer` and closes it.
 pub(super) fn check(opener: &Opener, peer: SocketAddr, options: &ConnConfig) -> Check {
     let check = match connect(opener, peer, options) {
         Ok(link) => judge(link),
-        Err(failure) => Check::ok(NAME, failure.cause()).not(State::No, failure.fix()),
+        Err(failure) => Check::ok(NAME, failure.cause()).with_problem(CheckState::No, failure.fix()),
     };
-    check.of(&peer.to_string())
+    check.with_subject(&peer.to_string())
 }
 
 fn connect(opener: &Opener, peer: SocketAddr, options: &ConnConfig) -> Result<Link> {
     let device = opener.device()?;
     let pd = device.alloc_pd()?;
-    PendingQp::new(&device, &pd, &Depths::new(1, 1))?.connect(peer, options, b"")
+    PendingQp::new(&device, &pd, &QueueDepths::new(1, 1))?.connect(peer, options, b"")
 }
 
 fn judge(link: Link) -> Check {
@@ -36,7 +36,7 @@ fn judge(link: Link) -> Check {
             None => "see the peer's messages, or `uiw decode` on the file of `--pcap FILE`".to_owned(),
         };
         let says = format!("established, then the peer ended it: {ending}");
-        return Check::ok(NAME, says).not(State::No, fix);
+        return Check::ok(NAME, says).with_problem(CheckState::No, fix);
     }
     let agreed = link.info.negotiated;
     let on = |on: bool| if on { "on" } else { "off" };
@@ -55,5 +55,5 @@ fn judge(link: Link) -> Check {
         "ird": agreed.ird, "ord": agreed.ord, "rtr": rtr.to_lowercase(), "peer_to_peer": agreed.peer_to_peer,
     });
     link.close();
-    Check::ok(NAME, says).with(details)
+    Check::ok(NAME, says).with_details(details)
 }

@@ -1,7 +1,7 @@
-//! What a measurement shows while it runs: intervals, and the line on a terminal.
+//! Output of a running measurement: intervals, and a progress line on a terminal.
 
 use super::compare::us_at;
-use super::run::{Watch, histogram};
+use super::run::{MeasurementWatcher, histogram};
 use crate::shared::fail::Result;
 use crate::shared::text::{self, Progress};
 use hdrhistogram::Histogram;
@@ -15,13 +15,13 @@ pub(super) struct Interval {
     pub(super) to: Duration,
     pub(super) messages: u64,
     pub(super) bytes: u64,
-    /// Minimum, median, 99th percentile and maximum of the round trips in microseconds, in a
-    /// ping-pong.
+    /// Minimum, median, 99th percentile and maximum of the round trips of a ping-pong, in
+    /// microseconds.
     round_trips: Option<[f64; 4]>,
 }
 
 impl Interval {
-    /// Bytes a second.
+    /// Returns the bytes per second.
     pub(super) fn rate(&self) -> f64 {
         self.bytes as f64 / self.seconds()
     }
@@ -67,26 +67,27 @@ impl Interval {
     }
 }
 
-/// Shows a measurement, and splits it into intervals.
-pub(super) struct Intervals<F> {
+/// Shows the progress of a measurement and splits it into intervals.
+pub(super) struct IntervalReporter<F> {
     progress: Progress,
     size: u32,
-    /// The length of an interval.
+    /// Length of an interval.
     every: Option<Duration>,
-    /// Where the present interval began: its time, and the messages before it.
+    /// Begin of the current interval: the time, and the number of messages until then.
     from: Duration,
     before: u64,
-    /// The last time that was reported, and the messages until then.
+    /// Time of the last report, and the number of messages until then.
     last: (Duration, u64),
     round_trips: Option<Histogram<u64>>,
-    /// Those that are over.
+    /// Completed intervals.
     over: Vec<Interval>,
-    /// Is given each of them at once.
+    /// Called with each interval as soon as it is complete.
     show: F,
 }
 
-impl<F: FnMut(&Interval)> Intervals<F> {
-    /// Of messages of `size` bytes; `latency` as they are of a ping-pong.
+impl<F: FnMut(&Interval)> IntervalReporter<F> {
+    /// Creates a reporter for messages of `size` bytes. `latency` means that they belong to a
+    /// ping-pong.
     pub(super) fn new(size: u32, latency: bool, every: Option<Duration>, show: F) -> Result<Self> {
         let round_trips = if latency && every.is_some() { Some(histogram()?) } else { None };
         let (from, before, last) = (Duration::ZERO, 0, (Duration::ZERO, 0));
@@ -94,11 +95,11 @@ impl<F: FnMut(&Interval)> Intervals<F> {
         Ok(Self { progress, size, every, from, before, last, round_trips, over: Vec::new(), show })
     }
 
-    /// The measurement is over, after `messages` in `elapsed`. The last interval has what is left
-    /// and is shorter than the others.
+    /// Ends the measurement, after `messages` messages in `elapsed`. The last interval may be
+    /// shorter than the others.
     pub(super) fn end(mut self, messages: u64, elapsed: Duration) -> Vec<Interval> {
         self.last = (elapsed.max(self.from), messages);
-        // Without a message it is one unless it is a moment.
+        // A last interval without messages counts only if it lasted for a tenth of an interval.
         if self.every.is_some_and(|every| messages > self.before || self.last.0 >= self.from + every / 10) {
             self.close();
         }
@@ -106,7 +107,7 @@ impl<F: FnMut(&Interval)> Intervals<F> {
         self.over
     }
 
-    /// Ends the present interval at the time that was reported last.
+    /// Ends the current interval at the time of the last report.
     fn close(&mut self) {
         self.progress.clear();
         let (to, messages) = self.last;
@@ -117,7 +118,7 @@ impl<F: FnMut(&Interval)> Intervals<F> {
             messages: count,
             bytes: count * u64::from(self.size),
             round_trips: self.round_trips.as_ref().map(|histogram| {
-                // A histogram an interval would be some hundred KiB a second.
+                // Keeping a histogram for each interval would take several hundred KiB per second.
                 [0.0, 0.5, 0.99, 1.0].map(|quantile| us_at(histogram, quantile))
             }),
         };
@@ -130,8 +131,8 @@ impl<F: FnMut(&Interval)> Intervals<F> {
     }
 }
 
-impl<F: FnMut(&Interval)> Watch for Intervals<F> {
-    fn so_far(&mut self, messages: u64, elapsed: Duration) {
+impl<F: FnMut(&Interval)> MeasurementWatcher for IntervalReporter<F> {
+    fn on_progress(&mut self, messages: u64, elapsed: Duration) {
         let size = self.size;
         self.last = (elapsed, messages);
         if self.every.is_some_and(|every| elapsed >= self.from + every) {
@@ -143,13 +144,13 @@ impl<F: FnMut(&Interval)> Watch for Intervals<F> {
         });
     }
 
-    fn round_trip(&mut self, ns: u64) {
+    fn on_round_trip(&mut self, ns: u64) {
         if let Some(histogram) = &mut self.round_trips {
             histogram.saturating_record(ns);
         }
     }
 
-    fn due(&self) -> Option<Duration> {
+    fn next_due(&self) -> Option<Duration> {
         self.every.map(|every| self.from + every)
     }
 }
@@ -162,11 +163,11 @@ mod tests {
     fn interval_counts_own_operations() {
         let mut shown = 0;
         let second = Duration::from_secs(1);
-        let mut intervals = Intervals::new(100, false, Some(second), |_| shown += 1).unwrap();
-        assert_eq!(intervals.due(), Some(second));
-        intervals.so_far(5, second / 2);
-        intervals.so_far(20, second);
-        intervals.so_far(20, second * 3);
+        let mut intervals = IntervalReporter::new(100, false, Some(second), |_| shown += 1).unwrap();
+        assert_eq!(intervals.next_due(), Some(second));
+        intervals.on_progress(5, second / 2);
+        intervals.on_progress(20, second);
+        intervals.on_progress(20, second * 3);
         let over = intervals.end(24, second * 7 / 2);
         assert_eq!(shown, 3);
         let seen: Vec<_> = over.iter().map(|i| (i.from, i.to, i.messages, i.bytes)).collect();
@@ -181,11 +182,11 @@ mod tests {
     #[test]
     fn interval_has_own_round_trips() {
         let second = Duration::from_secs(1);
-        let mut intervals = Intervals::new(64, true, Some(second), |_| ()).unwrap();
-        intervals.round_trip(1_000_000);
-        intervals.so_far(1, second);
-        intervals.round_trip(2_000);
-        intervals.so_far(2, second * 2);
+        let mut intervals = IntervalReporter::new(64, true, Some(second), |_| ()).unwrap();
+        intervals.on_round_trip(1_000_000);
+        intervals.on_progress(1, second);
+        intervals.on_round_trip(2_000);
+        intervals.on_progress(2, second * 2);
         let over = intervals.end(2, second * 2);
         assert_eq!(over.len(), 2);
         let most = |interval: &Interval| interval.json()["round_trip_us"]["max"].as_f64().unwrap();

@@ -1,4 +1,4 @@
-//! `uiw perf`: throughput and latency, alone or beside raw TCP.
+//! `uiw perf`: measures throughput and latency, alone or compared with raw TCP.
 
 mod compare;
 mod flow_state;
@@ -11,53 +11,53 @@ mod report;
 mod run;
 pub(crate) mod source;
 
-use crate::shared::args::{ConnArgs, DEFAULT_PORT, bytes, resolve, some_seconds};
-use crate::shared::child::Server;
+use crate::shared::args::{ConnArgs, DEFAULT_PORT, bytes, positive_seconds, resolve};
+use crate::shared::child::ChildServer;
 use crate::shared::fail::Result;
 use crate::shared::open::Opener;
-use crate::shared::qp_setup::Wait;
-use crate::shared::service::Op;
+use crate::shared::qp_setup::WaitMode;
+use crate::shared::service::PerfOp;
 use crate::shared::text::{self, Progress};
-use intervals::{Interval, Intervals};
-use plan::Plan;
-use run::Run;
+use intervals::{Interval, IntervalReporter};
+use plan::MeasurementPlan;
+use run::PerfRun;
 pub(crate) use run::histogram;
 use std::net::SocketAddr;
 use std::time::Duration;
 use uiw::raw::{Device, Pd};
 
-/// Slices of a comparison.
+/// Default number of slices of a comparison.
 const SLICES: usize = 31;
 
 /// Options of `uiw perf`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
-    /// A `uiw serve`; with --compare it may be left out: a process of its own on this machine
+    /// A `uiw serve`; without it, --compare starts a server process on this machine
     #[arg(value_name = "HOST[:PORT]", required_unless_present = "compare")]
     host: Option<String>,
     /// What to measure
     #[arg(long, value_enum, default_value = "write")]
-    op: Op,
+    op: PerfOp,
     /// Bytes of a message, such as 64, 64K, 1M
     #[arg(short, long, default_value = "64K", value_parser = bytes)]
     size: u32,
-    /// Connections at a time; doubled by --bidirectional
+    /// Number of connections; doubled by --bidirectional
     #[arg(long, default_value_t = 1)]
     connections: u32,
-    /// Messages under way on a connection [default: as many as have 1 MiB together (Reads: 4 MiB),
-    /// 2 to 128]
+    /// Messages under way on a connection [default: 1 MiB (Reads: 4 MiB) divided by the size, 2 to
+    /// 128]
     #[arg(long)]
     depth: Option<u32>,
     /// Seconds of a measurement
-    #[arg(long, default_value = "2", value_parser = some_seconds)]
+    #[arg(long, default_value = "2", value_parser = positive_seconds)]
     seconds: f64,
-    /// Messages of a measurement on each connection; ends it before its time
+    /// End the measurement after so many messages on each connection
     #[arg(long)]
     iterations: Option<u64>,
-    /// Check every byte (what is checked costs time)
+    /// Check every byte (this takes time)
     #[arg(long)]
     validate: bool,
-    /// One message in so many asks for a completion [default: a quarter of the depth, at most 16]
+    /// Ask for a completion of every Nth message [default: a quarter of the depth, at most 16]
     #[arg(long, value_name = "N")]
     signal_every: Option<u32>,
     /// Messages posted with one call
@@ -66,31 +66,31 @@ pub(crate) struct Args {
     /// Ping-pong: round trips instead of throughput
     #[arg(long)]
     latency: bool,
-    /// Both directions at once: on as many connections again the server posts (Writes and Reads);
-    /// figures are of both together
+    /// Both directions at once: the server posts Writes or Reads on the same number of further
+    /// connections; figures are the sum of both directions
     #[arg(short, long, conflicts_with = "latency")]
     bidirectional: bool,
-    /// Sleep until something completes (throughput does so by itself)
+    /// Sleep until something completes (default without --latency)
     #[arg(long)]
     wait: bool,
-    /// Sleep in a poll(2) of the program's own, on the completion channel's descriptor
+    /// Sleep in poll(2) on the descriptor of the completion channel
     #[arg(long, conflicts_with = "wait")]
     wait_descriptor: bool,
-    /// Poll all the time (latency does so by itself)
+    /// Poll all the time (default with --latency)
     #[arg(long, conflicts_with_all = ["wait", "wait_descriptor"])]
     spin: bool,
-    /// Beside raw TCP, in slices
+    /// Compare with raw TCP, in alternating slices
     #[arg(long, conflicts_with_all = ["iterations", "connections"])]
     compare: bool,
     /// Slices of a comparison
     #[arg(long, value_name = "N", default_value_t = SLICES, requires = "compare", hide = true)]
     slices: usize,
     /// Seconds of a slice of a comparison [default: 0.2, or 50 round trips if that is longer]
-    #[arg(long, value_name = "S", requires = "compare", value_parser = some_seconds)]
+    #[arg(long, value_name = "S", requires = "compare", value_parser = positive_seconds)]
     slice_seconds: Option<f64>,
-    /// Print the work of each interval of so many seconds, by this end, as it goes; with --json a
-    /// list in the result
-    #[arg(short, long, value_name = "SECONDS", value_parser = some_seconds, conflicts_with = "compare")]
+    /// Print the messages of this end for each interval of so many seconds while measuring; with
+    /// --json, add a list of them to the result
+    #[arg(short, long, value_name = "SECONDS", value_parser = positive_seconds, conflicts_with = "compare")]
     interval: Option<f64>,
     /// One JSON object a result
     #[arg(long)]
@@ -100,11 +100,11 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    fn wait(&self) -> Wait {
+    fn wait(&self) -> WaitMode {
         match (self.wait_descriptor, self.spin || self.latency && !self.wait) {
-            (true, _) => Wait::Descriptor,
-            (_, true) => Wait::Spin,
-            _ => Wait::Sleep,
+            (true, _) => WaitMode::Descriptor,
+            (_, true) => WaitMode::Spin,
+            _ => WaitMode::Sleep,
         }
     }
 }
@@ -116,7 +116,7 @@ pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
     let (peer, _server) = match &args.host {
         Some(host) => (resolve(host, DEFAULT_PORT)?, None),
         None => {
-            let server = Server::start(&["serve", "--listen", "127.0.0.1:0", "--until-stdin-ends"])?;
+            let server = ChildServer::start(&["serve", "--listen", "127.0.0.1:0", "--until-stdin-ends"])?;
             (server.address(), Some(server))
         }
     };
@@ -124,14 +124,14 @@ pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
 }
 
 fn measure(device: &Device, pd: &Pd, peer: SocketAddr, args: &Args) -> Result<()> {
-    let plan = Plan::new(args, args.size)?;
+    let plan = MeasurementPlan::new(args, args.size)?;
     let every = args.interval.map(Duration::from_secs_f64);
-    let mut watch = Intervals::new(plan.size, plan.latency, every, |interval| {
+    let mut watch = IntervalReporter::new(plan.size, plan.latency, every, |interval| {
         if !args.json {
             text::line(interval.line());
         }
     })?;
-    let outcome = Run::connect(device, pd, peer, &plan)?.measure(&mut watch)?;
+    let outcome = PerfRun::connect(device, pd, peer, &plan)?.measure(&mut watch)?;
     let own = outcome.messages - outcome.by_server.unwrap_or(0);
     let intervals = watch.end(own, Duration::from_secs_f64(outcome.seconds));
     if args.json {
@@ -149,10 +149,10 @@ fn measure(device: &Device, pd: &Pd, peer: SocketAddr, args: &Args) -> Result<()
 }
 
 fn compare(device: &Device, pd: &Pd, peer: SocketAddr, args: &Args) -> Result<()> {
-    let plan = Plan::new(args, args.size)?;
+    let plan = MeasurementPlan::new(args, args.size)?;
     let mut progress = Progress::new();
     let slices =
-        compare::Slices { count: args.slices, time: args.slice_seconds.map(Duration::from_secs_f64) };
+        compare::SliceSettings { count: args.slices, time: args.slice_seconds.map(Duration::from_secs_f64) };
     let comparison = compare::compare(device, pd, peer, &plan, slices, &mut progress)?;
     if args.json {
         text::json(&report::comparison(&plan, &comparison));

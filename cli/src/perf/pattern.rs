@@ -1,9 +1,9 @@
 //! Bytes of validated messages: a function of the message's number.
 
-/// Bytes of a part that [`parts`] makes at a time.
+/// Bytes of a part that [`parts`] generates at a time.
 const PART: usize = 64 << 10;
 
-/// The bytes of a message, from the first one on.
+/// Generator of the bytes of a message.
 struct PatternWords(u64);
 
 impl PatternWords {
@@ -11,8 +11,8 @@ impl PatternWords {
         Self(seq.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ 0xD1B5_4A32_D192_ED03)
     }
 
-    /// Fills `out` with the next bytes; only the last part of a message may have a length that is
-    /// no multiple of 8.
+    /// Fills `out` with the next bytes. Only the last part of a message may have a length that is
+    /// not a multiple of 8.
     fn fill(&mut self, out: &mut [u8]) {
         let mut state = self.0;
         for word in out.chunks_mut(8) {
@@ -33,7 +33,8 @@ pub(crate) fn fill(seq: u64, out: &mut [u8]) {
 }
 
 /// Calls `each` with every part of the `len` bytes of message `seq` and its offset, until it
-/// returns false. True: it never did. A peer that asks for long messages costs no memory for them.
+/// returns false. Returns whether `each` always returned true. Memory is used for one part only, so
+/// a peer cannot make this end allocate long messages.
 pub(crate) fn parts<E>(
     seq: u64,
     len: usize,
@@ -50,7 +51,7 @@ pub(crate) fn parts<E>(
     Ok(true)
 }
 
-/// The `len` bytes of message `seq`.
+/// Returns the `len` bytes of message `seq`.
 pub(crate) fn message(seq: u64, len: usize) -> Vec<u8> {
     let mut out = vec![0; len];
     fill(seq, &mut out);

@@ -1,52 +1,53 @@
-//! What is to be measured, checked once.
+//! Settings of a measurement, which are checked once.
 
 use super::Args;
 use super::raw::RawDirection;
-use super::source::Messages;
+use super::source::MessageStream;
 use crate::serve::perf::{MAX_DEPTH, MAX_MEMORY, MAX_SIZE};
 use crate::shared::args::PeerConfig;
 use crate::shared::fail::{Failure, Result};
-use crate::shared::qp_setup::Wait;
-use crate::shared::service::{Op, OppositeTraffic, PerfOrder};
+use crate::shared::qp_setup::WaitMode;
+use crate::shared::service::{OppositeTraffic, PerfOp, PerfOrder};
 use std::time::Duration;
 
-/// Bytes under way when nothing else is said. A Write or Send is done when TCP has taken it, so a
-/// few are enough to keep TCP busy; a Read is done when its bytes are here, so the path must be
-/// full of them.
+/// Default number of bytes under way. A Write or Send completes when TCP has accepted it, so a few
+/// are enough to keep TCP busy. A Read completes when its bytes have arrived, so Reads must fill
+/// the path.
 const AUTO_BYTES: u32 = 1 << 20;
 const AUTO_READ_BYTES: u32 = 4 << 20;
 
-/// An atomic's request has 52 bytes behind its headers.
+/// Size of the raw message that an atomic is compared with. The request of an atomic has 52 bytes
+/// after its headers.
 const RAW_FOR_ATOMICS: u32 = 64;
 
 /// One measurement.
 #[derive(Clone, Debug)]
-pub(crate) struct Plan {
-    pub(crate) op: Op,
+pub(crate) struct MeasurementPlan {
+    pub(crate) op: PerfOp,
     pub(crate) size: u32,
     pub(crate) depth: u32,
     pub(crate) chain: u32,
     pub(crate) signal_every: u32,
     pub(crate) connections: u32,
     pub(crate) latency: bool,
-    /// The server posts too, on as many connections of its own.
+    /// The server also posts messages, on the same number of further connections.
     pub(crate) bidirectional: bool,
-    pub(crate) wait: Wait,
+    pub(crate) wait: WaitMode,
     pub(crate) validate: bool,
     pub(crate) peer_options: PeerConfig,
     pub(crate) time: Duration,
-    /// Messages on each connection; `None` = as many as the time allows.
+    /// Messages on each connection; `None` if only the time limits them.
     pub(crate) iterations: Option<u64>,
 }
 
-impl Plan {
+impl MeasurementPlan {
     pub(crate) fn new(args: &Args, size: u32) -> Result<Self> {
         let op = args.op;
         let size = if op.is_atomic() { 8 } else { size };
         let depth = if args.latency {
             1
         } else {
-            args.depth.unwrap_or_else(|| auto_depth(op == Op::Read, size, args.chain))
+            args.depth.unwrap_or_else(|| auto_depth(op == PerfOp::Read, size, args.chain))
         };
         let plan = Self {
             op,
@@ -96,32 +97,33 @@ impl Plan {
         if self.latency && connections > 1 {
             return wrong("--latency".into(), "a ping-pong has one connection".into());
         }
-        if self.bidirectional && !matches!(self.op, Op::Write | Op::Read) {
+        if self.bidirectional && !matches!(self.op, PerfOp::Write | PerfOp::Read) {
             let why = "both directions at once are there for Writes and Reads".into();
             return wrong(format!("--bidirectional --op {}", self.op), why);
         }
-        if self.latency && self.op == Op::Write && self.wait != Wait::Spin {
+        if self.latency && self.op == PerfOp::Write && self.wait != WaitMode::Spin {
             let why = "nothing wakes a sleeper for a plain Write".into();
             return wrong("--latency --wait --op write".into(), why);
         }
         Ok(())
     }
 
-    /// Messages that lie side by side in memory. Writes may all go to one place, unless they are
-    /// looked at.
+    /// Returns the number of messages that lie side by side in memory. Unless they are validated,
+    /// all Writes may go to the same place.
     pub(crate) fn slots(&self) -> u32 {
         match self.op {
-            Op::Write | Op::WriteImm | Op::Send if !self.validate => 1,
+            PerfOp::Write | PerfOp::WriteImm | PerfOp::Send if !self.validate => 1,
             _ => self.depth,
         }
     }
 
-    pub(crate) fn messages(&self) -> Messages {
+    pub(crate) fn messages(&self) -> MessageStream {
         let Self { op, size, depth, chain, signal_every, validate, .. } = *self;
-        Messages { op, size, slots: self.slots(), depth, chain, signal_every, validate }
+        MessageStream { op, size, slots: self.slots(), depth, chain, signal_every, validate }
     }
 
-    /// `back` is memory of the client's, `opposite` what the server is to post into it.
+    /// Returns the order for the server. `back` is the client's memory, `opposite` describes the
+    /// messages that the server posts into it.
     pub(crate) fn order(&self, back: Option<(u64, u32)>, opposite: Option<OppositeTraffic>) -> PerfOrder {
         PerfOrder {
             op: self.op,
@@ -137,22 +139,22 @@ impl Plan {
         }
     }
 
-    /// Bytes of the raw message that one of ours is compared with.
+    /// Returns the size in bytes of the raw message that one of our messages is compared with.
     pub(crate) fn raw_message(&self) -> u32 {
         if self.op.is_atomic() { RAW_FOR_ATOMICS } else { self.size }
     }
 
-    /// Where bytes go.
-    pub(crate) fn way(&self) -> RawDirection {
+    /// Returns the direction in which bytes go.
+    pub(crate) fn raw_direction(&self) -> RawDirection {
         match self.op {
             _ if self.bidirectional => RawDirection::Both,
-            Op::Read => RawDirection::ToClient,
+            PerfOp::Read => RawDirection::ToClient,
             _ => RawDirection::ToServer,
         }
     }
 }
 
-/// A depth that keeps the path full and the end of a run short.
+/// Returns a depth that keeps the path full and the end of a run short.
 fn auto_depth(is_read: bool, size: u32, chain: u32) -> u32 {
     let bytes = if is_read { AUTO_READ_BYTES } else { AUTO_BYTES };
     (bytes / size.max(1)).clamp(2, 128).max(chain)

@@ -1,10 +1,10 @@
-//! Raw TCP beside a measurement: the same machines, the same processes, the same kind of thread, as
-//! fast as sockets get.
+//! Raw TCP for comparison with a measurement, between the same processes and as fast as sockets
+//! permit.
 
 use crate::shared::args::PeerConfig;
 use crate::shared::fail::{Failure, Refusal, Result, printable};
-use crate::shared::qp_setup::{Depths, PendingQp, Wait};
-use crate::shared::service::{RawReply, Service, SliceKind, SliceOrder};
+use crate::shared::qp_setup::{PendingQp, QueueDepths, WaitMode};
+use crate::shared::service::{ComparisonReply, RawTcpMode, RawTcpOrder, Service};
 use crate::shared::spin::Spin;
 use socket2::{Domain, Protocol, Socket, Type};
 use std::io::{self, Read, Write};
@@ -16,28 +16,32 @@ use uiw_mpa::wire::startup::HEADER_LEN;
 
 pub(crate) use uiw_llp::process_cpu_ns as cpu_ns;
 
-/// Largest buffer of a reader or writer.
+/// Largest buffer of a reader or writer, in bytes.
 pub(crate) const MAX_BUFFER: u32 = 4 << 20;
-/// Most memory that a connection's bytes come from, or go to.
+/// Maximum number of bytes of memory that the bytes of a connection come from or go to.
 pub(crate) const MAX_MEMORY: u32 = 64 << 20;
-/// Connections of a comparison at a time: one a direction.
+/// Maximum number of connections of a comparison at a time: one for each direction.
 pub(crate) const AT_ONCE: usize = 2;
-/// A reader of small writes asks for this many bytes.
+/// Minimum number of bytes that a reader asks for, so that many small writes are read together.
 const MIN_READ: usize = 64_000;
-/// A peer that stops in the middle.
+/// Time limit for a read or write, in case the peer stops.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Where a measurement's bytes go.
+/// Direction in which the bytes of a measurement go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RawDirection {
     ToServer,
     ToClient,
-    /// Both at once, on a connection each.
+    /// Both directions at the same time, each on its own connection.
     Both,
 }
 
-/// Time-outs, and congestion control.
-pub(crate) fn prepare(stream: &TcpStream, timeout: Duration, congestion: Option<&str>) -> io::Result<()> {
+/// Sets time-outs, TCP_NODELAY and the congestion control of a stream.
+pub(crate) fn set_stream_options(
+    stream: &TcpStream,
+    timeout: Duration,
+    congestion: Option<&str>,
+) -> io::Result<()> {
     stream.set_nodelay(true)?;
     stream.set_read_timeout(Some(timeout))?;
     stream.set_write_timeout(Some(timeout))?;
@@ -47,8 +51,8 @@ pub(crate) fn prepare(stream: &TcpStream, timeout: Duration, congestion: Option<
     }
 }
 
-/// Connects. The size of segments is agreed in the SYNs, so it holds in both directions.
-fn dial(peer: SocketAddr, mss: Option<u16>) -> io::Result<TcpStream> {
+/// Connects. The SYN announces the segment size, so it limits both directions.
+fn connect_tcp(peer: SocketAddr, mss: Option<u16>) -> io::Result<TcpStream> {
     let socket = Socket::new(Domain::for_address(peer), Type::STREAM, Some(Protocol::TCP))?;
     if let Some(bytes) = mss {
         socket.set_tcp_mss(bytes.into())?;
@@ -57,10 +61,11 @@ fn dial(peer: SocketAddr, mss: Option<u16>) -> io::Result<TcpStream> {
     Ok(socket.into())
 }
 
-/// MPA's start-up, by which a port of iWARP lets raw TCP in (docs/compatibility.md): an order in
-/// the private data of the Request, and the Reply. No byte behind the Reply is read.
-fn start_up(stream: &mut TcpStream, order: &[u8]) -> io::Result<()> {
-    // No FPDU will follow: nothing is negotiated.
+/// Performs the start-up of MPA, with which an iWARP port accepts raw TCP (docs/compatibility.md):
+/// the private data of the Request contains an order, and the server answers with a Reply. No byte
+/// after the Reply is read.
+fn exchange_startup(stream: &mut TcpStream, order: &[u8]) -> io::Result<()> {
+    // No FPDU follows, so nothing needs to be negotiated.
     let config = StartupConfig {
         revision: Revision::One,
         peer_to_peer: false,
@@ -89,25 +94,25 @@ fn start_up(stream: &mut TcpStream, order: &[u8]) -> io::Result<()> {
     }
 }
 
-/// Memory that is used piece by piece, from its start again behind its end.
-pub(crate) struct Ring {
+/// Memory that is used piece by piece and begins again at its start after the last piece.
+pub(crate) struct PieceRing {
     bytes: Vec<u8>,
     piece: usize,
     at: usize,
 }
 
-impl Ring {
+impl PieceRing {
     pub(crate) fn new(piece: usize, memory: u32) -> Self {
         Self { bytes: vec![0xA5; piece.max(memory as usize)], piece, at: 0 }
     }
 
-    /// Bytes of memory that a reader takes; a writer takes no more.
-    pub(crate) fn len_of_reader(buffer: u32, memory: u32) -> usize {
+    /// Returns the bytes of memory of a reader's ring. A writer's ring is not larger.
+    pub(crate) fn reader_len(buffer: u32, memory: u32) -> usize {
         (buffer.max(memory) as usize).max(MIN_READ)
     }
 
-    /// Many small writes are read together.
-    pub(crate) fn of_reader(buffer: u32, memory: u32) -> Self {
+    /// Creates the ring of a reader, with pieces large enough to read many small writes together.
+    pub(crate) fn for_reader(buffer: u32, memory: u32) -> Self {
         Self::new((buffer as usize).max(MIN_READ), memory)
     }
 
@@ -121,7 +126,11 @@ impl Ring {
     }
 }
 
-pub(crate) fn write_until(stream: &mut TcpStream, ring: &mut Ring, deadline: Instant) -> io::Result<u64> {
+pub(crate) fn write_until(
+    stream: &mut TcpStream,
+    ring: &mut PieceRing,
+    deadline: Instant,
+) -> io::Result<u64> {
     let mut bytes = 0;
     loop {
         stream.write_all(ring.next())?;
@@ -132,7 +141,7 @@ pub(crate) fn write_until(stream: &mut TcpStream, ring: &mut Ring, deadline: Ins
     }
 }
 
-/// One whole message; false at the end of the stream.
+/// Reads one whole message. Returns false at the end of the stream.
 pub(crate) fn read_message(stream: &mut TcpStream, buffer: &mut [u8]) -> io::Result<bool> {
     let mut got = 0;
     while got < buffer.len() {
@@ -144,7 +153,7 @@ pub(crate) fn read_message(stream: &mut TcpStream, buffer: &mut [u8]) -> io::Res
     Ok(true)
 }
 
-/// Like [`read_message`], of a socket that does not block.
+/// Like [`read_message`], but polls a non-blocking socket.
 pub(crate) fn read_spinning(
     stream: &mut TcpStream,
     buffer: &mut [u8],
@@ -181,19 +190,19 @@ pub(crate) fn write_spinning(stream: &mut TcpStream, mut bytes: &[u8], timeout: 
     Ok(())
 }
 
-/// A socket that does not block has no time-out of its own.
+/// Waits between two polls. Implements the time-out, which non-blocking sockets do not have.
 fn pause(spin: &mut Spin, timeout: Duration) -> io::Result<()> {
-    if spin.empty() < timeout { Ok(()) } else { Err(io::ErrorKind::TimedOut.into()) }
+    if spin.on_empty_poll() < timeout { Ok(()) } else { Err(io::ErrorKind::TimedOut.into()) }
 }
 
-/// Keeps the last bytes of a stream: what stands behind the data.
+/// Keeps the last eight bytes of a stream, which are the server's answer after the data.
 fn keep_last(last: &mut [u8; 8], bytes: &[u8]) {
     let new = bytes.len().min(last.len());
     last.copy_within(new.., 0);
     last[8 - new..].copy_from_slice(&bytes[bytes.len() - new..]);
 }
 
-/// What a raw connection measured.
+/// Result of a measurement on a raw connection.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct RawMeasurement {
     pub(crate) bytes: u64,
@@ -208,18 +217,18 @@ impl RawMeasurement {
     }
 }
 
-/// The client's side: what the server gave it to be let in with.
+/// Client of a comparison, with the token that admits its raw connections to the server.
 #[derive(Clone, Debug)]
-pub(crate) struct Client {
+pub(crate) struct RawTcpClient {
     server: SocketAddr,
     token: u64,
     congestion: Option<String>,
-    /// Bytes of a TCP segment at most.
+    /// Maximum segment size of TCP, in bytes.
     mss: Option<u16>,
 }
 
-impl Client {
-    /// Asks `peer` for raw TCP on its port. The connection returned must live as long as the
+impl RawTcpClient {
+    /// Asks `peer` to accept raw TCP on its port. The returned connection must live as long as the
     /// client.
     pub(crate) fn open(
         device: &Device,
@@ -227,26 +236,26 @@ impl Client {
         peer: SocketAddr,
         peer_options: &PeerConfig,
     ) -> Result<(Self, crate::shared::qp_setup::Link)> {
-        let half = PendingQp::new(device, pd, &Depths::new(1, 1))?;
+        let pending = PendingQp::new(device, pd, &QueueDepths::new(1, 1))?;
         let (congestion, mss) = (peer_options.congestion.clone(), peer_options.own.stream.max_segment);
         let mut options = ConnConfig::default();
         options.stream.max_segment = mss;
-        let asked = half.connect(peer, &options, &Service::Raw.private_data());
+        let asked = pending.connect(peer, &options, &Service::Comparison.private_data());
         let link = asked.map_err(|failure| match failure.refusal {
             Some(Refusal::Rejected) => failure.with_fix(
                 "the `uiw serve` there must be of this version, on the kernel's TCP and without TLS (docs/wan.md)",
             ),
             _ => failure,
         })?;
-        let reply: RawReply = serde_json::from_slice(&link.info.private_data)
+        let reply: ComparisonReply = serde_json::from_slice(&link.info.private_data)
             .map_err(|_| Failure::lost(peer, "accepted, but is no `uiw serve`"))?;
         Ok((Self { server: peer, token: reply.token, congestion, mss }, link))
     }
 
-    fn connect(&self, kind: SliceKind, buffer: u32, memory: u32, time: Duration) -> io::Result<TcpStream> {
-        let mut stream = dial(self.server, self.mss)?;
-        prepare(&stream, TIMEOUT, self.congestion.as_deref())?;
-        let order = Service::Slice(SliceOrder {
+    fn connect(&self, kind: RawTcpMode, buffer: u32, memory: u32, time: Duration) -> io::Result<TcpStream> {
+        let mut stream = connect_tcp(self.server, self.mss)?;
+        set_stream_options(&stream, TIMEOUT, self.congestion.as_deref())?;
+        let order = Service::RawTcp(RawTcpOrder {
             token: self.token,
             kind,
             buffer,
@@ -254,7 +263,7 @@ impl Client {
             millis: u32::try_from(time.as_millis()).unwrap_or(u32::MAX),
             congestion: self.congestion.clone(),
         });
-        start_up(&mut stream, &order.private_data())?;
+        exchange_startup(&mut stream, &order.private_data())?;
         Ok(stream)
     }
 
@@ -262,16 +271,16 @@ impl Client {
         Failure::lost(format!("raw TCP to {}", self.server), error)
     }
 
-    /// One slice of throughput on new connections: writes of `buffer` bytes, from and to `memory`
-    /// bytes.
-    pub(crate) fn slice(
+    /// Measures the throughput of one slice on new connections, with writes of `buffer` bytes from
+    /// and to `memory` bytes of memory.
+    pub(crate) fn measure_slice(
         &self,
-        way: RawDirection,
+        direction: RawDirection,
         buffer: u32,
         memory: u32,
         time: Duration,
     ) -> Result<RawMeasurement> {
-        match way {
+        match direction {
             RawDirection::ToServer => self.write(buffer, memory, time),
             RawDirection::ToClient => self.read(buffer, memory, time),
             RawDirection::Both => self.both(buffer, memory, time),
@@ -279,8 +288,9 @@ impl Client {
         .map_err(|error| self.failed(error))
     }
 
-    /// Bytes of both; the time and the processors' time, which is that of whole processes, of the
-    /// longer one.
+    /// Measures both directions at the same time. Returns the sum of the bytes, and the larger one
+    /// of the times. The processor time is that of the whole process, so it must not be added
+    /// either.
     fn both(&self, buffer: u32, memory: u32, time: Duration) -> io::Result<RawMeasurement> {
         let (a, b) = std::thread::scope(|scope| {
             let other = scope.spawn(|| self.read(buffer, memory, time));
@@ -297,8 +307,8 @@ impl Client {
     }
 
     fn write(&self, buffer: u32, memory: u32, time: Duration) -> io::Result<RawMeasurement> {
-        let mut ring = Ring::new(buffer as usize, memory);
-        let mut stream = self.connect(SliceKind::ToServer, buffer, memory, time)?;
+        let mut ring = PieceRing::new(buffer as usize, memory);
+        let mut stream = self.connect(RawTcpMode::ToServer, buffer, memory, time)?;
         let (cpu, start) = (cpu_ns(), Instant::now());
         let bytes = write_until(&mut stream, &mut ring, start + time)?;
         stream.shutdown(std::net::Shutdown::Write)?;
@@ -313,8 +323,8 @@ impl Client {
     }
 
     fn read(&self, buffer: u32, memory: u32, time: Duration) -> io::Result<RawMeasurement> {
-        let mut ring = Ring::of_reader(buffer, memory);
-        let mut stream = self.connect(SliceKind::ToClient, buffer, memory, time)?;
+        let mut ring = PieceRing::for_reader(buffer, memory);
+        let mut stream = self.connect(RawTcpMode::ToClient, buffer, memory, time)?;
         let (cpu, start) = (cpu_ns(), Instant::now());
         let (mut bytes, mut answer) = (0, [0; 8]);
         loop {
@@ -335,10 +345,11 @@ impl Client {
         })
     }
 
-    /// Round trips of `size` bytes for `time`, each given to `each`.
+    /// Makes round trips of `size` bytes for `time`, and calls `each` with the duration of each
+    /// one.
     pub(crate) fn ping_pong(
         &self,
-        wait: Wait,
+        wait: WaitMode,
         size: u32,
         time: Duration,
         each: impl FnMut(Duration),
@@ -348,13 +359,13 @@ impl Client {
 
     fn try_ping_pong(
         &self,
-        wait: Wait,
+        wait: WaitMode,
         size: u32,
         time: Duration,
         mut each: impl FnMut(Duration),
     ) -> io::Result<RawMeasurement> {
-        let spin = wait == Wait::Spin;
-        let kind = if spin { SliceKind::PingPongSpin } else { SliceKind::PingPongBlock };
+        let spin = wait == WaitMode::Spin;
+        let kind = if spin { RawTcpMode::PingPongSpin } else { RawTcpMode::PingPongBlock };
         let mut stream = self.connect(kind, size, size, time)?;
         stream.set_nonblocking(spin)?;
         let mut bytes = vec![0; size as usize];
@@ -405,7 +416,7 @@ mod tests {
         }
     }
 
-    /// What the server sends behind its Reply belongs to the measurement.
+    /// Bytes that the server sends after its Reply belong to the measurement.
     #[test]
     fn startup_consumes_reply_only() {
         use uiw_mpa::wire::startup::{Frame, FrameKind};
@@ -425,7 +436,7 @@ mod tests {
             let (mut server, _) = listener.accept().unwrap();
             server.write_all(&[&reply.emit()[..], b"raw"].concat()).unwrap();
             drop(server);
-            let started = start_up(&mut client, b"order").map_err(|error| error.to_string());
+            let started = exchange_startup(&mut client, b"order").map_err(|error| error.to_string());
             let mut rest = Vec::new();
             let _ = client.read_to_end(&mut rest);
             (started, rest)

@@ -1,14 +1,14 @@
-//! Results, for people and for programs.
+//! Output of results as text and as JSON.
 
-use super::compare::{Comparison, Cpu, Quartiles, us_at};
-use super::plan::Plan;
-use super::run::Outcome;
+use super::compare::{Comparison, CpuCost, Quartiles, us_at};
+use super::plan::MeasurementPlan;
+use super::run::PerfOutcome;
 use crate::shared::text;
 use serde_json::{Value, json};
 use uiw_llp::Multipath;
 
-/// What a program needs to interpret a figure.
-fn context(plan: &Plan, outcome: &Outcome) -> Value {
+/// Returns the settings and path properties that are needed to interpret a figure.
+fn context(plan: &MeasurementPlan, outcome: &PerfOutcome) -> Value {
     let mut value = json!({
         "version": env!("CARGO_PKG_VERSION"),
         "peer": outcome.peer.to_string(),
@@ -44,8 +44,8 @@ fn context(plan: &Plan, outcome: &Outcome) -> Value {
     value
 }
 
-/// The line that heads a table: what the figures were measured with.
-pub(crate) fn heading(plan: &Plan, outcome: &Outcome) -> String {
+/// Returns the line above a table, with the settings of the measurement.
+pub(crate) fn heading(plan: &MeasurementPlan, outcome: &PerfOutcome) -> String {
     let on = |on: bool| if on { "on" } else { "off" };
     let path = outcome.path.as_ref().map_or_else(String::new, |path| {
         let mtu = path.stream.path_mtu.map_or_else(|| "?".to_owned(), |mtu| mtu.to_string());
@@ -67,8 +67,8 @@ pub(crate) fn heading(plan: &Plan, outcome: &Outcome) -> String {
     )
 }
 
-/// What is measured, in a word or two.
-fn title(plan: &Plan) -> String {
+/// Returns the name of the measured operation.
+fn title(plan: &MeasurementPlan) -> String {
     if plan.bidirectional { format!("{} both ways", plan.op) } else { plan.op.to_string() }
 }
 
@@ -77,8 +77,8 @@ fn kernel() -> String {
     release.map_or_else(|_| "?".to_owned(), |text| text.trim().to_owned())
 }
 
-/// The columns' names.
-pub(crate) fn columns(plan: &Plan) -> String {
+/// Returns the line with the names of the columns.
+pub(crate) fn columns(plan: &MeasurementPlan) -> String {
     if plan.latency {
         format!(
             "{:>9} {:>10} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9}",
@@ -92,8 +92,8 @@ pub(crate) fn columns(plan: &Plan) -> String {
     }
 }
 
-/// One line of the table.
-pub(crate) fn row(plan: &Plan, outcome: &Outcome) -> String {
+/// Returns one line of the table.
+pub(crate) fn row(plan: &MeasurementPlan, outcome: &PerfOutcome) -> String {
     if let Some(histogram) = &outcome.round_trips {
         let us = |quantile| us_at(histogram, quantile);
         return format!(
@@ -121,8 +121,8 @@ pub(crate) fn row(plan: &Plan, outcome: &Outcome) -> String {
     )
 }
 
-/// One object a result.
-pub(crate) fn result(plan: &Plan, outcome: &Outcome) -> Value {
+/// Returns the JSON object of a result.
+pub(crate) fn result(plan: &MeasurementPlan, outcome: &PerfOutcome) -> Value {
     let mut value = context(plan, outcome);
     value["type"] = "result".into();
     value["mode"] = if plan.latency { "latency" } else { "throughput" }.into();
@@ -157,12 +157,12 @@ fn quartiles(quartiles: &Quartiles) -> Value {
     json!({"median": quartiles.median, "q1": quartiles.q1, "q3": quartiles.q3})
 }
 
-fn costs(cpu: &Cpu) -> Value {
+fn costs(cpu: &CpuCost) -> Value {
     json!({"client": cpu.client, "server": cpu.server})
 }
 
-/// The object of a comparison.
-pub(crate) fn comparison(plan: &Plan, comparison: &Comparison) -> Value {
+/// Returns the JSON object of a comparison.
+pub(crate) fn comparison(plan: &MeasurementPlan, comparison: &Comparison) -> Value {
     let mut value = context(plan, &comparison.last);
     value["type"] = "comparison".into();
     value["mode"] = if plan.latency { "latency" } else { "throughput" }.into();
@@ -193,15 +193,15 @@ pub(crate) fn comparison(plan: &Plan, comparison: &Comparison) -> Value {
     value
 }
 
-/// The comparison for people.
-pub(crate) fn comparison_lines(plan: &Plan, comparison: &Comparison) -> Vec<String> {
+/// Returns the lines of text of a comparison.
+pub(crate) fn comparison_lines(plan: &MeasurementPlan, comparison: &Comparison) -> Vec<String> {
     let Comparison { ours, raw, ratio, noise, cpu_ours, cpu_raw, .. } = comparison;
     let figure = |quartiles: &Quartiles| {
         if plan.latency { text::micros(quartiles.median) } else { text::rate(quartiles.median) }
     };
     let unit = if plan.latency { "round trip" } else { "byte" };
     let better = if plan.latency { "less is better" } else { "more is better" };
-    let line = |name: String, quartiles: &Quartiles, cpu: &Cpu| {
+    let line = |name: String, quartiles: &Quartiles, cpu: &CpuCost| {
         format!(
             "  {name:<34} {:>12}   cpu {:.3} ns a {unit} here, {:.3} at the server",
             figure(quartiles),

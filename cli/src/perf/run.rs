@@ -1,12 +1,12 @@
-//! A measurement from its first message to its last.
+//! Execution of a measurement.
 
 use super::flow_state::FlowState;
 use super::opposite::OppositeFlow;
-use super::plan::Plan;
+use super::plan::MeasurementPlan;
 use super::raw::cpu_ns;
 use crate::shared::fail::{Failure, Result};
 use crate::shared::qp_setup::{Link, WaitLimits, completions, cq_options};
-use crate::shared::service::{Op, Stats};
+use crate::shared::service::{PerfOp, Stats};
 use crate::shared::spin::Spin;
 use hdrhistogram::Histogram;
 use std::net::SocketAddr;
@@ -14,44 +14,45 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use uiw::raw::{Cq, Device, Path, Pd, Wc};
 
-/// How long the end of a run may take: what is under way, and the server's last word.
+/// Time limit for the end of a run: completing the messages under way and receiving the server's
+/// statistics.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// An empty histogram of nanoseconds, up to a minute, with three digits.
+/// Creates an empty histogram of nanoseconds, up to a minute, with three significant digits.
 pub(crate) fn histogram() -> Result<Histogram<u64>> {
     Histogram::new_with_bounds(1, 60_000_000_000, 3)
         .map_err(|error| Failure::local("cannot make a histogram", error))
 }
 
-/// Watches a measurement.
-pub(crate) trait Watch {
-    /// So many messages of this end are over.
-    fn so_far(&mut self, messages: u64, elapsed: Duration);
+/// Observer of a measurement.
+pub(crate) trait MeasurementWatcher {
+    /// Called when `messages` messages of this end have completed since the beginning.
+    fn on_progress(&mut self, messages: u64, elapsed: Duration);
 
-    /// A round trip of a ping-pong is over, which took so many nanoseconds.
-    fn round_trip(&mut self, ns: u64);
+    /// Called after a round trip of a ping-pong, with its duration in nanoseconds.
+    fn on_round_trip(&mut self, ns: u64);
 
-    /// When `so_far` is to be called next, at the latest, though nothing is over.
-    fn due(&self) -> Option<Duration>;
+    /// Returns the time at which `on_progress` must be called even if no message has completed.
+    fn next_due(&self) -> Option<Duration>;
 }
 
-/// Shows nothing.
-impl Watch for () {
-    fn so_far(&mut self, _: u64, _: Duration) {}
+/// Ignores everything.
+impl MeasurementWatcher for () {
+    fn on_progress(&mut self, _: u64, _: Duration) {}
 
-    fn round_trip(&mut self, _: u64) {}
+    fn on_round_trip(&mut self, _: u64) {}
 
-    fn due(&self) -> Option<Duration> {
+    fn next_due(&self) -> Option<Duration> {
         None
     }
 }
 
-/// What was measured.
+/// Result of a measurement.
 #[derive(Clone, Debug)]
-pub(crate) struct Outcome {
+pub(crate) struct PerfOutcome {
     pub(crate) messages: u64,
     pub(crate) bytes: u64,
-    /// Messages of those that the server posted, in a measurement of both directions.
+    /// Number of messages posted by the server, in a measurement of both directions.
     pub(crate) by_server: Option<u64>,
     pub(crate) seconds: f64,
     pub(crate) cpu_client_ns: u64,
@@ -62,30 +63,35 @@ pub(crate) struct Outcome {
     pub(crate) round_trips: Option<Histogram<u64>>,
 }
 
-impl Outcome {
+impl PerfOutcome {
     pub(crate) fn rate(&self) -> f64 {
         self.bytes as f64 / self.seconds
     }
 }
 
-/// Connections that stand, ready to measure.
-pub(crate) struct Run {
+/// Established connections, ready to measure.
+pub(crate) struct PerfRun {
     device: Device,
     cq: Arc<Cq>,
-    plan: Plan,
+    plan: MeasurementPlan,
     flows: Vec<FlowState>,
-    /// Those on which the server posts.
+    /// Connections on which the server posts.
     opposite: Vec<OppositeFlow>,
     batch: Vec<Wc>,
-    /// Empty Sends whose completion is outstanding.
+    /// Number of empty Sends that have not completed.
     marks: usize,
 }
 
-impl Run {
-    pub(crate) fn connect(device: &Device, pd: &Pd, peer: SocketAddr, plan: &Plan) -> Result<Self> {
+impl PerfRun {
+    pub(crate) fn connect(
+        device: &Device,
+        pd: &Pd,
+        peer: SocketAddr,
+        plan: &MeasurementPlan,
+    ) -> Result<Self> {
         let depth = plan.connections * (plan.depth + 16 + OppositeFlow::DEPTH);
         let cq = device.create_cq(depth, cq_options())?;
-        // All of them begin to connect before the first is waited for.
+        // All connections begin before the first one is waited for.
         let flows = (0..u64::from(plan.connections))
             .map(|index| FlowState::connect(device, pd, &cq, index, peer, plan))
             .collect::<Result<Vec<_>>>()?;
@@ -106,67 +112,71 @@ impl Run {
         })
     }
 
-    /// Takes completions, waiting for the first.
-    fn take(&mut self, until: WaitLimits<'_>) -> Result<usize> {
+    /// Takes completions, waiting for the first one.
+    fn take_completions(&mut self, until: WaitLimits<'_>) -> Result<usize> {
         let Self { device, cq, plan, batch, .. } = self;
         let taken = completions(device, cq, plan.wait, until, 64, |wc| batch.push(wc));
-        self.sort()?;
+        self.dispatch_completions()?;
         Ok(taken)
     }
 
-    /// Gives what was taken to the connections.
-    fn sort(&mut self) -> Result<()> {
+    /// Passes the completions taken to their connections.
+    fn dispatch_completions(&mut self) -> Result<()> {
         for wc in self.batch.drain(..) {
             let index = FlowState::index_of(&wc);
             if let Some(flow) = self.flows.get_mut(index) {
-                if flow.completion(&wc)? {
+                if flow.on_completion(&wc)? {
                     self.marks -= 1;
                 }
             } else if let Some(flow) = self.opposite.get_mut(index - self.flows.len()) {
-                flow.completion(&wc)?;
+                flow.on_completion(&wc)?;
             }
         }
         Ok(())
     }
 
-    /// Asks every server thread for statistics and waits for all, those that post included.
-    fn stats(&mut self) -> Result<Vec<Stats>> {
+    /// Asks every server thread for statistics and waits for all answers, including those of
+    /// servers that post.
+    fn collect_stats(&mut self) -> Result<Vec<Stats>> {
         for flow in &mut self.flows {
-            flow.ask()?;
+            flow.request_stats()?;
         }
         self.marks = self.flows.len();
         let deadline = Instant::now() + TIMEOUT;
-        while self.marks > 0 || self.flows.iter().any(|flow| flow.stats.is_none()) || self.opposite_runs() {
-            if self.take(WaitLimits::deadline(deadline))? == 0 {
+        while self.marks > 0
+            || self.flows.iter().any(|flow| flow.stats.is_none())
+            || self.is_opposite_running()
+        {
+            if self.take_completions(WaitLimits::deadline(deadline))? == 0 {
                 return Err(Failure::lost(self.flows[0].link.peer(), "did not finish the run in a minute"));
             }
         }
         Ok(self.flows.iter().filter_map(|flow| flow.stats).collect())
     }
 
-    /// Returns whether a server's last word is awaited on a connection on which it posts.
-    fn opposite_runs(&self) -> bool {
+    /// Returns whether the statistics of a server that posts are still awaited.
+    fn is_opposite_running(&self) -> bool {
         self.opposite.iter().any(|flow| flow.stats.is_none())
     }
 
-    /// Measures.
-    pub(crate) fn measure(mut self, watch: &mut impl Watch) -> Result<Outcome> {
-        self.opposite.iter_mut().try_for_each(OppositeFlow::ask)?;
-        let before = self.stats()?;
+    /// Runs the measurement.
+    pub(crate) fn measure(mut self, watch: &mut impl MeasurementWatcher) -> Result<PerfOutcome> {
+        self.opposite.iter_mut().try_for_each(OppositeFlow::request_stats)?;
+        let before = self.collect_stats()?;
         let cpu = cpu_ns();
         let start = Instant::now();
         let mut round_trips = None;
         if self.plan.latency {
             let mut histogram = histogram()?;
-            self.ping_pong(start, &mut histogram, watch)?;
+            self.run_ping_pong(start, &mut histogram, watch)?;
             round_trips = Some(histogram);
         } else {
-            self.stream(start, watch)?;
+            self.run_throughput(start, watch)?;
         }
         let mut seconds = start.elapsed().as_secs_f64();
-        let after = self.stats()?;
+        let after = self.collect_stats()?;
         if !self.plan.latency {
-            // The last byte has arrived when the server says so.
+            // The time of throughput ends when the server confirms that the last byte has arrived.
             seconds = start.elapsed().as_secs_f64();
         }
         let cpu_client_ns = cpu_ns() - cpu;
@@ -175,7 +185,7 @@ impl Run {
         let opposite: u64 = self.opposite.iter().map(OppositeFlow::messages).sum();
         let messages = own + opposite;
         let first = &self.flows[0].link;
-        let outcome = Outcome {
+        let outcome = PerfOutcome {
             messages,
             bytes: messages * u64::from(self.plan.size),
             by_server: self.plan.bidirectional.then_some(opposite),
@@ -191,9 +201,9 @@ impl Run {
         Ok(outcome)
     }
 
-    fn stream(&mut self, start: Instant, watch: &mut impl Watch) -> Result<()> {
+    fn run_throughput(&mut self, start: Instant, watch: &mut impl MeasurementWatcher) -> Result<()> {
         let limit = self.plan.iterations.unwrap_or(u64::MAX);
-        self.opposite.iter_mut().try_for_each(OppositeFlow::go)?;
+        self.opposite.iter_mut().try_for_each(OppositeFlow::start_server)?;
         loop {
             let elapsed = start.elapsed();
             if elapsed >= self.plan.time {
@@ -203,61 +213,64 @@ impl Run {
                 flow.source.fill_up(&flow.link.qp, limit)?;
             }
             let is_posted = self.flows.iter().all(|flow| flow.source.posted >= limit);
-            if is_posted && !self.opposite_runs() {
+            if is_posted && !self.is_opposite_running() {
                 break;
             }
-            // If all is posted the server has more to do: until it has, or the time is over.
-            let end = [watch.due(), is_posted.then_some(self.plan.time)].into_iter().flatten().min();
-            self.take(end.map_or(WaitLimits::NEVER, |end| WaitLimits::deadline(start + end)))?;
+            // If this end has posted everything, wait for the server until it has finished or the
+            // time is over.
+            let end = [watch.next_due(), is_posted.then_some(self.plan.time)].into_iter().flatten().min();
+            self.take_completions(end.map_or(WaitLimits::NEVER, |end| WaitLimits::deadline(start + end)))?;
             let done = self.flows.iter().map(|flow| flow.source.done).sum::<u64>();
-            watch.so_far(done, start.elapsed());
+            watch.on_progress(done, start.elapsed());
         }
-        self.opposite.iter_mut().try_for_each(OppositeFlow::stop)
+        self.opposite.iter_mut().try_for_each(OppositeFlow::stop_server)
     }
 
-    fn ping_pong(
+    fn run_ping_pong(
         &mut self,
         start: Instant,
         histogram: &mut Histogram<u64>,
-        watch: &mut impl Watch,
+        watch: &mut impl MeasurementWatcher,
     ) -> Result<()> {
         let limit = self.plan.iterations.unwrap_or(u64::MAX);
         let mut now = start;
         while now - start < self.plan.time && self.flows[0].source.posted < limit {
             self.flows[0].ping()?;
             let mut spin = Spin::default();
-            while !self.answered()? {
+            while !self.is_answered()? {
                 if self.take_for_answer()? == 0 {
-                    spin.empty();
+                    spin.on_empty_poll();
                 }
             }
             let then = Instant::now();
             let took = (then - now).as_nanos() as u64;
             histogram.saturating_record(took);
-            watch.round_trip(took);
-            watch.so_far(self.flows[0].source.posted, then - start);
+            watch.on_round_trip(took);
+            watch.on_progress(self.flows[0].source.posted, then - start);
             now = then;
         }
         Ok(())
     }
 
-    /// Polls once if the answer is detected in memory; otherwise waits for a completion. Returns
-    /// those taken.
+    /// Polls once if the answer is detected in memory, otherwise waits for a completion. Returns
+    /// the number of completions taken.
     fn take_for_answer(&mut self) -> Result<usize> {
-        if self.plan.op != Op::Write {
-            return self.take(WaitLimits::NEVER);
+        if self.plan.op != PerfOp::Write {
+            return self.take_completions(WaitLimits::NEVER);
         }
         let taken = self.cq.poll_with(64, |wc| self.batch.push(wc));
-        self.sort()?;
+        self.dispatch_completions()?;
         Ok(taken)
     }
 
-    fn answered(&self) -> Result<bool> {
+    fn is_answered(&self) -> Result<bool> {
         let flow = &self.flows[0];
         Ok(match self.plan.op {
-            Op::Write => flow.written_back()? && flow.source.in_flight() == 0,
-            Op::Send | Op::WriteImm => flow.answers == flow.source.posted && flow.source.in_flight() == 0,
-            Op::Read | Op::FetchAdd | Op::CmpSwap => flow.source.in_flight() == 0,
+            PerfOp::Write => flow.is_answer_written()? && flow.source.in_flight() == 0,
+            PerfOp::Send | PerfOp::WriteImm => {
+                flow.answers == flow.source.posted && flow.source.in_flight() == 0
+            }
+            PerfOp::Read | PerfOp::FetchAdd | PerfOp::CmpSwap => flow.source.in_flight() == 0,
         })
     }
 
@@ -265,7 +278,7 @@ impl Run {
         if !self.plan.validate {
             return Ok(());
         }
-        if matches!(self.plan.op, Op::Write | Op::WriteImm) && !self.plan.latency {
+        if matches!(self.plan.op, PerfOp::Write | PerfOp::WriteImm) && !self.plan.latency {
             self.read_back()?;
         }
         for (flow, stats) in self.flows.iter().zip(stats) {
@@ -274,7 +287,7 @@ impl Run {
                 let why = format!("{wrong} of {} messages had wrong bytes", flow.source.posted);
                 return Err(Failure::differs(flow.link.peer(), why));
             }
-            if self.plan.op == Op::Send && stats.messages != flow.source.posted {
+            if self.plan.op == PerfOp::Send && stats.messages != flow.source.posted {
                 let why = format!("{} messages were sent, {} arrived", flow.source.posted, stats.messages);
                 return Err(Failure::differs(flow.link.peer(), why));
             }
@@ -296,7 +309,7 @@ impl Run {
                 let mut next = None;
                 completions(device, cq, plan.wait, WaitLimits::NEVER, 1, |wc| next = Some(wc));
                 match next {
-                    Some(wc) => flow.completion(&wc).map(drop),
+                    Some(wc) => flow.on_completion(&wc).map(drop),
                     None => Ok(()),
                 }
             })?;

@@ -1,77 +1,77 @@
-//! What one end of a measurement posts on a connection, message by message: the client's, or the
-//! server's in the opposite direction.
+//! Messages that one end of a measurement posts on a connection. This end is the client, or the
+//! server in the opposite direction.
 
 use super::pattern;
 use crate::shared::fail::Result;
-use crate::shared::memory::{Buffer, at};
+use crate::shared::memory::{Buffer, remote_at};
 use crate::shared::qp_setup::post_all;
-use crate::shared::service::Op;
+use crate::shared::service::PerfOp;
 use uiw::raw::{Qp, RemoteMr, SendFlags, SendOp, SendWr, Sge};
 
-/// Messages of one connection.
+/// Properties of the messages of one connection.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Messages {
-    pub(crate) op: Op,
-    /// Bytes of one.
+pub(crate) struct MessageStream {
+    pub(crate) op: PerfOp,
+    /// Bytes of a message.
     pub(crate) size: u32,
-    /// How many lie side by side in memory, here and there.
+    /// Number of messages that lie side by side in memory, at each end.
     pub(crate) slots: u32,
-    /// Under way at a time.
+    /// Maximum number of messages under way.
     pub(crate) depth: u32,
-    /// Posted with one call.
+    /// Number of messages posted with one call.
     pub(crate) chain: u32,
     pub(crate) signal_every: u32,
     pub(crate) validate: bool,
 }
 
-impl Messages {
-    /// Bytes of memory for them at each end.
+impl MessageStream {
+    /// Returns the bytes of memory for the messages at each end.
     pub(crate) fn memory(&self) -> usize {
         self.size as usize * self.slots as usize
     }
 }
 
-/// The end that posts.
-pub(crate) struct Source {
-    what: Messages,
-    /// What the numbers of requests begin with.
+/// The end of a connection that posts messages.
+pub(crate) struct MessageSource {
+    stream: MessageStream,
+    /// Number that is added to the number of a message to get the number of its request.
     tag: u64,
-    /// What is sent, or where Reads and old values go; one part a slot.
+    /// Memory of sent messages, of Reads and of old values of atomics; each slot is one part of it.
     pub(super) local: Buffer,
     pub(super) sges: Vec<Sge>,
     /// The peer's memory.
-    pub(super) open: RemoteMr,
+    pub(super) peer_memory: RemoteMr,
     /// Messages posted.
     pub(crate) posted: u64,
-    /// Messages that are known to be done.
+    /// Messages known to be complete.
     pub(crate) done: u64,
-    /// Messages that came back wrong.
+    /// Messages whose answer was wrong.
     pub(crate) wrong: u64,
 }
 
-impl Source {
-    /// Posts from `local`, which has [`Messages::memory`] bytes, to `open`. Message `n` is request
-    /// `tag + n`.
-    pub(crate) fn new(what: Messages, tag: u64, local: Buffer, open: RemoteMr) -> Self {
-        let size = what.size as usize;
-        let sges = (0..what.slots as usize).map(|slot| local.sge(slot * size..(slot + 1) * size)).collect();
-        Self { what, tag, local, sges, open, posted: 0, done: 0, wrong: 0 }
+impl MessageSource {
+    /// Creates a source that posts from `local`, which has [`MessageStream::memory`] bytes, to
+    /// `peer_memory`. Message `n` is request `tag + n`.
+    pub(crate) fn new(stream: MessageStream, tag: u64, local: Buffer, peer_memory: RemoteMr) -> Self {
+        let size = stream.size as usize;
+        let sges = (0..stream.slots as usize).map(|slot| local.sge(slot * size..(slot + 1) * size)).collect();
+        Self { stream, tag, local, sges, peer_memory, posted: 0, done: 0, wrong: 0 }
     }
 
-    /// Messages under way.
+    /// Returns the number of messages under way.
     pub(crate) fn in_flight(&self) -> u64 {
         self.posted - self.done
     }
 
-    /// Returns whether messages are under way whose completion will be reported.
-    pub(crate) fn awaits(&self) -> bool {
-        self.in_flight() >= u64::from(self.what.signal_every)
+    /// Returns whether a message under way will report its completion.
+    pub(crate) fn awaits_completion(&self) -> bool {
+        self.in_flight() >= u64::from(self.stream.signal_every)
     }
 
-    /// Posts chains of messages while the depth has room for a whole one, up to the `limit`th
-    /// message.
+    /// Posts chains of messages, up to message number `limit`, while a whole chain fits into the
+    /// depth.
     pub(crate) fn fill_up(&mut self, qp: &Qp, limit: u64) -> Result<()> {
-        let (depth, chain) = (u64::from(self.what.depth), u64::from(self.what.chain));
+        let (depth, chain) = (u64::from(self.stream.depth), u64::from(self.stream.chain));
         while self.posted < limit {
             let count = chain.min(limit - self.posted);
             if self.in_flight() + count > depth {
@@ -83,37 +83,37 @@ impl Source {
     }
 
     fn post(&mut self, qp: &Qp, count: u64) -> Result<()> {
-        if self.what.validate {
+        if self.stream.validate {
             self.fill(count)?;
         }
-        let every = u64::from(self.what.signal_every);
+        let every = u64::from(self.stream.signal_every);
         let wrs = (self.posted..self.posted + count).map(|seq| {
             let slot = (seq % self.sges.len() as u64) as usize;
             let signal = (seq + 1).is_multiple_of(every);
             SendWr {
                 wr_id: self.tag + seq,
-                op: self.op(seq, slot),
+                op: self.operation(seq, slot),
                 sges: &self.sges[slot..=slot],
                 flags: if signal { SendFlags::SIGNALED } else { SendFlags::empty() },
             }
         });
-        // A slot of `local` is filled or looked at only when no message under way names it, since
-        // no more than `depth` are; without validation nothing touches it at all.
+        // At most `depth` messages are under way, so a slot of `local` is filled or checked only
+        // when no message under way names it. Without validation the slots are not accessed at all.
         post_all(qp, wrs)?;
         self.posted += count;
         Ok(())
     }
 
-    pub(super) fn op(&self, seq: u64, slot: usize) -> SendOp {
-        let remote = at(self.open, slot as u64 * u64::from(self.what.size));
-        match self.what.op {
-            Op::Write => SendOp::Write { remote },
-            Op::WriteImm => SendOp::WriteImm { remote, imm: seq as u32 },
-            Op::Read => SendOp::Read { remote, invalidate: None },
-            Op::Send => SendOp::Send,
-            Op::FetchAdd => SendOp::FetchAdd { remote: at(self.open, 0), add: 1, mask: 0 },
-            Op::CmpSwap => SendOp::CmpSwap {
-                remote: at(self.open, 0),
+    pub(super) fn operation(&self, seq: u64, slot: usize) -> SendOp {
+        let remote = remote_at(self.peer_memory, slot as u64 * u64::from(self.stream.size));
+        match self.stream.op {
+            PerfOp::Write => SendOp::Write { remote },
+            PerfOp::WriteImm => SendOp::WriteImm { remote, imm: seq as u32 },
+            PerfOp::Read => SendOp::Read { remote, invalidate: None },
+            PerfOp::Send => SendOp::Send,
+            PerfOp::FetchAdd => SendOp::FetchAdd { remote: remote_at(self.peer_memory, 0), add: 1, mask: 0 },
+            PerfOp::CmpSwap => SendOp::CmpSwap {
+                remote: remote_at(self.peer_memory, 0),
                 compare: seq,
                 compare_mask: u64::MAX,
                 swap: seq + 1,
@@ -122,42 +122,43 @@ impl Source {
         }
     }
 
-    /// Puts the bytes of the next messages into their slots, and clears where answers go.
+    /// Fills the slots of the next messages with their bytes, or clears them for answers.
     fn fill(&mut self, count: u64) -> Result<()> {
-        let size = self.what.size as usize;
+        let size = self.stream.size as usize;
         for seq in self.posted..self.posted + count {
             let start = (seq % self.sges.len() as u64) as usize * size;
-            let bytes = match self.what.op {
-                Op::Write | Op::WriteImm | Op::Send => pattern::message(seq, size),
-                Op::Read => vec![0; size],
-                Op::FetchAdd | Op::CmpSwap => vec![0xFF; size],
+            let bytes = match self.stream.op {
+                PerfOp::Write | PerfOp::WriteImm | PerfOp::Send => pattern::message(seq, size),
+                PerfOp::Read => vec![0; size],
+                PerfOp::FetchAdd | PerfOp::CmpSwap => vec![0xFF; size],
             };
             self.local.write(start, &bytes)?;
         }
         Ok(())
     }
 
-    /// Messages up to `done` are done.
-    pub(crate) fn finish(&mut self, done: u64) -> Result<()> {
-        if self.what.validate && matches!(self.what.op, Op::Read | Op::FetchAdd | Op::CmpSwap) {
+    /// Marks the messages before number `done` as complete, and verifies their answers.
+    pub(crate) fn complete_until(&mut self, done: u64) -> Result<()> {
+        if self.stream.validate && matches!(self.stream.op, PerfOp::Read | PerfOp::FetchAdd | PerfOp::CmpSwap)
+        {
             for seq in self.done..done {
-                self.look(seq)?;
+                self.verify(seq)?;
             }
         }
         self.done = done;
         Ok(())
     }
 
-    /// Checks what message `seq` brought.
-    fn look(&mut self, seq: u64) -> Result<()> {
-        let size = self.what.size as usize;
+    /// Checks the bytes that message `seq` has read.
+    fn verify(&mut self, seq: u64) -> Result<()> {
+        let size = self.stream.size as usize;
         let slot = (seq % self.sges.len() as u64) as usize;
-        let expected = match self.what.op {
-            Op::Read => pattern::message(slot as u64, size),
-            // Each finds what the one before it left.
+        let expected = match self.stream.op {
+            PerfOp::Read => pattern::message(slot as u64, size),
+            // Each atomic finds the value left by the one before it.
             _ => seq.to_ne_bytes().to_vec(),
         };
-        self.wrong += u64::from(self.local.differs(slot * size, &expected)?.is_some());
+        self.wrong += u64::from(self.local.first_difference(slot * size, &expected)?.is_some());
         Ok(())
     }
 }

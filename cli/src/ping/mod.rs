@@ -1,30 +1,30 @@
-//! `uiw ping`: round trips, each with its bytes checked.
+//! `uiw ping`: makes round trips and checks the bytes of each one.
 
 pub(crate) mod rping;
 mod times;
 
 use crate::shared::args::{ConnArgs, DEFAULT_PORT, bytes, resolve, seconds};
 use crate::shared::fail::{Failure, Result};
-use crate::shared::memory::{Buffer, at};
-use crate::shared::msg_conn::{Event, MsgConn};
+use crate::shared::memory::{Buffer, remote_at};
+use crate::shared::msg_conn::{ConnEvent, MsgConn};
 use crate::shared::open::Opener;
-use crate::shared::qp_setup::{Depths, PendingQp, Wait, WaitLimits, post};
+use crate::shared::qp_setup::{PendingQp, QueueDepths, WaitLimits, WaitMode, post};
 use crate::shared::service::{PingOrder, Service};
-use crate::shared::stop::Stop;
+use crate::shared::stop::StopFlag;
 use crate::shared::text;
 use serde_json::json;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
-use times::Times;
+use times::RoundTripTimes;
 use uiw::raw::{RemoteMr, SendFlags, SendOp};
 
-/// Bytes of a ping at most.
+/// Maximum size of a ping, in bytes.
 const MAX_SIZE: u32 = 16 << 20;
 
 /// Options of `uiw ping`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
-    /// The peer: `uiw serve`, or with --rping any rping server
+    /// The peer: `uiw serve`, or any rping server with --rping
     #[arg(value_name = "HOST[:PORT]")]
     host: String,
     /// Round trips; 0 = until Ctrl-C
@@ -40,10 +40,10 @@ pub(crate) struct Args {
     /// Read
     #[arg(long, value_enum, default_value = "send")]
     op: PingOp,
-    /// Speak the stock rping's messages
+    /// Use the messages of the stock rping
     #[arg(long, conflicts_with = "op")]
     rping: bool,
-    /// Poll for answers, instead of sleeping until they come
+    /// Poll for answers instead of sleeping
     #[arg(long)]
     spin: bool,
     /// One JSON object a round trip and one at the end
@@ -63,11 +63,11 @@ enum PingOp {
     Read,
 }
 
-/// One round trip after the other.
+/// A method to make round trips.
 trait RoundTrips {
-    /// Makes round trip `round` and checks its bytes.
+    /// Makes the round trip with this number and checks its bytes.
     fn round(&mut self, round: u64) -> Result<()>;
-    /// Closes in order.
+    /// Closes the connection in order.
     fn close(self: Box<Self>);
 }
 
@@ -81,9 +81,9 @@ pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
         ));
     }
     let peer = resolve(&args.host, DEFAULT_PORT)?;
-    let stop = Stop::on_signal()?;
+    let stop = StopFlag::on_signal()?;
     let mut rounds: Box<dyn RoundTrips> = if args.rping {
-        Box::new(rping::Client::connect(
+        Box::new(rping::RpingClient::connect(
             opener,
             peer,
             args.size,
@@ -93,10 +93,10 @@ pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
     } else {
         Box::new(Pinger::connect(opener, peer, args)?)
     };
-    let mut times = Times::new()?;
+    let mut times = RoundTripTimes::new()?;
     let mut round = 0;
     let begun = Instant::now();
-    while (args.count == 0 && !text::is_lost() || round < args.count) && !stop.is_set() {
+    while (args.count == 0 && !text::is_stdout_lost() || round < args.count) && !stop.is_set() {
         let start = Instant::now();
         rounds.round(round)?;
         let took = start.elapsed();
@@ -110,12 +110,12 @@ pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
     Ok(())
 }
 
-fn wait(args: &Args) -> Wait {
-    if args.spin { Wait::Spin } else { Wait::Sleep }
+fn wait(args: &Args) -> WaitMode {
+    if args.spin { WaitMode::Spin } else { WaitMode::Sleep }
 }
 
 /// Sleeps until round `round` is due, in steps short enough for Ctrl-C.
-fn pause(args: &Args, begun: Instant, round: u64, stop: &Stop) {
+fn pause(args: &Args, begun: Instant, round: u64, stop: &StopFlag) {
     if round == args.count {
         return;
     }
@@ -138,7 +138,7 @@ fn report(args: &Args, peer: SocketAddr, round: u64, took: Duration) {
     }
 }
 
-fn summary(args: &Args, peer: SocketAddr, times: &Times) {
+fn summary(args: &Args, peer: SocketAddr, times: &RoundTripTimes) {
     let Some([min, avg, p50, p99, max]) = times.micros() else { return };
     let op = if args.rping { "rping".to_owned() } else { format!("{:?}", args.op).to_lowercase() };
     if args.json {
@@ -161,7 +161,7 @@ fn summary(args: &Args, peer: SocketAddr, times: &Times) {
     ));
 }
 
-/// The bytes of round `round`: different every time.
+/// Returns the bytes of a round, which differ in every round.
 fn pattern(round: u64, size: usize) -> Vec<u8> {
     (0..size as u64).map(|i| (i.wrapping_mul(31) ^ (i >> 8) ^ round.wrapping_mul(167)) as u8).collect()
 }
@@ -169,15 +169,15 @@ fn pattern(round: u64, size: usize) -> Vec<u8> {
 /// Pings `uiw serve`.
 struct Pinger {
     op: PingOp,
-    wait: Wait,
+    wait: WaitMode,
     size: usize,
     conn: MsgConn,
-    /// First half what goes out, second half what is read back.
+    /// The first half is sent, the second half is read back.
     data: Buffer,
-    open: RemoteMr,
+    peer_memory: RemoteMr,
 }
 
-/// Numbers of the requests.
+/// Request numbers.
 const OUT: u64 = 1;
 const BACK: u64 = 2;
 
@@ -187,21 +187,21 @@ impl Pinger {
         let pd = device.alloc_pd()?;
         let size = args.size as usize;
         let data = Buffer::exclusive(&pd, size * 2)?;
-        let half = PendingQp::new(&device, &pd, &Depths::new(8, 4))?;
+        let pending = PendingQp::new(&device, &pd, &QueueDepths::new(8, 4))?;
         let peer_options = args.conn.peer_options();
         let order = Service::Ping(PingOrder { size: args.size, peer_options: peer_options.clone() });
         let conn = MsgConn::connect(
-            half,
+            pending,
             (4, args.size),
             peer,
             &peer_options.options(),
             &order.private_data(),
             WaitLimits::NEVER,
         )?;
-        let open = RemoteMr::from_bytes(&conn.link.info.private_data).map_err(|_| {
+        let peer_memory = RemoteMr::from_bytes(&conn.link.info.private_data).map_err(|_| {
             Failure::lost(peer, "accepted, but is no `uiw serve` (a stock rping server needs --rping)")
         })?;
-        let pinger = Self { op: args.op, wait: wait(args), size, conn, data, open };
+        let pinger = Self { op: args.op, wait: wait(args), size, conn, data, peer_memory };
         if pinger.op == PingOp::Read {
             pinger.data.write(0, &pattern(0, size))?;
             pinger.write()?;
@@ -210,8 +210,8 @@ impl Pinger {
     }
 
     fn write(&self) -> Result<()> {
-        self.post(OUT, SendOp::Write { remote: at(self.open, 0) }, 0..self.size)?;
-        if self.conn.sent(OUT, self.wait, WaitLimits::NEVER)? { Ok(()) } else { Err(self.gone()) }
+        self.post(OUT, SendOp::Write { remote: remote_at(self.peer_memory, 0) }, 0..self.size)?;
+        if self.conn.wait_sent(OUT, self.wait, WaitLimits::NEVER)? { Ok(()) } else { Err(self.gone()) }
     }
 
     fn post(&self, wr_id: u64, op: SendOp, range: std::ops::Range<usize>) -> Result<()> {
@@ -224,12 +224,12 @@ impl Pinger {
 
     fn echo(&self) -> Result<Vec<u8>> {
         self.post(OUT, SendOp::Send, 0..self.size)?;
-        // The echo may be here before the completion of its Send.
+        // The echo may arrive before the completion of its Send.
         let (mut out, mut back) = (false, None);
         while !out || back.is_none() {
             match self.conn.next(self.wait, WaitLimits::NEVER)?.ok_or_else(|| self.gone())? {
-                Event::Sent(_) => out = true,
-                Event::Message { slot, len } => {
+                ConnEvent::Sent(_) => out = true,
+                ConnEvent::Message { slot, len } => {
                     back = Some(self.conn.bytes(slot, len)?);
                     self.conn.repost(slot)?;
                 }
@@ -239,15 +239,15 @@ impl Pinger {
     }
 
     fn read_back(&self) -> Result<()> {
-        let remote = at(self.open, 0);
+        let remote = remote_at(self.peer_memory, 0);
         self.post(BACK, SendOp::Read { remote, invalidate: None }, self.size..self.size * 2)?;
-        if self.conn.sent(BACK, self.wait, WaitLimits::NEVER)? { Ok(()) } else { Err(self.gone()) }
+        if self.conn.wait_sent(BACK, self.wait, WaitLimits::NEVER)? { Ok(()) } else { Err(self.gone()) }
     }
 }
 
 impl RoundTrips for Pinger {
     fn round(&mut self, round: u64) -> Result<()> {
-        // A Read gets what was written before the first round.
+        // A Read gets the bytes written before the first round.
         let bytes = pattern(if self.op == PingOp::Read { 0 } else { round }, self.size);
         if self.op == PingOp::Send {
             self.data.write(0, &bytes)?;
@@ -256,7 +256,7 @@ impl RoundTrips for Pinger {
         self.data.write(self.size, &vec![0; self.size])?;
         if self.op == PingOp::Write {
             self.data.write(0, &bytes)?;
-            self.post(OUT, SendOp::Write { remote: at(self.open, 0) }, 0..self.size)?;
+            self.post(OUT, SendOp::Write { remote: remote_at(self.peer_memory, 0) }, 0..self.size)?;
         }
         self.read_back()?;
         let mut back = vec![0; self.size];

@@ -4,18 +4,19 @@
 use super::RoundTrips;
 use crate::shared::fail::{Failure, Result};
 use crate::shared::memory::Buffer;
-use crate::shared::msg_conn::{Event, MsgConn};
+use crate::shared::msg_conn::{ConnEvent, MsgConn};
 use crate::shared::open::Opener;
-use crate::shared::qp_setup::{Depths, PendingQp, Wait, WaitLimits, send_copy};
+use crate::shared::qp_setup::{PendingQp, QueueDepths, WaitLimits, WaitMode, send_copy};
 use std::net::SocketAddr;
 use uiw::raw::{Access, ConnConfig, Remote, RemoteMr, STag};
 
-/// Bytes of rping's buffers at most.
+/// Maximum size of rping's buffers, in bytes.
 pub(crate) const MAX_SIZE: u32 = 64 << 10;
 
-/// `struct rping_rdma_info`: a buffer, as one end describes it to the other. All big-endian.
+/// Description of a buffer that one end sends to the other (`struct rping_rdma_info`). All fields
+/// are big-endian on the wire.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Info {
+pub(crate) struct RpingBuffer {
     /// Tagged offset.
     pub(crate) buf: u64,
     /// STag.
@@ -24,8 +25,8 @@ pub(crate) struct Info {
     pub(crate) size: u32,
 }
 
-impl Info {
-    /// Bytes of the message.
+impl RpingBuffer {
+    /// Length of the message in bytes.
     pub(crate) const LEN: usize = 16;
 
     pub(crate) fn from_bytes(message: &[u8]) -> Option<Self> {
@@ -48,7 +49,7 @@ impl Info {
         out
     }
 
-    /// Returns whether it can be a buffer of rping's, and is not sixteen bytes of something else.
+    /// Returns whether this can be a buffer of rping, and not sixteen other bytes.
     pub(crate) fn is_plausible(&self) -> bool {
         self.rkey != 0
             && (1..=MAX_SIZE).contains(&self.size)
@@ -60,14 +61,14 @@ impl Info {
     }
 }
 
-impl From<RemoteMr> for Info {
+impl From<RemoteMr> for RpingBuffer {
     fn from(mr: RemoteMr) -> Self {
         Self { buf: mr.addr, rkey: mr.rkey.0, size: u32::try_from(mr.len).unwrap_or(u32::MAX) }
     }
 }
 
-/// rping's bytes of round `round`: "rdma-ping-N: ", then printing characters that begin one later
-/// every round, then NUL.
+/// Returns the bytes that rping sends in a round: "rdma-ping-N: ", then printable characters that
+/// begin one later in every round, then NUL.
 pub(crate) fn pattern(round: u64, size: usize) -> Vec<u8> {
     const FIRST: u8 = b'A';
     const LAST: u8 = b'z';
@@ -82,21 +83,21 @@ pub(crate) fn pattern(round: u64, size: usize) -> Vec<u8> {
     out
 }
 
-/// rping's client.
-pub(super) struct Client {
-    wait: Wait,
+/// Client side of rping.
+pub(super) struct RpingClient {
+    wait: WaitMode,
     size: usize,
     conn: MsgConn,
     source: Buffer,
     sink: Buffer,
 }
 
-impl Client {
+impl RpingClient {
     pub(super) fn connect(
         opener: &Opener,
         peer: SocketAddr,
         size: u32,
-        wait: Wait,
+        wait: WaitMode,
         options: &ConnConfig,
     ) -> Result<Self> {
         if size > MAX_SIZE {
@@ -110,24 +111,26 @@ impl Client {
         let pd = device.alloc_pd()?;
         let source = Buffer::shared(&pd, size as usize, Access::REMOTE_READ)?;
         let sink = Buffer::shared(&pd, size as usize, Access::REMOTE_WRITE)?;
-        let half = PendingQp::new(&device, &pd, &Depths::new(8, 4))?;
-        let conn = MsgConn::connect(half, (4, Info::LEN as u32), peer, options, &[], WaitLimits::NEVER)?;
+        let pending = PendingQp::new(&device, &pd, &QueueDepths::new(8, 4))?;
+        let conn =
+            MsgConn::connect(pending, (4, RpingBuffer::LEN as u32), peer, options, &[], WaitLimits::NEVER)?;
         Ok(Self { wait, size: size as usize, conn, source, sink })
     }
 
-    /// Describes a buffer, and waits until the server has dealt with it.
+    /// Sends the description of a buffer, and waits until the server has read or written the
+    /// buffer.
     fn hand_over(&self, buffer: &Buffer) -> Result<()> {
-        send_copy(&self.conn.link.qp, 0, &Info::from(buffer.remote()).to_bytes())?;
+        send_copy(&self.conn.link.qp, 0, &RpingBuffer::from(buffer.remote()).to_bytes())?;
         loop {
             match self.conn.next(self.wait, WaitLimits::NEVER)? {
                 None => return Err(Failure::lost(self.conn.link.peer(), "closed the connection")),
-                Some(Event::Sent(_)) => {}
-                Some(Event::Message { slot, len }) => {
+                Some(ConnEvent::Sent(_)) => {}
+                Some(ConnEvent::Message { slot, len }) => {
                     self.conn.repost(slot)?;
-                    if len == Info::LEN {
+                    if len == RpingBuffer::LEN {
                         return Ok(());
                     }
-                    let why = format!("sent {len} bytes where an rping server sends {}", Info::LEN);
+                    let why = format!("sent {len} bytes where an rping server sends {}", RpingBuffer::LEN);
                     return Err(Failure::lost(self.conn.link.peer(), why));
                 }
             }
@@ -135,7 +138,7 @@ impl Client {
     }
 }
 
-impl RoundTrips for Client {
+impl RoundTrips for RpingClient {
     fn round(&mut self, round: u64) -> Result<()> {
         let bytes = pattern(round, self.size);
         self.sink.clear()?;
@@ -160,7 +163,7 @@ mod tests {
     fn pattern_matches_rping() {
         assert_eq!(pattern(0, 24), b"rdma-ping-0: ABCDEFGHIJ\0");
         assert_eq!(pattern(2, 24), b"rdma-ping-2: CDEFGHIJKL\0");
-        // 58 characters from 'A' to 'z'; then it begins again.
+        // The pattern repeats after the 58 characters from 'A' to 'z'.
         assert_eq!(pattern(57, 18), b"rdma-ping-57: zAB\0");
         assert_eq!(pattern(58, 18), b"rdma-ping-58: ABC\0");
         assert_eq!(pattern(1, 5), b"rdma\0");
@@ -168,12 +171,12 @@ mod tests {
 
     #[test]
     fn info_in_network_order() {
-        let info = Info { buf: 0x0102_0304_0506_0708, rkey: 0x0A0B_0C0D, size: 64 };
+        let info = RpingBuffer { buf: 0x0102_0304_0506_0708, rkey: 0x0A0B_0C0D, size: 64 };
         let bytes = info.to_bytes();
         assert_eq!(bytes, [1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 12, 13, 0, 0, 0, 64]);
-        assert_eq!(Info::from_bytes(&bytes), Some(info));
+        assert_eq!(RpingBuffer::from_bytes(&bytes), Some(info));
         assert!(info.is_plausible());
-        assert!(!Info::default().is_plausible());
-        assert_eq!(Info::from_bytes(&bytes[1..]), None);
+        assert!(!RpingBuffer::default().is_plausible());
+        assert_eq!(RpingBuffer::from_bytes(&bytes[1..]), None);
     }
 }

@@ -1,24 +1,25 @@
-//! Times of round trips. However many there are, they take the same memory.
+//! Statistics of round-trip times, in a constant amount of memory.
 
 use crate::perf::histogram;
 use crate::shared::fail::Result;
 use hdrhistogram::Histogram;
 use std::time::Duration;
 
-/// Times so far: three digits of each, and the exact extremes and sum.
-pub(super) struct Times {
+/// Statistics of round-trip times: a histogram with three significant digits, and the exact
+/// extremes and sum.
+pub(super) struct RoundTripTimes {
     histogram: Histogram<u64>,
     sum: Duration,
     extremes: Option<(Duration, Duration)>,
 }
 
-impl Times {
+impl RoundTripTimes {
     pub(super) fn new() -> Result<Self> {
         Ok(Self { histogram: histogram()?, sum: Duration::ZERO, extremes: None })
     }
 
     pub(super) fn add(&mut self, time: Duration) {
-        // Above a minute it counts as a minute.
+        // The histogram counts times above a minute as a minute.
         self.histogram.saturating_record(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
         self.sum += time;
         let (least, most) = self.extremes.unwrap_or((time, time));
@@ -29,12 +30,12 @@ impl Times {
         self.histogram.len()
     }
 
-    /// The least, the mean, the median, the 99th percentile and the longest, in microseconds;
-    /// `None` if there is none.
+    /// Returns the minimum, mean, median, 99th percentile and maximum in microseconds, or `None` if
+    /// there are no times.
     pub(super) fn micros(&self) -> Option<[f64; 5]> {
         let us = |time: Duration| time.as_secs_f64() * 1e6;
         let (least, most) = self.extremes.map(|(least, most)| (us(least), us(most)))?;
-        // The histogram rounds up.
+        // The histogram rounds up, so its quantiles can lie outside the exact extremes.
         let at = |quantile| (self.histogram.value_at_quantile(quantile) as f64 / 1e3).clamp(least, most);
         Some([least, us(self.sum) / self.count() as f64, at(0.5), at(0.99), most])
     }
@@ -46,7 +47,7 @@ mod tests {
 
     #[test]
     fn ping_memory_stays_bounded() {
-        let mut times = Times::new().unwrap();
+        let mut times = RoundTripTimes::new().unwrap();
         assert_eq!(times.micros(), None);
         let buckets = times.histogram.distinct_values();
         for us in (1..=1000).cycle().take(100_000) {

@@ -1,11 +1,12 @@
-//! The two processes of a run that is reported. The one that the user has started waits for the
-//! other one, which waits for the program and reports. Each ends the program and what it has
-//! started when the other one is killed: a killed run leaves neither processes nor files.
+//! The two processes of a run with a report. The first process, which the user has started, waits
+//! for the second one, which waits for the program and reports. If one of them is killed, the other
+//! one ends the program and its descendants, so that a killed run leaves neither processes nor
+//! files.
 //!
-//! Each process is a subreaper: descendants of the program whose parents have ended become children
-//! of the nearest one. The second process has a parent-death signal, and the first one waits for
-//! it, so whichever is killed, the other one finds the rest of the tree below itself, kills it
-//! until nothing is left, and removes the counters.
+//! Both processes are subreapers: if a descendant of the program loses its parent, it becomes a
+//! child of the nearest of the two. The second process has a parent-death signal, and the first one
+//! waits for the second one. The survivor therefore notices when the other one is killed, finds the
+//! remaining processes below itself, kills them until none is left, and removes the counters.
 
 use super::tree;
 use crate::shared::fail::{Failure, Result};
@@ -27,12 +28,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use uiw_cabi_core::denied;
 use uiw_cli_sys::split::{ProcessSide, split};
 
-/// Signal that the kernel sends to the second process when the thread that made it has ended, which
-/// only ends with the first process. None of the signals that are passed on: the other threads of a
-/// killed process may end later, and until then it is still the parent.
+/// Signal that the kernel sends to the second process when the thread that created it has ended,
+/// which happens only when the first process ends. It is not one of the signals that are passed on,
+/// because getppid(2) alone does not show the end: the other threads of a killed process may end
+/// later, and until then the process is still the parent.
 const FIRST_ENDED: Signal = Signal::POWER;
 
-/// Its signals need a pair of sockets.
+/// Description of the first step, for hints. The pair of sockets is needed to handle signals.
 const PROCESS: &str = "making a process and a pair of sockets";
 
 /// Runs `watch` in a second process, and returns its exit code in the first one. If the second
@@ -43,60 +45,62 @@ pub(super) fn run(
 ) -> Result<ExitCode> {
     let first = getpid();
     let failed = |error: io::Error| {
-        denied_to(
+        with_denied_fix(
             Failure::local("cannot make the process that waits for the program (fork, socketpair)", &error),
             PROCESS,
             &error,
         )
     };
-    // What is refused is refused to both processes: one of them says so.
+    // A sandbox refuses a pair of sockets to both processes. Try it here, so that only one of them
+    // reports the error.
     drop(UnixStream::pair().map_err(failed)?);
     match split().map_err(failed)? {
         ProcessSide::Child => watch(Guard::new(Some(first)).map_err(failed)?),
         ProcessSide::Parent(child) => {
             let guard = Guard::new(None).map_err(failed)?;
-            let ended = guard.status(Pid::from_raw(child.get()).unwrap_or(first)).map_err(|error| {
-                tree::end();
-                not_waiting(&error)
+            let ended = guard.wait_status(Pid::from_raw(child.get()).unwrap_or(first)).map_err(|error| {
+                tree::kill_descendants();
+                wait_failure(&error)
             })?;
             if ended.signaled() {
-                tree::end();
+                tree::kill_descendants();
                 clean_up();
             }
-            Ok(ExitCode::from(code(ended)))
+            Ok(ExitCode::from(exit_code(ended)))
         }
     }
 }
 
-/// The thread that passes signals on cannot be started.
-fn not_waiting(error: &io::Error) -> Failure {
-    denied_to(Failure::local("cannot wait for the program", error), "starting a thread", error)
+/// Creates the error for a thread that could not be started to pass signals on.
+fn wait_failure(error: &io::Error) -> Failure {
+    with_denied_fix(Failure::local("cannot wait for the program", error), "starting a thread", error)
 }
 
-/// With what to do, where a limit or a sandbox is the reason of what was `tried`.
-fn denied_to(failure: Failure, tried: &str, error: &io::Error) -> Failure {
+/// Adds a hint if a limit or a sandbox is the reason for the failure of `tried`.
+fn with_denied_fix(failure: Failure, tried: &str, error: &io::Error) -> Failure {
     denied::fix(tried, error).into_iter().fold(failure, Failure::with_fix)
 }
 
-/// The exit code as shells have it.
-fn code(status: WaitStatus) -> u8 {
+/// Returns the exit code of a process in the convention of shells: 128 plus the number of a signal
+/// that ended it.
+fn exit_code(status: WaitStatus) -> u8 {
     let code = status.exit_status().or_else(|| Some(128 + status.terminating_signal()?));
     u8::try_from(code.unwrap_or(0)).unwrap_or(u8::MAX)
 }
 
-/// Guard that waits for a process, and passes on to it the signals that this process gets. Made
-/// before that one: no signal is lost.
+/// Waits for a process and passes on to it the signals that this process gets. A guard is created
+/// before the process, so that no signal is lost.
 pub(super) struct Guard {
     first: FirstProcess,
     signals: Signals,
 }
 
-/// The first process, whose end is to be that of the program, in the second one.
+/// The first process, as seen by the second one. When it ends, the program is ended.
 #[derive(Clone)]
 struct FirstProcess {
-    /// Nothing in the first process.
+    /// `None` in the first process itself.
     number: Option<Pid>,
-    /// [`FIRST_ENDED`] has come.
+    /// True if [`FIRST_ENDED`] has been received.
     ended: Arc<AtomicBool>,
 }
 
@@ -108,12 +112,13 @@ impl FirstProcess {
 
 impl Guard {
     fn new(first: Option<Pid>) -> io::Result<Self> {
-        // What any process of the program leaves behind becomes a child of this one, and is found.
+        // Orphaned processes of the program become children of this process, so that they can be
+        // found.
         set_child_subreaper(Some(getpid()))?;
         let signals = Signals::new([SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2])?;
         let first = FirstProcess { number: first, ended: Arc::default() };
         if first.number.is_some() {
-            // Registered first: the thread that handles the signal reads the flag.
+            // The flag is registered first, because the thread that handles the signal reads it.
             flag::register(FIRST_ENDED.as_raw(), Arc::clone(&first.ended))?;
             signals.add_signal(FIRST_ENDED.as_raw())?;
             set_parent_process_death_signal(Some(FIRST_ENDED))?;
@@ -124,22 +129,22 @@ impl Guard {
         Ok(Self { first, signals })
     }
 
-    /// Waits for the program: its exit code.
+    /// Waits for the program and returns its exit code.
     pub(super) fn wait(self, program: Pid) -> Result<u8> {
         let first = self.first.clone();
-        let status = self.status(program);
-        // Nothing waits for the program, or for this process.
+        let status = self.wait_status(program);
+        // The program cannot be waited for, or the first process has ended.
         if status.is_err() || first.has_ended() {
-            tree::end();
+            tree::kill_descendants();
         }
-        status.map(code).map_err(|error| not_waiting(&error))
+        status.map(exit_code).map_err(|error| wait_failure(&error))
     }
 
-    fn status(self, process: Pid) -> io::Result<WaitStatus> {
+    fn wait_status(self, process: Pid) -> io::Result<WaitStatus> {
         let Self { first, mut signals } = self;
         let handle = signals.handle();
-        // This stays the process's own when its number is another one's. There is none before Linux
-        // 5.3.
+        // The descriptor still refers to this process after its number has been reused. It is not
+        // available before Linux 5.3.
         let opened = pidfd_open(process, PidfdFlags::empty()).ok();
         let send = move |signal| match &opened {
             Some(opened) => pidfd_send_signal(opened, signal),
@@ -170,7 +175,7 @@ impl Guard {
     }
 }
 
-/// Returns whether a terminal sends its signals to this process and to the program alike.
+/// Returns whether the terminal sends its signals to this process, and thereby also to the program.
 fn is_foreground() -> bool {
     let Ok(terminal) = File::open("/dev/tty") else { return false };
     tcgetpgrp(&terminal).is_ok_and(|group| group == getpgrp())

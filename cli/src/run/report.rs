@@ -1,5 +1,5 @@
-//! What a program and all that it has started moved by uiw: the sum of their counters, which they
-//! publish in a directory of this run.
+//! Report on the bytes that a program and its descendants moved by uiw: the sum of their counters,
+//! which they publish in the directory of this run.
 //!
 //! ```text
 //!   /tmp/uiw-run-NAME        0711 for root, otherwise 0700: nobody else can list it or make files in it
@@ -8,14 +8,14 @@
 //!       *.counters, *.sockets
 //! ```
 //!
-//! Programs of root become other users, as daemons do, and still have to make their files. So the
-//! directory for the files can be written by everyone who knows its name, which is random: programs
-//! get it by their environment, and other users cannot read that. A program under `uiw run` is
-//! trusted to report what it has moved, but its files must not exhaust this process or drive a
-//! terminal.
+//! Programs started by root may become other users, as daemons do, and must still be able to create
+//! their files. For root, everyone who knows the name of the directory may therefore write there.
+//! The name is random, and programs get it in their environment, which other users cannot read. A
+//! program under `uiw run` is trusted to report correct counts, but its files must not exhaust this
+//! process or control a terminal.
 
-use super::cannot_run;
 use super::guard::{self, Guard};
+use super::report_cannot_run;
 use crate::shared::fail::{Failure, Result};
 use crate::shared::text::{self, number};
 use crate::stat::{UnreadableFiles, datagrams, operations};
@@ -32,19 +32,20 @@ use uiw::counters::{Datagrams, Directions, Directory, Operations};
 use uiw_cabi_core::counters;
 use uiw_cabi_rsocket::preload::connections::{self, Carrier, Line, Role};
 
-/// The exit code when the program ended well, and moved nothing by uiw.
+/// Exit code if the program succeeded but did not move the required payload by uiw.
 const NOT_MET: u8 = 125;
-/// Beginning of the names of directories below `/tmp`.
+/// Prefix of the names of run directories in `/tmp`.
 const PREFIX: &str = "uiw-run-";
-/// Bytes of all lists of connections that are read at most. A line has less than a hundred.
+/// Maximum number of bytes read from all lists of connections together. A line has less than a
+/// hundred.
 const MAX_LIST_BYTES: u64 = 256 << 20;
-/// Bytes of a line at most.
+/// Maximum length of a line in bytes.
 const MAX_LINE: u64 = 128;
-/// Connections of different addresses that are listed at most.
+/// Maximum number of listed connections with different addresses.
 const MAX_LISTED: usize = 1000;
-/// Libraries of different names that are listed at most.
+/// Maximum number of listed libraries with different names.
 const MAX_LIBRARIES: usize = 16;
-/// Bytes of payload from which datagrams alone meet [`Requirement::Payload`].
+/// Minimum number of bytes for which datagrams alone meet [`Requirement::Payload`].
 const MIN_DATAGRAM_BYTES: u64 = 64 << 10;
 
 /// Payload that `--require` demands.
@@ -57,9 +58,9 @@ pub(super) enum Requirement {
     Any,
 }
 
-/// Runs the program, and reports when it has ended.
+/// Runs the program and reports after its end.
 pub(super) fn run(command: Command, require: Option<Requirement>, as_json: bool) -> Result<ExitCode> {
-    guard::run(|guard| watch(command, require, as_json, guard), || sweep(&counters::user()))
+    guard::run(|guard| watch(command, require, as_json, guard), || remove_ended_runs(&counters::user()))
 }
 
 fn watch(
@@ -72,7 +73,7 @@ fn watch(
     command.env(counters::VARIABLE, run.directory.path());
     let child = match command.spawn() {
         Ok(child) => child,
-        Err(error) => return Ok(cannot_run(&command, &error)),
+        Err(error) => return Ok(report_cannot_run(&command, &error)),
     };
     let code = guard.wait(Pid::from_child(&child))?;
     let sum = run.sum()?;
@@ -102,16 +103,17 @@ struct RunDirectory {
 }
 
 impl RunDirectory {
-    /// Makes the directory, and links it in that of the user.
+    /// Creates the directory, and links it in the directory of the user.
     fn new(user: Directory) -> Result<Self> {
-        sweep(&user);
+        remove_ended_runs(&user);
         let failed = |error: &dyn std::fmt::Display| {
             Failure::local("cannot make a directory for the counters of the program", error)
         };
         let random =
             || getrandom::u64().map(|number| format!("{number:016x}")).map_err(|error| failed(&error));
         let (name, secret) = (random()?, random()?);
-        // Not in the runtime directory, which a program that has become another user cannot enter.
+        // The runtime directory is not used, because a program that has become another user cannot
+        // enter it.
         let base = PathBuf::from(format!("/tmp/{PREFIX}{name}"));
         let path = base.join(secret);
         let is_root = geteuid().is_root();
@@ -131,15 +133,15 @@ impl RunDirectory {
             failed(&error)
                 .with_fix("make /tmp writable (in a service PrivateTmp=yes), or do without the report")
         })?;
-        let run = Self { directory: Directory::given(path), user, name, _lock: lock };
-        // `uiw stat` finds it by the link; the report does without.
+        let run = Self { directory: Directory::new(path), user, name, _lock: lock };
+        // Only `uiw stat` needs the link.
         if let Err(error) = run.user.link(&run.directory, &run.name) {
             tracing::info!(%error, "uiw stat will not show this run");
         }
         Ok(run)
     }
 
-    /// The counters of every process so far.
+    /// Returns the sum of the counters of all processes.
     fn sum(&self) -> Result<CounterSum> {
         let failed = |error| Failure::local("cannot read the counters of the program", error);
         let (mut sum, mut warnings) = (CounterSum::default(), UnreadableFiles::default());
@@ -156,7 +158,7 @@ impl RunDirectory {
                     sum.queue_pairs += snapshot.process.queue_pairs_created;
                     sum.connections += total.established;
                     sum.within.add(&total.same_device);
-                    sum.with_others.add(&snapshot.with_others());
+                    sum.with_others.add(&snapshot.with_other_devices());
                     sum.datagrams.add(&total.datagrams);
                     sum.add_library(snapshot.process.library);
                 }
@@ -174,11 +176,11 @@ impl RunDirectory {
 
 impl Drop for RunDirectory {
     fn drop(&mut self) {
-        remove(&self.directory, &self.user, &self.name);
+        remove_run(&self.directory, &self.user, &self.name);
     }
 }
 
-/// The lists of connections that processes have made.
+/// Returns the files with lists of connections, which processes have written.
 fn socket_files(directory: &Path) -> Vec<PathBuf> {
     let files = fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path());
     files
@@ -186,9 +188,9 @@ fn socket_files(directory: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Removes a run's directory, unless a process that it has started still runs: a later run does
-/// then.
-fn remove(directory: &Directory, user: &Directory, name: &str) {
+/// Removes the directory of a run, unless a process of that run still exists. In that case a later
+/// run removes it.
+fn remove_run(directory: &Directory, user: &Directory, name: &str) {
     if directory.remove_ended().unwrap_or(false)
         && let Some(base) = directory.path().parent()
         && fs::remove_dir_all(base).is_ok()
@@ -197,15 +199,16 @@ fn remove(directory: &Directory, user: &Directory, name: &str) {
     }
 }
 
-/// Removes what runs have left that were killed, or whose programs went on.
-fn sweep(user: &Directory) {
+/// Removes the directories of earlier runs that were killed, or whose programs continued after
+/// them.
+fn remove_ended_runs(user: &Directory) {
     for directory in user.linked().unwrap_or_default() {
         let Some(base) = directory.path().parent() else { continue };
         let name = base.file_name().and_then(|name| name.to_str()?.strip_prefix(PREFIX));
         let Some(name) = name.map(str::to_owned) else { continue };
-        match is_over(directory.path()) {
-            Ok(true) => remove(&directory, user, &name),
-            // It is gone: restarted machines lose what is in /tmp.
+        match has_ended(directory.path()) {
+            Ok(true) => remove_run(&directory, user, &name),
+            // The directory is gone, because a restart of the machine has emptied /tmp.
             Err(error) if error.kind() == io::ErrorKind::NotFound && !directory.path().exists() => {
                 let _ = user.unlink(&name);
             }
@@ -214,10 +217,10 @@ fn sweep(user: &Directory) {
     }
 }
 
-/// Returns whether the process of a run has ended. When a machine has been restarted, another user
-/// may have made files of the same names.
-fn is_over(path: &Path) -> io::Result<bool> {
-    // Without NONBLOCK, a FIFO without a reader would not be opened.
+/// Returns whether the process of a run has ended. After a restart of the machine, another user may
+/// have created files with the same names.
+fn has_ended(path: &Path) -> io::Result<bool> {
+    // Without NONBLOCK, opening a FIFO without a reader would block.
     let flags = OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let lock = File::from(rustix::fs::open(path.join(Directory::RUN_LOCK), flags, Mode::empty())?);
     let about = lock.metadata()?;
@@ -234,29 +237,29 @@ struct CounterSum {
     devices: u64,
     queue_pairs: u64,
     connections: u64,
-    /// On queue pairs to other processes.
+    /// Operations on queue pairs connected to other processes.
     with_others: Operations,
-    /// On queue pairs of one process to itself.
+    /// Operations on queue pairs connected within one process.
     within: Operations,
-    /// Of UD queue pairs.
+    /// Datagrams of UD queue pairs.
     datagrams: Datagrams,
-    /// How many processes counted by each library.
+    /// Number of processes for each library.
     libraries: BTreeMap<String, u64>,
-    /// Connections of the preload library, and how many of each.
+    /// Connections of the preload library, with the number of equal ones.
     sockets: BTreeMap<Line, u64>,
-    /// Connections that are not in `sockets`, which is full.
+    /// Number of connections that did not fit into `sockets`.
     unlisted_sockets: u64,
 }
 
 impl CounterSum {
-    /// Counts a process that used this library.
+    /// Counts a process that used a library.
     fn add_library(&mut self, library: String) {
         let is_listed = self.libraries.len() < MAX_LIBRARIES || self.libraries.contains_key(&library);
         *self.libraries.entry(if is_listed { library } else { "others".to_owned() }).or_default() += 1;
     }
 
-    /// Counts the connections of a list, of which `left` bytes at most are read. The rest of a list
-    /// with a line of another format is left out.
+    /// Counts the connections of a list. Reads at most `left` bytes, and subtracts the bytes read.
+    /// Ignores the rest of a list after a line of another format.
     fn add_sockets(&mut self, file: &Path, left: &mut u64) {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let Ok(opened) = rustix::fs::open(file, flags, Mode::empty()) else { return };
@@ -274,17 +277,17 @@ impl CounterSum {
         *left = reader.into_inner().limit();
     }
 
-    /// Returns whether as much payload as is required went to another process or came from one.
+    /// Returns whether the required payload was sent to or received from another process.
     fn meets(&self, requirement: Requirement) -> bool {
         let bytes = |moved: Directions| moved.sent.bytes.saturating_add(moved.received.bytes);
         let needed = match requirement {
             Requirement::Payload => MIN_DATAGRAM_BYTES,
             Requirement::Any => 1,
         };
-        bytes(self.with_others.total()) > 0 || bytes(self.datagrams.with_others()) >= needed
+        bytes(self.with_others.total()) > 0 || bytes(self.datagrams.with_other_devices()) >= needed
     }
 
-    /// One line.
+    /// Returns the report as text.
     fn text(&self) -> String {
         if self.processes == 0 {
             return format!("no process opened a device{}", self.sockets_text());
@@ -295,7 +298,7 @@ impl CounterSum {
             _ => self.libraries.iter().map(|(name, count)| format!("{name} ({count})")).collect(),
         };
         let sockets = self.sockets_text();
-        let unreliable = match self.datagrams.with_others() {
+        let unreliable = match self.datagrams.with_other_devices() {
             none if none == Directions::default() => String::new(),
             moved => format!(
                 "; by datagrams {} sent to other processes, {} received from them",
@@ -315,7 +318,7 @@ impl CounterSum {
         )
     }
 
-    /// Which connections went over rsockets and which over TCP: a line each.
+    /// Returns the lines that say which connections used rsockets and which used TCP.
     fn sockets_text(&self) -> String {
         let line = |(line, count): (&Line, &u64)| {
             let how = match line.role {
@@ -336,7 +339,7 @@ impl CounterSum {
         text
     }
 
-    /// What may be the reason that nothing was moved.
+    /// Returns a possible reason why no payload was moved.
     fn hint(&self) -> &'static str {
         let within = [self.within.total(), self.datagrams.same_device];
         if self.processes == 0 {
@@ -345,7 +348,7 @@ impl CounterSum {
             "the program opened a device and chose another transport: see UIW_LOG=debug and its own messages"
         } else if within.iter().any(|moved| moved.sent.bytes > 0 || moved.received.bytes > 0) {
             "payload was moved within one process alone"
-        } else if self.datagrams.with_others() != Directions::default() {
+        } else if self.datagrams.with_other_devices() != Directions::default() {
             "less than 64 KiB were moved by datagrams alone, as libraries do that set up connections and then choose another transport; \
              --require=any accepts that"
         } else {
@@ -390,7 +393,7 @@ mod tests {
     use std::os::unix::process::CommandExt as _;
     use std::time::Duration;
 
-    /// A user's directory, removed when dropped.
+    /// The directory of a user, which is removed when this is dropped.
     struct User(PathBuf);
 
     impl User {
@@ -401,7 +404,7 @@ mod tests {
         }
 
         fn directory(&self) -> Directory {
-            Directory::of_user(Some(&self.0))
+            Directory::for_user(Some(&self.0))
         }
     }
 
@@ -411,8 +414,8 @@ mod tests {
         }
     }
 
-    /// A process of another user finds neither the lock nor the directory, but one that was given
-    /// its name makes files there.
+    /// A process of another user cannot find the lock or the directory. If it was given the name of
+    /// the directory, it can create files there.
     #[test]
     fn report_directory_hidden_from_users() {
         let user = User::new("hidden");
@@ -443,11 +446,11 @@ mod tests {
         let user = User::new("swept");
         let mut run = RunDirectory::new(user.directory()).unwrap();
         let path = run.directory.path().to_owned();
-        // Another process would hold it, and this one gets it a second time.
-        assert!(is_over(&path).unwrap());
-        run.user = Directory::given("/nonexistent");
+        // This process can take its own lock a second time, as if the run had ended.
+        assert!(has_ended(&path).unwrap());
+        run.user = Directory::new("/nonexistent");
         fs::write(path.join("something"), "").unwrap();
-        sweep(&user.directory());
+        remove_ended_runs(&user.directory());
         assert!(!path.exists() && user.directory().linked().unwrap().is_empty());
     }
 
@@ -459,19 +462,19 @@ mod tests {
         let path = base.join("secret");
         fs::create_dir_all(&path).unwrap();
         let lock = path.join(Directory::RUN_LOCK);
-        user.directory().link(&Directory::given(&path), &name).unwrap();
+        user.directory().link(&Directory::new(&path), &name).unwrap();
         let (done, swept) = std::sync::mpsc::channel();
         rustix::fs::mkfifoat(rustix::fs::CWD, &lock, Mode::RUSR | Mode::WUSR).unwrap();
         let directory = user.directory();
         std::thread::spawn(move || {
-            sweep(&directory);
+            remove_ended_runs(&directory);
             let _ = done.send(());
         });
         let is_swept = swept.recv_timeout(Duration::from_secs(10));
-        // A link to a file of this user is none of its own files either.
+        // A lock that is a symbolic link is not opened either.
         fs::remove_file(&lock).unwrap();
         std::os::unix::fs::symlink("/dev/null", &lock).unwrap();
-        let opened = is_over(&path);
+        let opened = has_ended(&path);
         fs::remove_dir_all(&base).unwrap();
         assert!(is_swept.is_ok() && opened.is_err(), "{is_swept:?} {opened:?}");
     }

@@ -1,4 +1,4 @@
-//! The processes below this one, and their end.
+//! Ending all descendants of this process.
 
 use rustix::io::Errno;
 use rustix::process::{
@@ -8,18 +8,19 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::time::{Duration, Instant};
 
-/// Time within which killed processes have to end. One that waits for a device or a file system in
-/// the kernel may need that.
+/// Time within which killed processes must end. A process that waits for a device or a file system
+/// in the kernel may need it.
 const KILLED: Duration = Duration::from_secs(10);
 
-/// Kills every process below this one, and waits for their end. This process must be a subreaper:
-/// where a process ends, what it has started becomes this one's child then, and is found.
-pub(super) fn end() {
+/// Kills all descendants of this process and waits for their end. This process must be a subreaper,
+/// so that it becomes the parent of orphaned descendants and finds them.
+pub(super) fn kill_descendants() {
     let limit = Instant::now() + KILLED;
     loop {
-        // Before the list is made: one that has ended hands its children to this process.
+        // Reap before making the list: the children of a process that has ended then belong to this
+        // process.
         reap();
-        let found = below(getpid());
+        let found = descendants(getpid());
         if found.is_empty() || Instant::now() > limit {
             return;
         }
@@ -30,15 +31,15 @@ pub(super) fn end() {
     }
 }
 
-/// A process and its parent at the time of the look.
+/// A process and its parent at the time of the search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct ProcessEntry {
     number: Pid,
     parent: Pid,
 }
 
-/// The number may be another process's by now. What is killed has the same parent still, or this
-/// process in its place.
+/// Kills a process. Its number may belong to another process by now, so it is only killed if it
+/// still has the same parent, or this process as its new parent.
 fn kill(process: ProcessEntry) {
     match pidfd_open(process.number, PidfdFlags::empty()) {
         Ok(opened) => {
@@ -54,14 +55,14 @@ fn kill(process: ProcessEntry) {
     }
 }
 
-/// Takes the exit codes of children that have ended, which are orphaned processes.
+/// Takes the exit codes of ended children, which are orphaned processes.
 fn reap() {
     while let Ok(Some(_)) = wait(WaitOptions::NOHANG) {}
 }
 
-/// The processes that `root` has started, those that they have started, and so on.
-fn below(root: Pid) -> Vec<ProcessEntry> {
-    // Numbers of another PID namespace would be those of other processes.
+/// Returns all descendants of `root`.
+fn descendants(root: Pid) -> Vec<ProcessEntry> {
+    // If /proc belongs to another PID namespace, its numbers name other processes.
     if fs::read_link("/proc/self").map_or(true, |own| own.to_str() != Some(&root.to_string())) {
         return Vec::new();
     }
@@ -87,7 +88,8 @@ fn parent(process: Pid) -> Option<Pid> {
     parent_in(&fs::read_to_string(format!("/proc/{process}/stat")).ok()?)
 }
 
-/// The fourth field of `/proc/PID/stat`. The second one, the name, may have blanks and brackets.
+/// Returns the parent, which is the fourth field of `/proc/PID/stat`. The second field, the name,
+/// may contain blanks and brackets.
 fn parent_in(stat: &str) -> Option<Pid> {
     Pid::from_raw(stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()?)
 }
@@ -100,7 +102,7 @@ mod tests {
     #[test]
     fn parent_parsed_after_any_name() {
         assert_eq!(parent_in("12 (a) b (c) S 7 12 12 0"), Pid::from_raw(7));
-        // The first process has none.
+        // The first process has no parent.
         assert_eq!(parent_in("1 (init) S 0 1 1 0"), None);
         assert_eq!(parent_in("12 (a"), None);
     }
@@ -115,7 +117,7 @@ mod tests {
         std::io::BufRead::read_line(&mut said, &mut line).unwrap();
         let (parent, number) =
             (Pid::from_child(&child), Pid::from_raw(line.trim().parse().unwrap()).unwrap());
-        assert!(below(getpid()).contains(&ProcessEntry { number, parent }));
+        assert!(descendants(getpid()).contains(&ProcessEntry { number, parent }));
         let _ = kill_process(number, Signal::KILL);
         child.wait().unwrap();
     }

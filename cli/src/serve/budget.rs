@@ -1,14 +1,14 @@
-//! Memory that clients may ask for: a total, of which a client gets at most as much as it leaves to
-//! others, a reserve for those who want little, and a bound for each connection.
+//! Memory that clients may request. There is a total, of which a client may hold at most as much as
+//! it leaves to others; a reserve for clients that need little; and a limit for each connection.
 
 use super::peers::{Grant, Ledger, Peer};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Bytes of memory that all clients hold together at most, without the reserve.
+/// Maximum memory of all clients together in bytes, without the reserve.
 const TOTAL: u64 = 2 << 30;
-/// Bytes of the reserve: 32 MiB for an address, 64 MiB for a network.
+/// Bytes of the reserve. An address may use 32 MiB of it, a network 64 MiB.
 const RESERVE: u64 = 512 << 20;
-/// Bytes of memory that one connection holds at most.
+/// Maximum memory of one connection in bytes.
 const CONNECTION: u64 = 512 << 20;
 
 /// Memory that clients hold.
@@ -29,8 +29,8 @@ impl Budget {
     /// Reserves `bytes` for a connection of `peer` for as long as the share lives.
     ///
     /// # Errors
-    /// Text that says what was asked for and what is left.
-    pub(super) fn take(&self, peer: &Peer, bytes: u64) -> Result<Share<'_>, String> {
+    /// Returns a text with the requested bytes and those left.
+    pub(super) fn take(&self, peer: &Peer, bytes: u64) -> Result<MemoryShare<'_>, String> {
         if bytes > CONNECTION {
             return Err(format!("asks for {bytes} bytes of memory; a connection has at most {CONNECTION}"));
         }
@@ -41,18 +41,18 @@ impl Budget {
                 denied.holder.kind()
             )
         })?;
-        Ok(Share { budget: self, grant })
+        Ok(MemoryShare { budget: self, grant })
     }
 }
 
-/// Part of a budget, given back when dropped.
+/// Part of a budget, which is returned when dropped.
 #[derive(Debug)]
-pub(super) struct Share<'a> {
+pub(super) struct MemoryShare<'a> {
     budget: &'a Budget,
     grant: Grant,
 }
 
-impl Drop for Share<'_> {
+impl Drop for MemoryShare<'_> {
     fn drop(&mut self) {
         self.budget.held().release(&self.grant);
     }

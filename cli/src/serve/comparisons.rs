@@ -1,5 +1,5 @@
-//! The comparisons with raw TCP that run, each with its connections of raw TCP. A comparison stands
-//! as long as the iWARP connection that has asked for it.
+//! Running comparisons with raw TCP, each with its raw TCP connections. A comparison lasts as long
+//! as the iWARP connection that has requested it.
 
 use crate::perf::raw::AT_ONCE;
 use std::collections::HashMap;
@@ -8,48 +8,52 @@ use std::net::{IpAddr, Shutdown, TcpStream};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-/// All of them, by their tokens.
+/// Running comparisons by their tokens.
 #[derive(Default)]
 pub(super) struct Comparisons(Mutex<HashMap<u64, Arc<RunningComparison>>>);
 
-/// Reason why a connection of raw TCP is refused.
+/// Reason why a raw TCP connection is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ComparisonRefusal {
-    /// No comparison has the token, or it has ended.
+    /// No running comparison has the token.
     Unknown,
-    /// The comparison is that of another address.
+    /// The comparison belongs to another address.
     Address(IpAddr),
-    /// It has [`AT_ONCE`] connections already.
+    /// The comparison has [`AT_ONCE`] connections already.
     Full,
 }
 
 impl fmt::Display for ComparisonRefusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Unknown => f.write_str("no comparison runs here that this raw TCP belongs to"),
-            Self::Address(peer) => write!(f, "raw TCP from {peer}, and the comparison is another address's"),
-            Self::Full => write!(f, "{AT_ONCE} connections of raw TCP of this comparison are served already"),
+            Self::Unknown => f.write_str("no comparison runs here for this raw TCP connection"),
+            Self::Address(peer) => {
+                write!(f, "raw TCP from {peer}, but the comparison belongs to another address")
+            }
+            Self::Full => {
+                write!(f, "{AT_ONCE} connections of raw TCP are already served for this comparison")
+            }
         }
     }
 }
 
 impl Comparisons {
-    /// A comparison begins.
-    pub(super) fn begin(&self, peer: IpAddr) -> Result<Running<'_>, getrandom::Error> {
+    /// Begins a comparison, which lasts until the handle is dropped.
+    pub(super) fn begin(&self, peer: IpAddr) -> Result<ComparisonHandle<'_>, getrandom::Error> {
         let token = getrandom::u64()?;
         let comparison = Arc::new(RunningComparison { peer: peer.to_canonical(), streams: Mutex::default() });
         self.lock().insert(token, Arc::clone(&comparison));
-        Ok(Running { all: self, token, comparison })
+        Ok(ComparisonHandle { all: self, token, comparison })
     }
 
-    /// Admits one more connection of raw TCP.
+    /// Admits one more raw TCP connection to a comparison.
     pub(super) fn admit(&self, token: u64, peer: IpAddr) -> Result<Admission, ComparisonRefusal> {
         let comparison = self.lock().get(&token).map(Arc::clone).ok_or(ComparisonRefusal::Unknown)?;
         if comparison.peer != peer.to_canonical() {
             return Err(ComparisonRefusal::Address(peer));
         }
         let mut streams = comparison.lock();
-        if streams.over {
+        if streams.is_over {
             return Err(ComparisonRefusal::Unknown);
         }
         let number = streams.sockets.iter().position(Option::is_none).ok_or(ComparisonRefusal::Full)?;
@@ -69,16 +73,17 @@ struct RunningComparison {
 }
 
 struct ComparedStreams {
-    /// Of each connection that is admitted: its socket, once it has one.
+    /// One entry for each connection that may be admitted. The inner option is `None` until the
+    /// admitted connection has a socket.
     sockets: [Option<Option<TcpStream>>; AT_ONCE],
-    /// When the last of them ended, or the comparison began.
-    last: Instant,
-    over: bool,
+    /// When the most recent connection ended, or the comparison began.
+    last_ended: Instant,
+    is_over: bool,
 }
 
 impl Default for ComparedStreams {
     fn default() -> Self {
-        Self { sockets: Default::default(), last: Instant::now(), over: false }
+        Self { sockets: Default::default(), last_ended: Instant::now(), is_over: false }
     }
 }
 
@@ -88,45 +93,46 @@ impl RunningComparison {
     }
 }
 
-/// A comparison that runs. Its connections of raw TCP end with it.
-pub(super) struct Running<'a> {
+/// Handle of a running comparison. Dropping it ends the comparison and its raw TCP connections.
+pub(super) struct ComparisonHandle<'a> {
     all: &'a Comparisons,
     pub(super) token: u64,
     comparison: Arc<RunningComparison>,
 }
 
-impl Running<'_> {
-    /// Since when it has no connection of raw TCP. `None`: it has one.
+impl ComparisonHandle<'_> {
+    /// Returns the time since which the comparison has no raw TCP connection, or `None` if it has
+    /// one.
     pub(super) fn idle_since(&self) -> Option<Instant> {
         let streams = self.comparison.lock();
-        streams.sockets.iter().all(Option::is_none).then_some(streams.last)
+        streams.sockets.iter().all(Option::is_none).then_some(streams.last_ended)
     }
 }
 
-impl Drop for Running<'_> {
+impl Drop for ComparisonHandle<'_> {
     fn drop(&mut self) {
         self.all.lock().remove(&self.token);
         let mut streams = self.comparison.lock();
-        streams.over = true;
+        streams.is_over = true;
         for socket in streams.sockets.iter().flatten().flatten() {
-            // Ends the calls of its thread. It may be closed already.
+            // Ends the pending calls of the connection's thread. The socket may be closed already.
             let _ = socket.shutdown(Shutdown::Both);
         }
     }
 }
 
-/// A connection of raw TCP that is admitted, as long as this lives.
+/// Admission of a raw TCP connection to a comparison, until it is dropped.
 pub(super) struct Admission {
     comparison: Arc<RunningComparison>,
     number: usize,
 }
 
 impl Admission {
-    /// The end of the comparison ends the connection.
+    /// Attaches the socket of the connection, which is shut down at the end of the comparison.
     pub(super) fn attach(&self, stream: &TcpStream) -> std::io::Result<()> {
         let stream = stream.try_clone()?;
         let mut streams = self.comparison.lock();
-        if streams.over {
+        if streams.is_over {
             return Err(std::io::ErrorKind::NotConnected.into());
         }
         streams.sockets[self.number] = Some(Some(stream));
@@ -138,7 +144,7 @@ impl Drop for Admission {
     fn drop(&mut self) {
         let mut streams = self.comparison.lock();
         streams.sockets[self.number] = None;
-        streams.last = Instant::now();
+        streams.last_ended = Instant::now();
     }
 }
 

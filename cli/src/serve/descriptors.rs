@@ -15,7 +15,7 @@ const EACH_WRITER: usize = EACH_READER + 3 * 16 + uiw_copy::remove::MAX_OPEN;
 /// Descriptors reserved for connections that are being set up or rejected.
 const RESERVED: usize = 8;
 
-/// Raises the limit as far as the process may.
+/// Raises the soft limit of descriptors to the hard limit.
 pub(super) fn raise() {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     if current == maximum {
@@ -26,8 +26,8 @@ pub(super) fn raise() {
     }
 }
 
-/// Returns the number of connections for which the free descriptors suffice if every peer opens as
-/// many files as it can. At least one.
+/// Returns the number of connections for which the free descriptors suffice even if every peer
+/// opens as many files as it can. The result is at least one.
 pub(super) fn connections(shares: &Shares) -> usize {
     let Some(limit) = getrlimit(Resource::Nofile).current else { return usize::MAX };
     let open = fs::read_dir("/proc/self/fd").map_or(0, Iterator::count);

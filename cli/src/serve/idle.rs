@@ -1,7 +1,7 @@
-//! Ends connections on which nothing moves, so that silent peers do not keep the places of others.
+//! Ends idle connections, so that silent peers do not use up the connections of others.
 
 use crate::shared::qp_setup::Link;
-use crate::shared::stop::Stop;
+use crate::shared::stop::StopFlag;
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -10,11 +10,12 @@ use uiw::counters::{ConnectionCounters, Directions};
 use uiw::raw::{Device, Qp, QpState};
 use uiw_datagram::Qpn;
 
-/// The longest time between reads of the counters.
+/// Maximum time between two reads of the counters.
 const TICK: Duration = Duration::from_secs(15);
 
-/// The connections that are watched, by the numbers of their queue pairs.
-pub(super) struct Idle {
+/// Monitor that closes connections without traffic. They are stored by the numbers of their queue
+/// pairs.
+pub(super) struct IdleMonitor {
     limit: Duration,
     watched: Mutex<HashMap<u32, WatchedConnection>>,
 }
@@ -22,18 +23,20 @@ pub(super) struct Idle {
 struct WatchedConnection {
     qp: Weak<Qp>,
     peer: SocketAddr,
-    /// Messages and bytes so far, and since when there have been as many.
+    /// Sum of messages and bytes at the last read of the counters, and the time since which it has
+    /// not changed.
     moved: u64,
     since: Instant,
 }
 
-impl Idle {
-    /// Connections may be idle for `limit`, and for the time until the counters are read again.
+impl IdleMonitor {
+    /// Creates a monitor that closes a connection when the counters show that it has been idle for
+    /// `limit`.
     pub(super) fn new(limit: Duration) -> Self {
         Self { limit, watched: Mutex::default() }
     }
 
-    /// For how long connections may be idle.
+    /// Returns the time for which connections may be idle.
     pub(super) fn limit(&self) -> Duration {
         self.limit
     }
@@ -48,24 +51,25 @@ impl Idle {
         self.lock().insert(link.qp.num(), watched);
     }
 
-    /// Reads the counters now and then, until `stop`.
-    pub(super) fn run(&self, device: &Device, stop: &Stop) {
+    /// Reads the counters periodically and closes idle connections, until `stop`.
+    pub(super) fn run(&self, device: &Device, stop: &StopFlag) {
         while !stop.sleep_for((self.limit / 4).min(TICK)) {
-            for (peer, qp) in self.look(&device.counters().connections, Instant::now()) {
+            for (peer, qp) in self.take_idle(&device.counters().connections, Instant::now()) {
                 tracing::warn!(%peer, qp = %Qpn::from_raw(qp.num()), seconds = self.limit.as_secs(), "idle connection closed");
-                // In error its requests complete, which ends the session.
+                // In the error state all requests of the queue pair complete, which ends the
+                // session.
                 let _ = qp.modify(QpState::Err);
             }
         }
     }
 
-    /// The connections that are idle for too long. They are not watched any more.
-    fn look(&self, connections: &[ConnectionCounters], now: Instant) -> Vec<(SocketAddr, Arc<Qp>)> {
+    /// Removes and returns the connections that have been idle for too long.
+    fn take_idle(&self, connections: &[ConnectionCounters], now: Instant) -> Vec<(SocketAddr, Arc<Qp>)> {
         let mut idle = Vec::new();
         let moved: HashMap<u32, u64> = connections.iter().map(|conn| (conn.qp_num, moved(conn))).collect();
         self.lock().retain(|number, watched| {
             let Some(qp) = watched.qp.upgrade() else { return false };
-            // Without counters of its own there is nothing to judge it by.
+            // A connection without its own counters never counts as idle.
             if moved.get(number).is_none_or(|moved| std::mem::replace(&mut watched.moved, *moved) != *moved) {
                 watched.since = now;
             }
@@ -83,7 +87,7 @@ impl Idle {
     }
 }
 
-/// Messages and bytes of a connection, of all operations in both directions.
+/// Returns the sum of messages and bytes of a connection, over all operations and both directions.
 fn moved(conn: &ConnectionCounters) -> u64 {
     let both = |Directions { sent, received }: Directions| {
         [sent.messages, sent.bytes, received.messages, received.bytes].into_iter().fold(0, u64::wrapping_add)

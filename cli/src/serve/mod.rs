@@ -1,17 +1,17 @@
-//! `uiw serve`: the reference server, and the shares of `uiw cp`. One thread accepts; each
-//! connection has a thread of its own, which sleeps in the device.
+//! `uiw serve`: the reference server, which also serves the shares of `uiw cp`. One thread accepts
+//! connections; each connection has its own thread, which sleeps in the device.
 
 mod budget;
 mod comparisons;
 mod descriptors;
 mod foreign;
+mod heartbeat;
 mod idle;
+mod listen;
 mod opposite;
 mod peers;
 pub(crate) mod perf;
 mod ping;
-mod place;
-mod pulse;
 mod raw;
 mod sessions;
 mod shares;
@@ -24,14 +24,14 @@ use crate::shared::open::Opener;
 use crate::shared::qp_setup::Link;
 use crate::shared::service::Service;
 use crate::shared::spin;
-use crate::shared::stop::Stop;
+use crate::shared::stop::StopFlag;
 use crate::shared::text;
 use crate::shared::trust::EndRole;
 use budget::Budget;
 use comparisons::Comparisons;
-use idle::Idle;
+use heartbeat::HeartbeatSender;
+use idle::IdleMonitor;
 use peers::{Grant, Peer};
-use pulse::Pulse;
 use sessions::{MAX, Sessions};
 use shares::{ShareArg, Shares};
 use std::io::IsTerminal as _;
@@ -44,15 +44,15 @@ use uiw::raw::{Device, Error, Limits, Pd};
 use uiw_cabi_core::settings::DeadAfter;
 use uiw_datagram::Qpn;
 
-/// Connections that TCP may complete before we take them.
+/// Maximum number of TCP connections that wait to be accepted.
 const BACKLOG: u32 = 1024;
 
 /// Options of `uiw serve`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Address to listen at (repeatable): ADDR:PORT, NAME:PORT, ADDR, :PORT (all addresses) or PORT
-    /// (this machine only); port 0 takes a free one
-    /// [default: 127.0.0.1:7174; with --llp packet: or xdp: port 7174 of its first address]
+    /// Address to listen on (repeatable): ADDR:PORT, NAME:PORT, ADDR, :PORT (all addresses) or PORT
+    /// (this machine only); port 0 chooses a free port [default: 127.0.0.1:7174; with --llp packet:
+    /// or xdp: port 7174 of its first address]
     #[arg(long, value_name = "ADDR:PORT", value_parser = listen)]
     listen: Vec<SocketAddr>,
     #[command(flatten)]
@@ -61,17 +61,18 @@ pub(crate) struct Args {
     /// together: bytes, at least 256K
     #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = receive_memory)]
     receive_memory: u32,
-    /// Connections of one address at a time; of IPv6 a /64 counts as one address. All addresses
-    /// together have at most 1024 [default: as many as the address leaves to others, at most 448]
+    /// Maximum number of connections of one address; an IPv6 /64 counts as one address. All
+    /// addresses together have at most 1024 [default: as many as the address leaves to others, at
+    /// most 448]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     per_address: Option<u16>,
-    /// Close a connection on which nothing has moved for this time, such as 90s or 10m; 0 is never
+    /// Close a connection without traffic for this time, such as 90s or 10m; 0 means never
     #[arg(long, value_name = "TIME", default_value = "10m")]
     idle_timeout: DeadAfter,
-    /// With shares, do not encrypt beyond this machine either
+    /// With shares, do not encrypt connections from other machines
     #[arg(long, requires = "share")]
     clear: bool,
-    /// Let `uiw cp` read the files below DIR, and with `:rw` write there (repeatable)
+    /// Let `uiw cp` read the files in DIR, and with `:rw` also write there (repeatable)
     #[arg(long, value_name = "NAME=DIR[:rw]")]
     share: Vec<ShareArg>,
     /// Exit on EOF of stdin
@@ -80,20 +81,20 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    /// Default level of the log: connections, refusals and faults; of a server that belongs to
-    /// another command only what is wrong.
+    /// Returns the default log filter: connections, refusals and faults. A server that belongs to
+    /// another command logs only problems.
     pub(crate) fn log(&self) -> &'static str {
         if self.until_stdin_ends { "warn" } else { "warn,uiw::serve=info" }
     }
 }
 
-/// A server holds memory for its peers, so it gives up the dead earlier than they give up the
-/// server.
+/// Default time after which a silent peer counts as dead. A server holds memory for its peers, so
+/// it gives up earlier than they do.
 const DEAD_AFTER: DeadAfter = DeadAfter(Some(Duration::from_secs(60)));
 
 /// Runs until Ctrl-C.
 pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
-    // Before any other thread has an arena.
+    // This must come before another thread allocates memory from an arena of its own.
     uiw_mem::share_arenas();
     if args.clear && opener.has_tls() {
         let why = "a file of --tls or UIW_TLS is named";
@@ -105,21 +106,21 @@ pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
     };
     let is_here = addresses.iter().all(|address| address.ip().is_loopback());
     let is_default = !args.share.is_empty() && !is_here && !args.clear;
-    let opener = if is_default { EndRole::Server.opener(opener)?.0 } else { opener.clone() };
-    let opener = &opener.checking(shares::checker(&args.share));
-    // SIGHUP makes a service read its files again, if it has any; a server in a terminal ends with
-    // the terminal.
+    let opener = if is_default { EndRole::Server.tls_opener(opener)?.0 } else { opener.clone() };
+    let opener = &opener.with_line_check(shares::line_check(&args.share));
+    // SIGHUP makes a service read its files again, if it has any. A server in a terminal without
+    // such files ends with the terminal.
     let stop = if opener.has_tls() || !std::io::stdin().is_terminal() {
         let opener = opener.clone();
-        Stop::on_signal_but_hangup(move || match opener.reload_tls() {
-            Ok(()) if !opener.has_tls() => tracing::info!("SIGHUP: there are no files to be read again"),
+        StopFlag::on_signal_but_hangup(move || match opener.reload_tls() {
+            Ok(()) if !opener.has_tls() => tracing::info!("SIGHUP ignored: there are no files to read again"),
             Ok(()) => tracing::info!("the files of TLS were read again"),
             Err(failure) => {
                 tracing::error!(error = failure.cause(), "the configuration of TLS before holds on");
             }
         })?
     } else {
-        Stop::on_signal()?
+        StopFlag::on_signal()?
     };
     if args.until_stdin_ends {
         stop.on_stdin_end();
@@ -129,32 +130,33 @@ pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
     settings.dead_after.get_or_insert(DEAD_AFTER);
     let peer_options = PeerConfig::new(settings.connection());
     descriptors::raise();
-    spin::limit();
+    spin::limit_spinning();
     serve(&opener.device_with(limits)?, &addresses, args, &peer_options, &stop)
 }
 
-/// What all connections share.
+/// State that all connections share.
 struct Server {
     device: Device,
     pd: Pd,
-    stop: Arc<Stop>,
-    /// For peers that do not name a service.
+    stop: Arc<StopFlag>,
+    /// Options for peers that do not name a service.
     peer_options: PeerConfig,
     sessions: Arc<Sessions>,
     budget: Budget,
-    /// Held while memory is filled for a peer.
+    /// Held while memory is filled for a peer, so that only one connection does this work at a
+    /// time.
     filling: parking_lot::Mutex<()>,
     shares: Shares,
     transfers: Transfers,
-    pulse: Pulse,
+    heartbeats: HeartbeatSender,
     comparisons: Comparisons,
-    /// `None`: connections may be idle for any time.
-    idle: Option<Idle>,
+    /// `None` if connections may be idle for any time.
+    idle: Option<IdleMonitor>,
 }
 
 impl Server {
-    /// Names the connection's queue pair in the log, and ends it once nothing has moved on it for
-    /// too long.
+    /// Adds the queue pair to the log span of the connection, and closes the connection when it has
+    /// been idle for too long.
     fn watch(&self, link: &Link) {
         let qp = tracing::field::display(Qpn::from_raw(link.qp.num()));
         tracing::Span::current().record("qp", qp);
@@ -169,13 +171,13 @@ fn serve(
     addresses: &[SocketAddr],
     args: &Args,
     peer_options: &PeerConfig,
-    stop: &Arc<Stop>,
+    stop: &Arc<StopFlag>,
 ) -> Result<()> {
     let DeadAfter(idle) = args.idle_timeout;
     let shares = Shares::open(&args.share)?;
     let channel = Arc::new(CmChannel::default());
     let options = Arc::new(peer_options.options());
-    let bind = |address: &SocketAddr| place::bind(device, *address, &options, &channel);
+    let bind = |address: &SocketAddr| listen::bind(device, *address, &options, &channel);
     let listeners = addresses.iter().map(bind).collect::<Result<Vec<_>>>()?;
     for listener in &listeners {
         text::line(format!("listening on {}", listener.local_addr()));
@@ -195,9 +197,9 @@ fn serve(
         filling: parking_lot::Mutex::default(),
         shares,
         transfers: Transfers::default(),
-        pulse: Pulse::default(),
+        heartbeats: HeartbeatSender::default(),
         comparisons: Comparisons::default(),
-        idle: idle.map(Idle::new),
+        idle: idle.map(IdleMonitor::new),
     });
     let own = Arc::clone(&server);
     let watch = std::thread::Builder::new().name("uiw-idle".to_owned()).spawn(move || {
@@ -207,29 +209,30 @@ fn serve(
     });
     let watch = watch.map_err(|error| Failure::local("cannot start a thread", error))?;
     let own = Arc::clone(&server);
-    let pulse =
-        std::thread::Builder::new().name("uiw-pulse".to_owned()).spawn(move || own.pulse.run(&own.stop));
-    let pulse = pulse.map_err(|error| Failure::local("cannot start a thread", error))?;
+    let heartbeats = std::thread::Builder::new()
+        .name("uiw-heartbeat".to_owned())
+        .spawn(move || own.heartbeats.run(&own.stop));
+    let heartbeats = heartbeats.map_err(|error| Failure::local("cannot start a thread", error))?;
     let mut outcome = Ok(());
     notify("READY=1");
     loop {
-        // Not in the device: a connection's thread that waits there is woken only by its own
-        // events.
+        // This thread does not wait in the device, so that the threads of connections that wait
+        // there are woken only by their own events.
         if !stop.sleep_on(channel.fd()?) {
             break;
         }
         let Some(event) = channel.try_pop() else { continue };
         match event.kind {
-            CmEventKind::ConnectRequest(request) => begin(&server, request),
+            CmEventKind::ConnectRequest(request) => start_session(&server, request),
             CmEventKind::Failed(error) => {
-                tracing::info!(%error, "a connection failed in its set-up");
+                tracing::info!(%error, "connection failed during set-up");
             }
             CmEventKind::ListenerDown { listener: id, error, for_good: true } => {
                 let down = listeners.iter().find(|listener| listener.id() == id);
-                outcome = Err(listener_down(down.map_or(addresses[0], Listener::local_addr), error));
+                outcome = Err(listener_failure(down.map_or(addresses[0], Listener::local_addr), error));
                 stop.set();
             }
-            CmEventKind::ListenerDown { error, .. } => tracing::warn!("{}", while_down(&error)),
+            CmEventKind::ListenerDown { error, .. } => tracing::warn!("{}", listener_down_text(&error)),
             CmEventKind::Established(_)
             | CmEventKind::Disconnected(_)
             | CmEventKind::Posted(_)
@@ -239,20 +242,20 @@ fn serve(
     }
     notify("STOPPING=1");
     drop(listeners);
-    server.sessions.over();
-    let _ = (watch.join(), pulse.join());
+    server.sessions.wait_empty();
+    let _ = (watch.join(), heartbeats.join());
     outcome
 }
 
-/// No peer can ever connect again.
-pub(crate) fn listener_down(address: SocketAddr, error: Error) -> Failure {
+/// Creates the error of a listener that has failed for good.
+pub(crate) fn listener_failure(address: SocketAddr, error: Error) -> Failure {
     let fix = "start it again when the interface is there: see `ip link`";
     Failure::new(Exit::Failed, format!("cannot listen on {address}"), why(error), fix)
 }
 
-/// No peer can connect for the time being.
-pub(crate) fn while_down(error: &Error) -> String {
-    format!("{error}: it goes on when the interface is up")
+/// Returns the text about a listener that is down for the time being.
+pub(crate) fn listener_down_text(error: &Error) -> String {
+    format!("{error}: listening again when the interface is up")
 }
 
 fn why(error: Error) -> String {
@@ -262,7 +265,8 @@ fn why(error: Error) -> String {
     }
 }
 
-/// Says where peers may connect, and that others may listen along, where they may.
+/// Prints the address of the listener, and a warning if the connections are not encrypted and leave
+/// this machine.
 pub(crate) fn announce(address: SocketAddr, has_tls: bool) {
     text::line(format!("listening on {address}"));
     if !address.ip().is_loopback() && !has_tls {
@@ -272,24 +276,24 @@ pub(crate) fn announce(address: SocketAddr, has_tls: bool) {
     }
 }
 
-/// Bytes of memory that serving it takes.
-fn memory(service: &Service) -> u64 {
+/// Returns the bytes of memory that are needed to serve a client.
+fn required_memory(service: &Service) -> u64 {
     match service {
-        Service::Ping(order) => ping::memory(order.size),
-        Service::Perf(order) => perf::memory(order),
-        Service::Slice(order) => raw::memory(order),
-        Service::Cp(order) => transfer::memory(order),
+        Service::Ping(order) => ping::required_memory(order.size),
+        Service::Perf(order) => perf::required_memory(order),
+        Service::RawTcp(order) => raw::required_memory(order),
+        Service::Cp(order) => transfer::required_memory(order),
         Service::Foreign => foreign::MEMORY,
-        Service::Raw | Service::Unknown(_) => 0,
+        Service::Comparison | Service::Unknown(_) => 0,
     }
 }
 
-/// Bytes that a connection's stack may grow to. glibc keeps 40 MiB of stacks whose threads have
-/// ended, with what they touched: so of large ones it keeps few.
+/// Stack size of a connection's thread, in bytes. glibc caches up to 40 MiB of stacks of ended
+/// threads, including the pages that were used. The larger the stacks, the fewer it caches.
 const STACK: usize = 8 << 20;
 
 /// Starts the thread of a connection.
-fn begin(server: &Arc<Server>, request: ConnRequest) {
+fn start_session(server: &Arc<Server>, request: ConnRequest) {
     let peer = text::canonical(request.peer_addr());
     let identity = request.peer_identity().map(ToString::to_string);
     let holder = Peer::new(peer.ip(), identity.clone());
@@ -304,18 +308,19 @@ fn begin(server: &Arc<Server>, request: ConnRequest) {
     let leaving = SessionGuard(Arc::clone(server), grant);
     let thread = std::thread::Builder::new().name(format!("uiw-{}", peer.port())).stack_size(STACK);
     let spawned = thread.spawn(move || {
-        // Its lines name the queue pair, once there is one.
+        // All log lines of the session contain the queue pair, once there is one.
         let span = tracing::error_span!("session", qp = tracing::field::Empty);
         let _entered = span.enter();
-        let service = Service::of(request.private_data());
-        // Connections of `uiw cp` have one line a transfer.
+        let service = Service::from_private_data(request.private_data());
+        // Connections of `uiw cp` are logged only at debug level, because the transfer has a line
+        // of its own.
         let is_transfer = matches!(service, Service::Cp(_));
         if is_transfer {
             tracing::debug!(%peer, identity, service = service.name(), "connection");
         } else {
             tracing::info!(%peer, identity, service = service.name(), "connection");
         }
-        match session(&leaving.0, request, service, &holder) {
+        match run_session(&leaving.0, request, service, &holder) {
             Ok(()) if is_transfer => tracing::debug!(%peer, "connection over"),
             Ok(()) => tracing::info!(%peer, "connection over"),
             Err(failure) if failure.is_logged => {
@@ -330,7 +335,7 @@ fn begin(server: &Arc<Server>, request: ConnRequest) {
     }
 }
 
-/// A session's thread, which releases everything however it ends.
+/// Releases the resources of a session when its thread ends, for whatever reason.
 struct SessionGuard(Arc<Server>, Grant);
 
 impl Drop for SessionGuard {
@@ -340,8 +345,8 @@ impl Drop for SessionGuard {
     }
 }
 
-fn session(server: &Server, request: ConnRequest, service: Service, peer: &Peer) -> Result<()> {
-    let _share = match server.budget.take(peer, memory(&service)) {
+fn run_session(server: &Server, request: ConnRequest, service: Service, peer: &Peer) -> Result<()> {
+    let _share = match server.budget.take(peer, required_memory(&service)) {
         Ok(share) => share,
         Err(why) => {
             let peer = text::canonical(request.peer_addr());
@@ -358,8 +363,8 @@ fn session(server: &Server, request: ConnRequest, service: Service, peer: &Peer)
     match service {
         Service::Ping(order) => ping::serve(server, request, &order),
         Service::Perf(order) => perf::serve(server, request, &order),
-        Service::Raw => raw::compare(server, request),
-        Service::Slice(order) => raw::slice(server, request, &order),
+        Service::Comparison => raw::compare(server, request),
+        Service::RawTcp(order) => raw::slice(server, request, &order),
         Service::Cp(order) => transfer::serve(server, request, &order, peer),
         Service::Foreign => foreign::serve(server, request),
         Service::Unknown(name) => {

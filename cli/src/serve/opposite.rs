@@ -1,24 +1,26 @@
-//! The server's end of a connection on which it posts, for `uiw perf --bidirectional`.
+//! Server end of a connection on which the server posts, for `uiw perf --bidirectional`.
 
 use super::Server;
 use crate::perf::raw::cpu_ns;
-use crate::perf::source::{Messages, Source};
+use crate::perf::source::{MessageSource, MessageStream};
 use crate::shared::fail::{Failure, Result};
 use crate::shared::memory::Buffer;
-use crate::shared::qp_setup::{Depths, Link, PendingQp, RECV, WaitLimits, completions, post, post_recvs};
-use crate::shared::service::{Op, OppositeTraffic, PerfOrder, PerfReply, Stats};
+use crate::shared::qp_setup::{
+    Link, PendingQp, QueueDepths, RECV, WaitLimits, completions, post, post_recvs,
+};
+use crate::shared::service::{OppositeTraffic, PerfOp, PerfOrder, PerfReply, Stats};
 use uiw::raw::cm::ConnRequest;
 use uiw::raw::{RemoteMr, STag, SendFlags, SendOp, Wc, WcStatus};
 
-/// Receives for what the client says, a byte each.
+/// Number of receives for messages of the client, which have one byte each.
 const RECVS: u64 = 4;
-/// The number of an answer.
+/// Request number of an answer.
 const STATS: u64 = 1 << 40;
 
-/// What an order says that cannot be done.
+/// Checks an order. The error says what cannot be done.
 pub(super) fn check(order: &PerfOrder, opposite: &OppositeTraffic) -> std::result::Result<(), String> {
     let of_depth = 1..=order.depth;
-    if !matches!(order.op, Op::Write | Op::Read) || order.back.is_none() || order.latency {
+    if !matches!(order.op, PerfOp::Write | PerfOp::Read) || order.back.is_none() || order.latency {
         return Err(format!("asks for {} in the opposite direction", order.op));
     }
     if !of_depth.contains(&opposite.chain) || !of_depth.contains(&opposite.signal_every) {
@@ -45,11 +47,11 @@ pub(super) fn serve(
 struct OppositeDriver {
     link: Link,
     order: PerfOrder,
-    source: Source,
+    source: MessageSource,
     ring: Buffer,
     limit: u64,
     is_running: bool,
-    /// An answer is due.
+    /// True if the client waits for statistics.
     is_asked: bool,
     batch: Vec<Wc>,
 }
@@ -63,26 +65,26 @@ impl OppositeDriver {
     ) -> Result<Self> {
         let PerfOrder { op, size, slots, depth, validate, .. } = *order;
         let OppositeTraffic { chain, signal_every, iterations } = opposite;
-        // What is looked at must be known to be there.
+        // Bytes can be verified only after their completion, so every message is signaled.
         let signal_every = if validate { 1 } else { signal_every };
-        let what = Messages { op, size, slots, depth, chain, signal_every, validate };
-        let local = Buffer::exclusive(&server.pd, what.memory())?;
+        let stream = MessageStream { op, size, slots, depth, chain, signal_every, validate };
+        let local = Buffer::exclusive(&server.pd, stream.memory())?;
         let ring = Buffer::exclusive(&server.pd, RECVS as usize)?;
-        let half = PendingQp::new(&server.device, &server.pd, &Depths::new(depth + 4, RECVS as u32))?;
+        let pending = PendingQp::new(&server.device, &server.pd, &QueueDepths::new(depth + 4, RECVS as u32))?;
         post_recvs(
-            &half.qp,
+            &pending.qp,
             (0..RECVS).map(|slot| (slot, Some(ring.sge(slot as usize..slot as usize + 1)))),
         )?;
         let reply = serde_json::to_vec(&PerfReply { addr: 0, rkey: 0, len: 0 }).unwrap_or_default();
         let options = order.peer_options.at(&server.peer_options.own).options();
-        let link = half.accept(request, &options, &reply, WaitLimits::stop(&server.stop))?;
+        let link = pending.accept(request, &options, &reply, WaitLimits::stop(&server.stop))?;
         server.watch(&link);
         let (addr, rkey) = order.back.unwrap_or_default();
-        let open = RemoteMr { addr, rkey: STag(rkey), len: what.memory() };
+        let peer_memory = RemoteMr { addr, rkey: STag(rkey), len: stream.memory() };
         Ok(Self {
             link,
             order: order.clone(),
-            source: Source::new(what, 0, local, open),
+            source: MessageSource::new(stream, 0, local, peer_memory),
             ring,
             limit: iterations.unwrap_or(u64::MAX),
             is_running: false,
@@ -91,14 +93,14 @@ impl OppositeDriver {
         })
     }
 
-    /// Posts what there is room for, and takes completions. False when the client has closed in
-    /// order.
+    /// Posts as many messages as fit, and takes completions. Returns false if the client has closed
+    /// in order.
     fn step(&mut self, server: &Server) -> Result<bool> {
         if self.is_running {
             self.source.fill_up(&self.link.qp, self.limit)?;
             self.is_running = self.source.posted < self.limit;
         }
-        if self.is_asked && !self.is_running && !self.source.awaits() {
+        if self.is_asked && !self.is_running && !self.source.awaits_completion() {
             self.answer()?;
         }
         let Self { link, batch, order, .. } = self;
@@ -119,7 +121,7 @@ impl OppositeDriver {
         }
         if wc.wr_id & RECV == 0 {
             if wc.wr_id < STATS {
-                self.source.finish(wc.wr_id + 1)?;
+                self.source.complete_until(wc.wr_id + 1)?;
             }
             return Ok(true);
         }
@@ -131,18 +133,18 @@ impl OppositeDriver {
             (_, OppositeTraffic::GO) => self.is_running = self.source.posted < self.limit,
             (_, OppositeTraffic::STOP) => self.is_running = false,
             (_, other) => {
-                return Err(Failure::lost(self.link.peer(), format!("says {other}, which is nothing")));
+                return Err(Failure::lost(self.link.peer(), format!("sent the unknown command {other}")));
             }
         }
         post_recvs(&self.link.qp, [(slot, Some(self.ring.sge(slot as usize..slot as usize + 1)))])?;
         Ok(true)
     }
 
-    /// Answers behind everything that was posted: a Send overtakes no Write, and with the fence no
-    /// Read.
+    /// Sends statistics after everything that was posted: a Send does not overtake a Write, and
+    /// with the fence it does not overtake a Read.
     fn answer(&mut self) -> Result<()> {
         self.is_asked = false;
-        let Source { posted, wrong, .. } = self.source;
+        let MessageSource { posted, wrong, .. } = self.source;
         let bytes =
             serde_json::to_vec(&Stats { cpu_ns: cpu_ns(), messages: posted, wrong }).unwrap_or_default();
         let sge = uiw::raw::Sge { addr: bytes.as_ptr() as u64, length: bytes.len() as u32, lkey: STag(0) };

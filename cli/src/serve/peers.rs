@@ -1,5 +1,5 @@
-//! Owners of connections (an address, a network or a key), and the shares of a resource that owners
-//! may hold.
+//! Holders of resources (an address, a network or a key), and the amounts that each of them may
+//! hold.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -12,18 +12,18 @@ pub(super) struct Peer {
     key: Option<String>,
 }
 
-/// Whatever has a share of its own: an address, a network, or a key.
+/// Someone to whom a limit applies: an address, a network or a key.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Holder {
-    /// One host. For IPv6 a whole /64, because a host may have every address of it.
+    /// One host. For IPv6 this is a whole /64, because a host may use every address of it.
     Host(IpAddr),
-    /// A network that one customer of a provider may have, and the length of its prefix.
+    /// A network of a size that providers assign to one customer, and the length of its prefix.
     Network(IpAddr, u8),
     Key(String),
 }
 
 impl Holder {
-    /// Returns the name of the kind of owner in messages to the peer.
+    /// Returns the name of the kind of holder, for messages to the peer.
     pub(super) fn kind(&self) -> &'static str {
         match self {
             Self::Host(_) => "its address",
@@ -45,11 +45,12 @@ impl Peer {
         }
     }
 
-    /// Everything that a connection of this peer counts for.
+    /// Returns all holders whose limits apply to a connection of this peer.
     pub(super) fn holders(&self) -> Vec<Holder> {
         let address = self.address.to_canonical();
         let prefixes: &[u8] = match address {
-            // The peers of a server in a private network are all in one of these.
+            // The peers of a server in a private network may all belong to the same network, so no
+            // limit applies to it.
             address if is_private(address) => &[],
             IpAddr::V4(_) => &[24],
             IpAddr::V6(_) => &[56, 48],
@@ -60,7 +61,8 @@ impl Peer {
     }
 }
 
-/// The address with zeros behind its first `prefix` bits; at least one of them.
+/// Returns the network of an address: its first `prefix` bits, followed by zeros. `prefix` is at
+/// least one.
 fn network(address: IpAddr, prefix: u8) -> IpAddr {
     match address {
         IpAddr::V4(v4) => Ipv4Addr::from_bits(v4.to_bits() & u32::MAX << (32 - prefix)).into(),
@@ -68,10 +70,10 @@ fn network(address: IpAddr, prefix: u8) -> IpAddr {
     }
 }
 
-/// Returns whether it is an address of a private network, of this link, or of this machine.
+/// Returns whether an address is private, link-local or a loopback address.
 fn is_private(address: IpAddr) -> bool {
     match address {
-        // The second one is RFC 6598.
+        // The second condition is the shared address space of RFC 6598.
         IpAddr::V4(v4) => {
             v4.is_private()
                 || matches!(v4.octets(), [100, 64..=127, ..])
@@ -82,9 +84,9 @@ fn is_private(address: IpAddr) -> bool {
     }
 }
 
-/// A resource of which peers hold amounts. Each may have as much as leaves something to others; and
-/// there is a reserve for those who want little, so that a few greedy peers leave something to
-/// many.
+/// A resource of which peers hold amounts. Each peer may hold only as much as it leaves to others.
+/// A reserve for peers that need little ensures that a few greedy peers leave something to many
+/// others.
 #[derive(Debug)]
 pub(super) struct Ledger {
     general: PeerPool,
@@ -98,7 +100,7 @@ struct PeerPool {
     by_holder: HashMap<Holder, u64>,
 }
 
-/// An amount that a peer holds, until [`Ledger::release`].
+/// An amount that a peer holds until it is passed to [`Ledger::release`].
 #[derive(Debug)]
 pub(super) struct Grant {
     holders: Vec<Holder>,
@@ -106,12 +108,12 @@ pub(super) struct Grant {
     is_reserve: bool,
 }
 
-/// Refusal of an amount.
+/// Error of a request for an amount that exceeds the limit of a holder.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Denied {
-    /// The owner that would have too much.
+pub(super) struct LimitExceeded {
+    /// The holder whose limit would be exceeded.
     pub(super) holder: Holder,
-    /// The amount it may have in all, and that it has.
+    /// The total amount that the holder may have, and the amount that it has.
     pub(super) limit: u64,
     pub(super) own: u64,
 }
@@ -125,25 +127,26 @@ impl PeerPool {
         self.by_holder.get(holder).copied().unwrap_or_default()
     }
 
-    /// Returns whether each of `holders` may have `amount` more, given the limit of each.
+    /// Checks whether each of `holders` may have `amount` more, within its limit.
     fn check(
         &self,
         holders: &[Holder],
         amount: u64,
         limit: impl Fn(&Self, &Holder) -> u64,
-    ) -> Result<(), Denied> {
+    ) -> Result<(), LimitExceeded> {
         for holder in holders {
             let (own, limit) = (self.own(holder), limit(self, holder));
             if own.saturating_add(amount) > limit {
-                return Err(Denied { holder: holder.clone(), limit, own });
+                return Err(LimitExceeded { holder: holder.clone(), limit, own });
             }
         }
         Ok(())
     }
 
-    /// Limit of a holder in the general pool. A host or a key may hold as much as it leaves to
-    /// others: one holds at most a half, two hold at most three quarters, and so on. A network may
-    /// hold three times as much as it leaves, so that it has room beside one greedy host.
+    /// Returns the limit of a holder in the general pool. A host or a key may hold as much as it
+    /// leaves to others: one holds at most half, two hold at most three quarters, and so on. A
+    /// network may hold three times as much as it leaves, so that one greedy host does not exhaust
+    /// it.
     fn fair_limit(&self, holder: &Holder) -> u64 {
         let left = self.total - (self.held - self.own(holder));
         match holder {
@@ -152,7 +155,8 @@ impl PeerPool {
         }
     }
 
-    /// Limit of a holder in the reserve: the same for each, but at most the free part.
+    /// Returns the limit of a holder in the reserve: the same for all holders of a kind, but at
+    /// most the free part.
     fn equal_limit(&self, holder: &Holder) -> u64 {
         let of_all = match holder {
             Holder::Host(_) | Holder::Key(_) => self.total.div_ceil(16),
@@ -186,13 +190,13 @@ impl Ledger {
         Self { general: PeerPool::new(general), reserve: PeerPool::new(reserve) }
     }
 
-    /// The amount that all hold.
+    /// Returns the amount held by all peers together.
     pub(super) fn held(&self) -> u64 {
         self.general.held + self.reserve.held
     }
 
-    /// Gives `amount` to `peer`.
-    pub(super) fn take(&mut self, peer: &Peer, amount: u64) -> Result<Grant, Denied> {
+    /// Grants `amount` to `peer`, from the general pool or else from the reserve.
+    pub(super) fn take(&mut self, peer: &Peer, amount: u64) -> Result<Grant, LimitExceeded> {
         let holders = peer.holders();
         let general = self.general.check(&holders, amount, PeerPool::fair_limit);
         let is_reserve = match general {
@@ -206,9 +210,13 @@ impl Ledger {
         Ok(Grant { holders, amount, is_reserve })
     }
 
-    /// Like [`Ledger::take`], but a host may have `per_host`, and nothing else is limited but the
-    /// total.
-    pub(super) fn take_within(&mut self, peer: &Peer, amount: u64, per_host: u64) -> Result<Grant, Denied> {
+    /// Like [`Ledger::take`], but the only limits are `per_host` for each host and the total.
+    pub(super) fn take_within(
+        &mut self,
+        peer: &Peer,
+        amount: u64,
+        per_host: u64,
+    ) -> Result<Grant, LimitExceeded> {
         let holders = vec![Holder::Host(peer.host())];
         let limit =
             |pool: &PeerPool, holder: &Holder| per_host.min(pool.own(holder) + pool.total - pool.held);
@@ -225,7 +233,7 @@ impl Ledger {
         if is_reserve { &mut self.reserve } else { &mut self.general }
     }
 
-    /// Returns whether nothing is held, and nothing is kept about anybody.
+    /// Returns whether nothing is held and no holder is stored.
     #[cfg(test)]
     pub(super) fn is_empty(&self) -> bool {
         self.held() == 0 && self.general.by_holder.is_empty() && self.reserve.by_holder.is_empty()
@@ -269,7 +277,7 @@ mod tests {
         }
     }
 
-    /// Amounts that each of `addresses` gets, one piece after the other.
+    /// Takes as many pieces as possible for each of `addresses`, and returns the amounts.
     fn taken(ledger: &mut Ledger, piece: u64, addresses: impl Iterator<Item = String>) -> Vec<u64> {
         let all = |address: String| {
             piece * std::iter::from_fn(|| ledger.take(&peer(&address), piece).ok()).count() as u64
@@ -277,7 +285,7 @@ mod tests {
         addresses.map(all).collect()
     }
 
-    /// Seven addresses, or all networks of a /48, took everything before.
+    /// Formerly, seven addresses or all networks of a /48 could take everything.
     #[test]
     fn greedy_networks_leave_reserve_for_others() {
         let mut ledger = Ledger::new(2048, 512);

@@ -1,40 +1,46 @@
-//! The server of `uiw perf`: memory for Writes, Reads and atomics, receives for Sends, answers for
-//! ping-pong. An empty Send is answered with statistics; it marks the beginning and the end of a
-//! run.
+//! Server of `uiw perf`: provides memory for Writes, Reads and atomics and receives for Sends, and
+//! answers the messages of a ping-pong. An empty Send marks the beginning or the end of a run, and
+//! is answered with statistics.
 
 use super::{Server, opposite};
 use crate::perf::{pattern, raw::cpu_ns};
 use crate::shared::fail::{Failure, Result};
 use crate::shared::memory::Buffer;
 use crate::shared::qp_setup::{
-    Depths, Link, MAX_INLINE, PendingQp, RECV, Wait, WaitLimits, completions, post, post_recvs, send_copy,
+    Link, MAX_INLINE, PendingQp, QueueDepths, RECV, WaitLimits, WaitMode, completions, post, post_recvs,
+    send_copy,
 };
-use crate::shared::service::{Op, PerfOrder, PerfReply, Stats};
+use crate::shared::service::{PerfOp, PerfOrder, PerfReply, Stats};
 use crate::shared::spin::Spin;
 use crate::shared::text;
 use uiw::raw::cm::ConnRequest;
 use uiw::raw::{Access, Remote, STag, SendFlags, SendOp, Sge, Wc, WcOpcode, WcStatus};
 
-/// Bytes of memory that one client gets, for Writes and Reads or for receives.
+/// Maximum memory of one client in bytes, for Writes and Reads or for receives.
 pub(crate) const MAX_MEMORY: u64 = 512 << 20;
-/// Bytes of a message at most.
+/// Maximum size of a message, in bytes.
 pub(crate) const MAX_SIZE: u32 = 64 << 20;
-/// Messages under way at most.
+/// Maximum number of messages under way.
 pub(crate) const MAX_DEPTH: u32 = 4096;
-/// Numbers of requests without a waiter.
+/// Request numbers of messages whose completion needs no action.
 const STATS: u64 = 1 << 40;
 const PONG: u64 = 2 << 40;
 
-/// Bytes of memory that an order takes: the receives of Sends, otherwise what stands open.
-pub(super) fn memory(order: &PerfOrder) -> u64 {
-    let slots = if order.op == Op::Send { receives(order) } else { order.slots.into() };
+/// Returns the bytes of memory that an order needs: receives for Sends, otherwise memory exposed to
+/// the peer.
+pub(super) fn required_memory(order: &PerfOrder) -> u64 {
+    let slots = if order.op == PerfOp::Send { receives(order) } else { order.slots.into() };
     u64::from(order.size).saturating_mul(slots)
 }
 
-/// Receives that are kept posted.
+/// Returns the number of receives that are kept posted.
 fn receives(order: &PerfOrder) -> u64 {
     let wanted = if order.op.takes_receives() { u64::from(order.depth) + 16 } else { 16 };
-    if order.op == Op::Send { wanted.min(MAX_MEMORY / u64::from(order.size.max(1))).max(4) } else { wanted }
+    if order.op == PerfOp::Send {
+        wanted.min(MAX_MEMORY / u64::from(order.size.max(1))).max(4)
+    } else {
+        wanted
+    }
 }
 
 pub(super) fn serve(server: &Server, request: ConnRequest, order: &PerfOrder) -> Result<()> {
@@ -49,7 +55,11 @@ pub(super) fn serve(server: &Server, request: ConnRequest, order: &PerfOrder) ->
         return opposite::serve(server, request, order, opposite);
     }
     let mut session = PerfSession::new(server, request, order)?;
-    if order.latency && order.op == Op::Write { session.answer_writes(server) } else { session.run(server) }?;
+    if order.latency && order.op == PerfOp::Write {
+        session.answer_writes(server)
+    } else {
+        session.run(server)
+    }?;
     session.link.close();
     Ok(())
 }
@@ -69,13 +79,13 @@ struct PerfSession {
     link: Link,
     order: PerfOrder,
     size: usize,
-    /// What the peer writes and reads.
-    open: Buffer,
-    /// What it sends; a slot a receive. Empty when receives take no bytes.
+    /// Memory that the peer writes and reads.
+    exposed: Buffer,
+    /// Memory of receives, one slot each. `None` if receives take no bytes.
     ring: Option<Buffer>,
     slots: u64,
     stats: Stats,
-    /// Slots to be posted again.
+    /// Slots whose receives must be posted again.
     again: Vec<u64>,
 }
 
@@ -83,46 +93,47 @@ impl PerfSession {
     fn new(server: &Server, request: ConnRequest, order: &PerfOrder) -> Result<Self> {
         let size = order.size as usize;
         let access = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
-        // Sends go to receives: nothing else is written or read then.
-        let open_slots = if order.op == Op::Send { 0 } else { order.slots as usize };
-        let open = Buffer::shared(&server.pd, (size * open_slots).max(8), access)?;
-        if order.validate && order.op == Op::Read {
-            // Work that a request of a few bytes causes: one connection at a time, in turn.
+        // Sends only use the memory of receives.
+        let exposed_slots = if order.op == PerfOp::Send { 0 } else { order.slots as usize };
+        let exposed = Buffer::shared(&server.pd, (size * exposed_slots).max(8), access)?;
+        if order.validate && order.op == PerfOp::Read {
+            // A request of a few bytes causes this work, so only one connection does it at a time,
+            // in turn.
             let mut filling = server.filling.lock();
-            for slot in 0..open_slots {
+            for slot in 0..exposed_slots {
                 parking_lot::MutexGuard::bump(&mut filling);
                 pattern::parts(slot as u64, size, |offset, part| {
-                    open.write(slot * size + offset, part).map(|()| true)
+                    exposed.write(slot * size + offset, part).map(|()| true)
                 })?;
             }
         }
         let slots = receives(order);
         let ring = match order.op {
-            Op::Send => Some(Buffer::exclusive(&server.pd, size * slots as usize)?),
+            PerfOp::Send => Some(Buffer::exclusive(&server.pd, size * slots as usize)?),
             _ => None,
         };
-        let depths = Depths::new(64, u32::try_from(slots).unwrap_or(u32::MAX));
-        let half = PendingQp::new(&server.device, &server.pd, &depths)?;
+        let depths = QueueDepths::new(64, u32::try_from(slots).unwrap_or(u32::MAX));
+        let pending = PendingQp::new(&server.device, &server.pd, &depths)?;
         let receive = |slot: u64| (slot, ring.as_ref().map(|ring| slot_of(ring, slot, size, size)));
-        post_recvs(&half.qp, (0..slots).map(receive))?;
-        let remote = open.remote();
+        post_recvs(&pending.qp, (0..slots).map(receive))?;
+        let remote = exposed.remote();
         let len = (u64::from(order.size) * u64::from(order.slots)).max(8);
         let reply = PerfReply { addr: remote.addr, rkey: remote.rkey.0, len };
         let reply = serde_json::to_vec(&reply).unwrap_or_default();
         let options = order.peer_options.at(&server.peer_options.own).options();
-        let link = half.accept(request, &options, &reply, WaitLimits::stop(&server.stop))?;
+        let link = pending.accept(request, &options, &reply, WaitLimits::stop(&server.stop))?;
         server.watch(&link);
         let stats = Stats::default();
-        Ok(Self { link, order: order.clone(), size, open, ring, slots, stats, again: Vec::new() })
+        Ok(Self { link, order: order.clone(), size, exposed, ring, slots, stats, again: Vec::new() })
     }
 
-    fn wait(&self) -> Wait {
-        // Beside a ping-pong the server sleeps: what it waits for are messages in a row, or nothing
-        // at all.
-        if self.order.latency && self.order.op.takes_receives() { self.order.wait } else { Wait::Sleep }
+    fn wait(&self) -> WaitMode {
+        // The server polls only for a ping-pong. Otherwise it waits for a stream of messages, or
+        // for the end of the connection.
+        if self.order.latency && self.order.op.takes_receives() { self.order.wait } else { WaitMode::Sleep }
     }
 
-    /// Serves until the client closes.
+    /// Serves completions until the client closes.
     fn run(&mut self, server: &Server) -> Result<()> {
         let wait = self.wait();
         let mut batch = Vec::with_capacity(64);
@@ -141,15 +152,15 @@ impl PerfSession {
         }
     }
 
-    /// False when the client has closed in order.
+    /// Handles a completion. Returns false if the client has closed in order.
     fn completion(&mut self, wc: &Wc) -> Result<bool> {
         if wc.status != WcStatus::Success {
             return if self.link.ended_in_order(wc) { Ok(false) } else { Err(self.link.failure(wc)) };
         }
         let slot = wc.wr_id & !RECV;
         if wc.wr_id & RECV == 0 {
-            // An answer is out: the slot that it was sent from.
-            if slot < self.slots && self.order.op == Op::Send {
+            // An answer was sent, so its slot can be used again.
+            if slot < self.slots && self.order.op == PerfOp::Send {
                 self.again.push(slot);
             }
             return Ok(true);
@@ -163,11 +174,13 @@ impl PerfSession {
         if self.order.validate
             && let Some(ring) = &self.ring
         {
-            // Of a message of another length nothing is compared: it must cost no more than its
-            // bytes.
+            // A message of another length is not compared, so that a short message cannot cause the
+            // work of a long one.
             let right = wc.byte_len as usize == self.size
                 && pattern::parts(self.stats.messages - 1, self.size, |offset, part| {
-                    Ok::<_, Failure>(ring.differs(slot as usize * self.size + offset, part)?.is_none())
+                    Ok::<_, Failure>(
+                        ring.first_difference(slot as usize * self.size + offset, part)?.is_none(),
+                    )
                 })?;
             self.stats.wrong += u64::from(!right);
         }
@@ -179,7 +192,7 @@ impl PerfSession {
         Ok(true)
     }
 
-    /// Answers a message with one of its kind.
+    /// Answers a message with one of the same kind.
     fn answer(&mut self, slot: u64, len: usize) -> Result<()> {
         let qp = &self.link.qp;
         match &self.ring {
@@ -202,11 +215,11 @@ impl PerfSession {
         };
         let remote = Remote { addr, rkey: STag(rkey) };
         let op = if with_immediate { SendOp::WriteImm { remote, imm: 0 } } else { SendOp::Write { remote } };
-        let (sge, flags) = inline(&self.open, self.open.sge(0..self.size), 0, self.size);
+        let (sge, flags) = inline(&self.exposed, self.exposed.sge(0..self.size), 0, self.size);
         post(&self.link.qp, PONG, op, &[sge], SendFlags::SIGNALED | flags)
     }
 
-    /// Answers Writes, which only their last byte announces.
+    /// Answers Writes, which are detected by polling their last byte.
     fn answer_writes(&mut self, server: &Server) -> Result<()> {
         let (mut seen, mut spin) = (0u8, Spin::default());
         let mut last = [0u8];
@@ -219,13 +232,13 @@ impl PerfSession {
                 }
             }
             self.post_again()?;
-            self.open.read(self.size - 1, &mut last)?;
+            self.exposed.read(self.size - 1, &mut last)?;
             if last[0] != seen {
                 seen = last[0];
                 spin.restart();
                 self.write_back(false)?;
             } else {
-                spin.empty();
+                spin.on_empty_poll();
             }
         }
         Ok(())
@@ -249,7 +262,8 @@ fn slot_of(ring: &Buffer, slot: u64, size: usize, len: usize) -> Sge {
     ring.sge(start..start + len)
 }
 
-/// Short messages of a ping-pong go inline.
+/// Returns the element and flags with which a message of a ping-pong is sent: short messages are
+/// sent inline.
 pub(crate) fn inline(buffer: &Buffer, sge: Sge, start: usize, len: usize) -> (Sge, SendFlags) {
     if len <= (MAX_INLINE as usize).min(256) {
         (buffer.address(start..start + len), SendFlags::INLINE)

@@ -1,14 +1,14 @@
-//! Raw TCP beside measurements of `uiw perf --compare`, on the port of iWARP.
+//! Server of raw TCP for `uiw perf --compare`, on the port of iWARP.
 
 use super::Server;
 use super::comparisons::Admission;
 use crate::perf::raw::{
-    MAX_BUFFER, MAX_MEMORY, Ring, TIMEOUT, cpu_ns, prepare, read_message, read_spinning, write_spinning,
-    write_until,
+    MAX_BUFFER, MAX_MEMORY, PieceRing, TIMEOUT, cpu_ns, read_message, read_spinning, set_stream_options,
+    write_spinning, write_until,
 };
 use crate::shared::fail::{Failure, Result};
-use crate::shared::qp_setup::{Depths, PendingQp, Wait, WaitLimits};
-use crate::shared::service::{RawReply, SliceKind, SliceOrder};
+use crate::shared::qp_setup::{PendingQp, QueueDepths, WaitLimits, WaitMode};
+use crate::shared::service::{ComparisonReply, RawTcpMode, RawTcpOrder};
 use crate::shared::text;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -16,11 +16,11 @@ use std::time::{Duration, Instant};
 use uiw::raw::cm::ConnRequest;
 use uiw_mpa::wire::startup::{Frame, FrameKind};
 
-/// Bytes of memory that a connection of raw TCP takes.
-pub(super) fn memory(order: &SliceOrder) -> u64 {
-    // What is above is refused: see `check`.
+/// Returns the bytes of memory that a raw TCP connection needs.
+pub(super) fn required_memory(order: &RawTcpOrder) -> u64 {
+    // Larger values are refused by `check`.
     let (buffer, memory) = (order.buffer.min(MAX_BUFFER), order.memory.min(MAX_MEMORY));
-    u64::from(buffer) + Ring::len_of_reader(buffer, memory) as u64
+    u64::from(buffer) + PieceRing::reader_len(buffer, memory) as u64
 }
 
 fn refuse(request: ConnRequest, why: &str) -> Result<()> {
@@ -29,8 +29,8 @@ fn refuse(request: ConnRequest, why: &str) -> Result<()> {
     Err(Failure::lost(peer, format!("refused: {why}")))
 }
 
-/// Stands for a comparison until its client closes. Its connections of raw TCP come to the same
-/// port.
+/// Serves the connection that stands for a comparison, until the client closes. The raw TCP
+/// connections of the comparison use the same port.
 pub(super) fn compare(server: &Server, request: ConnRequest) -> Result<()> {
     let peer = text::canonical(request.peer_addr());
     if !request.has_socket() {
@@ -40,12 +40,12 @@ pub(super) fn compare(server: &Server, request: ConnRequest) -> Result<()> {
         .comparisons
         .begin(peer.ip())
         .map_err(|error| Failure::local("cannot get a random number", error))?;
-    let reply = serde_json::to_vec(&RawReply { token: running.token }).unwrap_or_default();
-    let half = PendingQp::new(&server.device, &server.pd, &Depths::new(1, 1))?;
-    crate::shared::qp_setup::post_recvs(&half.qp, [(0, None)])?;
+    let reply = serde_json::to_vec(&ComparisonReply { token: running.token }).unwrap_or_default();
+    let pending = PendingQp::new(&server.device, &server.pd, &QueueDepths::new(1, 1))?;
+    crate::shared::qp_setup::post_recvs(&pending.qp, [(0, None)])?;
     let options = server.peer_options.options();
-    let link = half.accept(request, &options, &reply, WaitLimits::stop(&server.stop))?;
-    let limit = server.idle.as_ref().map(super::Idle::limit);
+    let link = pending.accept(request, &options, &reply, WaitLimits::stop(&server.stop))?;
+    let limit = server.idle.as_ref().map(super::IdleMonitor::limit);
     loop {
         let now = Instant::now();
         let idle_since = running.idle_since().unwrap_or(now);
@@ -54,16 +54,16 @@ pub(super) fn compare(server: &Server, request: ConnRequest) -> Result<()> {
             tracing::warn!(%peer, "idle connection closed");
             return Ok(());
         }
-        // The client says nothing: what completes is the end of the connection.
-        let next = link.next(Wait::Sleep, WaitLimits { deadline, ..WaitLimits::stop(&server.stop) });
+        // The client sends nothing, so a completion means that the connection has ended.
+        let next = link.next(WaitMode::Sleep, WaitLimits { deadline, ..WaitLimits::stop(&server.stop) });
         if server.stop.is_set() || !matches!(next, Ok(None)) {
             return Ok(());
         }
     }
 }
 
-/// Serves one connection of raw TCP.
-pub(super) fn slice(server: &Server, mut request: ConnRequest, order: &SliceOrder) -> Result<()> {
+/// Serves one raw TCP connection.
+pub(super) fn slice(server: &Server, mut request: ConnRequest, order: &RawTcpOrder) -> Result<()> {
     let peer = text::canonical(request.peer_addr());
     if let Err(why) = check(order) {
         return refuse(request, &why);
@@ -84,7 +84,7 @@ fn failed(peer: SocketAddr, error: io::Error) -> Failure {
     Failure::lost(format!("raw TCP with {peer}"), error)
 }
 
-fn check(order: &SliceOrder) -> std::result::Result<(), String> {
+fn check(order: &RawTcpOrder) -> std::result::Result<(), String> {
     if !(1..=MAX_BUFFER).contains(&order.buffer) || order.memory > MAX_MEMORY {
         return Err(format!("asks for messages of {} bytes in {} of memory", order.buffer, order.memory));
     }
@@ -94,25 +94,25 @@ fn check(order: &SliceOrder) -> std::result::Result<(), String> {
 fn serve(
     mut stream: TcpStream,
     revision: u8,
-    order: &SliceOrder,
+    order: &RawTcpOrder,
     admission: Admission,
     timeout: Duration,
 ) -> io::Result<()> {
     stream.set_nonblocking(false)?;
     admission.attach(&stream)?;
-    if let Err(error) = prepare(&stream, timeout, order.congestion.as_deref()) {
+    if let Err(error) = set_stream_options(&stream, timeout, order.congestion.as_deref()) {
         stream.write_all(&reply(revision, Some(&error.to_string())))?;
         return Err(error);
     }
     stream.write_all(&reply(revision, None))?;
     let before = cpu_ns();
     exchange(&mut stream, order, timeout)?;
-    // The client's next connection may come as soon as it has the answer.
+    // The client may connect again as soon as it has the answer, so the admission must end before.
     drop(admission);
     stream.write_all(&(cpu_ns() - before).to_be_bytes())
 }
 
-/// The server's Reply, which admits the connection or says why not.
+/// Returns the MPA Reply, which admits the connection or contains the reason for the refusal.
 fn reply(revision: u8, refusal: Option<&str>) -> Vec<u8> {
     let frame = Frame {
         kind: FrameKind::Reply,
@@ -127,17 +127,17 @@ fn reply(revision: u8, refusal: Option<&str>) -> Vec<u8> {
     frame.emit()
 }
 
-fn exchange(stream: &mut TcpStream, order: &SliceOrder, timeout: Duration) -> io::Result<()> {
+fn exchange(stream: &mut TcpStream, order: &RawTcpOrder, timeout: Duration) -> io::Result<()> {
     match order.kind {
-        SliceKind::ToServer => {
-            let mut ring = Ring::of_reader(order.buffer, order.memory);
+        RawTcpMode::ToServer => {
+            let mut ring = PieceRing::for_reader(order.buffer, order.memory);
             while stream.read(ring.next())? > 0 {}
         }
-        SliceKind::ToClient => {
-            let mut ring = Ring::new(order.buffer as usize, order.memory);
+        RawTcpMode::ToClient => {
+            let mut ring = PieceRing::new(order.buffer as usize, order.memory);
             write_until(stream, &mut ring, Instant::now() + Duration::from_millis(order.millis.into()))?;
         }
-        SliceKind::PingPongSpin => {
+        RawTcpMode::PingPongSpin => {
             let mut buffer = vec![0x5A; order.buffer as usize];
             stream.set_nonblocking(true)?;
             while read_spinning(stream, &mut buffer, timeout)? {
@@ -145,7 +145,7 @@ fn exchange(stream: &mut TcpStream, order: &SliceOrder, timeout: Duration) -> io
             }
             stream.set_nonblocking(false)?;
         }
-        SliceKind::PingPongBlock => {
+        RawTcpMode::PingPongBlock => {
             let mut buffer = vec![0x5A; order.buffer as usize];
             while read_message(stream, &mut buffer)? {
                 stream.write_all(&buffer)?;

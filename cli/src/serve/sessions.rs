@@ -1,43 +1,42 @@
-//! The connections that are served: how many there are, of all peers, of each address and of each
-//! key.
+//! Limits for the number of served connections: of all peers, of each address, network and key.
 
 use super::peers::{Grant, Holder, Ledger, Peer};
 use crate::shared::text;
 use std::fmt;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// Connections at a time.
+/// Maximum number of connections.
 pub(super) const MAX: usize = 1024;
 
-/// Part of the places that is a reserve: see [`Ledger`].
+/// The reserve is one part in this many of all connections (see [`Ledger`]).
 const RESERVED_PART: usize = 8;
 
-/// Connections that have a thread each. The threads are detached: a handle that waits to be joined
-/// would keep its stack.
+/// Served connections, which have a thread each. The threads are detached, because a thread that
+/// waits to be joined would keep its stack.
 pub(super) struct Sessions {
     served: Mutex<Ledger>,
     left: Condvar,
-    /// Limit set by the operator. Without one an address holds at most as many connections as it
-    /// leaves to others.
+    /// Limit set by the operator. Without it, an address may have as many connections as it leaves
+    /// to others.
     per_address: Option<usize>,
-    /// Of all addresses.
+    /// Maximum number of connections of all addresses together.
     most: usize,
 }
 
-/// Reason why a connection is not served.
+/// Limit because of which a connection is not served. The value is the number of connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Busy {
-    /// There are as many connections as there may be.
+pub(super) enum SessionLimit {
+    /// The server has as many connections as it may have.
     All(usize),
-    /// Its address has as many as one may have.
+    /// The address of the peer has as many connections as one may have.
     Address(usize),
-    /// The peer's network has as many as one may have.
+    /// The network of the peer has as many connections as one may have.
     Network(usize),
-    /// Its key has as many as one may have.
+    /// The key of the peer has as many connections as one may have.
     Key(usize),
 }
 
-impl fmt::Display for Busy {
+impl fmt::Display for SessionLimit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (Self::All(most) | Self::Address(most) | Self::Network(most) | Self::Key(most)) = *self;
         write!(f, "{}", text::number(most as u64, "connection"))?;
@@ -57,7 +56,7 @@ impl fmt::Display for Busy {
 }
 
 impl Sessions {
-    /// At most `per_address` of one address, and of all no more than `most`.
+    /// Creates the limits: at most `per_address` connections of one address, and `most` in total.
     pub(super) fn new(per_address: Option<usize>, most: usize) -> Self {
         let most = most.min(MAX);
         let reserve = if per_address.is_some() { 0 } else { most / RESERVED_PART };
@@ -69,11 +68,11 @@ impl Sessions {
         self.served.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// One more connection, of `peer`.
-    pub(super) fn enter(&self, peer: &Peer) -> Result<Grant, Busy> {
+    /// Counts a new connection of `peer`, unless a limit is reached.
+    pub(super) fn enter(&self, peer: &Peer) -> Result<Grant, SessionLimit> {
         let mut served = self.served();
         if served.held() >= self.most as u64 {
-            return Err(Busy::All(self.most));
+            return Err(SessionLimit::All(self.most));
         }
         let grant = match self.per_address {
             Some(most) => served.take_within(peer, 1, most as u64),
@@ -82,21 +81,21 @@ impl Sessions {
         grant.map_err(|denied| {
             let own = denied.own as usize;
             match denied.holder {
-                Holder::Host(_) => Busy::Address(own),
-                Holder::Network(..) => Busy::Network(own),
-                Holder::Key(_) => Busy::Key(own),
+                Holder::Host(_) => SessionLimit::Address(own),
+                Holder::Network(..) => SessionLimit::Network(own),
+                Holder::Key(_) => SessionLimit::Key(own),
             }
         })
     }
 
-    /// One less.
+    /// Counts the end of a connection.
     pub(super) fn leave(&self, grant: &Grant) {
         self.served().release(grant);
         self.left.notify_all();
     }
 
-    /// Waits until none is left.
-    pub(super) fn over(&self) {
+    /// Waits until all connections have ended.
+    pub(super) fn wait_empty(&self) {
         let mut served = self.served();
         while served.held() > 0 {
             served = self.left.wait(served).unwrap_or_else(PoisonError::into_inner);
@@ -117,7 +116,7 @@ mod tests {
         Peer::new(address.parse().unwrap(), None)
     }
 
-    /// Places that each of the peers gets.
+    /// Opens as many sessions as possible for each peer, and returns their numbers.
     fn taken(sessions: &Sessions, peers: impl Iterator<Item = Peer>) -> Vec<usize> {
         peers.map(|peer| (0..).take_while(|_: &usize| sessions.enter(&peer).is_ok()).count()).collect()
     }
@@ -126,27 +125,27 @@ mod tests {
     fn sessions_limited() {
         let sessions = Sessions::new(Some(1), usize::MAX);
         let grants: Vec<_> = (0..MAX).map(|number| sessions.enter(&peer(number as u32)).unwrap()).collect();
-        assert_eq!(sessions.enter(&peer(5000)).unwrap_err(), Busy::All(MAX));
+        assert_eq!(sessions.enter(&peer(5000)).unwrap_err(), SessionLimit::All(MAX));
         sessions.leave(&grants[0]);
         assert!(sessions.enter(&peer(5000)).is_ok());
-        assert_eq!(sessions.enter(&peer(5001)).unwrap_err(), Busy::All(MAX));
+        assert_eq!(sessions.enter(&peer(5001)).unwrap_err(), SessionLimit::All(MAX));
         for per_address in [Some(MAX), None] {
             let few = Sessions::new(per_address, 1);
             assert!(few.enter(&peer(1)).is_ok());
-            assert_eq!(few.enter(&peer(2)).unwrap_err(), Busy::All(1));
+            assert_eq!(few.enter(&peer(2)).unwrap_err(), SessionLimit::All(1));
         }
-        assert!(Busy::All(1).to_string().contains("ulimit -n"));
-        assert!(!Busy::All(MAX).to_string().contains("ulimit -n"));
-        assert_eq!(Busy::All(MAX).to_string(), "1,024 connections are served already");
+        assert!(SessionLimit::All(1).to_string().contains("ulimit -n"));
+        assert!(!SessionLimit::All(MAX).to_string().contains("ulimit -n"));
+        assert_eq!(SessionLimit::All(MAX).to_string(), "1,024 connections are served already");
         let one = "1 connection of its address is served already (`--per-address`)";
-        assert_eq!(Busy::Address(1).to_string(), one);
+        assert_eq!(SessionLimit::Address(1).to_string(), one);
     }
 
     #[test]
     fn one_address_leaves_room_for_others() {
         let sessions = Sessions::new(Some(2), MAX);
         let enter = |peer: Peer| sessions.enter(&peer).err();
-        let busy = Some(Busy::Address(2));
+        let busy = Some(SessionLimit::Address(2));
         let first = sessions.enter(&peer(1)).unwrap();
         assert_eq!(enter(peer(1)), None);
         assert_eq!(enter(peer(1)), busy);
@@ -182,7 +181,7 @@ mod tests {
         };
         let taken = (0..).take_while(|number| sessions.enter(&at(*number, "key")).is_ok()).count();
         assert_eq!(taken, 448 + 8);
-        assert_eq!(sessions.enter(&at(5000, "key")).unwrap_err(), Busy::Key(448));
+        assert_eq!(sessions.enter(&at(5000, "key")).unwrap_err(), SessionLimit::Key(448));
         assert!(sessions.enter(&at(5000, "another")).is_ok());
     }
 
@@ -193,7 +192,7 @@ mod tests {
             let (own, grant) = (Arc::clone(&sessions), sessions.enter(&peer(1)).unwrap());
             std::thread::spawn(move || own.leave(&grant));
         }
-        sessions.over();
+        sessions.wait_empty();
         assert!(sessions.served().is_empty());
     }
 }

@@ -1,19 +1,19 @@
-//! The directories that `uiw cp` reaches, and which peers reach them.
+//! Directories that are served to `uiw cp`, and the access of peers to them.
 
 use crate::shared::fail::{Exit, Failure, Result};
-use crate::shared::open::CheckLine;
+use crate::shared::open::LineCheck;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
 use uiw_copy::root::Root;
 use uiw_llp::PeerIdentity;
 
-/// Bytes of a share's name at most.
+/// Maximum length of a share's name, in bytes.
 const MAX_NAME: usize = 64;
-/// The option of a pinned key that limits its shares.
+/// Option of a pinned key that limits the key to some shares.
 const OPTION: &str = "shares";
 
-/// `NAME=DIR[:rw]`.
+/// Argument of `--share`: `NAME=DIR[:rw]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ShareArg {
     name: String,
@@ -23,15 +23,15 @@ pub(crate) struct ShareArg {
 
 /// A directory that is served.
 #[derive(Debug)]
-pub(super) struct Share {
+pub(super) struct ServedShare {
     pub(super) name: String,
     pub(super) root: Arc<Root>,
     pub(super) writable: bool,
 }
 
-/// All of them.
+/// All served directories.
 #[derive(Debug, Default)]
-pub(super) struct Shares(Vec<Share>);
+pub(super) struct Shares(Vec<ServedShare>);
 
 fn is_name(name: &str) -> bool {
     (1..=MAX_NAME).contains(&name.len())
@@ -57,8 +57,8 @@ impl FromStr for ShareArg {
     }
 }
 
-/// Checks the options of pinned keys against the shares of `arguments`.
-pub(super) fn checker(arguments: &[ShareArg]) -> Arc<CheckLine> {
+/// Returns the check of pinned keys, whose options may only name shares of `arguments`.
+pub(super) fn line_check(arguments: &[ShareArg]) -> Arc<LineCheck> {
     let names: Vec<_> = arguments.iter().map(|share| share.name.clone()).collect();
     Arc::new(move |line| check(line.options, &names))
 }
@@ -88,14 +88,14 @@ fn check(options: &str, names: &[String]) -> std::result::Result<(), String> {
     Ok(())
 }
 
-/// Returns whether the key of a peer is limited to shares. It may do nothing else then.
+/// Returns whether the key of a peer is limited to shares, so that it must not use other services.
 pub(super) fn is_limited(identity: Option<&PeerIdentity>) -> bool {
     matches!(identity, Some(PeerIdentity::PublicKey { options, .. }) if !options.is_empty())
 }
 
 impl Shares {
     pub(super) fn open(arguments: &[ShareArg]) -> Result<Self> {
-        let mut shares = Vec::<Share>::new();
+        let mut shares = Vec::<ServedShare>::new();
         for ShareArg { name, directory, writable } in arguments {
             if shares.iter().any(|share| share.name == *name) {
                 let why = "a second share of this name";
@@ -105,39 +105,42 @@ impl Shares {
                 let what = format!("--share {name}={}", directory.display());
                 Failure::new(Exit::Failed, what, error, "name a directory that this user can read")
             })?;
-            shares.push(Share { name: name.clone(), root: Arc::new(root), writable: *writable });
+            shares.push(ServedShare { name: name.clone(), root: Arc::new(root), writable: *writable });
         }
         Ok(Self(shares))
     }
 
-    /// Returns whether any share is writable, and `None` if there is none.
+    /// Returns whether any share is writable, or `None` if there are no shares.
     pub(super) fn are_writable(&self) -> Option<bool> {
         (!self.0.is_empty()).then(|| self.0.iter().any(|share| share.writable))
     }
 
-    /// The share, and whether this peer may write there; why not, otherwise.
+    /// Returns the share, and whether this peer may write there. The error is the reason for the
+    /// refusal.
     pub(super) fn find(
         &self,
         name: &str,
         identity: Option<&PeerIdentity>,
-    ) -> std::result::Result<(&Share, bool), String> {
-        // The same answer whether there is none or it may not be reached.
+    ) -> std::result::Result<(&ServedShare, bool), String> {
+        // The answer is the same for a missing share and one without permission, so that peers
+        // cannot find out the names of shares.
         let none = || format!("no share `{}` for you", name.escape_default());
         let share = self.0.iter().find(|share| share.name == name).ok_or_else(none)?;
         let options = match identity {
             Some(PeerIdentity::PublicKey { options, .. }) => options.as_str(),
             _ => "",
         };
-        let may_write = right(options, name).ok_or_else(none)?;
+        let may_write = may_write(options, name).ok_or_else(none)?;
         Ok((share, share.writable && may_write))
     }
 }
 
-/// Returns whether a key with these options may write to a share; `None`: not even read.
+/// Returns whether a key with these options may write to a share, or `None` if it may not even
+/// read.
 ///
-/// `shares=a,b:rw` lets it read `a`, and read and write `b`, within the rights of the share;
-/// without options it has the rights of the share. What is not understood gives no right.
-fn right(options: &str, share: &str) -> Option<bool> {
+/// `shares=a,b:rw` allows the key to read `a`, and to read and write `b` if that share is writable.
+/// A key without options may do whatever the share permits. Unknown options grant nothing.
+fn may_write(options: &str, share: &str) -> Option<bool> {
     if options.is_empty() {
         return Some(true);
     }
@@ -199,7 +202,7 @@ mod tests {
             ("share=a", "a", None),
             ("nonsense", "a", None),
         ] {
-            assert_eq!(right(options, share), may, "{options} {share}");
+            assert_eq!(may_write(options, share), may, "{options} {share}");
         }
     }
 }

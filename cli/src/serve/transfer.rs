@@ -1,9 +1,9 @@
-//! The server's end of `uiw cp`: see `uiw_copy::protocol`.
+//! Server end of `uiw cp` (see `uiw_copy::protocol`).
 
 use super::Server;
+use super::heartbeat::Activity;
 use super::peers::Peer;
-use super::pulse::Activity;
-use crate::cp::channel::{Channel, Memory};
+use crate::cp::channel::{Channel, SlotMemory};
 use crate::shared::fail::{Exit, Failure, Result};
 use crate::shared::qp_setup::WaitLimits;
 use crate::shared::service::{CpOrder, CpReply};
@@ -17,33 +17,34 @@ use std::time::Instant;
 use uiw::counters::{TransferDirection, TransferResult};
 use uiw::raw::cm::ConnRequest;
 use uiw::raw::{Device, QpState, RemoteMr};
-use uiw_copy::handler::{Handler, Opening, Session};
+use uiw_copy::handler::{Handler, OpeningLock, Session};
 use uiw_copy::names::RelPath;
 use uiw_copy::protocol::{MAX_SLOTS, REVISION, Request};
 use uiw_copy::root::LISTING;
 use uiw_copy::wire::WireError;
 use uiw_mem::STag;
 
-/// Identity of a client, which its connections share: the token, its identity, the share, and
-/// whether it may write.
-type Key = (u64, String, String, bool);
+/// Key of a transfer, which all its connections have in common: token, identity of the client,
+/// share, and whether the client may write.
+type TransferKey = (u64, String, String, bool);
 
-/// Failed entries that a transfer logs one by one. The line of the transfer has their number.
+/// Maximum number of failed entries that are logged one by one. The log line of the transfer has
+/// their total number.
 const MAX_LOGGED: usize = 16;
 
 /// The transfers of all clients.
 #[derive(Debug, Default)]
-pub(super) struct Transfers(Mutex<RunningTransfer>);
+pub(super) struct Transfers(Mutex<TransferTable>);
 
 #[derive(Debug, Default)]
-struct RunningTransfer {
-    transfers: HashMap<Key, Weak<SharedTransfer>>,
-    /// Incomplete files under verification by address, as long as the address has a transfer.
-    openings: HashMap<IpAddr, Weak<Opening>>,
+struct TransferTable {
+    transfers: HashMap<TransferKey, Weak<SharedTransfer>>,
+    /// Verification of incomplete files, by client address, as long as the address has a transfer.
+    openings: HashMap<IpAddr, Weak<OpeningLock>>,
 }
 
-/// One run of `uiw cp`, shared by its connections. It is logged and counted when the last one has
-/// ended.
+/// One run of `uiw cp`, shared by its connections. It is logged and counted when the last
+/// connection has ended.
 struct SharedTransfer {
     session: Arc<Session>,
     device: Device,
@@ -52,9 +53,9 @@ struct SharedTransfer {
     share: String,
     direction: TransferDirection,
     begun: Instant,
-    /// Whether there was a request.
+    /// True if there was a request.
     is_used: AtomicBool,
-    /// Failed entries that were logged.
+    /// Number of failed entries logged so far.
     logged: AtomicUsize,
 }
 
@@ -67,12 +68,12 @@ impl fmt::Debug for SharedTransfer {
 impl Transfers {
     fn join(
         &self,
-        key: Key,
+        key: TransferKey,
         host: IpAddr,
-        begin: impl FnOnce(Arc<Opening>) -> SharedTransfer,
+        begin: impl FnOnce(Arc<OpeningLock>) -> SharedTransfer,
     ) -> Arc<SharedTransfer> {
         let mut running = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let RunningTransfer { transfers, openings } = &mut *running;
+        let TransferTable { transfers, openings } = &mut *running;
         transfers.retain(|_, transfer| transfer.strong_count() > 0);
         openings.retain(|_, opening| opening.strong_count() > 0);
         if let Some(transfer) = transfers.get(&key).and_then(Weak::upgrade) {
@@ -87,7 +88,7 @@ impl Transfers {
 }
 
 impl SharedTransfer {
-    /// Logs entries that failed, with the errors that the client was sent.
+    /// Logs failed entries, with the errors sent to the client.
     fn failed(&self, entries: &[(RelPath, std::io::Error)]) {
         for (path, error) in entries {
             if self.logged.fetch_add(1, Ordering::Relaxed) < MAX_LOGGED {
@@ -104,9 +105,9 @@ impl Drop for SharedTransfer {
             return;
         }
         let tally = self.session.tally();
-        let is_idle = tally.path().is_none() && tally.errors == 0;
+        let is_idle = tally.common_path().is_none() && tally.errors == 0;
         if is_idle && tally.reported == Some(0) {
-            // `uiw ls`, a dry run, or a copy whose files are all in place already.
+            // This was `uiw ls`, a dry run, or a copy without anything to do.
             return;
         }
         let (result, name) = match tally.reported {
@@ -119,7 +120,7 @@ impl Drop for SharedTransfer {
             peer = %self.peer,
             key = Some(self.key.as_str()).filter(|key| !key.is_empty()),
             share = self.share,
-            path = tally.path().map(ToString::to_string),
+            path = tally.common_path().map(ToString::to_string),
             direction = if self.direction == TransferDirection::Upload { "upload" } else { "download" },
             files = tally.files,
             bytes = tally.bytes,
@@ -133,10 +134,10 @@ impl Drop for SharedTransfer {
     }
 }
 
-/// Bytes of memory that a connection takes: slots and messages, what is at work on one request, and
-/// the names of a list.
-pub(super) fn memory(order: &CpOrder) -> u64 {
-    Memory::bytes(order.slots) + 4 * u64::from(uiw_copy::protocol::SLOT) + LISTING
+/// Returns the bytes of memory that a connection needs: slots and messages, buffers to execute a
+/// request, and the names of a list.
+pub(super) fn required_memory(order: &CpOrder) -> u64 {
+    SlotMemory::bytes(order.slots) + 4 * u64::from(uiw_copy::protocol::SLOT) + LISTING
 }
 
 pub(super) fn serve(server: &Server, request: ConnRequest, order: &CpOrder, holder: &Peer) -> Result<()> {
@@ -169,7 +170,7 @@ pub(super) fn serve(server: &Server, request: ConnRequest, order: &CpOrder, hold
         is_used: AtomicBool::new(false),
         logged: AtomicUsize::new(0),
     });
-    let memory = Memory::new(&server.device, order.slots, order.push)?;
+    let memory = SlotMemory::new(&server.device, order.slots, order.push)?;
     let at = memory.remote().map(|landing| (landing.addr, landing.rkey.0));
     let reply =
         serde_json::to_vec(&CpReply { at, pulse: order.pulse, revision: REVISION }).unwrap_or_default();
@@ -179,33 +180,33 @@ pub(super) fn serve(server: &Server, request: ConnRequest, order: &CpOrder, hold
     let options = order.peer_options.at(&server.peer_options.own).options();
     let until = WaitLimits::stop(&server.stop);
     let accepted = Channel::accept(&server.device, memory, request, &options, &reply, remote, until);
-    let Some(channel) = used(peer, accepted)? else { return Ok(()) };
+    let Some(channel) = none_if_unused(peer, accepted)? else { return Ok(()) };
     server.watch(&channel.conn.link);
     let activity = Arc::<Activity>::default();
     if order.pulse {
-        server.pulse.watch(&channel.conn.link, &activity);
+        server.heartbeats.watch(&channel.conn.link, &activity);
     }
     let (qp, stop) = (Arc::downgrade(&channel.conn.link.qp), Arc::clone(&server.stop));
-    // Nobody waits for the reply of a peer that is gone.
-    let goes_on = move || !stop.is_set() && qp.upgrade().is_some_and(|qp| qp.state() == QpState::Rts);
-    let handler = Handler::new(Arc::clone(&transfer.session), goes_on);
-    requests(server, channel, &transfer, handler, &activity)
+    // A request of a peer that is gone is not continued, because nobody waits for the reply.
+    let should_continue = move || !stop.is_set() && qp.upgrade().is_some_and(|qp| qp.state() == QpState::Rts);
+    let handler = Handler::new(Arc::clone(&transfer.session), should_continue);
+    serve_requests(server, channel, &transfer, handler, &activity)
 }
 
-/// Waits for the first message of a connection; `None` when the client has ended it: it
-/// connects several times, and is done with what is small before all of them are of use.
-fn used<T>(peer: SocketAddr, outcome: Result<T>) -> Result<Option<T>> {
+/// Turns the loss of a connection before its first message into `None`. A client makes several
+/// connections, and may finish a small transfer before it has used all of them.
+fn none_if_unused<T>(peer: SocketAddr, outcome: Result<T>) -> Result<Option<T>> {
     match outcome {
         Err(failure) if matches!(failure.exit, Exit::Lost | Exit::Unreachable) => {
-            tracing::debug!(%peer, reason = failure.cause(), "the client has ended a connection before using it");
+            tracing::debug!(%peer, reason = failure.cause(), "client closed a connection before using it");
             Ok(None)
         }
         outcome => outcome.map(Some),
     }
 }
 
-/// Executes what comes, until the client closes.
-fn requests(
+/// Executes requests until the client closes.
+fn serve_requests(
     server: &Server,
     mut channel: Channel,
     transfer: &SharedTransfer,
@@ -213,7 +214,7 @@ fn requests(
     activity: &Activity,
 ) -> Result<()> {
     let until = WaitLimits::stop(&server.stop);
-    let mut next = used(channel.peer(), channel.next(until))?.flatten();
+    let mut next = none_if_unused(channel.peer(), channel.next(until))?.flatten();
     while let Some(message) = next {
         let broken =
             |error: WireError| Failure::lost(channel.peer(), format!("violates the protocol: {error}"));
@@ -221,7 +222,7 @@ fn requests(
         transfer.is_used.store(true, Ordering::Relaxed);
         let working = activity.begin();
         let answer =
-            handler.handle(&request, |len| channel.landed(tag, len).map_err(InvalidRequest::Failure));
+            handler.handle(&request, |len| channel.read_slot(tag, len).map_err(InvalidRequest::Failure));
         drop(working);
         transfer.failed(handler.failures());
         let (reply, bytes) = answer.map_err(|error| match error {

@@ -8,17 +8,17 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, ToSocketAdd
 use uiw::raw::{ConnConfig, FpduSize, PeerProfile, StableTx};
 use uiw_cabi_core::settings::{Settings, VARIABLES, Variable};
 
-/// rping's port, and so the one of `uiw serve`.
+/// Default port of `uiw serve`, which is that of rping.
 pub(crate) const DEFAULT_PORT: u16 = 7174;
 
-/// Options of a connection: the variables of the libraries that have an option. An option that is
-/// not given is as its variable has it.
+/// Connection options of the command line. They are defined by the environment variables of the
+/// libraries, which set the default of each option.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ConnArgs {
     given: Vec<(&'static Variable, String)>,
 }
 
-/// The variables that are options, by the option's name.
+/// Returns the variables that have a command line option, with the name of the option.
 fn conn_variables() -> impl Iterator<Item = (&'static str, &'static Variable)> {
     VARIABLES.iter().filter_map(|variable| Some((variable.option?, variable)))
 }
@@ -54,7 +54,7 @@ impl FromArgMatches for ConnArgs {
 }
 
 impl ConnArgs {
-    /// The options given, and the values of the environment for the others.
+    /// Returns the settings: options of the command line, and environment variables for the others.
     pub(crate) fn settings(&self) -> Settings {
         let mut settings = crate::shared::env::settings().clone();
         for (variable, value) in &self.given {
@@ -69,7 +69,7 @@ impl ConnArgs {
     }
 }
 
-/// Options of a connection as they are sent to the other end, which uses the same in its direction.
+/// Options of a connection, as sent to the other end, which uses the same ones in its direction.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct PeerConfig {
     pub(crate) crc: bool,
@@ -77,23 +77,23 @@ pub(crate) struct PeerConfig {
     #[serde(with = "text")]
     pub(crate) fpdu: FpduSize,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) peer: Option<Peer>,
+    pub(crate) peer: Option<PeerQuirk>,
     pub(crate) stable_tx: bool,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) congestion: Option<String>,
-    /// Options of one end alone.
+    /// All options of this end, which are not sent.
     #[serde(skip)]
     pub(crate) own: ConnConfig,
 }
 
-/// A peer that requires more than the RFCs say.
+/// A peer with requirements beyond those of the RFCs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum Peer {
+pub(crate) enum PeerQuirk {
     SiwGso,
 }
 
-/// A value in JSON as its text.
+/// Serializes a value as its text.
 mod text {
     use serde::{Deserialize, Deserializer, Serializer, de::Error};
     use std::fmt::Display;
@@ -122,7 +122,7 @@ impl PeerConfig {
             crc: own.crc,
             markers: own.markers,
             fpdu: own.fpdu,
-            peer: (own.profile == PeerProfile::SiwGso).then_some(Peer::SiwGso),
+            peer: (own.profile == PeerProfile::SiwGso).then_some(PeerQuirk::SiwGso),
             stable_tx: own.stable_tx != StableTx::Off,
             congestion: own.stream.congestion.clone(),
             own,
@@ -132,19 +132,19 @@ impl PeerConfig {
     pub(crate) fn options(&self) -> ConnConfig {
         let mut options = self.own.clone();
         (options.crc, options.markers, options.fpdu) = (self.crc, self.markers, self.fpdu);
-        options.profile = self.peer.map_or(PeerProfile::Rfc, |Peer::SiwGso| PeerProfile::SiwGso);
+        options.profile = self.peer.map_or(PeerProfile::Rfc, |PeerQuirk::SiwGso| PeerProfile::SiwGso);
         options.stable_tx = if self.stable_tx { StableTx::On } else { StableTx::Off };
         options.stream.congestion.clone_from(&self.congestion);
         options
     }
 
-    /// The peer's, with what this end has for itself.
+    /// Returns the options of the peer, combined with the options of this end that are not sent.
     pub(crate) fn at(&self, own: &ConnConfig) -> Self {
         Self { own: own.clone(), ..self.clone() }
     }
 }
 
-/// A number of bytes: `4096`, `64K`, `8M`, `2G`.
+/// Parses a number of bytes: `4096`, `64K`, `8M`, `2G`.
 pub(crate) fn large_bytes(text: &str) -> std::result::Result<u64, String> {
     let (digits, unit) = match text.char_indices().next_back() {
         Some((at, 'k' | 'K')) => (&text[..at], 1 << 10),
@@ -156,15 +156,16 @@ pub(crate) fn large_bytes(text: &str) -> std::result::Result<u64, String> {
     number.checked_mul(unit).ok_or_else(|| "too many bytes to count".to_owned())
 }
 
-/// A number of bytes that a message or an option of 32 bits may have.
+/// Parses a number of bytes that fits into 32 bits.
 pub(crate) fn bytes(text: &str) -> std::result::Result<u32, String> {
     u32::try_from(large_bytes(text)?).map_err(|_| "at most 4095M".to_owned())
 }
 
-/// The least [`receive_memory`]: what one read of a socket may bring.
+/// Minimum of [`receive_memory`]: the bytes that one read of a socket may return.
 const MIN_RECEIVE_MEMORY: u32 = 256 << 10;
 
-/// The size of a receive memory budget. With less than one read takes, no connection would be read.
+/// Parses the size of a receive memory budget. With a smaller budget than one read needs, no
+/// connection could be read.
 pub(crate) fn receive_memory(text: &str) -> std::result::Result<u32, String> {
     let size = bytes(text)?;
     if size < MIN_RECEIVE_MEMORY {
@@ -174,8 +175,8 @@ pub(crate) fn receive_memory(text: &str) -> std::result::Result<u32, String> {
     }
 }
 
-/// A number and a unit of time, in seconds: `500us`, `5ms`, `0.1s`, `2m`, `1h`.
-pub(crate) fn time(text: &str) -> Option<f64> {
+/// Parses a time with a unit, such as `500us`, `5ms`, `0.1s`, `2m` or `1h`. Returns seconds.
+pub(crate) fn parse_time(text: &str) -> Option<f64> {
     let (digits, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit() && c != '.')?);
     let seconds = match unit {
         "us" => 1e-6,
@@ -188,23 +189,24 @@ pub(crate) fn time(text: &str) -> Option<f64> {
     digits.parse::<f64>().ok().map(|number| number * seconds)
 }
 
-/// Seconds, possibly broken, or a time with its unit.
+/// Parses seconds, possibly with a fraction, or a time with a unit.
 pub(crate) fn seconds(text: &str) -> std::result::Result<f64, String> {
-    match text.parse().ok().or_else(|| time(text)) {
+    match text.parse().ok().or_else(|| parse_time(text)) {
         Some(seconds) if (0.0..=86_400.0).contains(&seconds) => Ok(seconds),
         _ => Err("expected seconds between 0 and 86400, or a time such as 500us, 5ms or 2m".to_owned()),
     }
 }
 
-/// Seconds of a measurement: not 0.
-pub(crate) fn some_seconds(text: &str) -> std::result::Result<f64, String> {
+/// Like [`seconds`], but rejects 0.
+pub(crate) fn positive_seconds(text: &str) -> std::result::Result<f64, String> {
     seconds(text)
         .ok()
         .filter(|seconds| *seconds > 0.0)
         .ok_or_else(|| "expected seconds above 0, up to 86400, or a time such as 500us, 5ms or 2m".to_owned())
 }
 
-/// An address with or without a port: `ADDR:PORT`, `[ADDR]:PORT`, `[ADDR%INTERFACE]:PORT`, `ADDR`.
+/// Parses an address with or without a port: `ADDR:PORT`, `[ADDR]:PORT`, `[ADDR%INTERFACE]:PORT`,
+/// `ADDR`.
 fn numeric(text: &str, port: u16) -> Option<SocketAddr> {
     if let Ok(address) = text.parse::<SocketAddr>() {
         return Some(address);
@@ -224,7 +226,7 @@ fn numeric(text: &str, port: u16) -> Option<SocketAddr> {
     Some(SocketAddrV6::new(address, port, 0, scope).into())
 }
 
-/// The address of `HOST[:PORT]`.
+/// Resolves `HOST[:PORT]`.
 pub(crate) fn resolve(host: &str, port: u16) -> Result<SocketAddr> {
     if let Some(address) = numeric(host, port) {
         return Ok(address);
@@ -245,8 +247,8 @@ pub(crate) fn resolve(host: &str, port: u16) -> Result<SocketAddr> {
     addresses.next().ok_or_else(|| unknown(&"the name has no address"))
 }
 
-/// The address of `--listen`: `ADDR:PORT`, `NAME:PORT` (of several addresses the first one of
-/// IPv4), `ADDR`, `:PORT` (all addresses) or `PORT` (this machine only).
+/// Parses the address of `--listen`: `ADDR:PORT`, `NAME:PORT` (prefers the first IPv4 address of
+/// the name), `ADDR`, `:PORT` (all addresses) or `PORT` (this machine only).
 pub(crate) fn listen(text: &str) -> std::result::Result<SocketAddr, String> {
     let loopback = IpAddr::V4(Ipv4Addr::LOCALHOST);
     if let Some(address) = numeric(text, DEFAULT_PORT) {
@@ -288,7 +290,7 @@ mod tests {
         for wrong in ["", "s", "1d", "-1", "-1s", "25h", "1 s", "nan", "inf", "1e9", "1.2.3s"] {
             assert!(seconds(wrong).is_err(), "{wrong}");
         }
-        assert!(some_seconds("0ms").is_err());
+        assert!(positive_seconds("0ms").is_err());
     }
 
     #[test]

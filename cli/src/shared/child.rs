@@ -1,4 +1,4 @@
-//! A second process of this program on this machine, which ends with us.
+//! A second process of this program, which ends together with this one.
 
 use crate::shared::fail::{Failure, Result};
 use std::io::{BufRead, BufReader};
@@ -6,25 +6,26 @@ use std::net::SocketAddr;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// How long the child has to end after its standard input did.
+/// Time within which the child must end after the end of its standard input.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A child that listens.
-pub(crate) struct Server {
+/// A child process that runs a server.
+pub(crate) struct ChildServer {
     child: Child,
-    /// Its EOF makes the child exit, even if this process is killed.
+    /// The child exits on EOF, which it also gets if this process is killed.
     stdin: Option<ChildStdin>,
     address: SocketAddr,
 }
 
-impl Server {
-    /// Starts this program with `args`; its first line ends with the address where it listens.
+impl ChildServer {
+    /// Starts this program with `args`. The first line that it prints must end with the address on
+    /// which it listens.
     pub(crate) fn start(args: &[&str]) -> Result<Self> {
         let failed = |why: &dyn std::fmt::Display| Failure::local("cannot start a second process", why);
         let program = std::env::current_exe().map_err(|error| failed(&error))?;
         let mut child = Command::new(program)
             .args(args)
-            // One process writes the capture, and faults are the parent's.
+            // Only the parent writes the capture and injects faults.
             .env_remove("UIW_PCAP")
             .env_remove("UIW_FAULT")
             .stdin(Stdio::piped())
@@ -53,7 +54,7 @@ impl Server {
     }
 }
 
-impl Drop for Server {
+impl Drop for ChildServer {
     fn drop(&mut self) {
         drop(self.stdin.take());
         let deadline = Instant::now() + TIMEOUT;

@@ -1,5 +1,5 @@
-//! The environment: `uiw env` shows the variables that programs on our C libraries obey, and
-//! commands that make connections obey the same ones or refuse them.
+//! Environment variables. `uiw env` shows those that programs with our C libraries obey. Commands
+//! that make connections obey the same variables, or refuse them.
 
 use crate::shared::fail::{Failure, Result};
 use crate::shared::text;
@@ -8,26 +8,27 @@ use std::env;
 use std::sync::OnceLock;
 use uiw_cabi_core::settings::{Scope, Settings, VARIABLES, Variable};
 
-/// What a command that makes connections does with the variables.
+/// The variables that a command obeys if it makes connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum VariableScope {
-    /// All that are about connections.
+    /// All variables for connections.
     Connections,
-    /// Those that are not about one end or the other: both ends are of this command.
+    /// Only variables that do not concern one end of a connection, because the command chooses the
+    /// options of both ends.
     BothEnds,
-    /// The log: every byte is this command's own.
+    /// Only the log and the counters, because the command generates every byte itself.
     Log,
 }
 
 static SETTINGS: OnceLock<Settings> = OnceLock::new();
 
-/// What the environment has for connections, as [`obey`] has read it.
+/// Returns the settings for connections that [`obey`] has read from the environment.
 pub(crate) fn settings() -> &'static Settings {
     SETTINGS.get_or_init(Settings::default)
 }
 
-/// Reads the environment for a command that makes connections: a variable that it cannot obey is
-/// refused.
+/// Reads the environment for a command that makes connections. Refuses variables that the command
+/// cannot obey.
 pub(crate) fn obey(obeys: VariableScope) -> Result<()> {
     let value = |variable: &Variable| env::var(variable.name).ok().filter(|value| !value.is_empty());
     for variable in VARIABLES {
@@ -44,8 +45,8 @@ pub(crate) fn obey(obeys: VariableScope) -> Result<()> {
         };
         return Err(Failure::usage(format!("{}={value}", variable.name), why, "unset it for this command"));
     }
-    let settings = Settings::read(value).map_err(|line| wrong(&line))?;
-    // The first one stays: a process runs one command.
+    let settings = Settings::read(value).map_err(|line| variable_failure(&line))?;
+    // The settings are set once, because a process runs one command.
     let _ = SETTINGS.set(settings);
     Ok(())
 }
@@ -78,12 +79,12 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             text::line(format!("    {}", variable.values));
         }
     }
-    // What is set must also be right.
-    Settings::read(value).map(drop).map_err(|line| wrong(&line))
+    // Also check the values.
+    Settings::read(value).map(drop).map_err(|line| variable_failure(&line))
 }
 
-/// The messages that programs on the libraries would get about a variable.
-pub(crate) fn wrong(line: &str) -> Failure {
+/// Creates the error for a bad variable from the message that programs with the libraries get.
+pub(crate) fn variable_failure(line: &str) -> Failure {
     let line = line.strip_prefix("uiw: ").unwrap_or(line);
     let (what, why) = line.split_once(": ").unwrap_or((line, "a bad value"));
     Failure::usage(what, why, "change or unset it")

@@ -1,8 +1,8 @@
 //! The log on standard error, with bounds for the lines that peers can cause.
 //!
-//! Any host may connect as often as it likes, and each attempt may cause lines in every crate
-//! below. So each place in the code has a budget of its own: a flood of lines from one place hides
-//! none of the others.
+//! Any host may connect as often as it likes, and each attempt may cause log lines in all crates.
+//! Each place in the code therefore has its own budget, so that a flood of lines from one place
+//! does not suppress the others.
 
 use super::text::{escape, is_unsafe};
 use std::collections::HashMap;
@@ -20,7 +20,7 @@ use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::util::SubscriberInitExt as _;
 use uiw_cabi_core::log::{MAX_LINE, clip};
 
-/// Number of lines that one place may log at once, after a time without many.
+/// Maximum number of lines that one place may log in a burst.
 const BURST: u32 = 1000;
 /// Time after which a place may log one more line.
 const INTERVAL: Duration = Duration::from_millis(100);
@@ -37,10 +37,10 @@ fn subscriber(
 ) -> impl Subscriber + Send + Sync {
     tracing_subscriber::fmt()
         .with_env_filter(filter)
-        // Colors are added to lines whose other escape sequences are gone: the crate leaves those
-        // of fields alone.
+        // The format adds the colors after escaping the line, because the crate does not escape the
+        // fields.
         .with_ansi(false)
-        // It would report a write that failed by `eprintln!`, which panics then.
+        // The crate would report a failed write with `eprintln!`, which then panics itself.
         .log_internal_errors(false)
         .event_format(BoundedFormat {
             has_colors,
@@ -51,7 +51,7 @@ fn subscriber(
         .finish()
 }
 
-/// Format of a line, which limits the length of lines and how many there are.
+/// Format of log lines, which limits their length and number.
 struct BoundedFormat {
     has_colors: bool,
     format: Format,
@@ -70,7 +70,7 @@ where
         event: &Event<'_>,
     ) -> fmt::Result {
         let about = event.metadata();
-        // Who asks for more than that wants all of it.
+        // Debug and trace lines are not limited: a user who enables them wants all of them.
         if *about.level() <= Level::INFO {
             match self.limit.admit(about.callsite(), Instant::now()) {
                 None => return Ok(()),
@@ -113,24 +113,22 @@ fn color(level: Level) -> u8 {
     }
 }
 
-/// Decides which lines are logged: all of them, unless there are more than ten a second from one
-/// place.
+/// Decides which lines are logged: all of them, unless one place logs more than ten per second.
 #[derive(Debug, Default)]
 struct LogLimit(Mutex<HashMap<Identifier, LineBudget>>);
 
-/// Lines that one place may log.
+/// Number of lines that one place may log.
 #[derive(Debug)]
 struct LineBudget {
-    /// Lines that may be logged, and the time when this number was right.
+    /// Number of lines that may be logged, as of `since`.
     left: u32,
     since: Instant,
-    /// Lines that were not logged since the last one that was.
+    /// Number of lines omitted since the last logged one.
     omitted: u64,
 }
 
 impl LogLimit {
-    /// Returns whether a line of this place is logged, with the number of those before it that were
-    /// not.
+    /// Returns the number of lines omitted before this one, or `None` if this line is not logged.
     fn admit(&self, place: Identifier, now: Instant) -> Option<u64> {
         let mut places = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         places.entry(place).or_insert(LineBudget { left: BURST, since: now, omitted: 0 }).admit(now)
@@ -174,11 +172,11 @@ mod tests {
         assert_eq!(next, [4000, 0, 0]);
         next = logged(Duration::from_millis(400), 10);
         assert_eq!(next, [997]);
-        // A day later.
+        // One day later.
         assert_eq!(logged(Duration::from_secs(86_400), 5000).len(), BURST as usize);
     }
 
-    /// The log of a test, in memory.
+    /// Log of a test, in memory.
     #[derive(Clone, Default)]
     struct Memory(Arc<Mutex<Vec<u8>>>);
 

@@ -4,28 +4,28 @@ use crate::shared::fail::{Failure, Result};
 use std::ops::Range;
 use uiw::raw::{Access, Memory, Pd, RawMr, Remote, RemoteMr, STag, Sge};
 
-/// Bytes of the engine's that requests name. The commands copy in and out of a part only while no
-/// request of theirs names it; what a peer may write at any time is registered shared and copied
-/// atomically by the engine.
+/// Registered memory that requests name. The commands access a part of it only while none of their
+/// requests names that part. Memory that a peer may write at any time is registered as shared, and
+/// the engine copies it atomically.
 pub(crate) struct Buffer {
     mr: RawMr,
-    /// All of it, and what requests call it: the same as long as it is registered, so that no
-    /// message asks again.
+    /// The whole buffer. It is stored together with its address and key, which do not change, so
+    /// that they need not be looked up for each message.
     whole: uiw_mem::Span,
     addr: u64,
     lkey: STag,
 }
 
 impl Buffer {
-    /// Memory that no peer reaches: sources, and places of receives and Reads.
+    /// Allocates memory that no peer can access, for sources, receives and destinations of Reads.
     pub(crate) fn exclusive(pd: &Pd, len: usize) -> Result<Self> {
         let buffer = Self::untouched(pd, len)?;
         buffer.clear()?;
         Ok(buffer)
     }
 
-    /// Like [`Buffer::exclusive`], without a page until something is placed there: what a peer that
-    /// sends nothing costs.
+    /// Like [`Buffer::exclusive`], but does not touch the pages, so that a peer that sends nothing
+    /// uses no memory.
     pub(crate) fn untouched(pd: &Pd, len: usize) -> Result<Self> {
         let memory = owned(len)?;
         // SAFETY: requests that place into it name distinct parts, and the commands look at a part
@@ -35,7 +35,7 @@ impl Buffer {
         Self::register(pd, memory, len, Access::LOCAL_WRITE)
     }
 
-    /// Memory that peers reach with `access`.
+    /// Allocates memory that peers can access with the rights `access`.
     pub(crate) fn shared(pd: &Pd, len: usize, access: Access) -> Result<Self> {
         let buffer = Self::register(pd, owned(len)?, len, access | Access::LOCAL_WRITE)?;
         buffer.clear()?;
@@ -60,13 +60,13 @@ impl Buffer {
         RemoteMr { len: self.whole.len(), ..self.mr.remote() }
     }
 
-    /// Bytes `range` by our own address: for inline requests.
+    /// Returns the element of an inline request, with the address of `range` in this process.
     pub(crate) fn address(&self, range: Range<usize>) -> Sge {
         let length = u32::try_from(range.len()).unwrap_or(u32::MAX);
         Sge { addr: self.mr.region().as_ptr() as u64 + range.start as u64, length, lkey: STag(0) }
     }
 
-    /// Zeroes all of it (and touches its pages).
+    /// Zeroes the whole buffer, which also touches its pages.
     pub(crate) fn clear(&self) -> Result<()> {
         let zeros = [0; 64 << 10];
         let mut at = 0;
@@ -86,8 +86,8 @@ impl Buffer {
         self.pin(offset, bytes.len())?.copy_to(offset, bytes).map_err(gone)
     }
 
-    /// Where bytes from `offset` on differ from `expected`, counted from there.
-    pub(crate) fn differs(&self, offset: usize, expected: &[u8]) -> Result<Option<usize>> {
+    /// Returns the position, relative to `offset`, of the first byte that differs from `expected`.
+    pub(crate) fn first_difference(&self, offset: usize, expected: &[u8]) -> Result<Option<usize>> {
         let mut block = vec![0; (64 << 10).min(expected.len())];
         for (index, want) in expected.chunks(block.len().max(1)).enumerate() {
             let at = index * block.len();
@@ -105,7 +105,7 @@ impl Buffer {
         self.mr.rkey()
     }
 
-    /// All of it, if the `len` bytes from `offset` on are inside.
+    /// Pins the whole buffer, after checking that it contains the `len` bytes at `offset`.
     fn pin(&self, offset: usize, len: usize) -> Result<uiw_mem::PinnedSpan<'_>> {
         let failed = |why: &dyn std::fmt::Display| Failure::local("cannot access memory", why);
         if offset.saturating_add(len) > self.whole.len() {
@@ -123,8 +123,9 @@ fn owned(len: usize) -> Result<Memory> {
     Memory::owned(len).map_err(|error| Failure::local(format!("cannot allocate {len} bytes"), error))
 }
 
-/// A place in the peer's memory, `offset` bytes into `mr`.
-pub(crate) fn at(mr: RemoteMr, offset: u64) -> Remote {
-    // A peer may name an address near the end of all: the engine refuses what goes beyond.
+/// Returns the place in the peer's memory that is `offset` bytes into `mr`.
+pub(crate) fn remote_at(mr: RemoteMr, offset: u64) -> Remote {
+    // A peer may name an address near the end of the address space. The engine refuses what exceeds
+    // it.
     Remote { addr: mr.addr.wrapping_add(offset), rkey: mr.rkey }
 }

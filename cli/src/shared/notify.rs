@@ -1,4 +1,4 @@
-//! Reports to a service manager, as sd_notify(3) makes them.
+//! Notifications to a service manager, like sd_notify(3).
 
 use std::env;
 use std::ffi::OsStr;

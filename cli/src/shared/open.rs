@@ -1,4 +1,4 @@
-//! What every command opens: logging, and devices whose bytes may be captured.
+//! Global options, and opening the log and devices for every command.
 
 use crate::key;
 use crate::shared::fail::{Exit, Failure, Result};
@@ -22,9 +22,9 @@ use uiw_tls::{PinnedLine, Tls, TlsConfig};
 #[derive(Clone, Debug, Default, clap::Args)]
 pub(crate) struct Global {
     /// Write the traffic of this process to a pcapng file, for Wireshark and `uiw decode`; UIW_PCAP
-    /// does the same. `FILE[,snap=BYTES][,rotate=BYTES[,files=N]][,append]`: so many bytes of a
-    /// packet at most; a full file becomes FILE.1, and N are kept
-    /// [files: 2]; add to a file that is there
+    /// does the same. `FILE[,snap=BYTES][,rotate=BYTES[,files=N]][,append]`: snap limits the bytes
+    /// of a packet; with rotate, a full file becomes FILE.1, and N files are kept [files: 2];
+    /// append adds to an existing file
     #[arg(long, global = true, value_name = "FILE", value_parser = <PcapFile as FromStr>::from_str)]
     pub(crate) pcap: Option<PcapFile>,
     /// The TCP to use: `tcp` (the kernel's), `mptcp` (its Multipath TCP, docs/wan.md), or smoltcp
@@ -46,7 +46,7 @@ pub(crate) struct Global {
     pub(crate) verbose: u8,
 }
 
-/// A stack as it was named.
+/// A stack, with the text that names it.
 #[derive(Clone, Debug)]
 pub(crate) struct NamedStack {
     pub(crate) text: String,
@@ -61,8 +61,8 @@ impl FromStr for NamedStack {
     }
 }
 
-/// A usage error if a file is named.
-fn without_file(option: &str, file: Option<&Path>, why: &str) -> Result<()> {
+/// Returns a usage error if a file is named.
+fn refuse_file(option: &str, file: Option<&Path>, why: &str) -> Result<()> {
     match file {
         Some(path) => Err(Failure::usage(format!("{option} {}", path.display()), why, "leave it out")),
         None => Ok(()),
@@ -71,26 +71,26 @@ fn without_file(option: &str, file: Option<&Path>, why: &str) -> Result<()> {
 
 impl Global {
     /// Refuses `--llp` for a command that would do nothing with it.
-    pub(crate) fn without_llp(&self, why: &str) -> Result<()> {
+    pub(crate) fn refuse_llp(&self, why: &str) -> Result<()> {
         match &self.llp {
             Some(llp) => Err(Failure::usage(format!("--llp {}", llp.text), why, "leave it out")),
             None => Ok(()),
         }
     }
 
-    /// The same for `--tls` and `--keylog`.
-    pub(crate) fn without_tls(&self, why: &str) -> Result<()> {
-        self.without_tls_file(why)?;
-        without_file("--keylog", self.keylog.as_deref(), why)
+    /// Refuses `--tls` and `--keylog`.
+    pub(crate) fn refuse_tls(&self, why: &str) -> Result<()> {
+        self.refuse_tls_file(why)?;
+        refuse_file("--keylog", self.keylog.as_deref(), why)
     }
 
-    /// The same for `--tls` alone.
-    pub(crate) fn without_tls_file(&self, why: &str) -> Result<()> {
-        without_file("--tls", self.tls.as_deref(), why)
+    /// Refuses `--tls`.
+    pub(crate) fn refuse_tls_file(&self, why: &str) -> Result<()> {
+        refuse_file("--tls", self.tls.as_deref(), why)
     }
 
-    /// The same for `--pcap`.
-    pub(crate) fn without_pcap(&self, why: &str) -> Result<()> {
+    /// Refuses `--pcap`.
+    pub(crate) fn refuse_pcap(&self, why: &str) -> Result<()> {
         match &self.pcap {
             Some(file) => Err(Failure::usage(format!("--pcap {file}"), why, "leave it out")),
             None => Ok(()),
@@ -98,7 +98,7 @@ impl Global {
     }
 }
 
-/// Makes devices.
+/// Opens devices with the global options.
 #[derive(Clone)]
 pub(crate) struct Opener {
     llp: Spec,
@@ -114,23 +114,23 @@ pub(crate) struct Opener {
 struct TlsFile {
     path: PathBuf,
     options: TlsFileConfig,
-    /// Made when the first device is opened.
+    /// Created when the first device is opened.
     tls: OnceLock<Tls>,
-    /// Whether the lines of pinned keys mean something here.
-    check: Option<Arc<CheckLine>>,
+    /// Additional check of the lines of pinned keys.
+    check: Option<Arc<LineCheck>>,
 }
 
 /// Check of a line of pinned keys. The error is the reason for which the line is refused.
-pub(crate) type CheckLine = dyn Fn(&PinnedLine<'_>) -> std::result::Result<(), String> + Send + Sync;
+pub(crate) type LineCheck = dyn Fn(&PinnedLine<'_>) -> std::result::Result<(), String> + Send + Sync;
 
-/// The path that a variable has.
-fn variable(name: &str) -> Option<PathBuf> {
+/// Returns the path in an environment variable.
+fn path_variable(name: &str) -> Option<PathBuf> {
     std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
 }
 
 impl TlsFile {
     fn new(global: &Global, key_log: Option<PathBuf>) -> Option<Self> {
-        let path = global.tls.clone().or_else(|| variable(tls::VARIABLE))?;
+        let path = global.tls.clone().or_else(|| path_variable(tls::VARIABLE))?;
         let options = TlsFileConfig { key_log, ..TlsFileConfig::default() };
         Some(Self { path, options, tls: OnceLock::new(), check: None })
     }
@@ -159,16 +159,15 @@ impl TlsFile {
 }
 
 impl Opener {
-    /// The address at which a peer reaches what listens without a choice of the user's: this
-    /// machine alone with the kernel's TCP, otherwise the first one of the stack, which has no
-    /// others.
+    /// Returns the default address to listen on: the loopback address with the kernel's TCP,
+    /// otherwise the first address of the stack.
     pub(crate) fn own_address(&self) -> IpAddr {
         let first = self.llp.own().and_then(|(_, config)| config.addresses.first());
         first.map_or(Ipv4Addr::LOCALHOST.into(), |(address, _)| *address)
     }
 
-    /// A log of what `filter` names is written to standard error, unless `-v` or UIW_LOG choose
-    /// another one.
+    /// Starts the log and creates an opener. The log is filtered by `filter`, unless `-v` or
+    /// UIW_LOG choose another filter.
     pub(crate) fn new(global: &Global, filter: &str) -> Result<Self> {
         let set = crate::shared::env::settings();
         log(global.verbose, if filter == "off" { set.log_filter().unwrap_or(filter) } else { filter })?;
@@ -178,7 +177,7 @@ impl Opener {
             })
         });
         let llp = global.llp.as_ref().map_or_else(|| set.llp.clone(), |llp| llp.spec.clone());
-        let key_log = global.keylog.clone().or_else(|| variable(tls::KEY_LOG));
+        let key_log = global.keylog.clone().or_else(|| path_variable(tls::KEY_LOG));
         let tls = TlsFile::new(global, key_log.clone()).map(Arc::new);
         let (faults, shards) = (set.faults.clone(), set.shards);
         Ok(Self { llp, sink: sink.transpose()?, faults, shards, counters: publish()?, tls, key_log })
@@ -188,9 +187,9 @@ impl Opener {
         self.device_with(Limits::default())
     }
 
-    /// A device with limits of its own.
+    /// Opens a device with these limits.
     pub(crate) fn device_with(&self, limits: Limits) -> Result<Device> {
-        let stack = self.llp.open().map_err(|error| self.refused(&error))?;
+        let stack = self.llp.open().map_err(|error| self.stack_failure(&error))?;
         let tls = self.tls.as_ref().map(|file| file.get()).transpose()?;
         let options = DeviceConfig::default()
             .limits(limits)
@@ -203,16 +202,15 @@ impl Opener {
         Ok(Device::with_stack(stack, options)?)
     }
 
-    /// The same with the TLS of this file, unless another one is named.
-    pub(crate) fn or_tls(self, path: PathBuf) -> Self {
+    /// Uses the TLS file at `path`, unless another one was named.
+    pub(crate) fn with_default_tls(self, path: PathBuf) -> Self {
         let options = TlsFileConfig { key_log: self.key_log.clone(), ..TlsFileConfig::default() };
         let default = || Arc::new(TlsFile { path, options, tls: OnceLock::new(), check: None });
         Self { tls: Some(self.tls.unwrap_or_else(default)), ..self }
     }
 
-    /// The same, of which every line of pinned keys is checked when the files are read: now, with
-    /// the first device, and again.
-    pub(crate) fn checking(self, check: Arc<CheckLine>) -> Self {
+    /// Adds a check of every line of pinned keys, which is done whenever the files are read.
+    pub(crate) fn with_line_check(self, check: Arc<LineCheck>) -> Self {
         let tls = self.tls.map(|file| {
             let (path, options) = (file.path.clone(), file.options.clone());
             Arc::new(TlsFile { path, options, tls: OnceLock::new(), check: Some(check) })
@@ -220,7 +218,7 @@ impl Opener {
         Self { tls, ..self }
     }
 
-    /// The same without TLS.
+    /// Removes TLS.
     pub(crate) fn without_tls(self) -> Self {
         Self { tls: None, ..self }
     }
@@ -230,15 +228,15 @@ impl Opener {
         self.tls.is_some()
     }
 
-    /// Reads the files of TLS again: connections of peers that are not accepted any more end.
+    /// Reads the TLS files again. Connections of peers that are not accepted any more are closed.
     pub(crate) fn reload_tls(&self) -> Result<()> {
         let Some(file) = &self.tls else { return Ok(()) };
         let config = file.read()?;
         file.get()?.replace(config).map_err(key::failure)
     }
 
-    /// Returns the reason why the stack cannot be opened, and what to do.
-    fn refused(&self, error: &std::io::Error) -> Failure {
+    /// Creates the error for a stack that cannot be opened.
+    fn stack_failure(&self, error: &std::io::Error) -> Failure {
         let (_, help) = capability::refusal(self.llp.capabilities());
         let what = match &self.llp {
             Spec::Tcp => "cannot open the kernel's TCP".to_owned(),
@@ -271,7 +269,7 @@ impl Opener {
     }
 }
 
-/// Where this process publishes its counters.
+/// Returns how this process publishes its counters.
 fn publish() -> Result<Option<Publish>> {
     let counters = match std::env::var(counters::VARIABLE) {
         Ok(text) if !text.is_empty() => Counters::parse(&text).map_err(|rule| {

@@ -1,9 +1,9 @@
-//! One connection on the raw layer: a queue pair, the queue where it completes, and ways to wait
-//! for that queue.
+//! Connections on the raw layer: a queue pair, its completion queue, and ways to wait for
+//! completions.
 
 use crate::shared::fail::{Exit, Failure, Result};
 use crate::shared::spin::Spin;
-use crate::shared::stop::Stop;
+use crate::shared::stop::StopFlag;
 use crate::shared::text;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::time::Timespec;
@@ -18,39 +18,38 @@ use uiw::raw::{
     SendOp, SendWr, Sge, Wc, WcStatus,
 };
 
-/// Set in the number of every receive: the opcode of a completion in error means nothing.
+/// Set in the number of every receive, because the opcode of a completion in error is not valid.
 pub(crate) const RECV: u64 = 1 << 63;
-/// Bytes that go inline at most.
+/// Maximum number of inline bytes.
 pub(crate) const MAX_INLINE: u32 = 1024;
 
 /// How a thread waits for completions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum Wait {
-    /// Polling all the time.
+pub(crate) enum WaitMode {
+    /// Poll all the time.
     Spin,
-    /// Asleep in the device.
+    /// Sleep in the device.
     Sleep,
-    /// Asleep in a poll(2) of the program's own, on the descriptor of the queue's completion
-    /// channel.
+    /// Sleep in poll(2) on the descriptor of the completion channel.
     Descriptor,
 }
 
-/// Depths of a connection's queues.
+/// Depths of the queues of a connection.
 #[derive(Clone)]
-pub(crate) struct Depths {
+pub(crate) struct QueueDepths {
     pub(crate) send: u32,
     pub(crate) recv: u32,
     pub(crate) sges: u32,
 }
 
-impl Depths {
+impl QueueDepths {
     pub(crate) fn new(send: u32, recv: u32) -> Self {
         Self { send, recv, sges: 1 }
     }
 }
 
-/// A queue pair that is not connected: post its receives, then connect or accept.
+/// A queue pair that is not connected yet. Post its receives, then connect or accept.
 pub(crate) struct PendingQp {
     pub(crate) device: Device,
     pub(crate) pd: Pd,
@@ -59,7 +58,7 @@ pub(crate) struct PendingQp {
     channel: Arc<CmChannel>,
 }
 
-/// A standing connection.
+/// An established connection.
 pub(crate) struct Link {
     pub(crate) device: Device,
     pub(crate) cq: Arc<Cq>,
@@ -70,33 +69,34 @@ pub(crate) struct Link {
 }
 
 /// A connection that is being set up.
-pub(crate) struct Connecting {
-    half: PendingQp,
+pub(crate) struct PendingLink {
+    pending: PendingQp,
     peer: SocketAddr,
     options: Arc<ConnConfig>,
 }
 
-impl Connecting {
+impl PendingLink {
     /// Waits until it is established.
     pub(crate) fn finish(self, until: WaitLimits<'_>) -> Result<Link> {
-        let Self { half, peer, options } = self;
-        half.established(peer, until, |error| Failure::connecting(peer, &options, &error))
+        let Self { pending, peer, options } = self;
+        pending.wait_established(peer, until, |error| Failure::connecting(peer, &options, &error))
     }
 }
 
-/// With a channel, for callers that wait for its descriptor.
+/// Returns the options of a completion queue with a channel, for callers that wait for its
+/// descriptor.
 pub(crate) fn cq_options() -> CqConfig {
     CqConfig { channel: Some(Arc::default()), ..CqConfig::default() }
 }
 
 impl PendingQp {
-    pub(crate) fn new(device: &Device, pd: &Pd, depths: &Depths) -> Result<Self> {
+    pub(crate) fn new(device: &Device, pd: &Pd, depths: &QueueDepths) -> Result<Self> {
         let cq = device.create_cq(depths.send + depths.recv + 16, cq_options())?;
-        Self::on(device, pd, &cq, depths)
+        Self::with_cq(device, pd, &cq, depths)
     }
 
-    /// Like [`Half::new`], completing in `cq`.
-    pub(crate) fn on(device: &Device, pd: &Pd, cq: &Arc<Cq>, depths: &Depths) -> Result<Self> {
+    /// Like [`PendingQp::new`], but completes in `cq`.
+    pub(crate) fn with_cq(device: &Device, pd: &Pd, cq: &Arc<Cq>, depths: &QueueDepths) -> Result<Self> {
         let cap = QpCap {
             max_send_wr: depths.send,
             max_recv_wr: depths.recv,
@@ -113,17 +113,17 @@ impl PendingQp {
         self.begin(peer, options, private_data)?.finish(WaitLimits::NEVER)
     }
 
-    /// Begins to connect, so that several connections take the time of one.
+    /// Begins to connect without waiting, so that several connections take the time of one.
     pub(crate) fn begin(
         self,
         peer: SocketAddr,
         options: &ConnConfig,
         private_data: &[u8],
-    ) -> Result<Connecting> {
+    ) -> Result<PendingLink> {
         let options = Arc::new(options.clone());
         cm::connect(&self.qp, None, peer, &options, private_data, &self.channel)
             .map_err(|error| Failure::connecting(peer, &options, &error))?;
-        Ok(Connecting { half: self, peer, options })
+        Ok(PendingLink { pending: self, peer, options })
     }
 
     pub(crate) fn accept(
@@ -137,10 +137,10 @@ impl PendingQp {
         let options = Arc::new(options.clone());
         let failed = |error| Failure::lost(format!("cannot accept {peer}"), error);
         request.accept(&self.qp, Some(&options), private_data, Some(&self.channel)).map_err(failed)?;
-        self.established(peer, until, failed)
+        self.wait_established(peer, until, failed)
     }
 
-    fn established(
+    fn wait_established(
         self,
         peer: SocketAddr,
         until: WaitLimits<'_>,
@@ -165,12 +165,12 @@ impl PendingQp {
     }
 }
 
-/// Receives of the slots `slots`, one element (or none) each.
+/// Posts receives for these slots, each with at most one element.
 pub(crate) fn post_recvs(qp: &Qp, slots: impl IntoIterator<Item = (u64, Option<Sge>)>) -> Result<()> {
     slots.into_iter().try_for_each(|(slot, sge)| post_recv(qp, slot, sge.as_slice()))
 }
 
-/// A receive of the slot `slot` with these elements.
+/// Posts a receive for a slot.
 pub(crate) fn post_recv(qp: &Qp, slot: u64, sges: &[Sge]) -> Result<()> {
     // SAFETY: the commands look at a receive's part of a buffer only after its completion
     // (`crate::shared::memory::Buffer`).
@@ -200,12 +200,12 @@ pub(crate) fn send_copy(qp: &Qp, wr_id: u64, bytes: &[u8]) -> Result<()> {
     post(qp, wr_id, SendOp::Send, &[sge], SendFlags::SIGNALED | SendFlags::INLINE)
 }
 
-/// Takes up to `max` completions from `cq`, waiting for the first. None are taken when `stop` is
-/// set or `deadline` has passed.
+/// Takes up to `max` completions from `cq`, waiting for the first one. Returns 0 if `until` is
+/// reached.
 pub(crate) fn completions(
     device: &Device,
     cq: &Cq,
-    wait: Wait,
+    wait: WaitMode,
     until: WaitLimits<'_>,
     max: usize,
     mut each: impl FnMut(Wc),
@@ -217,12 +217,12 @@ pub(crate) fn completions(
             return taken;
         }
         match wait {
-            Wait::Descriptor => sleep_on_channel(cq),
-            Wait::Spin if spin.get_or_insert_with(Spin::default).is_permitted() => {
-                spin.as_mut().map(Spin::empty);
+            WaitMode::Descriptor => sleep_on_channel(cq),
+            WaitMode::Spin if spin.get_or_insert_with(Spin::default).is_permitted() => {
+                spin.as_mut().map(Spin::on_empty_poll);
             }
-            Wait::Spin | Wait::Sleep => {
-                // Both are asked: each notes the waker.
+            WaitMode::Spin | WaitMode::Sleep => {
+                // Poll both, so that each registers the waker.
                 device.wait(until.deadline, |cx| match (cq.poll_ready(cx), until.poll(cx)) {
                     (Poll::Pending, Poll::Pending) => Poll::Pending,
                     _ => Poll::Ready(()),
@@ -232,8 +232,8 @@ pub(crate) fn completions(
     }
 }
 
-/// Waits as a program with an event loop of its own does: armed, looked once more, asleep on the
-/// descriptor. Returns now and then, for what else the caller waits for.
+/// Waits like a program with its own event loop: arms the queue, polls once more, and sleeps on the
+/// descriptor. Returns at least every 50 ms, so that the caller can check its other conditions.
 fn sleep_on_channel(cq: &Cq) {
     const TICK: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
     let Some(channel) = cq.channel() else { return };
@@ -245,19 +245,20 @@ fn sleep_on_channel(cq: &Cq) {
     while channel.try_pop().is_some() {}
 }
 
-/// What ends a wait early.
+/// Conditions that end a wait early.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct WaitLimits<'a> {
-    pub(crate) stop: Option<&'a Stop>,
+    pub(crate) stop: Option<&'a StopFlag>,
     pub(crate) deadline: Option<Instant>,
-    /// The end of this connection: if nothing is posted on it, no completion reports it.
+    /// Ends the wait when this connection ends. If nothing is posted on it, no completion reports
+    /// the end.
     pub(crate) ended: Option<&'a Link>,
 }
 
 impl<'a> WaitLimits<'a> {
     pub(crate) const NEVER: Self = Self { stop: None, deadline: None, ended: None };
 
-    pub(crate) fn stop(stop: &'a Stop) -> Self {
+    pub(crate) fn stop(stop: &'a StopFlag) -> Self {
         Self { stop: Some(stop), ..Self::NEVER }
     }
 
@@ -270,12 +271,12 @@ impl<'a> WaitLimits<'a> {
     }
 
     pub(crate) fn is_over(&self) -> bool {
-        self.stop.is_some_and(Stop::is_set)
+        self.stop.is_some_and(StopFlag::is_set)
             || self.deadline.is_some_and(|at| Instant::now() >= at)
             || self.ended.is_some_and(|link| link.ending.get().is_some())
     }
 
-    /// Ready when it is over, the deadline apart.
+    /// Becomes ready when a condition other than the deadline is met.
     pub(crate) fn poll(&self, cx: &mut Context<'_>) -> Poll<()> {
         let stop = self.stop.is_some_and(|stop| stop.poll(cx).is_ready());
         let ended = self.ended.is_some_and(|link| link.poll_ending(cx).is_ready());
@@ -288,10 +289,11 @@ impl Link {
         text::canonical(self.info.peer)
     }
 
-    /// The next completion, which is no error; `None` when `until` came first.
-    pub(crate) fn next(&self, wait: Wait, until: WaitLimits<'_>) -> Result<Option<Wc>> {
+    /// Returns the next completion, or `None` if `until` is reached first. A completion in error is
+    /// returned as an error.
+    pub(crate) fn next(&self, wait: WaitMode, until: WaitLimits<'_>) -> Result<Option<Wc>> {
         let mut next = None;
-        // One at a time: nothing is left over for a caller that ends in between.
+        // Take one at a time, so that no completion is lost if the caller stops in between.
         completions(&self.device, &self.cq, wait, until, 1, |wc| next = Some(wc));
         match next {
             Some(wc) if wc.status != WcStatus::Success => Err(self.failure(&wc)),
@@ -299,18 +301,19 @@ impl Link {
         }
     }
 
-    /// Returns whether the peer closed in order: how most connections of a server end.
+    /// Returns whether the connection ended because the peer closed in order, as most connections
+    /// of a server end.
     pub(crate) fn ended_in_order(&self, wc: &Wc) -> bool {
         let flushed = wc.status == WcStatus::Flushed && wc.reason.is_none();
         flushed && self.wait_ending(Duration::from_secs(1)).is_some_and(|ending| ending.orderly)
     }
 
-    /// How the connection has ended, waiting for that at most `timeout`.
+    /// Waits up to `timeout` for the end of the connection, and returns its reason.
     pub(crate) fn wait_ending(&self, timeout: Duration) -> Option<CloseReason> {
         self.device.wait(Instant::now().checked_add(timeout), |cx| self.poll_ending(cx))
     }
 
-    /// How the connection has ended.
+    /// Returns the reason of the end of the connection.
     fn poll_ending(&self, cx: &mut Context<'_>) -> Poll<CloseReason> {
         loop {
             if let Some(ending) = self.ending.get() {
@@ -327,9 +330,9 @@ impl Link {
         }
     }
 
-    /// What to say of a completion in error.
+    /// Creates the error for a completion in error.
     pub(crate) fn failure(&self, wc: &Wc) -> Failure {
-        // A completion in error comes shortly before the event that has the reason.
+        // A completion in error comes shortly before the event with the reason.
         let ending = self.wait_ending(Duration::from_secs(1));
         let says_nothing =
             matches!(wc.status, WcStatus::Flushed | WcStatus::RetryExceeded) && wc.reason.is_none();
@@ -345,12 +348,12 @@ impl Link {
         failure
     }
 
-    /// Closes in order; waits a moment for the peer to do so too.
+    /// Closes in order, and waits a moment for the peer to do the same.
     pub(crate) fn close(self) {
         Self::close_all([self]);
     }
 
-    /// Like [`Link::close`], in the time of one.
+    /// Like [`Link::close`], but closes several connections in the time of one.
     pub(crate) fn close_all(links: impl IntoIterator<Item = Self>) {
         let closing = |link: &Self| link.qp.state() == QpState::Rts && link.qp.disconnect().is_ok();
         let closing: Vec<_> = links.into_iter().filter(closing).collect();

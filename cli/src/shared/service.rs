@@ -1,8 +1,9 @@
 //! The service that a client of `uiw serve` requests in the private data of its MPA Request. A peer
-//! without it is of another implementation, and is served by its first message (`serve::foreign`).
+//! that names no service uses another implementation, and is served according to its first message
+//! (`serve::foreign`).
 
 use crate::shared::args::PeerConfig;
-use crate::shared::qp_setup::Wait;
+use crate::shared::qp_setup::WaitMode;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::fmt;
 
@@ -12,29 +13,29 @@ const RAW: &[u8] = b"uiw-raw/2 ";
 const SLICE: &[u8] = b"uiw-slice/1 ";
 const CP: &[u8] = b"uiw-cp/1 ";
 
-/// What a client asks for.
+/// Service that a client requests.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Service {
     /// Echo and memory for Writes and Reads.
     Ping(PingOrder),
     /// One measurement.
     Perf(PerfOrder),
-    /// Raw TCP beside the measurements: stands as long as the comparison runs.
-    Raw,
-    /// One connection of raw TCP, which is iWARP's up to the Reply.
-    Slice(SliceOrder),
+    /// Comparison with raw TCP. The connection lasts as long as the comparison.
+    Comparison,
+    /// One raw TCP connection of a comparison, which uses MPA up to the Reply.
+    RawTcp(RawTcpOrder),
     /// One connection of a transfer of files.
     Cp(CpOrder),
     /// The peer is not a `uiw` client.
     Foreign,
-    /// One of ours, of a version that this program does not understand.
+    /// A service of another version of `uiw`.
     Unknown(String),
 }
 
 /// The order of `uiw ping`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct PingOrder {
-    /// Longest message.
+    /// Maximum size of a message, in bytes.
     pub(crate) size: u32,
     #[serde(rename = "wishes")]
     pub(crate) peer_options: PeerConfig,
@@ -43,7 +44,7 @@ pub(crate) struct PingOrder {
 /// The order of `uiw perf`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct PerfOrder {
-    pub(crate) op: Op,
+    pub(crate) op: PerfOp,
     /// Bytes of a message.
     pub(crate) size: u32,
     /// Messages that the memory for Writes and Reads holds side by side.
@@ -52,29 +53,29 @@ pub(crate) struct PerfOrder {
     pub(crate) depth: u32,
     /// Ping-pong: every message is answered by one of its kind.
     pub(crate) latency: bool,
-    /// How to wait for completions of a ping-pong.
-    pub(crate) wait: Wait,
+    /// How the server waits for completions of a ping-pong.
+    pub(crate) wait: WaitMode,
     pub(crate) validate: bool,
-    /// The client's memory, for the answers to Writes or what the server posts: tagged offset and
-    /// STag.
+    /// Tagged offset and STag of the client's memory, for the answers to Writes or for the messages
+    /// that the server posts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) back: Option<(u64, u32)>,
-    /// The server posts, and the client answers.
+    /// If present, the server posts and the client answers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) opposite: Option<OppositeTraffic>,
     #[serde(rename = "wishes")]
     pub(crate) peer_options: PeerConfig,
 }
 
-/// The data that the server needs to post what a client does otherwise.
+/// Settings of messages that the server posts instead of the client.
 ///
-/// It begins when the client sends [`Opposite::GO`], and ends behind its last message or when the
-/// client sends [`OppositeTraffic::STOP`]. In between an empty Send is not answered.
+/// The server begins when the client sends [`OppositeTraffic::GO`], and ends after its last message
+/// or when the client sends [`OppositeTraffic::STOP`]. In between it does not answer empty Sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct OppositeTraffic {
     pub(crate) chain: u32,
     pub(crate) signal_every: u32,
-    /// Messages; none = until it is stopped.
+    /// Number of messages, or `None` to continue until stopped.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) iterations: Option<u64>,
 }
@@ -84,10 +85,10 @@ impl OppositeTraffic {
     pub(crate) const STOP: u8 = 2;
 }
 
-/// What a measurement is made of.
+/// Operation of a measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum Op {
+pub(crate) enum PerfOp {
     /// RDMA Write
     Write,
     /// RDMA Write with immediate
@@ -103,18 +104,18 @@ pub(crate) enum Op {
     CmpSwap,
 }
 
-impl Op {
+impl PerfOp {
     pub(crate) fn is_atomic(self) -> bool {
         matches!(self, Self::FetchAdd | Self::CmpSwap)
     }
 
-    /// Returns whether the peer's receives are used up.
+    /// Returns whether each message uses a receive of the peer.
     pub(crate) fn takes_receives(self) -> bool {
         matches!(self, Self::Send | Self::WriteImm)
     }
 }
 
-impl fmt::Display for Op {
+impl fmt::Display for PerfOp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Write => "write",
@@ -127,19 +128,19 @@ impl fmt::Display for Op {
     }
 }
 
-/// The order of `uiw cp`: `uiw_copy::protocol`.
+/// The order of `uiw cp` (see `uiw_copy::protocol`).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct CpOrder {
     pub(crate) share: String,
-    /// Common to the connections of one client.
+    /// Random number that all connections of one client have in common.
     pub(crate) token: u64,
-    /// Whether files go to the server.
+    /// True if files go to the server.
     pub(crate) push: bool,
-    /// Whether the client takes signs of life: [`uiw_copy::protocol::Reply::Working`].
+    /// True if the client accepts heartbeats ([`uiw_copy::protocol::Reply::Working`]).
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) pulse: bool,
     pub(crate) slots: u16,
-    /// The client's slots: tagged offset and STag.
+    /// Tagged offset and STag of the client's slots.
     pub(crate) at: (u64, u32),
     #[serde(rename = "options")]
     pub(crate) peer_options: PeerConfig,
@@ -148,14 +149,15 @@ pub(crate) struct CpOrder {
 /// The server's private data in its Reply to `uiw cp`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct CpReply {
-    /// The server's slots, where files go to it.
+    /// Tagged offset and STag of the server's slots, if files go to the server.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) at: Option<(u64, u32)>,
-    /// True if it gives the signs of life that were asked for. An earlier server may be silent for
-    /// as long as it works.
+    /// True if the server sends the requested heartbeats. A server of an earlier version may be
+    /// silent for as long as it works on a request.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) pulse: bool,
-    /// Revision of the protocol: [`uiw_copy::protocol::REVISION`]. An earlier server names none.
+    /// Revision of the protocol ([`uiw_copy::protocol::REVISION`]), 0 if the server does not name
+    /// one.
     #[serde(default)]
     pub(crate) revision: u8,
 }
@@ -168,34 +170,34 @@ pub(crate) struct PerfReply {
     pub(crate) len: u64,
 }
 
-/// The server's private data in its Reply to a client that requests raw TCP.
+/// The server's private data in its Reply to a client that requests a comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct RawReply {
-    /// By which the comparison's connections of raw TCP name it.
+pub(crate) struct ComparisonReply {
+    /// Number by which the raw TCP connections name their comparison.
     pub(crate) token: u64,
 }
 
-/// What a connection of raw TCP does. Behind the server's Reply there is no MPA.
+/// Order of a raw TCP connection. MPA is not used after the server's Reply.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct SliceOrder {
+pub(crate) struct RawTcpOrder {
     pub(crate) token: u64,
-    pub(crate) kind: SliceKind,
-    /// Bytes of one write, or of a message.
+    pub(crate) kind: RawTcpMode,
+    /// Size of a write or message, in bytes.
     pub(crate) buffer: u32,
-    /// Bytes of memory that the writes come from, one behind the other, and the reads go to: as
-    /// much as the messages of a measurement beside it, or the caches would serve one of the two
-    /// better.
+    /// Bytes of memory that successive writes come from and reads go to. This is the memory of the
+    /// messages with which raw TCP is compared; otherwise the processor caches would favor one of
+    /// the two.
     pub(crate) memory: u32,
-    /// How long the server writes.
+    /// Time for which the server writes, in milliseconds.
     pub(crate) millis: u32,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) congestion: Option<String>,
 }
 
-/// Which end sends on a connection of raw TCP, and how it waits.
+/// Traffic of a raw TCP connection: which end sends, and how it waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum SliceKind {
+pub(crate) enum RawTcpMode {
     /// The client writes until it is done.
     ToServer,
     /// The server writes for a time.
@@ -206,27 +208,27 @@ pub(crate) enum SliceKind {
     PingPongBlock,
 }
 
-/// What the server answers to an empty Send.
+/// Statistics with which the server answers an empty Send.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Stats {
-    /// Processor time of its process so far.
+    /// Processor time of the server process in nanoseconds.
     pub(crate) cpu_ns: u64,
-    /// Messages received, or posted where the server posts.
+    /// Number of messages received, or posted if the server posts.
     pub(crate) messages: u64,
-    /// Messages whose bytes were wrong.
+    /// Number of messages with wrong bytes.
     pub(crate) wrong: u64,
 }
 
 impl Service {
-    /// What a Request with this private data asks for.
-    pub(crate) fn of(private_data: &[u8]) -> Self {
+    /// Returns the service that a Request with this private data asks for.
+    pub(crate) fn from_private_data(private_data: &[u8]) -> Self {
         if private_data.starts_with(RAW) {
-            return Self::Raw;
+            return Self::Comparison;
         }
         let known =
             parse(private_data, PING).map(Self::Ping).or_else(|| parse(private_data, PERF).map(Self::Perf));
         let known = known.or_else(|| parse(private_data, CP).map(Self::Cp));
-        match known.or_else(|| parse(private_data, SLICE).map(Self::Slice)) {
+        match known.or_else(|| parse(private_data, SLICE).map(Self::RawTcp)) {
             Some(service) => service,
             None if private_data.starts_with(b"uiw-") => {
                 let end = private_data.iter().position(|&byte| byte == b' ').unwrap_or(private_data.len());
@@ -236,26 +238,26 @@ impl Service {
         }
     }
 
-    /// Returns the name, for a log.
+    /// Returns the name of the service for the log.
     pub(crate) fn name(&self) -> &str {
         match self {
             Self::Ping(_) => "ping",
             Self::Perf(_) => "perf",
-            Self::Raw => "comparison with raw TCP",
-            Self::Slice(_) => "raw TCP",
+            Self::Comparison => "comparison with raw TCP",
+            Self::RawTcp(_) => "raw TCP",
             Self::Cp(_) => "cp",
             Self::Foreign => "rping or echo",
             Self::Unknown(name) => name,
         }
     }
 
-    /// The private data that asks for it.
+    /// Returns the private data that requests the service.
     pub(crate) fn private_data(&self) -> Vec<u8> {
         match self {
             Self::Ping(order) => with_json(PING, order),
             Self::Perf(order) => with_json(PERF, order),
-            Self::Raw => RAW.to_vec(),
-            Self::Slice(order) => with_json(SLICE, order),
+            Self::Comparison => RAW.to_vec(),
+            Self::RawTcp(order) => with_json(SLICE, order),
             Self::Cp(order) => with_json(CP, order),
             Self::Foreign | Self::Unknown(_) => Vec::new(),
         }
@@ -279,12 +281,12 @@ mod tests {
 
     fn perf() -> PerfOrder {
         PerfOrder {
-            op: Op::WriteImm,
+            op: PerfOp::WriteImm,
             size: u32::MAX,
             slots: u32::MAX,
             depth: u32::MAX,
             latency: false,
-            wait: Wait::Spin,
+            wait: WaitMode::Spin,
             validate: false,
             back: Some((u64::MAX, u32::MAX)),
             opposite: Some(OppositeTraffic {
@@ -309,10 +311,10 @@ mod tests {
         let orders = [
             Service::Ping(PingOrder { size: 9, peer_options: PeerConfig::default() }),
             Service::Perf(perf()),
-            Service::Raw,
-            Service::Slice(SliceOrder {
+            Service::Comparison,
+            Service::RawTcp(RawTcpOrder {
                 token: u64::MAX,
-                kind: SliceKind::PingPongSpin,
+                kind: RawTcpMode::PingPongSpin,
                 buffer: u32::MAX,
                 memory: u32::MAX,
                 millis: u32::MAX,
@@ -331,17 +333,21 @@ mod tests {
         for order in orders {
             let private_data = order.private_data();
             assert!(private_data.len() <= 508, "{} bytes", private_data.len());
-            assert_eq!(Service::of(&private_data), order);
+            assert_eq!(Service::from_private_data(&private_data), order);
         }
     }
 
     #[test]
     fn foreign_and_unknown_private_data() {
-        assert_eq!(Service::of(b""), Service::Foreign);
-        assert_eq!(Service::of(b"hello"), Service::Foreign);
-        assert_eq!(Service::of(b"uiw-perf/2 {}"), Service::Unknown("uiw-perf/2".into()));
-        assert_eq!(Service::of(b"uiw-raw/1 "), Service::Unknown("uiw-raw/1".into()), "by a port of its own");
-        assert_eq!(Service::of(b"uiw-slice/1 {}"), Service::Unknown("uiw-slice/1".into()));
-        assert_eq!(Service::of(b"uiw-ping/1 garbage"), Service::Unknown("uiw-ping/1".into()));
+        assert_eq!(Service::from_private_data(b""), Service::Foreign);
+        assert_eq!(Service::from_private_data(b"hello"), Service::Foreign);
+        assert_eq!(Service::from_private_data(b"uiw-perf/2 {}"), Service::Unknown("uiw-perf/2".into()));
+        assert_eq!(
+            Service::from_private_data(b"uiw-raw/1 "),
+            Service::Unknown("uiw-raw/1".into()),
+            "by a port of its own"
+        );
+        assert_eq!(Service::from_private_data(b"uiw-slice/1 {}"), Service::Unknown("uiw-slice/1".into()));
+        assert_eq!(Service::from_private_data(b"uiw-ping/1 garbage"), Service::Unknown("uiw-ping/1".into()));
     }
 }

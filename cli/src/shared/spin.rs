@@ -1,26 +1,28 @@
-//! How polling threads wait: uiw and raw TCP, which it is compared with, do it in the same way.
+//! Waiting of polling threads. uiw and the raw TCP that it is compared with use the same code.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Polls that find nothing before a spinning thread lets others have its core.
-/// `llp/examples/bare.rs` has the same.
+/// Number of empty polls after which a spinning thread yields its core. `llp/examples/bare.rs` uses
+/// the same number.
 const SPINS: u32 = 2000;
-/// Nothing that is measured takes longer: the peer that requested the spinning was stopped.
+/// Time after which a spinning thread starts to sleep. No measured operation takes that long, so
+/// the peer that requested the spinning has probably stopped.
 const TIMEOUT: Duration = Duration::from_secs(1);
-/// Between two polls then: a server's thousand clients that say nothing are not to take its
-/// processors.
+/// Longest sleep between two polls. It prevents a thousand silent clients from using all processors
+/// of a server.
 const NAP: Duration = Duration::from_millis(20);
-/// The first of these times.
+/// First and shortest sleep between two polls.
 const SHORT_NAP: Duration = Duration::from_millis(1);
 
-/// Permits to spin, of all threads of the process. Without [`limit`] there is no end of them.
+/// Permits to spin, for all threads of the process. Without [`limit_spinning`] their number is
+/// unlimited.
 static PERMITS: SpinPermits = SpinPermits::new(usize::MAX);
 
-/// Leaves one of the processors to threads that do not spin: for a server, whose peers request the
-/// spinning.
-pub(crate) fn limit() {
+/// Reserves one processor for threads that do not spin. Servers call this, because their peers
+/// request the spinning.
+pub(crate) fn limit_spinning() {
     let processors = thread::available_parallelism().map_or(1, usize::from);
     PERMITS.most.store((processors - 1).max(1), Ordering::Relaxed);
 }
@@ -28,11 +30,12 @@ pub(crate) fn limit() {
 struct SpinPermits {
     most: AtomicUsize,
     taken: AtomicUsize,
-    /// Somebody wants a permit: a wait that has lasted gives up its own.
+    /// True if a thread waits for a permit. A thread that has waited for long then gives up its own
+    /// permit.
     wanted: AtomicBool,
 }
 
-/// The right to spin, until it is dropped.
+/// Permission to spin, until dropped.
 struct SpinPermit(&'static SpinPermits);
 
 impl SpinPermits {
@@ -57,12 +60,12 @@ impl Drop for SpinPermit {
     }
 }
 
-/// Counts the polls of one wait that found nothing.
+/// Counter of empty polls during one wait.
 pub(crate) struct Spin {
     empty: u32,
-    /// When it began to let others have the core.
+    /// Time when this thread began to yield its core.
     since: Option<Instant>,
-    /// The next time that it sleeps without a permit.
+    /// Duration of the next sleep.
     nap: Duration,
     permits: &'static SpinPermits,
     permit: Option<SpinPermit>,
@@ -79,13 +82,13 @@ impl Spin {
         Self { empty: 0, since: None, nap: SHORT_NAP, permits, permit: permits.take() }
     }
 
-    /// Returns whether this thread may spin; otherwise as many others do as may, and
-    /// [`Spin::empty`] sleeps.
+    /// Returns whether this thread may spin. If not, other threads use all permits, and
+    /// [`Spin::on_empty_poll`] sleeps.
     pub(crate) fn is_permitted(&self) -> bool {
         self.permit.is_some()
     }
 
-    /// A poll found something: another wait begins.
+    /// Begins another wait, after a poll that found something.
     pub(crate) fn restart(&mut self) {
         self.empty = 0;
         self.since = None;
@@ -95,10 +98,10 @@ impl Spin {
         }
     }
 
-    /// A poll found nothing: spins, from the 2,000th on lets others have the core, and after a
-    /// second, or without a permit, sleeps in between. Returns how long the wait has lasted, from
-    /// the 2,000th on.
-    pub(crate) fn empty(&mut self) -> Duration {
+    /// Waits after a poll that found nothing. The first 2,000 times it spins, then it yields the
+    /// core, and after a second or without a permit it sleeps. Returns the duration of the wait
+    /// since it stopped spinning.
+    pub(crate) fn on_empty_poll(&mut self) -> Duration {
         if self.empty < SPINS && self.is_permitted() {
             self.empty += 1;
             std::hint::spin_loop();
@@ -129,15 +132,15 @@ mod tests {
         let mut waits: Vec<_> = (0..512).map(|_| Spin::new(&PERMITS)).collect();
         let spinning = |waits: &[Spin]| waits.iter().filter(|wait| wait.is_permitted()).count();
         assert_eq!(spinning(&waits), 2);
-        assert_eq!(waits[0].empty(), Duration::ZERO);
+        assert_eq!(waits[0].on_empty_poll(), Duration::ZERO);
         let before = Instant::now();
-        let _ = waits[2].empty();
+        let _ = waits[2].on_empty_poll();
         assert!(before.elapsed() >= SHORT_NAP, "it did not sleep");
         waits[0].restart();
         assert_eq!(spinning(&waits), 2);
-        // A wait that lasts gives way to others.
+        // A long wait yields to others.
         waits[0].empty = SPINS;
-        let _ = waits[0].empty();
+        let _ = waits[0].on_empty_poll();
         assert!(!waits[0].is_permitted());
         waits[2].restart();
         waits[3].restart();

@@ -1,4 +1,4 @@
-//! Ending on Ctrl-C, or when a parent process goes away.
+//! Ending a command on Ctrl-C, or when its parent process ends.
 
 use crate::shared::fail::{Failure, Result};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -12,23 +12,23 @@ use std::task::{Context, Poll, Waker};
 use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
-/// Set once; wakes all waiting threads.
-pub(crate) struct Stop {
+/// Flag that is set once and wakes all waiting threads.
+pub(crate) struct StopFlag {
     set: AtomicBool,
-    /// Each with the thread that left it.
+    /// Wakers, each with the thread that has registered it.
     wakers: Mutex<Vec<(ThreadId, Waker)>>,
-    /// Readable from then on.
+    /// Readable once the flag is set.
     fd: OwnedFd,
 }
 
-impl Stop {
+impl StopFlag {
     fn new() -> Result<Self> {
         let fd = eventfd(0, EventfdFlags::CLOEXEC)
             .map_err(|error| Failure::local("cannot make an eventfd", error))?;
         Ok(Self { set: AtomicBool::new(false), wakers: Mutex::default(), fd })
     }
 
-    /// One that Ctrl-C, SIGTERM and SIGHUP set.
+    /// Creates a flag that Ctrl-C, SIGTERM and SIGHUP set.
     pub(crate) fn on_signal() -> Result<Arc<Self>> {
         let stop = Arc::new(Self::new()?);
         let signalled = Arc::clone(&stop);
@@ -37,7 +37,7 @@ impl Stop {
         Ok(stop)
     }
 
-    /// One that Ctrl-C and SIGTERM set; with SIGHUP `reload` is called, on a thread of its own.
+    /// Creates a flag that Ctrl-C and SIGTERM set. SIGHUP calls `reload` on a separate thread.
     pub(crate) fn on_signal_but_hangup(reload: impl Fn() + Send + 'static) -> Result<Arc<Self>> {
         let stop = Arc::new(Self::new()?);
         let signalled = Arc::clone(&stop);
@@ -51,7 +51,7 @@ impl Stop {
         Ok(stop)
     }
 
-    /// Also set when standard input ends: the parent process holds the other end.
+    /// Also sets the flag when standard input ends, because the parent process holds the other end.
     pub(crate) fn on_stdin_end(self: &Arc<Self>) {
         let stop = Arc::clone(self);
         std::thread::spawn(move || {
@@ -63,7 +63,7 @@ impl Stop {
 
     pub(crate) fn set(&self) {
         self.set.store(true, Ordering::SeqCst);
-        // A counter of 2^64 - 2 does not overflow.
+        // The counter of the eventfd cannot overflow.
         let _ = rustix::io::write(&self.fd, &1u64.to_ne_bytes());
         let wakers = std::mem::take(&mut *self.wakers.lock().unwrap_or_else(PoisonError::into_inner));
         for (_, waker) in wakers {
@@ -75,12 +75,13 @@ impl Stop {
         self.set.load(Ordering::SeqCst)
     }
 
-    /// Readable once this is set.
+    /// Returns a descriptor that is readable once the flag is set.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 
-    /// Sleeps until `fd` is readable (true) or this is set (false), without driving any device.
+    /// Sleeps until `fd` is readable (returns true) or the flag is set (returns false), without
+    /// driving any device.
     pub(crate) fn sleep_on(&self, fd: BorrowedFd<'_>) -> bool {
         while !self.is_set() {
             let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::IN), PollFd::new(&self.fd, PollFlags::IN)];
@@ -92,12 +93,12 @@ impl Stop {
         false
     }
 
-    /// Sleeps for `time`, or until this is set. True: it is set.
+    /// Sleeps for `time`, or until the flag is set. Returns whether it is set.
     pub(crate) fn sleep_for(&self, time: Duration) -> bool {
         let until = Instant::now() + time;
         while !self.is_set() {
             let left = until.saturating_duration_since(Instant::now());
-            // A time that does not fit has no end.
+            // A time that does not fit counts as infinite.
             let timeout = Timespec::try_from(left).ok();
             if left.is_zero() {
                 return false;
@@ -108,7 +109,8 @@ impl Stop {
         true
     }
 
-    /// The calling thread ends: what it left here, a descriptor each, goes with it.
+    /// Removes the wakers of the calling thread, which is about to end. Each of them holds a
+    /// descriptor.
     pub(crate) fn forget_this_thread(&self) {
         let this = std::thread::current().id();
         self.wakers.lock().unwrap_or_else(PoisonError::into_inner).retain(|(thread, _)| *thread != this);
@@ -123,7 +125,7 @@ impl Stop {
             wakers.push((std::thread::current().id(), cx.waker().clone()));
         }
         drop(wakers);
-        // Set between the look and the note: the setter may have missed the note.
+        // Check again: the flag may have been set before the waker was registered.
         if self.is_set() { Poll::Ready(()) } else { Poll::Pending }
     }
 }
@@ -134,7 +136,7 @@ mod tests {
 
     #[test]
     fn ended_thread_leaves_no_waker() {
-        let stop = Arc::new(Stop::new().unwrap());
+        let stop = Arc::new(StopFlag::new().unwrap());
         let mut cx = Context::from_waker(Waker::noop());
         assert!(stop.poll(&mut cx).is_pending());
         let other = Arc::clone(&stop);
@@ -154,7 +156,7 @@ mod tests {
 
     #[test]
     fn stop_seen_by_all_checks() {
-        let stop = Stop::new().unwrap();
+        let stop = StopFlag::new().unwrap();
         let mut cx = Context::from_waker(Waker::noop());
         assert!(stop.poll(&mut cx).is_pending());
         stop.set();

@@ -1,4 +1,4 @@
-//! Numbers and tables for people.
+//! Output of text and JSON lines.
 
 use crate::shared::fail::{Exit, Failure, Result};
 use std::borrow::Cow;
@@ -12,7 +12,7 @@ use uiw_decode::json::line as json_line;
 pub(crate) use uiw_decode::number::{grouped, number};
 pub(crate) use uiw_llp::canonical;
 
-/// Bytes a second, in GB/s, MB/s or kB/s.
+/// Formats bytes per second in GB/s, MB/s or kB/s.
 pub(crate) fn rate(bytes_per_second: f64) -> String {
     match bytes_per_second {
         r if r >= 1e9 => format!("{:.2} GB/s", r / 1e9),
@@ -21,12 +21,13 @@ pub(crate) fn rate(bytes_per_second: f64) -> String {
     }
 }
 
-/// Microseconds.
+/// Formats microseconds, in milliseconds from 10 ms on.
 pub(crate) fn micros(us: f64) -> String {
     if us >= 10_000.0 { format!("{:.2} ms", us / 1000.0) } else { format!("{us:.1} us") }
 }
 
-/// One line on standard error that is overwritten; silent unless that is a terminal.
+/// Progress line on standard error that is overwritten. Nothing is shown unless standard error is a
+/// terminal.
 pub(crate) struct Progress {
     on: bool,
     last: Option<Instant>,
@@ -46,7 +47,7 @@ impl Progress {
         let _ = write!(io::stderr(), "\r\x1b[K{}", text());
     }
 
-    /// Removes the line, before something else is printed.
+    /// Removes the line before something else is printed.
     pub(crate) fn clear(&mut self) {
         if self.last.take().is_some() {
             let _ = write!(io::stderr(), "\r\x1b[K");
@@ -60,24 +61,24 @@ impl Drop for Progress {
     }
 }
 
-/// Removes the line of progress of another thread, if there is one.
+/// Removes the progress line of another thread, if there is one.
 pub(crate) fn clear_progress() {
     if io::stderr().is_terminal() {
         let _ = write!(io::stderr(), "\r\x1b[K");
     }
 }
 
-/// The first error of standard output.
-static LOST: OnceLock<io::Error> = OnceLock::new();
+/// First error of a write to standard output.
+static STDOUT_ERROR: OnceLock<io::Error> = OnceLock::new();
 
-/// Returns `text` with its characters for which `is_escaped` returns true as escape sequences.
+/// Returns `text`, with escape sequences for the characters for which `is_escaped` returns true.
 pub(crate) fn escape(text: &str, is_escaped: impl Fn(char) -> bool) -> Cow<'_, str> {
     if !text.chars().any(&is_escaped) {
         return text.into();
     }
     text.chars()
         .fold(String::with_capacity(text.len()), |mut out, char| {
-            // To write to a string does not fail.
+            // Writing to a string cannot fail.
             let _ = if is_escaped(char) {
                 write!(out, "{}", char.escape_default())
             } else {
@@ -88,30 +89,31 @@ pub(crate) fn escape(text: &str, is_escaped: impl Fn(char) -> bool) -> Cow<'_, s
         .into()
 }
 
-/// Returns whether a character of a text with line breaks is escaped. Names of files, values of
-/// variables and what peers say must not drive a terminal.
+/// Returns whether a character of a text with line breaks is escaped. File names, values of
+/// variables and messages of peers must not control a terminal.
 fn is_escaped(char: char) -> bool {
     char != '\n' && is_unsafe(char)
 }
 
-/// Prints lines for people.
+/// Prints lines with escaped control characters.
 pub(crate) fn line(text: impl AsRef<str>) {
     raw_line(&escape(text.as_ref(), is_escaped));
 }
 
-/// Prints lines as they are, for programs. An error ends nothing that still has to be verified:
-/// [`written`] reports it at the end.
+/// Prints lines unchanged, for programs. A write error does not end the command, which may still
+/// have to verify something: [`check_written`] reports it at the end.
 pub(crate) fn raw_line(text: &str) {
     let mut out = io::stdout().lock();
     let printed = writeln!(out, "{text}").and_then(|()| out.flush());
     if let Err(error) = printed {
-        let _ = LOST.set(error);
+        let _ = STDOUT_ERROR.set(error);
     }
 }
 
-/// Returns whether every line was written. A reader that has closed its pipe has what it wanted.
-pub(crate) fn written() -> Result<()> {
-    match LOST.get() {
+/// Checks that every line was written. A closed pipe is not an error, because its reader did not
+/// want more.
+pub(crate) fn check_written() -> Result<()> {
+    match STDOUT_ERROR.get() {
         Some(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(Failure::new(
             Exit::Failed,
             "cannot write the results",
@@ -122,14 +124,12 @@ pub(crate) fn written() -> Result<()> {
     }
 }
 
-/// Returns whether lines have no reader any more: what is only printed, without an end of its own,
-/// ends.
-pub(crate) fn is_lost() -> bool {
-    LOST.get().is_some()
+/// Returns whether standard output has failed. Commands that print without end then stop.
+pub(crate) fn is_stdout_lost() -> bool {
+    STDOUT_ERROR.get().is_some()
 }
 
-/// Prints lines on standard error. Where that cannot be written (a full disk, a closed pipe)
-/// nothing ends for it, as it does by `eprintln!`.
+/// Prints lines on standard error. Unlike `eprintln!`, this does not panic if the write fails.
 pub(crate) fn note(text: &str) {
     let mut lines = String::new();
     for line in escape(text, is_escaped).split('\n') {

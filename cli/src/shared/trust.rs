@@ -1,8 +1,9 @@
-//! Encryption without a configuration: the keys of a user's own, in `~/.config/uiw`.
+//! Encryption without a configuration file, with keys of the user in `~/.config/uiw`.
 //!
-//! `key.pem` is the private key, made when it is needed first. `known-servers` has the keys of the
-//! servers that `uiw cp` accepts, `authorized-clients` those of the clients that `uiw serve`
-//! accepts; `client.conf` and `server.conf` name them as files of `--tls` do.
+//! `key.pem` is the private key, which is created when it is first needed. `known-servers` contains
+//! the keys of servers that `uiw cp` accepts, `authorized-clients` the keys of clients that `uiw
+//! serve` accepts. `client.conf` and `server.conf` are files in the format of `--tls` that name
+//! these files.
 
 use crate::key;
 use crate::shared::fail::{Exit, Failure, Refusal, Result};
@@ -14,16 +15,16 @@ use std::path::{Path, PathBuf};
 use uiw_llp::PeerIdentity;
 use uiw_tls::{PinnedKeys, PublicKey, SecretKey};
 
-/// Which end this is.
+/// Role of this end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum EndRole {
     Client,
     Server,
 }
 
-/// The files of one end.
+/// Key files of one end.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Files {
+pub(crate) struct KeyFiles {
     key: PathBuf,
     pub(crate) pinned: PathBuf,
 }
@@ -40,8 +41,8 @@ fn directory() -> Result<PathBuf> {
     })
 }
 
-/// Makes a file if it is not there.
-fn make(path: &Path, text: &str) -> Result<()> {
+/// Creates a file unless it exists.
+fn create_if_missing(path: &Path, text: &str) -> Result<()> {
     let opened = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
     match opened.and_then(|mut file| file.write_all(text.as_bytes())) {
         Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(unwritable(path, &error)),
@@ -61,9 +62,9 @@ impl EndRole {
         }
     }
 
-    /// Devices with TLS: as `--tls` says, and by the user's own keys otherwise, whose files come
-    /// along then.
-    pub(crate) fn opener(self, opener: &Opener) -> Result<(Opener, Option<Files>)> {
+    /// Returns an opener with TLS, configured by `--tls` or else with the keys of the user. In the
+    /// second case also returns the key files.
+    pub(crate) fn tls_opener(self, opener: &Opener) -> Result<(Opener, Option<KeyFiles>)> {
         if opener.has_tls() {
             return Ok((opener.clone(), None));
         }
@@ -71,19 +72,19 @@ impl EndRole {
         let made = DirBuilder::new().recursive(true).mode(0o700).create(&directory);
         made.map_err(|error| unwritable(&directory, &error))?;
         let (conf, pinned) = self.names();
-        let files = Files { key: directory.join("key.pem"), pinned: directory.join(pinned) };
+        let files = KeyFiles { key: directory.join("key.pem"), pinned: directory.join(pinned) };
         if !files.key.exists() {
             let new = SecretKey::generate().map_err(key::failure)?;
-            // Another process may make it at the same time: then that one holds.
+            // If another process creates the key at the same time, use that key.
             if let Err(error) = new.write(&files.key)
                 && !files.key.exists()
             {
                 return Err(key::failure(error));
             }
         }
-        make(&files.pinned, "")?;
+        create_if_missing(&files.pinned, "")?;
         let conf = directory.join(conf);
-        make(&conf, &format!("mode raw\nkey key.pem\npinned {pinned}\n"))?;
+        create_if_missing(&conf, &format!("mode raw\nkey key.pem\npinned {pinned}\n"))?;
         if self == Self::Server {
             let key = files.public_key()?;
             note!(
@@ -91,24 +92,24 @@ impl EndRole {
                 files.pinned.display()
             );
         }
-        Ok((opener.clone().or_tls(conf), Some(files)))
+        Ok((opener.clone().with_default_tls(conf), Some(files)))
     }
 }
 
-/// Makes a warning stand out.
+/// Line that makes a warning stand out.
 const RULE: &str = "@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@";
 
-/// The fingerprint of a key in base64.
+/// Returns the fingerprint of a key in base64.
 fn fingerprint(key: &str) -> String {
     key.parse::<PublicKey>().map_or_else(|_| key.to_owned(), |key| key.fingerprint().to_string())
 }
 
-/// Returns whether `name`, names of one server separated by commas, has `host`.
+/// Returns whether `host` is one of the comma-separated names in `name`.
 fn is_named(name: &str, host: &str) -> bool {
     name.split(',').any(|name| name.trim() == host)
 }
 
-impl Files {
+impl KeyFiles {
     fn public_key(&self) -> Result<String> {
         Ok(SecretKey::read(&self.key).map_err(key::failure)?.public_key().to_string())
     }
@@ -117,13 +118,13 @@ impl Files {
         PinnedKeys::read(&self.pinned).map_err(key::failure)
     }
 
-    /// Refuses a server that has the key of another one.
+    /// Refuses a server that uses the key of another server.
     pub(crate) fn check(&self, host: &str, identity: Option<&PeerIdentity>) -> Result<()> {
         let Some(PeerIdentity::PublicKey { name, fingerprint, .. }) = identity else { return Ok(()) };
         if is_named(name, host) {
             return Ok(());
         }
-        if let Some(changed) = self.changed(host, &fingerprint.to_string()) {
+        if let Some(changed) = self.check_changed_key(host, &fingerprint.to_string()) {
             return Err(changed);
         }
         let pinned = self.pinned.display();
@@ -133,9 +134,9 @@ impl Files {
         Err(Failure::new(Exit::Unreachable, host, why, fix).with_refusal(Refusal::Unaccepted))
     }
 
-    /// The failure of a server that does not have the key that is pinned under its name, and before
-    /// it the warning; `None` if none is pinned.
-    fn changed(&self, host: &str, fingerprint: &str) -> Option<Failure> {
+    /// Prints a warning and returns an error if keys are pinned for `host`. Callers use it for a
+    /// server whose key is not among them. Returns `None` if no key is pinned for `host`.
+    fn check_changed_key(&self, host: &str, fingerprint: &str) -> Option<Failure> {
         let pinned = self.pinned().ok()?;
         let lines: Vec<_> = pinned.lines().filter(|line| is_named(line.name, host)).collect();
         let first = lines.first()?;
@@ -153,20 +154,20 @@ impl Files {
         Some(Failure::new(Exit::Unreachable, host, why, fix).with_refusal(Refusal::Unaccepted))
     }
 
-    /// Pins the key of a server of which none is pinned yet.
+    /// Pins the key of a server for which no key is pinned yet.
     pub(crate) fn accept_new(&self, host: &str, key: &str) -> Result<()> {
         let fingerprint = fingerprint(key);
-        if let Some(changed) = self.changed(host, &fingerprint) {
+        if let Some(changed) = self.check_changed_key(host, &fingerprint) {
             return Err(changed);
         }
         key::pin(&self.pinned, key, host, false)
     }
 
-    /// What to do about a refused connection.
+    /// Adds the hint for a refused connection.
     pub(crate) fn explain(&self, host: &str, failure: Failure) -> Failure {
         match failure.refusal.clone() {
             Some(Refusal::UnknownKey { key }) => {
-                if let Some(changed) = self.changed(host, &fingerprint(&key)) {
+                if let Some(changed) = self.check_changed_key(host, &fingerprint(&key)) {
                     return changed;
                 }
                 let pinned = self.pinned.display();

@@ -1,29 +1,29 @@
-//! The bytes of an order, and where they lie.
+//! Bytes of an order, and their layout in memory.
 
 use crate::shared::fail::Result;
 use crate::shared::memory::Buffer;
 use uiw::raw::Sge;
 use uiw_conform::partner::{MAX_SGES, Order};
 
-/// Bytes between the pieces of a message.
+/// Number of bytes between two pieces of a message.
 const GAP: usize = 8;
 
-/// Byte `at` of message `message`.
+/// Returns byte `at` of message `message`.
 fn byte(seed: u32, message: u32, at: u32) -> u8 {
     let at_part = at.wrapping_mul(31).wrapping_add((at >> 8).wrapping_mul(17));
     seed.wrapping_add(message.wrapping_mul(7)).wrapping_add(at_part) as u8
 }
 
-/// How the messages of an order lie in a buffer.
+/// Layout of the messages of an order in a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Layout {
-    /// One behind the other: memory that the other end names.
+pub(super) enum MessageLayout {
+    /// The messages follow one another, in memory that the other end names.
     Whole,
-    /// Each in as many pieces as it has elements: our own requests.
+    /// Each message has as many separate pieces as the request has elements.
     Pieces,
 }
 
-impl Layout {
+impl MessageLayout {
     fn gap(self) -> usize {
         if self == Self::Pieces { GAP } else { 0 }
     }
@@ -32,12 +32,12 @@ impl Layout {
         order.size as usize + self.gap() * (order.sges as usize - 1)
     }
 
-    /// Bytes that all messages take.
+    /// Returns the bytes of all messages, including gaps.
     pub(super) fn len(self, order: &Order) -> usize {
         self.stride(order) * order.count as usize
     }
 
-    /// The pieces of a message: place in the buffer, offset in the message, length.
+    /// Returns the pieces of a message: place in the buffer, offset in the message, length.
     fn pieces(self, order: &Order, message: u32) -> impl Iterator<Item = (usize, u32, u32)> {
         let (size, pieces) = (order.size, if self == Self::Pieces { order.sges } else { 1 });
         let (start, gap) = (self.stride(order) * message as usize, self.gap());
@@ -50,8 +50,8 @@ impl Layout {
     }
 }
 
-/// Puts the order's bytes into `buffer`.
-pub(super) fn fill(buffer: &Buffer, order: &Order, layout: Layout) -> Result<()> {
+/// Writes the bytes of the order into `buffer`.
+pub(super) fn fill(buffer: &Buffer, order: &Order, layout: MessageLayout) -> Result<()> {
     for message in 0..order.count {
         for (place, at, len) in layout.pieces(order, message) {
             let bytes: Vec<u8> = (at..at + len).map(|at| byte(order.seed, message, at)).collect();
@@ -61,12 +61,16 @@ pub(super) fn fill(buffer: &Buffer, order: &Order, layout: Layout) -> Result<()>
     Ok(())
 }
 
-/// What is wrong with the bytes in `buffer`.
-pub(super) fn differs(buffer: &Buffer, order: &Order, layout: Layout) -> Result<Option<String>> {
+/// Returns a description of the first wrong byte in `buffer`.
+pub(super) fn find_difference(
+    buffer: &Buffer,
+    order: &Order,
+    layout: MessageLayout,
+) -> Result<Option<String>> {
     for message in 0..order.count {
         for (place, at, len) in layout.pieces(order, message) {
             let expected: Vec<u8> = (at..at + len).map(|at| byte(order.seed, message, at)).collect();
-            if let Some(first) = buffer.differs(place, &expected)? {
+            if let Some(first) = buffer.first_difference(place, &expected)? {
                 return Ok(Some(format!("byte {} of message {message} differs", at as usize + first)));
             }
         }
@@ -74,10 +78,10 @@ pub(super) fn differs(buffer: &Buffer, order: &Order, layout: Layout) -> Result<
     Ok(None)
 }
 
-/// The elements of a message; `more` bytes are added to the last.
+/// Returns the elements of a message. The last one is `more` bytes longer.
 pub(super) fn elements(buffer: &Buffer, order: &Order, message: u32, more: usize) -> Vec<Sge> {
     let mut sges = Vec::with_capacity(MAX_SGES as usize);
-    for (place, at, len) in Layout::Pieces.pieces(order, message) {
+    for (place, at, len) in MessageLayout::Pieces.pieces(order, message) {
         let more = if at + len == order.size { more } else { 0 };
         sges.push(buffer.sge(place..place + len as usize + more));
     }
@@ -94,16 +98,16 @@ mod tests {
         let device = uiw::raw::Device::open().unwrap();
         let buffer = Buffer::exclusive(&device.alloc_pd().unwrap(), 1 << 20).unwrap();
         let order = Order { op: Op::Send, actor: Actor::Initiator, size: 70_001, count: 3, sges: 3, seed: 9 };
-        for layout in [Layout::Whole, Layout::Pieces] {
+        for layout in [MessageLayout::Whole, MessageLayout::Pieces] {
             fill(&buffer, &order, layout).unwrap();
-            assert_eq!(differs(&buffer, &order, layout).unwrap(), None);
+            assert_eq!(find_difference(&buffer, &order, layout).unwrap(), None);
             let (place, at, len) = layout.pieces(&order, 2).last().unwrap();
             let mut byte = [0];
             buffer.read(place + len as usize - 1, &mut byte).unwrap();
             buffer.write(place + len as usize - 1, &[byte[0] ^ 1]).unwrap();
             let expected = format!("byte {} of message 2 differs", at + len - 1);
-            assert_eq!(differs(&buffer, &order, layout).unwrap(), Some(expected));
-            assert!(differs(&buffer, &Order { seed: 10, ..order }, layout).unwrap().is_some());
+            assert_eq!(find_difference(&buffer, &order, layout).unwrap(), Some(expected));
+            assert!(find_difference(&buffer, &Order { seed: 10, ..order }, layout).unwrap().is_some());
         }
     }
 
@@ -114,13 +118,13 @@ mod tests {
             for message in 0..2 {
                 let mut next = 0;
                 let mut end = 0;
-                for (place, at, len) in Layout::Pieces.pieces(&order, message) {
+                for (place, at, len) in MessageLayout::Pieces.pieces(&order, message) {
                     assert!(at == next && place >= end);
                     next += len;
                     end = place + len as usize;
                 }
                 assert_eq!(next, size);
-                assert!(end <= Layout::Pieces.len(&order));
+                assert!(end <= MessageLayout::Pieces.len(&order));
             }
         }
     }

@@ -1,9 +1,9 @@
-//! One end of a connection: receives and requests by number, and what became of them.
+//! One end of a connection, with its requests and receives.
 
 use crate::shared::fail::{Failure, Result};
 use crate::shared::memory::Buffer;
 use crate::shared::qp_setup::{
-    Link, PendingQp, RECV, Wait, WaitLimits, completions, post, post_recv, post_recvs, send_copy,
+    Link, PendingQp, RECV, WaitLimits, WaitMode, completions, post, post_recv, post_recvs, send_copy,
 };
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -13,29 +13,29 @@ use uiw::raw::{
     Access, Bind, ConnConfig, Pd, RawMw, Remote, STag, SendFlags, SendOp, Sge, Wc, WcOpcode, WcStatus,
     WindowType,
 };
-use uiw_conform::partner::{Kind, Op, Order, PartnerMessage};
+use uiw_conform::partner::{MessageKind, Op, Order, PartnerMessage};
 
-/// Time without movement after which a wait gives up: no request and no receive completes, and TCP
-/// neither delivers nor receives a byte.
+/// Time after which a wait gives up if no request or receive completes and TCP neither delivers nor
+/// receives a byte.
 const TIMEOUT: Duration = Duration::from_secs(30);
-/// How long one wait may take, whatever moves: the largest order is 256 MiB.
+/// Maximum duration of a wait, even with progress. The largest order is 256 MiB.
 const BOUND: Duration = Duration::from_secs(600);
-/// Receives for talk.
+/// Number of receives for messages of the partner protocol ("talk").
 const SLOTS: u64 = 4;
-/// Bytes of the memory that is there to be invalidated.
+/// Size of the memory under the window that the peer may invalidate, in bytes.
 const REVOCABLE: usize = 4096;
 
-// Numbers of requests: what they are, and which.
+// The upper half of a request number is its kind, the lower half its index.
 const TALK: u64 = 1 << 32;
 const TEST: u64 = 2 << 32;
 const BIND: u64 = 3 << 32;
 const WHAT: u64 = !RECV & !0xFFFF_FFFF;
 
-/// What the far end has to be.
+/// Hint if the far end is not a partner program.
 const PARTNER: &str =
     "start `siwpeer serve` or `uiw siwtest --listen ADDR:PORT` there; `--raw` is for any other peer";
 
-/// An end of a connection.
+/// One end of a connection.
 pub(super) struct ConnectionEnd {
     pub(super) link: Link,
     pub(super) pd: Pd,
@@ -43,21 +43,22 @@ pub(super) struct ConnectionEnd {
     posted_slots: u64,
     received: VecDeque<PartnerMessage>,
     memory: Option<Memory>,
-    /// Requests and receives of the order: posted and done.
+    /// Number of requests and of receives of the current order, posted and complete.
     posted: (u32, u32),
     done: (u32, u32),
-    /// All that was ever posted here, and what of it is done, flushed or failed.
-    pub(super) all: (u32, u32),
+    /// Number of all requests and receives posted so far, and number of those that are complete,
+    /// flushed or failed.
+    pub(super) totals: (u32, u32),
     bound: bool,
     broken: bool,
-    /// What is wrong.
+    /// First problem found.
     pub(super) wrong: Option<String>,
 }
 
-/// A wait that lasts as long as something moves, within [`BOUND`].
+/// A wait that continues while there is progress, up to [`BOUND`].
 struct ProgressWait {
     bound: Instant,
-    /// What had moved at the beginning of the present [`TIMEOUT`], and when that ends.
+    /// Progress at the beginning of the current [`TIMEOUT`], and the end of this time.
     seen: (u32, u64),
     deadline: Instant,
 }
@@ -68,7 +69,7 @@ impl ProgressWait {
         Self { bound: now + BOUND, seen: end.moved(), deadline: now + TIMEOUT }
     }
 
-    /// Returns whether the time is over in which something had to move.
+    /// Returns whether there was no progress for [`TIMEOUT`], or [`BOUND`] is over.
     fn is_stalled(&mut self, end: &ConnectionEnd) -> bool {
         let now = Instant::now();
         if now < self.deadline {
@@ -84,46 +85,47 @@ impl ProgressWait {
 
 /// Memory of an order.
 pub(super) struct Memory {
-    /// What the other end may name.
+    /// Memory that the other end may access.
     pub(super) remote: Buffer,
-    /// Our own sources and places.
+    /// Sources and destinations of our own requests and receives.
     pub(super) local: Buffer,
-    /// A window that the other end may invalidate, and what is under it.
+    /// Window that the other end may invalidate, and the memory under it.
     _window: (RawMw, Buffer),
-    /// The window's STag.
+    /// STag of the window.
     stag: STag,
-    /// Whether the other end has.
+    /// True if the other end has invalidated the window.
     pub(super) invalidated: bool,
 }
 
 impl ConnectionEnd {
-    /// Connects.
+    /// Connects to a partner.
     pub(super) fn connect(
-        half: PendingQp,
+        pending: PendingQp,
         peer: SocketAddr,
         options: &ConnConfig,
         private_data: &[u8],
     ) -> Result<Self> {
-        let talk = talk_buffer(&half)?;
-        let pd = half.pd.clone();
-        let link =
-            half.connect(peer, options, private_data).map_err(|failure| failure.with_start_hint(PARTNER))?;
+        let talk = talk_buffer(&pending)?;
+        let pd = pending.pd.clone();
+        let link = pending
+            .connect(peer, options, private_data)
+            .map_err(|failure| failure.with_start_hint(PARTNER))?;
         Ok(Self::new(link, pd, talk))
     }
 
-    /// Accepts; the first order has its receive before the Reply leaves.
+    /// Accepts a connection. The receive for the first order is posted before the Reply is sent.
     pub(super) fn accept(
-        half: PendingQp,
+        pending: PendingQp,
         request: ConnRequest,
         options: &ConnConfig,
         private_data: &[u8],
         until: WaitLimits<'_>,
     ) -> Result<Self> {
-        let talk = talk_buffer(&half)?;
-        let pd = half.pd.clone();
-        post_recvs(&half.qp, [(TALK, Some(slot(&talk, 0)))])?;
-        let mut end = Self::new(half.accept(request, options, private_data, until)?, pd, talk);
-        (end.posted_slots, end.all.0) = (1, 1);
+        let talk = talk_buffer(&pending)?;
+        let pd = pending.pd.clone();
+        post_recvs(&pending.qp, [(TALK, Some(slot(&talk, 0)))])?;
+        let mut end = Self::new(pending.accept(request, options, private_data, until)?, pd, talk);
+        (end.posted_slots, end.totals.0) = (1, 1);
         Ok(end)
     }
 
@@ -137,24 +139,24 @@ impl ConnectionEnd {
             memory: None,
             posted: (0, 0),
             done: (0, 0),
-            all: (0, 0),
+            totals: (0, 0),
             bound: false,
             broken: false,
             wrong: None,
         }
     }
 
-    /// Notes the first thing that is wrong.
+    /// Records a problem, unless one was recorded before.
     pub(super) fn note(&mut self, what: impl Into<String>) {
         self.wrong.get_or_insert_with(|| what.into());
     }
 
-    /// The order's memory.
+    /// Returns the memory of the current order.
     pub(super) fn memory(&self) -> Result<&Memory> {
         self.memory.as_ref().ok_or_else(|| Failure::local("an order", "has no memory"))
     }
 
-    /// Memory for an order, with a window for the peer to invalidate.
+    /// Allocates memory for an order, and binds a window that the peer may invalidate.
     pub(super) fn provide(&mut self, order: &Order, remote: usize, local: usize) -> Result<()> {
         let mut access = Access::REMOTE_READ | Access::REMOTE_WRITE;
         match order.op {
@@ -162,7 +164,7 @@ impl ConnectionEnd {
             Op::WriteOnlyRead => access.remove(Access::REMOTE_READ),
             _ => {}
         }
-        // What an earlier order left is given back first: it may be large.
+        // Free the memory of the previous order first, because it may be large.
         self.memory = None;
         let revocable = Buffer::shared(&self.pd, REVOCABLE, Access::MW_BIND)?;
         let window = self.pd.alloc_window(WindowType::Two)?;
@@ -186,12 +188,12 @@ impl ConnectionEnd {
         self.memory = Some(memory);
         (self.posted, self.done, self.bound) = ((0, 0), (0, 0), false);
         self.post(BIND, SendOp::Bind(bind), &[], SendFlags::empty())?;
-        self.until("the window is bound", |end| end.bound)
+        self.wait_until("the window is bound", |end| end.bound)
     }
 
     fn post(&mut self, wr_id: u64, op: SendOp, sges: &[Sge], flags: SendFlags) -> Result<()> {
         post(&self.link.qp, wr_id, op, sges, flags | SendFlags::SIGNALED)?;
-        self.all.0 += 1;
+        self.totals.0 += 1;
         Ok(())
     }
 
@@ -207,22 +209,22 @@ impl ConnectionEnd {
         for sges in messages {
             post_recv(&self.link.qp, TEST, &sges)?;
             self.posted.1 += 1;
-            self.all.0 += 1;
+            self.totals.0 += 1;
         }
         Ok(())
     }
 
-    /// Posts a receive for a message of talk.
+    /// Posts a receive for a message of the partner.
     pub(super) fn expect_talk(&mut self) -> Result<()> {
         let number = self.posted_slots % SLOTS;
         post_recvs(&self.link.qp, [(TALK | number, Some(slot(&self.talk, number)))])?;
         self.posted_slots += 1;
-        self.all.0 += 1;
+        self.totals.0 += 1;
         Ok(())
     }
 
-    /// Says something.
-    pub(super) fn say(&mut self, kind: Kind, order: Order) -> Result<()> {
+    /// Sends a message to the partner.
+    pub(super) fn send_message(&mut self, kind: MessageKind, order: Order) -> Result<()> {
         let memory = self.memory.as_ref();
         let talk = PartnerMessage {
             kind,
@@ -232,47 +234,47 @@ impl ConnectionEnd {
             wrong: self.wrong.clone(),
         };
         send_copy(&self.link.qp, TALK, &talk.emit())?;
-        self.all.0 += 1;
+        self.totals.0 += 1;
         Ok(())
     }
 
-    /// The next message, which must be of this kind.
-    pub(super) fn expect(&mut self, kind: Kind) -> Result<PartnerMessage> {
-        self.until("talk", |end| !end.received.is_empty())?;
+    /// Waits for the next message, which must be of this kind.
+    pub(super) fn expect_message(&mut self, kind: MessageKind) -> Result<PartnerMessage> {
+        self.wait_until("talk", |end| !end.received.is_empty())?;
         match self.received.pop_front() {
             Some(talk) if talk.kind == kind => Ok(talk),
             _ => Err(self.lost("said something out of turn").with_fix(PARTNER)),
         }
     }
 
-    /// The next order; `None` when the peer has closed.
+    /// Waits for the next order. Returns `None` if the peer has closed.
     pub(super) fn next_order(&mut self, until: WaitLimits<'_>) -> Result<Option<PartnerMessage>> {
         while self.received.is_empty() && !self.broken && !until.is_over() {
             self.step(until);
         }
         match self.received.pop_front() {
-            Some(talk) if talk.kind == Kind::Order => Ok(Some(talk)),
+            Some(talk) if talk.kind == MessageKind::Order => Ok(Some(talk)),
             Some(_) => Err(self.lost("said something out of turn")),
             None => Ok(None),
         }
     }
 
-    /// Waits until every request of the order is done.
+    /// Waits until every request of the order is complete.
     pub(super) fn await_requests(&mut self) -> Result<()> {
-        self.until("its requests are done", |end| end.done.0 >= end.posted.0)
+        self.wait_until("its requests are done", |end| end.done.0 >= end.posted.0)
     }
 
-    /// Waits until every receive of the order is done, or the other end says that it is.
+    /// Waits until every receive of the order is complete, or a message of the partner arrives.
     pub(super) fn await_receives(&mut self) -> Result<()> {
-        self.until("messages", |end| end.done.1 >= end.posted.1 || !end.received.is_empty())
+        self.wait_until("messages", |end| end.done.1 >= end.posted.1 || !end.received.is_empty())
     }
 
-    /// Returns whether every receive of the order is done.
+    /// Returns whether every receive of the order is complete.
     pub(super) fn all_received(&self) -> bool {
         self.done.1 == self.posted.1
     }
 
-    fn until(&mut self, what: &str, is_so: impl Fn(&Self) -> bool) -> Result<()> {
+    fn wait_until(&mut self, what: &str, is_so: impl Fn(&Self) -> bool) -> Result<()> {
         let mut progress = ProgressWait::new(self);
         while !is_so(self) {
             if self.broken {
@@ -289,11 +291,11 @@ impl ConnectionEnd {
         Ok(())
     }
 
-    /// Requests and receives done, and bytes that TCP has delivered or received, where it counts
-    /// them.
+    /// Returns the number of completed requests and receives, and of bytes that TCP has delivered
+    /// or received if it counts them.
     fn moved(&self) -> (u32, u64) {
         let stream = self.link.qp.path().map(|path| path.stream).unwrap_or_default();
-        (self.all.1, stream.bytes_acked.unwrap_or(0) + stream.bytes_received.unwrap_or(0))
+        (self.totals.1, stream.bytes_acked.unwrap_or(0) + stream.bytes_received.unwrap_or(0))
     }
 
     fn lost(&self, why: impl std::fmt::Display) -> Failure {
@@ -303,8 +305,8 @@ impl ConnectionEnd {
     fn step(&mut self, until: WaitLimits<'_>) {
         let mut taken = Vec::new();
         let until = until.ended(&self.link);
-        completions(&self.link.device, &self.link.cq, Wait::Sleep, until, 64, |wc| taken.push(wc));
-        // If nothing is posted, no completion reports the end.
+        completions(&self.link.device, &self.link.cq, WaitMode::Sleep, until, 64, |wc| taken.push(wc));
+        // If nothing is posted, no completion reports the end of the connection.
         if taken.is_empty() && self.link.wait_ending(Duration::ZERO).is_some() {
             self.note("closed");
             self.broken = true;
@@ -315,9 +317,9 @@ impl ConnectionEnd {
     }
 
     fn on_completion(&mut self, wc: &Wc) {
-        self.all.1 += 1;
+        self.totals.1 += 1;
         if wc.status != WcStatus::Success {
-            // A reason says more than "flushed".
+            // A later completion with a reason replaces "closed".
             if !self.broken || wc.reason.is_some() && self.wrong.as_deref() == Some("closed") {
                 let closed = wc.status == WcStatus::Flushed && wc.reason.is_none();
                 let why = match (wc.status, wc.reason) {
@@ -347,7 +349,7 @@ impl ConnectionEnd {
         match PartnerMessage::parse(&bytes).filter(|_| read.is_ok()) {
             Some(talk) => self.received.push_back(talk),
             None => {
-                self.note(format!("said something else than a siwtest does ({} bytes)", wc.byte_len));
+                self.note(format!("sent {} bytes that are not a siwtest message", wc.byte_len));
                 self.broken = true;
             }
         }
@@ -361,7 +363,7 @@ impl ConnectionEnd {
         if let Some(stag) = wc.invalidated
             && self.memory.as_ref().is_none_or(|memory| memory.stag != stag)
         {
-            self.note(format!("STag {stag} was invalidated, which is not the one"));
+            self.note(format!("STag {stag} was invalidated instead of the expected one"));
         }
         if wc.invalidated.is_some()
             && let Some(memory) = &mut self.memory
@@ -370,18 +372,19 @@ impl ConnectionEnd {
         }
     }
 
-    /// Waits until all that was posted is done, flushed or failed; gives what became of the
-    /// connection.
+    /// Closes the connection and waits until everything posted is complete, flushed or failed.
+    /// Records the reason for the end of the connection as the problem, unless there is another
+    /// one.
     pub(super) fn drain(&mut self) -> Result<()> {
         let mut progress = ProgressWait::new(self);
         self.broken = true;
         if self.link.qp.state() == uiw::raw::QpState::Rts {
-            // A connection that has ended needs no closing.
+            // An error means that the connection has ended already.
             let _ = self.link.qp.disconnect();
         }
-        while self.all.1 < self.all.0 {
+        while self.totals.1 < self.totals.0 {
             if progress.is_stalled(self) {
-                let (posted, done) = self.all;
+                let (posted, done) = self.totals;
                 return Err(self.lost(format!(
                     "{done} of {posted} requests and receives done; nothing moved for {TIMEOUT:?}"
                 )));
@@ -397,8 +400,8 @@ impl ConnectionEnd {
     }
 }
 
-fn talk_buffer(half: &PendingQp) -> Result<Buffer> {
-    Buffer::exclusive(&half.pd, SLOTS as usize * PartnerMessage::LEN)
+fn talk_buffer(pending: &PendingQp) -> Result<Buffer> {
+    Buffer::exclusive(&pending.pd, SLOTS as usize * PartnerMessage::LEN)
 }
 
 fn slot(talk: &Buffer, number: u64) -> Sge {

@@ -1,106 +1,106 @@
-//! Orders being given, taken and carried out.
+//! Giving, taking and executing orders.
 
 use super::ExtensionOrder;
-use super::bytes::{Layout, differs, elements, fill};
+use super::bytes::{MessageLayout, elements, fill, find_difference};
 use super::end::ConnectionEnd;
 use crate::shared::fail::{Failure, Result};
 use crate::shared::memory::Buffer;
 use crate::shared::text;
 use serde_json::json;
 use uiw::raw::{Remote, STag, SendFlags, SendOp, Sge};
-use uiw_conform::partner::{Actor, Kind, Op, Order, PartnerMessage};
+use uiw_conform::partner::{Actor, MessageKind, Op, Order, PartnerMessage};
 
-/// An STag that does not exist.
+/// STag that does not exist.
 const NO_STAG: u32 = 0xDEAD_BE00;
-/// Past the end of every memory.
+/// Offset beyond the end of every memory.
 const FAR: u64 = 512 << 20;
 
-/// Gives an order, as the end that connected.
-pub(super) fn give(end: &mut ConnectionEnd, order: Order) -> Result<()> {
+/// Gives an order, at the end that connected.
+pub(super) fn give_order(end: &mut ConnectionEnd, order: Order) -> Result<()> {
     let acts = order.actor == Actor::Initiator;
     if order.op == Op::About {
         end.expect_talk()?;
-        end.say(Kind::Order, order)?;
-        let verdict = end.expect(Kind::Verdict)?;
+        end.send_message(MessageKind::Order, order)?;
+        let verdict = end.expect_message(MessageKind::Verdict)?;
         text::line(format!("the partner is {}", verdict.wrong.unwrap_or_default()));
         return Ok(());
     }
-    prepare(end, &order, acts)?;
+    provide_memory(end, &order, acts)?;
     if acts {
         end.expect_talk()?;
         end.expect_talk()?;
-        end.say(Kind::Order, order)?;
-        let ready = end.expect(Kind::Ready)?;
-        act(end, &order, &ready)?;
-        verify_own(end, &order)?;
-        end.say(Kind::Done, order)?;
-        let verdict = end.expect(Kind::Verdict)?;
-        believe(end, verdict);
+        end.send_message(MessageKind::Order, order)?;
+        let ready = end.expect_message(MessageKind::Ready)?;
+        execute(end, &order, &ready)?;
+        verify_read(end, &order)?;
+        end.send_message(MessageKind::Done, order)?;
+        let verdict = end.expect_message(MessageKind::Verdict)?;
+        note_partner_error(end, verdict);
     } else {
         if order.op != Op::NoReceive {
             end.expect_talk()?;
         }
-        end.say(Kind::Order, order)?;
+        end.send_message(MessageKind::Order, order)?;
         end.await_receives()?;
-        let done = end.expect(Kind::Done)?;
-        verify(end, &order)?;
-        believe(end, done);
+        let done = end.expect_message(MessageKind::Done)?;
+        verify_received(end, &order)?;
+        note_partner_error(end, done);
     }
     Ok(())
 }
 
-/// Takes an order, as the end that accepted.
-pub(super) fn take(end: &mut ConnectionEnd, talk: &PartnerMessage) -> Result<()> {
+/// Takes an order, at the end that accepted.
+pub(super) fn take_order(end: &mut ConnectionEnd, talk: &PartnerMessage) -> Result<()> {
     let order = talk.order;
     let acts = order.actor == Actor::Responder;
     if order.op == Op::About {
         end.expect_talk()?;
-        end.note(about());
-        end.say(Kind::Verdict, order)?;
+        end.note(describe_self());
+        end.send_message(MessageKind::Verdict, order)?;
         end.wrong = None;
         return Ok(());
     }
-    prepare(end, &order, acts)?;
+    provide_memory(end, &order, acts)?;
     if acts {
-        act(end, &order, talk)?;
-        verify_own(end, &order)?;
+        execute(end, &order, talk)?;
+        verify_read(end, &order)?;
         end.expect_talk()?;
-        return end.say(Kind::Done, order);
+        return end.send_message(MessageKind::Done, order);
     }
     if order.op != Op::NoReceive {
         end.expect_talk()?;
     }
-    end.say(Kind::Ready, order)?;
+    end.send_message(MessageKind::Ready, order)?;
     end.await_receives()?;
-    let done = end.expect(Kind::Done)?;
-    verify(end, &order)?;
-    believe(end, done);
+    let done = end.expect_message(MessageKind::Done)?;
+    verify_received(end, &order)?;
+    note_partner_error(end, done);
     end.expect_talk()?;
-    end.say(Kind::Verdict, order)
+    end.send_message(MessageKind::Verdict, order)
 }
 
-/// Device, driver, firmware and kernel of this end.
-fn about() -> String {
+/// Returns the device, driver, firmware and kernel of this end.
+fn describe_self() -> String {
     let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let version = env!("CARGO_PKG_VERSION");
     format!("uiw; driver uiw {version}; firmware none; Linux {}", kernel.trim())
 }
 
-fn believe(end: &mut ConnectionEnd, talk: PartnerMessage) {
+fn note_partner_error(end: &mut ConnectionEnd, talk: PartnerMessage) {
     if let Some(wrong) = talk.wrong {
         end.note(format!("the other end: {wrong}"));
     }
 }
 
-/// Memory as the end that acts needs it, or the one that is acted on.
-fn prepare(end: &mut ConnectionEnd, order: &Order, acts: bool) -> Result<()> {
-    // One byte more than the messages have: a Send that is too long has it.
-    let (remote, local) = (Layout::Whole.len(order), Layout::Pieces.len(order) + 1);
+/// Provides the memory of an order, for the end that acts (`acts`) or for the other one.
+fn provide_memory(end: &mut ConnectionEnd, order: &Order, acts: bool) -> Result<()> {
+    // One byte more than the messages have, for a Send that is too long.
+    let (remote, local) = (MessageLayout::Whole.len(order), MessageLayout::Pieces.len(order) + 1);
     end.provide(order, if acts { 1 } else { remote }, local)?;
     let memory = end.memory()?;
     match (acts, order.op.is_read()) {
-        (true, false) => fill(&memory.local, order, Layout::Pieces)?,
-        (false, true) => fill(&memory.remote, order, Layout::Whole)?,
+        (true, false) => fill(&memory.local, order, MessageLayout::Pieces)?,
+        (false, true) => fill(&memory.remote, order, MessageLayout::Whole)?,
         _ => {}
     }
     if acts {
@@ -115,8 +115,8 @@ fn prepare(end: &mut ConnectionEnd, order: &Order, acts: bool) -> Result<()> {
     end.expect_test(receives.into_iter())
 }
 
-/// Does what was ordered. `theirs` is the place.
-fn act(end: &mut ConnectionEnd, order: &Order, theirs: &PartnerMessage) -> Result<()> {
+/// Executes an order. `theirs` describes the memory of the partner.
+fn execute(end: &mut ConnectionEnd, order: &Order, theirs: &PartnerMessage) -> Result<()> {
     if order.op == Op::HangUp {
         end.link.qp.disconnect()?;
         return Ok(());
@@ -131,7 +131,7 @@ fn act(end: &mut ConnectionEnd, order: &Order, theirs: &PartnerMessage) -> Resul
             _ => elements(local, order, message, longer),
         };
         let last = message + 1 == order.count;
-        let (op, flags) = request(order.op, remote, theirs.revocable, last);
+        let (op, flags) = build_request(order.op, remote, theirs.revocable, last);
         if order.op == Op::UsedInvalidate {
             end.request(SendOp::SendInvalidate { stag: STag(theirs.revocable) }, &sges, SendFlags::empty())?;
         }
@@ -148,8 +148,8 @@ fn inline(local: &Buffer, order: &Order, message: u32) -> Vec<Sge> {
     vec![local.address(start..start + order.size as usize)]
 }
 
-/// The request of one message.
-fn request(op: Op, remote: Remote, revocable: u32, last: bool) -> (SendOp, SendFlags) {
+/// Returns the request for one message.
+fn build_request(op: Op, remote: Remote, revocable: u32, last: bool) -> (SendOp, SendFlags) {
     let none = SendFlags::empty();
     let read = |remote| (SendOp::Read { remote, invalidate: None }, none);
     let write = |remote| (SendOp::Write { remote }, none);
@@ -174,8 +174,8 @@ fn request(op: Op, remote: Remote, revocable: u32, last: bool) -> (SendOp, SendF
     }
 }
 
-/// Posts what the peer lacks: it must complete in error here, and soon.
-pub(super) fn refused(end: &mut ConnectionEnd, what: ExtensionOrder, json: bool) -> Result<()> {
+/// Posts an operation that the peer lacks, and checks that it completes in error at this end.
+pub(super) fn check_refused(end: &mut ConnectionEnd, what: ExtensionOrder, json: bool) -> Result<()> {
     let order = Order { op: Op::Read, actor: Actor::Initiator, size: 8, count: 1, sges: 1, seed: 0 };
     end.provide(&order, 8, 8)?;
     let remote = Remote { addr: 0, rkey: STag(NO_STAG) };
@@ -190,34 +190,34 @@ pub(super) fn refused(end: &mut ConnectionEnd, what: ExtensionOrder, json: bool)
     let sges = elements(&end.memory()?.local, &order, 0, 0);
     end.request(op, &sges, SendFlags::empty())?;
     if end.await_requests().is_ok() {
-        return Err(Failure::lost(end.link.peer(), format!("{what:?} was done: it must not leave")));
+        return Err(Failure::lost(end.link.peer(), format!("{what:?} was executed, but must be refused")));
     }
     end.drain()?;
-    let (why, (posted, done)) = (end.wrong.clone().unwrap_or_default(), end.all);
+    let (why, (posted, done)) = (end.wrong.clone().unwrap_or_default(), end.totals);
     let details = json!({"why": why, "posted": posted, "done": done});
-    super::say(json, "refused", &details, || {
+    super::report(json, "refused", &details, || {
         format!("refused {what:?}: {why}; {done} of {posted} requests and receives done")
     });
     Ok(())
 }
 
-/// What was read here.
-fn verify_own(end: &mut ConnectionEnd, order: &Order) -> Result<()> {
+/// Verifies the bytes that this end has read.
+fn verify_read(end: &mut ConnectionEnd, order: &Order) -> Result<()> {
     if order.op.is_read()
-        && let Some(wrong) = differs(&end.memory()?.local, order, Layout::Pieces)?
+        && let Some(wrong) = find_difference(&end.memory()?.local, order, MessageLayout::Pieces)?
     {
         end.note(wrong);
     }
     Ok(())
 }
 
-/// What arrived here.
-fn verify(end: &mut ConnectionEnd, order: &Order) -> Result<()> {
+/// Verifies the messages and bytes that have arrived at this end.
+fn verify_received(end: &mut ConnectionEnd, order: &Order) -> Result<()> {
     let memory = end.memory()?;
     let wrong = match order.op {
         op if op.is_send() && !end.all_received() => Some("not every message came".to_owned()),
-        op if op.is_send() => differs(&memory.local, order, Layout::Pieces)?,
-        Op::Write => differs(&memory.remote, order, Layout::Whole)?,
+        op if op.is_send() => find_difference(&memory.local, order, MessageLayout::Pieces)?,
+        Op::Write => find_difference(&memory.remote, order, MessageLayout::Whole)?,
         _ => None,
     };
     let invalidates = matches!(order.op, Op::SendInvalidate | Op::SendSolicitedInvalidate);

@@ -1,11 +1,11 @@
-//! The server end, which executes the client's orders.
+//! Server end, which executes the orders of the client.
 
 use super::end::ConnectionEnd;
-use super::{Args, DEPTH, ExtensionOrder, orders, say};
+use super::{Args, DEPTH, ExtensionOrder, orders, report};
 use crate::shared::fail::{Failure, Result};
 use crate::shared::open::Opener;
-use crate::shared::qp_setup::{Depths, PendingQp, WaitLimits};
-use crate::shared::stop::Stop;
+use crate::shared::qp_setup::{PendingQp, QueueDepths, WaitLimits};
+use crate::shared::stop::StopFlag;
 use crate::shared::text;
 use serde_json::json;
 use std::net::SocketAddr;
@@ -13,9 +13,9 @@ use std::sync::Arc;
 use uiw::raw::cm::{CmChannel, CmEventKind, ConnRequest, Listener};
 use uiw::raw::{ConnConfig, Device};
 
-/// Serves one connection a thread until Ctrl-C.
+/// Serves connections until Ctrl-C, each on its own thread.
 pub(super) fn serve(opener: &Opener, address: SocketAddr, args: &Args) -> Result<()> {
-    let stop = Stop::on_signal()?;
+    let stop = StopFlag::on_signal()?;
     let device = opener.device()?;
     let channel = Arc::new(CmChannel::default());
     let options = Arc::new(args.options());
@@ -27,8 +27,9 @@ pub(super) fn serve(opener: &Opener, address: SocketAddr, args: &Args) -> Result
     while stop.sleep_on(channel.fd()?) {
         match channel.try_pop().map(|event| event.kind) {
             Some(CmEventKind::ConnectRequest(request)) if !args.raw.is_empty() => {
-                // One connection, whose failure is the command's.
-                outcome = super::raw::Session::new(&device, args)?.accept(request, WaitLimits::stop(&stop));
+                // Serve one connection. Its failure is the failure of the command.
+                outcome =
+                    super::raw::RawSession::new(&device, args)?.accept(request, WaitLimits::stop(&stop));
                 break;
             }
             Some(CmEventKind::ConnectRequest(request)) => {
@@ -36,17 +37,21 @@ pub(super) fn serve(opener: &Opener, address: SocketAddr, args: &Args) -> Result
                 let how = (args.json, args.refused);
                 threads.push(std::thread::spawn(move || {
                     let peer = request.peer_addr();
-                    if let Err(failure) = session(&device, request, &options, &stop, how) {
+                    if let Err(failure) = run_session(&device, request, &options, &stop, how) {
                         text::line(format!("{peer}: {failure}"));
                     }
                 }));
             }
             Some(CmEventKind::ListenerDown { error, for_good: true, .. }) => {
-                outcome = Err(crate::serve::listener_down(address, error));
+                outcome = Err(crate::serve::listener_failure(address, error));
                 stop.set();
             }
-            Some(CmEventKind::ListenerDown { error, .. }) => text::line(crate::serve::while_down(&error)),
-            Some(CmEventKind::Failed(error)) => text::line(format!("a connection came to nothing: {error}")),
+            Some(CmEventKind::ListenerDown { error, .. }) => {
+                text::line(crate::serve::listener_down_text(&error));
+            }
+            Some(CmEventKind::Failed(error)) => {
+                text::line(format!("a connection failed during set-up: {error}"));
+            }
             _ => {}
         }
         threads.retain(|thread| !thread.is_finished());
@@ -58,11 +63,11 @@ pub(super) fn serve(opener: &Opener, address: SocketAddr, args: &Args) -> Result
     outcome
 }
 
-fn session(
+fn run_session(
     device: &Device,
     request: ConnRequest,
     options: &ConnConfig,
-    stop: &Stop,
+    stop: &StopFlag,
     (as_json, refused): (bool, Option<ExtensionOrder>),
 ) -> Result<()> {
     let private_data = request.private_data().to_vec();
@@ -70,7 +75,7 @@ fn session(
     let details = json!({
         "private_data": private_data.len(), "revision": request.revision(), "peer_ird": ird, "peer_ord": ord,
     });
-    say(as_json, "request", &details, || {
+    report(as_json, "request", &details, || {
         format!(
             "request: revision {}, {} bytes of private data, IRD {ird}, ORD {ord}",
             request.revision(),
@@ -82,29 +87,29 @@ fn session(
         return Ok(());
     }
     let pd = device.alloc_pd()?;
-    let depths = Depths { sges: super::MAX_SGES, ..Depths::new(DEPTH, DEPTH) };
-    let half = PendingQp::new(device, &pd, &depths)?;
+    let depths = QueueDepths { sges: super::MAX_SGES, ..QueueDepths::new(DEPTH, DEPTH) };
+    let pending = PendingQp::new(device, &pd, &depths)?;
     let until = WaitLimits::stop(stop);
-    let mut end = ConnectionEnd::accept(half, request, options, &private_data, until)?;
+    let mut end = ConnectionEnd::accept(pending, request, options, &private_data, until)?;
     if let Some(refused) = refused {
-        return orders::refused(&mut end, refused, as_json);
+        return orders::check_refused(&mut end, refused, as_json);
     }
-    let outcome = follow(&mut end, until);
+    let outcome = follow_orders(&mut end, until);
     let drained = end.drain();
-    let (posted, done) = end.all;
+    let (posted, done) = end.totals;
     let how = end.wrong.clone().unwrap_or_else(|| "closed".to_owned());
-    say(as_json, "over", &json!({"how": how, "posted": posted, "done": done}), || {
+    report(as_json, "over", &json!({"how": how, "posted": posted, "done": done}), || {
         format!("connection over: {how}; {done} of {posted} requests and receives done")
     });
     outcome.and(drained)
 }
 
-/// Carries out orders until the other end closes. What an order that ends the connection brings
-/// about is no failure here.
-fn follow(end: &mut ConnectionEnd, until: WaitLimits<'_>) -> Result<()> {
+/// Executes orders until the other end closes. An error after an order that ends the connection is
+/// expected, so it is not returned.
+fn follow_orders(end: &mut ConnectionEnd, until: WaitLimits<'_>) -> Result<()> {
     while let Some(order) = end.next_order(until)? {
-        match orders::take(end, &order) {
-            Err(_) if order.order.op.ends() => return Ok(()),
+        match orders::take_order(end, &order) {
+            Err(_) if order.order.op.ends_connection() => return Ok(()),
             result => result?,
         }
         if end.wrong.as_deref() != Some("closed") {

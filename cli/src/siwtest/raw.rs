@@ -1,10 +1,10 @@
-//! Single requests with any peer, which needs no program of ours:
-//! `--raw send:64 write:STAG:TO:64 recv`.
+//! Single requests to any peer, which does not need a partner program: `--raw send:64
+//! write:STAG:TO:64 recv`.
 
-use super::{Args, say};
+use super::{Args, report};
 use crate::shared::fail::{Failure, Result};
 use crate::shared::memory::Buffer;
-use crate::shared::qp_setup::{Depths, Link, PendingQp, RECV, Wait, WaitLimits, post, post_recvs};
+use crate::shared::qp_setup::{Link, PendingQp, QueueDepths, RECV, WaitLimits, WaitMode, post, post_recvs};
 use serde_json::json;
 use std::collections::VecDeque;
 use std::fmt;
@@ -13,22 +13,24 @@ use std::time::{Duration, Instant};
 use uiw::raw::cm::ConnRequest;
 use uiw::raw::{Access, Remote, STag, SendFlags, SendOp, Wc};
 
-/// Messages that may come before they are asked for, and the longest of them.
+/// Number of messages that may arrive before `recv` asks for them, and their maximum length in
+/// bytes.
 const RECEIVES: u64 = 16;
 const RECEIVE_LEN: usize = 64 << 10;
-/// The longest message that is sent, and the memory that the peer may read and write.
+/// Maximum length of a sent message, and size of the memory that the peer may read and write, in
+/// bytes.
 const MEMORY: usize = 1 << 20;
-/// Bytes of a message that are shown.
+/// Number of bytes of a message that are shown.
 const SHOWN: usize = 64;
 
-/// One request, as it is written.
+/// One request of the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Raw {
-    /// Send so many bytes.
+pub(super) enum RawRequest {
+    /// Send this number of bytes.
     Send(u32),
-    /// Write so many bytes to the peer's memory.
+    /// Write this number of bytes to the peer's memory.
     Write(Remote, u32),
-    /// Read so many bytes of the peer's memory.
+    /// Read this number of bytes of the peer's memory.
     Read(Remote, u32),
     /// Wait for the next message.
     Recv,
@@ -37,7 +39,7 @@ pub(super) enum Raw {
 const FORM: &str =
     "expected send:BYTES, write:STAG:TO:BYTES, read:STAG:TO:BYTES (STAG and TO may be 0x..) or recv";
 
-impl FromStr for Raw {
+impl FromStr for RawRequest {
     type Err = String;
 
     fn from_str(text: &str) -> std::result::Result<Self, String> {
@@ -67,7 +69,7 @@ impl FromStr for Raw {
     }
 }
 
-impl fmt::Display for Raw {
+impl fmt::Display for RawRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Send(bytes) => write!(f, "send:{bytes}"),
@@ -78,37 +80,37 @@ impl fmt::Display for Raw {
     }
 }
 
-/// A connection whose receives are posted before it is set up.
-pub(super) struct Session<'a> {
-    half: PendingQp,
+/// A queue pair with posted receives, ready to connect or accept and then to execute the requests.
+pub(super) struct RawSession<'a> {
+    pending: PendingQp,
     receives: Buffer,
     args: &'a Args,
 }
 
-impl<'a> Session<'a> {
+impl<'a> RawSession<'a> {
     pub(super) fn new(device: &uiw::raw::Device, args: &'a Args) -> Result<Self> {
         let pd = device.alloc_pd()?;
-        let half = PendingQp::new(device, &pd, &Depths::new(16, RECEIVES as u32))?;
+        let pending = PendingQp::new(device, &pd, &QueueDepths::new(16, RECEIVES as u32))?;
         let receives = Buffer::exclusive(&pd, RECEIVES as usize * RECEIVE_LEN)?;
-        post_recvs(&half.qp, (0..RECEIVES).map(|slot| (slot, Some(receives.sge(range(slot))))))?;
-        Ok(Self { half, receives, args })
+        post_recvs(&pending.qp, (0..RECEIVES).map(|slot| (slot, Some(receives.sge(range(slot))))))?;
+        Ok(Self { pending, receives, args })
     }
 
     pub(super) fn connect(self, peer: std::net::SocketAddr) -> Result<()> {
-        let Self { half, receives, args } = self;
-        let pd = half.pd.clone();
+        let Self { pending, receives, args } = self;
+        let pd = pending.pd.clone();
         let begun = Instant::now();
-        let link = half.connect(peer, &args.options(), &args.private_data())?;
-        super::say_established(&link.info, begun.elapsed(), args.json);
+        let link = pending.connect(peer, &args.options(), &args.private_data())?;
+        super::report_established(&link.info, begun.elapsed(), args.json);
         run(link, &pd, receives, args)
     }
 
     pub(super) fn accept(self, request: ConnRequest, until: WaitLimits<'_>) -> Result<()> {
-        let Self { half, receives, args } = self;
-        let pd = half.pd.clone();
+        let Self { pending, receives, args } = self;
+        let pd = pending.pd.clone();
         let begun = Instant::now();
-        let link = half.accept(request, &args.options(), &args.private_data(), until)?;
-        super::say_established(&link.info, begun.elapsed(), args.json);
+        let link = pending.accept(request, &args.options(), &args.private_data(), until)?;
+        super::report_established(&link.info, begun.elapsed(), args.json);
         run(link, &pd, receives, args)
     }
 }
@@ -126,7 +128,7 @@ fn run(link: Link, pd: &uiw::raw::Pd, receives: Buffer, args: &Args) -> Result<(
         "stag": remote.rkey.0, "tagged_offset": format!("{:#x}", remote.addr), "length": remote.len,
         "private_data": hex(&link.info.private_data),
     });
-    say(args.json, "memory", &details, || {
+    report(args.json, "memory", &details, || {
         format!("memory for the peer: STag {:#x} TO {:#x}, {} bytes", remote.rkey.0, remote.addr, remote.len)
     });
     let mut exchange = RawExchange { link: &link, receives, local, came: VecDeque::new(), args };
@@ -139,20 +141,20 @@ struct RawExchange<'a> {
     link: &'a Link,
     receives: Buffer,
     local: Buffer,
-    /// Receives that were completed while something else was waited for.
+    /// Receives that completed while another completion was awaited.
     came: VecDeque<Wc>,
     args: &'a Args,
 }
 
 impl RawExchange<'_> {
-    fn carry_out(&mut self, request: Raw) -> Result<()> {
+    fn carry_out(&mut self, request: RawRequest) -> Result<()> {
         let (op, bytes) = match request {
-            Raw::Recv => return self.receive(),
-            Raw::Send(bytes) => (SendOp::Send, bytes),
-            Raw::Write(remote, bytes) => (SendOp::Write { remote }, bytes),
-            Raw::Read(remote, bytes) => (SendOp::Read { remote, invalidate: None }, bytes),
+            RawRequest::Recv => return self.receive(),
+            RawRequest::Send(bytes) => (SendOp::Send, bytes),
+            RawRequest::Write(remote, bytes) => (SendOp::Write { remote }, bytes),
+            RawRequest::Read(remote, bytes) => (SendOp::Read { remote, invalidate: None }, bytes),
         };
-        let is_read = matches!(request, Raw::Read(..));
+        let is_read = matches!(request, RawRequest::Read(..));
         if !is_read {
             let pattern: Vec<u8> = (0..bytes).map(|at| at as u8).collect();
             self.local.write(0, &pattern)?;
@@ -170,7 +172,7 @@ impl RawExchange<'_> {
         let mut read = vec![0; if is_read { bytes as usize } else { 0 }];
         self.local.read(0, &mut read)?;
         let details = json!({"request": request.to_string(), "read": hex(&read)});
-        say(self.args.json, "done", &details, || match is_read {
+        report(self.args.json, "done", &details, || match is_read {
             true => format!("done {request}: {}", shown(&read)),
             false => format!("done {request}"),
         });
@@ -180,7 +182,7 @@ impl RawExchange<'_> {
     fn receive(&mut self) -> Result<()> {
         let wc = match self.came.pop_front() {
             Some(wc) => wc,
-            None => self.next(&Raw::Recv)?,
+            None => self.next(&RawRequest::Recv)?,
         };
         let slot = wc.wr_id & !RECV;
         let mut bytes = vec![0; wc.byte_len as usize];
@@ -188,16 +190,16 @@ impl RawExchange<'_> {
         let details = json!({
             "length": wc.byte_len, "bytes": hex(&bytes), "invalidated": wc.invalidated.map(|stag| stag.0),
         });
-        say(self.args.json, "received", &details, || {
+        report(self.args.json, "received", &details, || {
             format!("received {} bytes: {}", wc.byte_len, shown(&bytes))
         });
         post_recvs(&self.link.qp, [(slot, Some(self.receives.sge(range(slot))))])
     }
 
-    fn next(&self, request: &Raw) -> Result<Wc> {
+    fn next(&self, request: &RawRequest) -> Result<Wc> {
         let deadline = Instant::now() + Duration::from_secs_f64(self.args.timeout);
         let late = || Failure::lost(self.link.peer(), format!("{request} has not completed in time"));
-        self.link.next(Wait::Sleep, WaitLimits::deadline(deadline).ended(self.link))?.ok_or_else(late)
+        self.link.next(WaitMode::Sleep, WaitLimits::deadline(deadline).ended(self.link))?.ok_or_else(late)
     }
 }
 
@@ -218,16 +220,16 @@ mod tests {
     fn requests_as_they_are_written() {
         let at = Remote { addr: 0x1000, rkey: STag(0x51) };
         for (text, request) in [
-            ("send:64", Raw::Send(64)),
-            ("write:0x51:0x1000:8", Raw::Write(at, 8)),
-            ("read:81:4096:0", Raw::Read(at, 0)),
-            ("recv", Raw::Recv),
+            ("send:64", RawRequest::Send(64)),
+            ("write:0x51:0x1000:8", RawRequest::Write(at, 8)),
+            ("read:81:4096:0", RawRequest::Read(at, 0)),
+            ("recv", RawRequest::Recv),
         ] {
             assert_eq!(text.parse(), Ok(request));
             assert_eq!(request.to_string().parse(), Ok(request));
         }
         for text in ["send", "send:", "write:1:2", "write:0x1ffffffff:0:1", "recv:1", "send:9999999", ""] {
-            assert!(text.parse::<Raw>().is_err(), "{text}");
+            assert!(text.parse::<RawRequest>().is_err(), "{text}");
         }
     }
 }

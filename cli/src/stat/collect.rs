@@ -1,4 +1,4 @@
-//! Reading the counters of all programs.
+//! Reading the counters of all programs of a user.
 
 use crate::shared::fail::{Failure, Result};
 use std::path::PathBuf;
@@ -7,43 +7,43 @@ use uiw_cabi_core::counters;
 use uiw_llp::{StreamInfo, sock_diag};
 
 /// One device of a program.
-pub(super) struct Process {
+pub(super) struct ProgramDevice {
     pub(super) file: CounterFile,
     pub(super) directory: Directory,
     pub(super) snapshot: Snapshot,
-    /// Number here, while it runs.
+    /// Process number in this PID namespace, while the program runs.
     pub(super) pid: Option<u32>,
-    /// It runs, and has no number in this PID namespace.
+    /// True if the program runs in another PID namespace.
     pub(super) is_elsewhere: bool,
-    /// Another program removes its file.
+    /// True if another program removes the file.
     pub(super) is_kept: bool,
 }
 
-/// All of them at one time.
+/// Counters of all devices of all programs at one time.
 #[derive(Default)]
-pub(super) struct CollectedProcesses {
-    pub(super) processes: Vec<Process>,
-    /// Files that cannot be read, with the reason.
+pub(super) struct CollectedDevices {
+    pub(super) processes: Vec<ProgramDevice>,
+    /// Names of files that cannot be read, with the reason.
     pub(super) unreadable: Vec<(String, FileError)>,
 }
 
-impl CollectedProcesses {
-    /// The same device, at this time.
-    pub(super) fn same_as(&self, other: &Process) -> Option<&Snapshot> {
-        let same = |process: &&Process| process.file.name() == other.file.name();
+impl CollectedDevices {
+    /// Returns the snapshot of the same device in this collection.
+    pub(super) fn find_same(&self, other: &ProgramDevice) -> Option<&Snapshot> {
+        let same = |process: &&ProgramDevice| process.file.name() == other.file.name();
         self.processes.iter().find(same).map(|process| &process.snapshot)
     }
 }
 
-/// The directory that UIW_COUNTERS names, for instance that of a service; otherwise the user's
-/// directory, then those of each `uiw run`.
+/// Returns the directory named by UIW_COUNTERS, for instance that of a service. Without it, returns
+/// the directory of the user and those of each `uiw run`.
 fn directories() -> Result<Vec<Directory>> {
     let named = std::env::var_os(counters::VARIABLE).map(PathBuf::from).filter(|path| path.is_absolute());
     if let Some(path) = named {
         if let Err(error) = std::fs::read_dir(&path) {
             return Err(Failure::local(format!("cannot read the directory {}", path.display()), error));
         }
-        return Ok(vec![Directory::given(path)]);
+        return Ok(vec![Directory::new(path)]);
     }
     let user = counters::user();
     let failed =
@@ -52,13 +52,13 @@ fn directories() -> Result<Vec<Directory>> {
     Ok(std::iter::once(user.clone()).chain(linked).collect())
 }
 
-/// Every device of every program, or of those that `which` names by number or name.
-pub(super) fn all(which: Option<&str>) -> Result<CollectedProcesses> {
-    let mut all = CollectedProcesses::default();
+/// Collects every device of every program, or of programs that `which` names by number or name.
+pub(super) fn collect_devices(which: Option<&str>) -> Result<CollectedDevices> {
+    let mut all = CollectedDevices::default();
     for directory in directories()? {
         let files = match directory.files() {
             Ok(files) => files,
-            // Its `uiw run` has removed it since, or it belongs to another user.
+            // `uiw run` has removed the directory in the meantime, or it belongs to another user.
             Err(_) if directory.kind() == DirectoryKind::Given => continue,
             Err(error) => {
                 let what = format!("cannot read the directory {}", directory.path().display());
@@ -76,9 +76,10 @@ pub(super) fn all(which: Option<&str>) -> Result<CollectedProcesses> {
     Ok(all)
 }
 
-impl CollectedProcesses {
+impl CollectedDevices {
     fn add(&mut self, file: CounterFile, directory: &Directory, which: Option<&str>) {
-        // First: a process that ends between the two is shown once more, with its last counts.
+        // Read the owner before the counters: a process that ends in between is shown once more,
+        // with its last counts.
         let owner = file.owner();
         let (snapshot, owner) = match (file.snapshot(), owner) {
             (Ok(snapshot), Ok(owner)) => (snapshot, owner),
@@ -93,7 +94,7 @@ impl CollectedProcesses {
         let is_wanted =
             |which: &str| process.name == which || which.parse() == Ok(pid.unwrap_or(process.pid));
         if which.is_none_or(is_wanted) {
-            self.processes.push(Process {
+            self.processes.push(ProgramDevice {
                 is_kept: directory.kind() == DirectoryKind::Given,
                 is_elsewhere: owner == Owner::Elsewhere,
                 directory: directory.clone(),

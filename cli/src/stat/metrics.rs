@@ -1,18 +1,18 @@
-//! Counters in Prometheus' text format, version 0.0.4.
+//! Counters in the text format of Prometheus, version 0.0.4.
 
-use super::collect::{CollectedProcesses, tcp_info};
+use super::collect::{CollectedDevices, tcp_info};
 use std::fmt::Write as _;
 use uiw::counters::{
     ConnectionCounters, Count, Datagrams, Directions, ShardCounts, Snapshot, TerminateCount, Transfers,
 };
 use uiw_llp::canonical;
 
-/// A metric with its samples, which the format requires to stand together.
+/// A metric with its samples, which the format requires to be adjacent.
 struct MetricFamily {
     name: &'static str,
     kind: &'static str,
     help: &'static str,
-    /// Labels and value.
+    /// Labels and values.
     samples: Vec<(String, f64)>,
 }
 
@@ -34,11 +34,11 @@ impl MetricList {
         self.0[at].samples.push((labels, value));
     }
 
-    fn counter(&mut self, name: &'static str, help: &'static str, labels: String, value: u64) {
+    fn add_counter(&mut self, name: &'static str, help: &'static str, labels: String, value: u64) {
         self.add((name, "counter", help), labels, value as f64);
     }
 
-    fn traffic(
+    fn add_traffic(
         &mut self,
         [messages, bytes]: [(&'static str, &'static str); 2],
         labels: &str,
@@ -48,43 +48,43 @@ impl MetricList {
             [("sent", moved.sent), ("received", moved.received)]
         {
             let labels = format!("{labels},direction=\"{direction}\"");
-            self.counter(messages.0, messages.1, labels.clone(), whole);
-            self.counter(bytes.0, bytes.1, labels, payload);
+            self.add_counter(messages.0, messages.1, labels.clone(), whole);
+            self.add_counter(bytes.0, bytes.1, labels, payload);
         }
     }
 
-    /// Everything of one device of a program; `of` are its labels.
-    fn snapshot(&mut self, of: &str, snapshot: &Snapshot) {
+    /// Adds all metrics of one device of a program, with the labels `of`.
+    fn add_snapshot(&mut self, of: &str, snapshot: &Snapshot) {
         let process = &snapshot.process;
-        self.counter(
+        self.add_counter(
             "uiw_devices_opened_total",
             "Device handles opened.",
             of.to_owned(),
             process.devices_opened,
         );
         let created = process.queue_pairs_created;
-        self.counter("uiw_queue_pairs_created_total", "Queue pairs created.", of.to_owned(), created);
-        self.transfers(of, &snapshot.transfers);
+        self.add_counter("uiw_queue_pairs_created_total", "Queue pairs created.", of.to_owned(), created);
+        self.add_transfers(of, &snapshot.transfers);
         for shard in &snapshot.shards {
             let of = format!("{of},shard=\"{}\"", shard.index);
-            self.shard(&of, shard);
-            self.datagrams(&of, &shard.datagrams);
-            self.terminates(&of, &shard.terminates);
+            self.add_shard(&of, shard);
+            self.add_datagrams(&of, &shard.datagrams);
+            self.add_terminates(&of, &shard.terminates);
         }
         for pair in &snapshot.datagram_queue_pairs {
             let of = format!(
                 "{of},shard=\"{}\",queue_pair=\"{:#08x}\",local=\"{}\"",
                 pair.shard, pair.qp_num, pair.local
             );
-            self.traffic(QUEUE_PAIR_DATAGRAMS, &of, pair.datagrams.traffic);
+            self.add_traffic(QUEUE_PAIR_DATAGRAMS, &of, pair.datagrams.traffic);
         }
         for connection in &snapshot.connections {
-            self.connection(of, connection);
+            self.add_connection(of, connection);
         }
     }
 
-    /// Transfers of `uiw cp`, for a server that had some.
-    fn transfers(&mut self, of: &str, transfers: &Transfers) {
+    /// Adds the transfers of `uiw cp`, if there were any.
+    fn add_transfers(&mut self, of: &str, transfers: &Transfers) {
         if *transfers == Transfers::default() {
             return;
         }
@@ -93,24 +93,24 @@ impl MetricList {
             for (result, count) in counts.results() {
                 let labels = format!("{of},result=\"{result}\"");
                 let help = "Transfers of `uiw cp` that have ended, by direction and result.";
-                self.counter("uiw_transfers_total", help, labels, count);
+                self.add_counter("uiw_transfers_total", help, labels, count);
             }
             let help = "Files and symbolic links of transfers that have ended.";
-            self.counter("uiw_transfer_files_total", help, of.clone(), counts.files);
+            self.add_counter("uiw_transfer_files_total", help, of.clone(), counts.files);
             let help = "Bytes of files that went over connections of transfers that have ended.";
-            self.counter("uiw_transfer_bytes_total", help, of, counts.bytes);
+            self.add_counter("uiw_transfer_bytes_total", help, of, counts.bytes);
         }
     }
 
-    fn shard(&mut self, of: &str, shard: &ShardCounts) {
+    fn add_shard(&mut self, of: &str, shard: &ShardCounts) {
         for (operation, moved) in shard.traffic.named() {
-            self.traffic(TRAFFIC, &format!("{of},operation=\"{operation}\""), moved);
+            self.add_traffic(TRAFFIC, &format!("{of},operation=\"{operation}\""), moved);
         }
         for (wait, count) in
             [("credit", shard.waits.credit), ("receive", shard.waits.receive), ("memory", shard.waits.memory)]
         {
             let labels = format!("{of},wait=\"{wait}\"");
-            self.counter("uiw_waits_total", "How often connections waited, by what for.", labels, count);
+            self.add_counter("uiw_waits_total", "How often connections waited, by what for.", labels, count);
         }
         let held = ("uiw_held_bytes", "gauge", "Bytes kept against the receive memory budget.");
         self.add(held, of.to_owned(), shard.held_bytes as f64);
@@ -121,7 +121,7 @@ impl MetricList {
             ("uiw_failed_startups_total", "Connections that ended in start-up.", shard.failed_startups),
             ("uiw_crc_errors_total", "FPDUs with a wrong CRC.", shard.crc_errors),
         ] {
-            self.counter(name, help, of.to_owned(), count);
+            self.add_counter(name, help, of.to_owned(), count);
         }
         for (reason, count) in [
             ("set_up_limit", shard.refused_set_up_limit),
@@ -130,22 +130,22 @@ impl MetricList {
             ("program", shard.refused_program),
         ] {
             let labels = format!("{of},reason=\"{reason}\"");
-            self.counter("uiw_refused_total", "Peers that were not connected, by reason.", labels, count);
+            self.add_counter("uiw_refused_total", "Peers that were not connected, by reason.", labels, count);
         }
     }
 
-    fn datagrams(&mut self, of: &str, datagrams: &Datagrams) {
-        self.traffic(DATAGRAMS, of, datagrams.traffic);
+    fn add_datagrams(&mut self, of: &str, datagrams: &Datagrams) {
+        self.add_traffic(DATAGRAMS, of, datagrams.traffic);
         for (reason, count) in datagrams.dropped() {
             let help = "Datagrams that arrived and were not passed on, by cause.";
             let labels = format!("{of},reason=\"{reason}\"");
-            self.counter("uiw_datagrams_dropped_total", help, labels, count);
+            self.add_counter("uiw_datagrams_dropped_total", help, labels, count);
         }
         let help = "Sends of UD queue pairs whose datagram UDP refused.";
-        self.counter("uiw_datagrams_unsent_total", help, of.to_owned(), datagrams.unsent);
+        self.add_counter("uiw_datagrams_unsent_total", help, of.to_owned(), datagrams.unsent);
     }
 
-    fn terminates(&mut self, of: &str, terminates: &[TerminateCount]) {
+    fn add_terminates(&mut self, of: &str, terminates: &[TerminateCount]) {
         for count in terminates {
             let code = match count.code {
                 Some((layer, etype, code)) => format!("{layer:x}/{etype:x}/{code:02x}"),
@@ -154,12 +154,12 @@ impl MetricList {
             for (direction, count) in [("sent", count.sent), ("received", count.received)] {
                 let labels = format!("{of},code=\"{code}\",direction=\"{direction}\"");
                 let help = "Terminates, by layer, error type and code of RFC 5040.";
-                self.counter("uiw_terminates_total", help, labels, count);
+                self.add_counter("uiw_terminates_total", help, labels, count);
             }
         }
     }
 
-    fn connection(&mut self, of: &str, connection: &ConnectionCounters) {
+    fn add_connection(&mut self, of: &str, connection: &ConnectionCounters) {
         let of = format!(
             "{of},shard=\"{}\",queue_pair=\"{:#08x}\",local=\"{}\",peer=\"{}\"",
             connection.shard,
@@ -167,7 +167,7 @@ impl MetricList {
             canonical(connection.local),
             canonical(connection.peer)
         );
-        self.traffic(CONNECTION_TRAFFIC, &of, connection.traffic.total());
+        self.add_traffic(CONNECTION_TRAFFIC, &of, connection.traffic.total());
         let Some(tcp) = tcp_info(connection) else { return };
         if let Some(rtt) = tcp.rtt_us {
             let metric = ("uiw_connection_rtt_seconds", "gauge", "Smoothed round-trip time of TCP.");
@@ -175,14 +175,14 @@ impl MetricList {
         }
         if let Some(count) = tcp.retransmits {
             let help = "TCP segments sent again.";
-            self.counter("uiw_connection_retransmits_total", help, of, count.into());
+            self.add_counter("uiw_connection_retransmits_total", help, of, count.into());
         }
     }
 
     fn into_text(self) -> String {
         self.0.iter().fold(String::new(), |mut text, metric| {
             let MetricFamily { name, kind, help, samples } = metric;
-            // To write to a string does not fail.
+            // Writing to a string cannot fail.
             let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");
             for (labels, value) in samples {
                 let _ = writeln!(text, "{name}{{{labels}}} {value}");
@@ -210,21 +210,22 @@ const QUEUE_PAIR_DATAGRAMS: [(&str, &str); 2] = [
     ("uiw_datagram_queue_pair_bytes_total", "Bytes of payload of a living UD queue pair."),
 ];
 
-/// The text for every device of every program that runs.
-pub(super) fn text(collected: &CollectedProcesses) -> String {
+/// Formats the counters of every device of every running program.
+pub(super) fn format(collected: &CollectedDevices) -> String {
     let mut all = MetricList::default();
     for process in &collected.processes {
         let about = &process.snapshot.process;
         let Some(pid) = process.pid.or(process.is_elsewhere.then_some(about.pid)) else { continue };
-        // A program may have several devices, and another PID namespace the same number.
+        // The name of the file distinguishes several devices of a program, and equal process
+        // numbers of other PID namespaces.
         let device = process.file.name().split('.').next().unwrap_or_default();
         let of = format!("pid=\"{pid}\",name={},device={}", quoted(&about.name), quoted(device));
-        all.snapshot(&of, &process.snapshot);
+        all.add_snapshot(&of, &process.snapshot);
     }
     all.into_text()
 }
 
-/// A label's value.
+/// Returns the quoted value of a label.
 fn quoted(value: &str) -> String {
     let mut out = String::from("\"");
     for c in value.chars() {
@@ -251,9 +252,9 @@ mod tests {
     #[test]
     fn samples_of_a_metric_stand_together() {
         let mut all = MetricList::default();
-        all.counter("a", "A.", "x=\"1\"".to_owned(), 1);
-        all.counter("b", "B.", "x=\"1\"".to_owned(), 2);
-        all.counter("a", "A.", "x=\"2\"".to_owned(), 3);
+        all.add_counter("a", "A.", "x=\"1\"".to_owned(), 1);
+        all.add_counter("b", "B.", "x=\"1\"".to_owned(), 2);
+        all.add_counter("a", "A.", "x=\"2\"".to_owned(), 3);
         let names: Vec<_> = all.0.iter().map(|metric| (metric.name, metric.samples.len())).collect();
         assert_eq!(names, [("a", 2), ("b", 1)]);
     }

@@ -1,5 +1,4 @@
-//! `uiw stat`: the counters that programs publish, of those that run and, if asked for, of those
-//! that have ended.
+//! `uiw stat`: shows the counters of running programs and, on request, of programs that have ended.
 
 mod collect;
 mod metrics;
@@ -7,9 +6,9 @@ mod responder;
 mod show;
 
 use crate::shared::fail::{Exit, Failure, Result};
-use crate::shared::stop::Stop;
+use crate::shared::stop::StopFlag;
 use crate::shared::text;
-use collect::{CollectedProcesses, Process};
+use collect::{CollectedDevices, ProgramDevice};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use uiw::counters::FileError;
@@ -19,16 +18,16 @@ pub(crate) use show::{datagrams, operations};
 /// Show the counters of running programs.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Only this process: its number or its name, as `ps -o pid,comm` shows them
+    /// Show only this process, by the number or name that `ps -o pid,comm` shows
     #[arg(value_name = "PID|NAME")]
     process: Option<String>,
-    /// Programs that have ended, too: each is shown once
+    /// Also show programs that have ended; each is shown once
     #[arg(long)]
     all: bool,
     /// Repeat until Ctrl-C
     #[arg(long)]
     watch: bool,
-    /// Seconds over which rates are measured; 0 shows counts alone
+    /// Seconds over which rates are measured; 0 shows only counts
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = crate::shared::args::seconds)]
     interval: f64,
     /// One JSON object a process
@@ -41,25 +40,25 @@ pub(crate) struct Args {
 }
 
 pub(crate) const HELP: &str = "\
-Programs publish their counters in files: of the directory uiw in XDG_RUNTIME_DIR, without one /tmp/uiw-UID. A program that has
-ended is shown by --all once, and its file is removed; files of `uiw run` are removed by that alone. UIW_COUNTERS=DIR names the directory of
-programs that publish there, for instance /run/uiw of the service; then no file is removed. Of more than 128 files the oldest are removed.
+Programs publish their counters in files in the directory uiw of XDG_RUNTIME_DIR, or in /tmp/uiw-UID without one. A program that has
+ended is shown by --all once, and its file is removed; only `uiw run` removes its own files. UIW_COUNTERS=DIR names the directory of
+programs that publish there, for instance /run/uiw of the service; then no file is removed. If there are more than 128 files, the oldest are removed.
 
 Bytes are payload, in the direction in which it travels: a Read counts as sent where its data comes from. Round trips and
 retransmissions are the kernel's and need its TCP, in this network namespace.";
 
-/// Shows them once or repeatedly, or serves them.
+/// Shows the counters once or repeatedly, or serves them.
 pub(crate) fn run(args: &Args) -> Result<()> {
     if let Some(address) = args.prometheus {
-        return responder::serve(address, &Stop::on_signal()?);
+        return responder::serve(address, &StopFlag::on_signal()?);
     }
     let interval = Duration::from_secs_f64(args.interval);
-    let stop = if args.watch || !interval.is_zero() { Some(Stop::on_signal()?) } else { None };
-    let mut before: Option<(Instant, CollectedProcesses)> = None;
+    let stop = if args.watch || !interval.is_zero() { Some(StopFlag::on_signal()?) } else { None };
+    let mut before: Option<(Instant, CollectedDevices)> = None;
     let mut shown = 0_usize;
     loop {
         let now = Instant::now();
-        let collected = collect::all(args.process.as_deref())?;
+        let collected = collect::collect_devices(args.process.as_deref())?;
         if interval.is_zero() || before.is_some() {
             let earlier = before.as_ref().map(|(at, all)| (now.duration_since(*at), all));
             shown += show(args, &collected, earlier);
@@ -70,7 +69,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         before = Some((now, collected));
         let pause = if interval.is_zero() { Duration::from_secs(1) } else { interval };
         if let Some(stop) = &stop
-            && (text::is_lost() || stop.sleep_for(pause))
+            && (text::is_stdout_lost() || stop.sleep_for(pause))
         {
             break;
         }
@@ -86,13 +85,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     }
 }
 
-/// Shows every process, and removes the files of those that have ended. Returns how many were
-/// shown.
-fn show(
-    args: &Args,
-    collected: &CollectedProcesses,
-    before: Option<(Duration, &CollectedProcesses)>,
-) -> usize {
+/// Shows every process, and removes the files of processes that have ended. Returns the number of
+/// processes shown.
+fn show(args: &Args, collected: &CollectedDevices, before: Option<(Duration, &CollectedDevices)>) -> usize {
     let mut warnings = UnreadableFiles::default();
     collected.unreadable.iter().for_each(|unreadable| warnings.add(unreadable));
     warnings.end();
@@ -101,17 +96,18 @@ fn show(
         if !(process.is_running() || args.all && process.claim()) {
             continue;
         }
-        let earlier = before.and_then(|(time, all)| Some((time, all.same_as(process)?)));
+        let earlier = before.and_then(|(time, all)| Some((time, all.find_same(process)?)));
         match args.json {
-            true => show::json(process, earlier),
-            false => show::text(process, earlier),
+            true => show::print_json(process, earlier),
+            false => show::print_text(process, earlier),
         }
         shown += 1;
     }
     shown
 }
 
-/// Warnings about files that cannot be read, of which each look prints few.
+/// Counter of unreadable files. Prints a warning for each of the first [`UnreadableFiles::MAX`]
+/// ones.
 #[derive(Default)]
 pub(crate) struct UnreadableFiles(usize);
 
@@ -125,7 +121,7 @@ impl UnreadableFiles {
         }
     }
 
-    /// Says how many more there are.
+    /// Prints the number of further unreadable files.
     pub(crate) fn end(self) {
         if self.0 > Self::MAX {
             note!(
@@ -136,12 +132,13 @@ impl UnreadableFiles {
     }
 }
 
-impl Process {
+impl ProgramDevice {
     fn is_running(&self) -> bool {
         self.pid.is_some() || self.is_elsewhere
     }
 
-    /// Returns whether one that has ended is shown: by the program alone that removes its file.
+    /// Returns whether to show a program that has ended: only the process that removes its file
+    /// shows it.
     fn claim(&self) -> bool {
         if self.is_kept {
             return true;

@@ -1,9 +1,9 @@
-//! The HTTP server for Prometheus: hyper on one thread, one request a connection. A client that is
-//! slow is cut off. There are only so many at a time: one more takes the place of the oldest.
+//! HTTP server for Prometheus: hyper on one thread, with one request for each connection. Slow
+//! clients are disconnected. If there are too many clients, a new one replaces the oldest one.
 
 use super::{collect, metrics};
 use crate::shared::fail::{Exit, Failure, Result};
-use crate::shared::stop::Stop;
+use crate::shared::stop::StopFlag;
 use crate::shared::text;
 use hyper::body::Incoming;
 use hyper::header::CONTENT_TYPE;
@@ -23,19 +23,19 @@ use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::AbortHandle;
 
-/// Bytes of a request's headers.
+/// Maximum length of the headers of a request, in bytes.
 const MAX_REQUEST: usize = 8 << 10;
-/// Longest time from the connection to the last byte of the headers.
+/// Maximum time from the connection to the last byte of the headers.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
-/// Longest time from the connection to the last byte of the answer.
+/// Maximum time from the connection to the last byte of the answer.
 const TIMEOUT: Duration = Duration::from_secs(30);
-/// Clients at a time.
+/// Maximum number of clients.
 const MAX_CLIENTS: usize = 16;
 /// Pause after an error before the next client is accepted: descriptors may be exhausted.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// Serves until `stop`.
-pub(super) fn serve(address: SocketAddr, stop: &Arc<Stop>) -> Result<()> {
+pub(super) fn serve(address: SocketAddr, stop: &Arc<StopFlag>) -> Result<()> {
     let failed = |error: io::Error| {
         Failure::new(
             Exit::Failed,
@@ -70,8 +70,8 @@ pub(super) fn serve(address: SocketAddr, stop: &Arc<Stop>) -> Result<()> {
     })
 }
 
-/// The next client; `None` once `stop` is set.
-async fn accept(listener: &TcpListener, stop: &Stop) -> Option<io::Result<TcpStream>> {
+/// Accepts the next client, or returns `None` once `stop` is set.
+async fn accept(listener: &TcpListener, stop: &StopFlag) -> Option<io::Result<TcpStream>> {
     poll_fn(|cx| match stop.poll(cx) {
         Poll::Ready(()) => Poll::Ready(None),
         Poll::Pending => listener.poll_accept(cx).map_ok(|(client, _)| client).map(Some),
@@ -93,17 +93,17 @@ async fn answer(client: TcpStream) {
         .serve_connection(TokioIo::new(client), service);
     match tokio::time::timeout(TIMEOUT, connection).await {
         Ok(Ok(())) => {}
-        Ok(Err(error)) => tracing::info!(%error, "a client of the metrics was not answered"),
-        Err(_) => tracing::info!("a client of the metrics does not take its answer"),
+        Ok(Err(error)) => tracing::info!(%error, "metrics client not answered"),
+        Err(_) => tracing::info!("metrics client does not read its answer"),
     }
 }
 
 fn respond(method: &Method, path: &str) -> Response<String> {
     const PLAIN: &str = "text/plain; charset=utf-8";
     let (status, kind, body) = match (method, path) {
-        (&Method::GET, "/metrics") => match collect::all(None) {
+        (&Method::GET, "/metrics") => match collect::collect_devices(None) {
             Ok(collected) => {
-                let text = metrics::text(&collected);
+                let text = metrics::format(&collected);
                 (StatusCode::OK, "text/plain; version=0.0.4; charset=utf-8", text)
             }
             Err(failure) => (StatusCode::INTERNAL_SERVER_ERROR, PLAIN, format!("{failure}\n")),

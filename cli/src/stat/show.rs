@@ -1,6 +1,6 @@
-//! A process's counters as text and as JSON.
+//! Output of the counters of a process as text and as JSON.
 
-use super::Process;
+use super::ProgramDevice;
 use super::collect::tcp_info;
 use crate::shared::text;
 use crate::shared::text::{grouped, number};
@@ -13,10 +13,10 @@ use uiw::counters::{
 use uiw_copy::names::EscapedName;
 use uiw_llp::canonical;
 
-/// Bytes a second, sent and received.
+/// Bytes per second, sent and received.
 type Rates = (f64, f64);
 
-/// The rates since an earlier time; `None` where there is none.
+/// Returns the rates since an earlier time, or `None` if there is no earlier time.
 fn rates(now: &Operations, before: Option<(Duration, Operations)>) -> Option<Rates> {
     let (time, before) = before?;
     let seconds = time.as_secs_f64();
@@ -24,7 +24,7 @@ fn rates(now: &Operations, before: Option<(Duration, Operations)>) -> Option<Rat
     (seconds > 0.0).then(|| (moved.sent.bytes as f64 / seconds, moved.received.bytes as f64 / seconds))
 }
 
-/// Bytes of datagrams a second; of a queue pair, those since it was created.
+/// Like [`rates`], for datagrams.
 fn datagram_rates(now: &Datagrams, before: Option<(Duration, Datagrams)>) -> Option<Rates> {
     let (time, before) = before?;
     let seconds = time.as_secs_f64();
@@ -42,23 +42,23 @@ fn queue_pair_rates(pair: &DatagramQueuePair, before: Option<(Duration, &Snapsho
     datagram_rates(&pair.datagrams, before)
 }
 
-/// The same connection at an earlier time.
-fn earlier<'a>(before: &'a Snapshot, now: &ConnectionCounters) -> Option<&'a ConnectionCounters> {
+/// Finds the same connection in an earlier snapshot.
+fn find_earlier<'a>(before: &'a Snapshot, now: &ConnectionCounters) -> Option<&'a ConnectionCounters> {
     let id = |it: &ConnectionCounters| (it.shard, it.began_ns, it.local, it.peer);
     before.connections.iter().find(|connection| id(connection) == id(now))
 }
 
 fn connection_rates(connection: &ConnectionCounters, before: Option<(Duration, &Snapshot)>) -> Option<Rates> {
     let before = before.map(|(time, before)| {
-        // One that began since had nothing then.
-        let then = earlier(before, connection).map(|then| then.traffic).unwrap_or_default();
+        // A connection that began after the earlier snapshot counts from zero.
+        let then = find_earlier(before, connection).map(|then| then.traffic).unwrap_or_default();
         (time, then)
     });
     rates(&connection.traffic, before)
 }
 
-/// Prints it.
-pub(super) fn text(process: &Process, before: Option<(Duration, &Snapshot)>) {
+/// Prints the counters as text.
+pub(super) fn print_text(process: &ProgramDevice, before: Option<(Duration, &Snapshot)>) {
     let snapshot = &process.snapshot;
     let total = snapshot.total();
     let about = &snapshot.process;
@@ -96,7 +96,7 @@ pub(super) fn text(process: &Process, before: Option<(Duration, &Snapshot)>) {
     for line in snapshot.transfers.named().into_iter().filter_map(transfers) {
         text::line(format!("  {line}"));
     }
-    for line in troubles(&total) {
+    for line in trouble_lines(&total) {
         text::line(format!("  {line}"));
     }
     for pair in &snapshot.datagram_queue_pairs {
@@ -146,7 +146,7 @@ fn directions(moved: Directions, rates: Option<Rates>) -> String {
     format!("{sent}, {}", one("received", moved.received, rates.map(|(_, received)| received)))
 }
 
-/// Transfers of `uiw cp` in one direction, if there were any.
+/// Returns the line about transfers of `uiw cp` in one direction, if there were any.
 fn transfers((direction, counts): (&str, TransferCounts)) -> Option<String> {
     let results: Vec<_> = counts
         .results()
@@ -168,7 +168,7 @@ fn waits(waits: &WaitCounts) -> Option<String> {
     (!some.is_empty()).then(|| format!("waited {}", some.join(", ")))
 }
 
-/// What was dropped by cause, and what UDP refused.
+/// Returns the numbers of datagrams dropped, by cause, and of those that UDP refused.
 fn not_passed_on(datagrams: &Datagrams) -> Option<String> {
     let dropped = datagrams.dropped();
     let parts = dropped.iter().filter(|(_, count)| *count > 0);
@@ -180,8 +180,8 @@ fn not_passed_on(datagrams: &Datagrams) -> Option<String> {
     (!parts.is_empty()).then(|| format!("dropped {}", parts.join(", ")))
 }
 
-/// What is worth a line only where there was some.
-fn troubles(total: &ShardCounts) -> Vec<String> {
+/// Returns lines about waits, refusals and errors, for counters that are not zero.
+fn trouble_lines(total: &ShardCounts) -> Vec<String> {
     let mut lines = Vec::new();
     lines.extend(waits(&total.waits));
     let refused = [
@@ -211,7 +211,7 @@ fn troubles(total: &ShardCounts) -> Vec<String> {
     lines
 }
 
-/// Layer, error type and code as RFC 5040 writes them.
+/// Formats layer, error type and code as in RFC 5040.
 fn code(count: &TerminateCount) -> String {
     match count.code {
         Some((layer, etype, code)) => format!("{layer:x}/{etype:x}/{code:02x}"),
@@ -219,8 +219,8 @@ fn code(count: &TerminateCount) -> String {
     }
 }
 
-/// Prints it as one object.
-pub(super) fn json(process: &Process, before: Option<(Duration, &Snapshot)>) {
+/// Prints the counters as one JSON object.
+pub(super) fn print_json(process: &ProgramDevice, before: Option<(Duration, &Snapshot)>) {
     let snapshot = &process.snapshot;
     let about = &snapshot.process;
     let total = snapshot.total();
@@ -287,7 +287,7 @@ pub(super) fn json(process: &Process, before: Option<(Duration, &Snapshot)>) {
         "devices_opened": about.devices_opened,
         "queue_pairs_created": about.queue_pairs_created,
         "total": shard(&total),
-        "with_others": operations(&snapshot.with_others()),
+        "with_others": operations(&snapshot.with_other_devices()),
         "rates": rate_object(rates),
         "transfers": Value::Object(transfers.collect()),
         "shards": snapshot.shards.iter().map(shard).collect::<Vec<_>>(),
@@ -310,19 +310,19 @@ fn both(moved: Directions) -> Value {
     json!({ "sent": count(moved.sent), "received": count(moved.received) })
 }
 
-/// Datagrams as an object.
+/// Returns the counters of datagrams as a JSON object.
 pub(crate) fn datagrams(datagrams: &Datagrams) -> Value {
     let dropped = datagrams.dropped().map(|(why, count)| (why.to_owned(), count.into()));
     json!({
         "traffic": both(datagrams.traffic),
         "same_device": both(datagrams.same_device),
-        "with_others": both(datagrams.with_others()),
+        "with_others": both(datagrams.with_other_devices()),
         "unsent": datagrams.unsent,
         "dropped": Value::Object(dropped.into_iter().collect()),
     })
 }
 
-/// Traffic as an object.
+/// Returns the traffic as a JSON object.
 pub(crate) fn operations(traffic: &Operations) -> Value {
     let each = traffic.named().map(|(name, moved)| (name.to_owned(), both(moved)));
     Value::Object(each.into_iter().collect())

@@ -128,5 +128,5 @@ fn long_server_request_keeps_transfer() {
     );
     let copy = fs::metadata(served.join("large")).unwrap();
     assert_eq!(copy.len(), SIZE);
-    assert!(copy.blocks() < 2048 && Meta::of(&rustix::fs::stat(served.join("large")).unwrap()).sparse);
+    assert!(copy.blocks() < 2048 && Meta::from_stat(&rustix::fs::stat(served.join("large")).unwrap()).sparse);
 }

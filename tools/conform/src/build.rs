@@ -1,5 +1,5 @@
-//! Frames that leave, legal or not: the codecs of `mpa`, `ddp` and `rdmap` make a legal one, and
-//! what a case changes is changed behind them.
+//! Builds frames to send, valid or not. The codecs of `mpa`, `ddp` and `rdmap` emit a valid frame,
+//! in which the fields that a case gives are then changed.
 
 use super::values::Values;
 use uiw_cases::FrameKind;
@@ -14,7 +14,7 @@ const MARKER_LEN: u64 = 4;
 const CRC_LEN: usize = 4;
 const KEY_LEN: usize = 16;
 
-/// The bytes of a Request or Reply.
+/// Builds a Request or Reply.
 pub(super) fn startup(kind: FrameKind, fields: &Values) -> Vec<u8> {
     let on = |name, default| fields.number(name, u64::from(default)) != 0;
     let is_enhanced = on("enhanced", fields.has(&["a", "b", "c", "d", "ird", "ord"]));
@@ -48,7 +48,8 @@ pub(super) fn startup(kind: FrameKind, fields: &Values) -> Vec<u8> {
     bytes
 }
 
-/// The ULPDU of a segment. `msn` gives the queue's next one, and whether it is used up.
+/// Builds the ULPDU of a segment. `msn` returns the next MSN of a queue; its second argument is
+/// true if the message ends with this segment.
 pub(super) fn ulpdu(kind: FrameKind, fields: &Values, msn: impl FnOnce(u32, bool) -> u32) -> Vec<u8> {
     let opcode = fields.number("opcode", u64::from(kind.opcode().unwrap_or(0))) as u8;
     let version = fields.number("version", u64::from(uiw_rdmap::wire::VERSION)) as u8;
@@ -94,8 +95,8 @@ fn default_queue(opcode: u8) -> u64 {
     }
 }
 
-/// The Read Request of these fields. A Read of no bytes names STag 1, as Chelsio's adapters
-/// require.
+/// Returns the Read Request with these fields. The default STag is 1, because Chelsio adapters
+/// require it in zero-length Reads.
 pub(super) fn read_request(fields: &Values) -> ReadRequest {
     ReadRequest {
         sink_stag: STag(fields.number("sink-stag", 1) as u32),
@@ -106,7 +107,7 @@ pub(super) fn read_request(fields: &Values) -> ReadRequest {
     }
 }
 
-/// The FPDU of `ulpdu`.
+/// Builds the FPDU of `ulpdu`.
 pub(super) fn fpdu(tx: &mut FpduTx, ulpdu: &[u8], fields: &Values) -> Vec<u8> {
     let start = tx.position();
     let mut bytes = [&[0, 0], ulpdu].concat();

@@ -1,11 +1,11 @@
-//! The cases: those of the program, and those of the user.
+//! Loads cases: the built-in ones, and those of the user.
 
 use crate::ConformError;
 use std::fs;
 use std::path::{Path, PathBuf};
 use uiw_cases::{Case, parse};
 
-/// The files in the program. Aborted connections come last: a listener may not survive them.
+/// Built-in case files. Aborted connections come last, because a listener may not survive them.
 const FILES: [(&str, &str); 9] = [
     ("start-up.case", include_str!("cases/start-up.case")),
     ("requests.case", include_str!("cases/requests.case")),
@@ -18,25 +18,25 @@ const FILES: [(&str, &str); 9] = [
     ("endings.case", include_str!("cases/endings.case")),
 ];
 
-/// The extension of case files in a folder.
+/// Extension of case files.
 const EXTENSION: &str = "case";
 
-fn wrong(error: &uiw_cases::ParseError) -> ConformError {
+fn usage_error(error: &uiw_cases::ParseError) -> ConformError {
     let what = format!("{}:{}:{}", error.file, error.line, error.column);
     ConformError::usage(what, &error.what, "see docs/case-files.md for the grammar of case files")
 }
 
-/// The cases of the program.
+/// Returns the built-in cases.
 pub(super) fn built_in() -> Result<Vec<Case>, ConformError> {
     let mut cases = Vec::new();
     for (file, text) in FILES {
-        cases.extend(parse(file, text).map_err(|error| wrong(&error))?);
+        cases.extend(parse(file, text).map_err(|error| usage_error(&error))?);
     }
     Ok(cases)
 }
 
-/// The cases of a file, or of every `.case` file in a folder.
-pub(super) fn of_user(path: &Path) -> Result<Vec<Case>, ConformError> {
+/// Loads the cases of a file, or of all `.case` files in a folder.
+pub(super) fn load(path: &Path) -> Result<Vec<Case>, ConformError> {
     let unreadable = |path: &Path, error: std::io::Error| {
         ConformError::usage(path.display(), error, "name a case file, or a folder with files *.case")
     };
@@ -51,7 +51,7 @@ pub(super) fn of_user(path: &Path) -> Result<Vec<Case>, ConformError> {
     let mut cases = Vec::new();
     for file in files {
         let text = fs::read_to_string(&file).map_err(|error| unreadable(&file, error))?;
-        cases.extend(parse(&file.display().to_string(), &text).map_err(|error| wrong(&error))?);
+        cases.extend(parse(&file.display().to_string(), &text).map_err(|error| usage_error(&error))?);
     }
     if cases.is_empty() {
         let why = "no case in it";
@@ -64,29 +64,29 @@ pub(super) fn of_user(path: &Path) -> Result<Vec<Case>, ConformError> {
     Ok(cases)
 }
 
-/// Returns all requirements that the lines of a case name.
-pub fn judges(case: &Case) -> Vec<&str> {
+/// Returns the ids of all requirements that a case judges.
+pub fn requirement_ids(case: &Case) -> Vec<&str> {
     use uiw_cases::{Action, ExpectedFrame, Field};
-    fn of_fields<'a>(fields: &'a [Field], ids: &mut Vec<&'a str>) {
+    fn add_field_ids<'a>(fields: &'a [Field], ids: &mut Vec<&'a str>) {
         ids.extend(fields.iter().flat_map(|field| field.judges.iter().map(String::as_str)));
     }
-    fn of_expected<'a>(expected: &'a ExpectedFrame, ids: &mut Vec<&'a str>) {
+    fn add_frame_ids<'a>(expected: &'a ExpectedFrame, ids: &mut Vec<&'a str>) {
         ids.extend(expected.judges.iter().map(String::as_str));
-        of_fields(&expected.fields, ids);
+        add_field_ids(&expected.fields, ids);
     }
     let mut ids = Vec::new();
     for step in &case.steps {
         match &step.action {
             Action::Expect { one_of, .. } => {
-                one_of.iter().for_each(|expected| of_expected(expected, &mut ids));
+                one_of.iter().for_each(|expected| add_frame_ids(expected, &mut ids));
             }
-            Action::Message { expected } => of_expected(expected, &mut ids),
+            Action::Message { expected } => add_frame_ids(expected, &mut ids),
             Action::Silence { judges, .. } | Action::Done { judges } | Action::Reads { judges, .. } => {
                 ids.extend(judges.iter().map(String::as_str));
             }
             Action::Refusal { judges, terminate, fields } => {
                 ids.extend(judges.iter().chain(terminate).map(String::as_str));
-                of_fields(fields, &mut ids);
+                add_field_ids(fields, &mut ids);
             }
             _ => {}
         }

@@ -1,4 +1,5 @@
-//! What every segment shows of the sentences of RFC 5040 and 5041, whatever the case is about.
+//! Checks of RFC 5040 and RFC 5041 that apply to every received segment, whatever the case is
+//! about.
 
 use super::deframe::judge_segment_length;
 use super::judge::Judgements;
@@ -9,19 +10,19 @@ use uiw_cases::FrameKind;
 use uiw_rdmap::ReadRequest;
 use uiw_rdmap::wire::Control;
 
-const TAGGED: usize = 14;
-const UNTAGGED: usize = 18;
-/// RDMAP's opcodes that are read here.
+const TAGGED_HEADER_LEN: usize = 14;
+const UNTAGGED_HEADER_LEN: usize = 18;
+/// RDMAP opcodes.
 const WRITE: u8 = 0;
 const READ_REQUEST: u8 = 1;
 const READ_RESPONSE: u8 = 2;
 const TERMINATE: u8 = 7;
-/// The highest opcode that RFC 5040 and 7306 assign.
+/// Highest opcode that RFC 5040 and RFC 7306 assign.
 const LAST_OPCODE: u8 = 11;
-/// Bytes of payload that are kept of a segment's message.
-const KEPT: usize = 1 << 20;
+/// Payload kept of a message, in bytes. The segment that exceeds it is still kept.
+const MAX_KEPT_PAYLOAD: usize = 1 << 20;
 
-/// A segment that came.
+/// A DDP segment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Segment {
     pub(super) ulpdu: Vec<u8>,
@@ -36,7 +37,7 @@ impl Segment {
     }
 
     pub(super) fn payload(&self) -> &[u8] {
-        &self.ulpdu[if self.tagged { TAGGED } else { UNTAGGED }..]
+        &self.ulpdu[if self.tagged { TAGGED_HEADER_LEN } else { UNTAGGED_HEADER_LEN }..]
     }
 
     pub(super) fn stag(&self) -> u32 {
@@ -59,12 +60,12 @@ impl Segment {
         self.number(14, 4) as u32
     }
 
-    /// Returns the frame of the language that this is.
+    /// Returns the kind of the frame, as in case files.
     pub(super) fn kind(&self) -> Option<FrameKind> {
-        FrameKind::of(self.control.opcode)
+        FrameKind::from_opcode(self.control.opcode)
     }
 
-    /// A field by the language's name.
+    /// Returns the value of a field by its name in case files.
     pub(super) fn field(&self, name: &str) -> Option<Value> {
         let request = || ReadRequest::parse(self.payload()).ok();
         let number = |number: u64| Some(Value::Number(number));
@@ -125,17 +126,17 @@ impl Segment {
     }
 }
 
-/// A segment's parts, if it is long enough for its header.
-pub(super) fn parse(ulpdu: &[u8]) -> Option<Segment> {
+/// Parses a ULPDU. Returns `None` if it is too short for its header.
+pub(super) fn parse_segment(ulpdu: &[u8]) -> Option<Segment> {
     let [ddp, rdmap, ..] = *ulpdu else { return None };
     let tagged = ddp & 0x80 != 0;
-    let enough = ulpdu.len() >= if tagged { TAGGED } else { UNTAGGED };
+    let enough = ulpdu.len() >= if tagged { TAGGED_HEADER_LEN } else { UNTAGGED_HEADER_LEN };
     let segment =
         Segment { ulpdu: ulpdu.to_vec(), tagged, last: ddp & 0x40 != 0, control: Control::parse(rdmap) };
     enough.then_some(segment)
 }
 
-/// A message of which more segments are due, or whose last has come.
+/// A message, complete or not.
 #[derive(Clone, Debug)]
 pub(super) struct Message {
     pub(super) first: Segment,
@@ -144,7 +145,7 @@ pub(super) struct Message {
 }
 
 impl Message {
-    /// A field by the language's name.
+    /// Returns the value of a field by its name in case files.
     pub(super) fn field(&self, name: &str) -> Option<Value> {
         match name {
             "payload" => Some(Value::Bytes(self.payload.clone())),
@@ -154,67 +155,70 @@ impl Message {
     }
 }
 
-/// Judge of the listener's segments, one after the other.
+/// Checks the segments of the listener, in their order.
 #[derive(Debug, Default)]
 pub(super) struct Checker {
-    /// Next MSN of each queue.
-    due: BTreeMap<u32, u32>,
+    /// Expected MSN of each queue.
+    next_msn: BTreeMap<u32, u32>,
     untagged: Option<Message>,
     tagged: Option<Message>,
-    /// Reads that this end waits for.
-    reads: VecDeque<ReadRequest>,
-    /// Segments that left, and which of them was a Read.
+    /// Reads of this end without a response.
+    outstanding_reads: VecDeque<ReadRequest>,
+    /// Sent segments, one of which a Terminate may quote.
     sent: Vec<Vec<u8>>,
     terminated: bool,
-    /// Bytes of the next Sends and Writes, where they were ordered.
-    pub(super) sizes: VecDeque<u64>,
+    /// Lengths of the next Sends and Writes that were ordered.
+    pub(super) expected_sizes: VecDeque<u64>,
 }
 
 impl Checker {
-    /// This end sends a segment.
-    pub(super) fn sends(&mut self, ulpdu: &[u8]) {
+    /// Records a segment that this end sends.
+    pub(super) fn record_sent(&mut self, ulpdu: &[u8]) {
         self.sent.push(ulpdu.to_vec());
-        if let Some(segment) = parse(ulpdu)
+        if let Some(segment) = parse_segment(ulpdu)
             && segment.control.opcode == READ_REQUEST
             && let Ok(request) = ReadRequest::parse(segment.payload())
         {
-            self.reads.push_back(request);
+            self.outstanding_reads.push_back(request);
         }
     }
 
-    /// The segments of the case: those before do not count any more.
+    /// Forgets the segments sent so far, so that the positions of quoted segments start anew.
     pub(super) fn forget_sent(&mut self) {
         self.sent.clear();
     }
 
-    /// Returns the position, from 1, of the sent segment that a Terminate quotes; 0 if there is
-    /// none.
-    pub(super) fn quoted(&self, segment: &Segment) -> u64 {
-        let header = terminate::quoted(segment.payload());
+    /// Returns the position of the sent segment that a Terminate quotes, starting at 1, or 0 if
+    /// there is none.
+    pub(super) fn quoted_position(&self, segment: &Segment) -> u64 {
+        let header = terminate::quoted_header(segment.payload());
         let at = header.and_then(|header| self.sent.iter().position(|sent| sent.starts_with(&header)));
         at.map_or(0, |at| at as u64 + 1)
     }
 
-    /// Judges a segment. A message is returned with its last one.
+    /// Checks a received segment. Its message is returned with the last segment.
     pub(super) fn receive(
         &mut self,
         ulpdu: &[u8],
         judged: &mut Judgements,
     ) -> Option<(Segment, Option<Message>)> {
-        let Some(segment) = parse(ulpdu) else {
-            judged.broken(
+        let Some(segment) = parse_segment(ulpdu) else {
+            judged.add_broken(
                 &["RFC5041-4.4-01"],
                 format!("a ULPDU of {} bytes has no whole DDP header", ulpdu.len()),
             );
             return None;
         };
         if self.terminated {
-            judged.broken(&["RFC5040-5.4-08"], format!("behind its Terminate: {}", segment.describe()));
+            judged.add_broken(&["RFC5040-5.4-08"], format!("behind its Terminate: {}", segment.describe()));
         }
         judge_header(&segment, judged);
         judge_segment_length(ulpdu.len(), segment.last, judged);
-        let message =
-            if segment.tagged { self.tagged(&segment, judged) } else { self.untagged(&segment, judged) };
+        let message = if segment.tagged {
+            self.check_tagged(&segment, judged)
+        } else {
+            self.check_untagged(&segment, judged)
+        };
         if segment.control.opcode == TERMINATE && !segment.tagged {
             self.terminated = true;
             terminate::judge(segment.payload(), &self.sent, judged);
@@ -222,17 +226,17 @@ impl Checker {
         Some((segment, message))
     }
 
-    fn untagged(&mut self, segment: &Segment, judged: &mut Judgements) -> Option<Message> {
+    fn check_untagged(&mut self, segment: &Segment, judged: &mut Judgements) -> Option<Message> {
         let (qn, msn) = (segment.qn(), segment.msn());
         let length = segment.payload().len() as u64;
         let begun = self.untagged.take();
         let mut message = match begun {
             Some(message) => {
-                judge_continued(&message, segment, judged);
+                judge_untagged_continuation(&message, segment, judged);
                 message
             }
             None => {
-                let due = self.due.get(&qn).copied();
+                let due = self.next_msn.get(&qn).copied();
                 let ids: &[&str] = if due.is_some() { &["RFC5041-4.3-08"] } else { &["RFC5041-4.3-09"] };
                 let due = due.unwrap_or(1);
                 judged.check(msn == due, ids, || format!("MSN {msn} on queue {qn}, {due} is due"));
@@ -242,26 +246,27 @@ impl Checker {
                 Message { first: segment.clone(), payload: Vec::new(), length: 0 }
             }
         };
-        self.add(&mut message, segment, length, judged);
+        self.add_payload(&mut message, segment, length, judged);
         if segment.last {
-            self.due.insert(qn, msn.wrapping_add(1));
-            judged.keep(&["RFC5041-4.1-06"]);
-            self.whole(&message, judged);
+            self.next_msn.insert(qn, msn.wrapping_add(1));
+            judged.add_kept(&["RFC5041-4.1-06"]);
+            self.check_complete_message(&message, judged);
             return Some(message);
         }
         self.untagged = Some(message);
         None
     }
 
-    fn add(&self, message: &mut Message, segment: &Segment, length: u64, judged: &mut Judgements) {
+    fn add_payload(&self, message: &mut Message, segment: &Segment, length: u64, judged: &mut Judgements) {
         if length == 0 && !segment.last && message.length == 0 {
-            judged.broken(&["RFC5041-5.2-08"], "a segment without payload that is not its message's last");
+            judged
+                .add_broken(&["RFC5041-5.2-08"], "a segment without payload that is not its message's last");
         }
         message.length += length;
-        if message.payload.len() < KEPT {
+        if message.payload.len() < MAX_KEPT_PAYLOAD {
             message.payload.extend_from_slice(segment.payload());
         }
-        let due = self.length_due(message);
+        let due = self.expected_length(message);
         if let Some(due) = due
             && !segment.last
         {
@@ -273,31 +278,31 @@ impl Checker {
         }
     }
 
-    /// The bytes that a message must have, where that is certain.
-    fn length_due(&self, message: &Message) -> Option<u64> {
+    /// Returns the length that a message must have, if it is known.
+    fn expected_length(&self, message: &Message) -> Option<u64> {
         match message.first.control.opcode {
-            READ_RESPONSE => self.reads.front().map(|read| u64::from(read.len)),
+            READ_RESPONSE => self.outstanding_reads.front().map(|read| u64::from(read.len)),
             READ_REQUEST => Some(ReadRequest::LEN as u64),
             TERMINATE => None,
-            // An empty Write may come at any time.
+            // An empty Write may arrive at any time.
             WRITE if message.first.last && message.length == 0 => None,
-            _ => self.sizes.front().copied(),
+            _ => self.expected_sizes.front().copied(),
         }
     }
 
-    /// A message is complete.
-    fn whole(&mut self, message: &Message, judged: &mut Judgements) {
-        judged.keep(&["RFC5041-4.1-03"]);
+    /// Checks the length of a complete message.
+    fn check_complete_message(&mut self, message: &Message, judged: &mut Judgements) {
+        judged.add_kept(&["RFC5041-4.1-03"]);
         if message.length == 0 {
-            judged.keep(&["RFC5041-5.2-08"]);
+            judged.add_kept(&["RFC5041-5.2-08"]);
         }
-        let Some(due) = self.length_due(message) else { return };
+        let Some(due) = self.expected_length(message) else { return };
         if !matches!(message.first.control.opcode, READ_REQUEST | READ_RESPONSE) {
-            self.sizes.pop_front();
+            self.expected_sizes.pop_front();
         }
         let (length, name) = (message.length, message.first.kind().map_or("", FrameKind::name));
         let what = || format!("a {name} of {length} bytes, {due} are due");
-        // L too early, or bytes that never come: the same is seen.
+        // An early L bit and missing bytes cannot be told apart.
         judged.check(length >= due, &["RFC5041-4.1-04", "RFC5041-5.2-03"], what);
         if message.first.control.opcode == READ_RESPONSE {
             if due == 0 {
@@ -308,44 +313,44 @@ impl Checker {
         }
     }
 
-    fn tagged(&mut self, segment: &Segment, judged: &mut Judgements) -> Option<Message> {
+    fn check_tagged(&mut self, segment: &Segment, judged: &mut Judgements) -> Option<Message> {
         let mut message = match self.tagged.take() {
             Some(message) => {
-                judge_tagged_continued(&message, segment, judged);
+                judge_tagged_continuation(&message, segment, judged);
                 message
             }
             None => {
                 if segment.control.opcode == READ_RESPONSE {
-                    self.judge_answer(segment, judged);
+                    self.judge_read_response(segment, judged);
                 }
                 Message { first: segment.clone(), payload: Vec::new(), length: 0 }
             }
         };
-        self.add(&mut message, segment, segment.payload().len() as u64, judged);
+        self.add_payload(&mut message, segment, segment.payload().len() as u64, judged);
         if !segment.last {
             self.tagged = Some(message);
             return None;
         }
-        self.whole(&message, judged);
+        self.check_complete_message(&message, judged);
         if segment.control.opcode == READ_RESPONSE {
-            self.reads.pop_front();
+            self.outstanding_reads.pop_front();
         }
         Some(message)
     }
 
-    /// The first segment of a Read Response.
-    fn judge_answer(&mut self, segment: &Segment, judged: &mut Judgements) {
+    /// Checks the first segment of a Read Response.
+    fn judge_read_response(&mut self, segment: &Segment, judged: &mut Judgements) {
         let fits = |read: &ReadRequest| (read.sink_stag.0, read.sink_to) == (segment.stag(), segment.to());
-        let Some(due) = self.reads.front() else {
-            judged.broken(&["RFC5040-5.2-01"], "a Read Response that answers no Read");
+        let Some(due) = self.outstanding_reads.front() else {
+            judged.add_broken(&["RFC5040-5.2-01"], "a Read Response that answers no Read");
             return;
         };
-        judged.keep(&["RFC5040-5.2-01"]);
+        judged.add_kept(&["RFC5040-5.2-01"]);
         const ORDER: [&str; 3] = ["RFC5040-5.2.1-09", "RFC5040-5.2.2-06", "RFC5040-5.5-16a"];
         if fits(due) {
-            judged.keep(&["RFC5040-4.4-01", "RFC5040-4.4-02", "RFC5040-5.2.2-08", "RFC5041-4.2-01"]);
-            if self.reads.len() > 1 {
-                judged.keep(&ORDER);
+            judged.add_kept(&["RFC5040-4.4-01", "RFC5040-4.4-02", "RFC5040-5.2.2-08", "RFC5041-4.2-01"]);
+            if self.outstanding_reads.len() > 1 {
+                judged.add_kept(&ORDER);
             }
             return;
         }
@@ -354,25 +359,26 @@ impl Checker {
             format!("a Read Response to {:#x}:{:#x}, {stag:#x}:{to:#x} is due", segment.stag(), segment.to());
         let swapped = [&to.to_be_bytes()[..], &stag.to_be_bytes()[..]].concat();
         let source = (due.source_stag.0, due.source_to) == (segment.stag(), segment.to());
-        if let Some(at) = self.reads.iter().position(fits) {
-            judged.broken(&ORDER, what);
-            // What is due now is that one, so that the rest is judged by itself.
-            let read = self.reads.remove(at);
-            read.into_iter().for_each(|read| self.reads.push_front(read));
-        } else if segment.ulpdu[2..TAGGED] == swapped {
-            judged.broken(&["RFC5041-4.2-01"], what + ": TO stands in front of STag");
+        if let Some(at) = self.outstanding_reads.iter().position(fits) {
+            judged.add_broken(&ORDER, what);
+            // The Read becomes the one that is due, so that its further segments are judged on
+            // their own.
+            let read = self.outstanding_reads.remove(at);
+            read.into_iter().for_each(|read| self.outstanding_reads.push_front(read));
+        } else if segment.ulpdu[2..TAGGED_HEADER_LEN] == swapped {
+            judged.add_broken(&["RFC5041-4.2-01"], what + ": TO stands in front of STag");
         } else if source {
-            judged.broken(&["RFC5040-4.4-01", "RFC5040-4.4-02"], what + ": that is the source");
+            judged.add_broken(&["RFC5040-4.4-01", "RFC5040-4.4-02"], what + ": that is the source");
         } else {
-            judged.broken(&["RFC5040-4.4-02"], what);
+            judged.add_broken(&["RFC5040-4.4-02"], what);
         }
     }
 }
 
-/// Judges one header.
+/// Checks the header of a segment.
 fn judge_header(segment: &Segment, judged: &mut Judgements) {
     let (ddp, rdmap) = (segment.ulpdu[0], segment.ulpdu[1]);
-    judged.keep(&["RFC5041-4.4-01"]);
+    judged.add_kept(&["RFC5041-4.4-01"]);
     judged.check(ddp & 3 == 1, &["RFC5041-4.1-11", "RFC5041-4.1-12", "RFC5044-C.1-01"], || {
         format!("DV is {}, 1 is due", ddp & 3)
     });
@@ -383,10 +389,10 @@ fn judge_header(segment: &Segment, judged: &mut Judgements) {
     let turned = Control::parse(rdmap.rotate_left(4));
     if version != 1 && (turned.version, turned.rsv) == (1, 0) {
         let what = format!("the control field of RDMAP is {rdmap:#04x}: its bits stand in the wrong order");
-        judged.broken(&["RFC5040-4.1-01", "RFC5040-4.1-02"], what);
+        judged.add_broken(&["RFC5040-4.1-01", "RFC5040-4.1-02"], what);
         return;
     }
-    judged.keep(&["RFC5040-4.1-01", "RFC5040-4.1-02"]);
+    judged.add_kept(&["RFC5040-4.1-01", "RFC5040-4.1-02"]);
     judged
         .check(version == 1, &["RFC5040-4.1-09", "RFC5044-C.1-01"], || format!("RV is {version}, 1 is due"));
     judged.check(rsv == 0, &["RFC5040-4.1-10"], || format!("the reserved bits of RDMAP are {rsv}"));
@@ -418,10 +424,10 @@ fn judge_header(segment: &Segment, judged: &mut Judgements) {
     };
     let qn = segment.qn();
     if qn != due && segment.msn() == due && qn == 1 {
-        judged.broken(&["RFC5041-4.3-01"], format!("a {name} has its MSN in front of its QN"));
+        judged.add_broken(&["RFC5041-4.3-01"], format!("a {name} has its MSN in front of its QN"));
         return;
     }
-    judged.keep(&["RFC5041-4.3-01"]);
+    judged.add_kept(&["RFC5041-4.3-01"]);
     judged.check(qn == due, queue, || format!("a {name} on queue {qn}, {due} is due"));
     judged.check(qn == due, &["RFC5040-4.1-07"], || format!("a {name} on queue {qn}, {due} is due"));
     if !matches!(opcode, 4 | 6) {
@@ -431,8 +437,8 @@ fn judge_header(segment: &Segment, judged: &mut Judgements) {
     }
 }
 
-/// A further segment of an untagged message.
-fn judge_continued(message: &Message, segment: &Segment, judged: &mut Judgements) {
+/// Checks a further segment of an untagged message.
+fn judge_untagged_continuation(message: &Message, segment: &Segment, judged: &mut Judgements) {
     let first = &message.first;
     let (qn, msn, mo) = (segment.qn(), segment.msn(), u64::from(segment.mo()));
     judged.check(qn == first.qn(), &["RFC5041-4.3-06a", "RFC5041-4.3-07"], || {
@@ -446,12 +452,13 @@ fn judge_continued(message: &Message, segment: &Segment, judged: &mut Judgements
         .check(same, &["RFC5041-4.3-04"], || "RsvdULP differs between the segments of a message".to_owned());
     judged.check(mo == message.length, &["RFC5041-5.2-05"], || format!("MO {mo}, {} is due", message.length));
     if segment.last && mo < message.length {
-        judged.broken(&["RFC5041-4.1-06"], format!("the last segment has MO {mo}, one before it had more"));
+        judged
+            .add_broken(&["RFC5041-4.1-06"], format!("the last segment has MO {mo}, one before it had more"));
     }
 }
 
-/// A further segment of a tagged message.
-fn judge_tagged_continued(message: &Message, segment: &Segment, judged: &mut Judgements) {
+/// Checks a further segment of a tagged message.
+fn judge_tagged_continuation(message: &Message, segment: &Segment, judged: &mut Judgements) {
     let first = &message.first;
     let (stag, to, due) = (segment.stag(), segment.to(), first.to().wrapping_add(message.length));
     judged.check(segment.ulpdu[1] == first.ulpdu[1], &["RFC5041-4.2-04", "RFC5041-4.2-05"], || {

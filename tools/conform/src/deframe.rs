@@ -1,205 +1,205 @@
-//! One direction's FPDUs as they came, and the sentences of RFC 5044 that their framing keeps or
-//! breaks.
+//! Splits the received bytes into FPDUs, and checks the requirements of RFC 5044 for their framing.
 //!
-//! A receiver that keeps the RFC drops an FPDU whose CRC is wrong. Here the question is why it is
-//! wrong, so the bytes are looked at in every way that an error of the sender explains.
+//! A normal receiver drops an FPDU with a wrong CRC. This one looks for the reason: it compares the
+//! bytes with the result of each likely error of the sender.
 
 use super::judge::Judgements;
 use uiw_mpa::{MAX_ULPDU, MIN_MULPDU, crc32c, pad_len};
 
-const INTERVAL: u64 = 512;
-const MARKER: usize = 4;
-const LENGTH: usize = 2;
-const CRC: usize = 4;
-/// Bytes of the shortest ULPDU: a tagged header.
-const SHORTEST: usize = 14;
+const MARKER_INTERVAL: u64 = 512;
+const MARKER_LEN: usize = 4;
+const LENGTH_FIELD_LEN: usize = 2;
+const CRC_LEN: usize = 4;
+/// Length of the shortest ULPDU, which is a tagged header.
+const MIN_ULPDU: usize = 14;
 
-/// The receiving side of Full Operation.
+/// Receiver of FPDUs in Full Operation.
 #[derive(Debug)]
-pub(super) struct Deframe {
+pub(super) struct Deframer {
     crc: bool,
     markers: bool,
     position: u64,
-    /// FPDUs so far.
+    /// Number of FPDUs so far.
     count: u64,
-    /// The CRC field of the FPDU before.
-    last_field: [u8; CRC],
+    /// CRC field of the previous FPDU.
+    last_field: [u8; CRC_LEN],
 }
 
-/// An FPDU that is whole.
+/// A complete FPDU.
 #[derive(Debug)]
 pub(super) struct WholeFpdu {
     pub(super) consumed: usize,
     pub(super) ulpdu: Vec<u8>,
 }
 
-/// Content of the front of the bytes.
+/// Result of parsing an FPDU at the front of the bytes.
 #[derive(Debug)]
-pub(super) enum FrontContent {
+pub(super) enum DeframeResult {
     Fpdu(WholeFpdu),
     /// More bytes are due.
     Incomplete,
-    /// No FPDU; the judgements say why.
+    /// Not a valid FPDU. The reason was added to the judgements.
     Broken(String),
 }
 
 /// Offsets of the parts of an FPDU.
 struct FpduLayout {
-    /// Bytes of the whole FPDU, Markers included.
+    /// Length of the whole FPDU, including Markers.
     len: usize,
     ulpdu_len: usize,
-    /// Each Marker: its place, and the FPDUPTR that is due.
+    /// Offset and expected FPDUPTR of each Marker.
     markers: Vec<(usize, u16)>,
 }
 
-impl Deframe {
+impl Deframer {
     pub(super) fn new(crc: bool, markers: bool) -> Self {
-        Self { crc, markers, position: 0, count: 0, last_field: [0; CRC] }
+        Self { crc, markers, position: 0, count: 0, last_field: [0; CRC_LEN] }
     }
 
-    /// The FPDU at the front of `bytes`. `more` is whether bytes may follow.
-    pub(super) fn next(&mut self, bytes: &[u8], more: bool, judged: &mut Judgements) -> FrontContent {
+    /// Parses the FPDU at the front of `bytes`. `more` is true if further bytes may follow.
+    pub(super) fn next(&mut self, bytes: &[u8], more: bool, judged: &mut Judgements) -> DeframeResult {
         let Some(layout) = self.layout(bytes, self.markers) else {
-            return self.short(bytes, more, judged);
+            return self.handle_incomplete(bytes, more, judged);
         };
         let is_right = || {
-            let raw = bytes.get(..layout.len).and_then(|raw| raw.split_last_chunk::<CRC>());
+            let raw = bytes.get(..layout.len).and_then(|raw| raw.split_last_chunk::<CRC_LEN>());
             self.crc && raw.is_some_and(|(covered, field)| crc32c(covered).to_le_bytes() == *field)
         };
-        if !(SHORTEST..=MAX_ULPDU).contains(&layout.ulpdu_len) && !is_right() {
-            return self.implausible(bytes, layout.ulpdu_len, judged);
+        if !(MIN_ULPDU..=MAX_ULPDU).contains(&layout.ulpdu_len) && !is_right() {
+            return self.implausible_length(bytes, layout.ulpdu_len, judged);
         }
         let Some(raw) = bytes.get(..layout.len) else {
-            // A Marker that was not asked for is seen as a length of zero; one that is lacking, as
-            // one that never ends.
+            // An unexpected Marker looks like a length of zero. A missing Marker may look like an
+            // FPDU that never becomes complete.
             if self.markers && self.is_whole_without_markers(bytes) {
-                return self.no_marker(judged);
+                return self.missing_marker(judged);
             }
-            if !more && bytes.len() + CRC == layout.len {
-                judged.broken(&["RFC5044-4.4-11"], "an FPDU ends without a CRC field");
-                return FrontContent::Broken("an FPDU without a CRC field".to_owned());
+            if !more && bytes.len() + CRC_LEN == layout.len {
+                judged.add_broken(&["RFC5044-4.4-11"], "an FPDU ends without a CRC field");
+                return DeframeResult::Broken("an FPDU without a CRC field".to_owned());
             }
-            return self.short(bytes, more, judged);
+            return self.handle_incomplete(bytes, more, judged);
         };
-        let (covered, field) = raw.split_at(raw.len() - CRC);
-        let field: [u8; CRC] = field.try_into().unwrap_or_default();
+        let (covered, field) = raw.split_at(raw.len() - CRC_LEN);
+        let field: [u8; CRC_LEN] = field.try_into().unwrap_or_default();
         if self.crc && crc32c(covered).to_le_bytes() != field {
             return self.wrong_crc(bytes, raw, &layout, field, judged);
         }
         self.judge(raw, &layout, judged);
-        let ulpdu = stripped(raw, &layout);
+        let ulpdu = extract_ulpdu(raw, &layout);
         (self.position, self.count) = (self.position + layout.len as u64, self.count + 1);
         self.last_field = field;
-        FrontContent::Fpdu(WholeFpdu { consumed: layout.len, ulpdu })
+        DeframeResult::Fpdu(WholeFpdu { consumed: layout.len, ulpdu })
     }
 
-    /// Returns the offsets of the parts of the FPDU at the front of `bytes`, once its length is
-    /// there.
+    /// Returns the offsets of the parts of the FPDU at the front of `bytes`, or `None` if its
+    /// length has not arrived.
     fn layout(&self, bytes: &[u8], with_markers: bool) -> Option<FpduLayout> {
-        let is_marker = |at: usize| with_markers && (self.position + at as u64).is_multiple_of(INTERVAL);
-        let lead = if is_marker(0) { MARKER } else { 0 };
-        let length = bytes.get(lead..lead + LENGTH)?;
+        let is_marker =
+            |at: usize| with_markers && (self.position + at as u64).is_multiple_of(MARKER_INTERVAL);
+        let lead = if is_marker(0) { MARKER_LEN } else { 0 };
+        let length = bytes.get(lead..lead + LENGTH_FIELD_LEN)?;
         let ulpdu_len = usize::from(u16::from_be_bytes([length[0], length[1]]));
         let mut markers = Vec::new();
         if lead > 0 {
             markers.push((0, 0));
         }
-        let mut left = LENGTH + ulpdu_len + pad_len(ulpdu_len) + CRC;
+        let mut left = LENGTH_FIELD_LEN + ulpdu_len + pad_len(ulpdu_len) + CRC_LEN;
         let mut at = lead;
         while left > 0 {
-            // FPDUs and the distance of Markers are multiples of four bytes.
+            // The lengths of FPDUs and the distances of Markers are multiples of four bytes.
             if is_marker(at) {
                 markers.push((at, (at - lead) as u16));
-                at += MARKER;
+                at += MARKER_LEN;
             }
-            at += MARKER.min(left);
-            left = left.saturating_sub(MARKER);
+            at += MARKER_LEN.min(left);
+            left = left.saturating_sub(MARKER_LEN);
         }
         Some(FpduLayout { len: at, ulpdu_len, markers })
     }
 
-    fn short(&self, bytes: &[u8], more: bool, judged: &mut Judgements) -> FrontContent {
+    fn handle_incomplete(&self, bytes: &[u8], more: bool, judged: &mut Judgements) -> DeframeResult {
         if more || bytes.is_empty() {
-            return FrontContent::Incomplete;
+            return DeframeResult::Incomplete;
         }
         let what = format!("the stream ends {} bytes into an FPDU", bytes.len());
-        judged.broken(&["RFC5044-4.1-01"], what.clone());
-        FrontContent::Broken(what)
+        judged.add_broken(&["RFC5044-4.1-01"], what.clone());
+        DeframeResult::Broken(what)
     }
 
     fn is_whole_without_markers(&self, bytes: &[u8]) -> bool {
         let Some(layout) = self.layout(bytes, false) else { return false };
-        (SHORTEST..=MAX_ULPDU).contains(&layout.ulpdu_len) && {
-            let raw = bytes.get(..layout.len).and_then(|raw| raw.split_last_chunk::<CRC>());
+        (MIN_ULPDU..=MAX_ULPDU).contains(&layout.ulpdu_len) && {
+            let raw = bytes.get(..layout.len).and_then(|raw| raw.split_last_chunk::<CRC_LEN>());
             raw.is_some_and(|(covered, field)| crc32c(covered).to_le_bytes() == *field)
         }
     }
 
-    /// No Marker where one is due.
-    fn no_marker(&self, judged: &mut Judgements) -> FrontContent {
+    /// Reports that no Marker is where one is due.
+    fn missing_marker(&self, judged: &mut Judgements) -> DeframeResult {
         let what = format!("no Marker at byte {}, though our Request asked for Markers", self.position);
-        judged.broken(&["RFC5044-4.3-02"], what.clone());
+        judged.add_broken(&["RFC5044-4.3-02"], what.clone());
         if self.position == 0 {
-            judged.broken(&["RFC5044-4.3-01", "RFC5044-4.3-07", "RFC5044-7.1.1-09"], what.clone());
+            judged.add_broken(&["RFC5044-4.3-01", "RFC5044-4.3-07", "RFC5044-7.1.1-09"], what.clone());
         }
-        FrontContent::Broken(what)
+        DeframeResult::Broken(what)
     }
 
-    /// A length that no FPDU has.
-    fn implausible(&self, bytes: &[u8], length: usize, judged: &mut Judgements) -> FrontContent {
+    /// Reports a length that no FPDU can have.
+    fn implausible_length(&self, bytes: &[u8], length: usize, judged: &mut Judgements) -> DeframeResult {
         if self.markers && self.is_whole_without_markers(bytes) {
-            return self.no_marker(judged);
+            return self.missing_marker(judged);
         }
-        if !self.markers && self.position == 0 && bytes.starts_with(&[0; MARKER]) {
+        if !self.markers && self.position == 0 && bytes.starts_with(&[0; MARKER_LEN]) {
             let what = "a Marker, though our Request did not ask for Markers";
-            judged.broken(&["RFC5044-7.1.1-08"], what);
-            return FrontContent::Broken(what.to_owned());
+            judged.add_broken(&["RFC5044-7.1.1-08"], what);
+            return DeframeResult::Broken(what.to_owned());
         }
         let what = format!("ULPDU_Length is {length} in FPDU {}", self.count + 1);
-        if is_header(self.last_field) && self.count > 0 {
-            judged.broken(&["RFC5044-4.4-11"], "the FPDU before has no CRC field");
+        if looks_like_header(self.last_field) && self.count > 0 {
+            judged.add_broken(&["RFC5044-4.4-11"], "the FPDU before has no CRC field");
         }
         if length > MAX_ULPDU {
-            judged.broken(&["RFC5044-3-05"], what.clone());
+            judged.add_broken(&["RFC5044-3-05"], what.clone());
         } else {
-            judged.broken(&["RFC5044-4.1-01"], what.clone());
+            judged.add_broken(&["RFC5044-4.1-01"], what.clone());
         }
-        FrontContent::Broken(what)
+        DeframeResult::Broken(what)
     }
 
-    /// Returns the reason why a CRC is wrong.
+    /// Finds out and reports why a CRC is wrong.
     fn wrong_crc(
         &self,
         bytes: &[u8],
         raw: &[u8],
         layout: &FpduLayout,
-        field: [u8; CRC],
+        field: [u8; CRC_LEN],
         judged: &mut Judgements,
-    ) -> FrontContent {
+    ) -> DeframeResult {
         if self.markers && self.is_whole_without_markers(bytes) {
-            return self.no_marker(judged);
+            return self.missing_marker(judged);
         }
-        let covered = &raw[..raw.len() - CRC];
+        let covered = &raw[..raw.len() - CRC_LEN];
         let due = crc32c(covered);
         let is = |bytes: &[u8]| crc32c(bytes).to_le_bytes() == field;
-        let lead = if layout.markers.first().is_some_and(|(at, _)| *at == 0) { MARKER } else { 0 };
-        let without_markers = without(covered, &layout.markers);
-        let unpadded = LENGTH + layout.ulpdu_len;
-        let (why, ids): (&str, &[&str]) = if is_header(field) {
+        let lead = if layout.markers.first().is_some_and(|(at, _)| *at == 0) { MARKER_LEN } else { 0 };
+        let without_markers = without_markers(covered, &layout.markers);
+        let unpadded = LENGTH_FIELD_LEN + layout.ulpdu_len;
+        let (why, ids): (&str, &[&str]) = if looks_like_header(field) {
             ("no CRC field: the next FPDU begins there", &["RFC5044-4.4-11", "RFC5044-4.1-01"])
         } else if field == due.to_be_bytes() {
             ("its bytes stand in the wrong order", &["RFC5044-4.4-16"])
-        } else if field == [0; CRC] {
+        } else if field == [0; CRC_LEN] {
             ("zero: it was not computed", &["RFC5044-4.4-08", "RFC5044-7.1.1-11"])
         } else if lead > 0 && is(&covered[lead..]) {
             ("without the Marker in front", &["RFC5044-4.3-05", "RFC5044-4.4-15"])
         } else if is(&without_markers)
-            || is(&covered[lead + LENGTH..])
+            || is(&covered[lead + LENGTH_FIELD_LEN..])
             || is(&covered[..covered.len() - pad_len(layout.ulpdu_len)])
         {
             ("over a part of what it must cover", &["RFC5044-4.4-14"])
         } else if pad_len(layout.ulpdu_len) > 0
-            && bytes.get(unpadded..unpadded + CRC) == Some(&crc32c(&bytes[..unpadded]).to_le_bytes()[..])
+            && bytes.get(unpadded..unpadded + CRC_LEN) == Some(&crc32c(&bytes[..unpadded]).to_le_bytes()[..])
         {
             ("behind the ULPDU, where the PAD is due", &["RFC5044-4.1-01"])
         } else {
@@ -208,15 +208,15 @@ impl Deframe {
         let found = u32::from_le_bytes(field);
         let what =
             format!("the CRC of FPDU {} is {found:#010x}, computed {due:#010x}: {why}", self.count + 1);
-        judged.broken(ids, what.clone());
-        FrontContent::Broken(what)
+        judged.add_broken(ids, what.clone());
+        DeframeResult::Broken(what)
     }
 
-    /// Judges a whole FPDU.
+    /// Checks a complete FPDU with a valid CRC.
     fn judge(&self, raw: &[u8], layout: &FpduLayout, judged: &mut Judgements) {
-        judged.keep(&["RFC5044-4.1-01", "RFC5044-4.4-11"]);
+        judged.add_kept(&["RFC5044-4.1-01", "RFC5044-4.4-11"]);
         if self.crc {
-            judged.keep(&[
+            judged.add_kept(&[
                 "RFC5044-4.4-08",
                 "RFC5044-4.4-12",
                 "RFC5044-4.4-14",
@@ -226,7 +226,7 @@ impl Deframe {
         }
         let pad = pad_len(layout.ulpdu_len);
         if pad > 0 {
-            let plain = without(&raw[..raw.len() - CRC], &layout.markers);
+            let plain = without_markers(&raw[..raw.len() - CRC_LEN], &layout.markers);
             let found = &plain[plain.len() - pad..];
             judged.check(found.iter().all(|byte| *byte == 0), &["RFC5044-4.1-02"], || {
                 format!("PAD is {found:02x?}")
@@ -235,13 +235,13 @@ impl Deframe {
         if self.markers {
             self.judge_markers(raw, layout, judged);
         } else if self.position == 0 {
-            judged.keep(&["RFC5044-7.1.1-08"]);
+            judged.add_kept(&["RFC5044-7.1.1-08"]);
         }
     }
 
     fn judge_markers(&self, raw: &[u8], layout: &FpduLayout, judged: &mut Judgements) {
         if self.position == 0 {
-            judged.keep(&["RFC5044-4.3-01", "RFC5044-4.3-07", "RFC5044-7.1.1-09"]);
+            judged.add_kept(&["RFC5044-4.3-01", "RFC5044-4.3-07", "RFC5044-7.1.1-09"]);
         }
         for (at, due) in &layout.markers {
             let Some([r0, r1, high, low]) = raw.get(*at..).and_then(|bytes| bytes.first_chunk()).copied()
@@ -266,10 +266,10 @@ impl Deframe {
                 format!("the Marker at byte {place} points {pointer} bytes back, {due} is due")
             });
             if between {
-                judged.keep(&["RFC5044-4.3-05", "RFC5044-4.4-15"]);
+                judged.add_kept(&["RFC5044-4.3-05", "RFC5044-4.4-15"]);
             }
             if place > 0 {
-                judged.keep(&["RFC5044-4.3-02"]);
+                judged.add_kept(&["RFC5044-4.3-02"]);
             }
         }
         let inner = layout.markers.iter().filter(|(at, _)| *at > 0).count();
@@ -285,28 +285,29 @@ impl Deframe {
     }
 }
 
-/// Returns whether four bytes look as the front of an FPDU: a length, then the control fields of
+/// Returns whether four bytes look like the front of an FPDU: a length, then the control fields of
 /// DDP and RDMAP.
-fn is_header(bytes: [u8; 4]) -> bool {
+fn looks_like_header(bytes: [u8; 4]) -> bool {
     let length = usize::from(u16::from_be_bytes([bytes[0], bytes[1]]));
-    (SHORTEST..=MAX_ULPDU).contains(&length)
+    (MIN_ULPDU..=MAX_ULPDU).contains(&length)
         && bytes[2] & 0x3F == 1
         && bytes[3] & 0xF0 == 0x40
         && bytes[3] & 15 <= 11
 }
 
-fn without(bytes: &[u8], markers: &[(usize, u16)]) -> Vec<u8> {
-    let is_marker = |at: usize| markers.iter().any(|(marker, _)| (*marker..*marker + MARKER).contains(&at));
+fn without_markers(bytes: &[u8], markers: &[(usize, u16)]) -> Vec<u8> {
+    let is_marker =
+        |at: usize| markers.iter().any(|(marker, _)| (*marker..*marker + MARKER_LEN).contains(&at));
     bytes.iter().enumerate().filter(|(at, _)| !is_marker(*at)).map(|(_, byte)| *byte).collect()
 }
 
-/// The ULPDU alone.
-fn stripped(raw: &[u8], layout: &FpduLayout) -> Vec<u8> {
-    let plain = if layout.markers.is_empty() { raw.to_vec() } else { without(raw, &layout.markers) };
-    plain.into_iter().skip(LENGTH).take(layout.ulpdu_len).collect()
+/// Returns the ULPDU of an FPDU.
+fn extract_ulpdu(raw: &[u8], layout: &FpduLayout) -> Vec<u8> {
+    let plain = if layout.markers.is_empty() { raw.to_vec() } else { without_markers(raw, &layout.markers) };
+    plain.into_iter().skip(LENGTH_FIELD_LEN).take(layout.ulpdu_len).collect()
 }
 
-/// Returns whether a segment that is not its message's last is long enough.
+/// Checks the length of a segment. Only the last one of a message may be short.
 pub(super) fn judge_segment_length(ulpdu: usize, last: bool, judged: &mut Judgements) {
     if !last {
         judged.check(ulpdu >= MIN_MULPDU, &["RFC5044-3-04"], || {
@@ -334,8 +335,8 @@ mod tests {
     }
 
     fn broken(crc: bool, markers: bool, bytes: &[u8]) -> Vec<String> {
-        let (mut deframe, mut judged, mut at) = (Deframe::new(crc, markers), Judgements::default(), 0);
-        while let FrontContent::Fpdu(whole) = deframe.next(&bytes[at..], false, &mut judged) {
+        let (mut deframe, mut judged, mut at) = (Deframer::new(crc, markers), Judgements::default(), 0);
+        while let DeframeResult::Fpdu(whole) = deframe.next(&bytes[at..], false, &mut judged) {
             at += whole.consumed;
         }
         let mut ids: Vec<_> = judged.0.into_iter().filter(|j| j.broken.is_some()).map(|j| j.id).collect();

@@ -1,16 +1,16 @@
-//! Errors of the conformance tool itself; what a listener does wrong is in the report.
+//! Errors of the conformance tool itself. The errors of a listener are in the report.
 
 use std::fmt::Display;
 
-/// Error that ends a run before its report.
+/// Error that ends a run without a report.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConformError {
-    /// An option or a case file is wrong.
+    /// An option or a case file is invalid.
     #[error("{what}: {why}")]
     Usage {
-        /// The option, or the place in the file.
+        /// Name of the option, or position in the file.
         what: String,
-        /// The rule that it breaks.
+        /// Description of the error.
         why: String,
         /// Hint for the user.
         fix: &'static str,
@@ -18,9 +18,9 @@ pub enum ConformError {
     /// The listener cannot be reached, or does not speak iWARP.
     #[error("{what}: {why}")]
     Unreachable {
-        /// The listener.
+        /// What was attempted, with the address of the listener.
         what: String,
-        /// The error of the last attempt.
+        /// Error of the last attempt.
         why: String,
         /// Hint for the user.
         fix: &'static str,

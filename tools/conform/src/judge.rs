@@ -1,6 +1,6 @@
-//! What was seen of each requirement.
+//! Observations about requirements.
 
-/// One observation.
+/// Observation about one requirement.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Judgement {
     pub(super) id: String,
@@ -8,12 +8,12 @@ pub(super) struct Judgement {
     pub(super) broken: Option<String>,
 }
 
-/// The observations of a case.
+/// Observations of a case.
 #[derive(Debug, Default)]
 pub(super) struct Judgements(pub(super) Vec<Judgement>);
 
 impl Judgements {
-    /// These were kept if `kept`; otherwise `what` is wrong.
+    /// Records that the requirements were kept, or that they were broken as described by `what`.
     pub(super) fn check<I: AsRef<str>>(&mut self, kept: bool, ids: &[I], what: impl FnOnce() -> String) {
         let broken = (!kept).then(what);
         for id in ids {
@@ -21,11 +21,11 @@ impl Judgements {
         }
     }
 
-    pub(super) fn keep<I: AsRef<str>>(&mut self, ids: &[I]) {
+    pub(super) fn add_kept<I: AsRef<str>>(&mut self, ids: &[I]) {
         self.check(true, ids, String::new);
     }
 
-    pub(super) fn broken<I: AsRef<str>>(&mut self, ids: &[I], what: impl Into<String>) {
+    pub(super) fn add_broken<I: AsRef<str>>(&mut self, ids: &[I], what: impl Into<String>) {
         self.check(false, ids, || what.into());
     }
 }

@@ -1,8 +1,8 @@
-//! Asks a foreign iWARP listener everything that can be judged from outside, and gives a verdict
-//! for each requirement of the RFCs.
+//! Conformance test of a foreign iWARP listener. It tests everything that can be judged from
+//! outside, and gives a verdict for each requirement of the RFCs.
 //!
 //! [`select`] chooses cases, [`ask`] finds out what the listener supports, [`run`] runs the cases
-//! and [`Report`] has the verdicts. Each case is one connection whose every byte is given by a
+//! and [`Report`] has the verdicts. Each case is one connection, whose bytes are described in a
 //! readable file.
 
 #![warn(missing_debug_implementations)]
@@ -29,7 +29,7 @@ mod terminate;
 mod values;
 mod verdict;
 
-pub use cases::judges;
+pub use cases::requirement_ids;
 pub use error::ConformError;
 pub use listener::{Listener, ask, suspicion};
 pub use report::{Destination, Report};
@@ -40,14 +40,14 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock};
 use steps::Outcome;
-use verdict::Run;
+use verdict::CaseRun;
 
-/// Chooses cases: the built-in ones and those of `files` (files, or folders with files `*.case`),
-/// of which only those whose names contain one of `names` if there are any. `requirements` are ids
-/// or their beginnings, which must exist.
+/// Chooses cases: the built-in ones and those of `files`, which are files or folders with files
+/// `*.case`. Unless `names` is empty, only the cases whose names contain one of them are chosen.
+/// `requirements` are ids or beginnings of ids; they are only checked for existence.
 ///
 /// # Errors
-/// [`ConformError::Usage`]: a file that cannot be read or parsed, or a name that does not exist.
+/// [`ConformError::Usage`] if a file cannot be read or parsed, or a name does not exist.
 pub fn select(
     files: &[PathBuf],
     names: &[String],
@@ -55,15 +55,15 @@ pub fn select(
 ) -> Result<Vec<Case>, ConformError> {
     let mut all = cases::built_in()?;
     for path in files {
-        for case in cases::of_user(path)? {
-            // A user's case takes the place of one of the same name.
+        for case in cases::load(path)? {
+            // A case of the user replaces the one of the same name.
             all.retain(|other| other.name != case.name);
             all.push(case);
         }
     }
     let table = requirements::all();
     for case in &all {
-        if let Some(id) = judges(case).into_iter().find(|id| table.iter().all(|row| row.id != *id)) {
+        if let Some(id) = requirement_ids(case).into_iter().find(|id| table.iter().all(|row| row.id != *id)) {
             let why = format!("no requirement is called {id}");
             return Err(ConformError::usage(
                 &case.file,
@@ -86,15 +86,15 @@ pub fn select(
     Ok(all)
 }
 
-/// Results of the cases, in their order.
+/// Results of the cases, in the order of the cases.
 #[derive(Debug)]
 pub struct Results {
-    runs: Vec<Run>,
-    /// Name of the case since which the listener answers no Request any more.
+    runs: Vec<CaseRun>,
+    /// Name of the case after which the listener stopped answering Requests.
     pub silent_since: Option<String>,
 }
 
-/// Runs the cases, `jobs` at a time. `progress` is told the name of each case that begins.
+/// Runs the cases, `jobs` at a time. `progress` is called with the name of each case that begins.
 pub fn run(
     target: &Target,
     listener: &Listener,
@@ -125,12 +125,13 @@ pub fn run(
     let runs = cases
         .into_iter()
         .zip(results)
-        .map(|(case, result)| Run { case, result: result.unwrap_or_else(|| Err("not run".to_owned())) })
+        .map(|(case, result)| CaseRun { case, result: result.unwrap_or_else(|| Err("not run".to_owned())) })
         .collect();
     Results { runs, silent_since: silent.into_inner() }
 }
 
-/// Runs a case, unless the listener lacks something, or answers no more since `silent`.
+/// Runs a case, unless the listener does not meet its conditions, or has stopped answering since
+/// the case in `silent`.
 fn run_one(
     target: &Target,
     listener: &Listener,
@@ -144,8 +145,8 @@ fn run_one(
         return Err(why);
     }
     let outcome = steps::run(target, case);
-    // A case in which nothing came any more says nothing of the listener as a whole.
-    if outcome.stopped.is_some() && !listener::answers(target) {
+    // That one case stopped does not mean that the listener has stopped.
+    if outcome.stopped.is_some() && !listener::still_answers(target) {
         let _ = silent.set(case.name.clone());
     }
     Ok(outcome)

@@ -1,4 +1,4 @@
-//! The TCP connection of a case: bytes out, bytes in, and what passed.
+//! The TCP connection of a case, and the transcript of its bytes.
 
 use super::values::hex;
 use rustix::net::sockopt;
@@ -6,15 +6,16 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-/// Between two pieces of a frame that is cut, so that TCP sends them apart.
-const BETWEEN_PIECES: Duration = Duration::from_millis(1);
-/// Between probes of a silent stream, and how many of them have no answer before the peer is gone.
-const PROBES: Duration = Duration::from_secs(2);
+/// Pause between two pieces of a frame, so that TCP sends them in separate segments.
+const PIECE_GAP: Duration = Duration::from_millis(1);
+/// Time between keepalive probes of a silent stream.
+const PROBE_INTERVAL: Duration = Duration::from_secs(2);
+/// Number of unanswered keepalive probes after which the stream has failed.
 const PROBE_COUNT: u32 = 100;
-/// Bytes of a frame that a transcript shows.
-const SHOWN: usize = 96;
-/// Lines of a transcript at most; the front and the end are kept.
-const LINES: usize = 200;
+/// Number of bytes of a frame that a transcript shows.
+const MAX_SHOWN_BYTES: usize = 96;
+/// Maximum number of lines of a transcript. Lines in the middle are left out.
+const MAX_LINES: usize = 200;
 
 /// Kind of the end of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,10 +32,10 @@ pub(super) enum WaitOutcome {
     Late,
 }
 
-/// Network under the connections: TCP, or in tests a simulated network with a clock of its own.
+/// Network of the connections: TCP, or in tests a simulated network with its own clock.
 #[derive(Debug)]
 pub(super) struct Network {
-    /// Connects within a time.
+    /// Connects, within the given time limit.
     pub(super) connect: fn(SocketAddr, Duration) -> io::Result<Box<dyn Pipe>>,
     pub(super) now: fn() -> Instant,
     pub(super) pause: fn(Duration),
@@ -47,7 +48,8 @@ pub(super) static TCP: Network =
 /// One end of a stream.
 pub(super) trait Pipe: std::fmt::Debug {
     fn write_all(&mut self, bytes: &[u8]) -> io::Result<()>;
-    /// Bytes that come until then: 0 at the end of the stream, `None` if nothing comes.
+    /// Reads bytes that arrive until the given time. Returns 0 at the end of the stream, and `None`
+    /// if nothing arrives.
     fn read(&mut self, bytes: &mut [u8], until: Instant) -> io::Result<Option<usize>>;
     fn fin(&mut self);
     fn reset(self: Box<Self>);
@@ -62,16 +64,16 @@ pub(super) struct Link {
     pipe: Box<dyn Pipe>,
     pub(super) inbox: Vec<u8>,
     pub(super) ended: Option<Ending>,
-    /// The time that TCP took to connect.
+    /// Time that TCP took to connect.
     pub(super) round_trip: Duration,
 }
 
-/// A peer may end the stream by RST, which TCP sends once: where it is lost, the answer to a probe
-/// is another one.
+/// Enables keepalive probes. A peer may end the stream by RST, which TCP sends only once; if it is
+/// lost, the answer to a probe is another RST.
 fn keep_alive(stream: &TcpStream) -> io::Result<()> {
     sockopt::set_socket_keepalive(stream, true)?;
-    sockopt::set_tcp_keepidle(stream, PROBES)?;
-    sockopt::set_tcp_keepintvl(stream, PROBES)?;
+    sockopt::set_tcp_keepidle(stream, PROBE_INTERVAL)?;
+    sockopt::set_tcp_keepintvl(stream, PROBE_INTERVAL)?;
     sockopt::set_tcp_keepcnt(stream, PROBE_COUNT)?;
     Ok(())
 }
@@ -123,13 +125,13 @@ impl Link {
         Ok(Self { network, pipe, inbox: Vec::new(), ended: None, round_trip })
     }
 
-    /// Sends bytes, in pieces of `cut` if it is not 0. A stream that the peer has ended takes
-    /// nothing: what it said is still read.
+    /// Sends bytes, in pieces of `cut` bytes unless it is 0. Errors are ignored: what the peer sent
+    /// before it ended the stream is still read.
     pub(super) fn send(&mut self, bytes: &[u8], cut: usize) {
         let pieces = bytes.chunks(if cut == 0 { bytes.len().max(1) } else { cut });
         for (number, piece) in pieces.enumerate() {
             if number > 0 {
-                (self.network.pause)(BETWEEN_PIECES);
+                (self.network.pause)(PIECE_GAP);
             }
             if self.pipe.write_all(piece).is_err() {
                 return;
@@ -145,8 +147,8 @@ impl Link {
         self.pipe.reset();
     }
 
-    /// Waits for more bytes.
-    pub(super) fn more(&mut self, until: Instant) -> WaitOutcome {
+    /// Waits for bytes, and appends them to the inbox.
+    pub(super) fn receive(&mut self, until: Instant) -> WaitOutcome {
         if let Some(ending) = self.ended {
             return WaitOutcome::Ended(ending);
         }
@@ -183,15 +185,15 @@ impl Transcript {
         Self { network, begun: (network.now)(), lines: Vec::new(), left_out: 0 }
     }
 
-    /// A frame: `sign` is `>` or `<`.
+    /// Adds a frame. `sign` is `>` for a sent and `<` for a received one.
     pub(super) fn frame(&mut self, sign: char, what: &str, bytes: &[u8]) {
-        let more = if bytes.len() > SHOWN { ".." } else { "" };
-        self.line(&format!("{sign} {what}: {}{more}", hex(&bytes[..bytes.len().min(SHOWN)])));
+        let more = if bytes.len() > MAX_SHOWN_BYTES { ".." } else { "" };
+        self.line(&format!("{sign} {what}: {}{more}", hex(&bytes[..bytes.len().min(MAX_SHOWN_BYTES)])));
     }
 
     pub(super) fn line(&mut self, what: &str) {
-        if self.lines.len() >= LINES {
-            self.lines.remove(LINES / 2);
+        if self.lines.len() >= MAX_LINES {
+            self.lines.remove(MAX_LINES / 2);
             self.left_out += 1;
         }
         let since = (self.network.now)().saturating_duration_since(self.begun);
@@ -200,7 +202,7 @@ impl Transcript {
 
     pub(super) fn finish(mut self) -> Vec<String> {
         if self.left_out > 0 {
-            self.lines.insert(LINES / 2, format!("          .. {} lines ..", self.left_out));
+            self.lines.insert(MAX_LINES / 2, format!("          .. {} lines ..", self.left_out));
         }
         self.lines
     }

@@ -1,4 +1,4 @@
-//! What the listener is, as far as cases depend on it.
+//! Properties of the listener that cases depend on.
 
 use super::judge::Judgements;
 use super::reply::Reply;
@@ -9,45 +9,46 @@ use serde_json::{Value as Json, json};
 use uiw::raw::Suspect;
 use uiw_cases::CaseCondition;
 
-/// Attempts to get a Reply, where none is refused.
-const TRIES: u32 = 3;
+/// Maximum number of attempts to get a Reply, while the listener does not end the connection.
+const MAX_ATTEMPTS: u32 = 3;
 
 /// Properties found before the first case.
 #[derive(Clone, Debug)]
 pub struct Listener {
-    /// Reads it takes at a time, where its Reply has the number.
+    /// Number of outstanding Reads that it accepts, if its Reply has the number.
     ird: Option<u64>,
     enhanced: bool,
     crc_off: bool,
     markers_granted: bool,
     markers_asked: bool,
     partner: bool,
-    /// NIC, driver, firmware and kernel, as the partner reports them.
+    /// Description of NIC, driver, firmware and kernel by the partner.
     pub(super) about: Option<String>,
-    /// The usual Reply in one line.
+    /// Its usual Reply, described in one line.
     reply: String,
-    /// Peers that are suspected, by the Requests that the listener has ended or rejected.
+    /// Kinds of peers that the listener may be, judging from the Requests that it ended or
+    /// rejected.
     suspects: Vec<Suspect>,
 }
 
-/// Asks the listener what it supports.
+/// Finds out what the listener supports.
 ///
 /// # Errors
-/// If nothing listens, or what listens does not speak iWARP.
+/// [`ConformError::Unreachable`] if nothing listens, or the listener does not speak iWARP.
 pub fn ask(target: &mut Target, partner: bool) -> Result<Listener, ConformError> {
     let begun = |target: &Target, fields: &[(&str, u64)]| {
         let mut values = Values::default();
         fields.iter().for_each(|(name, number)| values.set(name, *number));
         let mut session = Session::new(target);
         let result = session.start(values);
-        session.finish(false);
+        session.end_connection(false);
         let closed = session.link.is_some_and(|link| link.ended.is_some());
         (result.map_err(|Stop(why)| why), session.reply, closed)
     };
     target.enhanced = true;
     let (mut usual, mut reply, mut closed) = begun(target, &[]);
-    // A lost packet says nothing of the revision; an end does.
-    for _ in 1..TRIES {
+    // A lost packet says nothing about the supported revision, unlike the end of the connection.
+    for _ in 1..MAX_ATTEMPTS {
         if reply.is_some() || closed {
             break;
         }
@@ -74,7 +75,7 @@ pub fn ask(target: &mut Target, partner: bool) -> Result<Listener, ConformError>
         }
     }
     let (_, without_crc, _) = begun(target, &[("crc", 0)]);
-    // What is wrong with its Markers is for the cases to show.
+    // Only the Reply matters here. The cases check the Markers themselves.
     let (_, with_markers, _) = begun(target, &[("markers", 1)]);
     let is_same = |other: &Reply| other.is_request() && other.markers() && !reply.markers();
     if reply.is_request() && with_markers.as_ref().is_some_and(is_same) {
@@ -101,25 +102,25 @@ pub fn ask(target: &mut Target, partner: bool) -> Result<Listener, ConformError>
 }
 
 /// Returns whether the listener still answers Requests.
-pub(super) fn answers(target: &Target) -> bool {
+pub(super) fn still_answers(target: &Target) -> bool {
     let mut session = Session::new(target);
     let started = session.start(Values::default());
-    session.finish(false);
+    session.end_connection(false);
     started.is_ok() || session.reply.is_some()
 }
 
-/// Returns the partner's description of its machine.
+/// Returns the description that the partner gives of its machine.
 fn about(target: &Target) -> Option<String> {
     let mut session = Session::new(target);
     session.start(Values::default()).ok()?;
     let about = session.ask_about().ok();
-    session.finish(false);
-    // Judged by no case: the frames are the usual ones.
+    session.end_connection(false);
+    // These usual frames belong to no case, so their judgements are dropped.
     session.judged = Judgements::default();
     about
 }
 
-/// The peer that is suspected, and the options to try as they are typed.
+/// Returns the description of the suspected peer, with the options to try.
 #[must_use]
 pub fn suspicion(suspect: Suspect) -> String {
     let options = suspect.options().iter().map(|(name, value)| format!("--{name} {value}"));
@@ -128,7 +129,7 @@ pub fn suspicion(suspect: Suspect) -> String {
 }
 
 impl Listener {
-    /// Returns the reason why a case that needs this cannot be run.
+    /// Returns the reason why the listener does not meet a condition, or `None` if it does.
     pub(super) fn lacks(&self, need: CaseCondition) -> Option<String> {
         let lacks = |has: bool, why: &str| (!has).then(|| why.to_owned());
         match need {
@@ -150,8 +151,8 @@ impl Listener {
         }
     }
 
-    /// Returns, for each Request that was ended or rejected, the kind of peer that is known to do
-    /// so, and the options to try.
+    /// Returns the descriptions of the kinds of peers that are known to end or reject the same
+    /// Requests, with the options to try.
     pub(super) fn suspicions(&self) -> impl Iterator<Item = String> {
         self.suspects.iter().map(|suspect| suspicion(*suspect))
     }

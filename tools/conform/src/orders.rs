@@ -1,59 +1,61 @@
-//! The partner program at the far end: orders in the messages of `uiw siwtest`, frame by frame.
+//! Orders to the partner program at the listener, in the messages of `uiw siwtest`.
 
 use super::session::{Item, Session, Stop};
 use super::values::{Pattern, Value, Values};
-use crate::partner::{Actor, Kind, Op, Order, PartnerMessage};
+use crate::partner::{Actor, MessageKind, Op, Order, PartnerMessage};
 use uiw::raw::{Remote, STag};
 use uiw_cases::{FrameKind, Operation};
 
-/// The memory of this end, as orders name it.
+/// STag of the memory of this end in orders.
 const OWN_STAG: u32 = 0x00C0_FF01;
+/// Address of the memory of this end.
 const OWN_TO: u64 = 0x0010_0000;
+/// STag of this end that the partner may invalidate.
 const OWN_REVOCABLE: u32 = 0x00C0_FF02;
-/// Start of the order's pattern.
-const SEED: u32 = 41;
+/// Seed of the pattern in the data of an order.
+const PATTERN_SEED: u32 = 41;
 
 impl Session<'_> {
-    /// Orders something of the partner, or says what this end is going to do and takes its memory's
-    /// place.
-    pub(super) fn order(&mut self, operation: Operation, fields: &Values) -> Result<(), Stop> {
+    /// Orders an operation of the partner, or announces one that this end is going to perform. After
+    /// an announcement, waits until the partner has named its memory.
+    pub(super) fn give_order(&mut self, operation: Operation, fields: &Values) -> Result<(), Stop> {
         let op = Op::from_wire(operation.code)
             .ok_or_else(|| Stop(format!("the partner has no operation {}", operation.code)))?;
         let (size, count) = (fields.number("size", 64) as u32, fields.number("count", 1) as u32);
         let actor = if operation.by_partner { Actor::Responder } else { Actor::Initiator };
-        let order = Order { op, actor, size, count, sges: 1, seed: SEED };
-        self.variables.pattern = Pattern::new(SEED, size);
+        let order = Order { op, actor, size, count, sges: 1, seed: PATTERN_SEED };
+        self.variables.pattern = Pattern::new(PATTERN_SEED, size);
         self.variables.set("own_stag", u64::from(OWN_STAG));
         self.variables.set("own_to", OWN_TO);
         self.variables.set("own_revocable", u64::from(OWN_REVOCABLE));
-        self.say(Kind::Order, order)?;
-        self.given = Some(order);
+        self.send_message(MessageKind::Order, order)?;
+        self.last_order = Some(order);
         if operation.by_partner {
             if !op.is_read() {
-                self.checker.sizes.extend((0..count).map(|_| u64::from(size)));
+                self.checker.expected_sizes.extend((0..count).map(|_| u64::from(size)));
             }
             return Ok(());
         }
-        let ready = self.answer(Kind::Ready)?;
+        let ready = self.receive_message(MessageKind::Ready)?;
         self.variables.set("stag", u64::from(ready.memory.rkey.0));
         self.variables.set("to", ready.memory.addr);
         self.variables.set("revocable", u64::from(ready.revocable));
-        // What is refused from here on is quoted from here on.
+        // A Terminate can only quote segments that are sent from now on.
         self.checker.forget_sent();
         Ok(())
     }
 
-    /// The order is done; the partner's verdict is what the requirements are judged by.
-    pub(super) fn done(&mut self, judges: &[String]) -> Result<(), Stop> {
-        let order = self.given.take().ok_or_else(|| Stop("nothing was ordered".to_owned()))?;
+    /// Finishes the order, and judges the requirements by the verdict of the partner.
+    pub(super) fn finish_order(&mut self, judges: &[String]) -> Result<(), Stop> {
+        let order = self.last_order.take().ok_or_else(|| Stop("nothing was ordered".to_owned()))?;
         let kind = match order.actor {
             Actor::Initiator => {
-                self.say(Kind::Done, order)?;
-                Kind::Verdict
+                self.send_message(MessageKind::Done, order)?;
+                MessageKind::Verdict
             }
-            Actor::Responder => Kind::Done,
+            Actor::Responder => MessageKind::Done,
         };
-        match self.answer(kind) {
+        match self.receive_message(kind) {
             Ok(talk) => {
                 self.judged.check(talk.wrong.is_none(), judges, || {
                     format!("the partner reports: {}", talk.wrong.unwrap_or_default())
@@ -62,21 +64,21 @@ impl Session<'_> {
             }
             Err(Stop(why)) => {
                 if !self.is_overdue {
-                    self.judged.broken(judges, why.clone());
+                    self.judged.add_broken(judges, why.clone());
                 }
                 Err(Stop(why))
             }
         }
     }
 
-    /// Returns the partner's description of its machine.
+    /// Returns the description that the partner gives of its machine.
     pub(super) fn ask_about(&mut self) -> Result<String, Stop> {
         let order = Order { op: Op::About, actor: Actor::Initiator, size: 0, count: 0, sges: 1, seed: 0 };
-        self.say(Kind::Order, order)?;
-        Ok(self.answer(Kind::Verdict)?.wrong.unwrap_or_default())
+        self.send_message(MessageKind::Order, order)?;
+        Ok(self.receive_message(MessageKind::Verdict)?.wrong.unwrap_or_default())
     }
 
-    fn say(&mut self, kind: Kind, order: Order) -> Result<(), Stop> {
+    fn send_message(&mut self, kind: MessageKind, order: Order) -> Result<(), Stop> {
         let memory = Remote { addr: OWN_TO, rkey: STag(OWN_STAG) };
         let talk = PartnerMessage { kind, order, memory, revocable: OWN_REVOCABLE, wrong: None };
         let mut fields = Values::default();
@@ -84,11 +86,11 @@ impl Session<'_> {
         self.send_segment(FrameKind::Send, &fields, 0, false)
     }
 
-    /// The partner's next message.
-    fn answer(&mut self, kind: Kind) -> Result<PartnerMessage, Stop> {
+    /// Waits for the next message of the partner, which must be of this kind.
+    fn receive_message(&mut self, kind: MessageKind) -> Result<PartnerMessage, Stop> {
         let limit = self.stall();
         loop {
-            let item = self.item(limit)?;
+            let item = self.next_item(limit)?;
             match item {
                 Item::Segment(segment, Some(message))
                     if matches!(segment.kind(), Some(FrameKind::Send | FrameKind::SendSolicited)) =>

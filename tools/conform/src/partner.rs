@@ -1,18 +1,18 @@
-//! What the two ends of a siwtest say to each other, and how orders are written.
+//! Messages between the two ends of `uiw siwtest`, and the text form of orders.
 
 use std::fmt;
 use std::str::FromStr;
 use uiw::raw::Remote;
 use uiw::raw::STag;
 
-/// Bytes of all messages of an order at most.
+/// Maximum length of all messages of an order together, in bytes.
 const MAX_BYTES: u64 = 256 << 20;
-/// Messages of an order at most.
+/// Maximum number of messages of an order.
 const MAX_COUNT: u32 = 400;
-/// Elements of a message at most: siw's limit.
+/// Maximum number of scatter/gather elements of a message, which is the limit of siw.
 pub const MAX_SGES: u32 = 6;
 
-/// Ordered operation; the value on the wire.
+/// Ordered operation, with its value on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Op {
@@ -23,11 +23,12 @@ pub enum Op {
     SendInline,
     Write,
     Read,
-    /// Reads, each followed by a fenced Send of what was read.
+    /// Reads, each followed by a fenced Send of the data that was read.
     Fence,
-    /// Description of the machine: device, driver, firmware and kernel, in the text of the verdict.
+    /// Asks for a description of the machine: device, driver, firmware and kernel. It is the text
+    /// of the verdict.
     About,
-    // What follows ends the connection.
+    // The following operations end the connection.
     BadWrite = 32,
     OutWrite,
     BadRead,
@@ -65,7 +66,7 @@ impl Op {
         (Self::HangUp, "hangup"),
     ];
 
-    /// The operation of a value on the wire.
+    /// Returns the operation with this value on the wire.
     pub fn from_wire(value: u8) -> Option<Self> {
         Self::ALL.iter().map(|(op, _)| *op).find(|op| *op as u8 == value)
     }
@@ -74,18 +75,18 @@ impl Op {
         Self::ALL.iter().find(|(op, _)| *op == self).map_or("", |(_, name)| name)
     }
 
-    /// Returns whether its bytes are placed by receives.
+    /// Returns whether its data arrives in receives.
     pub fn is_send(self) -> bool {
         (self as u8) <= Self::SendInline as u8 || self == Self::Fence
     }
 
-    /// Returns whether its bytes come from the other end's memory.
+    /// Returns whether its data comes from the memory of the other end.
     pub fn is_read(self) -> bool {
         matches!(self, Self::Read | Self::Fence)
     }
 
-    /// Returns whether the connection does not outlive it.
-    pub fn ends(self) -> bool {
+    /// Returns whether the operation ends the connection.
+    pub fn ends_connection(self) -> bool {
         self as u8 >= Self::BadWrite as u8
     }
 }
@@ -93,13 +94,13 @@ impl Op {
 /// End that performs the operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Actor {
-    /// The one that connected.
+    /// The end that connected.
     Initiator,
-    /// The one that accepted.
+    /// The end that accepted.
     Responder,
 }
 
-/// Something to be done.
+/// Operation to perform.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Order {
     pub op: Op,
@@ -110,7 +111,7 @@ pub struct Order {
     pub seed: u32,
 }
 
-/// An order as it is written: by one end, or by both, one after the other.
+/// Orders in their text form: an operation for one end, or for both ends one after the other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Orders(pub Vec<Order>);
 
@@ -161,23 +162,23 @@ impl fmt::Display for Order {
 /// Kind of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Kind {
+pub enum MessageKind {
     Order = 1,
     Ready,
     Done,
     Verdict,
 }
 
-/// A message; 128 bytes, big-endian.
+/// A message of 128 bytes in big-endian order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PartnerMessage {
-    pub kind: Kind,
+    pub kind: MessageKind,
     pub order: Order,
-    /// The speaker's memory for the order.
+    /// Memory of the sender for the order.
     pub memory: Remote,
-    /// An STag of the speaker's that may be invalidated.
+    /// STag of the sender that may be invalidated.
     pub revocable: u32,
-    /// Error from the speaker's point of view.
+    /// Error that the sender found, or the text for [`Op::About`].
     pub wrong: Option<String>,
 }
 
@@ -207,11 +208,11 @@ impl PartnerMessage {
         out
     }
 
-    /// The message in `bytes`, if it is one within the limits.
+    /// Parses a message. Returns `None` if it is invalid or exceeds the limits.
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; Self::LEN] = bytes.try_into().ok()?;
         let number = |at: usize| u32::from_be_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
-        let kinds = [Kind::Order, Kind::Ready, Kind::Done, Kind::Verdict];
+        let kinds = [MessageKind::Order, MessageKind::Ready, MessageKind::Done, MessageKind::Verdict];
         let kind = kinds.into_iter().find(|kind| *kind as u8 == bytes[4])?;
         let actor = match bytes[6] {
             0 => Actor::Initiator,
@@ -254,8 +255,13 @@ mod tests {
     fn talk_survives_the_wire() {
         let order = Order { op: Op::Fence, actor: Actor::Responder, size: 1, count: 2, sges: 3, seed: 4 };
         let memory = Remote { addr: 0x0102_0304_0506_0708, rkey: STag(9) };
-        let mut talk =
-            PartnerMessage { kind: Kind::Done, order, memory, revocable: 10, wrong: Some("a b".into()) };
+        let mut talk = PartnerMessage {
+            kind: MessageKind::Done,
+            order,
+            memory,
+            revocable: 10,
+            wrong: Some("a b".into()),
+        };
         assert_eq!(PartnerMessage::parse(&talk.emit()), Some(talk.clone()));
         talk.wrong = None;
         assert_eq!(PartnerMessage::parse(&talk.emit()), Some(talk.clone()));

@@ -1,4 +1,4 @@
-//! The Reply, and what it shows of RFC 5044 section 7.1 and RFC 6581.
+//! The Reply, and its checks of RFC 5044 section 7.1 and RFC 6581.
 
 use super::judge::Judgements;
 use super::values::{Value, Values, hex};
@@ -11,33 +11,33 @@ const C: u8 = 0x40;
 const R: u8 = 0x20;
 const S: u8 = 0x10;
 const KEY_LEN: usize = 16;
-/// Bytes of the Key that name the protocol: "MPA ID ".
+/// Length of the part of the Key that names the protocol, "MPA ID ".
 const PROTOCOL: usize = 7;
 
-/// A Reply as it came.
+/// A received Reply.
 #[derive(Clone, Debug)]
 pub(super) struct Reply {
     pub(super) bytes: Vec<u8>,
     flags: u8,
     pub(super) revision: u8,
     pub(super) length: u16,
-    /// Front of the Private Data if S is set.
+    /// Enhanced data at the front of the private data, if S is set.
     pub(super) enhanced: Option<Enhanced>,
 }
 
 impl Reply {
-    /// Returns whether `bytes` may begin a start-up frame, if perhaps one with a wrong Key.
-    pub(super) fn begins(bytes: &[u8]) -> bool {
+    /// Returns whether `bytes` may begin a startup frame, perhaps with a wrong Key.
+    pub(super) fn may_begin(bytes: &[u8]) -> bool {
         let known = bytes.len().min(PROTOCOL);
         bytes[..known] == KEY_REPLY[..known]
     }
 
-    /// The Reply at the front of `bytes`; nothing if more are due.
+    /// Parses the Reply at the front of `bytes`. Returns `None` if it is incomplete.
     pub(super) fn parse(bytes: &[u8]) -> Option<Self> {
         let header = bytes.get(..HEADER_LEN)?;
         let (flags, revision) = (header[16], header[17]);
         let length = u16::from_be_bytes([header[18], header[19]]);
-        // A length that is out of bounds is judged without its bytes.
+        // An excessive length is judged without waiting for the bytes.
         let expected = if usize::from(length) > MAX_PRIVATE_DATA { 0 } else { usize::from(length) };
         let private = bytes.get(HEADER_LEN..HEADER_LEN + expected)?;
         let enhanced = (revision >= 2 && flags & S != 0).then(|| private.first_chunk().copied()).flatten();
@@ -45,7 +45,7 @@ impl Reply {
         Some(Self { bytes, flags, revision, length, enhanced: enhanced.map(Enhanced::parse) })
     }
 
-    /// Whether it has the Key of a Request.
+    /// Returns whether it has the Key of a Request.
     pub(super) fn is_request(&self) -> bool {
         self.bytes[..KEY_LEN] == KEY_REQUEST
     }
@@ -70,7 +70,7 @@ impl Reply {
         self.flags & if self.revision >= 2 { 0x0F } else { 0x1F }
     }
 
-    /// A field by the language's name.
+    /// Returns the value of a field by its name in case files.
     pub(super) fn field(&self, name: &str) -> Option<Value> {
         let bit = |on: bool| Some(Value::Number(u64::from(on)));
         let enhanced = self.enhanced.unwrap_or_default();
@@ -118,7 +118,7 @@ impl Reply {
         text
     }
 
-    /// Judges it as the answer to a Request of these fields.
+    /// Checks it as the answer to a Request with these fields.
     pub(super) fn judge(&self, request: &Values, judged: &mut Judgements) {
         let key = &self.bytes[..KEY_LEN];
         judged.check(*key == KEY_REPLY, &["RFC5044-7.1.1-03"], || {
@@ -172,8 +172,8 @@ fn judge_enhanced(reply: &Enhanced, request: &Values, judged: &mut Judgements) {
         if reply.peer_to_peer {
             let asked = ["b", "c", "d"].map(|name| request.number(name, 0) != 0);
             let common = asked.iter().zip(kinds).any(|(asked, kind)| *asked && kind);
-            // Whether the listener supports none of those asked for is not seen; that it names one
-            // is.
+            // It is unknown which types the listener supports. It is only seen whether its Reply
+            // names one that was asked for.
             let ids: &[&str] = if common {
                 &["RFC6581-9.2-03", "RFC6581-9.2-06"]
             } else {
@@ -181,7 +181,7 @@ fn judge_enhanced(reply: &Enhanced, request: &Values, judged: &mut Judgements) {
             };
             judged.check(any, ids, || "A is 1 in the Reply, and B, C and D are 0".to_owned());
             if !any {
-                judged.broken(&["RFC6581-9.2-06"], "A is 1 in the Reply, and B, C and D are 0");
+                judged.add_broken(&["RFC6581-9.2-06"], "A is 1 in the Reply, and B, C and D are 0");
             }
         }
     } else {
@@ -221,8 +221,8 @@ mod tests {
         fields
     }
 
-    /// Returns the requirements that a Reply with these fields breaks as the answer to a Request
-    /// with those.
+    /// Returns the requirements that a Reply with the fields `reply` breaks as the answer to a
+    /// Request with the fields `request`.
     fn broken(request: &[(&str, u64)], reply: &[(&str, u64)]) -> Vec<String> {
         let bytes = build::startup(FrameKind::Reply, &fields(reply));
         let mut judged = Judgements::default();
@@ -263,7 +263,11 @@ mod tests {
 
     #[test]
     fn invalid_replies() {
-        assert!(Reply::begins(b"MPA I") && Reply::begins(b"MPA ID rep Frame") && !Reply::begins(b"220 mail"));
+        assert!(
+            Reply::may_begin(b"MPA I")
+                && Reply::may_begin(b"MPA ID rep Frame")
+                && !Reply::may_begin(b"220 mail")
+        );
         assert!(Reply::parse(&[0; 19]).is_none());
     }
 }

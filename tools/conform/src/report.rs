@@ -1,8 +1,8 @@
-//! The report: text, one JSON object a line, and files as Markdown, JSON or JUnit XML.
+//! The report, as text, as lines of JSON, or in files as Markdown, JSON or JUnit XML.
 
 use super::listener::Listener;
 use super::requirements::{self, Requirement};
-use super::verdict::{Run, Verdict, verdicts};
+use super::verdict::{CaseRun, Verdict, verdicts};
 use crate::Results;
 use quick_xml::escape::escape;
 use serde_json::{Value as Json, json};
@@ -10,8 +10,8 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-/// Lines of frames that the text shows of a finding.
-const FRAMES: usize = 24;
+/// Number of frames that the text shows for a finding.
+const MAX_SHOWN_FRAMES: usize = 24;
 
 /// Destination and format of a report.
 #[derive(Clone, Debug)]
@@ -28,7 +28,7 @@ enum ReportFormat {
 }
 
 impl Destination {
-    /// The file.
+    /// Returns the path of the file.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
@@ -50,17 +50,18 @@ impl FromStr for Destination {
     }
 }
 
-/// Everything that a run has found.
+/// Report of a run.
 #[derive(Debug)]
 pub struct Report<'a> {
     address: String,
     listener: &'a Listener,
-    runs: &'a [Run],
+    runs: &'a [CaseRun],
     verdicts: Vec<(Requirement, Verdict)>,
 }
 
 impl<'a> Report<'a> {
-    /// Judges the results. With `only`, of the requirements whose ids begin like this.
+    /// Computes the verdicts from the results. Unless `only` is empty, the report is limited to
+    /// requirements whose ids begin with one of these strings.
     #[must_use]
     pub fn new(address: String, listener: &'a Listener, results: &'a Results, only: &[String]) -> Self {
         let mut requirements = requirements::all();
@@ -75,13 +76,13 @@ impl<'a> Report<'a> {
         self.verdicts.iter().filter(|(_, verdict)| is(verdict)).count()
     }
 
-    /// Number of requirements that were seen broken.
+    /// Returns the number of broken requirements.
     #[must_use]
     pub fn broken(&self) -> usize {
         self.count(|verdict| matches!(verdict, Verdict::Broken(_)))
     }
 
-    /// Number of cases that could be run and did not run to their end.
+    /// Returns the number of cases that were run but stopped before their end.
     #[must_use]
     pub fn stopped(&self) -> usize {
         self.runs.iter().filter(|run| run.result.is_ok() && run.stopped().is_some()).count()
@@ -101,7 +102,8 @@ impl<'a> Report<'a> {
         )
     }
 
-    /// Returns the lines for people. With `all`, they include kept and unjudged requirements.
+    /// Returns the lines of the text report. With `all`, they include kept and unjudged
+    /// requirements.
     #[must_use]
     pub fn lines(&self, all: bool) -> Vec<String> {
         let mut lines = Vec::new();
@@ -122,7 +124,7 @@ impl<'a> Report<'a> {
                     for finding in findings {
                         lines.push(format!("        case {}: {}", finding.case, finding.what));
                     }
-                    for frame in findings.first().iter().flat_map(|finding| shortened(&finding.frames)) {
+                    for frame in findings.first().iter().flat_map(|finding| last_frames(&finding.frames)) {
                         lines.push(format!("          {frame}"));
                     }
                 }
@@ -137,7 +139,7 @@ impl<'a> Report<'a> {
         lines
     }
 
-    /// Objects, of which each is a line.
+    /// Returns the objects of the report with one JSON object per line.
     #[must_use]
     pub fn json_lines(&self) -> Vec<Json> {
         let mut listener = self.listener.json();
@@ -153,7 +155,7 @@ impl<'a> Report<'a> {
     }
 
     fn cases(&self) -> Vec<Json> {
-        let case = |run: &Run| {
+        let case = |run: &CaseRun| {
             let (ran, stopped) = (run.result.is_ok(), run.stopped());
             json!({"type": "case", "name": run.case.name, "title": run.case.title, "ran": ran, "stopped": stopped})
         };
@@ -187,7 +189,7 @@ impl<'a> Report<'a> {
     /// Writes the report to a file.
     ///
     /// # Errors
-    /// The system's.
+    /// Returns the I/O error of writing the file.
     pub fn write(&self, to: &Destination) -> std::io::Result<()> {
         let text = match to.format {
             ReportFormat::Markdown => self.markdown(),
@@ -200,7 +202,7 @@ impl<'a> Report<'a> {
             }
             ReportFormat::Junit => self.junit(),
         };
-        write_whole(&to.path, &text)
+        write_atomically(&to.path, &text)
     }
 
     fn markdown(&self) -> String {
@@ -284,8 +286,8 @@ impl<'a> Report<'a> {
     }
 }
 
-/// A report is there as a whole or not at all.
-fn write_whole(path: &Path, text: &str) -> std::io::Result<()> {
+/// Writes a file by renaming it, so that it is never incomplete.
+fn write_atomically(path: &Path, text: &str) -> std::io::Result<()> {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(".part");
     let part = path.with_file_name(name);
@@ -293,7 +295,7 @@ fn write_whole(path: &Path, text: &str) -> std::io::Result<()> {
     std::fs::rename(&part, path)
 }
 
-/// The end of a transcript, where what is wrong stands.
-fn shortened(frames: &[String]) -> impl Iterator<Item = &String> {
-    frames.iter().skip(frames.len().saturating_sub(FRAMES))
+/// Returns the end of a transcript, which shows the error.
+fn last_frames(frames: &[String]) -> impl Iterator<Item = &String> {
+    frames.iter().skip(frames.len().saturating_sub(MAX_SHOWN_FRAMES))
 }

@@ -1,9 +1,9 @@
-//! The sentences of the RFCs, and which of them can be judged from outside.
+//! The requirements of the RFCs, and which of them can be judged from outside.
 
 use std::collections::BTreeMap;
 use uiw_requirements::TABLE;
 
-/// Visibility of a requirement from outside, and its condition.
+/// Whether a requirement can be judged from outside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Visibility {
     Alone,
@@ -12,16 +12,16 @@ pub(super) enum Visibility {
     No(&'static str),
 }
 
-/// A sentence.
+/// A requirement, which is one sentence of an RFC.
 #[derive(Clone, Debug)]
 pub(super) struct Requirement {
     pub(super) id: &'static str,
     pub(super) level: &'static str,
     pub(super) quote: &'static str,
-    pub(super) outside: Visibility,
+    pub(super) visibility: Visibility,
 }
 
-fn outside(mark: &str) -> Visibility {
+fn parse_visibility(mark: &str) -> Visibility {
     match mark {
         "alone" => Visibility::Alone,
         "partner" => Visibility::Partner,
@@ -47,7 +47,12 @@ pub(super) fn all() -> Vec<Requirement> {
         .map(|line| {
             let cells: Vec<&'static str> = line.split('\t').collect();
             let cell = |at: usize| cells.get(at).copied().unwrap_or_default();
-            Requirement { id: cell(id), level: cell(level), quote: cell(quote), outside: outside(cell(mark)) }
+            Requirement {
+                id: cell(id),
+                level: cell(level),
+                quote: cell(quote),
+                visibility: parse_visibility(cell(mark)),
+            }
         })
         .collect()
 }
@@ -61,9 +66,9 @@ mod tests {
         let all = all();
         assert_eq!(all.len(), 625);
         let pad = all.iter().find(|row| row.id == "RFC5044-4.1-02").unwrap();
-        assert_eq!((pad.level, pad.outside), ("MUST", Visibility::Partner));
+        assert_eq!((pad.level, pad.visibility), ("MUST", Visibility::Partner));
         assert!(pad.quote.starts_with("The pad data MUST be set to zero"));
-        let judged = |row: &&Requirement| matches!(row.outside, Visibility::Alone | Visibility::Partner);
+        let judged = |row: &&Requirement| matches!(row.visibility, Visibility::Alone | Visibility::Partner);
         assert!(all.iter().filter(judged).count() >= 120);
     }
 }

@@ -1,5 +1,5 @@
-//! The cases against uiw's own listener on a simulated network with a virtual clock: each byte
-//! passes the whole engine, waits are exact and take no time.
+//! Runs the cases against a listener of uiw on a simulated network with a virtual clock. Each byte
+//! passes the whole engine; waits are exact and take no time.
 
 use super::cases;
 use super::link::{Network, Pipe};
@@ -23,10 +23,10 @@ use uiw_mem::{IoVec, IoVecMut};
 use uiw_testkit::sim::{self, Link, Split};
 
 const HOST: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
-/// Rounds without work after which a device is idle. While it has few connections it asks its stack
-/// in one of 32.
+/// Number of rounds without work after which a device is idle. A device with few connections polls
+/// its stack only in one of 32 rounds.
 const QUIET_ROUNDS: usize = 33;
-/// Rounds in which something moves while the clock stands still, at most: more is a livelock.
+/// Maximum number of rounds with work while the clock stands still. More are a livelock.
 const MAX_ROUNDS: usize = 1_000_000;
 const STALL: Duration = Duration::from_secs(10);
 
@@ -35,13 +35,13 @@ static SIMULATED: Network = Network { connect: SimPipe::connect, now, pause };
 type Task = Pin<Box<dyn Future<Output = ()>>>;
 type Accepting = Pin<Box<dyn Future<Output = uiw::Result<Connection>>>>;
 
-/// The listener, its connections, and the network.
+/// Network, listener and accepted connections.
 struct SimulatedWorld {
     network: sim::Network,
     device: Device,
     listener: Rc<uiw::Listener>,
     accepting: Accepting,
-    /// Each reads a connection to its end.
+    /// Tasks that each read a connection to its end.
     readers: Vec<Task>,
 }
 
@@ -57,7 +57,7 @@ async fn accept(listener: Rc<uiw::Listener>) -> uiw::Result<Connection> {
     listener.accept().await
 }
 
-/// A listener on a new network of this thread; the target of its cases.
+/// Creates a network for this thread with a listener, and returns the target for cases.
 fn listen(options: ConnConfig, link: Link) -> Target {
     let network = sim::Network::new(1);
     network.set_default_link(link);
@@ -77,7 +77,7 @@ impl SimulatedWorld {
         (0..QUIET_ROUNDS).any(|_| self.device.pump() > 0)
     }
 
-    /// Returns whether something moved.
+    /// Runs the listener and its connections once. Returns whether there was work.
     fn round(&mut self) -> bool {
         let mut cx = Context::from_waker(Waker::noop());
         let mut moved = self.pump();
@@ -90,12 +90,12 @@ impl SimulatedWorld {
             }
         }
         self.readers.retain_mut(|reader| reader.as_mut().poll(&mut cx).is_pending());
-        // What was accepted or ended may have more to send.
+        // Accepted or ended connections may have something to send.
         moved | self.pump()
     }
 
-    /// Moves the clock to the next deadline, at most to `until`. False when that is reached
-    /// already.
+    /// Moves the clock to the next deadline, but not beyond `until`. Returns false if `until` was
+    /// already reached.
     fn advance(&mut self, until: Instant) -> bool {
         let now = self.network.now();
         if now >= until {
@@ -116,7 +116,7 @@ fn pause(time: Duration) {
     let _: Option<()> = wait(now() + time, || None);
 }
 
-/// Runs the listener until `ready` has something, or until then.
+/// Runs the listener until `ready` returns a value, or until the given time.
 fn wait<T>(until: Instant, mut ready: impl FnMut() -> Option<T>) -> Option<T> {
     let mut rounds = 0;
     loop {
@@ -134,7 +134,7 @@ fn wait<T>(until: Instant, mut ready: impl FnMut() -> Option<T>) -> Option<T> {
     }
 }
 
-/// `None` for what would block.
+/// Returns `None` if the operation would block.
 fn unless_blocked<T>(result: io::Result<T>) -> Option<io::Result<T>> {
     match result {
         Err(error) if error.kind() == ErrorKind::WouldBlock => None,
@@ -182,7 +182,7 @@ impl Pipe for SimPipe {
     }
 }
 
-/// Findings of a run.
+/// Result of a run.
 #[derive(Default)]
 struct RunFindings {
     ran: usize,
@@ -191,8 +191,8 @@ struct RunFindings {
     wrong: Vec<String>,
 }
 
-/// Runs these cases, each at a listener of its own.
-fn run(options: &ConnConfig, link: &Link, cases: &[Case]) -> RunFindings {
+/// Runs cases, each against its own listener.
+fn run_cases(options: &ConnConfig, link: &Link, cases: &[Case]) -> RunFindings {
     let listener = listener::ask(&mut listen(options.clone(), link.clone()), false).unwrap();
     let mut found = RunFindings::default();
     for case in cases.iter().filter(|case| lacks(case, &listener).is_none()) {
@@ -211,7 +211,7 @@ fn run(options: &ConnConfig, link: &Link, cases: &[Case]) -> RunFindings {
 }
 
 fn paths() -> [Link; 3] {
-    // Segments as the kernel's TCP has them on its loopback interface.
+    // Segments have the size of kernel TCP on the loopback interface.
     let plain = Link { emss: 65_483, ..Link::default() };
     let sent = Link { send_split: Split::Random(9), ..plain.clone() };
     let long = Link { latency: Duration::from_millis(50), ..Link::default() };
@@ -225,7 +225,7 @@ fn cases_without_partner_pass() {
         for (options, least) in
             [(ConnConfig::default(), (60, 130)), (ConnConfig::default().markers(true).crc(false), (65, 130))]
         {
-            let RunFindings { ran, requirements: shown, wrong } = run(&options, &link, &cases);
+            let RunFindings { ran, requirements: shown, wrong } = run_cases(&options, &link, &cases);
             assert!(wrong.is_empty(), "over {link:?}:\n{}", wrong.join("\n\n"));
             let table = requirements::all();
             assert!(shown.iter().all(|id| table.iter().any(|row| row.id == *id)));
@@ -234,7 +234,8 @@ fn cases_without_partner_pass() {
     }
 }
 
-/// Negative vectors that need something that no listener has: memory at their STags, or no receive.
+/// Negative vectors that this listener cannot judge: they need memory at their STags, or a
+/// connection without a receive.
 const NEEDS_MEMORY: [&str; 7] = [
     "tagged-to-wrap",
     "tagged-bounds",
@@ -248,13 +249,13 @@ const NEEDS_MEMORY: [&str; 7] = [
 #[test]
 fn negative_vectors_are_refused() {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../interop/data/vectors/negative.case");
-    let mut cases = cases::of_user(&file).unwrap();
+    let mut cases = cases::load(&file).unwrap();
     cases.retain(|case| NEEDS_MEMORY.iter().all(|name| case.name != format!("negative/{name}")));
     let (markers, plain): (Vec<Case>, Vec<Case>) =
         cases.into_iter().partition(|case| case.needs.contains(&CaseCondition::MarkersAsked));
     assert_eq!((plain.len(), markers.len()), (17, 2));
     for (cases, asks) in [(plain, false), (markers, true)] {
-        let found = run(&ConnConfig::default().markers(asks), &Link::default(), &cases);
+        let found = run_cases(&ConnConfig::default().markers(asks), &Link::default(), &cases);
         assert_eq!((found.ran, found.wrong.as_slice()), (cases.len(), &[][..]));
     }
 }
@@ -264,7 +265,7 @@ fn wrong_expectation_reported_broken() {
     let text = "case a/b \"c\"\n  start\n  > read-request sink-stag 7\n  < read-response stag 8 [RFC5040-4.4-02]\n\
                 case a/d \"e\"\n  start\n  > write crc-xor 1\n  < terminate codes 2/0/3\n";
     let cases = uiw_cases::parse("f", text).unwrap();
-    let wrong = run(&ConnConfig::default(), &Link::default(), &cases).wrong;
+    let wrong = run_cases(&ConnConfig::default(), &Link::default(), &cases).wrong;
     let [stag, codes] = wrong.as_slice() else { panic!("{wrong:?}") };
     assert!(stag.contains("RFC5040-4.4-02: stag of the read-response is 7, 8 is due"), "{stag}");
     assert!(codes.contains("f:8: ") && codes.contains("2/0/0x02"), "{codes}");

@@ -1,4 +1,4 @@
-//! What a Terminate shows of RFC 5040 section 4.8.
+//! Checks of a Terminate, from RFC 5040 section 4.8.
 
 use super::judge::Judgements;
 use uiw_rdmap::Terminate;
@@ -7,34 +7,35 @@ use uiw_rdmap::wire::Origin;
 const CONTROL: usize = 4;
 const LENGTH: usize = 2;
 const READ_REQUEST: usize = 28;
-/// RFC 5040 4.8: M, D and R in the third byte of the control field.
+/// Bits M, D and R in the third byte of the control field, RFC 5040 section 4.8.
 const M: u8 = 0x80;
 const D: u8 = 0x40;
 const R: u8 = 0x20;
 
-/// The Terminate in the layout that fits, and whether it is the RFC's.
-fn read(payload: &[u8]) -> Option<(Terminate, bool)> {
-    // A listener's Terminate never refuses a Reply.
+/// Parses a Terminate in the layout that fits. The flag is true if it is the layout of the RFC.
+fn parse(payload: &[u8]) -> Option<(Terminate, bool)> {
+    // The Terminate of a listener never refuses a Reply.
     let (terminate, origin) = Terminate::parse_at(payload, false).ok()?;
     Some((terminate, origin != Origin::Siw))
 }
 
-/// Layer, type and code.
+/// Returns layer, type and code.
 pub(super) fn codes(payload: &[u8]) -> Option<[u8; 3]> {
-    read(payload).map(|(terminate, _)| [terminate.layer, terminate.etype, terminate.code])
+    parse(payload).map(|(terminate, _)| [terminate.layer, terminate.etype, terminate.code])
 }
 
-/// DDP Segment Length, where M is set.
+/// Returns the DDP Segment Length, if M is set.
 pub(super) fn segment_length(payload: &[u8]) -> Option<u16> {
-    read(payload)?.0.segment_len
+    parse(payload)?.0.segment_len
 }
 
-/// The DDP header that it quotes.
-pub(super) fn quoted(payload: &[u8]) -> Option<Vec<u8>> {
-    read(payload)?.0.ddp_header.map(|header| header.as_slice().to_vec())
+/// Returns the DDP header that it quotes.
+pub(super) fn quoted_header(payload: &[u8]) -> Option<Vec<u8>> {
+    parse(payload)?.0.ddp_header.map(|header| header.as_slice().to_vec())
 }
 
-/// Returns whether RFC 5040 Figure 9, RFC 5041 7.2, RFC 5044 8 or RFC 6581 8 has the codes.
+/// Returns whether the codes are defined in RFC 5040 Figure 9, RFC 5041 section 7.2, RFC 5044
+/// section 8 or RFC 6581 section 8.
 fn is_valid([layer, etype, code]: [u8; 3]) -> bool {
     match (layer, etype) {
         (0, 0) => true,
@@ -49,10 +50,10 @@ fn is_valid([layer, etype, code]: [u8; 3]) -> bool {
     }
 }
 
-/// Judges a Terminate that came. `sent` are the segments it may be about.
+/// Checks a received Terminate. `sent` are the segments that it may quote.
 pub(super) fn judge(payload: &[u8], sent: &[Vec<u8>], judged: &mut Judgements) {
-    let Some((terminate, is_rfc)) = read(payload) else {
-        judged.broken(
+    let Some((terminate, is_rfc)) = parse(payload) else {
+        judged.add_broken(
             &["RFC5040-4.8-01"],
             format!("a Terminate of {} bytes has no whole control field", payload.len()),
         );
@@ -94,7 +95,7 @@ pub(super) fn judge(payload: &[u8], sent: &[Vec<u8>], judged: &mut Judgements) {
     }
 }
 
-/// Returns whether the parts that M, D and R announce are there, and no others.
+/// Checks that exactly the parts are present that M, D and R announce.
 fn judge_parts(payload: &[u8], bits: u8, judged: &mut Judgements) {
     let (mut due, length) = (CONTROL, payload.len());
     if bits & (M | D) != 0 {
@@ -120,8 +121,8 @@ fn judge_parts(payload: &[u8], bits: u8, judged: &mut Judgements) {
     });
 }
 
-/// The length of the segment that it quotes: the ULPDU's, or the payload's alone, as the RFC leaves
-/// open.
+/// Checks the quoted segment length. It may be the length of the ULPDU or of the payload alone,
+/// because the RFC does not define which.
 fn judge_segment_length(terminate: &Terminate, sent: &[Vec<u8>], judged: &mut Judgements) {
     let Some(length) = terminate.segment_len else { return };
     let header = terminate.ddp_header.as_ref().map(uiw_rdmap::wire::HeaderCopy::as_slice);
@@ -152,7 +153,7 @@ mod tests {
         judged.0.into_iter().filter(|one| one.broken.is_some()).map(|one| one.id).collect()
     }
 
-    /// 0/1/0, with M, D and R.
+    /// Codes 0/1/0, with M, D and R.
     fn legal() -> Vec<u8> {
         [&[0x01, 0, 0xE0, 0, 0, 46][..], &sent()].concat()
     }
@@ -175,7 +176,7 @@ mod tests {
         assert_eq!(broken(&[0x01, 0, 0x40, 0]), ["RFC5040-4.8-09", "RFC5040-4.8-10", "RFC5040-4.8-01"]);
         assert_eq!(broken(&[0x12, 0x0E, 0, 0]), ["RFC5040-4.8-03", "RFC5041-7.2-01"]);
         assert_eq!(broken(&[0]), ["RFC5040-4.8-01"]);
-        // As the Linux siw driver writes 0/1/0.
+        // Codes 0/1/0 in the layout of the Linux siw driver.
         assert_eq!(broken(&[[0x10, 0, 0x07, 0, 0, 46].as_slice(), &sent()].concat()), ["RFC5040-4.8-02"]);
     }
 }

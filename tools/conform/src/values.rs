@@ -1,9 +1,9 @@
-//! Values of fields, with variables put in.
+//! Values of fields, after variables were resolved.
 
 use std::collections::BTreeMap;
 use uiw_cases::{Atom, Field, Relation, Test};
 
-/// A field's value.
+/// Value of a field.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Value {
     Number(u64),
@@ -25,23 +25,23 @@ impl std::fmt::Display for Value {
     }
 }
 
-/// Bytes in hexadecimal.
+/// Formats bytes as hexadecimal digits.
 pub(super) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Byte `at` of message `message`, as `siwtest` and the partner program have it.
+/// Returns byte `at` of message `message`, as in `siwtest` and the partner program.
 pub(super) fn pattern_byte(seed: u32, message: u32, at: u32) -> u8 {
     seed.wrapping_add(message.wrapping_mul(7))
         .wrapping_add(at.wrapping_mul(31))
         .wrapping_add((at >> 8).wrapping_mul(17)) as u8
 }
 
-/// Position in the order's pattern.
+/// Position in the pattern of an order.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Pattern {
     pub(super) seed: u32,
-    /// Bytes of a message.
+    /// Length of a message in bytes.
     pub(super) size: u32,
     message: u32,
     at: u32,
@@ -66,7 +66,7 @@ impl Pattern {
     }
 }
 
-/// Variables set by `?NAME` and orders.
+/// Variables, which `?NAME` and orders set.
 #[derive(Debug, Default)]
 pub(super) struct Variables {
     numbers: BTreeMap<String, u64>,
@@ -79,8 +79,8 @@ impl Variables {
     }
 
     /// # Errors
-    /// A variable that nothing has set.
-    pub(super) fn value(&mut self, atom: &Atom) -> Result<Value, String> {
+    /// Returns an error if a variable is not set.
+    pub(super) fn resolve(&mut self, atom: &Atom) -> Result<Value, String> {
         Ok(match atom {
             Atom::Number(number) => Value::Number(*number),
             Atom::Variable(name, add) => {
@@ -94,10 +94,10 @@ impl Variables {
         })
     }
 
-    /// Returns whether `found` is what `test` demands, else what was demanded.
+    /// Tests a value. The inner result has a description of the demanded values if the test fails.
     ///
     /// # Errors
-    /// As [`value`](Self::value).
+    /// Returns the errors of [`resolve`](Self::resolve).
     pub(super) fn test(&mut self, test: &Test, found: &Value) -> Result<Result<(), String>, String> {
         match test {
             Test::Any => Ok(Ok(())),
@@ -110,7 +110,7 @@ impl Variables {
             Test::OneOf(values) => {
                 let mut demanded = Vec::new();
                 for (relation, atom) in values {
-                    let value = self.value(atom)?;
+                    let value = self.resolve(atom)?;
                     if holds(*relation, found, &value) {
                         return Ok(Ok(()));
                     }
@@ -136,20 +136,20 @@ fn holds(relation: Relation, found: &Value, demanded: &Value) -> bool {
     }
 }
 
-/// The fields of a frame that leaves.
+/// Fields of a frame to send.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Values(BTreeMap<String, Value>);
 
 impl Values {
     /// # Errors
-    /// As [`Variables::value`].
-    pub(super) fn of(fields: &[Field], variables: &mut Variables) -> Result<Self, String> {
+    /// Returns the errors of [`Variables::resolve`].
+    pub(super) fn from_fields(fields: &[Field], variables: &mut Variables) -> Result<Self, String> {
         let mut values = BTreeMap::new();
         for field in fields {
             if let Test::OneOf(of) = &field.test
                 && let [(_, atom)] = of.as_slice()
             {
-                values.insert(field.name.clone(), variables.value(atom)?);
+                values.insert(field.name.clone(), variables.resolve(atom)?);
             }
         }
         Ok(Self(values))

@@ -1,4 +1,4 @@
-//! The verdict for each requirement, out of what the cases have seen.
+//! Computes the verdict on each requirement from the results of the cases.
 
 use super::listener::Listener;
 use super::requirements::{Requirement, Visibility};
@@ -6,13 +6,13 @@ use super::steps::Outcome;
 use std::collections::BTreeMap;
 use uiw_cases::Case;
 
-/// Findings that are kept of a requirement that is broken in many cases.
-const FINDINGS: usize = 3;
+/// Maximum number of findings that are kept for a requirement.
+const MAX_FINDINGS: usize = 3;
 
 /// Verdict on a requirement.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// Kept in this number of cases.
+    /// The requirement was kept, in this number of cases.
     Kept(usize),
     Broken(Vec<Finding>),
     /// The requirement was not judged, for the given reason.
@@ -29,13 +29,13 @@ pub(super) struct Finding {
 
 /// Result of running a case.
 #[derive(Clone, Debug)]
-pub(super) struct Run {
+pub(super) struct CaseRun {
     pub(super) case: Case,
     pub(super) result: Result<Outcome, String>,
 }
 
-impl Run {
-    /// Returns the reason why it did not reach its end, or was not run.
+impl CaseRun {
+    /// Returns the reason why the case stopped before its end, or was not run.
     pub(super) fn stopped(&self) -> Option<&str> {
         match &self.result {
             Ok(outcome) => outcome.stopped.as_deref(),
@@ -44,13 +44,13 @@ impl Run {
     }
 }
 
-/// Returns the reason why a case cannot be run at this listener.
+/// Returns the reason why a case cannot be run against this listener.
 pub(super) fn lacks(case: &Case, listener: &Listener) -> Option<String> {
     case.needs.iter().find_map(|need| listener.lacks(*need))
 }
 
-/// Requirements and verdicts, in the order of the table.
-pub(super) fn verdicts(requirements: Vec<Requirement>, runs: &[Run]) -> Vec<(Requirement, Verdict)> {
+/// Returns the requirements with their verdicts, in the order of the table.
+pub(super) fn verdicts(requirements: Vec<Requirement>, runs: &[CaseRun]) -> Vec<(Requirement, Verdict)> {
     let mut kept: BTreeMap<&str, usize> = BTreeMap::new();
     let mut broken: BTreeMap<&str, Vec<Finding>> = BTreeMap::new();
     for run in runs {
@@ -66,7 +66,7 @@ pub(super) fn verdicts(requirements: Vec<Requirement>, runs: &[Run]) -> Vec<(Req
                 continue;
             };
             let findings = broken.entry(id).or_default();
-            if findings.len() < FINDINGS {
+            if findings.len() < MAX_FINDINGS {
                 let frames = outcome.transcript.clone();
                 findings.push(Finding { case: run.case.name.clone(), what: what.to_owned(), frames });
             }
@@ -75,16 +75,16 @@ pub(super) fn verdicts(requirements: Vec<Requirement>, runs: &[Run]) -> Vec<(Req
     let verdict = |requirement: &Requirement| match (broken.get(requirement.id), kept.get(requirement.id)) {
         (Some(findings), _) => Verdict::Broken(findings.clone()),
         (None, Some(cases)) => Verdict::Kept(*cases),
-        (None, None) => Verdict::NotJudged(why_not(requirement, runs)),
+        (None, None) => Verdict::NotJudged(reason_not_judged(requirement, runs)),
     };
     requirements.into_iter().map(|requirement| (requirement.clone(), verdict(&requirement))).collect()
 }
 
-fn why_not(requirement: &Requirement, runs: &[Run]) -> String {
-    if let Visibility::No(why) = requirement.outside {
+fn reason_not_judged(requirement: &Requirement, runs: &[CaseRun]) -> String {
+    if let Visibility::No(why) = requirement.visibility {
         return why.to_owned();
     }
-    let names = |run: &&Run| super::cases::judges(&run.case).contains(&requirement.id);
+    let names = |run: &&CaseRun| super::cases::requirement_ids(&run.case).contains(&requirement.id);
     if let Some(run) = runs.iter().find(names) {
         let name = &run.case.name;
         return match (&run.result, run.stopped()) {
@@ -93,7 +93,7 @@ fn why_not(requirement: &Requirement, runs: &[Run]) -> String {
             _ => format!("nothing in case {name} showed it"),
         };
     }
-    match requirement.outside {
+    match requirement.visibility {
         Visibility::Partner
             if runs.iter().all(|run| run.result.is_err() || !run.case.name.starts_with("partner/")) =>
         {

@@ -1,12 +1,13 @@
-//! Whole small files in one slot, one behind the other.
+//! Batches of small files in one slot.
 //!
-//! A record is a path, a mark and what it stands for: 0, the file's metadata, a length (32 bits)
-//! and the file's bytes; 1, an error number (16 bits): the file cannot be read; 2, its metadata
-//! alone: it is too large for a batch by now.
+//! A record consists of a path, a mark, and contents that depend on the mark. Mark 0 is followed by
+//! the metadata of the file, a length (32 bits) and the bytes of the file; mark 1 by an error
+//! number (16 bits), if the file cannot be read; mark 2 by the metadata only, if the file has
+//! become too large for a batch.
 
-use super::meta::{Kind, Meta};
+use super::meta::{EntryKind, Meta};
 use super::names::{Name, RelPath};
-use super::part::set;
+use super::part::set_mode_and_time;
 use super::protocol::{Hash, MAX_BATCH, SLOT};
 use super::root::Root;
 use super::wire::{Decoder, Encoder, Result, WireError};
@@ -18,60 +19,60 @@ use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 
-/// Files of up to so many bytes travel in batches.
+/// Maximum size of a file in a batch, in bytes.
 pub const SMALL: u64 = 256 << 10;
 
 /// Content of a file in a batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Content<'a> {
+pub enum BatchContent<'a> {
     Bytes(Meta, &'a [u8]),
     Failed(u16),
     TooLarge(Meta),
 }
 
-/// A batch that is being made.
+/// A batch under construction.
 #[derive(Debug, Default)]
 pub struct Batch {
     out: Encoder,
     pub count: u16,
 }
 
-/// Outcome of reading a file into a batch.
+/// Result of adding a file to a batch.
 #[derive(Debug)]
-pub enum Fit {
-    /// There is no room for it.
-    No,
-    /// The file is in the batch, with so many bytes.
+pub enum BatchRead {
+    /// The batch has no room for the file.
+    NoRoom,
+    /// The file was added, with this number of bytes.
     File(u64),
-    /// Metadata only, because the file is too large.
+    /// Only the metadata was added, because the file is too large.
     TooLarge,
-    /// Error of the file.
+    /// An error record was added, because the file cannot be read.
     Failed(std::io::Error),
 }
 
 impl Batch {
-    /// Bytes that a record has beside those of path and file.
+    /// Maximum number of bytes of a record in addition to path and contents of the file.
     const RECORD: usize = 64;
 
-    /// Returns whether another record of this path and so many bytes fits.
+    /// Returns whether another record with this path and `size` bytes of contents fits.
     fn has_room(&self, path: &RelPath, size: u64) -> bool {
         let record = Self::RECORD as u64 + path.as_bytes().len() as u64 + size;
         self.count < MAX_BATCH && self.out.0.len() as u64 + record <= SLOT.into()
     }
 
-    fn add(&mut self, path: &RelPath, content: &Content<'_>) {
+    fn add(&mut self, path: &RelPath, content: &BatchContent<'_>) {
         let out = &mut self.out;
         out.counted(path.as_bytes());
         match content {
-            Content::Bytes(meta, bytes) => {
+            BatchContent::Bytes(meta, bytes) => {
                 out.u8(0);
                 meta.encode(out);
                 out.u32(bytes.len() as u32).fixed(bytes);
             }
-            Content::Failed(errno) => {
+            BatchContent::Failed(errno) => {
                 out.u8(1).u16(*errno);
             }
-            Content::TooLarge(meta) => {
+            BatchContent::TooLarge(meta) => {
                 out.u8(2);
                 meta.encode(out);
             }
@@ -79,25 +80,25 @@ impl Batch {
         self.count += 1;
     }
 
-    /// Adds a file. False: it does not fit.
+    /// Adds a file. Returns false if it does not fit.
     pub fn add_file(&mut self, path: &RelPath, meta: &Meta, bytes: &[u8]) -> bool {
         let fits = self.has_room(path, bytes.len() as u64);
         if fits {
-            self.add(path, &Content::Bytes(meta.clone(), bytes));
+            self.add(path, &BatchContent::Bytes(meta.clone(), bytes));
         }
         fits
     }
 
-    /// Adds a file as it is now.
-    pub fn read(&mut self, root: &Root, path: &RelPath) -> Fit {
+    /// Reads a file and adds it, or adds a record with the reason why it is not included.
+    pub fn read(&mut self, root: &Root, path: &RelPath) -> BatchRead {
         let (content, fit) = match root.read_small(path, SMALL) {
-            Ok(Ok((meta, bytes))) if self.add_file(path, &meta, &bytes) => return Fit::File(meta.size),
-            Ok(Ok(_)) => return Fit::No,
-            Ok(Err(meta)) => (Content::TooLarge(meta), Fit::TooLarge),
-            Err(error) => (Content::Failed(errno(&error)), Fit::Failed(error)),
+            Ok(Ok((meta, bytes))) if self.add_file(path, &meta, &bytes) => return BatchRead::File(meta.size),
+            Ok(Ok(_)) => return BatchRead::NoRoom,
+            Ok(Err(meta)) => (BatchContent::TooLarge(meta), BatchRead::TooLarge),
+            Err(error) => (BatchContent::Failed(errno(&error)), BatchRead::Failed(error)),
         };
         if !self.has_room(path, 0) {
-            return Fit::No;
+            return BatchRead::NoRoom;
         }
         self.add(path, &content);
         fit
@@ -116,7 +117,7 @@ impl Batch {
     }
 }
 
-/// The error number of an error, EIO if it has none.
+/// Returns the error number of an error, or EIO if it has none.
 pub fn errno(error: &std::io::Error) -> u16 {
     error
         .raw_os_error()
@@ -124,8 +125,8 @@ pub fn errno(error: &std::io::Error) -> u16 {
         .unwrap_or(Errno::IO.raw_os_error() as u16)
 }
 
-/// The records of a batch.
-pub fn decode(bytes: &[u8], count: u16) -> Result<Vec<(RelPath, Content<'_>)>> {
+/// Decodes the records of a batch.
+pub fn decode(bytes: &[u8], count: u16) -> Result<Vec<(RelPath, BatchContent<'_>)>> {
     let mut from = Decoder::new(bytes);
     let mut records = Vec::with_capacity(count.into());
     for _ in 0..count {
@@ -134,13 +135,13 @@ pub fn decode(bytes: &[u8], count: u16) -> Result<Vec<(RelPath, Content<'_>)>> {
             0 => {
                 let meta = Meta::decode(&mut from)?;
                 let len = from.u32("a length")?;
-                if meta.kind != Kind::File || u64::from(len) != meta.size {
+                if meta.kind != EntryKind::File || u64::from(len) != meta.size {
                     return Err(WireError::Value { what: "the length of a file", value: len.into() });
                 }
-                Content::Bytes(meta, from.take(len as usize, "a file")?)
+                BatchContent::Bytes(meta, from.take(len as usize, "a file")?)
             }
-            1 => Content::Failed(from.u16("an error number")?),
-            2 => Content::TooLarge(Meta::decode(&mut from)?),
+            1 => BatchContent::Failed(from.u16("an error number")?),
+            2 => BatchContent::TooLarge(Meta::decode(&mut from)?),
             other => return Err(WireError::Value { what: "the mark of a record", value: other.into() }),
         };
         if path.is_empty() {
@@ -148,30 +149,30 @@ pub fn decode(bytes: &[u8], count: u16) -> Result<Vec<(RelPath, Content<'_>)>> {
         }
         records.push((path, content));
     }
-    from.end()?;
+    from.finish()?;
     Ok(records)
 }
 
-/// A file of a batch under its temporary name. It is not kept open: a batch has more files than a
-/// process may have open.
+/// A file of a batch under its temporary name. It is not kept open, because a batch may have more
+/// files than a process may open.
 struct WrittenFile {
     position: u16,
     path: RelPath,
     id: (u64, u64),
 }
 
-/// The directory of the file before, which is mostly that of the next one.
+/// Cache of the parent directory of the previous file, which is often also that of the next one.
 #[derive(Default)]
 struct ParentDirectory(Option<(RelPath, OwnedFd)>);
 
 impl ParentDirectory {
-    fn of(&mut self, root: &Root, path: &RelPath) -> std::io::Result<(&OwnedFd, Name)> {
+    fn open_parent(&mut self, root: &Root, path: &RelPath) -> std::io::Result<(&OwnedFd, Name)> {
         let (parent, name) = path.split().ok_or(Errno::ISDIR)?;
         let known = self.0.take().filter(|(known, _)| *known == parent);
         let (_, directory) = match known {
             Some(known) => self.0.insert(known),
             None => {
-                let directory = root.directory(&parent)?;
+                let directory = root.open_directory(&parent)?;
                 self.0.insert((parent, directory))
             }
         };
@@ -180,16 +181,16 @@ impl ParentDirectory {
 }
 
 /// A file of a batch: its position, path, metadata and bytes.
-pub type Whole<'a> = (u16, &'a RelPath, &'a Meta, &'a [u8]);
+pub type BatchFile<'a> = (u16, &'a RelPath, &'a Meta, &'a [u8]);
 
-/// Stores whole files: all of them are written, one syncfs(2) follows, then they appear. Returns
-/// which failed, with error numbers.
-pub fn store<'a>(root: &Root, files: impl Iterator<Item = Whole<'a>>, session: &str) -> Vec<(u16, u16)> {
+/// Stores complete files: writes all of them under temporary names, calls syncfs(2) once, and
+/// renames them. Returns the positions of files that failed, with error numbers.
+pub fn store<'a>(root: &Root, files: impl Iterator<Item = BatchFile<'a>>, session: &str) -> Vec<(u16, u16)> {
     let mut failures = Vec::new();
     let mut written = Vec::new();
     let mut parents = ParentDirectory::default();
     for (position, path, meta, bytes) in files {
-        match write(&mut parents, root, path, meta, bytes, session) {
+        match write_temporary(&mut parents, root, path, meta, bytes, session) {
             Ok(id) => written.push(WrittenFile { position, path: path.clone(), id }),
             Err(error) => failures.push((position, errno(&error))),
         }
@@ -200,7 +201,7 @@ pub fn store<'a>(root: &Root, files: impl Iterator<Item = Whole<'a>>, session: &
     let synced = root.sync();
     for file in written {
         let appeared = match &synced {
-            Ok(()) => file.appear(&mut parents, root, session),
+            Ok(()) => file.move_to_name(&mut parents, root, session),
             Err(error) => Err(std::io::Error::from_raw_os_error(errno(error).into())),
         };
         if let Err(error) = appeared {
@@ -211,8 +212,8 @@ pub fn store<'a>(root: &Root, files: impl Iterator<Item = Whole<'a>>, session: &
     failures
 }
 
-/// Writes a file under its temporary name; returns its device and inode.
-fn write(
+/// Writes a file under its temporary name. Returns its device and inode.
+fn write_temporary(
     parents: &mut ParentDirectory,
     root: &Root,
     path: &RelPath,
@@ -220,19 +221,19 @@ fn write(
     bytes: &[u8],
     session: &str,
 ) -> std::io::Result<(u64, u64)> {
-    let (directory, name) = parents.of(root, path)?;
+    let (directory, name) = parents.open_parent(root, path)?;
     if statat(directory, name.as_os_str(), AtFlags::SYMLINK_NOFOLLOW)
         .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Directory)
     {
         return Err(Errno::ISDIR.into());
     }
-    let part = name.part_of(session);
+    let part = name.session_part_name(session);
     let part = OsStr::from_bytes(&part);
-    // Of the same session, which repeats a batch that was not answered.
+    // A file of this name belongs to the same session, which repeats a batch that was not answered.
     let _ = rustix::fs::unlinkat(directory, part, AtFlags::empty());
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file: File = rustix::fs::openat(directory, part, flags, Mode::RUSR | Mode::WUSR)?.into();
-    let filled = (&file).write_all(bytes).and_then(|()| set(&file, meta));
+    let filled = (&file).write_all(bytes).and_then(|()| set_mode_and_time(&file, meta));
     let stat = filled.and_then(|()| Ok(rustix::fs::fstat(&file)?));
     if stat.is_err() {
         let _ = rustix::fs::unlinkat(directory, part, AtFlags::empty());
@@ -241,9 +242,9 @@ fn write(
 }
 
 impl WrittenFile {
-    fn appear(&self, parents: &mut ParentDirectory, root: &Root, session: &str) -> std::io::Result<()> {
-        let (directory, name) = parents.of(root, &self.path)?;
-        let part = name.part_of(session);
+    fn move_to_name(&self, parents: &mut ParentDirectory, root: &Root, session: &str) -> std::io::Result<()> {
+        let (directory, name) = parents.open_parent(root, &self.path)?;
+        let part = name.session_part_name(session);
         let part = OsStr::from_bytes(&part);
         let stat = statat(directory, part, AtFlags::SYMLINK_NOFOLLOW)?;
         if (stat.st_dev, stat.st_ino) != self.id {
@@ -253,8 +254,8 @@ impl WrittenFile {
     }
 
     fn remove(&self, parents: &mut ParentDirectory, root: &Root, session: &str) {
-        let Ok((directory, name)) = parents.of(root, &self.path) else { return };
-        let part = name.part_of(session);
+        let Ok((directory, name)) = parents.open_parent(root, &self.path) else { return };
+        let part = name.session_part_name(session);
         let part = OsStr::from_bytes(&part);
         let is_own = statat(directory, part, AtFlags::SYMLINK_NOFOLLOW)
             .is_ok_and(|stat| (stat.st_dev, stat.st_ino) == self.id);
@@ -266,7 +267,7 @@ impl WrittenFile {
 
 #[cfg(test)]
 mod tests {
-    use super::super::scratch::Scratch;
+    use super::super::scratch::ScratchDirectory;
     use super::*;
     use proptest::prelude::*;
 
@@ -276,7 +277,7 @@ mod tests {
 
     #[test]
     fn files_go_through_a_batch() {
-        let (from, to) = (Scratch::new(), Scratch::new());
+        let (from, to) = (ScratchDirectory::new(), ScratchDirectory::new());
         for (name, text) in [("a", "first"), ("empty", ""), ("b c", "third")] {
             std::fs::write(from.path().join(name), text).unwrap();
         }
@@ -285,13 +286,13 @@ mod tests {
         let root = Root::open(from.path()).unwrap();
         let mut batch = Batch::default();
         for name in ["a", "empty", "b c", "large", "missing"] {
-            assert!(!matches!(batch.read(&root, &path(name)), Fit::No));
+            assert!(!matches!(batch.read(&root, &path(name)), BatchRead::NoRoom));
         }
         let records = decode(batch.bytes(), batch.count).unwrap();
-        assert!(matches!(&records[3].1, Content::TooLarge(meta) if meta.size == SMALL + 1));
-        assert_eq!(records[4].1, Content::Failed(Errno::NOENT.raw_os_error() as u16));
+        assert!(matches!(&records[3].1, BatchContent::TooLarge(meta) if meta.size == SMALL + 1));
+        assert_eq!(records[4].1, BatchContent::Failed(Errno::NOENT.raw_os_error() as u16));
         let files = records.iter().zip(0..).filter_map(|((path, content), position)| match content {
-            Content::Bytes(meta, bytes) => Some((position, path, meta, *bytes)),
+            BatchContent::Bytes(meta, bytes) => Some((position, path, meta, *bytes)),
             _ => None,
         });
         let target = Root::open(to.path()).unwrap();
@@ -303,18 +304,18 @@ mod tests {
 
     #[test]
     fn batch_full_at_slot_size() {
-        let scratch = Scratch::new();
+        let scratch = ScratchDirectory::new();
         std::fs::write(scratch.path().join("x"), vec![1; SMALL as usize]).unwrap();
         let root = Root::open(scratch.path()).unwrap();
         let mut batch = Batch::default();
-        while matches!(batch.read(&root, &path("x")), Fit::File(_)) {}
+        while matches!(batch.read(&root, &path("x")), BatchRead::File(_)) {}
         assert_eq!(batch.count, 3);
         assert!(batch.bytes().len() <= SLOT as usize);
     }
 
     #[test]
     fn batches_with_wrong_record_refused() {
-        let meta = Meta::of(&rustix::fs::stat("/etc/passwd").unwrap());
+        let meta = Meta::from_stat(&rustix::fs::stat("/etc/passwd").unwrap());
         let record = |path: &[u8], mark: u8, size: u64, len: u32| {
             let mut out = Encoder::default();
             out.counted(path).u8(mark);

@@ -1,19 +1,19 @@
-//! Paths at which something is being put in place. A client whose connection broke repeats a
-//! request while the server may still execute it: both use the same temporary names, so the second
-//! one waits.
+//! Exclusive use of paths while entries are created, replaced or removed. A client whose connection
+//! broke repeats a request that the server may still be executing. Both requests use the same
+//! temporary names, so the second one waits for the first one.
 
 use super::names::RelPath;
 use std::collections::HashSet;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// Claims of one session.
+/// Claimed paths of one session.
 #[derive(Debug, Default)]
 pub(crate) struct Claims {
     taken: Mutex<HashSet<RelPath>>,
     freed: Condvar,
 }
 
-/// Some paths, until it is dropped.
+/// Claim of some paths, until dropped.
 pub(crate) struct Claim<'a> {
     claims: &'a Claims,
     paths: Vec<RelPath>,
@@ -24,7 +24,7 @@ impl Claims {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until none of these is taken, and takes all of them.
+    /// Waits until none of these paths is claimed, and then claims all of them.
     pub(crate) fn take(&self, paths: Vec<RelPath>) -> Claim<'_> {
         let is_taken = |taken: &mut HashSet<RelPath>| paths.iter().any(|path| taken.contains(path));
         let mut taken = self.freed.wait_while(self.taken(), is_taken).unwrap_or_else(PoisonError::into_inner);

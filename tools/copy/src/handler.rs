@@ -1,12 +1,12 @@
-//! What a server does with requests, without a connection: bytes of slots come in and go out as
-//! such.
+//! Execution of requests at the server. This module does not use connections: the caller passes the
+//! contents of slots in and out.
 
-use super::batch::{self, Batch, Content, Fit};
+use super::batch::{self, Batch, BatchContent, BatchRead};
 use super::claims::Claims;
 use super::meta::Meta;
 use super::names::RelPath;
-use super::part::{OpenedFile, Outcome, Part, next_data};
-use super::protocol::{BLOCK, Create, FileHead, Reply, Request, encode_entries};
+use super::part::{OpenedPart, PartOutcome, PartialFile, next_data};
+use super::protocol::{BLOCK, CreateMode, FileHead, Reply, Request, encode_entries};
 use super::root::{ABANDONED, Listing, Root};
 use super::tally::Tally;
 use super::wire::WireError;
@@ -18,9 +18,9 @@ use std::io::{Error, Result};
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Files that one session has open for writing at most.
+/// Maximum number of files that one session has open for writing.
 const MAX_PARTS: usize = 16;
-/// Files that one connection has open for reading at most.
+/// Maximum number of files that one connection has open for reading.
 const MAX_SOURCES: usize = 8;
 
 /// State shared by the connections of one client.
@@ -28,28 +28,30 @@ const MAX_SOURCES: usize = 8;
 pub struct Session {
     root: Arc<Root>,
     writable: bool,
-    /// Part of the names of its temporary files.
+    /// Part of the names of temporary files of the session.
     label: String,
-    parts: Mutex<HashMap<RelPath, Arc<Part>>>,
+    parts: Mutex<HashMap<RelPath, Arc<PartialFile>>>,
     claims: Claims,
-    opening: Arc<Opening>,
+    opening: Arc<OpeningLock>,
     tally: Mutex<Tally>,
 }
 
-/// Held while an incomplete file is opened, as what is there of it is read and hashed then.
-/// Sessions of one peer have one, so that requests of a few bytes keep one processor busy at most.
-/// After each block it passes to another session that waits, so that none waits for a whole file.
+/// Lock that is held while an incomplete file is opened, because its contents are then read and
+/// hashed. All sessions of a peer share one lock, so that small requests keep at most one processor
+/// busy. After each block the lock passes to another waiting session, so that no session has to
+/// wait for a whole file.
 #[derive(Debug, Default)]
-pub struct Opening(parking_lot::Mutex<()>);
+pub struct OpeningLock(parking_lot::Mutex<()>);
 
-/// The requests of one connection.
+/// Handler of the requests of one connection.
 pub struct Handler {
     session: Arc<Session>,
     sources: Vec<(RelPath, File)>,
-    /// Position of the last list that was not listed to its end.
+    /// Position in the last directory that was not listed completely.
     listing: Option<Listing>,
-    /// Returns whether somebody still waits for the reply.
-    goes_on: Box<dyn Fn() -> bool>,
+    /// Returns whether the client still waits for the reply. Long operations stop if it returns
+    /// false.
+    should_continue: Box<dyn Fn() -> bool>,
     /// Entries that failed in the last request.
     failures: Vec<(RelPath, Error)>,
 }
@@ -60,15 +62,15 @@ impl std::fmt::Debug for Handler {
     }
 }
 
-/// A reply, and the bytes that go into the slot before it.
+/// A reply, and the bytes that are written into the slot before.
 pub type Answer = (Reply, Option<Vec<u8>>);
 
-impl From<Outcome> for Reply {
-    fn from(outcome: Outcome) -> Self {
+impl From<PartOutcome> for Reply {
+    fn from(outcome: PartOutcome) -> Self {
         match outcome {
-            Outcome::Done => Self::Done,
-            Outcome::Reopen => Self::Reopen,
-            Outcome::Missing(ranges) => Self::Missing(ranges),
+            PartOutcome::Done => Self::Done,
+            PartOutcome::Reopen => Self::Reopen,
+            PartOutcome::Missing(ranges) => Self::Missing(ranges),
         }
     }
 }
@@ -78,7 +80,7 @@ fn failed(error: &Error) -> Reply {
 }
 
 impl Session {
-    pub fn new(root: Arc<Root>, writable: bool, token: u64, opening: Arc<Opening>) -> Self {
+    pub fn new(root: Arc<Root>, writable: bool, token: u64, opening: Arc<OpeningLock>) -> Self {
         let label = format!("{:08x}", token as u32);
         Self {
             root,
@@ -96,41 +98,42 @@ impl Session {
         self.tally.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn parts(&self) -> MutexGuard<'_, HashMap<RelPath, Arc<Part>>> {
+    fn parts(&self) -> MutexGuard<'_, HashMap<RelPath, Arc<PartialFile>>> {
         self.parts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The incomplete file, opened if it is not. `Err`: the reply instead.
-    fn part(
+    /// Returns the incomplete file, and opens it if necessary. The inner error is the reply to send
+    /// instead.
+    fn open_part(
         &self,
         file: &FileHead,
         begin: bool,
-        goes_on: &dyn Fn() -> bool,
-    ) -> Result<std::result::Result<Arc<Part>, Reply>> {
+        should_continue: &dyn Fn() -> bool,
+    ) -> Result<std::result::Result<Arc<PartialFile>, Reply>> {
         let mut parts = self.parts();
         if let Some(part) = parts.get(&file.path) {
-            if part.is_of(file) {
+            if part.matches(file) {
                 return Ok(Ok(Arc::clone(part)));
             }
             if !begin {
                 return Ok(Err(Reply::Reopen));
             }
-            // Its lock goes with it, once no other connection is at work on it.
+            // This releases the lock of the file, once no other connection uses it.
             parts.remove(&file.path);
         }
         if parts.len() >= MAX_PARTS {
             parts.retain(|_, part| Arc::strong_count(part) > 1);
         }
         let opening = RefCell::new(self.opening.0.lock());
-        let opened = Part::open(&self.root, file, begin, &|| {
+        let opened = PartialFile::open(&self.root, file, begin, &|| {
             parking_lot::MutexGuard::bump(&mut opening.borrow_mut());
-            goes_on()
+            should_continue()
         });
         drop(opening);
         match opened? {
-            OpenedFile::Complete => Ok(Err(Reply::Complete)),
-            OpenedFile::Nothing => Ok(Err(Reply::Reopen)),
-            OpenedFile::Part(part) => {
+            OpenedPart::Complete => Ok(Err(Reply::Complete)),
+            OpenedPart::Nothing => Ok(Err(Reply::Reopen)),
+            OpenedPart::Part(part) => {
                 let part = Arc::new(part);
                 parts.insert(part.path().clone(), Arc::clone(&part));
                 Ok(Ok(part))
@@ -140,9 +143,16 @@ impl Session {
 }
 
 impl Handler {
-    /// `goes_on` is asked in the course of long operations: false ends them.
-    pub fn new(session: Arc<Session>, goes_on: impl Fn() -> bool + 'static) -> Self {
-        Self { session, sources: Vec::new(), listing: None, goes_on: Box::new(goes_on), failures: Vec::new() }
+    /// Creates a handler. Long operations call `should_continue` repeatedly, and stop if it returns
+    /// false.
+    pub fn new(session: Arc<Session>, should_continue: impl Fn() -> bool + 'static) -> Self {
+        Self {
+            session,
+            sources: Vec::new(),
+            listing: None,
+            should_continue: Box::new(should_continue),
+            failures: Vec::new(),
+        }
     }
 
     /// Returns the entries that failed in the last request, for a log. The client got the same
@@ -151,41 +161,41 @@ impl Handler {
         &self.failures
     }
 
-    /// Executes a request; `landed` gives the first bytes of its slot.
+    /// Executes a request. `read_slot` returns the first bytes of its slot.
     ///
     /// # Errors
-    /// The client broke the protocol.
+    /// Returns an error if the client has violated the protocol.
     pub fn handle<E: From<WireError>>(
         &mut self,
         request: &Request,
-        landed: impl FnOnce(u32) -> std::result::Result<Vec<u8>, E>,
+        read_slot: impl FnOnce(u32) -> std::result::Result<Vec<u8>, E>,
     ) -> std::result::Result<Answer, E> {
         self.failures.clear();
         let answer = match request {
             request if request.writes() && !self.session.writable => Err(Errno::ROFS.into()),
             Request::Put { file, index, len, hash } => {
-                let bytes = landed(*len)?;
-                self.checked(blake3::hash(&bytes) == *hash, |handler| {
-                    let reply = handler.on_part(file, |part| part.put(*index, &bytes, hash))?;
+                let bytes = read_slot(*len)?;
+                self.if_intact(blake3::hash(&bytes) == *hash, |handler| {
+                    let reply = handler.with_part(file, |part| part.put_block(*index, &bytes, hash))?;
                     if reply == Reply::Done {
-                        handler.session.tally().block(&file.path, bytes.len() as u64);
+                        handler.session.tally().count_block(&file.path, bytes.len() as u64);
                     }
                     Ok((reply, None))
                 })
             }
             Request::PutBatch { count, len, hash } => {
-                let bytes = landed(*len)?;
+                let bytes = read_slot(*len)?;
                 let records = batch::decode(&bytes, *count)?;
                 let mut files = Vec::with_capacity(records.len());
                 for ((path, content), position) in records.iter().zip(0..) {
                     match content {
-                        Content::Bytes(meta, bytes) => files.push((position, path, meta, *bytes)),
-                        Content::Failed(_) | Content::TooLarge(_) => {
+                        BatchContent::Bytes(meta, bytes) => files.push((position, path, meta, *bytes)),
+                        BatchContent::Failed(_) | BatchContent::TooLarge(_) => {
                             return Err(WireError::Value { what: "the mark of a record", value: 1 }.into());
                         }
                     }
                 }
-                self.checked(blake3::hash(&bytes) == *hash, |handler| {
+                self.if_intact(blake3::hash(&bytes) == *hash, |handler| {
                     let session = Arc::clone(&handler.session);
                     let paths = files.iter().map(|(_, path, ..)| RelPath::clone(path)).collect();
                     let _claim = session.claims.take(paths);
@@ -194,18 +204,19 @@ impl Handler {
                         |position| failures.iter().find(|(at, _)| *at == position).map(|(_, errno)| *errno);
                     for (position, path, meta, _) in &files {
                         match errno_of(*position) {
-                            None => session.tally().file(path, meta.size),
+                            None => session.tally().count_file(path, meta.size),
                             Some(errno) => handler.fail(path, Error::from_raw_os_error(errno.into())),
                         }
                     }
                     Ok((Reply::Stored(failures), None))
                 })
             }
-            other => self.without_bytes(other),
+            other => self.handle_without_bytes(other),
         };
         Ok(answer.unwrap_or_else(|error| {
             let reply = failed(&error);
-            // Of a file that another transfer writes the client asks again.
+            // If another transfer writes the file, the client tries again later, so this is not a
+            // failure.
             if error.raw_os_error() != Some(Errno::BUSY.raw_os_error()) {
                 self.fail(&request.path().unwrap_or_default(), error);
             }
@@ -218,11 +229,11 @@ impl Handler {
         self.failures.push((path.clone(), error));
     }
 
-    fn checked(&mut self, intact: bool, then: impl FnOnce(&mut Self) -> Result<Answer>) -> Result<Answer> {
+    fn if_intact(&mut self, intact: bool, then: impl FnOnce(&mut Self) -> Result<Answer>) -> Result<Answer> {
         if intact { then(self) } else { Err(Error::other("the bytes do not have their hash")) }
     }
 
-    fn without_bytes(&mut self, request: &Request) -> Result<Answer> {
+    fn handle_without_bytes(&mut self, request: &Request) -> Result<Answer> {
         let session = Arc::clone(&self.session);
         let root = &session.root;
         let reply = match request {
@@ -232,24 +243,24 @@ impl Handler {
                 Err(error) => return Err(error),
             },
             Request::List { path, after, create } => return self.list(path, after, *create),
-            Request::Open { file } => match session.part(file, true, &self.goes_on)? {
+            Request::Open { file } => match session.open_part(file, true, &self.should_continue)? {
                 Ok(part) => {
-                    session.tally().touch(&file.path);
+                    session.tally().extend_common_path(&file.path);
                     Reply::Missing(part.missing())
                 }
                 Err(reply) => reply,
             },
-            Request::Hole { file, blocks } => self.on_part(file, |part| part.hole(blocks.clone()))?,
+            Request::Hole { file, blocks } => self.with_part(file, |part| part.put_hole(blocks.clone()))?,
             Request::Finish { file } => self.finish(file)?,
             Request::Symlink { path, target, mtime } => {
                 let _claim = session.claims.take(vec![path.clone()]);
                 root.symlink(path, target, *mtime, &session.label)?;
-                session.tally().file(path, 0);
+                session.tally().count_file(path, 0);
                 Reply::Done
             }
             Request::SetDirectory { path, mode, mtime } => {
-                // The share itself is the operator's: a client that copies into it does not change
-                // its mode.
+                // The share itself belongs to the operator. A client that copies into it does not
+                // change its mode.
                 if !path.is_empty() {
                     root.set_directory(path, *mode, *mtime)?;
                 }
@@ -258,13 +269,13 @@ impl Handler {
             Request::Get { path, version, index } => return self.get(path, version, *index),
             Request::GetBatch { paths } => {
                 let mut batch = Batch::default();
-                // What does not fit any more is asked for again.
+                // The client asks again for files that do not fit.
                 for path in paths {
                     match batch.read(root, path) {
-                        Fit::No => break,
-                        Fit::File(bytes) => session.tally().file(path, bytes),
-                        Fit::TooLarge => {}
-                        Fit::Failed(error) => self.fail(path, error),
+                        BatchRead::NoRoom => break,
+                        BatchRead::File(bytes) => session.tally().count_file(path, bytes),
+                        BatchRead::TooLarge => {}
+                        BatchRead::Failed(error) => self.fail(path, error),
                     }
                 }
                 let (count, len) = (batch.count, batch.bytes().len() as u32);
@@ -273,8 +284,8 @@ impl Handler {
             }
             Request::Remove { path } => {
                 let _claim = session.claims.take(vec![path.clone()]);
-                root.remove(path, &self.goes_on)?;
-                session.tally().remove(path);
+                root.remove(path, &self.should_continue)?;
+                session.tally().count_removal(path);
                 Reply::Done
             }
             Request::End { failed } => {
@@ -286,46 +297,51 @@ impl Handler {
         Ok((reply, None))
     }
 
-    fn on_part(&self, file: &FileHead, on: impl FnOnce(&Part) -> Result<Outcome>) -> Result<Reply> {
-        match self.session.part(file, false, &self.goes_on)? {
+    fn with_part(
+        &self,
+        file: &FileHead,
+        on: impl FnOnce(&PartialFile) -> Result<PartOutcome>,
+    ) -> Result<Reply> {
+        match self.session.open_part(file, false, &self.should_continue)? {
             Ok(part) => Ok(on(&part)?.into()),
             Err(reply) => Ok(reply),
         }
     }
 
     fn finish(&self, file: &FileHead) -> Result<Reply> {
-        let part = match self.session.part(file, false, &self.goes_on)? {
+        let part = match self.session.open_part(file, false, &self.should_continue)? {
             Ok(part) => part,
             Err(reply) => return Ok(reply),
         };
         let outcome = part.finish();
-        // After an error as well: the file is opened again, which looks at what there is of it.
-        if !matches!(outcome, Ok(Outcome::Missing(_))) {
+        // The file is also removed from the open ones after an error. Opening it again verifies its
+        // contents.
+        if !matches!(outcome, Ok(PartOutcome::Missing(_))) {
             let mut parts = self.session.parts();
             if parts.get(&file.path).is_some_and(|known| Arc::ptr_eq(known, &part)) {
                 parts.remove(&file.path);
             }
         }
         let outcome = outcome?;
-        if matches!(outcome, Outcome::Done) {
-            // A file without bytes had no other request.
-            self.session.tally().block(&file.path, 0);
+        if matches!(outcome, PartOutcome::Done) {
+            // Also count a file without bytes, which had no earlier request.
+            self.session.tally().count_block(&file.path, 0);
         }
         Ok(outcome.into())
     }
 
-    fn list(&mut self, path: &RelPath, after: &[u8], create: Create) -> Result<Answer> {
+    fn list(&mut self, path: &RelPath, after: &[u8], create: CreateMode) -> Result<Answer> {
         let root = &self.session.root;
-        let (entries, follow) = match root.page(path, after, &mut self.listing) {
-            Err(error) if is_absent(&error) && create != Create::No => {
-                root.make_directory(path, create == Create::Private)?;
-                self.session.tally().touch(path);
+        let (entries, follow) = match root.read_page(path, after, &mut self.listing) {
+            Err(error) if is_absent(&error) && create != CreateMode::No => {
+                root.make_directory(path, create == CreateMode::Private)?;
+                self.session.tally().extend_common_path(path);
                 Default::default()
             }
             Err(error) if is_absent(&error) => return Ok((Reply::Absent, None)),
             page => {
-                if create != Create::No && after.is_empty() {
-                    // It is the user's convenience alone.
+                if create != CreateMode::No && after.is_empty() {
+                    // An error does not matter, because this only cleans up.
                     let _ = root.remove_abandoned(path, ABANDONED);
                 }
                 page?
@@ -336,7 +352,7 @@ impl Handler {
         Ok((Reply::Listed { len: bytes.len() as u32, more }, Some(bytes)))
     }
 
-    fn source(&mut self, path: &RelPath) -> Result<&File> {
+    fn open_source(&mut self, path: &RelPath) -> Result<&File> {
         match self.sources.iter().position(|(known, _)| known == path) {
             Some(at) => Ok(&self.sources[at].1),
             None => {
@@ -351,25 +367,25 @@ impl Handler {
     }
 
     fn get(&mut self, path: &RelPath, version: &[u8; 16], index: u64) -> Result<Answer> {
-        let before = Meta::of(&rustix::fs::fstat(self.source(path)?)?);
+        let before = Meta::from_stat(&rustix::fs::fstat(self.open_source(path)?)?);
         if before.version != *version {
-            // The name may stand for another file by now.
+            // The name may refer to another file by now.
             self.sources.retain(|(known, _)| known != path);
-            let now = Meta::of(&rustix::fs::fstat(self.source(path)?)?);
+            let now = Meta::from_stat(&rustix::fs::fstat(self.open_source(path)?)?);
             if now.version != *version {
                 return Ok((Reply::Changed(now), None));
             }
         }
-        let file = self.source(path)?;
+        let file = self.open_source(path)?;
         match read_block(file, version, index)? {
-            Read::Changed(meta) => Ok((Reply::Changed(meta), None)),
-            Read::HoleUntil(end) => {
-                self.session.tally().block(path, 0);
+            BlockRead::Changed(meta) => Ok((Reply::Changed(meta), None)),
+            BlockRead::HoleUntil(end) => {
+                self.session.tally().count_block(path, 0);
                 Ok((Reply::HoleUntil(end), None))
             }
-            Read::Block(bytes) => {
+            BlockRead::Block(bytes) => {
                 let hash = *blake3::hash(&bytes).as_bytes();
-                self.session.tally().block(path, bytes.len() as u64);
+                self.session.tally().count_block(path, bytes.len() as u64);
                 Ok((Reply::Block { len: bytes.len() as u32, hash }, Some(bytes)))
             }
         }
@@ -380,20 +396,20 @@ fn is_absent(error: &Error) -> bool {
     error.raw_os_error() == Some(Errno::NOENT.raw_os_error())
 }
 
-/// A block of a source.
-pub enum Read {
+/// Result of reading a block of a source.
+pub enum BlockRead {
     Block(Vec<u8>),
-    /// The block, and those up to this one, lie in a hole.
+    /// The block lies in a hole that ends at this block.
     HoleUntil(u64),
-    /// The file is not of that version.
+    /// The file has another version.
     Changed(Meta),
 }
 
 /// Reads a block of the version that the caller expects.
-pub fn read_block(file: &File, version: &[u8; 16], index: u64) -> Result<Read> {
-    let meta = Meta::of(&rustix::fs::fstat(file)?);
+pub fn read_block(file: &File, version: &[u8; 16], index: u64) -> Result<BlockRead> {
+    let meta = Meta::from_stat(&rustix::fs::fstat(file)?);
     if meta.version != *version {
-        return Ok(Read::Changed(meta));
+        return Ok(BlockRead::Changed(meta));
     }
     let blocks = meta.size.div_ceil(BLOCK);
     if index >= blocks {
@@ -403,35 +419,35 @@ pub fn read_block(file: &File, version: &[u8; 16], index: u64) -> Result<Read> {
     if meta.sparse {
         let data = next_data(file, start)?.unwrap_or(u64::MAX);
         if data >= start + BLOCK {
-            return Ok(Read::HoleUntil((data / BLOCK).min(blocks)));
+            return Ok(BlockRead::HoleUntil((data / BLOCK).min(blocks)));
         }
         if data >= meta.size {
-            return Ok(Read::HoleUntil(blocks));
+            return Ok(BlockRead::HoleUntil(blocks));
         }
     }
     let mut bytes = vec![0; (meta.size - start).min(BLOCK) as usize];
     let read = file.read_exact_at(&mut bytes, start);
-    let after = Meta::of(&rustix::fs::fstat(file)?);
+    let after = Meta::from_stat(&rustix::fs::fstat(file)?);
     if after.version != *version {
-        return Ok(Read::Changed(after));
+        return Ok(BlockRead::Changed(after));
     }
-    read.map(|()| Read::Block(bytes))
+    read.map(|()| BlockRead::Block(bytes))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::meta::{Kind, Time};
-    use super::super::scratch::Scratch;
+    use super::super::meta::{EntryKind, FileTime};
+    use super::super::scratch::ScratchDirectory;
     use super::*;
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::time::Duration;
 
     fn head(name: &str, blocks: u64) -> FileHead {
         let meta = Meta {
-            kind: Kind::File,
+            kind: EntryKind::File,
             mode: 0o600,
             size: blocks * BLOCK,
-            mtime: Time::default(),
+            mtime: FileTime::default(),
             version: [1; 16],
             sparse: true,
             target: Vec::new(),
@@ -439,7 +455,7 @@ mod tests {
         FileHead { path: RelPath::new(name.as_bytes()).unwrap(), meta }
     }
 
-    /// The reply about a file of `blocks` of which nothing is there.
+    /// Returns the reply for a file of `blocks` without existing data.
     fn missing(blocks: u64) -> Reply {
         Reply::Missing(std::iter::once(0..blocks).collect())
     }
@@ -453,9 +469,9 @@ mod tests {
     #[test]
     fn long_verification_delays_no_other_session() {
         const RECORDS: u64 = 200;
-        let scratch = Scratch::new();
+        let scratch = ScratchDirectory::new();
         let root = Arc::new(Root::open(scratch.path()).unwrap());
-        let opening = Arc::<Opening>::default();
+        let opening = Arc::<OpeningLock>::default();
         let session = |token| Arc::new(Session::new(Arc::clone(&root), true, token, Arc::clone(&opening)));
         let long = Request::Open { file: head("long", 2 * RECORDS) };
         let mut first = Handler::new(session(1), || true);
@@ -474,8 +490,7 @@ mod tests {
             let mut first = Handler::new(session(1), move || {
                 let (begun, is_open) = &wait_for_other;
                 begun.store(true, Ordering::SeqCst);
-                // The verification of each record takes its time, until the other session has been
-                // served.
+                // The verification of each record is slow until the other session has been served.
                 if !is_open.load(Ordering::SeqCst) {
                     std::thread::sleep(Duration::from_millis(20));
                 }

@@ -1,13 +1,14 @@
-//! The journal of an incomplete file: which of its blocks are verified.
+//! Journal of an incomplete file, with the blocks that were received and verified.
 //!
-//! It begins with `MAGIC`, the size (64 bits) and the version (16 bytes) of the source, and 8 bytes
-//! of the BLAKE3 hash of all that. A record is the first block (64 bits), the number of blocks (64
-//! bits), the hash of the block's bytes, and 8 bytes of the hash of these fields. A run in a hole
-//! has zeros as its hash; every other record is of one block.
+//! A journal begins with `MAGIC`, the size (64 bits) and the version (16 bytes) of the source, and
+//! 8 bytes of the BLAKE3 hash of these fields. A record consists of the index of the first block
+//! (64 bits), the number of blocks (64 bits), the hash of the bytes of the block, and 8 bytes of
+//! the hash of these fields. A record for a hole may have several blocks, and its hash is zero.
+//! Every other record describes one block.
 //!
-//! Nothing depends on the order in which the kernel writes data and journal: after a crash a record
-//! may be torn, or be there without its data. A torn record ends the journal, and each block is
-//! read and hashed before its record is believed (`super::part`).
+//! The kernel may write data and journal in any order. After a crash, a record may be torn or lack
+//! its data. A torn record ends the journal, and a record only counts after its block has been read
+//! and its hash has been compared (`super::part`).
 
 use super::meta::{Meta, Version};
 use super::protocol::{FileHead, Hash};
@@ -19,28 +20,28 @@ use std::ops::Range;
 const MAGIC: &[u8; 8] = b"uiw-cp1\n";
 const HEADER: usize = 8 + 8 + 16 + 8;
 const RECORD: usize = 8 + 8 + 32 + 8;
-/// The hash of a run in a hole.
+/// Hash of a record for a hole.
 const NO_BYTES: Hash = [0; 32];
 
 /// An open journal.
 #[derive(Debug)]
 pub struct Journal(File);
 
-/// A record: a block and its hash, or a run in a hole.
+/// A record: a block and its hash, or blocks in a hole.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Record {
     Block(u64, Hash),
     Hole(Range<u64>),
 }
 
-/// Appends 8 bytes of the hash of what is there.
+/// Appends 8 bytes of the hash of the encoded fields.
 fn seal(mut out: Encoder) -> Vec<u8> {
     let check = blake3::hash(&out.0);
     out.fixed(&check.as_bytes()[..8]);
     out.0
 }
 
-/// Returns the bytes before the 8 bytes of the hash.
+/// Returns the fields before the 8 bytes of the hash, or `None` if the hash does not match.
 fn sealed(bytes: &[u8]) -> Option<&[u8]> {
     let (front, check) = bytes.split_at_checked(bytes.len().checked_sub(8)?)?;
     (blake3::hash(front).as_bytes()[..8] == *check).then_some(front)
@@ -82,29 +83,29 @@ impl Journal {
         Self(file)
     }
 
-    /// Returns whether nothing was written to it.
+    /// Returns whether the journal is empty.
     pub fn is_empty(&self) -> Result<bool> {
         Ok(self.0.metadata()?.len() == 0)
     }
 
-    /// Returns whether it is one of this size and version.
-    pub fn is_of(&mut self, meta: &Meta) -> Result<bool> {
+    /// Returns whether the journal belongs to a source of this size and version.
+    pub fn matches(&mut self, meta: &Meta) -> Result<bool> {
         let mut found = Vec::new();
         self.0.seek(SeekFrom::Start(0))?;
         (&self.0).take(HEADER as u64).read_to_end(&mut found)?;
         Ok(found == header(meta.size, &meta.version))
     }
 
-    /// Makes it an empty one of this size and version.
+    /// Replaces the journal by an empty one for a source of this size and version.
     pub fn restart(&mut self, meta: &Meta) -> Result<()> {
         self.0.set_len(0)?;
         self.0.seek(SeekFrom::Start(0))?;
         self.0.write_all(&header(meta.size, &meta.version))
     }
 
-    /// Gives every whole record to `each`, and makes the next one follow behind the last of them.
-    /// More records than twice the blocks of the file are none of ours: what follows them is
-    /// dropped.
+    /// Calls `each` with every valid record, and truncates the journal after the last of them. We
+    /// never write more than about twice as many records as the file has blocks, so further records
+    /// are removed.
     pub fn replay(&mut self, file: &FileHead, mut each: impl FnMut(Record) -> Result<()>) -> Result<()> {
         self.0.seek(SeekFrom::Start(HEADER as u64))?;
         let mut end = HEADER as u64;
@@ -130,16 +131,16 @@ impl Journal {
 
 #[cfg(test)]
 mod tests {
-    use super::super::meta::{Kind, Time};
+    use super::super::meta::{EntryKind, FileTime};
     use super::super::names::RelPath;
     use super::*;
 
     fn file() -> FileHead {
         let meta = Meta {
-            kind: Kind::File,
+            kind: EntryKind::File,
             mode: 0o600,
             size: 10 << 20,
-            mtime: Time::default(),
+            mtime: FileTime::default(),
             version: [3; 16],
             sparse: false,
             target: Vec::new(),
@@ -175,10 +176,10 @@ mod tests {
             let len = journal.0.metadata().unwrap().len();
             assert_eq!(len, (HEADER + 3 * RECORD) as u64);
             journal.0.set_len(len - cut).unwrap();
-            assert!(journal.is_of(&file().meta).unwrap());
+            assert!(journal.matches(&file().meta).unwrap());
             let whole = if cut == 0 { 3 } else { 2 };
             assert_eq!(replay(&mut journal), records[..whole]);
-            // What is appended now is found, too.
+            // Records appended after a damaged one are found, too.
             journal.append(&Record::Block(9, [5; 32])).unwrap();
             assert_eq!(replay(&mut journal).last(), Some(&Record::Block(9, [5; 32])));
         }
@@ -187,11 +188,11 @@ mod tests {
     #[test]
     fn journal_of_other_source_ignored() {
         let mut journal = Journal::new(nameless());
-        assert!(!journal.is_of(&file().meta).unwrap(), "an empty one");
+        assert!(!journal.matches(&file().meta).unwrap(), "an empty one");
         journal.restart(&file().meta).unwrap();
         let version = Meta { version: [4; 16], ..file().meta };
         let size = Meta { size: 1, ..file().meta };
-        assert!(!journal.is_of(&version).unwrap() && !journal.is_of(&size).unwrap());
+        assert!(!journal.matches(&version).unwrap() && !journal.matches(&size).unwrap());
     }
 
     #[test]

@@ -1,6 +1,6 @@
-//! What `uiw cp` and the shares of `uiw serve` have in common, without connections: the protocol
-//! ([`protocol`] has its rules) and the files that it reads and writes. A library for the program
-//! itself and for the fuzzers; no interface for other programs.
+//! Parts of `uiw cp` and `uiw serve --share` that do not depend on connections: the protocol (see
+//! [`protocol`] for its rules), and reading and writing files. This library is for the program
+//! `uiw` and the fuzzers only; it is not an interface for other programs.
 
 #[doc(hidden)]
 pub mod batch;

@@ -1,53 +1,53 @@
-//! What is kept of a file, directory or symbolic link beside its bytes.
+//! Metadata of files, directories and symbolic links that is copied.
 
 use super::names::Name;
 use super::wire::{Decoder, Encoder, Result, WireError};
 use rustix::fs::{FileType, Stat, Timespec, Timestamps};
 
-/// Bytes of a symbolic link's text at most.
+/// Maximum length of the target of a symbolic link, in bytes.
 const MAX_TARGET: usize = 4095;
-/// Bytes of a file at most: 64 TiB.
+/// Maximum size of a file in bytes: 64 TiB.
 pub const MAX_SIZE: u64 = 64 << 40;
-/// Permission bits that are kept: not those of setuid, setgid and the sticky bit.
+/// Permission bits that are copied. Setuid, setgid and the sticky bit are not.
 const MODE: u16 = 0o777;
 
-/// Kind of a directory entry.
+/// Type of a directory entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum EntryKind {
     File,
     Directory,
     Symlink,
-    /// A device, FIFO or socket: never opened and never copied.
+    /// A device, FIFO or socket, which is never opened or copied.
     Special,
 }
 
-/// A time of the file system.
+/// A modification time in the file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct Time {
+pub struct FileTime {
     pub seconds: i64,
     pub nanos: u32,
 }
 
-/// State of a source that a byte belongs to. The owner of the source makes it, and compares it; to
-/// the other end it is opaque.
+/// Version of a source file, which changes with its contents. The end that reads the source creates
+/// and compares versions; for the other end they are opaque.
 pub type Version = [u8; 16];
 
-/// Everything but name and bytes.
+/// Metadata of an entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Meta {
-    pub kind: Kind,
+    pub kind: EntryKind,
     pub mode: u16,
-    /// Bytes of a file; 0 otherwise.
+    /// Size of a file in bytes, 0 for other entries.
     pub size: u64,
-    pub mtime: Time,
+    pub mtime: FileTime,
     pub version: Version,
-    /// True if less is allocated than the size says.
+    /// True if fewer bytes are allocated than the size of the file.
     pub sparse: bool,
-    /// The text of a symbolic link; empty otherwise.
+    /// Target of a symbolic link, empty for other entries.
     pub target: Vec<u8>,
 }
 
-/// An entry of a directory.
+/// An entry of a directory, with its name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
     pub name: Name,
@@ -56,14 +56,14 @@ pub struct Entry {
 
 impl Meta {
     /// Converts the result of stat(2).
-    pub fn of(stat: &Stat) -> Self {
+    pub fn from_stat(stat: &Stat) -> Self {
         let kind = match FileType::from_raw_mode(stat.st_mode) {
-            FileType::RegularFile => Kind::File,
-            FileType::Directory => Kind::Directory,
-            FileType::Symlink => Kind::Symlink,
-            _ => Kind::Special,
+            FileType::RegularFile => EntryKind::File,
+            FileType::Directory => EntryKind::Directory,
+            FileType::Symlink => EntryKind::Symlink,
+            _ => EntryKind::Special,
         };
-        let size = if kind == Kind::File { stat.st_size.max(0).cast_unsigned() } else { 0 };
+        let size = if kind == EntryKind::File { stat.st_size.max(0).cast_unsigned() } else { 0 };
         let mut hash = blake3::Hasher::new();
         for part in [stat.st_size, stat.st_mtime, stat.st_ctime] {
             hash.update(&part.to_be_bytes());
@@ -78,21 +78,22 @@ impl Meta {
             kind,
             mode: stat.st_mode as u16 & MODE,
             size,
-            mtime: Time { seconds: stat.st_mtime, nanos: stat.st_mtime_nsec as u32 },
+            mtime: FileTime { seconds: stat.st_mtime, nanos: stat.st_mtime_nsec as u32 },
             version,
-            sparse: kind == Kind::File && (stat.st_blocks.max(0).cast_unsigned()).saturating_mul(512) < size,
+            sparse: kind == EntryKind::File
+                && (stat.st_blocks.max(0).cast_unsigned()).saturating_mul(512) < size,
             target: Vec::new(),
         }
     }
 
-    /// Returns whether a copy with `other` is what a copy of this would be.
+    /// Returns whether an entry with the metadata `other` counts as an up-to-date copy of this one.
     pub fn is_copied_by(&self, other: &Self) -> bool {
         let same = self.kind == other.kind && self.target == other.target && self.mtime == other.mtime;
-        same && self.size == other.size && (self.kind == Kind::Symlink || self.mode == other.mode)
+        same && self.size == other.size && (self.kind == EntryKind::Symlink || self.mode == other.mode)
     }
 
-    /// Returns the times for utimensat(2): the time of access stays as it is.
-    pub fn timestamps(mtime: Time) -> Timestamps {
+    /// Returns the times for utimensat(2), which keep the access time unchanged.
+    pub fn timestamps(mtime: FileTime) -> Timestamps {
         let last_access = Timespec { tv_sec: 0, tv_nsec: rustix::fs::UTIME_OMIT as _ };
         let last_modification = Timespec { tv_sec: mtime.seconds, tv_nsec: mtime.nanos.into() };
         Timestamps { last_access, last_modification }
@@ -100,10 +101,10 @@ impl Meta {
 
     pub fn encode(&self, out: &mut Encoder) {
         let kind = match self.kind {
-            Kind::File => 0,
-            Kind::Directory => 1,
-            Kind::Symlink => 2,
-            Kind::Special => 3,
+            EntryKind::File => 0,
+            EntryKind::Directory => 1,
+            EntryKind::Symlink => 2,
+            EntryKind::Special => 3,
         };
         out.u8(kind).u16(self.mode).u64(self.size);
         self.mtime.encode(out);
@@ -112,26 +113,26 @@ impl Meta {
 
     pub fn decode(from: &mut Decoder<'_>) -> Result<Self> {
         let kind = match from.u8("a kind")? {
-            0 => Kind::File,
-            1 => Kind::Directory,
-            2 => Kind::Symlink,
-            3 => Kind::Special,
+            0 => EntryKind::File,
+            1 => EntryKind::Directory,
+            2 => EntryKind::Symlink,
+            3 => EntryKind::Special,
             other => return Err(WireError::Value { what: "a kind", value: other.into() }),
         };
         let mode = decode_mode(from)?;
         let size = from.u64("a size")?;
-        if size > MAX_SIZE || (kind != Kind::File && size != 0) {
+        if size > MAX_SIZE || (kind != EntryKind::File && size != 0) {
             return Err(WireError::Value { what: "a size", value: size });
         }
-        let mtime = Time::decode(from)?;
+        let mtime = FileTime::decode(from)?;
         let version = from.array("a version")?;
         let sparse = from.flag("the mark of a sparse file")?;
-        let target = decode_target(from, kind == Kind::Symlink)?;
+        let target = decode_target(from, kind == EntryKind::Symlink)?;
         Ok(Self { kind, mode, size, mtime, version, sparse, target })
     }
 }
 
-/// Permission bits.
+/// Decodes permission bits.
 pub fn decode_mode(from: &mut Decoder<'_>) -> Result<u16> {
     match from.u16("a mode")? {
         mode if mode & !MODE == 0 => Ok(mode),
@@ -139,7 +140,7 @@ pub fn decode_mode(from: &mut Decoder<'_>) -> Result<u16> {
     }
 }
 
-/// The text of a symbolic link, and nothing of anything else.
+/// Decodes the target of a symbolic link. For other entries it must be empty.
 fn decode_target(from: &mut Decoder<'_>, is_link: bool) -> Result<Vec<u8>> {
     let target = from.counted("the text of a link")?;
     let fits = if is_link { (1..=MAX_TARGET).contains(&target.len()) } else { target.is_empty() };
@@ -149,7 +150,7 @@ fn decode_target(from: &mut Decoder<'_>, is_link: bool) -> Result<Vec<u8>> {
     Ok(target.to_vec())
 }
 
-impl Time {
+impl FileTime {
     pub fn encode(self, out: &mut Encoder) {
         out.u64(self.seconds.cast_unsigned()).u32(self.nanos);
     }

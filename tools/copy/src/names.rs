@@ -1,40 +1,41 @@
-//! Names and paths below a share. Both ends validate what they are sent, and what they send.
+//! Names and paths below a share. Both ends validate the names that they receive and send.
 
 use std::ffi::OsStr;
 use std::fmt::{self, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-/// Bytes of a name at most: the kernel's NAME_MAX.
+/// Maximum length of a name in bytes (NAME_MAX of the kernel).
 const MAX_NAME: usize = 255;
-/// Bytes of a path below a share at most.
+/// Maximum length of a path below a share, in bytes.
 pub const MAX_PATH: usize = 3072;
-/// Suffix of a file's name until it is complete.
+/// Suffix of the name of an incomplete file.
 const PART: &str = ".uiw-part";
-/// The journal of such a file.
+/// Suffix of the name of the journal of an incomplete file.
 const JOURNAL: &str = ".uiw-journal";
 
-/// Rule that a name or path breaks.
+/// Rule that a name or path violates.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NameError {
-    /// An empty name, also between two slashes, and before the first one of an absolute path.
+    /// A name is empty. This includes two adjacent slashes, and the slash at the beginning of an
+    /// absolute path.
     #[error("an empty name, or an absolute path")]
     Empty,
-    /// `.` or `..`.
+    /// A name is `.` or `..`.
     #[error("`.` or `..` as a name")]
     Dots,
-    /// A slash or a zero byte.
+    /// A name contains a slash or a zero byte.
     #[error("a slash or a zero byte in a name")]
     Byte,
-    /// More bytes than a name or path may have.
+    /// A name or path is too long. The value is its length in bytes.
     #[error("a name or path of {0} bytes")]
     Long(usize),
-    /// A name that transfers use for incomplete files.
+    /// The name is reserved for incomplete files.
     #[error("a name that ends in {PART} or {JOURNAL}, which incomplete files have")]
     Reserved,
 }
 
-/// One component.
+/// One component of a path.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Name(Vec<u8>);
 
@@ -58,23 +59,24 @@ impl Name {
         OsStr::from_bytes(&self.0)
     }
 
-    /// Returns the name of the file until it is complete.
-    pub fn part(&self) -> Vec<u8> {
-        self.with(PART)
+    /// Returns the name of the incomplete file.
+    pub fn part_name(&self) -> Vec<u8> {
+        self.with_suffix(PART)
     }
 
-    /// The same for one session alone: two sessions never write into one file of a batch.
-    pub fn part_of(&self, session: &str) -> Vec<u8> {
-        self.with(&format!(".{session}{PART}"))
+    /// Like [`Name::part_name`], but the name contains the session, because two sessions must not
+    /// write to the same file of a batch.
+    pub fn session_part_name(&self, session: &str) -> Vec<u8> {
+        self.with_suffix(&format!(".{session}{PART}"))
     }
 
-    /// The journal of [`Name::part`].
-    pub fn journal(&self) -> Vec<u8> {
-        self.with(JOURNAL)
+    /// Returns the name of the journal of the incomplete file.
+    pub fn journal_name(&self) -> Vec<u8> {
+        self.with_suffix(JOURNAL)
     }
 
-    /// A name that has no room for the suffix is replaced by its hash.
-    fn with(&self, suffix: &str) -> Vec<u8> {
+    /// Appends a suffix. A name that would become too long is replaced by its hash.
+    fn with_suffix(&self, suffix: &str) -> Vec<u8> {
         if self.0.len() + suffix.len() <= MAX_NAME {
             [&self.0, suffix.as_bytes()].concat()
         } else {
@@ -83,28 +85,29 @@ impl Name {
     }
 }
 
-/// Returns the name of the journal for a name that [`Name::part_of`] gives, if it is [`Name::part`]
-/// of a file that has such a name itself.
+/// Returns `None` unless `name` is one that [`Name::session_part_name`] may return. Such a name can
+/// also be the [`Name::part_name`] of a file whose own name ends like a session; the function
+/// returns the name of the journal which that file would have.
 pub fn left_by_session(name: &[u8]) -> Option<Vec<u8>> {
     let file = name.strip_suffix(PART.as_bytes())?;
     let (stem, label) = file.split_last_chunk::<9>()?;
     let is_label =
         label[0] == b'.' && label[1..].iter().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
-    (!stem.is_empty() && is_label).then(|| Name(file.to_vec()).journal())
+    (!stem.is_empty() && is_label).then(|| Name(file.to_vec()).journal_name())
 }
 
-/// Returns whether it is the name of an incomplete file or its journal.
+/// Returns whether a name is reserved for incomplete files and their journals.
 pub fn is_reserved(name: &[u8]) -> bool {
     name.ends_with(PART.as_bytes()) || name.ends_with(JOURNAL.as_bytes())
 }
 
-/// A path below a share, or below the directory that a client copies to or from. Empty: that
-/// directory itself.
+/// A path below a share, or below the directory that a client copies to or from. An empty path is
+/// that directory itself.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct RelPath(Vec<u8>);
 
 impl RelPath {
-    /// Names with one slash between two of them.
+    /// Creates a path from names that are separated by single slashes.
     pub fn new(bytes: &[u8]) -> Result<Self, NameError> {
         if bytes.len() > MAX_PATH {
             return Err(NameError::Long(bytes.len()));
@@ -124,7 +127,7 @@ impl RelPath {
         if path.len() > MAX_PATH { Err(NameError::Long(path.len())) } else { Ok(Self(path)) }
     }
 
-    /// Returns the longest path that both are, or are below of.
+    /// Returns the longest common path of both.
     #[must_use]
     pub fn common(&self, other: &Self) -> Self {
         let names = |path: &Self| path.0.split(|byte| *byte == b'/').map(<[u8]>::to_vec).collect::<Vec<_>>();
@@ -133,7 +136,7 @@ impl RelPath {
         Self(own[..same].join(&b'/'))
     }
 
-    /// The directory that it is in, and its name there; `None` for the share itself.
+    /// Splits the path into its parent and the last name. Returns `None` for the share itself.
     pub fn split(&self) -> Option<(Self, Name)> {
         if self.0.is_empty() {
             return None;
@@ -152,7 +155,7 @@ impl RelPath {
         self.0.is_empty()
     }
 
-    /// Returns the path for system calls, where an empty path is none.
+    /// Returns the path for system calls, which do not accept an empty path.
     pub fn as_path(&self) -> &Path {
         if self.0.is_empty() { Path::new(".") } else { Path::new(OsStr::from_bytes(&self.0)) }
     }
@@ -182,22 +185,22 @@ impl fmt::Debug for Name {
     }
 }
 
-/// Returns whether a terminal may do something else than show the character: control and format
-/// characters (Unicode categories Cc and Cf, which have those that change the direction of the
-/// text), separators other than the space (Zl, Zp, Zs), and those without a meaning of their own
-/// (Co, Cn).
+/// Returns whether a character is unsafe to print on a terminal: control and format characters
+/// (Unicode categories Cc and Cf, which include changes of the text direction), separators other
+/// than the space (Zl, Zp, Zs), and characters without a defined meaning (Co, Cn).
 #[must_use]
 pub fn is_unsafe(char: char) -> bool {
-    // What the standard library does not print as it is. A combining mark is only printed behind
-    // another character.
+    // Characters are unsafe if the standard library escapes them. It escapes a combining mark
+    // unless it follows another character.
     let mut text = *b"x\0\0\0\0";
     let len = 1 + char.encode_utf8(&mut text[1..]).len();
     let is_printed = || std::str::from_utf8(&text[..len]).is_ok_and(|text| text.escape_debug().count() == 2);
     !matches!(char, '\'' | '"' | '\\') && !is_printed()
 }
 
-/// A name or path for people, of which no two look alike: control characters, backslashes and bytes
-/// that are no UTF-8 are escaped. A peer's names must not drive a terminal.
+/// A name or path for output. Control characters, backslashes and bytes that are not UTF-8 are
+/// escaped, so that different names have different output, and names sent by a peer cannot control
+/// a terminal.
 pub struct EscapedName<'a>(pub &'a [u8]);
 
 impl fmt::Display for EscapedName<'_> {
@@ -273,13 +276,13 @@ mod tests {
     #[test]
     fn incomplete_files_have_own_names() {
         let name = Name::new(b"film").unwrap();
-        assert_eq!(name.part(), b"film.uiw-part");
-        assert_eq!(name.journal(), b"film.uiw-journal");
-        assert_eq!(name.part_of("0a"), b"film.0a.uiw-part");
+        assert_eq!(name.part_name(), b"film.uiw-part");
+        assert_eq!(name.journal_name(), b"film.uiw-journal");
+        assert_eq!(name.session_part_name("0a"), b"film.0a.uiw-part");
         let long = Name::new(&[b'x'; 255]).unwrap();
-        assert_eq!(long.part().len(), 64 + PART.len());
-        assert!(is_reserved(&long.part()) && is_reserved(&long.journal()));
-        assert_ne!(long.part(), Name::new(&[b'y'; 255]).unwrap().part());
+        assert_eq!(long.part_name().len(), 64 + PART.len());
+        assert!(is_reserved(&long.part_name()) && is_reserved(&long.journal_name()));
+        assert_ne!(long.part_name(), Name::new(&[b'y'; 255]).unwrap().part_name());
     }
 
     /// Tests one character of each range of category Cf in Unicode 16, and the first and last one

@@ -1,8 +1,8 @@
-//! A file that is being received: its bytes in `NAME.uiw-part`, its journal, and how it becomes
-//! `NAME`.
+//! Files that are being received. The bytes of a file are in `NAME.uiw-part` until it is complete;
+//! then it is renamed to `NAME`.
 
 use super::journal::{Journal, Record};
-use super::meta::{Kind, Meta};
+use super::meta::{EntryKind, Meta};
 use super::names::{Name, RelPath};
 use super::protocol::{BLOCK, FileHead, Hash, MAX_RANGES};
 use super::ranges::RangeSet;
@@ -18,20 +18,20 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
 
-/// Ranges of verified blocks that one file may have at a time; a sender goes through a file in
-/// order, so it has few.
+/// Maximum number of ranges of verified blocks of one file. There are normally few, because blocks
+/// are sent in order.
 const MAX_FRAGMENTS: usize = 4096;
-/// Zeros are left out of sparse files in pieces of so many bytes.
+/// Size in bytes of the pieces of zeros that are not written to sparse files.
 const PAGE: usize = 4096;
 
 /// A file that is being received.
 #[derive(Debug)]
-pub struct Part {
+pub struct PartialFile {
     head: FileHead,
     directory: OwnedFd,
     name: Name,
     bytes: File,
-    /// Held while bytes are written, so that none are written after the file has its name.
+    /// Locked while bytes are written, so that no bytes are written after the file was renamed.
     phase: RwLock<PartPhase>,
     state: Mutex<PartState>,
 }
@@ -39,9 +39,9 @@ pub struct Part {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum PartPhase {
     Receiving,
-    /// It has its name.
+    /// The file was renamed to its final name.
     Finished,
-    /// Removed, because its bytes may not have reached the medium.
+    /// The file was removed, because its bytes may not have reached the medium.
     Discarded,
 }
 
@@ -51,34 +51,34 @@ struct PartState {
     journal: Journal,
 }
 
-/// State of a file.
+/// Result of opening an incomplete file.
 #[derive(Debug)]
-pub enum OpenedFile {
-    /// The complete file, under its name.
+pub enum OpenedPart {
+    /// The complete file exists already under its name.
     Complete,
-    /// Perhaps some of it.
-    Part(Part),
-    /// No file of this version, and the caller did not ask to begin.
+    /// The incomplete file, which may contain some blocks.
+    Part(PartialFile),
+    /// No incomplete file of this version exists, and the caller did not ask to begin one.
     Nothing,
 }
 
 /// Result of a call on an incomplete file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum PartOutcome {
     Done,
-    /// It was finished or replaced: it must be opened again.
+    /// The file was finished or replaced, and must be opened again.
     Reopen,
-    /// These blocks are missing, perhaps among others.
+    /// These blocks are missing, and possibly others.
     Missing(Vec<Range<u64>>),
 }
 
-/// Opens a file of this process's own, and refuses anything else that has its name.
+/// Opens or creates a regular file of this user, and refuses anything else with this name.
 fn open_own(directory: &OwnedFd, name: &[u8], flags: OFlags) -> Result<File> {
     let flags = flags | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let file = rustix::fs::openat(directory, OsStr::from_bytes(name), flags, Mode::RUSR | Mode::WUSR)?;
     let stat = fstat(&file)?;
-    // A link to a file elsewhere would be written through.
-    let is_own = Meta::of(&stat).kind == Kind::File
+    // A link must be refused, because writing would change a file elsewhere.
+    let is_own = Meta::from_stat(&stat).kind == EntryKind::File
         && stat.st_nlink == 1
         && stat.st_uid == rustix::process::geteuid().as_raw();
     if is_own {
@@ -89,7 +89,7 @@ fn open_own(directory: &OwnedFd, name: &[u8], flags: OFlags) -> Result<File> {
     }
 }
 
-/// Returns whether `name` is still this file.
+/// Returns whether `name` still refers to this file.
 fn is_at(directory: &OwnedFd, name: &[u8], file: impl AsFd) -> Result<bool> {
     let own = fstat(file)?;
     match statat(directory, OsStr::from_bytes(name), AtFlags::SYMLINK_NOFOLLOW) {
@@ -99,13 +99,13 @@ fn is_at(directory: &OwnedFd, name: &[u8], file: impl AsFd) -> Result<bool> {
     }
 }
 
-/// The journal, locked: two processes never write into one incomplete file.
+/// Opens the journal and locks it, so that two processes never write to the same incomplete file.
 fn open_journal(directory: &OwnedFd, name: &Name) -> Result<File> {
     loop {
-        let file = open_own(directory, &name.journal(), OFlags::CREATE)?;
+        let file = open_own(directory, &name.journal_name(), OFlags::CREATE)?;
         match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            // Its holder may have finished and removed it between the two calls.
-            Ok(()) if is_at(directory, &name.journal(), &file)? => return Ok(file),
+            // The previous holder of the lock may have removed the journal between the two calls.
+            Ok(()) if is_at(directory, &name.journal_name(), &file)? => return Ok(file),
             Ok(()) => {}
             Err(Errno::WOULDBLOCK) => return Err(Errno::BUSY.into()),
             Err(error) => return Err(error.into()),
@@ -113,11 +113,11 @@ fn open_journal(directory: &OwnedFd, name: &Name) -> Result<File> {
     }
 }
 
-/// Returns whether the copy is there already.
+/// Returns whether an up-to-date copy exists already.
 fn is_complete(directory: &OwnedFd, name: &Name, head: &FileHead) -> Result<bool> {
     match statat(directory, name.as_os_str(), AtFlags::SYMLINK_NOFOLLOW) {
-        Ok(stat) => match Meta::of(&stat) {
-            meta if meta.kind == Kind::Directory => Err(Errno::ISDIR.into()),
+        Ok(stat) => match Meta::from_stat(&stat) {
+            meta if meta.kind == EntryKind::Directory => Err(Errno::ISDIR.into()),
             meta => Ok(head.meta.is_copied_by(&meta)),
         },
         Err(Errno::NOENT) => Ok(false),
@@ -125,20 +125,25 @@ fn is_complete(directory: &OwnedFd, name: &Name, head: &FileHead) -> Result<bool
     }
 }
 
-impl Part {
-    /// Continues the incomplete file of the same version, or begins anew if `begin` is set.
-    /// Verifying what is there takes its time: `goes_on` is asked before each block.
+impl PartialFile {
+    /// Opens the incomplete file of the same version, or creates it if `begin` is set. Existing
+    /// blocks are verified, which takes time, so `should_continue` is called before each block.
     ///
     /// # Errors
-    /// ECANCELED when `goes_on` has returned false; those of the file system.
-    pub fn open(root: &Root, head: &FileHead, begin: bool, goes_on: &dyn Fn() -> bool) -> Result<OpenedFile> {
-        let (directory, name) = root.parent(&head.path)?;
+    /// Returns the errors of the file system, or ECANCELED if `should_continue` has returned false.
+    pub fn open(
+        root: &Root,
+        head: &FileHead,
+        begin: bool,
+        should_continue: &dyn Fn() -> bool,
+    ) -> Result<OpenedPart> {
+        let (directory, name) = root.open_parent(&head.path)?;
         if is_complete(&directory, &name, head)? {
-            return Ok(OpenedFile::Complete);
+            return Ok(OpenedPart::Complete);
         }
         let mut journal = Journal::new(open_journal(&directory, &name)?);
-        let resumed = if journal.is_of(&head.meta)? {
-            match open_own(&directory, &name.part(), OFlags::empty()) {
+        let resumed = if journal.matches(&head.meta)? {
+            match open_own(&directory, &name.part_name(), OFlags::empty()) {
                 Ok(bytes) if bytes.metadata()?.len() == head.meta.size => Some(bytes),
                 Ok(_) => None,
                 Err(error) if error.raw_os_error() == Some(Errno::NOENT.raw_os_error()) => None,
@@ -151,14 +156,15 @@ impl Part {
         let bytes = match resumed {
             Some(bytes) => {
                 journal.replay(head, |record| {
-                    if !goes_on() {
+                    if !should_continue() {
                         return Err(Errno::CANCELED.into());
                     }
                     verify(&bytes, head, &record, &mut verified)
                 })?;
-                // What was not verified may be anything after a crash, and neither holes nor, in
-                // sparse files, zeros are written. Whether a file counts as sparse can change while
-                // its version stays: the file system decides when it allocates.
+                // Zero all blocks that were not verified, because after a crash they may contain
+                // anything, and holes and zeros of sparse files are not written. This is done for
+                // all files: whether a file counts as sparse may change without a new version,
+                // because the file system decides when to allocate.
                 for gap in verified.missing(head.blocks()) {
                     punch(&bytes, &gap)?;
                 }
@@ -168,14 +174,14 @@ impl Part {
                 if journal.is_empty()? {
                     let _ = rustix::fs::unlinkat(
                         &directory,
-                        OsStr::from_bytes(&name.journal()),
+                        OsStr::from_bytes(&name.journal_name()),
                         AtFlags::empty(),
                     );
                 }
-                return Ok(OpenedFile::Nothing);
+                return Ok(OpenedPart::Nothing);
             }
             None => {
-                let part = name.part();
+                let part = name.part_name();
                 match rustix::fs::unlinkat(&directory, OsStr::from_bytes(&part), AtFlags::empty()) {
                     Ok(()) | Err(Errno::NOENT) => {}
                     Err(error) => return Err(error.into()),
@@ -188,11 +194,11 @@ impl Part {
         };
         let state = Mutex::new(PartState { verified, journal });
         let phase = RwLock::new(PartPhase::Receiving);
-        Ok(OpenedFile::Part(Self { head: head.clone(), directory, name, bytes, phase, state }))
+        Ok(OpenedPart::Part(Self { head: head.clone(), directory, name, bytes, phase, state }))
     }
 
-    /// Returns whether it is of the version that `head` names.
-    pub fn is_of(&self, head: &FileHead) -> bool {
+    /// Returns whether this is a file of the version that `head` describes.
+    pub fn matches(&self, head: &FileHead) -> bool {
         self.head.meta.version == head.meta.version && self.head.meta.size == head.meta.size
     }
 
@@ -204,19 +210,19 @@ impl Part {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A block whose hash the caller has verified.
-    pub fn put(&self, index: u64, bytes: &[u8], hash: &Hash) -> Result<Outcome> {
+    /// Stores a block whose hash the caller has verified.
+    pub fn put_block(&self, index: u64, bytes: &[u8], hash: &Hash) -> Result<PartOutcome> {
         if bytes.is_empty() || bytes.len() as u64 != self.head.block_len(index) {
             return Err(Error::other(format!("block {index} does not have {} bytes", bytes.len())));
         }
         let phase = self.phase.read().unwrap_or_else(PoisonError::into_inner);
         if *phase != PartPhase::Receiving {
-            return Ok(Outcome::Reopen);
+            return Ok(PartOutcome::Reopen);
         }
-        // A block that is there needs no other record: the journal, which each opening reads, has
-        // one for each block.
+        // A block that was stored before gets no second record, because opening the file reads the
+        // whole journal.
         if self.state().verified.contains(&(index..index + 1)) {
-            return Ok(Outcome::Done);
+            return Ok(PartOutcome::Done);
         }
         let at = index * BLOCK;
         if self.head.meta.sparse {
@@ -228,83 +234,83 @@ impl Part {
         } else {
             self.bytes.write_all_at(bytes, at)?;
         }
-        self.note(index..index + 1, &Record::Block(index, *hash))
+        self.record(index..index + 1, &Record::Block(index, *hash))
     }
 
-    /// Blocks in a hole.
-    pub fn hole(&self, blocks: Range<u64>) -> Result<Outcome> {
+    /// Records blocks that lie in a hole.
+    pub fn put_hole(&self, blocks: Range<u64>) -> Result<PartOutcome> {
         if blocks.end > self.head.blocks() {
             return Err(Error::other(format!("a hole up to block {}", blocks.end)));
         }
         let phase = self.phase.read().unwrap_or_else(PoisonError::into_inner);
         if *phase != PartPhase::Receiving {
-            return Ok(Outcome::Reopen);
+            return Ok(PartOutcome::Reopen);
         }
-        self.note(blocks.clone(), &Record::Hole(blocks))
+        self.record(blocks.clone(), &Record::Hole(blocks))
     }
 
-    fn note(&self, blocks: Range<u64>, record: &Record) -> Result<Outcome> {
+    fn record(&self, blocks: Range<u64>, record: &Record) -> Result<PartOutcome> {
         let mut state = self.state();
         if state.verified.contains(&blocks) {
-            return Ok(Outcome::Done);
+            return Ok(PartOutcome::Done);
         }
         if state.verified.ranges() >= MAX_FRAGMENTS {
             return Err(Error::other("too many pieces of one file"));
         }
         state.journal.append(record)?;
         state.verified.add(blocks);
-        Ok(Outcome::Done)
+        Ok(PartOutcome::Done)
     }
 
-    /// The first of the blocks that are missing.
+    /// Returns the first missing blocks, at most [`MAX_RANGES`] ranges.
     pub fn missing(&self) -> Vec<Range<u64>> {
         self.state().verified.missing(self.head.blocks()).take(MAX_RANGES).collect()
     }
 
-    /// Bytes that are there already.
+    /// Returns the number of bytes that were received already.
     pub fn verified_bytes(&self) -> u64 {
         let state = self.state();
         let missing = state.verified.missing(self.head.blocks());
         self.head.meta.size - missing.map(|range| self.head.range_len(&range)).sum::<u64>()
     }
 
-    /// Gives the complete file its mode and time, syncs it, and makes it appear.
+    /// Sets mode and time of the complete file, syncs it, and renames it to its final name.
     ///
     /// # Errors
-    /// Returns the errors of the file system. If the file cannot be synced, it is removed: the
-    /// kernel reports lost bytes once, and would report success the second time.
-    pub fn finish(&self) -> Result<Outcome> {
+    /// Returns the errors of the file system. If the file cannot be synced, it is removed, because
+    /// the kernel reports lost bytes only once and would report success the second time.
+    pub fn finish(&self) -> Result<PartOutcome> {
         self.finish_with(File::sync_all)
     }
 
-    fn finish_with(&self, sync: impl FnOnce(&File) -> Result<()>) -> Result<Outcome> {
+    fn finish_with(&self, sync: impl FnOnce(&File) -> Result<()>) -> Result<PartOutcome> {
         let mut phase = self.phase.write().unwrap_or_else(PoisonError::into_inner);
         match *phase {
             PartPhase::Receiving => {}
-            PartPhase::Finished => return Ok(Outcome::Done),
-            PartPhase::Discarded => return Ok(Outcome::Reopen),
+            PartPhase::Finished => return Ok(PartOutcome::Done),
+            PartPhase::Discarded => return Ok(PartOutcome::Reopen),
         }
         let missing = self.missing();
         if !missing.is_empty() {
-            return Ok(Outcome::Missing(missing));
+            return Ok(PartOutcome::Missing(missing));
         }
-        set(&self.bytes, &self.head.meta)?;
+        set_mode_and_time(&self.bytes, &self.head.meta)?;
         let synced = sync(&self.bytes);
-        let part = self.name.part();
+        let part = self.name.part_name();
         if !is_at(&self.directory, &part, &self.bytes)? {
             return Err(Error::other("the incomplete file was replaced meanwhile"));
         }
         if let Err(error) = synced {
             *phase = PartPhase::Discarded;
             self.remove(&part);
-            self.remove(&self.name.journal());
+            self.remove(&self.name.journal_name());
             return Err(error);
         }
         let part = OsStr::from_bytes(&part);
         rustix::fs::renameat(&self.directory, part, &self.directory, self.name.as_os_str())?;
         *phase = PartPhase::Finished;
-        self.remove(&self.name.journal());
-        Ok(Outcome::Done)
+        self.remove(&self.name.journal_name());
+        Ok(PartOutcome::Done)
     }
 
     fn remove(&self, name: &[u8]) {
@@ -312,13 +318,13 @@ impl Part {
     }
 }
 
-/// Mode and time of a file.
-pub(crate) fn set(file: &File, meta: &Meta) -> Result<()> {
+/// Sets mode and modification time of a file.
+pub(crate) fn set_mode_and_time(file: &File, meta: &Meta) -> Result<()> {
     rustix::fs::fchmod(file, Mode::from_raw_mode(meta.mode.into()))?;
     Ok(rustix::fs::futimens(file, &Meta::timestamps(meta.mtime))?)
 }
 
-/// Adds what a record says, if the file has it.
+/// Adds the blocks of a record to `verified` if the file contains them.
 fn verify(bytes: &File, head: &FileHead, record: &Record, verified: &mut RangeSet) -> Result<()> {
     match record {
         Record::Block(index, _) if verified.contains(&(*index..index + 1)) => {}
@@ -339,19 +345,19 @@ fn verify(bytes: &File, head: &FileHead, record: &Record, verified: &mut RangeSe
     Ok(())
 }
 
-/// Returns the offset of the next bytes after `from` that are not in a hole; `None` if there are
+/// Returns the offset of the next byte from `from` on that is not in a hole, or `None` if there is
 /// none.
 pub fn next_data(file: &File, from: u64) -> Result<Option<u64>> {
     match rustix::fs::seek(file, SeekFrom::Data(from)) {
         Ok(at) => Ok(Some(at)),
         Err(Errno::NXIO) => Ok(None),
-        // A file system without holes.
+        // The file system does not support holes.
         Err(Errno::INVAL | Errno::OPNOTSUPP) => Ok(Some(from)),
         Err(error) => Err(error.into()),
     }
 }
 
-/// Makes blocks zeros.
+/// Zeroes blocks by punching a hole.
 fn punch(bytes: &File, blocks: &Range<u64>) -> Result<()> {
     let (start, len) = (blocks.start * BLOCK, (blocks.end - blocks.start) * BLOCK);
     let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
@@ -360,7 +366,7 @@ fn punch(bytes: &File, blocks: &Range<u64>) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::scratch::Scratch;
+    use super::super::scratch::ScratchDirectory;
     use super::*;
     use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
@@ -368,10 +374,10 @@ mod tests {
 
     fn head(version: u8, sparse: bool) -> FileHead {
         let meta = Meta {
-            kind: Kind::File,
+            kind: EntryKind::File,
             mode: 0o640,
             size: SIZE as u64,
-            mtime: super::super::meta::Time { seconds: 1_000_000, nanos: 5 },
+            mtime: super::super::meta::FileTime { seconds: 1_000_000, nanos: 5 },
             version: [version; 16],
             sparse,
             target: Vec::new(),
@@ -379,17 +385,17 @@ mod tests {
         FileHead { path: RelPath::new(b"file").unwrap(), meta }
     }
 
-    fn open(root: &Root, head: &FileHead) -> Part {
-        match Part::open(root, head, true, &|| true).unwrap() {
-            OpenedFile::Part(part) => part,
+    fn open(root: &Root, head: &FileHead) -> PartialFile {
+        match PartialFile::open(root, head, true, &|| true).unwrap() {
+            OpenedPart::Part(part) => part,
             other => panic!("{other:?}"),
         }
     }
 
-    fn put(part: &Part, index: u64, source: &[u8]) -> Outcome {
+    fn put(part: &PartialFile, index: u64, source: &[u8]) -> PartOutcome {
         let start = (index * BLOCK) as usize;
         let block = &source[start..(start + BLOCK as usize).min(SIZE)];
-        part.put(index, block, blake3::hash(block).as_bytes()).unwrap()
+        part.put_block(index, block, blake3::hash(block).as_bytes()).unwrap()
     }
 
     fn source() -> Vec<u8> {
@@ -398,45 +404,48 @@ mod tests {
 
     #[test]
     fn finish_after_failed_sync_starts_over() {
-        let scratch = Scratch::new();
+        let scratch = ScratchDirectory::new();
         let (root, source) = (Root::open(scratch.path()).unwrap(), source());
         let part = open(&root, &head(1, false));
-        (0..3).for_each(|index| assert_eq!(put(&part, index, &source), Outcome::Done));
+        (0..3).for_each(|index| assert_eq!(put(&part, index, &source), PartOutcome::Done));
         let failed = part.finish_with(|_| Err(Errno::IO.into())).unwrap_err();
         assert_eq!(failed.raw_os_error(), Some(Errno::IO.raw_os_error()));
-        assert_eq!(part.finish().unwrap(), Outcome::Reopen);
-        assert_eq!(put(&part, 0, &source), Outcome::Reopen);
+        assert_eq!(part.finish().unwrap(), PartOutcome::Reopen);
+        assert_eq!(put(&part, 0, &source), PartOutcome::Reopen);
         drop(part);
         assert_eq!(std::fs::read_dir(scratch.path()).unwrap().count(), 0);
-        assert!(matches!(Part::open(&root, &head(1, false), false, &|| true).unwrap(), OpenedFile::Nothing));
+        assert!(matches!(
+            PartialFile::open(&root, &head(1, false), false, &|| true).unwrap(),
+            OpenedPart::Nothing
+        ));
         assert_eq!(open(&root, &head(1, false)).verified_bytes(), 0);
     }
 
     #[test]
     fn file_appears_complete_and_resumes() {
-        let scratch = Scratch::new();
+        let scratch = ScratchDirectory::new();
         let (root, source) = (Root::open(scratch.path()).unwrap(), source());
         let part = open(&root, &head(1, false));
-        assert_eq!(put(&part, 1, &source), Outcome::Done);
-        assert_eq!(part.finish().unwrap(), Outcome::Missing(vec![0..1, 2..3]));
+        assert_eq!(put(&part, 1, &source), PartOutcome::Done);
+        assert_eq!(part.finish().unwrap(), PartOutcome::Missing(vec![0..1, 2..3]));
         assert!(!scratch.path().join("file").exists());
-        // Another one meanwhile, and afterwards.
-        let busy = Part::open(&root, &head(1, false), true, &|| true).unwrap_err();
+        // The file cannot be opened twice, but can be continued after it was closed.
+        let busy = PartialFile::open(&root, &head(1, false), true, &|| true).unwrap_err();
         assert_eq!(busy.raw_os_error(), Some(Errno::BUSY.raw_os_error()));
         drop(part);
         let part = open(&root, &head(1, false));
         assert_eq!((part.missing(), part.verified_bytes()), (vec![0..1, 2..3], BLOCK));
         put(&part, 2, &source);
         drop(part);
-        // A block that is not what its record says is missing again.
+        // A block that does not match its record is missing again.
         let damaged = File::options().write(true).open(scratch.path().join("file.uiw-part")).unwrap();
         damaged.write_all_at(b"\0\0\0\0", BLOCK + 5).unwrap();
         let part = open(&root, &head(1, false));
         assert_eq!(part.missing(), vec![0..2]);
         put(&part, 0, &source);
         put(&part, 1, &source);
-        assert_eq!(part.finish().unwrap(), Outcome::Done);
-        assert_eq!(put(&part, 1, &source), Outcome::Reopen);
+        assert_eq!(part.finish().unwrap(), PartOutcome::Done);
+        assert_eq!(put(&part, 1, &source), PartOutcome::Reopen);
         assert_eq!(std::fs::read(scratch.path().join("file")).unwrap(), source);
         let data = std::fs::metadata(scratch.path().join("file")).unwrap();
         assert_eq!(
@@ -444,78 +453,87 @@ mod tests {
             (0o640, 1_000_000, 5)
         );
         assert_eq!(std::fs::read_dir(scratch.path()).unwrap().count(), 1, "nothing remains");
-        assert!(matches!(Part::open(&root, &head(1, false), true, &|| true).unwrap(), OpenedFile::Complete));
+        assert!(matches!(
+            PartialFile::open(&root, &head(1, false), true, &|| true).unwrap(),
+            OpenedPart::Complete
+        ));
     }
 
     #[test]
     fn repeated_blocks_keep_journal_size() {
-        let scratch = Scratch::new();
+        let scratch = ScratchDirectory::new();
         let (root, source) = (Root::open(scratch.path()).unwrap(), source());
         let part = open(&root, &head(1, true));
         let journal = || std::fs::metadata(scratch.path().join("file.uiw-journal")).unwrap().len();
         put(&part, 0, &source);
-        part.hole(1..2).unwrap();
+        part.put_hole(1..2).unwrap();
         let once = journal();
         for _ in 0..100 {
-            assert_eq!((put(&part, 0, &source), part.hole(0..2).unwrap()), (Outcome::Done, Outcome::Done));
+            assert_eq!(
+                (put(&part, 0, &source), part.put_hole(0..2).unwrap()),
+                (PartOutcome::Done, PartOutcome::Done)
+            );
         }
         assert_eq!(journal(), once);
     }
 
     #[test]
     fn verification_ends_without_waiter() {
-        let scratch = Scratch::new();
+        let scratch = ScratchDirectory::new();
         let (root, source) = (Root::open(scratch.path()).unwrap(), source());
         put(&open(&root, &head(1, false)), 0, &source);
-        let error = Part::open(&root, &head(1, false), true, &|| false).unwrap_err();
+        let error = PartialFile::open(&root, &head(1, false), true, &|| false).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(Errno::CANCELED.raw_os_error()));
         assert_eq!(open(&root, &head(1, false)).missing(), vec![1..3], "what is there stays");
     }
 
     #[test]
     fn other_version_restarts() {
-        let scratch = Scratch::new();
+        let scratch = ScratchDirectory::new();
         let (root, source) = (Root::open(scratch.path()).unwrap(), source());
         put(&open(&root, &head(1, false)), 0, &source);
-        assert!(matches!(Part::open(&root, &head(2, false), false, &|| true).unwrap(), OpenedFile::Nothing));
+        assert!(matches!(
+            PartialFile::open(&root, &head(2, false), false, &|| true).unwrap(),
+            OpenedPart::Nothing
+        ));
         let part = open(&root, &head(2, false));
         assert_eq!(part.missing(), vec![0..3]);
-        assert!(part.is_of(&head(2, false)) && !part.is_of(&head(1, false)));
+        assert!(part.matches(&head(2, false)) && !part.matches(&head(1, false)));
     }
 
     #[test]
     fn holes_stay_holes() {
-        let scratch = Scratch::new();
+        let scratch = ScratchDirectory::new();
         let root = Root::open(scratch.path()).unwrap();
         let mut source = vec![0; SIZE];
         source[BLOCK as usize + 9000] = 7;
         let part = open(&root, &head(1, true));
-        assert_eq!(part.hole(0..1).unwrap(), Outcome::Done);
+        assert_eq!(part.put_hole(0..1).unwrap(), PartOutcome::Done);
         put(&part, 1, &source);
         drop(part);
         let part = open(&root, &head(1, true));
         assert_eq!(part.missing(), vec![2..3]);
-        part.hole(2..3).unwrap();
-        assert!(part.hole(2..4).is_err());
-        assert_eq!(part.finish().unwrap(), Outcome::Done);
+        part.put_hole(2..3).unwrap();
+        assert!(part.put_hole(2..4).is_err());
+        assert_eq!(part.finish().unwrap(), PartOutcome::Done);
         assert_eq!(std::fs::read(scratch.path().join("file")).unwrap(), source);
         let allocated = std::fs::metadata(scratch.path().join("file")).unwrap().blocks() * 512;
         assert!(allocated < BLOCK, "{allocated}");
     }
 
-    /// A crash may leave bytes without their record, and the file system may say of the same
-    /// version first that it is whole, then that it has holes.
+    /// A crash may leave bytes without their record, and the file system may report holes in a
+    /// version of the source that it reported without holes before.
     #[test]
     fn unverified_bytes_not_in_holes() {
         for sparse in [false, true] {
-            let scratch = Scratch::new();
+            let scratch = ScratchDirectory::new();
             let (root, source) = (Root::open(scratch.path()).unwrap(), source());
             put(&open(&root, &head(1, sparse)), 0, &source);
             let torn = File::options().write(true).open(scratch.path().join("file.uiw-part")).unwrap();
             torn.write_all_at(b"torn", BLOCK + 7).unwrap();
             let part = open(&root, &head(1, sparse));
-            part.hole(1..3).unwrap();
-            assert_eq!(part.finish().unwrap(), Outcome::Done);
+            part.put_hole(1..3).unwrap();
+            assert_eq!(part.finish().unwrap(), PartOutcome::Done);
             let bytes = std::fs::read(scratch.path().join("file")).unwrap();
             assert!(bytes[BLOCK as usize..].iter().all(|byte| *byte == 0), "sparse: {sparse}");
         }
@@ -523,25 +541,25 @@ mod tests {
 
     #[test]
     fn foreign_files_not_written() {
-        let scratch = Scratch::new();
+        let scratch = ScratchDirectory::new();
         let root = Root::open(scratch.path()).unwrap();
         let (victim, journal) = (scratch.path().join("victim"), scratch.path().join("file.uiw-journal"));
         std::fs::write(&victim, "victim").unwrap();
         std::os::unix::fs::symlink("victim", &journal).unwrap();
-        assert!(Part::open(&root, &head(1, false), true, &|| true).is_err(), "a symbolic link");
+        assert!(PartialFile::open(&root, &head(1, false), true, &|| true).is_err(), "a symbolic link");
         std::fs::remove_file(&journal).unwrap();
         std::fs::hard_link(&victim, &journal).unwrap();
-        assert!(Part::open(&root, &head(1, false), true, &|| true).is_err(), "a hard link");
+        assert!(PartialFile::open(&root, &head(1, false), true, &|| true).is_err(), "a hard link");
         assert_eq!(std::fs::read(&victim).unwrap(), b"victim");
         std::fs::remove_file(&journal).unwrap();
-        // In the place of the incomplete file itself it is replaced.
+        // A symbolic link with the name of the incomplete file is replaced.
         std::os::unix::fs::symlink("victim", scratch.path().join("file.uiw-part")).unwrap();
         put(&open(&root, &head(1, false)), 0, &source());
         assert_eq!(std::fs::read(&victim).unwrap(), b"victim");
         // A directory is not replaced by a file.
         std::fs::create_dir(scratch.path().join("sub")).unwrap();
         let head = FileHead { path: RelPath::new(b"sub").unwrap(), ..head(1, false) };
-        let error = Part::open(&root, &head, true, &|| true).unwrap_err();
+        let error = PartialFile::open(&root, &head, true, &|| true).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(Errno::ISDIR.raw_os_error()));
     }
 }

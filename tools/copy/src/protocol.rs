@@ -1,73 +1,74 @@
-//! The protocol of `uiw cp`, version 1.
+//! Version 1 of the protocol of `uiw cp`.
 //!
-//! A client asks for the service `uiw-cp/1` in the private data of its MPA Request (`CpOrder` of
-//! the program): a share, a direction, the token of its session, a number of slots, and its memory
-//! for what the server sends. All connections of one run of `uiw cp` (the stripes) have one token.
-//! The server's private data (`Welcome`) has its memory for what the client sends.
+//! A client requests the service `uiw-cp/1` in the private data of its MPA Request (`CpOrder` of
+//! the program). It names a share, a direction, the token of its session, a number of slots, and
+//! its memory for bytes from the server. All connections of one run of `uiw cp` (the stripes) have
+//! the same token. The private data of the server (`CpReply`) names its memory for bytes from the
+//! client.
 //!
 //! # Messages
 //!
-//! * The client sends requests, the server sends one reply to each, in any order. Both are Sends of
-//!   at most [`MESSAGE`] bytes: a slot's number (the tag, 16 bits), one byte that names the
-//!   message, its fields.
-//! * A slot is [`SLOT`] bytes at both ends. A request occupies the slot of its tag from when it is
-//!   sent until its reply has arrived, so there are never more requests under way than slots. The
-//!   server ends a connection that reuses a slot too early.
-//! * A client that asks for it in its order gets signs of life ([`Reply::Working`]) while the
-//!   server works on a request or takes the bytes of one, at least every second.
-//! * Bytes of files, batches and lists are RDMA Writes into the slot of the other end that has the
-//!   same number, followed by the message that says how many they are. RDMAP delivers that message
-//!   only when the Write before it is placed (RFC 5040 section 5.5).
-//! * The receiver copies a slot before it looks at it, as the peer could write it again.
+//! * The client sends requests, and the server sends one reply to each, in any order. Both are
+//!   Sends of at most [`MESSAGE`] bytes: the number of a slot (the tag, 16 bits), one byte that
+//!   identifies the message, and its fields.
+//! * A slot has [`SLOT`] bytes at both ends. A request occupies the slot of its tag until the reply
+//!   has arrived, so there are never more requests under way than slots. The server ends a
+//!   connection that reuses a slot too early.
+//! * A client that asks for them in its order gets heartbeats ([`Reply::Working`]) at least every
+//!   second while the server works on a request or receives the bytes of one.
+//! * Bytes of files, batches and lists are sent by RDMA Writes into the slot with the same number
+//!   at the other end, followed by a message with their number. RDMAP delivers that message only
+//!   after the Write before it has been placed (RFC 5040 section 5.5).
+//! * The receiver copies a slot before it examines the bytes, because the peer could overwrite the
+//!   slot.
 //! * [`Request::End`], which reports the end of a transfer on each connection, has no reply.
-//! * Every message is decoded strictly: an unknown number, a value beyond its range, a name that
-//!   breaks a rule, a byte too many or too few ends the connection. No state of the server depends
-//!   on the order of requests, and each may be repeated: so a client whose connection broke sends
-//!   again what was not answered, on whatever connection.
+//! * Every message is decoded strictly: an unknown number, a value out of range, a name that
+//!   violates a rule, or a wrong length ends the connection. The state of the server does not
+//!   depend on the order of requests, and each request may be repeated. A client whose connection
+//!   broke therefore repeats unanswered requests on any connection.
 //!
 //! # Files
 //!
-//! * The bytes of files travel in blocks of [`BLOCK`] bytes, each with its BLAKE3 hash, made by the
-//!   end that read it and verified by the end that writes it, or in batches of whole small files
-//!   with one hash.
-//! * The end that reads a file gives its state a version: a hash of size, times of modification and
-//!   change, and inode number. Each block is of one version. A block of another one is refused, and
-//!   the file begins anew.
-//! * A file that is written is `NAME.uiw-part` with the journal of its verified blocks,
-//!   `NAME.uiw-journal` (see `super::journal`), until it is complete; then it is synced and
-//!   renamed. Files of a batch are written under temporary names, synced by one syncfs(2), and
-//!   renamed.
-//! * A run of blocks in a hole is one message.
-//! * Nothing outside of the share is opened: see `super::root`. Names are validated by both ends:
-//!   see `super::names`.
+//! * The bytes of files are sent in blocks of [`BLOCK`] bytes, or in batches of complete small
+//!   files. Each block or batch has a BLAKE3 hash, which the reading end computes and the writing
+//!   end verifies.
+//! * The end that reads a file identifies its contents by a version: a hash of size, modification
+//!   time, change time and inode number. Each block belongs to one version. A block of another
+//!   version is refused, and the file is started again.
+//! * Until a file is complete, it is written as `NAME.uiw-part`, with a journal of its verified
+//!   blocks in `NAME.uiw-journal` (see `super::journal`). Then it is synced and renamed. Files of a
+//!   batch are written under temporary names, synced by one syncfs(2), and renamed.
+//! * Successive blocks in a hole are described by one message.
+//! * Nothing outside the share is opened (see `super::root`). Both ends validate names (see
+//!   `super::names`).
 
-use super::meta::{Entry, Kind, Meta, Time, decode_mode};
+use super::meta::{Entry, EntryKind, FileTime, Meta, decode_mode};
 use super::names::{RelPath, is_unsafe};
 use super::wire::{Decoder, Encoder, Result, WireError};
 use std::ops::Range;
 
-/// Bytes of a request or reply at most.
+/// Maximum length of a request or reply, in bytes.
 pub const MESSAGE: u32 = 16 << 10;
-/// Bytes of a slot, and of a block of a file.
+/// Size of a slot and of a block of a file, in bytes.
 pub const SLOT: u32 = 1 << 20;
-/// Bytes of a block; the last one of a file may be shorter.
+/// Size of a block in bytes. The last block of a file may be shorter.
 pub const BLOCK: u64 = SLOT as u64;
-/// Slots of a connection at most.
+/// Maximum number of slots of a connection.
 pub const MAX_SLOTS: u16 = 32;
-/// Files of one batch at most.
+/// Maximum number of files in a batch.
 pub const MAX_BATCH: u16 = 512;
-/// Ranges that a reply lists at most: what else is missing comes with the next reply.
+/// Maximum number of ranges in a reply. The next reply lists further missing ranges.
 pub const MAX_RANGES: usize = 512;
-/// Revision of the protocol within its version. A server names its own in its reply; revision 1 has
-/// [`Request::End`] and [`Request::Remove`].
+/// Revision of the protocol within its version. The server sends its revision in its reply to the
+/// order. Revision 1 adds [`Request::End`] and [`Request::Remove`].
 pub const REVISION: u8 = 1;
-/// Bytes of the text of a failure.
+/// Maximum length of the text of a failure, in bytes.
 const MAX_TEXT: usize = 512;
 
-/// BLAKE3.
+/// BLAKE3 hash.
 pub type Hash = [u8; 32];
 
-/// A file that is written: its path and what it becomes.
+/// Description of a file to be written: its path and metadata.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileHead {
     pub path: RelPath,
@@ -76,7 +77,7 @@ pub struct FileHead {
 
 /// Rule for creating a missing directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Create {
+pub enum CreateMode {
     No,
     /// Creates it without rights for others, until [`Request::SetDirectory`] sets its mode.
     Private,
@@ -89,30 +90,30 @@ pub enum Create {
 pub enum Request {
     /// Returns the metadata of the entry at a path.
     Stat { path: RelPath },
-    /// The entries of a directory behind the name `after`.
-    List { path: RelPath, after: Vec<u8>, create: Create },
-    /// Begins a file, or continues one of the same version.
+    /// Returns the entries of a directory after the name `after`.
+    List { path: RelPath, after: Vec<u8>, create: CreateMode },
+    /// Begins a file, or continues an incomplete file of the same version.
     Open { file: FileHead },
-    /// A block of a file, whose `len` bytes are in the slot.
+    /// Stores a block of a file, whose `len` bytes are in the slot.
     Put { file: FileHead, index: u64, len: u32, hash: Hash },
-    /// Blocks of a file that lie in a hole.
+    /// Records blocks of a file that lie in a hole.
     Hole { file: FileHead, blocks: Range<u64> },
-    /// Makes the complete file appear.
+    /// Renames the complete file to its final name.
     Finish { file: FileHead },
-    /// `count` whole files, in `len` bytes of the slot.
+    /// Stores `count` complete files, which are in `len` bytes of the slot.
     PutBatch { count: u16, len: u32, hash: Hash },
-    /// A symbolic link.
-    Symlink { path: RelPath, target: Vec<u8>, mtime: Time },
-    /// Mode and time of a directory whose entries are all there.
-    SetDirectory { path: RelPath, mode: u16, mtime: Time },
-    /// A block of a file.
+    /// Creates a symbolic link.
+    Symlink { path: RelPath, target: Vec<u8>, mtime: FileTime },
+    /// Sets mode and modification time of a directory whose entries are complete.
+    SetDirectory { path: RelPath, mode: u16, mtime: FileTime },
+    /// Returns a block of a file.
     Get { path: RelPath, version: [u8; 16], index: u64 },
-    /// Whole files, as many of them as fit a slot.
+    /// Returns complete files, as many of them as fit into a slot.
     GetBatch { paths: Vec<RelPath> },
-    /// The transfer is over, but for so many entries that failed. Has no reply, and is sent to
-    /// servers of [`REVISION`] 1.
+    /// Reports the end of the transfer, with the number of failed entries. This request has no
+    /// reply, and is only sent to servers of [`REVISION`] 1.
     End { failed: u64 },
-    /// Removes an entry, a directory with everything in it. For servers of [`REVISION`] 1.
+    /// Removes an entry, or a directory with everything in it. Only for servers of [`REVISION`] 1.
     Remove { path: RelPath },
 }
 
@@ -120,29 +121,30 @@ pub enum Request {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reply {
     Done,
-    /// There is nothing under that path.
+    /// The path does not exist.
     Absent,
     /// Metadata of the entry.
     Found(Meta),
-    /// `len` bytes of entries are in the slot; `more` follow behind the last one.
+    /// `len` bytes of entries are in the slot. `more` means that further entries follow the last
+    /// one.
     Listed {
         len: u32,
         more: bool,
     },
-    /// The file is there already, complete.
+    /// A complete copy of the file exists already.
     Complete,
-    /// These blocks are missing, perhaps among others.
+    /// These blocks are missing, and possibly others.
     Missing(Vec<Range<u64>>),
-    /// The file is to be opened again: what is there is of another version, or not open.
+    /// The file must be opened again, because it has another version or is not open.
     Reopen,
     /// `len` bytes of a block are in the slot.
     Block {
         len: u32,
         hash: Hash,
     },
-    /// The block and those up to this one lie in a hole.
+    /// The block lies in a hole that ends at this block.
     HoleUntil(u64),
-    /// The source is not of that version any more, but this.
+    /// The source has another version now, with this metadata.
     Changed(Meta),
     /// `count` records are in `len` bytes of the slot.
     Batch {
@@ -150,30 +152,30 @@ pub enum Reply {
         len: u32,
         hash: Hash,
     },
-    /// The batch is stored, but for these: the position in the batch and an error number.
+    /// The batch is stored, except for these files: position in the batch and error number.
     Stored(Vec<(u16, u16)>),
-    /// The request failed, with an error number of Linux, and what to say of it.
+    /// The request failed, with a Linux error number and a text.
     Failed {
         errno: u16,
         text: String,
     },
-    /// No reply to a request, but a sign of life: the server works on one, or takes the bytes of
-    /// one. Sent at least every second to clients that have asked for it in their order.
+    /// Heartbeat, which is not a reply: the server works on a request or receives the bytes of one.
+    /// Sent at least every second to clients that have asked for it in their order.
     Working,
 }
 
 impl FileHead {
-    /// Blocks of the file.
+    /// Returns the number of blocks of the file.
     pub fn blocks(&self) -> u64 {
         self.meta.size.div_ceil(BLOCK)
     }
 
-    /// Bytes of a block.
+    /// Returns the length of a block in bytes.
     pub fn block_len(&self, index: u64) -> u64 {
         self.meta.size.saturating_sub(index.saturating_mul(BLOCK)).min(BLOCK)
     }
 
-    /// Bytes of a run of blocks.
+    /// Returns the number of bytes in a range of blocks.
     pub fn range_len(&self, blocks: &Range<u64>) -> u64 {
         let at = |block: u64| block.saturating_mul(BLOCK).min(self.meta.size);
         at(blocks.end).saturating_sub(at(blocks.start))
@@ -185,34 +187,34 @@ impl FileHead {
     }
 
     fn decode(from: &mut Decoder<'_>) -> Result<Self> {
-        let path = named(from)?;
+        let path = decode_entry_path(from)?;
         let meta = Meta::decode(from)?;
-        if meta.kind != Kind::File {
+        if meta.kind != EntryKind::File {
             return Err(WireError::Value { what: "the kind of a file", value: meta.kind as u64 });
         }
         Ok(Self { path, meta })
     }
 }
 
-fn path(from: &mut Decoder<'_>) -> Result<RelPath> {
+fn decode_path(from: &mut Decoder<'_>) -> Result<RelPath> {
     Ok(RelPath::new(from.counted("a path")?)?)
 }
 
-/// A path that is not the share itself.
-fn named(from: &mut Decoder<'_>) -> Result<RelPath> {
-    let path = path(from)?;
+/// Decodes a path that is not the share itself.
+fn decode_entry_path(from: &mut Decoder<'_>) -> Result<RelPath> {
+    let path = decode_path(from)?;
     if path.is_empty() { Err(super::names::NameError::Empty.into()) } else { Ok(path) }
 }
 
-/// Bytes in a slot.
-fn slot_len(from: &mut Decoder<'_>) -> Result<u32> {
+/// Decodes the number of bytes in a slot.
+fn decode_slot_len(from: &mut Decoder<'_>) -> Result<u32> {
     match from.u32("a length")? {
         len if len <= SLOT => Ok(len),
         len => Err(WireError::Value { what: "a length", value: len.into() }),
     }
 }
 
-fn range(from: &mut Decoder<'_>) -> Result<Range<u64>> {
+fn decode_range(from: &mut Decoder<'_>) -> Result<Range<u64>> {
     let (start, end) = (from.u64("a range of blocks")?, from.u64("a range of blocks")?);
     if start < end && end <= super::meta::MAX_SIZE / BLOCK {
         Ok(start..end)
@@ -225,8 +227,8 @@ fn encode_range(range: &Range<u64>, out: &mut Encoder) {
     out.u64(range.start).u64(range.end);
 }
 
-/// Returns the number of files in a batch.
-fn batch_count(from: &mut Decoder<'_>) -> Result<u16> {
+/// Decodes the number of files in a batch.
+fn decode_batch_count(from: &mut Decoder<'_>) -> Result<u16> {
     match from.u16("the files of a batch")? {
         count @ 1..=MAX_BATCH => Ok(count),
         count => Err(WireError::Value { what: "the files of a batch", value: count.into() }),
@@ -307,14 +309,14 @@ impl Request {
         let mut from = Decoder::new(bytes);
         let tag = from.u16("a tag")?;
         let request = match from.u8("the number of a request")? {
-            1 => Self::Stat { path: path(&mut from)? },
+            1 => Self::Stat { path: decode_path(&mut from)? },
             2 => {
-                let path = path(&mut from)?;
+                let path = decode_path(&mut from)?;
                 let after = from.counted("a name")?.to_vec();
                 let create = match from.u8("the mark of a directory to be made")? {
-                    0 => Create::No,
-                    1 => Create::Private,
-                    2 => Create::Usual,
+                    0 => CreateMode::No,
+                    1 => CreateMode::Private,
+                    2 => CreateMode::Usual,
                     other => {
                         let what = "the mark of a directory to be made";
                         return Err(WireError::Value { what, value: other.into() });
@@ -323,10 +325,10 @@ impl Request {
                 Self::List { path, after, create }
             }
             3 => Self::Open { file: FileHead::decode(&mut from)? },
-            4 => Self::put(&mut from)?,
+            4 => Self::decode_put(&mut from)?,
             5 => {
                 let file = FileHead::decode(&mut from)?;
-                let blocks = range(&mut from)?;
+                let blocks = decode_range(&mut from)?;
                 if blocks.end > file.blocks() {
                     return Err(WireError::Value { what: "the end of a hole", value: blocks.end });
                 }
@@ -334,41 +336,41 @@ impl Request {
             }
             6 => Self::Finish { file: FileHead::decode(&mut from)? },
             7 => {
-                let count = batch_count(&mut from)?;
-                Self::PutBatch { count, len: slot_len(&mut from)?, hash: from.array("a hash")? }
+                let count = decode_batch_count(&mut from)?;
+                Self::PutBatch { count, len: decode_slot_len(&mut from)?, hash: from.array("a hash")? }
             }
             8 => {
-                let path = named(&mut from)?;
+                let path = decode_entry_path(&mut from)?;
                 let target = from.counted("the text of a link")?;
                 if target.is_empty() || target.len() > 4095 || target.contains(&0) {
                     let value = target.len() as u64;
                     return Err(WireError::Value { what: "the length of a link's text", value });
                 }
-                Self::Symlink { path, target: target.to_vec(), mtime: Time::decode(&mut from)? }
+                Self::Symlink { path, target: target.to_vec(), mtime: FileTime::decode(&mut from)? }
             }
             9 => {
-                let path = path(&mut from)?;
+                let path = decode_path(&mut from)?;
                 let mode = decode_mode(&mut from)?;
-                Self::SetDirectory { path, mode, mtime: Time::decode(&mut from)? }
+                Self::SetDirectory { path, mode, mtime: FileTime::decode(&mut from)? }
             }
             10 => {
-                let path = named(&mut from)?;
+                let path = decode_entry_path(&mut from)?;
                 Self::Get { path, version: from.array("a version")?, index: from.u64("a block")? }
             }
             11 => {
-                let count = batch_count(&mut from)?;
-                let paths: Result<_> = (0..count).map(|_| named(&mut from)).collect();
+                let count = decode_batch_count(&mut from)?;
+                let paths: Result<_> = (0..count).map(|_| decode_entry_path(&mut from)).collect();
                 Self::GetBatch { paths: paths? }
             }
             12 => Self::End { failed: from.u64("the number of failed entries")? },
-            13 => Self::Remove { path: named(&mut from)? },
+            13 => Self::Remove { path: decode_entry_path(&mut from)? },
             other => return Err(WireError::Value { what: "the number of a request", value: other.into() }),
         };
-        from.end()?;
+        from.finish()?;
         Ok((tag, request))
     }
 
-    fn put(from: &mut Decoder<'_>) -> Result<Self> {
+    fn decode_put(from: &mut Decoder<'_>) -> Result<Self> {
         let file = FileHead::decode(from)?;
         let index = from.u64("a block")?;
         let len = from.u32("a length")?;
@@ -378,7 +380,7 @@ impl Request {
         Ok(Self::Put { file, index, len, hash: from.array("a hash")? })
     }
 
-    /// Returns the path that it is about; `None` for those about several files, or none.
+    /// Returns the path of the request, or `None` if it concerns several paths or none.
     #[must_use]
     pub fn path(&self) -> Option<RelPath> {
         match self {
@@ -396,11 +398,11 @@ impl Request {
         }
     }
 
-    /// Returns whether it changes what is shared.
+    /// Returns whether the request changes the share.
     pub fn writes(&self) -> bool {
         match self {
             Self::Stat { .. } | Self::Get { .. } | Self::GetBatch { .. } | Self::End { .. } => false,
-            Self::List { create, .. } => *create != Create::No,
+            Self::List { create, .. } => *create != CreateMode::No,
             _ => true,
         }
     }
@@ -476,14 +478,17 @@ impl Reply {
             1 => Self::Done,
             2 => Self::Absent,
             3 => Self::Found(Meta::decode(&mut from)?),
-            4 => Self::Listed { len: slot_len(&mut from)?, more: from.flag("the mark of a longer list")? },
+            4 => Self::Listed {
+                len: decode_slot_len(&mut from)?,
+                more: from.flag("the mark of a longer list")?,
+            },
             5 => Self::Complete,
             6 => {
                 let count = from.u16("the number of ranges")?;
-                let ranges: Result<Vec<_>> = (0..count).map(|_| range(&mut from)).collect();
+                let ranges: Result<Vec<_>> = (0..count).map(|_| decode_range(&mut from)).collect();
                 let ranges = ranges?;
-                // A server may ask for each block once only, or it could make the client send a
-                // file many times.
+                // The ranges must not overlap, otherwise a server could make the client send a file
+                // many times.
                 if let Some([_, next]) = ranges.windows(2).find(|pair| pair[1].start < pair[0].end) {
                     return Err(WireError::Value {
                         what: "the start of a range of blocks",
@@ -493,12 +498,12 @@ impl Reply {
                 Self::Missing(ranges)
             }
             7 => Self::Reopen,
-            8 => Self::Block { len: slot_len(&mut from)?, hash: from.array("a hash")? },
+            8 => Self::Block { len: decode_slot_len(&mut from)?, hash: from.array("a hash")? },
             9 => Self::HoleUntil(from.u64("the end of a hole")?),
             10 => Self::Changed(Meta::decode(&mut from)?),
             11 => {
-                let count = batch_count(&mut from)?;
-                Self::Batch { count, len: slot_len(&mut from)?, hash: from.array("a hash")? }
+                let count = decode_batch_count(&mut from)?;
+                Self::Batch { count, len: decode_slot_len(&mut from)?, hash: from.array("a hash")? }
             }
             12 => {
                 let count = from.u16("the number of failures")?;
@@ -510,19 +515,19 @@ impl Reply {
             13 => {
                 let errno = from.u16("an error number")?;
                 let text = String::from_utf8_lossy(from.counted("a text")?);
-                // A peer's text must not drive a terminal.
+                // The text of a peer must not control a terminal.
                 let text = text.chars().filter(|char| !is_unsafe(*char)).take(MAX_TEXT).collect();
                 Self::Failed { errno, text }
             }
             14 => Self::Working,
             other => return Err(WireError::Value { what: "the number of a reply", value: other.into() }),
         };
-        from.end()?;
+        from.finish()?;
         Ok((tag, reply))
     }
 }
 
-/// Appends as many of `entries` as fit a slot; returns their bytes and how many they are.
+/// Encodes as many of `entries` as fit into a slot. Returns their bytes and their number.
 pub fn encode_entries<'a>(entries: impl Iterator<Item = &'a Entry>) -> (Vec<u8>, usize) {
     let mut out = Encoder::default();
     let mut count = 0;
@@ -538,7 +543,7 @@ pub fn encode_entries<'a>(entries: impl Iterator<Item = &'a Entry>) -> (Vec<u8>,
     (out.0, count)
 }
 
-/// Entries that fill these bytes.
+/// Decodes entries that fill these bytes.
 pub fn decode_entries(bytes: &[u8]) -> Result<Vec<Entry>> {
     let mut from = Decoder::new(bytes);
     let mut entries = Vec::new();
@@ -554,25 +559,25 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn meta(kind: Kind) -> Meta {
+    fn meta(kind: EntryKind) -> Meta {
         Meta {
             kind,
             mode: 0o640,
-            size: if kind == Kind::File { 5 << 20 } else { 0 },
-            mtime: Time { seconds: -5, nanos: 999_999_999 },
+            size: if kind == EntryKind::File { 5 << 20 } else { 0 },
+            mtime: FileTime { seconds: -5, nanos: 999_999_999 },
             version: [7; 16],
             sparse: true,
-            target: if kind == Kind::Symlink { b"../x".to_vec() } else { Vec::new() },
+            target: if kind == EntryKind::Symlink { b"../x".to_vec() } else { Vec::new() },
         }
     }
 
     fn requests() -> Vec<Request> {
         let path = RelPath::new(b"dir/file").unwrap();
-        let file = FileHead { path: path.clone(), meta: meta(Kind::File) };
-        let mtime = Time { seconds: 1, nanos: 2 };
+        let file = FileHead { path: path.clone(), meta: meta(EntryKind::File) };
+        let mtime = FileTime { seconds: 1, nanos: 2 };
         vec![
             Request::Stat { path: RelPath::default() },
-            Request::List { path: path.clone(), after: b"x".to_vec(), create: Create::Usual },
+            Request::List { path: path.clone(), after: b"x".to_vec(), create: CreateMode::Usual },
             Request::Open { file: file.clone() },
             Request::Put { file: file.clone(), index: 4, len: 1 << 20, hash: [1; 32] },
             Request::Hole { file: file.clone(), blocks: 1..5 },
@@ -591,14 +596,14 @@ mod tests {
         vec![
             Reply::Done,
             Reply::Absent,
-            Reply::Found(meta(Kind::Symlink)),
+            Reply::Found(meta(EntryKind::Symlink)),
             Reply::Listed { len: SLOT, more: true },
             Reply::Complete,
             Reply::Missing(vec![0..1, 5..9]),
             Reply::Reopen,
             Reply::Block { len: 5, hash: [9; 32] },
             Reply::HoleUntil(77),
-            Reply::Changed(meta(Kind::Special)),
+            Reply::Changed(meta(EntryKind::Special)),
             Reply::Batch { count: 1, len: 1, hash: [4; 32] },
             Reply::Stored(vec![(0, 28), (511, 13)]),
             Reply::Failed { errno: 13, text: "no".into() },
@@ -628,7 +633,7 @@ mod tests {
     #[test]
     fn longest_messages_fit() {
         let path = RelPath::new(&[b"abcdefg/".repeat(383), b"abcdefg".to_vec()].concat()).unwrap();
-        let longest = Request::Symlink { path, target: vec![b'x'; 4095], mtime: Time::default() };
+        let longest = Request::Symlink { path, target: vec![b'x'; 4095], mtime: FileTime::default() };
         assert!(longest.encode(0).len() <= MESSAGE as usize);
         let ranges = Reply::Missing((0..MAX_RANGES as u64).map(|at| 2 * at..2 * at + 1).collect());
         assert!(ranges.encode(0).len() <= MESSAGE as usize);
@@ -640,13 +645,13 @@ mod tests {
 
     #[test]
     fn invalid_values_refused() {
-        let file = FileHead { path: RelPath::new(b"a").unwrap(), meta: meta(Kind::File) };
+        let file = FileHead { path: RelPath::new(b"a").unwrap(), meta: meta(EntryKind::File) };
         let mut large = file.clone();
         large.meta.size = u64::MAX;
         let mut setuid = file.clone();
         setuid.meta.mode = 0o4755;
         let mut directory = file.clone();
-        directory.meta = meta(Kind::Directory);
+        directory.meta = meta(EntryKind::Directory);
         for request in [
             Request::Open { file: large },
             Request::Open { file: setuid },
@@ -660,7 +665,7 @@ mod tests {
             Request::Hole { file, blocks: 3..2 },
             Request::PutBatch { count: 0, len: 1, hash: [0; 32] },
             Request::PutBatch { count: 1, len: SLOT + 1, hash: [0; 32] },
-            Request::SetDirectory { path: RelPath::default(), mode: 0o1777, mtime: Time::default() },
+            Request::SetDirectory { path: RelPath::default(), mode: 0o1777, mtime: FileTime::default() },
             Request::GetBatch { paths: Vec::new() },
             Request::Remove { path: RelPath::default() },
         ] {
@@ -672,7 +677,7 @@ mod tests {
     fn lists_are_cut_at_a_slot() {
         let name = |number: usize| Name::new(format!("{number:0200}").as_bytes()).unwrap();
         let entries: Vec<_> =
-            (0..9000).map(|number| Entry { name: name(number), meta: meta(Kind::File) }).collect();
+            (0..9000).map(|number| Entry { name: name(number), meta: meta(EntryKind::File) }).collect();
         let (bytes, count) = encode_entries(entries.iter());
         assert!(count < 9000 && bytes.len() <= SLOT as usize && bytes.len() > SLOT as usize - 300);
         assert_eq!(decode_entries(&bytes).unwrap(), entries[..count]);

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Numbers of blocks, as ranges that do not touch.
+/// Set of block numbers, stored as ranges that do not touch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct RangeSet(BTreeMap<u64, u64>);
 
@@ -13,7 +13,7 @@ impl RangeSet {
             return;
         }
         let (mut start, mut end) = (range.start, range.end);
-        // Those that overlap or touch become one with it.
+        // Merge ranges that overlap or touch the new one.
         while let Some((&low, &high)) = self.0.range(..=end).next_back() {
             if high < start {
                 break;
@@ -25,7 +25,7 @@ impl RangeSet {
         self.0.insert(start, end);
     }
 
-    /// Returns whether all of these are in it.
+    /// Returns whether the set contains the whole range.
     pub(super) fn contains(&self, range: &Range<u64>) -> bool {
         self.0.range(..=range.start).next_back().is_some_and(|(_, end)| *end >= range.end)
     }

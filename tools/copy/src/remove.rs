@@ -1,4 +1,4 @@
-//! Removes trees with few open directories, whatever their depth.
+//! Removal of directory trees of any depth, with few open directories.
 
 use super::names::MAX_PATH;
 use rustix::fs::{AtFlags, Dir, Mode, OFlags, ResolveFlags, openat2, unlinkat};
@@ -7,15 +7,15 @@ use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
 
-/// Number of directories that a removal has open at most: the deepest ones. The others are opened
-/// again when it is their turn.
+/// Maximum number of directories that a removal has open. These are the deepest ones; the others
+/// are opened again when the removal returns to them.
 pub const MAX_OPEN: usize = 8;
-/// Number of directories in each other at most: as many as a path below a share can name.
+/// Maximum depth of a tree: as many directories as a path below a share can name.
 const MAX_NESTING: usize = MAX_PATH.div_ceil(2);
-/// Number of times that a directory is read until it is empty.
+/// Maximum number of times that a directory is read until it is empty.
 const MAX_PASSES: usize = 8;
 
-/// A directory that is being emptied, in the one before it.
+/// A directory that is being emptied.
 struct Level {
     name: OsString,
     /// Entries of the directory; `None` while it is closed.
@@ -23,15 +23,16 @@ struct Level {
     passes: usize,
 }
 
-/// Levels of the tree that is removed, from the top to the directory that is being emptied.
+/// Directories from the top of the removed tree to the one that is being emptied.
 struct Levels<'a> {
-    /// The directory that the tree is in.
+    /// Directory that contains the tree.
     parent: BorrowedFd<'a>,
     levels: Vec<Level>,
 }
 
 impl Levels<'_> {
-    /// Enters a directory of the deepest level, and closes one of those above.
+    /// Enters a directory of the deepest level, and closes one of the levels above if too many are
+    /// open.
     fn push(&mut self, name: &OsStr, passes: usize) -> Result<()> {
         if self.levels.len() >= MAX_NESTING {
             return Err(Errno::NAMETOOLONG);
@@ -47,8 +48,8 @@ impl Levels<'_> {
         Ok(())
     }
 
-    /// Opens the deepest levels again if they are closed. They are found by their names, each in
-    /// the one before it, so that no rename leads out of the parent.
+    /// Opens the deepest levels again if they are closed. Each one is opened by its name in the
+    /// level above, so that a rename cannot lead out of the parent.
     fn reopen(&mut self) -> Result<()> {
         if self.levels.last().is_none_or(|level| level.entries.is_some()) {
             return Ok(());
@@ -84,7 +85,7 @@ impl Levels<'_> {
         }
     }
 
-    /// Removes the deepest level, all of whose entries were read.
+    /// Removes the deepest level, after all its entries were read.
     fn pop(&mut self) -> Result<()> {
         let Some(level) = self.levels.pop() else { return Ok(()) };
         let Level { name, passes, entries } = level;
@@ -92,14 +93,14 @@ impl Levels<'_> {
         self.reopen()?;
         match unlinkat(self.deepest()?, &name, AtFlags::REMOVEDIR) {
             Ok(()) | Err(Errno::NOENT) => Ok(()),
-            // Some file systems skip entries when others are removed meanwhile.
+            // Some file systems skip entries of a directory while other entries are removed.
             Err(Errno::NOTEMPTY | Errno::EXIST) if passes < MAX_PASSES => self.push(&name, passes + 1),
             Err(error) => Err(error),
         }
     }
 }
 
-/// Opens a directory that is on the same file system.
+/// Opens a directory, which must be on the same file system.
 fn open(parent: BorrowedFd<'_>, name: &OsStr) -> Result<Dir> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let resolve = ResolveFlags::BENEATH
@@ -109,16 +110,16 @@ fn open(parent: BorrowedFd<'_>, name: &OsStr) -> Result<Dir> {
     Dir::new(openat2(parent, name, flags, Mode::empty(), resolve)?)
 }
 
-/// Removes an entry of `parent`, a directory with everything in it. Symbolic links are removed and
-/// never followed.
+/// Removes an entry of `parent`, or a directory with everything in it. Symbolic links are removed
+/// and never followed.
 ///
 /// # Errors
-/// Errors of the file system; `EXDEV` for a directory on which another file system is mounted;
-/// `ENAMETOOLONG` for more directories in each other than a path can name; `EINTR` when `goes_on`,
-/// which is asked for each entry, returns false.
-pub(crate) fn remove_tree(parent: impl AsFd, name: &OsStr, goes_on: &dyn Fn() -> bool) -> Result<()> {
+/// Returns the errors of the file system; `EXDEV` for a directory on which another file system is
+/// mounted; `ENAMETOOLONG` for a deeper tree than a path can name; and `EINTR` if
+/// `should_continue`, which is called for each entry, returns false.
+pub(crate) fn remove_tree(parent: impl AsFd, name: &OsStr, should_continue: &dyn Fn() -> bool) -> Result<()> {
     let mut tree = Levels { parent: parent.as_fd(), levels: Vec::new() };
-    let check = || if goes_on() { Ok(()) } else { Err(Errno::INTR) };
+    let check = || if should_continue() { Ok(()) } else { Err(Errno::INTR) };
     check()?;
     tree.remove(name)?;
     while let Some(level) = tree.levels.last_mut() {
@@ -138,7 +139,7 @@ pub(crate) fn remove_tree(parent: impl AsFd, name: &OsStr, goes_on: &dyn Fn() ->
 
 #[cfg(test)]
 mod tests {
-    use super::super::scratch::Scratch;
+    use super::super::scratch::ScratchDirectory;
     use super::*;
     use rustix::fs::{CWD, RenameFlags, mkdirat, open as open_path, renameat_with};
     use std::cell::Cell;
@@ -149,7 +150,7 @@ mod tests {
         open_path(path, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty()).unwrap()
     }
 
-    /// Makes directories in each other below `top`, some with a file beside the next one.
+    /// Creates nested directories below `top`, some of which also contain a file.
     fn nest(top: &std::path::Path, levels: usize) {
         mkdirat(CWD, top, Mode::RWXU).unwrap();
         let mut at = directory(top);
@@ -164,7 +165,7 @@ mod tests {
 
     #[test]
     fn deepest_tree_removed_with_few_descriptors() {
-        let scratch = Scratch::new();
+        let scratch = ScratchDirectory::new();
         let top = scratch.path().join("d");
         nest(&top, MAX_NESTING);
         let parent = directory(scratch.path());
@@ -182,7 +183,7 @@ mod tests {
 
     #[test]
     fn trees_deeper_than_paths_rejected() {
-        let scratch = Scratch::new();
+        let scratch = ScratchDirectory::new();
         let top = scratch.path().join("d");
         nest(&top, MAX_NESTING + 1);
         let parent = directory(scratch.path());
@@ -195,7 +196,7 @@ mod tests {
 
     #[test]
     fn swapped_directories_keep_link_targets() {
-        let (inside, outside) = (Scratch::new(), Scratch::new());
+        let (inside, outside) = (ScratchDirectory::new(), ScratchDirectory::new());
         let deep: std::path::PathBuf = vec!["d"; 2 * MAX_OPEN].iter().collect();
         std::fs::create_dir_all(outside.path().join(&deep)).unwrap();
         let parent = directory(inside.path());

@@ -1,9 +1,9 @@
-//! Files below one directory. Every path is resolved by openat2(2) with RESOLVE_BENEATH and
-//! RESOLVE_NO_SYMLINKS, so that neither `..` nor a symbolic link leads out of it, whatever is
-//! renamed or replaced meanwhile; what is at the end of a path is looked at before it is opened, so
-//! that no device or FIFO is.
+//! Access to files below one directory. Every path is resolved by openat2(2) with RESOLVE_BENEATH
+//! and RESOLVE_NO_SYMLINKS, so that neither `..` nor a symbolic link leads out of the directory,
+//! even if entries are renamed or replaced at the same time. The type of an entry is checked before
+//! it is opened for reading, so that no device or FIFO is opened.
 
-use super::meta::{Entry, Kind, Meta, Time};
+use super::meta::{Entry, EntryKind, FileTime, Meta};
 use super::names::{self, Name, RelPath};
 use super::protocol::SLOT;
 use super::remove::remove_tree;
@@ -19,34 +19,34 @@ use std::path::Path;
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Entries of a page of a list at most.
-const PAGE: usize = 8192;
-/// Bytes that an entry has in a list, or a name in memory, beside the name and the text of a link,
-/// at most.
-const ENTRY: usize = 64;
+/// Maximum number of entries in a page of a list.
+const MAX_PAGE_ENTRIES: usize = 8192;
+/// Maximum number of bytes of an entry in a list, or of a name in memory, in addition to the name
+/// and the target of a link.
+const ENTRY_OVERHEAD: usize = 64;
 
-/// Age from which the temporary file of a batch or a link belongs to a session that was killed: a
-/// batch takes seconds.
+/// Age after which a temporary file of a batch or a link is considered abandoned by a killed
+/// session. A batch takes only seconds.
 pub const ABANDONED: Duration = Duration::from_secs(60 * 60);
 
-/// Bytes of memory of the names that are kept of a directory between two pages of its list, at
-/// most.
+/// Maximum memory in bytes for the names of a directory that are kept between two pages of its
+/// list.
 pub const LISTING: u64 = 4 << 20;
 
-/// The first names of a directory, as many as fit into [`LISTING`].
+/// The first names of a directory in their order, as many as fit into [`LISTING`].
 #[derive(Default)]
 struct FirstNames {
-    /// The greatest one on top, to be replaced by a less one.
+    /// Heap with the greatest name on top, which is the first one to be removed.
     names: BinaryHeap<Name>,
-    /// Bytes that they take.
+    /// Memory of the names in bytes.
     bytes: u64,
-    /// True if others follow.
+    /// True if further names follow.
     has_more: bool,
 }
 
 impl FirstNames {
     fn add(&mut self, name: Name) {
-        let len = |name: &Name| (ENTRY + name.as_bytes().len()) as u64;
+        let len = |name: &Name| (ENTRY_OVERHEAD + name.as_bytes().len()) as u64;
         if self.has_more && self.names.peek().is_some_and(|last| *last < name) {
             return;
         }
@@ -61,35 +61,36 @@ impl FirstNames {
     }
 }
 
-/// The position in the list of a directory after a page: names that follow are kept, so that the
+/// Position in the list of a directory after a page. The following names are kept, so that the
 /// directory is read again only after many pages.
 #[derive(Debug)]
 pub struct Listing {
     path: RelPath,
-    /// The last name that was listed.
+    /// Last name that was listed.
     after: Vec<u8>,
-    /// The names after it, the first one last.
+    /// Names after it, in reverse order.
     names: Vec<Name>,
-    /// True if others follow that are not kept.
+    /// True if further names follow that are not kept.
     has_more: bool,
 }
 
-/// A directory below which files are read or written.
+/// Directory below which files are read or written.
 #[derive(Debug)]
 pub struct Root(OwnedFd, SharedSync);
 
-/// A small file and its bytes, or what it is instead.
-pub type Small = std::result::Result<(Meta, Vec<u8>), Meta>;
+/// Metadata and bytes of a small file, or as error the metadata of a file that is too large.
+pub type SmallFile = std::result::Result<(Meta, Vec<u8>), Meta>;
 
 const DIRECTORY: OFlags = OFlags::DIRECTORY.union(OFlags::CLOEXEC);
 
 impl Root {
-    /// The path itself may have symbolic links: it is the user's.
+    /// Opens the directory at `path`, which may contain symbolic links because it comes from the
+    /// user.
     pub fn open(path: &Path) -> Result<Self> {
         Ok(Self(rustix::fs::open(path, OFlags::RDONLY | DIRECTORY, Mode::empty())?, SharedSync::default()))
     }
 
-    fn at(&self, path: &RelPath, flags: OFlags) -> Result<OwnedFd> {
+    fn open_at(&self, path: &RelPath, flags: OFlags) -> Result<OwnedFd> {
         match self.resolve(path, flags, ResolveFlags::empty()) {
             Err(Errno::NOSYS) => Err(Error::other(
                 "openat2(2) is not there: it needs Linux 5.6, and a service without RestrictSUIDSGID=",
@@ -103,46 +104,47 @@ impl Root {
         let flags = flags | OFlags::CLOEXEC;
         loop {
             match rustix::fs::openat2(&self.0, path.as_path(), flags, Mode::empty(), limits) {
-                // A rename elsewhere made it impossible to say whether the path stayed below.
+                // Because of a concurrent rename, the kernel could not determine whether the path
+                // stays below.
                 Err(Errno::AGAIN | Errno::INTR) => {}
                 other => return other,
             }
         }
     }
 
-    /// A directory.
-    pub fn directory(&self, path: &RelPath) -> Result<OwnedFd> {
-        self.at(path, OFlags::RDONLY | OFlags::DIRECTORY)
+    /// Opens a directory.
+    pub fn open_directory(&self, path: &RelPath) -> Result<OwnedFd> {
+        self.open_at(path, OFlags::RDONLY | OFlags::DIRECTORY)
     }
 
-    /// The directory that something is in, and its name there.
-    pub fn parent(&self, path: &RelPath) -> Result<(OwnedFd, Name)> {
+    /// Opens the parent directory of an entry, and returns it with the name of the entry.
+    pub fn open_parent(&self, path: &RelPath) -> Result<(OwnedFd, Name)> {
         let (parent, name) = path.split().ok_or(Errno::ISDIR)?;
-        Ok((self.directory(&parent)?, name))
+        Ok((self.open_directory(&parent)?, name))
     }
 
     /// Returns the metadata of the entry at a path.
     pub fn meta(&self, path: &RelPath) -> Result<Meta> {
         if path.is_empty() {
-            return Ok(Meta::of(&rustix::fs::fstat(&self.0)?));
+            return Ok(Meta::from_stat(&rustix::fs::fstat(&self.0)?));
         }
-        let (parent, name) = self.parent(path)?;
+        let (parent, name) = self.open_parent(path)?;
         meta_at(&parent, name.as_os_str())
     }
 
-    /// The first entries of a directory behind the name `after`, in the order of their names,
-    /// without incomplete files; and whether others follow. `kept` has the position from one page
-    /// to the next; without one the directory is read anew.
+    /// Returns the first entries of a directory after the name `after`, in the order of their names
+    /// and without incomplete files, and whether further entries follow. `kept` stores the position
+    /// from one page to the next. Without it, the directory is read again.
     ///
     /// # Errors
-    /// Errors of the file system.
-    pub fn page(
+    /// Returns the errors of the file system.
+    pub fn read_page(
         &self,
         path: &RelPath,
         after: &[u8],
         kept: &mut Option<Listing>,
     ) -> Result<(Vec<Entry>, bool)> {
-        let directory = self.directory(path)?;
+        let directory = self.open_directory(path)?;
         let continued = kept.take().filter(|listing| listing.path == *path && listing.after == after);
         let mut listing = match continued {
             Some(listing) => listing,
@@ -151,8 +153,8 @@ impl Root {
         loop {
             let entries = listing.entries(&directory)?;
             let more = listing.has_more || !listing.names.is_empty();
-            // A list continues after its last entry, so a page whose entries were all removed
-            // meanwhile would end it early.
+            // The client continues after the last entry of a page. A page whose entries were all
+            // removed in the meantime would end the list too early, so it is skipped.
             if !more || !entries.is_empty() {
                 *kept = Some(listing).filter(|listing| !listing.names.is_empty());
                 return Ok((entries, more));
@@ -165,16 +167,16 @@ impl Root {
 
     /// Returns the entries of a directory in the order of their names.
     pub fn list(&self, path: &RelPath) -> Result<Vec<Entry>> {
-        let directory = self.directory(path)?;
+        let directory = self.open_directory(path)?;
         let mut entries = Vec::new();
-        for name in names(&directory)? {
-            entries.extend(entry(&directory, name?)?);
+        for name in read_names(&directory)? {
+            entries.extend(read_entry(&directory, name?)?);
         }
         entries.sort_unstable_by(|a, b| a.name.cmp(&b.name));
         Ok(entries)
     }
 
-    /// A regular file for reading, and what it is.
+    /// Opens a regular file for reading, and returns it with its metadata.
     pub fn open_file(&self, path: &RelPath) -> Result<(File, Meta)> {
         let regular = |fd: &OwnedFd| {
             let stat = rustix::fs::fstat(fd)?;
@@ -185,16 +187,18 @@ impl Root {
                 _ => Err(Error::other("no regular file")),
             }
         };
-        // Opening a device may have effects, and opening a FIFO waits: so it is looked at first.
-        regular(&self.at(path, OFlags::PATH | OFlags::NOFOLLOW)?)?;
-        let file = self.at(path, OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY)?;
+        // Check the type first: opening a device may have side effects, and opening a FIFO may
+        // block.
+        regular(&self.open_at(path, OFlags::PATH | OFlags::NOFOLLOW)?)?;
+        let file =
+            self.open_at(path, OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY)?;
         let stat = regular(&file)?;
-        Ok((file.into(), Meta::of(&stat)))
+        Ok((file.into(), Meta::from_stat(&stat)))
     }
 
-    /// The bytes of a file of at most `limit` bytes, all of one version; what it is, if it is
-    /// larger.
-    pub fn read_small(&self, path: &RelPath, limit: u64) -> Result<Small> {
+    /// Reads a file of at most `limit` bytes. All bytes belong to the same version. Returns only
+    /// the metadata if the file is larger.
+    pub fn read_small(&self, path: &RelPath, limit: u64) -> Result<SmallFile> {
         for _ in 0..5 {
             let (file, meta) = self.open_file(path)?;
             if meta.size > limit {
@@ -202,33 +206,33 @@ impl Root {
             }
             let mut bytes = Vec::with_capacity(meta.size as usize + 1);
             (&file).take(limit + 1).read_to_end(&mut bytes)?;
-            let after = Meta::of(&rustix::fs::fstat(&file)?);
+            let after = Meta::from_stat(&rustix::fs::fstat(&file)?);
             if after.version == meta.version && bytes.len() as u64 == meta.size {
                 return Ok(Ok((meta, bytes)));
             }
         }
-        // It is written all the time.
+        // The file changes all the time.
         Err(Errno::AGAIN.into())
     }
 
-    /// A directory that is made if it is not there. A private one is its owner's alone until
-    /// [`Root::set_directory`].
+    /// Creates a directory, unless it exists. A private directory is accessible only to its owner
+    /// until [`Root::set_directory`].
     pub fn make_directory(&self, path: &RelPath, is_private: bool) -> Result<()> {
-        let (parent, name) = self.parent(path)?;
+        let (parent, name) = self.open_parent(path)?;
         let mode = if is_private { Mode::RWXU } else { Mode::RWXU | Mode::RWXG | Mode::RWXO };
         match rustix::fs::mkdirat(&parent, name.as_os_str(), mode) {
             Err(Errno::EXIST) => match meta_at(&parent, name.as_os_str())?.kind {
-                Kind::Directory => Ok(()),
+                EntryKind::Directory => Ok(()),
                 _ => Err(Errno::NOTDIR.into()),
             },
             other => Ok(other?),
         }
     }
 
-    /// A symbolic link, which replaces what is not a directory.
-    pub fn symlink(&self, path: &RelPath, target: &[u8], mtime: Time, session: &str) -> Result<()> {
-        let (parent, name) = self.parent(path)?;
-        let part = name.part_of(session);
+    /// Creates a symbolic link, which replaces any existing entry except a directory.
+    pub fn symlink(&self, path: &RelPath, target: &[u8], mtime: FileTime, session: &str) -> Result<()> {
+        let (parent, name) = self.open_parent(path)?;
+        let part = name.session_part_name(session);
         let part = OsStr::from_bytes(&part);
         let _ = rustix::fs::unlinkat(&parent, part, AtFlags::empty());
         rustix::fs::symlinkat(OsStr::from_bytes(target), &parent, part)?;
@@ -241,18 +245,18 @@ impl Root {
         Ok(named?)
     }
 
-    /// Removes the entry at a path, a directory with everything in it. Symbolic links are removed
-    /// and never followed. Mount points and entries below them stay, and are an error. A path that
-    /// does not exist is no error.
+    /// Removes the entry at a path, or a directory with everything in it. Symbolic links are
+    /// removed and never followed. Mount points are not removed and cause an error. A path that
+    /// does not exist is not an error.
     ///
     /// # Errors
-    /// Errors of the file system; `EINTR` when `goes_on`, which is asked for each entry, returns
-    /// false.
-    pub fn remove(&self, path: &RelPath, goes_on: &dyn Fn() -> bool) -> Result<()> {
+    /// Returns the errors of the file system, or `EINTR` if `should_continue`, which is called for
+    /// each entry, returns false.
+    pub fn remove(&self, path: &RelPath, should_continue: &dyn Fn() -> bool) -> Result<()> {
         let (parent, name) = path.split().ok_or(Errno::ISDIR)?;
         let removed = self
             .resolve(&parent, OFlags::RDONLY | OFlags::DIRECTORY, ResolveFlags::NO_XDEV)
-            .and_then(|parent| remove_tree(parent, name.as_os_str(), goes_on));
+            .and_then(|parent| remove_tree(parent, name.as_os_str(), should_continue));
         match removed {
             Err(Errno::NOENT) => Ok(()),
             Err(Errno::XDEV | Errno::BUSY) => {
@@ -262,9 +266,9 @@ impl Root {
         }
     }
 
-    /// Removes temporary files that sessions have left in a directory for at least `age`.
+    /// Removes temporary files of sessions that have been in a directory for at least `age`.
     pub fn remove_abandoned(&self, path: &RelPath, age: Duration) -> Result<()> {
-        let directory = self.directory(path)?;
+        let directory = self.open_directory(path)?;
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         for entry in Dir::read_from(&directory)? {
             let entry = entry?;
@@ -276,30 +280,31 @@ impl Root {
                 now.saturating_sub(changed) >= age
             });
             if is_old && stat(OsStr::from_bytes(&journal)).err() == Some(Errno::NOENT) {
-                // A directory may have such a name; the next entry is looked at all the same.
+                // This fails for a directory with such a name. Continue with the next entry in any
+                // case.
                 let _ = rustix::fs::unlinkat(&directory, name, AtFlags::empty());
             }
         }
         Ok(())
     }
 
-    /// The mode and time of a directory that is complete.
-    pub fn set_directory(&self, path: &RelPath, mode: u16, mtime: Time) -> Result<()> {
-        let directory = self.directory(path)?;
+    /// Sets mode and modification time of a complete directory.
+    pub fn set_directory(&self, path: &RelPath, mode: u16, mtime: FileTime) -> Result<()> {
+        let directory = self.open_directory(path)?;
         rustix::fs::fchmod(&directory, Mode::from_raw_mode(mode.into()))?;
         Ok(rustix::fs::futimens(&directory, &Meta::timestamps(mtime))?)
     }
 
-    /// Writes everything of the file system to its medium. Threads that call it at the same time
+    /// Writes all data of the file system to its medium. Threads that call this at the same time
     /// share a system call.
     pub fn sync(&self) -> Result<()> {
         Ok(self.1.run(|| rustix::fs::syncfs(&self.0))?)
     }
 }
 
-/// Runs one operation at a time, for all who have asked for it before it began: so many small
-/// requests cause few system calls, and an error that the kernel reports once reaches everyone whom
-/// it concerns.
+/// Runs one operation at a time, on behalf of all threads that have asked for it before it began.
+/// Many small requests thus cause few system calls, and an error that the kernel reports only once
+/// reaches all threads that it concerns.
 #[derive(Debug, Default)]
 struct SharedSync {
     state: Mutex<SyncState>,
@@ -308,10 +313,10 @@ struct SharedSync {
 
 #[derive(Debug, Default)]
 struct SyncState {
-    /// Numbers of the last run that has begun, and of the last one that has ended.
+    /// Number of the last run that has begun, and of the last one that has ended.
     begun: u64,
     ended: u64,
-    /// The last run that has failed, and its error.
+    /// Number and error of the last run that has failed.
     failed: Option<(u64, Errno)>,
     #[cfg(test)]
     waiting: usize,
@@ -350,7 +355,7 @@ impl Listing {
     /// Reads the first names after `after`.
     fn read(directory: &OwnedFd, path: &RelPath, after: &[u8]) -> Result<Self> {
         let mut first = FirstNames::default();
-        for name in names(directory)? {
+        for name in read_names(directory)? {
             let name = name?;
             if name.as_bytes() > after {
                 first.add(name);
@@ -361,16 +366,16 @@ impl Listing {
         Ok(Self { path: path.clone(), after: after.to_vec(), names, has_more: first.has_more })
     }
 
-    /// Takes the entries of a page, which fit a slot. Names that were removed meanwhile are left
-    /// out.
+    /// Takes the entries of a page, which fit into a slot. Names that were removed in the meantime
+    /// are omitted.
     fn entries(&mut self, directory: &OwnedFd) -> Result<Vec<Entry>> {
         let mut entries = Vec::new();
         let mut bytes = 0;
-        while entries.len() < PAGE
+        while entries.len() < MAX_PAGE_ENTRIES
             && let Some(name) = self.names.pop()
         {
-            if let Some(entry) = entry(directory, name.clone())? {
-                bytes += ENTRY + entry.name.as_bytes().len() + entry.meta.target.len();
+            if let Some(entry) = read_entry(directory, name.clone())? {
+                bytes += ENTRY_OVERHEAD + entry.name.as_bytes().len() + entry.meta.target.len();
                 if bytes > SLOT as usize {
                     self.names.push(name);
                     break;
@@ -384,7 +389,7 @@ impl Listing {
 }
 
 /// Returns the names in a directory, without incomplete files.
-fn names(directory: &OwnedFd) -> Result<impl Iterator<Item = Result<Name>>> {
+fn read_names(directory: &OwnedFd) -> Result<impl Iterator<Item = Result<Name>>> {
     let entries = Dir::read_from(directory)?;
     Ok(entries.filter_map(|entry| match entry {
         Ok(entry) => Name::new(entry.file_name().to_bytes()).ok().map(Ok),
@@ -392,8 +397,8 @@ fn names(directory: &OwnedFd) -> Result<impl Iterator<Item = Result<Name>>> {
     }))
 }
 
-/// Returns the entry of a name, or `None` if it was removed meanwhile.
-fn entry(directory: &OwnedFd, name: Name) -> Result<Option<Entry>> {
+/// Returns the entry with a name, or `None` if it was removed in the meantime.
+fn read_entry(directory: &OwnedFd, name: Name) -> Result<Option<Entry>> {
     match meta_at(directory, name.as_os_str()) {
         Ok(meta) => Ok(Some(Entry { name, meta })),
         Err(error) if error.raw_os_error() == Some(Errno::NOENT.raw_os_error()) => Ok(None),
@@ -402,8 +407,8 @@ fn entry(directory: &OwnedFd, name: Name) -> Result<Option<Entry>> {
 }
 
 fn meta_at(directory: impl AsFd, name: &OsStr) -> Result<Meta> {
-    let mut meta = Meta::of(&rustix::fs::statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW)?);
-    if meta.kind == Kind::Symlink {
+    let mut meta = Meta::from_stat(&rustix::fs::statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW)?);
+    if meta.kind == EntryKind::Symlink {
         meta.target = rustix::fs::readlinkat(&directory, name, Vec::new())?.into_bytes();
     }
     Ok(meta)
@@ -411,7 +416,7 @@ fn meta_at(directory: impl AsFd, name: &OsStr) -> Result<Meta> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::scratch::Scratch;
+    use super::super::scratch::ScratchDirectory;
     use super::*;
     use std::os::unix::fs::symlink;
     use std::sync::Barrier;
@@ -423,7 +428,7 @@ mod tests {
 
     #[test]
     fn no_symbolic_link_is_followed() {
-        let (inside, outside) = (Scratch::new(), Scratch::new());
+        let (inside, outside) = (ScratchDirectory::new(), ScratchDirectory::new());
         std::fs::write(outside.path().join("secret"), "secret").unwrap();
         symlink(outside.path(), inside.path().join("out")).unwrap();
         symlink("/etc/passwd", inside.path().join("passwd")).unwrap();
@@ -436,8 +441,8 @@ mod tests {
         for below in ["out", "within"] {
             let at = path(&format!("{below}/new"));
             assert!(root.list(&path(below)).is_err() && root.make_directory(&at, true).is_err(), "{below}");
-            assert!(root.symlink(&at, b"x", Time::default(), "s").is_err(), "{below}");
-            assert!(root.set_directory(&path(below), 0o777, Time::default()).is_err(), "{below}");
+            assert!(root.symlink(&at, b"x", FileTime::default(), "s").is_err(), "{below}");
+            assert!(root.set_directory(&path(below), 0o777, FileTime::default()).is_err(), "{below}");
             assert!(root.meta(&at).is_err(), "{below}");
         }
         for below in ["out/secret", "within/x"] {
@@ -451,7 +456,7 @@ mod tests {
 
     #[test]
     fn removed_tree_leaves_link_targets() {
-        let (inside, outside) = (Scratch::new(), Scratch::new());
+        let (inside, outside) = (ScratchDirectory::new(), ScratchDirectory::new());
         std::fs::write(outside.path().join("secret"), "secret").unwrap();
         let tree = inside.path().join("tree");
         std::fs::create_dir_all(tree.join("a/b")).unwrap();
@@ -484,64 +489,64 @@ mod tests {
 
     #[test]
     fn failed_link_leaves_nothing() {
-        let scratch = Scratch::new();
+        let scratch = ScratchDirectory::new();
         std::fs::create_dir(scratch.path().join("d")).unwrap();
         let root = Root::open(scratch.path()).unwrap();
-        let error = root.symlink(&path("d"), b"x", Time::default(), "s").unwrap_err();
+        let error = root.symlink(&path("d"), b"x", FileTime::default(), "s").unwrap_err();
         assert_eq!(error.raw_os_error(), Some(Errno::ISDIR.raw_os_error()));
         assert_eq!(std::fs::read_dir(scratch.path()).unwrap().count(), 1);
     }
 
     #[test]
     fn vanished_page_continues_list() {
-        let scratch = Scratch::new();
-        let names: Vec<_> = (0..PAGE + 2).map(|number| format!("{number:04}")).collect();
+        let scratch = ScratchDirectory::new();
+        let names: Vec<_> = (0..MAX_PAGE_ENTRIES + 2).map(|number| format!("{number:04}")).collect();
         for name in &names {
             File::create(scratch.path().join(name)).unwrap();
         }
         let root = Root::open(scratch.path()).unwrap();
         let mut listing = Listing::read(&root.0, &path(""), b"").unwrap();
         listing.after = b"!".to_vec();
-        for name in &names[..=PAGE] {
+        for name in &names[..=MAX_PAGE_ENTRIES] {
             std::fs::remove_file(scratch.path().join(name)).unwrap();
         }
         // With an empty list, `--delete` would take the directory for empty and remove its copy.
-        let (page, more) = root.page(&path(""), b"!", &mut Some(listing)).unwrap();
+        let (page, more) = root.read_page(&path(""), b"!", &mut Some(listing)).unwrap();
         assert_eq!((page.len(), more), (1, false));
     }
 
     #[test]
     fn following_page_reads_no_directory() {
-        let scratch = Scratch::new();
+        let scratch = ScratchDirectory::new();
         let create = |name: String| drop(File::create(scratch.path().join(name)).unwrap());
         (0..4000).for_each(|number| create(format!("{number:0250}")));
         let root = Root::open(scratch.path()).unwrap();
         let mut kept = None;
-        let (first, more) = root.page(&path(""), b"", &mut kept).unwrap();
+        let (first, more) = root.read_page(&path(""), b"", &mut kept).unwrap();
         assert!(more && (3000..3500).contains(&first.len()), "{}", first.len());
         // The second page would have this name if it read the directory.
         create(format!("{:0250}!", 3500));
         let after = first.last().unwrap().name.as_bytes();
-        let (second, more) = root.page(&path(""), after, &mut kept).unwrap();
+        let (second, more) = root.read_page(&path(""), after, &mut kept).unwrap();
         assert_eq!((first.len() + second.len(), more), (4000, false));
-        let (anew, _) = root.page(&path(""), after, &mut kept).unwrap();
+        let (anew, _) = root.read_page(&path(""), after, &mut kept).unwrap();
         assert_eq!(anew.len(), second.len() + 1);
     }
 
     #[test]
     fn directories_listed_in_ordered_pages() {
-        let scratch = Scratch::new();
-        for number in 0..PAGE + 50 {
+        let scratch = ScratchDirectory::new();
+        for number in 0..MAX_PAGE_ENTRIES + 50 {
             File::create(scratch.path().join(format!("{number}"))).unwrap();
         }
         File::create(scratch.path().join("5.uiw-part")).unwrap();
         let root = Root::open(scratch.path()).unwrap();
-        let (first, more) = root.page(&RelPath::default(), b"", &mut None).unwrap();
-        assert_eq!((first.len(), more), (PAGE, true));
+        let (first, more) = root.read_page(&RelPath::default(), b"", &mut None).unwrap();
+        assert_eq!((first.len(), more), (MAX_PAGE_ENTRIES, true));
         let entries = root.list(&RelPath::default()).unwrap();
-        assert_eq!(entries.len(), PAGE + 50);
+        assert_eq!(entries.len(), MAX_PAGE_ENTRIES + 50);
         assert!(entries.is_sorted_by(|a, b| a.name < b.name) && entries.starts_with(&first));
-        assert_eq!(root.page(&RelPath::default(), b"9999", &mut None).unwrap(), (Vec::new(), false));
+        assert_eq!(root.read_page(&RelPath::default(), b"9999", &mut None).unwrap(), (Vec::new(), false));
     }
 
     #[test]
@@ -569,7 +574,7 @@ mod tests {
                     })
                 })
                 .collect();
-            // All of them want the run after the one that has begun.
+            // All of them wait for the run after the one that has begun.
             while sync.state.lock().unwrap().waiting < 1 + WAITING {
                 std::thread::yield_now();
             }
@@ -586,26 +591,26 @@ mod tests {
     fn kept_names_have_bounded_size() {
         let name = |number: usize| Name::new(format!("{number:0>255}").as_bytes()).unwrap();
         let mut first = FirstNames::default();
-        for number in (0..2 * LISTING as usize / (ENTRY + 255)).rev() {
+        for number in (0..2 * LISTING as usize / (ENTRY_OVERHEAD + 255)).rev() {
             first.add(name(number));
-            let bytes = (first.names.len() * (ENTRY + 255)) as u64;
+            let bytes = (first.names.len() * (ENTRY_OVERHEAD + 255)) as u64;
             assert!(bytes <= LISTING && bytes == first.bytes, "{bytes}");
         }
         let names = first.names.into_sorted_vec();
-        assert!(first.has_more && names.len() as u64 == LISTING / (ENTRY as u64 + 255));
+        assert!(first.has_more && names.len() as u64 == LISTING / (ENTRY_OVERHEAD as u64 + 255));
         assert!(names.iter().enumerate().all(|(number, first)| *first == name(number)));
     }
 
     /// 8,192 links of 4 KiB would be 32 MiB.
     #[test]
     fn long_links_page_fits_slot() {
-        let scratch = Scratch::new();
+        let scratch = ScratchDirectory::new();
         let target = "x/".repeat(2040);
         for number in 0..600 {
             symlink(&target, scratch.path().join(format!("{number:03}"))).unwrap();
         }
         let root = Root::open(scratch.path()).unwrap();
-        let (page, more) = root.page(&RelPath::default(), b"", &mut None).unwrap();
+        let (page, more) = root.read_page(&RelPath::default(), b"", &mut None).unwrap();
         let bytes: usize = page.iter().map(|entry| entry.meta.target.len()).sum();
         assert!(more && bytes <= SLOT as usize, "{bytes} bytes");
         assert_eq!(root.list(&RelPath::default()).unwrap().len(), 600);
@@ -613,9 +618,9 @@ mod tests {
 
     #[test]
     fn leftovers_of_killed_session_removed() {
-        let scratch = Scratch::new();
-        // The last two are of a file with the name `b.0123abcd`, which is continued, and of the
-        // program's user.
+        let scratch = ScratchDirectory::new();
+        // The last two belong to a file with the name `b.0123abcd`, which can be continued, and to
+        // the user of the program.
         let (left, kept) =
             (["a.0123abcd.uiw-part", "l.89efffff.uiw-part"], ["b.0123abcd.uiw-part", "x.uiw-part"]);
         for name in [left[0], kept[0], kept[1], "b.0123abcd.uiw-journal"] {
@@ -637,24 +642,24 @@ mod tests {
 
     #[test]
     fn devices_and_fifos_are_never_opened() {
-        let scratch = Scratch::new();
+        let scratch = ScratchDirectory::new();
         let mode = Mode::RUSR | Mode::WUSR;
         let fifo = scratch.path().join("fifo");
         rustix::fs::mknodat(rustix::fs::CWD, &fifo, FileType::Fifo, mode, 0).unwrap();
         let _socket = std::os::unix::net::UnixListener::bind(scratch.path().join("socket")).unwrap();
         let root = Root::open(scratch.path()).unwrap();
         let devices = Root::open(Path::new("/dev")).unwrap();
-        // Without a writer, opening the FIFO to read it would wait for ever.
+        // Opening the FIFO for reading would wait forever without a writer.
         for (root, name) in [(&root, "fifo"), (&root, "socket"), (&devices, "null")] {
             let error = root.open_file(&path(name)).unwrap_err();
             assert_eq!(error.to_string(), "no regular file", "{name}");
-            assert_eq!(root.meta(&path(name)).unwrap().kind, Kind::Special);
+            assert_eq!(root.meta(&path(name)).unwrap().kind, EntryKind::Special);
         }
     }
 
     #[test]
     fn directory_swapped_for_link_stays_inside() {
-        let (inside, outside) = (Scratch::new(), Scratch::new());
+        let (inside, outside) = (ScratchDirectory::new(), ScratchDirectory::new());
         for (scratch, text) in [(&inside, "inside"), (&outside, "secret")] {
             std::fs::create_dir(scratch.path().join("d")).unwrap();
             std::fs::write(scratch.path().join("d/file"), text).unwrap();
@@ -676,7 +681,7 @@ mod tests {
                     assert_eq!(bytes, b"inside");
                     read += 1;
                 }
-                if root.symlink(&path("d/new"), b"x", Time::default(), "s").is_ok() {
+                if root.symlink(&path("d/new"), b"x", FileTime::default(), "s").is_ok() {
                     written += 1;
                 }
             }

@@ -1,11 +1,11 @@
-//! A directory of one test.
+//! Temporary directory of a test.
 
 use std::path::{Path, PathBuf};
 
-/// Removed when dropped.
-pub(crate) struct Scratch(PathBuf);
+/// Temporary directory, which is removed when dropped.
+pub(crate) struct ScratchDirectory(PathBuf);
 
-impl Scratch {
+impl ScratchDirectory {
     pub(crate) fn new() -> Self {
         let number = getrandom::u64().unwrap();
         let path = std::env::temp_dir().join(format!("uiw-cp-{}-{number:x}", std::process::id()));
@@ -18,7 +18,7 @@ impl Scratch {
     }
 }
 
-impl Drop for Scratch {
+impl Drop for ScratchDirectory {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
     }

@@ -1,31 +1,31 @@
-//! Fields of messages: big-endian numbers and counted bytes. A decoder never reads beyond its
-//! bytes, and a message must be consumed whole.
+//! Encoding of message fields: big-endian numbers, and bytes preceded by their length. A decoder
+//! never reads beyond its input, and must consume the whole message.
 
-/// Reason why bytes are no message of this protocol.
+/// Reason why bytes are not a valid message of this protocol.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WireError {
-    /// It ends inside of a field.
+    /// The message ends inside a field.
     #[error("the message ends inside of {0}")]
     Short(&'static str),
-    /// Bytes follow behind its last field.
+    /// Bytes follow the last field.
     #[error("{0} bytes follow behind the message")]
     Trailing(usize),
-    /// A field has a value that it must not have.
+    /// A field has an invalid value.
     #[error("{what} is {value}")]
     Value {
-        /// The field.
+        /// Name of the field.
         what: &'static str,
-        /// Value.
+        /// Value of the field.
         value: u64,
     },
-    /// A name or path breaks a rule.
+    /// A name or path violates a rule.
     #[error(transparent)]
     Name(#[from] super::names::NameError),
 }
 
 pub type Result<T> = std::result::Result<T, WireError>;
 
-/// Appends fields.
+/// Encoder that appends fields.
 #[derive(Debug, Default)]
 pub struct Encoder(pub Vec<u8>);
 
@@ -55,14 +55,15 @@ impl Encoder {
         self
     }
 
-    /// Appends at most 65,535 bytes with their length; longer ones are cut, which only texts are.
+    /// Appends bytes preceded by their length. More than 65,535 bytes are truncated, which can only
+    /// happen to texts.
     pub fn counted(&mut self, bytes: &[u8]) -> &mut Self {
         let len = u16::try_from(bytes.len()).unwrap_or(u16::MAX);
         self.u16(len).fixed(&bytes[..len.into()])
     }
 }
 
-/// Takes fields.
+/// Decoder that takes fields from the front.
 #[derive(Clone, Debug)]
 pub struct Decoder<'a>(&'a [u8]);
 
@@ -116,7 +117,7 @@ impl<'a> Decoder<'a> {
         self.0.is_empty()
     }
 
-    pub fn end(self) -> Result<()> {
+    pub fn finish(self) -> Result<()> {
         if self.0.is_empty() { Ok(()) } else { Err(WireError::Trailing(self.0.len())) }
     }
 }

@@ -5,21 +5,21 @@ use uiw_mpa::wire::startup::{Frame, FrameKind};
 use uiw_rdmap::Opcode;
 
 use super::event::{Crc, Event, Fpdu, Negotiated};
-use super::framing::{CapturedFpdu, Framing, NextItem};
+use super::framing::{CapturedFpdu, Framing, FramingItem};
 use super::message::Tracker;
 use super::reassembly::Chunk;
-use super::requests::Outstanding;
+use super::requests::OutstandingRequests;
 use super::segment::{self, Parsed};
 use super::startup::{self, Agreement};
 
-/// One of the two ends, 0 or 1. Also the direction that this end sends in.
+/// One of the two ends, 0 or 1. Also denotes the direction in which this end sends.
 pub(super) type Side = usize;
 
-pub(super) const fn other(side: Side) -> Side {
+pub(super) const fn opposite(side: Side) -> Side {
     1 - side
 }
 
-/// Bytes kept of a direction whose peer's startup frame has not come yet.
+/// Maximum number of bytes kept for a direction while the startup frame of the peer is awaited.
 const MAX_WAITING: usize = 1 << 20;
 
 /// Findings with their directions.
@@ -31,9 +31,9 @@ pub(super) struct Connection {
     frames: [Option<Frame>; 2],
     initiator: Option<Side>,
     agreement: Option<Agreement>,
-    halves: [DirectionState; 2],
-    /// Bytes of either direction are not in the capture: nothing is judged that needs both from
-    /// their beginning.
+    directions: [DirectionState; 2],
+    /// True if bytes of either direction are not in the capture. Rules that need both directions
+    /// from their beginning are then not applied.
     lossy: bool,
 }
 
@@ -41,32 +41,32 @@ pub(super) struct Connection {
 #[derive(Debug)]
 struct DirectionState {
     phase: ConnectionPhase,
-    /// Bytes since the direction's startup frame began, holes included.
+    /// Number of bytes since the beginning of the startup frame, including missing ones.
     position: u64,
     fpdus: u64,
     tracker: Tracker,
     /// Outstanding requests of the sender of this direction.
-    asked: Outstanding,
+    asked: OutstandingRequests,
 }
 
 #[derive(Debug)]
 enum ConnectionPhase {
     /// Bytes of a startup frame.
     Startup(Vec<u8>),
-    /// The frame was read, or is not whole in the capture; what follows it, until the peer's frame
-    /// determines how to read it.
+    /// The startup frame was read, or is incomplete in the capture. The following bytes wait for
+    /// the frame of the peer, which determines how to read them.
     Waiting(WaitingBytes),
     Full(Framing),
-    /// The direction ended, because nothing more can be decoded, which was reported.
+    /// Nothing more of the direction can be decoded, which was reported.
     Ended,
 }
 
-/// Bytes after a start-up frame, until it is known how to read them.
+/// Bytes after a startup frame, which wait until it is known how to read them.
 #[derive(Debug, Default)]
 struct WaitingBytes {
     chunks: Vec<Chunk>,
     bytes: usize,
-    /// True if the end of the frame, and so the start of Full Operation, is not in the capture.
+    /// True if the end of the frame, which is the start of Full Operation, is not in the capture.
     headless: bool,
 }
 
@@ -81,29 +81,29 @@ impl WaitingBytes {
 
 impl Connection {
     pub(super) fn new() -> Self {
-        let half = || DirectionState {
+        let direction = || DirectionState {
             phase: ConnectionPhase::Startup(Vec::new()),
             position: 0,
             fpdus: 0,
             tracker: Tracker::new(),
-            asked: Outstanding::default(),
+            asked: OutstandingRequests::default(),
         };
         Self {
             frames: [None, None],
             initiator: None,
             agreement: None,
-            halves: [half(), half()],
+            directions: [direction(), direction()],
             lossy: false,
         }
     }
 
-    /// A connection whose start-up frames are not in the capture: an FPDU with its CRC shows what
-    /// it is. There are no Markers, and which end is the initiator is unknown.
+    /// Creates a connection whose startup frames are not in the capture, and which was recognised
+    /// by an FPDU with its CRC. Without Markers; the initiator is unknown.
     pub(super) fn without_startup(out: &mut Findings) -> Self {
         let mut this = Self { lossy: true, ..Self::new() };
-        for (side, half) in this.halves.iter_mut().enumerate() {
-            half.asked.uncertain = true;
-            half.phase = ConnectionPhase::Full(Framing::headless(Some(true)));
+        for (side, direction) in this.directions.iter_mut().enumerate() {
+            direction.asked.uncertain = true;
+            direction.phase = ConnectionPhase::Full(Framing::without_startup(Some(true)));
             out.push((
                 side,
                 Event::NotFollowed {
@@ -115,69 +115,70 @@ impl Connection {
         this
     }
 
-    /// Returns whether the frame that this side opened with was seen whole.
+    /// Returns whether the startup frame of this side was read.
     pub(super) fn has_frame(&self, side: Side) -> bool {
         self.frames[side].is_some()
     }
 
-    /// The next piece of a direction's stream. The first one begins with the direction's startup
-    /// frame.
+    /// Takes the next piece of a direction's stream. The first one begins with the startup frame.
     pub(super) fn feed(&mut self, side: Side, chunk: Chunk, out: &mut Findings) {
-        let half = &mut self.halves[side];
-        let position = half.position;
+        let direction = &mut self.directions[side];
+        let position = direction.position;
         match chunk {
             Chunk::Bytes(bytes) => {
-                half.position += bytes.len() as u64;
-                match &mut half.phase {
+                direction.position += bytes.len() as u64;
+                match &mut direction.phase {
                     ConnectionPhase::Startup(buffer) => {
                         buffer.extend(bytes);
-                        self.startup(side, out);
+                        self.read_startup(side, out);
                     }
                     ConnectionPhase::Waiting(waiting) if waiting.bytes + bytes.len() <= MAX_WAITING => {
                         waiting.add(Chunk::Bytes(bytes));
                     }
                     ConnectionPhase::Waiting(_) => {
-                        self.end(side, "the peer's startup frame is not in the capture", out);
+                        self.stop_following(side, "the peer's startup frame is not in the capture", out);
                     }
                     ConnectionPhase::Full(framing) => {
                         framing.push(&bytes);
-                        self.fpdus(side, out);
+                        self.decode_fpdus(side, out);
                     }
                     ConnectionPhase::Ended => {}
                 }
             }
             Chunk::Missing(bytes) => {
-                half.position += bytes;
+                direction.position += bytes;
                 self.lossy = true;
-                if !matches!(half.phase, ConnectionPhase::Ended) {
+                if !matches!(direction.phase, ConnectionPhase::Ended) {
                     out.push((side, Event::Missing { position, bytes }));
                 }
-                self.missing(side, bytes, out);
+                self.on_missing(side, bytes, out);
             }
         }
     }
 
-    /// The end of a direction, by FIN, RST or the end of the capture: `how` says which.
+    /// Ends a direction. `how` is the reason: FIN, RST or the end of the capture.
     pub(super) fn close(&mut self, side: Side, how: &str, out: &mut Findings) {
-        let half = &self.halves[side];
-        let what = match &half.phase {
+        let direction = &self.directions[side];
+        let what = match &direction.phase {
             ConnectionPhase::Startup(buffer) if !buffer.is_empty() => {
                 Some(format!("{how} after {} bytes of a startup frame", buffer.len()))
             }
             ConnectionPhase::Waiting(waiting) if waiting.bytes > 0 => {
                 let why = format!("the peer's startup frame is not in the capture ({how})");
-                self.end(side, &why, out);
+                self.stop_following(side, &why, out);
                 return;
             }
             ConnectionPhase::Full(framing) if framing.is_seeking() => {
                 let why = format!("no FPDU behind the missing bytes can be recognised ({how})");
-                self.end(side, &why, out);
+                self.stop_following(side, &why, out);
                 return;
             }
             ConnectionPhase::Full(framing) if framing.pending() > 0 => {
                 Some(format!("{how} after {} bytes of an FPDU", framing.pending()))
             }
-            ConnectionPhase::Full(_) => half.tracker.unfinished().map(|message| format!("{how}: {message}")),
+            ConnectionPhase::Full(_) => {
+                direction.tracker.unfinished().map(|message| format!("{how}: {message}"))
+            }
             _ => None,
         };
         if let Some(what) = what {
@@ -185,49 +186,49 @@ impl Connection {
         }
     }
 
-    /// Ends the direction: nothing more of it can be decoded.
-    pub(super) fn end(&mut self, side: Side, why: &str, out: &mut Findings) {
-        let half = &mut self.halves[side];
-        let pending = match &half.phase {
+    /// Ends a direction of which nothing more can be decoded.
+    pub(super) fn stop_following(&mut self, side: Side, why: &str, out: &mut Findings) {
+        let direction = &mut self.directions[side];
+        let pending = match &direction.phase {
             ConnectionPhase::Startup(buffer) => buffer.len() as u64,
             ConnectionPhase::Waiting(waiting) => waiting.bytes as u64,
             ConnectionPhase::Full(framing) => framing.pending() as u64,
             ConnectionPhase::Ended => return,
         };
-        let position = half.position.saturating_sub(pending);
-        half.phase = ConnectionPhase::Ended;
+        let position = direction.position.saturating_sub(pending);
+        direction.phase = ConnectionPhase::Ended;
         out.push((side, Event::NotFollowed { position, why: why.into() }));
     }
 
-    fn missing(&mut self, side: Side, bytes: u64, out: &mut Findings) {
-        let half = &mut self.halves[side];
-        match &mut half.phase {
+    fn on_missing(&mut self, side: Side, bytes: u64, out: &mut Findings) {
+        let direction = &mut self.directions[side];
+        match &mut direction.phase {
             ConnectionPhase::Startup(_) => {
                 let mut waiting = WaitingBytes { headless: true, ..WaitingBytes::default() };
                 waiting.add(Chunk::Missing(bytes));
-                half.phase = ConnectionPhase::Waiting(waiting);
+                direction.phase = ConnectionPhase::Waiting(waiting);
                 self.agree(out);
             }
             ConnectionPhase::Waiting(waiting) => waiting.add(Chunk::Missing(bytes)),
             ConnectionPhase::Full(framing) => {
                 let next = framing.push_lost(bytes);
-                // What was outstanding may have been answered in the hole.
-                self.halves.iter_mut().for_each(|half| half.asked.uncertain = true);
-                self.next(side, next, out);
-                self.fpdus(side, out);
+                // The missing bytes may contain responses to outstanding requests.
+                self.directions.iter_mut().for_each(|direction| direction.asked.uncertain = true);
+                self.handle_item(side, next, out);
+                self.decode_fpdus(side, out);
             }
             ConnectionPhase::Ended => {}
         }
     }
 
-    /// Reads the direction's startup frame when it is whole.
-    fn startup(&mut self, side: Side, out: &mut Findings) {
-        let ConnectionPhase::Startup(buffer) = &mut self.halves[side].phase else { return };
+    /// Reads the startup frame of a direction once it is complete.
+    fn read_startup(&mut self, side: Side, out: &mut Findings) {
+        let ConnectionPhase::Startup(buffer) = &mut self.directions[side].phase else { return };
         let (frame, length) = match Frame::parse(buffer) {
             Ok(Some(found)) => found,
             Ok(None) => return,
             Err(error) => {
-                self.end(side, &error.to_string(), out);
+                self.stop_following(side, &error.to_string(), out);
                 return;
             }
         };
@@ -236,21 +237,21 @@ impl Connection {
         if !rest.is_empty() {
             waiting.add(Chunk::Bytes(rest));
         }
-        self.halves[side].phase = ConnectionPhase::Waiting(waiting);
+        self.directions[side].phase = ConnectionPhase::Waiting(waiting);
         out.push((side, Event::Startup(startup::record(&frame))));
         startup::judge(&frame, |departure| out.push((side, departure)));
         match frame.kind {
-            FrameKind::Request => self.request(side, frame, out),
-            FrameKind::Reply => self.reply(side, frame, out),
+            FrameKind::Request => self.on_request(side, frame, out),
+            FrameKind::Reply => self.on_reply(side, frame, out),
         }
     }
 
-    fn request(&mut self, side: Side, frame: Frame, out: &mut Findings) {
+    fn on_request(&mut self, side: Side, frame: Frame, out: &mut Findings) {
         if self.initiator.is_some() {
             let what = "both ends sent an MPA Request: two initiators";
             out.push((side, Event::departure("RFC 5044 7.1.2", what)));
-            self.end(side, what, out);
-            self.end(other(side), what, out);
+            self.stop_following(side, what, out);
+            self.stop_following(opposite(side), what, out);
             return;
         }
         self.initiator = Some(side);
@@ -258,53 +259,53 @@ impl Connection {
         self.agree(out);
     }
 
-    fn reply(&mut self, side: Side, frame: Frame, out: &mut Findings) {
-        if self.initiator == Some(side) || self.frames[other(side)].as_ref().is_some_and(is_reply) {
+    fn on_reply(&mut self, side: Side, frame: Frame, out: &mut Findings) {
+        if self.initiator == Some(side) || self.frames[opposite(side)].as_ref().is_some_and(is_reply) {
             let what = "both ends sent an MPA Reply: two responders";
             out.push((side, Event::departure("RFC 5044 7.1.2", what)));
-            self.end(side, what, out);
-            self.end(other(side), what, out);
+            self.stop_following(side, what, out);
+            self.stop_following(opposite(side), what, out);
             return;
         }
-        self.initiator = Some(other(side));
+        self.initiator = Some(opposite(side));
         self.frames[side] = Some(frame);
         self.agree(out);
     }
 
-    /// The Reply of `side` came mid-stream and acknowledges all that its peer sent before: what the
-    /// peer sends next is Full Operation, though its Request is not in the capture.
+    /// Begins Full Operation if the Request is not in the capture. The Reply of `side` acknowledges
+    /// everything that the peer sent before, so the peer's next bytes belong to Full Operation.
     pub(super) fn request_was_missed(&mut self, side: Side, out: &mut Findings) {
         let Some(reply) = self.frames[side].as_ref().filter(|frame| is_reply(frame)) else { return };
-        let (agreement, initiator) = (Agreement::without_request(reply), other(side));
+        let (agreement, initiator) = (Agreement::without_request(reply), opposite(side));
         out.push((
             initiator,
             Event::NotFollowed { position: 0, why: "the MPA Request is not in the capture".into() },
         ));
         self.initiator = Some(initiator);
-        self.begin(agreement, out);
+        self.begin_full_operation(agreement, out);
     }
 
-    /// Determines the mode of Full Operation once both frames are there.
+    /// Determines the mode of Full Operation once both frames were read.
     fn agree(&mut self, out: &mut Findings) {
         let Some(initiator) = self.initiator else { return };
-        let responder = other(initiator);
+        let responder = opposite(initiator);
         let (Some(request), Some(reply)) = (&self.frames[initiator], &self.frames[responder]) else {
             return self.agree_with_one(initiator, out);
         };
         startup::judge_pair(request, reply, |departure| out.push((responder, departure)));
         if !reply.reject && request.private_data.starts_with(startup::RAW_TCP) {
-            return self.raw_tcp(responder, out);
+            return self.switch_to_raw_tcp(responder, out);
         }
         if reply.reject {
-            // No Full Operation follows; whatever does is not iWARP.
+            // No Full Operation follows a rejection, so further bytes are not iWARP.
             for side in [initiator, responder] {
-                if let ConnectionPhase::Waiting(waiting) = &self.halves[side].phase
+                if let ConnectionPhase::Waiting(waiting) = &self.directions[side].phase
                     && waiting.bytes > 0
                 {
                     let what = format!("{} bytes around a rejecting Reply", waiting.bytes);
                     out.push((side, Event::departure("RFC 5044 7.1.2", what)));
                 }
-                self.halves[side].phase = ConnectionPhase::Ended;
+                self.directions[side].phase = ConnectionPhase::Ended;
             }
             return;
         }
@@ -315,51 +316,51 @@ impl Connection {
                 .filter(|ird| *ird != uiw_mpa::wire::startup::NOT_NEGOTIATED)
         };
         let (of_request, of_reply) = (limit(request), limit(reply));
-        if let ConnectionPhase::Waiting(waiting) = &self.halves[initiator].phase
+        if let ConnectionPhase::Waiting(waiting) = &self.directions[initiator].phase
             && waiting.bytes > 0
             && !self.lossy
         {
             let what = format!("{} bytes from the initiator before the Reply", waiting.bytes);
             out.push((initiator, Event::departure("RFC 5044 7.1.2", what)));
         }
-        let agreement = Agreement::of(request, reply);
-        self.halves[initiator].asked.limit = of_reply;
-        self.halves[responder].asked.limit = of_request;
-        self.begin(agreement, out);
+        let agreement = Agreement::from_frames(request, reply);
+        self.directions[initiator].asked.limit = of_reply;
+        self.directions[responder].asked.limit = of_request;
+        self.begin_full_operation(agreement, out);
     }
 
-    /// Ends decoding, because no iWARP follows: the initiator has asked for raw TCP.
-    fn raw_tcp(&mut self, side: Side, out: &mut Findings) {
+    /// Ends decoding, because the initiator has asked for raw TCP.
+    fn switch_to_raw_tcp(&mut self, side: Side, out: &mut Findings) {
         out.push((side, Event::RawTcp));
-        for half in &mut self.halves {
-            half.phase = ConnectionPhase::Ended;
+        for direction in &mut self.directions {
+            direction.phase = ConnectionPhase::Ended;
         }
     }
 
-    /// One frame is not in the capture: the other one says how Full Operation runs, as far as it
-    /// does.
+    /// Determines the mode of Full Operation, as far as possible, from one frame if the other one
+    /// is not in the capture.
     fn agree_with_one(&mut self, initiator: Side, out: &mut Findings) {
-        let is_headless = |side: Side| matches!(&self.halves[side].phase, ConnectionPhase::Waiting(waiting) if waiting.headless);
-        let responder = other(initiator);
+        let is_headless = |side: Side| matches!(&self.directions[side].phase, ConnectionPhase::Waiting(waiting) if waiting.headless);
+        let responder = opposite(initiator);
         match (&self.frames[initiator], &self.frames[responder]) {
             (Some(request), None)
                 if is_headless(responder) && request.private_data.starts_with(startup::RAW_TCP) =>
             {
-                self.raw_tcp(initiator, out);
+                self.switch_to_raw_tcp(initiator, out);
             }
             (Some(request), None) if is_headless(responder) => {
-                self.begin(Agreement::without_reply(request), out);
+                self.begin_full_operation(Agreement::without_reply(request), out);
             }
             (None, Some(reply)) if is_headless(initiator) && !reply.reject => {
-                self.begin(Agreement::without_request(reply), out);
+                self.begin_full_operation(Agreement::without_request(reply), out);
             }
             _ => {}
         }
     }
 
-    fn begin(&mut self, agreement: Agreement, out: &mut Findings) {
+    fn begin_full_operation(&mut self, agreement: Agreement, out: &mut Findings) {
         let Some(initiator) = self.initiator else { return };
-        let responder = other(initiator);
+        let responder = opposite(initiator);
         out.push((
             responder,
             Event::Negotiated(Negotiated {
@@ -373,7 +374,7 @@ impl Connection {
         for (side, markers) in
             [(initiator, agreement.markers_from_initiator), (responder, agreement.markers_from_responder)]
         {
-            let waiting = match std::mem::replace(&mut self.halves[side].phase, ConnectionPhase::Ended) {
+            let waiting = match std::mem::replace(&mut self.directions[side].phase, ConnectionPhase::Ended) {
                 ConnectionPhase::Waiting(waiting) => waiting,
                 ConnectionPhase::Startup(buffer) => {
                     let mut waiting = WaitingBytes::default();
@@ -381,23 +382,27 @@ impl Connection {
                     waiting
                 }
                 phase => {
-                    self.halves[side].phase = phase;
+                    self.directions[side].phase = phase;
                     continue;
                 }
             };
             if waiting.headless && markers {
-                self.halves[side].phase = ConnectionPhase::Waiting(waiting);
-                self.end(side, "Markers cannot be found without the start-up frame in front of them", out);
+                self.directions[side].phase = ConnectionPhase::Waiting(waiting);
+                self.stop_following(
+                    side,
+                    "Markers cannot be found without the start-up frame in front of them",
+                    out,
+                );
                 continue;
             }
-            // One frame alone can say only that CRCs are on.
+            // One frame can show that CRCs are on, but not that they are off.
             let crc = (agreement.crc || !agreement.is_guess).then_some(agreement.crc);
             let mut framing = match waiting.headless || crc.is_none() {
-                true => Framing::headless(crc),
+                true => Framing::without_startup(crc),
                 false => Framing::new(agreement.crc, markers),
             };
             framing.is_guess = agreement.is_guess;
-            self.halves[side].phase = ConnectionPhase::Full(framing);
+            self.directions[side].phase = ConnectionPhase::Full(framing);
             begun.push((side, waiting.chunks));
         }
         self.agreement = Some(agreement);
@@ -405,51 +410,51 @@ impl Connection {
             for chunk in chunks {
                 match chunk {
                     Chunk::Bytes(bytes) => {
-                        if let ConnectionPhase::Full(framing) = &mut self.halves[side].phase {
+                        if let ConnectionPhase::Full(framing) = &mut self.directions[side].phase {
                             framing.push(&bytes);
                         }
-                        self.fpdus(side, out);
+                        self.decode_fpdus(side, out);
                     }
-                    Chunk::Missing(bytes) => self.missing(side, bytes, out),
+                    Chunk::Missing(bytes) => self.on_missing(side, bytes, out),
                 }
             }
         }
     }
 
     /// Decodes all complete FPDUs.
-    fn fpdus(&mut self, side: Side, out: &mut Findings) {
-        while let ConnectionPhase::Full(framing) = &mut self.halves[side].phase {
+    fn decode_fpdus(&mut self, side: Side, out: &mut Findings) {
+        while let ConnectionPhase::Full(framing) = &mut self.directions[side].phase {
             let next = framing.next();
-            if matches!(next, NextItem::Nothing) {
+            if matches!(next, FramingItem::Nothing) {
                 return;
             }
-            self.next(side, next, out);
+            self.handle_item(side, next, out);
         }
     }
 
-    fn next(&mut self, side: Side, next: NextItem, out: &mut Findings) {
+    fn handle_item(&mut self, side: Side, next: FramingItem, out: &mut Findings) {
         match next {
-            NextItem::Fpdu(cut) => self.fpdu(side, cut, out),
-            NextItem::Nothing => {}
-            NextItem::Lost(position) => {
+            FramingItem::Fpdu(cut) => self.decode_fpdu(side, cut, out),
+            FramingItem::Nothing => {}
+            FramingItem::Lost(position) => {
                 self.lose(side);
                 out.push((side, Event::Lost { position }));
             }
-            NextItem::Resumed { position, skipped } => {
+            FramingItem::Resumed { position, skipped } => {
                 self.lose(side);
                 out.push((side, Event::Resumed { position, skipped }));
             }
         }
     }
 
-    fn fpdu(&mut self, side: Side, cut: CapturedFpdu, out: &mut Findings) {
+    fn decode_fpdu(&mut self, side: Side, cut: CapturedFpdu, out: &mut Findings) {
         self.judge_turn(side, out);
         let mut departures = cut.departures;
         if cut.ulpdu.len() > MAX_ULPDU {
             let what = format!("a ULPDU of {} bytes, {MAX_ULPDU} are the most", cut.ulpdu.len());
             departures.push(Event::departure("RFC 5044 4.1", what));
         }
-        // What the capture lacks is zero here: it must not be taken for what was sent.
+        // Bytes that are not in the capture are zero here, and must not be decoded.
         let known = cut.unknown.as_ref().map_or(cut.ulpdu.len(), |unknown| unknown.start);
         let headers = cut.ulpdu.get(..known).unwrap_or_default();
         let complete = known == cut.ulpdu.len();
@@ -474,7 +479,7 @@ impl Connection {
                     && (complete || !parsed.has_own_header()) =>
             {
                 self.judge_rtr(side, &parsed, out);
-                self.message(side, &parsed, out);
+                self.track_segment(side, &parsed, out);
             }
             Ok(_) => self.lose(side),
             Err(departure) => {
@@ -482,32 +487,32 @@ impl Connection {
                 self.lose(side);
             }
         }
-        self.halves[side].fpdus += 1;
+        self.directions[side].fpdus += 1;
     }
 
-    fn message(&mut self, side: Side, parsed: &Parsed<'_>, out: &mut Findings) {
+    fn track_segment(&mut self, side: Side, parsed: &Parsed<'_>, out: &mut Findings) {
         let mut events = Vec::new();
-        let (half, peer) = self.both(side);
-        half.tracker.segment(parsed, &mut half.asked, &mut peer.asked, &mut events);
+        let (direction, peer) = self.direction_and_peer(side);
+        direction.tracker.segment(parsed, &mut direction.asked, &mut peer.asked, &mut events);
         out.extend(events.into_iter().map(|event| (side, event)));
     }
 
     fn lose(&mut self, side: Side) {
-        let (half, peer) = self.both(side);
-        half.tracker.lose(&mut half.asked, &mut peer.asked);
+        let (direction, peer) = self.direction_and_peer(side);
+        direction.tracker.lose(&mut direction.asked, &mut peer.asked);
     }
 
-    fn both(&mut self, side: Side) -> (&mut DirectionState, &mut DirectionState) {
-        let [zero, one] = &mut self.halves;
+    fn direction_and_peer(&mut self, side: Side) -> (&mut DirectionState, &mut DirectionState) {
+        let [zero, one] = &mut self.directions;
         if side == 0 { (zero, one) } else { (one, zero) }
     }
 
-    /// The responder must have received an FPDU before it sends one.
+    /// Checks that the responder has received an FPDU before it sends one.
     fn judge_turn(&self, side: Side, out: &mut Findings) {
         let Some(initiator) = self.initiator else { return };
-        let first = self.halves[side].fpdus == 0;
-        let silent = self.halves[initiator].fpdus == 0
-            && matches!(self.halves[initiator].phase, ConnectionPhase::Full(_));
+        let first = self.directions[side].fpdus == 0;
+        let silent = self.directions[initiator].fpdus == 0
+            && matches!(self.directions[initiator].phase, ConnectionPhase::Full(_));
         if side != initiator && first && silent && !self.lossy {
             let what = "the responder's first FPDU comes before the initiator's first one";
             out.push((side, Event::departure("RFC 5044 7.1.2", what)));
@@ -518,7 +523,7 @@ impl Connection {
     /// an agreed kind.
     fn judge_rtr(&self, side: Side, parsed: &Parsed<'_>, out: &mut Findings) {
         let Some(agreement) = &self.agreement else { return };
-        let first = self.halves[side].fpdus == 0 && !self.lossy;
+        let first = self.directions[side].fpdus == 0 && !self.lossy;
         if self.initiator != Some(side) || !first || !agreement.peer_to_peer {
             return;
         }
@@ -526,7 +531,7 @@ impl Connection {
         if opcode == Some(Opcode::Terminate) {
             return;
         }
-        let sent = opcode.filter(|_| parsed.is_zero_length()).and_then(startup::Rtr::of);
+        let sent = opcode.filter(|_| parsed.is_zero_length()).and_then(startup::Rtr::from_opcode);
         if !sent.is_some_and(|rtr| agreement.rtr.contains(&rtr)) {
             let agreed: Vec<_> = agreement.rtr.iter().map(|rtr| rtr.name()).collect();
             let what = format!(
@@ -540,8 +545,8 @@ impl Connection {
     }
 }
 
-/// siw's Terminate to a Reply that it cannot accept (2/0/6, 2/0/7) has 0 for its CRC where CRCs are
-/// on: it is read all the same, as it has the reason.
+/// Returns whether this is a Terminate with which siw refuses a Reply (2/0/6, 2/0/7). Its CRC field
+/// is 0 although CRCs are on. It is decoded nevertheless, because it contains the reason.
 fn is_siws_refusal(ulpdu: &[u8], parsed: &Parsed<'_>, crc_field: u32) -> bool {
     let refusal = |control: &[u8]| matches!(control, [0x20 | 0x02, 6 | 7, ..]);
     crc_field == 0 && parsed.opcode == Opcode::Terminate.raw() && refusal(&ulpdu[parsed.header.len()..])

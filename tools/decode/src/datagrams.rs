@@ -1,5 +1,5 @@
-//! Datagrams between uiw peers (`docs/datagrams.md`): recognised by version, kind and CRC, on
-//! whatever port.
+//! Datagrams between uiw peers (`docs/datagrams.md`), which are recognised by version, kind and CRC
+//! on any port.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -9,13 +9,13 @@ use uiw_datagram::{DatagramError, Header, Kind, Qpn};
 
 use super::event::{Datagram, Event, hex_digits, quoted};
 
-/// Queue pairs whose MSNs are followed at a time; above it those are forgotten that are not sending
-/// any more, and all others with them.
+/// Maximum number of queue pairs whose MSNs are followed. If there are more, all of them are
+/// forgotten, including those that no longer send.
 const MAX_SOURCES: usize = 65_536;
-/// MSNs behind the highest one of which it is known whether they came.
+/// Number of MSNs, up to the highest one, for which it is known whether they have arrived.
 const WINDOW: u32 = 64;
 
-/// The MSNs of every queue pair that sends.
+/// Decoder of datagrams, with the MSNs of every sending queue pair.
 #[derive(Debug, Default)]
 pub(super) struct Datagrams {
     sources: BTreeMap<(IpAddr, Qpn), DatagramSource>,
@@ -25,12 +25,12 @@ pub(super) struct Datagrams {
 struct DatagramSource {
     epoch: u32,
     highest: u32,
-    /// Bits of the MSNs below that arrived: bit 0 is the highest one.
+    /// Bit mask of arrived MSNs: bit 0 is `highest`, bit n is n below it.
     came: u64,
 }
 
 impl Datagrams {
-    /// Decodes a UDP datagram; returns nothing for other protocols.
+    /// Decodes a UDP datagram. Returns no events for other protocols.
     pub(super) fn datagram(&mut self, from: SocketAddr, to: SocketAddr, bytes: &[u8]) -> Vec<Event> {
         match Kind::of(bytes) {
             Some(Kind::Message) => self.message(from, to, bytes),
@@ -104,7 +104,8 @@ impl Datagrams {
         events
     }
 
-    /// Returns the position of the message in the order of its epoch, unless it is the next one.
+    /// Returns a description of the position of the message in its epoch, unless it is the next
+    /// one.
     fn order(&mut self, from: IpAddr, header: &Header) -> Option<String> {
         if self.sources.len() >= MAX_SOURCES {
             self.sources.clear();
@@ -142,11 +143,11 @@ fn datagram(datagram: Datagram) -> Event {
     Event::Datagram(Box::new(datagram))
 }
 
-/// The place of the rules.
+/// Document with the rules for datagrams.
 const RULE: &str = "docs/datagrams.md";
 
-/// A datagram that begins as one of ours does. Of other protocols some do, so a CRC that does not
-/// match is no departure.
+/// Returns the events for a datagram that begins like one of ours but is invalid. Datagrams of
+/// other protocols may begin in the same way, so a wrong CRC or length is not reported.
 fn illegal(error: &DatagramError) -> Vec<Event> {
     match error {
         DatagramError::Crc { .. } | DatagramError::TooShort { .. } | DatagramError::SidrLength { .. } => {

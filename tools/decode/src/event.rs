@@ -1,18 +1,19 @@
-//! What the decoder found, as values: printed as text or as JSON by [`super::output`].
+//! Findings of the decoder, which [`super::output`] prints as text or as JSON.
 
 use std::net::SocketAddr;
 
 use serde::Serialize;
 
-/// Something that was found, with where and when.
+/// A finding, with its place and time.
 #[derive(Clone, Debug, Serialize)]
 pub struct Record {
-    /// Nanoseconds since 1970, when the capture has the time.
+    /// Time in nanoseconds since 1970, if the capture has it.
     #[serde(serialize_with = "seconds")]
     pub time: Option<u64>,
-    /// The packet that completed it, counted from 1.
+    /// Number of the packet that completed the finding, counted from 1.
     pub packet: u64,
-    /// The iWARP connection, counted from 1 in the order of their startup frames; 0 of a datagram.
+    /// Number of the iWARP connection, counted from 1 in the order of startup frames; 0 for a
+    /// datagram.
     pub connection: u32,
     /// Sender.
     pub from: SocketAddr,
@@ -23,7 +24,8 @@ pub struct Record {
     pub event: Event,
 }
 
-/// Decimal seconds with all nine digits, as a string: a JSON number would lose the last ones.
+/// Serializes a time as decimal seconds with nine digits. It is a string because a JSON number
+/// would lose the last digits.
 fn seconds<S: serde::Serializer>(time: &Option<u64>, serializer: S) -> Result<S::Ok, S::Error> {
     match time {
         Some(time) => {
@@ -33,7 +35,7 @@ fn seconds<S: serde::Serializer>(time: &Option<u64>, serializer: S) -> Result<S:
     }
 }
 
-/// A number of 64 bits as `0x..`.
+/// Serializes a 64-bit number as a string `0x..`.
 fn hex<S: serde::Serializer>(number: &Option<u64>, serializer: S) -> Result<S::Ok, S::Error> {
     match number {
         Some(number) => serializer.collect_str(&format_args!("{number:#x}")),
@@ -41,19 +43,18 @@ fn hex<S: serde::Serializer>(number: &Option<u64>, serializer: S) -> Result<S::O
     }
 }
 
-/// Bytes of private data that are shown to people.
+/// Number of bytes of private data shown in text.
 const MAX_SHOWN: usize = 64;
 
-/// Bytes of private data at most (RFC 5044 section 7.1.1). A frame that has more is an error.
+/// Maximum number of bytes of private data (RFC 5044 section 7.1.1). A frame with more is an error.
 const MAX_PRIVATE_DATA: usize = 512;
 
-/// Hexadecimal digits of private data.
+/// Returns private data as hexadecimal digits.
 pub(super) fn hex_digits(bytes: &[u8]) -> String {
     bytes.iter().take(MAX_PRIVATE_DATA).map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Private data for people, escaped and with its quotes: the first bytes of it; nothing if there is
-/// none.
+/// Returns the first bytes of private data as escaped text in quotes, or nothing if there is none.
 pub(super) fn quoted(bytes: &[u8]) -> String {
     let shown = &bytes[..bytes.len().min(MAX_SHOWN)];
     let rest = if shown.len() < bytes.len() { ".." } else { "" };
@@ -68,51 +69,53 @@ pub enum Event {
     Startup(Startup),
     /// Mode of Full Operation, known once both startup frames were seen.
     Negotiated(Negotiated),
-    /// A whole FPDU.
+    /// A complete FPDU.
     Fpdu(Fpdu),
-    /// The last segment of an RDMAP message came.
+    /// A complete RDMAP message.
     Message(Message),
     /// A datagram between uiw peers.
     Datagram(Box<Datagram>),
-    /// Something that an RFC does not allow, or that this peer does in its own way.
+    /// A departure from an RFC.
     Departure(Departure),
     /// Bytes of the TCP stream that are not in the capture.
     Missing {
-        /// Bytes of the direction before the hole, counted from its startup frame.
+        /// Number of bytes of the direction before the missing ones, counted from its startup
+        /// frame.
         position: u64,
-        /// Bytes in the hole.
+        /// Number of missing bytes.
         bytes: u64,
     },
-    /// The end of the FPDU that begins here is not in the capture: the following boundaries are
-    /// lost.
+    /// The length of the FPDU that begins here is not in the capture, so the boundaries of the
+    /// following FPDUs are lost.
     Lost {
         /// Bytes of Full Operation before it.
         position: u64,
     },
-    /// The boundaries are found again, at an FPDU that is recognised by its headers and its CRC.
+    /// The boundaries were found again, at an FPDU that was recognised by its headers and its CRC.
     Resumed {
-        /// Bytes of Full Operation before it; without the start-up frame, bytes of the direction.
+        /// Bytes of Full Operation before the FPDU; without the startup frame, bytes of the
+        /// direction.
         position: u64,
-        /// Bytes before it that were not decoded, those that are missing included.
+        /// Bytes before the FPDU that were not decoded, including missing ones.
         skipped: u64,
     },
     /// The direction cannot be decoded any further.
     NotFollowed {
-        /// Bytes of the direction before, counted from its startup frame.
+        /// Decoded bytes of the direction, counted from its startup frame.
         position: u64,
         /// Reason why it cannot be decoded.
         why: String,
     },
     /// The connection continues as raw TCP, as with `uiw perf --compare`.
     RawTcp,
-    /// The direction's end, as TCP had it.
+    /// TCP statistics at the end of a direction.
     Tcp {
-        /// Bytes that came more than once.
+        /// Bytes that were captured more than once.
         repeated_bytes: u64,
         /// Segments with such bytes.
         retransmissions: u64,
     },
-    /// The direction's end, when something that began is not complete.
+    /// The direction ends within an incomplete part.
     Closed {
         /// Name of the incomplete part.
         what: String,
@@ -132,25 +135,25 @@ pub struct Startup {
     pub crc: bool,
     /// R.
     pub reject: bool,
-    /// S: IRD, ORD and the model are there (RFC 6581).
+    /// S: the frame contains IRD, ORD and the model (RFC 6581).
     pub enhanced: bool,
     /// Res: the reserved bits, of which siw uses 0x08.
     pub reserved: u8,
-    /// A with S = 1: the peer-to-peer model.
+    /// A, if S = 1: the peer-to-peer model.
     pub peer_to_peer: Option<bool>,
-    /// B with S = 1: a zero-length Send as RTR.
+    /// B, if S = 1: a zero-length Send as RTR.
     pub rtr_send: Option<bool>,
-    /// C with S = 1: a zero-length RDMA Write as RTR.
+    /// C, if S = 1: a zero-length RDMA Write as RTR.
     pub rtr_write: Option<bool>,
-    /// D with S = 1: a zero-length RDMA Read as RTR.
+    /// D, if S = 1: a zero-length RDMA Read as RTR.
     pub rtr_read: Option<bool>,
-    /// IRD and ORD with S = 1.
+    /// IRD, if S = 1.
     pub ird: Option<u16>,
-    /// Like `ird`.
+    /// ORD, if S = 1.
     pub ord: Option<u16>,
-    /// Bytes of Private Data without the enhanced data.
+    /// Number of bytes of Private Data, without the enhanced data.
     pub private_data_length: usize,
-    /// These bytes, as hexadecimal digits.
+    /// Private data as hexadecimal digits.
     pub private_data: String,
     /// Description in one line.
     #[serde(skip)]
@@ -191,13 +194,13 @@ pub struct Fpdu {
     pub position: u64,
     /// ULPDU_Length.
     pub ulpdu_length: u16,
-    /// Markers in it.
+    /// Number of Markers in it.
     pub markers: u16,
     /// Result of checking the CRC.
     pub crc: Crc,
-    /// The CRC field, as a number.
+    /// The CRC field as a number.
     pub crc_field: u32,
-    /// The segment's header; `None` when the ULPDU has none that can be read.
+    /// Header of the segment, or `None` if it cannot be read.
     #[serde(flatten)]
     pub segment: Option<Segment>,
 }
@@ -213,10 +216,11 @@ pub struct Segment {
     pub opcode: u8,
     /// Name of the OpCode.
     pub name: &'static str,
-    /// Tagged: where the payload goes.
+    /// Tagged: STag of the destination.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stag: Option<u32>,
-    /// Tagged: TO; in JSON a string such as `0x7f10`, as readers round numbers above 2^53.
+    /// Tagged: TO. In JSON this is a string such as `0x7f10`, because readers round numbers above
+    /// 2^53.
     #[serde(skip_serializing_if = "Option::is_none", serialize_with = "hex")]
     pub tagged_offset: Option<u64>,
     /// Untagged: queue.
@@ -228,29 +232,29 @@ pub struct Segment {
     /// Untagged: MO.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mo: Option<u32>,
-    /// Bytes behind the DDP header.
+    /// Number of bytes after the DDP header.
     pub payload_length: usize,
 }
 
-/// An RDMAP message, put together from its segments.
+/// An RDMAP message, assembled from its segments.
 #[derive(Clone, Debug, Serialize)]
 pub struct Message {
     /// Name of the OpCode.
     pub name: &'static str,
     /// The OpCode, as a number.
     pub opcode: u8,
-    /// Bytes behind the DDP headers, of all its segments.
+    /// Number of bytes after the DDP headers of all segments.
     pub length: u64,
-    /// DDP segments.
+    /// Number of DDP segments.
     pub segments: u64,
-    /// A description of its own header.
+    /// Description of the RDMAP header of the message.
     pub details: String,
-    /// A Terminate's meaning.
+    /// Meaning of a Terminate.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub terminate: Option<Terminate>,
 }
 
-/// A Terminate, normalised: the RFC's numbers, also when siw sent them its own way.
+/// A Terminate with the numbers of the RFC, even if siw has sent them in another layout.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Terminate {
     /// 0 RDMAP, 1 DDP, 2 LLP.
@@ -265,16 +269,16 @@ pub struct Terminate {
     pub layout: &'static str,
 }
 
-/// Something an RFC does not allow.
+/// Behaviour that an RFC does not allow.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Departure {
-    /// The rule's place, such as `RFC 5041 5.3`.
+    /// Section of the rule, such as `RFC 5041 5.3`.
     pub rule: &'static str,
     /// Violation of the RFCs.
     pub what: String,
 }
 
-/// A datagram between uiw peers: a message, or one of SIDR's.
+/// A datagram between uiw peers: a message, or a SIDR request or reply.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Datagram {
     /// Name of the message.
@@ -284,10 +288,10 @@ pub struct Datagram {
     /// Epoch of a message.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub epoch: Option<u32>,
-    /// The destination of a message, or the queue pair that a reply names.
+    /// Destination of a message, or the queue pair that a SIDR reply names.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub destination_qpn: Option<u32>,
-    /// The source of a message.
+    /// Source of a message.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub source_qpn: Option<u32>,
     /// Q_Key of a message, or of the queue pair that a reply names.
@@ -296,22 +300,22 @@ pub struct Datagram {
     /// MSN of a message.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub msn: Option<u32>,
-    /// The immediate of a message.
+    /// Immediate of a message.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub immediate: Option<u32>,
     /// Description of the MSN of a message that is not the next one of its epoch.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub order: Option<String>,
-    /// Transaction of SIDR; in JSON as `tagged_offset`.
+    /// SIDR transaction, in JSON a string such as `0x7f10`.
     #[serde(skip_serializing_if = "Option::is_none", serialize_with = "hex")]
     pub transaction: Option<u64>,
-    /// Bytes of private data of SIDR.
+    /// Number of bytes of SIDR private data.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub private_data_length: Option<usize>,
-    /// These bytes, as hexadecimal digits.
+    /// Private data as hexadecimal digits.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub private_data: Option<String>,
-    /// The same for people.
+    /// Private data as text.
     #[serde(skip)]
     pub(super) private_text: String,
 }

@@ -1,8 +1,9 @@
-//! Which TCP connections are iWARP: those whose bytes begin with an MPA Key, on whatever port.
+//! TCP connections, and recognising those that are iWARP: their bytes begin with an MPA Key. The
+//! port does not matter.
 //!
-//! A capture may have packets in another order than they were sent, and may lack some. A segment is
-//! looked at when all that it acknowledges was: its sender had received that. If it does not come
-//! within [`MAX_LATE`] packets, the capture lacks it.
+//! A capture may lack packets, or contain them in another order than they were sent. A segment is
+//! processed after everything that it acknowledges, because its sender had received that. If
+//! acknowledged bytes do not come within [`MAX_LATE`] packets, they are missing from the capture.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
@@ -10,32 +11,33 @@ use std::sync::Arc;
 
 use uiw_mpa::wire::startup::{FrameKind, KEY_REPLY, KEY_REQUEST};
 
-use super::connection::{Connection, Findings, Side, other};
+use super::connection::{Connection, Findings, Side, opposite};
 use super::event::{Event, Record};
 use super::keylog::KeyLog;
-use super::packet::Segment;
-use super::reassembly::{Chunk, Stream};
+use super::packet::TcpSegment;
+use super::reassembly::{ByteStream, Chunk};
 use super::seek::begins_with_fpdu;
 use super::tls;
 
-/// Connections followed at a time. Above it, or twice as many as there are of iWARP, those that are
-/// not iWARP are forgotten.
+/// Maximum number of connections that are followed. If there are more, and more than twice as many
+/// as iWARP connections, those that are not iWARP are forgotten.
 const MAX_FLOWS: usize = 65_536;
 
-/// Packets of a connection that may be captured between a segment and the one that acknowledges it,
-/// in the wrong order.
+/// Maximum number of packets of a connection by which a segment may be captured after the one that
+/// acknowledges it.
 const MAX_LATE: usize = 64;
-/// Bytes of payload that wait for what they acknowledge.
+/// Maximum number of payload bytes of segments that wait for the bytes which they acknowledge.
 const MAX_LATE_BYTES: usize = 4 << 20;
-/// Bytes of a direction that lacks its beginning, until the other one shows whether it is iWARP.
+/// Maximum number of bytes kept for a direction that lacks its beginning, until the other direction
+/// shows whether the connection is iWARP.
 const MAX_OPENING: usize = 256 << 10;
 
-/// Bytes of a Key.
+/// Length of a Key in bytes.
 const KEY_LEN: usize = KEY_REQUEST.len();
 
 /// Time and number of a captured packet.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Moment {
+pub(super) struct PacketTime {
     pub(super) time: Option<u64>,
     pub(super) packet: u64,
 }
@@ -44,16 +46,16 @@ pub(super) struct Moment {
 #[derive(Debug, Default)]
 pub(super) struct Flows {
     table: BTreeMap<(SocketAddr, SocketAddr), TcpFlow>,
-    /// Connections from which on those that are not iWARP are forgotten, if it is more than
+    /// Number of connections above which those that are not iWARP are forgotten, if it is more than
     /// [`MAX_FLOWS`].
     most: usize,
-    /// Connections so far.
+    /// Number of connections so far.
     pub(super) counts: Counts,
     /// Secrets of TLS connections.
     pub(super) keys: Option<Arc<KeyLog>>,
 }
 
-/// Connections so far.
+/// Numbers of connections so far.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Counts {
     /// Number of iWARP connections.
@@ -65,35 +67,35 @@ pub(super) struct Counts {
 #[derive(Debug)]
 struct TcpFlow {
     ends: [SocketAddr; 2],
-    streams: [Option<Stream>; 2],
-    /// The FIN's sequence number.
+    streams: [Option<ByteStream>; 2],
+    /// Sequence numbers of the FINs.
     fins: [Option<u32>; 2],
-    /// A RST came while bytes in front of it were still due.
+    /// True if a RST came while bytes before it were still missing.
     reset: bool,
-    /// Segments that acknowledge what has not come.
+    /// Segments that acknowledge bytes which have not come.
     late: VecDeque<LateSegment>,
     late_bytes: usize,
-    /// Packets so far.
+    /// Number of packets so far.
     arrived: u64,
     state: FlowState,
-    cover: CoverLayer,
+    cover: EncryptionLayer,
 }
 
-/// Layer around the bytes of MPA.
+/// Encryption around the bytes of MPA.
 #[derive(Debug)]
-enum CoverLayer {
-    /// Nothing was captured yet. TLS is followed if there are secrets.
+enum EncryptionLayer {
+    /// No bytes were captured yet. TLS is decrypted if there are secrets.
     Unknown(Option<Arc<KeyLog>>),
     Nothing,
-    Tls(Box<tls::Session>),
+    Tls(Box<tls::TlsSession>),
 }
 
-/// A segment that waits for what it acknowledges.
+/// A segment that waits for bytes which it acknowledges.
 #[derive(Debug)]
 struct LateSegment {
     side: Side,
-    at: Moment,
-    /// [`TcpFlow::arrived`] when it came.
+    at: PacketTime,
+    /// Value of [`TcpFlow::arrived`] when the segment came.
     arrived: u64,
     header: SegmentHeader,
     payload: Vec<u8>,
@@ -111,15 +113,15 @@ struct SegmentHeader {
 }
 
 impl SegmentHeader {
-    fn of(segment: &Segment<'_>) -> Self {
-        let Segment { sequence, acknowledgment, syn, fin, rst, cut, .. } = *segment;
+    fn from_segment(segment: &TcpSegment<'_>) -> Self {
+        let TcpSegment { sequence, acknowledgment, syn, fin, rst, cut, .. } = *segment;
         Self { sequence, acknowledgment, syn, fin, rst, cut }
     }
 }
 
 #[derive(Debug)]
 enum FlowState {
-    /// State after the SYN, until the first bytes of either direction decide.
+    /// State after the SYN, until the first bytes of either direction show whether it is iWARP.
     Watching {
         openings: [OpeningBytes; 2],
     },
@@ -129,11 +131,11 @@ enum FlowState {
         id: u32,
         connection: Box<Connection>,
     },
-    /// Over; what still comes is repeated.
+    /// The connection has ended; further segments are repetitions.
     Done,
 }
 
-/// The first bytes of a direction, and how many in front of them are not in the capture.
+/// The first bytes of a direction, and the number of missing bytes before them.
 #[derive(Debug, Default)]
 struct OpeningBytes {
     missing: u64,
@@ -148,10 +150,15 @@ impl FlowState {
 
 impl Flows {
     /// Takes the next segment of the capture.
-    pub(super) fn segment(&mut self, segment: &Segment<'_>, at: Moment, sink: &mut dyn FnMut(&Record)) {
+    pub(super) fn segment(
+        &mut self,
+        segment: &TcpSegment<'_>,
+        at: PacketTime,
+        sink: &mut dyn FnMut(&Record),
+    ) {
         if self.table.len() >= self.most.max(MAX_FLOWS) {
             self.table.retain(|_, flow| matches!(flow.state, FlowState::Iwarp { .. }));
-            // The table is not looked through again before as many connections were added.
+            // Search the table again only after the same number of connections has been added.
             self.most = 2 * self.table.len();
         }
         let key = (segment.from.min(segment.to), segment.from.max(segment.to));
@@ -161,11 +168,11 @@ impl Flows {
             flow.finish("the next connection of these ports begins", at, &mut self.counts, sink);
             *flow = TcpFlow::new(key, self.keys.clone());
         }
-        flow.arrive(side, segment, at, &mut self.counts, sink);
+        flow.accept_segment(side, segment, at, &mut self.counts, sink);
     }
 
-    /// The end of the capture.
-    pub(super) fn finish(&mut self, at: Moment, sink: &mut dyn FnMut(&Record)) {
+    /// Finishes all connections at the end of the capture.
+    pub(super) fn finish(&mut self, at: PacketTime, sink: &mut dyn FnMut(&Record)) {
         let mut flows: Vec<_> = std::mem::take(&mut self.table).into_values().collect();
         flows.sort_by_key(TcpFlow::id);
         for mut flow in flows {
@@ -186,7 +193,7 @@ impl TcpFlow {
             late_bytes: 0,
             arrived: 0,
             state: FlowState::watching(),
-            cover: CoverLayer::Unknown(keys),
+            cover: EncryptionLayer::Unknown(keys),
         }
     }
 
@@ -197,7 +204,7 @@ impl TcpFlow {
         }
     }
 
-    /// Returns whether a SYN begins another connection than the one that is followed.
+    /// Returns whether a SYN begins a new connection with the same addresses.
     fn is_reused(&self, side: Side, sequence: u32) -> bool {
         matches!(self.state, FlowState::Done)
             || self.streams[side].as_ref().is_some_and(|stream| stream.first() != sequence.wrapping_add(1))
@@ -212,20 +219,21 @@ impl TcpFlow {
             })
     }
 
-    /// Takes the next segment of the capture, and those that waited for it.
-    fn arrive(
+    /// Accepts the next segment of the capture, and processes it and those that waited for it if
+    /// possible.
+    fn accept_segment(
         &mut self,
         side: Side,
-        segment: &Segment<'_>,
-        at: Moment,
+        segment: &TcpSegment<'_>,
+        at: PacketTime,
         counts: &mut Counts,
         sink: &mut dyn FnMut(&Record),
     ) {
         self.arrived += 1;
-        let header = SegmentHeader::of(segment);
+        let header = SegmentHeader::from_segment(segment);
         let says = !segment.payload.is_empty() || header.cut > 0 || header.syn || header.fin || header.rst;
         if says && self.late.is_empty() && self.is_ready(side, &header, segment.payload) {
-            return self.take(side, &header, segment.payload, at, counts, sink);
+            return self.process_segment(side, &header, segment.payload, at, counts, sink);
         }
         if says {
             self.late_bytes += segment.payload.len();
@@ -233,39 +241,43 @@ impl TcpFlow {
             self.late.push_back(LateSegment { side, at, arrived, header, payload });
         }
         while let Some(late) = self.next_late() {
-            self.take(late.side, &late.header, &late.payload, late.at, counts, sink);
+            self.process_segment(late.side, &late.header, &late.payload, late.at, counts, sink);
         }
     }
 
-    /// Returns whether all that the segment acknowledges was looked at, so that it may be now.
+    /// Returns whether everything that the segment acknowledges was processed, so that the segment
+    /// can be processed.
     fn is_ready(&self, side: Side, header: &SegmentHeader, payload: &[u8]) -> bool {
-        // The Request of a Reply that is seen without the connection's beginning may follow, and
-        // nothing else goes before.
-        let unknown =
-            |side: Side, payload: &[u8]| payload.starts_with(&KEY_REPLY) && self.begins_here(side, payload);
+        // After a Reply without the beginning of the connection, wait for the Request, which may
+        // follow in the capture. Only a startup frame may be processed before the Reply.
+        let unknown = |side: Side, payload: &[u8]| {
+            payload.starts_with(&KEY_REPLY) && self.begins_startup(side, payload)
+        };
         if unknown(side, payload) {
             return false;
         }
         let behind_reply = self.late.iter().any(|late| unknown(late.side, &late.payload));
-        if behind_reply && !self.begins_here(side, payload) {
+        if behind_reply && !self.begins_startup(side, payload) {
             return false;
         }
-        matches!(self.state, FlowState::Ignored | FlowState::Done) || self.due(side, header) == 0
+        matches!(self.state, FlowState::Ignored | FlowState::Done)
+            || self.missing_acknowledged(side, header) == 0
     }
 
-    /// Bytes that the segment acknowledges and that did not come.
-    fn due(&self, side: Side, header: &SegmentHeader) -> u64 {
-        let (Some(stream), Some(acknowledged)) = (&self.streams[other(side)], header.acknowledgment) else {
+    /// Returns the number of bytes that the segment acknowledges and that have not come.
+    fn missing_acknowledged(&self, side: Side, header: &SegmentHeader) -> u64 {
+        let (Some(stream), Some(acknowledged)) = (&self.streams[opposite(side)], header.acknowledgment)
+        else {
             return 0;
         };
-        let lacking = stream.lacks(acknowledged);
+        let lacking = stream.missing_before(acknowledged);
         // A FIN counts as one byte.
-        let fin = self.fins[other(side)].is_some_and(|fin| acknowledged == fin.wrapping_add(1));
+        let fin = self.fins[opposite(side)].is_some_and(|fin| acknowledged == fin.wrapping_add(1));
         lacking - u64::from(fin && lacking > 0)
     }
 
-    /// The next segment of those that waited which is to be looked at: one that is ready, or the
-    /// first one if it has waited for too long.
+    /// Takes the next waiting segment to process: one that is ready, or the first one if it has
+    /// waited for too long.
     fn next_late(&mut self) -> Option<LateSegment> {
         let ready = self.late.iter().position(|late| self.is_ready(late.side, &late.header, &late.payload));
         let first = self.late.front()?;
@@ -277,31 +289,32 @@ impl TcpFlow {
         Some(late)
     }
 
-    /// Looks at a segment. What it acknowledges and did not come is not in the capture.
-    fn take(
+    /// Processes a segment. Bytes that it acknowledges and that have not come are missing from the
+    /// capture.
+    fn process_segment(
         &mut self,
         side: Side,
         header: &SegmentHeader,
         payload: &[u8],
-        at: Moment,
+        at: PacketTime,
         counts: &mut Counts,
         sink: &mut dyn FnMut(&Record),
     ) {
-        // A last byte may be a FIN that is not in the capture.
+        // A single missing byte may be a FIN that is not in the capture.
         if let Some(acknowledged) = header.acknowledgment
-            && self.due(side, header) > 0
-            && let Some(stream) = &mut self.streams[other(side)]
-            && (stream.lacks(acknowledged) > 1 || stream.has_hole())
+            && self.missing_acknowledged(side, header) > 0
+            && let Some(stream) = &mut self.streams[opposite(side)]
+            && (stream.missing_before(acknowledged) > 1 || stream.has_hole())
         {
             let mut chunks = Vec::new();
             stream.give_up_to(acknowledged, &mut chunks);
             for chunk in chunks {
                 let mut findings = Findings::new();
-                self.chunk(other(side), chunk, counts, &mut findings);
+                self.feed_chunk(opposite(side), chunk, counts, &mut findings);
                 self.report(&mut findings, at, sink);
             }
         }
-        self.segment(side, header, payload, counts, &mut |flow, findings| {
+        self.feed_segment(side, header, payload, counts, &mut |flow, findings| {
             flow.report(findings, at, sink);
         });
         if self.is_over() {
@@ -309,7 +322,7 @@ impl TcpFlow {
             return;
         }
         if header.rst && matches!(self.state, FlowState::Iwarp { .. }) {
-            let whole = |stream: &Option<Stream>| stream.as_ref().is_none_or(|stream| !stream.has_hole());
+            let whole = |stream: &Option<ByteStream>| stream.as_ref().is_none_or(|stream| !stream.has_hole());
             let in_order = self.streams[side].as_ref().is_none_or(|stream| stream.is_next(header.sequence));
             if in_order && self.late.is_empty() && self.streams.iter().all(whole) {
                 return self.finish("RST", at, counts, sink);
@@ -318,8 +331,9 @@ impl TcpFlow {
         }
     }
 
-    /// `report` is called after every piece of the stream, so that findings do not pile up.
-    fn segment(
+    /// Passes a segment to its stream. `report` is called after every piece of the stream, so that
+    /// findings do not accumulate.
+    fn feed_segment(
         &mut self,
         side: Side,
         header: &SegmentHeader,
@@ -333,10 +347,10 @@ impl TcpFlow {
         let mut sequence = header.sequence;
         if header.syn {
             sequence = sequence.wrapping_add(1);
-            self.streams[side].get_or_insert_with(|| Stream::new(sequence));
+            self.streams[side].get_or_insert_with(|| ByteStream::new(sequence));
         }
         let mut missed = false;
-        if !payload.is_empty() && self.begins_here(side, payload) {
+        if !payload.is_empty() && self.begins_startup(side, payload) {
             missed = self.begin_mid_stream(side, header, payload);
         }
         let is_unknown = matches!(self.state, FlowState::Watching { .. } | FlowState::Ignored);
@@ -346,9 +360,9 @@ impl TcpFlow {
             self.begin_without_startup(side, header, counts, &mut findings);
             report(self, &mut findings);
         }
-        if !payload.is_empty() && self.streams[side].is_some() && self.streams[other(side)].is_none() {
-            // Its SYN is not in the capture.
-            self.streams[other(side)] = header.acknowledgment.map(Stream::new);
+        if !payload.is_empty() && self.streams[side].is_some() && self.streams[opposite(side)].is_none() {
+            // The SYN of the other direction is not in the capture.
+            self.streams[opposite(side)] = header.acknowledgment.map(ByteStream::new);
             missed |= payload.starts_with(&KEY_REPLY) && matches!(self.state, FlowState::Watching { .. });
         }
         if header.fin {
@@ -363,7 +377,7 @@ impl TcpFlow {
         }
         for chunk in chunks {
             let mut findings = Findings::new();
-            self.chunk(side, chunk, counts, &mut findings);
+            self.feed_chunk(side, chunk, counts, &mut findings);
             if missed
                 && let FlowState::Iwarp { connection, .. } = &mut self.state
                 && connection.has_frame(side)
@@ -375,9 +389,9 @@ impl TcpFlow {
         }
     }
 
-    /// A startup frame begins with this segment, in a direction that is not followed from its SYN
-    /// on.
-    fn begins_here(&self, side: Side, payload: &[u8]) -> bool {
+    /// Returns whether this segment begins with a startup frame, in a direction that is not
+    /// followed from its SYN on.
+    fn begins_startup(&self, side: Side, payload: &[u8]) -> bool {
         let open = match self.state {
             FlowState::Ignored => true,
             FlowState::Watching { .. } => self.streams[side].is_none(),
@@ -386,17 +400,17 @@ impl TcpFlow {
         open && (payload.starts_with(&KEY_REQUEST) || payload.starts_with(&KEY_REPLY))
     }
 
-    /// Follows both directions from here on. `true`: it is a Reply, and its Request was not
+    /// Follows both directions from here on. Returns true if this is a Reply whose Request was not
     /// captured.
     fn begin_mid_stream(&mut self, side: Side, header: &SegmentHeader, payload: &[u8]) -> bool {
-        self.streams[side] = Some(Stream::new(header.sequence));
-        self.streams[other(side)] = header.acknowledgment.map(Stream::new);
+        self.streams[side] = Some(ByteStream::new(header.sequence));
+        self.streams[opposite(side)] = header.acknowledgment.map(ByteStream::new);
         self.state = FlowState::watching();
         payload.starts_with(&KEY_REPLY)
     }
 
-    /// Follows both directions from an FPDU on: the start-up frames were captured to a file that is
-    /// gone, or not at all.
+    /// Follows both directions from an FPDU on. The startup frames are in a file that is no longer
+    /// available, or were not captured.
     fn begin_without_startup(
         &mut self,
         side: Side,
@@ -404,8 +418,8 @@ impl TcpFlow {
         counts: &mut Counts,
         findings: &mut Findings,
     ) {
-        self.streams[side] = Some(Stream::new(header.sequence));
-        self.streams[other(side)] = header.acknowledgment.map(Stream::new);
+        self.streams[side] = Some(ByteStream::new(header.sequence));
+        self.streams[opposite(side)] = header.acknowledgment.map(ByteStream::new);
         counts.connections += 1;
         let connection = Box::new(Connection::without_startup(findings));
         self.state = FlowState::Iwarp { id: counts.connections, connection };
@@ -418,34 +432,36 @@ impl TcpFlow {
         }
     }
 
-    fn chunk(&mut self, side: Side, chunk: Chunk, counts: &mut Counts, findings: &mut Findings) {
-        if let (CoverLayer::Unknown(keys), Chunk::Bytes(bytes)) = (&mut self.cover, &chunk) {
+    fn feed_chunk(&mut self, side: Side, chunk: Chunk, counts: &mut Counts, findings: &mut Findings) {
+        if let (EncryptionLayer::Unknown(keys), Chunk::Bytes(bytes)) = (&mut self.cover, &chunk) {
             let keys = keys.take();
-            counts.locked += u32::from(keys.is_none() && tls::begins(bytes));
+            counts.locked += u32::from(keys.is_none() && tls::begins_tls(bytes));
             self.cover = match keys {
-                Some(keys) if tls::begins(bytes) => CoverLayer::Tls(Box::new(tls::Session::new(keys))),
-                _ => CoverLayer::Nothing,
+                Some(keys) if tls::begins_tls(bytes) => {
+                    EncryptionLayer::Tls(Box::new(tls::TlsSession::new(keys)))
+                }
+                _ => EncryptionLayer::Nothing,
             };
         }
-        let CoverLayer::Tls(session) = &mut self.cover else {
-            return self.plain(side, chunk, counts, findings);
+        let EncryptionLayer::Tls(session) = &mut self.cover else {
+            return self.feed_plaintext(side, chunk, counts, findings);
         };
         let was_locked = session.is_locked();
-        let chunks = session.take(side, chunk);
+        let chunks = session.decrypt(side, chunk);
         let is_locked = session.is_locked() && !was_locked;
         for (side, chunk) in chunks {
-            self.plain(side, chunk, counts, findings);
+            self.feed_plaintext(side, chunk, counts, findings);
         }
         match &mut self.state {
             FlowState::Iwarp { connection, .. } if is_locked => {
-                connection.end(side, "a record of TLS cannot be decrypted", findings);
+                connection.stop_following(side, "a record of TLS cannot be decrypted", findings);
             }
             _ => counts.locked += u32::from(is_locked),
         }
     }
 
-    /// The next piece of what MPA sees.
-    fn plain(&mut self, side: Side, chunk: Chunk, counts: &mut Counts, findings: &mut Findings) {
+    /// Takes the next decrypted piece of a direction, which contains the bytes of MPA.
+    fn feed_plaintext(&mut self, side: Side, chunk: Chunk, counts: &mut Counts, findings: &mut Findings) {
         match (&mut self.state, chunk) {
             (FlowState::Iwarp { connection, .. }, chunk) => connection.feed(side, chunk, findings),
             (FlowState::Watching { openings }, Chunk::Bytes(bytes)) => {
@@ -453,7 +469,7 @@ impl TcpFlow {
                 opening.bytes.extend(bytes);
                 let key = &opening.bytes[..opening.bytes.len().min(KEY_LEN)];
                 if opening.missing > 0 {
-                    // The other direction decides.
+                    // The other direction will show whether this is iWARP.
                     if opening.bytes.len() > MAX_OPENING {
                         self.ignore();
                     }
@@ -461,7 +477,7 @@ impl TcpFlow {
                 }
                 match FrameKind::detect(key) {
                     Err(_) => self.ignore(),
-                    Ok(Some(_)) if key.len() == KEY_LEN => self.promote(side, counts, findings),
+                    Ok(Some(_)) if key.len() == KEY_LEN => self.begin_iwarp(side, counts, findings),
                     Ok(_) => {}
                 }
             }
@@ -476,13 +492,13 @@ impl TcpFlow {
         }
     }
 
-    /// The Key is whole: an iWARP connection.
-    fn promote(&mut self, side: Side, counts: &mut Counts, findings: &mut Findings) {
+    /// Begins an iWARP connection after a complete Key.
+    fn begin_iwarp(&mut self, side: Side, counts: &mut Counts, findings: &mut Findings) {
         let FlowState::Watching { openings } = &mut self.state else { return };
         let mut openings = std::mem::take(openings);
         let mut connection = Box::new(Connection::new());
         counts.connections += 1;
-        for side in [side, other(side)] {
+        for side in [side, opposite(side)] {
             let OpeningBytes { missing, bytes } = std::mem::take(&mut openings[side]);
             if missing > 0 {
                 connection.feed(side, Chunk::Missing(missing), findings);
@@ -494,14 +510,14 @@ impl TcpFlow {
         self.state = FlowState::Iwarp { id: counts.connections, connection };
     }
 
-    /// Reports the end of the capture for the connection.
-    fn finish(&mut self, how: &str, at: Moment, counts: &mut Counts, sink: &mut dyn FnMut(&Record)) {
-        // Nothing comes any more that they could wait for.
+    /// Finishes a connection and reports its end.
+    fn finish(&mut self, how: &str, at: PacketTime, counts: &mut Counts, sink: &mut dyn FnMut(&Record)) {
+        // Process all waiting segments, because nothing more will come.
         while !self.late.is_empty() {
             let ready =
                 self.late.iter().position(|late| self.is_ready(late.side, &late.header, &late.payload));
             let Some(late) = self.late.remove(ready.unwrap_or(0)) else { break };
-            self.take(late.side, &late.header, &late.payload, late.at, counts, sink);
+            self.process_segment(late.side, &late.header, &late.payload, late.at, counts, sink);
         }
         if !matches!(self.state, FlowState::Iwarp { .. }) {
             return;
@@ -513,13 +529,13 @@ impl TcpFlow {
                 stream.finish(&mut chunks);
             }
             for chunk in chunks {
-                self.chunk(side, chunk, counts, &mut findings);
+                self.feed_chunk(side, chunk, counts, &mut findings);
             }
         }
         let FlowState::Iwarp { connection, .. } = &mut self.state else { return };
         for side in [0, 1] {
             connection.close(side, how, &mut findings);
-            if let Some(Stream { repeated, retransmissions, .. }) = self.streams[side] {
+            if let Some(ByteStream { repeated, retransmissions, .. }) = self.streams[side] {
                 findings.push((side, Event::Tcp { repeated_bytes: repeated, retransmissions }));
             }
         }
@@ -528,10 +544,10 @@ impl TcpFlow {
         self.streams = [None, None];
     }
 
-    fn report(&self, findings: &mut Findings, at: Moment, sink: &mut dyn FnMut(&Record)) {
+    fn report(&self, findings: &mut Findings, at: PacketTime, sink: &mut dyn FnMut(&Record)) {
         let connection = self.id();
         for (side, event) in findings.drain(..) {
-            let (from, to) = (self.ends[side], self.ends[other(side)]);
+            let (from, to) = (self.ends[side], self.ends[opposite(side)]);
             sink(&Record { time: at.time, packet: at.packet, connection, from, to, event });
         }
     }
@@ -555,7 +571,7 @@ mod tests {
         }
         let begun = Instant::now();
         for number in MAX_FLOWS..MAX_FLOWS + 30_000 {
-            let segment = Segment {
+            let segment = TcpSegment {
                 from: address(number),
                 to: peer,
                 sequence: 0,
@@ -566,7 +582,7 @@ mod tests {
                 payload: &[],
                 cut: 0,
             };
-            flows.segment(&segment, Moment::default(), &mut |_| {});
+            flows.segment(&segment, PacketTime::default(), &mut |_| {});
         }
         assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
         assert_eq!(flows.table.len(), MAX_FLOWS + 30_000);

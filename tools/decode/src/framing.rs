@@ -1,8 +1,8 @@
-//! One direction's FPDUs, also when the capture lacks some of their bytes or a CRC is wrong.
+//! FPDUs of one direction, even if some bytes are not in the capture or a CRC is wrong.
 //!
-//! [`FpduRx`] stops for good at the first invalid FPDU, as RFC 5044 section 8 demands of a
-//! receiver. Here the rest is wanted as well. So the FPDUs are cut with CRCs off and with every
-//! Marker set right in a copy; the CRC and the Markers are then judged on the bytes as they came.
+//! [`FpduRx`] stops at the first invalid FPDU, as RFC 5044 section 8 requires of a receiver. A
+//! decoder must continue. FPDUs are therefore split with CRCs off, in a copy whose Markers were
+//! corrected. The CRC and the Markers are then checked in the original bytes.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -10,52 +10,52 @@ use std::ops::Range;
 use uiw_mpa::{FpduRx, MAX_FPDU_ON_WIRE, MIN_FPDU, Step, crc32c, pad_len};
 
 use super::event::{Crc, Event};
-use super::seek::{self, FpduPosition, Seek};
+use super::seek::{self, FpduPosition, FpduSearch};
 
 const MARKER_INTERVAL: u64 = 512;
 const MARKER_LEN: usize = 4;
 const LENGTH_LEN: usize = 2;
 const CRC_LEN: usize = 4;
-/// Bytes in front of the payload: ULPDU_Length and the headers of DDP and RDMAP (RFC 5041 sections
-/// 4.2 and 4.3).
+/// Number of bytes before the payload: ULPDU_Length and the headers of DDP and RDMAP (RFC 5041
+/// sections 4.2 and 4.3).
 const TAGGED: usize = LENGTH_LEN + 14;
 const UNTAGGED: usize = LENGTH_LEN + 18;
 const SUMMED_TWICE: &str = ": that of the payload summed twice, an error of the Linux siw driver";
 
-/// Bytes of one direction of Full Operation.
+/// Splits the bytes of one direction of Full Operation into FPDUs.
 #[derive(Debug)]
 pub(super) struct Framing {
     rx: FpduRx,
     crc: bool,
-    /// Bytes from the position of `rx` on. Those not in the capture are zero.
+    /// Bytes from the position of `rx` on. Bytes that are not in the capture are zero.
     buffer: Vec<u8>,
     /// Positions of bytes that are not in the capture, in order.
     lost: VecDeque<Range<u64>>,
-    /// No FPDU can end before the buffer has this many bytes.
+    /// Minimum length of the buffer with which an FPDU can be complete.
     at_least: usize,
-    /// The boundaries are lost: where the next FPDU begins is looked for.
-    seek: Option<Seek>,
-    /// True if the format of FPDUs is a guess: one that cannot be right is none, instead of one
-    /// that departs from the RFCs.
+    /// Search for the next FPDU, if the boundaries are lost.
+    seek: Option<FpduSearch>,
+    /// True if the format of FPDUs is a guess. Bytes that cannot be an FPDU are then skipped,
+    /// instead of being reported as a departure from the RFCs.
     pub(super) is_guess: bool,
 }
 
-/// Next item in a direction.
+/// Next item of a direction.
 #[derive(Debug)]
-pub(super) enum NextItem {
+pub(super) enum FramingItem {
     Fpdu(CapturedFpdu),
-    /// The bytes so far have no more.
+    /// The bytes so far contain no further item.
     Nothing,
-    /// The length of the FPDU at this position is not in the capture: the boundaries are lost.
+    /// The length of the FPDU at this position is not in the capture, so the boundaries are lost.
     Lost(u64),
-    /// An FPDU begins here; so many bytes before it could not be decoded.
+    /// An FPDU begins here; `skipped` bytes before it could not be decoded.
     Resumed {
         position: u64,
         skipped: u64,
     },
 }
 
-/// A whole FPDU.
+/// A complete FPDU.
 #[derive(Debug)]
 pub(super) struct CapturedFpdu {
     pub(super) position: u64,
@@ -63,7 +63,7 @@ pub(super) struct CapturedFpdu {
     pub(super) crc: Crc,
     pub(super) crc_field: u32,
     pub(super) markers: u16,
-    /// The parts of `ulpdu` that are not known, joined to one.
+    /// Smallest range of `ulpdu` with all bytes that are not in the capture.
     pub(super) unknown: Option<Range<usize>>,
     pub(super) departures: Vec<Event>,
 }
@@ -81,18 +81,18 @@ impl Framing {
         }
     }
 
-    /// A direction whose start-up frame is not in the capture: neither where FPDUs begin nor,
-    /// without `crc`, whether they have CRCs is known.
-    pub(super) fn headless(crc: Option<bool>) -> Self {
-        Self { seek: Some(Seek::anywhere(crc)), ..Self::new(crc.unwrap_or(true), false) }
+    /// Creates the framing of a direction whose startup frame is not in the capture. It is not
+    /// known where FPDUs begin and, if `crc` is `None`, whether they have CRCs.
+    pub(super) fn without_startup(crc: Option<bool>) -> Self {
+        Self { seek: Some(FpduSearch::anywhere(crc)), ..Self::new(crc.unwrap_or(true), false) }
     }
 
-    /// Bytes of Full Operation in front of the buffer.
+    /// Returns the number of bytes of Full Operation before the buffer.
     pub(super) fn position(&self) -> u64 {
         self.rx.position()
     }
 
-    /// Bytes of an FPDU that is not complete.
+    /// Returns the number of bytes of an incomplete FPDU.
     pub(super) fn pending(&self) -> usize {
         self.buffer.len()
     }
@@ -102,7 +102,7 @@ impl Framing {
         self.seek.is_some()
     }
 
-    /// The next bytes of the direction, which begin with a TCP segment.
+    /// Adds the next bytes of the direction, which begin with a TCP segment.
     pub(super) fn push(&mut self, bytes: &[u8]) {
         if let Some(seek) = &mut self.seek {
             seek.segment_begins(self.buffer.len());
@@ -110,8 +110,8 @@ impl Framing {
         self.buffer.extend_from_slice(bytes);
     }
 
-    /// The next bytes of the direction are not in the capture.
-    pub(super) fn push_lost(&mut self, bytes: u64) -> NextItem {
+    /// Adds bytes that are not in the capture.
+    pub(super) fn push_lost(&mut self, bytes: u64) -> FramingItem {
         let position = self.position();
         let start = position + self.buffer.len() as u64;
         if let Ok(length) = usize::try_from(bytes)
@@ -120,20 +120,21 @@ impl Framing {
         {
             self.buffer.resize(self.buffer.len() + length, 0);
             self.lost.push_back(start..start + bytes);
-            return NextItem::Nothing;
+            return FramingItem::Nothing;
         }
-        // What is in front of the hole is no whole FPDU; the start of one must be in the hole.
+        // The bytes before the missing ones are not a complete FPDU, and the next FPDU begins
+        // within the missing bytes.
         let before = self.buffer.len() as u64;
         self.restart(start + bytes);
         let was = self.seek.take();
         let newly = was.is_none();
-        let mut seek = was.unwrap_or_else(|| Seek::aligned(self.crc));
+        let mut seek = was.unwrap_or_else(|| FpduSearch::aligned(self.crc));
         seek.skip(before + bytes);
         self.seek = Some(seek);
-        if newly { NextItem::Lost(position) } else { NextItem::Nothing }
+        if newly { FramingItem::Lost(position) } else { FramingItem::Nothing }
     }
 
-    /// The buffer is empty, and its end is at `position`.
+    /// Empties the buffer. The next byte is at `position`.
     fn restart(&mut self, position: u64) {
         self.buffer.clear();
         self.lost.clear();
@@ -141,15 +142,15 @@ impl Framing {
         self.rx = FpduRx::at(false, self.rx.markers(), position);
     }
 
-    /// The boundaries are lost.
-    fn lose(&mut self, position: u64) -> NextItem {
-        self.seek = Some(Seek::aligned(self.crc));
+    /// Begins a search, because the boundaries are lost.
+    fn lose_boundaries(&mut self, position: u64) -> FramingItem {
+        self.seek = Some(FpduSearch::aligned(self.crc));
         self.at_least = 0;
-        NextItem::Lost(position)
+        FramingItem::Lost(position)
     }
 
     /// Returns the next item.
-    pub(super) fn next(&mut self) -> NextItem {
+    pub(super) fn next(&mut self) -> FramingItem {
         if let Some(seek) = &mut self.seek {
             let position = self.rx.position();
             let is_lost = |range: Range<usize>| overlap(&self.lost, position, &range).is_some();
@@ -158,22 +159,22 @@ impl Framing {
             else {
                 let passed = seek.take_passed();
                 self.advance(passed);
-                return NextItem::Nothing;
+                return FramingItem::Nothing;
             };
             let skipped = seek.skipped + offset as u64;
             self.crc = crc;
             self.seek = None;
             self.advance(offset);
-            return NextItem::Resumed { position: self.position(), skipped };
+            return FramingItem::Resumed { position: self.position(), skipped };
         }
         let position = self.position();
         let lead = if self.rx.markers() && position.is_multiple_of(MARKER_INTERVAL) { MARKER_LEN } else { 0 };
         if self.buffer.len() >= lead + LENGTH_LEN
             && self.overlap(position, &(lead..lead + LENGTH_LEN)).is_some()
         {
-            return self.lose(position);
+            return self.lose_boundaries(position);
         }
-        // First the bytes with the length, then just the FPDU: the copies stay small.
+        // Copy first the bytes with the length, then only the FPDU, so that the copies stay small.
         self.at_least = self.at_least.max(lead + MIN_FPDU);
         while let Some(front) = self.buffer.get(..self.at_least) {
             let mut copy = front.to_vec();
@@ -183,24 +184,24 @@ impl Framing {
                     let cut = self.judge(position, &fpdu.ulpdu, fpdu.start, fpdu.consumed, &markers);
                     if self.is_guess && (cut.crc == Crc::Bad || !seek::plausible_headers(&cut.ulpdu)) {
                         self.rx = FpduRx::at(false, self.rx.markers(), position);
-                        let lost = self.lose(position);
-                        self.seek.as_mut().into_iter().for_each(Seek::not_here);
+                        let lost = self.lose_boundaries(position);
+                        self.seek.as_mut().into_iter().for_each(FpduSearch::exclude_front);
                         return lost;
                     }
                     self.buffer.drain(..fpdu.consumed);
                     self.at_least = 0;
                     self.forget_lost();
-                    return NextItem::Fpdu(cut);
+                    return FramingItem::Fpdu(cut);
                 }
                 Ok(Step::NeedMore { at_least }) if at_least > self.at_least => self.at_least = at_least,
-                // With CRCs off and all Markers right nothing else can come.
-                Ok(Step::NeedMore { .. }) | Err(_) => return self.lose(position),
+                // With CRCs off and correct Markers, no other result is possible.
+                Ok(Step::NeedMore { .. }) | Err(_) => return self.lose_boundaries(position),
             }
         }
-        NextItem::Nothing
+        FramingItem::Nothing
     }
 
-    /// Drops bytes at the front that are no FPDU.
+    /// Drops bytes at the front that are not part of an FPDU.
     fn advance(&mut self, bytes: usize) {
         let position = self.position() + bytes as u64;
         self.buffer.drain(..bytes);
@@ -213,8 +214,8 @@ impl Framing {
         self.lost.retain(|lost| lost.end > position);
     }
 
-    /// Sets the Markers in `copy` to what they must be if the FPDU at its front were the only one.
-    /// Those that stand beyond its end are looked at when it is their turn.
+    /// Corrects the Markers in `copy`, as if the FPDU at its front were the only one. Markers
+    /// beyond its end are handled with the next FPDU.
     fn set_markers(&self, position: u64, lead: usize, copy: &mut [u8]) -> Vec<(usize, u16)> {
         if !self.rx.markers() {
             return Vec::new();
@@ -271,8 +272,8 @@ impl Framing {
         if !damaged {
             judge_pad(whole, ulpdu.len(), markers, &mut departures);
         }
-        // Where the ULPDU lies in the copy and where it lay on the wire differ by the Markers
-        // before each byte.
+        // The positions of a byte in the ULPDU and on the wire differ by the Markers before the
+        // byte.
         let unknown = self.overlap(position, &(0..consumed)).map(|lost| {
             let inner = |at: usize| {
                 let before = markers.iter().filter(|(marker, _)| *marker >= start && *marker < at).count();
@@ -320,7 +321,8 @@ impl Framing {
     }
 }
 
-/// The bytes of an FPDU at `position` that are `lost`: the smallest range that has them all.
+/// Returns the smallest range with all bytes of `range` that are in `lost`. `range` is relative to
+/// `position`.
 fn overlap(lost: &VecDeque<Range<u64>>, position: u64, range: &Range<usize>) -> Option<Range<usize>> {
     let (start, end) = (position + range.start as u64, position + range.end as u64);
     let mut within = lost.iter().filter(|lost| lost.start < end && lost.end > start);
@@ -330,16 +332,16 @@ fn overlap(lost: &VecDeque<Range<u64>>, position: u64, range: &Range<usize>) -> 
     Some(local(first.start.max(start))..local(last.end.min(end)))
 }
 
-/// Returns whether a CRC is that of an FPDU whose payload, behind a tagged or an untagged header,
-/// was summed twice. Linux's siw sends such a one when two of its threads are at it at once: one
-/// goes on with it before the other has noted that the CRC is done.
+/// Returns whether `crc` is the result of including the payload, after a tagged or an untagged
+/// header, twice. The Linux siw driver sends such an FPDU when two threads transmit it at the same
+/// time: one continues before the other has recorded that the CRC is complete.
 fn sums_payload_twice(covered: &[u8], crc: u32) -> bool {
     [TAGGED, UNTAGGED].into_iter().any(|header| {
         covered.get(header..).is_some_and(|payload| crc32c(&[covered, payload].concat()) == crc)
     })
 }
 
-/// PAD stands between ULPDU and CRC; a Marker may stand anywhere there.
+/// Checks that PAD is zero. PAD is between ULPDU and CRC; a Marker may be anywhere in it.
 fn judge_pad(whole: &[u8], ulpdu_len: usize, markers: &[(usize, u16)], departures: &mut Vec<Event>) {
     let is_marker =
         |at: usize| markers.iter().any(|(marker, _)| (*marker..*marker + MARKER_LEN).contains(&at));
@@ -355,7 +357,7 @@ fn judge_pad(whole: &[u8], ulpdu_len: usize, markers: &[(usize, u16)], departure
 mod tests {
     use super::*;
 
-    /// The FPDU that siw sent in a run of the matrix: the 33rd of a Send of 65,536 bytes.
+    /// An FPDU that siw sent: the 33rd of a Send of 65,536 bytes.
     #[test]
     fn double_summed_siw_crc_recognised() {
         let mut fpdu = vec![0x05, 0xaa, 0x01, 0x43, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x1e, 0, 0, 0xb3, 0];

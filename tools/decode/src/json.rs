@@ -1,15 +1,15 @@
-//! JSON for terminals.
+//! JSON that is safe to print on a terminal.
 
 use serde::Serialize;
 use serde_json::ser::{CompactFormatter, Formatter};
 use std::io::{self, Write};
 
-/// Writes `value` as one line, without a line break. Control characters and those that change the
-/// direction of text are escaped in strings: names and texts of other users and hosts must not
-/// drive a terminal.
+/// Writes `value` as one line, without a line break. Control characters and characters that change
+/// the text direction are escaped in strings, because names and texts of other users and hosts must
+/// not control a terminal.
 ///
 /// # Errors
-/// The errors of `out`.
+/// Returns the errors of `out`.
 pub fn write(out: &mut impl Write, value: &impl Serialize) -> io::Result<()> {
     let mut serializer = serde_json::Serializer::with_formatter(out, SafeFormatter);
     Ok(value.serialize(&mut serializer)?)
@@ -19,7 +19,7 @@ pub fn write(out: &mut impl Write, value: &impl Serialize) -> io::Result<()> {
 #[must_use]
 pub fn line(value: &serde_json::Value) -> String {
     let mut out = Vec::new();
-    // Neither a vector nor a value fails.
+    // Serializing a value to a vector cannot fail.
     let _ = write(&mut out, value);
     String::from_utf8(out).unwrap_or_default()
 }
@@ -28,7 +28,7 @@ pub fn line(value: &serde_json::Value) -> String {
 struct SafeFormatter;
 
 impl Formatter for SafeFormatter {
-    // The methods of the trait are those of `CompactFormatter`, except for this one.
+    // All other methods of the trait have the defaults, like `CompactFormatter`.
     fn write_string_fragment<W: Write + ?Sized>(&mut self, writer: &mut W, fragment: &str) -> io::Result<()> {
         let mut rest = fragment;
         while let Some((at, char)) = rest.char_indices().find(|(_, char)| is_unsafe(*char)) {
@@ -40,8 +40,8 @@ impl Formatter for SafeFormatter {
     }
 }
 
-/// Returns whether a terminal obeys the character, or shows what follows it elsewhere. All of these
-/// have four hexadecimal digits.
+/// Returns whether a terminal would obey the character or change the text direction. All such
+/// characters have four hexadecimal digits.
 fn is_unsafe(char: char) -> bool {
     let turns = matches!(
         char,

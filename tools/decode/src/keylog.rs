@@ -1,47 +1,47 @@
-//! The secrets of TLS connections, as `UIW_KEYLOG`, browsers and OpenSSL write them (NSS key log
-//! format).
+//! Secrets of TLS connections in the NSS key log format, as written by `UIW_KEYLOG`, browsers and
+//! OpenSSL.
 
 use std::collections::HashMap;
 use std::path::Path;
 
-/// The client's half of a connection, and the server's.
+/// End of a TLS connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {
     Client,
     Server,
 }
 
-/// Bytes of a ClientHello's random, by which a connection's lines are found.
+/// Length in bytes of the random of a ClientHello, which identifies the lines of a connection.
 pub(super) const RANDOM_LEN: usize = 32;
-/// Connections whose secrets in a capture are kept.
+/// Maximum number of connections whose secrets from a capture are kept.
 const MAX_CONNECTIONS: usize = 1 << 20;
-/// Bytes of a secret at most (SHA-512).
+/// Maximum length of a secret in bytes (SHA-512).
 const MAX_SECRET: usize = 64;
 
 /// Secrets by connection.
 #[derive(Clone, Debug, Default)]
 pub(super) struct KeyLog(HashMap<[u8; RANDOM_LEN], Secrets>);
 
-/// Records of a direction that a secret protects.
+/// The records of a direction that a secret protects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Epoch {
     /// Records of the handshake, after the ClientHello or ServerHello.
     Handshake,
-    /// The first ones of application data.
+    /// Records of application data, until the first KeyUpdate.
     Application,
 }
 
-/// The secrets of one connection, by epoch and role.
+/// Secrets of one connection, by epoch and role.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Secrets([[Option<Vec<u8>>; 2]; 2]);
 
-/// Reason why a file is no key log.
+/// Reason why a file is not a valid key log.
 #[derive(Debug, thiserror::Error)]
 pub enum KeyLogError {
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("{0}")]
     Io(#[from] std::io::Error),
-    /// A line is none of a key log.
+    /// A line is not in key log format.
     #[error("line {line}: {why}")]
     Line {
         /// Line number, starting at 1.
@@ -55,7 +55,7 @@ impl KeyLog {
     /// Reads a file.
     ///
     /// # Errors
-    /// It cannot be read, or one of its lines.
+    /// Returns an error if the file cannot be read, or a line is not in key log format.
     pub(super) fn read(path: &Path) -> Result<Self, KeyLogError> {
         Self::parse(&std::fs::read_to_string(path)?)
     }
@@ -87,7 +87,7 @@ impl KeyLog {
         Ok(Self(all))
     }
 
-    /// Adds secrets of the capture itself, as many as there is room for.
+    /// Adds secrets that the capture contains, up to the maximum number of connections.
     pub(super) fn merge(&mut self, other: Self) {
         for (random, secrets) in other.0 {
             if self.0.len() < MAX_CONNECTIONS || self.0.contains_key(&random) {
@@ -99,18 +99,18 @@ impl KeyLog {
         }
     }
 
-    pub(super) fn of(&self, random: &[u8; RANDOM_LEN]) -> Option<&Secrets> {
+    pub(super) fn secrets_of(&self, random: &[u8; RANDOM_LEN]) -> Option<&Secrets> {
         self.0.get(random)
     }
 }
 
 impl Secrets {
-    pub(super) fn of(&self, epoch: Epoch, role: Role) -> Option<&[u8]> {
+    pub(super) fn get(&self, epoch: Epoch, role: Role) -> Option<&[u8]> {
         self.0[epoch as usize][role as usize].as_deref()
     }
 }
 
-/// Hexadecimal digits, two a byte.
+/// Decodes hexadecimal digits, two for each byte.
 fn bytes(digits: &str) -> Option<Vec<u8>> {
     if !digits.len().is_multiple_of(2) || !digits.bytes().all(|digit| digit.is_ascii_hexdigit()) {
         return None;
@@ -130,14 +130,14 @@ mod tests {
              SERVER_HANDSHAKE_TRAFFIC_SECRET {random} 03\nEXPORTER_SECRET {random} 04\n"
         );
         let log = KeyLog::parse(&text).unwrap();
-        let secrets = log.of(&[0xAB; 32]).unwrap();
-        assert_eq!(secrets.of(Epoch::Application, Role::Client), Some(&[1, 2][..]));
-        assert_eq!(secrets.of(Epoch::Handshake, Role::Server), Some(&[3][..]));
+        let secrets = log.secrets_of(&[0xAB; 32]).unwrap();
+        assert_eq!(secrets.get(Epoch::Application, Role::Client), Some(&[1, 2][..]));
+        assert_eq!(secrets.get(Epoch::Handshake, Role::Server), Some(&[3][..]));
         assert_eq!(
-            (secrets.of(Epoch::Handshake, Role::Client), secrets.of(Epoch::Application, Role::Server)),
+            (secrets.get(Epoch::Handshake, Role::Client), secrets.get(Epoch::Application, Role::Server)),
             (None, None)
         );
-        assert!(log.of(&[0; 32]).is_none());
+        assert!(log.secrets_of(&[0; 32]).is_none());
     }
 
     #[test]

@@ -7,35 +7,36 @@
 //!                              port                                 Markers
 //! ```
 //!
-//! With a key log, `tls` decrypts what is between `reassembly` and `connection`, by the secrets
+//! With a key log, `tls` decrypts the bytes between `reassembly` and `connection`, with the secrets
 //! that `keylog` reads.
 //!
-//! Datagrams between uiw peers go from `packet` to `datagrams`, each by itself.
+//! Datagrams between uiw peers go from `packet` directly to `datagrams`.
 //!
-//! Captures lack packets, and have them in another order than they were sent. `flows` looks at a
-//! segment when what it acknowledges was looked at, and takes for missing what does not come;
-//! behind missing bytes `seek` finds the next FPDU. From then on nothing is judged that needs both
-//! directions from their beginning.
+//! Captures may lack packets, or contain them in another order than they were sent. `flows`
+//! processes a segment after everything that it acknowledges, and treats acknowledged bytes that do
+//! not come as missing. `seek` finds the next FPDU after missing bytes. From then on, rules that
+//! need both directions from their beginning are not applied.
 //!
-//! Each step takes any bytes and never panics; what it cannot follow it names, with the place and
-//! the reason. The capture is read as a stream: memory is bounded by the connections that are open
-//! at a time.
+//! Each step accepts any bytes and never panics. It reports what it cannot follow, with the place
+//! and the reason. The capture is read as a stream, and memory is bounded by the number of open
+//! connections.
 //!
 //! # Gaps
 //!
 //! A decoder continues where a receiver terminates, and captures lack packets or have them in
 //! another order.
 //!
-//! * A segment is handled once everything that it acknowledges was handled, so a response comes
-//!   after its request and the Reply after the Request. Acknowledged bytes that do not come within
-//!   64 packets of the connection are missing.
-//! * An FPDU whose length is known keeps the boundaries although its payload is missing. Otherwise
-//!   `seek` looks for the next FPDU at multiples of four bytes (with Markers: where they point to),
-//!   by its headers and its CRC; without CRCs by three in a row, or by one that fills a TCP
-//!   segment.
-//! * A connection of which one start-up frame is missing is followed with the other one. An FPDU
-//!   that cannot be right under such a guess is no FPDU, instead of one that departs from the RFCs.
-//!   After missing bytes, rules that need both directions from their beginning are not applied.
+//! * A segment is processed after everything that it acknowledges, so a response is processed after
+//!   its request and the Reply after the Request. Acknowledged bytes that do not come within 64
+//!   packets of the connection are missing.
+//! * If payload of an FPDU is missing but its length is known, the boundaries are kept. Otherwise
+//!   `seek` searches for the next FPDU at multiples of four bytes (with Markers: where they point
+//!   to), and recognises it by its headers and its CRC. Without CRCs it requires three FPDUs in a
+//!   row, or one that fills a TCP segment.
+//! * If one startup frame of a connection is missing, the mode of Full Operation is guessed from
+//!   the other one. Bytes that cannot be an FPDU under such a guess are skipped, instead of being
+//!   reported as a departure from the RFCs. After missing bytes, rules that need both directions
+//!   from their beginning are not applied.
 
 #![warn(missing_debug_implementations)]
 
@@ -77,20 +78,20 @@ pub use startup::RAW_TCP;
 
 use crate::pcap::{Error, Packet, Reader};
 use datagrams::Datagrams;
-use flows::{Flows, Moment};
+use flows::{Flows, PacketTime};
 use keylog::KeyLog;
-use output::{Print, Printer};
-use packet::Content;
+use output::{PrintMode, Printer};
+use packet::PacketContent;
 
-/// Files to decode, and the findings to print.
+/// Settings of the decoder: files to decode, and findings to print.
 #[derive(Clone, Debug, Default)]
 pub struct DecodeConfig {
-    /// pcap or pcapng files; several are one capture that was rotated, in the order of their times.
-    /// `-` is standard input.
+    /// pcap or pcapng files. Several files are parts of one rotated capture, and are decoded in the
+    /// order of their times. `-` is standard input.
     pub files: Vec<PathBuf>,
     /// One JSON object per line.
     pub json: bool,
-    /// Prints departures, missing bytes and the summary only.
+    /// Prints only departures, missing bytes and the summary.
     pub quiet: bool,
     /// Connections to print; all if empty.
     pub connections: Vec<ConnectionFilter>,
@@ -101,10 +102,10 @@ pub struct DecodeConfig {
 /// Decodes the files and prints the findings to `out`.
 ///
 /// # Errors
-/// The file that failed, and why: it cannot be read as a capture at all, or `out` cannot be
+/// Returns the file that failed and the reason: it cannot be read as a capture, or `out` cannot be
 /// written.
 pub fn decode_to(config: &DecodeConfig, out: &mut dyn Write) -> Result<Summary, (PathBuf, DecodeError)> {
-    let print = if config.quiet { Print::Departures } else { Print::Everything };
+    let print = if config.quiet { PrintMode::Departures } else { PrintMode::Everything };
     let mut printer = Printer::new(out, config.json, print);
     let mut decoder = Decoder { selection: config.connections.clone(), ..Decoder::default() };
     if let Some(path) = &config.keylog {
@@ -139,7 +140,7 @@ pub fn decode_to(config: &DecodeConfig, out: &mut dyn Write) -> Result<Summary, 
     Ok(summary)
 }
 
-/// A capture of which the first packet was read.
+/// A capture whose first packet was read.
 struct OpenedCapture {
     reader: Reader<BufReader<Box<dyn Read>>>,
     first: Result<Option<Packet>, Error>,
@@ -160,11 +161,11 @@ fn open_all(files: &[PathBuf]) -> Result<Vec<OpenedCapture>, (PathBuf, DecodeErr
     Ok(all)
 }
 
-/// Decodes a capture; every finding goes to `sink` in the order of the capture.
+/// Decodes a capture. Every finding is passed to `sink` in the order of the capture.
 ///
 /// # Errors
-/// The input is no capture. A capture that is damaged further on is decoded up to there, which the
-/// [`Summary`] has it.
+/// Returns an error if the input is not a capture. A capture that is damaged later is decoded up to
+/// that place, and the [`Summary`] contains the error.
 pub fn decode(input: impl Read, sink: &mut dyn FnMut(&Record)) -> Result<Summary, DecodeError> {
     let mut reader = Reader::new(BufReader::with_capacity(1 << 16, input)).map_err(DecodeError::Capture)?;
     let mut decoder = Decoder::default();
@@ -184,19 +185,19 @@ pub fn decode(input: impl Read, sink: &mut dyn FnMut(&Record)) -> Result<Summary
     Ok(decoder.finish(sink))
 }
 
-/// A capture that is being decoded, packet by packet.
+/// Decoder of a capture, packet by packet.
 #[derive(Debug, Default)]
 struct Decoder {
     flows: Flows,
     datagrams: Datagrams,
     summary: Summary,
-    last: Moment,
-    /// Selects these connections only; all if there are none.
+    last: PacketTime,
+    /// Selected connections; all if empty.
     selection: Vec<ConnectionFilter>,
 }
 
 impl Decoder {
-    /// Takes secrets that the capture itself has. Lines that are none are left out.
+    /// Adds secrets that the capture contains. Invalid lines are ignored.
     fn secrets(&mut self, text: Option<String>) {
         let Some(text) = text else { return };
         let keys = self.flows.keys.get_or_insert_default();
@@ -213,30 +214,30 @@ impl Decoder {
             summary.largest_cut =
                 summary.largest_cut.max(Some(cut).map(|(captured, original)| (original, captured)));
         }
-        // Of several files the numbers go on.
-        *last = Moment { time: packet.time, packet: summary.packets };
+        // Packet numbers continue over several files.
+        *last = PacketTime { time: packet.time, packet: summary.packets };
         match packet::parse(packet) {
-            Content::Tcp(segment) => {
-                flows.segment(&segment, *last, &mut |record| summary.take(record, selection, sink));
+            PacketContent::Tcp(segment) => {
+                flows.segment(&segment, *last, &mut |record| summary.count(record, selection, sink));
             }
-            Content::Udp(from, to, bytes) => {
+            PacketContent::Udp(from, to, bytes) => {
                 for event in datagrams.datagram(from, to, bytes) {
-                    let Moment { time, packet } = *last;
-                    summary.take(&Record { time, packet, connection: 0, from, to, event }, selection, sink);
+                    let PacketTime { time, packet } = *last;
+                    summary.count(&Record { time, packet, connection: 0, from, to, event }, selection, sink);
                 }
             }
-            Content::Fragment => summary.fragments += 1,
-            Content::BrokenTcp => summary.broken_tcp += 1,
-            Content::UnknownLink(link) => {
+            PacketContent::Fragment => summary.fragments += 1,
+            PacketContent::BrokenTcp => summary.broken_tcp += 1,
+            PacketContent::UnknownLink(link) => {
                 summary.unknown_links.insert(link.0);
             }
-            Content::Other => {}
+            PacketContent::Other => {}
         }
     }
 
     fn finish(self, sink: &mut dyn FnMut(&Record)) -> Summary {
         let Self { mut flows, mut summary, last, selection, .. } = self;
-        flows.finish(last, &mut |record| summary.take(record, &selection, sink));
+        flows.finish(last, &mut |record| summary.count(record, &selection, sink));
         if selection.is_empty() {
             summary.connections = flows.counts.connections;
         } else {
@@ -263,10 +264,10 @@ pub enum DecodeError {
     /// The file cannot be opened.
     #[error("{0}")]
     Open(io::Error),
-    /// The file is no capture.
+    /// The file is not a capture.
     #[error("{0}")]
     Capture(Error),
-    /// The file of secrets cannot be read, or is none.
+    /// The key log cannot be read, or is not valid.
     #[error("{0}")]
     KeyLog(KeyLogError),
     /// The findings cannot be written.

@@ -1,23 +1,24 @@
-//! The messages of one direction: segments put together, MSN, MO and TO followed, Reads matched.
+//! Messages of one direction: assembles segments, follows MSN, MO and TO, and matches Reads with
+//! their responses.
 //!
-//! A receiver stops at the first error. A decoder says what is wrong, takes the peer's word and
-//! goes on.
+//! A receiver stops at the first error. A decoder reports the error, accepts the values of the
+//! peer, and continues.
 
 use uiw_ddp::{Header, STag, Tagged, Untagged};
 use uiw_rdmap::{AtomicOp, AtomicRequest, AtomicResponse, Opcode, ReadRequest};
 
 use super::event::{Event, Message};
-use super::requests::{Outstanding, Request, ResponseSoFar};
+use super::requests::{OutstandingRequest, OutstandingRequests, PartialResponse};
 use super::segment::{Parsed, has_invalidate, name};
 use super::terminate;
 
-/// Queues 0 to 3 (RFC 5040 section 4.1, RFC 7306 section 4).
+/// Number of queues: 0 to 3 (RFC 5040 section 4.1, RFC 7306 section 4).
 const QUEUES: usize = 4;
-/// The longest header that a message has of its own is the Terminate's with everything in it: 52
-/// bytes.
+/// Number of bytes kept of a message. The longest RDMAP header, that of a complete Terminate, has
+/// 52 bytes.
 const HEAD: usize = 128;
 
-/// One direction's messages.
+/// Tracker of the messages of one direction.
 #[derive(Debug)]
 pub(super) struct Tracker {
     queues: [MessageQueue; QUEUES],
@@ -27,7 +28,7 @@ pub(super) struct Tracker {
 
 #[derive(Debug)]
 struct MessageQueue {
-    /// The next message's MSN; `None` when it is not known.
+    /// MSN of the next message, `None` if it is not known.
     expected: Option<u32>,
     current: Option<UntaggedMessage>,
 }
@@ -35,7 +36,7 @@ struct MessageQueue {
 #[derive(Debug)]
 struct UntaggedMessage {
     first: Untagged,
-    /// MO that the next segment must have; `None` after a hole.
+    /// MO that the next segment must have, `None` after missing bytes.
     next_mo: Option<u64>,
     segments: u64,
     length: u64,
@@ -48,13 +49,13 @@ struct TaggedMessage {
     opcode: u8,
     segments: u64,
     length: u64,
-    /// Part of it was in a hole.
+    /// True if part of the message is missing.
     partial: bool,
 }
 
 impl TaggedMessage {
-    fn response(&self, last: bool) -> ResponseSoFar {
-        ResponseSoFar {
+    fn response(&self, last: bool) -> PartialResponse {
+        PartialResponse {
             stag: self.first.stag,
             to: self.first.to,
             length: self.length,
@@ -71,9 +72,9 @@ impl Tracker {
         Self { queues: std::array::from_fn(|_| queue()), tagged: None, terminated: false }
     }
 
-    /// Bytes of the direction were lost or cannot be trusted: nothing is known about what comes
-    /// next.
-    pub(super) fn lose(&mut self, own: &mut Outstanding, peers: &mut Outstanding) {
+    /// Called when bytes of the direction are missing or cannot be trusted, so that nothing is
+    /// known about the next segment.
+    pub(super) fn lose(&mut self, own: &mut OutstandingRequests, peers: &mut OutstandingRequests) {
         for queue in &mut self.queues {
             queue.expected = None;
             if let Some(current) = &mut queue.current {
@@ -87,7 +88,7 @@ impl Tracker {
         peers.uncertain = true;
     }
 
-    /// A description of a message that has begun and not ended.
+    /// Returns a description of an incomplete message, if there is one.
     pub(super) fn unfinished(&self) -> Option<String> {
         let untagged = self.queues.iter().filter_map(|queue| queue.current.as_ref());
         let untagged = untagged.map(|message| (message.first.rsvd_ulp & 0x0f, message.length));
@@ -97,13 +98,12 @@ impl Tracker {
         })
     }
 
-    /// Takes the next segment. `own`: what this end has asked for; `peers`: what the peer has asked
-    /// it for.
+    /// Takes the next segment. `own` are requests of this end, `peers` those of the peer.
     pub(super) fn segment(
         &mut self,
         parsed: &Parsed<'_>,
-        own: &mut Outstanding,
-        peers: &mut Outstanding,
+        own: &mut OutstandingRequests,
+        peers: &mut OutstandingRequests,
         out: &mut Vec<Event>,
     ) {
         if self.terminated {
@@ -115,7 +115,7 @@ impl Tracker {
             Header::Untagged(header) => {
                 let Some(message) = self.untagged(&header, parsed, out) else { return };
                 self.terminated |= parsed.opcode == Opcode::Terminate.raw();
-                finished(parsed.opcode, &message, own, peers, out);
+                report_message(parsed.opcode, &message, own, peers, out);
             }
         }
     }
@@ -124,12 +124,12 @@ impl Tracker {
         &mut self,
         header: &Tagged,
         parsed: &Parsed<'_>,
-        peers: &mut Outstanding,
+        peers: &mut OutstandingRequests,
         out: &mut Vec<Event>,
     ) {
         let length = parsed.payload.len() as u64;
         let mut message = match self.tagged.take() {
-            Some(message) if continues(&message, header, parsed.opcode, out) => message,
+            Some(message) if continues_message(&message, header, parsed.opcode, out) => message,
             _ => {
                 let (first, opcode) = (*header, parsed.opcode);
                 TaggedMessage { first, opcode, segments: 0, length: 0, partial: false }
@@ -160,7 +160,7 @@ impl Tracker {
         }
     }
 
-    /// The message, when this was its last segment.
+    /// Adds an untagged segment. Returns the message if this was its last segment.
     fn untagged(
         &mut self,
         header: &Untagged,
@@ -192,12 +192,12 @@ impl Tracker {
                 UntaggedMessage { first: *header, next_mo, segments: 0, length: 0, head: Vec::new() }
             }
         };
-        take(&mut message, header, parsed.payload, out);
+        add_segment(&mut message, header, parsed.payload, out);
         if header.last {
             queue.expected = Some(header.msn.wrapping_add(1));
             Some(message)
         } else {
-            // From here on the queue is in step again, whatever was lost before.
+            // From here on the MSN is known again, even if bytes were missing before.
             queue.expected = Some(header.msn);
             queue.current = Some(message);
             None
@@ -206,7 +206,7 @@ impl Tracker {
 }
 
 /// Adds a segment to its message.
-fn take(message: &mut UntaggedMessage, header: &Untagged, payload: &[u8], out: &mut Vec<Event>) {
+fn add_segment(message: &mut UntaggedMessage, header: &Untagged, payload: &[u8], out: &mut Vec<Event>) {
     let mo = u64::from(header.mo);
     if let Some(next) = message.next_mo
         && next != mo
@@ -235,8 +235,8 @@ fn take(message: &mut UntaggedMessage, header: &Untagged, payload: &[u8], out: &
     message.length = end;
 }
 
-/// Returns whether a tagged segment belongs to the message that has begun.
-fn continues(message: &TaggedMessage, header: &Tagged, opcode: u8, out: &mut Vec<Event>) -> bool {
+/// Returns whether a tagged segment continues the current message.
+fn continues_message(message: &TaggedMessage, header: &Tagged, opcode: u8, out: &mut Vec<Event>) -> bool {
     if message.opcode != opcode || message.first.stag != header.stag {
         if !message.partial {
             let what = format!(
@@ -258,12 +258,12 @@ fn continues(message: &TaggedMessage, header: &Tagged, opcode: u8, out: &mut Vec
     true
 }
 
-/// A whole untagged message: its own header is read, Reads and Atomics are noted.
-fn finished(
+/// Reports a complete untagged message: decodes its RDMAP header, and records Reads and Atomics.
+fn report_message(
     opcode: u8,
     message: &UntaggedMessage,
-    own: &mut Outstanding,
-    peers: &mut Outstanding,
+    own: &mut OutstandingRequests,
+    peers: &mut OutstandingRequests,
     out: &mut Vec<Event>,
 ) {
     let known = Opcode::from_raw(opcode);
@@ -295,7 +295,7 @@ fn finished(
     out.push(Event::Message(Message { name: name(opcode), opcode, length, segments, details, terminate }));
 }
 
-/// Bytes of the messages that have a header of their own and no payload.
+/// Returns the length in bytes of messages that consist of an RDMAP header only.
 fn fixed_length(opcode: Opcode) -> Option<u64> {
     match opcode {
         Opcode::ReadRequest => Some(ReadRequest::LEN as u64),
@@ -306,14 +306,14 @@ fn fixed_length(opcode: Opcode) -> Option<u64> {
     }
 }
 
-fn read_request(head: &[u8], own: &mut Outstanding, out: &mut Vec<Event>) -> String {
+fn read_request(head: &[u8], own: &mut OutstandingRequests, out: &mut Vec<Event>) -> String {
     let Ok(request) = ReadRequest::parse(head) else { return "not whole".into() };
     let ReadRequest { sink_stag, sink_to, len, source_stag, source_to } = request;
-    own.add(Request::Read { sink_stag, sink_to, len }, out);
+    own.add(OutstandingRequest::Read { sink_stag, sink_to, len }, out);
     format!("{len} bytes from STag {source_stag} TO {source_to:#x} to STag {sink_stag} TO {sink_to:#x}")
 }
 
-fn atomic_request(head: &[u8], own: &mut Outstanding, out: &mut Vec<Event>) -> String {
+fn atomic_request(head: &[u8], own: &mut OutstandingRequests, out: &mut Vec<Event>) -> String {
     let request = match AtomicRequest::parse(head) {
         Ok(request) => request,
         Err(error) => {
@@ -321,7 +321,7 @@ fn atomic_request(head: &[u8], own: &mut Outstanding, out: &mut Vec<Event>) -> S
             return "unreadable".into();
         }
     };
-    own.add(Request::Atomic { request_id: request.request_id }, out);
+    own.add(OutstandingRequest::Atomic { request_id: request.request_id }, out);
     let (id, stag, to) = (request.request_id, request.stag, request.to);
     if to % 8 != 0 {
         out.push(Event::departure("RFC 7306 5", format!("an Atomic at TO {to:#x}, not a multiple of 8")));
@@ -334,7 +334,7 @@ fn atomic_request(head: &[u8], own: &mut Outstanding, out: &mut Vec<Event>) -> S
     }
 }
 
-fn atomic_response(head: &[u8], peers: &mut Outstanding, out: &mut Vec<Event>) -> String {
+fn atomic_response(head: &[u8], peers: &mut OutstandingRequests, out: &mut Vec<Event>) -> String {
     let Ok(response) = AtomicResponse::parse(head) else { return "not whole".into() };
     let id = response.request_id;
     peers.atomic_response(id, out);

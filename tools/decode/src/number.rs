@@ -1,6 +1,6 @@
-//! Numbers as people read them.
+//! Formatting of numbers.
 
-/// A number with a separator every three digits.
+/// Formats a number with a separator every three digits.
 ///
 /// ```
 /// assert_eq!(uiw_decode::number::grouped(1_234_567), "1,234,567");
@@ -18,7 +18,7 @@ pub fn grouped(number: u64) -> String {
     out
 }
 
-/// A number and what it counts, whose plural has an `s`.
+/// Formats a number with a noun, whose plural ends with `s`.
 ///
 /// ```
 /// use uiw_decode::number::number;

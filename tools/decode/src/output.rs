@@ -1,4 +1,4 @@
-//! Findings as text or as JSON lines, and the summary.
+//! Output of findings as text or as JSON lines, and of the summary.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -12,71 +12,70 @@ use super::select::ConnectionFilter;
 use crate::json;
 use crate::number::number;
 
-/// Contents of a capture.
+/// Summary of a capture.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Summary {
-    /// Packets of the capture.
+    /// Number of packets.
     pub packets: u64,
-    /// iWARP connections.
+    /// Number of iWARP connections.
     pub connections: u32,
-    /// TLS connections whose secrets are not there, of iWARP or not.
+    /// Number of TLS connections without secrets, which may or may not be iWARP.
     pub locked: u32,
-    /// MPA Request and Reply Frames.
+    /// Number of MPA Request and Reply Frames.
     pub startup_frames: u64,
-    /// FPDUs.
+    /// Number of FPDUs.
     pub fpdus: u64,
-    /// FPDUs whose CRC matches.
+    /// Number of FPDUs whose CRC matches.
     pub crc_good: u64,
-    /// FPDUs whose CRC does not match.
+    /// Number of FPDUs whose CRC does not match.
     pub crc_bad: u64,
-    /// FPDUs of connections without CRCs.
+    /// Number of FPDUs of connections without CRCs.
     pub crc_off: u64,
-    /// FPDUs that are not whole in the capture.
+    /// Number of FPDUs that are incomplete in the capture.
     pub crc_unknown: u64,
-    /// Whole RDMAP messages by name.
+    /// Number of complete RDMAP messages by name.
     pub messages: BTreeMap<&'static str, u64>,
-    /// Datagrams between uiw peers.
+    /// Number of datagrams between uiw peers.
     pub datagrams: u64,
-    /// Departures from the RFCs.
+    /// Number of departures from the RFCs.
     pub departures: u64,
     /// Bytes of iWARP connections that are not in the capture.
     pub missing_bytes: u64,
-    /// Directions that could not be decoded to their end.
+    /// Number of directions that could not be decoded to their end.
     pub not_followed: u64,
     /// Number of times that a direction was decoded again after missing bytes.
     pub resumed: u64,
-    /// Bytes of iWARP connections that came more than once.
+    /// Bytes of iWARP connections that were captured more than once.
     pub repeated_bytes: u64,
-    /// IP fragments of TCP segments; they are not put together.
+    /// Number of IP fragments of TCP segments, which are not reassembled.
     pub fragments: u64,
-    /// Packets whose TCP header is damaged or not whole.
+    /// Number of packets whose TCP header is damaged or incomplete.
     pub broken_tcp: u64,
-    /// Link types that are not understood.
+    /// Unsupported link types.
     pub unknown_links: BTreeSet<u32>,
     /// Reason why the capture could not be read to its end.
     pub capture_error: Option<String>,
-    /// Packets that were captured in part.
+    /// Number of packets that were captured only in part.
     pub cut_packets: u64,
-    /// Connections of the selection, if there is one.
+    /// Selected connections, if there is a selection.
     #[serde(skip)]
     pub(super) selected: BTreeSet<u32>,
-    /// Connections and senders of directions that are not decoded at present.
+    /// Connections and senders of directions that are currently not decoded.
     #[serde(skip)]
     pub(super) stopped: BTreeSet<(u32, SocketAddr)>,
-    /// Connections that are not of the selection.
+    /// Number of connections that are not selected.
     #[serde(skip)]
     pub(super) left_out: u32,
-    /// Bytes on the wire and in the capture of the longest packet of those that were captured in
-    /// part.
+    /// Length on the wire and in the capture of the longest packet that was captured only in part.
     #[serde(skip)]
     pub(super) largest_cut: Option<(usize, usize)>,
-    /// Whether a file of secrets was named.
+    /// True if a key log was given.
     #[serde(skip)]
     pub(super) has_key_log: bool,
 }
 
 impl Summary {
-    /// Returns whether every byte of iWARP could be followed.
+    /// Returns whether the decoder could follow every byte of iWARP.
     #[must_use]
     pub fn followed(&self) -> bool {
         (self.connections > 0 || self.datagrams > 0)
@@ -86,15 +85,15 @@ impl Summary {
             && self.capture_error.is_none()
     }
 
-    /// Counts a finding and passes it on, if it is of the selection.
-    pub(super) fn take(
+    /// Counts a finding and passes it to `sink`, if it is selected.
+    pub(super) fn count(
         &mut self,
         record: &Record,
         selection: &[ConnectionFilter],
         sink: &mut dyn FnMut(&Record),
     ) {
         if !selection.is_empty() {
-            if !selection.iter().any(|which| which.has(record)) {
+            if !selection.iter().any(|which| which.matches(record)) {
                 return;
             }
             let is_new = record.connection > 0 && self.selected.insert(record.connection);
@@ -129,8 +128,8 @@ impl Summary {
         sink(record);
     }
 
-    /// Returns the reasons that kept the decoder from following every byte, one a line.
-    fn reasons(&self) -> Vec<String> {
+    /// Returns the reasons why the decoder could not follow every byte, one for each line.
+    fn unfollowed_reasons(&self) -> Vec<String> {
         let mut reasons = Vec::new();
         if self.connections == 0 && self.datagrams == 0 {
             reasons.push(if self.left_out > 0 {
@@ -180,7 +179,7 @@ impl Summary {
     }
 }
 
-/// "1 byte is", "2 bytes are".
+/// Formats a number with a noun and a verb: "1 byte is", "2 bytes are".
 fn are(count: u64, what: &str) -> String {
     format!("{} {}", number(count, what), if count == 1 { "is" } else { "are" })
 }
@@ -216,42 +215,42 @@ impl fmt::Display for Summary {
             }
         }
         writeln!(f, "{} from the RFCs", number(self.departures, "departure"))?;
-        for reason in self.reasons() {
+        for reason in self.unfollowed_reasons() {
             writeln!(f, "not followed: {reason}")?;
         }
         Ok(())
     }
 }
 
-/// Findings that are written.
+/// Selection of findings to print.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Print {
+pub(super) enum PrintMode {
     Everything,
-    /// Departures and what is missing.
+    /// Departures and missing bytes.
     Departures,
 }
 
-/// Writes findings as they come.
+/// Printer of findings.
 pub(super) struct Printer<'a> {
     out: &'a mut dyn Write,
     json: bool,
-    print: Print,
+    print: PrintMode,
     /// Times are printed relative to the first one.
     start: Option<u64>,
-    /// The first failure to write; nothing is written after it.
+    /// First write error, after which nothing more is written.
     failed: Option<io::Error>,
 }
 
 impl<'a> Printer<'a> {
-    pub(super) fn new(out: &'a mut dyn Write, json: bool, print: Print) -> Self {
+    pub(super) fn new(out: &'a mut dyn Write, json: bool, print: PrintMode) -> Self {
         Self { out, json, print, start: None, failed: None }
     }
 
     pub(super) fn record(&mut self, record: &Record) {
         self.start = self.start.or(record.time);
         let wanted = match self.print {
-            Print::Everything => true,
-            Print::Departures => matches!(
+            PrintMode::Everything => true,
+            PrintMode::Departures => matches!(
                 record.event,
                 Event::Departure(_)
                     | Event::Missing { .. }
@@ -286,7 +285,7 @@ impl<'a> Printer<'a> {
         self.out.flush()
     }
 
-    /// Makes what was written visible to the reader.
+    /// Flushes the output.
     pub(super) fn flush(&mut self) {
         if self.failed.is_none() {
             self.failed = self.out.flush().err();
@@ -311,7 +310,7 @@ impl<'a> Printer<'a> {
     }
 }
 
-/// One line; `None` for what another line has said already.
+/// Returns the line for an event, or `None` for an event that needs no line.
 fn text(event: &Event) -> Option<String> {
     Some(match event {
         Event::Startup(startup) => startup.text.clone(),

@@ -1,4 +1,4 @@
-//! From a captured packet to its TCP segment or UDP datagram.
+//! Extraction of TCP segments and UDP datagrams from captured packets.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -11,7 +11,7 @@ use crate::pcap::{LinkType, Packet};
 
 /// A TCP segment as it was captured.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Segment<'a> {
+pub(super) struct TcpSegment<'a> {
     pub(super) from: SocketAddr,
     pub(super) to: SocketAddr,
     pub(super) sequence: u32,
@@ -21,74 +21,77 @@ pub(super) struct Segment<'a> {
     pub(super) fin: bool,
     pub(super) rst: bool,
     pub(super) payload: &'a [u8],
-    /// Bytes of payload that the packet had and the capture has not (its snapshot length cut them
-    /// off).
+    /// Number of payload bytes that are not in the capture, because the snapshot length has cut
+    /// them off.
     pub(super) cut: u32,
 }
 
 /// Content of a packet.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Content<'a> {
-    Tcp(Segment<'a>),
-    /// A whole UDP datagram: its sender, its receiver, its bytes.
+pub(super) enum PacketContent<'a> {
+    Tcp(TcpSegment<'a>),
+    /// A complete UDP datagram: sender, receiver and bytes.
     Udp(SocketAddr, SocketAddr, &'a [u8]),
-    /// An IP fragment of a TCP segment; fragments are not put together.
+    /// An IP fragment of a TCP segment. Fragments are not reassembled.
     Fragment,
-    /// TCP whose header is damaged or cut off.
+    /// A TCP segment whose header is damaged or cut off.
     BrokenTcp,
-    /// A link type that is not understood.
+    /// A packet with an unsupported link type.
     UnknownLink(LinkType),
     Other,
 }
 
-/// Finds the TCP segment in a packet.
-pub(super) fn parse(packet: &Packet) -> Content<'_> {
+/// Extracts the content of a packet.
+pub(super) fn parse(packet: &Packet) -> PacketContent<'_> {
     let bytes = packet.bytes.as_slice();
     let sliced = match packet.link {
         LinkType::ETHERNET => LaxSlicedPacket::from_ethernet(bytes).ok(),
-        LinkType::RAW | LinkType::RAW_12 | LinkType::RAW_14 | LinkType::IPV4 | LinkType::IPV6 => ip(bytes),
-        // The address family differs between systems; the version field of IP does not.
-        LinkType::NULL | LinkType::LOOP => bytes.get(4..).and_then(ip),
+        LinkType::RAW | LinkType::RAW_12 | LinkType::RAW_14 | LinkType::IPV4 | LinkType::IPV6 => {
+            slice_ip(bytes)
+        }
+        // The number of the address family differs between systems, so the version field of IP is
+        // used instead.
+        LinkType::NULL | LinkType::LOOP => bytes.get(4..).and_then(slice_ip),
         // Protocol number at 14 of 16 bytes.
-        LinkType::LINUX_SLL => cooked(bytes, 14, 16),
+        LinkType::LINUX_SLL => slice_cooked(bytes, 14, 16),
         // Protocol number at 0 of 20 bytes.
-        LinkType::LINUX_SLL2 => cooked(bytes, 0, 20),
-        other => return Content::UnknownLink(other),
+        LinkType::LINUX_SLL2 => slice_cooked(bytes, 0, 20),
+        other => return PacketContent::UnknownLink(other),
     };
-    sliced.map_or(Content::Other, |sliced| content(&sliced))
+    sliced.map_or(PacketContent::Other, |sliced| extract_content(&sliced))
 }
 
-fn ip(bytes: &[u8]) -> Option<LaxSlicedPacket<'_>> {
+fn slice_ip(bytes: &[u8]) -> Option<LaxSlicedPacket<'_>> {
     LaxSlicedPacket::from_ip(bytes).ok()
 }
 
-fn cooked(bytes: &[u8], protocol_at: usize, header: usize) -> Option<LaxSlicedPacket<'_>> {
+fn slice_cooked(bytes: &[u8], protocol_at: usize, header: usize) -> Option<LaxSlicedPacket<'_>> {
     let protocol = u16::from_be_bytes(*bytes.get(protocol_at..)?.first_chunk()?);
     let payload = bytes.get(header..)?;
     match EtherType(protocol) {
-        ether_type::IPV4 | ether_type::IPV6 => ip(payload),
+        ether_type::IPV4 | ether_type::IPV6 => slice_ip(payload),
         other => Some(LaxSlicedPacket::from_ether_type(other, payload)),
     }
 }
 
-fn content<'a>(sliced: &LaxSlicedPacket<'a>) -> Content<'a> {
+fn extract_content<'a>(sliced: &LaxSlicedPacket<'a>) -> PacketContent<'a> {
     let Some((source, destination, payload, announced)) = sliced.net.as_ref().and_then(addresses) else {
-        return Content::Other;
+        return PacketContent::Other;
     };
     if payload.ip_number == ip_number::UDP && !payload.fragmented && !payload.incomplete {
-        let Some(TransportSlice::Udp(udp)) = &sliced.transport else { return Content::Other };
+        let Some(TransportSlice::Udp(udp)) = &sliced.transport else { return PacketContent::Other };
         let from = SocketAddr::new(source, udp.source_port());
-        return Content::Udp(from, SocketAddr::new(destination, udp.destination_port()), udp.payload());
+        return PacketContent::Udp(from, SocketAddr::new(destination, udp.destination_port()), udp.payload());
     }
     if payload.ip_number != ip_number::TCP {
-        return Content::Other;
+        return PacketContent::Other;
     }
     if payload.fragmented {
-        return Content::Fragment;
+        return PacketContent::Fragment;
     }
-    let Some(TransportSlice::Tcp(tcp)) = &sliced.transport else { return Content::BrokenTcp };
+    let Some(TransportSlice::Tcp(tcp)) = &sliced.transport else { return PacketContent::BrokenTcp };
     let missing = if payload.incomplete { announced.saturating_sub(payload.payload.len()) } else { 0 };
-    Content::Tcp(segment(tcp, source, destination, missing))
+    PacketContent::Tcp(segment(tcp, source, destination, missing))
 }
 
 /// Returns both addresses, the IP payload, and its length as the IP header announces it.
@@ -113,8 +116,8 @@ fn addresses<'a, 'b>(net: &'b LaxNetSlice<'a>) -> Option<(IpAddr, IpAddr, &'b La
     }
 }
 
-fn segment<'a>(tcp: &TcpSlice<'a>, source: IpAddr, destination: IpAddr, missing: usize) -> Segment<'a> {
-    Segment {
+fn segment<'a>(tcp: &TcpSlice<'a>, source: IpAddr, destination: IpAddr, missing: usize) -> TcpSegment<'a> {
+    TcpSegment {
         from: SocketAddr::new(source, tcp.source_port()),
         to: SocketAddr::new(destination, tcp.destination_port()),
         sequence: tcp.sequence_number(),

@@ -1,4 +1,4 @@
-//! One direction of a TCP connection: captured segments in, the byte stream out.
+//! Reassembly of the byte stream of one direction of a TCP connection from captured segments.
 //!
 //! ```text
 //!               next                held back, out of order
@@ -6,19 +6,18 @@
 //! ───delivered───┼─────missing─────┤ held ├──────┤held│
 //!                                  └──────┘      └────┘
 //! ```
-//! What the capture lacks shows as [`Chunk::Missing`], at the latest when [`MAX_HELD`] bytes wait
-//! behind it.
+//! Bytes that are not in the capture are reported as [`Chunk::Missing`], at the latest when
+//! [`MAX_HELD`] bytes wait for them.
 
 use std::collections::BTreeMap;
 
-/// Bytes held back behind a hole before the hole counts as missing from the capture.
+/// Maximum number of bytes held after a hole, before the hole counts as missing from the capture.
 pub(super) const MAX_HELD: usize = 4 << 20;
 
-/// Cost of a held segment besides its bytes: many tiny ones must not take much memory either.
+/// Cost of a held segment in addition to its bytes, which limits the memory of many tiny segments.
 const HELD_COST: usize = 128;
 
-/// Segments that begin further than this from the expected sequence number are of another
-/// connection's life.
+/// Distance from the expected sequence number above which a segment belongs to another connection.
 const WINDOW: u64 = 1 << 30;
 
 /// A piece of the stream, in order.
@@ -29,19 +28,19 @@ pub(super) enum Chunk {
     Missing(u64),
 }
 
-/// One direction.
+/// Byte stream of one direction.
 #[derive(Debug)]
-pub(super) struct Stream {
-    /// Bytes of the stream already given out; sequence numbers are compared with its low 32 bits +
-    /// `first`.
+pub(super) struct ByteStream {
+    /// Number of bytes already delivered. The expected sequence number is `first` plus its low 32
+    /// bits.
     delivered: u64,
-    /// The sequence number of the stream's first byte.
+    /// Sequence number of the first byte.
     first: u32,
     held: BTreeMap<u64, HeldSegment>,
     held_bytes: usize,
-    /// Bytes that came once more.
+    /// Number of bytes that were captured again.
     pub(super) repeated: u64,
-    /// Segments with such bytes.
+    /// Number of segments with such bytes.
     pub(super) retransmissions: u64,
 }
 
@@ -51,29 +50,30 @@ struct HeldSegment {
     cut: u32,
 }
 
-impl Stream {
-    /// The stream whose first byte has the sequence number `first`.
+impl ByteStream {
+    /// Creates a stream whose first byte has the sequence number `first`.
     pub(super) fn new(first: u32) -> Self {
         Self { delivered: 0, first, held: BTreeMap::new(), held_bytes: 0, repeated: 0, retransmissions: 0 }
     }
 
-    /// The sequence number of the first byte.
+    /// Returns the sequence number of the first byte.
     pub(super) fn first(&self) -> u32 {
         self.first
     }
 
-    /// Returns whether all bytes before this sequence number were given out, and none after.
+    /// Returns whether this is the sequence number of the next byte to be delivered.
     pub(super) fn is_next(&self, sequence: u32) -> bool {
         self.distance(sequence) == 0
     }
 
-    /// Returns whether a segment with this sequence number can belong to the stream as it stands
-    /// now.
+    /// Returns whether a segment with this sequence number can belong to the stream in its current
+    /// state.
     pub(super) fn is_near(&self, sequence: u32) -> bool {
         self.distance(sequence).unsigned_abs() < WINDOW
     }
 
-    /// Takes a segment: its sequence number, its payload and how much of it the capture cut off.
+    /// Takes a segment: its sequence number, its payload, and the number of payload bytes that the
+    /// capture has cut off.
     pub(super) fn push(&mut self, sequence: u32, payload: &[u8], cut: u32, out: &mut Vec<Chunk>) {
         if (payload.is_empty() && cut == 0) || !self.is_near(sequence) {
             return;
@@ -83,7 +83,7 @@ impl Stream {
         let before = self.repeated;
         self.repeated += behind.min(payload.len()) as u64;
         let fresh = payload.get(behind..).unwrap_or_default();
-        // How far the bytes that are not there reach past what was delivered.
+        // Ignore the cut bytes that were delivered before.
         let old_cut = behind.saturating_sub(payload.len());
         let cut = cut.saturating_sub(u32::try_from(old_cut).unwrap_or(u32::MAX));
         if fresh.is_empty() && cut == 0 {
@@ -103,20 +103,20 @@ impl Stream {
         }
     }
 
-    /// Bytes before this sequence number that were not given out: how many of them are still due.
-    pub(super) fn lacks(&self, sequence: u32) -> u64 {
+    /// Returns the number of bytes before this sequence number that were not delivered yet.
+    pub(super) fn missing_before(&self, sequence: u32) -> u64 {
         if self.is_near(sequence) { u64::try_from(self.distance(sequence)).unwrap_or(0) } else { 0 }
     }
 
-    /// Returns whether bytes wait behind a hole.
+    /// Returns whether bytes wait after a hole.
     pub(super) fn has_hole(&self) -> bool {
         !self.held.is_empty()
     }
 
-    /// The bytes before this sequence number that did not come will not come: the other end has
-    /// acknowledged them.
+    /// Reports bytes before this sequence number that have not come as missing, because the other
+    /// end has acknowledged them.
     pub(super) fn give_up_to(&mut self, sequence: u32, out: &mut Vec<Chunk>) {
-        while let lacking @ 1.. = self.lacks(sequence) {
+        while let lacking @ 1.. = self.missing_before(sequence) {
             match self.held.first_key_value() {
                 Some((&position, _)) if position < self.delivered + lacking => self.give_up_hole(out),
                 _ => {
@@ -128,17 +128,17 @@ impl Stream {
         }
     }
 
-    /// The end of the capture or of the connection: all that is held comes out, with the holes
-    /// between.
+    /// Delivers everything that is held, with the holes in between, at the end of the capture or
+    /// the connection.
     pub(super) fn finish(&mut self, out: &mut Vec<Chunk>) {
         while !self.held.is_empty() {
             self.give_up_hole(out);
         }
     }
 
-    /// Sequence number minus expected sequence number, as a signed number.
+    /// Returns the signed distance of a sequence number from the expected one.
     fn distance(&self, sequence: u32) -> i64 {
-        // The low 32 bits of the position are what the sequence number counts.
+        // Sequence numbers count the low 32 bits of the position.
         let expected = self.first.wrapping_add(self.delivered as u32);
         i64::from(sequence.wrapping_sub(expected).cast_signed())
     }
@@ -153,7 +153,7 @@ impl Stream {
         }
     }
 
-    /// Holds a segment. The longer one of two segments with the same start is kept.
+    /// Holds a segment. Of two segments with the same start, the longer one is kept.
     fn hold(&mut self, position: u64, bytes: &[u8], cut: u32) {
         let length = |bytes: usize, cut: u32| (bytes, cut);
         let fresh = HeldSegment { bytes: bytes.to_vec(), cut };
@@ -171,7 +171,7 @@ impl Stream {
         }
     }
 
-    /// Gives out what is held and now in order.
+    /// Delivers held segments that are now in order.
     fn release(&mut self, out: &mut Vec<Chunk>) {
         while let Some(entry) = self.held.first_entry()
             && *entry.key() <= self.delivered
@@ -207,7 +207,7 @@ mod tests {
     use super::*;
 
     fn run(first: u32, segments: &[(u32, &[u8])]) -> (Vec<Chunk>, u64) {
-        let mut stream = Stream::new(first);
+        let mut stream = ByteStream::new(first);
         let mut out = Vec::new();
         for (sequence, payload) in segments {
             stream.push(*sequence, payload, 0, &mut out);
@@ -253,7 +253,7 @@ mod tests {
 
     #[test]
     fn cut_packets_are_holes() {
-        let mut stream = Stream::new(0);
+        let mut stream = ByteStream::new(0);
         let mut out = Vec::new();
         stream.push(0, b"ab", 3, &mut out);
         stream.push(2, b"", 3, &mut out);
@@ -263,7 +263,7 @@ mod tests {
 
     #[test]
     fn memory_is_bounded() {
-        let mut stream = Stream::new(0);
+        let mut stream = ByteStream::new(0);
         let mut out = Vec::new();
         for n in 0..100_u32 {
             stream.push(10 + n * 100_000, &vec![0; 100_000], 0, &mut out);
@@ -279,9 +279,9 @@ mod tests {
             text in proptest::collection::vec(any::<u8>(), 1..200),
             pieces in proptest::collection::vec((0..200_usize, 1..50_usize), 0..60),
         ) {
-            // Every byte comes at least once: the pieces in any order, then all single bytes
+            // Every byte arrives at least once: the pieces in any order, then all single bytes
             // backwards.
-            let mut stream = Stream::new(first);
+            let mut stream = ByteStream::new(first);
             let mut out = Vec::new();
             let mut push = |from: usize, to: usize| {
                 let sequence = first.wrapping_add(u32::try_from(from).unwrap());

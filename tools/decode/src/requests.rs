@@ -6,42 +6,42 @@ use uiw_ddp::STag;
 
 use super::event::Event;
 
-/// Reads and Atomics that are remembered: twice as many as IRD can say.
+/// Maximum number of Reads and Atomics that are remembered: twice the maximum IRD.
 const MAX_OUTSTANDING: usize = 32_768;
 
 /// A Read or an Atomic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Request {
+pub(super) enum OutstandingRequest {
     Read { sink_stag: STag, sink_to: u64, len: u32 },
     Atomic { request_id: u32 },
 }
 
 /// Requests that one end has sent to the other.
 #[derive(Debug, Default)]
-pub(super) struct Outstanding {
-    requests: VecDeque<Request>,
-    /// The peer's IRD, if its startup frame had it.
+pub(super) struct OutstandingRequests {
+    requests: VecDeque<OutstandingRequest>,
+    /// IRD of the peer, if its startup frame contained it.
     pub(super) limit: Option<u16>,
-    /// A hole or a wrong CRC may hide a request or a response: no departure is reported from then
-    /// on.
+    /// True after missing bytes or a wrong CRC, which may hide a request or a response. Departures
+    /// are then not reported.
     pub(super) uncertain: bool,
 }
 
-/// A Read Response so far, its latest segment included.
+/// State of a Read Response, including its latest segment.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct ResponseSoFar {
+pub(super) struct PartialResponse {
     /// STag of its first segment.
     pub(super) stag: STag,
     pub(super) to: u64,
     pub(super) length: u64,
     pub(super) segments: u64,
     pub(super) last: bool,
-    /// Part of it was in a hole.
+    /// True if part of it is missing.
     pub(super) partial: bool,
 }
 
-impl Outstanding {
-    pub(super) fn add(&mut self, request: Request, out: &mut Vec<Event>) {
+impl OutstandingRequests {
+    pub(super) fn add(&mut self, request: OutstandingRequest, out: &mut Vec<Event>) {
         if self.requests.len() < MAX_OUTSTANDING {
             self.requests.push_back(request);
         }
@@ -55,11 +55,14 @@ impl Outstanding {
         }
     }
 
-    /// Holds a Read Response against the oldest Read that waits, which its last segment ends.
-    pub(super) fn read_response(&mut self, response: &ResponseSoFar, out: &mut Vec<Event>) {
+    /// Compares a Read Response with the oldest outstanding Read. The last segment completes the
+    /// Read.
+    pub(super) fn read_response(&mut self, response: &PartialResponse, out: &mut Vec<Event>) {
         let reads = self.requests.iter().enumerate().find_map(|(at, request)| match *request {
-            Request::Read { sink_stag, sink_to, len } => Some((at, sink_stag, sink_to, u64::from(len))),
-            Request::Atomic { .. } => None,
+            OutstandingRequest::Read { sink_stag, sink_to, len } => {
+                Some((at, sink_stag, sink_to, u64::from(len)))
+            }
+            OutstandingRequest::Atomic { .. } => None,
         });
         let Some((at, sink_stag, sink_to, asked)) = reads else {
             if !self.uncertain && response.segments == 1 {
@@ -67,8 +70,8 @@ impl Outstanding {
             }
             return;
         };
-        let ResponseSoFar { stag, to, length, segments, last, partial } = *response;
-        // In a tagged segment without payload STag and TO mean nothing (RFC 5041 section 5.2).
+        let PartialResponse { stag, to, length, segments, last, partial } = *response;
+        // STag and TO of a tagged segment without payload have no meaning (RFC 5041 section 5.2).
         if !self.uncertain && segments == 1 && length > 0 && (stag, to) != (sink_stag, sink_to) {
             let what = format!(
                 "RDMA Read Response to STag {stag} TO {to:#x}, its request named STag {sink_stag} TO {sink_to:#x}"
@@ -85,7 +88,8 @@ impl Outstanding {
     }
 
     pub(super) fn atomic_response(&mut self, request_id: u32, out: &mut Vec<Event>) {
-        let at = self.requests.iter().position(|request| *request == Request::Atomic { request_id });
+        let at =
+            self.requests.iter().position(|request| *request == OutstandingRequest::Atomic { request_id });
         if let Some(at) = at {
             self.requests.remove(at);
         } else if !self.uncertain {

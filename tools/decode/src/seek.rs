@@ -1,9 +1,9 @@
-//! Where the next FPDU begins in a direction whose FPDU boundaries are lost: at a place where
-//! length and headers are those of an FPDU, and its CRC proves it. Without CRCs several FPDUs in a
-//! row, or one that fills the rest of a TCP segment, are the evidence.
+//! Search for the next FPDU in a direction whose FPDU boundaries are lost. An FPDU is recognised by
+//! a plausible length, plausible headers and a matching CRC. Without CRCs, several FPDUs in a row
+//! are required, or one that fills the rest of a TCP segment.
 //!
-//! FPDUs are multiples of four bytes long (RFC 5044 section 4.1), so only every fourth place comes
-//! into question as long as it is known where Full Operation began. With Markers each of them
+//! The length of an FPDU is a multiple of four bytes (RFC 5044 section 4.1). If the beginning of
+//! Full Operation is known, only every fourth offset must be tried. With Markers, each Marker
 //! points to the beginning of its FPDU (section 4.3).
 
 use std::ops::Range;
@@ -16,26 +16,26 @@ const LENGTH_LEN: usize = 2;
 const CRC_LEN: usize = 4;
 const MARKER_INTERVAL: u64 = 512;
 const MARKER_LEN: usize = 4;
-/// Bytes that have the length and the longest DDP header.
+/// Number of bytes of the length and the longest DDP header.
 const HEADERS: usize = LENGTH_LEN + 18;
-/// FPDUs in a row that are evidence without a CRC.
+/// Number of FPDUs in a row that are required without a CRC.
 const IN_A_ROW: usize = 3;
-/// Reserved bits of the DDP and the RDMAP control byte, and the versions.
+/// Masks of reserved bits and version in the DDP and RDMAP control bytes, and the expected values.
 const DDP_CONTROL: (u8, u8) = (0x3f, 0x01);
 const RDMAP_CONTROL: (u8, u8) = (0xf0, 0x40);
 
-/// The search.
+/// Search for the next FPDU.
 #[derive(Debug)]
-pub(super) struct Seek {
-    /// True if FPDUs have CRCs; `None` if that is not known.
+pub(super) struct FpduSearch {
+    /// Whether FPDUs have CRCs; `None` if that is not known.
     crc: Option<bool>,
     /// True if positions count from the beginning of Full Operation.
     aligned: bool,
-    /// Bytes dropped before the buffer.
+    /// Number of bytes dropped before the buffer.
     pub(super) skipped: u64,
-    /// Places in front of this offset are judged, but for `incomplete`.
+    /// Offsets below this one have been checked, except those in `incomplete`.
     scanned: usize,
-    /// Places that look like the beginning of an FPDU which is not whole yet.
+    /// Offsets that look like the beginning of an FPDU that is not complete yet.
     incomplete: Vec<usize>,
     /// Offsets at which TCP segments begin.
     segments: Vec<usize>,
@@ -53,38 +53,39 @@ enum OffsetVerdict {
     Yes {
         crc: bool,
     },
-    /// It takes more bytes to say.
+    /// More bytes are needed.
     Incomplete,
 }
 
-impl Seek {
-    /// Creates the search for a direction that was followed up to here.
+impl FpduSearch {
+    /// Creates a search for a direction that was followed up to here.
     pub(super) fn aligned(crc: bool) -> Self {
         Self { aligned: true, ..Self::anywhere(Some(crc)) }
     }
 
-    /// Creates the search for a direction of which nothing is known.
+    /// Creates a search for a direction about which nothing is known.
     pub(super) fn anywhere(crc: Option<bool>) -> Self {
         Self { crc, aligned: false, skipped: 0, scanned: 0, incomplete: Vec::new(), segments: vec![0] }
     }
 
     /// Notes that no FPDU begins at the front of the buffer.
-    pub(super) fn not_here(&mut self) {
+    pub(super) fn exclude_front(&mut self) {
         self.scanned = 1;
     }
 
-    /// A TCP segment begins at this offset of the buffer.
+    /// Notes that a TCP segment begins at this offset of the buffer.
     pub(super) fn segment_begins(&mut self, offset: usize) {
         self.segments.push(offset);
     }
 
-    /// The buffer was emptied, and so many bytes are passed by.
+    /// Notes that the buffer was emptied and `bytes` bytes were skipped.
     pub(super) fn skip(&mut self, bytes: u64) {
         self.skipped += bytes;
         (self.scanned, self.incomplete, self.segments) = (0, Vec::new(), Vec::new());
     }
 
-    /// Bytes at the front of the buffer in which no FPDU begins, to be dropped.
+    /// Returns the number of bytes at the front of the buffer in which no FPDU begins, and which
+    /// the caller must drop.
     pub(super) fn take_passed(&mut self) -> usize {
         let passed = self.incomplete.first().copied().unwrap_or(self.scanned).min(self.scanned);
         self.skipped += passed as u64;
@@ -95,8 +96,8 @@ impl Seek {
         passed
     }
 
-    /// The next FPDU in `buffer`, whose first byte is at `position`; `is_lost` says whether bytes
-    /// are not in the capture.
+    /// Finds the next FPDU in `buffer`, whose first byte is at `position`. `is_lost` returns
+    /// whether any bytes of a range are not in the capture.
     pub(super) fn find(
         &mut self,
         buffer: &[u8],
@@ -127,10 +128,10 @@ impl Seek {
         None
     }
 
-    /// The next place that comes into question; it counts as scanned then.
+    /// Returns the next offset to check, and marks it as checked.
     fn next_place(&mut self, buffer: &[u8], position: u64, markers: bool) -> Option<usize> {
         if markers {
-            return self.next_marker(buffer, position);
+            return self.next_marked_fpdu(buffer, position);
         }
         let mut at = self.scanned;
         while self.aligned && !(position + at as u64).is_multiple_of(4) {
@@ -142,8 +143,8 @@ impl Seek {
         })
     }
 
-    /// The beginning of the FPDU that the next Marker points to.
-    fn next_marker(&mut self, buffer: &[u8], position: u64) -> Option<usize> {
+    /// Returns the beginning of the FPDU to which the next Marker points.
+    fn next_marked_fpdu(&mut self, buffer: &[u8], position: u64) -> Option<usize> {
         loop {
             let from = position + self.scanned as u64;
             let marker = usize::try_from(from.next_multiple_of(MARKER_INTERVAL) - position).ok()?;
@@ -167,7 +168,7 @@ impl Seek {
         if markers {
             return self.judge_marked(buffer, at, position, is_lost);
         }
-        let Some(length) = plausible(&buffer[at..]) else { return OffsetVerdict::No };
+        let Some(length) = plausible_len(&buffer[at..]) else { return OffsetVerdict::No };
         let Some(fpdu) = buffer.get(at..at + length) else { return OffsetVerdict::Incomplete };
         if is_lost(at..at + length) {
             return OffsetVerdict::No;
@@ -179,11 +180,13 @@ impl Seek {
         if self.crc == Some(true) { OffsetVerdict::No } else { self.judge_row(buffer, at) }
     }
 
-    /// Returns whether FPDUs without CRCs stand here.
+    /// Checks whether FPDUs without CRCs begin at this offset.
     fn judge_row(&self, buffer: &[u8], at: usize) -> OffsetVerdict {
         let mut next = at;
         for count in 1..=IN_A_ROW {
-            let Some(length) = plausible(&buffer[next.min(buffer.len())..]) else { return OffsetVerdict::No };
+            let Some(length) = plausible_len(&buffer[next.min(buffer.len())..]) else {
+                return OffsetVerdict::No;
+            };
             next += length;
             let ends_segment = next == buffer.len() || self.segments.contains(&next);
             if ends_segment && self.segments.contains(&at) || count == IN_A_ROW && next <= buffer.len() {
@@ -196,7 +199,7 @@ impl Seek {
         OffsetVerdict::No
     }
 
-    /// An FPDU to which a Marker points.
+    /// Checks an FPDU to which a Marker points.
     fn judge_marked(
         &self,
         buffer: &[u8],
@@ -205,7 +208,7 @@ impl Seek {
         is_lost: &impl Fn(Range<usize>) -> bool,
     ) -> OffsetVerdict {
         let mut rx = FpduRx::at(false, true, position + at as u64);
-        // Of one that is not whole the copy is no longer than an FPDU can be.
+        // If the FPDU is incomplete, the copy is not longer than an FPDU can be.
         let mut copy = buffer[at..].to_vec();
         let Ok(step) = rx.next(&mut copy) else { return OffsetVerdict::No };
         let Step::Fpdu(fpdu) = step else { return OffsetVerdict::Incomplete };
@@ -223,22 +226,23 @@ impl Seek {
     }
 }
 
-/// Returns whether a whole FPDU with its CRC stands at the front.
+/// Returns whether the bytes begin with a complete FPDU with a matching CRC.
 pub(super) fn begins_with_fpdu(bytes: &[u8]) -> bool {
-    let Some(fpdu) = plausible(bytes).and_then(|length| bytes.get(..length)) else { return false };
+    let Some(fpdu) = plausible_len(bytes).and_then(|length| bytes.get(..length)) else { return false };
     let (covered, field) = fpdu.split_at(fpdu.len() - CRC_LEN);
     field == crc32c(covered).to_le_bytes()
 }
 
-/// The length on the wire of what may be an FPDU, by its length field and headers.
-fn plausible(bytes: &[u8]) -> Option<usize> {
+/// Returns the length on the wire of a possible FPDU at the front, if its length field and headers
+/// are plausible.
+fn plausible_len(bytes: &[u8]) -> Option<usize> {
     let ulpdu = usize::from(u16::from_be_bytes(*bytes.first_chunk()?));
     let headers = bytes.get(LENGTH_LEN..)?;
     (ulpdu <= MAX_ULPDU && plausible_headers(&headers[..headers.len().min(ulpdu)]))
         .then(|| (LENGTH_LEN + ulpdu).next_multiple_of(4) + CRC_LEN)
 }
 
-/// Returns whether DDP and RDMAP could have sent this.
+/// Returns whether the headers are valid for DDP and RDMAP.
 pub(super) fn plausible_headers(ulpdu: &[u8]) -> bool {
     let &[ddp, rdmap, ..] = ulpdu else { return false };
     if ddp & DDP_CONTROL.0 != DDP_CONTROL.1 || rdmap & RDMAP_CONTROL.0 & 0xc0 != RDMAP_CONTROL.1 {

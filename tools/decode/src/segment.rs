@@ -1,5 +1,5 @@
-//! One DDP segment by itself: its header, what RDMAP carries in it, and what is wrong with it
-//! alone.
+//! Single DDP segments: decoding the DDP header and RDMAP control byte, and checks that need no
+//! other segment.
 
 use uiw_ddp::{Header, HeaderError};
 use uiw_rdmap::{Control, Opcode, ReadRequest};
@@ -10,21 +10,21 @@ use super::event::{Event, Segment};
 const DDP_RESERVED: u8 = 0x3c;
 /// Rsv in the RDMAP control byte.
 const RDMAP_RESERVED: u8 = 0x30;
-/// RDMAP version of RFC 5040; 0 is the RDMA Consortium's.
+/// RDMAP version of RFC 5040. Version 0 is that of the RDMA Consortium.
 const RDMAP_VERSION: u8 = 1;
 const OPCODE_EXPERIMENTAL: u8 = Opcode::SendImm.raw();
 
-/// A segment that could be read.
+/// A decoded segment.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Parsed<'a> {
     pub(super) header: Header,
-    /// The OpCode as a number; it may be none that is assigned.
+    /// The OpCode as a number, which may be unassigned.
     pub(super) opcode: u8,
     pub(super) payload: &'a [u8],
 }
 
 impl Parsed<'_> {
-    /// The header for the FPDU's record.
+    /// Returns the header for the record of the FPDU.
     pub(super) fn record(&self) -> Segment {
         let mut record = Segment {
             tagged: false,
@@ -53,7 +53,7 @@ impl Parsed<'_> {
         record
     }
 
-    /// A message of no bytes, or a Read of none.
+    /// Returns whether this is a message without bytes, or a Read of zero bytes.
     pub(super) fn is_zero_length(&self) -> bool {
         match (Opcode::from_raw(self.opcode), &self.header) {
             (Some(Opcode::ReadRequest), Header::Untagged(_)) => {
@@ -63,7 +63,7 @@ impl Parsed<'_> {
         }
     }
 
-    /// Returns whether RDMAP itself reads the payload, which is then not the ULP's.
+    /// Returns whether the payload is an RDMAP header, instead of payload of the ULP.
     pub(super) fn has_own_header(&self) -> bool {
         !matches!(
             Opcode::from_raw(self.opcode),
@@ -80,10 +80,10 @@ impl Parsed<'_> {
     }
 }
 
-/// Reads a ULPDU. Departures that do not stop the reading go to `departures`.
+/// Decodes a ULPDU. Departures that do not prevent decoding are added to `departures`.
 ///
 /// # Errors
-/// The departure that leaves nothing to read.
+/// Returns the departure that prevents decoding.
 pub(super) fn parse<'a>(ulpdu: &'a [u8], departures: &mut Vec<Event>) -> Result<Parsed<'a>, Event> {
     let (header, length) = Header::parse(ulpdu).map_err(|error| {
         let rule = match error {
@@ -100,7 +100,7 @@ pub(super) fn parse<'a>(ulpdu: &'a [u8], departures: &mut Vec<Event>) -> Result<
     let payload = ulpdu.get(length..).unwrap_or_default();
     let parsed = Parsed { header, opcode: header.rsvd_ulp() & 0x0f, payload };
     judge_control(&parsed, departures);
-    judge_place(&parsed, departures);
+    judge_queue(&parsed, departures);
     Ok(parsed)
 }
 
@@ -130,8 +130,8 @@ fn judge_control(parsed: &Parsed<'_>, departures: &mut Vec<Event>) {
     }
 }
 
-/// Tagged or not, which queue, and what stands in the Invalidate STag field.
-fn judge_place(parsed: &Parsed<'_>, departures: &mut Vec<Event>) {
+/// Checks whether the segment should be tagged, its queue, and the Invalidate STag field.
+fn judge_queue(parsed: &Parsed<'_>, departures: &mut Vec<Event>) {
     let Some(opcode) = Opcode::from_raw(parsed.opcode) else { return };
     let name = opcode.name();
     match (opcode.queue(), &parsed.header) {
@@ -158,12 +158,12 @@ fn judge_place(parsed: &Parsed<'_>, departures: &mut Vec<Event>) {
     }
 }
 
-/// Send with Invalidate, Send with Solicited Event and Invalidate.
+/// Returns whether the OpCode is a Send with Invalidate, with or without Solicited Event.
 pub(super) fn has_invalidate(opcode: u8) -> bool {
     matches!(Opcode::from_raw(opcode), Some(Opcode::SendInvalidate | Opcode::SendSeInvalidate))
 }
 
-/// The OpCode in the RFCs' words.
+/// Returns the name of the OpCode in the RFCs.
 pub(super) fn name(opcode: u8) -> &'static str {
     Opcode::from_raw(opcode).map_or("unknown OpCode", Opcode::name)
 }

@@ -1,11 +1,11 @@
-//! Which connections are shown.
+//! Selection of connections.
 
 use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
 
 use super::event::Record;
 
-/// A connection, or all of an address or a port.
+/// Filter that selects one connection, or all connections of an address or a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConnectionFilter {
     /// The connection with this number.
@@ -32,8 +32,8 @@ impl FromStr for ConnectionFilter {
 }
 
 impl ConnectionFilter {
-    /// Returns whether the finding is about it.
-    pub(super) fn has(&self, record: &Record) -> bool {
+    /// Returns whether the filter selects a finding.
+    pub(super) fn matches(&self, record: &Record) -> bool {
         let ends = [record.from, record.to];
         match *self {
             Self::Number(number) => record.connection == number,

@@ -1,17 +1,17 @@
-//! MPA startup frames: what they say, what is wrong with them, what both together mean.
+//! MPA startup frames: their contents, their errors, and the agreement of both frames.
 
 use uiw_mpa::wire::startup::{Enhanced, Frame, FrameKind, NOT_NEGOTIATED};
 use uiw_rdmap::Opcode;
 
 use super::event::{Event, Startup, hex_digits, quoted};
 
-/// The bit in Res by which siw offers FPDUs larger than a TCP segment ("GSO expected").
+/// Bit in Res with which siw offers FPDUs larger than a TCP segment ("GSO expected").
 const SIW_GSO: u8 = 0x08;
-/// The latest revision of MPA (RFC 6581).
+/// Latest revision of MPA (RFC 6581).
 const LATEST_REVISION: u8 = 2;
 
-/// Prefix of the private data of a Request for raw TCP, in every version: `uiw perf --compare` has
-/// its connections of raw TCP on the port of iWARP.
+/// Prefix of the private data of a Request for raw TCP, in all versions. `uiw perf --compare` makes
+/// its raw TCP connections to the port of iWARP.
 pub const RAW_TCP: &[u8] = b"uiw-slice/";
 
 /// A kind of RTR indication (RFC 6581 section 9.2).
@@ -31,8 +31,8 @@ impl Rtr {
         }
     }
 
-    /// The kind that a zero-length message of this OpCode is.
-    pub(super) const fn of(opcode: Opcode) -> Option<Self> {
+    /// Returns the kind of RTR that a zero-length message with this OpCode is.
+    pub(super) const fn from_opcode(opcode: Opcode) -> Option<Self> {
         match opcode {
             Opcode::Write => Some(Self::Write),
             Opcode::ReadRequest => Some(Self::Read),
@@ -50,13 +50,14 @@ pub(super) struct Agreement {
     pub(super) markers_from_responder: bool,
     pub(super) peer_to_peer: bool,
     pub(super) rtr: Vec<Rtr>,
-    /// It is what one frame says: the other one is not in the capture.
+    /// True if this is derived from one frame, because the other one is not in the capture.
     pub(super) is_guess: bool,
 }
 
 impl Agreement {
-    /// C of either frame turns CRCs on; M of each frame is for the other direction.
-    pub(super) fn of(request: &Frame, reply: &Frame) -> Self {
+    /// Derives the agreement from both frames. C in either frame turns CRCs on; M in a frame
+    /// applies to the other direction.
+    pub(super) fn from_frames(request: &Frame, reply: &Frame) -> Self {
         let (asked, offered) = (request.enhanced.unwrap_or_default(), reply.enhanced.unwrap_or_default());
         let peer_to_peer = asked.peer_to_peer && offered.peer_to_peer;
         let mut rtr = Vec::new();
@@ -127,7 +128,7 @@ pub(super) fn record(frame: &Frame) -> Startup {
     }
 }
 
-/// Reports errors of a frame by itself.
+/// Reports errors of a single frame.
 pub(super) fn judge(frame: &Frame, mut report: impl FnMut(Event)) {
     let mut reserved = frame.reserved;
     if reserved & SIW_GSO != 0 && frame.revision >= LATEST_REVISION {
@@ -153,13 +154,13 @@ pub(super) fn judge(frame: &Frame, mut report: impl FnMut(Event)) {
     }
 }
 
-/// Reports errors of a Reply to this Request.
+/// Reports errors of a Reply with respect to its Request.
 pub(super) fn judge_pair(request: &Frame, reply: &Frame, mut report: impl FnMut(Event)) {
     if reply.revision != request.revision {
         let what =
             format!("a Reply of revision {} to a Request of revision {}", reply.revision, request.revision);
         report(Event::departure("RFC 5044 7.1.1", what));
-        // An older revision has no S.
+        // Older revisions have no S.
         return;
     }
     match (&request.enhanced, &reply.enhanced) {

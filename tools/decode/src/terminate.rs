@@ -1,4 +1,4 @@
-//! Descriptions of Terminates, those of siw as well.
+//! Descriptions of Terminates, including those of siw.
 
 use uiw_rdmap::{HeaderCopy, Origin};
 
@@ -8,7 +8,7 @@ use super::event::{Event, Terminate};
 /// 8).
 const RESERVED: [u8; 2] = [0x1f, 0xff];
 
-/// A Terminate's bytes behind the DDP header: a description, and its numbers.
+/// Decodes the bytes of a Terminate after the DDP header. Returns a description, and its numbers.
 pub(super) fn describe(bytes: &[u8], out: &mut Vec<Event>) -> (String, Option<Terminate>) {
     let (terminate, origin) = match uiw_rdmap::Terminate::parse_any(bytes) {
         Ok(found) => found,
@@ -60,8 +60,8 @@ fn judge(bytes: &[u8], terminate: &uiw_rdmap::Terminate, origin: Origin, out: &m
     judge_quoted(terminate, origin, out);
 }
 
-/// siw has left out the length of the segment that it quotes, and writes the length of a Read where
-/// its MSN stands.
+/// Reports known errors of siw in the quoted segment: siw omits its length, and writes the length
+/// of a Read instead of its MSN.
 fn judge_quoted(terminate: &uiw_rdmap::Terminate, origin: Origin, out: &mut Vec<Event>) {
     if terminate.segment_len == Some(0) {
         let what = "M is set, and the DDP Segment Length is 0: siw leaves it out";
@@ -79,7 +79,7 @@ fn judge_quoted(terminate: &uiw_rdmap::Terminate, origin: Origin, out: &mut Vec<
     }
 }
 
-/// Checks that the parts which M, D and R announce are there.
+/// Checks that the parts announced by M, D and R are present.
 fn judge_parts(bits: u8, terminate: &uiw_rdmap::Terminate, origin: Origin, out: &mut Vec<Event>) {
     let [m, d, r] = if origin == Origin::Siw { [0x01, 0x02, 0x04] } else { [0x80, 0x40, 0x20] };
     for (bit, name, there) in [

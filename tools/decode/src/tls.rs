@@ -1,4 +1,4 @@
-//! TLS 1.3 (RFC 8446) below MPA: the records of a captured connection, decrypted by the secrets of
+//! TLS 1.3 (RFC 8446) below MPA: decrypts the records of a captured connection with the secrets of
 //! a key log.
 
 use std::sync::Arc;
@@ -6,23 +6,24 @@ use std::sync::Arc;
 use aws_lc_rs::aead::{self, Aad, LessSafeKey, Nonce, UnboundKey};
 use aws_lc_rs::hkdf::{self, KeyType, Prk};
 
-use super::connection::{Side, other};
+use super::connection::{Side, opposite};
 use super::keylog::{Epoch, KeyLog, RANDOM_LEN, Role, Secrets};
 use super::reassembly::Chunk;
 
-/// Type, version and length of a record.
+/// Length of a record header: type, version and length.
 const HEADER_LEN: usize = 5;
-/// Bytes of an encrypted record at most (section 5.2).
+/// Maximum length of an encrypted record in bytes (section 5.2).
 const MAX_RECORD: usize = (1 << 14) + 256;
-/// Bytes of handshake messages that may be incomplete.
+/// Maximum number of bytes of incomplete handshake messages.
 const MAX_HANDSHAKE: usize = 1 << 17;
-/// Bytes of records that wait for the other direction's Hello.
+/// Maximum number of bytes of records that wait for the Hello of the other direction.
 const MAX_WAITING: usize = 1 << 20;
-/// Records that may be missing from the capture in one place.
+/// Maximum number of successive records that may be missing from the capture.
 const MAX_MISSING: u64 = 4096;
-/// Bytes that may be deciphered in search of the first record behind missing bytes: those of one
-/// record with all numbers that it may have, and some for each captured byte. Bytes that only look
-/// like records could take any time otherwise.
+/// Maximum number of bytes deciphered in the search for the first record after missing bytes: the
+/// first number is enough for one record with all its possible numbers, the second one is
+/// multiplied by the captured bytes. Without a limit, bytes that only look like records could take
+/// unlimited time.
 const SEARCH: (u64, u64) = (MAX_MISSING * MAX_RECORD as u64, 64);
 const NONCE_LEN: usize = 12;
 
@@ -34,12 +35,12 @@ const SERVER_HELLO: u8 = 2;
 const FINISHED: u8 = 20;
 const KEY_UPDATE: u8 = 24;
 
-/// Returns whether a stream that begins so is one of TLS: a handshake record.
-pub(super) fn begins(bytes: &[u8]) -> bool {
+/// Returns whether a stream begins with a handshake record of TLS.
+pub(super) fn begins_tls(bytes: &[u8]) -> bool {
     bytes.first() == Some(&HANDSHAKE)
 }
 
-/// Cipher suite that protects records of a connection.
+/// Cipher suite that protects the records of a connection.
 #[derive(Clone, Copy, Debug)]
 struct CipherSuite {
     hash: hkdf::Algorithm,
@@ -48,7 +49,7 @@ struct CipherSuite {
 
 impl CipherSuite {
     /// Returns the suite with this number (section B.4).
-    fn of(number: u16) -> Option<Self> {
+    fn from_number(number: u16) -> Option<Self> {
         let (hash, cipher) = match number {
             0x1301 => (hkdf::HKDF_SHA256, &aead::AES_128_GCM),
             0x1302 => (hkdf::HKDF_SHA384, &aead::AES_256_GCM),
@@ -58,7 +59,7 @@ impl CipherSuite {
         Some(Self { hash, cipher })
     }
 
-    /// HKDF-Expand-Label (section 7.1) without a context.
+    /// Computes HKDF-Expand-Label (section 7.1) without a context.
     fn expand(self, secret: &[u8], label: &str, len: usize) -> Option<Vec<u8>> {
         struct SecretLen(usize);
         impl KeyType for SecretLen {
@@ -75,9 +76,9 @@ impl CipherSuite {
     }
 }
 
-/// The key of one direction, and the number of its next record.
+/// Keys of one direction, and the number of its next record.
 #[derive(Debug)]
-struct Keys {
+struct RecordKeys {
     suite: CipherSuite,
     secret: Vec<u8>,
     key: LessSafeKey,
@@ -85,7 +86,7 @@ struct Keys {
     next: u64,
 }
 
-impl Keys {
+impl RecordKeys {
     fn new(suite: CipherSuite, secret: &[u8]) -> Option<Self> {
         let key = suite.expand(secret, "key", suite.cipher.key_len())?;
         let key = LessSafeKey::new(UnboundKey::new(suite.cipher, &key).ok()?);
@@ -93,13 +94,13 @@ impl Keys {
         Some(Self { suite, secret: secret.to_vec(), key, iv, next: 0 })
     }
 
-    /// Returns the secrets after a KeyUpdate (section 7.2).
-    fn updated(&self) -> Option<Self> {
+    /// Returns the keys after a KeyUpdate (section 7.2).
+    fn next_generation(&self) -> Option<Self> {
         let secret = self.suite.expand(&self.secret, "traffic upd", self.suite.hash.len())?;
         Self::new(self.suite, &secret)
     }
 
-    /// The content of a record and its type; `number` is the record's.
+    /// Decrypts the record with this number. Returns its type and content.
     fn open(&self, record: &[u8], number: u64) -> Option<(u8, Vec<u8>)> {
         let (header, sealed) = record.split_at(HEADER_LEN);
         let mut nonce = self.iv;
@@ -109,35 +110,35 @@ impl Keys {
         let mut sealed = sealed.to_vec();
         let nonce = Nonce::assume_unique_for_key(nonce);
         let inner = self.key.open_in_place(nonce, Aad::from(header), &mut sealed).ok()?;
-        // Zeros are padding; the byte in front of them is the type (section 5.2).
+        // Trailing zeros are padding, and the byte before them is the type (section 5.2).
         let end = inner.iter().rposition(|byte| *byte != 0)?;
         Some((inner[end], inner[..end].to_vec()))
     }
 }
 
-/// A connection.
+/// A TLS connection.
 #[derive(Debug)]
-pub(super) struct Session {
+pub(super) struct TlsSession {
     log: Arc<KeyLog>,
     client: Option<Side>,
     secrets: Option<Secrets>,
     suite: Option<CipherSuite>,
-    halves: [DirectionKeys; 2],
+    directions: [DirectionKeys; 2],
 }
 
 /// One direction.
 #[derive(Debug, Default)]
 struct DirectionKeys {
     phase: TlsPhase,
-    /// Bytes of records, of which those before `taken` are done.
+    /// Bytes of records. Those before `taken` have been processed.
     records: Vec<u8>,
     taken: usize,
-    /// Handshake messages of which a part came.
+    /// Bytes of incomplete handshake messages.
     handshake: Vec<u8>,
-    keys: Option<Keys>,
-    /// Bytes of the stream that are not in the capture, in front of `records`.
+    keys: Option<RecordKeys>,
+    /// Number of bytes before `records` that are not in the capture.
     missing: u64,
-    /// Bytes captured so far, and bytes deciphered in searches.
+    /// Number of bytes captured so far, and of bytes deciphered in searches.
     captured: u64,
     searched: u64,
 }
@@ -148,160 +149,166 @@ enum TlsPhase {
     Clear,
     Handshake,
     Application,
-    /// It cannot be followed.
+    /// The direction cannot be followed.
     Ended,
 }
 
-impl Session {
+impl TlsSession {
     pub(super) fn new(log: Arc<KeyLog>) -> Self {
-        Self { log, client: None, secrets: None, suite: None, halves: Default::default() }
+        Self { log, client: None, secrets: None, suite: None, directions: Default::default() }
     }
 
-    /// Returns whether a direction cannot be followed: its secrets are not in the key log, or its
-    /// records are not TLS 1.3.
+    /// Returns whether a direction cannot be decrypted, because its secrets are not in the key log
+    /// or its records are not TLS 1.3.
     pub(super) fn is_locked(&self) -> bool {
-        self.halves.iter().any(|half| half.phase == TlsPhase::Ended)
+        self.directions.iter().any(|direction| direction.phase == TlsPhase::Ended)
     }
 
-    /// The next piece of a direction's stream. What it contains, of either direction.
-    pub(super) fn take(&mut self, side: Side, chunk: Chunk) -> Vec<(Side, Chunk)> {
-        let half = &mut self.halves[side];
+    /// Takes the next piece of a direction's stream. Returns decrypted pieces of both directions.
+    pub(super) fn decrypt(&mut self, side: Side, chunk: Chunk) -> Vec<(Side, Chunk)> {
+        let direction = &mut self.directions[side];
         match chunk {
-            _ if half.phase == TlsPhase::Ended => {}
+            _ if direction.phase == TlsPhase::Ended => {}
             Chunk::Bytes(bytes) => {
-                half.captured += bytes.len() as u64;
-                half.records.drain(..std::mem::take(&mut half.taken));
-                half.records.extend(bytes);
+                direction.captured += bytes.len() as u64;
+                direction.records.drain(..std::mem::take(&mut direction.taken));
+                direction.records.extend(bytes);
             }
-            // Without the Hellos nothing can be followed.
-            Chunk::Missing(_) if half.phase != TlsPhase::Application => half.end(),
+            // Without the Hellos nothing can be decrypted.
+            Chunk::Missing(_) if direction.phase != TlsPhase::Application => direction.end(),
             Chunk::Missing(bytes) => {
-                half.missing += bytes + half.rest().len() as u64;
-                half.pass(half.rest().len());
+                direction.missing += bytes + direction.remaining().len() as u64;
+                direction.consume(direction.remaining().len());
             }
         }
         let mut out = Vec::new();
-        for side in [side, other(side)] {
-            self.records(side, &mut out);
+        for side in [side, opposite(side)] {
+            self.process_records(side, &mut out);
         }
         out
     }
 
-    /// Looks at the records of a direction that are whole.
-    fn records(&mut self, side: Side, out: &mut Vec<(Side, Chunk)>) {
+    /// Processes the complete records of a direction.
+    fn process_records(&mut self, side: Side, out: &mut Vec<(Side, Chunk)>) {
         loop {
-            let half = &mut self.halves[side];
-            if half.missing > 0 && !half.resume(side, out) {
+            let direction = &mut self.directions[side];
+            if direction.missing > 0 && !direction.resume(side, out) {
                 return;
             }
-            let Some(record) = half.record() else { return };
-            let (kind, is_clear) = (record[0], half.phase == TlsPhase::Clear);
+            let Some(record) = direction.peek_record() else { return };
+            let (kind, is_clear) = (record[0], direction.phase == TlsPhase::Clear);
             let known = match kind {
                 CHANGE_CIPHER_SPEC => Some(()),
                 HANDSHAKE if is_clear => {
-                    half.handshake.extend_from_slice(&record[HEADER_LEN..]);
-                    half.pass(record.len());
-                    self.hellos(side);
+                    direction.handshake.extend_from_slice(&record[HEADER_LEN..]);
+                    direction.consume(record.len());
+                    self.process_hellos(side);
                     continue;
                 }
                 // An alert.
                 21 if is_clear => Some(()),
-                APPLICATION_DATA if is_clear => match self.begin(side) {
+                APPLICATION_DATA if is_clear => match self.begin_encryption(side) {
                     FirstRecord::Done => continue,
                     FirstRecord::Later => return,
                     FirstRecord::Never => None,
                 },
                 APPLICATION_DATA => {
-                    let number = half.keys.as_ref().map_or(0, |keys| keys.next);
-                    half.keys.as_ref().and_then(|keys| keys.open(&record, number)).map(|(kind, content)| {
-                        self.content(side, kind, content, out);
-                    })
+                    let number = direction.keys.as_ref().map_or(0, |keys| keys.next);
+                    direction.keys.as_ref().and_then(|keys| keys.open(&record, number)).map(
+                        |(kind, content)| {
+                            self.process_content(side, kind, content, out);
+                        },
+                    )
                 }
                 _ => None,
             };
-            let half = &mut self.halves[side];
+            let direction = &mut self.directions[side];
             match known {
-                Some(()) => half.pass(record.len()),
-                None => return half.end(),
+                Some(()) => direction.consume(record.len()),
+                None => return direction.end(),
             }
         }
     }
 
-    /// The first encrypted record of a direction.
-    fn begin(&mut self, side: Side) -> FirstRecord {
+    /// Begins decryption at the first encrypted record of a direction.
+    fn begin_encryption(&mut self, side: Side) -> FirstRecord {
         let (Some(client), Some(suite)) = (self.client, self.suite) else {
-            let waits = self.halves[side].rest().len() < MAX_WAITING;
+            let waits = self.directions[side].remaining().len() < MAX_WAITING;
             return if waits && !self.is_locked() { FirstRecord::Later } else { FirstRecord::Never };
         };
         let role = role(side, client);
-        let secret = self.secrets.as_ref().and_then(|secrets| secrets.of(Epoch::Handshake, role));
-        let half = &mut self.halves[side];
-        half.keys = secret.and_then(|secret| Keys::new(suite, secret));
-        half.phase = TlsPhase::Handshake;
-        half.handshake.clear();
-        if half.keys.is_some() { FirstRecord::Done } else { FirstRecord::Never }
+        let secret = self.secrets.as_ref().and_then(|secrets| secrets.get(Epoch::Handshake, role));
+        let direction = &mut self.directions[side];
+        direction.keys = secret.and_then(|secret| RecordKeys::new(suite, secret));
+        direction.phase = TlsPhase::Handshake;
+        direction.handshake.clear();
+        if direction.keys.is_some() { FirstRecord::Done } else { FirstRecord::Never }
     }
 
-    /// Looks at the handshake messages in the clear.
-    fn hellos(&mut self, side: Side) {
-        while let Some((kind, body)) = self.halves[side].message() {
+    /// Processes the unencrypted handshake messages.
+    fn process_hellos(&mut self, side: Side) {
+        while let Some((kind, body)) = self.directions[side].take_handshake_message() {
             match kind {
                 CLIENT_HELLO => {
                     let random = body.get(2..).and_then(|rest| rest.first_chunk::<RANDOM_LEN>());
                     self.client = Some(side);
-                    self.secrets = random.and_then(|random| self.log.of(random)).cloned();
+                    self.secrets = random.and_then(|random| self.log.secrets_of(random)).cloned();
                 }
                 SERVER_HELLO => {
-                    // Version, random, session; then the cipher suite. A HelloRetryRequest has the
-                    // same one.
+                    // The cipher suite follows version, random and session. A HelloRetryRequest
+                    // contains the same suite.
                     let session = body.get(2 + RANDOM_LEN).map_or(0, |len| usize::from(*len));
                     let suite =
                         body.get(2 + RANDOM_LEN + 1 + session..).and_then(|rest| rest.first_chunk::<2>());
-                    self.suite = suite.and_then(|number| CipherSuite::of(u16::from_be_bytes(*number)));
+                    self.suite =
+                        suite.and_then(|number| CipherSuite::from_number(u16::from_be_bytes(*number)));
                 }
                 _ => {}
             }
         }
     }
 
-    /// The content of an encrypted record, whose number was the next.
-    fn content(&mut self, side: Side, kind: u8, content: Vec<u8>, out: &mut Vec<(Side, Chunk)>) {
-        let half = &mut self.halves[side];
-        if let Some(keys) = &mut half.keys {
+    /// Processes the content of the next encrypted record.
+    fn process_content(&mut self, side: Side, kind: u8, content: Vec<u8>, out: &mut Vec<(Side, Chunk)>) {
+        let direction = &mut self.directions[side];
+        if let Some(keys) = &mut direction.keys {
             keys.next += 1;
         }
         match kind {
             APPLICATION_DATA if !content.is_empty() => out.push((side, Chunk::Bytes(content))),
             HANDSHAKE => {
-                half.handshake.extend(content);
-                while let Some((kind, _)) = self.halves[side].message() {
-                    let half = &mut self.halves[side];
-                    let keys = match (kind, half.phase) {
+                direction.handshake.extend(content);
+                while let Some((kind, _)) = self.directions[side].take_handshake_message() {
+                    let direction = &mut self.directions[side];
+                    let keys = match (kind, direction.phase) {
                         (FINISHED, TlsPhase::Handshake) => {
-                            half.phase = TlsPhase::Application;
+                            direction.phase = TlsPhase::Application;
                             let role = role(side, self.client.unwrap_or_default());
                             let secret = self
                                 .secrets
                                 .as_ref()
-                                .and_then(|secrets| secrets.of(Epoch::Application, role));
-                            secret.zip(self.suite).and_then(|(secret, suite)| Keys::new(suite, secret))
+                                .and_then(|secrets| secrets.get(Epoch::Application, role));
+                            secret.zip(self.suite).and_then(|(secret, suite)| RecordKeys::new(suite, secret))
                         }
-                        (KEY_UPDATE, TlsPhase::Application) => half.keys.as_ref().and_then(Keys::updated),
+                        (KEY_UPDATE, TlsPhase::Application) => {
+                            direction.keys.as_ref().and_then(RecordKeys::next_generation)
+                        }
                         _ => continue,
                     };
-                    half.keys = keys;
+                    direction.keys = keys;
                 }
             }
-            // An alert: close_notify is the end of what is sent, which the FIN shows as well.
+            // Alerts are ignored: close_notify marks the end of a direction, which the FIN shows as
+            // well.
             _ => {}
         }
     }
 }
 
-/// Result of looking at a first encrypted record.
+/// Result of [`TlsSession::begin_encryption`].
 enum FirstRecord {
     Done,
-    /// Once the other direction's Hello is there.
+    /// The Hello of the other direction has not come yet.
     Later,
     Never,
 }
@@ -311,13 +318,13 @@ fn role(side: Side, client: Side) -> Role {
 }
 
 impl DirectionKeys {
-    /// Bytes of records that are not done.
-    fn rest(&self) -> &[u8] {
+    /// Returns the bytes of records that have not been processed.
+    fn remaining(&self) -> &[u8] {
         self.records.get(self.taken..).unwrap_or_default()
     }
 
-    /// Consumes so many more bytes.
-    fn pass(&mut self, bytes: usize) {
+    /// Marks further bytes as processed.
+    fn consume(&mut self, bytes: usize) {
         self.taken = (self.taken + bytes).min(self.records.len());
     }
 
@@ -325,19 +332,20 @@ impl DirectionKeys {
         *self = Self { phase: TlsPhase::Ended, ..Self::default() };
     }
 
-    /// The first record, if it is whole. What is no record ends the direction.
-    fn record(&mut self) -> Option<Vec<u8>> {
-        let header = self.rest().first_chunk::<HEADER_LEN>()?;
+    /// Returns a copy of the first record if it is complete. Ends the direction if the bytes are
+    /// not a record.
+    fn peek_record(&mut self) -> Option<Vec<u8>> {
+        let header = self.remaining().first_chunk::<HEADER_LEN>()?;
         let len = usize::from(u16::from_be_bytes([header[3], header[4]]));
         if header[1] != 3 || len > MAX_RECORD {
             self.end();
             return None;
         }
-        self.rest().get(..HEADER_LEN + len).map(<[u8]>::to_vec)
+        self.remaining().get(..HEADER_LEN + len).map(<[u8]>::to_vec)
     }
 
-    /// The first handshake message, if it is whole.
-    fn message(&mut self) -> Option<(u8, Vec<u8>)> {
+    /// Takes the first handshake message if it is complete.
+    fn take_handshake_message(&mut self) -> Option<(u8, Vec<u8>)> {
         if self.handshake.len() > MAX_HANDSHAKE {
             self.end();
         }
@@ -348,8 +356,8 @@ impl DirectionKeys {
         Some((kind, body))
     }
 
-    /// Finds the first record behind missing bytes: what looks like one, and is authentic by one of
-    /// the numbers that it may have. A search that takes too long ends the direction.
+    /// Finds the first record after missing bytes: bytes that look like a record and are authentic
+    /// with one of its possible numbers. A search that takes too long ends the direction.
     fn resume(&mut self, side: Side, out: &mut Vec<(Side, Chunk)>) -> bool {
         let Some(keys) = &mut self.keys else { return false };
         let rest = self.records.get(self.taken..).unwrap_or_default();
@@ -361,7 +369,7 @@ impl DirectionKeys {
                 at += 1;
                 continue;
             }
-            // It may be one, of which the rest is to come.
+            // This may be a record that is not complete yet.
             let Some(record) = rest.get(at..at + HEADER_LEN + len) else { break };
             let missing = self.missing + at as u64;
             let shortest = (HEADER_LEN + keys.suite.cipher.tag_len() + 1) as u64;
@@ -380,17 +388,17 @@ impl DirectionKeys {
                 at += 1;
                 continue;
             };
-            // What the records took beside their content is known where they were of the usual
-            // length only.
+            // Subtract the minimum overhead of the missing records to get the missing bytes of
+            // content.
             let beside = (number - keys.next) * shortest;
             out.push((side, Chunk::Missing(missing.saturating_sub(beside).max(1))));
             keys.next = number;
-            self.pass(at);
+            self.consume(at);
             self.missing = 0;
             return true;
         }
         self.missing += at as u64;
-        self.pass(at);
+        self.consume(at);
         false
     }
 }
@@ -447,7 +455,7 @@ mod tests {
         ([client.into(), ServerConnection::new(Arc::new(server)).unwrap().into()], lines)
     }
 
-    /// Takes what `from` has to send to the other end. The bytes.
+    /// Passes the pending bytes of `from` to the other end, and returns them.
     fn carry(ends: &mut [Connection; 2], from: Side) -> Vec<u8> {
         let mut bytes = Vec::new();
         while ends[from].wants_write() {
@@ -455,11 +463,11 @@ mod tests {
         }
         let mut rest = &bytes[..];
         while !rest.is_empty() {
-            ends[other(from)].read_tls(&mut rest).unwrap();
-            ends[other(from)].process_new_packets().unwrap();
-            // What is not read takes room.
+            ends[opposite(from)].read_tls(&mut rest).unwrap();
+            ends[opposite(from)].process_new_packets().unwrap();
+            // Unread plaintext would fill the buffer.
             let mut text = [0; 1 << 16];
-            while ends[other(from)].reader().read(&mut text).is_ok_and(|len| len > 0) {}
+            while ends[opposite(from)].reader().read(&mut text).is_ok_and(|len| len > 0) {}
         }
         bytes
     }
@@ -467,11 +475,11 @@ mod tests {
     /// Returns the plaintext that a session decrypts from pieces of this length, by direction.
     fn followed(wire: &[(Side, Vec<u8>)], lines: &KeyLogLines, piece: usize) -> ([Vec<u8>; 2], bool) {
         let log = KeyLog::parse(&lines.0.lock().unwrap()).unwrap();
-        let mut session = Session::new(Arc::new(log));
+        let mut session = TlsSession::new(Arc::new(log));
         let mut content = [Vec::new(), Vec::new()];
         for (side, bytes) in wire {
             for piece in bytes.chunks(piece) {
-                for (side, chunk) in session.take(*side, Chunk::Bytes(piece.to_vec())) {
+                for (side, chunk) in session.decrypt(*side, Chunk::Bytes(piece.to_vec())) {
                     let Chunk::Bytes(bytes) = chunk else { panic!("nothing is missing") };
                     content[side].extend(bytes);
                 }
@@ -500,7 +508,7 @@ mod tests {
                 said[side].extend(text);
                 wire.push((side, carry(ends, side)));
             }
-            // An update of this end's keys asks the other end for one of its own.
+            // A key update of this end requests one of the other end.
             ends[usize::from(round % 2)].refresh_traffic_keys().unwrap();
         }
         (wire, said)
@@ -523,7 +531,8 @@ mod tests {
 
     #[test]
     fn second_client_hello_followed() {
-        // The client's first group is none of the server's, which answers with a HelloRetryRequest.
+        // The server does not support the first group of the client, so it answers with a
+        // HelloRetryRequest.
         let client: &[&'static dyn SupportedKxGroup] =
             &[provider::kx_group::X25519, provider::kx_group::SECP256R1];
         let server: &[&'static dyn SupportedKxGroup] = &[provider::kx_group::SECP256R1];
@@ -544,20 +553,20 @@ mod tests {
         assert!(content[1].len() < said[1].len());
     }
 
-    /// Each header asks for the whole record to be deciphered with thousands of numbers.
+    /// Each header would require deciphering a whole record with thousands of sequence numbers.
     #[test]
     fn look_alikes_behind_gap_end_direction() {
         let groups: &[&'static dyn SupportedKxGroup] = &[provider::kx_group::X25519];
         let (mut ends, lines) = ends(provider::cipher_suite::TLS13_AES_128_GCM_SHA256, [groups, groups]);
         let (wire, _) = conversation(&mut ends);
         let log = KeyLog::parse(&lines.0.lock().unwrap()).unwrap();
-        let mut session = Session::new(Arc::new(log));
+        let mut session = TlsSession::new(Arc::new(log));
         for (side, bytes) in wire {
-            session.take(side, Chunk::Bytes(bytes));
+            session.decrypt(side, Chunk::Bytes(bytes));
         }
-        session.take(0, Chunk::Missing(1 << 20));
+        session.decrypt(0, Chunk::Missing(1 << 20));
         let header = [APPLICATION_DATA, 3, 3, 0x40, 0x11];
-        session.take(0, Chunk::Bytes(header.repeat(MAX_RECORD / 5 + 40)));
+        session.decrypt(0, Chunk::Bytes(header.repeat(MAX_RECORD / 5 + 40)));
         assert!(session.is_locked());
     }
 
@@ -567,9 +576,9 @@ mod tests {
         let (mut ends, lines) = ends(provider::cipher_suite::TLS13_AES_128_GCM_SHA256, [groups, groups]);
         let (wire, _) = conversation(&mut ends);
         let log = KeyLog::parse(&lines.0.lock().unwrap()).unwrap();
-        let mut session = Session::new(Arc::new(log));
+        let mut session = TlsSession::new(Arc::new(log));
         for (side, bytes) in wire {
-            session.take(side, Chunk::Bytes(bytes));
+            session.decrypt(side, Chunk::Bytes(bytes));
         }
         for (len, round) in [(5, 0), (1 << 14, 1), (1 << 14, 2), (1 << 14, 3)] {
             let mut missing = 0;
@@ -577,9 +586,9 @@ mod tests {
                 ends[0].writer().write_all(&[1; 1 << 14]).unwrap();
                 missing += carry(&mut ends, 0).len() as u64;
             }
-            session.take(0, Chunk::Missing(missing));
+            session.decrypt(0, Chunk::Missing(missing));
             ends[0].writer().write_all(&vec![2; len]).unwrap();
-            let found = session.take(0, Chunk::Bytes(carry(&mut ends, 0)));
+            let found = session.decrypt(0, Chunk::Bytes(carry(&mut ends, 0)));
             assert!(found.last() == Some(&(0, Chunk::Bytes(vec![2; len]))), "round {round}");
         }
     }

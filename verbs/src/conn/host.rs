@@ -14,7 +14,7 @@ use parking_lot::MutexGuard;
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
-use uiw_counters::{ConnCounters, ShardCounters, Traffic, Wait};
+use uiw_counters::{ConnCounters, ShardCounters, TrafficClass, WaitReason};
 use uiw_llp::Token;
 use uiw_mem::{Access, MrCache, PinnedSpan, RemoteError, Right, Span, StreamId, Table, UpdateError};
 use uiw_mpa::{Crc32c, Verified};
@@ -551,8 +551,8 @@ impl uiw_stream::StreamHost for QpHost<'_> {
     #[inline]
     fn count_wait(&mut self, wait: uiw_stream::Wait) {
         self.state.counters.wait(match wait {
-            uiw_stream::Wait::Credit => Wait::Credit,
-            uiw_stream::Wait::Receive => Wait::Receive,
+            uiw_stream::Wait::Credit => WaitReason::Credit,
+            uiw_stream::Wait::Receive => WaitReason::Receive,
         });
     }
 
@@ -585,16 +585,16 @@ fn completion(qp: &QpInner, wr_id: u64, message: &ReceivedMessage) -> Cqe {
 
 /// Returns the counter for the traffic of a stream.
 #[inline(always)]
-fn counted(traffic: uiw_stream::Traffic) -> Traffic {
+fn counted(traffic: uiw_stream::Traffic) -> TrafficClass {
     match traffic {
-        uiw_stream::Traffic::SendSent => Traffic::SendSent,
-        uiw_stream::Traffic::SendReceived => Traffic::SendReceived,
-        uiw_stream::Traffic::WriteSent => Traffic::WriteSent,
-        uiw_stream::Traffic::WriteReceived => Traffic::WriteReceived,
-        uiw_stream::Traffic::ReadSent => Traffic::ReadSent,
-        uiw_stream::Traffic::ReadReceived => Traffic::ReadReceived,
-        uiw_stream::Traffic::AtomicSent => Traffic::AtomicSent,
-        uiw_stream::Traffic::AtomicReceived => Traffic::AtomicReceived,
+        uiw_stream::Traffic::SendSent => TrafficClass::SendSent,
+        uiw_stream::Traffic::SendReceived => TrafficClass::SendReceived,
+        uiw_stream::Traffic::WriteSent => TrafficClass::WriteSent,
+        uiw_stream::Traffic::WriteReceived => TrafficClass::WriteReceived,
+        uiw_stream::Traffic::ReadSent => TrafficClass::ReadSent,
+        uiw_stream::Traffic::ReadReceived => TrafficClass::ReadReceived,
+        uiw_stream::Traffic::AtomicSent => TrafficClass::AtomicSent,
+        uiw_stream::Traffic::AtomicReceived => TrafficClass::AtomicReceived,
     }
 }
 

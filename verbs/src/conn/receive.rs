@@ -139,7 +139,7 @@ impl Conn {
             self.retry = services.now.after(pause);
         }
         self.starved = Some(starved);
-        self.state.counters.wait(uiw_counters::Wait::Memory);
+        self.state.counters.wait(uiw_counters::WaitReason::Memory);
     }
 
     /// Returns the length up to which the staging buffer may be filled, if it has `have` bytes of

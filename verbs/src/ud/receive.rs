@@ -79,7 +79,7 @@ impl CheckedDatagram {
     ) -> Option<Self> {
         let reject = |count, why| {
             slot.count(count);
-            counters.rejected(why);
+            counters.datagram_rejected(why);
         };
         let parsed = Header::parse(datagram).and_then(|(header, _)| {
             header.check_source(peer.port())?;
@@ -192,7 +192,7 @@ fn receive_run(core: &mut Core, port: Token, local: IpAddr, staging: &mut Stagin
         if let Some((slot, services)) = core.port_and_services(port) {
             services.moved += arrived.bytes(1);
             slot.count(Count::NoQueuePair);
-            services.counters.rejected(RejectReason::NoQueuePair);
+            services.counters.datagram_rejected(RejectReason::NoQueuePair);
         }
         staging.advance(1);
         return true;
@@ -354,7 +354,7 @@ impl Endpoint {
             Count::BadQkey => DropReason::BadQkey,
             Count::NoReceive => DropReason::NoReceive,
             Count::BadReceive => DropReason::BadReceive,
-            _ => return services.counters.rejected(RejectReason::NoQueuePair),
+            _ => return services.counters.datagram_rejected(RejectReason::NoQueuePair),
         };
         self.counters.dropped(why, 1);
     }

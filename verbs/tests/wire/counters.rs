@@ -60,7 +60,7 @@ fn both_ends_count_the_same_payload() {
         assert_eq!(of(counted.atomic.received), (1, 8), "{options:?}");
         assert_eq!(traffic(&b), mirrored(counted), "{options:?}");
         let counters = b.device.counters();
-        assert_eq!(counters.with_others(), counters.total().traffic);
+        assert_eq!(counters.with_other_devices(), counters.total().traffic);
         let [connection] = &counters.connections[..] else { panic!("{counters:?}") };
         assert_eq!((connection.traffic, connection.qp_num), (traffic(&b), b.qp.num()));
         assert!(!connection.initiator && !connection.kernel && !connection.same_device);
@@ -80,7 +80,7 @@ fn loopback_traffic_counted_for_device() {
     let total = end.device.counters().total();
     assert_eq!((total.traffic.send.sent.bytes, total.traffic.send.received.bytes), (100, 100));
     assert_eq!(total.same_device, total.traffic);
-    assert_eq!(end.device.counters().with_others(), Operations::default());
+    assert_eq!(end.device.counters().with_other_devices(), Operations::default());
 }
 
 #[test]

@@ -844,11 +844,11 @@ fn device_counters_include_datagrams() {
     let count = |count: uiw_verbs::counters::Count| (count.messages, count.bytes);
     let (all, _) = of(&a);
     assert_eq!((count(all.traffic.sent), count(all.traffic.received)), ((8, 387), (1, 7)));
-    let others = all.with_others();
+    let others = all.with_other_devices();
     assert_eq!((count(others.sent), count(others.received)), ((6, 360), (0, 0)));
     assert_eq!(all.unsent, 1);
     let (all, own) = of(&b);
-    assert_eq!((count(all.traffic.received), count(all.with_others().received)), ((3, 300), (3, 300)));
+    assert_eq!((count(all.traffic.received), count(all.with_other_devices().received)), ((3, 300), (3, 300)));
     assert_eq!((all.bad_qkey, all.no_receive, all.no_queue_pair, all.bad_crc), (1, 1, 1, 0));
     assert_eq!((own.datagrams.bad_qkey, own.datagrams.no_receive, own.datagrams.no_queue_pair), (1, 1, 0));
     assert_eq!(all.dropped().iter().map(|(_, count)| count).sum::<u64>(), b.counts().dropped());

@@ -1,5 +1,5 @@
-//! The language of case files: what stands in them, and how it is read. `docs/case-files.md` has
-//! the grammar.
+//! The language of case files: its syntax tree and its parser. `docs/case-files.md` describes the
+//! grammar.
 //!
 //! ```
 //! let text = "case a/crc \"A wrong CRC\"\n  start\n  > write crc-xor 1\n  < terminate codes 2/0/2\n";

@@ -1,6 +1,6 @@
-//! Reads a case file line by line. An error has the line and the column.
+//! Parser of case files. It reads line by line, and errors have the line and the column.
 
-use super::grammar::{self, Problem};
+use super::grammar::{self, SyntaxError};
 use super::syntax::Case;
 
 /// Position of an error in a case file.
@@ -17,41 +17,41 @@ pub struct ParseError {
     pub what: String,
 }
 
-/// A line with its continuations, which a `\` at the end announces.
-struct CaseLine {
+/// A line together with its continuation lines. A `\` at the end of a line continues it.
+struct LogicalLine {
     number: u32,
     text: String,
-    /// Start of each physical line in `text`, and its indentation.
+    /// Start and indentation of each physical line in `text`.
     parts: Vec<(usize, usize)>,
 }
 
-/// The cases of a file.
+/// Parses the cases of a file.
 ///
 /// # Errors
-/// The first line that is wrong.
+/// Returns the error in the first invalid line.
 pub fn parse(file: &str, text: &str) -> Result<Vec<Case>, ParseError> {
     let mut cases: Vec<Case> = Vec::new();
-    for line in lines(text) {
-        let error = |problem: Problem<'_>| located(file, &line, &problem);
+    for line in logical_lines(text) {
+        let error = |problem: SyntaxError<'_>| to_parse_error(file, &line, &problem);
         let (head, rest) = line.text.split_once(' ').unwrap_or((&line.text, ""));
         let rest = rest.trim_start();
         match (head, cases.last_mut()) {
             ("case", _) => {
-                let (name, title) = finished(grammar::header(rest)).map_err(error)?;
+                let (name, title) = parsed_value(grammar::header(rest)).map_err(error)?;
                 if cases.iter().any(|case| case.name == name) {
                     let what = format!("a second case `{name}`");
-                    return Err(error(Problem { at: rest, what }));
+                    return Err(error(SyntaxError { at: rest, what }));
                 }
                 let file = file.to_owned();
                 cases.push(Case { name, title, file, needs: Vec::new(), steps: Vec::new() });
             }
             (_, None) => {
                 let what = "expected `case NAME \"TITLE\"`".to_owned();
-                return Err(error(Problem { at: &line.text, what }));
+                return Err(error(SyntaxError { at: &line.text, what }));
             }
-            ("needs", Some(case)) => case.needs.extend(finished(grammar::needs(rest)).map_err(error)?),
+            ("needs", Some(case)) => case.needs.extend(parsed_value(grammar::needs(rest)).map_err(error)?),
             (_, Some(case)) => {
-                let mut step = finished(grammar::step(&line.text)).map_err(error)?;
+                let mut step = parsed_value(grammar::step(&line.text)).map_err(error)?;
                 step.line = line.number;
                 case.steps.push(step);
             }
@@ -60,16 +60,20 @@ pub fn parse(file: &str, text: &str) -> Result<Vec<Case>, ParseError> {
     Ok(cases)
 }
 
-fn finished<'a, T>(result: Result<(&'a str, T), nom::Err<Problem<'a>>>) -> Result<T, Problem<'a>> {
+fn parsed_value<'a, T>(
+    result: Result<(&'a str, T), nom::Err<SyntaxError<'a>>>,
+) -> Result<T, SyntaxError<'a>> {
     match result {
         Ok((_, value)) => Ok(value),
         Err(nom::Err::Error(problem) | nom::Err::Failure(problem)) => Err(problem),
-        Err(nom::Err::Incomplete(_)) => Err(Problem { at: "", what: "the line ends too early".to_owned() }),
+        Err(nom::Err::Incomplete(_)) => {
+            Err(SyntaxError { at: "", what: "the line ends too early".to_owned() })
+        }
     }
 }
 
-fn located(file: &str, line: &CaseLine, problem: &Problem<'_>) -> ParseError {
-    // `at` is a part of the line's text, or empty for its end.
+fn to_parse_error(file: &str, line: &LogicalLine, problem: &SyntaxError<'_>) -> ParseError {
+    // `at` is a part of the text of the line, or an unrelated empty string for its end.
     let start = line.text.as_ptr() as usize;
     let at = (problem.at.as_ptr() as usize).checked_sub(start).filter(|at| *at <= line.text.len());
     let at = at.unwrap_or(line.text.len());
@@ -80,9 +84,9 @@ fn located(file: &str, line: &CaseLine, problem: &Problem<'_>) -> ParseError {
     ParseError { file: file.to_owned(), line: line.number + index as u32, column, what }
 }
 
-/// The lines that say something, without comments.
-fn lines(text: &str) -> Vec<CaseLine> {
-    let mut lines: Vec<CaseLine> = Vec::new();
+/// Returns the lines that are not empty, without comments.
+fn logical_lines(text: &str) -> Vec<LogicalLine> {
+    let mut lines: Vec<LogicalLine> = Vec::new();
     let mut open = false;
     for (number, physical) in (1..).zip(text.lines()) {
         let code = without_comment(physical);
@@ -99,14 +103,14 @@ fn lines(text: &str) -> Vec<CaseLine> {
                 line.text.push_str(code);
             }
             None if code.is_empty() => {}
-            None => lines.push(CaseLine { number, text: code.to_owned(), parts: vec![(0, indent)] }),
+            None => lines.push(LogicalLine { number, text: code.to_owned(), parts: vec![(0, indent)] }),
         }
         open = continues;
     }
     lines
 }
 
-/// A `#` outside of quotes begins a comment.
+/// Removes the comment, which begins with a `#` outside of quotes.
 fn without_comment(line: &str) -> &str {
     let mut quoted = false;
     for (at, c) in line.char_indices() {

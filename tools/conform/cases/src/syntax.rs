@@ -1,28 +1,29 @@
-//! What a case file says, as values.
+//! Syntax tree of a case file.
 
 use std::time::Duration;
 
-/// One exchange with the listener.
+/// One test connection to the listener.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Case {
-    /// Name that `--case` selects by.
+    /// Name, by which `--case` selects cases.
     pub name: String,
     /// Subject of the case.
     pub title: String,
-    /// The file, for messages.
+    /// Name of the file, for error messages.
     pub file: String,
-    /// Conditions without which the case is not run.
+    /// Conditions. The case is not run unless the listener meets all of them.
     pub needs: Vec<CaseCondition>,
     /// Lines.
     pub steps: Vec<Step>,
 }
 
-/// Condition that a case has for the listener. Without it the case judges nothing.
+/// Property of the listener without which a case cannot judge anything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CaseCondition {
-    /// The partner program answers orders there.
+    /// The partner program runs at the listener and carries out orders.
     Partner,
-    /// Neither Request nor Reply asks for CRCs.
+    /// The listener accepts a connection without CRCs, for which neither the Request nor the Reply
+    /// may ask.
     CrcOff,
     /// The listener accepts a Request that asks for Markers.
     MarkersGranted,
@@ -30,12 +31,12 @@ pub enum CaseCondition {
     MarkersAsked,
     /// The Reply is of revision 2 with enhanced data.
     Enhanced,
-    /// The listener takes so many Reads at a time.
+    /// The listener accepts this number of outstanding Reads.
     Ird(u64),
 }
 
 impl CaseCondition {
-    /// The name in a case file of those without a number.
+    /// Names in case files of the conditions without a number.
     pub const NAMES: [(&'static str, Self); 5] = [
         ("partner", Self::Partner),
         ("crc-off", Self::CrcOff),
@@ -50,7 +51,7 @@ impl CaseCondition {
 pub struct Step {
     /// Line number, starting at 1.
     pub line: u32,
-    /// The wait in front of it.
+    /// Time to wait before the action.
     pub delay: Duration,
     /// Action of the line.
     pub action: Action,
@@ -59,79 +60,80 @@ pub struct Step {
 /// Action of a line.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
-    /// TCP's connection, without a byte.
+    /// Opens the TCP connection without sending anything.
     Connect,
-    /// The usual start-up, with these fields of the Request changed.
+    /// Performs the usual startup, with these fields of the Request changed.
     Start(Vec<Field>),
-    /// A frame leaves.
+    /// Sends a frame.
     Send(SentFrame),
-    /// Sends Reads of no bytes with these fields, each answered before the next leaves.
+    /// Sends zero-length Reads one after another, each after the response to the one before.
     Reads {
         /// Number of Reads.
         count: u64,
         /// Changed fields of each Read.
         fields: Vec<Field>,
-        /// Requirements that the answers keep.
+        /// Requirements that are kept if all Reads are answered.
         judges: Vec<String>,
     },
-    /// FIN.
+    /// Ends the stream by FIN.
     Fin,
-    /// RST.
+    /// Aborts the stream by RST.
     Reset,
-    /// One of these comes.
+    /// Expects one of several frames.
     Expect {
         /// Number of repetitions.
         times: u64,
         /// The alternatives.
         one_of: Vec<ExpectedFrame>,
     },
-    /// Expects that nothing comes for this time, and that the stream stays open.
+    /// Expects that nothing arrives for some time, and that the stream stays open.
     Silence {
         /// Duration.
         time: Duration,
-        /// Requirements that the silence keeps.
+        /// Requirements that are kept if nothing arrives.
         judges: Vec<String>,
     },
-    /// The segment before is refused: `judges` if it is not carried out, the Terminate's own
-    /// sentences if there is one.
+    /// Expects that the listener refuses the previous segment: it does not carry the segment out,
+    /// and sends a Terminate.
     Refusal {
-        /// Requirements that are kept by not carrying it out.
+        /// Requirements that are kept if the segment is not carried out.
         judges: Vec<String>,
-        /// Requirements that need a Terminate.
+        /// Requirements that are kept only if a Terminate arrives.
         terminate: Vec<String>,
         /// Fields of the Terminate.
         fields: Vec<Field>,
     },
-    /// The partner is ordered to do something, or this end is going to.
+    /// Orders an operation, which the partner or this end is going to perform.
     Order {
         /// Operation to order.
         operation: Operation,
         /// `size` and `count`.
         fields: Vec<Field>,
     },
-    /// This end has done what it had ordered of itself; the partner's verdict is awaited.
+    /// Reports that this end has performed the ordered operation, and waits for the verdict of the
+    /// partner.
     Done {
-        /// Requirements that the verdict keeps.
+        /// Requirements that are kept if the verdict is positive.
         judges: Vec<String>,
     },
-    /// A whole message of the partner comes: its segments are put together.
+    /// Expects a whole message of the partner, in any number of segments.
     Message {
-        /// Expected verdict.
+        /// Expected message.
         expected: ExpectedFrame,
     },
 }
 
-/// Operation that the partner program can be ordered to do.
+/// Operation that can be ordered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Operation {
-    /// The value on the wire, as `siwtest` has it.
+    /// Value on the wire in the messages of `uiw siwtest`.
     pub code: u8,
-    /// True if the partner acts, instead of this end.
+    /// True if the partner performs it, instead of this end.
     pub by_partner: bool,
 }
 
 impl Operation {
-    /// Name and code of each.
+    /// Names and codes of all operations.
     pub const NAMES: [(&'static str, u8); 8] = [
         ("send", 1),
         ("send-solicited", 2),
@@ -144,7 +146,7 @@ impl Operation {
     ];
 }
 
-/// A frame as it is to leave.
+/// A frame to send.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SentFrame {
     /// Kind of the frame.
@@ -153,18 +155,18 @@ pub struct SentFrame {
     pub fields: Vec<Field>,
     /// Number of times that it is sent.
     pub times: u64,
-    /// Bytes of each TCP segment; 0 leaves it to TCP.
+    /// Size of the pieces in which the frame is written, or 0 to write it at once.
     pub cut: u64,
-    /// Leaves with the next frame that is not held.
+    /// True to send it together with the next frame that is not held.
     pub hold: bool,
 }
 
-/// A frame that is awaited, with what is judged by its coming.
+/// An expected frame, with the requirements that it judges.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ExpectedFrame {
     /// Kind of the frame.
     pub kind: FrameKind,
-    /// Requirements that its arrival keeps.
+    /// Requirements that are kept if it arrives.
     pub judges: Vec<String>,
     /// Tests of its fields.
     pub fields: Vec<Field>,
@@ -173,9 +175,9 @@ pub struct ExpectedFrame {
 /// Kind of a frame on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FrameKind {
-    /// MPA Request Frame.
+    /// MPA Request frame.
     Request,
-    /// MPA Reply Frame.
+    /// MPA Reply frame.
     Reply,
     /// RDMA Write.
     Write,
@@ -193,16 +195,16 @@ pub enum FrameKind {
     SendSolicitedInvalidate,
     /// Terminate.
     Terminate,
-    /// A segment whose every field is given.
+    /// Any segment.
     Segment,
-    /// Bytes as they are.
+    /// Raw bytes.
     Bytes,
-    /// The end of the stream, by FIN or RST.
+    /// End of the stream, by FIN or RST.
     End,
 }
 
 impl FrameKind {
-    /// Each with its name in a case file.
+    /// Names in case files.
     pub const NAMES: [(&'static str, Self); 13] = [
         ("request", Self::Request),
         ("reply", Self::Reply),
@@ -225,13 +227,13 @@ impl FrameKind {
         Self::NAMES.iter().find(|(_, kind)| *kind == self).map_or("", |(name, _)| name)
     }
 
-    /// Returns whether it is a start-up frame.
+    /// Returns whether it is a startup frame.
     #[must_use]
     pub fn is_startup(self) -> bool {
         matches!(self, Self::Request | Self::Reply)
     }
 
-    /// RDMAP's opcode.
+    /// Returns the RDMAP opcode.
     #[must_use]
     pub fn opcode(self) -> Option<u8> {
         Some(match self {
@@ -249,11 +251,11 @@ impl FrameKind {
 
     /// Returns the kind with this opcode.
     #[must_use]
-    pub fn of(opcode: u8) -> Option<Self> {
+    pub fn from_opcode(opcode: u8) -> Option<Self> {
         Self::NAMES.iter().map(|(_, kind)| *kind).find(|kind| kind.opcode() == Some(opcode))
     }
 
-    /// The fields that a case file may name.
+    /// Returns the fields that a case file can name.
     #[must_use]
     pub fn fields(self) -> &'static [&'static str] {
         const STARTUP: &[&str] = &[
@@ -298,32 +300,32 @@ impl FrameKind {
     }
 }
 
-/// A field of a frame with its value, or with what its value must be.
+/// A field of a frame, with its value to send or the test of its received value.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Field {
     /// One of [`FrameKind::fields`].
     pub name: String,
-    /// The value, or what it must be.
+    /// Value to send, or test of the received value.
     pub test: Test,
-    /// Requirements that the value keeps.
+    /// Requirements that are kept if the value passes the test.
     pub judges: Vec<String>,
 }
 
-/// Test of a field's value. A field that is sent has one value.
+/// Test of the value of a field. A field to send has exactly one value.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Test {
-    /// Whatever it is.
+    /// Accepts every value.
     Any,
-    /// Whatever it is, kept under this name.
+    /// Accepts every value, and stores it in the variable of this name.
     Bind(String),
-    /// One of these.
+    /// Accepts the values for which one of these comparisons holds.
     OneOf(Vec<(Relation, Atom)>),
 }
 
 /// Comparison of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Relation {
-    /// The value itself.
+    /// Equality.
     Equal,
     /// `<=`.
     AtMost,
@@ -334,15 +336,15 @@ pub enum Relation {
 /// A value.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Atom {
-    /// Up to 64 bits.
+    /// Unsigned number.
     Number(u64),
-    /// A variable and a number added to it.
+    /// Value of a variable, plus a number.
     Variable(String, i64),
-    /// These bytes.
+    /// Literal bytes.
     Bytes(Vec<u8>),
-    /// This number of bytes of the order's pattern.
+    /// Next bytes of the pattern of the order, with their number.
     Pattern(u64),
-    /// This number of zeros.
+    /// Zeros, with their number.
     Zeros(u64),
     /// Layer, type and code of a Terminate.
     Codes([u8; 3]),

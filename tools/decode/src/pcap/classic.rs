@@ -1,5 +1,5 @@
-//! The classic pcap format (draft-ietf-opsawg-pcap), with micro- or nanoseconds, and the "modified"
-//! format of Alexey Kuznetsov's patch to libpcap.
+//! Classic pcap format (draft-ietf-opsawg-pcap), with microseconds or nanoseconds, and the
+//! "modified" format of Alexey Kuznetsov's patch to libpcap.
 
 use std::io::Read;
 
@@ -10,13 +10,13 @@ use pcap_parser::{
 
 use super::{Error, FileSource, LinkType, MAGIC_LEN, Packet, Parsed};
 
-/// Contents of the file header.
+/// Header of a classic pcap file.
 #[derive(Debug)]
-pub(super) struct Header {
+pub(super) struct FileHeader {
     header: PcapHeader,
 }
 
-impl Header {
+impl FileHeader {
     pub(super) fn read<R: Read>(source: &mut FileSource<R>) -> Result<Self, Error> {
         let magic = source.bytes()[..MAGIC_LEN].to_vec();
         match source.next("file header", parse_pcap_header) {
@@ -41,8 +41,8 @@ impl Header {
         let nanoseconds_per_unit = if self.header.is_nanosecond_precision() { 1 } else { 1000 };
         let time =
             u64::from(record.ts_sec) * 1_000_000_000 + u64::from(record.ts_usec) * nanoseconds_per_unit;
-        // The upper 16 bits describe a frame check sequence behind each packet; IP's length cuts it
-        // off.
+        // The upper 16 bits describe a frame check sequence after each packet, which is cut off by
+        // the length in the IP header.
         let link = LinkType(self.header.network.0.cast_unsigned() & 0xffff);
         let original_length = record.origlen as usize;
         Packet { number: 0, time: Some(time), link, bytes: record.data.to_vec(), original_length }

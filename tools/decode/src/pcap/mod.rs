@@ -1,8 +1,8 @@
-//! Packet captures: the classic pcap format and pcapng, either byte order, read as a stream and
-//! parsed by `pcap_parser`.
+//! Packet captures in the classic pcap format or pcapng, in either byte order. They are read as a
+//! stream and parsed by `pcap_parser`.
 //!
-//! Any bytes may be given: what is not a capture is an [`Error`], never a panic, and memory stays
-//! bounded by [`MAX_RECORD`].
+//! The input may be any bytes. Invalid input results in an [`Error`], never in a panic, and memory
+//! is bounded by [`MAX_RECORD`].
 
 mod classic;
 mod ng;
@@ -11,7 +11,7 @@ use std::io::{self, Read};
 
 use pcap_parser::nom;
 
-/// The longest record that is believed, in bytes. Captures hold packets of up to 256 KiB.
+/// Maximum accepted length of a record, in bytes. Packets in captures have up to 256 KiB.
 pub const MAX_RECORD: usize = 16 << 20;
 
 /// A link type number of the tcpdump registry.
@@ -23,19 +23,19 @@ impl LinkType {
     pub const NULL: Self = Self(0);
     /// Ethernet II, with or without VLAN tags.
     pub const ETHERNET: Self = Self(1);
-    /// An IP packet with nothing before it, as some systems number it.
+    /// IP packet without a link header, as numbered by some systems.
     pub const RAW_12: Self = Self(12);
     /// Like [`Self::RAW_12`].
     pub const RAW_14: Self = Self(14);
-    /// An IPv4 or IPv6 packet with nothing before it.
+    /// IPv4 or IPv6 packet without a link header.
     pub const RAW: Self = Self(101);
-    /// OpenBSD loopback: as [`Self::NULL`], the address family big-endian.
+    /// OpenBSD loopback: like [`Self::NULL`], with a big-endian address family.
     pub const LOOP: Self = Self(108);
     /// Linux "cooked" capture, version 1.
     pub const LINUX_SLL: Self = Self(113);
-    /// An IPv4 packet with nothing before it.
+    /// IPv4 packet without a link header.
     pub const IPV4: Self = Self(228);
-    /// An IPv6 packet with nothing before it.
+    /// IPv6 packet without a link header.
     pub const IPV6: Self = Self(229);
     /// Linux "cooked" capture, version 2.
     pub const LINUX_SLL2: Self = Self(276);
@@ -44,29 +44,29 @@ impl LinkType {
 /// One captured packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Packet {
-    /// Place in the capture, from 1.
+    /// Number of the packet in the capture, from 1.
     pub number: u64,
-    /// Nanoseconds since 1970-01-01 00:00 UTC; `None` in a pcapng Simple Packet Block, which has no
-    /// time.
+    /// Time in nanoseconds since 1970-01-01 00:00 UTC, `None` for a pcapng Simple Packet Block.
     pub time: Option<u64>,
     /// Type of the link header at the start of the bytes.
     pub link: LinkType,
-    /// The captured bytes, from the link header on.
+    /// Captured bytes, from the link header on.
     pub bytes: Vec<u8>,
-    /// Bytes of the packet on the wire. More than were captured if the snapshot length has cut it.
+    /// Length of the packet on the wire, which is more than was captured if the snapshot length has
+    /// cut it.
     pub original_length: usize,
 }
 
-/// Reason why a capture cannot be read, or not on.
+/// Reason why a capture cannot be read at all, or not any further.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The file could not be read.
     #[error("{0}")]
     Io(#[from] io::Error),
-    /// The first bytes are those of no capture format.
+    /// The first bytes belong to no capture format.
     #[error("not a packet capture (it begins with {0:02x?})")]
     NotACapture(Vec<u8>),
-    /// The first bytes are those of a compressed file.
+    /// The first bytes belong to a compressed file.
     #[error("compressed with {0}")]
     Compressed(&'static str),
     /// The file ends inside a header or a record.
@@ -77,17 +77,17 @@ pub enum Error {
         /// Name of the part.
         what: &'static str,
     },
-    /// A length that cannot be.
+    /// A length is impossible.
     #[error("the {what} at byte {offset} has the impossible length {length}")]
     Length {
         /// Offset of the part in the file.
         offset: u64,
         /// Name of the part.
         what: &'static str,
-        /// The length it announces.
+        /// Announced length.
         length: u64,
     },
-    /// Bytes that are no such record.
+    /// The bytes are not a valid record.
     #[error("the {what} at byte {offset} cannot be read")]
     Malformed {
         /// Offset of the part in the file.
@@ -95,19 +95,19 @@ pub enum Error {
         /// Name of the part.
         what: &'static str,
     },
-    /// A packet of an interface that the capture does not describe.
+    /// A packet belongs to an interface that the capture does not describe.
     #[error(
         "the packet block at byte {offset} is of interface {interface}, of which there is no description"
     )]
     Interface {
         /// Offset of the block in the file.
         offset: u64,
-        /// The interface's number.
+        /// Number of the interface.
         interface: u32,
     },
 }
 
-/// Reads the packets of a capture one after the other.
+/// Reader of the packets of a capture.
 #[derive(Debug)]
 pub struct Reader<R> {
     source: FileSource<R>,
@@ -117,15 +117,15 @@ pub struct Reader<R> {
 
 #[derive(Debug)]
 enum FileFormat {
-    Classic(classic::Header),
-    Ng(ng::Section),
+    Classic(classic::FileHeader),
+    Ng(ng::SectionState),
 }
 
 impl<R: Read> Reader<R> {
-    /// Recognises the format by the first bytes.
+    /// Creates a reader, which recognises the format by the first bytes.
     ///
     /// # Errors
-    /// Nothing that can be read as a capture: not one, compressed, or too short.
+    /// Returns an error if the input is not a capture, is compressed, or is too short.
     pub fn new(read: R) -> Result<Self, Error> {
         let mut source = FileSource { read, buffer: Vec::new(), taken: 0, offset: 0 };
         while source.bytes().len() < MAGIC_LEN {
@@ -137,17 +137,17 @@ impl<R: Read> Reader<R> {
             [0x1f, 0x8b, ..] => return Err(Error::Compressed("gzip")),
             [0x28, 0xb5, 0x2f, 0xfd, ..] => return Err(Error::Compressed("zstd")),
             [0x04, 0x22, 0x4d, 0x18, ..] => return Err(Error::Compressed("lz4")),
-            bytes if bytes.starts_with(&ng::SECTION_HEADER) => FileFormat::Ng(ng::Section::default()),
-            _ => FileFormat::Classic(classic::Header::read(&mut source)?),
+            bytes if bytes.starts_with(&ng::SECTION_HEADER) => FileFormat::Ng(ng::SectionState::default()),
+            _ => FileFormat::Classic(classic::FileHeader::read(&mut source)?),
         };
         Ok(Self { source, format, packets: 0 })
     }
 
-    /// The next packet; `None` at the end of the file.
+    /// Returns the next packet, or `None` at the end of the file.
     ///
     /// # Errors
-    /// The file ends inside a record, or a record makes no sense. Nothing can be read after an
-    /// error.
+    /// Returns an error if the file ends inside a record, or a record is invalid. Nothing can be
+    /// read after an error.
     pub fn next_packet(&mut self) -> Result<Option<Packet>, Error> {
         let packet = match &mut self.format {
             FileFormat::Classic(header) => header.next(&mut self.source)?,
@@ -161,8 +161,8 @@ impl<R: Read> Reader<R> {
 }
 
 impl<R> Reader<R> {
-    /// Returns the secrets of TLS connections that a pcapng file had since the last call, in the
-    /// format of a key log.
+    /// Returns the secrets of TLS connections that were read from a pcapng file since the last
+    /// call, in key log format.
     pub fn take_secrets(&mut self) -> Option<String> {
         match &mut self.format {
             FileFormat::Classic(_) => None,
@@ -171,17 +171,17 @@ impl<R> Reader<R> {
     }
 }
 
-/// Bytes that distinguish formats.
+/// Number of bytes that distinguish formats.
 const MAGIC_LEN: usize = 4;
-/// Bytes that are read at a time.
+/// Number of bytes that are read at a time.
 const READ: usize = 64 << 10;
 
-/// The file, of which the front is in memory, with the position for error messages.
+/// Input file with a buffer, and the position for error messages.
 #[derive(Debug)]
 struct FileSource<R> {
     read: R,
     buffer: Vec<u8>,
-    /// Bytes of the buffer that were parsed.
+    /// Number of bytes of the buffer that were parsed.
     taken: usize,
     offset: u64,
 }
@@ -191,7 +191,7 @@ impl<R: Read> FileSource<R> {
         &self.buffer[self.taken..]
     }
 
-    /// Reads more, as much as there is now. `false` at the end of the file.
+    /// Reads the bytes that are available now. Returns false at the end of the file.
     fn fill(&mut self) -> Result<bool, Error> {
         self.buffer.drain(..std::mem::take(&mut self.taken));
         let have = self.buffer.len();
@@ -207,8 +207,7 @@ impl<R: Read> FileSource<R> {
         Ok(got > 0)
     }
 
-    /// Returns the result of `parse` for the next record, as `take` sees it; `None` at the end of
-    /// the file.
+    /// Parses the next record with `parse`. Returns `None` at the end of the file.
     fn next<T>(
         &mut self,
         what: &'static str,
@@ -244,7 +243,7 @@ impl<R: Read> FileSource<R> {
     }
 }
 
-/// The rest of the input and a record of the front.
+/// Result of a parser: the remaining input, and the record at its front.
 type Parsed<'a, T> = nom::IResult<&'a [u8], T, pcap_parser::PcapError<&'a [u8]>>;
 
 #[cfg(test)]

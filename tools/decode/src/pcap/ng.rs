@@ -1,4 +1,4 @@
-//! pcapng (draft-ietf-opsawg-pcapng): sections, interfaces, packet blocks.
+//! pcapng format (draft-ietf-opsawg-pcapng): sections, interfaces and packet blocks.
 
 use std::io::Read;
 
@@ -9,34 +9,34 @@ use pcap_parser::{
 
 use super::{Error, FileSource, LinkType, MAX_RECORD, Packet, Parsed};
 
-/// The Section Header Block's type; it reads the same in both byte orders.
+/// Type of the Section Header Block, which is the same in both byte orders.
 pub(super) const SECTION_HEADER: [u8; 4] = [0x0a, 0x0d, 0x0d, 0x0a];
 /// Type of a Decryption Secrets Block with a key log of TLS.
 const TLS_KEY_LOG: u32 = 0x544c_534b;
-/// Interfaces of one section that are kept.
+/// Maximum number of interfaces of a section that are kept.
 const MAX_INTERFACES: usize = 65_536;
 
-/// State of the section: its byte order and its interfaces.
+/// State of the current section: its byte order and its interfaces.
 #[derive(Debug, Default)]
-pub(super) struct Section {
+pub(super) struct SectionState {
     big_endian: bool,
     interfaces: Vec<CaptureInterface>,
-    /// Secrets that were not taken yet.
+    /// Secrets that the caller has not taken yet.
     secrets: String,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct CaptureInterface {
     link: LinkType,
-    /// 0: none.
+    /// Snapshot length in bytes, 0 if there is none.
     snapshot_length: u32,
-    /// Units of a second.
+    /// Number of time units per second.
     resolution: u128,
-    /// Seconds.
+    /// Offset of times in seconds.
     offset: i64,
 }
 
-/// A block, as far as it matters.
+/// The relevant contents of a block.
 enum BlockContent {
     Section {
         big_endian: bool,
@@ -54,16 +54,16 @@ enum BlockContent {
     Other,
 }
 
-/// Bytes of a packet that count.
+/// Length of a packet, which determines the number of captured bytes.
 #[derive(Clone, Copy, Debug)]
 enum PacketLength {
     Captured(u32),
-    /// The captured length is this, or the interface's snapshot length.
+    /// The captured length is the smaller one of this and the snapshot length of the interface.
     Original(u32),
 }
 
-impl Section {
-    /// Returns the secrets that came since the last call.
+impl SectionState {
+    /// Returns the secrets that were read since the last call.
     pub(super) fn take_secrets(&mut self) -> Option<String> {
         (!self.secrets.is_empty()).then(|| std::mem::take(&mut self.secrets))
     }
@@ -73,11 +73,11 @@ impl Section {
             let offset = source.offset;
             let parse = if self.big_endian { parse_block_be } else { parse_block_le };
             let content = source.next("block", |bytes| -> Parsed<'_, BlockContent> {
-                parse(bytes).map(|(rest, block)| (rest, content(&block)))
+                parse(bytes).map(|(rest, block)| (rest, parse_block(&block)))
             })?;
             match content {
                 None => return Ok(None),
-                // A section starts anew with its own byte order and its own interfaces.
+                // A new section has its own byte order and its own interfaces.
                 Some(BlockContent::Section { big_endian }) => {
                     let secrets = std::mem::take(&mut self.secrets);
                     *self = Self { big_endian, secrets, ..Self::default() };
@@ -111,10 +111,12 @@ impl Section {
     }
 }
 
-fn content(block: &Block<'_>) -> BlockContent {
+fn parse_block(block: &Block<'_>) -> BlockContent {
     match block {
         Block::SectionHeader(section) => BlockContent::Section { big_endian: section.big_endian() },
-        Block::InterfaceDescription(interface) => BlockContent::Interface(CaptureInterface::of(interface)),
+        Block::InterfaceDescription(interface) => {
+            BlockContent::Interface(CaptureInterface::from_block(interface))
+        }
         Block::EnhancedPacket(packet) => enhanced(packet),
         Block::SimplePacket(packet) => simple(packet),
         Block::DecryptionSecrets(block) if block.secrets_type.0 == TLS_KEY_LOG => {
@@ -135,7 +137,8 @@ fn enhanced(packet: &EnhancedPacketBlock<'_>) -> BlockContent {
     }
 }
 
-/// Always of the first interface, and without a time.
+/// Returns the contents of a Simple Packet Block, which belongs to the first interface and has no
+/// time.
 fn simple(packet: &SimplePacketBlock<'_>) -> BlockContent {
     BlockContent::Packet {
         interface: 0,
@@ -147,7 +150,7 @@ fn simple(packet: &SimplePacketBlock<'_>) -> BlockContent {
 }
 
 impl CaptureInterface {
-    fn of(block: &InterfaceDescriptionBlock<'_>) -> Self {
+    fn from_block(block: &InterfaceDescriptionBlock<'_>) -> Self {
         Self {
             link: LinkType(block.linktype.0.cast_unsigned()),
             snapshot_length: block.snaplen,
@@ -171,7 +174,7 @@ impl CaptureInterface {
     }
 }
 
-/// `if_tsresol`: a power of 2 when the top bit is set, else of 10.
+/// Decodes `if_tsresol`, which is a power of 2 if the top bit is set, and otherwise of 10.
 fn units_per_second(resolution: u8) -> u128 {
     let exponent = u32::from(resolution & 0x7f);
     let base: u128 = if resolution & 0x80 == 0 { 10 } else { 2 };

@@ -1,4 +1,4 @@
-//! SIDR and messages to groups, in captures that the capturing stack writes on a simulated network.
+//! Tests of SIDR and multicast messages, in captures that a stack on a simulated network writes.
 
 use std::io::{self, Write};
 use std::net::{IpAddr, SocketAddr};
@@ -27,7 +27,7 @@ impl Write for MemoryFile {
     }
 }
 
-/// Two hosts, of which the first one's stack captures.
+/// Two hosts. The stack of the first one captures.
 struct TwoHosts {
     network: Network,
     captured: CaptureStack,
@@ -73,7 +73,7 @@ impl TwoHosts {
         assert_eq!(incoming.len(), 1);
     }
 
-    /// The findings; the same as text; and how many departures there are.
+    /// Decodes the capture. Returns the events, the text output and the number of departures.
     fn decoded(self) -> (Vec<Found>, String, u64) {
         self.sink.flush().unwrap();
         let bytes = self.file.0.lock().unwrap().clone();
@@ -95,7 +95,7 @@ impl TwoHosts {
     }
 }
 
-/// A finding: its packet, its ends, what it is.
+/// An event: packet number, addresses of both ends, and content.
 type Found = (u64, [SocketAddr; 2], Value);
 
 /// Recomputes the CRC of changed bytes.
@@ -162,7 +162,7 @@ fn requests_and_replies_of_sidr() {
     }
 }
 
-/// SIDR messages that break a rule are departures; what has another length or CRC belongs to
+/// SIDR messages that break a rule are departures. Datagrams with another length or CRC belong to
 /// another protocol.
 #[test]
 fn sidr_messages_that_break_a_rule() {
@@ -232,9 +232,9 @@ fn messages_to_groups() {
             hosts.pass(&mut *peer, to, &mut *here, &message(sender, msn, payload));
         }
         hosts.pass(&mut *peer, to, &mut *here, &message(sender, 3, b"late"));
-        // The stack that captures sends, and receives a copy: the file has the message twice.
+        // The capturing stack sends and receives a copy, so the file has the message twice.
         hosts.pass(&mut *own, to, &mut *here, &message(Qpn::new(4000, 9), 1, b"own"));
-        // Another port than that of its source, and a group's message to a queue pair's port.
+        // A message with a wrong source port, and a group message to the port of a queue pair.
         hosts.pass(&mut *peer, to, &mut *here, &message(Qpn::new(4002, 1), 1, b""));
         let own_address = own.local_addr();
         hosts.pass(&mut *peer, own_address, &mut *own, &message(sender, 5, b""));

@@ -1,4 +1,4 @@
-//! Every rule that a peer may break is named when it does.
+//! Tests that each broken rule is reported as a departure.
 
 use serde_json::Value;
 use uiw_decode::RAW_TCP;
@@ -27,7 +27,7 @@ impl ScriptedTalk {
         talk
     }
 
-    /// Creates a connection with plain startup frames; CRCs as given.
+    /// Creates a connection with plain startup frames, with or without CRCs.
     fn started(crc: bool) -> Self {
         let mut talk = Self::new();
         talk.say(CLIENT, &frame(FrameKind::Request, crc).emit());
@@ -62,7 +62,7 @@ impl ScriptedTalk {
         decode(&capture_of(&self.segments, Link::Ethernet)).0
     }
 
-    /// The one departure has these words in it.
+    /// Asserts that there is one departure, and that it contains these words.
     #[track_caller]
     fn departs(&self, words: &str) {
         let records = self.records();
@@ -312,8 +312,8 @@ fn terminates() {
     terminate(&[0x20]).departs("Terminate of 1 bytes");
 }
 
-/// siw refuses a Reply with a Terminate whose CRC is 0 while CRCs are on; another FPDU with such a
-/// CRC is not read.
+/// When CRCs are on, siw refuses a Reply with a Terminate whose CRC is 0. Other FPDUs with such a
+/// CRC are not decoded.
 #[test]
 fn siw_refusal_with_zero_crc_read() {
     let without_crc = |ulpdu: &[u8]| {
@@ -334,8 +334,8 @@ fn siw_refusal_with_zero_crc_read() {
     assert!(of_type(&records, "message").is_empty());
 }
 
-/// `uiw perf --compare` has its connections of raw TCP on the port of iWARP: what follows their
-/// start-up is no FPDU, and nothing is wrong with it.
+/// `uiw perf --compare` uses the iWARP port for its raw TCP connections, too. The bytes after their
+/// startup are neither FPDUs nor departures.
 #[test]
 fn raw_tcp_comparison_named() {
     let order = |private_data: &[u8]| Frame {
@@ -349,7 +349,7 @@ fn raw_tcp_comparison_named() {
         let mut talk = ScriptedTalk::new();
         talk.say(CLIENT, &request.emit());
         talk.say(SERVER, &reply.emit());
-        // More than what they would be as an FPDU, of 0xA5A5 bytes.
+        // More bytes than one FPDU would have, whose length would be 0xA5A5.
         for _ in 0..40 {
             talk.say(CLIENT, &[0xA5; 1400]);
             talk.say(SERVER, &[0xA5; 8]);
@@ -363,12 +363,12 @@ fn raw_tcp_comparison_named() {
     for kind in ["departure", "fpdu", "not_followed", "closed"] {
         assert_eq!(of_type(&records, kind), Vec::<&Value>::new());
     }
-    // Segments of it that are missing change nothing.
+    // Missing segments change nothing.
     let mut cut = talk(&raw, &reply);
     cut.segments.remove(10);
     let (records, _) = decode(&capture_of(&cut.segments, Link::Ethernet));
     assert_eq!((of_type(&records, "departure").len(), of_type(&records, "missing").len()), (0, 0));
-    // The same bytes behind any other Request are no FPDUs.
+    // After any other Request, the same bytes are reported as invalid FPDUs.
     let (records, _) = decode(&capture_of(&talk(&order(b"other"), &reply).segments, Link::Ethernet));
     assert!(of_type(&records, "raw_tcp").is_empty() && !of_type(&records, "departure").is_empty());
 }

@@ -1,4 +1,4 @@
-//! Damaged captures: anything may come out but a panic.
+//! Tests that damaged captures do not cause panics.
 
 use proptest::prelude::*;
 use uiw_decode::{self as decode, DecodeConfig};
@@ -28,7 +28,7 @@ proptest! {
         let _ = decode::decode(bytes.as_slice(), &mut |_| {});
     }
 
-    /// The TCP headers stay whole, so that the damage reaches MPA, DDP and RDMAP.
+    /// The TCP headers stay intact, so that the damage reaches MPA, DDP and RDMAP.
     #[test]
     fn corrupted_streams_do_not_panic(
         changes in prop::collection::vec((any::<prop::sample::Index>(), any::<prop::sample::Index>(), any::<u8>()), 1..30),

@@ -1,5 +1,5 @@
-//! Captures that lack packets or have them in another order, as tcpdump leaves them under load:
-//! nothing is found that an RFC does not allow, and what is there is decoded.
+//! Tests of captures with missing or reordered packets, as tcpdump writes them under load. They
+//! must not cause departures, and the captured FPDUs are decoded.
 
 use std::collections::BTreeSet;
 
@@ -8,8 +8,8 @@ use uiw_decode::Summary;
 
 use crate::packets::{Link, SYN, Segment, capture_of, decode, segments_of};
 
-/// Captures of siw and of the vectors whose original is decoded without a departure: CRCs on and
-/// off, Reads, MPA revisions, Markers.
+/// Captures of siw and of the test vectors whose originals are decoded without departures: with
+/// and without CRCs, with Reads, both MPA revisions and Markers.
 const CAPTURES: [&str; 17] = [
     "siw/uiw-all-to-siw.pcapng",
     "siw/uiw-all-from-siw.pcapng",
@@ -29,10 +29,10 @@ const CAPTURES: [&str; 17] = [
     "siw/tool-multisge.pcap",
     "siw/tool-inline.pcap",
 ];
-/// Mutated captures of each.
+/// Number of mutations of each capture.
 const VARIANTS: u64 = 40;
 
-/// xorshift64: the same captures in every run.
+/// Generator xorshift64, so that every run has the same captures.
 struct RandomBytes(u64);
 
 impl RandomBytes {
@@ -44,7 +44,7 @@ impl RandomBytes {
     }
 }
 
-/// The FPDUs that were found: by connection, sender and position there, with the CRC field.
+/// Returns the decoded FPDUs, each with its sender, CRC field and length.
 fn fpdus(records: &[Value]) -> Vec<String> {
     let fpdus = records.iter().filter(|record| record["type"] == "fpdu");
     fpdus.map(|fpdu| format!("{} {} {}", fpdu["from"], fpdu["crc_field"], fpdu["ulpdu_length"])).collect()
@@ -57,7 +57,7 @@ fn common(expected: &[String], found: &[String]) -> usize {
     expected.iter().filter(|one| take(one).is_some()).count()
 }
 
-/// Departures that the original does not have.
+/// Returns the departures that the original does not have.
 fn new_departures(records: &[Value], original: &BTreeSet<String>) -> Vec<String> {
     let departures = records.iter().filter(|record| record["type"] == "departure");
     let rules = departures.map(|record| format!("{} {}", record["rule"], record["what"]));
@@ -111,7 +111,7 @@ fn swapped_packets_change_nothing() {
             let mut segments = original.segments.clone();
             let mut what = String::new();
             for _ in 0..=random.below(3) {
-                // With one of the three packets behind it.
+                // Swap it with one of the next three packets.
                 let at = random.below(segments.len());
                 let with = (at + 1 + random.below(3)).min(segments.len() - 1);
                 segments.swap(at, with);
@@ -143,13 +143,14 @@ fn lost_packets_cost_only_their_bytes() {
             }
             let what = format!("without {lost:?}");
             let (found, summary) = original.check(&kept, &what);
-            // Without any start-up frame nothing says that it is iWARP.
+            // Without a startup frame, the connection is not recognised as iWARP.
             let is_iwarp = kept.iter().any(|segment| segment.payload.starts_with(b"MPA ID"));
-            // Segments of the vectors and of uiw do not begin with FPDUs: theirs are not counted.
+            // Segments of the vectors and of uiw do not begin with an FPDU, so theirs are not
+            // counted.
             let is_counted = is_iwarp && name.ends_with(".pcap") && name.starts_with("siw/");
             let expected = if is_counted { original.fpdus.len() - gone } else { 0 };
             let right = common(&original.fpdus, &found).min(expected);
-            // A swap of what is left does no harm either.
+            // Swapping two of the remaining packets does no harm either.
             let at = random.below(kept.len() - 1);
             kept.swap(at, at + 1);
             original.check(&kept, &format!("{what}, {at} and the next one swapped"));
@@ -161,7 +162,7 @@ fn lost_packets_cost_only_their_bytes() {
     assert!(decoded * 100 >= all * 95, "{decoded} of {all} FPDUs");
 }
 
-/// FPDUs that begin with this segment, if it begins with one: siw's do.
+/// Returns the number of FPDUs in a segment that begins with an FPDU, as the segments of siw do.
 fn fpdus_in(payload: &[u8]) -> usize {
     let (mut at, mut count) = (0, 0);
     while !payload.starts_with(b"MPA ID") && at + 2 <= payload.len() {

@@ -1,4 +1,4 @@
-//! `uiw decode` on captures that were changed or made up.
+//! Tests of `uiw decode` with changed and synthetic captures.
 
 mod datagrams;
 mod departures;

@@ -1,4 +1,4 @@
-//! Building captures: TCP segments in any wrapping.
+//! Builds captures of TCP segments with various link and network headers.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ pub(crate) const SYN: u8 = 0x02;
 pub(crate) const FIN: u8 = 0x01;
 pub(crate) const ACK: u8 = 0x10;
 
-/// A TCP segment between two hosts of an IPv4 network.
+/// A TCP segment between two hosts in an IPv4 network.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Segment {
     pub(crate) from: ([u8; 4], u16),
@@ -74,7 +74,7 @@ impl Link {
     }
 }
 
-/// The packet that carries a segment.
+/// Builds the packet of a segment.
 pub(crate) fn packet(segment: &Segment, link: Link) -> Vec<u8> {
     let mut tcp = Vec::new();
     tcp.extend(segment.from.1.to_be_bytes());
@@ -85,7 +85,7 @@ pub(crate) fn packet(segment: &Segment, link: Link) -> Vec<u8> {
     tcp.extend(&segment.payload);
     let mut packet = link.header();
     if matches!(link, Link::RawIpv6) {
-        // With an empty Destination Options header, next header TCP.
+        // An empty Destination Options header, followed by TCP.
         let length = u16::try_from(tcp.len() + 8).unwrap();
         packet.extend([0x60, 0, 0, 0]);
         packet.extend(length.to_be_bytes());
@@ -107,7 +107,7 @@ pub(crate) fn packet(segment: &Segment, link: Link) -> Vec<u8> {
     packet
 }
 
-/// A classic capture of these packets, one a millisecond.
+/// Builds a classic capture with one packet per millisecond.
 pub(crate) fn capture(link: u32, packets: impl IntoIterator<Item = Vec<u8>>) -> Vec<u8> {
     let header: [u32; 6] = [0xa1b2_c3d4, 0x0002_0004, 0, 0, 262_144, link];
     let mut file: Vec<u8> = header.into_iter().flat_map(u32::to_be_bytes).collect();
@@ -123,7 +123,8 @@ pub(crate) fn capture_of(segments: &[Segment], link: Link) -> Vec<u8> {
     capture(link.number(), segments.iter().map(|segment| packet(segment, link)))
 }
 
-/// The segments of a capture in `interop/data`: Ethernet or IP packets, IPv4.
+/// Returns the segments of a capture in `interop/data`, which has IPv4 packets with or without
+/// Ethernet headers.
 pub(crate) fn segments_of(file: &str) -> Vec<Segment> {
     let bytes = file_of(file);
     let mut reader = Reader::new(bytes.as_slice()).unwrap();
@@ -135,7 +136,7 @@ pub(crate) fn segments_of(file: &str) -> Vec<Segment> {
 }
 
 pub(crate) fn file_of(file: &str) -> Vec<u8> {
-    // The tests of `interop` include this file, too.
+    // The tests of `interop` also include this source file, so the manifest directory differs.
     let root =
         Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().find(|path| path.join("interop/data").is_dir());
     let path = root.unwrap().join("interop/data").join(file);
@@ -162,14 +163,15 @@ fn segment_of(packet: &Packet) -> Option<Segment> {
     })
 }
 
-/// The findings, as JSON.
+/// Decodes a capture. Returns the events as JSON.
 pub(crate) fn decode(file: &[u8]) -> (Vec<Value>, Summary) {
     let mut records = Vec::new();
     let summary = decode::decode(file, &mut |record| records.push(serde_json::to_value(record).unwrap()));
     (records, summary.expect("a capture"))
 }
 
-/// FPDUs and messages by connection and sending port, without time, packet and addresses.
+/// Returns startup frames, FPDUs, messages and departures by connection and source port, without
+/// time, packet number and addresses.
 pub(crate) fn essence(records: &[Value]) -> Vec<(u64, String, Value)> {
     let mut essence: Vec<_> = records
         .iter()
@@ -185,7 +187,7 @@ pub(crate) fn essence(records: &[Value]) -> Vec<(u64, String, Value)> {
             (record["connection"].as_u64().unwrap(), port, record)
         })
         .collect();
-    // Stable: the order within a direction stays, the order between directions does not count.
+    // A stable sort keeps the order within each direction.
     essence.sort_by(|a, b| (a.0, &a.1).cmp(&(b.0, &b.1)));
     essence
 }

@@ -1,5 +1,5 @@
-//! However TCP and the capture carry the bytes, the findings are the same; what is missing is
-//! named.
+//! Tests that the results do not depend on how TCP and the capture carry the bytes, and that
+//! missing bytes are reported.
 
 use crate::packets::{
     ACK, FIN, Link, SYN, Segment, capture, capture_of, decode, essence, of_type, packet, segments_of,
@@ -7,7 +7,7 @@ use crate::packets::{
 
 const VECTORS: &str = "vectors/vectors.pcap";
 
-/// Returns the findings in these segments.
+/// Returns the startup frames, FPDUs, messages and departures in these segments.
 fn found(segments: &[Segment]) -> Vec<(u64, String, serde_json::Value)> {
     essence(&decode(&capture_of(segments, Link::Ethernet)).0)
 }
@@ -49,7 +49,7 @@ fn repeated_overlapping_and_out_of_order() {
     for segment in &segments {
         let length = segment.payload.len();
         if length > 4 {
-            // The end first, then the middle, then all of it, then the front once more.
+            // First the end, then the middle, then everything, then the front again.
             shuffled.push(with_payload(segment, length - 2, 2));
             shuffled.push(with_payload(segment, 1, length - 2));
             shuffled.push(segment.clone());
@@ -70,7 +70,7 @@ fn sequence_numbers_wrap() {
     let expected = found(&segments);
     let client = segments[0].from;
     let first = segments[0].sequence;
-    // The client's Request begins right before the wrap.
+    // The Request of the client begins just before the wrap.
     let shift = |number: u32| number.wrapping_sub(first).wrapping_sub(30);
     for segment in &mut segments {
         if segment.from == client {
@@ -108,7 +108,7 @@ fn other_traffic_before_the_startup_frames() {
     assert_eq!(found(&segments), expected);
 }
 
-/// A ring of files whose first ones were overwritten.
+/// As in a ring of capture files, of which the first ones were overwritten.
 #[test]
 fn connection_followed_from_fpdu() {
     for name in ["siw/rping-4k-crc-on.pcap", "siw/rping-crc-on.pcap", "siw/uiw-all-to-siw.pcapng"] {
@@ -136,7 +136,7 @@ fn connection_followed_from_fpdu() {
             assert!(summary.to_string().contains("could not be decoded from the beginning on"), "{summary}");
         }
     }
-    // Without CRCs nothing proves an FPDU.
+    // Without CRCs, an FPDU cannot be recognised.
     let rest = segments_of("siw/rping-4k-crc-off.pcap").split_off(8);
     assert_eq!(decode(&capture_of(&rest, Link::Ethernet)).1.connections, 0);
 }
@@ -153,7 +153,7 @@ fn missing_request_uses_reply_flags() {
     assert!(!summary.followed());
 }
 
-/// One direction alone: its FPDUs are decoded, and that the other one is missing is said.
+/// With one direction alone, its FPDUs are decoded, and the other direction is reported as missing.
 #[test]
 fn missing_direction_uses_request_flags() {
     let segments = segments_of("siw/rping-crc-on.pcap");
@@ -197,7 +197,7 @@ fn any_payload_may_be_cut() {
     for cut in long {
         let packets = segments.iter().enumerate().map(|(n, segment)| {
             let mut packet = packet(segment, Link::Ethernet);
-            // A Marker, the length and the longest DDP header stay.
+            // Keeps room for a Marker, the length and the longest DDP header.
             packet.truncate(if n == cut { 54 + 24 } else { packet.len() });
             packet
         });
@@ -219,7 +219,7 @@ fn direction_resumed_after_lost_fpdu() {
     let (records, summary) = decode(&capture_of(&segments, Link::Ethernet));
     assert_eq!((summary.fpdus, summary.crc_good, summary.departures), (20, 20, 0), "{summary}");
     assert_eq!((summary.missing_bytes, summary.resumed, summary.not_followed), (lost, 1, 0));
-    // The Request, one FPDU, and the hole.
+    // The lost bytes follow the Request and one FPDU.
     assert_eq!(of_type(&records, "missing")[0]["position"], 24 + 40);
     assert_eq!(of_type(&records, "resumed")[0]["position"], 40 + lost);
     assert_eq!(of_type(&records, "resumed")[0]["skipped"], lost);

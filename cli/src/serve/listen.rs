@@ -1,4 +1,4 @@
-//! Where a server listens, and why it cannot.
+//! Listening on an address, and the errors of that.
 
 use super::{BACKLOG, why};
 use crate::shared::fail::{Exit, Failure, Result, option_fix};
@@ -8,10 +8,10 @@ use std::sync::Arc;
 use uiw::raw::cm::{CmChannel, Listener};
 use uiw::raw::{ConnConfig, Device, Error};
 
-/// `EAFNOSUPPORT`: a system without IPv6, or a service that may not use it.
+/// `EAFNOSUPPORT`, the error if the system has no IPv6 or the service may not use it.
 const NO_SUCH_FAMILY: i32 = 97;
 
-/// Listens at an address. All addresses are those of IPv4 where there is no IPv6.
+/// Listens on an address. Without IPv6, "all addresses" means all IPv4 addresses.
 pub(super) fn bind(
     device: &Device,
     address: SocketAddr,
@@ -21,7 +21,7 @@ pub(super) fn bind(
     let bind = |address| Listener::bind(device, address, BACKLOG, options, channel);
     let bound = match bind(address) {
         Err(Error::Io { source, .. }) if is_without_ipv6(address, &source) => {
-            tracing::info!("there is no IPv6: IPv4 alone is listened at");
+            tracing::info!("IPv6 is not available; listening on IPv4 only");
             bind(SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), address.port()))
         }
         bound => bound,

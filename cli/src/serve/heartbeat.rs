@@ -1,100 +1,103 @@
-//! Signs of life of the server of `uiw cp`: while it works on a request of a connection, or the
-//! bytes of one arrive, it says so at least every second. So a client tells a long operation, such
-//! as fsync(2) of a large file, from a server that is stuck.
+//! Heartbeats of the server of `uiw cp`. While the server works on a request, or receives the bytes
+//! of one, it sends a heartbeat at least every second. Clients can thereby distinguish a long
+//! operation, such as fsync(2) of a large file, from a server that is stuck.
 
 use crate::shared::qp_setup::{Link, post};
-use crate::shared::stop::Stop;
+use crate::shared::stop::StopFlag;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 use uiw::raw::{Qp, STag, SendFlags, SendOp, Sge};
 use uiw_copy::protocol::Reply;
 
-/// Between two looks. A request that lasts for two of them is reported, so within a second.
+/// Time between two checks. A heartbeat is sent for a request that is under way at two successive
+/// checks, which happens within a second.
 const TICK: Duration = Duration::from_millis(450);
-/// The number of the message, for which there is no completion.
+/// Request number of a heartbeat, which is not signaled.
 const WORKING: u64 = 1 << 33;
 
-/// The connections whose clients ask for signs of life.
+/// Sends heartbeats on the connections whose clients ask for them.
 #[derive(Debug, Default)]
-pub(super) struct Pulse(Mutex<Vec<WatchedSession>>);
+pub(super) struct HeartbeatSender(Mutex<Vec<WatchedSession>>);
 
 #[derive(Debug)]
 struct WatchedSession {
     qp: Weak<Qp>,
     activity: Arc<Activity>,
-    /// The request that was worked on at the last look.
+    /// Number of the request that was under way at the last check, 0 if there was none.
     request: u64,
-    /// Bytes that had come until the last look.
+    /// Bytes received until the last check.
     received: Option<u64>,
 }
 
 /// Activity of a connection's thread.
 #[derive(Debug, Default)]
 pub(super) struct Activity {
-    /// The number of the request that is worked on, 0 if there is none.
+    /// Number of the request under way, 0 if there is none.
     now: AtomicU64,
     requests: AtomicU64,
 }
 
 impl Activity {
-    /// Work on a request begins. It ends when the result is dropped.
-    pub(super) fn begin(&self) -> Working<'_> {
+    /// Begins work on a request, which ends when the guard is dropped.
+    pub(super) fn begin(&self) -> RequestGuard<'_> {
         let number = self.requests.fetch_add(1, Ordering::Relaxed) + 1;
         self.now.store(number, Ordering::Relaxed);
-        Working(self)
+        RequestGuard(self)
     }
 }
 
-/// Work on one request.
+/// Guard that marks a request as under way until it is dropped.
 #[derive(Debug)]
-pub(super) struct Working<'a>(&'a Activity);
+pub(super) struct RequestGuard<'a>(&'a Activity);
 
-impl Drop for Working<'_> {
+impl Drop for RequestGuard<'_> {
     fn drop(&mut self) {
         self.0.now.store(0, Ordering::Relaxed);
     }
 }
 
-impl Pulse {
+impl HeartbeatSender {
     fn watched(&self) -> MutexGuard<'_, Vec<WatchedSession>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Watches a connection from now on.
+    /// Adds a connection.
     pub(super) fn watch(&self, link: &Link, activity: &Arc<Activity>) {
         let (qp, activity) = (Arc::downgrade(&link.qp), Arc::clone(activity));
         self.watched().push(WatchedSession { qp, activity, request: 0, received: None });
     }
 
-    /// Sends signs of life until `stop`.
-    pub(super) fn run(&self, stop: &Stop) {
+    /// Sends heartbeats until `stop`.
+    pub(super) fn run(&self, stop: &StopFlag) {
         while !stop.sleep_for(TICK) {
-            // Without the lock: whoever begins a connection does not wait for others.
+            // Take the list out of the lock, so that a new connection does not have to wait.
             let mut all = std::mem::take(&mut *self.watched());
-            all.retain_mut(WatchedSession::look);
+            all.retain_mut(WatchedSession::check_activity);
             self.watched().append(&mut all);
         }
     }
 }
 
 impl WatchedSession {
-    /// False: the connection is gone.
-    fn look(&mut self) -> bool {
+    /// Sends a heartbeat if a request is under way or bytes arrive. Returns false if the connection
+    /// is gone.
+    fn check_activity(&mut self) -> bool {
         let Some(qp) = self.qp.upgrade() else { return false };
         let request = self.activity.now.load(Ordering::Relaxed);
         let is_long = request != 0 && std::mem::replace(&mut self.request, request) == request;
         let received = if is_long { None } else { qp.path().and_then(|path| path.stream.bytes_received) };
         let arrives = received.is_some() && std::mem::replace(&mut self.received, received) != received;
         if is_long || arrives {
-            say(&qp);
+            send_heartbeat(&qp);
         }
         true
     }
 }
 
-/// Sends the message. Where there is no room for it, the client has not taken earlier ones.
-fn say(qp: &Qp) {
+/// Sends a heartbeat. If the queue has no room for it, the client has not taken earlier heartbeats,
+/// so the error is ignored.
+fn send_heartbeat(qp: &Qp) {
     let message = Reply::Working.encode(0);
     let sge = Sge { addr: message.as_ptr() as u64, length: message.len() as u32, lkey: STag(0) };
     let _ = post(qp, WORKING, SendOp::Send, &[sge], SendFlags::INLINE);
