@@ -193,47 +193,48 @@ impl<'a> PinnedSpan<'a> {
         self.at(&(0..self.len())).addr()
     }
 
-    /// The bytes of `range`, to be sent by a system call.
+    /// Returns the bytes of `range`, to be sent by a system call.
     ///
     /// # Panics
-    /// If `range` is not inside.
+    /// If `range` is out of bounds.
     pub fn io_vec(&self, range: Range<usize>) -> IoVec<'_> {
-        // SAFETY: the pin keeps the bytes there as long as the result; they are changed only
-        // atomically, or stand under the promise of exclusive memory.
+        // SAFETY: the pin keeps the bytes valid as long as the result exists. They are modified
+        // only atomically, or not at all if the memory is exclusive.
         unsafe { IoVec::from_raw(self.at(&range), range.len()) }
     }
 
-    /// The bytes of `range`, to be received into by a system call.
+    /// Returns the bytes of `range`, to be received into by a system call.
     ///
     /// # Panics
-    /// If `range` is not inside.
+    /// If `range` is out of bounds.
     pub fn io_vec_mut(&self, range: Range<usize>) -> IoVecMut<'_> {
-        // SAFETY: as for `io_vec`; every write through an `IoVecMut` is atomic or the kernel's.
+        // SAFETY: as for `io_vec`; writes through an `IoVecMut` are atomic or by the kernel.
         unsafe { IoVecMut::from_raw(self.at(&range), range.len()) }
     }
 
-    /// Copies bytes out, from `offset` on, as many as `dst` holds.
+    /// Fills `dst` with the bytes from `offset` on.
     ///
     /// # Errors
-    /// [`MemoryGone`], if a program has unmapped some of them; `dst` has others then.
+    /// [`MemoryGone`] if a program has unmapped some of the bytes; the contents of `dst` are then
+    /// unspecified.
     ///
     /// # Panics
-    /// If these are not inside.
+    /// If the bytes are out of bounds.
     #[inline]
     pub fn copy_to(&self, offset: usize, dst: &mut [u8]) -> Result<(), MemoryGone> {
         let src = self.at(&(offset..offset.saturating_add(dst.len())));
-        // SAFETY: `at` checked the range, and `dst` is a private slice.
+        // SAFETY: `at` has checked the range, and `dst` is a private slice.
         self.found(unsafe { self.load(dst.as_mut_ptr(), src, dst.len()) })
     }
 
-    /// Copies out of the pinned bytes; false if some are not there.
+    /// Copies out of the pinned bytes. Returns false if some are not accessible.
     ///
     /// # Safety
-    /// `src` is an address of pinned bytes, `dst` of private ones, `len` of each.
+    /// `src` points to pinned bytes and `dst` to private ones, `len` of each.
     #[inline(always)]
     unsafe fn load(&self, dst: *mut u8, src: *const u8, len: usize) -> bool {
-        // SAFETY: the caller's promise, and the pin keeps the bytes. Exclusive: the promise of
-        // `Memory::exclusive` excludes all other accesses.
+        // SAFETY: the caller guarantees both ranges, and the pin keeps `src` valid. If the memory
+        // is exclusive, the caller of `Memory::exclusive` has excluded all other accesses.
         unsafe {
             if self.region.may_be_gone() {
                 let plain = |dst, src, len| {
@@ -256,15 +257,16 @@ impl<'a> PinnedSpan<'a> {
     /// Appends the bytes of `range` to `dst`.
     ///
     /// # Errors
-    /// [`MemoryGone`], if a program has unmapped some of them; `dst` is as before then.
+    /// [`MemoryGone`] if a program has unmapped some of the bytes; `dst` is then unchanged.
     ///
     /// # Panics
-    /// If `range` is not inside.
+    /// If `range` is out of bounds.
     #[inline]
     pub fn copy_to_vec(&self, range: Range<usize>, dst: &mut Vec<u8>) -> Result<(), MemoryGone> {
         let (src, len) = (self.at(&range), range.len());
         dst.reserve(len);
-        // SAFETY: `at` checked the range; `reserve` made room for it, which counts once it is set.
+        // SAFETY: `at` has checked the range. `reserve` has made room, which becomes a part of the
+        // vector only after it was filled.
         unsafe {
             let found = self.load(dst.spare_capacity_mut().as_mut_ptr().cast(), src, len);
             if found {
@@ -274,20 +276,20 @@ impl<'a> PinnedSpan<'a> {
         }
     }
 
-    /// Copies `src` in at `offset`. In shared memory the last bytes become visible last.
+    /// Copies `src` to `offset`. In shared memory the last bytes become visible last.
     ///
     /// # Errors
-    /// [`MemoryGone`], if a program has unmapped some of the bytes; others may be written then.
+    /// [`MemoryGone`] if a program has unmapped some of the bytes; others may have been written.
     ///
     /// # Panics
-    /// If it does not fit.
+    /// If `src` does not fit.
     #[inline]
     pub fn copy_from(&self, offset: usize, src: &[u8]) -> Result<(), MemoryGone> {
         let dst = self.at(&(offset..offset.saturating_add(src.len())));
         let (from, len) = (src.as_ptr(), src.len());
-        // SAFETY: `at` checked the range, the pin keeps it, and `src` is a slice: no memory a peer
-        // reaches, so they do not overlap. Exclusive: the promise of `Memory::exclusive` excludes
-        // all other accesses.
+        // SAFETY: `at` has checked the range, and the pin keeps it valid. `src` is a slice, so no
+        // peer can access it, and the ranges do not overlap. If the memory is exclusive, the caller
+        // of `Memory::exclusive` has excluded all other accesses.
         unsafe {
             if self.region.may_be_gone() {
                 let plain = |dst, from, len| {
@@ -313,14 +315,14 @@ impl<'a> PinnedSpan<'a> {
         Ok(())
     }
 
-    /// Folds `f` over the bytes of `range`, block by block, for checksums. Bytes that may change,
-    /// or may not be there, are copied block by block first.
+    /// Folds `f` over the bytes of `range`, block by block, for checksums. Bytes that may change or
+    /// become inaccessible are copied first, block by block.
     ///
     /// # Errors
-    /// [`MemoryGone`], if a program has unmapped some of them.
+    /// [`MemoryGone`] if a program has unmapped some of the bytes.
     ///
     /// # Panics
-    /// If `range` is not inside.
+    /// If `range` is out of bounds.
     pub fn fold<T>(
         &self,
         range: Range<usize>,
@@ -329,8 +331,8 @@ impl<'a> PinnedSpan<'a> {
     ) -> Result<T, MemoryGone> {
         let src = self.at(&range);
         if !self.is_shared() && !self.region.may_be_gone() {
-            // SAFETY: `at` checked the range, the pin keeps it, and exclusive memory in flight is
-            // not written.
+            // SAFETY: `at` has checked the range, the pin keeps it valid, and exclusive memory in
+            // flight is not written.
             return Ok(f(init, unsafe { core::slice::from_raw_parts(src, range.len()) }));
         }
         let mut block = [const { MaybeUninit::<u8>::uninit() }; FOLD_BLOCK];
@@ -338,8 +340,8 @@ impl<'a> PinnedSpan<'a> {
         let mut done = 0;
         while done < range.len() {
             let len = FOLD_BLOCK.min(range.len() - done);
-            // SAFETY: `done + len` is inside of the range; the first `len` bytes of the block are
-            // set here.
+            // SAFETY: `done + len` is within the range, and the first `len` bytes of the block are
+            // initialized here.
             let bytes = unsafe {
                 self.found(self.load(block.as_mut_ptr().cast(), src.add(done), len))?;
                 core::slice::from_raw_parts(block.as_ptr().cast(), len)
@@ -350,43 +352,45 @@ impl<'a> PinnedSpan<'a> {
         Ok(folded)
     }
 
-    /// Replaces the eight bytes at `offset`, as a number in the machine's own byte order, by `f` of
-    /// them, at once for every thread of this process. `f` may be called several times. Returns the
-    /// number that was replaced.
+    /// Replaces the eight bytes at `offset`, as a number in the byte order of this machine, by `f`
+    /// of them, atomically for all threads of this process. `f` may be called several times.
+    /// Returns the previous number.
     ///
     /// # Errors
-    /// [`UpdateError`]; nothing is changed then (RFC 7306 5.1.1, 5.1.2).
+    /// The [`UpdateError`] for which nothing has changed (RFC 7306 5.1.1, 5.1.2).
     ///
     /// # Panics
-    /// If the eight bytes are not inside.
+    /// If the eight bytes are out of bounds.
     pub fn atomic_u64(&self, offset: usize, mut f: impl FnMut(u64) -> u64) -> Result<u64, UpdateError> {
         let cell = self.atomic_cell(offset)?;
         if self.region.may_be_gone() {
-            // SAFETY: aligned; other accesses are atomic, or kept away by the promise of exclusive
-            // memory.
+            // SAFETY: the address is aligned. Other accesses are atomic, or excluded if the memory
+            // is exclusive.
             return Ok(unsafe { recover::update(cell.as_ptr(), self.region.stag(), f) }?);
         }
-        // Total order with other atomics, and with the copies before and behind in this stream.
+        // Sequentially consistent, so that it is ordered with other atomics, and with the copies
+        // before and after it in this stream.
         Ok(cell
             .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |old| Some(f(old)))
             .unwrap_or_else(|old| old))
     }
 
-    /// The eight bytes at `offset` as an atomic number, coherent with the atomic operations of
-    /// peers.
+    /// Returns the eight bytes at `offset` as an atomic number, coherent with the atomic operations
+    /// of peers.
     ///
     /// # Errors
-    /// [`Unaligned`], if the address is no multiple of eight.
+    /// [`Unaligned`] if the address is not a multiple of eight.
     ///
     /// # Panics
-    /// If the eight bytes are not inside.
+    /// If the eight bytes are out of bounds.
     pub fn atomic_cell(&self, offset: usize) -> Result<&AtomicU64, Unaligned> {
         let at: *mut u64 = self.at(&(offset..offset.saturating_add(8))).cast();
         if !at.is_aligned() {
             return Err(Unaligned { address: at.addr() });
         }
-        // SAFETY: aligned, inside, kept by the pin as long as the result; other accesses are
-        // atomic, or kept away by the promise of exclusive memory.
+        // SAFETY: the address is aligned and within the pinned bytes, which the pin keeps valid as
+        // long as the result exists. Other accesses are atomic, or excluded if the memory is
+        // exclusive.
         Ok(unsafe { AtomicU64::from_ptr(at) })
     }
 }
