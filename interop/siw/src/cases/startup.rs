@@ -102,8 +102,13 @@ fn too_long(bench: &mut Bench, setting: &Setting, bytes: u32) -> Result<Verdict>
     let bytes = bytes.to_string();
     let with: (&[&str], &str) = (&["--private-data", &bytes], "");
     let output = converse_with(bench, setting, Direction::Ours, with, &["send:64"], TIMEOUT)?;
-    let causes =
-        ["closed before its MPA Reply", "rejected", "reset by peer", "PD_Length is", "no answer within"];
+    let causes = [
+        "closed before its MPA Reply",
+        "rejected",
+        "reset by peer",
+        "PD_Length is",
+        "did not answer the MPA Request within",
+    ];
     Ok(failed(&output, &causes))
 }
 
@@ -193,8 +198,8 @@ fn silence(bench: &mut Bench, setting: &Setting, direction: Direction) -> Result
         }
     };
     let took = begun.elapsed().as_secs_f64();
-    match failed(&output, &["no answer within 2s", "UNREACHABLE", "ADDR_ERROR", "resolving", "CONNECT_ERROR"])
-    {
+    let no_answer = "did not answer the MPA Request within 2s";
+    match failed(&output, &[no_answer, "UNREACHABLE", "ADDR_ERROR", "resolving", "CONNECT_ERROR"]) {
         Verdict::Pass(line) => Ok(Verdict::of(took < 30.0, format!("{line} (after {took:.0} s)"))),
         other => Ok(other),
     }
