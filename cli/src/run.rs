@@ -85,7 +85,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn persona(text: &str) -> std::result::Result<String, String> {
-    Persona::named(text).map(|_| text.to_owned()).ok_or_else(|| "expected iwarp, roce or ib".to_owned())
+    Persona::from_name(text).map(|_| text.to_owned()).ok_or_else(|| "expected iwarp, roce or ib".to_owned())
 }
 
 /// Becomes the program and returns only when it cannot; to report, waits for the program instead.
@@ -181,8 +181,8 @@ fn prepare(args: &Args, global: &Global) -> Result<Command> {
         return Err(Failure::usage("--sockets", why, "leave out --llp and UIW_LLP"));
     }
     if args.sysfs {
-        let persona = args.persona.as_deref().and_then(Persona::named).unwrap_or_else(|| {
-            env::var("UIW_PERSONA").ok().and_then(|name| Persona::named(&name)).unwrap_or_default()
+        let persona = args.persona.as_deref().and_then(Persona::from_name).unwrap_or_else(|| {
+            env::var("UIW_PERSONA").ok().and_then(|name| Persona::from_name(&name)).unwrap_or_default()
         });
         let others = match args.with_system {
             Some(_) => SystemDevices::Shown,

@@ -1,9 +1,9 @@
 //! `rdma_getaddrinfo`: the result of the C library's `getaddrinfo` as rdma_cm's, and the newer call
 //! that gives it as an event.
 
-use crate::id::Note;
+use crate::addrinfo_result::AddrinfoResult;
+use crate::id::LocalEvent;
 use crate::registry::RegisteredPtr as _;
-use crate::resolved::Resolved;
 use crate::sync;
 use std::ffi::{CStr, CString, c_int};
 use std::{ptr, slice};
@@ -59,10 +59,10 @@ impl AddressQuery {
         })
     }
 
-    /// Looks it up.
-    fn answer(&self) -> Resolved {
-        // SAFETY: `convert` makes the list, on C's heap, and nothing else has it.
-        unsafe { Resolved::new(self.look_up()) }
+    /// Makes the look-up.
+    fn answer(&self) -> AddrinfoResult {
+        // SAFETY: `convert` creates the list on C's heap, and nothing else refers to it.
+        unsafe { AddrinfoResult::new(self.look_up()) }
     }
 
     fn look_up(&self) -> std::result::Result<*mut rdma_addrinfo, c_int> {
@@ -175,8 +175,10 @@ pub extern "C-unwind" fn rdma_resolve_addrinfo(
         let answer = move || {
             let resolved = query.answer();
             let note = match resolved.error() {
-                0 => Note { event: RDMA_CM_EVENT_ADDRINFO_RESOLVED, status: 0, arg: 0, group: None },
-                error => Note { event: RDMA_CM_EVENT_ADDRINFO_ERROR, status: error, arg: 0, group: None },
+                0 => LocalEvent { event: RDMA_CM_EVENT_ADDRINFO_RESOLVED, status: 0, arg: 0, group: None },
+                error => {
+                    LocalEvent { event: RDMA_CM_EVENT_ADDRINFO_ERROR, status: error, arg: 0, group: None }
+                }
             };
             if let Some(mut state) = id.lock_alive() {
                 state.resolved = Some(resolved);

@@ -4,12 +4,12 @@
 //! that other ids use: events of this and of every other id are delivered meanwhile.
 
 use crate::channel::Channel;
-use crate::id::{Id, Options, Phase};
-use crate::params::{self, Params};
+use crate::id::{Id, IdOptions, Phase};
+use crate::params::{self, ConnParams};
 use crate::placeholder::Placeholder;
 use crate::private_data::CmMessage;
 use crate::registry::RegisteredPtr as _;
-use crate::routes::{self, Source};
+use crate::routes::{self, EventSource};
 use crate::{address_vector, failure, sidr, sync};
 use std::ffi::c_int;
 use std::net::{IpAddr, SocketAddr};
@@ -20,7 +20,7 @@ use uiw_cabi_core::boundary::{self, Result};
 use uiw_cabi_core::errno::Errno;
 use uiw_cabi_core::object::Object;
 use uiw_cabi_core::persona::Persona;
-use uiw_cabi_core::ports::Reservation;
+use uiw_cabi_core::ports::PortReservation;
 use uiw_cabi_verbs::device::{gid, port};
 use uiw_cabi_verbs::qp::Qp;
 use uiw_verbs::cm;
@@ -66,7 +66,7 @@ fn queue_pair(id: &Id, qp_num: u32, ack_timeout: Option<u8>) -> Result<QueuePair
         qp.engine().modify(QpState::Init)?;
     }
     if let Some(timeout) = ack_timeout {
-        qp.set_timeout(timeout);
+        qp.record_timeout(timeout);
     }
     Ok(QueuePair::Program(qp))
 }
@@ -107,7 +107,7 @@ fn connect(id: &Arc<Id>, param: &InPtr<'_, rdma_conn_param>) -> Result<()> {
         }
         Err(ConnectFailure::Peer(error)) => {
             id.lock().phase = Phase::Over;
-            id.post(failure::at_once(id, &error))
+            id.post(failure::immediate(id, &error))
         }
     }
 }
@@ -132,12 +132,12 @@ fn begin(
     channel: &Arc<Channel>,
     local: SocketAddr,
     peer: SocketAddr,
-    params: &Params,
-    set: Options,
+    params: &ConnParams,
+    set: IdOptions,
 ) -> std::result::Result<(), ConnectFailure> {
     let qp = queue_pair(id, params.qp_num, set.ack_timeout)?;
-    let options = params::of_connection(set, params, persona(id)?)?;
-    let opening = channel.opening();
+    let options = params::connection_config(set, params, persona(id)?)?;
+    let call = channel.begin_unrouted_call();
     let connect = if id.lock().two_steps { cm::connect_in_two_steps } else { cm::connect };
     let begun = connect(qp.engine(), Some(local), peer, &options, &params.private_data, channel.queue());
     // From here on another thread may have taken the connection's events, and destroyed its queue
@@ -152,11 +152,11 @@ fn begin(
         let mut state = id.lock();
         state.conn = Some(conn);
         state.handle = Some(handle);
-        // The connection has it now; the port stays the id's towards others of this process.
-        state.port.as_mut().and_then(Reservation::unbind)
+        // The connection uses the port now, but within this process it stays reserved for the id.
+        state.port.as_mut().and_then(PortReservation::unbind)
     };
     drop(bound);
-    routes::add(Source::Conn(conn), id, Some(opening));
+    routes::add(EventSource::Conn(conn), id, Some(call));
     Ok(())
 }
 
@@ -187,7 +187,7 @@ fn accept(id: &Arc<Id>, param: &InPtr<'_, rdma_conn_param>) -> Result<()> {
         (Arc::clone(&state.channel), params, state.options)
     };
     let qp = queue_pair(id, params.qp_num, set.ack_timeout)?;
-    let options = params::of_connection(set, &params, persona(id)?)?;
+    let options = params::connection_config(set, &params, persona(id)?)?;
     let request = {
         let mut state = id.lock();
         // Connecting now, as events of the connection are delivered before this call ends.
@@ -206,7 +206,7 @@ fn accept(id: &Arc<Id>, param: &InPtr<'_, rdma_conn_param>) -> Result<()> {
         // queue pair.
         Ok(handle) => {
             id.lock().handle = Some(handle);
-            channel.accepted(id);
+            channel.note_accepted(id);
             Ok(())
         }
         Err(error) => {
@@ -391,7 +391,7 @@ fn set_path(id: &Id, attr: &mut ibv_qp_attr) -> Result<()> {
     if context.persona == Persona::Iwarp {
         return Ok(());
     }
-    attr.path_mtu = port::of(&context.device.netdev()?, context.persona).active_mtu;
+    attr.path_mtu = port::port_attr(&context.device.netdev()?, context.persona).active_mtu;
     attr.ah_attr = address_vector::address_vector(local.ip(), gid::from_address(peer.ip()))?;
     if let (Persona::Ib, IpAddr::V4(peer)) = (context.persona, peer.ip()) {
         attr.ah_attr.dlid = (peer.to_bits() & 0xFFFF) as u16;

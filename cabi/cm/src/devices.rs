@@ -13,7 +13,7 @@ use uiw_cabi_core::arguments::{HeapPtr, OutPtr, OwnedHandle, argument};
 use uiw_cabi_core::boundary::{self, Result};
 use uiw_cabi_core::c_library;
 use uiw_cabi_core::errno::Errno;
-use uiw_cabi_core::fork::{ForkSafe, Forked};
+use uiw_cabi_core::fork::{ForkSafe, ForkState};
 use uiw_cabi_core::object::Object;
 use uiw_cabi_core::settings::Settings;
 use uiw_cabi_verbs::context::OpenContext;
@@ -37,7 +37,7 @@ unsafe impl Sync for SharedContext {}
 /// Open devices by name of the network device.
 struct OpenDevices(BTreeMap<String, SharedContext>);
 
-impl Forked for OpenDevices {
+impl ForkState for OpenDevices {
     const NEW: Self = Self(BTreeMap::new());
 
     /// The child opens its own, on its own engine.
@@ -48,8 +48,8 @@ impl Forked for OpenDevices {
 
 static OPENED: ForkSafe<OpenDevices> = ForkSafe::new();
 
-/// Opened at the first use of `device`, without the lock.
-fn shared(device: &'static Device) -> Result<SharedContext> {
+/// Returns the context of `device`. It is opened at the first use, without the lock.
+fn shared_context(device: &'static Device) -> Result<SharedContext> {
     let name = device.netdev_name();
     if let Some(known) = OPENED.read().0.get(name) {
         return Ok(*known);
@@ -81,7 +81,7 @@ fn close(context: *mut ibv_context) {
 /// # Errors
 /// ENODEV when no device has the address; those of opening it.
 pub(crate) fn bind(id: &Id, address: IpAddr) -> Result<()> {
-    let shared = shared(device::with_address(address)?)?;
+    let shared = shared_context(device::with_address(address)?)?;
     let _ordered = id.lock();
     id.abi.set(|id| &id.verbs, shared.context);
     id.abi.set(|id| &id.pd, shared.domain);
@@ -97,8 +97,8 @@ pub(crate) fn bind(id: &Id, address: IpAddr) -> Result<()> {
 /// is a server's, which may use the device before it listens.
 ///
 /// # Errors
-/// Those of listing the devices.
-pub(crate) fn is_of_host(address: SocketAddr) -> Result<bool> {
+/// The errors of listing the devices.
+pub(crate) fn lacks_device(address: SocketAddr) -> Result<bool> {
     if address.ip().is_unspecified() || !address.ip().is_loopback() || address.port() != 0 {
         return Ok(address.ip().is_unspecified());
     }
@@ -125,7 +125,7 @@ fn report_change(netdev: &str, change: DeviceChange) {
     };
     for id in registry::ids() {
         if context_of(&id) == shared.context {
-            id.post_of_device(event);
+            id.post_device_event(event);
         }
     }
 }
@@ -139,7 +139,7 @@ pub extern "C" fn rdma_get_devices(count: OutPtr<'_, c_int>) -> *mut *mut ibv_co
         }
         let mut list = Vec::with_capacity(devices.len() + 1);
         for device in devices {
-            list.push(shared(device)?.context);
+            list.push(shared_context(device)?.context);
         }
         if !count.is_null() {
             count.write(list.len() as c_int)?;

@@ -1,6 +1,6 @@
 //! Endpoints: an id with everything it needs, in one call.
 
-use crate::id::{Endpoint, Id};
+use crate::id::{EndpointAttributes, Id};
 use crate::lifecycle::{self, check_port_space};
 use crate::registry::RegisteredPtr as _;
 use crate::{qp, registry, resolve};
@@ -60,15 +60,15 @@ fn equip(
         resolve::bind(id, src.read()?)?;
         let endpoint = attr.as_mut().map(|attr| {
             attr.qp_type = qp_type(id);
-            Endpoint { pd: pd.as_ptr(), attr: *attr }
+            EndpointAttributes { pd: pd.as_ptr(), attr: *attr }
         });
         id.lock().endpoint = endpoint;
         return Ok(());
     }
     resolve::resolve(id, src.get()?, dst.read()?)?;
     resolve::route(id)?;
-    // Both events are notes, and C has not seen the id yet.
-    id.forget_notes();
+    // Both events are local, and C does not know the id yet.
+    id.forget_local_events();
     if !attr.is_null() {
         qp::create(id, pd, attr, qp_type(id))?;
     }

@@ -1,6 +1,6 @@
 //! Events as C holds them, from their delivery to their acknowledgement.
 
-use crate::id::{Id, Note};
+use crate::id::{Id, LocalEvent};
 use crate::private_data::{MAX_PRIVATE_DATA, PrivateData};
 use crate::registry::RegisteredPtr as _;
 use crate::{address_vector, registry};
@@ -36,8 +36,8 @@ pub(crate) struct DeliveredEvent {
     pub(crate) status: c_int,
 }
 
-/// The content of an event about a connection.
-pub(crate) struct Draft<'a> {
+/// Content of an event about a connection.
+pub(crate) struct EventDraft<'a> {
     /// `RDMA_CM_EVENT_*`
     pub(crate) event: c_int,
     /// 0, a negative errno, or a reason of InfiniBand's communication manager.
@@ -46,12 +46,12 @@ pub(crate) struct Draft<'a> {
     pub(crate) responder_resources: u8,
     pub(crate) initiator_depth: u8,
     /// Address vector of an id without a connection.
-    pub(crate) ud: Option<Ud>,
+    pub(crate) ud: Option<UdDestination>,
 }
 
 /// The queue pair or the group of an event about an id without a connection.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Ud {
+pub(crate) struct UdDestination {
     pub(crate) ah: ibv_ah_attr,
     pub(crate) qp_num: u32,
     pub(crate) qkey: u32,
@@ -59,7 +59,7 @@ pub(crate) struct Ud {
     pub(crate) context: u64,
 }
 
-impl Draft<'_> {
+impl EventDraft<'_> {
     pub(crate) const fn new(event: c_int) -> Self {
         Self { event, status: 0, private_data: None, responder_resources: 0, initiator_depth: 0, ud: None }
     }
@@ -70,9 +70,9 @@ pub(crate) fn reads_in_one_byte(reads: u16) -> u8 {
     reads.min(MAX_RD_ATOMIC) as u8
 }
 
-/// An event about a connection of `id`, which `owner` counts: for a request that is the listener.
-/// Nothing when the owner is being destroyed.
-pub(crate) fn give(owner: &Arc<Id>, id: &Id, draft: &Draft<'_>) -> Option<DeliveredEvent> {
+/// Creates an event about a connection of `id`. It is counted by `owner`, which is the listener for
+/// a request. Returns `None` if the owner is being destroyed.
+pub(crate) fn create_event(owner: &Arc<Id>, id: &Id, draft: &EventDraft<'_>) -> Option<DeliveredEvent> {
     let mut conn: rdma_conn_param = zeroed();
     conn.responder_resources = draft.responder_resources;
     conn.initiator_depth = draft.initiator_depth;
@@ -96,13 +96,13 @@ pub(crate) fn give(owner: &Arc<Id>, id: &Id, draft: &Draft<'_>) -> Option<Delive
         },
     };
     let private_data = draft.private_data.map(|data| (data, id.lock().peer));
-    give_raw(owner, abi, private_data)
+    allocate_event(owner, abi, private_data)
 }
 
-/// An event of the connection manager itself.
-pub(crate) fn give_note(id: &Arc<Id>, note: Note) -> Option<DeliveredEvent> {
+/// Creates an event that the connection manager itself has posted.
+pub(crate) fn create_local_event(id: &Arc<Id>, note: LocalEvent) -> Option<DeliveredEvent> {
     if let Some(group) = note.group {
-        return give_group(id, note, group);
+        return create_group_event(id, note, group);
     }
     // Programs may read any member of the union.
     let mut param: rdma_event_param = zeroed();
@@ -115,28 +115,28 @@ pub(crate) fn give_note(id: &Arc<Id>, note: Note) -> Option<DeliveredEvent> {
         param,
     };
     let private_data = PrivateData::of_event(note.event).map(|data| (data, None));
-    give_raw(id, abi, private_data)
+    allocate_event(id, abi, private_data)
 }
 
-/// An event about a multicast group.
-fn give_group(id: &Arc<Id>, note: Note, group: IpAddr) -> Option<DeliveredEvent> {
+/// Creates an event about a multicast group.
+fn create_group_event(id: &Arc<Id>, note: LocalEvent, group: IpAddr) -> Option<DeliveredEvent> {
     let local = id.lock().local.map(|local| local.ip());
     let ah = local.and_then(|local| address_vector::address_vector(local, gid::from_address(group)).ok());
-    let ud = Ud {
+    let ud = UdDestination {
         ah: ah.unwrap_or_default(),
         qp_num: uiw_datagram::Qpn::MULTICAST.raw(),
         qkey: RDMA_UDP_QKEY,
         context: note.arg,
     };
-    give(id, id, &Draft { status: note.status, ud: Some(ud), ..Draft::new(note.event) })
+    create_event(id, id, &EventDraft { status: note.status, ud: Some(ud), ..EventDraft::new(note.event) })
 }
 
-fn give_raw(
+fn allocate_event(
     owner: &Arc<Id>,
     abi: rdma_cm_event,
     private_data: Option<(PrivateData<'_>, Option<SocketAddr>)>,
 ) -> Option<DeliveredEvent> {
-    if !owner.delivers() {
+    if !owner.note_delivered() {
         return None;
     }
     let (id, kind, status) = (abi.id.into(), abi.event, abi.status);
@@ -173,7 +173,7 @@ pub(crate) fn acknowledge(event: *mut rdma_cm_event) -> Result<()> {
     // SAFETY: `give_raw` made it from a box, and the registry had it until just now, so no other
     // thread takes it back.
     let event = unsafe { Box::from_raw(event.cast::<UnackedEvent>()) };
-    event.owner.acknowledged();
+    event.owner.note_acknowledged();
     Ok(())
 }
 
@@ -193,7 +193,7 @@ pub extern "C" fn rdma_write_cm_event(
         if event != RDMA_CM_EVENT_USER {
             return Err(Errno::INVAL.because("only RDMA_CM_EVENT_USER is written by programs"));
         }
-        id.get()?.post(Note { event, status, arg, group: None })
+        id.get()?.post(LocalEvent { event, status, arg, group: None })
     })
 }
 

@@ -29,9 +29,9 @@ pub extern "C" fn rdma_destroy_event_channel(channel: AnyPtr<rdma_event_channel>
         if registry::forget_inherited(channel.as_ptr()) {
             return Ok(());
         }
-        // Orphaned before the pointer is invalid: the reader finds the channel valid, or itself
-        // among the orphans' readers.
-        if let Some(reader) = channel.get()?.sleeper() {
+        // The channel becomes an orphan before its pointer becomes invalid, so the reader finds
+        // either a valid channel or itself among the readers of orphans.
+        if let Some(reader) = channel.get()?.other_reader() {
             orphaned::add(channel.as_ptr().addr(), reader);
         }
         drop(registry::remove_channel(channel.as_ptr()));

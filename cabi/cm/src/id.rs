@@ -1,8 +1,8 @@
 //! Communication identifiers: what C holds, and the state of it.
 
+use crate::addrinfo_result::AddrinfoResult;
 use crate::channel::Channel;
 use crate::placeholder::Placeholder;
-use crate::resolved::Resolved;
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
@@ -16,8 +16,8 @@ use uiw_cabi_core::address;
 use uiw_cabi_core::boundary::Result;
 use uiw_cabi_core::errno::Errno;
 use uiw_cabi_core::object::Object;
-use uiw_cabi_core::ports::Reservation;
-use uiw_cabi_core::users::Unacknowledged;
+use uiw_cabi_core::ports::PortReservation;
+use uiw_cabi_core::users::UnacknowledgedEvents;
 use uiw_cabi_verbs::context::OpenContext;
 use uiw_cabi_verbs::qp::Qp;
 use uiw_verbs::cm::{
@@ -32,8 +32,8 @@ pub(crate) struct Id {
     /// delivered without it.
     control: Mutex<()>,
     state: Mutex<State>,
-    /// Events that the program holds.
-    events: Unacknowledged,
+    /// Events that were delivered and not acknowledged yet.
+    events: UnacknowledgedEvents,
 }
 
 /// Progress of an id.
@@ -66,7 +66,7 @@ pub(crate) enum Phase {
 
 /// Options set by `rdma_set_option`.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Options {
+pub(crate) struct IdOptions {
     pub(crate) tos: Option<u8>,
     pub(crate) reuse: bool,
     pub(crate) v6_only: bool,
@@ -75,7 +75,7 @@ pub(crate) struct Options {
 
 /// An event of the connection manager itself, in which the engine has no part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Note {
+pub(crate) struct LocalEvent {
     /// `RDMA_CM_EVENT_*`
     pub(crate) event: c_int,
     /// 0 or a negative errno.
@@ -105,37 +105,37 @@ pub(crate) struct State {
     pub(crate) handle: Option<ConnHandle>,
     /// A request for the peer's UD queue pair.
     pub(crate) sidr: Option<SidrHandle>,
-    pub(crate) port: Option<Reservation>,
-    /// Real addresses: ports as TCP has them.
+    pub(crate) port: Option<PortReservation>,
+    /// Real addresses, with the port numbers of TCP.
     pub(crate) local: Option<SocketAddr>,
     pub(crate) peer: Option<SocketAddr>,
-    pub(crate) options: Options,
-    /// Responder resources of a request, as far as they fit into one byte.
+    pub(crate) options: IdOptions,
+    /// Responder resources of a request, limited to one byte.
     pub(crate) responder_resources: u8,
     pub(crate) initiator_depth: u8,
     /// Attributes for the queue pairs of the requests of a listening endpoint.
-    pub(crate) endpoint: Option<Endpoint>,
+    pub(crate) endpoint: Option<EndpointAttributes>,
     /// Private data that precedes the caller's (`ai_connect`).
     pub(crate) connect_data: Vec<u8>,
-    /// The result of `rdma_resolve_addrinfo`.
-    pub(crate) resolved: Option<Resolved>,
-    /// Notes whose event is in the channel.
-    pub(crate) notes: VecDeque<Note>,
-    /// The program has, or is about to get, the event of the end of its device.
+    /// Result of `rdma_resolve_addrinfo`.
+    pub(crate) resolved: Option<AddrinfoResult>,
+    /// Local events that are announced in the channel.
+    pub(crate) local_events: VecDeque<LocalEvent>,
+    /// True if the program got, or is about to get, the event for the removal of its device.
     pub(crate) device_removed: bool,
-    /// Being destroyed.
-    pub(crate) gone: bool,
+    /// True if the id is being destroyed.
+    pub(crate) destroyed: bool,
 }
 
 /// State that `rdma_create_ep` keeps for `rdma_get_request`.
 #[derive(Clone, Copy)]
-pub(crate) struct Endpoint {
+pub(crate) struct EndpointAttributes {
     pub(crate) pd: *mut ibv_pd,
     pub(crate) attr: ibv_qp_init_attr,
 }
 
-// SAFETY: the pointers are C's, and are looked up before they are used.
-unsafe impl Send for Endpoint {}
+// SAFETY: the pointers belong to C, and are looked up before they are used.
+unsafe impl Send for EndpointAttributes {}
 
 impl Id {
     /// A new id, which C cannot name yet.
@@ -159,21 +159,21 @@ impl Id {
             port: None,
             local: None,
             peer: None,
-            options: Options::default(),
+            options: IdOptions::default(),
             responder_resources: 0,
             initiator_depth: 0,
             endpoint: None,
             connect_data: Vec::new(),
             resolved: None,
-            notes: VecDeque::new(),
+            local_events: VecDeque::new(),
             device_removed: false,
-            gone: false,
+            destroyed: false,
         };
         Arc::new(Self {
             abi: AbiCell::new(abi),
             control: Mutex::default(),
             state: Mutex::new(state),
-            events: Unacknowledged::default(),
+            events: UnacknowledgedEvents::default(),
         })
     }
 
@@ -213,7 +213,7 @@ impl Id {
     /// Returns the state unless it is being destroyed.
     pub(crate) fn lock_alive(&self) -> Option<MutexGuard<'_, State>> {
         let state = self.state.lock();
-        (!state.gone).then_some(state)
+        (!state.destroyed).then_some(state)
     }
 
     /// The program's own pointer.
@@ -252,7 +252,7 @@ impl Id {
         // to or is connected by (rdma_destroy_qp(3), rdma_connect(3)).
         unsafe {
             match self.abi.get(|id| &id.qp) {
-                own if own.is_null() => Qp::numbered(self.verbs()?, number),
+                own if own.is_null() => Qp::with_number(self.verbs()?, number),
                 own => Object::get(own),
             }
         }
@@ -264,44 +264,44 @@ impl Id {
         state.local = local.or(state.local);
         state.peer = peer.or(state.peer);
         if let Some(local) = local {
-            self.abi.set(|id| &id.route.addr.src, address::shown(local));
+            self.abi.set(|id| &id.route.addr.src, address::to_program(local));
         }
         if let Some(peer) = peer {
-            self.abi.set(|id| &id.route.addr.dst, address::shown(peer));
+            self.abi.set(|id| &id.route.addr.dst, address::to_program(peer));
         }
     }
 
-    /// Posts an event of the connection manager itself.
-    pub(crate) fn post(&self, note: Note) -> Result<()> {
+    /// Posts a local event.
+    pub(crate) fn post(&self, note: LocalEvent) -> Result<()> {
         let channel = {
             let mut state = self.lock_alive().ok_or_else(|| Errno::INVAL.destroyed())?;
-            state.notes.push_back(note);
+            state.local_events.push_back(note);
             Arc::clone(&state.channel)
         };
         channel.queue().post(CmEvent::posted(self.abi().addr() as u64));
         Ok(())
     }
 
-    /// Posts an event about the id's device, unless the program has got it or is about to.
-    pub(crate) fn post_of_device(&self, event: c_int) {
+    /// Posts an event about the id's device, unless the program got it or is about to get it.
+    pub(crate) fn post_device_event(&self, event: c_int) {
         let is_known = {
             let mut state = self.lock();
             match event {
                 RDMA_CM_EVENT_DEVICE_REMOVAL => std::mem::replace(&mut state.device_removed, true),
-                _ => state.notes.iter().any(|note| note.event == event),
+                _ => state.local_events.iter().any(|note| note.event == event),
             }
         };
         if !is_known {
-            // One that is being destroyed has no events.
-            let _ = self.post(Note { event, status: 0, arg: 0, group: None });
+            // An id that is being destroyed has no events.
+            let _ = self.post(LocalEvent { event, status: 0, arg: 0, group: None });
         }
     }
 
-    /// Takes back the notes that C has not seen.
-    pub(crate) fn forget_notes(&self) {
+    /// Removes the local events that C has not seen.
+    pub(crate) fn forget_local_events(&self) {
         let channel = {
             let mut state = self.lock();
-            state.notes.clear();
+            state.local_events.clear();
             Arc::clone(&state.channel)
         };
         drop(channel.queue().remove_if(|event| self.is_about(event, None)));
@@ -315,8 +315,9 @@ impl Id {
         }
     }
 
-    /// C is about to hold one more event of this id. False when the id is being destroyed.
-    pub(crate) fn delivers(&self) -> bool {
+    /// Counts an event of this id that is about to be passed to C. Returns false if the id is being
+    /// destroyed.
+    pub(crate) fn note_delivered(&self) -> bool {
         let alive = self.lock_alive();
         if alive.is_some() {
             self.events.deliver();
@@ -324,8 +325,8 @@ impl Id {
         alive.is_some()
     }
 
-    /// C has acknowledged one event.
-    pub(crate) fn acknowledged(&self) {
+    /// Counts the acknowledgement of an event.
+    pub(crate) fn note_acknowledged(&self) {
         self.events.acknowledge(1);
     }
 

@@ -26,6 +26,7 @@
 mod address_vector;
 mod addrinfo;
 mod channel;
+mod addrinfo_result;
 mod connect;
 mod deliver;
 mod devices;
@@ -46,7 +47,6 @@ mod qp;
 mod registry;
 mod request_id;
 mod resolve;
-mod resolved;
 mod routes;
 mod sidr;
 mod sync;
@@ -56,6 +56,7 @@ mod timewait;
 
 pub use addrinfo::{rdma_getaddrinfo, rdma_query_addrinfo, rdma_resolve_addrinfo};
 pub use connect::rdma_reject as rdma_reject_ece;
+pub use addrinfo_result::rdma_freeaddrinfo;
 pub use connect::{
     rdma_accept, rdma_connect, rdma_disconnect, rdma_establish, rdma_init_qp_attr, rdma_notify, rdma_reject,
 };
@@ -73,5 +74,4 @@ pub use qp::{
 pub use resolve::{
     rdma_bind_addr, rdma_get_dst_port, rdma_get_src_port, rdma_resolve_addr, rdma_resolve_route,
 };
-pub use resolved::rdma_freeaddrinfo;
 pub use sync::rdma_get_request;

@@ -3,7 +3,7 @@
 use crate::channel::Channel;
 use crate::id::{Id, Phase};
 use crate::registry::RegisteredPtr as _;
-use crate::routes::{self, Source};
+use crate::routes::{self, EventSource};
 use crate::{event, registry};
 use std::ffi::{c_int, c_void};
 use std::ptr;
@@ -42,7 +42,7 @@ pub(crate) fn destroy(id: &Id) {
 pub(crate) fn discard(id: &Id) {
     let _control = id.control();
     let mut state = id.lock();
-    if std::mem::replace(&mut state.gone, true) {
+    if std::mem::replace(&mut state.destroyed, true) {
         return;
     }
     let phase = std::mem::replace(&mut state.phase, Phase::Over);
@@ -71,7 +71,7 @@ pub(crate) fn discard(id: &Id) {
     };
     // With a listener its requests are rejected, and so is a request without an answer.
     drop(phase);
-    let sources = conn.map(Source::Conn).into_iter().chain(listener.map(Source::Listener));
+    let sources = conn.map(EventSource::Conn).into_iter().chain(listener.map(EventSource::Listener));
     drop(routes::remove(sources, &channel, |event| id.is_about(event, conn)));
 }
 

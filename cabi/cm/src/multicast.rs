@@ -1,6 +1,6 @@
 //! Multicast groups, which ids of port spaces UDP and IPOIB join.
 
-use crate::id::{Id, Note};
+use crate::id::{Id, LocalEvent};
 use crate::registry::RegisteredPtr as _;
 use crate::sync;
 use std::ffi::{c_int, c_void};
@@ -60,7 +60,7 @@ fn join(id: &Id, addr: &AddressPtr<'_>, context: *mut c_void, flags: u32) -> Res
     if flags > SEND_ONLY {
         return Err(Errno::INVAL.because("the attributes of the join are not valid"));
     }
-    let group = address::plain(addr.read()?).ip();
+    let group = address::to_canonical(addr.read()?).ip();
     let local = id
         .lock_alive()
         .ok_or_else(|| Errno::INVAL.because("the id is destroyed or has no address"))?
@@ -73,7 +73,7 @@ fn join(id: &Id, addr: &AddressPtr<'_>, context: *mut c_void, flags: u32) -> Res
     // A program that attaches a queue pair of its own uses the GID of the event.
     let attached = match id.own_qp() {
         Some(qp) if flags == FULL_MEMBER => {
-            qp.engine().attach_multicast(group, local, interface(local)?).map_err(Errno::from)
+            qp.engine().attach_multicast(group, local, interface_index(local)?).map_err(Errno::from)
         }
         _ => Ok(()),
     };
@@ -81,11 +81,11 @@ fn join(id: &Id, addr: &AddressPtr<'_>, context: *mut c_void, flags: u32) -> Res
         Ok(()) => (RDMA_CM_EVENT_MULTICAST_JOIN, 0),
         Err(error) => (RDMA_CM_EVENT_MULTICAST_ERROR, -error.0),
     };
-    id.post(Note { event, status, arg: context.addr() as u64, group: Some(group) })
+    id.post(LocalEvent { event, status, arg: context.addr() as u64, group: Some(group) })
 }
 
-/// The index of the device with this address.
-fn interface(local: IpAddr) -> Result<u32> {
+/// Returns the index of the device with this address.
+fn interface_index(local: IpAddr) -> Result<u32> {
     Ok(device::with_address(local)?.netdev()?.index)
 }
 
@@ -93,7 +93,7 @@ fn interface(local: IpAddr) -> Result<u32> {
 pub extern "C" fn rdma_leave_multicast(id: AnyPtr<rdma_cm_id>, addr: AddressPtr<'_>) -> c_int {
     boundary::minus_one(|| {
         let id = id.get()?;
-        let group = address::plain(addr.read()?).ip();
+        let group = address::to_canonical(addr.read()?).ip();
         let local = id
             .lock_alive()
             .ok_or_else(|| Errno::INVAL.because("the id is destroyed or has no address"))?
@@ -102,7 +102,7 @@ pub extern "C" fn rdma_leave_multicast(id: AnyPtr<rdma_cm_id>, addr: AddressPtr<
             .ip();
         match id.own_qp() {
             Some(qp) if qp.is_ud() => {
-                let left = qp.engine().detach_multicast(group, local, interface(local)?);
+                let left = qp.engine().detach_multicast(group, local, interface_index(local)?);
                 left.map_err(|_| Errno(libc::EADDRNOTAVAIL))
             }
             _ if id.is_ud() => Ok(()),

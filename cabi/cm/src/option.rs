@@ -25,11 +25,11 @@ pub extern "C" fn rdma_set_option<'a>(
         let mut state = id.lock_alive().ok_or_else(|| Errno::INVAL.destroyed())?;
         let options = &mut state.options;
         match name {
-            RDMA_OPTION_ID_TOS => options.tos = Some(u8::from_ne_bytes(bytes(&value, len)?)),
-            RDMA_OPTION_ID_REUSEADDR => options.reuse = c_int::from_ne_bytes(bytes(&value, len)?) != 0,
-            RDMA_OPTION_ID_AFONLY => options.v6_only = c_int::from_ne_bytes(bytes(&value, len)?) != 0,
+            RDMA_OPTION_ID_TOS => options.tos = Some(u8::from_ne_bytes(option_bytes(&value, len)?)),
+            RDMA_OPTION_ID_REUSEADDR => options.reuse = c_int::from_ne_bytes(option_bytes(&value, len)?) != 0,
+            RDMA_OPTION_ID_AFONLY => options.v6_only = c_int::from_ne_bytes(option_bytes(&value, len)?) != 0,
             RDMA_OPTION_ID_ACK_TIMEOUT => {
-                options.ack_timeout = Some(u8::from_ne_bytes(bytes(&value, len)?));
+                options.ack_timeout = Some(u8::from_ne_bytes(option_bytes(&value, len)?));
             }
             _ => return Err(Errno::NOSYS.because("an option that is not known")),
         }
@@ -37,8 +37,8 @@ pub extern "C" fn rdma_set_option<'a>(
     })
 }
 
-/// The value of an option with so many bytes.
-fn bytes<'a, const N: usize>(value: &ArrayPtr<'a, u8>, len: Count<'a>) -> Result<[u8; N]> {
+/// Returns the value of an option that has `N` bytes.
+fn option_bytes<'a, const N: usize>(value: &ArrayPtr<'a, u8>, len: Count<'a>) -> Result<[u8; N]> {
     let bytes = if value.is_null() { None } else { value.get(len)? };
     bytes
         .and_then(|bytes| bytes.try_into().ok())

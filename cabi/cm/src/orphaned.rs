@@ -10,7 +10,7 @@
 use std::collections::VecDeque;
 use std::ffi::c_int;
 use std::thread::ThreadId;
-use uiw_cabi_core::fork::{ForkSafe, Forked};
+use uiw_cabi_core::fork::{ForkSafe, ForkState};
 
 /// Maximum number of orphans; the oldest are forgotten, and their threads get EINVAL like every
 /// other one.
@@ -19,7 +19,7 @@ const MAX: usize = 64;
 /// The address of each orphaned channel, and the thread that read it last.
 struct OrphanedChannels(VecDeque<(usize, ThreadId)>);
 
-impl Forked for OrphanedChannels {
+impl ForkState for OrphanedChannels {
     const NEW: Self = Self(VecDeque::new());
 
     /// The threads are the parent's.
@@ -37,9 +37,10 @@ pub(crate) fn add(address: usize, reader: ThreadId) {
     orphaned.0.push_front((address, reader));
 }
 
-/// A new channel is about to live at `address`: from now on the address means that one.
-pub(crate) fn forget(address: usize) {
-    // Read first: destroyed channels are rare, and new ones need not wait for each other.
+/// Removes the orphan at `address`, because a new channel gets this address.
+pub(crate) fn remove(address: usize) {
+    // The table is read first: destroyed channels are rare, and new ones need not wait for each
+    // other.
     if ORPHANED.read().0.iter().any(|&(gone, _)| gone == address) {
         ORPHANED.write().0.retain(|&(gone, _)| gone != address);
     }

@@ -29,7 +29,7 @@ pub extern "C" fn rdma_create_qp(
     attr: InOutPtr<'_, ibv_qp_init_attr>,
 ) -> c_int {
     boundary::minus_one(|| {
-        let (id, qp_type) = (id.get()?, attr.given()?.qp_type);
+        let (id, qp_type) = (id.get()?, attr.get_ref()?.qp_type);
         create(&id, pd, attr, qp_type)
     })
 }
@@ -46,9 +46,9 @@ pub(crate) fn create(
     let mut long = given.extended();
     long.comp_mask = IBV_QP_INIT_ATTR_PD;
     long.pd = pd.as_ptr();
-    // SAFETY: nothing else has the copy, and the program does not destroy the objects that it names
-    // during the call (rdma_create_qp(3)).
-    create_long(id, unsafe { argument(&raw mut long) })?;
+    // SAFETY: nothing else uses the copy, and the program does not destroy the objects to which it
+    // refers during the call (rdma_create_qp(3)).
+    create_extended(id, unsafe { argument(&raw mut long) })?;
     given.cap = long.cap;
     (given.send_cq, given.recv_cq, given.srq) = (long.send_cq, long.recv_cq, long.srq);
     Ok(())
@@ -59,7 +59,7 @@ pub extern "C" fn rdma_create_qp_ex(
     id: AnyPtr<rdma_cm_id>,
     attr: InOutPtr<'_, ibv_qp_init_attr_ex>,
 ) -> c_int {
-    boundary::minus_one(|| create_long(&*id.get()?, attr))
+    boundary::minus_one(|| create_extended(&*id.get()?, attr))
 }
 
 /// The domain that a program has given, or that of the id.
@@ -76,8 +76,8 @@ fn domain_of<'a>(id: &'a Id, given: Option<Result<&'a Object<Pd>>>) -> Result<&'
     })
 }
 
-fn create_long(id: &Id, attr: InOutPtr<'_, ibv_qp_init_attr_ex>) -> Result<()> {
-    let given = attr.given()?;
+fn create_extended(id: &Id, attr: InOutPtr<'_, ibv_qp_init_attr_ex>) -> Result<()> {
+    let given = attr.get_ref()?;
     if !id.has_foreign_qp() || id.verbs().is_err() {
         return Err(Errno::INVAL.because("the id has a queue pair, or no device yet"));
     }
@@ -102,16 +102,16 @@ fn create_long(id: &Id, attr: InOutPtr<'_, ibv_qp_init_attr_ex>) -> Result<()> {
     // given during the call, and those of the id by calls on the id alone (rdma_create_qp(3)).
     let extended = unsafe { argument(ptr::from_mut(attr)) };
     let new = qp::create_extended(id.verbs()?, extended).inspect_err(|_| destroy_queues(id))?;
-    ready_to_receive(new)?;
+    prepare_receive(new)?;
     id.abi.set(|id| &id.qp, new);
     id.abi.set(|id| &id.pd, domain.abi());
     Ok(())
 }
 
-/// A queue pair of an id takes receives at once, whatever state new ones are in; one that is UD
-/// sends and receives.
-fn ready_to_receive(new: *mut ibv_qp) -> Result<()> {
-    // SAFETY: the queue pair was just made, and the program does not have it yet.
+/// Moves a new queue pair so that it accepts receives immediately, regardless of its initial state.
+/// A UD queue pair can then send and receive.
+fn prepare_receive(new: *mut ibv_qp) -> Result<()> {
+    // SAFETY: the queue pair was just created, and the program does not know it yet.
     let qp = unsafe { Object::<Qp>::get(new) }?;
     let engine = qp.engine();
     if engine.state() == QpState::Reset {
@@ -126,10 +126,10 @@ fn ready_to_receive(new: *mut ibv_qp) -> Result<()> {
     Ok(())
 }
 
-/// A completion queue of an id, and its channel.
-type Side = (fn(&rdma_cm_id) -> &*mut ibv_cq, fn(&rdma_cm_id) -> &*mut ibv_comp_channel);
-const SEND: Side = (|id| &id.send_cq, |id| &id.send_cq_channel);
-const RECV: Side = (|id| &id.recv_cq, |id| &id.recv_cq_channel);
+/// Fields of an id for a completion queue and its channel.
+type QueueFields = (fn(&rdma_cm_id) -> &*mut ibv_cq, fn(&rdma_cm_id) -> &*mut ibv_comp_channel);
+const SEND: QueueFields = (|id| &id.send_cq, |id| &id.send_cq_channel);
+const RECV: QueueFields = (|id| &id.recv_cq, |id| &id.recv_cq_channel);
 
 /// Makes the completion queues, with a channel each, that the program has not given.
 fn create_queues(id: &Id, attr: &mut ibv_qp_init_attr_ex) -> Result<()> {
@@ -145,7 +145,7 @@ fn create_queues(id: &Id, attr: &mut ibv_qp_init_attr_ex) -> Result<()> {
     Ok(())
 }
 
-fn create_queue(id: &Id, (queue, channel): Side, depth: u32) -> Result<()> {
+fn create_queue(id: &Id, (queue, channel): QueueFields, depth: u32) -> Result<()> {
     let verbs = id.verbs()?;
     let new = CompChannel::create(verbs)?;
     id.abi.set(channel, new);
@@ -199,8 +199,9 @@ pub(crate) fn destroy(id: &Id) {
     destroy_queues(id);
 }
 
-/// Gives the id of a request the queue pair that `rdma_create_ep` asked for.
-pub(crate) fn for_request(listener: AnyPtr<rdma_cm_id>, new: AnyPtr<rdma_cm_id>) -> Result<()> {
+/// Creates the queue pair for the id of a request, with the attributes that were passed to
+/// `rdma_create_ep`.
+pub(crate) fn create_for_request(listener: AnyPtr<rdma_cm_id>, new: AnyPtr<rdma_cm_id>) -> Result<()> {
     let Some(endpoint) = listener.get()?.lock().endpoint else { return Ok(()) };
     let id = new.get()?;
     let mut attr = endpoint.attr;
@@ -230,7 +231,7 @@ pub extern "C" fn rdma_create_srq_ex(
     attr: InOutPtr<'_, ibv_srq_init_attr_ex>,
 ) -> c_int {
     boundary::minus_one(|| {
-        let (id, given) = (id.get()?, attr.given()?);
+        let (id, given) = (id.get()?, attr.get_ref()?);
         if given.comp_mask & IBV_SRQ_INIT_ATTR_TYPE != 0 && given.srq_type != IBV_SRQT_BASIC {
             return Err(Errno::UNSUPPORTED.because("only basic shared receive queues are offered"));
         }

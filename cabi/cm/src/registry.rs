@@ -10,7 +10,7 @@ use uiw_cabi_core::abi::{rdma_cm_event, rdma_cm_id, rdma_event_channel};
 use uiw_cabi_core::arguments::AnyPtr;
 use uiw_cabi_core::boundary::Result;
 use uiw_cabi_core::errno::Errno;
-use uiw_cabi_core::fork::{ForkSafe, Forked};
+use uiw_cabi_core::fork::{ForkSafe, ForkState};
 use uiw_cabi_core::lock::RwLock;
 
 enum RegistryEntry {
@@ -26,7 +26,7 @@ enum RegistryEntry {
 /// the table is in shards, each with a lock that is held for the look-up alone.
 struct PointerTable(BTreeMap<usize, RegistryEntry>);
 
-impl Forked for PointerTable {
+impl ForkState for PointerTable {
     const NEW: Self = Self(BTreeMap::new());
 
     fn in_child(&mut self) {
@@ -85,7 +85,7 @@ pub(crate) fn id_at(address: usize) -> Option<Arc<Id>> {
 /// Every id.
 pub(crate) fn ids() -> Vec<Arc<Id>> {
     let mut ids = Vec::new();
-    POINTERS.visit(|shard| {
+    POINTERS.visit_all(|shard| {
         ids.extend(shard.0.values().filter_map(|known| match known {
             RegistryEntry::Id(id) => Some(Arc::clone(id)),
             _ => None,
@@ -120,7 +120,7 @@ impl RegisteredPtr for AnyPtr<rdma_cm_id> {
 
 /// C may name `channel` from now on.
 pub(crate) fn add_channel(channel: &Arc<Channel>) {
-    orphaned::forget(channel.abi().addr());
+    orphaned::remove(channel.abi().addr());
     add(channel.abi().addr(), RegistryEntry::Channel(Arc::clone(channel)));
 }
 

@@ -1,6 +1,6 @@
 //! Local addresses, and the address and route of a peer.
 
-use crate::id::{Id, Note, Phase};
+use crate::id::{Id, LocalEvent, Phase};
 use crate::registry::RegisteredPtr as _;
 use crate::{devices, sync};
 use std::ffi::c_int;
@@ -27,7 +27,7 @@ pub extern "C" fn rdma_bind_addr(id: AnyPtr<rdma_cm_id>, addr: AddressPtr<'_>) -
 
 /// Gives an id the local address `addr` in the program's numbers.
 pub(crate) fn bind(id: &Id, addr: SocketAddr) -> Result<()> {
-    let real = address::real(addr)?;
+    let real = address::to_real(addr)?;
     let options = {
         let state = id.lock_alive().ok_or_else(|| Errno::INVAL.destroyed())?;
         if !matches!(state.phase, Phase::Idle) {
@@ -35,14 +35,14 @@ pub(crate) fn bind(id: &Id, addr: SocketAddr) -> Result<()> {
         }
         state.options
     };
-    if !devices::is_of_host(real)? {
+    if !devices::lacks_device(real)? {
         devices::bind(id, real.ip()).map_err(not_available)?;
     }
     let (bound, port) = ports::reserve(id.abi().addr(), real, id.is_ud(), options.reuse, options.v6_only)
         .map_err(|errno| {
             if errno == Errno(libc::EADDRINUSE)
                 && (ports::is_taken_by_wildcard(real, id.is_ud(), options.reuse)
-                    || !stack::is_own() && ports::is_bound_to_wildcard(real, id.is_ud()))
+                    || !stack::is_in_process() && ports::is_bound_to_wildcard(real, id.is_ud()))
             {
                 not_available(Errno::NODEV)
             } else {
@@ -74,9 +74,9 @@ pub extern "C-unwind" fn rdma_resolve_addr(
 }
 
 pub(crate) fn resolve(id: &Id, src: Option<SocketAddr>, dst: SocketAddr) -> Result<()> {
-    // Port 0 is an address without a service: programs resolve it to find the device that reaches
-    // it. `rdma_connect` refuses it.
-    let peer = address::real(dst)?;
+    // Port 0 means an address without a service. Programs resolve such addresses to find the device
+    // that reaches them. `rdma_connect` refuses port 0.
+    let peer = address::to_real(dst)?;
     if let Some(src) = src
         && matches!(id.lock().phase, Phase::Idle)
         && (src.port() != 0 || !src.ip().is_unspecified())
@@ -117,7 +117,7 @@ pub(crate) fn resolve(id: &Id, src: Option<SocketAddr>, dst: SocketAddr) -> Resu
         return id.post(failure(RDMA_CM_EVENT_ADDR_ERROR));
     }
     id.lock().phase = Phase::AddrResolved;
-    id.post(Note { event: RDMA_CM_EVENT_ADDR_RESOLVED, status: 0, arg: 0, group: None })
+    id.post(LocalEvent { event: RDMA_CM_EVENT_ADDR_RESOLVED, status: 0, arg: 0, group: None })
 }
 
 /// `rdma_resolve_route`: on iWARP the address is the route.
@@ -127,9 +127,9 @@ pub extern "C-unwind" fn rdma_resolve_route(id: AnyPtr<rdma_cm_id>, _timeout_ms:
     unsafe { sync::complete(id, result) }
 }
 
-/// Returns the event that the kernel delivers when the time-out has passed.
-fn failure(event: c_int) -> Note {
-    Note { event, status: -libc::ETIMEDOUT, arg: 0, group: None }
+/// Returns the event that the kernel delivers when the time-out expires.
+fn failure(event: c_int) -> LocalEvent {
+    LocalEvent { event, status: -libc::ETIMEDOUT, arg: 0, group: None }
 }
 
 pub(crate) fn route(id: &Id) -> Result<()> {
@@ -148,7 +148,7 @@ pub(crate) fn route(id: &Id) -> Result<()> {
     if failed {
         return id.post(failure(RDMA_CM_EVENT_ROUTE_ERROR));
     }
-    id.post(Note { event: RDMA_CM_EVENT_ROUTE_RESOLVED, status: 0, arg: 0, group: None })
+    id.post(LocalEvent { event: RDMA_CM_EVENT_ROUTE_RESOLVED, status: 0, arg: 0, group: None })
 }
 
 /// `rdma_get_src_port`, in network order.

@@ -6,27 +6,27 @@
 //! waits until the opening it belongs to has ended. That opening's thread has left the engine by
 //! then and only has to add the route.
 
-use crate::channel::{Channel, Opening};
+use crate::channel::{Channel, UnroutedCall};
 use crate::id::Id;
 use crate::registry;
 use std::collections::HashMap;
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::sync::Arc;
-use uiw_cabi_core::fork::{ForkSafe, Forked};
+use uiw_cabi_core::fork::{ForkSafe, ForkState};
 use uiw_verbs::cm::{CmEvent, CmEventKind, ConnId, ListenerId};
 
 /// Origin of an event.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(crate) enum Source {
+pub(crate) enum EventSource {
     Conn(ConnId),
     Listener(ListenerId),
 }
 
 type Hasher = BuildHasherDefault<DefaultHasher>;
 
-struct RouteTable(HashMap<Source, Arc<Id>, Hasher>);
+struct RouteTable(HashMap<EventSource, Arc<Id>, Hasher>);
 
-impl Forked for RouteTable {
+impl ForkState for RouteTable {
     const NEW: Self = Self(HashMap::with_hasher(Hasher::new()));
 
     fn in_child(&mut self) {
@@ -38,20 +38,21 @@ impl Forked for RouteTable {
 /// connection is looked up here.
 static ROUTES: ForkSafe<RouteTable, 64> = ForkSafe::new();
 
-fn shard(source: Source) -> &'static uiw_cabi_core::lock::RwLock<RouteTable> {
+fn shard(source: EventSource) -> &'static uiw_cabi_core::lock::RwLock<RouteTable> {
     ROUTES.shard(Hasher::new().hash_one(source))
 }
 
-fn get(source: Source) -> Option<Arc<Id>> {
+fn get(source: EventSource) -> Option<Arc<Id>> {
     shard(source).read().0.get(&source).map(Arc::clone)
 }
 
-/// Events of `source` are about `id` from now on; those taken since `opening` began have waited for
-/// this.
-pub(crate) fn add(source: Source, id: &Arc<Id>, opening: Option<Opening>) {
+/// Adds the route from `source` to `id`. Threads that have taken an event of `source` since the
+/// start of `call` have waited for this.
+pub(crate) fn add(source: EventSource, id: &Arc<Id>, call: Option<UnroutedCall>) {
     let before = shard(source).write().0.insert(source, Arc::clone(id));
-    drop(opening);
-    // Unlocked: an id takes locks when it is dropped.
+    drop(call);
+    // The previous entry is dropped after the lock is released, because an id takes locks when it
+    // is dropped.
     drop(before);
 }
 
@@ -60,11 +61,11 @@ pub(crate) fn add(source: Source, id: &Arc<Id>, opening: Option<Opening>) {
 ///
 /// Atomic towards [`next`]: an event without a route is one whose route is yet to come.
 pub(crate) fn remove(
-    sources: impl Iterator<Item = Source>,
+    sources: impl Iterator<Item = EventSource>,
     channel: &Channel,
     gone: impl FnMut(&CmEvent) -> bool,
 ) -> Vec<CmEvent> {
-    let _openings = channel.openings();
+    let _unrouted_calls = channel.lock_unrouted_calls();
     for source in sources {
         let removed = shard(source).write().0.remove(&source);
         drop(removed);
@@ -72,11 +73,11 @@ pub(crate) fn remove(
     channel.queue().remove_if(gone)
 }
 
-/// Returns the events that precede a connection request: that an earlier connection is established,
-/// where the peer has waited for that before it sent the request. The kernel has one queue for
-/// both; here they may be on two shards, each of which reports what it finds when it looks.
-fn before_request(channel: &Channel, request: CmEvent) -> CmEvent {
-    let awaited = channel.awaited();
+/// Returns the event that must precede a connection request: an earlier connection is established,
+/// and the peer has waited for that before it sent the request. The kernel has one queue for both.
+/// Here they may be on two shards, each of which reports only what it finds when it is driven.
+fn event_before_request(channel: &Channel, request: CmEvent) -> CmEvent {
+    let awaited = channel.awaited_connections();
     if awaited.is_empty() {
         return request;
     }
@@ -90,31 +91,31 @@ fn before_request(channel: &Channel, request: CmEvent) -> CmEvent {
 /// The oldest event of a channel with the id that it is about; no id when that is being destroyed.
 /// `has_token`: see [`CmChannel::pop_with_token`](uiw_verbs::cm::CmChannel).
 pub(crate) fn next(channel: &Channel, has_token: bool) -> Option<(CmEvent, Option<Arc<Id>>)> {
-    let mut openings = channel.openings();
+    let mut unrouted_calls = channel.lock_unrouted_calls();
     let queue = channel.queue();
     let mut event = if has_token { queue.pop_with_token() } else { queue.try_pop() }?;
     if matches!(event.kind, CmEventKind::ConnectRequest(_)) {
-        drop(openings);
-        event = before_request(channel, event);
-        openings = channel.openings();
+        drop(unrouted_calls);
+        event = event_before_request(channel, event);
+        unrouted_calls = channel.lock_unrouted_calls();
     }
     let source = match &event.kind {
         CmEventKind::Posted(tag) => {
             let id = registry::id_at(*tag as usize);
             return Some((event, id));
         }
-        CmEventKind::ConnectRequest(request) => request.listener().map(Source::Listener),
-        CmEventKind::ListenerDown { listener, .. } => Some(Source::Listener(*listener)),
-        CmEventKind::SidrRequest(request) => Some(Source::Listener(request.listener())),
+        CmEventKind::ConnectRequest(request) => request.listener().map(EventSource::Listener),
+        CmEventKind::ListenerDown { listener, .. } => Some(EventSource::Listener(*listener)),
+        CmEventKind::SidrRequest(request) => Some(EventSource::Listener(request.listener())),
         CmEventKind::SidrResolved(_)
         | CmEventKind::Established(_)
         | CmEventKind::Failed(_)
-        | CmEventKind::Disconnected(_) => Some(Source::Conn(event.id)),
+        | CmEventKind::Disconnected(_) => Some(EventSource::Conn(event.id)),
     };
     let Some(source) = source else { return Some((event, None)) };
     loop {
         let id = get(source);
-        if id.is_some() || !openings.wait() {
+        if id.is_some() || !unrouted_calls.wait() {
             return Some((event, id));
         }
     }

@@ -24,7 +24,7 @@ pub(crate) unsafe fn complete(id: AnyPtr<rdma_cm_id>, result: c_int) -> c_int {
     let Some(own) = own_channel(id) else { return 0 };
     // SAFETY: nothing in this frame has a destructor, nor in those of the callers, as they ensure.
     match unsafe { event_channel::wait(own) } {
-        Some(event) => boundary::minus_one(|| keep(id, event)),
+        Some(event) => boundary::minus_one(|| show_event(id, event)),
         None => -1,
     }
 }
@@ -45,8 +45,8 @@ fn own_channel(id: AnyPtr<rdma_cm_id>) -> Option<AnyPtr<rdma_event_channel>> {
     })
 }
 
-/// Shows an event to the program; an error for an event that reports one.
-fn keep(id: AnyPtr<rdma_cm_id>, shown: DeliveredEvent) -> Result<()> {
+/// Shows an event to the program. Returns the error that the event reports, if any.
+fn show_event(id: AnyPtr<rdma_cm_id>, shown: DeliveredEvent) -> Result<()> {
     id.get()?.abi.set(|id| &id.event, shown.event);
     match shown.status {
         0 => Ok(()),
@@ -62,7 +62,7 @@ pub extern "C-unwind" fn rdma_get_request(
     id: OutPtr<'_, *mut rdma_cm_id>,
 ) -> c_int {
     let (Some(own), false) = (own_channel(listener), id.is_null()) else {
-        Errno::INVAL.null().set();
+        Errno::INVAL.null_argument().set();
         return -1;
     };
     // SAFETY: nothing in this frame has a destructor, and C is the caller.
@@ -71,7 +71,7 @@ pub extern "C-unwind" fn rdma_get_request(
     };
     boundary::minus_one(|| {
         let made = match kind {
-            RDMA_CM_EVENT_CONNECT_REQUEST => qp::for_request(listener, new),
+            RDMA_CM_EVENT_CONNECT_REQUEST => qp::create_for_request(listener, new),
             _ => Err(Errno::INVAL.because("the listener has an event that is no connection request")),
         };
         let shown = if made.is_ok() { new } else { listener };

@@ -3,7 +3,7 @@
 use super::*;
 use crate::channel::Channel;
 use crate::id::Id;
-use crate::routes::Source;
+use crate::routes::EventSource;
 use std::ffi::c_int;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex, mpsc};
@@ -95,8 +95,8 @@ fn next(channel: *mut rdma_event_channel) -> (c_int, *mut rdma_cm_id) {
 }
 
 fn resolve_addr(id: *mut rdma_cm_id, peer: SocketAddr) {
-    let to = address::write(peer);
-    // SAFETY: an address just written.
+    let to = address::to_sockaddr(peer);
+    // SAFETY: the address was just written.
     assert_eq!(unsafe { call!(rdma_resolve_addr(id, std::ptr::null(), to.0.as_ptr().cast(), 1000)) }, 0);
 }
 
@@ -246,7 +246,7 @@ fn early_event_finds_its_id() {
     let channel = Channel::new().unwrap();
     let id = Id::new(&channel, false, ptr_null());
     let (known, other) = (ConnId(u64::MAX), ConnId(u64::MAX - 1));
-    let (opening, of_another_id) = (channel.opening(), channel.opening());
+    let (call, of_another_id) = (channel.begin_unrouted_call(), channel.begin_unrouted_call());
     channel.queue().post(failed(known));
     let reader = thread::spawn({
         let channel = Arc::clone(&channel);
@@ -256,7 +256,7 @@ fn early_event_finds_its_id() {
     while !channel.queue().is_empty() {
         thread::yield_now();
     }
-    routes::add(Source::Conn(known), &id, Some(opening));
+    routes::add(EventSource::Conn(known), &id, Some(call));
     let found = reader.join().unwrap().expect("the route was added");
     assert!(Arc::ptr_eq(&found, &id), "though another id of the channel is inside of the engine");
 
@@ -265,7 +265,7 @@ fn early_event_finds_its_id() {
     let (_, nothing) = routes::next(&channel, false).expect("an event");
     assert!(nothing.is_none(), "no call of the engine is under way that it could come from");
     channel.queue().post(failed(known));
-    let events = routes::remove([Source::Conn(known)].into_iter(), &channel, |event| event.id == known);
+    let events = routes::remove([EventSource::Conn(known)].into_iter(), &channel, |event| event.id == known);
     assert_eq!(events.len(), 1);
     assert!(routes::next(&channel, false).is_none());
 }

@@ -5,14 +5,14 @@
 //! do: some use or free a queue pair only after it. A thread exists while events are due, and
 //! sleeps until the next one.
 
-use crate::id::{Id, Note};
+use crate::id::{Id, LocalEvent};
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 use uiw_cabi_core::abi::cm::RDMA_CM_EVENT_TIMEWAIT_EXIT;
 use uiw_cabi_core::denied;
-use uiw_cabi_core::fork::{ForkSafe, Forked};
+use uiw_cabi_core::fork::{ForkSafe, ForkState};
 use uiw_verbs::integration::spawn_thread;
 
 /// Time between the two events. Adapters compute it from the acknowledgement time-out of the path.
@@ -25,7 +25,7 @@ struct TimewaitQueue {
     has_thread: bool,
 }
 
-impl Forked for TimewaitQueue {
+impl ForkState for TimewaitQueue {
     const NEW: Self = Self { due: VecDeque::new(), has_thread: false };
 
     /// The thread and the ids are the parent's.
@@ -58,7 +58,8 @@ fn run() {
         thread::sleep(at.saturating_duration_since(Instant::now()));
         // One that is destroyed, or about to be, has no more events.
         if let Some(id) = id.upgrade() {
-            let _ = id.post(Note { event: RDMA_CM_EVENT_TIMEWAIT_EXIT, status: 0, arg: 0, group: None });
+            let _ =
+                id.post(LocalEvent { event: RDMA_CM_EVENT_TIMEWAIT_EXIT, status: 0, arg: 0, group: None });
         }
     }
 }

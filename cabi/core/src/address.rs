@@ -32,8 +32,8 @@ impl AddressPtr<'_> {
         }
         // SAFETY: every address begins with its family.
         let family = unsafe { (&raw const (*self.0).sa_family).read_unaligned() };
-        let len = length(family).ok_or_else(|| no_address("an address is neither IPv4 nor IPv6"))?;
-        // SAFETY: the address is as long as its family's, as the type says.
+        let len = family_len(family).ok_or_else(|| invalid_address("an address is neither IPv4 nor IPv6"))?;
+        // SAFETY: the address has the size of its family, as the type requires.
         parse(unsafe { slice::from_raw_parts(self.0.cast(), len) }).map(Some)
     }
 
@@ -42,17 +42,17 @@ impl AddressPtr<'_> {
     /// # Errors
     /// EINVAL for NULL, and for families other than IPv4 and IPv6.
     pub fn read(&self) -> Result<SocketAddr> {
-        self.get()?.ok_or_else(|| no_address("an address is NULL"))
+        self.get()?.ok_or_else(|| invalid_address("an address is NULL"))
     }
 }
 
-fn no_address(reason: &str) -> Errno {
+fn invalid_address(reason: &str) -> Errno {
     Errno::INVAL.because(reason)
 }
 
 /// Bytes of the addresses of a family.
 #[inline]
-pub(crate) fn length(family: libc::sa_family_t) -> Option<usize> {
+pub(crate) fn family_len(family: libc::sa_family_t) -> Option<usize> {
     match family.into() {
         libc::AF_INET => Some(size_of::<libc::sockaddr_in>()),
         libc::AF_INET6 => Some(size_of::<libc::sockaddr_in6>()),
@@ -71,8 +71,8 @@ pub fn family(address: &[u8]) -> Option<libc::sa_family_t> {
 /// # Errors
 /// EINVAL for families other than IPv4 and IPv6, and for fewer bytes than those have.
 pub fn parse(bytes: &[u8]) -> Result<SocketAddr> {
-    let known = family(bytes).and_then(length).and_then(|len| bytes.get(..len));
-    let known = known.ok_or_else(|| no_address("an address is neither IPv4 nor IPv6"))?;
+    let known = family(bytes).and_then(family_len).and_then(|len| bytes.get(..len));
+    let known = known.ok_or_else(|| invalid_address("an address is neither IPv4 nor IPv6"))?;
     let mut storage = SockAddrStorage::zeroed();
     // SAFETY: the bytes fit the storage, which may have any bytes, and they are as many as their
     // family has.
@@ -80,11 +80,11 @@ pub fn parse(bytes: &[u8]) -> Result<SocketAddr> {
         ptr::copy_nonoverlapping(known.as_ptr(), (&raw mut storage).cast::<u8>(), known.len());
         SockAddr::new(storage, known.len() as libc::socklen_t)
     };
-    address.as_socket().ok_or_else(|| no_address("an address is neither IPv4 nor IPv6"))
+    address.as_socket().ok_or_else(|| invalid_address("an address is neither IPv4 nor IPv6"))
 }
 
-/// An address as C reads it, in room for any.
-pub fn write(address: SocketAddr) -> rdma_sockaddr {
+/// Returns the address in C's representation, in a buffer for addresses of any family.
+pub fn to_sockaddr(address: SocketAddr) -> rdma_sockaddr {
     let from = SockAddr::from(address);
     let mut to = rdma_sockaddr([0; 128]);
     let len = (from.len() as usize).min(to.0.len());
@@ -93,25 +93,25 @@ pub fn write(address: SocketAddr) -> rdma_sockaddr {
     to
 }
 
-/// A real address with the number that the program has for its port.
-pub fn shown(address: SocketAddr) -> rdma_sockaddr {
+/// Converts a real address to C's representation, with the port number that the program sees.
+pub fn to_program(address: SocketAddr) -> rdma_sockaddr {
     let mut address = address;
     if address.port() != 0 {
         address.set_port(program_port(address.port()));
     }
-    write(address)
+    to_sockaddr(address)
 }
 
 /// The bytes of an address that matter.
 #[inline]
-pub fn bytes(address: &rdma_sockaddr) -> &[u8] {
-    let len = family(&address.0).and_then(length).unwrap_or(size_of::<libc::sockaddr_in>());
+pub fn significant_bytes(address: &rdma_sockaddr) -> &[u8] {
+    let len = family(&address.0).and_then(family_len).unwrap_or(size_of::<libc::sockaddr_in>());
     &address.0[..len]
 }
 
-/// The address with its real port; another family stays another one. None where the offset makes
-/// the port none.
-pub fn shifted(address: SocketAddr) -> Option<SocketAddr> {
+/// Returns the address with its real port, without converting IPv4-mapped IPv6 addresses. Returns
+/// `None` if the port offset leads to an invalid port.
+pub fn to_real_same_family(address: SocketAddr) -> Option<SocketAddr> {
     let mut address = address;
     if address.port() != 0 {
         address.set_port(real_port(address.port(), offset())?);
@@ -122,11 +122,11 @@ pub fn shifted(address: SocketAddr) -> Option<SocketAddr> {
 /// The real address that the program means: `UIW_PORT_OFFSET` is added to its port. 0 stays "any".
 ///
 /// # Errors
-/// EADDRNOTAVAIL when no port has the number.
-pub fn real(address: SocketAddr) -> Result<SocketAddr> {
-    let mut address = plain(address);
+/// EADDRNOTAVAIL if the sum is not a valid port.
+pub fn to_real(address: SocketAddr) -> Result<SocketAddr> {
+    let mut address = to_canonical(address);
     if address.port() != 0 {
-        let port = real_port(address.port(), offset()).ok_or_else(|| no_port(address.port()))?;
+        let port = real_port(address.port(), offset()).ok_or_else(|| unmapped_port(address.port()))?;
         address.set_port(port);
     }
     Ok(address)
@@ -136,8 +136,8 @@ fn offset() -> i32 {
     Settings::get().map_or(0, |settings| settings.port_offset)
 }
 
-/// The error of a port of the program for which there is no real one.
-pub fn no_port(program: u16) -> Errno {
+/// Returns the error for a port of the program that has no real port.
+pub fn unmapped_port(program: u16) -> Errno {
     Errno(libc::EADDRNOTAVAIL)
         .because(format_args!("UIW_PORT_OFFSET makes port {program} one that is not from 1 to 65535"))
 }
@@ -163,7 +163,7 @@ pub(crate) fn has_program_port(real: u16) -> bool {
 
 /// An IPv4-mapped IPv6 address as the IPv4 address.
 #[inline]
-pub fn plain(address: SocketAddr) -> SocketAddr {
+pub fn to_canonical(address: SocketAddr) -> SocketAddr {
     match address.ip().to_canonical() {
         ip @ IpAddr::V4(_) => SocketAddr::new(ip, address.port()),
         IpAddr::V6(_) => address,
@@ -222,8 +222,8 @@ mod tests {
     fn addresses_of_both_families_round_trip() {
         for text in ["10.1.2.3:4711", "[fe80::1%3]:7", "[::]:0", "0.0.0.0:65535"] {
             let address: SocketAddr = text.parse().unwrap();
-            let written = write(address);
-            // SAFETY: an address just written, and as long as any.
+            let written = to_sockaddr(address);
+            // SAFETY: the address was just written, into a buffer for addresses of any family.
             let written: AddressPtr<'_> = unsafe { argument(written.0.as_ptr().cast()) };
             assert_eq!(written.read().unwrap(), address);
         }
@@ -231,7 +231,7 @@ mod tests {
 
     #[test]
     fn mapped_addresses_become_ipv4() {
-        let of = |text: &str| plain(text.parse().unwrap()).to_string();
+        let of = |text: &str| to_canonical(text.parse().unwrap()).to_string();
         assert_eq!(of("[::ffff:10.1.2.3]:7"), "10.1.2.3:7");
         assert_eq!(of("[fe80::1%3]:7"), "[fe80::1%3]:7");
         assert_eq!(of("10.1.2.3:7"), "10.1.2.3:7");

@@ -289,7 +289,7 @@ impl<'a, T> InPtr<'a, T> {
     /// # Errors
     /// EINVAL for NULL.
     pub fn get(&self) -> Result<&'a T> {
-        self.as_ref().ok_or_else(|| Errno::INVAL.null())
+        self.as_ref().ok_or_else(|| Errno::INVAL.null_argument())
     }
 
     /// The object that a field of the structure names.
@@ -333,10 +333,10 @@ impl<'a, T> InOutPtr<'a, T> {
     ///
     /// # Errors
     /// EINVAL for NULL.
-    pub fn given(&self) -> Result<&T> {
-        // SAFETY: the pointer is NULL, or a structure that nothing else uses during the call, as
-        // the type says.
-        unsafe { self.0.as_ref() }.ok_or_else(|| Errno::INVAL.null())
+    pub fn get_ref(&self) -> Result<&T> {
+        // SAFETY: the pointer is NULL or points to a structure that nothing else uses during the
+        // call, as the type requires.
+        unsafe { self.0.as_ref() }.ok_or_else(|| Errno::INVAL.null_argument())
     }
 
     /// The object that a field of the structure names.
@@ -344,9 +344,9 @@ impl<'a, T> InOutPtr<'a, T> {
     /// # Errors
     /// EINVAL for NULL, and as for [`Handle::get`].
     pub fn object<B: Body>(&self, field: impl FnOnce(&T) -> &*mut B::C) -> Result<&'a Object<B>> {
-        // SAFETY: the program does not destroy the objects that its structure names during the
-        // call, as the type says.
-        unsafe { object_in(self.given()?, field) }
+        // SAFETY: the program does not destroy the objects to which its structure points during the
+        // call, as the type requires.
+        unsafe { object_in(self.get_ref()?, field) }
     }
 
     /// The structure, unless C passed NULL.
@@ -361,7 +361,7 @@ impl<'a, T> InOutPtr<'a, T> {
     /// # Errors
     /// EINVAL for NULL.
     pub fn get(self) -> Result<&'a mut T> {
-        self.as_mut().ok_or_else(|| Errno::INVAL.null())
+        self.as_mut().ok_or_else(|| Errno::INVAL.null_argument())
     }
 }
 
@@ -384,7 +384,7 @@ impl<'a, T> OutPtr<'a, T> {
     /// # Errors
     /// EINVAL for NULL.
     pub fn check(&self) -> Result<()> {
-        if self.0.is_null() { Err(Errno::INVAL.null()) } else { Ok(()) }
+        if self.0.is_null() { Err(Errno::INVAL.null_argument()) } else { Ok(()) }
     }
 
     /// Gives C the value.
@@ -544,7 +544,7 @@ impl<'a, T: Copy> PrefixPtr<'a, T> {
         let bytes = count.0.checked_mul(size.0).ok_or_else(|| Errno::INVAL.out_of_range())?;
         let bytes = Count(bytes, PhantomData);
         let room = ArrayMutPtr::<'a, u8>(self.0.cast(), PhantomData).get_uninit(bytes)?;
-        let room = room.ok_or_else(|| Errno::INVAL.null())?;
+        let room = room.ok_or_else(|| Errno::INVAL.null_argument())?;
         for (room, value) in room.chunks_mut(size.0.max(1)).zip(values) {
             let known = room.len().min(size_of::<T>());
             room[known..].fill(MaybeUninit::new(0));
@@ -562,7 +562,7 @@ impl<'a> RoomPtr<'a> {
     /// EFAULT for NULL.
     pub fn count(&self) -> Result<Count<'a>> {
         if self.0.is_null() {
-            return Err(Errno(libc::EFAULT).null());
+            return Err(Errno(libc::EFAULT).null_argument());
         }
         // SAFETY: the pointer is not NULL, so it is a number that nothing else changes during the
         // call, as the type says.
@@ -582,7 +582,7 @@ impl<'a> RoomPtr<'a> {
     ///
     /// # Errors
     /// EFAULT for NULL.
-    pub fn restored(self, room: Count<'a, libc::socklen_t>) -> Result<Self> {
+    pub fn restore(self, room: Count<'a, libc::socklen_t>) -> Result<Self> {
         OutPtr(self.0, PhantomData).write(room.0)?;
         Ok(self)
     }

@@ -39,12 +39,12 @@ pub unsafe trait NextFunction {
     /// Type of the function pointer.
     type Type;
 
-    /// The address, once it is found.
-    fn found() -> &'static AtomicUsize;
+    /// Returns the cell that caches the address of the function; 0 before the first call.
+    fn address_cell() -> &'static AtomicUsize;
 
     /// The function, if there is one.
     fn get() -> Option<Self::Type> {
-        let mut address = Self::found().load(Ordering::Relaxed);
+        let mut address = Self::address_cell().load(Ordering::Relaxed);
         if address == 0 {
             address = find(libc::RTLD_NEXT, Self::NAME);
             if address == 0 {
@@ -52,7 +52,7 @@ pub unsafe trait NextFunction {
                 // libibverbs has the libraries in this order.
                 address = find(libc::RTLD_DEFAULT, Self::NAME);
             }
-            Self::found().store(address, Ordering::Relaxed);
+            Self::address_cell().store(address, Ordering::Relaxed);
         }
         const { assert!(size_of::<Option<Self::Type>>() == size_of::<usize>()) };
         // SAFETY: the function of this name has this type, as the implementation promises, and 0 is

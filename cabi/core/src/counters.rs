@@ -1,7 +1,7 @@
 //! Where a process publishes its counters: for programs on the libraries, and for uiw's own.
 
 use crate::abi::zeroed;
-use crate::environment::{self, Privileged};
+use crate::environment::{self, PrivilegePolicy};
 use std::ffi::CStr;
 use std::path::{Path, PathBuf};
 use uiw_verbs::counters::{Directory, Publish};
@@ -11,8 +11,8 @@ pub const VARIABLE: &str = "UIW_COUNTERS";
 
 /// Destination of the counters, if they are published.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Counters {
-    /// The user's directory.
+pub enum CounterDestination {
+    /// The default directory of the user.
     #[default]
     User,
     /// This directory, which exists.
@@ -21,8 +21,8 @@ pub enum Counters {
     Off,
 }
 
-impl Counters {
-    /// The value of [`VARIABLE`].
+impl CounterDestination {
+    /// Parses the value of [`VARIABLE`].
     ///
     /// # Errors
     /// The rule that it breaks.
@@ -34,12 +34,13 @@ impl Counters {
         }
     }
 
-    /// Returns the destination for a process whose counting code is in the file `library`.
-    pub fn publish(&self, library: String) -> Option<Publish> {
+    /// Returns the configuration for publishing counters of a process whose counting code is in the
+    /// file `library`. Returns `None` if the counters are not published.
+    pub fn publish_config(&self, library: String) -> Option<Publish> {
         let directory = match self {
             Self::Off => return None,
             Self::In(path) => Directory::given(path),
-            Self::User => user(),
+            Self::User => user_directory(),
         };
         Some(Publish { directory, library })
     }
@@ -47,20 +48,21 @@ impl Counters {
 
 /// The directory of this user: `uiw` in the runtime directory that `XDG_RUNTIME_DIR` names,
 /// otherwise `/tmp/uiw-UID`.
-pub fn user() -> Directory {
-    let runtime = environment::variable("XDG_RUNTIME_DIR", Privileged::Ignored).map(PathBuf::from);
+pub fn user_directory() -> Directory {
+    let runtime = environment::variable("XDG_RUNTIME_DIR", PrivilegePolicy::Ignored).map(PathBuf::from);
     Directory::of_user(runtime.as_deref())
 }
 
-/// Returns the destination for the libraries.
-pub(crate) fn of_library(counters: &Counters) -> Option<Publish> {
-    counters.publish(library())
+/// Returns the configuration for publishing counters of a program that uses the C libraries.
+pub(crate) fn library_publish_config(counters: &CounterDestination) -> Option<Publish> {
+    counters.publish_config(library())
 }
 
-/// Reports that a process cannot publish where `uiw run` counts its traffic: it would be reported
-/// as one that moved nothing.
-pub(crate) fn report_unpublished(counters: &Counters, is_published: bool) {
-    let Counters::In(path) = counters else { return };
+/// Reports on standard error that the counters of this process cannot be published in the directory
+/// in which `uiw run` expects them. Otherwise `uiw run` would report that the process moved no
+/// data.
+pub(crate) fn report_unpublished(counters: &CounterDestination, is_published: bool) {
+    let CounterDestination::In(path) = counters else { return };
     if !is_published {
         let why =
             Directory::given(path).check().map_or_else(|error| format!(": {error}"), |()| String::new());
@@ -75,8 +77,8 @@ pub(crate) fn report_unpublished(counters: &Counters, is_published: bool) {
 /// its own.
 fn library() -> String {
     let mut found: libc::Dl_info = zeroed();
-    let code = of_library as *const () as *const libc::c_void;
-    // SAFETY: there is room for the answer; any address may be asked about.
+    let code = library_publish_config as *const () as *const libc::c_void;
+    // SAFETY: `found` has room for the answer, and any address may be looked up.
     let is_found = unsafe { libc::dladdr(code, &raw mut found) } != 0;
     let name = found.dli_fname;
     if !is_found || name.is_null() {
@@ -94,11 +96,11 @@ mod tests {
 
     #[test]
     fn directory_must_be_absolute() {
-        assert_eq!(Counters::parse("off"), Ok(Counters::Off));
-        assert_eq!(Counters::parse("/run/x"), Ok(Counters::In("/run/x".into())));
-        assert!(Counters::parse("run/x").is_err() && Counters::parse("on").is_err());
-        assert!(Counters::Off.publish(String::new()).is_none());
-        let publish = Counters::In("/run/x".into()).publish("lib".to_owned()).unwrap();
+        assert_eq!(CounterDestination::parse("off"), Ok(CounterDestination::Off));
+        assert_eq!(CounterDestination::parse("/run/x"), Ok(CounterDestination::In("/run/x".into())));
+        assert!(CounterDestination::parse("run/x").is_err() && CounterDestination::parse("on").is_err());
+        assert!(CounterDestination::Off.publish_config(String::new()).is_none());
+        let publish = CounterDestination::In("/run/x".into()).publish_config("lib".to_owned()).unwrap();
         assert_eq!((publish.directory, &*publish.library), (Directory::given("/run/x"), "lib"));
     }
 

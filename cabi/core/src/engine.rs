@@ -3,7 +3,7 @@
 use crate::boundary::{PROGRESS_HOOKS, Result};
 use crate::counters;
 use crate::errno::Errno;
-use crate::fork::{self, ForkSafe, Forked};
+use crate::fork::{self, ForkSafe, ForkState};
 use crate::inherited;
 use crate::settings::Settings;
 use crate::signals;
@@ -29,14 +29,14 @@ struct Engine {
     device: Option<Device>,
     /// The epoll sets of the engine's sockets, one of each shard.
     sockets: Vec<Arc<OwnedFd>>,
-    /// Contents of each table before a fork.
-    members: Vec<Vec<inherited::Member>>,
+    /// Members of each set in `sockets`, recorded before a fork.
+    members: Vec<Vec<inherited::InheritableSocket>>,
     pcap: Option<Arc<PcapSink>>,
 }
 
 static ENGINE: ForkSafe<Engine> = ForkSafe::new();
 
-impl Forked for Engine {
+impl ForkState for Engine {
     const NEW: Self = Self { device: None, sockets: Vec::new(), members: Vec::new(), pcap: None };
 
     fn before_fork(&mut self) {
@@ -64,9 +64,10 @@ pub fn get() -> Result<Device> {
     ENGINE.write().open()
 }
 
-/// The engine, if it is open. For callers that have locks of the program's allocator: nothing is
-/// allocated, and a lock that is held for long, as a fork does, is not waited for.
-pub fn opened() -> Option<Device> {
+/// Returns the engine if it is open. This is for callers that may hold locks of the program's
+/// allocator, so the function does not allocate and waits only briefly for a lock that is held for
+/// long, as during a fork.
+pub fn get_if_open() -> Option<Device> {
     let until = Instant::now() + LONGEST_LOCK;
     loop {
         if let Some(engine) = ENGINE.try_read() {
@@ -103,9 +104,9 @@ impl Engine {
         let sink = settings.pcap.as_ref().map(|file| self.sink(file)).transpose()?;
         let asked = settings.ird.max(settings.ord).unwrap_or(0);
         let limits = Limits::default().max_rd_atomic(MAX_RD_ATOMIC.max(asked));
-        // Threads are started with the mask of this thread: the program's signals are for the
-        // program's own threads.
-        let held = signals::hold();
+        // New threads inherit the signal mask of this thread. Signals are blocked because they are
+        // meant for the program's own threads.
+        let held = signals::block_all();
         let device = Device::with_stack(
             stack,
             DeviceConfig::default()
@@ -116,7 +117,7 @@ impl Engine {
                 .capture_to(sink)
                 .transport_faults(settings.faults.clone())
                 .tls(tls.clone())
-                .counters(counters::of_library(&settings.counters))
+                .counters(counters::library_publish_config(&settings.counters))
                 .faults(settings.plan.clone()),
         )?;
         if let (Some(watch), Some(tls)) = (watch, tls) {

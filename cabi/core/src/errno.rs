@@ -55,7 +55,7 @@ impl Errno {
     /// Like [`Errno::because`]: a pointer that must not be NULL is.
     #[cold]
     #[must_use]
-    pub fn null(self) -> Self {
+    pub fn null_argument(self) -> Self {
         self.because("an argument is NULL that must not be")
     }
 

@@ -28,8 +28,8 @@ pub fn generation() -> u32 {
     GENERATION.load(Ordering::Relaxed)
 }
 
-/// State of a subsystem.
-pub trait Forked: Send + Sync + 'static {
+/// State of a subsystem that survives forks.
+pub trait ForkState: Send + Sync + 'static {
     /// The state of a process that has not used the subsystem.
     const NEW: Self;
 
@@ -41,10 +41,10 @@ pub trait Forked: Send + Sync + 'static {
     fn in_child(&mut self);
 }
 
-/// A static that holds the state of a subsystem, in `SHARDS` parts with a lock each. Several parts
-/// serve look-ups that are made on every call: threads that use different objects then rarely touch
-/// the same lock, nor its cache line.
-pub struct ForkSafe<T: Forked, const SHARDS: usize = 1> {
+/// Static that holds the state of a subsystem, in `SHARDS` parts with one lock each. Several shards
+/// are for look-ups that are made on every call: threads that use different objects then rarely
+/// share a lock or its cache line.
+pub struct ForkSafe<T: ForkState, const SHARDS: usize = 1> {
     shards: [LockShard<T>; SHARDS],
     registered: AtomicBool,
 }
@@ -53,8 +53,8 @@ pub struct ForkSafe<T: Forked, const SHARDS: usize = 1> {
 #[repr(align(128))]
 struct LockShard<T>(RwLock<T>);
 
-impl<T: Forked, const SHARDS: usize> ForkSafe<T, SHARDS> {
-    /// Makes the state of a process that has not used the subsystem.
+impl<T: ForkState, const SHARDS: usize> ForkSafe<T, SHARDS> {
+    /// Creates the state of a process that has not used the subsystem.
     pub const fn new() -> Self {
         Self {
             shards: [const { LockShard(RwLock::new(T::NEW)) }; SHARDS],
@@ -71,14 +71,14 @@ impl<T: Forked, const SHARDS: usize> ForkSafe<T, SHARDS> {
         &self.shards[hash as usize % SHARDS].0
     }
 
-    /// Visits every part that no thread is changing just now: for the end of the process, where
-    /// other threads may have been stopped.
-    pub fn each(&'static self, mut visit: impl FnMut(&T)) {
+    /// Visits every shard that no thread is changing at the moment. This is for the end of the
+    /// process, where other threads may have been stopped while they held a lock.
+    pub fn visit_unlocked(&'static self, mut visit: impl FnMut(&T)) {
         self.shards.iter().filter_map(|shard| shard.0.try_read()).for_each(|state| visit(&state));
     }
 
-    /// Visits every part, one after the other.
-    pub fn visit(&'static self, mut visit: impl FnMut(&T)) {
+    /// Visits every shard, one after the other.
+    pub fn visit_all(&'static self, mut visit: impl FnMut(&T)) {
         self.register();
         self.shards.iter().for_each(|shard| visit(&shard.0.read()));
     }
@@ -102,13 +102,13 @@ impl<T: Forked, const SHARDS: usize> ForkSafe<T, SHARDS> {
     }
 }
 
-impl<T: Forked, const SHARDS: usize> Default for ForkSafe<T, SHARDS> {
+impl<T: ForkState, const SHARDS: usize> Default for ForkSafe<T, SHARDS> {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl<T: Forked> ForkSafe<T> {
+impl<T: ForkState> ForkSafe<T> {
     /// Locks the state for reading.
     pub fn read(&'static self) -> RwLockReadGuard<'static, T> {
         self.shard(0).read()
@@ -137,7 +137,7 @@ trait LockedState {
     fn in_child(&mut self);
 }
 
-impl<T: Forked, const SHARDS: usize> ForkHooks for ForkSafe<T, SHARDS> {
+impl<T: ForkState, const SHARDS: usize> ForkHooks for ForkSafe<T, SHARDS> {
     fn lock(&'static self) -> Box<dyn LockedState> {
         let lock = |shard: &'static LockShard<T>| {
             let mut state = shard.0.write();
@@ -148,7 +148,7 @@ impl<T: Forked, const SHARDS: usize> ForkHooks for ForkSafe<T, SHARDS> {
     }
 }
 
-impl<T: Forked> LockedState for Vec<RwLockWriteGuard<'static, T>> {
+impl<T: ForkState> LockedState for Vec<RwLockWriteGuard<'static, T>> {
     fn in_child(&mut self) {
         self.iter_mut().for_each(|state| state.in_child());
     }
@@ -198,7 +198,7 @@ mod tests {
 
     struct ForkNumbers(Vec<u32>);
 
-    impl Forked for ForkNumbers {
+    impl ForkState for ForkNumbers {
         const NEW: Self = Self(Vec::new());
 
         fn before_fork(&mut self) {

@@ -9,14 +9,14 @@ use std::fs;
 /// A socket, of an epoll set or alone: its descriptor, and the inode that distinguishes it from a
 /// later file with the same number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Member {
+pub struct InheritableSocket {
     fd: c_int,
     inode: u64,
 }
 
-impl Member {
-    /// The file that has this number now.
-    pub fn of(fd: c_int) -> Option<Self> {
+impl InheritableSocket {
+    /// Returns the file that the descriptor refers to now.
+    pub fn from_fd(fd: c_int) -> Option<Self> {
         inode(fd).map(|inode| Self { fd, inode })
     }
 
@@ -36,16 +36,16 @@ impl Member {
     }
 }
 
-/// The sockets in an epoll set. Read before the fork: the parent shares the set, and changes it at
-/// once.
-pub(crate) fn members(set: c_int) -> Vec<Member> {
-    // Where /proc is not mounted the child's copies stay open, and nothing else is lost.
+/// Returns the sockets in an epoll set. They are read before the fork, because the parent shares
+/// the set with the child and may change it immediately afterwards.
+pub(crate) fn members(set: c_int) -> Vec<InheritableSocket> {
+    // If /proc is not mounted, the child's copies stay open; there are no other consequences.
     let text = fs::read_to_string(format!("/proc/self/fdinfo/{set}")).unwrap_or_default();
-    text.lines().filter_map(member).collect()
+    text.lines().filter_map(parse_member).collect()
 }
 
-/// Closes this process's copies, and the set's.
-pub(crate) fn close(members: &[Member], set: c_int) {
+/// Closes the copies that this process has of the members and of the set.
+pub(crate) fn close(members: &[InheritableSocket], set: c_int) {
     members.iter().for_each(|member| member.close());
     close_copy(set);
 }
@@ -64,11 +64,12 @@ fn inode(fd: c_int) -> Option<u64> {
     (unsafe { libc::fstat(fd, &raw mut status) } == 0).then_some(status.st_ino)
 }
 
-/// A line of an epoll set's information, `tfd: NUMBER events: .. ino:HEX sdev:HEX` for each member.
-fn member(line: &str) -> Option<Member> {
+/// Parses a line of the information about an epoll set in /proc, which has a line `tfd: NUMBER
+/// events: .. ino:HEX sdev:HEX` for each member.
+fn parse_member(line: &str) -> Option<InheritableSocket> {
     let fd = line.strip_prefix("tfd:")?.split_whitespace().next()?.parse().ok()?;
     let inode = line.split("ino:").nth(1)?.split_whitespace().next()?;
-    Some(Member { fd, inode: u64::from_str_radix(inode, 16).ok()? })
+    Some(InheritableSocket { fd, inode: u64::from_str_radix(inode, 16).ok()? })
 }
 
 #[cfg(test)]
@@ -81,8 +82,8 @@ mod tests {
     fn members_are_read_with_their_inodes() {
         let text = "pos:\t0\nflags:\t02000002\nmnt_id:\t17\nino:\t18\n\
                     tfd:        5 events:       19 data: 100000000  pos:0 ino:1a sdev:9\n";
-        let found: Vec<_> = text.lines().filter_map(member).collect();
-        assert_eq!(found, [Member { fd: 5, inode: 0x1A }]);
+        let found: Vec<_> = text.lines().filter_map(parse_member).collect();
+        assert_eq!(found, [InheritableSocket { fd: 5, inode: 0x1A }]);
     }
 
     #[test]
@@ -98,10 +99,10 @@ mod tests {
         if found.is_empty() && !std::path::Path::new("/proc/self/fdinfo").exists() {
             return;
         }
-        assert_eq!(found, [Member { fd, inode: inode(fd).unwrap() }]);
+        assert_eq!(found, [InheritableSocket { fd, inode: inode(fd).unwrap() }]);
 
-        // A number that names another file by now is left alone.
-        close(&[Member { fd, inode: inode(fd).unwrap() + 1 }], set);
+        // A descriptor that refers to another file by now is not closed.
+        close(&[InheritableSocket { fd, inode: inode(fd).unwrap() + 1 }], set);
         assert!(inode(fd).is_some());
     }
 }

@@ -1,6 +1,6 @@
 //! The log, which the libraries write to standard error.
 
-use crate::environment::{self, Privileged};
+use crate::environment::{self, PrivilegePolicy};
 use std::borrow::Cow;
 use std::io::{IsTerminal, Write as _};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -64,7 +64,7 @@ pub fn clip(text: &str, max: usize) -> Cow<'_, str> {
 /// Starts the log as its variable says, if this is the first call of the process.
 #[cold]
 pub(crate) fn start_by_variable() {
-    if let Some(filter) = environment::variable(VARIABLE, Privileged::LevelOnly) {
+    if let Some(filter) = environment::variable(VARIABLE, PrivilegePolicy::LevelOnly) {
         start(&filter.to_string_lossy());
     }
 }

@@ -6,7 +6,7 @@ use crate::abi::PlainAbi;
 use crate::abi_cell::AbiCell;
 use crate::boundary::Result;
 use crate::errno::Errno;
-use crate::fork::{self, ForkSafe, Forked};
+use crate::fork::{self, ForkSafe, ForkState};
 use std::collections::BTreeMap;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 /// line.
 struct ObjectTable(BTreeMap<usize, u32>);
 
-impl Forked for ObjectTable {
+impl ForkState for ObjectTable {
     const NEW: Self = Self(BTreeMap::new());
 
     /// Inherited objects stay known: calls on them return EIO, and destroying them frees their
@@ -26,27 +26,27 @@ impl Forked for ObjectTable {
     fn in_child(&mut self) {}
 }
 
-static LIVING: ForkSafe<ObjectTable, 64> = ForkSafe::new();
+static OBJECTS: ForkSafe<ObjectTable, 64> = ForkSafe::new();
 
-/// Something of `kind` lives at `address` from now on.
-pub fn enter(address: usize, kind: u32) {
-    LIVING.shard(address as u64).write().0.insert(address, kind);
+/// Adds an object of `kind` at `address`.
+pub fn register(address: usize, kind: u32) {
+    OBJECTS.shard(address as u64).write().0.insert(address, kind);
 }
 
 /// Removes the object at `address`.
-pub fn leave(address: usize) {
-    LIVING.shard(address as u64).write().0.remove(&address);
+pub fn unregister(address: usize) {
+    OBJECTS.shard(address as u64).write().0.remove(&address);
 }
 
 /// Returns whether something of `kind` lives at `address`.
 #[inline]
-pub fn lives(address: usize, kind: u32) -> bool {
-    LIVING.shard(address as u64).read().0.get(&address) == Some(&kind)
+pub fn is_alive(address: usize, kind: u32) -> bool {
+    OBJECTS.shard(address as u64).read().0.get(&address) == Some(&kind)
 }
 
 /// Returns whether anything of this library lives at `address`.
 pub fn is_known(address: usize) -> bool {
-    LIVING.shard(address as u64).read().0.contains_key(&address)
+    OBJECTS.shard(address as u64).read().0.contains_key(&address)
 }
 
 /// The Rust value behind C's structure.
@@ -81,12 +81,12 @@ impl<B: Body> Object<B> {
             body,
         };
         let object = Box::into_raw(Box::new(object));
-        enter(object.addr(), B::KIND);
+        register(object.addr(), B::KIND);
         object.wrapping_byte_add(B::OFFSET).cast()
     }
 
-    /// The object at C's pointer, which need not be one.
-    fn whole(pointer: *mut B::C) -> *mut Self {
+    /// Converts C's pointer to the address of the object. The pointer may be invalid.
+    fn from_c(pointer: *mut B::C) -> *mut Self {
         pointer.wrapping_byte_sub(B::OFFSET).cast()
     }
 
@@ -115,7 +115,7 @@ impl<B: Body> Object<B> {
     /// As [`Object::get`].
     #[inline]
     pub unsafe fn get_called<'a>(pointer: *mut B::C) -> Result<&'a Self> {
-        let object = Self::whole(pointer);
+        let object = Self::from_c(pointer);
         if pointer.is_null() || !object.is_aligned() {
             return Err(Errno::INVAL.because("a pointer that is NULL or unaligned"));
         }
@@ -144,8 +144,8 @@ impl<B: Body> Object<B> {
     /// # Errors
     /// EINVAL.
     pub unsafe fn get_any<'a>(pointer: *mut B::C) -> Result<&'a Self> {
-        let object = Self::whole(pointer);
-        if !lives(object.addr(), B::KIND) {
+        let object = Self::from_c(pointer);
+        if !is_alive(object.addr(), B::KIND) {
             return Err(
                 Errno::INVAL.because("a pointer to no such object: NULL, freed, or of another library")
             );
@@ -172,10 +172,10 @@ impl<B: Body> Object<B> {
     /// # Safety
     /// [`Object::create`] made the object, and no thread uses it any more.
     pub unsafe fn free(pointer: *mut B::C) {
-        let object = Self::whole(pointer);
-        leave(object.addr());
-        // SAFETY: `create` made it from a box, and no thread has a reference to it, as the caller
-        // ensures.
+        let object = Self::from_c(pointer);
+        unregister(object.addr());
+        // SAFETY: `create` made the object from a box, and no thread has a reference to it, as the
+        // caller ensures.
         let object = unsafe { Box::from_raw(object) };
         object.kind.store(0, Ordering::Release);
         if object.is_inherited() {

@@ -18,8 +18,8 @@ pub enum Persona {
 }
 
 impl Persona {
-    /// Returns the persona with this name.
-    pub fn named(name: &str) -> Option<Self> {
+    /// Returns the persona with the name `name`.
+    pub fn from_name(name: &str) -> Option<Self> {
         Some(match name {
             "iwarp" => Self::Iwarp,
             "roce" => Self::Roce,

@@ -4,7 +4,7 @@ use crate::address;
 use crate::boundary::Result;
 use crate::denied;
 use crate::errno::Errno;
-use crate::fork::{ForkSafe, Forked};
+use crate::fork::{ForkSafe, ForkState};
 use crate::lock::RwLock;
 use crate::stack;
 use socket2::{Domain, Protocol, Socket, Type};
@@ -32,7 +32,7 @@ struct PortEntry {
 /// Ports by number: ids collide only where that is the same.
 struct PortTable(BTreeMap<u16, Vec<PortEntry>>);
 
-impl Forked for PortTable {
+impl ForkState for PortTable {
     const NEW: Self = Self(BTreeMap::new());
 
     fn in_child(&mut self) {
@@ -46,24 +46,24 @@ fn shard(port: u16) -> &'static RwLock<PortTable> {
     PORTS.shard(port.into())
 }
 
-/// A port that an id has: no other id in this process gets it, and the system gives it to no other
-/// socket while it is bound.
-pub struct Reservation {
+/// Reservation of a port for an id: no other id of this process gets the port, and the system
+/// assigns it to no other socket while it is bound.
+pub struct PortReservation {
     port: u16,
     holder: usize,
     /// Bound, and neither listening nor connected. None on a TCP in this process.
     bound: Option<Socket>,
 }
 
-impl Reservation {
-    /// The system's part of the reservation, which ends when the connection or listener of the id
-    /// has the port.
+impl PortReservation {
+    /// Releases the system's part of the reservation, because the connection or listener of the id
+    /// is about to use the port.
     pub fn unbind(&mut self) -> Option<Socket> {
         self.bound.take()
     }
 }
 
-impl Drop for Reservation {
+impl Drop for PortReservation {
     fn drop(&mut self) {
         let mut shard = shard(self.port).write();
         if let Some(ports) = shard.0.get_mut(&self.port) {
@@ -86,15 +86,15 @@ pub fn reserve(
     datagrams: bool,
     reuse: bool,
     v6_only: bool,
-) -> Result<(SocketAddr, Reservation)> {
+) -> Result<(SocketAddr, PortReservation)> {
     for _ in 0..PORT_TRIES {
-        if stack::is_own() {
-            let port = if at.port() == 0 { stack::any_port() } else { at.port() };
+        if stack::is_in_process() {
+            let port = if at.port() == 0 { stack::random_port() } else { at.port() };
             let bound = SocketAddr::new(at.ip(), port);
             if at.port() == 0 && !address::has_program_port(port) {
                 continue;
             }
-            match take(PortEntry { at: bound, datagrams, reuse, holder }, None) {
+            match record(PortEntry { at: bound, datagrams, reuse, holder }, None) {
                 Err(Errno(libc::EADDRINUSE)) if at.port() == 0 => continue,
                 taken => return taken.map(|reservation| (bound, reservation)),
             }
@@ -124,8 +124,8 @@ pub fn reserve(
         if at.port() == 0 && !address::has_program_port(bound.port()) {
             continue;
         }
-        match take(PortEntry { at: bound, datagrams, reuse, holder }, Some(socket)) {
-            // The system's socket of an id may be gone before its reservation is.
+        match record(PortEntry { at: bound, datagrams, reuse, holder }, Some(socket)) {
+            // The socket of an id may be closed before its reservation ends.
             Err(Errno(libc::EADDRINUSE)) if at.port() == 0 => {}
             taken => return taken.map(|reservation| (bound, reservation)),
         }
@@ -192,8 +192,8 @@ fn system_ports() -> (u16, u16) {
     }
 }
 
-/// Records a port, unless another id of this process has it.
-fn take(port: PortEntry, bound: Option<Socket>) -> Result<Reservation> {
+/// Records a reserved port, unless another id of this process has it.
+fn record(port: PortEntry, bound: Option<Socket>) -> Result<PortReservation> {
     let number = port.at.port();
     let mut shard = shard(number).write();
     let ports = shard.0.entry(number).or_default();
@@ -201,7 +201,7 @@ fn take(port: PortEntry, bound: Option<Socket>) -> Result<Reservation> {
         return Err(Errno(libc::EADDRINUSE).because("another id has the port"));
     }
     ports.push(port);
-    Ok(Reservation { port: number, holder: port.holder, bound })
+    Ok(PortReservation { port: number, holder: port.holder, bound })
 }
 
 /// Returns whether another id of this process keeps `at` from an id because one of the two has a

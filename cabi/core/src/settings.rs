@@ -3,8 +3,8 @@
 mod values;
 
 use crate::boundary::Result;
-use crate::counters::Counters;
-use crate::environment::{self, Privileged};
+use crate::counters::CounterDestination;
+use crate::environment::{self, PrivilegePolicy};
 use crate::errno::Errno;
 use crate::log;
 use crate::persona::Persona;
@@ -39,17 +39,17 @@ pub struct Variable {
     pub values: &'static str,
     /// Effect of the variable.
     pub what: &'static str,
-    /// The programs that obey it.
-    pub scope: Scope,
+    /// Programs that obey the variable.
+    pub scope: ProgramScope,
     /// Treatment of the variable in programs with more rights than their user.
-    pub privileged: Privileged,
+    pub privileged: PrivilegePolicy,
     set: fn(&mut Settings, &str) -> std::result::Result<(), &'static str>,
 }
 
 /// Programs that obey a variable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Scope {
-    /// Programs on the C libraries alone.
+pub enum ProgramScope {
+    /// Only programs that use the C libraries.
     CProgram,
     /// Programs that make connections to others.
     Connection,
@@ -59,13 +59,13 @@ pub enum Scope {
 
 impl Variable {
     const fn new(
-        scope: Scope,
+        scope: ProgramScope,
         name: &'static str,
         values: &'static str,
         what: &'static str,
         set: fn(&mut Settings, &str) -> std::result::Result<(), &'static str>,
     ) -> Self {
-        Self { name, option: None, values, what, scope, privileged: Privileged::Ignored, set }
+        Self { name, option: None, values, what, scope, privileged: PrivilegePolicy::Ignored, set }
     }
 
     const fn option(mut self, option: &'static str) -> Self {
@@ -73,7 +73,7 @@ impl Variable {
         self
     }
 
-    const fn privileged(mut self, privileged: Privileged) -> Self {
+    const fn privileged(mut self, privileged: PrivilegePolicy) -> Self {
         self.privileged = privileged;
         self
     }
@@ -94,10 +94,10 @@ impl Variable {
 
 /// Every variable that the libraries obey.
 pub const VARIABLES: &[Variable] = &[
-    Variable::new(Scope::CProgram, "UIW_PERSONA", "iwarp, roce or ib", "the kind of device that the program sees; the wire is the same", |s, v| Persona::named(v).map(|persona| s.persona = persona).ok_or("expected iwarp, roce or ib")).privileged(Privileged::Obeyed),
-    Variable::new(Scope::Connection, "UIW_CRC", "on or off", "ask for CRC32C on every FPDU; it is on if either side asks", |s, v| switch(v).map(|on| s.conn.crc = on)).option("crc"),
-    Variable::new(Scope::Connection, "UIW_MARKERS", "on or off", "ask the peer for MPA Markers", |s, v| switch(v).map(|on| s.conn.markers = on)).option("markers"),
-    Variable::new(Scope::Connection, "UIW_MPA_REVISION", "1 or 2", "highest MPA revision: 1 is RFC 5044 alone, 2 is RFC 6581", |s, v| match v {
+    Variable::new(ProgramScope::CProgram, "UIW_PERSONA", "iwarp, roce or ib", "the kind of device that the program sees; the wire is the same", |s, v| Persona::from_name(v).map(|persona| s.persona = persona).ok_or("expected iwarp, roce or ib")).privileged(PrivilegePolicy::Obeyed),
+    Variable::new(ProgramScope::Connection, "UIW_CRC", "on or off", "ask for CRC32C on every FPDU; it is on if either side asks", |s, v| switch(v).map(|on| s.conn.crc = on)).option("crc"),
+    Variable::new(ProgramScope::Connection, "UIW_MARKERS", "on or off", "ask the peer for MPA Markers", |s, v| switch(v).map(|on| s.conn.markers = on)).option("markers"),
+    Variable::new(ProgramScope::Connection, "UIW_MPA_REVISION", "1 or 2", "highest MPA revision: 1 is RFC 5044 alone, 2 is RFC 6581", |s, v| match v {
             "1" => {
                 s.conn.revision = Revision::One;
                 Ok(())
@@ -105,85 +105,85 @@ pub const VARIABLES: &[Variable] = &[
             "2" => Ok(()),
             _ => Err("expected 1 or 2"),
         }).option("revision"),
-    Variable::new(Scope::Connection, "UIW_FALLBACK", "on or off", "connect once more at MPA revision 1 when a peer closes on revision 2", |s, v| switch(v).map(|on| s.conn.fallback = on)).option("fallback"),
-    Variable::new(Scope::Connection, "UIW_PEER_TO_PEER", "on or off", "ask for the peer-to-peer model of RFC 6581, where either end may send first; at revision 1 send an RTR message unasked", |s, v| switch(v).map(|on| s.conn.peer_to_peer = on)).option("peer-to-peer"),
-    Variable::new(Scope::Connection, "UIW_RTR", "write, read, send, separated by commas", "RTR messages that are offered and accepted", |s, v| rtr_kinds(v).map(|kinds| s.conn.rtr = kinds)).option("rtr"),
-    Variable::new(Scope::Connection, "UIW_CAPABILITIES", "on, off or assume", "the capability exchange between uiw peers; off: every peer is a foreign one, assume: every peer has RFC 7306", |s, v| capability_exchange(v).map(|mode| s.conn.capabilities = mode)).option("capabilities"),
-    Variable::new(Scope::Connection, "UIW_PEER", "rfc or siw-gso", "depart from the RFCs as this kind of peer requires; siw-gso: the Linux siw driver with try_gso may send FPDUs larger than a TCP segment", |s, v| peer_profile(v).map(|profile| s.conn.profile = profile)).option("peer"),
-    Variable::new(Scope::Connection, "UIW_FPDU", "auto, segment, large, or a MULPDU from 128 to 64768", "size of the FPDUs that are sent", |s, v| fpdu(v).map(|size| s.conn.fpdu = size)).option("fpdu"),
-    Variable::new(Scope::Connection, "UIW_STABLE_TX", "on, off or writes", "copy sources of every request, of none, or of Writes [default] before their CRC is computed: they may be rewritten in flight", |s, v| stable_tx(v).map(|whose| s.stable_tx = Some(whose))).option("stable-tx"),
-    Variable::new(Scope::Connection, "UIW_CONGESTION", "a name from net.ipv4.tcp_available_congestion_control, or auto", "congestion control of TCP; auto is bbr where the round trip exceeds 5 ms and the system has it", |s, v| {
+    Variable::new(ProgramScope::Connection, "UIW_FALLBACK", "on or off", "connect once more at MPA revision 1 when a peer closes on revision 2", |s, v| switch(v).map(|on| s.conn.fallback = on)).option("fallback"),
+    Variable::new(ProgramScope::Connection, "UIW_PEER_TO_PEER", "on or off", "ask for the peer-to-peer model of RFC 6581, where either end may send first; at revision 1 send an RTR message unasked", |s, v| switch(v).map(|on| s.conn.peer_to_peer = on)).option("peer-to-peer"),
+    Variable::new(ProgramScope::Connection, "UIW_RTR", "write, read, send, separated by commas", "RTR messages that are offered and accepted", |s, v| rtr_kinds(v).map(|kinds| s.conn.rtr = kinds)).option("rtr"),
+    Variable::new(ProgramScope::Connection, "UIW_CAPABILITIES", "on, off or assume", "the capability exchange between uiw peers; off: every peer is a foreign one, assume: every peer has RFC 7306", |s, v| capability_exchange(v).map(|mode| s.conn.capabilities = mode)).option("capabilities"),
+    Variable::new(ProgramScope::Connection, "UIW_PEER", "rfc or siw-gso", "depart from the RFCs as this kind of peer requires; siw-gso: the Linux siw driver with try_gso may send FPDUs larger than a TCP segment", |s, v| peer_profile(v).map(|profile| s.conn.profile = profile)).option("peer"),
+    Variable::new(ProgramScope::Connection, "UIW_FPDU", "auto, segment, large, or a MULPDU from 128 to 64768", "size of the FPDUs that are sent", |s, v| fpdu(v).map(|size| s.conn.fpdu = size)).option("fpdu"),
+    Variable::new(ProgramScope::Connection, "UIW_STABLE_TX", "on, off or writes", "copy sources of every request, of none, or of Writes [default] before their CRC is computed: they may be rewritten in flight", |s, v| stable_tx(v).map(|whose| s.stable_tx = Some(whose))).option("stable-tx"),
+    Variable::new(ProgramScope::Connection, "UIW_CONGESTION", "a name from net.ipv4.tcp_available_congestion_control, or auto", "congestion control of TCP; auto is bbr where the round trip exceeds 5 ms and the system has it", |s, v| {
             s.conn.stream.congestion = Some(v.to_owned());
             Ok(())
         }).option("congestion"),
-    Variable::new(Scope::Connection, "UIW_MSS", "bytes from 88 to 32767", "bytes of a TCP segment at most, for paths that lose larger packets without a message", |s, v| segment(v).map(|bytes| s.conn.stream.max_segment = Some(bytes))).option("mss"),
-    Variable::new(Scope::Connection, "UIW_DEAD_AFTER", "a time such as 20s, 5m or 1h; 0 is the system's own", "after how long without any acknowledgement a peer is dead (default: 15m; of `uiw serve` 60s; of C programs from the \
+    Variable::new(ProgramScope::Connection, "UIW_MSS", "bytes from 88 to 32767", "bytes of a TCP segment at most, for paths that lose larger packets without a message", |s, v| segment(v).map(|bytes| s.conn.stream.max_segment = Some(bytes))).option("mss"),
+    Variable::new(ProgramScope::Connection, "UIW_DEAD_AFTER", "a time such as 20s, 5m or 1h; 0 is the system's own", "after how long without any acknowledgement a peer is dead (default: 15m; of `uiw serve` 60s; of C programs from the \
                queue pair's timeout and retry_cnt, at least 20s, without them 60s)", |s, v| v.parse().map(|time| s.dead_after = Some(time))).option("dead-after"),
-    Variable::new(Scope::Connection, "UIW_ORD", "a number from 0 to 16382", "most Reads and atomics that this end has outstanding; never more than the peer takes (default: what a C program asks for, otherwise 1024)", |s, v| depth(v).map(|number| s.ord = Some(number))).option("ord"),
-    Variable::new(Scope::Connection, "UIW_IRD", "a number from 0 to 16382", "Reads and atomics that the peer may have outstanding here (default: what a C program asks for, otherwise 1024)", |s, v| depth(v).map(|number| s.ird = Some(number))).option("ird"),
-    Variable::new(Scope::Connection, "UIW_LLP", "tcp, mptcp, packet:IFACE,ip=ADDR/PREFIX[,gw=ADDR][,mac=MAC][,buffer=BYTES] or xdp:IFACE,ip=..[,mode=MODE]", "the TCP to use: the kernel's, its Multipath TCP, or smoltcp on an interface with addresses of its own; the only device is the interface then", |s, v| {
+    Variable::new(ProgramScope::Connection, "UIW_ORD", "a number from 0 to 16382", "most Reads and atomics that this end has outstanding; never more than the peer takes (default: what a C program asks for, otherwise 1024)", |s, v| depth(v).map(|number| s.ord = Some(number))).option("ord"),
+    Variable::new(ProgramScope::Connection, "UIW_IRD", "a number from 0 to 16382", "Reads and atomics that the peer may have outstanding here (default: what a C program asks for, otherwise 1024)", |s, v| depth(v).map(|number| s.ird = Some(number))).option("ird"),
+    Variable::new(ProgramScope::Connection, "UIW_LLP", "tcp, mptcp, packet:IFACE,ip=ADDR/PREFIX[,gw=ADDR][,mac=MAC][,buffer=BYTES] or xdp:IFACE,ip=..[,mode=MODE]", "the TCP to use: the kernel's, its Multipath TCP, or smoltcp on an interface with addresses of its own; the only device is the interface then", |s, v| {
             let rule = "expected tcp, mptcp, packet:IFACE,ip=ADDR/PREFIX or xdp:IFACE,ip=ADDR/PREFIX: see `uiw doctor`";
             v.parse().map(|llp| s.llp = llp).map_err(|_| rule)
         }),
-    Variable::new(Scope::Connection, "UIW_ACK", "on or off", "acknowledged completion: a request completes when the peer has placed it (default: on in personas roce and ib)", |s, v| switch(v).map(|on| s.acknowledged = Some(on))),
-    Variable::new(Scope::CProgram, "UIW_UD", "on or off", "offer unreliable datagrams between uiw peers (default: on in personas roce and ib)", |s, v| switch(v).map(|on| s.ud = Some(on))),
-    Variable::new(Scope::CProgram, "UIW_PRIVATE_DATA", "exact or padded", "private data of rdma_cm events: the bytes that the peer sent, up to 255 (exact, the default in persona iwarp), or InfiniBand's \
+    Variable::new(ProgramScope::Connection, "UIW_ACK", "on or off", "acknowledged completion: a request completes when the peer has placed it (default: on in personas roce and ib)", |s, v| switch(v).map(|on| s.acknowledged = Some(on))),
+    Variable::new(ProgramScope::CProgram, "UIW_UD", "on or off", "offer unreliable datagrams between uiw peers (default: on in personas roce and ib)", |s, v| switch(v).map(|on| s.ud = Some(on))),
+    Variable::new(ProgramScope::CProgram, "UIW_PRIVATE_DATA", "exact or padded", "private data of rdma_cm events: the bytes that the peer sent, up to 255 (exact, the default in persona iwarp), or InfiniBand's \
                fields with zeros behind these bytes, and no more than the fields hold (padded, the default in personas roce and ib)", |s, v| exact_or_padded(v).map(|exact| s.exact_private_data = Some(exact))),
-    Variable::new(Scope::Connection, "UIW_LOOPBACK", "own or host", "what rdma_bind_addr to 127.0.0.1 or ::1 and port 0 gives: the loopback device (own), or, where there are others, none as with \
+    Variable::new(ProgramScope::Connection, "UIW_LOOPBACK", "own or host", "what rdma_bind_addr to 127.0.0.1 or ::1 and port 0 gives: the loopback device (own), or, where there are others, none as with \
                the kernel (host, the default)", |s, v| own_or_host(v).map(|own| s.own_loopback = own)),
-    Variable::new(Scope::Process, "UIW_SHARDS", "a number from 1 to 64", "how many threads can move bytes at the same time (default: the process's cores, at most 8)", |s, v| match v.parse::<usize>() {
+    Variable::new(ProgramScope::Process, "UIW_SHARDS", "a number from 1 to 64", "how many threads can move bytes at the same time (default: the process's cores, at most 8)", |s, v| match v.parse::<usize>() {
             Ok(shards @ 1..=64) => {
                 s.shards = Some(shards);
                 Ok(())
             }
             _ => Err("expected a number from 1 to 64"),
         }),
-    Variable::new(Scope::CProgram, "UIW_QP_PORTS", "LO-HI", "TCP and UDP ports of queue pairs that are connected out of band or send datagrams, for firewalls", |s, v| ports(v).map(|range| s.qp_ports = Some(range))),
-    Variable::new(Scope::CProgram, "UIW_LID_MAP", "a file of lines `LID ADDRESS`", "addresses of peers that the program names by LID alone", |s, v| {
+    Variable::new(ProgramScope::CProgram, "UIW_QP_PORTS", "LO-HI", "TCP and UDP ports of queue pairs that are connected out of band or send datagrams, for firewalls", |s, v| ports(v).map(|range| s.qp_ports = Some(range))),
+    Variable::new(ProgramScope::CProgram, "UIW_LID_MAP", "a file of lines `LID ADDRESS`", "addresses of peers that the program names by LID alone", |s, v| {
             s.lid_map = Some(v.into());
             Ok(())
         }),
-    Variable::new(Scope::CProgram, "UIW_PORT_OFFSET", "a number from -65535 to 65535", "added to every port that the program gives to rdma_cm and rsockets, for programs that use the same one over TCP", |s, v| match v.parse::<i32>() {
+    Variable::new(ProgramScope::CProgram, "UIW_PORT_OFFSET", "a number from -65535 to 65535", "added to every port that the program gives to rdma_cm and rsockets, for programs that use the same one over TCP", |s, v| match v.parse::<i32>() {
             Ok(offset @ -65535..=65535) => {
                 s.port_offset = offset;
                 Ok(())
             }
             _ => Err("expected a number from -65535 to 65535"),
         }),
-    Variable::new(Scope::CProgram, "UIW_SOCKETS_TCP", "names of programs and numbers of ports, with commas", "what stays on TCP under librspreload.so: the sockets of these programs, and connections to these ports", |s, v| {
+    Variable::new(ProgramScope::CProgram, "UIW_SOCKETS_TCP", "names of programs and numbers of ports, with commas", "what stays on TCP under librspreload.so: the sockets of these programs, and connections to these ports", |s, v| {
             s.sockets_on_tcp = v.split(',').map(|part| part.trim().to_owned()).collect();
             Ok(())
         }),
-    Variable::new(Scope::CProgram, "UIW_SOCKETS_TIMEOUT", "a time such as 3s or 1m; 0 is the system's own", "how long librspreload.so waits for the port of rsockets to answer before it connects by TCP, rounded up to 3s, 7s, 15s, 31s or 63s, \
+    Variable::new(ProgramScope::CProgram, "UIW_SOCKETS_TIMEOUT", "a time such as 3s or 1m; 0 is the system's own", "how long librspreload.so waits for the port of rsockets to answer before it connects by TCP, rounded up to 3s, 7s, 15s, 31s or 63s, \
                when TCP has repeated its SYN (default: 7s)", |s, v| v.parse().map(|time| s.sockets_timeout = Some(time))),
-    Variable::new(Scope::Process, "UIW_FAULT", "send-split=N, recv-split=N, flip-sent=BYTE:MASK, flip-received=BYTE:MASK, cut-sent=N, cut-received=N, \
+    Variable::new(ProgramScope::Process, "UIW_FAULT", "send-split=N, recv-split=N, flip-sent=BYTE:MASK, flip-received=BYTE:MASK, cut-sent=N, cut-received=N, \
                  fin-sent=N, would-block=N, call:CALL@N=ERRNO, wc:OPERATION@N=STATUS, event:EVENT@TIME, cm:CALL@N=OUTCOME, \
                  slow:CALL=TIME, seed=N, several with commas: see docs/faults.md", "faults that are injected into every TCP stream of the program, and into its calls and completions", faults),
-    Variable::new(Scope::Process, "UIW_PCAP", "FILE[,snap=BYTES][,rotate=BYTES[,files=N]][,append]", "capture all iWARP traffic of the program there, for Wireshark and `uiw decode`", |s, v| {
+    Variable::new(ProgramScope::Process, "UIW_PCAP", "FILE[,snap=BYTES][,rotate=BYTES[,files=N]][,append]", "capture all iWARP traffic of the program there, for Wireshark and `uiw decode`", |s, v| {
             let rule = "expected FILE[,snap=BYTES][,rotate=BYTES[,files=N]][,append]; snap from 96, rotate from 64K, files to 1000";
             v.parse().map(|file| s.pcap = Some(file)).map_err(|_| rule)
         }),
-    Variable::new(Scope::Connection, crate::tls::VARIABLE, "a file: see `docs/tls.md`", "encrypt every connection by TLS 1.3, with the identity and the peers that the file names", |s, v| {
+    Variable::new(ProgramScope::Connection, crate::tls::VARIABLE, "a file: see `docs/tls.md`", "encrypt every connection by TLS 1.3, with the identity and the peers that the file names", |s, v| {
             s.tls = Some(v.into());
             Ok(())
-        }).privileged(Privileged::Refused),
-    Variable::new(Scope::CProgram, "UIW_TLS_UD", "clear", "let datagrams pass in the clear although TLS is on, which does not protect them (default: they are refused)", |s, v| match v {
+        }).privileged(PrivilegePolicy::Refused),
+    Variable::new(ProgramScope::CProgram, "UIW_TLS_UD", "clear", "let datagrams pass in the clear although TLS is on, which does not protect them (default: they are refused)", |s, v| match v {
             "clear" => {
                 s.tls_options.clear_datagrams = true;
                 Ok(())
             }
             _ => Err("expected clear"),
         }),
-    Variable::new(Scope::Connection, crate::tls::KEY_LOG, "a file", "append the secrets of TLS connections there, with which Wireshark decrypts a capture: a reader of that file can read everything", |s, v| {
+    Variable::new(ProgramScope::Connection, crate::tls::KEY_LOG, "a file", "append the secrets of TLS connections there, with which Wireshark decrypts a capture: a reader of that file can read everything", |s, v| {
             s.tls_options.key_log = Some(v.into());
             Ok(())
         }),
-    Variable::new(Scope::Connection, crate::system_path::VARIABLE, "the path of the system's libibverbs.so.1", "list its devices as well, in front of uiw's, and leave them to it; `uiw run --with-system` finds it", |_, v| crate::system_path::check(v)),
-    Variable::new(Scope::Process, crate::counters::VARIABLE, "off, or the absolute path of a directory", "publish counters there, for `uiw stat` (default: uiw in XDG_RUNTIME_DIR, without one /tmp/uiw-UID)", |s, v| Counters::parse(v).map(|counters| s.counters = counters)),
-    Variable::new(Scope::Process, log::VARIABLE, "off, error, warn, info, debug, trace, or filters such as uiw_verbs=trace", "log to standard error", |s, v| {
+    Variable::new(ProgramScope::Connection, crate::system_path::VARIABLE, "the path of the system's libibverbs.so.1", "list its devices as well, in front of uiw's, and leave them to it; `uiw run --with-system` finds it", |_, v| crate::system_path::check(v)),
+    Variable::new(ProgramScope::Process, crate::counters::VARIABLE, "off, or the absolute path of a directory", "publish counters there, for `uiw stat` (default: uiw in XDG_RUNTIME_DIR, without one /tmp/uiw-UID)", |s, v| CounterDestination::parse(v).map(|counters| s.counters = counters)),
+    Variable::new(ProgramScope::Process, log::VARIABLE, "off, error, warn, info, debug, trace, or filters such as uiw_verbs=trace", "log to standard error", |s, v| {
             s.log = Some(v.to_owned());
             Ok(())
-        }).privileged(Privileged::LevelOnly),
+        }).privileged(PrivilegePolicy::LevelOnly),
 ];
 
 /// Returns whether a variable of this name is in the table.
@@ -247,7 +247,7 @@ pub struct Settings {
     /// Options of the TLS file.
     pub tls_options: TlsFileConfig,
     /// Destination of counters.
-    pub counters: Counters,
+    pub counters: CounterDestination,
     /// Filter of the log.
     pub log: Option<String>,
     /// The program has more rights than its user: the file of TLS is not read, and no device is
@@ -353,8 +353,8 @@ impl Settings {
                 && let Ok(settings) = &mut read
             {
                 settings.is_privileged = true;
-                // The environment would name the directory.
-                settings.counters = Counters::Off;
+                // The environment would determine the directory.
+                settings.counters = CounterDestination::Off;
             }
             let is_first = SETTINGS.set(Box::new(read)).is_ok();
             let settings = SETTINGS.get_or_init(|| unreachable!("set by this thread or by an earlier one"));

@@ -60,7 +60,7 @@ pub struct SignalGuard {
 
 /// Blocks the signals of the calling thread.
 #[must_use]
-pub fn hold() -> SignalGuard {
+pub fn block_all() -> SignalGuard {
     SignalGuard { before: change_mask(libc::SIG_SETMASK, &all_but(&OWN_FAULTS)) }
 }
 

@@ -59,7 +59,7 @@ impl TlsWatch {
         let watch = move || {
             loop {
                 thread::sleep(PERIOD);
-                match self.look().map(|config| config.and_then(|config| tls.replace(config))) {
+                match self.check_files().map(|config| config.and_then(|config| tls.replace(config))) {
                     None => {}
                     Some(Ok(())) => {
                         tracing::info!(file = %self.file.display(), "the files of TLS were read again");
@@ -77,8 +77,8 @@ impl TlsWatch {
         Ok(())
     }
 
-    /// Another configuration, or what is wrong with it, once for each content of the files.
-    fn look(&mut self) -> Option<Result<TlsConfig, KeyError>> {
+    /// Returns the new configuration, or its error, once for each change of the files.
+    fn check_files(&mut self) -> Option<Result<TlsConfig, KeyError>> {
         let found = stamps(&self.files);
         let is_written = std::mem::replace(&mut self.seen, found) != self.seen;
         if is_written || self.seen == self.read {
@@ -123,13 +123,13 @@ mod tests {
     }
 
     fn is_quiet(watch: &mut TlsWatch) -> bool {
-        (0..3).all(|_| watch.look().is_none())
+        (0..3).all(|_| watch.check_files().is_none())
     }
 
     /// Looks until the files have come to rest.
     fn read_again(watch: &mut TlsWatch) -> Result<(), String> {
-        assert!(watch.look().is_none(), "a change is only noted at first");
-        let config = watch.look().expect("a change that lasts");
+        assert!(watch.check_files().is_none(), "a change is only noted at first");
+        let config = watch.check_files().expect("a change that lasts");
         assert!(is_quiet(watch), "once");
         config.map(drop).map_err(|error| error.to_string())
     }
@@ -143,7 +143,7 @@ mod tests {
         assert_eq!(read_again(&mut watch), Ok(()));
         // Written in parts: the part is not read.
         directory.write("pins", "");
-        assert!(watch.look().is_none());
+        assert!(watch.check_files().is_none());
         directory.write("pins", &pins);
         assert_eq!(read_again(&mut watch), Ok(()));
         // Another file in its place, as `mv` puts it there.

@@ -34,13 +34,13 @@ impl Drop for UserToken {
 /// Events that were delivered about an object and not acknowledged yet. Its destruction waits for
 /// them: the program may still use the object that an event names.
 #[derive(Default)]
-pub struct Unacknowledged {
+pub struct UnacknowledgedEvents {
     count: Mutex<u32>,
     none: Condvar,
 }
 
-impl Unacknowledged {
-    /// One event more was delivered.
+impl UnacknowledgedEvents {
+    /// Counts a delivered event.
     #[inline]
     pub fn deliver(&self) {
         *self.count.lock() += 1;
@@ -71,7 +71,7 @@ mod tests {
 
     #[test]
     fn waiting_ends_with_the_last_acknowledgement() {
-        let events = Arc::new(Unacknowledged::default());
+        let events = Arc::new(UnacknowledgedEvents::default());
         events.wait();
         events.deliver();
         events.deliver();

@@ -5,7 +5,7 @@ use crate::connect;
 use crate::link::Link;
 use crate::service;
 use crate::settings;
-use crate::socket::{Phase, Set, Socket};
+use crate::socket::{Phase, Socket, SocketOptions};
 use crate::stream::{Stream, check_peer};
 use crate::wire::ConnData;
 use std::collections::VecDeque;
@@ -17,7 +17,7 @@ use uiw_cabi_core::boundary::Result;
 use uiw_cabi_core::engine;
 use uiw_cabi_core::errno::Errno;
 use uiw_cabi_core::lock::Mutex;
-use uiw_cabi_core::ports::Reservation;
+use uiw_cabi_core::ports::PortReservation;
 use uiw_cabi_core::settings::Settings;
 use uiw_verbs::ConnConfig;
 use uiw_verbs::cm::{CmChannel, CmEvent, CmEventKind, ConnRequest, Listener};
@@ -33,8 +33,8 @@ const TAKEN: u64 = 1;
 pub(crate) struct Acceptor {
     queue: Mutex<AcceptQueue>,
     channel: Arc<CmChannel>,
-    /// None once it is closed; the port is kept from others of this process.
-    listener: Mutex<Option<(Listener, Reservation)>>,
+    /// `None` after the listener was closed. The port is reserved within this process.
+    listener: Mutex<Option<(Listener, PortReservation)>>,
     options: Arc<ConnConfig>,
     ipv6: bool,
 }
@@ -166,7 +166,7 @@ async fn serve(acceptor: Arc<Acceptor>, socket: Weak<Socket>) {
 /// EPROTO for a peer that is no rsocket, or one that this end cannot talk to; those of the engine.
 pub(crate) fn answer(
     request: ConnRequest,
-    set: &Set,
+    set: &SocketOptions,
     options: &Arc<ConnConfig>,
     channel: Option<&Arc<CmChannel>>,
 ) -> Result<Box<Stream>> {
@@ -193,7 +193,8 @@ fn accept(acceptor: &Arc<Acceptor>, listening: &Weak<Socket>, request: ConnReque
     // What the program has set on the listening socket by now.
     let set = listening.upgrade().ok_or(Errno(libc::ECONNABORTED))?.lock().set;
     let new = Socket::new(acceptor.ipv6, set);
-    let (local, remote) = (address::plain(request.local_addr()), address::plain(request.peer_addr()));
+    let (local, remote) =
+        (address::to_canonical(request.local_addr()), address::to_canonical(request.peer_addr()));
     let stream = answer(request, &set, &acceptor.options, Some(new.channel()))?;
     {
         let mut state = new.lock();

@@ -15,8 +15,8 @@ pub(crate) fn read_address<'a>(addr: &ArrayPtr<'a, u8>, len: Count<'a, socklen_t
 
 /// Gives C an address, as much as fits, and its length.
 pub(crate) fn write_address<'a>(real: SocketAddr, addr: ArrayMutPtr<'a, u8>, len: RoomPtr<'a>) -> Result<()> {
-    let shown = address::shown(real);
-    write_bytes(addr, len, address::bytes(&shown))
+    let shown = address::to_program(real);
+    write_bytes(addr, len, address::significant_bytes(&shown))
 }
 
 /// The name by which the program was started, without folders.

@@ -5,7 +5,7 @@ use crate::datagram::Datagram;
 use crate::numbers::Numbers;
 use crate::ready;
 use crate::socket::Socket;
-use crate::wait::Source;
+use crate::wait::WaitSource;
 use crate::watchers::WakerPolicy;
 use std::ffi::{c_int, c_short};
 use std::sync::Arc;
@@ -45,7 +45,7 @@ impl AnySocket {
     /// Returns the ready events among those that a program asks for.
     pub(crate) fn ready(&self, events: c_short) -> c_short {
         match self {
-            Self::Stream(socket) => ready::look(socket, events),
+            Self::Stream(socket) => ready::ready_events(socket, events),
             Self::Datagram(socket) => socket.ready(events),
         }
     }
@@ -122,9 +122,8 @@ impl AnySocket {
     /// Bytes that can be read: of datagrams those of the next one.
     pub(crate) fn readable(&self) -> u64 {
         match self {
-            Self::Stream(socket) => {
-                socket.look(None, |state| state.stream().map_or(0, |stream| stream.receiver.readable()))
-            }
+            Self::Stream(socket) => socket
+                .update_then(None, |state| state.stream().map_or(0, |stream| stream.receiver.readable())),
             Self::Datagram(socket) => socket.readable(),
         }
     }

@@ -19,10 +19,11 @@ const CALLS_PER_ATTEMPT: u32 = 16;
 /// threads wait; nothing depends on it.
 #[derive(Default)]
 pub(crate) struct Attempts {
-    /// Number of attempts that found nothing since the last one that found something.
-    in_vain: AtomicU32,
-    /// The last wait was no longer than [`polling_time`], so the next one may poll before it
-    /// sleeps: a sleep and its wake-up take longer than what a peer that answers at once needs.
+    /// Number of successive attempts that were fruitless.
+    fruitless: AtomicU32,
+    /// True if the last wait was no longer than [`polling_time`]. In that case the next wait may
+    /// poll before it sleeps, because sleeping and waking up take longer than a peer needs that
+    /// answers immediately.
     is_short: AtomicBool,
     choice: Mutex<PollChoice>,
 }
@@ -30,8 +31,8 @@ pub(crate) struct Attempts {
 impl Attempts {
     /// Counts an attempt; returns how many have found nothing.
     pub(crate) fn count(&self, found: bool) -> u32 {
-        let count = if found { 0 } else { self.in_vain.load(Ordering::Relaxed).wrapping_add(1) };
-        self.in_vain.store(count, Ordering::Relaxed);
+        let count = if found { 0 } else { self.fruitless.load(Ordering::Relaxed).wrapping_add(1) };
+        self.fruitless.store(count, Ordering::Relaxed);
         count
     }
 
@@ -45,7 +46,7 @@ impl Attempts {
     /// Returns whether a call that waits omits its attempt, as the wait finds what has arrived as
     /// well. It counts as one that found nothing.
     pub(crate) fn is_omitted(&self) -> bool {
-        let count = self.in_vain.load(Ordering::Relaxed);
+        let count = self.fruitless.load(Ordering::Relaxed);
         let omitted = count >= ATTEMPTS_BEFORE_WAITS && !count.is_multiple_of(CALLS_PER_ATTEMPT);
         if omitted {
             self.count(false);
@@ -86,7 +87,7 @@ impl Attempts {
             && let Some(mut choice) = self.choice.try_lock()
         {
             choice.note(time);
-            is_short |= choice.is_for_all();
+            is_short |= choice.counts_all_waits();
         }
         self.is_short.store(is_short, Ordering::Relaxed);
     }
@@ -134,10 +135,10 @@ impl Default for PollChoice {
 }
 
 impl PollChoice {
-    /// Returns whether the next wait counts however long the last one was: in a trial without
-    /// polling, and for the first wait behind it, waits that polling would make short may be
-    /// longer.
-    fn is_for_all(&self) -> bool {
+    /// Returns whether the next wait is counted regardless of the duration of the last one. This
+    /// applies to a trial without polling and to the first wait after it, because waits that would
+    /// be short with polling may be longer there.
+    fn counts_all_waits(&self) -> bool {
         self.trial == PollTrial::Sleeps || self.polls && self.left == BETWEEN_TRIALS
     }
 

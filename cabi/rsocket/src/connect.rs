@@ -2,7 +2,7 @@
 
 use crate::link::Link;
 use crate::settings::{self, Sizes};
-use crate::socket::{Phase, Set, Socket, State};
+use crate::socket::{Phase, Socket, SocketOptions, State};
 use crate::stream::{Stream, check_peer};
 use crate::wire::ConnData;
 use std::net::SocketAddr;
@@ -12,19 +12,19 @@ use uiw_cabi_core::address;
 use uiw_cabi_core::boundary::Result;
 use uiw_cabi_core::engine;
 use uiw_cabi_core::errno::Errno;
-use uiw_cabi_core::ports::{self, Reservation};
+use uiw_cabi_core::ports::{self, PortReservation};
 use uiw_cabi_core::settings::Settings;
 use uiw_cabi_verbs::device;
 use uiw_verbs::cm::{self, ConnInfo};
 use uiw_verbs::{ConnConfig, Error, Qp, StableTx};
 
-/// A connection that is being made.
-pub(crate) struct Connecting {
+/// Connection that is being established.
+pub(crate) struct PendingConnection {
     link: Link,
     sizes: Sizes,
 }
 
-impl Connecting {
+impl PendingConnection {
     pub(crate) fn new(link: Link, sizes: Sizes) -> Self {
         Self { link, sizes }
     }
@@ -37,8 +37,8 @@ impl Connecting {
 /// Options of a connection or listener.
 ///
 /// # Errors
-/// EINVAL when an environment variable has a bad value.
-pub(crate) fn options(set: &Set) -> Result<Arc<ConnConfig>> {
+/// EINVAL if an environment variable has an invalid value.
+pub(crate) fn options(set: &SocketOptions) -> Result<Arc<ConnConfig>> {
     let settings = Settings::get()?;
     // rsockets have no Reads; one is what rdma-core asks for on iWARP.
     let mut options = settings.conn_config(1, 1, None);
@@ -61,7 +61,7 @@ pub(crate) fn bind(socket: &Arc<Socket>, to: SocketAddr) -> Result<()> {
     let Phase::New(None) = &state.phase else {
         return Err(Errno::INVAL.because("rbind of an rsocket that has an address"));
     };
-    let real = address::real(to)?;
+    let real = address::to_real(to)?;
     if !real.ip().is_unspecified() {
         device::with_address(real.ip())
             .map_err(|errno| if errno == Errno::NODEV { Errno(libc::EADDRNOTAVAIL) } else { errno })?;
@@ -77,8 +77,8 @@ pub(crate) fn bind(socket: &Arc<Socket>, to: SocketAddr) -> Result<()> {
 /// Begins to connect; the events of the connection follow.
 ///
 /// # Errors
-/// EALREADY, EISCONN, EINVAL; those of reaching the peer that are known at once.
-pub(crate) fn begin(socket: &Socket, state: &mut State, to: SocketAddr) -> Result<()> {
+/// EALREADY, EISCONN, EINVAL, and the errors of reaching the peer that are known immediately.
+pub(crate) fn start(socket: &Socket, state: &mut State, to: SocketAddr) -> Result<()> {
     match &state.phase {
         Phase::New(_) => {}
         // As TCP: after a failure the socket may try again.
@@ -92,7 +92,7 @@ pub(crate) fn begin(socket: &Socket, state: &mut State, to: SocketAddr) -> Resul
             return Err(Errno::INVAL.because("rconnect of an rsocket that listens"));
         }
     }
-    let peer = address::real(to)?;
+    let peer = address::to_real(to)?;
     if peer.port() == 0 {
         return Err(Errno(libc::ECONNREFUSED).because("rconnect to port 0"));
     }
@@ -109,11 +109,11 @@ pub(crate) fn begin(socket: &Socket, state: &mut State, to: SocketAddr) -> Resul
         Phase::New(port) => port,
         _ => None,
     };
-    // The connection has it now.
-    drop(port.as_mut().and_then(Reservation::unbind));
+    // The connection uses the port now.
+    drop(port.as_mut().and_then(PortReservation::unbind));
     state.error = None;
     (state.local, state.peer) = (Some(local), Some(peer));
-    state.phase = Phase::Connecting(Box::new(Connecting { link, sizes }), port);
+    state.phase = Phase::Connecting(Box::new(PendingConnection { link, sizes }), port);
     Ok(())
 }
 
@@ -149,8 +149,8 @@ pub(crate) fn failure(error: Error) -> Errno {
 /// The peer has accepted.
 ///
 /// # Errors
-/// EPROTO for a peer that is no rsocket, or one that this end cannot talk to.
-pub(crate) fn established(connecting: Connecting, info: &ConnInfo) -> Result<Stream> {
+/// EPROTO for a peer that is not an rsocket, or with which this end cannot communicate.
+pub(crate) fn established(connecting: PendingConnection, info: &ConnInfo) -> Result<Stream> {
     let peer = ConnData::from_bytes(&info.private_data).map_err(|error| {
         tracing::warn!(%error, peer = %info.peer, "the peer is no rsocket");
         Errno(libc::EPROTO)

@@ -8,7 +8,7 @@
 //! A socket that the program has closed meanwhile waits for a bounded time, as one of TCP that no
 //! process has any more: a peer that never accepts would keep a connection for each that is closed.
 
-use crate::service::{self, Closing, Timer};
+use crate::service::{self, ClosingToken, Timer};
 use crate::socket::{Phase, Socket, State};
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -134,7 +134,7 @@ impl Socket {
 
     /// Sends what is kept when the peer answers.
     pub(super) fn spawn_early(self: &Arc<Self>) -> Result<()> {
-        let (socket, closing) = (Arc::clone(self), Closing::new());
+        let (socket, closing) = (Arc::clone(self), ClosingToken::new());
         service::spawn(async move {
             let mut limit = None;
             std::future::poll_fn(|cx| {

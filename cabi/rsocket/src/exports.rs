@@ -9,7 +9,7 @@ use crate::epoll::Epoll;
 use crate::options::{self, KEEP_IDLE, ORPHAN_TIMEOUT, Value};
 use crate::poll::{self, Sets};
 use crate::settings::Sizes;
-use crate::socket::{Phase, Set, Socket};
+use crate::socket::{Phase, Socket, SocketOptions};
 use crate::table::{self, Entry};
 use crate::wait::Limit;
 use crate::{acceptor, connect, sys};
@@ -59,9 +59,9 @@ pub extern "C" fn rsocket(domain: c_int, kind: c_int, protocol: c_int) -> c_int 
     })
 }
 
-/// Returns the settings of a new stream.
-pub(super) fn new_set() -> Set {
-    Set {
+/// Returns the options of a new stream.
+pub(super) fn new_set() -> SocketOptions {
+    SocketOptions {
         sizes: Sizes::of_system(),
         reuse: false,
         v6_only: false,
@@ -154,8 +154,8 @@ pub extern "C" fn rconnect<'a>(fd: c_int, addr: ArrayPtr<'a, u8>, len: Count<'a,
         if Settings::get()?.stays_on_tcp(&to.port().to_string()) {
             return Err(Errno(libc::ECONNREFUSED).because("UIW_SOCKETS_TCP has the port"));
         }
-        // What an event says of an earlier attempt comes first.
-        socket.look(None, |state| connect::begin(&socket, state, to))?;
+        // An error that an event reports for an earlier attempt is handled first.
+        socket.update_then(None, |state| connect::start(&socket, state, to))?;
         if socket.is_nonblocking(0) {
             return Err(Errno(libc::EINPROGRESS));
         }
@@ -192,8 +192,8 @@ pub extern "C" fn rshutdown(fd: c_int, how: c_int) -> c_int {
             AnySocket::Datagram(socket) => return socket.shutdown(read, write),
         };
         let (done, needs_task) =
-            socket.look(None, |state| (state.shutdown(read, write), state.needs_task_to_shut()));
-        // Threads that wait for what will not come.
+            socket.update_then(None, |state| (state.shutdown(read, write), state.needs_task_to_shut()));
+        // Threads may be waiting for something that will not arrive.
         socket.wake(None);
         if needs_task {
             socket.spawn_early()?;
@@ -213,9 +213,9 @@ pub extern "C" fn rgetpeername<'a>(fd: c_int, addr: ArrayMutPtr<'a, u8>, len: Ro
         let peer = match table::socket(fd)? {
             AnySocket::Datagram(socket) => socket.address(true)?,
             AnySocket::Stream(socket) => {
-                let peer = socket.look(None, |state| {
+                let peer = socket.update_then(None, |state| {
                     let peer = state.peer.filter(|_| state.has_peer())?;
-                    Some(state.shown(peer))
+                    Some(state.to_program_address(peer))
                 });
                 peer.ok_or_else(|| Errno(libc::ENOTCONN).because("the rsocket has no peer"))?
             }
@@ -229,10 +229,10 @@ pub extern "C" fn rgetsockname<'a>(fd: c_int, addr: ArrayMutPtr<'a, u8>, len: Ro
     boundary::minus_one(|| {
         let local = match table::socket(fd)? {
             AnySocket::Datagram(socket) => socket.address(false)?,
-            AnySocket::Stream(socket) => socket.look(None, |state| {
+            AnySocket::Stream(socket) => socket.update_then(None, |state| {
                 let any =
                     if state.ipv6 { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() };
-                state.shown(state.local.unwrap_or(SocketAddr::new(any, 0)))
+                state.to_program_address(state.local.unwrap_or(SocketAddr::new(any, 0)))
             }),
         };
         write_address(local, addr, len)
@@ -250,7 +250,7 @@ pub extern "C" fn rsetsockopt<'a>(
     boundary::minus_one(|| {
         let socket = table::socket(fd)?;
         if value.is_null() {
-            return Err(Errno(libc::EFAULT).null());
+            return Err(Errno(libc::EFAULT).null_argument());
         }
         let bytes = value.get(len)?.unwrap_or_default();
         let time = options::time_of(level, name, bytes)?;
@@ -285,7 +285,7 @@ pub extern "C" fn rgetsockopt<'a>(
     boundary::minus_one(|| {
         let socket = table::socket(fd)?;
         if value.is_null() {
-            return Err(Errno(libc::EFAULT).null());
+            return Err(Errno(libc::EFAULT).null_argument());
         }
         let to = value.get(len.count()?)?.unwrap_or_default();
         let socket = match socket {
@@ -351,7 +351,7 @@ pub extern "C" fn rpoll<'a>(
     timeout_ms: c_int,
 ) -> c_int {
     boundary::number(|| {
-        let fds = fds.get(count)?.ok_or_else(|| Errno(libc::EFAULT).null())?;
+        let fds = fds.get(count)?.ok_or_else(|| Errno(libc::EFAULT).null_argument())?;
         Ok(poll::poll_all(fds, &Limit::of_milliseconds(timeout_ms))? as c_int)
     })
 }
@@ -422,7 +422,7 @@ pub extern "C" fn repoll_wait<'a>(
     timeout_ms: c_int,
 ) -> c_int {
     boundary::number(|| {
-        let events = events.get(most)?.ok_or_else(|| Errno(libc::EFAULT).null())?;
+        let events = events.get(most)?.ok_or_else(|| Errno(libc::EFAULT).null_argument())?;
         if events.is_empty() {
             return Err(Errno::INVAL.because("no room for an event"));
         }

@@ -88,7 +88,7 @@ fn is_exiting() -> bool {
 /// as far away as it was at first: a slow path takes seconds for a buffer.
 pub(crate) fn at_exit(mut deadline: Instant) {
     EXITING.store(true, Ordering::Release);
-    for socket in table::all() {
+    for socket in table::all_sockets() {
         socket.close();
     }
     let begun = Instant::now();

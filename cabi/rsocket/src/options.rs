@@ -173,7 +173,7 @@ pub(crate) fn set(
 /// ENOPROTOOPT for an option that rsockets do not have.
 pub(crate) fn get(socket: &Socket, level: c_int, name: c_int) -> Result<Value> {
     if (level, name) == (libc::SOL_SOCKET, libc::SO_ERROR) {
-        let error = socket.look(None, |state| state.error.take());
+        let error = socket.update_then(None, |state| state.error.take());
         return Ok(Value::Int(error.map_or(0, |errno| errno.0)));
     }
     let state = socket.lock();

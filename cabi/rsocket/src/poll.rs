@@ -54,8 +54,8 @@ impl SortedFds {
         Self { sockets, others, places }
     }
 
-    /// Looks at all of them: how many are ready.
-    fn look(&mut self, fds: &mut [pollfd]) -> Result<usize> {
+    /// Checks all descriptors, and returns the number of ready ones.
+    fn check(&mut self, fds: &mut [pollfd]) -> Result<usize> {
         let now = Limit::within(Duration::ZERO);
         let mut count = if self.others.is_empty() { 0 } else { wait::poll_system(&mut self.others, &now)? };
         fds.iter_mut().for_each(|fd| fd.revents = 0);
@@ -99,7 +99,7 @@ pub(crate) fn poll_all(fds: &mut [pollfd], limit: &Limit<'_>) -> Result<usize> {
         if sorted.sockets.is_empty() {
             return wait::poll_system(fds, limit);
         }
-        let mut count = sorted.look(fds)?;
+        let mut count = sorted.check(fds)?;
         if limit.is_now()
             && let Some((_, socket)) = sorted.sockets.first()
         {
@@ -120,8 +120,8 @@ pub(crate) fn poll_all(fds: &mut [pollfd], limit: &Limit<'_>) -> Result<usize> {
             let shards = || shards(sockets);
             let leave = |waker: &Waker| sockets.iter().for_each(|(_, socket)| socket.unwatch(waker));
             wait::until_or(Some(&engine::get()?), others, limit, shards, leave, any)?;
-            // Other descriptors may have become ready since.
-            count = sorted.look(fds)?;
+            // Other descriptors may have become ready meanwhile.
+            count = sorted.check(fds)?;
             if count == 0 && !limit.has_passed() {
                 // Another thread has taken what was there.
                 continue;

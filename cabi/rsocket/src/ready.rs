@@ -61,9 +61,9 @@ fn ready(state: &State) -> c_short {
     }
 }
 
-/// Returns the ready events of `socket` among those that a program asks for.
-pub(super) fn look(socket: &Socket, events: c_short) -> c_short {
-    socket.look(None, |state| ready(state) & (events | ALWAYS))
+/// Returns those of the requested `events` that are ready.
+pub(super) fn ready_events(socket: &Socket, events: c_short) -> c_short {
+    socket.update_then(None, |state| ready(state) & (events | ALWAYS))
 }
 
 /// Like [`look`]; the task is woken by the next change.

@@ -9,7 +9,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 use uiw_cabi_core::boundary::Result;
-use uiw_cabi_core::fork::{ForkSafe, Forked};
+use uiw_cabi_core::fork::{ForkSafe, ForkState};
 use uiw_verbs::integration::spawn_thread;
 
 type Job = Pin<Box<dyn Future<Output = ()> + Send>>;
@@ -118,7 +118,7 @@ impl Wake for ServiceTask {
 
 struct TaskService(Option<Arc<TaskQueue>>);
 
-impl Forked for TaskService {
+impl ForkState for TaskService {
     const NEW: Self = Self(None);
 
     fn in_child(&mut self) {
@@ -146,17 +146,17 @@ pub(crate) fn note_progress() {
     PROGRESS.fetch_add(1, Ordering::AcqRel);
 }
 
-/// Counts a connection that is being closed, while it lives.
-pub(crate) struct Closing(u32);
+/// Token that counts a connection which is being closed, until it is dropped.
+pub(crate) struct ClosingToken(u32);
 
-impl Closing {
+impl ClosingToken {
     pub(crate) fn new() -> Self {
         CLOSING.fetch_add(1, Ordering::AcqRel);
         Self(uiw_cabi_core::fork::generation())
     }
 }
 
-impl Drop for Closing {
+impl Drop for ClosingToken {
     fn drop(&mut self) {
         // A fork has begun to count anew.
         if self.0 == uiw_cabi_core::fork::generation() {

@@ -6,15 +6,15 @@
 
 use crate::acceptor::{self, Acceptor};
 use crate::attempts::Attempts;
-use crate::connect::{self, Connecting};
+use crate::connect::{self, PendingConnection};
 use crate::link::PollMode;
 use crate::numbers::Numbers;
 use crate::preload::DescriptorSockets;
-use crate::preload::connections::{self, Carrier, Line, Role};
-use crate::service::{self, Closing, Timer};
+use crate::preload::connections::{self, Carrier, ConnectionRecord, Role};
+use crate::service::{self, ClosingToken, Timer};
 use crate::settings::Sizes;
 use crate::stream::{Ending, Stream};
-use crate::wait::{self, RetryMode, Source};
+use crate::wait::{self, RetryMode, WaitSource};
 use crate::watchers::{WakerPolicy, Watchers};
 use crate::{PROGRESS_CHECK, is_exiting};
 use std::collections::VecDeque;
@@ -30,13 +30,13 @@ use uiw_cabi_core::address;
 use uiw_cabi_core::boundary::Result;
 use uiw_cabi_core::errno::Errno;
 use uiw_cabi_core::lock::{Mutex, MutexGuard};
-use uiw_cabi_core::ports::Reservation;
+use uiw_cabi_core::ports::PortReservation;
 use uiw_verbs::cm::{AwaitedRequest, CloseReason, CmChannel, CmEventKind};
 use uiw_verbs::{ConnConfig, Cq, Error};
 
 /// Options that a program sets, and that a listener's connections inherit.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Set {
+pub(crate) struct SocketOptions {
     pub(crate) sizes: Sizes,
     pub(crate) reuse: bool,
     pub(crate) v6_only: bool,
@@ -62,9 +62,9 @@ pub(crate) const TCP_CONNECTED: u64 = 2;
 pub(crate) struct PendingConversion {
     /// TCP is not connected yet.
     pending: bool,
-    /// Socket for a peer that has no rsockets.
-    instead: Option<FallbackSocket>,
-    /// True for reading and writing if they were closed before the connection was made.
+    /// Socket for the case that the peer has no rsockets.
+    fallback: Option<FallbackSocket>,
+    /// True for reading and writing if they were shut down before the connection was established.
     shut: [bool; 2],
     /// Bytes sent before that, see [`super::early`].
     pub(super) early: VecDeque<u8>,
@@ -84,25 +84,25 @@ pub(crate) struct FallbackSocket {
 }
 
 impl PendingConversion {
-    pub(crate) fn new(pending: bool, instead: Option<FallbackSocket>) -> Self {
-        Self { pending, instead, shut: [false; 2], early: VecDeque::new(), has_task: false, has_lost: false }
+    pub(crate) fn new(pending: bool, fallback: Option<FallbackSocket>) -> Self {
+        Self { pending, fallback, shut: [false; 2], early: VecDeque::new(), has_task: false, has_lost: false }
     }
 }
 
 /// Progress of a socket.
 pub(crate) enum Phase {
-    /// It may have a local port.
-    New(Option<Reservation>),
+    /// The socket may have a local port.
+    New(Option<PortReservation>),
     Listening(Arc<Acceptor>),
-    /// The port stays the socket's towards others of this process.
-    Connecting(Box<Connecting>, Option<Reservation>),
-    /// A connection that the program has accepted by itself waits for the peer's Request, which is
-    /// answered with these options.
+    /// The port stays reserved for the socket within this process.
+    Connecting(Box<PendingConnection>, Option<PortReservation>),
+    /// The program itself has accepted the connection, which waits for the peer's Request. The
+    /// Request is answered with these options.
     Requested(#[expect(dead_code, reason = "kept for its drop")] AwaitedRequest, Arc<ConnConfig>),
     /// A listener's connection that waits for the peer to see the Reply.
     Accepting(Box<Stream>),
-    Connected(Box<Stream>, #[expect(dead_code, reason = "kept for its drop")] Option<Reservation>),
-    /// The peer has no rsockets: TCP is tried by the thread that finds it.
+    Connected(Box<Stream>, #[expect(dead_code, reason = "kept for its drop")] Option<PortReservation>),
+    /// The peer has no rsockets. The thread that detects this tries TCP.
     Refused,
     /// The program has accepted the connection, and the peer has closed it before it was
     /// established.
@@ -114,7 +114,7 @@ pub(crate) enum Phase {
 
 pub(crate) struct State {
     pub(crate) phase: Phase,
-    pub(crate) set: Set,
+    pub(crate) set: SocketOptions,
     pub(crate) ipv6: bool,
     /// O_NONBLOCK and the other flags of F_SETFL.
     pub(crate) status_flags: c_int,
@@ -140,12 +140,13 @@ pub(crate) struct Socket {
     numbers: Numbers,
     /// True if the socket may become one of the kernel again.
     may_fall_back: AtomicBool,
-    /// State of the descriptor numbers, of a socket that was one of the kernel before.
-    behind: OnceLock<DescriptorSockets>,
+    /// Sockets of the system behind the descriptor numbers, for a socket that was one of the kernel
+    /// before.
+    descriptor_sockets: OnceLock<DescriptorSockets>,
 }
 
 impl Socket {
-    pub(crate) fn new(ipv6: bool, set: Set) -> Arc<Self> {
+    pub(crate) fn new(ipv6: bool, set: SocketOptions) -> Arc<Self> {
         let state = State {
             phase: Phase::New(None),
             set,
@@ -167,21 +168,22 @@ impl Socket {
             attempts: Attempts::default(),
             numbers: Numbers::default(),
             may_fall_back: AtomicBool::new(false),
-            behind: OnceLock::new(),
+            descriptor_sockets: OnceLock::new(),
         })
     }
 
-    /// Sets the state of the socket's descriptor numbers.
-    pub(crate) fn set_behind(&self, behind: Option<DescriptorSockets>) {
-        if let Some(behind) = behind {
-            // The first one stays: numbers are given once.
-            let _ = self.behind.set(behind);
+    /// Sets the sockets of the system behind the socket's descriptor numbers.
+    pub(crate) fn set_descriptor_sockets(&self, sockets: Option<DescriptorSockets>) {
+        if let Some(sockets) = sockets {
+            // Only the first value is stored, because numbers are assigned once.
+            let _ = self.descriptor_sockets.set(sockets);
         }
     }
 
-    /// Returns the state of the socket's descriptor numbers; `None` if nothing is known of it.
-    pub(crate) fn behind(&self) -> Option<DescriptorSockets> {
-        self.behind.get().copied()
+    /// Returns the sockets of the system behind the socket's descriptor numbers, or `None` if they
+    /// are unknown.
+    pub(crate) fn descriptor_sockets(&self) -> Option<DescriptorSockets> {
+        self.descriptor_sockets.get().copied()
     }
 
     pub(crate) fn numbers(&self) -> &Numbers {
@@ -197,7 +199,7 @@ impl Socket {
         if !self.may_fall_back.load(Ordering::Acquire) {
             return false;
         }
-        let (is_refused, is_connected) = self.look(None, |state| {
+        let (is_refused, is_connected) = self.update_then(None, |state| {
             (matches!(state.phase, Phase::Refused), matches!(state.phase, Phase::Connected(..)))
         });
         // Every call on the socket asks, and to look at it drives the engine.
@@ -207,12 +209,13 @@ impl Socket {
         is_refused
     }
 
-    /// The socket that the program had, with its flags and options, for the first thread that asks.
-    pub(crate) fn take_instead(&self) -> Option<(FallbackSocket, c_int, Set)> {
+    /// Returns the original socket of the program, with its flags and options, to the first thread
+    /// that asks.
+    pub(crate) fn take_instead(&self) -> Option<(FallbackSocket, c_int, SocketOptions)> {
         self.may_fall_back(false);
         let mut state = self.lock();
-        let instead = state.opened.as_mut()?.instead.take()?;
-        Some((instead, state.status_flags, state.set))
+        let fallback = state.opened.as_mut()?.fallback.take()?;
+        Some((fallback, state.status_flags, state.set))
     }
 
     /// The connection could not be made.
@@ -266,14 +269,14 @@ impl Socket {
         any
     }
 
-    /// Brings the socket to where it is, driving the engine if need be, and asks `ask`. Other
-    /// threads are woken by what is found.
-    pub(crate) fn look<T>(&self, own: Option<&Waker>, ask: impl FnOnce(&mut State) -> T) -> T {
-        self.look_by(PollMode::Driving, own, ask)
+    /// Updates the socket, driving the engine if necessary, and calls `ask`. Wakes other threads if
+    /// anything was found.
+    pub(crate) fn update_then<T>(&self, own: Option<&Waker>, ask: impl FnOnce(&mut State) -> T) -> T {
+        self.update_then_by(PollMode::Driving, own, ask)
     }
 
-    /// Like [`Socket::look`].
-    pub(super) fn look_by<T>(
+    /// Like [`Socket::update_then`], with the given mode.
+    pub(super) fn update_then_by<T>(
         &self,
         take: PollMode,
         own: Option<&Waker>,
@@ -373,7 +376,7 @@ impl Socket {
             (how(&state), attempt(&mut state))
         };
         wait::complete(first, self, nonblocking, time, |way| match way {
-            RetryMode::Processed => self.look(None, &mut attempt),
+            RetryMode::Processed => self.update_then(None, &mut attempt),
             RetryMode::Watched(cx) => match self.poll(cx, |state| wait::pending(attempt(state))) {
                 Poll::Ready(answer) => answer,
                 Poll::Pending => Err(Errno::AGAIN),
@@ -396,8 +399,8 @@ impl Socket {
             return;
         }
         let phase = std::mem::replace(&mut state.phase, Phase::Closed);
-        // It has the file of the connection, which ends with it.
-        let instead = state.opened.as_mut().and_then(|opened| opened.instead.take());
+        // The original socket refers to the file of the connection, and is closed with it.
+        let fallback = state.opened.as_mut().and_then(|opened| opened.fallback.take());
         let aborts = state.set.linger == Some(0);
         let ended = match phase {
             Phase::Connected(mut stream, _) | Phase::Accepting(mut stream) if !stream.has_ended() => {
@@ -419,9 +422,9 @@ impl Socket {
             acceptor.close();
         }
         let was_requested = matches!(ended, Some(Phase::Requested(..)));
-        // Unlocked: connections are given up, and queue pairs destroyed.
-        drop((ended, instead));
-        // Behind that no Request comes any more; one that has come, and was not answered, is
+        // Connections are given up and queue pairs are destroyed after the lock is released.
+        drop((ended, fallback));
+        // From now on no Request arrives. A Request that has arrived and was not answered is
         // rejected.
         while was_requested && self.channel.try_pop().is_some() {}
         self.wake(None);
@@ -430,7 +433,7 @@ impl Socket {
     /// Keeps a closed connection until what was sent is with the peer. While the peer acknowledges
     /// bytes, the end of the process waits: see [`service::progress`].
     fn linger(self: &Arc<Self>, stream: Box<Stream>) {
-        let (socket, closing) = (Arc::clone(self), Closing::new());
+        let (socket, closing) = (Arc::clone(self), ClosingToken::new());
         let ended = async move {
             let (mut acknowledged, mut check) = (0, Timer::after(PROGRESS_CHECK).ok());
             loop {
@@ -466,7 +469,7 @@ impl Socket {
     }
 }
 
-impl Source for Socket {
+impl WaitSource for Socket {
     fn attempts(&self) -> &Attempts {
         &self.attempts
     }
@@ -536,8 +539,8 @@ impl State {
     fn handle(&mut self, event: CmEventKind) {
         match event {
             CmEventKind::Established(info) => {
-                self.local = Some(address::plain(info.local));
-                self.peer = Some(address::plain(info.peer));
+                self.local = Some(address::to_canonical(info.local));
+                self.peer = Some(address::to_canonical(info.peer));
                 self.note_connection();
                 self.phase = match std::mem::replace(&mut self.phase, Phase::Closed) {
                     Phase::Connecting(connecting, port) => match connect::established(*connecting, &info) {
@@ -551,7 +554,7 @@ impl State {
             }
             CmEventKind::Posted(TCP_CONNECTED) => {
                 if let Some(opened) = &mut self.opened {
-                    (opened.pending, opened.instead) = (false, None);
+                    (opened.pending, opened.fallback) = (false, None);
                 }
             }
             CmEventKind::ConnectRequest(request) => {
@@ -571,7 +574,7 @@ impl State {
                 self.phase = Phase::Gone;
             }
             CmEventKind::Failed(_)
-                if matches!(&self.opened, Some(PendingConversion { instead: Some(_), .. })) =>
+                if matches!(&self.opened, Some(PendingConversion { fallback: Some(_), .. })) =>
             {
                 self.phase = Phase::Refused;
             }
@@ -598,12 +601,12 @@ impl State {
         };
         if let (Some(_), Some(mut address)) = (&self.opened, address) {
             address.set_port(address::program_port(address.port()));
-            connections::note(Line { carrier: Carrier::Rsocket, role, address });
+            connections::note(ConnectionRecord { carrier: Carrier::Rsocket, role, address });
         }
     }
 
-    /// An address as the program gets it: a TCP socket of IPv6 has IPv4 addresses mapped.
-    pub(crate) fn shown(&self, address: SocketAddr) -> SocketAddr {
+    /// Converts an address for the program. An IPv6 TCP socket gets IPv4 addresses as mapped ones.
+    pub(crate) fn to_program_address(&self, address: SocketAddr) -> SocketAddr {
         match address {
             SocketAddr::V4(v4) if self.ipv6 && self.opened.is_some() => {
                 SocketAddr::from((v4.ip().to_ipv6_mapped(), v4.port()))

@@ -146,7 +146,7 @@ impl Stream {
         if self.sender.control_slots() <= 2 || !self.sender.take_control_slot() {
             return false;
         }
-        if grant.target.is_some() && self.receiver.can_grow() && self.is_filled_quickly() {
+        if grant.target.is_some() && self.receiver.can_grow() && self.peer_fills_quickly() {
             self.receiver.grow();
             grant = self.receiver.due().unwrap_or(grant);
         }
@@ -167,8 +167,8 @@ impl Stream {
     }
 
     /// Returns whether the peer has filled a target so quickly that it may be waiting for the next
-    /// one. Called where one is published.
-    fn is_filled_quickly(&mut self) -> bool {
+    /// one. Called when a target is published.
+    fn peer_fills_quickly(&mut self) -> bool {
         let now = Instant::now();
         let Some(before) = self.published.replace(now) else { return false };
         is_quick(now - before, self.link.round_trip())

@@ -175,8 +175,8 @@ pub(crate) fn address_as_is(fd: RawFd, of_peer: bool) -> Result<SocketAddr> {
 }
 
 /// Makes a call that takes an address.
-fn with_address(call: c_long, fd: RawFd, addr: &[u8]) -> Result<()> {
-    // SAFETY: both calls (bind, connect) read an address of so many bytes.
+fn call_with_address(call: c_long, fd: RawFd, addr: &[u8]) -> Result<()> {
+    // SAFETY: both calls (bind, connect) read an address with that many bytes.
     result(unsafe { libc::syscall(call, fd, addr.as_ptr(), addr.len()) }).map(drop)
 }
 
@@ -185,7 +185,7 @@ fn with_address(call: c_long, fd: RawFd, addr: &[u8]) -> Result<()> {
 /// # Errors
 /// The system's.
 pub(crate) fn bind(fd: RawFd, addr: &[u8]) -> Result<()> {
-    with_address(libc::SYS_bind, fd, addr)
+    call_with_address(libc::SYS_bind, fd, addr)
 }
 
 /// connect(2).
@@ -193,7 +193,7 @@ pub(crate) fn bind(fd: RawFd, addr: &[u8]) -> Result<()> {
 /// # Errors
 /// The system's.
 pub(crate) fn connect(fd: RawFd, addr: &[u8]) -> Result<()> {
-    with_address(libc::SYS_connect, fd, addr)
+    call_with_address(libc::SYS_connect, fd, addr)
 }
 
 /// Dissolves the association of a UDP socket with its peer.

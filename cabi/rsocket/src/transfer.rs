@@ -101,7 +101,7 @@ pub(super) fn elements<'a, D>(
     if count.get()? > MAX_BUFFERS {
         return Err(Errno(libc::EMSGSIZE).because("more buffers than a call may have"));
     }
-    let list = list.get(count)?.ok_or_else(|| Errno(libc::EFAULT).null())?;
+    let list = list.get(count)?.ok_or_else(|| Errno(libc::EFAULT).null_argument())?;
     sum(list).map(|_| list)
 }
 
@@ -119,7 +119,7 @@ fn sum<D>(list: &[Vector<D>]) -> Result<usize> {
 /// EFAULT where one of them is NULL; EINVAL.
 fn length<D>(list: &[Vector<D>]) -> Result<usize> {
     if list.iter().any(|part| part.0.iov_base.is_null() && part.0.iov_len > 0) {
-        return Err(Errno(libc::EFAULT).null());
+        return Err(Errno(libc::EFAULT).null_argument());
     }
     sum(list)
 }
@@ -317,7 +317,7 @@ pub extern "C" fn rrecv<'a>(fd: c_int, buffer: ArrayMutPtr<'a, u8>, len: Count<'
 /// The peer of a stream.
 fn peer_of(socket: &Socket) -> Option<SocketAddr> {
     let state = socket.lock();
-    state.peer.map(|peer| state.shown(peer))
+    state.peer.map(|peer| state.to_program_address(peer))
 }
 
 /// `rrecvfrom`.
@@ -352,8 +352,8 @@ pub extern "C" fn rrecvfrom<'a, 'b>(
 /// `rrecvmsg`. There are no control messages.
 pub extern "C" fn rrecvmsg(fd: c_int, message: InOutPtr<'_, msghdr>, flags: c_int) -> isize {
     boundary::size(|| {
-        let message = message.as_mut().ok_or_else(|| Errno(libc::EFAULT).null())?;
-        // SAFETY: the message has so many buffers, which nothing else uses during the call
+        let message = message.as_mut().ok_or_else(|| Errno(libc::EFAULT).null_argument())?;
+        // SAFETY: the message has that many buffers, which nothing else uses during the call
         // (recvmsg(2)).
         let (list, count) =
             unsafe { (argument(message.msg_iov.cast_const().cast()), argument(message.msg_iovlen)) };
@@ -443,7 +443,7 @@ pub extern "C" fn rsendto<'a, 'b>(
 /// `rsendmsg`. Control messages are refused.
 pub extern "C" fn rsendmsg(fd: c_int, message: InPtr<'_, msghdr>, flags: c_int) -> isize {
     boundary::size(|| {
-        let message = message.as_ref().ok_or_else(|| Errno(libc::EFAULT).null())?;
+        let message = message.as_ref().ok_or_else(|| Errno(libc::EFAULT).null_argument())?;
         if !message.msg_control.is_null() && message.msg_controllen > 0 {
             return Err(Errno::UNSUPPORTED.because("rsockets have no control messages"));
         }
@@ -498,7 +498,7 @@ pub extern "C" fn riomap(
         let shared = protection & libc::PROT_WRITE != 0;
         let offset = if offset == -1 { buffer.addr() as off_t } else { offset };
         let (memory, registered) = mr::program_memory(buffer, len, shared)?;
-        socket.look(None, |state| {
+        socket.update_then(None, |state| {
             let stream = state.connected()?;
             if shared && !stream.mappings.has_room() {
                 return Err(Errno::NOMEM.because("the peer takes no more mappings"));
@@ -514,7 +514,7 @@ pub extern "C" fn riomap(
 /// `riounmap`.
 pub extern "C" fn riounmap(fd: c_int, buffer: *mut c_void, len: usize) -> c_int {
     boundary::minus_one(|| {
-        table::stream(fd)?.look(None, |state| match state.stream_mut() {
+        table::stream(fd)?.update_then(None, |state| match state.stream_mut() {
             Some(stream) => stream.mappings.remove(buffer.addr(), len),
             None => Err(Errno::INVAL.because("a buffer that is not mapped")),
         })

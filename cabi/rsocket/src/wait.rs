@@ -313,7 +313,7 @@ fn drive<T>(
     leave: impl Fn(&Waker),
     poll: &mut impl FnMut(&mut Context<'_>) -> Poll<T>,
 ) -> Result<Option<T>> {
-    let held = signals::hold();
+    let held = signals::block_all();
     let mut registered = None;
     let found = device.wait(Some(Instant::now() + time), |cx| {
         registered.get_or_insert_with(|| cx.waker().clone());
@@ -346,8 +346,8 @@ pub(crate) enum RetryMode<'a, 'b> {
     Watched(&'a mut Context<'b>),
 }
 
-/// Object that calls of a program wait for.
-pub(crate) trait Source {
+/// Object for which calls of a program wait.
+pub(crate) trait WaitSource {
     /// Returns the statistics of such calls.
     fn attempts(&self) -> &Attempts;
 
@@ -377,7 +377,7 @@ pub(crate) trait Source {
 /// Those of the call; EAGAIN also when the time is over.
 pub(crate) fn complete<T>(
     first: Result<T>,
-    source: &impl Source,
+    source: &impl WaitSource,
     nonblocking: bool,
     time: Option<Duration>,
     mut call: impl FnMut(RetryMode<'_, '_>) -> Result<T>,
@@ -402,8 +402,8 @@ pub(crate) fn complete<T>(
     let most = time.unwrap_or(Duration::MAX).min(polling_time());
     // Without a connection there is nothing to be driven.
     if attempts.expect_soon() && !source.shards().is_empty() {
-        // As in `drive`.
-        let held = signals::hold();
+        // Signals are blocked for the same reason as in `drive`.
+        let held = signals::block_all();
         if let Some(found) = attempts.poll(begun, most, || pending(call(RetryMode::Processed))) {
             return found;
         }

@@ -14,7 +14,7 @@ use uiw_cabi_core::boundary::{self, Attempt, Result, is_nonblocking, take_event}
 use uiw_cabi_core::errno::Errno;
 use uiw_cabi_core::object::{Body, Object};
 use uiw_cabi_core::signals;
-use uiw_cabi_core::users::{Unacknowledged, Users};
+use uiw_cabi_core::users::{UnacknowledgedEvents, Users};
 
 /// A channel as C holds it.
 pub struct CompChannel {
@@ -42,7 +42,7 @@ const FLAG_READ_EVERY: u32 = 64;
 /// A queue of C's, with its count of delivered completion events.
 struct ArmedQueue {
     object: *mut ibv_cq,
-    events: Arc<Unacknowledged>,
+    events: Arc<UnacknowledgedEvents>,
 }
 
 // SAFETY: the pointer is given to C, and read through only while an event of the queue is
@@ -71,7 +71,7 @@ impl CompEvents {
 
     /// Events about the engine's queue `number` are given to C with `object`, and counted in
     /// `events`.
-    pub(crate) fn add(&self, number: u32, object: *mut ibv_cq, events: &Arc<Unacknowledged>) {
+    pub(crate) fn add(&self, number: u32, object: *mut ibv_cq, events: &Arc<UnacknowledgedEvents>) {
         self.queues.lock().insert(number, ArmedQueue { object, events: Arc::clone(events) });
     }
 
@@ -172,7 +172,7 @@ fn attempt(
     let taken = match object.events.try_get(has_token) {
         None if is_nonblocking(fd) => return Err(Errno::AGAIN),
         None => {
-            let held = signals::hold();
+            let held = signals::block_all();
             let found = object.get_driving();
             if found.is_none() && held.interrupts() {
                 return Err(Errno::INTR);

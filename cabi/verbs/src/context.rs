@@ -17,7 +17,7 @@ use uiw_cabi_core::errno::Errno;
 use uiw_cabi_core::object::{self, Body, Object};
 use uiw_cabi_core::persona::Persona;
 use uiw_cabi_core::settings::Settings;
-use uiw_cabi_core::users::Unacknowledged;
+use uiw_cabi_core::users::UnacknowledgedEvents;
 
 /// State shared by a context and everything made in it.
 pub struct Context {
@@ -30,8 +30,8 @@ pub struct Context {
     /// `cmd_fd`: programs take it for the kernel's descriptor of the context, and may duplicate it;
     /// it has no function.
     _command: OwnedFd,
-    /// Objects that events are about.
-    pub(crate) numbers: Mutex<Numbers>,
+    /// Objects that asynchronous events can concern.
+    pub(crate) numbers: Mutex<NumberedObjects>,
 }
 
 /// C's objects by the engine's numbers. An asynchronous event is counted as delivered under the
@@ -41,7 +41,7 @@ pub struct Context {
 /// One lock a context: it is held for look-ups alone, and messages and completion events do not use
 /// it.
 #[derive(Default)]
-pub(crate) struct Numbers {
+pub(crate) struct NumberedObjects {
     pub(crate) cqs: HashMap<u32, NumberedObject<ibv_cq>>,
     pub(crate) qps: HashMap<u32, NumberedObject<ibv_qp>>,
     pub(crate) srqs: HashMap<u32, NumberedObject<ibv_srq>>,
@@ -50,11 +50,11 @@ pub(crate) struct Numbers {
 /// An object of C's, with its count of delivered asynchronous events.
 pub(crate) struct NumberedObject<T> {
     object: *mut T,
-    events: Arc<Unacknowledged>,
+    events: Arc<UnacknowledgedEvents>,
 }
 
 impl<T> NumberedObject<T> {
-    pub(crate) fn new(object: *mut T, events: &Arc<Unacknowledged>) -> Self {
+    pub(crate) fn new(object: *mut T, events: &Arc<UnacknowledgedEvents>) -> Self {
         Self { object, events: Arc::clone(events) }
     }
 
@@ -72,8 +72,9 @@ impl<T> NumberedObject<T> {
     }
 }
 
-// SAFETY: the pointers are used under the lock, and objects leave the maps before they are freed.
-unsafe impl Send for Numbers {}
+// SAFETY: the pointers are used under the lock, and objects are removed from the maps before they
+// are freed.
+unsafe impl Send for NumberedObjects {}
 
 /// A context as C holds it: objects made in it keep what they need of it.
 pub struct OpenContext(Arc<Context>);
@@ -130,7 +131,8 @@ fn empty_descriptor() -> Result<OwnedFd> {
     Ok(made.inspect_err(|error| denied::report("opening a device", error))?)
 }
 
-/// Returns whether an open context of ours, which C's pointer names by its tail, is at `address`.
-pub(crate) fn lives(address: usize) -> bool {
-    object::lives(address.wrapping_sub(OpenContext::OFFSET), OpenContext::KIND)
+/// Returns whether one of our open contexts is at `address`, which is C's pointer to the last part
+/// of the context.
+pub(crate) fn is_alive(address: usize) -> bool {
+    object::is_alive(address.wrapping_sub(OpenContext::OFFSET), OpenContext::KIND)
 }

@@ -15,7 +15,7 @@ use uiw_cabi_core::arguments::{ArrayMutPtr, Count, Handle, OwnedHandle, TableHan
 use uiw_cabi_core::boundary::{self, Result};
 use uiw_cabi_core::errno::Errno;
 use uiw_cabi_core::object::{Body, Object};
-use uiw_cabi_core::users::{Unacknowledged, UserToken, Users};
+use uiw_cabi_core::users::{UnacknowledgedEvents, UserToken, Users};
 use uiw_verbs::{Arm, AsyncEvent, CqConfig, Wc, WcOpcode};
 
 /// A queue as C holds it.
@@ -27,10 +27,10 @@ pub struct Cq {
     _in_channel: Option<UserToken>,
     /// Queue pairs that complete here.
     pub users: Users,
-    /// Completion events that the program holds.
-    pub events: Arc<Unacknowledged>,
-    /// Asynchronous events that the program holds.
-    pub async_events: Arc<Unacknowledged>,
+    /// Completion events that were delivered and not acknowledged yet.
+    pub events: Arc<UnacknowledgedEvents>,
+    /// Asynchronous events that were delivered and not acknowledged yet.
+    pub async_events: Arc<UnacknowledgedEvents>,
     pub(crate) cursor: CallLock<Cursor>,
     /// Polls that found nothing since the last one that found something.
     empty_polls: AtomicU32,

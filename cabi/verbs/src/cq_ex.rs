@@ -84,8 +84,8 @@ extern "C" fn start_poll(cq: TableHandle<'_, Cq, ibv_cq_ex>, attr: InPtr<'_, ibv
         }
         let mut cursor = cq.cursor.lock();
         take(cq, &mut cursor)?;
-        cursor.left = Some(cq.engine.len());
-        // Until `ibv_end_poll`.
+        cursor.remaining = Some(cq.engine.len());
+        // The lock is kept until `ibv_end_poll`.
         std::mem::forget(cursor);
         Ok(())
     })

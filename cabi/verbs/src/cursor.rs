@@ -6,9 +6,9 @@ use uiw_verbs::Wc;
 #[derive(Default)]
 pub(crate) struct Cursor {
     pub(crate) wc: Option<Wc>,
-    /// Completions that were in the queue when the batch began and are still there; `None` once the
-    /// program has been told that the batch is at its end.
-    pub(crate) left: Option<usize>,
+    /// Number of completions of the batch that are still in the queue. `None` after the program was
+    /// told that the batch has ended.
+    pub(crate) remaining: Option<usize>,
 }
 
 impl Cursor {
@@ -16,8 +16,8 @@ impl Cursor {
     /// are added while a program handles the batch have an event of their own, and a program that
     /// sleeps for it after the batch must find them in the queue then.
     pub(crate) fn continues(&mut self) -> bool {
-        let continues = self.left != Some(0);
-        self.left = self.left.and_then(|left| left.checked_sub(1));
+        let continues = self.remaining != Some(0);
+        self.remaining = self.remaining.and_then(|remaining| remaining.checked_sub(1));
         continues
     }
 }

@@ -16,8 +16,8 @@ use once_cell::race::OnceBox;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::{Arc, Weak};
-use uiw_cabi_core::fork::{ForkSafe, Forked};
-use uiw_cabi_core::inherited::Member;
+use uiw_cabi_core::fork::{ForkSafe, ForkState};
+use uiw_cabi_core::inherited::InheritableSocket;
 use uiw_cabi_core::stack;
 use uiw_llp::{InterfaceChange, InterfaceMonitor};
 use uiw_verbs::AsyncEvent;
@@ -31,12 +31,12 @@ const MAX_UNREAD: usize = 64;
 struct DeviceEvents {
     /// The thread was started, or cannot be.
     is_started: bool,
-    /// The socket that the thread sleeps in.
-    socket: Option<Member>,
+    /// Socket in which the thread sleeps.
+    socket: Option<InheritableSocket>,
     contexts: Vec<Weak<Context>>,
 }
 
-impl Forked for DeviceEvents {
+impl ForkState for DeviceEvents {
     const NEW: Self = Self { is_started: false, socket: None, contexts: Vec::new() };
 
     /// The thread is the parent's. The child starts one when it opens a device.
@@ -88,9 +88,9 @@ pub(crate) fn add(context: &Arc<Context>) {
     events.contexts.push(Arc::downgrade(context));
 }
 
-fn start() -> io::Result<Option<Member>> {
+fn start() -> io::Result<Option<InheritableSocket>> {
     let mut monitor = InterfaceMonitor::new()?;
-    let socket = Member::of(monitor.socket().as_raw_fd());
+    let socket = InheritableSocket::from_fd(monitor.socket().as_raw_fd());
     let run = move || {
         let error = loop {
             match monitor.wait() {
@@ -100,8 +100,8 @@ fn start() -> io::Result<Option<Member>> {
         };
         tracing::info!(%error, "changes of network interfaces are not watched any more");
         DEVICE_EVENTS.write().socket = None;
-        // A program that has closed every descriptor may have another file under the number.
-        if !socket.is_some_and(Member::is_open) {
+        // If the program has closed every descriptor, the number may refer to another file now.
+        if !socket.is_some_and(InheritableSocket::is_open) {
             std::mem::forget(monitor);
         }
     };
@@ -123,8 +123,8 @@ fn report(name: &str, change: InterfaceChange) {
     let event = match change {
         InterfaceChange::Down => Some(AsyncEvent::PortError),
         InterfaceChange::Up => Some(AsyncEvent::PortActive),
-        // A TCP in this process has addresses of its own.
-        InterfaceChange::Addresses => (!stack::is_own()).then_some(AsyncEvent::GidChange),
+        // A TCP in this process has its own addresses.
+        InterfaceChange::Addresses => (!stack::is_in_process()).then_some(AsyncEvent::GidChange),
         InterfaceChange::Removed => Some(AsyncEvent::DeviceFatal),
         InterfaceChange::HardwareAddress => None,
     };

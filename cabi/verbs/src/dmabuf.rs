@@ -3,7 +3,7 @@
 
 use crate::fault_handler;
 use crate::mapping::{RegisteredRange, page_size};
-use crate::mr::{self, Place};
+use crate::mr::{self, RegionBounds};
 use crate::pd::Pd;
 use std::ffi::{c_int, c_uint, c_ulong, c_void};
 use std::fs::File;
@@ -96,9 +96,9 @@ fn duplicate(fd: RawFd) -> Result<File> {
 /// The `length` bytes from `offset` on, mapped until nothing stands on them.
 ///
 /// # Errors
-/// Returns the errors of [`duplicate`] and [`size`]; EINVAL for bytes that it does not have,
-/// EOPNOTSUPP for one that a processor cannot map, EACCES for one that is not to be written.
-fn memory(fd: RawFd, offset: u64, length: usize, writable: bool) -> Result<Memory> {
+/// Returns the errors of [`duplicate`] and [`size`]; EINVAL if the DMA-buf does not contain these
+/// bytes, EOPNOTSUPP if the CPU cannot map it, EACCES if it is not writable but must be.
+fn map(fd: RawFd, offset: u64, length: usize, writable: bool) -> Result<Memory> {
     let file = duplicate(fd)?;
     let size = size(&file)?;
     let len = offset.checked_add(length as u64).filter(|end| length > 0 && *end <= size);
@@ -152,11 +152,11 @@ pub(crate) fn register(
         );
     }
     fault_handler::install();
-    let memory = memory(fd, offset, length, access & flags::IBV_ACCESS_WRITABLE != 0)?;
-    // rdma-core gives the offset as the address.
+    let memory = map(fd, offset, length, access & flags::IBV_ACCESS_WRITABLE != 0)?;
+    // rdma-core reports the offset as the address.
     let addr = ptr::without_provenance_mut(usize::try_from(offset).map_err(|_| Errno::INVAL.out_of_range())?);
-    let place = Place { addr, length, base: iova };
-    mr::add(domain, memory, RegisteredRange::on_demand(), place, rights)
+    let bounds = RegionBounds { addr, length, base: iova };
+    mr::add(domain, memory, RegisteredRange::on_demand(), bounds, rights)
 }
 
 /// `ibv_reg_dmabuf_mr`: `length` bytes from `offset` on of the DMA-buf `fd`, which begin at `iova`

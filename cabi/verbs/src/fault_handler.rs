@@ -15,8 +15,8 @@ use uiw_cabi_core::arguments::{InPtr, OutPtr, argument};
 use uiw_cabi_core::c_library::{NextFunction, PassedValue};
 use uiw_cabi_core::call;
 use uiw_cabi_core::errno::Errno;
-use uiw_cabi_core::fork::{ForkSafe, Forked, generation};
-use uiw_cabi_core::signals::{change_mask, hold, no_signals, without};
+use uiw_cabi_core::fork::{ForkSafe, ForkState, generation};
+use uiw_cabi_core::signals::{block_all, change_mask, no_signals, without};
 use uiw_mem::recover;
 
 type Action = libc::sigaction;
@@ -62,9 +62,9 @@ impl RequestedAction {
 
     /// Replaces it, and returns what it was.
     fn replace(&self, action: Option<Action>) -> Action {
-        // A handler that interrupted this thread under the lock, and calls `sigaction`, would wait
-        // for it without end.
-        let held = hold();
+        // Signals are blocked, because a handler that interrupted this thread while it has the
+        // lock, and calls `sigaction`, would wait forever.
+        let held = block_all();
         self.lock();
         let old = self.get();
         if let Some(action) = action {
@@ -117,7 +117,7 @@ unsafe impl NextFunction for SystemSigaction {
     const NAME: &CStr = c"sigaction";
     type Type = unsafe extern "C" fn(c_int, *const Action, *mut Action) -> c_int;
 
-    fn found() -> &'static AtomicUsize {
+    fn address_cell() -> &'static AtomicUsize {
         static FOUND: AtomicUsize = AtomicUsize::new(0);
         &FOUND
     }
@@ -133,8 +133,8 @@ unsafe fn system_sigaction(signal: c_int, new: *const Action, old: *mut Action) 
     unsafe { sigaction(signal, new, old) }
 }
 
-/// Replaces the action of one of the two signals, if another one is given, and returns what it was.
-fn exchange(signal: c_int, new: Option<&Action>) -> Action {
+/// Sets the action of one of the two signals, if `new` is given, and returns the previous one.
+fn replace_action(signal: c_int, new: Option<&Action>) -> Action {
     let mut old: Action = zeroed();
     // SAFETY: the actions are there; a new one is the default, or `on_fault`, which may be called
     // at any time.
@@ -147,7 +147,7 @@ struct HandlerInstallation;
 
 static INSTALLATION: ForkSafe<HandlerInstallation> = ForkSafe::new();
 
-impl Forked for HandlerInstallation {
+impl ForkState for HandlerInstallation {
     const NEW: Self = Self;
 
     /// A child has the handlers of its parent.
@@ -168,8 +168,8 @@ pub(crate) fn install() {
     action.sa_sigaction = on_fault as *const () as usize;
     action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART;
     for (signal, wanted) in [(libc::SIGSEGV, &SEGV), (libc::SIGBUS, &BUS)] {
-        wanted.set(exchange(signal, None));
-        exchange(signal, Some(&action));
+        wanted.set(replace_action(signal, None));
+        replace_action(signal, Some(&action));
     }
     INSTALLED.store(true, Ordering::Release);
 }
@@ -184,7 +184,7 @@ unsafe extern "C" fn on_fault(signal: c_int, info: *mut libc::siginfo_t, context
     }
     let errno = Errno::last();
     // SAFETY: the system has called this handler with these arguments.
-    unsafe { hand_on(signal, info, context, sent) };
+    unsafe { forward_signal(signal, info, context, sent) };
     errno.set();
 }
 
@@ -192,13 +192,14 @@ unsafe extern "C" fn on_fault(signal: c_int, info: *mut libc::siginfo_t, context
 ///
 /// # Safety
 /// The system has called a handler with these arguments.
-unsafe fn hand_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void, sent: bool) {
+unsafe fn forward_signal(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void, sent: bool) {
     let Some((action, wanted)) = wanted(signal).map(|wanted| (wanted.get(), wanted)) else { return };
     match action.sa_sigaction {
         libc::SIG_IGN if sent => {}
         libc::SIG_DFL | libc::SIG_IGN => {
-            // The fault is repeated, and ends the process, with the right reason.
-            exchange(signal, Some(&zeroed()));
+            // The default action is set. When the fault is repeated, it ends the process with the
+            // correct signal.
+            replace_action(signal, Some(&zeroed()));
             if sent {
                 // SAFETY: takes an integer alone.
                 unsafe { libc::raise(signal) };

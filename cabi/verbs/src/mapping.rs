@@ -90,7 +90,7 @@ use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use uiw_cabi_core::boundary::Result;
 use uiw_cabi_core::engine;
 use uiw_cabi_core::errno::Errno;
-use uiw_cabi_core::fork::{ForkSafe, Forked};
+use uiw_cabi_core::fork::{ForkSafe, ForkState};
 use uiw_mem::{PageState, recover};
 
 /// The registered ranges of a process.
@@ -150,7 +150,7 @@ static FORKS: ForkSafe<ForkHandlers> = ForkSafe::new();
 
 struct ForkHandlers;
 
-impl Forked for ForkHandlers {
+impl ForkState for ForkHandlers {
     const NEW: Self = Self;
 
     /// The regions of the parent are inert here.
@@ -235,7 +235,7 @@ impl Drop for RegisteredRange {
 pub fn discard(start: usize, len: usize) {
     let Some(range) = each_registration(start, len, PageState::discard) else { return };
     let errno = Errno::last();
-    if let Some(device) = engine::opened() {
+    if let Some(device) = engine::get_if_open() {
         device.discard_memory(range);
     }
     errno.set();

@@ -143,11 +143,11 @@ pub(crate) fn register(
         Some(iova) => iova.saturating_add(start - addr.addr() as u64),
         None => start,
     };
-    add(domain, memory, registered, Place { addr, length, base }, access)
+    add(domain, memory, registered, RegionBounds { addr, length, base }, access)
 }
 
-/// Start of a region for the program, for peers and for elements.
-pub(crate) struct Place {
+/// Address of a region for the program, and its base for peers and in elements.
+pub(crate) struct RegionBounds {
     pub(crate) addr: *mut c_void,
     pub(crate) length: usize,
     pub(crate) base: u64,
@@ -158,10 +158,10 @@ pub(crate) fn add(
     domain: &Object<Pd>,
     memory: Memory,
     registered: RegisteredRange,
-    place: Place,
+    bounds: RegionBounds,
     access: Access,
 ) -> Result<*mut ibv_mr> {
-    let Place { addr, length, base } = place;
+    let RegionBounds { addr, length, base } = bounds;
     let engine = domain.engine.register_raw(memory, base, access)?;
     let (lkey, rkey) = (engine.lkey(), engine.rkey());
     let (context, pd) = (domain.abi.get(|pd| &pd.context), domain.abi());

@@ -25,12 +25,12 @@ pub fn open(device: &'static Device) -> Result<*mut ibv_context> {
 pub fn open_on(device: &'static Device, engine: &uiw_verbs::Device) -> Result<*mut ibv_context> {
     // Vector 0 lets the engine choose; every other one is a shard.
     let vectors = c_int::try_from(engine.shards() + 1).unwrap_or(c_int::MAX);
-    Context::create(device, engine, functions(vectors))
+    Context::create(device, engine, function_tables(vectors))
 }
 
-/// The function tables through which programs call the verbs of a context, which has so many
-/// completion vectors.
-fn functions(vectors: c_int) -> verbs_context {
+/// Returns the function tables through which programs call the verbs of a context. `vectors` is the
+/// number of completion vectors.
+fn function_tables(vectors: c_int) -> verbs_context {
     let mut abi: verbs_context = zeroed();
     abi.query_port = c4(device::port::query_port_long);
     abi.advise_mr = c5(mr::advise_mr);

@@ -18,8 +18,8 @@ pub struct Pd {
     pub engine: uiw_verbs::Pd,
     /// C's objects in it.
     pub users: Users,
-    /// Domain under a parent domain, which is in use.
-    _under: Option<UserToken>,
+    /// Keeps the domain on which a parent domain is based from being deallocated.
+    _base_domain: Option<UserToken>,
 }
 
 impl Body for Pd {
@@ -31,7 +31,10 @@ impl Body for Pd {
 impl Pd {
     fn create(context: &Object<OpenContext>, engine: uiw_verbs::Pd, under: Option<UserToken>) -> *mut ibv_pd {
         let abi = ibv_pd { context: context.abi(), handle: engine.num() };
-        Object::create(abi, Self { context: context.share(), engine, users: Users::default(), _under: under })
+        Object::create(
+            abi,
+            Self { context: context.share(), engine, users: Users::default(), _base_domain: under },
+        )
     }
 
     /// Makes a domain.

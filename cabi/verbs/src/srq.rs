@@ -10,7 +10,7 @@ use uiw_cabi_core::arguments::{Handle, InOutPtr, InPtr, OutPtr, OwnedHandle};
 use uiw_cabi_core::boundary::{self, Result};
 use uiw_cabi_core::errno::Errno;
 use uiw_cabi_core::object::{Body, Object};
-use uiw_cabi_core::users::{Unacknowledged, UserToken, Users};
+use uiw_cabi_core::users::{UnacknowledgedEvents, UserToken, Users};
 use uiw_verbs::{AsyncEvent, SrqAttr};
 
 /// A queue as C holds it.
@@ -20,8 +20,8 @@ pub struct Srq {
     pub engine: Arc<uiw_verbs::Srq>,
     /// Queue pairs that take from it.
     pub users: Users,
-    /// Asynchronous events that the program holds.
-    pub async_events: Arc<Unacknowledged>,
+    /// Asynchronous events that were delivered and not acknowledged yet.
+    pub async_events: Arc<UnacknowledgedEvents>,
     _in_pd: UserToken,
 }
 
@@ -78,7 +78,7 @@ pub(crate) extern "C" fn create_srq_ex(
 ) -> *mut ibv_srq {
     boundary::pointer(|| {
         context.get()?;
-        let given = init.given()?;
+        let given = init.get_ref()?;
         let typed = given.comp_mask & flags::IBV_SRQ_INIT_ATTR_TYPE != 0;
         let known = flags::IBV_SRQ_INIT_ATTR_TYPE | flags::IBV_SRQ_INIT_ATTR_PD;
         if typed && given.srq_type != flags::IBV_SRQT_BASIC || given.comp_mask & !known != 0 {

@@ -22,9 +22,9 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use uiw_cabi_core::abi::event::ibv_async_event;
 use uiw_cabi_core::abi::ibv_device;
 use uiw_cabi_core::boundary::Result;
-use uiw_cabi_core::environment::{self, Privileged};
+use uiw_cabi_core::environment::{self, PrivilegePolicy};
 use uiw_cabi_core::errno::Errno;
-use uiw_cabi_core::fork::{ForkSafe, Forked};
+use uiw_cabi_core::fork::{ForkSafe, ForkState};
 use uiw_cabi_core::object;
 use uiw_cabi_core::system_path::{VARIABLE, check};
 
@@ -59,7 +59,7 @@ static SYSTEM: OnceLock<std::result::Result<SystemLibrary, String>> = OnceLock::
 /// Loads the library that [`VARIABLE`] names, if it does. Called once, when the shared library is
 /// loaded: providers that a program is linked with register with it after that.
 pub fn load(slots: &[Slot]) {
-    let Some(path) = environment::variable(VARIABLE, Privileged::Ignored) else { return };
+    let Some(path) = environment::variable(VARIABLE, PrivilegePolicy::Ignored) else { return };
     let loaded = match check(&path.to_string_lossy()) {
         Ok(()) => open(&path, slots),
         Err(rule) => Err(rule.to_owned()),
@@ -134,7 +134,7 @@ fn dl_error() -> String {
 /// library. For the assembly of `cabi/ibverbs/src/export.rs`.
 pub extern "C" fn is_ours(address: *const c_void) -> bool {
     let address = address.addr();
-    address == 0 || object::is_known(address) || context::lives(address)
+    address == 0 || object::is_known(address) || context::is_alive(address)
 }
 
 /// The system's library, if it was asked for.
@@ -147,8 +147,9 @@ fn system() -> Result<Option<&'static SystemLibrary>> {
         Some(Ok(system)) => Ok(Some(system)),
         Some(Err(why)) => {
             static SAID: AtomicBool = AtomicBool::new(false);
-            let path =
-                environment::variable(VARIABLE, Privileged::Ignored).map(PathBuf::from).unwrap_or_default();
+            let path = environment::variable(VARIABLE, PrivilegePolicy::Ignored)
+                .map(PathBuf::from)
+                .unwrap_or_default();
             if !SAID.swap(true, Ordering::Relaxed) {
                 uiw_cabi_core::log::note!("uiw: {VARIABLE}={}: {why}", path.display());
             }
@@ -160,7 +161,7 @@ fn system() -> Result<Option<&'static SystemLibrary>> {
 /// The system's list that belongs to each of ours.
 struct DeviceLists(BTreeMap<usize, usize>);
 
-impl Forked for DeviceLists {
+impl ForkState for DeviceLists {
     const NEW: Self = Self(BTreeMap::new());
 
     /// A child may free the lists that it has inherited.
@@ -169,8 +170,8 @@ impl Forked for DeviceLists {
 
 static LISTS: ForkSafe<DeviceLists> = ForkSafe::new();
 
-/// The devices of the system's library, as it lists them.
-pub(crate) struct Devices {
+/// Device list of the system's library.
+pub(crate) struct SystemDevices {
     list: *mut *mut ibv_device,
     free: unsafe extern "C" fn(*mut *mut ibv_device),
 }
@@ -178,32 +179,32 @@ pub(crate) struct Devices {
 /// Lists the devices of the system's library. Nothing without it.
 ///
 /// # Errors
-/// As [`system`]. A list that cannot be made is empty, as of a machine without a kernel of RDMA.
-pub(crate) fn devices() -> Result<Option<Devices>> {
+/// The errors of [`system`].
+pub(crate) fn devices() -> Result<Option<SystemDevices>> {
     let Some(system) = system()? else { return Ok(None) };
     // SAFETY: the function is the system's, which permits NULL where the number is not asked for.
     let list = unsafe { (system.get_device_list)(ptr::null_mut()) };
-    // Not `then_some`: a `Devices` that is made and not used would free a list that the library did
-    // not make.
-    Ok((!list.is_null()).then(|| Devices { list, free: system.free_device_list }))
+    // `then_some` would be wrong: it would create a `SystemDevices` even for NULL, and drop it,
+    // which frees a list that the library did not create.
+    Ok((!list.is_null()).then(|| SystemDevices { list, free: system.free_device_list }))
 }
 
-impl Devices {
-    /// Each of them, in the library's order.
+impl SystemDevices {
+    /// Returns the devices in the library's order.
     pub(crate) fn iter(&self) -> impl Iterator<Item = *mut ibv_device> {
         // SAFETY: `ibv_get_device_list` has made the list, which ends in NULL; nothing is read
         // behind that.
         (0..).map(|at| unsafe { *self.list.add(at) }).take_while(|device| !device.is_null())
     }
 
-    /// The library's list is to be freed with `list`, which names the same devices.
-    pub(crate) fn belong_to(self, list: *mut *mut ibv_device) {
+    /// Keeps the library's list until `list`, which contains the same devices, is freed.
+    pub(crate) fn attach_to_list(self, list: *mut *mut ibv_device) {
         LISTS.write().0.insert(list.addr(), self.list.expose_provenance());
         std::mem::forget(self);
     }
 }
 
-impl Drop for Devices {
+impl Drop for SystemDevices {
     fn drop(&mut self) {
         // SAFETY: the library has made the list, which this value owns and frees once.
         unsafe { (self.free)(self.list) };
@@ -217,7 +218,7 @@ pub(crate) fn free_with(list: *mut *mut ibv_device) {
     }
     let theirs = LISTS.write().0.remove(&list.addr());
     if let (Some(list), Ok(Some(system))) = (theirs, system()) {
-        drop(Devices { list: ptr::with_exposed_provenance_mut(list), free: system.free_device_list });
+        drop(SystemDevices { list: ptr::with_exposed_provenance_mut(list), free: system.free_device_list });
     }
 }
 

@@ -152,7 +152,7 @@ fn families() -> Check {
 /// Where programs of this user publish their counters.
 fn published() -> Check {
     const NAME: &str = "counters";
-    let directory = counters::user();
+    let directory = counters::user_directory();
     let path = directory.path().display();
     match directory.check() {
         Ok(()) => Check::ok(NAME, format!("published in {path}")),

@@ -75,7 +75,7 @@ fn not_waiting(error: &io::Error) -> Failure {
 
 /// With what to do, where a limit or a sandbox is the reason of what was `tried`.
 fn denied_to(failure: Failure, tried: &str, error: &io::Error) -> Failure {
-    denied::fix(tried, error).into_iter().fold(failure, Failure::with_fix)
+    denied::advice(tried, error).into_iter().fold(failure, Failure::with_fix)
 }
 
 /// The exit code as shells have it.

@@ -30,7 +30,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use uiw::counters::{Datagrams, Directions, Directory, Operations};
 use uiw_cabi_core::counters;
-use uiw_cabi_rsocket::preload::connections::{self, Carrier, Line, Role};
+use uiw_cabi_rsocket::preload::connections::{self, Carrier, ConnectionRecord, Role};
 
 /// The exit code when the program ended well, and moved nothing by uiw.
 const NOT_MET: u8 = 125;
@@ -59,7 +59,7 @@ pub(super) enum Requirement {
 
 /// Runs the program, and reports when it has ended.
 pub(super) fn run(command: Command, require: Option<Requirement>, as_json: bool) -> Result<ExitCode> {
-    guard::run(|guard| watch(command, require, as_json, guard), || sweep(&counters::user()))
+    guard::run(|guard| watch(command, require, as_json, guard), || sweep(&counters::user_directory()))
 }
 
 fn watch(
@@ -68,7 +68,7 @@ fn watch(
     as_json: bool,
     guard: Guard,
 ) -> Result<ExitCode> {
-    let run = RunDirectory::new(counters::user())?;
+    let run = RunDirectory::new(counters::user_directory())?;
     command.env(counters::VARIABLE, run.directory.path());
     let child = match command.spawn() {
         Ok(child) => child,
@@ -243,7 +243,7 @@ struct CounterSum {
     /// How many processes counted by each library.
     libraries: BTreeMap<String, u64>,
     /// Connections of the preload library, and how many of each.
-    sockets: BTreeMap<Line, u64>,
+    sockets: BTreeMap<ConnectionRecord, u64>,
     /// Connections that are not in `sockets`, which is full.
     unlisted_sockets: u64,
 }
@@ -263,7 +263,7 @@ impl CounterSum {
         let mut reader = BufReader::new(File::from(opened).take(*left));
         let mut line = String::new();
         while (&mut reader).take(MAX_LINE).read_line(&mut line).is_ok() {
-            let Some(found) = line.strip_suffix('\n').and_then(Line::parse) else { break };
+            let Some(found) = line.strip_suffix('\n').and_then(ConnectionRecord::parse) else { break };
             line.clear();
             if self.sockets.len() < MAX_LISTED || self.sockets.contains_key(&found) {
                 *self.sockets.entry(found).or_default() += 1;
@@ -317,7 +317,7 @@ impl CounterSum {
 
     /// Which connections went over rsockets and which over TCP: a line each.
     fn sockets_text(&self) -> String {
-        let line = |(line, count): (&Line, &u64)| {
+        let line = |(line, count): (&ConnectionRecord, &u64)| {
             let how = match line.role {
                 Role::Connected => "to",
                 Role::Accepted => "accepted at",

@@ -264,7 +264,7 @@ impl Endpoint {
             }
         }
         if failed {
-            self.revive();
+            self.restart_queue_pairs();
         }
         any
     }
@@ -320,9 +320,9 @@ impl Endpoint {
         }
     }
 
-    /// A queue pair that a message could not be sent on has stopped sending; the message is lost,
-    /// and others go on.
-    fn revive(&self) {
+    /// Restarts queue pairs that have stopped sending because a message could not be sent. That
+    /// message is lost; others can be sent again.
+    fn restart_queue_pairs(&self) {
         for QueuePair { qp, netdev, .. } in &self.queue_pairs {
             if qp.state() == QpState::Sqe {
                 tracing::debug!(netdev, "a datagram could not be sent");

@@ -2,7 +2,7 @@
 //! ours.
 
 use crate::datagram::endpoint::Endpoint;
-use crate::datagram::socket::{Datagram, Message, State, canonical};
+use crate::datagram::socket::{Datagram, Message, State, peer_key};
 use crate::datagram::wire::{ExchangeHeader, MAX_MESSAGE, Operation};
 use crate::sys;
 use std::net::SocketAddr;
@@ -13,9 +13,10 @@ use uiw_datagram::Qpn;
 const TURN: usize = 64;
 
 impl Datagram {
-    /// Takes what has come over UDP, as much as a turn allows.
-    pub(super) fn exchange(&self) {
-        // One more than any has: a longer one is not taken for a whole one.
+    /// Handles packets that were received over UDP, up to the limit of one turn.
+    pub(super) fn process_udp(&self) {
+        // The buffer has one byte more than the longest message, so that a longer packet is not
+        // accepted as a truncated one.
         let mut packet = [0; MAX_MESSAGE + 1];
         let mut state = self.lock();
         let mut is_changed = false;
@@ -54,7 +55,7 @@ impl Datagram {
 
     /// Takes one packet. Returns whether there is anything for the program.
     fn take(&self, state: &mut State, packet: &[u8], from: SocketAddr) -> bool {
-        let from = canonical(from);
+        let from = peer_key(from);
         let (header, message) = match ExchangeHeader::parse(packet) {
             Ok(parsed) => parsed,
             Err(error) => {
@@ -72,17 +73,17 @@ impl Datagram {
             state.peers.learn(from, qpn.raw());
             return false;
         }
-        let way = match self.way(state, from) {
-            Ok(way) => way,
+        let route = match self.route(state, from) {
+            Ok(route) => route,
             Err(error) => {
-                tracing::debug!(%from, %error, "no way leads to the sender of a datagram");
+                tracing::debug!(%from, %error, "no route leads to the sender of a datagram");
                 return false;
             }
         };
         state.peers.learn(from, qpn.raw());
-        // The answer is no longer than what is answered. One that is lost is asked for by the next
-        // message.
-        if let Err(error) = self.send_over_udp(state, Operation::Control, way, from, &[]) {
+        // The answer is not longer than the packet. If it is lost, the next message of the peer is
+        // answered again.
+        if let Err(error) = self.send_over_udp(state, Operation::Control, route, from, &[]) {
             tracing::debug!(%from, %error, "the number of the queue pair is not sent");
         }
         let most = state.endpoint.as_ref().map_or(0, Endpoint::receives);

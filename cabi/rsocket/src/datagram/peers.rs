@@ -44,8 +44,8 @@ impl Peers {
         self.ways.get(&peer).copied()
     }
 
-    pub(super) fn add(&mut self, peer: SocketAddr, way: PeerRoute) {
-        if self.ways.insert(peer, way).is_some() {
+    pub(super) fn add(&mut self, peer: SocketAddr, route: PeerRoute) {
+        if self.ways.insert(peer, route).is_some() {
             return;
         }
         self.order.push_back(peer);
@@ -58,21 +58,21 @@ impl Peers {
 
     /// The queue pair that a known peer has named.
     pub(super) fn learn(&mut self, peer: SocketAddr, qpn: u32) {
-        if let Some(way) = self.ways.get_mut(&peer) {
-            way.qpn = Some(qpn);
-            way.refresh_at = Instant::now() + REFRESH;
+        if let Some(route) = self.ways.get_mut(&peer) {
+            route.qpn = Some(qpn);
+            route.refresh_at = Instant::now() + REFRESH;
         }
     }
 
     /// The queue pair that the next datagram to a peer goes to; none where it goes over UDP.
     pub(super) fn next_qpn(&mut self, peer: SocketAddr) -> Option<u32> {
-        let way = self.ways.get_mut(&peer)?;
-        let qpn = way.qpn?;
+        let route = self.ways.get_mut(&peer)?;
+        let qpn = route.qpn?;
         let now = Instant::now();
-        if now < way.refresh_at {
+        if now < route.refresh_at {
             return Some(qpn);
         }
-        way.refresh_at = now + REFRESH;
+        route.refresh_at = now + REFRESH;
         None
     }
 }
@@ -86,7 +86,7 @@ mod tests {
         SocketAddr::from((Ipv4Addr::from_bits(0x0A00_0000 + number as u32), 7))
     }
 
-    fn way() -> PeerRoute {
+    fn route() -> PeerRoute {
         PeerRoute::new(Ipv4Addr::LOCALHOST.into(), 0)
     }
 
@@ -94,8 +94,8 @@ mod tests {
     fn table_bounded_and_forgets_oldest() {
         let mut peers = Peers::default();
         for number in 0..MAX_PEERS + 10 {
-            peers.add(peer(number), way());
-            peers.add(peer(number), way());
+            peers.add(peer(number), route());
+            peers.add(peer(number), route());
         }
         assert_eq!((peers.ways.len(), peers.order.len()), (MAX_PEERS, MAX_PEERS));
         assert_eq!(peers.get(peer(9)), None);
@@ -107,7 +107,7 @@ mod tests {
         let mut peers = Peers::default();
         peers.learn(peer(1), 5);
         assert_eq!(peers.get(peer(1)), None);
-        peers.add(peer(1), way());
+        peers.add(peer(1), route());
         assert_eq!(peers.next_qpn(peer(1)), None);
         peers.learn(peer(1), 5);
         assert_eq!(peers.next_qpn(peer(1)), Some(5));
@@ -116,7 +116,7 @@ mod tests {
     #[test]
     fn datagram_sent_over_udp_periodically() {
         let mut peers = Peers::default();
-        peers.add(peer(1), way());
+        peers.add(peer(1), route());
         peers.learn(peer(1), 5);
         peers.ways.get_mut(&peer(1)).unwrap().refresh_at = Instant::now();
         assert_eq!(peers.next_qpn(peer(1)), None);

@@ -11,7 +11,7 @@ use crate::numbers::Numbers;
 use crate::preload::DescriptorSockets;
 use crate::settings::Sizes;
 use crate::sys;
-use crate::wait::{self, Limit, RetryMode, Source};
+use crate::wait::{self, Limit, RetryMode, WaitSource};
 use crate::watchers::{WakerPolicy, Watchers};
 use libc::{POLLERR, POLLHUP, POLLIN, POLLOUT, POLLRDNORM, POLLWRNORM};
 use std::collections::VecDeque;
@@ -74,10 +74,10 @@ pub(crate) struct Datagram {
     watchers: Arc<Watchers>,
     attempts: Attempts,
     numbers: Numbers,
-    /// State of the descriptor numbers, of a socket that the preload library gave.
-    behind: Option<DescriptorSockets>,
-    /// The number of `State::udp`, for the child of a fork, which cannot take the lock; -1 once it
-    /// is closed.
+    /// Sockets of the system behind the descriptor numbers, for a socket of the preload library.
+    descriptor_sockets: Option<DescriptorSockets>,
+    /// Number of `State::udp` for the child of a fork, which cannot take the lock; -1 after the
+    /// socket was closed.
     own: AtomicI32,
     this: Weak<Self>,
 }
@@ -89,7 +89,7 @@ impl Datagram {
     /// EINVAL when an environment variable has a bad value.
     pub(crate) fn missing() -> Result<Option<&'static str>> {
         let own_stack = "datagram rsockets need the kernel's UDP, which UIW_LLP replaces";
-        Ok(Settings::get()?.no_datagrams().or_else(|| stack::is_own().then_some(own_stack)))
+        Ok(Settings::get()?.no_datagrams().or_else(|| stack::is_in_process().then_some(own_stack)))
     }
 
     /// A socket whose descriptor is `fd`, a UDP socket, which has no flags but `status_flags`.
@@ -101,7 +101,7 @@ impl Datagram {
         ipv6: bool,
         sizes: Sizes,
         status_flags: c_int,
-        behind: Option<DescriptorSockets>,
+        descriptor_sockets: Option<DescriptorSockets>,
     ) -> Result<Arc<Self>> {
         let udp = sys::duplicate(fd)?;
         let own = AtomicI32::new(udp.as_raw_fd());
@@ -127,15 +127,16 @@ impl Datagram {
             watchers: Arc::default(),
             attempts: Attempts::default(),
             numbers: Numbers::default(),
-            behind,
+            descriptor_sockets,
             own,
             this: this.clone(),
         }))
     }
 
-    /// Returns the state of the descriptor numbers; `None` if nothing is known of it.
-    pub(crate) fn behind(&self) -> Option<DescriptorSockets> {
-        self.behind
+    /// Returns the sockets of the system behind the descriptor numbers, or `None` if they are
+    /// unknown.
+    pub(crate) fn descriptor_sockets(&self) -> Option<DescriptorSockets> {
+        self.descriptor_sockets
     }
 
     pub(crate) fn numbers(&self) -> &Numbers {
@@ -160,8 +161,8 @@ impl Datagram {
         self.watchers.wake_all(except);
     }
 
-    /// Takes what has come, and asks `ask`. Other threads are woken by what is found.
-    pub(super) fn look<T>(&self, own: Option<&Waker>, ask: impl FnOnce(&mut State) -> T) -> T {
+    /// Handles what has arrived, and calls `ask`. Wakes other threads if anything has arrived.
+    pub(super) fn update_then<T>(&self, own: Option<&Waker>, ask: impl FnOnce(&mut State) -> T) -> T {
         let mut state = self.lock();
         let changed = state.process();
         let answer = ask(&mut state);
@@ -222,8 +223,8 @@ impl Datagram {
         mut attempt: impl FnMut(&mut State) -> Result<T>,
     ) -> Result<T> {
         let first = attempt(&mut self.lock());
-        wait::complete(first, self, nonblocking, time, |way| match way {
-            RetryMode::Processed => self.look(None, &mut attempt),
+        wait::complete(first, self, nonblocking, time, |route| match route {
+            RetryMode::Processed => self.update_then(None, &mut attempt),
             RetryMode::Watched(cx) => match self.poll(cx, |state| wait::pending(attempt(state))) {
                 Poll::Ready(answer) => answer,
                 Poll::Pending => Err(Errno::AGAIN),
@@ -233,7 +234,7 @@ impl Datagram {
 
     /// Returns the ready events among those that a program asks for.
     pub(crate) fn ready(&self, events: c_short) -> c_short {
-        self.look(None, |state| state.ready() & (events | POLLERR | POLLHUP))
+        self.update_then(None, |state| state.ready() & (events | POLLERR | POLLHUP))
     }
 
     /// Like [`Datagram::ready`]; the task is woken by the next change.
@@ -251,24 +252,24 @@ impl Datagram {
 
     /// Bytes of the next message.
     pub(crate) fn readable(&self) -> u64 {
-        self.look(None, |state| match state.messages.front() {
+        self.update_then(None, |state| match state.messages.front() {
             Some(Message::Placed(arrived)) => arrived.len as u64,
             Some(Message::Whole { bytes, .. }) => bytes.len() as u64,
             None => 0,
         })
     }
 
-    /// An address as the program gets it: a socket of IPv6 has IPv4 addresses mapped.
-    pub(crate) fn shown(&self, address: SocketAddr) -> SocketAddr {
+    /// Converts an address for the program. An IPv6 socket gets IPv4 addresses as mapped ones.
+    pub(crate) fn to_program_address(&self, address: SocketAddr) -> SocketAddr {
         match address {
             SocketAddr::V4(v4) if self.ipv6 => SocketAddr::from((v4.ip().to_ipv6_mapped(), v4.port())),
             other => other,
         }
     }
 
-    /// The address at which the socket of the system sends to a real one.
-    pub(super) fn mapped(&self, address: SocketAddr) -> SocketAddr {
-        self.shown(address)
+    /// Returns the address at which the system's socket sends to a real address.
+    pub(super) fn to_system_address(&self, address: SocketAddr) -> SocketAddr {
+        self.to_program_address(address)
     }
 
     /// The real address of a peer that the program names.
@@ -276,7 +277,7 @@ impl Datagram {
     /// # Errors
     /// EADDRNOTAVAIL for a port that the offset makes none.
     pub(super) fn real(to: SocketAddr) -> Result<SocketAddr> {
-        address::real(reachable(to)).map(canonical)
+        address::to_real(reachable(to)).map(peer_key)
     }
 
     /// The queue pairs' memory, and the thread that looks at UDP, which the first use of the socket
@@ -284,7 +285,7 @@ impl Datagram {
     ///
     /// # Errors
     /// ENOMEM, EMFILE.
-    pub(super) fn begin(&self, state: &mut State) -> Result<()> {
+    pub(super) fn prepare(&self, state: &mut State) -> Result<()> {
         if state.endpoint.is_some() {
             return Ok(());
         }
@@ -303,14 +304,14 @@ impl Datagram {
     /// The system's; EADDRNOTAVAIL for a port that the offset makes none.
     pub(crate) fn bind(&self, to: SocketAddr) -> Result<()> {
         let mut state = self.lock();
-        let mut real = address::real(to)?;
+        let mut real = address::to_real(to)?;
         if to.port() == 0 {
             real.set_port(ports::free_named(real.ip())?);
         }
-        let real = if to.is_ipv6() { self.mapped(real) } else { real };
+        let real = if to.is_ipv6() { self.to_system_address(real) } else { real };
         let udp = state.udp()?;
-        sys::bind(udp, address::bytes(&address::write(real)))?;
-        self.begin(&mut state)
+        sys::bind(udp, address::significant_bytes(&address::to_sockaddr(real)))?;
+        self.prepare(&mut state)
     }
 
     /// rconnect: the socket has one peer from now on, in the program's numbers; none if there is no
@@ -326,10 +327,10 @@ impl Datagram {
             state.connected = None;
             return Ok(());
         };
-        self.begin(&mut state)?;
+        self.prepare(&mut state)?;
         let to = Self::real(to)?;
-        sys::connect(udp, address::bytes(&address::write(self.mapped(to))))?;
-        self.way(&mut state, to)?;
+        sys::connect(udp, address::significant_bytes(&address::to_sockaddr(self.to_system_address(to))))?;
+        self.route(&mut state, to)?;
         state.connected = Some(to);
         state.shut = [false; 2];
         Ok(())
@@ -338,17 +339,17 @@ impl Datagram {
     /// The way to a peer.
     ///
     /// # Errors
-    /// The system's, where no way leads there; those of making a queue pair.
-    pub(super) fn way(&self, state: &mut State, peer: SocketAddr) -> Result<PeerRoute> {
-        if let Some(way) = state.peers.get(peer) {
-            return Ok(way);
+    /// The errors of the system if there is no route, and those of creating a queue pair.
+    pub(super) fn route(&self, state: &mut State, peer: SocketAddr) -> Result<PeerRoute> {
+        if let Some(route) = state.peers.get(peer) {
+            return Ok(route);
         }
         let own = sys::address_as_is(state.udp()?, false)?.ip().to_canonical();
         let local: IpAddr = if own.is_unspecified() { address::source_for(peer)?.ip() } else { own };
-        let Some(endpoint) = &mut state.endpoint else { return Err(unbegun()) };
-        let way = PeerRoute::new(local, endpoint.queue_pair(local)?);
-        state.peers.add(peer, way);
-        Ok(way)
+        let Some(endpoint) = &mut state.endpoint else { return Err(not_bound_error()) };
+        let route = PeerRoute::new(local, endpoint.queue_pair(local)?);
+        state.peers.add(peer, route);
+        Ok(route)
     }
 
     /// The own address or that of the peer, in the program's numbers.
@@ -380,7 +381,7 @@ impl Datagram {
         let flushed = |state: &State| state.endpoint.as_ref().is_none_or(Endpoint::is_flushed);
         let device = self.lock().endpoint.as_ref().map(|endpoint| endpoint.device().clone());
         if let Some(device) = device
-            && !self.look(None, |state| flushed(state))
+            && !self.update_then(None, |state| flushed(state))
         {
             let all = |cx: &mut Context<'_>| {
                 self.poll(cx, |state| if flushed(state) { Poll::Ready(()) } else { Poll::Pending })
@@ -415,15 +416,16 @@ impl Datagram {
     }
 }
 
-/// The error of a socket that has neither an address nor a peer and has not sent.
-pub(super) fn unbegun() -> Errno {
+/// Returns the error for a socket that has neither an address nor a peer, and has not sent
+/// anything.
+pub(super) fn not_bound_error() -> Errno {
     Errno::INVAL.because("a datagram rsocket receives once it is bound, connected or has sent")
 }
 
-/// An address by which a peer is found: an IPv4 address is none of IPv6, and what distinguishes no
-/// peers is 0.
-pub(super) fn canonical(address: SocketAddr) -> SocketAddr {
-    match address::plain(address) {
+/// Returns the address by which a peer is looked up: mapped addresses are converted to IPv4, and
+/// fields that do not identify a peer are 0.
+pub(super) fn peer_key(address: SocketAddr) -> SocketAddr {
+    match address::to_canonical(address) {
         SocketAddr::V6(v6) => {
             let scope = if v6.ip().is_unicast_link_local() { v6.scope_id() } else { 0 };
             SocketAddrV6::new(*v6.ip(), v6.port(), 0, scope).into()
@@ -485,7 +487,7 @@ impl State {
     }
 }
 
-impl Source for Datagram {
+impl WaitSource for Datagram {
     fn attempts(&self) -> &Attempts {
         &self.attempts
     }

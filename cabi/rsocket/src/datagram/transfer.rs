@@ -1,7 +1,7 @@
 //! Sending and receiving messages.
 
 use crate::datagram::peers::PeerRoute;
-use crate::datagram::socket::{Datagram, Message, State, unbegun};
+use crate::datagram::socket::{Datagram, Message, State, not_bound_error};
 use crate::datagram::wire::{ExchangeHeader, MAX_MESSAGE, MessageHeader, Operation};
 use crate::is_exiting;
 use crate::sys;
@@ -104,11 +104,13 @@ impl Datagram {
         if message.len() > longest(&peer.ip()) {
             return Err(Errno(libc::EMSGSIZE).because("a datagram that is longer than rdma-core's buffers"));
         }
-        self.begin(state)?;
-        let way = self.way(state, peer)?;
-        let header_len = MessageHeader::len_for(&way.local);
-        let State { endpoint: Some(endpoint), peers, port, .. } = state else { return Err(unbegun()) };
-        let fits = header_len + message.len() <= endpoint.max_payload(way.queue_pair);
+        self.prepare(state)?;
+        let route = self.route(state, peer)?;
+        let header_len = MessageHeader::len_for(&route.local);
+        let State { endpoint: Some(endpoint), peers, port, .. } = state else {
+            return Err(not_bound_error());
+        };
+        let fits = header_len + message.len() <= endpoint.max_payload(route.queue_pair);
         if fits && !endpoint.has_room() {
             return Err(Errno::AGAIN);
         }
@@ -116,10 +118,10 @@ impl Datagram {
             if *port == 0 {
                 *port = sys::address_as_is(udp, false)?.port();
             }
-            let header = MessageHeader { from: SocketAddr::new(way.local, *port) }.emit();
-            return endpoint.send((way.queue_pair, way.local), (peer, qpn), header.as_slice(), message);
+            let header = MessageHeader { from: SocketAddr::new(route.local, *port) }.emit();
+            return endpoint.send((route.queue_pair, route.local), (peer, qpn), header.as_slice(), message);
         }
-        let sent = self.send_over_udp(state, Operation::Data, way, peer, message);
+        let sent = self.send_over_udp(state, Operation::Data, route, peer, message);
         if matches!(sent, Err(Errno::AGAIN)) {
             *is_full = Some(udp);
             return Err(Errno(libc::ENOBUFS));
@@ -135,15 +137,16 @@ impl Datagram {
         &self,
         state: &State,
         operation: Operation,
-        way: PeerRoute,
+        route: PeerRoute,
         peer: SocketAddr,
         message: &[u8],
     ) -> Result<()> {
         let udp = state.udp()?;
-        let Some(endpoint) = &state.endpoint else { return Err(unbegun()) };
-        let header = ExchangeHeader { operation, qpn: endpoint.number(way.queue_pair), address: way.local };
-        let to = address::write(self.mapped(peer));
-        sys::send_message(udp, [header.emit().as_slice(), message], address::bytes(&to))
+        let Some(endpoint) = &state.endpoint else { return Err(not_bound_error()) };
+        let header =
+            ExchangeHeader { operation, qpn: endpoint.number(route.queue_pair), address: route.local };
+        let to = address::to_sockaddr(self.to_system_address(peer));
+        sys::send_message(udp, [header.emit().as_slice(), message], address::significant_bytes(&to))
     }
 
     /// Receives a message: `copy` gives it to the program, from a place on, and says how much of
@@ -174,7 +177,7 @@ impl Datagram {
             return Err(error);
         }
         let Some(endpoint) = &state.endpoint else {
-            return Err(unbegun());
+            return Err(not_bound_error());
         };
         let Some(message) = state.messages.front() else {
             let end = CopiedMessage { copied: 0, len: 0, from: None };
@@ -198,7 +201,7 @@ impl Datagram {
         {
             endpoint.receive_again(&[arrived.slot]);
         }
-        Ok(CopiedMessage { copied, len, from: Some(self.shown(from)) })
+        Ok(CopiedMessage { copied, len, from: Some(self.to_program_address(from)) })
     }
 }
 

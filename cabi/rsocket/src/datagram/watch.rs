@@ -7,7 +7,7 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::{Arc, Weak};
 use uiw_cabi_core::boundary::Result;
 use uiw_cabi_core::errno::Errno;
-use uiw_cabi_core::fork::{ForkSafe, Forked};
+use uiw_cabi_core::fork::{ForkSafe, ForkState};
 use uiw_cabi_core::inherited::close_copy;
 use uiw_verbs::integration::spawn_thread;
 
@@ -18,7 +18,7 @@ struct DatagramWatch {
     next: u64,
 }
 
-impl Forked for DatagramWatch {
+impl ForkState for DatagramWatch {
     const NEW: Self = Self { set: None, sockets: BTreeMap::new(), next: 0 };
 
     fn in_child(&mut self) {
@@ -103,7 +103,7 @@ fn run(set: &OwnedFd) {
                 if event.events & libc::EPOLLERR as u32 != 0 {
                     socket.discard_reports();
                 }
-                socket.exchange();
+                socket.process_udp();
             }
         }
     }

@@ -87,7 +87,7 @@ impl Epoll {
     /// has the set.
     pub(crate) fn wake_system(&self) {
         let mut marker = self.marker.lock();
-        if marker.is_some() || !WAITING.any(self.number) {
+        if marker.is_some() || !WAITING.has_waiters(self.number) {
             return;
         }
         let event = epoll_event { events: libc::EPOLLIN as u32, u64: WAITING.marker() };
@@ -107,7 +107,7 @@ impl Epoll {
     fn has_marker(&self) -> bool {
         let mut marker = self.marker.lock();
         if let Some(fd) = *marker
-            && !WAITING.any(self.number)
+            && !WAITING.has_waiters(self.number)
             && sys::epoll_ctl(self.fd.as_raw_fd(), libc::EPOLL_CTL_DEL, fd, None).is_ok()
         {
             *marker = None;
@@ -681,7 +681,7 @@ mod tests {
         for _ in 0..1000 {
             let socket = Socket::new(false, new_set());
             before.push(Arc::downgrade(&socket));
-            table::name(number, Entry::Socket(socket));
+            table::insert(number, Entry::Socket(socket));
             set.control(libc::EPOLL_CTL_ADD, number, event).unwrap();
         }
         let kept = before.iter().filter(|socket| socket.strong_count() > 0).count();

@@ -48,19 +48,19 @@ fn parse(text: &str) -> Vec<ConfigLine> {
 
 /// The kinds of sockets that become rsockets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum SocketKind {
     Stream,
     Datagram,
 }
 
-fn has(lines: &[ConfigLine], program: &str, domain: c_int, kind: Kind) -> bool {
+fn has(lines: &[ConfigLine], program: &str, domain: c_int, kind: SocketKind) -> bool {
     let (kind_number, protocol) = match kind {
-        Kind::Stream => (libc::SOCK_STREAM, libc::IPPROTO_TCP),
-        Kind::Datagram => (libc::SOCK_DGRAM, libc::IPPROTO_UDP),
+        SocketKind::Stream => (libc::SOCK_STREAM, libc::IPPROTO_TCP),
+        SocketKind::Datagram => (libc::SOCK_DGRAM, libc::IPPROTO_UDP),
     };
     let is = |asked: Option<c_int>, value| asked.is_none_or(|asked| asked == value);
     let named = |name: &str| program.get(..name.len()).is_some_and(|start| start.eq_ignore_ascii_case(name));
-    lines.is_empty() && kind == Kind::Stream
+    lines.is_empty() && kind == SocketKind::Stream
         || lines.iter().any(|line| {
             line.program.as_deref().is_none_or(named)
                 && is(line.domain, domain)
@@ -69,8 +69,8 @@ fn has(lines: &[ConfigLine], program: &str, domain: c_int, kind: Kind) -> bool {
         })
 }
 
-/// Returns whether sockets of `domain` become rsockets in `program`.
-pub(super) fn includes(program: &str, domain: c_int, kind: Kind) -> bool {
+/// Returns whether sockets of `domain` and `kind` become rsockets in `program`.
+pub(super) fn includes(program: &str, domain: c_int, kind: SocketKind) -> bool {
     static LINES: OnceBox<Vec<ConfigLine>> = OnceBox::new();
     let lines = LINES
         .get_or_init(|| Box::new(fs::read_to_string(FILE).map_or_else(|_| Vec::new(), |text| parse(&text))));
@@ -83,10 +83,10 @@ mod tests {
 
     #[test]
     fn empty_configuration_selects_all_streams() {
-        assert!(has(&parse(""), "any", libc::AF_INET, Kind::Stream));
+        assert!(has(&parse(""), "any", libc::AF_INET, SocketKind::Stream));
         let lines = parse("# iperf * * *\nshort line\niperf X * *\n");
-        assert!(has(&lines, "any", libc::AF_INET6, Kind::Stream));
-        assert!(!has(&lines, "any", libc::AF_INET6, Kind::Datagram));
+        assert!(has(&lines, "any", libc::AF_INET6, SocketKind::Stream));
+        assert!(!has(&lines, "any", libc::AF_INET6, SocketKind::Datagram));
     }
 
     #[test]
@@ -95,11 +95,11 @@ mod tests {
             "iperf AF_INET SOCK_STREAM tcp\n  redis  *   stream  *\n* inet6 * IPPROTO_UDP\n* * DGRAM *",
         );
         assert_eq!(lines.len(), 4);
-        let stream = |program, domain| has(&lines, program, domain, Kind::Stream);
+        let stream = |program, domain| has(&lines, program, domain, SocketKind::Stream);
         assert!(stream("iperf3", libc::AF_INET) && !stream("iperf3", libc::AF_INET6));
         assert!(stream("redis-server", libc::AF_INET6) && stream("REDIS", libc::AF_INET));
         assert!(!stream("red", libc::AF_INET6) && !stream("nginx", libc::AF_INET));
-        let datagram = |lines: &str, domain| has(&parse(lines), "iperf3", domain, Kind::Datagram);
+        let datagram = |lines: &str, domain| has(&parse(lines), "iperf3", domain, SocketKind::Datagram);
         assert!(datagram("* * DGRAM *", libc::AF_INET) && datagram("* inet6 * udp", libc::AF_INET6));
         assert!(!datagram("* inet6 * udp", libc::AF_INET) && !datagram("iperf * STREAM *", libc::AF_INET));
     }

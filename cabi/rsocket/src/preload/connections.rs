@@ -14,7 +14,7 @@ use std::fs::OpenOptions;
 use std::io::Write as _;
 use std::net::SocketAddr;
 use std::os::unix::fs::OpenOptionsExt as _;
-use uiw_cabi_core::counters::Counters;
+use uiw_cabi_core::counters::CounterDestination;
 use uiw_cabi_core::settings::Settings;
 
 /// The end of the files' names; the number of the process is in front.
@@ -40,7 +40,7 @@ pub enum Role {
 
 /// A connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Line {
+pub struct ConnectionRecord {
     /// Carrier of the connection.
     pub carrier: Carrier,
     /// Role of the process.
@@ -49,8 +49,9 @@ pub struct Line {
     pub address: SocketAddr,
 }
 
-impl Line {
-    /// A line of a file. None for others: other programs of the user can write there.
+impl ConnectionRecord {
+    /// Parses a line of a file. Returns `None` for invalid lines, because other programs of the
+    /// user can write to the file.
     ///
     /// ```
     /// use uiw_cabi_rsocket::preload::connections::{Carrier, Line, Role};
@@ -77,7 +78,7 @@ impl Line {
     }
 }
 
-impl std::fmt::Display for Line {
+impl std::fmt::Display for ConnectionRecord {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let carrier = match self.carrier {
             Carrier::Rsocket => "rsocket",
@@ -91,10 +92,10 @@ impl std::fmt::Display for Line {
     }
 }
 
-/// Notes a connection, if `uiw run` asks for that; the log has it at level info.
-pub(crate) fn note(line: Line) {
+/// Records a connection if `uiw run` has requested it, and logs it at level info.
+pub(crate) fn note(line: ConnectionRecord) {
     tracing::info!("connection: {line}");
-    let Ok(Settings { counters: Counters::In(directory), .. }) = Settings::get() else { return };
+    let Ok(Settings { counters: CounterDestination::In(directory), .. }) = Settings::get() else { return };
     let path = directory.join(format!("{}{SUFFIX}", std::process::id()));
     let file = OpenOptions::new()
         .append(true)

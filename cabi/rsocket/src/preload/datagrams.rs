@@ -3,7 +3,7 @@
 use crate::at_exit;
 use crate::datagram::Datagram;
 use crate::preload::adopt;
-use crate::preload::config::{self, Kind};
+use crate::preload::config::{self, SocketKind};
 use crate::preload::{BITMAP, DescriptorSockets};
 use crate::sys;
 use crate::table::{self, Entry};
@@ -17,9 +17,9 @@ use uiw_cabi_core::settings::Settings;
 /// something says that it stays one of UDP.
 ///
 /// # Errors
-/// EINVAL where a variable has a bad value; EMFILE.
-pub(super) fn made(fd: RawFd, domain: c_int, program: &str) -> Result<()> {
-    if !config::includes(program, domain, Kind::Datagram) || Settings::get()?.stays_on_tcp(program) {
+/// EINVAL if an environment variable has an invalid value; EMFILE.
+pub(super) fn adopt(fd: RawFd, domain: c_int, program: &str) -> Result<()> {
+    if !config::includes(program, domain, SocketKind::Datagram) || Settings::get()?.stays_on_tcp(program) {
         return Ok(());
     }
     if let Some(reason) = Datagram::missing()? {
@@ -32,6 +32,6 @@ pub(super) fn made(fd: RawFd, domain: c_int, program: &str) -> Result<()> {
     engine::before_exit(at_exit);
     let (is_ipv6, flags) = (domain == libc::AF_INET6, sys::status_flags(fd)?);
     let socket = Datagram::new(fd, is_ipv6, adopt::sizes(), flags, DescriptorSockets::of(fd))?;
-    table::name(fd, Entry::Datagram(socket));
+    table::insert(fd, Entry::Datagram(socket));
     Ok(())
 }

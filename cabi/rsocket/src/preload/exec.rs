@@ -4,14 +4,15 @@
 use crate::sys;
 use std::fs;
 use std::os::fd::RawFd;
-use uiw_cabi_core::environment::{self, Privileged};
+use uiw_cabi_core::environment::{self, PrivilegePolicy};
 use uiw_cabi_core::log;
 use uiw_cabi_core::settings::Settings;
 
-/// Logs the numbers that were rsockets of the process's program before. Called when the library is
-/// loaded; it looks at them only where there is a log.
-pub(super) fn report_lost() {
-    if environment::variable(log::VARIABLE, Privileged::LevelOnly).is_none() || Settings::get().is_err() {
+/// Logs the numbers that were rsockets of the previous program of the process. Called when the
+/// library is loaded. The numbers are checked only if the log is enabled.
+pub(super) fn report_lost_rsockets() {
+    if environment::variable(log::VARIABLE, PrivilegePolicy::LevelOnly).is_none() || Settings::get().is_err()
+    {
         return;
     }
     let Ok(files) = fs::read_dir("/proc/self/fd") else { return };

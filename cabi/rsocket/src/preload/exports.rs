@@ -6,9 +6,9 @@ use crate::any::AnySocket;
 use crate::epoll::Epoll;
 use crate::poll::{self, Sets};
 use crate::preload::bitmap::Bitmap;
-use crate::preload::connections::{self, Carrier, Line, Role};
+use crate::preload::connections::{self, Carrier, ConnectionRecord, Role};
 use crate::preload::process::{self, is_vforked};
-use crate::preload::waiting::{WAITING, Waiting};
+use crate::preload::waiting::{WAITING, WaiterCounts};
 use crate::preload::{BITMAP, datagrams, exec, fall_back, ioctl, plain, sendfile};
 use crate::sys;
 use crate::table::{self, Entry};
@@ -42,14 +42,14 @@ pub extern "C" fn uiw_sockets_bits(count: &mut usize) -> *const u64 {
 /// count, by the number of the set modulo their own number. Their address is what an event has that
 /// is not the program's.
 pub extern "C" fn uiw_sockets_waiting(count: &mut usize) -> *const u32 {
-    *count = Waiting::len();
+    *count = WaiterCounts::len();
     (&raw const WAITING).cast()
 }
 
 /// The library is loaded.
 pub extern "C" fn uiw_sockets_loaded() {
     boundary::value((), || {
-        exec::report_lost();
+        exec::report_lost_rsockets();
         Ok(())
     });
 }
@@ -57,13 +57,13 @@ pub extern "C" fn uiw_sockets_loaded() {
 /// The program has made a TCP socket. -1 and `errno` where it is not to have one.
 pub extern "C" fn uiw_sockets_made(fd: c_int, domain: c_int) -> c_int {
     process::has_table();
-    boundary::minus_one(|| plain::made(fd, domain, program_name()))
+    boundary::minus_one(|| plain::register(fd, domain, program_name()))
 }
 
 /// The program has made a UDP socket. -1 and `errno` where the program is not to have one.
 pub extern "C" fn uiw_sockets_made_datagram(fd: c_int, domain: c_int) -> c_int {
     process::has_table();
-    boundary::minus_one(|| datagrams::made(fd, domain, program_name()))
+    boundary::minus_one(|| datagrams::adopt(fd, domain, program_name()))
 }
 
 /// sendto(2) of an rsocket. The address of a stream means nothing, as it is connected.
@@ -90,7 +90,7 @@ pub extern "C" fn uiw_sockets_enter(fd: c_int) -> c_int {
 }
 
 fn enter(fd: c_int) -> c_int {
-    enter_as(fd, table::present(fd))
+    enter_as(fd, table::get_if_open(fd))
 }
 
 fn enter_as(fd: c_int, entry: Option<Entry>) -> c_int {
@@ -120,7 +120,7 @@ fn enter_as(fd: c_int, entry: Option<Entry>) -> c_int {
 /// # Errors
 /// Those of [`table::socket`].
 fn enter_socket(fd: c_int) -> Result<Option<AnySocket>> {
-    match table::present(fd) {
+    match table::get_if_open(fd) {
         Some(Entry::Socket(socket)) if !socket.is_refused() => Ok(Some(AnySocket::Stream(socket))),
         entry if enter_as(fd, entry.clone()) == RSOCKET => table::socket(fd).map(Some),
         _ => Ok(None),
@@ -185,7 +185,7 @@ pub extern "C" fn uiw_sockets_bind<'a>(
 ) -> c_int {
     boundary::number(|| {
         let Ok(addr) = read_address(&addr, len) else { return Ok(ORDINARY) };
-        match table::present(fd) {
+        match table::get_if_open(fd) {
             Some(Entry::Plain(_)) => Ok(if plain::bind(fd, addr)? { 0 } else { ORDINARY }),
             _ => Ok(ORDINARY),
         }
@@ -195,8 +195,8 @@ pub extern "C" fn uiw_sockets_bind<'a>(
 /// The system has made the socket a listening one.
 pub extern "C" fn uiw_sockets_listening(fd: c_int) {
     boundary::value((), || {
-        if let Some(Entry::Plain(plain)) = table::present(fd) {
-            plain::listening(&plain);
+        if let Some(Entry::Plain(plain)) = table::get_if_open(fd) {
+            plain::mark_listening(&plain);
         }
         Ok(())
     });
@@ -212,11 +212,11 @@ pub extern "C" fn uiw_sockets_accepted<'a>(
     room: Count<'a, socklen_t>,
 ) -> c_int {
     boundary::minus_one(|| {
-        if let Some(Entry::Plain(listening)) = table::present(listening) {
-            plain::accepted(&listening, fd)?;
+        if let Some(Entry::Plain(listening)) = table::get_if_open(listening) {
+            plain::register_accepted(&listening, fd)?;
             if let (false, false, Ok(peer)) = (addr.is_null(), len.is_null(), sys::address_as_is(fd, true)) {
-                // accept(2) has replaced the number by the length of another address.
-                write_address(peer, addr, len.restored(room)?)?;
+                // accept(2) has replaced the size of the buffer by the length of the address.
+                write_address(peer, addr, len.restore(room)?)?;
             }
         }
         Ok(())
@@ -232,7 +232,7 @@ pub extern "C" fn uiw_sockets_target<'a>(
     real: &mut rdma_sockaddr,
 ) -> c_int {
     boundary::number(|| {
-        let (Ok(to), Some(Entry::Plain(plain))) = (read_address(&addr, len), table::present(fd)) else {
+        let (Ok(to), Some(Entry::Plain(plain))) = (read_address(&addr, len), table::get_if_open(fd)) else {
             return Ok(0);
         };
         if to.port() == 0 && plain::must_encrypt() {
@@ -242,8 +242,8 @@ pub extern "C" fn uiw_sockets_target<'a>(
         // attempt.
         let Some(to) = plain::on_rsockets(to)?.filter(|to| to.port() != 0) else { return Ok(0) };
         plain::limit_attempt(fd, &plain);
-        *real = address::write(to);
-        Ok(address::bytes(real).len() as c_int)
+        *real = address::to_sockaddr(to);
+        Ok(address::significant_bytes(real).len() as c_int)
     })
 }
 
@@ -259,9 +259,9 @@ pub extern "C" fn uiw_sockets_connected<'a>(
         let Some(Entry::Plain(plain)) = table::get(fd) else { return Ok(ORDINARY) };
         let to = read_address(&addr, len)?;
         match outcome {
-            0 => plain::connected(fd, &plain, to, false).map(|()| 0),
+            0 => plain::convert_connected(fd, &plain, to, false).map(|()| 0),
             libc::EINPROGRESS | libc::EINTR => {
-                plain::connected(fd, &plain, to, true)?;
+                plain::convert_connected(fd, &plain, to, true)?;
                 Err(Errno(outcome))
             }
             libc::EALREADY | libc::EISCONN => Err(Errno(outcome)),
@@ -283,10 +283,10 @@ pub extern "C" fn uiw_sockets_connected<'a>(
 /// system's from now on.
 pub extern "C" fn uiw_sockets_on_tcp<'a>(fd: c_int, addr: ArrayPtr<'a, u8>, len: Count<'a, socklen_t>) {
     boundary::value((), || {
-        // An address of another family, which is none, ends a connection.
-        let address = address::plain(read_address(&addr, len)?);
-        table::forget(fd);
-        connections::note(Line { carrier: Carrier::Tcp, role: Role::Connected, address });
+        // An address of the unspecified family, which is not parsed, dissolves a connection.
+        let address = address::to_canonical(read_address(&addr, len)?);
+        table::release(fd);
+        connections::note(ConnectionRecord { carrier: Carrier::Tcp, role: Role::Connected, address });
         Ok(())
     });
 }
@@ -298,10 +298,10 @@ pub extern "C" fn uiw_sockets_closing(fd: c_int) {
         return;
     }
     boundary::value((), || {
-        if let Some(Entry::Plain(plain)) = table::present(fd) {
+        if let Some(Entry::Plain(plain)) = table::get_if_open(fd) {
             plain::enter_to_close(fd, &plain);
         }
-        table::forget(fd);
+        table::release(fd);
         Ok(())
     });
 }
@@ -313,7 +313,7 @@ pub extern "C" fn uiw_sockets_close_range(first: c_uint, last: c_uint) {
     }
     boundary::value((), || {
         for fd in BITMAP.each(first, last) {
-            table::forget(fd);
+            table::release(fd);
         }
         Ok(())
     });
@@ -325,7 +325,7 @@ pub extern "C" fn uiw_sockets_duplicated(old: c_int, new: c_int) {
         return;
     }
     boundary::value((), || {
-        table::forget(new);
+        table::release(new);
         table::duplicate(old, new);
         Ok(())
     });
@@ -338,7 +338,7 @@ pub extern "C" fn uiw_sockets_address<'a>(
     len: RoomPtr<'a>,
     of_peer: c_int,
 ) -> c_int {
-    boundary::number(|| match table::present(fd) {
+    boundary::number(|| match table::get_if_open(fd) {
         Some(Entry::Plain(_)) => {
             let real = sys::address_as_is(fd, of_peer != 0)?;
             write_address(real, addr, len).map(|()| 0)
@@ -421,8 +421,9 @@ pub extern "C" fn uiw_sockets_epoll_ctl(
                     Some(Entry::Plain(plain)) if plain.may_become() => {}
                     _ => return Ok(ORDINARY),
                 }
-                // The system's opinion of the set is that of a duplicate.
-                let set = table::follow(set_fd, Epoll::of_program(set_fd)?);
+                // The duplicate of the descriptor determines whether it is an epoll set of the
+                // system.
+                let set = table::add_epoll(set_fd, Epoll::of_program(set_fd)?);
                 set.wake_system();
                 set
             }

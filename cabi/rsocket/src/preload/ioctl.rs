@@ -18,7 +18,7 @@ pub(super) fn request(
     request: c_ulong,
     argument: Option<&mut [u8; size_of::<c_int>()]>,
 ) -> Result<()> {
-    let number = argument.ok_or_else(|| Errno(libc::EFAULT).null())?;
+    let number = argument.ok_or_else(|| Errno(libc::EFAULT).null_argument())?;
     let answer = match request {
         libc::FIONBIO => {
             let on = c_int::from_ne_bytes(*number) != 0;

@@ -33,11 +33,11 @@
 //!   change the table compare the process first.
 
 mod adopt;
-mod behind;
 mod bitmap;
 mod config;
 pub mod connections;
 mod datagrams;
+mod descriptor_sockets;
 mod exec;
 pub mod exports;
 mod ioctl;
@@ -46,8 +46,8 @@ pub(crate) mod process;
 mod sendfile;
 pub(crate) mod waiting;
 
-use adopt::Adopted;
+use adopt::AdoptionState;
 pub(crate) use adopt::fall_back;
-pub(crate) use behind::{DescriptorSockets, placeholder};
 pub(crate) use bitmap::BITMAP;
+pub(crate) use descriptor_sockets::{DescriptorSockets, placeholder};
 pub(crate) use plain::PlainSocket;

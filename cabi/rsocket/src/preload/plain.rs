@@ -1,7 +1,7 @@
 //! TCP sockets of a program that may become rsockets.
 
-use crate::preload::config::Kind;
-use crate::preload::{Adopted, BITMAP, DescriptorSockets, adopt, behind, config, process};
+use crate::preload::config::SocketKind;
+use crate::preload::{AdoptionState, BITMAP, DescriptorSockets, adopt, config, descriptor_sockets, process};
 use crate::sys;
 use crate::table::{self, Entry};
 use std::ffi::c_int;
@@ -29,8 +29,8 @@ const BECOMING: u8 = 3;
 pub(crate) struct PlainSocket {
     state: AtomicU8,
     ipv6: bool,
-    behind: Option<DescriptorSockets>,
-    /// TCP_SYNCNT of the program, where the attempt to connect by rsockets has another one;
+    descriptor_sockets: Option<DescriptorSockets>,
+    /// TCP_SYNCNT of the program, if it was changed for the attempt to connect with rsockets;
     /// otherwise 0.
     syn_retries: AtomicI32,
     /// See [`process::forks`].
@@ -42,7 +42,7 @@ impl PlainSocket {
         Arc::new(Self {
             state: AtomicU8::new(state),
             ipv6,
-            behind: DescriptorSockets::of(fd),
+            descriptor_sockets: DescriptorSockets::of(fd),
             syn_retries: AtomicI32::new(0),
             forks: process::forks(),
         })
@@ -52,9 +52,9 @@ impl PlainSocket {
         self.ipv6
     }
 
-    /// The socket of the system.
-    pub(crate) fn behind(&self) -> Option<DescriptorSockets> {
-        self.behind
+    /// Returns the socket of the system.
+    pub(crate) fn descriptor_sockets(&self) -> Option<DescriptorSockets> {
+        self.descriptor_sockets
     }
 
     /// Returns the program's TCP_SYNCNT before [`limit_attempt`]; 0 if it is unchanged.
@@ -77,14 +77,15 @@ impl PlainSocket {
 /// of TCP.
 ///
 /// # Errors
-/// EINVAL where a variable has a bad value: what may be sent in the clear is not known. EMFILE.
-/// With TLS EMFILE and EOPNOTSUPP for a socket that cannot become an rsocket.
-pub(crate) fn made(fd: RawFd, domain: c_int, program: &str) -> Result<()> {
-    if !config::includes(program, domain, Kind::Stream) || Settings::get()?.stays_on_tcp(program) {
+/// EINVAL if an environment variable has an invalid value, because it is not known whether
+/// connections may be unencrypted; EMFILE. With TLS also EMFILE and EOPNOTSUPP for a socket that
+/// cannot become an rsocket.
+pub(crate) fn register(fd: RawFd, domain: c_int, program: &str) -> Result<()> {
+    if !config::includes(program, domain, SocketKind::Stream) || Settings::get()?.stays_on_tcp(program) {
         return Ok(());
     }
     let cannot = match () {
-        () if stack::is_own() => Some(Errno::UNSUPPORTED),
+        () if stack::is_in_process() => Some(Errno::UNSUPPORTED),
         () if !BITMAP.has_room(fd) => Some(Errno(libc::EMFILE)),
         () => None,
     };
@@ -94,9 +95,9 @@ pub(crate) fn made(fd: RawFd, domain: c_int, program: &str) -> Result<()> {
         }
         Some(_) => Ok(()),
         None => {
-            // For the time when no descriptor is left.
-            behind::placeholder()?;
-            table::name(fd, Entry::Plain(PlainSocket::new(fd, NEW, domain == libc::AF_INET6)));
+            // The placeholder is created early, for the time when no descriptors are left.
+            descriptor_sockets::placeholder()?;
+            table::insert(fd, Entry::Plain(PlainSocket::new(fd, NEW, domain == libc::AF_INET6)));
             Ok(())
         }
     }
@@ -117,8 +118,8 @@ pub(crate) fn on_rsockets(addr: SocketAddr) -> Result<Option<SocketAddr>> {
     if Settings::get()?.stays_on_tcp(&addr.port().to_string()) {
         return Ok(None);
     }
-    match address::shifted(addr) {
-        None if must_encrypt() => Err(address::no_port(addr.port())),
+    match address::to_real_same_family(addr) {
+        None if must_encrypt() => Err(address::unmapped_port(addr.port())),
         None => {
             tracing::info!(%addr, "UIW_PORT_OFFSET makes the port one that is not from 1 to 65535: TCP");
             Ok(None)
@@ -133,13 +134,13 @@ pub(crate) fn on_rsockets(addr: SocketAddr) -> Result<Option<SocketAddr>> {
 /// The system's; those of [`on_rsockets`].
 pub(crate) fn bind(fd: RawFd, addr: SocketAddr) -> Result<bool> {
     let Some(mut real) = on_rsockets(addr)? else {
-        table::forget(fd);
+        table::release(fd);
         return Ok(false);
     };
     if addr.port() == 0 {
         real.set_port(ports::free_named(real.ip())?);
     }
-    sys::bind(fd, address::bytes(&address::write(real)))?;
+    sys::bind(fd, address::significant_bytes(&address::to_sockaddr(real)))?;
     Ok(true)
 }
 
@@ -167,20 +168,20 @@ pub(crate) fn unlimit_attempt(fd: RawFd, syn_retries: c_int) {
     }
 }
 
-/// The system has made the socket a listening one.
-pub(crate) fn listening(plain: &PlainSocket) {
+/// Records that the system has made the socket a listening one.
+pub(crate) fn mark_listening(plain: &PlainSocket) {
     let _ = plain.state.compare_exchange(NEW, LISTENING, Ordering::AcqRel, Ordering::Acquire);
 }
 
 /// The system has accepted a connection.
 ///
 /// # Errors
-/// EMFILE for a number that cannot be an rsocket's.
-pub(crate) fn accepted(listening: &PlainSocket, fd: RawFd) -> Result<()> {
+/// EMFILE for a number that cannot belong to an rsocket.
+pub(crate) fn register_accepted(listening: &PlainSocket, fd: RawFd) -> Result<()> {
     if !BITMAP.has_room(fd) {
         return Err(Errno(libc::EMFILE).because("an accepted connection has a number that no rsocket has"));
     }
-    table::name(fd, Entry::Plain(PlainSocket::new(fd, ACCEPTED, listening.ipv6)));
+    table::insert(fd, Entry::Plain(PlainSocket::new(fd, ACCEPTED, listening.ipv6)));
     Ok(())
 }
 
@@ -199,9 +200,9 @@ pub(crate) fn enter(fd: RawFd, plain: &Arc<PlainSocket>) -> bool {
     let begun = plain.state.compare_exchange(ACCEPTED, BECOMING, Ordering::AcqRel, Ordering::Acquire);
     match begun {
         Ok(_) => {
-            if let Err(error) = adopt::accepted(fd, plain) {
+            if let Err(error) = adopt::convert_accepted(fd, plain) {
                 tracing::warn!(%error, "an accepted connection does not become an rsocket, and is ended");
-                adopt::refuse(fd, plain, error);
+                adopt::replace_by_failed(fd, plain, error);
             }
             true
         }
@@ -218,16 +219,21 @@ pub(crate) fn enter(fd: RawFd, plain: &Arc<PlainSocket>) -> bool {
 /// The system has connected the socket to the rsockets' port of `to`, or has begun to.
 ///
 /// # Errors
-/// Those of making an rsocket.
-pub(crate) fn connected(fd: RawFd, plain: &Arc<PlainSocket>, to: SocketAddr, pending: bool) -> Result<()> {
+/// The errors of creating an rsocket.
+pub(crate) fn convert_connected(
+    fd: RawFd,
+    plain: &Arc<PlainSocket>,
+    to: SocketAddr,
+    pending: bool,
+) -> Result<()> {
     let begun = plain.state.compare_exchange(NEW, BECOMING, Ordering::AcqRel, Ordering::Acquire);
     if begun.is_err() {
         return Ok(());
     }
-    let how = if pending { Adopted::Connecting(to) } else { Adopted::Connected(to) };
-    adopt::connecting(fd, plain, how).inspect_err(|error| {
+    let how = if pending { AdoptionState::Connecting(to) } else { AdoptionState::Connected(to) };
+    adopt::convert_connecting(fd, plain, how).inspect_err(|error| {
         tracing::warn!(%error, "a connection does not become an rsocket, and is ended");
-        adopt::refuse(fd, plain, *error);
+        adopt::replace_by_failed(fd, plain, *error);
     })
 }
 

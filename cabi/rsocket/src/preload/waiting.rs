@@ -15,21 +15,21 @@ const COUNTS: usize = 1024;
 
 /// Numbers of threads that wait for a set, by its number.
 #[repr(transparent)]
-pub(crate) struct Waiting([AtomicU32; COUNTS]);
+pub(crate) struct WaiterCounts([AtomicU32; COUNTS]);
 
-/// Counts of this process. The preload library increments before it looks whether the set is
-/// followed, and decrements after the wait.
-pub(crate) static WAITING: Waiting = Waiting([const { AtomicU32::new(0) }; COUNTS]);
+/// Counters of this process. The preload library increments a counter before it checks whether the
+/// set is followed, and decrements it after the wait.
+pub(crate) static WAITING: WaiterCounts = WaiterCounts([const { AtomicU32::new(0) }; COUNTS]);
 
-impl Waiting {
-    /// Returns the number of counts.
+impl WaiterCounts {
+    /// Returns the number of counters.
     pub(super) const fn len() -> usize {
         COUNTS
     }
 
-    /// Returns whether a thread may wait for the set, which is followed already.
-    pub(crate) fn any(&self, set: RawFd) -> bool {
-        // Either this thread sees the count, or that one sees that the set is followed.
+    /// Returns whether a thread may be waiting for the set, which is already followed.
+    pub(crate) fn has_waiters(&self, set: RawFd) -> bool {
+        // Either this thread sees the count, or the other one sees that the set is followed.
         fence(Ordering::SeqCst);
         self.0[set as u32 as usize % COUNTS].load(Ordering::Acquire) > 0
     }

@@ -24,8 +24,8 @@ fn int(value: u32) -> c_int {
     c_int::try_from(value).unwrap_or(c_int::MAX)
 }
 
-/// `ibv_device_attr` of a device on `netdev`.
-pub fn of(netdev: &NetDev, limits: &Limits, pkeys: u16) -> ibv_device_attr {
+/// Returns the `ibv_device_attr` of a device on `netdev`.
+pub fn device_attr(netdev: &NetDev, limits: &Limits, pkeys: u16) -> ibv_device_attr {
     let mut attr: ibv_device_attr = zeroed();
     write_text(&mut attr.fw_ver, env!("CARGO_PKG_VERSION"));
     attr.node_guid = netdev.guid();
@@ -67,7 +67,7 @@ pub fn of(netdev: &NetDev, limits: &Limits, pkeys: u16) -> ibv_device_attr {
 
 fn now(context: &Context) -> Result<ibv_device_attr> {
     let persona = Settings::get()?.persona;
-    Ok(of(&context.device.netdev()?, context.engine.limits(), persona.pkeys()))
+    Ok(device_attr(&context.device.netdev()?, context.engine.limits(), persona.pkeys()))
 }
 
 /// `ibv_query_device`.

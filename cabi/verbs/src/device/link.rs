@@ -112,7 +112,7 @@ pub(super) fn mtu(name: &str) -> Option<u32> {
 pub(super) fn mbps(name: &str) -> Option<u32> {
     ask_driver::<EthtoolDriver>(name).filter(|driver| has_bus(&driver.bus))?;
     let link: EthtoolCmd = ask_driver(name)?;
-    known(u32::from(link.speed_high) << 16 | u32::from(link.speed))
+    known_speed(u32::from(link.speed_high) << 16 | u32::from(link.speed))
 }
 
 /// Virtual drivers give no bus, "N/A", or a word such as "tap"; physical ones an address on it.
@@ -120,8 +120,8 @@ fn has_bus(bus: &[u8; 32]) -> bool {
     bus.contains(&b':')
 }
 
-/// 0 and -1 (also in 16 bits) stand for a speed that is not known.
-fn known(speed: u32) -> Option<u32> {
+/// Returns `None` for 0 and -1 (also in 16 bits), which represent an unknown speed.
+fn known_speed(speed: u32) -> Option<u32> {
     (speed != 0 && speed != u32::MAX && speed != u32::from(u16::MAX)).then_some(speed)
 }
 
@@ -138,7 +138,7 @@ mod tests {
 
     #[test]
     fn unknown_speeds_and_virtual_buses() {
-        assert_eq!([0, 0xFFFF, 0xFFFF_FFFF, 1000].map(known), [None, None, None, Some(1000)]);
+        assert_eq!([0, 0xFFFF, 0xFFFF_FFFF, 1000].map(known_speed), [None, None, None, Some(1000)]);
         let bus = |text: &str| {
             let mut bus = [0; 32];
             bus[..text.len()].copy_from_slice(text.as_bytes());

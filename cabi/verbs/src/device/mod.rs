@@ -19,7 +19,7 @@ use uiw_cabi_core::arguments::{ArrayMutPtr, Count, HeapPtr, OutPtr, TextPtr};
 use uiw_cabi_core::boundary::{self, Result};
 use uiw_cabi_core::c_library;
 use uiw_cabi_core::errno::Errno;
-use uiw_cabi_core::fork::{ForkSafe, Forked};
+use uiw_cabi_core::fork::{ForkSafe, ForkState};
 use uiw_cabi_core::object;
 use uiw_cabi_core::persona::Persona;
 use uiw_cabi_core::settings::Settings;
@@ -44,7 +44,7 @@ unsafe impl Sync for Device {}
 /// a fork has the same.
 struct DeviceTable(BTreeMap<String, &'static Device>);
 
-impl Forked for DeviceTable {
+impl ForkState for DeviceTable {
     const NEW: Self = Self(BTreeMap::new());
 
     fn in_child(&mut self) {}
@@ -57,12 +57,12 @@ fn find(netdev: &NetDev, persona: Persona) -> &'static Device {
         return known;
     }
     let new: &Device = Box::leak(Box::new(Device::new(netdev, persona)));
-    // Before other threads can find it and give it to C.
-    object::enter(new.abi().addr(), Device::KIND);
+    // The device is registered before other threads can find it and pass it to C.
+    object::register(new.abi().addr(), Device::KIND);
     let kept = *DEVICES.write().0.entry(netdev.name.clone()).or_insert(new);
     if !ptr::eq(kept, new) {
         // Another thread was faster.
-        object::leave(new.abi().addr());
+        object::unregister(new.abi().addr());
     }
     kept
 }
@@ -108,7 +108,7 @@ impl Device {
     /// # Errors
     /// EINVAL for anything else.
     pub fn get(abi: *mut ibv_device) -> Result<&'static Self> {
-        if !object::lives(abi.addr(), Self::KIND) {
+        if !object::is_alive(abi.addr(), Self::KIND) {
             return Err(Errno::INVAL.because("a pointer to no device of the list"));
         }
         // SAFETY: the table has a device there, which `find` has leaked.
@@ -152,7 +152,7 @@ pub extern "C" fn ibv_get_device_list(count: OutPtr<'_, c_int>) -> *mut *mut ibv
     boundary::pointer(|| {
         let ours = list()?;
         let theirs = system::devices()?;
-        let mut devices: Vec<_> = theirs.iter().flat_map(system::Devices::iter).collect();
+        let mut devices: Vec<_> = theirs.iter().flat_map(system::SystemDevices::iter).collect();
         devices.extend(ours.into_iter().map(Device::abi));
         if !count.is_null() {
             count.write(c_int::try_from(devices.len()).unwrap_or(c_int::MAX))?;
@@ -163,7 +163,7 @@ pub extern "C" fn ibv_get_device_list(count: OutPtr<'_, c_int>) -> *mut *mut ibv
             return Err(Errno::NOMEM.because("no memory for the list"));
         }
         if let Some(theirs) = theirs {
-            theirs.belong_to(array);
+            theirs.attach_to_list(array);
         }
         Ok(array)
     })
@@ -206,7 +206,7 @@ pub extern "C" fn ibv_read_sysfs_file<'a>(
     boundary::number(|| {
         let (Some(dir), Some(file), Some(room @ [_, ..])) = (dir.get(), file.get(), buffer.get_uninit(size)?)
         else {
-            return Err(Errno::INVAL.null());
+            return Err(Errno::INVAL.null_argument());
         };
         let path = format!("{}/{}", dir.to_string_lossy(), file.to_string_lossy());
         let bytes = std::fs::read(path)?;

@@ -77,15 +77,15 @@ pub fn all() -> io::Result<Vec<NetDev>> {
 /// The system's.
 pub fn all_on(llp: &uiw_smol::Spec) -> io::Result<Vec<NetDev>> {
     if let Some((name, config)) = llp.own() {
-        return own(name, config).map(|netdev| vec![netdev]);
+        return in_process_netdev(name, config).map(|netdev| vec![netdev]);
     }
     let mut devices: Vec<NetDev> = InterfaceAddresses::all()?.into_iter().map(new).collect();
     devices.sort_by_key(|device| (device.loopback, device.index));
     Ok(devices)
 }
 
-/// The interface of a TCP in this process, with the addresses of that TCP.
-fn own(name: &str, config: &SmolConfig) -> io::Result<NetDev> {
+/// Returns the interface of a TCP in this process, with the addresses of that TCP.
+fn in_process_netdev(name: &str, config: &SmolConfig) -> io::Result<NetDev> {
     Interface::find(name).map(|interface| NetDev {
         name: name.to_owned(),
         index: interface.index,

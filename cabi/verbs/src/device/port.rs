@@ -20,8 +20,8 @@ const DEFAULT_PKEY: u16 = 0xFFFF;
 /// Bytes of the longest message of InfiniBand.
 const INFINIBAND_MAX_MESSAGE: u32 = 1 << 31;
 
-/// `ibv_port_attr` of the port of `netdev`.
-pub fn of(netdev: &NetDev, persona: Persona) -> ibv_port_attr {
+/// Returns the `ibv_port_attr` of the port of `netdev`.
+pub fn port_attr(netdev: &NetDev, persona: Persona) -> ibv_port_attr {
     let mut attr: ibv_port_attr = zeroed();
     attr.state = if netdev.running { dev::IBV_PORT_ACTIVE } else { dev::IBV_PORT_DOWN };
     // As siw: the values of the InfiniBand link's "LinkUp" and "Disabled".
@@ -43,7 +43,7 @@ pub fn of(netdev: &NetDev, persona: Persona) -> ibv_port_attr {
     attr.port_cap_flags = dev::IBV_PORT_CM_SUP | dev::IBV_PORT_DEVICE_MGMT_SUP;
     attr.pkey_tbl_len = persona.pkeys();
     attr.max_vl_num = 1;
-    let speed = PortSpeed::of(netdev);
+    let speed = PortSpeed::from_netdev(netdev);
     attr.active_width = speed.width;
     attr.active_speed = speed.speed;
     attr.active_speed_ex = speed.speed.into();
@@ -85,7 +85,7 @@ pub(crate) extern "C" fn query_port_long<'a>(
 ) -> c_int {
     boundary::code(|| {
         let netdev = of_context(context.get()?, port.into())?;
-        attr.write(len, &of(&netdev, Settings::get()?.persona))
+        attr.write(len, &port_attr(&netdev, Settings::get()?.persona))
     })
 }
 
@@ -97,7 +97,7 @@ pub extern "C" fn ibv_query_port(
 ) -> c_int {
     boundary::code(|| {
         let netdev = of_context(context.get()?, port.into())?;
-        attr.write_prefix(&of(&netdev, Settings::get()?.persona))
+        attr.write_prefix(&port_attr(&netdev, Settings::get()?.persona))
     })
 }
 

@@ -54,8 +54,8 @@ impl PortSpeed {
         *enough.unwrap_or(&SPEEDS[SPEEDS.len() - 1])
     }
 
-    /// The speed of the port of `netdev`.
-    pub fn of(netdev: &NetDev) -> Self {
+    /// Returns the speed of the port of `netdev`.
+    pub fn from_netdev(netdev: &NetDev) -> Self {
         netdev.mbps.map_or(UNKNOWN, Self::at_least)
     }
 }
@@ -76,7 +76,7 @@ pub extern "C" fn ibv_query_port_speed(
 ) -> c_int {
     boundary::code(|| {
         let netdev = super::port::of_context(context.get()?, port)?;
-        speed.write(PortSpeed::of(&netdev).total.into())
+        speed.write(PortSpeed::from_netdev(&netdev).total.into())
     })
 }
 

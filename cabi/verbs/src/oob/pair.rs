@@ -27,13 +27,13 @@ pub(super) struct PairState {
     pub(super) target: Target,
     pub(super) policy: RetryPolicy,
     pub(super) phase: Phase,
-    /// Time of the next connection attempt, if no connection came by then.
-    pub(super) next: Option<Instant>,
+    /// Time of the next connection attempt, if no connection was accepted before.
+    pub(super) next_attempt: Option<Instant>,
     retry: Duration,
-    /// Time to give up; set once something is posted.
-    pub(super) gives_up: Option<Instant>,
-    /// The peer has gone, or has not come in time: messages of an unreliable queue pair wait for
-    /// another connection for a short time alone.
+    /// Time at which the connection fails. Set after something was posted.
+    pub(super) deadline: Option<Instant>,
+    /// True if the peer has disconnected or has not connected in time. Messages of an unreliable
+    /// queue pair then wait only briefly for another connection.
     pub(super) unreachable: bool,
     /// Error of the last attempt to connect.
     pub(super) last_failure: Option<String>,
@@ -67,9 +67,9 @@ impl PairState {
             target,
             policy: RetryPolicy::UNLIMITED,
             phase: Phase::Waiting,
-            next: Some(Instant::now() + delay),
+            next_attempt: Some(Instant::now() + delay),
             retry: RETRY,
-            gives_up: None,
+            deadline: None,
             unreachable: false,
             last_failure: None,
         }
@@ -88,7 +88,7 @@ impl PairState {
     /// Another attempt later: soon at first, then less often.
     pub(super) fn retry_later(&mut self) {
         self.phase = Phase::Waiting;
-        self.next = Some(Instant::now() + self.retry);
+        self.next_attempt = Some(Instant::now() + self.retry);
         self.retry = (self.retry * 2).min(MAX_RETRY);
     }
 }

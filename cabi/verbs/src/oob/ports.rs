@@ -222,8 +222,8 @@ type BindDatagrams<'a> = &'a dyn Fn(&[SocketAddr]) -> io::Result<Option<Arc<Data
 fn bind_all(netdev: &NetDev, port: u16, bind_datagrams: BindDatagrams<'_>) -> io::Result<SharedPort> {
     let mut port = port;
     let (mut addresses, mut sockets) = (Vec::new(), Vec::new());
-    if stack::is_own() {
-        let port = if port == 0 { stack::any_port() } else { port };
+    if stack::is_in_process() {
+        let port = if port == 0 { stack::random_port() } else { port };
         let addresses = netdev.addresses.iter().map(|(ip, _)| netdev.socket_address(*ip, port)).collect();
         return SharedPort::reserve(port, addresses, sockets, bind_datagrams);
     }

@@ -10,7 +10,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use uiw_cabi_core::boundary::Result;
-use uiw_cabi_core::fork::{self, ForkSafe, Forked};
+use uiw_cabi_core::fork::{self, ForkSafe, ForkState};
 use uiw_cabi_core::settings::Settings;
 use uiw_verbs::DatagramPort;
 
@@ -20,7 +20,7 @@ struct ProcessState {
     worker: Option<Arc<Worker>>,
 }
 
-impl Forked for ProcessState {
+impl ForkState for ProcessState {
     const NEW: Self = Self { ports: None, worker: None };
 
     fn in_child(&mut self) {
@@ -118,17 +118,17 @@ impl QpnReservation {
         Ok(())
     }
 
-    /// Sets the first PSN and the time-outs, which are known in RTS.
-    pub(crate) fn ready(&self, psn: Option<u32>, policy: RetryPolicy) {
+    /// Sets the first PSN and the time-outs, which are known from RTS on.
+    pub(crate) fn enter_rts(&self, psn: Option<u32>, policy: RetryPolicy) {
         if let Some(worker) = running_worker() {
-            worker.ready(self.number(), psn, policy);
+            worker.enter_rts(self.number(), psn, policy);
         }
     }
 
-    /// Something was posted: while no connection is established, its time-out runs from now on.
-    /// False when one is, or none is being made.
-    pub(crate) fn posted(&self) -> bool {
-        running_worker().is_some_and(|worker| worker.posted(self.number()))
+    /// Starts the time-out of the connection after a post, unless it is already running. Returns
+    /// false if a connection is established, or none is being made.
+    pub(crate) fn note_post(&self) -> bool {
+        running_worker().is_some_and(|worker| worker.note_post(self.number()))
     }
 
     /// Prevents further connections, in RESET, in ERR and at the end. When this has returned, the

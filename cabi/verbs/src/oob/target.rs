@@ -16,14 +16,14 @@ pub(crate) struct Target {
     /// The local address, and the peer's with its port.
     pub(super) local: SocketAddr,
     pub(super) remote: SocketAddr,
-    /// The queue pair is its own peer.
-    pub(super) itself: bool,
-    /// The queue pairs are unreliable connections (UC).
+    /// True if the queue pair is connected to itself.
+    pub(super) is_self: bool,
+    /// True for unreliable connections (UC).
     pub(super) unreliable: bool,
-    /// The PSN that this end expects.
-    pub(super) expects: u32,
-    /// The PSN that this end begins with, from RTS on.
-    pub(super) begins: Option<u32>,
+    /// PSN that this end expects.
+    pub(super) expected_psn: u32,
+    /// First PSN of this end, from RTS on.
+    pub(super) first_psn: Option<u32>,
 }
 
 /// Our address and the peer's, or a multicast group's, in an address vector.
@@ -37,7 +37,7 @@ pub(crate) fn addresses(netdev: &NetDev, ah: &ibv_ah_attr) -> Result<(IpAddr, Ip
             .or_else(|| gid::to_group(ah.grh.dgid))
             .ok_or_else(|| Errno::INVAL.because("the GID of the peer is no address of a host or a group"))?
     } else {
-        lid::address(ah.dlid, netdev)?
+        lid::resolve(ah.dlid, netdev)?
     };
     let own = if global {
         netdev.address(ah.grh.sgid_index.into())
@@ -70,24 +70,24 @@ impl Target {
                 Errno::INVAL.because("the peer's address is a group's, or its queue pair number is none")
             );
         }
-        // The port of a number is its process's at every address of the device.
-        let itself = dest == number && netdev.addresses.iter().any(|(address, _)| *address == remote);
+        // A queue pair number of this process is valid at every address of the device.
+        let is_self = dest == number && netdev.addresses.iter().any(|(address, _)| *address == remote);
         Ok(Self {
-            itself,
+            is_self,
             unreliable,
             own: PairEnd { qp_num: number, gid: gid::from_address(own) },
             peer: PairEnd { qp_num: dest, gid: gid::from_address(remote) },
             local: netdev.socket_address(own, 0),
             remote: netdev.socket_address(remote, (dest >> 8) as u16),
-            expects: rq_psn & 0xFF_FFFF,
-            begins: None,
+            expected_psn: rq_psn & 0xFF_FFFF,
+            first_psn: None,
         })
     }
 
     /// Returns whether this end connects at once.
     pub(super) fn initiates(&self) -> bool {
         let key = |end: &PairEnd| (end.qp_num, end.gid.raw);
-        self.itself || key(&self.own) < key(&self.peer)
+        self.is_self || key(&self.own) < key(&self.peer)
     }
 
     /// Private data for the peer.
@@ -96,8 +96,8 @@ impl Target {
             from: self.own,
             to: self.peer,
             unreliable: self.unreliable,
-            expects: self.expects,
-            begins: self.begins,
+            expected_psn: self.expected_psn,
+            first_psn: self.first_psn,
         }
     }
 
@@ -112,8 +112,8 @@ impl Target {
             && info.to == self.own
             && info.unreliable == self.unreliable
             && from.ip() == self.remote.ip()
-            && psn(info.begins, Some(self.expects))
-            && psn(Some(info.expects), self.begins)
+            && psn(info.first_psn, Some(self.expected_psn))
+            && psn(Some(info.expected_psn), self.first_psn)
     }
 }
 
@@ -153,9 +153,9 @@ mod tests {
         let from = SocketAddr::new(a.local.ip(), 4711);
         assert!(b.matches(&a.info(), from));
         assert!(!b.matches(&a.info(), "10.0.0.3:4711".parse().unwrap()), "from another address");
-        (a.begins, b.begins) = (Some(9), Some(5));
+        (a.first_psn, b.first_psn) = (Some(9), Some(5));
         assert!(b.matches(&a.info(), from));
-        a.begins = Some(8);
+        a.first_psn = Some(8);
         assert!(!b.matches(&a.info(), from), "another run of the program");
         let mut info = b.info();
         info.unreliable = true;

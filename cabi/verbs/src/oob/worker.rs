@@ -144,7 +144,7 @@ impl Worker {
         {
             // RTR once more: a connection, also one that is being made, is kept.
             new.phase = state.phase;
-            new.next = state.next;
+            new.next_attempt = state.next_attempt;
             *state = new;
         } else {
             let mut tables = self.tables.lock();
@@ -158,34 +158,35 @@ impl Worker {
         self.tables.lock().pairs.get(&number).map(Arc::clone)
     }
 
-    /// Queue pair `number` is in RTS.
-    pub(super) fn ready(&self, number: u32, psn: Option<u32>, policy: RetryPolicy) {
+    /// Sets the PSN and time-outs of queue pair `number`, which is in RTS.
+    pub(super) fn enter_rts(&self, number: u32, psn: Option<u32>, policy: RetryPolicy) {
         let Some(pair) = self.pair(number) else { return };
         let mut pair = pair.lock();
         let Some(state) = &mut *pair else { return };
         state.policy = policy;
-        state.target.begins = psn.map(|psn| psn & 0xFF_FFFF).or(state.target.begins);
+        state.target.first_psn = psn.map(|psn| psn & 0xFF_FFFF).or(state.target.first_psn);
         if let Phase::Established(_) = state.phase {
             state.policy.apply(&state.qp);
         }
     }
 
-    /// Something was posted to queue pair `number`. False when no connection is being made.
-    pub(super) fn posted(&self, number: u32) -> bool {
+    /// Starts the time-out of queue pair `number` after a post. Returns false if no connection is
+    /// being made.
+    pub(super) fn note_post(&self, number: u32) -> bool {
         let Some(pair) = self.pair(number) else { return false };
         let mut pair = pair.lock();
         let Some(state) = &mut *pair else { return false };
         if let Phase::Established(_) = state.phase {
             return false;
         }
-        if state.gives_up.is_none()
+        if state.deadline.is_none()
             && let Some(timeout) = state.connection_timeout()
         {
             let now = Instant::now();
-            state.gives_up = Some(now + timeout);
+            state.deadline = Some(now + timeout);
             if state.target.unreliable && state.unreachable && state.phase == Phase::Waiting {
-                // The message is lost unless the peer is reached soon.
-                state.next = Some(now);
+                // The message is lost unless the peer can be reached soon.
+                state.next_attempt = Some(now);
             }
             drop(pair);
             self.wake();
@@ -202,12 +203,12 @@ impl Worker {
             tables.pairs.remove(&number)
         };
         if let Some(pair) = removed {
-            self.end(&mut pair.lock());
+            self.drop_state(&mut pair.lock());
         }
     }
 
-    /// Ends the state of a pair, which its caller has removed from the tables or removes.
-    fn end(&self, pair: &mut Option<PairState>) {
+    /// Drops the state of a pair. The caller has removed the pair from the tables, or removes it.
+    fn drop_state(&self, pair: &mut Option<PairState>) {
         if let Some(conn) = pair.take().and_then(|state| state.phase.conn()) {
             self.tables.lock().conns.remove(&conn);
         }
@@ -222,7 +223,7 @@ impl Worker {
             while let Poll::Ready(event) = self.channel.poll_pop(&mut cx) {
                 self.pending.lock().event(event, &self);
             }
-            let next = self.pending.lock().due(Instant::now(), &self);
+            let next = self.pending.lock().run_due_actions(Instant::now(), &self);
             if doorbell.1.load(Ordering::Acquire) {
                 continue;
             }
@@ -247,9 +248,9 @@ impl Worker {
         }
     }
 
-    fn established(&self, number: u32, state: &mut PairState, conn: ConnId, info: &ConnInfo) -> bool {
+    fn handle_established(&self, number: u32, state: &mut PairState, conn: ConnId, info: &ConnInfo) -> bool {
         let connecting = state.phase == Phase::Connecting(conn);
-        let matches = state.target.itself
+        let matches = state.target.is_self
             || PairInfo::parse(&info.private_data).is_some_and(|pair| state.target.matches(&pair, info.peer));
         if connecting && !matches {
             tracing::warn!(qp = %Qpn::from_raw(number), peer = %info.peer, "the peer that answered is not the queue pair that was asked for");
@@ -257,16 +258,16 @@ impl Worker {
             return false;
         }
         state.phase = Phase::Established(conn);
-        state.gives_up = None;
+        state.deadline = None;
         state.unreachable = false;
         state.policy.apply(&state.qp);
         self.tables.lock().unconnected.remove(&number);
         true
     }
 
-    /// The connection has ended. A queue pair that outlives its peer can be connected again, and
-    /// the time-out of what it posts from now on begins anew.
-    fn disconnected(&self, number: u32, pair: &mut Option<PairState>) {
+    /// Handles the end of a connection. A queue pair that outlives its peer can be connected again,
+    /// and a new time-out starts with its next post.
+    fn handle_disconnect(&self, number: u32, pair: &mut Option<PairState>) {
         let Some(state) = pair else { return };
         let survives = state.qp.state() == QpState::Rts;
         let mut tables = self.tables.lock();
@@ -290,7 +291,7 @@ impl Worker {
     /// Connects the queue pair to its peer.
     fn initiate(&self, number: u32, state: &mut PairState) {
         let (target, options) = (&state.target, self.options_of(state));
-        let begun = if target.itself {
+        let begun = if target.is_self {
             cm::connect_self(&state.qp, target.local, options, &self.channel)
         } else {
             let info = target.info().emit();
@@ -300,7 +301,7 @@ impl Worker {
             Ok(handle) => {
                 let conn = handle.id();
                 state.phase = Phase::Connecting(conn);
-                state.next = None;
+                state.next_attempt = None;
                 self.tables.lock().conns.insert(conn, number);
             }
             Err(error) => {
@@ -324,7 +325,7 @@ impl Worker {
             Ok(handle) => {
                 let conn = handle.id();
                 state.phase = Phase::Accepting(conn);
-                state.next = None;
+                state.next_attempt = None;
                 self.tables.lock().conns.insert(conn, number);
             }
             Err(error) => {
@@ -338,10 +339,10 @@ impl Worker {
 impl PendingPeers {
     fn event(&mut self, event: CmEvent, worker: &Worker) {
         match event.kind {
-            CmEventKind::ConnectRequest(request) => self.requested(request, worker),
+            CmEventKind::ConnectRequest(request) => self.handle_request(request, worker),
             CmEventKind::Established(info) => worker.with_conn(event.id, |number, pair| {
                 if let Some(state) = &mut **pair
-                    && worker.established(number, state, event.id, &info)
+                    && worker.handle_established(number, state, event.id, &info)
                 {
                     self.0.retain(|peer| peer.info.to.qp_num != number);
                 }
@@ -355,7 +356,7 @@ impl PendingPeers {
                 }
             }),
             CmEventKind::Disconnected(_) => {
-                worker.with_conn(event.id, |number, pair| worker.disconnected(number, pair));
+                worker.with_conn(event.id, |number, pair| worker.handle_disconnect(number, pair));
             }
             CmEventKind::ListenerDown { error, .. } => tracing::error!(%error, "no peer can connect"),
             // The connection manager posts these, to its own channels.
@@ -363,8 +364,8 @@ impl PendingPeers {
         }
     }
 
-    /// A peer connects.
-    fn requested(&mut self, request: ConnRequest, worker: &Worker) {
+    /// Handles the connection request of a peer.
+    fn handle_request(&mut self, request: ConnRequest, worker: &Worker) {
         let Some(info) = PairInfo::parse(request.private_data()) else {
             tracing::warn!(peer = %request.peer_addr(), "a connection that is not of an out-of-band connected queue pair");
             return;
@@ -396,8 +397,8 @@ impl PendingPeers {
         }
     }
 
-    /// Does what is due; the time when something is next.
-    fn due(&mut self, now: Instant, worker: &Worker) -> Option<Instant> {
+    /// Makes the connections that are due, and returns the time of the next action.
+    fn run_due_actions(&mut self, now: Instant, worker: &Worker) -> Option<Instant> {
         let unconnected: Vec<_> = {
             let tables = worker.tables.lock();
             let pair = |number: &u32| Some((*number, Arc::clone(tables.pairs.get(number)?)));
@@ -407,7 +408,7 @@ impl PendingPeers {
             let mut pair = pair.lock();
             self.serve(number, &mut pair, now, worker);
             let state = pair.as_ref()?;
-            [state.next, state.gives_up].into_iter().flatten().min()
+            [state.next_attempt, state.deadline].into_iter().flatten().min()
         });
         let next = times.min();
         self.0.retain(|peer| now < peer.since + PENDING_TIMEOUT);
@@ -420,12 +421,12 @@ impl PendingPeers {
 
     fn serve(&mut self, number: u32, pair: &mut Option<PairState>, now: Instant, worker: &Worker) {
         let Some(state) = pair else { return };
-        if state.gives_up.is_some_and(|at| at <= now) && state.qp.discard_requests() {
+        if state.deadline.is_some_and(|at| at <= now) && state.qp.discard_requests() {
             tracing::debug!(qp = number, "the peer did not connect in time: what was posted is lost");
-            state.gives_up = None;
+            state.deadline = None;
             state.unreachable = true;
         }
-        if state.gives_up.is_some_and(|at| at <= now) {
+        if state.deadline.is_some_and(|at| at <= now) {
             let peer_qp = state.target.peer.qp_num;
             tracing::warn!(
                 qp = %format_args!("{number:#08x}"),
@@ -440,7 +441,7 @@ impl PendingPeers {
             drop(tables);
             cm::abandon(&state.qp);
             state.qp.fail(WcStatus::RetryExceeded);
-            worker.end(pair);
+            worker.drop_state(pair);
             return;
         }
         if matches!(state.phase, Phase::Accepting(_) | Phase::Established(_)) {
@@ -455,7 +456,7 @@ impl PendingPeers {
         if let Some(pending) = pending {
             let peer = self.0.swap_remove(pending);
             worker.accept(state, peer);
-        } else if !connecting && state.next.is_some_and(|at| at <= now) {
+        } else if !connecting && state.next_attempt.is_some_and(|at| at <= now) {
             worker.initiate(number, state);
         }
     }

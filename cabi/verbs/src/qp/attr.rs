@@ -145,7 +145,7 @@ fn change(object: &Object<Qp>, to: QpState, mask: c_int) -> Result<()> {
             QpType::Uc => RetryPolicy::UNRELIABLE,
             _ => RetryPolicy::new(kept.timeout, kept.retry_cnt, kept.min_rnr_timer, kept.rnr_retry),
         };
-        object.reservation.ready(psn, policy);
+        object.reservation.enter_rts(psn, policy);
     }
     Ok(())
 }
@@ -225,7 +225,7 @@ fn query(object: &Object<Qp>, state: c_int) -> Result<ibv_qp_attr> {
     attr.qp_state = state;
     attr.cur_qp_state = state;
     attr.path_mtu = match kept.path_mtu {
-        0 => port::of(&object.context.device.netdev()?, object.context.persona).active_mtu,
+        0 => port::port_attr(&object.context.device.netdev()?, object.context.persona).active_mtu,
         mtu => mtu,
     };
     attr.qkey = object.engine.qkey().unwrap_or(kept.qkey);

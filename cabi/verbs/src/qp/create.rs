@@ -1,6 +1,6 @@
 //! Creating and destroying queue pairs.
 
-use super::{Qp, checked_type, create_qp};
+use super::{Qp, create_qp, parse_qp_type};
 use crate::context::{Context, OpenContext};
 use crate::pd::Pd;
 use std::ffi::c_int;
@@ -40,8 +40,8 @@ pub fn create_extended(context: &Context, init: InOutPtr<'_, ibv_qp_init_attr_ex
     let known = flags::IBV_QP_INIT_ATTR_PD
         | flags::IBV_QP_INIT_ATTR_CREATE_FLAGS
         | flags::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
-    let given = init.given()?;
-    checked_type(given.qp_type, context.persona)?;
+    let given = init.get_ref()?;
+    parse_qp_type(given.qp_type, context.persona)?;
     if given.comp_mask & !known != 0 {
         return Err(Errno::UNSUPPORTED.because("attributes that are not offered (comp_mask)"));
     }

@@ -36,8 +36,8 @@ pub(super) fn modify(object: &Qp, attr: &ibv_qp_attr, mask: c_int, to: Option<Qp
     }
 }
 
-/// The interface of a group of this device: one of its addresses of the group's family.
-fn member(netdev: &NetDev, group: IpAddr) -> Result<IpAddr> {
+/// Returns the interface for a group: an address of the device of the group's family.
+fn group_interface(netdev: &NetDev, group: IpAddr) -> Result<IpAddr> {
     let own = netdev.addresses.iter().map(|(own, _)| *own);
     own.into_iter()
         .find(|own| own.is_ipv4() == group.is_ipv4())
@@ -57,7 +57,7 @@ fn with_group(
         let group =
             gid::to_group(gid).ok_or_else(|| Errno::INVAL.because("the GID is no multicast group"))?;
         let netdev = qp.context.device.netdev()?;
-        change(&qp.engine, group, member(&netdev, group)?, netdev.index).map_err(Into::into)
+        change(&qp.engine, group, group_interface(&netdev, group)?, netdev.index).map_err(Into::into)
     })
 }
 

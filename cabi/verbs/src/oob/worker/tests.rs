@@ -46,17 +46,17 @@ impl TestSide {
         PairEnd { qp_num: self.number, gid: local() }
     }
 
-    /// RTR and RTS, towards `peer`.
-    fn ready(&self, peer: &Self) {
+    /// Enters RTR and RTS, with `peer` as the peer.
+    fn enter_rts(&self, peer: &Self) {
         let target = Target {
             own: self.end(),
             peer: peer.end(),
             local: (IP, 0).into(),
             remote: (IP, peer.port).into(),
-            itself: false,
+            is_self: false,
             unreliable: false,
-            expects: 0,
-            begins: Some(0),
+            expected_psn: 0,
+            first_psn: Some(0),
         };
         self.qp.modify(QpState::Rtr).unwrap();
         self.worker.connect(self.number, &self.qp, &Arc::default(), target);
@@ -71,7 +71,7 @@ impl TestSide {
 
     /// Connects now, without the responder's delay.
     fn hurry(&self) {
-        self.with_pair(|pair| pair.next = Some(Instant::now()));
+        self.with_pair(|pair| pair.next_attempt = Some(Instant::now()));
         self.worker.wake();
     }
 
@@ -131,11 +131,11 @@ fn established(port: u16) -> usize {
 fn simultaneous_connections_keep_smaller_number() {
     for _ in 0..20 {
         let [smaller, larger] = &TestSide::two();
-        larger.ready(smaller);
+        larger.enter_rts(smaller);
         {
             // Its thread accepts no connection before it has connected itself.
             let _stopped = larger.worker.pending.lock();
-            smaller.ready(larger);
+            smaller.enter_rts(larger);
             until(|| smaller.connects());
             larger.with_pair(|pair| larger.worker.initiate(larger.number, pair)).unwrap();
         }
@@ -152,10 +152,10 @@ fn simultaneous_connections_keep_smaller_number() {
 #[test]
 fn early_connection_accepted_later() {
     let [smaller, larger] = &TestSide::two();
-    larger.ready(smaller);
+    larger.enter_rts(smaller);
     larger.hurry();
     until(|| !smaller.worker.pending.lock().0.is_empty());
-    smaller.ready(larger);
+    smaller.enter_rts(larger);
     until(|| smaller.is_established() && larger.is_established());
     larger.sends_to(smaller);
     assert_eq!(established(smaller.port), 1);
@@ -165,7 +165,7 @@ fn early_connection_accepted_later() {
 #[test]
 fn larger_number_connects_instead_of_smaller() {
     let [smaller, larger] = &TestSide::two();
-    smaller.ready(larger);
+    smaller.enter_rts(larger);
     smaller.with_pair(|pair| {
         // A port without a listener.
         pair.target.remote.set_port(1);
@@ -175,7 +175,7 @@ fn larger_number_connects_instead_of_smaller() {
             pair.retry_later();
         }
     });
-    larger.ready(smaller);
+    larger.enter_rts(smaller);
     until(|| smaller.is_established() && larger.is_established());
     smaller.sends_to(larger);
     assert_eq!(established(smaller.port), 1);
@@ -186,8 +186,8 @@ fn larger_number_connects_instead_of_smaller() {
 #[test]
 fn pairs_do_not_wait_for_others() {
     let (a, b) = (TestSide::new(), TestSide::new());
-    a.ready(&b);
-    b.ready(&a);
+    a.enter_rts(&b);
+    b.enter_rts(&a);
     until(|| a.is_established() && b.is_established());
     let other = a.number ^ 1;
     let target = a.with_pair(|pair| pair.target).unwrap();
@@ -198,11 +198,11 @@ fn pairs_do_not_wait_for_others() {
     tables.unconnected.insert(other);
     drop(tables);
     let (working, pending) = (busy.lock(), a.worker.pending.lock());
-    assert!(!a.worker.posted(a.number), "a connection is established");
-    a.worker.ready(a.number, Some(0), RetryPolicy::UNLIMITED);
+    assert!(!a.worker.note_post(a.number), "a connection is established");
+    a.worker.enter_rts(a.number, Some(0), RetryPolicy::UNLIMITED);
     a.worker.forget(a.number);
     a.worker.connect(a.number, &a.qp, &Arc::default(), target);
-    assert!(a.worker.posted(a.number));
+    assert!(a.worker.note_post(a.number));
     a.worker.forget(a.number);
     drop((working, pending));
 }
