@@ -1,4 +1,5 @@
-//! Where a process publishes its counters: for programs on the libraries, and for uiw's own.
+//! The directory in which a process publishes its counters, for programs that use the C libraries
+//! and for the program `uiw`.
 
 use crate::abi::zeroed;
 use crate::environment::{self, PrivilegePolicy};
@@ -6,10 +7,10 @@ use std::ffi::CStr;
 use std::path::{Path, PathBuf};
 use uiw_verbs::counters::{Directory, Publish};
 
-/// The variable that names a directory, or is `off`.
+/// Environment variable with the path of a directory, or `off`.
 pub const VARIABLE: &str = "UIW_COUNTERS";
 
-/// Destination of the counters, if they are published.
+/// Destination of the counters.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum CounterDestination {
     /// The default directory of the user.
@@ -17,7 +18,7 @@ pub enum CounterDestination {
     User,
     /// This directory, which exists.
     In(PathBuf),
-    /// Nowhere.
+    /// The counters are not published.
     Off,
 }
 
@@ -25,7 +26,7 @@ impl CounterDestination {
     /// Parses the value of [`VARIABLE`].
     ///
     /// # Errors
-    /// The rule that it breaks.
+    /// The rule that the value breaks.
     pub fn parse(text: &str) -> Result<Self, &'static str> {
         match text {
             "off" => Ok(Self::Off),
@@ -46,7 +47,7 @@ impl CounterDestination {
     }
 }
 
-/// The directory of this user: `uiw` in the runtime directory that `XDG_RUNTIME_DIR` names,
+/// Returns the default directory of this user: `uiw` in the directory that `XDG_RUNTIME_DIR` names,
 /// otherwise `/tmp/uiw-UID`.
 pub fn user_directory() -> Directory {
     let runtime = environment::variable("XDG_RUNTIME_DIR", PrivilegePolicy::Ignored).map(PathBuf::from);
@@ -73,8 +74,8 @@ pub(crate) fn report_unpublished(counters: &CounterDestination, is_published: bo
     }
 }
 
-/// The file that this code is in: the library, which a program may also have loaded from a place of
-/// its own.
+/// Returns the path of the file that contains this code, which is the library. A program may have
+/// loaded the library from any directory.
 fn library() -> String {
     let mut found: libc::Dl_info = zeroed();
     let code = library_publish_config as *const () as *const libc::c_void;
@@ -84,8 +85,8 @@ fn library() -> String {
     if !is_found || name.is_null() {
         return String::new();
     }
-    // SAFETY: the loader's name of an object ends in NUL and lives as long as the object, which is
-    // the one of this code.
+    // SAFETY: the loader's name of a shared object ends in NUL and lives as long as the object,
+    // which contains this code.
     let name = unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned();
     std::fs::canonicalize(&name).map_or(name, |path| path.to_string_lossy().into_owned())
 }

@@ -1,6 +1,6 @@
-//! What the system denies a process: a limit is reached, or a sandbox refuses a call. It is named
-//! on standard error, as an error number alone does not say what was asked for, and programs print
-//! it without that, or not at all.
+//! Failures because a limit is reached or a sandbox refuses a call. They are reported on standard
+//! error, because programs print only the error number, which does not say what was attempted, or
+//! nothing at all.
 
 use std::io;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -42,8 +42,8 @@ pub fn advice(tried: &str, error: &io::Error) -> Option<&'static str> {
     DenialReason::from_error(tried, error).map(DenialReason::advice)
 }
 
-/// Says why what was `tried` failed, if a limit or a sandbox is the reason: once in a process for
-/// each of them.
+/// Reports on standard error why the attempt `tried` failed, if a limit or a sandbox caused it.
+/// Each reason is reported once per process.
 #[cold]
 pub fn report(tried: &str, error: &io::Error) {
     let Some(reason) = DenialReason::from_error(tried, error) else { return };

@@ -27,7 +27,7 @@ const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
 
 /// Returns whether the process has more rights than the user that started it.
 pub(crate) fn is_privileged() -> bool {
-    // SAFETY: takes an integer alone.
+    // SAFETY: takes only an integer.
     unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
 }
 
@@ -42,11 +42,11 @@ pub(crate) fn is_ignored(name: &str, class: PrivilegePolicy) -> bool {
     is_privileged() && read(name).is_some_and(|value| !is_obeyed(class, &value))
 }
 
-/// Beginning of the names of all variables.
+/// Prefix of the names of all variables.
 const PREFIX: &str = "UIW_";
 /// Variables that the program `uiw` obeys and the libraries do not read.
 const PROGRAM_VARIABLES: [&str; 1] = ["UIW_LIB"];
-/// Unknown variables that are named at most.
+/// Maximum number of unknown variables in a warning.
 const MAX_UNKNOWN: usize = 8;
 
 /// Returns a warning that names the variables that begin with `UIW_` and are not `known`; `None` if
@@ -117,7 +117,7 @@ mod tests {
         assert!(warning(&many).is_some_and(|line| line.len() < 200));
     }
 
-    /// The code of our libraries, without tests.
+    /// Returns the source files of our libraries, without tests.
     fn sources() -> Vec<(PathBuf, String)> {
         fn visit(directory: &Path, found: &mut Vec<PathBuf>) {
             for entry in fs::read_dir(directory).unwrap().map(Result::unwrap) {
@@ -156,7 +156,7 @@ mod tests {
         found.into_iter().map(code).collect()
     }
 
-    /// The environment is read in this file alone.
+    /// Only this file reads the environment.
     #[test]
     fn environment_read_elsewhere_is_found() {
         let reads = ["env::var", "getenv(", "libc::environ"];

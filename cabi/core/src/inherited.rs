@@ -1,13 +1,13 @@
-//! A child of a fork closes its copies of the parent's sockets. Otherwise a port would stay in
-//! LISTEN, and a connection that the parent has reset would stay established, as long as a child
-//! lives.
+//! Sockets that a child of a fork inherits. The child closes its copies of the parent's sockets.
+//! Otherwise, as long as the child lives, a port would stay in LISTEN, and a connection that the
+//! parent has reset would stay established.
 
 use crate::abi::zeroed;
 use std::ffi::c_int;
 use std::fs;
 
-/// A socket, of an epoll set or alone: its descriptor, and the inode that distinguishes it from a
-/// later file with the same number.
+/// Socket that a fork may copy, in an epoll set or alone: its descriptor, and its inode, which
+/// distinguishes it from a later file with the same descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InheritableSocket {
     fd: c_int,
@@ -20,16 +20,16 @@ impl InheritableSocket {
         inode(fd).map(|inode| Self { fd, inode })
     }
 
-    /// Returns whether the number still names the file: the program may have closed it and opened
-    /// another one.
+    /// Returns whether the descriptor still refers to the file. The program may have closed it and
+    /// opened another file.
     pub fn is_open(self) -> bool {
         inode(self.fd) == Some(self.inode)
     }
 
-    /// Closes this process's copy.
+    /// Closes the copy of this process.
     pub fn close(self) {
-        // Another thread of the parent may have closed it just before the fork, and the program may
-        // have got its number.
+        // Another thread of the parent may have closed the socket just before the fork, and the
+        // program may have reused the descriptor.
         if self.is_open() {
             close_copy(self.fd);
         }
@@ -50,17 +50,17 @@ pub(crate) fn close(members: &[InheritableSocket], set: c_int) {
     close_copy(set);
 }
 
-/// Closes the copy that a child of a fork has of a descriptor of this library, and whose owner in
-/// the child is forgotten.
+/// Closes a child's copy of a descriptor of this library. The owner of the descriptor must have
+/// been forgotten in the child.
 pub fn close_copy(fd: c_int) {
-    // SAFETY: takes an integer alone. The owner is forgotten, so nothing else in this process
-    // closes or uses the number.
+    // SAFETY: takes only an integer. The owner was forgotten, so nothing else in this process
+    // closes or uses the descriptor.
     unsafe { libc::close(fd) };
 }
 
 fn inode(fd: c_int) -> Option<u64> {
     let mut status: libc::stat = zeroed();
-    // SAFETY: there is room for the structure.
+    // SAFETY: `status` has room for the structure.
     (unsafe { libc::fstat(fd, &raw mut status) } == 0).then_some(status.st_ino)
 }
 
@@ -88,12 +88,12 @@ mod tests {
 
     #[test]
     fn format_matches_kernel() {
-        // SAFETY: makes a descriptor of the test's own.
+        // SAFETY: creates a new descriptor, which only this test uses.
         let set = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
         let socket = TcpListener::bind("127.0.0.1:0").unwrap();
         let fd = socket.as_raw_fd();
         let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 7 };
-        // SAFETY: three descriptors and an event that live through the call.
+        // SAFETY: the descriptors and the event live until the call returns.
         assert_eq!(unsafe { libc::epoll_ctl(set, libc::EPOLL_CTL_ADD, fd, &raw mut event) }, 0);
         let found = members(set);
         if found.is_empty() && !std::path::Path::new("/proc/self/fdinfo").exists() {

@@ -1,4 +1,4 @@
-//! Settings from outside: environment variables, read once. `uiw env` prints the same table.
+//! Settings from environment variables, which are read once. `uiw env` prints the same table.
 
 mod values;
 
@@ -28,14 +28,15 @@ use values::{
     segment, stable_tx, switch,
 };
 
-/// One environment variable. Those of connections are command-line options of the program as well.
+/// Environment variable. Those that concern connections are also command-line options of the
+/// program `uiw`.
 #[derive(Debug)]
 pub struct Variable {
-    /// Name.
+    /// Name of the variable.
     pub name: &'static str,
-    /// The name of the command-line option, if there is one.
+    /// Name of the command-line option, if there is one.
     pub option: Option<&'static str>,
-    /// The values it takes.
+    /// Permitted values.
     pub values: &'static str,
     /// Effect of the variable.
     pub what: &'static str,
@@ -51,7 +52,7 @@ pub struct Variable {
 pub enum ProgramScope {
     /// Only programs that use the C libraries.
     CProgram,
-    /// Programs that make connections to others.
+    /// Programs that connect to other hosts.
     Connection,
     /// Any program.
     Process,
@@ -78,7 +79,7 @@ impl Variable {
         self
     }
 
-    /// Changes the setting.
+    /// Parses `value` and changes the setting.
     ///
     /// # Errors
     /// The rule that the value breaks.
@@ -86,7 +87,7 @@ impl Variable {
         (self.set)(settings, value)
     }
 
-    /// The value, if it is set and not empty, as far as this process obeys it.
+    /// Returns the value if it is set and not empty, and if this process obeys the variable.
     fn value(&self) -> Option<OsString> {
         environment::variable(self.name, self.privileged)
     }
@@ -198,71 +199,71 @@ pub fn unknown_variables() -> Option<String> {
     environment::unknown_variables(is_variable)
 }
 
-/// Everything set from outside.
+/// Values of all settings.
 #[derive(Clone, Debug, Default)]
 pub struct Settings {
     /// The device profile that programs see.
     pub persona: Persona,
-    /// The TCP under everything.
+    /// TCP implementation that the engine uses.
     pub llp: Spec,
     /// Options of every connection.
     pub conn: ConnConfig,
-    /// Time after which a silent peer is dead, if set.
+    /// Time after which a silent peer is considered dead, if set.
     pub dead_after: Option<DeadAfter>,
     /// ORD, if set.
     pub ord: Option<u16>,
     /// IRD, if set.
     pub ird: Option<u16>,
-    /// Acknowledged completion, if set.
+    /// Whether requests complete only after the peer has placed their data, if set.
     pub acknowledged: Option<bool>,
     /// Requests whose payload is copied before its CRC is computed, if set.
     pub stable_tx: Option<StableTx>,
     /// Unreliable datagrams, if set.
     pub ud: Option<bool>,
-    /// True if events have private data in the length that the peer sent, if set.
+    /// True if events report private data in the length that the peer sent, if set.
     pub exact_private_data: Option<bool>,
-    /// True if an id that is bound to a loopback address has the loopback device though there are
-    /// others.
+    /// True if an id that is bound to a loopback address uses the loopback device even if there are
+    /// other devices.
     pub own_loopback: bool,
-    /// Shards of the device, if set.
+    /// Number of shards of the device, if set.
     pub shards: Option<usize>,
-    /// Ports of out-of-band connected queue pairs.
+    /// Port range of queue pairs with out-of-band connections.
     pub qp_ports: Option<RangeInclusive<u16>>,
-    /// Addresses by LID.
+    /// File that maps LIDs to addresses.
     pub lid_map: Option<PathBuf>,
-    /// Added to every rdma_cm port.
+    /// Number that is added to every rdma_cm port.
     pub port_offset: i32,
-    /// Programs and ports whose sockets are no rsockets.
+    /// Programs and ports whose sockets stay on TCP instead of becoming rsockets.
     pub sockets_on_tcp: Vec<String>,
-    /// Time that the port of rsockets may take to answer before TCP is tried, if set.
+    /// Maximum time in which the port of rsockets has to answer before TCP is tried, if set.
     pub sockets_timeout: Option<DeadAfter>,
     /// Injected faults of TCP streams, with the seed of the random ones.
     pub faults: Option<(u64, Faults)>,
     /// Injected faults of calls, completions and events.
     pub plan: FaultPlan,
-    /// The file that the traffic is captured to.
+    /// File to which the traffic is captured.
     pub pcap: Option<PcapFile>,
-    /// The file that configures TLS.
+    /// TLS configuration file.
     pub tls: Option<PathBuf>,
-    /// Options of the TLS file.
+    /// TLS options that are not in the configuration file.
     pub tls_options: TlsFileConfig,
     /// Destination of counters.
     pub counters: CounterDestination,
     /// Filter of the log.
     pub log: Option<String>,
-    /// The program has more rights than its user: the file of TLS is not read, and no device is
-    /// opened with it.
+    /// True if the program has more rights than its user. The TLS file is not read in that case,
+    /// and no device is opened if one is set.
     is_privileged: bool,
 }
 
-/// Bytes of a bad value that a message shows at most, for the most part.
+/// Approximate maximum size of an invalid value in a message, in bytes.
 const MAX_SHOWN: usize = 200;
 
-/// Reason for which variables are ignored or refused.
+/// Reason why variables are ignored or refused.
 const MORE_RIGHTS: &str = "this program has more rights than its user (setuid, setgid or capabilities)";
 
-/// Time without any acknowledgement after which a peer is dead: `20s`, `5m`, `1h`, or `0` for the
-/// system's own time.
+/// Time without any acknowledgement after which a peer is considered dead: `20s`, `5m`, `1h`, or
+/// `0` for the system's own time.
 ///
 /// ```
 /// use std::time::Duration;
@@ -276,7 +277,7 @@ impl FromStr for DeadAfter {
     type Err = &'static str;
 
     fn from_str(text: &str) -> std::result::Result<Self, Self::Err> {
-        // The longest that the kernel can watch an idle connection for.
+        // The longest time that the kernel accepts for watching an idle connection.
         const LONGEST: u64 = 65_534;
         let rule = "expected a time from 2s to 65534s such as 20s, 5m or 1h, or 0";
         if text == "0" {
@@ -299,29 +300,30 @@ impl FromStr for DeadAfter {
     }
 }
 
-/// Default without [`DeadAfter`] and attributes of the queue pair.
+/// Default if neither [`DeadAfter`] nor attributes of the queue pair specify a time.
 const DEAD_AFTER: Duration = Duration::from_secs(60);
-/// The least time that follows from attributes. Those of InfiniBand are made for a network that
-/// loses next to nothing: TCP alone needs seconds to recover from losses in a row.
+/// Minimum for times that follow from attributes. The attributes of InfiniBand assume a network
+/// that loses almost nothing, but TCP needs seconds to recover from repeated losses.
 const MIN_DEAD_AFTER: Duration = Duration::from_secs(20);
 
-/// Default without `UIW_SOCKETS_TIMEOUT`: two repetitions. With one, a path that loses a packet in
-/// fifty would have a connection in 600 take another way.
+/// Default of `UIW_SOCKETS_TIMEOUT`, which permits two repetitions of the SYN. With only one
+/// repetition, one connection in 600 would fall back to TCP on a path that loses a packet in fifty.
 const SOCKETS_TIMEOUT: Duration = Duration::from_secs(7);
 
-/// Programs announce a port when it is bound, and listen a moment later (qperf does). With other
-/// implementations resolving addresses and routes takes longer than that.
+/// Time for which refused connections are retried. Some programs announce a port after binding it
+/// and listen only a moment later (for example qperf). With other implementations, resolving
+/// addresses and routes takes longer than that.
 const REFUSED_RETRY_TIME: Duration = Duration::from_millis(200);
 
 impl Settings {
-    /// Options of a connection that asks for `ird` and `ord` Reads and atomics, with attributes
-    /// that give up after `retries`.
+    /// Returns the configuration of a connection with `ird` and `ord` Reads and atomics, for a
+    /// queue pair whose attributes give up after `retries`.
     pub fn conn_config(&self, ird: u8, ord: u8, retries: Option<Duration>) -> ConnConfig {
         let mut options = self.conn.clone();
         (options.ird, options.ord) = (self.ird.unwrap_or(ird.into()), self.ord.unwrap_or(ord.into()));
         if self.acknowledged() {
-            // Every Write and Send is followed by a Read of no bytes, which both sides must have
-            // room for.
+            // Every Write and Send is followed by a Read of no bytes, so both sides need at least
+            // one.
             options.acknowledged = true;
             (options.ird, options.ord) = (options.ird.max(1), options.ord.max(1));
         }
@@ -331,22 +333,23 @@ impl Settings {
         options
     }
 
-    /// Returns the time without any acknowledgement after which a peer is dead, for a queue pair
-    /// whose attributes give up after `retries`.
+    /// Returns the time without any acknowledgement after which a peer is considered dead, for a
+    /// queue pair whose attributes give up after `retries`.
     pub fn dead_after(&self, retries: Option<Duration>) -> Option<Duration> {
         let default = || Some(retries.map_or(DEAD_AFTER, |time| time.max(MIN_DEAD_AFTER)));
         self.dead_after.map_or_else(default, |DeadAfter(time)| time)
     }
 
-    /// The process's settings; the first call starts the log. A bad value is reported once on
-    /// standard error.
+    /// Returns the settings of the process. The first call starts the log. An invalid value is
+    /// reported once on standard error.
     ///
     /// # Errors
-    /// EINVAL when a variable has a bad value.
+    /// EINVAL if a variable has an invalid value.
     pub fn get() -> Result<&'static Self> {
         static SETTINGS: OnceBox<std::result::Result<Settings, String>> = OnceBox::new();
         let settings = SETTINGS.get().unwrap_or_else(|| {
-            // A value that is no text is a wrong one: without it UIW_TLS would be off.
+            // A value that is not UTF-8 is converted and then rejected as invalid. If it were
+            // ignored, UIW_TLS would be off.
             let value = |variable: &Variable| Some(variable.value()?.to_string_lossy().into_owned());
             let mut read = Self::read(value);
             if environment::is_privileged()
@@ -382,8 +385,8 @@ impl Settings {
         settings.as_ref().map_err(|_| Errno::INVAL)
     }
 
-    /// Options of the program's own connections: those of [`Settings::conn`] with the values that
-    /// have no default here.
+    /// Returns the configuration of the program's own connections: that of [`Settings::conn`], and
+    /// the values that have no default there.
     pub fn connection(&self) -> ConnConfig {
         let mut options = self.conn.clone();
         if let Some(DeadAfter(time)) = self.dead_after {
@@ -396,13 +399,14 @@ impl Settings {
         options
     }
 
-    /// Returns the filter of the log: without `UIW_LOG`, the planned faults that occur.
+    /// Returns the filter of the log. Without `UIW_LOG`, only the injected faults that occur are
+    /// logged.
     pub fn log_filter(&self) -> Option<&str> {
         const FAULTS: &str = "off,uiw_verbs::faults=warn";
         self.log.as_deref().or_else(|| (self.plan != FaultPlan::default()).then_some(FAULTS))
     }
 
-    /// Settings from variables that `value` returns.
+    /// Reads the settings from the values that `value` returns.
     ///
     /// # Errors
     /// One line that names the variable, its value and the rule.
@@ -418,45 +422,46 @@ impl Settings {
         Ok(settings)
     }
 
-    /// Returns whether the sockets of the program `name`, or connections to the port of that
-    /// number, are no rsockets.
+    /// Returns whether the sockets of the program `name`, or the connections to the port with that
+    /// number, stay on TCP.
     pub fn stays_on_tcp(&self, name: &str) -> bool {
         self.sockets_on_tcp.iter().any(|listed| listed == name)
     }
 
     /// Returns the number of repetitions of the SYN to a port of rsockets before the plain port is
-    /// tried; `None` is the system's default.
+    /// tried. `None` means the default of the system.
     pub fn sockets_syn_retries(&self) -> Option<i32> {
         let DeadAfter(time) = self.sockets_timeout.unwrap_or(DeadAfter(Some(SOCKETS_TIMEOUT)));
         let time = time?;
-        // The first waits for a second, and each for twice as long as the one before.
+        // The first repetition is sent after one second, and each interval is twice as long as the
+        // one before.
         (1..=5).find(|retries| Duration::from_secs((2 << retries) - 1) >= time)
     }
 
-    /// Returns whether queue pairs complete requests only when the peer has placed them.
+    /// Returns whether queue pairs complete requests only after the peer has placed their data.
     pub fn acknowledged(&self) -> bool {
         self.acknowledged.unwrap_or(self.persona != Persona::Iwarp)
     }
 
-    /// Returns whether events have private data in the length that the peer sent, instead of
-    /// InfiniBand's fields.
+    /// Returns whether events report private data in the length that the peer sent, instead of the
+    /// length of InfiniBand's fields.
     pub fn exact_private_data(&self) -> bool {
         self.exact_private_data.unwrap_or(self.persona == Persona::Iwarp)
     }
 
-    /// Returns the requests whose payload is copied before its CRC is computed: without
-    /// `UIW_STABLE_TX` Writes, as programs replicate memory that others rewrite meanwhile (QEMU's
-    /// migration does), and adapters carry that.
+    /// Returns the requests whose payload is copied before its CRC is computed. Without
+    /// `UIW_STABLE_TX` these are Writes, because some programs transfer memory that changes
+    /// meanwhile (as in QEMU's live migration), which works with RDMA adapters.
     pub fn stable_tx(&self) -> StableTx {
         self.stable_tx.unwrap_or(StableTx::Writes)
     }
 
-    /// Returns whether programs can have UD queue pairs.
+    /// Returns whether programs can create UD queue pairs.
     pub fn offers_ud(&self) -> bool {
         self.no_datagrams().is_none()
     }
 
-    /// Returns the reason why programs cannot have datagrams, if that is so.
+    /// Returns the reason why programs cannot use datagrams, or `None` if they can.
     pub fn no_datagrams(&self) -> Option<&'static str> {
         if !self.ud.unwrap_or(self.persona != Persona::Iwarp) {
             Some("an iWARP device has no datagrams, unless UIW_UD=on")
@@ -467,9 +472,8 @@ impl Settings {
         }
     }
 
-    /// Returns the reason for which the program must not read the TLS file, if there is one.
-    /// Opening a device fails in that case, because the user has not asked for connections in the
-    /// clear.
+    /// Returns the reason why the program must not read the TLS file, if there is one. Opening a
+    /// device fails in that case, because the user did not ask for unencrypted connections.
     pub fn refused_tls(&self) -> Option<String> {
         let is_refused = self.is_privileged && self.tls.is_some();
         is_refused.then(|| {
@@ -477,10 +481,10 @@ impl Settings {
         })
     }
 
-    /// The configuration of TLS, if there is one; the file is read with every call.
+    /// Returns the TLS configuration, if there is one. Every call reads the file.
     ///
     /// # Errors
-    /// One line that names the file and what is wrong.
+    /// One line that names the file and the mistake.
     pub fn tls(&self) -> std::result::Result<Option<Tls>, String> {
         let Some(file) = &self.tls else { return Ok(None) };
         if let Some(why) = self.refused_tls() {
@@ -490,14 +494,15 @@ impl Settings {
         tls.map(Some).map_err(|error| wrong_tls(file, &error))
     }
 
-    /// Like [`Settings::tls`], but reads the files again when they have changed, on a thread that
-    /// runs until the end of the process.
+    /// Like [`Settings::tls`], but also starts a thread that reads the files again when they have
+    /// changed, until the end of the process.
     ///
     /// # Errors
-    /// One line that names the file and what is wrong.
+    /// One line that names the file and the mistake.
     pub fn watched_tls(&self) -> std::result::Result<Option<Tls>, String> {
         let Some(file) = &self.tls else { return Ok(None) };
-        // Before the files are read: a change meanwhile is seen.
+        // The watch is created before the files are read, so that it detects changes made
+        // meanwhile.
         let watch = TlsWatch::new(file, &self.tls_options).map_err(|error| wrong_tls(file, &error))?;
         let tls = self.tls()?;
         if let Some(tls) = &tls {
@@ -507,7 +512,7 @@ impl Settings {
     }
 }
 
-/// Returns the line about a file of TLS that cannot be used.
+/// Returns the message about an invalid TLS file.
 fn wrong_tls(file: &Path, error: &dyn Display) -> String {
     log::shown(&format!("uiw: {}={}: {error}", crate::tls::VARIABLE, file.display()), log::MAX_LINE)
 }

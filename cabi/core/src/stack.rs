@@ -1,5 +1,5 @@
-//! The TCP under the engine: the kernel's, or with `UIW_LLP` one of this process, with addresses
-//! and ports of its own that the kernel does not have.
+//! The TCP implementation that the engine uses: the kernel's, or with `UIW_LLP` one in this
+//! process. The latter has its own addresses and ports, which the kernel does not know.
 
 use crate::boundary::Result;
 use crate::errno::Errno;
@@ -13,8 +13,8 @@ use uiw_smol::capability::refusal;
 /// Dynamic ports (RFC 6335 section 6).
 const DYNAMIC: std::ops::RangeInclusive<u16> = 49152..=65535;
 
-/// Opens it. The reason of a failure is written to standard error: an error number alone would not
-/// name it.
+/// Opens the TCP implementation. The reason of a failure is written to standard error, because an
+/// error number alone does not tell it.
 pub(crate) fn open(settings: &Settings) -> Result<Box<dyn TransportStack>> {
     settings.llp.open().map_err(|error| {
         if settings.llp.own().is_some() {
@@ -37,8 +37,8 @@ pub fn is_in_process() -> bool {
     in_process_config().is_some()
 }
 
-/// The source address for `peer` on a TCP in this process: one of the same network, else the first
-/// of its family.
+/// Returns the source address for `peer` on a TCP in this process: an address of the same network,
+/// or otherwise the first of its family.
 pub(crate) fn source_for(peer: SocketAddr) -> Option<Result<SocketAddr>> {
     let (_, config) = in_process_config()?;
     let family = || config.addresses.iter().filter(|(address, _)| address.is_ipv4() == peer.is_ipv4());
