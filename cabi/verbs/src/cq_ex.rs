@@ -1,4 +1,4 @@
-//! Completion queues that are read field by field.
+//! Completion queues whose completions are read field by field.
 
 use crate::call_lock::{BatchHandle, Batched, CallLock};
 use crate::clock::{monotonic_ns, realtime_ns};
@@ -75,7 +75,7 @@ impl Batched for Cq {
     }
 }
 
-/// `ibv_start_poll`: 0, or ENOENT when nothing has completed.
+/// `ibv_start_poll`: returns 0, or ENOENT if there is no completion.
 extern "C" fn start_poll(cq: TableHandle<'_, Cq, ibv_cq_ex>, attr: InPtr<'_, ibv_poll_cq_attr>) -> c_int {
     boundary::code_fast(|| {
         let cq = cq.get()?;
@@ -103,7 +103,7 @@ extern "C" fn end_poll(cq: BatchHandle<'_, Cq>) {
     boundary::value_fast((), || cq.unlock());
 }
 
-/// Takes the next completion.
+/// Takes the next completion from the queue.
 fn take(cq: &Object<Cq>, cursor: &mut Cursor) -> Result<()> {
     cq.yield_before_poll();
     let mut next = None;
@@ -116,7 +116,7 @@ fn take(cq: &Object<Cq>, cursor: &mut Cursor) -> Result<()> {
     Ok(())
 }
 
-/// A field of the completion that is being read.
+/// Returns a field of the completion that is being read.
 #[inline]
 fn field<T: Default>(mut cq: BatchHandle<'_, Cq>, read: impl FnOnce(&Wc) -> T) -> T {
     boundary::value_fast(T::default(), || {

@@ -1,5 +1,5 @@
-//! Memory of a DMA-buf: a buffer of another device that a processor can map, as those of udmabuf,
-//! of DMA heaps and of most display drivers.
+//! Memory of a DMA-buf: a buffer of another device that the CPU can map. Examples are the buffers
+//! of udmabuf, of DMA heaps and of most display drivers.
 
 use crate::fault_handler;
 use crate::mapping::{RegisteredRange, page_size};
@@ -20,21 +20,21 @@ use uiw_verbs::{Access, Memory};
 
 /// Magic number that statfs(2) returns for a DMA-buf (`linux/magic.h`).
 const MAGIC: i64 = 0x444d_4142;
-/// `DMA_BUF_IOCTL_SYNC`, and what it takes (`linux/dma-buf.h`).
+/// Request `DMA_BUF_IOCTL_SYNC` (`linux/dma-buf.h`). Its flags follow.
 const SYNC: c_ulong = 0x4008_6200;
 const SYNC_READ_WRITE: u64 = 3;
 const SYNC_END: u64 = 1 << 2;
 
-/// A part of a DMA-buf that is mapped, and that processors may access: between the two ends of
-/// `DMA_BUF_IOCTL_SYNC`.
+/// Mapped part of a DMA-buf. The CPU may access it, because the value is created by starting an
+/// access with `DMA_BUF_IOCTL_SYNC`, and ends it on drop.
 struct MappedPart {
     file: File,
     at: *mut c_void,
     len: usize,
 }
 
-// SAFETY: only `drop` uses the address, to unmap it; the bytes are accessed through the region that
-// owns the value.
+// SAFETY: only `drop` uses the address, to unmap the memory. The bytes are accessed through the
+// region that owns this value.
 unsafe impl Send for MappedPart {}
 
 impl Drop for MappedPart {
@@ -42,15 +42,15 @@ impl Drop for MappedPart {
         if let Err(error) = sync(self.file.as_raw_fd(), SYNC_READ_WRITE | SYNC_END) {
             tracing::warn!(%error, "DMA_BUF_IOCTL_SYNC: the device may not see what was written");
         }
-        // SAFETY: `memory` has mapped it with this length, and the region that owns this value is
-        // deregistered.
+        // SAFETY: `map` mapped the memory with this length, and the region that owns this value
+        // is deregistered.
         unsafe { libc::munmap(self.at, self.len) };
     }
 }
 
 fn sync(fd: RawFd, what: u64) -> Result<()> {
     loop {
-        // SAFETY: the request reads a number of 64 bits, which is there during the call.
+        // SAFETY: the request reads a 64-bit number, which is valid during the call.
         if unsafe { libc::ioctl(fd, SYNC, &raw const what) } == 0 {
             return Ok(());
         }
@@ -61,39 +61,39 @@ fn sync(fd: RawFd, what: u64) -> Result<()> {
     }
 }
 
-/// Bytes of a DMA-buf.
+/// Returns the size of a DMA-buf in bytes.
 ///
 /// # Errors
-/// EINVAL for another file.
+/// EINVAL for any other file.
 fn size(file: &File) -> Result<u64> {
     let mut stat: libc::statfs = zeroed();
-    // SAFETY: there is room for the structure.
+    // SAFETY: `stat` has room for the structure.
     if unsafe { libc::fstatfs(file.as_raw_fd(), &raw mut stat) } != 0 {
         return Err(Errno::last().because("the kind of a DMA-buf"));
     }
     if stat.f_type != MAGIC {
         return Err(Errno::INVAL.because("a descriptor of no DMA-buf"));
     }
-    // A DMA-buf has no position; its end says how long it is.
+    // A DMA-buf has no position, but seeking to its end returns its size.
     let mut file = file;
     file.seek(SeekFrom::End(0)).map_err(|error| Errno::from(error).because("the size of a DMA-buf"))
 }
 
-/// Another descriptor of the program's file.
+/// Duplicates a descriptor of the program.
 ///
 /// # Errors
-/// EBADF, EMFILE
+/// EBADF, EMFILE.
 fn duplicate(fd: RawFd) -> Result<File> {
     if fd < 0 {
         return Err(Errno(libc::EBADF).because(format_args!("descriptor {fd} of a DMA-buf")));
     }
-    // SAFETY: the program has the descriptor open during the call (ibv_reg_dmabuf_mr(3)).
+    // SAFETY: the program keeps the descriptor open during the call (ibv_reg_dmabuf_mr(3)).
     let own = unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned();
     own.map(File::from)
         .map_err(|error| Errno::from(error).because(format_args!("descriptor {fd} of a DMA-buf")))
 }
 
-/// The `length` bytes from `offset` on, mapped until nothing stands on them.
+/// Maps `length` bytes from `offset` on. They stay mapped until the region is deregistered.
 ///
 /// # Errors
 /// Returns the errors of [`duplicate`] and [`size`]; EINVAL if the DMA-buf does not contain these
@@ -108,8 +108,9 @@ fn map(fd: RawFd, offset: u64, length: usize, writable: bool) -> Result<Memory> 
         )));
     };
     let protection = libc::PROT_READ | if writable { libc::PROT_WRITE } else { 0 };
-    // From its beginning on: some drivers (Linux's DRM shmem helper) ignore the offset of a
-    // mapping. SAFETY: the kernel chooses an address where nothing is mapped.
+    // The DMA-buf is mapped from its beginning, because some drivers (Linux's DRM shmem helper)
+    // ignore the offset of a mapping. SAFETY: the kernel chooses an address where nothing is
+    // mapped.
     let at = unsafe { libc::mmap64(ptr::null_mut(), len, protection, libc::MAP_SHARED, file.as_raw_fd(), 0) };
     if at == libc::MAP_FAILED {
         return Err(not_mapped(fd, Errno::last()));
@@ -117,13 +118,13 @@ fn map(fd: RawFd, offset: u64, length: usize, writable: bool) -> Result<Memory> 
     let mapped = MappedPart { file, at, len };
     sync(mapped.file.as_raw_fd(), SYNC_READ_WRITE)?;
     let first = at.cast::<u8>().wrapping_add(skip);
-    // SAFETY: the bytes stay mapped while `mapped` lives, and the program leaves those that its
-    // requests name to the device until they complete (ibv_post_send(3)).
+    // SAFETY: the bytes stay mapped while `mapped` lives, and the program does not access the bytes
+    // that its requests refer to until they complete (ibv_post_send(3)).
     Ok(unsafe { Memory::mapped(Box::new(mapped), first, length) })
 }
 
-/// Interprets the `errno` of a failed mapping: EACCES and ENOMEM are those of the program, others
-/// of a driver whose buffers no processor can map.
+/// Interprets the `errno` of a failed mapping. EACCES and ENOMEM are errors of the program; other
+/// errors mean that the CPU cannot map buffers of this driver.
 fn not_mapped(fd: RawFd, errno: Errno) -> Errno {
     if errno == Errno(libc::EACCES) || errno == Errno(libc::ENOMEM) {
         return errno.because(format_args!("mapping DMA-buf {fd}"));
@@ -132,7 +133,7 @@ fn not_mapped(fd: RawFd, errno: Errno) -> Errno {
     Errno::UNSUPPORTED.because("a DMA-buf that cannot be mapped")
 }
 
-/// Like [`ibv_reg_dmabuf_mr`].
+/// Registers part of a DMA-buf, like [`ibv_reg_dmabuf_mr`].
 pub(crate) fn register(
     domain: &Object<Pd>,
     (fd, offset): (RawFd, u64),
@@ -144,7 +145,7 @@ pub(crate) fn register(
     if access & flags::IBV_ACCESS_ON_DEMAND != 0 || rights.contains(Access::ZERO_BASED) {
         return Err(Errno::INVAL.because("a DMA-buf has neither on-demand paging nor a base of zero"));
     }
-    // As the kernel, which maps whole pages.
+    // The kernel has the same restriction, because it maps whole pages.
     let page = page_size() as u64;
     if offset % page != iova % page {
         return Err(
@@ -159,8 +160,8 @@ pub(crate) fn register(
     mr::add(domain, memory, RegisteredRange::on_demand(), bounds, rights)
 }
 
-/// `ibv_reg_dmabuf_mr`: `length` bytes from `offset` on of the DMA-buf `fd`, which begin at `iova`
-/// for peers and elements.
+/// `ibv_reg_dmabuf_mr`: registers `length` bytes from `offset` on of the DMA-buf `fd`. The region
+/// begins at `iova` for peers and in elements.
 pub extern "C" fn ibv_reg_dmabuf_mr(
     pd: Handle<'_, Pd>,
     offset: u64,

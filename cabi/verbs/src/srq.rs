@@ -13,12 +13,12 @@ use uiw_cabi_core::object::{Body, Object};
 use uiw_cabi_core::users::{UnacknowledgedEvents, UserToken, Users};
 use uiw_verbs::{AsyncEvent, SrqAttr};
 
-/// A queue as C holds it.
+/// Shared receive queue that C refers to.
 pub struct Srq {
     context: Arc<Context>,
-    /// The engine's.
+    /// Queue of the engine.
     pub engine: Arc<uiw_verbs::Srq>,
-    /// Queue pairs that take from it.
+    /// Queue pairs that use the queue.
     pub users: Users,
     /// Asynchronous events that were delivered and not acknowledged yet.
     pub async_events: Arc<UnacknowledgedEvents>,
@@ -31,7 +31,7 @@ impl Body for Srq {
     const KIND: u32 = 0x7569_6309;
 }
 
-/// Makes a queue; `attr` becomes what it really has.
+/// Creates a queue, and stores its actual attributes in `attr`.
 pub fn create(
     domain: &Object<Pd>,
     srq_context: *mut c_void,
@@ -41,7 +41,7 @@ pub fn create(
     let engine = domain.engine.create_srq(SrqAttr {
         max_wr: attr.max_wr,
         max_sge: attr.max_sge,
-        // As siw: the limit is armed by `ibv_modify_srq` alone.
+        // Only `ibv_modify_srq` arms the limit, as with siw.
         limit: 0,
     })?;
     let number = engine.num();
@@ -71,7 +71,7 @@ pub extern "C" fn ibv_create_srq(pd: Handle<'_, Pd>, init: InOutPtr<'_, ibv_srq_
     })
 }
 
-/// `ibv_create_srq_ex`: basic queues; those for XRC and tag matching are refused.
+/// `ibv_create_srq_ex`: supports only basic queues, not those for XRC and tag matching.
 pub(crate) extern "C" fn create_srq_ex(
     context: Handle<'_, OpenContext>,
     init: InOutPtr<'_, ibv_srq_init_attr_ex>,
@@ -92,7 +92,7 @@ pub(crate) extern "C" fn create_srq_ex(
     })
 }
 
-/// `ibv_get_srq_num`: only queues for XRC have a number that peers could use.
+/// `ibv_get_srq_num`: fails, because only queues for XRC have a number that peers could use.
 pub(crate) extern "C" fn get_srq_num(srq: Handle<'_, Srq>, _number: OutPtr<'_, u32>) -> c_int {
     boundary::code(|| {
         srq.get()?;
@@ -100,7 +100,7 @@ pub(crate) extern "C" fn get_srq_num(srq: Handle<'_, Srq>, _number: OutPtr<'_, u
     })
 }
 
-/// `ibv_modify_srq`: depth and limit.
+/// `ibv_modify_srq`: changes the depth and the limit.
 pub extern "C" fn ibv_modify_srq(srq: Handle<'_, Srq>, attr: InPtr<'_, ibv_srq_attr>, mask: c_int) -> c_int {
     boundary::code(|| {
         let (srq, attr) = (srq.get()?, attr.get()?);
@@ -121,14 +121,15 @@ pub extern "C" fn ibv_query_srq(srq: Handle<'_, Srq>, attr: OutPtr<'_, ibv_srq_a
     })
 }
 
-/// `ibv_destroy_srq`: waits until every delivered event is acknowledged; EBUSY while queue pairs
-/// use it.
+/// `ibv_destroy_srq`: waits until every delivered event is acknowledged. Returns EBUSY while queue
+/// pairs use the queue.
 pub extern "C" fn ibv_destroy_srq(srq: OwnedHandle<'_, Srq>) -> c_int {
     boundary::code(|| srq.destroy(|srq| srq.leave()))
 }
 
 impl Srq {
-    /// Removes the queue: no event names it from then on, and the program holds none.
+    /// Unregisters the queue: no event refers to it afterwards, and the program has acknowledged
+    /// all delivered events.
     fn leave(&self) -> Result<()> {
         if self.users.any() {
             return Err(Errno::BUSY.because("queue pairs use the shared receive queue"));

@@ -1,5 +1,5 @@
-//! LIDs, for programs that name their peer by LID alone: the low 16 bits of an IPv4 address in the
-//! device's own network.
+//! LIDs, for programs that address their peer only by its LID: the low 16 bits of an IPv4 address
+//! in the device's own network.
 
 use crate::device::netdev::NetDev;
 use std::net::{IpAddr, Ipv4Addr};
@@ -8,7 +8,8 @@ use uiw_cabi_core::boundary::Result;
 use uiw_cabi_core::errno::Errno;
 use uiw_cabi_core::settings::Settings;
 
-/// The address behind a LID: of the map that UIW_LID_MAP names, else in the network of the device.
+/// Returns the address of a LID: from the map that UIW_LID_MAP names, or otherwise in the network
+/// of the device.
 ///
 /// # Errors
 /// EINVAL if there is no such address, or the map is invalid.

@@ -1,4 +1,4 @@
-//! The state of a queue pair between RTR and its established connection.
+//! State of a queue pair from RTR on, until it is reset or destroyed.
 
 use super::{RetryPolicy, Target};
 use parking_lot::Mutex;
@@ -7,22 +7,22 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 use uiw_verbs::cm::ConnId;
 
-/// Time that the listening end waits before it connects as well.
+/// Time for which the listening end waits before it connects as well.
 const RESPONDER_DELAY: Duration = Duration::from_secs(1);
-/// Time for which a message of an unreliable queue pair waits for a peer that was not reached
+/// Time for which a message of an unreliable queue pair waits for a peer that could not be reached
 /// before.
 const UNREACHABLE_TIMEOUT: Duration = Duration::from_millis(500);
-/// Between two attempts: at first, and at most.
+/// Time between the first two attempts. It doubles with each attempt, up to `MAX_RETRY`.
 const RETRY: Duration = Duration::from_millis(20);
 const MAX_RETRY: Duration = Duration::from_millis(500);
 
-/// A queue pair in RTR or RTS. The state, and with it the reference to the engine's queue pair,
-/// ends with `Worker::forget`.
+/// State of a queue pair in RTR or RTS. `Worker::forget` removes the state, and with it the
+/// reference to the engine's queue pair.
 pub(super) type Pair = Mutex<Option<PairState>>;
 
 pub(super) struct PairState {
     pub(super) qp: Arc<uiw_verbs::Qp>,
-    /// Set while a post is to start the time-out of the connection.
+    /// True while the next post has to start the time-out of the connection.
     pub(super) connecting: Arc<AtomicBool>,
     pub(super) target: Target,
     pub(super) policy: RetryPolicy,
@@ -48,7 +48,7 @@ pub(super) enum Phase {
 }
 
 impl Phase {
-    /// The connection, if there is one.
+    /// Returns the connection, if there is one.
     pub(super) fn conn(self) -> Option<ConnId> {
         match self {
             Self::Waiting => None,
@@ -58,7 +58,7 @@ impl Phase {
 }
 
 impl PairState {
-    /// A queue pair that has just entered RTR.
+    /// Creates the state of a queue pair that has just entered RTR.
     pub(super) fn new(qp: &Arc<uiw_verbs::Qp>, connecting: &Arc<AtomicBool>, target: Target) -> Self {
         let delay = if target.initiates() { Duration::ZERO } else { RESPONDER_DELAY };
         Self {
@@ -85,7 +85,7 @@ impl PairState {
         }
     }
 
-    /// Another attempt later: soon at first, then less often.
+    /// Schedules another attempt, with increasing delays.
     pub(super) fn retry_later(&mut self) {
         self.phase = Phase::Waiting;
         self.next_attempt = Some(Instant::now() + self.retry);

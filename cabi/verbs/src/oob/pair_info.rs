@@ -1,18 +1,18 @@
-//! MPA private data of an out-of-band connection: it names the two queue pairs.
+//! MPA private data of an out-of-band connection, which names the two queue pairs.
 
 use uiw_cabi_core::abi::ibv_gid;
 
-/// Marks the Request of an out-of-band connected queue pair.
+/// Marks the MPA Request of an out-of-band connected queue pair.
 const MAGIC: [u8; 8] = *b"uiw pair";
-/// The same of an unreliable one.
+/// Like [`MAGIC`], for an unreliable queue pair.
 const UNRELIABLE_MAGIC: [u8; 8] = *b"uiw pruc";
 
-/// The two ends, from the view of the sender of the data.
+/// Both ends, from the point of view of the sender of the data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct PairInfo {
     pub(super) from: PairEnd,
     pub(super) to: PairEnd,
-    /// They are unreliable connections (UC).
+    /// True for unreliable connections (UC).
     pub(super) unreliable: bool,
     /// PSN that the sender expects.
     pub(super) expected_psn: u32,
@@ -20,14 +20,14 @@ pub(super) struct PairInfo {
     pub(super) first_psn: Option<u32>,
 }
 
-/// One end.
+/// One end of the pair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct PairEnd {
     pub(super) qp_num: u32,
     pub(super) gid: ibv_gid,
 }
 
-/// "No PSN yet": PSNs have 24 bits.
+/// Represents an unknown PSN. PSNs have 24 bits.
 const UNKNOWN: u32 = u32::MAX;
 
 impl PairInfo {
@@ -45,7 +45,7 @@ impl PairInfo {
         out
     }
 
-    /// `None` for other data.
+    /// Parses private data. Returns `None` if it is not from an out-of-band connection.
     pub(super) fn parse(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; Self::LEN] = bytes.try_into().ok()?;
         let word = |at: usize| u32::from_be_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
@@ -61,7 +61,7 @@ impl PairInfo {
     }
 }
 
-/// Private data of a rejection that asks for another attempt later.
+/// Private data of a rejection that requests another attempt later.
 pub(super) const LATER: &[u8] = b"uiw pair: later";
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The peer of a queue pair, from the attributes of RTR.
+//! Peer of a queue pair, from the attributes of RTR.
 
 use super::lid;
 use super::pair_info::{PairEnd, PairInfo};
@@ -8,12 +8,12 @@ use uiw_cabi_core::abi::ibv_ah_attr;
 use uiw_cabi_core::boundary::Result;
 use uiw_cabi_core::errno::Errno;
 
-/// A pair, from the view of one end.
+/// Pair of queue pairs, from the point of view of one end.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Target {
     pub(super) own: PairEnd,
     pub(super) peer: PairEnd,
-    /// The local address, and the peer's with its port.
+    /// Local address and port.
     pub(super) local: SocketAddr,
     pub(super) remote: SocketAddr,
     /// True if the queue pair is connected to itself.
@@ -26,10 +26,10 @@ pub(crate) struct Target {
     pub(super) first_psn: Option<u32>,
 }
 
-/// Our address and the peer's, or a multicast group's, in an address vector.
+/// Returns our address and the address of the peer, or of a multicast group, in an address vector.
 ///
 /// # Errors
-/// EINVAL for an index without a GID, and a GID or LID without an address.
+/// EINVAL for an index without a GID, and for a GID or LID without an address.
 pub(crate) fn addresses(netdev: &NetDev, ah: &ibv_ah_attr) -> Result<(IpAddr, IpAddr)> {
     let global = ah.is_global != 0;
     let remote = if global {
@@ -53,10 +53,11 @@ pub(crate) fn addresses(netdev: &NetDev, ah: &ibv_ah_attr) -> Result<(IpAddr, Ip
 }
 
 impl Target {
-    /// Creates the target from the attributes of RTR, on a device as it is now.
+    /// Creates the target from the attributes of RTR, with the current addresses of the device.
     ///
     /// # Errors
-    /// EINVAL for an index without a GID, a GID or LID without an address, a number without a port.
+    /// EINVAL for an index without a GID, a GID or LID without an address, or a number without a
+    /// port.
     pub(crate) fn new(
         netdev: &NetDev,
         (number, unreliable): (u32, bool),
@@ -84,13 +85,13 @@ impl Target {
         })
     }
 
-    /// Returns whether this end connects at once.
+    /// Returns whether this end connects immediately.
     pub(super) fn initiates(&self) -> bool {
         let key = |end: &PairEnd| (end.qp_num, end.gid.raw);
         self.is_self || key(&self.own) < key(&self.peer)
     }
 
-    /// Private data for the peer.
+    /// Returns the private data for the peer.
     pub(super) fn info(&self) -> PairInfo {
         PairInfo {
             from: self.own,
@@ -101,8 +102,8 @@ impl Target {
         }
     }
 
-    /// Returns whether data from a connection of `from` names this pair in this run of the two
-    /// programs: after a restart the PSNs differ.
+    /// Returns whether private data from a connection of `from` names this pair, in this run of the
+    /// two programs. After a restart the PSNs differ.
     pub(super) fn matches(&self, info: &PairInfo, from: SocketAddr) -> bool {
         let psn = |theirs: Option<u32>, ours: Option<u32>| match (theirs, ours) {
             (Some(theirs), Some(ours)) => theirs == ours,

@@ -1,9 +1,9 @@
-//! The thread that connects out-of-band queue pairs. It sleeps unless an event came or a time has
-//! passed.
+//! Thread that connects out-of-band queue pairs. It sleeps until an event arrives or a time is
+//! reached.
 //!
-//! Locks: each pair has its own, which is held while the engine works for that pair; the tables
-//! have one, which is held for look-ups and changes alone. A pair's lock is taken before the
-//! tables', never behind it.
+//! Locks: each pair has a lock, which is held while the engine works for that pair. The tables have
+//! one lock, which is held only for look-ups and changes. A pair's lock may not be taken while the
+//! tables are locked; the other order is permitted.
 
 use super::pair::{Pair, PairState, Phase};
 use super::pair_info::{LATER, PairInfo};
@@ -23,16 +23,16 @@ use uiw_verbs::cm::{self, CmChannel, CmEvent, CmEventKind, ConnId, ConnInfo, Con
 use uiw_verbs::integration::spawn_thread;
 use uiw_verbs::{ConnConfig, QpState, Revision, WcStatus};
 
-/// Time for which a peer's connection is left unanswered while a connection to that peer is being
-/// made.
+/// Time for which a connection of a peer is left unanswered while a connection to the same peer is
+/// being made.
 const SIMULTANEOUS_DELAY: Duration = Duration::from_millis(500);
-/// Time for which a peer is kept for a queue pair that is not in RTR.
+/// Time for which a peer waits for a queue pair that is not in RTR.
 const PENDING_TIMEOUT: Duration = Duration::from_secs(5);
-/// Peers kept for one queue pair, and for all.
+/// Maximum number of waiting peers for one queue pair. The limit for all of them follows.
 const MAX_PENDING_EACH: usize = 4;
 const MAX_PENDING: usize = 1024;
 
-/// State shared by the threads of the program and the worker's own thread.
+/// State shared by the threads of the program and the worker's thread.
 pub(super) struct Worker {
     channel: Arc<CmChannel>,
     thread: OnceLock<Thread>,
@@ -40,7 +40,7 @@ pub(super) struct Worker {
     /// Connection options of unreliable queue pairs.
     unreliable_options: Arc<ConnConfig>,
     tables: Mutex<PeerTables>,
-    /// The worker's thread has it while it works. Tests lock it to stop the thread.
+    /// Locked by the worker's thread while it works. Tests lock it to stop the thread.
     pending: Mutex<PendingPeers>,
 }
 
@@ -50,22 +50,22 @@ struct PeerTables {
     pairs: HashMap<u32, Arc<Pair>>,
     /// Pairs without an established connection.
     unconnected: BTreeSet<u32>,
-    /// The queue pair numbers of connections.
+    /// Queue pair numbers by connection.
     conns: HashMap<ConnId, u32>,
 }
 
-/// Peers whose connection waits for the state of its queue pair.
+/// Peers whose connection waits until its queue pair is ready.
 #[derive(Default)]
 struct PendingPeers(Vec<PendingPeer>);
 
-/// A peer that connected before its queue pair was ready for it.
+/// Peer that connected before its queue pair was ready.
 struct PendingPeer {
     info: PairInfo,
     request: ConnRequest,
     since: Instant,
 }
 
-/// Wakes the thread, which reads the channel once more before it sleeps.
+/// Wakes the worker's thread, and makes it read the channel again before it sleeps.
 struct WorkerDoorbell(Arc<Worker>, AtomicBool);
 
 impl Wake for WorkerDoorbell {
@@ -82,7 +82,7 @@ impl Worker {
         let options = settings
             .conn
             .clone()
-            // Revision 2 alone carries IRD, ORD and the right to send first.
+            // Only revision 2 transmits IRD, ORD and the right to send first.
             .revision(Revision::Two)
             .peer_to_peer(true)
             .ird(settings.ird.unwrap_or(limit))
@@ -91,9 +91,9 @@ impl Worker {
             .stable_tx(settings.stable_tx())
             .dead_after(settings.dead_after(None))
             .outlives_peer(true)
-            // As on InfiniBand, a Send waits for its receive.
+            // A Send waits for its receive, as on InfiniBand.
             .no_receive_timeout(Duration::MAX);
-        // A request succeeds once it is sent.
+        // A request succeeds as soon as it was sent.
         let unreliable =
             options.clone().acknowledged(false).no_receive_timeout(RetryPolicy::UNRELIABLE.receive);
         let worker = Arc::new(Self {
@@ -129,7 +129,7 @@ impl Worker {
         }
     }
 
-    /// Queue pair `number` is in RTR: it is connected to `target`.
+    /// Connects queue pair `number`, which is in RTR, to `target`.
     pub(super) fn connect(
         &self,
         number: u32,
@@ -142,7 +142,7 @@ impl Worker {
         if let Some(known) = &known
             && let Some(state) = &mut *known.lock()
         {
-            // RTR once more: a connection, also one that is being made, is kept.
+            // RTR was repeated. A connection is kept, even if it is not established yet.
             new.phase = state.phase;
             new.next_attempt = state.next_attempt;
             *state = new;
@@ -194,8 +194,8 @@ impl Worker {
         true
     }
 
-    /// No connection of queue pair `number` is made any more. Waits while the thread works for it,
-    /// and for no other one.
+    /// Stops connecting queue pair `number`. Waits while the thread works for this queue pair, but
+    /// not for others.
     pub(super) fn forget(&self, number: u32) {
         let removed = {
             let mut tables = self.tables.lock();
@@ -234,7 +234,8 @@ impl Worker {
         }
     }
 
-    /// The connection `conn` of a pair, unless the pair has another one or none by now.
+    /// Calls `serve` for the pair that uses the connection `conn`. Does nothing if the pair has
+    /// another connection, or none, by now.
     fn with_conn(&self, conn: ConnId, serve: impl FnOnce(u32, &mut MutexGuard<'_, Option<PairState>>)) {
         let (number, pair) = {
             let tables = self.tables.lock();
@@ -280,7 +281,7 @@ impl Worker {
             state.connecting.store(true, Ordering::Relaxed);
             tables.unconnected.insert(number);
         } else {
-            // The engine has reported it as the queue pair's own error.
+            // The engine has already reported the end as an error of the queue pair.
             tables.pairs.remove(&number);
             tables.unconnected.remove(&number);
             drop(tables);
@@ -312,7 +313,7 @@ impl Worker {
         }
     }
 
-    /// Takes the connection that a peer offers.
+    /// Accepts the connection of a peer.
     fn accept(&self, state: &mut PairState, peer: PendingPeer) {
         let number = peer.info.to.qp_num;
         if let Phase::Connecting(conn) = state.phase {
@@ -359,7 +360,7 @@ impl PendingPeers {
                 worker.with_conn(event.id, |number, pair| worker.handle_disconnect(number, pair));
             }
             CmEventKind::ListenerDown { error, .. } => tracing::error!(%error, "no peer can connect"),
-            // The connection manager posts these, to its own channels.
+            // Only the connection manager posts these, to its own channels.
             CmEventKind::Posted(_) | CmEventKind::SidrRequest(_) | CmEventKind::SidrResolved(_) => {}
         }
     }
@@ -376,14 +377,15 @@ impl PendingPeers {
         match pair.as_deref_mut() {
             Some(Some(state)) if state.target.matches(&info, peer.request.peer_addr()) => match state.phase {
                 Phase::Waiting => worker.accept(state, peer),
-                // Both connected. The initiator's connection is the one that stays.
+                // Both ends have connected. The connection of the initiator is the one that is
+                // kept.
                 Phase::Connecting(_) if !state.target.initiates() => worker.accept(state, peer),
                 Phase::Connecting(_) => self.keep(peer),
                 Phase::Accepting(_) | Phase::Established(_) => drop(peer.request.reject(LATER)),
             },
             _ => self.keep(peer),
         }
-        // A pending peer has a time-out.
+        // The thread has to take the time-out of the waiting peer into account.
         worker.wake();
     }
 

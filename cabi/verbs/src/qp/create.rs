@@ -16,8 +16,8 @@ pub extern "C" fn ibv_create_qp(pd: Handle<'_, Pd>, init: InOutPtr<'_, ibv_qp_in
         let init = init.get()?;
         let mut long = init.extended();
         let domain = pd.get()?;
-        // SAFETY: nothing else has the copy, and the program does not destroy the queues that it
-        // names during the call (ibv_create_qp(3)).
+        // SAFETY: nothing else uses the copy, and the program does not destroy the queues to which
+        // it refers during the call (ibv_create_qp(3)).
         let qp = create_qp(domain, unsafe { argument(&raw mut long) }, None);
         init.cap = long.cap;
         qp
@@ -35,7 +35,7 @@ pub extern "C" fn create_qp_ex(
     })
 }
 
-/// Makes a queue pair from the attributes of `ibv_create_qp_ex`.
+/// Creates a queue pair from the attributes of `ibv_create_qp_ex`.
 pub fn create_extended(context: &Context, init: InOutPtr<'_, ibv_qp_init_attr_ex>) -> Result<*mut ibv_qp> {
     let known = flags::IBV_QP_INIT_ATTR_PD
         | flags::IBV_QP_INIT_ATTR_CREATE_FLAGS

@@ -15,7 +15,7 @@ use uiw_cabi_core::errno::Errno;
 use uiw_cabi_core::object::Object;
 use uiw_verbs::{Remote, STag, SendFlags, SendOp, SendWr, Sge};
 
-/// `ibv_qp_to_qp_ex`; NULL for a queue pair made without `ibv_wr_*`.
+/// `ibv_qp_to_qp_ex`: returns NULL for a queue pair that was created without `ibv_wr_*`.
 pub extern "C" fn ibv_qp_to_qp_ex(qp: Handle<'_, Qp>) -> *mut ibv_qp_ex {
     boundary::pointer(|| {
         let qp = qp.get()?;
@@ -58,7 +58,7 @@ impl Batched for Qp {
     }
 }
 
-/// Changes the batch; `ibv_wr_complete` returns the first error.
+/// Calls `body` with the batch, and stores an error. `ibv_wr_complete` returns the first one.
 #[inline]
 fn with_batch(mut qp: BatchHandle<'_, Qp>, body: impl FnOnce(&Object<Qp>, &mut Batch) -> Result<()>) {
     boundary::value_fast((), || {
@@ -81,13 +81,13 @@ extern "C" fn wr_start(qp: TableHandle<'_, Qp, ibv_qp_ex>) {
     boundary::value_fast((), || {
         let mut batch = qp.get()?.state()?.lock();
         batch.clear();
-        // Until `ibv_wr_complete` or `ibv_wr_abort`.
+        // The lock is kept until `ibv_wr_complete` or `ibv_wr_abort`.
         std::mem::forget(batch);
         Ok(())
     });
 }
 
-/// Posts the batch as one chain. Nothing is posted of a batch with an error in it.
+/// Posts the batch as one chain. If there is an error in the batch, nothing is posted.
 extern "C" fn wr_complete(mut qp: BatchHandle<'_, Qp>) -> c_int {
     boundary::code_fast(|| {
         let posted = qp.with(|qp, batch| {
@@ -113,8 +113,8 @@ fn post_batch(object: &Object<Qp>, batch: &Batch) -> Result<()> {
         };
         SendWr { wr_id: wr.wr_id, op: wr.op, sges, flags: wr.flags | flags }
     });
-    // SAFETY: the program leaves the memory that its requests name to the device until they
-    // complete (ibv_wr_complete(3)); inline data is copied from the batch during the call.
+    // SAFETY: the program does not access the memory to which its requests refer until they
+    // complete (ibv_wr_complete(3)). Inline data is copied from the batch during the call.
     let posted = unsafe { object.engine.post_send_all(wrs) }.map_err(|refused| refused.error.into());
     object.note_post();
     posted
@@ -158,7 +158,7 @@ requests! {
     };
 }
 
-/// The request becomes a datagram.
+/// Converts the request to a datagram.
 extern "C" fn wr_set_ud_addr(qp: BatchHandle<'_, Qp>, ah: TableHandle<'_, Ah>, qpn: u32, qkey: u32) {
     with_batch(qp, |qp, batch| {
         let to = ah::destination(ah.get()?, qp.abi.get(|abi| &abi.qp_base.pd), qpn, qkey)?;
@@ -168,7 +168,7 @@ extern "C" fn wr_set_ud_addr(qp: BatchHandle<'_, Qp>, ah: TableHandle<'_, Ah>, q
     });
 }
 
-/// The eight bytes are copied at once.
+/// The eight bytes are copied during the call.
 extern "C" fn wr_atomic_write(qp: BatchHandle<'_, Qp>, rkey: u32, addr: u64, bytes: InPtr<'_, [u8; 8]>) {
     with_batch(qp, |qp, batch| {
         push(qp, batch, SendOp::AtomicWrite { remote: Remote { addr, rkey: STag(rkey) } });
@@ -195,7 +195,7 @@ extern "C" fn wr_set_sge_list<'a>(qp: BatchHandle<'_, Qp>, count: Count<'a>, lis
     });
 }
 
-/// Checks that a request whose inline data begins at `first` may have `length` more bytes.
+/// Checks that `length` more bytes can be added to a request whose inline data begins at `first`.
 fn check_inline(qp: &Qp, batch: &Batch, first: usize, length: usize) -> Result<()> {
     let most = qp.cap.max_inline_data as usize;
     if length > most || batch.inline.len() - first + length > most {
@@ -204,7 +204,7 @@ fn check_inline(qp: &Qp, batch: &Batch, first: usize, length: usize) -> Result<(
     Ok(())
 }
 
-/// The bytes are copied at once.
+/// The bytes are copied during the call.
 extern "C" fn wr_set_inline_data<'a>(qp: BatchHandle<'_, Qp>, addr: ArrayPtr<'a, u8>, length: Count<'a>) {
     with_batch(qp, |qp, batch| {
         let (first, len) = (batch.inline.len(), length.get()?);
@@ -214,7 +214,7 @@ extern "C" fn wr_set_inline_data<'a>(qp: BatchHandle<'_, Qp>, addr: ArrayPtr<'a,
     });
 }
 
-/// The bytes are copied at once.
+/// The bytes are copied during the call.
 extern "C" fn wr_set_inline_data_list<'a>(
     qp: BatchHandle<'_, Qp>,
     count: Count<'a>,

@@ -11,7 +11,7 @@ use uiw_cabi_core::boundary::{self, Result};
 use uiw_cabi_core::errno::Errno;
 use uiw_verbs::QpState;
 
-/// `ibv_modify_qp`, once the attributes are checked.
+/// Makes the change of `ibv_modify_qp` after its attributes were checked.
 pub(super) fn modify(object: &Qp, attr: &ibv_qp_attr, mask: c_int, to: Option<QpState>) -> Result<()> {
     let now = object.engine.state();
     if let Some(to) = to
