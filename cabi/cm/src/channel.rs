@@ -1,4 +1,4 @@
-//! Event channels, as C holds them.
+//! Event channels that C refers to.
 
 use crate::id::{Id, Phase};
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -11,12 +11,12 @@ use uiw_cabi_core::abi_cell::AbiCell;
 use uiw_cabi_core::boundary::{Result, is_nonblocking};
 use uiw_verbs::cm::{CmChannel, ConnHandle};
 
-/// `rdma_event_channel`: C's structure first, the engine's queue behind it.
+/// `rdma_event_channel`: the structure of C, followed by the engine's event queue.
 #[repr(C)]
 pub(crate) struct Channel {
     abi: AbiCell<rdma_event_channel>,
     queue: Arc<CmChannel>,
-    /// The thread that read it last.
+    /// Thread that read the channel last.
     reader: Mutex<Option<ThreadId>>,
     /// Number of calls of the engine that are creating a connection or listener with events in this
     /// channel and whose id is not routed yet.
@@ -27,12 +27,12 @@ pub(crate) struct Channel {
     accepted: Mutex<VecDeque<Weak<Id>>>,
 }
 
-/// Number of connections remembered: a peer that connects when its connection before is established
-/// has one.
+/// Maximum number of ids in `accepted`. A peer that opens its next connection as soon as the
+/// previous one is established has only one.
 const ACCEPTED: usize = 8;
 
 impl Channel {
-    /// A new channel, which C cannot name yet.
+    /// Creates a channel. C does not know it before it is registered.
     ///
     /// # Errors
     /// EMFILE.
@@ -49,17 +49,17 @@ impl Channel {
         }))
     }
 
-    /// C's pointer.
+    /// Returns C's pointer.
     pub(crate) fn abi(&self) -> *mut rdma_event_channel {
         self.abi.as_ptr()
     }
 
-    /// The engine's queue.
+    /// Returns the engine's event queue.
     pub(crate) fn queue(&self) -> &Arc<CmChannel> {
         &self.queue
     }
 
-    /// This thread reads it.
+    /// Records that the calling thread reads the channel.
     pub(crate) fn set_reader(&self) {
         *self.reader.lock() = Some(thread::current().id());
     }

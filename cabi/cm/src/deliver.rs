@@ -1,4 +1,5 @@
-//! Events of the engine become C's, with the order and the status codes of librdmacm on iWARP.
+//! Conversion of the engine's events to those of C, with the order and the status codes of
+//! librdmacm on iWARP.
 
 use crate::event::{DeliveredEvent, EventDraft, create_event, create_local_event, reads_in_one_byte};
 use crate::failure::{event_and_status, flush_if_rejected};
@@ -16,7 +17,7 @@ use uiw_datagram::Qpn;
 use uiw_verbs::Error;
 use uiw_verbs::cm::{CmEvent, CmEventKind, ConnInfo, ConnRequest};
 
-/// An event about `id` as C's; nothing when the id is being destroyed.
+/// Converts an event about `id`. Returns `None` if the id is being destroyed.
 pub(crate) fn deliver(id: &Arc<Id>, event: CmEvent) -> Option<DeliveredEvent> {
     match event.kind {
         CmEventKind::Posted(_) => {
@@ -28,8 +29,8 @@ pub(crate) fn deliver(id: &Arc<Id>, event: CmEvent) -> Option<DeliveredEvent> {
         CmEventKind::SidrResolved(info) => sidr::deliver_resolved(id, &info),
         CmEventKind::Established(info) => established(id, &info),
         CmEventKind::Failed(error) => failed(id, &error),
-        // The interface is gone, and the program may use another one; while it is only down there
-        // is nothing to do.
+        // The interface is gone, and the program may use another one. If it is only down, there is
+        // nothing to do.
         CmEventKind::ListenerDown { for_good, .. } => {
             for_good.then_some(())?;
             let is_known = std::mem::replace(&mut id.lock_alive()?.device_removed, true);

@@ -1,5 +1,5 @@
-//! The connection manager's devices: one context and one protection domain each, the same for every
-//! id.
+//! Devices of the connection manager, with one context and one protection domain each, which all
+//! ids share.
 
 use crate::id::Id;
 use crate::registry;
@@ -22,7 +22,7 @@ use uiw_cabi_verbs::device_events::{self, DeviceChange};
 use uiw_cabi_verbs::open;
 use uiw_cabi_verbs::pd::{self, Pd};
 
-/// A context and its protection domain, which are never closed.
+/// Context and protection domain of a device, which are never closed.
 #[derive(Clone, Copy)]
 struct SharedContext {
     context: *mut ibv_context,
@@ -34,13 +34,13 @@ unsafe impl Send for SharedContext {}
 // SAFETY: the objects may be used by any thread, and are never closed.
 unsafe impl Sync for SharedContext {}
 
-/// Open devices by name of the network device.
+/// Open devices by the name of their network device.
 struct OpenDevices(BTreeMap<String, SharedContext>);
 
 impl ForkState for OpenDevices {
     const NEW: Self = Self(BTreeMap::new());
 
-    /// The child opens its own, on its own engine.
+    /// The child opens its own devices, on its own engine.
     fn in_child(&mut self) {
         self.0.clear();
     }
@@ -56,30 +56,30 @@ fn shared_context(device: &'static Device) -> Result<SharedContext> {
     }
     device_events::observe(report_change);
     let context = open::open(device)?;
-    // SAFETY: the context is new: nothing else closes it.
+    // SAFETY: the context is new, so nothing else closes it.
     let domain = Pd::alloc(unsafe { Object::get(context) }?).inspect_err(|_| close(context))?;
     let new = SharedContext { context, domain };
     let kept = *OPENED.write().0.entry(name.to_owned()).or_insert(new);
     if kept.context != new.context {
-        // Another thread was faster.
-        // SAFETY: the domain is new, and no other thread has it.
+        // Another thread was faster. SAFETY: the domain is new, and no other thread uses it.
         pd::ibv_dealloc_pd(unsafe { argument(new.domain) });
         close(new.context);
     }
     Ok(kept)
 }
 
-/// Closes a context that nothing else has.
+/// Closes a context that nothing else uses.
 fn close(context: *mut ibv_context) {
-    // SAFETY: the caller has just opened it, and has given it to no other thread.
+    // SAFETY: the caller has just opened the context, and has passed it to no other thread.
     let context: OwnedHandle<'_, OpenContext> = unsafe { argument(context) };
     open::ibv_close_device(context);
 }
 
-/// Ties an id to the device that has `address`: its context and its default protection domain.
+/// Sets the device of an id to the one that has `address`, with its context and its default
+/// protection domain.
 ///
 /// # Errors
-/// ENODEV when no device has the address; those of opening it.
+/// ENODEV if no device has the address, and the errors of opening the device.
 pub(crate) fn bind(id: &Id, address: IpAddr) -> Result<()> {
     let shared = shared_context(device::with_address(address)?)?;
     let _ordered = id.lock();
@@ -89,12 +89,13 @@ pub(crate) fn bind(id: &Id, address: IpAddr) -> Result<()> {
     Ok(())
 }
 
-/// Returns whether an id that is bound to `address` has no device yet: it is any address; or the
-/// loopback device's without a port, where there are other devices.
+/// Returns whether an id that is bound to `address` has no device yet. This is the case for the
+/// unspecified address, and for an address of the loopback device without a port if there are other
+/// devices.
 ///
-/// The kernel has no device for either (`cma_any_addr`). Programs that ask which devices there are,
-/// as libfabric does, bind an id so, and take a device that it has for the only one. With a port it
-/// is a server's, which may use the device before it listens.
+/// The kernel has no device for either (`cma_any_addr`). Programs that look for devices, such as
+/// libfabric, bind an id in this way, and take the device of the id, if there is one, for the only
+/// one. An id with a port belongs to a server, which may use the device before it listens.
 ///
 /// # Errors
 /// The errors of listing the devices.
@@ -110,7 +111,7 @@ pub(crate) fn is_bound(id: &Id) -> bool {
     !context_of(id).is_null()
 }
 
-/// The context of the id's device, or NULL.
+/// Returns the context of the id's device, or NULL.
 fn context_of(id: &Id) -> *mut ibv_context {
     let _ordered = id.lock();
     id.abi.get(|id| &id.verbs)
@@ -153,7 +154,7 @@ pub extern "C" fn rdma_get_devices(count: OutPtr<'_, c_int>) -> *mut *mut ibv_co
     })
 }
 
-/// `rdma_free_devices`. The devices stay open.
+/// `rdma_free_devices`: frees the list. The devices stay open.
 pub extern "C" fn rdma_free_devices(list: HeapPtr<'_, *mut ibv_context>) {
     list.free();
 }

@@ -1,4 +1,4 @@
-//! Events as C holds them, from their delivery to their acknowledgement.
+//! Events that C refers to, from their delivery to their acknowledgement.
 
 use crate::id::{Id, LocalEvent};
 use crate::private_data::{MAX_PRIVATE_DATA, PrivateData};
@@ -17,16 +17,17 @@ use uiw_cabi_core::engine::MAX_RD_ATOMIC;
 use uiw_cabi_core::errno::Errno;
 use uiw_cabi_verbs::device::gid;
 
-/// An event that C has not acknowledged.
+/// Event that C has not acknowledged.
 #[repr(C)]
 struct UnackedEvent {
     abi: rdma_cm_event,
     private_data: [u8; MAX_PRIVATE_DATA],
-    /// The id whose acknowledgements are counted.
+    /// Id that counts the acknowledgement.
     owner: Arc<Id>,
 }
 
-/// An event that C is about to hold. Plain values only: it is held while a thread may be cancelled.
+/// Event that is about to be passed to C. It has only plain values, because it exists while a
+/// thread may be cancelled.
 #[derive(Clone, Copy)]
 pub(crate) struct DeliveredEvent {
     pub(crate) event: *mut rdma_cm_event,
@@ -49,13 +50,13 @@ pub(crate) struct EventDraft<'a> {
     pub(crate) ud: Option<UdDestination>,
 }
 
-/// The queue pair or the group of an event about an id without a connection.
+/// Queue pair or multicast group in an event of an id without a connection.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct UdDestination {
     pub(crate) ah: ibv_ah_attr,
     pub(crate) qp_num: u32,
     pub(crate) qkey: u32,
-    /// Instead of private data: the program's pointer for a group.
+    /// For a group: the program's pointer, which takes the place of private data.
     pub(crate) context: u64,
 }
 
@@ -65,7 +66,7 @@ impl EventDraft<'_> {
     }
 }
 
-/// A number of Reads as C has it.
+/// Converts a number of Reads to C's single byte.
 pub(crate) fn reads_in_one_byte(reads: u16) -> u8 {
     reads.min(MAX_RD_ATOMIC) as u8
 }
@@ -145,8 +146,8 @@ fn allocate_event(
     let len = private_data.map_or(0, |(data, peer)| data.fill(&mut event.private_data, peer));
     let event = Box::into_raw(event);
     if len > 0 {
-        // Pointer and length are at the same place in both structures of the union. SAFETY: the box
-        // was just made, and nobody else has it. Its bytes stay where they are until the event is
+        // Pointer and length have the same offsets in both structures of the union. SAFETY: the box
+        // is new and nothing else refers to it. Its bytes do not move until the event is
         // acknowledged.
         unsafe {
             (*event).abi.param.conn.private_data = (&raw const (*event).private_data).cast::<c_void>();
@@ -161,7 +162,7 @@ fn allocate_event(
 /// Takes back an event that C acknowledges.
 ///
 /// # Errors
-/// EINVAL for what is no event, or was acknowledged before.
+/// EINVAL if the pointer is not an event, or the event was acknowledged before.
 pub(crate) fn acknowledge(event: *mut rdma_cm_event) -> Result<()> {
     if !registry::remove_event(event) {
         return if registry::forget_inherited(event) {
@@ -170,8 +171,8 @@ pub(crate) fn acknowledge(event: *mut rdma_cm_event) -> Result<()> {
             Err(Errno::INVAL.because("an event that is none, or acknowledged"))
         };
     }
-    // SAFETY: `give_raw` made it from a box, and the registry had it until just now, so no other
-    // thread takes it back.
+    // SAFETY: `allocate_event` made the event from a box, and it was in the registry until just now, so
+    // no other thread takes it back.
     let event = unsafe { Box::from_raw(event.cast::<UnackedEvent>()) };
     event.owner.note_acknowledged();
     Ok(())
@@ -182,7 +183,7 @@ pub extern "C" fn rdma_ack_cm_event(event: *mut rdma_cm_event) -> c_int {
     boundary::minus_one(|| acknowledge(event))
 }
 
-/// `rdma_write_cm_event`: an event of the program's own.
+/// `rdma_write_cm_event`: posts an event of the program's own.
 pub extern "C" fn rdma_write_cm_event(
     id: AnyPtr<rdma_cm_id>,
     event: c_int,

@@ -31,15 +31,16 @@ pub(crate) fn flush_if_rejected(id: &Id, event: c_int) {
     }
 }
 
-/// Reasons of InfiniBand's REJ message.
+/// Reasons in the REJ message of InfiniBand.
 const INVALID_SERVICE_ID: c_int = 8;
 const STALE_CONNECTION: c_int = 10;
 const CONSUMER_REJECTED: c_int = 28;
-/// Status of InfiniBand's SIDR reply.
+/// Status in the SIDR reply of InfiniBand.
 const SIDR_REJECTED: c_int = 2;
 const SIDR_NO_QP: c_int = 3;
 
-/// Event and status of a connection, or of a request for a UD queue pair, that failed.
+/// Returns the event and the status for a failed connection, or for a failed request for a UD queue
+/// pair.
 pub(crate) fn event_and_status(id: &Id, error: &Error) -> (c_int, c_int) {
     match Settings::get().map_or(Persona::Iwarp, |settings| settings.persona) {
         Persona::Iwarp => iwarp_status(error),

@@ -1,4 +1,4 @@
-//! Listening, on one address or on all.
+//! Listening on one address or on all addresses.
 
 use crate::id::{Id, Phase};
 use crate::registry::RegisteredPtr as _;
@@ -15,10 +15,10 @@ use uiw_cabi_core::errno::Errno;
 use uiw_cabi_core::ports::PortReservation;
 use uiw_verbs::cm::Listener;
 
-/// The default and the maximum: `net.core.somaxconn` bounds it further.
+/// Default and maximum of the backlog, which `net.core.somaxconn` limits further.
 const MAX_BACKLOG: u32 = 1024;
 
-/// `rdma_listen`. An id without an address listens on a free port of every device.
+/// `rdma_listen`: an id without an address listens on a free port of every device.
 pub extern "C" fn rdma_listen(id: AnyPtr<rdma_cm_id>, backlog: c_int) -> c_int {
     boundary::minus_one(|| {
         let id = id.get()?;

@@ -1,4 +1,4 @@
-//! Multicast groups, which ids of port spaces UDP and IPOIB join.
+//! Multicast groups, for ids of the port spaces UDP and IPOIB.
 
 use crate::id::{Id, LocalEvent};
 use crate::registry::RegisteredPtr as _;
@@ -14,21 +14,21 @@ use uiw_cabi_core::boundary::{self, Result};
 use uiw_cabi_core::errno::Errno;
 use uiw_cabi_verbs::device;
 
-/// The flags of `rdma_cm_join_mc_attr_ex`.
+/// Flags in `comp_mask` of `rdma_cm_join_mc_attr_ex`.
 const WITH_ADDRESS: u32 = 1;
 const WITH_FLAGS: u32 = 2;
-/// Join flags: a member that receives, and one that only sends.
+/// Join flags, for members that also receive and for those that only send.
 const FULL_MEMBER: u32 = 0;
 const SEND_ONLY: u32 = 1;
 
-/// `rdma_join_multicast`: the event comes at once.
+/// `rdma_join_multicast`: the event follows immediately.
 pub extern "C-unwind" fn rdma_join_multicast(
     id: AnyPtr<rdma_cm_id>,
     addr: AddressPtr<'_>,
     context: *mut c_void,
 ) -> c_int {
     let result = boundary::minus_one(|| join(&*id.get()?, &addr, context, FULL_MEMBER));
-    // SAFETY: nothing in this frame has a destructor, and C is the caller.
+    // SAFETY: this frame holds nothing with a destructor, and its caller is C.
     unsafe { sync::complete(id, result) }
 }
 
@@ -44,12 +44,12 @@ pub extern "C-unwind" fn rdma_join_multicast_ex(
             return Err(Errno::INVAL.because("the attributes of the join are not valid"));
         }
         let flags = if attr.comp_mask & WITH_FLAGS != 0 { attr.join_flags } else { FULL_MEMBER };
-        // SAFETY: the address of the attributes is one that `rdma_join_multicast` takes
+        // SAFETY: the address in the attributes satisfies the requirements of `rdma_join_multicast`
         // (rdma_join_multicast_ex(3)).
         let addr: AddressPtr<'_> = unsafe { argument(attr.addr.cast_const()) };
         join(&*id.get()?, &addr, context, flags)
     });
-    // SAFETY: nothing in this frame has a destructor, and C is the caller.
+    // SAFETY: this frame holds nothing with a destructor, and its caller is C.
     unsafe { sync::complete(id, result) }
 }
 
@@ -70,7 +70,7 @@ fn join(id: &Id, addr: &AddressPtr<'_>, context: *mut c_void, flags: u32) -> Res
     if !group.is_multicast() || local.is_unspecified() || group.is_ipv4() != local.is_ipv4() {
         return Err(Errno::INVAL.because("the attributes of the join are not valid"));
     }
-    // A program that attaches a queue pair of its own uses the GID of the event.
+    // A program that attaches its own queue pair uses the GID in the event.
     let attached = match id.own_qp() {
         Some(qp) if flags == FULL_MEMBER => {
             qp.engine().attach_multicast(group, local, interface_index(local)?).map_err(Errno::from)

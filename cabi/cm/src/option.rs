@@ -1,4 +1,5 @@
-//! `rdma_set_option`, and the extended connection establishment of vendors, which is not offered.
+//! `rdma_set_option`, and the functions for vendor options of the connection establishment (ECE),
+//! which are not offered.
 
 use crate::registry::RegisteredPtr as _;
 use std::ffi::c_int;
@@ -8,8 +9,8 @@ use uiw_cabi_core::arguments::{AnyPtr, ArrayPtr, Count, InPtr, OutPtr};
 use uiw_cabi_core::boundary::{self, Result};
 use uiw_cabi_core::errno::Errno;
 
-/// `rdma_set_option`. An acknowledgement time-out is InfiniBand's: it becomes the queue pair's
-/// attribute, and TCP has its own.
+/// `rdma_set_option`. An acknowledgement time-out is a concept of InfiniBand: it is stored as an
+/// attribute of the queue pair, and TCP uses its own.
 pub extern "C" fn rdma_set_option<'a>(
     id: AnyPtr<rdma_cm_id>,
     level: c_int,
@@ -45,7 +46,7 @@ fn option_bytes<'a, const N: usize>(value: &ArrayPtr<'a, u8>, len: Count<'a>) ->
         .ok_or_else(|| Errno::INVAL.because("the value of an option is NULL or has another length"))
 }
 
-/// `rdma_set_local_ece`: accepted before there is a queue pair, and not sent.
+/// `rdma_set_local_ece`: accepted before there is a queue pair, but not sent.
 pub extern "C" fn rdma_set_local_ece(id: AnyPtr<rdma_cm_id>, ece: InPtr<'_, ibv_ece>) -> c_int {
     boundary::minus_one(|| {
         let id = id.get()?;
@@ -59,7 +60,7 @@ pub extern "C" fn rdma_set_local_ece(id: AnyPtr<rdma_cm_id>, ece: InPtr<'_, ibv_
     })
 }
 
-/// `rdma_get_remote_ece`: always empty.
+/// `rdma_get_remote_ece`: always returns empty options.
 pub extern "C" fn rdma_get_remote_ece(id: AnyPtr<rdma_cm_id>, ece: OutPtr<'_, ibv_ece>) -> c_int {
     boundary::minus_one(|| {
         let id = id.get()?;

@@ -15,11 +15,11 @@ use uiw_cabi_core::settings::Settings;
 use uiw_cabi_verbs::oob::{acknowledgement_time, receive_time};
 use uiw_verbs::ConnConfig;
 
-/// rdma_cm has the retries with the connection's parameters, and brings queue pairs to RTS with the
-/// most where they are not given.
+/// Number of retries of a queue pair. rdma_cm takes retries from the connection's parameters, and
+/// uses the maximum if there are none.
 const RETRIES: u8 = 7;
 
-/// Options of a connection or listener of an id.
+/// Returns the configuration of a connection or listener of an id.
 ///
 /// # Errors
 /// EINVAL if an environment variable has an invalid value.
@@ -31,7 +31,7 @@ pub(crate) fn conn_config(set: IdOptions, ird: u8, ord: u8) -> Result<Arc<ConnCo
     Ok(Arc::new(options))
 }
 
-/// Options of a connection with the parameters that the program gives for it.
+/// Returns the configuration of a connection with the parameters that the program has passed.
 ///
 /// # Errors
 /// The errors of [`conn_config`].
@@ -42,7 +42,7 @@ pub(crate) fn connection_config(
 ) -> Result<Arc<ConnConfig>> {
     let mut options = conn_config(set, params.responder_resources, params.initiator_depth)?;
     if persona != Persona::Iwarp {
-        // On iWARP no attempt is repeated, and a Send waits as long as with any peer.
+        // On iWARP no attempt is repeated, and a Send waits as long as with any other peer.
         let options = Arc::make_mut(&mut options);
         options.no_receive_timeout = options.no_receive_timeout.max(params.receive_time());
     }
@@ -67,14 +67,14 @@ impl ConnParams {
     }
 }
 
-/// Reads the parameters; a program may leave them out.
+/// Reads the parameters, which a program may omit.
 ///
 /// # Errors
 /// EINVAL if private data is NULL but has a length.
 pub(crate) fn read(param: &InPtr<'_, rdma_conn_param>, state: &State) -> Result<ConnParams> {
     let given = param.as_ref();
     let of = |given: Option<u8>, offered: u8| match given {
-        // As many as the device has; of a request, as many as the peer takes.
+        // The maximum of the device or, for a request, the maximum of the peer.
         None | Some(RDMA_MAX_RESOURCES) if state.active => MAX_RD_ATOMIC as u8,
         None | Some(RDMA_MAX_RESOURCES) => offered,
         Some(number) => number,

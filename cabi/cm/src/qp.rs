@@ -1,4 +1,4 @@
-//! Queue pairs, shared receive queues and their completion queues, made on an id.
+//! Queue pairs, shared receive queues and their completion queues that are created on an id.
 
 use crate::id::Id;
 use crate::registry::RegisteredPtr as _;
@@ -34,7 +34,7 @@ pub extern "C" fn rdma_create_qp(
     })
 }
 
-/// Makes the queue pair of an id. The type of the attributes becomes `qp_type`.
+/// Creates the queue pair of an id. Its type is `qp_type`, regardless of the attributes.
 pub(crate) fn create(
     id: &Id,
     pd: Handle<'_, Pd>,
@@ -62,13 +62,13 @@ pub extern "C" fn rdma_create_qp_ex(
     boundary::minus_one(|| create_extended(&*id.get()?, attr))
 }
 
-/// The domain that a program has given, or that of the id.
+/// Returns the domain that the program has passed, or the domain of the id.
 ///
 /// # Errors
 /// EINVAL for a domain of another context than the id's.
 fn domain_of<'a>(id: &'a Id, given: Option<Result<&'a Object<Pd>>>) -> Result<&'a Object<Pd>> {
     // SAFETY: the domain of an id is that of its device, which is never deallocated, or one that
-    // the program deallocates after the id's objects (rdma_create_qp(3)).
+    // the program deallocates only after the id's objects (rdma_create_qp(3)).
     let domain = given.unwrap_or_else(|| unsafe { Object::get(id.abi.get(|id| &id.pd)) });
     let verbs = id.abi.get(|id| &id.verbs);
     domain.ok().filter(|domain| domain.abi.get(|pd| &pd.context) == verbs).ok_or_else(|| {
@@ -98,8 +98,9 @@ fn create_extended(id: &Id, attr: InOutPtr<'_, ibv_qp_init_attr_ex>) -> Result<(
     if attr.srq.is_null() {
         attr.srq = id.abi.get(|id| &id.srq);
     }
-    // SAFETY: nothing else has the attributes. The program does not destroy the objects that it has
-    // given during the call, and those of the id by calls on the id alone (rdma_create_qp(3)).
+    // SAFETY: nothing else uses the attributes. The program does not destroy the objects that it
+    // has passed during the call, and destroys those of the id only with calls on the id
+    // (rdma_create_qp(3)).
     let extended = unsafe { argument(ptr::from_mut(attr)) };
     let new = qp::create_extended(id.verbs()?, extended).inspect_err(|_| destroy_queues(id))?;
     prepare_receive(new)?;
@@ -131,7 +132,7 @@ type QueueFields = (fn(&rdma_cm_id) -> &*mut ibv_cq, fn(&rdma_cm_id) -> &*mut ib
 const SEND: QueueFields = (|id| &id.send_cq, |id| &id.send_cq_channel);
 const RECV: QueueFields = (|id| &id.recv_cq, |id| &id.recv_cq_channel);
 
-/// Makes the completion queues, with a channel each, that the program has not given.
+/// Creates the completion queues that the program has not passed, each with a channel.
 fn create_queues(id: &Id, attr: &mut ibv_qp_init_attr_ex) -> Result<()> {
     let (send, recv) = (attr.cap.max_send_wr, attr.cap.max_recv_wr);
     for (given, side, depth) in [(&mut attr.send_cq, SEND, send), (&mut attr.recv_cq, RECV, recv)] {
@@ -152,7 +153,7 @@ fn create_queue(id: &Id, (queue, channel): QueueFields, depth: u32) -> Result<()
     let init = CqInit {
         depth: depth.max(1),
         cq_context: id.abi().cast(),
-        // SAFETY: the channel was just made; calls on the id destroy it, after the queue.
+        // SAFETY: the channel was just created. Only calls on the id destroy it, after the queue.
         channel: Some(unsafe { Object::get(new) }?),
         vector: 0,
         timestamps: false,
@@ -164,23 +165,23 @@ fn create_queue(id: &Id, (queue, channel): QueueFields, depth: u32) -> Result<()
 /// Destroys the completion queues that [`create_queues`] made.
 fn destroy_queues(id: &Id) {
     for (queue, channel) in [SEND, RECV] {
-        // Those of a program's own shared receive queue have no channel here.
+        // The queues of a program's own shared receive queue have no channel here.
         let channel = id.abi.replace(channel, ptr::null_mut());
         if !channel.is_null() {
             let queue = id.abi.replace(queue, ptr::null_mut());
             if !queue.is_null() {
-                // SAFETY: the queue is the id's, and the program does not use the queues of an id
-                // during and after `rdma_destroy_qp`.
+                // SAFETY: the queue belongs to the id, and the program does not use the queues of
+                // an id during and after `rdma_destroy_qp`.
                 cq::ibv_destroy_cq(unsafe { argument(queue) });
             }
-            // SAFETY: the channel is the id's, and the program does not use the queues of an id
-            // during and after `rdma_destroy_qp`.
+            // SAFETY: the channel belongs to the id, and the program does not use the queues of an
+            // id during and after `rdma_destroy_qp`.
             channel::ibv_destroy_comp_channel(unsafe { argument(channel) });
         }
     }
 }
 
-/// `rdma_destroy_qp`: no thread uses the queue pair of the id any more.
+/// `rdma_destroy_qp`: the program guarantees that no thread uses the queue pair of the id any more.
 pub extern "C" fn rdma_destroy_qp(id: AnyPtr<rdma_cm_id>) {
     boundary::value((), || {
         destroy(&*id.get()?);
@@ -188,7 +189,7 @@ pub extern "C" fn rdma_destroy_qp(id: AnyPtr<rdma_cm_id>) {
     });
 }
 
-/// Destroys the queue pair of an id that the program does not use any more.
+/// Destroys the queue pair of an id, which the program does not use any more.
 pub(crate) fn destroy(id: &Id) {
     let old = id.abi.replace(|id| &id.qp, ptr::null_mut());
     if !old.is_null() {
@@ -205,7 +206,7 @@ pub(crate) fn create_for_request(listener: AnyPtr<rdma_cm_id>, new: AnyPtr<rdma_
     let Some(endpoint) = listener.get()?.lock().endpoint else { return Ok(()) };
     let id = new.get()?;
     let mut attr = endpoint.attr;
-    // SAFETY: nothing else has the copy, and the program keeps the objects that it has given
+    // SAFETY: nothing else uses the copy, and the program keeps the objects that it has passed to
     // `rdma_create_ep` as long as the listener (rdma_create_ep(3)).
     let (pd, attr) = unsafe { (argument(endpoint.pd), argument(&raw mut attr)) };
     create(&id, pd, attr, endpoint.attr.qp_type)
@@ -224,7 +225,7 @@ pub extern "C" fn rdma_create_srq(
     })
 }
 
-/// `rdma_create_srq_ex`: basic queues alone; extended connections and tag matching belong to other
+/// `rdma_create_srq_ex`: supports only basic queues; XRC and tag matching belong to other
 /// transports.
 pub extern "C" fn rdma_create_srq_ex(
     id: AnyPtr<rdma_cm_id>,
@@ -257,7 +258,8 @@ fn create_srq(
     Ok(())
 }
 
-/// `rdma_destroy_srq`: no thread uses the shared receive queue of the id any more.
+/// `rdma_destroy_srq`: the program guarantees that no thread uses the shared receive queue of the
+/// id any more.
 pub extern "C" fn rdma_destroy_srq(id: AnyPtr<rdma_cm_id>) {
     boundary::value((), || {
         destroy_srq(&*id.get()?);
@@ -265,7 +267,7 @@ pub extern "C" fn rdma_destroy_srq(id: AnyPtr<rdma_cm_id>) {
     });
 }
 
-/// Destroys the shared receive queue of an id that the program does not use any more.
+/// Destroys the shared receive queue of an id, which the program does not use any more.
 pub(crate) fn destroy_srq(id: &Id) {
     let old = id.abi.replace(|id| &id.srq, ptr::null_mut());
     if !old.is_null() {

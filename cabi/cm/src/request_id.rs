@@ -1,4 +1,4 @@
-//! The id that a request to a listener becomes.
+//! The id that is created for a request to a listener.
 
 use crate::channel::Channel;
 use crate::id::Id;

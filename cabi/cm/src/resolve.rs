@@ -1,4 +1,4 @@
-//! Local addresses, and the address and route of a peer.
+//! Binding of local addresses, and resolution of the address and route of a peer.
 
 use crate::id::{Id, LocalEvent, Phase};
 use crate::registry::RegisteredPtr as _;
@@ -25,7 +25,7 @@ pub extern "C" fn rdma_bind_addr(id: AnyPtr<rdma_cm_id>, addr: AddressPtr<'_>) -
     boundary::minus_one(|| bind(&*id.get()?, addr.read()?))
 }
 
-/// Gives an id the local address `addr` in the program's numbers.
+/// Sets the local address of an id to `addr`, which has the program's port number.
 pub(crate) fn bind(id: &Id, addr: SocketAddr) -> Result<()> {
     let real = address::to_real(addr)?;
     let options = {
@@ -56,12 +56,12 @@ pub(crate) fn bind(id: &Id, addr: SocketAddr) -> Result<()> {
     Ok(())
 }
 
-/// Returns the error for a program that binds to an address of no device.
+/// Returns the error for binding to an address that belongs to no device.
 fn not_available(errno: Errno) -> Errno {
     if errno == Errno::NODEV { Errno(libc::EADDRNOTAVAIL) } else { errno }
 }
 
-/// `rdma_resolve_addr`: the result is there at once, so the time-out never passes.
+/// `rdma_resolve_addr`: the result is available immediately, so the time-out never expires.
 pub extern "C-unwind" fn rdma_resolve_addr(
     id: AnyPtr<rdma_cm_id>,
     src: AddressPtr<'_>,
@@ -69,7 +69,7 @@ pub extern "C-unwind" fn rdma_resolve_addr(
     _timeout_ms: c_int,
 ) -> c_int {
     let result = boundary::minus_one(|| resolve(&*id.get()?, src.get()?, dst.read()?));
-    // SAFETY: nothing in this frame has a destructor, and C is the caller.
+    // SAFETY: this frame holds nothing with a destructor, and its caller is C.
     unsafe { sync::complete(id, result) }
 }
 
@@ -99,7 +99,7 @@ pub(crate) fn resolve(id: &Id, src: Option<SocketAddr>, dst: SocketAddr) -> Resu
     }
     let local = match bound {
         Some(local) if !local.ip().is_unspecified() => {
-            // A loopback address.
+            // The id is bound to a loopback address, for which no device was chosen yet.
             if !devices::is_bound(id) {
                 devices::bind(id, local.ip())?;
             }
@@ -120,10 +120,10 @@ pub(crate) fn resolve(id: &Id, src: Option<SocketAddr>, dst: SocketAddr) -> Resu
     id.post(LocalEvent { event: RDMA_CM_EVENT_ADDR_RESOLVED, status: 0, arg: 0, group: None })
 }
 
-/// `rdma_resolve_route`: on iWARP the address is the route.
+/// `rdma_resolve_route`: on iWARP the address is sufficient.
 pub extern "C-unwind" fn rdma_resolve_route(id: AnyPtr<rdma_cm_id>, _timeout_ms: c_int) -> c_int {
     let result = boundary::minus_one(|| route(&*id.get()?));
-    // SAFETY: nothing in this frame has a destructor, and C is the caller.
+    // SAFETY: this frame holds nothing with a destructor, and its caller is C.
     unsafe { sync::complete(id, result) }
 }
 
@@ -151,12 +151,12 @@ pub(crate) fn route(id: &Id) -> Result<()> {
     id.post(LocalEvent { event: RDMA_CM_EVENT_ROUTE_RESOLVED, status: 0, arg: 0, group: None })
 }
 
-/// `rdma_get_src_port`, in network order.
+/// `rdma_get_src_port`: returns the port in network byte order.
 pub extern "C" fn rdma_get_src_port(id: AnyPtr<rdma_cm_id>) -> u16 {
     port(id, |id| id.lock().local)
 }
 
-/// `rdma_get_dst_port`, in network order.
+/// `rdma_get_dst_port`: returns the port in network byte order.
 pub extern "C" fn rdma_get_dst_port(id: AnyPtr<rdma_cm_id>) -> u16 {
     port(id, |id| id.lock().peer)
 }

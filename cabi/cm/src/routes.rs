@@ -1,10 +1,10 @@
-//! The id that an event of the engine is about.
+//! Routes from events of the engine to the ids that they concern.
 //!
-//! The engine names connections and listeners by numbers that it gives out, and the first event may
-//! come before the call that made the connection has returned. No lock is held across that call:
-//! the channel counts it as an opening instead, and a thread that takes an event without a route
-//! waits until the opening it belongs to has ended. That opening's thread has left the engine by
-//! then and only has to add the route.
+//! The engine identifies connections and listeners by its own numbers, and the first event may
+//! arrive before the call that created the connection has returned. No lock is held across that
+//! call. Instead, the channel counts the call, and a thread that takes an event without a route
+//! waits until the corresponding call has ended. The thread that made the call has left the engine
+//! by then, and only has to add the route.
 
 use crate::channel::{Channel, UnroutedCall};
 use crate::id::Id;
@@ -34,7 +34,7 @@ impl ForkState for RouteTable {
     }
 }
 
-/// Routes in shards, each with a lock that is held for the look-up alone: every event of a
+/// Routes in shards, each with a lock that is held only for the look-up, because every event of a
 /// connection is looked up here.
 static ROUTES: ForkSafe<RouteTable, 64> = ForkSafe::new();
 
@@ -56,10 +56,11 @@ pub(crate) fn add(source: EventSource, id: &Arc<Id>, call: Option<UnroutedCall>)
     drop(before);
 }
 
-/// Events of `sources` are about no id any more; returns those in the channel, and those that
-/// `gone` selects. The engine adds none any more.
+/// Removes the routes of `sources`, for which the engine raises no more events. Returns their
+/// events in the channel, and those that `gone` selects.
 ///
-/// Atomic towards [`next`]: an event without a route is one whose route is yet to come.
+/// This is atomic with regard to [`next`], so an event without a route is always one whose route is
+/// still to be added.
 pub(crate) fn remove(
     sources: impl Iterator<Item = EventSource>,
     channel: &Channel,
@@ -82,14 +83,14 @@ fn event_before_request(channel: &Channel, request: CmEvent) -> CmEvent {
         return request;
     }
     for connection in &awaited {
-        // Of one that is over the event is there already.
+        // If the connection has ended, its event is already there.
         let _ = connection.catch_up();
     }
     channel.queue().exchange(request, |event| awaited.iter().any(|connection| connection.id() == event.id))
 }
 
-/// The oldest event of a channel with the id that it is about; no id when that is being destroyed.
-/// `has_token`: see [`CmChannel::pop_with_token`](uiw_verbs::cm::CmChannel).
+/// Returns the oldest event of a channel with the id that it concerns, or without an id if that is
+/// being destroyed. For `has_token` see [`CmChannel::pop_with_token`](uiw_verbs::cm::CmChannel).
 pub(crate) fn next(channel: &Channel, has_token: bool) -> Option<(CmEvent, Option<Arc<Id>>)> {
     let mut unrouted_calls = channel.lock_unrouted_calls();
     let queue = channel.queue();

@@ -1,5 +1,5 @@
-//! Ids of port spaces UDP and IPOIB: `rdma_connect` asks the listener for its UD queue pair,
-//! `rdma_accept` names one.
+//! Ids of the port spaces UDP and IPOIB: `rdma_connect` requests the UD queue pair of the listener,
+//! and `rdma_accept` provides one.
 
 use crate::address_vector::address_vector;
 use crate::event::{DeliveredEvent, EventDraft, UdDestination, create_event};
@@ -23,7 +23,7 @@ use uiw_cabi_verbs::device::netdev::{self, NetDev};
 use uiw_cabi_verbs::qp::Qp;
 use uiw_verbs::cm::{SidrHandle, SidrInfo, SidrListener, SidrRequest};
 
-/// `rdma_listen`.
+/// Starts to listen (`rdma_listen`).
 pub(crate) fn listen(id: &Arc<Id>) -> Result<()> {
     let engine = engine::get()?;
     let _control = id.control();
@@ -49,7 +49,7 @@ pub(crate) fn listen(id: &Arc<Id>) -> Result<()> {
     Ok(())
 }
 
-/// Every address of every device that the unspecified address stands for.
+/// Returns all addresses of all devices for which the unspecified address stands.
 fn all_addresses(any: SocketAddr, v6_only: bool) -> Result<Vec<SocketAddr>> {
     let stands_for = |ip: &IpAddr| ip.is_ipv4() == any.is_ipv4() || ip.is_ipv4() && !v6_only;
     let netdevs = netdev::all()?;
@@ -60,16 +60,16 @@ fn all_addresses(any: SocketAddr, v6_only: bool) -> Result<Vec<SocketAddr>> {
     Ok(netdevs.iter().flat_map(of).collect())
 }
 
-/// The queue pair of an id, or the one that the program names by number.
+/// Returns the queue pair of an id, or the one that the program names by number.
 ///
 /// # Errors
-/// EINVAL where there is none, or it is not UD.
+/// EINVAL if there is no such queue pair, or it is not UD.
 fn queue_pair(id: &Id, qp_num: u32) -> Result<&Object<Qp>> {
     let qp = id.queue_pair(qp_num)?;
     if qp.is_ud() { Ok(qp) } else { Err(Errno::INVAL) }
 }
 
-/// `rdma_connect`.
+/// Requests the peer's queue pair (`rdma_connect`).
 pub(crate) fn connect(id: &Arc<Id>, param: &InPtr<'_, rdma_conn_param>) -> Result<()> {
     let engine = engine::get()?;
     let _control = id.control();
@@ -104,7 +104,7 @@ pub(crate) fn connect(id: &Arc<Id>, param: &InPtr<'_, rdma_conn_param>) -> Resul
     }
 }
 
-/// `rdma_accept`: no event follows.
+/// Answers a request with a queue pair (`rdma_accept`). No event follows.
 pub(crate) fn accept(id: &Id, param: &InPtr<'_, rdma_conn_param>) -> Result<()> {
     let _control = id.control();
     let mut state = id.lock_alive().ok_or_else(|| Errno::INVAL.because("the id is destroyed"))?;
