@@ -1,5 +1,5 @@
-//! The functions of `rdma/rsocket.h`: descriptors, addresses, connections, options.
-//! [`transfer`](super::transfer) has those that move bytes.
+//! Functions of `rdma/rsocket.h` for descriptors, addresses, connections and options. The functions
+//! that transfer bytes are in [`transfer`](super::transfer).
 
 use crate::addresses::{program_name, reachable, read_address, write_address};
 use crate::any::AnySocket;
@@ -38,7 +38,7 @@ pub extern "C" fn rsocket(domain: c_int, kind: c_int, protocol: c_int) -> c_int 
             (libc::SOCK_DGRAM, 0 | libc::IPPROTO_UDP) => false,
             _ => return Err(Errno::UNSUPPORTED.because("an rsocket of another kind than TCP and UDP")),
         };
-        // Bad settings are reported before the first connection.
+        // Invalid settings are reported before the first connection.
         if Settings::get()?.stays_on_tcp(program_name()) {
             return Err(Errno::UNSUPPORTED.because("UIW_SOCKETS_TCP has the program"));
         }
@@ -77,13 +77,14 @@ pub(super) fn new_set() -> SocketOptions {
     }
 }
 
-/// A datagram rsocket, whose descriptor is its UDP socket.
+/// Creates a datagram rsocket, whose descriptor is its UDP socket.
 ///
 /// # Errors
-/// EOPNOTSUPP where there are no datagrams; EMFILE.
+/// EOPNOTSUPP if datagrams are not available; EMFILE.
 fn new_datagram(domain: c_int) -> Result<c_int> {
     if let Some(reason) = Datagram::missing()? {
-        // A program that goes on with the system's UDP would leave its user without a reason.
+        // A program may continue with the system's UDP, so the user would not see the reason
+        // otherwise.
         tracing::warn!("no rsocket for datagrams: {reason}");
         return Err(Errno::UNSUPPORTED.because(reason));
     }
@@ -119,8 +120,8 @@ pub extern "C" fn raccept<'a>(fd: c_int, addr: ArrayMutPtr<'a, u8>, len: RoomPtr
             _ => Err(Errno::INVAL.because("raccept of an rsocket that does not listen")),
         })?;
         let peer = {
-            // As rdma-core: the flags of the listener, which Linux's accept does not inherit, and
-            // programs of rsockets rely on.
+            // The flags are those of the listener, as in rdma-core, and programs of rsockets rely
+            // on that. Connections that Linux's accept returns do not inherit the flags.
             let flags = socket.lock().status_flags;
             let mut state = new.lock();
             state.status_flags = flags;
@@ -161,14 +162,14 @@ pub extern "C" fn rconnect<'a>(fd: c_int, addr: ArrayPtr<'a, u8>, len: Count<'a,
         }
         socket.complete(false, |state| {
             let connected = state.connected().map(drop);
-            // The call itself reports it.
+            // The call itself reports the error.
             state.error = None;
             connected
         })
     })
 }
 
-/// The peer that a datagram socket is to have; none for AF_UNSPEC.
+/// Returns the peer for a datagram socket, or `None` for AF_UNSPEC.
 fn peer_of_datagrams<'a>(addr: &ArrayPtr<'a, u8>, len: Count<'a, socklen_t>) -> Result<Option<SocketAddr>> {
     match addr.get(len)?.and_then(address::family).map(c_int::from) {
         None => Err(Errno::INVAL.because("an address that is shorter than its family")),
@@ -202,7 +203,7 @@ pub extern "C" fn rshutdown(fd: c_int, how: c_int) -> c_int {
     })
 }
 
-/// `rclose`. What was sent goes out, whatever becomes of the descriptor.
+/// `rclose`. Data that was sent is still transmitted.
 pub extern "C" fn rclose(fd: c_int) -> c_int {
     boundary::minus_one(|| table::close(fd))
 }
@@ -266,7 +267,7 @@ pub extern "C" fn rsetsockopt<'a>(
             let bytes = bytes.get(at..)?.first_chunk::<4>()?;
             Some(c_int::from_ne_bytes(*bytes))
         };
-        // The name of an algorithm, and a structure, have no integer.
+        // Options with the name of an algorithm or a structure have no integer value.
         let named = (level, name) == (libc::IPPROTO_TCP, libc::TCP_CONGESTION);
         let first = if named { Some(0) } else { int(0) };
         let first = first.ok_or_else(|| Errno::INVAL.because("an option that is shorter than an integer"))?;
@@ -322,8 +323,8 @@ pub extern "C" fn rgetsockopt<'a>(
     })
 }
 
-/// `rfcntl`. The third argument is there with some commands only; in the calling conventions of
-/// these processors it is in a register either way.
+/// `rfcntl`. The third argument is present only for some commands. In the calling conventions of
+/// the supported processors it is in a register in any case.
 pub extern "C" fn rfcntl(fd: c_int, command: c_int, argument: c_long) -> c_int {
     boundary::number(|| {
         let socket = table::socket(fd)?;
@@ -371,7 +372,7 @@ pub extern "C" fn rselect(
             Some(time) if time.tv_sec < 0 || time.tv_usec < 0 => {
                 return Err(Errno::INVAL.because("a time-out that is negative"));
             }
-            // What is less than a millisecond waits for one.
+            // Times below a millisecond are rounded up.
             Some(time) => {
                 let ms = time.tv_sec.saturating_mul(1000).saturating_add((time.tv_usec + 999) / 1000);
                 c_int::try_from(ms).unwrap_or(c_int::MAX)
@@ -399,7 +400,7 @@ fn set(fd: c_int) -> Result<std::sync::Arc<Epoll>> {
     }
 }
 
-/// `repoll_ctl`. -1 and `errno`, as epoll_ctl(2) has it; rdma-core returns the number.
+/// `repoll_ctl`: returns -1 with `errno`, like epoll_ctl(2). rdma-core returns the error number.
 pub extern "C" fn repoll_ctl(
     set_fd: c_int,
     op: c_int,

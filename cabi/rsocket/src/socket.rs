@@ -1,8 +1,8 @@
-//! A stream rsocket in all its states, and how threads wait for it to change.
+//! Stream rsockets in all their states, and how threads wait for them to change.
 //!
-//! One lock holds the state, and no thread waits while it holds it. A thread that waits is
-//! registered in three places: the events of the connection, its completion queue, and the socket
-//! itself, where other threads of the program report what they have found there.
+//! One lock protects the state, and no thread waits while it holds the lock. A waiting thread is
+//! registered in three places: at the events of the connection, at its completion queue, and at the
+//! socket itself, where other threads of the program report what they have found.
 
 use crate::acceptor::{self, Acceptor};
 use crate::attempts::Attempts;
@@ -45,41 +45,43 @@ pub(crate) struct SocketOptions {
     pub(crate) keep_idle: c_int,
     pub(crate) no_delay: bool,
     pub(crate) oob_inline: bool,
-    /// SO_LINGER: on, and for how many seconds.
+    /// SO_LINGER: the time in seconds, if enabled.
     pub(crate) linger: Option<c_int>,
-    /// TCP_LINGER2: how long a connection waits for its peer to accept it after the program has
-    /// closed it.
+    /// TCP_LINGER2: time for which a connection waits for its peer to accept it after the program
+    /// has closed it.
     pub(crate) orphan_timeout: Duration,
     /// SO_RCVTIMEO and SO_SNDTIMEO.
     pub(crate) receive_timeout: Option<Duration>,
     pub(crate) send_timeout: Option<Duration>,
 }
 
-/// The number of the event that says that TCP is connected.
+/// Number of the event that announces that TCP is connected.
 pub(crate) const TCP_CONNECTED: u64 = 2;
 
-/// State of a socket that was one of the kernel before: TCP is connected, or begins to be.
+/// State of a socket that was one of the kernel before, while its TCP connection is established or
+/// is being established.
 pub(crate) struct PendingConversion {
-    /// TCP is not connected yet.
+    /// True while TCP is not connected yet.
     pending: bool,
     /// Socket for the case that the peer has no rsockets.
     fallback: Option<FallbackSocket>,
     /// True for reading and writing if they were shut down before the connection was established.
     shut: [bool; 2],
-    /// Bytes sent before that, see [`super::early`].
+    /// Data that was sent before that, see [`super::early`].
     pub(super) early: VecDeque<u8>,
-    /// A task sends it.
+    /// True if a task sends this data.
     pub(super) has_task: bool,
-    /// Something was sent that the peer does not read: see [`State::loses_send`].
+    /// True after data was sent that the peer does not read: see [`State::loses_send`].
     has_lost: bool,
 }
 
-/// The socket that the program had.
+/// Original socket of the program.
 pub(crate) struct FallbackSocket {
     pub(crate) socket: OwnedFd,
-    /// Address to which the program connects, in its numbers.
+    /// Address to which the program connects, with its port number.
     pub(crate) to: SocketAddr,
-    /// The program's TCP_SYNCNT, where the attempt by rsockets has another one; otherwise 0.
+    /// TCP_SYNCNT of the program, if it was changed for the attempt to connect with rsockets;
+    /// otherwise 0.
     pub(crate) syn_retries: c_int,
 }
 
@@ -99,7 +101,7 @@ pub(crate) enum Phase {
     /// The program itself has accepted the connection, which waits for the peer's Request. The
     /// Request is answered with these options.
     Requested(#[expect(dead_code, reason = "kept for its drop")] AwaitedRequest, Arc<ConnConfig>),
-    /// A listener's connection that waits for the peer to see the Reply.
+    /// The connection of a listener waits until the peer has received the Reply.
     Accepting(Box<Stream>),
     Connected(Box<Stream>, #[expect(dead_code, reason = "kept for its drop")] Option<PortReservation>),
     /// The peer has no rsockets. The thread that detects this tries TCP.
@@ -107,7 +109,7 @@ pub(crate) enum Phase {
     /// The program has accepted the connection, and the peer has closed it before it was
     /// established.
     Gone,
-    /// The connection could not be made.
+    /// The connection could not be established.
     Failed,
     Closed,
 }
@@ -119,13 +121,13 @@ pub(crate) struct State {
     /// O_NONBLOCK and the other flags of F_SETFL.
     pub(crate) status_flags: c_int,
     pub(crate) descriptor_flags: c_int,
-    /// SO_ERROR
+    /// SO_ERROR.
     pub(crate) error: Option<Errno>,
-    /// Real addresses: ports as TCP has them.
+    /// Real addresses, with the port numbers of TCP.
     pub(crate) local: Option<SocketAddr>,
     pub(crate) peer: Option<SocketAddr>,
     pub(crate) opened: Option<PendingConversion>,
-    /// The events of the connection wake the watchers.
+    /// True if events of the connection wake the watchers.
     watches_events: bool,
 }
 
@@ -134,7 +136,7 @@ pub(crate) struct Socket {
     /// Event channel of the connection, or of the listener.
     channel: Arc<CmChannel>,
     watchers: Arc<Watchers>,
-    /// Waker for the engine: it wakes `watchers`.
+    /// Waker for the engine, which wakes `watchers`.
     engine: Waker,
     attempts: Attempts,
     numbers: Numbers,
@@ -194,7 +196,7 @@ impl Socket {
         self.may_fall_back.store(may, Ordering::Release);
     }
 
-    /// Returns whether the peer has no rsockets, and TCP is to be tried.
+    /// Returns whether the peer has no rsockets, so that TCP has to be tried.
     pub(crate) fn is_refused(&self) -> bool {
         if !self.may_fall_back.load(Ordering::Acquire) {
             return false;
@@ -202,7 +204,7 @@ impl Socket {
         let (is_refused, is_connected) = self.update_then(None, |state| {
             (matches!(state.phase, Phase::Refused), matches!(state.phase, Phase::Connected(..)))
         });
-        // Every call on the socket asks, and to look at it drives the engine.
+        // Every call on the socket asks this, and checking the socket drives the engine.
         if is_connected {
             self.may_fall_back(false);
         }
@@ -218,7 +220,7 @@ impl Socket {
         Some((fallback, state.status_flags, state.set))
     }
 
-    /// The connection could not be made.
+    /// Records that the connection could not be established.
     pub(crate) fn fail(&self, errno: Errno) {
         let mut state = self.lock();
         if !matches!(state.phase, Phase::Closed) {
@@ -236,17 +238,18 @@ impl Socket {
         &self.channel
     }
 
-    /// Returns whether calls with these flags do not wait.
+    /// Returns whether calls with these flags are non-blocking.
     pub(crate) fn is_nonblocking(&self, flags: c_int) -> bool {
         self.lock().is_nonblocking(flags)
     }
 
-    /// Other threads look again.
+    /// Wakes other threads, so that they check the socket again.
     pub(crate) fn wake(&self, except: Option<&Waker>) {
         self.watchers.wake_all(except);
     }
 
-    /// Like [`Socket::wake`], after a change that this thread has made with the socket's lock.
+    /// Like [`Socket::wake`], after a change that this thread has made while it held the socket's
+    /// lock.
     pub(crate) fn wake_changed(&self, except: Option<&Waker>) {
         self.watchers.wake_changed(except);
     }
@@ -257,7 +260,7 @@ impl Socket {
         self.watchers.len()
     }
 
-    /// Handles the events of the connection manager that have come.
+    /// Handles events of the connection manager that have arrived.
     fn take_events(&self, state: &mut State) -> bool {
         let mut any = false;
         while state.takes_events()
@@ -292,20 +295,21 @@ impl Socket {
         answer
     }
 
-    /// Handles what has come. Returns whether anything had.
+    /// Handles what has arrived. Returns whether there was anything.
     fn update(&self, state: &mut State, take: PollMode) -> bool {
-        // The event of the end comes after the last completion, so completions are taken after it.
+        // The event for the end of the connection comes after the last completion, so completions
+        // are taken after the events.
         let any = self.take_events(state);
         state.process(take) || any
     }
 
-    /// Like [`Socket::look`] without driving, which is for the thread or task that waits; if the
-    /// answer is "not yet", the task is woken by the next change.
+    /// Like [`Socket::update_then`], but does not drive the engine, because the waiting thread or task
+    /// does. If the answer is pending, registers the task, which the next change wakes.
     pub(crate) fn poll<T>(&self, cx: &mut Context<'_>, ask: impl FnMut(&mut State) -> Poll<T>) -> Poll<T> {
         self.poll_as(WakerPolicy::Pending, cx, ask)
     }
 
-    /// Like [`Socket::poll`]; `registers` says when the task is woken by the next change.
+    /// Like [`Socket::poll`]; `registers` determines when the task is registered.
     pub(super) fn poll_as<T>(
         &self,
         registers: WakerPolicy,
@@ -326,11 +330,12 @@ impl Socket {
                 return answer;
             }
             if needs_waker {
-                // With the lock of the look: what changes behind it wakes the task.
+                // The task is registered under the same lock as the check, so changes after the
+                // check wake it.
                 if self.watch(&mut state, cx) {
                     continue;
                 }
-                // Its connections are queued without that lock.
+                // The connections of a listener are queued without that lock.
                 if matches!(state.phase, Phase::Listening(_)) {
                     answer = ask(&mut state);
                 }
@@ -339,14 +344,15 @@ impl Socket {
         }
     }
 
-    /// The task is woken by the next change. True when there has been one.
+    /// Registers the task, which the next change wakes. Returns true if there was a change
+    /// meanwhile.
     fn watch(&self, state: &mut State, cx: &mut Context<'_>) -> bool {
         self.watchers.add(cx.waker());
         if state.takes_events() {
             if !std::mem::replace(&mut state.watches_events, true) {
                 self.channel.set_waker(self.engine.clone());
             }
-            // What was queued before the waker was added, or before the watcher was.
+            // Something may have been queued before the waker or the watcher was added.
             if !self.channel.is_empty() {
                 return true;
             }
@@ -355,7 +361,8 @@ impl Socket {
         state.stream().is_some_and(|stream| stream.link.cq().poll_ready(engine).is_ready())
     }
 
-    /// Runs `attempt` until its answer is not EAGAIN; waits between, unless the call does not wait.
+    /// Repeats `attempt` until it does not return EAGAIN. Waits between the attempts, unless the
+    /// call is non-blocking.
     pub(crate) fn complete<T>(
         &self,
         nonblocking: bool,
@@ -364,8 +371,9 @@ impl Socket {
         self.complete_as(|_| (nonblocking, None), attempt)
     }
 
-    /// Like [`Socket::complete`]; `how` says whether the call does not wait, and for at most how
-    /// long it does: EAGAIN then. It is asked with the lock of the first attempt.
+    /// Like [`Socket::complete`]. `how` returns whether the call is non-blocking, and the maximum
+    /// time that it waits before it returns EAGAIN. It is called under the lock of the first
+    /// attempt.
     pub(crate) fn complete_as<T>(
         &self,
         how: impl FnOnce(&State) -> (bool, Option<Duration>),
@@ -384,14 +392,14 @@ impl Socket {
         })
     }
 
-    /// Closes it: the program has no descriptor of it any more.
+    /// Closes the socket, after the program has closed its last descriptor.
     pub(crate) fn close(self: &Arc<Self>) {
         let mut state = self.lock();
         if let Some(needs_task) = state.close_early() {
             drop(state);
-            // Its task closes it.
+            // The socket's task closes it.
             if !needs_task {
-                // It has a task, which finds that the program has closed it.
+                // The socket has a task, which detects that the program has closed the socket.
                 self.wake(None);
             } else if let Err(error) = self.spawn_early() {
                 tracing::warn!(%error, "a closed rsocket does not wait for its connection");
@@ -430,8 +438,8 @@ impl Socket {
         self.wake(None);
     }
 
-    /// Keeps a closed connection until what was sent is with the peer. While the peer acknowledges
-    /// bytes, the end of the process waits: see [`service::progress`].
+    /// Keeps a closed connection until the peer has received all data. While the peer acknowledges
+    /// data, the end of the process waits: see [`service::progress`].
     fn linger(self: &Arc<Self>, stream: Box<Stream>) {
         let (socket, closing) = (Arc::clone(self), ClosingToken::new());
         let ended = async move {
@@ -484,13 +492,13 @@ impl WaitSource for Socket {
 }
 
 impl State {
-    /// Returns whether the events of the connection are for the state: a listener's are its task's,
-    /// and so are those of a connection that lingers.
+    /// Returns whether this state handles the events of the connection. Those of a listener, and of
+    /// a lingering connection, are handled by its task.
     fn takes_events(&self) -> bool {
         !matches!(self.phase, Phase::Listening(_) | Phase::Closed)
     }
 
-    /// Returns whether calls with these flags do not wait.
+    /// Returns whether calls with these flags are non-blocking.
     pub(crate) fn is_nonblocking(&self, flags: c_int) -> bool {
         (flags & libc::MSG_DONTWAIT) | (self.status_flags & libc::O_NONBLOCK) != 0
     }
@@ -509,10 +517,10 @@ impl State {
         }
     }
 
-    /// The connection.
+    /// Returns the connection.
     ///
     /// # Errors
-    /// ENOTCONN; EAGAIN while it is being made; the error with which that failed.
+    /// ENOTCONN; EAGAIN while it is being established; the error with which it failed.
     pub(crate) fn connected(&mut self) -> Result<&mut Stream> {
         match &mut self.phase {
             Phase::Connected(stream, _) => Ok(stream),
@@ -593,7 +601,7 @@ impl State {
         }
     }
 
-    /// Records the connection for the report of `uiw run`, for the preload library's sockets.
+    /// Records the connection for the report of `uiw run`, for sockets of the preload library.
     fn note_connection(&self) {
         let (role, address) = match self.phase {
             Phase::Connecting(..) => (Role::Connected, self.peer),
@@ -615,31 +623,31 @@ impl State {
         }
     }
 
-    /// Directions that were closed while the connection was being made, once nothing is left to be
-    /// sent.
+    /// Shuts down the directions that were shut down while the connection was being established,
+    /// when all stored data was sent.
     pub(super) fn shut_early(&mut self) {
         let Some(opened) = self.opened.as_mut().filter(|opened| opened.early.is_empty()) else { return };
         let shut = std::mem::take(&mut opened.shut);
         if let Phase::Connected(stream, _) = &mut self.phase
             && shut != [false; 2]
         {
-            // It fails where the connection has ended.
+            // This fails if the connection has ended.
             let _ = stream.shutdown(shut[0], shut[1]);
         }
     }
 
-    /// Returns whether the program has closed reading before the connection was made.
+    /// Returns whether the program has shut down reading before the connection was established.
     pub(super) fn is_read_shut_early(&self) -> bool {
         self.opened.as_ref().is_some_and(|opened| opened.shut[0])
     }
 
-    /// The same of writing.
+    /// Returns whether the program has shut down writing before the connection was established.
     pub(super) fn is_write_shut_early(&self) -> bool {
         self.opened.as_ref().is_some_and(|opened| opened.shut[1])
     }
 
-    /// Returns whether a task is needed, from now on, which carries out what the program has closed
-    /// when the peer answers.
+    /// Returns whether a task has to be started, which shuts down the directions when the peer
+    /// answers.
     pub(super) fn needs_task_to_shut(&mut self) -> bool {
         match &mut self.opened {
             Some(opened) if opened.shut != [false; 2] => !std::mem::replace(&mut opened.has_task, true),
@@ -647,9 +655,9 @@ impl State {
         }
     }
 
-    /// Returns whether what is sent now is lost without an error, as TCP takes it where the peer
-    /// has closed the connection: it learns of that by the peer's answer. Once, and only of sockets
-    /// that a program of TCP has made.
+    /// Returns whether data that is sent now is lost without an error. TCP accepts data after the
+    /// peer has closed the connection, and learns of that only by the peer's answer. This is
+    /// emulated once for each socket that a program created as a TCP socket.
     pub(crate) fn loses_send(&mut self) -> bool {
         let closed = match &self.phase {
             Phase::Connected(stream, _) => stream.is_closed_by_peer(),
@@ -658,7 +666,8 @@ impl State {
         closed && self.opened.as_mut().is_some_and(|opened| !std::mem::replace(&mut opened.has_lost, true))
     }
 
-    /// Returns whether the peer's address is known: the connection stands, or that of TCP does.
+    /// Returns whether the peer's address is known, because the connection or its TCP connection is
+    /// established.
     pub(crate) fn has_peer(&self) -> bool {
         match &self.phase {
             Phase::Connected(..) | Phase::Accepting(_) | Phase::Requested(..) => true,
@@ -667,10 +676,10 @@ impl State {
         }
     }
 
-    /// Closes directions.
+    /// Shuts down directions.
     ///
     /// # Errors
-    /// ENOTCONN
+    /// ENOTCONN.
     pub(crate) fn shutdown(&mut self, read: bool, write: bool) -> Result<()> {
         let waits = self.is_beginning() || self.flush_early().is_err();
         if !waits && let Ok(stream) = self.connected() {
@@ -691,8 +700,8 @@ impl State {
     }
 }
 
-/// Returns the end of the stream that the program sees: as in TCP, a peer that is gone without an
-/// error is one that has closed.
+/// Returns the end of the stream that the program sees. As with TCP, a peer that is gone without an
+/// error is reported as one that has closed the connection.
 fn ending(reason: &CloseReason) -> Ending {
     match reason {
         CloseReason { silent_for: Some(_), .. } => Ending::Failed(Errno(libc::ETIMEDOUT)),

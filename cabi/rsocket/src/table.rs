@@ -1,5 +1,5 @@
-//! The descriptors of rsockets. Each is a real one of the process, with nothing behind it: no other
-//! file gets its number.
+//! Table of the descriptors of rsockets. Each is a real descriptor of the process, with nothing
+//! behind it, so no other file gets its number.
 
 use crate::any::AnySocket;
 use crate::datagram::Datagram;
@@ -20,10 +20,10 @@ pub(crate) enum Entry {
     Socket(Arc<Socket>),
     Datagram(Arc<Datagram>),
     Epoll(Arc<Epoll>),
-    /// A socket of the kernel that may become an rsocket: of the preload library. A fork gives it
+    /// Socket of the kernel that may become an rsocket, for the preload library. A fork copies it
     /// to the child.
     Plain(Arc<PlainSocket>),
-    /// Made before a fork, in the parent: closing it frees the number.
+    /// Object that was created before a fork, in the parent. Closing it frees the number.
     Inherited(Option<DescriptorSockets>),
 }
 
@@ -40,7 +40,7 @@ impl Entry {
         }
     }
 
-    /// The rsocket that it is.
+    /// Returns the rsocket, if the entry is one.
     pub(crate) fn socket(self) -> Option<AnySocket> {
         match self {
             Self::Socket(socket) => Some(AnySocket::Stream(socket)),
@@ -74,10 +74,11 @@ impl ForkState for SocketTable {
             // Locks inside the objects may be held by threads of the parent.
             let inherited = Entry::Inherited(entry.descriptor_sockets());
             match std::mem::replace(entry, inherited) {
-                // A thread of the parent makes an rsocket of it, and the child has no such thread.
+                // A thread of the parent is converting the socket to an rsocket, and the child has
+                // no such thread.
                 Entry::Plain(plain) if plain.is_becoming() => {}
                 plain @ Entry::Plain(_) => *entry = plain,
-                // What the system has in it is in it.
+                // The system's own members are still in the set.
                 Entry::Epoll(set) => {
                     std::mem::forget(set);
                     BITMAP.clear(*fd);
@@ -95,29 +96,29 @@ impl ForkState for SocketTable {
     }
 }
 
-/// Table in shards: every call begins with a look-up.
+/// Table in shards, because every call begins with a look-up.
 static TABLE: ForkSafe<SocketTable, 64> = ForkSafe::new();
 
 fn shard(fd: RawFd) -> &'static uiw_cabi_core::lock::RwLock<SocketTable> {
     TABLE.shard(u64::from(fd.unsigned_abs()))
 }
 
-/// A descriptor with nothing behind it. Polling it, which only a program does that takes it for an
-/// ordinary one, never finds it ready.
+/// Creates a descriptor with nothing behind it. A program that polls it as an ordinary descriptor
+/// never finds it ready.
 fn placeholder() -> Result<OwnedFd> {
-    // A child of exec has no rsockets.
+    // exec(3) closes it, because the next program has no rsockets.
     sys::eventfd(libc::EFD_NONBLOCK)
 }
 
-/// Gives `entry` a descriptor.
+/// Adds `entry` with a new descriptor.
 ///
 /// # Errors
-/// EMFILE
+/// EMFILE.
 pub(crate) fn add(entry: Entry) -> Result<RawFd> {
     Ok(add_as(placeholder()?, entry))
 }
 
-/// Gives `entry` the descriptor `fd`.
+/// Adds `entry` with the descriptor `fd`.
 pub(crate) fn add_as(fd: OwnedFd, entry: Entry) -> RawFd {
     let number = fd.into_raw_fd();
     insert(number, entry);
@@ -170,14 +171,14 @@ pub(crate) fn release(number: RawFd) -> bool {
     removed.map(uncount_number).is_some()
 }
 
-/// Another number for what is behind `number`.
+/// Adds another number for the object behind `number`.
 pub(crate) fn duplicate(number: RawFd, new: RawFd) {
     if let Some(entry) = get_if_open(number) {
         insert(new, entry);
     }
 }
 
-/// Returns the object behind a descriptor, if it is one of these.
+/// Returns the object behind a descriptor, if it is in the table.
 pub(crate) fn get(fd: RawFd) -> Option<Entry> {
     shard(fd).read().0.get(&fd).cloned()
 }
@@ -192,7 +193,7 @@ pub(crate) fn get_if_open(fd: RawFd) -> Option<Entry> {
             return Some(entry);
         }
         if process::is_vforked() {
-            // The table is the parent's, which has not closed it.
+            // The table belongs to the parent of vfork(2), which has not closed the number.
             return None;
         }
         let stale = {
@@ -202,7 +203,7 @@ pub(crate) fn get_if_open(fd: RawFd) -> Option<Entry> {
                     BITMAP.clear(fd);
                     table.0.remove(&fd)
                 }
-                // Another thread has changed what it is.
+                // Another thread has changed the entry.
                 _ => None,
             }
         };
@@ -213,10 +214,10 @@ pub(crate) fn get_if_open(fd: RawFd) -> Option<Entry> {
     }
 }
 
-/// The rsocket behind a descriptor.
+/// Returns the rsocket behind a descriptor.
 ///
 /// # Errors
-/// EBADF for a descriptor that is no rsocket; EIO for one that came through a fork.
+/// EBADF for a descriptor that is not an rsocket; EIO for one that was inherited through a fork.
 pub(crate) fn socket(fd: RawFd) -> Result<AnySocket> {
     let entry = get(fd);
     if let Some(Entry::Inherited(_)) = entry {
@@ -226,10 +227,10 @@ pub(crate) fn socket(fd: RawFd) -> Result<AnySocket> {
     socket.ok_or_else(|| Errno(libc::EBADF).because("a descriptor that is no rsocket"))
 }
 
-/// Like [`socket`], for calls that only streams have.
+/// Like [`socket`], for calls that are only possible on streams.
 ///
 /// # Errors
-/// As [`socket`]; EOPNOTSUPP for datagrams.
+/// The errors of [`socket`]; EOPNOTSUPP for datagrams.
 pub(crate) fn stream(fd: RawFd) -> Result<Arc<Socket>> {
     match socket(fd)? {
         AnySocket::Stream(socket) => Ok(socket),
@@ -240,9 +241,9 @@ pub(crate) fn stream(fd: RawFd) -> Result<Arc<Socket>> {
 /// Closes a descriptor.
 ///
 /// # Errors
-/// EBADF
+/// EBADF.
 pub(crate) fn close(fd: RawFd) -> Result<()> {
-    // The system's calls on the number are ordinary ones again.
+    // The number is ordinary for the system's calls from now on.
     BITMAP.clear(fd);
     let removed = shard(fd).write().0.remove(&fd);
     let entry = removed.ok_or_else(|| Errno(libc::EBADF).because("a descriptor that is no rsocket"))?;

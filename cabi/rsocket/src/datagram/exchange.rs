@@ -1,5 +1,5 @@
-//! What comes over UDP: the queue pair numbers of peers, and messages of peers that have not learnt
-//! ours.
+//! Packets received over UDP: the queue pair numbers of peers, and messages of peers that do not
+//! know ours yet.
 
 use crate::datagram::endpoint::Endpoint;
 use crate::datagram::socket::{Datagram, Message, State, peer_key};
@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 use uiw_cabi_core::errno::Errno;
 use uiw_datagram::Qpn;
 
-/// Datagrams that are taken before other sockets have their turn.
+/// Maximum number of packets that are handled before other sockets are served.
 const TURN: usize = 64;
 
 impl Datagram {
@@ -26,7 +26,7 @@ impl Datagram {
                 Ok((len, _)) if len > MAX_MESSAGE => {}
                 Ok((len, from)) => is_changed |= self.take(&mut state, &packet[..len], from),
                 Err(Errno::AGAIN) => break,
-                // An ICMP message about one that was sent, of a connected socket.
+                // A connected socket has received an ICMP error for an earlier packet.
                 Err(errno) => {
                     tracing::debug!(error = %errno, "UDP reports an error");
                     state.error = Some(errno);
@@ -40,8 +40,8 @@ impl Datagram {
         }
     }
 
-    /// Drops reports that the program has asked the system for (IP_RECVERR, SO_TIMESTAMPING):
-    /// rsockets have no call for them.
+    /// Discards reports that the program has requested from the system (IP_RECVERR,
+    /// SO_TIMESTAMPING). rsockets have no call that returns them.
     pub(super) fn discard_reports(&self) {
         let state = self.lock();
         if let Ok(udp) = state.udp() {
@@ -53,7 +53,7 @@ impl Datagram {
         }
     }
 
-    /// Takes one packet. Returns whether there is anything for the program.
+    /// Handles one packet. Returns whether it contains a message for the program.
     fn take(&self, state: &mut State, packet: &[u8], from: SocketAddr) -> bool {
         let from = peer_key(from);
         let (header, message) = match ExchangeHeader::parse(packet) {
@@ -69,7 +69,7 @@ impl Datagram {
             return false;
         }
         if header.operation == Operation::Control {
-            // Of a peer that nothing was sent to it says nothing that is needed.
+            // If nothing was sent to this peer, its queue pair number is not needed.
             state.peers.learn(from, qpn.raw());
             return false;
         }

@@ -1,27 +1,28 @@
-//! The sockets that datagrams are sent to, or have come from: a bounded table, as anyone can send
-//! from any number of addresses.
+//! Table of the sockets to which datagrams are sent, or from which they were received. Its size is
+//! limited, because anyone can send from any number of addresses.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
-/// Peers that are remembered; more push out those that were added first, to which UDP leads again.
+/// Maximum number of peers. Further peers replace the oldest ones, which are then reached over UDP
+/// again.
 pub(super) const MAX_PEERS: usize = 4096;
 
-/// Interval at which a datagram goes over UDP although the peer's queue pair is known: a peer that
-/// was started again has another one, and nothing else would say so.
+/// Interval at which a datagram is sent over UDP although the peer's queue pair is known. A
+/// restarted peer has another queue pair, and would not be detected otherwise.
 const REFRESH: Duration = Duration::from_secs(1);
 
-/// The way to a socket.
+/// Route to a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PeerRoute {
-    /// The address of ours that leads there.
+    /// Local address that leads to the peer.
     pub(super) local: IpAddr,
-    /// The index of the queue pair of that address' device.
+    /// Index of the queue pair at the device of that address.
     pub(super) queue_pair: usize,
-    /// The peer's queue pair, once it has named it.
+    /// Queue pair of the peer, if it is known.
     pub(super) qpn: Option<u32>,
-    /// Time from which the next datagram goes over UDP.
+    /// Time from which the next datagram is sent over UDP.
     refresh_at: Instant,
 }
 
@@ -31,7 +32,7 @@ impl PeerRoute {
     }
 }
 
-/// The ways that are known.
+/// Known routes.
 #[derive(Default)]
 pub(super) struct Peers {
     ways: BTreeMap<SocketAddr, PeerRoute>,
@@ -56,7 +57,7 @@ impl Peers {
         }
     }
 
-    /// The queue pair that a known peer has named.
+    /// Stores the queue pair number of a known peer.
     pub(super) fn learn(&mut self, peer: SocketAddr, qpn: u32) {
         if let Some(route) = self.ways.get_mut(&peer) {
             route.qpn = Some(qpn);
@@ -64,7 +65,8 @@ impl Peers {
         }
     }
 
-    /// The queue pair that the next datagram to a peer goes to; none where it goes over UDP.
+    /// Returns the queue pair for the next datagram to a peer, or `None` if it has to be sent over
+    /// UDP.
     pub(super) fn next_qpn(&mut self, peer: SocketAddr) -> Option<u32> {
         let route = self.ways.get_mut(&peer)?;
         let qpn = route.qpn?;

@@ -1,4 +1,4 @@
-//! A TCP socket of the program becomes an rsocket, or a socket of the kernel again.
+//! Conversion of a TCP socket of the program to an rsocket, and back to a socket of the kernel.
 
 use crate::addresses::reachable;
 use crate::at_exit;
@@ -27,25 +27,25 @@ use uiw_cabi_core::settings::Settings;
 use uiw_verbs::ConnConfig;
 use uiw_verbs::cm;
 
-/// A peer answers when its program uses the connection, whenever that is. A peer that is gone is
-/// noticed by TCP's probes.
+/// Time-out of the startup. A peer answers only when its program uses the connection, which may
+/// take any time. TCP's probes detect a peer that is gone.
 const STARTUP_TIMEOUT: Duration = Duration::from_secs(1 << 31);
 
 /// State of a connection that is converted to an rsocket.
 pub(crate) enum AdoptionState {
     /// The connection is established, to this address with the program's port number.
     Connected(SocketAddr),
-    /// It may be refused: then TCP is tried.
+    /// The connection may be refused, and TCP is tried in that case.
     Connecting(SocketAddr),
 }
 
-/// A number of the environment, as rdma-core's preload library has it.
+/// Returns the number in an environment variable of rdma-core's preload library.
 fn variable<T: std::str::FromStr>(name: &str, default: T) -> T {
     let text = environment::variable(name, PrivilegePolicy::Ignored).and_then(|text| text.into_string().ok());
     text.and_then(|text| text.trim().parse().ok()).unwrap_or(default)
 }
 
-/// The sizes of the system, and of the variables.
+/// Returns the default sizes of the system, changed by the environment variables.
 pub(super) fn sizes() -> Sizes {
     static SIZES: OnceBox<Sizes> = OnceBox::new();
     *SIZES.get_or_init(|| {
@@ -112,14 +112,14 @@ fn socket(fd: RawFd, ipv6: bool, set: SocketOptions) -> Result<Arc<Socket>> {
     Ok(socket)
 }
 
-/// Gives the numbers of `plain` to `socket`.
+/// Makes the numbers of `plain` refer to `socket`.
 fn take_over(plain: &Arc<PlainSocket>, socket: &Arc<Socket>) -> Result<()> {
     give_numbers(plain, socket, Some(placeholder()?));
     Ok(())
 }
 
-/// Like [`take_over`]. Without a placeholder the numbers keep the socket of the kernel, which
-/// neither sends nor receives any more.
+/// Like [`take_over`], but if there is no placeholder, the numbers keep the socket of the kernel,
+/// which neither sends nor receives any more.
 fn give_numbers(plain: &Arc<PlainSocket>, socket: &Arc<Socket>, placeholder: Option<Placeholder>) {
     socket.set_descriptor_sockets(plain.descriptor_sockets().map(|sockets| sockets.or(placeholder.as_ref())));
     let is_plain = |entry: &Entry| matches!(entry, Entry::Plain(other) if Arc::ptr_eq(other, plain));
@@ -149,7 +149,7 @@ pub(super) fn replace_by_failed(fd: RawFd, plain: &Arc<PlainSocket>, errno: Errn
     give_numbers(plain, &socket, placeholder().ok());
 }
 
-/// An accepted connection becomes an rsocket, which waits for the Request of its peer.
+/// Converts an accepted connection to an rsocket, which waits for the Request of its peer.
 ///
 /// # Errors
 /// ENOMEM, EMFILE and other errors of the engine.
@@ -167,7 +167,7 @@ pub(super) fn convert_accepted(fd: RawFd, plain: &Arc<PlainSocket>) -> Result<()
     take_over(plain, &socket)
 }
 
-/// A connection that the program has begun becomes an rsocket.
+/// Converts a connection that the program has started to an rsocket.
 ///
 /// # Errors
 /// ENOMEM, EMFILE and other errors of the engine.
@@ -203,16 +203,16 @@ pub(super) fn convert_connecting(fd: RawFd, plain: &Arc<PlainSocket>, how: Adopt
         state.opened = Some(PendingConversion::new(pending, fallback));
         state.phase = Phase::Connecting(Box::new(PendingConnection::new(link, sizes)), None);
     }
-    // Before the peer can answer: to an epoll set of the system's its answer would be something
-    // that the program can read.
+    // This is done before the peer can answer, because to an epoll set of the system the answer
+    // would be readable data.
     take_over(plain, &socket)?;
     let mut state = socket.lock();
-    // Otherwise another thread has closed it.
+    // If the socket is in another phase, another thread has closed it.
     let Phase::Connecting(begun, _) = &state.phase else { return Ok(()) };
     let options = Arc::new(options);
     let opened = cm::connect_open(begun.qp(), raw, peer, &options, &data, socket.channel(), TCP_CONNECTED);
     opened.map(drop).map_err(|error| {
-        // TCP's connection ends with it.
+        // The TCP connection ends with the socket.
         state.opened = None;
         drop(state);
         let errno = Errno::from(error);
@@ -237,8 +237,8 @@ fn restore(fd: RawFd, flags: c_int, set: &SocketOptions) {
     }
 }
 
-/// The peer has no rsockets: TCP is tried over the same numbers. False when that fails at once; the
-/// rsocket has the error.
+/// Tries TCP with the same descriptors, because the peer has no rsockets. Returns false if that
+/// fails immediately; the rsocket has the error.
 pub(crate) fn fall_back(socket: &Arc<Socket>) -> bool {
     let Some((fallback, flags, set)) = socket.take_instead() else { return false };
     plain::unlimit_attempt(fallback.socket.as_raw_fd(), fallback.syn_retries);

@@ -1,6 +1,7 @@
-//! `/etc/rdma/rsocket/preload_config`: which sockets of which programs become rsockets. Without the
-//! file, or with nothing in it, all of TCP do, and none of UDP: a datagram rsocket reaches no peer
-//! of UDP, so a program that asks for names by UDP, for one, would get no answer.
+//! `/etc/rdma/rsocket/preload_config`, which determines the sockets of programs that become
+//! rsockets. Without the file, or if it is empty, all TCP sockets become rsockets and no UDP
+//! sockets, because a datagram rsocket cannot reach a peer that uses UDP. For example, a program
+//! that resolves names over UDP would get no answer.
 
 use once_cell::race::OnceBox;
 use std::ffi::c_int;
@@ -8,7 +9,7 @@ use std::fs;
 
 const FILE: &str = "/etc/rdma/rsocket/preload_config";
 
-/// A line: the beginning of a program's name, family, type and protocol. Nothing stands for `*`.
+/// Line of the file: prefix of a program's name, family, type and protocol. `None` stands for `*`.
 #[derive(Debug, PartialEq, Eq)]
 struct ConfigLine {
     program: Option<String>,
@@ -17,7 +18,8 @@ struct ConfigLine {
     protocol: Option<c_int>,
 }
 
-/// One of some names, without the prefixes that C has for them; none for `*`.
+/// Parses one of `names`, without the prefixes that C has for them. The inner `None` stands for
+/// `*`.
 fn named(word: &str, prefixes: &[&str], names: &[(&str, c_int)]) -> Option<Option<c_int>> {
     if word == "*" {
         return Some(None);
@@ -27,9 +29,9 @@ fn named(word: &str, prefixes: &[&str], names: &[(&str, c_int)]) -> Option<Optio
     names.iter().find(|(name, _)| *name == word).map(|(_, value)| Some(*value))
 }
 
-/// The lines that can be understood, as rdma-core leaves out all others.
+/// Parses the valid lines. All others are ignored, as in rdma-core.
 fn parse(text: &str) -> Vec<ConfigLine> {
-    // AF_IB of the kernel.
+    // 27 is AF_IB in the kernel.
     const DOMAINS: [(&str, c_int); 3] = [("INET", libc::AF_INET), ("INET6", libc::AF_INET6), ("IB", 27)];
     const KINDS: [(&str, c_int); 2] = [("STREAM", libc::SOCK_STREAM), ("DGRAM", libc::SOCK_DGRAM)];
     const PROTOCOLS: [(&str, c_int); 2] = [("TCP", libc::IPPROTO_TCP), ("UDP", libc::IPPROTO_UDP)];
@@ -46,7 +48,7 @@ fn parse(text: &str) -> Vec<ConfigLine> {
     text.lines().filter_map(line).collect()
 }
 
-/// The kinds of sockets that become rsockets.
+/// Kind of sockets that become rsockets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SocketKind {
     Stream,

@@ -17,10 +17,10 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use uiw_cabi_core::counters::CounterDestination;
 use uiw_cabi_core::settings::Settings;
 
-/// The end of the files' names; the number of the process is in front.
+/// Suffix of the files' names, which begin with the process ID.
 pub const SUFFIX: &str = ".sockets";
 
-/// Carrier of a connection.
+/// Protocol that carries a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Carrier {
     /// RDMA.
@@ -32,20 +32,20 @@ pub enum Carrier {
 /// Role of a process in a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Role {
-    /// It connected to the address.
+    /// The process connected to the address.
     Connected,
-    /// It accepted the connection at the address, its own.
+    /// The process accepted the connection at its own address.
     Accepted,
 }
 
-/// A connection.
+/// Connection of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ConnectionRecord {
     /// Carrier of the connection.
     pub carrier: Carrier,
     /// Role of the process.
     pub role: Role,
-    /// The server's address, with the port that the program uses.
+    /// Address of the server, with the port number of the program.
     pub address: SocketAddr,
 }
 
@@ -54,11 +54,11 @@ impl ConnectionRecord {
     /// user can write to the file.
     ///
     /// ```
-    /// use uiw_cabi_rsocket::preload::connections::{Carrier, Line, Role};
-    /// let line = Line::parse("tcp connected 192.0.2.7:53").unwrap();
+    /// use uiw_cabi_rsocket::preload::connections::{Carrier, ConnectionRecord, Role};
+    /// let line = ConnectionRecord::parse("tcp connected 192.0.2.7:53").unwrap();
     /// assert_eq!((line.carrier, line.role), (Carrier::Tcp, Role::Connected));
-    /// assert_eq!(Line::parse(&line.to_string()), Some(line));
-    /// assert_eq!(Line::parse("tcp connected somewhere"), None);
+    /// assert_eq!(ConnectionRecord::parse(&line.to_string()), Some(line));
+    /// assert_eq!(ConnectionRecord::parse("tcp connected somewhere"), None);
     /// ```
     pub fn parse(line: &str) -> Option<Self> {
         let [carrier, role, address] = line.split(' ').collect::<Vec<_>>()[..] else { return None };
@@ -103,7 +103,8 @@ pub(crate) fn note(line: ConnectionRecord) {
         .mode(0o600)
         .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
         .open(path);
-    // Counters that cannot be published are no reason for a program to fail either.
+    // The program must not fail because the connection cannot be recorded, as with counters that
+    // cannot be published.
     if let Ok(mut file) = file {
         let _ = file.write_all(format!("{line}\n").as_bytes());
     }

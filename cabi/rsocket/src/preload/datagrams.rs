@@ -1,4 +1,4 @@
-//! UDP sockets of a program that are datagram rsockets: those that `preload_config` names.
+//! UDP sockets of a program that become datagram rsockets, if `preload_config` names them.
 
 use crate::at_exit;
 use crate::datagram::Datagram;
@@ -13,8 +13,8 @@ use uiw_cabi_core::boundary::Result;
 use uiw_cabi_core::engine;
 use uiw_cabi_core::settings::Settings;
 
-/// The program has made a UDP socket. It is an rsocket from now on, with the same number, unless
-/// something says that it stays one of UDP.
+/// Converts a UDP socket that the program has just created to an rsocket with the same number,
+/// unless it has to stay a UDP socket.
 ///
 /// # Errors
 /// EINVAL if an environment variable has an invalid value; EMFILE.

@@ -1,5 +1,5 @@
-//! Connections that end with exec(3): the next program of the process has their numbers, and no
-//! memory of theirs.
+//! Connections that end with exec(3): the next program of the process inherits their numbers, but
+//! not their memory.
 
 use crate::sys;
 use std::fs;
