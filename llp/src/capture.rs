@@ -238,7 +238,7 @@ impl CaptureOutput {
     }
 
     fn fail(&mut self, error: &io::Error) {
-        tracing::warn!(%error, "capturing ends");
+        tracing::warn!(%error, "capturing has ended");
         self.failure = Some(error.kind());
     }
 

@@ -240,7 +240,7 @@ impl TransportListener for TcpListener {
                     let peer = self.cut_one()?;
                     tracing::warn!(
                         peer = peer.map(crate::canonical).map(tracing::field::display),
-                        "no descriptor left: a connection is cut"
+                        "no descriptor is left: a connection is closed"
                     );
                 }
                 Err(error) => return Err(error.into()),

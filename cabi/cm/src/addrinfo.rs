@@ -39,12 +39,12 @@ impl AddressQuery {
             // SAFETY: an address in the hints has the length that the hints contain, and the
             // program does not change it during the call (rdma_getaddrinfo(3)).
             (false, len @ 1..=128) => Ok(unsafe { slice::from_raw_parts(at.cast::<u8>(), len) }.to_vec()),
-            _ => Err(Errno::INVAL.because("an address is NULL, or longer than any")),
+            _ => Err(Errno::INVAL.because("the address is NULL or too long")),
         };
         let given = hints.as_ref();
         let (node, service) = (node.get().map(CStr::to_owned), service.get().map(CStr::to_owned));
         if node.is_none() && service.is_none() && given.is_none() {
-            return Err(Errno::INVAL.because("neither node nor service nor address"));
+            return Err(Errno::INVAL.because("neither a node nor a service nor an address was passed"));
         }
         Ok(Self {
             node,

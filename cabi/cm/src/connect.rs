@@ -87,7 +87,9 @@ fn connect(id: &Arc<Id>, param: &InPtr<'_, rdma_conn_param>) -> Result<()> {
     let (channel, local, peer, params, set) = {
         let mut state = id.lock_alive().ok_or_else(|| Errno::INVAL.destroyed())?;
         let (Phase::RouteResolved, Some(local), Some(peer)) = (&state.phase, state.local, state.peer) else {
-            return Err(Errno::INVAL.because("rdma_connect before the route is resolved, or a second time"));
+            return Err(
+                Errno::INVAL.because("rdma_connect before the route is resolved, or for the second time")
+            );
         };
         if peer.port() == 0 {
             return Err(Errno::INVAL.because("rdma_connect to port 0"));
@@ -182,7 +184,7 @@ fn accept(id: &Arc<Id>, param: &InPtr<'_, rdma_conn_param>) -> Result<()> {
     let (channel, params, set) = {
         let state = id.lock_alive().ok_or_else(|| Errno::INVAL.destroyed())?;
         if !matches!(state.phase, Phase::Requested(_)) {
-            return Err(Errno::INVAL.because("rdma_accept of an id that is no connection request"));
+            return Err(Errno::INVAL.because("rdma_accept for an id that is not a connection request"));
         }
         let params = params::read(param, &state)?;
         CmMessage::Reply.check(&params.private_data)?;
@@ -250,7 +252,9 @@ pub extern "C" fn rdma_reject<'a>(
                 }
                 phase => {
                     state.phase = phase;
-                    return Err(Errno::INVAL.because("rdma_reject of an id that is no connection request"));
+                    return Err(
+                        Errno::INVAL.because("rdma_reject for an id that is not a connection request")
+                    );
                 }
             }
         };
@@ -264,7 +268,7 @@ pub extern "C" fn rdma_establish(id: AnyPtr<rdma_cm_id>) -> c_int {
     boundary::minus_one(|| {
         let id = id.get()?;
         if id.own_qp().is_some() {
-            return Err(Errno::INVAL.because("rdma_establish of an id with a queue pair of its own"));
+            return Err(Errno::INVAL.because("rdma_establish for an id that has a queue pair"));
         }
         // Waits until a concurrent `rdma_connect` of another thread has stored the connection.
         let _control = id.control();
@@ -275,7 +279,7 @@ pub extern "C" fn rdma_establish(id: AnyPtr<rdma_cm_id>) -> c_int {
                     return Err(Errno::INVAL.because("rdma_establish before RDMA_CM_EVENT_CONNECT_RESPONSE"));
                 }
                 Phase::Connecting | Phase::Connected | Phase::Disconnecting => {}
-                _ => return Err(Errno::INVAL.because("rdma_establish of an id that is not connecting")),
+                _ => return Err(Errno::INVAL.because("rdma_establish for an id that is not connecting")),
             }
             let awaited = std::mem::take(&mut state.awaits_establish);
             state.handle.clone().filter(|_| awaited)
@@ -291,7 +295,7 @@ pub extern "C" fn rdma_notify(id: AnyPtr<rdma_cm_id>, _event: c_int) -> c_int {
     boundary::minus_one(|| {
         let id = id.get()?;
         let known = id.lock().conn.is_some();
-        if known { Ok(()) } else { Err(Errno::INVAL.because("rdma_notify of an id without a connection")) }
+        if known { Ok(()) } else { Err(Errno::INVAL.because("rdma_notify for an id without a connection")) }
     })
 }
 
@@ -325,7 +329,7 @@ fn disconnect(id: &Id) -> Result<bool> {
             // The program has already disconnected, the peer was faster, or the program disconnects
             // instead of answering a request.
             Phase::Disconnecting | Phase::Over | Phase::Requested(_) => return Ok(false),
-            _ => return Err(Errno::INVAL.because("rdma_disconnect of an id without a connection")),
+            _ => return Err(Errno::INVAL.because("rdma_disconnect for an id without a connection")),
         };
         if established {
             state.phase = Phase::Disconnecting;
@@ -366,7 +370,7 @@ pub extern "C" fn rdma_init_qp_attr(
             INIT | RTR | RTS if id.is_ud() => IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY,
             INIT | RTR => IBV_QP_STATE | IBV_QP_ACCESS_FLAGS,
             RTS => 0,
-            _ => return Err(Errno::INVAL.because("a state other than INIT, RTR and RTS")),
+            _ => return Err(Errno::INVAL.because("the state is not INIT, RTR or RTS")),
         };
         let mut new: ibv_qp_attr = zeroed();
         new.qp_state = state;

@@ -63,7 +63,7 @@ fn deliver_request(listener: &Arc<Id>, request: ConnRequest) -> Option<Delivered
     let id = match create_request_id(listener, request, &draft) {
         Ok(id) => id,
         Err(error) => {
-            tracing::warn!(%peer, %error, "a connection request is rejected: no id can be made for it");
+            tracing::warn!(%peer, %error, "a connection request is rejected: no id can be created for it");
             return None;
         }
     };

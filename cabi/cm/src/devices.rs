@@ -148,7 +148,7 @@ pub extern "C" fn rdma_get_devices(count: OutPtr<'_, c_int>) -> *mut *mut ibv_co
         list.push(ptr::null_mut());
         let array = c_library::copy_to_heap(&list);
         if array.is_null() {
-            return Err(Errno::NOMEM.because("no memory for the list"));
+            return Err(Errno::NOMEM.because("out of memory for the list"));
         }
         Ok(array)
     })

@@ -35,7 +35,7 @@ pub extern "C" fn rdma_create_ep(
         new.set_port_space(if res.ai_port_space == 0 { RDMA_PS_TCP } else { res.ai_port_space });
         if res.ai_qp_type != qp_type(&new) && res.ai_qp_type != 0 {
             lifecycle::discard(&new);
-            return Err(Errno::UNSUPPORTED.because("not the type of queue pair of this port space"));
+            return Err(Errno::UNSUPPORTED.because("wrong type of queue pair for this port space"));
         }
         equip(&new, res, pd, attr).inspect_err(|_| lifecycle::discard(&new))?;
         id.write(new.abi())
@@ -74,7 +74,7 @@ fn equip(
     }
     if res.ai_connect_len > 0 && !res.ai_connect.is_null() {
         if res.ai_connect_len > MAX_CONNECT_DATA {
-            return Err(Errno::INVAL.because("connection data that is longer than any"));
+            return Err(Errno::INVAL.because("the connection data is too long"));
         }
         // SAFETY: the program has stored `ai_connect_len` bytes there, and does not change them
         // during the call.

@@ -168,7 +168,7 @@ pub(crate) fn acknowledge(event: *mut rdma_cm_event) -> Result<()> {
         return if registry::forget_inherited(event) {
             Ok(())
         } else {
-            Err(Errno::INVAL.because("an event that is none, or acknowledged"))
+            Err(Errno::INVAL.because("not an event, or already acknowledged"))
         };
     }
     // SAFETY: `allocate_event` made the event from a box, and it was in the registry until just now, so
@@ -192,7 +192,7 @@ pub extern "C" fn rdma_write_cm_event(
 ) -> c_int {
     boundary::minus_one(|| {
         if event != RDMA_CM_EVENT_USER {
-            return Err(Errno::INVAL.because("only RDMA_CM_EVENT_USER is written by programs"));
+            return Err(Errno::INVAL.because("programs can write only RDMA_CM_EVENT_USER"));
         }
         id.get()?.post(LocalEvent { event, status, arg, group: None })
     })

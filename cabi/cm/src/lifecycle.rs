@@ -90,7 +90,7 @@ fn migrate(id: &Id, to: &Arc<Channel>, sync: bool) -> Result<()> {
     acknowledge_shown(id);
     let control = id.control();
     let mut state =
-        id.lock_alive().ok_or_else(|| Errno::INVAL.because("the id is destroyed by another call"))?;
+        id.lock_alive().ok_or_else(|| Errno::INVAL.because("another call is destroying the id"))?;
     let from = std::mem::replace(&mut state.channel, Arc::clone(to));
     let was_sync = std::mem::replace(&mut state.sync, sync);
     let conn = state.conn;
@@ -156,7 +156,7 @@ pub(crate) fn check_port_space(ps: c_int) -> Result<()> {
             Some(reason) => Err(Errno::UNSUPPORTED.because(reason)),
         },
         RDMA_PS_IB => Err(Errno::UNSUPPORTED.because("InfiniBand addresses are not offered")),
-        _ => Err(Errno::INVAL.because("a port space that is not known")),
+        _ => Err(Errno::INVAL.because("unknown port space")),
     }
 }
 

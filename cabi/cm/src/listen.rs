@@ -36,7 +36,7 @@ fn listen(id: &Arc<Id>, backlog: c_int) -> Result<()> {
         let state = id.lock_alive().ok_or_else(|| Errno::INVAL.destroyed())?;
         let (Phase::Bound, Some(local)) = (&state.phase, state.local) else {
             return Err(
-                Errno::INVAL.because("rdma_listen of an id that listens, is resolved or is connected")
+                Errno::INVAL.because("rdma_listen for an id that listens, is resolved or is connected")
             );
         };
         (local, Arc::clone(&state.channel), state.options)

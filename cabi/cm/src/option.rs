@@ -21,7 +21,7 @@ pub extern "C" fn rdma_set_option<'a>(
     boundary::minus_one(|| {
         let id = id.get()?;
         if level != RDMA_OPTION_ID {
-            return Err(Errno::NOSYS.because("an option of another level than the id's"));
+            return Err(Errno::NOSYS.because("the option has another level than the id"));
         }
         let mut state = id.lock_alive().ok_or_else(|| Errno::INVAL.destroyed())?;
         let options = &mut state.options;
@@ -32,7 +32,7 @@ pub extern "C" fn rdma_set_option<'a>(
             RDMA_OPTION_ID_ACK_TIMEOUT => {
                 options.ack_timeout = Some(u8::from_ne_bytes(option_bytes(&value, len)?));
             }
-            _ => return Err(Errno::NOSYS.because("an option that is not known")),
+            _ => return Err(Errno::NOSYS.because("unknown option")),
         }
         Ok(())
     })
@@ -43,7 +43,7 @@ fn option_bytes<'a, const N: usize>(value: &ArrayPtr<'a, u8>, len: Count<'a>) ->
     let bytes = if value.is_null() { None } else { value.get(len)? };
     bytes
         .and_then(|bytes| bytes.try_into().ok())
-        .ok_or_else(|| Errno::INVAL.because("the value of an option is NULL or has another length"))
+        .ok_or_else(|| Errno::INVAL.because("the value of the option is NULL or has the wrong length"))
 }
 
 /// `rdma_set_local_ece`: accepted before there is a queue pair, but not sent.

@@ -72,7 +72,7 @@ fn domain_of<'a>(id: &'a Id, given: Option<Result<&'a Object<Pd>>>) -> Result<&'
     let domain = given.unwrap_or_else(|| unsafe { Object::get(id.abi.get(|id| &id.pd)) });
     let verbs = id.abi.get(|id| &id.verbs);
     domain.ok().filter(|domain| domain.abi.get(|pd| &pd.context) == verbs).ok_or_else(|| {
-        Errno::INVAL.because("a protection domain that is none, or of another context than the id's")
+        Errno::INVAL.because("the protection domain is invalid, or belongs to another context than the id")
     })
 }
 
@@ -82,7 +82,7 @@ fn create_extended(id: &Id, attr: InOutPtr<'_, ibv_qp_init_attr_ex>) -> Result<(
         return Err(Errno::INVAL.because("the id has a queue pair, or no device yet"));
     }
     if given.qp_type != if id.is_ud() { IBV_QPT_UD } else { IBV_QPT_RC } {
-        return Err(Errno::INVAL.because("not the type of queue pair of this port space"));
+        return Err(Errno::INVAL.because("wrong type of queue pair for this port space"));
     }
     let has_domain = given.comp_mask & IBV_QP_INIT_ATTR_PD != 0 && !given.pd.is_null();
     let domain = domain_of(id, has_domain.then(|| attr.object(|attr| &attr.pd)))?;
@@ -92,7 +92,7 @@ fn create_extended(id: &Id, attr: InOutPtr<'_, ibv_qp_init_attr_ex>) -> Result<(
     let other = |own: *mut ibv_cq, given: *mut ibv_cq| !own.is_null() && !given.is_null() && own != given;
     if other(id.abi.get(|id| &id.send_cq), attr.send_cq) || other(id.abi.get(|id| &id.recv_cq), attr.recv_cq)
     {
-        return Err(Errno::INVAL.because("other completion queues than those of the id"));
+        return Err(Errno::INVAL.because("these are not the completion queues of the id"));
     }
     create_queues(id, attr).inspect_err(|_| destroy_queues(id))?;
     if attr.srq.is_null() {
@@ -234,7 +234,7 @@ pub extern "C" fn rdma_create_srq_ex(
     boundary::minus_one(|| {
         let (id, given) = (id.get()?, attr.get_ref()?);
         if given.comp_mask & IBV_SRQ_INIT_ATTR_TYPE != 0 && given.srq_type != IBV_SRQT_BASIC {
-            return Err(Errno::UNSUPPORTED.because("only basic shared receive queues are offered"));
+            return Err(Errno::UNSUPPORTED.because("only basic shared receive queues are supported"));
         }
         let has_domain = given.comp_mask & IBV_SRQ_INIT_ATTR_PD != 0 && !given.pd.is_null();
         let domain = has_domain.then(|| attr.object(|attr| &attr.pd));

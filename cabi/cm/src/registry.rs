@@ -59,10 +59,10 @@ fn remove(address: usize, is: impl FnOnce(&RegistryEntry) -> bool) -> Option<Reg
 /// Returns the error for a pointer to another kind of object, or to none.
 fn invalid(known: Option<&RegistryEntry>) -> Errno {
     if let Some(RegistryEntry::Inherited) = known {
-        Errno::INHERITED.because("the id or channel was made in the parent, before a fork")
+        Errno::INHERITED.because("the id or channel was created by the parent, before a fork")
     } else {
         Errno::INVAL
-            .because("a pointer to no such id, channel or event: NULL, destroyed, or of another library")
+            .because("the pointer refers to no such id, channel or event: it is NULL, was destroyed, or belongs to another library")
     }
 }
 

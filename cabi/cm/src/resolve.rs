@@ -31,7 +31,7 @@ pub(crate) fn bind(id: &Id, addr: SocketAddr) -> Result<()> {
     let options = {
         let state = id.lock_alive().ok_or_else(|| Errno::INVAL.destroyed())?;
         if !matches!(state.phase, Phase::Idle) {
-            return Err(Errno::INVAL.because("rdma_bind_addr of an id that has an address"));
+            return Err(Errno::INVAL.because("rdma_bind_addr for an id that has an address"));
         }
         state.options
     };
@@ -90,7 +90,7 @@ pub(crate) fn resolve(id: &Id, src: Option<SocketAddr>, dst: SocketAddr) -> Resu
             Phase::Bound => state.local,
             _ => {
                 return Err(Errno::INVAL
-                    .because("rdma_resolve_addr of an id that is resolved, listens or is connected"));
+                    .because("rdma_resolve_addr for an id that is resolved, listens or is connected"));
             }
         }
     };
@@ -137,9 +137,8 @@ pub(crate) fn route(id: &Id) -> Result<()> {
     {
         let mut state = id.lock_alive().ok_or_else(|| Errno::INVAL.destroyed())?;
         if !matches!(state.phase, Phase::AddrResolved) {
-            return Err(
-                Errno::INVAL.because("rdma_resolve_route before the address is resolved, or a second time")
-            );
+            return Err(Errno::INVAL
+                .because("rdma_resolve_route before the address is resolved, or for the second time"));
         }
         if !failed {
             state.phase = Phase::RouteResolved;

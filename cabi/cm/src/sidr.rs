@@ -129,7 +129,7 @@ pub(crate) fn deliver_request(listener: &Arc<Id>, request: SidrRequest) -> Optio
     let id = match create_request_id(listener, request) {
         Ok(id) => id,
         Err(error) => {
-            tracing::warn!(%peer, %error, "a request for a queue pair is rejected: no id can be made for it");
+            tracing::warn!(%peer, %error, "a request for a queue pair is rejected: no id can be created for it");
             return None;
         }
     };

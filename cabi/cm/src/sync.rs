@@ -73,7 +73,7 @@ pub extern "C-unwind" fn rdma_get_request(
     boundary::minus_one(|| {
         let made = match kind {
             RDMA_CM_EVENT_CONNECT_REQUEST => qp::create_for_request(listener, new),
-            _ => Err(Errno::INVAL.because("the listener has an event that is no connection request")),
+            _ => Err(Errno::INVAL.because("the listener has an event that is not a connection request")),
         };
         let shown = if made.is_ok() { new } else { listener };
         shown.get()?.abi.set(|id| &id.event, event);

@@ -32,7 +32,8 @@ impl AddressPtr<'_> {
         }
         // SAFETY: every socket address begins with its family.
         let family = unsafe { (&raw const (*self.0).sa_family).read_unaligned() };
-        let len = family_len(family).ok_or_else(|| invalid_address("an address is neither IPv4 nor IPv6"))?;
+        let len =
+            family_len(family).ok_or_else(|| invalid_address("the address is neither IPv4 nor IPv6"))?;
         // SAFETY: the address has the size of its family, as the type requires.
         parse(unsafe { slice::from_raw_parts(self.0.cast(), len) }).map(Some)
     }
@@ -73,7 +74,7 @@ pub fn family(address: &[u8]) -> Option<libc::sa_family_t> {
 /// family.
 pub fn parse(bytes: &[u8]) -> Result<SocketAddr> {
     let known = family(bytes).and_then(family_len).and_then(|len| bytes.get(..len));
-    let known = known.ok_or_else(|| invalid_address("an address is neither IPv4 nor IPv6"))?;
+    let known = known.ok_or_else(|| invalid_address("the address is neither IPv4 nor IPv6"))?;
     let mut storage = SockAddrStorage::zeroed();
     // SAFETY: the storage accepts any bytes and is large enough for these, and there are as many of
     // them as an address of the family has.
@@ -81,7 +82,7 @@ pub fn parse(bytes: &[u8]) -> Result<SocketAddr> {
         ptr::copy_nonoverlapping(known.as_ptr(), (&raw mut storage).cast::<u8>(), known.len());
         SockAddr::new(storage, known.len() as libc::socklen_t)
     };
-    address.as_socket().ok_or_else(|| invalid_address("an address is neither IPv4 nor IPv6"))
+    address.as_socket().ok_or_else(|| invalid_address("the address is neither IPv4 nor IPv6"))
 }
 
 /// Returns the address in C's representation, in a buffer for addresses of any family.
@@ -141,7 +142,7 @@ fn offset() -> i32 {
 /// Returns the error for a port of the program that has no real port.
 pub fn unmapped_port(program: u16) -> Errno {
     Errno(libc::EADDRNOTAVAIL)
-        .because(format_args!("UIW_PORT_OFFSET makes port {program} one that is not from 1 to 65535"))
+        .because(format_args!("with UIW_PORT_OFFSET, port {program} is not from 1 to 65535"))
 }
 
 /// Returns the real port for a port of the program, or `None` if the sum is not a valid port. The
@@ -188,7 +189,7 @@ pub fn source_for(peer: SocketAddr) -> Result<SocketAddr> {
     let socket = UdpSocket::bind((any, 0)).inspect_err(|error| {
         // Every system has IPv4, but IPv6 may be disabled.
         if peer.is_ipv4() {
-            denied::report("looking for a way to the peer", error);
+            denied::report("looking for a route to the peer", error);
         }
     })?;
     let mut probe = peer;

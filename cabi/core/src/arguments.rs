@@ -482,7 +482,7 @@ impl<'a, T> ArrayPtr<'a, T> {
     {
         let (list, count) = (self.0, count.get()?);
         if list.is_null() && count > 0 {
-            return Err(Errno::INVAL.because(format_args!("a list of {count} elements at NULL")));
+            return Err(Errno::INVAL.because(format_args!("the list of {count} elements is NULL")));
         }
         // SAFETY: the pointer is not NULL, and the count belongs to the same call, so there is an
         // element at `at`, which the program does not change during the call.

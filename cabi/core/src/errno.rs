@@ -56,7 +56,7 @@ impl Errno {
     #[cold]
     #[must_use]
     pub fn null_argument(self) -> Self {
-        self.because("an argument is NULL that must not be")
+        self.because("a required argument is NULL")
     }
 
     /// Like [`Errno::because`], for a number that is out of range.

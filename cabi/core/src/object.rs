@@ -118,7 +118,7 @@ impl<B: Body> Object<B> {
     pub unsafe fn get_called<'a>(pointer: *mut B::C) -> Result<&'a Self> {
         let object = Self::from_c(pointer);
         if pointer.is_null() || !object.is_aligned() {
-            return Err(Errno::INVAL.because("a pointer that is NULL or unaligned"));
+            return Err(Errno::INVAL.because("the pointer is NULL or unaligned"));
         }
         // SAFETY: the pointer is aligned and readable, and the object is not freed during `'a`, as
         // the caller ensures.
@@ -126,14 +126,14 @@ impl<B: Body> Object<B> {
         if object.kind.load(Ordering::Acquire) == B::KIND {
             object.check_inherited()
         } else {
-            Err(Errno::INVAL.because("a pointer to an object of another kind, or to a freed one"))
+            Err(Errno::INVAL.because("the pointer refers to an object of another kind or to a freed object"))
         }
     }
 
     #[inline]
     fn check_inherited(&self) -> Result<&Self> {
         if self.is_inherited() {
-            return Err(Errno::INHERITED.because("the object was made in the parent, before a fork"));
+            return Err(Errno::INHERITED.because("the object was created by the parent, before a fork"));
         }
         Ok(self)
     }

@@ -120,7 +120,7 @@ pub fn reserve(
         let bound = socket
             .local_addr()?
             .as_socket()
-            .ok_or_else(|| Errno::INVAL.because("the system bound to no IP address"))?;
+            .ok_or_else(|| Errno::INVAL.because("the system bound the socket to no IP address"))?;
         if at.port() == 0 && !address::has_program_port(bound.port()) {
             continue;
         }
@@ -180,7 +180,7 @@ pub fn free_named(ip: IpAddr) -> Result<u16> {
             return Ok(port);
         }
     }
-    Err(Errno(libc::EADDRNOTAVAIL).because("no port is free that UIW_PORT_OFFSET has a number for"))
+    Err(Errno(libc::EADDRNOTAVAIL).because("UIW_PORT_OFFSET permits none of the free ports"))
 }
 
 /// Returns the first and the last port that the system assigns for port 0.

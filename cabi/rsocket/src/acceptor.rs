@@ -103,12 +103,12 @@ pub(crate) fn listen(socket: &Arc<Socket>, backlog: i32) -> Result<()> {
                 drop(state);
                 connect::bind(socket, any)?;
             }
-            _ => return Err(Errno::INVAL.because("rlisten of an rsocket that is connected")),
+            _ => return Err(Errno::INVAL.because("rlisten for an rsocket that is connected")),
         }
     }
     let mut state = socket.lock();
     let (Some(local), Phase::New(Some(_))) = (state.local, &state.phase) else {
-        return Err(Errno::INVAL.because("another thread changes the rsocket"));
+        return Err(Errno::INVAL.because("another thread is changing the rsocket"));
     };
     let options = connect::options(&state.set)?;
     let Phase::New(Some(mut port)) = std::mem::replace(&mut state.phase, Phase::New(None)) else {
@@ -172,7 +172,7 @@ pub(crate) fn answer(
     channel: Option<&Arc<CmChannel>>,
 ) -> Result<Box<Stream>> {
     let peer = ConnData::from_bytes(request.private_data()).map_err(|error| {
-        tracing::warn!(%error, peer = %request.peer_addr(), "the peer is no rsocket");
+        tracing::warn!(%error, peer = %request.peer_addr(), "the peer is not an rsocket");
         Errno(libc::EPROTO)
     })?;
     let variant = settings::variant(Settings::get()?.persona);

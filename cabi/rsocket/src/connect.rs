@@ -59,7 +59,7 @@ pub(crate) fn options(set: &SocketOptions) -> Result<Arc<ConnConfig>> {
 pub(crate) fn bind(socket: &Arc<Socket>, to: SocketAddr) -> Result<()> {
     let mut state = socket.lock();
     let Phase::New(None) = &state.phase else {
-        return Err(Errno::INVAL.because("rbind of an rsocket that has an address"));
+        return Err(Errno::INVAL.because("rbind for an rsocket that has an address"));
     };
     let real = address::to_real(to)?;
     if !real.ip().is_unspecified() {
@@ -87,10 +87,10 @@ pub(crate) fn start(socket: &Socket, state: &mut State, to: SocketAddr) -> Resul
         Phase::Connecting(..) if state.has_peer() => return Err(Errno(libc::EISCONN)),
         Phase::Connecting(..) | Phase::Refused => return Err(Errno(libc::EALREADY)),
         Phase::Connected(..) | Phase::Accepting(_) | Phase::Requested(..) => {
-            return Err(Errno(libc::EISCONN).because("rconnect of an rsocket that is connected"));
+            return Err(Errno(libc::EISCONN).because("rconnect for an rsocket that is connected"));
         }
         Phase::Listening(_) | Phase::Closed | Phase::Gone => {
-            return Err(Errno::INVAL.because("rconnect of an rsocket that listens"));
+            return Err(Errno::INVAL.because("rconnect for an rsocket that listens"));
         }
     }
     let peer = address::to_real(to)?;
@@ -153,7 +153,7 @@ pub(crate) fn failure(error: Error) -> Errno {
 /// EPROTO for a peer that is not an rsocket, or with which this end cannot communicate.
 pub(crate) fn established(connecting: PendingConnection, info: &ConnInfo) -> Result<Stream> {
     let peer = ConnData::from_bytes(&info.private_data).map_err(|error| {
-        tracing::warn!(%error, peer = %info.peer, "the peer is no rsocket");
+        tracing::warn!(%error, peer = %info.peer, "the peer is not an rsocket");
         Errno(libc::EPROTO)
     })?;
     Stream::new(connecting.link, &connecting.sizes, &peer)

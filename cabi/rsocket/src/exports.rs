@@ -31,16 +31,16 @@ pub extern "C" fn rsocket(domain: c_int, kind: c_int, protocol: c_int) -> c_int 
         let ipv6 = match domain {
             libc::AF_INET => false,
             libc::AF_INET6 => true,
-            _ => return Err(Errno::UNSUPPORTED.because("an rsocket of another family than IPv4 and IPv6")),
+            _ => return Err(Errno::UNSUPPORTED.because("the family is neither IPv4 nor IPv6")),
         };
         let is_stream = match (kind & !flags, protocol) {
             (libc::SOCK_STREAM, 0 | libc::IPPROTO_TCP) => true,
             (libc::SOCK_DGRAM, 0 | libc::IPPROTO_UDP) => false,
-            _ => return Err(Errno::UNSUPPORTED.because("an rsocket of another kind than TCP and UDP")),
+            _ => return Err(Errno::UNSUPPORTED.because("the protocol is neither TCP nor UDP")),
         };
         // Invalid settings are reported before the first connection.
         if Settings::get()?.stays_on_tcp(program_name()) {
-            return Err(Errno::UNSUPPORTED.because("UIW_SOCKETS_TCP has the program"));
+            return Err(Errno::UNSUPPORTED.because("UIW_SOCKETS_TCP contains the program"));
         }
         engine::before_exit(at_exit);
         let fd = if is_stream {
@@ -117,7 +117,7 @@ pub extern "C" fn raccept<'a>(fd: c_int, addr: ArrayMutPtr<'a, u8>, len: RoomPtr
         let nonblocking = socket.is_nonblocking(0);
         let new = socket.complete(nonblocking, |state| match &state.phase {
             Phase::Listening(acceptor) => acceptor.take().ok_or(Errno::AGAIN),
-            _ => Err(Errno::INVAL.because("raccept of an rsocket that does not listen")),
+            _ => Err(Errno::INVAL.because("raccept for an rsocket that does not listen")),
         })?;
         let peer = {
             // The flags are those of the listener, as in rdma-core, and programs of rsockets rely
@@ -153,7 +153,7 @@ pub extern "C" fn rconnect<'a>(fd: c_int, addr: ArrayPtr<'a, u8>, len: Count<'a,
         };
         let to = reachable(read_address(&addr, len)?);
         if Settings::get()?.stays_on_tcp(&to.port().to_string()) {
-            return Err(Errno(libc::ECONNREFUSED).because("UIW_SOCKETS_TCP has the port"));
+            return Err(Errno(libc::ECONNREFUSED).because("UIW_SOCKETS_TCP contains the port"));
         }
         // An error that an event reports for an earlier attempt is handled first.
         socket.update_then(None, |state| connect::start(&socket, state, to))?;
@@ -172,7 +172,7 @@ pub extern "C" fn rconnect<'a>(fd: c_int, addr: ArrayPtr<'a, u8>, len: Count<'a,
 /// Returns the peer for a datagram socket, or `None` for AF_UNSPEC.
 fn peer_of_datagrams<'a>(addr: &ArrayPtr<'a, u8>, len: Count<'a, socklen_t>) -> Result<Option<SocketAddr>> {
     match addr.get(len)?.and_then(address::family).map(c_int::from) {
-        None => Err(Errno::INVAL.because("an address that is shorter than its family")),
+        None => Err(Errno::INVAL.because("the address is shorter than its family")),
         Some(libc::AF_UNSPEC) => Ok(None),
         Some(_) => read_address(addr, len).map(Some),
     }
@@ -186,7 +186,7 @@ pub extern "C" fn rshutdown(fd: c_int, how: c_int) -> c_int {
             libc::SHUT_RD => (true, false),
             libc::SHUT_WR => (false, true),
             libc::SHUT_RDWR => (true, true),
-            _ => return Err(Errno::INVAL.because("a direction that rshutdown does not have")),
+            _ => return Err(Errno::INVAL.because("invalid direction for rshutdown")),
         };
         let socket = match socket {
             AnySocket::Stream(socket) => socket,
@@ -270,7 +270,8 @@ pub extern "C" fn rsetsockopt<'a>(
         // Options with the name of an algorithm or a structure have no integer value.
         let named = (level, name) == (libc::IPPROTO_TCP, libc::TCP_CONGESTION);
         let first = if named { Some(0) } else { int(0) };
-        let first = first.ok_or_else(|| Errno::INVAL.because("an option that is shorter than an integer"))?;
+        let first = first
+            .ok_or_else(|| Errno::INVAL.because("the value of the option is shorter than an integer"))?;
         options::set(&socket, level, name, first, int(4))
     })
 }
@@ -340,7 +341,7 @@ pub extern "C" fn rfcntl(fd: c_int, command: c_int, argument: c_long) -> c_int {
                 socket.set_descriptor_flags(argument);
                 Ok(0)
             }
-            _ => Err(Errno::UNSUPPORTED.because("a command that rfcntl does not have")),
+            _ => Err(Errno::UNSUPPORTED.because("unsupported command for rfcntl")),
         }
     })
 }
@@ -370,7 +371,7 @@ pub extern "C" fn rselect(
         let timeout_ms = match timeout.as_ref() {
             None => -1,
             Some(time) if time.tv_sec < 0 || time.tv_usec < 0 => {
-                return Err(Errno::INVAL.because("a time-out that is negative"));
+                return Err(Errno::INVAL.because("the time-out is negative"));
             }
             // Times below a millisecond are rounded up.
             Some(time) => {
@@ -394,9 +395,9 @@ fn set(fd: c_int) -> Result<std::sync::Arc<Epoll>> {
     match table::get(fd) {
         Some(Entry::Epoll(set)) => Ok(set),
         Some(Entry::Inherited(_)) => {
-            Err(Errno::INHERITED.because("the set was made in the parent, before a fork"))
+            Err(Errno::INHERITED.because("the set was created by the parent, before a fork"))
         }
-        _ => Err(Errno::INVAL.because("a descriptor that repoll_create has not made")),
+        _ => Err(Errno::INVAL.because("the descriptor was not created by repoll_create")),
     }
 }
 

@@ -62,7 +62,7 @@ impl Mappings {
             return Ok(());
         }
         let index = (0..self.room).find(|index| !self.shared.contains_key(index));
-        let index = index.ok_or_else(|| Errno::NOMEM.because("the peer takes no more mappings"))?;
+        let index = index.ok_or_else(|| Errno::NOMEM.because("the peer accepts no more mappings"))?;
         self.shared.insert(index, mapped);
         Ok(())
     }
@@ -78,7 +78,7 @@ impl Mappings {
             return Ok(());
         }
         let at = self.local.iter().position(is);
-        let at = at.ok_or_else(|| Errno::INVAL.because("a buffer that is not mapped"))?;
+        let at = at.ok_or_else(|| Errno::INVAL.because("the buffer is not mapped"))?;
         self.local.remove(at);
         Ok(())
     }

@@ -40,7 +40,7 @@ pub(super) fn unsupported(level: c_int, name: c_int) -> Errno {
 fn check_unconnected(state: &State) -> Result<()> {
     match state.phase {
         Phase::New(_) | Phase::Listening(_) => Ok(()),
-        _ => Err(Errno::INVAL.because("an option that is set before an rsocket connects")),
+        _ => Err(Errno::INVAL.because("the option must be set before the rsocket connects")),
     }
 }
 
@@ -71,10 +71,10 @@ pub(crate) fn time_of(level: c_int, name: c_int, bytes: &[u8]) -> Result<Option<
     }
     let number = |at: usize| Some(i64::from_ne_bytes(*bytes.get(at..)?.first_chunk()?));
     let (Some(seconds), Some(micros)) = (number(0), number(8)) else {
-        return Err(Errno::INVAL.because("a time that is shorter than its structure"));
+        return Err(Errno::INVAL.because("the value of the time-out is shorter than its structure"));
     };
     if !(0..1_000_000).contains(&micros) {
-        return Err(Errno(libc::EDOM).because("more microseconds than a second has"));
+        return Err(Errno(libc::EDOM).because("the number of microseconds exceeds a second"));
     }
     // As in the system, a negative time means not to wait, and a time of 0 means no limit.
     let time = match u64::try_from(seconds) {

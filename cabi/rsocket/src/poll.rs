@@ -160,7 +160,7 @@ fn contains(set: Option<&libc::fd_set>, fd: i32) -> bool {
 /// [`poll_all`].
 pub(crate) fn select(count: i32, sets: &mut Sets<'_>, limit: &Limit<'_>) -> Result<usize> {
     if !(0..=libc::FD_SETSIZE as i32).contains(&count) {
-        return Err(Errno::INVAL.because("a number of descriptors that no set has"));
+        return Err(Errno::INVAL.because("invalid number of descriptors"));
     }
     let mut fds = Vec::new();
     for fd in 0..count {
@@ -180,7 +180,7 @@ pub(crate) fn select(count: i32, sets: &mut Sets<'_>, limit: &Limit<'_>) -> Resu
     }
     poll_all(&mut fds, limit)?;
     if fds.iter().any(|fd| fd.revents & libc::POLLNVAL != 0) {
-        return Err(Errno(libc::EBADF).because("rselect of a descriptor that is closed"));
+        return Err(Errno(libc::EBADF).because("rselect for a descriptor that is closed"));
     }
     for set in [&mut sets.read, &mut sets.write, &mut sets.except].into_iter().flatten() {
         // SAFETY: the set is mutably borrowed.

@@ -31,7 +31,7 @@ impl std::fmt::Display for Violation {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Credits => f.write_str("a data message beyond the credits"),
-            Self::Length { len, granted } => write!(f, "{len} bytes, where {granted} were published"),
+            Self::Length { len, granted } => write!(f, "{len} bytes, but {granted} were published"),
         }
     }
 }

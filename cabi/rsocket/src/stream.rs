@@ -121,7 +121,7 @@ impl Stream {
     /// Ends the connection because the peer has violated the protocol.
     fn break_off(&mut self, broken: &ProtocolViolation) {
         let qp = Qpn::from_raw(self.link.qp().num());
-        tracing::warn!(%qp, %broken, "the peer of an rsocket breaks the protocol: the connection is ended");
+        tracing::warn!(%qp, %broken, "the peer of an rsocket violates the protocol: the connection is ended");
         self.ended = Some(Ending::Failed(Errno(libc::EPROTO)));
         self.link.abort();
     }
@@ -424,7 +424,7 @@ impl fmt::Display for ProtocolViolation {
         match self {
             Self::Wire(error) => error.fmt(f),
             Self::Violation(violation) => violation.fmt(f),
-            Self::Form => f.write_str("a message that is not of four bytes"),
+            Self::Form => f.write_str("the message does not have four bytes"),
         }
     }
 }

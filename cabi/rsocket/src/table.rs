@@ -208,7 +208,7 @@ pub(crate) fn get_if_open(fd: RawFd) -> Option<Entry> {
             }
         };
         if let Some(stale) = stale {
-            tracing::info!(fd, "a socket was closed by a call that is not seen");
+            tracing::info!(fd, "a socket was closed by a call that was not detected");
             uncount_number(stale);
         }
     }
@@ -221,10 +221,10 @@ pub(crate) fn get_if_open(fd: RawFd) -> Option<Entry> {
 pub(crate) fn socket(fd: RawFd) -> Result<AnySocket> {
     let entry = get(fd);
     if let Some(Entry::Inherited(_)) = entry {
-        return Err(Errno::INHERITED.because("the rsocket was made in the parent, before a fork"));
+        return Err(Errno::INHERITED.because("the rsocket was created by the parent, before a fork"));
     }
     let socket = entry.and_then(Entry::socket);
-    socket.ok_or_else(|| Errno(libc::EBADF).because("a descriptor that is no rsocket"))
+    socket.ok_or_else(|| Errno(libc::EBADF).because("the descriptor is not an rsocket"))
 }
 
 /// Like [`socket`], for calls that are only possible on streams.
@@ -234,7 +234,7 @@ pub(crate) fn socket(fd: RawFd) -> Result<AnySocket> {
 pub(crate) fn stream(fd: RawFd) -> Result<Arc<Socket>> {
     match socket(fd)? {
         AnySocket::Stream(socket) => Ok(socket),
-        AnySocket::Datagram(_) => Err(Errno::UNSUPPORTED.because("a call that datagrams do not have")),
+        AnySocket::Datagram(_) => Err(Errno::UNSUPPORTED.because("the call is not supported for datagrams")),
     }
 }
 
@@ -246,7 +246,7 @@ pub(crate) fn close(fd: RawFd) -> Result<()> {
     // The number is ordinary for the system's calls from now on.
     BITMAP.clear(fd);
     let removed = shard(fd).write().0.remove(&fd);
-    let entry = removed.ok_or_else(|| Errno(libc::EBADF).because("a descriptor that is no rsocket"))?;
+    let entry = removed.ok_or_else(|| Errno(libc::EBADF).because("the descriptor is not an rsocket"))?;
     uncount_number(entry);
     // The number is closed after the connection, so that it is not reused while the connection
     // ends. SAFETY: the descriptor belonged to the entry, which was removed from the table.

@@ -492,9 +492,7 @@ pub extern "C" fn riomap(
     boundary::size(|| {
         let socket = table::stream(fd)?;
         if protection & !libc::PROT_WRITE != 0 || len == 0 || u32::try_from(len).is_err() {
-            return Err(
-                Errno::INVAL.because("a protection other than PROT_WRITE, or a length that no mapping has")
-            );
+            return Err(Errno::INVAL.because("the protection is not PROT_WRITE, or the length is invalid"));
         }
         let shared = protection & libc::PROT_WRITE != 0;
         let offset = if offset == -1 { buffer.addr() as off_t } else { offset };
@@ -502,7 +500,7 @@ pub extern "C" fn riomap(
         socket.update_then(None, |state| {
             let stream = state.connected()?;
             if shared && !stream.mappings.has_room() {
-                return Err(Errno::NOMEM.because("the peer takes no more mappings"));
+                return Err(Errno::NOMEM.because("the peer accepts no more mappings"));
             }
             let access = Access::LOCAL_WRITE | if shared { Access::REMOTE_WRITE } else { Access::empty() };
             let region = stream.link.pd().register_raw(memory, buffer.addr() as u64, access)?;
@@ -517,7 +515,7 @@ pub extern "C" fn riounmap(fd: c_int, buffer: *mut c_void, len: usize) -> c_int 
     boundary::minus_one(|| {
         table::stream(fd)?.update_then(None, |state| match state.stream_mut() {
             Some(stream) => stream.mappings.remove(buffer.addr(), len),
-            None => Err(Errno::INVAL.because("a buffer that is not mapped")),
+            None => Err(Errno::INVAL.because("the buffer is not mapped")),
         })
     })
 }

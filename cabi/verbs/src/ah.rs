@@ -33,7 +33,7 @@ impl Body for Ah {
 /// `ibv_create_ah`.
 pub extern "C" fn ibv_create_ah(pd: Handle<'_, Pd>, attr: InPtr<'_, ibv_ah_attr>) -> *mut ibv_ah {
     boundary::pointer(|| {
-        let attr = attr.as_ref().ok_or_else(|| Errno::INVAL.because("no attributes are given"))?;
+        let attr = attr.as_ref().ok_or_else(|| Errno::INVAL.because("no attributes were passed"))?;
         create(pd.get()?, attr)
     })
 }
@@ -43,7 +43,7 @@ fn create(domain: &Object<Pd>, attr: &ibv_ah_attr) -> Result<*mut ibv_ah> {
         return Err(Errno::INVAL.because("the port is not 1"));
     }
     if attr.is_global == 0 && Settings::get()?.persona != Persona::Ib {
-        return Err(Errno::INVAL.because("on Ethernet an address handle needs a GID"));
+        return Err(Errno::INVAL.because("an address handle on Ethernet needs a GID"));
     }
     let netdev = domain.context.device.netdev()?;
     let (own, peer) = oob::addresses(&netdev, attr)?;
@@ -88,11 +88,11 @@ fn answer(
     let wc = wc.as_ref().ok_or_else(|| Errno::INVAL.because("no completion is given"))?;
     // The header is in the program's buffer, which may be unaligned.
     let (1, Some(grh), true) = (port, grh.read(), wc.wc_flags & IBV_WC_GRH != 0) else {
-        return Err(Errno::INVAL.because("the completion is of no datagram with a GRH"));
+        return Err(Errno::INVAL.because("the completion does not belong to a datagram with a GRH"));
     };
     let netdev = context.device.netdev()?;
     let source =
-        gid::to_address(grh.sgid).ok_or_else(|| Errno::INVAL.because("the GRH names no IP address"))?;
+        gid::to_address(grh.sgid).ok_or_else(|| Errno::INVAL.because("the GRH contains no IP address"))?;
     // The destination of a multicast datagram is the group. In that case an address of the same
     // family is used.
     let local = gid::to_address(grh.dgid);
@@ -101,7 +101,7 @@ fn answer(
         .iter()
         .position(|(own, _)| Some(*own) == local)
         .or_else(|| netdev.addresses.iter().position(|(own, _)| own.is_ipv4() == source.is_ipv4()))
-        .ok_or_else(|| Errno::INVAL.because("the device has no address of that version"))?;
+        .ok_or_else(|| Errno::INVAL.because("the device has no address of this IP version"))?;
     let mut attr =
         ibv_ah_attr { dlid: wc.slid, sl: wc.sl, is_global: 1, port_num: 1, ..ibv_ah_attr::default() };
     attr.grh.dgid = grh.sgid;

@@ -40,13 +40,13 @@ pub extern "C" fn ibv_alloc_buf(
     boundary::pointer(|| {
         let pd = pd.get()?.abi();
         if buf.is_null() {
-            return Err(Errno::INVAL.because("ibv_alloc_buf without a place for the handle"));
+            return Err(Errno::INVAL.because("ibv_alloc_buf without memory for the handle"));
         }
         let mut addr = ptr::null_mut();
         // SAFETY: writes a heap address to `addr`, which is valid during the call.
         let failed = unsafe { libc::posix_memalign(&raw mut addr, page_size(), size) };
         if failed != 0 {
-            return Err(Errno(failed).because(format_args!("no memory for a buffer of {size} bytes")));
+            return Err(Errno(failed).because(format_args!("out of memory for a buffer of {size} bytes")));
         }
         buf.write(Object::create(ibv_buf { addr, size }, Buf { pd }))?;
         Ok(addr)
@@ -91,13 +91,13 @@ pub extern "C" fn ibv_reg_buf_mr(
 fn check_inside(pd: *mut ibv_pd, buf: &Object<Buf>, addr: *mut c_void, length: usize) -> Result<()> {
     let (base, size) = (buf.abi.get(|buf| &buf.addr), buf.abi.get(|buf| &buf.size));
     if buf.pd != pd {
-        return Err(Errno::INVAL.because("the buffer is of another protection domain"));
+        return Err(Errno::INVAL.because("the buffer belongs to another protection domain"));
     }
     let offset = addr.addr().checked_sub(base.addr());
     match offset.and_then(|offset| size.checked_sub(offset)) {
         Some(left) if length <= left => Ok(()),
         _ => Err(Errno::INVAL.because(format_args!(
-            "{length} bytes at {addr:p} are not inside of the buffer of {size} bytes at {base:p}"
+            "{length} bytes at {addr:p} are not inside the buffer of {size} bytes at {base:p}"
         ))),
     }
 }
@@ -114,7 +114,7 @@ pub extern "C" fn ibv_reg_mr_ex(pd: Handle<'_, Pd>, given: InPtr<'_, ibv_mr_init
             | masks::IBV_REG_MR_MASK_BUF;
         if attr.comp_mask & !known != 0 {
             return Err(Errno::UNSUPPORTED.because(format_args!(
-                "ibv_reg_mr_ex with mask {:#x}: a DMA handle, or what is not known",
+                "ibv_reg_mr_ex with mask {:#x}: DMA handles and unknown bits are not supported",
                 attr.comp_mask
             )));
         }
@@ -124,7 +124,7 @@ pub extern "C" fn ibv_reg_mr_ex(pd: Handle<'_, Pd>, given: InPtr<'_, ibv_mr_init
                 || has(masks::IBV_REG_MR_MASK_BUF)
             {
                 return Err(
-                    Errno::INVAL.because("ibv_reg_mr_ex of a DMA-buf without an offset, or with an address")
+                    Errno::INVAL.because("ibv_reg_mr_ex for a DMA-buf without an offset, or with an address")
                 );
             }
             let iova = if has(masks::IBV_REG_MR_MASK_IOVA) { attr.iova } else { attr.fd_offset };
@@ -132,7 +132,7 @@ pub extern "C" fn ibv_reg_mr_ex(pd: Handle<'_, Pd>, given: InPtr<'_, ibv_mr_init
             return dmabuf::register(pd.get()?, from, attr.length, iova, attr.access.cast_unsigned());
         }
         if !has(masks::IBV_REG_MR_MASK_ADDR) || has(masks::IBV_REG_MR_MASK_FD_OFFSET) {
-            return Err(Errno::INVAL.because("ibv_reg_mr_ex without an address, or with an offset of a file"));
+            return Err(Errno::INVAL.because("ibv_reg_mr_ex without an address, or with a file offset"));
         }
         let iova = has(masks::IBV_REG_MR_MASK_IOVA).then_some(attr.iova);
         if has(masks::IBV_REG_MR_MASK_BUF) {

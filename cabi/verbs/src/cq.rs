@@ -72,7 +72,7 @@ pub fn create(
 ) -> Result<*mut ibv_cq> {
     let shard = match (init.vector as usize).checked_sub(1) {
         Some(shard) if shard >= open.engine.shards() => {
-            return Err(Errno::INVAL.because("a completion vector that the context does not have"));
+            return Err(Errno::INVAL.because("the context has no such completion vector"));
         }
         shard => shard,
     };

@@ -25,7 +25,7 @@ pub(crate) extern "C" fn create_cq_ex(
             flags::IBV_WC_EX_WITH_COMPLETION_TIMESTAMP | flags::IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK;
         let masks = flags::IBV_CQ_INIT_ATTR_MASK_FLAGS | flags::IBV_CQ_INIT_ATTR_MASK_PD;
         if given.comp_mask & !masks != 0 {
-            return Err(Errno::INVAL.because("attributes that are not known (comp_mask)"));
+            return Err(Errno::INVAL.because("unknown attributes (comp_mask)"));
         }
         let known = flags::IBV_CREATE_CQ_ATTR_SINGLE_THREADED | flags::IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN;
         let asked = given.comp_mask & flags::IBV_CQ_INIT_ATTR_MASK_FLAGS != 0;
@@ -33,7 +33,7 @@ pub(crate) extern "C" fn create_cq_ex(
             || given.wc_flags & !(flags::IBV_WC_STANDARD_FLAGS | timestamps) != 0
         {
             return Err(
-                Errno::UNSUPPORTED.because("completion fields that are not offered (wc_flags, flags)")
+                Errno::UNSUPPORTED.because("completion fields that are not supported (wc_flags, flags)")
             );
         }
         let context = context.get()?;
@@ -80,7 +80,7 @@ extern "C" fn start_poll(cq: TableHandle<'_, Cq, ibv_cq_ex>, attr: InPtr<'_, ibv
     boundary::code_fast(|| {
         let cq = cq.get()?;
         if attr.as_ref().is_some_and(|attr| attr.comp_mask != 0) {
-            return Err(Errno::INVAL.because("attributes that are not known (comp_mask)"));
+            return Err(Errno::INVAL.because("unknown attributes (comp_mask)"));
         }
         let mut cursor = cq.cursor.lock();
         take(cq, &mut cursor)?;
@@ -122,7 +122,7 @@ fn field<T: Default>(mut cq: BatchHandle<'_, Cq>, read: impl FnOnce(&Wc) -> T) -
     boundary::value_fast(T::default(), || {
         cq.with(|_, cursor| {
             cursor.wc.as_ref().map(read).ok_or_else(|| {
-                Errno::INVAL.because("a completion is read outside of ibv_start_poll and ibv_end_poll")
+                Errno::INVAL.because("a completion is read outside ibv_start_poll and ibv_end_poll")
             })
         })
     })

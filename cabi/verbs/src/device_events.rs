@@ -80,7 +80,7 @@ pub(crate) fn add(context: &Arc<Context>) {
         // threads open meanwhile miss no change.
         events.socket = start()
             .inspect_err(|error| {
-                tracing::info!(%error, "changes of network interfaces cannot be watched: there are no events about ports and devices");
+                tracing::info!(%error, "changes of network interfaces cannot be watched: events about ports and devices are not reported");
             })
             .ok()
             .flatten();
@@ -99,7 +99,7 @@ fn start() -> io::Result<Option<InheritableSocket>> {
                 Err(error) => break error,
             }
         };
-        tracing::info!(%error, "changes of network interfaces are not watched any more");
+        tracing::info!(%error, "changes of network interfaces are no longer watched");
         DEVICE_EVENTS.write().socket = None;
         // If the program has closed every descriptor, the number may refer to another file now.
         if !socket.is_some_and(InheritableSocket::is_open) {

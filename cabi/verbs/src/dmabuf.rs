@@ -40,7 +40,7 @@ unsafe impl Send for MappedPart {}
 impl Drop for MappedPart {
     fn drop(&mut self) {
         if let Err(error) = sync(self.file.as_raw_fd(), SYNC_READ_WRITE | SYNC_END) {
-            tracing::warn!(%error, "DMA_BUF_IOCTL_SYNC: the device may not see what was written");
+            tracing::warn!(%error, "DMA_BUF_IOCTL_SYNC: the device may not see the written data");
         }
         // SAFETY: `map` mapped the memory with this length, and the region that owns this value
         // is deregistered.
@@ -69,14 +69,15 @@ fn size(file: &File) -> Result<u64> {
     let mut stat: libc::statfs = zeroed();
     // SAFETY: `stat` has room for the structure.
     if unsafe { libc::fstatfs(file.as_raw_fd(), &raw mut stat) } != 0 {
-        return Err(Errno::last().because("the kind of a DMA-buf"));
+        return Err(Errno::last().because("querying the type of a DMA-buf failed"));
     }
     if stat.f_type != MAGIC {
-        return Err(Errno::INVAL.because("a descriptor of no DMA-buf"));
+        return Err(Errno::INVAL.because("the descriptor is not a DMA-buf"));
     }
     // A DMA-buf has no position, but seeking to its end returns its size.
     let mut file = file;
-    file.seek(SeekFrom::End(0)).map_err(|error| Errno::from(error).because("the size of a DMA-buf"))
+    file.seek(SeekFrom::End(0))
+        .map_err(|error| Errno::from(error).because("querying the size of a DMA-buf failed"))
 }
 
 /// Duplicates a descriptor of the program.
@@ -85,7 +86,9 @@ fn size(file: &File) -> Result<u64> {
 /// EBADF, EMFILE.
 fn duplicate(fd: RawFd) -> Result<File> {
     if fd < 0 {
-        return Err(Errno(libc::EBADF).because(format_args!("descriptor {fd} of a DMA-buf")));
+        return Err(
+            Errno(libc::EBADF).because(format_args!("duplicating descriptor {fd} of a DMA-buf failed"))
+        );
     }
     // SAFETY: the program keeps the descriptor open during the call (ibv_reg_dmabuf_mr(3)).
     let own = unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned();
@@ -104,7 +107,7 @@ fn map(fd: RawFd, offset: u64, length: usize, writable: bool) -> Result<Memory> 
     let len = offset.checked_add(length as u64).filter(|end| length > 0 && *end <= size);
     let (Some(Ok(len)), Ok(skip)) = (len.map(usize::try_from), usize::try_from(offset)) else {
         return Err(Errno::INVAL.because(format_args!(
-            "{length} bytes from {offset} on are none, or not inside of the DMA-buf of {size} bytes"
+            "{length} bytes from offset {offset} are empty or not inside the DMA-buf of {size} bytes"
         )));
     };
     let protection = libc::PROT_READ | if writable { libc::PROT_WRITE } else { 0 };
@@ -130,7 +133,7 @@ fn not_mapped(fd: RawFd, errno: Errno) -> Errno {
         return errno.because(format_args!("mapping DMA-buf {fd}"));
     }
     tracing::warn!(fd, error = %errno, "a processor cannot map the DMA-buf: use a buffer of the host");
-    Errno::UNSUPPORTED.because("a DMA-buf that cannot be mapped")
+    Errno::UNSUPPORTED.because("the DMA-buf cannot be mapped")
 }
 
 /// Registers part of a DMA-buf, like [`ibv_reg_dmabuf_mr`].
@@ -143,13 +146,13 @@ pub(crate) fn register(
 ) -> Result<*mut ibv_mr> {
     let rights = mr::access(access)?;
     if access & flags::IBV_ACCESS_ON_DEMAND != 0 || rights.contains(Access::ZERO_BASED) {
-        return Err(Errno::INVAL.because("a DMA-buf has neither on-demand paging nor a base of zero"));
+        return Err(Errno::INVAL.because("a DMA-buf supports neither on-demand paging nor a zero base"));
     }
     // The kernel has the same restriction, because it maps whole pages.
     let page = page_size() as u64;
     if offset % page != iova % page {
         return Err(
-            Errno::INVAL.because(format_args!("{offset:#x} and {iova:#x} are not at one place of a page"))
+            Errno::INVAL.because(format_args!("{offset:#x} and {iova:#x} have different offsets in a page"))
         );
     }
     fault_handler::install();

@@ -303,7 +303,7 @@ pub(crate) fn check(start: usize, len: usize, write: bool) -> Result<()> {
         Errno(libc::EFAULT).because(format_args!("{len} bytes at {start:#x} cannot be registered: {why}"))
     };
     if start >= ADDRESSES || len > ADDRESSES - start {
-        return Err(refused("they are no addresses of a program"));
+        return Err(refused("no program can have these addresses"));
     }
     let (first, end) = (start & !(page - 1), (start + len).next_multiple_of(page));
     if !has_populate(page) {
@@ -316,11 +316,11 @@ pub(crate) fn check(start: usize, len: usize, write: bool) -> Result<()> {
     }
     match Errno::last().0 {
         // There is either no mapping or no memory.
-        libc::ENOMEM if is_mapped(first..end) => Err(Errno::NOMEM.because("no memory for the pages")),
+        libc::ENOMEM if is_mapped(first..end) => Err(Errno::NOMEM.because("out of memory for the pages")),
         libc::ENOMEM => Err(refused("a page is unmapped")),
         libc::EINVAL => Err(refused("a page is protected, or of a device")),
         libc::EHWPOISON => Err(refused("a page is damaged")),
-        _ => Err(refused("a page has no content: the file behind it ends before")),
+        _ => Err(refused("a page has no content, because its file is shorter")),
     }
 }
 

@@ -40,7 +40,7 @@ impl Mr {
         let engine = self.engine.lock();
         let region = engine
             .as_ref()
-            .ok_or_else(|| Errno::INVAL.because("the region is deregistered by another call"))?;
+            .ok_or_else(|| Errno::INVAL.because("another call is deregistering the region"))?;
         let inside =
             addr.checked_sub(region.addr()).and_then(|offset| (region.len() as u64).checked_sub(offset));
         // The bind itself refuses a window that begins outside the region.
@@ -61,7 +61,7 @@ pub fn access(flags: c_uint) -> Result<Access> {
     let flags =
         flags & !(flags::IBV_ACCESS_OPTIONAL_RANGE | flags::IBV_ACCESS_HUGETLB | flags::IBV_ACCESS_ON_DEMAND);
     Access::from_bits(flags)
-        .ok_or_else(|| Errno::INVAL.because(format_args!("access flags {flags:#x} have no meaning")))
+        .ok_or_else(|| Errno::INVAL.because(format_args!("access flags {flags:#x} are undefined")))
 }
 
 /// Memory of the program, in the form that a region needs.
@@ -94,7 +94,7 @@ fn bytes(addr: *mut c_void, length: usize, flags: c_uint) -> Result<ProgramMemor
     }
     if length == 0 || start.checked_add(length).is_none() {
         return Err(Errno::INVAL
-            .because(format_args!("{length} bytes at {addr:p} are none, or run past the last address")));
+            .because(format_args!("{length} bytes at {addr:p} are empty or exceed the address space")));
     }
     if on_demand {
         // SAFETY: the program does not access the bytes that its requests refer to until they
@@ -213,7 +213,7 @@ pub extern "C" fn ibv_dereg_mr(mr: OwnedHandle<'_, Mr>) -> c_int {
             let mut engine = mr.engine.lock();
             let region = engine
                 .take()
-                .ok_or_else(|| Errno::INVAL.because("the region is deregistered by another call"))?;
+                .ok_or_else(|| Errno::INVAL.because("another call is deregistering the region"))?;
             if let Err((error, region)) = region.deregister() {
                 *engine = Some(region);
                 return Err(error.into());
@@ -260,7 +260,7 @@ fn rereg(
         | flags::IBV_REREG_MR_CHANGE_PD
         | flags::IBV_REREG_MR_CHANGE_ACCESS;
     if what == 0 || what & !all != 0 {
-        return Err(input(Errno::INVAL.because("nothing, or something unknown, is to change")));
+        return Err(input(Errno::INVAL.because("the call changes nothing, or something unknown")));
     }
     let object = mr.get().map_err(input)?;
     let domain = match what & flags::IBV_REREG_MR_CHANGE_PD {
@@ -269,7 +269,7 @@ fn rereg(
     };
     let memory = match what & flags::IBV_REREG_MR_CHANGE_TRANSLATION {
         0 => None,
-        _ if addr.is_null() => return Err(input(Errno::INVAL.because("ibv_rereg_mr to memory at NULL"))),
+        _ if addr.is_null() => return Err(input(Errno::INVAL.because("ibv_rereg_mr with memory at NULL"))),
         _ => Some(bytes(addr, length, flags.cast_unsigned()).map_err(input)?),
     };
     let access = match what & flags::IBV_REREG_MR_CHANGE_ACCESS {
@@ -279,7 +279,7 @@ fn rereg(
     let engine = object.engine.lock();
     let region = engine
         .as_ref()
-        .ok_or_else(|| input(Errno::INVAL.because("the region is deregistered by another call")))?;
+        .ok_or_else(|| input(Errno::INVAL.because("another call is deregistering the region")))?;
     let (memory, registered) = match memory {
         Some(ProgramMemory { memory, registered, start }) => (Some((memory, start)), Some(registered)),
         None => (None, None),
@@ -323,10 +323,10 @@ pub(crate) extern "C" fn advise_mr<'a>(
             PREFETCH_WRITE => true,
             // The advice concerns only pages that are already present, so there is nothing to do.
             PREFETCH_NO_FAULT => return Ok(()),
-            _ => return Err(Errno::UNSUPPORTED.because(format_args!("advice {advice} is not known"))),
+            _ => return Err(Errno::UNSUPPORTED.because(format_args!("advice {advice} is unknown"))),
         };
         if flags & !FLUSH != 0 {
-            return Err(Errno::INVAL.because(format_args!("flags {flags:#x} are not known")));
+            return Err(Errno::INVAL.because(format_args!("flags {flags:#x} are unknown")));
         }
         for sge in list.copies(count)? {
             let start = usize::try_from(sge.addr).map_err(|_| Errno::INVAL.out_of_range())?;

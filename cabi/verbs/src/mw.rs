@@ -32,7 +32,7 @@ pub(crate) extern "C" fn alloc_mw(pd: Handle<'_, Pd>, kind: c_int) -> *mut ibv_m
         let window = match kind {
             IBV_MW_TYPE_1 => WindowType::One,
             IBV_MW_TYPE_2 => WindowType::Two,
-            _ => return Err(Errno::INVAL.because("a window of an unknown type")),
+            _ => return Err(Errno::INVAL.because("the type of the window is unknown")),
         };
         let engine = domain.engine.alloc_window(window)?;
         let rkey = engine.stag().0;
@@ -85,7 +85,7 @@ pub(crate) extern "C" fn bind_mw(
     boundary::code(|| {
         let (qp, request, window) = (qp.get()?, bind.get()?, mw.get()?);
         if window.abi.get(|mw| &mw.r#type) != IBV_MW_TYPE_1 {
-            return Err(Errno::INVAL.because("ibv_bind_mw of a window of type 2"));
+            return Err(Errno::INVAL.because("ibv_bind_mw for a window of type 2"));
         }
         let rkey = next_key(window.abi.get(|mw| &mw.rkey));
         let region = || bind.object(|bind| &bind.bind_info.mr);

@@ -53,7 +53,7 @@ pub extern "C" fn ibv_alloc_pd(context: Handle<'_, OpenContext>) -> *mut ibv_pd 
 pub extern "C" fn ibv_dealloc_pd(pd: OwnedHandle<'_, Pd>) -> c_int {
     boundary::code(|| {
         pd.destroy(|pd| match pd.users.any() {
-            true => Err(Errno::BUSY.because("objects of the protection domain are left")),
+            true => Err(Errno::BUSY.because("there are still objects in the protection domain")),
             false => Ok(()),
         })
     })
@@ -77,7 +77,7 @@ pub(crate) extern "C" fn alloc_td(
     boundary::pointer(|| {
         let (context, attr) = (context.get()?, attr.get()?);
         if attr.comp_mask != 0 {
-            return Err(Errno::INVAL.because("attributes that are not known (comp_mask)"));
+            return Err(Errno::INVAL.because("unknown attributes (comp_mask)"));
         }
         Ok(Object::create(ibv_td { context: context.abi() }, Td(context.share())))
     })
@@ -99,7 +99,7 @@ pub(crate) extern "C" fn alloc_parent_domain(
     boundary::pointer(|| {
         let (context, given) = (context.get()?, attr.get()?);
         if given.comp_mask & !ALLOCATORS_AND_CONTEXT != 0 {
-            return Err(Errno::INVAL.because("attributes that are not known (comp_mask)"));
+            return Err(Errno::INVAL.because("unknown attributes (comp_mask)"));
         }
         let under: &Object<Pd> = attr.object(|attr| &attr.pd)?;
         if !given.td.is_null() {

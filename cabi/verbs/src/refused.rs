@@ -8,7 +8,7 @@ use uiw_cabi_core::errno::Errno;
 
 /// Sets `errno`, and logs that a function is not offered.
 fn refuse(errno: Errno) -> Errno {
-    let errno = errno.because("a function that is not offered, see docs/verbs.md");
+    let errno = errno.because("the function is not offered, see docs/verbs.md");
     errno.set();
     errno
 }

@@ -82,10 +82,10 @@ pub(crate) extern "C" fn create_srq_ex(
         let typed = given.comp_mask & flags::IBV_SRQ_INIT_ATTR_TYPE != 0;
         let known = flags::IBV_SRQ_INIT_ATTR_TYPE | flags::IBV_SRQ_INIT_ATTR_PD;
         if typed && given.srq_type != flags::IBV_SRQT_BASIC || given.comp_mask & !known != 0 {
-            return Err(Errno::UNSUPPORTED.because("only basic shared receive queues are offered"));
+            return Err(Errno::UNSUPPORTED.because("only basic shared receive queues are supported"));
         }
         if given.comp_mask & flags::IBV_SRQ_INIT_ATTR_PD == 0 {
-            return Err(Errno::INVAL.because("attributes without a protection domain"));
+            return Err(Errno::INVAL.because("the attributes contain no protection domain"));
         }
         let (domain, init) = (init.object(|init| &init.pd)?, init.get()?);
         create(domain, init.srq_context, &mut init.attr)
@@ -105,7 +105,7 @@ pub extern "C" fn ibv_modify_srq(srq: Handle<'_, Srq>, attr: InPtr<'_, ibv_srq_a
     boundary::code(|| {
         let (srq, attr) = (srq.get()?, attr.get()?);
         if mask & !(flags::IBV_SRQ_MAX_WR | flags::IBV_SRQ_LIMIT) != 0 {
-            return Err(Errno::INVAL.because("attributes that are not known (srq_attr_mask)"));
+            return Err(Errno::INVAL.because("unknown attributes (srq_attr_mask)"));
         }
         let depth = (mask & flags::IBV_SRQ_MAX_WR != 0).then_some(attr.max_wr);
         let limit = (mask & flags::IBV_SRQ_LIMIT != 0).then_some(attr.srq_limit);

@@ -77,11 +77,11 @@ fn effective() -> u64 {
 pub fn refusal(needed: &[Capability]) -> (String, &'static str) {
     match Capability::missing(needed) {
         Some(names) if names.contains(" and ") => {
-            (format!("{names} are missing"), "run as root, or give them to the program with setcap")
+            (format!("{names} are missing"), "run as root, or grant them to the program with setcap")
         }
-        Some(name) => (format!("{name} is missing"), "run as root, or give it to the program with setcap"),
+        Some(name) => (format!("{name} is missing"), "run as root, or grant it to the program with setcap"),
         None => (
-            "the capabilities are those of a user namespace".to_owned(),
+            "the capabilities belong to a user namespace".to_owned(),
             "run as root outside of it, or in a privileged container",
         ),
     }

@@ -151,7 +151,7 @@ mod tests {
             for _ in 0..20 {
                 // The ninth and later ones find a queue of questions that is full.
                 let said = says(&of("10.77.0.11"));
-                assert!(said.contains(&ours) || said.contains("that of another process"), "{said}");
+                assert!(said.contains(&ours) || said.contains("used by another process"), "{said}");
             }
             let same_mac = SmolConfig { mac: of("10.77.0.11").mac, ..of("10.77.0.13") };
             assert!(says(&same_mac).contains("mac=02:75:0a:4d:00:0b is that of"));

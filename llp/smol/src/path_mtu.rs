@@ -106,7 +106,7 @@ impl PathMtu {
         self.last = now;
         self.in_vain = self.in_vain.saturating_add(1);
         if self.in_vain >= IN_VAIN {
-            tracing::debug!(bytes = shorter, "segments are not acknowledged: shorter ones");
+            tracing::debug!(bytes = shorter, "segments are not acknowledged: shorter ones are sent");
             self.limit = Some(shorter);
             self.next_probe = None;
         }

@@ -35,7 +35,7 @@ impl InterfaceAddresses {
         match Self::by_netlink() {
             Ok(all) => Ok(all),
             Err(error) => {
-                tracing::debug!(%error, "netlink cannot be used: addresses are asked for by ioctl");
+                tracing::debug!(%error, "netlink is not available: addresses are queried with ioctl");
                 Self::by_ioctl()
             }
         }

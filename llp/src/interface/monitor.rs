@@ -141,7 +141,7 @@ fn eventually(mut read: impl FnMut() -> io::Result<Links>, mut pause: impl FnMut
         match read() {
             Ok(links) => return links,
             Err(error) => {
-                tracing::debug!(%error, "the state of network interfaces cannot be read, and is read again later");
+                tracing::debug!(%error, "the state of network interfaces cannot be read and will be read again later");
                 pause();
             }
         }

@@ -110,7 +110,7 @@ impl TcpStream {
         if let (Some(congestion), Some(socket)) = (self.congestion.take(), &self.socket)
             && let Err(error) = congestion.on_connected(socket)
         {
-            tracing::warn!(peer = %crate::canonical(self.peer), %error, "the congestion control is not the one asked for");
+            tracing::warn!(peer = %crate::canonical(self.peer), %error, "the congestion control differs from the requested one");
         }
     }
 
@@ -201,7 +201,7 @@ impl TransportStream for TcpStream {
         if let Some(socket) = self.socket.take() {
             // Linger of zero seconds: close discards what was not sent and sends a RST.
             if let Err(error) = socket.set_linger(Some(Duration::ZERO)) {
-                tracing::debug!(%error, "abort becomes a plain close");
+                tracing::debug!(%error, "the connection is closed instead of aborted");
             }
         }
     }

@@ -211,7 +211,7 @@ pub fn checks() -> impl Iterator<Item = &'static Check> {
 pub fn run(mut peers: impl FnMut() -> io::Result<Peers>) -> Report {
     let outcome = |check: &'static Check| match peers() {
         Ok(peers) => (check, check.run(peers)),
-        Err(error) => (check, Outcome::Failed(format!("no stacks to check: {error}"))),
+        Err(error) => (check, Outcome::Failed(format!("the stacks cannot be created: {error}"))),
     };
     Report { outcomes: checks().map(outcome).collect() }
 }

@@ -171,7 +171,7 @@ impl Session {
         either!(self, conn => match conn.process_tls_records(incoming).state {
             Ok(ConnectionState::WriteTraffic(mut traffic)) => {
                 let mut fill = |out: &mut [u8]| build(&mut traffic, out).map_err(needed_to_encrypt);
-                append_with(out, room, &mut fill).map_err(|()| TlsError::Protocol("its keys are used up".into()))
+                append_with(out, room, &mut fill).map_err(|()| TlsError::Protocol("its keys are exhausted".into()))
             }
             Ok(_) => Err(TlsError::Protocol("no data can be sent now".into())),
             Err(error) => Err(error.into()),

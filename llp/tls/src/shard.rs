@@ -276,7 +276,7 @@ impl Shard {
                 listener.handshakes.push_back(conn);
             }
             if let Some(mut conn) = evicted.and_then(|evicted| self.remove_conn(evicted)) {
-                tracing::warn!(peer = %conn.inner().peer_addr(), "TLS: too many handshakes: the oldest is cut");
+                tracing::warn!(peer = %conn.inner().peer_addr(), "TLS: too many handshakes: the oldest one is aborted");
                 conn.abort();
             }
         }
@@ -299,7 +299,7 @@ impl Shard {
         } else if listener.waiting.len() >= listener.backlog {
             if let Some(mut conn) = self.remove_conn(key) {
                 let peer = conn.inner().peer_addr();
-                tracing::warn!(%peer, "TLS: more connections wait than the backlog has room for: the newest is cut");
+                tracing::warn!(%peer, "TLS: the backlog is full: the newest connection is closed");
                 conn.abort();
             }
         } else {

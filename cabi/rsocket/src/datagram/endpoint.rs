@@ -139,7 +139,9 @@ impl Endpoint {
         let at = match known {
             Some(at) => at,
             None if self.queue_pairs.len() == MAX_QUEUE_PAIRS => {
-                return Err(Errno::NOMEM.because("datagrams from more network devices than a socket has"));
+                return Err(
+                    Errno::NOMEM.because("the socket already uses the maximum number of network devices")
+                );
             }
             None => {
                 let number = QpnReservation::new(&netdev, &self.device, self.cq.shard())?;
@@ -164,7 +166,7 @@ impl Endpoint {
     fn new_queue_pair(&self, number: &QpnReservation) -> Result<Qp> {
         let port = number.datagrams().ok_or_else(|| {
             Errno::UNSUPPORTED
-                .because("the device has no datagrams: its MTU is too small, or TLS is required")
+                .because("the device does not support datagrams: its MTU is too small, or TLS is required")
         })?;
         let cap = QpCap {
             max_send_wr: self.sends.into(),
@@ -239,7 +241,7 @@ impl Endpoint {
         // SAFETY: the slot is free when it is written, and becomes free again when the completion
         // is taken. The memory is dropped after the queue pair.
         unsafe { self.queue_pairs[at].qp.post_send([request]) }.map_err(|error| {
-            tracing::debug!(%error, "a datagram is not posted");
+            tracing::debug!(%error, "a datagram cannot be posted");
             Errno::IO
         })
     }
@@ -291,7 +293,7 @@ impl Endpoint {
             .ok()?;
         let header_len = front - Grh::LEN - rest.len();
         if header.from.ip() != route.source {
-            tracing::trace!(from = %header.from, source = %route.source, "a datagram with another address is dropped");
+            tracing::trace!(from = %header.from, source = %route.source, "a datagram with a wrong sender address is dropped");
             return None;
         }
         let from = match header.from {

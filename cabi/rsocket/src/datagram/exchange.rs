@@ -59,13 +59,13 @@ impl Datagram {
         let (header, message) = match ExchangeHeader::parse(packet) {
             Ok(parsed) => parsed,
             Err(error) => {
-                tracing::trace!(%from, %error, "a packet is no rsocket's");
+                tracing::trace!(%from, %error, "a packet does not come from an rsocket");
                 return false;
             }
         };
         let qpn = Qpn::from_raw(header.qpn);
         if header.address.is_ipv4() != from.is_ipv4() || qpn.port() == 0 || qpn == Qpn::MULTICAST {
-            tracing::trace!(%from, %qpn, "a packet names no queue pair");
+            tracing::trace!(%from, %qpn, "a packet contains no queue pair");
             return false;
         }
         if header.operation == Operation::Control {
@@ -84,7 +84,7 @@ impl Datagram {
         // The answer is not longer than the packet. If it is lost, the next message of the peer is
         // answered again.
         if let Err(error) = self.send_over_udp(state, Operation::Control, route, from, &[]) {
-            tracing::debug!(%from, %error, "the number of the queue pair is not sent");
+            tracing::debug!(%from, %error, "the number of the queue pair cannot be sent");
         }
         let most = state.endpoint.as_ref().map_or(0, Endpoint::receives);
         if state.shut[0] || state.messages.len() >= most {

@@ -16,7 +16,7 @@ fn int(bytes: &[u8]) -> Result<c_int> {
     let first = bytes.first_chunk::<4>();
     first
         .map(|bytes| c_int::from_ne_bytes(*bytes))
-        .ok_or_else(|| Errno::INVAL.because("an option that is shorter than an integer"))
+        .ok_or_else(|| Errno::INVAL.because("the value of the option is shorter than an integer"))
 }
 
 /// `rsetsockopt`. For SO_RCVTIMEO and SO_SNDTIMEO, `time` is the value.
@@ -36,7 +36,7 @@ pub(crate) fn set_option(
     let is_begun = state.endpoint.is_some();
     match (level, name) {
         (SOL_RDMA, RDMA_SQSIZE | RDMA_RQSIZE | RDMA_INLINE) if is_begun => {
-            return Err(Errno::INVAL.because("an option that is set before an rsocket has an address"));
+            return Err(Errno::INVAL.because("the option must be set before the rsocket has an address"));
         }
         (SOL_RDMA, RDMA_SQSIZE) => state.sizes.sends = bounded(int(bytes)?),
         (SOL_RDMA, RDMA_RQSIZE) => state.sizes.receives = bounded(int(bytes)?),

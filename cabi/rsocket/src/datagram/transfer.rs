@@ -57,7 +57,7 @@ impl Datagram {
             return Err(Errno::UNSUPPORTED.because("rsockets have no out-of-band data"));
         }
         if len > MAX_MESSAGE {
-            return Err(Errno(libc::EMSGSIZE).because("a datagram that is longer than rdma-core's buffers"));
+            return Err(Errno(libc::EMSGSIZE).because("the datagram is longer than rdma-core's buffers"));
         }
         let mut message = [0; MAX_MESSAGE];
         let mut at = 0;
@@ -100,9 +100,10 @@ impl Datagram {
             return Err(Errno(libc::EPIPE));
         }
         let peer = to.or(state.connected);
-        let peer = peer.ok_or_else(|| Errno(libc::EDESTADDRREQ).because("a datagram without an address"))?;
+        let peer =
+            peer.ok_or_else(|| Errno(libc::EDESTADDRREQ).because("the datagram has no destination"))?;
         if message.len() > longest(&peer.ip()) {
-            return Err(Errno(libc::EMSGSIZE).because("a datagram that is longer than rdma-core's buffers"));
+            return Err(Errno(libc::EMSGSIZE).because("the datagram is longer than rdma-core's buffers"));
         }
         self.prepare(state)?;
         let route = self.route(state, peer)?;

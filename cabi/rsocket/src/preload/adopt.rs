@@ -233,7 +233,7 @@ fn restore(fd: RawFd, flags: c_int, set: &SocketOptions) {
         sys::set_status_flags(fd, flags),
     ];
     for error in done.into_iter().filter_map(Result::err) {
-        tracing::warn!(%error, "an option of the program's socket is lost");
+        tracing::warn!(%error, "an option of the program's socket could not be restored");
     }
 }
 

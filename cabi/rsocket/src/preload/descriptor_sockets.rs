@@ -83,7 +83,7 @@ pub(crate) fn placeholder() -> Result<Placeholder> {
     }
     let made =
         sys::closed_socket().and_then(|pair| sys::duplicate(pair.as_raw_fd())).inspect_err(|error| {
-            denied::report("making a pair of sockets (socketpair)", &io::Error::from_raw_os_error(error.0));
+            denied::report("creating a pair of sockets (socketpair)", &io::Error::from_raw_os_error(error.0));
         })?;
     sys::name_placeholder(made.as_raw_fd());
     let (cookie, is_marked) = (sys::cookie(made.as_raw_fd()), sys::mark(made.as_raw_fd()));

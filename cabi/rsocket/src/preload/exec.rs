@@ -20,7 +20,7 @@ pub(super) fn report_lost_rsockets() {
     for fd in numbers.filter(|fd| sys::stood_for_rsocket(*fd)) {
         tracing::warn!(
             fd,
-            "an rsocket of the program before exec: its connection has ended, and it reads as closed"
+            "this was an rsocket of the program before exec: its connection has ended, and it reads as closed"
         );
     }
 }

@@ -242,7 +242,7 @@ pub extern "C" fn uiw_sockets_target<'a>(
             return Ok(0);
         };
         if to.port() == 0 && plain::must_encrypt() {
-            return Err(Errno(libc::ECONNREFUSED).because("a connection to port 0"));
+            return Err(Errno(libc::ECONNREFUSED).because("connecting to port 0"));
         }
         // Until the TCP connection is established, the socket may still become an rsocket with
         // another attempt.
@@ -362,7 +362,7 @@ fn limit<'a>(timeout: &InPtr<'a, timespec>, mask: &InPtr<'a, sigset_t>) -> Resul
             let (Ok(seconds), Ok(nanos @ 0..1_000_000_000)) =
                 (u64::try_from(time.tv_sec), u32::try_from(time.tv_nsec))
             else {
-                return Err(Errno::INVAL.because("a time-out that is none"));
+                return Err(Errno::INVAL.because("invalid time-out"));
             };
             Limit::within(Duration::new(seconds, nanos))
         }
@@ -465,7 +465,7 @@ pub extern "C" fn uiw_sockets_epoll_wait<'a>(
             return Err(Errno::INVAL.because("no room for an event"));
         };
         let Some(Entry::Epoll(set)) = table::get(set_fd) else {
-            return Err(Errno(libc::EBADF).because("a set that was closed"));
+            return Err(Errno(libc::EBADF).because("the set was closed"));
         };
         Ok(set.wait(events, &limit(&timeout, &mask)?)? as c_int)
     })

@@ -122,7 +122,7 @@ pub(crate) fn on_rsockets(addr: SocketAddr) -> Result<Option<SocketAddr>> {
     match address::to_real_same_family(addr) {
         None if must_encrypt() => Err(address::unmapped_port(addr.port())),
         None => {
-            tracing::info!(%addr, "UIW_PORT_OFFSET makes the port one that is not from 1 to 65535: TCP");
+            tracing::info!(%addr, "with UIW_PORT_OFFSET the port is not from 1 to 65535: TCP");
             Ok(None)
         }
         real => Ok(real),
@@ -166,7 +166,7 @@ pub(crate) fn unlimit_attempt(fd: RawFd, syn_retries: c_int) {
     if syn_retries > 0
         && let Err(error) = sys::set_option(fd, libc::IPPROTO_TCP, libc::TCP_SYNCNT, syn_retries)
     {
-        tracing::warn!(%error, "TCP_SYNCNT of the program's socket is lost");
+        tracing::warn!(%error, "TCP_SYNCNT of the program's socket could not be restored");
     }
 }
 
@@ -181,7 +181,8 @@ pub(crate) fn mark_listening(plain: &PlainSocket) {
 /// EMFILE for a number that cannot belong to an rsocket.
 pub(crate) fn register_accepted(listening: &PlainSocket, fd: RawFd) -> Result<()> {
     if !BITMAP.has_room(fd) {
-        return Err(Errno(libc::EMFILE).because("an accepted connection has a number that no rsocket has"));
+        return Err(Errno(libc::EMFILE)
+            .because("the descriptor of an accepted connection is too large for an rsocket"));
     }
     table::insert(fd, Entry::Plain(PlainSocket::new(fd, ACCEPTED, listening.ipv6)));
     Ok(())

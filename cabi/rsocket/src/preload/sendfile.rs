@@ -24,7 +24,7 @@ pub(super) fn send(to: RawFd, file: RawFd, offset: Option<&mut off64_t>, count: 
     let start = match &offset {
         Some(offset) => u64::try_from(**offset).map_err(|_| Errno::INVAL.out_of_range())?,
         None => {
-            file.stream_position().map_err(|_| Errno::INVAL.because("sendfile of a file without offsets"))?
+            file.stream_position().map_err(|_| Errno::INVAL.because("sendfile for a file without offsets"))?
         }
     };
     let mut buffer = vec![0; CHUNK.min(count)];

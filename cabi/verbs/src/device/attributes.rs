@@ -93,11 +93,11 @@ pub(crate) extern "C" fn query_device_ex<'a>(
     boundary::code(|| {
         let context = context.get()?;
         if attr.is_null() || size.get()? < size_of::<ibv_device_attr>() {
-            return Err(Errno::INVAL.because("no place for the attributes, or too little"));
+            return Err(Errno::INVAL.because("no memory for the attributes, or too little"));
         }
         // Mask of further attributes. None is defined.
         if input.as_ref().is_some_and(|mask| *mask != 0) {
-            return Err(Errno::INVAL.because("attributes that are not known (comp_mask)"));
+            return Err(Errno::INVAL.because("unknown attributes (comp_mask)"));
         }
         let mut full: ibv_device_attr_ex = zeroed();
         full.orig_attr = now(context)?;

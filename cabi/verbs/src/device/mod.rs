@@ -109,7 +109,7 @@ impl Device {
     /// EINVAL for any other pointer.
     pub fn get(abi: *mut ibv_device) -> Result<&'static Self> {
         if !object::is_alive(abi.addr(), Self::KIND) {
-            return Err(Errno::INVAL.because("a pointer to no device of the list"));
+            return Err(Errno::INVAL.because("the pointer refers to no device in the list"));
         }
         // SAFETY: the table contains a device at this address, and `find` has leaked it.
         Ok(unsafe { &*abi.cast::<Self>() })
@@ -160,7 +160,7 @@ pub extern "C" fn ibv_get_device_list(count: OutPtr<'_, c_int>) -> *mut *mut ibv
         devices.push(ptr::null_mut());
         let array = c_library::copy_to_heap(&devices);
         if array.is_null() {
-            return Err(Errno::NOMEM.because("no memory for the list"));
+            return Err(Errno::NOMEM.because("out of memory for the list"));
         }
         if let Some(theirs) = theirs {
             theirs.attach_to_list(array);

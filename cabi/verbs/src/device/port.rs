@@ -146,7 +146,7 @@ pub extern "C" fn _ibv_query_gid_ex<'a>(
     boundary::code(|| {
         let context = context.get()?;
         if to.is_null() || flags != 0 {
-            return Err(Errno::INVAL.because("no place for the entry, or flags that are not known"));
+            return Err(Errno::INVAL.because("no memory for the entry, or unknown flags"));
         }
         let netdev = of_context(context, port)?;
         // An index without an address is reported in the same way as an empty entry in rdma-core.
@@ -167,12 +167,12 @@ pub extern "C" fn _ibv_query_gid_table<'a>(
     let table = || -> Result<isize> {
         let context = context.get()?;
         if to.is_null() || flags != 0 {
-            return Err(Errno::INVAL.because("no place for the entries, or flags that are not known"));
+            return Err(Errno::INVAL.because("no memory for the entries, or unknown flags"));
         }
         let netdev = of_context(context, 1)?;
         let persona = Settings::get()?.persona;
         if max.get()? < netdev.addresses.len() {
-            return Err(Errno::INVAL.because("fewer entries than the device has GIDs"));
+            return Err(Errno::INVAL.because("there is room for fewer entries than the device has GIDs"));
         }
         let entries: Vec<_> = (0..max.get()?).map_while(|index| entry(&netdev, index, persona)).collect();
         to.write_table(max, size, &entries)?;

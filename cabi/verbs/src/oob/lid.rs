@@ -45,7 +45,7 @@ fn address_in_map(path: &Path, lid: u16) -> Result<Option<IpAddr>> {
     })?;
     find_in_map(&text, lid).map_err(|line| {
         uiw_cabi_core::log::note!("uiw: UIW_LID_MAP={}: line {line}: expected `LID ADDRESS`", path.display());
-        Errno::INVAL.because("UIW_LID_MAP has a bad line")
+        Errno::INVAL.because("UIW_LID_MAP has an invalid line")
     })
 }
 

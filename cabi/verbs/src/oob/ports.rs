@@ -197,7 +197,7 @@ impl Slot {
         let PortSockets { addresses, state } = &mut *sockets;
         if let PortState::Reserved(_) = state {
             let first: Vec<_> = addresses.iter().copied().map(bind).collect::<uiw_verbs::Result<_>>()?;
-            tracing::debug!(port = self.port.number, netdev = netdev.name, "queue pairs can be connected to");
+            tracing::debug!(port = self.port.number, netdev = netdev.name, "queue pairs accept connections");
             *state = PortState::Listening(first);
         }
         let PortState::Listening(listeners) = state else { return Ok(()) };

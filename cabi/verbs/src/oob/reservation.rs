@@ -91,7 +91,7 @@ impl QpnReservation {
                 SocketAddr::V4(_) => 0,
             };
             if let Err(error) = port.add_address(*ip, scope) {
-                tracing::debug!(%error, address = %ip, "no datagrams at this address");
+                tracing::debug!(%error, address = %ip, "datagrams are not received at this address");
             }
         }
     }

@@ -48,7 +48,7 @@ pub(crate) fn addresses(netdev: &NetDev, ah: &ibv_ah_attr) -> Result<(IpAddr, Ip
     if own.is_ipv4() == remote.is_ipv4() {
         Ok((own, remote))
     } else {
-        Err(Errno::INVAL.because("the peer's address is of another family than ours"))
+        Err(Errno::INVAL.because("the address of the peer belongs to another family than ours"))
     }
 }
 
@@ -67,9 +67,8 @@ impl Target {
     ) -> Result<Self> {
         let (own, remote) = addresses(netdev, ah)?;
         if remote.is_multicast() || dest > 0xFF_FFFF || dest >> 8 == 0 {
-            return Err(
-                Errno::INVAL.because("the peer's address is a group's, or its queue pair number is none")
-            );
+            return Err(Errno::INVAL
+                .because("the peer's address is a multicast group, or its queue pair number is invalid"));
         }
         // A queue pair number of this process is valid at every address of the device.
         let is_self = dest == number && netdev.addresses.iter().any(|(address, _)| *address == remote);

@@ -254,7 +254,7 @@ impl Worker {
         let matches = state.target.is_self
             || PairInfo::parse(&info.private_data).is_some_and(|pair| state.target.matches(&pair, info.peer));
         if connecting && !matches {
-            tracing::warn!(qp = %Qpn::from_raw(number), peer = %info.peer, "the peer that answered is not the queue pair that was asked for");
+            tracing::warn!(qp = %Qpn::from_raw(number), peer = %info.peer, "the peer that answered is not the requested queue pair");
             state.qp.fail(WcStatus::RetryExceeded);
             return false;
         }
@@ -306,7 +306,7 @@ impl Worker {
                 self.tables.lock().conns.insert(conn, number);
             }
             Err(error) => {
-                tracing::debug!(qp = %Qpn::from_raw(number), peer = %target.remote, %error, "no connection can be begun");
+                tracing::debug!(qp = %Qpn::from_raw(number), peer = %target.remote, %error, "no connection can be started");
                 state.last_failure = Some(error.to_string());
                 state.retry_later();
             }
@@ -368,7 +368,7 @@ impl PendingPeers {
     /// Handles the connection request of a peer.
     fn handle_request(&mut self, request: ConnRequest, worker: &Worker) {
         let Some(info) = PairInfo::parse(request.private_data()) else {
-            tracing::warn!(peer = %request.peer_addr(), "a connection that is not of an out-of-band connected queue pair");
+            tracing::warn!(peer = %request.peer_addr(), "the connection does not belong to an out-of-band connected queue pair");
             return;
         };
         let peer = PendingPeer { info, request, since: Instant::now() };
@@ -424,7 +424,7 @@ impl PendingPeers {
     fn serve(&mut self, number: u32, pair: &mut Option<PairState>, now: Instant, worker: &Worker) {
         let Some(state) = pair else { return };
         if state.deadline.is_some_and(|at| at <= now) && state.qp.discard_requests() {
-            tracing::debug!(qp = number, "the peer did not connect in time: what was posted is lost");
+            tracing::debug!(qp = number, "the peer did not connect in time: posted requests are lost");
             state.deadline = None;
             state.unreachable = true;
         }
@@ -435,7 +435,7 @@ impl PendingPeers {
                 peer = %state.target.remote,
                 peer_qp = %format_args!("{peer_qp:#08x}"),
                 "the peer did not connect in time: {}",
-                state.last_failure.as_deref().unwrap_or("it has not called, and no attempt has ended"),
+                state.last_failure.as_deref().unwrap_or("it has not connected, and no attempt has ended"),
             );
             let mut tables = worker.tables.lock();
             tables.pairs.remove(&number);

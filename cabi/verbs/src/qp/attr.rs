@@ -23,7 +23,7 @@ pub extern "C" fn ibv_modify_qp(qp: Handle<'_, Qp>, attr: InPtr<'_, ibv_qp_attr>
     boundary::code(|| {
         let (object, attr) = (qp.get()?, attr.get()?);
         if mask & !KNOWN != 0 {
-            return Err(Errno::INVAL.because("attributes that are not known (attr_mask)"));
+            return Err(Errno::INVAL.because("unknown attributes (attr_mask)"));
         }
         object.context.engine.inject(Call::ModifyQp)?;
         modify(object, attr, mask)?;
@@ -38,7 +38,7 @@ pub extern "C" fn ibv_modify_qp(qp: Handle<'_, Qp>, attr: InPtr<'_, ibv_qp_attr>
 fn modify(object: &Object<Qp>, attr: &ibv_qp_attr, mask: c_int) -> Result<()> {
     let to = match mask & flags::IBV_QP_STATE {
         0 => None,
-        _ => Some(state(attr.qp_state).ok_or_else(|| Errno::INVAL.because("a state that is not known"))?),
+        _ => Some(state(attr.qp_state).ok_or_else(|| Errno::INVAL.because("unknown state"))?),
     };
     if mask & flags::IBV_QP_PORT != 0 && attr.port_num != 1 {
         return Err(Errno::INVAL.because("the device has port 1 only"));
@@ -91,7 +91,7 @@ fn check_values(object: &Object<Qp>, attr: &ibv_qp_attr, mask: c_int) -> Result<
         return Err(Errno::INVAL.because(format_args!("no P_Key has the index {}", attr.pkey_index)));
     }
     if has(flags::IBV_QP_PATH_MTU) && !(1..=5).contains(&attr.path_mtu) {
-        return Err(Errno::INVAL.because(format_args!("path_mtu {} is no ibv_mtu", attr.path_mtu)));
+        return Err(Errno::INVAL.because(format_args!("path_mtu {} is not an ibv_mtu", attr.path_mtu)));
     }
     if has(flags::IBV_QP_AV) && attr.ah_attr.port_num != 1 {
         return Err(Errno::INVAL.because(format_args!("ah_attr names port {}", attr.ah_attr.port_num)));

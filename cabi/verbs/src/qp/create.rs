@@ -43,18 +43,18 @@ pub fn create_extended(context: &Context, init: InOutPtr<'_, ibv_qp_init_attr_ex
     let given = init.get_ref()?;
     parse_qp_type(given.qp_type, context.persona)?;
     if given.comp_mask & !known != 0 {
-        return Err(Errno::UNSUPPORTED.because("attributes that are not offered (comp_mask)"));
+        return Err(Errno::UNSUPPORTED.because("attributes that are not supported (comp_mask)"));
     }
     if given.comp_mask & flags::IBV_QP_INIT_ATTR_PD == 0 {
-        return Err(Errno::INVAL.because("attributes without a protection domain"));
+        return Err(Errno::INVAL.because("the attributes contain no protection domain"));
     }
     if given.comp_mask & flags::IBV_QP_INIT_ATTR_CREATE_FLAGS != 0 && given.create_flags != 0 {
-        return Err(Errno::UNSUPPORTED.because("create_flags are not offered"));
+        return Err(Errno::UNSUPPORTED.because("create_flags are not supported"));
     }
     let send_ops =
         (given.comp_mask & flags::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS != 0).then_some(given.send_ops_flags);
     if send_ops.is_some_and(|ops| ops & !flags::SEND_OPS_OFFERED != 0) {
-        return Err(Errno::UNSUPPORTED.because("send_ops_flags that are not offered"));
+        return Err(Errno::UNSUPPORTED.because("send_ops_flags that are not supported"));
     }
     create_qp(init.object(|init| &init.pd)?, init, send_ops)
 }

@@ -91,7 +91,7 @@ impl Qp {
             .lock()
             .qps
             .get(&number)
-            .ok_or_else(|| Errno::INVAL.because("no queue pair of the context has the number"))?
+            .ok_or_else(|| Errno::INVAL.because("the context has no queue pair with this number"))?
             .object();
         // SAFETY: the caller ensures that the queue pair is not destroyed during `'a`.
         unsafe { Object::get(qp) }
@@ -160,7 +160,7 @@ fn create_qp(
         .num(reservation.number());
     let engine = if qp_type == QpType::Ud {
         let port = reservation.datagrams().ok_or_else(|| {
-            Errno::UNSUPPORTED.because("this persona has no UD queue pairs; UIW_UD=on gives them")
+            Errno::UNSUPPORTED.because("this persona has no UD queue pairs; UIW_UD=on enables them")
         })?;
         domain.engine.create_ud_qp(engine_init, port)?
     } else {
@@ -225,8 +225,8 @@ fn parse_qp_type(qp_type: c_int, persona: Persona) -> Result<QpType> {
             Some(reason) => Err(Errno::UNSUPPORTED.because(reason)),
         },
         // Raw packet, XRC and driver-specific types do not exist on iWARP.
-        8 | 9 | 10 | 0xFF => Err(Errno::UNSUPPORTED.because("a type of queue pair that iWARP does not have")),
-        _ => Err(Errno::INVAL.because("a type of queue pair that is not known")),
+        8 | 9 | 10 | 0xFF => Err(Errno::UNSUPPORTED.because("iWARP does not have this type of queue pair")),
+        _ => Err(Errno::INVAL.because("unknown type of queue pair")),
     }
 }
 

@@ -139,7 +139,7 @@ impl UdpSocket {
         } else if departed > self.departed || self.waits_since.is_none() {
             self.waits_since = Some(now);
         } else if self.waits_since.is_some_and(|since| now - since >= LONGEST_WAIT) {
-            tracing::debug!(local = %self.local, "datagrams are discarded: their neighbour does not answer");
+            tracing::debug!(local = %self.local, "datagrams are discarded, because their neighbour does not answer");
             sender.close();
             let bound = sender.bind(endpoint(self.local));
             debug_assert!(bound.is_ok(), "it was bound there before");

@@ -72,7 +72,7 @@ impl XdpSocket {
             // ENOBUFS: the frames count against the limit of locked memory.
             if error.raw_os_error() == Some(libc::ENOBUFS) {
                 let bytes = umem.len();
-                let why = format!("{bytes} bytes for frames are over the limit of locked memory");
+                let why = format!("{bytes} bytes for frames exceed the limit of locked memory");
                 return io::Error::new(io::ErrorKind::OutOfMemory, why);
             }
             error

@@ -7,13 +7,13 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use uiw_llp::{ListenConfig, Token, TransportConfig};
 
 define_checks! {
-    any_port: "a listener on port 0 gets a port, each another one",
-    address_in_use: "two listeners cannot have one address",
+    any_port: "listeners on port 0 get different ports",
+    address_in_use: "two listeners cannot have the same address",
     port_is_free_again: "a port is free when its listener is dropped",
-    foreign_address: "an address of another host is AddrNotAvailable",
+    foreign_address: "using an address of another host fails with AddrNotAvailable",
     addresses_of_a_connection: "both ends agree on their addresses",
-    given_local_address: "a connection has the given local address",
-    given_local_port: "a connection has the given local port",
+    given_local_address: "a connection uses the requested local address",
+    given_local_port: "a connection uses the requested local port",
 }
 
 fn any_port(s: &mut Session) -> Verdict {

@@ -9,10 +9,10 @@ use uiw_llp::{DATAGRAM_BUFFER, DatagramConfig, DatagramSocket, Interest, Outgoin
 
 define_checks! {
     datagram_ports: "port 0 gives a free port, and a port is bound once",
-    datagram_both_ways: "datagrams arrive with their bytes and their sender",
-    datagram_boundaries: "datagrams of one call arrive one by one",
-    datagram_interest: "a socket is reported for what it asked for, with every poll",
-    datagram_closed: "a socket that was dropped is not reported, and its port is free",
+    datagram_both_ways: "datagrams arrive unchanged and with their sender",
+    datagram_boundaries: "datagrams sent with one call arrive separately",
+    datagram_interest: "every poll reports a ready socket according to its interest",
+    datagram_closed: "a dropped socket is not reported, and its port is free",
 }
 
 const HERE: Token = Token(1 << 41 | 1);

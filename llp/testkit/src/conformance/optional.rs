@@ -12,19 +12,19 @@ use uiw_llp::{
 };
 
 define_checks! {
-    options: "options of any kind are kept or ignored",
-    wrong_congestion: "a congestion control of no stack is ignored or an OptionError",
-    segment_size: "the effective segment size is one",
-    info: "what a stream reports of itself is no more than was",
-    to_itself: "a stream to itself receives what it sends, and its own FIN",
-    take_socket: "a stream gives up its socket, or stays as it is",
-    readable: "what can be received is counted, up to the FIN",
-    readable_has_room: "there is room for as many bytes as are wanted",
-    peek_takes_nothing: "received bytes can be peeked at, and remain in the buffer",
-    peek_and_consume: "what is consumed is gone, and the rest is reported",
-    peek_and_wait: "bytes that are of no use yet are reported when more came",
-    peek_at_the_fin: "a peek without bytes is the FIN",
-    peek_round_the_buffer: "peeks see every byte, wherever the buffer ends",
+    options: "every option is applied or ignored",
+    wrong_congestion: "an unknown congestion control is ignored or fails with an OptionError",
+    segment_size: "the effective segment size is plausible",
+    info: "the counters of a stream do not exceed the real values",
+    to_itself: "a stream connected to itself receives its own data and its own FIN",
+    take_socket: "a stream returns its socket, or is unchanged",
+    readable: "the amount of receivable data is reported, up to the FIN",
+    readable_has_room: "there is room for the wanted number of bytes",
+    peek_takes_nothing: "peeking leaves received bytes in the buffer",
+    peek_and_consume: "consumed bytes are removed, and the rest is reported",
+    peek_and_wait: "bytes that wait for more are reported when more have arrived",
+    peek_at_the_fin: "an empty peek means the FIN",
+    peek_round_the_buffer: "peeks return every byte, wherever the buffer ends",
 }
 
 const HERE: (usize, Token) = (CLIENT, CONNECTED);
@@ -354,7 +354,7 @@ fn peek_round_the_buffer(s: &mut Session) -> Verdict {
             got.extend_from_slice(&seen.bytes()[..take]);
             if take < len && !seen.can_grow(take) {
                 seen.consume(take, RemainingBytes::Useful);
-                got.extend(recv(&mut *server, len - take).map_err(unexpected("recv behind a peek"))?);
+                got.extend(recv(&mut *server, len - take).map_err(unexpected("recv after a peek"))?);
             } else {
                 let last = got.len() + len - take == bytes.len();
                 if last {

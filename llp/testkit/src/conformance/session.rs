@@ -246,7 +246,7 @@ impl Session {
     ) -> Verdict {
         self.until("a writable event of the connection attempt", |s| Ok(s.is_writable(which, token)))?;
         let made = stream.connect_result().map_err(unexpected("connect_result"))?;
-        ensure!(made, "connect_result says false behind the writable event");
+        ensure!(made, "connect_result says false after the writable event");
         Ok(())
     }
 
@@ -257,7 +257,7 @@ impl Session {
         token: Token,
     ) -> Verdict<Box<dyn TransportStream>> {
         self.until("a readable event of the listener", |s| Ok(s.is_readable(SERVER, LISTENER)))?;
-        listener.accept(token).map_err(unexpected("accept behind a readable event"))
+        listener.accept(token).map_err(unexpected("accept after a readable event"))
     }
 
     /// A connection, with the streams' first interests.
@@ -306,7 +306,7 @@ impl Session {
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
                 stream.set_interest(Interest::WRITE).map_err(unexpected("set_interest"))?;
                 self.until("room to send", |s| Ok(s.is_writable(which, token)))?;
-                stream.send(bufs).map_err(unexpected("send behind a writable event"))?
+                stream.send(bufs).map_err(unexpected("send after a writable event"))?
             }
             result => result.map_err(unexpected("send"))?,
         };
@@ -327,7 +327,7 @@ impl Session {
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
                 stream.set_interest(Interest::READ).map_err(unexpected("set_interest"))?;
                 self.until("bytes, or the end", |s| Ok(s.is_readable(which, token)))?;
-                stream.recv(bufs).map_err(unexpected("recv behind a readable event"))?
+                stream.recv(bufs).map_err(unexpected("recv after a readable event"))?
             }
             result => result.map_err(unexpected("recv"))?,
         };

@@ -9,19 +9,19 @@ use std::io::ErrorKind;
 use uiw_llp::{Interest, ListenConfig, Token, TransportConfig, TransportStream};
 
 define_checks! {
-    connect_and_accept: "a connection is made, and events report it at both ends",
-    undecided: "an attempt that is undecided blocks and fails nothing",
-    refused: "an attempt at a closed port ends as ConnectionRefused, repeatedly",
-    accept_would_block: "accept says WouldBlock when no connection waits",
-    several_waiting: "a listener is readable until all that wait are accepted",
-    many_connections: "many connections keep their bytes and events apart",
-    backlog: "beyond its backlog a listener loses none of those that it took",
-    data_before_accept: "what came before accept is reported after it",
-    peer_closed_while_queued: "a peer that sends and closes before accept is accepted",
-    peer_reset_while_queued: "a peer that resets before accept leaves no event",
-    listener_dropped: "a dropped listener refuses, its streams go on",
-    listener_dropped_with_queue: "a connection that waits at a dropped listener is cut",
-    attempt_dropped: "an attempt that is dropped at once leaves nothing behind",
+    connect_and_accept: "a connection is established, and events report it at both ends",
+    undecided: "calls during a connection attempt return WouldBlock",
+    refused: "connecting to a closed port fails with ConnectionRefused, repeatedly",
+    accept_would_block: "accept returns WouldBlock if no connection waits",
+    several_waiting: "a listener is readable until all waiting connections are accepted",
+    many_connections: "data and events of many connections are not mixed up",
+    backlog: "a full backlog loses no connection that the listener has accepted",
+    data_before_accept: "data that arrived before accept is reported after it",
+    peer_closed_while_queued: "a connection whose peer sent data and closed before accept is accepted",
+    peer_reset_while_queued: "a reset before accept leaves no event",
+    listener_dropped: "a dropped listener refuses connections, and its streams continue",
+    listener_dropped_with_queue: "dropping a listener resets its waiting connections",
+    attempt_dropped: "a connection attempt that is dropped immediately leaves nothing behind",
 }
 
 fn connect_and_accept(s: &mut Session) -> Verdict {
@@ -139,7 +139,7 @@ fn many_connections(s: &mut Session) -> Verdict {
                     event.token
                 )));
             };
-            let name = recv(&mut **server, 100).map_err(unexpected("recv behind a readable event"))?;
+            let name = recv(&mut **server, 100).map_err(unexpected("recv after a readable event"))?;
             ensure!(
                 name.len() == 1 && heard.insert(at),
                 "{} bytes, and {at:?} was reported twice",
@@ -160,7 +160,7 @@ fn many_connections(s: &mut Session) -> Verdict {
                     event.token
                 )));
             };
-            let name = recv(&mut **client, 100).map_err(unexpected("recv behind a readable event"))?;
+            let name = recv(&mut **client, 100).map_err(unexpected("recv after a readable event"))?;
             ensure!(name == [at as u8], "client {at} got {name:?}");
             ensure!(answered.insert(at), "client {at} was answered twice");
         }

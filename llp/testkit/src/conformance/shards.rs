@@ -13,17 +13,17 @@ use uiw_llp::{
 use uiw_mem::{IoVec, IoVecMut};
 
 define_checks! {
-    without_shards: "without shards no stream moves, and it is said so",
-    shard_of_its_own: "a shard listens and connects, and its events are its own",
-    shard_outlives: "a shard goes on without the stack that it came from",
+    without_shards: "without shards streams cannot move, and the calls fail with Unsupported",
+    shard_of_its_own: "a shard can listen and connect, and reports only its own events",
+    shard_outlives: "a shard works without the stack that created it",
     move_accepted: "an accepted stream moves to another shard without losing a byte",
     move_wakes: "an adopted stream with bytes wakes a thread that sleeps in the new shard",
     move_keeps_interest: "an adopted stream has the interest that it had",
-    move_connecting: "a connection attempt moves",
-    move_with_fin: "a FIN and a reset in flight are reported by the new shard",
-    move_back: "a stream moves back, and to the shard that it left",
-    drop_detached: "a detached stream that is dropped is closed, one aborted is reset",
-    refused_adoption: "what is not detached, or foreign, is not adopted and is unharmed",
+    move_connecting: "a connecting stream moves to another shard",
+    move_with_fin: "the new shard reports a FIN and a reset in flight",
+    move_back: "a stream can move back to its previous shard",
+    drop_detached: "dropping a detached stream closes it, and aborting it resets it",
+    refused_adoption: "streams that are not detached or are foreign are not adopted, and stay unchanged",
     shards_at_once: "two threads drive two shards at the same time",
 }
 

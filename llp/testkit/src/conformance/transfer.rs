@@ -9,16 +9,16 @@ use uiw_llp::{Interest, TransportConfig};
 use uiw_mem::{IoVec, IoVecMut};
 
 define_checks! {
-    bytes_in_order: "a megabyte each way arrives whole and in order",
+    bytes_in_order: "a megabyte in each direction arrives complete and in order",
     both_ways_at_once: "the two directions do not disturb each other",
-    gathered: "send takes its buffers in order, empty ones among them",
-    scattered: "recv fills its buffers in order, empty ones among them",
-    many_buffers: "however many buffers are given, what is taken is their front",
-    small_reads: "what recv leaves is there for the next one",
-    no_bytes: "no bytes to send or room to receive is InvalidInput, and no FIN",
-    memory_is_free_after_send: "what send took may be overwritten",
-    recv_would_block: "recv says WouldBlock when nothing came",
-    send_would_block: "send takes what there is room for, then says WouldBlock",
+    gathered: "send uses its buffers in order, including empty ones",
+    scattered: "recv fills its buffers in order, including empty ones",
+    many_buffers: "with any number of buffers, the accepted bytes are the first ones",
+    small_reads: "bytes that recv leaves are returned by the next call",
+    no_bytes: "empty buffers fail with InvalidInput, and are not a FIN",
+    memory_is_free_after_send: "memory of accepted bytes can be overwritten",
+    recv_would_block: "recv returns WouldBlock if nothing has arrived",
+    send_would_block: "send accepts bytes while there is room, then returns WouldBlock",
 }
 
 const HERE: (usize, uiw_llp::Token) = (CLIENT, CONNECTED);
@@ -57,8 +57,8 @@ fn carry(s: &mut Session, from: End<'_>, to: End<'_>, bytes: &[u8]) -> Verdict {
             }
         }
         if s.is_readable(to_stack, to_token) {
-            let part = recv(&mut *to, 70_001).map_err(unexpected("recv behind a readable event"))?;
-            ensure!(!part.is_empty(), "a FIN that was not sent, behind {} bytes", got.len());
+            let part = recv(&mut *to, 70_001).map_err(unexpected("recv after a readable event"))?;
+            ensure!(!part.is_empty(), "a FIN that was not sent, after {} bytes", got.len());
             got.extend_from_slice(&part);
         }
         Ok(got.len() >= bytes.len())
@@ -90,7 +90,7 @@ fn both_ways_at_once(s: &mut Session) -> Verdict {
             if s.is_readable(end, token) {
                 match recv(&mut **stream, 50_000) {
                     Ok(part) => got[1 - end].extend_from_slice(&part),
-                    Err(error) => return Err(unexpected("recv behind a readable event")(error)),
+                    Err(error) => return Err(unexpected("recv after a readable event")(error)),
                 }
             }
             if sent[end] == LEN {
@@ -126,7 +126,7 @@ fn scattered(s: &mut Session) -> Verdict {
         let all = [&a[..], &b, &c].concat();
         ensure!(count > 0, "a FIN that was not sent");
         got.extend_from_slice(&all[..count]);
-        ensure!(all[count..].iter().all(|byte| *byte == 0), "recv wrote behind what it gave");
+        ensure!(all[count..].iter().all(|byte| *byte == 0), "recv wrote after what it gave");
     }
     same(&got, b"one two three")
 }
@@ -161,7 +161,7 @@ fn small_reads(s: &mut Session) -> Verdict {
             break;
         }
         let part = s.recv_upto(THERE, &mut *server, len.min(bytes.len() - got.len()))?;
-        ensure!(!part.is_empty(), "a FIN that was not sent, behind {} bytes", got.len());
+        ensure!(!part.is_empty(), "a FIN that was not sent, after {} bytes", got.len());
         got.extend(part);
     }
     same(&got, &bytes)?;
@@ -246,6 +246,6 @@ fn send_would_block(s: &mut Session) -> Verdict {
     s.until("a writable event when there is room again", |s| Ok(s.is_writable(CLIENT, CONNECTED)))?;
     match send(&mut *client, b"more") {
         Ok(1..=4) => Ok(()),
-        other => Err(CheckStop::Failed(format!("send behind a writable event: {other:?}"))),
+        other => Err(CheckStop::Failed(format!("send after a writable event: {other:?}"))),
     }
 }

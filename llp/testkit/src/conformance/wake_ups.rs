@@ -13,16 +13,16 @@ use std::time::Duration;
 use uiw_llp::{Interest, Token};
 
 define_checks! {
-    same_descriptor: "wait_fd is the same descriptor always",
+    same_descriptor: "wait_fd always returns the same descriptor",
     idle_descriptor: "the descriptor of an idle stack is not readable",
     woken_by_connection: "a connection wakes a thread that sleeps for a listener",
     woken_by_bytes: "bytes wake a sleeping thread",
     woken_by_fin: "a FIN wakes a sleeping thread",
     woken_by_reset: "a reset wakes a sleeping thread, without any interest",
-    woken_by_interest: "an interest in what is ready wakes a sleeping thread",
+    woken_by_interest: "an interest in something ready wakes a sleeping thread",
     woken_by_accept: "accept of a stream with bytes wakes a sleeping thread",
-    recv_wakes_for_others: "what one stream's recv took in for another wakes a sleeping thread",
-    descriptor_of_the_driver: "a descriptor that the driver put into an epoll set is no event",
+    recv_wakes_for_others: "data that the recv of another stream has received wakes a sleeping thread",
+    descriptor_of_the_driver: "a descriptor that the driver added to the epoll set causes no event",
 }
 
 const HERE: (usize, Token) = (CLIENT, CONNECTED);
@@ -87,7 +87,7 @@ fn woken_by_connection(s: &mut Session) -> Verdict {
         client = Some(s.connect(to, CONNECTED)?);
         Ok(())
     })?;
-    listener.accept(ACCEPTED).map(drop).map_err(unexpected("accept behind a readable event"))
+    listener.accept(ACCEPTED).map(drop).map_err(unexpected("accept after a readable event"))
 }
 
 fn woken_by_bytes(s: &mut Session) -> Verdict {

@@ -134,7 +134,7 @@ impl Conn {
                 Some("the options of its key have changed".to_owned())
             }
             Ok(_) => None,
-            Err(TlsError::UnknownKey { .. }) => Some("its key is not pinned any more".to_owned()),
+            Err(TlsError::UnknownKey { .. }) => Some("its key is no longer pinned".to_owned()),
             Err(other) => Some(other.to_string()),
         };
         if let Some(reason) = reason {
