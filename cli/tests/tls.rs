@@ -82,7 +82,7 @@ fn hangup_ends_connections_of_removed_keys() {
     assert_eq!(kept.len(), 1, "{pins}");
     fs::write(files.0.join("server.pins"), kept.join("\n")).unwrap();
     server.signal(Signal::HUP);
-    server.wait_logged("the TLS files were read again");
+    server.wait_logged("the files of TLS were read again");
     let ended = gone.wait_with_output().unwrap();
     assert!(!ended.status.success(), "{}", text(&ended.stdout));
     let ended = stays.wait_with_output().unwrap();
@@ -93,7 +93,7 @@ fn hangup_ends_connections_of_removed_keys() {
     // A file that is wrong changes nothing.
     fs::write(files.0.join("server.pins"), "nonsense").unwrap();
     server.signal(Signal::HUP);
-    server.wait_logged("the previous TLS configuration remains in use");
+    server.wait_logged("the configuration of TLS before holds on");
     assert!(files.uiw(&["ping", &server.address, "--count", "2", "--tls", "stays"]).status.success());
     let line = server.wait_logged("identity=stays");
     assert!(line.contains("SHA256:"), "{line}");

@@ -63,11 +63,11 @@ impl TlsWatch {
                 match self.check_files().map(|config| config.and_then(|config| tls.replace(config))) {
                     None => {}
                     Some(Ok(())) => {
-                        tracing::info!(file = %self.file.display(), "the TLS files were read again");
+                        tracing::info!(file = %self.file.display(), "the files of TLS were read again");
                     }
                     // Like the error of the first read, this is shown even without a log.
                     Some(Err(error)) => crate::log::note!(
-                        "uiw: {}={}: {error}: the previous TLS configuration remains in use",
+                        "uiw: {}={}: {error}: the configuration of TLS before holds on",
                         tls::VARIABLE,
                         self.file.display()
                     ),

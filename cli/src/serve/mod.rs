@@ -113,9 +113,9 @@ pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
         let opener = opener.clone();
         Stop::on_signal_but_hangup(move || match opener.reload_tls() {
             Ok(()) if !opener.has_tls() => tracing::info!("SIGHUP: there are no files to be read again"),
-            Ok(()) => tracing::info!("the TLS files were read again"),
+            Ok(()) => tracing::info!("the files of TLS were read again"),
             Err(failure) => {
-                tracing::error!(error = failure.cause(), "the previous TLS configuration remains in use");
+                tracing::error!(error = failure.cause(), "the configuration of TLS before holds on");
             }
         })?
     } else {

@@ -149,7 +149,7 @@ fn wrong_key_options_reported_with_line() {
         [("share=a", "unknown option `share`"), ("shares=a,b:rw", "no share `b` is served here")]
     {
         fs::write(&clients, format!("# clients\n{options} {own} client\n")).unwrap();
-        let line = server.reloads("remains in use");
+        let line = server.reloads("holds on");
         assert!(line.contains("authorized-clients:2") && line.contains(why), "{line}");
         fs::write(home.join("file"), options).unwrap();
         copied(home.path(), &["--accept-new", "file", &at]);

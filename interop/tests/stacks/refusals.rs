@@ -189,7 +189,7 @@ fn peer_without_gateway_refused() {
     let Some(network) = Network::veth() else { return };
     let mut command = Command::new(uiw());
     command.args(["--llp", "packet:veth0,ip=10.77.0.12/24", "ping", "10.78.0.1"]);
-    fails(&mut network.client(command), 3, &["none of our networks contains 10.78.0.1", "gw="]);
+    fails(&mut network.client(command), 3, &["no network of ours has 10.78.0.1", "gw="]);
 }
 
 /// A server over `kind`.

@@ -210,13 +210,13 @@ fn files_that_change_are_read_again() {
 
     let key = ends.path("unpinned.pub");
     ends.key(&["pin", pins.to_str().unwrap(), key.to_str().unwrap(), "added"]);
-    server.wait_saying("the TLS files were read again");
+    server.wait_saying("the files of TLS were read again");
     client("unpinned", &["-C", "5"]).end().well();
     let both = fs::read_to_string(&pins).unwrap();
     fs::write(&pins, "no key\n").unwrap();
-    server.wait_saying("the previous TLS configuration remains in use");
+    server.wait_saying("the configuration of TLS before holds on");
     client("unpinned", &["-C", "5"]).end().well();
-    assert!(!server.said().contains("is no longer accepted"), "{}", server.said());
+    assert!(!server.said().contains("is not accepted any more"), "{}", server.said());
 
     let mut added = client("unpinned", &[]);
     added.wait_saying("identity=one");
@@ -227,10 +227,10 @@ fn files_that_change_are_read_again() {
     let ended = lasting.end();
     // rping ends well when its peer disconnects.
     assert!(ended.said.contains("DISCONNECT EVENT"), "{ended:?}");
-    server.wait_saying("is no longer accepted");
+    server.wait_saying("is not accepted any more");
     client("unpinned", &["-C", "5"]).end().well();
     let _ = added.stop();
-    assert_eq!(server.stop().count("is no longer accepted"), 1);
+    assert_eq!(server.stop().count("is not accepted any more"), 1);
 }
 
 /// A pair that is connected out of band: the initiator of TCP is the client of TLS, and a queue

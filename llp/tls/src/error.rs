@@ -24,7 +24,7 @@ pub enum TlsError {
     /// TCP was closed without close_notify (RFC 8446 section 6.1): the peer's process may have been
     /// killed, or an attacker has cut the stream.
     #[error(
-        "the peer closed the connection without close_notify: its process was killed, or the stream was truncated"
+        "the peer closed the connection without close_notify: its process ended, or the stream was truncated"
     )]
     Truncated,
     /// The handshake was not complete in time.

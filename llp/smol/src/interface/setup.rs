@@ -67,7 +67,7 @@ impl<L: Link> SmolInterface<L> {
         }
         // smoltcp would send nothing, and say nothing.
         if !self.has_route(peer.ip()) {
-            let why = format!("none of our networks contains {}, and there is no gateway (gw=)", peer.ip());
+            let why = format!("no network of ours has {}, and there is no gateway (gw=)", peer.ip());
             return Err(io::Error::new(ErrorKind::NetworkUnreachable, why));
         }
         let taken = |port| self.flows.contains_key(&Flow { local: SocketAddr::new(ip, port), peer });
