@@ -219,8 +219,8 @@ impl CaptureOutput {
             writer.flush()?;
             let last = file.rotate.map_or(0, |rotate| rotate.files - 1);
             for age in (0..last).rev() {
-                match fs::rename(file.aged(age), file.aged(age + 1)) {
-                    // Not so many files yet.
+                match fs::rename(file.rotated_path(age), file.rotated_path(age + 1)) {
+                    // Fewer files exist so far.
                     Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                     renamed => renamed?,
                 }

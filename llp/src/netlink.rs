@@ -24,8 +24,8 @@ const HEADER: usize = 16;
 /// bytes.
 ///
 /// # Errors
-/// The kernel's.
-pub fn ask(
+/// Returns errors of the kernel.
+pub fn query(
     protocol: Option<Protocol>,
     kind: u16,
     header: &[u8],

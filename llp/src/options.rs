@@ -78,14 +78,14 @@ impl Default for ListenConfig {
 /// An option that the system does not take; inside of an `io::Error` of kind `InvalidInput`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OptionError {
-    /// No segment can be as short or as long.
-    #[error("segments of {bytes} bytes; the system takes at least 88")]
+    /// The segment size is out of range.
+    #[error("segments of {bytes} bytes are too short; the system requires at least 88")]
     Segment {
         /// Asked for.
         bytes: u16,
     },
-    /// The kernel's MPTCP has no such option.
-    #[error("the kernel's MPTCP takes no {what}: a newer kernel may, or use the stack `tcp`")]
+    /// The kernel's MPTCP does not support the option.
+    #[error("the kernel's MPTCP does not support {what}: use a newer kernel, or the stack `tcp`")]
     Multipath {
         /// Requested value.
         what: &'static str,

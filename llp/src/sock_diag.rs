@@ -40,7 +40,7 @@ pub fn info(local: SocketAddr, peer: SocketAddr) -> io::Result<Option<StreamInfo
     };
     question.extend(scope.to_ne_bytes());
     question.extend(NO_COOKIE);
-    let answer = match netlink::ask(Some(SOCK_DIAG), BY_FAMILY, &question, None, 0) {
+    let answer = match netlink::query(Some(SOCK_DIAG), BY_FAMILY, &question, None, 0) {
         Ok(answer) => answer,
         Err(error) if error.raw_os_error() == Some(Errno::NOENT.raw_os_error()) => return Ok(None),
         Err(error) => return Err(error),

@@ -21,7 +21,7 @@ use crate::{
     DatagramConfig, DatagramSocket, Event, Interest, ListenConfig, StackExtensions, Token, TransportConfig,
     TransportListener, TransportStack, TransportStream, foreign_stream,
 };
-use multipath::Kind;
+use multipath::TcpVariant;
 pub use stream::TcpStream;
 
 /// Converts a `struct tcp_info` as the kernel returned it.
@@ -37,7 +37,7 @@ const EVENTS: usize = 256;
 #[derive(Debug)]
 pub struct TcpStack {
     epoll: Arc<OwnedFd>,
-    kind: Kind,
+    kind: TcpVariant,
 }
 
 impl TcpStack {
@@ -46,7 +46,7 @@ impl TcpStack {
     /// # Errors
     /// The system's: out of descriptors.
     pub fn new() -> io::Result<Self> {
-        Self::of_kind(Kind::Tcp)
+        Self::with_variant(TcpVariant::Tcp)
     }
 
     /// The same with the kernel's MPTCP (RFC 8684): a connection uses the paths that the system's
@@ -56,11 +56,11 @@ impl TcpStack {
     /// # Errors
     /// As of [`TcpStack::new`]; `Unsupported` if the kernel has no MPTCP, or it is switched off.
     pub fn multipath() -> io::Result<Self> {
-        setup::check_supported(Kind::Multipath)?;
-        Self::of_kind(Kind::Multipath)
+        setup::check_supported(TcpVariant::Multipath)?;
+        Self::with_variant(TcpVariant::Multipath)
     }
 
-    fn of_kind(kind: Kind) -> io::Result<Self> {
+    fn with_variant(kind: TcpVariant) -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         Ok(Self { epoll: Arc::new(epoll), kind })
     }
@@ -89,12 +89,12 @@ impl TransportStack for TcpStack {
         options: &TransportConfig,
         token: Token,
     ) -> io::Result<Box<dyn TransportStream>> {
-        let socket = setup::connecting(self.kind, local, peer, options)?;
+        let socket = setup::connect_to_peer(self.kind, local, peer, options)?;
         let local = setup::local_addr(&socket)?;
         tracing::debug!(%local, %peer, "connecting");
         let congestion = options.congestion.as_deref();
         let stream = TcpStream::new(socket, &self.epoll, token, Interest::WRITE, (local, peer), congestion)?;
-        Ok(Box::new(stream.of_kind(self.kind)))
+        Ok(Box::new(stream.with_variant(self.kind)))
     }
 
     fn poll(&mut self, events: &mut Vec<Event>) -> io::Result<()> {
@@ -134,7 +134,7 @@ impl StackExtensions for TcpStack {
         options: &TransportConfig,
         token: Token,
     ) -> io::Result<Box<dyn TransportStream>> {
-        let socket = setup::connecting_to_itself(local, options)?;
+        let socket = setup::connect_to_self(local, options)?;
         let own = setup::local_addr(&socket)?;
         tracing::debug!(%own, "connecting to itself");
         Ok(Box::new(TcpStream::new(socket, &self.epoll, token, Interest::WRITE, (own, own), None)?))
@@ -173,7 +173,7 @@ impl StackExtensions for TcpStack {
 
     /// Another epoll set: shards have nothing in common but the kernel's sockets and ports.
     fn shard(&self) -> io::Result<Option<Box<dyn TransportStack>>> {
-        Ok(Some(Box::new(Self::of_kind(self.kind)?)))
+        Ok(Some(Box::new(Self::with_variant(self.kind)?)))
     }
 
     fn adopt(&mut self, stream: &mut Box<dyn TransportStream>, token: Token) -> io::Result<()> {
@@ -200,16 +200,17 @@ struct TcpListener {
     local: SocketAddr,
     /// Congestion control of accepted connections.
     congestion: Option<String>,
-    kind: Kind,
-    /// Given up when the process has no descriptor left, to take the connections that wait and cut
-    /// them: unanswered they would keep the listener readable, and the peers hoping.
+    kind: TcpVariant,
+    /// Spare descriptor. It is closed when the process has no descriptors left, so that waiting
+    /// connections can be accepted and closed. Unanswered connections would keep the listener
+    /// readable, and their peers waiting.
     spare: Option<OwnedFd>,
 }
 
 impl TcpListener {
-    /// Cuts the oldest waiting connection, if one waits: without a descriptor the system does not
-    /// even say so. Returns its peer.
-    fn cut_one(&mut self) -> Result<Option<SocketAddr>, Errno> {
+    /// Closes the oldest waiting connection, if there is one, and returns its peer. Without a free
+    /// descriptor, the system does not even report whether there is one.
+    fn close_one(&mut self) -> Result<Option<SocketAddr>, Errno> {
         drop(self.spare.take());
         let cut = self.accept_next().map(|(_, peer)| peer);
         self.spare = spare();
@@ -237,7 +238,7 @@ impl TransportListener for TcpListener {
                 // Aborted by its peer while it waited here, or a signal: the next one.
                 Err(Errno::CONNABORTED | Errno::INTR | Errno::PROTO) => {}
                 Err(Errno::MFILE | Errno::NFILE) => {
-                    let peer = self.cut_one()?;
+                    let peer = self.close_one()?;
                     tracing::warn!(
                         peer = peer.map(crate::canonical).map(tracing::field::display),
                         "no descriptor is left: a connection is closed"
@@ -253,7 +254,7 @@ impl TransportListener for TcpListener {
         tracing::debug!(%local, %peer, "accepted");
         let congestion = self.congestion.as_deref();
         let stream = TcpStream::accepted(socket, &self.epoll, token, (local, peer), congestion)?;
-        Ok(Box::new(stream.of_kind(self.kind)))
+        Ok(Box::new(stream.with_variant(self.kind)))
     }
 
     fn local_addr(&self) -> SocketAddr {

@@ -148,9 +148,9 @@ impl<B: Body> Object<B> {
     pub unsafe fn get_any<'a>(pointer: *mut B::C) -> Result<&'a Self> {
         let object = Self::from_c(pointer);
         if !is_alive(object.addr(), B::KIND) {
-            return Err(
-                Errno::INVAL.because("a pointer to no such object: NULL, freed, or of another library")
-            );
+            return Err(Errno::INVAL.because(
+                "the pointer refers to no such object: it is NULL, was freed, or belongs to another library",
+            ));
         }
         // SAFETY: the table contains a live object of this kind at this address, and the caller
         // ensures that no thread frees it during `'a`.

@@ -92,8 +92,9 @@ fn duplicate(fd: RawFd) -> Result<File> {
     }
     // SAFETY: the program keeps the descriptor open during the call (ibv_reg_dmabuf_mr(3)).
     let own = unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned();
-    own.map(File::from)
-        .map_err(|error| Errno::from(error).because(format_args!("descriptor {fd} of a DMA-buf")))
+    own.map(File::from).map_err(|error| {
+        Errno::from(error).because(format_args!("duplicating descriptor {fd} of a DMA-buf failed"))
+    })
 }
 
 /// Maps `length` bytes from `offset` on. They stay mapped until the region is deregistered.

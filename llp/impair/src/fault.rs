@@ -107,11 +107,11 @@ impl FaultHooks {
         plan: impl FnMut(Origin, u64) -> Faults + Send + 'static,
     ) -> FaultStack {
         let plan = SharedPlan { faults: Box::new(plan), streams: 0, seed };
-        WrappedStack { inner, hooks: Self::next(&Arc::new(Mutex::new(plan))) }
+        WrappedStack { inner, hooks: Self::for_next_shard(&Arc::new(Mutex::new(plan))) }
     }
 
-    /// Creates the hooks of the next shard of `plan`.
-    fn next(plan: &Arc<Mutex<SharedPlan>>) -> Self {
+    /// Creates the hooks of the next shard.
+    fn for_next_shard(plan: &Arc<Mutex<SharedPlan>>) -> Self {
         let mut locked = plan.lock();
         let seed = locked.seed;
         locked.seed = seed.wrapping_add(1);
@@ -148,7 +148,7 @@ impl StackHooks for FaultHooks {
     }
 
     fn shard(&self, _inner: &dyn TransportStack) -> Self {
-        Self::next(&self.plan)
+        Self::for_next_shard(&self.plan)
     }
 
     fn poll(&mut self, inner: &mut dyn TransportStack, events: &mut Vec<Event>) -> io::Result<()> {
@@ -206,8 +206,8 @@ enum InjectedEnd {
 }
 
 impl FaultStream {
-    /// Returns whether this call of `send` (0) or `recv` (1) is to block.
-    fn blocks(&mut self, which: usize) -> bool {
+    /// Returns whether this call of `send` (0) or `recv` (1) has to return `WouldBlock`.
+    fn must_block(&mut self, which: usize) -> bool {
         self.calls[which] = self.calls[which].wrapping_add(1);
         self.faults.would_block_every.is_some_and(|every| self.calls[which].is_multiple_of(every.max(2)))
     }
@@ -222,9 +222,9 @@ impl FaultStream {
         self.shared.shard.lock().cut.insert(self.token);
     }
 
-    /// Returns the shard reports it no more. Once it is detached, its token may be another stream's
-    /// there.
-    fn forget_cut(&self) {
+    /// Makes the shard stop reporting the cut stream. After the stream was detached, another stream
+    /// of that shard may have its token.
+    fn stop_reporting_cut(&self) {
         if !self.detached {
             self.shared.shard.lock().cut.remove(&self.token);
         }
@@ -244,13 +244,14 @@ impl FaultStream {
     }
 }
 
-/// Bytes from `position` until `at`; none if it is passed.
-fn until(at: impl IntoIterator<Item = u64>, position: u64) -> usize {
+/// Returns the number of bytes from `position` to the next position in `at`. Positions that were
+/// passed are ignored.
+fn bytes_until(at: impl IntoIterator<Item = u64>, position: u64) -> usize {
     let next = at.into_iter().filter(|&at| at > position).min();
     next.map_or(usize::MAX, |at| usize::try_from(at - position).unwrap_or(usize::MAX))
 }
 
-fn first<'a>(bufs: &[IoVec<'a>], mut len: usize) -> Vec<IoVec<'a>> {
+fn first_bytes<'a>(bufs: &[IoVec<'a>], mut len: usize) -> Vec<IoVec<'a>> {
     let mut list = Vec::with_capacity(bufs.len());
     for buf in bufs {
         let part = buf.len().min(len);
@@ -272,14 +273,15 @@ impl StreamHooks for FaultStream {
         if IoVec::total(bufs) == 0 {
             return Err(no_bytes());
         }
-        if self.blocks(0) {
+        if self.must_block(0) {
             return Err(io::ErrorKind::WouldBlock.into());
         }
         let flips = self.faults.flip_sent.iter();
         let mask = flips.clone().filter(|flip| flip.byte == self.sent).fold(0, |mask, flip| mask ^ flip.mask);
         let sent = if mask != 0 {
-            // The byte to change goes alone, from a copy: the program's own memory stays as it is.
-            let byte = first(bufs, 1).into_iter().find(|buf| !buf.is_empty()).map(|buf| {
+            // The byte to change is sent separately, from a copy, because the program's memory must
+            // not change.
+            let byte = first_bytes(bufs, 1).into_iter().find(|buf| !buf.is_empty()).map(|buf| {
                 let mut byte = [0];
                 buf.copy_to(&mut byte);
                 [byte[0] ^ mask]
@@ -287,8 +289,8 @@ impl StreamHooks for FaultStream {
             inner.send(&[IoVec::from(&byte.unwrap_or_default()[..])])?
         } else {
             let stops = flips.map(|flip| flip.byte).chain(self.faults.cut_sent).chain(self.faults.fin_sent);
-            let len = until(stops, self.sent).min(self.split(self.faults.send_split));
-            if len >= IoVec::total(bufs) { inner.send(bufs)? } else { inner.send(&first(bufs, len))? }
+            let len = bytes_until(stops, self.sent).min(self.split(self.faults.send_split));
+            if len >= IoVec::total(bufs) { inner.send(bufs)? } else { inner.send(&first_bytes(bufs, len))? }
         };
         self.sent += sent as u64;
         self.apply_position(inner);
@@ -305,10 +307,11 @@ impl StreamHooks for FaultStream {
         if IoVecMut::total(bufs) == 0 {
             return Err(no_bytes());
         }
-        if self.blocks(1) {
+        if self.must_block(1) {
             return Err(io::ErrorKind::WouldBlock.into());
         }
-        let mut left = until(self.faults.cut_received, self.received).min(self.split(self.faults.recv_split));
+        let mut left =
+            bytes_until(self.faults.cut_received, self.received).min(self.split(self.faults.recv_split));
         let mut list = Vec::with_capacity(bufs.len());
         for buf in bufs.iter_mut() {
             let part = buf.len().min(left);
@@ -349,7 +352,7 @@ impl StreamHooks for FaultStream {
             // Of an aborted stream it says so.
             inner.detach()?;
         }
-        self.forget_cut();
+        self.stop_reporting_cut();
         self.detached = true;
         Ok(())
     }
@@ -357,11 +360,11 @@ impl StreamHooks for FaultStream {
     fn abort(&mut self, inner: &mut dyn TransportStream) {
         inner.abort();
         self.end = Some(InjectedEnd::Aborted);
-        self.forget_cut();
+        self.stop_reporting_cut();
     }
 
     fn before_drop(&mut self, _inner: &mut dyn TransportStream) {
-        self.forget_cut();
+        self.stop_reporting_cut();
     }
 }
 

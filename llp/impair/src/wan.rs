@@ -63,8 +63,8 @@ pub struct Profile {
 /// Error in a profile.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 pub enum ProfileError {
-    /// No share of a whole.
-    #[error("{what} of {value} is no share between 0 and 1")]
+    /// The value is not between 0 and 1.
+    #[error("{what} of {value} is not between 0 and 1")]
     Share {
         /// Loss, reorder, duplicate or damage.
         what: &'static str,

@@ -200,7 +200,7 @@ impl BridgePort {
         let now = start.elapsed();
         let Some(frame) = scratch.get(HEADER..len) else { return Ok(true) };
         let inward = &mut self.inward;
-        if !segments::cut(Header::parse(scratch), frame, &mut |frame| inward.offer(now, frame)) {
+        if !segments::split_frame(Header::parse(scratch), frame, &mut |frame| inward.offer(now, frame)) {
             self.counts.unknown += 1;
         }
         Ok(true)

@@ -6,7 +6,7 @@
 //! and go with the process. Hosts elsewhere on the wire are not queried.
 
 use super::SmolConfig;
-use crate::netdev::{ethernet, kernels_addresses};
+use crate::netdev::{ethernet_address, kernel_addresses};
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_peercred;
 use rustix::net::{
@@ -51,11 +51,11 @@ impl Claim {
             ))
         };
         let colons = config.mac.map(|byte| format!("{byte:02x}")).join(":");
-        // With this MAC all that is for the kernel would come to us.
-        if ethernet(interface)? == config.mac {
+        // With the same MAC address, all frames for the kernel would be received here.
+        if ethernet_address(interface)? == config.mac {
             return taken(format!("mac={colons}"), "the interface's");
         }
-        let kernels = kernels_addresses()?;
+        let kernels = kernel_addresses()?;
         if let Some((address, _)) = config.addresses.iter().find(|(address, _)| kernels.contains(address)) {
             return taken(format!("ip={address}"), "the kernel's");
         }
@@ -63,11 +63,12 @@ impl Claim {
         let ips = config.addresses.iter().map(|(address, _)| format!("ip={address}"));
         let mut names = Vec::new();
         for what in ips.chain([format!("mac={colons}")]) {
-            match name(&format!("uiw/{index}/{what}"))? {
+            match take_name(&format!("uiw/{index}/{what}"))? {
                 ClaimName::Ours(fd) => names.push(fd),
                 ClaimName::Taken(Some(process)) => return taken(what, &format!("that of process {process}")),
-                ClaimName::Taken(None) => return taken(what, "that of another process"),
-                // An engine of before a fork: its process has ended, and its child uses none of it.
+                ClaimName::Taken(None) => return taken(what, "used by another process"),
+                // The name belongs to an engine from before a fork. Its process has ended, and the
+                // child does not use it.
                 ClaimName::Left => {}
             }
         }
@@ -81,12 +82,12 @@ enum ClaimName {
     Left,
 }
 
-/// Takes a name among the Unix sockets of this network namespace. Waits for a while if the name was
-/// released.
-fn name(text: &str) -> io::Result<ClaimName> {
+/// Takes a name among the Unix sockets of this network namespace. If the name was released, waits
+/// for a limited time.
+fn take_name(text: &str) -> io::Result<ClaimName> {
     let end = Instant::now() + RELEASE;
     loop {
-        match try_name(text)? {
+        match try_take_name(text)? {
             Some(name) => return Ok(name),
             None if Instant::now() < end => std::thread::sleep(PAUSE),
             None => return Ok(ClaimName::Taken(None)),
@@ -94,9 +95,9 @@ fn name(text: &str) -> io::Result<ClaimName> {
     }
 }
 
-/// Like [`name`], but returns `None` if nobody listens: the name is being taken, or was released
-/// while a copy of the descriptor is still open.
-fn try_name(text: &str) -> io::Result<Option<ClaimName>> {
+/// Like [`take_name`], but returns `None` if no process listens: the name is being taken, or was
+/// released while a copy of the descriptor is still open.
+fn try_take_name(text: &str) -> io::Result<Option<ClaimName>> {
     let socket = || {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
@@ -158,7 +159,7 @@ mod tests {
             drop(first);
             Claim::new("veth0", &of("10.77.0.11")).expect("it is free again");
             assert!(says(&of("10.77.0.1")).contains("ip=10.77.0.1 is the kernel's"));
-            let mac = ethernet("veth0").unwrap();
+            let mac = ethernet_address("veth0").unwrap();
             assert!(says(&SmolConfig { mac, ..of("10.77.0.13") }).contains("is the interface's"));
         });
     }

@@ -41,14 +41,14 @@ pub enum ConfigError {
         /// Given address.
         address: IpAddr,
     },
-    /// A gateway that no address of ours can reach.
-    #[error("gw={gateway} is in no network of ip=: a gateway is a neighbour")]
+    /// The gateway is in none of the networks.
+    #[error("gw={gateway} is in none of the networks of ip=: a gateway must be a neighbour")]
     GatewayFar {
         /// Given address.
         gateway: IpAddr,
     },
-    /// There is one default route a family.
-    #[error("gw={gateway} is a second gateway of its family: one for IPv4 and one for IPv6")]
+    /// There is more than one default route for an address family.
+    #[error("gw={gateway} is a second gateway of its family: give one for IPv4 and one for IPv6")]
     GatewayTwice {
         /// Given address.
         gateway: IpAddr,

@@ -29,8 +29,8 @@ impl Flow {
 
 /// Kind of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
-    /// A TCP segment; `opens` = a SYN without ACK.
+pub(super) enum FrameClass {
+    /// A TCP segment; `opens` is true for a SYN without ACK.
     Tcp { flow: Flow, opens: bool },
     /// A UDP datagram, or several: where the payload begins and ends in the frame.
     Udp { flow: Flow, payload: (usize, usize) },
@@ -49,33 +49,33 @@ pub(super) enum Checksum {
     WholeOrBegun,
 }
 
-/// Looks at a frame. A TCP segment whose checksum is wrong gives `None`.
-pub(super) fn classify(frame: &[u8], checksum: Checksum) -> Option<Kind> {
-    let Ok(ethernet) = EthernetFrame::new_checked(frame) else { return Some(Kind::Other) };
+/// Classifies a frame. Returns `None` for a TCP segment with a wrong checksum.
+pub(super) fn classify(frame: &[u8], checksum: Checksum) -> Option<FrameClass> {
+    let Ok(ethernet) = EthernetFrame::new_checked(frame) else { return Some(FrameClass::Other) };
     match ethernet.ethertype() {
         EthernetProtocol::Ipv4 => {
-            let Ok(ip) = Ipv4Packet::new_checked(ethernet.payload()) else { return Some(Kind::Other) };
+            let Ok(ip) = Ipv4Packet::new_checked(ethernet.payload()) else { return Some(FrameClass::Other) };
             if ip.next_header() == IpProtocol::Udp && !ip.more_frags() && ip.frag_offset() == 0 {
                 let at = ETHERNET_HEADER + usize::from(ip.header_len());
                 return Some(udp(ip.src_addr().into(), ip.dst_addr().into(), ip.payload(), at));
             }
             if ip.next_header() != IpProtocol::Tcp || ip.more_frags() || ip.frag_offset() != 0 {
-                return Some(Kind::Other);
+                return Some(FrameClass::Other);
             }
             tcp(ip.src_addr().into(), ip.dst_addr().into(), ip.payload(), checksum)
         }
         EthernetProtocol::Ipv6 => {
-            let Ok(ip) = Ipv6Packet::new_checked(ethernet.payload()) else { return Some(Kind::Other) };
+            let Ok(ip) = Ipv6Packet::new_checked(ethernet.payload()) else { return Some(FrameClass::Other) };
             if ip.next_header() == IpProtocol::Udp {
                 let at = ETHERNET_HEADER + ip.header_len();
                 return Some(udp(ip.src_addr().into(), ip.dst_addr().into(), ip.payload(), at));
             }
             if ip.next_header() != IpProtocol::Tcp {
-                return Some(Kind::Other);
+                return Some(FrameClass::Other);
             }
             tcp(ip.src_addr().into(), ip.dst_addr().into(), ip.payload(), checksum)
         }
-        _ => Some(Kind::Other),
+        _ => Some(FrameClass::Other),
     }
 }
 
@@ -102,21 +102,21 @@ pub(super) fn neighbour(frame: &[u8]) -> Option<IpAddr> {
     }
 }
 
-/// A UDP datagram whose header is at `at`. Its checksum is not looked at: datagrams of ours end in
-/// a CRC. The length of the IP packet counts, as that of UDP is of one datagram, or of all of them,
-/// where there are several.
-fn udp(source: IpAddr, destination: IpAddr, datagram: &[u8], at: usize) -> Kind {
-    let [a, b, c, d, _, _, _, _, ..] = *datagram else { return Kind::Other };
+/// Classifies a UDP datagram whose header is at `at`. Its checksum is not verified, because our
+/// datagrams end with a CRC. The length of the IP packet is used, because if there are several
+/// datagrams, the UDP length may be that of one or of all of them.
+fn udp(source: IpAddr, destination: IpAddr, datagram: &[u8], at: usize) -> FrameClass {
+    let [a, b, c, d, _, _, _, _, ..] = *datagram else { return FrameClass::Other };
     let flow = Flow {
         local: SocketAddr::new(destination, u16::from_be_bytes([c, d])),
         peer: SocketAddr::new(source, u16::from_be_bytes([a, b])),
     };
-    Kind::Udp { flow, payload: (at + UDP_HEADER, at + datagram.len()) }
+    FrameClass::Udp { flow, payload: (at + UDP_HEADER, at + datagram.len()) }
 }
 
-fn tcp(source: IpAddr, destination: IpAddr, segment: &[u8], checksum: Checksum) -> Option<Kind> {
+fn tcp(source: IpAddr, destination: IpAddr, segment: &[u8], checksum: Checksum) -> Option<FrameClass> {
     let bytes = segment;
-    let Ok(segment) = TcpPacket::new_checked(bytes) else { return Some(Kind::Other) };
+    let Ok(segment) = TcpPacket::new_checked(bytes) else { return Some(FrameClass::Other) };
     let whole = || segment.verify_checksum(&source.into(), &destination.into());
     let begun = || pseudo_sum(source, destination, bytes.len()) == segment.checksum();
     let right = match checksum {
@@ -131,7 +131,7 @@ fn tcp(source: IpAddr, destination: IpAddr, segment: &[u8], checksum: Checksum) 
         local: SocketAddr::new(destination, segment.dst_port()),
         peer: SocketAddr::new(source, segment.src_port()),
     };
-    Some(Kind::Tcp { flow, opens: segment.syn() && !segment.ack() })
+    Some(FrameClass::Tcp { flow, opens: segment.syn() && !segment.ack() })
 }
 
 /// RFC 9293 section 3.1: the sum of addresses, protocol and TCP length. It stands in the checksum's

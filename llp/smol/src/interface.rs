@@ -8,7 +8,7 @@ mod setup;
 mod wake;
 
 use super::SmolConfig;
-use super::flow::{Checksum, Flow, Kind, classify, neighbour};
+use super::flow::{Checksum, Flow, FrameClass, classify, neighbour};
 use super::link::{Frame, Link, Port, Segmentation, longest_packet};
 use super::mss;
 use conn::{Conn, Owner};
@@ -91,8 +91,8 @@ pub(super) struct SmolInterface<L: Link> {
 struct LostLink {
     why: io::Error,
     since: Instant,
-    /// It was reported to listeners.
-    is_told: bool,
+    /// True after the loss was reported to listeners.
+    is_reported: bool,
 }
 
 impl LostLink {
@@ -220,7 +220,7 @@ impl<L: Link> SmolInterface<L> {
     pub(super) fn tick(&mut self) {
         let time = self.time.now();
         if let Some(error) = self.link.failure(time) {
-            self.is_gone(error);
+            self.mark_gone(error);
             return;
         }
         // An interface that was down: what was connected is lost, listeners go on.
@@ -239,13 +239,13 @@ impl<L: Link> SmolInterface<L> {
         if self.datagrams.timer.is_some_and(|at| at <= now.total_micros()) {
             self.egress_datagrams(now);
         }
-        self.end_set_ups(time);
+        self.expire_set_ups(time);
         self.egress_all(now);
     }
 
-    /// Removes connections whose set-up takes too long. Their peers get no answer, as those of
-    /// which nothing was kept.
-    fn end_set_ups(&mut self, time: Instant) {
+    /// Removes connections whose set-up takes too long. Their peers get no answer, like peers whose
+    /// SYN was dropped.
+    fn expire_set_ups(&mut self, time: Instant) {
         let is_old =
             |conns: &Slab<Conn>, id: usize| time.saturating_duration_since(conns[id].began) >= SET_UP;
         let mut old = Vec::new();
@@ -280,15 +280,15 @@ impl<L: Link> SmolInterface<L> {
         let id = match classify(bytes, checksum) {
             // The checksum is wrong: as if it had not come.
             None => return,
-            Some(Kind::Udp { flow, payload: (begin, end) }) => {
-                // No socket: nothing is answered, as nothing is to a segment that opens no
+            Some(FrameClass::Udp { flow, payload: (begin, end) }) => {
+                // There is no socket. Nothing is answered, as with a segment that belongs to no
                 // connection.
                 let size = datagram_size.unwrap_or(usize::MAX);
                 self.datagrams.arrive(flow, &bytes[begin..end], size);
                 return;
             }
-            Some(Kind::Other) => None,
-            Some(Kind::Tcp { flow, opens }) => match self.flows.get(&flow) {
+            Some(FrameClass::Other) => None,
+            Some(FrameClass::Tcp { flow, opens }) => match self.flows.get(&flow) {
                 Some(id) => Some(*id),
                 None if opens => self.begin(flow).map(|(id, fresh)| {
                     numbering = Some(fresh);
@@ -326,7 +326,7 @@ impl<L: Link> SmolInterface<L> {
         }
         self.link.send_for(conn.queue);
         let iface = numbering.as_mut().unwrap_or(&mut self.iface);
-        if let Some(mut parts) = conn.has_come(bytes, emss, now) {
+        if let Some(mut parts) = conn.note_received(bytes, emss, now) {
             while let Some(part) = parts.next() {
                 let (sender, sockets) = conn.sender(now);
                 let mut port = Port { link: &mut self.link, frame: Some(part), sender: Some(sender) };
@@ -369,7 +369,7 @@ impl<L: Link> SmolInterface<L> {
             self.remove(oldest);
         }
         let numbering = self.fresh_numbering().ok()?;
-        let conn = Conn::listening(flow, port, &self.ports.listeners[port].stream, self.buffer, &self.time)?;
+        let conn = Conn::for_syn(flow, port, &self.ports.listeners[port].stream, self.buffer, &self.time)?;
         let id = self.conns.insert(conn);
         self.ports.listeners[port].opening.push_back(id);
         self.flows.insert(flow, id);
@@ -442,7 +442,7 @@ impl<L: Link> SmolInterface<L> {
             });
         }
         let queued = conn.unacknowledged();
-        conn.stretch.has_sent_all(queued, emss);
+        conn.stretch.note_all_sent(queued, emss);
         conn.note_emss(emss);
         let at = self.iface.poll_at(now, &conn.sockets).into_iter().chain(conn.next_probe()).min();
         let at = at.map(|at| at.total_micros());
@@ -497,22 +497,22 @@ impl<L: Link> SmolInterface<L> {
         }
     }
 
-    /// The link is gone. An interface that is deleted is down before: that is reported to listeners
-    /// only when it stays so.
-    fn is_gone(&mut self, why: io::Error) {
+    /// Records that the link is gone. An interface that is being deleted goes down first, so
+    /// listeners are told that it is down only if it stays down.
+    fn mark_gone(&mut self, why: io::Error) {
         let now = self.time.now();
-        let (since, is_told) = match &self.gone {
-            Some(before) if before.why.kind() == why.kind() => (before.since, before.is_told),
+        let (since, is_reported) = match &self.gone {
+            Some(before) if before.why.kind() == why.kind() => (before.since, before.is_reported),
             Some(before) => (before.since, false),
             None => {
                 self.fail(&why);
                 (now, false)
             }
         };
-        let mut gone = LostLink { why, since, is_told };
-        if !gone.is_told && (gone.is_for_good() || now.saturating_duration_since(since) >= STAYS_DOWN) {
-            gone.is_told = true;
-            self.ports.listeners.iter_mut().for_each(|(_, listener)| listener.is_to_be_told = true);
+        let mut gone = LostLink { why, since, is_reported };
+        if !gone.is_reported && (gone.is_for_good() || now.saturating_duration_since(since) >= STAYS_DOWN) {
+            gone.is_reported = true;
+            self.ports.listeners.iter_mut().for_each(|(_, listener)| listener.is_unreported = true);
             self.wake.kick();
         }
         self.gone = Some(gone);
@@ -538,8 +538,8 @@ impl<L: Link> SmolInterface<L> {
         self.wake.kick();
     }
 
-    /// Returns whether the link is there, or there again.
-    fn standing(&mut self) -> io::Result<()> {
+    /// Returns an error if the link is gone.
+    fn check_link(&mut self) -> io::Result<()> {
         if self.gone.is_some() {
             self.tick();
         }
@@ -550,7 +550,7 @@ impl<L: Link> SmolInterface<L> {
         self.tick();
         let before = events.len();
         for listener in self.ports.listeners.iter().map(|(_, listener)| listener) {
-            if listener.has_news() {
+            if listener.has_answer() {
                 events.push(Event { token: listener.token, readable: true, writable: false });
             }
         }
@@ -581,7 +581,7 @@ impl<L: Link> SmolInterface<L> {
     fn wake_for_events(&mut self, except: Option<usize>) {
         let has_event = |id: &usize| self.conns.get(*id).is_some_and(|conn| conn.event().is_some());
         let ready = |id: &usize| Some(*id) != except && has_event(id);
-        let accepts = self.ports.listeners.iter().any(|(_, listener)| listener.has_news());
+        let accepts = self.ports.listeners.iter().any(|(_, listener)| listener.has_answer());
         let has_datagrams = self.datagrams.events().next().is_some();
         if accepts || has_datagrams || self.hot.iter().any(ready) {
             self.wake.kick();
@@ -681,8 +681,9 @@ impl<L: Link> SmolInterface<L> {
         }
     }
 
-    /// The stream is dropped: a FIN behind what was sent, and its events end.
-    pub(super) fn let_go(&mut self, id: ConnId) {
+    /// Handles that a stream was dropped: a FIN follows the sent data, and the connection has no
+    /// more events.
+    pub(super) fn release(&mut self, id: ConnId) {
         let conn = &mut self.conns[id.0];
         conn.owner = Owner::Nobody;
         conn.token = None;

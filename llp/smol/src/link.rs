@@ -6,7 +6,7 @@ use super::path_mtu::PathMtu;
 use super::probe::Probe;
 use super::segment::{ETHERNET_HEADER, TCP_HEADER, fill_checksum};
 use super::stretch::Stretch;
-use crate::segments::cut_tcp;
+use crate::segments::split_tcp;
 use smoltcp::phy::{Checksum, Device, DeviceCapabilities, Medium, RxToken, TxToken};
 use smoltcp::time::Instant as Tick;
 use smoltcp::wire::{TcpPacket, TcpSeqNumber};
@@ -181,21 +181,21 @@ impl Sender<'_> {
         Sender { stretch, path, probe, segmentation: *segmentation, now: *now }
     }
 
-    /// A frame leaves, over a link whose packets have up to `mtu` bytes. Returns in how many bytes
-    /// of payload it is to be cut.
-    fn has_left(&mut self, frame: &mut [u8], mtu: usize) -> Option<usize> {
-        let (at, start, len) = self.stretch.has_left(frame)?;
+    /// Handles a frame that is sent over a link whose packets have up to `mtu` bytes. Returns the
+    /// payload size in bytes with which the frame has to be split, if necessary.
+    fn note_sent(&mut self, frame: &mut [u8], mtu: usize) -> Option<usize> {
+        let (at, start, len) = self.stretch.note_sent(frame)?;
         if len == 0 {
             place_empty(frame, at, self.stretch.acceptable());
         }
         let is_first = len > 0 && start == self.stretch.acknowledged();
-        self.probe.has_left(frame, at, is_first, self.now);
+        self.probe.note_sent(frame, at, is_first, self.now);
         if len == 0 {
             return None;
         }
         let headers = at + TCP_HEADER - ETHERNET_HEADER;
         let whole = self.segmentation.map_or(mtu - headers, |cut| usize::from(cut.size));
-        self.path.has_left((start, len), headers, whole, self.now)
+        self.path.note_sent((start, len), headers, whole, self.now)
     }
 }
 
@@ -303,7 +303,7 @@ impl<L: Link> TxToken for Tx<'_, L> {
                 mss::limit(bytes, mtu);
             }
             let sender = sender.as_mut()?;
-            let size = sender.has_left(bytes, mtu).and_then(|size| u16::try_from(size).ok());
+            let size = sender.note_sent(bytes, mtu).and_then(|size| u16::try_from(size).ok());
             size.map(|size| Segmentation { size }).or(sender.segmentation)
         });
         match (result, f) {
@@ -332,8 +332,8 @@ fn cut<L: Link, R>(
             None
         });
     };
-    let size = sender.has_left(&mut frame, mtu);
-    let is_cut = size.is_some_and(|size| cut_tcp(&frame, size, &mut |piece| send(&piece)));
+    let size = sender.note_sent(&mut frame, mtu);
+    let is_cut = size.is_some_and(|size| split_tcp(&frame, size, &mut |piece| send(&piece)));
     if !is_cut {
         send(&frame);
     }

@@ -10,9 +10,9 @@ use uiw_llp::netlink::{self, attribute};
 /// MAC address.
 ///
 /// # Errors
-/// `NotFound` when there is none, `NetworkDown`, `Unsupported` without Ethernet headers (tun,
-/// WireGuard, tunnels); the system's.
-pub(crate) fn ethernet(name: &str) -> io::Result<[u8; 6]> {
+/// `NotFound` if there is none, `NetworkDown`, `Unsupported` without Ethernet headers (tun,
+/// WireGuard, tunnels); errors of the system.
+pub(crate) fn ethernet_address(name: &str) -> io::Result<[u8; 6]> {
     if !Interface::find(name)?.is_up {
         return Err(io::Error::new(io::ErrorKind::NetworkDown, format!("interface `{name}` is down")));
     }
@@ -33,8 +33,8 @@ pub(crate) fn ethernet(name: &str) -> io::Result<[u8; 6]> {
     Ok(mac)
 }
 
-/// The kernel's own IP addresses in this network namespace.
-pub(crate) fn kernels_addresses() -> io::Result<Vec<IpAddr>> {
+/// Returns the kernel's IP addresses in this network namespace.
+pub(crate) fn kernel_addresses() -> io::Result<Vec<IpAddr>> {
     let all = InterfaceAddresses::all()?;
     Ok(all.iter().flat_map(|interface| &interface.addresses).map(|(address, _)| *address).collect())
 }
@@ -71,8 +71,8 @@ impl Queues {
     /// as it was created with.
     ///
     /// # Errors
-    /// The system's.
-    pub(crate) fn of(name: &str) -> io::Result<Self> {
+    /// Returns errors of the system.
+    pub(crate) fn query(name: &str) -> io::Result<Self> {
         const ETHTOOL_GCHANNELS: u32 = 0x3C;
         let mut channels = EthtoolChannels { command: ETHTOOL_GCHANNELS, ..EthtoolChannels::default() };
         let mut request = request(name);
@@ -114,8 +114,8 @@ fn link(name: &str) -> io::Result<Vec<u8>> {
     // `struct ifinfomsg`: family, padding, type, then the index.
     let mut header = [0; 16];
     header[4..8].copy_from_slice(&index_of(name)?.to_ne_bytes());
-    // Without another number it is NETLINK_ROUTE.
-    netlink::ask(None, libc::RTM_GETLINK, &header, None, header.len())
+    // Without a protocol number the protocol is NETLINK_ROUTE.
+    netlink::query(None, libc::RTM_GETLINK, &header, None, header.len())
 }
 
 #[cfg(test)]
@@ -127,8 +127,8 @@ mod tests {
     fn loopback_interface_carries_frames() {
         let lo = Interface::all().unwrap().into_iter().find(|interface| interface.is_loopback).unwrap();
         if lo.is_up {
-            assert_eq!(ethernet(&lo.name).unwrap(), [0; 6]);
-            assert!(kernels_addresses().unwrap().contains(&Ipv4Addr::LOCALHOST.into()));
+            assert_eq!(ethernet_address(&lo.name).unwrap(), [0; 6]);
+            assert!(kernel_addresses().unwrap().contains(&Ipv4Addr::LOCALHOST.into()));
         }
     }
 }

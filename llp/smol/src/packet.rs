@@ -77,9 +77,9 @@ impl PacketLink {
         Self::new(interface, socket, mtu, Some(Claim::new(interface, config)?))
     }
 
-    /// Beside another link to `interface`, for frames to multicast groups alone; none come before
-    /// [`PacketLink::take_groups`].
-    pub(super) fn of_groups(interface: &str) -> io::Result<Self> {
+    /// Opens a second link to `interface`, only for frames to multicast groups. It receives none
+    /// before [`PacketLink::take_groups`].
+    pub(super) fn for_groups(interface: &str) -> io::Result<Self> {
         let (socket, mtu) = PacketSocket::open(interface, FrameFilter::Nothing)?;
         Self::new(interface, socket, mtu, None)
     }

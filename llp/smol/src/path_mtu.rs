@@ -53,10 +53,11 @@ impl PathMtu {
         self.limit.is_some() || self.in_vain + 1 >= IN_VAIN
     }
 
-    /// A segment with `len` bytes of payload from `start` on leaves at `now`, in microseconds, in
-    /// an IP packet with `headers` bytes in front of them, on an interface that carries `whole`
-    /// bytes. Returns in how many bytes it is to be cut.
-    pub(super) fn has_left(
+    /// Handles a segment with `len` bytes of payload from `start` on that is sent at `now` (in
+    /// microseconds), in an IP packet with `headers` bytes of headers, on an interface that carries
+    /// `whole` bytes. Returns the payload size with which the segment has to be split, if
+    /// necessary.
+    pub(super) fn note_sent(
         &mut self,
         (start, len): (u32, usize),
         headers: usize,
@@ -68,9 +69,9 @@ impl PathMtu {
         if is_new {
             self.sent = Some(end);
         } else {
-            self.is_sent_again(start, len, now);
+            self.note_retransmission(start, len, now);
             if start == self.acknowledged {
-                self.count(len, headers, whole, now);
+                self.count_retransmission(len, headers, whole, now);
             }
         }
         let limit = self.limit.filter(|limit| len > *limit)?;
@@ -82,8 +83,9 @@ impl PathMtu {
         Some(limit)
     }
 
-    /// Bytes that are sent again in the place of a probe say nothing of it when they arrive.
-    fn is_sent_again(&mut self, start: u32, len: usize, now: i64) {
+    /// Handles data that is sent again. If it replaces a probe, its arrival tells nothing about the
+    /// probe.
+    fn note_retransmission(&mut self, start: u32, len: usize, now: i64) {
         let end = start.wrapping_add(len as u32);
         if let Some((from, to)) = self.probe
             && is_behind(end, from)
@@ -94,8 +96,8 @@ impl PathMtu {
         }
     }
 
-    /// The first segment is sent again.
-    fn count(&mut self, len: usize, headers: usize, whole: usize, now: i64) {
+    /// Counts a retransmission of the first segment.
+    fn count_retransmission(&mut self, len: usize, headers: usize, whole: usize, now: i64) {
         let present = self.limit.unwrap_or(whole);
         let mut shorter = PACKETS.into_iter().map(|packet| packet.saturating_sub(headers) & !3);
         let Some(shorter) = shorter.find(|shorter| *shorter < present) else { return };
@@ -112,8 +114,8 @@ impl PathMtu {
         }
     }
 
-    /// The peer has acknowledged everything in front of `acknowledged`.
-    pub(super) fn is_acknowledged(&mut self, acknowledged: u32, now: i64) {
+    /// Handles an acknowledgement of all data before `acknowledged`.
+    pub(super) fn note_acknowledged(&mut self, acknowledged: u32, now: i64) {
         if acknowledged == self.acknowledged {
             return;
         }
@@ -143,15 +145,15 @@ mod tests {
     /// A connection whose bytes are counted from `base`, in which some were sent and acknowledged.
     fn begun(base: u32) -> PathMtu {
         let mut path = PathMtu::default();
-        path.is_acknowledged(base, 0);
-        assert_eq!(path.has_left((base, WHOLE), HEADERS, WHOLE, 0), None);
-        path.is_acknowledged(base.wrapping_add(WHOLE as u32), 1);
+        path.note_acknowledged(base, 0);
+        assert_eq!(path.note_sent((base, WHOLE), HEADERS, WHOLE, 0), None);
+        path.note_acknowledged(base.wrapping_add(WHOLE as u32), 1);
         assert!(!path.may_cut());
         path
     }
 
     fn send(path: &mut PathMtu, start: u32, len: usize, now: i64) -> Option<usize> {
-        path.has_left((start, len), HEADERS, WHOLE, now)
+        path.note_sent((start, len), HEADERS, WHOLE, now)
     }
 
     #[test]
@@ -169,13 +171,13 @@ mod tests {
             assert_eq!(send(&mut path, at(2 * WHOLE), WHOLE, 4 * SECOND), Some(1240));
             assert_eq!(send(&mut path, at(0), WHOLE, 8 * SECOND), Some(536), "one more is enough");
             assert_eq!(send(&mut path, at(0), WHOLE, 16 * SECOND), Some(536), "there is no shorter one");
-            path.is_acknowledged(at(WHOLE), 17 * SECOND);
+            path.note_acknowledged(at(WHOLE), 17 * SECOND);
             assert_eq!(send(&mut path, at(WHOLE), WHOLE, 17 * SECOND), Some(536), "no probe with old bytes");
             assert_eq!(send(&mut path, at(3 * WHOLE), WHOLE, 17 * SECOND), None, "the probe");
             assert_eq!(send(&mut path, at(4 * WHOLE), WHOLE, 17 * SECOND), Some(536), "one at a time");
-            path.is_acknowledged(at(3 * WHOLE), 18 * SECOND);
+            path.note_acknowledged(at(3 * WHOLE), 18 * SECOND);
             assert_eq!(path.limit, Some(536), "it has not arrived yet");
-            path.is_acknowledged(at(4 * WHOLE), 18 * SECOND);
+            path.note_acknowledged(at(4 * WHOLE), 18 * SECOND);
             assert_eq!(send(&mut path, at(5 * WHOLE), WHOLE, 18 * SECOND), None);
             assert!(!path.may_cut());
         }
@@ -188,10 +190,10 @@ mod tests {
         for second in [1, 2, 4] {
             send(&mut path, at(0), WHOLE, second * SECOND);
         }
-        path.is_acknowledged(at(WHOLE), 5 * SECOND);
+        path.note_acknowledged(at(WHOLE), 5 * SECOND);
         assert_eq!(send(&mut path, at(WHOLE), WHOLE, 5 * SECOND), None, "the probe");
         assert_eq!(send(&mut path, at(WHOLE), WHOLE, 6 * SECOND), Some(1240), "and once more, in pieces");
-        path.is_acknowledged(at(2 * WHOLE), 7 * SECOND);
+        path.note_acknowledged(at(2 * WHOLE), 7 * SECOND);
         assert_eq!(send(&mut path, at(2 * WHOLE), WHOLE, 7 * SECOND), Some(1240));
         assert_eq!(send(&mut path, at(3 * WHOLE), WHOLE, 605 * SECOND), Some(1240));
         assert_eq!(send(&mut path, at(4 * WHOLE), WHOLE, 607 * SECOND), None, "ten minutes later");
@@ -213,10 +215,10 @@ mod tests {
         // Packets of 9,000 bytes, of which the interface gets several at a time.
         let mut path = begun(1);
         let cut: Vec<_> = [1, 2, 4, 8, 16]
-            .map(|at| path.has_left((1 + WHOLE as u32, 62_720), HEADERS, 8960, at * SECOND))
+            .map(|at| path.note_sent((1 + WHOLE as u32, 62_720), HEADERS, 8960, at * SECOND))
             .into();
         assert_eq!(cut, [None, None, Some(1460), Some(1240), Some(536)]);
-        path.is_acknowledged(70_000, 17 * SECOND);
-        assert_eq!(path.has_left((70_000, 62_720), HEADERS, 8960, 17 * SECOND), Some(8960), "the probe");
+        path.note_acknowledged(70_000, 17 * SECOND);
+        assert_eq!(path.note_sent((70_000, 62_720), HEADERS, 8960, 17 * SECOND), Some(8960), "the probe");
     }
 }

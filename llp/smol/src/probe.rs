@@ -54,9 +54,9 @@ impl Probe {
         self.interval = i64::try_from(interval.as_micros()).unwrap_or(i64::MAX).max(1);
     }
 
-    /// A frame with a TCP segment leaves, whose header is at `at`. `is_first`: it begins with the
-    /// first byte that is not acknowledged.
-    pub(super) fn has_left(&mut self, frame: &[u8], at: usize, is_first: bool, now: i64) {
+    /// Handles a frame with a TCP segment that is sent. Its header is at `at`. `is_first` is true
+    /// if it begins with the first unacknowledged byte.
+    pub(super) fn note_sent(&mut self, frame: &[u8], at: usize, is_first: bool, now: i64) {
         self.heard = now;
         if is_first {
             self.progress = now;
@@ -76,8 +76,8 @@ impl Probe {
         }
     }
 
-    /// A frame with a segment of the peer has come. `is_progress`: it acknowledges bytes.
-    pub(super) fn has_come(&mut self, is_progress: bool, now: i64) {
+    /// Handles a frame with a segment of the peer. `is_progress` is true if it acknowledges data.
+    pub(super) fn note_received(&mut self, is_progress: bool, now: i64) {
         self.heard = now;
         if is_progress {
             self.progress = now;

@@ -13,9 +13,9 @@ const IPV6_HEADER: usize = 40;
 const CWR: u8 = 0x80;
 const FIN_PSH: u8 = 0x09;
 
-/// Gives `each` the frames that a wire would carry for `frame`. False when it cannot be understood;
-/// nothing was given then.
-pub(crate) fn cut(header: Header, frame: &[u8], each: &mut dyn FnMut(Vec<u8>)) -> bool {
+/// Passes the frames on the wire for `frame` to `each`. Returns false, without calling `each`, if
+/// the frame cannot be parsed.
+pub(crate) fn split_frame(header: Header, frame: &[u8], each: &mut dyn FnMut(Vec<u8>)) -> bool {
     if header.gso() == GSO_NONE {
         let mut whole = frame.to_vec();
         let right = match header.checksum_at() {
@@ -28,17 +28,17 @@ pub(crate) fn cut(header: Header, frame: &[u8], each: &mut dyn FnMut(Vec<u8>)) -
         return right;
     }
     let Some(packet) = PacketLayout::parse(header, frame) else { return false };
-    packet.cut(frame, each);
+    packet.split(frame, each);
     true
 }
 
-/// Gives `each` the segments of a TCP packet, with `size` bytes of payload each. False when it is
-/// none or fits; nothing was given then.
-pub(crate) fn cut_tcp(frame: &[u8], size: usize, each: &mut dyn FnMut(Vec<u8>)) -> bool {
+/// Passes the segments of a TCP packet, with `size` bytes of payload each, to `each`. Returns
+/// false, without calling `each`, if it is not a TCP packet or need not be split.
+pub(crate) fn split_tcp(frame: &[u8], size: usize, each: &mut dyn FnMut(Vec<u8>)) -> bool {
     let Some(packet) = PacketLayout::locate(frame, false, size) else { return false };
     let is_longer = frame.len() - packet.payload > size;
     if is_longer {
-        packet.cut(frame, each);
+        packet.split(frame, each);
     }
     is_longer
 }
@@ -122,7 +122,7 @@ impl PacketLayout {
         })
     }
 
-    fn cut(&self, frame: &[u8], each: &mut dyn FnMut(Vec<u8>)) {
+    fn split(&self, frame: &[u8], each: &mut dyn FnMut(Vec<u8>)) {
         let (headers, payload) = frame.split_at(self.payload);
         let count = payload.len().div_ceil(self.size);
         for (n, piece) in payload.chunks(self.size).enumerate() {
@@ -260,7 +260,7 @@ mod tests {
             }
             let header = Header::to_cut(kind, 1448, start, if udp { 6 } else { 16 });
             let mut segments = Vec::new();
-            assert!(cut(header, &bytes, &mut |segment| segments.push(segment)));
+            assert!(split_frame(header, &bytes, &mut |segment| segments.push(segment)));
             assert_eq!(segments.len(), 3);
             let joined: Vec<u8> = segments.iter().flat_map(|segment| check(segment, v4, udp)).collect();
             assert_eq!(joined, payload);
@@ -281,7 +281,7 @@ mod tests {
             bytes[24..26].copy_from_slice(&sum);
             let header = Header::to_cut(GSO_NONE, 0, start, if udp { 6 } else { 16 });
             let mut whole = Vec::new();
-            assert!(cut(header, &bytes, &mut |frame| whole = frame));
+            assert!(split_frame(header, &bytes, &mut |frame| whole = frame));
             assert_eq!(check(&whole, true, udp), b"odd");
         }
     }
@@ -291,11 +291,11 @@ mod tests {
         let (bytes, start) = frame(true, false, &[7; 3000]);
         let never = &mut |_| panic!("nothing is to be given");
         for len in 0..start + 20 {
-            assert!(!cut(Header::to_cut(GSO_TCPV4, 1448, start, 16), &bytes[..len], never));
+            assert!(!split_frame(Header::to_cut(GSO_TCPV4, 1448, start, 16), &bytes[..len], never));
         }
-        assert!(!cut(Header::to_cut(GSO_TCPV4, 0, start, 16), &bytes, never));
-        assert!(!cut(Header::to_cut(GSO_UDP_L4, 100, start, 6), &bytes, never));
-        assert!(!cut(Header::to_cut(3, 100, start, 6), &bytes, never), "fragments of UDP");
-        assert!(!cut(Header::to_cut(GSO_NONE, 0, 9999, 16), &bytes, never));
+        assert!(!split_frame(Header::to_cut(GSO_TCPV4, 0, start, 16), &bytes, never));
+        assert!(!split_frame(Header::to_cut(GSO_UDP_L4, 100, start, 6), &bytes, never));
+        assert!(!split_frame(Header::to_cut(3, 100, start, 6), &bytes, never), "fragments of UDP");
+        assert!(!split_frame(Header::to_cut(GSO_NONE, 0, 9999, 16), &bytes, never));
     }
 }

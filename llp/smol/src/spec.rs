@@ -41,8 +41,10 @@ pub enum Spec {
 /// Error in a stack's name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SpecError {
-    /// No such stack.
-    #[error("`{name}` is no stack: tcp, mptcp, packet:IFACE,ip=ADDR/PREFIX or xdp:IFACE,ip=ADDR/PREFIX")]
+    /// There is no such stack.
+    #[error(
+        "`{name}` is no stack: expected tcp, mptcp, packet:IFACE,ip=ADDR/PREFIX or xdp:IFACE,ip=ADDR/PREFIX"
+    )]
     Kind {
         /// Given name.
         name: String,
@@ -61,8 +63,8 @@ pub enum SpecError {
         /// The interface.
         interface: String,
     },
-    /// No such key.
-    #[error("`{key}` is no key: ip, gw, mac, buffer; of xdp also mode")]
+    /// There is no such key.
+    #[error("`{key}` is no key: expected ip, gw, mac, buffer; for xdp also mode")]
     Key {
         /// Given key.
         key: String,

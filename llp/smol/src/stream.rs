@@ -119,7 +119,7 @@ impl<L: Link + 'static> StreamExtensions for SmolStream<L> {
 impl<L: Link> Drop for SmolStream<L> {
     fn drop(&mut self) {
         if !self.aborted {
-            self.interface.lock().let_go(self.id);
+            self.interface.lock().release(self.id);
         }
     }
 }

@@ -32,9 +32,9 @@ pub(super) struct Stretch {
 }
 
 impl Stretch {
-    /// A frame has left. Of a TCP segment, where it begins in the frame, the number of its first
-    /// byte, and the bytes of its payload.
-    pub(super) fn has_left(&mut self, frame: &[u8]) -> Option<(usize, u32, usize)> {
+    /// Handles a frame that is sent. For a TCP segment, returns its offset in the frame, its
+    /// sequence number, and the size of its payload.
+    pub(super) fn note_sent(&mut self, frame: &[u8]) -> Option<(usize, u32, usize)> {
         let (at, bytes) = segment_of(frame)?;
         let segment = TcpPacket::new_unchecked(&frame[at..at + bytes]);
         let flags = usize::from(segment.syn()) + usize::from(segment.fin());
@@ -61,16 +61,17 @@ impl Stretch {
         self.acknowledged
     }
 
-    /// Everything that could be sent was. `queued`: bytes that are not acknowledged, sent or not.
-    pub(super) fn has_sent_all(&mut self, queued: usize, mss: usize) {
+    /// Records that everything that could be sent was sent. `queued` is the number of
+    /// unacknowledged bytes, including unsent ones.
+    pub(super) fn note_all_sent(&mut self, queued: usize, mss: usize) {
         let flight = self.sent.wrapping_sub(self.acknowledged) as usize;
         let room = (self.window as usize).saturating_sub(flight);
         self.is_limited = queued > flight && room >= mss;
     }
 
-    /// A frame with a TCP segment has come: the parts in which smoltcp should get its
-    /// acknowledgement before itself.
-    pub(super) fn has_come(&mut self, frame: &[u8], mss: usize) -> Option<Parts> {
+    /// Handles a frame with a TCP segment that has arrived. Returns the parts in which smoltcp
+    /// should get its acknowledgement before the frame itself.
+    pub(super) fn note_received(&mut self, frame: &[u8], mss: usize) -> Option<Parts> {
         let (at, bytes) = segment_of(frame)?;
         let segment = TcpPacket::new_checked(&frame[at..at + bytes]).ok()?;
         if segment.syn() {
@@ -92,7 +93,7 @@ impl Stretch {
         if segment.syn() || segment.fin() || !is_new || !self.is_limited || covers <= mss {
             return None;
         }
-        Parts::of(frame, at, (before, ack), mss)
+        Parts::from_frame(frame, at, (before, ack), mss)
     }
 }
 
@@ -108,9 +109,9 @@ pub(super) struct Parts {
 }
 
 impl Parts {
-    /// The frame's headers without options and bytes, with room for other acknowledgements between
-    /// `before` and `ack`.
-    fn of(whole: &[u8], at: usize, (before, ack): (u32, u32), mss: u32) -> Option<Self> {
+    /// Creates the parts from the headers of a frame without options and payload. They acknowledge
+    /// the range from `before` to `ack`.
+    fn from_frame(whole: &[u8], at: usize, (before, ack): (u32, u32), mss: u32) -> Option<Self> {
         let covers = ack.wrapping_sub(before);
         let parts = covers.div_ceil(mss).min(PARTS);
         // Of a multiple of four, as what it acknowledges is: the congestion window grows by it, and
@@ -161,7 +162,8 @@ mod tests {
             [(0, 1464), (1000, 37_120), (1000, 37_121), (u32::MAX - 5000, 65_480), (4, 10_000_000)]
         {
             for mss in [28, 1459, 1460, 8960] {
-                let mut parts = Parts::of(&whole, at, (before, before.wrapping_add(covers)), mss).unwrap();
+                let mut parts =
+                    Parts::from_frame(&whole, at, (before, before.wrapping_add(covers)), mss).unwrap();
                 let (mut last, mut count) = (0, 0);
                 while let Some(frame) = parts.next() {
                     let ack =

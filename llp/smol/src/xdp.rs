@@ -22,7 +22,7 @@ use super::SmolConfig;
 use super::claim::Claim;
 use super::link::{Capabilities, Frame, Link, LinkLoss, Segmentation};
 use super::segment::ETHERNET_HEADER;
-use crate::netdev::{Queues, ethernet, is_virtual, mtu_of};
+use crate::netdev::{Queues, ethernet_address, is_virtual, mtu_of};
 use crate::packet::{PacketFrame, PacketLink};
 pub use features::XdpFeatures;
 use rustix::event::epoll;
@@ -153,7 +153,7 @@ impl XdpLink {
         };
         // Missing permissions are reported first.
         socket::socket()?;
-        ethernet(interface)?;
+        ethernet_address(interface)?;
         let mut last = None;
         for mode in modes {
             match Self::open_as(interface, index, *mode, config) {
@@ -180,7 +180,7 @@ impl XdpLink {
     fn open_as(interface: &str, index: u32, mode: XdpMode, config: &SmolConfig) -> io::Result<Self> {
         let mtu = mtu_of(interface)?;
         let layout = umem::Layout::for_frames(mtu + ETHERNET_HEADER);
-        let queues = Queues::of(interface)?;
+        let queues = Queues::query(interface)?;
         let map = bpf::XskMap::create(queues.rx)?;
         let instructions = program::redirect(map.fd(), config);
         let program = bpf::Program::load(&instructions, layout.several)?;
@@ -206,7 +206,7 @@ impl XdpLink {
             senders: sockets.len().min(queues.tx as usize),
             sending: 0,
             turn: 0,
-            groups: PacketLink::of_groups(interface)?,
+            groups: PacketLink::for_groups(interface)?,
             has_groups: false,
             since_groups: 0,
             sockets,
@@ -244,7 +244,7 @@ impl XdpLink {
     /// `NotFound` when there is no such interface; the system's.
     pub fn frame_memory(interface: &str) -> io::Result<usize> {
         let layout = umem::Layout::for_frames(mtu_of(interface)? + ETHERNET_HEADER);
-        Ok(layout.chunk * umem::CHUNKS as usize * Queues::of(interface)?.rx as usize)
+        Ok(layout.chunk * umem::CHUNKS as usize * Queues::query(interface)?.rx as usize)
     }
 
     /// Returns the mode in which the program is attached.

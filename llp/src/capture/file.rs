@@ -5,12 +5,12 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// The fewest bytes of a packet: the headers of IPv6, TCP and an FPDU.
-const LEAST_SNAP: u32 = 96;
-/// The least size at which a file is replaced.
-const LEAST_ROTATE: u64 = 64 << 10;
-/// The most files of a rotated capture.
-const MOST_FILES: u32 = 1000;
+/// Minimum number of bytes kept of a packet: the headers of IPv6 and TCP, and an FPDU header.
+const MIN_SNAP: u32 = 96;
+/// Minimum size at which a file is replaced, in bytes.
+const MIN_ROTATE: u64 = 64 << 10;
+/// Maximum number of files of a rotated capture.
+const MAX_FILES: u32 = 1000;
 
 /// A capture file.
 ///
@@ -65,7 +65,7 @@ impl PcapFile {
     /// Takes so many bytes of each packet at most, from its IP header on. At least 96.
     #[must_use]
     pub fn snap(self, bytes: u32) -> Self {
-        Self { snap: Some(bytes.max(LEAST_SNAP)), ..self }
+        Self { snap: Some(bytes.max(MIN_SNAP)), ..self }
     }
 
     /// Begins a new file when one has so many bytes (at least 64 KiB); the one before is renamed to
@@ -73,7 +73,7 @@ impl PcapFile {
     /// present one included.
     #[must_use]
     pub fn rotate(self, bytes: u64, files: u32) -> Self {
-        let rotate = Rotate { bytes: bytes.max(LEAST_ROTATE), files: files.clamp(1, MOST_FILES) };
+        let rotate = Rotate { bytes: bytes.max(MIN_ROTATE), files: files.clamp(1, MAX_FILES) };
         Self { rotate: Some(rotate), ..self }
     }
 
@@ -95,8 +95,8 @@ impl PcapFile {
         Self { path: path.into(), ..self }
     }
 
-    /// The path of the file that was the present one `age` rotations ago.
-    pub(super) fn aged(&self, age: u32) -> PathBuf {
+    /// Returns the path of the file that was the current one `age` rotations ago.
+    pub(super) fn rotated_path(&self, age: u32) -> PathBuf {
         let mut path = self.path.clone().into_os_string();
         if age > 0 {
             path.push(format!(".{age}"));
@@ -137,18 +137,18 @@ impl FromStr for PcapFile {
             match key {
                 "snap" => {
                     let bytes = size(value).and_then(|bytes| u32::try_from(bytes).ok());
-                    let bytes = bytes.filter(|bytes| *bytes >= LEAST_SNAP);
+                    let bytes = bytes.filter(|bytes| *bytes >= MIN_SNAP);
                     snap = Some(bytes.ok_or_else(|| wrong("snap", "bytes of a packet, at least 96"))?);
                 }
                 "rotate" => {
-                    let bytes = size(value).filter(|bytes| *bytes >= LEAST_ROTATE);
+                    let bytes = size(value).filter(|bytes| *bytes >= MIN_ROTATE);
                     rotate = Some(
                         bytes
                             .ok_or_else(|| wrong("rotate", "bytes of a file, at least 64K, such as 100M"))?,
                     );
                 }
                 "files" => {
-                    let count = value.parse().ok().filter(|count| (1..=MOST_FILES).contains(count));
+                    let count = value.parse().ok().filter(|count| (1..=MAX_FILES).contains(count));
                     files = Some(count.ok_or_else(|| wrong("files", "a number from 1 to 1000"))?);
                 }
                 "append" if value.is_empty() => append = true,
@@ -191,6 +191,6 @@ mod tests {
         }
         let all = PcapFile::new("a").snap(96).rotate(1 << 20, 3).append(true);
         assert_eq!(parse(&all.to_string()), Ok(all));
-        assert_eq!(PcapFile::new("a.pcapng").aged(2), PathBuf::from("a.pcapng.2"));
+        assert_eq!(PcapFile::new("a.pcapng").rotated_path(2), PathBuf::from("a.pcapng.2"));
     }
 }

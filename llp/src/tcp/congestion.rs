@@ -48,15 +48,15 @@ impl Congestion {
             Self::ByRoundTrip if is_long(socket) && offers(LONG_PATH) => LONG_PATH,
             Self::ByRoundTrip => return Ok(()),
         };
-        let present = present(socket);
+        let present = current(socket);
         if present.as_deref() == Some(name) {
             return Ok(());
         }
         set(socket, name)?;
-        let now = self::present(socket);
+        let now = current(socket);
         if now.as_deref() != Some(name) {
-            // `congctl lock`, or a program that the kernel calls for its sockets.
-            tracing::warn!(asked = name, ?now, "the system keeps another congestion control");
+            // The reason is `congctl lock`, or a program that the kernel calls for its sockets.
+            tracing::warn!(asked = name, ?now, "the system uses another congestion control");
         }
         Ok(())
     }
@@ -69,7 +69,7 @@ fn set(socket: &Socket, name: &str) -> io::Result<()> {
 }
 
 /// Returns the congestion control of a socket.
-pub(super) fn present(socket: &Socket) -> Option<String> {
+pub(super) fn current(socket: &Socket) -> Option<String> {
     let name = socket.tcp_congestion().ok()?;
     let end = name.iter().position(|byte| *byte == 0).unwrap_or(name.len());
     Some(String::from_utf8_lossy(&name[..end]).into_owned())

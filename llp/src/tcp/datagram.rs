@@ -165,8 +165,8 @@ impl KernelDatagrams {
 }
 
 impl KernelDatagrams {
-    /// The datagrams in the first `messages` messages.
-    fn taken(&self, messages: usize) -> usize {
+    /// Returns the number of datagrams in the first `messages` messages.
+    fn count_datagrams(&self, messages: usize) -> usize {
         self.messages[..messages].iter().map(|message| message.count).sum()
     }
 }
@@ -185,7 +185,7 @@ impl DatagramSocket for KernelDatagrams {
                         tracing::debug!(%error, max, "datagrams are sent in shorter runs");
                         self.max_segments = max;
                     }
-                    return Ok(self.taken(sent));
+                    return Ok(self.count_datagrams(sent));
                 }
                 Err(error) => error,
             };

@@ -9,13 +9,13 @@ use std::time::Duration;
 
 /// The protocol of a stack's connections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum TcpVariant {
     #[default]
     Tcp,
     Multipath,
 }
 
-impl Kind {
+impl TcpVariant {
     pub(super) fn protocol(self) -> Protocol {
         match self {
             Self::Tcp => Protocol::TCP,
@@ -34,9 +34,9 @@ impl Kind {
     }
 }
 
-/// Combines the reports of the subflows of a connection: times are those of the best path, but the
-/// round trip, by which time-outs are chosen, is that of the worst one.
-pub(super) fn combined(subflows: &Subflows, congestion: Option<String>) -> StreamInfo {
+/// Combines the reports of a connection's subflows. Times are those of the best path, except for
+/// the round-trip time, which is that of the worst path because time-outs depend on it.
+pub(super) fn combine_subflows(subflows: &Subflows, congestion: Option<String>) -> StreamInfo {
     let infos = subflows.infos();
     let sum = |of: fn(&libc::tcp_info) -> u32| Some(infos.iter().map(of).fold(0, u32::saturating_add));
     let sum64 = |of: fn(&libc::tcp_info) -> u64| Some(infos.iter().map(of).fold(0, u64::saturating_add));

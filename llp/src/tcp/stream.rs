@@ -14,7 +14,7 @@ use socket2::Socket;
 use uiw_mem::{IoVec, IoVecMut};
 
 use super::congestion::{self, Congestion};
-use super::multipath::{self, Kind};
+use super::multipath::{self, TcpVariant};
 use super::syscall::Subflows;
 use super::{data, flags, setup, syscall};
 use crate::{
@@ -48,8 +48,8 @@ pub struct TcpStream {
     congestion: Option<Congestion>,
     /// Bytes below which the kernel does not report the socket as readable.
     wanted: usize,
-    /// Kind of the stack: a connection of an MPTCP stack may have fallen back to TCP.
-    kind: Kind,
+    /// Kind of the stack. A connection of an MPTCP stack may have fallen back to TCP.
+    kind: TcpVariant,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,12 +82,12 @@ impl TcpStream {
             wanted: 1,
             asked: Cell::new(EMSS_EVERY),
             congestion: congestion.map(Congestion::new),
-            kind: Kind::Tcp,
+            kind: TcpVariant::Tcp,
         })
     }
 
-    /// The same as a connection of a stack of this kind.
-    pub(super) fn of_kind(mut self, kind: Kind) -> Self {
+    /// Sets the kind of the stack to which the connection belongs.
+    pub(super) fn with_variant(mut self, kind: TcpVariant) -> Self {
         self.kind = kind;
         self
     }
@@ -257,16 +257,16 @@ impl StreamExtensions for TcpStream {
         let Some(socket) = &self.socket else {
             return StreamInfo { of_kernel: true, ..StreamInfo::default() };
         };
-        if self.kind == Kind::Multipath
-            && let Ok(subflows) = Subflows::of(socket.as_fd())
+        if self.kind == TcpVariant::Multipath
+            && let Ok(subflows) = Subflows::query(socket.as_fd())
         {
-            return multipath::combined(&subflows, congestion::present(socket));
+            return multipath::combine_subflows(&subflows, congestion::current(socket));
         }
         let Ok(info) = syscall::tcp_info(socket.as_fd()) else {
             return StreamInfo { of_kernel: true, ..StreamInfo::default() };
         };
-        let multipath = (self.kind == Kind::Multipath).then_some(Multipath::Fallback);
-        StreamInfo { multipath, ..info_of(&info, congestion::present(socket)) }
+        let multipath = (self.kind == TcpVariant::Multipath).then_some(Multipath::Fallback);
+        StreamInfo { multipath, ..info_of(&info, congestion::current(socket)) }
     }
 
     fn detach(&mut self) -> io::Result<()> {

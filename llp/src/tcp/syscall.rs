@@ -141,7 +141,7 @@ impl Subflows {
     ///
     /// # Errors
     /// `EOPNOTSUPP`: the connection has fallen back to TCP, or the kernel is older than 5.16.
-    pub(super) fn of(fd: BorrowedFd<'_>) -> io::Result<Box<Self>> {
+    pub(super) fn query(fd: BorrowedFd<'_>) -> io::Result<Box<Self>> {
         let infos = [tcp_info_of(&[]); MAX_SUBFLOWS];
         let (size_header, size_info) = (16, size_of::<libc::tcp_info>() as u32);
         let mut subflows = Box::new(Self { size_header, count: 0, size_kernel: 0, size_info, infos });

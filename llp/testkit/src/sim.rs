@@ -167,8 +167,9 @@ impl SimStack {
         self.ip
     }
 
-    /// The address to use for one that a program gave: ours, or any.
-    fn own(&self, address: SocketAddr) -> io::Result<SocketAddr> {
+    /// Returns the local address for an address that a program has passed: ours, or the unspecified
+    /// address.
+    fn resolve_local(&self, address: SocketAddr) -> io::Result<SocketAddr> {
         if address.ip() == self.ip || address.ip().is_unspecified() {
             Ok(SocketAddr::new(self.ip, address.port()))
         } else {
@@ -184,7 +185,7 @@ impl TransportStack for SimStack {
         options: &ListenConfig,
         token: Token,
     ) -> io::Result<Box<dyn TransportListener>> {
-        let local = self.own(local)?;
+        let local = self.resolve_local(local)?;
         let (id, local) = self.network.lock().listen(self.id, local, options.backlog, token)?;
         Ok(Box::new(SimListener { network: self.network.clone(), id, local }))
     }
@@ -196,7 +197,7 @@ impl TransportStack for SimStack {
         _options: &TransportConfig,
         token: Token,
     ) -> io::Result<Box<dyn TransportStream>> {
-        let local = self.own(local.unwrap_or(SocketAddr::new(self.ip, 0)))?;
+        let local = self.resolve_local(local.unwrap_or(SocketAddr::new(self.ip, 0)))?;
         let (id, local) = self.network.lock().connect(self.id, local, peer, token)?;
         Ok(Box::new(SimStream { network: self.network.clone(), id, local, peer }))
     }
@@ -223,7 +224,7 @@ impl StackExtensions for SimStack {
         _options: &TransportConfig,
         token: Token,
     ) -> io::Result<Box<dyn TransportStream>> {
-        let local = self.own(local)?;
+        let local = self.resolve_local(local)?;
         let (id, local) = self.network.lock().connect_self(self.id, local, token)?;
         Ok(Box::new(SimStream { network: self.network.clone(), id, local, peer: local }))
     }
@@ -234,7 +235,7 @@ impl StackExtensions for SimStack {
         _options: &DatagramConfig,
         token: Token,
     ) -> io::Result<Box<dyn DatagramSocket>> {
-        let local = if local.ip().is_multicast() { local } else { self.own(local)? };
+        let local = if local.ip().is_multicast() { local } else { self.resolve_local(local)? };
         let (id, local) = self.network.lock().bind(self.id, local, token)?;
         Ok(Box::new(datagram::SimDatagrams::new(self.network.clone(), id, local)))
     }

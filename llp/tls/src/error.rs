@@ -18,8 +18,8 @@ pub enum TlsError {
     /// The peer closed before it sent a byte of its handshake.
     #[error("the peer closed the connection during the TLS handshake; it may not use TLS on that port")]
     NoAnswer,
-    /// The peer closed inside of the handshake.
-    #[error("the peer closed the connection inside of the TLS handshake")]
+    /// The peer closed the connection during the handshake.
+    #[error("the peer closed the connection during the TLS handshake")]
     ClosedInHandshake,
     /// TCP was closed without close_notify (RFC 8446 section 6.1): the peer's process may have been
     /// killed, or an attacker has cut the stream.
@@ -27,8 +27,8 @@ pub enum TlsError {
         "the peer closed the connection without close_notify: its process ended, or the stream was truncated"
     )]
     Truncated,
-    /// The handshake was not complete in time.
-    #[error("the TLS handshake was not complete in time")]
+    /// The handshake was not completed in time.
+    #[error("the TLS handshake was not completed in time")]
     HandshakeTimeout,
     /// The peer's handshake is longer than any legitimate one.
     #[error("the peer's TLS handshake is longer than {limit} bytes")]

@@ -324,15 +324,16 @@ impl Shard {
     /// Enters a slot among those that have an event, or takes it out, outside of a poll: a thread
     /// that sleeps in the descriptor wakes.
     pub(super) fn update_ready(&mut self, key: usize) {
-        if self.note_ready(key) {
+        if self.update_ready_in_poll(key) {
             self.signal();
         } else {
             self.clear_wake();
         }
     }
 
-    /// The same within a poll, whose caller gets the event: true if it has an event.
-    fn note_ready(&mut self, key: usize) -> bool {
+    /// Like [`Shard::update_ready`], but within a poll, whose caller gets the event. Returns
+    /// whether there is an event.
+    fn update_ready_in_poll(&mut self, key: usize) -> bool {
         let is_ready = self.is_ready(key);
         if !is_ready {
             self.ready.remove(&key);
@@ -400,11 +401,11 @@ impl Shard {
                     events.extend(conn.user_event(Some(*event)));
                     reported.insert(key);
                     self.sort_handshake(key);
-                    self.note_ready(key);
+                    self.update_ready_in_poll(key);
                 }
                 Some((_, ShardSlot::TransportListener(_))) => {
                     self.accept_all(key);
-                    self.note_ready(key);
+                    self.update_ready_in_poll(key);
                 }
                 Some((_, ShardSlot::Datagrams(token))) => events.push(Event { token: *token, ..*event }),
                 None => {}
@@ -461,7 +462,7 @@ impl Shard {
             }
         }
         for key in changed {
-            self.note_ready(key);
+            self.update_ready_in_poll(key);
         }
         // `Tls::replace` has written the wake-up when it releases the lock.
         drop(self.shared.wakes.lock());

@@ -112,8 +112,8 @@ pub(super) struct Shared {
     /// Changes with the configuration.
     generation: AtomicU64,
     pub(super) counts: Counts,
-    own: Mutex<OwnConnections>,
-    /// The wake fds of all shards.
+    own: Mutex<InProcessConnections>,
+    /// Eventfds of all shards.
     pub(super) wakes: Mutex<Vec<Weak<OwnedFd>>>,
 }
 
@@ -156,15 +156,15 @@ impl Shared {
         wakes.push(Arc::downgrade(wake));
     }
 
-    /// The connections of this process to itself. Held while one is begun, so that the acceptor
-    /// finds it.
-    pub(super) fn own(&self) -> MutexGuard<'_, OwnConnections> {
+    /// Locks the connections of this process to itself. The lock is held while a connection is
+    /// started, so that the acceptor finds it.
+    pub(super) fn lock_in_process(&self) -> MutexGuard<'_, InProcessConnections> {
         self.own.lock()
     }
 
-    /// Returns whether the accepted connection between these addresses was begun by this process.
-    /// Its initiator is notified.
-    pub(super) fn take_own(&self, initiator: SocketAddr, acceptor: SocketAddr) -> bool {
+    /// Returns whether this process has started the accepted connection between these addresses. In
+    /// that case marks the entry for the initiator.
+    pub(super) fn accept_in_process(&self, initiator: SocketAddr, acceptor: SocketAddr) -> bool {
         let found = self.own.lock().0.get(&(initiator, acceptor)).and_then(Weak::upgrade);
         found.is_some_and(|own| !own.accepted.swap(true, Ordering::AcqRel))
     }
@@ -172,11 +172,11 @@ impl Shared {
 
 /// Connections within the process by the addresses of the initiator and the acceptor.
 #[derive(Default)]
-pub(super) struct OwnConnections(HashMap<(SocketAddr, SocketAddr), Weak<OwnConnection>>);
+pub(super) struct InProcessConnections(HashMap<(SocketAddr, SocketAddr), Weak<InProcessConnection>>);
 
-impl OwnConnections {
-    pub(super) fn begin(&mut self, initiator: SocketAddr, acceptor: SocketAddr) -> Arc<OwnConnection> {
-        let own = Arc::new(OwnConnection::default());
+impl InProcessConnections {
+    pub(super) fn begin(&mut self, initiator: SocketAddr, acceptor: SocketAddr) -> Arc<InProcessConnection> {
+        let own = Arc::new(InProcessConnection::default());
         if self.0.len() >= 64 && self.0.len().is_power_of_two() {
             self.0.retain(|_, own| own.strong_count() > 0);
         }
@@ -187,18 +187,18 @@ impl OwnConnections {
 
 /// A connection that this process has begun and that is in its handshake.
 #[derive(Default)]
-pub(super) struct OwnConnection {
+pub(super) struct InProcessConnection {
     accepted: AtomicBool,
 }
 
-impl OwnConnection {
-    /// Returns whether this process has accepted it, too.
+impl InProcessConnection {
+    /// Returns whether this process has also accepted the connection.
     pub(super) fn is_accepted(&self) -> bool {
         self.accepted.load(Ordering::Acquire)
     }
 }
 
-/// The error of a name that no certificate can have.
-pub(super) fn bad_name(error: &KeyError) -> std::io::Error {
+/// Returns the error for a name that no certificate can have.
+pub(super) fn invalid_name_error(error: &KeyError) -> std::io::Error {
     TlsError::Certificate(error.to_string().into()).into()
 }

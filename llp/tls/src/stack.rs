@@ -2,7 +2,7 @@
 
 use super::conn::Conn;
 use super::shard::Shard;
-use super::shared::{Shared, Tls, bad_name};
+use super::shared::{Shared, Tls, invalid_name_error};
 use parking_lot::Mutex;
 use std::fmt;
 use std::io::{self, ErrorKind};
@@ -86,12 +86,14 @@ impl TlsStack {
         connect: impl FnOnce(&mut dyn TransportStack, Token) -> io::Result<Box<dyn TransportStream>>,
     ) -> io::Result<Box<dyn TransportStream>> {
         let snapshot = self.shared.snapshot();
-        let name =
-            snapshot.config.name_for(options.peer_name.as_deref(), peer).map_err(|error| bad_name(&error))?;
+        let name = snapshot
+            .config
+            .name_for(options.peer_name.as_deref(), peer)
+            .map_err(|error| invalid_name_error(&error))?;
         let mut shard = self.shard.lock();
         let inner_token = shard.next_token();
-        // An acceptor of this process looks for it as soon as TCP is connected.
-        let mut own = self.shared.own();
+        // An acceptor in this process looks for the entry as soon as TCP is connected.
+        let mut own = self.shared.lock_in_process();
         let inner = connect(&mut *self.inner, inner_token)?;
         let addresses = (inner.local_addr(), inner.peer_addr());
         let own = own.begin(addresses.0, addresses.1);
@@ -285,16 +287,16 @@ enum StreamPlace {
 }
 
 impl TlsStream {
-    /// Looks at the connection.
-    fn look<R>(&self, look: impl FnOnce(&Conn) -> R) -> Option<R> {
+    /// Calls `inspect` with the connection.
+    fn inspect_conn<R>(&self, inspect: impl FnOnce(&Conn) -> R) -> Option<R> {
         match &self.place {
-            StreamPlace::Shard(shard, key) => shard.lock().conn(*key).map(|conn| look(conn)),
-            StreamPlace::Detached(conn, _) => conn.as_deref().map(look),
+            StreamPlace::Shard(shard, key) => shard.lock().conn(*key).map(|conn| inspect(conn)),
+            StreamPlace::Detached(conn, _) => conn.as_deref().map(inspect),
         }
     }
 
     /// Calls the connection with its shard's buffers.
-    fn call<R>(
+    fn call_conn<R>(
         &mut self,
         call: impl FnOnce(&mut Conn, &mut super::conn::Scratch) -> io::Result<R>,
     ) -> io::Result<R> {
@@ -309,23 +311,23 @@ impl TlsStream {
 
 impl TransportStream for TlsStream {
     fn send(&mut self, bufs: &[IoVec<'_>]) -> io::Result<usize> {
-        self.call(|conn, scratch| conn.send(bufs, scratch))
+        self.call_conn(|conn, scratch| conn.send(bufs, scratch))
     }
 
     fn recv(&mut self, bufs: &mut [IoVecMut<'_>]) -> io::Result<usize> {
-        self.call(|conn, scratch| conn.recv(bufs, scratch))
+        self.call_conn(|conn, scratch| conn.recv(bufs, scratch))
     }
 
     fn set_interest(&mut self, interest: Interest) -> io::Result<()> {
-        self.call(|conn, _| conn.set_interest(interest))
+        self.call_conn(|conn, _| conn.set_interest(interest))
     }
 
     fn connect_result(&mut self) -> io::Result<bool> {
-        self.call(Conn::connect_result)
+        self.call_conn(Conn::connect_result)
     }
 
     fn shutdown(&mut self) -> io::Result<()> {
-        self.call(|conn, _| conn.shutdown())
+        self.call_conn(|conn, _| conn.shutdown())
     }
 
     fn abort(&mut self) {
@@ -343,11 +345,11 @@ impl TransportStream for TlsStream {
     }
 
     fn emss(&self) -> usize {
-        self.look(|conn| conn.inner().emss()).unwrap_or(536)
+        self.inspect_conn(|conn| conn.inner().emss()).unwrap_or(536)
     }
 
     fn local_addr(&self) -> SocketAddr {
-        self.look(|conn| conn.inner().local_addr()).unwrap_or(self.addresses.0)
+        self.inspect_conn(|conn| conn.inner().local_addr()).unwrap_or(self.addresses.0)
     }
 
     fn peer_addr(&self) -> SocketAddr {
@@ -359,7 +361,7 @@ impl StreamExtensions for TlsStream {
     /// TCP's, whose counts of bytes are of records: they are left out, and what was received is
     /// plaintext.
     fn info(&self) -> StreamInfo {
-        let info = self.look(|conn| StreamInfo {
+        let info = self.inspect_conn(|conn| StreamInfo {
             bytes_acked: None,
             bytes_received: Some(conn.received()),
             ..conn.inner().info()
@@ -368,11 +370,11 @@ impl StreamExtensions for TlsStream {
     }
 
     fn configure(&mut self, change: &StreamChange<'_>) -> io::Result<()> {
-        self.call(|conn, _| conn.inner_mut().configure(change))
+        self.call_conn(|conn, _| conn.inner_mut().configure(change))
     }
 
     fn peer_identity(&self) -> Option<Arc<PeerIdentity>> {
-        self.look(Conn::identity).flatten()
+        self.inspect_conn(Conn::identity).flatten()
     }
 
     fn detach(&mut self) -> io::Result<()> {
@@ -471,7 +473,7 @@ impl Drop for ClearDatagrams {
 pub(super) fn update_keys(stream: &mut dyn TransportStream) {
     let stream = stream.downcast_mut::<TlsStream>().unwrap();
     stream
-        .call(|conn, _| {
+        .call_conn(|conn, _| {
             conn.update_keys();
             Ok(())
         })

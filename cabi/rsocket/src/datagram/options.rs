@@ -46,8 +46,9 @@ pub(crate) fn set_option(
         // The merged datagrams would be taken for one.
         (SOL_RDMA | libc::IPPROTO_UDP, _) => return Err(unsupported(level, name)),
         (libc::SOL_SOCKET, libc::SO_RCVTIMEO | libc::SO_SNDTIMEO) => {
-            let time =
-                time.ok_or_else(|| Errno::INVAL.because("a time that is shorter than its structure"))?;
+            let time = time.ok_or_else(|| {
+                Errno::INVAL.because("the value of the time-out is shorter than its structure")
+            })?;
             if name == libc::SO_RCVTIMEO {
                 state.receive_timeout = time;
             } else {

@@ -33,9 +33,9 @@ pub(crate) struct Target {
 pub(crate) fn addresses(netdev: &NetDev, ah: &ibv_ah_attr) -> Result<(IpAddr, IpAddr)> {
     let global = ah.is_global != 0;
     let remote = if global {
-        gid::to_address(ah.grh.dgid)
-            .or_else(|| gid::to_group(ah.grh.dgid))
-            .ok_or_else(|| Errno::INVAL.because("the GID of the peer is no address of a host or a group"))?
+        gid::to_address(ah.grh.dgid).or_else(|| gid::to_group(ah.grh.dgid)).ok_or_else(|| {
+            Errno::INVAL.because("the GID of the peer is the address of neither a host nor a group")
+        })?
     } else {
         lid::resolve(ah.dlid, netdev)?
     };

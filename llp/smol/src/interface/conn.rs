@@ -158,9 +158,9 @@ impl Conn {
         })
     }
 
-    /// Creates the connection for a SYN that has arrived. `None` if its socket cannot be had: the
-    /// listener's options were checked.
-    pub(super) fn listening(
+    /// Creates the connection for a SYN that has arrived. Returns `None` if its socket cannot be
+    /// created; the listener's options were already checked.
+    pub(super) fn for_syn(
         flow: Flow,
         port: usize,
         options: &TransportConfig,
@@ -205,13 +205,13 @@ impl Conn {
         (Sender { stretch, path, probe, segmentation: *segmentation, now: micros(now) }, sockets)
     }
 
-    /// A frame with a segment of the peer has come: see [`Stretch::has_come`].
-    pub(super) fn has_come(&mut self, frame: &[u8], emss: usize, now: Tick) -> Option<Parts> {
+    /// Handles a frame with a segment of the peer: see [`Stretch::note_received`].
+    pub(super) fn note_received(&mut self, frame: &[u8], emss: usize, now: Tick) -> Option<Parts> {
         let before = self.stretch.acknowledged();
-        let parts = self.stretch.has_come(frame, emss);
+        let parts = self.stretch.note_received(frame, emss);
         let acknowledged = self.stretch.acknowledged();
-        self.path.is_acknowledged(acknowledged, micros(now));
-        self.probe.has_come(acknowledged != before, micros(now));
+        self.path.note_acknowledged(acknowledged, micros(now));
+        self.probe.note_received(acknowledged != before, micros(now));
         parts
     }
 

@@ -2,7 +2,7 @@
 //! kept here, as the kernel of a peer on the same machine may give several datagrams in one frame.
 
 use super::{BURSTS, CLOCK, LINK_FULL, SmolInterface};
-use crate::addr::{endpoint, plain};
+use crate::addr::{endpoint, to_canonical};
 use crate::flow::Flow;
 use crate::link::{Link, Port};
 use smoltcp::iface::{PollResult, SocketHandle, SocketSet};
@@ -158,8 +158,8 @@ impl<L: Link> SmolInterface<L> {
         options: &DatagramConfig,
         token: Token,
     ) -> io::Result<(usize, SocketAddr)> {
-        self.standing()?;
-        let ip = plain(local.ip());
+        self.check_link()?;
+        let ip = to_canonical(local.ip());
         let is_group = ip.is_multicast();
         let own = if is_group { member(ip, options)? } else { ip };
         if !self.iface.has_ip_addr(smoltcp::wire::IpAddress::from(own)) {
@@ -251,7 +251,7 @@ impl<L: Link> SmolInterface<L> {
         bytes: &[u8],
         datagrams: &[Outgoing],
     ) -> io::Result<usize> {
-        self.standing()?;
+        self.check_link()?;
         let mut sent = self.queue_datagrams(id, bytes, datagrams);
         if matches!(&sent, Err(error) if error.kind() == ErrorKind::WouldBlock) {
             // Room may come with what the link has taken since.
@@ -278,7 +278,7 @@ impl<L: Link> SmolInterface<L> {
     }
 
     fn queue_datagram(&mut self, id: usize, outgoing: &Outgoing, bytes: &[u8]) -> io::Result<()> {
-        let peer = SocketAddr::new(plain(outgoing.peer.ip()), outgoing.peer.port());
+        let peer = SocketAddr::new(to_canonical(outgoing.peer.ip()), outgoing.peer.port());
         let hop_limit = outgoing.hop_limit.map(NonZeroU8::get);
         let ip_header = if peer.is_ipv4() { 20 } else { 40 };
         if bytes.len() + UDP + ip_header > self.mtu() {
@@ -370,7 +370,7 @@ impl<L: Link> SmolInterface<L> {
 
 /// The address at which a group is joined.
 fn member(group: IpAddr, options: &DatagramConfig) -> io::Result<IpAddr> {
-    let member = options.member.map(plain).filter(|member| member.is_ipv4() == group.is_ipv4());
+    let member = options.member.map(to_canonical).filter(|member| member.is_ipv4() == group.is_ipv4());
     member.ok_or_else(|| {
         io::Error::new(ErrorKind::InvalidInput, "a group is joined at an address of its family")
     })

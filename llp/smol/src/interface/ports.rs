@@ -18,15 +18,15 @@ pub(super) struct PortListener {
     pub(super) opening: VecDeque<usize>,
     /// Connections that stand and wait to be accepted, oldest first.
     pub(super) ready: VecDeque<usize>,
-    /// The link is gone, and it was not reported to its owner yet.
-    pub(super) is_to_be_told: bool,
+    /// True if the link is gone and this was not reported to the listener's owner yet.
+    pub(super) is_unreported: bool,
     pub(super) stream: TransportConfig,
 }
 
 impl PortListener {
-    /// Returns whether an accept has an answer.
-    pub(super) fn has_news(&self) -> bool {
-        self.is_to_be_told || !self.ready.is_empty()
+    /// Returns whether `accept` would return something other than `WouldBlock`.
+    pub(super) fn has_answer(&self) -> bool {
+        self.is_unreported || !self.ready.is_empty()
     }
 }
 
@@ -56,7 +56,7 @@ impl Ports {
         let backlog = usize::try_from(options.backlog.max(1)).unwrap_or(usize::MAX);
         let stream = options.stream.clone();
         let (opening, ready) = (VecDeque::new(), VecDeque::new());
-        let listener = PortListener { local, token, backlog, opening, ready, is_to_be_told: false, stream };
+        let listener = PortListener { local, token, backlog, opening, ready, is_unreported: false, stream };
         Ok((self.listeners.insert(listener), local))
     }
 

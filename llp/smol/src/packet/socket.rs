@@ -2,7 +2,7 @@
 
 use super::filter;
 use super::virtio::HEADER;
-use crate::netdev::{ethernet, mtu_of};
+use crate::netdev::{ethernet_address, mtu_of};
 use std::io;
 use std::mem::size_of;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -41,7 +41,7 @@ impl PacketSocket {
     pub(crate) fn open(interface: &str, takes: FrameFilter) -> io::Result<(Self, usize)> {
         let index = index_of(interface)? as libc::c_int;
         let socket = Self::closed()?;
-        ethernet(interface)?;
+        ethernet_address(interface)?;
         let mtu = mtu_of(interface)?;
         socket.set(libc::SOL_PACKET, libc::PACKET_VNET_HDR, &1i32)?;
         // Older kernels do not have it; smoltcp drops its own frames anyway.

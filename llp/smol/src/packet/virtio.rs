@@ -148,8 +148,8 @@ fn locate(frame: &[u8]) -> Option<TcpOffsets> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::flow::{Checksum, Kind, classify};
-    use crate::segments::cut;
+    use crate::flow::{Checksum, FrameClass, classify};
+    use crate::segments::split_frame;
     use smoltcp::wire::TcpPacket;
 
     /// A TCP packet as smoltcp builds it for a link that cuts: no checksum.
@@ -201,13 +201,13 @@ mod tests {
             let mut buffer = packet(v6, options, payload);
             complete(&mut buffer, Some(Segmentation { size }));
             let mut frames = Vec::new();
-            assert!(cut(Header::parse(&buffer), &buffer[HEADER..], &mut |frame| frames.push(frame)));
+            assert!(split_frame(Header::parse(&buffer), &buffer[HEADER..], &mut |frame| frames.push(frame)));
             assert_eq!(frames.len(), segments, "{payload} bytes in segments of {size}");
             let ip = if v6 { 40 } else { 20 };
             let mut sum = 0;
             for frame in &mut frames {
                 let right = classify(frame, Checksum::Whole);
-                assert!(matches!(right, Some(Kind::Tcp { .. })), "the checksum of a segment");
+                assert!(matches!(right, Some(FrameClass::Tcp { .. })), "the checksum of a segment");
                 let carried = frame.len() - ETHERNET_HEADER - ip - TCP_HEADER;
                 assert!(carried <= usize::from(size), "options count");
                 sum += carried - options;

@@ -47,8 +47,8 @@ impl XdpFeatures {
 
 /// One question with one attribute; the attributes of the answer.
 fn ask(family: u16, command: u8, name: u16, value: &[u8]) -> io::Result<Vec<u8>> {
-    // The family's header: command, version, nothing.
-    netlink::ask(Some(GENERIC), family, &[command, 1, 0, 0], Some((name, value)), 4)
+    // The header of the family consists of command, version and padding.
+    netlink::query(Some(GENERIC), family, &[command, 1, 0, 0], Some((name, value)), 4)
 }
 
 #[cfg(test)]

@@ -226,8 +226,8 @@ fn interface_queried_in_own_namespace() {
     let name = card.as_deref().unwrap_or("card0");
     ip(&network, true, &["link", "add", name, "type", "veth", "peer", "name", "uiwpeer0"]);
     network.inside_server(|| {
-        assert_eq!(Queues::of("veth0").unwrap(), Queues { rx: 3, tx: 3 });
-        assert_eq!(Queues::of("uiwbr0").unwrap(), Queues { rx: 1, tx: 1 }, "whose driver does not say");
+        assert_eq!(Queues::query("veth0").unwrap(), Queues { rx: 3, tx: 3 });
+        assert_eq!(Queues::query("uiwbr0").unwrap(), Queues { rx: 1, tx: 1 }, "whose driver does not say");
         assert!(is_virtual("veth0").unwrap() && is_virtual("uiwbr0").unwrap() && is_virtual("lo").unwrap());
         let link = XdpLink::open("veth0", XdpMode::Auto, &config()).expect("AF_XDP");
         assert_eq!((link.sockets.len(), link.senders), (3, 3));

@@ -80,7 +80,7 @@ fn given_local_address(s: &mut Session) -> Verdict {
     let client = s.stack(CLIENT).connect(Some(from), to, &TransportConfig::default(), CONNECTED);
     let mut client = client.map_err(unexpected("connect"))?;
     let server = s.accept(&mut *listener, ACCEPTED)?;
-    s.made(&mut *client, CONNECTED)?;
+    s.wait_connected(&mut *client, CONNECTED)?;
     let local = client.local_addr();
     ensure!(local.ip() == from.ip() && local.port() != 0, "the client is at {local}");
     ensure!(server.peer_addr() == local, "the server's peer is {}, and not {local}", server.peer_addr());
@@ -101,7 +101,7 @@ fn given_local_port(s: &mut Session) -> Verdict {
             client => client.map_err(unexpected("connect"))?,
         };
         let server = s.accept(&mut *listener, ACCEPTED)?;
-        s.made(&mut *client, CONNECTED)?;
+        s.wait_connected(&mut *client, CONNECTED)?;
         let ends = (client.local_addr(), server.peer_addr());
         ensure!(ends == (from, from), "{ends:?} instead of {from}");
         // A second connection between the same two ends cannot be.

@@ -91,8 +91,8 @@ fn send(
     Ok(())
 }
 
-/// Returns whether a readable event of `token` comes, within a few rounds.
-fn comes(s: &mut Session, which: usize, token: Token) -> Verdict<bool> {
+/// Returns whether a readable event of `token` occurs within a few rounds.
+fn becomes_readable(s: &mut Session, which: usize, token: Token) -> Verdict<bool> {
     let mut came = false;
     s.never("", |s| {
         came |= s.is_readable(which, token);
@@ -131,7 +131,7 @@ fn exchange(
 ) -> Verdict {
     for _ in 0..TRIES {
         send(s, (from, from_token), sender, target, &[message])?;
-        if !comes(s, to, to_token)? {
+        if !becomes_readable(s, to, to_token)? {
             continue;
         }
         let received = receive(receiver)?;
@@ -159,7 +159,7 @@ fn datagram_boundaries(s: &mut Session) -> Verdict {
     for _ in 0..TRIES {
         let there = other.local_addr();
         send(s, (CLIENT, HERE), &mut one, there, &datagrams)?;
-        comes(s, SERVER, THERE)?;
+        becomes_readable(s, SERVER, THERE)?;
         for (_, got) in receive(&mut other)? {
             let known = datagrams.iter().position(|sent| *sent == got);
             ensure!(known.is_some(), "{} bytes arrive that were not sent as one", got.len());
@@ -180,9 +180,9 @@ fn datagram_interest(s: &mut Session) -> Verdict {
     let there = other.local_addr();
     for _ in 0..TRIES {
         send(s, (CLIENT, HERE), &mut one, there, &[b"x"])?;
-        ensure!(!comes(s, SERVER, THERE)?, "a socket without interest is reported");
+        ensure!(!becomes_readable(s, SERVER, THERE)?, "a socket without interest is reported");
         other.set_interest(Interest::READ).map_err(unexpected("set_interest"))?;
-        if comes(s, SERVER, THERE)? {
+        if becomes_readable(s, SERVER, THERE)? {
             s.reports((SERVER, THERE), Interest::READ, Some((true, false)))?;
             receive(&mut other)?;
             return s.reports((SERVER, THERE), Interest::READ, None);

@@ -59,7 +59,7 @@ fn half_close(s: &mut Session) -> Verdict {
         }
         Ok(got.len() >= bytes.len())
     })?;
-    super::session::same(&got, &bytes)
+    super::session::expect_same(&got, &bytes)
 }
 
 fn send_after_fin(s: &mut Session) -> Verdict {
@@ -200,5 +200,5 @@ fn drain(s: &mut Session) -> Verdict {
         }
         Ok(done && got.len() >= sent)
     })?;
-    super::session::same(&got, &bytes[..sent])
+    super::session::expect_same(&got, &bytes[..sent])
 }

@@ -1,7 +1,8 @@
 //! What a stack may have, and what it may ignore.
 
 use super::session::{
-    ACCEPTED, CLIENT, CONNECTED, LISTENER, Pair, SERVER, Session, expect_kind, pattern, recv, same, send,
+    ACCEPTED, CLIENT, CONNECTED, LISTENER, Pair, SERVER, Session, expect_kind, expect_same, pattern, recv,
+    send,
 };
 use super::{CheckStop, Verdict, define_checks, ensure, unexpected};
 use std::io::{self, ErrorKind, Read as _, Write as _};
@@ -124,7 +125,7 @@ fn to_itself(s: &mut Session) -> Verdict {
         }
         stream => stream.map_err(unexpected("connect_self"))?,
     };
-    s.made(&mut *stream, CONNECTED)?;
+    s.wait_connected(&mut *stream, CONNECTED)?;
     let ends = (stream.local_addr(), stream.peer_addr());
     ensure!(ends.0 == ends.1 && ends.0.ip() == at.ip() && ends.0.port() != 0, "its ends are {ends:?}");
     let bytes = pattern(4000);
@@ -165,7 +166,7 @@ fn take_socket(s: &mut Session) -> Verdict {
         }
         Ok(got.len() >= b"before and behind".len())
     })?;
-    same(&got, b"before and behind")?;
+    expect_same(&got, b"before and behind")?;
     s.never("an event of a stream without its socket", |s| Ok(s.event(SERVER, ACCEPTED).is_some()))?;
     (&socket).write_all(b"back").map_err(unexpected("writing to the socket"))?;
     s.expect(HERE, &mut *client, b"back")?;
@@ -261,7 +262,7 @@ fn peek_takes_nothing(s: &mut Session) -> Verdict {
     s.wait_idle()?;
     wait_readable(s)?;
     for _ in 0..2 {
-        same(peek_bytes(&mut *server)?.bytes(), b"0123456789")?;
+        expect_same(peek_bytes(&mut *server)?.bytes(), b"0123456789")?;
     }
     s.poll()?;
     ensure!(s.is_readable(SERVER, ACCEPTED), "a peek that was dropped is not reported any more");
@@ -282,7 +283,7 @@ fn peek_and_consume(s: &mut Session) -> Verdict {
     s.poll()?;
     ensure!(s.is_readable(SERVER, ACCEPTED), "bytes that are of use are not reported any more");
     let mut seen = peek_bytes(&mut *server)?;
-    same(seen.bytes(), b"X56789")?;
+    expect_same(seen.bytes(), b"X56789")?;
     seen.consume(1, RemainingBytes::Useful);
     s.expect(THERE, &mut *server, b"56789")?;
     s.never("an event of a stream without bytes", |s| Ok(s.is_readable(SERVER, ACCEPTED)))
@@ -301,14 +302,14 @@ fn peek_and_wait(s: &mut Session) -> Verdict {
     s.send_all(HERE, &mut *client, b"o")?;
     wait_readable(s)?;
     let mut seen = peek_bytes(&mut *server)?;
-    same(seen.bytes(), b"two")?;
+    expect_same(seen.bytes(), b"two")?;
     seen.consume(1, RemainingBytes::WaitForMore);
     // No more comes: what is left is reported as well.
     client.shutdown().map_err(unexpected("shutdown"))?;
     wait_readable(s)?;
     let mut seen = peek_bytes(&mut *server)?;
     ensure!(!seen.can_grow(0), "bytes before a FIN can grow");
-    same(seen.bytes(), b"wo")?;
+    expect_same(seen.bytes(), b"wo")?;
     drop(seen);
     s.expect(THERE, &mut *server, b"wo")
 }
@@ -365,5 +366,5 @@ fn peek_round_the_buffer(s: &mut Session) -> Verdict {
         }
         Ok(got.len() >= bytes.len())
     })?;
-    same(&got, &bytes)
+    expect_same(&got, &bytes)
 }

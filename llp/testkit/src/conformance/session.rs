@@ -161,7 +161,7 @@ impl Session {
             if over {
                 break;
             }
-            self.rest(left);
+            self.sleep(left);
             self.poll_due()?;
         }
         self.poll()?;
@@ -171,8 +171,8 @@ impl Session {
         }))
     }
 
-    /// Sleeps until a stack has something or its deadline has passed, but no longer than `longest`.
-    fn rest(&mut self, longest: Duration) {
+    /// Sleeps until a stack has an event or its deadline has passed, for at most `longest`.
+    fn sleep(&mut self, longest: Duration) {
         let deadline = |driven: &DrivenStack| {
             let (deadline, now) = (driven.stack.deadline()?, driven.stack.now());
             Some((deadline, deadline.saturating_duration_since(now)))
@@ -201,7 +201,7 @@ impl Session {
         for _ in 0..NEVER_ROUNDS {
             self.poll()?;
             ensure!(!bad(self)?, "{what}");
-            self.rest(NEVER_REST);
+            self.sleep(NEVER_REST);
         }
         Ok(())
     }
@@ -233,8 +233,8 @@ impl Session {
         self.stack(CLIENT).connect(None, to, &options, token).map_err(unexpected("connect"))
     }
 
-    /// Waits until the attempt has succeeded.
-    pub(super) fn made(&mut self, stream: &mut dyn TransportStream, token: Token) -> Verdict {
+    /// Waits until the connection attempt has succeeded.
+    pub(super) fn wait_connected(&mut self, stream: &mut dyn TransportStream, token: Token) -> Verdict {
         self.made_on(CLIENT, stream, token)
     }
 
@@ -272,7 +272,7 @@ impl Session {
         let client = self.stack(CLIENT).connect(None, to, options, CONNECTED);
         let mut client = client.map_err(unexpected("connect"))?;
         let server = self.accept(&mut *listener, ACCEPTED)?;
-        self.made(&mut *client, CONNECTED)?;
+        self.wait_connected(&mut *client, CONNECTED)?;
         Ok(Pair { client, server, listener })
     }
 
@@ -377,7 +377,7 @@ impl Session {
         bytes: &[u8],
     ) -> Verdict {
         let got = self.recv_upto(at, stream, bytes.len())?;
-        same(&got, bytes)
+        expect_same(&got, bytes)
     }
 
     /// Receives the peer's FIN, and nothing before it.
@@ -398,7 +398,7 @@ impl Session {
             if done || Instant::now() > end || self.poll().is_err() {
                 return;
             }
-            self.rest(NEVER_REST);
+            self.sleep(NEVER_REST);
         }
     }
 }
@@ -424,8 +424,8 @@ pub(super) fn pattern(len: usize) -> Vec<u8> {
     (0..len).map(|at| (at * 31 + (at >> 8) * 7 + (at >> 16) * 13) as u8).collect()
 }
 
-/// Compares, and names the first difference.
-pub(super) fn same(got: &[u8], expected: &[u8]) -> Verdict {
+/// Compares the bytes, and reports the first difference.
+pub(super) fn expect_same(got: &[u8], expected: &[u8]) -> Verdict {
     let differs = got.iter().zip(expected).position(|(got, expected)| got != expected);
     ensure!(differs.is_none(), "byte {} differs", differs.unwrap_or(0));
     ensure!(got.len() == expected.len(), "{} of {} bytes came", got.len(), expected.len());

@@ -28,7 +28,7 @@ fn connect_and_accept(s: &mut Session) -> Verdict {
     let mut listener = s.listen()?;
     let mut client = s.connect(listener.local_addr(), CONNECTED)?;
     let mut server = s.accept(&mut *listener, ACCEPTED)?;
-    s.made(&mut *client, CONNECTED)?;
+    s.wait_connected(&mut *client, CONNECTED)?;
     let again = client.connect_result().map_err(unexpected("connect_result"))?;
     ensure!(again, "connect_result says true only once");
     let accepted = server.connect_result().map_err(unexpected("connect_result of an accepted stream"))?;
@@ -45,7 +45,7 @@ fn undecided(s: &mut Session) -> Verdict {
         expect_kind("recv before the connection is made", recv(&mut *client, 1), ErrorKind::WouldBlock)?;
     }
     drop(s.accept(&mut *listener, ACCEPTED)?);
-    s.made(&mut *client, CONNECTED)
+    s.wait_connected(&mut *client, CONNECTED)
 }
 
 fn refused(s: &mut Session) -> Verdict {
@@ -87,7 +87,7 @@ fn several_waiting(s: &mut Session) -> Verdict {
     let mut clients = Vec::new();
     for number in 0..COUNT {
         let mut client = s.connect(listener.local_addr(), Token(number))?;
-        s.made(&mut *client, Token(number))?;
+        s.wait_connected(&mut *client, Token(number))?;
         clients.push(client);
     }
     let mut expected: HashSet<_> = clients.iter().map(|client| client.local_addr()).collect();
@@ -188,7 +188,7 @@ fn backlog(s: &mut Session) -> Verdict {
         let at =
             at.ok_or_else(|| CheckStop::Failed(format!("{peer} was accepted, which did not connect")))?;
         let (client_token, mut client) = clients.swap_remove(at);
-        s.made(&mut *client, client_token)?;
+        s.wait_connected(&mut *client, client_token)?;
         s.send_all((SERVER, token), &mut *server, b"hello")?;
         s.expect((CLIENT, client_token), &mut *client, b"hello")?;
     }
@@ -198,7 +198,7 @@ fn backlog(s: &mut Session) -> Verdict {
 fn data_before_accept(s: &mut Session) -> Verdict {
     let mut listener = s.listen()?;
     let mut client = s.connect(listener.local_addr(), CONNECTED)?;
-    s.made(&mut *client, CONNECTED)?;
+    s.wait_connected(&mut *client, CONNECTED)?;
     s.send_all((CLIENT, CONNECTED), &mut *client, b"early")?;
     s.wait_idle()?;
     let mut server = s.accept(&mut *listener, ACCEPTED)?;
@@ -209,7 +209,7 @@ fn data_before_accept(s: &mut Session) -> Verdict {
 fn peer_closed_while_queued(s: &mut Session) -> Verdict {
     let mut listener = s.listen()?;
     let mut client = s.connect(listener.local_addr(), CONNECTED)?;
-    s.made(&mut *client, CONNECTED)?;
+    s.wait_connected(&mut *client, CONNECTED)?;
     let bytes = pattern(2000);
     s.send_all((CLIENT, CONNECTED), &mut *client, &bytes)?;
     drop(client);
@@ -222,7 +222,7 @@ fn peer_closed_while_queued(s: &mut Session) -> Verdict {
 fn peer_reset_while_queued(s: &mut Session) -> Verdict {
     let mut listener = s.listen()?;
     let mut client = s.connect(listener.local_addr(), CONNECTED)?;
-    s.made(&mut *client, CONNECTED)?;
+    s.wait_connected(&mut *client, CONNECTED)?;
     client.abort();
     s.wait_idle()?;
     // The stack may pass it over, or give a stream that says so.
@@ -260,7 +260,7 @@ fn listener_dropped(s: &mut Session) -> Verdict {
 fn listener_dropped_with_queue(s: &mut Session) -> Verdict {
     let listener = s.listen()?;
     let mut client = s.connect(listener.local_addr(), CONNECTED)?;
-    s.made(&mut *client, CONNECTED)?;
+    s.wait_connected(&mut *client, CONNECTED)?;
     s.wait_idle()?;
     drop(listener);
     client.set_interest(Interest::READ).map_err(unexpected("set_interest"))?;
@@ -287,7 +287,7 @@ fn attempt_dropped(s: &mut Session) -> Verdict {
     }
     let mut client = s.connect(listener.local_addr(), CONNECTED)?;
     let mut server = s.accept(&mut *listener, ACCEPTED)?;
-    s.made(&mut *client, CONNECTED)?;
+    s.wait_connected(&mut *client, CONNECTED)?;
     s.send_all((CLIENT, CONNECTED), &mut *client, b"again")?;
     s.expect((SERVER, ACCEPTED), &mut *server, b"again")
 }

@@ -1,7 +1,7 @@
 //! Shards, and streams that move between them.
 
 use super::session::{
-    ACCEPTED, CLIENT, CONNECTED, Pair, SERVER, Session, expect_kind, pattern, ready, recv, same, send,
+    ACCEPTED, CLIENT, CONNECTED, Pair, SERVER, Session, expect_kind, expect_same, pattern, ready, recv, send,
 };
 use super::{CheckStop, Verdict, define_checks, ensure, unexpected};
 use std::io::{self, ErrorKind};
@@ -75,7 +75,7 @@ fn shard_of_its_own(s: &mut Session) -> Verdict {
         Ok(s.is_readable(shard, ACCEPTED))
     })?;
     let mut server = listener.accept(Token(6)).map_err(unexpected("accept"))?;
-    s.made(&mut *client, Token(5))?;
+    s.wait_connected(&mut *client, Token(5))?;
     s.send_all((CLIENT, Token(5)), &mut *client, b"hello")?;
     s.expect((shard, Token(6)), &mut *server, b"hello")?;
     // It connects as well.
@@ -120,7 +120,7 @@ fn move_accepted(s: &mut Session) -> Verdict {
     s.until("an event of bytes that came before", |s| Ok(s.is_readable(shard, MOVED)))?;
     s.send_all(HERE, &mut *client, after)?;
     got.extend(s.recv_upto((shard, MOVED), &mut *server, bytes.len() - got.len())?);
-    same(&got, &bytes)?;
+    expect_same(&got, &bytes)?;
     ensure!((server.local_addr(), server.peer_addr()) == addresses, "the addresses have changed");
     s.never("an event of a stream that left", |s| Ok(s.event(SERVER, ACCEPTED).is_some()))?;
     // Both directions, as before.
@@ -362,5 +362,5 @@ fn to_and_fro(mut stack: Box<dyn TransportStack>, at: SocketAddr, timeout: Durat
             }
         }
     }
-    same(&got, &bytes)
+    expect_same(&got, &bytes)
 }

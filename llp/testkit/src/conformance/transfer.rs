@@ -1,7 +1,7 @@
 //! Bytes: order, borders of calls, and what happens when there is no room.
 
 use super::session::{
-    ACCEPTED, CLIENT, CONNECTED, Pair, SERVER, Session, expect_kind, pattern, recv, same, send,
+    ACCEPTED, CLIENT, CONNECTED, Pair, SERVER, Session, expect_kind, expect_same, pattern, recv, send,
 };
 use super::{CheckStop, Verdict, define_checks, ensure, unexpected};
 use std::io::ErrorKind;
@@ -34,11 +34,11 @@ fn bytes_in_order(s: &mut Session) -> Verdict {
     Ok(())
 }
 
-/// One end, its token and its stack.
-type End<'a> = (&'a mut dyn uiw_llp::TransportStream, uiw_llp::Token, usize);
+/// One end: its stream, its token and the number of its stack.
+type StreamEnd<'a> = (&'a mut dyn uiw_llp::TransportStream, uiw_llp::Token, usize);
 
-/// Moves `bytes`, each end acting only on an event.
-fn carry(s: &mut Session, from: End<'_>, to: End<'_>, bytes: &[u8]) -> Verdict {
+/// Transfers `bytes`. Each end acts only after an event.
+fn carry(s: &mut Session, from: StreamEnd<'_>, to: StreamEnd<'_>, bytes: &[u8]) -> Verdict {
     let ((from, from_token, from_stack), (to, to_token, to_stack)) = (from, to);
     from.set_interest(Interest::WRITE).map_err(unexpected("set_interest"))?;
     to.set_interest(Interest::READ).map_err(unexpected("set_interest"))?;
@@ -63,7 +63,7 @@ fn carry(s: &mut Session, from: End<'_>, to: End<'_>, bytes: &[u8]) -> Verdict {
         }
         Ok(got.len() >= bytes.len())
     })?;
-    same(&got, bytes)
+    expect_same(&got, bytes)
 }
 
 fn both_ways_at_once(s: &mut Session) -> Verdict {
@@ -99,8 +99,8 @@ fn both_ways_at_once(s: &mut Session) -> Verdict {
         }
         Ok(got.iter().all(|got| got.len() >= LEN))
     })?;
-    same(&got[CLIENT], &there)?;
-    same(&got[SERVER], &back)
+    expect_same(&got[CLIENT], &there)?;
+    expect_same(&got[SERVER], &back)
 }
 
 fn gathered(s: &mut Session) -> Verdict {
@@ -128,7 +128,7 @@ fn scattered(s: &mut Session) -> Verdict {
         got.extend_from_slice(&all[..count]);
         ensure!(all[count..].iter().all(|byte| *byte == 0), "recv wrote after what it gave");
     }
-    same(&got, b"one two three")
+    expect_same(&got, b"one two three")
 }
 
 fn many_buffers(s: &mut Session) -> Verdict {
@@ -148,7 +148,7 @@ fn many_buffers(s: &mut Session) -> Verdict {
         ensure!(count > 0, "a FIN that was not sent");
         got.extend_from_slice(&block[..count]);
     }
-    same(&got, &bytes)
+    expect_same(&got, &bytes)
 }
 
 fn small_reads(s: &mut Session) -> Verdict {
@@ -164,7 +164,7 @@ fn small_reads(s: &mut Session) -> Verdict {
         ensure!(!part.is_empty(), "a FIN that was not sent, after {} bytes", got.len());
         got.extend(part);
     }
-    same(&got, &bytes)?;
+    expect_same(&got, &bytes)?;
     expect_kind("recv of no more", recv(&mut *server, 1), ErrorKind::WouldBlock)
 }
 

@@ -27,8 +27,8 @@ define_checks! {
 
 const HERE: (usize, Token) = (CLIENT, CONNECTED);
 
-/// The server's descriptor, once it is quiet: polled as long as it has something.
-fn quiet(s: &mut Session) -> Verdict<Arc<OwnedFd>> {
+/// Returns the server's descriptor after polling the stack until the descriptor is not readable.
+fn wait_quiet(s: &mut Session) -> Verdict<Arc<OwnedFd>> {
     let fd = s.wait_fd(SERVER)?;
     s.until("the descriptor of an idle stack is quiet", |s| {
         s.poll()?;
@@ -44,7 +44,7 @@ fn is_ready(fd: &OwnedFd, longest: Duration) -> bool {
 /// Does `act` while a thread sleeps in the server's descriptor, and drives the client's stack until
 /// it wakes. Then the server's poll reports what is expected.
 fn wakes(s: &mut Session, expected: Token, act: impl FnOnce(&mut Session) -> Verdict) -> Verdict {
-    let fd = quiet(s)?;
+    let fd = wait_quiet(s)?;
     let timeout = s.timeout();
     let woken = std::thread::scope(|scope| {
         let sleeper = scope.spawn(|| is_ready(&fd, timeout));
@@ -73,10 +73,10 @@ fn same_descriptor(s: &mut Session) -> Verdict {
 fn idle_descriptor(s: &mut Session) -> Verdict {
     let Pair { mut client, mut server, listener: _listener } = s.pair()?;
     client.set_interest(Interest::READ).map_err(unexpected("set_interest"))?;
-    quiet(s)?;
+    wait_quiet(s)?;
     s.send_all(HERE, &mut *client, b"x")?;
     s.expect((SERVER, ACCEPTED), &mut *server, b"x")?;
-    quiet(s).map(drop)
+    wait_quiet(s).map(drop)
 }
 
 fn woken_by_connection(s: &mut Session) -> Verdict {
@@ -122,7 +122,7 @@ fn woken_by_interest(s: &mut Session) -> Verdict {
 fn woken_by_accept(s: &mut Session) -> Verdict {
     let mut listener = s.listen()?;
     let mut client = s.connect(listener.local_addr(), CONNECTED)?;
-    s.made(&mut *client, CONNECTED)?;
+    s.wait_connected(&mut *client, CONNECTED)?;
     s.send_all(HERE, &mut *client, b"x")?;
     s.until("the listener is readable", |s| Ok(s.is_readable(SERVER, LISTENER)))?;
     s.wait_idle()?;
@@ -138,8 +138,8 @@ fn recv_wakes_for_others(s: &mut Session) -> Verdict {
     let Pair { mut client, mut server, mut listener } = s.pair()?;
     let mut other_client = s.connect(listener.local_addr(), other.0)?;
     let mut other_server = s.accept(&mut *listener, other.1)?;
-    s.made(&mut *other_client, other.0)?;
-    let fd = quiet(s)?;
+    s.wait_connected(&mut *other_client, other.0)?;
+    let fd = wait_quiet(s)?;
     s.send_all((CLIENT, other.0), &mut *other_client, b"x")?;
     // The client's stack is polled, the server's is not: only the calls of one stream take in what
     // comes.
@@ -156,7 +156,7 @@ fn recv_wakes_for_others(s: &mut Session) -> Verdict {
 
 fn descriptor_of_the_driver(s: &mut Session) -> Verdict {
     let Pair { mut client, mut server, listener: _listener } = s.pair()?;
-    let fd = quiet(s)?;
+    let fd = wait_quiet(s)?;
     let system = |error: Errno| unexpected("eventfd")(io::Error::from(error));
     let own = eventfd(1, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(system)?;
     let all_bits = epoll::EventData::new_u64(u64::MAX);

@@ -9,7 +9,7 @@ mod incoming;
 
 use super::error::TlsError;
 use super::session::Session;
-use super::shared::{OwnConnection, Shared, Snapshot};
+use super::shared::{InProcessConnection, Shared, Snapshot};
 use super::verify::PeerRole;
 use incoming::{MIN_READ, Sink};
 use rustls::pki_types::ServerName;
@@ -134,7 +134,7 @@ pub(super) struct Conn {
     handshake_bytes: usize,
     /// Initiator's entry among the connections of this process to itself, until the handshake shows
     /// whether the acceptor is here, too.
-    own: Option<Arc<OwnConnection>>,
+    own: Option<Arc<InProcessConnection>>,
     identity: Option<Arc<PeerIdentity>>,
     role: PeerRole,
     /// Bytes of plaintext received.
@@ -187,7 +187,7 @@ impl Conn {
         shared: &Arc<Shared>,
         token: Token,
         name: ServerName<'static>,
-        own: Option<Arc<OwnConnection>>,
+        own: Option<Arc<InProcessConnection>>,
     ) -> Self {
         let role = PeerRole::Server(name.clone());
         let state = ConnState::Connecting { name: Box::new(name) };
@@ -207,7 +207,7 @@ impl Conn {
 
     /// Creates the responder's connection, over an inner stream that has just been accepted.
     pub(super) fn new_accepted(inner: Box<dyn TransportStream>, shared: &Arc<Shared>) -> Self {
-        let own = shared.take_own(inner.peer_addr(), inner.local_addr());
+        let own = shared.accept_in_process(inner.peer_addr(), inner.local_addr());
         let state = if own { ConnState::AcceptedSameProcess } else { ConnState::Accepted };
         let mut conn = Self::new(inner, shared, state, Interest::READ, PeerRole::Client);
         // The user gets no event of it before it has accepted the connection.
