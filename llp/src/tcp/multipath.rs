@@ -1,5 +1,5 @@
-//! Multipath TCP (RFC 8684): sockets of another protocol number, whose connections have a subflow
-//! on each path. The kernel falls back to TCP with a peer that has none.
+//! Multipath TCP (RFC 8684). Its sockets have another protocol number, and its connections have one
+//! subflow for each path. The kernel falls back to TCP with a peer that does not support it.
 
 use super::syscall::Subflows;
 use crate::{Multipath, StreamInfo};
@@ -7,7 +7,7 @@ use socket2::Protocol;
 use std::io;
 use std::time::Duration;
 
-/// The protocol of a stack's connections.
+/// Protocol of a stack's connections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum TcpVariant {
     #[default]
@@ -23,7 +23,7 @@ impl TcpVariant {
         }
     }
 
-    /// Says what the refusal of a socket of this kind is for.
+    /// Adds the reason to the error of creating a socket of this kind.
     pub(super) fn refused(self, error: io::Error) -> io::Error {
         let why = match (self, error.raw_os_error()) {
             (Self::Multipath, Some(libc::EPROTONOSUPPORT | libc::EINVAL)) => "this kernel has no MPTCP",
@@ -50,7 +50,7 @@ pub(super) fn combine_subflows(subflows: &Subflows, congestion: Option<String>) 
         retransmits: sum(|info| info.tcpi_total_retrans),
         unacked: sum(|info| info.tcpi_unacked),
         last_ack: least(|info| info.tcpi_last_ack_recv).map(|ms| Duration::from_millis(ms.into())),
-        // A path that answers is enough.
+        // It is sufficient that one path answers.
         probes: least(|info| info.tcpi_probes.into()),
         not_sent: sum(|info| info.tcpi_notsent_bytes),
         emss: least(|info| info.tcpi_snd_mss),
