@@ -1,4 +1,4 @@
-//! What all shards of a TLS stack have in common.
+//! State that all shards of a TLS stack share.
 
 use super::config::TlsConfig;
 use super::error::TlsError;
@@ -13,7 +13,8 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
-/// A configuration of TLS stacks, which may be replaced while they work. Clones are the same one.
+/// Configuration of TLS stacks, which can be replaced while they work. Clones share the same
+/// configuration.
 #[derive(Clone)]
 pub struct Tls(pub(super) Arc<Shared>);
 
@@ -21,7 +22,7 @@ impl Tls {
     /// Creates a context for any number of stacks.
     ///
     /// # Errors
-    /// [`KeyError::Refused`]: rustls refuses the configuration.
+    /// [`KeyError::Refused`] if rustls refuses the configuration.
     pub fn new(config: TlsConfig) -> Result<Self, KeyError> {
         Ok(Self(Arc::new(Shared {
             snapshot: RwLock::new(Arc::new(Snapshot::new(config)?)),
@@ -32,15 +33,15 @@ impl Tls {
         })))
     }
 
-    /// Replaces the configuration for new connections and for established ones, whose peers it may
-    /// no longer accept. These end with [`TlsError::Removed`].
+    /// Replaces the configuration, for new connections and for established ones. An established
+    /// connection whose peer is no longer accepted ends with [`TlsError::Removed`].
     ///
     /// # Errors
-    /// As [`Tls::new`]; the configuration before holds on.
+    /// The same as for [`Tls::new`]. After an error the previous configuration remains in use.
     pub fn replace(&self, config: TlsConfig) -> Result<(), KeyError> {
         let snapshot = Arc::new(Snapshot::new(config)?);
-        // The lock is held until the wake-ups are written: a shard that sees the new generation
-        // takes it before it clears its own wake-up.
+        // The lock is held until the wake-ups are written. A shard that sees the new generation
+        // takes the lock before it clears its own wake-up.
         let mut wakes = self.0.wakes.lock();
         *self.0.snapshot.write() = snapshot;
         self.0.generation.fetch_add(1, Ordering::Release);
@@ -78,16 +79,16 @@ impl fmt::Debug for Tls {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TlsCounts {
-    /// Connections, those in their handshake among them.
+    /// Number of connections, including those in their handshake.
     pub connections: usize,
-    /// Accepted connections in their handshake.
+    /// Number of accepted connections in their handshake.
     pub handshakes: usize,
-    /// Bytes in the buffers of connections: records that are not whole, plaintext that was not
-    /// taken, records that TCP did not take.
+    /// Size of the connections' buffers in bytes: incomplete records, plaintext that was not taken,
+    /// and records that TCP has not accepted.
     pub buffered: usize,
-    /// Handshakes that succeeded.
+    /// Number of handshakes that succeeded.
     pub established: u64,
-    /// Connections that failed by a [`TlsError`].
+    /// Number of connections that failed with a [`TlsError`].
     pub failed: u64,
 }
 
@@ -101,7 +102,8 @@ pub(super) struct Counts {
 }
 
 impl Counts {
-    /// The buffers of a connection have `after` bytes instead of `before`.
+    /// Records that the buffers of a connection have grown or shrunk from `before` to `after`
+    /// bytes.
     pub(super) fn count_buffers(&self, before: usize, after: usize) {
         self.buffered.fetch_add(after.wrapping_sub(before), Ordering::Relaxed);
     }
@@ -109,7 +111,7 @@ impl Counts {
 
 pub(super) struct Shared {
     snapshot: RwLock<Arc<Snapshot>>,
-    /// Changes with the configuration.
+    /// Number that changes with the configuration.
     generation: AtomicU64,
     pub(super) counts: Counts,
     own: Mutex<InProcessConnections>,
@@ -117,10 +119,10 @@ pub(super) struct Shared {
     pub(super) wakes: Mutex<Vec<Weak<OwnedFd>>>,
 }
 
-/// The protocol that is offered and accepted (RFC 7301).
+/// Protocol that is offered and accepted (RFC 7301).
 pub(super) const ALPN: &[u8] = b"iwarp";
 
-/// A configuration, and what follows from it.
+/// A configuration, and the values derived from it.
 pub(super) struct Snapshot {
     pub(super) config: TlsConfig,
     pub(super) client: Arc<ClientConfig>,
@@ -131,8 +133,8 @@ pub(super) struct Snapshot {
 impl Snapshot {
     fn new(config: TlsConfig) -> Result<Self, KeyError> {
         let (client, server) = config.to_rustls()?;
-        // A connection that was meant for another protocol ends in the handshake. Peers that offer
-        // none are accepted: other versions of uiw do.
+        // A connection that is meant for another protocol ends in the handshake. Peers that offer
+        // no protocol are accepted, because other versions of uiw offer none.
         let (mut client, mut server) = (Arc::unwrap_or_clone(client), Arc::unwrap_or_clone(server));
         client.alpn_protocols = vec![ALPN.to_vec()];
         server.alpn_protocols = vec![ALPN.to_vec()];
@@ -170,7 +172,7 @@ impl Shared {
     }
 }
 
-/// Connections within the process by the addresses of the initiator and the acceptor.
+/// Connections of this process to itself, by the addresses of the initiator and the acceptor.
 #[derive(Default)]
 pub(super) struct InProcessConnections(HashMap<(SocketAddr, SocketAddr), Weak<InProcessConnection>>);
 
@@ -185,7 +187,7 @@ impl InProcessConnections {
     }
 }
 
-/// A connection that this process has begun and that is in its handshake.
+/// Connection that this process has started and that is in its handshake.
 #[derive(Default)]
 pub(super) struct InProcessConnection {
     accepted: AtomicBool,
