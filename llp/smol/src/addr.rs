@@ -1,4 +1,4 @@
-//! Addresses of std and of smoltcp.
+//! Conversions between the address types of std and smoltcp.
 
 use smoltcp::wire::{IpAddress, IpEndpoint};
 use std::net::{IpAddr, SocketAddr};

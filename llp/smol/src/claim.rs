@@ -1,9 +1,9 @@
-//! Addresses of our own beside the kernel's, and beside those of other processes here: no other
-//! host may have them.
+//! Claims of IP and MAC addresses. A TCP in this process needs addresses that neither the kernel
+//! nor another process on this host uses.
 //!
-//! Two processes with one address would each answer the other's segments with a RST. Processes of
-//! one network namespace find each other by the names of Unix sockets, which are the namespace's
-//! and go with the process. Hosts elsewhere on the wire are not queried.
+//! Two processes with the same address would answer each other's segments with a RST. Processes of
+//! one network namespace detect each other by the names of Unix sockets, which belong to the
+//! namespace and disappear with the process. Other hosts on the wire are not queried.
 
 use super::SmolConfig;
 use crate::netdev::{ethernet_address, kernel_addresses};
@@ -18,19 +18,20 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 use uiw_llp::interface::index_of;
 
-/// Time for which a name may outlive its claim, as a child between fork and exec has a copy of the
-/// descriptor.
+/// Time for which a name may outlive its claim, because a child between fork and exec has a copy of
+/// the descriptor.
 const RELEASE: Duration = Duration::from_millis(500);
-/// Pause between two attempts to take such a name.
+/// Pause between two attempts to take a released name.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// The MAC address and the IP addresses of one stack on one interface, for as long as this lives.
+/// Claim of the MAC address and the IP addresses of one stack on one interface. It ends when the
+/// value is dropped.
 pub(super) struct Claim {
     names: Vec<OwnedFd>,
 }
 
 impl Drop for Claim {
-    /// Marks the names as released: [`name`] waits for those that are still bound by a copy of the
+    /// Marks the names as released. [`take_name`] waits for names that are still bound by a copy of the
     /// descriptor.
     fn drop(&mut self) {
         for name in &self.names {
@@ -40,9 +41,11 @@ impl Drop for Claim {
 }
 
 impl Claim {
+    /// Claims the addresses in `config`.
+    ///
     /// # Errors
-    /// `AddrInUse`: the kernel has one of the addresses, or another process of ours has; and as
-    /// [`ethernet`].
+    /// `AddrInUse` if the kernel or another process has one of the addresses, and the errors of
+    /// [`ethernet_address`].
     pub(super) fn new(interface: &str, config: &SmolConfig) -> io::Result<Self> {
         let taken = |what: String, owner: &str| {
             Err(io::Error::new(
@@ -124,7 +127,7 @@ fn try_take_name(text: &str) -> io::Result<Option<ClaimName>> {
             }))
         }
         Err(Errno::CONNREFUSED) => Ok(None),
-        // Asked too often.
+        // Too many processes are asking for the owner.
         Err(Errno::AGAIN) => Ok(Some(ClaimName::Taken(None))),
         Err(error) => Err(error.into()),
     }
@@ -150,7 +153,7 @@ mod tests {
             let _other = Claim::new("veth0", &of("10.77.0.12")).expect("it is free");
             let ours = format!("ip=10.77.0.11 is that of process {}", std::process::id());
             for _ in 0..20 {
-                // The ninth and later ones find a queue of questions that is full.
+                // From the ninth query on, the queue of queries is full.
                 let said = says(&of("10.77.0.11"));
                 assert!(said.contains(&ours) || said.contains("used by another process"), "{said}");
             }
@@ -169,7 +172,7 @@ mod tests {
         network.inside_server(|| {
             let config = SmolConfig::new("10.77.0.11".parse().unwrap(), 24);
             let first = Claim::new("veth0", &config).expect("it is free");
-            // As a child between fork and exec has them.
+            // A child between fork and exec has such copies.
             let copies: Vec<_> = first.names.iter().map(|name| name.try_clone().unwrap()).collect();
             drop(first);
             let child = std::thread::spawn(|| {

@@ -1,4 +1,5 @@
-//! Which connection or UDP socket a frame belongs to, read from its headers before smoltcp sees it.
+//! Classification of frames by their headers, before smoltcp sees them: the connection or UDP
+//! socket to which a frame belongs.
 
 use super::segment::ETHERNET_HEADER;
 use smoltcp::wire::{
@@ -8,7 +9,7 @@ use smoltcp::wire::{
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::{IpAddr, SocketAddr};
 
-/// Bytes of the UDP header.
+/// Size of the UDP header in bytes.
 const UDP_HEADER: usize = 8;
 
 /// Addresses of the two ends of a connection.
@@ -19,7 +20,8 @@ pub(super) struct Flow {
 }
 
 impl Flow {
-    /// A number that is the same for all its frames, and spread evenly over flows.
+    /// Returns a hash of the addresses, which is the same for all frames of the flow and evenly
+    /// distributed.
     pub(super) fn hash(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         Hash::hash(self, &mut hasher);
@@ -32,20 +34,20 @@ impl Flow {
 pub(super) enum FrameClass {
     /// A TCP segment; `opens` is true for a SYN without ACK.
     Tcp { flow: Flow, opens: bool },
-    /// A UDP datagram, or several: where the payload begins and ends in the frame.
+    /// One or more UDP datagrams. `payload` is the range of the payload in the frame.
     Udp { flow: Flow, payload: (usize, usize) },
-    /// Neighbours, echoes, and what is too broken to say.
+    /// Neighbour discovery, echo messages, and invalid frames.
     Other,
 }
 
-/// Treatment of the checksum of a TCP segment.
+/// How the checksum of a TCP segment is verified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Checksum {
-    /// Another host has.
+    /// It is not verified, because the link guarantees that it is correct.
     Trusted,
-    /// It must be right.
+    /// It must be correct.
     Whole,
-    /// It must be right, or be only begun.
+    /// It must be correct, or contain only the sum of the pseudo-header.
     WholeOrBegun,
 }
 
@@ -79,8 +81,8 @@ pub(super) fn classify(frame: &[u8], checksum: Checksum) -> Option<FrameClass> {
     }
 }
 
-/// The sender of a frame of neighbour discovery: ARP (RFC 826), or Neighbor Discovery (RFC 4861
-/// sections 4.3 and 4.4).
+/// Returns the sender of a frame of neighbour discovery: ARP (RFC 826) or Neighbor Discovery (RFC
+/// 4861 sections 4.3 and 4.4).
 pub(super) fn neighbour(frame: &[u8]) -> Option<IpAddr> {
     let ethernet = EthernetFrame::new_checked(frame).ok()?;
     match ethernet.ethertype() {
@@ -134,8 +136,8 @@ fn tcp(source: IpAddr, destination: IpAddr, segment: &[u8], checksum: Checksum) 
     Some(FrameClass::Tcp { flow, opens: segment.syn() && !segment.ack() })
 }
 
-/// RFC 9293 section 3.1: the sum of addresses, protocol and TCP length. It stands in the checksum's
-/// place until a card completes it.
+/// Returns the sum of addresses, protocol and TCP length (RFC 9293 section 3.1). It is stored in
+/// the checksum field until the network card completes the checksum.
 pub(super) fn pseudo_sum(source: IpAddr, destination: IpAddr, len: usize) -> u16 {
     let sum = |address: IpAddr| match address {
         IpAddr::V4(v4) => sum(&v4.octets()),

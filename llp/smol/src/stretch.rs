@@ -1,33 +1,34 @@
-//! Acknowledgements of many segments at once.
+//! Acknowledgements that cover many segments.
 //!
-//! smoltcp opens its congestion window by at most one segment for an acknowledgement, however much
-//! it acknowledges. But a peer that takes packets of 64 KiB acknowledges each once, and one that
-//! has much to do acknowledges all that has come: the window would open by some segments a round
-//! trip, where TCP means it to double. So such an acknowledgement is given to smoltcp in parts, as
-//! if the peer had acknowledged segment by segment; no more is acknowledged than the peer has, and
-//! only while nothing but the congestion window holds the connection back.
+//! smoltcp opens its congestion window by at most one segment for each acknowledgement, regardless
+//! of the amount that it acknowledges. But a peer that receives packets of 64 KiB sends one
+//! acknowledgement for each of them, and a busy peer one for everything that has arrived. The
+//! window would open by only a few segments in each round trip, whereas TCP requires it to double.
+//! Such an acknowledgement is therefore passed to smoltcp in parts, as if the peer had acknowledged
+//! each segment. The parts acknowledge no more than the peer has, and are used only while nothing
+//! but the congestion window limits the connection.
 
 use super::segment::{
     ETHERNET_HEADER, IPV6_HEADER, LONGEST, TCP_HEADER, ethertype, is_behind, scale_of, segment_of, sequence,
 };
 use smoltcp::wire::{EthernetProtocol, Ipv4Packet, Ipv6Packet, TcpPacket};
 
-/// Parts of an acknowledgement: each costs what a frame costs.
+/// Maximum number of parts of an acknowledgement. Each part costs as much as a frame.
 const PARTS: u32 = 64;
 
-/// Knowledge about a connection's sending direction.
+/// State of a connection's sending direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Stretch {
-    /// The first byte that the peer has not acknowledged.
+    /// Sequence number of the first byte that the peer has not acknowledged.
     acknowledged: u32,
-    /// The byte behind the one that was sent last, and the one behind every byte that was ever
-    /// sent. A SYN and a FIN count.
+    /// Sequence number after the last byte that was sent. The number after all bytes that were ever
+    /// sent follows. A SYN and a FIN are counted.
     sent: u32,
     highest: u32,
-    /// The peer's window, and by how many bits it is shifted.
+    /// Window of the peer. The number of bits by which it is shifted follows.
     window: u32,
     scale: u8,
-    /// True if only the congestion window kept bytes back at the last check.
+    /// True if only the congestion window limited sending at the last check.
     is_limited: bool,
 }
 
@@ -47,16 +48,16 @@ impl Stretch {
         Some((at, start, len))
     }
 
-    /// The sequence number of segments without bytes: RFC 9293 section 3.10.7.4 has them at
-    /// SND.NXT. smoltcp goes back with its own when it sends again, and a peer that has received
-    /// everything takes no acknowledgement that stands before it. Not beyond the peer's window,
-    /// where a probe of a closed one stands.
+    /// Returns the sequence number for segments without data. RFC 9293 section 3.10.7.4 requires
+    /// SND.NXT. smoltcp's own number goes back for retransmissions, and a peer that has received
+    /// everything accepts no acknowledgement with a number before its own. The returned number is
+    /// not beyond the peer's window, so a probe of a closed window is acceptable as well.
     pub(super) fn acceptable(&self) -> u32 {
         let end = self.acknowledged.wrapping_add(self.window);
         if is_behind(self.highest, end) { end } else { self.highest }
     }
 
-    /// The first byte that the peer has not acknowledged.
+    /// Returns the sequence number of the first byte that the peer has not acknowledged.
     pub(super) fn acknowledged(&self) -> u32 {
         self.acknowledged
     }
@@ -114,8 +115,8 @@ impl Parts {
     fn from_frame(whole: &[u8], at: usize, (before, ack): (u32, u32), mss: u32) -> Option<Self> {
         let covers = ack.wrapping_sub(before);
         let parts = covers.div_ceil(mss).min(PARTS);
-        // Of a multiple of four, as what it acknowledges is: the congestion window grows by it, and
-        // where that ends a segment ends.
+        // The step is a multiple of four, like the amount that is acknowledged. The congestion
+        // window grows by it, and segments end where the window ends.
         let step = covers.div_ceil(parts).next_multiple_of(4);
         let v6 = ethertype(whole)? == EthernetProtocol::Ipv6;
         let ip = if v6 { IPV6_HEADER } else { 20 };
@@ -138,7 +139,7 @@ impl Parts {
         Some(Self { frame, len, at: start, next: before.wrapping_add(step), step, left: (covers - 1) / step })
     }
 
-    /// The next part, as a frame whose TCP checksum is not checked.
+    /// Returns the next part, as a frame whose TCP checksum is not verified.
     pub(super) fn next(&mut self) -> Option<&mut [u8]> {
         self.left = self.left.checked_sub(1)?;
         let frame = &mut self.frame[..self.len];

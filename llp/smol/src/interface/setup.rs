@@ -1,5 +1,5 @@
-//! Connections and listeners: how they are made, which address and port they get, and how they are
-//! accepted.
+//! Creation of connections and listeners, assignment of their addresses and ports, and acceptance
+//! of connections.
 
 use super::conn::{self, Conn, Owner};
 use super::{ConnId, ListenerId, SmolInterface};
@@ -45,7 +45,7 @@ impl<L: Link> SmolInterface<L> {
         self.is_near(peer) || self.gateways.iter().any(|gateway| gateway.is_ipv4() == peer.is_ipv4())
     }
 
-    /// Our end of a connection to `peer`.
+    /// Returns the local address of a connection to `peer`.
     fn source(&self, asked: Option<SocketAddr>, peer: SocketAddr) -> io::Result<SocketAddr> {
         if peer.ip().is_unspecified() || peer.ip().is_multicast() {
             return Err(ErrorKind::AddrNotAvailable.into());
@@ -65,7 +65,7 @@ impl<L: Link> SmolInterface<L> {
         if ip.is_ipv4() != peer.is_ipv4() {
             return Err(ErrorKind::AddrNotAvailable.into());
         }
-        // smoltcp would send nothing, and say nothing.
+        // smoltcp would neither send anything nor report an error.
         if !self.has_route(peer.ip()) {
             let why = format!("no network of ours has {}, and there is no gateway (gw=)", peer.ip());
             return Err(io::Error::new(ErrorKind::NetworkUnreachable, why));
