@@ -1,6 +1,6 @@
-//! Faults on top of any stack: odd-sized reads and writes, flipped bits, cuts, half-closes,
-//! spurious `WouldBlock`. Everything follows from a seed and from byte positions, nothing from
-//! time.
+//! Fault injection for any stack: reads and writes of odd sizes, flipped bits, lost connections,
+//! half-closed connections, and spurious `WouldBlock` errors. All faults follow from a seed and
+//! from byte positions, and do not depend on time.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -40,35 +40,35 @@ use uiw_llp::{
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Faults {
-    /// Bytes that one `send` takes.
+    /// Number of bytes that one `send` accepts.
     pub send_split: Split,
-    /// Bytes that one `recv` gives.
+    /// Number of bytes that one `recv` returns.
     pub recv_split: Split,
-    /// Bytes changed on their way out.
+    /// Changes of sent bytes.
     pub flip_sent: Vec<Flip>,
-    /// Bytes changed on their way in.
+    /// Changes of received bytes.
     pub flip_received: Vec<Flip>,
-    /// The connection is reset once so many bytes were sent.
+    /// Number of sent bytes after which the connection is reset.
     pub cut_sent: Option<u64>,
-    /// The connection is reset once so many bytes were received.
+    /// Number of received bytes after which the connection is reset.
     pub cut_received: Option<u64>,
-    /// A FIN follows so many bytes sent; `send` says `BrokenPipe` from then on.
+    /// Number of sent bytes after which a FIN follows; later calls of `send` return `BrokenPipe`.
     pub fin_sent: Option<u64>,
-    /// Every so many calls of `send`, and of `recv`, one says `WouldBlock` without need. 1 would be
-    /// for ever: it counts as 2.
+    /// Interval, in calls of `send` and of `recv`, at which a call returns `WouldBlock` without
+    /// need. The value 1 would block forever, so it counts as 2.
     pub would_block_every: Option<u32>,
 }
 
-/// Changes one byte.
+/// Change of one byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Flip {
-    /// Position.
+    /// Position of the byte.
     pub byte: u64,
-    /// Bits to turn over.
+    /// Bits to flip.
     pub mask: u8,
 }
 
-/// A stack whose streams have faults: see [`FaultHooks::wrap`].
+/// Stack whose streams have injected faults: see [`FaultHooks::wrap`].
 pub type FaultStack = WrappedStack<FaultHooks>;
 
 /// State shared by a [`FaultStack`], its listeners and its streams.
@@ -78,28 +78,28 @@ pub struct FaultHooks {
     shard: Arc<Mutex<ShardState>>,
 }
 
-/// Common to all shards; locked when a stream or a shard is made.
+/// State that all shards share. It is locked when a stream or a shard is created.
 struct SharedPlan {
-    /// The faults of the next stream, by its origin and its number (from 0).
+    /// Returns the faults of the next stream, from its origin and its number (from 0).
     faults: Box<dyn FnMut(Origin, u64) -> Faults + Send>,
     streams: u64,
-    /// Each shard takes the next one.
+    /// Seed of the next shard.
     seed: u64,
 }
 
 struct ShardState {
     random: Random,
-    /// Streams we cut: the stack below has no event for them.
+    /// Streams whose connection was cut. The inner stack reports no events for them.
     cut: BTreeSet<Token>,
 }
 
 impl FaultHooks {
-    /// Wraps a stack. All streams have these faults; random choices follow from `seed`.
+    /// Wraps a stack. All streams have these faults; random choices are derived from `seed`.
     pub fn wrap(inner: Box<dyn TransportStack>, seed: u64, faults: Faults) -> FaultStack {
         Self::wrap_with(inner, seed, move |_, _| faults.clone())
     }
 
-    /// Wraps a stack. Each stream has the faults that `plan` says, given its origin and its number
+    /// Wraps a stack. Each stream has the faults that `plan` returns for its origin and its number
     /// (from 0). The streams of all shards are counted together.
     pub fn wrap_with(
         inner: Box<dyn TransportStack>,
@@ -173,7 +173,7 @@ impl StackHooks for FaultHooks {
             return Err(attached_stream());
         }
         if faulty.end == Some(InjectedEnd::Cut) {
-            // It is reset in the eyes of its user, and known to no stack below.
+            // The stream is reset for its user, although the inner stack does not know that.
             self.shard.lock().cut.insert(token);
         } else {
             inner.adopt(stream, token)?;
@@ -183,7 +183,7 @@ impl StackHooks for FaultHooks {
     }
 }
 
-/// The state of a stream of a [`FaultStack`].
+/// State of a stream of a [`FaultStack`].
 #[derive(Debug)]
 pub struct FaultStream {
     token: Token,
@@ -191,9 +191,9 @@ pub struct FaultStream {
     shared: FaultHooks,
     sent: u64,
     received: u64,
-    /// Calls of `send` and `recv`.
+    /// Numbers of calls of `send` and `recv`.
     calls: [u32; 2],
-    /// Result of every call after a cut, and of `send` after a FIN.
+    /// Result of every call after a cut, and of `send` after an injected FIN.
     end: Option<InjectedEnd>,
     detached: bool,
 }
@@ -230,7 +230,7 @@ impl FaultStream {
         }
     }
 
-    /// Faults that stand right behind the bytes sent and received so far.
+    /// Applies the faults at the position of the bytes that were sent and received so far.
     fn apply_position(&mut self, inner: &mut dyn TransportStream) {
         let reached = |at: Option<u64>, position| at.is_some_and(|at| position >= at);
         if matches!(self.end, None | Some(InjectedEnd::Fin))
@@ -349,7 +349,7 @@ impl StreamHooks for FaultStream {
 
     fn detach(&mut self, inner: &mut dyn TransportStream) -> io::Result<()> {
         if self.end != Some(InjectedEnd::Cut) {
-            // Of an aborted stream it says so.
+            // An aborted stream returns an error here.
             inner.detach()?;
         }
         self.stop_reporting_cut();
@@ -368,7 +368,7 @@ impl StreamHooks for FaultStream {
     }
 }
 
-/// Changes bytes of a buffer that holds the positions `here`.
+/// Changes bytes in a buffer that contains the positions `here`.
 fn flip(mut buf: IoVecMut<'_>, here: &std::ops::Range<u64>, flips: &[Flip]) {
     for flip in flips.iter().filter(|flip| here.contains(&flip.byte)) {
         let at = (flip.byte - here.start) as usize;
