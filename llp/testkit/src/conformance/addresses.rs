@@ -45,7 +45,7 @@ fn port_is_free_again(s: &mut Session) -> Verdict {
     again.map(drop).map_err(unexpected("listening where a listener was dropped"))
 }
 
-/// RFC 5737 and 3849: no host has these.
+/// Returns an address that no host has (RFC 5737 and RFC 3849).
 fn unassigned(like: IpAddr) -> IpAddr {
     match like {
         IpAddr::V4(_) => Ipv4Addr::new(192, 0, 2, 1).into(),
@@ -90,7 +90,7 @@ fn given_local_address(s: &mut Session) -> Verdict {
 fn given_local_port(s: &mut Session) -> Verdict {
     let mut listener = s.listen()?;
     let to = listener.local_addr();
-    // Other processes may take the port meanwhile.
+    // Another process may take the port meanwhile, so several ports are tried.
     for _ in 0..16 {
         let at = s.at(CLIENT);
         let probe = s.stack(CLIENT).listen(at, &ListenConfig::default(), Token(7));
@@ -104,7 +104,7 @@ fn given_local_port(s: &mut Session) -> Verdict {
         s.wait_connected(&mut *client, CONNECTED)?;
         let ends = (client.local_addr(), server.peer_addr());
         ensure!(ends == (from, from), "{ends:?} instead of {from}");
-        // A second connection between the same two ends cannot be.
+        // A second connection between the same two ends is impossible.
         let again = s.stack(CLIENT).connect(Some(from), to, &TransportConfig::default(), Token(8));
         return match again {
             Err(error) if matches!(error.kind(), ErrorKind::AddrInUse | ErrorKind::AddrNotAvailable) => {

@@ -1,5 +1,5 @@
-//! Datagrams, where a stack has them. A path may lose them: what is checked is sent until it
-//! arrives.
+//! Datagrams, if the stack supports them. A path may lose datagrams, so they are sent until they
+//! arrive.
 
 use super::session::{CLIENT, SERVER, Session, expect_kind, pattern};
 use super::{CheckStop, Verdict, define_checks, ensure, unexpected};
@@ -17,7 +17,7 @@ define_checks! {
 
 const HERE: Token = Token(1 << 41 | 1);
 const THERE: Token = Token(1 << 41 | 2);
-/// Times that something is sent before it counts as not arriving.
+/// Number of times that a datagram is sent before it is considered not to arrive.
 const TRIES: u32 = 50;
 
 type Socket = Box<dyn DatagramSocket>;
@@ -29,7 +29,7 @@ fn bind(s: &mut Session, which: usize, at: SocketAddr, token: Token) -> Verdict<
     }
 }
 
-/// A socket of each stack, which ask to be read.
+/// Returns a socket of each stack, with the interest in reading.
 fn pair(s: &mut Session) -> Verdict<(Socket, Socket)> {
     let (here, there) = (s.at(CLIENT), s.at(SERVER));
     let mut one = bind(s, CLIENT, here, HERE)?;
@@ -40,7 +40,7 @@ fn pair(s: &mut Session) -> Verdict<(Socket, Socket)> {
     Ok((one, other))
 }
 
-/// Receives what is there: each sender, and the bytes.
+/// Receives available datagrams, each with its sender.
 fn receive(socket: &mut Socket) -> Verdict<Vec<(SocketAddr, Vec<u8>)>> {
     let (mut buffer, mut incoming) = (vec![0; 2 * DATAGRAM_BUFFER], Vec::new());
     let mut all = Vec::new();
@@ -57,7 +57,7 @@ fn receive(socket: &mut Socket) -> Verdict<Vec<(SocketAddr, Vec<u8>)>> {
     }
 }
 
-/// Sends `datagrams` to `peer`; waits for room where there is none.
+/// Sends `datagrams` to `peer`. Waits if there is no room.
 fn send(
     s: &mut Session,
     (which, token): (usize, Token),
@@ -121,7 +121,7 @@ fn datagram_both_ways(s: &mut Session) -> Verdict {
     exchange(s, (SERVER, THERE, &mut other), (CLIENT, HERE, &mut one), (there, here), &message[..1])
 }
 
-/// Sends until it arrives.
+/// Sends a datagram until it arrives.
 fn exchange(
     s: &mut Session,
     (from, from_token, sender): (usize, Token, &mut Socket),

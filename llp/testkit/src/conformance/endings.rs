@@ -80,7 +80,7 @@ fn fin_both_ways(s: &mut Session) -> Verdict {
     s.expect_fin(THERE, &mut *server)?;
     s.send_all(THERE, &mut *server, b"answer")?;
     server.shutdown().map_err(unexpected("shutdown"))?;
-    // TCP's work is done, long since if the clock can be moved: the program's is not.
+    // The connection is finished from TCP's point of view, but the program has not read everything.
     s.wait_idle()?;
     s.expect(HERE, &mut *client, b"answer")?;
     s.expect_fin(HERE, &mut *client)?;
@@ -128,7 +128,7 @@ fn reset(s: &mut Session) -> Verdict {
     let event = s.event(SERVER, ACCEPTED);
     ensure!(event.is_some_and(|event| event.readable && event.writable), "{event:?} reports a reset");
     expect_kind("recv of a reset stream", recv(&mut *server, 10), ErrorKind::ConnectionReset)?;
-    // From now on there is nothing to wait for.
+    // From now on no call may block.
     for _ in 0..2 {
         match recv(&mut *server, 10) {
             Ok(bytes) => ensure!(bytes.is_empty(), "bytes after a reset"),
@@ -158,7 +158,7 @@ fn aborted(s: &mut Session) -> Verdict {
         expect_kind("shutdown of an aborted stream", client.shutdown(), ErrorKind::NotConnected)?;
         let result = client.connect_result();
         expect_kind("connect_result of an aborted stream", result, ErrorKind::NotConnected)?;
-        // Another interest than it has, as the same one may be nothing to do.
+        // The interest is changed, because setting the same one again may do nothing.
         for interest in [Interest::BOTH, Interest::NONE] {
             let result = client.set_interest(interest);
             expect_kind("set_interest of an aborted stream", result, ErrorKind::NotConnected)?;
@@ -186,7 +186,7 @@ fn drain(s: &mut Session) -> Verdict {
     {
         sent += count;
     }
-    // The peer reads on meanwhile.
+    // The peer continues to read meanwhile.
     let (mut done, mut got) = (false, Vec::new());
     s.until("the stack has nothing left to do, and the bytes are there", |s| {
         done = done || s.stack(CLIENT).drain();
@@ -195,7 +195,7 @@ fn drain(s: &mut Session) -> Verdict {
             Err(error) => ensure!(error.kind() == ErrorKind::WouldBlock, "recv: {error}"),
         }
         if !done {
-            // It is polled until it is done.
+            // The stack is polled until it is done.
             s.poll()?;
         }
         Ok(done && got.len() >= sent)

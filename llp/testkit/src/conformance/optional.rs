@@ -1,4 +1,4 @@
-//! What a stack may have, and what it may ignore.
+//! Optional abilities, and options that a stack may ignore.
 
 use super::session::{
     ACCEPTED, CLIENT, CONNECTED, LISTENER, Pair, SERVER, Session, expect_kind, expect_same, pattern, recv,
@@ -52,7 +52,8 @@ fn options(s: &mut Session) -> Verdict {
     Ok(())
 }
 
-/// Ignored, or `InvalidInput` with an [`OptionError`] inside.
+/// Checks that an option is ignored, or refused with `InvalidInput` that contains an
+/// [`OptionError`].
 fn ignored_or_named<T>(what: &str, result: io::Result<T>) -> Verdict<Option<T>> {
     match result {
         Ok(made) => Ok(Some(made)),
@@ -85,8 +86,8 @@ fn segment_size(s: &mut Session) -> Verdict {
     let Pair { mut client, mut server, listener: _listener } = s.pair()?;
     for _ in 0..40 {
         for stream in [&client, &server] {
-            // RFC 9293 section 3.7.1 and RFC 8200 section 5: no path has less than 536 or 1220; a
-            // packet has at most 65,535.
+            // Every path carries at least 536 or 1220 bytes (RFC 9293 section 3.7.1 and RFC 8200
+            // section 5), and a packet has at most 65,535.
             let emss = stream.emss();
             ensure!((48..=65_535).contains(&emss), "an EMSS of {emss}");
         }
@@ -111,7 +112,7 @@ fn info(s: &mut Session) -> Verdict {
         ensure!((LEN..=LEN + 2).contains(&received), "{received} of {LEN} bytes were received");
     }
     client.abort();
-    // Whatever the values, the call works.
+    // The call must succeed regardless of the values.
     let _ = client.info();
     Ok(())
 }
@@ -136,8 +137,8 @@ fn to_itself(s: &mut Session) -> Verdict {
     s.expect_fin(HERE, &mut *stream)
 }
 
-/// The socket has what came and was not received, and carries what follows; a stream that has none
-/// is unharmed by the question.
+/// Checks that the socket contains received data that was not read, and transfers later data. If
+/// the stream has no socket, the call must not affect it.
 fn take_socket(s: &mut Session) -> Verdict {
     let Pair { mut client, mut server, listener: _listener } = s.pair()?;
     let ends = (server.local_addr(), server.peer_addr());
@@ -189,14 +190,14 @@ fn readable(s: &mut Session) -> Verdict {
         let seen = ask(&mut *server, wanted)?;
         ensure!(seen == Readable::Bytes(10), "{seen:?} where 10 bytes wait");
     }
-    // More than wait are wanted: before the FIN, reports may be missing.
+    // More bytes are wanted than are waiting, so events may be missing before the FIN.
     client.shutdown().map_err(unexpected("shutdown"))?;
     s.until("the FIN is known", |_| Ok(ask(&mut *server, 100_000)? == Readable::All))?;
     wait_readable(s)?;
     s.expect(THERE, &mut *server, b"0123456789")
 }
 
-/// More than a socket has room for by itself before anything of it was received.
+/// Number of bytes that exceeds the default receive buffer of a socket.
 const MUCH: usize = 512 << 10;
 
 fn readable_has_room(s: &mut Session) -> Verdict {
@@ -236,7 +237,7 @@ fn peek(stream: &mut dyn TransportStream) -> Verdict<PeekOutcome> {
     }
 }
 
-/// A peek at some bytes, which have come.
+/// Peeks at bytes that have arrived.
 fn peek_bytes(stream: &mut dyn TransportStream) -> Verdict<Box<dyn RecvBuf>> {
     match peek(stream)? {
         PeekOutcome::Bytes(buf) => Ok(buf),
@@ -245,7 +246,7 @@ fn peek_bytes(stream: &mut dyn TransportStream) -> Verdict<Box<dyn RecvBuf>> {
     }
 }
 
-/// A pair whose accepted end can be looked at.
+/// Returns a pair whose accepted end supports peeking.
 fn peekable(s: &mut Session) -> Verdict<Pair> {
     let mut pair = s.pair()?;
     ensure!(matches!(peek(&mut *pair.server)?, PeekOutcome::Nothing), "a peek sees what was not sent");
@@ -277,7 +278,7 @@ fn peek_and_consume(s: &mut Session) -> Verdict {
     s.wait_idle()?;
     wait_readable(s)?;
     let mut seen = peek_bytes(&mut *server)?;
-    // They may be changed where they lie: those that stay are as they are left.
+    // Bytes may be changed in place. Bytes that remain in the buffer keep their changed values.
     seen.bytes()[4] = b'X';
     seen.consume(4, RemainingBytes::Useful);
     s.poll()?;
@@ -304,7 +305,7 @@ fn peek_and_wait(s: &mut Session) -> Verdict {
     let mut seen = peek_bytes(&mut *server)?;
     expect_same(seen.bytes(), b"two")?;
     seen.consume(1, RemainingBytes::WaitForMore);
-    // No more comes: what is left is reported as well.
+    // No more bytes arrive, so the remaining ones are reported as well.
     client.shutdown().map_err(unexpected("shutdown"))?;
     wait_readable(s)?;
     let mut seen = peek_bytes(&mut *server)?;
@@ -349,7 +350,8 @@ fn peek_round_the_buffer(s: &mut Session) -> Verdict {
         }
         if s.is_readable(SERVER, ACCEPTED) {
             let mut seen = peek_bytes(&mut *server)?;
-            // Pieces of seven bytes, as if they were messages; the rest stays until it is whole.
+            // Pieces of seven bytes are consumed, like messages; an incomplete one remains in the
+            // buffer.
             let len = seen.bytes().len();
             let take = len - len % 7;
             got.extend_from_slice(&seen.bytes()[..take]);

@@ -66,7 +66,7 @@ fn only_what_was_asked(s: &mut Session) -> Verdict {
         (Interest::NONE, None),
     ] {
         server.set_interest(interest).map_err(unexpected("set_interest"))?;
-        // To say it twice changes nothing.
+        // Setting the same interest again has no effect.
         server.set_interest(interest).map_err(unexpected("set_interest"))?;
         s.reports((SERVER, ACCEPTED), interest, expected)?;
     }

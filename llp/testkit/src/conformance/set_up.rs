@@ -39,7 +39,7 @@ fn connect_and_accept(s: &mut Session) -> Verdict {
 fn undecided(s: &mut Session) -> Verdict {
     let mut listener = s.listen()?;
     let mut client = s.connect(listener.local_addr(), CONNECTED)?;
-    // Whether it is decided at once is up to the stack.
+    // The attempt may be decided immediately.
     if !client.connect_result().map_err(unexpected("connect_result at once"))? {
         expect_kind("send before the connection is made", send(&mut *client, b"x"), ErrorKind::WouldBlock)?;
         expect_kind("recv before the connection is made", recv(&mut *client, 1), ErrorKind::WouldBlock)?;
@@ -55,7 +55,7 @@ fn refused(s: &mut Session) -> Verdict {
     s.wait_idle()?;
     let mut client = match s.stack(CLIENT).connect(None, closed_port, &TransportConfig::default(), CONNECTED)
     {
-        // It may be known at once.
+        // The refusal may be known immediately.
         Err(error) if error.kind() == ErrorKind::ConnectionRefused => return Ok(()),
         client => client.map_err(unexpected("connect"))?,
     };
@@ -126,7 +126,7 @@ fn many_connections(s: &mut Session) -> Verdict {
         client.set_interest(Interest::READ).map_err(unexpected("set_interest"))?;
         ensure!(matches!(send(&mut **client, &[number as u8]), Ok(1)), "a connection has no room for a byte");
     }
-    // Each server answers with what it got, when an event says so.
+    // Each server returns what it has received when an event reports it.
     let mut heard = HashSet::new();
     s.until("every server's bytes are reported", |s| {
         let reported: Vec<_> = s.events(SERVER).to_vec();
@@ -177,8 +177,8 @@ fn backlog(s: &mut Session) -> Verdict {
         clients.push((Token(number), s.connect(listener.local_addr(), Token(number))?));
     }
     s.wait_idle()?;
-    // Those that found no room are refused or try again. Each accepted one is one of the others,
-    // and can send.
+    // Attempts that found no room are refused or retried. Each accepted connection belongs to one
+    // of the other attempts and can send.
     for number in 0..BACKLOG {
         let token = Token(100 + u64::from(number));
         let mut server = s.accept(&mut *listener, token)?;
@@ -225,7 +225,7 @@ fn peer_reset_while_queued(s: &mut Session) -> Verdict {
     s.wait_connected(&mut *client, CONNECTED)?;
     client.abort();
     s.wait_idle()?;
-    // The stack may pass it over, or give a stream that says so.
+    // The stack may skip the connection, or return a stream that reports the reset.
     match listener.accept(ACCEPTED) {
         Err(error) if error.kind() == ErrorKind::WouldBlock => {}
         Err(error) => return Err(unexpected("accept")(error)),
@@ -278,7 +278,7 @@ fn attempt_dropped(s: &mut Session) -> Verdict {
     let mut listener = s.listen()?;
     drop(s.connect(listener.local_addr(), CONNECTED)?);
     s.never("an event of a dropped attempt", |s| Ok(s.event(CLIENT, CONNECTED).is_some()))?;
-    // If it was made before, it is closed; and its token may be used again.
+    // If the connection was established before, it is closed. Its token may be used again.
     if let Ok(mut server) = listener.accept(Token(9)) {
         s.until("the end of a dropped attempt", |_| match recv(&mut *server, 1) {
             Ok(bytes) => Ok(bytes.is_empty()),

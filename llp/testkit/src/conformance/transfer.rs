@@ -1,4 +1,4 @@
-//! Bytes: order, borders of calls, and what happens when there is no room.
+//! Transfer of data: order, boundaries of calls, and behaviour without room.
 
 use super::session::{
     ACCEPTED, CLIENT, CONNECTED, Pair, SERVER, Session, expect_kind, expect_same, pattern, recv, send,
@@ -43,7 +43,7 @@ fn carry(s: &mut Session, from: StreamEnd<'_>, to: StreamEnd<'_>, bytes: &[u8]) 
     from.set_interest(Interest::WRITE).map_err(unexpected("set_interest"))?;
     to.set_interest(Interest::READ).map_err(unexpected("set_interest"))?;
     let (mut sent, mut got) = (0, Vec::with_capacity(bytes.len()));
-    // Odd lengths, so that borders of calls, segments and buffers do not coincide.
+    // Odd lengths are used, so that the boundaries of calls, segments and buffers do not coincide.
     let mut step = 1;
     s.until("all bytes arrive", |s| {
         if sent < bytes.len() && s.is_writable(from_stack, from_token) {
@@ -214,7 +214,7 @@ fn send_would_block(s: &mut Session) -> Verdict {
     server.set_interest(Interest::NONE).map_err(unexpected("set_interest"))?;
     let block = pattern(1 << 16);
     let mut sent = 0;
-    // Bytes that the receiver takes leave the sender's buffer.
+    // Bytes that the receiving stack takes free room in the sender's buffer.
     let mut full = 0;
     while full < 3 {
         match send(&mut *client, &block[sent % block.len()..]) {
@@ -233,7 +233,7 @@ fn send_would_block(s: &mut Session) -> Verdict {
         if !s.is_writable(CLIENT, CONNECTED) {
             return Ok(false);
         }
-        // Bytes that the receiver took late have made room: then a send takes some.
+        // If bytes that the receiver took late have freed room, send must accept some bytes.
         match send(&mut *client, &block[sent % block.len()..]) {
             Ok(count @ 1..) => sent += count,
             _ => return Ok(true),

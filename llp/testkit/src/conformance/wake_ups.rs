@@ -1,4 +1,4 @@
-//! The descriptor: a thread that sleeps in it misses nothing, and an idle one sleeps on.
+//! The descriptor: a thread that sleeps in it misses no event, and an idle one is not woken.
 
 use super::session::{
     ACCEPTED, CLIENT, CONNECTED, LISTENER, Pair, SERVER, Session, expect_kind, ready, recv,
@@ -41,8 +41,8 @@ fn is_ready(fd: &OwnedFd, longest: Duration) -> bool {
     ready(&[Some(fd)], longest).contains(&true)
 }
 
-/// Does `act` while a thread sleeps in the server's descriptor, and drives the client's stack until
-/// it wakes. Then the server's poll reports what is expected.
+/// Calls `act` while a thread sleeps in the server's descriptor, and drives the client's stack
+/// until the thread wakes. Then the server's poll must report the expected event.
 fn wakes(s: &mut Session, expected: Token, act: impl FnOnce(&mut Session) -> Verdict) -> Verdict {
     let fd = wait_quiet(s)?;
     let timeout = s.timeout();
@@ -56,7 +56,7 @@ fn wakes(s: &mut Session, expected: Token, act: impl FnOnce(&mut Session) -> Ver
         Ok(sleeper.join().unwrap_or(false))
     })?;
     ensure!(woken, "the thread that sleeps in the descriptor is not woken");
-    // A wake-up may be for a part of what is expected: frames come one by one.
+    // A wake-up may be for a part of the expected data, because frames arrive one by one.
     s.until("the event", |s| Ok(s.is_readable(SERVER, expected)))
 }
 
@@ -141,8 +141,8 @@ fn recv_wakes_for_others(s: &mut Session) -> Verdict {
     s.wait_connected(&mut *other_client, other.0)?;
     let fd = wait_quiet(s)?;
     s.send_all((CLIENT, other.0), &mut *other_client, b"x")?;
-    // The client's stack is polled, the server's is not: only the calls of one stream take in what
-    // comes.
+    // The client's stack is polled, but not the server's, so only the calls of one stream receive
+    // data.
     for _ in 0..20 {
         s.poll_one(CLIENT)?;
         expect_kind("recv of nothing", recv(&mut *server, 1), ErrorKind::WouldBlock)?;
