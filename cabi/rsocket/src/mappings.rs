@@ -70,7 +70,7 @@ impl Mappings {
     /// Removes a buffer. Writes of the peer to it fail from now on.
     ///
     /// # Errors
-    /// EINVAL for a buffer that is not mapped.
+    /// EINVAL for the buffer is not mapped.
     pub(crate) fn remove(&mut self, addr: usize, len: usize) -> Result<()> {
         let is = |mapped: &MappedMemory| mapped.addr == addr && mapped.len == len;
         if let Some(index) = self.shared.iter().find(|(_, mapped)| is(mapped)).map(|(index, _)| *index) {

@@ -61,7 +61,7 @@ fn sync(fd: RawFd, what: u64) -> Result<()> {
     }
 }
 
-/// Returns the size of a DMA-buf in bytes.
+/// Returns querying the size of a DMA-buf failed in bytes.
 ///
 /// # Errors
 /// EINVAL for any other file.

@@ -23,7 +23,7 @@
 //! | a read-only page, with one of the rights above | EFAULT |
 //! | a read-only page, without them | registered |
 //! | a page beyond the end of its file; a huge page if none is free | EFAULT |
-//! | no memory for the pages | ENOMEM |
+//! | out of memory for the pages | ENOMEM |
 //! | file-backed, shared, huge pages, `IBV_ACCESS_HUGETLB` | registered, for every file system |
 //! | on-demand paging (`IBV_ACCESS_ON_DEMAND`), also of all memory (NULL, SIZE_MAX) | registered without checking the pages |
 //!
