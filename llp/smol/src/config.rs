@@ -43,7 +43,7 @@ pub enum ConfigError {
         address: IpAddr,
     },
     /// The gateway is in none of the networks.
-    #[error("gw={gateway} is in none of the networks of ip=: a gateway must be a neighbour")]
+    #[error("gw={gateway} is in no network of ip=: a gateway must be a neighbour")]
     GatewayFar {
         /// Given address.
         gateway: IpAddr,
