@@ -244,7 +244,7 @@ impl TransportListener for TcpListener {
                     let peer = self.close_one()?;
                     tracing::warn!(
                         peer = peer.map(crate::canonical).map(tracing::field::display),
-                        "no descriptor is left: a connection is closed"
+                        "no descriptor left: a connection is cut"
                     );
                 }
                 Err(error) => return Err(error.into()),

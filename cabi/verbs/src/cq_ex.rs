@@ -80,7 +80,7 @@ extern "C" fn start_poll(cq: TableHandle<'_, Cq, ibv_cq_ex>, attr: InPtr<'_, ibv
     boundary::code_fast(|| {
         let cq = cq.get()?;
         if attr.as_ref().is_some_and(|attr| attr.comp_mask != 0) {
-            return Err(Errno::INVAL.because("unknown attributes (comp_mask)"));
+            return Err(Errno::INVAL.because("attributes that are not known (comp_mask)"));
         }
         let mut cursor = cq.cursor.lock();
         take(cq, &mut cursor)?;
@@ -122,7 +122,7 @@ fn field<T: Default>(mut cq: BatchHandle<'_, Cq>, read: impl FnOnce(&Wc) -> T) -
     boundary::value_fast(T::default(), || {
         cq.with(|_, cursor| {
             cursor.wc.as_ref().map(read).ok_or_else(|| {
-                Errno::INVAL.because("a completion is read outside ibv_start_poll and ibv_end_poll")
+                Errno::INVAL.because("a completion is read outside of ibv_start_poll and ibv_end_poll")
             })
         })
     })

@@ -73,7 +73,7 @@ pub(crate) unsafe fn sges<'a>(
                 }
             })
         }
-        _ => Err(Errno::INVAL.because(format_args!("invalid list of {count} elements at {list:p}"))),
+        _ => Err(Errno::INVAL.because(format_args!("a list of {count} elements at {list:p}"))),
     }
 }
 
@@ -132,7 +132,7 @@ pub(crate) fn to_datagram(op: SendOp, to: Destination) -> Result<SendOp> {
     match op {
         SendOp::Send => Ok(SendOp::Datagram { to, imm: None }),
         SendOp::SendImm { imm } => Ok(SendOp::Datagram { to, imm: Some(imm) }),
-        _ => Err(Errno::INVAL.because("a UD queue pair supports only Sends, with or without an immediate")),
+        _ => Err(Errno::INVAL.because("a UD queue pair sends Sends, with or without an immediate")),
     }
 }
 

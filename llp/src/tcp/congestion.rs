@@ -56,7 +56,7 @@ impl Congestion {
         let now = current(socket);
         if now.as_deref() != Some(name) {
             // The reason is `congctl lock`, or a program that the kernel calls for its sockets.
-            tracing::warn!(asked = name, ?now, "the system uses another congestion control");
+            tracing::warn!(asked = name, ?now, "the system keeps another congestion control");
         }
         Ok(())
     }

@@ -142,7 +142,7 @@ pub(super) fn set_dead_after(socket: &Socket, after: Option<Duration>) -> io::Re
         // Before Linux 6.10, MPTCP supports only SO_KEEPALIVE, so probes are sent at the intervals
         // that the system is configured with.
         Err(error) if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOPROTOOPT)) => {
-            tracing::debug!(%error, "probes of an idle connection use the system's intervals");
+            tracing::debug!(%error, "probes of an idle connection have the system's times");
             socket.set_keepalive(true)
         }
         set => set,

@@ -112,7 +112,7 @@ impl TcpStream {
         if let (Some(congestion), Some(socket)) = (self.congestion.take(), &self.socket)
             && let Err(error) = congestion.on_connected(socket)
         {
-            tracing::warn!(peer = %crate::canonical(self.peer), %error, "the congestion control differs from the requested one");
+            tracing::warn!(peer = %crate::canonical(self.peer), %error, "the congestion control is not the one asked for");
         }
     }
 
@@ -203,7 +203,7 @@ impl TransportStream for TcpStream {
         if let Some(socket) = self.socket.take() {
             // With a linger time of zero, close discards unsent data and sends a RST.
             if let Err(error) = socket.set_linger(Some(Duration::ZERO)) {
-                tracing::debug!(%error, "the connection is closed instead of aborted");
+                tracing::debug!(%error, "abort becomes a plain close");
             }
         }
     }

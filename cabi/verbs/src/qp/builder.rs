@@ -33,8 +33,7 @@ pub(super) enum Data {
 
 impl Batch {
     pub(super) fn set(&mut self, data: Data) -> Result<()> {
-        self.wrs.last_mut().ok_or_else(|| Errno::INVAL.because("there is no request for the data"))?.data =
-            data;
+        self.wrs.last_mut().ok_or_else(|| Errno::INVAL.because("data without a request"))?.data = data;
         Ok(())
     }
 

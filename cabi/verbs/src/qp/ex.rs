@@ -54,7 +54,7 @@ impl Batched for Qp {
     fn state(&self) -> Result<&CallLock<Batch>> {
         self.builder
             .as_ref()
-            .ok_or_else(|| Errno::INVAL.because("the queue pair was created without send_ops_flags"))
+            .ok_or_else(|| Errno::INVAL.because("the queue pair was made without send_ops_flags"))
     }
 }
 
@@ -162,7 +162,7 @@ requests! {
 extern "C" fn wr_set_ud_addr(qp: BatchHandle<'_, Qp>, ah: TableHandle<'_, Ah>, qpn: u32, qkey: u32) {
     with_batch(qp, |qp, batch| {
         let to = ah::destination(ah.get()?, qp.abi.get(|abi| &abi.qp_base.pd), qpn, qkey)?;
-        let wr = batch.wrs.last_mut().ok_or_else(|| Errno::INVAL.because("no request was started"))?;
+        let wr = batch.wrs.last_mut().ok_or_else(|| Errno::INVAL.because("no request was begun"))?;
         wr.op = post::to_datagram(wr.op, to)?;
         Ok(())
     });
@@ -199,7 +199,7 @@ extern "C" fn wr_set_sge_list<'a>(qp: BatchHandle<'_, Qp>, count: Count<'a>, lis
 fn check_inline(qp: &Qp, batch: &Batch, first: usize, length: usize) -> Result<()> {
     let most = qp.cap.max_inline_data as usize;
     if length > most || batch.inline.len() - first + length > most {
-        return Err(Errno::INVAL.because("more inline data than the queue pair supports (max_inline_data)"));
+        return Err(Errno::INVAL.because("more inline data than the queue pair takes (max_inline_data)"));
     }
     Ok(())
 }
