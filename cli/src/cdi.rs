@@ -152,7 +152,7 @@ impl ContainerState {
         let mut env = env.iter().rev().filter_map(Value::as_str);
         let persona = env.find_map(|line| line.strip_prefix("UIW_PERSONA=")).unwrap_or_default();
         // A bad value is not an error here: the libraries report it to the program.
-        let persona = Persona::named(persona).unwrap_or_default();
+        let persona = Persona::from_name(persona).unwrap_or_default();
         Ok(Self { root: bundle.join(root), persona })
     }
 }

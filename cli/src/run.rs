@@ -86,7 +86,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn parse_persona(text: &str) -> std::result::Result<String, String> {
-    Persona::named(text).map(|_| text.to_owned()).ok_or_else(|| "expected iwarp, roce or ib".to_owned())
+    Persona::from_name(text).map(|_| text.to_owned()).ok_or_else(|| "expected iwarp, roce or ib".to_owned())
 }
 
 /// Replaces this process by the program. To report, runs the program as a child and waits for it
@@ -183,8 +183,8 @@ fn prepare_command(args: &Args, global: &Global) -> Result<Command> {
         return Err(Failure::usage("--sockets", why, "leave out --llp and UIW_LLP"));
     }
     if args.sysfs {
-        let persona = args.persona.as_deref().and_then(Persona::named).unwrap_or_else(|| {
-            env::var("UIW_PERSONA").ok().and_then(|name| Persona::named(&name)).unwrap_or_default()
+        let persona = args.persona.as_deref().and_then(Persona::from_name).unwrap_or_else(|| {
+            env::var("UIW_PERSONA").ok().and_then(|name| Persona::from_name(&name)).unwrap_or_default()
         });
         let others = match args.with_system {
             Some(_) => SystemDevices::Shown,

@@ -1,7 +1,7 @@
 use std::net::{IpAddr, SocketAddr};
 
-/// Returns the address as people know it: an IPv4 address that is not mapped to IPv6, as it is at a
-/// socket for both.
+/// Converts an IPv4 address that is mapped to IPv6, as at a socket for both versions, to the plain
+/// IPv4 address. All other addresses are unchanged.
 ///
 /// ```
 /// let mapped = "[::ffff:192.0.2.2]:7174".parse().unwrap();

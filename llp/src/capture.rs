@@ -1,19 +1,20 @@
-//! Writes what passes through a stack to a pcapng file, with made-up IP and TCP or UDP headers
-//! around it, for Wireshark. No right to capture is needed, and no TCP of the kernel.
+//! Writes the traffic of a stack to a pcapng file, with synthetic IP and TCP or UDP headers, for
+//! Wireshark. This needs neither the right to capture packets nor the kernel's TCP.
 //!
-//! The headers have the true addresses and ports, sequence numbers from 0, and correct checksums;
-//! the three segments of the handshake, FIN and RST stand where the stream reports them. Segments
-//! are as long as the calls were: where the kernel cut is not visible here. Sent bytes are copied
-//! after they were sent; if the program changes them meanwhile, the file has what it made of them.
+//! The headers contain the real addresses and ports, sequence numbers from 0, and correct
+//! checksums. The three segments of the handshake, FIN and RST are written when the stream reports
+//! them. Segments have the sizes of the calls, because the kernel's segmentation is not visible
+//! here. Sent bytes are copied after they were sent; if the program changes them meanwhile, the
+//! file contains the changed bytes.
 //!
-//! What was written reaches the file within [`FLUSH_AFTER`], as long as the stack is polled at its
-//! deadlines: of a process that is killed no more is missing. A stack with a clock of its own is
-//! flushed when a stream ends.
+//! Captured traffic reaches the file within [`FLUSH_AFTER`], as long as the stack is polled at its
+//! deadlines, so no more than that is lost if a process is killed. The capture of a stack with its
+//! own clock is flushed when a stream ends.
 //!
-//! One [`PcapSink`] may serve several stacks; each is an interface of its own in the file. With
-//! both ends of a connection in one sink Wireshark sees everything twice and calls the second time
-//! a retransmission: choose one with the filter `frame.interface_name == "..."`, or give each end
-//! its own sink.
+//! One [`PcapSink`] may serve several stacks; each is a separate interface in the file. If both
+//! ends of a connection are in one sink, Wireshark sees every packet twice and reports the second
+//! one as a retransmission. In that case choose one interface with the filter
+//! `frame.interface_name == "..."`, or give each end its own sink.
 
 mod datagram;
 mod file;
@@ -41,7 +42,7 @@ use crate::{
 pub use file::{PcapFile, PcapFileError};
 use stream::CaptureStream;
 
-/// Time that a packet may wait in memory for others.
+/// Maximum time for which a packet stays in memory, so that several are written together.
 pub const FLUSH_AFTER: Duration = Duration::from_millis(50);
 
 /// A pcapng file that is being written. It is flushed in good time, when a stream ends and when the
@@ -68,14 +69,14 @@ pub const FLUSH_AFTER: Duration = Duration::from_millis(50);
 /// ```
 pub struct PcapSink {
     file: Mutex<CaptureOutput>,
-    /// Time when the oldest packet in memory must be flushed, in nanoseconds since the beginning;
+    /// Time at which the oldest packet in memory must be flushed, in nanoseconds since `began`;
     /// [`CLEAN`] if there is none.
     due: AtomicU64,
-    /// The same moment on the clock of stacks and on the wall.
+    /// The same moment on the clock of stacks and on the wall clock.
     began: (Instant, SystemTime),
 }
 
-/// Bytes that wait in memory at most.
+/// Maximum number of bytes in memory.
 const BUFFER: usize = 256 * 1024;
 
 /// Value of `due` when nothing waits to be flushed.
@@ -83,33 +84,34 @@ const CLEAN: u64 = u64::MAX;
 
 struct CaptureOutput {
     writer: BufWriter<Box<dyn Write + Send>>,
-    /// The file; `None` of another writer.
+    /// The file, or `None` for another writer.
     file: Option<PcapFile>,
-    /// Bytes of the present file.
+    /// Size of the current file in bytes.
     written: u64,
-    /// Names of the interfaces: each file begins with them.
+    /// Names of the interfaces, with which each file begins.
     interfaces: Vec<String>,
     failure: Option<io::ErrorKind>,
-    /// The block in the making; kept to save allocations.
+    /// Block that is being built. It is kept to avoid allocations.
     block: Vec<u8>,
 }
 
-/// Opens or makes a file, which is its owner's alone: a capture has what programs send.
+/// Opens or creates a file that only its owner can access, because a capture contains the data of
+/// programs.
 fn open(path: &std::path::Path, options: &mut fs::OpenOptions) -> io::Result<File> {
     use std::os::unix::fs::OpenOptionsExt as _;
     options.create(true).mode(0o600).open(path)
 }
 
-/// Makes a file, or empties it.
+/// Creates a file, or truncates it.
 fn create(path: &std::path::Path) -> io::Result<File> {
     open(path, File::options().write(true).truncate(true))
 }
 
 impl PcapSink {
-    /// Makes the file, or empties it, unless it is to be appended to.
+    /// Creates the file, or truncates it unless the capture is to be appended.
     ///
     /// # Errors
-    /// The system's.
+    /// Returns errors of the system.
     pub fn create(file: impl Into<PcapFile>) -> io::Result<Arc<Self>> {
         let file = file.into();
         let opened =
@@ -118,10 +120,10 @@ impl PcapSink {
         Self::with(Box::new(opened), Some(file), length)
     }
 
-    /// Writes to `writer`.
+    /// Creates a sink that writes to `writer`.
     ///
     /// # Errors
-    /// The writer's.
+    /// Returns errors of the writer.
     pub fn new(writer: Box<dyn Write + Send>) -> io::Result<Arc<Self>> {
         Self::with(writer, None, 0)
     }
@@ -144,7 +146,8 @@ impl PcapSink {
     /// Writes everything to the file.
     ///
     /// # Errors
-    /// The system's, also of an earlier write. Streams go on without being captured then.
+    /// Returns errors of the system, including those of earlier writes. After an error, streams
+    /// continue without being captured.
     pub fn flush(&self) -> io::Result<()> {
         let mut file = self.file.lock();
         self.due.store(CLEAN, Ordering::Relaxed);
@@ -154,7 +157,7 @@ impl PcapSink {
         }
     }
 
-    /// A new interface; packets refer to its number.
+    /// Adds an interface. Returns its number, to which packets refer.
     fn interface(&self, name: &str) -> u32 {
         let mut file = self.file.lock();
         let number = file.interfaces.len() as u32;
@@ -192,12 +195,12 @@ impl PcapSink {
 }
 
 impl CaptureOutput {
-    /// Bytes of a packet that are written at most.
+    /// Returns the maximum number of bytes that are written for a packet.
     fn snap(&self) -> Option<u32> {
         self.file.as_ref().and_then(|file| file.snap)
     }
 
-    /// Begins a section with the interfaces that there are.
+    /// Begins a section with the known interfaces.
     fn begin(&mut self) -> io::Result<()> {
         let snap = self.snap();
         self.block.clear();
@@ -209,7 +212,7 @@ impl CaptureOutput {
         self.writer.write_all(&self.block)
     }
 
-    /// Begins the next file if the present one is full.
+    /// Begins the next file if the current one is full.
     fn rotate(&mut self) {
         let Some(file) = &self.file else { return };
         if self.failure.is_some() || file.rotate.is_none_or(|rotate| self.written < rotate.bytes) {
@@ -219,8 +222,8 @@ impl CaptureOutput {
             writer.flush()?;
             let last = file.rotate.map_or(0, |rotate| rotate.files - 1);
             for age in (0..last).rev() {
-                match fs::rename(file.aged(age), file.aged(age + 1)) {
-                    // Not so many files yet.
+                match fs::rename(file.rotated_path(age), file.rotated_path(age + 1)) {
+                    // Fewer files exist so far.
                     Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                     renamed => renamed?,
                 }
@@ -238,7 +241,7 @@ impl CaptureOutput {
     }
 
     fn fail(&mut self, error: &io::Error) {
-        tracing::warn!(%error, "capturing ends");
+        tracing::warn!(%error, "capturing has ended");
         self.failure = Some(error.kind());
     }
 
@@ -269,21 +272,22 @@ impl fmt::Debug for PcapSink {
     }
 }
 
-/// A stack whose streams are captured.
+/// Stack whose streams are captured.
 pub type CaptureStack = WrappedStack<CaptureHooks>;
 
-/// Destination and clock of the streams of a [`CaptureStack`].
+/// Hooks of a [`CaptureStack`], with the destination of the capture.
 #[derive(Clone, Debug)]
 pub struct CaptureHooks {
     sink: Arc<PcapSink>,
     interface: u32,
-    /// The clock of a stack that has one of its own, at its last poll. Streams cannot ask for it.
+    /// Time of the last poll, for a stack with its own clock, because streams cannot read the
+    /// clock.
     own_clock: Option<Arc<Mutex<Instant>>>,
 }
 
 impl CaptureStack {
-    /// Captures to `sink`, as the interface `name`; so do its shards, for which the lock of the
-    /// sink is the one they share.
+    /// Captures the traffic of `inner` to `sink`, as the interface `name`. Shards of the stack use
+    /// the same interface; the only lock that they share is that of the sink.
     pub fn new(inner: Box<dyn TransportStack>, sink: Arc<PcapSink>, name: &str) -> Self {
         let interface = sink.interface(name);
         let hooks = CaptureHooks::new(&*inner, sink, interface);
@@ -293,13 +297,13 @@ impl CaptureStack {
 
 impl CaptureHooks {
     fn new(inner: &dyn TransportStack, sink: Arc<PcapSink>, interface: u32) -> Self {
-        // Without a descriptor to wait for, a stack lives in a time of its own.
+        // A stack without a descriptor to wait for has its own clock.
         let own_clock = inner.wait_fd().is_none().then(|| Arc::new(Mutex::new(inner.now())));
         Self { sink, interface, own_clock }
     }
 
-    /// Returns the time of the next flush; `None` with a clock other than the wall clock, whose
-    /// events must not depend on the capture.
+    /// Returns the time of the next flush. Returns `None` for clocks other than the wall clock,
+    /// because their events must not depend on the capture.
     fn flush_due(&self) -> Option<Instant> {
         if self.own_clock.is_some() { None } else { self.sink.due() }
     }
@@ -310,7 +314,7 @@ impl CaptureHooks {
         }
     }
 
-    /// The time that a stream writes.
+    /// Returns the timestamp for packets of streams.
     fn time(&self) -> Instant {
         self.own_clock.as_ref().map_or_else(Instant::now, |clock| *clock.lock())
     }
@@ -338,7 +342,7 @@ impl StackHooks for CaptureHooks {
     fn poll(&mut self, inner: &mut dyn TransportStack, events: &mut Vec<Event>) -> io::Result<()> {
         self.set_clock(inner);
         if self.flush_due().is_some_and(|at| at <= Instant::now()) {
-            // An error stays with the sink.
+            // The sink keeps the error.
             let _ = self.sink.flush();
         }
         inner.poll(events)

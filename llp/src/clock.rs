@@ -1,7 +1,7 @@
 //! Clocks.
 //!
-//! Those of the system are read through libc: rustix looks for the vDSO by itself and crashes under
-//! valgrind, which hides it.
+//! The system's clocks are read through libc. rustix would look for the vDSO by itself, and crashes
+//! under valgrind, which hides the vDSO.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -26,7 +26,8 @@ fn read_ns(clock: libc::clockid_t) -> u64 {
     now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
 }
 
-/// The system's clock, or one that moves only by explicit calls. A clone is the same clock.
+/// Clock of the system, or a clock that advances only by explicit calls. Clones share the same
+/// clock.
 #[derive(Clone, Debug, Default)]
 pub struct Clock(Option<Arc<VirtualClock>>);
 
@@ -37,19 +38,19 @@ struct VirtualClock {
 }
 
 impl Clock {
-    /// The system's.
+    /// Returns the clock of the system.
     #[must_use]
     pub fn system() -> Self {
         Self(None)
     }
 
-    /// One that stands still until [`Clock::advance`].
+    /// Returns a clock that stands still until [`Clock::advance`] is called.
     #[must_use]
     pub fn virtual_time() -> Self {
         Self(Some(Arc::new(VirtualClock { base: Instant::now(), nanos: AtomicU64::new(0) })))
     }
 
-    /// The time.
+    /// Returns the current time.
     #[must_use]
     pub fn now(&self) -> Instant {
         match &self.0 {
@@ -58,13 +59,13 @@ impl Clock {
         }
     }
 
-    /// Returns whether it is none of the system's.
+    /// Returns whether this is not the clock of the system.
     #[must_use]
     pub fn is_virtual(&self) -> bool {
         self.0.is_some()
     }
 
-    /// Moves a virtual clock; the system's goes by itself.
+    /// Advances a virtual clock. The system's clock is not affected.
     pub fn advance(&self, by: Duration) {
         if let Some(clock) = &self.0 {
             let nanos = u64::try_from(by.as_nanos()).unwrap_or(u64::MAX);

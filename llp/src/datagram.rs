@@ -1,4 +1,5 @@
-//! Datagrams: UDP sockets beside the byte streams of a [`TransportStack`](crate::TransportStack).
+//! Datagrams: UDP sockets in addition to the byte streams of a
+//! [`TransportStack`](crate::TransportStack).
 
 use crate::Interest;
 use std::any::Any;
@@ -7,30 +8,31 @@ use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroU8;
 use std::ops::Range;
 
-/// Datagrams to be sent: the next `count` pieces of the buffer, of `len` bytes each.
+/// Datagrams to be sent: the next `count` parts of the buffer, of `len` bytes each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Outgoing {
     /// Destination of the datagrams.
     pub peer: SocketAddr,
-    /// Bytes of each.
+    /// Size of each datagram in bytes.
     pub len: usize,
     /// Number of datagrams.
     pub count: usize,
-    /// The IPv4 TTL or IPv6 hop limit. `None`: the stack's default for a host, 1 for a group.
+    /// IPv4 TTL or IPv6 hop limit. `None` means the stack's default for a host, and 1 for a
+    /// multicast group.
     pub hop_limit: Option<NonZeroU8>,
 }
 
 impl Outgoing {
-    /// A datagram of `len` bytes to `peer`, with the default hop limit.
+    /// Returns an item for one datagram of `len` bytes to `peer`, with the default hop limit.
     #[must_use]
     pub const fn new(peer: SocketAddr, len: usize) -> Self {
         Self { peer, len, count: 1, hop_limit: None }
     }
 
-    /// Each datagram of `datagrams`, which lie in `bytes` one behind the other.
+    /// Returns each datagram of `datagrams`, whose bytes are contiguous in `bytes`.
     ///
     /// # Panics
-    /// The iterator panics where `bytes` is shorter than the datagrams.
+    /// The iterator panics if `bytes` is shorter than the datagrams.
     pub fn each<'a>(datagrams: &'a [Self], bytes: &'a [u8]) -> impl Iterator<Item = (&'a Self, &'a [u8])> {
         let mut rest = bytes;
         datagrams.iter().flat_map(|run| std::iter::repeat_n(run, run.count)).map(move |run| {
@@ -41,57 +43,57 @@ impl Outgoing {
     }
 }
 
-/// Datagrams that were received from one sender: they lie in the buffer one behind the other, have
-/// `len` bytes each, and the last one may have fewer.
+/// Datagrams that were received from one sender. They are contiguous in the buffer and have `len`
+/// bytes each; the last one may be shorter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Incoming {
     /// Source of the datagrams.
     pub peer: SocketAddr,
-    /// Their bytes in the buffer.
+    /// Range of the datagrams in the buffer.
     pub bytes: Range<usize>,
-    /// Bytes of each but the last.
+    /// Size of each datagram except the last, in bytes.
     pub len: usize,
 }
 
 impl Incoming {
-    /// One datagram.
+    /// Returns an item for one datagram.
     #[must_use]
     pub const fn one(peer: SocketAddr, bytes: Range<usize>) -> Self {
         let len = bytes.end - bytes.start;
         Self { peer, bytes, len }
     }
 
-    /// The bytes of each datagram.
+    /// Returns the range of each datagram.
     pub fn each(&self) -> impl ExactSizeIterator<Item = Range<usize>> + use<> {
         let (Range { start, end }, len) = (self.bytes.clone(), self.len.max(1));
-        // One without bytes is a datagram too.
+        // A datagram may have no bytes.
         let count = (end - start).div_ceil(len).max(1);
         (0..count).map(move |number| start + number * len..end.min(start + (number + 1) * len))
     }
 }
 
-/// Purpose of a bound socket.
+/// Configuration of a datagram socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct DatagramConfig {
     /// Address of the interface at which the group is joined, for a socket at a multicast address.
-    /// Without meaning at any other address.
+    /// It has no meaning for other addresses.
     pub member: Option<IpAddr>,
-    /// The index of that interface, where the address alone does not name it (IPv6).
+    /// Index of that interface, if the address alone does not identify it (IPv6).
     pub interface: u32,
 }
 
-/// Bytes of the buffer that a stack fills with one datagram, or with several of one sender at a
-/// time.
+/// Size in bytes of the buffer for received datagrams. A stack stores one datagram at a time, or
+/// several of one sender.
 pub const DATAGRAM_BUFFER: usize = 1 << 16;
 
-/// A UDP socket, made by
-/// [`StackExtensions::bind_datagrams`](crate::StackExtensions::bind_datagrams). To drop it closes
+/// UDP socket, created by
+/// [`StackExtensions::bind_datagrams`](crate::StackExtensions::bind_datagrams). Dropping it closes
 /// it.
 ///
-/// Datagrams are never fragmented. A socket bound to a multicast address receives what is sent to
-/// that group at its port, together with every other such socket, and nothing else; it does not
-/// send. Other sockets also send to groups: through the interface of their address, with the
-/// datagram's hop limit or 1, and to members on their own host as well.
+/// Datagrams are never fragmented. A socket bound to a multicast address receives only datagrams to
+/// that group at its port, and so do all other such sockets; it does not send. Other sockets also
+/// send to groups: through the interface of their address, with the datagram's hop limit or 1, and
+/// also to members on their own host.
 ///
 /// A new socket has [`Interest::NONE`].
 ///
@@ -113,30 +115,31 @@ pub const DATAGRAM_BUFFER: usize = 1 << 16;
 /// # Ok::<(), std::io::Error>(())
 /// ```
 pub trait DatagramSocket: Any + Send {
-    /// Sends datagrams, which lie in `bytes` one behind the other, and returns how many were taken:
-    /// at least one, and not always whole items of `datagrams`. A datagram that was taken may still
-    /// be lost.
+    /// Sends datagrams, whose bytes are contiguous in `bytes`, and returns the number of datagrams
+    /// accepted: at least one, and not always whole items of `datagrams`. A datagram that was
+    /// accepted may still be lost.
     ///
     /// # Errors
-    /// `WouldBlock`: there is no room. Others concern the first datagram alone, such as one that is
-    /// too long for the interface or that no route leads to: the caller leaves it out.
+    /// `WouldBlock`: there is no room. Other errors concern only the first datagram, for example if
+    /// it is too long for the interface or there is no route to its destination. The caller leaves
+    /// it out.
     fn send(&mut self, bytes: &[u8], datagrams: &[Outgoing]) -> io::Result<usize>;
 
-    /// Receives datagrams that are there into `buffer`, of at least [`DATAGRAM_BUFFER`] bytes, and
-    /// appends them to `datagrams`, in the order in which they came; those of one sender may be one
-    /// item.
+    /// Receives available datagrams into `buffer`, which has at least [`DATAGRAM_BUFFER`] bytes,
+    /// and appends them to `datagrams` in the order in which they arrived. Datagrams of one sender
+    /// may be one item.
     ///
     /// # Errors
-    /// `WouldBlock`: there is none.
+    /// `WouldBlock`: no datagram has arrived.
     fn recv(&mut self, buffer: &mut [u8], datagrams: &mut Vec<Incoming>) -> io::Result<()>;
 
-    /// Says what to be woken for, as
+    /// Sets the readiness that the stack reports, like
     /// [`TransportStream::set_interest`](crate::TransportStream::set_interest).
     ///
     /// # Errors
-    /// The system's.
+    /// Returns errors of the system.
     fn set_interest(&mut self, interest: Interest) -> io::Result<()>;
 
-    /// The address, with the port that the system chose.
+    /// Returns the local address, with the port that the system has chosen.
     fn local_addr(&self) -> SocketAddr;
 }

@@ -1,15 +1,15 @@
-//! The identity of a peer, as the stack has verified it.
+//! Identity of a peer that the stack has verified.
 
 use std::fmt;
 
-/// The verified identity of a peer. Only a stack that authenticates its peers has one: see
+/// Verified identity of a peer. Only a stack that authenticates its peers provides it: see
 /// [`crate::StreamExtensions::peer_identity`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PeerIdentity {
     /// A pinned raw public key (RFC 7250).
     PublicKey {
-        /// The name that the key is pinned under; empty where it has none.
+        /// Name under which the key is pinned; empty if it has none.
         name: String,
         /// Fingerprint of the SubjectPublicKeyInfo.
         fingerprint: Fingerprint,
@@ -19,7 +19,7 @@ pub enum PeerIdentity {
     },
     /// An X.509 certificate that a trusted authority has signed.
     Certificate {
-        /// DNS names and URIs, in its order.
+        /// DNS names and URIs, in the order of the certificate.
         names: Vec<String>,
         /// Fingerprint of the whole certificate.
         fingerprint: Fingerprint,
@@ -42,8 +42,8 @@ impl fmt::Display for PeerIdentity {
     }
 }
 
-/// A SHA-256 hash, displayed as OpenSSH displays those of keys: `SHA256:` and base64 without
-/// padding.
+/// SHA-256 hash, displayed in the same way as OpenSSH displays hashes of keys: `SHA256:` and base64
+/// without padding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Fingerprint(pub [u8; 32]);
 
@@ -74,7 +74,7 @@ mod tests {
             *byte = (at * 37 + 250) as u8;
         }
         assert_eq!(Fingerprint([0; 32]).to_string(), format!("SHA256:{}", "A".repeat(43)));
-        // As `base64` of coreutils encodes the same bytes.
+        // `base64` of coreutils encodes the same bytes in this way.
         assert_eq!(Fingerprint(bytes).to_string(), "SHA256:+h9EaY6z2P0iR2yRttsAJUpvlLneAyhNcpe84QYrUHU");
     }
 }

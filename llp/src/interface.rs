@@ -1,5 +1,5 @@
-//! Network interfaces, asked for by system calls: a mounted `/sys` may be that of another network
-//! namespace.
+//! Network interfaces, queried with system calls, because a mounted `/sys` may belong to another
+//! network namespace.
 
 mod addresses;
 mod monitor;
@@ -10,14 +10,14 @@ use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-/// A network interface.
+/// Network interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Interface {
     /// Name.
     pub name: String,
-    /// The kernel's number.
+    /// Interface index of the kernel.
     pub index: u32,
-    /// Bytes of the longest IP packet.
+    /// Size of the longest IP packet in bytes.
     pub mtu: usize,
     /// True if the interface is up.
     pub is_up: bool,
@@ -26,21 +26,21 @@ pub struct Interface {
 }
 
 impl Interface {
-    /// Every interface of this network namespace.
+    /// Returns all interfaces of this network namespace.
     ///
     /// # Errors
-    /// The system's.
+    /// Returns errors of the system.
     pub fn all() -> io::Result<Vec<Self>> {
-        // SAFETY: gives a list that is freed below, or null.
+        // SAFETY: the call returns a list that is freed below, or null.
         let list = unsafe { libc::if_nameindex() };
         let found = |names: &[String]| names.iter().filter_map(|name| Self::find(name).ok()).collect();
         if list.is_null() {
-            // It asks by netlink.
+            // `if_nameindex` uses netlink, which may be refused.
             return Ok(found(&addresses::names()?));
         }
         let mut names = Vec::new();
         let mut at = list;
-        // SAFETY: the list ends with an element whose index is 0; each name before that ends with a
+        // SAFETY: the list ends with an element whose index is 0; each name before it ends with a
         // zero.
         unsafe {
             while (*at).if_index != 0 {
@@ -49,19 +49,19 @@ impl Interface {
             }
             libc::if_freenameindex(list);
         }
-        // One that goes away meanwhile is none.
+        // Interfaces that have disappeared meanwhile are left out.
         Ok(found(&names))
     }
 
-    /// The interface of this name.
+    /// Returns the interface with this name.
     ///
     /// # Errors
-    /// `NotFound` when there is none; the system's.
+    /// `NotFound` if there is none; errors of the system.
     pub fn find(name: &str) -> io::Result<Self> {
         let index = index_of(name)?;
         let socket = socket()?;
         let mut request = request(name);
-        // SAFETY: the request is readable and writable, and named with a final zero.
+        // SAFETY: the request is readable and writable, and its name ends with a zero.
         check(unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFFLAGS, &raw mut request) })?;
         // SAFETY: SIOCGIFFLAGS fills this member.
         let flags = i32::from(unsafe { request.ifr_ifru.ifru_flags });
@@ -75,10 +75,10 @@ impl Interface {
     }
 }
 
-/// The number of the interface of this name.
+/// Returns the index of the interface with this name.
 ///
 /// # Errors
-/// `NotFound` when there is none.
+/// `NotFound` if there is none.
 pub fn index_of(name: &str) -> io::Result<u32> {
     let text = CString::new(name).map_err(|_| io::ErrorKind::InvalidInput)?;
     // SAFETY: the name ends with a zero.
@@ -88,34 +88,35 @@ pub fn index_of(name: &str) -> io::Result<u32> {
     }
 }
 
-/// Bytes of the longest IP packet of the interface of this name, asked for on `socket`.
+/// Returns the size of the longest IP packet of the interface with this name, in bytes. The query
+/// is made on `socket`.
 ///
 /// # Errors
-/// The system's.
+/// Returns errors of the system.
 pub fn mtu_by(socket: &OwnedFd, name: &str) -> io::Result<usize> {
     let mut request = request(name);
-    // SAFETY: the request is readable and writable, and named with a final zero.
+    // SAFETY: the request is readable and writable, and its name ends with a zero.
     check(unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFMTU, &raw mut request) })?;
     // SAFETY: SIOCGIFMTU fills this member.
     let mtu = unsafe { request.ifr_ifru.ifru_mtu };
     usize::try_from(mtu).map_err(|_| io::ErrorKind::InvalidData.into())
 }
 
-/// A socket for requests about interfaces: any socket will do.
+/// Creates a socket for queries about interfaces, for which any kind of socket is suitable.
 ///
 /// # Errors
-/// The system's.
+/// Returns errors of the system.
 pub fn socket() -> io::Result<OwnedFd> {
     // SAFETY: no pointer is passed.
     let fd = check(unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) })?;
-    // SAFETY: the descriptor was just made and has no other owner.
+    // SAFETY: the descriptor is new and has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// A request about the interface of this name, for ioctl(2). All else is zero, and the name ends
-/// with a zero.
+/// Returns an ioctl(2) request for the interface with this name. All other fields are zero, and the
+/// name ends with a zero.
 pub fn request(name: &str) -> libc::ifreq {
-    // SAFETY: all zeros are a valid `ifreq`.
+    // SAFETY: an `ifreq` may consist of zeros.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     for (to, from) in request.ifr_name.iter_mut().zip(name.bytes().take(libc::IFNAMSIZ - 1)) {
         *to = from as libc::c_char;
@@ -123,10 +124,10 @@ pub fn request(name: &str) -> libc::ifreq {
     request
 }
 
-/// The result of a system call; the error is in `errno` if it is negative.
+/// Converts the result of a system call. If it is negative, the error is in `errno`.
 ///
 /// # Errors
-/// The system's.
+/// Returns errors of the system.
 pub fn check(result: libc::c_int) -> io::Result<libc::c_int> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }

@@ -317,7 +317,7 @@ pub trait StreamExtensions {
     /// * `NotConnected`: the stream is not connected yet or was aborted, or its socket was taken
     ///   already.
     fn take_socket(&mut self) -> io::Result<OwnedFd> {
-        Err(io::Error::new(io::ErrorKind::Unsupported, "the stream is no socket of the kernel"))
+        Err(io::Error::new(io::ErrorKind::Unsupported, "the stream has no socket of the kernel"))
     }
 
     /// Returns the identity of the peer if the stack has verified it. It is available as soon as
@@ -601,7 +601,7 @@ pub fn is_memory_fault(error: &io::Error) -> bool {
 
 /// Returns the error of [`StackExtensions::adopt`] for a stream of another kind of stack.
 pub fn foreign_stream() -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidInput, "the stream was made by another kind of stack")
+    io::Error::new(io::ErrorKind::InvalidInput, "the stream was created by another kind of stack")
 }
 
 /// Returns the error of [`StackExtensions::adopt`] for a stream that is still in the event set of a

@@ -1,5 +1,5 @@
-//! Questions to the kernel by netlink (RFC 3549), and the format of messages. They are answered for
-//! the network namespace of the thread that asks.
+//! Queries to the kernel by netlink (RFC 3549), and the message format. The answers concern the
+//! network namespace of the calling thread.
 
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{
@@ -11,21 +11,21 @@ use std::os::fd::OwnedFd;
 const NLMSG_ERROR: u16 = 2;
 const NLMSG_DONE: u16 = 3;
 const REQUEST: u16 = 1;
-/// `NLM_F_DUMP`: every object.
+/// `NLM_F_DUMP`: query of all objects.
 const DUMP: u16 = 0x300;
-/// Bytes of a buffer for any datagram of the kernel: those of a dump are as long as the reader's
-/// buffer, at most so long.
+/// Size in bytes of a buffer for any datagram of the kernel. The datagrams of a dump have the size
+/// of the reader's buffer, up to this size.
 pub(crate) const BUFFER: usize = 32 << 10;
-/// Bytes of the message's header.
+/// Size of the message header in bytes.
 const HEADER: usize = 16;
 
-/// One question of type `kind`: the header that its family requires, of a multiple of four bytes,
-/// and perhaps an attribute. What the answer has behind the message's header and the first `skip`
-/// bytes.
+/// Makes one query of type `kind`, with the header that its family requires (a multiple of four
+/// bytes) and an optional attribute. Returns the part of the answer after the message header and
+/// the first `skip` bytes.
 ///
 /// # Errors
-/// The kernel's.
-pub fn ask(
+/// Returns errors of the kernel.
+pub fn query(
     protocol: Option<Protocol>,
     kind: u16,
     header: &[u8],
@@ -42,11 +42,11 @@ pub fn ask(
     Ok(answer.split_off((HEADER + skip).min(answer.len())))
 }
 
-/// Asks rtnetlink for every object, by a question of type `kind` with the header that it requires,
-/// and gives each message of the answer to `take`.
+/// Queries all objects from rtnetlink, with a query of type `kind` and the header that it requires,
+/// and passes each message of the answer to `take`.
 ///
 /// # Errors
-/// The kernel's.
+/// Returns errors of the kernel.
 pub(crate) fn dump(kind: u16, header: &[u8], mut take: impl FnMut(&Message<'_>)) -> io::Result<()> {
     let socket = send(None, kind, REQUEST | DUMP, header, None)?;
     let mut buffer = vec![0; BUFFER];
@@ -62,7 +62,7 @@ pub(crate) fn dump(kind: u16, header: &[u8], mut take: impl FnMut(&Message<'_>))
     }
 }
 
-/// A new socket with a question sent on it.
+/// Creates a socket and sends a query.
 fn send(
     protocol: Option<Protocol>,
     kind: u16,
@@ -82,13 +82,13 @@ fn send(
     let len = message.len() as u32;
     message[..4].copy_from_slice(&len.to_ne_bytes());
     message[4..6].copy_from_slice(&kind.to_ne_bytes());
-    // Sequence number and port stay 0: one question at a time needs neither.
+    // Sequence number and port stay 0, because there is only one query at a time.
     message[6..8].copy_from_slice(&flags.to_ne_bytes());
     sendto(&socket, &message, SendFlags::empty(), &SocketAddrNetlink::new(0, 0))?;
     Ok(socket)
 }
 
-/// A message of the kernel.
+/// Message of the kernel.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Message<'a> {
     /// Type.
@@ -98,12 +98,12 @@ pub(crate) struct Message<'a> {
 }
 
 impl Message<'_> {
-    /// The number of four bytes at an offset of the body.
+    /// Returns the 32-bit number at an offset of the body.
     pub(crate) fn number(&self, at: usize) -> Option<u32> {
         self.body.get(at..)?.first_chunk().map(|bytes| u32::from_ne_bytes(*bytes))
     }
 
-    /// The error that the message reports, if it is about one.
+    /// Returns an error if the message reports one.
     fn check(&self) -> io::Result<()> {
         match self.number(0) {
             Some(code) if self.kind == NLMSG_ERROR && code != 0 => {
@@ -114,7 +114,7 @@ impl Message<'_> {
     }
 }
 
-/// The messages of a datagram.
+/// Returns the messages in a datagram.
 pub(crate) fn messages(mut bytes: &[u8]) -> impl Iterator<Item = Message<'_>> {
     std::iter::from_fn(move || {
         let header = bytes.first_chunk::<HEADER>()?;
@@ -125,7 +125,7 @@ pub(crate) fn messages(mut bytes: &[u8]) -> impl Iterator<Item = Message<'_>> {
     })
 }
 
-/// The value of an attribute among others.
+/// Returns the value of an attribute in a list of attributes.
 pub fn attribute(mut bytes: &[u8], name: u16) -> Option<&[u8]> {
     while let Some((head, _)) = bytes.split_first_chunk::<4>() {
         let len = usize::from(u16::from_ne_bytes([head[0], head[1]]));

@@ -1,35 +1,39 @@
-//! Options of streams and listeners, and what a stream reports about itself.
+//! Options of streams and listeners, and information about a stream.
 
 use std::{fmt, io, time::Duration};
 
-/// Options of a stream. What a stack has no means for, it ignores.
+/// Options of a stream. A stack ignores those that it does not support.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TransportConfig {
-    /// Congestion control by the system's name, such as `cubic` or `bbr`, or
-    /// [`TransportConfig::AUTO`]; `None` = the system's default, or the route's.
+    /// Name of a congestion control of the system, such as `cubic` or `bbr`, or
+    /// [`TransportConfig::AUTO`]. `None` means the default of the system or of the route.
     pub congestion: Option<String>,
-    /// Time without any acknowledgement after which the peer counts as dead; `None` is the system's
-    /// default. A peer whose window is closed acknowledges probes, so it is not dead. A stack gives
-    /// up an idle connection by itself; for one on which bytes wait for an acknowledgement, it
-    /// either does so too or reports [`StreamInfo::last_ack`], and the caller ends the connection.
+    /// Time without any acknowledgement after which the peer is considered dead; `None` means the
+    /// system's default.
+    ///
+    /// A peer whose window is closed acknowledges probes, so it is not dead. A stack ends an idle
+    /// connection by itself. For a connection with unacknowledged data, it either does the same or
+    /// reports [`StreamInfo::last_ack`], and the caller ends the connection.
     pub dead_after: Option<Duration>,
-    /// Bytes of a segment at most (RFC 9293 section 3.7.1); `None` = what the interface and the
-    /// path give. For paths that lose larger packets without a word (RFC 4821).
+    /// Maximum segment size in bytes (RFC 9293 section 3.7.1); `None` means the size that the
+    /// interface and the path permit. The option is for paths that silently drop larger packets
+    /// (RFC 4821).
     pub max_segment: Option<u16>,
-    /// Bytes of the send buffer; `None` = the system grows it as needed.
+    /// Size of the send buffer in bytes; `None` means that the system grows it as needed.
     pub send_buffer: Option<usize>,
-    /// Bytes of the receive buffer; `None` = the system grows it as needed.
+    /// Size of the receive buffer in bytes; `None` means that the system grows it as needed.
     pub recv_buffer: Option<usize>,
     /// Name of the only interface to use.
     pub interface: Option<String>,
-    /// Type of service or traffic class of every packet (RFC 2474); `None` = the system's default.
+    /// Type of service or traffic class of every packet (RFC 2474); `None` means the system's
+    /// default.
     pub tos: Option<u8>,
-    /// The name that the peer's certificate must be valid for, where the stack verifies
-    /// certificates; `None` = what the stack is configured with.
+    /// Name for which the peer's certificate must be valid, if the stack verifies certificates;
+    /// `None` means the name with which the stack is configured.
     pub peer_name: Option<String>,
-    /// Several listeners on one port share its connections (SO_REUSEPORT).
+    /// Whether several listeners on one port share its connections (SO_REUSEPORT).
     pub reuse_port: bool,
-    /// A listener on `[::]` takes no IPv4 connections.
+    /// Whether a listener on `[::]` refuses IPv4 connections.
     pub v6_only: bool,
 }
 
@@ -51,11 +55,11 @@ impl Default for TransportConfig {
 }
 
 impl TransportConfig {
-    /// A [`TransportConfig::congestion`]: `bbr` where the round trip exceeds 5 ms when the
-    /// connection is made and the system has it, else the system's default. A stack that has no
-    /// `bbr` takes its own default.
+    /// Value of [`TransportConfig::congestion`] that selects `bbr` if the round-trip time exceeds 5
+    /// ms when the connection is established and the system has `bbr`, and otherwise the system's
+    /// default. A stack without `bbr` uses its own default.
     pub const AUTO: &str = "auto";
-    /// The default of [`TransportConfig::dead_after`]: 15 minutes, for how long the kernel's TCP
+    /// Default of [`TransportConfig::dead_after`]: 15 minutes, the time for which the kernel's TCP
     /// retransmits by default.
     pub const DEAD_AFTER: Duration = Duration::from_secs(15 * 60);
 }
@@ -63,7 +67,7 @@ impl TransportConfig {
 /// Options of a listener.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListenConfig {
-    /// Connections that may wait to be accepted.
+    /// Maximum number of connections that wait to be accepted.
     pub backlog: u32,
     /// Options of the accepted streams.
     pub stream: TransportConfig,
@@ -75,22 +79,22 @@ impl Default for ListenConfig {
     }
 }
 
-/// An option that the system does not take; inside of an `io::Error` of kind `InvalidInput`.
+/// Invalid option, contained in an `io::Error` of kind `InvalidInput`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OptionError {
-    /// No segment can be as short or as long.
-    #[error("segments of {bytes} bytes; the system takes at least 88")]
+    /// The segment size is out of range.
+    #[error("segments of {bytes} bytes are too short; the system requires at least 88")]
     Segment {
-        /// Asked for.
+        /// Requested size in bytes.
         bytes: u16,
     },
-    /// The kernel's MPTCP has no such option.
-    #[error("the kernel's MPTCP takes no {what}: a newer kernel may, or use the stack `tcp`")]
+    /// The kernel's MPTCP does not support the option.
+    #[error("the kernel's MPTCP does not support {what}: use a newer kernel, or the stack `tcp`")]
     Multipath {
-        /// Requested value.
+        /// Name of the option.
         what: &'static str,
     },
-    /// No such congestion control, or not for this user.
+    /// The congestion control does not exist, or is not available to this user.
     #[error("congestion control `{name}` is not available here; available: {available}")]
     Congestion {
         /// Requested name.
@@ -98,12 +102,12 @@ pub enum OptionError {
         /// Names that the system offers.
         available: String,
     },
-    /// No such interface, or not for this user.
+    /// The interface does not exist, or is not available to this user.
     #[error("cannot bind to interface `{name}`: {reason}")]
     Interface {
         /// Requested name.
         name: String,
-        /// The system's words.
+        /// Error of the system.
         reason: String,
     },
 }
@@ -114,34 +118,34 @@ impl From<OptionError> for io::Error {
     }
 }
 
-/// The state of a connection, as far as the stack has it.
+/// State of a connection, as far as the stack knows it.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct StreamInfo {
     /// Smoothed round-trip time in microseconds.
     pub rtt_us: Option<u32>,
     /// Mean deviation in microseconds.
     pub rtt_var_us: Option<u32>,
-    /// Least round-trip time seen, in microseconds.
+    /// Minimum round-trip time so far, in microseconds.
     pub min_rtt_us: Option<u32>,
     /// Congestion window in segments.
     pub cwnd: Option<u32>,
-    /// Segments sent again since the beginning.
+    /// Number of segments retransmitted since the connection began.
     pub retransmits: Option<u32>,
     /// Segments in flight.
     pub unacked: Option<u32>,
-    /// Time since the peer acknowledged last, be it only a probe.
+    /// Time since the last acknowledgement of the peer, including those of probes.
     pub last_ack: Option<Duration>,
-    /// Probes of an idle connection or a closed window to which no answer has come.
+    /// Number of unanswered probes of an idle connection or a closed window.
     pub probes: Option<u32>,
-    /// Bytes taken by `send` that were not sent even once.
+    /// Number of bytes accepted by `send` that were not transmitted yet.
     pub not_sent: Option<u32>,
-    /// Bytes of a segment that we send.
+    /// Effective maximum size of the segments that we send, in bytes.
     pub emss: Option<u32>,
-    /// Bytes of a packet on this path.
+    /// Maximum packet size on this path, in bytes.
     pub path_mtu: Option<u32>,
-    /// Bytes the peer acknowledged.
+    /// Number of bytes that the peer has acknowledged.
     pub bytes_acked: Option<u64>,
-    /// Bytes that came.
+    /// Number of bytes received.
     pub bytes_received: Option<u64>,
     /// Recent throughput in bytes per second.
     pub delivery_rate: Option<u64>,
@@ -149,27 +153,27 @@ pub struct StreamInfo {
     pub congestion: Option<String>,
     /// State of a connection of an MPTCP stack; `None` for any other stack.
     pub multipath: Option<Multipath>,
-    /// True if the TCP is the kernel's, which reports more about the connection by its addresses
-    /// (`crate::sock_diag`).
+    /// True if the connection belongs to the kernel's TCP, which reports more about it by its
+    /// addresses (`crate::sock_diag`).
     pub of_kernel: bool,
 }
 
-/// Settings of a connection that change while it exists ([`crate::StreamExtensions::configure`]).
-/// `None` keeps the present value.
+/// Changes of settings of an existing connection ([`crate::StreamExtensions::configure`]). `None`
+/// keeps the current value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StreamChange<'a> {
-    /// The congestion control, named as in [`TransportConfig::congestion`].
+    /// New congestion control, named as in [`TransportConfig::congestion`].
     pub congestion: Option<&'a str>,
-    /// The new [`TransportConfig::dead_after`].
+    /// New [`TransportConfig::dead_after`].
     pub dead_after: Option<Option<Duration>>,
 }
 
 /// State of a connection of an MPTCP stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Multipath {
-    /// It is an MPTCP connection, with so many subflows now.
+    /// The connection uses MPTCP, with this number of subflows.
     Subflows(u32),
-    /// It is a TCP connection: the peer, or something on the path, has no MPTCP.
+    /// The connection uses TCP, because the peer or a middlebox on the path does not support MPTCP.
     Fallback,
 }
 

@@ -1,7 +1,7 @@
-//! Sizes as people write them.
+//! Sizes in human-readable form.
 
-/// Parses a number of bytes, such as `500`, `64K`, `4M` or `1G`. `None` if the text is no such
-/// number or the number is above 2^64 - 1.
+/// Parses a number of bytes, such as `500`, `64K`, `4M` or `1G`. Returns `None` if the text is not
+/// such a number or the number exceeds 2^64 - 1.
 pub fn size(text: &str) -> Option<u64> {
     let (digits, unit) = match text.char_indices().next_back()? {
         (at, 'k' | 'K') => (&text[..at], 1 << 10),

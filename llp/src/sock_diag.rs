@@ -1,5 +1,5 @@
-//! The kernel's state of a TCP connection of any process, by sock_diag(7): for monitoring, without
-//! the connection's descriptor.
+//! The kernel's state of a TCP connection of any process, by sock_diag(7). It is for monitoring
+//! without the descriptor of the connection.
 
 use crate::netlink::{self, attribute};
 use crate::{StreamInfo, tcp};
@@ -8,22 +8,22 @@ use rustix::net::netlink::SOCK_DIAG;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 
-/// `SOCK_DIAG_BY_FAMILY`, the type of question and answer.
+/// `SOCK_DIAG_BY_FAMILY`, the type of query and answer.
 const BY_FAMILY: u16 = 20;
-/// `INET_DIAG_INFO`, the attribute that has `struct tcp_info`.
+/// `INET_DIAG_INFO`, the attribute with `struct tcp_info`.
 const INFO: u16 = 2;
 /// `INET_DIAG_CONG`.
 const CONGESTION: u16 = 4;
-/// Bytes of `struct inet_diag_msg`.
+/// Size of `struct inet_diag_msg` in bytes.
 const ANSWER: usize = 72;
-/// `INET_DIAG_NOCOOKIE`: whichever socket has the addresses.
+/// `INET_DIAG_NOCOOKIE`: any socket with these addresses.
 const NO_COOKIE: [u8; 8] = [0xFF; 8];
 
-/// Returns the state of the connection from `local` to `peer`; `None` if the network namespace of
-/// the calling thread has none.
+/// Returns the state of the connection from `local` to `peer`, or `None` if there is no such
+/// connection in the network namespace of the calling thread.
 ///
 /// # Errors
-/// The kernel's: it has no sock_diag.
+/// Returns errors of the kernel: it has no sock_diag.
 pub fn info(local: SocketAddr, peer: SocketAddr) -> io::Result<Option<StreamInfo>> {
     let family = if local.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
     // struct inet_diag_req_v2, with the state of any socket.
@@ -40,13 +40,13 @@ pub fn info(local: SocketAddr, peer: SocketAddr) -> io::Result<Option<StreamInfo
     };
     question.extend(scope.to_ne_bytes());
     question.extend(NO_COOKIE);
-    let answer = match netlink::ask(Some(SOCK_DIAG), BY_FAMILY, &question, None, 0) {
+    let answer = match netlink::query(Some(SOCK_DIAG), BY_FAMILY, &question, None, 0) {
         Ok(answer) => answer,
         Err(error) if error.raw_os_error() == Some(Errno::NOENT.raw_os_error()) => return Ok(None),
         Err(error) => return Err(error),
     };
-    // Family, state, timer and retransmissions, then the ports of the socket. A listener is found
-    // where there is no connection.
+    // The answer contains family, state, timer and retransmissions, and then the ports of the
+    // socket. If there is no connection, the kernel returns a listener.
     let has_peer = answer.get(6..8) == Some(&peer.port().to_be_bytes()[..]);
     let attributes = answer.get(ANSWER..).filter(|_| has_peer).unwrap_or_default();
     let Some(info) = attribute(attributes, INFO) else { return Ok(None) };
@@ -57,7 +57,7 @@ pub fn info(local: SocketAddr, peer: SocketAddr) -> io::Result<Option<StreamInfo
     Ok(Some(tcp::stream_info(info, congestion)))
 }
 
-/// Sixteen bytes, the first ones of IPv4.
+/// Returns the address in sixteen bytes, of which IPv4 uses the first ones.
 fn address(ip: IpAddr) -> [u8; 16] {
     match ip {
         IpAddr::V6(v6) => v6.octets(),

@@ -21,46 +21,47 @@ use crate::{
     DatagramConfig, DatagramSocket, Event, Interest, ListenConfig, StackExtensions, Token, TransportConfig,
     TransportListener, TransportStack, TransportStream, foreign_stream,
 };
-use multipath::Kind;
+use multipath::TcpVariant;
 pub use stream::TcpStream;
 
-/// Converts a `struct tcp_info` as the kernel returned it.
+/// Converts a `struct tcp_info` as returned by the kernel.
 pub(crate) fn stream_info(bytes: &[u8], congestion: Option<String>) -> crate::StreamInfo {
     stream::info_of(&syscall::tcp_info_of(bytes), congestion)
 }
 
-/// Events taken by one poll. Epoll puts a ready descriptor that was reported at the end of its
-/// list, so with more than this many ready ones each has its turn.
+/// Maximum number of events that one poll returns. Epoll moves a ready descriptor that was reported
+/// to the end of its list, so all ready descriptors are reported in turn even if there are more.
 const EVENTS: usize = 256;
 
-/// The kernel's TCP. One epoll set, which is what [`StackExtensions::wait_fd`] gives.
+/// The kernel's TCP, with one epoll set, which [`StackExtensions::wait_fd`] returns.
 #[derive(Debug)]
 pub struct TcpStack {
     epoll: Arc<OwnedFd>,
-    kind: Kind,
+    kind: TcpVariant,
 }
 
 impl TcpStack {
-    /// A stack with an empty epoll set.
+    /// Creates a stack with an empty epoll set.
     ///
     /// # Errors
-    /// The system's: out of descriptors.
+    /// Returns errors of the system, for example if the process is out of descriptors.
     pub fn new() -> io::Result<Self> {
-        Self::of_kind(Kind::Tcp)
+        Self::with_variant(TcpVariant::Tcp)
     }
 
-    /// The same with the kernel's MPTCP (RFC 8684): a connection uses the paths that the system's
-    /// path manager has (`ip mptcp`), and stands as long as one of them does. With a peer that has
-    /// no MPTCP it is a TCP connection ([`crate::StreamInfo::multipath`]).
+    /// Creates a stack that uses the kernel's MPTCP (RFC 8684). A connection uses the paths that
+    /// the system's path manager configures (`ip mptcp`), and survives as long as one of them
+    /// works. With a peer without MPTCP it is a TCP connection ([`crate::StreamInfo::multipath`]).
     ///
     /// # Errors
-    /// As of [`TcpStack::new`]; `Unsupported` if the kernel has no MPTCP, or it is switched off.
+    /// The same as for [`TcpStack::new`]; `Unsupported` if the kernel has no MPTCP, or it is
+    /// disabled.
     pub fn multipath() -> io::Result<Self> {
-        setup::check_supported(Kind::Multipath)?;
-        Self::of_kind(Kind::Multipath)
+        setup::check_supported(TcpVariant::Multipath)?;
+        Self::with_variant(TcpVariant::Multipath)
     }
 
-    fn of_kind(kind: Kind) -> io::Result<Self> {
+    fn with_variant(kind: TcpVariant) -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         Ok(Self { epoll: Arc::new(epoll), kind })
     }
@@ -89,12 +90,12 @@ impl TransportStack for TcpStack {
         options: &TransportConfig,
         token: Token,
     ) -> io::Result<Box<dyn TransportStream>> {
-        let socket = setup::connecting(self.kind, local, peer, options)?;
+        let socket = setup::connect_to_peer(self.kind, local, peer, options)?;
         let local = setup::local_addr(&socket)?;
         tracing::debug!(%local, %peer, "connecting");
         let congestion = options.congestion.as_deref();
         let stream = TcpStream::new(socket, &self.epoll, token, Interest::WRITE, (local, peer), congestion)?;
-        Ok(Box::new(stream.of_kind(self.kind)))
+        Ok(Box::new(stream.with_variant(self.kind)))
     }
 
     fn poll(&mut self, events: &mut Vec<Event>) -> io::Result<()> {
@@ -102,7 +103,8 @@ impl TransportStack for TcpStack {
         let mut ready = [const { MaybeUninit::<epoll::Event>::uninit() }; EVENTS];
         let ready = match epoll::wait(&self.epoll, &mut ready[..], Some(&at_once)) {
             Ok((ready, _)) => ready,
-            // A signal: whatever is ready is still so at the next poll.
+            // The wait was interrupted by a signal. Everything that is ready is still ready at the
+            // next poll.
             Err(Errno::INTR) => return Ok(()),
             Err(error) => return Err(error.into()),
         };
@@ -134,7 +136,7 @@ impl StackExtensions for TcpStack {
         options: &TransportConfig,
         token: Token,
     ) -> io::Result<Box<dyn TransportStream>> {
-        let socket = setup::connecting_to_itself(local, options)?;
+        let socket = setup::connect_to_self(local, options)?;
         let own = setup::local_addr(&socket)?;
         tracing::debug!(%own, "connecting to itself");
         Ok(Box::new(TcpStream::new(socket, &self.epoll, token, Interest::WRITE, (own, own), None)?))
@@ -171,9 +173,9 @@ impl StackExtensions for TcpStack {
         Some(self.epoll.clone())
     }
 
-    /// Another epoll set: shards have nothing in common but the kernel's sockets and ports.
+    /// Creates another epoll set. Shards share only the kernel's sockets and ports.
     fn shard(&self) -> io::Result<Option<Box<dyn TransportStack>>> {
-        Ok(Some(Box::new(Self::of_kind(self.kind)?)))
+        Ok(Some(Box::new(Self::with_variant(self.kind)?)))
     }
 
     fn adopt(&mut self, stream: &mut Box<dyn TransportStream>, token: Token) -> io::Result<()> {
@@ -192,7 +194,7 @@ fn flags(interest: Interest) -> epoll::EventFlags {
     flags
 }
 
-/// A listening socket in the epoll set of its stack.
+/// Listening socket in the epoll set of its stack.
 #[derive(Debug)]
 struct TcpListener {
     socket: OwnedFd,
@@ -200,31 +202,32 @@ struct TcpListener {
     local: SocketAddr,
     /// Congestion control of accepted connections.
     congestion: Option<String>,
-    kind: Kind,
-    /// Given up when the process has no descriptor left, to take the connections that wait and cut
-    /// them: unanswered they would keep the listener readable, and the peers hoping.
+    kind: TcpVariant,
+    /// Spare descriptor. It is closed when the process has no descriptors left, so that waiting
+    /// connections can be accepted and closed. Unanswered connections would keep the listener
+    /// readable, and their peers waiting.
     spare: Option<OwnedFd>,
 }
 
 impl TcpListener {
-    /// Cuts the oldest waiting connection, if one waits: without a descriptor the system does not
-    /// even say so. Returns its peer.
-    fn cut_one(&mut self) -> Result<Option<SocketAddr>, Errno> {
+    /// Closes the oldest waiting connection, if there is one, and returns its peer. Without a free
+    /// descriptor, the system does not even report whether there is one.
+    fn close_one(&mut self) -> Result<Option<SocketAddr>, Errno> {
         drop(self.spare.take());
         let cut = self.accept_next().map(|(_, peer)| peer);
         self.spare = spare();
         cut
     }
 
-    /// The oldest waiting connection. The system names its peer also if that has reset it, when the
-    /// socket itself has none any more.
+    /// Accepts the oldest waiting connection. The system returns the address of its peer even if
+    /// the peer has reset the connection, when the socket itself has no peer any more.
     fn accept_next(&self) -> Result<(OwnedFd, Option<SocketAddr>), Errno> {
         let (socket, peer) = acceptfrom_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
         Ok((socket, peer.and_then(|peer| peer.try_into().ok())))
     }
 }
 
-/// A descriptor of no use but to be closed.
+/// Opens a descriptor that is only used to be closed.
 fn spare() -> Option<OwnedFd> {
     eventfd(0, EventfdFlags::CLOEXEC).ok()
 }
@@ -234,10 +237,11 @@ impl TransportListener for TcpListener {
         let (socket, peer) = loop {
             match self.accept_next() {
                 Ok((socket, peer)) => break (socket2::Socket::from(socket), peer),
-                // Aborted by its peer while it waited here, or a signal: the next one.
+                // The peer has aborted the connection while it was waiting, or a signal has
+                // interrupted the call. The next connection is tried.
                 Err(Errno::CONNABORTED | Errno::INTR | Errno::PROTO) => {}
                 Err(Errno::MFILE | Errno::NFILE) => {
-                    let peer = self.cut_one()?;
+                    let peer = self.close_one()?;
                     tracing::warn!(
                         peer = peer.map(crate::canonical).map(tracing::field::display),
                         "no descriptor left: a connection is cut"
@@ -247,13 +251,13 @@ impl TransportListener for TcpListener {
             }
         };
         let local = setup::local_addr(&socket)?;
-        // Reset by its peer already, it has no other way to say whose it was. The stream will say
-        // so when it is read.
+        // If the peer has already reset the connection, its address is not known in any other way.
+        // The stream reports the reset when it is read.
         let peer = peer.or_else(|| setup::peer_addr(&socket).ok()).unwrap_or(local);
         tracing::debug!(%local, %peer, "accepted");
         let congestion = self.congestion.as_deref();
         let stream = TcpStream::accepted(socket, &self.epoll, token, (local, peer), congestion)?;
-        Ok(Box::new(stream.of_kind(self.kind)))
+        Ok(Box::new(stream.with_variant(self.kind)))
     }
 
     fn local_addr(&self) -> SocketAddr {
@@ -263,7 +267,7 @@ impl TransportListener for TcpListener {
 
 impl Drop for TcpListener {
     fn drop(&mut self) {
-        // Another process may hold a copy of the descriptor (fork), which would keep it in the set.
+        // Another process may have a copy of the descriptor (fork), which would keep it in the set.
         let _ = epoll::delete(&self.epoll, &self.socket);
     }
 }

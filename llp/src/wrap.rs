@@ -53,7 +53,7 @@ use std::sync::Arc;
 use std::time::Instant;
 use uiw_mem::{IoVec, IoVecMut};
 
-/// The method that made a stream.
+/// Method that created a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
     /// [`TransportStack::connect`], and [`StackExtensions::open_socket`] with a peer.
@@ -64,28 +64,29 @@ pub enum Origin {
     Accepted,
 }
 
-/// Changes that a wrapper makes to a stack. Each listener has a clone, which makes the hooks of the
-/// streams that it accepts.
+/// Changes that a wrapper makes to a stack. Each listener has a clone, which creates the hooks for
+/// the streams that it accepts.
 pub trait StackHooks: Clone + Send + 'static {
-    /// The hooks of a stream; `()` changes nothing.
+    /// Type of the hooks for a stream; `()` changes nothing.
     type Stream: StreamHooks;
 
-    /// The hooks of a stream that was just made, and will be known by `token`.
+    /// Returns the hooks for a new stream, whose events will have `token`.
     fn stream(&self, inner: &dyn TransportStream, origin: Origin, token: Token) -> Self::Stream;
 
-    /// The hooks of another shard, whose inner stack is `inner`.
+    /// Returns the hooks for another shard, whose inner stack is `inner`.
     fn shard(&self, _inner: &dyn TransportStack) -> Self {
         self.clone()
     }
 
-    /// Comes before [`TransportStack::listen`].
+    /// Called before [`TransportStack::listen`].
     fn before_listen(&mut self, _token: Token) {}
 
-    /// Comes before [`TransportStack::connect`], [`StackExtensions::open_socket`] with a peer and
+    /// Called before [`TransportStack::connect`], [`StackExtensions::open_socket`] with a peer, and
     /// [`StackExtensions::connect_self`].
     fn before_connect(&mut self, _inner: &dyn TransportStack) {}
 
-    /// The socket to be used for one that was just bound, and will be known by `token`.
+    /// Returns the socket to use instead of `inner`, which was just bound. Its events will have
+    /// `token`.
     fn datagrams(&self, inner: Box<dyn DatagramSocket>, _token: Token) -> Box<dyn DatagramSocket> {
         inner
     }
@@ -167,39 +168,39 @@ pub trait StreamHooks: Send + 'static {
         inner.detach()
     }
 
-    /// See [`StreamExtensions::take_socket`]: no hook sees what is sent and received over the
-    /// socket.
+    /// See [`StreamExtensions::take_socket`]. Data that is sent and received over the socket does
+    /// not pass through hooks.
     fn take_socket(&mut self, inner: &mut dyn TransportStream) -> io::Result<OwnedFd> {
         inner.take_socket()
     }
 
-    /// Comes before the inner stream is dropped.
+    /// Called before the inner stream is dropped.
     fn before_drop(&mut self, _inner: &mut dyn TransportStream) {}
 }
 
 impl StreamHooks for () {}
 
-/// A stack with hooks.
+/// Stack with hooks.
 pub struct WrappedStack<H> {
-    /// The stack below.
+    /// Inner stack.
     pub inner: Box<dyn TransportStack>,
     /// Hooks that change the inner object.
     pub hooks: H,
 }
 
-/// A stream with hooks.
+/// Stream with hooks.
 pub struct WrappedStream<H: StreamHooks> {
-    /// The stream below.
+    /// Inner stream.
     pub inner: Box<dyn TransportStream>,
     /// Hooks that change the inner object.
     pub hooks: H,
 }
 
 impl<H: StreamHooks> WrappedStream<H> {
-    /// The stream as one that has such hooks.
+    /// Returns the stream as a wrapped stream with hooks of this type.
     ///
     /// # Errors
-    /// `InvalidInput`, as [`StackExtensions::adopt`] says it: it is another kind of stream.
+    /// `InvalidInput`, as specified by [`StackExtensions::adopt`]: the stream has another type.
     pub fn of(stream: &mut dyn TransportStream) -> io::Result<&mut Self> {
         stream.downcast_mut().ok_or_else(foreign_stream)
     }

@@ -17,7 +17,7 @@ use uiw_llp::{
 };
 use uiw_testkit::sim::{Link, Network};
 
-/// Flags of TCP.
+/// TCP flags.
 const FIN: u8 = 0x01;
 const SYN: u8 = 0x02;
 const RST: u8 = 0x04;
@@ -26,7 +26,7 @@ const ACK: u8 = 0x10;
 
 const IP: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 1);
 
-/// A sink whose bytes can be looked at.
+/// Sink whose bytes can be read by the test.
 #[derive(Clone, Default)]
 struct SharedSink(Arc<Mutex<Vec<u8>>>);
 
@@ -41,7 +41,7 @@ impl Write for SharedSink {
     }
 }
 
-/// One TCP segment as found in the file.
+/// TCP segment that was found in the file.
 #[derive(Debug, PartialEq)]
 struct TcpSegment {
     outgoing: bool,
@@ -60,8 +60,8 @@ fn be32(bytes: &[u8], at: usize) -> u32 {
     u32::from_be_bytes(bytes[at..at + 4].try_into().unwrap())
 }
 
-/// Reads a file of ours back, checking the structure of its blocks; segments of one interface, with
-/// their times.
+/// Parses a file that this crate has written, and checks the structure of its blocks. Returns the
+/// segments of one interface with their times.
 fn read(file: &[u8], interface: u32) -> Vec<(u64, TcpSegment)> {
     let mut segments = Vec::new();
     let mut at = 0;
@@ -91,7 +91,7 @@ fn read(file: &[u8], interface: u32) -> Vec<(u64, TcpSegment)> {
     segments
 }
 
-/// (outgoing, flags, seq, ack, payload length) of all segments.
+/// Returns (outgoing, flags, seq, ack, payload length) of all segments.
 fn brief(file: &SharedSink, interface: u32) -> Vec<(bool, u8, u32, u32, usize)> {
     let segments = read(&file.0.lock(), interface);
     segments.iter().map(|(_, s)| (s.outgoing, s.flags, s.seq, s.ack, s.payload.len())).collect()
@@ -125,7 +125,7 @@ fn send(stream: &mut dyn TransportStream, bytes: &[u8]) {
     }
 }
 
-/// Receives until `len` bytes are there or the end.
+/// Receives until `len` bytes have arrived, or until the end of the stream.
 fn recv(stream: &mut dyn TransportStream, len: usize) -> Vec<u8> {
     let mut all = vec![0; len];
     let mut at = 0;
@@ -140,7 +140,7 @@ fn recv(stream: &mut dyn TransportStream, len: usize) -> Vec<u8> {
     all
 }
 
-/// One end on each side of a sim network, so that each interface holds one view.
+/// The two ends are on different sides of a simulated network, so each interface contains one view.
 #[test]
 fn conversation_from_both_sides() {
     let file = SharedSink::default();
@@ -258,7 +258,8 @@ fn failing_file_fails_no_stream() {
     assert_eq!(sink.flush().unwrap_err().kind(), io::ErrorKind::StorageFull);
 }
 
-/// The packets of a pcapng file: their captured and true lengths, and the number of its sections.
+/// Returns the packets of a pcapng file, with their captured and original lengths, and the number
+/// of its sections.
 fn packets_of(path: &std::path::Path) -> (Vec<(u32, u32)>, usize) {
     let bytes = fs::read(path).unwrap();
     let (mut rest, mut packets, mut sections) = (&bytes[..], Vec::new(), 0);
@@ -276,7 +277,7 @@ fn packets_of(path: &std::path::Path) -> (Vec<(u32, u32)>, usize) {
     (packets, sections)
 }
 
-/// Sends so many messages of 10,000 bytes through a stack that is captured to `file`.
+/// Sends `count` messages of 10,000 bytes through a stack that is captured to `file`.
 fn messages_to(file: PcapFile, count: usize) {
     let sink = PcapSink::create(file).unwrap();
     let mut server_side = CaptureStack::new(Box::new(TcpStack::new().unwrap()), sink, "server");
@@ -308,7 +309,7 @@ fn capture_size_bounded() {
         let length = fs::metadata(folder.join(name)).unwrap().len();
         assert!((64 << 10..80 << 10).contains(&length), "{name}: {length}");
     }
-    // Every file stands alone.
+    // Every file can be read without the others.
     assert!(names.iter().all(|name| packets_of(&folder.join(name)).1 == 1));
 
     let snapped = folder.join("snap.pcapng");
@@ -323,8 +324,8 @@ fn capture_size_bounded() {
     fs::remove_dir_all(&folder).unwrap();
 }
 
-/// Wireshark shares no code with us: what does it make of the file? Skipped where it is not
-/// installed.
+/// Reads a file with Wireshark, which shares no code with this crate. The test is skipped if it is
+/// not installed.
 #[test]
 fn tshark_reads_it() {
     if Command::new("tshark").arg("--version").output().is_err() {
@@ -333,7 +334,7 @@ fn tshark_reads_it() {
     }
     let path = std::env::temp_dir().join(format!("llp-capture-{}.pcapng", std::process::id()));
     let sink = PcapSink::create(&path).unwrap();
-    // The server's end alone: no packet is there twice.
+    // Only the server's end is captured, so no packet occurs twice.
     let mut server_side = CaptureStack::new(Box::new(TcpStack::new().unwrap()), sink.clone(), "server");
     let mut client_side = TcpStack::new().unwrap();
     let mut listener = server_side.listen((IP, 0).into(), &ListenConfig::default(), Token(1)).unwrap();
@@ -403,7 +404,8 @@ fn loopback_stream_written_once() {
     assert_eq!(flags, [(true, 2, 0), (true, 0x12, 0), (true, 0x18, 5), (true, 0x11, 0)]);
 }
 
-/// The stream is not ended and the sink not dropped: a killed process has written its frames.
+/// Neither does the stream end nor is the sink dropped. The frames of a process that is killed must
+/// be in the file.
 #[test]
 fn packets_reach_file_by_deadline() {
     let file = SharedSink::default();

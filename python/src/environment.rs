@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use uiw::llp::capture::PcapSink;
 use uiw::tls::Tls;
 use uiw::{ConnectionConfig, DeviceConfig};
-use uiw_cabi_core::counters::Counters;
+use uiw_cabi_core::counters::CounterDestination;
 use uiw_cabi_core::log::{MAX_LINE, shown};
 use uiw_cabi_core::settings::Settings;
 
@@ -37,8 +37,8 @@ pub(crate) fn open(config: DeviceConfig) -> PyResult<uiw::Device> {
     let tls = tls(settings)?;
     // Other programs publish by themselves; a library makes files only where it is told to.
     let counters = match &settings.counters {
-        counters @ Counters::In(_) => counters.publish("the Python module uiw".to_owned()),
-        Counters::User | Counters::Off => None,
+        counters @ CounterDestination::In(_) => counters.publish_config("the Python module uiw".to_owned()),
+        CounterDestination::User | CounterDestination::Off => None,
     };
     let config = config
         .tls(tls)

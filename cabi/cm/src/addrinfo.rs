@@ -1,9 +1,9 @@
-//! `rdma_getaddrinfo`: the result of the C library's `getaddrinfo` as rdma_cm's, and the newer call
-//! that gives it as an event.
+//! `rdma_getaddrinfo`, which converts the result of the C library's `getaddrinfo`, and
+//! `rdma_resolve_addrinfo`, a newer call that reports the result as an event.
 
-use crate::id::Note;
+use crate::addrinfo_result::AddrinfoResult;
+use crate::id::LocalEvent;
 use crate::registry::RegisteredPtr as _;
-use crate::resolved::Resolved;
 use crate::sync;
 use std::ffi::{CStr, CString, c_int};
 use std::{ptr, slice};
@@ -19,7 +19,7 @@ use uiw_verbs::integration::spawn_thread;
 /// `IBV_QPT_UD`
 const UD: c_int = 4;
 
-/// The parameters of a look-up, owned: it may be made on another thread.
+/// Owned parameters of a look-up, which may be made on another thread.
 struct AddressQuery {
     node: Option<CString>,
     service: Option<CString>,
@@ -36,15 +36,15 @@ impl AddressQuery {
     fn read(node: &TextPtr<'_>, service: &TextPtr<'_>, hints: &InPtr<'_, rdma_addrinfo>) -> Result<Self> {
         let bytes = |at: *const libc::sockaddr, len: libc::socklen_t| match (at.is_null(), len as usize) {
             (_, 0) => Ok(Vec::new()),
-            // SAFETY: an address in hints is as long as they say, and the program does not change
-            // it during the call (rdma_getaddrinfo(3)).
+            // SAFETY: an address in the hints has the length that the hints contain, and the
+            // program does not change it during the call (rdma_getaddrinfo(3)).
             (false, len @ 1..=128) => Ok(unsafe { slice::from_raw_parts(at.cast::<u8>(), len) }.to_vec()),
-            _ => Err(Errno::INVAL.because("an address is NULL, or longer than any")),
+            _ => Err(Errno::INVAL.because("the address is NULL or too long")),
         };
         let given = hints.as_ref();
         let (node, service) = (node.get().map(CStr::to_owned), service.get().map(CStr::to_owned));
         if node.is_none() && service.is_none() && given.is_none() {
-            return Err(Errno::INVAL.because("neither node nor service nor address"));
+            return Err(Errno::INVAL.because("neither a node nor a service nor an address was passed"));
         }
         Ok(Self {
             node,
@@ -59,10 +59,10 @@ impl AddressQuery {
         })
     }
 
-    /// Looks it up.
-    fn answer(&self) -> Resolved {
-        // SAFETY: `convert` makes the list, on C's heap, and nothing else has it.
-        unsafe { Resolved::new(self.look_up()) }
+    /// Makes the look-up.
+    fn answer(&self) -> AddrinfoResult {
+        // SAFETY: `convert` creates the list on C's heap, and nothing else refers to it.
+        unsafe { AddrinfoResult::new(self.look_up()) }
     }
 
     fn look_up(&self) -> std::result::Result<*mut rdma_addrinfo, c_int> {
@@ -81,15 +81,15 @@ impl AddressQuery {
         hints.ai_socktype = if datagrams { libc::SOCK_DGRAM } else { libc::SOCK_STREAM };
         let text = |text: &Option<CString>| text.as_ref().map_or(ptr::null(), |text| text.as_ptr());
         let mut list = ptr::null_mut();
-        // SAFETY: the texts end in NUL, the hints are complete, and there is room for a pointer.
+        // SAFETY: the texts end in NUL, the hints are complete, and `list` has room for a pointer.
         let error = unsafe {
             libc::getaddrinfo(text(&self.node), text(&self.service), &raw const hints, &raw mut list)
         };
         if error != 0 {
             return Err(error);
         }
-        // SAFETY: the C library's list has at least one address, as long as it says, and is freed
-        // once.
+        // SAFETY: the list of the C library has at least one address of the length that it
+        // contains, and is freed once.
         unsafe {
             let first = &*list;
             let bytes = slice::from_raw_parts(first.ai_addr.cast::<u8>(), first.ai_addrlen as usize);
@@ -99,7 +99,7 @@ impl AddressQuery {
         }
     }
 
-    /// One result on C's heap. Programs may free parts of it themselves.
+    /// Converts one result to memory on C's heap. Programs may free parts of it themselves.
     fn convert(
         &self,
         family: c_int,
@@ -134,13 +134,13 @@ impl AddressQuery {
     }
 }
 
-/// Bytes on C's heap; NULL for none.
+/// Copies bytes to C's heap. Returns NULL if there are none.
 fn copy(bytes: &[u8]) -> (*mut libc::sockaddr, libc::socklen_t) {
     let copy = copy_to_heap(bytes);
     (copy.cast(), if copy.is_null() { 0 } else { bytes.len() as libc::socklen_t })
 }
 
-/// `rdma_getaddrinfo`: 0, or an error of the C library's `getaddrinfo`, or -1 and `errno`.
+/// `rdma_getaddrinfo`: returns 0, an error of the C library's `getaddrinfo`, or -1 with `errno`.
 pub extern "C" fn rdma_getaddrinfo(
     node: TextPtr<'_>,
     service: TextPtr<'_>,
@@ -157,8 +157,8 @@ pub extern "C" fn rdma_getaddrinfo(
     })
 }
 
-/// `rdma_resolve_addrinfo`: as [`rdma_getaddrinfo`], on another thread; the result is announced by
-/// an event.
+/// `rdma_resolve_addrinfo`: like [`rdma_getaddrinfo`], but makes the look-up on another thread and
+/// announces the result with an event.
 pub extern "C-unwind" fn rdma_resolve_addrinfo(
     id: AnyPtr<rdma_cm_id>,
     node: TextPtr<'_>,
@@ -169,29 +169,32 @@ pub extern "C-unwind" fn rdma_resolve_addrinfo(
         let id = id.get()?;
         let query = AddressQuery::read(&node, &service, &hints)?;
         if query.flags & RAI_SA != 0 {
-            // InfiniBand's subnet administration.
+            // RAI_SA requests a look-up by the subnet administration of InfiniBand.
             return Err(Errno::UNSUPPORTED.because("there is no subnet administration (RAI_SA)"));
         }
         let answer = move || {
             let resolved = query.answer();
             let note = match resolved.error() {
-                0 => Note { event: RDMA_CM_EVENT_ADDRINFO_RESOLVED, status: 0, arg: 0, group: None },
-                error => Note { event: RDMA_CM_EVENT_ADDRINFO_ERROR, status: error, arg: 0, group: None },
+                0 => LocalEvent { event: RDMA_CM_EVENT_ADDRINFO_RESOLVED, status: 0, arg: 0, group: None },
+                error => {
+                    LocalEvent { event: RDMA_CM_EVENT_ADDRINFO_ERROR, status: error, arg: 0, group: None }
+                }
             };
             if let Some(mut state) = id.lock_alive() {
                 state.resolved = Some(resolved);
             }
-            // No event for an id that was destroyed meanwhile.
+            // An id that was destroyed meanwhile gets no event.
             let _ = id.post(note);
         };
         spawn_thread("uiw-resolver", answer)?;
         Ok(())
     });
-    // SAFETY: nothing in this frame has a destructor, and C is the caller.
+    // SAFETY: this frame holds nothing with a destructor, and its caller is C.
     unsafe { sync::complete(id, result) }
 }
 
-/// `rdma_query_addrinfo`: the result that an event announced, once.
+/// `rdma_query_addrinfo`: returns the result that an event has announced. Each result is returned
+/// only once.
 pub extern "C" fn rdma_query_addrinfo(id: AnyPtr<rdma_cm_id>, info: OutPtr<'_, *mut rdma_addrinfo>) -> c_int {
     boundary::minus_one(|| {
         let id = id.get()?;

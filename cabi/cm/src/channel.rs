@@ -1,4 +1,4 @@
-//! Event channels, as C holds them.
+//! Event channels that C refers to.
 
 use crate::id::{Id, Phase};
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -11,28 +11,28 @@ use uiw_cabi_core::abi_cell::AbiCell;
 use uiw_cabi_core::boundary::{Result, is_nonblocking};
 use uiw_verbs::cm::{CmChannel, ConnHandle};
 
-/// `rdma_event_channel`: C's structure first, the engine's queue behind it.
+/// `rdma_event_channel`: the structure of C, followed by the engine's event queue.
 #[repr(C)]
 pub(crate) struct Channel {
     abi: AbiCell<rdma_event_channel>,
     queue: Arc<CmChannel>,
-    /// The thread that read it last.
+    /// Thread that read the channel last.
     reader: Mutex<Option<ThreadId>>,
-    /// Calls of the engine that make a connection or listener with events here, and whose id is not
-    /// routed yet.
-    openings: Mutex<u32>,
-    /// Notified when one of them ends.
-    opened: Condvar,
-    /// Ids that accepted a connection, the last ones, the oldest first.
+    /// Number of calls of the engine that are creating a connection or listener with events in this
+    /// channel and whose id is not routed yet.
+    unrouted_calls: Mutex<u32>,
+    /// Notified when one of these calls ends.
+    call_ended: Condvar,
+    /// The last ids that accepted a connection, in order.
     accepted: Mutex<VecDeque<Weak<Id>>>,
 }
 
-/// Number of connections remembered: a peer that connects when its connection before is established
-/// has one.
+/// Maximum number of ids in `accepted`. A peer that opens its next connection as soon as the
+/// previous one is established has only one.
 const ACCEPTED: usize = 8;
 
 impl Channel {
-    /// A new channel, which C cannot name yet.
+    /// Creates a channel. C does not know it before it is registered.
     ///
     /// # Errors
     /// EMFILE.
@@ -43,35 +43,36 @@ impl Channel {
             abi: AbiCell::new(rdma_event_channel { fd }),
             queue,
             reader: Mutex::default(),
-            openings: Mutex::default(),
-            opened: Condvar::new(),
+            unrouted_calls: Mutex::default(),
+            call_ended: Condvar::new(),
             accepted: Mutex::default(),
         }))
     }
 
-    /// C's pointer.
+    /// Returns C's pointer.
     pub(crate) fn abi(&self) -> *mut rdma_event_channel {
         self.abi.as_ptr()
     }
 
-    /// The engine's queue.
+    /// Returns the engine's event queue.
     pub(crate) fn queue(&self) -> &Arc<CmChannel> {
         &self.queue
     }
 
-    /// This thread reads it.
+    /// Records that the calling thread reads the channel.
     pub(crate) fn set_reader(&self) {
         *self.reader.lock() = Some(thread::current().id());
     }
 
-    /// The thread other than this one that is expected to come back and sleep here.
-    pub(crate) fn sleeper(&self) -> Option<ThreadId> {
+    /// Returns the thread that read the channel last, unless it is the calling thread. That thread
+    /// is expected to read the channel again and to sleep there.
+    pub(crate) fn other_reader(&self) -> Option<ThreadId> {
         let fd = self.queue.fd().ok()?.as_raw_fd();
         self.reader.lock().filter(|&reader| reader != thread::current().id() && !is_nonblocking(fd))
     }
 
-    /// The id has accepted a connection, whose events come here.
-    pub(crate) fn accepted(&self, id: &Arc<Id>) {
+    /// Records that `id` has accepted a connection whose events arrive in this channel.
+    pub(crate) fn note_accepted(&self, id: &Arc<Id>) {
         let mut accepted = self.accepted.lock();
         if accepted.len() == ACCEPTED {
             accepted.pop_front();
@@ -79,9 +80,10 @@ impl Channel {
         accepted.push_back(Arc::downgrade(id));
     }
 
-    /// Returns the connections accepted last that the program has not seen established.
-    pub(crate) fn awaited(&self) -> Vec<ConnHandle> {
-        // Ids are locked and dropped outside of the lock.
+    /// Returns the recently accepted connections that are not established yet from the program's
+    /// point of view.
+    pub(crate) fn awaited_connections(&self) -> Vec<ConnHandle> {
+        // Ids are locked and dropped after the lock is released.
         let ids: Vec<_> = self.accepted.lock().iter().filter_map(Weak::upgrade).collect();
         let handle = |id: &Arc<Id>| {
             let state = id.lock();
@@ -90,41 +92,43 @@ impl Channel {
         ids.iter().filter_map(handle).collect()
     }
 
-    /// A call of the engine begins that makes a connection or listener.
-    pub(crate) fn opening(self: &Arc<Self>) -> Opening {
-        *self.openings.lock() += 1;
-        Opening(Arc::clone(self))
+    /// Counts a call of the engine that is about to create a connection or listener.
+    pub(crate) fn begin_unrouted_call(self: &Arc<Self>) -> UnroutedCall {
+        *self.unrouted_calls.lock() += 1;
+        UnroutedCall(Arc::clone(self))
     }
 
-    /// The lock under which events are taken and matched with their ids.
-    pub(crate) fn openings(&self) -> Openings<'_> {
-        Openings { channel: self, count: self.openings.lock() }
+    /// Locks the count of unrouted calls. Events are taken and matched with their ids under this
+    /// lock.
+    pub(crate) fn lock_unrouted_calls(&self) -> UnroutedCalls<'_> {
+        UnroutedCalls { channel: self, count: self.unrouted_calls.lock() }
     }
 }
 
-/// A call of the engine that makes a connection or listener, until it is routed or has failed.
-pub(crate) struct Opening(Arc<Channel>);
+/// Token for a call of the engine that creates a connection or listener. It is dropped when the id
+/// is routed or the call has failed.
+pub(crate) struct UnroutedCall(Arc<Channel>);
 
-impl Drop for Opening {
+impl Drop for UnroutedCall {
     fn drop(&mut self) {
-        *self.0.openings.lock() -= 1;
-        self.0.opened.notify_all();
+        *self.0.unrouted_calls.lock() -= 1;
+        self.0.call_ended.notify_all();
     }
 }
 
-/// The lock of a channel's openings.
-pub(crate) struct Openings<'a> {
+/// Lock of a channel's count of unrouted calls.
+pub(crate) struct UnroutedCalls<'a> {
     channel: &'a Channel,
     count: MutexGuard<'a, u32>,
 }
 
-impl Openings<'_> {
-    /// Waits, unlocked meanwhile, until one of the openings has ended. False, at once, when there
-    /// is none.
+impl UnroutedCalls<'_> {
+    /// Waits until one of the calls has ended; the lock is released meanwhile. Returns false
+    /// immediately if there is no such call.
     pub(crate) fn wait(&mut self) -> bool {
         let any = *self.count > 0;
         if any {
-            self.channel.opened.wait(&mut self.count);
+            self.channel.call_ended.wait(&mut self.count);
         }
         any
     }

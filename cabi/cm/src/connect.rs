@@ -1,15 +1,15 @@
-//! Connecting, accepting, rejecting, disconnecting.
+//! Connecting, accepting, rejecting and disconnecting.
 //!
-//! These calls hold the id's `control` while the engine works, and neither its state nor any lock
-//! that other ids use: events of this and of every other id are delivered meanwhile.
+//! These calls hold the id's `control` lock while the engine works, but neither its state nor any
+//! lock that other ids use. Events of this and of all other ids are delivered meanwhile.
 
 use crate::channel::Channel;
-use crate::id::{Id, Options, Phase};
-use crate::params::{self, Params};
+use crate::id::{Id, IdOptions, Phase};
+use crate::params::{self, ConnParams};
 use crate::placeholder::Placeholder;
 use crate::private_data::CmMessage;
 use crate::registry::RegisteredPtr as _;
-use crate::routes::{self, Source};
+use crate::routes::{self, EventSource};
 use crate::{address_vector, failure, sidr, sync};
 use std::ffi::c_int;
 use std::net::{IpAddr, SocketAddr};
@@ -20,13 +20,13 @@ use uiw_cabi_core::boundary::{self, Result};
 use uiw_cabi_core::errno::Errno;
 use uiw_cabi_core::object::Object;
 use uiw_cabi_core::persona::Persona;
-use uiw_cabi_core::ports::Reservation;
+use uiw_cabi_core::ports::PortReservation;
 use uiw_cabi_verbs::device::{gid, port};
 use uiw_cabi_verbs::qp::Qp;
 use uiw_verbs::cm;
 use uiw_verbs::{Error, QpState};
 
-/// The persona of the id's device.
+/// Returns the persona of the id's device.
 fn persona(id: &Id) -> Result<Persona> {
     Ok(id.verbs()?.persona)
 }
@@ -46,8 +46,9 @@ impl QueuePair<'_> {
     }
 }
 
-/// The queue pair of an id, or the one of its device that the program names by number, ready to be
-/// connected. On other transports than iWARP a connection needs none.
+/// Returns the queue pair of an id, or the queue pair of its device that the program names by
+/// number, ready to be connected. With other transports than iWARP, a connection does not need a
+/// queue pair.
 fn queue_pair(id: &Id, qp_num: u32, ack_timeout: Option<u8>) -> Result<QueuePair<'_>> {
     let context = id.verbs()?;
     let qp = match id.queue_pair(qp_num) {
@@ -61,12 +62,12 @@ fn queue_pair(id: &Id, qp_num: u32, ack_timeout: Option<u8>) -> Result<QueuePair
         Err(error) => return Err(error),
     };
     if qp.engine().state() == QpState::Reset {
-        // On other transports programs move it when the peer has answered; the engine connects from
-        // INIT.
+        // With other transports, programs move the queue pair themselves after the peer has
+        // answered. The engine connects it from INIT.
         qp.engine().modify(QpState::Init)?;
     }
     if let Some(timeout) = ack_timeout {
-        qp.set_timeout(timeout);
+        qp.record_timeout(timeout);
     }
     Ok(QueuePair::Program(qp))
 }
@@ -77,7 +78,7 @@ pub extern "C-unwind" fn rdma_connect(id: AnyPtr<rdma_cm_id>, param: InPtr<'_, r
         let id = id.get()?;
         if id.is_ud() { sidr::connect(&id, &param) } else { connect(&id, &param) }
     });
-    // SAFETY: nothing in this frame has a destructor, and C is the caller.
+    // SAFETY: this frame holds nothing with a destructor, and its caller is C.
     unsafe { sync::complete(id, result) }
 }
 
@@ -86,7 +87,9 @@ fn connect(id: &Arc<Id>, param: &InPtr<'_, rdma_conn_param>) -> Result<()> {
     let (channel, local, peer, params, set) = {
         let mut state = id.lock_alive().ok_or_else(|| Errno::INVAL.destroyed())?;
         let (Phase::RouteResolved, Some(local), Some(peer)) = (&state.phase, state.local, state.peer) else {
-            return Err(Errno::INVAL.because("rdma_connect before the route is resolved, or a second time"));
+            return Err(
+                Errno::INVAL.because("rdma_connect before the route is resolved, or for the second time")
+            );
         };
         if peer.port() == 0 {
             return Err(Errno::INVAL.because("rdma_connect to port 0"));
@@ -95,7 +98,8 @@ fn connect(id: &Arc<Id>, param: &InPtr<'_, rdma_conn_param>) -> Result<()> {
         let params = params::read(param, &state)?;
         CmMessage::Request.check(&params.private_data)?;
         state.two_steps = id.has_foreign_qp() && persona(id)? != Persona::Iwarp;
-        // Now, as events of the connection are delivered before this call ends.
+        // The phase is set now, because events of the connection may be delivered before this call
+        // returns.
         state.phase = Phase::Connecting;
         (Arc::clone(&state.channel), local, peer, params, state.options)
     };
@@ -107,16 +111,17 @@ fn connect(id: &Arc<Id>, param: &InPtr<'_, rdma_conn_param>) -> Result<()> {
         }
         Err(ConnectFailure::Peer(error)) => {
             id.lock().phase = Phase::Over;
-            id.post(failure::at_once(id, &error))
+            id.post(failure::immediate(id, &error))
         }
     }
 }
 
-/// Reason why a connection was not begun.
+/// Reason why a connection could not be started.
 enum ConnectFailure {
-    /// The call fails.
+    /// The call returns an error.
     Program(Errno),
-    /// A peer of this host answers while TCP is asked to connect. Programs wait for the event.
+    /// The peer could not be reached. A peer on this host may refuse while TCP is still connecting.
+    /// Programs expect an event in this case.
     Peer(Error),
 }
 
@@ -126,22 +131,21 @@ impl<T: Into<Errno>> From<T> for ConnectFailure {
     }
 }
 
-/// Calls the engine, without the lock of the id's state.
+/// Starts the connection in the engine, without the lock of the id's state.
 fn begin(
     id: &Arc<Id>,
     channel: &Arc<Channel>,
     local: SocketAddr,
     peer: SocketAddr,
-    params: &Params,
-    set: Options,
+    params: &ConnParams,
+    set: IdOptions,
 ) -> std::result::Result<(), ConnectFailure> {
     let qp = queue_pair(id, params.qp_num, set.ack_timeout)?;
-    let options = params::of_connection(set, params, persona(id)?)?;
-    let opening = channel.opening();
+    let options = params::connection_config(set, params, persona(id)?)?;
+    let call = channel.begin_unrouted_call();
     let connect = if id.lock().two_steps { cm::connect_in_two_steps } else { cm::connect };
     let begun = connect(qp.engine(), Some(local), peer, &options, &params.private_data, channel.queue());
-    // From here on another thread may have taken the connection's events, and destroyed its queue
-    // pair.
+    // From here on, another thread may take the connection's events and destroy its queue pair.
     let handle = match begun {
         Ok(handle) => handle,
         Err(error @ (Error::Refused { .. } | Error::Lost { .. })) => return Err(ConnectFailure::Peer(error)),
@@ -152,11 +156,11 @@ fn begin(
         let mut state = id.lock();
         state.conn = Some(conn);
         state.handle = Some(handle);
-        // The connection has it now; the port stays the id's towards others of this process.
-        state.port.as_mut().and_then(Reservation::unbind)
+        // The connection uses the port now, but within this process it stays reserved for the id.
+        state.port.as_mut().and_then(PortReservation::unbind)
     };
     drop(bound);
-    routes::add(Source::Conn(conn), id, Some(opening));
+    routes::add(EventSource::Conn(conn), id, Some(call));
     Ok(())
 }
 
@@ -171,7 +175,7 @@ pub extern "C-unwind" fn rdma_accept(id: AnyPtr<rdma_cm_id>, param: InPtr<'_, rd
     if !event_follows {
         return result;
     }
-    // SAFETY: nothing in this frame has a destructor, and C is the caller.
+    // SAFETY: this frame holds nothing with a destructor, and its caller is C.
     unsafe { sync::complete(id, result) }
 }
 
@@ -180,20 +184,21 @@ fn accept(id: &Arc<Id>, param: &InPtr<'_, rdma_conn_param>) -> Result<()> {
     let (channel, params, set) = {
         let state = id.lock_alive().ok_or_else(|| Errno::INVAL.destroyed())?;
         if !matches!(state.phase, Phase::Requested(_)) {
-            return Err(Errno::INVAL.because("rdma_accept of an id that is no connection request"));
+            return Err(Errno::INVAL.because("rdma_accept for an id that is not a connection request"));
         }
         let params = params::read(param, &state)?;
         CmMessage::Reply.check(&params.private_data)?;
         (Arc::clone(&state.channel), params, state.options)
     };
     let qp = queue_pair(id, params.qp_num, set.ack_timeout)?;
-    let options = params::of_connection(set, &params, persona(id)?)?;
+    let options = params::connection_config(set, &params, persona(id)?)?;
     let request = {
         let mut state = id.lock();
-        // Connecting now, as events of the connection are delivered before this call ends.
+        // The phase becomes Connecting now, because events of the connection may be delivered
+        // before this call returns.
         match std::mem::replace(&mut state.phase, Phase::Connecting) {
             Phase::Requested(request) => request,
-            // `rdma_reject` takes it without `control`.
+            // `rdma_reject` takes the request without locking `control`.
             phase => {
                 state.phase = phase;
                 return Err(Errno::INVAL.because("the connection request was rejected meanwhile"));
@@ -202,11 +207,10 @@ fn accept(id: &Arc<Id>, param: &InPtr<'_, rdma_conn_param>) -> Result<()> {
     };
     let accepted = request.accept(qp.engine(), Some(&options), &params.private_data, Some(channel.queue()));
     match accepted {
-        // From here on another thread may have taken the connection's events, and destroyed its
-        // queue pair.
+        // From here on, another thread may take the connection's events and destroy its queue pair.
         Ok(handle) => {
             id.lock().handle = Some(handle);
-            channel.accepted(id);
+            channel.note_accepted(id);
             Ok(())
         }
         Err(error) => {
@@ -224,7 +228,8 @@ fn peer_is_gone(error: Error) -> Errno {
     }
 }
 
-/// `rdma_reject`, and `rdma_reject_ece`: there are no vendor options to negotiate.
+/// `rdma_reject` and `rdma_reject_ece`, which are the same because vendor options are not
+/// negotiated.
 pub extern "C" fn rdma_reject<'a>(
     id: AnyPtr<rdma_cm_id>,
     data: ArrayPtr<'a, u8>,
@@ -247,7 +252,9 @@ pub extern "C" fn rdma_reject<'a>(
                 }
                 phase => {
                     state.phase = phase;
-                    return Err(Errno::INVAL.because("rdma_reject of an id that is no connection request"));
+                    return Err(
+                        Errno::INVAL.because("rdma_reject for an id that is not a connection request")
+                    );
                 }
             }
         };
@@ -255,15 +262,15 @@ pub extern "C" fn rdma_reject<'a>(
     })
 }
 
-/// `rdma_establish`: behind CONNECT_RESPONSE it lets the peer see the connection established.
-/// Elsewhere that needs no call.
+/// `rdma_establish`: called after CONNECT_RESPONSE, it makes the connection established for the
+/// peer. With other transports this needs no call.
 pub extern "C" fn rdma_establish(id: AnyPtr<rdma_cm_id>) -> c_int {
     boundary::minus_one(|| {
         let id = id.get()?;
         if id.own_qp().is_some() {
-            return Err(Errno::INVAL.because("rdma_establish of an id with a queue pair of its own"));
+            return Err(Errno::INVAL.because("rdma_establish for an id that has a queue pair"));
         }
-        // Waits for `rdma_connect` of another thread, which is about to get the connection.
+        // Waits until a concurrent `rdma_connect` of another thread has stored the connection.
         let _control = id.control();
         let handle = {
             let mut state = id.lock();
@@ -272,27 +279,27 @@ pub extern "C" fn rdma_establish(id: AnyPtr<rdma_cm_id>) -> c_int {
                     return Err(Errno::INVAL.because("rdma_establish before RDMA_CM_EVENT_CONNECT_RESPONSE"));
                 }
                 Phase::Connecting | Phase::Connected | Phase::Disconnecting => {}
-                _ => return Err(Errno::INVAL.because("rdma_establish of an id that is not connecting")),
+                _ => return Err(Errno::INVAL.because("rdma_establish for an id that is not connecting")),
             }
             let awaited = std::mem::take(&mut state.awaits_establish);
             state.handle.clone().filter(|_| awaited)
         };
-        // One that is over has its event in the channel.
+        // If the connection has ended, its event is in the channel.
         let _ = handle.map(|handle| handle.establish());
         Ok(())
     })
 }
 
-/// `rdma_notify`: communication needs no help to be established.
+/// `rdma_notify`: does nothing, because the engine establishes connections without help.
 pub extern "C" fn rdma_notify(id: AnyPtr<rdma_cm_id>, _event: c_int) -> c_int {
     boundary::minus_one(|| {
         let id = id.get()?;
         let known = id.lock().conn.is_some();
-        if known { Ok(()) } else { Err(Errno::INVAL.because("rdma_notify of an id without a connection")) }
+        if known { Ok(()) } else { Err(Errno::INVAL.because("rdma_notify for an id without a connection")) }
     })
 }
 
-/// `rdma_disconnect`: what was posted is sent, then the connection closes from both sides.
+/// `rdma_disconnect`: all posted requests are sent, and then the connection closes from both sides.
 pub extern "C-unwind" fn rdma_disconnect(id: AnyPtr<rdma_cm_id>) -> c_int {
     let mut event_follows = false;
     let result = boundary::minus_one(|| {
@@ -302,16 +309,16 @@ pub extern "C-unwind" fn rdma_disconnect(id: AnyPtr<rdma_cm_id>) -> c_int {
     if !event_follows {
         return result;
     }
-    // SAFETY: nothing in this frame has a destructor, and C is the caller.
+    // SAFETY: this frame holds nothing with a destructor, and its caller is C.
     unsafe { sync::complete(id, result) }
 }
 
-/// Returns whether an event is there or will come.
+/// Disconnects. Returns whether an event follows or was already delivered.
 fn disconnect(id: &Id) -> Result<bool> {
     if id.is_ud() {
         return Err(Errno::INVAL.because("an id of RDMA_PS_UDP or RDMA_PS_IPOIB has no connection"));
     }
-    // Waits for `rdma_connect` or `rdma_accept` of another thread, which is about to get the
+    // Waits until a concurrent `rdma_connect` or `rdma_accept` of another thread has stored the
     // connection.
     let _control = id.control();
     let (in_order, handle) = {
@@ -319,24 +326,25 @@ fn disconnect(id: &Id) -> Result<bool> {
         let established = match state.phase {
             Phase::Connected => true,
             Phase::Connecting => false,
-            // The second time, after the peer's, or instead of an answer to its request.
+            // The program has already disconnected, the peer was faster, or the program disconnects
+            // instead of answering a request.
             Phase::Disconnecting | Phase::Over | Phase::Requested(_) => return Ok(false),
-            _ => return Err(Errno::INVAL.because("rdma_disconnect of an id without a connection")),
+            _ => return Err(Errno::INVAL.because("rdma_disconnect for an id without a connection")),
         };
         if established {
             state.phase = Phase::Disconnecting;
         }
         (established && !state.awaits_establish, state.handle.clone())
     };
-    // A connection that is over already has its event in the channel. One that is not established,
-    // at this side or the peer's, is given up, with an event too.
+    // If the connection has ended, its event is already in the channel. A connection that is not
+    // established at either end is aborted, with an event too.
     let _ = handle.map(|handle| if in_order { handle.disconnect() } else { handle.abort() });
     Ok(true)
 }
 
-/// `rdma_init_qp_attr`, for programs that move a queue pair of their own: the kernel's answer for
-/// an iWARP device, as the engine moves the queue pair. On other transports the structure has the
-/// path to the peer as well, which UCX reads without changing a queue pair.
+/// `rdma_init_qp_attr`, for programs that move their queue pair themselves. The answer is that of
+/// the kernel for an iWARP device, because the engine moves the queue pair. With other transports
+/// the structure also contains the path to the peer, which UCX reads without changing a queue pair.
 pub extern "C" fn rdma_init_qp_attr(
     id: AnyPtr<rdma_cm_id>,
     attr: InOutPtr<'_, ibv_qp_attr>,
@@ -362,7 +370,7 @@ pub extern "C" fn rdma_init_qp_attr(
             INIT | RTR | RTS if id.is_ud() => IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY,
             INIT | RTR => IBV_QP_STATE | IBV_QP_ACCESS_FLAGS,
             RTS => 0,
-            _ => return Err(Errno::INVAL.because("a state other than INIT, RTR and RTS")),
+            _ => return Err(Errno::INVAL.because("the state is not INIT, RTR or RTS")),
         };
         let mut new: ibv_qp_attr = zeroed();
         new.qp_state = state;
@@ -380,7 +388,7 @@ pub extern "C" fn rdma_init_qp_attr(
     })
 }
 
-/// The path to the peer, once there is one.
+/// Sets the path to the peer, if there is one.
 fn set_path(id: &Id, attr: &mut ibv_qp_attr) -> Result<()> {
     let context = id.verbs()?;
     let (local, peer) = {
@@ -391,7 +399,7 @@ fn set_path(id: &Id, attr: &mut ibv_qp_attr) -> Result<()> {
     if context.persona == Persona::Iwarp {
         return Ok(());
     }
-    attr.path_mtu = port::of(&context.device.netdev()?, context.persona).active_mtu;
+    attr.path_mtu = port::port_attr(&context.device.netdev()?, context.persona).active_mtu;
     attr.ah_attr = address_vector::address_vector(local.ip(), gid::from_address(peer.ip()))?;
     if let (Persona::Ib, IpAddr::V4(peer)) = (context.persona, peer.ip()) {
         attr.ah_attr.dlid = (peer.to_bits() & 0xFFFF) as u16;

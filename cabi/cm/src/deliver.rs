@@ -1,10 +1,11 @@
-//! Events of the engine become C's, with the order and the status codes of librdmacm on iWARP.
+//! Conversion of the engine's events to those of C, with the order and the status codes of
+//! librdmacm on iWARP.
 
-use crate::event::{DeliveredEvent, Draft, give, give_note, reads_in_one_byte};
+use crate::event::{DeliveredEvent, EventDraft, create_event, create_local_event, reads_in_one_byte};
 use crate::failure::{event_and_status, flush_if_rejected};
 use crate::id::{Id, Phase};
 use crate::private_data::{CmMessage, PrivateData};
-use crate::routes::{self, Source};
+use crate::routes::{self, EventSource};
 use crate::{lifecycle, request_id, sidr, timewait};
 use std::sync::Arc;
 use uiw_cabi_core::abi::cm::*;
@@ -16,29 +17,29 @@ use uiw_datagram::Qpn;
 use uiw_verbs::Error;
 use uiw_verbs::cm::{CmEvent, CmEventKind, ConnInfo, ConnRequest};
 
-/// An event about `id` as C's; nothing when the id is being destroyed.
+/// Converts an event about `id`. Returns `None` if the id is being destroyed.
 pub(crate) fn deliver(id: &Arc<Id>, event: CmEvent) -> Option<DeliveredEvent> {
     match event.kind {
         CmEventKind::Posted(_) => {
-            let note = id.lock_alive()?.notes.pop_front()?;
-            give_note(id, note)
+            let note = id.lock_alive()?.local_events.pop_front()?;
+            create_local_event(id, note)
         }
-        CmEventKind::ConnectRequest(request) => requested(id, request),
-        CmEventKind::SidrRequest(request) => sidr::requested(id, request),
-        CmEventKind::SidrResolved(info) => sidr::resolved(id, &info),
+        CmEventKind::ConnectRequest(request) => deliver_request(id, request),
+        CmEventKind::SidrRequest(request) => sidr::deliver_request(id, request),
+        CmEventKind::SidrResolved(info) => sidr::deliver_resolved(id, &info),
         CmEventKind::Established(info) => established(id, &info),
         CmEventKind::Failed(error) => failed(id, &error),
-        // The interface is gone, and the program may use another one; while it is only down there
-        // is nothing to do.
+        // The interface is gone, and the program may use another one. If it is only down, there is
+        // nothing to do.
         CmEventKind::ListenerDown { for_good, .. } => {
             for_good.then_some(())?;
             let is_known = std::mem::replace(&mut id.lock_alive()?.device_removed, true);
             (!is_known).then_some(())?;
-            give(id, id, &Draft::new(RDMA_CM_EVENT_DEVICE_REMOVAL))
+            create_event(id, id, &EventDraft::new(RDMA_CM_EVENT_DEVICE_REMOVAL))
         }
         CmEventKind::Disconnected(_) => {
             id.lock_alive()?.phase = Phase::Over;
-            let event = give(id, id, &Draft::new(RDMA_CM_EVENT_DISCONNECTED))?;
+            let event = create_event(id, id, &EventDraft::new(RDMA_CM_EVENT_DISCONNECTED))?;
             if Settings::get().is_ok_and(|settings| settings.persona != Persona::Iwarp) {
                 timewait::begin(id);
             }
@@ -47,36 +48,37 @@ pub(crate) fn deliver(id: &Arc<Id>, event: CmEvent) -> Option<DeliveredEvent> {
     }
 }
 
-/// A request becomes an id of its own, with the listener's context and, if that is synchronous, a
-/// channel of its own.
-fn requested(listener: &Arc<Id>, request: ConnRequest) -> Option<DeliveredEvent> {
+/// Creates an id for a request. It has the listener's context and, if the listener is synchronous,
+/// its own channel.
+fn deliver_request(listener: &Arc<Id>, request: ConnRequest) -> Option<DeliveredEvent> {
     let private_data = request.private_data().to_vec();
     let (peer_ird, peer_ord) = request.peer_ird_ord().unwrap_or((u16::MAX, u16::MAX));
-    let draft = Draft {
+    let draft = EventDraft {
         private_data: Some(PrivateData::new(CmMessage::Request, &private_data)),
         responder_resources: reads_in_one_byte(peer_ord),
         initiator_depth: reads_in_one_byte(peer_ird),
-        ..Draft::new(RDMA_CM_EVENT_CONNECT_REQUEST)
+        ..EventDraft::new(RDMA_CM_EVENT_CONNECT_REQUEST)
     };
     let peer = request.peer_addr();
-    let id = match request_id(listener, request, &draft) {
+    let id = match create_request_id(listener, request, &draft) {
         Ok(id) => id,
         Err(error) => {
-            tracing::warn!(%peer, %error, "a connection request is rejected: no id can be made for it");
+            tracing::warn!(%peer, %error, "a connection request is rejected: no id can be created for it");
             return None;
         }
     };
-    let given = give(listener, &id, &draft);
+    let given = create_event(listener, &id, &draft);
     if given.is_none() {
         lifecycle::discard(&id);
     }
     given
 }
 
-fn request_id(listener: &Arc<Id>, request: ConnRequest, draft: &Draft<'_>) -> Result<Arc<Id>> {
-    let (local, peer) = (address::plain(request.local_addr()), address::plain(request.peer_addr()));
+fn create_request_id(listener: &Arc<Id>, request: ConnRequest, draft: &EventDraft<'_>) -> Result<Arc<Id>> {
+    let (local, peer) =
+        (address::to_canonical(request.local_addr()), address::to_canonical(request.peer_addr()));
     let conn = request.id();
-    let id = request_id::make(listener, local, peer)?;
+    let id = request_id::create(listener, local, peer)?;
     // A guard in the condition would be held in the block, and `discard` takes the lock.
     let migrated = request.migrate(id.lock().channel.queue());
     if let Err(error) = migrated {
@@ -89,9 +91,9 @@ fn request_id(listener: &Arc<Id>, request: ConnRequest, draft: &Draft<'_>) -> Re
     state.conn = Some(conn);
     state.phase = Phase::Requested(request);
     drop(state);
-    // Nothing comes of a request that is not answered, and only this thread has the id: no opening
-    // is needed.
-    routes::add(Source::Conn(conn), &id, None);
+    // A request causes no further events until it is answered, and only this thread knows the id,
+    // so the call need not be counted.
+    routes::add(EventSource::Conn(conn), &id, None);
     Ok(id)
 }
 
@@ -107,15 +109,15 @@ fn established(id: &Arc<Id>, info: &ConnInfo) -> Option<DeliveredEvent> {
             if state.two_steps { RDMA_CM_EVENT_CONNECT_RESPONSE } else { RDMA_CM_EVENT_ESTABLISHED },
         )
     };
-    id.set_addresses(Some(address::plain(info.local)), Some(address::plain(info.peer)));
-    let draft = Draft {
-        // The passive side has had the peer's private data with the request.
+    id.set_addresses(Some(address::to_canonical(info.local)), Some(address::to_canonical(info.peer)));
+    let draft = EventDraft {
+        // The passive side has already received the peer's private data with the request.
         private_data: active.then(|| PrivateData::new(CmMessage::Reply, &info.private_data)),
         responder_resources: reads_in_one_byte(info.negotiated.ird),
         initiator_depth: reads_in_one_byte(info.negotiated.ord),
-        ..Draft::new(event)
+        ..EventDraft::new(event)
     };
-    give(id, id, &draft)
+    create_event(id, id, &draft)
 }
 
 fn failed(id: &Arc<Id>, error: &Error) -> Option<DeliveredEvent> {
@@ -136,5 +138,5 @@ fn failed(id: &Arc<Id>, error: &Error) -> Option<DeliveredEvent> {
         Error::Rejected { private_data, .. } => Some(PrivateData::new(CmMessage::Reject, private_data)),
         _ => PrivateData::of_event(event),
     };
-    give(id, id, &Draft { status, private_data, ..Draft::new(event) })
+    create_event(id, id, &EventDraft { status, private_data, ..EventDraft::new(event) })
 }

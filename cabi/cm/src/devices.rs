@@ -1,5 +1,5 @@
-//! The connection manager's devices: one context and one protection domain each, the same for every
-//! id.
+//! Devices of the connection manager, with one context and one protection domain each, which all
+//! ids share.
 
 use crate::id::Id;
 use crate::registry;
@@ -13,7 +13,7 @@ use uiw_cabi_core::arguments::{HeapPtr, OutPtr, OwnedHandle, argument};
 use uiw_cabi_core::boundary::{self, Result};
 use uiw_cabi_core::c_library;
 use uiw_cabi_core::errno::Errno;
-use uiw_cabi_core::fork::{ForkSafe, Forked};
+use uiw_cabi_core::fork::{ForkSafe, ForkState};
 use uiw_cabi_core::object::Object;
 use uiw_cabi_core::settings::Settings;
 use uiw_cabi_verbs::context::OpenContext;
@@ -22,7 +22,7 @@ use uiw_cabi_verbs::device_events::{self, DeviceChange};
 use uiw_cabi_verbs::open;
 use uiw_cabi_verbs::pd::{self, Pd};
 
-/// A context and its protection domain, which are never closed.
+/// Context and protection domain of a device, which are never closed.
 #[derive(Clone, Copy)]
 struct SharedContext {
     context: *mut ibv_context,
@@ -34,13 +34,13 @@ unsafe impl Send for SharedContext {}
 // SAFETY: the objects may be used by any thread, and are never closed.
 unsafe impl Sync for SharedContext {}
 
-/// Open devices by name of the network device.
+/// Open devices by the name of their network device.
 struct OpenDevices(BTreeMap<String, SharedContext>);
 
-impl Forked for OpenDevices {
+impl ForkState for OpenDevices {
     const NEW: Self = Self(BTreeMap::new());
 
-    /// The child opens its own, on its own engine.
+    /// The child opens its own devices, on its own engine.
     fn in_child(&mut self) {
         self.0.clear();
     }
@@ -48,40 +48,40 @@ impl Forked for OpenDevices {
 
 static OPENED: ForkSafe<OpenDevices> = ForkSafe::new();
 
-/// Opened at the first use of `device`, without the lock.
-fn shared(device: &'static Device) -> Result<SharedContext> {
+/// Returns the context of `device`. It is opened at the first use, without the lock.
+fn shared_context(device: &'static Device) -> Result<SharedContext> {
     let name = device.netdev_name();
     if let Some(known) = OPENED.read().0.get(name) {
         return Ok(*known);
     }
     device_events::observe(report_change);
     let context = open::open(device)?;
-    // SAFETY: the context is new: nothing else closes it.
+    // SAFETY: the context is new, so nothing else closes it.
     let domain = Pd::alloc(unsafe { Object::get(context) }?).inspect_err(|_| close(context))?;
     let new = SharedContext { context, domain };
     let kept = *OPENED.write().0.entry(name.to_owned()).or_insert(new);
     if kept.context != new.context {
-        // Another thread was faster.
-        // SAFETY: the domain is new, and no other thread has it.
+        // Another thread was faster. SAFETY: the domain is new, and no other thread uses it.
         pd::ibv_dealloc_pd(unsafe { argument(new.domain) });
         close(new.context);
     }
     Ok(kept)
 }
 
-/// Closes a context that nothing else has.
+/// Closes a context that nothing else uses.
 fn close(context: *mut ibv_context) {
-    // SAFETY: the caller has just opened it, and has given it to no other thread.
+    // SAFETY: the caller has just opened the context, and has passed it to no other thread.
     let context: OwnedHandle<'_, OpenContext> = unsafe { argument(context) };
     open::ibv_close_device(context);
 }
 
-/// Ties an id to the device that has `address`: its context and its default protection domain.
+/// Sets the device of an id to the one that has `address`, with its context and its default
+/// protection domain.
 ///
 /// # Errors
-/// ENODEV when no device has the address; those of opening it.
+/// ENODEV if no device has the address, and the errors of opening the device.
 pub(crate) fn bind(id: &Id, address: IpAddr) -> Result<()> {
-    let shared = shared(device::with_address(address)?)?;
+    let shared = shared_context(device::with_address(address)?)?;
     let _ordered = id.lock();
     id.abi.set(|id| &id.verbs, shared.context);
     id.abi.set(|id| &id.pd, shared.domain);
@@ -89,16 +89,17 @@ pub(crate) fn bind(id: &Id, address: IpAddr) -> Result<()> {
     Ok(())
 }
 
-/// Returns whether an id that is bound to `address` has no device yet: it is any address; or the
-/// loopback device's without a port, where there are other devices.
+/// Returns whether an id that is bound to `address` has no device yet. This is the case for the
+/// unspecified address, and for an address of the loopback device without a port if there are other
+/// devices.
 ///
-/// The kernel has no device for either (`cma_any_addr`). Programs that ask which devices there are,
-/// as libfabric does, bind an id so, and take a device that it has for the only one. With a port it
-/// is a server's, which may use the device before it listens.
+/// The kernel has no device for either (`cma_any_addr`). Programs that look for devices, such as
+/// libfabric, bind an id in this way, and take the device of the id, if there is one, for the only
+/// one. An id with a port belongs to a server, which may use the device before it listens.
 ///
 /// # Errors
-/// Those of listing the devices.
-pub(crate) fn is_of_host(address: SocketAddr) -> Result<bool> {
+/// The errors of listing the devices.
+pub(crate) fn lacks_device(address: SocketAddr) -> Result<bool> {
     if address.ip().is_unspecified() || !address.ip().is_loopback() || address.port() != 0 {
         return Ok(address.ip().is_unspecified());
     }
@@ -110,7 +111,7 @@ pub(crate) fn is_bound(id: &Id) -> bool {
     !context_of(id).is_null()
 }
 
-/// The context of the id's device, or NULL.
+/// Returns the context of the id's device, or NULL.
 fn context_of(id: &Id) -> *mut ibv_context {
     let _ordered = id.lock();
     id.abi.get(|id| &id.verbs)
@@ -125,7 +126,7 @@ fn report_change(netdev: &str, change: DeviceChange) {
     };
     for id in registry::ids() {
         if context_of(&id) == shared.context {
-            id.post_of_device(event);
+            id.post_device_event(event);
         }
     }
 }
@@ -139,7 +140,7 @@ pub extern "C" fn rdma_get_devices(count: OutPtr<'_, c_int>) -> *mut *mut ibv_co
         }
         let mut list = Vec::with_capacity(devices.len() + 1);
         for device in devices {
-            list.push(shared(device)?.context);
+            list.push(shared_context(device)?.context);
         }
         if !count.is_null() {
             count.write(list.len() as c_int)?;
@@ -147,13 +148,13 @@ pub extern "C" fn rdma_get_devices(count: OutPtr<'_, c_int>) -> *mut *mut ibv_co
         list.push(ptr::null_mut());
         let array = c_library::copy_to_heap(&list);
         if array.is_null() {
-            return Err(Errno::NOMEM.because("no memory for the list"));
+            return Err(Errno::NOMEM.because("out of memory for the list"));
         }
         Ok(array)
     })
 }
 
-/// `rdma_free_devices`. The devices stay open.
+/// `rdma_free_devices`: frees the list. The devices stay open.
 pub extern "C" fn rdma_free_devices(list: HeapPtr<'_, *mut ibv_context>) {
     list.free();
 }

@@ -1,6 +1,6 @@
-//! Endpoints: an id with everything it needs, in one call.
+//! Endpoints: an id with all objects that it needs, created by one call.
 
-use crate::id::{Endpoint, Id};
+use crate::id::{EndpointAttributes, Id};
 use crate::lifecycle::{self, check_port_space};
 use crate::registry::RegisteredPtr as _;
 use crate::{qp, registry, resolve};
@@ -16,11 +16,11 @@ use uiw_cabi_core::boundary::{self, Result};
 use uiw_cabi_core::errno::Errno;
 use uiw_cabi_verbs::pd::Pd;
 
-/// Bytes of private data that can precede the caller's.
+/// Maximum size of the private data that can precede the caller's, in bytes.
 const MAX_CONNECT_DATA: usize = 255;
 
-/// `rdma_create_ep`: a synchronous id. Of a passive endpoint, the attributes are those of its
-/// requests' queue pairs.
+/// `rdma_create_ep`: creates a synchronous id. For a passive endpoint, the attributes are those of
+/// its requests' queue pairs.
 pub extern "C" fn rdma_create_ep(
     id: OutPtr<'_, *mut rdma_cm_id>,
     res: InPtr<'_, rdma_addrinfo>,
@@ -35,14 +35,14 @@ pub extern "C" fn rdma_create_ep(
         new.set_port_space(if res.ai_port_space == 0 { RDMA_PS_TCP } else { res.ai_port_space });
         if res.ai_qp_type != qp_type(&new) && res.ai_qp_type != 0 {
             lifecycle::discard(&new);
-            return Err(Errno::UNSUPPORTED.because("not the type of queue pair of this port space"));
+            return Err(Errno::UNSUPPORTED.because("wrong type of queue pair for this port space"));
         }
         equip(&new, res, pd, attr).inspect_err(|_| lifecycle::discard(&new))?;
         id.write(new.abi())
     })
 }
 
-/// The type of the id's queue pairs.
+/// Returns the type of the id's queue pairs.
 fn qp_type(id: &Id) -> c_int {
     if id.is_ud() { IBV_QPT_UD } else { IBV_QPT_RC }
 }
@@ -53,38 +53,38 @@ fn equip(
     pd: Handle<'_, Pd>,
     attr: InOutPtr<'_, ibv_qp_init_attr>,
 ) -> Result<()> {
-    // SAFETY: the addresses in an answer of `rdma_getaddrinfo` are as long as their families'.
+    // SAFETY: the addresses in a result of `rdma_getaddrinfo` have the lengths of their families.
     let (src, dst): (AddressPtr<'_>, AddressPtr<'_>) =
         unsafe { (argument(res.ai_src_addr.cast_const()), argument(res.ai_dst_addr.cast_const())) };
     if res.ai_flags & RAI_PASSIVE != 0 {
         resolve::bind(id, src.read()?)?;
         let endpoint = attr.as_mut().map(|attr| {
             attr.qp_type = qp_type(id);
-            Endpoint { pd: pd.as_ptr(), attr: *attr }
+            EndpointAttributes { pd: pd.as_ptr(), attr: *attr }
         });
         id.lock().endpoint = endpoint;
         return Ok(());
     }
     resolve::resolve(id, src.get()?, dst.read()?)?;
     resolve::route(id)?;
-    // Both events are notes, and C has not seen the id yet.
-    id.forget_notes();
+    // Both events are local, and C does not know the id yet.
+    id.forget_local_events();
     if !attr.is_null() {
         qp::create(id, pd, attr, qp_type(id))?;
     }
     if res.ai_connect_len > 0 && !res.ai_connect.is_null() {
         if res.ai_connect_len > MAX_CONNECT_DATA {
-            return Err(Errno::INVAL.because("connection data that is longer than any"));
+            return Err(Errno::INVAL.because("the connection data is too long"));
         }
-        // SAFETY: the program has put so many bytes there, which it does not change during the
-        // call.
+        // SAFETY: the program has stored `ai_connect_len` bytes there, and does not change them
+        // during the call.
         let data = unsafe { slice::from_raw_parts(res.ai_connect.cast::<u8>(), res.ai_connect_len) };
         id.lock().connect_data = data.to_vec();
     }
     Ok(())
 }
 
-/// `rdma_destroy_ep`: the id, and what was made on it.
+/// `rdma_destroy_ep`: destroys the id and the objects that were created on it.
 pub extern "C" fn rdma_destroy_ep(id: AnyPtr<rdma_cm_id>) {
     boundary::value((), || {
         if registry::forget_inherited(id.as_ptr()) {

@@ -1,6 +1,6 @@
-//! Events as C holds them, from their delivery to their acknowledgement.
+//! Events that C refers to, from their delivery to their acknowledgement.
 
-use crate::id::{Id, Note};
+use crate::id::{Id, LocalEvent};
 use crate::private_data::{MAX_PRIVATE_DATA, PrivateData};
 use crate::registry::RegisteredPtr as _;
 use crate::{address_vector, registry};
@@ -17,16 +17,17 @@ use uiw_cabi_core::engine::MAX_RD_ATOMIC;
 use uiw_cabi_core::errno::Errno;
 use uiw_cabi_verbs::device::gid;
 
-/// An event that C has not acknowledged.
+/// Event that C has not acknowledged.
 #[repr(C)]
 struct UnackedEvent {
     abi: rdma_cm_event,
     private_data: [u8; MAX_PRIVATE_DATA],
-    /// The id whose acknowledgements are counted.
+    /// Id that counts the acknowledgement.
     owner: Arc<Id>,
 }
 
-/// An event that C is about to hold. Plain values only: it is held while a thread may be cancelled.
+/// Event that is about to be passed to C. It has only plain values, because it exists while a
+/// thread may be cancelled.
 #[derive(Clone, Copy)]
 pub(crate) struct DeliveredEvent {
     pub(crate) event: *mut rdma_cm_event,
@@ -36,8 +37,8 @@ pub(crate) struct DeliveredEvent {
     pub(crate) status: c_int,
 }
 
-/// The content of an event about a connection.
-pub(crate) struct Draft<'a> {
+/// Content of an event about a connection.
+pub(crate) struct EventDraft<'a> {
     /// `RDMA_CM_EVENT_*`
     pub(crate) event: c_int,
     /// 0, a negative errno, or a reason of InfiniBand's communication manager.
@@ -46,33 +47,33 @@ pub(crate) struct Draft<'a> {
     pub(crate) responder_resources: u8,
     pub(crate) initiator_depth: u8,
     /// Address vector of an id without a connection.
-    pub(crate) ud: Option<Ud>,
+    pub(crate) ud: Option<UdDestination>,
 }
 
-/// The queue pair or the group of an event about an id without a connection.
+/// Queue pair or multicast group in an event of an id without a connection.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Ud {
+pub(crate) struct UdDestination {
     pub(crate) ah: ibv_ah_attr,
     pub(crate) qp_num: u32,
     pub(crate) qkey: u32,
-    /// Instead of private data: the program's pointer for a group.
+    /// For a group: the program's pointer, which takes the place of private data.
     pub(crate) context: u64,
 }
 
-impl Draft<'_> {
+impl EventDraft<'_> {
     pub(crate) const fn new(event: c_int) -> Self {
         Self { event, status: 0, private_data: None, responder_resources: 0, initiator_depth: 0, ud: None }
     }
 }
 
-/// A number of Reads as C has it.
+/// Converts a number of Reads to C's single byte.
 pub(crate) fn reads_in_one_byte(reads: u16) -> u8 {
     reads.min(MAX_RD_ATOMIC) as u8
 }
 
-/// An event about a connection of `id`, which `owner` counts: for a request that is the listener.
-/// Nothing when the owner is being destroyed.
-pub(crate) fn give(owner: &Arc<Id>, id: &Id, draft: &Draft<'_>) -> Option<DeliveredEvent> {
+/// Creates an event about a connection of `id`. It is counted by `owner`, which is the listener for
+/// a request. Returns `None` if the owner is being destroyed.
+pub(crate) fn create_event(owner: &Arc<Id>, id: &Id, draft: &EventDraft<'_>) -> Option<DeliveredEvent> {
     let mut conn: rdma_conn_param = zeroed();
     conn.responder_resources = draft.responder_resources;
     conn.initiator_depth = draft.initiator_depth;
@@ -96,13 +97,13 @@ pub(crate) fn give(owner: &Arc<Id>, id: &Id, draft: &Draft<'_>) -> Option<Delive
         },
     };
     let private_data = draft.private_data.map(|data| (data, id.lock().peer));
-    give_raw(owner, abi, private_data)
+    allocate_event(owner, abi, private_data)
 }
 
-/// An event of the connection manager itself.
-pub(crate) fn give_note(id: &Arc<Id>, note: Note) -> Option<DeliveredEvent> {
+/// Creates an event that the connection manager itself has posted.
+pub(crate) fn create_local_event(id: &Arc<Id>, note: LocalEvent) -> Option<DeliveredEvent> {
     if let Some(group) = note.group {
-        return give_group(id, note, group);
+        return create_group_event(id, note, group);
     }
     // Programs may read any member of the union.
     let mut param: rdma_event_param = zeroed();
@@ -115,28 +116,28 @@ pub(crate) fn give_note(id: &Arc<Id>, note: Note) -> Option<DeliveredEvent> {
         param,
     };
     let private_data = PrivateData::of_event(note.event).map(|data| (data, None));
-    give_raw(id, abi, private_data)
+    allocate_event(id, abi, private_data)
 }
 
-/// An event about a multicast group.
-fn give_group(id: &Arc<Id>, note: Note, group: IpAddr) -> Option<DeliveredEvent> {
+/// Creates an event about a multicast group.
+fn create_group_event(id: &Arc<Id>, note: LocalEvent, group: IpAddr) -> Option<DeliveredEvent> {
     let local = id.lock().local.map(|local| local.ip());
     let ah = local.and_then(|local| address_vector::address_vector(local, gid::from_address(group)).ok());
-    let ud = Ud {
+    let ud = UdDestination {
         ah: ah.unwrap_or_default(),
         qp_num: uiw_datagram::Qpn::MULTICAST.raw(),
         qkey: RDMA_UDP_QKEY,
         context: note.arg,
     };
-    give(id, id, &Draft { status: note.status, ud: Some(ud), ..Draft::new(note.event) })
+    create_event(id, id, &EventDraft { status: note.status, ud: Some(ud), ..EventDraft::new(note.event) })
 }
 
-fn give_raw(
+fn allocate_event(
     owner: &Arc<Id>,
     abi: rdma_cm_event,
     private_data: Option<(PrivateData<'_>, Option<SocketAddr>)>,
 ) -> Option<DeliveredEvent> {
-    if !owner.delivers() {
+    if !owner.note_delivered() {
         return None;
     }
     let (id, kind, status) = (abi.id.into(), abi.event, abi.status);
@@ -145,8 +146,8 @@ fn give_raw(
     let len = private_data.map_or(0, |(data, peer)| data.fill(&mut event.private_data, peer));
     let event = Box::into_raw(event);
     if len > 0 {
-        // Pointer and length are at the same place in both structures of the union. SAFETY: the box
-        // was just made, and nobody else has it. Its bytes stay where they are until the event is
+        // Pointer and length have the same offsets in both structures of the union. SAFETY: the box
+        // is new and nothing else refers to it. Its bytes do not move until the event is
         // acknowledged.
         unsafe {
             (*event).abi.param.conn.private_data = (&raw const (*event).private_data).cast::<c_void>();
@@ -161,19 +162,19 @@ fn give_raw(
 /// Takes back an event that C acknowledges.
 ///
 /// # Errors
-/// EINVAL for what is no event, or was acknowledged before.
+/// EINVAL if the pointer is not an event, or the event was acknowledged before.
 pub(crate) fn acknowledge(event: *mut rdma_cm_event) -> Result<()> {
     if !registry::remove_event(event) {
         return if registry::forget_inherited(event) {
             Ok(())
         } else {
-            Err(Errno::INVAL.because("an event that is none, or acknowledged"))
+            Err(Errno::INVAL.because("not an event, or already acknowledged"))
         };
     }
-    // SAFETY: `give_raw` made it from a box, and the registry had it until just now, so no other
-    // thread takes it back.
+    // SAFETY: `allocate_event` made the event from a box, and it was in the registry until just now, so
+    // no other thread takes it back.
     let event = unsafe { Box::from_raw(event.cast::<UnackedEvent>()) };
-    event.owner.acknowledged();
+    event.owner.note_acknowledged();
     Ok(())
 }
 
@@ -182,7 +183,7 @@ pub extern "C" fn rdma_ack_cm_event(event: *mut rdma_cm_event) -> c_int {
     boundary::minus_one(|| acknowledge(event))
 }
 
-/// `rdma_write_cm_event`: an event of the program's own.
+/// `rdma_write_cm_event`: posts an event of the program's own.
 pub extern "C" fn rdma_write_cm_event(
     id: AnyPtr<rdma_cm_id>,
     event: c_int,
@@ -191,9 +192,9 @@ pub extern "C" fn rdma_write_cm_event(
 ) -> c_int {
     boundary::minus_one(|| {
         if event != RDMA_CM_EVENT_USER {
-            return Err(Errno::INVAL.because("only RDMA_CM_EVENT_USER is written by programs"));
+            return Err(Errno::INVAL.because("programs can write only RDMA_CM_EVENT_USER"));
         }
-        id.get()?.post(Note { event, status, arg, group: None })
+        id.get()?.post(LocalEvent { event, status, arg, group: None })
     })
 }
 

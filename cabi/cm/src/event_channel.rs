@@ -1,4 +1,4 @@
-//! Event channels: creating and destroying them, and the one wait of the connection manager.
+//! Creation and destruction of event channels, and the only wait of the connection manager.
 
 use crate::channel::Channel;
 use crate::event::DeliveredEvent;
@@ -22,16 +22,16 @@ pub extern "C" fn rdma_create_event_channel() -> *mut rdma_event_channel {
 }
 
 /// `rdma_destroy_event_channel`. Ids that still use the channel keep its descriptor open until they
-/// are destroyed. A thread that sleeps in [`rdma_get_cm_event`] sleeps on, and one that is about to
-/// does, too.
+/// are destroyed. A thread that sleeps in [`rdma_get_cm_event`], or is about to, continues to
+/// sleep.
 pub extern "C" fn rdma_destroy_event_channel(channel: AnyPtr<rdma_event_channel>) {
     boundary::value((), || {
         if registry::forget_inherited(channel.as_ptr()) {
             return Ok(());
         }
-        // Orphaned before the pointer is invalid: the reader finds the channel valid, or itself
-        // among the orphans' readers.
-        if let Some(reader) = channel.get()?.sleeper() {
+        // The channel becomes an orphan before its pointer becomes invalid, so the reader finds
+        // either a valid channel or itself among the readers of orphans.
+        if let Some(reader) = channel.get()?.other_reader() {
             orphaned::add(channel.as_ptr().addr(), reader);
         }
         drop(registry::remove_channel(channel.as_ptr()));
@@ -48,19 +48,19 @@ pub extern "C-unwind" fn rdma_get_cm_event(
         errno.set();
         return -1;
     }
-    // SAFETY: nothing in this frame has a destructor, and C is the caller.
+    // SAFETY: this frame holds nothing with a destructor, and its caller is C.
     match unsafe { wait(channel) } {
         Some(next) => boundary::minus_one(|| event.write(next.event)),
         None => -1,
     }
 }
 
-/// The channel's next event, or nothing and `errno`. Sleeps unless the descriptor is one that does
-/// not block.
+/// Returns the channel's next event, or `None` with `errno`. Sleeps unless the descriptor is
+/// non-blocking.
 ///
 /// # Safety
-/// No caller on the stack up to C holds a value with a destructor: a thread may be cancelled while
-/// it sleeps here.
+/// No caller on the stack up to C holds a value with a destructor, because the thread may be
+/// cancelled while it sleeps here.
 #[inline]
 pub(crate) unsafe fn wait(channel: AnyPtr<rdma_event_channel>) -> Option<DeliveredEvent> {
     let mut has_token = false;
@@ -68,16 +68,16 @@ pub(crate) unsafe fn wait(channel: AnyPtr<rdma_event_channel>) -> Option<Deliver
         match next(channel, has_token) {
             TakeOutcome::Event(event) => return Some(event),
             TakeOutcome::Failed => return None,
-            // SAFETY: nothing in this frame has a destructor, nor in those of the callers, as they
-            // ensure.
+            // SAFETY: this frame holds nothing with a destructor, and neither do its callers, as
+            // they ensure.
             TakeOutcome::Sleep(fd) => match unsafe { read_token(fd) } {
                 true => has_token = true,
                 false if is_gone(channel) => has_token = false,
                 false => return None,
             },
             TakeOutcome::SleepForever => {
-                // SAFETY: nothing in this frame has a destructor, nor in those of the callers, as
-                // they ensure.
+                // SAFETY: this frame holds nothing with a destructor, and neither do its callers,
+                // as they ensure.
                 unsafe { orphaned::sleep() };
                 return None;
             }
@@ -85,20 +85,20 @@ pub(crate) unsafe fn wait(channel: AnyPtr<rdma_event_channel>) -> Option<Deliver
     }
 }
 
-/// Returns whether the channel was destroyed, and its descriptor closed, between the attempt and
-/// the sleep that has just failed.
+/// Returns whether the channel was destroyed and its descriptor closed between the attempt and the
+/// sleep that has just failed.
 fn is_gone(channel: AnyPtr<rdma_event_channel>) -> bool {
     let closed = Errno::last() == Errno(libc::EBADF);
     closed && boundary::value(false, || Ok(channel.get().is_err()))
 }
 
-/// The result of one attempt to take an event. Plain values only: they are held while the thread
-/// may be cancelled.
+/// Outcome of an attempt to take an event. It has only plain values, because it exists while the
+/// thread may be cancelled.
 #[derive(Clone, Copy)]
 enum TakeOutcome {
     Event(DeliveredEvent),
     Sleep(c_int),
-    /// The channel is destroyed, and in rdma-core this thread would sleep in it.
+    /// The channel was destroyed. With rdma-core this thread would continue to sleep.
     SleepForever,
     Failed,
 }

@@ -1,7 +1,7 @@
 //! Connections that could not be set up.
 
-use crate::event::Draft;
-use crate::id::{Id, Note};
+use crate::event::EventDraft;
+use crate::id::{Id, LocalEvent};
 use std::ffi::c_int;
 use std::io;
 use uiw_cabi_core::abi::cm::*;
@@ -9,16 +9,16 @@ use uiw_cabi_core::persona::Persona;
 use uiw_cabi_core::settings::Settings;
 use uiw_verbs::{Error, QpState};
 
-/// The event of a connection that could not even be begun.
-pub(crate) fn at_once(id: &Id, error: &Error) -> Note {
+/// Returns the event for a connection that could not even be started.
+pub(crate) fn immediate(id: &Id, error: &Error) -> LocalEvent {
     let (event, status) = event_and_status(id, error);
     flush_if_rejected(id, event);
-    Note { event, status, arg: 0, group: None }
+    LocalEvent { event, status, arg: 0, group: None }
 }
 
-/// The event of a peer that cannot be reached any more.
-pub(crate) fn draft_unreachable() -> Draft<'static> {
-    Draft { status: -libc::EHOSTUNREACH, ..Draft::new(RDMA_CM_EVENT_UNREACHABLE) }
+/// Returns the event for a peer that cannot be reached any more.
+pub(crate) fn draft_unreachable() -> EventDraft<'static> {
+    EventDraft { status: -libc::EHOSTUNREACH, ..EventDraft::new(RDMA_CM_EVENT_UNREACHABLE) }
 }
 
 /// Flushes posted requests, as librdmacm does when it delivers this event.
@@ -31,26 +31,27 @@ pub(crate) fn flush_if_rejected(id: &Id, event: c_int) {
     }
 }
 
-/// Reasons of InfiniBand's REJ message.
+/// Reasons in the REJ message of InfiniBand.
 const INVALID_SERVICE_ID: c_int = 8;
 const STALE_CONNECTION: c_int = 10;
 const CONSUMER_REJECTED: c_int = 28;
-/// Status of InfiniBand's SIDR reply.
+/// Status in the SIDR reply of InfiniBand.
 const SIDR_REJECTED: c_int = 2;
 const SIDR_NO_QP: c_int = 3;
 
-/// Event and status of a connection, or of a request for a UD queue pair, that failed.
+/// Returns the event and the status for a failed connection, or for a failed request for a UD queue
+/// pair.
 pub(crate) fn event_and_status(id: &Id, error: &Error) -> (c_int, c_int) {
     match Settings::get().map_or(Persona::Iwarp, |settings| settings.persona) {
-        Persona::Iwarp => of_iwarp(error),
-        Persona::Roce | Persona::Ib => of_infiniband(error, id.is_ud()),
+        Persona::Iwarp => iwarp_status(error),
+        Persona::Roce | Persona::Ib => infiniband_status(error, id.is_ud()),
     }
 }
 
-/// InfiniBand's connection manager gives the peer's reason instead of an error number, and refuses
-/// UD queue pairs by UNREACHABLE.
-fn of_infiniband(error: &Error, is_ud: bool) -> (c_int, c_int) {
-    match (error, of_iwarp(error)) {
+/// Returns the event and the status on InfiniBand and RoCE. InfiniBand's connection manager reports
+/// the peer's reason instead of an error number, and a refused UD queue pair as UNREACHABLE.
+fn infiniband_status(error: &Error, is_ud: bool) -> (c_int, c_int) {
+    match (error, iwarp_status(error)) {
         (Error::Rejected { .. }, _) if is_ud => (RDMA_CM_EVENT_UNREACHABLE, SIDR_REJECTED),
         (Error::NoQueuePair { .. }, _) => (RDMA_CM_EVENT_UNREACHABLE, SIDR_NO_QP),
         (Error::Rejected { .. }, _) => (RDMA_CM_EVENT_REJECTED, CONSUMER_REJECTED),
@@ -61,9 +62,10 @@ fn of_infiniband(error: &Error, is_ud: bool) -> (c_int, c_int) {
     }
 }
 
-/// Event and status as the kernel's iWARP connection manager reports them: REJECTED for a peer that
-/// refused or reset, UNREACHABLE for one that did not answer, CONNECT_ERROR otherwise.
-fn of_iwarp(error: &Error) -> (c_int, c_int) {
+/// Returns the event and the status that the kernel's iWARP connection manager reports: REJECTED if
+/// the peer refused or reset the connection, UNREACHABLE if it did not answer, and CONNECT_ERROR
+/// otherwise.
+fn iwarp_status(error: &Error) -> (c_int, c_int) {
     match error {
         Error::Rejected { .. } | Error::Refused { .. } | Error::NoQueuePair { .. } => {
             (RDMA_CM_EVENT_REJECTED, -libc::ECONNREFUSED)
@@ -102,12 +104,12 @@ mod tests {
             (Error::ClosedInStartup { peer: PEER }, 10),
             (reset, 10),
         ] {
-            assert_eq!(of_infiniband(&error, false), (RDMA_CM_EVENT_REJECTED, reason), "{error}");
-            assert!(of_iwarp(&error).1 < 0, "{error}");
+            assert_eq!(infiniband_status(&error, false), (RDMA_CM_EVENT_REJECTED, reason), "{error}");
+            assert!(iwarp_status(&error).1 < 0, "{error}");
         }
-        assert_eq!(of_infiniband(&rejected(), true), (RDMA_CM_EVENT_UNREACHABLE, 2));
+        assert_eq!(infiniband_status(&rejected(), true), (RDMA_CM_EVENT_UNREACHABLE, 2));
         let no_qp = Error::NoQueuePair { peer: PEER, private_data: Vec::new() };
-        assert_eq!(of_infiniband(&no_qp, true), (RDMA_CM_EVENT_UNREACHABLE, 3));
+        assert_eq!(infiniband_status(&no_qp, true), (RDMA_CM_EVENT_UNREACHABLE, 3));
     }
 
     #[test]
@@ -115,7 +117,7 @@ mod tests {
         let silent =
             Error::TimedOut { peer: PEER, awaits_reply: false, after: std::time::Duration::from_secs(1) };
         for error in [silent, Error::NotConnected] {
-            assert_eq!(of_infiniband(&error, false), of_iwarp(&error), "{error}");
+            assert_eq!(infiniband_status(&error, false), iwarp_status(&error), "{error}");
         }
     }
 }

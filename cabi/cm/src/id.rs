@@ -1,8 +1,8 @@
-//! Communication identifiers: what C holds, and the state of it.
+//! Communication identifiers (ids) that C refers to, and their state.
 
+use crate::addrinfo_result::AddrinfoResult;
 use crate::channel::Channel;
 use crate::placeholder::Placeholder;
-use crate::resolved::Resolved;
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
@@ -16,43 +16,43 @@ use uiw_cabi_core::address;
 use uiw_cabi_core::boundary::Result;
 use uiw_cabi_core::errno::Errno;
 use uiw_cabi_core::object::Object;
-use uiw_cabi_core::ports::Reservation;
-use uiw_cabi_core::users::Unacknowledged;
+use uiw_cabi_core::ports::PortReservation;
+use uiw_cabi_core::users::UnacknowledgedEvents;
 use uiw_cabi_verbs::context::OpenContext;
 use uiw_cabi_verbs::qp::Qp;
 use uiw_verbs::cm::{
     CmEvent, CmEventKind, ConnHandle, ConnId, ConnRequest, Listener, SidrHandle, SidrListener, SidrRequest,
 };
 
-/// An id: C's structure first, its state behind it.
+/// Communication identifier: the structure of C, followed by the state.
 #[repr(C)]
 pub(crate) struct Id {
     pub(crate) abi: AbiCell<rdma_cm_id>,
-    /// Held by calls that change the id's connection or listener, while the engine does. Events are
-    /// delivered without it.
+    /// Held by calls that change the id's connection or listener, while the engine does so. Events
+    /// are delivered without this lock.
     control: Mutex<()>,
     state: Mutex<State>,
-    /// Events that the program holds.
-    events: Unacknowledged,
+    /// Events that were delivered and not acknowledged yet.
+    events: UnacknowledgedEvents,
 }
 
 /// Progress of an id.
 pub(crate) enum Phase {
-    /// New.
+    /// The id is new.
     Idle,
-    /// It has a local address.
+    /// The id has a local address.
     Bound,
-    /// It has the peer's address.
+    /// The id has the address of the peer.
     AddrResolved,
-    /// `rdma_resolve_route` was called: on iWARP there is nothing more to resolve.
+    /// `rdma_resolve_route` was called. On iWARP there is nothing more to resolve.
     RouteResolved,
     /// Peers can connect.
     Listening(Listener),
-    /// A peer's request waits for the answer.
+    /// The id is a connection request that was not answered yet.
     Requested(ConnRequest),
-    /// Peers can ask for a UD queue pair.
+    /// Peers can request a UD queue pair.
     SidrListening(SidrListener),
-    /// A peer's request for a UD queue pair waits for the answer.
+    /// The id is a request for a UD queue pair that was not answered yet.
     SidrRequested(SidrRequest),
     /// `rdma_connect` or `rdma_accept` was called, and the connection is not established yet.
     Connecting,
@@ -66,79 +66,79 @@ pub(crate) enum Phase {
 
 /// Options set by `rdma_set_option`.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Options {
+pub(crate) struct IdOptions {
     pub(crate) tos: Option<u8>,
     pub(crate) reuse: bool,
     pub(crate) v6_only: bool,
     pub(crate) ack_timeout: Option<u8>,
 }
 
-/// An event of the connection manager itself, in which the engine has no part.
+/// Event that the connection manager itself posts, not the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Note {
+pub(crate) struct LocalEvent {
     /// `RDMA_CM_EVENT_*`
     pub(crate) event: c_int,
     /// 0 or a negative errno.
     pub(crate) status: c_int,
     /// Argument of `RDMA_CM_EVENT_USER`, and the program's pointer for a multicast group.
     pub(crate) arg: u64,
-    /// The multicast group that it is about.
+    /// Multicast group that the event concerns.
     pub(crate) group: Option<IpAddr>,
 }
 
 pub(crate) struct State {
     pub(crate) phase: Phase,
     pub(crate) channel: Arc<Channel>,
-    /// Calls wait for their events, on a channel of the id's own.
+    /// True if the id is synchronous: calls wait for their events, on the id's own channel.
     pub(crate) sync: bool,
     /// True if the id connects rather than accepts.
     pub(crate) active: bool,
-    /// True if the id connects with a queue pair that the program moves itself, on another
-    /// transport than iWARP: the program gets an event when the peer has answered, and calls
-    /// `rdma_establish` after that.
+    /// True if the id connects, on another transport than iWARP, with a queue pair that the program
+    /// moves itself. The program gets an event when the peer has answered, and then calls
+    /// `rdma_establish`.
     pub(crate) two_steps: bool,
-    /// The peer has answered, and `rdma_establish` was not called.
+    /// True if the peer has answered and `rdma_establish` was not called yet.
     pub(crate) awaits_establish: bool,
-    /// The queue pair of a connection for which the program has none.
+    /// Queue pair of a connection for which the program has none.
     pub(crate) placeholder: Option<Arc<Placeholder>>,
     pub(crate) conn: Option<ConnId>,
     pub(crate) handle: Option<ConnHandle>,
-    /// A request for the peer's UD queue pair.
+    /// Outstanding request for the peer's UD queue pair.
     pub(crate) sidr: Option<SidrHandle>,
-    pub(crate) port: Option<Reservation>,
-    /// Real addresses: ports as TCP has them.
+    pub(crate) port: Option<PortReservation>,
+    /// Real addresses, with the port numbers of TCP.
     pub(crate) local: Option<SocketAddr>,
     pub(crate) peer: Option<SocketAddr>,
-    pub(crate) options: Options,
-    /// Responder resources of a request, as far as they fit into one byte.
+    pub(crate) options: IdOptions,
+    /// Responder resources of a request, limited to one byte.
     pub(crate) responder_resources: u8,
     pub(crate) initiator_depth: u8,
     /// Attributes for the queue pairs of the requests of a listening endpoint.
-    pub(crate) endpoint: Option<Endpoint>,
+    pub(crate) endpoint: Option<EndpointAttributes>,
     /// Private data that precedes the caller's (`ai_connect`).
     pub(crate) connect_data: Vec<u8>,
-    /// The result of `rdma_resolve_addrinfo`.
-    pub(crate) resolved: Option<Resolved>,
-    /// Notes whose event is in the channel.
-    pub(crate) notes: VecDeque<Note>,
-    /// The program has, or is about to get, the event of the end of its device.
+    /// Result of `rdma_resolve_addrinfo`.
+    pub(crate) resolved: Option<AddrinfoResult>,
+    /// Local events that are announced in the channel.
+    pub(crate) local_events: VecDeque<LocalEvent>,
+    /// True if the program got, or is about to get, the event for the removal of its device.
     pub(crate) device_removed: bool,
-    /// Being destroyed.
-    pub(crate) gone: bool,
+    /// True if the id is being destroyed.
+    pub(crate) destroyed: bool,
 }
 
-/// State that `rdma_create_ep` keeps for `rdma_get_request`.
+/// Attributes that `rdma_create_ep` stores for `rdma_get_request`.
 #[derive(Clone, Copy)]
-pub(crate) struct Endpoint {
+pub(crate) struct EndpointAttributes {
     pub(crate) pd: *mut ibv_pd,
     pub(crate) attr: ibv_qp_init_attr,
 }
 
-// SAFETY: the pointers are C's, and are looked up before they are used.
-unsafe impl Send for Endpoint {}
+// SAFETY: the pointers belong to C, and are looked up before they are used.
+unsafe impl Send for EndpointAttributes {}
 
 impl Id {
-    /// A new id, which C cannot name yet.
+    /// Creates an id. C does not know it before it is registered.
     pub(crate) fn new(channel: &Arc<Channel>, sync: bool, context: *mut c_void) -> Arc<Self> {
         let mut abi: rdma_cm_id = zeroed();
         abi.channel = channel.abi();
@@ -159,25 +159,25 @@ impl Id {
             port: None,
             local: None,
             peer: None,
-            options: Options::default(),
+            options: IdOptions::default(),
             responder_resources: 0,
             initiator_depth: 0,
             endpoint: None,
             connect_data: Vec::new(),
             resolved: None,
-            notes: VecDeque::new(),
+            local_events: VecDeque::new(),
             device_removed: false,
-            gone: false,
+            destroyed: false,
         };
         Arc::new(Self {
             abi: AbiCell::new(abi),
             control: Mutex::default(),
             state: Mutex::new(state),
-            events: Unacknowledged::default(),
+            events: UnacknowledgedEvents::default(),
         })
     }
 
-    /// C's pointer.
+    /// Returns C's pointer.
     pub(crate) fn abi(&self) -> *mut rdma_cm_id {
         self.abi.as_ptr()
     }
@@ -193,121 +193,122 @@ impl Id {
         self.abi.get(|id| &id.ps)
     }
 
-    /// Returns whether it resolves UD queue pairs instead of connecting.
+    /// Returns whether the id resolves UD queue pairs instead of connecting.
     pub(crate) fn is_ud(&self) -> bool {
         matches!(self.port_space(), RDMA_PS_UDP | RDMA_PS_IPOIB)
     }
 
-    /// Taken before a call of the engine that changes the connection or listener, and before the
-    /// state.
+    /// Locks calls that change the connection or listener. This lock is taken before the call of
+    /// the engine, and before the lock of the state.
     pub(crate) fn control(&self) -> MutexGuard<'_, ()> {
         self.control.lock()
     }
 
-    /// The state. Delivery of events takes it, so it is not held while the engine connects,
-    /// accepts, listens or closes.
+    /// Locks the state. Delivery of events takes this lock, so it is not held while the engine
+    /// connects, accepts, listens or closes.
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock()
     }
 
-    /// Returns the state unless it is being destroyed.
+    /// Locks the state, unless the id is being destroyed.
     pub(crate) fn lock_alive(&self) -> Option<MutexGuard<'_, State>> {
         let state = self.state.lock();
-        (!state.gone).then_some(state)
+        (!state.destroyed).then_some(state)
     }
 
-    /// The program's own pointer.
+    /// Returns the program's own pointer.
     pub(crate) fn context(&self) -> *mut c_void {
         self.abi.get(|id| &id.context)
     }
 
-    /// The context of its device.
+    /// Returns the context of the id's device.
     ///
     /// # Errors
-    /// EINVAL where it has none yet.
+    /// EINVAL if the id has no device yet.
     pub(crate) fn verbs(&self) -> Result<&Object<OpenContext>> {
-        // SAFETY: the contexts of ids are those of `devices`, which are never closed.
+        // SAFETY: the contexts of ids belong to `devices`, and are never closed.
         unsafe { Object::get(self.abi.get(|id| &id.verbs)) }
     }
 
-    /// The queue pair that `rdma_create_qp` made.
+    /// Returns the queue pair that `rdma_create_qp` created.
     pub(crate) fn own_qp(&self) -> Option<&Object<Qp>> {
-        // SAFETY: the program destroys the queue pair of an id by `rdma_destroy_qp`, which clears
-        // the field, when no other call on the id is in progress (rdma_destroy_qp(3)).
+        // SAFETY: the program destroys the queue pair of an id with `rdma_destroy_qp`, which clears
+        // the field, and only while no other call on the id is in progress (rdma_destroy_qp(3)).
         unsafe { Object::get(self.abi.get(|id| &id.qp)) }.ok()
     }
 
-    /// Returns whether the program has given the id no queue pair: it moves one itself, which it
-    /// names by number.
+    /// Returns whether the program uses its own queue pair, which it moves itself and names by
+    /// number.
     pub(crate) fn has_foreign_qp(&self) -> bool {
         self.abi.get(|id| &id.qp).is_null()
     }
 
-    /// The queue pair of the id, or the one of its device that the program names by number.
+    /// Returns the queue pair of the id, or the queue pair of its device that the program names by
+    /// number.
     ///
     /// # Errors
-    /// EINVAL where there is none.
+    /// EINVAL if there is no such queue pair.
     pub(crate) fn queue_pair(&self, number: u32) -> Result<&Object<Qp>> {
-        // SAFETY: the program does not destroy a queue pair during a call on the id that it belongs
-        // to or is connected by (rdma_destroy_qp(3), rdma_connect(3)).
+        // SAFETY: the program does not destroy a queue pair during a call on the id to which it
+        // belongs or by which it is connected (rdma_destroy_qp(3), rdma_connect(3)).
         unsafe {
             match self.abi.get(|id| &id.qp) {
-                own if own.is_null() => Qp::numbered(self.verbs()?, number),
+                own if own.is_null() => Qp::with_number(self.verbs()?, number),
                 own => Object::get(own),
             }
         }
     }
 
-    /// Keeps real addresses and shows them with the program's own port numbers.
+    /// Stores the real addresses, and shows them to the program with its own port numbers.
     pub(crate) fn set_addresses(&self, local: Option<SocketAddr>, peer: Option<SocketAddr>) {
         let mut state = self.lock();
         state.local = local.or(state.local);
         state.peer = peer.or(state.peer);
         if let Some(local) = local {
-            self.abi.set(|id| &id.route.addr.src, address::shown(local));
+            self.abi.set(|id| &id.route.addr.src, address::to_program(local));
         }
         if let Some(peer) = peer {
-            self.abi.set(|id| &id.route.addr.dst, address::shown(peer));
+            self.abi.set(|id| &id.route.addr.dst, address::to_program(peer));
         }
     }
 
-    /// Posts an event of the connection manager itself.
-    pub(crate) fn post(&self, note: Note) -> Result<()> {
+    /// Posts a local event.
+    pub(crate) fn post(&self, note: LocalEvent) -> Result<()> {
         let channel = {
             let mut state = self.lock_alive().ok_or_else(|| Errno::INVAL.destroyed())?;
-            state.notes.push_back(note);
+            state.local_events.push_back(note);
             Arc::clone(&state.channel)
         };
         channel.queue().post(CmEvent::posted(self.abi().addr() as u64));
         Ok(())
     }
 
-    /// Posts an event about the id's device, unless the program has got it or is about to.
-    pub(crate) fn post_of_device(&self, event: c_int) {
+    /// Posts an event about the id's device, unless the program got it or is about to get it.
+    pub(crate) fn post_device_event(&self, event: c_int) {
         let is_known = {
             let mut state = self.lock();
             match event {
                 RDMA_CM_EVENT_DEVICE_REMOVAL => std::mem::replace(&mut state.device_removed, true),
-                _ => state.notes.iter().any(|note| note.event == event),
+                _ => state.local_events.iter().any(|note| note.event == event),
             }
         };
         if !is_known {
-            // One that is being destroyed has no events.
-            let _ = self.post(Note { event, status: 0, arg: 0, group: None });
+            // An id that is being destroyed has no events.
+            let _ = self.post(LocalEvent { event, status: 0, arg: 0, group: None });
         }
     }
 
-    /// Takes back the notes that C has not seen.
-    pub(crate) fn forget_notes(&self) {
+    /// Removes the local events that C has not seen.
+    pub(crate) fn forget_local_events(&self) {
         let channel = {
             let mut state = self.lock();
-            state.notes.clear();
+            state.local_events.clear();
             Arc::clone(&state.channel)
         };
         drop(channel.queue().remove_if(|event| self.is_about(event, None)));
     }
 
-    /// Returns whether an event of a channel is about this id, whose connection is `conn`.
+    /// Returns whether an event of a channel concerns this id, whose connection is `conn`.
     pub(crate) fn is_about(&self, event: &CmEvent, conn: Option<ConnId>) -> bool {
         match event.kind {
             CmEventKind::Posted(tag) => tag == self.abi().addr() as u64,
@@ -315,8 +316,9 @@ impl Id {
         }
     }
 
-    /// C is about to hold one more event of this id. False when the id is being destroyed.
-    pub(crate) fn delivers(&self) -> bool {
+    /// Counts an event of this id that is about to be passed to C. Returns false if the id is being
+    /// destroyed.
+    pub(crate) fn note_delivered(&self) -> bool {
         let alive = self.lock_alive();
         if alive.is_some() {
             self.events.deliver();
@@ -324,8 +326,8 @@ impl Id {
         alive.is_some()
     }
 
-    /// C has acknowledged one event.
-    pub(crate) fn acknowledged(&self) {
+    /// Counts the acknowledgement of an event.
+    pub(crate) fn note_acknowledged(&self) {
         self.events.acknowledge(1);
     }
 

@@ -1,30 +1,32 @@
-//! `librdmacm`: identifiers, event channels, connections. One file a task.
+//! `librdmacm`: identifiers, event channels, connections. Each task has a file.
 //!
 //! ```text
 //!   C            ids, channels, events by pointer ─► registry: is it one of this library, is it alive?
 //!   engine       CmEvent in a channel's queue ─► routes: which id ─► deliver: C's rdma_cm_event, when C asks for it
-//!   this crate   ADDR_RESOLVED, ROUTE_RESOLVED: notes of an id, announced in the same queue
+//!   this crate   ADDR_RESOLVED, ROUTE_RESOLVED: local events of an id, announced in the same queue
 //! ```
 //!
-//! Locks are taken in this order: an id's `control`, its state, the openings of its channel, a
-//! shard of a table. Only `control` is held while the engine connects, accepts, listens or closes,
-//! and delivery of events does not take it. Tables (pointers, routes, ports) are in shards, each
-//! with a lock that is held for a look-up alone; no two of them are held together.
+//! Locks are taken in this order: an id's `control`, its state, the count of unrouted calls of its
+//! channel, a shard of a table. Only `control` is held while the engine connects, accepts, listens
+//! or closes, and delivery of events does not take it. Tables (pointers, routes, ports) are divided
+//! into shards, each with a lock that is held only for a look-up. No two of these locks are held at
+//! the same time.
 //!
-//! Nothing is exported from here: `cabi/ibverbs` is the shared library, whose table of exports
-//! names these functions. Only the C libraries use this crate.
+//! Nothing is exported from this crate. `cabi/ibverbs` is the shared library, whose table of
+//! exports refers to these functions. Only the C libraries use this crate.
 //!
-//! Events may come before the call that made their connection has returned. No lock is held across
-//! that call; the channel counts it as an opening, and a thread that takes an event without a route
-//! waits until the openings of its channel have added their routes. The destruction of an id
-//! removes its route and its events under the channel's lock, so the route of an event without one
-//! is always still to be added.
+//! Events may arrive before the call that created their connection has returned. No lock is held
+//! across that call. Instead, the channel counts it as an unrouted call, and a thread that takes an
+//! event without a route waits until the unrouted calls of its channel have added their routes. The
+//! destruction of an id removes its route and its events under the channel's lock, so the route of
+//! an event without one is always still to be added.
 //!
-//! Waits are `read`s of the channel's descriptor from functions that hold nothing with a
-//! destructor: threads may be cancelled there.
+//! A wait is a `read` of the channel's descriptor, in functions that hold nothing with a
+//! destructor, because threads may be cancelled there.
 
 mod address_vector;
 mod addrinfo;
+mod addrinfo_result;
 mod channel;
 mod connect;
 mod deliver;
@@ -46,7 +48,6 @@ mod qp;
 mod registry;
 mod request_id;
 mod resolve;
-mod resolved;
 mod routes;
 mod sidr;
 mod sync;
@@ -55,6 +56,7 @@ mod tests;
 mod timewait;
 
 pub use addrinfo::{rdma_getaddrinfo, rdma_query_addrinfo, rdma_resolve_addrinfo};
+pub use addrinfo_result::rdma_freeaddrinfo;
 pub use connect::rdma_reject as rdma_reject_ece;
 pub use connect::{
     rdma_accept, rdma_connect, rdma_disconnect, rdma_establish, rdma_init_qp_attr, rdma_notify, rdma_reject,
@@ -73,5 +75,4 @@ pub use qp::{
 pub use resolve::{
     rdma_bind_addr, rdma_get_dst_port, rdma_get_src_port, rdma_resolve_addr, rdma_resolve_route,
 };
-pub use resolved::rdma_freeaddrinfo;
 pub use sync::rdma_get_request;

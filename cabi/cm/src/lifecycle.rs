@@ -3,7 +3,7 @@
 use crate::channel::Channel;
 use crate::id::{Id, Phase};
 use crate::registry::RegisteredPtr as _;
-use crate::routes::{self, Source};
+use crate::routes::{self, EventSource};
 use crate::{event, registry};
 use std::ffi::{c_int, c_void};
 use std::ptr;
@@ -16,33 +16,33 @@ use uiw_cabi_core::errno::Errno;
 use uiw_cabi_core::settings::Settings;
 use uiw_verbs::cm::{CmEvent, CmEventKind};
 
-/// A new id that C may name.
+/// Creates and registers an id.
 pub(crate) fn create(channel: &Arc<Channel>, sync: bool, context: *mut c_void) -> Arc<Id> {
     let id = Id::new(channel, sync, context);
     registry::add_id(&id);
     id
 }
 
-/// The channel of a synchronous id.
+/// Creates the channel of a synchronous id.
 pub(crate) fn own_channel() -> Result<Arc<Channel>> {
     let channel = Channel::new()?;
     registry::add_channel(&channel);
     Ok(channel)
 }
 
-/// Ends an id: its connection, its events in the channel, its pointer. Then it waits until C has
-/// acknowledged its events.
+/// Destroys an id: ends its connection, removes its events from the channel and its pointer from
+/// the registry, and then waits until C has acknowledged its events.
 pub(crate) fn destroy(id: &Id) {
     acknowledge_shown(id);
     discard(id);
     id.wait_acknowledged();
 }
 
-/// Like [`destroy`], for an id that C has no event of.
+/// Like [`destroy`], for an id of which C has no event.
 pub(crate) fn discard(id: &Id) {
     let _control = id.control();
     let mut state = id.lock();
-    if std::mem::replace(&mut state.gone, true) {
+    if std::mem::replace(&mut state.destroyed, true) {
         return;
     }
     let phase = std::mem::replace(&mut state.phase, Phase::Over);
@@ -57,7 +57,8 @@ pub(crate) fn discard(id: &Id) {
         drop(registry::remove_channel(channel.abi()));
     }
     if let Some(handle) = handle {
-        // An orderly close goes on by itself; everything else is aborted. Neither has an event.
+        // An orderly close continues on its own; in all other cases the connection is aborted.
+        // Neither raises an event.
         handle.forget();
         if !matches!(phase, Phase::Disconnecting | Phase::Over) {
             let _ = handle.abort();
@@ -69,9 +70,9 @@ pub(crate) fn discard(id: &Id) {
         Phase::SidrListening(listener) => Some(listener.id()),
         _ => None,
     };
-    // With a listener its requests are rejected, and so is a request without an answer.
+    // Dropping a listener rejects its requests, and dropping a request rejects it.
     drop(phase);
-    let sources = conn.map(Source::Conn).into_iter().chain(listener.map(Source::Listener));
+    let sources = conn.map(EventSource::Conn).into_iter().chain(listener.map(EventSource::Listener));
     drop(routes::remove(sources, &channel, |event| id.is_about(event, conn)));
 }
 
@@ -83,13 +84,13 @@ pub(crate) fn acknowledge_shown(id: &Id) {
     }
 }
 
-/// Moves an id to another channel, pending events included; waits until C has acknowledged its
-/// events of the channel before.
+/// Moves an id and its pending events to another channel. Waits until C has acknowledged the id's
+/// events of the previous channel.
 fn migrate(id: &Id, to: &Arc<Channel>, sync: bool) -> Result<()> {
     acknowledge_shown(id);
     let control = id.control();
     let mut state =
-        id.lock_alive().ok_or_else(|| Errno::INVAL.because("the id is destroyed by another call"))?;
+        id.lock_alive().ok_or_else(|| Errno::INVAL.because("another call is destroying the id"))?;
     let from = std::mem::replace(&mut state.channel, Arc::clone(to));
     let was_sync = std::mem::replace(&mut state.sync, sync);
     let conn = state.conn;
@@ -100,7 +101,8 @@ fn migrate(id: &Id, to: &Arc<Channel>, sync: bool) -> Result<()> {
     match &state.phase {
         Phase::Listening(listener) => listener.migrate(to.queue()),
         Phase::SidrListening(listener) => listener.migrate(to.queue()),
-        // A peer that has disconnected meanwhile is reported when the program answers it.
+        // If the peer has disconnected meanwhile, this is reported when the program answers the
+        // request.
         Phase::Requested(request) => drop(request.migrate(to.queue())),
         _ => {
             if let Some(sidr) = &state.sidr {
@@ -124,7 +126,7 @@ fn migrate(id: &Id, to: &Arc<Channel>, sync: bool) -> Result<()> {
     Ok(())
 }
 
-/// `rdma_create_id`; without a channel it is synchronous, and gets one of its own.
+/// `rdma_create_id`: without a channel the id is synchronous, and gets its own channel.
 pub extern "C" fn rdma_create_id(
     channel: AnyPtr<rdma_event_channel>,
     id: OutPtr<'_, *mut rdma_cm_id>,
@@ -144,7 +146,8 @@ pub extern "C" fn rdma_create_id(
     })
 }
 
-/// Connections, and where they are offered datagrams.
+/// Checks that the port space is supported: those with connections, and those with datagrams if
+/// datagrams are offered.
 pub(crate) fn check_port_space(ps: c_int) -> Result<()> {
     match ps {
         RDMA_PS_TCP => Ok(()),
@@ -153,11 +156,11 @@ pub(crate) fn check_port_space(ps: c_int) -> Result<()> {
             Some(reason) => Err(Errno::UNSUPPORTED.because(reason)),
         },
         RDMA_PS_IB => Err(Errno::UNSUPPORTED.because("InfiniBand addresses are not offered")),
-        _ => Err(Errno::INVAL.because("a port space that is not known")),
+        _ => Err(Errno::INVAL.because("unknown port space")),
     }
 }
 
-/// `rdma_destroy_id`: in any state; waits until its events are acknowledged.
+/// `rdma_destroy_id`: permitted in every state. Waits until the events of the id are acknowledged.
 pub extern "C" fn rdma_destroy_id(id: AnyPtr<rdma_cm_id>) -> c_int {
     boundary::minus_one(|| {
         if registry::forget_inherited(id.as_ptr()) {
@@ -168,7 +171,7 @@ pub extern "C" fn rdma_destroy_id(id: AnyPtr<rdma_cm_id>) -> c_int {
     })
 }
 
-/// `rdma_migrate_id`; without a channel the id becomes synchronous.
+/// `rdma_migrate_id`: without a channel the id becomes synchronous.
 pub extern "C" fn rdma_migrate_id(id: AnyPtr<rdma_cm_id>, channel: AnyPtr<rdma_event_channel>) -> c_int {
     boundary::minus_one(|| {
         let id = id.get()?;

@@ -1,8 +1,8 @@
-//! Listening, on one address or on all.
+//! Listening on one address or on all addresses.
 
 use crate::id::{Id, Phase};
 use crate::registry::RegisteredPtr as _;
-use crate::routes::{self, Source};
+use crate::routes::{self, EventSource};
 use crate::{params, resolve, sidr};
 use std::ffi::c_int;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -12,13 +12,13 @@ use uiw_cabi_core::arguments::AnyPtr;
 use uiw_cabi_core::boundary::{self, Result};
 use uiw_cabi_core::engine::{self, MAX_RD_ATOMIC};
 use uiw_cabi_core::errno::Errno;
-use uiw_cabi_core::ports::Reservation;
+use uiw_cabi_core::ports::PortReservation;
 use uiw_verbs::cm::Listener;
 
-/// The default and the maximum: `net.core.somaxconn` bounds it further.
+/// Default and maximum of the backlog, which `net.core.somaxconn` limits further.
 const MAX_BACKLOG: u32 = 1024;
 
-/// `rdma_listen`. An id without an address listens on a free port of every device.
+/// `rdma_listen`: an id without an address listens on a free port of every device.
 pub extern "C" fn rdma_listen(id: AnyPtr<rdma_cm_id>, backlog: c_int) -> c_int {
     boundary::minus_one(|| {
         let id = id.get()?;
@@ -36,7 +36,7 @@ fn listen(id: &Arc<Id>, backlog: c_int) -> Result<()> {
         let state = id.lock_alive().ok_or_else(|| Errno::INVAL.destroyed())?;
         let (Phase::Bound, Some(local)) = (&state.phase, state.local) else {
             return Err(
-                Errno::INVAL.because("rdma_listen of an id that listens, is resolved or is connected")
+                Errno::INVAL.because("rdma_listen for an id that listens, is resolved or is connected")
             );
         };
         (local, Arc::clone(&state.channel), state.options)
@@ -46,17 +46,17 @@ fn listen(id: &Arc<Id>, backlog: c_int) -> Result<()> {
         _ => MAX_BACKLOG,
     };
     let reads = MAX_RD_ATOMIC as u8;
-    let options = params::conn_options(set, reads, reads)?;
-    let opening = channel.opening();
+    let options = params::conn_config(set, reads, reads)?;
+    let call = channel.begin_unrouted_call();
     let listener = Listener::bind(&engine, local, backlog, &options, channel.queue())?;
-    let source = Source::Listener(listener.id());
+    let source = EventSource::Listener(listener.id());
     let bound = {
         let mut state = id.lock();
         state.phase = Phase::Listening(listener);
-        // The listener has it now; the port stays the id's towards others of this process.
-        state.port.as_mut().and_then(Reservation::unbind)
+        // The listener uses the port now, but within this process it stays reserved for the id.
+        state.port.as_mut().and_then(PortReservation::unbind)
     };
     drop(bound);
-    routes::add(source, id, Some(opening));
+    routes::add(source, id, Some(call));
     Ok(())
 }

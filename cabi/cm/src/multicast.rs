@@ -1,6 +1,6 @@
-//! Multicast groups, which ids of port spaces UDP and IPOIB join.
+//! Multicast groups, for ids of the port spaces UDP and IPOIB.
 
-use crate::id::{Id, Note};
+use crate::id::{Id, LocalEvent};
 use crate::registry::RegisteredPtr as _;
 use crate::sync;
 use std::ffi::{c_int, c_void};
@@ -14,21 +14,21 @@ use uiw_cabi_core::boundary::{self, Result};
 use uiw_cabi_core::errno::Errno;
 use uiw_cabi_verbs::device;
 
-/// The flags of `rdma_cm_join_mc_attr_ex`.
+/// Flags in `comp_mask` of `rdma_cm_join_mc_attr_ex`.
 const WITH_ADDRESS: u32 = 1;
 const WITH_FLAGS: u32 = 2;
-/// Join flags: a member that receives, and one that only sends.
+/// Join flags, for members that also receive and for those that only send.
 const FULL_MEMBER: u32 = 0;
 const SEND_ONLY: u32 = 1;
 
-/// `rdma_join_multicast`: the event comes at once.
+/// `rdma_join_multicast`: the event follows immediately.
 pub extern "C-unwind" fn rdma_join_multicast(
     id: AnyPtr<rdma_cm_id>,
     addr: AddressPtr<'_>,
     context: *mut c_void,
 ) -> c_int {
     let result = boundary::minus_one(|| join(&*id.get()?, &addr, context, FULL_MEMBER));
-    // SAFETY: nothing in this frame has a destructor, and C is the caller.
+    // SAFETY: this frame holds nothing with a destructor, and its caller is C.
     unsafe { sync::complete(id, result) }
 }
 
@@ -39,28 +39,28 @@ pub extern "C-unwind" fn rdma_join_multicast_ex(
     context: *mut c_void,
 ) -> c_int {
     let result = boundary::minus_one(|| {
-        let attr = attr.as_ref().ok_or_else(|| Errno::INVAL.because("no attributes are given"))?;
+        let attr = attr.as_ref().ok_or_else(|| Errno::INVAL.because("no attributes were passed"))?;
         if attr.comp_mask & !(WITH_ADDRESS | WITH_FLAGS) != 0 || attr.comp_mask & WITH_ADDRESS == 0 {
             return Err(Errno::INVAL.because("the attributes of the join are not valid"));
         }
         let flags = if attr.comp_mask & WITH_FLAGS != 0 { attr.join_flags } else { FULL_MEMBER };
-        // SAFETY: the address of the attributes is one that `rdma_join_multicast` takes
+        // SAFETY: the address in the attributes satisfies the requirements of `rdma_join_multicast`
         // (rdma_join_multicast_ex(3)).
         let addr: AddressPtr<'_> = unsafe { argument(attr.addr.cast_const()) };
         join(&*id.get()?, &addr, context, flags)
     });
-    // SAFETY: nothing in this frame has a destructor, and C is the caller.
+    // SAFETY: this frame holds nothing with a destructor, and its caller is C.
     unsafe { sync::complete(id, result) }
 }
 
 fn join(id: &Id, addr: &AddressPtr<'_>, context: *mut c_void, flags: u32) -> Result<()> {
     if !id.is_ud() {
-        return Err(Errno::NOSYS.because("only an id of RDMA_PS_UDP or RDMA_PS_IPOIB joins groups"));
+        return Err(Errno::NOSYS.because("only an id of RDMA_PS_UDP or RDMA_PS_IPOIB can join groups"));
     }
     if flags > SEND_ONLY {
         return Err(Errno::INVAL.because("the attributes of the join are not valid"));
     }
-    let group = address::plain(addr.read()?).ip();
+    let group = address::to_canonical(addr.read()?).ip();
     let local = id
         .lock_alive()
         .ok_or_else(|| Errno::INVAL.because("the id is destroyed or has no address"))?
@@ -70,10 +70,10 @@ fn join(id: &Id, addr: &AddressPtr<'_>, context: *mut c_void, flags: u32) -> Res
     if !group.is_multicast() || local.is_unspecified() || group.is_ipv4() != local.is_ipv4() {
         return Err(Errno::INVAL.because("the attributes of the join are not valid"));
     }
-    // A program that attaches a queue pair of its own uses the GID of the event.
+    // A program that attaches its own queue pair uses the GID in the event.
     let attached = match id.own_qp() {
         Some(qp) if flags == FULL_MEMBER => {
-            qp.engine().attach_multicast(group, local, interface(local)?).map_err(Errno::from)
+            qp.engine().attach_multicast(group, local, interface_index(local)?).map_err(Errno::from)
         }
         _ => Ok(()),
     };
@@ -81,11 +81,11 @@ fn join(id: &Id, addr: &AddressPtr<'_>, context: *mut c_void, flags: u32) -> Res
         Ok(()) => (RDMA_CM_EVENT_MULTICAST_JOIN, 0),
         Err(error) => (RDMA_CM_EVENT_MULTICAST_ERROR, -error.0),
     };
-    id.post(Note { event, status, arg: context.addr() as u64, group: Some(group) })
+    id.post(LocalEvent { event, status, arg: context.addr() as u64, group: Some(group) })
 }
 
-/// The index of the device with this address.
-fn interface(local: IpAddr) -> Result<u32> {
+/// Returns the index of the device with this address.
+fn interface_index(local: IpAddr) -> Result<u32> {
     Ok(device::with_address(local)?.netdev()?.index)
 }
 
@@ -93,7 +93,7 @@ fn interface(local: IpAddr) -> Result<u32> {
 pub extern "C" fn rdma_leave_multicast(id: AnyPtr<rdma_cm_id>, addr: AddressPtr<'_>) -> c_int {
     boundary::minus_one(|| {
         let id = id.get()?;
-        let group = address::plain(addr.read()?).ip();
+        let group = address::to_canonical(addr.read()?).ip();
         let local = id
             .lock_alive()
             .ok_or_else(|| Errno::INVAL.because("the id is destroyed or has no address"))?
@@ -102,7 +102,7 @@ pub extern "C" fn rdma_leave_multicast(id: AnyPtr<rdma_cm_id>, addr: AddressPtr<
             .ip();
         match id.own_qp() {
             Some(qp) if qp.is_ud() => {
-                let left = qp.engine().detach_multicast(group, local, interface(local)?);
+                let left = qp.engine().detach_multicast(group, local, interface_index(local)?);
                 left.map_err(|_| Errno(libc::EADDRNOTAVAIL))
             }
             _ if id.is_ud() => Ok(()),

@@ -1,4 +1,5 @@
-//! `rdma_set_option`, and the extended connection establishment of vendors, which is not offered.
+//! `rdma_set_option`, and the functions for vendor options of the connection establishment (ECE),
+//! which are not offered.
 
 use crate::registry::RegisteredPtr as _;
 use std::ffi::c_int;
@@ -8,8 +9,8 @@ use uiw_cabi_core::arguments::{AnyPtr, ArrayPtr, Count, InPtr, OutPtr};
 use uiw_cabi_core::boundary::{self, Result};
 use uiw_cabi_core::errno::Errno;
 
-/// `rdma_set_option`. An acknowledgement time-out is InfiniBand's: it becomes the queue pair's
-/// attribute, and TCP has its own.
+/// `rdma_set_option`. An acknowledgement time-out is a concept of InfiniBand: it is stored as an
+/// attribute of the queue pair, and TCP uses its own.
 pub extern "C" fn rdma_set_option<'a>(
     id: AnyPtr<rdma_cm_id>,
     level: c_int,
@@ -20,32 +21,32 @@ pub extern "C" fn rdma_set_option<'a>(
     boundary::minus_one(|| {
         let id = id.get()?;
         if level != RDMA_OPTION_ID {
-            return Err(Errno::NOSYS.because("an option of another level than the id's"));
+            return Err(Errno::NOSYS.because("the option has another level than the id"));
         }
         let mut state = id.lock_alive().ok_or_else(|| Errno::INVAL.destroyed())?;
         let options = &mut state.options;
         match name {
-            RDMA_OPTION_ID_TOS => options.tos = Some(u8::from_ne_bytes(bytes(&value, len)?)),
-            RDMA_OPTION_ID_REUSEADDR => options.reuse = c_int::from_ne_bytes(bytes(&value, len)?) != 0,
-            RDMA_OPTION_ID_AFONLY => options.v6_only = c_int::from_ne_bytes(bytes(&value, len)?) != 0,
+            RDMA_OPTION_ID_TOS => options.tos = Some(u8::from_ne_bytes(option_bytes(&value, len)?)),
+            RDMA_OPTION_ID_REUSEADDR => options.reuse = c_int::from_ne_bytes(option_bytes(&value, len)?) != 0,
+            RDMA_OPTION_ID_AFONLY => options.v6_only = c_int::from_ne_bytes(option_bytes(&value, len)?) != 0,
             RDMA_OPTION_ID_ACK_TIMEOUT => {
-                options.ack_timeout = Some(u8::from_ne_bytes(bytes(&value, len)?));
+                options.ack_timeout = Some(u8::from_ne_bytes(option_bytes(&value, len)?));
             }
-            _ => return Err(Errno::NOSYS.because("an option that is not known")),
+            _ => return Err(Errno::NOSYS.because("unknown option")),
         }
         Ok(())
     })
 }
 
-/// The value of an option with so many bytes.
-fn bytes<'a, const N: usize>(value: &ArrayPtr<'a, u8>, len: Count<'a>) -> Result<[u8; N]> {
+/// Returns the value of an option that has `N` bytes.
+fn option_bytes<'a, const N: usize>(value: &ArrayPtr<'a, u8>, len: Count<'a>) -> Result<[u8; N]> {
     let bytes = if value.is_null() { None } else { value.get(len)? };
     bytes
         .and_then(|bytes| bytes.try_into().ok())
-        .ok_or_else(|| Errno::INVAL.because("the value of an option is NULL or has another length"))
+        .ok_or_else(|| Errno::INVAL.because("the value of the option is NULL or has the wrong length"))
 }
 
-/// `rdma_set_local_ece`: accepted before there is a queue pair, and not sent.
+/// `rdma_set_local_ece`: accepted before there is a queue pair, but not sent.
 pub extern "C" fn rdma_set_local_ece(id: AnyPtr<rdma_cm_id>, ece: InPtr<'_, ibv_ece>) -> c_int {
     boundary::minus_one(|| {
         let id = id.get()?;
@@ -59,7 +60,7 @@ pub extern "C" fn rdma_set_local_ece(id: AnyPtr<rdma_cm_id>, ece: InPtr<'_, ibv_
     })
 }
 
-/// `rdma_get_remote_ece`: always empty.
+/// `rdma_get_remote_ece`: always returns empty options.
 pub extern "C" fn rdma_get_remote_ece(id: AnyPtr<rdma_cm_id>, ece: OutPtr<'_, ibv_ece>) -> c_int {
     boundary::minus_one(|| {
         let id = id.get()?;

@@ -1,6 +1,6 @@
 //! Parameters and options of connections.
 
-use crate::id::{Options, State};
+use crate::id::{IdOptions, State};
 use std::slice;
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,15 +15,15 @@ use uiw_cabi_core::settings::Settings;
 use uiw_cabi_verbs::oob::{acknowledgement_time, receive_time};
 use uiw_verbs::ConnConfig;
 
-/// rdma_cm has the retries with the connection's parameters, and brings queue pairs to RTS with the
-/// most where they are not given.
+/// Number of retries of a queue pair. rdma_cm takes retries from the connection's parameters, and
+/// uses the maximum if there are none.
 const RETRIES: u8 = 7;
 
-/// Options of a connection or listener of an id.
+/// Returns the configuration of a connection or listener of an id.
 ///
 /// # Errors
-/// EINVAL when an environment variable has a bad value.
-pub(crate) fn conn_options(set: Options, ird: u8, ord: u8) -> Result<Arc<ConnConfig>> {
+/// EINVAL if an environment variable has an invalid value.
+pub(crate) fn conn_config(set: IdOptions, ird: u8, ord: u8) -> Result<Arc<ConnConfig>> {
     let attributes = set.ack_timeout.and_then(|timeout| acknowledgement_time(timeout, RETRIES));
     let mut options = Settings::get()?.conn_config(ird, ord, attributes);
     options.stream.tos = set.tos;
@@ -31,22 +31,26 @@ pub(crate) fn conn_options(set: Options, ird: u8, ord: u8) -> Result<Arc<ConnCon
     Ok(Arc::new(options))
 }
 
-/// Options of a connection with the parameters that the program gives for it.
+/// Returns the configuration of a connection with the parameters that the program has passed.
 ///
 /// # Errors
-/// As [`conn_options`].
-pub(crate) fn of_connection(set: Options, params: &Params, persona: Persona) -> Result<Arc<ConnConfig>> {
-    let mut options = conn_options(set, params.responder_resources, params.initiator_depth)?;
+/// The errors of [`conn_config`].
+pub(crate) fn connection_config(
+    set: IdOptions,
+    params: &ConnParams,
+    persona: Persona,
+) -> Result<Arc<ConnConfig>> {
+    let mut options = conn_config(set, params.responder_resources, params.initiator_depth)?;
     if persona != Persona::Iwarp {
-        // On iWARP no attempt is repeated, and a Send waits as long as with any peer.
+        // On iWARP no attempt is repeated, and a Send waits as long as with any other peer.
         let options = Arc::make_mut(&mut options);
         options.no_receive_timeout = options.no_receive_timeout.max(params.receive_time());
     }
     Ok(options)
 }
 
-/// The parameters that a program gives for a connection.
-pub(crate) struct Params {
+/// Parameters that a program passes for a connection.
+pub(crate) struct ConnParams {
     pub(crate) private_data: Vec<u8>,
     pub(crate) responder_resources: u8,
     pub(crate) initiator_depth: u8,
@@ -55,22 +59,22 @@ pub(crate) struct Params {
     pub(crate) qp_num: u32,
 }
 
-impl Params {
-    /// Returns the time for which a Send of the peer may wait for a receive. rdma_cm gives queue
-    /// pairs the value 0 for the time between two attempts.
+impl ConnParams {
+    /// Returns the time for which a Send of the peer may wait for a receive. rdma_cm sets the time
+    /// between two attempts to the value 0.
     fn receive_time(&self) -> Duration {
         receive_time(0, self.rnr_retry)
     }
 }
 
-/// Reads the parameters; a program may leave them out.
+/// Reads the parameters, which a program may omit.
 ///
 /// # Errors
-/// EINVAL for private data at NULL.
-pub(crate) fn read(param: &InPtr<'_, rdma_conn_param>, state: &State) -> Result<Params> {
+/// EINVAL if private data is NULL but has a length.
+pub(crate) fn read(param: &InPtr<'_, rdma_conn_param>, state: &State) -> Result<ConnParams> {
     let given = param.as_ref();
     let of = |given: Option<u8>, offered: u8| match given {
-        // As many as the device has; of a request, as many as the peer takes.
+        // The maximum of the device or, for a request, the maximum of the peer.
         None | Some(RDMA_MAX_RESOURCES) if state.active => MAX_RD_ATOMIC as u8,
         None | Some(RDMA_MAX_RESOURCES) => offered,
         Some(number) => number,
@@ -86,7 +90,7 @@ pub(crate) fn read(param: &InPtr<'_, rdma_conn_param>, state: &State) -> Result<
         // SAFETY: the program does not change its private data during the call (rdma_connect(3)).
         private_data.extend_from_slice(unsafe { slice::from_raw_parts(given.private_data.cast(), len) });
     }
-    Ok(Params {
+    Ok(ConnParams {
         private_data,
         responder_resources: of(given.map(|g| g.responder_resources), state.responder_resources),
         initiator_depth: of(given.map(|g| g.initiator_depth), state.initiator_depth),

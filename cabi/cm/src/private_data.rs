@@ -1,9 +1,9 @@
-//! Private data of connection requests and their answers, in the lengths that programs know from
+//! Private data of connection requests and responses, in the lengths that programs expect from
 //! their kind of device.
 //!
-//! On InfiniBand and RoCE an event has the whole private data field of its message, padded with
-//! zeros, and no call takes more than the field holds. On iWARP an event has the bytes that the
-//! peer sent. The wire carries the program's bytes alone in both cases.
+//! On InfiniBand and RoCE an event contains the whole private data field of its message, padded
+//! with zeros, and a call accepts at most as many bytes as the field holds. On iWARP an event
+//! contains the bytes that the peer sent. In both cases only the program's bytes are transmitted.
 
 use std::ffi::c_int;
 use std::net::SocketAddr;
@@ -12,10 +12,11 @@ use uiw_cabi_core::boundary::Result;
 use uiw_cabi_core::errno::Errno;
 use uiw_cabi_core::settings::Settings;
 
-/// Longest private data of an event: C's length is one byte, though MPA carries up to 512 bytes.
+/// Maximum size of private data in an event, in bytes. C's length is one byte, although MPA can
+/// transmit up to 512 bytes.
 pub(crate) const MAX_PRIVATE_DATA: usize = 255;
 
-/// A message of InfiniBand's communication manager that carries private data.
+/// Message of InfiniBand's communication manager with private data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CmMessage {
     Request,
@@ -26,8 +27,8 @@ pub(crate) enum CmMessage {
 }
 
 impl CmMessage {
-    /// Bytes of private data that a program has of the message. In requests the kernel's rdma_cm
-    /// puts a header of 36 bytes first.
+    /// Returns the number of private data bytes of the message that a program can use. In requests,
+    /// the kernel's rdma_cm begins with a header of 36 bytes.
     const fn field_len(self) -> usize {
         match self {
             Self::Request => 92 - 36,
@@ -38,7 +39,8 @@ impl CmMessage {
         }
     }
 
-    /// Most bytes that a program sends in the message, or has of it.
+    /// Returns the maximum number of bytes that a program can send in the message or receive from
+    /// it.
     const fn limit(self, is_exact: bool) -> usize {
         match self {
             Self::Request | Self::Reply | Self::Reject if is_exact => MAX_PRIVATE_DATA,
@@ -49,7 +51,7 @@ impl CmMessage {
     /// Checks the length of private data that a program sends.
     ///
     /// # Errors
-    /// EINVAL where the message of the program's kind of device does not hold it.
+    /// EINVAL if the message of the program's kind of device cannot hold it.
     pub(crate) fn check(self, private_data: &[u8]) -> Result<()> {
         self.check_len(private_data.len(), is_exact()?)
     }
@@ -77,17 +79,18 @@ pub(crate) struct PrivateData<'a> {
 }
 
 impl<'a> PrivateData<'a> {
-    /// The bytes that the peer `sent` in `message`.
+    /// Returns the private data that the peer `sent` in `message`.
     pub(crate) const fn new(message: CmMessage, sent: &'a [u8]) -> Self {
         Self { message, sent }
     }
 
-    /// Private data of an event that TCP has caused, without a message of the peer.
+    /// Returns the private data of an event that TCP has caused, without a message of the peer.
     pub(crate) fn of_event(event: c_int) -> Option<Self> {
         (event == RDMA_CM_EVENT_REJECTED).then_some(Self::new(CmMessage::Reject, &[]))
     }
 
-    /// Copies the program's view to `to`, and returns its length. It comes from `peer`.
+    /// Copies the bytes that the program gets to `to`, and returns their number. `peer` is the
+    /// sender.
     pub(crate) fn fill(self, to: &mut [u8; MAX_PRIVATE_DATA], peer: Option<SocketAddr>) -> usize {
         let is_exact = is_exact().unwrap_or(true);
         let (bytes, longest) = (self.sent.len(), self.message.limit(is_exact));

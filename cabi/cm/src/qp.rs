@@ -1,4 +1,4 @@
-//! Queue pairs, shared receive queues and their completion queues, made on an id.
+//! Queue pairs, shared receive queues and their completion queues that are created on an id.
 
 use crate::id::Id;
 use crate::registry::RegisteredPtr as _;
@@ -29,12 +29,12 @@ pub extern "C" fn rdma_create_qp(
     attr: InOutPtr<'_, ibv_qp_init_attr>,
 ) -> c_int {
     boundary::minus_one(|| {
-        let (id, qp_type) = (id.get()?, attr.given()?.qp_type);
+        let (id, qp_type) = (id.get()?, attr.get_ref()?.qp_type);
         create(&id, pd, attr, qp_type)
     })
 }
 
-/// Makes the queue pair of an id. The type of the attributes becomes `qp_type`.
+/// Creates the queue pair of an id. Its type is `qp_type`, regardless of the attributes.
 pub(crate) fn create(
     id: &Id,
     pd: Handle<'_, Pd>,
@@ -46,9 +46,9 @@ pub(crate) fn create(
     let mut long = given.extended();
     long.comp_mask = IBV_QP_INIT_ATTR_PD;
     long.pd = pd.as_ptr();
-    // SAFETY: nothing else has the copy, and the program does not destroy the objects that it names
-    // during the call (rdma_create_qp(3)).
-    create_long(id, unsafe { argument(&raw mut long) })?;
+    // SAFETY: nothing else uses the copy, and the program does not destroy the objects to which it
+    // refers during the call (rdma_create_qp(3)).
+    create_extended(id, unsafe { argument(&raw mut long) })?;
     given.cap = long.cap;
     (given.send_cq, given.recv_cq, given.srq) = (long.send_cq, long.recv_cq, long.srq);
     Ok(())
@@ -59,30 +59,30 @@ pub extern "C" fn rdma_create_qp_ex(
     id: AnyPtr<rdma_cm_id>,
     attr: InOutPtr<'_, ibv_qp_init_attr_ex>,
 ) -> c_int {
-    boundary::minus_one(|| create_long(&*id.get()?, attr))
+    boundary::minus_one(|| create_extended(&*id.get()?, attr))
 }
 
-/// The domain that a program has given, or that of the id.
+/// Returns the domain that the program has passed, or the domain of the id.
 ///
 /// # Errors
 /// EINVAL for a domain of another context than the id's.
 fn domain_of<'a>(id: &'a Id, given: Option<Result<&'a Object<Pd>>>) -> Result<&'a Object<Pd>> {
     // SAFETY: the domain of an id is that of its device, which is never deallocated, or one that
-    // the program deallocates after the id's objects (rdma_create_qp(3)).
+    // the program deallocates only after the id's objects (rdma_create_qp(3)).
     let domain = given.unwrap_or_else(|| unsafe { Object::get(id.abi.get(|id| &id.pd)) });
     let verbs = id.abi.get(|id| &id.verbs);
     domain.ok().filter(|domain| domain.abi.get(|pd| &pd.context) == verbs).ok_or_else(|| {
-        Errno::INVAL.because("a protection domain that is none, or of another context than the id's")
+        Errno::INVAL.because("the protection domain is invalid, or belongs to another context than the id")
     })
 }
 
-fn create_long(id: &Id, attr: InOutPtr<'_, ibv_qp_init_attr_ex>) -> Result<()> {
-    let given = attr.given()?;
+fn create_extended(id: &Id, attr: InOutPtr<'_, ibv_qp_init_attr_ex>) -> Result<()> {
+    let given = attr.get_ref()?;
     if !id.has_foreign_qp() || id.verbs().is_err() {
         return Err(Errno::INVAL.because("the id has a queue pair, or no device yet"));
     }
     if given.qp_type != if id.is_ud() { IBV_QPT_UD } else { IBV_QPT_RC } {
-        return Err(Errno::INVAL.because("not the type of queue pair of this port space"));
+        return Err(Errno::INVAL.because("wrong type of queue pair for this port space"));
     }
     let has_domain = given.comp_mask & IBV_QP_INIT_ATTR_PD != 0 && !given.pd.is_null();
     let domain = domain_of(id, has_domain.then(|| attr.object(|attr| &attr.pd)))?;
@@ -92,26 +92,27 @@ fn create_long(id: &Id, attr: InOutPtr<'_, ibv_qp_init_attr_ex>) -> Result<()> {
     let other = |own: *mut ibv_cq, given: *mut ibv_cq| !own.is_null() && !given.is_null() && own != given;
     if other(id.abi.get(|id| &id.send_cq), attr.send_cq) || other(id.abi.get(|id| &id.recv_cq), attr.recv_cq)
     {
-        return Err(Errno::INVAL.because("other completion queues than those of the id"));
+        return Err(Errno::INVAL.because("these are not the completion queues of the id"));
     }
     create_queues(id, attr).inspect_err(|_| destroy_queues(id))?;
     if attr.srq.is_null() {
         attr.srq = id.abi.get(|id| &id.srq);
     }
-    // SAFETY: nothing else has the attributes. The program does not destroy the objects that it has
-    // given during the call, and those of the id by calls on the id alone (rdma_create_qp(3)).
+    // SAFETY: nothing else uses the attributes. The program does not destroy the objects that it
+    // has passed during the call, and destroys those of the id only with calls on the id
+    // (rdma_create_qp(3)).
     let extended = unsafe { argument(ptr::from_mut(attr)) };
     let new = qp::create_extended(id.verbs()?, extended).inspect_err(|_| destroy_queues(id))?;
-    ready_to_receive(new)?;
+    prepare_receive(new)?;
     id.abi.set(|id| &id.qp, new);
     id.abi.set(|id| &id.pd, domain.abi());
     Ok(())
 }
 
-/// A queue pair of an id takes receives at once, whatever state new ones are in; one that is UD
-/// sends and receives.
-fn ready_to_receive(new: *mut ibv_qp) -> Result<()> {
-    // SAFETY: the queue pair was just made, and the program does not have it yet.
+/// Moves a new queue pair so that it accepts receives immediately, regardless of its initial state.
+/// A UD queue pair can then send and receive.
+fn prepare_receive(new: *mut ibv_qp) -> Result<()> {
+    // SAFETY: the queue pair was just created, and the program does not know it yet.
     let qp = unsafe { Object::<Qp>::get(new) }?;
     let engine = qp.engine();
     if engine.state() == QpState::Reset {
@@ -126,12 +127,12 @@ fn ready_to_receive(new: *mut ibv_qp) -> Result<()> {
     Ok(())
 }
 
-/// A completion queue of an id, and its channel.
-type Side = (fn(&rdma_cm_id) -> &*mut ibv_cq, fn(&rdma_cm_id) -> &*mut ibv_comp_channel);
-const SEND: Side = (|id| &id.send_cq, |id| &id.send_cq_channel);
-const RECV: Side = (|id| &id.recv_cq, |id| &id.recv_cq_channel);
+/// Fields of an id for a completion queue and its channel.
+type QueueFields = (fn(&rdma_cm_id) -> &*mut ibv_cq, fn(&rdma_cm_id) -> &*mut ibv_comp_channel);
+const SEND: QueueFields = (|id| &id.send_cq, |id| &id.send_cq_channel);
+const RECV: QueueFields = (|id| &id.recv_cq, |id| &id.recv_cq_channel);
 
-/// Makes the completion queues, with a channel each, that the program has not given.
+/// Creates the completion queues that the program has not passed, each with a channel.
 fn create_queues(id: &Id, attr: &mut ibv_qp_init_attr_ex) -> Result<()> {
     let (send, recv) = (attr.cap.max_send_wr, attr.cap.max_recv_wr);
     for (given, side, depth) in [(&mut attr.send_cq, SEND, send), (&mut attr.recv_cq, RECV, recv)] {
@@ -145,14 +146,14 @@ fn create_queues(id: &Id, attr: &mut ibv_qp_init_attr_ex) -> Result<()> {
     Ok(())
 }
 
-fn create_queue(id: &Id, (queue, channel): Side, depth: u32) -> Result<()> {
+fn create_queue(id: &Id, (queue, channel): QueueFields, depth: u32) -> Result<()> {
     let verbs = id.verbs()?;
     let new = CompChannel::create(verbs)?;
     id.abi.set(channel, new);
     let init = CqInit {
         depth: depth.max(1),
         cq_context: id.abi().cast(),
-        // SAFETY: the channel was just made; calls on the id destroy it, after the queue.
+        // SAFETY: the channel was just created. Only calls on the id destroy it, after the queue.
         channel: Some(unsafe { Object::get(new) }?),
         vector: 0,
         timestamps: false,
@@ -164,23 +165,23 @@ fn create_queue(id: &Id, (queue, channel): Side, depth: u32) -> Result<()> {
 /// Destroys the completion queues that [`create_queues`] made.
 fn destroy_queues(id: &Id) {
     for (queue, channel) in [SEND, RECV] {
-        // Those of a program's own shared receive queue have no channel here.
+        // The queues of a program's own shared receive queue have no channel here.
         let channel = id.abi.replace(channel, ptr::null_mut());
         if !channel.is_null() {
             let queue = id.abi.replace(queue, ptr::null_mut());
             if !queue.is_null() {
-                // SAFETY: the queue is the id's, and the program does not use the queues of an id
-                // during and after `rdma_destroy_qp`.
+                // SAFETY: the queue belongs to the id, and the program does not use the queues of
+                // an id during and after `rdma_destroy_qp`.
                 cq::ibv_destroy_cq(unsafe { argument(queue) });
             }
-            // SAFETY: the channel is the id's, and the program does not use the queues of an id
-            // during and after `rdma_destroy_qp`.
+            // SAFETY: the channel belongs to the id, and the program does not use the queues of an
+            // id during and after `rdma_destroy_qp`.
             channel::ibv_destroy_comp_channel(unsafe { argument(channel) });
         }
     }
 }
 
-/// `rdma_destroy_qp`: no thread uses the queue pair of the id any more.
+/// `rdma_destroy_qp`: the program guarantees that no thread uses the queue pair of the id any more.
 pub extern "C" fn rdma_destroy_qp(id: AnyPtr<rdma_cm_id>) {
     boundary::value((), || {
         destroy(&*id.get()?);
@@ -188,7 +189,7 @@ pub extern "C" fn rdma_destroy_qp(id: AnyPtr<rdma_cm_id>) {
     });
 }
 
-/// Destroys the queue pair of an id that the program does not use any more.
+/// Destroys the queue pair of an id, which the program does not use any more.
 pub(crate) fn destroy(id: &Id) {
     let old = id.abi.replace(|id| &id.qp, ptr::null_mut());
     if !old.is_null() {
@@ -199,12 +200,13 @@ pub(crate) fn destroy(id: &Id) {
     destroy_queues(id);
 }
 
-/// Gives the id of a request the queue pair that `rdma_create_ep` asked for.
-pub(crate) fn for_request(listener: AnyPtr<rdma_cm_id>, new: AnyPtr<rdma_cm_id>) -> Result<()> {
+/// Creates the queue pair for the id of a request, with the attributes that were passed to
+/// `rdma_create_ep`.
+pub(crate) fn create_for_request(listener: AnyPtr<rdma_cm_id>, new: AnyPtr<rdma_cm_id>) -> Result<()> {
     let Some(endpoint) = listener.get()?.lock().endpoint else { return Ok(()) };
     let id = new.get()?;
     let mut attr = endpoint.attr;
-    // SAFETY: nothing else has the copy, and the program keeps the objects that it has given
+    // SAFETY: nothing else uses the copy, and the program keeps the objects that it has passed to
     // `rdma_create_ep` as long as the listener (rdma_create_ep(3)).
     let (pd, attr) = unsafe { (argument(endpoint.pd), argument(&raw mut attr)) };
     create(&id, pd, attr, endpoint.attr.qp_type)
@@ -223,16 +225,16 @@ pub extern "C" fn rdma_create_srq(
     })
 }
 
-/// `rdma_create_srq_ex`: basic queues alone; extended connections and tag matching belong to other
+/// `rdma_create_srq_ex`: supports only basic queues; XRC and tag matching belong to other
 /// transports.
 pub extern "C" fn rdma_create_srq_ex(
     id: AnyPtr<rdma_cm_id>,
     attr: InOutPtr<'_, ibv_srq_init_attr_ex>,
 ) -> c_int {
     boundary::minus_one(|| {
-        let (id, given) = (id.get()?, attr.given()?);
+        let (id, given) = (id.get()?, attr.get_ref()?);
         if given.comp_mask & IBV_SRQ_INIT_ATTR_TYPE != 0 && given.srq_type != IBV_SRQT_BASIC {
-            return Err(Errno::UNSUPPORTED.because("only basic shared receive queues are offered"));
+            return Err(Errno::UNSUPPORTED.because("only basic shared receive queues are supported"));
         }
         let has_domain = given.comp_mask & IBV_SRQ_INIT_ATTR_PD != 0 && !given.pd.is_null();
         let domain = has_domain.then(|| attr.object(|attr| &attr.pd));
@@ -256,7 +258,8 @@ fn create_srq(
     Ok(())
 }
 
-/// `rdma_destroy_srq`: no thread uses the shared receive queue of the id any more.
+/// `rdma_destroy_srq`: the program guarantees that no thread uses the shared receive queue of the
+/// id any more.
 pub extern "C" fn rdma_destroy_srq(id: AnyPtr<rdma_cm_id>) {
     boundary::value((), || {
         destroy_srq(&*id.get()?);
@@ -264,7 +267,7 @@ pub extern "C" fn rdma_destroy_srq(id: AnyPtr<rdma_cm_id>) {
     });
 }
 
-/// Destroys the shared receive queue of an id that the program does not use any more.
+/// Destroys the shared receive queue of an id, which the program does not use any more.
 pub(crate) fn destroy_srq(id: &Id) {
     let old = id.abi.replace(|id| &id.srq, ptr::null_mut());
     if !old.is_null() {

@@ -1,5 +1,6 @@
-//! Every pointer that C has from the connection manager, while it is valid. A pointer to anything
-//! else, freed or never given out by this library, is answered with EINVAL and not read through.
+//! Registry of all pointers that C has from the connection manager and that are valid. For any
+//! other pointer, freed or not created by this library, calls return EINVAL without reading through
+//! the pointer.
 
 use crate::channel::Channel;
 use crate::id::Id;
@@ -10,23 +11,23 @@ use uiw_cabi_core::abi::{rdma_cm_event, rdma_cm_id, rdma_event_channel};
 use uiw_cabi_core::arguments::AnyPtr;
 use uiw_cabi_core::boundary::Result;
 use uiw_cabi_core::errno::Errno;
-use uiw_cabi_core::fork::{ForkSafe, Forked};
+use uiw_cabi_core::fork::{ForkSafe, ForkState};
 use uiw_cabi_core::lock::RwLock;
 
 enum RegistryEntry {
     Id(Arc<Id>),
     Channel(Arc<Channel>),
-    /// The box belongs to C until it is acknowledged.
+    /// The box belongs to C until the event is acknowledged.
     Event,
-    /// Valid before a fork, in the parent: destroying it is no error, and does nothing.
+    /// The object was valid in the parent, before a fork. Destroying it succeeds and does nothing.
     Inherited,
 }
 
-/// Known objects by address. Every call of the connection manager begins with a look-up here, so
-/// the table is in shards, each with a lock that is held for the look-up alone.
+/// Registered objects by address. Every call of the connection manager begins with a look-up in
+/// this table, so it is divided into shards, each with a lock that is held only for the look-up.
 struct PointerTable(BTreeMap<usize, RegistryEntry>);
 
-impl Forked for PointerTable {
+impl ForkState for PointerTable {
     const NEW: Self = Self(BTreeMap::new());
 
     fn in_child(&mut self) {
@@ -44,37 +45,38 @@ fn shard(address: usize) -> &'static RwLock<PointerTable> {
 
 fn add(address: usize, known: RegistryEntry) {
     let before = shard(address).write().0.insert(address, known);
-    // Unlocked: what it refers to may take locks when it is dropped.
+    // The previous entry is dropped after the lock is released, because the object to which it
+    // refers may take locks when it is dropped.
     drop(before);
 }
 
-/// Removes what `is` accepts.
+/// Removes the entry at `address` if `is` accepts it.
 fn remove(address: usize, is: impl FnOnce(&RegistryEntry) -> bool) -> Option<RegistryEntry> {
     let mut shard = shard(address).write();
     if shard.0.get(&address).is_some_and(is) { shard.0.remove(&address) } else { None }
 }
 
-/// The error for a pointer that names something else, or nothing.
+/// Returns the error for a pointer to another kind of object, or to none.
 fn invalid(known: Option<&RegistryEntry>) -> Errno {
     if let Some(RegistryEntry::Inherited) = known {
-        Errno::INHERITED.because("the id or channel was made in the parent, before a fork")
+        Errno::INHERITED.because("the id or channel was created by the parent, before a fork")
     } else {
         Errno::INVAL
-            .because("a pointer to no such id, channel or event: NULL, destroyed, or of another library")
+            .because("the pointer refers to no such id, channel or event: it is NULL, was destroyed, or belongs to another library")
     }
 }
 
-/// C may name `id` from now on.
+/// Registers `id`, which C may use from now on.
 pub(crate) fn add_id(id: &Arc<Id>) {
     add(id.abi().addr(), RegistryEntry::Id(Arc::clone(id)));
 }
 
-/// C may not name the id any more.
+/// Removes the id, which C may not use any more.
 pub(crate) fn remove_id(id: &Id) {
     drop(remove(id.abi().addr(), |known| matches!(known, RegistryEntry::Id(_))));
 }
 
-/// The id at an address, if there is one.
+/// Returns the id at an address, if there is one.
 pub(crate) fn id_at(address: usize) -> Option<Arc<Id>> {
     match shard(address).read().0.get(&address) {
         Some(RegistryEntry::Id(id)) => Some(Arc::clone(id)),
@@ -82,10 +84,10 @@ pub(crate) fn id_at(address: usize) -> Option<Arc<Id>> {
     }
 }
 
-/// Every id.
+/// Returns all ids.
 pub(crate) fn ids() -> Vec<Arc<Id>> {
     let mut ids = Vec::new();
-    POINTERS.visit(|shard| {
+    POINTERS.visit_all(|shard| {
         ids.extend(shard.0.values().filter_map(|known| match known {
             RegistryEntry::Id(id) => Some(Arc::clone(id)),
             _ => None,
@@ -94,15 +96,15 @@ pub(crate) fn ids() -> Vec<Arc<Id>> {
     ids
 }
 
-/// Pointer of C's that is looked up here.
+/// Pointer of C that is looked up in this registry.
 pub(crate) trait RegisteredPtr {
-    /// The Rust value that belongs to it.
+    /// Rust value that belongs to the pointer.
     type Value;
 
-    /// The value behind C's pointer.
+    /// Returns the value for C's pointer.
     ///
     /// # Errors
-    /// EINVAL when there is none; EIO when it came through a fork.
+    /// EINVAL if there is none; EIO if it was inherited through a fork.
     fn get(self) -> Result<Arc<Self::Value>>;
 }
 
@@ -118,13 +120,13 @@ impl RegisteredPtr for AnyPtr<rdma_cm_id> {
     }
 }
 
-/// C may name `channel` from now on.
+/// Registers `channel`, which C may use from now on.
 pub(crate) fn add_channel(channel: &Arc<Channel>) {
-    orphaned::forget(channel.abi().addr());
+    orphaned::remove(channel.abi().addr());
     add(channel.abi().addr(), RegistryEntry::Channel(Arc::clone(channel)));
 }
 
-/// C may not name the channel any more.
+/// Removes the channel, which C may not use any more.
 pub(crate) fn remove_channel(channel: *mut rdma_event_channel) -> Option<Arc<Channel>> {
     match remove(channel.addr(), |known| matches!(known, RegistryEntry::Channel(_))) {
         Some(RegistryEntry::Channel(channel)) => Some(channel),
@@ -144,17 +146,17 @@ impl RegisteredPtr for AnyPtr<rdma_event_channel> {
     }
 }
 
-/// C may acknowledge `event` from now on.
+/// Registers `event`, which C may acknowledge from now on.
 pub(crate) fn add_event(event: *mut rdma_cm_event) {
     add(event.addr(), RegistryEntry::Event);
 }
 
-/// True once for each event.
+/// Removes an event. Returns true once for each event.
 pub(crate) fn remove_event(event: *mut rdma_cm_event) -> bool {
     remove(event.addr(), |known| matches!(known, RegistryEntry::Event)).is_some()
 }
 
-/// Returns whether the pointer came through a fork. It is forgotten.
+/// Removes the pointer if it was inherited through a fork, and returns whether it was.
 pub(crate) fn forget_inherited<T>(pointer: *mut T) -> bool {
     remove(pointer.addr(), |known| matches!(known, RegistryEntry::Inherited)).is_some()
 }

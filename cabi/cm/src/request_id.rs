@@ -1,4 +1,4 @@
-//! The id that a request to a listener becomes.
+//! The id that is created for a request to a listener.
 
 use crate::channel::Channel;
 use crate::id::Id;
@@ -7,9 +7,9 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use uiw_cabi_core::boundary::Result;
 
-/// An id with the addresses of a request, the listener's context and options and, if the listener
-/// is synchronous, a channel of its own.
-pub(super) fn make(listener: &Arc<Id>, local: SocketAddr, peer: SocketAddr) -> Result<Arc<Id>> {
+/// Creates an id with the addresses of a request and the listener's context and options. If the
+/// listener is synchronous, the id gets its own channel.
+pub(super) fn create(listener: &Arc<Id>, local: SocketAddr, peer: SocketAddr) -> Result<Arc<Id>> {
     let (channel, sync, options) = {
         let state = listener.lock();
         (Arc::clone(&state.channel), state.sync, state.options)

@@ -1,6 +1,6 @@
-//! Local addresses, and the address and route of a peer.
+//! Binding of local addresses, and resolution of the address and route of a peer.
 
-use crate::id::{Id, Note, Phase};
+use crate::id::{Id, LocalEvent, Phase};
 use crate::registry::RegisteredPtr as _;
 use crate::{devices, sync};
 use std::ffi::c_int;
@@ -25,24 +25,24 @@ pub extern "C" fn rdma_bind_addr(id: AnyPtr<rdma_cm_id>, addr: AddressPtr<'_>) -
     boundary::minus_one(|| bind(&*id.get()?, addr.read()?))
 }
 
-/// Gives an id the local address `addr` in the program's numbers.
+/// Sets the local address of an id to `addr`, which has the program's port number.
 pub(crate) fn bind(id: &Id, addr: SocketAddr) -> Result<()> {
-    let real = address::real(addr)?;
+    let real = address::to_real(addr)?;
     let options = {
         let state = id.lock_alive().ok_or_else(|| Errno::INVAL.destroyed())?;
         if !matches!(state.phase, Phase::Idle) {
-            return Err(Errno::INVAL.because("rdma_bind_addr of an id that has an address"));
+            return Err(Errno::INVAL.because("rdma_bind_addr for an id that has an address"));
         }
         state.options
     };
-    if !devices::is_of_host(real)? {
+    if !devices::lacks_device(real)? {
         devices::bind(id, real.ip()).map_err(not_available)?;
     }
     let (bound, port) = ports::reserve(id.abi().addr(), real, id.is_ud(), options.reuse, options.v6_only)
         .map_err(|errno| {
             if errno == Errno(libc::EADDRINUSE)
                 && (ports::is_taken_by_wildcard(real, id.is_ud(), options.reuse)
-                    || !stack::is_own() && ports::is_bound_to_wildcard(real, id.is_ud()))
+                    || !stack::is_in_process() && ports::is_bound_to_wildcard(real, id.is_ud()))
             {
                 not_available(Errno::NODEV)
             } else {
@@ -56,12 +56,12 @@ pub(crate) fn bind(id: &Id, addr: SocketAddr) -> Result<()> {
     Ok(())
 }
 
-/// Returns the error for a program that binds to an address of no device.
+/// Returns the error for binding to an address that belongs to no device.
 fn not_available(errno: Errno) -> Errno {
     if errno == Errno::NODEV { Errno(libc::EADDRNOTAVAIL) } else { errno }
 }
 
-/// `rdma_resolve_addr`: the result is there at once, so the time-out never passes.
+/// `rdma_resolve_addr`: the result is available immediately, so the time-out never expires.
 pub extern "C-unwind" fn rdma_resolve_addr(
     id: AnyPtr<rdma_cm_id>,
     src: AddressPtr<'_>,
@@ -69,14 +69,14 @@ pub extern "C-unwind" fn rdma_resolve_addr(
     _timeout_ms: c_int,
 ) -> c_int {
     let result = boundary::minus_one(|| resolve(&*id.get()?, src.get()?, dst.read()?));
-    // SAFETY: nothing in this frame has a destructor, and C is the caller.
+    // SAFETY: this frame holds nothing with a destructor, and its caller is C.
     unsafe { sync::complete(id, result) }
 }
 
 pub(crate) fn resolve(id: &Id, src: Option<SocketAddr>, dst: SocketAddr) -> Result<()> {
-    // Port 0 is an address without a service: programs resolve it to find the device that reaches
-    // it. `rdma_connect` refuses it.
-    let peer = address::real(dst)?;
+    // Port 0 means an address without a service. Programs resolve such addresses to find the device
+    // that reaches them. `rdma_connect` refuses port 0.
+    let peer = address::to_real(dst)?;
     if let Some(src) = src
         && matches!(id.lock().phase, Phase::Idle)
         && (src.port() != 0 || !src.ip().is_unspecified())
@@ -90,7 +90,7 @@ pub(crate) fn resolve(id: &Id, src: Option<SocketAddr>, dst: SocketAddr) -> Resu
             Phase::Bound => state.local,
             _ => {
                 return Err(Errno::INVAL
-                    .because("rdma_resolve_addr of an id that is resolved, listens or is connected"));
+                    .because("rdma_resolve_addr for an id that is resolved, listens or is connected"));
             }
         }
     };
@@ -99,7 +99,7 @@ pub(crate) fn resolve(id: &Id, src: Option<SocketAddr>, dst: SocketAddr) -> Resu
     }
     let local = match bound {
         Some(local) if !local.ip().is_unspecified() => {
-            // A loopback address.
+            // The id is bound to a loopback address, for which no device was chosen yet.
             if !devices::is_bound(id) {
                 devices::bind(id, local.ip())?;
             }
@@ -117,19 +117,19 @@ pub(crate) fn resolve(id: &Id, src: Option<SocketAddr>, dst: SocketAddr) -> Resu
         return id.post(failure(RDMA_CM_EVENT_ADDR_ERROR));
     }
     id.lock().phase = Phase::AddrResolved;
-    id.post(Note { event: RDMA_CM_EVENT_ADDR_RESOLVED, status: 0, arg: 0, group: None })
+    id.post(LocalEvent { event: RDMA_CM_EVENT_ADDR_RESOLVED, status: 0, arg: 0, group: None })
 }
 
-/// `rdma_resolve_route`: on iWARP the address is the route.
+/// `rdma_resolve_route`: on iWARP the address is sufficient.
 pub extern "C-unwind" fn rdma_resolve_route(id: AnyPtr<rdma_cm_id>, _timeout_ms: c_int) -> c_int {
     let result = boundary::minus_one(|| route(&*id.get()?));
-    // SAFETY: nothing in this frame has a destructor, and C is the caller.
+    // SAFETY: this frame holds nothing with a destructor, and its caller is C.
     unsafe { sync::complete(id, result) }
 }
 
-/// Returns the event that the kernel delivers when the time-out has passed.
-fn failure(event: c_int) -> Note {
-    Note { event, status: -libc::ETIMEDOUT, arg: 0, group: None }
+/// Returns the event that the kernel delivers when the time-out expires.
+fn failure(event: c_int) -> LocalEvent {
+    LocalEvent { event, status: -libc::ETIMEDOUT, arg: 0, group: None }
 }
 
 pub(crate) fn route(id: &Id) -> Result<()> {
@@ -137,9 +137,8 @@ pub(crate) fn route(id: &Id) -> Result<()> {
     {
         let mut state = id.lock_alive().ok_or_else(|| Errno::INVAL.destroyed())?;
         if !matches!(state.phase, Phase::AddrResolved) {
-            return Err(
-                Errno::INVAL.because("rdma_resolve_route before the address is resolved, or a second time")
-            );
+            return Err(Errno::INVAL
+                .because("rdma_resolve_route before the address is resolved, or for the second time"));
         }
         if !failed {
             state.phase = Phase::RouteResolved;
@@ -148,15 +147,15 @@ pub(crate) fn route(id: &Id) -> Result<()> {
     if failed {
         return id.post(failure(RDMA_CM_EVENT_ROUTE_ERROR));
     }
-    id.post(Note { event: RDMA_CM_EVENT_ROUTE_RESOLVED, status: 0, arg: 0, group: None })
+    id.post(LocalEvent { event: RDMA_CM_EVENT_ROUTE_RESOLVED, status: 0, arg: 0, group: None })
 }
 
-/// `rdma_get_src_port`, in network order.
+/// `rdma_get_src_port`: returns the port in network byte order.
 pub extern "C" fn rdma_get_src_port(id: AnyPtr<rdma_cm_id>) -> u16 {
     port(id, |id| id.lock().local)
 }
 
-/// `rdma_get_dst_port`, in network order.
+/// `rdma_get_dst_port`: returns the port in network byte order.
 pub extern "C" fn rdma_get_dst_port(id: AnyPtr<rdma_cm_id>) -> u16 {
     port(id, |id| id.lock().peer)
 }

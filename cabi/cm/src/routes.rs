@@ -1,32 +1,32 @@
-//! The id that an event of the engine is about.
+//! Routes from events of the engine to the ids that they concern.
 //!
-//! The engine names connections and listeners by numbers that it gives out, and the first event may
-//! come before the call that made the connection has returned. No lock is held across that call:
-//! the channel counts it as an opening instead, and a thread that takes an event without a route
-//! waits until the opening it belongs to has ended. That opening's thread has left the engine by
-//! then and only has to add the route.
+//! The engine identifies connections and listeners by its own numbers, and the first event may
+//! arrive before the call that created the connection has returned. No lock is held across that
+//! call. Instead, the channel counts the call, and a thread that takes an event without a route
+//! waits until the corresponding call has ended. The thread that made the call has left the engine
+//! by then, and only has to add the route.
 
-use crate::channel::{Channel, Opening};
+use crate::channel::{Channel, UnroutedCall};
 use crate::id::Id;
 use crate::registry;
 use std::collections::HashMap;
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::sync::Arc;
-use uiw_cabi_core::fork::{ForkSafe, Forked};
+use uiw_cabi_core::fork::{ForkSafe, ForkState};
 use uiw_verbs::cm::{CmEvent, CmEventKind, ConnId, ListenerId};
 
 /// Origin of an event.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(crate) enum Source {
+pub(crate) enum EventSource {
     Conn(ConnId),
     Listener(ListenerId),
 }
 
 type Hasher = BuildHasherDefault<DefaultHasher>;
 
-struct RouteTable(HashMap<Source, Arc<Id>, Hasher>);
+struct RouteTable(HashMap<EventSource, Arc<Id>, Hasher>);
 
-impl Forked for RouteTable {
+impl ForkState for RouteTable {
     const NEW: Self = Self(HashMap::with_hasher(Hasher::new()));
 
     fn in_child(&mut self) {
@@ -34,37 +34,39 @@ impl Forked for RouteTable {
     }
 }
 
-/// Routes in shards, each with a lock that is held for the look-up alone: every event of a
+/// Routes in shards, each with a lock that is held only for the look-up, because every event of a
 /// connection is looked up here.
 static ROUTES: ForkSafe<RouteTable, 64> = ForkSafe::new();
 
-fn shard(source: Source) -> &'static uiw_cabi_core::lock::RwLock<RouteTable> {
+fn shard(source: EventSource) -> &'static uiw_cabi_core::lock::RwLock<RouteTable> {
     ROUTES.shard(Hasher::new().hash_one(source))
 }
 
-fn get(source: Source) -> Option<Arc<Id>> {
+fn get(source: EventSource) -> Option<Arc<Id>> {
     shard(source).read().0.get(&source).map(Arc::clone)
 }
 
-/// Events of `source` are about `id` from now on; those taken since `opening` began have waited for
-/// this.
-pub(crate) fn add(source: Source, id: &Arc<Id>, opening: Option<Opening>) {
+/// Adds the route from `source` to `id`. Threads that have taken an event of `source` since the
+/// start of `call` have waited for this.
+pub(crate) fn add(source: EventSource, id: &Arc<Id>, call: Option<UnroutedCall>) {
     let before = shard(source).write().0.insert(source, Arc::clone(id));
-    drop(opening);
-    // Unlocked: an id takes locks when it is dropped.
+    drop(call);
+    // The previous entry is dropped after the lock is released, because an id takes locks when it
+    // is dropped.
     drop(before);
 }
 
-/// Events of `sources` are about no id any more; returns those in the channel, and those that
-/// `gone` selects. The engine adds none any more.
+/// Removes the routes of `sources`, for which the engine raises no more events. Returns their
+/// events in the channel, and those that `gone` selects.
 ///
-/// Atomic towards [`next`]: an event without a route is one whose route is yet to come.
+/// This is atomic with regard to [`next`], so an event without a route is always one whose route is
+/// still to be added.
 pub(crate) fn remove(
-    sources: impl Iterator<Item = Source>,
+    sources: impl Iterator<Item = EventSource>,
     channel: &Channel,
     gone: impl FnMut(&CmEvent) -> bool,
 ) -> Vec<CmEvent> {
-    let _openings = channel.openings();
+    let _unrouted_calls = channel.lock_unrouted_calls();
     for source in sources {
         let removed = shard(source).write().0.remove(&source);
         drop(removed);
@@ -72,49 +74,49 @@ pub(crate) fn remove(
     channel.queue().remove_if(gone)
 }
 
-/// Returns the events that precede a connection request: that an earlier connection is established,
-/// where the peer has waited for that before it sent the request. The kernel has one queue for
-/// both; here they may be on two shards, each of which reports what it finds when it looks.
-fn before_request(channel: &Channel, request: CmEvent) -> CmEvent {
-    let awaited = channel.awaited();
+/// Returns the event that must precede a connection request: an earlier connection is established,
+/// and the peer has waited for that before it sent the request. The kernel has one queue for both.
+/// Here they may be on two shards, each of which reports only what it finds when it is driven.
+fn event_before_request(channel: &Channel, request: CmEvent) -> CmEvent {
+    let awaited = channel.awaited_connections();
     if awaited.is_empty() {
         return request;
     }
     for connection in &awaited {
-        // Of one that is over the event is there already.
+        // If the connection has ended, its event is already there.
         let _ = connection.catch_up();
     }
     channel.queue().exchange(request, |event| awaited.iter().any(|connection| connection.id() == event.id))
 }
 
-/// The oldest event of a channel with the id that it is about; no id when that is being destroyed.
-/// `has_token`: see [`CmChannel::pop_with_token`](uiw_verbs::cm::CmChannel).
+/// Returns the oldest event of a channel with the id that it concerns, or without an id if that is
+/// being destroyed. For `has_token` see [`CmChannel::pop_with_token`](uiw_verbs::cm::CmChannel).
 pub(crate) fn next(channel: &Channel, has_token: bool) -> Option<(CmEvent, Option<Arc<Id>>)> {
-    let mut openings = channel.openings();
+    let mut unrouted_calls = channel.lock_unrouted_calls();
     let queue = channel.queue();
     let mut event = if has_token { queue.pop_with_token() } else { queue.try_pop() }?;
     if matches!(event.kind, CmEventKind::ConnectRequest(_)) {
-        drop(openings);
-        event = before_request(channel, event);
-        openings = channel.openings();
+        drop(unrouted_calls);
+        event = event_before_request(channel, event);
+        unrouted_calls = channel.lock_unrouted_calls();
     }
     let source = match &event.kind {
         CmEventKind::Posted(tag) => {
             let id = registry::id_at(*tag as usize);
             return Some((event, id));
         }
-        CmEventKind::ConnectRequest(request) => request.listener().map(Source::Listener),
-        CmEventKind::ListenerDown { listener, .. } => Some(Source::Listener(*listener)),
-        CmEventKind::SidrRequest(request) => Some(Source::Listener(request.listener())),
+        CmEventKind::ConnectRequest(request) => request.listener().map(EventSource::Listener),
+        CmEventKind::ListenerDown { listener, .. } => Some(EventSource::Listener(*listener)),
+        CmEventKind::SidrRequest(request) => Some(EventSource::Listener(request.listener())),
         CmEventKind::SidrResolved(_)
         | CmEventKind::Established(_)
         | CmEventKind::Failed(_)
-        | CmEventKind::Disconnected(_) => Some(Source::Conn(event.id)),
+        | CmEventKind::Disconnected(_) => Some(EventSource::Conn(event.id)),
     };
     let Some(source) = source else { return Some((event, None)) };
     loop {
         let id = get(source);
-        if id.is_some() || !openings.wait() {
+        if id.is_some() || !unrouted_calls.wait() {
             return Some((event, id));
         }
     }

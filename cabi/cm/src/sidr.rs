@@ -1,11 +1,11 @@
-//! Ids of port spaces UDP and IPOIB: `rdma_connect` asks the listener for its UD queue pair,
-//! `rdma_accept` names one.
+//! Ids of the port spaces UDP and IPOIB: `rdma_connect` requests the UD queue pair of the listener,
+//! and `rdma_accept` provides one.
 
 use crate::address_vector::address_vector;
-use crate::event::{DeliveredEvent, Draft, Ud, give};
+use crate::event::{DeliveredEvent, EventDraft, UdDestination, create_event};
 use crate::id::{Id, Phase};
 use crate::private_data::{CmMessage, PrivateData};
-use crate::routes::{self, Source};
+use crate::routes::{self, EventSource};
 use crate::{failure, lifecycle, params, request_id};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -17,13 +17,13 @@ use uiw_cabi_core::boundary::Result;
 use uiw_cabi_core::engine;
 use uiw_cabi_core::errno::Errno;
 use uiw_cabi_core::object::Object;
-use uiw_cabi_core::ports::Reservation;
+use uiw_cabi_core::ports::PortReservation;
 use uiw_cabi_verbs::device::gid;
 use uiw_cabi_verbs::device::netdev::{self, NetDev};
 use uiw_cabi_verbs::qp::Qp;
 use uiw_verbs::cm::{SidrHandle, SidrInfo, SidrListener, SidrRequest};
 
-/// `rdma_listen`.
+/// Starts to listen (`rdma_listen`).
 pub(crate) fn listen(id: &Arc<Id>) -> Result<()> {
     let engine = engine::get()?;
     let _control = id.control();
@@ -32,8 +32,8 @@ pub(crate) fn listen(id: &Arc<Id>) -> Result<()> {
         let (Phase::Bound, Some(local)) = (&state.phase, state.local) else {
             return Err(Errno::INVAL.because("the id is in another state"));
         };
-        // The listener's sockets need the port.
-        let bound = state.port.as_mut().and_then(Reservation::unbind);
+        // The sockets of the listener need the port.
+        let bound = state.port.as_mut().and_then(PortReservation::unbind);
         (local, Arc::clone(&state.channel), state.options.v6_only, bound)
     };
     drop(bound);
@@ -41,15 +41,15 @@ pub(crate) fn listen(id: &Arc<Id>) -> Result<()> {
         true => all_addresses(local, v6_only)?,
         false => vec![local],
     };
-    let opening = channel.opening();
+    let call = channel.begin_unrouted_call();
     let listener = SidrListener::bind(&engine, &addresses, channel.queue())?;
-    let source = Source::Listener(listener.id());
+    let source = EventSource::Listener(listener.id());
     id.lock().phase = Phase::SidrListening(listener);
-    routes::add(source, id, Some(opening));
+    routes::add(source, id, Some(call));
     Ok(())
 }
 
-/// Every address of every device that the unspecified address stands for.
+/// Returns all addresses of all devices for which the unspecified address stands.
 fn all_addresses(any: SocketAddr, v6_only: bool) -> Result<Vec<SocketAddr>> {
     let stands_for = |ip: &IpAddr| ip.is_ipv4() == any.is_ipv4() || ip.is_ipv4() && !v6_only;
     let netdevs = netdev::all()?;
@@ -60,16 +60,16 @@ fn all_addresses(any: SocketAddr, v6_only: bool) -> Result<Vec<SocketAddr>> {
     Ok(netdevs.iter().flat_map(of).collect())
 }
 
-/// The queue pair of an id, or the one that the program names by number.
+/// Returns the queue pair of an id, or the one that the program names by number.
 ///
 /// # Errors
-/// EINVAL where there is none, or it is not UD.
+/// EINVAL if there is no such queue pair, or it is not UD.
 fn queue_pair(id: &Id, qp_num: u32) -> Result<&Object<Qp>> {
     let qp = id.queue_pair(qp_num)?;
     if qp.is_ud() { Ok(qp) } else { Err(Errno::INVAL) }
 }
 
-/// `rdma_connect`.
+/// Requests the peer's queue pair (`rdma_connect`).
 pub(crate) fn connect(id: &Arc<Id>, param: &InPtr<'_, rdma_conn_param>) -> Result<()> {
     let engine = engine::get()?;
     let _control = id.control();
@@ -82,11 +82,11 @@ pub(crate) fn connect(id: &Arc<Id>, param: &InPtr<'_, rdma_conn_param>) -> Resul
         CmMessage::SidrRequest.check(&params.private_data)?;
         state.active = true;
         state.phase = Phase::Connecting;
-        let bound = state.port.as_mut().and_then(Reservation::unbind);
+        let bound = state.port.as_mut().and_then(PortReservation::unbind);
         (Arc::clone(&state.channel), local, peer, params, bound)
     };
     drop(bound);
-    let opening = channel.opening();
+    let call = channel.begin_unrouted_call();
     match SidrHandle::request(&engine, local, peer, &params.private_data, channel.queue()) {
         Ok(handle) => {
             let conn = handle.id();
@@ -94,7 +94,7 @@ pub(crate) fn connect(id: &Arc<Id>, param: &InPtr<'_, rdma_conn_param>) -> Resul
             state.conn = Some(conn);
             state.sidr = Some(handle);
             drop(state);
-            routes::add(Source::Conn(conn), id, Some(opening));
+            routes::add(EventSource::Conn(conn), id, Some(call));
             Ok(())
         }
         Err(error) => {
@@ -104,7 +104,7 @@ pub(crate) fn connect(id: &Arc<Id>, param: &InPtr<'_, rdma_conn_param>) -> Resul
     }
 }
 
-/// `rdma_accept`: no event follows.
+/// Answers a request with a queue pair (`rdma_accept`). No event follows.
 pub(crate) fn accept(id: &Id, param: &InPtr<'_, rdma_conn_param>) -> Result<()> {
     let _control = id.control();
     let mut state = id.lock_alive().ok_or_else(|| Errno::INVAL.because("the id is destroyed"))?;
@@ -122,57 +122,58 @@ pub(crate) fn accept(id: &Id, param: &InPtr<'_, rdma_conn_param>) -> Result<()> 
     request.accept(qp.engine().num(), qkey, &params.private_data).map_err(Into::into)
 }
 
-/// A request becomes an id of its own, as for connections.
-pub(crate) fn requested(listener: &Arc<Id>, request: SidrRequest) -> Option<DeliveredEvent> {
+/// Creates an id for a request, as for connections.
+pub(crate) fn deliver_request(listener: &Arc<Id>, request: SidrRequest) -> Option<DeliveredEvent> {
     let private_data = request.private_data().to_vec();
     let peer = request.peer_addr();
-    let id = match request_id(listener, request) {
+    let id = match create_request_id(listener, request) {
         Ok(id) => id,
         Err(error) => {
-            tracing::warn!(%peer, %error, "a request for a queue pair is rejected: no id can be made for it");
+            tracing::warn!(%peer, %error, "a request for a queue pair is rejected: no id can be created for it");
             return None;
         }
     };
-    let draft = Draft {
+    let draft = EventDraft {
         private_data: Some(PrivateData::new(CmMessage::SidrRequest, &private_data)),
-        ud: Some(Ud::default()),
-        ..Draft::new(RDMA_CM_EVENT_CONNECT_REQUEST)
+        ud: Some(UdDestination::default()),
+        ..EventDraft::new(RDMA_CM_EVENT_CONNECT_REQUEST)
     };
-    let given = give(listener, &id, &draft);
+    let given = create_event(listener, &id, &draft);
     if given.is_none() {
         lifecycle::discard(&id);
     }
     given
 }
 
-fn request_id(listener: &Arc<Id>, request: SidrRequest) -> Result<Arc<Id>> {
-    let (local, peer) = (address::plain(request.local_addr()), address::plain(request.peer_addr()));
-    let id = request_id::make(listener, local, peer)?;
+fn create_request_id(listener: &Arc<Id>, request: SidrRequest) -> Result<Arc<Id>> {
+    let (local, peer) =
+        (address::to_canonical(request.local_addr()), address::to_canonical(request.peer_addr()));
+    let id = request_id::create(listener, local, peer)?;
     id.lock().phase = Phase::SidrRequested(request);
     Ok(id)
 }
 
-/// The responder has named its queue pair.
-pub(crate) fn resolved(id: &Arc<Id>, info: &SidrInfo) -> Option<DeliveredEvent> {
+/// Creates the event for the response of the peer, which contains its queue pair.
+pub(crate) fn deliver_resolved(id: &Arc<Id>, info: &SidrInfo) -> Option<DeliveredEvent> {
     let handle = {
         let mut state = id.lock_alive()?;
         state.phase = Phase::Connected;
         state.sidr.take()
     };
     drop(handle);
-    let (local, peer) = (address::plain(info.local), address::plain(info.peer));
+    let (local, peer) = (address::to_canonical(info.local), address::to_canonical(info.peer));
     id.set_addresses(Some(local), Some(peer));
     let ah = match address_vector(local.ip(), gid::from_address(peer.ip())) {
         Ok(ah) => ah,
         Err(error) => {
             tracing::warn!(%peer, %error, "the device of this address is gone");
-            return give(id, id, &failure::draft_unreachable());
+            return create_event(id, id, &failure::draft_unreachable());
         }
     };
-    let draft = Draft {
+    let draft = EventDraft {
         private_data: Some(PrivateData::new(CmMessage::SidrReply, &info.private_data)),
-        ud: Some(Ud { ah, qp_num: info.qpn, qkey: info.qkey, ..Ud::default() }),
-        ..Draft::new(RDMA_CM_EVENT_ESTABLISHED)
+        ud: Some(UdDestination { ah, qp_num: info.qpn, qkey: info.qkey, ..UdDestination::default() }),
+        ..EventDraft::new(RDMA_CM_EVENT_ESTABLISHED)
     };
-    give(id, id, &draft)
+    create_event(id, id, &draft)
 }

@@ -1,5 +1,5 @@
-//! Synchronous ids: those without a channel of the program's. Every call that is completed by an
-//! event waits for that event and leaves it in the id, where the program can read it.
+//! Synchronous ids, which have no channel of the program. Every call that is completed by an event
+//! waits for that event and stores it in the id, where the program can read it.
 
 use crate::event::DeliveredEvent;
 use crate::registry::RegisteredPtr as _;
@@ -11,25 +11,26 @@ use uiw_cabi_core::arguments::{AnyPtr, OutPtr};
 use uiw_cabi_core::boundary::{self, Result};
 use uiw_cabi_core::errno::Errno;
 
-/// Completes a call that began with `result`: a synchronous id waits for the event, any other id
-/// for nothing.
+/// Completes a call whose first part returned `result`. For a synchronous id, waits for the event.
 ///
 /// # Safety
-/// As for [`event_channel::wait`].
+/// The requirements are those of [`event_channel::wait`].
 #[inline]
 pub(crate) unsafe fn complete(id: AnyPtr<rdma_cm_id>, result: c_int) -> c_int {
     if result != 0 {
         return result;
     }
     let Some(own) = own_channel(id) else { return 0 };
-    // SAFETY: nothing in this frame has a destructor, nor in those of the callers, as they ensure.
+    // SAFETY: this frame holds nothing with a destructor, and neither do its callers, as they
+    // ensure.
     match unsafe { event_channel::wait(own) } {
-        Some(event) => boundary::minus_one(|| keep(id, event)),
+        Some(event) => boundary::minus_one(|| show_event(id, event)),
         None => -1,
     }
 }
 
-/// The channel to wait on, if the id is synchronous. The event shown before is acknowledged.
+/// Returns the channel to wait on, if the id is synchronous. Acknowledges the event that the id has
+/// shown before.
 fn own_channel(id: AnyPtr<rdma_cm_id>) -> Option<AnyPtr<rdma_event_channel>> {
     boundary::value(None, || {
         let id = id.get()?;
@@ -45,8 +46,8 @@ fn own_channel(id: AnyPtr<rdma_cm_id>) -> Option<AnyPtr<rdma_event_channel>> {
     })
 }
 
-/// Shows an event to the program; an error for an event that reports one.
-fn keep(id: AnyPtr<rdma_cm_id>, shown: DeliveredEvent) -> Result<()> {
+/// Shows an event to the program. Returns the error that the event reports, if any.
+fn show_event(id: AnyPtr<rdma_cm_id>, shown: DeliveredEvent) -> Result<()> {
     id.get()?.abi.set(|id| &id.event, shown.event);
     match shown.status {
         0 => Ok(()),
@@ -55,24 +56,24 @@ fn keep(id: AnyPtr<rdma_cm_id>, shown: DeliveredEvent) -> Result<()> {
     }
 }
 
-/// `rdma_get_request`: the next request of a synchronous listener, with a queue pair if
-/// `rdma_create_ep` was given its attributes.
+/// `rdma_get_request`: returns the next request of a synchronous listener. It has a queue pair if
+/// attributes for it were passed to `rdma_create_ep`.
 pub extern "C-unwind" fn rdma_get_request(
     listener: AnyPtr<rdma_cm_id>,
     id: OutPtr<'_, *mut rdma_cm_id>,
 ) -> c_int {
     let (Some(own), false) = (own_channel(listener), id.is_null()) else {
-        Errno::INVAL.null().set();
+        Errno::INVAL.null_argument().set();
         return -1;
     };
-    // SAFETY: nothing in this frame has a destructor, and C is the caller.
+    // SAFETY: this frame holds nothing with a destructor, and its caller is C.
     let Some(DeliveredEvent { event, id: new, kind, .. }) = (unsafe { event_channel::wait(own) }) else {
         return -1;
     };
     boundary::minus_one(|| {
         let made = match kind {
-            RDMA_CM_EVENT_CONNECT_REQUEST => qp::for_request(listener, new),
-            _ => Err(Errno::INVAL.because("the listener has an event that is no connection request")),
+            RDMA_CM_EVENT_CONNECT_REQUEST => qp::create_for_request(listener, new),
+            _ => Err(Errno::INVAL.because("the listener has an event that is not a connection request")),
         };
         let shown = if made.is_ok() { new } else { listener };
         shown.get()?.abi.set(|id| &id.event, event);

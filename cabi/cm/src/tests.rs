@@ -1,9 +1,9 @@
-//! Ids of one process side by side: calls and events of one do not wait for calls of another.
+//! Several ids in one process: calls and events of one id do not wait for calls of another.
 
 use super::*;
 use crate::channel::Channel;
 use crate::id::Id;
-use crate::routes::Source;
+use crate::routes::EventSource;
 use std::ffi::c_int;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex, mpsc};
@@ -24,10 +24,10 @@ use uiw_llp::{Token, TransportStack, TransportStream};
 use uiw_verbs::DeviceConfig;
 use uiw_verbs::cm::{CmEvent, CmEventKind, ConnId};
 
-/// Turns a deadlock into a failure; nothing is measured by it.
+/// Limit that turns a deadlock into a failure. No time is measured with it.
 const DEADLOCK: Duration = Duration::from_secs(60);
 
-/// Pointers that go from thread to thread, as C's do.
+/// Pointer that is passed between threads, like C's pointers.
 struct SharedPointer<T>(*mut T);
 
 // SAFETY: the functions may be called from any thread.
@@ -41,8 +41,8 @@ impl<T> SharedPointer<T> {
     }
 }
 
-/// Hooks that report the first `connect` and block it until it is released; the engine makes more
-/// where the peer refuses.
+/// Hooks that report the first `connect` and block it until it is released. The engine calls
+/// `connect` again if the peer refuses.
 #[derive(Clone)]
 struct SlowConnect {
     entered: mpsc::Sender<()>,
@@ -55,7 +55,7 @@ impl StackHooks for SlowConnect {
     fn stream(&self, _: &dyn TransportStream, _: Origin, _: Token) {}
 
     fn before_connect(&mut self, _: &dyn TransportStack) {
-        // The test lets go of the other end of `entered` when it has seen the first call.
+        // The test drops the other end of `entered` after it has seen the first call.
         if self.entered.send(()).is_ok() {
             self.go_on.lock().unwrap().recv().unwrap();
         }
@@ -64,12 +64,12 @@ impl StackHooks for SlowConnect {
 
 fn new_id(channel: *mut rdma_event_channel) -> *mut rdma_cm_id {
     let mut id = ptr_null();
-    // SAFETY: the id has room.
+    // SAFETY: `id` has room for a pointer.
     assert_eq!(unsafe { call!(rdma_create_id(channel, &raw mut id, ptr_null(), RDMA_PS_TCP)) }, 0);
     id
 }
 
-/// The functions that C's headers call for a queue pair.
+/// Returns the functions that C's headers call for a queue pair.
 ///
 /// # Safety
 /// The queue pair lives during `'a`.
@@ -82,10 +82,10 @@ fn ptr_null<T>() -> *mut T {
     std::ptr::null_mut()
 }
 
-/// The next event of the channel, acknowledged: what it is, and of which id.
+/// Acknowledges the next event of the channel, and returns its type and its id.
 fn next(channel: *mut rdma_event_channel) -> (c_int, *mut rdma_cm_id) {
     let mut event: *mut rdma_cm_event = ptr_null();
-    // SAFETY: the event has room, and is valid until it is acknowledged.
+    // SAFETY: `event` has room for a pointer, and the event is valid until it is acknowledged.
     unsafe {
         assert_eq!(call!(rdma_get_cm_event(channel, &raw mut event)), 0);
         let found = ((*event).event, (*event).id);
@@ -95,8 +95,8 @@ fn next(channel: *mut rdma_event_channel) -> (c_int, *mut rdma_cm_id) {
 }
 
 fn resolve_addr(id: *mut rdma_cm_id, peer: SocketAddr) {
-    let to = address::write(peer);
-    // SAFETY: an address just written.
+    let to = address::to_sockaddr(peer);
+    // SAFETY: the address was just written.
     assert_eq!(unsafe { call!(rdma_resolve_addr(id, std::ptr::null(), to.0.as_ptr().cast(), 1000)) }, 0);
 }
 
@@ -108,12 +108,12 @@ fn queue_pair_attributes() -> ibv_qp_init_attr {
     init
 }
 
-/// A queue pair on an engine of its own, with a slow stack.
+/// Creates a queue pair on its own engine, with a slow stack.
 fn queue_pair_on(engine: &uiw_verbs::Device) -> *mut ibv_qp {
     let lo = device::with_address(Ipv4Addr::LOCALHOST.into()).unwrap();
     let context = open::open_on(lo, engine).unwrap();
     let mut init = queue_pair_attributes();
-    // SAFETY: objects just made.
+    // SAFETY: the objects were just created.
     unsafe {
         let domain = call!(pd::ibv_alloc_pd(context));
         let queue = call!(cq::ibv_create_cq(context, 16, ptr_null(), ptr_null(), 0));
@@ -124,10 +124,11 @@ fn queue_pair_on(engine: &uiw_verbs::Device) -> *mut ibv_qp {
     }
 }
 
-/// Waits for a completion by an event of the queue.
+/// Waits for a completion with an event of the queue.
 fn completion(queue: *mut ibv_cq, channel: *mut abi::ibv_comp_channel) -> ibv_wc {
     let (mut found, mut context) = (ptr_null(), ptr_null());
-    // SAFETY: objects of ours; a completion of zeros is written before it is read.
+    // SAFETY: the objects belong to this test. The completion consists of zeros until it is
+    // written.
     unsafe {
         assert_eq!(call!(comp_channel::ibv_get_cq_event(channel, &raw mut found, &raw mut context)), 0);
         assert_eq!(found, queue);
@@ -138,13 +139,12 @@ fn completion(queue: *mut ibv_cq, channel: *mut abi::ibv_comp_channel) -> ibv_wc
     }
 }
 
-/// Everything from resolving to a message, between a new id on `channel` and a new listener, and
-/// the ends of both.
+/// Connects a new id on `channel` with a new listener, sends a message, and destroys both.
 fn connect_and_send(channel: *mut rdma_event_channel) {
     let passive = rdma_create_event_channel();
     let listener = new_id(passive);
-    // SAFETY: ids, channels and queue pairs of ours, all destroyed in the end; requests without
-    // elements.
+    // SAFETY: the ids, channels and queue pairs belong to this test and are destroyed at its end;
+    // the requests have no elements.
     unsafe {
         assert_eq!(call!(rdma_listen(listener, 4)), 0);
         let port = u16::from_be(call!(rdma_get_src_port(listener)));
@@ -200,13 +200,13 @@ fn id_inside_engine_blocks_no_other() {
     let slow = new_id(channel);
     resolve_addr(slow, (Ipv4Addr::LOCALHOST, 9).into());
     assert_eq!(next(channel), (RDMA_CM_EVENT_ADDR_RESOLVED, slow));
-    // SAFETY: an id of ours, which C may give a queue pair of its own.
+    // SAFETY: the id belongs to this test, and C may set its queue pair.
     unsafe {
         assert_eq!(call!(rdma_resolve_route(slow, 1000)), 0);
         (*slow).qp = qp;
     }
     let shared = SharedPointer(slow);
-    // SAFETY: no parameters.
+    // SAFETY: NULL parameters are permitted.
     let connecting = thread::spawn(move || unsafe { call!(rdma_connect(shared.get(), std::ptr::null())) });
     is_entered.recv().unwrap();
     drop(is_entered);
@@ -214,7 +214,7 @@ fn id_inside_engine_blocks_no_other() {
     let (done, is_done) = mpsc::channel();
     let (id, events) = (SharedPointer(slow), SharedPointer(channel));
     let others = thread::spawn(move || {
-        // An event of the id itself, which was announced before its call.
+        // This is an event of the id itself, which was announced before its call.
         assert_eq!(next(events.get()), (RDMA_CM_EVENT_ROUTE_RESOLVED, id.get()));
         connect_and_send(events.get());
         done.send(()).unwrap();
@@ -225,7 +225,7 @@ fn id_inside_engine_blocks_no_other() {
     assert!(in_time.is_ok(), "the other id waited for the one inside of the engine");
 
     assert_eq!(connecting.join().unwrap(), 0);
-    // SAFETY: objects of ours, which no thread uses any more.
+    // SAFETY: the objects belong to this test, and no thread uses them any more.
     unsafe {
         assert_eq!(call!(rdma_destroy_id(slow)), 0);
         let (context, domain, queue) = ((*qp).context, (*qp).pd, (*qp).send_cq);
@@ -246,17 +246,17 @@ fn early_event_finds_its_id() {
     let channel = Channel::new().unwrap();
     let id = Id::new(&channel, false, ptr_null());
     let (known, other) = (ConnId(u64::MAX), ConnId(u64::MAX - 1));
-    let (opening, of_another_id) = (channel.opening(), channel.opening());
+    let (call, of_another_id) = (channel.begin_unrouted_call(), channel.begin_unrouted_call());
     channel.queue().post(failed(known));
     let reader = thread::spawn({
         let channel = Arc::clone(&channel);
         move || routes::next(&channel, false).and_then(|(_, id)| id)
     });
-    // Taken, and without a route.
+    // The event was taken, but has no route yet.
     while !channel.queue().is_empty() {
         thread::yield_now();
     }
-    routes::add(Source::Conn(known), &id, Some(opening));
+    routes::add(EventSource::Conn(known), &id, Some(call));
     let found = reader.join().unwrap().expect("the route was added");
     assert!(Arc::ptr_eq(&found, &id), "though another id of the channel is inside of the engine");
 
@@ -265,7 +265,7 @@ fn early_event_finds_its_id() {
     let (_, nothing) = routes::next(&channel, false).expect("an event");
     assert!(nothing.is_none(), "no call of the engine is under way that it could come from");
     channel.queue().post(failed(known));
-    let events = routes::remove([Source::Conn(known)].into_iter(), &channel, |event| event.id == known);
+    let events = routes::remove([EventSource::Conn(known)].into_iter(), &channel, |event| event.id == known);
     assert_eq!(events.len(), 1);
     assert!(routes::next(&channel, false).is_none());
 }

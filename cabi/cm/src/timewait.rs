@@ -1,34 +1,35 @@
-//! RDMA_CM_EVENT_TIMEWAIT_EXIT: on InfiniBand and RoCE the event says that late packets cannot
+//! RDMA_CM_EVENT_TIMEWAIT_EXIT. On InfiniBand and RoCE this event tells that late packets cannot
 //! reach the queue pair of a closed connection any more.
 //!
-//! TCP keeps late packets away by itself, so nothing in this library depends on the event. Programs
-//! do: some use or free a queue pair only after it. A thread exists while events are due, and
+//! TCP itself discards late packets, so nothing in this library depends on the event. Some programs
+//! do: they use or free a queue pair only after it. A thread exists only while events are due, and
 //! sleeps until the next one.
 
-use crate::id::{Id, Note};
+use crate::id::{Id, LocalEvent};
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 use uiw_cabi_core::abi::cm::RDMA_CM_EVENT_TIMEWAIT_EXIT;
 use uiw_cabi_core::denied;
-use uiw_cabi_core::fork::{ForkSafe, Forked};
+use uiw_cabi_core::fork::{ForkSafe, ForkState};
 use uiw_verbs::integration::spawn_thread;
 
-/// Time between the two events. Adapters compute it from the acknowledgement time-out of the path.
+/// Time between the end of the connection and this event. RDMA adapters compute it from the
+/// acknowledgement time-out of the path.
 const TIMEWAIT: Duration = Duration::from_millis(500);
 
 /// Closed connections whose event is due, and whether a thread waits for them.
 struct TimewaitQueue {
-    /// The earliest first: all of them wait for the same time.
+    /// Due events with their times, the earliest first, because the delay is the same for all.
     due: VecDeque<(Instant, Weak<Id>)>,
     has_thread: bool,
 }
 
-impl Forked for TimewaitQueue {
+impl ForkState for TimewaitQueue {
     const NEW: Self = Self { due: VecDeque::new(), has_thread: false };
 
-    /// The thread and the ids are the parent's.
+    /// The thread and the ids belong to the parent.
     fn in_child(&mut self) {
         std::mem::forget(std::mem::replace(self, Self::NEW));
     }
@@ -36,7 +37,7 @@ impl Forked for TimewaitQueue {
 
 static TIMEWAIT_IDS: ForkSafe<TimewaitQueue> = ForkSafe::new();
 
-/// The program has the event of the end of `id`'s connection.
+/// Schedules the event, after the program got the event for the end of `id`'s connection.
 pub(crate) fn begin(id: &Arc<Id>) {
     let needs_thread = {
         let mut timewait = TIMEWAIT_IDS.write();
@@ -56,14 +57,15 @@ pub(crate) fn begin(id: &Arc<Id>) {
 fn run() {
     while let Some((at, id)) = next() {
         thread::sleep(at.saturating_duration_since(Instant::now()));
-        // One that is destroyed, or about to be, has no more events.
+        // An id that is being destroyed has no more events.
         if let Some(id) = id.upgrade() {
-            let _ = id.post(Note { event: RDMA_CM_EVENT_TIMEWAIT_EXIT, status: 0, arg: 0, group: None });
+            let _ =
+                id.post(LocalEvent { event: RDMA_CM_EVENT_TIMEWAIT_EXIT, status: 0, arg: 0, group: None });
         }
     }
 }
 
-/// The next event that is due. With none left the thread ends.
+/// Returns the next due event. If there is none, the thread ends.
 fn next() -> Option<(Instant, Weak<Id>)> {
     let mut timewait = TIMEWAIT_IDS.write();
     let next = timewait.due.pop_front();

@@ -1,5 +1,5 @@
-//! The connection manager's exported functions as a program in C calls them, where no stock program
-//! does.
+//! Calls of the connection manager's exported functions as a C program makes them, in cases that no
+//! stock program covers.
 
 use std::io::Write as _;
 use std::net::{Ipv4Addr, TcpStream};
@@ -15,7 +15,7 @@ use uiw_cabi_core::abi::{rdma_cm_event, rdma_cm_id, rdma_event_channel};
 use uiw_cabi_core::call;
 use uiw_cabi_core::errno::Errno;
 
-/// A channel that goes from thread to thread, as C's pointers do.
+/// Channel that is passed between threads, like C's pointers.
 #[derive(Clone, Copy)]
 struct SharedChannel(*mut rdma_event_channel);
 
@@ -32,15 +32,16 @@ impl SharedChannel {
     /// Asserts that `rdma_get_cm_event` returns no event, and returns its error.
     fn get_none(self) -> Errno {
         let mut event: *mut rdma_cm_event = ptr::null_mut();
-        // SAFETY: the event has room.
+        // SAFETY: `event` has room for a pointer.
         assert_eq!(unsafe { call!(cm::rdma_get_cm_event(self.0, &raw mut event)) }, -1);
         Errno::last()
     }
 
-    /// Returns whether there is a request, which is destroyed.
+    /// Returns whether there is a request, and destroys it.
     fn get_request(self) -> bool {
         let mut event: *mut rdma_cm_event = ptr::null_mut();
-        // SAFETY: the event has room; one that was read has an id of its own.
+        // SAFETY: `event` has room for a pointer, and the id of a request event belongs to this
+        // test.
         unsafe {
             if call!(cm::rdma_get_cm_event(self.0, &raw mut event)) == -1 {
                 return false;
@@ -53,7 +54,7 @@ impl SharedChannel {
     }
 
     fn set_nonblocking(self, nonblocking: bool) {
-        // SAFETY: a channel that was not destroyed, and numbers.
+        // SAFETY: the channel was not destroyed, and the other arguments are numbers.
         unsafe {
             let flags = if nonblocking { libc::O_NONBLOCK } else { 0 };
             assert_eq!(libc::fcntl((*self.0).fd, libc::F_SETFL, flags), 0);
@@ -61,16 +62,17 @@ impl SharedChannel {
     }
 
     fn destroy(self) {
-        // SAFETY: any pointer may be given.
+        // SAFETY: any pointer is permitted.
         unsafe { call!(cm::rdma_destroy_event_channel(self.0)) };
     }
 }
 
 extern "C" fn nothing(_: libc::c_int) {}
 
-/// Signals end a sleep with EINTR, and nothing else.
+/// Installs a handler, so that signals end a sleep with EINTR and have no other effect.
 fn handle_signals() {
-    // SAFETY: the handler does nothing at all; the structure is one of zeros and what is set here.
+    // SAFETY: the handler does nothing, and the structure consists of zeros except for the fields
+    // that are set here.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = nothing as extern "C" fn(libc::c_int) as libc::sighandler_t;
@@ -78,21 +80,23 @@ fn handle_signals() {
     }
 }
 
-/// Signals `sleeper` until it ends: a signal that comes before the sleep is not seen by it.
+/// Signals `sleeper` until it ends, because a signal that arrives before the sleep does not
+/// interrupt it.
 fn interrupt<T>(sleeper: thread::JoinHandle<T>) -> T {
     while !sleeper.is_finished() {
-        // SAFETY: it is not joined yet.
+        // SAFETY: the thread was not joined yet.
         unsafe { libc::pthread_kill(sleeper.as_pthread_t(), libc::SIGUSR1) };
         thread::sleep(Duration::from_millis(1));
     }
     sleeper.join().unwrap()
 }
 
-/// Held by every test: a channel's address may be given to the next channel at once, of whichever
-/// test.
+/// Locked by every test, because the address of a destroyed channel may be reused for the next
+/// channel, even of another test.
 static ADDRESSES: Mutex<()> = Mutex::new(());
 
-/// Reads a channel once in a thread, destroys it here, and reads it in that thread again.
+/// Reads a channel once in another thread, destroys it in this thread, and reads it in the other
+/// thread again.
 fn read_destroy_read(blocking: bool) -> Errno {
     let channel = SharedChannel::new();
     let ((read, is_read), (destroyed, is_destroyed)) = (mpsc::channel(), mpsc::channel());
@@ -138,10 +142,10 @@ fn destroyed_channel_fails_all_threads() {
     channel.destroy();
 }
 
-/// Listens on a port of loopback. Returns the id, which goes with the process, and the port.
+/// Listens on a port of loopback. Returns the id, which lives until the process ends, and the port.
 fn listen(channel: SharedChannel) -> (*mut rdma_cm_id, u16) {
     let mut id = ptr::null_mut();
-    // SAFETY: the id has room, and the address is one of IPv4.
+    // SAFETY: `id` has room for a pointer, and the address is an IPv4 address.
     unsafe {
         assert_eq!(call!(cm::rdma_create_id(channel.0, &raw mut id, ptr::null_mut(), RDMA_PS_TCP)), 0);
         let mut address: libc::sockaddr_in = std::mem::zeroed();
@@ -153,19 +157,19 @@ fn listen(channel: SharedChannel) -> (*mut rdma_cm_id, u16) {
     }
 }
 
-/// Returns whether the channel becomes readable within that time.
+/// Returns whether the channel becomes readable within the given time.
 fn is_readable(channel: SharedChannel, milliseconds: i32) -> bool {
-    // SAFETY: the channel lives.
+    // SAFETY: the channel was not destroyed.
     let fd = unsafe { (*channel.0).fd };
     let mut polled = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-    // SAFETY: one descriptor, which can be written.
+    // SAFETY: `polled` is one valid descriptor entry that may be written.
     unsafe { libc::poll(&raw mut polled, 1, milliseconds) == 1 }
 }
 
-/// A connection that ends with a reset.
+/// Closes a connection with a reset.
 fn reset(stream: TcpStream) {
     let linger = libc::linger { l_onoff: 1, l_linger: 0 };
-    // SAFETY: a socket, and the option's structure with its length.
+    // SAFETY: the descriptor is a socket, and the option's structure is passed with its length.
     let set = unsafe {
         let len = size_of::<libc::linger>() as libc::socklen_t;
         libc::setsockopt(
@@ -179,8 +183,8 @@ fn reset(stream: TcpStream) {
     assert_eq!(set, 0);
 }
 
-/// The request is queued when its peer resets the connection: the reader gets no event of it, and
-/// the listener goes on.
+/// A request is queued when its peer resets the connection. The reader gets no event for it, and
+/// the listener continues.
 #[test]
 fn listener_survives_disconnect_before_accept() {
     let _alone = ADDRESSES.lock();
@@ -193,7 +197,7 @@ fn listener_survives_disconnect_before_accept() {
         peer.write_all(b"MPA ID Req Frame\x40\x01\0\0").unwrap();
         assert!(is_readable(channel, 20_000), "no event of a request");
         reset(peer);
-        // The engine learns of the reset.
+        // Time for the engine to learn of the reset.
         thread::sleep(Duration::from_millis(20));
         let (sender, got) = mpsc::channel();
         thread::spawn(move || sender.send(channel.get_request()).unwrap());
@@ -201,7 +205,7 @@ fn listener_survives_disconnect_before_accept() {
         gone += u32::from(!is_there);
     }
     assert!(gone > 0, "every request was read before its reset was known");
-    // SAFETY: the id has no event that was read.
+    // SAFETY: no event of the id was delivered.
     assert_eq!(unsafe { call!(cm::rdma_destroy_id(id)) }, 0);
     channel.destroy();
 }

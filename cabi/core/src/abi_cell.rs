@@ -4,22 +4,22 @@ use crate::abi::{PlainAbi, zeroed};
 use std::cell::UnsafeCell;
 use std::ptr;
 
-/// Structure whose address C has, for as long as the object lives whose first field this is.
+/// Structure of C at a fixed address: the first field of an [`Object`](crate::object::Object).
 ///
-/// Fields are copied in and out one at a time, and no reference to the structure exists on this
-/// side: C may read and write it at any time. The program orders its own accesses to a field with
-/// the calls that change the field, as the manual pages require.
+/// Fields are copied in and out one at a time, and this library never creates a reference to the
+/// structure, because C may read and write it at any time. The program orders its own accesses to a
+/// field with the calls that change the field, as the manual pages require.
 #[repr(transparent)]
 pub struct AbiCell<T>(UnsafeCell<T>);
 
-// SAFETY: the pointers in a structure are C's own; this library copies them, and looks them up
-// before it uses them.
+// SAFETY: the pointers in a structure belong to C. This library only copies them, and looks them
+// up before it uses them.
 unsafe impl<T> Send for AbiCell<T> {}
 // SAFETY: fields are copied by volatile accesses, never borrowed.
 unsafe impl<T> Sync for AbiCell<T> {}
 
 impl<T: PlainAbi> AbiCell<T> {
-    /// Makes a structure with these values.
+    /// Creates a cell that contains `value`.
     pub const fn new(value: T) -> Self {
         Self(UnsafeCell::new(value))
     }
@@ -41,7 +41,7 @@ impl<T: PlainAbi> AbiCell<T> {
     /// Copies the field that `field` selects.
     #[inline]
     pub fn get<F: Copy>(&self, field: impl FnOnce(&T) -> &F) -> F {
-        // SAFETY: `pointer` returns the place of an `F` inside of the structure, which `self` keeps
+        // SAFETY: `pointer` returns the address of an `F` inside the structure, which `self` keeps
         // alive.
         unsafe { self.pointer(field).read_volatile() }
     }
@@ -49,12 +49,12 @@ impl<T: PlainAbi> AbiCell<T> {
     /// Changes the field that `field` selects.
     #[inline]
     pub fn set<F: Copy>(&self, field: impl FnOnce(&T) -> &F, value: F) {
-        // SAFETY: `pointer` returns the place of an `F` inside of the structure, which `self` keeps
+        // SAFETY: `pointer` returns the address of an `F` inside the structure, which `self` keeps
         // alive.
         unsafe { self.pointer(field).write_volatile(value) };
     }
 
-    /// Changes the field that `field` selects, and returns its value before that.
+    /// Changes the field that `field` selects, and returns its previous value.
     pub fn replace<F: Copy>(&self, field: impl Fn(&T) -> &F, value: F) -> F {
         let before = self.get(&field);
         self.set(field, value);

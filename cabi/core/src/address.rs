@@ -1,4 +1,4 @@
-//! Socket addresses as C has them, the port offset, and the source address for a peer.
+//! Socket addresses in C's representation, the port offset, and the source address for a peer.
 
 use crate::abi::cm::rdma_sockaddr;
 use crate::arguments::Argument;
@@ -12,7 +12,7 @@ use std::marker::PhantomData;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::{ptr, slice};
 
-/// NULL, or an address as long as its family's, at any alignment.
+/// Pointer that is NULL or points to a socket address of the size of its family, at any alignment.
 #[repr(transparent)]
 pub struct AddressPtr<'a>(*const libc::sockaddr, PhantomData<&'a libc::sockaddr>);
 
@@ -22,7 +22,7 @@ unsafe impl Argument for AddressPtr<'_> {
 }
 
 impl AddressPtr<'_> {
-    /// The address; `None` for NULL.
+    /// Returns the address, or `None` for NULL.
     ///
     /// # Errors
     /// EINVAL for families other than IPv4 and IPv6.
@@ -30,29 +30,30 @@ impl AddressPtr<'_> {
         if self.0.is_null() {
             return Ok(None);
         }
-        // SAFETY: every address begins with its family.
+        // SAFETY: every socket address begins with its family.
         let family = unsafe { (&raw const (*self.0).sa_family).read_unaligned() };
-        let len = length(family).ok_or_else(|| no_address("an address is neither IPv4 nor IPv6"))?;
-        // SAFETY: the address is as long as its family's, as the type says.
+        let len =
+            family_len(family).ok_or_else(|| invalid_address("the address is neither IPv4 nor IPv6"))?;
+        // SAFETY: the address has the size of its family, as the type requires.
         parse(unsafe { slice::from_raw_parts(self.0.cast(), len) }).map(Some)
     }
 
-    /// The address.
+    /// Returns the address.
     ///
     /// # Errors
     /// EINVAL for NULL, and for families other than IPv4 and IPv6.
     pub fn read(&self) -> Result<SocketAddr> {
-        self.get()?.ok_or_else(|| no_address("an address is NULL"))
+        self.get()?.ok_or_else(|| invalid_address("an address is NULL"))
     }
 }
 
-fn no_address(reason: &str) -> Errno {
+fn invalid_address(reason: &str) -> Errno {
     Errno::INVAL.because(reason)
 }
 
-/// Bytes of the addresses of a family.
+/// Returns the size in bytes of the socket addresses of `family`.
 #[inline]
-pub(crate) fn length(family: libc::sa_family_t) -> Option<usize> {
+pub(crate) fn family_len(family: libc::sa_family_t) -> Option<usize> {
     match family.into() {
         libc::AF_INET => Some(size_of::<libc::sockaddr_in>()),
         libc::AF_INET6 => Some(size_of::<libc::sockaddr_in6>()),
@@ -60,58 +61,59 @@ pub(crate) fn length(family: libc::sa_family_t) -> Option<usize> {
     }
 }
 
-/// The family of an address, if it is long enough to have one.
+/// Returns the family of a socket address, or `None` if `address` is too short to contain one.
 #[inline]
 pub fn family(address: &[u8]) -> Option<libc::sa_family_t> {
     address.first_chunk().map(|family| libc::sa_family_t::from_ne_bytes(*family))
 }
 
-/// The address that the bytes begin with.
+/// Parses the socket address at the beginning of `bytes`.
 ///
 /// # Errors
-/// EINVAL for families other than IPv4 and IPv6, and for fewer bytes than those have.
+/// EINVAL for families other than IPv4 and IPv6, and if `bytes` is shorter than an address of its
+/// family.
 pub fn parse(bytes: &[u8]) -> Result<SocketAddr> {
-    let known = family(bytes).and_then(length).and_then(|len| bytes.get(..len));
-    let known = known.ok_or_else(|| no_address("an address is neither IPv4 nor IPv6"))?;
+    let known = family(bytes).and_then(family_len).and_then(|len| bytes.get(..len));
+    let known = known.ok_or_else(|| invalid_address("the address is neither IPv4 nor IPv6"))?;
     let mut storage = SockAddrStorage::zeroed();
-    // SAFETY: the bytes fit the storage, which may have any bytes, and they are as many as their
-    // family has.
+    // SAFETY: the storage accepts any bytes and is large enough for these, and there are as many of
+    // them as an address of the family has.
     let address = unsafe {
         ptr::copy_nonoverlapping(known.as_ptr(), (&raw mut storage).cast::<u8>(), known.len());
         SockAddr::new(storage, known.len() as libc::socklen_t)
     };
-    address.as_socket().ok_or_else(|| no_address("an address is neither IPv4 nor IPv6"))
+    address.as_socket().ok_or_else(|| invalid_address("the address is neither IPv4 nor IPv6"))
 }
 
-/// An address as C reads it, in room for any.
-pub fn write(address: SocketAddr) -> rdma_sockaddr {
+/// Returns the address in C's representation, in a buffer for addresses of any family.
+pub fn to_sockaddr(address: SocketAddr) -> rdma_sockaddr {
     let from = SockAddr::from(address);
     let mut to = rdma_sockaddr([0; 128]);
     let len = (from.len() as usize).min(to.0.len());
-    // SAFETY: `SockAddr` has `len` bytes, and so has the room.
+    // SAFETY: both the `SockAddr` and the buffer have at least `len` bytes.
     unsafe { ptr::copy_nonoverlapping(from.as_ptr().cast::<u8>(), to.0.as_mut_ptr(), len) };
     to
 }
 
-/// A real address with the number that the program has for its port.
-pub fn shown(address: SocketAddr) -> rdma_sockaddr {
+/// Converts a real address to C's representation, with the port number that the program sees.
+pub fn to_program(address: SocketAddr) -> rdma_sockaddr {
     let mut address = address;
     if address.port() != 0 {
         address.set_port(program_port(address.port()));
     }
-    write(address)
+    to_sockaddr(address)
 }
 
-/// The bytes of an address that matter.
+/// Returns the bytes of the buffer that belong to the address.
 #[inline]
-pub fn bytes(address: &rdma_sockaddr) -> &[u8] {
-    let len = family(&address.0).and_then(length).unwrap_or(size_of::<libc::sockaddr_in>());
+pub fn significant_bytes(address: &rdma_sockaddr) -> &[u8] {
+    let len = family(&address.0).and_then(family_len).unwrap_or(size_of::<libc::sockaddr_in>());
     &address.0[..len]
 }
 
-/// The address with its real port; another family stays another one. None where the offset makes
-/// the port none.
-pub fn shifted(address: SocketAddr) -> Option<SocketAddr> {
+/// Returns the address with its real port, without converting IPv4-mapped IPv6 addresses. Returns
+/// `None` if the port offset leads to an invalid port.
+pub fn to_real_same_family(address: SocketAddr) -> Option<SocketAddr> {
     let mut address = address;
     if address.port() != 0 {
         address.set_port(real_port(address.port(), offset())?);
@@ -119,14 +121,15 @@ pub fn shifted(address: SocketAddr) -> Option<SocketAddr> {
     Some(address)
 }
 
-/// The real address that the program means: `UIW_PORT_OFFSET` is added to its port. 0 stays "any".
+/// Returns the real address for an address of the program: `UIW_PORT_OFFSET` is added to its port.
+/// Port 0 remains 0 (any port).
 ///
 /// # Errors
-/// EADDRNOTAVAIL when no port has the number.
-pub fn real(address: SocketAddr) -> Result<SocketAddr> {
-    let mut address = plain(address);
+/// EADDRNOTAVAIL if the sum is not a valid port.
+pub fn to_real(address: SocketAddr) -> Result<SocketAddr> {
+    let mut address = to_canonical(address);
     if address.port() != 0 {
-        let port = real_port(address.port(), offset()).ok_or_else(|| no_port(address.port()))?;
+        let port = real_port(address.port(), offset()).ok_or_else(|| unmapped_port(address.port()))?;
         address.set_port(port);
     }
     Ok(address)
@@ -136,56 +139,57 @@ fn offset() -> i32 {
     Settings::get().map_or(0, |settings| settings.port_offset)
 }
 
-/// The error of a port of the program for which there is no real one.
-pub fn no_port(program: u16) -> Errno {
+/// Returns the error for a port of the program that has no real port.
+pub fn unmapped_port(program: u16) -> Errno {
     Errno(libc::EADDRNOTAVAIL)
-        .because(format_args!("UIW_PORT_OFFSET makes port {program} one that is not from 1 to 65535"))
+        .because(format_args!("with UIW_PORT_OFFSET, port {program} is not from 1 to 65535"))
 }
 
-/// Returns `None` if the sum is not a port. It does not wrap: a dynamic port would become that of a
-/// service (55558 and 10,000 that of ssh).
+/// Returns the real port for a port of the program, or `None` if the sum is not a valid port. The
+/// sum does not wrap, because the result could be the port of a system service: with the offset
+/// 10,000, port 55558 would become the port of ssh.
 fn real_port(program: u16, offset: i32) -> Option<u16> {
     u16::try_from(i32::from(program) + offset).ok().filter(|real| *real != 0)
 }
 
-/// The number that the program has for a real port. One that it cannot have (see
-/// `has_program_port`), as a connection's own port may be, wraps at 65536: each has another number,
-/// which is for display.
+/// Returns the number by which the program sees a real port. If the program cannot have that port
+/// (see `has_program_port`), for example because it is the local port of an outgoing connection,
+/// the number wraps at 65536. Numbers remain distinct, but such a number is only for display.
 pub fn program_port(real: u16) -> u16 {
     (i32::from(real) - offset()).rem_euclid(1 << 16) as u16
 }
 
-/// Returns whether the program can name the real port: whether it can be what the system gives for
-/// port 0.
+/// Returns whether the real port corresponds to a port of the program. Only such ports may be
+/// assigned when the program binds to port 0.
 pub(crate) fn has_program_port(real: u16) -> bool {
     real_port(real, -offset()).is_some()
 }
 
-/// An IPv4-mapped IPv6 address as the IPv4 address.
+/// Converts an IPv4-mapped IPv6 address to the IPv4 address.
 #[inline]
-pub fn plain(address: SocketAddr) -> SocketAddr {
+pub fn to_canonical(address: SocketAddr) -> SocketAddr {
     match address.ip().to_canonical() {
         ip @ IpAddr::V4(_) => SocketAddr::new(ip, address.port()),
         IpAddr::V6(_) => address,
     }
 }
 
-/// The address that the system sends from to reach `peer`, without a port.
+/// Returns the address from which the system sends to `peer`, with port 0.
 ///
 /// # Errors
-/// ENETUNREACH, EHOSTUNREACH, ..
+/// Errors of routing, such as ENETUNREACH and EHOSTUNREACH.
 pub fn source_for(peer: SocketAddr) -> Result<SocketAddr> {
     if let Some(source) = stack::source_for(peer) {
         return source;
     }
     let any: IpAddr =
         if peer.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { std::net::Ipv6Addr::UNSPECIFIED.into() };
-    // Connecting a datagram socket asks for the route and sends nothing. Any port does, but 0 is
-    // none.
+    // Connecting a datagram socket looks up the route and sends nothing. Any port except 0 is
+    // suitable.
     let socket = UdpSocket::bind((any, 0)).inspect_err(|error| {
-        // Every system has IPv4, other than IPv6.
+        // Every system has IPv4, but IPv6 may be disabled.
         if peer.is_ipv4() {
-            denied::report("looking for a way to the peer", error);
+            denied::report("looking for a route to the peer", error);
         }
     })?;
     let mut probe = peer;
@@ -213,7 +217,7 @@ mod tests {
         }
         assert_eq!(real_port(7471, 1000), Some(8471));
         assert_eq!((real_port(55535, 10_000), real_port(55536, 10_000)), (Some(65535), None));
-        // The port of ssh, and one that only root may have.
+        // The port of ssh, and a port below 1024.
         assert_eq!((real_port(55558, 10_000), real_port(56000, 10_000)), (None, None));
         assert_eq!((real_port(5001, -5000), real_port(5000, -5000)), (Some(1), None));
     }
@@ -222,8 +226,8 @@ mod tests {
     fn addresses_of_both_families_round_trip() {
         for text in ["10.1.2.3:4711", "[fe80::1%3]:7", "[::]:0", "0.0.0.0:65535"] {
             let address: SocketAddr = text.parse().unwrap();
-            let written = write(address);
-            // SAFETY: an address just written, and as long as any.
+            let written = to_sockaddr(address);
+            // SAFETY: the address was just written, into a buffer for addresses of any family.
             let written: AddressPtr<'_> = unsafe { argument(written.0.as_ptr().cast()) };
             assert_eq!(written.read().unwrap(), address);
         }
@@ -231,7 +235,7 @@ mod tests {
 
     #[test]
     fn mapped_addresses_become_ipv4() {
-        let of = |text: &str| plain(text.parse().unwrap()).to_string();
+        let of = |text: &str| to_canonical(text.parse().unwrap()).to_string();
         assert_eq!(of("[::ffff:10.1.2.3]:7"), "10.1.2.3:7");
         assert_eq!(of("[fe80::1%3]:7"), "[fe80::1%3]:7");
         assert_eq!(of("10.1.2.3:7"), "10.1.2.3:7");
@@ -241,7 +245,7 @@ mod tests {
     fn other_families_and_nothing_are_refused() {
         let infiniband = rdma_sockaddr([27; 128]);
         for address in [ptr::null(), infiniband.0.as_ptr().cast()] {
-            // SAFETY: NULL is allowed; a family is all that is read of an unknown one.
+            // SAFETY: NULL is allowed. Only the family is read if it is unknown.
             let address: AddressPtr<'_> = unsafe { argument(address) };
             assert_eq!(address.read(), Err(Errno::INVAL));
         }

@@ -1,11 +1,11 @@
 //! Types of the arguments that C passes to exported functions.
 //!
-//! Each of them has the representation of C's type, and each value carries the promise that the
-//! manual page asks of the caller. A function that takes such arguments is therefore safe code. C
-//! makes the values; Rust makes them with [`argument`], which is unsafe.
+//! Each type has the representation of the corresponding type in C, and each value carries the
+//! guarantees that the manual page requires of the caller. A function that takes such arguments is
+//! therefore safe code. C creates the values; Rust creates them with [`argument`], which is unsafe.
 //!
-//! A pointer and the number of elements behind it are two arguments. They have a lifetime in
-//! common, which is invariant: a function that has two such pairs cannot exchange their numbers.
+//! A pointer and the number of elements that it points to are two arguments. They share a lifetime,
+//! which is invariant, so that a function with two such pairs cannot confuse their counts.
 
 use crate::boundary::Result;
 use crate::errno::Errno;
@@ -24,11 +24,10 @@ pub unsafe trait Argument {
     type C;
 }
 
-/// The argument for a value of C's type, for calls from Rust.
+/// Converts a value of C's type to the argument type, for calls from Rust.
 ///
 /// # Safety
-/// The value is one that the documentation of the argument's type permits, until the function
-/// returns.
+/// The documentation of the argument's type permits the value, until the function returns.
 pub unsafe fn argument<A: Argument>(value: A::C) -> A {
     // SAFETY: the types have the same representation, and the caller ensures that the value is
     // permitted.
@@ -36,7 +35,8 @@ pub unsafe fn argument<A: Argument>(value: A::C) -> A {
 }
 
 /// Calls an exported function with values of C's types:
-/// `call!(qp::ibv_modify_qp(qp, &raw mut attr, mask))`. Unsafe as [`argument`] is.
+/// `call!(qp::ibv_modify_qp(qp, &raw mut attr, mask))`. The call is unsafe for the same reason as
+/// [`argument`].
 #[macro_export]
 macro_rules! call {
     ($($function:ident)::+($($value:expr),* $(,)?)) => {
@@ -44,25 +44,26 @@ macro_rules! call {
     };
 }
 
-/// Exported function as C's header declares it.
+/// Exported function that can be converted to the type which C's header declares.
 ///
 /// # Safety
-/// `C` is the same function type with the types of C in the place of its arguments.
+/// `C` is the same function type, with each argument replaced by its type in C.
 unsafe trait ExportedFn: Copy {
     type C: Copy;
 
     fn into_c(self) -> Self::C {
-        // SAFETY: the arguments of the two types have the same representation, as `Argument` says,
-        // and so have the functions.
+        // SAFETY: the arguments of the two function types have the same representation, as
+        // `Argument` requires, so the functions have the same representation too.
         unsafe { mem::transmute_copy(&self) }
     }
 }
 
-/// Functions of so many arguments for the function tables of C's structures.
+/// Defines conversions of functions with a given number of arguments to entries of C's function
+/// tables.
 macro_rules! table_functions {
     ($($name:ident($($argument:ident),*);)*) => {
         $(
-            // SAFETY: the types differ in the arguments alone.
+            // SAFETY: the types differ only in the types of their arguments.
             unsafe impl<$($argument: Argument,)* R> ExportedFn for extern "C" fn($($argument),*) -> R {
                 type C = unsafe extern "C" fn($($argument::C),*) -> R;
             }
@@ -87,7 +88,7 @@ table_functions! {
 macro_rules! plain_arguments {
     ($($type:ty),*) => {
         $(
-            // SAFETY: it is the same type.
+            // SAFETY: both are the same type.
             unsafe impl Argument for $type {
                 type C = $type;
             }
@@ -96,12 +97,12 @@ macro_rules! plain_arguments {
 }
 plain_arguments!(u8, u16, u32, u64, usize, i32, i64);
 
-// SAFETY: it is the same type.
+// SAFETY: both are the same type.
 unsafe impl<T> Argument for *mut T {
     type C = Self;
 }
 
-/// Declares argument types that are one pointer.
+/// Declares argument types that consist of one pointer.
 macro_rules! pointers {
     ($($(#[$doc:meta])* $name:ident<'a $(, $param:ident $(: $bound:path)?)?>(*$kind:tt $target:ty), $marker:ty;)*) => {
         $(
@@ -125,46 +126,49 @@ macro_rules! pointers {
     };
 }
 
-/// A lifetime that neither grows nor shrinks.
+/// Invariant lifetime.
 type Brand<'a> = fn(&'a ()) -> &'a ();
 
 pointers! {
-    /// Pointer to an object of this library. Any other pointer is answered with an error. C does
-    /// not destroy the object during the call.
+    /// Pointer to an object of this library, which the program does not destroy during the call.
+    /// Other pointers are detected, and the call fails.
     Handle<'a, B: Body>(*mut B::C), &'a Object<B>;
-    /// [`Handle`] of a function that destroys the object: no thread of the program uses the object
-    /// any more.
+    /// Like [`Handle`], for functions that destroy the object: no other thread of the program uses
+    /// the object any more.
     OwnedHandle<'a, B: Body>(*mut B::C), &'a Object<B>;
-    /// NULL, or a structure that C does not change during the call. Its pointers are as its manual
-    /// page says, and C does not destroy the objects that it names.
+    /// Pointer that is NULL or points to a structure that the program does not change during the
+    /// call. The pointers in the structure satisfy its manual page, and the program does not
+    /// destroy the objects to which they point.
     InPtr<'a, T>(*const T), &'a T;
-    /// NULL, or a structure that nothing else reads or writes during the call. Its pointers are as
-    /// its manual page says, and C does not destroy the objects that it names.
+    /// Pointer that is NULL or points to a structure that nothing else reads or writes during the
+    /// call. The pointers in the structure satisfy its manual page, and the program does not
+    /// destroy the objects to which they point.
     InOutPtr<'a, T>(*mut T), &'a mut T;
-    /// NULL, or room for a value, at any alignment.
+    /// Pointer that is NULL or points to memory for a value, at any alignment.
     OutPtr<'a, T>(*mut T), &'a mut T;
-    /// NULL, or memory of C's heap that this library gave out, and that nothing uses any more.
+    /// Pointer that is NULL or points to memory on C's heap that this library allocated and that is
+    /// no longer in use.
     HeapPtr<'a, T>(*mut T), &'a mut T;
-    /// NULL, or a text that ends in NUL.
+    /// Pointer that is NULL or points to a string that ends in NUL.
     TextPtr<'a>(*const c_char), &'a CStr;
-    /// NULL, or as many elements as the [`Count`] of the same lifetime says, which C does not
-    /// change during the call.
+    /// Pointer that is NULL or points to an array with the number of elements in the [`Count`] of
+    /// the same lifetime. The program does not change the array during the call.
     ArrayPtr<'a, T>(*const T), Brand<'a>;
-    /// NULL, or room for as many elements as the [`Count`] or [`RoomPtr`] of the same lifetime
-    /// says, which nothing else reads or writes during the call.
+    /// Pointer that is NULL or points to memory for the number of elements in the [`Count`] or
+    /// [`RoomPtr`] of the same lifetime. Nothing else reads or writes the memory during the call.
     ArrayMutPtr<'a, T>(*mut T), Brand<'a>;
-    /// NULL, or as many elements as the [`Count`] of the same lifetime says, which nothing else
-    /// reads or writes during the call.
+    /// Pointer that is NULL or points to an array with the number of elements in the [`Count`] of
+    /// the same lifetime. Nothing else reads or writes the array during the call.
     InOutArrayPtr<'a, T>(*mut T), Brand<'a>;
-    /// NULL, or room for as many bytes as the [`Count`] of the same lifetime says, for a structure
-    /// that C may know in a longer or shorter form.
+    /// Pointer that is NULL or points to memory with the number of bytes in the [`Count`] of the
+    /// same lifetime, for a structure of which the program may know a longer or shorter version.
     PrefixPtr<'a, T>(*mut T), Brand<'a>;
-    /// NULL, or the number of bytes at the [`ArrayMutPtr`] of the same lifetime, which is replaced
-    /// by the number of bytes that there are.
+    /// Pointer that is NULL or points to the size of the memory at the [`ArrayMutPtr`] of the same
+    /// lifetime. The call replaces the size by the full length of the result.
     RoomPtr<'a>(*mut libc::socklen_t), Brand<'a>;
 }
 
-/// Pointer that may be any: it is looked up by its address, and not read through.
+/// Pointer without any guarantee. It is only looked up by its address and never dereferenced.
 #[repr(transparent)]
 pub struct AnyPtr<T>(*mut T);
 
@@ -187,7 +191,7 @@ impl<T> From<*mut T> for AnyPtr<T> {
 }
 
 impl<T> AnyPtr<T> {
-    /// C's pointer.
+    /// Returns C's pointer.
     pub fn as_ptr(self) -> *mut T {
         self.0
     }
@@ -198,8 +202,9 @@ impl<T> AnyPtr<T> {
     }
 }
 
-/// [`Handle`] of a function that C calls through the function table of the object: NULL, or an
-/// object of this library that lives, as C has read through the pointer.
+/// Like [`Handle`], for functions that C calls through the function table of the object. The
+/// pointer is NULL or points to a live object of this library, because C has already read the
+/// function table through it.
 #[repr(transparent)]
 pub struct TableHandle<'a, B: Body, P = <B as Body>::C>(*mut P, PhantomData<&'a Object<B>>);
 
@@ -216,104 +221,104 @@ impl<B: Body> Clone for Handle<'_, B> {
 impl<B: Body> Copy for Handle<'_, B> {}
 
 impl<'a, B: Body> Handle<'a, B> {
-    /// The object, if it is alive and was made by this process.
+    /// Returns the object if it is alive and was created by this process.
     ///
     /// # Errors
-    /// EINVAL for any other pointer; EIO for an object that came through a fork.
+    /// EINVAL for any other pointer; EIO for an object that was inherited through a fork.
     pub fn get(self) -> Result<&'a Object<B>> {
-        // SAFETY: C does not destroy the object during the call, as the type says.
+        // SAFETY: the program does not destroy the object during the call, as the type requires.
         unsafe { Object::get(self.0) }
     }
 
-    /// C's pointer.
+    /// Returns C's pointer.
     pub fn as_ptr(self) -> *mut B::C {
         self.0
     }
 }
 
 impl<'a, B: Body, P> TableHandle<'a, B, P> {
-    /// Like [`Handle::get`], but reads the kind from the object itself instead of the table of
-    /// living objects.
+    /// Like [`Handle::get`], but reads the kind from the object itself instead of the object table.
     ///
     /// # Errors
     /// The errors are those of [`Handle::get`].
     #[inline]
     pub fn get(&self) -> Result<&'a Object<B>> {
-        // SAFETY: the pointer is NULL or a living object, and C does not destroy the object during
-        // the call, as the type says.
+        // SAFETY: the pointer is NULL or points to a live object, and the program does not destroy
+        // the object during the call, as the type requires.
         unsafe { Object::get_called(self.0.cast()) }
     }
 }
 
 impl<B: Body> OwnedHandle<'_, B> {
-    /// The object, also if it came through a fork.
+    /// Returns the object, even if it was inherited through a fork.
     ///
     /// # Errors
     /// EINVAL for any other pointer.
     pub fn get_any(&self) -> Result<&Object<B>> {
-        // SAFETY: no other thread uses the object, as the type says, so none destroys it.
+        // SAFETY: no other thread uses or destroys the object, as the type requires.
         unsafe { Object::get_any(self.0) }
     }
 
-    /// Frees the object, after `leave` if it was made by this process.
+    /// Frees the object. If it was created by this process, calls `leave` first.
     ///
     /// # Errors
-    /// EINVAL for any other pointer; the errors of `leave`, after which the object lives on.
+    /// EINVAL for any other pointer, and the errors of `leave`. If `leave` fails, the object
+    /// remains alive.
     pub fn destroy(self, leave: impl FnOnce(&Object<B>) -> Result<()>) -> Result<()> {
         let object = self.get_any()?;
         if !object.is_inherited() {
             leave(object)?;
         }
-        // SAFETY: the object is alive, as `get_any` has found, and no thread uses it any more, as
-        // the type says.
+        // SAFETY: `get_any` has found the object alive, and no thread uses it any more, as the type
+        // requires.
         unsafe { Object::<B>::free(self.0) };
         Ok(())
     }
 }
 
 impl<'a, T> InPtr<'a, T> {
-    /// C's pointer.
+    /// Returns C's pointer.
     pub fn as_ptr(&self) -> *const T {
         self.0
     }
 
-    /// The structure, unless C passed NULL.
+    /// Returns the structure, or `None` for NULL.
     pub fn as_ref(&self) -> Option<&'a T> {
-        // SAFETY: the pointer is NULL, or a structure that C does not change during the call, as
-        // the type says.
+        // SAFETY: the pointer is NULL or points to a structure that the program does not change
+        // during the call, as the type requires.
         unsafe { self.0.as_ref() }
     }
 
-    /// The structure.
+    /// Returns the structure.
     ///
     /// # Errors
     /// EINVAL for NULL.
     pub fn get(&self) -> Result<&'a T> {
-        self.as_ref().ok_or_else(|| Errno::INVAL.null())
+        self.as_ref().ok_or_else(|| Errno::INVAL.null_argument())
     }
 
-    /// The object that a field of the structure names.
+    /// Returns the object to which a field of the structure points.
     ///
     /// # Errors
-    /// EINVAL for NULL, and as for [`Handle::get`].
+    /// EINVAL for NULL, and the errors of [`Handle::get`].
     pub fn object<B: Body>(&self, field: impl FnOnce(&T) -> &*mut B::C) -> Result<&'a Object<B>> {
-        // SAFETY: the program does not destroy the objects that its structure names during the
-        // call, as the type says.
+        // SAFETY: the program does not destroy the objects to which its structure points during the
+        // call, as the type requires.
         unsafe { object_in(self.get()?, field) }
     }
 
-    /// A copy of the structure, which may be unaligned, unless C passed NULL.
+    /// Returns a copy of the structure, which may be unaligned, or `None` for NULL.
     pub fn read(&self) -> Option<T>
     where
         T: Copy,
     {
-        // SAFETY: the pointer is not NULL, so it is a structure that C does not change during the
-        // call, as the type says.
+        // SAFETY: the pointer is not NULL, so it points to a structure that the program does not
+        // change during the call, as the type requires.
         (!self.0.is_null()).then(|| unsafe { self.0.read_unaligned() })
     }
 }
 
-/// Object that a field of a structure names.
+/// Returns the object to which a field of a structure points.
 ///
 /// # Safety
 /// The program does not destroy the object during `'a`.
@@ -324,54 +329,54 @@ unsafe fn object_in<'a, T, B: Body>(
     let field = field(structure);
     let offset = ptr::from_ref(field).addr().wrapping_sub(ptr::from_ref(structure).addr());
     assert!(offset < size_of::<T>(), "the closure selects a field");
-    // SAFETY: the caller ensures that the object stays.
+    // SAFETY: the caller ensures that the object is not destroyed.
     unsafe { Object::get(*field) }
 }
 
 impl<'a, T> InOutPtr<'a, T> {
-    /// The structure as C has filled it.
+    /// Returns a shared reference to the structure.
     ///
     /// # Errors
     /// EINVAL for NULL.
-    pub fn given(&self) -> Result<&T> {
-        // SAFETY: the pointer is NULL, or a structure that nothing else uses during the call, as
-        // the type says.
-        unsafe { self.0.as_ref() }.ok_or_else(|| Errno::INVAL.null())
+    pub fn get_ref(&self) -> Result<&T> {
+        // SAFETY: the pointer is NULL or points to a structure that nothing else uses during the
+        // call, as the type requires.
+        unsafe { self.0.as_ref() }.ok_or_else(|| Errno::INVAL.null_argument())
     }
 
-    /// The object that a field of the structure names.
+    /// Returns the object to which a field of the structure points.
     ///
     /// # Errors
-    /// EINVAL for NULL, and as for [`Handle::get`].
+    /// EINVAL for NULL, and the errors of [`Handle::get`].
     pub fn object<B: Body>(&self, field: impl FnOnce(&T) -> &*mut B::C) -> Result<&'a Object<B>> {
-        // SAFETY: the program does not destroy the objects that its structure names during the
-        // call, as the type says.
-        unsafe { object_in(self.given()?, field) }
+        // SAFETY: the program does not destroy the objects to which its structure points during the
+        // call, as the type requires.
+        unsafe { object_in(self.get_ref()?, field) }
     }
 
-    /// The structure, unless C passed NULL.
+    /// Returns the structure, or `None` for NULL.
     pub fn as_mut(self) -> Option<&'a mut T> {
-        // SAFETY: the pointer is NULL, or a structure that nothing else uses during the call, as
-        // the type says.
+        // SAFETY: the pointer is NULL or points to a structure that nothing else uses during the
+        // call, as the type requires.
         unsafe { self.0.as_mut() }
     }
 
-    /// The structure.
+    /// Returns the structure.
     ///
     /// # Errors
     /// EINVAL for NULL.
     pub fn get(self) -> Result<&'a mut T> {
-        self.as_mut().ok_or_else(|| Errno::INVAL.null())
+        self.as_mut().ok_or_else(|| Errno::INVAL.null_argument())
     }
 }
 
 impl<'a, T> OutPtr<'a, T> {
-    /// C's pointer.
+    /// Returns C's pointer.
     pub fn as_ptr(&self) -> *mut T {
         self.0
     }
 
-    /// Gives C the beginning of a longer structure.
+    /// Writes the first bytes of a longer structure.
     ///
     /// # Errors
     /// EINVAL for NULL.
@@ -379,52 +384,53 @@ impl<'a, T> OutPtr<'a, T> {
         PrefixPtr::<'a, L>(self.0.cast(), PhantomData).write(Count(size_of::<T>(), PhantomData), value)
     }
 
-    /// Checks that there is room.
+    /// Checks that the pointer is not NULL.
     ///
     /// # Errors
     /// EINVAL for NULL.
     pub fn check(&self) -> Result<()> {
-        if self.0.is_null() { Err(Errno::INVAL.null()) } else { Ok(()) }
+        if self.0.is_null() { Err(Errno::INVAL.null_argument()) } else { Ok(()) }
     }
 
-    /// Gives C the value.
+    /// Writes the value.
     ///
     /// # Errors
     /// EINVAL for NULL.
     pub fn write(self, value: T) -> Result<()> {
         self.check()?;
-        // SAFETY: the pointer is not NULL, so there is room for a value at any alignment, as the
-        // type says.
+        // SAFETY: the pointer is not NULL, so there is memory for a value at any alignment, as the
+        // type requires.
         unsafe { self.0.write_unaligned(value) };
         Ok(())
     }
 }
 
 impl<T> HeapPtr<'_, T> {
-    /// Gives it back.
+    /// Frees the memory.
     pub fn free(self) {
-        // SAFETY: the pointer is NULL, or memory of the heap that nothing uses any more, as the
-        // type says.
+        // SAFETY: the pointer is NULL or points to memory of C's heap that is no longer in use, as
+        // the type requires.
         unsafe { libc::free(self.0.cast()) };
     }
 
-    /// C's pointer.
+    /// Returns C's pointer.
     pub fn as_ptr(&self) -> *mut T {
         self.0
     }
 }
 
 impl<'a> TextPtr<'a> {
-    /// The text, unless C passed NULL.
+    /// Returns the string, or `None` for NULL.
     pub fn get(&self) -> Option<&'a CStr> {
-        // SAFETY: the pointer is not NULL, so it is a text that ends in NUL, as the type says.
+        // SAFETY: the pointer is not NULL, so it points to a string that ends in NUL, as the type
+        // requires.
         (!self.0.is_null()).then(|| unsafe { CStr::from_ptr(self.0) })
     }
 }
 
-/// Number of elements behind the [`ArrayPtr`] or [`ArrayMutPtr`] of the same lifetime. If there are
-/// two numbers, for structures of a size that C chooses, their product is the number of bytes at
-/// the [`PrefixPtr`].
+/// Number of elements at the [`ArrayPtr`] or [`ArrayMutPtr`] of the same lifetime. If a function
+/// has two counts, for an array of structures whose size the program chooses, their product is the
+/// number of bytes at the [`PrefixPtr`].
 #[repr(transparent)]
 #[derive(Clone, Copy)]
 pub struct Count<'a, N = usize>(N, PhantomData<Brand<'a>>);
@@ -435,10 +441,10 @@ unsafe impl<N> Argument for Count<'_, N> {
 }
 
 impl<'a, N: TryInto<usize>> Count<'a, N> {
-    /// The number.
+    /// Returns the number.
     ///
     /// # Errors
-    /// EINVAL for a negative one.
+    /// EINVAL for a negative number.
     #[inline]
     pub fn get(self) -> Result<usize> {
         self.0.try_into().map_err(|_| Errno::INVAL.out_of_range())
@@ -446,7 +452,7 @@ impl<'a, N: TryInto<usize>> Count<'a, N> {
 }
 
 impl<'a, T> ArrayPtr<'a, T> {
-    /// The elements; `None` for NULL with a count above 0.
+    /// Returns the elements, or `None` for NULL with a count above 0.
     ///
     /// # Errors
     /// EINVAL for a negative count.
@@ -455,18 +461,18 @@ impl<'a, T> ArrayPtr<'a, T> {
         Ok(match count.get()? {
             0 => Some(&[]),
             _ if self.0.is_null() => None,
-            // SAFETY: the pointer is not NULL, and the count is the one of the same call, so there
-            // are so many elements that C does not change during the call.
+            // SAFETY: the pointer is not NULL, and the count belongs to the same call, so there are
+            // `count` elements, which the program does not change during the call.
             count => Some(unsafe { slice::from_raw_parts(self.0, count) }),
         })
     }
 
-    /// C's pointer.
+    /// Returns C's pointer.
     pub fn as_ptr(&self) -> *const T {
         self.0
     }
 
-    /// Copies of the elements, which may be unaligned.
+    /// Returns copies of the elements, which may be unaligned.
     ///
     /// # Errors
     /// EINVAL for a negative count, and for NULL with a count above 0.
@@ -476,22 +482,22 @@ impl<'a, T> ArrayPtr<'a, T> {
     {
         let (list, count) = (self.0, count.get()?);
         if list.is_null() && count > 0 {
-            return Err(Errno::INVAL.because(format_args!("a list of {count} elements at NULL")));
+            return Err(Errno::INVAL.because(format_args!("the list of {count} elements is NULL")));
         }
-        // SAFETY: the pointer is not NULL, and the count is the one of the same call, so there is
-        // an element at `at` that C does not change during the call.
+        // SAFETY: the pointer is not NULL, and the count belongs to the same call, so there is an
+        // element at `at`, which the program does not change during the call.
         Ok((0..count).map(move |at| unsafe { list.add(at).read_unaligned() }))
     }
 }
 
 impl<'a, T> ArrayMutPtr<'a, T> {
-    /// C's pointer.
+    /// Returns C's pointer.
     pub fn into_ptr(self) -> *mut T {
         self.0
     }
 
-    /// The elements, as memory that C need not have initialized; `None` for NULL with a count above
-    /// 0.
+    /// Returns the elements as memory that may be uninitialized, or `None` for NULL with a count
+    /// above 0.
     ///
     /// # Errors
     /// EINVAL for a negative count.
@@ -503,15 +509,15 @@ impl<'a, T> ArrayMutPtr<'a, T> {
         Ok(match count.get()? {
             0 => Some(&mut []),
             _ if self.0.is_null() => None,
-            // SAFETY: the pointer is not NULL, and the count is the one of the same call, so there
-            // is room for so many elements that nothing else uses during the call.
+            // SAFETY: the pointer is not NULL, and the count belongs to the same call, so there is
+            // memory for `count` elements, which nothing else uses during the call.
             count => Some(unsafe { slice::from_raw_parts_mut(self.0.cast(), count) }),
         })
     }
 }
 
 impl<'a, T> InOutArrayPtr<'a, T> {
-    /// The elements; `None` for NULL with a count above 0.
+    /// Returns the elements, or `None` for NULL with a count above 0.
     ///
     /// # Errors
     /// EINVAL for a negative count.
@@ -519,16 +525,16 @@ impl<'a, T> InOutArrayPtr<'a, T> {
         Ok(match count.get()? {
             0 => Some(&mut []),
             _ if self.0.is_null() => None,
-            // SAFETY: the pointer is not NULL, and the count is the one of the same call, so there
-            // are so many elements that nothing else uses during the call.
+            // SAFETY: the pointer is not NULL, and the count belongs to the same call, so there are
+            // `count` elements, which nothing else uses during the call.
             count => Some(unsafe { slice::from_raw_parts_mut(self.0, count) }),
         })
     }
 }
 
 impl<'a, T: Copy> PrefixPtr<'a, T> {
-    /// Writes as much of a structure as fits, and zeros behind it: C may have been compiled with a
-    /// longer or shorter one.
+    /// Writes as much of a structure as fits, and fills the rest of the memory with zeros. The
+    /// program may have been compiled with a longer or shorter version of the structure.
     ///
     /// # Errors
     /// EINVAL for NULL.
@@ -536,7 +542,8 @@ impl<'a, T: Copy> PrefixPtr<'a, T> {
         self.write_table(Count(1, PhantomData), size, &[*value])
     }
 
-    /// Like [`PrefixPtr::write`], for as many of `values` as fit an array of `count` structures.
+    /// Like [`PrefixPtr::write`], for an array of `count` structures. Values that do not fit are
+    /// left out.
     ///
     /// # Errors
     /// EINVAL for NULL.
@@ -544,11 +551,12 @@ impl<'a, T: Copy> PrefixPtr<'a, T> {
         let bytes = count.0.checked_mul(size.0).ok_or_else(|| Errno::INVAL.out_of_range())?;
         let bytes = Count(bytes, PhantomData);
         let room = ArrayMutPtr::<'a, u8>(self.0.cast(), PhantomData).get_uninit(bytes)?;
-        let room = room.ok_or_else(|| Errno::INVAL.null())?;
+        let room = room.ok_or_else(|| Errno::INVAL.null_argument())?;
         for (room, value) in room.chunks_mut(size.0.max(1)).zip(values) {
             let known = room.len().min(size_of::<T>());
             room[known..].fill(MaybeUninit::new(0));
-            // SAFETY: `known` is within both, which do not overlap, as `room` is borrowed.
+            // SAFETY: `known` is at most the size of either, and the two do not overlap, because
+            // `room` is borrowed.
             unsafe { ptr::copy_nonoverlapping(ptr::from_ref(value).cast(), room.as_mut_ptr(), known) };
         }
         Ok(())
@@ -556,20 +564,20 @@ impl<'a, T: Copy> PrefixPtr<'a, T> {
 }
 
 impl<'a> RoomPtr<'a> {
-    /// The number of bytes that there is room for.
+    /// Returns the size of the memory in bytes.
     ///
     /// # Errors
     /// EFAULT for NULL.
     pub fn count(&self) -> Result<Count<'a>> {
         if self.0.is_null() {
-            return Err(Errno(libc::EFAULT).null());
+            return Err(Errno(libc::EFAULT).null_argument());
         }
-        // SAFETY: the pointer is not NULL, so it is a number that nothing else changes during the
-        // call, as the type says.
+        // SAFETY: the pointer is not NULL, so it points to a number that nothing else changes
+        // during the call, as the type requires.
         Ok(Count(unsafe { self.0.read_unaligned() } as usize, PhantomData))
     }
 
-    /// Replaces the number by that of the bytes that there are.
+    /// Writes the full length of the result, in bytes.
     ///
     /// # Errors
     /// EFAULT for NULL.
@@ -577,23 +585,23 @@ impl<'a> RoomPtr<'a> {
         OutPtr(self.0, PhantomData).write(bytes as libc::socklen_t)
     }
 
-    /// Replaces the number by that of the bytes which there is room for: another call has changed
-    /// it.
+    /// Writes the size of the memory again, after another call has replaced it by the length of its
+    /// result.
     ///
     /// # Errors
     /// EFAULT for NULL.
-    pub fn restored(self, room: Count<'a, libc::socklen_t>) -> Result<Self> {
+    pub fn restore(self, room: Count<'a, libc::socklen_t>) -> Result<Self> {
         OutPtr(self.0, PhantomData).write(room.0)?;
         Ok(self)
     }
 }
 
-/// Gives C as many of the bytes as fit at `to`, and the number of bytes that there are.
+/// Writes as many of the bytes as fit to `to`, and their total number to `room`.
 ///
 /// # Errors
 /// EFAULT if `room` is NULL.
 pub fn write_bytes<'a>(to: ArrayMutPtr<'a, u8>, room: RoomPtr<'a>, bytes: &[u8]) -> Result<()> {
-    // Of a NULL pointer only the length is asked for.
+    // With a NULL pointer, the caller asks only for the length.
     if let Some(to) = to.get_uninit(room.count()?)? {
         for (to, from) in to.iter_mut().zip(bytes) {
             to.write(*from);
@@ -606,7 +614,7 @@ pub fn write_bytes<'a>(to: ArrayMutPtr<'a, u8>, room: RoomPtr<'a>, bytes: &[u8])
 mod tests {
     use super::*;
 
-    /// The bytes at `room` after a structure of eight bytes was written there.
+    /// Writes a structure of eight bytes to `room`, and returns the written bytes.
     fn prefix(room: &mut [u8]) -> &[u8] {
         // SAFETY: the room has so many bytes.
         let (to, size) = unsafe { (argument(room.as_mut_ptr().cast()), argument(room.len())) };

@@ -1,8 +1,8 @@
-//! FFI guards: every exported function's body runs inside one of these. They stop panics and map
-//! errors to C's conventions.
+//! Guards for exported functions. The body of every exported function runs in one of these guards,
+//! which stop panics and map errors to C's conventions.
 //!
-//! The two libraries report failures in three ways: the error number as the result, -1 with
-//! `errno`, and NULL with `errno`.
+//! The two libraries report failures in three ways: with the error number as the result, with -1
+//! and `errno`, or with NULL and `errno`.
 
 use crate::errno::Errno;
 use crate::log;
@@ -11,7 +11,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 use uiw_verbs::ProgressHooks;
 
-/// Result of a call of C.
+/// Result of the body of an exported function.
 pub type Result<T> = std::result::Result<T, Errno>;
 
 #[inline]
@@ -20,16 +20,16 @@ fn guarded<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
     caught(body)
 }
 
-/// The guard's fast path, for functions that are called with every message. Two calls of the C
-/// library for each would cost more than the message, so only the engine's own work is protected
-/// from cancellation ([`PROGRESS_HOOKS`]); the rest makes no system call through the C library,
-/// unless there is a log.
+/// Fast version of the guard, for functions that are called with every message. Disabling
+/// cancellation takes two calls of the C library, which would cost more than the message, so only
+/// the engine's own work is protected from cancellation ([`PROGRESS_HOOKS`]). The rest makes no
+/// system call through the C library, unless the log is enabled.
 #[inline]
 fn guarded_fast<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
     if log::is_on() { guarded(body) } else { caught(body) }
 }
 
-/// A thread of the program is not cancelled while it does the engine's work.
+/// Hooks that disable cancellation of a program's thread while it does the engine's work.
 pub(crate) const PROGRESS_HOOKS: ProgressHooks = ProgressHooks { enter: uncancelled, leave: as_before };
 
 #[inline]
@@ -44,9 +44,10 @@ fn as_before(before: i32) {
     pthread_setcancelstate(before, None);
 }
 
-/// Guard that prevents cancellation of this thread: a `pthread_cancel` that came to one of the
-/// engine's system calls would unwind from inside the C library through functions that hold locks,
-/// and Rust ends the process at that. It takes effect at the next wait.
+/// Guard that disables cancellation of this thread. Otherwise, if `pthread_cancel` took effect in
+/// one of the engine's system calls, the thread would unwind from inside the C library through
+/// functions that hold locks, and Rust would abort the process. A cancellation that is requested
+/// meanwhile takes effect at the next wait.
 struct CancelGuard(c_int);
 
 impl CancelGuard {
@@ -71,7 +72,8 @@ unsafe extern "C" {
 }
 
 fn caught<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
-    // What a panic leaves half done is behind locks that do not poison; the caller gets an error.
+    // State that a panic leaves incomplete is protected by locks that do not poison. The caller
+    // gets an error.
     catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|_| {
         tracing::error!("a panic was stopped before it reached C");
         Err(Errno::IO)
@@ -99,12 +101,12 @@ fn code_of(result: Result<()>) -> c_int {
     }
 }
 
-/// Runs the body of a function that returns 0, or -1 and `errno`.
+/// Runs the body of a function that returns 0, or -1 with `errno`.
 pub fn minus_one(body: impl FnOnce() -> Result<()>) -> c_int {
     number(|| body().map(|()| 0))
 }
 
-/// Runs the body of a function that returns a number, or -1 and `errno`.
+/// Runs the body of a function that returns a number, or -1 with `errno`.
 pub fn number(body: impl FnOnce() -> Result<c_int>) -> c_int {
     guarded(body).unwrap_or_else(|errno| {
         errno.set();
@@ -120,7 +122,7 @@ pub fn size(body: impl FnOnce() -> Result<isize>) -> isize {
     })
 }
 
-/// Runs the body of a function that returns an object, or NULL and `errno`.
+/// Runs the body of a function that returns an object, or NULL with `errno`.
 pub fn pointer<T>(body: impl FnOnce() -> Result<*mut T>) -> *mut T {
     guarded(body).unwrap_or_else(|errno| {
         errno.set();
@@ -138,11 +140,13 @@ pub fn value<T>(fallback: T, body: impl FnOnce() -> Result<T>) -> T {
     guarded(body).unwrap_or(fallback)
 }
 
-/// Takes one token of an event descriptor, sleeping until there is one unless the descriptor is one
-/// that does not block. As `read` of C's own: signals interrupt or restart it as the program asked
-/// for, and it is a cancellation point: a thread that is cancelled here (`pthread_cancel`, as rping
-/// does) unwinds from inside the C library through this function and its callers, so neither may
-/// hold anything that is to be dropped. False when it failed; `errno` has the reason.
+/// Takes one token of an event descriptor. Sleeps until there is one, unless the descriptor is
+/// non-blocking. Returns false, with `errno`, if that failed.
+///
+/// The function behaves like `read` in C: signals interrupt or restart it as the program has
+/// requested, and it is a cancellation point. A thread that is cancelled here (with
+/// `pthread_cancel`, as rping does) unwinds from inside the C library through this function and its
+/// callers, so none of them may hold a value with a destructor.
 ///
 /// # Safety
 /// No caller on the stack up to C holds a value with a destructor, and each is `extern "C-unwind"`
@@ -153,21 +157,22 @@ pub unsafe fn read_token(fd: c_int) -> bool {
         fn read(fd: c_int, buffer: *mut c_void, len: usize) -> isize;
     }
     let mut token = [0u8; 8];
-    // SAFETY: there is room for eight bytes, as a semaphore's token has. A cancelled thread unwinds
-    // through frames without destructors, as the caller ensures.
+    // SAFETY: the buffer has the eight bytes that a token of a semaphore needs. A cancelled thread
+    // unwinds through frames without destructors, as the caller ensures.
     unsafe { read(fd, (&raw mut token).cast(), token.len()) == 8 }
 }
 
-/// The outcome of an attempt to take an event.
+/// Outcome of an attempt to take an event.
 pub enum Attempt<T> {
-    /// The event.
+    /// An event was taken.
     Taken(T),
-    /// There is none: the thread sleeps at this descriptor.
+    /// There is no event. The thread has to sleep at this descriptor.
     Sleep(c_int),
 }
 
-/// Makes attempts until one takes an event, and sleeps between them; an attempt is told whether a
-/// token was taken. Nothing when one fails; `errno` has the reason.
+/// Calls `attempt` until it takes an event, and sleeps between the attempts. The argument of
+/// `attempt` is true if a token was taken. Returns `None`, with `errno`, if an attempt or the wait
+/// fails.
 ///
 /// # Safety
 /// The requirements are those of [`read_token`].
@@ -177,8 +182,8 @@ pub unsafe fn take_event<T>(attempt: impl Fn(bool) -> Result<Attempt<T>> + Copy)
     loop {
         match guarded(|| attempt(has_token)) {
             Ok(Attempt::Taken(event)) => return Some(event),
-            // SAFETY: nothing in this frame has a destructor, nor in those of the callers, as they
-            // ensure.
+            // SAFETY: this frame holds nothing with a destructor, and neither do its callers, as
+            // they ensure.
             Ok(Attempt::Sleep(fd)) => has_token = unsafe { read_token(fd) },
             Err(errno) => {
                 errno.set();
@@ -194,7 +199,7 @@ pub unsafe fn take_event<T>(attempt: impl Fn(bool) -> Result<Attempt<T>> + Copy)
 /// Returns whether the program made `fd` non-blocking.
 #[inline]
 pub fn is_nonblocking(fd: c_int) -> bool {
-    // SAFETY: takes integers alone; a number of no descriptor is answered with an error.
+    // SAFETY: takes only integers; an invalid descriptor gives an error.
     let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
     flags >= 0 && flags & libc::O_NONBLOCK != 0
 }

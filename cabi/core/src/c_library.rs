@@ -1,62 +1,64 @@
-//! The C library: its heap, and its functions of which this library exports its own.
+//! The C library: its heap, and those of its functions that this library interposes.
 
 use std::ffi::{CStr, c_void};
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::{mem, ptr};
 
-/// Argument of a call of one of the C library's functions, which has the lifetime `'a` in common
-/// with the call's other arguments.
+/// Argument of a function of the C library. The lifetime `'a` is shared with the other arguments of
+/// the same call.
 ///
-/// The program promises with it what the manual page of the function asks. It goes on, unchanged,
-/// to the C library's function. The program makes the values; Rust makes them with
+/// The value satisfies the manual page of the function, because the program has passed it, and it
+/// is passed on unchanged to the function of the C library. Rust code creates values with
 /// [`PassedValue::new`], which is unsafe.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug)]
 pub struct PassedValue<'a, T>(T, PhantomData<fn(&'a ()) -> &'a ()>);
 
 impl<T: Copy> PassedValue<'_, T> {
+    /// Wraps a value.
+    ///
     /// # Safety
-    /// The value is one that the manual page of the function permits to which it is given, with the
+    /// The manual page of the function to which the value is passed permits it, together with the
     /// other arguments of the same lifetime.
     pub const unsafe fn new(value: T) -> Self {
         Self(value, PhantomData)
     }
 
-    /// The value.
+    /// Returns the value.
     pub const fn get(self) -> T {
         self.0
     }
 }
 
-/// Function of the C library of which this library exports its own.
+/// Function of the C library that this library interposes.
 ///
 /// # Safety
-/// `Type` is its type, with arguments that carry the promises of its manual page.
+/// `Type` is the type of the function, with arguments that carry the guarantees of its manual page.
 pub unsafe trait NextFunction {
     /// Name of the function.
     const NAME: &CStr;
     /// Type of the function pointer.
     type Type;
 
-    /// The address, once it is found.
-    fn found() -> &'static AtomicUsize;
+    /// Returns the cell that caches the address of the function; 0 before the first call.
+    fn address_cell() -> &'static AtomicUsize;
 
-    /// The function, if there is one.
+    /// Returns the function of the next library, or `None` if there is none.
     fn get() -> Option<Self::Type> {
-        let mut address = Self::found().load(Ordering::Relaxed);
+        let mut address = Self::address_cell().load(Ordering::Relaxed);
         if address == 0 {
             address = find(libc::RTLD_NEXT, Self::NAME);
             if address == 0 {
-                // The C library is in front of this one: a program that needs librdmacm and not
-                // libibverbs has the libraries in this order.
+                // The C library comes before this library in the search order, as in a program that
+                // is linked with librdmacm but not with libibverbs.
                 address = find(libc::RTLD_DEFAULT, Self::NAME);
             }
-            Self::found().store(address, Ordering::Relaxed);
+            Self::address_cell().store(address, Ordering::Relaxed);
         }
         const { assert!(size_of::<Option<Self::Type>>() == size_of::<usize>()) };
-        // SAFETY: the function of this name has this type, as the implementation promises, and 0 is
-        // `None`.
+        // SAFETY: the function with this name has this type, as the implementation ensures, and 0
+        // is the representation of `None`.
         unsafe { mem::transmute_copy::<usize, Option<Self::Type>>(&address) }
     }
 }
@@ -66,16 +68,16 @@ fn find(where_from: *mut c_void, name: &CStr) -> usize {
     unsafe { libc::dlsym(where_from, name.as_ptr()) }.addr()
 }
 
-/// A copy on the C library's heap, which the program frees; NULL if there is no memory for it, and
-/// for no items.
+/// Returns a copy on the C library's heap, which the program frees. Returns NULL if there are no
+/// items or no memory.
 pub fn copy_to_heap<T: Copy>(items: &[T]) -> *mut T {
     if items.is_empty() {
         return ptr::null_mut();
     }
-    // SAFETY: takes an integer alone.
+    // SAFETY: takes only an integer.
     let copy = unsafe { libc::malloc(size_of_val(items)) }.cast::<T>();
     if !copy.is_null() {
-        // SAFETY: the memory is new, as long as the items, and aligned for every type.
+        // SAFETY: the memory is new, has the size of the items, and is aligned for every type.
         unsafe { ptr::copy_nonoverlapping(items.as_ptr(), copy, items.len()) };
     }
     copy

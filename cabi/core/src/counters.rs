@@ -1,31 +1,32 @@
-//! Where a process publishes its counters: for programs on the libraries, and for uiw's own.
+//! The directory in which a process publishes its counters, for programs that use the C libraries
+//! and for the program `uiw`.
 
 use crate::abi::zeroed;
-use crate::environment::{self, Privileged};
+use crate::environment::{self, PrivilegePolicy};
 use std::ffi::CStr;
 use std::path::{Path, PathBuf};
 use uiw_verbs::counters::{Directory, Publish};
 
-/// The variable that names a directory, or is `off`.
+/// Environment variable with the path of a directory, or `off`.
 pub const VARIABLE: &str = "UIW_COUNTERS";
 
-/// Destination of the counters, if they are published.
+/// Destination of the counters.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Counters {
-    /// The user's directory.
+pub enum CounterDestination {
+    /// The default directory of the user.
     #[default]
     User,
     /// This directory, which exists.
     In(PathBuf),
-    /// Nowhere.
+    /// The counters are not published.
     Off,
 }
 
-impl Counters {
-    /// The value of [`VARIABLE`].
+impl CounterDestination {
+    /// Parses the value of [`VARIABLE`].
     ///
     /// # Errors
-    /// The rule that it breaks.
+    /// The rule that the value breaks.
     pub fn parse(text: &str) -> Result<Self, &'static str> {
         match text {
             "off" => Ok(Self::Off),
@@ -34,33 +35,35 @@ impl Counters {
         }
     }
 
-    /// Returns the destination for a process whose counting code is in the file `library`.
-    pub fn publish(&self, library: String) -> Option<Publish> {
+    /// Returns the configuration for publishing counters of a process whose counting code is in the
+    /// file `library`. Returns `None` if the counters are not published.
+    pub fn publish_config(&self, library: String) -> Option<Publish> {
         let directory = match self {
             Self::Off => return None,
             Self::In(path) => Directory::new(path),
-            Self::User => user(),
+            Self::User => user_directory(),
         };
         Some(Publish { directory, library })
     }
 }
 
-/// The directory of this user: `uiw` in the runtime directory that `XDG_RUNTIME_DIR` names,
+/// Returns the default directory of this user: `uiw` in the directory that `XDG_RUNTIME_DIR` names,
 /// otherwise `/tmp/uiw-UID`.
-pub fn user() -> Directory {
-    let runtime = environment::variable("XDG_RUNTIME_DIR", Privileged::Ignored).map(PathBuf::from);
+pub fn user_directory() -> Directory {
+    let runtime = environment::variable("XDG_RUNTIME_DIR", PrivilegePolicy::Ignored).map(PathBuf::from);
     Directory::for_user(runtime.as_deref())
 }
 
-/// Returns the destination for the libraries.
-pub(crate) fn of_library(counters: &Counters) -> Option<Publish> {
-    counters.publish(library())
+/// Returns the configuration for publishing counters of a program that uses the C libraries.
+pub(crate) fn library_publish_config(counters: &CounterDestination) -> Option<Publish> {
+    counters.publish_config(library())
 }
 
-/// Reports that a process cannot publish where `uiw run` counts its traffic: it would be reported
-/// as one that moved nothing.
-pub(crate) fn report_unpublished(counters: &Counters, is_published: bool) {
-    let Counters::In(path) = counters else { return };
+/// Reports on standard error that the counters of this process cannot be published in the directory
+/// in which `uiw run` expects them. Otherwise `uiw run` would report that the process moved no
+/// data.
+pub(crate) fn report_unpublished(counters: &CounterDestination, is_published: bool) {
+    let CounterDestination::In(path) = counters else { return };
     if !is_published {
         let why = Directory::new(path).check().map_or_else(|error| format!(": {error}"), |()| String::new());
         crate::log::note!(
@@ -70,19 +73,19 @@ pub(crate) fn report_unpublished(counters: &Counters, is_published: bool) {
     }
 }
 
-/// The file that this code is in: the library, which a program may also have loaded from a place of
-/// its own.
+/// Returns the path of the file that contains this code, which is the library. A program may have
+/// loaded the library from any directory.
 fn library() -> String {
     let mut found: libc::Dl_info = zeroed();
-    let code = of_library as *const () as *const libc::c_void;
-    // SAFETY: there is room for the answer; any address may be asked about.
+    let code = library_publish_config as *const () as *const libc::c_void;
+    // SAFETY: `found` has room for the answer, and any address may be looked up.
     let is_found = unsafe { libc::dladdr(code, &raw mut found) } != 0;
     let name = found.dli_fname;
     if !is_found || name.is_null() {
         return String::new();
     }
-    // SAFETY: the loader's name of an object ends in NUL and lives as long as the object, which is
-    // the one of this code.
+    // SAFETY: the loader's name of a shared object ends in NUL and lives as long as the object,
+    // which contains this code.
     let name = unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned();
     std::fs::canonicalize(&name).map_or(name, |path| path.to_string_lossy().into_owned())
 }
@@ -93,11 +96,11 @@ mod tests {
 
     #[test]
     fn directory_must_be_absolute() {
-        assert_eq!(Counters::parse("off"), Ok(Counters::Off));
-        assert_eq!(Counters::parse("/run/x"), Ok(Counters::In("/run/x".into())));
-        assert!(Counters::parse("run/x").is_err() && Counters::parse("on").is_err());
-        assert!(Counters::Off.publish(String::new()).is_none());
-        let publish = Counters::In("/run/x".into()).publish("lib".to_owned()).unwrap();
+        assert_eq!(CounterDestination::parse("off"), Ok(CounterDestination::Off));
+        assert_eq!(CounterDestination::parse("/run/x"), Ok(CounterDestination::In("/run/x".into())));
+        assert!(CounterDestination::parse("run/x").is_err() && CounterDestination::parse("on").is_err());
+        assert!(CounterDestination::Off.publish_config(String::new()).is_none());
+        let publish = CounterDestination::In("/run/x".into()).publish_config("lib".to_owned()).unwrap();
         assert_eq!((publish.directory, &*publish.library), (Directory::new("/run/x"), "lib"));
     }
 

@@ -1,6 +1,6 @@
-//! What the system denies a process: a limit is reached, or a sandbox refuses a call. It is named
-//! on standard error, as an error number alone does not say what was asked for, and programs print
-//! it without that, or not at all.
+//! Failures because a limit is reached or a sandbox refuses a call. They are reported on standard
+//! error, because programs print only the error number, which does not say what was attempted, or
+//! nothing at all.
 
 use std::io;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -16,8 +16,8 @@ enum DenialReason {
 }
 
 impl DenialReason {
-    /// The reason of an error of what was `tried`, if it is one of these.
-    fn of(tried: &str, error: &io::Error) -> Option<Self> {
+    /// Returns the reason for an error of the attempt `tried`, if a limit or a sandbox caused it.
+    fn from_error(tried: &str, error: &io::Error) -> Option<Self> {
         match error.raw_os_error()? {
             libc::EMFILE | libc::ENFILE => Some(Self::Descriptors),
             libc::EAGAIN if tried.contains("thread") => Some(Self::Tasks),
@@ -26,7 +26,7 @@ impl DenialReason {
         }
     }
 
-    fn fix(self) -> &'static str {
+    fn advice(self) -> &'static str {
         match self {
             Self::Descriptors => "raise the limit of open files (ulimit -n, LimitNOFILE= of a service)",
             Self::Tasks => {
@@ -37,19 +37,19 @@ impl DenialReason {
     }
 }
 
-/// Returns advice about an error of what was `tried`, if a limit or a sandbox is the reason.
-pub fn fix(tried: &str, error: &io::Error) -> Option<&'static str> {
-    DenialReason::of(tried, error).map(DenialReason::fix)
+/// Returns advice about an error of the attempt `tried`, if a limit or a sandbox caused it.
+pub fn advice(tried: &str, error: &io::Error) -> Option<&'static str> {
+    DenialReason::from_error(tried, error).map(DenialReason::advice)
 }
 
-/// Says why what was `tried` failed, if a limit or a sandbox is the reason: once in a process for
-/// each of them.
+/// Reports on standard error why the attempt `tried` failed, if a limit or a sandbox caused it.
+/// Each reason is reported once per process.
 #[cold]
 pub fn report(tried: &str, error: &io::Error) {
-    let Some(reason) = DenialReason::of(tried, error) else { return };
+    let Some(reason) = DenialReason::from_error(tried, error) else { return };
     let bit = 1 << reason as u32;
     if REPORTED.fetch_or(bit, Ordering::Relaxed) & bit == 0 {
-        crate::log::note!("uiw: {tried}: {error}: {}", reason.fix());
+        crate::log::note!("uiw: {tried}: {error}: {}", reason.advice());
     }
 }
 
@@ -59,12 +59,12 @@ mod tests {
 
     #[test]
     fn limits_are_distinguished_from_other_errors() {
-        let reason = |tried, number| DenialReason::of(tried, &io::Error::from_raw_os_error(number));
+        let reason = |tried, number| DenialReason::from_error(tried, &io::Error::from_raw_os_error(number));
         assert_eq!(reason("opening an eventfd", libc::EMFILE), Some(DenialReason::Descriptors));
         assert_eq!(reason("starting the driver thread", libc::EAGAIN), Some(DenialReason::Tasks));
         assert_eq!(reason("connecting", libc::EAGAIN), None);
         assert_eq!(reason("opening an epoll set", libc::EPERM), Some(DenialReason::Call));
         assert_eq!(reason("listening", libc::EADDRINUSE), None);
-        assert_eq!(DenialReason::of("", &io::Error::other("of no number")), None);
+        assert_eq!(DenialReason::from_error("", &io::Error::other("of no number")), None);
     }
 }

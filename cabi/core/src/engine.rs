@@ -1,9 +1,10 @@
-//! The engine: one for all devices and both libraries of a process, opened at first use.
+//! The engine, which all devices and both libraries of a process share. It is opened at its first
+//! use.
 
 use crate::boundary::{PROGRESS_HOOKS, Result};
 use crate::counters;
 use crate::errno::Errno;
-use crate::fork::{self, ForkSafe, Forked};
+use crate::fork::{self, ForkSafe, ForkState};
 use crate::inherited;
 use crate::settings::Settings;
 use crate::signals;
@@ -16,27 +17,29 @@ use std::time::{Duration, Instant};
 use uiw_llp::capture::{PcapFile, PcapSink};
 use uiw_verbs::{Device, DeviceConfig, Limits};
 
-/// Reads and atomics outstanding on one queue pair: programs keep the number in one byte.
+/// Maximum number of outstanding Reads and atomics of one queue pair. Programs store the number in
+/// one byte.
 pub const MAX_RD_ATOMIC: u16 = 255;
 
-/// The longest time that the end of a process waits for its peers to acknowledge what was sent.
+/// Maximum time for which the process waits at exit until its peers have acknowledged all sent
+/// data.
 const EXIT_FLUSH_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// The longest wait of [`opened`].
+/// Maximum time for which [`get_if_open`] waits for the lock.
 const LONGEST_LOCK: Duration = Duration::from_millis(100);
 
 struct Engine {
     device: Option<Device>,
-    /// The epoll sets of the engine's sockets, one of each shard.
+    /// Epoll sets of the engine's sockets, one for each shard.
     sockets: Vec<Arc<OwnedFd>>,
-    /// Contents of each table before a fork.
-    members: Vec<Vec<inherited::Member>>,
+    /// Members of each set in `sockets`, recorded before a fork.
+    members: Vec<Vec<inherited::InheritableSocket>>,
     pcap: Option<Arc<PcapSink>>,
 }
 
 static ENGINE: ForkSafe<Engine> = ForkSafe::new();
 
-impl Forked for Engine {
+impl ForkState for Engine {
     const NEW: Self = Self { device: None, sockets: Vec::new(), members: Vec::new(), pcap: None };
 
     fn before_fork(&mut self) {
@@ -51,22 +54,23 @@ impl Forked for Engine {
     }
 }
 
-/// The engine, opened if it is not.
+/// Returns the engine, and opens it if necessary.
 ///
 /// # Errors
-/// EINVAL when an environment variable has a bad value; those of opening it.
+/// EINVAL if an environment variable has an invalid value, and the errors of opening the engine.
 pub fn get() -> Result<Device> {
     if let Some(device) = &ENGINE.read().device {
         return Ok(device.clone());
     }
-    // The lock is held while the engine is opened, once in a process: every thread that comes
-    // meanwhile needs the engine.
+    // The lock is held while the engine is opened. This happens once per process, and all threads
+    // that wait for it need the engine.
     ENGINE.write().open()
 }
 
-/// The engine, if it is open. For callers that have locks of the program's allocator: nothing is
-/// allocated, and a lock that is held for long, as a fork does, is not waited for.
-pub fn opened() -> Option<Device> {
+/// Returns the engine if it is open. This is for callers that may hold locks of the program's
+/// allocator, so the function does not allocate and waits only briefly for a lock that is held for
+/// long, as during a fork.
+pub fn get_if_open() -> Option<Device> {
     let until = Instant::now() + LONGEST_LOCK;
     loop {
         if let Some(engine) = ENGINE.try_read() {
@@ -89,13 +93,13 @@ impl Engine {
             crate::log::note!("{line}");
             return Err(Errno::PERM.because(line));
         }
-        // At its first use the library of CRCs finds out what the processor has, in a cell on which
-        // other threads wait. A fork does not come in between: it waits for this lock.
+        // At its first use the CRC library detects the features of the processor, and other threads
+        // wait for the result. A fork cannot happen meanwhile, because it waits for this lock.
         std::hint::black_box(uiw_mpa::crc32c(b""));
         let watch =
             settings.tls.as_ref().map(|file| TlsWatch::new(file, &settings.tls_options)).transpose()?;
         let tls = settings.tls().map_err(|line| {
-            // An error number alone would not name the file.
+            // The error number alone would not name the file.
             crate::log::note!("{line}");
             Errno::INVAL.because(line)
         })?;
@@ -103,9 +107,9 @@ impl Engine {
         let sink = settings.pcap.as_ref().map(|file| self.sink(file)).transpose()?;
         let asked = settings.ird.max(settings.ord).unwrap_or(0);
         let limits = Limits::default().max_rd_atomic(MAX_RD_ATOMIC.max(asked));
-        // Threads are started with the mask of this thread: the program's signals are for the
-        // program's own threads.
-        let held = signals::hold();
+        // New threads inherit the signal mask of this thread. Signals are blocked because they are
+        // meant for the program's own threads.
+        let held = signals::block_all();
         let device = Device::with_stack(
             stack,
             DeviceConfig::default()
@@ -116,7 +120,7 @@ impl Engine {
                 .capture_to(sink)
                 .transport_faults(settings.faults.clone())
                 .tls(tls.clone())
-                .counters(counters::of_library(&settings.counters))
+                .counters(counters::library_publish_config(&settings.counters))
                 .faults(settings.plan.clone()),
         )?;
         if let (Some(watch), Some(tls)) = (watch, tls) {
@@ -125,14 +129,14 @@ impl Engine {
         drop(held);
         counters::report_unpublished(&settings.counters, device.publishes_counters());
         self.sockets = device.wait_fds().to_vec();
-        // As siw: peers may invalidate a plain region with Send with Invalidate.
+        // Peers may invalidate a plain region with Send with Invalidate, as with siw.
         self.device = Some(device.clone());
         flush_at_exit();
         Ok(device)
     }
 
     fn sink(&mut self, file: &PcapFile) -> Result<Arc<PcapSink>> {
-        // A child of a fork captures to a file of its own.
+        // A child process captures to its own file.
         let file = match fork::generation() {
             1 => file.clone(),
             _ => file.clone().at(format!("{}.{}", file.path().display(), std::process::id())),
@@ -146,11 +150,11 @@ impl Engine {
     }
 }
 
-/// See [`before_exit`].
+/// Function that [`before_exit`] has registered.
 static BEFORE_EXIT: OnceBox<fn(Instant)> = OnceBox::new();
 
-/// Calls `close` at the end of the process before the engine is left; it returns by the time that
-/// it is given.
+/// Registers `close`, which is called at the end of the process before the engine is closed.
+/// `close` must return by the time that is passed to it.
 pub fn before_exit(close: fn(Instant)) {
     BEFORE_EXIT.get_or_init(|| Box::new(close));
 }
@@ -158,16 +162,17 @@ pub fn before_exit(close: fn(Instant)) {
 fn flush_at_exit() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        // SAFETY: the handler has no arguments, and lives as long as the program: the library is
-        // never unloaded, as its threads run in it.
+        // SAFETY: the handler has no arguments and lives as long as the program, because the
+        // library is never unloaded: its threads run in it.
         unsafe { libc::atexit(at_exit) };
     });
 }
 
-/// Connections whose queue pair is destroyed finish sending; the capture is written to its file.
+/// Waits until connections whose queue pair was destroyed have finished sending, and writes the
+/// capture to its file.
 extern "C" fn at_exit() {
-    // Another thread may be opening the engine, or may have been stopped while it was: then nothing
-    // was sent yet.
+    // Another thread may be opening the engine, or may have been stopped while it did. In that case
+    // nothing was sent yet.
     let Some(engine) = ENGINE.try_read() else { return };
     let (device, pcap) = (engine.device.clone(), engine.pcap.clone());
     drop(engine);

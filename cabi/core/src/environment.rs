@@ -10,7 +10,7 @@ use std::ffi::{OsStr, OsString};
 
 /// Treatment of a variable in programs with more rights than their user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Privileged {
+pub enum PrivilegePolicy {
     /// The variable is obeyed.
     Obeyed,
     /// Only a plain log level is obeyed, not a filter.
@@ -27,26 +27,26 @@ const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
 
 /// Returns whether the process has more rights than the user that started it.
 pub(crate) fn is_privileged() -> bool {
-    // SAFETY: takes an integer alone.
+    // SAFETY: takes only an integer.
     unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
 }
 
-/// The value of a variable that is set and not empty, as far as this process obeys one of this
-/// class.
-pub fn variable(name: &str, class: Privileged) -> Option<OsString> {
+/// Returns the value of a variable that is set and not empty, if this process obeys a variable of
+/// this class.
+pub fn variable(name: &str, class: PrivilegePolicy) -> Option<OsString> {
     read(name).filter(|value| !is_privileged() || is_obeyed(class, value))
 }
 
-/// Returns whether a variable is set that this process ignores because it is privileged.
-pub(crate) fn is_ignored(name: &str, class: Privileged) -> bool {
+/// Returns whether a variable is set but ignored because the process is privileged.
+pub(crate) fn is_ignored(name: &str, class: PrivilegePolicy) -> bool {
     is_privileged() && read(name).is_some_and(|value| !is_obeyed(class, &value))
 }
 
-/// Beginning of the names of all variables.
+/// Prefix of the names of all variables.
 const PREFIX: &str = "UIW_";
 /// Variables that the program `uiw` obeys and the libraries do not read.
 const PROGRAM_VARIABLES: [&str; 1] = ["UIW_LIB"];
-/// Unknown variables that are named at most.
+/// Maximum number of unknown variables in a warning.
 const MAX_UNKNOWN: usize = 8;
 
 /// Returns a warning that names the variables that begin with `UIW_` and are not `known`; `None` if
@@ -71,13 +71,13 @@ fn read(name: &str) -> Option<OsString> {
     env::var_os(name).filter(|value| !value.is_empty())
 }
 
-/// Returns whether privileged programs use the value. That of a refused variable is passed on,
-/// because whoever reads it has to refuse.
-fn is_obeyed(class: Privileged, value: &OsStr) -> bool {
+/// Returns whether a privileged program uses the value. The value of a refused variable is returned
+/// as well, because the reader of the variable reports the refusal.
+fn is_obeyed(class: PrivilegePolicy, value: &OsStr) -> bool {
     match class {
-        Privileged::Obeyed | Privileged::Refused => true,
-        Privileged::LevelOnly => value.to_str().is_some_and(|level| LEVELS.contains(&level)),
-        Privileged::Ignored => false,
+        PrivilegePolicy::Obeyed | PrivilegePolicy::Refused => true,
+        PrivilegePolicy::LevelOnly => value.to_str().is_some_and(|level| LEVELS.contains(&level)),
+        PrivilegePolicy::Ignored => false,
     }
 }
 
@@ -94,14 +94,16 @@ mod tests {
             let names = VARIABLES.iter().filter(move |variable| variable.privileged == class);
             names.map(|variable| variable.name).collect::<Vec<_>>()
         };
-        assert_eq!(of_class(Privileged::Obeyed), ["UIW_PERSONA"]);
-        assert_eq!(of_class(Privileged::LevelOnly), ["UIW_LOG"]);
-        assert_eq!(of_class(Privileged::Refused), ["UIW_TLS"]);
+        assert_eq!(of_class(PrivilegePolicy::Obeyed), ["UIW_PERSONA"]);
+        assert_eq!(of_class(PrivilegePolicy::LevelOnly), ["UIW_LOG"]);
+        assert_eq!(of_class(PrivilegePolicy::Refused), ["UIW_TLS"]);
         let is = |class, value: &str| is_obeyed(class, value.as_ref());
-        assert!(is(Privileged::Obeyed, "roce") && is(Privileged::LevelOnly, "debug"));
-        assert!(!is(Privileged::LevelOnly, "uiw_verbs=trace") && !is(Privileged::LevelOnly, "trace,x"));
-        assert!(is(Privileged::Refused, "file"), "it is refused by whoever reads it");
-        assert!(!is(Privileged::Ignored, "x"));
+        assert!(is(PrivilegePolicy::Obeyed, "roce") && is(PrivilegePolicy::LevelOnly, "debug"));
+        assert!(
+            !is(PrivilegePolicy::LevelOnly, "uiw_verbs=trace") && !is(PrivilegePolicy::LevelOnly, "trace,x")
+        );
+        assert!(is(PrivilegePolicy::Refused, "file"), "it is refused by whoever reads it");
+        assert!(!is(PrivilegePolicy::Ignored, "x"));
     }
 
     #[test]
@@ -115,7 +117,7 @@ mod tests {
         assert!(warning(&many).is_some_and(|line| line.len() < 200));
     }
 
-    /// The code of our libraries, without tests.
+    /// Returns the source files of our libraries, without tests.
     fn sources() -> Vec<(PathBuf, String)> {
         fn visit(directory: &Path, found: &mut Vec<PathBuf>) {
             for entry in fs::read_dir(directory).unwrap().map(Result::unwrap) {
@@ -154,7 +156,7 @@ mod tests {
         found.into_iter().map(code).collect()
     }
 
-    /// The environment is read in this file alone.
+    /// Only this file reads the environment.
     #[test]
     fn environment_read_elsewhere_is_found() {
         let reads = ["env::var", "getenv(", "libc::environ"];

@@ -13,17 +13,17 @@ pub struct Errno(pub c_int);
 impl Errno {
     /// An argument is invalid.
     pub const INVAL: Self = Self(libc::EINVAL);
-    /// The requested function exists in verbs, but not on this device.
+    /// The function exists in verbs, but not on this device.
     pub const UNSUPPORTED: Self = Self(libc::EOPNOTSUPP);
-    /// The function is not offered.
+    /// The function is not implemented.
     pub const NOSYS: Self = Self(libc::ENOSYS);
     /// A resource is exhausted.
     pub const NOMEM: Self = Self(libc::ENOMEM);
-    /// It is in use.
+    /// The object is in use.
     pub const BUSY: Self = Self(libc::EBUSY);
-    /// The object came through a fork: its engine runs in the parent.
+    /// The object was inherited through a fork, and its engine runs in the parent.
     pub const INHERITED: Self = Self(libc::EIO);
-    /// The program must not do it.
+    /// The program is not permitted to do this.
     pub const PERM: Self = Self(libc::EPERM);
     /// An internal failure.
     pub const IO: Self = Self(libc::EIO);
@@ -37,12 +37,12 @@ impl Errno {
     /// Sets C's `errno`.
     #[inline]
     pub fn set(self) {
-        // SAFETY: the C library gives every thread its own `errno`, at an address that is always
-        // good.
+        // SAFETY: the C library provides an `errno` for every thread, and its address is always
+        // valid.
         unsafe { *libc::__errno_location() = self.0 };
     }
 
-    /// This error, for a call that is refused; the log at level debug says why.
+    /// Returns this error for a refused call, and logs the reason at level debug.
     #[cold]
     #[must_use]
     pub fn because(self, reason: impl fmt::Display) -> Self {
@@ -52,28 +52,28 @@ impl Errno {
         self
     }
 
-    /// Like [`Errno::because`]: a pointer that must not be NULL is.
+    /// Like [`Errno::because`], for a NULL pointer that is not permitted.
     #[cold]
     #[must_use]
-    pub fn null(self) -> Self {
-        self.because("an argument is NULL that must not be")
+    pub fn null_argument(self) -> Self {
+        self.because("a required argument is NULL")
     }
 
-    /// Like [`Errno::because`]: a number does not fit.
+    /// Like [`Errno::because`], for a number that is out of range.
     #[cold]
     #[must_use]
     pub fn out_of_range(self) -> Self {
         self.because("a number is negative or too large")
     }
 
-    /// Like [`Errno::because`]: another thread destroys the id.
+    /// Like [`Errno::because`], for an id that another thread is destroying.
     #[cold]
     #[must_use]
     pub fn destroyed(self) -> Self {
         self.because("the id is being destroyed")
     }
 
-    /// The number's name in C, or the number.
+    /// Returns the name of the number in C, or the number itself.
     fn name(self) -> impl fmt::Display {
         const NAMES: &[(c_int, &str)] = &[
             (libc::EINVAL, "EINVAL"),
@@ -96,10 +96,10 @@ impl Errno {
         known.map_or_else(|| format!("error {}", self.0), str::to_owned)
     }
 
-    /// The last error of the C library on this thread.
+    /// Returns the last error of the C library on this thread.
     pub fn last() -> Self {
-        // SAFETY: the C library gives every thread its own `errno`, at an address that is always
-        // good.
+        // SAFETY: the C library provides an `errno` for every thread, and its address is always
+        // valid.
         Self(unsafe { *libc::__errno_location() })
     }
 }
@@ -134,12 +134,12 @@ impl From<uiw_mem::RegisterError> for Errno {
 }
 
 impl From<Error> for Errno {
-    /// The number that rdma-core's own drivers give for the same mistake.
+    /// Returns the number with which rdma-core's own drivers report the same mistake.
     fn from(error: Error) -> Self {
         tracing::debug!(%error, "call refused");
         match error {
             Error::Io { what, source } => {
-                // A family that is not there is a probe's answer.
+                // An unsupported address family is the expected answer to a probe.
                 if source.raw_os_error() != Some(libc::EAFNOSUPPORT) {
                     denied::report(what, &source);
                 }

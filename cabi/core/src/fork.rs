@@ -1,20 +1,20 @@
-//! Forks: which generation of the process this is, and state of a subsystem that a fork copies
+//! Forks: the generation of this process, and the state of subsystems, which a fork copies
 //! consistently.
 //!
-//! Threads do not survive a fork, and a lock of the engine may be held by one of them at that
-//! moment. The child therefore drops its reference to the engine without touching it, and
-//! everything made before is inert: calls on it return EIO, destroying it only frees the memory. A
-//! new generation begins; the child opens an engine of its own when it opens a device.
+//! Threads do not survive a fork, and one of them may hold a lock of the engine at that moment. The
+//! child therefore drops its reference to the engine without touching it, and all objects that were
+//! created before the fork are inert: calls on them return EIO, and destroying them only frees
+//! their memory. The child begins a new generation and opens its own engine when it opens a device.
 //!
 //! Each subsystem (engine, devices, objects, connection manager, out-of-band connections) has a
-//! static [`ForkSafe`] of its own. Its locks are held while the process is copied, so that the
-//! child never finds one in the hands of a thread that it lacks. Invariant: a thread that holds one
-//! of these locks takes no other of them, so the order in which a fork takes them is free.
+//! static [`ForkSafe`]. The locks of all of them are held while the process is copied, so that no
+//! lock in the child is held by a thread that does not exist there. Invariant: a thread that holds
+//! one of these locks takes no other of them, so a fork may take them in any order.
 //!
-//! A value that is made once in a process is in a cell of `once_cell::race`, where no thread waits
-//! for another one: a child would wait for ever for the thread of its parent that was making the
-//! value of a `std::sync::OnceLock`. Such cells of other libraries get their values while the
-//! engine is opened, under a lock for which a fork waits.
+//! Values that are created once per process are in cells of `once_cell::race`, which never make a
+//! thread wait for another one. With a `std::sync::OnceLock`, a child would wait forever for the
+//! thread of its parent that was creating the value. Cells of this kind in other libraries are
+//! initialized while the engine is opened, under a lock for which a fork waits.
 
 use crate::lock::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::cell::RefCell;
@@ -22,39 +22,39 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 static GENERATION: AtomicU32 = AtomicU32::new(1);
 
-/// Counts the forks between the first process and this one, from 1.
+/// Returns the generation of this process: 1 for the first process, and one more for each fork.
 #[inline]
 pub fn generation() -> u32 {
     GENERATION.load(Ordering::Relaxed)
 }
 
-/// State of a subsystem.
-pub trait Forked: Send + Sync + 'static {
+/// State of a subsystem that survives forks.
+pub trait ForkState: Send + Sync + 'static {
     /// The state of a process that has not used the subsystem.
     const NEW: Self;
 
     /// Called in the parent before it is copied.
     fn before_fork(&mut self) {}
 
-    /// Called in the child. Locks inside of the state may be held by threads that the child does
-    /// not have: what contains such locks is forgotten (`uiw_mem::forget`), not dropped.
+    /// Called in the child. Locks inside the state may be held by threads that the child does not
+    /// have, so values that contain such locks must be forgotten (`uiw_mem::forget`), not dropped.
     fn in_child(&mut self);
 }
 
-/// A static that holds the state of a subsystem, in `SHARDS` parts with a lock each. Several parts
-/// serve look-ups that are made on every call: threads that use different objects then rarely touch
-/// the same lock, nor its cache line.
-pub struct ForkSafe<T: Forked, const SHARDS: usize = 1> {
+/// Static that holds the state of a subsystem, in `SHARDS` parts with one lock each. Several shards
+/// are for look-ups that are made on every call: threads that use different objects then rarely
+/// share a lock or its cache line.
+pub struct ForkSafe<T: ForkState, const SHARDS: usize = 1> {
     shards: [LockShard<T>; SHARDS],
     registered: AtomicBool,
 }
 
-/// Two cache lines, which processors prefetch as a pair.
+/// Lock aligned to two cache lines, because processors prefetch cache lines in pairs.
 #[repr(align(128))]
 struct LockShard<T>(RwLock<T>);
 
-impl<T: Forked, const SHARDS: usize> ForkSafe<T, SHARDS> {
-    /// Makes the state of a process that has not used the subsystem.
+impl<T: ForkState, const SHARDS: usize> ForkSafe<T, SHARDS> {
+    /// Creates the state of a process that has not used the subsystem.
     pub const fn new() -> Self {
         Self {
             shards: [const { LockShard(RwLock::new(T::NEW)) }; SHARDS],
@@ -62,28 +62,29 @@ impl<T: Forked, const SHARDS: usize> ForkSafe<T, SHARDS> {
         }
     }
 
-    /// The part that `key` belongs to. Its lock is held for a look-up or a change, never during a
+    /// Returns the shard of `key`. Its lock is held only for a look-up or a change, never during a
     /// call of the engine or a system call.
     pub fn shard(&'static self, key: u64) -> &'static RwLock<T> {
         self.register();
-        // Multiplication by 2^64 divided by the golden ratio spreads addresses and counters alike.
+        // Multiplication by 2^64 divided by the golden ratio distributes both addresses and
+        // counters evenly.
         let hash = key.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
         &self.shards[hash as usize % SHARDS].0
     }
 
-    /// Visits every part that no thread is changing just now: for the end of the process, where
-    /// other threads may have been stopped.
-    pub fn each(&'static self, mut visit: impl FnMut(&T)) {
+    /// Visits every shard that no thread is changing at the moment. This is for the end of the
+    /// process, where other threads may have been stopped while they held a lock.
+    pub fn visit_unlocked(&'static self, mut visit: impl FnMut(&T)) {
         self.shards.iter().filter_map(|shard| shard.0.try_read()).for_each(|state| visit(&state));
     }
 
-    /// Visits every part, one after the other.
-    pub fn visit(&'static self, mut visit: impl FnMut(&T)) {
+    /// Visits every shard, one after the other.
+    pub fn visit_all(&'static self, mut visit: impl FnMut(&T)) {
         self.register();
         self.shards.iter().for_each(|shard| visit(&shard.0.read()));
     }
 
-    /// Registers the value, which forks then copy consistently.
+    /// Registers the value, so that forks copy it consistently.
     fn register(&'static self) {
         if self.registered.load(Ordering::Acquire) {
             return;
@@ -93,8 +94,8 @@ impl<T: Forked, const SHARDS: usize> ForkSafe<T, SHARDS> {
             return;
         }
         if list.is_empty() {
-            // SAFETY: the handlers have no arguments, and live as long as the program: the library
-            // is never unloaded, as its threads run in it.
+            // SAFETY: the handlers have no arguments and live as long as the program, because the
+            // library is never unloaded: its threads run in it.
             unsafe { libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) };
         }
         list.push(self);
@@ -102,13 +103,13 @@ impl<T: Forked, const SHARDS: usize> ForkSafe<T, SHARDS> {
     }
 }
 
-impl<T: Forked, const SHARDS: usize> Default for ForkSafe<T, SHARDS> {
+impl<T: ForkState, const SHARDS: usize> Default for ForkSafe<T, SHARDS> {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl<T: Forked> ForkSafe<T> {
+impl<T: ForkState> ForkSafe<T> {
     /// Locks the state for reading.
     pub fn read(&'static self) -> RwLockReadGuard<'static, T> {
         self.shard(0).read()
@@ -125,19 +126,19 @@ impl<T: Forked> ForkSafe<T> {
     }
 }
 
-/// A [`ForkSafe`], whatever its state.
+/// Interface of a [`ForkSafe`] that is independent of the type of its state.
 trait ForkHooks: Sync {
-    /// Calls the hook of each part, and keeps it locked.
+    /// Calls `before_fork` of each shard, and keeps the shard locked.
     fn lock(&'static self) -> Box<dyn LockedState>;
 }
 
-/// The parts of a [`ForkSafe`], locked; dropped, they are unlocked.
+/// All shards of a [`ForkSafe`], locked until this value is dropped.
 trait LockedState {
-    /// Resets the value in the child.
+    /// Resets the state in the child.
     fn in_child(&mut self);
 }
 
-impl<T: Forked, const SHARDS: usize> ForkHooks for ForkSafe<T, SHARDS> {
+impl<T: ForkState, const SHARDS: usize> ForkHooks for ForkSafe<T, SHARDS> {
     fn lock(&'static self) -> Box<dyn LockedState> {
         let lock = |shard: &'static LockShard<T>| {
             let mut state = shard.0.write();
@@ -148,17 +149,17 @@ impl<T: Forked, const SHARDS: usize> ForkHooks for ForkSafe<T, SHARDS> {
     }
 }
 
-impl<T: Forked> LockedState for Vec<RwLockWriteGuard<'static, T>> {
+impl<T: ForkState> LockedState for Vec<RwLockWriteGuard<'static, T>> {
     fn in_child(&mut self) {
         self.iter_mut().for_each(|state| state.in_child());
     }
 }
 
-/// Everything that has been used. Locked while the process is copied.
+/// Every [`ForkSafe`] that has been used. The list is locked while the process is copied.
 static REGISTERED: Mutex<Vec<&'static dyn ForkHooks>> = Mutex::new(Vec::new());
 
-/// Locks of the forking thread, from before the fork until after it, in the parent and in the
-/// child.
+/// Locks that the forking thread holds from before the fork until after it, in both the parent and
+/// the child.
 struct ForkLocks {
     states: Vec<Box<dyn LockedState>>,
     _list: MutexGuard<'static, Vec<&'static dyn ForkHooks>>,
@@ -168,7 +169,8 @@ thread_local! {
     static HELD: RefCell<Option<ForkLocks>> = const { RefCell::new(None) };
 }
 
-/// Returns the locks of this thread. `None` in a thread that ends: such a one has locked nothing.
+/// Takes the locks of this thread. Returns `None` if the thread is ending, because it has locked
+/// nothing then.
 fn take_held() -> Option<ForkLocks> {
     HELD.try_with(RefCell::take).ok().flatten()
 }
@@ -198,7 +200,7 @@ mod tests {
 
     struct ForkNumbers(Vec<u32>);
 
-    impl Forked for ForkNumbers {
+    impl ForkState for ForkNumbers {
         const NEW: Self = Self(Vec::new());
 
         fn before_fork(&mut self) {
@@ -210,8 +212,8 @@ mod tests {
         }
     }
 
-    /// The hooks are called on a value that is not registered: a fork of the test process itself
-    /// would copy other tests' threads.
+    /// The hooks are called on a value that is not registered, because a fork of the test process
+    /// would copy the state of other tests' threads.
     #[test]
     fn shards_locked_during_fork() {
         static STATE: ForkSafe<ForkNumbers, 4> = ForkSafe::new();

@@ -1,74 +1,75 @@
-//! A child of a fork closes its copies of the parent's sockets. Otherwise a port would stay in
-//! LISTEN, and a connection that the parent has reset would stay established, as long as a child
-//! lives.
+//! Sockets that a child of a fork inherits. The child closes its copies of the parent's sockets.
+//! Otherwise, as long as the child lives, a port would stay in LISTEN, and a connection that the
+//! parent has reset would stay established.
 
 use crate::abi::zeroed;
 use std::ffi::c_int;
 use std::fs;
 
-/// A socket, of an epoll set or alone: its descriptor, and the inode that distinguishes it from a
-/// later file with the same number.
+/// Socket that a fork may copy, in an epoll set or alone: its descriptor, and its inode, which
+/// distinguishes it from a later file with the same descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Member {
+pub struct InheritableSocket {
     fd: c_int,
     inode: u64,
 }
 
-impl Member {
-    /// The file that has this number now.
-    pub fn of(fd: c_int) -> Option<Self> {
+impl InheritableSocket {
+    /// Returns the file that the descriptor refers to now.
+    pub fn from_fd(fd: c_int) -> Option<Self> {
         inode(fd).map(|inode| Self { fd, inode })
     }
 
-    /// Returns whether the number still names the file: the program may have closed it and opened
-    /// another one.
+    /// Returns whether the descriptor still refers to the file. The program may have closed it and
+    /// opened another file.
     pub fn is_open(self) -> bool {
         inode(self.fd) == Some(self.inode)
     }
 
-    /// Closes this process's copy.
+    /// Closes the copy of this process.
     pub fn close(self) {
-        // Another thread of the parent may have closed it just before the fork, and the program may
-        // have got its number.
+        // Another thread of the parent may have closed the socket just before the fork, and the
+        // program may have reused the descriptor.
         if self.is_open() {
             close_copy(self.fd);
         }
     }
 }
 
-/// The sockets in an epoll set. Read before the fork: the parent shares the set, and changes it at
-/// once.
-pub(crate) fn members(set: c_int) -> Vec<Member> {
-    // Where /proc is not mounted the child's copies stay open, and nothing else is lost.
+/// Returns the sockets in an epoll set. They are read before the fork, because the parent shares
+/// the set with the child and may change it immediately afterwards.
+pub(crate) fn members(set: c_int) -> Vec<InheritableSocket> {
+    // If /proc is not mounted, the child's copies stay open; there are no other consequences.
     let text = fs::read_to_string(format!("/proc/self/fdinfo/{set}")).unwrap_or_default();
-    text.lines().filter_map(member).collect()
+    text.lines().filter_map(parse_member).collect()
 }
 
-/// Closes this process's copies, and the set's.
-pub(crate) fn close(members: &[Member], set: c_int) {
+/// Closes the copies that this process has of the members and of the set.
+pub(crate) fn close(members: &[InheritableSocket], set: c_int) {
     members.iter().for_each(|member| member.close());
     close_copy(set);
 }
 
-/// Closes the copy that a child of a fork has of a descriptor of this library, and whose owner in
-/// the child is forgotten.
+/// Closes a child's copy of a descriptor of this library. The owner of the descriptor must have
+/// been forgotten in the child.
 pub fn close_copy(fd: c_int) {
-    // SAFETY: takes an integer alone. The owner is forgotten, so nothing else in this process
-    // closes or uses the number.
+    // SAFETY: takes only an integer. The owner was forgotten, so nothing else in this process
+    // closes or uses the descriptor.
     unsafe { libc::close(fd) };
 }
 
 fn inode(fd: c_int) -> Option<u64> {
     let mut status: libc::stat = zeroed();
-    // SAFETY: there is room for the structure.
+    // SAFETY: `status` has room for the structure.
     (unsafe { libc::fstat(fd, &raw mut status) } == 0).then_some(status.st_ino)
 }
 
-/// A line of an epoll set's information, `tfd: NUMBER events: .. ino:HEX sdev:HEX` for each member.
-fn member(line: &str) -> Option<Member> {
+/// Parses a line of the information about an epoll set in /proc, which has a line `tfd: NUMBER
+/// events: .. ino:HEX sdev:HEX` for each member.
+fn parse_member(line: &str) -> Option<InheritableSocket> {
     let fd = line.strip_prefix("tfd:")?.split_whitespace().next()?.parse().ok()?;
     let inode = line.split("ino:").nth(1)?.split_whitespace().next()?;
-    Some(Member { fd, inode: u64::from_str_radix(inode, 16).ok()? })
+    Some(InheritableSocket { fd, inode: u64::from_str_radix(inode, 16).ok()? })
 }
 
 #[cfg(test)]
@@ -81,27 +82,27 @@ mod tests {
     fn members_are_read_with_their_inodes() {
         let text = "pos:\t0\nflags:\t02000002\nmnt_id:\t17\nino:\t18\n\
                     tfd:        5 events:       19 data: 100000000  pos:0 ino:1a sdev:9\n";
-        let found: Vec<_> = text.lines().filter_map(member).collect();
-        assert_eq!(found, [Member { fd: 5, inode: 0x1A }]);
+        let found: Vec<_> = text.lines().filter_map(parse_member).collect();
+        assert_eq!(found, [InheritableSocket { fd: 5, inode: 0x1A }]);
     }
 
     #[test]
     fn format_matches_kernel() {
-        // SAFETY: makes a descriptor of the test's own.
+        // SAFETY: creates a new descriptor, which only this test uses.
         let set = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
         let socket = TcpListener::bind("127.0.0.1:0").unwrap();
         let fd = socket.as_raw_fd();
         let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 7 };
-        // SAFETY: three descriptors and an event that live through the call.
+        // SAFETY: the descriptors and the event live until the call returns.
         assert_eq!(unsafe { libc::epoll_ctl(set, libc::EPOLL_CTL_ADD, fd, &raw mut event) }, 0);
         let found = members(set);
         if found.is_empty() && !std::path::Path::new("/proc/self/fdinfo").exists() {
             return;
         }
-        assert_eq!(found, [Member { fd, inode: inode(fd).unwrap() }]);
+        assert_eq!(found, [InheritableSocket { fd, inode: inode(fd).unwrap() }]);
 
-        // A number that names another file by now is left alone.
-        close(&[Member { fd, inode: inode(fd).unwrap() + 1 }], set);
+        // A descriptor that refers to another file by now is not closed.
+        close(&[InheritableSocket { fd, inode: inode(fd).unwrap() + 1 }], set);
         assert!(inode(fd).is_some());
     }
 }

@@ -1,33 +1,34 @@
-//! std's locks, without poison.
+//! std's locks, without poisoning.
 //!
-//! parking_lot keeps a list of all sleeping threads of the process. A fork copies it, and in the
-//! child it names threads that are not there, in memory that other threads get: a thread of the
-//! child that has to wait would write there. std's locks are a number each, whose waiting threads
-//! are known to the kernel alone. They are for what is used while a process forks.
+//! These locks are for state that is used while a process forks. parking_lot is not suitable,
+//! because it keeps a list of all sleeping threads of the process. A fork copies this list, and in
+//! the child it refers to threads that do not exist there, in memory that other threads may get, so
+//! a thread of the child that has to wait would write to that memory. std's locks are one number
+//! each, and only the kernel knows the waiting threads.
 //!
-//! A panic ends the call in which it happens with an error ([`crate::boundary`]): what it has
-//! locked stays usable.
+//! A panic ends only the call in which it happens, with an error ([`crate::boundary`]), so the
+//! locked state stays usable.
 
 use std::sync::{self, PoisonError, TryLockError};
 pub use std::sync::{MutexGuard, RwLockReadGuard, RwLockWriteGuard};
 
-/// One thread at a time.
+/// Mutual exclusion lock.
 #[derive(Default)]
 pub struct Mutex<T>(sync::Mutex<T>);
 
 impl<T> Mutex<T> {
-    /// Makes a lock that no thread has.
+    /// Creates an unlocked lock.
     pub const fn new(value: T) -> Self {
         Self(sync::Mutex::new(value))
     }
 
-    /// Waits for the lock.
+    /// Locks the value, waiting if necessary.
     #[inline]
     pub fn lock(&self) -> MutexGuard<'_, T> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The lock, if no thread has it.
+    /// Locks the value, unless a thread has locked it.
     #[inline]
     pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
         match self.0.try_lock() {
@@ -38,29 +39,29 @@ impl<T> Mutex<T> {
     }
 }
 
-/// One thread that writes, or any number that read.
+/// Lock for one writer or any number of readers.
 #[derive(Default)]
 pub struct RwLock<T>(sync::RwLock<T>);
 
 impl<T> RwLock<T> {
-    /// Makes a lock that no thread has.
+    /// Creates an unlocked lock.
     pub const fn new(value: T) -> Self {
         Self(sync::RwLock::new(value))
     }
 
-    /// Waits until no thread writes.
+    /// Locks the value for reading, waiting until no thread writes.
     #[inline]
     pub fn read(&self) -> RwLockReadGuard<'_, T> {
         self.0.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until no other thread reads or writes.
+    /// Locks the value for writing, waiting until no other thread reads or writes.
     #[inline]
     pub fn write(&self) -> RwLockWriteGuard<'_, T> {
         self.0.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The lock, if no thread writes or waits to.
+    /// Locks the value for reading, unless a thread writes or waits to write.
     #[inline]
     pub(crate) fn try_read(&self) -> Option<RwLockReadGuard<'_, T>> {
         match self.0.try_read() {

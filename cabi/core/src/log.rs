@@ -1,11 +1,11 @@
 //! The log, which the libraries write to standard error.
 
-use crate::environment::{self, Privileged};
+use crate::environment::{self, PrivilegePolicy};
 use std::borrow::Cow;
 use std::io::{IsTerminal, Write as _};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Name of the variable with the log's filter.
+/// Environment variable with the filter of the log.
 pub const VARIABLE: &str = "UIW_LOG";
 
 /// True if calls may write to standard error.
@@ -17,7 +17,7 @@ pub(crate) fn is_on() -> bool {
     ON.load(Ordering::Relaxed)
 }
 
-/// A line on standard error: see [`write_line`].
+/// Writes a formatted line to standard error with [`write_line`].
 #[macro_export]
 macro_rules! note {
     ($($arg:tt)*) => {
@@ -26,18 +26,19 @@ macro_rules! note {
 }
 pub use note;
 
-/// Bytes of a line at most, for the most part.
+/// Approximate maximum size of a line in bytes.
 pub const MAX_LINE: usize = 2048;
 
-/// Writes a line on standard error. Where that cannot be written (a full disk, a closed pipe) the
-/// program goes on, which `eprintln!` would end.
+/// Writes a line to standard error. If that fails (a full disk, a closed pipe), the program
+/// continues, whereas `eprintln!` would panic.
 pub fn write_line(line: &str) {
     let line = format!("{}\n", shown(line, MAX_LINE));
     let _ = std::io::stderr().write_all(line.as_bytes());
 }
 
-/// Returns `text` for a message: what a terminal might obey is escaped, and a text of more than
-/// `max` bytes loses its middle. Values of variables and names of files may be anything.
+/// Returns `text` in a form suitable for messages: characters that may control a terminal are
+/// escaped, and text of more than `max` bytes loses its middle. Values of variables and names of
+/// files may contain anything.
 pub fn shown(text: &str, max: usize) -> String {
     let is_plain = |c: char| matches!(c, '\'' | '"' | '\\') || c.escape_debug().count() == 1;
     let mut shown = String::with_capacity(text.len());
@@ -61,18 +62,19 @@ pub fn clip(text: &str, max: usize) -> Cow<'_, str> {
     format!("{} [.. {} bytes ..] {}", &text[..front], back - front, &text[back..]).into()
 }
 
-/// Starts the log as its variable says, if this is the first call of the process.
+/// Starts the log with the filter in its variable, if this is the first call of the process.
 #[cold]
 pub(crate) fn start_by_variable() {
-    if let Some(filter) = environment::variable(VARIABLE, Privileged::LevelOnly) {
+    if let Some(filter) = environment::variable(VARIABLE, PrivilegePolicy::LevelOnly) {
         start(&filter.to_string_lossy());
     }
 }
 
-/// Starts the log with `filter` if it was not started yet; a subscriber that the program has
-/// installed stays.
+/// Starts the log with `filter` if it was not started yet. If the program has installed a
+/// subscriber, that one is used.
 pub(crate) fn start(filter: &str) {
-    // No `Once`: a child of a fork must not wait for a thread that only the parent has.
+    // This is not a `Once`, because a child of a fork must not wait for a thread that only the
+    // parent has.
     static STARTED: AtomicBool = AtomicBool::new(false);
     if !STARTED.swap(true, Ordering::Relaxed) {
         start_now(filter);
@@ -86,7 +88,8 @@ fn start_now(filter: &str) {
             let log = tracing_subscriber::fmt()
                 .with_env_filter(filter)
                 .with_ansi(stderr().is_terminal())
-                // It would report a write that failed by `eprintln!`, which panics then.
+                // Internal errors would be reported with `eprintln!`, which panics if the write
+                // fails.
                 .log_internal_errors(false)
                 .with_writer(stderr);
             ON.store(true, Ordering::Relaxed);

@@ -1,70 +1,69 @@
-//! Objects that C holds: C's structure first, the Rust value behind it, in one box. A table has the
-//! address of each living one: a pointer to anything else, freed or never given out by this
-//! library, is answered with an error and not read through.
+//! Objects that C refers to: C's structure, followed by the Rust value, in one box. A table
+//! contains the address of each live object. For any other pointer, freed or not created by this
+//! library, calls return an error without reading through the pointer.
 
 use crate::abi::PlainAbi;
 use crate::abi_cell::AbiCell;
 use crate::boundary::Result;
 use crate::errno::Errno;
-use crate::fork::{self, ForkSafe, Forked};
+use crate::fork::{self, ForkSafe, ForkState};
 use std::collections::BTreeMap;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// The kind of every living object, by address.
+/// Table of the kind of every live object, by address.
 ///
-/// `ibv_ack_cq_events` and `ibv_get_cq_event` look here, so the table is in shards, each with a
-/// lock that is held for the look-up alone: threads with different objects do not share a cache
+/// `ibv_ack_cq_events` and `ibv_get_cq_event` use this table, so it is divided into shards, and
+/// each lock is held only for a look-up. Threads that use different objects do not share a cache
 /// line.
 struct ObjectTable(BTreeMap<usize, u32>);
 
-impl Forked for ObjectTable {
+impl ForkState for ObjectTable {
     const NEW: Self = Self(BTreeMap::new());
 
-    /// Inherited objects stay known: calls on them return EIO, and destroying them frees their
-    /// memory.
+    /// Keeps inherited objects: calls on them return EIO, and destroying them frees their memory.
     fn in_child(&mut self) {}
 }
 
-static LIVING: ForkSafe<ObjectTable, 64> = ForkSafe::new();
+static OBJECTS: ForkSafe<ObjectTable, 64> = ForkSafe::new();
 
-/// Something of `kind` lives at `address` from now on.
-pub fn enter(address: usize, kind: u32) {
-    LIVING.shard(address as u64).write().0.insert(address, kind);
+/// Adds an object of `kind` at `address`.
+pub fn register(address: usize, kind: u32) {
+    OBJECTS.shard(address as u64).write().0.insert(address, kind);
 }
 
 /// Removes the object at `address`.
-pub fn leave(address: usize) {
-    LIVING.shard(address as u64).write().0.remove(&address);
+pub fn unregister(address: usize) {
+    OBJECTS.shard(address as u64).write().0.remove(&address);
 }
 
-/// Returns whether something of `kind` lives at `address`.
+/// Returns whether an object of `kind` at `address` is alive.
 #[inline]
-pub fn lives(address: usize, kind: u32) -> bool {
-    LIVING.shard(address as u64).read().0.get(&address) == Some(&kind)
+pub fn is_alive(address: usize, kind: u32) -> bool {
+    OBJECTS.shard(address as u64).read().0.get(&address) == Some(&kind)
 }
 
-/// Returns whether anything of this library lives at `address`.
+/// Returns whether any object of this library at `address` is alive.
 pub fn is_known(address: usize) -> bool {
-    LIVING.shard(address as u64).read().0.contains_key(&address)
+    OBJECTS.shard(address as u64).read().0.contains_key(&address)
 }
 
-/// The Rust value behind C's structure.
+/// Rust value that belongs to a structure of C.
 pub trait Body {
-    /// C's structure.
+    /// The whole structure of C.
     type Abi: PlainAbi;
-    /// The structure to which C has pointers: `Abi`, or a part of it.
+    /// Structure to which C has pointers: `Abi`, or a part of it.
     type C;
     /// Byte offset of `C` in `Abi`.
     const OFFSET: usize = 0;
-    /// Distinguishes kinds of object, and existing ones from freed ones.
+    /// Number that distinguishes kinds of objects, and live objects from freed ones.
     const KIND: u32;
 }
 
-/// One object. The pointer that C has is to its first field.
+/// Object that C refers to by a pointer to its first field, or to a part of that.
 #[repr(C)]
 pub struct Object<B: Body> {
-    /// C's structure.
+    /// The structure of C.
     pub abi: AbiCell<B::Abi>,
     kind: AtomicU32,
     generation: u32,
@@ -72,7 +71,7 @@ pub struct Object<B: Body> {
 }
 
 impl<B: Body> Object<B> {
-    /// Makes an object of this process. C gets the pointer.
+    /// Creates an object of this process, and returns the pointer for C.
     pub fn create(abi: B::Abi, body: B) -> *mut B::C {
         let object = Self {
             abi: AbiCell::new(abi),
@@ -81,101 +80,104 @@ impl<B: Body> Object<B> {
             body,
         };
         let object = Box::into_raw(Box::new(object));
-        enter(object.addr(), B::KIND);
+        register(object.addr(), B::KIND);
         object.wrapping_byte_add(B::OFFSET).cast()
     }
 
-    /// The object at C's pointer, which need not be one.
-    fn whole(pointer: *mut B::C) -> *mut Self {
+    /// Converts C's pointer to the address of the object. The pointer may be invalid.
+    fn from_c(pointer: *mut B::C) -> *mut Self {
         pointer.wrapping_byte_sub(B::OFFSET).cast()
     }
 
-    /// The object behind C's pointer, if it is one of these, alive, and of this process.
+    /// Returns the object at C's pointer, if it is a live object of this kind and of this process.
     ///
     /// # Safety
     /// No thread frees the object during `'a`.
     ///
     /// # Errors
-    /// EINVAL for NULL and for what is no such object; EIO for one that came through a fork.
+    /// EINVAL for NULL and for any other pointer that is not such an object; EIO for an object that
+    /// was inherited through a fork.
     pub unsafe fn get<'a>(pointer: *mut B::C) -> Result<&'a Self> {
         // SAFETY: no thread frees the object during `'a`, as the caller ensures.
         let object = unsafe { Self::get_any(pointer) }?;
         object.check_inherited()
     }
 
-    /// Like [`Object::get`], but without the table, for functions that are called with every
-    /// message. Only for functions that C calls through the structure itself (`ibv_post_send` is
-    /// `qp->context->ops.post_send`), when it has already read through the pointer.
+    /// Like [`Object::get`], but does not use the table, for functions that are called with every
+    /// message. This is only for functions that C calls through the structure itself
+    /// (`ibv_post_send` is `qp->context->ops.post_send`), because in that case C has already read
+    /// through the pointer.
     ///
     /// # Safety
     /// `pointer` is NULL or points to readable memory as large as this object, and no thread frees
     /// the object during `'a`.
     ///
     /// # Errors
-    /// As [`Object::get`].
+    /// The errors are those of [`Object::get`].
     #[inline]
     pub unsafe fn get_called<'a>(pointer: *mut B::C) -> Result<&'a Self> {
-        let object = Self::whole(pointer);
+        let object = Self::from_c(pointer);
         if pointer.is_null() || !object.is_aligned() {
-            return Err(Errno::INVAL.because("a pointer that is NULL or unaligned"));
+            return Err(Errno::INVAL.because("the pointer is NULL or unaligned"));
         }
-        // SAFETY: aligned, readable and not freed during `'a`, as the caller ensures.
+        // SAFETY: the pointer is aligned and readable, and the object is not freed during `'a`, as
+        // the caller ensures.
         let object = unsafe { &*object };
         if object.kind.load(Ordering::Acquire) == B::KIND {
             object.check_inherited()
         } else {
-            Err(Errno::INVAL.because("a pointer to an object of another kind, or to a freed one"))
+            Err(Errno::INVAL.because("the pointer refers to an object of another kind or to a freed object"))
         }
     }
 
     #[inline]
     fn check_inherited(&self) -> Result<&Self> {
         if self.is_inherited() {
-            return Err(Errno::INHERITED.because("the object was made in the parent, before a fork"));
+            return Err(Errno::INHERITED.because("the object was created by the parent, before a fork"));
         }
         Ok(self)
     }
 
-    /// Like [`Object::get`], but also returns an object that came through a fork.
+    /// Like [`Object::get`], but also returns an object that was inherited through a fork.
     ///
     /// # Safety
-    /// As for [`Object::get`].
+    /// The requirements are those of [`Object::get`].
     ///
     /// # Errors
     /// EINVAL.
     pub unsafe fn get_any<'a>(pointer: *mut B::C) -> Result<&'a Self> {
-        let object = Self::whole(pointer);
-        if !lives(object.addr(), B::KIND) {
-            return Err(
-                Errno::INVAL.because("a pointer to no such object: NULL, freed, or of another library")
-            );
+        let object = Self::from_c(pointer);
+        if !is_alive(object.addr(), B::KIND) {
+            return Err(Errno::INVAL.because(
+                "the pointer refers to no such object: it is NULL, was freed, or belongs to another library",
+            ));
         }
-        // SAFETY: the table has a living object of this kind there, and the caller ensures that no
-        // thread frees it during `'a`.
+        // SAFETY: the table contains a live object of this kind at this address, and the caller
+        // ensures that no thread frees it during `'a`.
         Ok(unsafe { &*object })
     }
 
-    /// Returns whether it was made before a fork, in the parent.
+    /// Returns whether the object was created by the parent, before a fork.
     #[inline]
     pub fn is_inherited(&self) -> bool {
         self.generation != fork::generation()
     }
 
-    /// C's pointer to it.
+    /// Returns C's pointer to the object.
     pub fn abi(&self) -> *mut B::C {
         self.abi.as_ptr().wrapping_byte_add(B::OFFSET).cast()
     }
 
-    /// Frees it. An object that came through a fork is forgotten, not dropped: the threads and
-    /// locks of its engine stayed in the parent.
+    /// Frees the object. An object that was inherited through a fork is forgotten, not dropped,
+    /// because the threads and locks of its engine are those of the parent.
     ///
     /// # Safety
-    /// [`Object::create`] made the object, and no thread uses it any more.
+    /// [`Object::create`] created the object, and no thread uses it any more.
     pub unsafe fn free(pointer: *mut B::C) {
-        let object = Self::whole(pointer);
-        leave(object.addr());
-        // SAFETY: `create` made it from a box, and no thread has a reference to it, as the caller
-        // ensures.
+        let object = Self::from_c(pointer);
+        unregister(object.addr());
+        // SAFETY: `create` made the object from a box, and no thread has a reference to it, as the
+        // caller ensures.
         let object = unsafe { Box::from_raw(object) };
         object.kind.store(0, Ordering::Release);
         if object.is_inherited() {

@@ -1,5 +1,5 @@
-//! The device profile that programs see. Some programs refuse an iWARP device though they would run
-//! on one; the wire is the same for all three.
+//! The kind of device that programs see. Some programs refuse an iWARP device although they would
+//! work with one. The protocol on the wire is the same for all three.
 
 use crate::abi::device as dev;
 use std::ffi::c_int;
@@ -8,7 +8,7 @@ use uiw_verbs::QpState;
 /// The kind of device that programs see.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Persona {
-    /// An iWARP NIC: what this is.
+    /// An iWARP NIC, which is what this device really is.
     #[default]
     Iwarp,
     /// RDMA over converged Ethernet.
@@ -18,8 +18,8 @@ pub enum Persona {
 }
 
 impl Persona {
-    /// Returns the persona with this name.
-    pub fn named(name: &str) -> Option<Self> {
+    /// Returns the persona with the name `name`.
+    pub fn from_name(name: &str) -> Option<Self> {
         Some(match name {
             "iwarp" => Self::Iwarp,
             "roce" => Self::Roce,
@@ -28,32 +28,32 @@ impl Persona {
         })
     }
 
-    /// `node_type` of the device.
+    /// Returns the `node_type` of the device.
     pub fn node_type(self) -> c_int {
         if self == Self::Iwarp { dev::IBV_NODE_RNIC } else { dev::IBV_NODE_CA }
     }
 
-    /// `transport_type` of the device.
+    /// Returns the `transport_type` of the device.
     pub fn transport_type(self) -> c_int {
         if self == Self::Iwarp { dev::IBV_TRANSPORT_IWARP } else { dev::IBV_TRANSPORT_IB }
     }
 
-    /// `link_layer` of the port.
+    /// Returns the `link_layer` of the port.
     pub fn link_layer(self) -> u8 {
         if self == Self::Ib { dev::IBV_LINK_LAYER_INFINIBAND } else { dev::IBV_LINK_LAYER_ETHERNET }
     }
 
-    /// Type of every GID.
+    /// Returns the type of every GID.
     pub fn gid_type(self) -> u32 {
         if self == Self::Roce { dev::IBV_GID_TYPE_ROCE_V2 } else { dev::IBV_GID_TYPE_IB }
     }
 
-    /// The state of a new queue pair.
+    /// Returns the state of a new queue pair.
     pub fn first_state(self) -> QpState {
         if self == Self::Iwarp { QpState::Init } else { QpState::Reset }
     }
 
-    /// Partition keys of the port: InfiniBand programs look for 0xFFFF.
+    /// Returns the partition keys of the port. InfiniBand programs look for 0xFFFF.
     pub fn pkeys(self) -> u16 {
         u16::from(self != Self::Iwarp)
     }

@@ -1,10 +1,10 @@
-//! Ports that ids of this process have.
+//! Ports that the ids of this process have reserved.
 
 use crate::address;
 use crate::boundary::Result;
 use crate::denied;
 use crate::errno::Errno;
-use crate::fork::{ForkSafe, Forked};
+use crate::fork::{ForkSafe, ForkState};
 use crate::lock::RwLock;
 use crate::stack;
 use socket2::{Domain, Protocol, Socket, Type};
@@ -13,26 +13,26 @@ use std::fs;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-/// Ports that are asked of the system until one can be shown to the program.
+/// Maximum number of ports that are requested from the system until the program can be given one.
 const PORT_TRIES: usize = 64;
 
-/// A port that an id has.
+/// Reserved port of an id.
 #[derive(Clone, Copy)]
 struct PortEntry {
     /// The real address.
     at: SocketAddr,
     /// True for UDP, false for TCP.
     datagrams: bool,
-    /// `RDMA_OPTION_ID_REUSEADDR`
+    /// Value of `RDMA_OPTION_ID_REUSEADDR`.
     reuse: bool,
-    /// Distinguishes the ids of one port.
+    /// Identifies the id among those that have the same port.
     holder: usize,
 }
 
-/// Ports by number: ids collide only where that is the same.
+/// Reserved ports by number. Ids conflict only if their port numbers are equal.
 struct PortTable(BTreeMap<u16, Vec<PortEntry>>);
 
-impl Forked for PortTable {
+impl ForkState for PortTable {
     const NEW: Self = Self(BTreeMap::new());
 
     fn in_child(&mut self) {
@@ -46,24 +46,24 @@ fn shard(port: u16) -> &'static RwLock<PortTable> {
     PORTS.shard(port.into())
 }
 
-/// A port that an id has: no other id in this process gets it, and the system gives it to no other
-/// socket while it is bound.
-pub struct Reservation {
+/// Reservation of a port for an id: no other id of this process gets the port, and the system
+/// assigns it to no other socket while it is bound.
+pub struct PortReservation {
     port: u16,
     holder: usize,
-    /// Bound, and neither listening nor connected. None on a TCP in this process.
+    /// Socket that is bound, but neither listening nor connected. `None` for a TCP in this process.
     bound: Option<Socket>,
 }
 
-impl Reservation {
-    /// The system's part of the reservation, which ends when the connection or listener of the id
-    /// has the port.
+impl PortReservation {
+    /// Releases the system's part of the reservation, because the connection or listener of the id
+    /// is about to use the port.
     pub fn unbind(&mut self) -> Option<Socket> {
         self.bound.take()
     }
 }
 
-impl Drop for Reservation {
+impl Drop for PortReservation {
     fn drop(&mut self) {
         let mut shard = shard(self.port).write();
         if let Some(ports) = shard.0.get_mut(&self.port) {
@@ -75,8 +75,8 @@ impl Drop for Reservation {
     }
 }
 
-/// Takes the real address `at` for the id `holder`. Port 0 takes a free one. Returns the address
-/// with its port.
+/// Reserves the real address `at` for the id `holder`, and returns the address with its port. For
+/// port 0, a free port is chosen.
 ///
 /// # Errors
 /// EADDRINUSE, EADDRNOTAVAIL, EACCES.
@@ -86,15 +86,15 @@ pub fn reserve(
     datagrams: bool,
     reuse: bool,
     v6_only: bool,
-) -> Result<(SocketAddr, Reservation)> {
+) -> Result<(SocketAddr, PortReservation)> {
     for _ in 0..PORT_TRIES {
-        if stack::is_own() {
-            let port = if at.port() == 0 { stack::any_port() } else { at.port() };
+        if stack::is_in_process() {
+            let port = if at.port() == 0 { stack::random_port() } else { at.port() };
             let bound = SocketAddr::new(at.ip(), port);
             if at.port() == 0 && !address::has_program_port(port) {
                 continue;
             }
-            match take(PortEntry { at: bound, datagrams, reuse, holder }, None) {
+            match record(PortEntry { at: bound, datagrams, reuse, holder }, None) {
                 Err(Errno(libc::EADDRINUSE)) if at.port() == 0 => continue,
                 taken => return taken.map(|reservation| (bound, reservation)),
             }
@@ -104,12 +104,12 @@ pub fn reserve(
             Socket::new(domain, Type::DGRAM, Some(Protocol::UDP))?
         } else {
             let socket = Socket::new(domain, Type::STREAM, Some(Protocol::TCP)).inspect_err(|error| {
-                // Every system has IPv4, other than IPv6.
+                // Every system has IPv4, but IPv6 may be disabled.
                 if at.is_ipv4() {
                     denied::report("opening a socket for a port", error);
                 }
             })?;
-            // Earlier connections of the port in TIME-WAIT are no hindrance.
+            // Earlier connections of the port in TIME-WAIT must not prevent the bind.
             socket.set_reuse_address(true)?;
             socket
         };
@@ -120,12 +120,12 @@ pub fn reserve(
         let bound = socket
             .local_addr()?
             .as_socket()
-            .ok_or_else(|| Errno::INVAL.because("the system bound to no IP address"))?;
+            .ok_or_else(|| Errno::INVAL.because("the system bound the socket to no IP address"))?;
         if at.port() == 0 && !address::has_program_port(bound.port()) {
             continue;
         }
-        match take(PortEntry { at: bound, datagrams, reuse, holder }, Some(socket)) {
-            // The system's socket of an id may be gone before its reservation is.
+        match record(PortEntry { at: bound, datagrams, reuse, holder }, Some(socket)) {
+            // The socket of an id may be closed before its reservation ends.
             Err(Errno(libc::EADDRINUSE)) if at.port() == 0 => {}
             taken => return taken.map(|reservation| (bound, reservation)),
         }
@@ -133,9 +133,10 @@ pub fn reserve(
     Err(Errno(libc::EADDRNOTAVAIL).because("no port is free"))
 }
 
-/// Returns whether a bind to `at` that the system has refused with EADDRINUSE is about a wildcard
-/// address, as in [`is_taken_by_wildcard`], where another process may have the port. Only a socket
-/// at a wildcard address has it at an address of documentation, which no host has, too.
+/// Returns whether a bind to `at` that the system has refused with EADDRINUSE conflicts with a
+/// wildcard address. This is like [`is_taken_by_wildcard`], but also covers other processes. The
+/// test binds to an address of the documentation range, which no host has: this fails only if a
+/// socket at a wildcard address has the port.
 pub fn is_bound_to_wildcard(at: SocketAddr, datagrams: bool) -> bool {
     if at.ip().is_unspecified() {
         return true;
@@ -159,14 +160,14 @@ pub fn is_bound_to_wildcard(at: SocketAddr, datagrams: bool) -> bool {
     bind().is_err_and(|error| error.raw_os_error() == Some(libc::EADDRINUSE))
 }
 
-/// A port that the system has free for the address `ip` and that the program can name, where port 0
-/// might give another one; 0 where it does not.
+/// Returns a port that is free for the address `ip` and that the program can have. Returns 0 if
+/// every port that the system assigns for port 0 is such a port.
 ///
 /// # Errors
-/// EADDRNOTAVAIL, and the system's.
+/// EADDRNOTAVAIL, and the errors of the system.
 pub fn free_named(ip: IpAddr) -> Result<u16> {
     let (first, last) = system_ports();
-    // The ports that the program can name are a range, too.
+    // The ports that the program can have form a range, so checking both ends is sufficient.
     if address::has_program_port(first) && address::has_program_port(last) {
         return Ok(0);
     }
@@ -179,10 +180,10 @@ pub fn free_named(ip: IpAddr) -> Result<u16> {
             return Ok(port);
         }
     }
-    Err(Errno(libc::EADDRNOTAVAIL).because("no port is free that UIW_PORT_OFFSET has a number for"))
+    Err(Errno(libc::EADDRNOTAVAIL).because("UIW_PORT_OFFSET permits none of the free ports"))
 }
 
-/// The first and the last port that the system gives for port 0.
+/// Returns the first and the last port that the system assigns for port 0.
 fn system_ports() -> (u16, u16) {
     let text = fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
     let mut words = text.split_whitespace().map(str::parse);
@@ -192,8 +193,8 @@ fn system_ports() -> (u16, u16) {
     }
 }
 
-/// Records a port, unless another id of this process has it.
-fn take(port: PortEntry, bound: Option<Socket>) -> Result<Reservation> {
+/// Records a reserved port, unless another id of this process has it.
+fn record(port: PortEntry, bound: Option<Socket>) -> Result<PortReservation> {
     let number = port.at.port();
     let mut shard = shard(number).write();
     let ports = shard.0.entry(number).or_default();
@@ -201,12 +202,12 @@ fn take(port: PortEntry, bound: Option<Socket>) -> Result<Reservation> {
         return Err(Errno(libc::EADDRINUSE).because("another id has the port"));
     }
     ports.push(port);
-    Ok(Reservation { port: number, holder: port.holder, bound })
+    Ok(PortReservation { port: number, holder: port.holder, bound })
 }
 
-/// Returns whether another id of this process keeps `at` from an id because one of the two has a
-/// wildcard address. The kernel's rdma_cm reports that as EADDRNOTAVAIL, and two ids with the same
-/// address as EADDRINUSE (`cma_check_port`).
+/// Returns whether another id of this process prevents an id from using `at` because one of the two
+/// has a wildcard address. The kernel's rdma_cm reports such a conflict as EADDRNOTAVAIL, and a
+/// conflict of two ids with the same address as EADDRINUSE (`cma_check_port`).
 pub fn is_taken_by_wildcard(at: SocketAddr, datagrams: bool, reuse: bool) -> bool {
     let port = PortEntry { at, datagrams, reuse, holder: 0 };
     shard(at.port()).read().0.get(&at.port()).is_some_and(|ports| {

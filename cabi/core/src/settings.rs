@@ -1,10 +1,10 @@
-//! Settings from outside: environment variables, read once. `uiw env` prints the same table.
+//! Settings from environment variables, which are read once. `uiw env` prints the same table.
 
 mod values;
 
 use crate::boundary::Result;
-use crate::counters::Counters;
-use crate::environment::{self, Privileged};
+use crate::counters::CounterDestination;
+use crate::environment::{self, PrivilegePolicy};
 use crate::errno::Errno;
 use crate::log;
 use crate::persona::Persona;
@@ -28,30 +28,31 @@ use values::{
     segment, stable_tx, switch,
 };
 
-/// One environment variable. Those of connections are command-line options of the program as well.
+/// Environment variable. Those that concern connections are also command-line options of the
+/// program `uiw`.
 #[derive(Debug)]
 pub struct Variable {
-    /// Name.
+    /// Name of the variable.
     pub name: &'static str,
-    /// The name of the command-line option, if there is one.
+    /// Name of the command-line option, if there is one.
     pub option: Option<&'static str>,
-    /// The values it takes.
+    /// Permitted values.
     pub values: &'static str,
     /// Effect of the variable.
     pub what: &'static str,
-    /// The programs that obey it.
-    pub scope: Scope,
+    /// Programs that obey the variable.
+    pub scope: ProgramScope,
     /// Treatment of the variable in programs with more rights than their user.
-    pub privileged: Privileged,
+    pub privileged: PrivilegePolicy,
     set: fn(&mut Settings, &str) -> std::result::Result<(), &'static str>,
 }
 
 /// Programs that obey a variable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Scope {
-    /// Programs on the C libraries alone.
+pub enum ProgramScope {
+    /// Only programs that use the C libraries.
     CProgram,
-    /// Programs that make connections to others.
+    /// Programs that connect to other hosts.
     Connection,
     /// Any program.
     Process,
@@ -59,13 +60,13 @@ pub enum Scope {
 
 impl Variable {
     const fn new(
-        scope: Scope,
+        scope: ProgramScope,
         name: &'static str,
         values: &'static str,
         what: &'static str,
         set: fn(&mut Settings, &str) -> std::result::Result<(), &'static str>,
     ) -> Self {
-        Self { name, option: None, values, what, scope, privileged: Privileged::Ignored, set }
+        Self { name, option: None, values, what, scope, privileged: PrivilegePolicy::Ignored, set }
     }
 
     const fn option(mut self, option: &'static str) -> Self {
@@ -73,12 +74,12 @@ impl Variable {
         self
     }
 
-    const fn privileged(mut self, privileged: Privileged) -> Self {
+    const fn privileged(mut self, privileged: PrivilegePolicy) -> Self {
         self.privileged = privileged;
         self
     }
 
-    /// Changes the setting.
+    /// Parses `value` and changes the setting.
     ///
     /// # Errors
     /// The rule that the value breaks.
@@ -86,7 +87,7 @@ impl Variable {
         (self.set)(settings, value)
     }
 
-    /// The value, if it is set and not empty, as far as this process obeys it.
+    /// Returns the value if it is set and not empty, and if this process obeys the variable.
     fn value(&self) -> Option<OsString> {
         environment::variable(self.name, self.privileged)
     }
@@ -94,10 +95,10 @@ impl Variable {
 
 /// Every variable that the libraries obey.
 pub const VARIABLES: &[Variable] = &[
-    Variable::new(Scope::CProgram, "UIW_PERSONA", "iwarp, roce or ib", "the kind of device that the program sees; the wire is the same", |s, v| Persona::named(v).map(|persona| s.persona = persona).ok_or("expected iwarp, roce or ib")).privileged(Privileged::Obeyed),
-    Variable::new(Scope::Connection, "UIW_CRC", "on or off", "ask for CRC32C on every FPDU; it is on if either side asks", |s, v| switch(v).map(|on| s.conn.crc = on)).option("crc"),
-    Variable::new(Scope::Connection, "UIW_MARKERS", "on or off", "ask the peer for MPA Markers", |s, v| switch(v).map(|on| s.conn.markers = on)).option("markers"),
-    Variable::new(Scope::Connection, "UIW_MPA_REVISION", "1 or 2", "highest MPA revision: 1 is RFC 5044 alone, 2 is RFC 6581", |s, v| match v {
+    Variable::new(ProgramScope::CProgram, "UIW_PERSONA", "iwarp, roce or ib", "the kind of device that the program sees; the wire is the same", |s, v| Persona::from_name(v).map(|persona| s.persona = persona).ok_or("expected iwarp, roce or ib")).privileged(PrivilegePolicy::Obeyed),
+    Variable::new(ProgramScope::Connection, "UIW_CRC", "on or off", "ask for CRC32C on every FPDU; it is on if either side asks", |s, v| switch(v).map(|on| s.conn.crc = on)).option("crc"),
+    Variable::new(ProgramScope::Connection, "UIW_MARKERS", "on or off", "ask the peer for MPA Markers", |s, v| switch(v).map(|on| s.conn.markers = on)).option("markers"),
+    Variable::new(ProgramScope::Connection, "UIW_MPA_REVISION", "1 or 2", "highest MPA revision: 1 is RFC 5044 alone, 2 is RFC 6581", |s, v| match v {
             "1" => {
                 s.conn.revision = Revision::One;
                 Ok(())
@@ -105,85 +106,85 @@ pub const VARIABLES: &[Variable] = &[
             "2" => Ok(()),
             _ => Err("expected 1 or 2"),
         }).option("revision"),
-    Variable::new(Scope::Connection, "UIW_FALLBACK", "on or off", "connect once more at MPA revision 1 when a peer closes on revision 2", |s, v| switch(v).map(|on| s.conn.fallback = on)).option("fallback"),
-    Variable::new(Scope::Connection, "UIW_PEER_TO_PEER", "on or off", "ask for the peer-to-peer model of RFC 6581, where either end may send first; at revision 1 send an RTR message unasked", |s, v| switch(v).map(|on| s.conn.peer_to_peer = on)).option("peer-to-peer"),
-    Variable::new(Scope::Connection, "UIW_RTR", "write, read, send, separated by commas", "RTR messages that are offered and accepted", |s, v| rtr_kinds(v).map(|kinds| s.conn.rtr = kinds)).option("rtr"),
-    Variable::new(Scope::Connection, "UIW_CAPABILITIES", "on, off or assume", "the capability exchange between uiw peers; off: every peer is a foreign one, assume: every peer has RFC 7306", |s, v| capability_exchange(v).map(|mode| s.conn.capabilities = mode)).option("capabilities"),
-    Variable::new(Scope::Connection, "UIW_PEER", "rfc or siw-gso", "depart from the RFCs as this kind of peer requires; siw-gso: the Linux siw driver with try_gso may send FPDUs larger than a TCP segment", |s, v| peer_profile(v).map(|profile| s.conn.profile = profile)).option("peer"),
-    Variable::new(Scope::Connection, "UIW_FPDU", "auto, segment, large, or a MULPDU from 128 to 64768", "size of the FPDUs that are sent", |s, v| fpdu(v).map(|size| s.conn.fpdu = size)).option("fpdu"),
-    Variable::new(Scope::Connection, "UIW_STABLE_TX", "on, off or writes", "copy sources of every request, of none, or of Writes [default] before their CRC is computed: they may be rewritten in flight", |s, v| stable_tx(v).map(|whose| s.stable_tx = Some(whose))).option("stable-tx"),
-    Variable::new(Scope::Connection, "UIW_CONGESTION", "a name from net.ipv4.tcp_available_congestion_control, or auto", "congestion control of TCP; auto is bbr where the round trip exceeds 5 ms and the system has it", |s, v| {
+    Variable::new(ProgramScope::Connection, "UIW_FALLBACK", "on or off", "connect once more at MPA revision 1 when a peer closes on revision 2", |s, v| switch(v).map(|on| s.conn.fallback = on)).option("fallback"),
+    Variable::new(ProgramScope::Connection, "UIW_PEER_TO_PEER", "on or off", "ask for the peer-to-peer model of RFC 6581, where either end may send first; at revision 1 send an RTR message unasked", |s, v| switch(v).map(|on| s.conn.peer_to_peer = on)).option("peer-to-peer"),
+    Variable::new(ProgramScope::Connection, "UIW_RTR", "write, read, send, separated by commas", "RTR messages that are offered and accepted", |s, v| rtr_kinds(v).map(|kinds| s.conn.rtr = kinds)).option("rtr"),
+    Variable::new(ProgramScope::Connection, "UIW_CAPABILITIES", "on, off or assume", "the capability exchange between uiw peers; off: every peer is a foreign one, assume: every peer has RFC 7306", |s, v| capability_exchange(v).map(|mode| s.conn.capabilities = mode)).option("capabilities"),
+    Variable::new(ProgramScope::Connection, "UIW_PEER", "rfc or siw-gso", "depart from the RFCs as this kind of peer requires; siw-gso: the Linux siw driver with try_gso may send FPDUs larger than a TCP segment", |s, v| peer_profile(v).map(|profile| s.conn.profile = profile)).option("peer"),
+    Variable::new(ProgramScope::Connection, "UIW_FPDU", "auto, segment, large, or a MULPDU from 128 to 64768", "size of the FPDUs that are sent", |s, v| fpdu(v).map(|size| s.conn.fpdu = size)).option("fpdu"),
+    Variable::new(ProgramScope::Connection, "UIW_STABLE_TX", "on, off or writes", "copy sources of every request, of none, or of Writes [default] before their CRC is computed: they may be rewritten in flight", |s, v| stable_tx(v).map(|whose| s.stable_tx = Some(whose))).option("stable-tx"),
+    Variable::new(ProgramScope::Connection, "UIW_CONGESTION", "a name from net.ipv4.tcp_available_congestion_control, or auto", "congestion control of TCP; auto is bbr where the round trip exceeds 5 ms and the system has it", |s, v| {
             s.conn.stream.congestion = Some(v.to_owned());
             Ok(())
         }).option("congestion"),
-    Variable::new(Scope::Connection, "UIW_MSS", "bytes from 88 to 32767", "bytes of a TCP segment at most, for paths that lose larger packets without a message", |s, v| segment(v).map(|bytes| s.conn.stream.max_segment = Some(bytes))).option("mss"),
-    Variable::new(Scope::Connection, "UIW_DEAD_AFTER", "a time such as 20s, 5m or 1h; 0 is the system's own", "after how long without any acknowledgement a peer is dead (default: 15m; of `uiw serve` 60s; of C programs from the \
+    Variable::new(ProgramScope::Connection, "UIW_MSS", "bytes from 88 to 32767", "bytes of a TCP segment at most, for paths that lose larger packets without a message", |s, v| segment(v).map(|bytes| s.conn.stream.max_segment = Some(bytes))).option("mss"),
+    Variable::new(ProgramScope::Connection, "UIW_DEAD_AFTER", "a time such as 20s, 5m or 1h; 0 is the system's own", "after how long without any acknowledgement a peer is dead (default: 15m; of `uiw serve` 60s; of C programs from the \
                queue pair's timeout and retry_cnt, at least 20s, without them 60s)", |s, v| v.parse().map(|time| s.dead_after = Some(time))).option("dead-after"),
-    Variable::new(Scope::Connection, "UIW_ORD", "a number from 0 to 16382", "most Reads and atomics that this end has outstanding; never more than the peer takes (default: what a C program asks for, otherwise 1024)", |s, v| depth(v).map(|number| s.ord = Some(number))).option("ord"),
-    Variable::new(Scope::Connection, "UIW_IRD", "a number from 0 to 16382", "Reads and atomics that the peer may have outstanding here (default: what a C program asks for, otherwise 1024)", |s, v| depth(v).map(|number| s.ird = Some(number))).option("ird"),
-    Variable::new(Scope::Connection, "UIW_LLP", "tcp, mptcp, packet:IFACE,ip=ADDR/PREFIX[,gw=ADDR][,mac=MAC][,buffer=BYTES] or xdp:IFACE,ip=..[,mode=MODE]", "the TCP to use: the kernel's, its Multipath TCP, or smoltcp on an interface with addresses of its own; the only device is the interface then", |s, v| {
+    Variable::new(ProgramScope::Connection, "UIW_ORD", "a number from 0 to 16382", "most Reads and atomics that this end has outstanding; never more than the peer takes (default: what a C program asks for, otherwise 1024)", |s, v| depth(v).map(|number| s.ord = Some(number))).option("ord"),
+    Variable::new(ProgramScope::Connection, "UIW_IRD", "a number from 0 to 16382", "Reads and atomics that the peer may have outstanding here (default: what a C program asks for, otherwise 1024)", |s, v| depth(v).map(|number| s.ird = Some(number))).option("ird"),
+    Variable::new(ProgramScope::Connection, "UIW_LLP", "tcp, mptcp, packet:IFACE,ip=ADDR/PREFIX[,gw=ADDR][,mac=MAC][,buffer=BYTES] or xdp:IFACE,ip=..[,mode=MODE]", "the TCP to use: the kernel's, its Multipath TCP, or smoltcp on an interface with addresses of its own; the only device is the interface then", |s, v| {
             let rule = "expected tcp, mptcp, packet:IFACE,ip=ADDR/PREFIX or xdp:IFACE,ip=ADDR/PREFIX: see `uiw doctor`";
             v.parse().map(|llp| s.llp = llp).map_err(|_| rule)
         }),
-    Variable::new(Scope::Connection, "UIW_ACK", "on or off", "acknowledged completion: a request completes when the peer has placed it (default: on in personas roce and ib)", |s, v| switch(v).map(|on| s.acknowledged = Some(on))),
-    Variable::new(Scope::CProgram, "UIW_UD", "on or off", "offer unreliable datagrams between uiw peers (default: on in personas roce and ib)", |s, v| switch(v).map(|on| s.ud = Some(on))),
-    Variable::new(Scope::CProgram, "UIW_PRIVATE_DATA", "exact or padded", "private data of rdma_cm events: the bytes that the peer sent, up to 255 (exact, the default in persona iwarp), or InfiniBand's \
+    Variable::new(ProgramScope::Connection, "UIW_ACK", "on or off", "acknowledged completion: a request completes when the peer has placed it (default: on in personas roce and ib)", |s, v| switch(v).map(|on| s.acknowledged = Some(on))),
+    Variable::new(ProgramScope::CProgram, "UIW_UD", "on or off", "offer unreliable datagrams between uiw peers (default: on in personas roce and ib)", |s, v| switch(v).map(|on| s.ud = Some(on))),
+    Variable::new(ProgramScope::CProgram, "UIW_PRIVATE_DATA", "exact or padded", "private data of rdma_cm events: the bytes that the peer sent, up to 255 (exact, the default in persona iwarp), or InfiniBand's \
                fields with zeros behind these bytes, and no more than the fields hold (padded, the default in personas roce and ib)", |s, v| exact_or_padded(v).map(|exact| s.exact_private_data = Some(exact))),
-    Variable::new(Scope::Connection, "UIW_LOOPBACK", "own or host", "what rdma_bind_addr to 127.0.0.1 or ::1 and port 0 gives: the loopback device (own), or, where there are others, none as with \
+    Variable::new(ProgramScope::Connection, "UIW_LOOPBACK", "own or host", "what rdma_bind_addr to 127.0.0.1 or ::1 and port 0 gives: the loopback device (own), or, where there are others, none as with \
                the kernel (host, the default)", |s, v| own_or_host(v).map(|own| s.own_loopback = own)),
-    Variable::new(Scope::Process, "UIW_SHARDS", "a number from 1 to 64", "how many threads can move bytes at the same time (default: the process's cores, at most 8)", |s, v| match v.parse::<usize>() {
+    Variable::new(ProgramScope::Process, "UIW_SHARDS", "a number from 1 to 64", "how many threads can move bytes at the same time (default: the process's cores, at most 8)", |s, v| match v.parse::<usize>() {
             Ok(shards @ 1..=64) => {
                 s.shards = Some(shards);
                 Ok(())
             }
             _ => Err("expected a number from 1 to 64"),
         }),
-    Variable::new(Scope::CProgram, "UIW_QP_PORTS", "LO-HI", "TCP and UDP ports of queue pairs that are connected out of band or send datagrams, for firewalls", |s, v| ports(v).map(|range| s.qp_ports = Some(range))),
-    Variable::new(Scope::CProgram, "UIW_LID_MAP", "a file of lines `LID ADDRESS`", "addresses of peers that the program names by LID alone", |s, v| {
+    Variable::new(ProgramScope::CProgram, "UIW_QP_PORTS", "LO-HI", "TCP and UDP ports of queue pairs that are connected out of band or send datagrams, for firewalls", |s, v| ports(v).map(|range| s.qp_ports = Some(range))),
+    Variable::new(ProgramScope::CProgram, "UIW_LID_MAP", "a file of lines `LID ADDRESS`", "addresses of peers that the program names by LID alone", |s, v| {
             s.lid_map = Some(v.into());
             Ok(())
         }),
-    Variable::new(Scope::CProgram, "UIW_PORT_OFFSET", "a number from -65535 to 65535", "added to every port that the program gives to rdma_cm and rsockets, for programs that use the same one over TCP", |s, v| match v.parse::<i32>() {
+    Variable::new(ProgramScope::CProgram, "UIW_PORT_OFFSET", "a number from -65535 to 65535", "added to every port that the program gives to rdma_cm and rsockets, for programs that use the same one over TCP", |s, v| match v.parse::<i32>() {
             Ok(offset @ -65535..=65535) => {
                 s.port_offset = offset;
                 Ok(())
             }
             _ => Err("expected a number from -65535 to 65535"),
         }),
-    Variable::new(Scope::CProgram, "UIW_SOCKETS_TCP", "names of programs and numbers of ports, with commas", "what stays on TCP under librspreload.so: the sockets of these programs, and connections to these ports", |s, v| {
+    Variable::new(ProgramScope::CProgram, "UIW_SOCKETS_TCP", "names of programs and numbers of ports, with commas", "what stays on TCP under librspreload.so: the sockets of these programs, and connections to these ports", |s, v| {
             s.sockets_on_tcp = v.split(',').map(|part| part.trim().to_owned()).collect();
             Ok(())
         }),
-    Variable::new(Scope::CProgram, "UIW_SOCKETS_TIMEOUT", "a time such as 3s or 1m; 0 is the system's own", "how long librspreload.so waits for the port of rsockets to answer before it connects by TCP, rounded up to 3s, 7s, 15s, 31s or 63s, \
+    Variable::new(ProgramScope::CProgram, "UIW_SOCKETS_TIMEOUT", "a time such as 3s or 1m; 0 is the system's own", "how long librspreload.so waits for the port of rsockets to answer before it connects by TCP, rounded up to 3s, 7s, 15s, 31s or 63s, \
                when TCP has repeated its SYN (default: 7s)", |s, v| v.parse().map(|time| s.sockets_timeout = Some(time))),
-    Variable::new(Scope::Process, "UIW_FAULT", "send-split=N, recv-split=N, flip-sent=BYTE:MASK, flip-received=BYTE:MASK, cut-sent=N, cut-received=N, \
+    Variable::new(ProgramScope::Process, "UIW_FAULT", "send-split=N, recv-split=N, flip-sent=BYTE:MASK, flip-received=BYTE:MASK, cut-sent=N, cut-received=N, \
                  fin-sent=N, would-block=N, call:CALL@N=ERRNO, wc:OPERATION@N=STATUS, event:EVENT@TIME, cm:CALL@N=OUTCOME, \
                  slow:CALL=TIME, seed=N, several with commas: see docs/faults.md", "faults that are injected into every TCP stream of the program, and into its calls and completions", faults),
-    Variable::new(Scope::Process, "UIW_PCAP", "FILE[,snap=BYTES][,rotate=BYTES[,files=N]][,append]", "capture all iWARP traffic of the program there, for Wireshark and `uiw decode`", |s, v| {
+    Variable::new(ProgramScope::Process, "UIW_PCAP", "FILE[,snap=BYTES][,rotate=BYTES[,files=N]][,append]", "capture all iWARP traffic of the program there, for Wireshark and `uiw decode`", |s, v| {
             let rule = "expected FILE[,snap=BYTES][,rotate=BYTES[,files=N]][,append]; snap from 96, rotate from 64K, files to 1000";
             v.parse().map(|file| s.pcap = Some(file)).map_err(|_| rule)
         }),
-    Variable::new(Scope::Connection, crate::tls::VARIABLE, "a file: see `docs/tls.md`", "encrypt every connection by TLS 1.3, with the identity and the peers that the file names", |s, v| {
+    Variable::new(ProgramScope::Connection, crate::tls::VARIABLE, "a file: see `docs/tls.md`", "encrypt every connection by TLS 1.3, with the identity and the peers that the file names", |s, v| {
             s.tls = Some(v.into());
             Ok(())
-        }).privileged(Privileged::Refused),
-    Variable::new(Scope::CProgram, "UIW_TLS_UD", "clear", "let datagrams pass in the clear although TLS is on, which does not protect them (default: they are refused)", |s, v| match v {
+        }).privileged(PrivilegePolicy::Refused),
+    Variable::new(ProgramScope::CProgram, "UIW_TLS_UD", "clear", "let datagrams pass in the clear although TLS is on, which does not protect them (default: they are refused)", |s, v| match v {
             "clear" => {
                 s.tls_options.clear_datagrams = true;
                 Ok(())
             }
             _ => Err("expected clear"),
         }),
-    Variable::new(Scope::Connection, crate::tls::KEY_LOG, "a file", "append the secrets of TLS connections there, with which Wireshark decrypts a capture: a reader of that file can read everything", |s, v| {
+    Variable::new(ProgramScope::Connection, crate::tls::KEY_LOG, "a file", "append the secrets of TLS connections there, with which Wireshark decrypts a capture: a reader of that file can read everything", |s, v| {
             s.tls_options.key_log = Some(v.into());
             Ok(())
         }),
-    Variable::new(Scope::Connection, crate::system_path::VARIABLE, "the path of the system's libibverbs.so.1", "list its devices as well, in front of uiw's, and leave them to it; `uiw run --with-system` finds it", |_, v| crate::system_path::check(v)),
-    Variable::new(Scope::Process, crate::counters::VARIABLE, "off, or the absolute path of a directory", "publish counters there, for `uiw stat` (default: uiw in XDG_RUNTIME_DIR, without one /tmp/uiw-UID)", |s, v| Counters::parse(v).map(|counters| s.counters = counters)),
-    Variable::new(Scope::Process, log::VARIABLE, "off, error, warn, info, debug, trace, or filters such as uiw_verbs=trace", "log to standard error", |s, v| {
+    Variable::new(ProgramScope::Connection, crate::system_path::VARIABLE, "the path of the system's libibverbs.so.1", "list its devices as well, in front of uiw's, and leave them to it; `uiw run --with-system` finds it", |_, v| crate::system_path::check(v)),
+    Variable::new(ProgramScope::Process, crate::counters::VARIABLE, "off, or the absolute path of a directory", "publish counters there, for `uiw stat` (default: uiw in XDG_RUNTIME_DIR, without one /tmp/uiw-UID)", |s, v| CounterDestination::parse(v).map(|counters| s.counters = counters)),
+    Variable::new(ProgramScope::Process, log::VARIABLE, "off, error, warn, info, debug, trace, or filters such as uiw_verbs=trace", "log to standard error", |s, v| {
             s.log = Some(v.to_owned());
             Ok(())
-        }).privileged(Privileged::LevelOnly),
+        }).privileged(PrivilegePolicy::LevelOnly),
 ];
 
 /// Returns whether a variable of this name is in the table.
@@ -198,71 +199,71 @@ pub fn unknown_variables() -> Option<String> {
     environment::unknown_variables(is_variable)
 }
 
-/// Everything set from outside.
+/// Values of all settings.
 #[derive(Clone, Debug, Default)]
 pub struct Settings {
     /// The device profile that programs see.
     pub persona: Persona,
-    /// The TCP under everything.
+    /// TCP implementation that the engine uses.
     pub llp: Spec,
     /// Options of every connection.
     pub conn: ConnConfig,
-    /// Time after which a silent peer is dead, if set.
+    /// Time after which a silent peer is considered dead, if set.
     pub dead_after: Option<DeadAfter>,
     /// ORD, if set.
     pub ord: Option<u16>,
     /// IRD, if set.
     pub ird: Option<u16>,
-    /// Acknowledged completion, if set.
+    /// Whether requests complete only after the peer has placed their data, if set.
     pub acknowledged: Option<bool>,
     /// Requests whose payload is copied before its CRC is computed, if set.
     pub stable_tx: Option<StableTx>,
     /// Unreliable datagrams, if set.
     pub ud: Option<bool>,
-    /// True if events have private data in the length that the peer sent, if set.
+    /// True if events report private data in the length that the peer sent, if set.
     pub exact_private_data: Option<bool>,
-    /// True if an id that is bound to a loopback address has the loopback device though there are
-    /// others.
+    /// True if an id that is bound to a loopback address uses the loopback device even if there are
+    /// other devices.
     pub own_loopback: bool,
-    /// Shards of the device, if set.
+    /// Number of shards of the device, if set.
     pub shards: Option<usize>,
-    /// Ports of out-of-band connected queue pairs.
+    /// Port range of queue pairs with out-of-band connections.
     pub qp_ports: Option<RangeInclusive<u16>>,
-    /// Addresses by LID.
+    /// File that maps LIDs to addresses.
     pub lid_map: Option<PathBuf>,
-    /// Added to every rdma_cm port.
+    /// Number that is added to every rdma_cm port.
     pub port_offset: i32,
-    /// Programs and ports whose sockets are no rsockets.
+    /// Programs and ports whose sockets stay on TCP instead of becoming rsockets.
     pub sockets_on_tcp: Vec<String>,
-    /// Time that the port of rsockets may take to answer before TCP is tried, if set.
+    /// Maximum time in which the port of rsockets has to answer before TCP is tried, if set.
     pub sockets_timeout: Option<DeadAfter>,
     /// Injected faults of TCP streams, with the seed of the random ones.
     pub faults: Option<(u64, Faults)>,
     /// Injected faults of calls, completions and events.
     pub plan: FaultPlan,
-    /// The file that the traffic is captured to.
+    /// File to which the traffic is captured.
     pub pcap: Option<PcapFile>,
-    /// The file that configures TLS.
+    /// TLS configuration file.
     pub tls: Option<PathBuf>,
-    /// Options of the TLS file.
+    /// TLS options that are not in the configuration file.
     pub tls_options: TlsFileConfig,
     /// Destination of counters.
-    pub counters: Counters,
+    pub counters: CounterDestination,
     /// Filter of the log.
     pub log: Option<String>,
-    /// The program has more rights than its user: the file of TLS is not read, and no device is
-    /// opened with it.
+    /// True if the program has more rights than its user. The TLS file is not read in that case,
+    /// and no device is opened if one is set.
     is_privileged: bool,
 }
 
-/// Bytes of a bad value that a message shows at most, for the most part.
+/// Approximate maximum size of an invalid value in a message, in bytes.
 const MAX_SHOWN: usize = 200;
 
-/// Reason for which variables are ignored or refused.
+/// Reason why variables are ignored or refused.
 const MORE_RIGHTS: &str = "this program has more rights than its user (setuid, setgid or capabilities)";
 
-/// Time without any acknowledgement after which a peer is dead: `20s`, `5m`, `1h`, or `0` for the
-/// system's own time.
+/// Time without any acknowledgement after which a peer is considered dead: `20s`, `5m`, `1h`, or
+/// `0` for the system's own time.
 ///
 /// ```
 /// use std::time::Duration;
@@ -276,7 +277,7 @@ impl FromStr for DeadAfter {
     type Err = &'static str;
 
     fn from_str(text: &str) -> std::result::Result<Self, Self::Err> {
-        // The longest that the kernel can watch an idle connection for.
+        // The longest time that the kernel accepts for watching an idle connection.
         const LONGEST: u64 = 65_534;
         let rule = "expected a time from 2s to 65534s such as 20s, 5m or 1h, or 0";
         if text == "0" {
@@ -299,29 +300,30 @@ impl FromStr for DeadAfter {
     }
 }
 
-/// Default without [`DeadAfter`] and attributes of the queue pair.
+/// Default if neither [`DeadAfter`] nor attributes of the queue pair specify a time.
 const DEAD_AFTER: Duration = Duration::from_secs(60);
-/// The least time that follows from attributes. Those of InfiniBand are made for a network that
-/// loses next to nothing: TCP alone needs seconds to recover from losses in a row.
+/// Minimum for times that follow from attributes. The attributes of InfiniBand assume a network
+/// that loses almost nothing, but TCP needs seconds to recover from repeated losses.
 const MIN_DEAD_AFTER: Duration = Duration::from_secs(20);
 
-/// Default without `UIW_SOCKETS_TIMEOUT`: two repetitions. With one, a path that loses a packet in
-/// fifty would have a connection in 600 take another way.
+/// Default of `UIW_SOCKETS_TIMEOUT`, which permits two repetitions of the SYN. With only one
+/// repetition, one connection in 600 would fall back to TCP on a path that loses a packet in fifty.
 const SOCKETS_TIMEOUT: Duration = Duration::from_secs(7);
 
-/// Programs announce a port when it is bound, and listen a moment later (qperf does). With other
-/// implementations resolving addresses and routes takes longer than that.
+/// Time for which refused connections are retried. Some programs announce a port after binding it
+/// and listen only a moment later (for example qperf). With other implementations, resolving
+/// addresses and routes takes longer than that.
 const REFUSED_RETRY_TIME: Duration = Duration::from_millis(200);
 
 impl Settings {
-    /// Options of a connection that asks for `ird` and `ord` Reads and atomics, with attributes
-    /// that give up after `retries`.
+    /// Returns the configuration of a connection with `ird` and `ord` Reads and atomics, for a
+    /// queue pair whose attributes give up after `retries`.
     pub fn conn_config(&self, ird: u8, ord: u8, retries: Option<Duration>) -> ConnConfig {
         let mut options = self.conn.clone();
         (options.ird, options.ord) = (self.ird.unwrap_or(ird.into()), self.ord.unwrap_or(ord.into()));
         if self.acknowledged() {
-            // Every Write and Send is followed by a Read of no bytes, which both sides must have
-            // room for.
+            // Every Write and Send is followed by a Read of no bytes, so both sides need at least
+            // one.
             options.acknowledged = true;
             (options.ird, options.ord) = (options.ird.max(1), options.ord.max(1));
         }
@@ -331,30 +333,31 @@ impl Settings {
         options
     }
 
-    /// Returns the time without any acknowledgement after which a peer is dead, for a queue pair
-    /// whose attributes give up after `retries`.
+    /// Returns the time without any acknowledgement after which a peer is considered dead, for a
+    /// queue pair whose attributes give up after `retries`.
     pub fn dead_after(&self, retries: Option<Duration>) -> Option<Duration> {
         let default = || Some(retries.map_or(DEAD_AFTER, |time| time.max(MIN_DEAD_AFTER)));
         self.dead_after.map_or_else(default, |DeadAfter(time)| time)
     }
 
-    /// The process's settings; the first call starts the log. A bad value is reported once on
-    /// standard error.
+    /// Returns the settings of the process. The first call starts the log. An invalid value is
+    /// reported once on standard error.
     ///
     /// # Errors
-    /// EINVAL when a variable has a bad value.
+    /// EINVAL if a variable has an invalid value.
     pub fn get() -> Result<&'static Self> {
         static SETTINGS: OnceBox<std::result::Result<Settings, String>> = OnceBox::new();
         let settings = SETTINGS.get().unwrap_or_else(|| {
-            // A value that is no text is a wrong one: without it UIW_TLS would be off.
+            // A value that is not UTF-8 is converted and then rejected as invalid. If it were
+            // ignored, UIW_TLS would be off.
             let value = |variable: &Variable| Some(variable.value()?.to_string_lossy().into_owned());
             let mut read = Self::read(value);
             if environment::is_privileged()
                 && let Ok(settings) = &mut read
             {
                 settings.is_privileged = true;
-                // The environment would name the directory.
-                settings.counters = Counters::Off;
+                // The environment would determine the directory.
+                settings.counters = CounterDestination::Off;
             }
             let is_first = SETTINGS.set(Box::new(read)).is_ok();
             let settings = SETTINGS.get_or_init(|| unreachable!("set by this thread or by an earlier one"));
@@ -382,8 +385,8 @@ impl Settings {
         settings.as_ref().map_err(|_| Errno::INVAL)
     }
 
-    /// Options of the program's own connections: those of [`Settings::conn`] with the values that
-    /// have no default here.
+    /// Returns the configuration of the program's own connections: that of [`Settings::conn`], and
+    /// the values that have no default there.
     pub fn connection(&self) -> ConnConfig {
         let mut options = self.conn.clone();
         if let Some(DeadAfter(time)) = self.dead_after {
@@ -396,13 +399,14 @@ impl Settings {
         options
     }
 
-    /// Returns the filter of the log: without `UIW_LOG`, the planned faults that occur.
+    /// Returns the filter of the log. Without `UIW_LOG`, only the injected faults that occur are
+    /// logged.
     pub fn log_filter(&self) -> Option<&str> {
         const FAULTS: &str = "off,uiw_verbs::faults=warn";
         self.log.as_deref().or_else(|| (self.plan != FaultPlan::default()).then_some(FAULTS))
     }
 
-    /// Settings from variables that `value` returns.
+    /// Reads the settings from the values that `value` returns.
     ///
     /// # Errors
     /// One line that names the variable, its value and the rule.
@@ -418,45 +422,46 @@ impl Settings {
         Ok(settings)
     }
 
-    /// Returns whether the sockets of the program `name`, or connections to the port of that
-    /// number, are no rsockets.
+    /// Returns whether the sockets of the program `name`, or the connections to the port with that
+    /// number, stay on TCP.
     pub fn stays_on_tcp(&self, name: &str) -> bool {
         self.sockets_on_tcp.iter().any(|listed| listed == name)
     }
 
     /// Returns the number of repetitions of the SYN to a port of rsockets before the plain port is
-    /// tried; `None` is the system's default.
+    /// tried. `None` means the default of the system.
     pub fn sockets_syn_retries(&self) -> Option<i32> {
         let DeadAfter(time) = self.sockets_timeout.unwrap_or(DeadAfter(Some(SOCKETS_TIMEOUT)));
         let time = time?;
-        // The first waits for a second, and each for twice as long as the one before.
+        // The first repetition is sent after one second, and each interval is twice as long as the
+        // one before.
         (1..=5).find(|retries| Duration::from_secs((2 << retries) - 1) >= time)
     }
 
-    /// Returns whether queue pairs complete requests only when the peer has placed them.
+    /// Returns whether queue pairs complete requests only after the peer has placed their data.
     pub fn acknowledged(&self) -> bool {
         self.acknowledged.unwrap_or(self.persona != Persona::Iwarp)
     }
 
-    /// Returns whether events have private data in the length that the peer sent, instead of
-    /// InfiniBand's fields.
+    /// Returns whether events report private data in the length that the peer sent, instead of the
+    /// length of InfiniBand's fields.
     pub fn exact_private_data(&self) -> bool {
         self.exact_private_data.unwrap_or(self.persona == Persona::Iwarp)
     }
 
-    /// Returns the requests whose payload is copied before its CRC is computed: without
-    /// `UIW_STABLE_TX` Writes, as programs replicate memory that others rewrite meanwhile (QEMU's
-    /// migration does), and adapters carry that.
+    /// Returns the requests whose payload is copied before its CRC is computed. Without
+    /// `UIW_STABLE_TX` these are Writes, because some programs transfer memory that changes
+    /// meanwhile (as in QEMU's live migration), which works with RDMA adapters.
     pub fn stable_tx(&self) -> StableTx {
         self.stable_tx.unwrap_or(StableTx::Writes)
     }
 
-    /// Returns whether programs can have UD queue pairs.
+    /// Returns whether programs can create UD queue pairs.
     pub fn offers_ud(&self) -> bool {
         self.no_datagrams().is_none()
     }
 
-    /// Returns the reason why programs cannot have datagrams, if that is so.
+    /// Returns the reason why programs cannot use datagrams, or `None` if they can.
     pub fn no_datagrams(&self) -> Option<&'static str> {
         if !self.ud.unwrap_or(self.persona != Persona::Iwarp) {
             Some("an iWARP device has no datagrams, unless UIW_UD=on")
@@ -467,9 +472,8 @@ impl Settings {
         }
     }
 
-    /// Returns the reason for which the program must not read the TLS file, if there is one.
-    /// Opening a device fails in that case, because the user has not asked for connections in the
-    /// clear.
+    /// Returns the reason why the program must not read the TLS file, if there is one. Opening a
+    /// device fails in that case, because the user did not ask for unencrypted connections.
     pub fn refused_tls(&self) -> Option<String> {
         let is_refused = self.is_privileged && self.tls.is_some();
         is_refused.then(|| {
@@ -477,10 +481,10 @@ impl Settings {
         })
     }
 
-    /// The configuration of TLS, if there is one; the file is read with every call.
+    /// Returns the TLS configuration, if there is one. Every call reads the file.
     ///
     /// # Errors
-    /// One line that names the file and what is wrong.
+    /// One line that names the file and the mistake.
     pub fn tls(&self) -> std::result::Result<Option<Tls>, String> {
         let Some(file) = &self.tls else { return Ok(None) };
         if let Some(why) = self.refused_tls() {
@@ -490,14 +494,15 @@ impl Settings {
         tls.map(Some).map_err(|error| wrong_tls(file, &error))
     }
 
-    /// Like [`Settings::tls`], but reads the files again when they have changed, on a thread that
-    /// runs until the end of the process.
+    /// Like [`Settings::tls`], but also starts a thread that reads the files again when they have
+    /// changed, until the end of the process.
     ///
     /// # Errors
-    /// One line that names the file and what is wrong.
+    /// One line that names the file and the mistake.
     pub fn watched_tls(&self) -> std::result::Result<Option<Tls>, String> {
         let Some(file) = &self.tls else { return Ok(None) };
-        // Before the files are read: a change meanwhile is seen.
+        // The watch is created before the files are read, so that it detects changes made
+        // meanwhile.
         let watch = TlsWatch::new(file, &self.tls_options).map_err(|error| wrong_tls(file, &error))?;
         let tls = self.tls()?;
         if let Some(tls) = &tls {
@@ -507,7 +512,7 @@ impl Settings {
     }
 }
 
-/// Returns the line about a file of TLS that cannot be used.
+/// Returns the message about an invalid TLS file.
 fn wrong_tls(file: &Path, error: &dyn Display) -> String {
     log::shown(&format!("uiw: {}={}: {error}", crate::tls::VARIABLE, file.display()), log::MAX_LINE)
 }

@@ -1,5 +1,5 @@
-//! The TCP under the engine: the kernel's, or with `UIW_LLP` one of this process, with addresses
-//! and ports of its own that the kernel does not have.
+//! The TCP implementation that the engine uses: the kernel's, or with `UIW_LLP` one in this
+//! process. The latter has its own addresses and ports, which the kernel does not know.
 
 use crate::boundary::Result;
 use crate::errno::Errno;
@@ -13,8 +13,8 @@ use uiw_smol::capability::refusal;
 /// Dynamic ports (RFC 6335 section 6).
 const DYNAMIC: std::ops::RangeInclusive<u16> = 49152..=65535;
 
-/// Opens it. The reason of a failure is written to standard error: an error number alone would not
-/// name it.
+/// Opens the TCP implementation. The reason of a failure is written to standard error, because an
+/// error number alone does not tell it.
 pub(crate) fn open(settings: &Settings) -> Result<Box<dyn TransportStack>> {
     settings.llp.open().map_err(|error| {
         if settings.llp.own().is_some() {
@@ -26,20 +26,21 @@ pub(crate) fn open(settings: &Settings) -> Result<Box<dyn TransportStack>> {
     })
 }
 
-/// The interface and the addresses of a TCP in this process.
-fn own() -> Option<(&'static str, &'static SmolConfig)> {
+/// Returns the interface and the configuration of the TCP in this process, if there is one.
+fn in_process_config() -> Option<(&'static str, &'static SmolConfig)> {
     Settings::get().ok()?.llp.own()
 }
 
-/// Returns whether its addresses and ports are not the kernel's.
-pub fn is_own() -> bool {
-    own().is_some()
+/// Returns whether the TCP runs in this process, so that its addresses and ports are not the
+/// kernel's.
+pub fn is_in_process() -> bool {
+    in_process_config().is_some()
 }
 
-/// The source address for `peer` on a TCP in this process: one of the same network, else the first
-/// of its family.
+/// Returns the source address for `peer` on a TCP in this process: an address of the same network,
+/// or otherwise the first of its family.
 pub(crate) fn source_for(peer: SocketAddr) -> Option<Result<SocketAddr>> {
-    let (_, config) = own()?;
+    let (_, config) = in_process_config()?;
     let family = || config.addresses.iter().filter(|(address, _)| address.is_ipv4() == peer.is_ipv4());
     let near = family().find(|(address, prefix)| same_network(*address, peer.ip(), *prefix));
     let found = near.or_else(|| family().next()).map(|(address, _)| SocketAddr::new(*address, 0));
@@ -64,8 +65,8 @@ fn same_network(a: IpAddr, b: IpAddr, prefix: u8) -> bool {
     }
 }
 
-/// A random dynamic port, for port 0 on a TCP in this process.
-pub fn any_port() -> u16 {
+/// Returns a random dynamic port, for port 0 on a TCP in this process.
+pub fn random_port() -> u16 {
     let count = u32::from(DYNAMIC.end() - DYNAMIC.start()) + 1;
     let random = getrandom::u32().unwrap_or_else(|_| std::process::id());
     DYNAMIC.start() + (random % count) as u16
@@ -82,6 +83,6 @@ mod tests {
         assert!(same("10.1.2.3", "192.0.2.1", 0) && !same("10.1.2.3", "10.1.2.4", 32));
         assert!(same("fd00::1", "fd00::ffff", 64) && !same("fd00::1", "fd01::1", 64));
         assert!(!same("fd00::1", "10.0.0.1", 0));
-        assert!(DYNAMIC.contains(&any_port()));
+        assert!(DYNAMIC.contains(&random_port()));
     }
 }

@@ -1,15 +1,15 @@
-//! Where the system's libibverbs is.
+//! The path of the system's libibverbs.
 
 use std::path::Path;
 
-/// The variable that names it.
+/// Environment variable with the path.
 pub const VARIABLE: &str = "UIW_SYSTEM_VERBS";
 
-/// The value of [`VARIABLE`].
+/// Checks the value of [`VARIABLE`].
 ///
 /// # Errors
-/// The rule that it breaks.
+/// The rule that the value breaks.
 pub fn check(value: &str) -> Result<(), &'static str> {
-    // A name alone would be this library's.
+    // A name without a path would find this library itself.
     if Path::new(value).is_absolute() { Ok(()) } else { Err("expected an absolute path") }
 }

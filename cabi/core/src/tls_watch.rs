@@ -1,15 +1,16 @@
-//! The files of TLS, which are read again when they have changed: `UIW_TLS`, and what it names.
+//! Watches the TLS files (`UIW_TLS`, and the files that it names), and reads them again after they
+//! have changed.
 //!
-//! A service reads its configuration again on SIGHUP. That signal belongs to the program here,
-//! whose default is to end, and which may block it, wait for it or have a handler: so the files
-//! themselves are watched. A thread compares their times, sizes and inodes in intervals: that works
-//! on every file system and for links that change, and takes no descriptor, of which the program
-//! may expect particular numbers. Files that are being written are not read: they must have been
-//! the same for an interval.
+//! A service normally reads its configuration again on SIGHUP. In this case the signal belongs to
+//! the program, which ends by default, and which may block the signal, wait for it or handle it.
+//! The files themselves are therefore watched: a thread compares their times, sizes and inodes in
+//! intervals. This works on every file system and for links that change, and needs no descriptor,
+//! which matters to programs that expect particular descriptor numbers. Files that are being
+//! written are not read: they must have been unchanged for an interval.
 //!
-//! inotify would not need the intervals, but misses changes on network file systems, needs watches
-//! of each directory that a link leads through, has 128 instances a user by default, and takes a
-//! descriptor.
+//! inotify would not need the intervals, but it misses changes on network file systems, needs a
+//! watch on each directory that a link leads through, is limited to 128 instances for each user by
+//! default, and takes a descriptor.
 
 use crate::tls::{self, TlsFileConfig};
 use std::io;
@@ -20,51 +21,51 @@ use std::time::Duration;
 use uiw_tls::{KeyError, Tls, TlsConfig};
 use uiw_verbs::integration::spawn_thread;
 
-/// The interval.
+/// Interval between two checks.
 const PERIOD: Duration = Duration::from_secs(2);
 
-/// Properties that distinguish two contents of a file; `None` for no content.
+/// Properties that change with the contents of a file; `None` if the file cannot be read.
 type Stamp = Option<(u64, u64, u64, [i64; 4])>;
 
-/// The files, and which contents of them hold.
+/// The watched files, and the contents that are in use.
 pub(crate) struct TlsWatch {
     file: PathBuf,
     options: TlsFileConfig,
-    /// The first one and those that it names.
+    /// The configuration file and the files that it names.
     files: Vec<PathBuf>,
     /// Stamps of the files when they were read.
     read: Vec<Stamp>,
-    /// Stamps of the files at the last look.
+    /// Stamps of the files at the last check.
     seen: Vec<Stamp>,
 }
 
 impl TlsWatch {
-    /// Creates the watch before the files are read for the first time.
+    /// Creates the watch, before the files are read for the first time.
     ///
     /// # Errors
-    /// The working directory is gone, and the file is relative to it.
+    /// The path of the file is relative, and the working directory does not exist any more.
     pub(crate) fn new(file: &Path, options: &TlsFileConfig) -> io::Result<Self> {
-        // The program may change its directory.
+        // The program may change its working directory.
         let file = std::path::absolute(file)?;
         let files = tls::referenced_files(&file);
         let read = stamps(&files);
         Ok(Self { file, options: options.clone(), files, seen: read.clone(), read })
     }
 
-    /// Watches until the end of the process, on a thread of its own.
+    /// Watches the files on a new thread, until the end of the process.
     ///
     /// # Errors
-    /// There is no room for a thread.
+    /// The thread cannot be started.
     pub(crate) fn start(mut self, tls: Tls) -> io::Result<()> {
         let watch = move || {
             loop {
                 thread::sleep(PERIOD);
-                match self.look().map(|config| config.and_then(|config| tls.replace(config))) {
+                match self.check_files().map(|config| config.and_then(|config| tls.replace(config))) {
                     None => {}
                     Some(Ok(())) => {
                         tracing::info!(file = %self.file.display(), "the files of TLS were read again");
                     }
-                    // As when the first one is wrong: the operator sees it without a log, too.
+                    // Like the error of the first read, this is shown even without a log.
                     Some(Err(error)) => crate::log::note!(
                         "uiw: {}={}: {error}: the configuration of TLS before holds on",
                         tls::VARIABLE,
@@ -77,14 +78,14 @@ impl TlsWatch {
         Ok(())
     }
 
-    /// Another configuration, or what is wrong with it, once for each content of the files.
-    fn look(&mut self) -> Option<Result<TlsConfig, KeyError>> {
+    /// Returns the new configuration, or its error, once for each change of the files.
+    fn check_files(&mut self) -> Option<Result<TlsConfig, KeyError>> {
         let found = stamps(&self.files);
         let is_written = std::mem::replace(&mut self.seen, found) != self.seen;
         if is_written || self.seen == self.read {
             return None;
         }
-        // Others may be named now.
+        // The changed file may name other files.
         self.files = tls::referenced_files(&self.file);
         self.seen = stamps(&self.files);
         let config = tls::read(&self.file, &self.options);
@@ -111,7 +112,7 @@ mod tests {
     use crate::tls::directory::Directory;
     use uiw_tls::SecretKey;
 
-    /// A configuration that accepts one peer, and its watch.
+    /// Returns a configuration that accepts one peer, and its watch.
     fn watched() -> (Directory, TlsWatch) {
         let directory = Directory::new();
         let key = SecretKey::generate().unwrap();
@@ -123,13 +124,13 @@ mod tests {
     }
 
     fn is_quiet(watch: &mut TlsWatch) -> bool {
-        (0..3).all(|_| watch.look().is_none())
+        (0..3).all(|_| watch.check_files().is_none())
     }
 
-    /// Looks until the files have come to rest.
+    /// Checks the files until they are unchanged for an interval.
     fn read_again(watch: &mut TlsWatch) -> Result<(), String> {
-        assert!(watch.look().is_none(), "a change is only noted at first");
-        let config = watch.look().expect("a change that lasts");
+        assert!(watch.check_files().is_none(), "a change is only noted at first");
+        let config = watch.check_files().expect("a change that lasts");
         assert!(is_quiet(watch), "once");
         config.map(drop).map_err(|error| error.to_string())
     }
@@ -141,12 +142,12 @@ mod tests {
         let pins = std::fs::read_to_string(directory.path("pins")).unwrap();
         directory.write("pins", &format!("{pins}# another\n"));
         assert_eq!(read_again(&mut watch), Ok(()));
-        // Written in parts: the part is not read.
+        // The file is being written: it is not read.
         directory.write("pins", "");
-        assert!(watch.look().is_none());
+        assert!(watch.check_files().is_none());
         directory.write("pins", &pins);
         assert_eq!(read_again(&mut watch), Ok(()));
-        // Another file in its place, as `mv` puts it there.
+        // The file is replaced by another one, as with `mv`.
         directory.write("pins.new", &pins);
         std::fs::rename(directory.path("pins.new"), directory.path("pins")).unwrap();
         assert_eq!(read_again(&mut watch), Ok(()));
@@ -164,7 +165,7 @@ mod tests {
         let key = SecretKey::read(&directory.path("key.pem")).unwrap();
         directory.write("others", &format!("{} other\n", key.public_key()));
         assert_eq!(read_again(&mut watch), Ok(()));
-        // The first file alone is known when it is wrong.
+        // If the configuration file is invalid, only that file is known.
         directory.write("tls", "words\n");
         assert!(read_again(&mut watch).unwrap_err().contains("tls:1"));
         directory.write("tls", "mode raw\nkey key.pem\npinned others\n");

@@ -1,18 +1,19 @@
-//! Users of an object, and events about it that the program has not acknowledged.
+//! Counters of the users of an object, and of the events about it that the program has not
+//! acknowledged.
 
 use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Counts the objects that use another.
+/// Number of objects that use another object.
 #[derive(Default)]
 pub struct Users(Arc<AtomicU32>);
 
-/// One user, while it lives.
+/// Token of a user, which counts until it is dropped.
 pub struct UserToken(Arc<AtomicU32>);
 
 impl Users {
-    /// One more user.
+    /// Adds a user.
     #[must_use]
     pub fn add(&self) -> UserToken {
         self.0.fetch_add(1, Ordering::AcqRel);
@@ -31,22 +32,23 @@ impl Drop for UserToken {
     }
 }
 
-/// Events that were delivered about an object and not acknowledged yet. Its destruction waits for
-/// them: the program may still use the object that an event names.
+/// Number of events about an object that were delivered and not acknowledged yet. The destruction
+/// of the object waits for these events, because the program may still use the object to which an
+/// event refers.
 #[derive(Default)]
-pub struct Unacknowledged {
+pub struct UnacknowledgedEvents {
     count: Mutex<u32>,
     none: Condvar,
 }
 
-impl Unacknowledged {
-    /// One event more was delivered.
+impl UnacknowledgedEvents {
+    /// Counts a delivered event.
     #[inline]
     pub fn deliver(&self) {
         *self.count.lock() += 1;
     }
 
-    /// The program has acknowledged `events`. More than were delivered are not counted.
+    /// Counts acknowledged events. An excess over the delivered events is ignored.
     #[inline]
     pub fn acknowledge(&self, events: u32) {
         let mut count = self.count.lock();
@@ -71,7 +73,7 @@ mod tests {
 
     #[test]
     fn waiting_ends_with_the_last_acknowledgement() {
-        let events = Arc::new(Unacknowledged::default());
+        let events = Arc::new(UnacknowledgedEvents::default());
         events.wait();
         events.deliver();
         events.deliver();

@@ -1,4 +1,4 @@
-//! Every refusal of a call says why in the log.
+//! Every refused call logs its reason.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// An error number in front of anything but a call of `because` or one of its kin is a refusal
+/// An error number that is not followed by a call of `because` or a similar function is a refusal
 /// without a reason.
 #[test]
 fn every_refusal_has_a_reason() {
@@ -24,13 +24,13 @@ fn every_refusal_has_a_reason() {
         sources(&root.join(folder), &mut files);
     }
     let kinds = ["INVAL", "UNSUPPORTED", "NOSYS", "NOMEM", "BUSY", "INHERITED", "NODEV"];
-    let reasons = [".because(", ".null()", ".out_of_range()", ".destroyed()"];
+    let reasons = [".because(", ".null_argument()", ".out_of_range()", ".destroyed()"];
     let mut bare = Vec::new();
     let mut with_reason = 0;
     for file in files.iter().filter(|file| !file.ends_with("errno.rs")) {
         let text = fs::read_to_string(file).unwrap();
         let code = text.split("#[cfg(test)]").next().unwrap();
-        // A line that begins with a call belongs to the one in front of it.
+        // A line that begins with a method call belongs to the previous line.
         let mut lines: Vec<(usize, String)> = Vec::new();
         for (number, line) in code.lines().enumerate() {
             match lines.last_mut() {
@@ -42,7 +42,7 @@ fn every_refusal_has_a_reason() {
             let refuses = ["Err(", "ok_or", "map_err(", "Errno::from("].iter().any(|way| line.contains(way));
             for kind in kinds {
                 for behind in line.split(&format!("Errno::{kind}")).skip(1) {
-                    // `settings.rs` has reported the line on standard error.
+                    // `settings.rs` has already reported the line on standard error.
                     let is_reported = file.ends_with("settings.rs");
                     if reasons.iter().any(|reason| behind.starts_with(reason)) {
                         with_reason += 1;

@@ -25,7 +25,7 @@ macro_rules! next {
                     const NAME: &CStr = $c;
                     type Type = for<'a> extern "C" fn($($type),*) -> $result;
 
-                    fn found() -> &'static AtomicUsize {
+                    fn address_cell() -> &'static AtomicUsize {
                         static FOUND: AtomicUsize = AtomicUsize::new(0);
                         &FOUND
                     }

@@ -1,11 +1,11 @@
-//! Listening: a task of the service accepts connections up to the backlog, so that peers connect
-//! whether or not the program is in `raccept` just then.
+//! Listening. A task of the service accepts connections up to the backlog, so that peers can
+//! connect even if the program is not in `raccept`.
 
 use crate::connect;
 use crate::link::Link;
 use crate::service;
 use crate::settings;
-use crate::socket::{Phase, Set, Socket};
+use crate::socket::{Phase, Socket, SocketOptions};
 use crate::stream::{Stream, check_peer};
 use crate::wire::ConnData;
 use std::collections::VecDeque;
@@ -17,49 +17,49 @@ use uiw_cabi_core::boundary::Result;
 use uiw_cabi_core::engine;
 use uiw_cabi_core::errno::Errno;
 use uiw_cabi_core::lock::Mutex;
-use uiw_cabi_core::ports::Reservation;
+use uiw_cabi_core::ports::PortReservation;
 use uiw_cabi_core::settings::Settings;
 use uiw_verbs::ConnConfig;
 use uiw_verbs::cm::{CmChannel, CmEvent, CmEventKind, ConnRequest, Listener};
 
-/// The largest backlog; 0 and less ask for it.
+/// Largest backlog, which is also used for 0 and negative numbers.
 const MAX_BACKLOG: usize = 1024;
-/// The number of the event that ends a listener's task.
+/// Number of the event that ends a listener's task.
 const CLOSED: u64 = 0;
-/// The number of the event that says that the program has taken a connection.
+/// Number of the event that announces that the program has taken a connection.
 const TAKEN: u64 = 1;
 
-/// A listening socket's connections.
+/// Connections of a listening socket.
 pub(crate) struct Acceptor {
     queue: Mutex<AcceptQueue>,
     channel: Arc<CmChannel>,
-    /// None once it is closed; the port is kept from others of this process.
-    listener: Mutex<Option<(Listener, Reservation)>>,
+    /// `None` after the listener was closed. The port is reserved within this process.
+    listener: Mutex<Option<(Listener, PortReservation)>>,
     options: Arc<ConnConfig>,
     ipv6: bool,
 }
 
 struct AcceptQueue {
     ready: VecDeque<Arc<Socket>>,
-    /// Connections that the peer has not confirmed.
+    /// Number of connections that the peer has not confirmed yet.
     begun: usize,
     backlog: usize,
 }
 
 impl Acceptor {
-    /// The oldest connection. Called with the lock of the listening socket.
+    /// Takes the oldest connection. The caller holds the lock of the listening socket.
     pub(crate) fn take(&self) -> Option<Arc<Socket>> {
         let taken = self.queue.lock().ready.pop_front()?;
         self.channel.post(CmEvent::posted(TAKEN));
         Some(taken)
     }
 
-    /// Returns whether a connection waits.
+    /// Returns whether a connection is waiting.
     pub(crate) fn is_ready(&self) -> bool {
         !self.queue.lock().ready.is_empty()
     }
 
-    /// No peer can connect any more, and connections that were not taken end.
+    /// Closes the listener: no peer can connect any more, and connections that were not taken end.
     pub(crate) fn close(&self) {
         let listener = self.listener.lock().take();
         drop(listener);
@@ -73,16 +73,16 @@ impl Acceptor {
         queue.ready.len() + queue.begun >= queue.backlog
     }
 
-    /// Another backlog.
+    /// Changes the backlog.
     fn set_backlog(&self, backlog: usize) {
         self.queue.lock().backlog = backlog;
     }
 }
 
-/// Begins to listen; a socket without an address listens on a free port of every device.
+/// Starts to listen. A socket without an address listens on a free port of every device.
 ///
 /// # Errors
-/// EINVAL for a socket that is connected; EADDRINUSE and others of the address.
+/// EINVAL for a socket that is connected; EADDRINUSE and other errors for the address.
 pub(crate) fn listen(socket: &Arc<Socket>, backlog: i32) -> Result<()> {
     let backlog = usize::try_from(backlog).ok().filter(|backlog| (1..MAX_BACKLOG).contains(backlog));
     let backlog = backlog.unwrap_or(MAX_BACKLOG);
@@ -103,12 +103,12 @@ pub(crate) fn listen(socket: &Arc<Socket>, backlog: i32) -> Result<()> {
                 drop(state);
                 connect::bind(socket, any)?;
             }
-            _ => return Err(Errno::INVAL.because("rlisten of an rsocket that is connected")),
+            _ => return Err(Errno::INVAL.because("rlisten for an rsocket that is connected")),
         }
     }
     let mut state = socket.lock();
     let (Some(local), Phase::New(Some(_))) = (state.local, &state.phase) else {
-        return Err(Errno::INVAL.because("another thread changes the rsocket"));
+        return Err(Errno::INVAL.because("another thread is changing the rsocket"));
     };
     let options = connect::options(&state.set)?;
     let Phase::New(Some(mut port)) = std::mem::replace(&mut state.phase, Phase::New(None)) else {
@@ -123,7 +123,7 @@ pub(crate) fn listen(socket: &Arc<Socket>, backlog: i32) -> Result<()> {
             return Err(errno);
         }
     };
-    // The listener has it now; the port stays the socket's towards others of this process.
+    // The listener uses the port now, but within this process it stays reserved for the socket.
     drop(port.unbind());
     let acceptor = Arc::new(Acceptor {
         queue: Mutex::new(AcceptQueue { ready: VecDeque::new(), begun: 0, backlog }),
@@ -137,7 +137,7 @@ pub(crate) fn listen(socket: &Arc<Socket>, backlog: i32) -> Result<()> {
     service::spawn(serve(acceptor, Arc::downgrade(socket)))
 }
 
-/// The task of a listener.
+/// Task of a listener.
 async fn serve(acceptor: Arc<Acceptor>, socket: Weak<Socket>) {
     let mut waiting = VecDeque::new();
     loop {
@@ -159,24 +159,25 @@ async fn serve(acceptor: Arc<Acceptor>, socket: Weak<Socket>) {
     }
 }
 
-/// Answers a request: the connection that stands when the peer has seen the Reply, whose events go
-/// to `channel`, or else to where those of the request go.
+/// Accepts a request, and returns a connection that is established when the peer has received the
+/// Reply. Its events go to `channel` if given, otherwise to the channel of the request.
 ///
 /// # Errors
-/// EPROTO for a peer that is no rsocket, or one that this end cannot talk to; those of the engine.
+/// EPROTO for a peer that is not an rsocket, or with which this end cannot communicate; the errors
+/// of the engine.
 pub(crate) fn answer(
     request: ConnRequest,
-    set: &Set,
+    set: &SocketOptions,
     options: &Arc<ConnConfig>,
     channel: Option<&Arc<CmChannel>>,
 ) -> Result<Box<Stream>> {
     let peer = ConnData::from_bytes(request.private_data()).map_err(|error| {
-        tracing::warn!(%error, peer = %request.peer_addr(), "the peer is no rsocket");
+        tracing::warn!(%error, peer = %request.peer_addr(), "the peer is not an rsocket");
         Errno(libc::EPROTO)
     })?;
     let variant = settings::variant(Settings::get()?.persona);
     if let Err(errno) = check_peer(variant, &peer) {
-        // The peer's log says why, too.
+        // The peer's log shows the reason as well.
         request.reject(&ConnData::refusal(variant).to_bytes())?;
         return Err(errno);
     }
@@ -188,12 +189,13 @@ pub(crate) fn answer(
     Ok(Box::new(stream))
 }
 
-/// Accepts a request; the connection is in the queue when it is established.
+/// Accepts a request. The connection is queued when it is established.
 fn accept(acceptor: &Arc<Acceptor>, listening: &Weak<Socket>, request: ConnRequest) -> Result<()> {
-    // What the program has set on the listening socket by now.
+    // The options that the program has set on the listening socket by now.
     let set = listening.upgrade().ok_or(Errno(libc::ECONNABORTED))?.lock().set;
     let new = Socket::new(acceptor.ipv6, set);
-    let (local, remote) = (address::plain(request.local_addr()), address::plain(request.peer_addr()));
+    let (local, remote) =
+        (address::to_canonical(request.local_addr()), address::to_canonical(request.peer_addr()));
     let stream = answer(request, &set, &acceptor.options, Some(new.channel()))?;
     {
         let mut state = new.lock();

@@ -1,4 +1,4 @@
-//! Addresses that C gives and takes, and the program's name.
+//! Addresses that are passed from and to C, and the name of the program.
 
 use libc::socklen_t;
 use std::ffi::{CStr, c_char};
@@ -8,23 +8,24 @@ use uiw_cabi_core::arguments::{ArrayMutPtr, ArrayPtr, Count, RoomPtr, write_byte
 use uiw_cabi_core::boundary::Result;
 use uiw_cabi_core::errno::Errno;
 
-/// An address of C, `len` bytes long.
+/// Reads an address of C that has `len` bytes.
 pub(crate) fn read_address<'a>(addr: &ArrayPtr<'a, u8>, len: Count<'a, socklen_t>) -> Result<SocketAddr> {
     address::parse(addr.get(len)?.ok_or_else(|| Errno::INVAL.because("an address is NULL"))?)
 }
 
-/// Gives C an address, as much as fits, and its length.
+/// Writes as much of an address as fits, and its length.
 pub(crate) fn write_address<'a>(real: SocketAddr, addr: ArrayMutPtr<'a, u8>, len: RoomPtr<'a>) -> Result<()> {
-    let shown = address::shown(real);
-    write_bytes(addr, len, address::bytes(&shown))
+    let shown = address::to_program(real);
+    write_bytes(addr, len, address::significant_bytes(&shown))
 }
 
-/// The name by which the program was started, without folders.
+/// Returns the name with which the program was started, without directories.
 pub(crate) fn program_name() -> &'static str {
     unsafe extern "C" {
         static program_invocation_short_name: *const c_char;
     }
-    // SAFETY: the C library sets it before any other code runs, to NULL or a text that stays.
+    // SAFETY: the C library sets the variable before any other code runs, to NULL or a string that
+    // is never freed.
     unsafe {
         if program_invocation_short_name.is_null() {
             return "";
@@ -33,7 +34,7 @@ pub(crate) fn program_name() -> &'static str {
     }
 }
 
-/// The address of this host, where a program connects to "any".
+/// Returns an address of this host if a program connects to the unspecified address.
 pub(crate) fn reachable(to: SocketAddr) -> SocketAddr {
     let mut to = to;
     match to {

@@ -1,18 +1,18 @@
-//! What a descriptor of an rsocket has behind it: a stream or datagrams, as far as waiting for them
-//! is concerned.
+//! Object behind a descriptor of an rsocket: a stream or a datagram socket, with the functions for
+//! waiting.
 
 use crate::datagram::Datagram;
 use crate::numbers::Numbers;
 use crate::ready;
 use crate::socket::Socket;
-use crate::wait::Source;
+use crate::wait::WaitSource;
 use crate::watchers::WakerPolicy;
 use std::ffi::{c_int, c_short};
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use uiw_verbs::ShardSet;
 
-/// An rsocket.
+/// A stream or datagram rsocket.
 #[derive(Clone)]
 pub(crate) enum AnySocket {
     Stream(Arc<Socket>),
@@ -20,7 +20,7 @@ pub(crate) enum AnySocket {
 }
 
 impl AnySocket {
-    /// The numbers that the program has for it.
+    /// Returns the descriptor numbers that the program has for the socket.
     pub(crate) fn numbers(&self) -> &Numbers {
         match self {
             Self::Stream(socket) => socket.numbers(),
@@ -45,12 +45,12 @@ impl AnySocket {
     /// Returns the ready events among those that a program asks for.
     pub(crate) fn ready(&self, events: c_short) -> c_short {
         match self {
-            Self::Stream(socket) => ready::look(socket, events),
+            Self::Stream(socket) => ready::ready_events(socket, events),
             Self::Datagram(socket) => socket.ready(events),
         }
     }
 
-    /// Like [`AnySocket::ready`]; the task is woken by the next change.
+    /// Like [`AnySocket::ready`], but registers the task, which the next change wakes.
     pub(crate) fn poll_ready(
         &self,
         events: c_short,
@@ -63,7 +63,7 @@ impl AnySocket {
         }
     }
 
-    /// The task does not wait any more.
+    /// Unregisters a task that does not wait any more.
     pub(crate) fn unwatch(&self, waker: &Waker) {
         match self {
             Self::Stream(socket) => socket.unwatch(waker),
@@ -71,7 +71,7 @@ impl AnySocket {
         }
     }
 
-    /// The shards of its connection.
+    /// Returns the shards of the socket's connection.
     pub(crate) fn shards(&self) -> ShardSet {
         match self {
             Self::Stream(socket) => socket.shards(),
@@ -79,7 +79,7 @@ impl AnySocket {
         }
     }
 
-    /// Called after an attempt without waiting.
+    /// Called after an attempt that did not wait.
     pub(crate) fn yield_if_fruitless(&self, found: bool) {
         match self {
             Self::Stream(socket) => socket.attempts().note(found),
@@ -87,7 +87,7 @@ impl AnySocket {
         }
     }
 
-    /// O_NONBLOCK and the other flags of F_GETFL.
+    /// Returns O_NONBLOCK and the other flags of F_GETFL.
     pub(crate) fn status_flags(&self) -> c_int {
         match self {
             Self::Stream(socket) => socket.lock().status_flags,
@@ -95,7 +95,7 @@ impl AnySocket {
         }
     }
 
-    /// Sets them.
+    /// Sets the flags of F_SETFL.
     pub(crate) fn set_status_flags(&self, flags: c_int) {
         match self {
             Self::Stream(socket) => socket.lock().status_flags = flags,
@@ -103,7 +103,7 @@ impl AnySocket {
         }
     }
 
-    /// FD_CLOEXEC, as F_GETFD has it.
+    /// Returns FD_CLOEXEC, like F_GETFD.
     pub(crate) fn descriptor_flags(&self) -> c_int {
         match self {
             Self::Stream(socket) => socket.lock().descriptor_flags,
@@ -111,7 +111,7 @@ impl AnySocket {
         }
     }
 
-    /// Sets it.
+    /// Sets FD_CLOEXEC, like F_SETFD.
     pub(crate) fn set_descriptor_flags(&self, flags: c_int) {
         match self {
             Self::Stream(socket) => socket.lock().descriptor_flags = flags,
@@ -119,17 +119,16 @@ impl AnySocket {
         }
     }
 
-    /// Bytes that can be read: of datagrams those of the next one.
+    /// Returns the number of readable bytes; for datagrams, those of the next message.
     pub(crate) fn readable(&self) -> u64 {
         match self {
-            Self::Stream(socket) => {
-                socket.look(None, |state| state.stream().map_or(0, |stream| stream.receiver.readable()))
-            }
+            Self::Stream(socket) => socket
+                .update_then(None, |state| state.stream().map_or(0, |stream| stream.receiver.readable())),
             Self::Datagram(socket) => socket.readable(),
         }
     }
 
-    /// The program has no descriptor of it any more.
+    /// Closes the socket after the program has closed its last descriptor.
     pub(crate) fn close(&self) {
         match self {
             Self::Stream(socket) => socket.close(),

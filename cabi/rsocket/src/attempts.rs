@@ -1,4 +1,4 @@
-//! What a thread does before it sleeps until something arrives at a socket.
+//! Attempts and polling before a thread sleeps until something arrives at a socket.
 
 use crate::settings::polling_time;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -7,45 +7,47 @@ use std::thread;
 use std::time::{Duration, Instant};
 use uiw_cabi_core::lock::Mutex;
 
-/// Attempts that find nothing before a thread calls `sched_yield`: the peer may need the processor.
+/// Number of successive fruitless attempts before a thread calls `sched_yield`, because the peer
+/// may need the processor.
 const ATTEMPTS_BEFORE_YIELD: u32 = 32;
 
-/// A call that waits makes an attempt without waiting first, unless so many of them found nothing;
-/// then each of so many calls makes one.
+/// A call that may wait begins with an attempt that does not wait. After this number of successive
+/// fruitless attempts, only one of this number of calls makes such an attempt.
 const ATTEMPTS_BEFORE_WAITS: u32 = 4;
 const CALLS_PER_ATTEMPT: u32 = 16;
 
-/// Attempts without waiting at a socket, and how long the last wait was. Not exact where several
-/// threads wait; nothing depends on it.
+/// Statistics of attempts at a socket, and whether the last wait was short. They are approximate if
+/// several threads wait, and only affect performance.
 #[derive(Default)]
 pub(crate) struct Attempts {
-    /// Number of attempts that found nothing since the last one that found something.
-    in_vain: AtomicU32,
-    /// The last wait was no longer than [`polling_time`], so the next one may poll before it
-    /// sleeps: a sleep and its wake-up take longer than what a peer that answers at once needs.
+    /// Number of successive attempts that were fruitless.
+    fruitless: AtomicU32,
+    /// True if the last wait was no longer than [`polling_time`]. In that case the next wait may
+    /// poll before it sleeps, because sleeping and waking up take longer than a peer needs that
+    /// answers immediately.
     is_short: AtomicBool,
     choice: Mutex<PollChoice>,
 }
 
 impl Attempts {
-    /// Counts an attempt; returns how many have found nothing.
+    /// Counts an attempt, and returns the number of successive fruitless ones.
     pub(crate) fn count(&self, found: bool) -> u32 {
-        let count = if found { 0 } else { self.in_vain.load(Ordering::Relaxed).wrapping_add(1) };
-        self.in_vain.store(count, Ordering::Relaxed);
+        let count = if found { 0 } else { self.fruitless.load(Ordering::Relaxed).wrapping_add(1) };
+        self.fruitless.store(count, Ordering::Relaxed);
         count
     }
 
-    /// Called after the attempt of a call that does not wait.
+    /// Counts the attempt of a call that does not wait, and yields the processor if necessary.
     pub(crate) fn note(&self, found: bool) {
         if self.count(found) > ATTEMPTS_BEFORE_YIELD {
             thread::yield_now();
         }
     }
 
-    /// Returns whether a call that waits omits its attempt, as the wait finds what has arrived as
-    /// well. It counts as one that found nothing.
+    /// Returns whether a call that may wait omits its attempt, because the wait also finds what has
+    /// arrived. The omitted attempt is counted as fruitless.
     pub(crate) fn is_omitted(&self) -> bool {
-        let count = self.in_vain.load(Ordering::Relaxed);
+        let count = self.fruitless.load(Ordering::Relaxed);
         let omitted = count >= ATTEMPTS_BEFORE_WAITS && !count.is_multiple_of(CALLS_PER_ATTEMPT);
         if omitted {
             self.count(false);
@@ -53,15 +55,16 @@ impl Attempts {
         omitted
     }
 
-    /// Returns whether a wait polls before it sleeps, as the last one was short, and such waits are
-    /// shorter with polling.
+    /// Returns whether a wait polls before it sleeps: the last wait was short, and polling makes
+    /// such waits shorter.
     pub(crate) fn expect_soon(&self) -> bool {
-        // Held only where a signal handler has interrupted a call, or by another thread.
+        // The lock is held only by another thread, or by a call on this thread that a signal
+        // handler has interrupted.
         self.is_short.load(Ordering::Relaxed) && self.choice.try_lock().is_some_and(|choice| choice.polls)
     }
 
-    /// Repeats `attempt` for a wait that began at `begun`, for at most `most`. Nothing where the
-    /// thread is to sleep.
+    /// Repeats `attempt` for a wait that began at `begun`, for at most `most`. Returns `None` if
+    /// the thread should sleep.
     pub(crate) fn poll<T>(
         &self,
         begun: Instant,
@@ -79,43 +82,43 @@ impl Attempts {
         None
     }
 
-    /// A wait has ended, after this time.
+    /// Records the duration of a wait.
     pub(crate) fn ended(&self, time: Duration) {
         let mut is_short = time <= polling_time();
         if self.is_short.load(Ordering::Relaxed)
             && let Some(mut choice) = self.choice.try_lock()
         {
             choice.note(time);
-            is_short |= choice.is_for_all();
+            is_short |= choice.counts_all_waits();
         }
         self.is_short.store(is_short, Ordering::Relaxed);
     }
 }
 
-/// Waits of a trial, and waits between two pairs of trials.
+/// Number of waits in a trial, and number of waits between two pairs of trials.
 const TRIAL: u32 = 256;
 const BETWEEN_TRIALS: u32 = 1 << 14;
-/// Length from which a wait does not count: it waits for the peer, or for a processor that another
-/// program has.
+/// Waits of this duration or more are not counted, because they depend on the peer, or on a
+/// processor that another program uses.
 const LONG: Duration = Duration::from_millis(4);
 
-/// Decision whether waits poll first, or the thread sleeps at once. Polling takes longer where both
-/// ends share a processor, and where other programs need one: a thread that has used its share of
-/// it with polling does not interrupt them when it is woken.
+/// Decision whether waits poll first or the thread sleeps immediately. Polling takes longer if both
+/// ends share a processor, or if other programs need one: a thread that has used its share of the
+/// processor for polling does not preempt them when it is woken.
 #[derive(Debug)]
 struct PollChoice {
     polls: bool,
-    /// Left until the choice is made anew, or the next trial begins.
+    /// Number of waits until the choice is made again, or the next trial begins.
     left: u32,
     trial: PollTrial,
-    /// Sum of the waits of this trial, and of those of the last one.
+    /// Total duration of the waits of this trial. The total of the previous trial follows.
     total: Duration,
     with_polling: Duration,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum PollTrial {
-    /// Trial with polling, then without.
+    /// The trial with polling comes first, then the one without.
     Polls,
     Sleeps,
     None,
@@ -134,14 +137,14 @@ impl Default for PollChoice {
 }
 
 impl PollChoice {
-    /// Returns whether the next wait counts however long the last one was: in a trial without
-    /// polling, and for the first wait behind it, waits that polling would make short may be
-    /// longer.
-    fn is_for_all(&self) -> bool {
+    /// Returns whether the next wait is counted regardless of the duration of the last one. This
+    /// applies to a trial without polling and to the first wait after it, because waits that would
+    /// be short with polling may be longer there.
+    fn counts_all_waits(&self) -> bool {
         self.trial == PollTrial::Sleeps || self.polls && self.left == BETWEEN_TRIALS
     }
 
-    /// A wait before which polling was possible has ended, after this time.
+    /// Records the duration of a wait in which polling would have been possible.
     fn note(&mut self, time: Duration) {
         self.total += time.min(LONG);
         self.left -= 1;
@@ -206,8 +209,8 @@ mod tests {
         assert!(!attempts.is_omitted());
     }
 
-    /// Waits that take these times, with and without polling; how many of the last `BETWEEN_TRIALS`
-    /// poll.
+    /// Simulates waits that take these times with and without polling. Returns how many of the last
+    /// `BETWEEN_TRIALS` waits poll.
     fn polling(with: Duration, without: Duration) -> usize {
         let mut choice = PollChoice::default();
         let mut wait = || {
@@ -219,7 +222,7 @@ mod tests {
         (0..BETWEEN_TRIALS).filter(|_| wait()).count()
     }
 
-    /// Waits with a sleep are too long for polling.
+    /// Waits that include a sleep are too long for polling.
     #[test]
     fn long_sleeps_do_not_end_trial() {
         let attempts = Attempts::default();
@@ -238,7 +241,7 @@ mod tests {
         let [short, long] = [10, 50].map(Duration::from_micros);
         assert_eq!(polling(short, long), BETWEEN_TRIALS as usize);
         assert_eq!(polling(long, short), 0);
-        // One wait for the peer does not decide.
+        // A single wait for the peer does not affect the decision.
         let mut choice = PollChoice::default();
         (0..3 * (2 * TRIAL + BETWEEN_TRIALS)).for_each(|_| choice.note(Duration::MAX));
         assert_eq!(choice.trial, PollTrial::Polls);

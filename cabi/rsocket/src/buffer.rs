@@ -1,4 +1,4 @@
-//! Memory of rsockets' own that is registered.
+//! Registered memory of rsockets.
 
 use crate::sys;
 use crate::wire::Target;
@@ -8,30 +8,30 @@ use uiw_cabi_core::errno::Errno;
 use uiw_mem::Span;
 use uiw_verbs::{Access, Memory, Pd, RawMr, STag, Sge};
 
-/// Registered memory of ours, which only copies reach.
+/// Registered memory of this library, which is only accessed by copying.
 pub(super) struct Buffer {
     /// Span of the whole buffer.
     span: Span,
     base: u64,
     lkey: STag,
     rkey: STag,
-    /// Registered until it is dropped.
+    /// Registration of the memory, which ends on drop.
     _mr: RawMr,
 }
 
 impl Buffer {
-    /// `len` bytes that this process uses, and peers with `access`.
+    /// Allocates `len` bytes that this process uses, and that peers can use according to `access`.
     ///
     /// # Errors
-    /// ENOMEM
+    /// ENOMEM.
     pub(super) fn new(pd: &Pd, len: usize, access: Access) -> Result<Self> {
         let memory = Memory::owned(len)?;
-        // Most connections use the first bytes of a long buffer only: a huge page would take 2 MiB
-        // for them.
+        // Most connections use only the first bytes of a long buffer, and a huge page would take 2
+        // MiB for them.
         sys::use_small_pages(memory.as_ptr(), len);
-        // SAFETY: the users (the ring of a stream's sending half, the slots of datagrams) give a
-        // byte to one request at a time, and do not touch it before the request has completed; what
-        // peers reach is shared whatever is said here.
+        // SAFETY: the users of buffers (the ring of a stream's sending half, the slots of
+        // datagrams) assign a byte to one request at a time, and do not access it until the request
+        // has completed. Memory that peers can access is always shared, regardless of this call.
         let memory = unsafe { memory.exclusive() };
         let base = memory.as_ptr() as u64;
         let mr = pd.register_raw(memory, base, Access::LOCAL_WRITE | access)?;
@@ -39,19 +39,20 @@ impl Buffer {
         Ok(Self { span, base, lkey: mr.lkey(), rkey: mr.rkey(), _mr: mr })
     }
 
-    /// Returns whether `len` bytes at `at` are in it. The users' own sums say so.
+    /// Checks that `len` bytes at `at` are inside the buffer, which the arithmetic of the users
+    /// ensures.
     fn check(&self, at: usize, len: usize) -> Result<()> {
         let is_inside = at.checked_add(len).is_some_and(|end| end <= self.span.len());
         if is_inside { Ok(()) } else { Err(Errno::IO) }
     }
 
-    /// Copies out of it.
+    /// Copies bytes out of the buffer.
     pub(super) fn read(&self, at: usize, to: &mut [u8]) -> Result<()> {
         self.check(at, to.len())?;
         self.span.pin().and_then(|pin| pin.copy_to(at, to)).map_err(|_| Errno::IO)
     }
 
-    /// Copies into it.
+    /// Copies bytes into the buffer.
     pub(super) fn write(&self, at: usize, from: &[u8]) -> Result<()> {
         self.check(at, from.len())?;
         self.span.pin().and_then(|pin| pin.copy_from(at, from)).map_err(|_| Errno::IO)
@@ -62,7 +63,7 @@ impl Buffer {
         Target { addr: self.base + at as u64, key: self.rkey.0, len }
     }
 
-    /// An element of a request.
+    /// Returns an element for a request.
     pub(super) fn sge(&self, range: Range<u32>) -> Sge {
         Sge { addr: self.base + u64::from(range.start), length: range.end - range.start, lkey: self.lkey }
     }

@@ -1,8 +1,8 @@
-//! Local addresses and the active side of a connection.
+//! Binding of local addresses, and the active side of a connection.
 
 use crate::link::Link;
 use crate::settings::{self, Sizes};
-use crate::socket::{Phase, Set, Socket, State};
+use crate::socket::{Phase, Socket, SocketOptions, State};
 use crate::stream::{Stream, check_peer};
 use crate::wire::ConnData;
 use std::net::SocketAddr;
@@ -12,19 +12,19 @@ use uiw_cabi_core::address;
 use uiw_cabi_core::boundary::Result;
 use uiw_cabi_core::engine;
 use uiw_cabi_core::errno::Errno;
-use uiw_cabi_core::ports::{self, Reservation};
+use uiw_cabi_core::ports::{self, PortReservation};
 use uiw_cabi_core::settings::Settings;
 use uiw_cabi_verbs::device;
 use uiw_verbs::cm::{self, ConnInfo};
 use uiw_verbs::{ConnConfig, Error, Qp, StableTx};
 
-/// A connection that is being made.
-pub(crate) struct Connecting {
+/// Connection that is being established.
+pub(crate) struct PendingConnection {
     link: Link,
     sizes: Sizes,
 }
 
-impl Connecting {
+impl PendingConnection {
     pub(crate) fn new(link: Link, sizes: Sizes) -> Self {
         Self { link, sizes }
     }
@@ -34,70 +34,71 @@ impl Connecting {
     }
 }
 
-/// Options of a connection or listener.
+/// Returns the configuration of a connection or listener.
 ///
 /// # Errors
-/// EINVAL when an environment variable has a bad value.
-pub(crate) fn options(set: &Set) -> Result<Arc<ConnConfig>> {
+/// EINVAL if an environment variable has an invalid value.
+pub(crate) fn options(set: &SocketOptions) -> Result<Arc<ConnConfig>> {
     let settings = Settings::get()?;
-    // rsockets have no Reads; one is what rdma-core asks for on iWARP.
+    // rsockets have no Reads. rdma-core requests one on iWARP.
     let mut options = settings.conn_config(1, 1, None);
     (options.stream.tos, options.stream.v6_only) = (set.tos, set.v6_only);
-    // A program that connects to a port where nothing listens may want to use TCP then.
+    // If nothing listens on the port, the program may want to use TCP.
     options.refused_retry_time = Duration::ZERO;
-    // What is written comes from the library's own buffers.
+    // Written data comes from the library's own buffers.
     options.stable_tx = settings.stable_tx.unwrap_or(StableTx::Off);
-    // The protocol allows a message that finds no receive to wait for one.
+    // The protocol permits a message to wait for a receive.
     options.no_receive_timeout = Duration::MAX;
     Ok(Arc::new(options))
 }
 
-/// Gives the socket a local address, in the program's numbers.
+/// Binds the socket to a local address, which has the program's port number.
 ///
 /// # Errors
 /// EINVAL for a socket that has one; EADDRNOTAVAIL, EADDRINUSE, EACCES.
 pub(crate) fn bind(socket: &Arc<Socket>, to: SocketAddr) -> Result<()> {
     let mut state = socket.lock();
     let Phase::New(None) = &state.phase else {
-        return Err(Errno::INVAL.because("rbind of an rsocket that has an address"));
+        return Err(Errno::INVAL.because("rbind for an rsocket that has an address"));
     };
-    let real = address::real(to)?;
+    let real = address::to_real(to)?;
     if !real.ip().is_unspecified() {
         device::with_address(real.ip())
             .map_err(|errno| if errno == Errno::NODEV { Errno(libc::EADDRNOTAVAIL) } else { errno })?;
     }
     let holder = Arc::as_ptr(socket).addr();
-    // A socket of IPv4 cannot have an address of IPv6, nor the other way but for mapped ones.
+    // An IPv4 socket cannot have an IPv6 address, and an IPv6 socket can have an IPv4 address only
+    // if it is mapped.
     let (bound, port) = ports::reserve(holder, real, false, state.set.reuse, state.set.v6_only)?;
     state.local = Some(bound);
     state.phase = Phase::New(Some(port));
     Ok(())
 }
 
-/// Begins to connect; the events of the connection follow.
+/// Starts to connect. The events of the connection follow.
 ///
 /// # Errors
-/// EALREADY, EISCONN, EINVAL; those of reaching the peer that are known at once.
-pub(crate) fn begin(socket: &Socket, state: &mut State, to: SocketAddr) -> Result<()> {
+/// EALREADY, EISCONN, EINVAL, and the errors of reaching the peer that are known immediately.
+pub(crate) fn start(socket: &Socket, state: &mut State, to: SocketAddr) -> Result<()> {
     match &state.phase {
         Phase::New(_) => {}
-        // As TCP: after a failure the socket may try again.
+        // After a failure the socket may be connected again, as with TCP.
         Phase::Failed => state.phase = Phase::New(None),
         Phase::Connecting(..) if state.has_peer() => return Err(Errno(libc::EISCONN)),
         Phase::Connecting(..) | Phase::Refused => return Err(Errno(libc::EALREADY)),
         Phase::Connected(..) | Phase::Accepting(_) | Phase::Requested(..) => {
-            return Err(Errno(libc::EISCONN).because("rconnect of an rsocket that is connected"));
+            return Err(Errno(libc::EISCONN).because("rconnect for an rsocket that is connected"));
         }
         Phase::Listening(_) | Phase::Closed | Phase::Gone => {
-            return Err(Errno::INVAL.because("rconnect of an rsocket that listens"));
+            return Err(Errno::INVAL.because("rconnect for an rsocket that listens"));
         }
     }
-    let peer = address::real(to)?;
+    let peer = address::to_real(to)?;
     if peer.port() == 0 {
         return Err(Errno(libc::ECONNREFUSED).because("rconnect to port 0"));
     }
     let local = source(state, peer)?;
-    // The device that has the address: without one there is no RDMA.
+    // Checks that a device has the address, because otherwise there is no RDMA.
     device::with_address(local.ip())?;
     let device = engine::get()?;
     let sizes = state.set.sizes.bounded();
@@ -109,15 +110,15 @@ pub(crate) fn begin(socket: &Socket, state: &mut State, to: SocketAddr) -> Resul
         Phase::New(port) => port,
         _ => None,
     };
-    // The connection has it now.
-    drop(port.as_mut().and_then(Reservation::unbind));
+    // The connection uses the port now.
+    drop(port.as_mut().and_then(PortReservation::unbind));
     state.error = None;
     (state.local, state.peer) = (Some(local), Some(peer));
-    state.phase = Phase::Connecting(Box::new(Connecting { link, sizes }), port);
+    state.phase = Phase::Connecting(Box::new(PendingConnection { link, sizes }), port);
     Ok(())
 }
 
-/// The address that the connection comes from.
+/// Returns the local address of the connection.
 fn source(state: &State, peer: SocketAddr) -> Result<SocketAddr> {
     let bound = state.local.filter(|_| matches!(state.phase, Phase::New(Some(_))));
     if let Some(bound) = bound
@@ -133,26 +134,26 @@ fn source(state: &State, peer: SocketAddr) -> Result<SocketAddr> {
     Ok(source)
 }
 
-/// Returns the reason why the connection could not be made. A uiw listener that refuses because of
-/// the variant names its own.
+/// Returns the reason why the connection could not be established. A uiw listener that refuses
+/// because of the variant names its own variant.
 pub(crate) fn failure(error: Error) -> Errno {
     if let Error::Rejected { private_data, .. } = &error
         && let Ok(peer) = ConnData::from_bytes(private_data)
         && let Ok(settings) = Settings::get()
     {
-        // The log has the reason.
+        // The reason is logged.
         let _ = check_peer(settings::variant(settings.persona), &peer);
     }
     error.into()
 }
 
-/// The peer has accepted.
+/// Creates the stream after the peer has accepted.
 ///
 /// # Errors
-/// EPROTO for a peer that is no rsocket, or one that this end cannot talk to.
-pub(crate) fn established(connecting: Connecting, info: &ConnInfo) -> Result<Stream> {
+/// EPROTO for a peer that is not an rsocket, or with which this end cannot communicate.
+pub(crate) fn established(connecting: PendingConnection, info: &ConnInfo) -> Result<Stream> {
     let peer = ConnData::from_bytes(&info.private_data).map_err(|error| {
-        tracing::warn!(%error, peer = %info.peer, "the peer is no rsocket");
+        tracing::warn!(%error, peer = %info.peer, "the peer is not an rsocket");
         Errno(libc::EPROTO)
     })?;
     Stream::new(connecting.link, &connecting.sizes, &peer)

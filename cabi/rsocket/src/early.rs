@@ -1,14 +1,16 @@
-//! Bytes that a program sends before the connection is made.
+//! Data that a program sends before the connection is established.
 //!
-//! TCP takes them while the peer has not accepted the connection, and a program of one thread may
-//! send first and accept then. An rsocket has room for them where the kernel's connection stands: a
-//! task of the service sends them when the peer answers, and then closes the directions that the
-//! program has closed. A blocking call waits for the answer before, as most peers give it at once.
+//! TCP accepts data while the peer has not accepted the connection yet, and a program with one
+//! thread may first send and then accept. An rsocket therefore stores such data while the kernel's
+//! connection is established and the RDMA connection is not. A task of the service sends the data
+//! when the peer answers, and then shuts down the directions that the program has shut down. A
+//! blocking call first waits briefly for the answer, because most peers answer immediately.
 //!
-//! A socket that the program has closed meanwhile waits for a bounded time, as one of TCP that no
-//! process has any more: a peer that never accepts would keep a connection for each that is closed.
+//! A socket that the program has closed meanwhile waits for a limited time, like a TCP socket that
+//! no process refers to any more. Otherwise a peer that never accepts would keep a connection for
+//! each closed socket.
 
-use crate::service::{self, Closing, Timer};
+use crate::service::{self, ClosingToken, Timer};
 use crate::socket::{Phase, Socket, State};
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -18,31 +20,32 @@ use std::time::Duration;
 use uiw_cabi_core::boundary::Result;
 use uiw_cabi_core::errno::Errno;
 
-/// Time for which a blocking call waits for the peer's answer before its bytes are kept. Most peers
-/// answer in much less.
+/// Time for which a blocking call waits for the peer's answer before its data is stored. Most peers
+/// answer much faster.
 pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_millis(20);
 
 impl State {
-    /// Returns whether the connection is being made, over one of the kernel that stands.
+    /// Returns whether the connection is being established over an established connection of the
+    /// kernel.
     pub(super) fn is_beginning(&self) -> bool {
         self.opened.is_some() && self.has_peer() && !matches!(self.phase, Phase::Connected(..))
     }
 
-    /// Returns whether there is room for what is sent before the connection is made.
+    /// Returns whether there is room for data that is sent before the connection is established.
     pub(super) fn has_early_room(&self) -> bool {
         let room = self.set.sizes.bounded().sent as usize;
         self.is_beginning() && self.opened.as_ref().is_some_and(|opened| opened.early.len() < room)
     }
 
-    /// Returns whether bytes are kept.
+    /// Returns whether data is stored.
     pub(super) fn has_early(&self) -> bool {
         self.opened.as_ref().is_some_and(|opened| !opened.early.is_empty())
     }
 
-    /// Sends what was kept, as far as there is room.
+    /// Sends stored data, as far as there is room.
     ///
     /// # Errors
-    /// EAGAIN while some of it is left; those of a connection that has failed.
+    /// EAGAIN if some of it is left; the errors of a connection that has failed.
     pub(super) fn flush_early(&mut self) -> Result<()> {
         if !self.has_early() {
             return Ok(());
@@ -70,10 +73,11 @@ impl State {
         Ok(())
     }
 
-    /// The program closes the socket. Whether it stays until the connection is made and what was
-    /// kept is sent, and, then, whether it needs a task for that.
+    /// Handles that the program closes the socket. Returns `Some` if the socket stays until the
+    /// connection is established and the stored data is sent; the value tells whether a task has to
+    /// be started for that.
     pub(super) fn close_early(&mut self) -> Option<bool> {
-        // SO_LINGER of no time cuts the connection.
+        // SO_LINGER with a time of 0 aborts the connection.
         if self.set.linger == Some(0) || !self.is_beginning() && !self.has_early() {
             return None;
         }
@@ -82,8 +86,7 @@ impl State {
 }
 
 impl State {
-    /// The program has closed the socket, and the peer has not answered: the next close cuts the
-    /// connection.
+    /// Gives up a closed socket whose peer has not answered: the next close aborts the connection.
     fn give_up(&mut self) {
         if let Some(opened) = &mut self.opened {
             (opened.early, opened.has_task) = (VecDeque::new(), false);
@@ -93,10 +96,11 @@ impl State {
 }
 
 impl Socket {
-    /// Keeps bytes that are sent before the connection is made; how many.
+    /// Stores data that is sent before the connection is established. Returns the number of bytes
+    /// stored.
     ///
     /// # Errors
-    /// EAGAIN where there is no room, or the connection is not one that is being made.
+    /// EAGAIN if there is no room, or the connection is not being established.
     pub(super) fn send_early<'a>(self: &Arc<Self>, mut parts: impl Iterator<Item = &'a [u8]>) -> Result<u64> {
         let mut state = self.lock();
         let room = state.set.sizes.bounded().sent as usize;
@@ -123,8 +127,8 @@ impl Socket {
         if kept == 0 { Err(Errno::AGAIN) } else { Ok(kept as u64) }
     }
 
-    /// Returns whether the time for which it waits without a number has passed. The first call
-    /// begins it.
+    /// Returns whether the time has passed for which a socket without a descriptor waits. The first
+    /// call starts this time.
     fn is_over(&self, limit: &mut Option<Timer>, cx: &mut Context<'_>) -> bool {
         if limit.is_none() {
             *limit = Timer::after(self.lock().set.orphan_timeout).ok();
@@ -132,9 +136,9 @@ impl Socket {
         limit.as_mut().is_none_or(|limit| Pin::new(limit).poll(cx).is_ready())
     }
 
-    /// Sends what is kept when the peer answers.
+    /// Starts a task that sends the stored data when the peer answers.
     pub(super) fn spawn_early(self: &Arc<Self>) -> Result<()> {
-        let (socket, closing) = (Arc::clone(self), Closing::new());
+        let (socket, closing) = (Arc::clone(self), ClosingToken::new());
         service::spawn(async move {
             let mut limit = None;
             std::future::poll_fn(|cx| {

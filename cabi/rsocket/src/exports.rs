@@ -1,5 +1,5 @@
-//! The functions of `rdma/rsocket.h`: descriptors, addresses, connections, options.
-//! [`transfer`](super::transfer) has those that move bytes.
+//! Functions of `rdma/rsocket.h` for descriptors, addresses, connections and options. The functions
+//! that transfer bytes are in [`transfer`](super::transfer).
 
 use crate::addresses::{program_name, reachable, read_address, write_address};
 use crate::any::AnySocket;
@@ -9,7 +9,7 @@ use crate::epoll::Epoll;
 use crate::options::{self, KEEP_IDLE, ORPHAN_TIMEOUT, Value};
 use crate::poll::{self, Sets};
 use crate::settings::Sizes;
-use crate::socket::{Phase, Set, Socket};
+use crate::socket::{Phase, Socket, SocketOptions};
 use crate::table::{self, Entry};
 use crate::wait::Limit;
 use crate::{acceptor, connect, sys};
@@ -31,16 +31,16 @@ pub extern "C" fn rsocket(domain: c_int, kind: c_int, protocol: c_int) -> c_int 
         let ipv6 = match domain {
             libc::AF_INET => false,
             libc::AF_INET6 => true,
-            _ => return Err(Errno::UNSUPPORTED.because("an rsocket of another family than IPv4 and IPv6")),
+            _ => return Err(Errno::UNSUPPORTED.because("the family is neither IPv4 nor IPv6")),
         };
         let is_stream = match (kind & !flags, protocol) {
             (libc::SOCK_STREAM, 0 | libc::IPPROTO_TCP) => true,
             (libc::SOCK_DGRAM, 0 | libc::IPPROTO_UDP) => false,
-            _ => return Err(Errno::UNSUPPORTED.because("an rsocket of another kind than TCP and UDP")),
+            _ => return Err(Errno::UNSUPPORTED.because("the protocol is neither TCP nor UDP")),
         };
-        // Bad settings are reported before the first connection.
+        // Invalid settings are reported before the first connection.
         if Settings::get()?.stays_on_tcp(program_name()) {
-            return Err(Errno::UNSUPPORTED.because("UIW_SOCKETS_TCP has the program"));
+            return Err(Errno::UNSUPPORTED.because("UIW_SOCKETS_TCP contains the program"));
         }
         engine::before_exit(at_exit);
         let fd = if is_stream {
@@ -59,9 +59,9 @@ pub extern "C" fn rsocket(domain: c_int, kind: c_int, protocol: c_int) -> c_int 
     })
 }
 
-/// Returns the settings of a new stream.
-pub(super) fn new_set() -> Set {
-    Set {
+/// Returns the options of a new stream.
+pub(super) fn new_set() -> SocketOptions {
+    SocketOptions {
         sizes: Sizes::of_system(),
         reuse: false,
         v6_only: false,
@@ -77,13 +77,14 @@ pub(super) fn new_set() -> Set {
     }
 }
 
-/// A datagram rsocket, whose descriptor is its UDP socket.
+/// Creates a datagram rsocket, whose descriptor is its UDP socket.
 ///
 /// # Errors
-/// EOPNOTSUPP where there are no datagrams; EMFILE.
+/// EOPNOTSUPP if datagrams are not available; EMFILE.
 fn new_datagram(domain: c_int) -> Result<c_int> {
     if let Some(reason) = Datagram::missing()? {
-        // A program that goes on with the system's UDP would leave its user without a reason.
+        // A program may continue with the system's UDP, so the user would not see the reason
+        // otherwise.
         tracing::warn!("no rsocket for datagrams: {reason}");
         return Err(Errno::UNSUPPORTED.because(reason));
     }
@@ -116,11 +117,11 @@ pub extern "C" fn raccept<'a>(fd: c_int, addr: ArrayMutPtr<'a, u8>, len: RoomPtr
         let nonblocking = socket.is_nonblocking(0);
         let new = socket.complete(nonblocking, |state| match &state.phase {
             Phase::Listening(acceptor) => acceptor.take().ok_or(Errno::AGAIN),
-            _ => Err(Errno::INVAL.because("raccept of an rsocket that does not listen")),
+            _ => Err(Errno::INVAL.because("raccept for an rsocket that does not listen")),
         })?;
         let peer = {
-            // As rdma-core: the flags of the listener, which Linux's accept does not inherit, and
-            // programs of rsockets rely on.
+            // The flags are those of the listener, as in rdma-core, and programs of rsockets rely
+            // on that. Connections that Linux's accept returns do not inherit the flags.
             let flags = socket.lock().status_flags;
             let mut state = new.lock();
             state.status_flags = flags;
@@ -152,26 +153,26 @@ pub extern "C" fn rconnect<'a>(fd: c_int, addr: ArrayPtr<'a, u8>, len: Count<'a,
         };
         let to = reachable(read_address(&addr, len)?);
         if Settings::get()?.stays_on_tcp(&to.port().to_string()) {
-            return Err(Errno(libc::ECONNREFUSED).because("UIW_SOCKETS_TCP has the port"));
+            return Err(Errno(libc::ECONNREFUSED).because("UIW_SOCKETS_TCP contains the port"));
         }
-        // What an event says of an earlier attempt comes first.
-        socket.look(None, |state| connect::begin(&socket, state, to))?;
+        // An error that an event reports for an earlier attempt is handled first.
+        socket.update_then(None, |state| connect::start(&socket, state, to))?;
         if socket.is_nonblocking(0) {
             return Err(Errno(libc::EINPROGRESS));
         }
         socket.complete(false, |state| {
             let connected = state.connected().map(drop);
-            // The call itself reports it.
+            // The call itself reports the error.
             state.error = None;
             connected
         })
     })
 }
 
-/// The peer that a datagram socket is to have; none for AF_UNSPEC.
+/// Returns the peer for a datagram socket, or `None` for AF_UNSPEC.
 fn peer_of_datagrams<'a>(addr: &ArrayPtr<'a, u8>, len: Count<'a, socklen_t>) -> Result<Option<SocketAddr>> {
     match addr.get(len)?.and_then(address::family).map(c_int::from) {
-        None => Err(Errno::INVAL.because("an address that is shorter than its family")),
+        None => Err(Errno::INVAL.because("the address is shorter than its family")),
         Some(libc::AF_UNSPEC) => Ok(None),
         Some(_) => read_address(addr, len).map(Some),
     }
@@ -185,15 +186,15 @@ pub extern "C" fn rshutdown(fd: c_int, how: c_int) -> c_int {
             libc::SHUT_RD => (true, false),
             libc::SHUT_WR => (false, true),
             libc::SHUT_RDWR => (true, true),
-            _ => return Err(Errno::INVAL.because("a direction that rshutdown does not have")),
+            _ => return Err(Errno::INVAL.because("invalid direction for rshutdown")),
         };
         let socket = match socket {
             AnySocket::Stream(socket) => socket,
             AnySocket::Datagram(socket) => return socket.shutdown(read, write),
         };
         let (done, needs_task) =
-            socket.look(None, |state| (state.shutdown(read, write), state.needs_task_to_shut()));
-        // Threads that wait for what will not come.
+            socket.update_then(None, |state| (state.shutdown(read, write), state.needs_task_to_shut()));
+        // Threads may be waiting for something that will not arrive.
         socket.wake(None);
         if needs_task {
             socket.spawn_early()?;
@@ -202,7 +203,7 @@ pub extern "C" fn rshutdown(fd: c_int, how: c_int) -> c_int {
     })
 }
 
-/// `rclose`. What was sent goes out, whatever becomes of the descriptor.
+/// `rclose`. Data that was sent is still transmitted.
 pub extern "C" fn rclose(fd: c_int) -> c_int {
     boundary::minus_one(|| table::close(fd))
 }
@@ -213,9 +214,9 @@ pub extern "C" fn rgetpeername<'a>(fd: c_int, addr: ArrayMutPtr<'a, u8>, len: Ro
         let peer = match table::socket(fd)? {
             AnySocket::Datagram(socket) => socket.address(true)?,
             AnySocket::Stream(socket) => {
-                let peer = socket.look(None, |state| {
+                let peer = socket.update_then(None, |state| {
                     let peer = state.peer.filter(|_| state.has_peer())?;
-                    Some(state.shown(peer))
+                    Some(state.to_program_address(peer))
                 });
                 peer.ok_or_else(|| Errno(libc::ENOTCONN).because("the rsocket has no peer"))?
             }
@@ -229,10 +230,10 @@ pub extern "C" fn rgetsockname<'a>(fd: c_int, addr: ArrayMutPtr<'a, u8>, len: Ro
     boundary::minus_one(|| {
         let local = match table::socket(fd)? {
             AnySocket::Datagram(socket) => socket.address(false)?,
-            AnySocket::Stream(socket) => socket.look(None, |state| {
+            AnySocket::Stream(socket) => socket.update_then(None, |state| {
                 let any =
                     if state.ipv6 { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() };
-                state.shown(state.local.unwrap_or(SocketAddr::new(any, 0)))
+                state.to_program_address(state.local.unwrap_or(SocketAddr::new(any, 0)))
             }),
         };
         write_address(local, addr, len)
@@ -250,7 +251,7 @@ pub extern "C" fn rsetsockopt<'a>(
     boundary::minus_one(|| {
         let socket = table::socket(fd)?;
         if value.is_null() {
-            return Err(Errno(libc::EFAULT).null());
+            return Err(Errno(libc::EFAULT).null_argument());
         }
         let bytes = value.get(len)?.unwrap_or_default();
         let time = options::time_of(level, name, bytes)?;
@@ -266,10 +267,11 @@ pub extern "C" fn rsetsockopt<'a>(
             let bytes = bytes.get(at..)?.first_chunk::<4>()?;
             Some(c_int::from_ne_bytes(*bytes))
         };
-        // The name of an algorithm, and a structure, have no integer.
+        // Options with the name of an algorithm or a structure have no integer value.
         let named = (level, name) == (libc::IPPROTO_TCP, libc::TCP_CONGESTION);
         let first = if named { Some(0) } else { int(0) };
-        let first = first.ok_or_else(|| Errno::INVAL.because("an option that is shorter than an integer"))?;
+        let first = first
+            .ok_or_else(|| Errno::INVAL.because("the value of the option is shorter than an integer"))?;
         options::set(&socket, level, name, first, int(4))
     })
 }
@@ -285,7 +287,7 @@ pub extern "C" fn rgetsockopt<'a>(
     boundary::minus_one(|| {
         let socket = table::socket(fd)?;
         if value.is_null() {
-            return Err(Errno(libc::EFAULT).null());
+            return Err(Errno(libc::EFAULT).null_argument());
         }
         let to = value.get(len.count()?)?.unwrap_or_default();
         let socket = match socket {
@@ -322,8 +324,8 @@ pub extern "C" fn rgetsockopt<'a>(
     })
 }
 
-/// `rfcntl`. The third argument is there with some commands only; in the calling conventions of
-/// these processors it is in a register either way.
+/// `rfcntl`. The third argument is present only for some commands. In the calling conventions of
+/// the supported processors it is in a register in any case.
 pub extern "C" fn rfcntl(fd: c_int, command: c_int, argument: c_long) -> c_int {
     boundary::number(|| {
         let socket = table::socket(fd)?;
@@ -339,7 +341,7 @@ pub extern "C" fn rfcntl(fd: c_int, command: c_int, argument: c_long) -> c_int {
                 socket.set_descriptor_flags(argument);
                 Ok(0)
             }
-            _ => Err(Errno::UNSUPPORTED.because("a command that rfcntl does not have")),
+            _ => Err(Errno::UNSUPPORTED.because("unsupported command for rfcntl")),
         }
     })
 }
@@ -351,7 +353,7 @@ pub extern "C" fn rpoll<'a>(
     timeout_ms: c_int,
 ) -> c_int {
     boundary::number(|| {
-        let fds = fds.get(count)?.ok_or_else(|| Errno(libc::EFAULT).null())?;
+        let fds = fds.get(count)?.ok_or_else(|| Errno(libc::EFAULT).null_argument())?;
         Ok(poll::poll_all(fds, &Limit::of_milliseconds(timeout_ms))? as c_int)
     })
 }
@@ -369,9 +371,9 @@ pub extern "C" fn rselect(
         let timeout_ms = match timeout.as_ref() {
             None => -1,
             Some(time) if time.tv_sec < 0 || time.tv_usec < 0 => {
-                return Err(Errno::INVAL.because("a time-out that is negative"));
+                return Err(Errno::INVAL.because("the time-out is negative"));
             }
-            // What is less than a millisecond waits for one.
+            // Times below a millisecond are rounded up.
             Some(time) => {
                 let ms = time.tv_sec.saturating_mul(1000).saturating_add((time.tv_usec + 999) / 1000);
                 c_int::try_from(ms).unwrap_or(c_int::MAX)
@@ -393,13 +395,13 @@ fn set(fd: c_int) -> Result<std::sync::Arc<Epoll>> {
     match table::get(fd) {
         Some(Entry::Epoll(set)) => Ok(set),
         Some(Entry::Inherited(_)) => {
-            Err(Errno::INHERITED.because("the set was made in the parent, before a fork"))
+            Err(Errno::INHERITED.because("the set was created by the parent, before a fork"))
         }
-        _ => Err(Errno::INVAL.because("a descriptor that repoll_create has not made")),
+        _ => Err(Errno::INVAL.because("the descriptor was not created by repoll_create")),
     }
 }
 
-/// `repoll_ctl`. -1 and `errno`, as epoll_ctl(2) has it; rdma-core returns the number.
+/// `repoll_ctl`: returns -1 with `errno`, like epoll_ctl(2). rdma-core returns the error number.
 pub extern "C" fn repoll_ctl(
     set_fd: c_int,
     op: c_int,
@@ -422,7 +424,7 @@ pub extern "C" fn repoll_wait<'a>(
     timeout_ms: c_int,
 ) -> c_int {
     boundary::number(|| {
-        let events = events.get(most)?.ok_or_else(|| Errno(libc::EFAULT).null())?;
+        let events = events.get(most)?.ok_or_else(|| Errno(libc::EFAULT).null_argument())?;
         if events.is_empty() {
             return Err(Errno::INVAL.because("no room for an event"));
         }

@@ -11,26 +11,26 @@
 //!   datagram                           datagrams: UD queue pairs, and a UDP socket
 //! ```
 //!
-//! The program's bytes are copied to a ring (`sender`), written to the peer's ring (`receiver`
-//! there) and announced by a message. The peer gives credits and publishes room as its program
-//! reads. docs/rsockets.md has the differences to TCP.
+//! The program's data is copied to a ring (`sender`), written to the peer's ring (`receiver` at the
+//! peer) and announced by a message. The peer gives credits and publishes room as its program
+//! reads. docs/rsockets.md describes the differences to TCP.
 //!
-//! Nothing is exported from here: `cabi/ibverbs` is the shared library, whose table of exports
-//! names these functions. Only the C libraries and the program `uiw` use this crate, which reads
-//! the list of a program's connections ([`preload::connections`]).
+//! Nothing is exported from this crate. `cabi/ibverbs` is the shared library, whose table of
+//! exports refers to these functions. Only the C libraries and the program `uiw` use this crate;
+//! the latter reads the list of a program's connections ([`preload::connections`]).
 //!
-//! * No thread waits with a socket's lock held. A waiting thread registers wakers at the
+//! * No thread waits while it holds a socket's lock. A waiting thread registers wakers at the
 //!   connection's events, at the completion queue, and at the socket, where threads that found
-//!   something wake others. An rsocket therefore costs two descriptors, its number and the TCP
-//!   socket, and a set of `repoll_create` looks only at sockets that were woken.
-//! * `wait` drives the engine for 5 ms with signals held, then sleeps in a read of the thread's
-//!   eventfd, which signals interrupt or restart. With ordinary descriptors, or with a time-out, it
-//!   sleeps in poll(2) with the thread's `PollWaiter`. The connections that one thread makes are on
-//!   one shard (`link::shard_of_thread`), so it waits for one.
-//! * `service` is one thread for a listener's accepts and a closed connection's waits for its end.
-//!   It sleeps in the standard library's condition variable: parking_lot keeps a process-wide list
-//!   of sleeping threads, which a fork copies, and the child's threads would find entries in it
-//!   whose memory is gone.
+//!   something wake others. An rsocket therefore needs only two descriptors, its number and the TCP
+//!   socket, and a set of `repoll_create` checks only sockets that were woken.
+//! * `wait` drives the engine for 5 ms with signals blocked, and then sleeps in a read of the
+//!   thread's eventfd, which signals interrupt or restart. With ordinary descriptors, or with a
+//!   time-out, it sleeps in poll(2) with the thread's `PollWaiter`. The connections that one thread
+//!   creates are on one shard (`link::shard_of_thread`), so the thread waits for one shard.
+//! * `service` is one thread that accepts connections for listeners and waits until closed
+//!   connections have ended. It sleeps in the standard library's condition variable. parking_lot
+//!   would keep a process-wide list of sleeping threads, which a fork copies, and the child's
+//!   threads would find entries in it whose memory is gone.
 //! * Every message of the peer is checked against the granted credits and targets
 //!   (`receiver::Violation`), and a wrong one ends the connection with a Terminate. The engine
 //!   checks STags and bounds.
@@ -69,26 +69,26 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Interval at which the peer of a closed connection is asked for its acknowledgements.
+/// Interval at which the acknowledgements of closed connections are checked.
 const PROGRESS_CHECK: Duration = Duration::from_millis(100);
-/// The longest time that the end of a process waits, though peers acknowledge bytes.
+/// Maximum time that the end of a process waits even if peers acknowledge data.
 const LONGEST_EXIT: Duration = Duration::from_secs(60);
 
-/// The process ends: see [`is_exiting`].
+/// True while the process ends: see [`is_exiting`].
 static EXITING: AtomicBool = AtomicBool::new(false);
 
-/// Returns whether the process ends. Its other threads go on until it has, and calls that they are
-/// in find no socket closed.
+/// Returns whether the process is ending. Its other threads continue until it has ended, and must
+/// not find sockets closed in the calls that they are in.
 fn is_exiting() -> bool {
     EXITING.load(Ordering::Acquire)
 }
 
-/// Closes every connection at the end of the process, as the kernel would, and waits until
-/// `deadline` for their last bytes to be sent. As long as peers acknowledge bytes, the deadline is
-/// as far away as it was at first: a slow path takes seconds for a buffer.
+/// Closes every connection at the end of the process, as the kernel would do, and waits until
+/// `deadline` for the last bytes to be sent. While peers acknowledge data, the deadline is extended
+/// by its initial time, because a slow path needs seconds for a buffer.
 pub(crate) fn at_exit(mut deadline: Instant) {
     EXITING.store(true, Ordering::Release);
-    for socket in table::all() {
+    for socket in table::all_sockets() {
         socket.close();
     }
     let begun = Instant::now();

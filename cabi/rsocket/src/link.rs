@@ -1,4 +1,4 @@
-//! A queue pair with the memory that its messages need. The one place where requests of rsockets
+//! A queue pair with the memory for its messages. This is the only place where requests of rsockets
 //! are posted.
 
 use crate::buffer::Buffer;
@@ -16,84 +16,88 @@ use uiw_verbs::{
     SendWr, Sge, Wc, WcStatus,
 };
 
-/// Receives beyond the credits that the peer has, for credits, mappings and control messages.
+/// Number of receives in addition to the credits of the peer, for credits, mappings and control
+/// messages.
 const EXTRA_RECEIVES: u16 = 32;
-/// Control messages in the send queue: credits, SHUTDOWN and DISCONNECT.
+/// Number of control messages in the send queue: credits, SHUTDOWN and DISCONNECT.
 pub(crate) const CONTROL_SLOTS: u16 = 6;
-/// Entries of the list of targets. The receive buffer has two halves.
+/// Number of entries in the list of targets. The receive buffer has two halves.
 const TARGETS: usize = 2;
-/// Bytes of the first targets: two of them are what a program may send before its peer reads.
-/// Programs count on some hundred KiB, as TCP takes more than that.
+/// Size of the first targets in bytes. The size of two of them is the amount of data that a program
+/// can send before its peer reads. Programs rely on some hundred KiB, because TCP accepts more than
+/// that.
 const FIRST_TARGET: u32 = 256 << 10;
 const CACHE_LINE: u32 = 64;
-/// Bytes of a message by Send.
+/// Size of a message sent with Send, in bytes.
 const WORD: u32 = 4;
-/// Marks completions of receives; the rest of the number is the slot.
+/// Marks the completion of a receive. The other bits contain the slot.
 const RECEIVE: u64 = 1 << 63;
-/// Completions that are handled at a time.
+/// Number of completions that are handled at a time.
 pub(crate) const BATCH: usize = 64;
-/// Receives that are posted again at a time. Fewer than [`EXTRA_RECEIVES`], so the peer finds one
-/// for each of its credits.
+/// Number of receives that are posted again at a time. It is less than [`EXTRA_RECEIVES`], so there
+/// is a receive for each credit of the peer.
 const REPOSTED: usize = 16;
 
 /// Mode of taking completions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PollMode {
-    /// The engine is driven where none is queued.
+    /// Takes queued completions, and drives the engine if there are none.
     Driving,
-    /// Queued completions.
+    /// Takes only queued completions.
     Queued,
 }
 
-/// Taken completion.
+/// Completion that was taken.
 pub(crate) enum LinkCompletion {
-    /// The oldest message in the send queue.
+    /// The oldest message in the send queue has completed.
     Sent,
-    /// A message of the peer.
+    /// A message of the peer was received.
     Received(u32),
-    /// A receive that holds no message: the peer broke the protocol.
+    /// A receive without a message has completed, because the peer violated the protocol.
     Unknown,
 }
 
-/// The parts are dropped in this order: memory after the queue pair that uses it.
+/// Queue pair and its memory. The fields are dropped in this order, so the memory outlives the
+/// queue pair.
 pub(crate) struct Link {
     qp: Qp,
     cq: Arc<Cq>,
     pd: Pd,
     variant: Variant,
-    /// The ring that the peer writes.
+    /// Ring that the peer writes.
     received: Buffer,
-    /// One word for each receive, for messages by Send; then, from `ring` on, the ring that is sent
-    /// from. One region: the engine finds again what it found last.
+    /// One word for each receive, for messages sent with Send, and from `ring` on the ring from
+    /// which data is sent. They are in one region, because the engine caches the last region that
+    /// it used.
     local: Buffer,
     ring: u32,
-    /// The peer's targets, then its mappings, which it writes.
+    /// Targets of the peer, followed by its mappings. The peer writes both.
     lists: Buffer,
     mappings: u16,
     half: u32,
     credits: u16,
     receives: u16,
-    /// Receives that were used and not posted again, fewer than [`REPOSTED`].
+    /// Receives that were used and not posted again. There are fewer than [`REPOSTED`].
     used: Vec<u16>,
 }
 
-/// The shard of the connections of this thread: one, as a thread that waits for all of them drives
-/// each shard that they are on. Threads get one in turn.
+/// Returns the shard for connections that this thread creates. They are on one shard, because a
+/// thread that waits for them drives all of their shards. Shards are assigned to threads in turn.
 fn shard_of_thread(device: &Device) -> usize {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     thread_local! {
         static OWN: usize = NEXT.fetch_add(1, Ordering::Relaxed);
     }
-    // The thread's own storage is gone when it ends.
+    // The thread-local storage does not exist any more when the thread ends.
     OWN.try_with(|own| *own).unwrap_or(0) % device.shards()
 }
 
 impl Link {
-    /// A queue pair with all receives posted.
+    /// Creates a queue pair, and posts all receives.
     pub(crate) fn new(device: &Device, sizes: &Sizes, variant: Variant) -> Result<Self> {
         let pd = device.alloc_pd()?;
         let (credits, receives) = (sizes.receives, sizes.receives.saturating_add(EXTRA_RECEIVES));
-        // With messages by Send each is behind a Write.
+        // In the variant with Sends, each Send follows a Write.
         let sends = 2 * (u32::from(sizes.sends) + u32::from(CONTROL_SLOTS));
         let options = CqConfig { shard: Some(shard_of_thread(device)), ..CqConfig::default() };
         let cq = device.create_cq(sends + u32::from(receives), options)?;
@@ -104,8 +108,8 @@ impl Link {
             max_recv_sge: 1,
             max_inline: Mapping::LEN as u32,
         };
-        // The slot of a receive is in its completion, so the order in which messages take them does
-        // not matter.
+        // The completion contains the slot of the receive, so the order in which messages use
+        // receives is irrelevant.
         let qp = pd.create_qp(QpInit::new(&cq, &cq).cap(cap).signal_all(false).newest_receive_first())?;
         let half = sizes.half();
         let lists = TARGETS * Target::LEN + usize::from(sizes.mappings) * Mapping::LEN;
@@ -133,12 +137,12 @@ impl Link {
         &self.qp
     }
 
-    /// Bytes of the stream that the peer has acknowledged.
+    /// Returns the number of bytes of the stream that the peer has acknowledged.
     pub(crate) fn acknowledged(&self) -> u64 {
         self.qp.path().and_then(|path| path.stream.bytes_acked).unwrap_or(0)
     }
 
-    /// Returns whether TCP has bytes that the peer has not acknowledged.
+    /// Returns whether there is data in TCP that the peer has not acknowledged.
     pub(crate) fn is_unacknowledged(&self) -> bool {
         let stream = self.qp.path().map(|path| path.stream).unwrap_or_default();
         [stream.unacked, stream.not_sent].into_iter().flatten().any(|left| left > 0)
@@ -156,7 +160,7 @@ impl Link {
         self.variant
     }
 
-    /// The receiving half of a connection over it.
+    /// Returns the receiving half of a connection over this link.
     pub(crate) fn receiver(&self) -> Receiver {
         Receiver::new(self.half, FIRST_TARGET, self.credits)
     }
@@ -173,12 +177,12 @@ impl Link {
         }
     }
 
-    /// A part of the receive buffer, for the peer.
+    /// Returns a part of the receive buffer as a target for the peer.
     pub(crate) fn target(&self, part: Range<u32>) -> Target {
         self.received.target(part.start as usize, part.end - part.start)
     }
 
-    /// The smoothed round-trip time of the connection, where its stack has it.
+    /// Returns the smoothed round-trip time of the connection, if its stack provides it.
     pub(crate) fn round_trip(&self) -> Option<Duration> {
         let us = self.qp.path()?.stream.rtt_us?;
         Some(Duration::from_micros(us.into()))
@@ -188,7 +192,8 @@ impl Link {
     pub(crate) fn take_target(&self, index: usize) -> Result<Option<Target>> {
         let at = index % TARGETS * Target::LEN;
         let mut len = [0; 4];
-        // The length is the last field, which becomes visible last: an entry that has one is whole.
+        // The length is the last field and becomes visible last, so an entry with a length is
+        // complete.
         self.lists.read(at + 12, &mut len)?;
         if len == [0; 4] {
             return Ok(None);
@@ -200,12 +205,12 @@ impl Link {
         Ok(Some(Target::from_bytes(entry, Order::HOST)))
     }
 
-    /// The number of entries of the list of targets.
+    /// Returns the number of entries in the list of targets.
     pub(crate) const fn targets() -> usize {
         TARGETS
     }
 
-    /// The entries of the list of mappings.
+    /// Returns the entries of the list of mappings.
     pub(crate) fn mappings(&self) -> impl Iterator<Item = Mapping> {
         (0..usize::from(self.mappings)).filter_map(|index| {
             let mut entry = [0; Mapping::LEN];
@@ -214,17 +219,17 @@ impl Link {
         })
     }
 
-    /// Copies out of the receive buffer.
+    /// Copies bytes out of the receive buffer.
     pub(crate) fn copy_received(&self, at: u32, to: &mut [u8]) -> Result<()> {
         self.received.read(at as usize, to)
     }
 
-    /// Copies into the ring that is sent from.
+    /// Copies bytes into the ring from which data is sent.
     pub(crate) fn stage(&self, at: u32, from: &[u8]) -> Result<()> {
         self.local.write((self.ring + at) as usize, from)
     }
 
-    /// Bytes in the ring that is sent from.
+    /// Returns an element for bytes in the ring from which data is sent.
     fn staged(&self, part: Range<u32>) -> Sge {
         self.local.sge(self.ring + part.start..self.ring + part.end)
     }
@@ -234,8 +239,8 @@ impl Link {
     }
 
     fn post(&self, requests: &[SendWr<'_>]) -> Result<()> {
-        // SAFETY: elements are inline, or in the ring, whose bytes are not written before the
-        // completion of their request is taken (`Sender::completed`); it lives longer than the
+        // SAFETY: elements are either inline, or in the ring, whose bytes are not written before
+        // the completion of their request is taken (`Sender::completed`). The ring outlives the
         // queue pair.
         unsafe { self.qp.post_send(requests.iter().copied()) }.map_err(|error| {
             tracing::debug!(%error, "posting failed");
@@ -243,7 +248,7 @@ impl Link {
         })
     }
 
-    /// Posts a Write of `sges` to `to`, and `message` behind it.
+    /// Posts a Write of `sges` to `to`, followed by `message`.
     fn write_with(&self, sges: &[Sge], inline: SendFlags, to: Target, message: Message) -> Result<()> {
         let (remote, word) = (Self::remote(to), message.to_word());
         match self.variant {
@@ -269,7 +274,7 @@ impl Link {
         }
     }
 
-    /// Posts a message alone.
+    /// Posts a message.
     pub(crate) fn message(&self, message: Message) -> Result<()> {
         let bytes = message.to_word().to_ne_bytes();
         let words = [Sge { addr: bytes.as_ptr() as u64, length: WORD, lkey: STag(0) }];
@@ -289,19 +294,19 @@ impl Link {
         self.write_with(&[self.staged(staged)], SendFlags::empty(), to, Message::Data { len })
     }
 
-    /// Posts a Write of staged bytes that are not announced to the peer.
+    /// Posts a Write of staged bytes without a message that announces it.
     pub(crate) fn write_direct(&self, staged: Range<u32>, to: Target) -> Result<()> {
         let op = SendOp::Write { remote: Self::remote(to) };
         self.post(&[SendWr { wr_id: 0, op, sges: &[self.staged(staged)], flags: SendFlags::SIGNALED }])
     }
 
-    /// Posts a Write of an entry into a list of the peer, and the message that announces it.
+    /// Posts a Write of an entry to a list of the peer, and the message that announces it.
     pub(crate) fn write_entry(&self, entry: &[u8], to: Target, message: Message) -> Result<()> {
         let sges = [Sge { addr: entry.as_ptr() as u64, length: entry.len() as u32, lkey: STag(0) }];
         self.write_with(&sges, SendFlags::INLINE, to, message)
     }
 
-    /// Posts receives of these slots.
+    /// Posts the receives of these slots again.
     fn receive_again(&self, slots: &[u16]) -> Result<()> {
         let sges: Vec<Sge> = slots
             .iter()
@@ -315,8 +320,8 @@ impl Link {
             wr_id: RECEIVE | u64::from(*slot),
             sges: &std::slice::from_ref(sge)[..used],
         });
-        // SAFETY: a slot's word is read before its receive is posted again, and lives longer than
-        // the queue pair.
+        // SAFETY: the word of a slot is read before its receive is posted again, and outlives the
+        // queue pair.
         unsafe { self.qp.post_recv(requests) }.map_err(|_| Errno::IO)
     }
 
@@ -334,8 +339,8 @@ impl Link {
         }
     }
 
-    /// Takes a batch of completions, the oldest first. Returns how many it took. A connection that
-    /// fails is reported by its event: completions in error say nothing here.
+    /// Takes a batch of completions, the oldest first, and returns their number. Completions with
+    /// an error are ignored, because an event reports the failure of the connection.
     pub(crate) fn poll(&mut self, take: PollMode, mut each: impl FnMut(LinkCompletion)) -> usize {
         let mut used = std::mem::take(&mut self.used);
         let each = |wc: Wc| {
@@ -355,7 +360,7 @@ impl Link {
             PollMode::Queued => self.cq.take_with(BATCH, each),
         };
         if used.len() >= REPOSTED {
-            // It fails where the connection has ended, which its event says.
+            // This fails if the connection has ended, which its event reports.
             let _ = self.receive_again(&used);
             used.clear();
         }
@@ -363,7 +368,7 @@ impl Link {
         taken
     }
 
-    /// Ends the connection as one whose peer broke the protocol.
+    /// Ends the connection because the peer has violated the protocol.
     pub(crate) fn abort(&self) {
         let _ = self.qp.modify(QpState::Err);
     }
@@ -380,8 +385,8 @@ pub(crate) mod tests {
     pub(crate) const SIZES: Sizes =
         Sizes { sends: 64, receives: CREDITS, inline: 0, sent: 1 << 16, received: 1 << 16, mappings: 0 };
 
-    /// The links of a thread are on one shard, also on the thread that has opened the device, whose
-    /// completion queues are on each shard in turn.
+    /// The links of a thread are on one shard. This also applies to the thread that has opened the
+    /// device, whose own completion queues are assigned to all shards in turn.
     #[test]
     fn links_of_thread_share_shard() {
         let device = Device::open_with(DeviceConfig::default().shards(3)).unwrap();
@@ -410,7 +415,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// Two connected ends on one device.
+    /// Returns two connected ends on one device.
     pub(crate) fn pair(variant: Variant, sizes: &Sizes) -> [Link; 2] {
         let device = Device::open().unwrap();
         let links = [(); 2].map(|()| Link::new(&device, sizes, variant).unwrap());
@@ -432,7 +437,7 @@ pub(crate) mod tests {
         links
     }
 
-    /// Sends so many messages and takes them at the peer; returns the greatest number of receives
+    /// Sends `count` messages and receives them at the peer. Returns the maximum number of receives
     /// that were not posted again.
     fn carry(links: &mut [Link; 2], count: usize) -> usize {
         let [from, to] = links;
@@ -461,8 +466,8 @@ pub(crate) mod tests {
                 carry(&mut links, 1);
                 assert_eq!(links[1].used.len(), count, "none is posted again alone");
             }
-            // As many as are used at most: all credits of the peer, beside what control messages
-            // take.
+            // The maximum number of receives in use is the peer's credits, in addition to those for
+            // control messages.
             let most = carry(&mut links, CREDITS.into());
             assert!(most < REPOSTED, "{most}");
             for _ in 0..20 {

@@ -1,4 +1,4 @@
-//! Buffers of this program that the peer's program writes at offsets of its own: `riomap`.
+//! Buffers of this program to which the peer's program can write at its own offsets: `riomap`.
 
 use crate::wire::{Mapping, Target};
 use std::collections::BTreeMap;
@@ -7,7 +7,8 @@ use uiw_cabi_core::errno::Errno;
 use uiw_cabi_verbs::mapping::RegisteredRange;
 use uiw_verbs::RawMr;
 
-/// Entries of the peer's list behind its targets: two of them, as every implementation has.
+/// Returns the address of the peer's list of mappings, which follows its targets. Every
+/// implementation has two targets.
 fn list_start(targets: Target) -> u64 {
     targets.addr.wrapping_add(u64::from(targets.len) * Target::LEN as u64)
 }
@@ -15,21 +16,21 @@ fn list_start(targets: Target) -> u64 {
 struct MappedMemory {
     addr: usize,
     len: usize,
-    /// Kept for its drop: without it the peer has no access.
+    /// Kept until the mapping is removed, because the peer has no access without it.
     region: RawMr,
     _registered: RegisteredRange,
     offset: u64,
     published: bool,
 }
 
-/// The mappings of a connection.
+/// Mappings of a connection.
 pub(crate) struct Mappings {
-    /// The peer's list, and how many entries it has.
+    /// List of the peer, and the number of its entries.
     list: Target,
     room: u16,
-    /// Mappings by index in that list.
+    /// Mappings by their index in that list.
     shared: BTreeMap<u16, MappedMemory>,
-    /// Mappings without PROT_WRITE, of which the peer is not informed.
+    /// Mappings without PROT_WRITE, which are not announced to the peer.
     local: Vec<MappedMemory>,
 }
 
@@ -44,10 +45,10 @@ impl Mappings {
         self.shared.len() < usize::from(self.room)
     }
 
-    /// Adds the buffer of `region`, which the peer may write at `offset` if it is `shared`.
+    /// Adds the buffer of `region`, to which the peer can write at `offset` if it is `shared`.
     ///
     /// # Errors
-    /// ENOMEM when the peer takes no more.
+    /// ENOMEM if the peer accepts no more mappings.
     pub(crate) fn add(
         &mut self,
         (addr, len): (usize, usize),
@@ -61,15 +62,15 @@ impl Mappings {
             return Ok(());
         }
         let index = (0..self.room).find(|index| !self.shared.contains_key(index));
-        let index = index.ok_or_else(|| Errno::NOMEM.because("the peer takes no more mappings"))?;
+        let index = index.ok_or_else(|| Errno::NOMEM.because("the peer accepts no more mappings"))?;
         self.shared.insert(index, mapped);
         Ok(())
     }
 
-    /// Removes a buffer; the peer's writes to it fail from now on.
+    /// Removes a buffer. Writes of the peer to it fail from now on.
     ///
     /// # Errors
-    /// EINVAL for one that is not mapped.
+    /// EINVAL for the buffer is not mapped.
     pub(crate) fn remove(&mut self, addr: usize, len: usize) -> Result<()> {
         let is = |mapped: &MappedMemory| mapped.addr == addr && mapped.len == len;
         if let Some(index) = self.shared.iter().find(|(_, mapped)| is(mapped)).map(|(index, _)| *index) {
@@ -77,12 +78,13 @@ impl Mappings {
             return Ok(());
         }
         let at = self.local.iter().position(is);
-        let at = at.ok_or_else(|| Errno::INVAL.because("a buffer that is not mapped"))?;
+        let at = at.ok_or_else(|| Errno::INVAL.because("the buffer is not mapped"))?;
         self.local.remove(at);
         Ok(())
     }
 
-    /// The first mapping that is not published: its index, the entry, and where that goes.
+    /// Returns the first unpublished mapping: its index, its entry, and the destination of the
+    /// entry.
     pub(crate) fn unpublished(&self) -> Option<(u16, Mapping, Target)> {
         let (index, mapped) = self.shared.iter().find(|(_, mapped)| !mapped.published)?;
         let target = Target { addr: mapped.addr as u64, key: mapped.region.rkey().0, len: mapped.len as u32 };
@@ -90,7 +92,7 @@ impl Mappings {
         Some((*index, Mapping { offset: mapped.offset, target }, Target { addr: at, ..self.list }))
     }
 
-    /// It is published now.
+    /// Marks the first unpublished mapping as published.
     pub(crate) fn published(&mut self) {
         if let Some(mapped) = self.shared.values_mut().find(|mapped| !mapped.published) {
             mapped.published = true;

@@ -1,12 +1,12 @@
-//! The numbers that the program has for an rsocket.
+//! Descriptor numbers that the program has for an rsocket.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Present number of sockets, and number of removed ones.
+/// Current number of descriptors of a socket, and number of descriptors that were removed.
 #[derive(Default)]
 pub(crate) struct Numbers {
     count: AtomicU32,
-    /// Wraps.
+    /// Wraps around.
     removed: AtomicU32,
 }
 
@@ -15,7 +15,8 @@ impl Numbers {
         self.count.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Returns whether it was the last one. Called when the table has the number no more.
+    /// Counts the removal of a number, after the table has removed it. Returns whether it was the
+    /// last one.
     pub(crate) fn remove(&self) -> bool {
         self.removed.fetch_add(1, Ordering::Release);
         self.count.fetch_sub(1, Ordering::AcqRel) == 1
@@ -26,8 +27,8 @@ impl Numbers {
         self.count.load(Ordering::Acquire) == 0
     }
 
-    /// Returns the number of removals: while this stays the same, a number that the table had for
-    /// the socket is the socket's.
+    /// Returns the number of removals. As long as it does not change, a number that the table had
+    /// for the socket still belongs to it.
     pub(crate) fn removed(&self) -> u32 {
         self.removed.load(Ordering::Acquire)
     }

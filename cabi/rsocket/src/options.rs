@@ -8,7 +8,7 @@ use std::time::Duration;
 use uiw_cabi_core::boundary::Result;
 use uiw_cabi_core::errno::Errno;
 
-/// The level of rsockets' own options, and its options.
+/// Level of rsockets' own options. The options follow.
 pub(super) const SOL_RDMA: c_int = 0x10000;
 pub(super) const RDMA_SQSIZE: c_int = 0;
 pub(super) const RDMA_RQSIZE: c_int = 1;
@@ -16,18 +16,18 @@ pub(super) const RDMA_INLINE: c_int = 2;
 pub(super) const RDMA_IOMAPSIZE: c_int = 3;
 pub(super) const RDMA_ROUTE: c_int = 4;
 
-/// Seconds before the first probe of an idle connection, as the system has it.
+/// Number of seconds before the first probe of an idle connection, as in the system.
 pub(crate) const KEEP_IDLE: c_int = 7200;
-/// TCP_LINGER2 of a system that has another default than that of Linux, or none.
+/// Default of TCP_LINGER2, for systems whose default differs from that of Linux or that have none.
 pub(crate) const ORPHAN_TIMEOUT: Duration = Duration::from_secs(60);
-/// Segment size reported to programs.
+/// Segment size that is reported to programs.
 const SEGMENT: c_int = 2048;
 
-/// The value of an option, as C has it: one or two integers, or `tcp_info`.
+/// Value of an option in C's representation: one or two integers, or `tcp_info`.
 pub(crate) enum Value {
     Int(c_int),
     Linger(libc::linger),
-    /// The state of TCP, as the first byte of `tcp_info`; all else is 0.
+    /// State of TCP in the first byte of `tcp_info`; all other bytes are 0.
     Info(u8),
     /// A `timeval`.
     Time(Duration),
@@ -40,43 +40,43 @@ pub(super) fn unsupported(level: c_int, name: c_int) -> Errno {
 fn check_unconnected(state: &State) -> Result<()> {
     match state.phase {
         Phase::New(_) | Phase::Listening(_) => Ok(()),
-        _ => Err(Errno::INVAL.because("an option that is set before an rsocket connects")),
+        _ => Err(Errno::INVAL.because("the option must be set before the rsocket connects")),
     }
 }
 
-/// Returns as much of a number as fits.
+/// Returns the number, limited to 16 bits.
 pub(super) fn bounded(value: c_int) -> u16 {
     u16::try_from(value.max(0)).unwrap_or(u16::MAX)
 }
 
-/// TCP_LINGER2: seconds; 0 and less, with which the system has its own time or none, are the
-/// default.
+/// Converts TCP_LINGER2, in seconds. For 0 and negative values, for which the system uses its own
+/// time or none, returns the default.
 pub(crate) fn orphan_timeout(value: c_int) -> Duration {
     u64::try_from(value).ok().filter(|value| *value > 0).map_or(ORPHAN_TIMEOUT, Duration::from_secs)
 }
 
-/// SO_SNDBUF and SO_RCVBUF are doubled, as the system's are.
+/// Converts SO_SNDBUF or SO_RCVBUF, which are doubled as in the system.
 pub(super) fn doubled(value: c_int) -> u32 {
     value.max(0).unsigned_abs().saturating_mul(2)
 }
 
-/// The `timeval` of SO_RCVTIMEO and SO_SNDTIMEO, which none is "for ever" in. Nothing for other
-/// options.
+/// Parses the `timeval` of SO_RCVTIMEO and SO_SNDTIMEO. The inner `None` means no limit; the outer
+/// one is returned for other options.
 ///
 /// # Errors
-/// EINVAL for one that is too short, EDOM for a number of microseconds that no second has.
+/// EINVAL for a value that is too short, EDOM for an invalid number of microseconds.
 pub(crate) fn time_of(level: c_int, name: c_int, bytes: &[u8]) -> Result<Option<Option<Duration>>> {
     if level != libc::SOL_SOCKET || !matches!(name, libc::SO_RCVTIMEO | libc::SO_SNDTIMEO) {
         return Ok(None);
     }
     let number = |at: usize| Some(i64::from_ne_bytes(*bytes.get(at..)?.first_chunk()?));
     let (Some(seconds), Some(micros)) = (number(0), number(8)) else {
-        return Err(Errno::INVAL.because("a time that is shorter than its structure"));
+        return Err(Errno::INVAL.because("the value of the time-out is shorter than its structure"));
     };
     if !(0..1_000_000).contains(&micros) {
-        return Err(Errno(libc::EDOM).because("more microseconds than a second has"));
+        return Err(Errno(libc::EDOM).because("the number of microseconds exceeds a second"));
     }
-    // As the system: a negative time is no wait; a time of 0 is "for ever".
+    // As in the system, a negative time means not to wait, and a time of 0 means no limit.
     let time = match u64::try_from(seconds) {
         Ok(seconds) => Duration::from_secs(seconds) + Duration::from_micros(micros.unsigned_abs()),
         Err(_) => Duration::from_nanos(1),
@@ -94,10 +94,11 @@ pub(crate) fn set_time(socket: &Socket, name: c_int, time: Option<Duration>) {
     }
 }
 
-/// `rsetsockopt`. `value` is the integer that the option has, `linger` the second one of SO_LINGER.
+/// `rsetsockopt`. `value` is the integer value of the option, and `linger` the second integer of
+/// SO_LINGER.
 ///
 /// # Errors
-/// ENOPROTOOPT for an option that rsockets do not have, EINVAL for one that comes too late.
+/// ENOPROTOOPT for an option that rsockets do not have, EINVAL for one that is set too late.
 pub(crate) fn set(
     socket: &Socket,
     level: c_int,
@@ -111,8 +112,8 @@ pub(crate) fn set(
     let set = &mut state.set;
     match (level, name) {
         (libc::SOL_SOCKET, libc::SO_REUSEADDR) => set.reuse = on,
-        // After the buffers are there the option has no effect, as rdma-core has it. A listener's
-        // connections inherit it.
+        // After the buffers were allocated the option has no effect, as in rdma-core. The
+        // connections of a listener inherit it.
         (libc::SOL_SOCKET, libc::SO_RCVBUF) if unconnected => set.sizes.received = doubled(value),
         (libc::SOL_SOCKET, libc::SO_SNDBUF) if unconnected => set.sizes.sent = doubled(value),
         (libc::SOL_SOCKET, libc::SO_RCVBUF | libc::SO_SNDBUF) => {}
@@ -173,7 +174,7 @@ pub(crate) fn set(
 /// ENOPROTOOPT for an option that rsockets do not have.
 pub(crate) fn get(socket: &Socket, level: c_int, name: c_int) -> Result<Value> {
     if (level, name) == (libc::SOL_SOCKET, libc::SO_ERROR) {
-        let error = socket.look(None, |state| state.error.take());
+        let error = socket.update_then(None, |state| state.error.take());
         return Ok(Value::Int(error.map_or(0, |errno| errno.0)));
     }
     let state = socket.lock();

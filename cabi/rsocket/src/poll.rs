@@ -15,28 +15,28 @@ use uiw_cabi_core::engine;
 use uiw_cabi_core::errno::Errno;
 use uiw_verbs::ShardSet;
 
-/// The sockets of a list, each with its place.
+/// Returns the sockets in a list, with their indices.
 fn sockets(fds: &[pollfd]) -> Vec<(usize, AnySocket)> {
     let of = |(at, fd): (usize, &pollfd)| Some((at, table::get(fd.fd)?.socket()?));
     fds.iter().enumerate().filter_map(of).collect()
 }
 
-/// Their connections' shards.
+/// Returns the shards of the sockets' connections.
 fn shards(sockets: &[(usize, AnySocket)]) -> ShardSet {
     let mut shards = ShardSet::default();
     sockets.iter().for_each(|(_, socket)| shards.add(socket.shards()));
     shards
 }
 
-/// Time that a thread of the program takes to begin a connection of TCP.
+/// Time that a thread of the program needs to start a TCP connection.
 const SOON: Duration = Duration::from_micros(50);
 
-/// A list of descriptors, sorted.
+/// List of descriptors, divided into rsockets and others.
 struct SortedFds {
-    /// Each with its place.
+    /// Rsockets with their indices in the list.
     sockets: Vec<(usize, AnySocket)>,
     others: Vec<pollfd>,
-    /// Their places.
+    /// Indices of the ordinary descriptors in the list.
     places: Vec<usize>,
 }
 
@@ -54,8 +54,8 @@ impl SortedFds {
         Self { sockets, others, places }
     }
 
-    /// Looks at all of them: how many are ready.
-    fn look(&mut self, fds: &mut [pollfd]) -> Result<usize> {
+    /// Checks all descriptors, and returns the number of ready ones.
+    fn check(&mut self, fds: &mut [pollfd]) -> Result<usize> {
         let now = Limit::within(Duration::ZERO);
         let mut count = if self.others.is_empty() { 0 } else { wait::poll_system(&mut self.others, &now)? };
         fds.iter_mut().for_each(|fd| fd.revents = 0);
@@ -69,8 +69,8 @@ impl SortedFds {
         Ok(count)
     }
 
-    /// Sockets whose peers have no rsockets become those of the kernel. Whether there are any, and
-    /// whether this thread has done it for all.
+    /// Converts sockets whose peers have no rsockets back to sockets of the kernel. Returns whether
+    /// there are any, and whether this thread has converted all of them.
     fn fall_back(&self, fds: &[pollfd]) -> (bool, bool) {
         let (mut any, mut all_done) = (false, true);
         for (at, socket) in &self.sockets {
@@ -82,7 +82,8 @@ impl SortedFds {
             }
         }
         if !all_done {
-            // Another thread is about to do it, or it has failed, which the next look finds.
+            // Another thread is about to convert the socket, or the conversion has failed, which
+            // the next check detects.
             std::thread::sleep(SOON);
         }
         (any, all_done)
@@ -92,14 +93,14 @@ impl SortedFds {
 /// `rpoll`: poll(2) for rsockets and ordinary descriptors.
 ///
 /// # Errors
-/// EINTR, EMFILE and those of poll(2).
+/// EINTR, EMFILE and the other errors of poll(2).
 pub(crate) fn poll_all(fds: &mut [pollfd], limit: &Limit<'_>) -> Result<usize> {
     loop {
         let mut sorted = SortedFds::new(fds);
         if sorted.sockets.is_empty() {
             return wait::poll_system(fds, limit);
         }
-        let mut count = sorted.look(fds)?;
+        let mut count = sorted.check(fds)?;
         if limit.is_now()
             && let Some((_, socket)) = sorted.sockets.first()
         {
@@ -108,7 +109,7 @@ pub(crate) fn poll_all(fds: &mut [pollfd], limit: &Limit<'_>) -> Result<usize> {
         if count == 0 && !limit.is_now() {
             let SortedFds { sockets, others, .. } = &mut sorted;
             let any = |cx: &mut Context<'_>| {
-                // Every socket registers the waiting thread, so all are asked.
+                // All sockets are checked, because each has to register the waiting thread.
                 let ready = sockets
                     .iter()
                     .filter(|(at, socket)| {
@@ -120,10 +121,10 @@ pub(crate) fn poll_all(fds: &mut [pollfd], limit: &Limit<'_>) -> Result<usize> {
             let shards = || shards(sockets);
             let leave = |waker: &Waker| sockets.iter().for_each(|(_, socket)| socket.unwatch(waker));
             wait::until_or(Some(&engine::get()?), others, limit, shards, leave, any)?;
-            // Other descriptors may have become ready since.
-            count = sorted.look(fds)?;
+            // Other descriptors may have become ready meanwhile.
+            count = sorted.check(fds)?;
             if count == 0 && !limit.has_passed() {
-                // Another thread has taken what was there.
+                // Another thread has taken what had arrived.
                 continue;
             }
         }
@@ -132,14 +133,15 @@ pub(crate) fn poll_all(fds: &mut [pollfd], limit: &Limit<'_>) -> Result<usize> {
             return Ok(count);
         }
         if !all_done && limit.has_passed() {
-            // Another thread begins their connections: they are not ready.
+            // Another thread is starting the TCP connections of these sockets, so they are not
+            // ready.
             let theirs = fds.iter_mut().filter(|fd| fd.revents & FALL_BACK != 0);
             return Ok(count - theirs.map(|fd| fd.revents = 0).count());
         }
     }
 }
 
-/// The sets of select(2).
+/// Sets of select(2).
 pub(crate) struct Sets<'a> {
     pub(crate) read: Option<&'a mut libc::fd_set>,
     pub(crate) write: Option<&'a mut libc::fd_set>,
@@ -154,10 +156,11 @@ fn contains(set: Option<&libc::fd_set>, fd: i32) -> bool {
 /// `rselect`.
 ///
 /// # Errors
-/// EINVAL for a number of descriptors that no set has; EBADF; as [`poll_all`].
+/// EINVAL for a number of descriptors that exceeds the size of a set; EBADF; the errors of
+/// [`poll_all`].
 pub(crate) fn select(count: i32, sets: &mut Sets<'_>, limit: &Limit<'_>) -> Result<usize> {
     if !(0..=libc::FD_SETSIZE as i32).contains(&count) {
-        return Err(Errno::INVAL.because("a number of descriptors that no set has"));
+        return Err(Errno::INVAL.because("invalid number of descriptors"));
     }
     let mut fds = Vec::new();
     for fd in 0..count {
@@ -177,10 +180,10 @@ pub(crate) fn select(count: i32, sets: &mut Sets<'_>, limit: &Limit<'_>) -> Resu
     }
     poll_all(&mut fds, limit)?;
     if fds.iter().any(|fd| fd.revents & libc::POLLNVAL != 0) {
-        return Err(Errno(libc::EBADF).because("rselect of a descriptor that is closed"));
+        return Err(Errno(libc::EBADF).because("rselect for a descriptor that is closed"));
     }
     for set in [&mut sets.read, &mut sets.write, &mut sets.except].into_iter().flatten() {
-        // SAFETY: the set is borrowed, and may be changed.
+        // SAFETY: the set is mutably borrowed.
         unsafe { libc::FD_ZERO(*set) };
     }
     let mut ready = 0;
@@ -208,7 +211,8 @@ mod tests {
     use crate::acceptor;
     use crate::exports::rsocket;
 
-    /// The waker of a thread has a descriptor, which would stay until the socket changes.
+    /// The waker of a thread contains a descriptor, which would otherwise stay open until the
+    /// socket changes.
     #[test]
     fn waited_thread_not_kept() {
         let fd = rsocket(libc::AF_INET, libc::SOCK_STREAM, 0);

@@ -1,4 +1,4 @@
-//! What of a stream rsocket poll(2) finds ready.
+//! Ready events of a stream rsocket, as in poll(2).
 
 use crate::is_exiting;
 use crate::socket::{Phase, Socket, State};
@@ -7,15 +7,15 @@ use libc::{POLLERR, POLLHUP, POLLIN, POLLOUT, POLLRDHUP, POLLRDNORM, POLLWRNORM}
 use std::ffi::c_short;
 use std::task::{Context, Poll};
 
-/// The socket is to become one of the kernel. No program sees it; the system has no event of this
-/// number.
+/// Reports that the socket has to become one of the kernel. Programs do not see it, and the system
+/// has no event with this number.
 pub(crate) const FALL_BACK: c_short = 0x4000;
-/// Reported whether or not they were asked for.
+/// Events that are reported even if they were not requested.
 const ALWAYS: c_short = POLLERR | POLLHUP | FALL_BACK;
 pub(super) const READ: c_short = POLLIN | POLLRDNORM;
 pub(super) const WRITE: c_short = POLLOUT | POLLWRNORM;
 
-/// Returns the ready events of a socket, of all that poll(2) has.
+/// Returns all ready events of a socket.
 fn ready(state: &State) -> c_short {
     match &state.phase {
         Phase::New(_) => WRITE | POLLHUP,
@@ -49,7 +49,7 @@ fn ready(state: &State) -> c_short {
             if stream.at_end() {
                 ready |= POLLRDHUP;
             }
-            // As in TCP, what the peer sent before it closed is read first.
+            // Data that the peer sent before it closed the connection is read first, as with TCP.
             if stream.is_over() && stream.receiver.readable() == 0 {
                 ready |= POLLHUP;
             }
@@ -61,12 +61,12 @@ fn ready(state: &State) -> c_short {
     }
 }
 
-/// Returns the ready events of `socket` among those that a program asks for.
-pub(super) fn look(socket: &Socket, events: c_short) -> c_short {
-    socket.look(None, |state| ready(state) & (events | ALWAYS))
+/// Returns those of the requested `events` that are ready.
+pub(super) fn ready_events(socket: &Socket, events: c_short) -> c_short {
+    socket.update_then(None, |state| ready(state) & (events | ALWAYS))
 }
 
-/// Like [`look`]; the task is woken by the next change.
+/// Like [`ready_events`], but registers the task, which the next change wakes.
 pub(super) fn poll(
     socket: &Socket,
     events: c_short,

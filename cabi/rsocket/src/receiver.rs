@@ -16,13 +16,13 @@ use std::ops::Range;
 /// Rule of the protocol that a peer has violated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Violation {
-    /// A data message beyond the credits that were given.
+    /// A data message exceeds the granted credits.
     Credits,
-    /// More bytes than were published, or none.
+    /// The message announces more bytes than were published, or none.
     Length {
-        /// The bytes of the message.
+        /// Size in the message.
         len: u32,
-        /// The bytes that were published and not written.
+        /// Number of bytes that were published and not written.
         granted: u32,
     },
 }
@@ -31,7 +31,7 @@ impl std::fmt::Display for Violation {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Credits => f.write_str("a data message beyond the credits"),
-            Self::Length { len, granted } => write!(f, "{len} bytes, where {granted} were published"),
+            Self::Length { len, granted } => write!(f, "{len} bytes, but {granted} were published"),
         }
     }
 }
@@ -39,37 +39,38 @@ impl std::fmt::Display for Violation {
 /// Permission for the peer to write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Grant {
-    /// The part of the ring that is published, if one is.
+    /// Part of the ring that is published, if any.
     pub target: Option<Range<u32>>,
-    /// Data messages that the peer may send, modulo 2^16.
+    /// Number of data messages that the peer may send, modulo 2^16.
     pub limit: u16,
 }
 
-/// Receiving side: bytes that have arrived, and room that the peer has.
+/// State of the receiving half: data that has arrived, and the room that the peer has.
 pub struct Receiver {
     half: u32,
     /// Length of the next target.
     len: u32,
-    /// Data messages that the peer may have sent before it gets credits.
+    /// Number of data messages that the peer can send before it gets credits.
     depth: u16,
-    /// The targets that were published and not read to their end, the oldest first: at most one in
-    /// each half.
+    /// Targets that were published and not completely read, the oldest first. There is at most one
+    /// in each half.
     targets: VecDeque<Range<u32>>,
-    /// Lengths of the messages that are not read; of the first one, what is left.
+    /// Lengths of the messages that were not read. For the first one, only the unread rest is
+    /// counted.
     messages: VecDeque<u32>,
     readable: u64,
     granted: u32,
     /// Offset of the next target.
     next: u32,
-    /// Data messages that were read, that arrived, and that may arrive; modulo 2^16.
+    /// Number of data messages that were read, that arrived, and that may arrive, modulo 2^16.
     read: u16,
     arrived: u16,
     limit: u16,
 }
 
 impl Receiver {
-    /// A ring of two halves of `half` bytes, of which targets take `first` bytes at first. The peer
-    /// has the first target with the private data.
+    /// Creates a ring of two halves of `half` bytes. Targets initially have `first` bytes. The
+    /// first target was sent to the peer with the private data.
     pub fn new(half: u32, first: u32, depth: u16) -> Self {
         let len = first.min(half);
         let mut targets = VecDeque::with_capacity(2);
@@ -89,7 +90,7 @@ impl Receiver {
         }
     }
 
-    /// The peer has written `len` bytes.
+    /// Records that the peer has written `len` bytes.
     ///
     /// # Errors
     /// [`Violation`]
@@ -107,13 +108,13 @@ impl Receiver {
         Ok(())
     }
 
-    /// Bytes that can be read.
+    /// Returns the number of readable bytes.
     pub fn readable(&self) -> u64 {
         self.readable
     }
 
-    /// Returns the range of up to `max` of the readable bytes that follow the first `skip` ones, as
-    /// far as they are consecutive.
+    /// Returns the range of up to `max` readable bytes after the first `skip` ones, as far as they
+    /// are contiguous.
     pub fn chunk(&self, skip: u64, max: usize) -> Range<u32> {
         let most = self.readable.saturating_sub(skip).min(max as u64);
         let mut skip = skip;
@@ -128,7 +129,7 @@ impl Receiver {
         0..0
     }
 
-    /// The program has read `len` bytes, at most those that are readable.
+    /// Records that the program has read `len` bytes, which must be readable.
     pub fn consume(&mut self, len: u32) {
         self.readable -= u64::from(len);
         let mut left = len;
@@ -162,7 +163,7 @@ impl Receiver {
         (target.is_some() || many).then_some(Grant { target, limit })
     }
 
-    /// The peer has been notified of it.
+    /// Records that the grant was sent to the peer.
     pub fn given(&mut self, grant: Grant) {
         self.limit = grant.limit;
         if let Some(target) = grant.target {
@@ -177,7 +178,7 @@ impl Receiver {
         self.len < self.half
     }
 
-    /// Makes the next targets twice as long, at most as long as a half.
+    /// Doubles the length of the next targets, up to the length of a half.
     pub fn grow(&mut self) {
         self.len = self.len.saturating_mul(2).min(self.half);
     }
@@ -187,8 +188,8 @@ impl Receiver {
 mod tests {
     use super::*;
 
-    /// A peer that does what it may fills the ring without end, and every byte is read where it was
-    /// written.
+    /// A peer that uses all permissions can fill the ring forever, and every byte is read where it
+    /// was written.
     #[test]
     fn halves_are_published_in_turn() {
         let mut receiver = Receiver::new(100, 10, 16);
@@ -228,8 +229,8 @@ mod tests {
         assert!(read > 50_000 && !receiver.can_grow());
     }
 
-    /// Two targets in each half with half of its bytes, so that the second one ends inside of the
-    /// half.
+    /// There are two targets in each half, each with half of its bytes, so the second one ends
+    /// inside the half.
     #[test]
     fn bytes_of_next_target_found() {
         let mut receiver = Receiver::new(100, 50, 16);

@@ -1,6 +1,6 @@
-//! The thread that accepts connections and waits for closed ones to end, whatever the program does:
-//! it runs small tasks that are woken by events of the connection manager. It starts with the first
-//! task.
+//! Thread that accepts connections and waits until closed connections have ended, independently of
+//! the program. It runs small tasks, which events of the connection manager wake. The first task
+//! starts the thread.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::pin::Pin;
@@ -9,13 +9,13 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 use uiw_cabi_core::boundary::Result;
-use uiw_cabi_core::fork::{ForkSafe, Forked};
+use uiw_cabi_core::fork::{ForkSafe, ForkState};
 use uiw_verbs::integration::spawn_thread;
 
 type Job = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// The thread sleeps here for most of its time, with locks whose waiting threads no list has: see
-/// `lock.rs`.
+/// Queue in which the thread sleeps most of the time. Its lock keeps no list of waiting threads:
+/// see `lock.rs`.
 #[derive(Default)]
 struct TaskQueue {
     state: Mutex<TaskState>,
@@ -25,7 +25,7 @@ struct TaskQueue {
 #[derive(Default)]
 struct TaskState {
     woken: VecDeque<Arc<ServiceTask>>,
-    /// Timers by time, and by a number of their own.
+    /// Timers by their time and a unique number.
     timers: BTreeMap<(Instant, u64), Waker>,
     next_timer: u64,
 }
@@ -35,7 +35,7 @@ impl TaskQueue {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The next task. Timers that are due wake theirs before.
+    /// Waits for the next task. Due timers wake their tasks first.
     fn next(&self) -> Arc<ServiceTask> {
         let mut state = self.lock();
         loop {
@@ -43,7 +43,7 @@ impl TaskQueue {
             let left = first.as_ref().map(|timer| timer.key().0.saturating_duration_since(Instant::now()));
             if let (Some(timer), Some(Duration::ZERO)) = (first, left) {
                 let waker = timer.remove();
-                // It takes the lock.
+                // Waking takes the lock.
                 drop(state);
                 waker.wake();
                 state = self.lock();
@@ -60,15 +60,17 @@ impl TaskQueue {
     }
 }
 
-/// Ready after a time, for tasks of the service.
+/// Future that is ready after some time, for tasks of the service.
 pub(crate) struct Timer {
     key: (Instant, u64),
     queue: Arc<TaskQueue>,
 }
 
 impl Timer {
+    /// Creates a timer.
+    ///
     /// # Errors
-    /// EAGAIN when the system gives no thread.
+    /// EAGAIN if the thread cannot be started.
     pub(crate) fn after(time: Duration) -> Result<Self> {
         let queue = queue()?;
         let number = {
@@ -76,7 +78,7 @@ impl Timer {
             state.next_timer += 1;
             state.next_timer
         };
-        // No time that is in use is longer than an Instant has.
+        // An `Instant` can represent this time. No longer time is in use.
         let at = Instant::now() + time.min(Duration::from_secs(1 << 31));
         Ok(Self { key: (at, number), queue })
     }
@@ -89,7 +91,7 @@ impl Future for Timer {
         if Instant::now() >= self.key.0 {
             return Poll::Ready(());
         }
-        // The thread looks at its timers when it has polled this task.
+        // The thread checks its timers after it has polled this task.
         self.queue.lock().timers.insert(self.key, cx.waker().clone());
         Poll::Pending
     }
@@ -102,7 +104,7 @@ impl Drop for Timer {
     }
 }
 
-/// A task; none is left once it has ended.
+/// Task of the service; `None` after it has ended.
 struct ServiceTask {
     job: uiw_cabi_core::lock::Mutex<Option<Job>>,
     queue: Arc<TaskQueue>,
@@ -118,11 +120,11 @@ impl Wake for ServiceTask {
 
 struct TaskService(Option<Arc<TaskQueue>>);
 
-impl Forked for TaskService {
+impl ForkState for TaskService {
     const NEW: Self = Self(None);
 
     fn in_child(&mut self) {
-        // The thread and the holders of its locks stay in the parent.
+        // The thread, and other threads that may hold locks, exist only in the parent.
         std::mem::forget(self.0.take());
         CLOSING.store(0, Ordering::Relaxed);
     }
@@ -130,35 +132,35 @@ impl Forked for TaskService {
 
 static SERVICE: ForkSafe<TaskService> = ForkSafe::new();
 
-/// Connections that are being closed.
+/// Number of connections that are being closed.
 static CLOSING: AtomicUsize = AtomicUsize::new(0);
 
-/// See [`progress`].
+/// Counter for [`progress`].
 static PROGRESS: AtomicUsize = AtomicUsize::new(0);
 
-/// Changes as long as peers of closed connections acknowledge bytes.
+/// Returns a counter that changes while peers of closed connections acknowledge data.
 pub(crate) fn progress() -> usize {
     PROGRESS.load(Ordering::Acquire)
 }
 
-/// The peer of a closed connection has acknowledged bytes.
+/// Records that the peer of a closed connection has acknowledged data.
 pub(crate) fn note_progress() {
     PROGRESS.fetch_add(1, Ordering::AcqRel);
 }
 
-/// Counts a connection that is being closed, while it lives.
-pub(crate) struct Closing(u32);
+/// Token that counts a connection which is being closed, until it is dropped.
+pub(crate) struct ClosingToken(u32);
 
-impl Closing {
+impl ClosingToken {
     pub(crate) fn new() -> Self {
         CLOSING.fetch_add(1, Ordering::AcqRel);
         Self(uiw_cabi_core::fork::generation())
     }
 }
 
-impl Drop for Closing {
+impl Drop for ClosingToken {
     fn drop(&mut self) {
-        // A fork has begun to count anew.
+        // After a fork the count begins at 0 again.
         if self.0 == uiw_cabi_core::fork::generation() {
             CLOSING.fetch_sub(1, Ordering::AcqRel);
         }
@@ -173,7 +175,7 @@ pub(crate) fn is_closing() -> bool {
 /// Runs `job` on the service's thread.
 ///
 /// # Errors
-/// EAGAIN when the system gives no thread.
+/// EAGAIN if the thread cannot be started.
 pub(crate) fn spawn(job: impl Future<Output = ()> + Send + 'static) -> Result<()> {
     let queue = queue()?;
     let task = Arc::new(ServiceTask { job: uiw_cabi_core::lock::Mutex::new(Some(Box::pin(job))), queue });

@@ -1,5 +1,5 @@
-//! Sizes of buffers and queues, and how long threads poll: rdma-core's defaults, the files of
-//! `/etc/rdma/rsocket`, and what a program sets.
+//! Sizes of buffers and queues, and the polling time of threads. The values come from rdma-core's
+//! defaults, the files of `/etc/rdma/rsocket`, and the options that a program sets.
 
 use crate::wire::{Variant, representable_mappings};
 use once_cell::race::OnceBox;
@@ -8,45 +8,46 @@ use std::str::FromStr;
 use std::time::Duration;
 use uiw_cabi_core::persona::Persona;
 
-/// Folder of the configuration of rdma-core's rsockets.
+/// Directory of the configuration of rdma-core's rsockets.
 const FOLDER: &str = "/etc/rdma/rsocket";
-/// The smallest and the largest queue.
+/// Minimum size of a queue. The maximum follows.
 const MIN_QUEUE: u16 = 16;
 const MAX_QUEUE: u16 = 16000;
-/// The smallest and the largest buffer.
+/// Minimum size of a buffer. The maximum follows.
 const MIN_BUFFER: u32 = 4096;
 const MAX_BUFFER: u32 = 1 << 28;
 
-/// Microseconds that a thread polls before it sleeps.
+/// Default polling time in microseconds.
 const DEFAULT_POLLING: u64 = 100;
 const MAX_POLLING: u64 = 100_000;
 
 /// Sizes of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Sizes {
-    /// Data messages in the send queue: `RDMA_SQSIZE`.
+    /// Number of data messages in the send queue: `RDMA_SQSIZE`.
     pub(crate) sends: u16,
-    /// Receives that are announced to the peer: `RDMA_RQSIZE`.
+    /// Number of receives that are announced to the peer: `RDMA_RQSIZE`.
     pub(crate) receives: u16,
-    /// Shown by `RDMA_INLINE`; here every byte is copied once, inline or not.
+    /// Value that `RDMA_INLINE` reports. It has no effect, because every byte is copied once in any
+    /// case.
     pub(crate) inline: u16,
-    /// Bytes of the ring that is sent from: SO_SNDBUF.
+    /// Size of the ring from which data is sent, in bytes: SO_SNDBUF.
     pub(crate) sent: u32,
-    /// Bytes of the ring that is received into: SO_RCVBUF.
+    /// Size of the ring into which data is received, in bytes: SO_RCVBUF.
     pub(crate) received: u32,
-    /// Mappings that the peer may publish: `RDMA_IOMAPSIZE`.
+    /// Number of mappings that the peer may publish: `RDMA_IOMAPSIZE`.
     pub(crate) mappings: u16,
 }
 
 impl Sizes {
-    /// rdma-core's, but for the buffers, which have 128 KiB there: each half of the receive buffer
-    /// waits for a round trip before it is used again, and that of TCP in software is longer than
-    /// an adapter's. iperf3 on loopback, in three pairs each with TCP: 0.41 to 0.60 of TCP's
-    /// throughput with 128 KiB, 0.99 to 1.46 with 512 KiB; long paths need more (see `Receiver`).
+    /// Defaults of rdma-core, except for the buffers, which have 128 KiB there. Each half of the
+    /// receive buffer can be used again only after a round trip, and a round trip of TCP in
+    /// software takes longer than that of an adapter. With 128 KiB, the throughput would be far
+    /// below that of TCP even on loopback; long paths need more than 512 KiB (see `Receiver`).
     const DEFAULT: Self =
         Self { sends: 384, receives: 384, inline: 64, sent: 1 << 19, received: 1 << 22, mappings: 0 };
 
-    /// The defaults of this system.
+    /// Returns the defaults of this system.
     pub(crate) fn of_system() -> Self {
         static SIZES: OnceBox<Sizes> = OnceBox::new();
         *SIZES
@@ -65,7 +66,7 @@ impl Sizes {
         }
     }
 
-    /// Limits the values to those that a connection can have.
+    /// Limits the values to the range that a connection can have.
     pub(crate) fn bounded(mut self) -> Self {
         self.sends = self.sends.clamp(MIN_QUEUE, MAX_QUEUE);
         self.receives = self.receives.clamp(MIN_QUEUE, MAX_QUEUE);
@@ -74,15 +75,15 @@ impl Sizes {
         self
     }
 
-    /// Bytes of each half of the receive buffer.
+    /// Returns the size of each half of the receive buffer, in bytes.
     pub(crate) fn half(&self) -> u32 {
         self.received / 2
     }
 }
 
-/// Maximum time for which a thread polls for arrivals before it sleeps: `polling_time`, which has
-/// microseconds. rdma-core's is 10, in which a peer in software does not answer while it is woken
-/// from sleep itself. See `Attempts`.
+/// Returns the maximum time for which a thread polls for arrivals before it sleeps, from the file
+/// `polling_time`, which contains microseconds. rdma-core's default is 10, but a peer in software
+/// cannot answer in this time if it has to be woken. See `Attempts`.
 pub(crate) fn polling_time() -> Duration {
     static TIME: OnceBox<Duration> = OnceBox::new();
     *TIME.get_or_init(|| {
@@ -91,12 +92,12 @@ pub(crate) fn polling_time() -> Duration {
     })
 }
 
-/// The number that a file begins with.
+/// Parses the number at the beginning of a file.
 fn number<T: FromStr>(text: Option<String>, default: T) -> T {
     text.and_then(|text| text.split_whitespace().next()?.parse().ok()).unwrap_or(default)
 }
 
-/// The variant of the protocol that a device of this kind uses.
+/// Returns the variant of the protocol for devices of this kind.
 pub(crate) fn variant(persona: Persona) -> Variant {
     if persona == Persona::Iwarp { Variant::Send } else { Variant::Immediate }
 }

@@ -1,20 +1,20 @@
-//! A stream rsocket in all its states, and how threads wait for it to change.
+//! Stream rsockets in all their states, and how threads wait for them to change.
 //!
-//! One lock holds the state, and no thread waits while it holds it. A thread that waits is
-//! registered in three places: the events of the connection, its completion queue, and the socket
-//! itself, where other threads of the program report what they have found there.
+//! One lock protects the state, and no thread waits while it holds the lock. A waiting thread is
+//! registered in three places: at the events of the connection, at its completion queue, and at the
+//! socket itself, where other threads of the program report what they have found.
 
 use crate::acceptor::{self, Acceptor};
 use crate::attempts::Attempts;
-use crate::connect::{self, Connecting};
+use crate::connect::{self, PendingConnection};
 use crate::link::PollMode;
 use crate::numbers::Numbers;
 use crate::preload::DescriptorSockets;
-use crate::preload::connections::{self, Carrier, Line, Role};
-use crate::service::{self, Closing, Timer};
+use crate::preload::connections::{self, Carrier, ConnectionRecord, Role};
+use crate::service::{self, ClosingToken, Timer};
 use crate::settings::Sizes;
 use crate::stream::{Ending, Stream};
-use crate::wait::{self, RetryMode, Source};
+use crate::wait::{self, RetryMode, WaitSource};
 use crate::watchers::{WakerPolicy, Watchers};
 use crate::{PROGRESS_CHECK, is_exiting};
 use std::collections::VecDeque;
@@ -30,13 +30,13 @@ use uiw_cabi_core::address;
 use uiw_cabi_core::boundary::Result;
 use uiw_cabi_core::errno::Errno;
 use uiw_cabi_core::lock::{Mutex, MutexGuard};
-use uiw_cabi_core::ports::Reservation;
+use uiw_cabi_core::ports::PortReservation;
 use uiw_verbs::cm::{AwaitedRequest, CloseReason, CmChannel, CmEventKind};
 use uiw_verbs::{ConnConfig, Cq, Error};
 
 /// Options that a program sets, and that a listener's connections inherit.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Set {
+pub(crate) struct SocketOptions {
     pub(crate) sizes: Sizes,
     pub(crate) reuse: bool,
     pub(crate) v6_only: bool,
@@ -45,87 +45,89 @@ pub(crate) struct Set {
     pub(crate) keep_idle: c_int,
     pub(crate) no_delay: bool,
     pub(crate) oob_inline: bool,
-    /// SO_LINGER: on, and for how many seconds.
+    /// SO_LINGER: the time in seconds, if enabled.
     pub(crate) linger: Option<c_int>,
-    /// TCP_LINGER2: how long a connection waits for its peer to accept it after the program has
-    /// closed it.
+    /// TCP_LINGER2: time for which a connection waits for its peer to accept it after the program
+    /// has closed it.
     pub(crate) orphan_timeout: Duration,
     /// SO_RCVTIMEO and SO_SNDTIMEO.
     pub(crate) receive_timeout: Option<Duration>,
     pub(crate) send_timeout: Option<Duration>,
 }
 
-/// The number of the event that says that TCP is connected.
+/// Number of the event that announces that TCP is connected.
 pub(crate) const TCP_CONNECTED: u64 = 2;
 
-/// State of a socket that was one of the kernel before: TCP is connected, or begins to be.
+/// State of a socket that was one of the kernel before, while its TCP connection is established or
+/// is being established.
 pub(crate) struct PendingConversion {
-    /// TCP is not connected yet.
+    /// True while TCP is not connected yet.
     pending: bool,
-    /// Socket for a peer that has no rsockets.
-    instead: Option<FallbackSocket>,
-    /// True for reading and writing if they were closed before the connection was made.
+    /// Socket for the case that the peer has no rsockets.
+    fallback: Option<FallbackSocket>,
+    /// True for reading and writing if they were shut down before the connection was established.
     shut: [bool; 2],
-    /// Bytes sent before that, see [`super::early`].
+    /// Data that was sent before that, see [`super::early`].
     pub(super) early: VecDeque<u8>,
-    /// A task sends it.
+    /// True if a task sends this data.
     pub(super) has_task: bool,
-    /// Something was sent that the peer does not read: see [`State::loses_send`].
+    /// True after data was sent that the peer does not read: see [`State::loses_send`].
     has_lost: bool,
 }
 
-/// The socket that the program had.
+/// Original socket of the program.
 pub(crate) struct FallbackSocket {
     pub(crate) socket: OwnedFd,
-    /// Address to which the program connects, in its numbers.
+    /// Address to which the program connects, with its port number.
     pub(crate) to: SocketAddr,
-    /// The program's TCP_SYNCNT, where the attempt by rsockets has another one; otherwise 0.
+    /// TCP_SYNCNT of the program, if it was changed for the attempt to connect with rsockets;
+    /// otherwise 0.
     pub(crate) syn_retries: c_int,
 }
 
 impl PendingConversion {
-    pub(crate) fn new(pending: bool, instead: Option<FallbackSocket>) -> Self {
-        Self { pending, instead, shut: [false; 2], early: VecDeque::new(), has_task: false, has_lost: false }
+    pub(crate) fn new(pending: bool, fallback: Option<FallbackSocket>) -> Self {
+        Self { pending, fallback, shut: [false; 2], early: VecDeque::new(), has_task: false, has_lost: false }
     }
 }
 
 /// Progress of a socket.
 pub(crate) enum Phase {
-    /// It may have a local port.
-    New(Option<Reservation>),
+    /// The socket may have a local port.
+    New(Option<PortReservation>),
     Listening(Arc<Acceptor>),
-    /// The port stays the socket's towards others of this process.
-    Connecting(Box<Connecting>, Option<Reservation>),
-    /// A connection that the program has accepted by itself waits for the peer's Request, which is
-    /// answered with these options.
+    /// The port stays reserved for the socket within this process.
+    Connecting(Box<PendingConnection>, Option<PortReservation>),
+    /// The program itself has accepted the connection, which waits for the peer's Request. The
+    /// Request is answered with these options.
     Requested(#[expect(dead_code, reason = "kept for its drop")] AwaitedRequest, Arc<ConnConfig>),
-    /// A listener's connection that waits for the peer to see the Reply.
+    /// The connection of a listener waits until the peer has received the Reply.
     Accepting(Box<Stream>),
-    Connected(Box<Stream>, #[expect(dead_code, reason = "kept for its drop")] Option<Reservation>),
-    /// The peer has no rsockets: TCP is tried by the thread that finds it.
+    Connected(Box<Stream>, #[expect(dead_code, reason = "kept for its drop")] Option<PortReservation>),
+    /// The peer has no rsockets. The thread that detects this tries TCP.
     Refused,
     /// The program has accepted the connection, and the peer has closed it before it was
     /// established.
     Gone,
-    /// The connection could not be made.
+    /// The connection could not be established.
     Failed,
     Closed,
 }
 
 pub(crate) struct State {
     pub(crate) phase: Phase,
-    pub(crate) set: Set,
+    pub(crate) set: SocketOptions,
     pub(crate) ipv6: bool,
     /// O_NONBLOCK and the other flags of F_SETFL.
     pub(crate) status_flags: c_int,
     pub(crate) descriptor_flags: c_int,
-    /// SO_ERROR
+    /// SO_ERROR.
     pub(crate) error: Option<Errno>,
-    /// Real addresses: ports as TCP has them.
+    /// Real addresses, with the port numbers of TCP.
     pub(crate) local: Option<SocketAddr>,
     pub(crate) peer: Option<SocketAddr>,
     pub(crate) opened: Option<PendingConversion>,
-    /// The events of the connection wake the watchers.
+    /// True if events of the connection wake the watchers.
     watches_events: bool,
 }
 
@@ -134,18 +136,19 @@ pub(crate) struct Socket {
     /// Event channel of the connection, or of the listener.
     channel: Arc<CmChannel>,
     watchers: Arc<Watchers>,
-    /// Waker for the engine: it wakes `watchers`.
+    /// Waker for the engine, which wakes `watchers`.
     engine: Waker,
     attempts: Attempts,
     numbers: Numbers,
     /// True if the socket may become one of the kernel again.
     may_fall_back: AtomicBool,
-    /// State of the descriptor numbers, of a socket that was one of the kernel before.
-    behind: OnceLock<DescriptorSockets>,
+    /// Sockets of the system behind the descriptor numbers, for a socket that was one of the kernel
+    /// before.
+    descriptor_sockets: OnceLock<DescriptorSockets>,
 }
 
 impl Socket {
-    pub(crate) fn new(ipv6: bool, set: Set) -> Arc<Self> {
+    pub(crate) fn new(ipv6: bool, set: SocketOptions) -> Arc<Self> {
         let state = State {
             phase: Phase::New(None),
             set,
@@ -167,21 +170,22 @@ impl Socket {
             attempts: Attempts::default(),
             numbers: Numbers::default(),
             may_fall_back: AtomicBool::new(false),
-            behind: OnceLock::new(),
+            descriptor_sockets: OnceLock::new(),
         })
     }
 
-    /// Sets the state of the socket's descriptor numbers.
-    pub(crate) fn set_behind(&self, behind: Option<DescriptorSockets>) {
-        if let Some(behind) = behind {
-            // The first one stays: numbers are given once.
-            let _ = self.behind.set(behind);
+    /// Sets the sockets of the system behind the socket's descriptor numbers.
+    pub(crate) fn set_descriptor_sockets(&self, sockets: Option<DescriptorSockets>) {
+        if let Some(sockets) = sockets {
+            // Only the first value is stored, because numbers are assigned once.
+            let _ = self.descriptor_sockets.set(sockets);
         }
     }
 
-    /// Returns the state of the socket's descriptor numbers; `None` if nothing is known of it.
-    pub(crate) fn behind(&self) -> Option<DescriptorSockets> {
-        self.behind.get().copied()
+    /// Returns the sockets of the system behind the socket's descriptor numbers, or `None` if they
+    /// are unknown.
+    pub(crate) fn descriptor_sockets(&self) -> Option<DescriptorSockets> {
+        self.descriptor_sockets.get().copied()
     }
 
     pub(crate) fn numbers(&self) -> &Numbers {
@@ -192,30 +196,31 @@ impl Socket {
         self.may_fall_back.store(may, Ordering::Release);
     }
 
-    /// Returns whether the peer has no rsockets, and TCP is to be tried.
+    /// Returns whether the peer has no rsockets, so that TCP has to be tried.
     pub(crate) fn is_refused(&self) -> bool {
         if !self.may_fall_back.load(Ordering::Acquire) {
             return false;
         }
-        let (is_refused, is_connected) = self.look(None, |state| {
+        let (is_refused, is_connected) = self.update_then(None, |state| {
             (matches!(state.phase, Phase::Refused), matches!(state.phase, Phase::Connected(..)))
         });
-        // Every call on the socket asks, and to look at it drives the engine.
+        // Every call on the socket asks this, and checking the socket drives the engine.
         if is_connected {
             self.may_fall_back(false);
         }
         is_refused
     }
 
-    /// The socket that the program had, with its flags and options, for the first thread that asks.
-    pub(crate) fn take_instead(&self) -> Option<(FallbackSocket, c_int, Set)> {
+    /// Returns the original socket of the program, with its flags and options, to the first thread
+    /// that asks.
+    pub(crate) fn take_instead(&self) -> Option<(FallbackSocket, c_int, SocketOptions)> {
         self.may_fall_back(false);
         let mut state = self.lock();
-        let instead = state.opened.as_mut()?.instead.take()?;
-        Some((instead, state.status_flags, state.set))
+        let fallback = state.opened.as_mut()?.fallback.take()?;
+        Some((fallback, state.status_flags, state.set))
     }
 
-    /// The connection could not be made.
+    /// Records that the connection could not be established.
     pub(crate) fn fail(&self, errno: Errno) {
         let mut state = self.lock();
         if !matches!(state.phase, Phase::Closed) {
@@ -233,17 +238,18 @@ impl Socket {
         &self.channel
     }
 
-    /// Returns whether calls with these flags do not wait.
+    /// Returns whether calls with these flags are non-blocking.
     pub(crate) fn is_nonblocking(&self, flags: c_int) -> bool {
         self.lock().is_nonblocking(flags)
     }
 
-    /// Other threads look again.
+    /// Wakes other threads, so that they check the socket again.
     pub(crate) fn wake(&self, except: Option<&Waker>) {
         self.watchers.wake_all(except);
     }
 
-    /// Like [`Socket::wake`], after a change that this thread has made with the socket's lock.
+    /// Like [`Socket::wake`], after a change that this thread has made while it held the socket's
+    /// lock.
     pub(crate) fn wake_changed(&self, except: Option<&Waker>) {
         self.watchers.wake_changed(except);
     }
@@ -254,7 +260,7 @@ impl Socket {
         self.watchers.len()
     }
 
-    /// Handles the events of the connection manager that have come.
+    /// Handles events of the connection manager that have arrived.
     fn take_events(&self, state: &mut State) -> bool {
         let mut any = false;
         while state.takes_events()
@@ -266,14 +272,14 @@ impl Socket {
         any
     }
 
-    /// Brings the socket to where it is, driving the engine if need be, and asks `ask`. Other
-    /// threads are woken by what is found.
-    pub(crate) fn look<T>(&self, own: Option<&Waker>, ask: impl FnOnce(&mut State) -> T) -> T {
-        self.look_by(PollMode::Driving, own, ask)
+    /// Updates the socket, driving the engine if necessary, and calls `ask`. Wakes other threads if
+    /// anything was found.
+    pub(crate) fn update_then<T>(&self, own: Option<&Waker>, ask: impl FnOnce(&mut State) -> T) -> T {
+        self.update_then_by(PollMode::Driving, own, ask)
     }
 
-    /// Like [`Socket::look`].
-    pub(super) fn look_by<T>(
+    /// Like [`Socket::update_then`], with the given mode.
+    pub(super) fn update_then_by<T>(
         &self,
         take: PollMode,
         own: Option<&Waker>,
@@ -289,20 +295,21 @@ impl Socket {
         answer
     }
 
-    /// Handles what has come. Returns whether anything had.
+    /// Handles what has arrived. Returns whether there was anything.
     fn update(&self, state: &mut State, take: PollMode) -> bool {
-        // The event of the end comes after the last completion, so completions are taken after it.
+        // The event for the end of the connection comes after the last completion, so completions
+        // are taken after the events.
         let any = self.take_events(state);
         state.process(take) || any
     }
 
-    /// Like [`Socket::look`] without driving, which is for the thread or task that waits; if the
-    /// answer is "not yet", the task is woken by the next change.
+    /// Like [`Socket::update_then`], but does not drive the engine, because the waiting thread or task
+    /// does. If the answer is pending, registers the task, which the next change wakes.
     pub(crate) fn poll<T>(&self, cx: &mut Context<'_>, ask: impl FnMut(&mut State) -> Poll<T>) -> Poll<T> {
         self.poll_as(WakerPolicy::Pending, cx, ask)
     }
 
-    /// Like [`Socket::poll`]; `registers` says when the task is woken by the next change.
+    /// Like [`Socket::poll`]; `registers` determines when the task is registered.
     pub(super) fn poll_as<T>(
         &self,
         registers: WakerPolicy,
@@ -323,11 +330,12 @@ impl Socket {
                 return answer;
             }
             if needs_waker {
-                // With the lock of the look: what changes behind it wakes the task.
+                // The task is registered under the same lock as the check, so changes after the
+                // check wake it.
                 if self.watch(&mut state, cx) {
                     continue;
                 }
-                // Its connections are queued without that lock.
+                // The connections of a listener are queued without that lock.
                 if matches!(state.phase, Phase::Listening(_)) {
                     answer = ask(&mut state);
                 }
@@ -336,14 +344,15 @@ impl Socket {
         }
     }
 
-    /// The task is woken by the next change. True when there has been one.
+    /// Registers the task, which the next change wakes. Returns true if there was a change
+    /// meanwhile.
     fn watch(&self, state: &mut State, cx: &mut Context<'_>) -> bool {
         self.watchers.add(cx.waker());
         if state.takes_events() {
             if !std::mem::replace(&mut state.watches_events, true) {
                 self.channel.set_waker(self.engine.clone());
             }
-            // What was queued before the waker was added, or before the watcher was.
+            // Something may have been queued before the waker or the watcher was added.
             if !self.channel.is_empty() {
                 return true;
             }
@@ -352,7 +361,8 @@ impl Socket {
         state.stream().is_some_and(|stream| stream.link.cq().poll_ready(engine).is_ready())
     }
 
-    /// Runs `attempt` until its answer is not EAGAIN; waits between, unless the call does not wait.
+    /// Repeats `attempt` until it does not return EAGAIN. Waits between the attempts, unless the
+    /// call is non-blocking.
     pub(crate) fn complete<T>(
         &self,
         nonblocking: bool,
@@ -361,8 +371,9 @@ impl Socket {
         self.complete_as(|_| (nonblocking, None), attempt)
     }
 
-    /// Like [`Socket::complete`]; `how` says whether the call does not wait, and for at most how
-    /// long it does: EAGAIN then. It is asked with the lock of the first attempt.
+    /// Like [`Socket::complete`]. `how` returns whether the call is non-blocking, and the maximum
+    /// time that it waits before it returns EAGAIN. It is called under the lock of the first
+    /// attempt.
     pub(crate) fn complete_as<T>(
         &self,
         how: impl FnOnce(&State) -> (bool, Option<Duration>),
@@ -373,7 +384,7 @@ impl Socket {
             (how(&state), attempt(&mut state))
         };
         wait::complete(first, self, nonblocking, time, |way| match way {
-            RetryMode::Processed => self.look(None, &mut attempt),
+            RetryMode::Processed => self.update_then(None, &mut attempt),
             RetryMode::Watched(cx) => match self.poll(cx, |state| wait::pending(attempt(state))) {
                 Poll::Ready(answer) => answer,
                 Poll::Pending => Err(Errno::AGAIN),
@@ -381,14 +392,14 @@ impl Socket {
         })
     }
 
-    /// Closes it: the program has no descriptor of it any more.
+    /// Closes the socket, after the program has closed its last descriptor.
     pub(crate) fn close(self: &Arc<Self>) {
         let mut state = self.lock();
         if let Some(needs_task) = state.close_early() {
             drop(state);
-            // Its task closes it.
+            // The socket's task closes it.
             if !needs_task {
-                // It has a task, which finds that the program has closed it.
+                // The socket has a task, which detects that the program has closed the socket.
                 self.wake(None);
             } else if let Err(error) = self.spawn_early() {
                 tracing::warn!(%error, "a closed rsocket does not wait for its connection");
@@ -396,8 +407,8 @@ impl Socket {
             return;
         }
         let phase = std::mem::replace(&mut state.phase, Phase::Closed);
-        // It has the file of the connection, which ends with it.
-        let instead = state.opened.as_mut().and_then(|opened| opened.instead.take());
+        // The original socket refers to the file of the connection, and is closed with it.
+        let fallback = state.opened.as_mut().and_then(|opened| opened.fallback.take());
         let aborts = state.set.linger == Some(0);
         let ended = match phase {
             Phase::Connected(mut stream, _) | Phase::Accepting(mut stream) if !stream.has_ended() => {
@@ -419,18 +430,18 @@ impl Socket {
             acceptor.close();
         }
         let was_requested = matches!(ended, Some(Phase::Requested(..)));
-        // Unlocked: connections are given up, and queue pairs destroyed.
-        drop((ended, instead));
-        // Behind that no Request comes any more; one that has come, and was not answered, is
+        // Connections are given up and queue pairs are destroyed after the lock is released.
+        drop((ended, fallback));
+        // From now on no Request arrives. A Request that has arrived and was not answered is
         // rejected.
         while was_requested && self.channel.try_pop().is_some() {}
         self.wake(None);
     }
 
-    /// Keeps a closed connection until what was sent is with the peer. While the peer acknowledges
-    /// bytes, the end of the process waits: see [`service::progress`].
+    /// Keeps a closed connection until the peer has received all data. While the peer acknowledges
+    /// data, the end of the process waits: see [`service::progress`].
     fn linger(self: &Arc<Self>, stream: Box<Stream>) {
-        let (socket, closing) = (Arc::clone(self), Closing::new());
+        let (socket, closing) = (Arc::clone(self), ClosingToken::new());
         let ended = async move {
             let (mut acknowledged, mut check) = (0, Timer::after(PROGRESS_CHECK).ok());
             loop {
@@ -466,7 +477,7 @@ impl Socket {
     }
 }
 
-impl Source for Socket {
+impl WaitSource for Socket {
     fn attempts(&self) -> &Attempts {
         &self.attempts
     }
@@ -481,13 +492,13 @@ impl Source for Socket {
 }
 
 impl State {
-    /// Returns whether the events of the connection are for the state: a listener's are its task's,
-    /// and so are those of a connection that lingers.
+    /// Returns whether this state handles the events of the connection. Those of a listener, and of
+    /// a lingering connection, are handled by its task.
     fn takes_events(&self) -> bool {
         !matches!(self.phase, Phase::Listening(_) | Phase::Closed)
     }
 
-    /// Returns whether calls with these flags do not wait.
+    /// Returns whether calls with these flags are non-blocking.
     pub(crate) fn is_nonblocking(&self, flags: c_int) -> bool {
         (flags & libc::MSG_DONTWAIT) | (self.status_flags & libc::O_NONBLOCK) != 0
     }
@@ -506,10 +517,10 @@ impl State {
         }
     }
 
-    /// The connection.
+    /// Returns the connection.
     ///
     /// # Errors
-    /// ENOTCONN; EAGAIN while it is being made; the error with which that failed.
+    /// ENOTCONN; EAGAIN while it is being established; the error with which it failed.
     pub(crate) fn connected(&mut self) -> Result<&mut Stream> {
         match &mut self.phase {
             Phase::Connected(stream, _) => Ok(stream),
@@ -536,8 +547,8 @@ impl State {
     fn handle(&mut self, event: CmEventKind) {
         match event {
             CmEventKind::Established(info) => {
-                self.local = Some(address::plain(info.local));
-                self.peer = Some(address::plain(info.peer));
+                self.local = Some(address::to_canonical(info.local));
+                self.peer = Some(address::to_canonical(info.peer));
                 self.note_connection();
                 self.phase = match std::mem::replace(&mut self.phase, Phase::Closed) {
                     Phase::Connecting(connecting, port) => match connect::established(*connecting, &info) {
@@ -551,7 +562,7 @@ impl State {
             }
             CmEventKind::Posted(TCP_CONNECTED) => {
                 if let Some(opened) = &mut self.opened {
-                    (opened.pending, opened.instead) = (false, None);
+                    (opened.pending, opened.fallback) = (false, None);
                 }
             }
             CmEventKind::ConnectRequest(request) => {
@@ -571,7 +582,7 @@ impl State {
                 self.phase = Phase::Gone;
             }
             CmEventKind::Failed(_)
-                if matches!(&self.opened, Some(PendingConversion { instead: Some(_), .. })) =>
+                if matches!(&self.opened, Some(PendingConversion { fallback: Some(_), .. })) =>
             {
                 self.phase = Phase::Refused;
             }
@@ -590,7 +601,7 @@ impl State {
         }
     }
 
-    /// Records the connection for the report of `uiw run`, for the preload library's sockets.
+    /// Records the connection for the report of `uiw run`, for sockets of the preload library.
     fn note_connection(&self) {
         let (role, address) = match self.phase {
             Phase::Connecting(..) => (Role::Connected, self.peer),
@@ -598,12 +609,12 @@ impl State {
         };
         if let (Some(_), Some(mut address)) = (&self.opened, address) {
             address.set_port(address::program_port(address.port()));
-            connections::note(Line { carrier: Carrier::Rsocket, role, address });
+            connections::note(ConnectionRecord { carrier: Carrier::Rsocket, role, address });
         }
     }
 
-    /// An address as the program gets it: a TCP socket of IPv6 has IPv4 addresses mapped.
-    pub(crate) fn shown(&self, address: SocketAddr) -> SocketAddr {
+    /// Converts an address for the program. An IPv6 TCP socket gets IPv4 addresses as mapped ones.
+    pub(crate) fn to_program_address(&self, address: SocketAddr) -> SocketAddr {
         match address {
             SocketAddr::V4(v4) if self.ipv6 && self.opened.is_some() => {
                 SocketAddr::from((v4.ip().to_ipv6_mapped(), v4.port()))
@@ -612,31 +623,31 @@ impl State {
         }
     }
 
-    /// Directions that were closed while the connection was being made, once nothing is left to be
-    /// sent.
+    /// Shuts down the directions that were shut down while the connection was being established,
+    /// when all stored data was sent.
     pub(super) fn shut_early(&mut self) {
         let Some(opened) = self.opened.as_mut().filter(|opened| opened.early.is_empty()) else { return };
         let shut = std::mem::take(&mut opened.shut);
         if let Phase::Connected(stream, _) = &mut self.phase
             && shut != [false; 2]
         {
-            // It fails where the connection has ended.
+            // This fails if the connection has ended.
             let _ = stream.shutdown(shut[0], shut[1]);
         }
     }
 
-    /// Returns whether the program has closed reading before the connection was made.
+    /// Returns whether the program has shut down reading before the connection was established.
     pub(super) fn is_read_shut_early(&self) -> bool {
         self.opened.as_ref().is_some_and(|opened| opened.shut[0])
     }
 
-    /// The same of writing.
+    /// Returns whether the program has shut down writing before the connection was established.
     pub(super) fn is_write_shut_early(&self) -> bool {
         self.opened.as_ref().is_some_and(|opened| opened.shut[1])
     }
 
-    /// Returns whether a task is needed, from now on, which carries out what the program has closed
-    /// when the peer answers.
+    /// Returns whether a task has to be started, which shuts down the directions when the peer
+    /// answers.
     pub(super) fn needs_task_to_shut(&mut self) -> bool {
         match &mut self.opened {
             Some(opened) if opened.shut != [false; 2] => !std::mem::replace(&mut opened.has_task, true),
@@ -644,9 +655,9 @@ impl State {
         }
     }
 
-    /// Returns whether what is sent now is lost without an error, as TCP takes it where the peer
-    /// has closed the connection: it learns of that by the peer's answer. Once, and only of sockets
-    /// that a program of TCP has made.
+    /// Returns whether data that is sent now is lost without an error. TCP accepts data after the
+    /// peer has closed the connection, and learns of that only by the peer's answer. This is
+    /// emulated once for each socket that a program created as a TCP socket.
     pub(crate) fn loses_send(&mut self) -> bool {
         let closed = match &self.phase {
             Phase::Connected(stream, _) => stream.is_closed_by_peer(),
@@ -655,7 +666,8 @@ impl State {
         closed && self.opened.as_mut().is_some_and(|opened| !std::mem::replace(&mut opened.has_lost, true))
     }
 
-    /// Returns whether the peer's address is known: the connection stands, or that of TCP does.
+    /// Returns whether the peer's address is known, because the connection or its TCP connection is
+    /// established.
     pub(crate) fn has_peer(&self) -> bool {
         match &self.phase {
             Phase::Connected(..) | Phase::Accepting(_) | Phase::Requested(..) => true,
@@ -664,10 +676,10 @@ impl State {
         }
     }
 
-    /// Closes directions.
+    /// Shuts down directions.
     ///
     /// # Errors
-    /// ENOTCONN
+    /// ENOTCONN.
     pub(crate) fn shutdown(&mut self, read: bool, write: bool) -> Result<()> {
         let waits = self.is_beginning() || self.flush_early().is_err();
         if !waits && let Ok(stream) = self.connected() {
@@ -688,8 +700,8 @@ impl State {
     }
 }
 
-/// Returns the end of the stream that the program sees: as in TCP, a peer that is gone without an
-/// error is one that has closed.
+/// Returns the end of the stream that the program sees. As with TCP, a peer that is gone without an
+/// error is reported as one that has closed the connection.
 fn ending(reason: &CloseReason) -> Ending {
     match reason {
         CloseReason { silent_for: Some(_), .. } => Ending::Failed(Errno(libc::ETIMEDOUT)),

@@ -1,5 +1,5 @@
-//! A connected rsocket: both halves and the link under them. Nothing here waits; callers hold the
-//! socket's lock.
+//! A connected rsocket: both halves, and the link that they use. No function in this module waits;
+//! the callers hold the socket's lock.
 
 use crate::link::{BATCH, CONTROL_SLOTS, Link, LinkCompletion, PollMode};
 use crate::mappings::Mappings;
@@ -13,28 +13,28 @@ use uiw_cabi_core::boundary::Result;
 use uiw_cabi_core::errno::Errno;
 use uiw_datagram::Qpn;
 
-/// A target that the peer fills within so many round trips is followed by longer ones, so that the
-/// buffer has room for what arrives in a round trip.
+/// If the peer fills a target within this number of round trips, longer targets follow, so that the
+/// buffer has room for the data of a round trip.
 const QUICK_ROUND_TRIPS: u32 = 2;
 
 /// End of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ending {
-    /// The peer closed it, or is gone: what it has sent can be read, then comes the end.
+    /// The peer closed the connection, or is gone. Data that it has sent can still be read.
     Closed,
-    /// It failed.
+    /// The connection failed.
     Failed(Errno),
 }
 
-/// Closed directions.
+/// Directions that were shut down.
 #[derive(Clone, Copy, Debug, Default)]
 struct ShutDirections {
-    /// True if this program has closed the direction.
+    /// True if this program has shut down writing. `read` is the same for reading.
     write: bool,
     read: bool,
-    /// SHUTDOWN has come: the peer sends no more.
+    /// True if SHUTDOWN was received: the peer sends no more data.
     peer_write: bool,
-    /// DISCONNECT has been sent.
+    /// True if DISCONNECT was sent.
     notified: bool,
 }
 
@@ -45,12 +45,12 @@ pub(crate) struct Stream {
     pub(super) sender: Sender,
     /// Byte order in which the peer's memory is written.
     order: Order,
-    /// The peer's list of targets, and the entry that is written next.
+    /// The peer's list of targets. The index of the next entry to write follows.
     lists: Target,
     entry: u32,
-    /// The entry of our list that is taken next.
+    /// Index of the next entry to take from our list.
     next_target: usize,
-    /// Time when the last target was published.
+    /// Time at which the last target was published.
     published: Option<Instant>,
     pub(super) mappings: Mappings,
     shut: ShutDirections,
@@ -58,10 +58,10 @@ pub(crate) struct Stream {
 }
 
 impl Stream {
-    /// A connection over `link` to the peer that sent `peer`.
+    /// Creates a connection over `link` to the peer that sent `peer`.
     ///
     /// # Errors
-    /// EPROTO for a peer that uses the other variant, or another byte order where that matters.
+    /// EPROTO for a peer that uses the other variant, or a different byte order if that matters.
     pub(crate) fn new(link: Link, sizes: &Sizes, peer: &ConnData) -> Result<Self> {
         check_peer(link.variant(), peer)?;
         let sender = Sender::new(sizes.sent, sizes.sends, CONTROL_SLOTS, peer.credits, peer.first);
@@ -73,7 +73,7 @@ impl Stream {
             sender,
             order: peer.order,
             lists: peer.targets,
-            // The peer's first entry is in its private data.
+            // The private data contains the peer's first entry.
             entry: 1,
             next_target: 1,
             published: None,
@@ -83,7 +83,7 @@ impl Stream {
         })
     }
 
-    /// Handles what has completed, and gives credits. Returns whether anything had completed.
+    /// Handles completions, and gives credits. Returns whether there were any completions.
     pub(crate) fn process(&mut self, mut take: PollMode) -> bool {
         let mut any = false;
         loop {
@@ -107,26 +107,26 @@ impl Stream {
                 return any;
             }
             if self.receiver.readable() > 0 {
-                // That is enough: another round would mostly find nothing, at the price of a system
-                // call.
+                // Another round would usually find nothing, but would cost a system call.
                 take = PollMode::Queued;
             }
             if take == PollMode::Queued && taken < BATCH && !has_posted {
-                // All that was queued. What has come since is found before a thread waits.
+                // All queued completions were handled. Later ones are detected before a thread
+                // waits.
                 return any;
             }
         }
     }
 
-    /// The peer broke the protocol.
+    /// Ends the connection because the peer has violated the protocol.
     fn break_off(&mut self, broken: &ProtocolViolation) {
         let qp = Qpn::from_raw(self.link.qp().num());
-        tracing::warn!(%qp, %broken, "the peer of an rsocket breaks the protocol: the connection is ended");
+        tracing::warn!(%qp, %broken, "the peer of an rsocket violates the protocol: the connection is ended");
         self.ended = Some(Ending::Failed(Errno(libc::EPROTO)));
         self.link.abort();
     }
 
-    /// The next target, once the current one is used up and the peer has published another.
+    /// Takes the next target, if the current one is full and the peer has published another.
     fn take_target(&mut self) {
         if self.sender.needs_target()
             && let Ok(Some(target)) = self.link.take_target(self.next_target)
@@ -136,22 +136,22 @@ impl Stream {
         }
     }
 
-    /// Returns whether a message was posted.
+    /// Gives credits if they are due. Returns whether a message was posted.
     fn give_credits(&mut self) -> bool {
         if self.ended.is_some() || self.shut.notified {
             return false;
         }
         let Some(mut grant) = self.receiver.due() else { return false };
-        // The last two slots are those of SHUTDOWN and DISCONNECT.
+        // The last two slots are reserved for SHUTDOWN and DISCONNECT.
         if self.sender.control_slots() <= 2 || !self.sender.take_control_slot() {
             return false;
         }
-        if grant.target.is_some() && self.receiver.can_grow() && self.is_filled_quickly() {
+        if grant.target.is_some() && self.receiver.can_grow() && self.peer_fills_quickly() {
             self.receiver.grow();
             grant = self.receiver.due().unwrap_or(grant);
         }
         let message = Message::Credits { limit: grant.limit };
-        // It fails where the connection has ended, which its event says.
+        // This fails if the connection has ended, which its event reports.
         let _ = match &grant.target {
             None => self.link.message(message),
             Some(target) => {
@@ -167,21 +167,21 @@ impl Stream {
     }
 
     /// Returns whether the peer has filled a target so quickly that it may be waiting for the next
-    /// one. Called where one is published.
-    fn is_filled_quickly(&mut self) -> bool {
+    /// one. Called when a target is published.
+    fn peer_fills_quickly(&mut self) -> bool {
         let now = Instant::now();
         let Some(before) = self.published.replace(now) else { return false };
         is_quick(now - before, self.link.round_trip())
     }
 
-    /// The connection has ended: the event of it.
+    /// Records the end of the connection, which its event has reported.
     pub(crate) fn end(&mut self, ending: Ending) {
-        // What the peer has sent is completed before.
+        // Data that the peer has sent before is received first.
         self.process(PollMode::Driving);
         self.ended.get_or_insert(ending);
     }
 
-    /// The error that ended it.
+    /// Returns the error that ended the connection.
     pub(crate) fn failure(&self) -> Option<Errno> {
         match self.ended {
             Some(Ending::Failed(errno)) => Some(errno),
@@ -189,32 +189,34 @@ impl Stream {
         }
     }
 
-    /// Returns whether the peer has closed it, and this program has not closed its direction.
+    /// Returns whether the peer has closed the connection, and this program has not shut down its
+    /// direction.
     pub(crate) fn is_closed_by_peer(&self) -> bool {
         self.ended == Some(Ending::Closed) && !self.shut.write
     }
 
-    /// Returns whether neither end sends any more.
+    /// Returns whether neither end sends data any more.
     pub(crate) fn is_over(&self) -> bool {
         self.ended.is_some() || self.shut.peer_write && self.shut.write
     }
 
-    /// Returns whether the peer sends no more.
+    /// Returns whether the peer sends no more data.
     pub(crate) fn at_end(&self) -> bool {
         self.ended.is_some() || self.shut.peer_write || self.shut.read
     }
 
-    /// Returns whether this end may not send any more.
+    /// Returns whether this end may not send data any more.
     pub(crate) fn is_write_closed(&self) -> bool {
         self.ended.is_some() || self.shut.write
     }
 
-    /// Returns whether reading ends without waiting.
+    /// Returns whether a read returns immediately.
     pub(crate) fn is_readable(&self) -> bool {
         self.receiver.readable() > 0 || self.at_end()
     }
 
-    /// Copies received bytes that are behind the first `skip` ones; returns how many. They stay.
+    /// Copies received bytes after the first `skip` ones, without consuming them. Returns the
+    /// number of bytes copied.
     pub(crate) fn copy_out(&self, skip: u64, to: &mut [u8]) -> Result<usize> {
         let mut done = 0;
         while done < to.len() && self.receiver.readable() > skip + done as u64 {
@@ -226,20 +228,20 @@ impl Stream {
         Ok(done)
     }
 
-    /// The program has `len` of the received bytes. Returns whether anything had completed, of
-    /// which other threads are to be woken.
+    /// Consumes `len` received bytes. Returns whether there were any completions, for which other
+    /// threads have to be woken.
     pub(crate) fn consume(&mut self, len: usize) -> bool {
         self.receiver.consume(len as u32);
-        // The completion of credits is taken, so that an answer which the program sends next goes
-        // out at once: behind a request whose completion was not taken it would be coalesced, and
-        // the background thread would be woken for the end of that.
+        // The completion of the credits is taken now, so that an answer which the program sends
+        // next is sent immediately. Otherwise it would be coalesced because of the request whose
+        // completion was not taken, and the background thread would have to be woken to send it.
         self.give_credits() && self.process(PollMode::Queued)
     }
 
-    /// The result of reading where nothing is readable.
+    /// Returns the result of reading if no data is available.
     ///
     /// # Errors
-    /// EAGAIN while something may come, ECONNRESET and others of a connection that failed.
+    /// EAGAIN if data may still arrive, ECONNRESET and other errors of a connection that failed.
     pub(crate) fn nothing_readable(&self) -> Result<usize> {
         match self.ended {
             Some(Ending::Failed(errno)) => Err(errno),
@@ -248,20 +250,20 @@ impl Stream {
         }
     }
 
-    /// Returns whether bytes may be sent.
+    /// Checks that data may be sent now.
     ///
     /// # Errors
-    /// EPIPE after this program closed the direction, ECONNRESET after the peer closed the
-    /// connection; EAGAIN where there is no room.
+    /// EPIPE after this program shut down the direction, ECONNRESET after the peer closed the
+    /// connection; EAGAIN if there is no room.
     pub(crate) fn check_room(&mut self) -> Result<()> {
         self.check_open()?;
         if self.sender.has_room() { Ok(()) } else { Err(Errno::AGAIN) }
     }
 
-    /// The result of sending nothing.
+    /// Returns the result of sending no bytes.
     ///
     /// # Errors
-    /// Those of a direction that is closed.
+    /// The errors of a direction that was shut down.
     pub(crate) fn check_room_or_nothing(&self) -> Result<u64> {
         self.check_open().map(|()| 0)
     }
@@ -281,10 +283,11 @@ impl Stream {
         }
     }
 
-    /// Sends what there is room for, from the buffers of a program; returns how many bytes.
+    /// Sends as much data as there is room for, from the buffers of a program. Returns the number
+    /// of bytes sent.
     ///
     /// # Errors
-    /// Those of [`Stream::check_room`], if nothing was sent.
+    /// The errors of [`Stream::check_room`], if nothing was sent.
     pub(crate) fn send<'a>(
         &mut self,
         from: impl Iterator<Item = &'a [u8]> + Clone,
@@ -306,7 +309,7 @@ impl Stream {
         Ok(sent)
     }
 
-    /// Publishes mappings that are not published, as far as there is room.
+    /// Publishes mappings as far as there is room.
     pub(crate) fn publish_mappings(&mut self) -> Result<()> {
         while let Some((index, mapping, to)) = self.mappings.unpublished() {
             self.check_slot()?;
@@ -317,7 +320,7 @@ impl Stream {
         Ok(())
     }
 
-    /// Writes to a mapping of the peer; returns how many bytes.
+    /// Writes to a mapping of the peer. Returns the number of bytes written.
     pub(crate) fn write_mapped(&mut self, from: &[u8], offset: u64) -> Result<u64> {
         let mut sent = 0;
         while sent < from.len() as u64 {
@@ -337,7 +340,7 @@ impl Stream {
         Ok(sent)
     }
 
-    /// Closes directions, and notifies the peer.
+    /// Shuts down directions, and notifies the peer.
     pub(crate) fn shutdown(&mut self, read: bool, write: bool) -> Result<()> {
         let was = self.shut;
         self.shut.read |= read;
@@ -359,10 +362,10 @@ impl Stream {
         if self.sender.take_control_slot() { self.link.message(message) } else { Err(Errno::IO) }
     }
 
-    /// Closes the connection: what was sent goes out, then DISCONNECT, then the stream ends.
+    /// Closes the connection: transmits all data, then DISCONNECT, and then ends the stream.
     pub(crate) fn close(&mut self) {
         if self.ended.is_none() {
-            // They fail where the connection has ended.
+            // These fail if the connection has ended.
             let _ = self.shutdown(true, true);
             let _ = self.link.qp().disconnect();
         }
@@ -378,7 +381,7 @@ fn is_quick(filled: Duration, round_trip: Option<Duration>) -> bool {
     round_trip.is_some_and(|time| filled < time * QUICK_ROUND_TRIPS)
 }
 
-/// The part of a mapping from `offset` on, and its bytes.
+/// Returns the part of a mapping from `offset` on, and its size.
 fn place(mapping: &Mapping, offset: u64) -> Option<(Target, u32)> {
     let skip = offset.checked_sub(mapping.offset)?;
     let skip = u32::try_from(skip).ok().filter(|skip| *skip < mapping.target.len)?;
@@ -387,10 +390,10 @@ fn place(mapping: &Mapping, offset: u64) -> Option<(Target, u32)> {
     Some((Target { addr, len: room, ..mapping.target }, room))
 }
 
-/// Refuses a peer that would not understand this end.
+/// Checks that the peer can communicate with this end.
 ///
 /// # Errors
-/// EPROTO; the log says why.
+/// EPROTO; the reason is logged.
 pub(crate) fn check_peer(variant: Variant, peer: &ConnData) -> Result<()> {
     if peer.variant.is_some_and(|other| other != variant) {
         tracing::warn!(
@@ -421,7 +424,7 @@ impl fmt::Display for ProtocolViolation {
         match self {
             Self::Wire(error) => error.fmt(f),
             Self::Violation(violation) => violation.fmt(f),
-            Self::Form => f.write_str("a message that is not of four bytes"),
+            Self::Form => f.write_str("the message does not have four bytes"),
         }
     }
 }
@@ -437,7 +440,7 @@ fn receive(
     match Message::from_word(word).map_err(ProtocolViolation::Wire)? {
         Message::Data { len } => receiver.arrive(len).map_err(ProtocolViolation::Violation)?,
         Message::Credits { limit } => sender.set_credit_limit(limit),
-        // The entry is in memory, and is found there when it is used.
+        // The entry was written to memory, and is read when it is used.
         Message::Mapped { .. } | Message::KeepAlive => {}
         Message::Shutdown => shut.peer_write = true,
         Message::Disconnect => *ended = Some(Ending::Closed),
@@ -445,7 +448,7 @@ fn receive(
     Ok(())
 }
 
-/// Buffers of a program, one behind the other.
+/// Position in the buffers of a program, which are treated as contiguous.
 struct GatherCursor<'a, I: Iterator<Item = &'a [u8]>> {
     rest: I,
     current: &'a [u8],
@@ -487,7 +490,7 @@ mod tests {
         assert!(!is_quick(ms(0), None), "not known");
     }
 
-    /// Two ends of a connection.
+    /// Returns two ends of a connection.
     fn streams(sizes: &Sizes) -> (Stream, Stream) {
         let links = pair(Variant::Send, sizes);
         let data = links.each_ref().map(Link::conn_data);
@@ -501,7 +504,7 @@ mod tests {
     fn reader_takes_completions_of_credits() {
         let (mut from, mut to) = streams(&SIZES);
         let mut open = 0;
-        // The sender would not come to the end without credits.
+        // The sender could not send everything without credits.
         for _ in 0..3000 {
             while from.send(std::iter::once(&[7; 10][..]), 10).is_err() {
                 from.process(PollMode::Driving);
@@ -512,7 +515,7 @@ mod tests {
             to.consume(to.receiver.readable() as usize);
             open += usize::from(to.sender.control_slots() < CONTROL_SLOTS);
         }
-        // The background thread may hold the core at some of them.
+        // The background thread may delay some of them.
         assert!(open < 20, "{open}");
     }
 

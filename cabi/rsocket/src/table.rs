@@ -1,5 +1,5 @@
-//! The descriptors of rsockets. Each is a real one of the process, with nothing behind it: no other
-//! file gets its number.
+//! Table of the descriptors of rsockets. Each is a real descriptor of the process, with nothing
+//! behind it, so no other file gets its number.
 
 use crate::any::AnySocket;
 use crate::datagram::Datagram;
@@ -12,7 +12,7 @@ use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use uiw_cabi_core::boundary::Result;
 use uiw_cabi_core::errno::Errno;
-use uiw_cabi_core::fork::{ForkSafe, Forked};
+use uiw_cabi_core::fork::{ForkSafe, ForkState};
 
 /// Object behind a descriptor.
 #[derive(Clone)]
@@ -20,26 +20,27 @@ pub(crate) enum Entry {
     Socket(Arc<Socket>),
     Datagram(Arc<Datagram>),
     Epoll(Arc<Epoll>),
-    /// A socket of the kernel that may become an rsocket: of the preload library. A fork gives it
+    /// Socket of the kernel that may become an rsocket, for the preload library. A fork copies it
     /// to the child.
     Plain(Arc<PlainSocket>),
-    /// Made before a fork, in the parent: closing it frees the number.
+    /// Object that was created before a fork, in the parent. Closing it frees the number.
     Inherited(Option<DescriptorSockets>),
 }
 
 impl Entry {
-    /// Returns the state of the descriptor numbers; `None` if nothing is known of it.
-    fn behind(&self) -> Option<DescriptorSockets> {
+    /// Returns the sockets of the system behind the descriptor number, or `None` if they are
+    /// unknown.
+    fn descriptor_sockets(&self) -> Option<DescriptorSockets> {
         match self {
-            Self::Socket(socket) => socket.behind(),
-            Self::Datagram(socket) => socket.behind(),
-            Self::Plain(plain) => plain.behind(),
-            Self::Inherited(behind) => *behind,
+            Self::Socket(socket) => socket.descriptor_sockets(),
+            Self::Datagram(socket) => socket.descriptor_sockets(),
+            Self::Plain(plain) => plain.descriptor_sockets(),
+            Self::Inherited(sockets) => *sockets,
             Self::Epoll(_) => None,
         }
     }
 
-    /// The rsocket that it is.
+    /// Returns the rsocket, if the entry is one.
     pub(crate) fn socket(self) -> Option<AnySocket> {
         match self {
             Self::Socket(socket) => Some(AnySocket::Stream(socket)),
@@ -61,7 +62,7 @@ impl Entry {
 
 struct SocketTable(BTreeMap<RawFd, Entry>);
 
-impl Forked for SocketTable {
+impl ForkState for SocketTable {
     const NEW: Self = Self(BTreeMap::new());
 
     fn before_fork(&mut self) {
@@ -70,13 +71,14 @@ impl Forked for SocketTable {
 
     fn in_child(&mut self) {
         for (fd, entry) in &mut self.0 {
-            // Locks inside may be held by threads of the parent.
-            let inherited = Entry::Inherited(entry.behind());
+            // Locks inside the objects may be held by threads of the parent.
+            let inherited = Entry::Inherited(entry.descriptor_sockets());
             match std::mem::replace(entry, inherited) {
-                // A thread of the parent makes an rsocket of it, and the child has no such thread.
+                // A thread of the parent is converting the socket to an rsocket, and the child has
+                // no such thread.
                 Entry::Plain(plain) if plain.is_becoming() => {}
                 plain @ Entry::Plain(_) => *entry = plain,
-                // What the system has in it is in it.
+                // The system's own members are still in the set.
                 Entry::Epoll(set) => {
                     std::mem::forget(set);
                     BITMAP.clear(*fd);
@@ -94,48 +96,48 @@ impl Forked for SocketTable {
     }
 }
 
-/// Table in shards: every call begins with a look-up.
+/// Table in shards, because every call begins with a look-up.
 static TABLE: ForkSafe<SocketTable, 64> = ForkSafe::new();
 
 fn shard(fd: RawFd) -> &'static uiw_cabi_core::lock::RwLock<SocketTable> {
     TABLE.shard(u64::from(fd.unsigned_abs()))
 }
 
-/// A descriptor with nothing behind it. Polling it, which only a program does that takes it for an
-/// ordinary one, never finds it ready.
+/// Creates a descriptor with nothing behind it. A program that polls it as an ordinary descriptor
+/// never finds it ready.
 fn placeholder() -> Result<OwnedFd> {
-    // A child of exec has no rsockets.
+    // exec(3) closes it, because the next program has no rsockets.
     sys::eventfd(libc::EFD_NONBLOCK)
 }
 
-/// Gives `entry` a descriptor.
+/// Adds `entry` with a new descriptor.
 ///
 /// # Errors
-/// EMFILE
+/// EMFILE.
 pub(crate) fn add(entry: Entry) -> Result<RawFd> {
     Ok(add_as(placeholder()?, entry))
 }
 
-/// Gives `entry` the descriptor `fd`.
+/// Adds `entry` with the descriptor `fd`.
 pub(crate) fn add_as(fd: OwnedFd, entry: Entry) -> RawFd {
     let number = fd.into_raw_fd();
-    name(number, entry);
+    insert(number, entry);
     number
 }
 
-/// Gives `entry` a number that the program has.
-pub(crate) fn name(number: RawFd, entry: Entry) {
-    begin(&entry);
+/// Adds `entry` with a number that the program already has.
+pub(crate) fn insert(number: RawFd, entry: Entry) {
+    count_number(&entry);
     let before = shard(number).write().0.insert(number, entry);
     BITMAP.set(number);
-    // The program closed the number by a call that is not seen here, and the system gave it away
-    // again: it is the new entry's.
-    before.into_iter().for_each(end);
+    // The program closed the number with a call that this library does not see, and the system has
+    // reused it for the new entry.
+    before.into_iter().for_each(uncount_number);
 }
 
-/// The epoll set of a number that has one from now on: `set`, unless another thread has given it
-/// one meanwhile.
-pub(crate) fn follow(number: RawFd, set: Arc<Epoll>) -> Arc<Epoll> {
+/// Adds an epoll set for a number, unless another thread has added one meanwhile. Returns the set
+/// of the number.
+pub(crate) fn add_epoll(number: RawFd, set: Arc<Epoll>) -> Arc<Epoll> {
     let before = {
         let mut table = shard(number).write();
         match table.0.get(&number) {
@@ -146,51 +148,52 @@ pub(crate) fn follow(number: RawFd, set: Arc<Epoll>) -> Arc<Epoll> {
             }
         }
     };
-    before.into_iter().for_each(end);
+    before.into_iter().for_each(uncount_number);
     set
 }
 
-/// Another entry for a number that has one. False if the program has closed it meanwhile.
-pub(crate) fn exchange(number: RawFd, entry: Entry) -> bool {
-    begin(&entry);
+/// Replaces the entry of a number. Returns false if the program has closed the number meanwhile.
+pub(crate) fn replace(number: RawFd, entry: Entry) -> bool {
+    count_number(&entry);
     let (before, is_present) = match shard(number).write().0.get_mut(&number) {
         Some(present) => (std::mem::replace(present, entry), true),
         None => (entry, false),
     };
-    end(before);
+    uncount_number(before);
     is_present
 }
 
-/// The number is an ordinary descriptor from now on, and stays open. Returns whether it was another
-/// one.
-pub(crate) fn forget(number: RawFd) -> bool {
+/// Removes a number, which is an ordinary descriptor from now on and stays open. Returns whether it
+/// had an entry.
+pub(crate) fn release(number: RawFd) -> bool {
     BITMAP.clear(number);
     let removed = shard(number).write().0.remove(&number);
-    removed.map(end).is_some()
+    removed.map(uncount_number).is_some()
 }
 
-/// Another number for what is behind `number`.
+/// Adds another number for the object behind `number`.
 pub(crate) fn duplicate(number: RawFd, new: RawFd) {
-    if let Some(entry) = present(number) {
-        name(new, entry);
+    if let Some(entry) = get_if_open(number) {
+        insert(new, entry);
     }
 }
 
-/// Returns the object behind a descriptor, if it is one of these.
+/// Returns the object behind a descriptor, if it is in the table.
 pub(crate) fn get(fd: RawFd) -> Option<Entry> {
     shard(fd).read().0.get(&fd).cloned()
 }
 
-/// Like [`get`], of what the program still has: a number that it has closed by a call that is not
-/// seen here, and that may be another file's by now, is ordinary.
-pub(crate) fn present(fd: RawFd) -> Option<Entry> {
+/// Like [`get`], but checks that the program still has the descriptor. If it has closed the number
+/// with a call that this library does not see, the number may refer to another file now, and is
+/// ordinary.
+pub(crate) fn get_if_open(fd: RawFd) -> Option<Entry> {
     loop {
         let entry = get(fd)?;
-        if entry.behind().is_none_or(|behind| behind.is_at(fd)) {
+        if entry.descriptor_sockets().is_none_or(|sockets| sockets.is_at(fd)) {
             return Some(entry);
         }
         if process::is_vforked() {
-            // The table is the parent's, which has not closed it.
+            // The table belongs to the parent of vfork(2), which has not closed the number.
             return None;
         }
         let stale = {
@@ -200,59 +203,59 @@ pub(crate) fn present(fd: RawFd) -> Option<Entry> {
                     BITMAP.clear(fd);
                     table.0.remove(&fd)
                 }
-                // Another thread has changed what it is.
+                // Another thread has changed the entry.
                 _ => None,
             }
         };
         if let Some(stale) = stale {
-            tracing::info!(fd, "a socket was closed by a call that is not seen");
-            end(stale);
+            tracing::info!(fd, "a socket was closed by a call that was not detected");
+            uncount_number(stale);
         }
     }
 }
 
-/// The rsocket behind a descriptor.
+/// Returns the rsocket behind a descriptor.
 ///
 /// # Errors
-/// EBADF for a descriptor that is no rsocket; EIO for one that came through a fork.
+/// EBADF for a descriptor that is not an rsocket; EIO for one that was inherited through a fork.
 pub(crate) fn socket(fd: RawFd) -> Result<AnySocket> {
     let entry = get(fd);
     if let Some(Entry::Inherited(_)) = entry {
-        return Err(Errno::INHERITED.because("the rsocket was made in the parent, before a fork"));
+        return Err(Errno::INHERITED.because("the rsocket was created by the parent, before a fork"));
     }
     let socket = entry.and_then(Entry::socket);
-    socket.ok_or_else(|| Errno(libc::EBADF).because("a descriptor that is no rsocket"))
+    socket.ok_or_else(|| Errno(libc::EBADF).because("the descriptor is not an rsocket"))
 }
 
-/// Like [`socket`], for calls that only streams have.
+/// Like [`socket`], for calls that are only possible on streams.
 ///
 /// # Errors
-/// As [`socket`]; EOPNOTSUPP for datagrams.
+/// The errors of [`socket`]; EOPNOTSUPP for datagrams.
 pub(crate) fn stream(fd: RawFd) -> Result<Arc<Socket>> {
     match socket(fd)? {
         AnySocket::Stream(socket) => Ok(socket),
-        AnySocket::Datagram(_) => Err(Errno::UNSUPPORTED.because("a call that datagrams do not have")),
+        AnySocket::Datagram(_) => Err(Errno::UNSUPPORTED.because("the call is not supported for datagrams")),
     }
 }
 
 /// Closes a descriptor.
 ///
 /// # Errors
-/// EBADF
+/// EBADF.
 pub(crate) fn close(fd: RawFd) -> Result<()> {
-    // The system's calls on the number are ordinary ones again.
+    // The number is ordinary for the system's calls from now on.
     BITMAP.clear(fd);
     let removed = shard(fd).write().0.remove(&fd);
-    let entry = removed.ok_or_else(|| Errno(libc::EBADF).because("a descriptor that is no rsocket"))?;
-    end(entry);
-    // After the connection, so that the number is not another's while it ends.
-    // SAFETY: the descriptor was the entry's, which the table does not have any more.
+    let entry = removed.ok_or_else(|| Errno(libc::EBADF).because("the descriptor is not an rsocket"))?;
+    uncount_number(entry);
+    // The number is closed after the connection, so that it is not reused while the connection
+    // ends. SAFETY: the descriptor belonged to the entry, which was removed from the table.
     drop(unsafe { OwnedFd::from_raw_fd(fd) });
     Ok(())
 }
 
-/// A number more for what is behind it.
-fn begin(entry: &Entry) {
+/// Counts another number of the object behind it.
+fn count_number(entry: &Entry) {
     match entry {
         Entry::Socket(socket) => socket.numbers().add(),
         Entry::Datagram(socket) => socket.numbers().add(),
@@ -260,8 +263,8 @@ fn begin(entry: &Entry) {
     }
 }
 
-/// A number less.
-fn end(entry: Entry) {
+/// Counts the removal of a number. Closes the object if it was the last one.
+fn uncount_number(entry: Entry) {
     match entry {
         Entry::Socket(socket) if socket.numbers().remove() => socket.close(),
         Entry::Datagram(socket) if socket.numbers().remove() => socket.close(),
@@ -269,24 +272,24 @@ fn end(entry: Entry) {
     }
 }
 
-/// Every socket, at the end of the process.
-pub(crate) fn all() -> Vec<AnySocket> {
+/// Returns every socket, at the end of the process.
+pub(crate) fn all_sockets() -> Vec<AnySocket> {
     let mut all = Vec::new();
-    TABLE.each(|table| all.extend(table.0.values().filter_map(|entry| entry.clone().socket())));
+    TABLE.visit_unlocked(|table| all.extend(table.0.values().filter_map(|entry| entry.clone().socket())));
     all
 }
 
-/// The numbers whose entries `is` accepts.
-pub(crate) fn numbers(is: impl Fn(&Entry) -> bool) -> Vec<RawFd> {
+/// Returns the numbers whose entries `is` accepts.
+pub(crate) fn find_numbers(is: impl Fn(&Entry) -> bool) -> Vec<RawFd> {
     let mut found = Vec::new();
-    TABLE.visit(|table| found.extend(table.0.iter().filter(|(_, entry)| is(entry)).map(|(fd, _)| *fd)));
+    TABLE.visit_all(|table| found.extend(table.0.iter().filter(|(_, entry)| is(entry)).map(|(fd, _)| *fd)));
     found
 }
 
-/// Every epoll set that has rsockets.
-pub(crate) fn sets() -> Vec<Arc<Epoll>> {
+/// Returns every epoll set that has rsockets.
+pub(crate) fn epoll_sets() -> Vec<Arc<Epoll>> {
     let mut found = Vec::new();
-    TABLE.visit(|table| {
+    TABLE.visit_all(|table| {
         found.extend(table.0.values().filter_map(|entry| match entry {
             Entry::Epoll(set) => Some(Arc::clone(set)),
             _ => None,

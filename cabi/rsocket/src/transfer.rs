@@ -1,4 +1,4 @@
-//! The functions of `rdma/rsocket.h` that move bytes.
+//! Functions of `rdma/rsocket.h` that transfer bytes.
 
 use crate::addresses::{read_address, write_address};
 use crate::any::AnySocket;
@@ -18,21 +18,20 @@ use uiw_cabi_core::errno::Errno;
 use uiw_cabi_verbs::mr;
 use uiw_verbs::Access;
 
-/// More buffers than any call may have.
+/// Maximum number of buffers in a call.
 const MAX_BUFFERS: usize = 1024;
 
-/// Buffer of a program, of a direction that `D` says.
+/// Buffer of a program. `D` determines its direction.
 #[repr(transparent)]
 pub struct Vector<D>(iovec, PhantomData<D>);
 
-/// Buffer that a call reads: NULL, or so many bytes that C does not change during the call.
+/// Buffer that a call reads: NULL, or memory that the program does not change during the call.
 pub type InVec<'a> = Vector<&'a [u8]>;
-/// Buffer that a call fills: NULL, or so many bytes that nothing else reads or writes during the
-/// call.
+/// Buffer that a call fills: NULL, or memory that nothing else reads or writes during the call.
 pub type OutVec<'a> = Vector<&'a mut [u8]>;
 
 impl<D> Vector<D> {
-    /// A buffer whose length fits the result of a call.
+    /// Creates a buffer. Its length must fit into the result of a call.
     fn new(base: *mut u8, len: Count<'_>) -> Result<Self> {
         let iov_len = len.get().ok().filter(|len| isize::try_from(*len).is_ok());
         let iov_len = iov_len.ok_or_else(|| Errno::INVAL.out_of_range())?;
@@ -53,8 +52,8 @@ impl<'a> InVec<'a> {
         if self.is_empty() {
             return &[];
         }
-        // SAFETY: the pointer is not NULL, so there are so many bytes that C does not change during
-        // the call, as the type says.
+        // SAFETY: the pointer is not NULL, so there are that many bytes, which the program does not
+        // change during the call, as the type requires.
         unsafe { slice::from_raw_parts(self.0.iov_base.cast(), self.0.iov_len) }
     }
 }
@@ -63,7 +62,7 @@ impl<'a> InVec<'a> {
 pub(crate) struct OutBuffers<'a>(&'a [OutVec<'a>]);
 
 impl<'a> OutBuffers<'a> {
-    /// The buffers of a program.
+    /// Returns the buffers of a program.
     pub(super) fn new(
         list: ArrayPtr<'a, OutVec<'a>>,
         count: Count<'a, impl TryInto<usize> + Copy>,
@@ -80,20 +79,21 @@ impl<'a> OutBuffers<'a> {
         body(&mut OutBuffers(&[Vector::new(buffer.into_ptr(), len)?]))
     }
 
-    /// Their bytes, one buffer after the other.
+    /// Returns the bytes of the buffers, one buffer after the other.
     fn each(&mut self) -> impl Iterator<Item = &mut [u8]> {
         self.0.iter().map(|part| {
             if part.is_empty() {
                 return &mut [][..];
             }
-            // SAFETY: the pointer is not NULL, so there are so many bytes that nothing else uses
-            // during the call, as the type says; `self` is borrowed as long as they are used here.
+            // SAFETY: the pointer is not NULL, so there are that many bytes, which nothing else
+            // uses during the call, as the type requires. `self` is mutably borrowed while they are
+            // used here.
             unsafe { slice::from_raw_parts_mut(part.0.iov_base.cast(), part.0.iov_len) }
         })
     }
 }
 
-/// The buffers of a program.
+/// Returns the buffers of a program.
 pub(super) fn elements<'a, D>(
     list: ArrayPtr<'a, Vector<D>>,
     count: Count<'a, impl TryInto<usize> + Copy>,
@@ -101,11 +101,12 @@ pub(super) fn elements<'a, D>(
     if count.get()? > MAX_BUFFERS {
         return Err(Errno(libc::EMSGSIZE).because("more buffers than a call may have"));
     }
-    let list = list.get(count)?.ok_or_else(|| Errno(libc::EFAULT).null())?;
+    let list = list.get(count)?.ok_or_else(|| Errno(libc::EFAULT).null_argument())?;
     sum(list).map(|_| list)
 }
 
-/// The bytes of a list of buffers: the sum fits the result of a call, as readv(2) has it.
+/// Returns the total size of a list of buffers. It must fit into the result of a call, as with
+/// readv(2).
 fn sum<D>(list: &[Vector<D>]) -> Result<usize> {
     list.iter()
         .try_fold(0usize, |sum, part| sum.checked_add(part.0.iov_len))
@@ -113,13 +114,13 @@ fn sum<D>(list: &[Vector<D>]) -> Result<usize> {
         .ok_or_else(|| Errno::INVAL.because("the sum of the buffers' lengths exceeds SSIZE_MAX"))
 }
 
-/// The bytes of a list of buffers.
+/// Returns the total size of a list of buffers.
 ///
 /// # Errors
-/// EFAULT where one of them is NULL; EINVAL.
+/// EFAULT if one of them is NULL; EINVAL.
 fn length<D>(list: &[Vector<D>]) -> Result<usize> {
     if list.iter().any(|part| part.0.iov_base.is_null() && part.0.iov_len > 0) {
-        return Err(Errno(libc::EFAULT).null());
+        return Err(Errno(libc::EFAULT).null_argument());
     }
     sum(list)
 }
@@ -162,7 +163,7 @@ fn receive_datagram(socket: &Datagram, list: &mut OutBuffers<'_>, flags: c_int) 
     socket.receive(flags, &mut list.each().collect::<Vec<_>>())
 }
 
-/// Receives what there is, behind the first `skip` bytes of the buffers; waits for the first byte.
+/// Receives available data, after the first `skip` bytes of the buffers. Waits for the first byte.
 fn receive_some(socket: &Socket, list: &mut OutBuffers<'_>, skip: usize, flags: c_int) -> Result<usize> {
     let total = sum(list.0)?;
     let mut changed = false;
@@ -202,7 +203,7 @@ fn receive_some(socket: &Socket, list: &mut OutBuffers<'_>, skip: usize, flags: 
     answer
 }
 
-/// Sends buffers: all of them, unless the call does not wait.
+/// Sends all data in the buffers, or as much as possible if the call is non-blocking.
 pub(super) fn send(socket: &AnySocket, list: &[InVec<'_>], flags: c_int) -> Result<isize> {
     match socket {
         AnySocket::Stream(socket) => send_on_stream(socket, list, flags),
@@ -248,7 +249,7 @@ fn send_on_stream(socket: &Arc<Socket>, list: &[InVec<'_>], flags: c_int) -> Res
         });
         if early == Some(true) && matches!(sent, Err(Errno::AGAIN)) {
             sent = socket.send_early(RemainingParts { parts, skip: done });
-            // No room is left: from here on the call waits.
+            // There is no room left. From here on the call waits.
             early = Some(sent.is_ok());
             if matches!(sent, Err(Errno::AGAIN)) {
                 continue;
@@ -268,7 +269,7 @@ fn send_on_stream(socket: &Arc<Socket>, list: &[InVec<'_>], flags: c_int) -> Res
     }
 }
 
-/// Sends buffers as one datagram, to `to` or the socket's peer.
+/// Sends buffers as one datagram, to `to` or to the socket's peer.
 fn send_datagram(
     socket: &Datagram,
     list: &[InVec<'_>],
@@ -279,10 +280,10 @@ fn send_datagram(
     socket.send(list.iter().map(InVec::bytes), total, flags, to).map(usize::cast_signed)
 }
 
-/// Sends bytes like write(2).
+/// Sends bytes, like write(2).
 ///
 /// # Errors
-/// Its errors.
+/// The errors of write(2).
 pub(crate) fn send_bytes(fd: c_int, bytes: &[u8]) -> Result<usize> {
     let one = iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
     send(&table::socket(fd)?, &[Vector(one, PhantomData)], 0).map(isize::cast_unsigned)
@@ -314,10 +315,10 @@ pub extern "C" fn rrecv<'a>(fd: c_int, buffer: ArrayMutPtr<'a, u8>, len: Count<'
     })
 }
 
-/// The peer of a stream.
+/// Returns the peer of a stream.
 fn peer_of(socket: &Socket) -> Option<SocketAddr> {
     let state = socket.lock();
-    state.peer.map(|peer| state.shown(peer))
+    state.peer.map(|peer| state.to_program_address(peer))
 }
 
 /// `rrecvfrom`.
@@ -352,8 +353,8 @@ pub extern "C" fn rrecvfrom<'a, 'b>(
 /// `rrecvmsg`. There are no control messages.
 pub extern "C" fn rrecvmsg(fd: c_int, message: InOutPtr<'_, msghdr>, flags: c_int) -> isize {
     boundary::size(|| {
-        let message = message.as_mut().ok_or_else(|| Errno(libc::EFAULT).null())?;
-        // SAFETY: the message has so many buffers, which nothing else uses during the call
+        let message = message.as_mut().ok_or_else(|| Errno(libc::EFAULT).null_argument())?;
+        // SAFETY: the message has that many buffers, which nothing else uses during the call
         // (recvmsg(2)).
         let (list, count) =
             unsafe { (argument(message.msg_iov.cast_const().cast()), argument(message.msg_iovlen)) };
@@ -373,8 +374,8 @@ pub extern "C" fn rrecvmsg(fd: c_int, message: InOutPtr<'_, msghdr>, flags: c_in
         }
         match taken.from {
             Some(from) if !message.msg_name.is_null() => {
-                // SAFETY: the message has room for a name of so many bytes, which nothing else uses
-                // during the call (recvmsg(2)).
+                // SAFETY: the message has room for a name with that many bytes, which nothing else
+                // uses during the call (recvmsg(2)).
                 let (name, len) =
                     unsafe { (argument(message.msg_name.cast()), argument(&raw mut message.msg_namelen)) };
                 write_address(from, name, len)?;
@@ -385,9 +386,9 @@ pub extern "C" fn rrecvmsg(fd: c_int, message: InOutPtr<'_, msghdr>, flags: c_in
     })
 }
 
-/// Receives as read(2): into no room nothing, at once, where recv(2) waits.
+/// Receives like read(2): with buffers of no bytes it returns immediately, whereas recv(2) waits.
 pub(super) fn read(socket: &AnySocket, list: &mut OutBuffers<'_>) -> Result<isize> {
-    // A datagram is taken whatever the room.
+    // A datagram is consumed even if there is no room for it.
     if length(list.0)? == 0 && matches!(socket, AnySocket::Stream(_)) {
         return Ok(0);
     }
@@ -407,17 +408,17 @@ pub extern "C" fn rreadv<'a>(fd: c_int, list: ArrayPtr<'a, OutVec<'a>>, len: Cou
     boundary::size(|| read(&table::socket(fd)?, &mut OutBuffers::new(list, len)?))
 }
 
-/// `rsend`. There is no SIGPIPE, as rdma-core has none.
+/// `rsend`. There is no SIGPIPE, as in rdma-core.
 pub extern "C" fn rsend<'a>(fd: c_int, buffer: ArrayPtr<'a, u8>, len: Count<'a>, flags: c_int) -> isize {
     boundary::size(|| send(&table::socket(fd)?, &InVec::one(&buffer, len)?, flags))
 }
 
-/// An address that a call of datagrams may leave out.
+/// Reads the address of a datagram call, which may be omitted.
 fn destination<'a>(addr: &ArrayPtr<'a, u8>, len: Count<'a, socklen_t>) -> Result<Option<SocketAddr>> {
     if addr.is_null() { Ok(None) } else { read_address(addr, len).map(Some) }
 }
 
-/// `rsendto`: an address is for datagrams. A stream is connected, so it is refused there.
+/// `rsendto`. An address is only for datagrams. It is refused for a stream, which is connected.
 pub extern "C" fn rsendto<'a, 'b>(
     fd: c_int,
     buffer: ArrayPtr<'a, u8>,
@@ -443,20 +444,20 @@ pub extern "C" fn rsendto<'a, 'b>(
 /// `rsendmsg`. Control messages are refused.
 pub extern "C" fn rsendmsg(fd: c_int, message: InPtr<'_, msghdr>, flags: c_int) -> isize {
     boundary::size(|| {
-        let message = message.as_ref().ok_or_else(|| Errno(libc::EFAULT).null())?;
+        let message = message.as_ref().ok_or_else(|| Errno(libc::EFAULT).null_argument())?;
         if !message.msg_control.is_null() && message.msg_controllen > 0 {
             return Err(Errno::UNSUPPORTED.because("rsockets have no control messages"));
         }
-        // SAFETY: the message has so many buffers, which C does not change during the call
-        // (sendmsg(2)).
+        // SAFETY: the message has that many buffers, which the program does not change during the
+        // call (sendmsg(2)).
         let (list, count) =
             unsafe { (argument(message.msg_iov.cast_const().cast()), argument(message.msg_iovlen)) };
         let list = elements(list, count)?;
         match table::socket(fd)? {
             AnySocket::Stream(socket) => send_on_stream(&socket, list, flags),
             AnySocket::Datagram(socket) => {
-                // SAFETY: the message has a name of so many bytes, which C does not change during
-                // the call (sendmsg(2)).
+                // SAFETY: the message has a name with that many bytes, which the program does not
+                // change during the call (sendmsg(2)).
                 let (name, len) = unsafe {
                     (argument(message.msg_name.cast_const().cast()), argument(message.msg_namelen))
                 };
@@ -476,8 +477,8 @@ pub extern "C" fn rwritev<'a>(fd: c_int, list: ArrayPtr<'a, InVec<'a>>, len: Cou
     boundary::size(|| send(&table::socket(fd)?, elements(list, len)?, 0))
 }
 
-/// `riomap`: with PROT_WRITE the peer's program may write the buffer, by `riowrite` at `offset`, or
-/// at the buffer's address if that is -1.
+/// `riomap`: with PROT_WRITE, the peer's program may write to the buffer with `riowrite`, at
+/// `offset`, or at the buffer's address if `offset` is -1.
 ///
 /// The buffer is memory of the program until it is unmapped.
 pub extern "C" fn riomap(
@@ -491,17 +492,15 @@ pub extern "C" fn riomap(
     boundary::size(|| {
         let socket = table::stream(fd)?;
         if protection & !libc::PROT_WRITE != 0 || len == 0 || u32::try_from(len).is_err() {
-            return Err(
-                Errno::INVAL.because("a protection other than PROT_WRITE, or a length that no mapping has")
-            );
+            return Err(Errno::INVAL.because("the protection is not PROT_WRITE, or the length is invalid"));
         }
         let shared = protection & libc::PROT_WRITE != 0;
         let offset = if offset == -1 { buffer.addr() as off_t } else { offset };
         let (memory, registered) = mr::program_memory(buffer, len, shared)?;
-        socket.look(None, |state| {
+        socket.update_then(None, |state| {
             let stream = state.connected()?;
             if shared && !stream.mappings.has_room() {
-                return Err(Errno::NOMEM.because("the peer takes no more mappings"));
+                return Err(Errno::NOMEM.because("the peer accepts no more mappings"));
             }
             let access = Access::LOCAL_WRITE | if shared { Access::REMOTE_WRITE } else { Access::empty() };
             let region = stream.link.pd().register_raw(memory, buffer.addr() as u64, access)?;
@@ -514,15 +513,15 @@ pub extern "C" fn riomap(
 /// `riounmap`.
 pub extern "C" fn riounmap(fd: c_int, buffer: *mut c_void, len: usize) -> c_int {
     boundary::minus_one(|| {
-        table::stream(fd)?.look(None, |state| match state.stream_mut() {
+        table::stream(fd)?.update_then(None, |state| match state.stream_mut() {
             Some(stream) => stream.mappings.remove(buffer.addr(), len),
-            None => Err(Errno::INVAL.because("a buffer that is not mapped")),
+            None => Err(Errno::INVAL.because("the buffer is not mapped")),
         })
     })
 }
 
-/// `riowrite`: writes to what the peer has mapped at `offset`; the peer's program is not notified.
-/// Returns the bytes written.
+/// `riowrite`: writes to the buffer that the peer has mapped at `offset`. The peer's program is not
+/// notified. Returns the number of bytes written.
 pub extern "C" fn riowrite<'a>(
     fd: c_int,
     buffer: ArrayPtr<'a, u8>,

@@ -1,4 +1,4 @@
-//! Waiting: a thread drives the engine for a while, then sleeps in a system call that signals
+//! Waiting: a thread drives the engine for some time, and then sleeps in a system call that signals
 //! interrupt or restart.
 
 use crate::attempts::Attempts;
@@ -19,18 +19,18 @@ use uiw_cabi_core::fork;
 use uiw_cabi_core::signals;
 use uiw_verbs::{Arm, Cq, Device, PollWaiter, ShardSet};
 
-/// Time for which a waiting thread drives the engine itself before it sleeps and leaves driving to
-/// the background thread. Only the sleep is ended by signals.
+/// Time for which a waiting thread drives the engine itself. Then it sleeps, and leaves the engine
+/// to the background thread. Signals end only the sleep.
 const DRIVE: Duration = Duration::from_millis(5);
 
-/// Maximum duration of a wait, and signals that are blocked meanwhile.
+/// Maximum duration of a wait, and the signals that are blocked meanwhile.
 #[derive(Clone, Default)]
 pub(crate) struct Limit<'a> {
-    /// None is for ever.
+    /// `None` means no limit.
     deadline: Option<Instant>,
-    /// There is no wait.
+    /// True if the call does not wait.
     now: bool,
-    /// The thread's own mask without one.
+    /// Signal mask; `None` means the thread's own mask.
     mask: Option<&'a libc::sigset_t>,
 }
 
@@ -39,12 +39,12 @@ impl<'a> Limit<'a> {
         Self { deadline: Instant::now().checked_add(time), now: time.is_zero(), mask: None }
     }
 
-    /// Milliseconds as poll(2) has them: less than none is for ever.
+    /// Creates a limit from milliseconds as in poll(2). Negative numbers mean no limit.
     pub(crate) fn of_milliseconds(ms: i32) -> Self {
         u64::try_from(ms).map_or_else(|_| Self::default(), |ms| Self::within(Duration::from_millis(ms)))
     }
 
-    /// The same, but at most for `time`.
+    /// Returns the same limit, but at most `time`.
     pub(crate) fn at_most(&self, time: Duration) -> Self {
         let deadline = [self.deadline, Instant::now().checked_add(time)].into_iter().flatten().min();
         Self { deadline, ..self.clone() }
@@ -54,7 +54,7 @@ impl<'a> Limit<'a> {
         Self { mask, ..self }
     }
 
-    /// Returns whether no thread is to wait.
+    /// Returns whether the call does not wait.
     pub(crate) fn is_now(&self) -> bool {
         self.now
     }
@@ -81,27 +81,27 @@ struct SleeperFd {
 impl SleeperFd {
     fn new() -> Result<Arc<Self>> {
         let fd = sys::eventfd(0)?;
-        // The number is free again, for the program.
+        // The original number becomes free again, for the program.
         let fd = sys::duplicate(fd.as_raw_fd())?;
         Ok(Arc::new(Self { event: fd.into(), generation: fork::generation() }))
     }
 
-    /// This thread's, taken out of its place for a wait, as a [`ThreadWaiter`]: a wait of a
-    /// signal's handler has another one, and takes neither the tokens nor the registrations of the
-    /// wait that it interrupts.
+    /// Takes the eventfd of this thread for a wait, like [`ThreadWaiter`]. A wait in a signal
+    /// handler uses another one, so it takes neither the tokens nor the registrations of the
+    /// interrupted wait.
     fn take() -> Result<Arc<Self>> {
         let kept = SLEEPER.try_with(RefCell::take).unwrap_or_default();
-        // A child of a fork shares the descriptor of before with its parent.
+        // The child of a fork shares the previous descriptor with its parent.
         kept.filter(|sleeper| sleeper.generation == fork::generation()).map_or_else(Self::new, Ok)
     }
 
     fn put_back(self: Arc<Self>) {
-        // The thread's own storage is gone when it ends.
+        // The thread-local storage does not exist any more when the thread ends.
         let _ = SLEEPER.try_with(|place| place.replace(Some(self)));
     }
 
-    /// Sleeps until it is woken. A read, as that is the one wait that signals restart or interrupt
-    /// as the program said.
+    /// Sleeps until the thread is woken. It sleeps in a read, because only a read is interrupted or
+    /// restarted by signals as the program has requested.
     fn sleep(&self) -> Result<()> {
         let mut token = [0u8; 8];
         (&self.event).read(&mut token).map(drop).map_err(Errno::from)
@@ -110,14 +110,14 @@ impl SleeperFd {
 
 impl Wake for SleeperFd {
     fn wake(self: Arc<Self>) {
-        // It fails only where 2^64 wake-ups were not read.
+        // This fails only if 2^64 wake-ups were not read.
         let _ = (&self.event).write(&1u64.to_ne_bytes());
     }
 }
 
-/// Waits until `poll` is ready. `arm` is called before each sleep: it asks for wake-ups by the
-/// engine's other threads. `leave` is called behind the wait: it takes the waker from where `poll`
-/// has registered it, as the thread may end, and what it waited for may never change.
+/// Waits until `poll` is ready. `arm` is called before each sleep, and requests wake-ups by the
+/// engine's other threads. `leave` is called after the wait, and removes the waker from where
+/// `poll` has registered it, because the thread may end and the awaited object may never change.
 ///
 /// # Errors
 /// EINTR; EMFILE.
@@ -146,11 +146,11 @@ pub(crate) fn until<T>(
     waited
 }
 
-/// Set in which this thread sleeps together with other descriptors. It is taken out of its place
-/// meanwhile: a handler of a signal may wait as well.
+/// Set in which this thread sleeps together with other descriptors. It is removed from its place
+/// during a wait, because a signal handler may wait as well.
 struct ThreadWaiter {
-    /// Dropped only in the process that made it: in a child of a fork its locks may be held by
-    /// threads of the parent.
+    /// Dropped only in the process that created it. In the child of a fork, threads of the parent
+    /// may hold its locks.
     inner: ManuallyDrop<PollWaiter>,
     generation: u32,
 }
@@ -172,7 +172,7 @@ impl ThreadWaiter {
     }
 
     fn put_back(self) {
-        // The thread's own storage is gone when it ends.
+        // The thread-local storage does not exist any more when the thread ends.
         let _ = WAITER.try_with(|place| place.replace(Some(self)));
     }
 }
@@ -180,19 +180,19 @@ impl ThreadWaiter {
 impl Drop for ThreadWaiter {
     fn drop(&mut self) {
         if self.generation == fork::generation() {
-            // SAFETY: nothing else drops the value, and it is not used after this.
+            // SAFETY: nothing else drops the value, and it is not used afterwards.
             unsafe { ManuallyDrop::drop(&mut self.inner) };
         }
     }
 }
 
-/// Like [`until`], also until one of `fds` is ready or the time has passed; nothing in these cases.
-/// An arrival on `shards` ends the sleep, and the thread drives them. `leave` is that of
-/// [`until`]. A signal that is handled in the microseconds before the sleep does not end it, as one
-/// before poll(2) does not.
+/// Like [`until`], but also returns, with `None`, if one of `fds` is ready or the time has passed.
+/// An arrival on `shards` ends the sleep, and the thread drives them. `leave` is the same as in
+/// [`until`]. A signal that is handled in the microseconds before the sleep does not end it, as
+/// with poll(2).
 ///
 /// # Errors
-/// EINTR, whatever the program said of the signal, as poll(2) has it; EMFILE.
+/// EINTR, as with poll(2) even if the program's handler restarts calls; EMFILE.
 pub(crate) fn until_or<T>(
     device: Option<&Device>,
     fds: &mut Vec<libc::pollfd>,
@@ -217,7 +217,7 @@ pub(crate) fn until_or<T>(
     result
 }
 
-/// Makes one round of `shards`, for a thread that waits repeatedly for what arrives there.
+/// Makes one round of `shards`, for a thread that repeatedly waits for arrivals there.
 pub(crate) fn make_round(device: &Device, shards: ShardSet) {
     match ThreadWaiter::take(device) {
         Ok(mut waiter) => {
@@ -230,8 +230,7 @@ pub(crate) fn make_round(device: &Device, shards: ShardSet) {
     }
 }
 
-/// Sleeps for a thread that waits for rsockets which have no connection, or of which it has none
-/// yet.
+/// Sleeps in a thread that waits only for rsockets without a connection.
 fn sleep_without_engine<T>(
     fds: &mut Vec<libc::pollfd>,
     limit: &Limit<'_>,
@@ -263,7 +262,7 @@ fn sleep_without_engine<T>(
     result
 }
 
-/// See [`until_or`].
+/// Implementation of [`until_or`].
 fn sleep_with<T>(
     waiter: &mut PollWaiter,
     fds: &mut Vec<libc::pollfd>,
@@ -280,10 +279,10 @@ fn sleep_with<T>(
         if let Poll::Ready(value) = poll(&mut cx) {
             break Ok(Some(value));
         }
-        // Of a program that has much to do something has arrived by now, and a call is saved.
+        // In a busy program something has often arrived by now, which saves a system call.
         waiter.make_round();
         if !waiter.begin_sleep() {
-            // Wake-ups that are not for this wait do not make it longer.
+            // Wake-ups for other purposes do not extend the wait.
             if limit.has_passed() {
                 break Ok(None);
             }
@@ -305,15 +304,15 @@ fn sleep_with<T>(
     result
 }
 
-/// Drives the engine for at most `time`, with signals held: one that came meanwhile would be
-/// handled unnoticed, and the sleep behind it would not end.
+/// Drives the engine for at most `time`, with signals blocked. Otherwise a signal that arrives
+/// meanwhile would be handled unnoticed, and the following sleep would not end.
 fn drive<T>(
     device: &Device,
     time: Duration,
     leave: impl Fn(&Waker),
     poll: &mut impl FnMut(&mut Context<'_>) -> Poll<T>,
 ) -> Result<Option<T>> {
-    let held = signals::hold();
+    let held = signals::block_all();
     let mut registered = None;
     let found = device.wait(Some(Instant::now() + time), |cx| {
         registered.get_or_insert_with(|| cx.waker().clone());
@@ -326,10 +325,10 @@ fn drive<T>(
     Ok(found)
 }
 
-/// poll(2): the number of descriptors that are ready.
+/// Calls poll(2), and returns the number of ready descriptors.
 ///
 /// # Errors
-/// The system's.
+/// The errors of the system.
 pub(crate) fn poll_system(fds: &mut [libc::pollfd], limit: &Limit<'_>) -> Result<usize> {
     let left = limit.left().map(|left| libc::timespec {
         tv_sec: libc::time_t::try_from(left.as_secs()).unwrap_or(libc::time_t::MAX),
@@ -338,46 +337,47 @@ pub(crate) fn poll_system(fds: &mut [libc::pollfd], limit: &Limit<'_>) -> Result
     sys::ppoll(fds, left, limit.mask)
 }
 
-/// One of the ways to try a call on a socket again.
+/// How a call on a socket is tried again.
 pub(crate) enum RetryMode<'a, 'b> {
-    /// Arrivals are processed.
+    /// Arrivals are processed before the call.
     Processed,
-    /// The same; the task is woken by the next change if the answer is EAGAIN.
+    /// Like `Processed`. If the answer is EAGAIN, the task is registered, and the next change wakes
+    /// it.
     Watched(&'a mut Context<'b>),
 }
 
-/// Object that calls of a program wait for.
-pub(crate) trait Source {
+/// Object for which calls of a program wait.
+pub(crate) trait WaitSource {
     /// Returns the statistics of such calls.
     fn attempts(&self) -> &Attempts;
 
-    /// Returns the completion queue of the source, once it has one.
+    /// Returns the completion queue of the object, if it has one.
     fn cq(&self) -> Option<Arc<Cq>>;
 
     /// Removes the waker of a task that does not wait any more.
     fn unwatch(&self, waker: &Waker);
 
-    /// Asks the engine for a wake-up by its background thread at the next completion.
+    /// Requests a wake-up by the engine's background thread for the next completion.
     fn arm(&self) {
         if let Some(cq) = self.cq() {
             cq.arm(Arm::Any);
         }
     }
 
-    /// Returns the shards of its connections.
+    /// Returns the shards of the object's connections.
     fn shards(&self) -> ShardSet {
         self.cq().map(|cq| cq.shards()).unwrap_or_default()
     }
 }
 
-/// Tries a call until its answer is not EAGAIN, as `first`, that of the source's state as it is,
-/// may be; waits between, for at most `time`, unless the call does not wait.
+/// Repeats a call until it does not return EAGAIN. Waits between the attempts, for at most `time`,
+/// unless the call is non-blocking. `first` is the result for the current state of the object.
 ///
 /// # Errors
-/// Those of the call; EAGAIN also when the time is over.
+/// The errors of the call; EAGAIN also if the time has passed.
 pub(crate) fn complete<T>(
     first: Result<T>,
-    source: &impl Source,
+    source: &impl WaitSource,
     nonblocking: bool,
     time: Option<Duration>,
     mut call: impl FnMut(RetryMode<'_, '_>) -> Result<T>,
@@ -400,10 +400,10 @@ pub(crate) fn complete<T>(
     }
     let begun = Instant::now();
     let most = time.unwrap_or(Duration::MAX).min(polling_time());
-    // Without a connection there is nothing to be driven.
+    // Without a connection there is nothing to drive.
     if attempts.expect_soon() && !source.shards().is_empty() {
-        // As in `drive`.
-        let held = signals::hold();
+        // Signals are blocked for the same reason as in `drive`.
+        let held = signals::block_all();
         if let Some(found) = attempts.poll(begun, most, || pending(call(RetryMode::Processed))) {
             return found;
         }
@@ -428,7 +428,7 @@ pub(crate) fn complete<T>(
     waited
 }
 
-/// The answer of a call that is tried again.
+/// Converts the answer of a call that is repeated.
 pub(crate) fn pending<T>(answer: Result<T>) -> Poll<Result<T>> {
     match answer {
         Err(Errno::AGAIN) => Poll::Pending,
@@ -440,8 +440,8 @@ pub(crate) fn pending<T>(answer: Result<T>) -> Poll<Result<T>> {
 mod tests {
     use super::*;
 
-    /// Each attempt is followed by a wake-up, as of a thread that waits beside busy connections: it
-    /// never comes to sleep.
+    /// Each attempt is followed by a wake-up, as in a thread that waits beside busy connections,
+    /// and therefore never sleeps.
     #[test]
     fn wait_unaffected_by_foreign_wakeups() {
         let device = Device::open().unwrap();
@@ -457,7 +457,7 @@ mod tests {
             |cx| {
                 attempts += 1;
                 cx.waker().wake_by_ref();
-                // Without an end of its own the wait ends here.
+                // The wait ends here if it does not end by itself.
                 if begun.elapsed() < Duration::from_secs(5) { Poll::Pending } else { Poll::Ready(()) }
             },
         );

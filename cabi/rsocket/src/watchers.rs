@@ -5,27 +5,27 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Wake, Waker};
 use uiw_cabi_core::lock::Mutex;
 
-/// Condition under which a look registers the task for the next change.
+/// Condition under which a check registers the task for the next change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WakerPolicy {
-    /// Register if the answer is "not yet".
+    /// The task is registered if the answer is pending.
     Pending,
-    /// Whatever its answer is: for edges.
+    /// The task is always registered, for edge-triggered events.
     Always,
 }
 
-/// Watchers of one socket. The engine has one waker of a socket, which wakes all of them: what it
-/// keeps does not grow with epoll sets that are made and closed, or to which the program adds the
-/// socket repeatedly.
+/// Watchers of one socket. The engine has only one waker for a socket, which wakes all watchers, so
+/// its state does not grow if epoll sets are created and closed, or if the program adds the socket
+/// repeatedly.
 #[derive(Default)]
 pub(crate) struct Watchers {
     wakers: Mutex<Vec<Waker>>,
-    /// True if there are any, for a look without the lock; written with it.
+    /// True if there are watchers. It is read without the lock, and written with it.
     any: AtomicBool,
 }
 
 impl Watchers {
-    /// `waker` is woken by the next change.
+    /// Adds a waker, which the next change wakes.
     pub(crate) fn add(&self, waker: &Waker) {
         let mut wakers = self.wakers.lock();
         if !wakers.iter().any(|known| known.will_wake(waker)) {
@@ -34,9 +34,9 @@ impl Watchers {
         }
     }
 
-    /// `waker` does not wait any more.
+    /// Removes a waker that does not wait any more.
     pub(crate) fn remove(&self, waker: &Waker) {
-        // It was woken, and with that removed.
+        // The waker was woken and thereby removed.
         if !self.any.load(Ordering::Relaxed) {
             return;
         }
@@ -44,15 +44,16 @@ impl Watchers {
         let removed: Vec<_> = wakers.extract_if(.., |known| known.will_wake(waker)).collect();
         self.any.store(!wakers.is_empty(), Ordering::Relaxed);
         drop(wakers);
-        // When the lock is released.
+        // The waker is dropped after the lock is released.
         drop(removed);
     }
 
-    /// There is a change: all but `except` look again. Each registers again when it finds nothing.
+    /// Wakes all watchers except `except`, so that they check the socket again. Each registers
+    /// again if it finds nothing.
     pub(crate) fn wake_all(&self, except: Option<&Waker>) {
         let is_woken = |waker: &Waker| !except.is_some_and(|own| own.will_wake(waker));
         let mut wakers = self.wakers.lock();
-        // Mostly there is one, and the list keeps its memory.
+        // There is usually one watcher, and the list keeps its memory in this case.
         let first = wakers.pop();
         let others = if wakers.is_empty() { Vec::new() } else { std::mem::take(&mut *wakers) };
         self.any.store(false, Ordering::Relaxed);
@@ -60,15 +61,16 @@ impl Watchers {
         first.into_iter().chain(others).filter(is_woken).for_each(Waker::wake);
     }
 
-    /// Like [`Watchers::wake_all`], by a thread that has made the change with the socket's lock. A
-    /// waker that is added with that lock is seen here, or is one that was added after the change.
+    /// Like [`Watchers::wake_all`], for a thread that has made the change while it held the
+    /// socket's lock. A waker that was added under that lock is either seen here, or was added
+    /// after the change.
     pub(crate) fn wake_changed(&self, except: Option<&Waker>) {
         if self.any.load(Ordering::Relaxed) {
             self.wake_all(except);
         }
     }
 
-    /// The waker for the engine.
+    /// Returns the waker for the engine.
     pub(crate) fn all(self: &Arc<Self>) -> Waker {
         Waker::from(Arc::clone(self))
     }
@@ -129,7 +131,7 @@ mod tests {
         assert!(watchers.all().will_wake(&watchers.all()));
     }
 
-    /// A socket of a busy program has one watcher, which comes and goes with each message.
+    /// A busy program adds and removes the only watcher of a socket with each message.
     #[test]
     fn single_watcher_list_keeps_memory() {
         let watchers: Arc<Watchers> = Arc::default();

@@ -16,18 +16,20 @@
 
 use std::fmt;
 
-/// The version of the private data.
+/// Version of the private data.
 const VERSION: u8 = 1;
-/// The host is big-endian.
+/// Flag: the host is big-endian.
 const FLAG_BIG: u8 = 1;
-/// The byte at 7 counts entries for mappings.
+/// Flag: the byte at offset 7 is the number of entries for mappings.
 const FLAG_MAPPINGS: u8 = 2;
-/// uiw alone: messages are Sends. rdma-core ignores the flag, and does not set it.
+/// Flag of uiw: messages are transmitted with Sends. rdma-core ignores the flag, and does not set
+/// it.
 const FLAG_BY_SEND: u8 = 0x40;
-/// uiw alone: messages are immediates of Writes.
+/// Flag of uiw: messages are transmitted as immediate data of Writes.
 const FLAG_BY_IMMEDIATE: u8 = 0x80;
 
-/// Transport of messages. Each end decides by the kind of its device, and nothing negotiates it.
+/// Transport of messages. Each end decides it according to the kind of its device; it is not
+/// negotiated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Variant {
     /// Sends of four bytes, on iWARP devices.
@@ -36,7 +38,7 @@ pub enum Variant {
     Immediate,
 }
 
-/// The order of bytes in integers that the peer reads from its memory.
+/// Byte order of integers that the peer reads from its memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
     /// The least significant byte first.
@@ -46,10 +48,10 @@ pub enum Order {
 }
 
 impl Order {
-    /// This host's.
+    /// Byte order of this host.
     pub const HOST: Self = if cfg!(target_endian = "big") { Self::Big } else { Self::Little };
 
-    /// The bytes of a message by Send.
+    /// Encodes a message that is transmitted with Send.
     pub const fn put_u32(self, value: u32) -> [u8; 4] {
         match self {
             Self::Little => value.to_le_bytes(),
@@ -57,7 +59,7 @@ impl Order {
         }
     }
 
-    /// The number of a message by Send.
+    /// Decodes a message that was transmitted with Send.
     pub const fn get_u32(self, bytes: [u8; 4]) -> u32 {
         match self {
             Self::Little => u32::from_le_bytes(bytes),
@@ -80,15 +82,15 @@ impl Order {
     }
 }
 
-/// Message of a peer that the protocol does not have.
+/// Error for data of a peer that violates the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WireError {
     /// Private data is shorter than [`ConnData::LEN`].
     Short {
-        /// Bytes.
+        /// Size in bytes.
         len: usize,
     },
-    /// Another version of the protocol, or no rsocket at all.
+    /// Another version of the protocol, or the peer is not an rsocket.
     Version {
         /// The version found.
         version: u8,
@@ -100,7 +102,8 @@ pub enum WireError {
     },
     /// The peer has no receive posted.
     NoCredits,
-    /// The list of targets has fewer than two entries: the second one is the first to be written.
+    /// The list of targets has fewer than two entries. At least two are needed, because the second
+    /// one is the first to be written.
     Targets {
         /// The number of entries.
         count: u32,
@@ -127,19 +130,19 @@ impl fmt::Display for WireError {
 
 impl std::error::Error for WireError {}
 
-/// A part of a buffer that the peer may write: `rs_sge`.
+/// Part of a buffer that the peer may write: `rs_sge`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Target {
-    /// The first byte.
+    /// Address of the first byte.
     pub addr: u64,
-    /// The key of its region.
+    /// Key of the region.
     pub key: u32,
-    /// Bytes; in the private data's list of targets, entries.
+    /// Size in bytes. In the list of targets in the private data, the number of entries.
     pub len: u32,
 }
 
 impl Target {
-    /// Bytes of one.
+    /// Size of an encoded target in bytes.
     pub const LEN: usize = 16;
 
     /// Encodes the value as the peer reads it from its memory.
@@ -163,18 +166,18 @@ impl Target {
     }
 }
 
-/// An entry of the list of mappings, `rs_iomap`: a buffer that the peer's program may write at an
-/// offset of its own.
+/// Entry of the list of mappings, `rs_iomap`: a buffer to which the peer's program may write at its
+/// own offset.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Mapping {
-    /// The offset of its first byte.
+    /// Offset of the first byte.
     pub offset: u64,
-    /// Target that is described.
+    /// Target to which the offset refers.
     pub target: Target,
 }
 
 impl Mapping {
-    /// Bytes of one.
+    /// Size of an encoded mapping in bytes.
     pub const LEN: usize = 24;
 
     /// Encodes the value as the peer reads it from its memory.
@@ -198,33 +201,35 @@ impl Mapping {
 /// Private data of the Request and of the Reply: `rs_conn_data`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnData {
-    /// The order of bytes that the sender reads.
+    /// Byte order of integers that the sender reads.
     pub order: Order,
-    /// Transport of the sender's messages; only uiw announces it.
+    /// Transport of the sender's messages, which only uiw announces.
     pub variant: Option<Variant>,
-    /// Data messages that may be sent to it before it gives credits.
+    /// Number of data messages that may be sent to the sender before it gives credits.
     pub credits: u16,
-    /// Mappings that may be published to it. They follow the list of targets.
+    /// Number of mappings that may be published to the sender. Their entries follow the list of
+    /// targets.
     pub mappings: u16,
     /// List of targets; `len` counts entries. The first entry is `first`, so the second one is
     /// written first.
     pub targets: Target,
-    /// The first part of its receive buffer.
+    /// First part of the sender's receive buffer.
     pub first: Target,
 }
 
 impl ConnData {
-    /// Bytes of it.
+    /// Size in bytes.
     pub const LEN: usize = 40;
 
-    /// Returns the answer that refuses a peer of the other variant: the own variant, and no memory.
+    /// Returns the answer that refuses a peer with the other variant. It contains the own variant,
+    /// but no memory.
     pub fn refusal(variant: Variant) -> Self {
         let targets = Target { len: 2, ..Target::default() };
         let first = Target::default();
         Self { order: Order::HOST, variant: Some(variant), credits: 1, mappings: 0, targets, first }
     }
 
-    /// The private data.
+    /// Encodes the private data.
     pub fn to_bytes(&self) -> [u8; Self::LEN] {
         let mut out = [0; Self::LEN];
         out[0] = VERSION;
@@ -242,7 +247,7 @@ impl ConnData {
         out
     }
 
-    /// Decodes the private data of a peer; bytes after it are padding of other transports.
+    /// Decodes the private data of a peer. Bytes that follow it are padding of other transports.
     ///
     /// # Errors
     /// [`WireError`] for private data that no rsocket sends.
@@ -280,7 +285,8 @@ impl ConnData {
     }
 }
 
-/// A number of mappings in one byte: up to 128 as it is, beyond that in units of 256.
+/// Encodes a number of mappings in one byte: numbers up to 128 directly, larger ones in units of
+/// 256.
 const fn to_scale(value: u16) -> u8 {
     if value <= 0x80 { value as u8 } else { 0x80 | (value >> 8) as u8 }
 }
@@ -289,7 +295,7 @@ const fn from_scale(scale: u8) -> u16 {
     if scale <= 0x80 { scale as u16 } else { ((scale & 0x7F) as u16) << 8 }
 }
 
-/// The number of mappings that is announced for `value`.
+/// Returns the number of mappings that is announced for `value`.
 pub const fn representable_mappings(value: u16) -> u16 {
     from_scale(to_scale(value))
 }
@@ -297,26 +303,26 @@ pub const fn representable_mappings(value: u16) -> u16 {
 /// A message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Message {
-    /// Bytes were written to the current target.
+    /// Data was written to the current target.
     Data {
         /// Number of bytes.
         len: u32,
     },
-    /// Data messages may be sent up to this number, modulo 2^16. There may be a new target as well.
+    /// Data messages may be sent up to this number, modulo 2^16. There may also be a new target.
     Credits {
-        /// The number of the last data message plus one.
+        /// Number of the last permitted data message plus one.
         limit: u16,
     },
     /// A mapping was published.
     Mapped {
-        /// Index.
+        /// Index of the mapping.
         index: u16,
     },
     /// The peer neither sends nor receives any more.
     Disconnect,
     /// Message without contents.
     KeepAlive,
-    /// The peer sends no more.
+    /// The peer sends no more data.
     Shutdown,
 }
 
@@ -325,10 +331,10 @@ impl Message {
     const CREDITS: u32 = 4;
     const MAPPED: u32 = 6;
     const CONTROL: u32 = 7;
-    /// The largest value.
+    /// Maximum value of a message.
     pub const MAX_VALUE: u32 = (1 << 29) - 1;
 
-    /// The 32 bits.
+    /// Encodes the message in 32 bits.
     pub const fn to_word(self) -> u32 {
         let (kind, value) = match self {
             Self::Data { len } => (Self::DATA, len & Self::MAX_VALUE),
@@ -349,7 +355,7 @@ impl Message {
         let value = word & Self::MAX_VALUE;
         Ok(match (word >> 29, value) {
             (Self::DATA, len) => Self::Data { len },
-            // rdma-core adds two numbers of 16 bits, and means the sum modulo 2^16.
+            // rdma-core adds two 16-bit numbers; the sum is meant modulo 2^16.
             (Self::CREDITS, limit) => Self::Credits { limit: limit as u16 },
             (Self::MAPPED, index) => Self::Mapped { index: index as u16 },
             (Self::CONTROL, 0) => Self::Disconnect,
@@ -373,7 +379,7 @@ mod tests {
         first: Target { addr: 0x99, key: 7, len: 65536 },
     };
 
-    /// The bytes of `rs_format_conn_data` for the same numbers.
+    /// Bytes that `rs_format_conn_data` creates for the same values.
     #[test]
     fn private_data_matches_rdma_core() {
         let mut expected = vec![1, 2, 1, 0x80, 0, 0, 0, 5];
@@ -410,7 +416,7 @@ mod tests {
             ConnData::from_bytes(&ConnData { credits: 0, ..DATA }.to_bytes()),
             Err(WireError::NoCredits)
         );
-        // An rdma-core of 2012 has no mappings.
+        // rdma-core of 2012 has no mappings.
         assert_eq!(with(1, 0).map(|data| data.mappings), Ok(0));
     }
 

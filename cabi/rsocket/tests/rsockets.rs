@@ -1,5 +1,5 @@
-//! rsockets whose peer breaks their protocol: the program gets an errno or the end of the stream,
-//! whatever the peer sends.
+//! rsockets whose peer violates their protocol: the program gets an errno or the end of the stream,
+//! regardless of what the peer sends.
 
 use std::ffi::c_int;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -15,17 +15,17 @@ use uiw_verbs::{
     SendFlags, SendOp, SendWr, Sge,
 };
 
-/// Receives that an rsocket announces, and bytes of its receive buffer.
+/// Number of receives that an rsocket announces. The size of its receive buffer follows.
 const CREDITS: u16 = 384;
 const BUFFER: u32 = 1 << 22;
 
-/// An rsocket that listens on loopback, closed when dropped.
+/// Listening rsocket on loopback, which is closed on drop.
 struct ListeningSocket(c_int, SocketAddr);
 
 impl ListeningSocket {
     fn new() -> Self {
         let fd = rsocket(libc::AF_INET, libc::SOCK_STREAM, 0);
-        // SAFETY: an address with its length, and room for another.
+        // SAFETY: an address with its length, and room for another one.
         let port = unsafe {
             let mut addr: libc::sockaddr_in = std::mem::zeroed();
             addr.sin_family = libc::AF_INET as libc::sa_family_t;
@@ -40,7 +40,7 @@ impl ListeningSocket {
     }
 
     fn accept(&self) -> ProgramSocket {
-        // SAFETY: no address is asked for.
+        // SAFETY: NULL means that no address is requested.
         let fd = unsafe { call!(raccept(self.0, std::ptr::null_mut(), std::ptr::null_mut())) };
         assert!(fd >= 0, "{}", Errno::last());
         ProgramSocket(fd)
@@ -53,14 +53,14 @@ impl Drop for ListeningSocket {
     }
 }
 
-/// The program's end.
+/// End of the connection that belongs to the program.
 struct ProgramSocket(c_int);
 
 impl ProgramSocket {
-    /// Receives once; waits.
+    /// Receives once, and waits for data.
     fn receive(&self, len: usize) -> Result<Vec<u8>, Errno> {
         let mut bytes = vec![0u8; len];
-        // SAFETY: that many bytes.
+        // SAFETY: the buffer has `len` bytes.
         match unsafe { call!(rrecv(self.0, bytes.as_mut_ptr(), len, 0)) } {
             -1 => Err(Errno::last()),
             got => {
@@ -70,10 +70,10 @@ impl ProgramSocket {
         }
     }
 
-    /// Sends until it fails.
+    /// Sends until an error occurs.
     fn send_until_error(&self) -> Errno {
         let bytes = vec![7u8; 10_000];
-        // SAFETY: that many bytes.
+        // SAFETY: the buffer has that many bytes.
         while unsafe { call!(rsend(self.0, bytes.as_ptr(), bytes.len(), 0)) } >= 0 {}
         Errno::last()
     }
@@ -81,7 +81,7 @@ impl ProgramSocket {
     /// Returns the ready events, without waiting.
     fn ready(&self) -> i16 {
         let mut fd = libc::pollfd { fd: self.0, events: libc::POLLIN, revents: 0 };
-        // SAFETY: one structure.
+        // SAFETY: `fd` is one structure.
         unsafe { call!(rpoll(&raw mut fd, 1, 0)) };
         fd.revents
     }
@@ -93,7 +93,7 @@ impl Drop for ProgramSocket {
     }
 }
 
-/// A peer that sends what a test says.
+/// Peer that sends what a test tells it to send.
 struct ScriptedPeer {
     qp: Qp,
     cq: Arc<Cq>,
@@ -105,7 +105,7 @@ struct ScriptedPeer {
 }
 
 impl ScriptedPeer {
-    /// The event that ends connecting with `private_data`, and the peer-to-be.
+    /// Connects with `private_data`. Returns the event that ends connecting, and the peer.
     fn connect_with(
         to: SocketAddr,
         private_data: impl FnOnce(Target) -> Vec<u8>,
@@ -119,7 +119,7 @@ impl ScriptedPeer {
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
         let memory = pd.register_raw(Memory::owned(1 << 16).unwrap(), 0, access).unwrap();
         let sge = Sge { addr: memory.addr() + 60_000, length: 4, lkey: memory.lkey() };
-        // SAFETY: the engine's own memory, which lives longer than the queue pair.
+        // SAFETY: the memory belongs to the engine, and outlives the queue pair.
         unsafe { qp.post_recv((0..500).map(|wr_id| RecvWr { wr_id, sges: std::slice::from_ref(&sge) })) }
             .unwrap();
         let channel = Arc::<CmChannel>::default();
@@ -130,14 +130,14 @@ impl ScriptedPeer {
         (event, device, qp, cq, memory, channel)
     }
 
-    /// Private data of a peer that behaves.
+    /// Returns valid private data of a peer.
     fn data(memory: Target) -> ConnData {
         let targets = Target { len: 2, ..memory };
         let first = Target { addr: 4096, len: 4096, ..memory };
         ConnData { order: Order::HOST, variant: None, credits: 300, mappings: 0, targets, first }
     }
 
-    /// A connection whose rsocket has `first` as its first target.
+    /// Creates a connection whose rsocket gets `first` as its first target.
     fn connect(listening: &ListeningSocket, first: Option<Target>) -> (Self, ProgramSocket) {
         let (event, device, qp, cq, memory, channel) = Self::connect_with(listening.1, |own| {
             let mut data = Self::data(own);
@@ -150,14 +150,14 @@ impl ScriptedPeer {
         (Self { qp, cq, memory, channel, device, data }, listening.accept())
     }
 
-    /// A Send of these bytes.
+    /// Sends these bytes with a Send.
     fn send(&self, bytes: &[u8]) {
         let sges = [Sge { addr: bytes.as_ptr() as u64, length: bytes.len() as u32, lkey: STag(0) }];
-        // SAFETY: inline.
+        // SAFETY: the data is inline.
         let sent = unsafe {
             self.qp.post_send([SendWr { wr_id: 0, op: SendOp::Send, sges: &sges, flags: SendFlags::INLINE }])
         };
-        // It fails once the connection has ended.
+        // This fails after the connection has ended.
         drop(sent);
         self.cq.poll(&mut Vec::new(), 64);
     }
@@ -166,11 +166,11 @@ impl ScriptedPeer {
         self.send(&message.to_word().to_ne_bytes());
     }
 
-    /// A Write of `len` bytes to `addr` of the region `key`.
+    /// Writes `len` bytes to `addr` in the region `key`.
     fn write(&self, addr: u64, key: u32, len: u32) {
         let sges = [Sge { addr: self.memory.addr() + 16_384, length: len, lkey: self.memory.lkey() }];
         let op = SendOp::Write { remote: Remote { addr, rkey: STag(key) } };
-        // SAFETY: the engine's own memory, which lives longer than the queue pair.
+        // SAFETY: the memory belongs to the engine, and outlives the queue pair.
         unsafe { self.qp.post_send([SendWr { wr_id: 0, op, sges: &sges, flags: SendFlags::empty() }]) }
             .unwrap();
         self.cq.poll(&mut Vec::new(), 64);
@@ -239,7 +239,7 @@ fn missing_credits_end_connection() {
     }
     let mut got = 0;
     let error = loop {
-        // Nothing is read meanwhile, so no credits are given.
+        // No data is read meanwhile, so no credits are given.
         if got == 0 && socket.ready() & libc::POLLERR == 0 {
             continue;
         }
@@ -263,8 +263,8 @@ fn writes_outside_buffers_end_connection() {
         assert_eq!(socket.receive(10), Err(Errno(libc::ECONNRESET)), "{place} {offset} {len}");
         peer.ended();
     }
-    // Inside of them a peer may write what it likes: the program reads it, or sends to a target
-    // that is none.
+    // A peer may write anything inside its targets: the program reads it, or sends to an invalid
+    // target.
     let (peer, socket) = ScriptedPeer::connect(&listening, Some(Target::default()));
     peer.write(peer.data.targets.addr, peer.data.targets.key, 32);
     peer.message(Message::Credits { limit: u16::MAX });
@@ -296,6 +296,6 @@ fn foreign_peers_refused() {
         let (event, ..) = ScriptedPeer::connect_with(listening.1, |_| data.to_vec());
         assert!(matches!(event, CmEventKind::Failed(_)), "{data:?}: {event:?}");
     }
-    // The listener goes on.
+    // The listener continues.
     drop(ScriptedPeer::connect(&listening, None));
 }

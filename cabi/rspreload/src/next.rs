@@ -40,16 +40,16 @@ unsafe trait NextFunction {
     const NAME: &CStr;
     type Type;
 
-    fn found() -> &'static AtomicUsize;
+    fn address_cell() -> &'static AtomicUsize;
 
     /// The function behind this library, if there is one.
     #[inline]
     fn get() -> Option<Self::Type> {
-        let mut address = Self::found().load(Ordering::Relaxed);
+        let mut address = Self::address_cell().load(Ordering::Relaxed);
         if address == 0 {
             // SAFETY: the name ends in NUL.
             address = unsafe { libc::dlsym(libc::RTLD_NEXT, Self::NAME.as_ptr()) }.addr();
-            Self::found().store(address, Ordering::Relaxed);
+            Self::address_cell().store(address, Ordering::Relaxed);
         }
         const { assert!(size_of::<Option<Self::Type>>() == size_of::<usize>()) };
         // SAFETY: the function of this name has this type, as the implementation says, and 0 is
@@ -61,7 +61,7 @@ unsafe trait NextFunction {
 /// Returns whether the C library has handlers for threads that are cancelled, outside of the macros
 /// of its headers.
 pub(crate) fn has_cleanup() -> bool {
-    [found::cleanup_push::found(), found::cleanup_pop::found()]
+    [found::cleanup_push::address_cell(), found::cleanup_pop::address_cell()]
         .iter()
         .all(|found| found.load(Ordering::Relaxed) != 0)
 }
@@ -104,7 +104,7 @@ macro_rules! functions {
                     const NAME: &CStr = $c;
                     type Type = function!(($($type),*) ($($word)?) ($($result)?));
 
-                    fn found() -> &'static AtomicUsize {
+                    fn address_cell() -> &'static AtomicUsize {
                         static FOUND: AtomicUsize = AtomicUsize::new(0);
                         &FOUND
                     }

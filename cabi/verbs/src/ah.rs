@@ -1,4 +1,4 @@
-//! Address handles: where datagrams go.
+//! Address handles: the destinations of datagrams.
 
 use crate::context::{Context, OpenContext};
 use crate::device::gid;
@@ -18,7 +18,7 @@ use uiw_cabi_core::settings::Settings;
 use uiw_cabi_core::users::UserToken;
 use uiw_verbs::{AddressHandle, Destination};
 
-/// An address handle as C holds it.
+/// Address handle that C refers to.
 pub struct Ah {
     engine: AddressHandle,
     _in_pd: UserToken,
@@ -33,7 +33,7 @@ impl Body for Ah {
 /// `ibv_create_ah`.
 pub extern "C" fn ibv_create_ah(pd: Handle<'_, Pd>, attr: InPtr<'_, ibv_ah_attr>) -> *mut ibv_ah {
     boundary::pointer(|| {
-        let attr = attr.as_ref().ok_or_else(|| Errno::INVAL.because("no attributes are given"))?;
+        let attr = attr.as_ref().ok_or_else(|| Errno::INVAL.because("no attributes were passed"))?;
         create(pd.get()?, attr)
     })
 }
@@ -43,18 +43,18 @@ fn create(domain: &Object<Pd>, attr: &ibv_ah_attr) -> Result<*mut ibv_ah> {
         return Err(Errno::INVAL.because("the port is not 1"));
     }
     if attr.is_global == 0 && Settings::get()?.persona != Persona::Ib {
-        return Err(Errno::INVAL.because("on Ethernet an address handle needs a GID"));
+        return Err(Errno::INVAL.because("an address handle on Ethernet needs a GID"));
     }
     let netdev = domain.context.device.netdev()?;
     let (own, peer) = oob::addresses(&netdev, attr)?;
-    // Without a GRH the attributes have no hop limit.
+    // Without a GRH the attributes contain no hop limit.
     let hop_limit = if attr.is_global == 0 { 0 } else { attr.grh.hop_limit };
     let engine = AddressHandle::new(own, peer, scope(&netdev, peer)).with_hop_limit(hop_limit);
     let abi = ibv_ah { context: domain.abi.get(|pd| &pd.context), pd: domain.abi(), handle: 0 };
     Ok(Object::create(abi, Ah { engine, _in_pd: domain.users.add() }))
 }
 
-/// The index of the interface, for addresses that mean nothing without it.
+/// Returns the index of the interface for addresses that are valid only together with it.
 fn scope(netdev: &NetDev, peer: IpAddr) -> u32 {
     match peer {
         IpAddr::V6(v6) if v6.is_unicast_link_local() || v6.is_multicast() => netdev.index,
@@ -67,7 +67,8 @@ pub extern "C" fn ibv_destroy_ah(ah: OwnedHandle<'_, Ah>) -> c_int {
     boundary::code(|| ah.destroy(|_| Ok(())))
 }
 
-/// `ibv_init_ah_from_wc`: the way back to the sender of a received datagram.
+/// `ibv_init_ah_from_wc`: fills in the attributes for an answer to the sender of a received
+/// datagram.
 pub extern "C" fn ibv_init_ah_from_wc(
     context: Handle<'_, OpenContext>,
     port: u8,
@@ -85,21 +86,22 @@ fn answer(
     grh: &InPtr<'_, ibv_grh>,
 ) -> Result<ibv_ah_attr> {
     let wc = wc.as_ref().ok_or_else(|| Errno::INVAL.because("no completion is given"))?;
-    // The header is in the program's buffer, at any address.
+    // The header is in the program's buffer, which may be unaligned.
     let (1, Some(grh), true) = (port, grh.read(), wc.wc_flags & IBV_WC_GRH != 0) else {
-        return Err(Errno::INVAL.because("the completion is of no datagram with a GRH"));
+        return Err(Errno::INVAL.because("the completion does not belong to a datagram with a GRH"));
     };
     let netdev = context.device.netdev()?;
     let source =
-        gid::to_address(grh.sgid).ok_or_else(|| Errno::INVAL.because("the GRH names no IP address"))?;
-    // Of a datagram to a group: the address of the same family.
+        gid::to_address(grh.sgid).ok_or_else(|| Errno::INVAL.because("the GRH contains no IP address"))?;
+    // The destination of a multicast datagram is the group. In that case an address of the same
+    // family is used.
     let local = gid::to_address(grh.dgid);
     let index = netdev
         .addresses
         .iter()
         .position(|(own, _)| Some(*own) == local)
         .or_else(|| netdev.addresses.iter().position(|(own, _)| own.is_ipv4() == source.is_ipv4()))
-        .ok_or_else(|| Errno::INVAL.because("the device has no address of that version"))?;
+        .ok_or_else(|| Errno::INVAL.because("the device has no address of this IP version"))?;
     let mut attr =
         ibv_ah_attr { dlid: wc.slid, sl: wc.sl, is_global: 1, port_num: 1, ..ibv_ah_attr::default() };
     attr.grh.dgid = grh.sgid;

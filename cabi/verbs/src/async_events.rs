@@ -15,12 +15,12 @@ use uiw_cabi_core::errno::Errno;
 use uiw_cabi_core::object::Object;
 use uiw_verbs::AsyncEvent;
 
-/// `ibv_get_async_event`: waits unless the program made the descriptor non-blocking.
+/// `ibv_get_async_event`: waits for an event unless the program made the descriptor non-blocking.
 pub extern "C-unwind" fn ibv_get_async_event(
     context: Handle<'_, OpenContext>,
     event: OutPtr<'_, ibv_async_event>,
 ) -> c_int {
-    // SAFETY: nothing in this frame has a destructor, and C is the caller.
+    // SAFETY: this frame holds nothing with a destructor, and its caller is C.
     match unsafe { take_event(|has_token| attempt(context, has_token, &event)) } {
         Some(found) => boundary::minus_one(|| event.write(found)),
         None => -1,
@@ -46,7 +46,8 @@ fn attempt(
     if is_nonblocking(fd) { Err(Errno::AGAIN) } else { Ok(Attempt::Sleep(events.token_fd()?.as_raw_fd())) }
 }
 
-/// The event as C's, counted as delivered; `None` when its object is destroyed.
+/// Converts an event to C's representation, and counts it as delivered. Returns `None` if its
+/// object was destroyed.
 fn deliver(context: &Context, event: &AsyncEvent) -> Option<ibv_async_event> {
     let numbers = context.numbers.lock();
     let qp = |number: &u32, event_type| {
@@ -76,18 +77,18 @@ fn deliver(context: &Context, event: &AsyncEvent) -> Option<ibv_async_event> {
     }
 }
 
-/// `ibv_ack_async_event`, of an event that was not acknowledged yet.
+/// `ibv_ack_async_event`: acknowledges an event that was not acknowledged yet.
 pub extern "C" fn ibv_ack_async_event(event: InOutPtr<'_, ibv_async_event>) {
     boundary::value((), || {
         let event = event.get()?;
-        // SAFETY: `ibv_get_async_event` of one of the libraries has filled it, and the program
-        // acknowledges it once.
+        // SAFETY: `ibv_get_async_event` of one of the two libraries has filled the event, and the
+        // program acknowledges it once.
         if unsafe { system::acknowledge(event) } {
             return Ok(());
         }
         let element = &event.element;
-        // SAFETY: the event type says which object the element is, and that is not destroyed before
-        // this acknowledgement.
+        // SAFETY: the event type determines the kind of the element's object, which is not
+        // destroyed before this acknowledgement.
         unsafe {
             match event.event_type {
                 kinds::IBV_EVENT_CQ_ERR => Object::<Cq>::get(element.cq)?.async_events.acknowledge(1),

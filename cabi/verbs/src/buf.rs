@@ -1,5 +1,6 @@
-//! Buffers that the library allocates for programs. A device without memory of its own gives
-//! page-aligned memory of the heap, as rdma-core does for every provider without an allocator.
+//! Buffers that the library allocates for programs. This device has no memory of its own, so a
+//! buffer is page-aligned memory of the heap, as in rdma-core for every provider without an
+//! allocator.
 
 use crate::dmabuf;
 use crate::mapping::page_size;
@@ -14,14 +15,14 @@ use uiw_cabi_core::boundary::{self, Result};
 use uiw_cabi_core::errno::Errno;
 use uiw_cabi_core::object::{Body, Object};
 
-/// A buffer as C holds it.
+/// Buffer that C refers to.
 pub struct Buf {
     pd: *mut ibv_pd,
 }
 
-// SAFETY: the pointer is compared, and nobody reads through it.
+// SAFETY: the pointer is only compared, never dereferenced.
 unsafe impl Send for Buf {}
-// SAFETY: nobody reads through the pointer.
+// SAFETY: the pointer is never dereferenced.
 unsafe impl Sync for Buf {}
 
 impl Body for Buf {
@@ -39,13 +40,13 @@ pub extern "C" fn ibv_alloc_buf(
     boundary::pointer(|| {
         let pd = pd.get()?.abi();
         if buf.is_null() {
-            return Err(Errno::INVAL.because("ibv_alloc_buf without a place for the handle"));
+            return Err(Errno::INVAL.because("ibv_alloc_buf without memory for the handle"));
         }
         let mut addr = ptr::null_mut();
-        // SAFETY: writes an address of the heap to the pointer, which is there during the call.
+        // SAFETY: writes a heap address to `addr`, which is valid during the call.
         let failed = unsafe { libc::posix_memalign(&raw mut addr, page_size(), size) };
         if failed != 0 {
-            return Err(Errno(failed).because(format_args!("no memory for a buffer of {size} bytes")));
+            return Err(Errno(failed).because(format_args!("out of memory for a buffer of {size} bytes")));
         }
         buf.write(Object::create(ibv_buf { addr, size }, Buf { pd }))?;
         Ok(addr)
@@ -57,14 +58,14 @@ pub extern "C" fn ibv_free_buf(buf: OwnedHandle<'_, Buf>) {
     boundary::value((), || {
         let addr = buf.get_any()?.abi.get(|buf| &buf.addr);
         buf.destroy(|_| Ok(()))?;
-        // SAFETY: `ibv_alloc_buf` has allocated it, and the object that named it is gone, so it is
-        // freed once. A child of a fork has the memory as its parent.
+        // SAFETY: `ibv_alloc_buf` allocated the memory, and its object was removed, so it is freed
+        // only once. The child of a fork has its own copy of the memory.
         unsafe { libc::free(addr) };
         Ok(())
     });
 }
 
-/// `ibv_export_buf_dmabuf_fd`: memory of the heap is no DMA-buf.
+/// `ibv_export_buf_dmabuf_fd`: fails, because heap memory is not a DMA-buf.
 pub extern "C" fn ibv_export_buf_dmabuf_fd(buf: Handle<'_, Buf>) -> c_int {
     boundary::number(|| {
         buf.get()?;
@@ -86,22 +87,22 @@ pub extern "C" fn ibv_reg_buf_mr(
     })
 }
 
-/// Checks that `length` bytes at `addr` are in `buf`, which was made in `pd`.
+/// Checks that `length` bytes at `addr` are inside `buf`, and that `buf` belongs to `pd`.
 fn check_inside(pd: *mut ibv_pd, buf: &Object<Buf>, addr: *mut c_void, length: usize) -> Result<()> {
     let (base, size) = (buf.abi.get(|buf| &buf.addr), buf.abi.get(|buf| &buf.size));
     if buf.pd != pd {
-        return Err(Errno::INVAL.because("the buffer is of another protection domain"));
+        return Err(Errno::INVAL.because("the buffer belongs to another protection domain"));
     }
     let offset = addr.addr().checked_sub(base.addr());
     match offset.and_then(|offset| size.checked_sub(offset)) {
         Some(left) if length <= left => Ok(()),
         _ => Err(Errno::INVAL.because(format_args!(
-            "{length} bytes at {addr:p} are not inside of the buffer of {size} bytes at {base:p}"
+            "{length} bytes at {addr:p} are not inside the buffer of {size} bytes at {base:p}"
         ))),
     }
 }
 
-/// `ibv_reg_mr_ex`: memory by its address, of a buffer, or of a DMA-buf.
+/// `ibv_reg_mr_ex`: registers memory by its address, in a buffer, or in a DMA-buf.
 pub extern "C" fn ibv_reg_mr_ex(pd: Handle<'_, Pd>, given: InPtr<'_, ibv_mr_init_attr>) -> *mut ibv_mr {
     boundary::pointer(|| {
         let attr = given.as_ref().ok_or_else(|| Errno::INVAL.because("ibv_reg_mr_ex without attributes"))?;
@@ -113,7 +114,7 @@ pub extern "C" fn ibv_reg_mr_ex(pd: Handle<'_, Pd>, given: InPtr<'_, ibv_mr_init
             | masks::IBV_REG_MR_MASK_BUF;
         if attr.comp_mask & !known != 0 {
             return Err(Errno::UNSUPPORTED.because(format_args!(
-                "ibv_reg_mr_ex with mask {:#x}: a DMA handle, or what is not known",
+                "ibv_reg_mr_ex with mask {:#x}: DMA handles and unknown bits are not supported",
                 attr.comp_mask
             )));
         }
@@ -123,7 +124,7 @@ pub extern "C" fn ibv_reg_mr_ex(pd: Handle<'_, Pd>, given: InPtr<'_, ibv_mr_init
                 || has(masks::IBV_REG_MR_MASK_BUF)
             {
                 return Err(
-                    Errno::INVAL.because("ibv_reg_mr_ex of a DMA-buf without an offset, or with an address")
+                    Errno::INVAL.because("ibv_reg_mr_ex for a DMA-buf without an offset, or with an address")
                 );
             }
             let iova = if has(masks::IBV_REG_MR_MASK_IOVA) { attr.iova } else { attr.fd_offset };
@@ -131,7 +132,7 @@ pub extern "C" fn ibv_reg_mr_ex(pd: Handle<'_, Pd>, given: InPtr<'_, ibv_mr_init
             return dmabuf::register(pd.get()?, from, attr.length, iova, attr.access.cast_unsigned());
         }
         if !has(masks::IBV_REG_MR_MASK_ADDR) || has(masks::IBV_REG_MR_MASK_FD_OFFSET) {
-            return Err(Errno::INVAL.because("ibv_reg_mr_ex without an address, or with an offset of a file"));
+            return Err(Errno::INVAL.because("ibv_reg_mr_ex without an address, or with a file offset"));
         }
         let iova = has(masks::IBV_REG_MR_MASK_IOVA).then_some(attr.iova);
         if has(masks::IBV_REG_MR_MASK_BUF) {

@@ -1,6 +1,6 @@
-//! State that a program locks by one call and unlocks by a later one: the completion that it reads
-//! field by field, from `ibv_start_poll` to `ibv_end_poll`, and the requests that it builds from
-//! `ibv_wr_start` to `ibv_wr_complete`.
+//! State that a program locks with one call and unlocks with a later one: the completion that it
+//! reads field by field from `ibv_start_poll` to `ibv_end_poll`, and the requests that it builds
+//! from `ibv_wr_start` to `ibv_wr_complete`.
 
 use parking_lot::{Mutex, MutexGuard};
 use std::marker::PhantomData;
@@ -8,36 +8,36 @@ use uiw_cabi_core::arguments::Argument;
 use uiw_cabi_core::boundary::Result;
 use uiw_cabi_core::object::{Body, Object};
 
-/// Lock that outlives the call that takes it.
+/// Lock that remains locked after the call that takes it.
 #[derive(Default)]
 pub(crate) struct CallLock<T>(Mutex<T>);
 
 impl<T> CallLock<T> {
-    /// Waits for the lock. It is kept by forgetting the guard.
+    /// Waits for the lock. The caller forgets the guard to keep the lock.
     #[inline]
     pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
         self.0.lock()
     }
 
-    /// Returns whether a thread has it.
+    /// Returns whether a thread has locked the state.
     pub(crate) fn is_locked(&self) -> bool {
         self.0.is_locked()
     }
 }
 
-/// Object with such a state.
+/// Object with a state that is locked across calls.
 pub(crate) trait Batched: Body {
-    /// The state.
+    /// The locked state.
     type State;
     /// Returns the lock of the state.
     ///
     /// # Errors
-    /// EINVAL for an object that was made without it.
+    /// EINVAL for an object that was created without this state.
     fn state(&self) -> Result<&CallLock<Self::State>>;
 }
 
-/// [`TableHandle`](uiw_cabi_core::arguments::TableHandle) of a function that C calls on the thread
-/// that locked the object's state, before it unlocks it.
+/// Like [`TableHandle`](uiw_cabi_core::arguments::TableHandle), for functions that C calls on the
+/// thread that has locked the object's state, before that thread unlocks it.
 #[repr(transparent)]
 pub(crate) struct BatchHandle<'a, B: Body>(*mut B::Abi, PhantomData<&'a Object<B>>);
 
@@ -49,8 +49,8 @@ unsafe impl<B: Body> Argument for BatchHandle<'_, B> {
 impl<'a, B: Batched> BatchHandle<'a, B> {
     #[inline]
     fn get(&self) -> Result<&'a Object<B>> {
-        // SAFETY: the pointer is NULL or a living object, and C does not destroy the object during
-        // the call, as the type says.
+        // SAFETY: the pointer is NULL or points to a live object, and the program does not destroy
+        // the object during the call, as the type requires.
         unsafe { Object::get_called(self.0.cast()) }
     }
 
@@ -61,8 +61,8 @@ impl<'a, B: Batched> BatchHandle<'a, B> {
         body: impl FnOnce(&'a Object<B>, &mut B::State) -> Result<R>,
     ) -> Result<R> {
         let object = self.get()?;
-        // SAFETY: this thread has the lock, as the type says. The state is reached by a guard, of
-        // which there is none, and by this handle, which is borrowed.
+        // SAFETY: this thread has the lock, as the type requires. The state is accessible only
+        // through a guard, and there is none, and through this handle, which is mutably borrowed.
         body(object, unsafe { &mut *object.state()?.0.data_ptr() })
     }
 
@@ -71,7 +71,8 @@ impl<'a, B: Batched> BatchHandle<'a, B> {
     pub(crate) fn unlock(self) -> Result<()> {
         let lock = self.get()?.state()?;
         if lock.is_locked() {
-            // SAFETY: locked, by this thread, as the type says, and the guard was forgotten.
+            // SAFETY: this thread has locked the state, as the type requires, and the guard was
+            // forgotten.
             unsafe { lock.0.force_unlock() };
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! Completion channels: completion queues announce there that something has completed.
+//! Completion channels, through which completion queues announce completions.
 
 use crate::context::{Context, OpenContext};
 use parking_lot::Mutex;
@@ -14,45 +14,48 @@ use uiw_cabi_core::boundary::{self, Attempt, Result, is_nonblocking, take_event}
 use uiw_cabi_core::errno::Errno;
 use uiw_cabi_core::object::{Body, Object};
 use uiw_cabi_core::signals;
-use uiw_cabi_core::users::{Unacknowledged, Users};
+use uiw_cabi_core::users::{UnacknowledgedEvents, Users};
 
-/// A channel as C holds it.
+/// Completion channel that C refers to.
 pub struct CompChannel {
     context: Arc<Context>,
     pub(crate) events: Arc<CompEvents>,
-    /// Queues that announce here.
+    /// Completion queues that use the channel.
     pub users: Users,
 }
 
-/// The completion events of a channel, and the queues that they can be about.
+/// Completion events of a channel, and the queues that can raise them.
 pub(crate) struct CompEvents {
     engine: Arc<uiw_verbs::CompChannel>,
-    /// C's objects by the engine's numbers. The lock is the channel's own, and is held for a
-    /// look-up alone.
+    /// C's objects by the engine's queue numbers. Each channel has its own lock, which is held only
+    /// for look-ups.
     queues: Mutex<BTreeMap<u32, ArmedQueue>>,
-    /// Armings of its queues. Not exact where several threads arm.
+    /// Number of times that queues of the channel were armed. It is approximate if several threads
+    /// arm queues.
     arms: AtomicU32,
 }
 
-/// Number of armings at which the descriptor's flags are read, which takes a system call,
+/// The flags of the descriptor are read at each of the first armings, up to this number. Reading
+/// them takes a system call.
 const FLAG_READ_FIRST: u32 = 8;
-/// and then at one of so many.
+/// After the first armings, the flags are read once per this number of armings.
 const FLAG_READ_EVERY: u32 = 64;
 
-/// A queue of C's, with its count of delivered completion events.
+/// Completion queue of C, with its count of delivered completion events.
 struct ArmedQueue {
     object: *mut ibv_cq,
-    events: Arc<Unacknowledged>,
+    events: Arc<UnacknowledgedEvents>,
 }
 
-// SAFETY: the pointer is given to C, and read through only while an event of the queue is
-// delivered: until that is acknowledged, `ibv_destroy_cq` waits.
+// SAFETY: the pointer is passed to C, and dereferenced only while an event of the queue is
+// delivered: `ibv_destroy_cq` waits until that event is acknowledged.
 unsafe impl Send for ArmedQueue {}
 
 impl CompEvents {
-    /// A queue is about to be armed. Arrivals wake a program directly if it has made the descriptor
-    /// non-blocking, as one that sleeps in poll(2) does: it handles an event of a queue that is
-    /// empty. Programs that wait in `ibv_get_cq_event` may take an event for a completion.
+    /// Called before a queue is armed. Determines how arrivals wake the program: directly if it has
+    /// made the descriptor non-blocking, as programs that sleep in poll(2) do, because these handle
+    /// an event of an empty queue. Programs that wait in `ibv_get_cq_event` may assume that an
+    /// event implies a completion.
     pub(crate) fn note_arm(&self) {
         let arms = self.arms.load(Ordering::Relaxed);
         self.arms.store(arms.wrapping_add(1), Ordering::Relaxed);
@@ -64,25 +67,25 @@ impl CompEvents {
         }
     }
 
-    /// The engine's channel.
+    /// Returns the engine's channel.
     pub(crate) fn engine(&self) -> &Arc<uiw_verbs::CompChannel> {
         &self.engine
     }
 
-    /// Events about the engine's queue `number` are given to C with `object`, and counted in
+    /// Registers C's object for the engine's queue `number`. Delivered events are counted in
     /// `events`.
-    pub(crate) fn add(&self, number: u32, object: *mut ibv_cq, events: &Arc<Unacknowledged>) {
+    pub(crate) fn add(&self, number: u32, object: *mut ibv_cq, events: &Arc<UnacknowledgedEvents>) {
         self.queues.lock().insert(number, ArmedQueue { object, events: Arc::clone(events) });
     }
 
-    /// No event about `queue` is given to C from now on.
+    /// Removes a queue. No event of it is delivered to C afterwards.
     pub(crate) fn remove(&self, queue: &Arc<uiw_verbs::Cq>) {
         self.queues.lock().remove(&queue.num());
         self.engine.forget(queue);
     }
 
-    /// The queue of the oldest event, counted as delivered; the engine may be driven for one.
-    /// Events of destroyed queues are skipped.
+    /// Returns the queue of the oldest event, and counts the event as delivered. May drive the
+    /// engine. Events of destroyed queues are skipped.
     fn try_get(&self, has_token: bool) -> Option<*mut ibv_cq> {
         let mut event = if has_token { self.engine.pop_with_token() } else { self.engine.try_pop() };
         loop {
@@ -93,8 +96,8 @@ impl CompEvents {
         }
     }
 
-    /// Counted under the lock: a queue leaves the table before its destruction waits for delivered
-    /// events.
+    /// Counts the event while the table is locked, because a queue is removed from the table before
+    /// its destruction waits for delivered events.
     fn deliver(&self, cq: Option<Arc<uiw_verbs::Cq>>) -> Option<*mut ibv_cq> {
         let number = cq?.num();
         let queues = self.queues.lock();
@@ -110,9 +113,9 @@ impl Body for CompChannel {
     const KIND: u32 = 0x7569_6306;
 }
 
-/// Time for which a waiting thread drives the engine itself before it sleeps in the channel's
-/// semaphore and leaves driving to the background thread. Only the read of that is a cancellation
-/// point and is ended by signals.
+/// Time for which a waiting thread drives the engine itself. Then it sleeps in `read` on the
+/// channel's semaphore and leaves the engine to the background thread. Only this `read` is a
+/// cancellation point and can be interrupted by signals.
 const DRIVE: Duration = Duration::from_millis(5);
 
 /// `ibv_create_comp_channel`.
@@ -121,7 +124,7 @@ pub extern "C" fn ibv_create_comp_channel(context: Handle<'_, OpenContext>) -> *
 }
 
 impl CompChannel {
-    /// Makes a channel of the context, and returns C's pointer.
+    /// Creates a channel of the context, and returns C's pointer to it.
     ///
     /// # Errors
     /// EMFILE.
@@ -135,7 +138,7 @@ impl CompChannel {
     }
 }
 
-/// `ibv_destroy_comp_channel`; EBUSY while a queue uses it.
+/// `ibv_destroy_comp_channel`: returns EBUSY while a queue uses the channel.
 pub extern "C" fn ibv_destroy_comp_channel(channel: OwnedHandle<'_, CompChannel>) -> c_int {
     boundary::code(|| {
         channel.destroy(|channel| match channel.users.any() {
@@ -145,13 +148,13 @@ pub extern "C" fn ibv_destroy_comp_channel(channel: OwnedHandle<'_, CompChannel>
     })
 }
 
-/// `ibv_get_cq_event`: waits unless the program made the descriptor non-blocking.
+/// `ibv_get_cq_event`: waits for an event unless the program made the descriptor non-blocking.
 pub extern "C-unwind" fn ibv_get_cq_event(
     channel: Handle<'_, CompChannel>,
     cq: OutPtr<'_, *mut ibv_cq>,
     cq_context: OutPtr<'_, *mut c_void>,
 ) -> c_int {
-    // SAFETY: nothing in this frame has a destructor, and C is the caller.
+    // SAFETY: this frame holds nothing with a destructor, and its caller is C.
     let taken = unsafe { take_event(|has_token| attempt(channel, has_token, &cq, &cq_context)) };
     let Some(found) = taken else { return -1 };
     // SAFETY: `ibv_destroy_cq` waits until the program has acknowledged the event that was just
@@ -172,7 +175,7 @@ fn attempt(
     let taken = match object.events.try_get(has_token) {
         None if is_nonblocking(fd) => return Err(Errno::AGAIN),
         None => {
-            let held = signals::hold();
+            let held = signals::block_all();
             let found = object.get_driving();
             if found.is_none() && held.interrupts() {
                 return Err(Errno::INTR);
@@ -188,7 +191,8 @@ fn attempt(
 }
 
 impl CompChannel {
-    /// Like [`CompEvents::try_get`]; drives the engine for [`DRIVE`] while there is none.
+    /// Like [`CompEvents::try_get`], but drives the engine for up to [`DRIVE`] until there is an
+    /// event.
     fn get_driving(&self) -> Option<*mut ibv_cq> {
         let deadline = Instant::now() + DRIVE;
         loop {

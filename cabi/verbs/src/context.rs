@@ -1,4 +1,5 @@
-//! Open devices. Every context is a view of the one engine, with asynchronous events of its own.
+//! Contexts of open devices. Every context is a view of the one engine, with its own asynchronous
+//! events.
 
 use crate::device::Device;
 use crate::device_events;
@@ -17,77 +18,80 @@ use uiw_cabi_core::errno::Errno;
 use uiw_cabi_core::object::{self, Body, Object};
 use uiw_cabi_core::persona::Persona;
 use uiw_cabi_core::settings::Settings;
-use uiw_cabi_core::users::Unacknowledged;
+use uiw_cabi_core::users::UnacknowledgedEvents;
 
-/// State shared by a context and everything made in it.
+/// State shared by a context and all objects created in it.
 pub struct Context {
-    /// Device.
+    /// Device of the context.
     pub device: &'static Device,
-    /// The engine, as this context's own view.
+    /// View of the engine that belongs to this context.
     pub engine: uiw_verbs::Device,
-    /// The kind of device that the program sees.
+    /// Kind of device that the program sees.
     pub persona: Persona,
-    /// `cmd_fd`: programs take it for the kernel's descriptor of the context, and may duplicate it;
-    /// it has no function.
+    /// `cmd_fd`, which programs take for the kernel's descriptor of the context, and may duplicate.
+    /// It has no function.
     _command: OwnedFd,
-    /// Objects that events are about.
-    pub(crate) numbers: Mutex<Numbers>,
+    /// Objects that asynchronous events can concern.
+    pub(crate) numbers: Mutex<NumberedObjects>,
 }
 
-/// C's objects by the engine's numbers. An asynchronous event is counted as delivered under the
-/// lock that its object was found under; an object is removed from here before its destruction
-/// waits for delivered events.
+/// C's objects by the engine's numbers.
 ///
-/// One lock a context: it is held for look-ups alone, and messages and completion events do not use
-/// it.
+/// When an object is looked up for an asynchronous event, the event is counted as delivered under
+/// the same lock. An object is removed from these tables before its destruction waits for delivered
+/// events.
+///
+/// Each context has one such lock. It is held only for look-ups, and is not used for messages and
+/// completion events.
 #[derive(Default)]
-pub(crate) struct Numbers {
+pub(crate) struct NumberedObjects {
     pub(crate) cqs: HashMap<u32, NumberedObject<ibv_cq>>,
     pub(crate) qps: HashMap<u32, NumberedObject<ibv_qp>>,
     pub(crate) srqs: HashMap<u32, NumberedObject<ibv_srq>>,
 }
 
-/// An object of C's, with its count of delivered asynchronous events.
+/// Object of C, with its count of delivered asynchronous events.
 pub(crate) struct NumberedObject<T> {
     object: *mut T,
-    events: Arc<Unacknowledged>,
+    events: Arc<UnacknowledgedEvents>,
 }
 
 impl<T> NumberedObject<T> {
-    pub(crate) fn new(object: *mut T, events: &Arc<Unacknowledged>) -> Self {
+    pub(crate) fn new(object: *mut T, events: &Arc<UnacknowledgedEvents>) -> Self {
         Self { object, events: Arc::clone(events) }
     }
 
-    /// C's pointer, which is used under the lock of the table, or by a caller that otherwise
-    /// ensures that the object stays.
+    /// Returns C's pointer. It may be used while the table is locked, or if the caller ensures in
+    /// another way that the object is not destroyed.
     pub(crate) fn object(&self) -> *mut T {
         self.object
     }
 
-    /// C's pointer; one more event about the object is delivered, and the object stays until it is
-    /// acknowledged.
+    /// Returns C's pointer, and counts one more delivered event. The object is not destroyed until
+    /// the event is acknowledged.
     pub(crate) fn deliver(&self) -> *mut T {
         self.events.deliver();
         self.object
     }
 }
 
-// SAFETY: the pointers are used under the lock, and objects leave the maps before they are freed.
-unsafe impl Send for Numbers {}
+// SAFETY: the pointers are used under the lock, and objects are removed from the maps before they
+// are freed.
+unsafe impl Send for NumberedObjects {}
 
-/// A context as C holds it: objects made in it keep what they need of it.
+/// Context that C refers to. Objects created in it keep the [`Context`].
 pub struct OpenContext(Arc<Context>);
 
 impl Body for OpenContext {
     type Abi = verbs_context;
-    /// The tail of the `verbs_context`.
+    /// Last part of the `verbs_context`.
     type C = ibv_context;
     const OFFSET: usize = offset_of!(verbs_context, context);
     const KIND: u32 = 0x7569_6301;
 }
 
 impl OpenContext {
-    /// Returns the reference to the context that objects made in it keep.
+    /// Returns a reference to the context, for objects created in it.
     pub(crate) fn share(&self) -> Arc<Context> {
         Arc::clone(&self.0)
     }
@@ -102,11 +106,11 @@ impl Deref for OpenContext {
 }
 
 impl Context {
-    /// A new context of `device` on `engine`. `abi` is C's structure as far as the caller fills it;
-    /// the device's pointer and the descriptors are filled here.
+    /// Creates a context of `device` on `engine`. The caller has filled `abi` except for the
+    /// device's pointer and the descriptors.
     ///
     /// # Errors
-    /// EINVAL when an environment variable has a bad value, EMFILE.
+    /// EINVAL if an environment variable has an invalid value, EMFILE.
     pub(crate) fn create(
         device: &'static Device,
         engine: &uiw_verbs::Device,
@@ -130,7 +134,8 @@ fn empty_descriptor() -> Result<OwnedFd> {
     Ok(made.inspect_err(|error| denied::report("opening a device", error))?)
 }
 
-/// Returns whether an open context of ours, which C's pointer names by its tail, is at `address`.
-pub(crate) fn lives(address: usize) -> bool {
-    object::lives(address.wrapping_sub(OpenContext::OFFSET), OpenContext::KIND)
+/// Returns whether one of our open contexts is at `address`, which is C's pointer to the last part
+/// of the context.
+pub(crate) fn is_alive(address: usize) -> bool {
+    object::is_alive(address.wrapping_sub(OpenContext::OFFSET), OpenContext::KIND)
 }

@@ -15,28 +15,29 @@ use uiw_cabi_core::arguments::{ArrayMutPtr, Count, Handle, OwnedHandle, TableHan
 use uiw_cabi_core::boundary::{self, Result};
 use uiw_cabi_core::errno::Errno;
 use uiw_cabi_core::object::{Body, Object};
-use uiw_cabi_core::users::{Unacknowledged, UserToken, Users};
+use uiw_cabi_core::users::{UnacknowledgedEvents, UserToken, Users};
 use uiw_verbs::{Arm, AsyncEvent, CqConfig, Wc, WcOpcode};
 
-/// A queue as C holds it.
+/// Completion queue that C refers to.
 pub struct Cq {
     pub(crate) context: Arc<Context>,
-    /// The engine's.
+    /// Queue of the engine.
     pub engine: Arc<uiw_verbs::Cq>,
     channel: Option<Arc<CompEvents>>,
     _in_channel: Option<UserToken>,
-    /// Queue pairs that complete here.
+    /// Queue pairs whose requests complete here.
     pub users: Users,
-    /// Completion events that the program holds.
-    pub events: Arc<Unacknowledged>,
-    /// Asynchronous events that the program holds.
-    pub async_events: Arc<Unacknowledged>,
+    /// Completion events that were delivered and not acknowledged yet.
+    pub events: Arc<UnacknowledgedEvents>,
+    /// Asynchronous events that were delivered and not acknowledged yet.
+    pub async_events: Arc<UnacknowledgedEvents>,
     pub(crate) cursor: CallLock<Cursor>,
-    /// Polls that found nothing since the last one that found something.
+    /// Number of polls since the last one that returned a completion.
     empty_polls: AtomicU32,
 }
 
-/// Empty polls in a row before a thread calls `sched_yield`: some microseconds.
+/// Number of successive empty polls before a thread calls `sched_yield`. These polls take some
+/// microseconds.
 const POLLS_BEFORE_YIELD: u32 = 32;
 
 impl Body for Cq {
@@ -47,23 +48,23 @@ impl Body for Cq {
 
 /// Attributes of a new queue.
 pub struct CqInit<'a> {
-    /// Completions it holds.
+    /// Capacity in completions.
     pub depth: u32,
-    /// The program's own.
+    /// Value that the program associates with the queue.
     pub cq_context: *mut c_void,
-    /// The channel of its events.
+    /// Channel for completion events.
     pub channel: Option<&'a Object<CompChannel>>,
-    /// 0: the engine chooses the shard of the connections whose receives complete here; another one
-    /// names it, counted from 1.
+    /// 0 if the engine chooses the shard of the connections whose receives complete here, otherwise
+    /// the number of the shard, counted from 1.
     pub vector: u32,
-    /// True if completions carry the time.
+    /// True if completions contain a timestamp.
     pub timestamps: bool,
 }
 
-/// Makes a queue, whose structure `fill` changes before C has it.
+/// Creates a queue. `fill` completes C's structure before the program gets it.
 ///
 /// # Errors
-/// EINVAL for invalid values and for more than the device can.
+/// EINVAL for values that are invalid or exceed the limits of the device.
 pub fn create(
     open: &Object<OpenContext>,
     init: &CqInit<'_>,
@@ -71,7 +72,7 @@ pub fn create(
 ) -> Result<*mut ibv_cq> {
     let shard = match (init.vector as usize).checked_sub(1) {
         Some(shard) if shard >= open.engine.shards() => {
-            return Err(Errno::INVAL.because("a completion vector that the context does not have"));
+            return Err(Errno::INVAL.because("the context has no such completion vector"));
         }
         shard => shard,
     };
@@ -137,37 +138,39 @@ pub extern "C" fn ibv_resize_cq(cq: Handle<'_, Cq>, cqe: c_int) -> c_int {
     })
 }
 
-/// `ibv_destroy_cq`: waits until every delivered event is acknowledged; EBUSY while queue pairs use
-/// it.
+/// `ibv_destroy_cq`: waits until every delivered event is acknowledged. Returns EBUSY while queue
+/// pairs use the queue.
 pub extern "C" fn ibv_destroy_cq(cq: OwnedHandle<'_, Cq>) -> c_int {
     boundary::code(|| cq.destroy(|cq| cq.leave()))
 }
 
 impl Cq {
-    /// Yields the processor before a poll if many polls in a row found nothing, because the threads
-    /// that the program waits for may need it. The queue is looked at after the yield: a program
-    /// that checks for `RDMA_CM_EVENT_DISCONNECTED` after an empty poll would otherwise destroy its
-    /// queue pair, and with it the completions that came during the yield.
+    /// Yields the processor before a poll if many successive polls were empty, because the threads
+    /// for which the program waits may need it. The poll comes after the yield. Otherwise a program
+    /// that checks for `RDMA_CM_EVENT_DISCONNECTED` after an empty poll would destroy its queue
+    /// pair, and with it the completions that arrived during the yield.
     pub(crate) fn yield_before_poll(&self) {
         if self.empty_polls.load(Ordering::Relaxed) >= POLLS_BEFORE_YIELD && self.engine.is_empty() {
             thread::yield_now();
         }
     }
 
-    /// Counts polls in a row that found nothing.
+    /// Counts successive empty polls.
     pub(crate) fn note_poll(&self, taken: usize) {
         if taken > 0 {
             self.empty_polls.store(0, Ordering::Relaxed);
             return;
         }
-        // Not exact if several threads poll; an atomic read-modify-write is not needed for that.
+        // The count is approximate if several threads poll, so an atomic read-modify-write is not
+        // needed.
         let empty = self.empty_polls.load(Ordering::Relaxed);
         if empty < POLLS_BEFORE_YIELD {
             self.empty_polls.store(empty + 1, Ordering::Relaxed);
         }
     }
 
-    /// Removes the queue: no event names it from then on, and the program holds none.
+    /// Unregisters the queue: no event refers to it afterwards, and the program has acknowledged
+    /// all delivered events.
     fn leave(&self) -> Result<()> {
         if self.users.any() {
             return Err(Errno::BUSY.because("queue pairs use the completion queue"));
@@ -189,7 +192,8 @@ impl Cq {
 pub extern "C" fn ibv_ack_cq_events(cq: Handle<'_, Cq>, events: c_uint) {
     boundary::value_fast((), || {
         let cq = cq.get()?;
-        // Not exact where several threads acknowledge: the field is only shown.
+        // The field is only informative, so it may be approximate if several threads acknowledge
+        // events.
         let before = cq.abi.get(|abi| &abi.cq.comp_events_completed);
         cq.abi.set(|abi| &abi.cq.comp_events_completed, before.wrapping_add(events));
         cq.events.acknowledge(events);
@@ -209,7 +213,7 @@ pub extern "C" fn req_notify_cq(cq: TableHandle<'_, Cq>, solicited: c_int) -> c_
     })
 }
 
-/// `ibv_poll_cq`: the number of completions, or a negative number.
+/// `ibv_poll_cq`: returns the number of completions, or a negative number.
 pub extern "C" fn poll_cq<'a>(
     cq: TableHandle<'_, Cq>,
     max: Count<'a, c_int>,
@@ -224,7 +228,7 @@ pub extern "C" fn poll_cq<'a>(
         cq.yield_before_poll();
         let mut to = room.as_mut_ptr().cast::<ibv_wc>();
         let taken = cq.engine.poll_with(room.len(), |completion| {
-            // SAFETY: the engine calls this at most once for each element of the room.
+            // SAFETY: the engine calls this at most once for each element of the memory.
             unsafe {
                 to.write(convert(&completion));
                 to = to.add(1);
@@ -235,7 +239,7 @@ pub extern "C" fn poll_cq<'a>(
     })
 }
 
-/// A completion as C's.
+/// Converts a completion to C's representation.
 pub(crate) fn convert(wc: &Wc) -> ibv_wc {
     let (imm, wc_flags) = imm_and_flags(wc);
     ibv_wc {
@@ -255,16 +259,18 @@ pub(crate) fn convert(wc: &Wc) -> ibv_wc {
     }
 }
 
-/// `ibv_wc_opcode`: the engine's numbers are C's, where C has one.
+/// Returns the `ibv_wc_opcode`. The engine's numbers are those of C, except for operations that C
+/// does not have.
 pub(crate) fn opcode(wc: &Wc) -> c_int {
     match wc.opcode {
-        // No verb of C's fast-registers.
+        // C has no verb for fast registration.
         WcOpcode::FastRegister => WcOpcode::LocalInvalidate as c_int,
         opcode => opcode as c_int,
     }
 }
 
-/// The immediate as it came, in network order; or the key that the peer invalidated.
+/// Returns the immediate as received, in network byte order, or the key that the peer has
+/// invalidated, with the flag that distinguishes the two.
 pub(crate) fn imm_and_flags(wc: &Wc) -> (u32, c_uint) {
     let grh = if wc.datagram_from.is_some() { IBV_WC_GRH } else { 0 };
     match (wc.imm, wc.invalidated) {

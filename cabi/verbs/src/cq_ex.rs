@@ -1,4 +1,4 @@
-//! Completion queues that are read field by field.
+//! Completion queues whose completions are read field by field.
 
 use crate::call_lock::{BatchHandle, Batched, CallLock};
 use crate::clock::{monotonic_ns, realtime_ns};
@@ -25,7 +25,7 @@ pub(crate) extern "C" fn create_cq_ex(
             flags::IBV_WC_EX_WITH_COMPLETION_TIMESTAMP | flags::IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK;
         let masks = flags::IBV_CQ_INIT_ATTR_MASK_FLAGS | flags::IBV_CQ_INIT_ATTR_MASK_PD;
         if given.comp_mask & !masks != 0 {
-            return Err(Errno::INVAL.because("attributes that are not known (comp_mask)"));
+            return Err(Errno::INVAL.because("unknown attributes (comp_mask)"));
         }
         let known = flags::IBV_CREATE_CQ_ATTR_SINGLE_THREADED | flags::IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN;
         let asked = given.comp_mask & flags::IBV_CQ_INIT_ATTR_MASK_FLAGS != 0;
@@ -33,7 +33,7 @@ pub(crate) extern "C" fn create_cq_ex(
             || given.wc_flags & !(flags::IBV_WC_STANDARD_FLAGS | timestamps) != 0
         {
             return Err(
-                Errno::UNSUPPORTED.because("completion fields that are not offered (wc_flags, flags)")
+                Errno::UNSUPPORTED.because("completion fields that are not supported (wc_flags, flags)")
             );
         }
         let context = context.get()?;
@@ -75,7 +75,7 @@ impl Batched for Cq {
     }
 }
 
-/// `ibv_start_poll`: 0, or ENOENT when nothing has completed.
+/// `ibv_start_poll`: returns 0, or ENOENT if there is no completion.
 extern "C" fn start_poll(cq: TableHandle<'_, Cq, ibv_cq_ex>, attr: InPtr<'_, ibv_poll_cq_attr>) -> c_int {
     boundary::code_fast(|| {
         let cq = cq.get()?;
@@ -84,8 +84,8 @@ extern "C" fn start_poll(cq: TableHandle<'_, Cq, ibv_cq_ex>, attr: InPtr<'_, ibv
         }
         let mut cursor = cq.cursor.lock();
         take(cq, &mut cursor)?;
-        cursor.left = Some(cq.engine.len());
-        // Until `ibv_end_poll`.
+        cursor.remaining = Some(cq.engine.len());
+        // The lock is kept until `ibv_end_poll`.
         std::mem::forget(cursor);
         Ok(())
     })
@@ -103,7 +103,7 @@ extern "C" fn end_poll(cq: BatchHandle<'_, Cq>) {
     boundary::value_fast((), || cq.unlock());
 }
 
-/// Takes the next completion.
+/// Takes the next completion from the queue.
 fn take(cq: &Object<Cq>, cursor: &mut Cursor) -> Result<()> {
     cq.yield_before_poll();
     let mut next = None;
@@ -116,7 +116,7 @@ fn take(cq: &Object<Cq>, cursor: &mut Cursor) -> Result<()> {
     Ok(())
 }
 
-/// A field of the completion that is being read.
+/// Returns a field of the completion that is being read.
 #[inline]
 fn field<T: Default>(mut cq: BatchHandle<'_, Cq>, read: impl FnOnce(&Wc) -> T) -> T {
     boundary::value_fast(T::default(), || {

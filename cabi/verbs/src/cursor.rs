@@ -1,23 +1,23 @@
-//! The completion of a queue that a program reads field by field.
+//! Completion of a queue that a program reads field by field.
 
 use uiw_verbs::Wc;
 
-/// The completion that a program reads.
+/// Completion that the program is reading, and the rest of its batch.
 #[derive(Default)]
 pub(crate) struct Cursor {
     pub(crate) wc: Option<Wc>,
-    /// Completions that were in the queue when the batch began and are still there; `None` once the
-    /// program has been told that the batch is at its end.
-    pub(crate) left: Option<usize>,
+    /// Number of completions of the batch that are still in the queue. `None` after the program was
+    /// told that the batch has ended.
+    pub(crate) remaining: Option<usize>,
 }
 
 impl Cursor {
-    /// Counts a completion of the batch. False once when the batch is at its end: completions that
-    /// are added while a program handles the batch have an event of their own, and a program that
-    /// sleeps for it after the batch must find them in the queue then.
+    /// Counts a completion of the batch. Returns false once at the end of the batch. Completions
+    /// that are added while the program handles the batch raise their own event. A program that
+    /// waits for that event after the batch must find them in the queue.
     pub(crate) fn continues(&mut self) -> bool {
-        let continues = self.left != Some(0);
-        self.left = self.left.and_then(|left| left.checked_sub(1));
+        let continues = self.remaining != Some(0);
+        self.remaining = self.remaining.and_then(|remaining| remaining.checked_sub(1));
         continues
     }
 }

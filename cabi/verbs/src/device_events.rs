@@ -1,5 +1,5 @@
-//! Events about a device as a whole: its link, its addresses, its end. A thread sleeps until the
-//! kernel announces a change of a network interface; it has no time-out.
+//! Events that concern a whole device: changes of its link or addresses, and its removal. A thread
+//! sleeps, without a time-out, until the kernel announces a change of a network interface.
 //!
 //! | change of the interface | asynchronous event of each context | event of each rdma_cm id of the device |
 //! |---|---|---|
@@ -9,37 +9,38 @@
 //! | hardware address | | ADDR_CHANGE |
 //! | gone, or renamed | DEVICE_FATAL | DEVICE_REMOVAL, once |
 //!
-//! Connections go on: TCP decides how long.
+//! Connections continue; TCP decides for how long.
 
 use crate::context::Context;
 use once_cell::race::OnceBox;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::{Arc, Weak};
-use uiw_cabi_core::fork::{ForkSafe, Forked};
-use uiw_cabi_core::inherited::Member;
+use uiw_cabi_core::fork::{ForkSafe, ForkState};
+use uiw_cabi_core::inherited::InheritableSocket;
 use uiw_cabi_core::stack;
 use uiw_llp::{InterfaceChange, InterfaceMonitor};
 use uiw_verbs::AsyncEvent;
 use uiw_verbs::integration::spawn_thread;
 
-/// Most events of a context that the program has not read, as far as they are about the device: the
-/// oldest are dropped then.
+/// Maximum number of unread device events of a context. If there are more, the oldest ones are
+/// dropped.
 const MAX_UNREAD: usize = 64;
 
-/// The open contexts, and the thread that raises their events.
+/// Open contexts, and the thread that raises their events.
 struct DeviceEvents {
-    /// The thread was started, or cannot be.
+    /// True if the thread was started, or cannot be started.
     is_started: bool,
-    /// The socket that the thread sleeps in.
-    socket: Option<Member>,
+    /// Socket in which the thread sleeps.
+    socket: Option<InheritableSocket>,
     contexts: Vec<Weak<Context>>,
 }
 
-impl Forked for DeviceEvents {
+impl ForkState for DeviceEvents {
     const NEW: Self = Self { is_started: false, socket: None, contexts: Vec::new() };
 
-    /// The thread is the parent's. The child starts one when it opens a device.
+    /// The thread exists only in the parent. The child starts its own thread when it opens a
+    /// device.
     fn in_child(&mut self) {
         let parents = std::mem::replace(self, Self::NEW);
         if let Some(socket) = parents.socket {
@@ -54,32 +55,32 @@ static DEVICE_EVENTS: ForkSafe<DeviceEvents> = ForkSafe::new();
 /// Change of a device that concerns the connection manager.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeviceChange {
-    /// The hardware address of its network device is another one.
+    /// The hardware address of the network device has changed.
     HardwareAddress,
-    /// The network device is gone, or has another name.
+    /// The network device is gone or was renamed.
     Removed,
 }
 
-/// Function that is called with the name of the network device.
+/// Function that is called with the name of the network device and the change.
 type Observer = fn(&str, DeviceChange);
 
 static OBSERVER: OnceBox<Observer> = OnceBox::new();
 
-/// Calls `observer` after each [`DeviceChange`], from the thread that watches the network
-/// interfaces. The first observer stays.
+/// Registers `observer`, which is called after each [`DeviceChange`] on the thread that watches the
+/// network interfaces. Only the first observer is used.
 pub fn observe(observer: Observer) {
     OBSERVER.get_or_init(|| Box::new(observer));
 }
 
-/// Raises events about the device of a new context.
+/// Starts to raise device events for a new context.
 pub(crate) fn add(context: &Arc<Context>) {
     let mut events = DEVICE_EVENTS.write();
     if !std::mem::replace(&mut events.is_started, true) {
-        // Under the lock, once in a process: no change is missed by a context of another thread
-        // that is opened meanwhile.
+        // The thread is started under the lock, once per process, so that contexts which other
+        // threads open meanwhile miss no change.
         events.socket = start()
             .inspect_err(|error| {
-                tracing::info!(%error, "changes of network interfaces cannot be watched: there are no events about ports and devices");
+                tracing::info!(%error, "changes of network interfaces cannot be watched: events about ports and devices are not reported");
             })
             .ok()
             .flatten();
@@ -88,9 +89,9 @@ pub(crate) fn add(context: &Arc<Context>) {
     events.contexts.push(Arc::downgrade(context));
 }
 
-fn start() -> io::Result<Option<Member>> {
+fn start() -> io::Result<Option<InheritableSocket>> {
     let mut monitor = InterfaceMonitor::new()?;
-    let socket = Member::of(monitor.socket().as_raw_fd());
+    let socket = InheritableSocket::from_fd(monitor.socket().as_raw_fd());
     let run = move || {
         let error = loop {
             match monitor.wait() {
@@ -98,10 +99,10 @@ fn start() -> io::Result<Option<Member>> {
                 Err(error) => break error,
             }
         };
-        tracing::info!(%error, "changes of network interfaces are not watched any more");
+        tracing::info!(%error, "changes of network interfaces are no longer watched");
         DEVICE_EVENTS.write().socket = None;
-        // A program that has closed every descriptor may have another file under the number.
-        if !socket.is_some_and(Member::is_open) {
+        // If the program has closed every descriptor, the number may refer to another file now.
+        if !socket.is_some_and(InheritableSocket::is_open) {
             std::mem::forget(monitor);
         }
     };
@@ -123,8 +124,8 @@ fn report(name: &str, change: InterfaceChange) {
     let event = match change {
         InterfaceChange::Down => Some(AsyncEvent::PortError),
         InterfaceChange::Up => Some(AsyncEvent::PortActive),
-        // A TCP in this process has addresses of its own.
-        InterfaceChange::Addresses => (!stack::is_own()).then_some(AsyncEvent::GidChange),
+        // A TCP in this process has its own addresses.
+        InterfaceChange::Addresses => (!stack::is_in_process()).then_some(AsyncEvent::GidChange),
         InterfaceChange::Removed => Some(AsyncEvent::DeviceFatal),
         InterfaceChange::HardwareAddress => None,
     };
@@ -141,7 +142,8 @@ fn report(name: &str, change: InterfaceChange) {
     }
 }
 
-/// Adds an event to those of a context. A program that reads none keeps a bounded number.
+/// Queues an event for a context. The number of queued events is limited, because the program may
+/// never read them.
 fn raise(context: &Context, event: &AsyncEvent) {
     let queue = context.engine.async_events();
     if queue.len() >= MAX_UNREAD {

@@ -1,9 +1,9 @@
-//! Memory of a DMA-buf: a buffer of another device that a processor can map, as those of udmabuf,
-//! of DMA heaps and of most display drivers.
+//! Memory of a DMA-buf: a buffer of another device that the CPU can map. Examples are the buffers
+//! of udmabuf, of DMA heaps and of most display drivers.
 
 use crate::fault_handler;
 use crate::mapping::{RegisteredRange, page_size};
-use crate::mr::{self, Place};
+use crate::mr::{self, RegionBounds};
 use crate::pd::Pd;
 use std::ffi::{c_int, c_uint, c_ulong, c_void};
 use std::fs::File;
@@ -20,37 +20,37 @@ use uiw_verbs::{Access, Memory};
 
 /// Magic number that statfs(2) returns for a DMA-buf (`linux/magic.h`).
 const MAGIC: i64 = 0x444d_4142;
-/// `DMA_BUF_IOCTL_SYNC`, and what it takes (`linux/dma-buf.h`).
+/// Request `DMA_BUF_IOCTL_SYNC` (`linux/dma-buf.h`). Its flags follow.
 const SYNC: c_ulong = 0x4008_6200;
 const SYNC_READ_WRITE: u64 = 3;
 const SYNC_END: u64 = 1 << 2;
 
-/// A part of a DMA-buf that is mapped, and that processors may access: between the two ends of
-/// `DMA_BUF_IOCTL_SYNC`.
+/// Mapped part of a DMA-buf. The CPU may access it, because the value is created by starting an
+/// access with `DMA_BUF_IOCTL_SYNC`, and ends it on drop.
 struct MappedPart {
     file: File,
     at: *mut c_void,
     len: usize,
 }
 
-// SAFETY: only `drop` uses the address, to unmap it; the bytes are accessed through the region that
-// owns the value.
+// SAFETY: only `drop` uses the address, to unmap the memory. The bytes are accessed through the
+// region that owns this value.
 unsafe impl Send for MappedPart {}
 
 impl Drop for MappedPart {
     fn drop(&mut self) {
         if let Err(error) = sync(self.file.as_raw_fd(), SYNC_READ_WRITE | SYNC_END) {
-            tracing::warn!(%error, "DMA_BUF_IOCTL_SYNC: the device may not see what was written");
+            tracing::warn!(%error, "DMA_BUF_IOCTL_SYNC: the device may not see the written data");
         }
-        // SAFETY: `memory` has mapped it with this length, and the region that owns this value is
-        // deregistered.
+        // SAFETY: `map` mapped the memory with this length, and the region that owns this value
+        // is deregistered.
         unsafe { libc::munmap(self.at, self.len) };
     }
 }
 
 fn sync(fd: RawFd, what: u64) -> Result<()> {
     loop {
-        // SAFETY: the request reads a number of 64 bits, which is there during the call.
+        // SAFETY: the request reads a 64-bit number, which is valid during the call.
         if unsafe { libc::ioctl(fd, SYNC, &raw const what) } == 0 {
             return Ok(());
         }
@@ -61,55 +61,60 @@ fn sync(fd: RawFd, what: u64) -> Result<()> {
     }
 }
 
-/// Bytes of a DMA-buf.
+/// Returns querying the size of a DMA-buf failed in bytes.
 ///
 /// # Errors
-/// EINVAL for another file.
+/// EINVAL for any other file.
 fn size(file: &File) -> Result<u64> {
     let mut stat: libc::statfs = zeroed();
-    // SAFETY: there is room for the structure.
+    // SAFETY: `stat` has room for the structure.
     if unsafe { libc::fstatfs(file.as_raw_fd(), &raw mut stat) } != 0 {
-        return Err(Errno::last().because("the kind of a DMA-buf"));
+        return Err(Errno::last().because("querying the type of a DMA-buf failed"));
     }
     if stat.f_type != MAGIC {
-        return Err(Errno::INVAL.because("a descriptor of no DMA-buf"));
+        return Err(Errno::INVAL.because("the descriptor is not a DMA-buf"));
     }
-    // A DMA-buf has no position; its end says how long it is.
+    // A DMA-buf has no position, but seeking to its end returns its size.
     let mut file = file;
-    file.seek(SeekFrom::End(0)).map_err(|error| Errno::from(error).because("the size of a DMA-buf"))
+    file.seek(SeekFrom::End(0))
+        .map_err(|error| Errno::from(error).because("querying the size of a DMA-buf failed"))
 }
 
-/// Another descriptor of the program's file.
+/// Duplicates a descriptor of the program.
 ///
 /// # Errors
-/// EBADF, EMFILE
+/// EBADF, EMFILE.
 fn duplicate(fd: RawFd) -> Result<File> {
     if fd < 0 {
-        return Err(Errno(libc::EBADF).because(format_args!("descriptor {fd} of a DMA-buf")));
+        return Err(
+            Errno(libc::EBADF).because(format_args!("duplicating descriptor {fd} of a DMA-buf failed"))
+        );
     }
-    // SAFETY: the program has the descriptor open during the call (ibv_reg_dmabuf_mr(3)).
+    // SAFETY: the program keeps the descriptor open during the call (ibv_reg_dmabuf_mr(3)).
     let own = unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned();
-    own.map(File::from)
-        .map_err(|error| Errno::from(error).because(format_args!("descriptor {fd} of a DMA-buf")))
+    own.map(File::from).map_err(|error| {
+        Errno::from(error).because(format_args!("duplicating descriptor {fd} of a DMA-buf failed"))
+    })
 }
 
-/// The `length` bytes from `offset` on, mapped until nothing stands on them.
+/// Maps `length` bytes from `offset` on. They stay mapped until the region is deregistered.
 ///
 /// # Errors
-/// Returns the errors of [`duplicate`] and [`size`]; EINVAL for bytes that it does not have,
-/// EOPNOTSUPP for one that a processor cannot map, EACCES for one that is not to be written.
-fn memory(fd: RawFd, offset: u64, length: usize, writable: bool) -> Result<Memory> {
+/// Returns the errors of [`duplicate`] and [`size`]; EINVAL if the DMA-buf does not contain these
+/// bytes, EOPNOTSUPP if the CPU cannot map it, EACCES if it is not writable but must be.
+fn map(fd: RawFd, offset: u64, length: usize, writable: bool) -> Result<Memory> {
     let file = duplicate(fd)?;
     let size = size(&file)?;
     let len = offset.checked_add(length as u64).filter(|end| length > 0 && *end <= size);
     let (Some(Ok(len)), Ok(skip)) = (len.map(usize::try_from), usize::try_from(offset)) else {
         return Err(Errno::INVAL.because(format_args!(
-            "{length} bytes from {offset} on are none, or not inside of the DMA-buf of {size} bytes"
+            "{length} bytes from offset {offset} are empty or not inside the DMA-buf of {size} bytes"
         )));
     };
     let protection = libc::PROT_READ | if writable { libc::PROT_WRITE } else { 0 };
-    // From its beginning on: some drivers (Linux's DRM shmem helper) ignore the offset of a
-    // mapping. SAFETY: the kernel chooses an address where nothing is mapped.
+    // The DMA-buf is mapped from its beginning, because some drivers (Linux's DRM shmem helper)
+    // ignore the offset of a mapping. SAFETY: the kernel chooses an address where nothing is
+    // mapped.
     let at = unsafe { libc::mmap64(ptr::null_mut(), len, protection, libc::MAP_SHARED, file.as_raw_fd(), 0) };
     if at == libc::MAP_FAILED {
         return Err(not_mapped(fd, Errno::last()));
@@ -117,22 +122,22 @@ fn memory(fd: RawFd, offset: u64, length: usize, writable: bool) -> Result<Memor
     let mapped = MappedPart { file, at, len };
     sync(mapped.file.as_raw_fd(), SYNC_READ_WRITE)?;
     let first = at.cast::<u8>().wrapping_add(skip);
-    // SAFETY: the bytes stay mapped while `mapped` lives, and the program leaves those that its
-    // requests name to the device until they complete (ibv_post_send(3)).
+    // SAFETY: the bytes stay mapped while `mapped` lives, and the program does not access the bytes
+    // that its requests refer to until they complete (ibv_post_send(3)).
     Ok(unsafe { Memory::mapped(Box::new(mapped), first, length) })
 }
 
-/// Interprets the `errno` of a failed mapping: EACCES and ENOMEM are those of the program, others
-/// of a driver whose buffers no processor can map.
+/// Interprets the `errno` of a failed mapping. EACCES and ENOMEM are errors of the program; other
+/// errors mean that the CPU cannot map buffers of this driver.
 fn not_mapped(fd: RawFd, errno: Errno) -> Errno {
     if errno == Errno(libc::EACCES) || errno == Errno(libc::ENOMEM) {
         return errno.because(format_args!("mapping DMA-buf {fd}"));
     }
     tracing::warn!(fd, error = %errno, "a processor cannot map the DMA-buf: use a buffer of the host");
-    Errno::UNSUPPORTED.because("a DMA-buf that cannot be mapped")
+    Errno::UNSUPPORTED.because("the DMA-buf cannot be mapped")
 }
 
-/// Like [`ibv_reg_dmabuf_mr`].
+/// Registers part of a DMA-buf, like [`ibv_reg_dmabuf_mr`].
 pub(crate) fn register(
     domain: &Object<Pd>,
     (fd, offset): (RawFd, u64),
@@ -142,25 +147,25 @@ pub(crate) fn register(
 ) -> Result<*mut ibv_mr> {
     let rights = mr::access(access)?;
     if access & flags::IBV_ACCESS_ON_DEMAND != 0 || rights.contains(Access::ZERO_BASED) {
-        return Err(Errno::INVAL.because("a DMA-buf has neither on-demand paging nor a base of zero"));
+        return Err(Errno::INVAL.because("a DMA-buf supports neither on-demand paging nor a zero base"));
     }
-    // As the kernel, which maps whole pages.
+    // The kernel has the same restriction, because it maps whole pages.
     let page = page_size() as u64;
     if offset % page != iova % page {
         return Err(
-            Errno::INVAL.because(format_args!("{offset:#x} and {iova:#x} are not at one place of a page"))
+            Errno::INVAL.because(format_args!("{offset:#x} and {iova:#x} have different offsets in a page"))
         );
     }
     fault_handler::install();
-    let memory = memory(fd, offset, length, access & flags::IBV_ACCESS_WRITABLE != 0)?;
-    // rdma-core gives the offset as the address.
+    let memory = map(fd, offset, length, access & flags::IBV_ACCESS_WRITABLE != 0)?;
+    // rdma-core reports the offset as the address.
     let addr = ptr::without_provenance_mut(usize::try_from(offset).map_err(|_| Errno::INVAL.out_of_range())?);
-    let place = Place { addr, length, base: iova };
-    mr::add(domain, memory, RegisteredRange::on_demand(), place, rights)
+    let bounds = RegionBounds { addr, length, base: iova };
+    mr::add(domain, memory, RegisteredRange::on_demand(), bounds, rights)
 }
 
-/// `ibv_reg_dmabuf_mr`: `length` bytes from `offset` on of the DMA-buf `fd`, which begin at `iova`
-/// for peers and elements.
+/// `ibv_reg_dmabuf_mr`: registers `length` bytes from `offset` on of the DMA-buf `fd`. The region
+/// begins at `iova` for peers and in elements.
 pub extern "C" fn ibv_reg_dmabuf_mr(
     pd: Handle<'_, Pd>,
     offset: u64,

@@ -1,10 +1,10 @@
-//! The handler of SIGSEGV and SIGBUS: copies of registered memory that is not there any more end
-//! with an error.
+//! Handler of SIGSEGV and SIGBUS, which makes copies of registered memory end with an error if the
+//! memory is not mapped any more.
 //!
-//! The handler acts on the marked copies alone ([`uiw_mem::recover`]). Every other fault, and every
-//! signal that was sent, goes to the handler that the program has, or would have: `libibverbs.so.1`
-//! exports `sigaction` and `signal`, which remember the program's handler of these two signals
-//! here, and leave this one installed.
+//! The handler acts only on faults in the marked copy routines ([`uiw_mem::recover`]). Every other
+//! fault, and every signal that was sent, is passed to the program's handler or to the default
+//! action. To make this possible, `libibverbs.so.1` exports `sigaction` and `signal`, which store
+//! the program's handler of these two signals here and leave this handler installed.
 
 use std::cell::UnsafeCell;
 use std::ffi::{CStr, c_int, c_void};
@@ -15,18 +15,18 @@ use uiw_cabi_core::arguments::{InPtr, OutPtr, argument};
 use uiw_cabi_core::c_library::{NextFunction, PassedValue};
 use uiw_cabi_core::call;
 use uiw_cabi_core::errno::Errno;
-use uiw_cabi_core::fork::{ForkSafe, Forked, generation};
-use uiw_cabi_core::signals::{change_mask, hold, no_signals, without};
+use uiw_cabi_core::fork::{ForkSafe, ForkState, generation};
+use uiw_cabi_core::signals::{block_all, change_mask, no_signals, without};
 use uiw_mem::recover;
 
 type Action = libc::sigaction;
-/// `pthread_sigmask` or `sigprocmask`.
+/// Type of `pthread_sigmask` and `sigprocmask`.
 pub type ChangeMask =
     for<'a> extern "C" fn(c_int, InPtr<'a, libc::sigset_t>, OutPtr<'a, libc::sigset_t>) -> c_int;
 
-/// Action that the program has requested for one signal. Written under a lock; a handler may read
-/// at any time, without one, and what it reads stays valid until the program has changed its
-/// handler so many times more.
+/// Action that the program has requested for one signal. It is written under a lock. A signal
+/// handler may read it at any time, without the lock. The value that it reads stays valid until the
+/// program has changed its handler [`RequestedAction::KEPT`] more times.
 struct RequestedAction {
     actions: UnsafeCell<[Action; Self::KEPT]>,
     newest: AtomicUsize,
@@ -34,11 +34,11 @@ struct RequestedAction {
     locked: AtomicU32,
 }
 
-/// No generation: those are counted from 1.
+/// Unlocked. Generations are counted from 1.
 const FREE: u32 = 0;
 
-// SAFETY: a thread writes an action under the lock, in a place that is not the newest one, and
-// others read it once it is.
+// SAFETY: a thread writes an action under the lock, to an element that is not the newest one. Other
+// threads read the element only after it became the newest one.
 unsafe impl Sync for RequestedAction {}
 
 impl RequestedAction {
@@ -54,17 +54,17 @@ impl RequestedAction {
 
     fn get(&self) -> Action {
         let newest = self.newest.load(Ordering::Acquire);
-        // SAFETY: `set` writes an action before it makes it the newest, and writes to the place
-        // again only when the program has changed its handler so many times more. All bytes of the
-        // array are initialized.
+        // SAFETY: `replace` writes an action before it makes it the newest one, and writes to the
+        // same element again only after the program has changed its handler `KEPT` more times. All
+        // bytes of the array are initialized.
         unsafe { (*self.actions.get())[newest % Self::KEPT] }
     }
 
-    /// Replaces it, and returns what it was.
+    /// Replaces the action, and returns the previous one.
     fn replace(&self, action: Option<Action>) -> Action {
-        // A handler that interrupted this thread under the lock, and calls `sigaction`, would wait
-        // for it without end.
-        let held = hold();
+        // Signals are blocked, because a handler that interrupted this thread while it has the
+        // lock, and calls `sigaction`, would wait forever.
+        let held = block_all();
         self.lock();
         let old = self.get();
         if let Some(action) = action {
@@ -75,8 +75,8 @@ impl RequestedAction {
         old
     }
 
-    /// Waits for the lock. A thread of the parent process that had it when this process was forked
-    /// does not give it back here.
+    /// Waits for the lock. If a thread of the parent process had the lock when this process was
+    /// forked, it never unlocks it here, so the lock is taken over.
     fn lock(&self) {
         let this_process = generation();
         let mut holder = FREE;
@@ -90,8 +90,8 @@ impl RequestedAction {
 
     fn set(&self, action: Action) {
         let next = self.newest.load(Ordering::Relaxed).wrapping_add(1);
-        // SAFETY: this thread has the lock, or is the only one, and nothing reads the place, which
-        // is not the newest.
+        // SAFETY: this thread has the lock, or is the only one, and no other thread reads this
+        // element, because it is not the newest one.
         unsafe { (*self.actions.get())[next % Self::KEPT] = action };
         self.newest.store(next, Ordering::Release);
     }
@@ -109,7 +109,7 @@ fn wanted(signal: c_int) -> Option<&'static RequestedAction> {
     }
 }
 
-/// The C library's `sigaction`, also where this library exports one.
+/// The C library's `sigaction`, even if this library exports its own.
 struct SystemSigaction;
 
 // SAFETY: the declaration is that of sigaction(2).
@@ -117,44 +117,46 @@ unsafe impl NextFunction for SystemSigaction {
     const NAME: &CStr = c"sigaction";
     type Type = unsafe extern "C" fn(c_int, *const Action, *mut Action) -> c_int;
 
-    fn found() -> &'static AtomicUsize {
+    fn address_cell() -> &'static AtomicUsize {
         static FOUND: AtomicUsize = AtomicUsize::new(0);
         &FOUND
     }
 }
 
+/// Calls the C library's `sigaction`.
+///
 /// # Safety
-/// The arguments fulfil the requirements of sigaction(2).
+/// The arguments satisfy the requirements of sigaction(2).
 unsafe fn system_sigaction(signal: c_int, new: *const Action, old: *mut Action) -> c_int {
-    // Where there is none the C library is linked statically, and so is this one, which exports
-    // none.
+    // If there is no next function, the C library is linked statically. In that case this library
+    // is as well, and exports no `sigaction`.
     let sigaction = SystemSigaction::get().unwrap_or(libc::sigaction);
-    // SAFETY: the caller ensures what sigaction(2) asks.
+    // SAFETY: the caller ensures the requirements of sigaction(2).
     unsafe { sigaction(signal, new, old) }
 }
 
-/// Replaces the action of one of the two signals, if another one is given, and returns what it was.
-fn exchange(signal: c_int, new: Option<&Action>) -> Action {
+/// Sets the action of one of the two signals, if `new` is given, and returns the previous one.
+fn replace_action(signal: c_int, new: Option<&Action>) -> Action {
     let mut old: Action = zeroed();
-    // SAFETY: the actions are there; a new one is the default, or `on_fault`, which may be called
+    // SAFETY: the actions are valid. A new action is the default or `on_fault`, which may be called
     // at any time.
     unsafe { system_sigaction(signal, new.map_or(ptr::null(), ptr::from_ref), &raw mut old) };
     old
 }
 
-/// The handler is installed by one thread; a fork waits for it.
+/// State of the installation, which one thread makes. A fork waits for it.
 struct HandlerInstallation;
 
 static INSTALLATION: ForkSafe<HandlerInstallation> = ForkSafe::new();
 
-impl Forked for HandlerInstallation {
+impl ForkState for HandlerInstallation {
     const NEW: Self = Self;
 
-    /// A child has the handlers of its parent.
+    /// A child inherits the handlers of its parent.
     fn in_child(&mut self) {}
 }
 
-/// Installs the handler, once.
+/// Installs the handler at the first call.
 pub(crate) fn install() {
     if INSTALLED.load(Ordering::Acquire) {
         return;
@@ -168,39 +170,40 @@ pub(crate) fn install() {
     action.sa_sigaction = on_fault as *const () as usize;
     action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART;
     for (signal, wanted) in [(libc::SIGSEGV, &SEGV), (libc::SIGBUS, &BUS)] {
-        wanted.set(exchange(signal, None));
-        exchange(signal, Some(&action));
+        wanted.set(replace_action(signal, None));
+        replace_action(signal, Some(&action));
     }
     INSTALLED.store(true, Ordering::Release);
 }
 
 unsafe extern "C" fn on_fault(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
-    // A signal that was sent has a code that is not positive.
-    // SAFETY: the system gives a handler with SA_SIGINFO the information of the signal.
+    // A signal that was sent has a code that is not positive. SAFETY: the system passes the
+    // information of the signal to a handler with SA_SIGINFO.
     let sent = unsafe { (*info).si_code } <= 0;
-    // SAFETY: the system gives a handler with SA_SIGINFO the context that the signal interrupted.
+    // SAFETY: the system passes the interrupted context to a handler with SA_SIGINFO.
     if !sent && unsafe { recover::recover(context) } {
         return;
     }
     let errno = Errno::last();
     // SAFETY: the system has called this handler with these arguments.
-    unsafe { hand_on(signal, info, context, sent) };
+    unsafe { forward_signal(signal, info, context, sent) };
     errno.set();
 }
 
-/// Does what the program, or the system, does with the signal.
+/// Passes the signal to the program's handler, or performs the default action.
 ///
 /// # Safety
 /// The system has called a handler with these arguments.
-unsafe fn hand_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void, sent: bool) {
+unsafe fn forward_signal(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void, sent: bool) {
     let Some((action, wanted)) = wanted(signal).map(|wanted| (wanted.get(), wanted)) else { return };
     match action.sa_sigaction {
         libc::SIG_IGN if sent => {}
         libc::SIG_DFL | libc::SIG_IGN => {
-            // The fault is repeated, and ends the process, with the right reason.
-            exchange(signal, Some(&zeroed()));
+            // The default action is set. When the fault is repeated, it ends the process with the
+            // correct signal.
+            replace_action(signal, Some(&zeroed()));
             if sent {
-                // SAFETY: takes an integer alone.
+                // SAFETY: takes only an integer.
                 unsafe { libc::raise(signal) };
             }
         }
@@ -216,11 +219,11 @@ unsafe fn hand_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_voi
             }
             if action.sa_flags & libc::SA_SIGINFO != 0 {
                 type Handler = unsafe extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void);
-                // SAFETY: the program has given a handler of this type, with SA_SIGINFO, and gets
-                // the arguments of the system.
+                // SAFETY: the program has installed a handler of this type, with SA_SIGINFO, and it
+                // gets the arguments of the system.
                 unsafe { std::mem::transmute::<usize, Handler>(handler)(signal, info, context) };
             } else {
-                // SAFETY: the program has given a handler of this type, without SA_SIGINFO.
+                // SAFETY: the program has installed a handler of this type, without SA_SIGINFO.
                 unsafe { std::mem::transmute::<usize, unsafe extern "C" fn(c_int)>(handler)(signal) };
             }
         }
@@ -233,7 +236,7 @@ pub extern "C" fn sigaction(signal: c_int, new: InPtr<'_, Action>, old: OutPtr<'
         Some(wanted) => {
             let before = wanted.replace(new.as_ref().copied());
             if !old.is_null() {
-                // Not NULL, so that there is no error.
+                // This cannot fail, because the pointer is not NULL.
                 let _ = old.write(before);
             }
             0
@@ -243,9 +246,9 @@ pub extern "C" fn sigaction(signal: c_int, new: InPtr<'_, Action>, old: OutPtr<'
     }
 }
 
-/// `pthread_sigmask` and `sigprocmask`, as `libibverbs.so.1` exports them: `system` is the C
-/// library's. The two signals stay unblocked: where they are blocked the kernel ends the process at
-/// a fault.
+/// `pthread_sigmask` and `sigprocmask`, as `libibverbs.so.1` exports them; `system` is the function
+/// of the C library. The two signals stay unblocked, because the kernel ends the process if a fault
+/// raises a blocked signal.
 pub fn mask<'a>(
     system: ChangeMask,
     how: c_int,
@@ -255,26 +258,26 @@ pub fn mask<'a>(
     match set.as_ref() {
         Some(blocked) if how != libc::SIG_UNBLOCK && INSTALLED.load(Ordering::Acquire) => {
             let blocked = without(*blocked, &[libc::SIGSEGV, libc::SIGBUS]);
-            // SAFETY: the set is there during the call.
+            // SAFETY: the set is valid during the call.
             system(how, unsafe { argument(&raw const blocked) }, old)
         }
         _ => system(how, set, old),
     }
 }
 
-/// `signal`, as `libibverbs.so.1` exports it: the C library's would not call the `sigaction` that
-/// is exported.
+/// `signal`, as `libibverbs.so.1` exports it. The C library's `signal` would not call the exported
+/// `sigaction`.
 pub extern "C" fn signal(signal: c_int, handler: PassedValue<'_, libc::sighandler_t>) -> libc::sighandler_t {
     if handler.get() == libc::SIG_ERR {
         Errno::INVAL.set();
         return libc::SIG_ERR;
     }
-    // BSD's meaning, which glibc has: calls are restarted, the signal is blocked in its handler.
+    // Semantics of BSD and glibc: calls are restarted, and the signal is blocked in its handler.
     let (mut action, mut old): (Action, Action) = (zeroed(), zeroed());
     action.sa_sigaction = handler.get();
     action.sa_flags = libc::SA_RESTART;
-    // SAFETY: the actions are there during the call, and the program has given signal(2) the
-    // handler.
+    // SAFETY: the actions are valid during the call, and the program has passed the handler to
+    // signal(2).
     match unsafe { call!(sigaction(signal, &raw const action, &raw mut old)) } {
         0 => old.sa_sigaction,
         _ => libc::SIG_ERR,
@@ -285,7 +288,7 @@ pub extern "C" fn signal(signal: c_int, handler: PassedValue<'_, libc::sighandle
 mod tests {
     use super::*;
 
-    /// A fork while another thread of the parent changed its handler.
+    /// The process was forked while another thread of the parent changed its handler.
     #[test]
     fn lock_of_parent_taken_over() {
         let wanted = RequestedAction::new();
@@ -304,9 +307,9 @@ mod tests {
             CHANGED.fetch_add(1, Ordering::Relaxed);
         }
         let handler = change as *const () as usize;
-        // SAFETY: structures of zeros but for what is set; the handler takes one lock, which this
-        // thread never has when it runs. Nothing else of these tests uses the signal, and this
-        // thread outlives its sender.
+        // SAFETY: the structures consist of zeros except for the fields that are set. The handler
+        // takes one lock, which this thread never holds when the handler runs. Nothing else in
+        // these tests uses the signal, and this thread outlives its sender.
         unsafe {
             WANTED.set(std::mem::zeroed());
             let mut action: Action = std::mem::zeroed();

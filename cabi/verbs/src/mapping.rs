@@ -1,54 +1,55 @@
-//! The program's memory: which of it is registered, whether it is there, and what the program does
-//! to it.
+//! Memory of the program: which of it is registered, whether it is present, and how the program
+//! changes its mapping.
 //!
-//! Nothing is pinned, so a mapping may change under a region. `libibverbs.so.1` exports the C
-//! library's functions that change mappings: they take registered bytes out of their regions first
-//! ([`discard`]), so that nothing that is mapped there later is written, and then call the C
-//! library's. System calls that a program makes without it are not seen.
+//! Nothing is pinned, so the mapping may change under a region. `libibverbs.so.1` exports the
+//! functions of the C library that change mappings. They first remove the registered bytes from
+//! their regions ([`discard`]), so that memory which is mapped there later is not written, and then
+//! call the function of the C library. System calls that a program makes without the C library are
+//! not detected.
 //!
 //! # Registration
 //!
-//! `check` follows the kernel's error numbers (`ib_umem_get`, `ib_access_writable`). Pages are made
-//! present by `MADV_POPULATE_READ`, or `MADV_POPULATE_WRITE` where the kernel would pin them for
-//! writing (LOCAL_WRITE, REMOTE_WRITE, REMOTE_ATOMIC, MW_BIND); neither changes their content.
-//! Before Linux 5.14 each page is read, and written by a compare-and-exchange of equal values.
+//! `check` returns the kernel's error numbers (`ib_umem_get`, `ib_access_writable`). Pages are made
+//! present with `MADV_POPULATE_READ`, or with `MADV_POPULATE_WRITE` if the kernel would pin them
+//! for writing (LOCAL_WRITE, REMOTE_WRITE, REMOTE_ATOMIC, MW_BIND). Neither changes the content of
+//! the pages. Before Linux 5.14, each page is read, and written with a compare-and-exchange of
+//! equal values.
 //!
 //! | memory | `errno` |
 //! |---|---|
 //! | length 0; address plus length beyond 2^64 | EINVAL |
-//! | rights without a meaning; REMOTE_WRITE or REMOTE_ATOMIC without LOCAL_WRITE | EINVAL |
-//! | no address of a program; a page that is unmapped, PROT_NONE, or of a device (VM_IO, VM_PFNMAP) | EFAULT |
+//! | undefined rights; REMOTE_WRITE or REMOTE_ATOMIC without LOCAL_WRITE | EINVAL |
+//! | an address that no program can have; a page that is unmapped, PROT_NONE, or of a device (VM_IO, VM_PFNMAP) | EFAULT |
 //! | a read-only page, with one of the rights above | EFAULT |
 //! | a read-only page, without them | registered |
-//! | a page beyond the end of its file; a huge page of which there is none | EFAULT |
-//! | no memory for the pages | ENOMEM |
-//! | file-backed, shared, huge pages, `IBV_ACCESS_HUGETLB` | registered, whatever the file system |
-//! | on-demand paging (`IBV_ACCESS_ON_DEMAND`), also of all memory (NULL, SIZE_MAX) | registered without a look at the pages |
+//! | a page beyond the end of its file; a huge page if none is free | EFAULT |
+//! | out of memory for the pages | ENOMEM |
+//! | file-backed, shared, huge pages, `IBV_ACCESS_HUGETLB` | registered, for every file system |
+//! | on-demand paging (`IBV_ACCESS_ON_DEMAND`), also of all memory (NULL, SIZE_MAX) | registered without checking the pages |
 //!
-//! `RLIMIT_MEMLOCK` does not count, and an IOVA may have another offset in its page than the
-//! address.
+//! `RLIMIT_MEMLOCK` does not apply, and the offset in the page may differ between IOVA and address.
 //!
 //! # Changes of a mapping
 //!
-//! Before pages are unmapped, replaced, moved or discarded they are taken out of every region and
-//! window that has them (`uiw_mem::PageState`, one bit per page; `uiw_mem::Table::discard`), and
-//! the call waits until no thread uses these regions. The rest of a region stays valid; a region
-//! that several threads use for 100 ms without a pause is ended as a whole. Re-registration with
-//! other rights or another domain keeps the discarded pages. Allocators make these calls with their
-//! locks held, on any thread, so nothing in them allocates, parks, or waits without a bound, and
-//! the lock of the registered ranges is a leaf that a fork does not take: a pin or a lock that is
-//! held for longer than 1.1 s is held by a thread that waits for the allocator. An access to
-//! discarded bytes is refused like one with an invalid STag, or ends with a local protection error.
-//! On-demand regions keep their addresses.
+//! Before pages are unmapped, replaced, moved or discarded, they are removed from all their regions
+//! and windows (`uiw_mem::PageState`, one bit per page; `uiw_mem::Table::discard`), and the call
+//! waits until no thread uses these regions. The rest of each region stays valid, but a region that
+//! several threads use for 100 ms without a pause is invalidated as a whole. Re-registration with
+//! other rights or another domain does not bring discarded pages back. Allocators make these calls
+//! while they hold their locks, on any thread. Nothing in these calls may therefore allocate, park,
+//! or wait without a bound, and the lock of the registered ranges is a leaf that a fork does not
+//! take. A pin or a lock that is held for longer than 1.1 s is assumed to be held by a thread that
+//! waits for the allocator. An access to discarded bytes is refused like one with an invalid STag,
+//! or ends with a local protection error. On-demand regions keep their addresses.
 //!
 //! # Changes of a protection
 //!
-//! `mprotect` and `pkey_mprotect` take nothing out of a region: an adapter, which has the pages
-//! pinned, continues with them whatever the program's own rights are. The pages are marked as
-//! protected for good, as one thread may protect a page while another one gives its rights back. A
-//! copy that faults on a marked page is made by the kernel through `/proc/self/mem`, which
-//! disregards protections and keys (`mem/src/protected.rs`); a system call that fails with EFAULT
-//! is repeated with copies of the marked pages.
+//! `mprotect` and `pkey_mprotect` remove nothing from a region, because an RDMA adapter, which has
+//! pinned the pages, would continue to use them regardless of the program's own rights. The pages
+//! are marked as protected permanently, because one thread may protect a page while another one
+//! removes the protection. If a copy faults on a marked page, the kernel makes the copy through
+//! `/proc/self/mem`, which disregards protections and keys (`mem/src/protected.rs`). A system call
+//! that fails with EFAULT is repeated with copies of the marked pages.
 //!
 //! | registered page | read: Send, Write from it, a peer's Read | written: receive, Read into it, a peer's Write | atomic |
 //! |---|---|---|---|
@@ -58,25 +59,25 @@
 //! | PROT_NONE or a protection key, shared mapping | by the kernel | refused | refused |
 //! | protected by a direct system call, or without `/proc/self/mem` | refused, unless readable | refused, unless writable | refused, unless writable |
 //!
-//! Refused accesses work again when the rights are back. The kernel's copies are not atomic, so an
-//! atomic operation is refused rather than made by two of them. The last eight bytes of a Write
-//! become visible last there, too.
+//! Refused accesses work again when the program restores the rights. The kernel's copies are not
+//! atomic, so an atomic operation is refused and not emulated with two copies. The last eight bytes
+//! of a Write become visible last in this case, too.
 //!
-//! Not seen are direct system calls of a program (`syscall(2)`), those of the C library's own
-//! functions (`free` of a buffer that had a mapping of its own, `shmdt`), and files that another
-//! process truncates. There the recovery of copies applies, and if another mapping takes the
-//! address, a peer that still has the key can write it.
+//! Some changes are not detected: direct system calls of a program (`syscall(2)`), those of the C
+//! library's own functions (`free` of a buffer with its own mapping, `shmdt`), and files that
+//! another process truncates. In these cases a copy that faults ends with an error. If another
+//! mapping takes the address, a peer that still has the key can write to it.
 //!
 //! # Faults
 //!
-//! Copies of foreign memory are assembly without a stack frame between two symbols
-//! (`mem/src/recover.rs`). The handler of SIGSEGV and SIGBUS, installed with the first region, lets
-//! such a routine return "gone" to its caller, and leaves every other fault to the program's
-//! handler: the exported `sigaction` and `signal` keep the program's handler in a place of their
-//! own. The two signals are never blocked, because the kernel ends a process at a fault whose
-//! signal is blocked: the engine's threads leave them unblocked, and the exported `pthread_sigmask`
-//! and `sigprocmask` take them out of the sets. A handler that is installed by a direct system call
-//! replaces this one. Copies recover on x86-64.
+//! Copies of foreign memory are made by assembly routines without a stack frame, between two
+//! symbols (`mem/src/recover.rs`). The handler of SIGSEGV and SIGBUS is installed with the first
+//! region. It makes such a routine return "gone" to its caller, and passes every other fault to the
+//! program's handler, which the exported `sigaction` and `signal` store separately. The two signals
+//! are never blocked, because the kernel ends a process if a fault raises a blocked signal: the
+//! engine's threads leave them unblocked, and the exported `pthread_sigmask` and `sigprocmask`
+//! remove them from the sets. A handler that is installed by a direct system call replaces this
+//! one. Copies recover on x86-64.
 
 mod ranges;
 
@@ -90,19 +91,19 @@ use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use uiw_cabi_core::boundary::Result;
 use uiw_cabi_core::engine;
 use uiw_cabi_core::errno::Errno;
-use uiw_cabi_core::fork::{ForkSafe, Forked};
+use uiw_cabi_core::fork::{ForkSafe, ForkState};
 use uiw_mem::{PageState, recover};
 
 /// The registered ranges of a process.
 ///
-/// Allocators change mappings with their locks held, so this lock is a leaf: its holder allocates
-/// nothing and frees nothing, waits for no other lock, and no thread parks at it, as parking may
-/// allocate.
+/// Allocators change mappings while they hold their locks, so this lock is a leaf: its holder
+/// neither allocates nor frees memory and waits for no other lock, and no thread parks while
+/// waiting for it, because parking may allocate.
 struct RangeTable {
-    /// The thread that has the lock, or 0. A signal handler that unmaps memory on this thread finds
-    /// it held.
+    /// Thread that has the lock, or 0. This lets a signal handler that unmaps memory on the same
+    /// thread detect that the lock is held.
     owner: AtomicUsize,
-    /// Locked by the owner alone.
+    /// Locked only by the owner.
     ranges: Mutex<Ranges>,
 }
 
@@ -112,7 +113,7 @@ struct LockedTable {
     _owner: LockOwner,
 }
 
-/// Gives the lock back.
+/// Guard that releases the ownership on drop.
 struct LockOwner(&'static AtomicUsize);
 
 impl Drop for LockOwner {
@@ -122,10 +123,9 @@ impl Drop for LockOwner {
 }
 
 impl RangeTable {
-    /// `None` if this thread has the lock.
+    /// Locks the table. Returns `None` if this thread already has the lock.
     fn lock(&'static self) -> Option<LockedTable> {
-        // No thread is 0.
-        // SAFETY: has no arguments, and reads a register.
+        // No thread has the number 0. SAFETY: the function has no arguments, and reads a register.
         let this = unsafe { libc::pthread_self() } as usize;
         loop {
             match self.owner.compare_exchange(0, this, Ordering::Acquire, Ordering::Relaxed) {
@@ -139,30 +139,31 @@ impl RangeTable {
     }
 }
 
-/// Table of this process; NULL before the first registration. Never freed: a child of a fork leaves
-/// its parent's alone, whose lock may be held by a thread that the child does not have.
+/// Table of this process; NULL before the first registration. It is never freed. The child of a
+/// fork does not touch the table of its parent, because a thread that the child does not have may
+/// hold its lock.
 static TABLE: AtomicPtr<RangeTable> = AtomicPtr::new(ptr::null_mut());
-/// Ranges in [`TABLE`]: as long as there is none, a change of a mapping costs one load.
+/// Number of ranges in [`TABLE`]. While it is 0, a change of a mapping costs only one load.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
-/// Fork handler with a lock other than the table's: a fork that waits for an allocator's locks
-/// holds this one alone.
+/// Handlers of a fork, with a lock other than the table's. A fork that waits for an allocator's
+/// locks holds only this lock.
 static FORKS: ForkSafe<ForkHandlers> = ForkSafe::new();
 
 struct ForkHandlers;
 
-impl Forked for ForkHandlers {
+impl ForkState for ForkHandlers {
     const NEW: Self = Self;
 
-    /// The regions of the parent are inert here.
+    /// The regions of the parent are inert in the child.
     fn in_child(&mut self) {
         COUNT.store(0, Ordering::SeqCst);
         TABLE.store(ptr::null_mut(), Ordering::SeqCst);
     }
 }
 
-/// The table, if anything was registered.
+/// Returns the table, if anything was registered.
 fn table() -> Option<&'static RangeTable> {
-    // SAFETY: NULL, or a table that `table_or_new` has leaked.
+    // SAFETY: the pointer is NULL or points to a table that `table_or_new` has leaked.
     unsafe { TABLE.load(Ordering::Acquire).as_ref() }
 }
 
@@ -171,7 +172,7 @@ fn table_or_new() -> &'static RangeTable {
         return table;
     }
     drop(FORKS.read());
-    // Of two threads that come here at once the table of one stays unused.
+    // If two threads arrive here at the same time, one of the two tables stays unused.
     let new: &RangeTable =
         Box::leak(Box::new(RangeTable { owner: AtomicUsize::new(0), ranges: Mutex::new(Ranges::new()) }));
     let shared = ptr::from_ref(new).cast_mut();
@@ -181,11 +182,11 @@ fn table_or_new() -> &'static RangeTable {
     }
 }
 
-/// A registered range, until it is dropped.
+/// A range that is registered until this value is dropped.
 pub struct RegisteredRange(Option<Key>);
 
 impl RegisteredRange {
-    /// `len` bytes at `start` are about to be registered; `page_state` is that of their memory.
+    /// Registers `len` bytes at `start`, whose memory has the state `page_state`.
     pub(crate) fn new(start: usize, len: usize, page_state: &Arc<PageState>) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let key = Key { start, id: NEXT.fetch_add(1, Ordering::Relaxed) };
@@ -208,7 +209,8 @@ impl RegisteredRange {
         Self(Some(key))
     }
 
-    /// Memory that is found anew by every access: what its mapping becomes does not matter.
+    /// Returns a value for on-demand memory. Every access looks up its mapping, so changes of the
+    /// mapping are irrelevant.
     pub(crate) const fn on_demand() -> Self {
         Self(None)
     }
@@ -226,39 +228,39 @@ impl Drop for RegisteredRange {
     }
 }
 
-/// The program is about to unmap `len` bytes at `start`, or to give their content up. When this
-/// returns no thread of the engine touches them, and what becomes of their addresses is no part of
-/// a region.
+/// Removes `len` bytes at `start` from their regions, because the program is about to unmap or
+/// discard them. When this function returns, no thread of the engine accesses the bytes, and memory
+/// that is mapped there later does not belong to a region.
 ///
-/// Allocators call this with their locks held: nothing is allocated, and what it waits for is
-/// bounded.
+/// Allocators call this function while they hold their locks, so it allocates nothing, and its
+/// waits are bounded.
 pub fn discard(start: usize, len: usize) {
     let Some(range) = each_registration(start, len, PageState::discard) else { return };
     let errno = Errno::last();
-    if let Some(device) = engine::opened() {
+    if let Some(device) = engine::get_if_open() {
         device.discard_memory(range);
     }
     errno.set();
 }
 
-/// The program is about to take rights away from `len` bytes at `start`, whose content stays:
-/// copies that its own rights do not allow are made by the kernel from now on, and system calls
-/// that they do not allow are given copies.
+/// Marks `len` bytes at `start` as protected, because the program is about to remove access rights;
+/// the content stays. From now on the kernel makes the copies that the program's rights do not
+/// permit, and system calls that the rights do not permit get copies of the bytes.
 ///
-/// As [`discard`], and it waits for nothing: a copy that faults finds the note.
+/// Unlike [`discard`], this function does not wait, because a copy that faults finds the mark.
 pub fn protect(start: usize, len: usize) {
     each_registration(start, len, PageState::protect);
 }
 
-/// Calls `f` for the state of each registered memory that has some of `len` bytes at `start`, with
-/// the range of whole pages. Returns the range if there was one.
+/// Calls `f` for the state of each registered memory that overlaps the `len` bytes at `start`, with
+/// the range of whole pages. Returns the range if there was any such memory.
 fn each_registration(start: usize, len: usize, f: fn(&PageState, &Range<usize>)) -> Option<Range<usize>> {
     if COUNT.load(Ordering::SeqCst) == 0 || len == 0 {
         return None;
     }
     let page = page_size();
     if !start.is_multiple_of(page) {
-        // The call fails.
+        // The call of the program fails.
         return None;
     }
     let range = start..start.checked_add(len)?.checked_next_multiple_of(page)?;
@@ -272,12 +274,12 @@ fn each_registration(start: usize, len: usize, f: fn(&PageState, &Range<usize>))
     any.then_some(range)
 }
 
-/// Bytes of a page.
+/// Returns the size of a page in bytes.
 pub fn page_size() -> usize {
     static SIZE: AtomicUsize = AtomicUsize::new(0);
     match SIZE.load(Ordering::Relaxed) {
         0 => {
-            // SAFETY: takes an integer alone.
+            // SAFETY: takes only an integer.
             let size = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096);
             SIZE.store(size, Ordering::Relaxed);
             size
@@ -286,21 +288,22 @@ pub fn page_size() -> usize {
     }
 }
 
-/// The addresses of programs end here, on every processor that is supported.
+/// Upper bound of the addresses of programs on all supported processors.
 const ADDRESSES: usize = 1 << 56;
 
-/// Checks that `len` bytes at `start` can be read, and written if `write`, as the kernel does when
-/// it pins them: the pages are made present, and what they contain does not change.
+/// Checks that `len` bytes at `start` can be read, and written if `write` is set, in the same way
+/// as the kernel does when it pins memory: the pages are made present, and their content does not
+/// change.
 ///
 /// # Errors
-/// EFAULT where they cannot; ENOMEM where the system has no memory for them.
+/// EFAULT if the bytes are not accessible; ENOMEM if the system has no memory for them.
 pub(crate) fn check(start: usize, len: usize, write: bool) -> Result<()> {
     let page = page_size();
     let refused = |why: &str| {
         Errno(libc::EFAULT).because(format_args!("{len} bytes at {start:#x} cannot be registered: {why}"))
     };
     if start >= ADDRESSES || len > ADDRESSES - start {
-        return Err(refused("they are no addresses of a program"));
+        return Err(refused("no program can have these addresses"));
     }
     let (first, end) = (start & !(page - 1), (start + len).next_multiple_of(page));
     if !has_populate(page) {
@@ -312,24 +315,24 @@ pub(crate) fn check(start: usize, len: usize, write: bool) -> Result<()> {
         return Ok(());
     }
     match Errno::last().0 {
-        // No mapping, or no memory.
-        libc::ENOMEM if is_mapped(first..end) => Err(Errno::NOMEM.because("no memory for the pages")),
+        // There is either no mapping or no memory.
+        libc::ENOMEM if is_mapped(first..end) => Err(Errno::NOMEM.because("out of memory for the pages")),
         libc::ENOMEM => Err(refused("a page is unmapped")),
         libc::EINVAL => Err(refused("a page is protected, or of a device")),
         libc::EHWPOISON => Err(refused("a page is damaged")),
-        _ => Err(refused("a page has no content: the file behind it ends before")),
+        _ => Err(refused("a page has no content, because its file is shorter")),
     }
 }
 
-/// Makes pages present by one of the two advices for that.
+/// Makes pages present with one of the two advices for that purpose.
 fn populate(start: usize, len: usize, advice: i32) -> bool {
     debug_assert!(matches!(advice, libc::MADV_POPULATE_READ | libc::MADV_POPULATE_WRITE));
-    // Not by the C library's function, which may be the one that this library exports.
-    // SAFETY: the advice changes no content; addresses that are not mapped are an error.
+    // The C library's function may be the one that this library exports, so the system call is made
+    // directly. SAFETY: the advice changes no content; addresses that are not mapped give an error.
     unsafe { libc::syscall(libc::SYS_madvise, start, len, advice) == 0 }
 }
 
-/// Returns whether the kernel can make pages present (Linux 5.14).
+/// Returns whether the kernel can make pages present (since Linux 5.14).
 fn has_populate(page: usize) -> bool {
     static KNOWN: OnceBool = OnceBool::new();
     KNOWN.get_or_init(|| {
@@ -339,11 +342,11 @@ fn has_populate(page: usize) -> bool {
     })
 }
 
-/// Checks the mapping by msync(2), as seccomp filters permit it (systemd's `@system-service`),
-/// other than mincore(2).
+/// Returns whether all of the range is mapped. This uses msync(2), because seccomp filters permit
+/// it (systemd's `@system-service`), unlike mincore(2).
 fn is_mapped(range: Range<usize>) -> bool {
-    // By its number it is no cancellation point.
-    // SAFETY: on Linux the call changes nothing, and only looks whether all of the range is mapped.
+    // The direct system call is not a cancellation point. SAFETY: on Linux the call changes
+    // nothing, and only checks whether all of the range is mapped.
     unsafe { libc::syscall(libc::SYS_msync, range.start, range.len(), libc::MS_ASYNC) == 0 }
 }
 
@@ -355,8 +358,8 @@ mod tests {
     fn unmapped_pages_found_in_range() {
         let page = page_size();
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-        // SAFETY: a new mapping, of which the page in the middle is taken out; nothing else is in
-        // it.
+        // SAFETY: the mapping is new, and nothing else is in it. The page in its middle is
+        // unmapped.
         unsafe {
             let start = libc::mmap(ptr::null_mut(), 3 * page, libc::PROT_NONE, flags, -1, 0);
             assert_ne!(start, libc::MAP_FAILED);
@@ -375,7 +378,7 @@ mod tests {
         assert_eq!(check(bytes.as_ptr().addr(), bytes.len(), true), Ok(()));
         assert_eq!(check(8, 8, false), Err(Errno(libc::EFAULT)));
         assert_eq!(check(usize::MAX - 100, 50, false), Err(Errno(libc::EFAULT)));
-        // Code may be read.
+        // Code is readable.
         let code = check as *const () as usize;
         assert_eq!((check(code, 8, false), check(code, 8, true)), (Ok(()), Err(Errno(libc::EFAULT))));
     }

@@ -16,7 +16,7 @@ use uiw_cabi_core::users::UserToken;
 use uiw_mem::ReregError;
 use uiw_verbs::{Access, Memory, RawMr, STag};
 
-/// A region as C holds it.
+/// Memory region that C refers to.
 pub struct Mr {
     engine: Mutex<Option<RawMr>>,
     in_pd: Mutex<UserToken>,
@@ -30,20 +30,20 @@ impl Body for Mr {
 }
 
 impl Mr {
-    /// The key of the region, and how much of `length` bytes from `addr` lies in it. Adapters bind
-    /// windows that reach beyond their region and refuse only accesses there; this one ends with
-    /// the region, which has the same effect.
+    /// Returns the key of the region, and how many of the `length` bytes from `addr` on lie in it.
+    /// RDMA adapters bind windows that extend beyond their region, and refuse only accesses there.
+    /// Truncating the window at the end of the region has the same effect.
     ///
     /// # Errors
-    /// EINVAL while it is being deregistered.
+    /// EINVAL while the region is being deregistered.
     pub(crate) fn window(&self, addr: u64, length: u64) -> Result<(STag, u64)> {
         let engine = self.engine.lock();
         let region = engine
             .as_ref()
-            .ok_or_else(|| Errno::INVAL.because("the region is deregistered by another call"))?;
+            .ok_or_else(|| Errno::INVAL.because("another call is deregistering the region"))?;
         let inside =
             addr.checked_sub(region.addr()).and_then(|offset| (region.len() as u64).checked_sub(offset));
-        // What begins outside is for the bind to refuse.
+        // The bind itself refuses a window that begins outside the region.
         Ok((
             STag(region.rkey().0),
             inside.filter(|inside| *inside > 0).map_or(length, |inside| length.min(inside)),
@@ -51,20 +51,20 @@ impl Mr {
     }
 }
 
-/// The rights behind C's flags.
+/// Converts C's access flags.
 ///
 /// # Errors
-/// EINVAL for bits without a meaning.
+/// EINVAL for undefined flags.
 pub fn access(flags: c_uint) -> Result<Access> {
-    // Relaxed ordering and similar rights are optional; huge pages are a hint, and on-demand paging
-    // is of the memory.
+    // Relaxed ordering and similar flags are optional, huge pages are a hint, and on-demand paging
+    // is a property of the memory.
     let flags =
         flags & !(flags::IBV_ACCESS_OPTIONAL_RANGE | flags::IBV_ACCESS_HUGETLB | flags::IBV_ACCESS_ON_DEMAND);
     Access::from_bits(flags)
-        .ok_or_else(|| Errno::INVAL.because(format_args!("access flags {flags:#x} have no meaning")))
+        .ok_or_else(|| Errno::INVAL.because(format_args!("access flags {flags:#x} are undefined")))
 }
 
-/// Memory of the program as a region needs it.
+/// Memory of the program, in the form that a region needs.
 struct ProgramMemory {
     memory: Memory,
     registered: RegisteredRange,
@@ -72,12 +72,12 @@ struct ProgramMemory {
     start: u64,
 }
 
-/// The first address that a region of all memory has: no program has the pages in front of it.
+/// First address of a region of all memory. No program has the page before it.
 const LOWEST: usize = 4096;
 
-/// The `length` bytes at `addr`, after the checks that the kernel makes of what it pins. Exclusive
-/// unless peers can reach it: verbs forbid touching bytes in flight, and UIW_STABLE_TX is there for
-/// programs that do.
+/// Returns the `length` bytes at `addr`, after the checks that the kernel makes before it pins
+/// memory. The memory is exclusive unless peers can access it, because verbs forbid changes to
+/// bytes in flight; UIW_STABLE_TX is for programs that make such changes.
 ///
 /// # Errors
 /// The errors of the table in the module [`mapping`](crate::mapping).
@@ -87,27 +87,27 @@ fn bytes(addr: *mut c_void, length: usize, flags: c_uint) -> Result<ProgramMemor
     fault_handler::install();
     if on_demand && start == 0 && length == usize::MAX {
         let (lowest, all) = (ptr::without_provenance_mut(LOWEST), isize::MAX.cast_unsigned() - LOWEST);
-        // SAFETY: the program leaves the bytes that its requests name to the device until they
-        // complete (ibv_post_send(3)); every access finds out whether they are mapped.
+        // SAFETY: the program does not access the bytes that its requests refer to until they
+        // complete (ibv_post_send(3)), and every access checks whether they are mapped.
         let memory = unsafe { Memory::on_demand(lowest, all) };
         return Ok(ProgramMemory { memory, registered: RegisteredRange::on_demand(), start: LOWEST as u64 });
     }
     if length == 0 || start.checked_add(length).is_none() {
         return Err(Errno::INVAL
-            .because(format_args!("{length} bytes at {addr:p} are none, or run past the last address")));
+            .because(format_args!("{length} bytes at {addr:p} are empty or exceed the address space")));
     }
     if on_demand {
-        // SAFETY: the program leaves the bytes that its requests name to the device until they
-        // complete (ibv_post_send(3)); every access finds out whether they are mapped.
+        // SAFETY: the program does not access the bytes that its requests refer to until they
+        // complete (ibv_post_send(3)), and every access checks whether they are mapped.
         let memory = unsafe { Memory::on_demand(addr.cast(), length) };
         return Ok(ProgramMemory { memory, registered: RegisteredRange::on_demand(), start: start as u64 });
     }
-    // As the kernel: with any of these rights pages are pinned for writing.
+    // The kernel pins pages for writing if there is any of these rights.
     let write = flags & (flags::IBV_ACCESS_WRITABLE) != 0;
     mapping::check(start, length, write)?;
-    // SAFETY: the program leaves the bytes that its requests name to the device until they complete
-    // (ibv_post_send(3)); what it unmaps before that is discarded by the functions of the C library
-    // that this library exports (`mapping`).
+    // SAFETY: the program does not access the bytes that its requests refer to until they complete
+    // (ibv_post_send(3)). If it unmaps bytes before that, the functions of the C library that this
+    // library exports (`mapping`) discard them.
     let memory = unsafe { Memory::foreign(addr.cast(), length) };
     let registered = memory
         .page_state()
@@ -115,19 +115,19 @@ fn bytes(addr: *mut c_void, length: usize, flags: c_uint) -> Result<ProgramMemor
     Ok(ProgramMemory { memory, registered, start: start as u64 })
 }
 
-/// The `length` bytes at `addr` of a program for a region of this library's own, which peers may
-/// write if it is `writable`, and the note of what the program unmaps, which is kept as long as the
-/// region.
+/// Returns the `length` bytes at `addr` for a region that this library registers itself; peers may
+/// write it if it is `writable`. The [`RegisteredRange`] records which bytes the program unmaps,
+/// and must be kept as long as the region.
 ///
 /// # Errors
-/// As for `ibv_reg_mr`.
+/// The errors of `ibv_reg_mr`.
 pub fn program_memory(addr: *mut c_void, length: usize, writable: bool) -> Result<(Memory, RegisteredRange)> {
     let flags = if writable { flags::IBV_ACCESS_WRITABLE } else { 0 };
     bytes(addr, length, flags).map(|bytes| (bytes.memory, bytes.registered))
 }
 
-/// Registers memory of the program. `iova`, if given, is where the region begins for peers and
-/// elements.
+/// Registers memory of the program. For peers and in elements the region begins at `iova`, if
+/// given.
 pub(crate) fn register(
     domain: &Object<Pd>,
     addr: *mut c_void,
@@ -137,31 +137,31 @@ pub(crate) fn register(
 ) -> Result<*mut ibv_mr> {
     let access = access(flags)?;
     let ProgramMemory { memory, registered, start } = bytes(addr, length, flags)?;
-    // A region of all memory begins behind its address.
+    // A region of all memory begins after its nominal address.
     let base = match iova {
         _ if access.contains(Access::ZERO_BASED) => 0,
         Some(iova) => iova.saturating_add(start - addr.addr() as u64),
         None => start,
     };
-    add(domain, memory, registered, Place { addr, length, base }, access)
+    add(domain, memory, registered, RegionBounds { addr, length, base }, access)
 }
 
-/// Start of a region for the program, for peers and for elements.
-pub(crate) struct Place {
+/// Address of a region for the program, and its base for peers and in elements.
+pub(crate) struct RegionBounds {
     pub(crate) addr: *mut c_void,
     pub(crate) length: usize,
     pub(crate) base: u64,
 }
 
-/// Makes a region of `memory`.
+/// Registers a region of `memory`, and creates its object.
 pub(crate) fn add(
     domain: &Object<Pd>,
     memory: Memory,
     registered: RegisteredRange,
-    place: Place,
+    bounds: RegionBounds,
     access: Access,
 ) -> Result<*mut ibv_mr> {
-    let Place { addr, length, base } = place;
+    let RegionBounds { addr, length, base } = bounds;
     let engine = domain.engine.register_raw(memory, base, access)?;
     let (lkey, rkey) = (engine.lkey(), engine.rkey());
     let (context, pd) = (domain.abi.get(|pd| &pd.context), domain.abi());
@@ -184,7 +184,7 @@ pub extern "C" fn ibv_reg_mr(
     boundary::pointer(|| register(pd.get()?, addr, length, None, access.cast_unsigned()))
 }
 
-/// `ibv_reg_mr_iova`: the region begins at `iova` for peers and elements.
+/// `ibv_reg_mr_iova`: for peers and in elements the region begins at `iova`.
 pub extern "C" fn ibv_reg_mr_iova(
     pd: Handle<'_, Pd>,
     addr: *mut c_void,
@@ -206,14 +206,14 @@ pub extern "C" fn ibv_reg_mr_iova2(
     boundary::pointer(|| register(pd.get()?, addr, length, Some(iova), access))
 }
 
-/// `ibv_dereg_mr`; EBUSY while windows are bound to it.
+/// `ibv_dereg_mr`: returns EBUSY while windows are bound to the region.
 pub extern "C" fn ibv_dereg_mr(mr: OwnedHandle<'_, Mr>) -> c_int {
     boundary::code(|| {
         mr.destroy(|mr| {
             let mut engine = mr.engine.lock();
             let region = engine
                 .take()
-                .ok_or_else(|| Errno::INVAL.because("the region is deregistered by another call"))?;
+                .ok_or_else(|| Errno::INVAL.because("another call is deregistering the region"))?;
             if let Err((error, region)) = region.deregister() {
                 *engine = Some(region);
                 return Err(error.into());
@@ -223,11 +223,11 @@ pub extern "C" fn ibv_dereg_mr(mr: OwnedHandle<'_, Mr>) -> c_int {
     })
 }
 
-/// `ibv_rereg_mr`'s results: which part failed, and whether the region is still there.
+/// Results of `ibv_rereg_mr`. They tell which part failed, and whether the region still exists.
 const IBV_REREG_MR_ERR_INPUT: c_int = -1;
 const IBV_REREG_MR_ERR_CMD: c_int = -4;
 
-/// `ibv_rereg_mr`: the keys change, the object stays.
+/// `ibv_rereg_mr`: changes the keys, but keeps the object.
 pub extern "C" fn ibv_rereg_mr(
     mr: Handle<'_, Mr>,
     what: c_int,
@@ -260,7 +260,7 @@ fn rereg(
         | flags::IBV_REREG_MR_CHANGE_PD
         | flags::IBV_REREG_MR_CHANGE_ACCESS;
     if what == 0 || what & !all != 0 {
-        return Err(input(Errno::INVAL.because("nothing, or something unknown, is to change")));
+        return Err(input(Errno::INVAL.because("the call changes nothing, or something unknown")));
     }
     let object = mr.get().map_err(input)?;
     let domain = match what & flags::IBV_REREG_MR_CHANGE_PD {
@@ -269,7 +269,7 @@ fn rereg(
     };
     let memory = match what & flags::IBV_REREG_MR_CHANGE_TRANSLATION {
         0 => None,
-        _ if addr.is_null() => return Err(input(Errno::INVAL.because("ibv_rereg_mr to memory at NULL"))),
+        _ if addr.is_null() => return Err(input(Errno::INVAL.because("ibv_rereg_mr with memory at NULL"))),
         _ => Some(bytes(addr, length, flags.cast_unsigned()).map_err(input)?),
     };
     let access = match what & flags::IBV_REREG_MR_CHANGE_ACCESS {
@@ -279,7 +279,7 @@ fn rereg(
     let mut engine = object.engine.lock();
     let region = engine
         .as_mut()
-        .ok_or_else(|| input(Errno::INVAL.because("the region is deregistered by another call")))?;
+        .ok_or_else(|| input(Errno::INVAL.because("another call is deregistering the region")))?;
     let (memory, registered) = match memory {
         Some(ProgramMemory { memory, registered, start }) => (Some((memory, start)), Some(registered)),
         None => (None, None),
@@ -303,8 +303,8 @@ fn rereg(
     Ok(())
 }
 
-/// `ibv_advise_mr`: makes pages of on-demand regions present. Without the flag to flush it is a
-/// hint, and an error is none.
+/// `ibv_advise_mr`: makes pages of on-demand regions present. Without the flag to flush, the advice
+/// is a hint, and failures are not reported.
 pub(crate) extern "C" fn advise_mr<'a>(
     pd: Handle<'_, Pd>,
     advice: c_int,
@@ -321,12 +321,12 @@ pub(crate) extern "C" fn advise_mr<'a>(
         let write = match advice {
             PREFETCH => false,
             PREFETCH_WRITE => true,
-            // For what is present already: there is nothing to do.
+            // The advice concerns only pages that are already present, so there is nothing to do.
             PREFETCH_NO_FAULT => return Ok(()),
-            _ => return Err(Errno::UNSUPPORTED.because(format_args!("advice {advice} is not known"))),
+            _ => return Err(Errno::UNSUPPORTED.because(format_args!("advice {advice} is unknown"))),
         };
         if flags & !FLUSH != 0 {
-            return Err(Errno::INVAL.because(format_args!("flags {flags:#x} are not known")));
+            return Err(Errno::INVAL.because(format_args!("flags {flags:#x} are unknown")));
         }
         for sge in list.copies(count)? {
             let start = usize::try_from(sge.addr).map_err(|_| Errno::INVAL.out_of_range())?;

@@ -13,7 +13,7 @@ use uiw_cabi_core::object::{Body, Object};
 use uiw_cabi_core::users::UserToken;
 use uiw_verbs::{Access, Bind, RawMw, STag, SendFlags, SendOp, SendWr, WindowType};
 
-/// A window as C holds it.
+/// Memory window that C refers to.
 pub struct Mw {
     engine: RawMw,
     _in_pd: UserToken,
@@ -32,7 +32,7 @@ pub(crate) extern "C" fn alloc_mw(pd: Handle<'_, Pd>, kind: c_int) -> *mut ibv_m
         let window = match kind {
             IBV_MW_TYPE_1 => WindowType::One,
             IBV_MW_TYPE_2 => WindowType::Two,
-            _ => return Err(Errno::INVAL.because("a window of an unknown type")),
+            _ => return Err(Errno::INVAL.because("the type of the window is unknown")),
         };
         let engine = domain.engine.alloc_window(window)?;
         let rkey = engine.stag().0;
@@ -47,21 +47,22 @@ pub(crate) extern "C" fn dealloc_mw(mw: OwnedHandle<'_, Mw>) -> c_int {
     boundary::code(|| mw.destroy(|_| Ok(())))
 }
 
-/// The request that binds `window`; `rkey` is the key it gets, and `region` finds the region in
-/// `info`.
+/// Returns the request that binds `window`, which gets the key `rkey`. `region` returns the region
+/// of `info`.
 ///
 /// # Errors
-/// EINVAL for NULL, EIO for what came through a fork, those of [`mr::access`].
+/// EINVAL for NULL, EIO for objects that were inherited through a fork, and the errors of
+/// [`mr::access`].
 pub(crate) fn bind_op<'a>(
     window: &Mw,
     rkey: u32,
     info: &ibv_mw_bind_info,
     region: impl FnOnce() -> Result<&'a Object<Mr>>,
 ) -> Result<SendOp> {
-    // Local rights have no meaning for a window; some programs set them.
+    // Local rights have no meaning for a window, but some programs set them.
     let access = mr::access(info.mw_access_flags)? & (Access::REMOTE | Access::ZERO_BASED);
     let (region, length) = match (info.length, info.mr.is_null()) {
-        // Nothing is bound: a type 1 window is revoked.
+        // Nothing is bound, which revokes a window of type 1.
         (0, true) => (STag(0), 0),
         (length, _) => region()?.window(info.addr, length)?,
     };
@@ -75,7 +76,7 @@ pub(crate) fn bind_op<'a>(
     }))
 }
 
-/// `ibv_bind_mw`, for windows of type 1: the window has its new key at once.
+/// `ibv_bind_mw`, for windows of type 1. The window has its new key when the call returns.
 pub(crate) extern "C" fn bind_mw(
     qp: Handle<'_, Qp>,
     mw: Handle<'_, Mw>,
@@ -84,22 +85,22 @@ pub(crate) extern "C" fn bind_mw(
     boundary::code(|| {
         let (qp, request, window) = (qp.get()?, bind.get()?, mw.get()?);
         if window.abi.get(|mw| &mw.r#type) != IBV_MW_TYPE_1 {
-            return Err(Errno::INVAL.because("ibv_bind_mw of a window of type 2"));
+            return Err(Errno::INVAL.because("ibv_bind_mw for a window of type 2"));
         }
         let rkey = next_key(window.abi.get(|mw| &mw.rkey));
         let region = || bind.object(|bind| &bind.bind_info.mr);
         let op = bind_op(window, rkey, &request.bind_info, region)?;
         let flags = SendFlags::from_bits_truncate(request.send_flags) - SendFlags::INLINE;
         let wr = SendWr { wr_id: request.wr_id, op, sges: &[], flags };
-        // SAFETY: a request to bind names no memory that the device reads or writes.
+        // SAFETY: a bind request refers to no memory that the device reads or writes.
         unsafe { qp.engine.post_send([wr]) }.map_err(|refused| Errno::from(refused.error))?;
-        // The engine increments the key byte with every bind, as `ibv_inc_rkey` does.
+        // The engine increments the key byte with every bind, like `ibv_inc_rkey`.
         window.abi.set(|mw| &mw.rkey, rkey);
         Ok(())
     })
 }
 
-/// `ibv_inc_rkey`: the key byte incremented.
+/// Returns `rkey` with its key byte incremented, like `ibv_inc_rkey`.
 fn next_key(rkey: u32) -> u32 {
     rkey & !0xFF | rkey.wrapping_add(1) & 0xFF
 }

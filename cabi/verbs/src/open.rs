@@ -1,4 +1,4 @@
-//! Opening and closing devices. This file fills the function tables of a context and is the only
+//! Opening and closing devices. This file fills the function tables of a context, and is the only
 //! one that refers to every verb.
 
 use crate::context::{Context, OpenContext};
@@ -10,10 +10,10 @@ use uiw_cabi_core::arguments::{OwnedHandle, c1, c2, c3, c4, c5};
 use uiw_cabi_core::boundary::{self, Result};
 use uiw_cabi_core::engine;
 
-/// Opens `device` once more, on the engine of the process.
+/// Opens `device` on the engine of the process.
 ///
 /// # Errors
-/// Those of opening the engine.
+/// The errors of opening the engine.
 pub fn open(device: &'static Device) -> Result<*mut ibv_context> {
     open_on(device, &engine::get()?)
 }
@@ -21,16 +21,16 @@ pub fn open(device: &'static Device) -> Result<*mut ibv_context> {
 /// Opens `device` on `engine`.
 ///
 /// # Errors
-/// EINVAL when an environment variable has a bad value, EMFILE.
+/// EINVAL if an environment variable has an invalid value, EMFILE.
 pub fn open_on(device: &'static Device, engine: &uiw_verbs::Device) -> Result<*mut ibv_context> {
-    // Vector 0 lets the engine choose; every other one is a shard.
+    // With vector 0 the engine chooses; every other vector stands for a shard.
     let vectors = c_int::try_from(engine.shards() + 1).unwrap_or(c_int::MAX);
-    Context::create(device, engine, functions(vectors))
+    Context::create(device, engine, function_tables(vectors))
 }
 
-/// The function tables through which programs call the verbs of a context, which has so many
-/// completion vectors.
-fn functions(vectors: c_int) -> verbs_context {
+/// Returns the function tables through which programs call the verbs of a context. `vectors` is the
+/// number of completion vectors.
+fn function_tables(vectors: c_int) -> verbs_context {
     let mut abi: verbs_context = zeroed();
     abi.query_port = c4(device::port::query_port_long);
     abi.advise_mr = c5(mr::advise_mr);
@@ -68,17 +68,19 @@ pub extern "C" fn ibv_close_device(context: OwnedHandle<'_, OpenContext>) -> c_i
     boundary::minus_one(|| context.destroy(|_| Ok(())))
 }
 
-/// `ibv_fork_init`: nothing is pinned and no hardware writes, so there is nothing to prepare.
+/// `ibv_fork_init`: nothing has to be prepared, because memory is not pinned and no hardware writes
+/// it.
 pub extern "C" fn ibv_fork_init() -> c_int {
     0
 }
 
-/// `ibv_is_fork_initialized`: `IBV_FORK_UNNEEDED`.
+/// `ibv_is_fork_initialized`: returns `IBV_FORK_UNNEEDED`.
 pub extern "C" fn ibv_is_fork_initialized() -> c_int {
     2
 }
 
-/// `ibv_dontfork_range` and `ibv_dofork_range`: nothing to do, as for [`ibv_fork_init`].
+/// `ibv_dontfork_range` and `ibv_dofork_range`: nothing to do, for the reasons of
+/// [`ibv_fork_init`].
 pub extern "C" fn fork_range(_base: *mut c_void, _size: usize) -> c_int {
     0
 }

@@ -1,4 +1,5 @@
-//! Protection domains, and the thread and parent domains that some programs make of them.
+//! Protection domains, and the thread domains and parent domains that some programs create in
+//! addition.
 
 use crate::context::{Context, OpenContext};
 use std::ffi::c_int;
@@ -10,16 +11,16 @@ use uiw_cabi_core::errno::Errno;
 use uiw_cabi_core::object::{Body, Object};
 use uiw_cabi_core::users::{UserToken, Users};
 
-/// A protection domain as C holds it.
+/// Protection domain that C refers to.
 pub struct Pd {
     /// Context.
     pub context: Arc<Context>,
-    /// The engine's; a parent domain is another handle of the domain under it.
+    /// Domain of the engine. A parent domain is another handle of the domain on which it is based.
     pub engine: uiw_verbs::Pd,
-    /// C's objects in it.
+    /// C's objects in the domain.
     pub users: Users,
-    /// Domain under a parent domain, which is in use.
-    _under: Option<UserToken>,
+    /// Keeps the domain on which a parent domain is based from being deallocated.
+    _base_domain: Option<UserToken>,
 }
 
 impl Body for Pd {
@@ -31,10 +32,13 @@ impl Body for Pd {
 impl Pd {
     fn create(context: &Object<OpenContext>, engine: uiw_verbs::Pd, under: Option<UserToken>) -> *mut ibv_pd {
         let abi = ibv_pd { context: context.abi(), handle: engine.num() };
-        Object::create(abi, Self { context: context.share(), engine, users: Users::default(), _under: under })
+        Object::create(
+            abi,
+            Self { context: context.share(), engine, users: Users::default(), _base_domain: under },
+        )
     }
 
-    /// Makes a domain.
+    /// Creates a domain.
     pub fn alloc(context: &Object<OpenContext>) -> Result<*mut ibv_pd> {
         Ok(Self::create(context, context.engine.alloc_pd()?, None))
     }
@@ -45,18 +49,18 @@ pub extern "C" fn ibv_alloc_pd(context: Handle<'_, OpenContext>) -> *mut ibv_pd 
     boundary::pointer(|| Pd::alloc(context.get()?))
 }
 
-/// `ibv_dealloc_pd`; EBUSY while anything is in it.
+/// `ibv_dealloc_pd`: returns EBUSY while there are objects in the domain.
 pub extern "C" fn ibv_dealloc_pd(pd: OwnedHandle<'_, Pd>) -> c_int {
     boundary::code(|| {
         pd.destroy(|pd| match pd.users.any() {
-            true => Err(Errno::BUSY.because("objects of the protection domain are left")),
+            true => Err(Errno::BUSY.because("there are still objects in the protection domain")),
             false => Ok(()),
         })
     })
 }
 
-/// A thread domain: a promise of the program that one thread at a time uses what is in it. The
-/// engine does not need it.
+/// Thread domain, by which the program promises that only one thread at a time uses the objects in
+/// it. The engine does not use this promise.
 pub(crate) struct Td(#[expect(dead_code, reason = "keeps the context")] Arc<Context>);
 
 impl Body for Td {
@@ -73,7 +77,7 @@ pub(crate) extern "C" fn alloc_td(
     boundary::pointer(|| {
         let (context, attr) = (context.get()?, attr.get()?);
         if attr.comp_mask != 0 {
-            return Err(Errno::INVAL.because("attributes that are not known (comp_mask)"));
+            return Err(Errno::INVAL.because("unknown attributes (comp_mask)"));
         }
         Ok(Object::create(ibv_td { context: context.abi() }, Td(context.share())))
     })
@@ -84,8 +88,9 @@ pub(crate) extern "C" fn dealloc_td(td: OwnedHandle<'_, Td>) -> c_int {
     boundary::code(|| td.destroy(|_| Ok(())))
 }
 
-/// `ibv_alloc_parent_domain`: another handle of the same domain. Its allocators are for queues in
-/// memory that the program chooses; the engine allocates its own, so they are never called.
+/// `ibv_alloc_parent_domain`: creates another handle of the same domain. Its allocators are meant
+/// for queues in memory that the program chooses. They are never called, because the engine
+/// allocates its own queues.
 pub(crate) extern "C" fn alloc_parent_domain(
     context: Handle<'_, OpenContext>,
     attr: InPtr<'_, ibv_parent_domain_init_attr>,
@@ -94,7 +99,7 @@ pub(crate) extern "C" fn alloc_parent_domain(
     boundary::pointer(|| {
         let (context, given) = (context.get()?, attr.get()?);
         if given.comp_mask & !ALLOCATORS_AND_CONTEXT != 0 {
-            return Err(Errno::INVAL.because("attributes that are not known (comp_mask)"));
+            return Err(Errno::INVAL.because("unknown attributes (comp_mask)"));
         }
         let under: &Object<Pd> = attr.object(|attr| &attr.pd)?;
         if !given.td.is_null() {

@@ -1,4 +1,4 @@
-//! Posting: C's chains of requests, given to the engine one by one without a copy.
+//! Posting. C's chains of requests are passed to the engine one by one, without a copy.
 
 use crate::ah::{self, Ah};
 use crate::mw::{self, Mw};
@@ -22,32 +22,34 @@ const _: () = {
     assert!(offset_of!(Sge, lkey) == offset_of!(ibv_sge, lkey));
 };
 
-/// Aligned copies of element lists. Programs that keep requests in packed structures post lists at
-/// any address.
+/// Aligned copies of element lists. Programs that keep requests in packed structures may post
+/// unaligned lists.
 #[derive(Default)]
 pub(crate) struct AlignedLists(Vec<Box<[Sge]>>);
 
 impl AlignedLists {
+    /// Copies a list.
+    ///
     /// # Safety
     /// `count` elements at `list` can be read, and `self` lives during `'a`.
     #[cold]
     unsafe fn add<'a>(&mut self, list: *const Sge, count: usize) -> &'a [Sge] {
-        // SAFETY: the caller ensures that there are so many elements, which `read_unaligned` takes
+        // SAFETY: the caller ensures that there are `count` elements, and `read_unaligned` reads
         // from any address.
         let copy = (0..count).map(|at| unsafe { list.add(at).read_unaligned() }).collect::<Box<[Sge]>>();
         let (at, len) = (copy.as_ptr(), copy.len());
         self.0.push(copy);
-        // SAFETY: the box stays where it is, unchanged, while `self` lives, which the caller
-        // ensures for `'a`.
+        // SAFETY: the box neither moves nor changes while `self` lives, which the caller ensures
+        // for `'a`.
         unsafe { std::slice::from_raw_parts(at, len) }
     }
 }
 
-/// C's elements as the engine's, or a copy in `copies` where C's are unaligned.
+/// Returns C's elements as elements of the engine. Unaligned elements are copied to `copies`.
 ///
 /// # Safety
-/// `count` elements at `list` can be read during `'a`, unless one of the two is invalid, and
-/// `copies` lives during `'a`.
+/// If `list` and `count` are valid, `count` elements at `list` can be read during `'a`. `copies`
+/// lives during `'a`.
 ///
 /// # Errors
 /// EINVAL for NULL and a negative count.
@@ -61,7 +63,7 @@ pub(crate) unsafe fn sges<'a>(
         Ok(0) => Ok(&[]),
         Ok(count) if !list.is_null() => {
             let list = list.cast::<Sge>();
-            // SAFETY: the caller ensures that there are so many elements during `'a`; the layouts
+            // SAFETY: the caller ensures that there are `count` elements during `'a`; the layouts
             // are the same, as asserted above.
             Ok(unsafe {
                 if list.is_aligned() {
@@ -75,20 +77,23 @@ pub(crate) unsafe fn sges<'a>(
     }
 }
 
-/// An element of C's.
+/// Converts an element of C.
 pub(crate) fn sge(sge: ibv_sge) -> Sge {
     Sge { addr: sge.addr, length: sge.length, lkey: STag(sge.lkey) }
 }
 
-/// A compare and swap of all eight bytes.
+/// Returns a compare-and-swap operation on all eight bytes.
 pub(crate) fn cmp_swap(remote: Remote, compare: u64, swap: u64) -> SendOp {
     SendOp::CmpSwap { remote, compare, compare_mask: u64::MAX, swap, swap_mask: u64::MAX }
 }
 
+/// Converts the operation of a request.
+///
 /// # Safety
-/// The program does not destroy the window and the region of a request to bind during the call.
+/// The program does not destroy the window and the region of a bind request during the call.
 unsafe fn send_op(wr: &ibv_send_wr) -> Result<SendOp> {
-    // SAFETY: both variants of the union are integers, and C has initialized the structure.
+    // SAFETY: both variants of the union are integers, and the program has initialized the
+    // structure.
     let (rdma, atomic) = unsafe { (wr.wr.rdma, wr.wr.atomic) };
     let remote = Remote { addr: rdma.remote_addr, rkey: STag(rdma.rkey) };
     let cell = Remote { addr: atomic.remote_addr, rkey: STag(atomic.rkey) };
@@ -105,8 +110,8 @@ unsafe fn send_op(wr: &ibv_send_wr) -> Result<SendOp> {
         }
         op::IBV_WR_LOCAL_INV => SendOp::LocalInvalidate { stag: STag(wr.imm) },
         op::IBV_WR_BIND_MW => {
-            // SAFETY: with this opcode the variant is set, and the caller ensures that both objects
-            // stay.
+            // SAFETY: with this opcode the program sets this variant, and the caller ensures that
+            // both objects are not destroyed.
             unsafe {
                 let bind = wr.tail.bind_mw;
                 mw::bind_op(Object::<Mw>::get(bind.mw)?, bind.rkey, &bind.bind_info, || {
@@ -119,10 +124,10 @@ unsafe fn send_op(wr: &ibv_send_wr) -> Result<SendOp> {
     })
 }
 
-/// A Send of a UD queue pair.
+/// Converts a Send to a Send of a UD queue pair.
 ///
 /// # Errors
-/// EINVAL for every other request.
+/// EINVAL for every other operation.
 pub(crate) fn to_datagram(op: SendOp, to: Destination) -> Result<SendOp> {
     match op {
         SendOp::Send => Ok(SendOp::Datagram { to, imm: None }),
@@ -131,13 +136,16 @@ pub(crate) fn to_datagram(op: SendOp, to: Destination) -> Result<SendOp> {
     }
 }
 
-/// A request in a chain of C's.
+/// Request in a chain of C.
 pub(crate) trait Chained: Copy {
     type Wr<'a>;
     fn next(&self) -> *mut Self;
+    /// Converts the request for the engine. `ud` is the protection domain of a UD queue pair,
+    /// otherwise NULL.
+    ///
     /// # Safety
-    /// The elements and objects that the request names stay during `'a`, and so does `copies`. `ud`
-    /// is the protection domain of the queue pair, if that is UD, otherwise NULL.
+    /// The elements and objects to which the request refers remain valid during `'a`, and so does
+    /// `copies`.
     unsafe fn convert<'a>(&self, ud: *mut ibv_pd, copies: &mut AlignedLists) -> Result<Self::Wr<'a>>;
 }
 
@@ -149,13 +157,13 @@ impl Chained for ibv_send_wr {
     }
 
     unsafe fn convert<'a>(&self, ud: *mut ibv_pd, copies: &mut AlignedLists) -> Result<SendWr<'a>> {
-        // SAFETY: the caller ensures that the elements and objects stay.
+        // SAFETY: the caller ensures that the elements and objects remain valid.
         let (op, sges) = unsafe { (send_op(self)?, sges(self.sg_list, self.num_sge, copies)?) };
         let op = match ud.is_null() {
             true => op,
             false => {
-                // SAFETY: the variant of a UD queue pair, whose address handle the caller ensures
-                // to stay.
+                // SAFETY: this is the variant for a UD queue pair, and the caller ensures that the
+                // address handle remains valid.
                 let (ah, to) = unsafe { (Object::<Ah>::get_called(self.wr.ud.ah)?, self.wr.ud) };
                 to_datagram(op, ah::destination(ah, ud, to.remote_qpn, to.remote_qkey)?)?
             }
@@ -172,27 +180,27 @@ impl Chained for ibv_recv_wr {
     }
 
     unsafe fn convert<'a>(&self, _ud: *mut ibv_pd, copies: &mut AlignedLists) -> Result<RecvWr<'a>> {
-        // SAFETY: the caller ensures that the elements stay.
+        // SAFETY: the caller ensures that the elements remain valid.
         Ok(RecvWr { wr_id: self.wr_id, sges: unsafe { sges(self.sg_list, self.num_sge, copies) }? })
     }
 }
 
-/// Walks along a chain; stops at the first invalid request.
+/// Position in a chain. The walk along the chain stops at the first invalid request.
 struct RequestChain<W> {
-    /// The request that is given out next.
+    /// Next request to return.
     next: *mut W,
-    /// The request given out last, or the invalid one.
+    /// Request that was returned last, or the invalid one.
     last: *mut W,
     failed: Option<Errno>,
     copies: AlignedLists,
-    /// The protection domain of the queue pair, if that is UD.
+    /// Protection domain of a UD queue pair, otherwise NULL.
     ud: *mut ibv_pd,
 }
 
-/// One step.
+/// Returns the next request of a chain.
 ///
 /// # Safety
-/// The rest of the chain can be read during `'a`, and `chain` lives so long.
+/// The rest of the chain can be read during `'a`, and `chain` lives during `'a`.
 #[inline]
 unsafe fn step<'a, W: Chained>(chain: &mut RequestChain<W>) -> Option<W::Wr<'a>> {
     if chain.next.is_null() {
@@ -200,12 +208,12 @@ unsafe fn step<'a, W: Chained>(chain: &mut RequestChain<W>) -> Option<W::Wr<'a>>
     }
     chain.last = chain.next;
     if !chain.next.is_aligned() {
-        // SAFETY: the rest of the chain can be read during `'a`, and `chain` lives so long, as the
-        // caller ensures.
+        // SAFETY: the rest of the chain can be read during `'a`, and `chain` lives during `'a`, as
+        // the caller ensures.
         return unsafe { step_unaligned(chain) };
     }
-    // SAFETY: the caller ensures that there is a request, whose pointer is aligned here, and that
-    // what it names stays.
+    // SAFETY: the caller ensures that there is a request and that the objects it refers to remain
+    // valid. Its pointer is aligned here.
     unsafe {
         let wr = &*chain.next;
         convert(chain, wr)
@@ -215,22 +223,25 @@ unsafe fn step<'a, W: Chained>(chain: &mut RequestChain<W>) -> Option<W::Wr<'a>>
 /// Like [`step`], for a request in a packed structure.
 ///
 /// # Safety
-/// As for [`step`].
+/// The requirements are those of [`step`].
 #[cold]
 unsafe fn step_unaligned<'a, W: Chained>(chain: &mut RequestChain<W>) -> Option<W::Wr<'a>> {
-    // SAFETY: the caller ensures that there is a request, and that what it names stays.
+    // SAFETY: the caller ensures that there is a request and that the objects it refers to remain
+    // valid.
     unsafe {
         let wr = chain.next.read_unaligned();
         convert(chain, &wr)
     }
 }
 
+/// Converts a request, or records its error.
+///
 /// # Safety
-/// As for [`step`]; `wr` is the request at `chain.next`, or a copy of it.
+/// The requirements are those of [`step`]; `wr` is the request at `chain.next`, or a copy of it.
 #[inline]
 unsafe fn convert<'a, W: Chained>(chain: &mut RequestChain<W>, wr: &W) -> Option<W::Wr<'a>> {
     // SAFETY: the caller ensures that the elements and objects of the chain, and `chain.copies`,
-    // stay during `'a`.
+    // remain valid during `'a`.
     match unsafe { wr.convert(chain.ud, &mut chain.copies) } {
         Ok(converted) => {
             chain.next = wr.next();
@@ -243,9 +254,9 @@ unsafe fn convert<'a, W: Chained>(chain: &mut RequestChain<W>, wr: &W) -> Option
     }
 }
 
-/// NULL, or the first request of a chain. C does not change the requests and their lists during the
-/// call, nor destroy the objects that they name, and leaves the memory that they name to the device
-/// until they complete.
+/// Pointer that is NULL or points to the first request of a chain. During the call the program
+/// neither changes the requests and their lists, nor destroys the objects to which they refer. It
+/// does not access the memory to which they refer until they complete.
 #[repr(transparent)]
 pub(crate) struct ChainPtr<W>(*mut W);
 
@@ -255,7 +266,7 @@ unsafe impl<W> Argument for ChainPtr<W> {
 }
 
 impl<W: Chained> ChainPtr<W> {
-    /// Posts the chain by `post` and reports the request that was refused.
+    /// Posts the chain with `post`, and reports the request that was refused.
     #[inline]
     fn post(
         self,
@@ -266,7 +277,7 @@ impl<W: Chained> ChainPtr<W> {
         let mut chain =
             RequestChain { next: self.0, last: self.0, failed: None, copies: AlignedLists::default(), ud };
         let errno = match post(&mut chain) {
-            // The engine pulls one request at a time, so the last one is the one it refused.
+            // The engine takes one request at a time, so the last one is the refused one.
             Err(refused) => Errno::from(refused.error),
             Ok(()) => match chain.failed {
                 Some(errno) => errno,
@@ -289,7 +300,8 @@ pub(crate) extern "C" fn post_send(
     boundary::code_fast(|| {
         let qp = qp.get()?;
         let ud = if qp.is_ud() { qp.abi.get(|abi| &abi.qp_base.pd) } else { ptr::null_mut() };
-        // SAFETY: the chain, and what it names, is as [`ChainPtr`] says; `chain` outlives the call.
+        // SAFETY: the chain and everything to which it refers satisfy the requirements of
+        // [`ChainPtr`], and `chain` outlives the call.
         let posted = wr.post(bad, ud, |chain| unsafe { qp.engine.post_send(iter::from_fn(|| step(chain))) });
         qp.note_post();
         posted
@@ -304,7 +316,8 @@ pub(crate) extern "C" fn post_recv(
 ) -> c_int {
     boundary::code_fast(|| {
         let qp = qp.get()?;
-        // SAFETY: the chain, and what it names, is as [`ChainPtr`] says; `chain` outlives the call.
+        // SAFETY: the chain and everything to which it refers satisfy the requirements of
+        // [`ChainPtr`], and `chain` outlives the call.
         wr.post(bad, ptr::null_mut(), |chain| unsafe { qp.engine.post_recv(iter::from_fn(|| step(chain))) })
     })
 }
@@ -317,7 +330,8 @@ pub(crate) extern "C" fn post_srq_recv(
 ) -> c_int {
     boundary::code_fast(|| {
         let srq = srq.get()?;
-        // SAFETY: the chain, and what it names, is as [`ChainPtr`] says; `chain` outlives the call.
+        // SAFETY: the chain and everything to which it refers satisfy the requirements of
+        // [`ChainPtr`], and `chain` outlives the call.
         wr.post(bad, ptr::null_mut(), |chain| unsafe { srq.engine.post_recv(iter::from_fn(|| step(chain))) })
     })
 }

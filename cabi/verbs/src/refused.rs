@@ -1,13 +1,14 @@
-//! What is not offered, with rdma-core's results. One function serves names of any parameters: in
-//! C's calling convention the caller passes and removes the arguments, and these read none.
+//! Functions that are not offered, with the results of rdma-core. One function serves exports with
+//! any parameters, because in C's calling convention the caller passes and removes the arguments,
+//! and these functions do not read them.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
 use uiw_cabi_core::errno::Errno;
 
-/// Sets `errno`, and says in the log that a function is not offered.
+/// Sets `errno`, and logs that a function is not offered.
 fn refuse(errno: Errno) -> Errno {
-    let errno = errno.because("a function that is not offered, see docs/verbs.md");
+    let errno = errno.because("the function is not offered, see docs/verbs.md");
     errno.set();
     errno
 }
@@ -30,17 +31,17 @@ pub extern "C" fn unsupported_null() -> *mut c_void {
     ptr::null_mut()
 }
 
-/// Does nothing, for functions that return nothing, and for those that vendors' libraries call when
-/// they are loaded.
+/// Does nothing. This is for functions that return nothing, and for those that vendors' libraries
+/// call when they are loaded.
 pub extern "C" fn nothing() {}
 
-/// Returns 0, for functions whose result is "no" or "none".
+/// Returns 0, for functions whose result 0 means "no" or "none".
 pub extern "C" fn zero() -> c_int {
     0
 }
 
-/// The functions of libibverbs 1.0 (2006) take structures that no header has had since: none of
-/// these are here.
+/// Fails for the functions of libibverbs 1.0 (2006). They take structures that no later header has,
+/// so they are not implemented.
 pub extern "C" fn old() -> c_int {
     refuse(Errno::NOSYS).0
 }

@@ -10,18 +10,18 @@ use uiw_cabi_core::arguments::{Handle, InOutPtr, InPtr, OutPtr, OwnedHandle};
 use uiw_cabi_core::boundary::{self, Result};
 use uiw_cabi_core::errno::Errno;
 use uiw_cabi_core::object::{Body, Object};
-use uiw_cabi_core::users::{Unacknowledged, UserToken, Users};
+use uiw_cabi_core::users::{UnacknowledgedEvents, UserToken, Users};
 use uiw_verbs::{AsyncEvent, SrqAttr};
 
-/// A queue as C holds it.
+/// Shared receive queue that C refers to.
 pub struct Srq {
     context: Arc<Context>,
-    /// The engine's.
+    /// Queue of the engine.
     pub engine: Arc<uiw_verbs::Srq>,
-    /// Queue pairs that take from it.
+    /// Queue pairs that use the queue.
     pub users: Users,
-    /// Asynchronous events that the program holds.
-    pub async_events: Arc<Unacknowledged>,
+    /// Asynchronous events that were delivered and not acknowledged yet.
+    pub async_events: Arc<UnacknowledgedEvents>,
     _in_pd: UserToken,
 }
 
@@ -31,7 +31,7 @@ impl Body for Srq {
     const KIND: u32 = 0x7569_6309;
 }
 
-/// Makes a queue; `attr` becomes what it really has.
+/// Creates a queue, and stores its actual attributes in `attr`.
 pub fn create(
     domain: &Object<Pd>,
     srq_context: *mut c_void,
@@ -41,7 +41,7 @@ pub fn create(
     let engine = domain.engine.create_srq(SrqAttr {
         max_wr: attr.max_wr,
         max_sge: attr.max_sge,
-        // As siw: the limit is armed by `ibv_modify_srq` alone.
+        // Only `ibv_modify_srq` arms the limit, as with siw.
         limit: 0,
     })?;
     let number = engine.num();
@@ -71,28 +71,28 @@ pub extern "C" fn ibv_create_srq(pd: Handle<'_, Pd>, init: InOutPtr<'_, ibv_srq_
     })
 }
 
-/// `ibv_create_srq_ex`: basic queues; those for XRC and tag matching are refused.
+/// `ibv_create_srq_ex`: supports only basic queues, not those for XRC and tag matching.
 pub(crate) extern "C" fn create_srq_ex(
     context: Handle<'_, OpenContext>,
     init: InOutPtr<'_, ibv_srq_init_attr_ex>,
 ) -> *mut ibv_srq {
     boundary::pointer(|| {
         context.get()?;
-        let given = init.given()?;
+        let given = init.get_ref()?;
         let typed = given.comp_mask & flags::IBV_SRQ_INIT_ATTR_TYPE != 0;
         let known = flags::IBV_SRQ_INIT_ATTR_TYPE | flags::IBV_SRQ_INIT_ATTR_PD;
         if typed && given.srq_type != flags::IBV_SRQT_BASIC || given.comp_mask & !known != 0 {
-            return Err(Errno::UNSUPPORTED.because("only basic shared receive queues are offered"));
+            return Err(Errno::UNSUPPORTED.because("only basic shared receive queues are supported"));
         }
         if given.comp_mask & flags::IBV_SRQ_INIT_ATTR_PD == 0 {
-            return Err(Errno::INVAL.because("attributes without a protection domain"));
+            return Err(Errno::INVAL.because("the attributes contain no protection domain"));
         }
         let (domain, init) = (init.object(|init| &init.pd)?, init.get()?);
         create(domain, init.srq_context, &mut init.attr)
     })
 }
 
-/// `ibv_get_srq_num`: only queues for XRC have a number that peers could use.
+/// `ibv_get_srq_num`: fails, because only queues for XRC have a number that peers could use.
 pub(crate) extern "C" fn get_srq_num(srq: Handle<'_, Srq>, _number: OutPtr<'_, u32>) -> c_int {
     boundary::code(|| {
         srq.get()?;
@@ -100,12 +100,12 @@ pub(crate) extern "C" fn get_srq_num(srq: Handle<'_, Srq>, _number: OutPtr<'_, u
     })
 }
 
-/// `ibv_modify_srq`: depth and limit.
+/// `ibv_modify_srq`: changes the depth and the limit.
 pub extern "C" fn ibv_modify_srq(srq: Handle<'_, Srq>, attr: InPtr<'_, ibv_srq_attr>, mask: c_int) -> c_int {
     boundary::code(|| {
         let (srq, attr) = (srq.get()?, attr.get()?);
         if mask & !(flags::IBV_SRQ_MAX_WR | flags::IBV_SRQ_LIMIT) != 0 {
-            return Err(Errno::INVAL.because("attributes that are not known (srq_attr_mask)"));
+            return Err(Errno::INVAL.because("unknown attributes (srq_attr_mask)"));
         }
         let depth = (mask & flags::IBV_SRQ_MAX_WR != 0).then_some(attr.max_wr);
         let limit = (mask & flags::IBV_SRQ_LIMIT != 0).then_some(attr.srq_limit);
@@ -121,14 +121,15 @@ pub extern "C" fn ibv_query_srq(srq: Handle<'_, Srq>, attr: OutPtr<'_, ibv_srq_a
     })
 }
 
-/// `ibv_destroy_srq`: waits until every delivered event is acknowledged; EBUSY while queue pairs
-/// use it.
+/// `ibv_destroy_srq`: waits until every delivered event is acknowledged. Returns EBUSY while queue
+/// pairs use the queue.
 pub extern "C" fn ibv_destroy_srq(srq: OwnedHandle<'_, Srq>) -> c_int {
     boundary::code(|| srq.destroy(|srq| srq.leave()))
 }
 
 impl Srq {
-    /// Removes the queue: no event names it from then on, and the program holds none.
+    /// Unregisters the queue: no event refers to it afterwards, and the program has acknowledged
+    /// all delivered events.
     fn leave(&self) -> Result<()> {
         if self.users.any() {
             return Err(Errno::BUSY.because("queue pairs use the shared receive queue"));

@@ -1,4 +1,4 @@
-//! Words and numbers for values: `ibv_*_str` and the rates.
+//! Texts for values (`ibv_*_str`), and conversions of rates.
 
 use std::ffi::{CStr, c_char, c_int};
 
@@ -42,7 +42,7 @@ pub extern "C" fn ibv_wr_opcode_str(opcode: c_int) -> *const c_char {
         c"send-with-inv",
         c"tso",
         c"driver1",
-        // 12 and 13 are no requests.
+        // 12 and 13 are not requests.
         c"unknown",
         c"unknown",
         c"flush",
@@ -109,7 +109,8 @@ pub extern "C" fn ibv_wc_status_str(status: c_int) -> *const c_char {
     word(&words, status, c"unknown")
 }
 
-/// A rate: C's number, the multiple of 2.5 Gbit/s that it is (0 = none), and Mbit/s.
+/// Rates: C's number, the rate as a multiple of 2.5 Gbit/s (0 if it is none), and the rate in
+/// Mbit/s.
 const RATES: [(c_int, c_int, c_int); 23] = [
     (2, 1, 2_500),
     (5, 2, 5_000),
@@ -136,22 +137,22 @@ const RATES: [(c_int, c_int, c_int); 23] = [
     (24, 480, 1_275_000),
 ];
 
-/// `ibv_rate_to_mult`; -1 for a rate that is no multiple.
+/// `ibv_rate_to_mult`: returns -1 for a rate that is not a multiple.
 pub extern "C" fn ibv_rate_to_mult(rate: c_int) -> c_int {
     RATES.iter().find(|r| r.0 == rate && r.1 > 0).map_or(-1, |r| r.1)
 }
 
-/// `mult_to_ibv_rate`; 0 (as fast as the port is) for any other.
+/// `mult_to_ibv_rate`: returns 0 (the maximum rate of the port) for any other multiple.
 pub extern "C" fn mult_to_ibv_rate(multiple: c_int) -> c_int {
     RATES.iter().find(|r| r.1 == multiple && r.1 > 0).map_or(0, |r| r.0)
 }
 
-/// `ibv_rate_to_mbps`; -1 for no rate.
+/// `ibv_rate_to_mbps`: returns -1 for an unknown rate.
 pub extern "C" fn ibv_rate_to_mbps(rate: c_int) -> c_int {
     RATES.iter().find(|r| r.0 == rate).map_or(-1, |r| r.2)
 }
 
-/// `mbps_to_ibv_rate`; 0 (as fast as the port is) for any other.
+/// `mbps_to_ibv_rate`: returns 0 (the maximum rate of the port) for any other speed.
 pub extern "C" fn mbps_to_ibv_rate(mbps: c_int) -> c_int {
     RATES.iter().find(|r| r.2 == mbps).map_or(0, |r| r.0)
 }
@@ -161,7 +162,7 @@ mod tests {
     use super::*;
 
     fn text(words: *const c_char) -> &'static str {
-        // SAFETY: every word is a literal with its NUL.
+        // SAFETY: every text is a literal that ends in NUL.
         unsafe { CStr::from_ptr(words) }.to_str().unwrap()
     }
 

@@ -1,15 +1,16 @@
-//! The system's libibverbs beside this one: a program sees the devices of both. Each object belongs
-//! to the library that made it, and every call on it goes there.
+//! The system's libibverbs in addition to this one, so that a program sees the devices of both.
+//! Each object belongs to the library that created it, and every call on the object goes to that
+//! library.
 //!
 //! The shared library (`cabi/ibverbs`) has a [`Slot`] for each exported function that the system's
-//! library has as well. A slot names our function until the system's library is loaded; then also
-//! the system's, which is called for objects that are none of ours. What the headers call through
-//! an object's own table of functions, as posting and polling, reaches its library without this
-//! one.
+//! library has as well. Until the system's library is loaded, a slot refers only to our function.
+//! Then it also refers to the system's function, which is called for objects that are not ours.
+//! Functions that the headers call through an object's own function table, such as posting and
+//! polling, reach its library directly.
 //!
 //! Providers of adapters (`libmlx5.so.1`) need `libibverbs.so.1`, and the loader gives them this
-//! one. Functions of the private nodes, by which they register and talk to the kernel, are the
-//! system's for them. Nothing of theirs is changed.
+//! library. For them, the functions of the private nodes, with which they register and talk to the
+//! kernel, are those of the system's library, unchanged.
 
 use crate::context;
 use std::collections::BTreeMap;
@@ -22,44 +23,46 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use uiw_cabi_core::abi::event::ibv_async_event;
 use uiw_cabi_core::abi::ibv_device;
 use uiw_cabi_core::boundary::Result;
-use uiw_cabi_core::environment::{self, Privileged};
+use uiw_cabi_core::environment::{self, PrivilegePolicy};
 use uiw_cabi_core::errno::Errno;
-use uiw_cabi_core::fork::{ForkSafe, Forked};
+use uiw_cabi_core::fork::{ForkSafe, ForkState};
 use uiw_cabi_core::object;
 use uiw_cabi_core::system_path::{VARIABLE, check};
 
-/// True if the system's library is loaded, and the slots name its functions.
+/// True if the system's library is loaded and the slots refer to its functions.
 pub static LOADED: AtomicBool = AtomicBool::new(false);
 
-/// A function that both libraries have. Assembly in `cabi/ibverbs/src/export.rs` makes and reads
-/// it.
+/// Function that both libraries have. The assembly in `cabi/ibverbs/src/export.rs` creates and
+/// reads it.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Slot {
     name: *const c_char,
     node: *const c_char,
     ours: *const c_void,
-    /// The system's; ours until its library is loaded, and where that has none.
+    /// Function of the system's library. It is our function until that library is loaded, and if
+    /// that library does not have the function.
     theirs: AtomicPtr<c_void>,
 }
 
-// SAFETY: nothing changes the names and the first address, and the other one is atomic.
+// SAFETY: the names and the first address never change, and the other address is atomic.
 unsafe impl Sync for Slot {}
 
-/// Functions of the system's library that this library calls by itself.
+/// Functions of the system's library that this library calls itself.
 struct SystemLibrary {
     get_device_list: unsafe extern "C" fn(*mut c_int) -> *mut *mut ibv_device,
     free_device_list: unsafe extern "C" fn(*mut *mut ibv_device),
     ack_async_event: unsafe extern "C" fn(*mut ibv_async_event),
 }
 
-/// System's library; unset if it was not requested, or the reason why it is absent.
+/// System's library, or the reason why it cannot be used. Unset if it was not requested.
 static SYSTEM: OnceLock<std::result::Result<SystemLibrary, String>> = OnceLock::new();
 
-/// Loads the library that [`VARIABLE`] names, if it does. Called once, when the shared library is
-/// loaded: providers that a program is linked with register with it after that.
+/// Loads the library whose path is in [`VARIABLE`], if it is set. Called once, when the shared
+/// library is loaded, because providers with which a program is linked register with the system's
+/// library after that.
 pub fn load(slots: &[Slot]) {
-    let Some(path) = environment::variable(VARIABLE, Privileged::Ignored) else { return };
+    let Some(path) = environment::variable(VARIABLE, PrivilegePolicy::Ignored) else { return };
     let loaded = match check(&path.to_string_lossy()) {
         Ok(()) => open(&path, slots),
         Err(rule) => Err(rule.to_owned()),
@@ -72,16 +75,17 @@ pub fn load(slots: &[Slot]) {
 
 fn open(path: &OsStr, slots: &[Slot]) -> std::result::Result<SystemLibrary, String> {
     let name = CString::new(path.as_bytes()).map_err(|error| error.to_string())?;
-    // By its own path: the name alone is this library's. Its calls of its own functions are to
-    // reach these, which the search from the library itself does. SAFETY: the path ends in NUL. The
-    // user of the program has named the library, whose constructors run here.
+    // The library is loaded by its own path, because its name alone refers to this library. It is
+    // searched first for its own symbols (RTLD_DEEPBIND), because it must call its own functions.
+    // SAFETY: the path ends in NUL. The user of the program has chosen the library, whose
+    // constructors run here.
     let library =
         unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL | libc::RTLD_DEEPBIND) };
     if library.is_null() {
         return Err(dl_error());
     }
     let find = |name: &CStr, node: &CStr| {
-        // SAFETY: the library is open, and is never closed; the names end in NUL.
+        // SAFETY: the library is open and is never closed; the names end in NUL.
         unsafe { libc::dlvsym(library, name.as_ptr(), node.as_ptr()) }
     };
     if !find(c"uiw_sockets_loaded", c"UIW_SOCKETS_1").is_null() {
@@ -91,7 +95,7 @@ fn open(path: &OsStr, slots: &[Slot]) -> std::result::Result<SystemLibrary, Stri
         found if found.is_null() => Err(format!("it has no {}", name.to_string_lossy())),
         found => Ok(found),
     };
-    // SAFETY: functions of these names have these types in the node IBVERBS_1.1 of rdma-core.
+    // SAFETY: functions with these names have these types in the node IBVERBS_1.1 of rdma-core.
     let system = unsafe {
         use std::mem::transmute;
         SystemLibrary {
@@ -118,10 +122,10 @@ fn open(path: &OsStr, slots: &[Slot]) -> std::result::Result<SystemLibrary, Stri
     Ok(system)
 }
 
-/// Returns the loader's text of its last failure.
+/// Returns the loader's description of its last failure.
 fn dl_error() -> String {
-    // SAFETY: the loader returns NULL, or a text of this thread that lives until its next call,
-    // which is not before the copy.
+    // SAFETY: the loader returns NULL or a text of this thread, which lives until the next call of
+    // the loader and is copied before.
     unsafe {
         match libc::dlerror() {
             error if error.is_null() => "it cannot be loaded".to_owned(),
@@ -130,25 +134,26 @@ fn dl_error() -> String {
     }
 }
 
-/// Returns whether a call with this first argument is ours: an object of ours, or none of any
-/// library. For the assembly of `cabi/ibverbs/src/export.rs`.
+/// Returns whether a call with this first argument belongs to this library: the object is ours, or
+/// the argument is NULL. Called by the assembly in `cabi/ibverbs/src/export.rs`.
 pub extern "C" fn is_ours(address: *const c_void) -> bool {
     let address = address.addr();
-    address == 0 || object::is_known(address) || context::lives(address)
+    address == 0 || object::is_known(address) || context::is_alive(address)
 }
 
-/// The system's library, if it was asked for.
+/// Returns the system's library, if it was requested.
 ///
 /// # Errors
-/// EINVAL when it could not be loaded, with a line on standard error.
+/// EINVAL, with a line on standard error, if it could not be loaded.
 fn system() -> Result<Option<&'static SystemLibrary>> {
     match SYSTEM.get() {
         None => Ok(None),
         Some(Ok(system)) => Ok(Some(system)),
         Some(Err(why)) => {
             static SAID: AtomicBool = AtomicBool::new(false);
-            let path =
-                environment::variable(VARIABLE, Privileged::Ignored).map(PathBuf::from).unwrap_or_default();
+            let path = environment::variable(VARIABLE, PrivilegePolicy::Ignored)
+                .map(PathBuf::from)
+                .unwrap_or_default();
             if !SAID.swap(true, Ordering::Relaxed) {
                 uiw_cabi_core::log::note!("uiw: {VARIABLE}={}: {why}", path.display());
             }
@@ -157,10 +162,10 @@ fn system() -> Result<Option<&'static SystemLibrary>> {
     }
 }
 
-/// The system's list that belongs to each of ours.
+/// Device list of the system's library for each of our lists.
 struct DeviceLists(BTreeMap<usize, usize>);
 
-impl Forked for DeviceLists {
+impl ForkState for DeviceLists {
     const NEW: Self = Self(BTreeMap::new());
 
     /// A child may free the lists that it has inherited.
@@ -169,74 +174,76 @@ impl Forked for DeviceLists {
 
 static LISTS: ForkSafe<DeviceLists> = ForkSafe::new();
 
-/// The devices of the system's library, as it lists them.
-pub(crate) struct Devices {
+/// Device list of the system's library.
+pub(crate) struct SystemDevices {
     list: *mut *mut ibv_device,
     free: unsafe extern "C" fn(*mut *mut ibv_device),
 }
 
-/// Lists the devices of the system's library. Nothing without it.
+/// Lists the devices of the system's library. Returns `None` without that library, or if it
+/// returned no list, as on a host whose kernel has no RDMA.
 ///
 /// # Errors
-/// As [`system`]. A list that cannot be made is empty, as of a machine without a kernel of RDMA.
-pub(crate) fn devices() -> Result<Option<Devices>> {
+/// The errors of [`system`].
+pub(crate) fn devices() -> Result<Option<SystemDevices>> {
     let Some(system) = system()? else { return Ok(None) };
-    // SAFETY: the function is the system's, which permits NULL where the number is not asked for.
+    // SAFETY: the function belongs to the system's library, and NULL means that the number is not
+    // needed.
     let list = unsafe { (system.get_device_list)(ptr::null_mut()) };
-    // Not `then_some`: a `Devices` that is made and not used would free a list that the library did
-    // not make.
-    Ok((!list.is_null()).then(|| Devices { list, free: system.free_device_list }))
+    // `then_some` would be wrong: it would create a `SystemDevices` even for NULL, and drop it,
+    // which frees a list that the library did not create.
+    Ok((!list.is_null()).then(|| SystemDevices { list, free: system.free_device_list }))
 }
 
-impl Devices {
-    /// Each of them, in the library's order.
+impl SystemDevices {
+    /// Returns the devices in the library's order.
     pub(crate) fn iter(&self) -> impl Iterator<Item = *mut ibv_device> {
-        // SAFETY: `ibv_get_device_list` has made the list, which ends in NULL; nothing is read
-        // behind that.
+        // SAFETY: `ibv_get_device_list` created the list, which ends in NULL; nothing after the
+        // NULL is read.
         (0..).map(|at| unsafe { *self.list.add(at) }).take_while(|device| !device.is_null())
     }
 
-    /// The library's list is to be freed with `list`, which names the same devices.
-    pub(crate) fn belong_to(self, list: *mut *mut ibv_device) {
+    /// Keeps the library's list until `list`, which contains the same devices, is freed.
+    pub(crate) fn attach_to_list(self, list: *mut *mut ibv_device) {
         LISTS.write().0.insert(list.addr(), self.list.expose_provenance());
         std::mem::forget(self);
     }
 }
 
-impl Drop for Devices {
+impl Drop for SystemDevices {
     fn drop(&mut self) {
-        // SAFETY: the library has made the list, which this value owns and frees once.
+        // SAFETY: the library created the list, and this value owns it and frees it once.
         unsafe { (self.free)(self.list) };
     }
 }
 
-/// Frees what belongs to `list`, which is about to be freed.
+/// Frees the system's list that belongs to `list`, which is about to be freed.
 pub(crate) fn free_with(list: *mut *mut ibv_device) {
     if !LOADED.load(Ordering::Acquire) {
         return;
     }
     let theirs = LISTS.write().0.remove(&list.addr());
     if let (Some(list), Ok(Some(system))) = (theirs, system()) {
-        drop(Devices { list: ptr::with_exposed_provenance_mut(list), free: system.free_device_list });
+        drop(SystemDevices { list: ptr::with_exposed_provenance_mut(list), free: system.free_device_list });
     }
 }
 
-/// Acknowledges an event of the system's library. False: it is one of ours.
+/// Acknowledges an event of the system's library. Returns false if the event is one of ours.
 ///
 /// # Safety
-/// `event` is an event of either library, not acknowledged yet.
+/// `event` is an event of either library that was not acknowledged yet.
 pub(crate) unsafe fn acknowledge(event: &mut ibv_async_event) -> bool {
     if !LOADED.load(Ordering::Acquire) {
         return false;
     }
-    // An event of a port has a number there, and nothing to acknowledge in either library. SAFETY:
-    // the variants of the union are pointers and an integer, and the library that filled the event
-    // has initialized all bytes.
+    // An event of a port has a number in this field, and needs no acknowledgement in either
+    // library. SAFETY: the variants of the union are pointers and an integer, and the library that
+    // filled the event has initialized all bytes.
     let element = unsafe { event.element.cq };
     match (system(), is_ours(element.cast())) {
         (Ok(Some(system)), false) => {
-            // SAFETY: the event is of the system's library, as its object is none of ours, and the
-            // caller ensures that it is not acknowledged.
+            // SAFETY: the event belongs to the system's library, because its object is not ours,
+            // and the caller ensures that it was not acknowledged yet.
             unsafe { (system.ack_async_event)(event) };
             true
         }

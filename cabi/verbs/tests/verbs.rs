@@ -1,5 +1,5 @@
-//! The exported functions as a program in C calls them: two queue pairs connected out of band, on
-//! loopback, in this process.
+//! Calls of the exported functions as a C program makes them: two queue pairs connected out of
+//! band, on loopback, in this process.
 
 use std::ffi::{CStr, c_int, c_uint};
 use std::ptr;
@@ -14,9 +14,9 @@ use uiw_cabi_verbs::{async_events, buf, channel, cq, device, mr, open, pd, qp, s
 
 const ACCESS: c_int = 1 | 2 | 4 | 8 | 16;
 
-/// The loopback device, opened.
+/// Opens the loopback device.
 fn open() -> *mut ibv_context {
-    // SAFETY: the list is ours, and ends in NULL.
+    // SAFETY: the list belongs to this test, and ends in NULL.
     unsafe {
         let list = call!(device::ibv_get_device_list(ptr::null_mut()));
         assert!(!list.is_null());
@@ -43,8 +43,8 @@ struct TestEnd {
 
 impl TestEnd {
     fn new(context: *mut ibv_context, with_srq: bool) -> Self {
-        // SAFETY: pointers that the library gave out, and structures of zeros for what is not set;
-        // memory in the box stays where it is until `drop`.
+        // SAFETY: the pointers were returned by the library, and structures consist of zeros except
+        // for the fields that are set. The memory in the box does not move until `drop`.
         unsafe {
             let pd = call!(pd::ibv_alloc_pd(context));
             let mut attr: abi::ibv_cq_init_attr_ex = abi::zeroed();
@@ -78,7 +78,7 @@ impl TestEnd {
     }
 
     fn number(&self) -> u32 {
-        // SAFETY: lives until `drop`.
+        // SAFETY: the queue pair lives until `drop`.
         unsafe { (*self.qp).qp_num }
     }
 
@@ -86,19 +86,19 @@ impl TestEnd {
         self.memory.as_ptr().addr() as u64 + 8 * word as u64
     }
 
-    /// The word at the index `word`, which a peer may be writing.
+    /// Returns the word at the index `word`. A peer may be writing it.
     fn memory_word(&self, word: usize) -> u64 {
-        // SAFETY: inside of the box.
+        // SAFETY: the word is inside the box.
         unsafe { self.memory.as_ptr().add(word).read_volatile() }
     }
 
     fn rkey(&self) -> u32 {
-        // SAFETY: lives until `drop`.
+        // SAFETY: the region lives until `drop`.
         unsafe { (*self.mr).rkey }
     }
 
     fn modify(&self, attr: &mut abi::ibv_qp_attr, mask: c_int) {
-        // SAFETY: a queue pair of ours.
+        // SAFETY: the queue pair belongs to this test.
         assert_eq!(unsafe { call!(qp::ibv_modify_qp(self.qp, attr as *const _, mask)) }, 0);
     }
 
@@ -109,7 +109,7 @@ impl TestEnd {
             flags::IBV_QP_STATE | flags::IBV_QP_PORT | flags::IBV_QP_PKEY_INDEX | flags::IBV_QP_ACCESS_FLAGS;
         self.modify(&mut attr, init);
         let mut gid = ibv_gid::default();
-        // SAFETY: writes a GID.
+        // SAFETY: `gid` has room for a GID.
         assert_eq!(unsafe { call!(device::port::ibv_query_gid(self.context, 1, 0, &raw mut gid)) }, 0);
         attr.qp_state = 2;
         (attr.dest_qp_num, attr.path_mtu) = (peer.number(), 3);
@@ -127,12 +127,12 @@ impl TestEnd {
         self.modify(&mut attr, rts | flags::IBV_QP_SQ_PSN | flags::IBV_QP_MAX_QP_RD_ATOMIC);
     }
 
-    /// Posts one receive of eight bytes at the index `word`, for the shared queue if there is one.
+    /// Posts one receive of eight bytes at the index `word`, to the shared queue if there is one.
     fn receive(&self, id: u64, word: usize) {
         let mut sge = self.sge(word, 8);
         let mut wr = abi::ibv_recv_wr { wr_id: id, next: ptr::null_mut(), sg_list: &raw mut sge, num_sge: 1 };
         let mut bad = ptr::null_mut();
-        // SAFETY: one request; its memory stays.
+        // SAFETY: there is one request, and its memory lives until `drop`.
         unsafe {
             let ops = &(*self.context).ops;
             let posted = if self.srq.is_null() {
@@ -145,13 +145,13 @@ impl TestEnd {
     }
 
     fn sge(&self, word: usize, length: u32) -> ibv_sge {
-        // SAFETY: lives until `drop`.
+        // SAFETY: the region lives until `drop`.
         ibv_sge { addr: self.address(word), length, lkey: unsafe { (*self.mr).lkey } }
     }
 
-    /// Builds one request by `ibv_wr_*` and posts it.
+    /// Builds one request with `ibv_wr_*` and posts it.
     fn build(&self, id: u64, request: impl FnOnce(*mut ibv_qp_ex)) -> c_int {
-        // SAFETY: a queue pair made for it; one thread.
+        // SAFETY: the queue pair was created for `ibv_wr_*`, and only one thread uses it.
         unsafe {
             let ex = call!(qp::ibv_qp_to_qp_ex(self.qp));
             (*ex).wr_start.unwrap()(ex);
@@ -163,7 +163,7 @@ impl TestEnd {
 
     fn completion(&self) -> ibv_wc {
         let until = Instant::now() + Duration::from_secs(30);
-        // SAFETY: integers, and one completion at most is written.
+        // SAFETY: at most one completion is written, which consists of integers.
         unsafe {
             let mut wc: ibv_wc = abi::zeroed();
             while (*self.context).ops.poll_cq.unwrap()(self.cq.cast(), 1, &raw mut wc) == 0 {
@@ -182,7 +182,7 @@ impl TestEnd {
 
 impl Drop for TestEnd {
     fn drop(&mut self) {
-        // SAFETY: each once, users before what they use.
+        // SAFETY: each object is destroyed once, and after the objects that use it.
         unsafe {
             assert_eq!(call!(pd::ibv_dealloc_pd(self.pd)), libc::EBUSY);
             assert_eq!(call!(cq::ibv_destroy_cq(self.cq.cast())), libc::EBUSY);
@@ -197,9 +197,9 @@ impl Drop for TestEnd {
     }
 }
 
-/// The structure around a context.
+/// Returns the structure that contains a context.
 unsafe fn vctx<'a>(context: *mut ibv_context) -> &'a abi::verbs_context {
-    // SAFETY: every context of ours is the tail of one.
+    // SAFETY: every context of the library is the last part of such a structure.
     unsafe { &*context.byte_sub(std::mem::offset_of!(abi::verbs_context, context)).cast() }
 }
 
@@ -212,7 +212,8 @@ fn every_request_by_ibv_wr() {
     let (rkey, remote) = (b.rkey(), b.address(8));
     a.memory[0] = 0x1122_3344;
     b.memory[9] = 40;
-    // SAFETY: requests of a queue pair made for them, between start and complete; memory stays.
+    // SAFETY: the requests are built between start and complete, on a queue pair that was created
+    // for them. The memory lives until `drop`.
     unsafe {
         let sge = a.sge(0, 8);
         let set =
@@ -283,7 +284,8 @@ fn every_request_by_ibv_wr() {
             (*ex).wr_atomic_write.unwrap()(ex, rkey, b.address(10) + 4, (&raw const bytes).cast());
         });
         assert_eq!(misaligned, libc::EINVAL);
-        // Inline data is taken at once, and more than was agreed is refused as a whole.
+        // Inline data is copied immediately, and if there is more than the queue pair supports,
+        // nothing is posted.
         let mut inline = *b"inline!!";
         b.receive(102, 11);
         assert_eq!(
@@ -308,7 +310,7 @@ fn every_request_by_ibv_wr() {
         a.memory[0] = 5;
     }
     drop((a, b));
-    // SAFETY: it is not used any more.
+    // SAFETY: the context is not used any more.
     assert_eq!(unsafe { call!(open::ibv_close_device(opened)) }, 0);
 }
 
@@ -320,13 +322,14 @@ fn refused_batch_posts_nothing() {
     a.connect(&b);
     b.connect(&a);
     let (sge, write) = (a.sge(0, 8), |ex: *mut ibv_qp_ex, id: u64| {
-        // SAFETY: a request of a queue pair made for it, between start and complete.
+        // SAFETY: the request is built between start and complete, on a queue pair that was created
+        // for it.
         unsafe {
             (*ex).wr_id = id;
             (*ex).wr_rdma_write.unwrap()(ex, b.rkey(), b.address(1));
         }
     });
-    // SAFETY: the request that `write` has begun; the memory lives as long as `a`.
+    // SAFETY: `write` has started the request, and the memory lives as long as `a`.
     let set = |ex: *mut ibv_qp_ex| unsafe { (*ex).wr_set_sge.unwrap()(ex, sge.lkey, sge.addr, sge.length) };
     for length in [33, 40] {
         let refused = a.build(0, |ex| {
@@ -348,7 +351,7 @@ fn refused_batch_posts_nothing() {
         a.done(id);
     }
     drop((a, b));
-    // SAFETY: it is not used any more.
+    // SAFETY: the context is not used any more.
     assert_eq!(unsafe { call!(open::ibv_close_device(opened)) }, 0);
 }
 
@@ -358,7 +361,8 @@ fn completions_are_read_field_by_field() {
     let (a, b) = (TestEnd::new(opened, false), TestEnd::new(opened, false));
     a.connect(&b);
     b.connect(&a);
-    // SAFETY: as in the other tests; fields are read between start and end.
+    // SAFETY: the same conditions hold as in the other tests, and fields are read between start and
+    // end.
     unsafe {
         let cq = b.cq;
         let start = || (*cq).start_poll.unwrap()(cq, ptr::null_mut());
@@ -387,7 +391,7 @@ fn completions_are_read_field_by_field() {
         assert_eq!(start(), libc::ENOENT);
     }
     drop((a, b));
-    // SAFETY: it is not used any more.
+    // SAFETY: the context is not used any more.
     assert_eq!(unsafe { call!(open::ibv_close_device(opened)) }, 0);
 }
 
@@ -395,7 +399,8 @@ fn completions_are_read_field_by_field() {
 fn asynchronous_events_await_acknowledgement() {
     let (opened, other) = (open(), open());
     let (a, b) = (TestEnd::new(opened, false), TestEnd::new(opened, true));
-    // SAFETY: pointers of ours; the event is acknowledged once, before its queue is destroyed.
+    // SAFETY: the pointers belong to this test, and the event is acknowledged once, before its
+    // queue is destroyed.
     unsafe {
         let attr = abi::ibv_srq_attr { max_wr: 0, max_sge: 0, srq_limit: 2 };
         assert_eq!(call!(srq::ibv_modify_srq(b.srq, &raw const attr, 2)), 0);
@@ -415,7 +420,7 @@ fn asynchronous_events_await_acknowledgement() {
         call!(async_events::ibv_ack_async_event(&raw mut event));
     }
     drop((a, b));
-    // SAFETY: they are not used any more.
+    // SAFETY: the contexts are not used any more.
     unsafe {
         assert_eq!(call!(open::ibv_close_device(opened)), 0);
         assert_eq!(call!(open::ibv_close_device(other)), 0);
@@ -425,7 +430,7 @@ fn asynchronous_events_await_acknowledgement() {
 #[test]
 fn completion_events_have_a_descriptor() {
     let opened = open();
-    // SAFETY: pointers of ours, each destroyed once.
+    // SAFETY: the pointers belong to this test, and each object is destroyed once.
     unsafe {
         let announced = call!(channel::ibv_create_comp_channel(opened));
         let cq = call!(cq::ibv_create_cq(opened, 8, ptr::null_mut(), announced, 0));
@@ -440,15 +445,15 @@ fn completion_events_have_a_descriptor() {
     }
 }
 
-/// Room for requests and elements at addresses that are 4 modulo 8, as packed structures of
-/// programs have them.
+/// Memory for requests and elements at addresses that are 4 modulo 8, as in the packed structures
+/// of some programs.
 #[repr(C, align(8))]
 struct PackedElement<T>(u32, [u8; 160], std::marker::PhantomData<T>);
 
 impl<T: Copy> PackedElement<T> {
     fn new(value: T) -> Self {
         let mut packed = Self(0, [0; 160], std::marker::PhantomData);
-        // SAFETY: the value fits, and is written at whatever address that is.
+        // SAFETY: the memory is large enough, and the write does not require alignment.
         unsafe { packed.at().write_unaligned(value) };
         packed
     }
@@ -474,7 +479,8 @@ fn unaligned_requests_and_elements() {
         num_sge: 2,
     });
     let mut from = PackedElement::new([a.sge(0, 8), a.sge(1, 8)]);
-    // SAFETY: integers and pointers; requests with their elements, whose memory stays.
+    // SAFETY: the arguments are integers and pointers to requests with their elements, whose memory
+    // lives until the end of the test.
     unsafe {
         let mut bad = ptr::null_mut();
         assert_eq!((*opened).ops.post_recv.unwrap()(b.qp, receive.at(), &raw mut bad), 0);
@@ -489,7 +495,7 @@ fn unaligned_requests_and_elements() {
     b.done(1);
     assert_eq!((b.memory[8], b.memory[20]), (0x0123_4567_89AB_CDEF, 42));
     let build = |ex: *mut ibv_qp_ex| {
-        // SAFETY: called between start and completion of a request of `ex`.
+        // SAFETY: the functions are called between start and completion of a request of `ex`.
         unsafe {
             (*ex).wr_rdma_write.unwrap()(ex, b.rkey(), b.address(30));
             (*ex).wr_set_sge_list.unwrap()(ex, 2, from.at().cast());
@@ -501,12 +507,12 @@ fn unaligned_requests_and_elements() {
         std::thread::yield_now();
     }
     drop((a, b));
-    // SAFETY: it is not used any more.
+    // SAFETY: the context is not used any more.
     assert_eq!(unsafe { call!(open::ibv_close_device(opened)) }, 0);
 }
 
-/// A region without access for peers, which its program rewrites meanwhile, as a machine that
-/// migrates does: each CRC is right, and the peer gets some of what was there.
+/// The program rewrites a region without remote access while it is written to the peer, like a
+/// virtual machine that migrates. Each CRC must be correct, and the peer gets some of the values.
 #[test]
 fn source_rewritten_during_write() {
     const LENGTH: usize = 1 << 20;
@@ -517,7 +523,7 @@ fn source_rewritten_during_write() {
     b.connect(&a);
     let source: Vec<AtomicU64> = (0..LENGTH as u64 / 8).map(AtomicU64::new).collect();
     let mut target = vec![0u8; LENGTH];
-    // SAFETY: both stay until the regions are deregistered; nothing here looks at the target
+    // SAFETY: both buffers live until the regions are deregistered, and the target is not accessed
     // meanwhile.
     let (from, to) = unsafe {
         let from = call!(mr::ibv_reg_mr(a.pd, source.as_ptr().cast_mut().cast(), LENGTH, 0));
@@ -525,9 +531,9 @@ fn source_rewritten_during_write() {
         assert!(!from.is_null() && !to.is_null());
         (from, to)
     };
-    // SAFETY: regions of ours.
+    // SAFETY: the regions belong to this test.
     let (lkey, rkey) = unsafe { ((*from).lkey, (*to).rkey) };
-    /// Set when the Writes are over, by a failed assertion as well.
+    /// Sets the flag when the Writes are finished, even if an assertion fails.
     struct FlagOnDrop<'a>(&'a AtomicBool);
     impl Drop for FlagOnDrop<'_> {
         fn drop(&mut self) {
@@ -545,7 +551,7 @@ fn source_rewritten_during_write() {
         });
         let _over = FlagOnDrop(&over);
         for id in 0..WRITES {
-            // SAFETY: inside of the regions.
+            // SAFETY: the addresses are inside the regions.
             let posted = a.build(id, |qp| unsafe {
                 (*qp).wr_rdma_write.unwrap()(qp, rkey, target.as_ptr().addr() as u64);
                 (*qp).wr_set_sge.unwrap()(qp, lkey, source.as_ptr().addr() as u64, LENGTH as u32);
@@ -553,8 +559,8 @@ fn source_rewritten_during_write() {
             assert_eq!(posted, 0);
             a.done(id);
         }
-        // The answer comes behind everything that was written.
-        // SAFETY: inside of the regions.
+        // The response to the Read arrives after all Writes. SAFETY: the addresses are inside the
+        // regions.
         let posted = a.build(WRITES, |qp| unsafe {
             (*qp).wr_rdma_read.unwrap()(qp, b.rkey(), b.address(0));
             (*qp).wr_set_sge.unwrap()(qp, (*a.mr).lkey, a.address(0), 8);
@@ -562,7 +568,7 @@ fn source_rewritten_during_write() {
         assert_eq!(posted, 0);
         a.done(WRITES);
     });
-    // SAFETY: each once.
+    // SAFETY: each region is deregistered once.
     unsafe {
         assert_eq!((call!(mr::ibv_dereg_mr(from)), call!(mr::ibv_dereg_mr(to))), (0, 0));
         drop((a, b));
@@ -573,7 +579,7 @@ fn source_rewritten_during_write() {
 #[test]
 fn buffers_page_aligned_with_regions_inside() {
     let opened = open();
-    // SAFETY: pointers of ours, each destroyed once.
+    // SAFETY: the pointers belong to this test, and each object is destroyed once.
     unsafe {
         let (domain, other) = (call!(pd::ibv_alloc_pd(opened)), call!(pd::ibv_alloc_pd(opened)));
         let mut handle = ptr::null_mut();
@@ -594,7 +600,7 @@ fn buffers_page_aligned_with_regions_inside() {
         let with_iova = call!(buf::ibv_reg_mr_ex(domain, &raw const attr));
         assert!(!with_iova.is_null());
         attr.fd = -1;
-        // A DMA-buf has no address, and needs an offset; there is none.
+        // A DMA-buf has no address, and needs an offset. No DMA-buf exists here.
         let refused = [
             (1, libc::EINVAL),
             (2 | 4, libc::EINVAL),
@@ -621,7 +627,7 @@ fn buffers_page_aligned_with_regions_inside() {
 #[test]
 fn every_call_states_the_same_speed() {
     let opened = open();
-    // SAFETY: a context of ours, results have room.
+    // SAFETY: the context belongs to this test, and there is memory for the results.
     unsafe {
         let mut attr: abi::ibv_port_attr = abi::zeroed();
         let query = vctx(opened).query_port.unwrap();
@@ -641,7 +647,7 @@ fn null_pointers_are_errors() {
     fn none<T>() -> *mut T {
         ptr::null_mut()
     }
-    // SAFETY: NULL everywhere: what every function promises to refuse.
+    // SAFETY: all pointers are NULL, which every function refuses.
     unsafe {
         assert!(call!(open::ibv_open_device(none())).is_null());
         assert_eq!(call!(open::ibv_close_device(none())), -1);
@@ -684,7 +690,7 @@ fn null_pointers_are_errors() {
     }
 }
 
-/// A wild pointer is no object, and must not be dereferenced.
+/// An invalid pointer is detected without dereferencing it.
 #[test]
 fn wild_pointers_are_errors() {
     let opened = open();
@@ -697,7 +703,8 @@ fn wild_pointers_are_errors() {
             ptr::without_provenance_mut(address)
         }
         let srq_attr = abi::ibv_srq_attr { max_wr: 1, max_sge: 1, srq_limit: 0 };
-        // SAFETY: what every function promises to refuse without a look; results have room.
+        // SAFETY: every function refuses these pointers without dereferencing them, and there is
+        // memory for the results.
         unsafe {
             let (mut attr, mut init): (abi::ibv_qp_attr, abi::ibv_qp_init_attr) =
                 (abi::zeroed(), abi::zeroed());
@@ -741,14 +748,14 @@ fn wild_pointers_are_errors() {
             }
         }
     }
-    // SAFETY: pointers of ours, and their destruction once more, which is to be refused.
+    // SAFETY: the pointers belong to this test. Destroying an object a second time is refused.
     unsafe {
         let domain = call!(pd::ibv_alloc_pd(opened));
         assert_eq!(call!(pd::ibv_dealloc_pd(domain)), 0);
         assert_eq!(call!(pd::ibv_dealloc_pd(domain)), libc::EINVAL);
     }
     drop(end);
-    // SAFETY: it is not used any more.
+    // SAFETY: the contexts are not used any more.
     unsafe {
         assert_eq!(call!(open::ibv_close_device(opened)), 0);
         assert_eq!(call!(open::ibv_close_device(opened)), -1);
@@ -759,16 +766,17 @@ fn wild_pointers_are_errors() {
 fn arguments_without_a_meaning_are_refused() {
     let opened = open();
     let end = TestEnd::new(opened, false);
-    // SAFETY: pointers of ours; what is wrong with them is their kind or the numbers beside them.
+    // SAFETY: the pointers belong to this test. Only the kind of object or the other arguments are
+    // wrong.
     unsafe {
-        // An object of another kind.
+        // The pointer refers to an object of another kind.
         assert_eq!(call!(mr::ibv_dereg_mr(end.qp.cast())), libc::EINVAL);
         assert_eq!(call!(cq::ibv_destroy_cq(end.qp.cast())), libc::EINVAL);
         let mut word = 0u64;
         let at = (&raw mut word).cast();
         assert!(call!(mr::ibv_reg_mr(end.pd, at, 0, 1)).is_null());
         assert!(call!(mr::ibv_reg_mr(end.pd, at, usize::MAX, 1)).is_null());
-        // Remote writing needs local writing, and there is no right 1 << 8.
+        // Remote write access requires local write access, and the right 1 << 8 does not exist.
         assert!(call!(mr::ibv_reg_mr(end.pd, at, 8, 2)).is_null());
         assert!(call!(mr::ibv_reg_mr(end.pd, at, 8, 1 << 8)).is_null());
         let vectors = (*opened).num_comp_vectors;
@@ -787,7 +795,8 @@ fn arguments_without_a_meaning_are_refused() {
             assert!(call!(qp::ibv_create_qp(end.pd, &raw mut init)).is_null());
             assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(errno));
         }
-        // No such request, and one whose elements are not there: the second of the chain is named.
+        // One opcode is invalid, and one request has no elements. The second request of the chain
+        // is reported.
         let mut bad = ptr::null_mut();
         let mut wrong: abi::ibv_send_wr = abi::zeroed();
         wrong.opcode = 99;
@@ -808,6 +817,6 @@ fn arguments_without_a_meaning_are_refused() {
         assert_eq!(post(end.qp, &raw mut wrong, &raw mut bad), libc::EINVAL);
     }
     drop(end);
-    // SAFETY: it is not used any more.
+    // SAFETY: the context is not used any more.
     assert_eq!(unsafe { call!(open::ibv_close_device(opened)) }, 0);
 }

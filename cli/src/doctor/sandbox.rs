@@ -158,7 +158,7 @@ fn check_address_families() -> Check {
 /// Checks the directory in which programs of this user publish their counters.
 fn check_counters() -> Check {
     const NAME: &str = "counters";
-    let directory = counters::user();
+    let directory = counters::user_directory();
     let path = directory.path().display();
     match directory.check() {
         Ok(()) => Check::ok(NAME, format!("published in {path}")),

@@ -78,7 +78,7 @@ fn wait_failure(error: &io::Error) -> Failure {
 
 /// Adds a hint if a limit or a sandbox is the reason for the failure of `tried`.
 fn with_denied_fix(failure: Failure, tried: &str, error: &io::Error) -> Failure {
-    denied::fix(tried, error).into_iter().fold(failure, Failure::with_fix)
+    denied::advice(tried, error).into_iter().fold(failure, Failure::with_fix)
 }
 
 /// Returns the exit code of a process in the convention of shells: 128 plus the number of a signal

@@ -30,7 +30,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use uiw::counters::{Datagrams, Directions, Directory, Operations};
 use uiw_cabi_core::counters;
-use uiw_cabi_rsocket::preload::connections::{self, Carrier, Line, Role};
+use uiw_cabi_rsocket::preload::connections::{self, Carrier, ConnectionRecord, Role};
 
 /// Exit code if the program succeeded but did not move the required payload by uiw.
 const NOT_MET: u8 = 125;
@@ -60,7 +60,10 @@ pub(super) enum Requirement {
 
 /// Runs the program and reports after its end.
 pub(super) fn run(command: Command, require: Option<Requirement>, as_json: bool) -> Result<ExitCode> {
-    guard::run(|guard| watch(command, require, as_json, guard), || remove_ended_runs(&counters::user()))
+    guard::run(
+        |guard| watch(command, require, as_json, guard),
+        || remove_ended_runs(&counters::user_directory()),
+    )
 }
 
 fn watch(
@@ -69,7 +72,7 @@ fn watch(
     as_json: bool,
     guard: Guard,
 ) -> Result<ExitCode> {
-    let run = RunDirectory::new(counters::user())?;
+    let run = RunDirectory::new(counters::user_directory())?;
     command.env(counters::VARIABLE, run.directory.path());
     let child = match command.spawn() {
         Ok(child) => child,
@@ -246,7 +249,7 @@ struct CounterSum {
     /// Number of processes for each library.
     libraries: BTreeMap<String, u64>,
     /// Connections of the preload library, with the number of equal ones.
-    sockets: BTreeMap<Line, u64>,
+    sockets: BTreeMap<ConnectionRecord, u64>,
     /// Number of connections that did not fit into `sockets`.
     unlisted_sockets: u64,
 }
@@ -266,7 +269,7 @@ impl CounterSum {
         let mut reader = BufReader::new(File::from(opened).take(*left));
         let mut line = String::new();
         while (&mut reader).take(MAX_LINE).read_line(&mut line).is_ok() {
-            let Some(found) = line.strip_suffix('\n').and_then(Line::parse) else { break };
+            let Some(found) = line.strip_suffix('\n').and_then(ConnectionRecord::parse) else { break };
             line.clear();
             if self.sockets.len() < MAX_LISTED || self.sockets.contains_key(&found) {
                 *self.sockets.entry(found).or_default() += 1;
@@ -320,7 +323,7 @@ impl CounterSum {
 
     /// Returns the lines that say which connections used rsockets and which used TCP.
     fn sockets_text(&self) -> String {
-        let line = |(line, count): (&Line, &u64)| {
+        let line = |(line, count): (&ConnectionRecord, &u64)| {
             let how = match line.role {
                 Role::Connected => "to",
                 Role::Accepted => "accepted at",

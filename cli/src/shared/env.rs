@@ -6,7 +6,7 @@ use crate::shared::text;
 use serde_json::json;
 use std::env;
 use std::sync::OnceLock;
-use uiw_cabi_core::settings::{Scope, Settings, VARIABLES, Variable};
+use uiw_cabi_core::settings::{ProgramScope, Settings, VARIABLES, Variable};
 
 /// The variables that a command obeys if it makes connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,8 +34,10 @@ pub(crate) fn obey(obeys: VariableScope) -> Result<()> {
     for variable in VARIABLES {
         let Some(value) = value(variable) else { continue };
         let why = match obeys {
-            _ if variable.scope == Scope::CProgram => "only programs on the C libraries obey this variable",
-            VariableScope::BothEnds if variable.scope == Scope::Connection => {
+            _ if variable.scope == ProgramScope::CProgram => {
+                "only programs on the C libraries obey this variable"
+            }
+            VariableScope::BothEnds if variable.scope == ProgramScope::Connection => {
                 "both ends of this command are on this machine's own TCP and choose their options"
             }
             VariableScope::Log if variable.name != "UIW_LOG" && variable.name != "UIW_COUNTERS" => {

@@ -164,7 +164,7 @@ impl Failure {
             }
             Error::Io { what: tried, source } => {
                 let tls_hint = || tls_error(source).map(tls_fix);
-                let fix = option_fix(source).or_else(tls_hint).or_else(|| denied::fix(tried, source));
+                let fix = option_fix(source).or_else(tls_hint).or_else(|| denied::advice(tried, source));
                 no(source.to_string(), fix.unwrap_or(CHECK_ROUTE))
             }
             Error::Lost { source, .. } => {
@@ -265,7 +265,9 @@ impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         let failure = Self::local("cannot prepare the run", &error);
         match &error {
-            Error::Io { what, source } => denied::fix(what, source).into_iter().fold(failure, Self::with_fix),
+            Error::Io { what, source } => {
+                denied::advice(what, source).into_iter().fold(failure, Self::with_fix)
+            }
             _ => failure,
         }
     }

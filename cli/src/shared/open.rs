@@ -10,7 +10,7 @@ use std::sync::{Arc, OnceLock};
 use tracing_subscriber::EnvFilter;
 use uiw::counters::Publish;
 use uiw::raw::{Device, DeviceConfig, Limits};
-use uiw_cabi_core::counters::{self, Counters};
+use uiw_cabi_core::counters::{self, CounterDestination};
 use uiw_cabi_core::tls::{self, TlsFileConfig};
 use uiw_impair::fault::Faults;
 use uiw_llp::capture::{PcapFile, PcapSink};
@@ -272,13 +272,13 @@ impl Opener {
 /// Returns how this process publishes its counters.
 fn publish() -> Result<Option<Publish>> {
     let counters = match std::env::var(counters::VARIABLE) {
-        Ok(text) if !text.is_empty() => Counters::parse(&text).map_err(|rule| {
+        Ok(text) if !text.is_empty() => CounterDestination::parse(&text).map_err(|rule| {
             Failure::usage(format!("{}={text}", counters::VARIABLE), rule, "change or unset it")
         })?,
-        _ => Counters::default(),
+        _ => CounterDestination::default(),
     };
     let program = std::env::current_exe().unwrap_or_default();
-    Ok(counters.publish(program.to_string_lossy().into_owned()))
+    Ok(counters.publish_config(program.to_string_lossy().into_owned()))
 }
 
 fn log(verbose: u8, default: &str) -> Result<()> {

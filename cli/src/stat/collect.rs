@@ -45,7 +45,7 @@ fn directories() -> Result<Vec<Directory>> {
         }
         return Ok(vec![Directory::new(path)]);
     }
-    let user = counters::user();
+    let user = counters::user_directory();
     let failed =
         |error| Failure::local(format!("cannot read the directory {}", user.path().display()), error);
     let linked = user.linked().map_err(failed)?;

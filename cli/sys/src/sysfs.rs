@@ -166,7 +166,7 @@ fn device(netdev: &NetDev, persona: Persona) -> io::Result<()> {
     fs::create_dir_all(&nets)?;
     symlink(Path::new(CLASSES).join("net").join(&netdev.name), nets.join(&netdev.name))?;
     let at = folder.join("ports/1");
-    let attr = port::of(netdev, persona);
+    let attr = port::port_attr(netdev, persona);
     put(&at.join("state"), if netdev.running { "4: ACTIVE" } else { "1: DOWN" })?;
     put(&at.join("phys_state"), if netdev.running { "5: LinkUp" } else { "3: Disabled" })?;
     put(&at.join("link_layer"), if persona == Persona::Ib { "InfiniBand" } else { "Ethernet" })?;
@@ -175,7 +175,7 @@ fn device(netdev: &NetDev, persona: Persona) -> io::Result<()> {
     put(&at.join("sm_lid"), &format!("{:#x}", attr.sm_lid))?;
     put(&at.join("sm_sl"), "0")?;
     put(&at.join("cap_mask"), &format!("{:#010x}", attr.port_cap_flags))?;
-    put(&at.join("rate"), &PortSpeed::of(netdev).to_string())?;
+    put(&at.join("rate"), &PortSpeed::from_netdev(netdev).to_string())?;
     for (index, (address, _)) in netdev.addresses.iter().enumerate() {
         let gid =
             Ipv6Addr::from(gid::from_address(*address).raw).segments().map(|w| format!("{w:04x}")).join(":");

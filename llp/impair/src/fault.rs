@@ -1,6 +1,6 @@
-//! Faults on top of any stack: odd-sized reads and writes, flipped bits, cuts, half-closes,
-//! spurious `WouldBlock`. Everything follows from a seed and from byte positions, nothing from
-//! time.
+//! Fault injection for any stack: reads and writes of odd sizes, flipped bits, lost connections,
+//! half-closed connections, and spurious `WouldBlock` errors. All faults follow from a seed and
+//! from byte positions, and do not depend on time.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -40,35 +40,35 @@ use uiw_llp::{
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Faults {
-    /// Bytes that one `send` takes.
+    /// Number of bytes that one `send` accepts.
     pub send_split: Split,
-    /// Bytes that one `recv` gives.
+    /// Number of bytes that one `recv` returns.
     pub recv_split: Split,
-    /// Bytes changed on their way out.
+    /// Changes of sent bytes.
     pub flip_sent: Vec<Flip>,
-    /// Bytes changed on their way in.
+    /// Changes of received bytes.
     pub flip_received: Vec<Flip>,
-    /// The connection is reset once so many bytes were sent.
+    /// Number of sent bytes after which the connection is reset.
     pub cut_sent: Option<u64>,
-    /// The connection is reset once so many bytes were received.
+    /// Number of received bytes after which the connection is reset.
     pub cut_received: Option<u64>,
-    /// A FIN follows so many bytes sent; `send` says `BrokenPipe` from then on.
+    /// Number of sent bytes after which a FIN follows; later calls of `send` return `BrokenPipe`.
     pub fin_sent: Option<u64>,
-    /// Every so many calls of `send`, and of `recv`, one says `WouldBlock` without need. 1 would be
-    /// for ever: it counts as 2.
+    /// Interval, in calls of `send` and of `recv`, at which a call returns `WouldBlock` without
+    /// need. The value 1 would block forever, so it counts as 2.
     pub would_block_every: Option<u32>,
 }
 
-/// Changes one byte.
+/// Change of one byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Flip {
-    /// Position.
+    /// Position of the byte.
     pub byte: u64,
-    /// Bits to turn over.
+    /// Bits to flip.
     pub mask: u8,
 }
 
-/// A stack whose streams have faults: see [`FaultHooks::wrap`].
+/// Stack whose streams have injected faults: see [`FaultHooks::wrap`].
 pub type FaultStack = WrappedStack<FaultHooks>;
 
 /// State shared by a [`FaultStack`], its listeners and its streams.
@@ -78,28 +78,28 @@ pub struct FaultHooks {
     shard: Arc<Mutex<ShardState>>,
 }
 
-/// Common to all shards; locked when a stream or a shard is made.
+/// State that all shards share. It is locked when a stream or a shard is created.
 struct SharedPlan {
-    /// The faults of the next stream, by its origin and its number (from 0).
+    /// Returns the faults of the next stream, from its origin and its number (from 0).
     faults: Box<dyn FnMut(Origin, u64) -> Faults + Send>,
     streams: u64,
-    /// Each shard takes the next one.
+    /// Seed of the next shard.
     seed: u64,
 }
 
 struct ShardState {
     random: Random,
-    /// Streams we cut: the stack below has no event for them.
+    /// Streams whose connection was cut. The inner stack reports no events for them.
     cut: BTreeSet<Token>,
 }
 
 impl FaultHooks {
-    /// Wraps a stack. All streams have these faults; random choices follow from `seed`.
+    /// Wraps a stack. All streams have these faults; random choices are derived from `seed`.
     pub fn wrap(inner: Box<dyn TransportStack>, seed: u64, faults: Faults) -> FaultStack {
         Self::wrap_with(inner, seed, move |_, _| faults.clone())
     }
 
-    /// Wraps a stack. Each stream has the faults that `plan` says, given its origin and its number
+    /// Wraps a stack. Each stream has the faults that `plan` returns for its origin and its number
     /// (from 0). The streams of all shards are counted together.
     pub fn wrap_with(
         inner: Box<dyn TransportStack>,
@@ -107,11 +107,11 @@ impl FaultHooks {
         plan: impl FnMut(Origin, u64) -> Faults + Send + 'static,
     ) -> FaultStack {
         let plan = SharedPlan { faults: Box::new(plan), streams: 0, seed };
-        WrappedStack { inner, hooks: Self::next(&Arc::new(Mutex::new(plan))) }
+        WrappedStack { inner, hooks: Self::for_next_shard(&Arc::new(Mutex::new(plan))) }
     }
 
-    /// Creates the hooks of the next shard of `plan`.
-    fn next(plan: &Arc<Mutex<SharedPlan>>) -> Self {
+    /// Creates the hooks of the next shard.
+    fn for_next_shard(plan: &Arc<Mutex<SharedPlan>>) -> Self {
         let mut locked = plan.lock();
         let seed = locked.seed;
         locked.seed = seed.wrapping_add(1);
@@ -148,7 +148,7 @@ impl StackHooks for FaultHooks {
     }
 
     fn shard(&self, _inner: &dyn TransportStack) -> Self {
-        Self::next(&self.plan)
+        Self::for_next_shard(&self.plan)
     }
 
     fn poll(&mut self, inner: &mut dyn TransportStack, events: &mut Vec<Event>) -> io::Result<()> {
@@ -173,7 +173,7 @@ impl StackHooks for FaultHooks {
             return Err(attached_stream());
         }
         if faulty.end == Some(InjectedEnd::Cut) {
-            // It is reset in the eyes of its user, and known to no stack below.
+            // The stream is reset for its user, although the inner stack does not know that.
             self.shard.lock().cut.insert(token);
         } else {
             inner.adopt(stream, token)?;
@@ -183,7 +183,7 @@ impl StackHooks for FaultHooks {
     }
 }
 
-/// The state of a stream of a [`FaultStack`].
+/// State of a stream of a [`FaultStack`].
 #[derive(Debug)]
 pub struct FaultStream {
     token: Token,
@@ -191,9 +191,9 @@ pub struct FaultStream {
     shared: FaultHooks,
     sent: u64,
     received: u64,
-    /// Calls of `send` and `recv`.
+    /// Numbers of calls of `send` and `recv`.
     calls: [u32; 2],
-    /// Result of every call after a cut, and of `send` after a FIN.
+    /// Result of every call after a cut, and of `send` after an injected FIN.
     end: Option<InjectedEnd>,
     detached: bool,
 }
@@ -206,8 +206,8 @@ enum InjectedEnd {
 }
 
 impl FaultStream {
-    /// Returns whether this call of `send` (0) or `recv` (1) is to block.
-    fn blocks(&mut self, which: usize) -> bool {
+    /// Returns whether this call of `send` (0) or `recv` (1) has to return `WouldBlock`.
+    fn must_block(&mut self, which: usize) -> bool {
         self.calls[which] = self.calls[which].wrapping_add(1);
         self.faults.would_block_every.is_some_and(|every| self.calls[which].is_multiple_of(every.max(2)))
     }
@@ -222,15 +222,15 @@ impl FaultStream {
         self.shared.shard.lock().cut.insert(self.token);
     }
 
-    /// Returns the shard reports it no more. Once it is detached, its token may be another stream's
-    /// there.
-    fn forget_cut(&self) {
+    /// Makes the shard stop reporting the cut stream. After the stream was detached, another stream
+    /// of that shard may have its token.
+    fn stop_reporting_cut(&self) {
         if !self.detached {
             self.shared.shard.lock().cut.remove(&self.token);
         }
     }
 
-    /// Faults that stand right behind the bytes sent and received so far.
+    /// Applies the faults at the position of the bytes that were sent and received so far.
     fn apply_position(&mut self, inner: &mut dyn TransportStream) {
         let reached = |at: Option<u64>, position| at.is_some_and(|at| position >= at);
         if matches!(self.end, None | Some(InjectedEnd::Fin))
@@ -244,13 +244,14 @@ impl FaultStream {
     }
 }
 
-/// Bytes from `position` until `at`; none if it is passed.
-fn until(at: impl IntoIterator<Item = u64>, position: u64) -> usize {
+/// Returns the number of bytes from `position` to the next position in `at`. Positions that were
+/// passed are ignored.
+fn bytes_until(at: impl IntoIterator<Item = u64>, position: u64) -> usize {
     let next = at.into_iter().filter(|&at| at > position).min();
     next.map_or(usize::MAX, |at| usize::try_from(at - position).unwrap_or(usize::MAX))
 }
 
-fn first<'a>(bufs: &[IoVec<'a>], mut len: usize) -> Vec<IoVec<'a>> {
+fn first_bytes<'a>(bufs: &[IoVec<'a>], mut len: usize) -> Vec<IoVec<'a>> {
     let mut list = Vec::with_capacity(bufs.len());
     for buf in bufs {
         let part = buf.len().min(len);
@@ -272,14 +273,15 @@ impl StreamHooks for FaultStream {
         if IoVec::total(bufs) == 0 {
             return Err(no_bytes());
         }
-        if self.blocks(0) {
+        if self.must_block(0) {
             return Err(io::ErrorKind::WouldBlock.into());
         }
         let flips = self.faults.flip_sent.iter();
         let mask = flips.clone().filter(|flip| flip.byte == self.sent).fold(0, |mask, flip| mask ^ flip.mask);
         let sent = if mask != 0 {
-            // The byte to change goes alone, from a copy: the program's own memory stays as it is.
-            let byte = first(bufs, 1).into_iter().find(|buf| !buf.is_empty()).map(|buf| {
+            // The byte to change is sent separately, from a copy, because the program's memory must
+            // not change.
+            let byte = first_bytes(bufs, 1).into_iter().find(|buf| !buf.is_empty()).map(|buf| {
                 let mut byte = [0];
                 buf.copy_to(&mut byte);
                 [byte[0] ^ mask]
@@ -287,8 +289,8 @@ impl StreamHooks for FaultStream {
             inner.send(&[IoVec::from(&byte.unwrap_or_default()[..])])?
         } else {
             let stops = flips.map(|flip| flip.byte).chain(self.faults.cut_sent).chain(self.faults.fin_sent);
-            let len = until(stops, self.sent).min(self.split(self.faults.send_split));
-            if len >= IoVec::total(bufs) { inner.send(bufs)? } else { inner.send(&first(bufs, len))? }
+            let len = bytes_until(stops, self.sent).min(self.split(self.faults.send_split));
+            if len >= IoVec::total(bufs) { inner.send(bufs)? } else { inner.send(&first_bytes(bufs, len))? }
         };
         self.sent += sent as u64;
         self.apply_position(inner);
@@ -305,10 +307,11 @@ impl StreamHooks for FaultStream {
         if IoVecMut::total(bufs) == 0 {
             return Err(no_bytes());
         }
-        if self.blocks(1) {
+        if self.must_block(1) {
             return Err(io::ErrorKind::WouldBlock.into());
         }
-        let mut left = until(self.faults.cut_received, self.received).min(self.split(self.faults.recv_split));
+        let mut left =
+            bytes_until(self.faults.cut_received, self.received).min(self.split(self.faults.recv_split));
         let mut list = Vec::with_capacity(bufs.len());
         for buf in bufs.iter_mut() {
             let part = buf.len().min(left);
@@ -346,10 +349,10 @@ impl StreamHooks for FaultStream {
 
     fn detach(&mut self, inner: &mut dyn TransportStream) -> io::Result<()> {
         if self.end != Some(InjectedEnd::Cut) {
-            // Of an aborted stream it says so.
+            // An aborted stream returns an error here.
             inner.detach()?;
         }
-        self.forget_cut();
+        self.stop_reporting_cut();
         self.detached = true;
         Ok(())
     }
@@ -357,15 +360,15 @@ impl StreamHooks for FaultStream {
     fn abort(&mut self, inner: &mut dyn TransportStream) {
         inner.abort();
         self.end = Some(InjectedEnd::Aborted);
-        self.forget_cut();
+        self.stop_reporting_cut();
     }
 
     fn before_drop(&mut self, _inner: &mut dyn TransportStream) {
-        self.forget_cut();
+        self.stop_reporting_cut();
     }
 }
 
-/// Changes bytes of a buffer that holds the positions `here`.
+/// Changes bytes in a buffer that contains the positions `here`.
 fn flip(mut buf: IoVecMut<'_>, here: &std::ops::Range<u64>, flips: &[Flip]) {
     for flip in flips.iter().filter(|flip| here.contains(&flip.byte)) {
         let at = (flip.byte - here.start) as usize;

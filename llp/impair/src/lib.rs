@@ -1,5 +1,5 @@
-//! Impairments, all of which follow from a seed: faults on top of a transport ([`fault`]), and
-//! emulated paths ([`wan`]).
+//! Impairments that are reproducible from a seed: faults of a transport ([`fault`]), and emulated
+//! paths ([`wan`]).
 
 #![forbid(unsafe_code)]
 #![warn(missing_debug_implementations)]

@@ -1,4 +1,4 @@
-//! Random numbers that follow from a seed.
+//! Reproducible random numbers.
 
 /// Maximum number of bytes that a call transfers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -8,12 +8,12 @@ pub enum Split {
     Whole,
     /// This number of bytes (at least one).
     Fixed(usize),
-    /// Another number each time, from 1 to this one.
+    /// A random number of bytes for each call, from 1 to this value.
     Random(usize),
 }
 
 impl Split {
-    /// The most bytes of the next call.
+    /// Returns the maximum number of bytes for the next call.
     pub fn next(self, random: &mut Random) -> usize {
         match self {
             Self::Whole => usize::MAX,
@@ -23,18 +23,19 @@ impl Split {
     }
 }
 
-/// SplitMix64 (Steele, Lea, Flood 2014): small, and the same everywhere.
+/// SplitMix64 generator (Steele, Lea, Flood 2014), which is small and returns the same numbers on
+/// all platforms.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
 impl Random {
-    /// A sequence of its own for each seed.
+    /// Creates a generator. Each seed has a different sequence.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// The next number of the sequence.
+    /// Returns the next number of the sequence.
     #[expect(clippy::should_implement_trait, reason = "a sequence without end")]
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
@@ -44,7 +45,7 @@ impl Random {
         z ^ z >> 31
     }
 
-    /// 0..bound; a bias of bound / 2^64.
+    /// Returns a number in 0..bound, with a bias of bound / 2^64.
     pub fn below(&mut self, bound: usize) -> usize {
         ((u128::from(self.next()) * bound as u128) >> 64) as usize
     }

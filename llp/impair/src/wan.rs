@@ -29,78 +29,81 @@ pub use direction::{Counts, Direction};
 
 use std::time::Duration;
 
-/// Effects of one direction of a path on frames.
+/// Properties of one direction of a path.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Profile {
     /// Delay from the end of the line to the receiver.
     pub delay: Duration,
-    /// Extra random delay, from zero to this. Order is kept: points 10 ms apart (or twice this,
-    /// where that is longer) have random values, and between them the delay changes evenly.
+    /// Maximum additional random delay. The order of frames is kept: the delay has random values at
+    /// points 10 ms apart (or twice this value, if that is longer), and changes linearly between
+    /// them.
     pub jitter: Duration,
-    /// Share of frames that are lost behind the line, from 0 to 1.
+    /// Share of frames that are lost after the line, from 0 to 1.
     pub loss: f64,
-    /// Frames that are lost in one go, on average (the model of Gilbert: a frame is lost when the
-    /// path is in its bad state). `None`: each by itself.
+    /// Average number of successive lost frames (the model of Gilbert: a frame is lost if the path
+    /// is in its bad state). `None` means that losses are independent.
     pub burst: Option<f64>,
-    /// Share of frames that one to three later ones overtake, as far as some come within 10 ms.
+    /// Share of frames that are overtaken by one to three later ones, if these follow within 10 ms.
     pub reorder: f64,
     /// Share of frames that arrive twice.
     pub duplicate: f64,
-    /// Share of frames that arrive with a flipped bit behind their Ethernet header. ARP, which has
-    /// no checksum but Ethernet's, does not arrive then.
+    /// Share of frames that arrive with a flipped bit after their Ethernet header. ARP frames,
+    /// which have no checksum except that of Ethernet, are lost instead.
     pub damage: f64,
-    /// Bits a second on the line, counting each frame from its Ethernet header to its last byte;
-    /// `None` takes no time.
+    /// Bit rate of the line, counting each frame from its Ethernet header to its last byte; `None`
+    /// means that the line takes no time.
     pub rate: Option<u64>,
-    /// Bytes that wait for the line at most; a frame beyond is lost. `None`: what the line sends in
-    /// a round trip (twice `delay` and `jitter`), at least 256 KiB.
+    /// Maximum number of bytes that wait for the line. Further frames are lost. `None` means the
+    /// amount that the line transmits in a round trip (twice `delay` and `jitter`), and at least
+    /// 256 KiB.
     pub queue: Option<usize>,
-    /// Bytes of the longest IP packet that passes; `None`: any. A longer one is lost, and no
-    /// message says so.
+    /// Maximum size of an IP packet in bytes; `None` means no limit. Longer packets are silently
+    /// lost.
     pub max_packet: Option<usize>,
 }
 
 /// Error in a profile.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 pub enum ProfileError {
-    /// No share of a whole.
-    #[error("{what} of {value} is no share between 0 and 1")]
+    /// The value is not between 0 and 1.
+    #[error("{what} of {value} is not between 0 and 1")]
     Share {
-        /// Loss, reorder, duplicate or damage.
+        /// Name of the value: loss, reorder, duplicate or damage.
         what: &'static str,
         /// Given value.
         value: f64,
     },
-    /// A run of losses has a frame at least.
+    /// The length of a run of losses is below 1.
     #[error("runs of {value} lost frames: a run has at least 1")]
     Burst {
         /// Given value.
         value: f64,
     },
-    /// More is to be lost than runs of this length with a frame between them can lose.
+    /// The share of losses is too high for runs of this length with at least one frame between
+    /// them.
     #[error("a loss of {loss} is not possible in runs of {burst} frames with a frame between them")]
     LossInBursts {
-        /// The loss.
+        /// Share of losses.
         loss: f64,
-        /// The length of a run.
+        /// Length of a run.
         burst: f64,
     },
-    /// A line that sends nothing, or faster than any.
+    /// The bit rate is out of range.
     #[error("a rate of {value} bit/s is not between 1 kbit/s and 1000 Gbit/s")]
     Rate {
         /// Given value.
         value: u64,
     },
-    /// A frame would not fit, or it is larger than a machine's memory.
+    /// The queue is smaller than a frame, or larger than the memory of any host.
     #[error("a queue of {value} bytes: it holds a frame, so 2000 at least, and 64G at most")]
     Queue {
         /// Given value.
         value: usize,
     },
-    /// More than a path on this planet has.
+    /// The delay or jitter is longer than on any real path.
     #[error("{what} of {value:?} is longer than a minute")]
     Time {
-        /// Delay or jitter.
+        /// Name of the value: delay or jitter.
         what: &'static str,
         /// Given value.
         value: Duration,
@@ -108,10 +111,10 @@ pub enum ProfileError {
 }
 
 impl Profile {
-    /// Returns whether a path can be like this.
+    /// Checks that the values are valid.
     ///
     /// # Errors
-    /// The first value that it cannot have.
+    /// The first invalid value.
     pub fn check(&self) -> Result<(), ProfileError> {
         let shares = [
             ("loss", self.loss),
@@ -143,7 +146,7 @@ impl Profile {
         }
     }
 
-    /// Bytes that wait for the line at most.
+    /// Returns the maximum number of bytes that wait for the line.
     #[must_use]
     pub fn queue_bytes(&self) -> usize {
         const LEAST: usize = 256 << 10;

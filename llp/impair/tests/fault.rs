@@ -25,7 +25,7 @@ struct FaultPair {
     _listener: Box<dyn TransportListener>,
 }
 
-/// The connecting end has the faults.
+/// Returns a pair whose connecting end has the faults.
 fn pair_on(inner: Box<dyn TransportStack>, faults: Faults) -> FaultPair {
     let plan = move |origin, number| {
         assert_eq!(number, u64::from(origin == Origin::Accepted));
@@ -49,7 +49,7 @@ fn pair(faults: Faults) -> FaultPair {
 }
 
 fn send(stream: &mut dyn TransportStream, bytes: &[u8]) -> io::Result<usize> {
-    // Two elements, one of them empty, so that positions fall into the second.
+    // There are two elements, the first of which is empty, so that positions are in the second one.
     stream.send(&[IoVec::from(&bytes[..0]), IoVec::from(bytes)])
 }
 
@@ -189,7 +189,8 @@ fn faults_follow_stream_to_other_shard() {
         stack.poll(&mut events).unwrap();
         events.iter().any(|event| event.token == token && event.readable && event.writable)
     };
-    // The shard that it is in reports the cut, and the next one when it moves again.
+    // The shard that has the stream reports the cut, and so does the next one when the stream moves
+    // again.
     assert!(reported(&mut *other, moved) && other.deadline().is_some());
     assert!(!reported(&mut stack, CLIENT) && stack.deadline().is_none());
     client.detach().unwrap();

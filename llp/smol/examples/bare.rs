@@ -28,12 +28,12 @@ use uiw_smol::{Frame, Link, SmolConfig};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-/// Bytes given to a stream at a time.
+/// Number of bytes passed to a stream at a time.
 const BLOCK: usize = 1 << 20;
-/// Reads that find nothing before a thread that spins lets others have its core: as
+/// Number of fruitless reads after which a spinning thread yields its core, as in
 /// `uiw perf --spin`.
 const SPINS: u32 = 2000;
-/// Ethernet header.
+/// Size of the Ethernet header in bytes.
 const HEADER: usize = 14;
 
 fn main() -> Result<()> {
@@ -63,7 +63,7 @@ fn print_rate(bytes: u64, elapsed: Duration) {
     println!("{{\"bytes_per_second\":{}}}", bytes as f64 / elapsed.as_secs_f64());
 }
 
-/// A device of smoltcp's on a link of ours.
+/// smoltcp device on one of our links.
 struct LinkPort(RefCell<XdpLink>);
 
 struct PortRx<'a>(<XdpLink as Link>::Frame, &'a RefCell<XdpLink>);
@@ -115,7 +115,7 @@ impl Device for LinkPort {
     }
 }
 
-/// smoltcp alone: an interface and one socket, as its own examples have it.
+/// smoltcp alone: an interface and one socket, as in its own examples.
 struct BareStack {
     device: LinkPort,
     interface: Interface,
@@ -149,7 +149,7 @@ impl BareStack {
         let moved = self.interface.poll(now, &mut self.device, &mut self.sockets);
         self.device.0.borrow_mut().flush();
         if moved == PollResult::None {
-            // As `uiw` does: on a busy machine the process that delivers the frames needs the
+            // `uiw` does the same: on a busy machine the process that delivers the frames needs the
             // processor.
             std::thread::yield_now();
         }
@@ -163,7 +163,8 @@ impl BareStack {
         loop {
             let socket = self.poll();
             if socket.can_recv() {
-                // As any program reads a byte stream: into memory of its own.
+                // Data is received into the program's own memory, as in any program that reads a
+                // byte stream.
                 socket.recv_slice(&mut block)?;
             }
             match socket.state() {
@@ -197,7 +198,8 @@ fn set(stream: &TcpStream, congestion: &str) -> io::Result<()> {
     SockRef::from(stream).set_tcp_congestion(congestion.as_bytes())
 }
 
-/// The first bytes say what is to come: 0 and anything, or 1 and the size of a ping.
+/// Connects, and announces the kind of the run in the first bytes: 0 and any number, or 1 and the
+/// size of a ping.
 fn connect(peer: SocketAddr, congestion: &str, kind: u8, size: u32) -> Result<TcpStream> {
     let mut stream = TcpStream::connect(peer)?;
     set(&stream, congestion)?;
@@ -231,7 +233,7 @@ fn serve(at: SocketAddr, congestion: &str) -> Result<()> {
     Ok(())
 }
 
-/// A whole message, without sleeping. False at the end.
+/// Receives a whole message without sleeping. Returns false at the end of the stream.
 fn receive(stream: &mut TcpStream, message: &mut [u8]) -> io::Result<bool> {
     let (mut have, mut empty) = (0, 0);
     while have < message.len() {

@@ -1,4 +1,4 @@
-//! Two interfaces with a path between them.
+//! Two interfaces with an emulated path between them.
 
 mod schedule;
 
@@ -14,32 +14,34 @@ use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 use uiw_impair::wan::{Counts, Direction, Profile};
 
-/// Frames of one interface in one go.
+/// Maximum number of frames that are carried from one interface at a time.
 const BURST: usize = 64;
-/// Shortest sleep: a shorter one would take longer than requested, so the clock is watched instead.
+/// Shortest sleep. Shorter ones would take longer than requested, so the clock is polled instead.
 const SPIN: Duration = Duration::from_micros(60);
 
-/// An interface of the two.
+/// One of the two interfaces.
 ///
 /// It needs CAP_NET_RAW.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BridgeSide {
-    /// The first.
+    /// The first interface.
     A,
-    /// The second.
+    /// The second interface.
     B,
 }
 
-/// Frames that an interface handled in addition to the model of its direction.
+/// Frames of an interface that do not appear in the counters of the path model.
 ///
 /// It needs CAP_NET_RAW.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PortCounts {
-    /// Frames that came faster than they were read: lost without the model's knowledge.
+    /// Frames that arrived faster than they were read. They are lost, and the model does not count
+    /// them.
     pub missed: u64,
-    /// Frames that the interface did not take when they were due: too long for it, or no room.
+    /// Frames that the interface did not accept when they were due, because they were too long or
+    /// there was no room.
     pub refused: u64,
-    /// Frames that were to be cut, but not of TCP or UDP: lost.
+    /// Frames that had to be segmented but are neither TCP nor UDP. They are lost.
     pub unknown: u64,
 }
 
@@ -47,15 +49,15 @@ struct BridgePort {
     socket: PacketSocket,
     name: String,
     counts: PortCounts,
-    /// Model of the frames that arrive here.
+    /// Model for the frames that arrive at this interface.
     inward: Direction,
 }
 
-/// Carries every frame of one interface to the other, as two directions have it. Needs CAP_NET_RAW.
-/// The interfaces should have no addresses: the kernel sees their frames too. VLAN tags are not
-/// carried.
+/// Bridge that carries every frame of one interface to the other, according to the models of the
+/// two directions.
 ///
-/// It needs CAP_NET_RAW.
+/// The interfaces should have no addresses, because the kernel also sees their frames. VLAN tags
+/// are not carried. It needs CAP_NET_RAW.
 pub struct Bridge {
     ports: [BridgePort; 2],
     start: Instant,
@@ -72,12 +74,12 @@ impl fmt::Debug for Bridge {
 }
 
 impl Bridge {
-    /// Opens both interfaces, for the same path in both directions; random choices follow from
-    /// `seed`.
+    /// Opens both interfaces, with the same path model in both directions. Random choices are
+    /// derived from `seed`.
     ///
     /// # Errors
-    /// `NotFound` when there is no such interface, `PermissionDenied` without CAP_NET_RAW;
-    /// `InvalidInput` with a [`uiw_impair::wan::ProfileError`] inside; the system's.
+    /// `NotFound` if there is no such interface, `PermissionDenied` without CAP_NET_RAW;
+    /// `InvalidInput` that contains a [`uiw_impair::wan::ProfileError`]; errors of the system.
     pub fn open(names: [&str; 2], profile: &Profile, seed: u64) -> io::Result<Self> {
         let wrong = |error| io::Error::new(io::ErrorKind::InvalidInput, error);
         let port = |name: &str, seed| -> io::Result<BridgePort> {
@@ -86,30 +88,30 @@ impl Bridge {
             Ok(BridgePort { socket, name: name.to_owned(), counts: PortCounts::default(), inward })
         };
         let [a, b] = names;
-        // Both directions have losses of their own.
+        // The losses of the two directions are independent.
         let ports = [port(a, seed)?, port(b, !seed)?];
         Ok(Self { ports, start: Instant::now(), scratch: vec![0; HEADER + LONGEST], realtime: false })
     }
 
-    /// [`Self::run`] gives its thread the scheduling class SCHED_FIFO: frames leave in time on a
-    /// busy machine as well. While frames are on their way it keeps a processor busy, so the
-    /// machine needs two.
+    /// Sets whether [`Self::run`] gives its thread the scheduling class SCHED_FIFO, so that frames
+    /// leave in time even on a busy machine. While frames are in transit the thread occupies a
+    /// processor, so the machine needs two.
     pub fn set_realtime(&mut self, realtime: bool) {
         self.realtime = realtime;
     }
 
-    /// Carries frames until `stop` is readable. Where they leave more than a millisecond late on
-    /// average, the log has a warning.
+    /// Carries frames until `stop` is readable. Logs a warning if frames leave more than a
+    /// millisecond late on average.
     ///
     /// # Errors
-    /// An interface is gone or down; `PermissionDenied` for [`Self::set_realtime`] without
-    /// CAP_SYS_NICE; the system's.
+    /// An interface is gone or down; `PermissionDenied` if [`Self::set_realtime`] was used without
+    /// CAP_SYS_NICE; errors of the system.
     pub fn run(&mut self, stop: BorrowedFd<'_>) -> io::Result<()> {
         if self.realtime {
             schedule::enter_realtime()?;
         }
         let mut lateness = Lateness::default();
-        // A sleep may end 50 microseconds late otherwise.
+        // Otherwise a sleep may end 50 microseconds late.
         rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1))?;
         loop {
             let moved = self.carry()?;
@@ -149,7 +151,7 @@ impl Bridge {
         }
     }
 
-    /// Takes what came, and sends what is due. True when a frame moved.
+    /// Reads arrived frames, and sends due ones. Returns whether a frame was moved.
     fn carry(&mut self) -> io::Result<bool> {
         let mut moved = false;
         for side in [BridgeSide::A, BridgeSide::B] {
@@ -190,7 +192,8 @@ impl Bridge {
 }
 
 impl BridgePort {
-    /// Takes a frame, or several that were one for want of a card.
+    /// Reads a frame. It may consist of several frames that were combined because no network card
+    /// has segmented them.
     fn take_in(&mut self, scratch: &mut [u8], start: Instant) -> io::Result<bool> {
         let len = match self.socket.recv(scratch) {
             Ok(len) => len,
@@ -200,14 +203,14 @@ impl BridgePort {
         let now = start.elapsed();
         let Some(frame) = scratch.get(HEADER..len) else { return Ok(true) };
         let inward = &mut self.inward;
-        if !segments::cut(Header::parse(scratch), frame, &mut |frame| inward.offer(now, frame)) {
+        if !segments::split_frame(Header::parse(scratch), frame, &mut |frame| inward.offer(now, frame)) {
             self.counts.unknown += 1;
         }
         Ok(true)
     }
 
     fn send(&mut self, frame: &[u8]) -> io::Result<()> {
-        // A header of zeros: nothing is left to do for the interface.
+        // A header of zeros means that the interface has to do nothing.
         match self.socket.send_parts(&[0; HEADER], frame) {
             Ok(()) => Ok(()),
             Err(error) => {
@@ -217,7 +220,7 @@ impl BridgePort {
         }
     }
 
-    /// Errors that end a path, and those that cost a frame.
+    /// Returns errors that end the path. All others cost only the frame.
     fn judge(&self, error: io::Error) -> io::Result<()> {
         match error.raw_os_error() {
             Some(libc::ENETDOWN | libc::ENXIO | libc::ENODEV) => {

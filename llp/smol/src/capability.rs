@@ -1,18 +1,18 @@
-//! Capabilities of this process (capabilities(7)), to say which one is missing.
+//! Capabilities of this process (capabilities(7)), for messages about missing ones.
 
 use std::fmt;
 use std::fs;
 
-/// A capability that a stack needs.
+/// Capability that a stack needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Capability {
-    /// XDP programs on interfaces.
+    /// For XDP programs on interfaces.
     NetAdmin,
-    /// Sockets of AF_PACKET and AF_XDP.
+    /// For sockets of AF_PACKET and AF_XDP.
     NetRaw,
-    /// Memory beyond the limit of what may be locked.
+    /// For memory beyond the limit of locked memory.
     IpcLock,
-    /// BPF maps and programs.
+    /// For BPF maps and programs.
     Bpf,
 }
 
@@ -31,18 +31,18 @@ impl Capability {
         }
     }
 
-    /// Returns whether this process has it.
+    /// Returns whether this process has the capability.
     #[must_use]
     pub fn is_held(self) -> bool {
-        // CAP_SYS_ADMIN serves for the two that the bpf system call asks for, as it did before
+        // CAP_SYS_ADMIN is sufficient for the two capabilities that bpf(2) requires, as before
         // kernel 5.8.
         let held = effective();
         let has = |number| held >> number & 1 == 1;
         has(self.number()) || matches!(self, Self::Bpf | Self::NetAdmin) && has(21)
     }
 
-    /// Returns the capabilities of `needed` that this process lacks, as words:
-    /// `CAP_NET_ADMIN and CAP_BPF`; `None` if it has them all.
+    /// Returns the capabilities of `needed` that this process lacks, formatted as
+    /// `CAP_NET_ADMIN and CAP_BPF`, or `None` if it has all of them.
     #[must_use]
     pub fn missing(needed: &[Self]) -> Option<String> {
         let names: Vec<_> = needed.iter().filter(|one| !one.is_held()).map(ToString::to_string).collect();
@@ -65,23 +65,23 @@ impl fmt::Display for Capability {
     }
 }
 
-/// The effective set; nothing where it cannot be read.
+/// Returns the effective set, or the empty set if it cannot be read.
 fn effective() -> u64 {
     let status = fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
     line.and_then(|set| u64::from_str_radix(set.trim(), 16).ok()).unwrap_or(0)
 }
 
-/// Returns the reason why a stack that needs `needed` was refused, and what would help.
+/// Returns the reason why a stack that needs `needed` was refused, and advice.
 #[must_use]
 pub fn refusal(needed: &[Capability]) -> (String, &'static str) {
     match Capability::missing(needed) {
         Some(names) if names.contains(" and ") => {
-            (format!("{names} are missing"), "run as root, or give them to the program with setcap")
+            (format!("{names} are missing"), "run as root, or grant them to the program with setcap")
         }
-        Some(name) => (format!("{name} is missing"), "run as root, or give it to the program with setcap"),
+        Some(name) => (format!("{name} is missing"), "run as root, or grant it to the program with setcap"),
         None => (
-            "the capabilities are those of a user namespace".to_owned(),
+            "the capabilities belong to a user namespace".to_owned(),
             "run as root outside of it, or in a privileged container",
         ),
     }

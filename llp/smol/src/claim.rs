@@ -1,12 +1,12 @@
-//! Addresses of our own beside the kernel's, and beside those of other processes here: no other
-//! host may have them.
+//! Claims of IP and MAC addresses. A TCP in this process needs addresses that neither the kernel
+//! nor another process on this host uses.
 //!
-//! Two processes with one address would each answer the other's segments with a RST. Processes of
-//! one network namespace find each other by the names of Unix sockets, which are the namespace's
-//! and go with the process. Hosts elsewhere on the wire are not queried.
+//! Two processes with the same address would answer each other's segments with a RST. Processes of
+//! one network namespace detect each other by the names of Unix sockets, which belong to the
+//! namespace and disappear with the process. Other hosts on the wire are not queried.
 
 use super::SmolConfig;
-use crate::netdev::{ethernet, kernels_addresses};
+use crate::netdev::{ethernet_address, kernel_addresses};
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_peercred;
 use rustix::net::{
@@ -18,19 +18,20 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 use uiw_llp::interface::index_of;
 
-/// Time for which a name may outlive its claim, as a child between fork and exec has a copy of the
-/// descriptor.
+/// Time for which a name may outlive its claim, because a child between fork and exec has a copy of
+/// the descriptor.
 const RELEASE: Duration = Duration::from_millis(500);
-/// Pause between two attempts to take such a name.
+/// Pause between two attempts to take a released name.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// The MAC address and the IP addresses of one stack on one interface, for as long as this lives.
+/// Claim of the MAC address and the IP addresses of one stack on one interface. It ends when the
+/// value is dropped.
 pub(super) struct Claim {
     names: Vec<OwnedFd>,
 }
 
 impl Drop for Claim {
-    /// Marks the names as released: [`name`] waits for those that are still bound by a copy of the
+    /// Marks the names as released. [`take_name`] waits for names that are still bound by a copy of the
     /// descriptor.
     fn drop(&mut self) {
         for name in &self.names {
@@ -40,9 +41,11 @@ impl Drop for Claim {
 }
 
 impl Claim {
+    /// Claims the addresses in `config`.
+    ///
     /// # Errors
-    /// `AddrInUse`: the kernel has one of the addresses, or another process of ours has; and as
-    /// [`ethernet`].
+    /// `AddrInUse` if the kernel or another process has one of the addresses, and the errors of
+    /// [`ethernet_address`].
     pub(super) fn new(interface: &str, config: &SmolConfig) -> io::Result<Self> {
         let taken = |what: String, owner: &str| {
             Err(io::Error::new(
@@ -51,11 +54,11 @@ impl Claim {
             ))
         };
         let colons = config.mac.map(|byte| format!("{byte:02x}")).join(":");
-        // With this MAC all that is for the kernel would come to us.
-        if ethernet(interface)? == config.mac {
+        // With the same MAC address, all frames for the kernel would be received here.
+        if ethernet_address(interface)? == config.mac {
             return taken(format!("mac={colons}"), "the interface's");
         }
-        let kernels = kernels_addresses()?;
+        let kernels = kernel_addresses()?;
         if let Some((address, _)) = config.addresses.iter().find(|(address, _)| kernels.contains(address)) {
             return taken(format!("ip={address}"), "the kernel's");
         }
@@ -63,11 +66,12 @@ impl Claim {
         let ips = config.addresses.iter().map(|(address, _)| format!("ip={address}"));
         let mut names = Vec::new();
         for what in ips.chain([format!("mac={colons}")]) {
-            match name(&format!("uiw/{index}/{what}"))? {
+            match take_name(&format!("uiw/{index}/{what}"))? {
                 ClaimName::Ours(fd) => names.push(fd),
                 ClaimName::Taken(Some(process)) => return taken(what, &format!("that of process {process}")),
-                ClaimName::Taken(None) => return taken(what, "that of another process"),
-                // An engine of before a fork: its process has ended, and its child uses none of it.
+                ClaimName::Taken(None) => return taken(what, "used by another process"),
+                // The name belongs to an engine from before a fork. Its process has ended, and the
+                // child does not use it.
                 ClaimName::Left => {}
             }
         }
@@ -81,12 +85,12 @@ enum ClaimName {
     Left,
 }
 
-/// Takes a name among the Unix sockets of this network namespace. Waits for a while if the name was
-/// released.
-fn name(text: &str) -> io::Result<ClaimName> {
+/// Takes a name among the Unix sockets of this network namespace. If the name was released, waits
+/// for a limited time.
+fn take_name(text: &str) -> io::Result<ClaimName> {
     let end = Instant::now() + RELEASE;
     loop {
-        match try_name(text)? {
+        match try_take_name(text)? {
             Some(name) => return Ok(name),
             None if Instant::now() < end => std::thread::sleep(PAUSE),
             None => return Ok(ClaimName::Taken(None)),
@@ -94,9 +98,9 @@ fn name(text: &str) -> io::Result<ClaimName> {
     }
 }
 
-/// Like [`name`], but returns `None` if nobody listens: the name is being taken, or was released
-/// while a copy of the descriptor is still open.
-fn try_name(text: &str) -> io::Result<Option<ClaimName>> {
+/// Like [`take_name`], but returns `None` if no process listens: the name is being taken, or was
+/// released while a copy of the descriptor is still open.
+fn try_take_name(text: &str) -> io::Result<Option<ClaimName>> {
     let socket = || {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
@@ -123,7 +127,7 @@ fn try_name(text: &str) -> io::Result<Option<ClaimName>> {
             }))
         }
         Err(Errno::CONNREFUSED) => Ok(None),
-        // Asked too often.
+        // Too many processes are asking for the owner.
         Err(Errno::AGAIN) => Ok(Some(ClaimName::Taken(None))),
         Err(error) => Err(error.into()),
     }
@@ -149,16 +153,16 @@ mod tests {
             let _other = Claim::new("veth0", &of("10.77.0.12")).expect("it is free");
             let ours = format!("ip=10.77.0.11 is that of process {}", std::process::id());
             for _ in 0..20 {
-                // The ninth and later ones find a queue of questions that is full.
+                // From the ninth query on, the queue of queries is full.
                 let said = says(&of("10.77.0.11"));
-                assert!(said.contains(&ours) || said.contains("that of another process"), "{said}");
+                assert!(said.contains(&ours) || said.contains("used by another process"), "{said}");
             }
             let same_mac = SmolConfig { mac: of("10.77.0.11").mac, ..of("10.77.0.13") };
             assert!(says(&same_mac).contains("mac=02:75:0a:4d:00:0b is that of"));
             drop(first);
             Claim::new("veth0", &of("10.77.0.11")).expect("it is free again");
             assert!(says(&of("10.77.0.1")).contains("ip=10.77.0.1 is the kernel's"));
-            let mac = ethernet("veth0").unwrap();
+            let mac = ethernet_address("veth0").unwrap();
             assert!(says(&SmolConfig { mac, ..of("10.77.0.13") }).contains("is the interface's"));
         });
     }
@@ -168,7 +172,7 @@ mod tests {
         network.inside_server(|| {
             let config = SmolConfig::new("10.77.0.11".parse().unwrap(), 24);
             let first = Claim::new("veth0", &config).expect("it is free");
-            // As a child between fork and exec has them.
+            // A child between fork and exec has such copies.
             let copies: Vec<_> = first.names.iter().map(|name| name.try_clone().unwrap()).collect();
             drop(first);
             let child = std::thread::spawn(|| {

@@ -1,27 +1,28 @@
-//! An interface's addresses, and what they must be like.
+//! Addresses of an interface, and rules for them.
 
 use std::net::IpAddr;
 
-/// An interface's addresses.
+/// Addresses and buffer size of an interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SmolConfig {
-    /// MAC address; unicast, and not that of the kernel's interface.
+    /// MAC address. It must be unicast, and different from that of the kernel's interface.
     pub mac: [u8; 6],
-    /// IP addresses with their prefix lengths; none of them the kernel's or another host's on the
-    /// wire. Only conflicts with those that this process can see are detected: there is no
+    /// IP addresses with their prefix lengths. They must not be used by the kernel or by another
+    /// host on the wire. Only conflicts within this host are detected, because there is no
     /// duplicate address detection on the wire.
     pub addresses: Vec<(IpAddr, u8)>,
-    /// Default routes, one an address family.
+    /// Default routes, at most one for each address family.
     pub gateways: Vec<IpAddr>,
-    /// Bytes of a connection's receive buffer and of its send buffer where the options of a stream
-    /// say nothing: at least the product of bandwidth and delay, or the path is not filled.
+    /// Size in bytes of a connection's receive buffer and of its send buffer, unless the options of
+    /// a stream specify other sizes. To fill a path, a buffer needs at least the product of
+    /// bandwidth and delay.
     pub buffer: usize,
 }
 
 /// Error in a [`SmolConfig`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
-    /// A group's MAC address, or none at all.
+    /// The MAC address is a group address or zero.
     #[error("mac={}: a host has a unicast address, such as 02:00:00:00:00:01", colons(mac))]
     Mac {
         /// Given address.
@@ -35,25 +36,25 @@ pub enum ConfigError {
         /// Prefix length.
         prefix: u8,
     },
-    /// The same address again.
+    /// An address occurs twice.
     #[error("ip={address} is given twice")]
     AddressTwice {
         /// Given address.
         address: IpAddr,
     },
-    /// A gateway that no address of ours can reach.
-    #[error("gw={gateway} is in no network of ip=: a gateway is a neighbour")]
+    /// The gateway is in none of the networks.
+    #[error("gw={gateway} is in no network of ip=: a gateway must be a neighbour")]
     GatewayFar {
         /// Given address.
         gateway: IpAddr,
     },
-    /// There is one default route a family.
-    #[error("gw={gateway} is a second gateway of its family: one for IPv4 and one for IPv6")]
+    /// There is more than one default route for an address family.
+    #[error("gw={gateway} is a second gateway of its family: give one for IPv4 and one for IPv6")]
     GatewayTwice {
         /// Given address.
         gateway: IpAddr,
     },
-    /// A buffer that smoltcp does not have.
+    /// The buffer size is not supported by smoltcp.
     #[error("buffer={bytes}: expected bytes between 4K and 1G, such as 4M")]
     Buffer {
         /// Given number of bytes.
@@ -62,34 +63,36 @@ pub enum ConfigError {
 }
 
 impl SmolConfig {
-    /// Bytes of each buffer by default: what 10 Gbit/s need at 0.8 ms.
+    /// Default size of each buffer in bytes, which is sufficient for 10 Gbit/s at 0.8 ms.
     pub const BUFFER: usize = 1 << 20;
-    /// Least bytes of a buffer, and most: a window is no longer (RFC 7323 section 2.3).
+    /// Permitted sizes of a buffer in bytes. No window can be larger (RFC 7323 section 2.3).
     pub const BUFFERS: std::ops::RangeInclusive<usize> = 4096..=1 << 30;
 
-    /// One address, and a MAC made of it: as long as no other host has the address, no other host
-    /// has the MAC, and neighbours that remember it from another process of ours are right.
+    /// Returns a configuration with one address and a MAC address derived from it. As long as no
+    /// other host has the IP address, no other host has the MAC address, and the caches of
+    /// neighbours remain correct if another process uses the IP address later.
     #[must_use]
     pub fn new(address: IpAddr, prefix: u8) -> Self {
         let [a, b, c, d] = match address {
             IpAddr::V4(v4) => v4.octets(),
-            // FNV-1a over all of it.
+            // FNV-1a over the whole address.
             IpAddr::V6(v6) => v6
                 .octets()
                 .iter()
                 .fold(0x811C_9DC5, |hash: u32, byte| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193))
                 .to_be_bytes(),
         };
-        // Locally administered, unicast (IEEE 802); the two families do not meet.
+        // Locally administered unicast addresses (IEEE 802), different for the two address
+        // families.
         let first = if address.is_ipv4() { 0x02 } else { 0x06 };
         let mac = [first, 0x75, a, b, c, d];
         Self { mac, addresses: vec![(address, prefix)], gateways: Vec::new(), buffer: Self::BUFFER }
     }
 
-    /// Returns whether a host can be like this.
+    /// Checks that a host can have this configuration.
     ///
     /// # Errors
-    /// The first value that it cannot have.
+    /// The first invalid value.
     pub fn check(&self) -> Result<(), ConfigError> {
         let mac = self.mac;
         if mac[0] & 1 == 1 || mac == [0; 6] {
@@ -117,8 +120,8 @@ impl SmolConfig {
         Ok(())
     }
 
-    /// Returns whether another host in a network of ours has this address. IPv6 routers mostly go
-    /// by their link-local one.
+    /// Returns whether another host in one of our networks can have this address. IPv6 routers are
+    /// usually known by their link-local address.
     fn is_neighbour(&self, other: IpAddr) -> bool {
         let link_local = matches!(other, IpAddr::V6(v6) if v6.is_unicast_link_local());
         self.addresses.iter().any(|(address, prefix)| {
@@ -137,16 +140,16 @@ fn is_host(address: IpAddr, prefix: u8) -> bool {
         return false;
     }
     let (_, host, ones) = network(address, prefix);
-    // RFC 3021, RFC 6164: networks of two hosts have no other addresses.
+    // Networks of two hosts have no other addresses (RFC 3021, RFC 6164).
     let named = width - prefix < 2;
     match address {
         IpAddr::V4(v4) => !v4.is_broadcast() && (named || host != 0 && host != ones),
-        // RFC 4291 section 2.6.1: the routers' anycast address.
+        // Excludes the anycast address of routers (RFC 4291 section 2.6.1).
         IpAddr::V6(v6) => v6.to_ipv4_mapped().is_none() && (named || host != 0),
     }
 }
 
-/// An address's network, its host's part, and a host's part of ones.
+/// Returns the network part and the host part of an address, and a host part of ones.
 fn network(address: IpAddr, prefix: u8) -> (u128, u128, u128) {
     let (bits, width) = match address {
         IpAddr::V4(v4) => (u128::from(v4.to_bits()), 32),

@@ -1,4 +1,4 @@
-//! A UDP socket of ours.
+//! UDP sockets of a smoltcp stack.
 
 use super::interface::SmolInterface;
 use super::link::Link;

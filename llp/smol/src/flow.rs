@@ -1,4 +1,5 @@
-//! Which connection or UDP socket a frame belongs to, read from its headers before smoltcp sees it.
+//! Classification of frames by their headers, before smoltcp sees them: the connection or UDP
+//! socket to which a frame belongs.
 
 use super::segment::ETHERNET_HEADER;
 use smoltcp::wire::{
@@ -8,7 +9,7 @@ use smoltcp::wire::{
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::{IpAddr, SocketAddr};
 
-/// Bytes of the UDP header.
+/// Size of the UDP header in bytes.
 const UDP_HEADER: usize = 8;
 
 /// Addresses of the two ends of a connection.
@@ -19,7 +20,8 @@ pub(super) struct Flow {
 }
 
 impl Flow {
-    /// A number that is the same for all its frames, and spread evenly over flows.
+    /// Returns a hash of the addresses, which is the same for all frames of the flow and evenly
+    /// distributed.
     pub(super) fn hash(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         Hash::hash(self, &mut hasher);
@@ -29,58 +31,58 @@ impl Flow {
 
 /// Kind of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
-    /// A TCP segment; `opens` = a SYN without ACK.
+pub(super) enum FrameClass {
+    /// A TCP segment; `opens` is true for a SYN without ACK.
     Tcp { flow: Flow, opens: bool },
-    /// A UDP datagram, or several: where the payload begins and ends in the frame.
+    /// One or more UDP datagrams. `payload` is the range of the payload in the frame.
     Udp { flow: Flow, payload: (usize, usize) },
-    /// Neighbours, echoes, and what is too broken to say.
+    /// Neighbour discovery, echo messages, and invalid frames.
     Other,
 }
 
-/// Treatment of the checksum of a TCP segment.
+/// How the checksum of a TCP segment is verified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Checksum {
-    /// Another host has.
+    /// It is not verified, because the link guarantees that it is correct.
     Trusted,
-    /// It must be right.
+    /// It must be correct.
     Whole,
-    /// It must be right, or be only begun.
+    /// It must be correct, or contain only the sum of the pseudo-header.
     WholeOrBegun,
 }
 
-/// Looks at a frame. A TCP segment whose checksum is wrong gives `None`.
-pub(super) fn classify(frame: &[u8], checksum: Checksum) -> Option<Kind> {
-    let Ok(ethernet) = EthernetFrame::new_checked(frame) else { return Some(Kind::Other) };
+/// Classifies a frame. Returns `None` for a TCP segment with a wrong checksum.
+pub(super) fn classify(frame: &[u8], checksum: Checksum) -> Option<FrameClass> {
+    let Ok(ethernet) = EthernetFrame::new_checked(frame) else { return Some(FrameClass::Other) };
     match ethernet.ethertype() {
         EthernetProtocol::Ipv4 => {
-            let Ok(ip) = Ipv4Packet::new_checked(ethernet.payload()) else { return Some(Kind::Other) };
+            let Ok(ip) = Ipv4Packet::new_checked(ethernet.payload()) else { return Some(FrameClass::Other) };
             if ip.next_header() == IpProtocol::Udp && !ip.more_frags() && ip.frag_offset() == 0 {
                 let at = ETHERNET_HEADER + usize::from(ip.header_len());
                 return Some(udp(ip.src_addr().into(), ip.dst_addr().into(), ip.payload(), at));
             }
             if ip.next_header() != IpProtocol::Tcp || ip.more_frags() || ip.frag_offset() != 0 {
-                return Some(Kind::Other);
+                return Some(FrameClass::Other);
             }
             tcp(ip.src_addr().into(), ip.dst_addr().into(), ip.payload(), checksum)
         }
         EthernetProtocol::Ipv6 => {
-            let Ok(ip) = Ipv6Packet::new_checked(ethernet.payload()) else { return Some(Kind::Other) };
+            let Ok(ip) = Ipv6Packet::new_checked(ethernet.payload()) else { return Some(FrameClass::Other) };
             if ip.next_header() == IpProtocol::Udp {
                 let at = ETHERNET_HEADER + ip.header_len();
                 return Some(udp(ip.src_addr().into(), ip.dst_addr().into(), ip.payload(), at));
             }
             if ip.next_header() != IpProtocol::Tcp {
-                return Some(Kind::Other);
+                return Some(FrameClass::Other);
             }
             tcp(ip.src_addr().into(), ip.dst_addr().into(), ip.payload(), checksum)
         }
-        _ => Some(Kind::Other),
+        _ => Some(FrameClass::Other),
     }
 }
 
-/// The sender of a frame of neighbour discovery: ARP (RFC 826), or Neighbor Discovery (RFC 4861
-/// sections 4.3 and 4.4).
+/// Returns the sender of a frame of neighbour discovery: ARP (RFC 826) or Neighbor Discovery (RFC
+/// 4861 sections 4.3 and 4.4).
 pub(super) fn neighbour(frame: &[u8]) -> Option<IpAddr> {
     let ethernet = EthernetFrame::new_checked(frame).ok()?;
     match ethernet.ethertype() {
@@ -102,21 +104,21 @@ pub(super) fn neighbour(frame: &[u8]) -> Option<IpAddr> {
     }
 }
 
-/// A UDP datagram whose header is at `at`. Its checksum is not looked at: datagrams of ours end in
-/// a CRC. The length of the IP packet counts, as that of UDP is of one datagram, or of all of them,
-/// where there are several.
-fn udp(source: IpAddr, destination: IpAddr, datagram: &[u8], at: usize) -> Kind {
-    let [a, b, c, d, _, _, _, _, ..] = *datagram else { return Kind::Other };
+/// Classifies a UDP datagram whose header is at `at`. Its checksum is not verified, because our
+/// datagrams end with a CRC. The length of the IP packet is used, because if there are several
+/// datagrams, the UDP length may be that of one or of all of them.
+fn udp(source: IpAddr, destination: IpAddr, datagram: &[u8], at: usize) -> FrameClass {
+    let [a, b, c, d, _, _, _, _, ..] = *datagram else { return FrameClass::Other };
     let flow = Flow {
         local: SocketAddr::new(destination, u16::from_be_bytes([c, d])),
         peer: SocketAddr::new(source, u16::from_be_bytes([a, b])),
     };
-    Kind::Udp { flow, payload: (at + UDP_HEADER, at + datagram.len()) }
+    FrameClass::Udp { flow, payload: (at + UDP_HEADER, at + datagram.len()) }
 }
 
-fn tcp(source: IpAddr, destination: IpAddr, segment: &[u8], checksum: Checksum) -> Option<Kind> {
+fn tcp(source: IpAddr, destination: IpAddr, segment: &[u8], checksum: Checksum) -> Option<FrameClass> {
     let bytes = segment;
-    let Ok(segment) = TcpPacket::new_checked(bytes) else { return Some(Kind::Other) };
+    let Ok(segment) = TcpPacket::new_checked(bytes) else { return Some(FrameClass::Other) };
     let whole = || segment.verify_checksum(&source.into(), &destination.into());
     let begun = || pseudo_sum(source, destination, bytes.len()) == segment.checksum();
     let right = match checksum {
@@ -131,11 +133,11 @@ fn tcp(source: IpAddr, destination: IpAddr, segment: &[u8], checksum: Checksum) 
         local: SocketAddr::new(destination, segment.dst_port()),
         peer: SocketAddr::new(source, segment.src_port()),
     };
-    Some(Kind::Tcp { flow, opens: segment.syn() && !segment.ack() })
+    Some(FrameClass::Tcp { flow, opens: segment.syn() && !segment.ack() })
 }
 
-/// RFC 9293 section 3.1: the sum of addresses, protocol and TCP length. It stands in the checksum's
-/// place until a card completes it.
+/// Returns the sum of addresses, protocol and TCP length (RFC 9293 section 3.1). It is stored in
+/// the checksum field until the network card completes the checksum.
 pub(super) fn pseudo_sum(source: IpAddr, destination: IpAddr, len: usize) -> u16 {
     let sum = |address: IpAddr| match address {
         IpAddr::V4(v4) => sum(&v4.octets()),

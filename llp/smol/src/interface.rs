@@ -1,5 +1,5 @@
-//! One link, one smoltcp interface, and the connections over them: everything that is behind a
-//! [`super::SmolStack`]'s lock.
+//! One link, one smoltcp interface, and its connections: the state behind the lock of a
+//! [`super::SmolStack`].
 
 mod conn;
 mod datagrams;
@@ -8,7 +8,7 @@ mod setup;
 mod wake;
 
 use super::SmolConfig;
-use super::flow::{Checksum, Flow, Kind, classify, neighbour};
+use super::flow::{Checksum, Flow, FrameClass, classify, neighbour};
 use super::link::{Frame, Link, Port, Segmentation, longest_packet};
 use super::mss;
 use conn::{Conn, Owner};
@@ -30,42 +30,43 @@ use uiw_llp::{Clock, Event, Interest, RemainingBytes};
 use uiw_mem::{IoVec, IoVecMut};
 use wake::Wake;
 
-/// smoltcp's clock has milliseconds, and its least retransmission time-out is one second: times of
-/// the wide area. Here its clock goes this many times faster, so that the least time-out is 200 ms,
-/// as Linux has it, and a delayed acknowledgement 2 ms. Times that are given to smoltcp are
-/// multiplied.
+/// Factor by which smoltcp's clock runs faster here. smoltcp's clock has a resolution of
+/// milliseconds, and its minimum retransmission time-out of one second is meant for wide area
+/// networks. With this factor the minimum time-out is 200 ms, as in Linux, and a delayed
+/// acknowledgement takes 2 ms. Times that are passed to smoltcp are multiplied by this factor.
 pub(super) const CLOCK: u32 = 5;
-/// Frames taken in one go: the link's share of a pump.
+/// Maximum number of frames that are received from the link at a time.
 const FRAMES: usize = 128;
-/// Bursts of one connection in one go.
+/// Maximum number of bursts of one connection at a time.
 const BURSTS: usize = 64;
-/// A connection that found the link full tries again after this time.
+/// Time after which a connection that found the link full tries again, in microseconds.
 const LINK_FULL: i64 = 1000;
 
-/// Connections that wait at a listener or are in set-up there: as many as its backlog says, within
-/// this range.
+/// Range for the number of connections that wait at a listener or are being set up there. Within
+/// this range, the backlog is the limit.
 pub(super) const WAITING: RangeInclusive<usize> = 128..=4096;
-/// A set-up that has lasted for so long makes room for a new one where there is no other: of a
-/// flood of SYNs from addresses that never answer most are older than the one of a peer that does.
+/// Age from which a connection that is being set up may be replaced by a new one if there is no
+/// other room. In a flood of SYNs from addresses that never answer, most connections are older than
+/// that of a peer that does.
 const REPLACED_AFTER: Duration = Duration::from_millis(20);
-/// Limit for the set-up of a connection to a listener.
+/// Time limit for setting up a connection at a listener.
 const SET_UP: Duration = Duration::from_secs(10);
 
-/// Time after which an interface that is down is reported to listeners.
+/// Time after which listeners are told that an interface is down.
 const STAYS_DOWN: Duration = Duration::from_millis(900);
 
-/// Names a connection of the interface.
+/// Identifies a connection of the interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ConnId(usize);
 
-/// Names a listener of the interface.
+/// Identifies a listener of the interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ListenerId(usize);
 
 pub(super) struct SmolInterface<L: Link> {
     link: L,
     iface: Interface,
-    /// No sockets: for frames that are no connection's.
+    /// Empty set, for frames that belong to no connection.
     no_sockets: SocketSet<'static>,
     conns: Slab<Conn>,
     flows: HashMap<Flow, usize>,
@@ -73,26 +74,26 @@ pub(super) struct SmolInterface<L: Link> {
     datagrams: Datagrams,
     /// Connections that may have an event at the next poll.
     hot: Vec<usize>,
-    /// Connections that frames or timers have touched, and that may have something to send.
+    /// Connections that frames or timers have changed, and that may have something to send.
     touched: Vec<usize>,
-    /// Times when connections are to be polled, in ticks.
+    /// Times at which connections have to be polled, in ticks.
     timers: BTreeSet<(i64, usize)>,
     time: Clock,
     base: Instant,
     wake: Wake,
     buffer: usize,
     gateways: Vec<IpAddr>,
-    /// Addresses from which a segment came.
+    /// Addresses from which a segment was received.
     resolved: Vec<IpAddr>,
     gone: Option<LostLink>,
 }
 
-/// The link is gone.
+/// Loss of the link.
 struct LostLink {
     why: io::Error,
     since: Instant,
-    /// It was reported to listeners.
-    is_told: bool,
+    /// True after the loss was reported to listeners.
+    is_reported: bool,
 }
 
 impl LostLink {
@@ -159,11 +160,11 @@ impl<L: Link> SmolInterface<L> {
         Tick::from_micros(i64::try_from(ticks).unwrap_or(i64::MAX))
     }
 
-    /// Returns the time when [`SmolInterface::tick`] is wanted without a frame.
+    /// Returns the time at which [`SmolInterface::tick`] has to be called even if no frame arrives.
     pub(super) fn deadline(&self) -> Option<Instant> {
         let timers = self.timers.first().map(|(at, _)| *at).into_iter().chain(self.datagrams.timer);
         let timer = timers.min().and_then(|at| {
-            // Never before the tick that is meant.
+            // Rounds up, so that the call is not too early.
             let micros = u64::try_from(at).unwrap_or(0).div_ceil(u64::from(CLOCK));
             self.base.checked_add(Duration::from_micros(micros))
         });
@@ -181,7 +182,7 @@ impl<L: Link> SmolInterface<L> {
         self.conns.is_empty() && self.flows.is_empty()
     }
 
-    /// Connections, those in set-up included.
+    /// Returns the number of connections, including those that are being set up.
     #[cfg(test)]
     pub(super) fn count(&self) -> usize {
         self.conns.len()
@@ -193,16 +194,16 @@ impl<L: Link> SmolInterface<L> {
         self.iface = self.numbering(seed);
     }
 
-    /// Interface that gives one connection its initial sequence number. smoltcp's generator is not
-    /// cryptographic: who has seen two of its numbers knows all others (RFC 6528), so each
-    /// connection has a seed of its own.
+    /// Returns an interface that provides one connection with its initial sequence number.
+    /// smoltcp's generator is not cryptographic: all its numbers can be computed from two of them
+    /// (RFC 6528), so each connection has its own seed.
     fn fresh_numbering(&mut self) -> io::Result<Interface> {
         Ok(self.numbering(random()?))
     }
 
     fn numbering(&mut self, seed: u64) -> Interface {
         let mut iface = seeded(&mut self.link, self.iface.hardware_addr(), seed);
-        // The capacity of both lists is the same.
+        // Both lists have the same capacity.
         iface.update_ip_addrs(|list| list.extend(self.iface.ip_addrs().iter().copied()));
         iface
     }
@@ -211,19 +212,20 @@ impl<L: Link> SmolInterface<L> {
         longest_packet(self.link.capabilities().mtu)
     }
 
-    /// Bytes of payload in a segment: without options, as smoltcp sends none after the SYN.
+    /// Returns the maximum payload of a segment in bytes. There are no options, because smoltcp
+    /// sends none after the SYN.
     pub(super) fn emss(&self, v6: bool) -> usize {
         self.mtu() - if v6 { 60 } else { 40 }
     }
 
-    /// Takes what the link has, lets timers run, sends what is due.
+    /// Receives frames from the link, runs timers, and sends what is due.
     pub(super) fn tick(&mut self) {
         let time = self.time.now();
         if let Some(error) = self.link.failure(time) {
-            self.is_gone(error);
+            self.mark_gone(error);
             return;
         }
-        // An interface that was down: what was connected is lost, listeners go on.
+        // The interface was down. Its connections are lost, but listeners continue.
         self.gone = None;
         let now = self.tick_at(time);
         for _ in 0..FRAMES {
@@ -239,13 +241,13 @@ impl<L: Link> SmolInterface<L> {
         if self.datagrams.timer.is_some_and(|at| at <= now.total_micros()) {
             self.egress_datagrams(now);
         }
-        self.end_set_ups(time);
+        self.expire_set_ups(time);
         self.egress_all(now);
     }
 
-    /// Removes connections whose set-up takes too long. Their peers get no answer, as those of
-    /// which nothing was kept.
-    fn end_set_ups(&mut self, time: Instant) {
+    /// Removes connections whose set-up takes too long. Their peers get no answer, like peers whose
+    /// SYN was dropped.
+    fn expire_set_ups(&mut self, time: Instant) {
         let is_old =
             |conns: &Slab<Conn>, id: usize| time.saturating_duration_since(conns[id].began) >= SET_UP;
         let mut old = Vec::new();
@@ -266,7 +268,7 @@ impl<L: Link> SmolInterface<L> {
         self.link.flush();
     }
 
-    /// One frame, to the connection it is for.
+    /// Passes one frame to the connection to which it belongs.
     fn ingress(&mut self, now: Tick, frame: &mut L::Frame) {
         let checksum = match (frame.is_checked(), self.link.capabilities().partial_checksums) {
             (true, _) => Checksum::Trusted,
@@ -275,20 +277,20 @@ impl<L: Link> SmolInterface<L> {
         };
         let datagram_size = frame.datagram_size();
         let bytes = frame.bytes();
-        // For a SYN that begins a connection.
+        // Interface with fresh sequence numbers, for a SYN that starts a connection.
         let mut numbering = None;
         let id = match classify(bytes, checksum) {
-            // The checksum is wrong: as if it had not come.
+            // The checksum is wrong, so the frame is ignored.
             None => return,
-            Some(Kind::Udp { flow, payload: (begin, end) }) => {
-                // No socket: nothing is answered, as nothing is to a segment that opens no
+            Some(FrameClass::Udp { flow, payload: (begin, end) }) => {
+                // There is no socket. Nothing is answered, as with a segment that belongs to no
                 // connection.
                 let size = datagram_size.unwrap_or(usize::MAX);
                 self.datagrams.arrive(flow, &bytes[begin..end], size);
                 return;
             }
-            Some(Kind::Other) => None,
-            Some(Kind::Tcp { flow, opens }) => match self.flows.get(&flow) {
+            Some(FrameClass::Other) => None,
+            Some(FrameClass::Tcp { flow, opens }) => match self.flows.get(&flow) {
                 Some(id) => Some(*id),
                 None if opens => self.begin(flow).map(|(id, fresh)| {
                     numbering = Some(fresh);
@@ -305,8 +307,8 @@ impl<L: Link> SmolInterface<L> {
             }
             let mut port = Port { link: &mut self.link, frame: Some(bytes), sender: None };
             self.iface.poll_ingress_single(now, &mut port, &mut self.no_sockets);
-            // A neighbour has answered, perhaps: connections that wait for it go on at once, and
-            // not with their next query.
+            // A neighbour may have answered. Connections that wait for it continue immediately, and
+            // not only with their next query.
             if let Some(neighbour) = neighbour {
                 let waits = |conn: &Conn| gateway.is_some() || conn.flow.peer.ip() == neighbour;
                 let waiting = self.conns.iter().filter(|(_, conn)| conn.is_opening() && waits(conn));
@@ -320,13 +322,13 @@ impl<L: Link> SmolInterface<L> {
         let emss = self.emss(self.conns[id].flow.peer.is_ipv6());
         let (mtu, cuts) = (self.mtu(), self.link.capabilities().segmentation.is_some());
         let conn = &mut self.conns[id];
-        // The checksum was looked at before, and is not again.
+        // The checksum was already verified.
         if cuts && let Some(size) = mss::limit(bytes, mtu) {
             conn.segmentation = Some(Segmentation { size });
         }
         self.link.send_for(conn.queue);
         let iface = numbering.as_mut().unwrap_or(&mut self.iface);
-        if let Some(mut parts) = conn.has_come(bytes, emss, now) {
+        if let Some(mut parts) = conn.note_received(bytes, emss, now) {
             while let Some(part) = parts.next() {
                 let (sender, sockets) = conn.sender(now);
                 let mut port = Port { link: &mut self.link, frame: Some(part), sender: Some(sender) };
@@ -349,8 +351,8 @@ impl<L: Link> SmolInterface<L> {
         }
     }
 
-    /// A connection in Listen for the SYN that has come, if there is a listener with room, and the
-    /// interface that is to take the SYN.
+    /// Returns a connection in state Listen for a SYN that has arrived, if there is a listener with
+    /// room, and the interface that has to process the SYN.
     fn begin(&mut self, flow: Flow) -> Option<(usize, Interface)> {
         let port = self.ports.find(flow.local)?;
         let listener = &self.ports.listeners[port];
@@ -369,14 +371,14 @@ impl<L: Link> SmolInterface<L> {
             self.remove(oldest);
         }
         let numbering = self.fresh_numbering().ok()?;
-        let conn = Conn::listening(flow, port, &self.ports.listeners[port].stream, self.buffer, &self.time)?;
+        let conn = Conn::for_syn(flow, port, &self.ports.listeners[port].stream, self.buffer, &self.time)?;
         let id = self.conns.insert(conn);
         self.ports.listeners[port].opening.push_back(id);
         self.flows.insert(flow, id);
         Some((id, numbering))
     }
 
-    /// smoltcp has looked at a connection.
+    /// Handles a possible change of a connection's state after smoltcp has processed it.
     fn state_changed(&mut self, id: usize) {
         self.touched.push(id);
         let conn = &mut self.conns[id];
@@ -384,7 +386,7 @@ impl<L: Link> SmolInterface<L> {
             Owner::TransportListener { port, ready: false } if conn.is_established() => {
                 let listener = &mut self.ports.listeners[port];
                 if listener.ready.len() >= listener.backlog {
-                    // Others were faster.
+                    // Other connections have filled the backlog meanwhile.
                     self.abort(ConnId(id));
                     return;
                 }
@@ -392,7 +394,7 @@ impl<L: Link> SmolInterface<L> {
                 listener.ready.push_back(id);
                 conn.owner = Owner::TransportListener { port, ready: true };
             }
-            // Reset before it was accepted, or no connection at all.
+            // The connection was reset before it was accepted, or was never established.
             Owner::TransportListener { ready: false, .. } if !conn.is_opening() => self.remove(id),
             Owner::TransportListener { .. } => {}
             Owner::TransportStream => self.heat(id),
@@ -401,7 +403,7 @@ impl<L: Link> SmolInterface<L> {
         }
     }
 
-    /// Sends what a connection has to send, and notes when it is to be polled again.
+    /// Sends what a connection has to send, and stores the time of its next poll.
     fn egress(&mut self, id: usize, now: Tick) {
         let Some(v6) = self.conns.get(id).map(|conn| conn.flow.peer.is_ipv6()) else { return };
         let emss = self.emss(v6);
@@ -442,11 +444,11 @@ impl<L: Link> SmolInterface<L> {
             });
         }
         let queued = conn.unacknowledged();
-        conn.stretch.has_sent_all(queued, emss);
+        conn.stretch.note_all_sent(queued, emss);
         conn.note_emss(emss);
         let at = self.iface.poll_at(now, &conn.sockets).into_iter().chain(conn.next_probe()).min();
         let at = at.map(|at| at.total_micros());
-        // "Now", though nothing could be sent: the link has no room.
+        // The time is now, although nothing could be sent, because the link has no room.
         let at = at.map(|at| if at <= now.total_micros() { now.total_micros() + LINK_FULL } else { at });
         if conn.timer != at {
             if let Some(before) = std::mem::replace(&mut conn.timer, at) {
@@ -456,7 +458,7 @@ impl<L: Link> SmolInterface<L> {
                 self.timers.insert((at, id));
             }
         }
-        // The end of TIME-WAIT sends nothing, and so counts as no change.
+        // The end of TIME-WAIT sends nothing, so it is not detected as a change.
         if conn.owner == Owner::Nobody && conn.is_over() {
             self.remove(id);
         } else if changed {
@@ -497,28 +499,28 @@ impl<L: Link> SmolInterface<L> {
         }
     }
 
-    /// The link is gone. An interface that is deleted is down before: that is reported to listeners
-    /// only when it stays so.
-    fn is_gone(&mut self, why: io::Error) {
+    /// Records that the link is gone. An interface that is being deleted goes down first, so
+    /// listeners are told that it is down only if it stays down.
+    fn mark_gone(&mut self, why: io::Error) {
         let now = self.time.now();
-        let (since, is_told) = match &self.gone {
-            Some(before) if before.why.kind() == why.kind() => (before.since, before.is_told),
+        let (since, is_reported) = match &self.gone {
+            Some(before) if before.why.kind() == why.kind() => (before.since, before.is_reported),
             Some(before) => (before.since, false),
             None => {
                 self.fail(&why);
                 (now, false)
             }
         };
-        let mut gone = LostLink { why, since, is_told };
-        if !gone.is_told && (gone.is_for_good() || now.saturating_duration_since(since) >= STAYS_DOWN) {
-            gone.is_told = true;
-            self.ports.listeners.iter_mut().for_each(|(_, listener)| listener.is_to_be_told = true);
+        let mut gone = LostLink { why, since, is_reported };
+        if !gone.is_reported && (gone.is_for_good() || now.saturating_duration_since(since) >= STAYS_DOWN) {
+            gone.is_reported = true;
+            self.ports.listeners.iter_mut().for_each(|(_, listener)| listener.is_unreported = true);
             self.wake.kick();
         }
         self.gone = Some(gone);
     }
 
-    /// Every connection ends with the link.
+    /// Ends all connections, because the link is gone.
     fn fail(&mut self, error: &io::Error) {
         if self.conns.is_empty() {
             tracing::debug!(%error, "the link is gone");
@@ -538,8 +540,8 @@ impl<L: Link> SmolInterface<L> {
         self.wake.kick();
     }
 
-    /// Returns whether the link is there, or there again.
-    fn standing(&mut self) -> io::Result<()> {
+    /// Returns an error if the link is gone.
+    fn check_link(&mut self) -> io::Result<()> {
         if self.gone.is_some() {
             self.tick();
         }
@@ -550,7 +552,7 @@ impl<L: Link> SmolInterface<L> {
         self.tick();
         let before = events.len();
         for listener in self.ports.listeners.iter().map(|(_, listener)| listener) {
-            if listener.has_news() {
+            if listener.has_answer() {
                 events.push(Event { token: listener.token, readable: true, writable: false });
             }
         }
@@ -563,12 +565,12 @@ impl<L: Link> SmolInterface<L> {
             events.extend(event);
             conn.hot
         });
-        // Whatever became hot meanwhile is none of these.
+        // Connections that became hot meanwhile are not among these.
         hot.append(&mut self.hot);
         self.hot = hot;
-        // The descriptor is readable as long as a poll has something to report: frames that were
-        // taken off the link may stand for it no more. Two system calls for each time that it
-        // begins and ends.
+        // The descriptor must be readable as long as a poll has something to report, even if all
+        // frames were already taken from the link. This costs two system calls each time that this
+        // state begins and ends.
         if events.len() > before || !self.hot.is_empty() {
             self.wake.kick();
         } else {
@@ -576,12 +578,12 @@ impl<L: Link> SmolInterface<L> {
         }
     }
 
-    /// Wakes the thread that sleeps on the descriptor if frames that were taken outside of a poll
-    /// are for its streams.
+    /// Wakes the thread that sleeps on the descriptor, if frames that were received outside of a
+    /// poll belong to its streams.
     fn wake_for_events(&mut self, except: Option<usize>) {
         let has_event = |id: &usize| self.conns.get(*id).is_some_and(|conn| conn.event().is_some());
         let ready = |id: &usize| Some(*id) != except && has_event(id);
-        let accepts = self.ports.listeners.iter().any(|(_, listener)| listener.has_news());
+        let accepts = self.ports.listeners.iter().any(|(_, listener)| listener.has_answer());
         let has_datagrams = self.datagrams.events().next().is_some();
         if accepts || has_datagrams || self.hot.iter().any(ready) {
             self.wake.kick();
@@ -592,7 +594,7 @@ impl<L: Link> SmolInterface<L> {
         let conn = &mut self.conns[id.0];
         let taken = conn.fill(bufs)?;
         if taken == 0 {
-            // Acknowledgements that wait in the link make room.
+            // Acknowledgements that wait in the link may free room.
             self.tick();
             let taken = self.conns[id.0].fill(bufs)?;
             self.wake_for_events(None);
@@ -620,16 +622,16 @@ impl<L: Link> SmolInterface<L> {
         result
     }
 
-    /// Takes what the link has, and returns how many bytes of the connection are available in one
-    /// piece; none behind its end.
+    /// Receives frames from the link, and returns how many contiguous bytes of the connection are
+    /// available. Returns 0 after its end.
     pub(super) fn peek(&mut self, id: ConnId) -> io::Result<usize> {
         self.tick();
         self.wake_for_events(Some(id.0));
         self.conns[id.0].received().map(|bytes| bytes.len())
     }
 
-    /// A sleeping thread is woken if the connection has an event now: by another interest, or by
-    /// what a peek has left.
+    /// Wakes a sleeping thread if the connection has an event now, because of another interest or
+    /// because of bytes that a peek has left.
     pub(super) fn wake_for(&mut self, id: ConnId) {
         if self.conns.get(id.0).is_some_and(|conn| conn.event().is_some()) {
             self.heat(id.0);
@@ -637,7 +639,7 @@ impl<L: Link> SmolInterface<L> {
         }
     }
 
-    /// Returns the bytes that [`SmolInterface::look`] found.
+    /// Returns the bytes that [`SmolInterface::peek`] found.
     pub(super) fn received(&mut self, id: ConnId) -> &mut [u8] {
         self.conns[id.0].received().unwrap_or_default()
     }
@@ -681,8 +683,9 @@ impl<L: Link> SmolInterface<L> {
         }
     }
 
-    /// The stream is dropped: a FIN behind what was sent, and its events end.
-    pub(super) fn let_go(&mut self, id: ConnId) {
+    /// Handles that a stream was dropped: a FIN follows the sent data, and the connection has no
+    /// more events.
+    pub(super) fn release(&mut self, id: ConnId) {
         let conn = &mut self.conns[id.0];
         conn.owner = Owner::Nobody;
         conn.token = None;
@@ -695,7 +698,7 @@ impl<L: Link> SmolInterface<L> {
         self.egress_all(self.clock());
     }
 
-    /// Closes every stream, though its handle is still there: the process ends.
+    /// Closes every stream although its handle still exists, because the process ends.
     pub(super) fn close_all(&mut self) {
         for (id, conn) in &mut self.conns {
             if conn.owner == Owner::TransportStream && conn.shutdown().is_ok() {
@@ -705,7 +708,7 @@ impl<L: Link> SmolInterface<L> {
         self.egress_all(self.clock());
     }
 
-    /// Returns whether a connection that was let go has sent something that is not acknowledged.
+    /// Returns whether a connection whose stream was dropped has unacknowledged data.
     pub(super) fn is_lingering(&self) -> bool {
         self.gone.is_none() && self.conns.iter().any(|(_, conn)| conn.is_unacknowledged())
     }
@@ -719,7 +722,7 @@ impl<L: Link> SmolInterface<L> {
         Ok(())
     }
 
-    /// The EMSS of a connection, which follows its path.
+    /// Returns the EMSS of a connection, which changes with its path.
     pub(super) fn emss_of(&self, id: ConnId) -> Arc<AtomicUsize> {
         let conn = &self.conns[id.0];
         Arc::clone(conn.note_emss(self.emss(conn.flow.peer.is_ipv6())))
@@ -734,7 +737,7 @@ fn random() -> io::Result<u64> {
     getrandom::u64().map_err(|error| io::Error::other(error.to_string()))
 }
 
-/// An interface without addresses.
+/// Returns an interface without addresses.
 fn seeded(link: &mut impl Link, hardware: HardwareAddress, seed: u64) -> Interface {
     let mut config = Config::new(hardware);
     config.random_seed = seed;

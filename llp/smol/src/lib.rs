@@ -1,41 +1,44 @@
-//! smoltcp's TCP over links of Ethernet frames: a TCP of its own, with its own MAC and IP
-//! addresses, beside the kernel's.
+//! smoltcp's TCP over links of Ethernet frames. This TCP runs in the process in addition to the
+//! kernel's, with its own MAC and IP addresses.
 //!
 //! One [`SmolStack`] is one network interface: one link, one smoltcp interface, and a socket set
-//! *per connection*. smoltcp looks for a segment's socket by a linear scan of the set it is given;
-//! here a frame's ports and addresses choose the set first (`flow`), so the number of connections
-//! costs nothing. A listening socket is made when a SYN for it comes, so a backlog is as long as
-//! the user says.
+//! *for each connection*. smoltcp finds the socket of a segment with a linear scan of the set that
+//! it gets. Here the ports and addresses of a frame select the set first (`flow`), so the cost of a
+//! segment does not depend on the number of connections. A listening socket is created when a SYN
+//! for it arrives, so a backlog can have any length.
 //!
-//! * `TransportStream::recv` takes frames off the link and `send` sends at once, so an engine that
-//!   reads its streams directly needs no `poll`. Frames of other streams that a call takes off are
-//!   announced by an eventfd beside the link's descriptor.
-//! * smoltcp's clock has milliseconds and its minimum retransmission time-out is a second. It runs
-//!   at five times real time here, which makes that 200 ms and a delayed acknowledgement 2 ms.
+//! * `TransportStream::recv` takes frames from the link and `send` sends immediately, so an engine
+//!   that reads its streams directly needs no `poll`. Frames of other streams that a call takes
+//!   from the link are announced by an eventfd in addition to the link's descriptor.
+//! * smoltcp's clock has a resolution of milliseconds, and its minimum retransmission time-out is a
+//!   second. Here the clock runs at five times real time, which results in a minimum of 200 ms, and
+//!   2 ms for a delayed acknowledgement.
 //! * AF_PACKET carries virtio-net headers: TCP packets of up to 64 KiB are sent unsegmented, and
 //!   the interface computes checksums. smoltcp 0.14 drops IPv6 packets that are longer than the MTU
 //!   even if the link would segment them, so it is configured with a larger MTU, and `mss` corrects
-//!   the segment sizes in SYNs in both directions. Super-packets stay below 65,536 bytes with their
-//!   Ethernet header: from there on the kernel segments them in software.
-//! * On an interface with several queues AF_XDP receives from all in turn, and a flow's hash
-//!   selects its send queue, so a flow's frames stay in order. If frames for sending run out, the
-//!   connection waits; if those for receiving do, the kernel drops. Detaching an XDP program
-//!   generates no event: while there are connections or listeners, the attachment is checked every
-//!   second.
-//! * MAC addresses are derived from the IP address, so a neighbour's cache is correct for the next
-//!   process, too.
-//! * `TransportListener::accept` reports the loss of the interface as an error: at once if it was
-//!   removed, after a second if it is down, because an interface that is deleted goes down first.
-//! * smoltcp has one segment size for an interface. Where a path loses long packets without a
-//!   message, `path_mtu` cuts segments below smoltcp, only for connections whose segments were sent
-//!   again in vain.
-//! * smoltcp 0.14 sends keep-alive segments with a byte of zero in the place of the last byte sent,
-//!   which replaces a byte that the peer held out of order. `probe` sends probes without a byte
-//!   instead. It also acknowledges at SND.NXT, which goes back for retransmissions, so two ends
-//!   that send again take each other's acknowledgements for old segments for ever; `link` gives
-//!   segments without bytes the number behind all that was sent.
-//! * smoltcp opens its congestion window by one segment per acknowledgement, however much that
-//!   covers; `stretch` splits such acknowledgements while only the window limits sending.
+//!   the segment sizes in SYNs in both directions. Super-packets stay below 65,536 bytes including
+//!   their Ethernet header, because the kernel segments larger ones in software.
+//! * On an interface with several queues AF_XDP receives from all of them in turn, and a flow's
+//!   hash selects its send queue, so a flow's frames stay in order. If frames for sending run out,
+//!   the connection waits; if those for receiving do, the kernel drops frames. Detaching an XDP
+//!   program generates no event, so the attachment is checked every second while there are
+//!   connections or listeners.
+//! * MAC addresses are derived from the IP address, so a neighbour's cache is also correct for the
+//!   next process.
+//! * `TransportListener::accept` reports the loss of the interface as an error: immediately if the
+//!   interface was removed, and after a second if it is down, because an interface that is deleted
+//!   goes down first.
+//! * smoltcp has one segment size for an interface. If a path silently loses long packets,
+//!   `path_mtu` splits segments below smoltcp, only for connections whose segments were
+//!   retransmitted without success.
+//! * smoltcp 0.14 sends keep-alive segments with a byte of zero instead of the last byte sent,
+//!   which replaces a byte that the peer holds out of order. `probe` sends probes without a byte
+//!   instead. smoltcp also acknowledges with the sequence number SND.NXT, which goes back for
+//!   retransmissions, so two ends that retransmit would take each other's acknowledgements for old
+//!   segments forever; `link` gives segments without data the number after all sent data.
+//! * smoltcp opens its congestion window by one segment for each acknowledgement, regardless of the
+//!   amount that it covers; `stretch` splits such acknowledgements while only the window limits
+//!   sending.
 //! * A TCP in the process ends with it: `StackExtensions::drain` closes open connections and waits
 //!   for acknowledgements.
 
@@ -82,7 +85,7 @@ pub use config::{ConfigError, SmolConfig};
 pub use link::{Capabilities, Frame, Link, Segmentation};
 pub use spec::{Spec, SpecError};
 
-/// Time that a dropped stack waits for its peers to acknowledge sent bytes.
+/// Maximum time for which a dropped stack waits until its peers have acknowledged the sent data.
 const LINGER: Duration = Duration::from_secs(1);
 
 /// smoltcp on one link.
@@ -115,19 +118,20 @@ pub struct SmolStack<L: Link> {
 }
 
 impl<L: Link + 'static> SmolStack<L> {
-    /// A stack on `link`.
+    /// Creates a stack on `link`.
     ///
     /// # Errors
-    /// `InvalidInput` with a [`ConfigError`] inside, or for too many addresses; the system's.
+    /// `InvalidInput` that contains a [`ConfigError`], or for too many addresses; errors of the
+    /// system.
     pub fn new(link: L, config: &SmolConfig) -> io::Result<Self> {
         Self::with_clock(link, config, Clock::system())
     }
 
-    /// A stack on `link` with a clock of its own. On a virtual one nothing waits for a descriptor,
-    /// and a stack that is dropped does not wait.
+    /// Creates a stack on `link` with the given clock. With a virtual clock nothing waits for a
+    /// descriptor, and a dropped stack does not wait.
     ///
     /// # Errors
-    /// As for [`SmolStack::new`].
+    /// The same as for [`SmolStack::new`].
     pub fn with_clock(link: L, config: &SmolConfig, clock: Clock) -> io::Result<Self> {
         let interface = SmolInterface::new(link, config, clock.clone())?;
         let wait = interface.wait_fd();
@@ -197,7 +201,8 @@ impl<L: Link + 'static> StackExtensions for SmolStack<L> {
 }
 
 impl<L: Link> Drop for SmolStack<L> {
-    /// A TCP in the process dies with it: what was sent gets a bounded time to be acknowledged.
+    /// Waits for a limited time until sent data is acknowledged, because a TCP in the process ends
+    /// with it.
     fn drop(&mut self) {
         if self.clock.is_virtual() {
             return;

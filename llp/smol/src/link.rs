@@ -1,12 +1,12 @@
-//! Links: where Ethernet frames come from and go to. And the little that makes one a device of
-//! smoltcp's for one frame.
+//! Links, which send and receive Ethernet frames, and the adapter that turns a link into a smoltcp
+//! device for one frame.
 
 use super::mss;
 use super::path_mtu::PathMtu;
 use super::probe::Probe;
 use super::segment::{ETHERNET_HEADER, TCP_HEADER, fill_checksum};
 use super::stretch::Stretch;
-use crate::segments::cut_tcp;
+use crate::segments::split_tcp;
 use smoltcp::phy::{Checksum, Device, DeviceCapabilities, Medium, RxToken, TxToken};
 use smoltcp::time::Instant as Tick;
 use smoltcp::wire::{TcpPacket, TcpSeqNumber};
@@ -18,45 +18,47 @@ use std::time::Instant;
 /// Capabilities of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capabilities {
-    /// Bytes of an IP packet on the wire.
+    /// Maximum size of an IP packet on the wire, in bytes.
     pub mtu: usize,
-    /// The link cuts larger TCP packets itself, over both versions of IP, up to this many bytes
-    /// with their Ethernet header, and computes the checksums of all TCP segments.
+    /// Set if the link segments larger TCP packets, of both versions of IP, and computes the
+    /// checksums of all TCP segments. The value is the maximum size in bytes, including the
+    /// Ethernet header.
     pub segmentation: Option<usize>,
-    /// Frames may come from this machine, with TCP checksums that are only begun: the sum of the
-    /// pseudo-header, which hardware would complete. They are taken for right.
+    /// True if frames may come from the same host, with TCP checksums that contain only the sum of
+    /// the pseudo-header and would be completed by hardware. They are considered correct.
     pub partial_checksums: bool,
 }
 
-/// Instructions for cutting a TCP packet into segments, if a segment does not hold it.
+/// Instructions for splitting a TCP packet that does not fit into a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segmentation {
-    /// Bytes of payload and TCP options in each: the peer's maximum segment size, at most what the
-    /// MTU carries.
+    /// Size of payload and TCP options in each segment, in bytes: the peer's maximum segment size,
+    /// limited by the MTU.
     pub size: u16,
 }
 
-/// A frame that came.
+/// Received frame.
 pub trait Frame {
     /// Returns the bytes, from the Ethernet header on.
     fn bytes(&mut self) -> &mut [u8];
 
-    /// Returns whether the link vouches for its TCP checksum, or it never had one (it came from
-    /// this machine).
+    /// Returns whether the link guarantees that the TCP checksum is correct, or the frame never had
+    /// one because it came from the same host.
     fn is_checked(&self) -> bool;
 
-    /// Bytes of each UDP datagram but the last one, where the frame has several: one header, and
-    /// their payloads one behind the other.
+    /// Returns the size of each UDP datagram except the last, in bytes, if the frame contains
+    /// several: one header followed by their payloads.
     fn datagram_size(&self) -> Option<usize> {
         None
     }
 }
 
-/// A link of Ethernet frames. Nothing here blocks.
+/// Link for Ethernet frames. No call blocks.
 ///
 /// ```
 /// # mod uiw { pub mod smol { pub use uiw_smol::*; pub use uiw_smol::pipe::pipe; } }
 /// use uiw::smol::{Frame, Link, pipe};
+///
 /// let (mut a, mut b) = pipe(1500)?;
 /// assert!(a.has_room());
 /// a.transmit(60, &mut |frame| {
@@ -77,75 +79,76 @@ pub trait Link: Send {
     /// Returns the capabilities of the link, which do not change.
     fn capabilities(&self) -> Capabilities;
 
-    /// The next frame that came for our MAC or for a group: those of neighbour discovery, and any
-    /// between [`Link::start_groups`] and [`Link::stop_groups`].
+    /// Returns the next frame for our MAC address or for a group: always those of neighbour
+    /// discovery, and all others between [`Link::start_groups`] and [`Link::stop_groups`].
     fn receive(&mut self) -> Option<Self::Frame>;
 
-    /// Takes back a frame that was used: its memory serves another one.
+    /// Takes back a frame that was processed, so that its memory can be reused.
     fn recycle(&mut self, frame: Self::Frame);
 
-    /// Frames that are sent from now on belong to a flow with this hash. A link with several queues
-    /// has one for each flow: its frames stay in order.
+    /// Announces that the frames sent from now on belong to a flow with this hash. A link with
+    /// several queues uses the same queue for all frames of a flow, so they stay in order.
     fn send_for(&mut self, _flow: u64) {}
 
     /// Returns whether [`Link::transmit`] has room now.
     fn has_room(&mut self) -> bool;
 
-    /// Sends a frame of `len` bytes that `fill` writes, which then says how it is to be cut. It may
-    /// be kept until [`Link::flush`].
+    /// Sends a frame of `len` bytes. `fill` writes the frame, and returns how it has to be split.
+    /// The frame may be kept until [`Link::flush`].
     fn transmit(&mut self, len: usize, fill: &mut dyn FnMut(&mut [u8]) -> Option<Segmentation>);
 
-    /// Frames given so far leave.
+    /// Sends all frames that were kept.
     fn flush(&mut self);
 
-    /// Readable when [`Link::receive`] has something.
+    /// Returns a descriptor that is readable when [`Link::receive`] has a frame.
     fn fd(&self) -> Option<BorrowedFd<'_>>;
 
-    /// A multicast group was joined, and none was before. Returns a descriptor that is readable
-    /// when [`Link::receive`] has a frame to a group, where [`Link::fd`] is not: the same one each
-    /// time, or one that [`Link::stop_groups`] closes.
+    /// Called when the first multicast group is joined. Returns a descriptor that is readable when
+    /// [`Link::receive`] has a frame to a group but [`Link::fd`] is not readable. It is the same
+    /// descriptor each time, or one that [`Link::stop_groups`] closes.
     ///
     /// # Errors
-    /// `Unsupported` where frames to groups do not come; the system's.
+    /// `Unsupported` if frames to groups cannot be received; errors of the system.
     fn start_groups(&mut self) -> io::Result<Option<BorrowedFd<'_>>> {
         Ok(None)
     }
 
-    /// The last multicast group was left.
+    /// Called when the last multicast group is left.
     fn stop_groups(&mut self) {}
 
-    /// Returns the time when [`Link::receive`] will have something, or [`Link::flush`] should be
-    /// called again, if only the clock decides.
+    /// Returns the time at which [`Link::receive`] will have a frame, or at which [`Link::flush`]
+    /// should be called again, if this depends only on the clock.
     fn next(&self) -> Option<Instant> {
         None
     }
 
-    /// Returns the time when [`Link::failure`] should be checked though nothing comes, because
-    /// there would be no event. It is checked while there are connections or listeners.
+    /// Returns the time at which [`Link::failure`] should be checked even if no frame arrives,
+    /// because a failure would cause no event. It is checked while there are connections or
+    /// listeners.
     fn watch(&self) -> Option<Instant> {
         None
     }
 
-    /// Returns the reason why the link is gone, once it is: `NetworkDown` where it may come back,
-    /// `NotFound` where it is gone for good (the interface was deleted, its program detached).
-    /// `None` again when it is back: listeners go on then, and what was connected is lost. `now` is
-    /// the stack's time: the system's, where the link is an interface.
+    /// Returns the reason why the link is gone: `NetworkDown` if it may come back, `NotFound` if it
+    /// is gone for good (the interface was deleted, or its program detached). Returns `None` again
+    /// when the link is back; listeners then continue, but connections are lost. `now` is the
+    /// stack's time, which is the system's time if the link is an interface.
     fn failure(&mut self, now: Instant) -> Option<io::Error>;
 }
 
 /// Reason why the link over an interface is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LinkLoss {
-    /// It is down.
+    /// The interface is down.
     Down,
-    /// There is no such interface any more, though another one may have its name.
+    /// The interface does not exist any more. Another one may have its name.
     Deleted,
     /// Another process has detached our XDP program.
     Detached,
 }
 
 impl LinkLoss {
-    /// Like [`Link::failure`] has it.
+    /// Returns the error for [`Link::failure`].
     pub(super) fn error(self, interface: &str) -> io::Error {
         let (kind, what) = match self {
             Self::Down => (io::ErrorKind::NetworkDown, "is down"),
@@ -156,22 +159,22 @@ impl LinkLoss {
     }
 }
 
-/// A link as smoltcp sees it during one call: with one received frame, or none.
+/// View of a link for smoltcp during one call: it has one received frame, or none.
 pub(super) struct Port<'a, L: Link> {
     pub(super) link: &'a mut L,
     pub(super) frame: Option<&'a mut [u8]>,
-    /// State of the connection whose segments leave.
+    /// State of the connection whose segments are sent.
     pub(super) sender: Option<Sender<'a>>,
 }
 
-/// A connection as far as its segments on the link go.
+/// State of a connection that concerns its segments on the link.
 pub(super) struct Sender<'a> {
     pub(super) stretch: &'a mut Stretch,
     pub(super) path: &'a mut PathMtu,
     pub(super) probe: &'a mut Probe,
-    /// Segmentation, for links that cut.
+    /// Segmentation, for links that split packets.
     pub(super) segmentation: Option<Segmentation>,
-    /// Time in microseconds of the stack's clock.
+    /// Current time in microseconds of the stack's clock.
     pub(super) now: i64,
 }
 
@@ -181,26 +184,26 @@ impl Sender<'_> {
         Sender { stretch, path, probe, segmentation: *segmentation, now: *now }
     }
 
-    /// A frame leaves, over a link whose packets have up to `mtu` bytes. Returns in how many bytes
-    /// of payload it is to be cut.
-    fn has_left(&mut self, frame: &mut [u8], mtu: usize) -> Option<usize> {
-        let (at, start, len) = self.stretch.has_left(frame)?;
+    /// Handles a frame that is sent over a link whose packets have up to `mtu` bytes. Returns the
+    /// payload size in bytes with which the frame has to be split, if necessary.
+    fn note_sent(&mut self, frame: &mut [u8], mtu: usize) -> Option<usize> {
+        let (at, start, len) = self.stretch.note_sent(frame)?;
         if len == 0 {
             place_empty(frame, at, self.stretch.acceptable());
         }
         let is_first = len > 0 && start == self.stretch.acknowledged();
-        self.probe.has_left(frame, at, is_first, self.now);
+        self.probe.note_sent(frame, at, is_first, self.now);
         if len == 0 {
             return None;
         }
         let headers = at + TCP_HEADER - ETHERNET_HEADER;
         let whole = self.segmentation.map_or(mtu - headers, |cut| usize::from(cut.size));
-        self.path.has_left((start, len), headers, whole, self.now)
+        self.path.note_sent((start, len), headers, whole, self.now)
     }
 }
 
-/// Gives a segment without bytes, whose header is at `at`, the sequence number `acceptable`. A SYN
-/// and a FIN have their own.
+/// Sets the sequence number of a segment without data, whose header is at `at`, to `acceptable`. A
+/// SYN and a FIN keep their numbers.
 fn place_empty(frame: &mut [u8], at: usize, acceptable: u32) {
     let segment = TcpPacket::new_unchecked(&frame[at..]);
     let acceptable = TcpSeqNumber(acceptable.cast_signed());
@@ -236,11 +239,11 @@ impl<L: Link> Device for Port<'_, L> {
         let ours = self.link.capabilities();
         let mut theirs = DeviceCapabilities::default();
         theirs.medium = Medium::Ethernet;
-        // Where the link cuts, of the longest packet: see `mss`.
+        // If the link splits packets, the maximum is that of its longest packet: see `mss`.
         theirs.max_transmission_unit =
             ours.segmentation.unwrap_or(longest_packet(ours.mtu) + ETHERNET_HEADER);
-        // Received segments are verified before smoltcp sees them: whether one needs it is known
-        // only here.
+        // Received segments are verified before smoltcp sees them, because only this code knows
+        // whether a segment must be verified.
         theirs.checksum.tcp = if ours.segmentation.is_some() { Checksum::None } else { Checksum::Tx };
         let cut = |headers| {
             ours.segmentation
@@ -252,15 +255,16 @@ impl<L: Link> Device for Port<'_, L> {
     }
 }
 
-/// Bytes of the longest IP packet that is sent: of the MTU, what leaves a payload of a multiple of
-/// four. An FPDU has a length of that kind (RFC 5044 section 4.1), so no segment ends within its
-/// CRC. Linux's siw takes no CRC that comes in two segments.
+/// Returns the maximum size of an IP packet to send, in bytes: the MTU, reduced so that the payload
+/// is a multiple of four. The length of an FPDU is such a multiple (RFC 5044 section 4.1), so no
+/// segment ends within its CRC. Linux's siw does not accept a CRC that arrives in two segments.
 pub(super) fn longest_packet(mtu: usize) -> usize {
     mtu & !3
 }
 
-/// Bytes of the longest frame that the link is given to cut, of `longest`: one of whole segments. A
-/// remainder would be a short segment behind each frame, and might end anywhere.
+/// Returns the size in bytes of the longest frame for the link to split, up to `longest`, which
+/// consists of whole segments. A remainder would be a short segment after each frame, and might end
+/// anywhere.
 fn whole_segments(longest: usize, mtu: usize, ip_and_tcp: usize) -> usize {
     let headers = ETHERNET_HEADER + ip_and_tcp;
     let segment = longest_packet(mtu).saturating_sub(ip_and_tcp).max(1);
@@ -268,7 +272,7 @@ fn whole_segments(longest: usize, mtu: usize, ip_and_tcp: usize) -> usize {
     headers + if payload < segment { payload & !3 } else { payload / segment * segment }
 }
 
-/// Bytes of the two headers without options.
+/// Size of both headers without options, in bytes.
 const IPV4_AND_TCP: usize = 40;
 const IPV6_AND_TCP: usize = 60;
 
@@ -303,20 +307,21 @@ impl<L: Link> TxToken for Tx<'_, L> {
                 mss::limit(bytes, mtu);
             }
             let sender = sender.as_mut()?;
-            let size = sender.has_left(bytes, mtu).and_then(|size| u16::try_from(size).ok());
+            let size = sender.note_sent(bytes, mtu).and_then(|size| u16::try_from(size).ok());
             size.map(|size| Segmentation { size }).or(sender.segmentation)
         });
         match (result, f) {
             (Some(result), _) => result,
-            // A link that has lost its interface fills nothing; smoltcp's answer is still due.
+            // A link that has lost its interface does not call the function, but smoltcp expects
+            // its result.
             (None, Some(f)) => f(&mut vec![0; len]),
             (None, None) => unreachable!("what was called has a result"),
         }
     }
 }
 
-/// Sends a frame of `len` bytes that `f` writes by a link that does not cut, in as many pieces as
-/// its path needs.
+/// Sends a frame of `len` bytes that `f` writes, over a link that does not split packets, in as
+/// many pieces as its path needs.
 fn cut<L: Link, R>(
     link: &mut L,
     sender: &mut Sender<'_>,
@@ -332,8 +337,8 @@ fn cut<L: Link, R>(
             None
         });
     };
-    let size = sender.has_left(&mut frame, mtu);
-    let is_cut = size.is_some_and(|size| cut_tcp(&frame, size, &mut |piece| send(&piece)));
+    let size = sender.note_sent(&mut frame, mtu);
+    let is_cut = size.is_some_and(|size| split_tcp(&frame, size, &mut |piece| send(&piece)));
     if !is_cut {
         send(&frame);
     }
@@ -357,7 +362,8 @@ mod tests {
                 assert!(payload + segment > 65_535 - ETHERNET_HEADER - headers, "MTU {mtu}: another fits");
             }
         }
-        // An interface whose packets are longer than a frame to be cut, and the loopback's 65,536.
+        // Interfaces whose packets are longer than a frame to split, among them loopback with
+        // 65,536 bytes.
         for mtu in [65_536, 70_000] {
             assert_eq!(whole_segments(65_535, mtu, IPV4_AND_TCP), ETHERNET_HEADER + IPV4_AND_TCP + 65_480);
         }

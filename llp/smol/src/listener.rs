@@ -1,4 +1,4 @@
-//! A port of ours.
+//! Listeners of a smoltcp stack.
 
 use super::interface::{ListenerId, SmolInterface};
 use super::link::Link;

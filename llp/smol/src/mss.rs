@@ -1,24 +1,24 @@
-//! The maximum segment size (RFC 9293 section 3.7.1) over a link that cuts packets itself.
+//! The maximum segment size (RFC 9293 section 3.7.1) over a link that splits packets itself.
 //!
-//! smoltcp drops IPv6 packets that are longer than the MTU, whatever the link would do with them.
-//! So it is configured with an MTU as long as the link's longest packet, and the segment sizes in
-//! SYNs are corrected in both directions: of our own what the true MTU carries, and of a peer's no
-//! more than that.
+//! smoltcp drops IPv6 packets that are longer than the MTU, even if the link would split them. It
+//! is therefore configured with an MTU that equals the link's longest packet, and the segment sizes
+//! in SYNs are corrected in both directions: ours to the size that the true MTU permits, and that
+//! of a peer to at most this size.
 
 use super::segment::{ETHERNET_HEADER, TCP_HEADER, segment_of};
 use smoltcp::wire::TcpPacket;
 
-/// Segment size of a peer that announces none: smoltcp's default, for both versions of IP.
+/// Segment size of a peer that announces none. It is smoltcp's default for both versions of IP.
 const UNSAID: u16 = 536;
-/// smoltcp sends segments of so many bytes whatever a peer says.
+/// Minimum segment size that smoltcp uses, regardless of the peer.
 const LEAST: u16 = 48;
 /// Kinds of options.
 const END: u8 = 0;
 const NOTHING: u8 = 1;
 const MSS: u8 = 2;
 
-/// Lowers the segment size in a SYN to what an IP packet of `mtu` bytes carries. Returns what it
-/// then is; nothing for frames that are no SYN.
+/// Limits the segment size in a SYN to the size that an IP packet of `mtu` bytes permits. Returns
+/// the resulting size, or `None` for frames that are not a SYN.
 pub(super) fn limit(frame: &mut [u8], mtu: usize) -> Option<u16> {
     let (at, bytes) = segment_of(frame)?;
     let segment = TcpPacket::new_checked(&frame[at..at + bytes]).ok()?;
@@ -33,7 +33,7 @@ pub(super) fn limit(frame: &mut [u8], mtu: usize) -> Option<u16> {
         return Some(most.min(UNSAID));
     };
     match u16::from_be_bytes(*field) {
-        // As good as nothing, to smoltcp as well.
+        // A size of 0 is treated like a missing one, as in smoltcp.
         0 => Some(most.min(UNSAID)),
         said => {
             *field = said.min(most).to_be_bytes();
@@ -42,7 +42,7 @@ pub(super) fn limit(frame: &mut [u8], mtu: usize) -> Option<u16> {
     }
 }
 
-/// Returns the offset of the size among the options of a header.
+/// Returns the offset of the size in the options of a header.
 fn find(options: &[u8]) -> Option<usize> {
     let mut at = 0;
     loop {
@@ -60,7 +60,7 @@ mod tests {
     use super::*;
     use smoltcp::wire::{EthernetFrame, EthernetProtocol, IpProtocol, Ipv4Packet, Ipv6Packet};
 
-    /// A segment with these options, a multiple of four bytes.
+    /// Returns a segment with these options, whose size is a multiple of four bytes.
     fn segment(v6: bool, options: &[u8], syn: bool) -> Vec<u8> {
         let ip = if v6 { 40 } else { 20 };
         let tcp = TCP_HEADER + options.len();
@@ -92,7 +92,7 @@ mod tests {
 
     #[test]
     fn mss_of_syn_fits_link() {
-        // Behind others, and the bytes that it has then.
+        // The option follows others, and the checksum covers bytes at an odd offset.
         let options = |size: u16| {
             let [a, b] = size.to_be_bytes();
             [1, 3, 3, 7, 4, 2, 1, 2, 4, a, b, 0]

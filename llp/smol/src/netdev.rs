@@ -1,4 +1,4 @@
-//! What a link of Ethernet frames asks of its network device.
+//! Queries about network devices for links of Ethernet frames.
 
 use std::io;
 use std::net::IpAddr;
@@ -6,18 +6,17 @@ use std::os::fd::AsRawFd;
 use uiw_llp::interface::{Interface, InterfaceAddresses, check, index_of, mtu_by, request, socket};
 use uiw_llp::netlink::{self, attribute};
 
-/// Returns whether frames can be had of the interface: it is up, and its frames are Ethernet's. Its
-/// MAC address.
+/// Checks that the interface is up and carries Ethernet frames. Returns its MAC address.
 ///
 /// # Errors
-/// `NotFound` when there is none, `NetworkDown`, `Unsupported` without Ethernet headers (tun,
-/// WireGuard, tunnels); the system's.
-pub(crate) fn ethernet(name: &str) -> io::Result<[u8; 6]> {
+/// `NotFound` if there is none, `NetworkDown`, `Unsupported` without Ethernet headers (tun,
+/// WireGuard, tunnels); errors of the system.
+pub(crate) fn ethernet_address(name: &str) -> io::Result<[u8; 6]> {
     if !Interface::find(name)?.is_up {
         return Err(io::Error::new(io::ErrorKind::NetworkDown, format!("interface `{name}` is down")));
     }
     let mut request = request(name);
-    // SAFETY: the request is readable and writable, and named with a final zero.
+    // SAFETY: the request is readable and writable, and its name ends with a zero.
     check(unsafe { libc::ioctl(socket()?.as_raw_fd(), libc::SIOCGIFHWADDR, &raw mut request) })?;
     // SAFETY: SIOCGIFHWADDR fills this member.
     let address = unsafe { request.ifr_ifru.ifru_hwaddr };
@@ -27,24 +26,24 @@ pub(crate) fn ethernet(name: &str) -> io::Result<[u8; 6]> {
     }
     let mut mac = [0; 6];
     for (to, from) in mac.iter_mut().zip(address.sa_data) {
-        // A `c_char` is signed on some processors only.
+        // `c_char` is signed only on some processors.
         [*to] = from.to_ne_bytes();
     }
     Ok(mac)
 }
 
-/// The kernel's own IP addresses in this network namespace.
-pub(crate) fn kernels_addresses() -> io::Result<Vec<IpAddr>> {
+/// Returns the kernel's IP addresses in this network namespace.
+pub(crate) fn kernel_addresses() -> io::Result<Vec<IpAddr>> {
     let all = InterfaceAddresses::all()?;
     Ok(all.iter().flat_map(|interface| &interface.addresses).map(|(address, _)| *address).collect())
 }
 
-/// Bytes of an IP packet on the interface.
+/// Returns the maximum size of an IP packet on the interface, in bytes.
 pub(crate) fn mtu_of(name: &str) -> io::Result<usize> {
     mtu_by(&socket()?, name)
 }
 
-/// Queues of an interface that are in use.
+/// Number of queues of an interface that are in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Queues {
     /// Number of receive queues, at least one.
@@ -58,7 +57,7 @@ pub(crate) struct Queues {
 #[derive(Default)]
 struct EthtoolChannels {
     command: u32,
-    /// Maximum number of each kind: receiving, sending, other, both.
+    /// Maximum numbers of queues for receiving, for sending, for other purposes, and combined.
     most: [u32; 4],
     rx: u32,
     tx: u32,
@@ -67,17 +66,18 @@ struct EthtoolChannels {
 }
 
 impl Queues {
-    /// Returns the queues of the interface with this name: as its driver reports, or else as many
-    /// as it was created with.
+    /// Returns the queues of the interface with this name, as reported by its driver. If the driver
+    /// does not report them, returns the number with which the interface was created.
     ///
     /// # Errors
-    /// The system's.
-    pub(crate) fn of(name: &str) -> io::Result<Self> {
+    /// Returns errors of the system.
+    pub(crate) fn query(name: &str) -> io::Result<Self> {
         const ETHTOOL_GCHANNELS: u32 = 0x3C;
         let mut channels = EthtoolChannels { command: ETHTOOL_GCHANNELS, ..EthtoolChannels::default() };
         let mut request = request(name);
         request.ifr_ifru.ifru_data = (&raw mut channels).cast();
-        // SAFETY: the request is named with a final zero, and its data is what this command fills.
+        // SAFETY: the name in the request ends with a zero, and its data is the structure that this
+        // command fills.
         let asked = check(unsafe {
             libc::ioctl(socket()?.as_raw_fd(), libc::SIOCETHTOOL as libc::Ioctl, &raw mut request)
         });
@@ -94,11 +94,11 @@ impl Queues {
     }
 }
 
-/// Returns whether the interface has no device below it, as a veth or a bridge: the kernel has a
-/// kind for it, and no parent.
+/// Returns whether the interface has no hardware, like a veth or a bridge: the kernel reports a
+/// kind, and no parent device.
 ///
 /// # Errors
-/// The system's.
+/// Returns errors of the system.
 pub(crate) fn is_virtual(name: &str) -> io::Result<bool> {
     const IFLA_PARENT_DEV_NAME: u16 = 56;
     const IFLA_INFO_KIND: u16 = 1;
@@ -111,11 +111,11 @@ pub(crate) fn is_virtual(name: &str) -> io::Result<bool> {
 
 /// Returns the attributes that rtnetlink(7) reports for an interface.
 fn link(name: &str) -> io::Result<Vec<u8>> {
-    // `struct ifinfomsg`: family, padding, type, then the index.
+    // `struct ifinfomsg` consists of family, padding and type, followed by the index.
     let mut header = [0; 16];
     header[4..8].copy_from_slice(&index_of(name)?.to_ne_bytes());
-    // Without another number it is NETLINK_ROUTE.
-    netlink::ask(None, libc::RTM_GETLINK, &header, None, header.len())
+    // Without a protocol number the protocol is NETLINK_ROUTE.
+    netlink::query(None, libc::RTM_GETLINK, &header, None, header.len())
 }
 
 #[cfg(test)]
@@ -127,8 +127,8 @@ mod tests {
     fn loopback_interface_carries_frames() {
         let lo = Interface::all().unwrap().into_iter().find(|interface| interface.is_loopback).unwrap();
         if lo.is_up {
-            assert_eq!(ethernet(&lo.name).unwrap(), [0; 6]);
-            assert!(kernels_addresses().unwrap().contains(&Ipv4Addr::LOCALHOST.into()));
+            assert_eq!(ethernet_address(&lo.name).unwrap(), [0; 6]);
+            assert!(kernel_addresses().unwrap().contains(&Ipv4Addr::LOCALHOST.into()));
         }
     }
 }

@@ -1,10 +1,10 @@
-//! AF_PACKET with virtio-net headers: frames of an interface that the kernel uses as well. Needs
-//! CAP_NET_RAW only.
+//! AF_PACKET with virtio-net headers: frames of an interface that the kernel uses as well. This
+//! needs only CAP_NET_RAW.
 //!
-//! The header carries what a network card would do: TCP packets of up to 64 KiB leave whole and are
-//! cut by the interface, and what came in segments may arrive as one. The kernel's own stack sees
-//! the frames too; ours have a MAC and an IP address of their own, so to it they are another
-//! host's.
+//! The header requests the offloads of a network card: TCP packets of up to 64 KiB are sent as a
+//! whole and split by the interface, and segments may be received combined. The kernel's own stack
+//! sees the frames too. Our frames have their own MAC and IP addresses, so for the kernel they
+//! belong to another host.
 
 mod filter;
 pub(crate) mod socket;
@@ -22,35 +22,37 @@ use std::time::{Duration, Instant};
 use uiw_llp::Interface;
 use virtio::{HEADER, Header};
 
-/// Longest frame: an IPv6 packet with 65,535 bytes behind its header, and the Ethernet header.
+/// Size of the longest frame: an IPv6 packet with 65,535 bytes after its header, and the Ethernet
+/// header.
 pub(crate) const LONGEST: usize = 65_535 + 40 + 14;
-/// Longest frame that is sent for the interface to cut. From 65,536 bytes on (`gso_max_size`) the
-/// kernel cuts in software, before the interface: half the throughput on a veth.
+/// Size of the longest frame that is sent for the interface to split. From 65,536 bytes on
+/// (`gso_max_size`) the kernel splits frames in software, before the interface, which halves the
+/// throughput on a veth.
 const LONGEST_SENT: usize = 65_535;
-/// Frames that wait for the interface to have room.
+/// Maximum number of frames that wait until the interface has room.
 const WAITING: usize = 64;
 /// Interval at which a failed interface is checked while it is used.
 const LOOK: Duration = Duration::from_millis(200);
-/// Interval while it is not used.
+/// Interval at which a failed interface is checked while it is not used.
 const LOOK_DOWN: Duration = Duration::from_secs(1);
-/// Buffers kept.
+/// Maximum number of buffers that are kept.
 const SPARE: usize = 256;
 
-/// A link over one interface of this machine.
+/// Link over one interface of this host.
 ///
 /// It needs CAP_NET_RAW.
 pub struct PacketLink {
     socket: PacketSocket,
     mtu: usize,
-    /// Frames that the interface had no room for, oldest first, each with the bytes that it takes
-    /// of its buffer.
+    /// Frames for which the interface had no room, oldest first, with the number of used bytes in
+    /// each buffer.
     waiting: VecDeque<(Vec<u8>, usize)>,
     free: Vec<Vec<u8>>,
-    /// Buffer for the next frame: long enough for any, set to zero once.
+    /// Buffer for the next frame. It has the maximum size, and is zeroed only once.
     scratch: Vec<u8>,
     failure: Option<LinkLoss>,
     interface: Interface,
-    /// Time when the failed interface was checked last.
+    /// Time at which the failed interface was last checked.
     looked: Instant,
     /// Claim of the addresses for which the interface receives frames.
     _claim: Option<Claim>,
@@ -69,27 +71,27 @@ impl PacketLink {
     /// Opens `interface` for frames to the MAC address of `config` and to groups.
     ///
     /// # Errors
-    /// `PermissionDenied` without CAP_NET_RAW; `NotFound` when there is no such interface,
-    /// `NetworkDown`, `Unsupported` where it has no Ethernet frames; `AddrInUse` for addresses of
-    /// the kernel's or of another process; the system's.
+    /// `PermissionDenied` without CAP_NET_RAW; `NotFound` if there is no such interface,
+    /// `NetworkDown`, `Unsupported` if it has no Ethernet frames; `AddrInUse` for addresses of the
+    /// kernel or of another process; errors of the system.
     pub fn open(interface: &str, config: &SmolConfig) -> io::Result<Self> {
         let (socket, mtu) = PacketSocket::open(interface, FrameFilter::For(config.mac))?;
         Self::new(interface, socket, mtu, Some(Claim::new(interface, config)?))
     }
 
-    /// Beside another link to `interface`, for frames to multicast groups alone; none come before
-    /// [`PacketLink::take_groups`].
-    pub(super) fn of_groups(interface: &str) -> io::Result<Self> {
+    /// Opens a second link to `interface`, only for frames to multicast groups. It receives none
+    /// before [`PacketLink::take_groups`].
+    pub(super) fn for_groups(interface: &str) -> io::Result<Self> {
         let (socket, mtu) = PacketSocket::open(interface, FrameFilter::Nothing)?;
         Self::new(interface, socket, mtu, None)
     }
 
-    /// Returns whether frames to groups come. It needs no privilege, and may be called in another
-    /// network namespace.
+    /// Sets whether frames to groups are received. This needs no privilege, and may be called in
+    /// another network namespace.
     pub(super) fn take_groups(&mut self, taken: bool) -> io::Result<()> {
         self.socket.take_groups(self.interface.index as libc::c_int, taken)?;
         if !taken {
-            // What is left would keep the descriptor readable.
+            // Remaining frames would keep the descriptor readable.
             while let Some(frame) = self.receive() {
                 self.recycle(frame);
             }
@@ -111,16 +113,16 @@ impl PacketLink {
         })
     }
 
-    /// Returns whether this process may use AF_PACKET at all.
+    /// Checks whether this process may use AF_PACKET.
     ///
     /// # Errors
-    /// `PermissionDenied` without CAP_NET_RAW; the system's.
+    /// `PermissionDenied` without CAP_NET_RAW; errors of the system.
     pub fn permitted() -> io::Result<()> {
         PacketSocket::closed().map(drop)
     }
 
     fn note(&mut self, error: &io::Error) {
-        // ENETDOWN, ENXIO, ENODEV: the interface was deleted or is down.
+        // ENETDOWN, ENXIO and ENODEV mean that the interface was deleted or is down.
         let gone = [libc::ENETDOWN, libc::ENXIO, libc::ENODEV];
         if error.raw_os_error().is_some_and(|code| gone.contains(&code)) {
             self.failure.get_or_insert(LinkLoss::Down);
@@ -128,8 +130,8 @@ impl PacketLink {
         }
     }
 
-    /// An interface that was down may be up again; the kernel gives frames to the socket again
-    /// then. One that was deleted is gone, though another one may have its name.
+    /// Checks whether an interface that was down is up again, in which case the kernel delivers
+    /// frames to the socket again. A deleted interface is gone, even if another one has its name.
     fn look(&mut self) {
         match Interface::find(&self.interface.name) {
             Ok(now) if now.index != self.interface.index => self.failure = Some(LinkLoss::Deleted),
@@ -142,13 +144,13 @@ impl PacketLink {
         }
     }
 
-    /// Sends what waits, as far as there is room.
+    /// Sends waiting frames, as far as there is room.
     fn send_waiting(&mut self) {
         while let Some((buffer, len)) = self.waiting.front() {
             match self.socket.send(&buffer[..*len]) {
                 Ok(()) => {}
                 Err(error) if is_full(&error) => return,
-                // A frame that cannot be sent is a lost one.
+                // A frame that cannot be sent is lost.
                 Err(error) => self.note(&error),
             }
             if let Some((buffer, _)) = self.waiting.pop_front()
@@ -164,7 +166,7 @@ fn is_full(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::WouldBlock || error.raw_os_error() == Some(libc::ENOBUFS)
 }
 
-/// A received frame behind its header.
+/// Received frame, which follows its header in the buffer.
 ///
 /// It needs CAP_NET_RAW.
 #[derive(Debug)]
@@ -198,7 +200,7 @@ impl Link for PacketLink {
 
     fn receive(&mut self) -> Option<PacketFrame> {
         if self.scratch.is_empty() {
-            // The frame before was not given back.
+            // The previous frame was not returned.
             self.scratch = vec![0; HEADER + LONGEST];
         }
         let len = match self.socket.recv(&mut self.scratch) {
@@ -216,7 +218,8 @@ impl Link for PacketLink {
     }
 
     fn recycle(&mut self, frame: PacketFrame) {
-        // Its length stays: to set 64 KiB to zero for every frame would cost more than the frame.
+        // The length of the buffer stays the same, because zeroing 64 KiB for every frame would
+        // cost more than the frame.
         self.scratch = frame.buffer;
     }
 
@@ -228,14 +231,14 @@ impl Link for PacketLink {
         let mut buffer = self.free.pop().unwrap_or_default();
         let whole = HEADER + len;
         if buffer.len() < whole {
-            // Once for its life: to set 64 KiB to zero for every frame costs a twentieth of the
-            // throughput.
+            // This is done only once for a buffer, because zeroing 64 KiB for every frame would be
+            // expensive.
             buffer.resize(whole, 0);
         }
         let segmentation = fill(&mut buffer[HEADER..whole]);
         virtio::complete(&mut buffer[..whole], segmentation);
         self.waiting.push_back((buffer, whole));
-        // Room may be short; order is kept.
+        // There may be no room, but the order must be kept.
         if self.waiting.len() >= 8 {
             self.send_waiting();
         }
@@ -250,7 +253,7 @@ impl Link for PacketLink {
     }
 
     fn watch(&self) -> Option<Instant> {
-        // One that is down may be deleted, and the socket gets no second event.
+        // An interface that is down may be deleted, and the socket gets no second event.
         (self.failure == Some(LinkLoss::Down)).then(|| self.looked + LOOK_DOWN)
     }
 

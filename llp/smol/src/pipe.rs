@@ -1,5 +1,5 @@
-//! A link in one process: what one end sends, the other receives. For tests, and for embedding
-//! without an interface.
+//! A link within one process, for tests and for embedding without an interface. Each end receives
+//! what the other end sends.
 
 use super::link::{Capabilities, Frame, Link, Segmentation};
 use parking_lot::Mutex;
@@ -13,20 +13,20 @@ use std::time::Instant;
 use uiw_impair::wan::{Counts, Direction};
 use uiw_llp::Clock;
 
-/// Frames that one direction holds; more are lost, as on any wire.
+/// Maximum number of frames in one direction. Further frames are lost, as on a wire.
 const DEPTH: usize = 1024;
 
 /// One direction.
 struct WireDirection {
     frames: VecDeque<Vec<u8>>,
-    /// Through which frames go before.
+    /// Model through which frames pass first, if any.
     path: Option<PathModel>,
     free: Vec<Vec<u8>>,
     cut: bool,
     readable: Arc<OwnedFd>,
 }
 
-/// Model of a way and the time when it began.
+/// Model of a path, and the time at which it began.
 struct PathModel {
     direction: Direction,
     clock: Clock,
@@ -44,7 +44,7 @@ pub struct PipeLink {
 /// Creates the two ends of a link with IP packets of up to `mtu` bytes.
 ///
 /// # Errors
-/// The process has no descriptor left.
+/// The process is out of descriptors.
 pub fn pipe(mtu: usize) -> io::Result<(PipeLink, PipeLink)> {
     let wire = || -> io::Result<_> {
         let readable = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
@@ -61,28 +61,29 @@ pub fn pipe(mtu: usize) -> io::Result<(PipeLink, PipeLink)> {
 }
 
 impl PipeLink {
-    /// Frames that this end sends go through `direction`. The clock should be that of both ends'
-    /// stacks.
+    /// Passes the frames that this end sends through `direction`. The clock should be the one of
+    /// the stacks at both ends.
     #[must_use]
     pub fn through(self, direction: Direction, clock: &Clock) -> Self {
         self.out.lock().path = Some(PathModel { direction, clock: clock.clone(), start: clock.now() });
         self
     }
 
-    /// Returns the counters of the frames that this end sent through its direction, if it has one.
+    /// Returns the counters of the frames that this end has sent through its direction, if it has
+    /// one.
     #[must_use]
     pub fn counts(&self) -> Option<Counts> {
         self.out.lock().path.as_ref().map(|path| path.direction.counts().clone())
     }
 
-    /// A handle that cuts the link, as pulling the cable does.
+    /// Returns a handle that cuts the link, like pulling the cable.
     #[must_use]
     pub fn scissors(&self) -> Scissors {
         Scissors([Arc::clone(&self.out), Arc::clone(&self.into)])
     }
 }
 
-/// Cuts a pipe.
+/// Handle that cuts a pipe.
 pub struct Scissors([Arc<Mutex<WireDirection>>; 2]);
 
 impl Scissors {
@@ -96,7 +97,7 @@ impl Scissors {
     }
 }
 
-/// A frame of a pipe.
+/// Frame of a pipe.
 #[derive(Debug)]
 pub struct PipeFrame(Vec<u8>);
 
@@ -132,7 +133,7 @@ impl WireDirection {
         }
     }
 
-    /// Sends a frame on its way.
+    /// Sends a frame through the model, or directly.
     fn send(&mut self, frame: Vec<u8>) {
         match &mut self.path {
             None => self.push(frame),

@@ -1,46 +1,48 @@
-//! Probes of connections that are silent, and of those whose bytes are not acknowledged.
+//! Probes of silent connections, and of those with unacknowledged data.
 //!
-//! smoltcp's keep-alive segment carries a byte of zero in the place of the last byte that was sent.
-//! It may be sent while bytes are in flight: a fast retransmission that finds no room on the link,
-//! or no MAC address of the gateway, is forgotten together with the retransmission timer. A peer
-//! that holds the last byte out of order, behind a lost segment, may then replace it by the zero,
-//! and the stream is damaged. So smoltcp's keep-alive is off. The probes of this module carry no
-//! byte (RFC 9293 section 3.8.4, SHLD-12), and stand in front of what the peer has acknowledged, so
-//! that it answers each of them (section 3.10.7.4). Where bytes are in flight, its answer is what
-//! starts the retransmission that smoltcp has forgotten.
+//! smoltcp's keep-alive segment contains a byte of zero instead of the last byte that was sent. It
+//! may be sent while data is in flight: a fast retransmission that finds no room on the link, or no
+//! MAC address of the gateway, is forgotten together with the retransmission timer. A peer that
+//! holds the last byte out of order, after a lost segment, may then replace it by the zero, which
+//! damages the stream. smoltcp's keep-alive is therefore disabled. The probes of this module
+//! contain no byte (RFC 9293 section 3.8.4, SHLD-12). Their sequence number precedes what the peer
+//! has acknowledged, so that the peer answers each of them (section 3.10.7.4). If data is in
+//! flight, the answer starts the retransmission that smoltcp has forgotten.
 
 use super::segment::{ETHERNET_HEADER, LONGEST, TCP_HEADER, ethertype, fill_checksum, scale_of, segment_of};
 use smoltcp::wire::{EthernetProtocol, Ipv4Packet, Ipv6Packet, TcpPacket, TcpSeqNumber};
 use std::time::Duration;
 
-/// The longest time between segments. smoltcp repeats no window update and no acknowledgement, and
-/// starts no probes of a closed window where its retransmission timer has expired: a connection
-/// whose last update was lost goes on with the answer to a probe.
+/// Maximum time between segments. smoltcp repeats neither window updates nor acknowledgements, and
+/// sends no probes of a closed window if its retransmission timer has expired. A connection whose
+/// last update was lost continues with the answer to a probe.
 const LONGEST_SILENCE: Duration = Duration::from_secs(10);
 
-/// smoltcp retransmits the first segment at the third duplicate acknowledgement.
+/// Number of duplicate acknowledgements at which smoltcp retransmits the first segment.
 const DUPLICATES: usize = 3;
 
 /// Times and contents of the probes of a connection. Times are in microseconds of the stack's
 /// clock.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Probe {
-    /// Microseconds of silence before a probe.
+    /// Time of silence before a probe, in microseconds.
     interval: i64,
-    /// Time when a segment left or arrived last.
+    /// Time at which the last segment was sent or received.
     heard: i64,
-    /// Time when bytes were acknowledged last, or the first byte that is not acknowledged was sent.
+    /// Time at which data was last acknowledged, or at which the first unacknowledged byte was
+    /// sent.
     progress: i64,
-    /// Headers of the last segment that left, without options.
+    /// Headers of the last segment that was sent, without options.
     headers: [u8; LONGEST],
-    /// Bytes of `headers`; 0 before a segment with an acknowledgement has left.
+    /// Number of bytes in `headers`; 0 until a segment with an acknowledgement was sent.
     len: usize,
-    /// A probe was sent while bytes were in flight, and the peer has not answered.
+    /// True if a probe was sent while data was in flight, and the peer has not answered.
     is_asking: bool,
 }
 
 impl Probe {
-    /// Creates the state for a connection that is dead when its peer was silent for `dead_after`.
+    /// Creates the state for a connection that is considered dead after its peer was silent for
+    /// `dead_after`.
     pub(super) fn new(dead_after: Option<Duration>) -> Self {
         let mut probe =
             Self { interval: 0, heard: 0, progress: 0, headers: [0; LONGEST], len: 0, is_asking: false };
@@ -48,36 +50,36 @@ impl Probe {
         probe
     }
 
-    /// Several probes go before a silent peer is dead.
+    /// Sets the interval so that several probes are sent before a silent peer is considered dead.
     pub(super) fn set_dead_after(&mut self, after: Option<Duration>) {
         let interval = after.map_or(LONGEST_SILENCE, |after| LONGEST_SILENCE.min(after / 4));
         self.interval = i64::try_from(interval.as_micros()).unwrap_or(i64::MAX).max(1);
     }
 
-    /// A frame with a TCP segment leaves, whose header is at `at`. `is_first`: it begins with the
-    /// first byte that is not acknowledged.
-    pub(super) fn has_left(&mut self, frame: &[u8], at: usize, is_first: bool, now: i64) {
+    /// Handles a frame with a TCP segment that is sent. Its header is at `at`. `is_first` is true
+    /// if it begins with the first unacknowledged byte.
+    pub(super) fn note_sent(&mut self, frame: &[u8], at: usize, is_first: bool, now: i64) {
         self.heard = now;
         if is_first {
             self.progress = now;
         }
         let segment = TcpPacket::new_unchecked(&frame[at..]);
         let len = at + TCP_HEADER;
-        // The headers of a packet with IP options are longer; smoltcp sends none.
+        // The headers of a packet with IP options are longer, but smoltcp sends none.
         if !segment.ack() || segment.rst() || len > LONGEST {
             return;
         }
         self.headers[..len].copy_from_slice(&frame[..len]);
         self.len = len;
         if segment.syn() {
-            // RFC 7323 section 2.2: the window of a SYN is not scaled, that of the probe is.
+            // The window of a SYN is not scaled, but that of the probe is (RFC 7323 section 2.2).
             let window = segment.window_len() >> scale_of(&segment);
             TcpPacket::new_unchecked(&mut self.headers[at..len]).set_window_len(window);
         }
     }
 
-    /// A frame with a segment of the peer has come. `is_progress`: it acknowledges bytes.
-    pub(super) fn has_come(&mut self, is_progress: bool, now: i64) {
+    /// Handles a frame with a segment of the peer. `is_progress` is true if it acknowledges data.
+    pub(super) fn note_received(&mut self, is_progress: bool, now: i64) {
         self.heard = now;
         if is_progress {
             self.progress = now;
@@ -85,14 +87,15 @@ impl Probe {
         }
     }
 
-    /// Returns the time when a probe is due. `in_flight` states that bytes wait for their
-    /// acknowledgement.
+    /// Returns the time at which a probe is due. `in_flight` is true if there is unacknowledged
+    /// data.
     pub(super) fn next(&self, in_flight: bool) -> Option<i64> {
         let since = if in_flight { self.heard.min(self.progress) } else { self.heard };
         (self.len > 0).then(|| since.saturating_add(self.interval))
     }
 
-    /// The frame of a probe that is sent `now`, in front of `acknowledged`.
+    /// Returns the frame of a probe that is sent at `now`, with a sequence number before
+    /// `acknowledged`.
     pub(super) fn frame(&mut self, acknowledged: u32, in_flight: bool, now: i64) -> &[u8] {
         (self.heard, self.progress, self.is_asking) = (now, now, in_flight);
         let frame = &mut self.headers[..self.len];
@@ -114,9 +117,9 @@ impl Probe {
         frame
     }
 
-    /// The answer to a probe: where its bytes in flight did not reach the peer, duplicates of it
-    /// come before it. They reset smoltcp's count of duplicates, which starts a retransmission when
-    /// it becomes three and not when it is beyond, and then count.
+    /// Handles the answer to a probe. If data in flight did not reach the peer, returns duplicates
+    /// of the answer that smoltcp has to process before it. smoltcp starts a retransmission only
+    /// when its count of duplicates becomes three, so the duplicates first reset this count.
     pub(super) fn duplicates(&mut self, frame: &[u8]) -> Option<Duplicates> {
         if !self.is_asking {
             return None;
@@ -131,12 +134,12 @@ impl Probe {
             return None;
         }
         self.is_asking = false;
-        // A closed window: smoltcp probes it.
+        // If the window is closed, smoltcp probes it itself.
         (window > 0).then_some(Duplicates { at, window, left: DUPLICATES + 1 })
     }
 }
 
-/// Changes a frame into one duplicate after the other, and at last into itself.
+/// Sequence of duplicates of a frame, which ends with the original frame.
 pub(super) struct Duplicates {
     at: usize,
     window: u16,
@@ -144,10 +147,11 @@ pub(super) struct Duplicates {
 }
 
 impl Duplicates {
-    /// The next one, in the place of `frame`. Its TCP checksum is not filled.
+    /// Overwrites `frame` with the next duplicate, whose TCP checksum is not filled in. Returns
+    /// false at the end.
     pub(super) fn write(&mut self, frame: &mut [u8]) -> bool {
         let Some(left) = self.left.checked_sub(1) else { return false };
-        // A window update is no duplicate.
+        // A window update does not count as a duplicate.
         let window = match left {
             DUPLICATES if self.window == u16::MAX => self.window - 1,
             DUPLICATES => self.window + 1,

@@ -1,19 +1,19 @@
-//! TCP segments in Ethernet frames: where they are, and what is read of their headers.
+//! TCP segments in Ethernet frames: their location, and fields of their headers.
 
 use smoltcp::wire::{
     EthernetFrame, EthernetProtocol, IpAddress, IpProtocol, Ipv4Packet, Ipv6Packet, TcpOption, TcpPacket,
     TcpSeqNumber,
 };
 
-/// Bytes in front of the IP packet.
+/// Number of bytes before the IP packet.
 pub(super) const ETHERNET_HEADER: usize = 14;
-/// Bytes of the IPv6 header and of a TCP header without options.
+/// Sizes in bytes of the IPv6 header and of a TCP header without options.
 pub(super) const IPV6_HEADER: usize = 40;
 pub(super) const TCP_HEADER: usize = 20;
-/// Bytes of the headers of a segment without options.
+/// Maximum size of the headers of a segment without options, in bytes.
 pub(super) const LONGEST: usize = ETHERNET_HEADER + IPV6_HEADER + TCP_HEADER;
 
-/// Returns the offset and the bytes of the TCP segment in a frame.
+/// Returns the offset and the size of the TCP segment in a frame.
 pub(super) fn segment_of(frame: &[u8]) -> Option<(usize, usize)> {
     let packet = frame.get(ETHERNET_HEADER..)?;
     let (header, len) = match ethertype(frame)? {
@@ -41,8 +41,8 @@ pub(super) fn ethertype(frame: &[u8]) -> Option<EthernetProtocol> {
     Some(EthernetFrame::new_checked(frame).ok()?.ethertype())
 }
 
-/// RFC 7323 section 2.2: the shift that a SYN announces; none is a shift of 0, and more than 14 is
-/// 14.
+/// Returns the window shift that a SYN announces (RFC 7323 section 2.2). The default is 0, and
+/// values above 14 are treated as 14.
 pub(super) fn scale_of(segment: &TcpPacket<&[u8]>) -> u8 {
     let mut options = segment.options();
     while !options.is_empty() {
@@ -59,12 +59,12 @@ pub(super) fn sequence(number: TcpSeqNumber) -> u32 {
     number.0 as u32
 }
 
-/// Returns whether `this` comes behind `other` in the sequence space.
+/// Returns whether `this` comes after `other` in the sequence space.
 pub(super) fn is_behind(this: u32, other: u32) -> bool {
     this.wrapping_sub(other).cast_signed() > 0
 }
 
-/// Fills the checksum of the TCP segment that is the rest of `frame` from `at` on.
+/// Fills in the checksum of the TCP segment from `at` to the end of `frame`.
 pub(super) fn fill_checksum(frame: &mut [u8], at: usize) {
     let packet = &frame[ETHERNET_HEADER..at];
     let (source, destination): (IpAddress, IpAddress) = if ethertype(frame) == Some(EthernetProtocol::Ipv6) {

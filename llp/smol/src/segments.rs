@@ -1,5 +1,6 @@
-//! Frames as an interface with offloads has them, to frames as a wire has them: TCP packets and UDP
-//! datagrams that hardware would cut are cut, checksums that it would complete are completed.
+//! Conversion of frames of an interface with offloads to frames on the wire: TCP packets and UDP
+//! datagrams that hardware would split are split, and checksums that it would complete are
+//! completed.
 
 use crate::packet::virtio::{GSO_NONE, GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4, Header};
 
@@ -9,13 +10,13 @@ const IPV6: [u8; 2] = [0x86, 0xDD];
 const TCP: u8 = 6;
 const UDP: u8 = 17;
 const IPV6_HEADER: usize = 40;
-/// Flags of TCP that only the first or the last segment of a packet carries.
+/// TCP flags that only the first segment, or only the last one, of a packet has.
 const CWR: u8 = 0x80;
 const FIN_PSH: u8 = 0x09;
 
-/// Gives `each` the frames that a wire would carry for `frame`. False when it cannot be understood;
-/// nothing was given then.
-pub(crate) fn cut(header: Header, frame: &[u8], each: &mut dyn FnMut(Vec<u8>)) -> bool {
+/// Passes the frames on the wire for `frame` to `each`. Returns false, without calling `each`, if
+/// the frame cannot be parsed.
+pub(crate) fn split_frame(header: Header, frame: &[u8], each: &mut dyn FnMut(Vec<u8>)) -> bool {
     if header.gso() == GSO_NONE {
         let mut whole = frame.to_vec();
         let right = match header.checksum_at() {
@@ -28,22 +29,22 @@ pub(crate) fn cut(header: Header, frame: &[u8], each: &mut dyn FnMut(Vec<u8>)) -
         return right;
     }
     let Some(packet) = PacketLayout::parse(header, frame) else { return false };
-    packet.cut(frame, each);
+    packet.split(frame, each);
     true
 }
 
-/// Gives `each` the segments of a TCP packet, with `size` bytes of payload each. False when it is
-/// none or fits; nothing was given then.
-pub(crate) fn cut_tcp(frame: &[u8], size: usize, each: &mut dyn FnMut(Vec<u8>)) -> bool {
+/// Passes the segments of a TCP packet, with `size` bytes of payload each, to `each`. Returns
+/// false, without calling `each`, if it is not a TCP packet or need not be split.
+pub(crate) fn split_tcp(frame: &[u8], size: usize, each: &mut dyn FnMut(Vec<u8>)) -> bool {
     let Some(packet) = PacketLayout::locate(frame, false, size) else { return false };
     let is_longer = frame.len() - packet.payload > size;
     if is_longer {
-        packet.cut(frame, each);
+        packet.split(frame, each);
     }
     is_longer
 }
 
-/// Completes the checksum at `start + offset`, where the sum of the pseudo-header stands.
+/// Completes the checksum at `start + offset`, which contains the sum of the pseudo-header.
 fn complete(frame: &mut [u8], start: usize, offset: usize) -> Option<()> {
     let sum = fold(sum(frame.get(start..)?));
     let is_udp = offset == 6;
@@ -52,13 +53,14 @@ fn complete(frame: &mut [u8], start: usize, offset: usize) -> Option<()> {
     Some(())
 }
 
-/// The bytes of a checksum field. A UDP checksum of zero is written as ones (RFC 768).
+/// Returns the bytes of a checksum field. A UDP checksum of zero is written as ones (RFC 768).
 fn finished(sum: u16, is_udp: bool) -> [u8; 2] {
     let checksum = !sum;
     (if checksum == 0 && is_udp { 0xFFFF } else { checksum }).to_ne_bytes()
 }
 
-/// RFC 1071: the sum of 16-bit words, in whatever byte order; carries are in the upper half.
+/// Returns the sum of 16-bit words (RFC 1071), in any byte order. The upper half contains the
+/// carries.
 fn sum(bytes: &[u8]) -> u64 {
     let (words, rest) = bytes.as_chunks::<4>();
     let whole: u64 = words.iter().map(|word| u64::from(u32::from_ne_bytes(*word))).sum();
@@ -75,14 +77,14 @@ fn fold(mut sum: u64) -> u16 {
     sum as u16
 }
 
-/// Offsets of the parts of a packet to be cut.
+/// Offsets of the parts of a packet to split.
 struct PacketLayout {
     is_v4: bool,
     is_udp: bool,
-    /// Offset of the header of TCP or UDP, and of its payload.
+    /// Offset of the TCP or UDP header. The offset of its payload follows.
     transport: usize,
     payload: usize,
-    /// Bytes of payload in each segment.
+    /// Payload size of each segment in bytes.
     size: usize,
 }
 
@@ -103,7 +105,7 @@ impl PacketLayout {
                 let first = *frame.get(ETHERNET)?;
                 (ETHERNET + usize::from(first & 15) * 4, *frame.get(ETHERNET + 9)?)
             }
-            // An interface cuts packets without extension headers only.
+            // Interfaces split only packets without extension headers.
             IPV6 => (ETHERNET + IPV6_HEADER, *frame.get(ETHERNET + 6)?),
             _ => return None,
         };
@@ -122,7 +124,7 @@ impl PacketLayout {
         })
     }
 
-    fn cut(&self, frame: &[u8], each: &mut dyn FnMut(Vec<u8>)) {
+    fn split(&self, frame: &[u8], each: &mut dyn FnMut(Vec<u8>)) {
         let (headers, payload) = frame.split_at(self.payload);
         let count = payload.len().div_ceil(self.size);
         for (n, piece) in payload.chunks(self.size).enumerate() {
@@ -135,7 +137,7 @@ impl PacketLayout {
         }
     }
 
-    /// The IP header of segment `n`.
+    /// Writes the IP header of segment `n`.
     fn network(&self, segment: &mut [u8], n: usize) {
         let len = segment.len() - ETHERNET;
         let ip = &mut segment[ETHERNET..self.transport];
@@ -151,7 +153,7 @@ impl PacketLayout {
         ip[10..12].copy_from_slice(&checksum);
     }
 
-    /// The TCP or UDP header of segment `n`.
+    /// Writes the TCP or UDP header of segment `n`.
     fn transport(&self, segment: &mut [u8], n: usize, last: bool) {
         let pseudo = self.pseudo_sum(segment);
         let bytes = &mut segment[self.transport..];
@@ -188,8 +190,8 @@ mod tests {
     use super::*;
     use smoltcp::wire::{EthernetFrame, IpAddress, Ipv4Packet, Ipv6Packet, TcpPacket, UdpPacket};
 
-    /// A frame of TCP or UDP with `payload`; the checksum field holds the pseudo-header's sum, as a
-    /// kernel leaves it.
+    /// Returns a TCP or UDP frame with `payload`. The checksum field contains the sum of the
+    /// pseudo-header, as the kernel leaves it.
     fn frame(v4: bool, udp: bool, payload: &[u8]) -> (Vec<u8>, usize) {
         let mut frame = vec![2; 12];
         frame.extend(if v4 { IPV4 } else { IPV6 });
@@ -254,13 +256,13 @@ mod tests {
         ] {
             let (mut bytes, start) = frame(v4, udp, &payload);
             if v4 {
-                // The IP checksum of the whole packet is right, and no segment's.
+                // The IP checksum is that of the whole packet, not of a segment.
                 let sum = finished(fold(sum(&bytes[14..34])), false);
                 bytes[24..26].copy_from_slice(&sum);
             }
             let header = Header::to_cut(kind, 1448, start, if udp { 6 } else { 16 });
             let mut segments = Vec::new();
-            assert!(cut(header, &bytes, &mut |segment| segments.push(segment)));
+            assert!(split_frame(header, &bytes, &mut |segment| segments.push(segment)));
             assert_eq!(segments.len(), 3);
             let joined: Vec<u8> = segments.iter().flat_map(|segment| check(segment, v4, udp)).collect();
             assert_eq!(joined, payload);
@@ -281,7 +283,7 @@ mod tests {
             bytes[24..26].copy_from_slice(&sum);
             let header = Header::to_cut(GSO_NONE, 0, start, if udp { 6 } else { 16 });
             let mut whole = Vec::new();
-            assert!(cut(header, &bytes, &mut |frame| whole = frame));
+            assert!(split_frame(header, &bytes, &mut |frame| whole = frame));
             assert_eq!(check(&whole, true, udp), b"odd");
         }
     }
@@ -291,11 +293,11 @@ mod tests {
         let (bytes, start) = frame(true, false, &[7; 3000]);
         let never = &mut |_| panic!("nothing is to be given");
         for len in 0..start + 20 {
-            assert!(!cut(Header::to_cut(GSO_TCPV4, 1448, start, 16), &bytes[..len], never));
+            assert!(!split_frame(Header::to_cut(GSO_TCPV4, 1448, start, 16), &bytes[..len], never));
         }
-        assert!(!cut(Header::to_cut(GSO_TCPV4, 0, start, 16), &bytes, never));
-        assert!(!cut(Header::to_cut(GSO_UDP_L4, 100, start, 6), &bytes, never));
-        assert!(!cut(Header::to_cut(3, 100, start, 6), &bytes, never), "fragments of UDP");
-        assert!(!cut(Header::to_cut(GSO_NONE, 0, 9999, 16), &bytes, never));
+        assert!(!split_frame(Header::to_cut(GSO_TCPV4, 0, start, 16), &bytes, never));
+        assert!(!split_frame(Header::to_cut(GSO_UDP_L4, 100, start, 6), &bytes, never));
+        assert!(!split_frame(Header::to_cut(3, 100, start, 6), &bytes, never), "fragments of UDP");
+        assert!(!split_frame(Header::to_cut(GSO_NONE, 0, 9999, 16), &bytes, never));
     }
 }

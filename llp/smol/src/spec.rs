@@ -1,4 +1,4 @@
-//! Stacks by name: what `--llp` and `UIW_LLP` take.
+//! Stacks by name: the values of `--llp` and `UIW_LLP`.
 
 use crate::capability::{self, Capability};
 use crate::packet::PacketLink;
@@ -11,7 +11,7 @@ use uiw_llp::TransportStack;
 use uiw_llp::size;
 use uiw_llp::tcp::TcpStack;
 
-/// A stack that can be opened.
+/// Specification of a stack that can be opened.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Spec {
     /// `tcp`: the kernel's TCP.
@@ -21,53 +21,55 @@ pub enum Spec {
     Mptcp,
     /// `packet:IFACE,ip=ADDR/PREFIX[,gw=ADDR][,mac=MAC][,buffer=BYTES]`: smoltcp over AF_PACKET.
     Packet {
-        /// The interface.
+        /// Name of the interface.
         interface: String,
-        /// Addresses.
+        /// Addresses of the interface.
         config: SmolConfig,
     },
     /// `xdp:IFACE,ip=ADDR/PREFIX[,mode=auto|zerocopy|native|generic]` and the keys of `packet`:
     /// smoltcp over AF_XDP.
     Xdp {
-        /// The interface.
+        /// Name of the interface.
         interface: String,
-        /// Addresses.
+        /// Addresses of the interface.
         config: SmolConfig,
-        /// Mode in which frames are moved.
+        /// Mode of AF_XDP.
         mode: XdpMode,
     },
 }
 
-/// Error in a stack's name.
+/// Error in the name of a stack.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SpecError {
-    /// No such stack.
-    #[error("`{name}` is no stack: tcp, mptcp, packet:IFACE,ip=ADDR/PREFIX or xdp:IFACE,ip=ADDR/PREFIX")]
+    /// There is no such stack.
+    #[error(
+        "`{name}` is no stack: expected tcp, mptcp, packet:IFACE,ip=ADDR/PREFIX or xdp:IFACE,ip=ADDR/PREFIX"
+    )]
     Kind {
         /// Given name.
         name: String,
     },
-    /// No interface is named.
+    /// The name of the interface is missing.
     #[error("`{kind}:` needs an interface first: {kind}:IFACE,ip=ADDR/PREFIX")]
     InterfaceMissing {
-        /// The stack.
+        /// Name of the stack.
         kind: String,
     },
-    /// No address is given.
+    /// The address is missing.
     #[error("`{kind}:{interface}` needs an address of its own, not the kernel's: ip=ADDR/PREFIX")]
     AddressMissing {
-        /// The stack.
+        /// Name of the stack.
         kind: String,
-        /// The interface.
+        /// Name of the interface.
         interface: String,
     },
-    /// No such key.
-    #[error("`{key}` is no key: ip, gw, mac, buffer; of xdp also mode")]
+    /// There is no such key.
+    #[error("`{key}` is no key: expected ip, gw, mac, buffer; for xdp also mode")]
     Key {
         /// Given key.
         key: String,
     },
-    /// A value that cannot be read.
+    /// The value is invalid.
     #[error("{key}={value}: expected {expected}")]
     Value {
         /// The key.
@@ -77,7 +79,7 @@ pub enum SpecError {
         /// Accepted values.
         expected: &'static str,
     },
-    /// Values that can be read, and that no host has.
+    /// The values are valid, but no host can have them.
     #[error(transparent)]
     Config(#[from] ConfigError),
 }
@@ -165,7 +167,7 @@ fn bytes(text: &str) -> Option<usize> {
     SmolConfig::BUFFERS.contains(&bytes).then_some(bytes)
 }
 
-/// Says what a refusal is for.
+/// Adds the missing capabilities to an error.
 fn denied(error: io::Error, needed: &[Capability]) -> io::Error {
     if error.kind() != io::ErrorKind::PermissionDenied {
         return error;
@@ -174,7 +176,7 @@ fn denied(error: io::Error, needed: &[Capability]) -> io::Error {
 }
 
 impl Spec {
-    /// The capabilities that it needs.
+    /// Returns the capabilities that the stack needs.
     #[must_use]
     pub fn capabilities(&self) -> &'static [Capability] {
         match self {
@@ -184,7 +186,8 @@ impl Spec {
         }
     }
 
-    /// The interface and the addresses of a TCP in this process; `None` for the kernel's.
+    /// Returns the interface and the addresses of a TCP in this process, or `None` for the kernel's
+    /// TCP.
     #[must_use]
     pub fn own(&self) -> Option<(&str, &SmolConfig)> {
         match self {

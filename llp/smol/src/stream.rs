@@ -1,4 +1,4 @@
-//! A connection of ours.
+//! Streams of a smoltcp stack.
 
 use super::interface::{ConnId, SmolInterface};
 use super::link::Link;
@@ -17,7 +17,7 @@ pub(super) struct SmolStream<L: Link> {
     id: ConnId,
     local: SocketAddr,
     peer: SocketAddr,
-    /// Asked for while the interface is locked.
+    /// EMSS, which is also available while the interface is locked.
     emss: Arc<AtomicUsize>,
     aborted: bool,
 }
@@ -99,7 +99,7 @@ impl<L: Link + 'static> StreamExtensions for SmolStream<L> {
 
     fn info(&self) -> StreamInfo {
         let interface = self.interface.lock();
-        // What is known to get through, and the headers in front of it.
+        // The size that is known to pass, and the headers that precede it.
         let emss = u32::try_from(self.emss()).ok();
         let headers = interface.mtu() - interface.emss(self.peer.is_ipv6());
         let path_mtu = u32::try_from(self.emss() + headers).ok();
@@ -119,12 +119,12 @@ impl<L: Link + 'static> StreamExtensions for SmolStream<L> {
 impl<L: Link> Drop for SmolStream<L> {
     fn drop(&mut self) {
         if !self.aborted {
-            self.interface.lock().let_go(self.id);
+            self.interface.lock().release(self.id);
         }
     }
 }
 
-/// Bytes in the receive buffer of a connection, whose interface does nothing else meanwhile.
+/// Bytes in the receive buffer of a connection. The interface is locked meanwhile.
 struct SmolRecvBuf<L: Link> {
     interface: ArcMutexGuard<RawMutex, SmolInterface<L>>,
     id: ConnId,

@@ -1,40 +1,41 @@
-//! Acknowledgements of many segments at once.
+//! Acknowledgements that cover many segments.
 //!
-//! smoltcp opens its congestion window by at most one segment for an acknowledgement, however much
-//! it acknowledges. But a peer that takes packets of 64 KiB acknowledges each once, and one that
-//! has much to do acknowledges all that has come: the window would open by some segments a round
-//! trip, where TCP means it to double. So such an acknowledgement is given to smoltcp in parts, as
-//! if the peer had acknowledged segment by segment; no more is acknowledged than the peer has, and
-//! only while nothing but the congestion window holds the connection back.
+//! smoltcp opens its congestion window by at most one segment for each acknowledgement, regardless
+//! of the amount that it acknowledges. But a peer that receives packets of 64 KiB sends one
+//! acknowledgement for each of them, and a busy peer one for everything that has arrived. The
+//! window would open by only a few segments in each round trip, whereas TCP requires it to double.
+//! Such an acknowledgement is therefore passed to smoltcp in parts, as if the peer had acknowledged
+//! each segment. The parts acknowledge no more than the peer has, and are used only while nothing
+//! but the congestion window limits the connection.
 
 use super::segment::{
     ETHERNET_HEADER, IPV6_HEADER, LONGEST, TCP_HEADER, ethertype, is_behind, scale_of, segment_of, sequence,
 };
 use smoltcp::wire::{EthernetProtocol, Ipv4Packet, Ipv6Packet, TcpPacket};
 
-/// Parts of an acknowledgement: each costs what a frame costs.
+/// Maximum number of parts of an acknowledgement. Each part costs as much as a frame.
 const PARTS: u32 = 64;
 
-/// Knowledge about a connection's sending direction.
+/// State of a connection's sending direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Stretch {
-    /// The first byte that the peer has not acknowledged.
+    /// Sequence number of the first byte that the peer has not acknowledged.
     acknowledged: u32,
-    /// The byte behind the one that was sent last, and the one behind every byte that was ever
-    /// sent. A SYN and a FIN count.
+    /// Sequence number after the last byte that was sent. The number after all bytes that were ever
+    /// sent follows. A SYN and a FIN are counted.
     sent: u32,
     highest: u32,
-    /// The peer's window, and by how many bits it is shifted.
+    /// Window of the peer. The number of bits by which it is shifted follows.
     window: u32,
     scale: u8,
-    /// True if only the congestion window kept bytes back at the last check.
+    /// True if only the congestion window limited sending at the last check.
     is_limited: bool,
 }
 
 impl Stretch {
-    /// A frame has left. Of a TCP segment, where it begins in the frame, the number of its first
-    /// byte, and the bytes of its payload.
-    pub(super) fn has_left(&mut self, frame: &[u8]) -> Option<(usize, u32, usize)> {
+    /// Handles a frame that is sent. For a TCP segment, returns its offset in the frame, its
+    /// sequence number, and the size of its payload.
+    pub(super) fn note_sent(&mut self, frame: &[u8]) -> Option<(usize, u32, usize)> {
         let (at, bytes) = segment_of(frame)?;
         let segment = TcpPacket::new_unchecked(&frame[at..at + bytes]);
         let flags = usize::from(segment.syn()) + usize::from(segment.fin());
@@ -47,30 +48,31 @@ impl Stretch {
         Some((at, start, len))
     }
 
-    /// The sequence number of segments without bytes: RFC 9293 section 3.10.7.4 has them at
-    /// SND.NXT. smoltcp goes back with its own when it sends again, and a peer that has received
-    /// everything takes no acknowledgement that stands before it. Not beyond the peer's window,
-    /// where a probe of a closed one stands.
+    /// Returns the sequence number for segments without data. RFC 9293 section 3.10.7.4 requires
+    /// SND.NXT. smoltcp's own number goes back for retransmissions, and a peer that has received
+    /// everything accepts no acknowledgement with a number before its own. The returned number is
+    /// not beyond the peer's window, so a probe of a closed window is acceptable as well.
     pub(super) fn acceptable(&self) -> u32 {
         let end = self.acknowledged.wrapping_add(self.window);
         if is_behind(self.highest, end) { end } else { self.highest }
     }
 
-    /// The first byte that the peer has not acknowledged.
+    /// Returns the sequence number of the first byte that the peer has not acknowledged.
     pub(super) fn acknowledged(&self) -> u32 {
         self.acknowledged
     }
 
-    /// Everything that could be sent was. `queued`: bytes that are not acknowledged, sent or not.
-    pub(super) fn has_sent_all(&mut self, queued: usize, mss: usize) {
+    /// Records that everything that could be sent was sent. `queued` is the number of
+    /// unacknowledged bytes, including unsent ones.
+    pub(super) fn note_all_sent(&mut self, queued: usize, mss: usize) {
         let flight = self.sent.wrapping_sub(self.acknowledged) as usize;
         let room = (self.window as usize).saturating_sub(flight);
         self.is_limited = queued > flight && room >= mss;
     }
 
-    /// A frame with a TCP segment has come: the parts in which smoltcp should get its
-    /// acknowledgement before itself.
-    pub(super) fn has_come(&mut self, frame: &[u8], mss: usize) -> Option<Parts> {
+    /// Handles a frame with a TCP segment that has arrived. Returns the parts in which smoltcp
+    /// should get its acknowledgement before the frame itself.
+    pub(super) fn note_received(&mut self, frame: &[u8], mss: usize) -> Option<Parts> {
         let (at, bytes) = segment_of(frame)?;
         let segment = TcpPacket::new_checked(&frame[at..at + bytes]).ok()?;
         if segment.syn() {
@@ -92,7 +94,7 @@ impl Stretch {
         if segment.syn() || segment.fin() || !is_new || !self.is_limited || covers <= mss {
             return None;
         }
-        Parts::of(frame, at, (before, ack), mss)
+        Parts::from_frame(frame, at, (before, ack), mss)
     }
 }
 
@@ -108,13 +110,13 @@ pub(super) struct Parts {
 }
 
 impl Parts {
-    /// The frame's headers without options and bytes, with room for other acknowledgements between
-    /// `before` and `ack`.
-    fn of(whole: &[u8], at: usize, (before, ack): (u32, u32), mss: u32) -> Option<Self> {
+    /// Creates the parts from the headers of a frame without options and payload. They acknowledge
+    /// the range from `before` to `ack`.
+    fn from_frame(whole: &[u8], at: usize, (before, ack): (u32, u32), mss: u32) -> Option<Self> {
         let covers = ack.wrapping_sub(before);
         let parts = covers.div_ceil(mss).min(PARTS);
-        // Of a multiple of four, as what it acknowledges is: the congestion window grows by it, and
-        // where that ends a segment ends.
+        // The step is a multiple of four, like the amount that is acknowledged. The congestion
+        // window grows by it, and segments end where the window ends.
         let step = covers.div_ceil(parts).next_multiple_of(4);
         let v6 = ethertype(whole)? == EthernetProtocol::Ipv6;
         let ip = if v6 { IPV6_HEADER } else { 20 };
@@ -137,7 +139,7 @@ impl Parts {
         Some(Self { frame, len, at: start, next: before.wrapping_add(step), step, left: (covers - 1) / step })
     }
 
-    /// The next part, as a frame whose TCP checksum is not checked.
+    /// Returns the next part, as a frame whose TCP checksum is not verified.
     pub(super) fn next(&mut self) -> Option<&mut [u8]> {
         self.left = self.left.checked_sub(1)?;
         let frame = &mut self.frame[..self.len];
@@ -161,7 +163,8 @@ mod tests {
             [(0, 1464), (1000, 37_120), (1000, 37_121), (u32::MAX - 5000, 65_480), (4, 10_000_000)]
         {
             for mss in [28, 1459, 1460, 8960] {
-                let mut parts = Parts::of(&whole, at, (before, before.wrapping_add(covers)), mss).unwrap();
+                let mut parts =
+                    Parts::from_frame(&whole, at, (before, before.wrapping_add(covers)), mss).unwrap();
                 let (mut last, mut count) = (0, 0);
                 while let Some(frame) = parts.next() {
                     let ack =

@@ -1,4 +1,4 @@
-//! The stack over pipes: no root, no interface.
+//! Tests of the stack over pipes, which need neither root nor an interface.
 
 mod congestion;
 mod datagrams;
@@ -86,7 +86,7 @@ impl TestWorld {
         accepted.unwrap()
     }
 
-    /// A standing connection: client's end, server's end.
+    /// Returns the two ends of an established connection: the client's, then the server's.
     fn pair(&mut self) -> (Box<dyn TransportStream>, Box<dyn TransportStream>) {
         let mut listener = self.listen(4791, 8);
         let mut client = self.connect(4791, 1);
@@ -95,7 +95,7 @@ impl TestWorld {
         (client, server)
     }
 
-    /// Moves `bytes` and compares them; interest is set as the engine does.
+    /// Transfers `bytes` and compares them. The interest is set as in the engine.
     fn carry(&mut self, from: &mut dyn TransportStream, to: &mut dyn TransportStream, bytes: &[u8]) {
         let (mut sent, mut came) = (0, Vec::with_capacity(bytes.len()));
         let mut block = vec![0; 100_000];
@@ -151,7 +151,7 @@ fn impaired_frames_cost_only_time() {
     world.carry(&mut *client, &mut *server, &pattern(300_000));
 }
 
-/// A path on the virtual clock takes as long as it should, and no time passes.
+/// A path on a virtual clock takes the expected time of that clock, but no real time.
 #[test]
 fn long_path_on_virtual_clock() {
     let clock = Clock::virtual_time();
@@ -176,7 +176,7 @@ fn long_path_on_virtual_clock() {
     while !client.connect_result().unwrap() {
         step(&mut world);
     }
-    // ARP and SYN, each there and back.
+    // The time includes ARP and SYN, each in both directions.
     let took = clock.now() - begin;
     assert!((0.2..0.204).contains(&took.as_secs_f64()), "{took:?}");
     let mut server = loop {
@@ -275,7 +275,7 @@ fn backlog_has_requested_length() {
         accepted.push(stream);
     }
     assert_eq!(accepted.len(), 150);
-    // Every connection is one of its own.
+    // The connections are independent of each other.
     for (n, server) in accepted.iter_mut().enumerate().step_by(10) {
         let peer = server.peer_addr();
         let client = clients.iter_mut().find(|client| client.local_addr() == peer).unwrap();
@@ -322,7 +322,7 @@ fn unavailable_ports_and_addresses() {
     }
 }
 
-/// smoltcp takes windows up to 1 GiB, and panics at more.
+/// smoltcp supports windows of up to 1 GiB, and panics above.
 #[test]
 fn buffers_beyond_every_window() {
     let mut world = TestWorld::new(1500, false);
@@ -334,7 +334,7 @@ fn buffers_beyond_every_window() {
     assert!(world.stacks[0].connect(None, "10.9.0.2:5".parse().unwrap(), &options, Token(9)).is_ok());
 }
 
-/// A peer beyond the network is asked by way of the gateway.
+/// A peer in another network is reached through the gateway.
 #[test]
 fn peer_behind_gateway() {
     let (link, _other) = pipe(1500).unwrap();
@@ -381,7 +381,8 @@ fn bytes_before_end_arrive() {
     assert!(came == bytes);
 }
 
-/// A thread that sleeps in the descriptor is woken by what another call took off the link.
+/// A thread that sleeps on the descriptor is woken by frames that another call has taken from the
+/// link.
 #[test]
 fn descriptor_reports_frames_of_other_calls() {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -390,7 +391,7 @@ fn descriptor_reports_frames_of_other_calls() {
     let mut clients = [world.connect(4791, 1), world.connect(4791, 2)];
     let mut servers = [world.accept(&mut *listener, 11), world.accept(&mut *listener, 12)];
     clients[0].send(&[IoVec::from(&b"for the one"[..])]).unwrap();
-    // The other one's recv takes the frame.
+    // The recv call of the other stream takes the frame.
     let mut block = [0; 10];
     let one = usize::from(servers[0].peer_addr() != clients[0].local_addr());
     assert_eq!(kind(servers[1 - one].recv(&mut [IoVecMut::from(&mut block[..])])), ErrorKind::WouldBlock);
@@ -401,8 +402,8 @@ fn descriptor_reports_frames_of_other_calls() {
     assert!(world.reported(1, 11 + one as u64).is_some_and(|event| event.readable));
 }
 
-/// Bytes are used where they lie; what is of no use yet is news again only with more behind it, or
-/// with the end.
+/// Bytes are processed in place. Bytes that cannot be processed yet are reported again only when
+/// more bytes, or the end, have arrived.
 #[test]
 fn peek_returns_receive_buffer() {
     let mut world = TestWorld::new(1500, false);
@@ -432,7 +433,8 @@ fn peek_returns_receive_buffer() {
     assert!(server.peek().unwrap().unwrap().bytes().is_empty(), "the FIN");
 }
 
-/// Round and round the buffer: pieces that end where it ends are followed by those at its front.
+/// The buffer wraps around several times: pieces that end at its end are followed by pieces at its
+/// beginning.
 #[test]
 fn peeks_wrap_around_buffer() {
     let mut world = TestWorld::new(1500, false);
@@ -444,7 +446,7 @@ fn peeks_wrap_around_buffer() {
             sent += count;
         }
         if let Ok(Some(mut buf)) = server.peek() {
-            // An odd number of bytes stays.
+            // An odd number of bytes stays in the buffer.
             let len = buf.bytes().len();
             let take = (len.max(8) - 7).min(len);
             came.extend_from_slice(&buf.bytes()[..take]);
@@ -457,7 +459,7 @@ fn peeks_wrap_around_buffer() {
     assert!(ends >= 3, "the buffer has {} bytes", SmolConfig::BUFFER);
 }
 
-/// Two stacks on a virtual clock, with a connection between them.
+/// Returns two stacks on a virtual clock, with a connection between them.
 fn on_virtual_clock(clock: &Clock) -> (TestWorld, Box<dyn TransportStream>, Box<dyn TransportStream>) {
     let (a, b) = pipe(1500).unwrap();
     let stack = |link, host| {
@@ -469,7 +471,7 @@ fn on_virtual_clock(clock: &Clock) -> (TestWorld, Box<dyn TransportStream>, Box<
     (world, client, server)
 }
 
-/// Minutes pass, deadline by deadline.
+/// Lets minutes pass, from deadline to deadline.
 fn minutes_pass(world: &mut TestWorld, clock: &Clock) {
     let end = clock.now() + Duration::from_secs(180);
     while clock.now() < end {
@@ -480,7 +482,7 @@ fn minutes_pass(world: &mut TestWorld, clock: &Clock) {
     world.step();
 }
 
-/// smoltcp throws away what it holds when TIME-WAIT ends.
+/// smoltcp discards received data when TIME-WAIT ends.
 #[test]
 fn received_bytes_outlive_connection() {
     let clock = Clock::virtual_time();
@@ -507,7 +509,7 @@ fn nothing_is_left_of_closed_connections() {
     for read_late in [false, true] {
         let (mut world, client, server) = on_virtual_clock(&clock);
         if read_late {
-            // Both FINs are there before the streams are dropped.
+            // Both FINs have arrived before the streams are dropped.
             let [mut one, mut other] = [client, server];
             one.shutdown().unwrap();
             other.shutdown().unwrap();
@@ -526,7 +528,7 @@ fn nothing_is_left_of_closed_connections() {
     }
 }
 
-/// A stream that was read in part keeps the descriptor readable, as a poll would report it.
+/// A stream that was read in part keeps the descriptor readable, like a poll that reports it.
 #[test]
 fn descriptor_readable_while_events_pending() {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -545,7 +547,7 @@ fn descriptor_readable_while_events_pending() {
     }
     world.until(|_| !ready());
     client.send(&[IoVec::from(&b"34"[..])]).unwrap();
-    // Taken off the link and left by a peek.
+    // The data was taken from the link, and left by a peek.
     world.until(|_| server.peek().is_ok_and(|buf| buf.is_some()));
     assert!(ready());
     server.peek().unwrap().unwrap().consume(2, RemainingBytes::Useful);

@@ -1,13 +1,15 @@
-//! AF_XDP: frames between the driver and this process without the kernel's stack. Needs
+//! AF_XDP: frames pass between the driver and this process without the kernel's stack. This needs
 //! CAP_NET_RAW, CAP_BPF and CAP_NET_ADMIN.
 //!
-//! A program on the interface (`xdp::program`) hands us the frames for our MAC and the questions
-//! for our addresses; everything else goes the kernel's way. What is sent to multicast groups does,
-//! too: members of the kernel's on the same interface need it, and a program cannot give a frame to
-//! both. While groups are joined an AF_PACKET socket has a copy of it. One AF_XDP socket a receive
-//! queue, each with memory of its own (`xdp::umem`). A flow sends by one of them: so all of the
-//! memory serves, and an interface at the other end that keeps the queues apart (a veth does)
-//! spreads flows over its own.
+//! A program on the interface (`xdp::program`) redirects the frames for our MAC address, and the
+//! queries for our IP addresses, to this process. All other frames go to the kernel. This includes
+//! frames to multicast groups: members of the kernel on the same interface need them, and a program
+//! cannot deliver a frame to both. While groups are joined, an AF_PACKET socket receives copies of
+//! these frames.
+//!
+//! There is one AF_XDP socket for each receive queue, each with its own memory (`xdp::umem`). A
+//! flow sends through one of them, so all of the memory is used, and an interface at the other end
+//! that keeps the queues separate (like a veth) distributes flows over its own queues.
 
 mod bpf;
 mod features;
@@ -22,7 +24,7 @@ use super::SmolConfig;
 use super::claim::Claim;
 use super::link::{Capabilities, Frame, Link, LinkLoss, Segmentation};
 use super::segment::ETHERNET_HEADER;
-use crate::netdev::{Queues, ethernet, is_virtual, mtu_of};
+use crate::netdev::{Queues, ethernet_address, is_virtual, mtu_of};
 use crate::packet::{PacketFrame, PacketLink};
 pub use features::XdpFeatures;
 use rustix::event::epoll;
@@ -35,17 +37,18 @@ use std::time::{Duration, Instant};
 use uiw_llp::Interface;
 use uiw_llp::interface::index_of;
 
-/// Interval of the checks that the interface and the program on it still exist: while frames come,
-/// and while none does.
+/// Interval at which the interface and its program are checked while frames arrive. The interval
+/// without frames follows.
 const LOOK: Duration = Duration::from_millis(200);
 const LOOK_IDLE: Duration = Duration::from_secs(1);
 
-/// Frames that the kernel left in a ring are given to it again after this time: what it waited for
-/// (memory of its own, a queue of the interface) causes no event when it is there.
+/// Time after which frames that the kernel has left in a ring are submitted again. There is no
+/// event when the resource for which the kernel waited (its own memory, a queue of the interface)
+/// becomes available.
 const AGAIN: Duration = Duration::from_micros(200);
 
-/// Number of redirected frames received before the socket of the groups is asked for one, which is
-/// a system call each time.
+/// Number of redirected frames after which the socket of the groups is read, which costs a system
+/// call each time.
 const GROUPS_TURN: u32 = 64;
 
 /// Errors that no other mode would avoid.
@@ -55,15 +58,17 @@ const NO_OTHER_MODE: [io::ErrorKind; 3] =
 /// Mode in which the program is attached and frames are moved.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum XdpMode {
-    /// The best that works: zero copy, else native, else generic.
+    /// The best mode that works: zero copy, otherwise native, otherwise generic.
     #[default]
     Auto,
-    /// The driver runs the program; frames stay where the adapter has written them.
+    /// The driver runs the program, and frames stay in the memory to which the network card has
+    /// written them.
     ZeroCopy,
     /// The driver runs the program; frames are copied.
     Native,
     /// The kernel runs the program before its own stack, with every driver. The interface must not
-    /// merge segments (`gro off`, and at a virtual peer `tso off gso off`): larger frames are lost.
+    /// merge segments (`gro off`, and `tso off gso off` at a virtual peer), because larger frames
+    /// are lost.
     Generic,
 }
 
@@ -92,22 +97,24 @@ impl fmt::Display for XdpMode {
     }
 }
 
-/// A link over AF_XDP.
+/// Link over AF_XDP.
 ///
 /// It needs CAP_NET_RAW, CAP_NET_ADMIN and CAP_BPF.
 pub struct XdpLink {
     sockets: Vec<XdpSocket>,
-    /// Number of sockets whose queue may send, too.
+    /// Number of sockets whose queue can also send.
     senders: usize,
-    /// Index of the socket that sends now, and of the one that is asked first for a frame.
+    /// Index of the socket that is currently used for sending. The index of the socket from which
+    /// the next frame is read follows.
     sending: usize,
     turn: usize,
-    /// Receives frames to groups, while there are any: opened with the rest, as the process may
-    /// have less privileges later. How many redirected frames came since it was asked.
+    /// Link for frames to groups, which receives them while groups are joined. It is opened
+    /// together with the sockets, because the process may have fewer privileges later. The number
+    /// of redirected frames since it was last read follows.
     groups: PacketLink,
     has_groups: bool,
     since_groups: u32,
-    /// Epoll set over the descriptors of several sockets.
+    /// Epoll set with the descriptors of several sockets.
     set: Option<OwnedFd>,
     /// Keeps the program attached.
     attachment: bpf::Attachment,
@@ -120,7 +127,7 @@ pub struct XdpLink {
     /// Time of the next flush.
     again: Option<Instant>,
     failure: Option<LinkLoss>,
-    /// Frames that are longer than a chunk are built here.
+    /// Buffer in which frames that are longer than a chunk are built.
     scratch: Vec<u8>,
     _claim: Claim,
 }
@@ -140,11 +147,11 @@ impl XdpLink {
     /// Attaches to `interface` for the addresses of `config`.
     ///
     /// # Errors
-    /// `PermissionDenied` without the capabilities, `NotFound` when there is no such interface,
-    /// `NetworkDown`, `Unsupported` where it has no Ethernet frames; `AddrInUse` for addresses of
-    /// the kernel's or of another process; `ResourceBusy` when another program is attached,
-    /// `InvalidInput` where the driver lacks the mode, `OutOfMemory` when RLIMIT_MEMLOCK is too
-    /// small for the frames; the system's.
+    /// `PermissionDenied` without the capabilities, `NotFound` if there is no such interface,
+    /// `NetworkDown`, `Unsupported` if it has no Ethernet frames; `AddrInUse` for addresses of the
+    /// kernel or of another process; `ResourceBusy` if another program is attached, `InvalidInput`
+    /// if the driver lacks the mode, `OutOfMemory` if RLIMIT_MEMLOCK is too small for the frames;
+    /// errors of the system.
     pub fn open(interface: &str, mode: XdpMode, config: &SmolConfig) -> io::Result<Self> {
         let index = index_of(interface)?;
         let modes: &[XdpMode] = match mode {
@@ -153,7 +160,7 @@ impl XdpLink {
         };
         // Missing permissions are reported first.
         socket::socket()?;
-        ethernet(interface)?;
+        ethernet_address(interface)?;
         let mut last = None;
         for mode in modes {
             match Self::open_as(interface, index, *mode, config) {
@@ -180,7 +187,7 @@ impl XdpLink {
     fn open_as(interface: &str, index: u32, mode: XdpMode, config: &SmolConfig) -> io::Result<Self> {
         let mtu = mtu_of(interface)?;
         let layout = umem::Layout::for_frames(mtu + ETHERNET_HEADER);
-        let queues = Queues::of(interface)?;
+        let queues = Queues::query(interface)?;
         let map = bpf::XskMap::create(queues.rx)?;
         let instructions = program::redirect(map.fd(), config);
         let program = bpf::Program::load(&instructions, layout.several)?;
@@ -206,7 +213,7 @@ impl XdpLink {
             senders: sockets.len().min(queues.tx as usize),
             sending: 0,
             turn: 0,
-            groups: PacketLink::of_groups(interface)?,
+            groups: PacketLink::for_groups(interface)?,
             has_groups: false,
             since_groups: 0,
             sockets,
@@ -225,11 +232,11 @@ impl XdpLink {
         })
     }
 
-    /// Returns whether this process may use AF_XDP at all: a socket, a map and a program are made,
-    /// and nothing is attached.
+    /// Checks whether this process may use AF_XDP, by creating a socket, a map and a program
+    /// without attaching anything.
     ///
     /// # Errors
-    /// `PermissionDenied` without the capabilities; the system's.
+    /// `PermissionDenied` without the capabilities; errors of the system.
     pub fn permitted() -> io::Result<()> {
         socket::socket()?;
         let map = bpf::XskMap::create(1)?;
@@ -237,14 +244,14 @@ impl XdpLink {
         bpf::Program::load(&program::redirect(map.fd(), &config), false).map(drop)
     }
 
-    /// Bytes of memory for frames of an interface. Without CAP_IPC_LOCK they count against the
-    /// limit of locked memory.
+    /// Returns the size of the memory for the frames of an interface, in bytes. Without
+    /// CAP_IPC_LOCK this memory counts against the limit of locked memory.
     ///
     /// # Errors
-    /// `NotFound` when there is no such interface; the system's.
+    /// `NotFound` if there is no such interface; errors of the system.
     pub fn frame_memory(interface: &str) -> io::Result<usize> {
         let layout = umem::Layout::for_frames(mtu_of(interface)? + ETHERNET_HEADER);
-        Ok(layout.chunk * umem::CHUNKS as usize * Queues::of(interface)?.rx as usize)
+        Ok(layout.chunk * umem::CHUNKS as usize * Queues::query(interface)?.rx as usize)
     }
 
     /// Returns the mode in which the program is attached.
@@ -253,9 +260,9 @@ impl XdpLink {
         self.mode
     }
 
-    /// The next frame of the program's.
+    /// Returns the next frame that the program has redirected.
     fn redirected(&mut self) -> Option<XdpFrame> {
-        // By turns: a queue that is always busy leaves the others their part.
+        // The queues are read in turn, so a queue that is always busy does not starve the others.
         for _ in 0..self.sockets.len() {
             let queue = self.turn;
             self.turn = (queue + 1) % self.sockets.len();
@@ -271,14 +278,14 @@ impl XdpLink {
             Ok(now) if now.index != self.index => self.failure = Some(LinkLoss::Deleted),
             Err(error) if error.kind() == io::ErrorKind::NotFound => self.failure = Some(LinkLoss::Deleted),
             Ok(_) if !self.attachment.is_attached() => self.failure = Some(LinkLoss::Detached),
-            // It was down.
+            // The interface was down and is up again.
             Ok(now) if now.is_up => self.failure = None,
             _ => {}
         }
     }
 }
 
-/// A received frame: in the memory that the driver filled, or put together from several pieces.
+/// Received frame, in the memory that the driver has filled, or copied from several pieces.
 ///
 /// It needs CAP_NET_RAW, CAP_NET_ADMIN and CAP_BPF.
 pub struct XdpFrame(FrameSource);
@@ -360,7 +367,7 @@ impl Link for XdpLink {
     }
 
     fn stop_groups(&mut self) {
-        // Where the kernel refuses that, they are received and dropped.
+        // If the kernel refuses this, frames to groups are received and dropped.
         self.has_groups = self.groups.take_groups(false).is_err();
     }
 
@@ -403,7 +410,7 @@ impl Link for XdpLink {
     }
 
     fn watch(&self) -> Option<Instant> {
-        // Frames of a detached program's go to the kernel, and there is no event.
+        // Frames of a detached program go to the kernel, and there is no event.
         self.looked.checked_add(LOOK_IDLE)
     }
 

@@ -1,11 +1,11 @@
-//! A socket for datagrams, and the packets that are written down for it.
+//! Captured datagram sockets.
 
 use super::{CaptureHooks, packet};
 use crate::{DatagramSocket, Incoming, Interest, Outgoing};
 use std::io;
 use std::net::SocketAddr;
 
-/// A socket of a [`super::CaptureStack`].
+/// Datagram socket of a [`super::CaptureStack`].
 pub(super) struct CaptureDatagrams {
     inner: Box<dyn DatagramSocket>,
     shared: CaptureHooks,

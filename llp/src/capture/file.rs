@@ -1,20 +1,20 @@
-//! Which file a capture is written to, and how much of it.
+//! The file of a capture, and limits for its size.
 
 use crate::size;
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// The fewest bytes of a packet: the headers of IPv6, TCP and an FPDU.
-const LEAST_SNAP: u32 = 96;
-/// The least size at which a file is replaced.
-const LEAST_ROTATE: u64 = 64 << 10;
-/// The most files of a rotated capture.
-const MOST_FILES: u32 = 1000;
+/// Minimum number of bytes kept of a packet: the headers of IPv6 and TCP, and an FPDU header.
+const MIN_SNAP: u32 = 96;
+/// Minimum size at which a file is replaced, in bytes.
+const MIN_ROTATE: u64 = 64 << 10;
+/// Maximum number of files of a rotated capture.
+const MAX_FILES: u32 = 1000;
 
-/// A capture file.
+/// Capture file.
 ///
-/// As text it is `FILE[,snap=BYTES][,rotate=BYTES[,files=N]][,append]`.
+/// Its text form is `FILE[,snap=BYTES][,rotate=BYTES[,files=N]][,append]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PcapFile {
     pub(super) path: PathBuf,
@@ -27,17 +27,17 @@ pub struct PcapFile {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Rotate {
     pub(super) bytes: u64,
-    /// Files that are kept, the present one included.
+    /// Number of files that are kept, including the current one.
     pub(super) files: u32,
 }
 
 /// Error in the text of a [`PcapFile`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PcapFileError {
-    /// There is no name.
+    /// The file name is missing.
     #[error("expected FILE[,snap=BYTES][,rotate=BYTES[,files=N]][,append]")]
     Name,
-    /// A value that is no number, or out of range.
+    /// A value is not a number, or is out of range.
     #[error("{key}={value}: expected {expected}")]
     Value {
         /// The key.
@@ -47,37 +47,38 @@ pub enum PcapFileError {
         /// Accepted values.
         expected: &'static str,
     },
-    /// A number of files without a size.
+    /// A number of files was given without a size.
     #[error("files={files} needs rotate=BYTES, at which a file is full")]
     FilesWithoutRotate {
-        /// Given number.
+        /// Given number of files.
         files: u32,
     },
 }
 
 impl PcapFile {
-    /// A file that is made, or emptied, and takes every byte.
+    /// Returns a file that is created or truncated, and in which packets are not shortened.
     #[must_use]
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self { path: path.into(), snap: None, rotate: None, append: false }
     }
 
-    /// Takes so many bytes of each packet at most, from its IP header on. At least 96.
+    /// Limits the captured part of each packet to `bytes`, beginning with its IP header. The
+    /// minimum is 96.
     #[must_use]
     pub fn snap(self, bytes: u32) -> Self {
-        Self { snap: Some(bytes.max(LEAST_SNAP)), ..self }
+        Self { snap: Some(bytes.max(MIN_SNAP)), ..self }
     }
 
-    /// Begins a new file when one has so many bytes (at least 64 KiB); the one before is renamed to
-    /// `FILE.1`, that one to `FILE.2`, and so on. So many files are kept, from 1 to 1,000, the
-    /// present one included.
+    /// Starts a new file when the current one has `bytes` (at least 64 KiB). The previous file is
+    /// renamed to `FILE.1`, that one to `FILE.2`, and so on. `files` is the number of files that
+    /// are kept, including the current one, from 1 to 1,000.
     #[must_use]
     pub fn rotate(self, bytes: u64, files: u32) -> Self {
-        let rotate = Rotate { bytes: bytes.max(LEAST_ROTATE), files: files.clamp(1, MOST_FILES) };
+        let rotate = Rotate { bytes: bytes.max(MIN_ROTATE), files: files.clamp(1, MAX_FILES) };
         Self { rotate: Some(rotate), ..self }
     }
 
-    /// Adds to a file that is there.
+    /// Appends to an existing file.
     #[must_use]
     pub fn append(self, append: bool) -> Self {
         Self { append, ..self }
@@ -89,14 +90,14 @@ impl PcapFile {
         &self.path
     }
 
-    /// The same with another path.
+    /// Returns the same file options with another path.
     #[must_use]
     pub fn at(self, path: impl Into<PathBuf>) -> Self {
         Self { path: path.into(), ..self }
     }
 
-    /// The path of the file that was the present one `age` rotations ago.
-    pub(super) fn aged(&self, age: u32) -> PathBuf {
+    /// Returns the path of the file that was the current one `age` rotations ago.
+    pub(super) fn rotated_path(&self, age: u32) -> PathBuf {
         let mut path = self.path.clone().into_os_string();
         if age > 0 {
             path.push(format!(".{age}"));
@@ -111,7 +112,7 @@ impl<P: Into<PathBuf>> From<P> for PcapFile {
     }
 }
 
-/// The text of which it can be read.
+/// Formats the options in the form that can be parsed.
 impl fmt::Display for PcapFile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.path.display())?;
@@ -128,7 +129,8 @@ impl fmt::Display for PcapFile {
 impl FromStr for PcapFile {
     type Err = PcapFileError;
 
-    /// Options are read from the end, up to the first word that is none: a path may have commas.
+    /// Options are parsed from the end until a word is not an option, because a path may contain
+    /// commas.
     fn from_str(text: &str) -> Result<Self, PcapFileError> {
         let (mut path, mut snap, mut rotate, mut files, mut append) = (text, None, None, None, false);
         while let Some((before, word)) = path.rsplit_once(',') {
@@ -137,18 +139,18 @@ impl FromStr for PcapFile {
             match key {
                 "snap" => {
                     let bytes = size(value).and_then(|bytes| u32::try_from(bytes).ok());
-                    let bytes = bytes.filter(|bytes| *bytes >= LEAST_SNAP);
+                    let bytes = bytes.filter(|bytes| *bytes >= MIN_SNAP);
                     snap = Some(bytes.ok_or_else(|| wrong("snap", "bytes of a packet, at least 96"))?);
                 }
                 "rotate" => {
-                    let bytes = size(value).filter(|bytes| *bytes >= LEAST_ROTATE);
+                    let bytes = size(value).filter(|bytes| *bytes >= MIN_ROTATE);
                     rotate = Some(
                         bytes
                             .ok_or_else(|| wrong("rotate", "bytes of a file, at least 64K, such as 100M"))?,
                     );
                 }
                 "files" => {
-                    let count = value.parse().ok().filter(|count| (1..=MOST_FILES).contains(count));
+                    let count = value.parse().ok().filter(|count| (1..=MAX_FILES).contains(count));
                     files = Some(count.ok_or_else(|| wrong("files", "a number from 1 to 1000"))?);
                 }
                 "append" if value.is_empty() => append = true,
@@ -191,6 +193,6 @@ mod tests {
         }
         let all = PcapFile::new("a").snap(96).rotate(1 << 20, 3).append(true);
         assert_eq!(parse(&all.to_string()), Ok(all));
-        assert_eq!(PcapFile::new("a.pcapng").aged(2), PathBuf::from("a.pcapng.2"));
+        assert_eq!(PcapFile::new("a.pcapng").rotated_path(2), PathBuf::from("a.pcapng.2"));
     }
 }

@@ -2,7 +2,8 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-/// Most payload bytes of a packet: with both headers it fits the 16-bit lengths of IPv4 and IPv6.
+/// Maximum payload of a packet in bytes. Together with both headers it fits the 16-bit lengths of
+/// IPv4 and IPv6.
 pub(super) const MAX_PAYLOAD: usize = 65_000;
 
 pub(super) const FIN: u8 = 0x01;
@@ -13,10 +14,11 @@ pub(super) const ACK: u8 = 0x10;
 
 const TCP: u8 = 6;
 const UDP: u8 = 17;
-/// MSS 65,000 and window scale 14: no segment here is "too long" or "outside of the window".
+/// MSS 65,000 and window scale 14, so that Wireshark reports no segment as too long or outside the
+/// window.
 const SYN_OPTIONS: [u8; 8] = [2, 4, (MAX_PAYLOAD >> 8) as u8, MAX_PAYLOAD as u8, 1, 3, 3, 14];
 
-/// A TCP header, as far as it varies.
+/// Variable fields of a TCP header.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Header {
     pub(super) from: SocketAddr,
@@ -26,7 +28,7 @@ pub(super) struct Header {
     pub(super) flags: u8,
 }
 
-/// Appends a packet whose payload `fill` appends.
+/// Appends a TCP packet. `fill` appends its payload.
 pub(super) fn emit(out: &mut Vec<u8>, header: &Header, fill: impl FnOnce(&mut Vec<u8>)) {
     let start = out.len();
     let addresses = PacketAddresses::new(header.from, header.to);
@@ -50,13 +52,13 @@ pub(super) fn emit(out: &mut Vec<u8>, header: &Header, fill: impl FnOnce(&mut Ve
     segment[16..18].copy_from_slice(&checksum.to_be_bytes());
 }
 
-/// Appends a packet with a UDP datagram.
+/// Appends a UDP packet.
 pub(super) fn emit_datagram(out: &mut Vec<u8>, from: SocketAddr, to: SocketAddr, bytes: &[u8]) {
     let start = out.len();
     let addresses = PacketAddresses::new(from, to);
     out.resize(start + addresses.header_len(), 0);
     let udp = out.len();
-    // A datagram has less than 65,536 bytes.
+    // A datagram has fewer than 65,536 bytes.
     let len = (bytes.len() + 8) as u16;
     for number in [from.port(), to.port(), len, 0] {
         out.extend_from_slice(&number.to_be_bytes());
@@ -65,7 +67,7 @@ pub(super) fn emit_datagram(out: &mut Vec<u8>, from: SocketAddr, to: SocketAddr,
     let (ip, datagram) = out[start..].split_at_mut(udp - start);
     addresses.emit(ip, UDP, len);
     let pseudo = addresses.pseudo_sum() + u32::from(UDP) + u32::from(len);
-    // 0 would mean that there is none.
+    // A checksum of 0 would mean that there is none.
     let checksum = match fold(sum(datagram) + u64::from(pseudo)) {
         0 => u16::MAX,
         checksum => checksum,
@@ -133,7 +135,7 @@ fn v6(address: IpAddr) -> Ipv6Addr {
     }
 }
 
-/// Sum of 16-bit numbers (RFC 1071).
+/// Returns the sum of the 16-bit words (RFC 1071).
 fn sum(bytes: &[u8]) -> u64 {
     let pairs = bytes.chunks_exact(2);
     let odd = pairs.remainder().first().map_or(0, |&last| u64::from(last) << 8);
@@ -153,7 +155,7 @@ mod tests {
 
     #[test]
     fn checksum_of_rfc_1071() {
-        // RFC 1071 section 3: these sum up to ddf2.
+        // The example in RFC 1071 section 3 has the sum ddf2.
         assert_eq!(fold(sum(&[0x00, 0x01, 0xf2, 0x03, 0xf4, 0xf5, 0xf6, 0xf7])), !0xddf2);
         assert_eq!(sum(&[1, 2, 3]), 0x0102 + 0x0300);
     }

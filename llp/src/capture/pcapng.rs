@@ -1,5 +1,5 @@
-//! The pcapng file format (draft-ietf-opsawg-pcapng), as far as it is written here. Numbers in the
-//! machine's order.
+//! The parts of the pcapng file format (draft-ietf-opsawg-pcapng) that are used here. Numbers are
+//! in the byte order of the host.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ const IF_NAME: u16 = 2;
 const IF_TSRESOL: u16 = 9;
 const EPB_FLAGS: u16 = 2;
 
-/// Section Header Block.
+/// Appends a Section Header Block.
 pub(super) fn section(out: &mut Vec<u8>) {
     block(out, SECTION, |out| {
         put32(out, BYTE_ORDER);
@@ -24,7 +24,7 @@ pub(super) fn section(out: &mut Vec<u8>) {
     });
 }
 
-/// Interface Description Block: raw IP, times in nanoseconds.
+/// Appends an Interface Description Block for raw IP, with timestamps in nanoseconds.
 pub(super) fn interface(out: &mut Vec<u8>, name: &str, snap: Option<u32>) {
     block(out, INTERFACE, |out| {
         put16(out, LINK_RAW);
@@ -36,17 +36,17 @@ pub(super) fn interface(out: &mut Vec<u8>, name: &str, snap: Option<u32>) {
     });
 }
 
-/// Data that a packet's block has besides the packet.
+/// Data of a packet's block other than the packet.
 pub(super) struct Packet {
     pub(super) interface: u32,
-    /// Since 1970.
+    /// Time since 1970.
     pub(super) time: Duration,
     pub(super) outgoing: bool,
-    /// Bytes that are written at most.
+    /// Maximum number of bytes that are written.
     pub(super) snap: Option<u32>,
 }
 
-/// Enhanced Packet Block. `fill` appends the packet.
+/// Appends an Enhanced Packet Block. `fill` appends the packet.
 pub(super) fn packet(out: &mut Vec<u8>, packet: &Packet, fill: impl FnOnce(&mut Vec<u8>)) {
     block(out, ENHANCED_PACKET, |out| {
         let time = packet.time.as_nanos() as u64;
@@ -67,7 +67,8 @@ pub(super) fn packet(out: &mut Vec<u8>, packet: &Packet, fill: impl FnOnce(&mut 
     });
 }
 
-/// A block begins at the start of `out` or behind a block, so that padding is right.
+/// Appends a block. `out` is either empty or ends with another block, so that the padding is
+/// correct.
 fn block(out: &mut Vec<u8>, kind: u32, body: impl FnOnce(&mut Vec<u8>)) {
     let start = out.len();
     put32(out, kind);

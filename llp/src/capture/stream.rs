@@ -1,4 +1,4 @@
-//! A stream, and the conversation that is written down for it.
+//! Captured streams.
 
 use std::{io, net::SocketAddr, os::fd::OwnedFd};
 
@@ -13,23 +13,23 @@ use crate::{
     wrap::{Origin, StreamHooks},
 };
 
-/// A stream of a [`super::CaptureStack`], and what is recorded of it.
+/// Stream of a [`super::CaptureStack`], and the state of its capture.
 #[derive(Debug)]
 pub struct CaptureStream {
-    /// Hooks of the shard.
+    /// Hooks of the stream's shard.
     pub(super) shared: CaptureHooks,
-    /// The local address and the peer's. The local one may be chosen only when the connection is
-    /// established.
+    /// Local address and address of the peer. The local one may be chosen only when the connection
+    /// is established.
     ends: (SocketAddr, SocketAddr),
     initiator: bool,
-    /// True if the stream is connected to itself: received bytes are the sent ones and are written
-    /// once.
+    /// True if the stream is connected to itself. In that case the received bytes are the sent
+    /// ones, and are captured only once.
     to_itself: bool,
-    /// The handshake was written.
+    /// True after the handshake was written.
     begun: bool,
-    /// A RST was written, or FINs of both sides, or the socket was given up.
+    /// True after a RST or the FINs of both sides were written, or after the socket was taken.
     ended: bool,
-    /// Next sequence numbers.
+    /// Next sequence numbers of this end and of the peer.
     ours: u32,
     theirs: u32,
     our_fin: bool,
@@ -56,7 +56,7 @@ impl CaptureStream {
         stream
     }
 
-    /// Writes one segment and counts it.
+    /// Writes one segment, and advances the sequence numbers.
     fn write(&mut self, outgoing: bool, flags: u8, len: usize, payload: impl FnOnce(&mut Vec<u8>)) {
         let (local, peer) = self.ends;
         let (from, to, seq, ack) = if outgoing {
@@ -78,11 +78,11 @@ impl CaptureStream {
         self.write(outgoing, flags, 0, |_| {});
     }
 
-    /// The handshake.
+    /// Writes the handshake.
     fn begin(&mut self) {
         if !std::mem::replace(&mut self.begun, true) {
             if self.to_itself {
-                // A simultaneous open with itself.
+                // A stream connected to itself makes a simultaneous open.
                 self.control(true, SYN);
                 self.control(true, SYN | ACK);
                 return;
@@ -115,7 +115,7 @@ impl CaptureStream {
 
     fn end(&mut self) {
         self.ended = true;
-        // An error stays with the sink.
+        // The sink keeps the error.
         let _ = self.shared.sink.flush();
     }
 
@@ -125,7 +125,7 @@ impl CaptureStream {
         }
     }
 
-    /// The first `total` bytes of `bufs`.
+    /// Writes the first `total` bytes of `bufs`.
     fn bytes<'a>(&mut self, outgoing: bool, bufs: impl Iterator<Item = IoVec<'a>>, total: usize) {
         self.begin();
         let mut left = total;
@@ -207,7 +207,8 @@ impl StreamHooks for CaptureStream {
         self.reset(true);
     }
 
-    /// The capture of the connection ends here, without a FIN: it goes on elsewhere.
+    /// Ends the capture of the connection without a FIN, because the connection continues
+    /// elsewhere.
     fn take_socket(&mut self, inner: &mut dyn TransportStream) -> io::Result<OwnedFd> {
         inner.take_socket().inspect(|_| self.end())
     }

@@ -1,6 +1,6 @@
-//! Addresses of network interfaces, by netlink where sockets of it may be made, and otherwise by
-//! ioctl(2): systemd's `RestrictAddressFamilies=` and the profiles of container runtimes refuse
-//! `AF_NETLINK`.
+//! Addresses of network interfaces. They are queried by netlink or, if netlink sockets cannot be
+//! created, by ioctl(2): systemd's `RestrictAddressFamilies=` and the profiles of container
+//! runtimes refuse `AF_NETLINK`.
 
 use super::{check, index_of, request};
 use std::ffi::{CStr, c_int};
@@ -9,12 +9,12 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
 
-/// A network interface that has an IP address, with all that it has.
+/// Network interface with all its IP addresses. It has at least one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InterfaceAddresses {
     /// Name.
     pub name: String,
-    /// The kernel's number.
+    /// Interface index of the kernel.
     pub index: u32,
     /// True if the interface is up and has a carrier.
     pub is_running: bool,
@@ -22,20 +22,20 @@ pub struct InterfaceAddresses {
     pub is_loopback: bool,
     /// MAC address, if the interface has one.
     pub mac: Option<[u8; 6]>,
-    /// Addresses, each with the length of its prefix: those of IPv4, then those of IPv6.
+    /// Addresses with their prefix lengths: first those of IPv4, then those of IPv6.
     pub addresses: Vec<(IpAddr, u8)>,
 }
 
 impl InterfaceAddresses {
-    /// Every interface of this network namespace that has an address.
+    /// Returns all interfaces of this network namespace that have an address.
     ///
     /// # Errors
-    /// The system's, where it answers neither netlink nor ioctl(2).
+    /// Returns errors of the system if neither netlink nor ioctl(2) is available.
     pub fn all() -> io::Result<Vec<Self>> {
         match Self::by_netlink() {
             Ok(all) => Ok(all),
             Err(error) => {
-                tracing::debug!(%error, "netlink cannot be used: addresses are asked for by ioctl");
+                tracing::debug!(%error, "netlink is not available: addresses are queried with ioctl");
                 Self::by_ioctl()
             }
         }
@@ -44,7 +44,7 @@ impl InterfaceAddresses {
     fn new(name: &str, flags: c_int) -> Self {
         Self {
             name: name.to_owned(),
-            // One that goes away meanwhile has none.
+            // If the interface has disappeared meanwhile, it has no index.
             index: index_of(name).unwrap_or(0),
             is_running: flags & libc::IFF_UP != 0 && flags & libc::IFF_RUNNING != 0,
             is_loopback: flags & libc::IFF_LOOPBACK != 0,
@@ -62,21 +62,21 @@ impl InterfaceAddresses {
     /// Returns the addresses that getifaddrs(3) reports.
     fn by_netlink() -> io::Result<Vec<Self>> {
         let mut list: *mut libc::ifaddrs = std::ptr::null_mut();
-        // SAFETY: fills `list` with a chain that is freed below.
+        // SAFETY: the call stores a chain in `list`, which is freed below.
         check(unsafe { libc::getifaddrs(&raw mut list) })?;
         let mut all: Vec<Self> = Vec::new();
         let mut at = list;
         while !at.is_null() {
-            // SAFETY: an element of the chain, which lives until `freeifaddrs`.
+            // SAFETY: this is an element of the chain, which lives until `freeifaddrs`.
             let entry = unsafe { &*at };
             at = entry.ifa_next;
-            // SAFETY: the kernel's name, with its NUL.
+            // SAFETY: the kernel's name ends with a zero.
             let name = unsafe { CStr::from_ptr(entry.ifa_name) }.to_string_lossy();
             let place = place_of(&mut all, &name, || entry.ifa_flags as c_int);
-            // SAFETY: the chain's addresses have the lengths of their families.
+            // SAFETY: the addresses in the chain have the lengths of their families.
             unsafe { all[place].note(entry) };
         }
-        // SAFETY: the chain that `getifaddrs` made; nothing points into it any more.
+        // SAFETY: `getifaddrs` has created the chain, and nothing refers to it any more.
         unsafe { libc::freeifaddrs(list) };
         all.retain(|interface| !interface.addresses.is_empty());
         Ok(all)
@@ -85,12 +85,12 @@ impl InterfaceAddresses {
     /// Adds the content of one element of the chain.
     ///
     /// # Safety
-    /// The element's addresses are NULL, or have the lengths of their families.
+    /// The addresses of the element are NULL or have the lengths of their families.
     unsafe fn note(&mut self, entry: &libc::ifaddrs) {
         if entry.ifa_addr.is_null() {
             return;
         }
-        // SAFETY: the caller's promise, for every cast below.
+        // SAFETY: the caller ensures the length of the address, for every cast below.
         unsafe {
             match c_int::from((*entry.ifa_addr).sa_family) {
                 libc::AF_INET => {
@@ -122,8 +122,8 @@ impl InterfaceAddresses {
         }
     }
 
-    /// The same without netlink: SIOCGIFCONF has the addresses of IPv4, a file of /proc those of
-    /// IPv6.
+    /// Returns the addresses without netlink: SIOCGIFCONF reports those of IPv4, and a file in
+    /// /proc contains those of IPv6.
     fn by_ioctl() -> io::Result<Vec<Self>> {
         let socket = socket()?;
         let mut all: Vec<Self> = Vec::new();
@@ -131,8 +131,9 @@ impl InterfaceAddresses {
             let name = name_of(&entry);
             // SAFETY: SIOCGIFCONF fills this member.
             let address = unsafe { v4_of(&entry.ifr_ifru.ifru_addr) };
-            // The request still has the address, which distinguishes several of one interface.
-            // SAFETY: the request is readable and writable, and named with a final zero.
+            // The request still contains the address, which identifies one of several addresses of
+            // an interface. SAFETY: the request is readable and writable, and its name ends with a
+            // zero.
             let is_known =
                 unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFNETMASK, &raw mut entry) } == 0;
             // SAFETY: SIOCGIFNETMASK fills this member.
@@ -153,8 +154,8 @@ impl InterfaceAddresses {
     }
 }
 
-/// Names of interfaces without netlink: those of /proc, or where it has none, those that have an
-/// address.
+/// Returns the names of interfaces without netlink: those in /proc or, if it contains none, those
+/// that have an address.
 pub(super) fn names() -> io::Result<Vec<String>> {
     let names = names_in(&of_proc("dev"));
     if !names.is_empty() {
@@ -163,7 +164,7 @@ pub(super) fn names() -> io::Result<Vec<String>> {
     Ok(InterfaceAddresses::by_ioctl()?.into_iter().map(|interface| interface.name).collect())
 }
 
-/// The names in `/proc/net/dev`, behind two lines of headings.
+/// Returns the names in `/proc/net/dev`, which begins with two header lines.
 fn names_in(text: &str) -> Vec<String> {
     text.lines().skip(2).filter_map(|line| Some(line.split_once(':')?.0.trim().to_owned())).collect()
 }
@@ -175,15 +176,15 @@ fn place_of(all: &mut Vec<InterfaceAddresses>, name: &str, flags: impl FnOnce() 
     })
 }
 
-/// A file of this thread's network namespace; empty where there is none, as in a kernel without
-/// IPv6.
+/// Reads a file of this thread's network namespace. Returns an empty text if it does not exist, as
+/// with a kernel without IPv6.
 fn of_proc(file: &str) -> String {
     let places = ["/proc/thread-self/net", "/proc/self/net", "/proc/net"];
     places.iter().find_map(|place| fs::read_to_string(format!("{place}/{file}")).ok()).unwrap_or_default()
 }
 
-/// IPv6 addresses with the names of their interfaces: global ones first, as the kernel has them in
-/// its own list.
+/// Returns the IPv6 addresses with the names of their interfaces: global ones first, as in the
+/// kernel's own list.
 fn v6_addresses() -> Vec<(String, Ipv6Addr, u8)> {
     let text = of_proc("if_inet6");
     let mut found: Vec<_> = text.lines().filter_map(v6_address).collect();
@@ -191,8 +192,8 @@ fn v6_addresses() -> Vec<(String, Ipv6Addr, u8)> {
     found
 }
 
-/// A line of `/proc/net/if_inet6`: address, then index, length of the prefix, scope and flags in
-/// hexadecimal, name.
+/// Parses a line of `/proc/net/if_inet6`: address, then index, prefix length, scope and flags in
+/// hexadecimal, and the name.
 fn v6_address(line: &str) -> Option<(String, Ipv6Addr, u8)> {
     let mut words = line.split_whitespace();
     let address = u128::from_str_radix(words.next()?, 16).ok()?;
@@ -204,11 +205,11 @@ fn ones_v4(mask: u32) -> u8 {
     u8::try_from(mask.count_ones()).unwrap_or(32)
 }
 
-/// The address of a `sockaddr` of AF_INET, in network byte order.
+/// Returns the address of a `sockaddr` of AF_INET, in network byte order.
 fn v4_of(address: &libc::sockaddr) -> u32 {
-    // Behind the port.
+    // The address follows the port.
     let [_, _, a, b, c, d, ..] = address.sa_data;
-    // A `c_char` is signed on some processors only.
+    // `c_char` is signed only on some processors.
     u32::from_ne_bytes([a, b, c, d].map(|byte| byte.to_ne_bytes()[0]))
 }
 
@@ -219,8 +220,8 @@ fn name_of(entry: &libc::ifreq) -> String {
 
 fn flags(socket: &OwnedFd, name: &str) -> c_int {
     let mut request = request(name);
-    // SAFETY: the request is readable and writable, and named with a final zero; SIOCGIFFLAGS fills
-    // the member.
+    // SAFETY: the request is readable and writable, and its name ends with a zero; SIOCGIFFLAGS
+    // fills the member.
     unsafe {
         match libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFFLAGS, &raw mut request) {
             0 => c_int::from(request.ifr_ifru.ifru_flags),
@@ -229,11 +230,11 @@ fn flags(socket: &OwnedFd, name: &str) -> c_int {
     }
 }
 
-/// The MAC address of an interface of Ethernet: the length of another's hardware address is not
+/// Returns the MAC address of an Ethernet interface. The length of other hardware addresses is not
 /// known here.
 fn mac(socket: &OwnedFd, name: &str) -> Option<[u8; 6]> {
     let mut request = request(name);
-    // SAFETY: the request is readable and writable, and named with a final zero; SIOCGIFHWADDR
+    // SAFETY: the request is readable and writable, and its name ends with a zero; SIOCGIFHWADDR
     // fills the member.
     let address = unsafe {
         check(libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFHWADDR, &raw mut request)).ok()?;
@@ -244,7 +245,7 @@ fn mac(socket: &OwnedFd, name: &str) -> Option<[u8; 6]> {
     (address.sa_family == libc::ARPHRD_ETHER && mac != [0; 6]).then_some(mac)
 }
 
-/// Every IPv4 address, by SIOCGIFCONF.
+/// Returns all IPv4 addresses, from SIOCGIFCONF.
 fn configured(socket: &OwnedFd) -> io::Result<Vec<libc::ifreq>> {
     let mut room = 64;
     loop {
@@ -254,24 +255,24 @@ fn configured(socket: &OwnedFd) -> io::Result<Vec<libc::ifreq>> {
             ifc_len: c_int::try_from(bytes).unwrap_or(c_int::MAX),
             ifc_ifcu: libc::__c_anonymous_ifc_ifcu { ifcu_req: entries.as_mut_ptr() },
         };
-        // SAFETY: the list names room for as many bytes as it says, which the kernel fills with
-        // whole entries.
+        // SAFETY: the list refers to memory of the size that it contains, which the kernel fills
+        // with whole entries.
         check(unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFCONF, &raw mut list) })?;
         let count = usize::try_from(list.ifc_len).unwrap_or(0) / size_of::<libc::ifreq>();
         if count < room {
             entries.truncate(count);
             return Ok(entries);
         }
-        // There may be more.
+        // There may be more addresses.
         room *= 4;
     }
 }
 
-/// Addresses are questions to IPv4.
+/// Creates an IPv4 socket, because only IPv4 answers queries about addresses.
 fn socket() -> io::Result<OwnedFd> {
     // SAFETY: no pointer is passed.
     let fd = check(unsafe { libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) })?;
-    // SAFETY: the descriptor was just made and has no other owner.
+    // SAFETY: the descriptor is new and has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -282,7 +283,7 @@ mod tests {
     use std::process::Command;
     use uiw_interop::stock::Network;
 
-    /// Sorts the addresses, so that their order within a family does not matter.
+    /// Sorts the addresses, because their order within a family is irrelevant.
     fn sorted(mut all: Vec<InterfaceAddresses>) -> Vec<InterfaceAddresses> {
         for interface in &mut all {
             interface.addresses.sort();
@@ -319,7 +320,7 @@ mod tests {
         for (address, prefix) in [("10.77.9.1", 30), ("10.77.0.9", 24), ("fd77::1", 64), ("fd78::1", 112)] {
             assert!(veth.addresses.contains(&(address.parse().unwrap(), prefix)), "{address}: {veth:?}");
         }
-        // A link-local address behind the global ones, as the kernel has it.
+        // A link-local address comes after the global ones, as in the kernel's list.
         assert!(
             veth.addresses.last().is_some_and(|(last, _)| last.to_string().starts_with("fe80:")),
             "{veth:?}"

@@ -1,4 +1,4 @@
-//! Changes of network interfaces and their addresses, as rtnetlink(7) announces them.
+//! Changes of network interfaces and their addresses, as announced by rtnetlink(7).
 
 use crate::netlink::{self, Message, attribute};
 use rustix::io::Errno;
@@ -19,42 +19,42 @@ const PAUSE: Duration = Duration::from_secs(1);
 const RTMGRP_LINK: u32 = 0x1;
 const RTMGRP_IPV4_IFADDR: u32 = 0x10;
 const RTMGRP_IPV6_IFADDR: u32 = 0x100;
-/// Types of messages: the first two are announced and answer `RTM_GETLINK`, the others are
-/// announced and answer `RTM_GETADDR`.
+/// Types of messages. The first two are announcements and answers to `RTM_GETLINK`, the others are
+/// announcements and answers to `RTM_GETADDR`.
 const RTM_NEWLINK: u16 = 16;
 const RTM_DELLINK: u16 = 17;
 const RTM_GETLINK: u16 = 18;
 const RTM_NEWADDR: u16 = 20;
 const RTM_DELADDR: u16 = 21;
 const RTM_GETADDR: u16 = 22;
-/// Bytes of `struct ifinfomsg` and `struct ifaddrmsg`, which precede the attributes.
+/// Sizes in bytes of `struct ifinfomsg` and `struct ifaddrmsg`, which precede the attributes.
 const LINK_HEADER: usize = 16;
 const ADDRESS_HEADER: usize = 8;
 const IFLA_ADDRESS: u16 = 1;
 const IFLA_IFNAME: u16 = 3;
 const IFA_ADDRESS: u16 = 1;
-/// The interface's own address where `IFA_ADDRESS` is the peer's.
+/// The interface's own address, if `IFA_ADDRESS` is that of the peer.
 const IFA_LOCAL: u16 = 2;
-/// `IFF_UP` and `IFF_RUNNING`: the administrator wants it up, and it has a carrier.
+/// `IFF_UP` and `IFF_RUNNING`: the interface is administratively up and has a carrier.
 const RUNNING: u32 = 0x41;
 
-/// A change of a network interface.
+/// Change of a network interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum InterfaceChange {
-    /// The interface is up and has a carrier now.
+    /// The interface came up and has a carrier.
     Up,
-    /// The interface is down or has no carrier now.
+    /// The interface went down or lost its carrier.
     Down,
     /// Addresses were added or removed.
     Addresses,
     /// The hardware address has changed.
     HardwareAddress,
-    /// The interface is gone or has another name.
+    /// The interface is gone or was renamed.
     Removed,
 }
 
-/// Subscription to the changes of all network interfaces in the network namespace of the thread
-/// that made it.
+/// Subscription to changes of all network interfaces in the network namespace of the thread that
+/// created it.
 #[derive(Debug)]
 pub struct InterfaceMonitor {
     socket: OwnedFd,
@@ -62,10 +62,10 @@ pub struct InterfaceMonitor {
     buffer: Vec<u8>,
 }
 
-/// Interfaces by the kernel's number.
+/// Interfaces by the kernel's index.
 type Links = BTreeMap<u32, LinkState>;
 
-/// The state of an interface, as far as changes of it are reported.
+/// State of an interface, as far as its changes are reported.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct LinkState {
     name: String,
@@ -75,32 +75,32 @@ struct LinkState {
 }
 
 impl InterfaceMonitor {
-    /// Subscribes. Every later change is reported.
+    /// Subscribes to changes. Every later change is reported.
     ///
     /// # Errors
-    /// The system's: it has no netlink, or a sandbox refuses it.
+    /// Returns errors of the system: there is no netlink, or a sandbox refuses it.
     pub fn new() -> io::Result<Self> {
-        // Its protocol is NETLINK_ROUTE without another number.
+        // The protocol NETLINK_ROUTE has the number 0, which is the default.
         let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, None)?;
         let groups = RTMGRP_LINK | RTMGRP_IPV4_IFADDR | RTMGRP_IPV6_IFADDR;
         bind(&socket, &SocketAddrNetlink::new(0, groups))?;
-        // After the subscription: a change that comes meanwhile is announced as well, and has no
-        // effect the second time.
+        // The state is read after the subscription. A change meanwhile is announced as well, and
+        // has no effect the second time.
         Ok(Self { socket, known: all()?, buffer: vec![0; netlink::BUFFER] })
     }
 
-    /// The socket that [`InterfaceMonitor::wait`] sleeps in: a child of a fork may close what it
-    /// inherited.
+    /// Returns the socket in which [`InterfaceMonitor::wait`] sleeps. The child of a fork may close
+    /// its copy.
     #[must_use]
     pub fn socket(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
 
-    /// Sleeps until something has changed, and returns the changes in order, each with the name of
-    /// its interface.
+    /// Sleeps until something has changed. Returns the changes in order, each with the name of its
+    /// interface.
     ///
     /// # Errors
-    /// The system's.
+    /// Returns errors of the system.
     pub fn wait(&mut self) -> io::Result<Vec<(String, InterfaceChange)>> {
         let mut changes = Vec::new();
         while changes.is_empty() {
@@ -116,7 +116,7 @@ impl InterfaceMonitor {
                     return Err(io::Error::other("the descriptor of the netlink socket is another file now"));
                 }
                 Err(Errno::INTR) => {}
-                // Announcements were lost: the kernel knows what they said.
+                // Announcements were lost, so the whole state is read again.
                 Err(Errno::NOBUFS) => {
                     let now = eventually(all, || std::thread::sleep(PAUSE));
                     let before = std::mem::replace(&mut self.known, now);
@@ -129,26 +129,27 @@ impl InterfaceMonitor {
     }
 }
 
-/// Any process may send messages to the socket of another one of its user.
+/// Returns whether the kernel sent the message. Any process may send messages to a socket of the
+/// same user.
 fn is_kernel(from: &SocketAddrAny) -> bool {
     SocketAddrNetlink::try_from(from.clone()).is_ok_and(|from| from.pid() == 0)
 }
 
-/// Reads until it succeeds: memory or descriptors may be short for a while, most likely when
+/// Reads until it succeeds. Memory or descriptors may be scarce for a while, most likely when
 /// announcements are lost.
 fn eventually(mut read: impl FnMut() -> io::Result<Links>, mut pause: impl FnMut()) -> Links {
     loop {
         match read() {
             Ok(links) => return links,
             Err(error) => {
-                tracing::debug!(%error, "the state of network interfaces cannot be read, and is read again later");
+                tracing::debug!(%error, "the state of network interfaces cannot be read and will be read again later");
                 pause();
             }
         }
     }
 }
 
-/// The state of every interface.
+/// Reads the state of every interface.
 fn all() -> io::Result<Links> {
     let mut links = Links::new();
     for (kind, header) in [(RTM_GETLINK, LINK_HEADER), (RTM_GETADDR, ADDRESS_HEADER)] {
@@ -157,11 +158,11 @@ fn all() -> io::Result<Links> {
     Ok(links)
 }
 
-/// Changes the state as a message of the kernel says.
+/// Applies a message of the kernel to the state.
 fn apply(links: &mut Links, message: &Message<'_>, changes: &mut Vec<(String, InterfaceChange)>) {
     let (family, index) = (message.body.first().copied(), message.number(4));
     match message.kind {
-        // Bridges announce their ports as well, with a family of their own.
+        // Bridges also announce their ports, with another family.
         RTM_NEWLINK if family == Some(0) => update(links, index, changes, |link| {
             let attributes = message.body.get(LINK_HEADER..)?;
             if let Some(name) = attribute(attributes, IFLA_IFNAME) {
@@ -193,7 +194,7 @@ fn apply(links: &mut Links, message: &Message<'_>, changes: &mut Vec<(String, In
     }
 }
 
-/// Changes one interface. A message that is too short changes nothing that follows its end.
+/// Updates one interface. If a message is too short, only the changes before its end are applied.
 fn update(
     links: &mut Links,
     index: Option<u32>,
@@ -218,7 +219,7 @@ fn compare_all(before: &Links, now: &Links, changes: &mut Vec<(String, Interface
     }
 }
 
-/// The changes from one state of an interface to another one.
+/// Appends the changes between two states of an interface.
 fn compare(before: &LinkState, now: &LinkState, changes: &mut Vec<(String, InterfaceChange)>) {
     if before.name != now.name {
         changes.push((before.name.clone(), InterfaceChange::Removed));
@@ -235,7 +236,7 @@ fn compare(before: &LinkState, now: &LinkState, changes: &mut Vec<(String, Inter
     report(!before.is_running && now.is_running, InterfaceChange::Up);
 }
 
-/// The address of a message about one, with the length of its prefix.
+/// Returns the address in a message, with its prefix length.
 fn address(body: &[u8]) -> Option<(IpAddr, u8)> {
     let attributes = body.get(ADDRESS_HEADER..)?;
     let bytes = attribute(attributes, IFA_LOCAL).or_else(|| attribute(attributes, IFA_ADDRESS))?;
@@ -247,7 +248,7 @@ fn address(body: &[u8]) -> Option<(IpAddr, u8)> {
     Some((address, *body.get(1)?))
 }
 
-/// Text that ends with a zero.
+/// Converts text that ends with a zero.
 fn text(bytes: &[u8]) -> String {
     let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
     String::from_utf8_lossy(&bytes[..end]).into_owned()
@@ -261,7 +262,7 @@ mod tests {
     use std::time::Duration;
     use uiw_interop::stock::Network;
 
-    /// A message with its header, the fixed part of its body, and attributes.
+    /// Returns a message with its header, the fixed part of its body, and attributes.
     fn message(kind: u16, fixed: &[u8], attributes: &[(u16, &[u8])]) -> Vec<u8> {
         let mut bytes = vec![0; 16];
         bytes.extend(fixed);
@@ -305,7 +306,7 @@ mod tests {
         let mut see = |bytes: Vec<u8>| changes(&mut links, &bytes);
         assert_eq!(see(link(RTM_NEWLINK, 0, RUNNING, "e0", 1)), []);
         assert_eq!(see(address_of(RTM_NEWADDR, 7, 1)), [Addresses]);
-        // Lifetimes are renewed by the same message.
+        // The same message announces the renewal of lifetimes.
         assert_eq!(see(address_of(RTM_NEWADDR, 7, 1)), []);
         assert_eq!(
             see([address_of(RTM_NEWADDR, 7, 2), address_of(RTM_DELADDR, 7, 1)].concat()),
@@ -317,7 +318,7 @@ mod tests {
         assert_eq!(see(link(RTM_NEWLINK, 0, RUNNING | 8, "e0", 2)), [HardwareAddress, Up]);
         let flap = [link(RTM_NEWLINK, 0, 0, "e0", 2), link(RTM_NEWLINK, 0, RUNNING, "e0", 2)];
         assert_eq!(see(flap.concat()), [Down, Up]);
-        // It leaves a bridge; another interface has an address.
+        // The interface leaves a bridge, and another interface gets an address.
         assert_eq!(see(link(RTM_DELLINK, 7, RUNNING, "e0", 2)), []);
         assert_eq!(see(address_of(RTM_NEWADDR, 9, 5)), []);
         assert_eq!(see(link(RTM_DELLINK, 0, 0, "e0", 2)), [Removed]);

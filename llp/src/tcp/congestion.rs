@@ -1,4 +1,4 @@
-//! Congestion control of a connection: by the system's name, or by its round trip.
+//! Congestion control of a connection, selected by the system's name or by the round-trip time.
 
 use super::syscall;
 use crate::{OptionError, TransportConfig};
@@ -7,8 +7,8 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 use std::{fs, io};
 
-/// Round trip above which [`TransportConfig::AUTO`] selects [`LONG_PATH`], whose rate does not
-/// suffer from losses on the path.
+/// Round-trip time above which [`TransportConfig::AUTO`] selects [`LONG_PATH`], whose rate is not
+/// reduced by losses on the path.
 const LONG: Duration = Duration::from_millis(5);
 const LONG_PATH: &str = "bbr";
 
@@ -36,26 +36,26 @@ impl Congestion {
         }
     }
 
-    /// Applies the setting to a connected socket. The value set by [`Congestion::prepare`] was
-    /// replaced if the route has a congestion control (`ip route .. congctl`), which the kernel
-    /// applies when a connection is made.
+    /// Applies the setting to a connected socket. The kernel replaces the value set by
+    /// [`Congestion::prepare`] when the connection is established, if the route has a congestion
+    /// control (`ip route .. congctl`).
     ///
     /// # Errors
-    /// As of [`Congestion::prepare`].
+    /// The same as for [`Congestion::prepare`].
     pub(super) fn on_connected(&self, socket: &Socket) -> io::Result<()> {
         let name = match self {
             Self::Named(name) => name,
             Self::ByRoundTrip if is_long(socket) && offers(LONG_PATH) => LONG_PATH,
             Self::ByRoundTrip => return Ok(()),
         };
-        let present = present(socket);
+        let present = current(socket);
         if present.as_deref() == Some(name) {
             return Ok(());
         }
         set(socket, name)?;
-        let now = self::present(socket);
+        let now = current(socket);
         if now.as_deref() != Some(name) {
-            // `congctl lock`, or a program that the kernel calls for its sockets.
+            // The reason is `congctl lock`, or a program that the kernel calls for its sockets.
             tracing::warn!(asked = name, ?now, "the system keeps another congestion control");
         }
         Ok(())
@@ -69,7 +69,7 @@ fn set(socket: &Socket, name: &str) -> io::Result<()> {
 }
 
 /// Returns the congestion control of a socket.
-pub(super) fn present(socket: &Socket) -> Option<String> {
+pub(super) fn current(socket: &Socket) -> Option<String> {
     let name = socket.tcp_congestion().ok()?;
     let end = name.iter().position(|byte| *byte == 0).unwrap_or(name.len());
     Some(String::from_utf8_lossy(&name[..end]).into_owned())
@@ -83,7 +83,7 @@ fn offers(name: &str) -> bool {
     names().split_ascii_whitespace().any(|known| known == name)
 }
 
-/// Returns the names that the system offers to every user, or else all that it has.
+/// Returns the names that the system offers to every user or, if that is unknown, all names.
 fn names() -> String {
     ["allowed", "available"]
         .iter()

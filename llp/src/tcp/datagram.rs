@@ -12,15 +12,15 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use syscall::{MAX_MESSAGES, Message};
 
-/// Bytes of unread datagrams that the kernel is asked to keep; it keeps no more than
+/// Requested size of the kernel's buffer for unread datagrams, in bytes. The kernel limits it to
 /// `net.core.rmem_max`.
 const RECEIVE_BUFFER: usize = 4 << 20;
 
-/// Datagrams in one message with UDP_SEGMENT: UDP_MAX_SEGMENTS is 128 in newer kernels (seen in
-/// 6.18), and 64 in the first that have UDP_SEGMENT.
+/// Maximum number of datagrams in one message with UDP_SEGMENT. UDP_MAX_SEGMENTS is 128 in newer
+/// kernels (seen in 6.18), and 64 in the first ones with UDP_SEGMENT.
 const MAX_SEGMENTS: usize = 128;
 const FEWER_SEGMENTS: usize = 64;
-/// Bytes in one message with UDP_SEGMENT.
+/// Maximum number of bytes in one message with UDP_SEGMENT.
 const MAX_SEGMENTED: usize = 65_000;
 
 pub(super) struct KernelDatagrams {
@@ -29,8 +29,8 @@ pub(super) struct KernelDatagrams {
     token: Token,
     interest: Interest,
     local: SocketAddr,
-    /// Runs of so many datagrams to one peer are passed to the kernel as one; fewer, or 1, after it
-    /// has refused that.
+    /// Maximum number of datagrams to one peer that are passed to the kernel as one message. It is
+    /// reduced, down to 1, after the kernel has refused a message.
     max_segments: usize,
     messages: Vec<Message>,
 }
@@ -44,17 +44,17 @@ pub(super) fn bind(
 ) -> io::Result<KernelDatagrams> {
     let socket = Socket::new(Domain::for_address(local), Type::DGRAM, Some(Protocol::UDP))?;
     socket.set_nonblocking(true)?;
-    // As much as the kernel grants.
+    // The kernel may grant less.
     let _ = socket.set_recv_buffer_size(RECEIVE_BUFFER);
     if local.is_ipv6() {
         socket.set_only_v6(true)?;
     }
     syscall::set_unfragmented(&socket, local.is_ipv6())?;
-    // Older kernels deliver every datagram by itself.
+    // Older kernels deliver every datagram separately.
     let _ = syscall::set_gro(&socket);
     if local.ip().is_multicast() {
-        // Not SO_REUSEPORT: with that Linux chooses one of the group's sockets by the sender's
-        // port, also where only another one is a member at the interface (seen on 6.18).
+        // SO_REUSEPORT is not used. With it, Linux chooses one of the group's sockets by the
+        // sender's port, even if only another socket is a member at the interface (seen in 6.18).
         socket.set_reuse_address(true)?;
         socket.bind(&local.into())?;
         join(&socket, local.ip(), options)?;
@@ -76,7 +76,7 @@ pub(super) fn bind(
     })
 }
 
-/// Joins a group; datagrams of groups that other sockets joined are not received.
+/// Joins a group. Datagrams of groups that only other sockets have joined are not received.
 fn join(socket: &Socket, group: IpAddr, options: &DatagramConfig) -> io::Result<()> {
     match (group, options.member) {
         (IpAddr::V4(group), Some(IpAddr::V4(member))) => {
@@ -85,8 +85,8 @@ fn join(socket: &Socket, group: IpAddr, options: &DatagramConfig) -> io::Result<
         }
         (IpAddr::V6(group), Some(IpAddr::V6(_))) => {
             socket.set_multicast_all_v6(false)?;
-            // Of IPv6 the kernel does not look at the interface of a membership. Before Linux 5.7
-            // this needs a privilege.
+            // With IPv6 the kernel does not check the interface of a membership, so the socket is
+            // bound to the interface. Before Linux 5.7 this needs a privilege.
             let _ = syscall::bind_to_interface(socket, options.interface);
             socket.join_multicast_v6(&group, options.interface)
         }
@@ -96,7 +96,7 @@ fn join(socket: &Socket, group: IpAddr, options: &DatagramConfig) -> io::Result<
     }
 }
 
-/// Datagrams to groups leave through the interface of the socket's address.
+/// Makes datagrams to groups leave through the interface of the socket's address.
 fn send_to_groups(socket: &Socket, local: SocketAddr) -> io::Result<()> {
     match local {
         SocketAddr::V4(local) => socket.set_multicast_if_v4(local.ip()),
@@ -107,10 +107,10 @@ fn send_to_groups(socket: &Socket, local: SocketAddr) -> io::Result<()> {
     }
 }
 
-/// Datagrams that were not described to the kernel yet.
+/// Datagrams that were not passed to the kernel yet.
 struct UnsentItems<'a> {
     items: &'a [Outgoing],
-    /// Number of messages of the first item that were described.
+    /// Number of datagrams of the first item that were already used.
     used: usize,
     /// Offset of the next datagram in the buffer.
     at: usize,
@@ -121,14 +121,14 @@ impl<'a> UnsentItems<'a> {
         Self { items, used: 0, at: 0 }
     }
 
-    /// Takes datagrams off the front that the kernel can take as one, at most `max`: they have one
-    /// peer, one hop limit and one length, and the last one may be shorter.
+    /// Takes up to `max` datagrams from the front that the kernel can send as one message: they
+    /// have the same peer, hop limit and length, except that the last one may be shorter.
     fn take(&mut self, max: usize) -> Option<Message> {
         while self.items.first().is_some_and(|item| item.count == 0) {
             self.items = &self.items[1..];
         }
         let first = self.items.first()?;
-        // The kernel makes no segment without bytes.
+        // The kernel creates no segments without bytes.
         let max = if first.len == 0 { 1 } else { max };
         let (mut count, mut len, mut ends) = (0, 0, false);
         while !ends
@@ -156,7 +156,7 @@ impl<'a> UnsentItems<'a> {
 }
 
 impl KernelDatagrams {
-    /// Describes as many datagrams as one call takes.
+    /// Collects as many messages as one call can send.
     fn describe(&mut self, datagrams: &[Outgoing], max: usize) {
         let mut rest = UnsentItems::new(datagrams);
         self.messages.clear();
@@ -165,8 +165,8 @@ impl KernelDatagrams {
 }
 
 impl KernelDatagrams {
-    /// The datagrams in the first `messages` messages.
-    fn taken(&self, messages: usize) -> usize {
+    /// Returns the number of datagrams in the first `messages` messages.
+    fn count_datagrams(&self, messages: usize) -> usize {
         self.messages[..messages].iter().map(|message| message.count).sum()
     }
 }
@@ -185,7 +185,7 @@ impl DatagramSocket for KernelDatagrams {
                         tracing::debug!(%error, max, "datagrams are sent in shorter runs");
                         self.max_segments = max;
                     }
-                    return Ok(self.taken(sent));
+                    return Ok(self.count_datagrams(sent));
                 }
                 Err(error) => error,
             };
@@ -193,9 +193,9 @@ impl DatagramSocket for KernelDatagrams {
             if count <= 1 || error.kind() == io::ErrorKind::WouldBlock {
                 return Err(error);
             }
-            // The error may be about the datagrams, such as their peer, about so many segments
-            // (EINVAL), or about segmentation itself: then they leave in shorter runs, or one by
-            // one.
+            // The error may concern the datagrams, for example their peer, the number of segments
+            // (EINVAL), or segmentation itself. In the last two cases shorter messages, or single
+            // datagrams, are sent.
             let is_of_count = error.raw_os_error() == Some(libc::EINVAL) && count > FEWER_SEGMENTS;
             max = if is_of_count { FEWER_SEGMENTS } else { 1 };
             refusal = Some(error);
@@ -221,7 +221,7 @@ impl DatagramSocket for KernelDatagrams {
 
 impl Drop for KernelDatagrams {
     fn drop(&mut self) {
-        // As for a listener: a copy of the descriptor would stay in the set.
+        // A copy of the descriptor would stay in the set, as with a listener.
         let _ = epoll::delete(&self.epoll, &self.socket);
     }
 }
@@ -235,7 +235,7 @@ mod tests {
     use std::time::Duration;
     use uiw_interop::stock::Network;
 
-    /// The messages that the kernel is given: datagrams and bytes of each.
+    /// Returns the messages that are passed to the kernel, as numbers of datagrams and bytes.
     fn messages(datagrams: &[Outgoing]) -> Vec<(usize, usize)> {
         let mut rest = UnsentItems::new(datagrams);
         let mut at = 0;
@@ -281,8 +281,8 @@ mod tests {
         assert_eq!(messages(&[to(1, 9), to(1, 0)]), [(1, 9), (1, 0)], "no segment is empty");
     }
 
-    /// The hop limits of UDP datagrams as they arrive in this namespace, as many as there are
-    /// `ports`; those to other ports are not looked at.
+    /// Returns the hop limits of UDP datagrams that arrive in this namespace, as many as there are
+    /// `ports`. Datagrams to other ports are ignored.
     fn arriving(socket: &Socket, ports: &[u16]) -> Vec<(u16, u8)> {
         let mut bytes = [0; 2048];
         let mut found = Vec::new();
@@ -332,7 +332,7 @@ mod tests {
                 let datagrams = [
                     to(peer, 9001, None),
                     to(peer, 9002, hops(1)),
-                    // Segments of one message.
+                    // These are segments of one message.
                     to(peer, 9003, hops(255)),
                     to(peer, 9003, hops(255)),
                     to(group, 9004, None),
@@ -347,7 +347,7 @@ mod tests {
         }
     }
 
-    /// A run that the kernel refuses because of its peer says nothing about segmentation.
+    /// If the kernel refuses a message because of its peer, segmentation is still used.
     #[test]
     fn unreachable_peer_keeps_segmentation() {
         let epoll = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC).unwrap());
@@ -360,8 +360,8 @@ mod tests {
         assert_eq!(socket.send(&[7; 32], &to(socket.local)).unwrap(), 4);
     }
 
-    /// More segments than any kernel takes: 6.18 refuses more than 128 as older kernels refuse more
-    /// than 64.
+    /// There are more segments than any kernel accepts: 6.18 refuses more than 128, in the same way
+    /// as older kernels refuse more than 64.
     #[test]
     fn refused_runs_shortened() {
         let epoll = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC).unwrap());

@@ -1,5 +1,5 @@
-//! Multipath TCP (RFC 8684): sockets of another protocol number, whose connections have a subflow
-//! on each path. The kernel falls back to TCP with a peer that has none.
+//! Multipath TCP (RFC 8684). Its sockets have another protocol number, and its connections have one
+//! subflow for each path. The kernel falls back to TCP with a peer that does not support it.
 
 use super::syscall::Subflows;
 use crate::{Multipath, StreamInfo};
@@ -7,15 +7,15 @@ use socket2::Protocol;
 use std::io;
 use std::time::Duration;
 
-/// The protocol of a stack's connections.
+/// Protocol of a stack's connections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum TcpVariant {
     #[default]
     Tcp,
     Multipath,
 }
 
-impl Kind {
+impl TcpVariant {
     pub(super) fn protocol(self) -> Protocol {
         match self {
             Self::Tcp => Protocol::TCP,
@@ -23,7 +23,7 @@ impl Kind {
         }
     }
 
-    /// Says what the refusal of a socket of this kind is for.
+    /// Adds the reason to the error of creating a socket of this kind.
     pub(super) fn refused(self, error: io::Error) -> io::Error {
         let why = match (self, error.raw_os_error()) {
             (Self::Multipath, Some(libc::EPROTONOSUPPORT | libc::EINVAL)) => "this kernel has no MPTCP",
@@ -34,9 +34,9 @@ impl Kind {
     }
 }
 
-/// Combines the reports of the subflows of a connection: times are those of the best path, but the
-/// round trip, by which time-outs are chosen, is that of the worst one.
-pub(super) fn combined(subflows: &Subflows, congestion: Option<String>) -> StreamInfo {
+/// Combines the reports of a connection's subflows. Times are those of the best path, except for
+/// the round-trip time, which is that of the worst path because time-outs depend on it.
+pub(super) fn combine_subflows(subflows: &Subflows, congestion: Option<String>) -> StreamInfo {
     let infos = subflows.infos();
     let sum = |of: fn(&libc::tcp_info) -> u32| Some(infos.iter().map(of).fold(0, u32::saturating_add));
     let sum64 = |of: fn(&libc::tcp_info) -> u64| Some(infos.iter().map(of).fold(0, u64::saturating_add));
@@ -50,7 +50,7 @@ pub(super) fn combined(subflows: &Subflows, congestion: Option<String>) -> Strea
         retransmits: sum(|info| info.tcpi_total_retrans),
         unacked: sum(|info| info.tcpi_unacked),
         last_ack: least(|info| info.tcpi_last_ack_recv).map(|ms| Duration::from_millis(ms.into())),
-        // A path that answers is enough.
+        // It is sufficient that one path answers.
         probes: least(|info| info.tcpi_probes.into()),
         not_sent: sum(|info| info.tcpi_notsent_bytes),
         emss: least(|info| info.tcpi_snd_mss),

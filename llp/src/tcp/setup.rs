@@ -5,11 +5,11 @@ use std::{io, net::SocketAddr, os::fd::OwnedFd, time::Duration};
 use socket2::{Domain, Socket, TcpKeepalive, Type};
 
 use super::congestion::Congestion;
-use super::multipath::Kind;
+use super::multipath::TcpVariant;
 use crate::{ListenConfig, OptionError, TransportConfig};
 
 /// Creates a listening socket. Accepted sockets inherit its options.
-pub(super) fn listener(kind: Kind, local: SocketAddr, options: &ListenConfig) -> io::Result<Socket> {
+pub(super) fn listener(kind: TcpVariant, local: SocketAddr, options: &ListenConfig) -> io::Result<Socket> {
     let socket = socket(kind, local)?;
     // A restarted server can listen at once, even if connections of its predecessor are still in
     // TIME-WAIT.
@@ -25,8 +25,8 @@ pub(super) fn listener(kind: Kind, local: SocketAddr, options: &ListenConfig) ->
 }
 
 /// Creates a socket and starts to connect it to `peer`, without waiting for the result.
-pub(super) fn connecting(
-    kind: Kind,
+pub(super) fn connect_to_peer(
+    kind: TcpVariant,
     local: Option<SocketAddr>,
     peer: SocketAddr,
     options: &TransportConfig,
@@ -42,8 +42,8 @@ pub(super) fn connecting(
 
 /// Creates a socket and connects it to its own address: a simultaneous open (RFC 9293 section 3.5)
 /// in which the socket is its own peer.
-pub(super) fn connecting_to_itself(local: SocketAddr, options: &TransportConfig) -> io::Result<Socket> {
-    let socket = socket(Kind::Tcp, local)?;
+pub(super) fn connect_to_self(local: SocketAddr, options: &TransportConfig) -> io::Result<Socket> {
+    let socket = socket(TcpVariant::Tcp, local)?;
     apply(&socket, local, options)?;
     socket.bind(&local.into())?;
     let own = local_addr(&socket)?;
@@ -75,12 +75,12 @@ pub(super) fn from_fd(
 }
 
 /// Checks that the kernel allows sockets of this kind, by creating one.
-pub(super) fn check_supported(kind: Kind) -> io::Result<()> {
+pub(super) fn check_supported(kind: TcpVariant) -> io::Result<()> {
     let made = Socket::new(Domain::IPV4, Type::STREAM, Some(kind.protocol())).map(drop);
     made.map_err(|error| kind.refused(error))
 }
 
-fn socket(kind: Kind, address: SocketAddr) -> io::Result<Socket> {
+fn socket(kind: TcpVariant, address: SocketAddr) -> io::Result<Socket> {
     // CLOEXEC is set by `new`, in the same system call.
     let made = Socket::new(Domain::for_address(address), Type::STREAM, Some(kind.protocol()));
     let socket = made.map_err(|error| kind.refused(error))?;

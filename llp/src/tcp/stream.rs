@@ -14,7 +14,7 @@ use socket2::Socket;
 use uiw_mem::{IoVec, IoVecMut};
 
 use super::congestion::{self, Congestion};
-use super::multipath::{self, Kind};
+use super::multipath::{self, TcpVariant};
 use super::syscall::Subflows;
 use super::{data, flags, setup, syscall};
 use crate::{
@@ -22,19 +22,19 @@ use crate::{
     attached_stream, no_bytes,
 };
 
-/// The kernel's segment size is asked for again with every so many questions: it changes with the
-/// path MTU, which is rare, and asking costs a system call.
+/// Number of queries of the EMSS after which the kernel is asked again. Its segment size changes
+/// only with the path MTU, which is rare, and asking costs a system call.
 const EMSS_EVERY: u32 = 16;
 
-/// RFC 9293 3.7.1: what is assumed of an unknown path (IPv4).
+/// EMSS that is assumed for an unknown IPv4 path (RFC 9293 section 3.7.1).
 const EMSS_DEFAULT: usize = 536;
 
-/// A connection of the kernel's TCP.
+/// Connection of the kernel's TCP.
 #[derive(Debug)]
 pub struct TcpStream {
-    /// `None` after an abort, and when it was given up.
+    /// `None` after an abort, and after the socket was taken.
     socket: Option<Socket>,
-    /// The event set that it is in; `None` while it is detached.
+    /// Epoll set that contains the socket; `None` while the stream is detached.
     epoll: Option<Arc<OwnedFd>>,
     token: Token,
     interest: Interest,
@@ -42,21 +42,22 @@ pub struct TcpStream {
     local: SocketAddr,
     peer: SocketAddr,
     emss: Cell<usize>,
-    /// Questions for the EMSS since the kernel was asked.
+    /// Number of queries of the EMSS since the kernel was asked.
     asked: Cell<u32>,
-    /// Congestion control to be applied when the connection is made.
+    /// Congestion control to apply when the connection is established.
     congestion: Option<Congestion>,
-    /// Bytes below which the kernel does not report the socket as readable.
+    /// Number of bytes below which the kernel does not report the socket as readable.
     wanted: usize,
-    /// Kind of the stack: a connection of an MPTCP stack may have fallen back to TCP.
-    kind: Kind,
+    /// Kind of the stack. A connection of an MPTCP stack may have fallen back to TCP.
+    kind: TcpVariant,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ConnectState {
     Pending,
     Made,
-    /// The kernel reports an error once; this stream reports it with every call.
+    /// The connection has failed with this error. The kernel reports an error once, and this stream
+    /// returns it from every call.
     Failed(i32),
 }
 
@@ -82,12 +83,12 @@ impl TcpStream {
             wanted: 1,
             asked: Cell::new(EMSS_EVERY),
             congestion: congestion.map(Congestion::new),
-            kind: Kind::Tcp,
+            kind: TcpVariant::Tcp,
         })
     }
 
-    /// The same as a connection of a stack of this kind.
-    pub(super) fn of_kind(mut self, kind: Kind) -> Self {
+    /// Sets the kind of the stack to which the connection belongs.
+    pub(super) fn with_variant(mut self, kind: TcpVariant) -> Self {
         self.kind = kind;
         self
     }
@@ -105,7 +106,8 @@ impl TcpStream {
         Ok(stream)
     }
 
-    /// The connection is made. It stands with another congestion control as well.
+    /// Applies the congestion control when the connection is established. If that fails, the
+    /// connection continues with another one.
     fn apply_congestion(&mut self) {
         if let (Some(congestion), Some(socket)) = (self.congestion.take(), &self.socket)
             && let Err(error) = congestion.on_connected(socket)
@@ -118,15 +120,16 @@ impl TcpStream {
         self.socket.as_ref().ok_or_else(|| io::ErrorKind::NotConnected.into())
     }
 
-    /// Another process may hold a copy of the descriptor (fork), which would keep it in the set.
+    /// Removes the socket from its epoll set. Another process may have a copy of the descriptor
+    /// (fork), which would keep it in the set.
     fn leave_set(&mut self) {
         if let (Some(epoll), Some(socket)) = (self.epoll.take(), &self.socket) {
             let _ = epoll::delete(epoll, socket);
         }
     }
 
-    /// Enters another event set. The kernel looks at the socket's state when it is added, and wakes
-    /// a thread that sleeps in the set.
+    /// Adds the socket to another epoll set. The kernel checks the state of the socket when it is
+    /// added, and wakes a thread that sleeps in the set.
     pub(super) fn enter(&mut self, epoll: &Arc<OwnedFd>, token: Token) -> io::Result<()> {
         if self.epoll.is_some() {
             return Err(attached_stream());
@@ -148,8 +151,7 @@ impl TransportStream for TcpStream {
     fn recv(&mut self, bufs: &mut [IoVecMut<'_>]) -> io::Result<usize> {
         match syscall::recv(self.socket()?.as_fd(), bufs) {
             Ok(0) if IoVecMut::total(bufs) == 0 => Err(no_bytes()),
-            // With MPTCP, a connection that was reset before it was accepted has no error of its
-            // own.
+            // With MPTCP, a connection that was reset before it was accepted reports no error.
             Err(error)
                 if error.kind() == io::ErrorKind::NotConnected && self.connection == ConnectState::Made =>
             {
@@ -181,7 +183,7 @@ impl TransportStream for TcpStream {
         }
         match setup::peer_addr(socket) {
             Ok(_) => {
-                // Without a local address given, the kernel may have known ours only now.
+                // If no local address was given, it may be known only now.
                 self.local = setup::local_addr(socket)?;
                 self.connection = ConnectState::Made;
                 self.apply_congestion();
@@ -199,7 +201,7 @@ impl TransportStream for TcpStream {
     fn abort(&mut self) {
         self.leave_set();
         if let Some(socket) = self.socket.take() {
-            // Linger of zero seconds: close discards what was not sent and sends a RST.
+            // With a linger time of zero, close discards unsent data and sends a RST.
             if let Err(error) = socket.set_linger(Some(Duration::ZERO)) {
                 tracing::debug!(%error, "abort becomes a plain close");
             }
@@ -209,7 +211,7 @@ impl TransportStream for TcpStream {
     fn emss(&self) -> usize {
         if self.asked.get() >= EMSS_EVERY {
             self.asked.set(0);
-            // TCP_MAXSEG gives what TCP_INFO calls tcpi_snd_mss at half the cost.
+            // TCP_MAXSEG returns the same value as tcpi_snd_mss in TCP_INFO, at half the cost.
             if let Some(Ok(mss @ 1..)) = self.socket.as_ref().map(Socket::tcp_mss) {
                 self.emss.set(mss as usize);
             }
@@ -257,16 +259,16 @@ impl StreamExtensions for TcpStream {
         let Some(socket) = &self.socket else {
             return StreamInfo { of_kernel: true, ..StreamInfo::default() };
         };
-        if self.kind == Kind::Multipath
-            && let Ok(subflows) = Subflows::of(socket.as_fd())
+        if self.kind == TcpVariant::Multipath
+            && let Ok(subflows) = Subflows::query(socket.as_fd())
         {
-            return multipath::combined(&subflows, congestion::present(socket));
+            return multipath::combine_subflows(&subflows, congestion::current(socket));
         }
         let Ok(info) = syscall::tcp_info(socket.as_fd()) else {
             return StreamInfo { of_kernel: true, ..StreamInfo::default() };
         };
-        let multipath = (self.kind == Kind::Multipath).then_some(Multipath::Fallback);
-        StreamInfo { multipath, ..info_of(&info, congestion::present(socket)) }
+        let multipath = (self.kind == TcpVariant::Multipath).then_some(Multipath::Fallback);
+        StreamInfo { multipath, ..info_of(&info, congestion::current(socket)) }
     }
 
     fn detach(&mut self) -> io::Result<()> {

@@ -1,5 +1,5 @@
-//! The system calls that take addresses of registered memory, and TCP_INFO. All unsafe code of the
-//! kernel's TCP.
+//! System calls that take addresses of registered memory, and TCP_INFO. This module contains all
+//! unsafe code for the kernel's TCP.
 
 use std::{
     io,
@@ -9,23 +9,24 @@ use std::{
 
 use uiw_mem::{IoVec, IoVecMut};
 
-/// Most elements a call takes (UIO_MAXIOV); the rest waits for the next call.
+/// Maximum number of elements in a call (UIO_MAXIOV). Further elements wait for the next call.
 const MAX_ELEMENTS: usize = 1024;
 
-/// Sends from the front of `bufs`.
+/// Sends bytes from the front of `bufs`.
 pub(super) fn send(fd: BorrowedFd<'_>, bufs: &[IoVec<'_>]) -> io::Result<usize> {
     let bufs = &bufs[..bufs.len().min(MAX_ELEMENTS)];
     let (fd, elements) = (fd.as_raw_fd(), IoVec::as_libc(bufs));
     if let [_] = bufs {
-        // SAFETY: `elements` points to the one element of `bufs`, whose bytes hold during the call.
+        // SAFETY: `elements` points to the only element of `bufs`, whose memory is valid during the
+        // call.
         return retry(|| unsafe {
             let only = *elements;
             libc::send(fd, only.iov_base, only.iov_len, libc::MSG_NOSIGNAL)
         });
     }
     let message = message(elements.cast_mut(), bufs.len());
-    // SAFETY: `message` names the elements of `bufs`, which the call only reads; their bytes hold
-    // during the call.
+    // SAFETY: `message` refers to the elements of `bufs`, which the call only reads. Their memory
+    // is valid during the call.
     retry(|| unsafe { libc::sendmsg(fd, &message, libc::MSG_NOSIGNAL) })
 }
 
@@ -34,18 +35,19 @@ pub(super) fn recv(fd: BorrowedFd<'_>, bufs: &mut [IoVecMut<'_>]) -> io::Result<
     let count = bufs.len().min(MAX_ELEMENTS);
     let (fd, elements) = (fd.as_raw_fd(), IoVecMut::as_libc(bufs));
     if count == 1 {
-        // SAFETY: `elements` points to the one element of `bufs`, whose bytes hold during the call.
+        // SAFETY: `elements` points to the only element of `bufs`, whose memory is valid during the
+        // call.
         return retry(|| unsafe {
             let only = *elements;
             libc::recv(fd, only.iov_base, only.iov_len, 0)
         });
     }
     let mut message = message(elements, count);
-    // SAFETY: `message` names the elements of `bufs`, whose bytes hold during the call.
+    // SAFETY: `message` refers to the elements of `bufs`, whose memory is valid during the call.
     retry(|| unsafe { libc::recvmsg(fd, &mut message, 0) })
 }
 
-/// Bytes that wait to be received.
+/// Returns the number of bytes that can be received.
 pub(super) fn readable(fd: BorrowedFd<'_>) -> io::Result<usize> {
     let mut count: libc::c_int = 0;
     // SAFETY: the call writes one integer.
@@ -56,13 +58,13 @@ pub(super) fn readable(fd: BorrowedFd<'_>) -> io::Result<usize> {
 /// Returns whether the peer has sent its FIN, or the connection is gone.
 pub(super) fn has_ended(fd: BorrowedFd<'_>) -> io::Result<bool> {
     let mut entry = libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLRDHUP, revents: 0 };
-    // SAFETY: the call reads and writes one entry, and does not wait.
+    // SAFETY: the call reads and writes one entry, and does not block.
     let ended = retry(|| unsafe { libc::poll(&raw mut entry, 1, 0) as isize })?;
     Ok(ended > 0)
 }
 
-/// Has the kernel report the socket as readable when it has `bytes`, and make room for them
-/// (SO_RCVLOWAT of tcp(7)).
+/// Makes the kernel report the socket as readable only when it has received `bytes`, and provide
+/// room for them (SO_RCVLOWAT in tcp(7)).
 pub(super) fn set_low_water_mark(fd: BorrowedFd<'_>, bytes: usize) -> io::Result<()> {
     let bytes = libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX);
     let (value, len) = ((&raw const bytes).cast(), size_of::<libc::c_int>() as libc::socklen_t);
@@ -74,7 +76,8 @@ pub(super) fn set_low_water_mark(fd: BorrowedFd<'_>, bytes: usize) -> io::Result
 }
 
 fn message(elements: *mut libc::iovec, count: usize) -> libc::msghdr {
-    // SAFETY: null pointers and zero lengths are a valid msghdr: no address, no control message.
+    // SAFETY: null pointers and zero lengths are a valid msghdr without an address and control
+    // messages.
     let mut message: libc::msghdr = unsafe { MaybeUninit::zeroed().assume_init() };
     message.msg_iov = elements;
     message.msg_iovlen = count as _;
@@ -95,7 +98,7 @@ fn retry(mut call: impl FnMut() -> isize) -> io::Result<usize> {
     }
 }
 
-/// TCP_INFO. An older kernel fills less of it; the rest is zero.
+/// Returns TCP_INFO. Fields that an older kernel does not fill are zero.
 pub(super) fn tcp_info(fd: BorrowedFd<'_>) -> io::Result<libc::tcp_info> {
     let mut info = MaybeUninit::<libc::tcp_info>::zeroed();
     let mut len = size_of::<libc::tcp_info>() as libc::socklen_t;
@@ -112,42 +115,43 @@ pub(super) fn tcp_info(fd: BorrowedFd<'_>) -> io::Result<libc::tcp_info> {
     if result != 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: a structure of integers, zeroed before.
+    // SAFETY: the structure consists of integers, and was zeroed before.
     Ok(unsafe { info.assume_init() })
 }
 
-/// `getsockopt` level of MPTCP, and its option that copies TCP_INFO of each subflow
-/// (linux/mptcp.h).
+/// `getsockopt` level of MPTCP. The option that returns TCP_INFO of each subflow (linux/mptcp.h)
+/// follows.
 const SOL_MPTCP: libc::c_int = 284;
 const MPTCP_TCPINFO: libc::c_int = 2;
 
-/// More than the kernel has: 8 and the first one (MPTCP_SUBFLOWS_MAX).
+/// Maximum number of subflows that are returned. It exceeds the kernel's limit of 8 in addition to
+/// the first one (MPTCP_SUBFLOWS_MAX).
 const MAX_SUBFLOWS: usize = 16;
 
-/// `struct mptcp_subflow_data`, and what follows it.
+/// `struct mptcp_subflow_data`, followed by the data of the subflows.
 #[repr(C, align(8))]
 pub(super) struct Subflows {
     size_header: u32,
-    /// Set by the kernel; may exceed the number of `infos`.
+    /// Number of subflows, which the kernel sets. It may exceed the number of `infos`.
     count: u32,
-    /// Set by the kernel.
+    /// Size that the kernel sets.
     size_kernel: u32,
     size_info: u32,
     infos: [libc::tcp_info; MAX_SUBFLOWS],
 }
 
 impl Subflows {
-    /// TCP_INFO of the subflows of an MPTCP connection.
+    /// Returns TCP_INFO of the subflows of an MPTCP connection.
     ///
     /// # Errors
     /// `EOPNOTSUPP`: the connection has fallen back to TCP, or the kernel is older than 5.16.
-    pub(super) fn of(fd: BorrowedFd<'_>) -> io::Result<Box<Self>> {
+    pub(super) fn query(fd: BorrowedFd<'_>) -> io::Result<Box<Self>> {
         let infos = [tcp_info_of(&[]); MAX_SUBFLOWS];
         let (size_header, size_info) = (16, size_of::<libc::tcp_info>() as u32);
         let mut subflows = Box::new(Self { size_header, count: 0, size_kernel: 0, size_info, infos });
         let mut len = size_of::<Self>() as libc::socklen_t;
-        // SAFETY: the call writes at most `len` bytes, the size of `subflows`, which has integers
-        // alone.
+        // SAFETY: the call writes at most `len` bytes, the size of `subflows`, which consists of
+        // integers.
         let result = unsafe {
             libc::getsockopt(
                 fd.as_raw_fd(),
@@ -169,11 +173,11 @@ impl Subflows {
     }
 }
 
-/// The same from bytes that the kernel gave, of an older or a newer kernel.
+/// Converts bytes of TCP_INFO, which may come from an older or a newer kernel.
 pub(super) fn tcp_info_of(bytes: &[u8]) -> libc::tcp_info {
     let mut info = MaybeUninit::<libc::tcp_info>::zeroed();
     let len = bytes.len().min(size_of::<libc::tcp_info>());
-    // SAFETY: `len` bytes of each; the structure has integers alone, and was zeroed before.
+    // SAFETY: both have `len` bytes. The structure consists of integers, and was zeroed before.
     unsafe {
         std::ptr::copy_nonoverlapping(bytes.as_ptr(), info.as_mut_ptr().cast(), len);
         info.assume_init()

@@ -42,7 +42,7 @@ impl TcpPair {
     }
 }
 
-/// Polls until an event fits; all events of that poll.
+/// Polls until an event matches. Returns all events of that poll.
 fn wait(stack: &mut dyn TransportStack, fits: impl Fn(&Event) -> bool) -> Vec<Event> {
     for _ in 0..2000 {
         let mut events = Vec::new();
@@ -65,7 +65,7 @@ fn send(stream: &mut dyn TransportStream, bytes: &[u8]) -> io::Result<usize> {
     stream.send(&[IoVec::from(bytes)])
 }
 
-/// Receives until `len` bytes are there, the end, or an error.
+/// Receives until there are `len` bytes, or until the end of the stream or an error.
 fn recv(stream: &mut dyn TransportStream, len: usize) -> io::Result<Vec<u8>> {
     let mut all = Vec::new();
     for _ in 0..2000 {
@@ -221,7 +221,7 @@ fn refused_and_said_so_twice() {
 
 #[test]
 fn undecided_while_no_answer_comes() {
-    // A listener's full queue drops SYNs: the attempt stays undecided.
+    // If a listener's queue is full, it drops SYNs, so the attempt stays undecided.
     let mut stack = TcpStack::new().unwrap();
     let listen = ListenConfig { backlog: 0, ..ListenConfig::default() };
     let listener = stack.listen((Ipv4Addr::LOCALHOST, 0).into(), &listen, LISTENER).unwrap();
@@ -273,8 +273,8 @@ fn defaults_reach_both_ends() {
     }
 }
 
-/// The kernel ends a connection with TCP_USER_TIMEOUT after that time, though its peer answers
-/// every probe.
+/// With TCP_USER_TIMEOUT the kernel would end a connection after that time, even if its peer
+/// answers every probe.
 #[test]
 fn closed_window_keeps_connection() {
     let options = TransportConfig { dead_after: Some(Duration::from_secs(2)), ..TransportConfig::default() };
@@ -353,12 +353,13 @@ fn type_of_service_in_both_families() {
 #[test]
 fn unmapped_memory_is_distinguished() {
     let mut pair = TcpPair::new();
-    // SAFETY: nothing in this process touches the bytes; the kernel finds page 0 unmapped and says
-    // so.
+    // SAFETY: nothing in this process accesses the bytes; the kernel finds page 0 unmapped and
+    // reports an error.
     let nowhere = unsafe { IoVec::from_raw(std::ptr::without_provenance(16), 4096) };
     let error = pair.client.send(&[nowhere]).unwrap_err();
     assert!(is_memory_fault(&error), "{error}");
-    // What stands before a hole may be given up with it, but then nothing of it was sent.
+    // The bytes before an unmapped element may be refused together with it. In that case none of
+    // them was sent.
     match pair.client.send(&[IoVec::from(&b"good"[..]), nowhere]) {
         Ok(sent) => assert_eq!(recv(&mut *pair.server, 4).unwrap(), b"good"[..sent]),
         Err(error) => assert!(is_memory_fault(&error), "{error}"),
@@ -386,7 +387,7 @@ fn epoll_descriptor_ready_with_stack() {
     assert!(ready());
 }
 
-/// Runs in a process of its own, because the limit of descriptors applies to the whole process.
+/// Runs in its own process, because the limit of descriptors applies to the whole process.
 #[test]
 fn listener_survives_without_descriptors() {
     const CHILD: &str = "UIW_LLP_NO_DESCRIPTORS";
@@ -428,7 +429,7 @@ fn loopback_stream_receives_own_bytes() {
         let mut stack = TcpStack::new().unwrap();
         let options = TransportConfig::default();
         let mut stream = match stack.connect_self(SocketAddr::new(ip, 0), &options, CLIENT) {
-            // A machine without IPv6.
+            // The host may have no IPv6.
             Err(_) if ip.is_ipv6() => return,
             stream => stream.unwrap(),
         };
@@ -437,7 +438,7 @@ fn loopback_stream_receives_own_bytes() {
         assert_eq!(stream.local_addr(), stream.peer_addr());
         stream.set_interest(Interest::READ).unwrap();
         quiet(&mut stack);
-        // It is bounded, and only its reader frees it.
+        // The stream is bounded, and only its reader frees room.
         let mut sent = 0;
         let block: Vec<u8> = (0..100_000u32).map(|i| (i * 7) as u8).collect();
         while let Ok(n) = send(&mut *stream, &block) {
@@ -475,7 +476,7 @@ fn stream_moves_to_other_shard() {
     assert_eq!(recv(&mut *pair.server, 20).unwrap(), b"before between after");
     quiet(&mut pair.stack);
     quiet(&mut *other);
-    // Its interest can be changed, and reaches the set that it is in now.
+    // The interest can be changed, and applies to the set that now contains the stream.
     pair.server.set_interest(Interest::WRITE).unwrap();
     wait(&mut *other, |e| *e == Event { token: MOVED, readable: false, writable: true });
     drop(pair.server);
@@ -531,8 +532,8 @@ fn peer_known_after_reset_before_accept() {
     }
 }
 
-/// Sockets that the program has connected and accepted by itself: events, bytes and addresses are
-/// those of the stack's own.
+/// Sockets that the program itself has connected and accepted have the same events, bytes and
+/// addresses as those of the stack.
 #[test]
 fn open_sockets_become_streams() {
     for ip in [IpAddr::from(Ipv4Addr::LOCALHOST), Ipv6Addr::LOCALHOST.into()] {
@@ -557,7 +558,7 @@ fn open_sockets_become_streams() {
     }
 }
 
-/// A connection attempt of the program that fails is one of the stack that fails.
+/// A failed connection attempt of the program is reported like one of the stack.
 #[test]
 fn open_socket_may_be_refused() {
     let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
@@ -565,7 +566,7 @@ fn open_socket_may_be_refused() {
     socket.set_nonblocking(true).unwrap();
     let begun = socket.connect(&nobody.into());
     if begun.is_err_and(|error| error.raw_os_error() != Some(libc::EINPROGRESS)) {
-        // It is refused before there is anything to take over.
+        // The attempt is refused before the socket can be taken over.
         return;
     }
     let mut stack = TcpStack::new().unwrap();

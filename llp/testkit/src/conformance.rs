@@ -1,9 +1,9 @@
-//! Checks for implementers of [`TransportStack`]: everything that the documentation of the traits
-//! promises to the engine, as named checks that run against any stack.
+//! Conformance checks for implementations of [`TransportStack`]: the guarantees in the
+//! documentation of the traits, as named checks that run against any stack.
 //!
-//! A check gets [`Peers`] from the caller: two new stacks that reach each other, with their
-//! addresses. The kit makes listeners and streams on them, drives both as the engine does, and says
-//! which promise is broken.
+//! A check gets [`Peers`] from the caller: two new stacks that can reach each other, with their
+//! addresses. The kit creates listeners and streams on them, drives both in the same way as the
+//! engine, and reports which guarantee is violated.
 //!
 //! ```
 //! use uiw_testkit::conformance::{self, Peers};
@@ -14,24 +14,25 @@
 //!     let (a, b) = (Ipv4Addr::new(10, 0, 0, 1), Ipv4Addr::new(10, 0, 0, 2));
 //!     let network = Network::new(1);
 //!     let peers = Peers::new((network.stack(a), a), (network.stack(b), b));
-//!     // This stack has a clock of its own: the waiting thread moves it. Stacks on the system's clock need none of this.
+//!     // This stack has its own clock, which the waiting thread advances.
+//!     // Stacks that use the system's clock do not need this.
 //!     Ok(peers.with_clock(move |_deadline| _ = network.step()))
 //! });
 //! assert!(report.is_conforming(), "{report}");
 //! ```
 //!
-//! Unless a clock was given, the kit sleeps as the engine does: in
+//! Unless a clock was given, the kit sleeps like the engine: in
 //! [`wait_fd`](uiw_llp::StackExtensions::wait_fd), until [`TransportStack::deadline`]. A stack that
-//! misses a wake-up fails the check that waits for it, and the failure says that a poll without any
-//! news would have helped.
+//! misses a wake-up fails the check that waits for it, and the failure says that only a poll
+//! without a wake-up reported the event.
 //!
-//! The kit takes for granted that a new connection has room for 4,096 unread bytes. What is
-//! optional (a stream to itself, peeking, shards, datagrams, a descriptor) is checked where it is
-//! offered; otherwise the check ends as [`Outcome::NotOffered`]. Tests of a stack do well to
-//! compare [`Report::not_offered`] with what they expect.
+//! The kit assumes that a new connection has room for 4,096 unread bytes. Optional abilities (a
+//! stream to itself, peeking, shards, datagrams, a descriptor) are checked if they are offered;
+//! otherwise the check ends with [`Outcome::NotOffered`]. A test of a stack should compare
+//! [`Report::not_offered`] with the expected list.
 //!
-//! [`checks`] lists the checks, for a test harness that runs and reports each one by itself.
-//! Nothing is promised about speed, and no check measures time.
+//! [`checks`] lists the checks, for a test harness that runs and reports each of them separately.
+//! There are no guarantees about speed, and no check measures time.
 
 mod addresses;
 mod datagrams;
@@ -51,7 +52,7 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 use uiw_llp::TransportStack;
 
-/// Two stacks that reach each other. The second one is listened on, mostly.
+/// Two stacks that can reach each other. Most checks listen on the second one.
 pub struct Peers {
     stacks: [Box<dyn TransportStack>; 2],
     ips: [IpAddr; 2],
@@ -59,12 +60,12 @@ pub struct Peers {
     timeout: Duration,
 }
 
-/// Moves a clock: [`Peers::with_clock`].
+/// Function that advances a clock: see [`Peers::with_clock`].
 type Advance = Box<dyn FnMut(Option<Instant>)>;
 
 impl Peers {
-    /// Two stacks, each with an address that it listens on and connects from. The addresses may be
-    /// the same, if the stacks share their ports as two stacks of one kernel do.
+    /// Returns two stacks, each with an address at which it listens and from which it connects. The
+    /// addresses may be the same if the stacks share their ports, like two stacks of one kernel.
     pub fn new<A, B>(client: (A, impl Into<IpAddr>), server: (B, impl Into<IpAddr>)) -> Self
     where
         A: TransportStack + 'static,
@@ -78,9 +79,9 @@ impl Peers {
         }
     }
 
-    /// Uses a clock that the stacks have of their own: `advance` is called instead of sleeping,
-    /// with the earlier deadline of the two stacks. It moves the clock to that time, or to whatever
-    /// is next on the way between the stacks.
+    /// Uses the stacks' own clock. `advance` is called instead of sleeping, with the earlier
+    /// deadline of the two stacks. It advances the clock to that time, or to the next event between
+    /// the stacks.
     #[must_use]
     pub fn with_clock(mut self, advance: impl FnMut(Option<Instant>) + 'static) -> Self {
         self.advance = Some(Box::new(advance));
@@ -102,7 +103,7 @@ impl fmt::Debug for Peers {
     }
 }
 
-/// One promise, and the function that checks it.
+/// Check of one guarantee.
 #[derive(Clone, Copy)]
 pub struct Check {
     name: &'static str,
@@ -110,7 +111,8 @@ pub struct Check {
     run: fn(&mut Session) -> Verdict,
 }
 
-/// Defines `CHECKS`: functions, whose names are those of the checks, and their promises.
+/// Defines `CHECKS` from functions, whose names are the names of the checks, and the guarantees
+/// that they check.
 macro_rules! define_checks {
     ($($name:ident: $promise:literal,)*) => {
         pub(super) const CHECKS: &[$crate::conformance::Check] =
@@ -120,7 +122,7 @@ macro_rules! define_checks {
 use define_checks;
 
 impl Check {
-    /// Returns the name, such as `refused`.
+    /// Returns the name of the check, such as `refused`.
     #[must_use]
     pub fn name(&self) -> &'static str {
         self.name
@@ -132,7 +134,7 @@ impl Check {
         self.promise
     }
 
-    /// Runs it on new stacks.
+    /// Runs the check on new stacks.
     #[must_use]
     pub fn run(&self, peers: Peers) -> Outcome {
         let mut session = Session::new(peers);
@@ -158,9 +160,9 @@ impl fmt::Debug for Check {
 /// Result of a check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// The promise is kept.
+    /// The guarantee is kept.
     Passed,
-    /// It is about something optional that the stack does not have.
+    /// The check concerns an optional ability that the stack does not have.
     NotOffered(&'static str),
     /// Description of the observed behaviour.
     Failed(String),
@@ -175,7 +177,7 @@ enum CheckStop {
 
 type Verdict<T = ()> = Result<T, CheckStop>;
 
-/// An unexpected error, and what was done.
+/// Returns the failure for an unexpected error of the operation `what`.
 fn unexpected(what: &str) -> impl FnOnce(io::Error) -> CheckStop + '_ {
     move |error| CheckStop::Failed(format!("{what}: unexpected {:?}: {error}", error.kind()))
 }
@@ -190,7 +192,7 @@ macro_rules! ensure {
 }
 use ensure;
 
-/// Every check, in an order in which the first one that fails is the one to look at.
+/// Returns all checks. If several fail, the first one should be examined first.
 pub fn checks() -> impl Iterator<Item = &'static Check> {
     [
         addresses::CHECKS,
@@ -207,11 +209,11 @@ pub fn checks() -> impl Iterator<Item = &'static Check> {
     .flatten()
 }
 
-/// Runs every check, each on the stacks of another call of `peers`.
+/// Runs all checks. Each one gets new stacks from `peers`.
 pub fn run(mut peers: impl FnMut() -> io::Result<Peers>) -> Report {
     let outcome = |check: &'static Check| match peers() {
         Ok(peers) => (check, check.run(peers)),
-        Err(error) => (check, Outcome::Failed(format!("no stacks to check: {error}"))),
+        Err(error) => (check, Outcome::Failed(format!("the stacks cannot be created: {error}"))),
     };
     Report { outcomes: checks().map(outcome).collect() }
 }
@@ -224,7 +226,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Each check and how it ended.
+    /// Returns each check with its outcome.
     #[must_use]
     pub fn outcomes(&self) -> &[(&'static Check, Outcome)] {
         &self.outcomes
@@ -236,12 +238,12 @@ impl Report {
         self.failed().next().is_none()
     }
 
-    /// The names of the checks that failed.
+    /// Returns the names of the checks that failed.
     pub fn failed(&self) -> impl Iterator<Item = &'static str> {
         self.names(|outcome| matches!(outcome, Outcome::Failed(_)))
     }
 
-    /// The names of the checks of what the stack does not have.
+    /// Returns the names of the checks for abilities that the stack does not have.
     pub fn not_offered(&self) -> impl Iterator<Item = &'static str> {
         self.names(|outcome| matches!(outcome, Outcome::NotOffered(_)))
     }

@@ -1,4 +1,4 @@
-//! Tools for tests: a simulated network as a transport ([`sim`]), and checks for implementers of a
+//! Test tools: a simulated network ([`sim`]), and conformance checks for implementations of a
 //! transport ([`conformance`]).
 
 #![forbid(unsafe_code)]

@@ -46,35 +46,36 @@ use uiw_llp::{
 };
 use world::{EndId, ListenerId, World};
 
-/// The network: addresses, links and the clock. A clone is the same network.
+/// Simulated network: addresses, links and the clock. Clones share the same network.
 #[derive(Clone)]
 pub struct Network {
     world: Arc<Mutex<World>>,
 }
 
 impl Network {
-    /// A network whose random choices follow from `seed`.
+    /// Creates a network whose random choices are derived from `seed`.
     pub fn new(seed: u64) -> Self {
         Self { world: Arc::new(Mutex::new(World::new(seed))) }
     }
 
-    /// A stack with one address. Several stacks may share an address, and then its ports.
+    /// Creates a stack with one address. Several stacks may share an address, and then share its
+    /// ports.
     pub fn stack(&self, ip: impl Into<IpAddr>) -> SimStack {
         let id = self.lock().new_stack();
         SimStack { network: self.clone(), ip: ip.into(), id }
     }
 
-    /// The virtual clock.
+    /// Returns the time of the virtual clock.
     pub fn now(&self) -> Instant {
         self.lock().now()
     }
 
-    /// Moves the clock; what is due meanwhile happens, in order.
+    /// Advances the clock, and processes everything that becomes due, in order.
     pub fn advance(&self, by: Duration) {
         self.lock().advance(by);
     }
 
-    /// Moves the clock to the next thing that is due, if there is one, and lets it happen.
+    /// Advances the clock to the next event and processes it. Returns false if there is none.
     pub fn step(&self) -> bool {
         self.lock().step()
     }
@@ -85,17 +86,17 @@ impl Network {
         world.next_due(None).map(|due| world.instant(due))
     }
 
-    /// The link of every direction that has none of its own.
+    /// Sets the link of every direction that has no link of its own.
     pub fn set_default_link(&self, link: Link) {
         self.lock().default = link;
     }
 
-    /// The link for bytes from `from` to `to`, from now on and for existing connections as well.
+    /// Sets the link for data from `from` to `to`. It also applies to existing connections.
     pub fn set_link(&self, from: impl Into<IpAddr>, to: impl Into<IpAddr>, link: Link) {
         self.lock().links.insert((from.into(), to.into()), link);
     }
 
-    /// Changes the link for bytes from `from` to `to`.
+    /// Changes the link for data from `from` to `to`.
     pub fn change_link(
         &self,
         from: impl Into<IpAddr>,
@@ -109,30 +110,30 @@ impl Network {
         world.links.insert((from, to), link);
     }
 
-    /// Stops, or lets go on, what travels from `from` to `to`. Nothing is lost.
+    /// Stops or resumes the transfer of packets from `from` to `to`. Nothing is lost.
     pub fn stall(&self, from: impl Into<IpAddr>, to: impl Into<IpAddr>, on: bool) {
         self.change_link(from, to, |link| link.stalled = on);
     }
 
-    /// Resets all connections between two addresses, at once at both ends.
+    /// Resets all connections between two addresses, at both ends at the same time.
     pub fn cut(&self, a: impl Into<IpAddr>, b: impl Into<IpAddr>) {
         self.lock().cut(a.into(), b.into());
     }
 
-    /// The addresses of both ends of each established connection from `a` to `b`, the oldest first:
-    /// for [`Network::reset_end`] and [`Network::delay`].
+    /// Returns the addresses of both ends of each established connection from `a` to `b`, the
+    /// oldest first. They are arguments for [`Network::reset_end`] and [`Network::delay`].
     pub fn connections(&self, a: impl Into<IpAddr>, b: impl Into<IpAddr>) -> Vec<(SocketAddr, SocketAddr)> {
         self.lock().connections(a.into(), b.into())
     }
 
-    /// Resets the end at `local` of its connection with `peer`. The other end is not notified: what
-    /// was sent to it before still arrives.
+    /// Resets the end at `local` of its connection with `peer`. The other end is not notified, and
+    /// data that was sent to it before still arrives.
     pub fn reset_end(&self, local: SocketAddr, peer: SocketAddr) {
         self.lock().reset_end(local, peer);
     }
 
-    /// Delays everything that is on its way from `peer` to the end at `local` by `by`; bytes sent
-    /// later do not overtake it.
+    /// Delays all packets in transit from `peer` to the end at `local` by `by`. Data sent later
+    /// does not overtake them.
     pub fn delay(&self, local: SocketAddr, peer: SocketAddr, by: Duration) {
         self.lock().delay(local, peer, by);
     }
@@ -148,7 +149,7 @@ impl fmt::Debug for Network {
     }
 }
 
-/// One host of a [`Network`].
+/// Host of a [`Network`].
 #[derive(Debug)]
 pub struct SimStack {
     network: Network,
@@ -167,8 +168,9 @@ impl SimStack {
         self.ip
     }
 
-    /// The address to use for one that a program gave: ours, or any.
-    fn own(&self, address: SocketAddr) -> io::Result<SocketAddr> {
+    /// Returns the local address for an address that a program has passed: ours, or the unspecified
+    /// address.
+    fn resolve_local(&self, address: SocketAddr) -> io::Result<SocketAddr> {
         if address.ip() == self.ip || address.ip().is_unspecified() {
             Ok(SocketAddr::new(self.ip, address.port()))
         } else {
@@ -184,7 +186,7 @@ impl TransportStack for SimStack {
         options: &ListenConfig,
         token: Token,
     ) -> io::Result<Box<dyn TransportListener>> {
-        let local = self.own(local)?;
+        let local = self.resolve_local(local)?;
         let (id, local) = self.network.lock().listen(self.id, local, options.backlog, token)?;
         Ok(Box::new(SimListener { network: self.network.clone(), id, local }))
     }
@@ -196,7 +198,7 @@ impl TransportStack for SimStack {
         _options: &TransportConfig,
         token: Token,
     ) -> io::Result<Box<dyn TransportStream>> {
-        let local = self.own(local.unwrap_or(SocketAddr::new(self.ip, 0)))?;
+        let local = self.resolve_local(local.unwrap_or(SocketAddr::new(self.ip, 0)))?;
         let (id, local) = self.network.lock().connect(self.id, local, peer, token)?;
         Ok(Box::new(SimStream { network: self.network.clone(), id, local, peer }))
     }
@@ -223,7 +225,7 @@ impl StackExtensions for SimStack {
         _options: &TransportConfig,
         token: Token,
     ) -> io::Result<Box<dyn TransportStream>> {
-        let local = self.own(local)?;
+        let local = self.resolve_local(local)?;
         let (id, local) = self.network.lock().connect_self(self.id, local, token)?;
         Ok(Box::new(SimStream { network: self.network.clone(), id, local, peer: local }))
     }
@@ -234,7 +236,7 @@ impl StackExtensions for SimStack {
         _options: &DatagramConfig,
         token: Token,
     ) -> io::Result<Box<dyn DatagramSocket>> {
-        let local = if local.ip().is_multicast() { local } else { self.own(local)? };
+        let local = if local.ip().is_multicast() { local } else { self.resolve_local(local)? };
         let (id, local) = self.network.lock().bind(self.id, local, token)?;
         Ok(Box::new(datagram::SimDatagrams::new(self.network.clone(), id, local)))
     }

@@ -128,7 +128,7 @@ impl TlsConfig {
         self
     }
 
-    /// Sets the name that every server's certificate must be valid for, instead of the server's
+    /// Sets the name for which every server's certificate must be valid, instead of the server's
     /// address (X.509 only).
     ///
     /// # Errors
@@ -208,7 +208,7 @@ impl TlsConfig {
         Ok((Arc::new(client), Arc::new(server)))
     }
 
-    /// Returns the name that the certificate of the server at `peer` must be valid for. `asked` is
+    /// Returns the name for which the certificate of the server at `peer` must be valid. `asked` is
     /// the name set for the connection.
     pub(super) fn name_for(
         &self,
@@ -249,7 +249,7 @@ pub fn read_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, Ke
     match certificates {
         Ok(certificates) if certificates.is_empty() => Err(content("no certificate in PEM".into())),
         Ok(certificates) => Ok(certificates),
-        // The error is not passed on, as its text could contain parts of the file.
+        // The error is not passed on, because its text could contain parts of the file.
         Err(_) => Err(content("no certificate in PEM".into())),
     }
 }

@@ -1,39 +1,39 @@
-//! Why a TLS connection ends.
+//! Reasons why a TLS connection ends.
 
 use std::io;
 use std::sync::Arc;
 use uiw_llp::Fingerprint;
 
-/// Reason why a TLS connection failed; inside of the `io::Error` that every call of its stream
-/// returns from then on.
+/// Reason why a TLS connection failed. It is contained in the `io::Error` that every call of the
+/// stream returns from then on.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TlsError {
     /// A peer connected without TLS. Nothing was sent to it.
     #[error("the peer does not use TLS: its first byte is {first:#04x}{}", if *first == b'M' { ", as an MPA Request in the clear begins" } else { "" })]
     Clear {
-        /// First byte of the bytes that are not TLS.
+        /// First byte received.
         first: u8,
     },
-    /// The peer closed before it sent a byte of its handshake.
+    /// The peer closed the connection before it sent a byte of its handshake.
     #[error("the peer closed the connection during the TLS handshake; it may not use TLS on that port")]
     NoAnswer,
-    /// The peer closed inside of the handshake.
-    #[error("the peer closed the connection inside of the TLS handshake")]
+    /// The peer closed the connection during the handshake.
+    #[error("the peer closed the connection during the TLS handshake")]
     ClosedInHandshake,
-    /// TCP was closed without close_notify (RFC 8446 section 6.1): the peer's process may have been
-    /// killed, or an attacker has cut the stream.
+    /// TCP was closed without close_notify (RFC 8446 section 6.1). The peer's process may have been
+    /// killed, or an attacker has truncated the stream.
     #[error(
-        "the peer closed the connection without close_notify: its process was ended, or the stream was cut on its way"
+        "the peer closed the connection without close_notify: its process ended, or the stream was truncated"
     )]
     Truncated,
-    /// The handshake was not complete in time.
-    #[error("the TLS handshake was not complete in time")]
+    /// The handshake was not completed in time.
+    #[error("the TLS handshake was not completed in time")]
     HandshakeTimeout,
     /// The peer's handshake is longer than any legitimate one.
     #[error("the peer's TLS handshake is longer than {limit} bytes")]
     HandshakeTooLong {
-        /// The limit.
+        /// Maximum size in bytes.
         limit: usize,
     },
     /// The peer's raw public key is not among the pinned ones.
@@ -41,22 +41,21 @@ pub enum TlsError {
     UnknownKey {
         /// Fingerprint of the key.
         fingerprint: Fingerprint,
-        /// The key as a file of pinned keys has it.
+        /// The key in the format of a file of pinned keys.
         public_key: String,
     },
-    /// The peer is authentic, but the access list does not have it.
+    /// The peer is authentic, but is not on the access list.
     #[error("{identity} is not on the access list")]
     NotAllowed {
         /// The identity of the peer.
         identity: String,
     },
-    /// The peer's key or certificate is not accepted any more, since the configuration was loaded
-    /// again.
+    /// The peer's key or certificate is no longer accepted since the configuration was replaced.
     #[error("{identity} is not accepted any more: {reason}")]
     Removed {
         /// The identity of the peer.
         identity: String,
-        /// Reason given by the system.
+        /// Reason why the peer is no longer accepted.
         reason: String,
     },
     /// The peer's certificate is not accepted.
@@ -65,18 +64,18 @@ pub enum TlsError {
     /// The peer presented neither a certificate nor a key.
     #[error("the peer presented neither a certificate nor a key")]
     NoCertificate,
-    /// The peer refused us, with this alert.
+    /// The peer refused the connection with this alert.
     #[error("the peer refused the TLS connection: alert {alert}{}", hint(.alert))]
     Alert {
-        /// The alert's name in RFC 8446 section 6.
+        /// Name of the alert in RFC 8446 section 6.
         alert: String,
     },
-    /// The peer violated TLS.
+    /// The peer violated the TLS protocol.
     #[error("TLS: {0}")]
     Protocol(Arc<str>),
 }
 
-/// Explains the most frequent alerts.
+/// Returns an explanation of the most frequent alerts.
 fn hint(alert: &str) -> &'static str {
     match alert {
         "CertificateUnknown" | "BadCertificate" | "UnknownCA" | "AccessDenied" | "CertificateExpired" => {
@@ -92,7 +91,7 @@ fn hint(alert: &str) -> &'static str {
 }
 
 impl TlsError {
-    /// The kind of the `io::Error` that contains it.
+    /// Returns the kind of the `io::Error` that contains this error.
     #[must_use]
     pub fn kind(&self) -> io::ErrorKind {
         match self {
@@ -139,7 +138,8 @@ impl From<rustls::Error> for TlsError {
     }
 }
 
-/// Converts the error of a verifier for rustls, which sends the alert that fits and returns it.
+/// Converts the error of a verifier for rustls, which sends the corresponding alert and returns the
+/// error.
 impl From<TlsError> for rustls::Error {
     fn from(error: TlsError) -> Self {
         Self::InvalidCertificate(rustls::CertificateError::Other(rustls::OtherError(Arc::new(error))))

@@ -25,10 +25,10 @@ pub enum KeyError {
     File {
         /// The file.
         path: PathBuf,
-        /// The system's answer.
+        /// Error of the system.
         source: io::Error,
     },
-    /// Others can read a private key.
+    /// Other users can read a private key.
     #[error("{}: others can read this private key (mode {mode:04o}): chmod 600 it", path.display())]
     Readable {
         /// The file.
@@ -36,7 +36,7 @@ pub enum KeyError {
         /// Permission bits.
         mode: u32,
     },
-    /// Others can change a file that decides which peers may connect.
+    /// Other users can change a file that determines which peers may connect.
     #[error("{}: others can change this file (mode {mode:04o}): chmod go-w it", path.display())]
     Writable {
         /// The file.
@@ -49,10 +49,10 @@ pub enum KeyError {
     Owner {
         /// The file.
         path: PathBuf,
-        /// The user's number.
+        /// User ID of the owner.
         owner: u32,
     },
-    /// The file is not what it should be.
+    /// The content of the file is invalid.
     #[error("{}: {what}", path.display())]
     Content {
         /// The file.
@@ -60,7 +60,7 @@ pub enum KeyError {
         /// Description of the error.
         what: String,
     },
-    /// A line of the file is not what it should be.
+    /// A line of the file is invalid.
     #[error("{}:{line}: {what}", path.display())]
     Line {
         /// The file.
@@ -70,10 +70,10 @@ pub enum KeyError {
         /// Description of the error.
         what: String,
     },
-    /// A text is no public key.
+    /// The text is not a public key.
     #[error("not a public key: {0}")]
     PublicKey(&'static str),
-    /// rustls refuses the key or certificate.
+    /// rustls refused the key or certificate.
     #[error("{0}")]
     Refused(String),
 }
@@ -88,16 +88,17 @@ fn file_error(path: &Path) -> impl FnOnce(io::Error) -> KeyError + '_ {
     move |source| KeyError::File { path: path.to_owned(), source }
 }
 
-/// Reads a file that holds a secret: its owner is this user or root, and no other user can read it.
+/// Reads a file that contains a secret. Its owner must be this user or root, and no other user may
+/// be able to read it.
 pub(crate) fn read_secret(path: &Path) -> Result<Vec<u8>, KeyError> {
     read_checked(path, 0o077, |path, mode| KeyError::Readable { path, mode })
 }
 
-/// Reads a file that decides which peers may connect: its owner is this user or root, and no other
-/// user can change it.
+/// Reads a file that determines which peers may connect. Its owner must be this user or root, and
+/// no other user may be able to change it.
 ///
 /// # Errors
-/// [`KeyError`]: it cannot be read, or others can change it.
+/// [`KeyError`] if the file cannot be read, or others can change it.
 pub fn read_protected(path: &Path) -> Result<String, KeyError> {
     let bytes = read_checked(path, 0o022, |path, mode| KeyError::Writable { path, mode })?;
     String::from_utf8(bytes)
@@ -110,7 +111,7 @@ fn read_checked(
     refuse: impl FnOnce(PathBuf, u32) -> KeyError,
 ) -> Result<Vec<u8>, KeyError> {
     let mut file = fs::File::open(path).map_err(file_error(path))?;
-    // Of the open file: a check of the path would be of another file if it is replaced meanwhile.
+    // The open file is checked, because the path could be replaced by another file meanwhile.
     let data = file.metadata().map_err(file_error(path))?;
     let mode = data.mode() & 0o7777;
     let own = rustix::process::geteuid().as_raw();
@@ -125,7 +126,7 @@ fn read_checked(
     Ok(bytes)
 }
 
-/// A private key, with which this end proves its identity.
+/// Private key with which this end authenticates.
 #[derive(Clone)]
 pub struct SecretKey {
     der: Arc<PrivateKeyDer<'static>>,
@@ -139,10 +140,10 @@ const ED25519_PKCS8: [u8; 16] =
     [0x30, 0x2e, 0x02, 0x01, 0x00, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x04, 0x22, 0x04, 0x20];
 
 impl SecretKey {
-    /// A new Ed25519 key.
+    /// Generates an Ed25519 key.
     ///
     /// # Errors
-    /// [`KeyError::Refused`]: the system has no random numbers.
+    /// [`KeyError::Refused`] if the system has no random numbers.
     pub fn generate() -> Result<Self, KeyError> {
         let mut der = [0; 48];
         der[..16].copy_from_slice(&ED25519_PKCS8);
@@ -150,15 +151,15 @@ impl SecretKey {
         Self::from_der(PrivatePkcs8KeyDer::from(der.to_vec()).into())
     }
 
-    /// Reads a PEM file, as [`SecretKey::write`] or `openssl genpkey` make it. Any kind of key that
-    /// TLS 1.3 signs with is taken.
+    /// Reads a PEM file as created by [`SecretKey::write`] or `openssl genpkey`. All kinds of keys
+    /// with which TLS 1.3 can sign are accepted.
     ///
     /// # Errors
-    /// [`KeyError`]: the file cannot be read, others can read it too, or it has no such key.
+    /// [`KeyError`] if the file cannot be read, others can read it, or it contains no such key.
     pub fn read(path: &Path) -> Result<Self, KeyError> {
         let pem = read_secret(path)?;
         let content = |what: String| KeyError::Content { path: path.to_owned(), what };
-        // The error would have what is in the file.
+        // The error could contain parts of the file.
         let der = PrivateKeyDer::from_pem_slice(&pem).map_err(|_| content("no private key in PEM".into()))?;
         Self::from_der(der).map_err(|error| content(error.to_string()))
     }
@@ -171,10 +172,10 @@ impl SecretKey {
         Ok(Self { der: Arc::new(der), signer, public })
     }
 
-    /// Writes it to a new file of mode 0600, as PKCS#8 in PEM.
+    /// Writes the key to a new file of mode 0600, as PKCS#8 in PEM.
     ///
     /// # Errors
-    /// [`KeyError::File`], also where the file exists: a key is not replaced.
+    /// [`KeyError::File`], also if the file exists: an existing key is never replaced.
     pub fn write(&self, path: &Path) -> Result<(), KeyError> {
         let mut options = OpenOptions::new();
         let mut file =
@@ -182,7 +183,7 @@ impl SecretKey {
         file.write_all(self.to_pem().as_bytes()).map_err(file_error(path))
     }
 
-    /// PKCS#8 in PEM.
+    /// Encodes the key as PKCS#8 in PEM.
     #[must_use]
     pub fn to_pem(&self) -> String {
         pem("PRIVATE KEY", self.der.secret_der())
@@ -219,8 +220,8 @@ fn pem(label: &str, der: &[u8]) -> String {
     out + "-----END " + label + "-----\n"
 }
 
-/// A public key: a SubjectPublicKeyInfo. Displayed in base64, which is one line of what
-/// `openssl pkey -pubout` prints.
+/// Public key, as a SubjectPublicKeyInfo. It is displayed in base64, which is one line of the
+/// output of `openssl pkey -pubout`.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PublicKey {
     spki: Box<[u8]>,
@@ -237,7 +238,7 @@ impl PublicKey {
         Ok(Self { spki: der.into() })
     }
 
-    /// The SubjectPublicKeyInfo in DER.
+    /// Returns the SubjectPublicKeyInfo in DER.
     #[must_use]
     pub fn as_der(&self) -> &[u8] {
         &self.spki
@@ -249,7 +250,7 @@ impl PublicKey {
         pem("PUBLIC KEY", &self.spki)
     }
 
-    /// The SHA-256 hash of the SubjectPublicKeyInfo.
+    /// Returns the SHA-256 hash of the SubjectPublicKeyInfo.
     #[must_use]
     pub fn fingerprint(&self) -> Fingerprint {
         super::fingerprint(&self.spki)
@@ -259,7 +260,7 @@ impl PublicKey {
 impl FromStr for PublicKey {
     type Err = KeyError;
 
-    /// Base64, or PEM.
+    /// Parses base64 or PEM.
     fn from_str(text: &str) -> Result<Self, KeyError> {
         let body: String = text.lines().filter(|line| !line.starts_with("-----")).map(str::trim).collect();
         let der = STANDARD.decode(body).map_err(|_| KeyError::PublicKey("not base64"))?;
@@ -279,11 +280,13 @@ impl fmt::Debug for PublicKey {
     }
 }
 
-/// The keys that are accepted, each with a name. As a file: a line for each key,
-/// `[OPTIONS] KEY NAME`, where KEY is a public key in base64 and NAME is the rest of the line;
-/// empty lines and lines that begin with `#` are comments. OPTIONS has the form `word=value`
-/// without a space, its word in lower case, which no key begins with. What it means is the
-/// program's: `uiw serve` takes `shares=NAME[:rw],..`.
+/// Accepted keys, each with a name.
+///
+/// A file of pinned keys has a line `[OPTIONS] KEY NAME` for each key. KEY is a public key in
+/// base64, and NAME is the rest of the line. Empty lines and lines that begin with `#` are
+/// comments. OPTIONS has the form `word=value` without spaces; the word is in lower case, so no key
+/// begins with it. The program defines the meaning of the options: `uiw serve` accepts
+/// `shares=NAME[:rw],..`.
 #[derive(Clone, Debug, Default)]
 pub struct PinnedKeys(BTreeMap<PublicKey, PinnedKey>);
 
@@ -291,14 +294,14 @@ pub struct PinnedKeys(BTreeMap<PublicKey, PinnedKey>);
 struct PinnedKey {
     name: String,
     options: String,
-    /// Line of the file, counted from 1, or 0 for a key that does not come from a file.
+    /// Line number, from 1, or 0 for a key that does not come from a file.
     line: usize,
 }
 
-/// A line of a file of pinned keys.
+/// Line of a file of pinned keys.
 #[derive(Clone, Copy, Debug)]
 pub struct PinnedLine<'a> {
-    /// Number of the line, from 1; 0 for a key that no file has.
+    /// Line number, from 1, or 0 for a key that does not come from a file.
     pub number: usize,
     /// The key.
     pub key: &'a PublicKey,
@@ -308,8 +311,8 @@ pub struct PinnedLine<'a> {
     pub options: &'a str,
 }
 
-/// Returns whether a word of a line is its options: a key begins with `M`, as the DER of every
-/// SubjectPublicKeyInfo does in base64.
+/// Returns whether the first word of a line contains options. A key begins with `M`, because the
+/// DER of every SubjectPublicKeyInfo does so in base64.
 fn is_options(word: &str) -> bool {
     word.starts_with(|first: char| first.is_ascii_lowercase()) && word.contains('=')
 }
@@ -318,7 +321,7 @@ impl PinnedKeys {
     /// Reads a file.
     ///
     /// # Errors
-    /// [`KeyError`]: it cannot be read, others can change it, or a line is wrong.
+    /// [`KeyError`] if the file cannot be read, others can change it, or a line is invalid.
     pub fn read(path: &Path) -> Result<Self, KeyError> {
         let text = read_protected(path)?;
         Self::parse(&text).map_err(|LineError { line, what }| KeyError::Line {
@@ -328,10 +331,10 @@ impl PinnedKeys {
         })
     }
 
-    /// Reads the text of a file.
+    /// Parses the text of a file.
     ///
     /// # Errors
-    /// The first wrong line, from 1, and why it is wrong.
+    /// The first invalid line, with its number from 1 and the reason.
     pub fn parse(text: &str) -> Result<Self, LineError> {
         let mut keys = BTreeMap::new();
         for (number, line) in text.lines().enumerate() {
@@ -354,24 +357,25 @@ impl PinnedKeys {
         Ok(Self(keys))
     }
 
-    /// Adds a key, or gives it another name.
+    /// Adds a key, or changes its name.
     pub fn add(&mut self, key: PublicKey, name: &str) {
         self.0.entry(key).or_default().name = name.to_owned();
     }
 
-    /// The name of a key; `None`: it is not pinned.
+    /// Returns the name of a key, or `None` if the key is not pinned.
     #[must_use]
     pub fn name_of(&self, key: &PublicKey) -> Option<&str> {
         self.0.get(key).map(|pin| pin.name.as_str())
     }
 
-    /// The options of a key, empty where its line has none; `None`: it is not pinned.
+    /// Returns the options of a key, which are empty if its line has none, or `None` if the key is
+    /// not pinned.
     #[must_use]
     pub fn options_of(&self, key: &PublicKey) -> Option<&str> {
         self.0.get(key).map(|pin| pin.options.as_str())
     }
 
-    /// The keys in the order of their lines.
+    /// Returns the keys in the order of their lines.
     pub fn lines(&self) -> impl Iterator<Item = PinnedLine<'_>> {
         let line = |(key, pin): (_, _)| {
             let PinnedKey { name, options, line }: &PinnedKey = pin;
@@ -382,13 +386,13 @@ impl PinnedKeys {
         lines.into_iter()
     }
 
-    /// The keys with their names.
+    /// Returns the keys with their names.
     pub fn iter(&self) -> impl Iterator<Item = (&PublicKey, &str)> {
         self.0.iter().map(|(key, pin)| (key, pin.name.as_str()))
     }
 }
 
-/// A wrong line of a file of pinned keys.
+/// Invalid line of a file of pinned keys.
 #[derive(Debug, thiserror::Error)]
 #[error("line {line}: {what}")]
 pub struct LineError {

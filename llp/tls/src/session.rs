@@ -1,4 +1,4 @@
-//! rustls for one connection: records in, records out.
+//! The rustls session of one connection, which converts between records and plaintext.
 
 use super::error::TlsError;
 use rustls::client::UnbufferedClientConnection;
@@ -8,10 +8,10 @@ use rustls::unbuffered::{ConnectionState, EncodeError, EncryptError, Insufficien
 use rustls::{ClientConfig, ServerConfig};
 use std::sync::Arc;
 
-/// Bytes that a record has besides its plaintext: header, type and tag (RFC 8446 section 5.2);
-/// rounded up.
+/// Size of a record in addition to its plaintext, in bytes: header, type and tag (RFC 8446 section
+/// 5.2), rounded up.
 const RECORD_OVERHEAD: usize = 32;
-/// Plaintext of a record at most.
+/// Maximum size of the plaintext in a record, in bytes.
 const RECORD: usize = 16 << 10;
 
 pub(super) enum Session {
@@ -22,7 +22,7 @@ pub(super) enum Session {
 /// Result of [`Session::advance`].
 #[derive(Debug, Default)]
 pub(super) struct Progress {
-    /// Bytes of the input that are not needed any more.
+    /// Number of input bytes that are not needed any more.
     pub(super) used: usize,
     /// The peer's close_notify was read.
     pub(super) peer_closed: bool,
@@ -52,12 +52,13 @@ impl Session {
         either!(self, conn => conn.is_handshaking())
     }
 
-    /// Returns the certificates that the peer presented, its own certificate or its key first.
+    /// Returns the certificates that the peer has presented. The first one is its own certificate
+    /// or its key.
     pub(super) fn peer_certificates(&self) -> &[CertificateDer<'static>] {
         either!(self, conn => conn.peer_certificates()).unwrap_or_default()
     }
 
-    /// The negotiated cipher suite and key exchange, for the log.
+    /// Returns the negotiated cipher suite and key exchange, for the log.
     pub(super) fn parameters(&self) -> String {
         let (suite, group) = either!(self, conn => {
             (conn.negotiated_cipher_suite(), conn.negotiated_key_exchange_group())
@@ -67,9 +68,9 @@ impl Session {
         format!("{suite}, {group}")
     }
 
-    /// Processes the records of `incoming`, which are decrypted where they lie: `plaintext` is
-    /// given their bytes, and what is to be sent is appended to `out`. Bytes that are not used must
-    /// come again, in front of what follows.
+    /// Processes the records of `incoming`. They are decrypted in place: `plaintext` gets their
+    /// bytes, and data to be sent is appended to `out`. Bytes that were not used must be passed
+    /// again, before the following ones.
     pub(super) fn advance(
         &mut self,
         incoming: &mut [u8],
@@ -112,8 +113,8 @@ impl Session {
             };
             progress.used += used;
             if !goes_on {
-                // After an error, the alert that notifies the peer; no record is processed any
-                // more.
+                // After an error, the alert that notifies the peer is appended. No more records are
+                // processed.
                 while progress.error.is_some() && conn.wants_write() {
                     match conn.process_tls_records(&mut []).state {
                         Ok(ConnectionState::EncodeTlsData(mut data)) => {
@@ -128,7 +129,8 @@ impl Session {
         progress
     }
 
-    /// Appends records with `plaintext` to `out`; `incoming` is what [`Session::advance`] has left.
+    /// Appends records with `plaintext` to `out`. `incoming` contains the bytes that
+    /// [`Session::advance`] has left.
     pub(super) fn encrypt(
         &mut self,
         plaintext: &[u8],
@@ -144,7 +146,7 @@ impl Session {
         self.write(incoming, out, 64, |traffic, out| traffic.queue_close_notify(out))
     }
 
-    /// Makes the keys of this direction anew, and asks the peer to do so too (RFC 8446 section
+    /// Updates the keys of this direction, and requests the same from the peer (RFC 8446 section
     /// 4.6.3).
     #[cfg(test)]
     pub(super) fn update_keys(&mut self, out: &mut Vec<u8>) {
@@ -163,15 +165,15 @@ impl Session {
         room: usize,
         mut build: impl FnMut(&mut dyn TrafficKeys, &mut [u8]) -> Result<usize, EncryptError>,
     ) -> Result<(), TlsError> {
-        // What is queued goes first: an answer to a key update, or an alert. Every whole record was
-        // processed when it came.
+        // Queued data is sent first: an answer to a key update, or an alert. Every complete record
+        // was processed when it arrived.
         if let Some(error) = self.advance(incoming, out, |_| {}).error {
             return Err(error);
         }
         either!(self, conn => match conn.process_tls_records(incoming).state {
             Ok(ConnectionState::WriteTraffic(mut traffic)) => {
                 let mut fill = |out: &mut [u8]| build(&mut traffic, out).map_err(needed_to_encrypt);
-                append_with(out, room, &mut fill).map_err(|()| TlsError::Protocol("its keys are used up".into()))
+                append_with(out, room, &mut fill).map_err(|()| TlsError::Protocol("its keys are exhausted".into()))
             }
             Ok(_) => Err(TlsError::Protocol("no data can be sent now".into())),
             Err(error) => Err(error.into()),
@@ -195,7 +197,7 @@ impl<Data> TrafficKeys for WriteTraffic<'_, Data> {
     }
 }
 
-/// Returns the missing room if that is the error.
+/// Returns the missing room if that is the reason for the error.
 fn needed_to_encode(error: EncodeError) -> Option<usize> {
     match error {
         EncodeError::InsufficientSize(InsufficientSizeError { required_size }) => Some(required_size),
@@ -217,11 +219,12 @@ fn append(
     append_with(out, 0, &mut fill)
 }
 
-/// Writes to the front of its argument, and returns how much; or how much room is missing, if it is
-/// that.
+/// Function that writes to the front of its argument. It returns the number of bytes written or, if
+/// there was not enough room, the size that it needs.
 type Fill<'a> = dyn FnMut(&mut [u8]) -> Result<usize, Option<usize>> + 'a;
 
-/// Appends what `fill` writes, into `room` bytes at first; more if it asks for more.
+/// Appends the bytes that `fill` writes. Provides `room` bytes at first, and more if `fill`
+/// requests that.
 fn append_with(out: &mut Vec<u8>, mut room: usize, fill: &mut Fill<'_>) -> Result<(), ()> {
     let begin = out.len();
     loop {

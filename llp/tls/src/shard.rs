@@ -1,4 +1,4 @@
-//! The connections and listeners of one shard, and which of them have something to report.
+//! The connections and listeners of one shard, and the set of those that have something to report.
 
 use super::conn::{Conn, Scratch};
 use super::shared::Shared;
@@ -11,15 +11,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use uiw_llp::{Event, ListenConfig, Token, TransportListener, TransportStream};
 
-/// Connections that are accepted by one poll: others have their turn.
+/// Maximum number of connections that one poll accepts at a listener, so that others are served as
+/// well.
 const ACCEPTS: usize = 64;
-/// Handshakes that go on in one poll; each takes some tenths of a millisecond.
+/// Maximum number of handshakes that continue in one poll. Each takes some tenths of a millisecond.
 const HANDSHAKES: usize = 8;
 /// Time for a dropped connection to send its remaining bytes.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(60);
-/// The key of no slot: the listener of connections that came to none.
+/// Key that belongs to no slot, for connections that did not arrive at a listener.
 const NO_LISTENER: usize = usize::MAX;
-/// The token that names no stream: see [`uiw_llp::StackExtensions::wait_fd`].
+/// Token that belongs to no stream: see [`uiw_llp::StackExtensions::wait_fd`].
 const NO_STREAM: Token = Token(u64::MAX);
 
 pub(super) struct Shard {
@@ -27,25 +28,26 @@ pub(super) struct Shard {
     slots: Slab<(u32, ShardSlot)>,
     generation: u32,
     pub(super) scratch: Scratch,
-    /// Connections that have an event though the inner stack has none for them.
+    /// Connections that have an event although the inner stack reports none for them.
     ready: BTreeSet<usize>,
     ready_since: Instant,
     deadlines: BTreeSet<(Instant, usize)>,
-    /// Dropped while they were in no event set, with bytes to be sent.
+    /// Connections that were dropped while they were in no event set, and that still have data to
+    /// send.
     orphans: VecDeque<Box<Conn>>,
     /// Time of the last poll.
     now: Instant,
-    /// Descriptor in the inner stack's epoll set, if it has one.
+    /// Eventfd in the inner stack's epoll set, if it has one.
     wake: Option<Arc<OwnedFd>>,
     is_signalled: bool,
-    /// Generation of the configuration that connections were checked with.
+    /// Generation of the configuration with which connections were last checked.
     config_generation: u64,
 }
 
 enum ShardSlot {
     Conn(Box<Conn>),
     TransportListener(Box<ListenerSlot>),
-    /// A socket for datagrams, which passes.
+    /// Datagram socket, whose events are passed on.
     Datagrams(Token),
 }
 
@@ -55,7 +57,7 @@ struct ListenerSlot {
     backlog: usize,
     /// Connections in their handshake, the oldest first.
     handshakes: VecDeque<usize>,
-    /// Done with it.
+    /// Connections whose handshake is complete, and which were not accepted yet.
     waiting: VecDeque<usize>,
     error: Option<io::Error>,
 }
@@ -66,8 +68,8 @@ impl Shard {
             Some(set) => {
                 let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
                 let data = epoll::EventData::new_u64(NO_STREAM.0);
-                // A descriptor that is no epoll set: deadlines say the same, unless another thread
-                // asks for it.
+                // If the descriptor is not an epoll set, deadlines serve the same purpose, except
+                // for requests of other threads.
                 epoll::add(set, &wake, data, epoll::EventFlags::IN).is_ok().then_some(wake)
             }
             None => None,
@@ -92,7 +94,7 @@ impl Shard {
         })
     }
 
-    /// The token of the next slot in the inner stack.
+    /// Returns the token of the next slot in the inner stack.
     pub(super) fn next_token(&mut self) -> Token {
         self.generation = self.generation.wrapping_add(1) & (u32::MAX >> 1);
         Token(self.slots.vacant_key() as u64 | u64::from(self.generation) << 32)
@@ -110,7 +112,8 @@ impl Shard {
         key
     }
 
-    /// A connection that the user has accepted before its handshake, whose token is `outer`.
+    /// Inserts a connection that the user has accepted before its handshake, with the token
+    /// `outer`.
     pub(super) fn insert_accepted(&mut self, inner: Box<dyn TransportStream>, outer: Token) -> usize {
         let mut conn = Box::new(Conn::new_accepted(inner, &self.shared));
         conn.listener = Some(NO_LISTENER);
@@ -150,7 +153,7 @@ impl Shard {
         }
     }
 
-    /// Calls a connection with the shard's buffers.
+    /// Calls `call` with a connection and the shard's buffers.
     pub(super) fn with_conn<R>(
         &mut self,
         key: usize,
@@ -179,7 +182,7 @@ impl Shard {
         }
     }
 
-    /// The user has dropped a stream: it stays until what it sent has left.
+    /// Closes a connection that the user has dropped. It stays until its data was sent.
     pub(super) fn close_conn(&mut self, key: usize) {
         let now = self.now;
         let Some(conn) = self.conn(key) else { return };
@@ -193,7 +196,7 @@ impl Shard {
         }
     }
 
-    /// The user has dropped a detached stream.
+    /// Takes over a detached connection that the user has dropped.
     pub(super) fn adopt_orphan(&mut self, mut conn: Box<Conn>) {
         if !conn.close() {
             self.orphans.push_back(conn);
@@ -205,7 +208,7 @@ impl Shard {
         std::mem::take(&mut self.orphans)
     }
 
-    /// An orphan is in the event set again.
+    /// Inserts an orphan that is in the event set again.
     pub(super) fn insert_orphan(&mut self, mut conn: Box<Conn>) {
         conn.deadline = Some(self.now + CLOSE_TIMEOUT);
         self.insert_conn(conn);
@@ -221,7 +224,7 @@ impl Shard {
         }
     }
 
-    /// The next connection that is past its handshake.
+    /// Returns the next connection whose handshake is complete.
     pub(super) fn accept(&mut self, key: usize, token: Token) -> io::Result<usize> {
         let listener = self.listener(key).ok_or(ErrorKind::NotConnected)?;
         if let Some(error) = listener.error.take() {
@@ -248,7 +251,7 @@ impl Shard {
         self.clear_wake();
     }
 
-    /// Takes the connections that wait at a listener, and begins their handshakes.
+    /// Accepts the connections that wait at a listener, and starts their handshakes.
     fn accept_all(&mut self, key: usize) {
         let config = self.shared.snapshot();
         for _ in 0..ACCEPTS {
@@ -276,13 +279,14 @@ impl Shard {
                 listener.handshakes.push_back(conn);
             }
             if let Some(mut conn) = evicted.and_then(|evicted| self.remove_conn(evicted)) {
-                tracing::warn!(peer = %conn.inner().peer_addr(), "TLS: too many handshakes: the oldest is cut");
+                tracing::warn!(peer = %conn.inner().peer_addr(), "TLS: too many handshakes: the oldest one is aborted");
                 conn.abort();
             }
         }
     }
 
-    /// The handshake of a connection may be over: then it waits to be accepted, or ends.
+    /// Handles that the handshake of a connection may be over. The connection then waits to be
+    /// accepted, or ends.
     fn sort_handshake(&mut self, key: usize) {
         let Some(conn) = self.conn(key) else { return };
         let Some(at) = conn.listener.filter(|_| conn.is_handshake_over()) else { return };
@@ -294,12 +298,12 @@ impl Shard {
         let Some(listener) = self.listener(at) else { return };
         listener.handshakes.retain(|conn| *conn != key);
         if failed {
-            // Closed, not cut: an alert is to reach the peer.
+            // The connection is closed and not reset, so that an alert can reach the peer.
             self.remove_conn(key);
         } else if listener.waiting.len() >= listener.backlog {
             if let Some(mut conn) = self.remove_conn(key) {
                 let peer = conn.inner().peer_addr();
-                tracing::warn!(%peer, "TLS: more connections wait than the backlog has room for: the newest is cut");
+                tracing::warn!(%peer, "TLS: the backlog is full: the newest connection is closed");
                 conn.abort();
             }
         } else {
@@ -321,18 +325,19 @@ impl Shard {
         }
     }
 
-    /// Enters a slot among those that have an event, or takes it out, outside of a poll: a thread
-    /// that sleeps in the descriptor wakes.
+    /// Updates whether a slot is in the set of those with an event, outside of a poll. Wakes a
+    /// thread that sleeps in the descriptor.
     pub(super) fn update_ready(&mut self, key: usize) {
-        if self.note_ready(key) {
+        if self.update_ready_in_poll(key) {
             self.signal();
         } else {
             self.clear_wake();
         }
     }
 
-    /// The same within a poll, whose caller gets the event: true if it has an event.
-    fn note_ready(&mut self, key: usize) -> bool {
+    /// Like [`Shard::update_ready`], but within a poll, whose caller gets the event. Returns
+    /// whether there is an event.
+    fn update_ready_in_poll(&mut self, key: usize) -> bool {
         let is_ready = self.is_ready(key);
         if !is_ready {
             self.ready.remove(&key);
@@ -349,15 +354,15 @@ impl Shard {
         }
     }
 
-    /// Clears the wake-up descriptor once no event is left.
+    /// Clears the eventfd if there are no events left.
     fn clear_wake(&mut self) {
         if self.is_signalled && self.ready.is_empty() && self.orphans.is_empty() {
             self.take_wake();
         }
     }
 
-    /// Reads the wake-up descriptor, but keeps the wake-up of a configuration that was loaded after
-    /// the check.
+    /// Reads the eventfd, but keeps the wake-up for a configuration that was replaced after the
+    /// check.
     fn take_wake(&mut self) {
         self.is_signalled = false;
         if let Some(wake) = &self.wake {
@@ -368,7 +373,7 @@ impl Shard {
         }
     }
 
-    /// Takes the events of the inner stack, and appends those of the user.
+    /// Handles the events of the inner stack, and appends events for the user.
     pub(super) fn poll(&mut self, now: Instant, inner: &[Event], events: &mut Vec<Event>) {
         self.now = now;
         self.check_config();
@@ -383,7 +388,7 @@ impl Shard {
                     if conn.listener.is_some() {
                         handshakes += 1;
                         if handshakes > HANDSHAKES {
-                            // It is reported again with the next poll.
+                            // The next poll reports the event again.
                             continue;
                         }
                     }
@@ -393,18 +398,18 @@ impl Shard {
                         && conn.is_finished()
                         && conn.deadline.is_some()
                     {
-                        // Dropped by the user, and everything has left.
+                        // The user has dropped the connection, and all its data was sent.
                         self.remove_conn(key);
                         continue;
                     }
                     events.extend(conn.user_event(Some(*event)));
                     reported.insert(key);
                     self.sort_handshake(key);
-                    self.note_ready(key);
+                    self.update_ready_in_poll(key);
                 }
                 Some((_, ShardSlot::TransportListener(_))) => {
                     self.accept_all(key);
-                    self.note_ready(key);
+                    self.update_ready_in_poll(key);
                 }
                 Some((_, ShardSlot::Datagrams(token))) => events.push(Event { token: *token, ..*event }),
                 None => {}
@@ -425,7 +430,7 @@ impl Shard {
         self.clear_wake();
     }
 
-    /// Ends what has taken too long.
+    /// Ends connections whose time limit has passed.
     fn expire(&mut self) {
         while let Some(&(at, key)) = self.deadlines.first()
             && at <= self.now
@@ -443,7 +448,7 @@ impl Shard {
         }
     }
 
-    /// Cuts off peers that are no longer accepted after another configuration was loaded.
+    /// Ends connections whose peers are no longer accepted, after the configuration was replaced.
     fn check_config(&mut self) {
         let generation = self.shared.generation();
         if generation == self.config_generation {
@@ -461,7 +466,7 @@ impl Shard {
             }
         }
         for key in changed {
-            self.note_ready(key);
+            self.update_ready_in_poll(key);
         }
         // `Tls::replace` has written the wake-up when it releases the lock.
         drop(self.shared.wakes.lock());
@@ -471,20 +476,20 @@ impl Shard {
         }
     }
 
-    /// Returns the time when a poll is wanted.
+    /// Returns the time of the next poll.
     pub(super) fn deadline(&self) -> Option<Instant> {
         let ready = (!self.ready.is_empty() || !self.orphans.is_empty()).then_some(self.ready_since);
         ready.into_iter().chain(self.deadlines.first().map(|(at, _)| *at)).min()
     }
 
-    /// Closes every stream as a drop would, and returns whether all has left.
+    /// Closes every stream like a drop. Returns whether all data was sent.
     pub(super) fn drain(&mut self) -> bool {
         let keys: Vec<_> = self.slots.iter().map(|(key, _)| key).collect();
         let mut done = self.orphans.is_empty();
         for key in keys {
             if let Some(conn) = self.conn(key) {
                 if conn.failure().is_none() {
-                    // Of one that is not connected there is nothing to send.
+                    // If the connection is not established, there is nothing to send.
                     let _ = conn.shutdown();
                 }
                 done &= conn.is_finished();
@@ -495,7 +500,7 @@ impl Shard {
 }
 
 pub(super) fn write_wake(wake: &OwnedFd) {
-    // It cannot be full: it is 1 at most.
+    // The counter cannot overflow, because it is at most 1.
     let _ = rustix::io::write(wake, &1u64.to_ne_bytes());
 }
 

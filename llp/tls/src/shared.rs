@@ -1,4 +1,4 @@
-//! What all shards of a TLS stack have in common.
+//! State that all shards of a TLS stack share.
 
 use super::config::TlsConfig;
 use super::error::TlsError;
@@ -13,7 +13,8 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
-/// A configuration of TLS stacks, which may be replaced while they work. Clones are the same one.
+/// Configuration of TLS stacks, which can be replaced while they work. Clones share the same
+/// configuration.
 #[derive(Clone)]
 pub struct Tls(pub(super) Arc<Shared>);
 
@@ -21,7 +22,7 @@ impl Tls {
     /// Creates a context for any number of stacks.
     ///
     /// # Errors
-    /// [`KeyError::Refused`]: rustls refuses the configuration.
+    /// [`KeyError::Refused`] if rustls refuses the configuration.
     pub fn new(config: TlsConfig) -> Result<Self, KeyError> {
         Ok(Self(Arc::new(Shared {
             snapshot: RwLock::new(Arc::new(Snapshot::new(config)?)),
@@ -32,15 +33,15 @@ impl Tls {
         })))
     }
 
-    /// Replaces the configuration for new connections and for established ones, whose peers it may
-    /// no longer accept. These end with [`TlsError::Removed`].
+    /// Replaces the configuration, for new connections and for established ones. An established
+    /// connection whose peer is no longer accepted ends with [`TlsError::Removed`].
     ///
     /// # Errors
-    /// As [`Tls::new`]; the configuration before holds on.
+    /// The same as for [`Tls::new`]. After an error the previous configuration remains in use.
     pub fn replace(&self, config: TlsConfig) -> Result<(), KeyError> {
         let snapshot = Arc::new(Snapshot::new(config)?);
-        // The lock is held until the wake-ups are written: a shard that sees the new generation
-        // takes it before it clears its own wake-up.
+        // The lock is held until the wake-ups are written. A shard that sees the new generation
+        // takes the lock before it clears its own wake-up.
         let mut wakes = self.0.wakes.lock();
         *self.0.snapshot.write() = snapshot;
         self.0.generation.fetch_add(1, Ordering::Release);
@@ -78,16 +79,16 @@ impl fmt::Debug for Tls {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TlsCounts {
-    /// Connections, those in their handshake among them.
+    /// Number of connections, including those in their handshake.
     pub connections: usize,
-    /// Accepted connections in their handshake.
+    /// Number of accepted connections in their handshake.
     pub handshakes: usize,
-    /// Bytes in the buffers of connections: records that are not whole, plaintext that was not
-    /// taken, records that TCP did not take.
+    /// Size of the connections' buffers in bytes: incomplete records, plaintext that was not taken,
+    /// and records that TCP has not accepted.
     pub buffered: usize,
-    /// Handshakes that succeeded.
+    /// Number of handshakes that succeeded.
     pub established: u64,
-    /// Connections that failed by a [`TlsError`].
+    /// Number of connections that failed with a [`TlsError`].
     pub failed: u64,
 }
 
@@ -101,7 +102,8 @@ pub(super) struct Counts {
 }
 
 impl Counts {
-    /// The buffers of a connection have `after` bytes instead of `before`.
+    /// Records that the buffers of a connection have grown or shrunk from `before` to `after`
+    /// bytes.
     pub(super) fn count_buffers(&self, before: usize, after: usize) {
         self.buffered.fetch_add(after.wrapping_sub(before), Ordering::Relaxed);
     }
@@ -109,18 +111,18 @@ impl Counts {
 
 pub(super) struct Shared {
     snapshot: RwLock<Arc<Snapshot>>,
-    /// Changes with the configuration.
+    /// Number that changes with the configuration.
     generation: AtomicU64,
     pub(super) counts: Counts,
-    own: Mutex<OwnConnections>,
-    /// The wake fds of all shards.
+    own: Mutex<InProcessConnections>,
+    /// Eventfds of all shards.
     pub(super) wakes: Mutex<Vec<Weak<OwnedFd>>>,
 }
 
-/// The protocol that is offered and accepted (RFC 7301).
+/// Protocol that is offered and accepted (RFC 7301).
 pub(super) const ALPN: &[u8] = b"iwarp";
 
-/// A configuration, and what follows from it.
+/// A configuration, and the values derived from it.
 pub(super) struct Snapshot {
     pub(super) config: TlsConfig,
     pub(super) client: Arc<ClientConfig>,
@@ -131,8 +133,8 @@ pub(super) struct Snapshot {
 impl Snapshot {
     fn new(config: TlsConfig) -> Result<Self, KeyError> {
         let (client, server) = config.to_rustls()?;
-        // A connection that was meant for another protocol ends in the handshake. Peers that offer
-        // none are accepted: other versions of uiw do.
+        // A connection that is meant for another protocol ends in the handshake. Peers that offer
+        // no protocol are accepted, because other versions of uiw offer none.
         let (mut client, mut server) = (Arc::unwrap_or_clone(client), Arc::unwrap_or_clone(server));
         client.alpn_protocols = vec![ALPN.to_vec()];
         server.alpn_protocols = vec![ALPN.to_vec()];
@@ -156,27 +158,27 @@ impl Shared {
         wakes.push(Arc::downgrade(wake));
     }
 
-    /// The connections of this process to itself. Held while one is begun, so that the acceptor
-    /// finds it.
-    pub(super) fn own(&self) -> MutexGuard<'_, OwnConnections> {
+    /// Locks the connections of this process to itself. The lock is held while a connection is
+    /// started, so that the acceptor finds it.
+    pub(super) fn lock_in_process(&self) -> MutexGuard<'_, InProcessConnections> {
         self.own.lock()
     }
 
-    /// Returns whether the accepted connection between these addresses was begun by this process.
-    /// Its initiator is notified.
-    pub(super) fn take_own(&self, initiator: SocketAddr, acceptor: SocketAddr) -> bool {
+    /// Returns whether this process has started the accepted connection between these addresses. In
+    /// that case marks the entry for the initiator.
+    pub(super) fn accept_in_process(&self, initiator: SocketAddr, acceptor: SocketAddr) -> bool {
         let found = self.own.lock().0.get(&(initiator, acceptor)).and_then(Weak::upgrade);
         found.is_some_and(|own| !own.accepted.swap(true, Ordering::AcqRel))
     }
 }
 
-/// Connections within the process by the addresses of the initiator and the acceptor.
+/// Connections of this process to itself, by the addresses of the initiator and the acceptor.
 #[derive(Default)]
-pub(super) struct OwnConnections(HashMap<(SocketAddr, SocketAddr), Weak<OwnConnection>>);
+pub(super) struct InProcessConnections(HashMap<(SocketAddr, SocketAddr), Weak<InProcessConnection>>);
 
-impl OwnConnections {
-    pub(super) fn begin(&mut self, initiator: SocketAddr, acceptor: SocketAddr) -> Arc<OwnConnection> {
-        let own = Arc::new(OwnConnection::default());
+impl InProcessConnections {
+    pub(super) fn begin(&mut self, initiator: SocketAddr, acceptor: SocketAddr) -> Arc<InProcessConnection> {
+        let own = Arc::new(InProcessConnection::default());
         if self.0.len() >= 64 && self.0.len().is_power_of_two() {
             self.0.retain(|_, own| own.strong_count() > 0);
         }
@@ -185,20 +187,20 @@ impl OwnConnections {
     }
 }
 
-/// A connection that this process has begun and that is in its handshake.
+/// Connection that this process has started and that is in its handshake.
 #[derive(Default)]
-pub(super) struct OwnConnection {
+pub(super) struct InProcessConnection {
     accepted: AtomicBool,
 }
 
-impl OwnConnection {
-    /// Returns whether this process has accepted it, too.
+impl InProcessConnection {
+    /// Returns whether this process has also accepted the connection.
     pub(super) fn is_accepted(&self) -> bool {
         self.accepted.load(Ordering::Acquire)
     }
 }
 
-/// The error of a name that no certificate can have.
-pub(super) fn bad_name(error: &KeyError) -> std::io::Error {
+/// Returns the error for a name that no certificate can have.
+pub(super) fn invalid_name_error(error: &KeyError) -> std::io::Error {
     TlsError::Certificate(error.to_string().into()).into()
 }

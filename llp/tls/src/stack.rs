@@ -1,8 +1,8 @@
-//! The stack, its streams and its listeners.
+//! The TLS stack, its streams and its listeners.
 
 use super::conn::Conn;
 use super::shard::Shard;
-use super::shared::{Shared, Tls, bad_name};
+use super::shared::{Shared, Tls, invalid_name_error};
 use parking_lot::Mutex;
 use std::fmt;
 use std::io::{self, ErrorKind};
@@ -49,7 +49,7 @@ pub struct TlsStack {
     inner: Box<dyn TransportStack>,
     shared: Arc<Shared>,
     shard: Arc<Mutex<Shard>>,
-    /// Events of the inner stack; kept to save allocations.
+    /// Events of the inner stack. The memory is kept to avoid allocations.
     events: Vec<Event>,
 }
 
@@ -60,10 +60,10 @@ impl fmt::Debug for TlsStack {
 }
 
 impl TlsStack {
-    /// Encrypts the streams of `inner`, and those of its shards.
+    /// Creates a stack that encrypts the streams of `inner` and of its shards.
     ///
     /// # Errors
-    /// The system's: out of descriptors.
+    /// Returns errors of the system, for example if the process is out of descriptors.
     pub fn new(inner: Box<dyn TransportStack>, tls: &Tls) -> io::Result<Self> {
         Self::with(inner, Arc::clone(&tls.0))
     }
@@ -77,7 +77,7 @@ impl TlsStack {
         Box::new(TlsStream { place: StreamPlace::Shard(Arc::clone(&self.shard), key), addresses })
     }
 
-    /// Begins to connect by `connect` of the inner stack.
+    /// Starts to connect with `connect` of the inner stack.
     fn connect_by(
         &mut self,
         peer: SocketAddr,
@@ -86,12 +86,14 @@ impl TlsStack {
         connect: impl FnOnce(&mut dyn TransportStack, Token) -> io::Result<Box<dyn TransportStream>>,
     ) -> io::Result<Box<dyn TransportStream>> {
         let snapshot = self.shared.snapshot();
-        let name =
-            snapshot.config.name_for(options.peer_name.as_deref(), peer).map_err(|error| bad_name(&error))?;
+        let name = snapshot
+            .config
+            .name_for(options.peer_name.as_deref(), peer)
+            .map_err(|error| invalid_name_error(&error))?;
         let mut shard = self.shard.lock();
         let inner_token = shard.next_token();
-        // An acceptor of this process looks for it as soon as TCP is connected.
-        let mut own = self.shared.own();
+        // An acceptor in this process looks for the entry as soon as TCP is connected.
+        let mut own = self.shared.lock_in_process();
         let inner = connect(&mut *self.inner, inner_token)?;
         let addresses = (inner.local_addr(), inner.peer_addr());
         let own = own.begin(addresses.0, addresses.1);
@@ -101,11 +103,11 @@ impl TlsStack {
         Ok(self.stream(key, addresses))
     }
 
-    /// Takes the orphans back into the event set.
+    /// Adds the orphans to the event set again.
     fn adopt_orphans(&mut self, shard: &mut Shard) {
         for mut conn in shard.take_orphans() {
             let token = shard.next_token();
-            // Otherwise it is cut.
+            // If this fails, the connection is aborted.
             if self.inner.adopt(conn.inner_mut(), token).is_ok() {
                 shard.insert_orphan(conn);
             }
@@ -162,7 +164,7 @@ impl TransportStack for TlsStack {
 }
 
 impl StackExtensions for TlsStack {
-    /// The handshake of an accepted connection goes on while the stream is the caller's.
+    /// The handshake of an accepted connection takes place after the caller got the stream.
     fn open_socket(
         &mut self,
         socket: OwnedFd,
@@ -224,7 +226,7 @@ impl StackExtensions for TlsStack {
         self.inner.wait_fd()
     }
 
-    /// Shards share the configuration, and a lock that is held while a connection begins.
+    /// Shards share the configuration, and a lock that is held while a connection is started.
     fn shard(&self) -> io::Result<Option<Box<dyn TransportStack>>> {
         let Some(inner) = self.inner.shard()? else { return Ok(None) };
         Ok(Some(Box::new(Self::with(inner, Arc::clone(&self.shared))?)))
@@ -253,15 +255,15 @@ impl StackExtensions for TlsStack {
         Ok(())
     }
 
-    /// Every stream is closed with its close_notify, as the kernel closes those of a process that
-    /// ends.
+    /// Closes every stream with a close_notify, in the same way as the kernel closes the
+    /// connections of a process that exits.
     fn drain(&mut self) -> bool {
         let own = self.shard.lock().drain();
         own && self.inner.drain()
     }
 }
 
-/// Returns the reason why a stream that is not detached cannot be adopted: the inner stack says it.
+/// Returns the reason why a stream that is not detached cannot be adopted, from the inner stack.
 fn refusal(conn: Option<&mut Conn>, stack: &mut dyn TransportStack, token: Token) -> io::Error {
     match conn {
         Some(conn) if conn.is_aborted() => ErrorKind::NotConnected.into(),
@@ -270,31 +272,31 @@ fn refusal(conn: Option<&mut Conn>, stack: &mut dyn TransportStack, token: Token
     }
 }
 
-/// A stream of a [`TlsStack`].
+/// Stream of a [`TlsStack`].
 struct TlsStream {
     place: StreamPlace,
-    /// The local and the peer's address, as they were when it was made.
+    /// Local address and address of the peer when the stream was created.
     addresses: (SocketAddr, SocketAddr),
 }
 
-/// State of a stream's connection.
+/// Location of a stream's connection.
 enum StreamPlace {
     Shard(Arc<Mutex<Shard>>, usize),
-    /// Out of its shard, to be adopted by another one, or to be dropped.
+    /// The connection is in no shard. It will be adopted by a shard or dropped.
     Detached(Option<Box<Conn>>, Arc<Mutex<Shard>>),
 }
 
 impl TlsStream {
-    /// Looks at the connection.
-    fn look<R>(&self, look: impl FnOnce(&Conn) -> R) -> Option<R> {
+    /// Calls `inspect` with the connection.
+    fn inspect_conn<R>(&self, inspect: impl FnOnce(&Conn) -> R) -> Option<R> {
         match &self.place {
-            StreamPlace::Shard(shard, key) => shard.lock().conn(*key).map(|conn| look(conn)),
-            StreamPlace::Detached(conn, _) => conn.as_deref().map(look),
+            StreamPlace::Shard(shard, key) => shard.lock().conn(*key).map(|conn| inspect(conn)),
+            StreamPlace::Detached(conn, _) => conn.as_deref().map(inspect),
         }
     }
 
     /// Calls the connection with its shard's buffers.
-    fn call<R>(
+    fn call_conn<R>(
         &mut self,
         call: impl FnOnce(&mut Conn, &mut super::conn::Scratch) -> io::Result<R>,
     ) -> io::Result<R> {
@@ -309,23 +311,23 @@ impl TlsStream {
 
 impl TransportStream for TlsStream {
     fn send(&mut self, bufs: &[IoVec<'_>]) -> io::Result<usize> {
-        self.call(|conn, scratch| conn.send(bufs, scratch))
+        self.call_conn(|conn, scratch| conn.send(bufs, scratch))
     }
 
     fn recv(&mut self, bufs: &mut [IoVecMut<'_>]) -> io::Result<usize> {
-        self.call(|conn, scratch| conn.recv(bufs, scratch))
+        self.call_conn(|conn, scratch| conn.recv(bufs, scratch))
     }
 
     fn set_interest(&mut self, interest: Interest) -> io::Result<()> {
-        self.call(|conn, _| conn.set_interest(interest))
+        self.call_conn(|conn, _| conn.set_interest(interest))
     }
 
     fn connect_result(&mut self) -> io::Result<bool> {
-        self.call(Conn::connect_result)
+        self.call_conn(Conn::connect_result)
     }
 
     fn shutdown(&mut self) -> io::Result<()> {
-        self.call(|conn, _| conn.shutdown())
+        self.call_conn(|conn, _| conn.shutdown())
     }
 
     fn abort(&mut self) {
@@ -343,11 +345,11 @@ impl TransportStream for TlsStream {
     }
 
     fn emss(&self) -> usize {
-        self.look(|conn| conn.inner().emss()).unwrap_or(536)
+        self.inspect_conn(|conn| conn.inner().emss()).unwrap_or(536)
     }
 
     fn local_addr(&self) -> SocketAddr {
-        self.look(|conn| conn.inner().local_addr()).unwrap_or(self.addresses.0)
+        self.inspect_conn(|conn| conn.inner().local_addr()).unwrap_or(self.addresses.0)
     }
 
     fn peer_addr(&self) -> SocketAddr {
@@ -356,10 +358,10 @@ impl TransportStream for TlsStream {
 }
 
 impl StreamExtensions for TlsStream {
-    /// TCP's, whose counts of bytes are of records: they are left out, and what was received is
-    /// plaintext.
+    /// Returns the information about TCP. Its byte counts include records and are left out, and the
+    /// number of received bytes is that of the plaintext.
     fn info(&self) -> StreamInfo {
-        let info = self.look(|conn| StreamInfo {
+        let info = self.inspect_conn(|conn| StreamInfo {
             bytes_acked: None,
             bytes_received: Some(conn.received()),
             ..conn.inner().info()
@@ -368,11 +370,11 @@ impl StreamExtensions for TlsStream {
     }
 
     fn configure(&mut self, change: &StreamChange<'_>) -> io::Result<()> {
-        self.call(|conn, _| conn.inner_mut().configure(change))
+        self.call_conn(|conn, _| conn.inner_mut().configure(change))
     }
 
     fn peer_identity(&self) -> Option<Arc<PeerIdentity>> {
-        self.look(Conn::identity).flatten()
+        self.inspect_conn(Conn::identity).flatten()
     }
 
     fn detach(&mut self) -> io::Result<()> {
@@ -435,7 +437,7 @@ impl Drop for TlsListener {
     }
 }
 
-/// A socket for datagrams, which are not protected.
+/// Datagram socket whose datagrams are not protected.
 struct ClearDatagrams {
     inner: Box<dyn DatagramSocket>,
     shard: Arc<Mutex<Shard>>,
@@ -466,12 +468,12 @@ impl Drop for ClearDatagrams {
     }
 }
 
-/// Makes the keys of a stream's direction anew.
+/// Updates the keys of a stream's sending direction.
 #[cfg(test)]
 pub(super) fn update_keys(stream: &mut dyn TransportStream) {
     let stream = stream.downcast_mut::<TlsStream>().unwrap();
     stream
-        .call(|conn, _| {
+        .call_conn(|conn, _| {
             conn.update_keys();
             Ok(())
         })

@@ -1,5 +1,5 @@
-//! Peers that do wrong, and what is held for them. The conformance kit
-//! (`llp/testkit/tests/conformance`) has the rest.
+//! Peers that violate the protocol, and limits of the memory for them. The conformance kit
+//! (`llp/testkit/tests/conformance`) covers the rest.
 
 mod clear;
 mod handshakes;
@@ -71,7 +71,7 @@ impl ServerStack {
         self.stack.poll(&mut Vec::new()).unwrap();
     }
 
-    /// Polls until `done`.
+    /// Polls until `done` returns a value.
     fn until<T>(&mut self, what: &str, mut done: impl FnMut(&mut Self) -> Option<T>) -> T {
         let end = Instant::now() + LONGEST;
         loop {
@@ -131,7 +131,7 @@ fn send(stream: &mut dyn TransportStream, bytes: &[u8]) -> io::Result<usize> {
     stream.send(&[IoVec::from(bytes)])
 }
 
-/// Drives both ends until the connection stands at both.
+/// Drives both ends until the connection is established at both.
 fn connect(server: &mut ServerStack, client: &mut ClientStack) -> Box<dyn TransportStream> {
     let mut accepted = None;
     server.until("the connection", |server| {
@@ -144,7 +144,8 @@ fn connect(server: &mut ServerStack, client: &mut ClientStack) -> Box<dyn Transp
     })
 }
 
-/// Drives both ends until the client fails, with its error. The server accepts nothing.
+/// Drives both ends until the client fails, and returns its error. The server accepts no
+/// connection.
 fn failure(server: &mut ServerStack, client: &mut ClientStack) -> TlsError {
     server.until("the client's failure", |server| {
         client.stack.poll(&mut Vec::new()).unwrap();
@@ -168,7 +169,7 @@ fn tls_error(error: &io::Error) -> TlsError {
     inner.unwrap_or_else(|| panic!("{error:?} is not of TLS")).clone()
 }
 
-/// A client of rustls with a blocking socket, run by a thread.
+/// Runs a rustls client with a blocking socket on another thread.
 fn plain_client(
     to: SocketAddr,
     config: rustls::ClientConfig,
@@ -197,7 +198,7 @@ fn plain_config(config: &TlsConfig, anonymous: bool) -> rustls::ClientConfig {
     own
 }
 
-/// A server with one connection of [`plain_client`].
+/// Accepts one connection of [`plain_client`].
 fn accept_plain(server: &mut ServerStack) -> Box<dyn TransportStream> {
     server.until("a connection", |server| server.listener.accept(SERVER).ok())
 }

@@ -1,4 +1,4 @@
-//! Which peers are accepted.
+//! Verification of peers.
 
 use super::error::TlsError;
 use super::keys::{KeyError, PinnedKeys, PublicKey};
@@ -14,7 +14,7 @@ use rustls::{DigitallySignedStruct, DistinguishedName, Error, RootCertStore, Sig
 use std::sync::Arc;
 use uiw_llp::PeerIdentity;
 
-/// Criterion for an authentic peer.
+/// Criterion for authentic peers.
 #[derive(Debug)]
 pub(super) enum TrustAnchors {
     Pinned(PinnedKeys),
@@ -38,7 +38,7 @@ impl TrustAnchors {
     }
 }
 
-/// The role of the peer.
+/// Role of the peer.
 #[derive(Clone, Debug)]
 pub(super) enum PeerRole {
     Client,
@@ -54,7 +54,7 @@ pub(super) struct Verifier {
 }
 
 impl Verifier {
-    /// The identity of a peer that presented `certificates`; with raw public keys that is one key.
+    /// Returns the identity of the peer with this certificate or raw public key.
     pub(super) fn identify(&self, certificate: &CertificateDer<'_>) -> Result<PeerIdentity, TlsError> {
         let identity = match &*self.trust {
             TrustAnchors::Pinned(pinned) => {
@@ -79,10 +79,10 @@ impl Verifier {
         if listed { Ok(identity) } else { Err(TlsError::NotAllowed { identity: identity.to_string() }) }
     }
 
-    /// The identity that a peer that was accepted would have now.
+    /// Verifies again a peer that was accepted before, and returns its identity.
     ///
     /// # Errors
-    /// It would not be accepted.
+    /// The reason why the peer is no longer accepted.
     pub(super) fn check(
         &self,
         chain: &[CertificateDer<'_>],
@@ -103,8 +103,7 @@ impl Verifier {
         let TrustAnchors::Authorities { roots, clients, servers } = &*self.trust else { return Ok(()) };
         match peer {
             PeerRole::Client => clients.verify_client_cert(own, intermediates, now).map(drop),
-            // With an access list an address says nothing more than the list: see
-            // `TlsConfig::x509`.
+            // With an access list, the address adds nothing to the list: see `TlsConfig::x509`.
             PeerRole::Server(ServerName::IpAddress(_)) if !self.allow.is_empty() => {
                 rustls::client::verify_server_cert_signed_by_trust_anchor(
                     &ParsedCertificate::try_from(own)?,
@@ -143,7 +142,7 @@ impl Verifier {
     }
 }
 
-/// Implements the functions that rustls requires of the verifier of a server and of a client alike.
+/// Implements the functions that rustls requires of verifiers for both servers and clients.
 macro_rules! either_verifier {
     () => {
         fn verify_tls12_signature(
@@ -214,7 +213,7 @@ impl ClientCertVerifier for Verifier {
     either_verifier!();
 }
 
-/// An entry of the access list.
+/// Entry of the access list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Pattern(String);
 
@@ -232,12 +231,12 @@ impl Pattern {
                 names.iter().any(|name| glob(&self.0, name)) || self.0 == fingerprint.to_string()
             }
             PeerIdentity::SameProcess => true,
-            // This crate makes no other kind of identity, and what is not known is not allowed.
+            // This crate creates no other kind of identity, and unknown ones are not allowed.
             _ => false,
         }
     }
 
-    /// Returns whether it is an IP address that the certificate is valid for.
+    /// Returns whether the pattern is an IP address for which the certificate is valid.
     fn is_address_of(&self, certificate: &CertificateDer<'_>) -> bool {
         let Ok(address) = self.0.parse::<std::net::IpAddr>() else { return false };
         let name = ServerName::IpAddress(address.into());
@@ -246,8 +245,8 @@ impl Pattern {
     }
 }
 
-/// Returns whether `pattern` fits the whole of `text`, where `*` stands for any characters; letters
-/// of either case are equal, as in DNS names.
+/// Returns whether `pattern` matches the whole of `text`. `*` stands for any characters, and case
+/// is ignored, as in DNS names.
 fn glob(pattern: &str, text: &str) -> bool {
     let (pattern, text) = (pattern.to_ascii_lowercase(), text.to_ascii_lowercase());
     let mut parts = pattern.split('*');

@@ -1,4 +1,4 @@
-//! TLS with other implementations: OpenSSL with certificates, GnuTLS with raw public keys (RFC
+//! TLS with other implementations: OpenSSL with certificates and GnuTLS with raw public keys (RFC
 //! 7250), each as client and as server.
 
 use rcgen::{
@@ -20,10 +20,10 @@ use uiw_mem::{IoVec, IoVecMut};
 use uiw_tls::{CertificateDer, PinnedKeys, PublicKey, SecretKey, Tls, TlsConfig, TlsStack};
 
 const LONGEST: Duration = Duration::from_secs(60);
-/// The group and the version of GnuTLS, with raw public keys alone.
+/// Priority string of GnuTLS that permits only TLS 1.3 and raw public keys.
 const RAW: &str = "NORMAL:-VERS-ALL:+VERS-TLS1.3:-CTYPE-ALL:+CTYPE-RAWPK";
 
-/// A directory of one test, with the files that a peer needs.
+/// Directory of one test, with the files that a peer needs.
 struct TestDirectory(PathBuf);
 
 impl TestDirectory {
@@ -48,8 +48,8 @@ impl Drop for TestDirectory {
     }
 }
 
-/// Creates certificates of one authority for the two ends. The files are the peer's: `ca.pem`,
-/// `cert.pem`, `key.pem`.
+/// Creates certificates of one authority for the two ends. The files `ca.pem`, `cert.pem` and
+/// `key.pem` are those of the peer.
 fn certificates(directory: &TestDirectory) -> TlsConfig {
     let mut params = CertificateParams::new(Vec::new()).expect("parameters");
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -75,7 +75,7 @@ fn certificates(directory: &TestDirectory) -> TlsConfig {
     TlsConfig::x509(vec![certificate], &key, vec![authority]).expect("a configuration")
 }
 
-/// Raw keys of both ends; the peer's are in `key.pem` and `pub.pem`.
+/// Creates raw keys of both ends. Those of the peer are in `key.pem` and `pub.pem`.
 fn raw_keys(directory: &TestDirectory) -> (TlsConfig, PublicKey) {
     let (ours, theirs) = (SecretKey::generate().expect("a key"), SecretKey::generate().expect("a key"));
     theirs.write(&directory.0.join("key.pem")).expect("its file");
@@ -85,7 +85,7 @@ fn raw_keys(directory: &TestDirectory) -> (TlsConfig, PublicKey) {
     (TlsConfig::raw_keys(&ours, pinned).expect("a configuration"), theirs.public_key())
 }
 
-/// A program that is the peer.
+/// Program that is the peer.
 struct PeerProgram(Child);
 
 impl PeerProgram {
@@ -101,7 +101,7 @@ impl PeerProgram {
         input.write_all(bytes).and_then(|()| input.flush()).expect("it reads");
     }
 
-    /// Reads its output until a line has `text`.
+    /// Reads the program's output until a line contains `text`.
     fn wait_saying(&mut self, text: &str) {
         let mut lines = BufReader::new(self.0.stdout.as_mut().expect("its output"));
         let mut line = String::new();
@@ -144,7 +144,7 @@ impl OwnEnd {
             };
             match made {
                 Ok(_) => return Self { stack, stream },
-                // It does not listen yet.
+                // The program does not listen yet.
                 Err(error) if error.kind() == ErrorKind::ConnectionRefused && Instant::now() < end => {
                     std::thread::sleep(Duration::from_millis(5));
                 }
@@ -177,7 +177,7 @@ impl OwnEnd {
         });
     }
 
-    /// Receives `len` bytes; fewer, if the peer closes before.
+    /// Receives `len` bytes, or fewer if the peer closes the connection before.
     fn recv(&mut self, len: usize) -> Vec<u8> {
         self.stream.set_interest(Interest::BOTH).expect("interest");
         let mut got = Vec::new();
@@ -199,7 +199,7 @@ fn stack(config: TlsConfig) -> TlsStack {
     TlsStack::new(Box::new(TcpStack::new().expect("TCP")), &tls).expect("a stack")
 }
 
-/// Starts the peer with the port of a listener of ours, and accepts it.
+/// Starts the peer with the port of a listener, and accepts its connection.
 fn accept(config: TlsConfig, start: impl FnOnce(u16) -> PeerProgram) -> (OwnEnd, PeerProgram) {
     let mut stack = stack(config);
     let at = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 0);
@@ -258,7 +258,7 @@ fn openssl_as_client() {
     peer.write(bytes.as_bytes());
     assert_eq!(end.recv(bytes.len()), bytes.as_bytes());
     end.send(b"an answer\n");
-    // Our FIN is a close_notify: it writes what it got and ends.
+    // Our FIN is a close_notify. The program then prints the received data and exits.
     end.stream.shutdown().expect("a FIN");
     let mut said = String::new();
     peer.0.stdout.as_mut().expect("its output").read_to_string(&mut said).expect("text");
@@ -266,7 +266,7 @@ fn openssl_as_client() {
     assert_eq!(end.recv(1), b"", "it closes in order");
 }
 
-/// OpenSSL writes a file with each session that it may resume.
+/// OpenSSL writes a file for each session that it may resume.
 #[test]
 fn openssl_gets_no_session_to_resume() {
     let Some(openssl) = uiw_interop::require("openssl") else { return };
@@ -279,7 +279,7 @@ fn openssl_gets_no_session_to_resume() {
     });
     peer.write(b"a word\n");
     assert_eq!(end.recv(7), b"a word\n");
-    // A ticket would come in front of this.
+    // A ticket would be sent before this.
     end.send(b"an answer\n");
     end.stream.shutdown().expect("a FIN");
     let mut said = String::new();
@@ -304,7 +304,7 @@ fn openssl_as_server() {
     assert_eq!(end.recv(7), b"a word\n");
 }
 
-/// A key update of OpenSSL's, with a request for ours ("K" on its input).
+/// OpenSSL updates its keys, and requests the same from us ("K" on its input).
 #[test]
 fn openssl_updates_its_keys() {
     let Some(openssl) = uiw_interop::require("openssl") else { return };
@@ -319,7 +319,7 @@ fn openssl_updates_its_keys() {
     });
     for round in 0..5 {
         peer.write(b"K\n");
-        // It says so on its standard error; the key is new with what follows.
+        // OpenSSL reports the update on its standard error. The following data uses the new key.
         std::thread::sleep(Duration::from_millis(20));
         let line = format!("round {round}\n");
         peer.write(line.as_bytes());
@@ -358,7 +358,7 @@ fn gnutls_client_with_raw_key() {
     let (mut end, mut peer) = accept(config, |port| {
         let port = port.to_string();
         let own = ["--rawpkkeyfile", "key.pem", "--rawpkfile", "pub.pem", "--priority", RAW];
-        // It has no means to pin our key, so it checks nothing.
+        // This program cannot pin our key, so it checks nothing.
         let arguments = ["--insecure", "-p", &port, "127.0.0.1"];
         PeerProgram::start(&directory, &gnutls, &[&own[..], &arguments].concat())
     });

@@ -31,7 +31,7 @@ pub const RDMA_PS_IB: c_int = 0x013F;
 
 /// Maximum of the device, in `responder_resources` and `initiator_depth`.
 pub const RDMA_MAX_RESOURCES: u8 = 0xFF;
-/// Q_Key of queue pairs of the port spaces of datagrams.
+/// Q_Key of queue pairs in the datagram port spaces.
 pub const RDMA_UDP_QKEY: u32 = 0x0123_4567;
 
 pub const RDMA_OPTION_ID: c_int = 0;
@@ -46,7 +46,7 @@ pub const RAI_SA: c_int = 16;
 
 pub const IBV_EVENT_COMM_EST: c_int = 4;
 
-/// Room for an address of any family, as `sockaddr_storage`.
+/// Buffer for an address of any family, like `sockaddr_storage`.
 #[repr(C, align(8))]
 #[derive(Clone, Copy)]
 pub struct rdma_sockaddr(pub [u8; 128]);

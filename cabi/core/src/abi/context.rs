@@ -1,9 +1,11 @@
-//! Contexts: `verbs_context` ends in the `ibv_context` that applications hold.
+//! Contexts. The last part of a `verbs_context` is the `ibv_context` to which applications have
+//! pointers.
 
 use super::*;
 use std::ffi::{c_int, c_uint, c_void};
 
-/// A slot that stays empty: not called since 2006, or the operation is not offered.
+/// Slot that stays empty, because it has not been called since 2006 or the operation is not
+/// supported.
 pub type unused = *mut c_void;
 
 #[repr(C)]
@@ -35,7 +37,7 @@ pub struct ibv_context {
     pub async_fd: c_int,
     pub num_comp_vectors: c_int,
     pub mutex: pthread_mutex,
-    /// Marker: all ones mean that this context is the tail of a [`verbs_context`].
+    /// Marker: if all bits are set, this context is the last part of a [`verbs_context`].
     pub abi_compat: usize,
 }
 layout!(ibv_context: 328 { device: 0, ops: 8, cmd_fd: 264, async_fd: 268, num_comp_vectors: 272, mutex: 280, abi_compat: 320 });
@@ -47,7 +49,7 @@ pub struct ibv_values_ex {
 }
 layout!(ibv_values_ex: 24 { comp_mask: 0, raw_clock: 8 });
 
-/// An empty slot answers EOPNOTSUPP: the header's inline functions do that.
+/// For an empty slot, the inline functions of the header return EOPNOTSUPP.
 #[repr(C)]
 pub struct verbs_context {
     pub query_port: Option<unsafe extern "C" fn(*mut ibv_context, u8, *mut ibv_port_attr, usize) -> c_int>,

@@ -1,7 +1,7 @@
-//! The structures of `infiniband/verbs.h` and `rdma/rdma_cma.h` as C sees them. Names are C's.
+//! The structures of `infiniband/verbs.h` and `rdma/rdma_cma.h`, with the names of C.
 //!
-//! Every layout is asserted at compile time against what a C compiler makes of rdma-core 44's
-//! headers on a 64-bit machine.
+//! Every layout is checked at compile time against the layout that a C compiler creates from the
+//! headers of rdma-core 44 on a 64-bit machine.
 
 #![expect(non_camel_case_types, reason = "C's names")]
 #![expect(missing_docs, reason = "the fields are documented in verbs.h")]
@@ -45,8 +45,8 @@ pub use wr::{
     ibv_target_atomic, ibv_target_rdma, ibv_target_ud, ibv_wc,
 };
 
-/// `pthread_mutex_t` and `pthread_cond_t` inside verbs objects. Zeroed is their static initialiser;
-/// this library locks neither.
+/// `pthread_mutex_t` or `pthread_cond_t` in a verbs object. Zeros are their static initialiser;
+/// this library uses neither.
 #[repr(C, align(8))]
 #[derive(Clone, Copy)]
 pub struct pthread_words<const N: usize>(pub [u64; N]);
@@ -54,7 +54,7 @@ pub struct pthread_words<const N: usize>(pub [u64; N]);
 pub type pthread_mutex = pthread_words<5>;
 pub type pthread_cond = pthread_words<6>;
 
-/// Asserts size and offsets of a structure.
+/// Asserts the size of a structure and the offsets of its fields.
 macro_rules! layout {
     ($name:ident: $size:literal { $($($field:ident).+: $at:literal),* $(,)? }) => {
         const _: () = {
@@ -65,7 +65,7 @@ macro_rules! layout {
 }
 pub(crate) use layout;
 
-/// Structures of C that may be all zeros.
+/// Structure of C that may consist of zeros.
 ///
 /// # Safety
 /// All fields are integers, raw pointers, optional functions, or structures, unions and arrays of
@@ -75,8 +75,8 @@ pub unsafe trait PlainAbi: Sized {}
 macro_rules! plain {
     ($($name:ty),* $(,)?) => {
         $(
-            // SAFETY: the declaration has nothing but integers, raw pointers, optional functions,
-            // and structures, unions and arrays of these.
+            // SAFETY: the declaration contains only integers, raw pointers, optional functions, and
+            // structures, unions and arrays of these.
             unsafe impl PlainAbi for $name {}
         )*
     };
@@ -91,9 +91,9 @@ plain! {
     libc::addrinfo, libc::ifreq, libc::msghdr, libc::sigaction, libc::sigset_t, libc::stat, libc::statfs, libc::Dl_info,
 }
 
-/// A structure of C that is all zeros.
+/// Returns a structure of C that consists of zeros.
 pub const fn zeroed<T: PlainAbi>() -> T {
-    // SAFETY: zeros are an integer, a raw pointer (NULL) and an absent function, and a `Plain` type
-    // has no other fields.
+    // SAFETY: zeros represent an integer, a NULL pointer and an absent function, and a `PlainAbi`
+    // type has no other fields.
     unsafe { core::mem::MaybeUninit::zeroed().assume_init() }
 }

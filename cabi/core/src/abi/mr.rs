@@ -49,7 +49,7 @@ pub struct ibv_buf {
     pub size: usize,
 }
 
-/// `ibv_dmah`, which no function of ours makes.
+/// `ibv_dmah`, which no function of this library creates.
 pub type ibv_dmah = c_void;
 
 #[repr(C)]
@@ -115,7 +115,7 @@ pub struct ibv_mw_bind {
 }
 layout!(ibv_mw_bind: 48 { wr_id: 0, send_flags: 8, bind_info: 16, bind_info.length: 32, bind_info.mw_access_flags: 40 });
 
-/// The header in front of a received datagram; numbers are big-endian.
+/// Header that precedes a received datagram. Numbers are big-endian.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct ibv_grh {

@@ -48,7 +48,7 @@ pub struct ibv_qp_ex {
     pub wr_complete: Option<unsafe extern "C" fn(*mut ibv_qp_ex) -> c_int>,
     pub wr_abort: Option<unsafe extern "C" fn(*mut ibv_qp_ex)>,
     pub wr_atomic_write: Option<unsafe extern "C" fn(*mut ibv_qp_ex, u32, u64, *const [u8; 8])>,
-    /// `wr_flush` of newer headers, and room for what comes after it.
+    /// `wr_flush` of newer headers, and room for later functions.
     pub later: [*mut c_void; 8],
 }
 layout!(ibv_qp_ex: 416 { comp_mask: 160, wr_id: 168, wr_flags: 176, wr_atomic_cmp_swp: 184, wr_bind_mw: 200, wr_rdma_read: 216, wr_send: 240, wr_send_tso: 264, wr_set_inline_data: 288, wr_set_sge: 304, wr_start: 320, wr_abort: 336, wr_atomic_write: 344, later: 352 });
@@ -75,7 +75,7 @@ pub struct ibv_qp_init_attr {
     pub sq_sig_all: c_int,
 }
 impl ibv_qp_init_attr {
-    /// The same attributes for `ibv_create_qp_ex`.
+    /// Returns the same attributes for `ibv_create_qp_ex`.
     pub fn extended(&self) -> ibv_qp_init_attr_ex {
         let mut long: ibv_qp_init_attr_ex = zeroed();
         long.qp_context = self.qp_context;
@@ -120,8 +120,8 @@ pub const IBV_QP_INIT_ATTR_PD: u32 = 1 << 0;
 pub const IBV_QP_INIT_ATTR_CREATE_FLAGS: u32 = 1 << 2;
 pub const IBV_QP_INIT_ATTR_SEND_OPS_FLAGS: u32 = 1 << 6;
 
-/// Operations that `ibv_wr_*` can be asked for: all of `ibv_qp_create_send_ops_flags` but TSO and
-/// flush.
+/// Operations that can be requested for `ibv_wr_*`: all of `ibv_qp_create_send_ops_flags` except
+/// TSO and flush.
 pub const SEND_OPS_OFFERED: u64 = 0x3FF | 1 << 12;
 
 pub const IBV_QPT_RC: c_int = 2;

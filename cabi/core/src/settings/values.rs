@@ -1,4 +1,4 @@
-//! Values of variables, from their text. The error is the rule that the text breaks.
+//! Parsers for values of variables. The error is the rule that the text breaks.
 
 use super::Settings;
 use std::ops::RangeInclusive;
@@ -36,7 +36,7 @@ pub(super) fn own_or_host(text: &str) -> Result<bool, &'static str> {
     }
 }
 
-/// RTR kinds as `write,read`.
+/// Parses RTR kinds, such as `write,read`.
 pub(super) fn rtr_kinds(text: &str) -> Result<RtrKinds, &'static str> {
     let mut kinds = RtrKinds::NONE;
     for word in text.split(',') {
@@ -80,7 +80,7 @@ pub(super) fn peer_profile(text: &str) -> Result<PeerProfile, &'static str> {
     }
 }
 
-/// Bytes of a TCP segment, in the range that Linux takes.
+/// Parses the size of a TCP segment in bytes, in the range that Linux accepts.
 pub(super) fn segment(text: &str) -> Result<u16, &'static str> {
     let (digits, unit) = text.strip_suffix(['k', 'K']).map_or((text, 1), |digits| (digits, 1 << 10));
     let bytes = digits.parse::<u16>().ok().and_then(|number| number.checked_mul(unit));

@@ -1,5 +1,5 @@
-//! The UD side of datagram rsockets: a queue pair at each network device that is used, and the
-//! memory that they share.
+//! UD side of datagram rsockets: a queue pair at each network device that is used, and the memory
+//! that these queue pairs share.
 
 use crate::buffer::Buffer;
 use crate::datagram::wire::{MAX_MESSAGE, MessageHeader};
@@ -18,40 +18,43 @@ use uiw_verbs::{
     SendFlags, SendOp, SendWr, Srq, SrqAttr, Wc, WcStatus,
 };
 
-/// Bytes of a receive: no message of any sender is longer, as one that is would end the queue pair.
+/// Size of a receive in bytes. No sender can send a longer message, because a message that does not
+/// fit ends the queue pair.
 const RECEIVE: u32 = (Grh::LEN + MAX_PAYLOAD) as u32;
-/// Bytes of a message in the send queue.
+/// Size of a message in the send queue, in bytes.
 const SEND: u32 = MAX_MESSAGE as u32;
-/// Bytes of a buffer for each message, as rdma-core divides SO_RCVBUF and SO_SNDBUF.
+/// Number of buffer bytes for each message: rdma-core divides SO_RCVBUF and SO_SNDBUF by this
+/// number.
 const SHARE: u32 = MAX_MESSAGE as u32;
-/// Marks completions of receives; the rest of the number is the slot.
+/// Marks the completion of a receive. The other bits contain the slot.
 const IS_RECEIVE: u64 = 1 << 63;
-/// Completions that are handled before receives are posted again.
+/// Number of completions that are handled before receives are posted again.
 const BATCH: usize = 64;
-/// Network devices that a socket may use.
+/// Maximum number of network devices that a socket can use.
 const MAX_QUEUE_PAIRS: usize = 64;
 
-/// A queue pair. It is dropped before its number is given back.
+/// Queue pair. It is dropped before its number is released.
 struct QueuePair {
     qp: Qp,
     number: QpnReservation,
     /// Name of the network device.
     netdev: String,
     index: u32,
-    /// The addresses at which it was found to be bound.
+    /// Addresses to which the queue pair is known to be bound.
     addresses: Vec<IpAddr>,
 }
 
-/// A message that has come.
+/// Received message.
 pub(super) struct ReceivedDatagram {
     pub(super) slot: u16,
-    /// The message within the slot.
+    /// Offset of the message within the slot.
     pub(super) start: usize,
     pub(super) len: usize,
     pub(super) from: SocketAddr,
 }
 
-/// The parts are dropped in this order: memory after the queue pairs that use it.
+/// Queue pairs and their memory. The fields are dropped in this order, so the memory outlives the
+/// queue pairs that use it.
 pub(super) struct Endpoint {
     queue_pairs: Vec<QueuePair>,
     srq: Arc<Srq>,
@@ -60,20 +63,22 @@ pub(super) struct Endpoint {
     device: Device,
     received: Buffer,
     staged: Buffer,
-    /// Slots of the send queue that hold no message.
+    /// Slots of the send queue that contain no message.
     free: Vec<u16>,
     sends: u16,
     receives: u16,
 }
 
-/// Messages that a buffer of `bytes` holds, of `asked`.
+/// Returns the number of messages that a buffer of `bytes` holds, up to `asked`.
 fn depth(asked: u16, bytes: u32) -> u16 {
     asked.min(u16::try_from(bytes / SHARE).unwrap_or(u16::MAX)).max(1)
 }
 
 impl Endpoint {
+    /// Creates an endpoint without queue pairs.
+    ///
     /// # Errors
-    /// ENOMEM, EMFILE and others of the engine.
+    /// ENOMEM, EMFILE and other errors of the engine.
     pub(super) fn new(sizes: &Sizes) -> Result<Self> {
         let device = engine::get()?;
         let sizes = sizes.bounded();
@@ -105,25 +110,26 @@ impl Endpoint {
         &self.cq
     }
 
-    /// Messages that the program can have without reading them.
+    /// Returns the number of messages that can be received before the program reads them.
     pub(super) fn receives(&self) -> usize {
         self.receives.into()
     }
 
-    /// Returns whether there is room for a message.
+    /// Returns whether another message can be sent.
     pub(super) fn has_room(&self) -> bool {
         !self.free.is_empty()
     }
 
-    /// Returns whether UDP has taken every message.
+    /// Returns whether all messages were passed to UDP.
     pub(super) fn is_flushed(&self) -> bool {
         self.free.len() == usize::from(self.sends)
     }
 
-    /// The index of the queue pair at the device that has `local`, which is made if there is none.
+    /// Returns the index of the queue pair at the device that has `local`. Creates the queue pair
+    /// if necessary.
     ///
     /// # Errors
-    /// ENODEV where no network device has the address; EADDRINUSE, ENOMEM, EMFILE.
+    /// ENODEV if no network device has the address; EADDRINUSE, ENOMEM, EMFILE.
     pub(super) fn queue_pair(&mut self, local: IpAddr) -> Result<usize> {
         if let Some(at) = self.queue_pairs.iter().position(|known| known.addresses.contains(&local)) {
             return Ok(at);
@@ -133,7 +139,9 @@ impl Endpoint {
         let at = match known {
             Some(at) => at,
             None if self.queue_pairs.len() == MAX_QUEUE_PAIRS => {
-                return Err(Errno::NOMEM.because("datagrams from more network devices than a socket has"));
+                return Err(
+                    Errno::NOMEM.because("the socket already uses the maximum number of network devices")
+                );
             }
             None => {
                 let number = QpnReservation::new(&netdev, &self.device, self.cq.shard())?;
@@ -158,7 +166,7 @@ impl Endpoint {
     fn new_queue_pair(&self, number: &QpnReservation) -> Result<Qp> {
         let port = number.datagrams().ok_or_else(|| {
             Errno::UNSUPPORTED
-                .because("the device has no datagrams: its MTU is too small, or TLS is required")
+                .because("the device does not support datagrams: its MTU is too small, or TLS is required")
         })?;
         let cap = QpCap {
             max_send_wr: self.sends.into(),
@@ -176,21 +184,22 @@ impl Endpoint {
         Ok(qp)
     }
 
-    /// The number of a queue pair.
+    /// Returns the number of a queue pair.
     pub(super) fn number(&self, at: usize) -> u32 {
         self.queue_pairs[at].qp.num()
     }
 
-    /// Bytes of the longest message that fits a datagram of a queue pair, with its header.
+    /// Returns the maximum size of a message, without its header, in a datagram of a queue pair.
     pub(super) fn max_payload(&self, at: usize) -> usize {
         let longest = self.queue_pairs[at].qp.datagram_port().map_or(0, |port| port.max_payload());
         longest.min(MAX_MESSAGE)
     }
 
-    /// Sends a header and a message from `local`, by a queue pair, to one of a peer's.
+    /// Sends a header and a message from `local`, through a queue pair of this socket, to a queue
+    /// pair of the peer.
     ///
     /// # Errors
-    /// EAGAIN while there is no room.
+    /// EAGAIN if there is no room.
     pub(super) fn send(
         &mut self,
         (at, local): (usize, IpAddr),
@@ -229,16 +238,16 @@ impl Endpoint {
             sges: &[self.staged.sge(start..start + len)],
             flags: SendFlags::SIGNALED,
         };
-        // SAFETY: the slot is written when it is free, and becomes so when the completion is taken;
-        // the memory is dropped after the queue pair.
+        // SAFETY: the slot is free when it is written, and becomes free again when the completion
+        // is taken. The memory is dropped after the queue pair.
         unsafe { self.queue_pairs[at].qp.post_send([request]) }.map_err(|error| {
-            tracing::debug!(%error, "a datagram is not posted");
+            tracing::debug!(%error, "a datagram cannot be posted");
             Errno::IO
         })
     }
 
-    /// Takes completions, and drives the engine if there are none. Messages go to `each`; true is
-    /// returned where there was any completion.
+    /// Takes completions, and drives the engine if there are none. Received messages are passed to
+    /// `each`. Returns whether there were any completions.
     pub(super) fn process(&mut self, mut each: impl FnMut(ReceivedDatagram)) -> bool {
         let cq = Arc::clone(&self.cq);
         let (mut any, mut failed) = (false, false);
@@ -264,13 +273,13 @@ impl Endpoint {
             }
         }
         if failed {
-            self.revive();
+            self.restart_queue_pairs();
         }
         any
     }
 
-    /// The message of a receive, if it has one. The sender's address in the header must be that
-    /// which the packet has come from.
+    /// Returns the message of a receive, unless it is invalid. The sender's address in its header
+    /// must be the address from which the packet came.
     fn arrived(&self, wc: &Wc, slot: u16) -> Option<ReceivedDatagram> {
         let at = usize::from(slot) * RECEIVE as usize;
         let len = (wc.byte_len as usize).checked_sub(Grh::LEN)?;
@@ -284,7 +293,7 @@ impl Endpoint {
             .ok()?;
         let header_len = front - Grh::LEN - rest.len();
         if header.from.ip() != route.source {
-            tracing::trace!(from = %header.from, source = %route.source, "a datagram with another address is dropped");
+            tracing::trace!(from = %header.from, source = %route.source, "a datagram with a wrong sender address is dropped");
             return None;
         }
         let from = match header.from {
@@ -297,12 +306,12 @@ impl Endpoint {
         Some(ReceivedDatagram { slot, start: Grh::LEN + header_len, len: len - header_len, from })
     }
 
-    /// Copies out of a message.
+    /// Copies bytes of a message.
     pub(super) fn copy(&self, arrived: &ReceivedDatagram, skip: usize, to: &mut [u8]) -> Result<()> {
         self.received.read(usize::from(arrived.slot) * RECEIVE as usize + arrived.start + skip, to)
     }
 
-    /// Posts receives of these slots.
+    /// Posts the receives of these slots again.
     pub(super) fn receive_again(&self, slots: &[u16]) {
         let element = |slot: &u16| {
             let at = u32::from(*slot) * RECEIVE;
@@ -313,16 +322,15 @@ impl Endpoint {
             wr_id: IS_RECEIVE | u64::from(*slot),
             sges: std::slice::from_ref(sge),
         });
-        // SAFETY: a slot is read before its receive is posted again, and lives longer than the
-        // queue pairs.
+        // SAFETY: a slot is read before its receive is posted again, and outlives the queue pairs.
         if let Err(error) = unsafe { self.srq.post_recv(requests) } {
             tracing::warn!(%error, "a datagram rsocket has lost a receive");
         }
     }
 
-    /// A queue pair that a message could not be sent on has stopped sending; the message is lost,
-    /// and others go on.
-    fn revive(&self) {
+    /// Restarts queue pairs that have stopped sending because a message could not be sent. That
+    /// message is lost; others can be sent again.
+    fn restart_queue_pairs(&self) {
         for QueuePair { qp, netdev, .. } in &self.queue_pairs {
             if qp.state() == QpState::Sqe {
                 tracing::debug!(netdev, "a datagram could not be sent");

@@ -1,21 +1,22 @@
-//! What comes over UDP: the queue pair numbers of peers, and messages of peers that have not learnt
-//! ours.
+//! Packets received over UDP: the queue pair numbers of peers, and messages of peers that do not
+//! know ours yet.
 
 use crate::datagram::endpoint::Endpoint;
-use crate::datagram::socket::{Datagram, Message, State, canonical};
+use crate::datagram::socket::{Datagram, Message, State, peer_key};
 use crate::datagram::wire::{ExchangeHeader, MAX_MESSAGE, Operation};
 use crate::sys;
 use std::net::SocketAddr;
 use uiw_cabi_core::errno::Errno;
 use uiw_datagram::Qpn;
 
-/// Datagrams that are taken before other sockets have their turn.
+/// Maximum number of packets that are handled before other sockets are served.
 const TURN: usize = 64;
 
 impl Datagram {
-    /// Takes what has come over UDP, as much as a turn allows.
-    pub(super) fn exchange(&self) {
-        // One more than any has: a longer one is not taken for a whole one.
+    /// Handles packets that were received over UDP, up to the limit of one turn.
+    pub(super) fn process_udp(&self) {
+        // The buffer has one byte more than the longest message, so that a longer packet is not
+        // accepted as a truncated one.
         let mut packet = [0; MAX_MESSAGE + 1];
         let mut state = self.lock();
         let mut is_changed = false;
@@ -25,7 +26,7 @@ impl Datagram {
                 Ok((len, _)) if len > MAX_MESSAGE => {}
                 Ok((len, from)) => is_changed |= self.take(&mut state, &packet[..len], from),
                 Err(Errno::AGAIN) => break,
-                // An ICMP message about one that was sent, of a connected socket.
+                // A connected socket has received an ICMP error for an earlier packet.
                 Err(errno) => {
                     tracing::debug!(error = %errno, "UDP reports an error");
                     state.error = Some(errno);
@@ -39,8 +40,8 @@ impl Datagram {
         }
     }
 
-    /// Drops reports that the program has asked the system for (IP_RECVERR, SO_TIMESTAMPING):
-    /// rsockets have no call for them.
+    /// Discards reports that the program has requested from the system (IP_RECVERR,
+    /// SO_TIMESTAMPING). rsockets have no call that returns them.
     pub(super) fn discard_reports(&self) {
         let state = self.lock();
         if let Ok(udp) = state.udp() {
@@ -52,38 +53,38 @@ impl Datagram {
         }
     }
 
-    /// Takes one packet. Returns whether there is anything for the program.
+    /// Handles one packet. Returns whether it contains a message for the program.
     fn take(&self, state: &mut State, packet: &[u8], from: SocketAddr) -> bool {
-        let from = canonical(from);
+        let from = peer_key(from);
         let (header, message) = match ExchangeHeader::parse(packet) {
             Ok(parsed) => parsed,
             Err(error) => {
-                tracing::trace!(%from, %error, "a packet is no rsocket's");
+                tracing::trace!(%from, %error, "a packet does not come from an rsocket");
                 return false;
             }
         };
         let qpn = Qpn::from_raw(header.qpn);
         if header.address.is_ipv4() != from.is_ipv4() || qpn.port() == 0 || qpn == Qpn::MULTICAST {
-            tracing::trace!(%from, %qpn, "a packet names no queue pair");
+            tracing::trace!(%from, %qpn, "a packet contains no queue pair");
             return false;
         }
         if header.operation == Operation::Control {
-            // Of a peer that nothing was sent to it says nothing that is needed.
+            // If nothing was sent to this peer, its queue pair number is not needed.
             state.peers.learn(from, qpn.raw());
             return false;
         }
-        let way = match self.way(state, from) {
-            Ok(way) => way,
+        let route = match self.route(state, from) {
+            Ok(route) => route,
             Err(error) => {
-                tracing::debug!(%from, %error, "no way leads to the sender of a datagram");
+                tracing::debug!(%from, %error, "no route leads to the sender of a datagram");
                 return false;
             }
         };
         state.peers.learn(from, qpn.raw());
-        // The answer is no longer than what is answered. One that is lost is asked for by the next
-        // message.
-        if let Err(error) = self.send_over_udp(state, Operation::Control, way, from, &[]) {
-            tracing::debug!(%from, %error, "the number of the queue pair is not sent");
+        // The answer is not longer than the packet. If it is lost, the next message of the peer is
+        // answered again.
+        if let Err(error) = self.send_over_udp(state, Operation::Control, route, from, &[]) {
+            tracing::debug!(%from, %error, "the number of the queue pair cannot be sent");
         }
         let most = state.endpoint.as_ref().map_or(0, Endpoint::receives);
         if state.shut[0] || state.messages.len() >= most {

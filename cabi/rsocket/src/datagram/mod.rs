@@ -2,23 +2,23 @@
 //!
 //! ```text
 //!   socket     one socket: state, lock, waiting threads; its addresses
-//!   transfer   sending and receiving ─► peers: the way to each ─► endpoint: UD queue pairs and their memory
-//!   exchange   what comes over UDP: queue pair numbers, and messages of peers that have not learnt ours
-//!   watch      the thread that waits for that
+//!   transfer   sending and receiving ─► peers: the route to each ─► endpoint: UD queue pairs and their memory
+//!   exchange   packets over UDP: queue pair numbers, and messages of peers that do not know ours yet
+//!   watch      the thread that waits for these packets
 //!   options    socket options
 //!   wire       the two headers
 //! ```
 //!
-//! The descriptor is a UDP socket with the socket's address. The first message to a peer goes over
-//! UDP, with the number of the sender's queue pair in front; the peer answers with its own. From
-//! then on messages go by UD, with the address of the socket in front. Both ways a message is
-//! received once or not at all, in any order.
+//! The descriptor is a UDP socket with the socket's address. The first message to a peer is sent
+//! over UDP, after a header with the number of the sender's queue pair. The peer answers with its
+//! own number. From then on messages are sent by UD, after a header with the address of the socket.
+//! In both cases a message is received once or not at all, in any order.
 //!
-//! One completion queue and one shared receive queue serve a socket, whatever the number of its
-//! queue pairs: messages that a program does not read fill one queue, and further ones are dropped
-//! by the engine. Receives hold the longest message that UD has, because a longer one would end the
-//! queue pair. `watch` waits for nothing under a socket's lock, and handles 64 packets of a socket
-//! before others have their turn.
+//! A socket has one completion queue and one shared receive queue for all of its queue pairs.
+//! Messages that a program does not read fill this queue, and the engine drops further ones.
+//! Receives have the size of the longest UD message, because a longer one would end the queue pair.
+//! `watch` never waits while it holds a socket's lock, and handles 64 packets of a socket before it
+//! serves others.
 
 mod endpoint;
 mod exchange;

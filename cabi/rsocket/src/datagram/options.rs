@@ -1,5 +1,5 @@
-//! Options of datagram rsockets: those of the UDP socket, but for what concerns buffers, waiting
-//! and errors.
+//! Options of datagram rsockets. Most are options of the UDP socket, except those for buffers,
+//! waiting and errors.
 
 use crate::datagram::Datagram;
 use crate::options::{
@@ -16,14 +16,14 @@ fn int(bytes: &[u8]) -> Result<c_int> {
     let first = bytes.first_chunk::<4>();
     first
         .map(|bytes| c_int::from_ne_bytes(*bytes))
-        .ok_or_else(|| Errno::INVAL.because("an option that is shorter than an integer"))
+        .ok_or_else(|| Errno::INVAL.because("the value of the option is shorter than an integer"))
 }
 
-/// `rsetsockopt`. SO_RCVTIMEO and SO_SNDTIMEO have their time in `time`.
+/// `rsetsockopt`. For SO_RCVTIMEO and SO_SNDTIMEO, `time` is the value.
 ///
 /// # Errors
-/// ENOPROTOOPT for an option that rsockets do not have, EINVAL for one that comes too late; the
-/// system's.
+/// ENOPROTOOPT for an option that rsockets do not have, EINVAL for one that is set too late; the
+/// errors of the system.
 pub(crate) fn set_option(
     socket: &Datagram,
     level: c_int,
@@ -36,18 +36,19 @@ pub(crate) fn set_option(
     let is_begun = state.endpoint.is_some();
     match (level, name) {
         (SOL_RDMA, RDMA_SQSIZE | RDMA_RQSIZE | RDMA_INLINE) if is_begun => {
-            return Err(Errno::INVAL.because("an option that is set before an rsocket has an address"));
+            return Err(Errno::INVAL.because("the option must be set before the rsocket has an address"));
         }
         (SOL_RDMA, RDMA_SQSIZE) => state.sizes.sends = bounded(int(bytes)?),
         (SOL_RDMA, RDMA_RQSIZE) => state.sizes.receives = bounded(int(bytes)?),
         (SOL_RDMA, RDMA_INLINE) => state.sizes.inline = bounded(int(bytes)?),
         // There are no routes to choose from, and datagrams have no mappings.
         (SOL_RDMA, RDMA_ROUTE | RDMA_IOMAPSIZE) => {}
-        // Merged datagrams would be taken for one.
+        // The merged datagrams would be taken for one.
         (SOL_RDMA | libc::IPPROTO_UDP, _) => return Err(unsupported(level, name)),
         (libc::SOL_SOCKET, libc::SO_RCVTIMEO | libc::SO_SNDTIMEO) => {
-            let time =
-                time.ok_or_else(|| Errno::INVAL.because("a time that is shorter than its structure"))?;
+            let time = time.ok_or_else(|| {
+                Errno::INVAL.because("the value of the time-out is shorter than its structure")
+            })?;
             if name == libc::SO_RCVTIMEO {
                 state.receive_timeout = time;
             } else {
@@ -57,8 +58,8 @@ pub(crate) fn set_option(
         _ => {
             sys::set_option_bytes(udp, level, name, bytes)?;
             match (level, name) {
-                // After the buffers are there the option has no effect on them, as rdma-core has
-                // it.
+                // After the buffers were allocated the option has no effect on them, as in
+                // rdma-core.
                 (libc::SOL_SOCKET, libc::SO_RCVBUF) if !is_begun => {
                     state.sizes.received = doubled(int(bytes)?);
                 }
@@ -70,10 +71,11 @@ pub(crate) fn set_option(
     Ok(())
 }
 
-/// `rgetsockopt`: writes the value to `to`, as much as fits, and returns how long it is there.
+/// `rgetsockopt`: writes as much of the value as fits to `to`, and returns the number of bytes
+/// written.
 ///
 /// # Errors
-/// The system's.
+/// The errors of the system.
 pub(crate) fn option(socket: &Datagram, level: c_int, name: c_int, to: &mut [u8]) -> Result<usize> {
     let mut state = socket.lock();
     let udp = state.udp()?;
@@ -100,7 +102,7 @@ fn put(value: &[u8], to: &mut [u8]) -> usize {
     len
 }
 
-/// A `timeval`.
+/// Writes a `timeval`.
 fn put_time(time: Option<Duration>, to: &mut [u8]) -> usize {
     let time = time.unwrap_or_default();
     let (seconds, micros) = (time.as_secs().to_ne_bytes(), u64::from(time.subsec_micros()).to_ne_bytes());

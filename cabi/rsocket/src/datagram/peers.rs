@@ -1,27 +1,28 @@
-//! The sockets that datagrams are sent to, or have come from: a bounded table, as anyone can send
-//! from any number of addresses.
+//! Table of the sockets to which datagrams are sent, or from which they were received. Its size is
+//! limited, because anyone can send from any number of addresses.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
-/// Peers that are remembered; more push out those that were added first, to which UDP leads again.
+/// Maximum number of peers. Further peers replace the oldest ones, which are then reached over UDP
+/// again.
 pub(super) const MAX_PEERS: usize = 4096;
 
-/// Interval at which a datagram goes over UDP although the peer's queue pair is known: a peer that
-/// was started again has another one, and nothing else would say so.
+/// Interval at which a datagram is sent over UDP although the peer's queue pair is known. A
+/// restarted peer has another queue pair, and would not be detected otherwise.
 const REFRESH: Duration = Duration::from_secs(1);
 
-/// The way to a socket.
+/// Route to a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PeerRoute {
-    /// The address of ours that leads there.
+    /// Local address that leads to the peer.
     pub(super) local: IpAddr,
-    /// The index of the queue pair of that address' device.
+    /// Index of the queue pair at the device of that address.
     pub(super) queue_pair: usize,
-    /// The peer's queue pair, once it has named it.
+    /// Queue pair of the peer, if it is known.
     pub(super) qpn: Option<u32>,
-    /// Time from which the next datagram goes over UDP.
+    /// Time from which the next datagram is sent over UDP.
     refresh_at: Instant,
 }
 
@@ -31,7 +32,7 @@ impl PeerRoute {
     }
 }
 
-/// The ways that are known.
+/// Known routes.
 #[derive(Default)]
 pub(super) struct Peers {
     ways: BTreeMap<SocketAddr, PeerRoute>,
@@ -44,8 +45,8 @@ impl Peers {
         self.ways.get(&peer).copied()
     }
 
-    pub(super) fn add(&mut self, peer: SocketAddr, way: PeerRoute) {
-        if self.ways.insert(peer, way).is_some() {
+    pub(super) fn add(&mut self, peer: SocketAddr, route: PeerRoute) {
+        if self.ways.insert(peer, route).is_some() {
             return;
         }
         self.order.push_back(peer);
@@ -56,23 +57,24 @@ impl Peers {
         }
     }
 
-    /// The queue pair that a known peer has named.
+    /// Stores the queue pair number of a known peer.
     pub(super) fn learn(&mut self, peer: SocketAddr, qpn: u32) {
-        if let Some(way) = self.ways.get_mut(&peer) {
-            way.qpn = Some(qpn);
-            way.refresh_at = Instant::now() + REFRESH;
+        if let Some(route) = self.ways.get_mut(&peer) {
+            route.qpn = Some(qpn);
+            route.refresh_at = Instant::now() + REFRESH;
         }
     }
 
-    /// The queue pair that the next datagram to a peer goes to; none where it goes over UDP.
+    /// Returns the queue pair for the next datagram to a peer, or `None` if it has to be sent over
+    /// UDP.
     pub(super) fn next_qpn(&mut self, peer: SocketAddr) -> Option<u32> {
-        let way = self.ways.get_mut(&peer)?;
-        let qpn = way.qpn?;
+        let route = self.ways.get_mut(&peer)?;
+        let qpn = route.qpn?;
         let now = Instant::now();
-        if now < way.refresh_at {
+        if now < route.refresh_at {
             return Some(qpn);
         }
-        way.refresh_at = now + REFRESH;
+        route.refresh_at = now + REFRESH;
         None
     }
 }
@@ -86,7 +88,7 @@ mod tests {
         SocketAddr::from((Ipv4Addr::from_bits(0x0A00_0000 + number as u32), 7))
     }
 
-    fn way() -> PeerRoute {
+    fn route() -> PeerRoute {
         PeerRoute::new(Ipv4Addr::LOCALHOST.into(), 0)
     }
 
@@ -94,8 +96,8 @@ mod tests {
     fn table_bounded_and_forgets_oldest() {
         let mut peers = Peers::default();
         for number in 0..MAX_PEERS + 10 {
-            peers.add(peer(number), way());
-            peers.add(peer(number), way());
+            peers.add(peer(number), route());
+            peers.add(peer(number), route());
         }
         assert_eq!((peers.ways.len(), peers.order.len()), (MAX_PEERS, MAX_PEERS));
         assert_eq!(peers.get(peer(9)), None);
@@ -107,7 +109,7 @@ mod tests {
         let mut peers = Peers::default();
         peers.learn(peer(1), 5);
         assert_eq!(peers.get(peer(1)), None);
-        peers.add(peer(1), way());
+        peers.add(peer(1), route());
         assert_eq!(peers.next_qpn(peer(1)), None);
         peers.learn(peer(1), 5);
         assert_eq!(peers.next_qpn(peer(1)), Some(5));
@@ -116,7 +118,7 @@ mod tests {
     #[test]
     fn datagram_sent_over_udp_periodically() {
         let mut peers = Peers::default();
-        peers.add(peer(1), way());
+        peers.add(peer(1), route());
         peers.learn(peer(1), 5);
         peers.ways.get_mut(&peer(1)).unwrap().refresh_at = Instant::now();
         assert_eq!(peers.next_qpn(peer(1)), None);

@@ -1,5 +1,5 @@
-//! A datagram rsocket, and how threads wait for it to change. As of a stream, one lock holds the
-//! state, and no thread waits while it holds it.
+//! A datagram rsocket, and how threads wait for it to change. One lock protects the state, and no
+//! thread waits while it holds the lock, as with streams.
 
 use crate::addresses::reachable;
 use crate::attempts::Attempts;
@@ -11,7 +11,7 @@ use crate::numbers::Numbers;
 use crate::preload::DescriptorSockets;
 use crate::settings::Sizes;
 use crate::sys;
-use crate::wait::{self, Limit, RetryMode, Source};
+use crate::wait::{self, Limit, RetryMode, WaitSource};
 use crate::watchers::{WakerPolicy, Watchers};
 use libc::{POLLERR, POLLHUP, POLLIN, POLLOUT, POLLRDNORM, POLLWRNORM};
 use std::collections::VecDeque;
@@ -32,39 +32,39 @@ use uiw_cabi_core::settings::Settings;
 use uiw_cabi_core::stack;
 use uiw_verbs::Cq;
 
-/// Time that closing a socket waits for UDP to take sent messages.
+/// Maximum time for which closing a socket waits until sent messages were passed to UDP.
 const FLUSH_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// A message that the program has not read.
+/// Message that the program has not read.
 pub(super) enum Message {
-    /// It came by UD.
+    /// The message was received by UD.
     Placed(ReceivedDatagram),
-    /// It came over UDP.
+    /// The message was received over UDP.
     Whole { from: SocketAddr, bytes: Vec<u8> },
 }
 
 pub(crate) struct State {
-    /// A duplicate of the program's descriptor; none once the socket is closed.
+    /// Duplicate of the program's descriptor; `None` after the socket was closed.
     pub(super) udp: Option<OwnedFd>,
-    /// None before the first use that needs it.
+    /// `None` before the first use that needs it.
     pub(super) endpoint: Option<Endpoint>,
     pub(super) peers: Peers,
-    /// The socket's port, once it has one that was asked for.
+    /// Port of the socket, if it was bound.
     pub(super) port: u16,
-    /// The one peer of a connected socket.
+    /// Peer of a connected socket.
     pub(super) connected: Option<SocketAddr>,
     pub(super) messages: VecDeque<Message>,
     pub(super) sizes: Sizes,
     /// O_NONBLOCK and the other flags of F_SETFL.
     pub(crate) status_flags: c_int,
     pub(crate) descriptor_flags: c_int,
-    /// Error of a message that went over UDP: the next call reports it.
+    /// Error of a message that was sent over UDP, which the next call reports.
     pub(super) error: Option<Errno>,
     pub(super) receive_timeout: Option<Duration>,
     pub(super) send_timeout: Option<Duration>,
-    /// Reading and writing.
+    /// True for reading and writing if they were shut down.
     pub(super) shut: [bool; 2],
-    /// Number at the thread that waits for what comes over UDP.
+    /// Number with which the socket is registered at the thread that waits for packets over UDP.
     watched: Option<u64>,
 }
 
@@ -74,34 +74,35 @@ pub(crate) struct Datagram {
     watchers: Arc<Watchers>,
     attempts: Attempts,
     numbers: Numbers,
-    /// State of the descriptor numbers, of a socket that the preload library gave.
-    behind: Option<DescriptorSockets>,
-    /// The number of `State::udp`, for the child of a fork, which cannot take the lock; -1 once it
-    /// is closed.
+    /// Sockets of the system behind the descriptor numbers, for a socket of the preload library.
+    descriptor_sockets: Option<DescriptorSockets>,
+    /// Number of `State::udp` for the child of a fork, which cannot take the lock; -1 after the
+    /// socket was closed.
     own: AtomicI32,
     this: Weak<Self>,
 }
 
 impl Datagram {
-    /// Returns the reason why this process cannot have datagram rsockets, if that is so.
+    /// Returns the reason why this process cannot have datagram rsockets, or `None` if it can.
     ///
     /// # Errors
-    /// EINVAL when an environment variable has a bad value.
+    /// EINVAL if an environment variable has an invalid value.
     pub(crate) fn missing() -> Result<Option<&'static str>> {
         let own_stack = "datagram rsockets need the kernel's UDP, which UIW_LLP replaces";
-        Ok(Settings::get()?.no_datagrams().or_else(|| stack::is_own().then_some(own_stack)))
+        Ok(Settings::get()?.no_datagrams().or_else(|| stack::is_in_process().then_some(own_stack)))
     }
 
-    /// A socket whose descriptor is `fd`, a UDP socket, which has no flags but `status_flags`.
+    /// Creates a socket with the descriptor `fd`, which is a UDP socket that has no flags except
+    /// `status_flags`.
     ///
     /// # Errors
-    /// EMFILE
+    /// EMFILE.
     pub(crate) fn new(
         fd: RawFd,
         ipv6: bool,
         sizes: Sizes,
         status_flags: c_int,
-        behind: Option<DescriptorSockets>,
+        descriptor_sockets: Option<DescriptorSockets>,
     ) -> Result<Arc<Self>> {
         let udp = sys::duplicate(fd)?;
         let own = AtomicI32::new(udp.as_raw_fd());
@@ -127,15 +128,16 @@ impl Datagram {
             watchers: Arc::default(),
             attempts: Attempts::default(),
             numbers: Numbers::default(),
-            behind,
+            descriptor_sockets,
             own,
             this: this.clone(),
         }))
     }
 
-    /// Returns the state of the descriptor numbers; `None` if nothing is known of it.
-    pub(crate) fn behind(&self) -> Option<DescriptorSockets> {
-        self.behind
+    /// Returns the sockets of the system behind the descriptor numbers, or `None` if they are
+    /// unknown.
+    pub(crate) fn descriptor_sockets(&self) -> Option<DescriptorSockets> {
+        self.descriptor_sockets
     }
 
     pub(crate) fn numbers(&self) -> &Numbers {
@@ -146,22 +148,23 @@ impl Datagram {
         self.state.lock()
     }
 
-    /// Leaves the socket and its port to the parent, in the child of a fork.
+    /// Closes the copies of the socket that the child of a fork has. The socket and its port belong
+    /// to the parent.
     pub(crate) fn leave_to_parent(&self) {
         let own = self.own.load(Ordering::Relaxed);
         if own >= 0 {
-            // Nothing else in the child uses it: the socket is forgotten.
+            // Nothing else in the child uses the descriptor, because the socket is forgotten.
             close_copy(own);
         }
     }
 
-    /// Other threads look again.
+    /// Wakes other threads, so that they check the socket again.
     pub(super) fn wake(&self, except: Option<&Waker>) {
         self.watchers.wake_all(except);
     }
 
-    /// Takes what has come, and asks `ask`. Other threads are woken by what is found.
-    pub(super) fn look<T>(&self, own: Option<&Waker>, ask: impl FnOnce(&mut State) -> T) -> T {
+    /// Handles what has arrived, and calls `ask`. Wakes other threads if anything has arrived.
+    pub(super) fn update_then<T>(&self, own: Option<&Waker>, ask: impl FnOnce(&mut State) -> T) -> T {
         let mut state = self.lock();
         let changed = state.process();
         let answer = ask(&mut state);
@@ -172,12 +175,13 @@ impl Datagram {
         answer
     }
 
-    /// Like [`Datagram::look`]; if the answer is "not yet", the task is woken by the next change.
+    /// Like [`Datagram::update_then`], but if the answer is pending, registers the task, which the next
+    /// change wakes.
     fn poll<T>(&self, cx: &mut Context<'_>, ask: impl FnMut(&mut State) -> Poll<T>) -> Poll<T> {
         self.poll_as(WakerPolicy::Pending, cx, ask)
     }
 
-    /// Like [`Datagram::poll`]; `registers` says when the task is woken by the next change.
+    /// Like [`Datagram::poll`]; `registers` determines when the task is registered.
     fn poll_as<T>(
         &self,
         registers: WakerPolicy,
@@ -197,7 +201,8 @@ impl Datagram {
                 }
                 return answer;
             }
-            // With the lock of the look: what changes behind it wakes the task.
+            // The task is registered under the same lock as the check, so changes after the check
+            // wake it.
             if needs_waker && self.watch(&state, cx) {
                 continue;
             }
@@ -205,7 +210,8 @@ impl Datagram {
         }
     }
 
-    /// The task is woken by the next change. True when there has been one.
+    /// Registers the task, which the next change wakes. Returns true if there was a change
+    /// meanwhile.
     fn watch(&self, state: &State, cx: &mut Context<'_>) -> bool {
         self.watchers.add(cx.waker());
         let Some(endpoint) = &state.endpoint else { return false };
@@ -213,8 +219,8 @@ impl Datagram {
         endpoint.cq().poll_ready(&mut Context::from_waker(&all)).is_ready()
     }
 
-    /// Runs `attempt` until its answer is not EAGAIN; waits between, for at most `time`, unless the
-    /// call does not wait.
+    /// Repeats `attempt` until it does not return EAGAIN. Waits between the attempts, for at most
+    /// `time`, unless the call is non-blocking.
     pub(super) fn complete<T>(
         &self,
         nonblocking: bool,
@@ -222,8 +228,8 @@ impl Datagram {
         mut attempt: impl FnMut(&mut State) -> Result<T>,
     ) -> Result<T> {
         let first = attempt(&mut self.lock());
-        wait::complete(first, self, nonblocking, time, |way| match way {
-            RetryMode::Processed => self.look(None, &mut attempt),
+        wait::complete(first, self, nonblocking, time, |route| match route {
+            RetryMode::Processed => self.update_then(None, &mut attempt),
             RetryMode::Watched(cx) => match self.poll(cx, |state| wait::pending(attempt(state))) {
                 Poll::Ready(answer) => answer,
                 Poll::Pending => Err(Errno::AGAIN),
@@ -231,12 +237,12 @@ impl Datagram {
         })
     }
 
-    /// Returns the ready events among those that a program asks for.
+    /// Returns those of the requested `events` that are ready.
     pub(crate) fn ready(&self, events: c_short) -> c_short {
-        self.look(None, |state| state.ready() & (events | POLLERR | POLLHUP))
+        self.update_then(None, |state| state.ready() & (events | POLLERR | POLLHUP))
     }
 
-    /// Like [`Datagram::ready`]; the task is woken by the next change.
+    /// Like [`Datagram::ready`], but registers the task, which the next change wakes.
     pub(crate) fn poll_ready(
         &self,
         events: c_short,
@@ -249,42 +255,42 @@ impl Datagram {
         })
     }
 
-    /// Bytes of the next message.
+    /// Returns the size of the next message in bytes.
     pub(crate) fn readable(&self) -> u64 {
-        self.look(None, |state| match state.messages.front() {
+        self.update_then(None, |state| match state.messages.front() {
             Some(Message::Placed(arrived)) => arrived.len as u64,
             Some(Message::Whole { bytes, .. }) => bytes.len() as u64,
             None => 0,
         })
     }
 
-    /// An address as the program gets it: a socket of IPv6 has IPv4 addresses mapped.
-    pub(crate) fn shown(&self, address: SocketAddr) -> SocketAddr {
+    /// Converts an address for the program. An IPv6 socket gets IPv4 addresses as mapped ones.
+    pub(crate) fn to_program_address(&self, address: SocketAddr) -> SocketAddr {
         match address {
             SocketAddr::V4(v4) if self.ipv6 => SocketAddr::from((v4.ip().to_ipv6_mapped(), v4.port())),
             other => other,
         }
     }
 
-    /// The address at which the socket of the system sends to a real one.
-    pub(super) fn mapped(&self, address: SocketAddr) -> SocketAddr {
-        self.shown(address)
+    /// Returns the address at which the system's socket sends to a real address.
+    pub(super) fn to_system_address(&self, address: SocketAddr) -> SocketAddr {
+        self.to_program_address(address)
     }
 
-    /// The real address of a peer that the program names.
+    /// Returns the real address of a peer with the program's port number.
     ///
     /// # Errors
-    /// EADDRNOTAVAIL for a port that the offset makes none.
+    /// EADDRNOTAVAIL if the port offset leads to an invalid port.
     pub(super) fn real(to: SocketAddr) -> Result<SocketAddr> {
-        address::real(reachable(to)).map(canonical)
+        address::to_real(reachable(to)).map(peer_key)
     }
 
-    /// The queue pairs' memory, and the thread that looks at UDP, which the first use of the socket
-    /// brings.
+    /// Prepares the first use of the socket: creates the memory of the queue pairs, and starts to
+    /// watch its UDP socket.
     ///
     /// # Errors
     /// ENOMEM, EMFILE.
-    pub(super) fn begin(&self, state: &mut State) -> Result<()> {
+    pub(super) fn prepare(&self, state: &mut State) -> Result<()> {
         if state.endpoint.is_some() {
             return Ok(());
         }
@@ -292,32 +298,32 @@ impl Datagram {
         let endpoint = Endpoint::new(&state.sizes)?;
         state.watched = Some(watch::add(&self.this, udp)?);
         state.endpoint = Some(endpoint);
-        // They register at its queue.
+        // Waiting threads have to register at the new completion queue.
         self.wake(None);
         Ok(())
     }
 
-    /// rbind: the socket's address, in the program's numbers.
+    /// Binds the socket to an address with the program's port number (`rbind`).
     ///
     /// # Errors
-    /// The system's; EADDRNOTAVAIL for a port that the offset makes none.
+    /// The errors of the system; EADDRNOTAVAIL if the port offset leads to an invalid port.
     pub(crate) fn bind(&self, to: SocketAddr) -> Result<()> {
         let mut state = self.lock();
-        let mut real = address::real(to)?;
+        let mut real = address::to_real(to)?;
         if to.port() == 0 {
             real.set_port(ports::free_named(real.ip())?);
         }
-        let real = if to.is_ipv6() { self.mapped(real) } else { real };
+        let real = if to.is_ipv6() { self.to_system_address(real) } else { real };
         let udp = state.udp()?;
-        sys::bind(udp, address::bytes(&address::write(real)))?;
-        self.begin(&mut state)
+        sys::bind(udp, address::significant_bytes(&address::to_sockaddr(real)))?;
+        self.prepare(&mut state)
     }
 
-    /// rconnect: the socket has one peer from now on, in the program's numbers; none if there is no
-    /// address.
+    /// Connects the socket to a peer with the program's port number, or dissolves the association
+    /// if there is no address (`rconnect`).
     ///
     /// # Errors
-    /// The system's; those of making a queue pair.
+    /// The errors of the system, and those of creating a queue pair.
     pub(crate) fn connect(&self, to: Option<SocketAddr>) -> Result<()> {
         let mut state = self.lock();
         let udp = state.udp()?;
@@ -326,44 +332,44 @@ impl Datagram {
             state.connected = None;
             return Ok(());
         };
-        self.begin(&mut state)?;
+        self.prepare(&mut state)?;
         let to = Self::real(to)?;
-        sys::connect(udp, address::bytes(&address::write(self.mapped(to))))?;
-        self.way(&mut state, to)?;
+        sys::connect(udp, address::significant_bytes(&address::to_sockaddr(self.to_system_address(to))))?;
+        self.route(&mut state, to)?;
         state.connected = Some(to);
         state.shut = [false; 2];
         Ok(())
     }
 
-    /// The way to a peer.
+    /// Returns the route to a peer.
     ///
     /// # Errors
-    /// The system's, where no way leads there; those of making a queue pair.
-    pub(super) fn way(&self, state: &mut State, peer: SocketAddr) -> Result<PeerRoute> {
-        if let Some(way) = state.peers.get(peer) {
-            return Ok(way);
+    /// The errors of the system if there is no route, and those of creating a queue pair.
+    pub(super) fn route(&self, state: &mut State, peer: SocketAddr) -> Result<PeerRoute> {
+        if let Some(route) = state.peers.get(peer) {
+            return Ok(route);
         }
         let own = sys::address_as_is(state.udp()?, false)?.ip().to_canonical();
         let local: IpAddr = if own.is_unspecified() { address::source_for(peer)?.ip() } else { own };
-        let Some(endpoint) = &mut state.endpoint else { return Err(unbegun()) };
-        let way = PeerRoute::new(local, endpoint.queue_pair(local)?);
-        state.peers.add(peer, way);
-        Ok(way)
+        let Some(endpoint) = &mut state.endpoint else { return Err(not_bound_error()) };
+        let route = PeerRoute::new(local, endpoint.queue_pair(local)?);
+        state.peers.add(peer, route);
+        Ok(route)
     }
 
-    /// The own address or that of the peer, in the program's numbers.
+    /// Returns the socket's own address or that of its peer, with the program's port number.
     ///
     /// # Errors
-    /// ENOTCONN
+    /// ENOTCONN.
     pub(crate) fn address(&self, of_peer: bool) -> Result<SocketAddr> {
-        // The bytes for C have the program's port.
+        // The bytes for C contain the program's port.
         sys::address_as_is(self.lock().udp()?, of_peer)
     }
 
-    /// rshutdown.
+    /// Shuts down reading or writing (`rshutdown`).
     ///
     /// # Errors
-    /// ENOTCONN, as UDP has it.
+    /// ENOTCONN, as with UDP.
     pub(crate) fn shutdown(&self, read: bool, write: bool) -> Result<()> {
         let mut state = self.lock();
         if state.connected.is_none() {
@@ -375,12 +381,13 @@ impl Datagram {
         Ok(())
     }
 
-    /// The program has no descriptor of it any more. What was sent is given to UDP before.
+    /// Closes the socket after the program has closed its last descriptor. Waits until sent
+    /// messages were passed to UDP.
     pub(crate) fn close(&self) {
         let flushed = |state: &State| state.endpoint.as_ref().is_none_or(Endpoint::is_flushed);
         let device = self.lock().endpoint.as_ref().map(|endpoint| endpoint.device().clone());
         if let Some(device) = device
-            && !self.look(None, |state| flushed(state))
+            && !self.update_then(None, |state| flushed(state))
         {
             let all = |cx: &mut Context<'_>| {
                 self.poll(cx, |state| if flushed(state) { Poll::Ready(()) } else { Poll::Pending })
@@ -409,21 +416,22 @@ impl Datagram {
         if let (Some(udp), Some(watched)) = (&udp, watched) {
             watch::remove(watched, udp.as_raw_fd());
         }
-        // Unlocked: queue pairs are destroyed.
+        // Queue pairs are destroyed after the lock is released.
         drop((udp, endpoint));
         self.wake(None);
     }
 }
 
-/// The error of a socket that has neither an address nor a peer and has not sent.
-pub(super) fn unbegun() -> Errno {
+/// Returns the error for a socket that has neither an address nor a peer, and has not sent
+/// anything.
+pub(super) fn not_bound_error() -> Errno {
     Errno::INVAL.because("a datagram rsocket receives once it is bound, connected or has sent")
 }
 
-/// An address by which a peer is found: an IPv4 address is none of IPv6, and what distinguishes no
-/// peers is 0.
-pub(super) fn canonical(address: SocketAddr) -> SocketAddr {
-    match address::plain(address) {
+/// Returns the address by which a peer is looked up: mapped addresses are converted to IPv4, and
+/// fields that do not identify a peer are 0.
+pub(super) fn peer_key(address: SocketAddr) -> SocketAddr {
+    match address::to_canonical(address) {
         SocketAddr::V6(v6) => {
             let scope = if v6.ip().is_unicast_link_local() { v6.scope_id() } else { 0 };
             SocketAddrV6::new(*v6.ip(), v6.port(), 0, scope).into()
@@ -433,10 +441,10 @@ pub(super) fn canonical(address: SocketAddr) -> SocketAddr {
 }
 
 impl State {
-    /// The UDP socket.
+    /// Returns the UDP socket.
     ///
     /// # Errors
-    /// EBADF once the program has closed it.
+    /// EBADF after the program has closed it.
     pub(super) fn udp(&self) -> Result<RawFd> {
         self.udp
             .as_ref()
@@ -444,14 +452,14 @@ impl State {
             .ok_or_else(|| Errno(libc::EBADF).because("the rsocket is closed"))
     }
 
-    /// Takes what has come. Returns whether anything has changed.
+    /// Handles what has arrived. Returns whether anything has changed.
     pub(super) fn process(&mut self) -> bool {
         let (connected, is_shut) = (self.connected, self.shut[0]);
         let Some(endpoint) = &mut self.endpoint else { return false };
         let most = endpoint.receives();
         let (messages, mut dropped) = (&mut self.messages, Vec::new());
         let any = endpoint.process(|arrived| {
-            // As of UDP, a connected socket receives from its peer alone.
+            // A connected socket receives only from its peer, as with UDP.
             let is_wanted = connected.is_none_or(|peer| peer == arrived.from) && !is_shut;
             if is_wanted && messages.len() < most {
                 messages.push_back(Message::Placed(arrived));
@@ -463,7 +471,7 @@ impl State {
         any
     }
 
-    /// Returns the ready events, of all that poll(2) has.
+    /// Returns all ready events of poll(2).
     fn ready(&self) -> c_short {
         if self.udp.is_none() {
             return if is_exiting() { 0 } else { POLLERR | POLLHUP };
@@ -485,7 +493,7 @@ impl State {
     }
 }
 
-impl Source for Datagram {
+impl WaitSource for Datagram {
     fn attempts(&self) -> &Attempts {
         &self.attempts
     }

@@ -1,7 +1,7 @@
 //! Sending and receiving messages.
 
 use crate::datagram::peers::PeerRoute;
-use crate::datagram::socket::{Datagram, Message, State, unbegun};
+use crate::datagram::socket::{Datagram, Message, State, not_bound_error};
 use crate::datagram::wire::{ExchangeHeader, MAX_MESSAGE, MessageHeader, Operation};
 use crate::is_exiting;
 use crate::sys;
@@ -13,13 +13,13 @@ use uiw_cabi_core::address;
 use uiw_cabi_core::boundary::Result;
 use uiw_cabi_core::errno::Errno;
 
-/// A message, or its front, that was copied to the program.
+/// Message of which all or the first bytes were copied to the program.
 pub(crate) struct CopiedMessage {
-    /// Bytes that were copied.
+    /// Number of bytes that were copied.
     pub(crate) copied: usize,
-    /// Bytes of the message.
+    /// Size of the message in bytes.
     pub(crate) len: usize,
-    /// Source as the program sees it; `None` if reading was closed.
+    /// Source with the program's port number; `None` if reading was shut down.
     pub(crate) from: Option<SocketAddr>,
 }
 
@@ -30,8 +30,8 @@ impl CopiedMessage {
     }
 }
 
-/// Bytes of the longest message to an address of a version. The first one goes over UDP, whose
-/// header is the longer one.
+/// Returns the maximum size in bytes of a message to an address of this version. The first message
+/// is sent over UDP, whose header is the longer one.
 const fn longest(peer: &IpAddr) -> usize {
     MAX_MESSAGE - ExchangeHeader::len_for(peer)
 }
@@ -41,11 +41,11 @@ impl Datagram {
         flags & libc::MSG_DONTWAIT != 0 || self.lock().status_flags & libc::O_NONBLOCK != 0
     }
 
-    /// Sends a message to `to`, in the program's numbers, or to the socket's peer. `parts` has it
-    /// in pieces of `len` bytes in all.
+    /// Sends a message to `to`, which has the program's port number, or to the socket's peer.
+    /// `parts` are the pieces of the message, which has `len` bytes.
     ///
     /// # Errors
-    /// EDESTADDRREQ without an address, EMSGSIZE, EPIPE, EAGAIN; the system's.
+    /// EDESTADDRREQ without an address, EMSGSIZE, EPIPE, EAGAIN; the errors of the system.
     pub(crate) fn send<'a>(
         &self,
         parts: impl Iterator<Item = &'a [u8]>,
@@ -57,7 +57,7 @@ impl Datagram {
             return Err(Errno::UNSUPPORTED.because("rsockets have no out-of-band data"));
         }
         if len > MAX_MESSAGE {
-            return Err(Errno(libc::EMSGSIZE).because("a datagram that is longer than rdma-core's buffers"));
+            return Err(Errno(libc::EMSGSIZE).because("the datagram is longer than rdma-core's buffers"));
         }
         let mut message = [0; MAX_MESSAGE];
         let mut at = 0;
@@ -75,7 +75,7 @@ impl Datagram {
             let sent =
                 self.complete(nonblocking, time, |state| self.send_once(state, message, to, &mut is_full));
             match is_full {
-                // The system's buffer: no completion says that it has room again.
+                // The buffer of the system is full. No completion reports when it has room again.
                 Some(udp) if sent.is_err() && !nonblocking => wait_for_room(udp, time)?,
                 Some(_) if sent.is_err() => return Err(Errno::AGAIN),
                 _ => return sent.map(|()| message.len()),
@@ -83,8 +83,8 @@ impl Datagram {
         }
     }
 
-    /// Sends if there is room. Where UDP has none, `is_full` gets the socket, and the error is
-    /// another one than EAGAIN.
+    /// Sends the message if there is room. If UDP has no room, stores the socket in `is_full` and
+    /// returns an error other than EAGAIN.
     fn send_once(
         &self,
         state: &mut State,
@@ -100,15 +100,18 @@ impl Datagram {
             return Err(Errno(libc::EPIPE));
         }
         let peer = to.or(state.connected);
-        let peer = peer.ok_or_else(|| Errno(libc::EDESTADDRREQ).because("a datagram without an address"))?;
+        let peer =
+            peer.ok_or_else(|| Errno(libc::EDESTADDRREQ).because("the datagram has no destination"))?;
         if message.len() > longest(&peer.ip()) {
-            return Err(Errno(libc::EMSGSIZE).because("a datagram that is longer than rdma-core's buffers"));
+            return Err(Errno(libc::EMSGSIZE).because("the datagram is longer than rdma-core's buffers"));
         }
-        self.begin(state)?;
-        let way = self.way(state, peer)?;
-        let header_len = MessageHeader::len_for(&way.local);
-        let State { endpoint: Some(endpoint), peers, port, .. } = state else { return Err(unbegun()) };
-        let fits = header_len + message.len() <= endpoint.max_payload(way.queue_pair);
+        self.prepare(state)?;
+        let route = self.route(state, peer)?;
+        let header_len = MessageHeader::len_for(&route.local);
+        let State { endpoint: Some(endpoint), peers, port, .. } = state else {
+            return Err(not_bound_error());
+        };
+        let fits = header_len + message.len() <= endpoint.max_payload(route.queue_pair);
         if fits && !endpoint.has_room() {
             return Err(Errno::AGAIN);
         }
@@ -116,10 +119,10 @@ impl Datagram {
             if *port == 0 {
                 *port = sys::address_as_is(udp, false)?.port();
             }
-            let header = MessageHeader { from: SocketAddr::new(way.local, *port) }.emit();
-            return endpoint.send((way.queue_pair, way.local), (peer, qpn), header.as_slice(), message);
+            let header = MessageHeader { from: SocketAddr::new(route.local, *port) }.emit();
+            return endpoint.send((route.queue_pair, route.local), (peer, qpn), header.as_slice(), message);
         }
-        let sent = self.send_over_udp(state, Operation::Data, way, peer, message);
+        let sent = self.send_over_udp(state, Operation::Data, route, peer, message);
         if matches!(sent, Err(Errno::AGAIN)) {
             *is_full = Some(udp);
             return Err(Errno(libc::ENOBUFS));
@@ -127,30 +130,30 @@ impl Datagram {
         sent
     }
 
-    /// Sends over UDP, with the queue pair in front.
+    /// Sends a message over UDP, after a header with the queue pair.
     ///
     /// # Errors
-    /// EAGAIN while the system has no room; its other errors.
+    /// EAGAIN if the system has no room; its other errors.
     pub(super) fn send_over_udp(
         &self,
         state: &State,
         operation: Operation,
-        way: PeerRoute,
+        route: PeerRoute,
         peer: SocketAddr,
         message: &[u8],
     ) -> Result<()> {
         let udp = state.udp()?;
-        let Some(endpoint) = &state.endpoint else { return Err(unbegun()) };
-        let header = ExchangeHeader { operation, qpn: endpoint.number(way.queue_pair), address: way.local };
-        let to = address::write(self.mapped(peer));
-        sys::send_message(udp, [header.emit().as_slice(), message], address::bytes(&to))
+        let Some(endpoint) = &state.endpoint else { return Err(not_bound_error()) };
+        let header =
+            ExchangeHeader { operation, qpn: endpoint.number(route.queue_pair), address: route.local };
+        let to = address::to_sockaddr(self.to_system_address(peer));
+        sys::send_message(udp, [header.emit().as_slice(), message], address::significant_bytes(&to))
     }
 
-    /// Receives a message: `copy` gives it to the program, from a place on, and says how much of
-    /// that it took.
+    /// Receives a message into `parts`.
     ///
     /// # Errors
-    /// EAGAIN, EINVAL for a socket that has no address yet; the system's.
+    /// EAGAIN, EINVAL for a socket that has no address yet; the errors of the system.
     pub(crate) fn receive(&self, flags: c_int, parts: &mut [&mut [u8]]) -> Result<CopiedMessage> {
         if flags & libc::MSG_OOB != 0 {
             return Err(Errno::INVAL.because("rsockets have no out-of-band data"));
@@ -174,7 +177,7 @@ impl Datagram {
             return Err(error);
         }
         let Some(endpoint) = &state.endpoint else {
-            return Err(unbegun());
+            return Err(not_bound_error());
         };
         let Some(message) = state.messages.front() else {
             let end = CopiedMessage { copied: 0, len: 0, from: None };
@@ -198,7 +201,7 @@ impl Datagram {
         {
             endpoint.receive_again(&[arrived.slot]);
         }
-        Ok(CopiedMessage { copied, len, from: Some(self.shown(from)) })
+        Ok(CopiedMessage { copied, len, from: Some(self.to_program_address(from)) })
     }
 }
 

@@ -1,4 +1,4 @@
-//! The thread that waits for what comes over UDP, for all sockets. It starts with the first one.
+//! Thread that waits for packets over UDP, for all sockets. It is started by the first socket.
 
 use crate::datagram::Datagram;
 use crate::sys;
@@ -7,23 +7,24 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::{Arc, Weak};
 use uiw_cabi_core::boundary::Result;
 use uiw_cabi_core::errno::Errno;
-use uiw_cabi_core::fork::{ForkSafe, Forked};
+use uiw_cabi_core::fork::{ForkSafe, ForkState};
 use uiw_cabi_core::inherited::close_copy;
 use uiw_verbs::integration::spawn_thread;
 
 struct DatagramWatch {
-    /// The sockets' set.
+    /// Epoll set with the UDP sockets.
     set: Option<Arc<OwnedFd>>,
     sockets: BTreeMap<u64, Weak<Datagram>>,
     next: u64,
 }
 
-impl Forked for DatagramWatch {
+impl ForkState for DatagramWatch {
     const NEW: Self = Self { set: None, sockets: BTreeMap::new(), next: 0 };
 
     fn in_child(&mut self) {
         if let Some(set) = self.set.take() {
-            // The child's copy, which nothing else in the child uses: the thread is the parent's.
+            // Closes the child's copy, which nothing else in the child uses. The thread belongs to
+            // the parent.
             close_copy(set.as_raw_fd());
             std::mem::forget(set);
         }
@@ -33,7 +34,7 @@ impl Forked for DatagramWatch {
 
 static WATCH: ForkSafe<DatagramWatch> = ForkSafe::new();
 
-/// The set, and the thread that waits for it.
+/// Returns the set, and starts the thread that waits for it if necessary.
 fn set() -> Result<Arc<OwnedFd>> {
     if let Some(set) = &WATCH.read().set {
         return Ok(Arc::clone(set));
@@ -43,7 +44,7 @@ fn set() -> Result<Arc<OwnedFd>> {
         return Ok(Arc::clone(set));
     }
     let made = sys::epoll_create(0)?;
-    // The low numbers are the program's.
+    // Low descriptor numbers are left to the program.
     let set = Arc::new(sys::duplicate(made.as_raw_fd())?);
     let own = Arc::clone(&set);
     spawn_thread("uiw-datagrams", move || run(&own))?;
@@ -51,10 +52,10 @@ fn set() -> Result<Arc<OwnedFd>> {
     Ok(set)
 }
 
-/// Looks at a socket from now on, whose UDP socket is `udp`. Returns its number here.
+/// Watches a socket, whose UDP socket is `udp`. Returns the number of the registration.
 ///
 /// # Errors
-/// EMFILE; EAGAIN when the system gives no thread.
+/// EMFILE; EAGAIN if the thread cannot be started.
 pub(super) fn add(socket: &Weak<Datagram>, udp: RawFd) -> Result<u64> {
     let set = set()?;
     let number = {
@@ -71,7 +72,7 @@ pub(super) fn add(socket: &Weak<Datagram>, udp: RawFd) -> Result<u64> {
     Ok(number)
 }
 
-/// Does not look at it any more.
+/// Stops watching a socket.
 pub(super) fn remove(number: u64, udp: RawFd) {
     let set = {
         let mut watch = WATCH.write();
@@ -103,7 +104,7 @@ fn run(set: &OwnedFd) {
                 if event.events & libc::EPOLLERR as u32 != 0 {
                     socket.discard_reports();
                 }
-                socket.exchange();
+                socket.process_udp();
             }
         }
     }

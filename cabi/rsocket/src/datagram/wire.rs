@@ -17,14 +17,15 @@
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
-/// Bytes of the longest message with its header, of either kind: what rdma-core's buffers hold.
+/// Maximum size of a message of either kind with its header, in bytes, which is the size of
+/// rdma-core's buffers.
 pub const MAX_MESSAGE: usize = 2048;
-/// The tag of what goes over UDP.
+/// Tag of packets over UDP.
 const TAG: [u8; 4] = [0x55; 4];
 const DATA: u8 = 0;
 const CONTROL: u8 = 7;
 
-/// A header, as bytes.
+/// Header in wire format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bytes {
     bytes: [u8; ExchangeHeader::MAX_LEN],
@@ -70,31 +71,31 @@ fn version(address: &IpAddr) -> u8 {
     if address.is_ipv4() { 4 } else { 6 }
 }
 
-/// Operation of a message over UDP.
+/// Operation of a packet over UDP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
     /// A message of the program follows. It is answered with [`Operation::Control`].
     Data,
-    /// The header alone: it names the queue pair.
+    /// The packet consists only of the header, which contains the number of the queue pair.
     Control,
 }
 
-/// The header in front of what goes over UDP.
+/// Header of packets over UDP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExchangeHeader {
-    /// Operation of the message.
+    /// Operation of the packet.
     pub operation: Operation,
-    /// The sender's UD queue pair, 24 bits.
+    /// Number of the sender's UD queue pair (24 bits).
     pub qpn: u32,
-    /// The address of its device.
+    /// Address of the sender's device.
     pub address: IpAddr,
 }
 
 impl ExchangeHeader {
-    /// Bytes of the longest one.
+    /// Maximum size in bytes.
     pub const MAX_LEN: usize = 28;
 
-    /// Bytes of one with an address of the version of `address`.
+    /// Returns the size in bytes of a header with an address of the same version as `address`.
     pub const fn len_for(address: &IpAddr) -> usize {
         if address.is_ipv4() { 16 } else { Self::MAX_LEN }
     }
@@ -111,7 +112,8 @@ impl ExchangeHeader {
         Bytes::new(&[&TAG, &head, &(self.qpn & 0xFF_FFFF).to_be_bytes(), &bytes[..count]])
     }
 
-    /// The header in front of a UDP packet's bytes, and the message behind it.
+    /// Parses the header at the beginning of a UDP packet. Returns it with the message that
+    /// follows.
     ///
     /// # Errors
     /// [`WireError`]
@@ -137,15 +139,15 @@ impl ExchangeHeader {
     }
 }
 
-/// The header in front of a UD message.
+/// Header of UD messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MessageHeader {
-    /// The sender's socket.
+    /// Address of the sender's socket.
     pub from: SocketAddr,
 }
 
 impl MessageHeader {
-    /// Bytes of one with an address of the version of `address`.
+    /// Returns the size in bytes of a header with an address of the same version as `address`.
     pub const fn len_for(address: &IpAddr) -> usize {
         if address.is_ipv4() { 8 } else { 24 }
     }
@@ -159,7 +161,8 @@ impl MessageHeader {
         Bytes::new(&[&head, &self.from.port().to_be_bytes(), label, &bytes[..count]])
     }
 
-    /// The header in front of the payload of a UD message, and the message behind it.
+    /// Parses the header at the beginning of the payload of a UD message. Returns it with the
+    /// message that follows.
     ///
     /// # Errors
     /// [`WireError`]
@@ -177,24 +180,24 @@ impl MessageHeader {
     }
 }
 
-/// Bytes that are no header.
+/// Error for bytes that are not a valid header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WireError {
-    /// Fewer bytes than the header has.
+    /// The packet is shorter than the header.
     Short {
         /// Number of bytes.
         len: usize,
     },
-    /// Another tag.
+    /// The tag is wrong.
     Tag(u32),
-    /// A version that is not 4 or 6, or a length that is not the version's.
+    /// The version is neither 4 nor 6, or the length is not that of the version.
     Version {
         /// The version.
         version: u8,
         /// The length of the header.
         len: u8,
     },
-    /// Neither data nor control.
+    /// The operation is neither data nor control.
     Operation(u8),
 }
 
@@ -221,7 +224,7 @@ mod tests {
         text.parse().unwrap()
     }
 
-    /// The bytes that rdma-core writes.
+    /// Bytes that rdma-core writes.
     #[test]
     fn headers_match_rdma_core() {
         let data = ExchangeHeader { operation: Operation::Data, qpn: 0x12_3456, address: ip("10.0.0.1") };

@@ -1,4 +1,4 @@
-//! An rsocket in a set, and the list of those that may be ready.
+//! An rsocket in an epoll set, and the list of members that may be ready.
 
 use crate::any::AnySocket;
 use crate::table::{self, Entry};
@@ -10,26 +10,27 @@ use std::sync::{Arc, Weak};
 use std::task::{Wake, Waker};
 use uiw_cabi_core::lock::Mutex;
 
-/// Number of entries of the list that are kept in any case.
+/// Number of list entries that are always kept.
 const FEW: usize = 64;
 
-/// Members that may be ready, and threads that wait for one.
+/// Members that may be ready, and the threads that wait for them.
 #[derive(Default)]
 pub(super) struct WokenMembers(pub(super) Mutex<WokenState>);
 
 #[derive(Default)]
 pub(super) struct WokenState {
-    /// Each at most once.
+    /// Members that may be ready, each at most once.
     pub(super) members: VecDeque<Arc<Member>>,
     pub(super) waiting: Vec<Waker>,
-    /// The set is gone: it has no list, as members would keep themselves in it.
+    /// True after the set was closed. It has no list then, because members in it would keep
+    /// themselves alive.
     is_closed: bool,
 }
 
 impl WokenMembers {
-    /// Adds members to the list that this thread has looked at. Another thread looks at them, too:
-    /// this one may be busy with what it has got. That one wakes the next one in the same way,
-    /// until one has taken what is there.
+    /// Returns members that this thread has checked to the list, and wakes another thread to check
+    /// them too, because this thread may be busy with the events that it got. The woken thread
+    /// wakes the next one in the same way, until a thread has taken what is there.
     pub(super) fn add(&self, members: VecDeque<Arc<Member>>) {
         if members.is_empty() {
             return;
@@ -42,7 +43,7 @@ impl WokenMembers {
         next.into_iter().for_each(Waker::wake);
     }
 
-    /// Wakes another thread, if there are members to be looked at: this one does not.
+    /// Wakes another thread if there are members to check, because this thread does not check them.
     pub(super) fn pass_on(&self) {
         let next = {
             let mut woken = self.0.lock();
@@ -51,15 +52,15 @@ impl WokenMembers {
         next.into_iter().for_each(Waker::wake);
     }
 
-    /// The waker's thread does not wait any more.
+    /// Removes the waker of a thread that does not wait any more.
     pub(super) fn leave(&self, waker: &Waker) {
         let left: Vec<_> = self.0.lock().waiting.extract_if(.., |known| known.will_wake(waker)).collect();
-        // Unlocked: it may be the last reference.
+        // The waker is dropped after the lock is released, because it may be the last reference.
         drop(left);
     }
 
-    /// Members that the set has no more leave a list that has many of them, where `count` are left:
-    /// a program may remove members and never wait.
+    /// Removes former members of the set from the list, if it is long compared with `count`, the
+    /// number of members left. This is for programs that remove members and never wait.
     pub(super) fn forget_removed(&self, count: usize) {
         let mut removed = Vec::new();
         {
@@ -70,43 +71,43 @@ impl WokenMembers {
             let members = std::mem::take(&mut woken.members);
             for member in members {
                 member.leave_list();
-                // Looked at behind that: a thread that adds it again finds the place free, or is
-                // seen here.
+                // The state is checked after the place is released, so a thread that adds the
+                // member again either finds the place free or is detected here.
                 if !member.is_in_set() {
                     removed.push(member);
                 } else if member.enter_list() {
                     woken.members.push_back(member);
                 } else {
-                    // The thread that has taken the place adds it.
+                    // The thread that has taken the place adds the member.
                     removed.push(member);
                 }
             }
         }
-        // Unlocked: what they watch is dropped with them.
+        // The members are dropped after the lock is released, together with what they watch.
         drop(removed);
     }
 
-    /// The set is gone.
+    /// Closes the list, because the set is closed.
     pub(super) fn close(&self) {
         let members = {
             let mut woken = self.0.lock();
             woken.is_closed = true;
             std::mem::take(&mut woken.members)
         };
-        // Unlocked: what they watch is dropped with them.
+        // The members are dropped after the lock is released, together with what they watch.
         drop(members);
     }
 }
 
-/// Events that the program has asked for.
+/// Events that the program has requested.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct RequestedEvents {
     pub(super) events: u32,
     pub(super) data: u64,
-    /// EPOLLONESHOT has reported it.
+    /// True after EPOLLONESHOT has reported an event.
     pub(super) disabled: bool,
-    /// Number of requests of the program: what a look has found is for what was asked for before
-    /// it.
+    /// Number of requests of the program. The result of a check is valid only for the request that
+    /// preceded it.
     turn: u32,
 }
 
@@ -115,13 +116,13 @@ impl RequestedEvents {
         Self { events: event.events, data: event.u64, disabled: false, turn: 0 }
     }
 
-    /// The program asks anew.
+    /// Stores a new request of the program.
     pub(super) fn change(&mut self, event: epoll_event) {
         *self = Self { turn: self.turn.wrapping_add(1), ..Self::new(event) };
     }
 }
 
-/// The rsockets in a set, by their numbers.
+/// Rsockets in a set, by their descriptor numbers.
 #[derive(Default)]
 pub(super) struct Members(BTreeMap<RawFd, Arc<Member>>);
 
@@ -138,41 +139,42 @@ impl Members {
         self.0.len()
     }
 
-    /// Adds a member. Returns the one that had its number, to be dropped when the members are
-    /// unlocked: what it watches is dropped with it.
+    /// Adds a member. Returns the previous member with its number, which must be dropped after the
+    /// members are unlocked, together with what it watches.
     pub(super) fn add(&mut self, member: &Arc<Member>) -> Option<Arc<Member>> {
         member.is_in_set.store(true, Ordering::Relaxed);
         let before = self.0.insert(member.fd, Arc::clone(member));
         before.inspect(|before| before.is_in_set.store(false, Ordering::Relaxed))
     }
 
-    /// Removes a member. Returns it, to be dropped as that of [`Members::add`].
+    /// Removes a member, which must be dropped after the members are unlocked, as with
+    /// [`Members::add`].
     pub(super) fn remove(&mut self, fd: RawFd) -> Option<Arc<Member>> {
         self.0.remove(&fd).inspect(|member| member.is_in_set.store(false, Ordering::Relaxed))
     }
 }
 
-/// An rsocket in a set.
+/// Rsocket in a set.
 pub(super) struct Member {
     pub(super) fd: RawFd,
     pub(super) socket: AnySocket,
     pub(super) event: Mutex<RequestedEvents>,
-    /// Waker for the socket: it wakes `place`.
+    /// Waker for the socket, which wakes `place`.
     pub(super) waker: Waker,
     place: Arc<ListPlace>,
-    /// Changed with [`Members`].
+    /// Changed only while [`Members`] is locked.
     is_in_set: AtomicBool,
-    /// The number of [`removed`](crate::numbers::Numbers::removed) numbers of the socket when the
-    /// table had it under `fd`. [`NEVER`] before the first look.
+    /// Count of [`removed`](crate::numbers::Numbers::removed) numbers of the socket when the table
+    /// last had it under `fd`, or [`NEVER`] before the first check.
     open_at: AtomicU64,
-    /// The set has the shards of its connection.
+    /// True if the set contains the shards of the socket's connection.
     pub(super) has_shards: AtomicBool,
 }
 
-/// No number of removed numbers.
+/// Value that is never a count of removed numbers.
 const NEVER: u64 = u64::MAX;
 
-/// The place of a member in the list.
+/// Place of a member in the list.
 struct ListPlace {
     member: Weak<Member>,
     woken: Arc<WokenMembers>,
@@ -202,10 +204,11 @@ impl Member {
         })
     }
 
-    /// Returns whether the program still has the descriptor. The table is asked when the socket has
-    /// lost a number since the last time.
+    /// Returns whether the program still has the descriptor. The table is consulted only if the
+    /// socket has lost a number since the last check.
     pub(super) fn is_open(&self) -> bool {
-        // Read first: a number that is removed meanwhile counts at the next look.
+        // The count is read first, so a number that is removed meanwhile is detected by the next
+        // check.
         let removed = u64::from(self.socket.numbers().removed());
         if self.open_at.load(Ordering::Relaxed) == removed {
             return true;
@@ -218,18 +221,21 @@ impl Member {
         is_open
     }
 
-    /// Returns whether the set has it.
+    /// Returns whether the set contains the socket.
     pub(super) fn is_in_set(&self) -> bool {
         self.is_in_set.load(Ordering::Relaxed)
     }
 
-    /// It is taken from the list, and looked at next: a later change puts it there again.
+    /// Releases the place of a member that is taken from the list and checked next. A later change
+    /// adds it to the list again.
     pub(super) fn leave_list(&self) {
-        // The look sees what changed before a wake-up that found the place taken.
+        // The check that follows detects changes that happened before a wake-up which found the
+        // place taken.
         self.place.is_taken.swap(false, Ordering::AcqRel);
     }
 
-    /// It is to be in the list. True if it is not yet, and the caller adds it.
+    /// Takes the place of the member. Returns true if the member was not in the list, and the
+    /// caller has to add it.
     pub(super) fn enter_list(&self) -> bool {
         self.place.enter()
     }
@@ -256,7 +262,7 @@ impl Wake for ListPlace {
         if !self.enter() {
             return;
         }
-        // Dropped unlocked if it is not added.
+        // If the member is not added, it is dropped after the lock is released.
         let Some(member) = self.member.upgrade() else { return };
         let waiting = {
             let mut woken = self.woken.0.lock();

@@ -1,8 +1,8 @@
 //! `repoll_*`: epoll(7) for rsockets and ordinary descriptors.
 //!
-//! Ordinary descriptors are in an epoll set of the system, whose descriptor is the one that the
-//! program has. Each rsocket has a waker that puts it on a list, so a wait costs as much as there
-//! are changes, however many sockets are in the set.
+//! Ordinary descriptors are in an epoll set of the system, which is the program's descriptor. Each
+//! rsocket has a waker that adds it to a list. The cost of a wait is therefore proportional to the
+//! number of changes, regardless of the number of sockets in the set.
 
 mod member;
 
@@ -30,34 +30,34 @@ use uiw_cabi_core::errno::Errno;
 use uiw_cabi_core::lock::Mutex;
 use uiw_verbs::ShardSet;
 
-/// Interval at which a set is checked while it is always ready.
+/// Interval at which a set is checked while the marker makes it always ready.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
 
 /// Message for an unknown operation.
 const INVALID_OPERATION: &str = "unknown epoll_ctl operation";
 
-/// A set.
+/// Epoll set.
 pub(crate) struct Epoll {
-    /// The system's, a duplicate of the program's descriptor.
+    /// Epoll set of the system, as a duplicate of the program's descriptor.
     fd: OwnedFd,
-    /// The number that the program has for it.
+    /// Descriptor number of the program.
     number: RawFd,
-    /// The descriptor that wakes threads which wait by the system's call, while it is in the set:
-    /// see [`WAITING`].
+    /// Descriptor that wakes threads in the system's wait, while it is in the set: see [`WAITING`].
     marker: Mutex<Option<RawFd>>,
     members: Mutex<Members>,
-    /// The member that was removed last: programs add a socket anew for each other direction.
+    /// Member that was removed last. Some programs remove a socket and add it again for each
+    /// direction.
     removed: Mutex<Option<Arc<Member>>>,
     /// Members of the system's set that may become rsockets.
     plain: Mutex<BTreeMap<RawFd, RequestedEvents>>,
     woken: Arc<WokenMembers>,
-    /// The shards of the members' connections, which a thread that waits drives. Those of removed
-    /// members stay while there are members.
+    /// Shards of the members' connections, which waiting threads drive. Shards of removed members
+    /// stay as long as there are members.
     shards: Mutex<ShardSet>,
 }
 
 impl Epoll {
-    /// A set, and the descriptor that the program gets.
+    /// Creates a set, and returns it with the descriptor for the program.
     ///
     /// # Errors
     /// EMFILE, EINVAL.
@@ -66,10 +66,10 @@ impl Epoll {
         Ok((Self::of_program(program.as_raw_fd())?, program))
     }
 
-    /// The set that the program has made by the system's call.
+    /// Creates a set for an epoll set of the system that the program has created.
     ///
     /// # Errors
-    /// EMFILE
+    /// EMFILE.
     pub(crate) fn of_program(fd: RawFd) -> Result<Arc<Self>> {
         Ok(Arc::new(Self {
             fd: sys::duplicate(fd)?,
@@ -83,11 +83,11 @@ impl Epoll {
         }))
     }
 
-    /// Threads that wait for the set by the system's call return from there. Called when the table
-    /// has the set.
+    /// Makes threads that wait for the set with the system's call return. Called when the table
+    /// contains the set.
     pub(crate) fn wake_system(&self) {
         let mut marker = self.marker.lock();
-        if marker.is_some() || !WAITING.any(self.number) {
+        if marker.is_some() || !WAITING.has_waiters(self.number) {
             return;
         }
         let event = epoll_event { events: libc::EPOLLIN as u32, u64: WAITING.marker() };
@@ -103,11 +103,11 @@ impl Epoll {
         }
     }
 
-    /// Returns whether the marker is in the set, from where it goes with the last thread.
+    /// Returns whether the marker is in the set. The last waiting thread removes it.
     fn has_marker(&self) -> bool {
         let mut marker = self.marker.lock();
         if let Some(fd) = *marker
-            && !WAITING.any(self.number)
+            && !WAITING.has_waiters(self.number)
             && sys::epoll_ctl(self.fd.as_raw_fd(), libc::EPOLL_CTL_DEL, fd, None).is_ok()
         {
             *marker = None;
@@ -115,18 +115,18 @@ impl Epoll {
         marker.is_some()
     }
 
-    /// epoll_ctl(2).
+    /// Performs epoll_ctl(2).
     ///
     /// # Errors
-    /// Its errors.
+    /// Those of epoll_ctl(2).
     pub(crate) fn control(&self, op: c_int, fd: RawFd, event: Option<epoll_event>) -> Result<()> {
         loop {
             if let Some(done) = self.control_member(op, fd, event) {
                 return done;
             }
             match table::get(fd).and_then(Entry::socket) {
-                // It may have become one a moment ago, and its thread may not have come to this set
-                // yet.
+                // The socket may just have become an rsocket, and the thread that converts it may
+                // not have updated this set yet.
                 Some(AnySocket::Stream(stream)) if self.becomes_rsocket(fd, &stream) => {}
                 Some(socket) => {
                     if let Some(done) = self.control_rsocket(op, fd, socket, event) {
@@ -142,8 +142,8 @@ impl Epoll {
         }
     }
 
-    /// epoll_ctl(2) of a member, or of the one that was removed last. Nothing for a number that is
-    /// neither's.
+    /// Performs epoll_ctl(2) for a member, or for the member that was removed last. Returns `None`
+    /// if the number belongs to neither.
     pub(crate) fn control_member(
         &self,
         op: c_int,
@@ -151,7 +151,7 @@ impl Epoll {
         event: Option<epoll_event>,
     ) -> Option<Result<()>> {
         let mut members = self.members.lock();
-        // A number whose socket was closed is another socket's now.
+        // If the member's socket was closed, its number belongs to another socket now.
         let known = members.get(fd).filter(|member| member.is_open()).map(Arc::clone);
         let (member, before) = match (op, known) {
             (libc::EPOLL_CTL_ADD, Some(_)) => return Some(Err(Errno(libc::EEXIST))),
@@ -177,7 +177,7 @@ impl Epoll {
         self.forget(before, left);
         let Some(event) = event else { return Some(Err(Errno(libc::EFAULT))) };
         member.event.lock().change(event);
-        // Its state is looked at by the next wait.
+        // The next wait checks the state of the socket.
         member.waker.wake_by_ref();
         Some(Ok(()))
     }
@@ -196,8 +196,7 @@ impl Epoll {
             return None;
         }
         match op {
-            // In the system's set is one that becomes a socket of the kernel in this moment, and
-            // none else.
+            // The socket is in the system's set only if it is just becoming a socket of the kernel.
             libc::EPOLL_CTL_MOD | libc::EPOLL_CTL_DEL => {
                 drop(members);
                 Some(sys::epoll_ctl(self.fd.as_raw_fd(), op, fd, event))
@@ -216,15 +215,15 @@ impl Epoll {
         }
     }
 
-    /// Adds, changes or removes a descriptor that is no rsocket. Returns false, without side
+    /// Adds, changes or removes a descriptor that is not an rsocket. Returns false, without side
     /// effects, if it has become one.
     fn control_ordinary(&self, op: c_int, fd: RawFd, event: Option<epoll_event>) -> Result<bool> {
-        // A socket that is closed already.
+        // The socket is already closed.
         if op == libc::EPOLL_CTL_DEL && self.remove(fd) {
             return Ok(true);
         }
-        // Locked, so that a socket which becomes an rsocket is in the system's set and the list, or
-        // in none.
+        // The lock ensures that a socket which becomes an rsocket is either in both the system's
+        // set and the list, or in none.
         let mut plain = self.plain.lock();
         let may_become = match table::get(fd) {
             Some(Entry::Socket(_) | Entry::Datagram(_)) => return Ok(false),
@@ -241,7 +240,7 @@ impl Epoll {
         Ok(true)
     }
 
-    /// Takes a member from the set. Returns whether there was one.
+    /// Removes a member from the set. Returns whether there was one.
     fn remove(&self, fd: RawFd) -> bool {
         let (removed, left) = {
             let mut members = self.members.lock();
@@ -252,8 +251,8 @@ impl Epoll {
         is_one
     }
 
-    /// A member is not in the set any more, of which `left` are. Called with the members unlocked,
-    /// as what it watches may be dropped with it.
+    /// Keeps or drops a member that was removed from the set, which has `left` members. The members
+    /// must be unlocked, because what the member watches may be dropped with it.
     fn forget(&self, member: Option<Arc<Member>>, left: usize) {
         if member.is_some() {
             drop(member);
@@ -261,14 +260,15 @@ impl Epoll {
         }
     }
 
-    /// A member that was the system's is an rsocket from now on. Called while the table has the
-    /// rsocket and the number the socket of the kernel. More than one thread may come: the first
-    /// moves the member, for which this returns true, and the others find it moved.
+    /// Moves a member of the system's set to the members, because it has become an rsocket. Called
+    /// while the table contains the rsocket and the descriptor refers to the kernel's socket.
+    /// Several threads may call this. It returns true for the first one, which moves the member,
+    /// and false for the others.
     pub(crate) fn becomes_rsocket(&self, fd: RawFd, socket: &Arc<Socket>) -> bool {
         let mut plain = self.plain.lock();
         let Some(asked) = plain.remove(&fd) else { return false };
         if sys::epoll_ctl(self.fd.as_raw_fd(), libc::EPOLL_CTL_DEL, fd, None).is_err() {
-            // It is another socket, of the number of one that was closed.
+            // The number belonged to a socket that was closed, and now belongs to another one.
             return false;
         }
         let member = Member::new(fd, AnySocket::Stream(Arc::clone(socket)), asked, &self.woken);
@@ -282,8 +282,9 @@ impl Epoll {
         true
     }
 
-    /// An rsocket among the members is a socket of the kernel from now on. Called while the table
-    /// has the rsocket and the number that socket.
+    /// Moves an rsocket among the members to the system's set, because it has become a socket of
+    /// the kernel. Called while the table contains the rsocket and the descriptor refers to the
+    /// kernel's socket.
     pub(crate) fn becomes_ordinary(&self, fd: RawFd, socket: &Arc<Socket>) {
         let (member, left) = {
             let mut members = self.members.lock();
@@ -296,13 +297,13 @@ impl Epoll {
         let asked = *member.event.lock();
         self.forget(Some(member), left);
         let events = if asked.disabled { 0 } else { asked.events };
-        // It fails where the program has added the new socket already.
+        // This fails if the program has already added the new socket.
         let event = epoll_event { events, u64: asked.data };
         let _ = sys::epoll_ctl(self.fd.as_raw_fd(), libc::EPOLL_CTL_ADD, fd, Some(event));
     }
 
-    /// Reports the rsockets that are ready, of those that were woken; all others have registered
-    /// their wakers.
+    /// Reports the rsockets that are ready. Only those that were woken are checked, because all
+    /// others have registered their wakers.
     fn collect(&self, events: &mut [epoll_event]) -> usize {
         let candidates = std::mem::take(&mut self.woken.0.lock().members);
         let mut found = 0;
@@ -314,7 +315,7 @@ impl Epoll {
             }
             member.leave_list();
             if !member.is_open() {
-                // As in the system's sets, a descriptor that is closed is in none.
+                // A closed descriptor is in no set, as with the system's sets.
                 self.remove_member(&member);
                 continue;
             }
@@ -332,8 +333,9 @@ impl Epoll {
             if let AnySocket::Stream(stream) = &member.socket
                 && revents & FALL_BACK != 0
             {
-                // Its events are the system's now, or will be, by another thread. Where it fails
-                // the socket wakes the member, or has failed already.
+                // The system reports the events now, or will do so after another thread has
+                // converted the socket. If the conversion fails, the socket wakes the member, or
+                // has already failed.
                 if !fall_back(stream)
                     && !matches!(
                         member.socket.poll_ready(wanted, WakerPolicy::Always, cx),
@@ -347,8 +349,8 @@ impl Epoll {
             if is_one_shot {
                 let mut event = member.event.lock();
                 if *event != asked {
-                    // Another thread has reported it, or the program has asked anew: what this look
-                    // has found may not have been asked for.
+                    // Another thread has reported the event, or the program has changed its
+                    // request, so the result of this check may not have been requested.
                     let is_asked = !event.disabled;
                     drop(event);
                     if is_asked {
@@ -361,7 +363,8 @@ impl Epoll {
             events[found] = epoll_event { events: u32::from(revents.cast_unsigned()), u64: asked.data };
             found += 1;
             if !is_one_shot && !edges && member.enter_list() {
-                // Level-triggered: ready until it is found not to be.
+                // In level-triggered mode the member stays in the list until it is found not to be
+                // ready.
                 again.push_back(member);
             }
         }
@@ -369,7 +372,7 @@ impl Epoll {
         found
     }
 
-    /// Takes a member whose descriptor is closed from the set.
+    /// Removes a member whose descriptor was closed from the set.
     fn remove_member(&self, member: &Arc<Member>) {
         let mut members = self.members.lock();
         if members.get(member.fd).is_some_and(|known| Arc::ptr_eq(known, member)) {
@@ -389,7 +392,7 @@ impl Epoll {
         Ok(found - 1)
     }
 
-    /// A thread that waits for the set drives the shards of the member, from the first look on that
+    /// Lets threads that wait for the set drive the shards of the member, from the first check that
     /// finds it connected.
     fn note_shards(&self, member: &Member) {
         if !member.has_shards.load(Ordering::Relaxed) {
@@ -399,7 +402,7 @@ impl Epoll {
         }
     }
 
-    /// The shards that a thread which waits for the set drives.
+    /// Returns the shards that a thread which waits for the set drives.
     fn shards(&self) -> ShardSet {
         let mut shards = self.shards.lock();
         if self.members.lock().is_empty() {
@@ -411,7 +414,7 @@ impl Epoll {
     /// Makes one round of the members' shards.
     fn drive(&self) {
         let shards = self.shards();
-        // Connections have an engine.
+        // If there are connections, there is an engine.
         if !shards.is_empty()
             && let Ok(device) = engine::get()
         {
@@ -419,18 +422,18 @@ impl Epoll {
         }
     }
 
-    /// epoll_wait(2).
+    /// Performs epoll_wait(2).
     ///
     /// # Errors
     /// EINTR, EMFILE.
     pub(crate) fn wait(&self, events: &mut [epoll_event], limit: &Limit<'_>) -> Result<usize> {
-        // What the thread found in its sleep is served.
+        // Set after the thread has driven the shards while it slept.
         let mut has_driven = false;
         loop {
             let mut found = self.collect(events);
             if found > 0 || limit.is_now() {
                 if !has_driven {
-                    // Arrivals for the members that are not ready, and what was posted.
+                    // Handles arrivals for the members that are not ready, and posted requests.
                     self.drive();
                 }
                 if found == 0 {
@@ -439,7 +442,7 @@ impl Epoll {
                 found += self.ordinary(&mut events[found..])?;
                 return Ok(found);
             }
-            // With the marker the set is always ready.
+            // The marker makes the set always ready.
             let (mut others, limit_now) = if self.has_marker() {
                 (Vec::new(), limit.at_most(LOOK_EVERY))
             } else {
@@ -460,11 +463,11 @@ impl Epoll {
             let leave = |waker: &Waker| self.woken.leave(waker);
             let woken =
                 wait::until_or(device.as_ref(), &mut others, &limit_now, || self.shards(), leave, any)
-                    // This thread may have been woken for a member that it does not look at.
+                    // This thread may have been woken for a member that it does not check.
                     .inspect_err(|_| self.woken.pass_on())?;
             has_driven = true;
             if woken.is_none() {
-                // The system's set is ready, or the time is over.
+                // The system's set is ready, or the time has passed.
                 found = self.collect(events);
                 found += self.ordinary(&mut events[found..])?;
                 if found > 0 || limit.has_passed() {
@@ -522,7 +525,7 @@ mod tests {
         table::close(fd).unwrap();
     }
 
-    /// Sockets that are not connected, which are ready to be written to, in a set.
+    /// Returns a set with sockets that are not connected, and therefore writable.
     fn set_of_ready(count: usize) -> (Arc<Epoll>, OwnedFd, Vec<RawFd>) {
         let (set, fd) = Epoll::new(0).unwrap();
         let event = Some(epoll_event { events: libc::EPOLLOUT as u32, u64: 7 });
@@ -627,8 +630,8 @@ mod tests {
         table::close(sockets[0]).unwrap();
     }
 
-    /// Returns whether the set wakes another waiting thread for members with `flags`, when there is
-    /// room for `room` events.
+    /// Returns whether the set wakes another waiting thread for members with `flags`, if the call
+    /// has room for `room` events.
     fn wakes_another(flags: c_int, room: usize) -> bool {
         let (set, _fd, sockets) = set_of_ready(3);
         let event = Some(epoll_event { events: (libc::EPOLLOUT | flags) as u32, u64: 7 });
@@ -650,8 +653,8 @@ mod tests {
         assert!(!wakes_another(EPOLLONESHOT, 3), "nothing is left");
     }
 
-    /// The thread that has got an event of a listener may be busy with the connection when the next
-    /// one comes.
+    /// A thread that got an event of a listener may still be busy with the connection when the next
+    /// one arrives.
     #[test]
     fn waiting_thread_rechecks_reported_member() {
         assert!(wakes_another(0, 3));
@@ -681,7 +684,7 @@ mod tests {
         for _ in 0..1000 {
             let socket = Socket::new(false, new_set());
             before.push(Arc::downgrade(&socket));
-            table::name(number, Entry::Socket(socket));
+            table::insert(number, Entry::Socket(socket));
             set.control(libc::EPOLL_CTL_ADD, number, event).unwrap();
         }
         let kept = before.iter().filter(|socket| socket.strong_count() > 0).count();

@@ -1,15 +1,15 @@
-//! A TCP socket of the program becomes an rsocket, or a socket of the kernel again.
+//! Conversion of a TCP socket of the program to an rsocket, and back to a socket of the kernel.
 
 use crate::addresses::reachable;
 use crate::at_exit;
-use crate::connect::{self, Connecting};
+use crate::connect::{self, PendingConnection};
 use crate::link::Link;
 use crate::options::{self, KEEP_IDLE, ORPHAN_TIMEOUT};
-use crate::preload::behind::{Placeholder, placeholder};
-use crate::preload::connections::{self, Carrier, Line, Role};
+use crate::preload::connections::{self, Carrier, ConnectionRecord, Role};
+use crate::preload::descriptor_sockets::{Placeholder, placeholder};
 use crate::preload::plain::{self, PlainSocket};
 use crate::settings::{self, Sizes};
-use crate::socket::{FallbackSocket, PendingConversion, Phase, Set, Socket, TCP_CONNECTED};
+use crate::socket::{FallbackSocket, PendingConversion, Phase, Socket, SocketOptions, TCP_CONNECTED};
 use crate::sys;
 use crate::table::{self, Entry};
 use once_cell::race::OnceBox;
@@ -21,31 +21,31 @@ use std::time::Duration;
 use uiw_cabi_core::address;
 use uiw_cabi_core::boundary::Result;
 use uiw_cabi_core::engine;
-use uiw_cabi_core::environment::{self, Privileged};
+use uiw_cabi_core::environment::{self, PrivilegePolicy};
 use uiw_cabi_core::errno::Errno;
 use uiw_cabi_core::settings::Settings;
 use uiw_verbs::ConnConfig;
 use uiw_verbs::cm;
 
-/// A peer answers when its program uses the connection, whenever that is. A peer that is gone is
-/// noticed by TCP's probes.
+/// Time-out of the startup. A peer answers only when its program uses the connection, which may
+/// take any time. TCP's probes detect a peer that is gone.
 const STARTUP_TIMEOUT: Duration = Duration::from_secs(1 << 31);
 
-/// State of a connection that becomes an rsocket.
-pub(crate) enum Adopted {
-    /// It stands: to this address of the program's.
+/// State of a connection that is converted to an rsocket.
+pub(crate) enum AdoptionState {
+    /// The connection is established, to this address with the program's port number.
     Connected(SocketAddr),
-    /// It may be refused: then TCP is tried.
+    /// The connection may be refused, and TCP is tried in that case.
     Connecting(SocketAddr),
 }
 
-/// A number of the environment, as rdma-core's preload library has it.
+/// Returns the number in an environment variable of rdma-core's preload library.
 fn variable<T: std::str::FromStr>(name: &str, default: T) -> T {
-    let text = environment::variable(name, Privileged::Ignored).and_then(|text| text.into_string().ok());
+    let text = environment::variable(name, PrivilegePolicy::Ignored).and_then(|text| text.into_string().ok());
     text.and_then(|text| text.trim().parse().ok()).unwrap_or(default)
 }
 
-/// The sizes of the system, and of the variables.
+/// Returns the default sizes of the system, changed by the environment variables.
 pub(super) fn sizes() -> Sizes {
     static SIZES: OnceBox<Sizes> = OnceBox::new();
     *SIZES.get_or_init(|| {
@@ -61,7 +61,7 @@ pub(super) fn sizes() -> Sizes {
 }
 
 /// Returns the options that the program has set on the socket of the kernel.
-fn set_of(fd: RawFd) -> Set {
+fn set_of(fd: RawFd) -> SocketOptions {
     let flag = |level, name| sys::int_option(fd, level, name).is_some_and(|value| value != 0);
     let time = |name| {
         let bytes = sys::option::<{ size_of::<libc::timeval>() }>(fd, libc::SOL_SOCKET, name)?;
@@ -77,7 +77,7 @@ fn set_of(fd: RawFd) -> Set {
             (c_int::from_ne_bytes(*bytes.first_chunk()?), c_int::from_ne_bytes(*bytes.last_chunk()?));
         (on != 0).then_some(seconds)
     };
-    Set {
+    SocketOptions {
         sizes: sizes(),
         reuse: flag(libc::SOL_SOCKET, libc::SO_REUSEADDR),
         v6_only: flag(libc::IPPROTO_IPV6, libc::IPV6_V6ONLY),
@@ -94,40 +94,40 @@ fn set_of(fd: RawFd) -> Set {
     }
 }
 
-fn options(set: &Set) -> Result<ConnConfig> {
+fn options(set: &SocketOptions) -> Result<ConnConfig> {
     engine::before_exit(at_exit);
     Ok(ConnConfig::clone(&*connect::options(set)?))
 }
 
-/// A socket in the place of the program's, with its options and flags.
-fn socket(fd: RawFd, ipv6: bool, set: Set) -> Result<Arc<Socket>> {
+/// Creates a socket that replaces the program's, with its options and flags.
+fn socket(fd: RawFd, ipv6: bool, set: SocketOptions) -> Result<Arc<Socket>> {
     let flags = sys::status_flags(fd)?;
     let socket = Socket::new(ipv6, set);
     {
         let mut state = socket.lock();
         state.status_flags = flags;
-        state.local = sys::address_as_is(fd, false).ok().map(address::plain);
-        state.peer = sys::address_as_is(fd, true).ok().map(address::plain);
+        state.local = sys::address_as_is(fd, false).ok().map(address::to_canonical);
+        state.peer = sys::address_as_is(fd, true).ok().map(address::to_canonical);
     }
     Ok(socket)
 }
 
-/// Gives the numbers of `plain` to `socket`.
+/// Makes the numbers of `plain` refer to `socket`.
 fn take_over(plain: &Arc<PlainSocket>, socket: &Arc<Socket>) -> Result<()> {
     give_numbers(plain, socket, Some(placeholder()?));
     Ok(())
 }
 
-/// Like [`take_over`]. Without a placeholder the numbers keep the socket of the kernel, which
-/// neither sends nor receives any more.
+/// Like [`take_over`], but if there is no placeholder, the numbers keep the socket of the kernel,
+/// which neither sends nor receives any more.
 fn give_numbers(plain: &Arc<PlainSocket>, socket: &Arc<Socket>, placeholder: Option<Placeholder>) {
-    socket.set_behind(plain.behind().map(|behind| behind.or(placeholder.as_ref())));
+    socket.set_descriptor_sockets(plain.descriptor_sockets().map(|sockets| sockets.or(placeholder.as_ref())));
     let is_plain = |entry: &Entry| matches!(entry, Entry::Plain(other) if Arc::ptr_eq(other, plain));
-    for number in table::numbers(is_plain) {
-        // In this order: a set whose threads wait looks in the table whether its members are open,
-        // and moves them by the socket of the kernel.
-        if table::exchange(number, Entry::Socket(Arc::clone(socket))) {
-            for set in table::sets() {
+    for number in table::find_numbers(is_plain) {
+        // The order matters: a set whose threads wait checks in the table whether its members are
+        // open, and moves them by the socket of the kernel.
+        if table::replace(number, Entry::Socket(Arc::clone(socket))) {
+            for set in table::epoll_sets() {
                 set.becomes_rsocket(number, socket);
             }
             if placeholder.is_none_or(|placeholder| sys::replace(number, placeholder.fd).is_err()) {
@@ -137,10 +137,10 @@ fn give_numbers(plain: &Arc<PlainSocket>, socket: &Arc<Socket>, placeholder: Opt
     }
 }
 
-/// A connection that cannot become an rsocket is none of the program's over TCP either: its bytes
-/// are those of MPA, and with TLS it would be neither encrypted nor authenticated. Its numbers get
-/// an rsocket whose connection has failed.
-pub(super) fn refuse(fd: RawFd, plain: &Arc<PlainSocket>, errno: Errno) {
+/// Ends a connection that cannot become an rsocket: its numbers get an rsocket whose connection has
+/// failed. The program cannot use the connection over TCP either, because its data is that of MPA,
+/// and with TLS it would be neither encrypted nor authenticated.
+pub(super) fn replace_by_failed(fd: RawFd, plain: &Arc<PlainSocket>, errno: Errno) {
     let socket = Socket::new(plain.ipv6(), set_of(fd));
     if let Ok(flags) = sys::status_flags(fd) {
         socket.lock().status_flags = flags;
@@ -149,11 +149,11 @@ pub(super) fn refuse(fd: RawFd, plain: &Arc<PlainSocket>, errno: Errno) {
     give_numbers(plain, &socket, placeholder().ok());
 }
 
-/// An accepted connection becomes an rsocket, which waits for the Request of its peer.
+/// Converts an accepted connection to an rsocket, which waits for the Request of its peer.
 ///
 /// # Errors
-/// ENOMEM, EMFILE and others of the engine.
-pub(super) fn accepted(fd: RawFd, plain: &Arc<PlainSocket>) -> Result<()> {
+/// ENOMEM, EMFILE and other errors of the engine.
+pub(super) fn convert_accepted(fd: RawFd, plain: &Arc<PlainSocket>) -> Result<()> {
     let set = set_of(fd);
     let options = Arc::new(options(&set)?);
     let device = engine::get()?;
@@ -167,11 +167,11 @@ pub(super) fn accepted(fd: RawFd, plain: &Arc<PlainSocket>) -> Result<()> {
     take_over(plain, &socket)
 }
 
-/// A connection that the program has begun becomes an rsocket.
+/// Converts a connection that the program has started to an rsocket.
 ///
 /// # Errors
-/// ENOMEM, EMFILE and others of the engine.
-pub(super) fn connecting(fd: RawFd, plain: &Arc<PlainSocket>, how: Adopted) -> Result<()> {
+/// ENOMEM, EMFILE and other errors of the engine.
+pub(super) fn convert_connecting(fd: RawFd, plain: &Arc<PlainSocket>, how: AdoptionState) -> Result<()> {
     let set = set_of(fd);
     let mut options = options(&set)?;
     options.startup_timeout = STARTUP_TIMEOUT;
@@ -181,38 +181,38 @@ pub(super) fn connecting(fd: RawFd, plain: &Arc<PlainSocket>, how: Adopted) -> R
     let link = Link::new(&device, &sizes, settings::variant(Settings::get()?.persona))?;
     let data = link.conn_data().to_bytes();
     let (to, pending) = match how {
-        Adopted::Connected(to) => (to, false),
-        Adopted::Connecting(to) => (to, true),
+        AdoptionState::Connected(to) => (to, false),
+        AdoptionState::Connecting(to) => (to, true),
     };
-    // With TLS the connection is not TCP's alone.
-    let instead = if pending && !plain::must_encrypt() {
+    // With TLS there is no fallback to TCP.
+    let fallback = if pending && !plain::must_encrypt() {
         Some(FallbackSocket { socket: sys::duplicate(fd)?, to, syn_retries: plain.take_syn_retries() })
     } else {
         None
     };
     let peer = match sys::address_as_is(fd, true) {
-        Ok(peer) => address::plain(peer),
-        // It connects to that address already.
-        Err(errno) => address::plain(reachable(address::shifted(to).ok_or(errno)?)),
+        Ok(peer) => address::to_canonical(peer),
+        // The connection to that address was already started.
+        Err(errno) => address::to_canonical(reachable(address::to_real_same_family(to).ok_or(errno)?)),
     };
     let raw = sys::duplicate(fd)?;
-    socket.may_fall_back(instead.is_some());
+    socket.may_fall_back(fallback.is_some());
     {
         let mut state = socket.lock();
         state.peer = Some(peer);
-        state.opened = Some(PendingConversion::new(pending, instead));
-        state.phase = Phase::Connecting(Box::new(Connecting::new(link, sizes)), None);
+        state.opened = Some(PendingConversion::new(pending, fallback));
+        state.phase = Phase::Connecting(Box::new(PendingConnection::new(link, sizes)), None);
     }
-    // Before the peer can answer: to an epoll set of the system's its answer would be something
-    // that the program can read.
+    // This is done before the peer can answer, because to an epoll set of the system the answer
+    // would be readable data.
     take_over(plain, &socket)?;
     let mut state = socket.lock();
-    // Otherwise another thread has closed it.
+    // If the socket is in another phase, another thread has closed it.
     let Phase::Connecting(begun, _) = &state.phase else { return Ok(()) };
     let options = Arc::new(options);
     let opened = cm::connect_open(begun.qp(), raw, peer, &options, &data, socket.channel(), TCP_CONNECTED);
     opened.map(drop).map_err(|error| {
-        // TCP's connection ends with it.
+        // The TCP connection ends with the socket.
         state.opened = None;
         drop(state);
         let errno = Errno::from(error);
@@ -221,8 +221,8 @@ pub(super) fn connecting(fd: RawFd, plain: &Arc<PlainSocket>, how: Adopted) -> R
     })
 }
 
-/// Makes the engine's options the program's again.
-fn restore(fd: RawFd, flags: c_int, set: &Set) {
+/// Restores the program's options and flags, which the engine has changed.
+fn restore(fd: RawFd, flags: c_int, set: &SocketOptions) {
     let linger: [c_int; 2] = [set.linger.is_some().into(), set.linger.unwrap_or(0)];
     let linger = linger.map(c_int::to_ne_bytes).concat();
     let flag = |level, name, on: bool| sys::set_option(fd, level, name, c_int::from(on));
@@ -233,18 +233,19 @@ fn restore(fd: RawFd, flags: c_int, set: &Set) {
         sys::set_status_flags(fd, flags),
     ];
     for error in done.into_iter().filter_map(Result::err) {
-        tracing::warn!(%error, "an option of the program's socket is lost");
+        tracing::warn!(%error, "an option of the program's socket could not be restored");
     }
 }
 
-/// The peer has no rsockets: TCP is tried over the same numbers. False when that fails at once; the
-/// rsocket has the error.
+/// Tries TCP with the same descriptors, because the peer has no rsockets. Returns false if that
+/// fails immediately; the rsocket has the error.
 pub(crate) fn fall_back(socket: &Arc<Socket>) -> bool {
-    let Some((instead, flags, set)) = socket.take_instead() else { return false };
-    plain::unlimit_attempt(instead.socket.as_raw_fd(), instead.syn_retries);
-    let to = address::write(instead.to);
-    let connect = || sys::connect(instead.socket.as_raw_fd(), address::bytes(&to));
-    // The first call only says that the attempt before has failed: the engine has taken the error.
+    let Some((fallback, flags, set)) = socket.take_instead() else { return false };
+    plain::unlimit_attempt(fallback.socket.as_raw_fd(), fallback.syn_retries);
+    let to = address::to_sockaddr(fallback.to);
+    let connect = || sys::connect(fallback.socket.as_raw_fd(), address::significant_bytes(&to));
+    // The first call only reports that the previous attempt has failed, because the engine has
+    // already taken the error.
     let connected =
         connect().or_else(|errno| if errno == Errno(libc::ECONNABORTED) { connect() } else { Err(errno) });
     match connected {
@@ -254,16 +255,16 @@ pub(crate) fn fall_back(socket: &Arc<Socket>) -> bool {
             return false;
         }
     }
-    restore(instead.socket.as_raw_fd(), flags, &set);
-    let address = address::plain(instead.to);
-    connections::note(Line { carrier: Carrier::Tcp, role: Role::Connected, address });
+    restore(fallback.socket.as_raw_fd(), flags, &set);
+    let address = address::to_canonical(fallback.to);
+    connections::note(ConnectionRecord { carrier: Carrier::Tcp, role: Role::Connected, address });
     let is_socket = |entry: &Entry| matches!(entry, Entry::Socket(other) if Arc::ptr_eq(other, socket));
-    for number in table::numbers(is_socket) {
-        if sys::replace(number, instead.socket.as_raw_fd()).is_ok() {
-            for set in table::sets() {
+    for number in table::find_numbers(is_socket) {
+        if sys::replace(number, fallback.socket.as_raw_fd()).is_ok() {
+            for set in table::epoll_sets() {
                 set.becomes_ordinary(number, socket);
             }
-            table::forget(number);
+            table::release(number);
         }
     }
     true

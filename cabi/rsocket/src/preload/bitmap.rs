@@ -1,18 +1,19 @@
-//! Which descriptors are not what the system has behind them: one bit each, which the preload
-//! library reads before each call.
+//! Bitmap of the descriptors that are not what the system has behind them. The preload library
+//! reads a descriptor's bit before each call.
 
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Descriptors that can be rsockets of the preload library: sysctl `fs.nr_open` of most systems.
+/// Number of descriptors that can be rsockets of the preload library. It is the value of sysctl
+/// `fs.nr_open` on most systems.
 const DESCRIPTORS: usize = 1 << 20;
 const WORD: usize = u64::BITS as usize;
 
-/// The bits.
+/// Bitmap of descriptors.
 #[repr(transparent)]
 pub(crate) struct Bitmap([AtomicU64; DESCRIPTORS / WORD]);
 
-/// Bitmap of this process. A fork copies it with the table of descriptors, of which it is a part.
+/// Bitmap of this process. A fork copies it with the table of descriptors, to which it belongs.
 pub(crate) static BITMAP: Bitmap = Bitmap([const { AtomicU64::new(0) }; DESCRIPTORS / WORD]);
 
 impl Bitmap {
@@ -42,7 +43,7 @@ impl Bitmap {
         }
     }
 
-    /// The descriptors from `first` to `last` whose bits are set.
+    /// Returns the descriptors from `first` to `last` whose bits are set.
     pub(crate) fn each(&self, first: u32, last: u32) -> impl Iterator<Item = RawFd> {
         let last = (last as usize).min(DESCRIPTORS - 1);
         (first as usize / WORD..=last / WORD)
@@ -65,7 +66,7 @@ mod tests {
         for fd in [0, 3, 63, 64, 1000, DESCRIPTORS as RawFd - 1] {
             bitmap.set(fd);
         }
-        // There are none of these.
+        // There are no bits for these.
         bitmap.set(-1);
         bitmap.set(DESCRIPTORS as RawFd);
         assert!(!bitmap.has_room(-1) && !bitmap.has_room(DESCRIPTORS as RawFd));

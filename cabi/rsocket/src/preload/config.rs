@@ -1,6 +1,7 @@
-//! `/etc/rdma/rsocket/preload_config`: which sockets of which programs become rsockets. Without the
-//! file, or with nothing in it, all of TCP do, and none of UDP: a datagram rsocket reaches no peer
-//! of UDP, so a program that asks for names by UDP, for one, would get no answer.
+//! `/etc/rdma/rsocket/preload_config`, which determines the sockets of programs that become
+//! rsockets. Without the file, or if it is empty, all TCP sockets become rsockets and no UDP
+//! sockets, because a datagram rsocket cannot reach a peer that uses UDP. For example, a program
+//! that resolves names over UDP would get no answer.
 
 use once_cell::race::OnceBox;
 use std::ffi::c_int;
@@ -8,7 +9,7 @@ use std::fs;
 
 const FILE: &str = "/etc/rdma/rsocket/preload_config";
 
-/// A line: the beginning of a program's name, family, type and protocol. Nothing stands for `*`.
+/// Line of the file: prefix of a program's name, family, type and protocol. `None` stands for `*`.
 #[derive(Debug, PartialEq, Eq)]
 struct ConfigLine {
     program: Option<String>,
@@ -17,7 +18,8 @@ struct ConfigLine {
     protocol: Option<c_int>,
 }
 
-/// One of some names, without the prefixes that C has for them; none for `*`.
+/// Parses one of `names`, without the prefixes that C has for them. The inner `None` stands for
+/// `*`.
 fn named(word: &str, prefixes: &[&str], names: &[(&str, c_int)]) -> Option<Option<c_int>> {
     if word == "*" {
         return Some(None);
@@ -27,9 +29,9 @@ fn named(word: &str, prefixes: &[&str], names: &[(&str, c_int)]) -> Option<Optio
     names.iter().find(|(name, _)| *name == word).map(|(_, value)| Some(*value))
 }
 
-/// The lines that can be understood, as rdma-core leaves out all others.
+/// Parses the valid lines. All others are ignored, as in rdma-core.
 fn parse(text: &str) -> Vec<ConfigLine> {
-    // AF_IB of the kernel.
+    // 27 is AF_IB in the kernel.
     const DOMAINS: [(&str, c_int); 3] = [("INET", libc::AF_INET), ("INET6", libc::AF_INET6), ("IB", 27)];
     const KINDS: [(&str, c_int); 2] = [("STREAM", libc::SOCK_STREAM), ("DGRAM", libc::SOCK_DGRAM)];
     const PROTOCOLS: [(&str, c_int); 2] = [("TCP", libc::IPPROTO_TCP), ("UDP", libc::IPPROTO_UDP)];
@@ -46,21 +48,21 @@ fn parse(text: &str) -> Vec<ConfigLine> {
     text.lines().filter_map(line).collect()
 }
 
-/// The kinds of sockets that become rsockets.
+/// Kind of sockets that become rsockets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum SocketKind {
     Stream,
     Datagram,
 }
 
-fn has(lines: &[ConfigLine], program: &str, domain: c_int, kind: Kind) -> bool {
+fn has(lines: &[ConfigLine], program: &str, domain: c_int, kind: SocketKind) -> bool {
     let (kind_number, protocol) = match kind {
-        Kind::Stream => (libc::SOCK_STREAM, libc::IPPROTO_TCP),
-        Kind::Datagram => (libc::SOCK_DGRAM, libc::IPPROTO_UDP),
+        SocketKind::Stream => (libc::SOCK_STREAM, libc::IPPROTO_TCP),
+        SocketKind::Datagram => (libc::SOCK_DGRAM, libc::IPPROTO_UDP),
     };
     let is = |asked: Option<c_int>, value| asked.is_none_or(|asked| asked == value);
     let named = |name: &str| program.get(..name.len()).is_some_and(|start| start.eq_ignore_ascii_case(name));
-    lines.is_empty() && kind == Kind::Stream
+    lines.is_empty() && kind == SocketKind::Stream
         || lines.iter().any(|line| {
             line.program.as_deref().is_none_or(named)
                 && is(line.domain, domain)
@@ -69,8 +71,8 @@ fn has(lines: &[ConfigLine], program: &str, domain: c_int, kind: Kind) -> bool {
         })
 }
 
-/// Returns whether sockets of `domain` become rsockets in `program`.
-pub(super) fn includes(program: &str, domain: c_int, kind: Kind) -> bool {
+/// Returns whether sockets of `domain` and `kind` become rsockets in `program`.
+pub(super) fn includes(program: &str, domain: c_int, kind: SocketKind) -> bool {
     static LINES: OnceBox<Vec<ConfigLine>> = OnceBox::new();
     let lines = LINES
         .get_or_init(|| Box::new(fs::read_to_string(FILE).map_or_else(|_| Vec::new(), |text| parse(&text))));
@@ -83,10 +85,10 @@ mod tests {
 
     #[test]
     fn empty_configuration_selects_all_streams() {
-        assert!(has(&parse(""), "any", libc::AF_INET, Kind::Stream));
+        assert!(has(&parse(""), "any", libc::AF_INET, SocketKind::Stream));
         let lines = parse("# iperf * * *\nshort line\niperf X * *\n");
-        assert!(has(&lines, "any", libc::AF_INET6, Kind::Stream));
-        assert!(!has(&lines, "any", libc::AF_INET6, Kind::Datagram));
+        assert!(has(&lines, "any", libc::AF_INET6, SocketKind::Stream));
+        assert!(!has(&lines, "any", libc::AF_INET6, SocketKind::Datagram));
     }
 
     #[test]
@@ -95,11 +97,11 @@ mod tests {
             "iperf AF_INET SOCK_STREAM tcp\n  redis  *   stream  *\n* inet6 * IPPROTO_UDP\n* * DGRAM *",
         );
         assert_eq!(lines.len(), 4);
-        let stream = |program, domain| has(&lines, program, domain, Kind::Stream);
+        let stream = |program, domain| has(&lines, program, domain, SocketKind::Stream);
         assert!(stream("iperf3", libc::AF_INET) && !stream("iperf3", libc::AF_INET6));
         assert!(stream("redis-server", libc::AF_INET6) && stream("REDIS", libc::AF_INET));
         assert!(!stream("red", libc::AF_INET6) && !stream("nginx", libc::AF_INET));
-        let datagram = |lines: &str, domain| has(&parse(lines), "iperf3", domain, Kind::Datagram);
+        let datagram = |lines: &str, domain| has(&parse(lines), "iperf3", domain, SocketKind::Datagram);
         assert!(datagram("* * DGRAM *", libc::AF_INET) && datagram("* inet6 * udp", libc::AF_INET6));
         assert!(!datagram("* inet6 * udp", libc::AF_INET) && !datagram("iperf * STREAM *", libc::AF_INET));
     }

@@ -14,13 +14,13 @@ use std::fs::OpenOptions;
 use std::io::Write as _;
 use std::net::SocketAddr;
 use std::os::unix::fs::OpenOptionsExt as _;
-use uiw_cabi_core::counters::Counters;
+use uiw_cabi_core::counters::CounterDestination;
 use uiw_cabi_core::settings::Settings;
 
-/// The end of the files' names; the number of the process is in front.
+/// Suffix of the files' names, which begin with the process ID.
 pub const SUFFIX: &str = ".sockets";
 
-/// Carrier of a connection.
+/// Protocol that carries a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Carrier {
     /// RDMA.
@@ -32,32 +32,33 @@ pub enum Carrier {
 /// Role of a process in a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Role {
-    /// It connected to the address.
+    /// The process connected to the address.
     Connected,
-    /// It accepted the connection at the address, its own.
+    /// The process accepted the connection at its own address.
     Accepted,
 }
 
-/// A connection.
+/// Connection of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Line {
+pub struct ConnectionRecord {
     /// Carrier of the connection.
     pub carrier: Carrier,
     /// Role of the process.
     pub role: Role,
-    /// The server's address, with the port that the program uses.
+    /// Address of the server, with the port number of the program.
     pub address: SocketAddr,
 }
 
-impl Line {
-    /// A line of a file. None for others: other programs of the user can write there.
+impl ConnectionRecord {
+    /// Parses a line of a file. Returns `None` for invalid lines, because other programs of the
+    /// user can write to the file.
     ///
     /// ```
-    /// use uiw_cabi_rsocket::preload::connections::{Carrier, Line, Role};
-    /// let line = Line::parse("tcp connected 192.0.2.7:53").unwrap();
+    /// use uiw_cabi_rsocket::preload::connections::{Carrier, ConnectionRecord, Role};
+    /// let line = ConnectionRecord::parse("tcp connected 192.0.2.7:53").unwrap();
     /// assert_eq!((line.carrier, line.role), (Carrier::Tcp, Role::Connected));
-    /// assert_eq!(Line::parse(&line.to_string()), Some(line));
-    /// assert_eq!(Line::parse("tcp connected somewhere"), None);
+    /// assert_eq!(ConnectionRecord::parse(&line.to_string()), Some(line));
+    /// assert_eq!(ConnectionRecord::parse("tcp connected somewhere"), None);
     /// ```
     pub fn parse(line: &str) -> Option<Self> {
         let [carrier, role, address] = line.split(' ').collect::<Vec<_>>()[..] else { return None };
@@ -77,7 +78,7 @@ impl Line {
     }
 }
 
-impl std::fmt::Display for Line {
+impl std::fmt::Display for ConnectionRecord {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let carrier = match self.carrier {
             Carrier::Rsocket => "rsocket",
@@ -91,10 +92,10 @@ impl std::fmt::Display for Line {
     }
 }
 
-/// Notes a connection, if `uiw run` asks for that; the log has it at level info.
-pub(crate) fn note(line: Line) {
+/// Records a connection if `uiw run` has requested it, and logs it at level info.
+pub(crate) fn note(line: ConnectionRecord) {
     tracing::info!("connection: {line}");
-    let Ok(Settings { counters: Counters::In(directory), .. }) = Settings::get() else { return };
+    let Ok(Settings { counters: CounterDestination::In(directory), .. }) = Settings::get() else { return };
     let path = directory.join(format!("{}{SUFFIX}", std::process::id()));
     let file = OpenOptions::new()
         .append(true)
@@ -102,7 +103,8 @@ pub(crate) fn note(line: Line) {
         .mode(0o600)
         .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
         .open(path);
-    // Counters that cannot be published are no reason for a program to fail either.
+    // The program must not fail because the connection cannot be recorded, as with counters that
+    // cannot be published.
     if let Ok(mut file) = file {
         let _ = file.write_all(format!("{line}\n").as_bytes());
     }

@@ -1,17 +1,18 @@
-//! Connections that end with exec(3): the next program of the process has their numbers, and no
-//! memory of theirs.
+//! Connections that end with exec(3): the next program of the process inherits their numbers, but
+//! not their memory.
 
 use crate::sys;
 use std::fs;
 use std::os::fd::RawFd;
-use uiw_cabi_core::environment::{self, Privileged};
+use uiw_cabi_core::environment::{self, PrivilegePolicy};
 use uiw_cabi_core::log;
 use uiw_cabi_core::settings::Settings;
 
-/// Logs the numbers that were rsockets of the process's program before. Called when the library is
-/// loaded; it looks at them only where there is a log.
-pub(super) fn report_lost() {
-    if environment::variable(log::VARIABLE, Privileged::LevelOnly).is_none() || Settings::get().is_err() {
+/// Logs the numbers that were rsockets of the previous program of the process. Called when the
+/// library is loaded. The numbers are checked only if the log is enabled.
+pub(super) fn report_lost_rsockets() {
+    if environment::variable(log::VARIABLE, PrivilegePolicy::LevelOnly).is_none() || Settings::get().is_err()
+    {
         return;
     }
     let Ok(files) = fs::read_dir("/proc/self/fd") else { return };
@@ -19,7 +20,7 @@ pub(super) fn report_lost() {
     for fd in numbers.filter(|fd| sys::stood_for_rsocket(*fd)) {
         tracing::warn!(
             fd,
-            "an rsocket of the program before exec: its connection has ended, and it reads as closed"
+            "this was an rsocket of the program before exec: its connection has ended, and it reads as closed"
         );
     }
 }

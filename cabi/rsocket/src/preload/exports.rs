@@ -1,14 +1,14 @@
-//! The functions that `librspreload.so` calls, which are not for programs. A descriptor whose bit
-//! is not set is never passed to them but by `uiw_sockets_made` and `uiw_sockets_accepted`.
+//! Functions that `librspreload.so` calls, which are not meant for programs. Descriptors whose bit
+//! is not set are passed only to `uiw_sockets_made` and `uiw_sockets_accepted`.
 
 use crate::addresses::{program_name, read_address, write_address};
 use crate::any::AnySocket;
 use crate::epoll::Epoll;
 use crate::poll::{self, Sets};
 use crate::preload::bitmap::Bitmap;
-use crate::preload::connections::{self, Carrier, Line, Role};
+use crate::preload::connections::{self, Carrier, ConnectionRecord, Role};
 use crate::preload::process::{self, is_vforked};
-use crate::preload::waiting::{WAITING, Waiting};
+use crate::preload::waiting::{WAITING, WaiterCounts};
 use crate::preload::{BITMAP, datagrams, exec, fall_back, ioctl, plain, sendfile};
 use crate::sys;
 use crate::table::{self, Entry};
@@ -23,50 +23,53 @@ use uiw_cabi_core::arguments::{ArrayMutPtr, ArrayPtr, Count, InOutArrayPtr, InOu
 use uiw_cabi_core::boundary::{self, Result};
 use uiw_cabi_core::errno::Errno;
 
-/// The descriptor is the system's: the caller calls the C library's function.
+/// The descriptor belongs to the system, so the caller calls the function of the C library.
 const ORDINARY: c_int = 1;
-/// Results of [`uiw_sockets_enter`].
+/// Further results of [`uiw_sockets_enter`].
 const RSOCKET: c_int = 2;
 const EPOLL: c_int = 3;
 
-/// The descriptor is the system's, where a call returns a number of bytes.
+/// Like [`ORDINARY`], for calls that return a number of bytes.
 const SYSTEM: isize = -2;
 
-/// The bits of the descriptors, one after the other in 64-bit words, and how many there are.
+/// Returns the bits of the descriptors, in consecutive 64-bit words, and stores the number of bits
+/// in `count`.
 pub extern "C" fn uiw_sockets_bits(count: &mut usize) -> *const u64 {
     *count = size_of::<Bitmap>() * 8;
     (&raw const BITMAP).cast()
 }
 
-/// Returns the number of threads that wait for an epoll set by the system's call, for the caller to
-/// count, by the number of the set modulo their own number. Their address is what an event has that
-/// is not the program's.
+/// Returns the counters of the threads that wait for an epoll set with the system's call. The
+/// caller changes the counter whose index is the number of the set modulo the number of counters.
+/// The address of the counters is also the data of events that do not belong to the program.
 pub extern "C" fn uiw_sockets_waiting(count: &mut usize) -> *const u32 {
-    *count = Waiting::len();
+    *count = WaiterCounts::len();
     (&raw const WAITING).cast()
 }
 
-/// The library is loaded.
+/// Called when the library was loaded.
 pub extern "C" fn uiw_sockets_loaded() {
     boundary::value((), || {
-        exec::report_lost();
+        exec::report_lost_rsockets();
         Ok(())
     });
 }
 
-/// The program has made a TCP socket. -1 and `errno` where it is not to have one.
+/// Called after the program has created a TCP socket. Returns -1 with `errno` if the program must
+/// not have the socket.
 pub extern "C" fn uiw_sockets_made(fd: c_int, domain: c_int) -> c_int {
     process::has_table();
-    boundary::minus_one(|| plain::made(fd, domain, program_name()))
+    boundary::minus_one(|| plain::register(fd, domain, program_name()))
 }
 
-/// The program has made a UDP socket. -1 and `errno` where the program is not to have one.
+/// Called after the program has created a UDP socket. Returns -1 with `errno` if the program must
+/// not have the socket.
 pub extern "C" fn uiw_sockets_made_datagram(fd: c_int, domain: c_int) -> c_int {
     process::has_table();
-    boundary::minus_one(|| datagrams::made(fd, domain, program_name()))
+    boundary::minus_one(|| datagrams::adopt(fd, domain, program_name()))
 }
 
-/// sendto(2) of an rsocket. The address of a stream means nothing, as it is connected.
+/// sendto(2) on an rsocket. The address is ignored for a stream, because a stream is connected.
 pub extern "C" fn uiw_sockets_sendto<'a, 'b>(
     fd: c_int,
     buffer: ArrayPtr<'a, u8>,
@@ -81,16 +84,17 @@ pub extern "C" fn uiw_sockets_sendto<'a, 'b>(
     }
 }
 
-/// Prepares the use of a descriptor: an accepted connection becomes an rsocket, and an rsocket
-/// whose peer has none one of the kernel. 1: the descriptor is the system's, 2: it is an rsocket,
-/// 3: an epoll set with rsockets.
+/// Prepares the use of a descriptor: converts an accepted connection to an rsocket, and an rsocket
+/// whose peer has none to a socket of the kernel. Returns 1 if the descriptor belongs to the
+/// system, 2 if it is an rsocket, and 3 if it is an epoll set with rsockets.
 pub extern "C" fn uiw_sockets_enter(fd: c_int) -> c_int {
-    // What fails here is no reason to use the system's socket, which may be one to be encrypted.
+    // After a failure the system's socket must not be used, because the connection may have to be
+    // encrypted.
     boundary::value(RSOCKET, || Ok(enter(fd)))
 }
 
 fn enter(fd: c_int) -> c_int {
-    enter_as(fd, table::present(fd))
+    enter_as(fd, table::get_if_open(fd))
 }
 
 fn enter_as(fd: c_int, entry: Option<Entry>) -> c_int {
@@ -115,19 +119,21 @@ fn enter_as(fd: c_int, entry: Option<Entry>) -> c_int {
     }
 }
 
-/// The rsocket that the descriptor is, or becomes by this use. None for one of the system's.
+/// Returns the rsocket that the descriptor is or becomes by this use, or `None` for a descriptor of
+/// the system.
 ///
 /// # Errors
-/// Those of [`table::socket`].
+/// The errors of [`table::socket`].
 fn enter_socket(fd: c_int) -> Result<Option<AnySocket>> {
-    match table::present(fd) {
+    match table::get_if_open(fd) {
         Some(Entry::Socket(socket)) if !socket.is_refused() => Ok(Some(AnySocket::Stream(socket))),
         entry if enter_as(fd, entry.clone()) == RSOCKET => table::socket(fd).map(Some),
         _ => Ok(None),
     }
 }
 
-/// A call on the rsocket that the descriptor is, or becomes. [`SYSTEM`] where it is none.
+/// Makes a call on the rsocket that the descriptor is or becomes. Returns [`SYSTEM`] if it is not
+/// an rsocket.
 fn transfer(fd: c_int, call: impl FnOnce(&AnySocket) -> Result<isize>) -> isize {
     boundary::size(|| match enter_socket(fd)? {
         Some(socket) => call(&socket),
@@ -135,8 +141,8 @@ fn transfer(fd: c_int, call: impl FnOnce(&AnySocket) -> Result<isize>) -> isize 
     })
 }
 
-/// read(2) and readv(2) into buffers. -2 where the descriptor is the system's: the caller calls the
-/// C library's function.
+/// read(2) and readv(2) into buffers. Returns -2 if the descriptor belongs to the system, so the
+/// caller calls the function of the C library.
 pub extern "C" fn uiw_sockets_read<'a>(
     fd: c_int,
     list: ArrayPtr<'a, OutVec<'a>>,
@@ -165,8 +171,8 @@ pub extern "C" fn uiw_sockets_send<'a>(
     transfer(fd, |socket| transfer::send(socket, transfer::elements(list, count)?, flags))
 }
 
-/// Returns the kind of a descriptor without a change, like [`uiw_sockets_enter`], which is asked
-/// next where it may be an rsocket.
+/// Returns the kind of a descriptor, like [`uiw_sockets_enter`], but does not change it. If it may
+/// be an rsocket, the caller calls that function next.
 pub extern "C" fn uiw_sockets_kind(fd: c_int) -> c_int {
     boundary::value(ORDINARY, || {
         Ok(match table::get(fd) {
@@ -177,7 +183,7 @@ pub extern "C" fn uiw_sockets_kind(fd: c_int) -> c_int {
     })
 }
 
-/// bind(2); 1 where the caller is to do it.
+/// bind(2). Returns 1 if the caller has to make the call.
 pub extern "C" fn uiw_sockets_bind<'a>(
     fd: c_int,
     addr: ArrayPtr<'a, u8>,
@@ -185,25 +191,25 @@ pub extern "C" fn uiw_sockets_bind<'a>(
 ) -> c_int {
     boundary::number(|| {
         let Ok(addr) = read_address(&addr, len) else { return Ok(ORDINARY) };
-        match table::present(fd) {
+        match table::get_if_open(fd) {
             Some(Entry::Plain(_)) => Ok(if plain::bind(fd, addr)? { 0 } else { ORDINARY }),
             _ => Ok(ORDINARY),
         }
     })
 }
 
-/// The system has made the socket a listening one.
+/// Called after the system has made the socket a listening one.
 pub extern "C" fn uiw_sockets_listening(fd: c_int) {
     boundary::value((), || {
-        if let Some(Entry::Plain(plain)) = table::present(fd) {
-            plain::listening(&plain);
+        if let Some(Entry::Plain(plain)) = table::get_if_open(fd) {
+            plain::mark_listening(&plain);
         }
         Ok(())
     });
 }
 
-/// The system has accepted `fd`; the peer's address becomes the program's. -1 and `errno` where the
-/// program is not to have the connection.
+/// Called after the system has accepted `fd`. Replaces the peer's address by the one that the
+/// program sees. Returns -1 with `errno` if the program must not have the connection.
 pub extern "C" fn uiw_sockets_accepted<'a>(
     listening: c_int,
     fd: c_int,
@@ -212,19 +218,19 @@ pub extern "C" fn uiw_sockets_accepted<'a>(
     room: Count<'a, socklen_t>,
 ) -> c_int {
     boundary::minus_one(|| {
-        if let Some(Entry::Plain(listening)) = table::present(listening) {
-            plain::accepted(&listening, fd)?;
+        if let Some(Entry::Plain(listening)) = table::get_if_open(listening) {
+            plain::register_accepted(&listening, fd)?;
             if let (false, false, Ok(peer)) = (addr.is_null(), len.is_null(), sys::address_as_is(fd, true)) {
-                // accept(2) has replaced the number by the length of another address.
-                write_address(peer, addr, len.restored(room)?)?;
+                // accept(2) has replaced the size of the buffer by the length of the address.
+                write_address(peer, addr, len.restore(room)?)?;
             }
         }
         Ok(())
     })
 }
 
-/// The address that the system is to connect to in the place of `addr`, as the bytes of `real`
-/// (128). Its length, 0 where the socket stays one of TCP, or -1 and `errno`.
+/// Writes the address to which the system has to connect instead of `addr` to `real` (128 bytes).
+/// Returns its length, 0 if the socket stays on TCP, or -1 with `errno`.
 pub extern "C" fn uiw_sockets_target<'a>(
     fd: c_int,
     addr: ArrayPtr<'a, u8>,
@@ -232,23 +238,23 @@ pub extern "C" fn uiw_sockets_target<'a>(
     real: &mut rdma_sockaddr,
 ) -> c_int {
     boundary::number(|| {
-        let (Ok(to), Some(Entry::Plain(plain))) = (read_address(&addr, len), table::present(fd)) else {
+        let (Ok(to), Some(Entry::Plain(plain))) = (read_address(&addr, len), table::get_if_open(fd)) else {
             return Ok(0);
         };
         if to.port() == 0 && plain::must_encrypt() {
-            return Err(Errno(libc::ECONNREFUSED).because("a connection to port 0"));
+            return Err(Errno(libc::ECONNREFUSED).because("connecting to port 0"));
         }
-        // Until TCP is connected the socket stays one that may become an rsocket, by another
-        // attempt.
+        // Until the TCP connection is established, the socket may still become an rsocket with
+        // another attempt.
         let Some(to) = plain::on_rsockets(to)?.filter(|to| to.port() != 0) else { return Ok(0) };
         plain::limit_attempt(fd, &plain);
-        *real = address::write(to);
-        Ok(address::bytes(real).len() as c_int)
+        *real = address::to_sockaddr(to);
+        Ok(address::significant_bytes(real).len() as c_int)
     })
 }
 
-/// The system has connected the socket, with the error number `outcome` (0: none). 0: the call is
-/// over; 1: the caller is to connect by TCP.
+/// Called after the system has connected the socket, with the error number `outcome` (0 for
+/// success). Returns 0 if the call is finished, and 1 if the caller has to connect by TCP.
 pub extern "C" fn uiw_sockets_connected<'a>(
     fd: c_int,
     addr: ArrayPtr<'a, u8>,
@@ -259,9 +265,9 @@ pub extern "C" fn uiw_sockets_connected<'a>(
         let Some(Entry::Plain(plain)) = table::get(fd) else { return Ok(ORDINARY) };
         let to = read_address(&addr, len)?;
         match outcome {
-            0 => plain::connected(fd, &plain, to, false).map(|()| 0),
+            0 => plain::convert_connected(fd, &plain, to, false).map(|()| 0),
             libc::EINPROGRESS | libc::EINTR => {
-                plain::connected(fd, &plain, to, true)?;
+                plain::convert_connected(fd, &plain, to, true)?;
                 Err(Errno(outcome))
             }
             libc::EALREADY | libc::EISCONN => Err(Errno(outcome)),
@@ -271,74 +277,75 @@ pub extern "C" fn uiw_sockets_connected<'a>(
             _ => {
                 tracing::info!(peer = %to, error = %Errno(outcome), "the peer has no rsockets: TCP");
                 plain::unlimit_attempt(fd, plain.take_syn_retries());
-                // It is the system's once TCP is connected: a socket that both refuse may find
-                // rsockets at the next call.
+                // The socket becomes the system's only when TCP is connected: after a refusal of
+                // both, the next call may find rsockets.
                 Ok(ORDINARY)
             }
         }
     })
 }
 
-/// A socket that could have become an rsocket is connected, or connects, by TCP, and is the
-/// system's from now on.
+/// Called for a socket that could have become an rsocket and is connected, or is connecting, by
+/// TCP. It belongs to the system from now on.
 pub extern "C" fn uiw_sockets_on_tcp<'a>(fd: c_int, addr: ArrayPtr<'a, u8>, len: Count<'a, socklen_t>) {
     boundary::value((), || {
-        // An address of another family, which is none, ends a connection.
-        let address = address::plain(read_address(&addr, len)?);
-        table::forget(fd);
-        connections::note(Line { carrier: Carrier::Tcp, role: Role::Connected, address });
+        // An address of the unspecified family, which is not parsed, dissolves a connection.
+        let address = address::to_canonical(read_address(&addr, len)?);
+        table::release(fd);
+        connections::note(ConnectionRecord { carrier: Carrier::Tcp, role: Role::Connected, address });
         Ok(())
     });
 }
 
-/// The number is about to be closed, by the system: its call reports the errors, and may be a point
-/// of cancellation.
+/// Called before the system closes the number. The system's call reports errors, and may be a
+/// cancellation point.
 pub extern "C" fn uiw_sockets_closing(fd: c_int) {
     if is_vforked() {
         return;
     }
     boundary::value((), || {
-        if let Some(Entry::Plain(plain)) = table::present(fd) {
+        if let Some(Entry::Plain(plain)) = table::get_if_open(fd) {
             plain::enter_to_close(fd, &plain);
         }
-        table::forget(fd);
+        table::release(fd);
         Ok(())
     });
 }
 
-/// close_range(2) is about to close these.
+/// Called before close_range(2) closes these descriptors.
 pub extern "C" fn uiw_sockets_close_range(first: c_uint, last: c_uint) {
     if is_vforked() {
         return;
     }
     boundary::value((), || {
         for fd in BITMAP.each(first, last) {
-            table::forget(fd);
+            table::release(fd);
         }
         Ok(())
     });
 }
 
-/// dup(2) and its kin have made `new` what `old` is, and have closed what it was.
+/// Called after dup(2) or a similar call has made `new` a duplicate of `old`, and has closed what
+/// `new` was before.
 pub extern "C" fn uiw_sockets_duplicated(old: c_int, new: c_int) {
     if old == new || is_vforked() {
         return;
     }
     boundary::value((), || {
-        table::forget(new);
+        table::release(new);
         table::duplicate(old, new);
         Ok(())
     });
 }
 
-/// getsockname(2) and getpeername(2); 1 where the caller is to do it.
+/// getsockname(2) and getpeername(2). Returns 1 if the caller has to make the call.
 pub extern "C" fn uiw_sockets_address<'a>(
     fd: c_int,
     addr: ArrayMutPtr<'a, u8>,
     len: RoomPtr<'a>,
     of_peer: c_int,
 ) -> c_int {
-    boundary::number(|| match table::present(fd) {
+    boundary::number(|| match table::get_if_open(fd) {
         Some(Entry::Plain(_)) => {
             let real = sys::address_as_is(fd, of_peer != 0)?;
             write_address(real, addr, len).map(|()| 0)
@@ -347,7 +354,7 @@ pub extern "C" fn uiw_sockets_address<'a>(
     })
 }
 
-/// Returns the limit that `timeout` gives.
+/// Returns the limit for `timeout` and `mask`.
 fn limit<'a>(timeout: &InPtr<'a, timespec>, mask: &InPtr<'a, sigset_t>) -> Result<Limit<'a>> {
     let limit = match timeout.as_ref() {
         None => Limit::default(),
@@ -355,7 +362,7 @@ fn limit<'a>(timeout: &InPtr<'a, timespec>, mask: &InPtr<'a, sigset_t>) -> Resul
             let (Ok(seconds), Ok(nanos @ 0..1_000_000_000)) =
                 (u64::try_from(time.tv_sec), u32::try_from(time.tv_nsec))
             else {
-                return Err(Errno::INVAL.because("a time-out that is none"));
+                return Err(Errno::INVAL.because("invalid time-out"));
             };
             Limit::within(Duration::new(seconds, nanos))
         }
@@ -363,17 +370,18 @@ fn limit<'a>(timeout: &InPtr<'a, timespec>, mask: &InPtr<'a, sigset_t>) -> Resul
     Ok(limit.with_mask(mask.as_ref()))
 }
 
-/// Uses every descriptor of a list: whether any is an rsocket, and the system cannot wait for them.
+/// Prepares the use of all descriptors in a list. Returns whether any is an rsocket, so that the
+/// system cannot wait for them.
 pub extern "C" fn uiw_sockets_enter_all<'a>(fds: ArrayPtr<'a, pollfd>, count: Count<'a, nfds_t>) -> c_int {
     boundary::value(0, || {
         let fds = fds.get(count)?.unwrap_or_default();
-        // Every one is used, whatever those before it are.
+        // Every descriptor is prepared, regardless of the results for the others.
         let found = fds.iter().filter(|fd| BITMAP.is_set(fd.fd)).filter(|fd| enter(fd.fd) == RSOCKET).count();
         Ok((found > 0).into())
     })
 }
 
-/// poll(2), with an exact time and a mask.
+/// poll(2), with an exact time-out and a signal mask.
 pub extern "C" fn uiw_sockets_poll<'a>(
     fds: InOutArrayPtr<'a, pollfd>,
     count: Count<'a, nfds_t>,
@@ -386,7 +394,7 @@ pub extern "C" fn uiw_sockets_poll<'a>(
     })
 }
 
-/// select(2), with an exact time and a mask.
+/// select(2), with an exact time-out and a signal mask.
 pub extern "C" fn uiw_sockets_select(
     count: c_int,
     read: InOutPtr<'_, fd_set>,
@@ -402,8 +410,8 @@ pub extern "C" fn uiw_sockets_select(
     })
 }
 
-/// epoll_ctl(2); 1 where the caller is to do it. A set of the system's is followed from its first
-/// rsocket on.
+/// epoll_ctl(2). Returns 1 if the caller has to make the call. A set of the system is followed
+/// after its first rsocket was added.
 pub extern "C" fn uiw_sockets_epoll_ctl(
     set_fd: c_int,
     op: c_int,
@@ -421,8 +429,9 @@ pub extern "C" fn uiw_sockets_epoll_ctl(
                     Some(Entry::Plain(plain)) if plain.may_become() => {}
                     _ => return Ok(ORDINARY),
                 }
-                // The system's opinion of the set is that of a duplicate.
-                let set = table::follow(set_fd, Epoll::of_program(set_fd)?);
+                // The duplicate of the descriptor determines whether it is an epoll set of the
+                // system.
+                let set = table::add_epoll(set_fd, Epoll::of_program(set_fd)?);
                 set.wake_system();
                 set
             }
@@ -431,8 +440,8 @@ pub extern "C" fn uiw_sockets_epoll_ctl(
             return Ok(ORDINARY);
         }
         let event = event.read();
-        // A member's number was checked when it was added. redis-benchmark removes and adds a
-        // connection with each message.
+        // The number of a member was checked when it was added. This path is fast, because
+        // redis-benchmark removes and adds a connection with each message.
         if op != libc::EPOLL_CTL_ADD
             && let Some(done) = set.control_member(op, fd, event)
         {
@@ -443,7 +452,7 @@ pub extern "C" fn uiw_sockets_epoll_ctl(
     })
 }
 
-/// epoll_wait(2), with an exact time and a mask; of a set that is followed.
+/// epoll_wait(2) for a set that is followed, with an exact time-out and a signal mask.
 pub extern "C" fn uiw_sockets_epoll_wait<'a>(
     set_fd: c_int,
     events: InOutArrayPtr<'a, epoll_event>,
@@ -456,13 +465,13 @@ pub extern "C" fn uiw_sockets_epoll_wait<'a>(
             return Err(Errno::INVAL.because("no room for an event"));
         };
         let Some(Entry::Epoll(set)) = table::get(set_fd) else {
-            return Err(Errno(libc::EBADF).because("a set that was closed"));
+            return Err(Errno(libc::EBADF).because("the set was closed"));
         };
         Ok(set.wait(events, &limit(&timeout, &mask)?)? as c_int)
     })
 }
 
-/// ioctl(2) of an rsocket.
+/// ioctl(2) on an rsocket.
 pub extern "C" fn uiw_sockets_ioctl(fd: c_int, request: c_ulong, argument: InOutPtr<'_, [u8; 4]>) -> c_int {
     boundary::minus_one(|| ioctl::request(&table::socket(fd)?, request, argument.as_mut()))
 }

@@ -9,7 +9,7 @@ use uiw_cabi_core::errno::Errno;
 const AT_MARK: c_ulong = 0x8905;
 const BYTES_NOT_SENT: c_ulong = libc::TIOCOUTQ;
 
-/// The requests of sockets that an rsocket has.
+/// Performs those ioctl requests of sockets that rsockets support.
 ///
 /// # Errors
 /// EFAULT; ENOTTY for other requests.
@@ -18,7 +18,7 @@ pub(super) fn request(
     request: c_ulong,
     argument: Option<&mut [u8; size_of::<c_int>()]>,
 ) -> Result<()> {
-    let number = argument.ok_or_else(|| Errno(libc::EFAULT).null())?;
+    let number = argument.ok_or_else(|| Errno(libc::EFAULT).null_argument())?;
     let answer = match request {
         libc::FIONBIO => {
             let on = c_int::from_ne_bytes(*number) != 0;
@@ -27,8 +27,8 @@ pub(super) fn request(
             return Ok(());
         }
         libc::FIONREAD => c_int::try_from(socket.readable()).unwrap_or(c_int::MAX),
-        // Nothing is kept that could be counted: bytes are in the ring until the peer's TCP has
-        // them.
+        // The amount of unsent data is unknown, because data stays in the ring until the peer's TCP
+        // has it.
         BYTES_NOT_SENT | AT_MARK => 0,
         _ => return Err(Errno(libc::ENOTTY).because(format_args!("an rsocket has no ioctl {request:#x}"))),
     };

@@ -15,7 +15,7 @@
 //!
 //! * While a socket is an rsocket, a placeholder that reads as closed is behind its number: a call
 //!   that is not replaced finds no bytes of MPA. Each look-up compares the cookie of the socket
-//!   that the system has behind the number (`behind`), because a program can close a number by a
+//!   that the system has behind the number (`descriptor_sockets`), because a program can close a number by a
 //!   call that is not seen.
 //! * The initiator begins when TCP is connected; the acceptor answers when its program uses the
 //!   connection. Until then the program's bytes are kept, as the kernel's send buffer keeps them.
@@ -33,11 +33,11 @@
 //!   change the table compare the process first.
 
 mod adopt;
-mod behind;
 mod bitmap;
 mod config;
 pub mod connections;
 mod datagrams;
+mod descriptor_sockets;
 mod exec;
 pub mod exports;
 mod ioctl;
@@ -46,8 +46,8 @@ pub(crate) mod process;
 mod sendfile;
 pub(crate) mod waiting;
 
-use adopt::Adopted;
+use adopt::AdoptionState;
 pub(crate) use adopt::fall_back;
-pub(crate) use behind::{DescriptorSockets, placeholder};
 pub(crate) use bitmap::BITMAP;
+pub(crate) use descriptor_sockets::{DescriptorSockets, placeholder};
 pub(crate) use plain::PlainSocket;

@@ -1,7 +1,7 @@
 //! TCP sockets of a program that may become rsockets.
 
-use crate::preload::config::Kind;
-use crate::preload::{Adopted, BITMAP, DescriptorSockets, adopt, behind, config, process};
+use crate::preload::config::SocketKind;
+use crate::preload::{AdoptionState, BITMAP, DescriptorSockets, adopt, config, descriptor_sockets, process};
 use crate::sys;
 use crate::table::{self, Entry};
 use std::ffi::c_int;
@@ -17,23 +17,23 @@ use uiw_cabi_core::ports;
 use uiw_cabi_core::settings::Settings;
 use uiw_cabi_core::stack;
 
-/// Progress of a socket.
+/// States of a socket.
 const NEW: u8 = 0;
 const LISTENING: u8 = 1;
-/// Accepted, and not used.
+/// The connection was accepted, but not used yet.
 const ACCEPTED: u8 = 2;
-/// A thread makes an rsocket of it.
+/// A thread is converting the socket to an rsocket.
 const BECOMING: u8 = 3;
 
-/// A socket of the kernel. Its locks are none, as a fork copies it.
+/// Socket of the kernel that may become an rsocket. It has no locks, because a fork copies it.
 pub(crate) struct PlainSocket {
     state: AtomicU8,
     ipv6: bool,
-    behind: Option<DescriptorSockets>,
-    /// TCP_SYNCNT of the program, where the attempt to connect by rsockets has another one;
+    descriptor_sockets: Option<DescriptorSockets>,
+    /// TCP_SYNCNT of the program, if it was changed for the attempt to connect with rsockets;
     /// otherwise 0.
     syn_retries: AtomicI32,
-    /// See [`process::forks`].
+    /// Value of [`process::forks`] at the creation.
     forks: u32,
 }
 
@@ -42,7 +42,7 @@ impl PlainSocket {
         Arc::new(Self {
             state: AtomicU8::new(state),
             ipv6,
-            behind: DescriptorSockets::of(fd),
+            descriptor_sockets: DescriptorSockets::of(fd),
             syn_retries: AtomicI32::new(0),
             forks: process::forks(),
         })
@@ -52,39 +52,40 @@ impl PlainSocket {
         self.ipv6
     }
 
-    /// The socket of the system.
-    pub(crate) fn behind(&self) -> Option<DescriptorSockets> {
-        self.behind
+    /// Returns the socket of the system.
+    pub(crate) fn descriptor_sockets(&self) -> Option<DescriptorSockets> {
+        self.descriptor_sockets
     }
 
-    /// Returns the program's TCP_SYNCNT before [`limit_attempt`]; 0 if it is unchanged.
+    /// Returns the program's TCP_SYNCNT before [`limit_attempt`], or 0 if it is unchanged.
     pub(crate) fn take_syn_retries(&self) -> c_int {
         self.syn_retries.swap(0, Ordering::Relaxed)
     }
 
-    /// Returns whether a thread makes an rsocket of it.
+    /// Returns whether a thread is converting it to an rsocket.
     pub(crate) fn is_becoming(&self) -> bool {
         self.state.load(Ordering::Acquire) == BECOMING
     }
 
-    /// Returns whether it may be connected, or is.
+    /// Returns whether the socket is, or may become, connected.
     pub(crate) fn may_become(&self) -> bool {
         self.state.load(Ordering::Acquire) != LISTENING
     }
 }
 
-/// The program has made a socket. It may become an rsocket, unless something says that it stays one
-/// of TCP.
+/// Registers a socket that the program has created. It may become an rsocket, unless it has to stay
+/// on TCP.
 ///
 /// # Errors
-/// EINVAL where a variable has a bad value: what may be sent in the clear is not known. EMFILE.
-/// With TLS EMFILE and EOPNOTSUPP for a socket that cannot become an rsocket.
-pub(crate) fn made(fd: RawFd, domain: c_int, program: &str) -> Result<()> {
-    if !config::includes(program, domain, Kind::Stream) || Settings::get()?.stays_on_tcp(program) {
+/// EINVAL if an environment variable has an invalid value, because it is not known whether
+/// connections may be unencrypted; EMFILE. With TLS also EMFILE and EOPNOTSUPP for a socket that
+/// cannot become an rsocket.
+pub(crate) fn register(fd: RawFd, domain: c_int, program: &str) -> Result<()> {
+    if !config::includes(program, domain, SocketKind::Stream) || Settings::get()?.stays_on_tcp(program) {
         return Ok(());
     }
     let cannot = match () {
-        () if stack::is_own() => Some(Errno::UNSUPPORTED),
+        () if stack::is_in_process() => Some(Errno::UNSUPPORTED),
         () if !BITMAP.has_room(fd) => Some(Errno(libc::EMFILE)),
         () => None,
     };
@@ -94,58 +95,60 @@ pub(crate) fn made(fd: RawFd, domain: c_int, program: &str) -> Result<()> {
         }
         Some(_) => Ok(()),
         None => {
-            // For the time when no descriptor is left.
-            behind::placeholder()?;
-            table::name(fd, Entry::Plain(PlainSocket::new(fd, NEW, domain == libc::AF_INET6)));
+            // The placeholder is created early, for the time when no descriptors are left.
+            descriptor_sockets::placeholder()?;
+            table::insert(fd, Entry::Plain(PlainSocket::new(fd, NEW, domain == libc::AF_INET6)));
             Ok(())
         }
     }
 }
 
-/// Returns whether a connection may not be TCP's alone: with TLS it would not be encrypted. So also
-/// where it is not known whether there is TLS.
+/// Returns whether a connection must not fall back to TCP, because with TLS it would not be
+/// encrypted. Also returns true if it is not known whether TLS is configured.
 pub(crate) fn must_encrypt() -> bool {
     Settings::get().map_or(true, |settings| settings.tls.is_some())
 }
 
-/// The address of the rsockets' port for one of the program; none where it stays on TCP: the port
-/// is listed, or the offset makes it none.
+/// Returns the address with the port of rsockets for an address of the program. Returns `None` if
+/// the connection stays on TCP because the port is listed, or because the offset leads to an
+/// invalid port.
 ///
 /// # Errors
-/// EADDRNOTAVAIL for a port of which the offset makes none, with TLS.
+/// With TLS, EADDRNOTAVAIL if the offset leads to an invalid port.
 pub(crate) fn on_rsockets(addr: SocketAddr) -> Result<Option<SocketAddr>> {
     if Settings::get()?.stays_on_tcp(&addr.port().to_string()) {
         return Ok(None);
     }
-    match address::shifted(addr) {
-        None if must_encrypt() => Err(address::no_port(addr.port())),
+    match address::to_real_same_family(addr) {
+        None if must_encrypt() => Err(address::unmapped_port(addr.port())),
         None => {
-            tracing::info!(%addr, "UIW_PORT_OFFSET makes the port one that is not from 1 to 65535: TCP");
+            tracing::info!(%addr, "with UIW_PORT_OFFSET the port is not from 1 to 65535: TCP");
             Ok(None)
         }
         real => Ok(real),
     }
 }
 
-/// Gives the socket its address, in the program's numbers. False where the caller is to do it.
+/// Binds the socket to an address with the program's port number. Returns false if the caller has
+/// to do that.
 ///
 /// # Errors
-/// The system's; those of [`on_rsockets`].
+/// The errors of the system and of [`on_rsockets`].
 pub(crate) fn bind(fd: RawFd, addr: SocketAddr) -> Result<bool> {
     let Some(mut real) = on_rsockets(addr)? else {
-        table::forget(fd);
+        table::release(fd);
         return Ok(false);
     };
     if addr.port() == 0 {
         real.set_port(ports::free_named(real.ip())?);
     }
-    sys::bind(fd, address::bytes(&address::write(real)))?;
+    sys::bind(fd, address::significant_bytes(&address::to_sockaddr(real)))?;
     Ok(true)
 }
 
-/// Limits the attempt before the system connects the socket to the rsockets' port: where nothing
-/// answers, as behind a firewall that drops packets, it gives up soon enough for TCP. With TLS
-/// there is no other way.
+/// Limits the number of SYNs before the system connects the socket to the port of rsockets. If
+/// nothing answers, for example behind a firewall that drops packets, the attempt fails soon enough
+/// for TCP to be tried. With TLS there is no alternative, so there is no limit.
 pub(crate) fn limit_attempt(fd: RawFd, plain: &PlainSocket) {
     let asked = Settings::get().ok().and_then(Settings::sockets_syn_retries).filter(|_| !must_encrypt());
     let own = sys::int_option(fd, libc::IPPROTO_TCP, libc::TCP_SYNCNT);
@@ -157,51 +160,53 @@ pub(crate) fn limit_attempt(fd: RawFd, plain: &PlainSocket) {
     }
 }
 
-/// Restores the program's number of attempts before the system connects the socket to the program's
+/// Restores the program's number of SYNs before the system connects the socket to the program's
 /// port.
 pub(crate) fn unlimit_attempt(fd: RawFd, syn_retries: c_int) {
     if syn_retries > 0
         && let Err(error) = sys::set_option(fd, libc::IPPROTO_TCP, libc::TCP_SYNCNT, syn_retries)
     {
-        tracing::warn!(%error, "TCP_SYNCNT of the program's socket is lost");
+        tracing::warn!(%error, "TCP_SYNCNT of the program's socket could not be restored");
     }
 }
 
-/// The system has made the socket a listening one.
-pub(crate) fn listening(plain: &PlainSocket) {
+/// Records that the system has made the socket a listening one.
+pub(crate) fn mark_listening(plain: &PlainSocket) {
     let _ = plain.state.compare_exchange(NEW, LISTENING, Ordering::AcqRel, Ordering::Acquire);
 }
 
-/// The system has accepted a connection.
+/// Registers a connection that the system has accepted.
 ///
 /// # Errors
-/// EMFILE for a number that cannot be an rsocket's.
-pub(crate) fn accepted(listening: &PlainSocket, fd: RawFd) -> Result<()> {
+/// EMFILE for a number that cannot belong to an rsocket.
+pub(crate) fn register_accepted(listening: &PlainSocket, fd: RawFd) -> Result<()> {
     if !BITMAP.has_room(fd) {
-        return Err(Errno(libc::EMFILE).because("an accepted connection has a number that no rsocket has"));
+        return Err(Errno(libc::EMFILE)
+            .because("the descriptor of an accepted connection is too large for an rsocket"));
     }
-    table::name(fd, Entry::Plain(PlainSocket::new(fd, ACCEPTED, listening.ipv6)));
+    table::insert(fd, Entry::Plain(PlainSocket::new(fd, ACCEPTED, listening.ipv6)));
     Ok(())
 }
 
-/// Prepares closing the socket: an accepted connection that was not used becomes an rsocket, whose
-/// end the peer sees as one. The system would reset it, as the peer's Request was not read. After a
-/// fork another process may have it, and the system's close says nothing to the peer.
+/// Prepares closing the socket: converts an accepted but unused connection to an rsocket, so that
+/// the peer sees an orderly end. The system would reset the connection, because the peer's Request
+/// was not read. After a fork, another process may have the connection too, so the system's close
+/// does not end it for the peer.
 pub(super) fn enter_to_close(fd: RawFd, plain: &Arc<PlainSocket>) {
     if plain.forks == process::forks() {
         enter(fd, plain);
     }
 }
 
-/// The first use: an accepted connection becomes an rsocket, which has failed where it cannot.
-/// False where it is no connection yet.
+/// Handles the first use: converts an accepted connection to an rsocket, which has failed if that
+/// is impossible. Returns false if the socket is not a connection yet.
 pub(crate) fn enter(fd: RawFd, plain: &Arc<PlainSocket>) -> bool {
     let begun = plain.state.compare_exchange(ACCEPTED, BECOMING, Ordering::AcqRel, Ordering::Acquire);
     match begun {
         Ok(_) => {
-            if let Err(error) = adopt::accepted(fd, plain) {
+            if let Err(error) = adopt::convert_accepted(fd, plain) {
                 tracing::warn!(%error, "an accepted connection does not become an rsocket, and is ended");
-                adopt::refuse(fd, plain, error);
+                adopt::replace_by_failed(fd, plain, error);
             }
             true
         }
@@ -215,25 +220,31 @@ pub(crate) fn enter(fd: RawFd, plain: &Arc<PlainSocket>) -> bool {
     }
 }
 
-/// The system has connected the socket to the rsockets' port of `to`, or has begun to.
+/// Converts a socket after the system has connected it, or has started to connect it, to the
+/// rsockets' port of `to`.
 ///
 /// # Errors
-/// Those of making an rsocket.
-pub(crate) fn connected(fd: RawFd, plain: &Arc<PlainSocket>, to: SocketAddr, pending: bool) -> Result<()> {
+/// The errors of creating an rsocket.
+pub(crate) fn convert_connected(
+    fd: RawFd,
+    plain: &Arc<PlainSocket>,
+    to: SocketAddr,
+    pending: bool,
+) -> Result<()> {
     let begun = plain.state.compare_exchange(NEW, BECOMING, Ordering::AcqRel, Ordering::Acquire);
     if begun.is_err() {
         return Ok(());
     }
-    let how = if pending { Adopted::Connecting(to) } else { Adopted::Connected(to) };
-    adopt::connecting(fd, plain, how).inspect_err(|error| {
+    let how = if pending { AdoptionState::Connecting(to) } else { AdoptionState::Connected(to) };
+    adopt::convert_connecting(fd, plain, how).inspect_err(|error| {
         tracing::warn!(%error, "a connection does not become an rsocket, and is ended");
-        adopt::refuse(fd, plain, *error);
+        adopt::replace_by_failed(fd, plain, *error);
     })
 }
 
 #[cfg(test)]
 impl PlainSocket {
-    /// An accepted connection, of which a thread makes an rsocket or not.
+    /// Creates an accepted connection, which a thread may be converting to an rsocket.
     pub(crate) fn of_test(is_becoming: bool) -> Arc<Self> {
         Self::new(-1, if is_becoming { BECOMING } else { ACCEPTED }, false)
     }

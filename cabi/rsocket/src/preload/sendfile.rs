@@ -1,4 +1,4 @@
-//! sendfile(2) to an rsocket: the bytes of the file are read and sent.
+//! sendfile(2) to an rsocket, by reading the file and sending the data.
 
 use crate::transfer;
 use libc::off64_t;
@@ -10,21 +10,21 @@ use std::os::unix::fs::FileExt as _;
 use uiw_cabi_core::boundary::Result;
 use uiw_cabi_core::errno::Errno;
 
-/// Bytes that are read at once.
+/// Number of bytes that are read at a time.
 const CHUNK: usize = 128 << 10;
 
-/// Sends up to `count` bytes of `file`, from `offset` on or else from where the file is read, which
-/// moves. The offset becomes that of the first byte that was not sent.
+/// Sends up to `count` bytes of `file`, from `offset` on, or from the position of the file, which
+/// is advanced. Sets the offset to the first byte that was not sent.
 ///
 /// # Errors
-/// EINVAL for a file that has no offsets; those of sending and reading, where nothing was sent.
+/// EINVAL for a file without offsets; the errors of sending and reading, if nothing was sent.
 pub(super) fn send(to: RawFd, file: RawFd, offset: Option<&mut off64_t>, count: usize) -> Result<isize> {
-    // SAFETY: the program has the descriptor open during the call; it is not closed here.
+    // SAFETY: the program keeps the descriptor open during the call, and it is not closed here.
     let mut file = ManuallyDrop::new(unsafe { File::from_raw_fd(file) });
     let start = match &offset {
         Some(offset) => u64::try_from(**offset).map_err(|_| Errno::INVAL.out_of_range())?,
         None => {
-            file.stream_position().map_err(|_| Errno::INVAL.because("sendfile of a file without offsets"))?
+            file.stream_position().map_err(|_| Errno::INVAL.because("sendfile for a file without offsets"))?
         }
     };
     let mut buffer = vec![0; CHUNK.min(count)];

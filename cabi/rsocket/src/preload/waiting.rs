@@ -1,46 +1,48 @@
-//! Threads that wait for an epoll set by the system's call.
+//! Threads that wait for an epoll set with the system's call.
 //!
-//! A set is the system's until an rsocket enters it, and a thread that is in the system's wait then
-//! would see no rsocket. So a descriptor that is always ready, the marker, enters the set with the
-//! first one: every thread there returns, one after the other, and waits anew where rsockets are
-//! seen. It leaves the set when no such thread is left. The preload library counts the threads, and
-//! shows no program the marker.
+//! A set belongs to the system until an rsocket is added. A thread that is in the system's wait at
+//! that time would not see the rsocket. A descriptor that is always ready, the marker, is therefore
+//! added to the set together with the first rsocket. All threads return from the system's call, one
+//! after the other, and wait again in a way that includes rsockets. The marker is removed when no
+//! such thread is left. The preload library counts these threads, and hides the marker from
+//! programs.
 
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 use uiw_cabi_core::fork;
 
-/// Sets whose numbers differ by this are counted together, which at most lets a marker stay longer.
+/// Number of counters. Sets whose numbers are equal modulo this number share a counter, so that a
+/// marker may stay longer than necessary.
 const COUNTS: usize = 1024;
 
-/// Numbers of threads that wait for a set, by its number.
+/// Counters of the threads that wait for a set, by its descriptor number.
 #[repr(transparent)]
-pub(crate) struct Waiting([AtomicU32; COUNTS]);
+pub(crate) struct WaiterCounts([AtomicU32; COUNTS]);
 
-/// Counts of this process. The preload library increments before it looks whether the set is
-/// followed, and decrements after the wait.
-pub(crate) static WAITING: Waiting = Waiting([const { AtomicU32::new(0) }; COUNTS]);
+/// Counters of this process. The preload library increments a counter before it checks whether the
+/// set is followed, and decrements it after the wait.
+pub(crate) static WAITING: WaiterCounts = WaiterCounts([const { AtomicU32::new(0) }; COUNTS]);
 
-impl Waiting {
-    /// Returns the number of counts.
+impl WaiterCounts {
+    /// Returns the number of counters.
     pub(super) const fn len() -> usize {
         COUNTS
     }
 
-    /// Returns whether a thread may wait for the set, which is followed already.
-    pub(crate) fn any(&self, set: RawFd) -> bool {
-        // Either this thread sees the count, or that one sees that the set is followed.
+    /// Returns whether a thread may be waiting for the set, which is already followed.
+    pub(crate) fn has_waiters(&self, set: RawFd) -> bool {
+        // Either this thread sees the count, or the other one sees that the set is followed.
         fence(Ordering::SeqCst);
         self.0[set as u32 as usize % COUNTS].load(Ordering::Acquire) > 0
     }
 
-    /// Returns the data of the marker in the set's events: a number that no program has.
+    /// Returns the data of the marker in events of the set. No program uses this value.
     pub(crate) fn marker(&self) -> u64 {
         (&raw const *self).addr() as u64
     }
 }
 
-/// Resets the counts in the child of a fork, whose one thread waits for nothing.
+/// Resets the counters in the child of a fork, whose only thread is not waiting.
 pub(crate) fn forked() {
     static GENERATION: AtomicU32 = AtomicU32::new(0);
     if GENERATION.swap(fork::generation(), Ordering::Relaxed) != fork::generation() {

@@ -1,4 +1,4 @@
-//! Attributes of a device: siw's numbers where siw has the limit, the engine's own otherwise.
+//! Attributes of a device: siw's values where siw has the limit, otherwise the engine's own.
 
 use super::netdev::NetDev;
 use super::write_text;
@@ -14,18 +14,18 @@ use uiw_cabi_core::errno::Errno;
 use uiw_cabi_core::settings::Settings;
 use uiw_verbs::Limits;
 
-/// The vendor that siw gives: software, so no vendor has the number.
+/// Vendor of siw, which is software: no vendor has this number.
 pub const VENDOR_ID: u32 = 0x62_6d74;
 
-/// Multicast groups that a queue pair may be attached to.
+/// Maximum number of multicast groups of a queue pair.
 const MAX_GROUPS: c_int = 64;
 
 fn int(value: u32) -> c_int {
     c_int::try_from(value).unwrap_or(c_int::MAX)
 }
 
-/// `ibv_device_attr` of a device on `netdev`.
-pub fn of(netdev: &NetDev, limits: &Limits, pkeys: u16) -> ibv_device_attr {
+/// Returns the `ibv_device_attr` of a device on `netdev`.
+pub fn device_attr(netdev: &NetDev, limits: &Limits, pkeys: u16) -> ibv_device_attr {
     let mut attr: ibv_device_attr = zeroed();
     write_text(&mut attr.fw_ver, env!("CARGO_PKG_VERSION"));
     attr.node_guid = netdev.guid();
@@ -67,7 +67,7 @@ pub fn of(netdev: &NetDev, limits: &Limits, pkeys: u16) -> ibv_device_attr {
 
 fn now(context: &Context) -> Result<ibv_device_attr> {
     let persona = Settings::get()?.persona;
-    Ok(of(&context.device.netdev()?, context.engine.limits(), persona.pkeys()))
+    Ok(device_attr(&context.device.netdev()?, context.engine.limits(), persona.pkeys()))
 }
 
 /// `ibv_query_device`.
@@ -82,7 +82,8 @@ pub extern "C" fn ibv_query_device(
     })
 }
 
-/// `ibv_query_device_ex`, by `verbs_context`: as much of the structure as the caller's version has.
+/// `ibv_query_device_ex`, called through `verbs_context`: writes as much of the structure as the
+/// caller's version has.
 pub(crate) extern "C" fn query_device_ex<'a>(
     context: Handle<'_, OpenContext>,
     input: InPtr<'_, c_uint>,
@@ -92,19 +93,19 @@ pub(crate) extern "C" fn query_device_ex<'a>(
     boundary::code(|| {
         let context = context.get()?;
         if attr.is_null() || size.get()? < size_of::<ibv_device_attr>() {
-            return Err(Errno::INVAL.because("no place for the attributes, or too little"));
+            return Err(Errno::INVAL.because("no memory for the attributes, or too little"));
         }
-        // A mask of further requests, of which none is defined.
+        // Mask of further attributes. None is defined.
         if input.as_ref().is_some_and(|mask| *mask != 0) {
-            return Err(Errno::INVAL.because("attributes that are not known (comp_mask)"));
+            return Err(Errno::INVAL.because("unknown attributes (comp_mask)"));
         }
         let mut full: ibv_device_attr_ex = zeroed();
         full.orig_attr = now(context)?;
-        // On-demand paging, of ranges and of all memory, for every operation of reliable
+        // On-demand paging of ranges and of all memory, for every operation of reliable
         // connections.
         full.odp_caps = [3, 0x3F, 0];
         full.completion_timestamp_mask = u64::MAX;
-        // kHz: timestamps are nanoseconds.
+        // In kHz: the unit of timestamps is a nanosecond.
         full.hca_core_clock = 1_000_000;
         full.device_cap_flags_ex = full.orig_attr.device_cap_flags.into();
         full.pci_atomic_caps = [0; 3];
@@ -113,7 +114,7 @@ pub(crate) extern "C" fn query_device_ex<'a>(
     })
 }
 
-/// `ibv_query_rt_values_ex`: the clock that completion timestamps are taken from.
+/// `ibv_query_rt_values_ex`: reads the clock of completion timestamps.
 pub(crate) extern "C" fn query_rt_values(
     context: Handle<'_, OpenContext>,
     values: InOutPtr<'_, ibv_values_ex>,
@@ -124,7 +125,7 @@ pub(crate) extern "C" fn query_rt_values(
         let values = values.get()?;
         if values.comp_mask & IBV_VALUES_MASK_RAW_CLOCK != 0 {
             let ns = monotonic_ns();
-            // As mlx5 does: the raw clock's number, in a timespec.
+            // The value of the raw clock in a timespec, as with mlx5.
             values.raw_clock = libc::timespec { tv_sec: 0, tv_nsec: ns.cast_signed() };
         }
         values.comp_mask &= IBV_VALUES_MASK_RAW_CLOCK;

@@ -1,12 +1,12 @@
-//! GIDs: one entry of the table for each address of the network device.
+//! GIDs: the table has one entry for each address of the network device.
 //!
-//! An IPv4 address is its IPv4-mapped IPv6 address, an IPv6 address is itself; so a GID is never
-//! zero and names the host.
+//! The GID of an IPv6 address is the address itself, and that of an IPv4 address is the IPv4-mapped
+//! IPv6 address. A GID is therefore never zero, and identifies the host.
 
 use std::net::{IpAddr, Ipv6Addr};
 use uiw_cabi_core::abi::ibv_gid;
 
-/// The GID of an address.
+/// Returns the GID of an address.
 pub fn from_address(address: IpAddr) -> ibv_gid {
     let v6 = match address {
         IpAddr::V4(v4) => v4.to_ipv6_mapped(),
@@ -15,14 +15,15 @@ pub fn from_address(address: IpAddr) -> ibv_gid {
     ibv_gid { raw: v6.octets() }
 }
 
-/// The address of a GID; `None` for what is no address of a host: zero and multicast.
+/// Returns the address of a GID, or `None` if it is not the address of a host: zero and multicast
+/// addresses.
 pub fn to_address(gid: ibv_gid) -> Option<IpAddr> {
     let v6 = Ipv6Addr::from(gid.raw);
     let address = v6.to_ipv4_mapped().map_or(IpAddr::V6(v6), IpAddr::V4);
     (!address.is_unspecified() && !address.is_multicast()).then_some(address)
 }
 
-/// The multicast address of a GID; `None` for every other GID.
+/// Returns the multicast address of a GID, or `None` for every other GID.
 pub fn to_group(gid: ibv_gid) -> Option<IpAddr> {
     let v6 = Ipv6Addr::from(gid.raw);
     let address = v6.to_ipv4_mapped().map_or(IpAddr::V6(v6), IpAddr::V4);

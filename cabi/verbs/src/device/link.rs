@@ -1,5 +1,5 @@
-//! What the kernel says of a network interface of this network namespace, by ioctl(2): /sys may be
-//! another namespace's.
+//! Properties of a network interface of this network namespace, from ioctl(2). /sys may show
+//! another namespace.
 
 use socket2::{Domain, Socket, Type};
 use std::ffi::c_ulong;
@@ -14,11 +14,11 @@ struct EthtoolCmd {
     supported: u32,
     advertising: u32,
     speed: u16,
-    /// Duplex, port, address, transceiver, autonegotiation, MDIO.
+    /// Duplex mode, port, address, transceiver and autonegotiation, and MDIO support.
     link: [u8; 6],
     max_packets: [u32; 2],
     speed_high: u16,
-    /// MDI-X, its control.
+    /// State of MDI-X, and its control.
     mdix: [u8; 2],
     peer_advertising: u32,
     reserved: [u32; 2],
@@ -42,86 +42,89 @@ const _: () = assert!(size_of::<EthtoolDriver>() == 196);
 /// Structure of linux/ethtool.h.
 ///
 /// # Safety
-/// A new one has the number of a question that the kernel answers in a structure of this type,
-/// whose fields are integers.
+/// `new` returns a structure with the number of a query that the kernel answers in a structure of
+/// this type, whose fields are integers.
 unsafe trait LinkQuery {
     fn new() -> Self;
 }
 
-// SAFETY: `ETHTOOL_GSET` is answered in a `struct ethtool_cmd`.
+// SAFETY: the kernel answers `ETHTOOL_GSET` in a `struct ethtool_cmd`.
 unsafe impl LinkQuery for EthtoolCmd {
     fn new() -> Self {
         Self { cmd: 1, ..zeroed() }
     }
 }
 
-// SAFETY: `ETHTOOL_GDRVINFO` is answered in a `struct ethtool_drvinfo`.
+// SAFETY: the kernel answers `ETHTOOL_GDRVINFO` in a `struct ethtool_drvinfo`.
 unsafe impl LinkQuery for EthtoolDriver {
     fn new() -> Self {
         Self { cmd: 3, ..zeroed() }
     }
 }
 
-// SAFETY: the fields are integers and arrays of them.
+// SAFETY: the fields are integers and arrays of integers.
 unsafe impl PlainAbi for EthtoolCmd {}
-// SAFETY: the fields are integers and arrays of them.
+// SAFETY: the fields are integers and arrays of integers.
 unsafe impl PlainAbi for EthtoolDriver {}
 
 const SIOCETHTOOL: c_ulong = 0x8946;
 
-/// A request of linux/if.h about the interface `name`.
+/// Returns a request of linux/if.h for the interface `name`.
 fn request(name: &str) -> libc::ifreq {
     let mut request: libc::ifreq = zeroed();
     for (to, from) in request.ifr_name.iter_mut().take(libc::IFNAMSIZ - 1).zip(name.bytes()) {
-        // A `c_char` is signed on some processors only.
+        // `c_char` is signed only on some processors.
         *to = libc::c_char::from_ne_bytes([from]);
     }
     request
 }
 
+/// Makes an ioctl request. Returns whether it succeeded.
+///
 /// # Safety
-/// The request is one that `code` needs: its data points to the structure of the question, if there
-/// is one.
+/// `request` has the form that `code` requires: if the query uses a structure, the data of the
+/// request points to it.
 unsafe fn ask(code: c_ulong, request: &mut libc::ifreq) -> bool {
     let Ok(socket) = Socket::new(Domain::IPV4, Type::DGRAM, None) else { return false };
-    // SAFETY: the request is as the caller ensures, and is there during the call.
+    // SAFETY: the caller ensures that the request is valid, and it lives during the call.
     unsafe { libc::ioctl(socket.as_raw_fd(), code as _, ptr::from_mut(request)) == 0 }
 }
 
-/// Asks the driver of `name`.
+/// Queries the driver of the interface `name`.
 fn ask_driver<T: LinkQuery>(name: &str) -> Option<T> {
     let mut question = T::new();
     let mut request = request(name);
     request.ifr_ifru.ifru_data = ptr::from_mut(&mut question).cast();
-    // SAFETY: the data points to a structure of this question, as the trait says.
+    // SAFETY: the data points to a structure for this query, as the trait requires.
     unsafe { ask(SIOCETHTOOL, &mut request) }.then_some(question)
 }
 
-/// Bytes of the longest packet.
+/// Returns the size of the longest packet, in bytes.
 pub(super) fn mtu(name: &str) -> Option<u32> {
     let mut request = request(name);
     // SAFETY: the request has no data, and the kernel answers in the request.
     let answered = unsafe { ask(libc::SIOCGIFMTU as c_ulong, &mut request) };
-    // SAFETY: any bytes are an integer.
+    // SAFETY: an integer may consist of any bytes.
     let mtu = unsafe { request.ifr_ifru.ifru_mtu };
     answered.then(|| u32::try_from(mtu).unwrap_or(1500))
 }
 
-/// Megabit a second; `None` for a virtual interface, which has no bus, and for one whose speed is
-/// unknown.
+/// Returns the speed in megabits per second. Returns `None` for a virtual interface, which is not
+/// on a bus, and for an interface whose speed is unknown.
 pub(super) fn mbps(name: &str) -> Option<u32> {
     ask_driver::<EthtoolDriver>(name).filter(|driver| has_bus(&driver.bus))?;
     let link: EthtoolCmd = ask_driver(name)?;
-    known(u32::from(link.speed_high) << 16 | u32::from(link.speed))
+    known_speed(u32::from(link.speed_high) << 16 | u32::from(link.speed))
 }
 
-/// Virtual drivers give no bus, "N/A", or a word such as "tap"; physical ones an address on it.
+/// Returns whether a driver reports a bus address, as drivers of physical interfaces do. Virtual
+/// drivers report nothing, "N/A", or a word such as "tap".
 fn has_bus(bus: &[u8; 32]) -> bool {
     bus.contains(&b':')
 }
 
-/// 0 and -1 (also in 16 bits) stand for a speed that is not known.
-fn known(speed: u32) -> Option<u32> {
+/// Returns `None` for 0 and -1 (also in 16 bits), which represent an unknown speed.
+fn known_speed(speed: u32) -> Option<u32> {
     (speed != 0 && speed != u32::MAX && speed != u32::from(u16::MAX)).then_some(speed)
 }
 
@@ -138,7 +141,7 @@ mod tests {
 
     #[test]
     fn unknown_speeds_and_virtual_buses() {
-        assert_eq!([0, 0xFFFF, 0xFFFF_FFFF, 1000].map(known), [None, None, None, Some(1000)]);
+        assert_eq!([0, 0xFFFF, 0xFFFF_FFFF, 1000].map(known_speed), [None, None, None, Some(1000)]);
         let bus = |text: &str| {
             let mut bus = [0; 32];
             bus[..text.len()].copy_from_slice(text.as_bytes());

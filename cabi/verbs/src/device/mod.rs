@@ -1,5 +1,5 @@
-//! Devices: one for each network device that has an IP address, named `uiw_<netdev>`, loopback
-//! last.
+//! Devices. There is one for each network device that has an IP address, named `uiw_<netdev>`. The
+//! loopback device is last.
 
 pub mod attributes;
 pub mod gid;
@@ -19,32 +19,32 @@ use uiw_cabi_core::arguments::{ArrayMutPtr, Count, HeapPtr, OutPtr, TextPtr};
 use uiw_cabi_core::boundary::{self, Result};
 use uiw_cabi_core::c_library;
 use uiw_cabi_core::errno::Errno;
-use uiw_cabi_core::fork::{ForkSafe, Forked};
+use uiw_cabi_core::fork::{ForkSafe, ForkState};
 use uiw_cabi_core::object;
 use uiw_cabi_core::persona::Persona;
 use uiw_cabi_core::settings::Settings;
 
-/// A device as C holds it. Never freed: a process has few network devices, and programs keep
-/// pointers.
+/// Device that C refers to. Devices are never freed, because a process has few network devices, and
+/// programs keep pointers to them.
 #[repr(C)]
 pub struct Device {
     abi: ibv_device,
-    /// Vendors' libraries read marks of their own behind the structure (`verbs_device.ops`): these
-    /// words are zero.
+    /// Words after the structure that must be zero, because vendors' libraries look for their own
+    /// data there (`verbs_device.ops`).
     behind: [u64; 64],
     netdev: String,
 }
 
 // SAFETY: the only pointers are two that are always NULL.
 unsafe impl Send for Device {}
-// SAFETY: nothing in it changes once it is made.
+// SAFETY: a device does not change after it was created.
 unsafe impl Sync for Device {}
 
-/// The devices found so far, by name of their network device. They are never freed, and a child of
-/// a fork has the same.
+/// Devices that were found so far, by the name of their network device. They are never freed, and
+/// the child of a fork has the same devices.
 struct DeviceTable(BTreeMap<String, &'static Device>);
 
-impl Forked for DeviceTable {
+impl ForkState for DeviceTable {
     const NEW: Self = Self(BTreeMap::new());
 
     fn in_child(&mut self) {}
@@ -57,12 +57,12 @@ fn find(netdev: &NetDev, persona: Persona) -> &'static Device {
         return known;
     }
     let new: &Device = Box::leak(Box::new(Device::new(netdev, persona)));
-    // Before other threads can find it and give it to C.
-    object::enter(new.abi().addr(), Device::KIND);
+    // The device is registered before other threads can find it and pass it to C.
+    object::register(new.abi().addr(), Device::KIND);
     let kept = *DEVICES.write().0.entry(netdev.name.clone()).or_insert(new);
     if !ptr::eq(kept, new) {
         // Another thread was faster.
-        object::leave(new.abi().addr());
+        object::unregister(new.abi().addr());
     }
     kept
 }
@@ -82,62 +82,62 @@ impl Device {
         Self { abi, behind: [0; 64], netdev: netdev.name.clone() }
     }
 
-    /// The pointer that C has.
+    /// Returns the pointer for C.
     pub fn abi(&'static self) -> *mut ibv_device {
         debug_assert!(self.behind.iter().all(|word| *word == 0));
         (&raw const self.abi).cast_mut()
     }
 
-    /// The name of its network device.
+    /// Returns the name of the network device.
     pub fn netdev_name(&self) -> &str {
         &self.netdev
     }
 
-    /// Returns the network device as it is now.
+    /// Returns the network device with its current properties.
     ///
     /// # Errors
-    /// ENODEV when it is gone, or has lost its last address.
+    /// ENODEV if the network device is gone or has lost its last address.
     pub fn netdev(&self) -> Result<NetDev> {
         netdev::all()?.into_iter().find(|netdev| netdev.name == self.netdev).ok_or_else(|| {
             Errno::NODEV.because(format_args!("network device {} is gone, or has no address", self.netdev))
         })
     }
 
-    /// The device behind C's pointer.
+    /// Returns the device at C's pointer.
     ///
     /// # Errors
-    /// EINVAL for anything else.
+    /// EINVAL for any other pointer.
     pub fn get(abi: *mut ibv_device) -> Result<&'static Self> {
-        if !object::lives(abi.addr(), Self::KIND) {
-            return Err(Errno::INVAL.because("a pointer to no device of the list"));
+        if !object::is_alive(abi.addr(), Self::KIND) {
+            return Err(Errno::INVAL.because("the pointer refers to no device in the list"));
         }
-        // SAFETY: the table has a device there, which `find` has leaked.
+        // SAFETY: the table contains a device at this address, and `find` has leaked it.
         Ok(unsafe { &*abi.cast::<Self>() })
     }
 }
 
-/// Puts text with its NUL into an array of C's, as much as fits.
+/// Writes text and its NUL to an array of C, truncated if necessary.
 pub fn write_text<const N: usize>(to: &mut [c_char; N], text: &str) {
     for (to, from) in to.iter_mut().take(N - 1).zip(text.bytes()) {
-        // A `c_char` is signed on some processors only.
+        // `c_char` is signed only on some processors.
         *to = c_char::from_ne_bytes([from]);
     }
 }
 
-/// Every device that there is now.
+/// Returns all current devices.
 ///
 /// # Errors
-/// EINVAL when an environment variable has a bad value; the system's.
+/// EINVAL if an environment variable has an invalid value, and the errors of the system.
 pub fn list() -> Result<Vec<&'static Device>> {
     let persona = Settings::get()?.persona;
     let netdevs = netdev::all()?;
     Ok(netdevs.iter().map(|netdev| find(netdev, persona)).collect())
 }
 
-/// The device that has `address`. Every address 127.x.y.z is one of the loopback device.
+/// Returns the device that has `address`. Every address 127.x.y.z belongs to the loopback device.
 ///
 /// # Errors
-/// ENODEV when none has it; as [`list`].
+/// ENODEV if no device has it, and the errors of [`list`].
 pub fn with_address(address: IpAddr) -> Result<&'static Device> {
     let persona = Settings::get()?.persona;
     let netdevs = netdev::all()?;
@@ -147,12 +147,12 @@ pub fn with_address(address: IpAddr) -> Result<&'static Device> {
     Ok(find(netdev, persona))
 }
 
-/// `ibv_get_device_list`: those of the system's library in front, where it is loaded.
+/// `ibv_get_device_list`: the devices of the system's library, if it is loaded, come first.
 pub extern "C" fn ibv_get_device_list(count: OutPtr<'_, c_int>) -> *mut *mut ibv_device {
     boundary::pointer(|| {
         let ours = list()?;
         let theirs = system::devices()?;
-        let mut devices: Vec<_> = theirs.iter().flat_map(system::Devices::iter).collect();
+        let mut devices: Vec<_> = theirs.iter().flat_map(system::SystemDevices::iter).collect();
         devices.extend(ours.into_iter().map(Device::abi));
         if !count.is_null() {
             count.write(c_int::try_from(devices.len()).unwrap_or(c_int::MAX))?;
@@ -160,10 +160,10 @@ pub extern "C" fn ibv_get_device_list(count: OutPtr<'_, c_int>) -> *mut *mut ibv
         devices.push(ptr::null_mut());
         let array = c_library::copy_to_heap(&devices);
         if array.is_null() {
-            return Err(Errno::NOMEM.because("no memory for the list"));
+            return Err(Errno::NOMEM.because("out of memory for the list"));
         }
         if let Some(theirs) = theirs {
-            theirs.belong_to(array);
+            theirs.attach_to_list(array);
         }
         Ok(array)
     })
@@ -180,8 +180,8 @@ pub extern "C" fn ibv_get_device_name(device: *mut ibv_device) -> *const c_char 
     boundary::pointer(|| Device::get(device).map(|d| d.abi.name.as_ptr().cast_mut())).cast_const()
 }
 
-/// `ibv_get_device_index`: there is no kernel device with an index; as rdma-core on kernels that
-/// report none.
+/// `ibv_get_device_index`: returns the result of rdma-core on kernels that report no index, because
+/// there is no kernel device.
 pub extern "C" fn ibv_get_device_index(_device: *mut ibv_device) -> c_int {
     -1
 }
@@ -191,12 +191,12 @@ pub extern "C" fn ibv_get_device_guid(device: *mut ibv_device) -> u64 {
     boundary::value(0, || Device::get(device)?.netdev().map(|netdev| netdev.guid()))
 }
 
-/// `ibv_get_sysfs_path`: where sysfs is mounted.
+/// `ibv_get_sysfs_path`: returns the mount point of sysfs.
 pub extern "C" fn ibv_get_sysfs_path() -> *const c_char {
     c"/sys".as_ptr()
 }
 
-/// `ibv_read_sysfs_file`: reads `dir/file` and cuts a newline at the end.
+/// `ibv_read_sysfs_file`: reads `dir/file` and removes a newline at the end.
 pub extern "C" fn ibv_read_sysfs_file<'a>(
     dir: TextPtr<'_>,
     file: TextPtr<'_>,
@@ -206,7 +206,7 @@ pub extern "C" fn ibv_read_sysfs_file<'a>(
     boundary::number(|| {
         let (Some(dir), Some(file), Some(room @ [_, ..])) = (dir.get(), file.get(), buffer.get_uninit(size)?)
         else {
-            return Err(Errno::INVAL.null());
+            return Err(Errno::INVAL.null_argument());
         };
         let path = format!("{}/{}", dir.to_string_lossy(), file.to_string_lossy());
         let bytes = std::fs::read(path)?;

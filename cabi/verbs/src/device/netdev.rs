@@ -1,5 +1,5 @@
-//! The network devices of this machine, as the kernel reports them: by netlink, or where a sandbox
-//! refuses that, by ioctl(2).
+//! Network devices of this host. The kernel reports them by netlink or, if a sandbox refuses
+//! netlink, by ioctl(2).
 
 use super::link;
 use std::io;
@@ -9,12 +9,12 @@ use uiw_cabi_core::settings::Settings;
 use uiw_llp::{Interface, InterfaceAddresses};
 use uiw_smol::SmolConfig;
 
-/// A network device with its addresses.
+/// Network device with its addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NetDev {
     /// Name.
     pub name: String,
-    /// The kernel's index.
+    /// Interface index of the kernel.
     pub index: u32,
     /// True if the device is up and has a carrier.
     pub running: bool,
@@ -22,29 +22,29 @@ pub struct NetDev {
     pub loopback: bool,
     /// MAC address, if the device has one.
     pub mac: Option<[u8; 6]>,
-    /// Bytes of the longest packet.
+    /// Size of the longest packet, in bytes.
     pub mtu: u32,
-    /// Speed in megabit a second; `None` if the device is virtual or its speed is unknown.
+    /// Speed in megabits per second; `None` if the device is virtual or its speed is unknown.
     pub mbps: Option<u32>,
-    /// Addresses, each with the length of its prefix, in the order of [`InterfaceAddresses`].
+    /// Addresses with their prefix lengths, in the order of [`InterfaceAddresses`].
     pub addresses: Vec<(IpAddr, u8)>,
 }
 
 impl NetDev {
-    /// The address of entry `index` of its GID table.
+    /// Returns the address of entry `index` of the GID table.
     pub fn address(&self, index: usize) -> Option<IpAddr> {
         self.addresses.get(index).map(|(address, _)| *address)
     }
 
-    /// Returns whether an address is the device's: every address 127.x.y.z is one of the loopback
+    /// Returns whether the device has the address. Every address 127.x.y.z belongs to the loopback
     /// device.
     pub fn has(&self, address: IpAddr) -> bool {
         self.addresses.iter().any(|(own, _)| *own == address)
             || self.loopback && address.is_loopback() && address.is_ipv4()
     }
 
-    /// The socket address of `ip` at this device: link-local addresses need the index of their
-    /// device.
+    /// Returns the socket address of `ip` at this device. Link-local addresses contain the index of
+    /// their device.
     pub fn socket_address(&self, ip: IpAddr, port: u16) -> SocketAddr {
         match ip {
             IpAddr::V6(v6) if v6.is_unicast_link_local() => SocketAddrV6::new(v6, port, 0, self.index).into(),
@@ -52,8 +52,8 @@ impl NetDev {
         }
     }
 
-    /// Node GUID, big-endian: the EUI-64 of the MAC address; a locally administered one for devices
-    /// without.
+    /// Returns the node GUID, big-endian: the EUI-64 of the MAC address, or a locally administered
+    /// one for devices without a MAC address.
     pub fn guid(&self) -> u64 {
         let [a, b, c, d, e, f] = self.mac.unwrap_or_else(|| {
             let [_, _, high, low] = self.index.to_be_bytes();
@@ -63,29 +63,29 @@ impl NetDev {
     }
 }
 
-/// The devices of this process.
+/// Returns the network devices that this process uses.
 pub fn all() -> io::Result<Vec<NetDev>> {
-    // `Settings::get` has reported bad values.
+    // `Settings::get` has already reported invalid values.
     let llp = Settings::get().map(|settings| settings.llp.clone()).unwrap_or_default();
     all_on(&llp).inspect_err(|error| denied::report("looking for network devices", error))
 }
 
-/// Every network device that has an IP address, loopback last; with a TCP in this process, the
-/// interface that it runs on alone.
+/// Returns all network devices that have an IP address, with the loopback device last. If the TCP
+/// runs in this process, returns only its interface.
 ///
 /// # Errors
-/// The system's.
+/// The errors of the system.
 pub fn all_on(llp: &uiw_smol::Spec) -> io::Result<Vec<NetDev>> {
     if let Some((name, config)) = llp.own() {
-        return own(name, config).map(|netdev| vec![netdev]);
+        return in_process_netdev(name, config).map(|netdev| vec![netdev]);
     }
     let mut devices: Vec<NetDev> = InterfaceAddresses::all()?.into_iter().map(new).collect();
     devices.sort_by_key(|device| (device.loopback, device.index));
     Ok(devices)
 }
 
-/// The interface of a TCP in this process, with the addresses of that TCP.
-fn own(name: &str, config: &SmolConfig) -> io::Result<NetDev> {
+/// Returns the interface of a TCP in this process, with the addresses of that TCP.
+fn in_process_netdev(name: &str, config: &SmolConfig) -> io::Result<NetDev> {
     Interface::find(name).map(|interface| NetDev {
         name: name.to_owned(),
         index: interface.index,

@@ -1,4 +1,4 @@
-//! The one port of a device: its state, its GIDs, its partition keys.
+//! Port 1, the only port of a device: its state, its GIDs and its partition keys.
 
 use super::gid;
 use super::netdev::NetDev;
@@ -14,20 +14,20 @@ use uiw_cabi_core::errno::Errno;
 use uiw_cabi_core::persona::Persona;
 use uiw_cabi_core::settings::Settings;
 
-/// The default partition, which is all there is where there are partitions.
+/// Default partition, which is the only one on devices with partitions.
 const DEFAULT_PKEY: u16 = 0xFFFF;
 
-/// Bytes of the longest message of InfiniBand.
+/// Size of the longest message on InfiniBand, in bytes.
 const INFINIBAND_MAX_MESSAGE: u32 = 1 << 31;
 
-/// `ibv_port_attr` of the port of `netdev`.
-pub fn of(netdev: &NetDev, persona: Persona) -> ibv_port_attr {
+/// Returns the `ibv_port_attr` of the port of `netdev`.
+pub fn port_attr(netdev: &NetDev, persona: Persona) -> ibv_port_attr {
     let mut attr: ibv_port_attr = zeroed();
     attr.state = if netdev.running { dev::IBV_PORT_ACTIVE } else { dev::IBV_PORT_DOWN };
-    // As siw: the values of the InfiniBand link's "LinkUp" and "Disabled".
+    // The values of an InfiniBand port for "LinkUp" and "Disabled", as in siw.
     attr.phys_state = if netdev.running { 5 } else { 3 };
     attr.max_mtu = 5;
-    // The longest message of a UD queue pair, with all its headers, fits a packet.
+    // The longest message of a UD queue pair must fit into a packet with all headers.
     let longest = match Settings::get().is_ok_and(Settings::offers_ud) {
         true => uiw_datagram::max_payload(netdev.mtu as usize).unwrap_or(256),
         false => netdev.mtu as usize,
@@ -43,7 +43,7 @@ pub fn of(netdev: &NetDev, persona: Persona) -> ibv_port_attr {
     attr.port_cap_flags = dev::IBV_PORT_CM_SUP | dev::IBV_PORT_DEVICE_MGMT_SUP;
     attr.pkey_tbl_len = persona.pkeys();
     attr.max_vl_num = 1;
-    let speed = PortSpeed::of(netdev);
+    let speed = PortSpeed::from_netdev(netdev);
     attr.active_width = speed.width;
     attr.active_speed = speed.speed;
     attr.active_speed_ex = speed.speed.into();
@@ -64,7 +64,7 @@ pub fn of(netdev: &NetDev, persona: Persona) -> ibv_port_attr {
     attr
 }
 
-/// The LID of a port: the low 16 bits of its first IPv4 address.
+/// Returns the LID of a port: the low 16 bits of its first IPv4 address.
 pub fn lid(netdev: &NetDev) -> Option<u16> {
     netdev.addresses.iter().find_map(|(address, _)| match address {
         IpAddr::V4(v4) => Some((v4.to_bits() & 0xFFFF) as u16),
@@ -76,7 +76,8 @@ pub(super) fn of_context(context: &Context, port: u32) -> Result<NetDev> {
     if port == 1 { context.device.netdev() } else { Err(Errno::INVAL.because("the device has port 1 only")) }
 }
 
-/// `ibv_query_port` of programs compiled with the larger structure; by `verbs_context`.
+/// `ibv_query_port` for programs compiled with the larger structure, called through
+/// `verbs_context`.
 pub(crate) extern "C" fn query_port_long<'a>(
     context: Handle<'_, OpenContext>,
     port: u8,
@@ -85,11 +86,11 @@ pub(crate) extern "C" fn query_port_long<'a>(
 ) -> c_int {
     boundary::code(|| {
         let netdev = of_context(context.get()?, port.into())?;
-        attr.write(len, &of(&netdev, Settings::get()?.persona))
+        attr.write(len, &port_attr(&netdev, Settings::get()?.persona))
     })
 }
 
-/// `ibv_query_port` as exported: the structure of 2006.
+/// `ibv_query_port` as exported function, with the structure of 2006.
 pub extern "C" fn ibv_query_port(
     context: Handle<'_, OpenContext>,
     port: u8,
@@ -97,14 +98,14 @@ pub extern "C" fn ibv_query_port(
 ) -> c_int {
     boundary::code(|| {
         let netdev = of_context(context.get()?, port.into())?;
-        attr.write_prefix(&of(&netdev, Settings::get()?.persona))
+        attr.write_prefix(&port_attr(&netdev, Settings::get()?.persona))
     })
 }
 
-/// The address behind the GID of an index.
+/// Returns the address of the GID with an index.
 ///
 /// # Errors
-/// EINVAL where there is none.
+/// EINVAL if there is no such GID.
 fn address(netdev: &NetDev, index: usize) -> Result<IpAddr> {
     netdev.address(index).ok_or_else(|| Errno::INVAL.because("the device has no such GID"))
 }
@@ -133,7 +134,7 @@ fn entry(netdev: &NetDev, index: usize, persona: Persona) -> Option<ibv_gid_entr
     })
 }
 
-/// `_ibv_query_gid_ex`: one entry, of the caller's size.
+/// `_ibv_query_gid_ex`: writes one entry in the caller's version of the structure.
 pub extern "C" fn _ibv_query_gid_ex<'a>(
     context: Handle<'_, OpenContext>,
     port: u32,
@@ -145,17 +146,17 @@ pub extern "C" fn _ibv_query_gid_ex<'a>(
     boundary::code(|| {
         let context = context.get()?;
         if to.is_null() || flags != 0 {
-            return Err(Errno::INVAL.because("no place for the entry, or flags that are not known"));
+            return Err(Errno::INVAL.because("no memory for the entry, or unknown flags"));
         }
         let netdev = of_context(context, port)?;
-        // An index without an address: as rdma-core for an empty entry.
+        // An index without an address is reported in the same way as an empty entry in rdma-core.
         let entry = entry(&netdev, index as usize, Settings::get()?.persona)
             .ok_or_else(|| Errno(libc::ENODATA).because("the device has no such GID"))?;
         to.write(size, &entry)
     })
 }
 
-/// `_ibv_query_gid_table`: every entry; the number of them, or a negative error number.
+/// `_ibv_query_gid_table`: writes all entries, and returns their number or a negative error number.
 pub extern "C" fn _ibv_query_gid_table<'a>(
     context: Handle<'_, OpenContext>,
     to: PrefixPtr<'a, ibv_gid_entry>,
@@ -166,12 +167,12 @@ pub extern "C" fn _ibv_query_gid_table<'a>(
     let table = || -> Result<isize> {
         let context = context.get()?;
         if to.is_null() || flags != 0 {
-            return Err(Errno::INVAL.because("no place for the entries, or flags that are not known"));
+            return Err(Errno::INVAL.because("no memory for the entries, or unknown flags"));
         }
         let netdev = of_context(context, 1)?;
         let persona = Settings::get()?.persona;
         if max.get()? < netdev.addresses.len() {
-            return Err(Errno::INVAL.because("fewer entries than the device has GIDs"));
+            return Err(Errno::INVAL.because("there is room for fewer entries than the device has GIDs"));
         }
         let entries: Vec<_> = (0..max.get()?).map_while(|index| entry(&netdev, index, persona)).collect();
         to.write_table(max, size, &entries)?;
@@ -185,8 +186,8 @@ pub extern "C" fn _ibv_query_gid_table<'a>(
     })
 }
 
-/// `ibv_query_gid_type`, which `ibv_devinfo` and pyverbs use though it is private: 0 for InfiniBand
-/// and RoCE v1 alike, 1 for RoCE v2.
+/// `ibv_query_gid_type`, which `ibv_devinfo` and pyverbs use although it is private: 0 for both
+/// InfiniBand and RoCE v1, 1 for RoCE v2.
 pub extern "C" fn ibv_query_gid_type(
     context: Handle<'_, OpenContext>,
     port: u8,
@@ -199,7 +200,7 @@ pub extern "C" fn ibv_query_gid_type(
     })
 }
 
-/// `ibv_query_pkey`: the key, big-endian.
+/// `ibv_query_pkey`: returns the key, big-endian.
 pub extern "C" fn ibv_query_pkey(
     context: Handle<'_, OpenContext>,
     port: u8,
@@ -215,7 +216,7 @@ pub extern "C" fn ibv_query_pkey(
     })
 }
 
-/// `ibv_get_pkey_index`: the index of a big-endian key.
+/// `ibv_get_pkey_index`: returns the index of a big-endian key.
 pub extern "C" fn ibv_get_pkey_index(context: Handle<'_, OpenContext>, port: u8, pkey: u16) -> c_int {
     boundary::number(|| {
         of_context(context.get()?, port.into())?;

@@ -1,8 +1,9 @@
-//! The speed of a port, which every place that states it takes from here: `ibv_query_port`,
-//! `ibv_query_port_speed` and sysfs.
+//! Speed of a port. `ibv_query_port`, `ibv_query_port_speed` and sysfs all report the speed from
+//! this module.
 //!
-//! Programs choose a device by its speed. A port is never slower than its network interface, and
-//! 100 Gbit/s where the interface is virtual or its speed is unknown: memory is its limit then.
+//! Programs choose a device by its speed. The reported speed is not below that of the network
+//! interface. It is 100 Gbit/s if the interface is virtual or its speed is unknown, because memory
+//! is the limit in that case.
 
 use super::netdev::NetDev;
 use crate::context::OpenContext;
@@ -11,14 +12,14 @@ use std::fmt;
 use uiw_cabi_core::arguments::{Handle, OutPtr};
 use uiw_cabi_core::boundary;
 
-/// Lanes and speed of a lane, as `ibv_port_attr` codes them.
+/// Number of lanes and speed of each lane, in the encoding of `ibv_port_attr`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PortSpeed {
     /// `active_width`.
     pub width: u8,
     /// `active_speed`.
     pub speed: u8,
-    /// 100 Mbit/s, all lanes together.
+    /// Speed of all lanes together, in units of 100 Mbit/s.
     pub total: u32,
     lanes: &'static str,
 }
@@ -27,7 +28,7 @@ const fn of(total: u32, width: u8, speed: u8, lanes: &'static str) -> PortSpeed 
     PortSpeed { width, speed, total, lanes }
 }
 
-/// Speeds of the kernel's `ib_get_eth_speed`, and further ones.
+/// Speeds of the kernel's function `ib_get_eth_speed`, and higher ones.
 const SPEEDS: &[PortSpeed] = &[
     of(25, 1, 1, "1X SDR"),
     of(50, 1, 2, "1X DDR"),
@@ -43,19 +44,19 @@ const SPEEDS: &[PortSpeed] = &[
     of(12000, 8, 128, "12X NDR"),
 ];
 
-/// 100 Gbit/s.
+/// 100 Gbit/s, for an unknown speed.
 const UNKNOWN: PortSpeed = SPEEDS[7];
 
 impl PortSpeed {
-    /// The lowest that is not below `mbps` megabit a second, or the highest.
+    /// Returns the lowest speed that is not below `mbps` megabits per second, or the highest one.
     pub fn at_least(mbps: u32) -> Self {
         let hundreds = mbps.div_ceil(100);
         let enough = SPEEDS.iter().find(|speed| speed.total >= hundreds);
         *enough.unwrap_or(&SPEEDS[SPEEDS.len() - 1])
     }
 
-    /// The speed of the port of `netdev`.
-    pub fn of(netdev: &NetDev) -> Self {
+    /// Returns the speed of the port of `netdev`.
+    pub fn from_netdev(netdev: &NetDev) -> Self {
         netdev.mbps.map_or(UNKNOWN, Self::at_least)
     }
 }
@@ -68,7 +69,7 @@ impl fmt::Display for PortSpeed {
     }
 }
 
-/// `ibv_query_port_speed`, in 100 Mbit/s.
+/// `ibv_query_port_speed`, in units of 100 Mbit/s.
 pub extern "C" fn ibv_query_port_speed(
     context: Handle<'_, OpenContext>,
     port: u32,
@@ -76,7 +77,7 @@ pub extern "C" fn ibv_query_port_speed(
 ) -> c_int {
     boundary::code(|| {
         let netdev = super::port::of_context(context.get()?, port)?;
-        speed.write(PortSpeed::of(&netdev).total.into())
+        speed.write(PortSpeed::from_netdev(&netdev).total.into())
     })
 }
 
@@ -95,7 +96,8 @@ mod tests {
         assert_eq!(PortSpeed::at_least(u32::MAX).total, 12000);
     }
 
-    /// Width and speed are codes; both say what the sum says, within the names' rounding.
+    /// Width and speed are codes. Their product must match the total, within the rounding of the
+    /// names.
     #[test]
     fn codes_and_sum_agree() {
         let lanes = [(1, 1), (2, 4), (4, 8), (8, 12), (16, 2)];

@@ -1,20 +1,20 @@
-//! Registered address ranges, several of which may have the same addresses: which of them have some
-//! of a given range.
+//! Registered address ranges, which may overlap, and a search for those that overlap a given range.
 //!
-//! A treap by start address, with the highest end of each subtree, in one vector. A change
-//! allocates nothing and frees nothing: room is brought in from outside.
+//! The ranges are in a treap ordered by start address, in one vector. Each node contains the
+//! highest end in its subtree. A change neither allocates nor frees memory: the caller provides the
+//! memory.
 
 use std::sync::Arc;
 use uiw_mem::PageState;
 
-/// Start of a range, and its number among those that begin there.
+/// Start of a range, and its number among the ranges with the same start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Key {
     pub(super) start: usize,
     pub(super) id: u64,
 }
 
-/// A registered range.
+/// Registered range.
 #[derive(Debug)]
 pub(super) struct Range {
     pub(super) key: Key,
@@ -22,24 +22,24 @@ pub(super) struct Range {
     pub(super) page_state: Arc<PageState>,
 }
 
-/// A place in the vector, or [`NONE`].
+/// Index in the vector, or [`NONE`].
 type Place = usize;
 const NONE: Place = usize::MAX;
 
 struct RangeNode {
-    /// `None`: the place is free, and `left` is the next free one.
+    /// `None` if the node is free. In that case `left` is the next free node.
     range: Option<Range>,
     key: Key,
     end: usize,
-    /// Highest end of this node and those below.
+    /// Highest end in the subtree of this node.
     highest: usize,
     left: Place,
     right: Place,
 }
 
 impl RangeNode {
-    /// Random enough, and no node is above one with a higher priority: subtrees are shallow
-    /// whatever is registered.
+    /// Returns the priority of the node in the treap, a hash of its key. No node is above one with
+    /// a higher priority, so subtrees are shallow for all sequences of registrations.
     fn priority(&self) -> u64 {
         let mixed = (self.key.id ^ (self.key.id >> 31)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
         (mixed ^ (mixed >> 29)).wrapping_mul(0xBF58_476D_1CE4_E5B9)
@@ -57,12 +57,12 @@ impl Ranges {
         Self { nodes: Vec::new(), root: NONE, free: NONE }
     }
 
-    /// Returns the capacity for [`Ranges::grow`] when [`Ranges::insert`] finds no room.
+    /// Returns the capacity for [`Ranges::grow`] if [`Ranges::insert`] finds no free node.
     pub(super) fn next_capacity(&self) -> usize {
         (self.nodes.capacity() * 2).max(64)
     }
 
-    /// Moves into `room` if that is larger, and leaves the old vector there.
+    /// Moves the nodes to `room` if that is larger, and leaves the old vector there.
     pub(super) fn grow(&mut self, room: &mut NodeReserve) {
         if room.0.capacity() > self.nodes.capacity() {
             room.0.append(&mut self.nodes);
@@ -73,7 +73,7 @@ impl Ranges {
     /// Adds a range.
     ///
     /// # Errors
-    /// The range, if there is no room.
+    /// Returns the range if there is no free node.
     pub(super) fn insert(&mut self, range: Range) -> Result<(), Range> {
         let (key, end) = (range.key, range.end);
         let node = RangeNode { range: Some(range), key, end, highest: end, left: NONE, right: NONE };
@@ -94,7 +94,7 @@ impl Ranges {
         Ok(())
     }
 
-    /// Takes a range out; it is for the caller to drop.
+    /// Removes a range, and returns it so that the caller can drop it.
     pub(super) fn remove(&mut self, key: Key) -> Option<Range> {
         let (before, rest) = self.split(self.root, key);
         let (found, behind) = self.split(rest, Key { id: key.id + 1, ..key });
@@ -107,7 +107,7 @@ impl Ranges {
         self.nodes[found].range.take()
     }
 
-    /// Calls `f` with every range that has some of `wanted`.
+    /// Calls `f` with every range that overlaps `wanted`.
     pub(super) fn each_overlap(&self, wanted: &std::ops::Range<usize>, f: &mut impl FnMut(&Range)) {
         self.each_below(self.root, wanted, f);
     }
@@ -134,7 +134,7 @@ impl Ranges {
         self.nodes[at].highest = highest;
     }
 
-    /// The trees of what is before `key`, and of the rest.
+    /// Splits a subtree into the ranges before `key`, and the others.
     fn split(&mut self, at: Place, key: Key) -> (Place, Place) {
         let Some(node) = self.nodes.get(at) else { return (NONE, NONE) };
         if node.key < key {
@@ -150,7 +150,7 @@ impl Ranges {
         }
     }
 
-    /// One tree of two, the first of which is before the second.
+    /// Joins two subtrees. All ranges of `before` come before those of `behind`.
     fn join(&mut self, before: Place, behind: Place) -> Place {
         let (Some(first), Some(second)) = (self.nodes.get(before), self.nodes.get(behind)) else {
             return if before == NONE { behind } else { before };
@@ -169,7 +169,7 @@ impl Ranges {
     }
 }
 
-/// Room for ranges, allocated and freed where that is allowed.
+/// Memory for nodes. It is allocated and freed by the caller, where allocation is permitted.
 pub(super) struct NodeReserve(Vec<RangeNode>);
 
 impl NodeReserve {
@@ -186,7 +186,7 @@ mod tests {
     use uiw_mem::Memory;
 
     fn page_state() -> Arc<PageState> {
-        // SAFETY: never registered.
+        // SAFETY: the memory is never registered.
         let memory = unsafe { Memory::foreign(std::ptr::null_mut(), 0) };
         Arc::clone(memory.page_state().expect("of foreign memory"))
     }

@@ -1,5 +1,5 @@
-//! LIDs, for programs that name their peer by LID alone: the low 16 bits of an IPv4 address in the
-//! device's own network.
+//! LIDs, for programs that address their peer only by its LID: the low 16 bits of an IPv4 address
+//! in the device's own network.
 
 use crate::device::netdev::NetDev;
 use std::net::{IpAddr, Ipv4Addr};
@@ -8,24 +8,26 @@ use uiw_cabi_core::boundary::Result;
 use uiw_cabi_core::errno::Errno;
 use uiw_cabi_core::settings::Settings;
 
-/// The address behind a LID: of the map that UIW_LID_MAP names, else in the network of the device.
+/// Returns the address of a LID: from the map that UIW_LID_MAP names, or otherwise in the network
+/// of the device.
 ///
 /// # Errors
-/// EINVAL when there is none, or the map cannot be parsed.
-pub(super) fn address(lid: u16, netdev: &NetDev) -> Result<IpAddr> {
+/// EINVAL if there is no such address, or the map is invalid.
+pub(super) fn resolve(lid: u16, netdev: &NetDev) -> Result<IpAddr> {
     if let Some(path) = &Settings::get()?.lid_map
-        && let Some(address) = mapped(path, lid)?
+        && let Some(address) = address_in_map(path, lid)?
     {
         return Ok(address);
     }
-    in_network(lid, netdev).map(IpAddr::V4).ok_or_else(|| {
+    address_in_network(lid, netdev).map(IpAddr::V4).ok_or_else(|| {
         tracing::warn!(lid, netdev = netdev.name, "no address for this LID: UIW_LID_MAP may name one");
         Errno::INVAL.because("no address for the LID")
     })
 }
 
-/// The address with these low 16 bits in the device's own prefix; all of 127.0.x.y is loopback's.
-fn in_network(lid: u16, netdev: &NetDev) -> Option<Ipv4Addr> {
+/// Returns the address with these low 16 bits in the network of one of the device's addresses. For
+/// the loopback device, this is any address 127.0.x.y.
+fn address_in_network(lid: u16, netdev: &NetDev) -> Option<Ipv4Addr> {
     netdev.addresses.iter().find_map(|(own, prefix)| {
         let IpAddr::V4(own) = own else { return None };
         let address = own.to_bits() & 0xFFFF_0000 | u32::from(lid);
@@ -36,20 +38,20 @@ fn in_network(lid: u16, netdev: &NetDev) -> Option<Ipv4Addr> {
     })
 }
 
-fn mapped(path: &Path, lid: u16) -> Result<Option<IpAddr>> {
+fn address_in_map(path: &Path, lid: u16) -> Result<Option<IpAddr>> {
     let text = std::fs::read_to_string(path).map_err(|error| {
         uiw_cabi_core::log::note!("uiw: UIW_LID_MAP={}: {error}", path.display());
         Errno::from(error)
     })?;
-    find(&text, lid).map_err(|line| {
+    find_in_map(&text, lid).map_err(|line| {
         uiw_cabi_core::log::note!("uiw: UIW_LID_MAP={}: line {line}: expected `LID ADDRESS`", path.display());
-        Errno::INVAL.because("UIW_LID_MAP has a bad line")
+        Errno::INVAL.because("UIW_LID_MAP has an invalid line")
     })
 }
 
-/// The address of a LID in lines of `LID ADDRESS`; the number of a line that is neither that, nor
-/// empty, nor begins with `#`.
-fn find(text: &str, lid: u16) -> std::result::Result<Option<IpAddr>, usize> {
+/// Returns the address of a LID in text with lines of the form `LID ADDRESS`. Empty lines and lines
+/// that begin with `#` are ignored. The error is the number of an invalid line.
+fn find_in_map(text: &str, lid: u16) -> std::result::Result<Option<IpAddr>, usize> {
     for (number, line) in text.lines().enumerate() {
         let line = line.trim();
         if line.is_empty() || line.starts_with('#') {
@@ -88,7 +90,7 @@ mod tests {
     #[test]
     fn lids_are_addresses_in_device_network() {
         let lid = |text: &str| (text.parse::<Ipv4Addr>().unwrap().to_bits() & 0xFFFF) as u16;
-        let find = |own: &str, prefix, peer: &str| in_network(lid(peer), &netdev(own, prefix));
+        let find = |own: &str, prefix, peer: &str| address_in_network(lid(peer), &netdev(own, prefix));
         assert_eq!(find("10.1.2.3", 24, "10.1.2.9"), Some("10.1.2.9".parse().unwrap()));
         assert_eq!(find("10.1.2.3", 16, "10.1.7.9"), Some("10.1.7.9".parse().unwrap()));
         assert_eq!(find("10.1.2.3", 24, "10.1.3.9"), None, "outside of the prefix");
@@ -99,10 +101,10 @@ mod tests {
     #[test]
     fn lid_map_errors_name_lines() {
         let map = "# comment\n\n 7 10.0.0.1\n0x10\t2001:db8::1\n";
-        assert_eq!(find(map, 7), Ok(Some("10.0.0.1".parse().unwrap())));
-        assert_eq!(find(map, 16), Ok(Some("2001:db8::1".parse().unwrap())));
-        assert_eq!(find(map, 8), Ok(None));
-        assert_eq!(find("7 10.0.0.1\nseven", 8), Err(2));
-        assert_eq!(find("7 house", 8), Err(1));
+        assert_eq!(find_in_map(map, 7), Ok(Some("10.0.0.1".parse().unwrap())));
+        assert_eq!(find_in_map(map, 16), Ok(Some("2001:db8::1".parse().unwrap())));
+        assert_eq!(find_in_map(map, 8), Ok(None));
+        assert_eq!(find_in_map("7 10.0.0.1\nseven", 8), Err(2));
+        assert_eq!(find_in_map("7 house", 8), Err(1));
     }
 }

@@ -1,12 +1,13 @@
-//! Out-of-band connected queue pairs: programs that exchange GID, QPN and PSN by ways of their own
-//! and call `ibv_modify_qp` with INIT, RTR, RTS.
+//! Out-of-band connected queue pairs, for programs that exchange GID, QPN and PSN in their own way
+//! and call `ibv_modify_qp` with INIT, RTR and RTS.
 //!
-//! A queue pair number is a TCP port and a slot, a GID is an address; so both ends can derive the
-//! other's socket address. The end with the smaller number connects (the smaller GID, where numbers
-//! are equal); the other one listens and, if no connection came within a second, connects as well,
-//! for networks that allow one direction only. MPA private data of both ends names the two queue
-//! pairs (`pair_info`); a connection is taken only when both agree. `ibv_modify_qp` does not block:
-//! it enqueues requests for a thread of its own (`worker`).
+//! A queue pair number consists of a TCP port and a slot, and a GID is an IP address, so each end
+//! can derive the other's socket address. The end with the smaller number connects (or the one with
+//! the smaller GID, if the numbers are equal). The other end listens and, if no connection came
+//! within a second, connects as well, for networks that permit connections in only one direction.
+//! The MPA private data of both ends names the two queue pairs (`pair_info`), and a connection is
+//! used only if both agree. `ibv_modify_qp` does not block: it enqueues requests for a separate
+//! thread (`worker`).
 
 mod lid;
 mod pair;

@@ -1,4 +1,4 @@
-//! The state of a queue pair between RTR and its established connection.
+//! State of a queue pair from RTR on, until it is reset or destroyed.
 
 use super::{RetryPolicy, Target};
 use parking_lot::Mutex;
@@ -7,33 +7,33 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 use uiw_verbs::cm::ConnId;
 
-/// Time that the listening end waits before it connects as well.
+/// Time for which the listening end waits before it connects as well.
 const RESPONDER_DELAY: Duration = Duration::from_secs(1);
-/// Time for which a message of an unreliable queue pair waits for a peer that was not reached
+/// Time for which a message of an unreliable queue pair waits for a peer that could not be reached
 /// before.
 const UNREACHABLE_TIMEOUT: Duration = Duration::from_millis(500);
-/// Between two attempts: at first, and at most.
+/// Time between the first two attempts. It doubles with each attempt, up to `MAX_RETRY`.
 const RETRY: Duration = Duration::from_millis(20);
 const MAX_RETRY: Duration = Duration::from_millis(500);
 
-/// A queue pair in RTR or RTS. The state, and with it the reference to the engine's queue pair,
-/// ends with `Worker::forget`.
+/// State of a queue pair in RTR or RTS. `Worker::forget` removes the state, and with it the
+/// reference to the engine's queue pair.
 pub(super) type Pair = Mutex<Option<PairState>>;
 
 pub(super) struct PairState {
     pub(super) qp: Arc<uiw_verbs::Qp>,
-    /// Set while a post is to start the time-out of the connection.
+    /// True while the next post has to start the time-out of the connection.
     pub(super) connecting: Arc<AtomicBool>,
     pub(super) target: Target,
     pub(super) policy: RetryPolicy,
     pub(super) phase: Phase,
-    /// Time of the next connection attempt, if no connection came by then.
-    pub(super) next: Option<Instant>,
+    /// Time of the next connection attempt, if no connection was accepted before.
+    pub(super) next_attempt: Option<Instant>,
     retry: Duration,
-    /// Time to give up; set once something is posted.
-    pub(super) gives_up: Option<Instant>,
-    /// The peer has gone, or has not come in time: messages of an unreliable queue pair wait for
-    /// another connection for a short time alone.
+    /// Time at which the connection fails. Set after something was posted.
+    pub(super) deadline: Option<Instant>,
+    /// True if the peer has disconnected or has not connected in time. Messages of an unreliable
+    /// queue pair then wait only briefly for another connection.
     pub(super) unreachable: bool,
     /// Error of the last attempt to connect.
     pub(super) last_failure: Option<String>,
@@ -48,7 +48,7 @@ pub(super) enum Phase {
 }
 
 impl Phase {
-    /// The connection, if there is one.
+    /// Returns the connection, if there is one.
     pub(super) fn conn(self) -> Option<ConnId> {
         match self {
             Self::Waiting => None,
@@ -58,7 +58,7 @@ impl Phase {
 }
 
 impl PairState {
-    /// A queue pair that has just entered RTR.
+    /// Creates the state of a queue pair that has just entered RTR.
     pub(super) fn new(qp: &Arc<uiw_verbs::Qp>, connecting: &Arc<AtomicBool>, target: Target) -> Self {
         let delay = if target.initiates() { Duration::ZERO } else { RESPONDER_DELAY };
         Self {
@@ -67,9 +67,9 @@ impl PairState {
             target,
             policy: RetryPolicy::UNLIMITED,
             phase: Phase::Waiting,
-            next: Some(Instant::now() + delay),
+            next_attempt: Some(Instant::now() + delay),
             retry: RETRY,
-            gives_up: None,
+            deadline: None,
             unreachable: false,
             last_failure: None,
         }
@@ -85,10 +85,10 @@ impl PairState {
         }
     }
 
-    /// Another attempt later: soon at first, then less often.
+    /// Schedules another attempt, with increasing delays.
     pub(super) fn retry_later(&mut self) {
         self.phase = Phase::Waiting;
-        self.next = Some(Instant::now() + self.retry);
+        self.next_attempt = Some(Instant::now() + self.retry);
         self.retry = (self.retry * 2).min(MAX_RETRY);
     }
 }

@@ -1,33 +1,33 @@
-//! MPA private data of an out-of-band connection: it names the two queue pairs.
+//! MPA private data of an out-of-band connection, which names the two queue pairs.
 
 use uiw_cabi_core::abi::ibv_gid;
 
-/// Marks the Request of an out-of-band connected queue pair.
+/// Marks the MPA Request of an out-of-band connected queue pair.
 const MAGIC: [u8; 8] = *b"uiw pair";
-/// The same of an unreliable one.
+/// Like [`MAGIC`], for an unreliable queue pair.
 const UNRELIABLE_MAGIC: [u8; 8] = *b"uiw pruc";
 
-/// The two ends, from the view of the sender of the data.
+/// Both ends, from the point of view of the sender of the data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct PairInfo {
     pub(super) from: PairEnd,
     pub(super) to: PairEnd,
-    /// They are unreliable connections (UC).
+    /// True for unreliable connections (UC).
     pub(super) unreliable: bool,
-    /// The PSN that the sender expects.
-    pub(super) expects: u32,
-    /// The PSN that the sender begins with, if it is set already (from RTS on).
-    pub(super) begins: Option<u32>,
+    /// PSN that the sender expects.
+    pub(super) expected_psn: u32,
+    /// First PSN of the sender, if it is already known (from RTS on).
+    pub(super) first_psn: Option<u32>,
 }
 
-/// One end.
+/// One end of the pair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct PairEnd {
     pub(super) qp_num: u32,
     pub(super) gid: ibv_gid,
 }
 
-/// "No PSN yet": PSNs have 24 bits.
+/// Represents an unknown PSN. PSNs have 24 bits.
 const UNKNOWN: u32 = u32::MAX;
 
 impl PairInfo {
@@ -40,12 +40,12 @@ impl PairInfo {
         out[12..16].copy_from_slice(&self.to.qp_num.to_be_bytes());
         out[16..32].copy_from_slice(&self.from.gid.raw);
         out[32..48].copy_from_slice(&self.to.gid.raw);
-        out[48..52].copy_from_slice(&self.expects.to_be_bytes());
-        out[52..].copy_from_slice(&self.begins.unwrap_or(UNKNOWN).to_be_bytes());
+        out[48..52].copy_from_slice(&self.expected_psn.to_be_bytes());
+        out[52..].copy_from_slice(&self.first_psn.unwrap_or(UNKNOWN).to_be_bytes());
         out
     }
 
-    /// `None` for other data.
+    /// Parses private data. Returns `None` if it is not from an out-of-band connection.
     pub(super) fn parse(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; Self::LEN] = bytes.try_into().ok()?;
         let word = |at: usize| u32::from_be_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
@@ -55,13 +55,13 @@ impl PairInfo {
             unreliable,
             from: PairEnd { qp_num: word(8), gid: gid(16) },
             to: PairEnd { qp_num: word(12), gid: gid(32) },
-            expects: word(48),
-            begins: Some(word(52)).filter(|psn| *psn != UNKNOWN),
+            expected_psn: word(48),
+            first_psn: Some(word(52)).filter(|psn| *psn != UNKNOWN),
         })
     }
 }
 
-/// Private data of a rejection that asks for another attempt later.
+/// Private data of a rejection that requests another attempt later.
 pub(super) const LATER: &[u8] = b"uiw pair: later";
 
 #[cfg(test)]
@@ -72,9 +72,9 @@ mod tests {
     fn emitted_messages_parse_back() {
         let gid = |last| ibv_gid { raw: [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 255, 255, 10, 0, 0, last] };
         let end = |qp_num, last| PairEnd { qp_num, gid: gid(last) };
-        for (begins, unreliable) in [(None, false), (Some(0), true), (Some(0xFF_FFFF), false)] {
+        for (first_psn, unreliable) in [(None, false), (Some(0), true), (Some(0xFF_FFFF), false)] {
             let (from, to) = (end(0x12_3456, 1), end(0x65_4321, 2));
-            let info = PairInfo { from, to, unreliable, expects: 77, begins };
+            let info = PairInfo { from, to, unreliable, expected_psn: 77, first_psn };
             assert_eq!(PairInfo::parse(&info.emit()), Some(info));
         }
     }

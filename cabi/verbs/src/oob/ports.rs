@@ -1,10 +1,10 @@
-//! Queue pair numbers that name a port, of TCP and of UDP, and one of 256 slots.
+//! Queue pair numbers. Each consists of a port, of both TCP and UDP, and one of 256 slots.
 //!
-//! A port is reserved (bound) when the first queue pair takes a slot, at every address of the
-//! device, and listened on from the first INIT. It belongs to one shard, that of the completion
-//! queues of its queue pairs' receives. Slots that are given back are used again last, so that a
-//! number is not reused at once; this also holds across a release of the whole port, as it may be
-//! the first one of a range that the user gave.
+//! A port is reserved (bound) at every address of the device when the first queue pair takes a
+//! slot, and is listened on from the first transition to INIT. It belongs to one shard, the shard
+//! of the completion queues for the receives of its queue pairs. Released slots are reused last, so
+//! that a number is not reused immediately. This applies even after the release of the whole port,
+//! which may be the first one of a range that the user has configured.
 
 use super::worker::Worker;
 use crate::device::netdev::NetDev;
@@ -26,16 +26,16 @@ use uiw_verbs::{ConnConfig, DatagramPort};
 #[derive(Default)]
 pub(super) struct Ports(Mutex<PortTables>);
 
-/// Locked for look-ups and changes alone: ports are bound, listened on and closed without this
-/// lock.
+/// Tables of the ports. They are locked only for look-ups and changes: ports are bound, listened on
+/// and closed without this lock.
 #[derive(Default)]
 struct PortTables {
     blocks: Vec<SlotBlock>,
-    /// The next slot of a port that was released.
+    /// Next slot of each port that was released.
     next_slot: HashMap<u16, u8>,
 }
 
-/// The slots of one port, on one device.
+/// Slots of one port on one device.
 struct SlotBlock {
     netdev: String,
     shard: usize,
@@ -43,13 +43,13 @@ struct SlotBlock {
     free: VecDeque<u8>,
 }
 
-/// A port at every address of a device, shared by the queue pairs that have its slots.
+/// Port at every address of a device, shared by the queue pairs that have its slots.
 struct SharedPort {
     number: u16,
     /// UDP side of the port; `None` if datagrams are not offered.
     datagrams: Option<Arc<DatagramPort>>,
-    /// Locked while the port begins to be listened on: the queue pairs of the port need the same
-    /// listeners, so they wait for them.
+    /// Sockets of the port. They are locked while the port begins to listen, because all queue
+    /// pairs of the port need the same listeners.
     sockets: Mutex<PortSockets>,
 }
 
@@ -63,23 +63,23 @@ enum PortState {
     Listening(Vec<Listener>),
 }
 
-/// A slot of a port: a queue pair number.
+/// Slot of a port, which is a queue pair number.
 pub(super) struct Slot {
     port: Arc<SharedPort>,
     slot: u8,
 }
 
-/// Slots of a port.
+/// Number of slots of a port.
 const SLOTS: usize = 256;
 
-/// Attempts to find a port that is free at every address of a device.
+/// Maximum number of attempts to find a port that is free at every address of a device.
 const TRIES: u32 = 64;
 
-/// The backlog of a port.
+/// Backlog of a listening port.
 const BACKLOG: u32 = 256;
 
 impl Ports {
-    /// A number on `netdev`, of `shard`, that no living queue pair has.
+    /// Takes a number on `netdev` for `shard` that no live queue pair has.
     pub(super) fn take(
         &self,
         netdev: &NetDev,
@@ -103,7 +103,7 @@ impl Ports {
                 Ok(bound) => {
                     let bound = Arc::new(bound);
                     let slot = self.0.lock().add(netdev, shard, &bound);
-                    // A port that is not needed is closed without the lock.
+                    // An unneeded port is closed after the lock is released.
                     if let Some(slot) = slot {
                         return Ok(slot);
                     }
@@ -114,7 +114,7 @@ impl Ports {
                 }
             }
         }
-        // Another thread may have added the last port of the range since.
+        // Another thread may have added the last port of the range meanwhile.
         if let Some(slot) = self.0.lock().take(netdev, shard) {
             return Ok(slot);
         }
@@ -122,8 +122,7 @@ impl Ports {
         Err(last)
     }
 
-    /// The number is free again. A port without queue pairs is closed with the last reference to
-    /// it.
+    /// Releases a number. A port without queue pairs is closed with the last reference to it.
     pub(super) fn give_back(&self, slot: &Slot) {
         let unused = self.0.lock().give_back(slot);
         drop(unused);
@@ -144,9 +143,9 @@ impl PortTables {
         Some(Slot { port: Arc::clone(&block.port), slot })
     }
 
-    /// Adds a port that was bound without the lock, and takes a slot. Where another thread has
-    /// added one meanwhile, a slot of that is taken. Nothing when the port cannot be used, or is
-    /// known already: two sockets may be bound to one port, as both allow reuse.
+    /// Adds a port that was bound without the lock, and takes a slot. If another thread has added a
+    /// port meanwhile, takes a slot of that port. Returns `None` if the port cannot be used or is
+    /// already known: two sockets may be bound to the same port, because both permit reuse.
     fn add(&mut self, netdev: &NetDev, shard: usize, port: &Arc<SharedPort>) -> Option<Slot> {
         if let Some(slot) = self.take(netdev, shard) {
             return Some(slot);
@@ -160,7 +159,7 @@ impl PortTables {
         self.take(netdev, shard)
     }
 
-    /// Returns the slots of a port, in the order in which they are taken.
+    /// Returns the slots of a port in the order in which they will be taken.
     fn slots(&self, port: u16) -> VecDeque<u8> {
         let first = self.next_slot.get(&port).copied().unwrap_or_default();
         (0..=u8::MAX).map(|slot| slot.wrapping_add(first)).collect()
@@ -179,18 +178,18 @@ impl PortTables {
 }
 
 impl Slot {
-    /// The queue pair number.
+    /// Returns the queue pair number.
     pub(super) fn number(&self) -> u32 {
         u32::from(self.port.number) << 8 | u32::from(self.slot)
     }
 
-    /// The UDP side of its port.
+    /// Returns the UDP side of the port.
     pub(super) fn datagrams(&self) -> Option<&Arc<DatagramPort>> {
         self.port.datagrams.as_ref()
     }
 
-    /// Listens on the port at every address of `netdev` where it does not yet: addresses come and
-    /// go, and those of IPv6 are checked by the kernel for a while before they can be used.
+    /// Listens at all addresses of `netdev` where the port does not listen yet. Addresses come and
+    /// go, and the kernel checks IPv6 addresses for a while before they can be used.
     pub(super) fn listen(&self, netdev: &NetDev, engine: &uiw_verbs::Device, worker: &Worker) -> Result<()> {
         let options: Arc<ConnConfig> = Arc::new(worker.options());
         let bind = |address| Listener::bind(engine, address, BACKLOG, &options, worker.channel());
@@ -198,7 +197,7 @@ impl Slot {
         let PortSockets { addresses, state } = &mut *sockets;
         if let PortState::Reserved(_) = state {
             let first: Vec<_> = addresses.iter().copied().map(bind).collect::<uiw_verbs::Result<_>>()?;
-            tracing::debug!(port = self.port.number, netdev = netdev.name, "queue pairs can be connected to");
+            tracing::debug!(port = self.port.number, netdev = netdev.name, "queue pairs accept connections");
             *state = PortState::Listening(first);
         }
         let PortState::Listening(listeners) = state else { return Ok(()) };
@@ -215,25 +214,27 @@ impl Slot {
     }
 }
 
-/// Binds the same port of UDP, where datagrams are offered, at addresses.
+/// Function that binds the same UDP port at the given addresses, if datagrams are offered.
 type BindDatagrams<'a> = &'a dyn Fn(&[SocketAddr]) -> io::Result<Option<Arc<DatagramPort>>>;
 
-/// Binds the same port at every address of the device; `port` 0 = any.
+/// Binds the same port at every address of the device. `port` 0 means any port.
 fn bind_all(netdev: &NetDev, port: u16, bind_datagrams: BindDatagrams<'_>) -> io::Result<SharedPort> {
     let mut port = port;
     let (mut addresses, mut sockets) = (Vec::new(), Vec::new());
-    if stack::is_own() {
-        let port = if port == 0 { stack::any_port() } else { port };
+    if stack::is_in_process() {
+        let port = if port == 0 { stack::random_port() } else { port };
         let addresses = netdev.addresses.iter().map(|(ip, _)| netdev.socket_address(*ip, port)).collect();
         return SharedPort::reserve(port, addresses, sockets, bind_datagrams);
     }
     for (ip, _) in &netdev.addresses {
         let socket = Socket::new(Domain::for_address(netdev.socket_address(*ip, port)), Type::STREAM, None)?;
-        // Lets the engine listen beside this reservation, which never listens.
+        // The engine must be able to listen on the port in addition to this socket, which never
+        // listens.
         socket.set_reuse_address(true)?;
         if let Err(error) = socket.bind(&netdev.socket_address(*ip, port).into()) {
             if error.kind() == io::ErrorKind::AddrNotAvailable {
-                // Gone since the list was made, or an IPv6 address that is still being checked.
+                // The address has disappeared since the list was made, or it is an IPv6 address
+                // that is still being checked.
                 continue;
             }
             return Err(error);
@@ -250,7 +251,7 @@ fn bind_all(netdev: &NetDev, port: u16, bind_datagrams: BindDatagrams<'_>) -> io
 }
 
 impl SharedPort {
-    /// A port whose TCP side is bound.
+    /// Creates a port whose TCP side is bound.
     fn reserve(
         number: u16,
         addresses: Vec<SocketAddr>,

@@ -1,4 +1,4 @@
-//! The number of a queue pair, and the state of out-of-band connections in this process.
+//! Reservation of queue pair numbers, and the state of out-of-band connections in this process.
 
 use super::ports::{Ports, Slot};
 use super::worker::Worker;
@@ -10,17 +10,17 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use uiw_cabi_core::boundary::Result;
-use uiw_cabi_core::fork::{self, ForkSafe, Forked};
+use uiw_cabi_core::fork::{self, ForkSafe, ForkState};
 use uiw_cabi_core::settings::Settings;
 use uiw_verbs::DatagramPort;
 
-/// State of a process for out-of-band connections. A child of a fork begins without it.
+/// State of out-of-band connections in a process. A child of a fork begins with an empty state.
 struct ProcessState {
     ports: Option<Arc<Ports>>,
     worker: Option<Arc<Worker>>,
 }
 
-impl Forked for ProcessState {
+impl ForkState for ProcessState {
     const NEW: Self = Self { ports: None, worker: None };
 
     fn in_child(&mut self) {
@@ -28,7 +28,7 @@ impl Forked for ProcessState {
     }
 }
 
-/// Locked to get at the two references alone.
+/// State of this process. It is locked only to copy or set one of the two references.
 static SHARED: ForkSafe<ProcessState> = ForkSafe::new();
 
 fn ports() -> Arc<Ports> {
@@ -38,8 +38,9 @@ fn ports() -> Arc<Ports> {
     Arc::clone(SHARED.write().ports.get_or_insert_default())
 }
 
-/// The worker thread's handle; the thread is started at the first call. The lock is held meanwhile:
-/// only queue pairs that are about to need the thread wait for it, once in a process.
+/// Returns the worker, and starts its thread at the first call. The lock is held while the thread
+/// is started: this happens once per process, and only queue pairs that need the thread wait for
+/// it.
 fn worker(engine: &uiw_verbs::Device) -> Result<Arc<Worker>> {
     if let Some(worker) = running_worker() {
         return Ok(worker);
@@ -55,18 +56,18 @@ fn running_worker() -> Option<Arc<Worker>> {
     SHARED.read().worker.clone()
 }
 
-/// The number of a queue pair, which names a TCP and UDP port of this process at the addresses of
-/// the device. Given back on drop.
+/// Reservation of a queue pair number, which stands for a TCP port and a UDP port of this process
+/// at the addresses of the device. The number is released on drop.
 pub struct QpnReservation {
     slot: Slot,
-    /// The generation of the process: in a child of a fork the ports are its parent's, and nothing
-    /// is given back.
+    /// Generation of the process that made the reservation. In the child of a fork the ports belong
+    /// to the parent, so nothing is released.
     generation: u32,
 }
 
 impl QpnReservation {
-    /// A number on a network device, of the block of a shard. Its port is bound, and not listened
-    /// on yet.
+    /// Reserves a number on a network device, on a port of the shard. The port is bound, but does
+    /// not listen yet.
     pub fn new(netdev: &NetDev, engine: &uiw_verbs::Device, shard: usize) -> Result<Self> {
         let offers_ud = Settings::get()?.offers_ud();
         let bind = |addresses: &[SocketAddr]| match uiw_datagram::max_payload(netdev.mtu as usize) {
@@ -76,12 +77,12 @@ impl QpnReservation {
         Ok(Self { slot: ports().take(netdev, shard, &bind)?, generation: fork::generation() })
     }
 
-    /// The UDP port; `None` where datagrams are not offered.
+    /// Returns the UDP port, or `None` if datagrams are not offered.
     pub fn datagrams(&self) -> Option<&Arc<DatagramPort>> {
         self.slot.datagrams()
     }
 
-    /// Binds the UDP port at addresses that the device has been given since.
+    /// Binds the UDP port at addresses that were added to the device since the reservation.
     pub(crate) fn bind_new_addresses(&self, netdev: &NetDev) {
         let Some(port) = self.datagrams() else { return };
         for (ip, _) in &netdev.addresses {
@@ -90,17 +91,17 @@ impl QpnReservation {
                 SocketAddr::V4(_) => 0,
             };
             if let Err(error) = port.add_address(*ip, scope) {
-                tracing::debug!(%error, address = %ip, "no datagrams at this address");
+                tracing::debug!(%error, address = %ip, "datagrams are not received at this address");
             }
         }
     }
 
-    /// The queue pair number.
+    /// Returns the queue pair number.
     pub fn number(&self) -> u32 {
         self.slot.number()
     }
 
-    /// Lets peers connect, from INIT on.
+    /// Starts to accept connections of peers, from INIT on.
     pub(crate) fn listen(&self, context: &Context) -> Result<()> {
         let netdev = context.device.netdev()?;
         self.slot.listen(&netdev, &context.engine, &*worker(&context.engine)?)
@@ -118,21 +119,21 @@ impl QpnReservation {
         Ok(())
     }
 
-    /// Sets the first PSN and the time-outs, which are known in RTS.
-    pub(crate) fn ready(&self, psn: Option<u32>, policy: RetryPolicy) {
+    /// Sets the first PSN and the time-outs, which are known from RTS on.
+    pub(crate) fn enter_rts(&self, psn: Option<u32>, policy: RetryPolicy) {
         if let Some(worker) = running_worker() {
-            worker.ready(self.number(), psn, policy);
+            worker.enter_rts(self.number(), psn, policy);
         }
     }
 
-    /// Something was posted: while no connection is established, its time-out runs from now on.
-    /// False when one is, or none is being made.
-    pub(crate) fn posted(&self) -> bool {
-        running_worker().is_some_and(|worker| worker.posted(self.number()))
+    /// Starts the time-out of the connection after a post, unless it is already running. Returns
+    /// false if a connection is established, or none is being made.
+    pub(crate) fn note_post(&self) -> bool {
+        running_worker().is_some_and(|worker| worker.note_post(self.number()))
     }
 
-    /// Prevents further connections, in RESET, in ERR and at the end. When this has returned, the
-    /// worker holds no reference to the queue pair.
+    /// Prevents further connections, in RESET and ERR and before the queue pair is destroyed. When
+    /// this function returns, the worker has no reference to the queue pair.
     pub(crate) fn forget(&self) {
         if let Some(worker) = running_worker() {
             worker.forget(self.number());
@@ -140,7 +141,7 @@ impl QpnReservation {
     }
 }
 
-/// The UDP port with the number of a TCP port. `None`: the stack has no datagrams.
+/// Binds the UDP port with the number of a TCP port. Returns `None` if the stack has no datagrams.
 fn bind_datagrams(
     engine: &uiw_verbs::Device,
     addresses: &[SocketAddr],

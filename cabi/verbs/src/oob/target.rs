@@ -1,4 +1,4 @@
-//! The peer of a queue pair, from the attributes of RTR.
+//! Peer of a queue pair, from the attributes of RTR.
 
 use super::lid;
 use super::pair_info::{PairEnd, PairInfo};
@@ -8,36 +8,36 @@ use uiw_cabi_core::abi::ibv_ah_attr;
 use uiw_cabi_core::boundary::Result;
 use uiw_cabi_core::errno::Errno;
 
-/// A pair, from the view of one end.
+/// Pair of queue pairs, from the point of view of one end.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Target {
     pub(super) own: PairEnd,
     pub(super) peer: PairEnd,
-    /// The local address, and the peer's with its port.
+    /// Local address and port.
     pub(super) local: SocketAddr,
     pub(super) remote: SocketAddr,
-    /// The queue pair is its own peer.
-    pub(super) itself: bool,
-    /// The queue pairs are unreliable connections (UC).
+    /// True if the queue pair is connected to itself.
+    pub(super) is_self: bool,
+    /// True for unreliable connections (UC).
     pub(super) unreliable: bool,
-    /// The PSN that this end expects.
-    pub(super) expects: u32,
-    /// The PSN that this end begins with, from RTS on.
-    pub(super) begins: Option<u32>,
+    /// PSN that this end expects.
+    pub(super) expected_psn: u32,
+    /// First PSN of this end, from RTS on.
+    pub(super) first_psn: Option<u32>,
 }
 
-/// Our address and the peer's, or a multicast group's, in an address vector.
+/// Returns our address and the address of the peer, or of a multicast group, in an address vector.
 ///
 /// # Errors
-/// EINVAL for an index without a GID, and a GID or LID without an address.
+/// EINVAL for an index without a GID, and for a GID or LID without an address.
 pub(crate) fn addresses(netdev: &NetDev, ah: &ibv_ah_attr) -> Result<(IpAddr, IpAddr)> {
     let global = ah.is_global != 0;
     let remote = if global {
-        gid::to_address(ah.grh.dgid)
-            .or_else(|| gid::to_group(ah.grh.dgid))
-            .ok_or_else(|| Errno::INVAL.because("the GID of the peer is no address of a host or a group"))?
+        gid::to_address(ah.grh.dgid).or_else(|| gid::to_group(ah.grh.dgid)).ok_or_else(|| {
+            Errno::INVAL.because("the GID of the peer is the address of neither a host nor a group")
+        })?
     } else {
-        lid::address(ah.dlid, netdev)?
+        lid::resolve(ah.dlid, netdev)?
     };
     let own = if global {
         netdev.address(ah.grh.sgid_index.into())
@@ -48,15 +48,16 @@ pub(crate) fn addresses(netdev: &NetDev, ah: &ibv_ah_attr) -> Result<(IpAddr, Ip
     if own.is_ipv4() == remote.is_ipv4() {
         Ok((own, remote))
     } else {
-        Err(Errno::INVAL.because("the peer's address is of another family than ours"))
+        Err(Errno::INVAL.because("the address of the peer belongs to another family than ours"))
     }
 }
 
 impl Target {
-    /// Creates the target from the attributes of RTR, on a device as it is now.
+    /// Creates the target from the attributes of RTR, with the current addresses of the device.
     ///
     /// # Errors
-    /// EINVAL for an index without a GID, a GID or LID without an address, a number without a port.
+    /// EINVAL for an index without a GID, a GID or LID without an address, or a number without a
+    /// port.
     pub(crate) fn new(
         netdev: &NetDev,
         (number, unreliable): (u32, bool),
@@ -66,43 +67,42 @@ impl Target {
     ) -> Result<Self> {
         let (own, remote) = addresses(netdev, ah)?;
         if remote.is_multicast() || dest > 0xFF_FFFF || dest >> 8 == 0 {
-            return Err(
-                Errno::INVAL.because("the peer's address is a group's, or its queue pair number is none")
-            );
+            return Err(Errno::INVAL
+                .because("the peer's address is a multicast group, or its queue pair number is invalid"));
         }
-        // The port of a number is its process's at every address of the device.
-        let itself = dest == number && netdev.addresses.iter().any(|(address, _)| *address == remote);
+        // A queue pair number of this process is valid at every address of the device.
+        let is_self = dest == number && netdev.addresses.iter().any(|(address, _)| *address == remote);
         Ok(Self {
-            itself,
+            is_self,
             unreliable,
             own: PairEnd { qp_num: number, gid: gid::from_address(own) },
             peer: PairEnd { qp_num: dest, gid: gid::from_address(remote) },
             local: netdev.socket_address(own, 0),
             remote: netdev.socket_address(remote, (dest >> 8) as u16),
-            expects: rq_psn & 0xFF_FFFF,
-            begins: None,
+            expected_psn: rq_psn & 0xFF_FFFF,
+            first_psn: None,
         })
     }
 
-    /// Returns whether this end connects at once.
+    /// Returns whether this end connects immediately.
     pub(super) fn initiates(&self) -> bool {
         let key = |end: &PairEnd| (end.qp_num, end.gid.raw);
-        self.itself || key(&self.own) < key(&self.peer)
+        self.is_self || key(&self.own) < key(&self.peer)
     }
 
-    /// Private data for the peer.
+    /// Returns the private data for the peer.
     pub(super) fn info(&self) -> PairInfo {
         PairInfo {
             from: self.own,
             to: self.peer,
             unreliable: self.unreliable,
-            expects: self.expects,
-            begins: self.begins,
+            expected_psn: self.expected_psn,
+            first_psn: self.first_psn,
         }
     }
 
-    /// Returns whether data from a connection of `from` names this pair in this run of the two
-    /// programs: after a restart the PSNs differ.
+    /// Returns whether private data from a connection of `from` names this pair, in this run of the
+    /// two programs. After a restart the PSNs differ.
     pub(super) fn matches(&self, info: &PairInfo, from: SocketAddr) -> bool {
         let psn = |theirs: Option<u32>, ours: Option<u32>| match (theirs, ours) {
             (Some(theirs), Some(ours)) => theirs == ours,
@@ -112,8 +112,8 @@ impl Target {
             && info.to == self.own
             && info.unreliable == self.unreliable
             && from.ip() == self.remote.ip()
-            && psn(info.begins, Some(self.expects))
-            && psn(Some(info.expects), self.begins)
+            && psn(info.first_psn, Some(self.expected_psn))
+            && psn(Some(info.expected_psn), self.first_psn)
     }
 }
 
@@ -153,9 +153,9 @@ mod tests {
         let from = SocketAddr::new(a.local.ip(), 4711);
         assert!(b.matches(&a.info(), from));
         assert!(!b.matches(&a.info(), "10.0.0.3:4711".parse().unwrap()), "from another address");
-        (a.begins, b.begins) = (Some(9), Some(5));
+        (a.first_psn, b.first_psn) = (Some(9), Some(5));
         assert!(b.matches(&a.info(), from));
-        a.begins = Some(8);
+        a.first_psn = Some(8);
         assert!(!b.matches(&a.info(), from), "another run of the program");
         let mut info = b.info();
         info.unreliable = true;

@@ -1,9 +1,9 @@
-//! The thread that connects out-of-band queue pairs. It sleeps unless an event came or a time has
-//! passed.
+//! Thread that connects out-of-band queue pairs. It sleeps until an event arrives or a time is
+//! reached.
 //!
-//! Locks: each pair has its own, which is held while the engine works for that pair; the tables
-//! have one, which is held for look-ups and changes alone. A pair's lock is taken before the
-//! tables', never behind it.
+//! Locks: each pair has a lock, which is held while the engine works for that pair. The tables have
+//! one lock, which is held only for look-ups and changes. A pair's lock may not be taken while the
+//! tables are locked; the other order is permitted.
 
 use super::pair::{Pair, PairState, Phase};
 use super::pair_info::{LATER, PairInfo};
@@ -23,16 +23,16 @@ use uiw_verbs::cm::{self, CmChannel, CmEvent, CmEventKind, ConnId, ConnInfo, Con
 use uiw_verbs::integration::spawn_thread;
 use uiw_verbs::{ConnConfig, QpState, Revision, WcStatus};
 
-/// Time for which a peer's connection is left unanswered while a connection to that peer is being
-/// made.
+/// Time for which a connection of a peer is left unanswered while a connection to the same peer is
+/// being made.
 const SIMULTANEOUS_DELAY: Duration = Duration::from_millis(500);
-/// Time for which a peer is kept for a queue pair that is not in RTR.
+/// Time for which a peer waits for a queue pair that is not in RTR.
 const PENDING_TIMEOUT: Duration = Duration::from_secs(5);
-/// Peers kept for one queue pair, and for all.
+/// Maximum number of waiting peers for one queue pair. The limit for all of them follows.
 const MAX_PENDING_EACH: usize = 4;
 const MAX_PENDING: usize = 1024;
 
-/// State shared by the threads of the program and the worker's own thread.
+/// State shared by the threads of the program and the worker's thread.
 pub(super) struct Worker {
     channel: Arc<CmChannel>,
     thread: OnceLock<Thread>,
@@ -40,7 +40,7 @@ pub(super) struct Worker {
     /// Connection options of unreliable queue pairs.
     unreliable_options: Arc<ConnConfig>,
     tables: Mutex<PeerTables>,
-    /// The worker's thread has it while it works. Tests lock it to stop the thread.
+    /// Locked by the worker's thread while it works. Tests lock it to stop the thread.
     pending: Mutex<PendingPeers>,
 }
 
@@ -50,22 +50,22 @@ struct PeerTables {
     pairs: HashMap<u32, Arc<Pair>>,
     /// Pairs without an established connection.
     unconnected: BTreeSet<u32>,
-    /// The queue pair numbers of connections.
+    /// Queue pair numbers by connection.
     conns: HashMap<ConnId, u32>,
 }
 
-/// Peers whose connection waits for the state of its queue pair.
+/// Peers whose connection waits until its queue pair is ready.
 #[derive(Default)]
 struct PendingPeers(Vec<PendingPeer>);
 
-/// A peer that connected before its queue pair was ready for it.
+/// Peer that connected before its queue pair was ready.
 struct PendingPeer {
     info: PairInfo,
     request: ConnRequest,
     since: Instant,
 }
 
-/// Wakes the thread, which reads the channel once more before it sleeps.
+/// Wakes the worker's thread, and makes it read the channel again before it sleeps.
 struct WorkerDoorbell(Arc<Worker>, AtomicBool);
 
 impl Wake for WorkerDoorbell {
@@ -82,7 +82,7 @@ impl Worker {
         let options = settings
             .conn
             .clone()
-            // Revision 2 alone carries IRD, ORD and the right to send first.
+            // Only revision 2 transmits IRD, ORD and the right to send first.
             .revision(Revision::Two)
             .peer_to_peer(true)
             .ird(settings.ird.unwrap_or(limit))
@@ -91,9 +91,9 @@ impl Worker {
             .stable_tx(settings.stable_tx())
             .dead_after(settings.dead_after(None))
             .outlives_peer(true)
-            // As on InfiniBand, a Send waits for its receive.
+            // A Send waits for its receive, as on InfiniBand.
             .no_receive_timeout(Duration::MAX);
-        // A request succeeds once it is sent.
+        // A request succeeds as soon as it was sent.
         let unreliable =
             options.clone().acknowledged(false).no_receive_timeout(RetryPolicy::UNRELIABLE.receive);
         let worker = Arc::new(Self {
@@ -129,7 +129,7 @@ impl Worker {
         }
     }
 
-    /// Queue pair `number` is in RTR: it is connected to `target`.
+    /// Connects queue pair `number`, which is in RTR, to `target`.
     pub(super) fn connect(
         &self,
         number: u32,
@@ -142,9 +142,9 @@ impl Worker {
         if let Some(known) = &known
             && let Some(state) = &mut *known.lock()
         {
-            // RTR once more: a connection, also one that is being made, is kept.
+            // RTR was repeated. A connection is kept, even if it is not established yet.
             new.phase = state.phase;
-            new.next = state.next;
+            new.next_attempt = state.next_attempt;
             *state = new;
         } else {
             let mut tables = self.tables.lock();
@@ -158,34 +158,35 @@ impl Worker {
         self.tables.lock().pairs.get(&number).map(Arc::clone)
     }
 
-    /// Queue pair `number` is in RTS.
-    pub(super) fn ready(&self, number: u32, psn: Option<u32>, policy: RetryPolicy) {
+    /// Sets the PSN and time-outs of queue pair `number`, which is in RTS.
+    pub(super) fn enter_rts(&self, number: u32, psn: Option<u32>, policy: RetryPolicy) {
         let Some(pair) = self.pair(number) else { return };
         let mut pair = pair.lock();
         let Some(state) = &mut *pair else { return };
         state.policy = policy;
-        state.target.begins = psn.map(|psn| psn & 0xFF_FFFF).or(state.target.begins);
+        state.target.first_psn = psn.map(|psn| psn & 0xFF_FFFF).or(state.target.first_psn);
         if let Phase::Established(_) = state.phase {
             state.policy.apply(&state.qp);
         }
     }
 
-    /// Something was posted to queue pair `number`. False when no connection is being made.
-    pub(super) fn posted(&self, number: u32) -> bool {
+    /// Starts the time-out of queue pair `number` after a post. Returns false if no connection is
+    /// being made.
+    pub(super) fn note_post(&self, number: u32) -> bool {
         let Some(pair) = self.pair(number) else { return false };
         let mut pair = pair.lock();
         let Some(state) = &mut *pair else { return false };
         if let Phase::Established(_) = state.phase {
             return false;
         }
-        if state.gives_up.is_none()
+        if state.deadline.is_none()
             && let Some(timeout) = state.connection_timeout()
         {
             let now = Instant::now();
-            state.gives_up = Some(now + timeout);
+            state.deadline = Some(now + timeout);
             if state.target.unreliable && state.unreachable && state.phase == Phase::Waiting {
-                // The message is lost unless the peer is reached soon.
-                state.next = Some(now);
+                // The message is lost unless the peer can be reached soon.
+                state.next_attempt = Some(now);
             }
             drop(pair);
             self.wake();
@@ -193,8 +194,8 @@ impl Worker {
         true
     }
 
-    /// No connection of queue pair `number` is made any more. Waits while the thread works for it,
-    /// and for no other one.
+    /// Stops connecting queue pair `number`. Waits while the thread works for this queue pair, but
+    /// not for others.
     pub(super) fn forget(&self, number: u32) {
         let removed = {
             let mut tables = self.tables.lock();
@@ -202,12 +203,12 @@ impl Worker {
             tables.pairs.remove(&number)
         };
         if let Some(pair) = removed {
-            self.end(&mut pair.lock());
+            self.drop_state(&mut pair.lock());
         }
     }
 
-    /// Ends the state of a pair, which its caller has removed from the tables or removes.
-    fn end(&self, pair: &mut Option<PairState>) {
+    /// Drops the state of a pair. The caller has removed the pair from the tables, or removes it.
+    fn drop_state(&self, pair: &mut Option<PairState>) {
         if let Some(conn) = pair.take().and_then(|state| state.phase.conn()) {
             self.tables.lock().conns.remove(&conn);
         }
@@ -222,7 +223,7 @@ impl Worker {
             while let Poll::Ready(event) = self.channel.poll_pop(&mut cx) {
                 self.pending.lock().event(event, &self);
             }
-            let next = self.pending.lock().due(Instant::now(), &self);
+            let next = self.pending.lock().run_due_actions(Instant::now(), &self);
             if doorbell.1.load(Ordering::Acquire) {
                 continue;
             }
@@ -233,7 +234,8 @@ impl Worker {
         }
     }
 
-    /// The connection `conn` of a pair, unless the pair has another one or none by now.
+    /// Calls `serve` for the pair that uses the connection `conn`. Does nothing if the pair has
+    /// another connection, or none, by now.
     fn with_conn(&self, conn: ConnId, serve: impl FnOnce(u32, &mut MutexGuard<'_, Option<PairState>>)) {
         let (number, pair) = {
             let tables = self.tables.lock();
@@ -247,26 +249,26 @@ impl Worker {
         }
     }
 
-    fn established(&self, number: u32, state: &mut PairState, conn: ConnId, info: &ConnInfo) -> bool {
+    fn handle_established(&self, number: u32, state: &mut PairState, conn: ConnId, info: &ConnInfo) -> bool {
         let connecting = state.phase == Phase::Connecting(conn);
-        let matches = state.target.itself
+        let matches = state.target.is_self
             || PairInfo::parse(&info.private_data).is_some_and(|pair| state.target.matches(&pair, info.peer));
         if connecting && !matches {
-            tracing::warn!(qp = %Qpn::from_raw(number), peer = %info.peer, "the peer that answered is not the queue pair that was asked for");
+            tracing::warn!(qp = %Qpn::from_raw(number), peer = %info.peer, "the peer that answered is not the requested queue pair");
             state.qp.fail(WcStatus::RetryExceeded);
             return false;
         }
         state.phase = Phase::Established(conn);
-        state.gives_up = None;
+        state.deadline = None;
         state.unreachable = false;
         state.policy.apply(&state.qp);
         self.tables.lock().unconnected.remove(&number);
         true
     }
 
-    /// The connection has ended. A queue pair that outlives its peer can be connected again, and
-    /// the time-out of what it posts from now on begins anew.
-    fn disconnected(&self, number: u32, pair: &mut Option<PairState>) {
+    /// Handles the end of a connection. A queue pair that outlives its peer can be connected again,
+    /// and a new time-out starts with its next post.
+    fn handle_disconnect(&self, number: u32, pair: &mut Option<PairState>) {
         let Some(state) = pair else { return };
         let survives = state.qp.state() == QpState::Rts;
         let mut tables = self.tables.lock();
@@ -279,7 +281,7 @@ impl Worker {
             state.connecting.store(true, Ordering::Relaxed);
             tables.unconnected.insert(number);
         } else {
-            // The engine has reported it as the queue pair's own error.
+            // The engine has already reported the end as an error of the queue pair.
             tables.pairs.remove(&number);
             tables.unconnected.remove(&number);
             drop(tables);
@@ -290,7 +292,7 @@ impl Worker {
     /// Connects the queue pair to its peer.
     fn initiate(&self, number: u32, state: &mut PairState) {
         let (target, options) = (&state.target, self.options_of(state));
-        let begun = if target.itself {
+        let begun = if target.is_self {
             cm::connect_self(&state.qp, target.local, options, &self.channel)
         } else {
             let info = target.info().emit();
@@ -300,18 +302,18 @@ impl Worker {
             Ok(handle) => {
                 let conn = handle.id();
                 state.phase = Phase::Connecting(conn);
-                state.next = None;
+                state.next_attempt = None;
                 self.tables.lock().conns.insert(conn, number);
             }
             Err(error) => {
-                tracing::debug!(qp = %Qpn::from_raw(number), peer = %target.remote, %error, "no connection can be begun");
+                tracing::debug!(qp = %Qpn::from_raw(number), peer = %target.remote, %error, "no connection can be started");
                 state.last_failure = Some(error.to_string());
                 state.retry_later();
             }
         }
     }
 
-    /// Takes the connection that a peer offers.
+    /// Accepts the connection of a peer.
     fn accept(&self, state: &mut PairState, peer: PendingPeer) {
         let number = peer.info.to.qp_num;
         if let Phase::Connecting(conn) = state.phase {
@@ -324,7 +326,7 @@ impl Worker {
             Ok(handle) => {
                 let conn = handle.id();
                 state.phase = Phase::Accepting(conn);
-                state.next = None;
+                state.next_attempt = None;
                 self.tables.lock().conns.insert(conn, number);
             }
             Err(error) => {
@@ -338,10 +340,10 @@ impl Worker {
 impl PendingPeers {
     fn event(&mut self, event: CmEvent, worker: &Worker) {
         match event.kind {
-            CmEventKind::ConnectRequest(request) => self.requested(request, worker),
+            CmEventKind::ConnectRequest(request) => self.handle_request(request, worker),
             CmEventKind::Established(info) => worker.with_conn(event.id, |number, pair| {
                 if let Some(state) = &mut **pair
-                    && worker.established(number, state, event.id, &info)
+                    && worker.handle_established(number, state, event.id, &info)
                 {
                     self.0.retain(|peer| peer.info.to.qp_num != number);
                 }
@@ -355,18 +357,18 @@ impl PendingPeers {
                 }
             }),
             CmEventKind::Disconnected(_) => {
-                worker.with_conn(event.id, |number, pair| worker.disconnected(number, pair));
+                worker.with_conn(event.id, |number, pair| worker.handle_disconnect(number, pair));
             }
             CmEventKind::ListenerDown { error, .. } => tracing::error!(%error, "no peer can connect"),
-            // The connection manager posts these, to its own channels.
+            // Only the connection manager posts these, to its own channels.
             CmEventKind::Posted(_) | CmEventKind::SidrRequest(_) | CmEventKind::SidrResolved(_) => {}
         }
     }
 
-    /// A peer connects.
-    fn requested(&mut self, request: ConnRequest, worker: &Worker) {
+    /// Handles the connection request of a peer.
+    fn handle_request(&mut self, request: ConnRequest, worker: &Worker) {
         let Some(info) = PairInfo::parse(request.private_data()) else {
-            tracing::warn!(peer = %request.peer_addr(), "a connection that is not of an out-of-band connected queue pair");
+            tracing::warn!(peer = %request.peer_addr(), "the connection does not belong to an out-of-band connected queue pair");
             return;
         };
         let peer = PendingPeer { info, request, since: Instant::now() };
@@ -375,14 +377,15 @@ impl PendingPeers {
         match pair.as_deref_mut() {
             Some(Some(state)) if state.target.matches(&info, peer.request.peer_addr()) => match state.phase {
                 Phase::Waiting => worker.accept(state, peer),
-                // Both connected. The initiator's connection is the one that stays.
+                // Both ends have connected. The connection of the initiator is the one that is
+                // kept.
                 Phase::Connecting(_) if !state.target.initiates() => worker.accept(state, peer),
                 Phase::Connecting(_) => self.keep(peer),
                 Phase::Accepting(_) | Phase::Established(_) => drop(peer.request.reject(LATER)),
             },
             _ => self.keep(peer),
         }
-        // A pending peer has a time-out.
+        // The thread has to take the time-out of the waiting peer into account.
         worker.wake();
     }
 
@@ -396,8 +399,8 @@ impl PendingPeers {
         }
     }
 
-    /// Does what is due; the time when something is next.
-    fn due(&mut self, now: Instant, worker: &Worker) -> Option<Instant> {
+    /// Makes the connections that are due, and returns the time of the next action.
+    fn run_due_actions(&mut self, now: Instant, worker: &Worker) -> Option<Instant> {
         let unconnected: Vec<_> = {
             let tables = worker.tables.lock();
             let pair = |number: &u32| Some((*number, Arc::clone(tables.pairs.get(number)?)));
@@ -407,7 +410,7 @@ impl PendingPeers {
             let mut pair = pair.lock();
             self.serve(number, &mut pair, now, worker);
             let state = pair.as_ref()?;
-            [state.next, state.gives_up].into_iter().flatten().min()
+            [state.next_attempt, state.deadline].into_iter().flatten().min()
         });
         let next = times.min();
         self.0.retain(|peer| now < peer.since + PENDING_TIMEOUT);
@@ -420,19 +423,19 @@ impl PendingPeers {
 
     fn serve(&mut self, number: u32, pair: &mut Option<PairState>, now: Instant, worker: &Worker) {
         let Some(state) = pair else { return };
-        if state.gives_up.is_some_and(|at| at <= now) && state.qp.discard_requests() {
-            tracing::debug!(qp = number, "the peer did not connect in time: what was posted is lost");
-            state.gives_up = None;
+        if state.deadline.is_some_and(|at| at <= now) && state.qp.discard_requests() {
+            tracing::debug!(qp = number, "the peer did not connect in time: posted requests are lost");
+            state.deadline = None;
             state.unreachable = true;
         }
-        if state.gives_up.is_some_and(|at| at <= now) {
+        if state.deadline.is_some_and(|at| at <= now) {
             let peer_qp = state.target.peer.qp_num;
             tracing::warn!(
                 qp = %format_args!("{number:#08x}"),
                 peer = %state.target.remote,
                 peer_qp = %format_args!("{peer_qp:#08x}"),
                 "the peer did not connect in time: {}",
-                state.last_failure.as_deref().unwrap_or("it has not called, and no attempt has ended"),
+                state.last_failure.as_deref().unwrap_or("it has not connected, and no attempt has ended"),
             );
             let mut tables = worker.tables.lock();
             tables.pairs.remove(&number);
@@ -440,7 +443,7 @@ impl PendingPeers {
             drop(tables);
             cm::abandon(&state.qp);
             state.qp.fail(WcStatus::RetryExceeded);
-            worker.end(pair);
+            worker.drop_state(pair);
             return;
         }
         if matches!(state.phase, Phase::Accepting(_) | Phase::Established(_)) {
@@ -455,7 +458,7 @@ impl PendingPeers {
         if let Some(pending) = pending {
             let peer = self.0.swap_remove(pending);
             worker.accept(state, peer);
-        } else if !connecting && state.next.is_some_and(|at| at <= now) {
+        } else if !connecting && state.next_attempt.is_some_and(|at| at <= now) {
             worker.initiate(number, state);
         }
     }

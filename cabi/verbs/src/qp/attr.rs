@@ -23,12 +23,12 @@ pub extern "C" fn ibv_modify_qp(qp: Handle<'_, Qp>, attr: InPtr<'_, ibv_qp_attr>
     boundary::code(|| {
         let (object, attr) = (qp.get()?, attr.get()?);
         if mask & !KNOWN != 0 {
-            return Err(Errno::INVAL.because("attributes that are not known (attr_mask)"));
+            return Err(Errno::INVAL.because("unknown attributes (attr_mask)"));
         }
         object.context.engine.inject(Call::ModifyQp)?;
         modify(object, attr, mask)?;
         if mask & flags::IBV_QP_STATE != 0 {
-            // rdma-core writes it here as well.
+            // rdma-core writes this field as well.
             object.abi.set(|abi| &abi.qp_base.state, shown_state(object) as c_int);
         }
         Ok(())
@@ -38,13 +38,13 @@ pub extern "C" fn ibv_modify_qp(qp: Handle<'_, Qp>, attr: InPtr<'_, ibv_qp_attr>
 fn modify(object: &Object<Qp>, attr: &ibv_qp_attr, mask: c_int) -> Result<()> {
     let to = match mask & flags::IBV_QP_STATE {
         0 => None,
-        _ => Some(state(attr.qp_state).ok_or_else(|| Errno::INVAL.because("a state that is not known"))?),
+        _ => Some(state(attr.qp_state).ok_or_else(|| Errno::INVAL.because("unknown state"))?),
     };
     if mask & flags::IBV_QP_PORT != 0 && attr.port_num != 1 {
         return Err(Errno::INVAL.because("the device has port 1 only"));
     }
     let is_cm_setup = is_cm_setup(to, mask);
-    // siw takes whatever it is given. The mask of `rdma_init_qp_attr` for RTS is empty.
+    // siw accepts every mask. The mask of `rdma_init_qp_attr` for RTS is empty.
     if (object.context.persona != Persona::Iwarp || object.is_ud()) && !is_cm_setup && mask != 0 {
         transitions::check(object.qp_type, shown_state(object), to, mask)?;
         check_values(object, attr, mask)?;
@@ -66,9 +66,9 @@ fn modify(object: &Object<Qp>, attr: &ibv_qp_attr, mask: c_int) -> Result<()> {
     }
     object.attributes.lock().merge(attr, mask);
     if let Some(access) = access {
-        // siw ignores the rights of a queue pair, and `rdma_init_qp_attr` on iWARP leaves out
-        // atomics: its rights are added to those of a new queue pair. All other changes replace the
-        // rights, in RTS as well.
+        // siw ignores the rights of a queue pair, and `rdma_init_qp_attr` on iWARP omits atomics,
+        // so its rights are added to those of a new queue pair. All other changes replace the
+        // rights, even in RTS.
         let kept = if is_cm_setup { object.engine.query().access } else { Access::empty() };
         object.engine.set_access(kept | access & Access::REMOTE);
     }
@@ -78,7 +78,7 @@ fn modify(object: &Object<Qp>, attr: &ibv_qp_attr, mask: c_int) -> Result<()> {
     }
 }
 
-/// Refuses values that an adapter does not have.
+/// Checks for values that a device cannot have.
 fn check_values(object: &Object<Qp>, attr: &ibv_qp_attr, mask: c_int) -> Result<()> {
     let has = |bit| mask & bit != 0;
     let persona = object.context.persona;
@@ -91,7 +91,7 @@ fn check_values(object: &Object<Qp>, attr: &ibv_qp_attr, mask: c_int) -> Result<
         return Err(Errno::INVAL.because(format_args!("no P_Key has the index {}", attr.pkey_index)));
     }
     if has(flags::IBV_QP_PATH_MTU) && !(1..=5).contains(&attr.path_mtu) {
-        return Err(Errno::INVAL.because(format_args!("path_mtu {} is no ibv_mtu", attr.path_mtu)));
+        return Err(Errno::INVAL.because(format_args!("path_mtu {} is not an ibv_mtu", attr.path_mtu)));
     }
     if has(flags::IBV_QP_AV) && attr.ah_attr.port_num != 1 {
         return Err(Errno::INVAL.because(format_args!("ah_attr names port {}", attr.ah_attr.port_num)));
@@ -102,7 +102,7 @@ fn check_values(object: &Object<Qp>, attr: &ibv_qp_attr, mask: c_int) -> Result<
     Ok(())
 }
 
-/// The transition itself, and the steps of an out-of-band connection that belong to it.
+/// Makes the transition, and the corresponding steps of an out-of-band connection.
 fn change(object: &Object<Qp>, to: QpState, mask: c_int) -> Result<()> {
     let sets = |bits: c_int| mask & bits != 0;
     let target = match to {
@@ -123,7 +123,7 @@ fn change(object: &Object<Qp>, to: QpState, mask: c_int) -> Result<()> {
             }
         }
         QpState::Rtr => {
-            // A connection of rdma_cm brings the queue pair to RTS for the program.
+            // A connection of rdma_cm moves the queue pair to RTS for the program.
             object.attributes.lock().before_rts = target.is_some();
             if let Some(target) = target {
                 object.reservation.listen(&object.context)?;
@@ -145,12 +145,12 @@ fn change(object: &Object<Qp>, to: QpState, mask: c_int) -> Result<()> {
             QpType::Uc => RetryPolicy::UNRELIABLE,
             _ => RetryPolicy::new(kept.timeout, kept.retry_cnt, kept.min_rnr_timer, kept.rnr_retry),
         };
-        object.reservation.ready(psn, policy);
+        object.reservation.enter_rts(psn, policy);
     }
     Ok(())
 }
 
-/// The peer that the attributes of RTR name.
+/// Returns the peer according to the attributes of RTR.
 fn target(object: &Object<Qp>) -> Result<Target> {
     let kept = *object.attributes.lock();
     let netdev = object.context.device.netdev()?;
@@ -158,8 +158,8 @@ fn target(object: &Object<Qp>) -> Result<Target> {
     Target::new(&netdev, own, &kept.ah, kept.dest_qp_num, kept.rq_psn)
 }
 
-/// The state as the program has it: an out-of-band connection brings the queue pair to RTS as soon
-/// as it is established, perhaps before `ibv_modify_qp` to RTR has returned.
+/// Returns the state that the program sees. An out-of-band connection moves the queue pair to RTS
+/// as soon as it is established, perhaps before `ibv_modify_qp` to RTR has returned.
 fn shown_state(object: &Object<Qp>) -> QpState {
     match object.engine.state() {
         QpState::Rts if object.attributes.lock().before_rts => QpState::Rtr,
@@ -167,11 +167,11 @@ fn shown_state(object: &Object<Qp>) -> QpState {
     }
 }
 
-/// Returns whether the change is one that `rdma_init_qp_attr` asks for.
+/// Returns whether the change is one that `rdma_init_qp_attr` requests.
 ///
-/// Programs that connect with rdma_cm and move their queue pair themselves make it before the
-/// connection is established, or after the connection has brought the queue pair to RTS. Nothing is
-/// left to do then; siw succeeds as well.
+/// Programs that connect with rdma_cm and move their queue pair themselves make this change before
+/// the connection is established, or after the connection has moved the queue pair to RTS. In the
+/// latter case nothing is left to do, and the call succeeds, as with siw.
 fn is_cm_setup(to: Option<QpState>, mask: c_int) -> bool {
     let required = flags::IBV_QP_STATE | flags::IBV_QP_ACCESS_FLAGS;
     // librdmacm adds these two.
@@ -192,7 +192,7 @@ fn state(raw: c_int) -> Option<QpState> {
     })
 }
 
-/// `ibv_query_qp`: everything, whatever the mask asks for.
+/// `ibv_query_qp`: returns all attributes, regardless of the mask.
 pub extern "C" fn ibv_query_qp(
     qp: Handle<'_, Qp>,
     attr: OutPtr<'_, ibv_qp_attr>,
@@ -225,7 +225,7 @@ fn query(object: &Object<Qp>, state: c_int) -> Result<ibv_qp_attr> {
     attr.qp_state = state;
     attr.cur_qp_state = state;
     attr.path_mtu = match kept.path_mtu {
-        0 => port::of(&object.context.device.netdev()?, object.context.persona).active_mtu,
+        0 => port::port_attr(&object.context.device.netdev()?, object.context.persona).active_mtu,
         mtu => mtu,
     };
     attr.qkey = object.engine.qkey().unwrap_or(kept.qkey);

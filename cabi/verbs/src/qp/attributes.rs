@@ -1,11 +1,11 @@
-//! Attributes of a queue pair that are kept as the program set them.
+//! Attributes of a queue pair that are stored as the program has set them.
 
 use std::ffi::{c_int, c_uint};
 use uiw_cabi_core::abi::qp as flags;
 use uiw_cabi_core::abi::{ibv_ah_attr, ibv_qp_attr};
 
-/// Attributes that the engine does not have: kept for `ibv_query_qp`, and for an out-of-band
-/// connection.
+/// Attributes that the engine does not have. They are stored for `ibv_query_qp` and for an
+/// out-of-band connection.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Attributes {
     pub(crate) access: Option<c_uint>,
@@ -22,12 +22,12 @@ pub(crate) struct Attributes {
     pub(crate) timeout: u8,
     pub(crate) retry_cnt: u8,
     pub(crate) rnr_retry: u8,
-    /// The program has not asked for RTS yet, though the connection may be established.
+    /// True if the program has not requested RTS yet, although the connection may be established.
     pub(crate) before_rts: bool,
 }
 
 impl Attributes {
-    /// Keeps what `mask` names of `attr`.
+    /// Stores the attributes of `attr` that `mask` selects.
     pub(super) fn merge(&mut self, attr: &ibv_qp_attr, mask: c_int) {
         let has = |bit| mask & bit != 0;
         if has(flags::IBV_QP_ACCESS_FLAGS) {

@@ -8,11 +8,12 @@ use uiw_verbs::{STag, SendFlags, SendOp, Sge};
 #[derive(Default)]
 pub(crate) struct Batch {
     pub(super) wrs: Vec<Wr>,
-    /// Elements of all requests, one behind the other.
+    /// Elements of all requests, one after the other.
     pub(super) sges: Vec<Sge>,
-    /// Inline data of all requests: C's buffers are free when the call that names them returns.
+    /// Inline data of all requests. It is copied, because the program may reuse its buffer when the
+    /// call returns.
     pub(super) inline: Vec<u8>,
-    /// The first error in the batch: nothing of it is posted.
+    /// First error in the batch. If there is one, nothing is posted.
     pub(super) failed: Option<Errno>,
 }
 
@@ -43,7 +44,7 @@ impl Batch {
         self.failed = None;
     }
 
-    /// The element of a request with inline data, at the copy.
+    /// Returns the element of a request with inline data, which refers to the copy.
     pub(super) fn inline_sge(&self, wr: &Wr) -> Result<Sge> {
         let Data::Inline { first, len } = wr.data else { return Ok(Sge::default()) };
         let length = u32::try_from(len).map_err(|_| Errno::INVAL.out_of_range())?;

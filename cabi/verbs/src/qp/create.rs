@@ -1,6 +1,6 @@
 //! Creating and destroying queue pairs.
 
-use super::{Qp, checked_type, create_qp};
+use super::{Qp, create_qp, parse_qp_type};
 use crate::context::{Context, OpenContext};
 use crate::pd::Pd;
 use std::ffi::c_int;
@@ -16,8 +16,8 @@ pub extern "C" fn ibv_create_qp(pd: Handle<'_, Pd>, init: InOutPtr<'_, ibv_qp_in
         let init = init.get()?;
         let mut long = init.extended();
         let domain = pd.get()?;
-        // SAFETY: nothing else has the copy, and the program does not destroy the queues that it
-        // names during the call (ibv_create_qp(3)).
+        // SAFETY: nothing else uses the copy, and the program does not destroy the queues to which
+        // it refers during the call (ibv_create_qp(3)).
         let qp = create_qp(domain, unsafe { argument(&raw mut long) }, None);
         init.cap = long.cap;
         qp
@@ -35,26 +35,26 @@ pub extern "C" fn create_qp_ex(
     })
 }
 
-/// Makes a queue pair from the attributes of `ibv_create_qp_ex`.
+/// Creates a queue pair from the attributes of `ibv_create_qp_ex`.
 pub fn create_extended(context: &Context, init: InOutPtr<'_, ibv_qp_init_attr_ex>) -> Result<*mut ibv_qp> {
     let known = flags::IBV_QP_INIT_ATTR_PD
         | flags::IBV_QP_INIT_ATTR_CREATE_FLAGS
         | flags::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
-    let given = init.given()?;
-    checked_type(given.qp_type, context.persona)?;
+    let given = init.get_ref()?;
+    parse_qp_type(given.qp_type, context.persona)?;
     if given.comp_mask & !known != 0 {
-        return Err(Errno::UNSUPPORTED.because("attributes that are not offered (comp_mask)"));
+        return Err(Errno::UNSUPPORTED.because("attributes that are not supported (comp_mask)"));
     }
     if given.comp_mask & flags::IBV_QP_INIT_ATTR_PD == 0 {
-        return Err(Errno::INVAL.because("attributes without a protection domain"));
+        return Err(Errno::INVAL.because("the attributes contain no protection domain"));
     }
     if given.comp_mask & flags::IBV_QP_INIT_ATTR_CREATE_FLAGS != 0 && given.create_flags != 0 {
-        return Err(Errno::UNSUPPORTED.because("create_flags are not offered"));
+        return Err(Errno::UNSUPPORTED.because("create_flags are not supported"));
     }
     let send_ops =
         (given.comp_mask & flags::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS != 0).then_some(given.send_ops_flags);
     if send_ops.is_some_and(|ops| ops & !flags::SEND_OPS_OFFERED != 0) {
-        return Err(Errno::UNSUPPORTED.because("send_ops_flags that are not offered"));
+        return Err(Errno::UNSUPPORTED.because("send_ops_flags that are not supported"));
     }
     create_qp(init.object(|init| &init.pd)?, init, send_ops)
 }

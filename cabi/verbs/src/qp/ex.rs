@@ -15,7 +15,7 @@ use uiw_cabi_core::errno::Errno;
 use uiw_cabi_core::object::Object;
 use uiw_verbs::{Remote, STag, SendFlags, SendOp, SendWr, Sge};
 
-/// `ibv_qp_to_qp_ex`; NULL for a queue pair made without `ibv_wr_*`.
+/// `ibv_qp_to_qp_ex`: returns NULL for a queue pair that was created without `ibv_wr_*`.
 pub extern "C" fn ibv_qp_to_qp_ex(qp: Handle<'_, Qp>) -> *mut ibv_qp_ex {
     boundary::pointer(|| {
         let qp = qp.get()?;
@@ -23,8 +23,8 @@ pub extern "C" fn ibv_qp_to_qp_ex(qp: Handle<'_, Qp>) -> *mut ibv_qp_ex {
     })
 }
 
-/// Fills the function table with the calls that the program asked for.
-pub(super) fn fill(abi: &mut ibv_qp_ex, ops: u64) {
+/// Fills the function table with the functions for the operations that the program has requested.
+pub(super) fn fill_function_table(abi: &mut ibv_qp_ex, ops: u64) {
     let has = |bit: u32| ops & 1 << bit != 0;
     abi.wr_rdma_write = has(0).then(|| c3(wr_rdma_write)).flatten();
     abi.wr_rdma_write_imm = has(1).then(|| c4(wr_rdma_write_imm)).flatten();
@@ -58,9 +58,9 @@ impl Batched for Qp {
     }
 }
 
-/// Changes the batch; `ibv_wr_complete` returns the first error.
+/// Calls `body` with the batch, and stores an error. `ibv_wr_complete` returns the first one.
 #[inline]
-fn with(mut qp: BatchHandle<'_, Qp>, body: impl FnOnce(&Object<Qp>, &mut Batch) -> Result<()>) {
+fn with_batch(mut qp: BatchHandle<'_, Qp>, body: impl FnOnce(&Object<Qp>, &mut Batch) -> Result<()>) {
     boundary::value_fast((), || {
         qp.with(|qp, batch| {
             if let Err(errno) = body(qp, batch) {
@@ -81,13 +81,13 @@ extern "C" fn wr_start(qp: TableHandle<'_, Qp, ibv_qp_ex>) {
     boundary::value_fast((), || {
         let mut batch = qp.get()?.state()?.lock();
         batch.clear();
-        // Until `ibv_wr_complete` or `ibv_wr_abort`.
+        // The lock is kept until `ibv_wr_complete` or `ibv_wr_abort`.
         std::mem::forget(batch);
         Ok(())
     });
 }
 
-/// Posts the batch as one chain. Nothing is posted of a batch with an error in it.
+/// Posts the batch as one chain. If there is an error in the batch, nothing is posted.
 extern "C" fn wr_complete(mut qp: BatchHandle<'_, Qp>) -> c_int {
     boundary::code_fast(|| {
         let posted = qp.with(|qp, batch| {
@@ -113,8 +113,8 @@ fn post_batch(object: &Object<Qp>, batch: &Batch) -> Result<()> {
         };
         SendWr { wr_id: wr.wr_id, op: wr.op, sges, flags: wr.flags | flags }
     });
-    // SAFETY: the program leaves the memory that its requests name to the device until they
-    // complete (ibv_wr_complete(3)); inline data is copied from the batch during the call.
+    // SAFETY: the program does not access the memory to which its requests refer until they
+    // complete (ibv_wr_complete(3)). Inline data is copied from the batch during the call.
     let posted = unsafe { object.engine.post_send_all(wrs) }.map_err(|refused| refused.error.into());
     object.note_post();
     posted
@@ -127,7 +127,7 @@ extern "C" fn wr_abort(qp: BatchHandle<'_, Qp>) {
 macro_rules! requests {
     ($($name:ident($($arg:ident: $type:ty),*) => $op:expr;)*) => {
         $(extern "C" fn $name(qp: BatchHandle<'_, Qp>, $($arg: $type),*) {
-            with(qp, |qp, batch| {
+            with_batch(qp, |qp, batch| {
                 push(qp, batch, $op);
                 Ok(())
             });
@@ -158,9 +158,9 @@ requests! {
     };
 }
 
-/// The request becomes a datagram.
+/// Converts the request to a datagram.
 extern "C" fn wr_set_ud_addr(qp: BatchHandle<'_, Qp>, ah: TableHandle<'_, Ah>, qpn: u32, qkey: u32) {
-    with(qp, |qp, batch| {
+    with_batch(qp, |qp, batch| {
         let to = ah::destination(ah.get()?, qp.abi.get(|abi| &abi.qp_base.pd), qpn, qkey)?;
         let wr = batch.wrs.last_mut().ok_or_else(|| Errno::INVAL.because("no request was begun"))?;
         wr.op = post::to_datagram(wr.op, to)?;
@@ -168,9 +168,9 @@ extern "C" fn wr_set_ud_addr(qp: BatchHandle<'_, Qp>, ah: TableHandle<'_, Ah>, q
     });
 }
 
-/// The eight bytes are copied at once.
+/// The eight bytes are copied during the call.
 extern "C" fn wr_atomic_write(qp: BatchHandle<'_, Qp>, rkey: u32, addr: u64, bytes: InPtr<'_, [u8; 8]>) {
-    with(qp, |qp, batch| {
+    with_batch(qp, |qp, batch| {
         push(qp, batch, SendOp::AtomicWrite { remote: Remote { addr, rkey: STag(rkey) } });
         let first = batch.inline.len();
         check_inline(qp, batch, first, 8)?;
@@ -180,7 +180,7 @@ extern "C" fn wr_atomic_write(qp: BatchHandle<'_, Qp>, rkey: u32, addr: u64, byt
 }
 
 extern "C" fn wr_set_sge(qp: BatchHandle<'_, Qp>, lkey: u32, addr: u64, length: u32) {
-    with(qp, |_, batch| {
+    with_batch(qp, |_, batch| {
         let first = batch.sges.len();
         batch.sges.push(Sge { addr, length, lkey: STag(lkey) });
         batch.set(Data::Sges { first, count: 1 })
@@ -188,14 +188,14 @@ extern "C" fn wr_set_sge(qp: BatchHandle<'_, Qp>, lkey: u32, addr: u64, length: 
 }
 
 extern "C" fn wr_set_sge_list<'a>(qp: BatchHandle<'_, Qp>, count: Count<'a>, list: ArrayPtr<'a, ibv_sge>) {
-    with(qp, |_, batch| {
+    with_batch(qp, |_, batch| {
         let first = batch.sges.len();
         batch.sges.extend(list.copies(count)?.map(post::sge));
         batch.set(Data::Sges { first, count: batch.sges.len() - first })
     });
 }
 
-/// Checks that a request whose inline data begins at `first` may have `length` more bytes.
+/// Checks that `length` more bytes can be added to a request whose inline data begins at `first`.
 fn check_inline(qp: &Qp, batch: &Batch, first: usize, length: usize) -> Result<()> {
     let most = qp.cap.max_inline_data as usize;
     if length > most || batch.inline.len() - first + length > most {
@@ -204,29 +204,29 @@ fn check_inline(qp: &Qp, batch: &Batch, first: usize, length: usize) -> Result<(
     Ok(())
 }
 
-/// The bytes are copied at once.
+/// The bytes are copied during the call.
 extern "C" fn wr_set_inline_data<'a>(qp: BatchHandle<'_, Qp>, addr: ArrayPtr<'a, u8>, length: Count<'a>) {
-    with(qp, |qp, batch| {
+    with_batch(qp, |qp, batch| {
         let (first, len) = (batch.inline.len(), length.get()?);
         check_inline(qp, batch, first, len)?;
-        batch.inline.extend_from_slice(addr.get(length)?.ok_or_else(|| Errno::INVAL.null())?);
+        batch.inline.extend_from_slice(addr.get(length)?.ok_or_else(|| Errno::INVAL.null_argument())?);
         batch.set(Data::Inline { first, len })
     });
 }
 
-/// The bytes are copied at once.
+/// The bytes are copied during the call.
 extern "C" fn wr_set_inline_data_list<'a>(
     qp: BatchHandle<'_, Qp>,
     count: Count<'a>,
     list: ArrayPtr<'a, ibv_data_buf>,
 ) {
-    with(qp, |qp, batch| {
+    with_batch(qp, |qp, batch| {
         let first = batch.inline.len();
         for buffer in list.copies(count)? {
             check_inline(qp, batch, first, buffer.length)?;
             if buffer.length > 0 {
                 if buffer.addr.is_null() {
-                    return Err(Errno::INVAL.null());
+                    return Err(Errno::INVAL.null_argument());
                 }
                 // SAFETY: the program does not change the bytes of its buffers during the call
                 // (ibv_wr_set_inline_data_list(3)).

@@ -35,7 +35,7 @@ use uiw_cabi_core::errno::Errno;
 use uiw_cabi_core::object::{Body, Object};
 use uiw_cabi_core::persona::Persona;
 use uiw_cabi_core::settings::Settings;
-use uiw_cabi_core::users::{Unacknowledged, UserToken};
+use uiw_cabi_core::users::{UnacknowledgedEvents, UserToken};
 use uiw_verbs::{AsyncEvent, QpCap, QpInit, QpState};
 
 /// Queue pair behind the `ibv_qp` of a C program.
@@ -54,7 +54,7 @@ pub struct Qp {
     signal_all: bool,
     attributes: Mutex<Attributes>,
     /// Asynchronous events that the program has received and not acknowledged.
-    pub async_events: Arc<Unacknowledged>,
+    pub async_events: Arc<UnacknowledgedEvents>,
     /// State of the `ibv_wr_*` calls. `None` unless the queue pair was created for them.
     builder: Option<CallLock<Batch>>,
     /// Keep the protection domain, the completion queues and the SRQ from being destroyed.
@@ -71,7 +71,7 @@ impl Qp {
     /// Starts the time-out of an out-of-band connection that is being established. Called after
     /// every post.
     pub(crate) fn note_post(&self) {
-        if self.oob_connecting.load(Ordering::Relaxed) && !self.reservation.posted() {
+        if self.oob_connecting.load(Ordering::Relaxed) && !self.reservation.note_post() {
             self.oob_connecting.store(false, Ordering::Relaxed);
         }
     }
@@ -85,20 +85,20 @@ impl Qp {
     ///
     /// # Errors
     /// EINVAL if the context has no queue pair with this number.
-    pub unsafe fn numbered<'a>(context: &Context, number: u32) -> Result<&'a Object<Self>> {
+    pub unsafe fn with_number<'a>(context: &Context, number: u32) -> Result<&'a Object<Self>> {
         let qp = context
             .numbers
             .lock()
             .qps
             .get(&number)
-            .ok_or_else(|| Errno::INVAL.because("no queue pair of the context has the number"))?
+            .ok_or_else(|| Errno::INVAL.because("the context has no queue pair with this number"))?
             .object();
         // SAFETY: the caller ensures that the queue pair is not destroyed during `'a`.
         unsafe { Object::get(qp) }
     }
 
     /// Stores the time-out set with an rdma_cm option, so that `ibv_query_qp` returns it.
-    pub fn set_timeout(&self, timeout: u8) {
+    pub fn record_timeout(&self, timeout: u8) {
         self.attributes.lock().timeout = timeout;
     }
 
@@ -130,10 +130,10 @@ fn create_qp(
     send_ops: Option<u64>,
 ) -> Result<*mut ibv_qp> {
     let persona = domain.context.persona;
-    let qp_type = checked_type(init.given()?.qp_type, persona)?;
+    let qp_type = parse_qp_type(init.get_ref()?.qp_type, persona)?;
     let send_cq: &Object<Cq> = init.object(|init| &init.send_cq)?;
     let recv_cq: &Object<Cq> = init.object(|init| &init.recv_cq)?;
-    let srq: Option<&Object<Srq>> = match init.given()?.srq.is_null() {
+    let srq: Option<&Object<Srq>> = match init.get_ref()?.srq.is_null() {
         true => None,
         false => Some(init.object(|init| &init.srq)?),
     };
@@ -160,7 +160,7 @@ fn create_qp(
         .num(reservation.number());
     let engine = if qp_type == QpType::Ud {
         let port = reservation.datagrams().ok_or_else(|| {
-            Errno::UNSUPPORTED.because("this persona has no UD queue pairs; UIW_UD=on gives them")
+            Errno::UNSUPPORTED.because("this persona has no UD queue pairs; UIW_UD=on enables them")
         })?;
         domain.engine.create_ud_qp(engine_init, port)?
     } else {
@@ -173,7 +173,7 @@ fn create_qp(
     let number = engine.num();
     let mut abi: ibv_qp_ex = zeroed();
     if let Some(ops) = send_ops {
-        ex::fill(&mut abi, ops);
+        ex::fill_function_table(&mut abi, ops);
     }
     let base = &mut abi.qp_base;
     base.context = domain.abi.get(|pd| &pd.context);
@@ -214,7 +214,7 @@ fn create_qp(
 ///
 /// # Errors
 /// EOPNOTSUPP for a type that the persona does not have, EINVAL for an unknown number.
-fn checked_type(qp_type: c_int, persona: Persona) -> Result<QpType> {
+fn parse_qp_type(qp_type: c_int, persona: Persona) -> Result<QpType> {
     match qp_type {
         flags::IBV_QPT_RC => Ok(QpType::Rc),
         flags::IBV_QPT_UC if persona != Persona::Iwarp => Ok(QpType::Uc),
@@ -225,8 +225,8 @@ fn checked_type(qp_type: c_int, persona: Persona) -> Result<QpType> {
             Some(reason) => Err(Errno::UNSUPPORTED.because(reason)),
         },
         // Raw packet, XRC and driver-specific types do not exist on iWARP.
-        8 | 9 | 10 | 0xFF => Err(Errno::UNSUPPORTED.because("a type of queue pair that iWARP does not have")),
-        _ => Err(Errno::INVAL.because("a type of queue pair that is not known")),
+        8 | 9 | 10 | 0xFF => Err(Errno::UNSUPPORTED.because("iWARP does not have this type of queue pair")),
+        _ => Err(Errno::INVAL.because("unknown type of queue pair")),
     }
 }
 

@@ -1,5 +1,5 @@
-//! The state table of the verbs: the attributes that `ibv_modify_qp` needs and takes for each
-//! transition, as the kernel's `ib_modify_qp_is_ok` has them.
+//! State table of the verbs: the attributes that `ibv_modify_qp` requires and permits for each
+//! transition, as in the kernel's function `ib_modify_qp_is_ok`.
 
 use std::ffi::c_int;
 use std::fmt;
@@ -22,7 +22,7 @@ pub(crate) enum QpType {
 const ALT_PATH: c_int = 1 << 14;
 const PATH_MIG_STATE: c_int = 1 << 18;
 
-/// Names of the attributes of `ibv_qp_attr_mask`, without `IBV_QP_`.
+/// Names of the attributes of `ibv_qp_attr_mask`, without the prefix `IBV_QP_`.
 const NAMES: [(c_int, &str); 20] = [
     (flags::IBV_QP_CUR_STATE, "CUR_STATE"),
     (flags::IBV_QP_EN_SQD_ASYNC_NOTIFY, "EN_SQD_ASYNC_NOTIFY"),
@@ -46,7 +46,7 @@ const NAMES: [(c_int, &str); 20] = [
     (flags::IBV_QP_DEST_QPN, "DEST_QPN"),
 ];
 
-/// The attributes of a mask, by name.
+/// Formats the attributes of a mask by name.
 struct AttributeNames(c_int);
 
 impl fmt::Display for AttributeNames {
@@ -62,8 +62,8 @@ impl fmt::Display for AttributeNames {
     }
 }
 
-/// The attributes that a transition needs, and those that it takes besides. `None`: there is no
-/// such transition.
+/// Returns the required and the optional attributes of a transition, or `None` if there is no such
+/// transition.
 fn attributes(kind: QpType, from: QpState, to: QpState) -> Option<(c_int, c_int)> {
     use QpState::{Err, Init, Reset, Rtr, Rts, Sqd, Sqe};
     use QpType::{Rc, Uc, Ud};
@@ -88,7 +88,7 @@ fn attributes(kind: QpType, from: QpState, to: QpState) -> Option<(c_int, c_int)
             ALT_PATH | ACCESS_FLAGS | PKEY_INDEX,
         ),
         (Init, Rtr, Uc) => (AV | PATH_MTU | DEST_QPN | RQ_PSN, ALT_PATH | ACCESS_FLAGS | PKEY_INDEX),
-        // `rdma_init_qp_attr` names the port with every state of a UD queue pair.
+        // `rdma_init_qp_attr` sets the port with every state of a UD queue pair.
         (Init, Rtr, Ud) => (0, PKEY_INDEX | QKEY | PORT),
         (Rtr, Rts, Rc) => (
             TIMEOUT | RETRY_CNT | RNR_RETRY | SQ_PSN | MAX_QP_RD_ATOMIC,
@@ -96,8 +96,8 @@ fn attributes(kind: QpType, from: QpState, to: QpState) -> Option<(c_int, c_int)
         ),
         (Rtr, Rts, Uc) => (SQ_PSN, CUR_STATE | CONNECTED),
         (Rtr, Rts, Ud) => (SQ_PSN, CUR_STATE | QKEY | PKEY_INDEX | PORT),
-        // The kernel refuses the attributes of RTS here; a program that asks for RTS twice is not
-        // hurt by them.
+        // The kernel refuses the attributes of RTS here, but they do no harm if a program requests
+        // RTS twice.
         (Rts, Rts, Rc) => (
             0,
             CUR_STATE
@@ -133,8 +133,8 @@ fn attributes(kind: QpType, from: QpState, to: QpState) -> Option<(c_int, c_int)
     })
 }
 
-/// Checks a change by the table: `now` is the state as the program has it, `to` the state that it
-/// asks for.
+/// Checks a change with the table. `now` is the state that the program sees, and `to` is the
+/// requested state.
 ///
 /// # Errors
 /// EINVAL.
@@ -169,7 +169,7 @@ mod tests {
     fn transitions_are_those_of_engine() {
         for (from, to) in ALL.into_iter().flat_map(|from| ALL.map(|to| (from, to))) {
             for kind in [Rc, Uc, Ud] {
-                // A reliable queue pair has no SQE.
+                // A reliable queue pair has no state SQE.
                 let known = attributes(kind, from, to).is_some() || (kind, from, to) == (Rc, Sqe, Rts);
                 assert_eq!(known, from.may_become(to), "{kind:?} {from} {to}");
             }

@@ -11,14 +11,14 @@ use uiw_cabi_core::boundary::{self, Result};
 use uiw_cabi_core::errno::Errno;
 use uiw_verbs::QpState;
 
-/// `ibv_modify_qp`, once the attributes are checked.
+/// Makes the change of `ibv_modify_qp` after its attributes were checked.
 pub(super) fn modify(object: &Qp, attr: &ibv_qp_attr, mask: c_int, to: Option<QpState>) -> Result<()> {
     let now = object.engine.state();
     if let Some(to) = to
         && now != to
         && !now.may_become(to)
     {
-        return Err(Errno::INVAL.because("no such transition of a UD queue pair"));
+        return Err(Errno::INVAL.because("a UD queue pair has no such transition"));
     }
     object.attributes.lock().merge(attr, mask);
     if mask & flags::IBV_QP_QKEY != 0 {
@@ -36,12 +36,12 @@ pub(super) fn modify(object: &Qp, attr: &ibv_qp_attr, mask: c_int, to: Option<Qp
     }
 }
 
-/// The interface of a group of this device: one of its addresses of the group's family.
-fn member(netdev: &NetDev, group: IpAddr) -> Result<IpAddr> {
+/// Returns the interface for a group: an address of the device of the group's family.
+fn group_interface(netdev: &NetDev, group: IpAddr) -> Result<IpAddr> {
     let own = netdev.addresses.iter().map(|(own, _)| *own);
     own.into_iter()
         .find(|own| own.is_ipv4() == group.is_ipv4())
-        .ok_or_else(|| Errno::INVAL.because("the device has no address of the group's version"))
+        .ok_or_else(|| Errno::INVAL.because("the device has no address of the group's IP version"))
 }
 
 fn with_group(
@@ -53,11 +53,11 @@ fn with_group(
         let qp = qp.get()?;
         let gid = gid.read().filter(|_| qp.is_ud());
         let gid =
-            gid.ok_or_else(|| Errno::INVAL.because("no group is given, or the queue pair is not UD"))?;
+            gid.ok_or_else(|| Errno::INVAL.because("no group was passed, or the queue pair is not UD"))?;
         let group =
-            gid::to_group(gid).ok_or_else(|| Errno::INVAL.because("the GID is no multicast group"))?;
+            gid::to_group(gid).ok_or_else(|| Errno::INVAL.because("the GID is not a multicast group"))?;
         let netdev = qp.context.device.netdev()?;
-        change(&qp.engine, group, member(&netdev, group)?, netdev.index).map_err(Into::into)
+        change(&qp.engine, group, group_interface(&netdev, group)?, netdev.index).map_err(Into::into)
     })
 }
 

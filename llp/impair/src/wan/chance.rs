@@ -1,19 +1,19 @@
-//! What is left to chance, each thing with a source of its own: a change of one share leaves the
-//! others' frames the same.
+//! Random events. Each kind has its own generator, so a change of one share does not affect the
+//! frames that the other events hit.
 
 use super::Profile;
 use crate::Random;
 use std::time::Duration;
 
-/// The delay's random points are at least this far apart.
+/// Minimum time between the random points of the jitter.
 const POINTS: Duration = Duration::from_millis(10);
 
-/// A number in 0..1.
+/// Returns a number in 0..1.
 fn unit(random: &mut Random) -> f64 {
     (random.next() >> 11) as f64 / (1u64 << 53) as f64
 }
 
-/// True for a share of calls.
+/// Event that occurs in a share of calls.
 #[derive(Clone, Debug)]
 pub(super) struct Share {
     share: f64,
@@ -29,16 +29,16 @@ impl Share {
         self.share > 0.0 && unit(&mut self.random) < self.share
     }
 
-    /// 0..bound.
+    /// Returns a number in 0..bound.
     pub(super) fn below(&mut self, bound: usize) -> usize {
         self.random.below(bound)
     }
 }
 
-/// Losses, alone or in runs.
+/// Losses, independent or in runs.
 #[derive(Clone, Debug)]
 pub(super) struct Loss {
-    /// Probability that a run begins, and, while one lasts, that it continues.
+    /// Probability that a run begins. The probability that a run continues follows.
     begin: f64,
     go_on: f64,
     lost_last: bool,
@@ -49,8 +49,8 @@ impl Loss {
     pub(super) fn new(profile: &Profile, seed: u64) -> Self {
         let loss = profile.loss;
         let (begin, go_on) = match profile.burst {
-            // A run ends with probability 1 / burst a frame. In the long run as many begin as end:
-            // (1 - loss) begin = loss / burst.
+            // A run ends with probability 1 / burst for each frame. In the long run, as many runs
+            // begin as end: (1 - loss) begin = loss / burst.
             Some(burst) if loss > 0.0 => ((loss / ((1.0 - loss) * burst)).min(1.0), 1.0 - 1.0 / burst),
             _ => (loss, loss),
         };
@@ -64,7 +64,7 @@ impl Loss {
     }
 }
 
-/// The extra random delay.
+/// Additional random delay.
 #[derive(Clone, Debug)]
 pub(super) struct Jitter {
     most: Duration,
@@ -74,11 +74,12 @@ pub(super) struct Jitter {
 
 impl Jitter {
     pub(super) fn new(most: Duration, seed: u64) -> Self {
-        // It falls at most half as fast as time goes on, so no frame overtakes another.
+        // The delay decreases at most half as fast as time passes, so no frame overtakes another
+        // one.
         Self { most, points: POINTS.max(2 * most), seed: seed ^ 2 << 56 }
     }
 
-    /// More than the least delay, at a time.
+    /// Returns the delay at `time`, in addition to the minimum.
     pub(super) fn at(&self, time: Duration) -> Duration {
         if self.most.is_zero() {
             return Duration::ZERO;

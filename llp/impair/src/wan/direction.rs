@@ -1,4 +1,4 @@
-//! One way of a path.
+//! Model of one direction of a path.
 
 use super::chance::{Jitter, Loss, Share};
 use super::{Profile, ProfileError};
@@ -6,16 +6,16 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::time::Duration;
 
-/// Bytes that are on their way at most: 1 Gbit/s for two seconds.
+/// Maximum number of bytes in transit: 1 Gbit/s for two seconds.
 const ON_THE_WAY: usize = 256 << 20;
-/// A frame that is to be overtaken waits so long for those that do.
+/// Time for which a frame that has to be overtaken waits for later frames.
 const HOLD: Duration = Duration::from_millis(10);
-/// Bytes that a flipped bit spares: the Ethernet header.
+/// Number of bytes in which no bit is flipped: the Ethernet header.
 const SPARED: usize = 14;
 
 /// Returns whether a frame is of the Address Resolution Protocol (RFC 826), which has no checksum
-/// of its own: damage that Ethernet's check did not find would give a neighbour a MAC that no host
-/// has, for minutes.
+/// of its own. Damage that Ethernet's checksum did not detect would give a neighbour a wrong MAC
+/// address for minutes.
 fn is_arp(frame: &[u8]) -> bool {
     frame.get(12..14) == Some(&[8, 6])
 }
@@ -23,58 +23,57 @@ fn is_arp(frame: &[u8]) -> bool {
 /// Counters of forwarded, dropped, duplicated and reordered frames.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Frames that were given.
+    /// Number of frames that were offered.
     pub offered: u64,
-    /// Their bytes.
+    /// Number of bytes in these frames.
     pub offered_bytes: u64,
-    /// Frames that left, doubles included.
+    /// Number of frames that were delivered, including duplicates.
     pub delivered: u64,
-    /// Their bytes.
+    /// Number of bytes in these frames.
     pub delivered_bytes: u64,
-    /// Lost by chance.
+    /// Number of frames lost by chance.
     pub lost: u64,
-    /// Runs of such losses.
+    /// Number of runs of such losses.
     pub runs: u64,
-    /// Lost because the queue was full.
+    /// Number of frames lost because the queue was full.
     pub queue_full: u64,
-    /// Lost because their packets were longer than [`Profile::max_packet`].
+    /// Number of frames lost because their packets were longer than [`Profile::max_packet`].
     pub too_long: u64,
-    /// Lost because more than 256 MiB were on their way.
+    /// Number of frames lost because more than 256 MiB were in transit.
     pub too_many: u64,
-    /// Delivered twice.
+    /// Number of frames delivered twice.
     pub duplicated: u64,
-    /// Overtaken by others.
+    /// Number of frames overtaken by others.
     pub reordered: u64,
-    /// Delivered with a flipped bit.
+    /// Number of frames delivered with a flipped bit.
     pub damaged: u64,
-    /// Bytes that waited for the line, at most.
+    /// Maximum number of bytes that waited for the line.
     pub most_queued: usize,
-    /// Sum and maximum of the delay between the due time of frames and the time at which they were
-    /// taken.
+    /// Sum of the times between the due time of a frame and the time at which it was taken.
     pub late: Duration,
-    /// See `late`.
+    /// Maximum of the times in `late`.
     pub latest: Duration,
-    /// Sum of the times from giving frames to taking them.
+    /// Sum of the times between offering and taking a frame.
     pub way: Duration,
 }
 
-/// A frame and when it was given.
+/// Frame, with the time at which it was offered.
 struct TimedFrame {
     bytes: Vec<u8>,
     given: Duration,
     due: Duration,
 }
 
-/// A frame that later ones are to overtake.
+/// Frame that has to be overtaken by later ones.
 struct DelayedFrame {
     frame: TimedFrame,
-    /// Number of frames that have yet to pass.
+    /// Number of frames that still have to overtake it.
     passing: usize,
-    /// True if a frame has overtaken.
+    /// True if at least one frame has overtaken it.
     overtaken: bool,
 }
 
-/// The model of one way. Times are those since any beginning, and never go back.
+/// Model of one direction. Times are relative to an arbitrary beginning, and never go back.
 pub struct Direction {
     profile: Profile,
     queue: usize,
@@ -83,9 +82,9 @@ pub struct Direction {
     reorder: Share,
     damage: Share,
     jitter: Jitter,
-    /// Time when the line has sent everything.
+    /// Time at which the line will have transmitted all frames.
     free_at: Duration,
-    /// Frames on the way, in the order in which they leave.
+    /// Frames in transit, in the order in which they leave.
     on_the_way: VecDeque<TimedFrame>,
     held: Vec<DelayedFrame>,
     bytes: usize,
@@ -103,10 +102,10 @@ impl fmt::Debug for Direction {
 }
 
 impl Direction {
-    /// A way whose random choices follow from `seed`.
+    /// Creates a model whose random choices are derived from `seed`.
     ///
     /// # Errors
-    /// Those of [`Profile::check`].
+    /// The errors of [`Profile::check`].
     pub fn new(profile: &Profile, seed: u64) -> Result<Self, ProfileError> {
         profile.check()?;
         Ok(Self {
@@ -126,7 +125,7 @@ impl Direction {
         })
     }
 
-    /// Gives it a frame.
+    /// Offers a frame to the path.
     pub fn offer(&mut self, now: Duration, bytes: Vec<u8>) {
         self.counts.offered += 1;
         self.counts.offered_bytes += bytes.len() as u64;
@@ -142,8 +141,8 @@ impl Direction {
             self.counts.too_many += 1;
             return;
         }
-        // Every choice is made for every frame: what became of one does not change the others'
-        // fates.
+        // Every choice is made for every frame, so that the fate of one frame does not affect those
+        // of others.
         let (lost, twice, late) = (self.loss.hits(), self.duplicate.hits(), self.reorder.hits());
         let damaged = self.damage.hits();
         let begins = lost && !self.lost_last;
@@ -179,8 +178,8 @@ impl Direction {
         self.overtake(due);
     }
 
-    /// Returns the time when the line will have sent a frame; `None` if there is no room to wait
-    /// for it.
+    /// Returns the time at which the line will have transmitted a frame, or `None` if the queue has
+    /// no room for it.
     fn line(&mut self, now: Duration, len: usize) -> Option<Duration> {
         let Some(rate) = self.profile.rate else { return Some(now) };
         let time = |bytes: usize| {
@@ -197,7 +196,7 @@ impl Direction {
         Some(self.free_at)
     }
 
-    /// A frame that is due at `due` has passed those that are held.
+    /// Counts a frame that is due at `due` for the frames that wait to be overtaken.
     fn overtake(&mut self, due: Duration) {
         let mut at = 0;
         while let Some(held) = self.held.get_mut(at) {
@@ -214,7 +213,7 @@ impl Direction {
         }
     }
 
-    /// Returns the time when [`Direction::take`] has something.
+    /// Returns the time at which [`Direction::take`] will return a frame.
     #[must_use]
     pub fn next(&self) -> Option<Duration> {
         let first = self.on_the_way.front().map(|frame| frame.due);
@@ -222,7 +221,7 @@ impl Direction {
         first.into_iter().chain(held).min()
     }
 
-    /// The next frame that leaves by now.
+    /// Returns the next frame that is due.
     pub fn take(&mut self, now: Duration) -> Option<Vec<u8>> {
         let held = self.held.iter().position(|held| held.frame.due + HOLD <= now);
         let frame = if self.on_the_way.front().is_some_and(|frame| frame.due <= now) {

@@ -1,11 +1,11 @@
-//! The model, asked and measured on its own clock: no time passes.
+//! Tests of the model with its own clock, so that no real time passes.
 
 use super::{Direction, Profile, ProfileError};
 use std::time::Duration;
 
 const US: Duration = Duration::from_micros(1);
 
-/// Frames numbered in their last bytes, one every `every`; what arrives, with its time.
+/// Passes numbered frames, one every `every`. Returns the frames that arrive, with their times.
 fn pass(
     profile: &Profile,
     seed: u64,
@@ -41,12 +41,12 @@ fn delay_and_rate_as_configured() {
     let profile = Profile { delay: 5000 * US, rate: Some(1_000_000_000), ..Profile::default() };
     let (came, direction) = pass(&profile, 1, 1000, 10 * US, 1250);
     for (at, n) in &came {
-        // 1250 bytes are 10 microseconds: the line is exactly full.
+        // 1250 bytes take 10 microseconds, so the line is fully used.
         assert_eq!(*at, 10 * US * (n + 1) + 5000 * US);
     }
     assert_eq!(came.len(), 1000);
     assert_eq!(direction.counts().most_queued, 1250);
-    // Twice as fast: the line is what it is.
+    // Frames are offered twice as fast, but the rate of the line limits them.
     let (came, _) = pass(&profile, 1, 100, 5 * US, 1250);
     assert_eq!(came.last().unwrap().0, 1000 * US + 5000 * US);
 }
@@ -82,7 +82,7 @@ fn impairment_rates_as_configured() {
     let (came, direction) = pass(&profile, 3, 100_000, US, 200);
     let counts = direction.counts();
     let near = |count: u64, share: f64| (count as f64 / 100_000.0 / share - 1.0).abs() < 0.1;
-    // A frame that is to be late is not doubled.
+    // A delayed frame is not duplicated.
     assert!(near(counts.duplicated, 0.019) && near(counts.damaged, 0.03), "{counts:?}");
     assert!(near(counts.reordered, 0.05), "{counts:?}");
     assert_eq!(came.len() as u64, 100_000 + counts.duplicated);
@@ -90,8 +90,8 @@ fn impairment_rates_as_configured() {
     assert!(back > 3000, "{back} steps back");
 }
 
-/// A flipped bit in an answer would be a neighbour's wrong MAC, which nothing corrects before the
-/// entry is old.
+/// A flipped bit in an answer would give a neighbour a wrong MAC address, which nothing corrects
+/// before the entry expires.
 #[test]
 fn arp_is_not_damaged_but_lost() {
     let mut direction = Direction::new(&Profile { damage: 1.0, ..Profile::default() }, 3).unwrap();
@@ -137,7 +137,7 @@ fn same_seed_same_run() {
     let run = |seed| pass(&profile, seed, 5000, 20 * US, 300).0;
     assert_eq!(run(1), run(1));
     assert_ne!(run(1), run(2));
-    // What else is asked for does not change which frames are lost.
+    // The other impairments do not affect which frames are lost.
     let lost = |profile: &Profile| {
         let mut arrived = numbers(&pass(profile, 1, 5000, 20 * US, 300).0);
         arrived.sort_unstable();

@@ -1,33 +1,34 @@
-//! The bridge's share of a processor: real-time scheduling, and whether frames leave in time.
+//! Scheduling of the bridge: real-time priority, and a check whether frames leave in time.
 
 use std::io;
 use std::time::Duration;
 use uiw_impair::wan::Counts;
 
-/// Priority above programs that measure with priorities of their own (`chrt`), below the kernel's
+/// Priority above programs that measure with their own priority (`chrt`), and below the kernel's
 /// threads.
 const PRIORITY: i32 = 5;
-/// The lateness is judged over this time.
+/// Interval over which the lateness is averaged.
 const EVERY: Duration = Duration::from_secs(1);
-/// A frame that is this late on average makes the path another one than was asked for.
+/// Average lateness from which the emulated path differs noticeably from the requested one.
 const LATE: Duration = Duration::from_millis(1);
 /// Minimum time between warnings.
 const REMIND: Duration = Duration::from_secs(10);
 
-/// Gives the calling thread the class SCHED_FIFO. Threads that it starts have the usual class.
+/// Gives the calling thread the scheduling class SCHED_FIFO. Threads that it starts have the
+/// default class.
 ///
 /// # Errors
 /// `PermissionDenied` without CAP_SYS_NICE.
 pub(super) fn enter_realtime() -> io::Result<()> {
     let parameters = libc::sched_param { sched_priority: PRIORITY };
-    // SAFETY: the call reads `parameters`, which outlives it; 0 is the calling thread.
+    // SAFETY: the call reads `parameters`, which outlives it; 0 means the calling thread.
     match unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK, &parameters) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
 }
 
-/// Watches how late frames leave.
+/// Monitor of how late frames leave.
 #[derive(Debug, Default)]
 pub(super) struct Lateness {
     since: Duration,
@@ -37,8 +38,8 @@ pub(super) struct Lateness {
 }
 
 impl Lateness {
-    /// Returns the mean lateness of the last second's frames if it deserves a warning now, from the
-    /// counters of both directions by `now`.
+    /// Returns the mean lateness of the frames of the last interval, if a warning is due. `counts`
+    /// are the counters of both directions at `now`.
     pub(super) fn judge(&mut self, now: Duration, counts: [&Counts; 2]) -> Option<Duration> {
         if now.saturating_sub(self.since) < EVERY {
             return None;
@@ -72,13 +73,13 @@ mod tests {
         let none = counts(0, 0);
         assert_eq!(lateness.judge(Duration::from_millis(900), [&counts(10, 900), &none]), None);
         assert_eq!(lateness.judge(second(1), [&counts(1_000, 500), &none]), None);
-        // 500 more frames, 1 s of lateness together.
+        // 500 more frames, with a total lateness of 1 s.
         assert_eq!(
             lateness.judge(second(2), [&counts(1_250, 500), &counts(250, 1_000)]),
             Some(Duration::from_millis(2))
         );
         assert_eq!(lateness.judge(second(3), [&counts(1_250, 500), &counts(260, 9_000)]), None);
-        // Nothing was carried.
+        // No frames were carried.
         assert_eq!(lateness.judge(second(13), [&counts(1_250, 500), &counts(260, 9_000)]), None);
         assert_eq!(
             lateness.judge(second(14), [&counts(1_251, 600), &counts(260, 9_000)]),

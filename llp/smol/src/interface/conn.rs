@@ -1,4 +1,4 @@
-//! One connection: a socket of smoltcp's in a set of its own.
+//! One connection: a smoltcp socket in its own set.
 
 use super::super::SmolConfig;
 use super::super::addr::endpoint;
@@ -27,19 +27,20 @@ const RENO: &str = "reno";
 /// Duration of TIME-WAIT in smoltcp, on its clock.
 const TIME_WAIT: smoltcp::time::Duration = smoltcp::time::Duration::from_secs(10);
 
-/// A neighbour that has not answered for so long is not there: as Linux has it.
+/// Time after which a neighbour that has not answered is considered absent, as in Linux.
 const GATEWAY: Duration = Duration::from_secs(3);
 
 /// Owner of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Owner {
-    /// A listener: the connection is in set-up, or (`ready`) waiting to be accepted.
+    /// A listener. The connection is being set up or, if `ready`, waits to be accepted.
     TransportListener {
         port: usize,
         ready: bool,
     },
     TransportStream,
-    /// Dropped; it lives until its peer has got all.
+    /// No owner: the stream was dropped, and the connection exists until its peer has received all
+    /// data.
     Nobody,
 }
 
@@ -49,37 +50,38 @@ pub(super) struct Conn {
     pub(super) stretch: Stretch,
     path: PathMtu,
     probe: Probe,
-    /// EMSS that the stream reports, also while the interface is locked.
+    /// EMSS that the stream reports even while the interface is locked.
     emss: Arc<AtomicUsize>,
-    /// Known from the peer's SYN on.
+    /// Segmentation, which is known after the peer's SYN.
     pub(super) segmentation: Option<Segmentation>,
     pub(super) flow: Flow,
-    /// The hash of the flow: its frames leave by one queue of the link.
+    /// Hash of the flow, which determines the queue of the link for its frames.
     pub(super) queue: u64,
     pub(super) token: Option<Token>,
     pub(super) interest: Interest,
     pub(super) owner: Owner,
-    /// It is on the list of those to be looked at.
+    /// True if the connection is in the list of connections to check.
     pub(super) hot: bool,
     /// Entry among the timers.
     pub(super) timer: Option<i64>,
     pub(super) began: Instant,
     timeout: Option<Duration>,
-    /// Reason why it ended, if smoltcp has no reason.
+    /// Reason why the connection ended, if smoltcp does not provide it.
     ended: Option<ErrorKind>,
-    /// The gateway for its segments, from which nothing was received yet.
+    /// Gateway for the connection's segments, if nothing was received from it yet.
     pub(super) gateway: Option<IpAddr>,
     /// True if FIN was requested.
     finished: bool,
-    /// Received bytes that are of no use without more.
+    /// Number of received bytes that can be processed only together with later ones.
     useless: usize,
-    /// Time when the connection was first seen in TIME-WAIT.
+    /// Time at which the connection was first seen in TIME-WAIT.
     time_wait: Option<Tick>,
-    /// Memory of the socket's buffers. The buffers refer to it, so it is dropped after `sockets`.
+    /// Memory of the socket's buffers. The buffers refer to it, so it must be dropped after
+    /// `sockets`.
     _buffers: Memory,
 }
 
-/// Returns whether the options can be had here.
+/// Checks that the options are supported.
 pub(super) fn check(options: &TransportConfig) -> io::Result<CongestionControl> {
     congestion_control(options.congestion.as_deref())
 }
@@ -96,7 +98,7 @@ fn congestion_control(name: Option<&str>) -> io::Result<CongestionControl> {
     }
 }
 
-/// Since the beginning of the stack.
+/// Returns the time since the start of the stack, in microseconds.
 fn micros(now: Tick) -> i64 {
     now.total_micros() / i64::from(CLOCK)
 }
@@ -118,12 +120,13 @@ impl Conn {
             size.unwrap_or(buffer).clamp(least, most)
         };
         let (receive, send) = (len(options.recv_buffer), len(options.send_buffer));
-        // Pages of its own: the system provides each of them when bytes come into it, and takes
-        // them back when the connection ends. So a connection in set-up has none.
+        // The buffers have their own pages. The system provides a page only when data is stored in
+        // it, so a connection that is being set up uses none. The pages are released when the
+        // connection ends.
         let buffers = Memory::owned(receive + send)?;
-        // SAFETY: a mapping of `receive + send` bytes, zeroed, of which no other reference is made.
-        // It is unmapped when `buffers` is dropped, the last field of `Conn`; the socket, which has
-        // the slices, does not leave `sockets`, the first one.
+        // SAFETY: the mapping has `receive + send` zeroed bytes, and there is no other reference to
+        // it. It is unmapped when `buffers` is dropped, which is the last field of `Conn`. The
+        // socket that has the slices never leaves `sockets`, which is the first field.
         let bytes = unsafe { std::slice::from_raw_parts_mut(buffers.as_ptr(), receive + send) };
         let (receive, send) = bytes.split_at_mut(receive);
         let mut socket = Socket::new(SocketBuffer::new(receive), SocketBuffer::new(send));
@@ -158,9 +161,9 @@ impl Conn {
         })
     }
 
-    /// Creates the connection for a SYN that has arrived. `None` if its socket cannot be had: the
-    /// listener's options were checked.
-    pub(super) fn listening(
+    /// Creates the connection for a SYN that has arrived. Returns `None` if its socket cannot be
+    /// created; the listener's options were already checked.
+    pub(super) fn for_syn(
         flow: Flow,
         port: usize,
         options: &TransportConfig,
@@ -199,19 +202,19 @@ impl Conn {
         self.sockets.get_mut(self.handle)
     }
 
-    /// Returns the state that segments of the connection need on the link, and its socket.
+    /// Returns the state that the link needs for segments of the connection, and its socket.
     pub(super) fn sender(&mut self, now: Tick) -> (Sender<'_>, &mut SocketSet<'static>) {
         let Self { stretch, path, probe, segmentation, sockets, .. } = self;
         (Sender { stretch, path, probe, segmentation: *segmentation, now: micros(now) }, sockets)
     }
 
-    /// A frame with a segment of the peer has come: see [`Stretch::has_come`].
-    pub(super) fn has_come(&mut self, frame: &[u8], emss: usize, now: Tick) -> Option<Parts> {
+    /// Handles a frame with a segment of the peer: see [`Stretch::note_received`].
+    pub(super) fn note_received(&mut self, frame: &[u8], emss: usize, now: Tick) -> Option<Parts> {
         let before = self.stretch.acknowledged();
-        let parts = self.stretch.has_come(frame, emss);
+        let parts = self.stretch.note_received(frame, emss);
         let acknowledged = self.stretch.acknowledged();
-        self.path.is_acknowledged(acknowledged, micros(now));
-        self.probe.has_come(acknowledged != before, micros(now));
+        self.path.note_acknowledged(acknowledged, micros(now));
+        self.probe.note_received(acknowledged != before, micros(now));
         parts
     }
 
@@ -229,14 +232,14 @@ impl Conn {
         Some(Tick::from_micros(micros.saturating_mul(i64::from(CLOCK))))
     }
 
-    /// The frame of a probe.
+    /// Returns the frame of a probe.
     pub(super) fn probe(&mut self, now: Tick) -> &[u8] {
         let in_flight = self.unacknowledged() > 0;
         self.probe.frame(self.stretch.acknowledged(), in_flight, micros(now))
     }
 
-    /// Bytes of payload in a segment, where the interface carries `whole`, as the path is known
-    /// now.
+    /// Updates and returns the maximum payload of a segment in bytes. The interface carries `whole`
+    /// bytes; the known limit of the path is taken into account.
     pub(super) fn note_emss(&self, whole: usize) -> &Arc<AtomicUsize> {
         self.emss.store(self.path.segment(whole), Ordering::Relaxed);
         &self.emss
@@ -250,20 +253,22 @@ impl Conn {
         !matches!(self.socket().state(), State::Closed | State::Listen | State::SynReceived | State::SynSent)
     }
 
-    /// Returns whether nothing is left to be sent or received.
+    /// Returns whether nothing is left to send or receive.
     pub(super) fn is_over(&self) -> bool {
         matches!(self.socket().state(), State::Closed | State::Listen)
     }
 
-    /// Let go or closed, with bytes or a FIN that the peer has not acknowledged.
+    /// Returns whether the connection was dropped or closed, and has data or a FIN that the peer
+    /// has not acknowledged.
     pub(super) fn is_unacknowledged(&self) -> bool {
         let acknowledged = [State::Closed, State::TimeWait, State::FinWait2];
         (self.owner == Owner::Nobody || self.finished) && !acknowledged.contains(&self.socket().state())
     }
 
-    /// Returns whether smoltcp is to leave it alone until its stream is dropped: at the end of
-    /// TIME-WAIT it throws away what was received and not read, the peer's FIN as well. Until half
-    /// of that time is over it acknowledges, as it must (RFC 9293 section 3.6.1).
+    /// Returns whether smoltcp must not process the connection until its stream is dropped. At the
+    /// end of TIME-WAIT, smoltcp would discard received data that was not read, and the peer's FIN.
+    /// During the first half of that time it still acknowledges segments, as required (RFC 9293
+    /// section 3.6.1).
     pub(super) fn outlasts_time_wait(&mut self, now: Tick) -> bool {
         if self.owner != Owner::TransportStream || self.socket().state() != State::TimeWait {
             return false;
@@ -271,7 +276,8 @@ impl Conn {
         now >= *self.time_wait.get_or_insert(now) + TIME_WAIT / 2
     }
 
-    /// Bytes that the peer has not acknowledged, sent or not.
+    /// Returns the number of bytes that the peer has not acknowledged, including those that were
+    /// not sent.
     pub(super) fn unacknowledged(&self) -> usize {
         self.socket().send_queue()
     }
@@ -301,13 +307,13 @@ impl Conn {
             return None;
         }
         let readable = self.interest.read && (socket.recv_queue() > self.useless || self.is_all_here());
-        // A little room is no news: bytes would leave in small segments.
+        // A small amount of room is not reported, because data would leave in small segments.
         let room = socket.send_capacity() - socket.send_queue() >= socket.send_capacity() / 8;
         let writable = self.interest.write && (room || !socket.may_send());
         (readable || writable).then_some(Event { token, readable, writable })
     }
 
-    /// Returns the reason why nothing can be sent or received any more.
+    /// Returns the reason why data can be neither sent nor received any more.
     fn error(&self) -> io::Error {
         match (self.ended, self.gateway) {
             (Some(ErrorKind::HostUnreachable), Some(gateway)) => {
@@ -349,12 +355,12 @@ impl Conn {
         Ok(total)
     }
 
-    /// Returns whether nothing can follow the received bytes.
+    /// Returns whether no more bytes can be received.
     fn is_all_here(&self) -> bool {
         !matches!(self.socket().state(), State::Established | State::FinWait1 | State::FinWait2)
     }
 
-    /// Received bytes as far as they lie in one piece; none behind the peer's FIN.
+    /// Returns the contiguous received bytes, or none after the peer's FIN.
     pub(super) fn received(&mut self) -> io::Result<&mut [u8]> {
         let (all_here, opening) = (self.is_all_here(), self.is_opening());
         if !all_here && self.socket().recv_queue() <= self.useless {
@@ -369,21 +375,21 @@ impl Conn {
         }
     }
 
-    /// Returns whether bytes that come will stand behind the `len` of [`Conn::received`], with room
-    /// for them once `used` are taken.
+    /// Returns whether later bytes can be stored contiguously after the `len` bytes of
+    /// [`Conn::received`], with room for them after `used` bytes were consumed.
     pub(super) fn can_grow(&self, len: usize, used: usize) -> bool {
         let socket = self.socket();
         !self.is_all_here() && socket.recv_queue() == len && len - used < socket.recv_capacity() / 2
     }
 
-    /// Takes bytes of [`Conn::received`]; the rest is of no use until more has come, if `wait` says
-    /// so.
+    /// Consumes bytes of [`Conn::received`]. If `wait` is true, the rest can be processed only when
+    /// more bytes have arrived.
     pub(super) fn consume(&mut self, used: usize, wait: bool) {
         let _ = self.socket_mut().recv(|bytes| (used.min(bytes.len()), ()));
         self.useless = if wait { self.socket().recv_queue() } else { 0 };
     }
 
-    /// Copies received bytes out.
+    /// Copies received bytes to `bufs`.
     pub(super) fn drain(&mut self, bufs: &mut [IoVecMut<'_>]) -> io::Result<usize> {
         self.useless = 0;
         let mut total = 0;
@@ -433,7 +439,7 @@ impl Conn {
         Ok(())
     }
 
-    /// Returns whether it waits in vain for the gateway of its segments.
+    /// Returns whether the connection waits for a gateway that does not answer.
     pub(super) fn misses_gateway(&self, now: Instant) -> bool {
         self.gateway.is_some() && self.is_opening() && now.saturating_duration_since(self.began) >= GATEWAY
     }
@@ -443,7 +449,7 @@ impl Conn {
         self.probe.set_dead_after(after);
     }
 
-    /// Ends it at once; a RST is sent with the next egress.
+    /// Ends the connection immediately. A RST is sent with the next egress.
     pub(super) fn end(&mut self, why: ErrorKind) {
         self.ended.get_or_insert(why);
         self.socket_mut().abort();

@@ -1,8 +1,9 @@
-//! UDP sockets of an interface. smoltcp sends, as it has neighbours and routes; what arrives is
-//! kept here, as the kernel of a peer on the same machine may give several datagrams in one frame.
+//! UDP sockets of an interface. smoltcp sends the datagrams, because it knows neighbours and
+//! routes. Received datagrams are stored here, because the kernel of a peer on the same host may
+//! put several datagrams into one frame.
 
 use super::{BURSTS, CLOCK, LINK_FULL, SmolInterface};
-use crate::addr::{endpoint, plain};
+use crate::addr::{endpoint, to_canonical};
 use crate::flow::Flow;
 use crate::link::{Link, Port};
 use smoltcp::iface::{PollResult, SocketHandle, SocketSet};
@@ -15,31 +16,33 @@ use std::num::NonZeroU8;
 use std::ops::Range;
 use uiw_llp::{DATAGRAM_BUFFER, DatagramConfig, Event, Incoming, Interest, Outgoing, Token};
 
-/// Datagrams, and their bytes, that wait for a neighbour's address or for room in the link.
+/// Maximum number of datagrams that wait for a neighbour's address or for room in the link. Their
+/// maximum size follows.
 const SEND_DATAGRAMS: usize = 64;
 const SEND_BYTES: usize = 128 << 10;
-/// Time that the first datagram of a socket may wait for a neighbour that answers no request for
-/// its address. Then it is lost, with those behind it; otherwise a datagram to an address that no
-/// host has would keep the socket for ever.
+/// Maximum time for which the first datagram of a socket waits for a neighbour that does not
+/// answer, in microseconds. Then it is lost, together with the datagrams behind it. Otherwise a
+/// datagram to an address that no host has would block the socket forever.
 const LONGEST_WAIT: i64 = 2_000_000;
-/// Bytes of datagrams that were not received yet; what finds no room is lost.
+/// Maximum size in bytes of datagrams that were not received by the caller yet. Further datagrams
+/// are lost.
 const RECEIVE_BYTES: usize = 512 << 10;
-/// Bytes that a datagram counts beside its own.
+/// Number of bytes that are counted for each datagram in addition to its own.
 const OVERHEAD: usize = 64;
-/// Bytes of the UDP header.
+/// Size of the UDP header in bytes.
 const UDP: usize = 8;
-/// Hop limit of datagrams to groups that have none of their own.
+/// Default hop limit of datagrams to groups.
 const GROUP_HOPS: u8 = 1;
-/// Interval, in ticks, at which smoltcp is polled while groups are joined: it reports memberships
-/// when it was asked (IGMP, MLD), and does not say when.
+/// Interval, in ticks, at which smoltcp is polled while groups are joined. It answers membership
+/// queries (IGMP, MLD) with a delay, and does not report when the answer is due.
 const REPORTS: i64 = 100_000 * CLOCK as i64;
 
-/// The UDP sockets.
+/// UDP sockets of the interface.
 pub(super) struct Datagrams {
-    /// smoltcp's sockets, which only send.
+    /// Sockets of smoltcp, which are only used for sending.
     senders: SocketSet<'static>,
     pub(super) sockets: slab::Slab<UdpSocket>,
-    /// Time when smoltcp is to be polled for datagrams, in ticks.
+    /// Time at which smoltcp has to be polled for datagrams, in ticks.
     pub(super) timer: Option<i64>,
 }
 
@@ -48,18 +51,20 @@ pub(super) struct UdpSocket {
     token: Token,
     interest: Interest,
     sender: SocketHandle,
-    /// Socket for datagrams to groups, once there was one: they wait for no neighbour.
+    /// Socket for datagrams to groups, created for the first one. These datagrams do not wait for a
+    /// neighbour.
     group_sender: Option<SocketHandle>,
-    /// A datagram waits until a sender is empty, as its hop limit is another one than that of those
-    /// in front of it.
+    /// True if a datagram waits until a sender is empty, because its hop limit differs from those
+    /// before it.
     changes_hop_limit: bool,
-    /// Bytes that were ever given to the sender, and how many of them have left.
+    /// Total number of bytes that were passed to the sender. The number of those that were sent
+    /// follows.
     queued: u64,
     departed: u64,
-    /// Since when the first of those that have not left waits, in ticks.
+    /// Time since which the first unsent datagram waits, in ticks.
     waits_since: Option<i64>,
     received: VecDeque<(SocketAddr, Vec<u8>)>,
-    /// Bytes in `received`.
+    /// Number of bytes in `received`.
     held: usize,
 }
 
@@ -82,15 +87,15 @@ impl Datagrams {
         })
     }
 
-    /// Datagrams of `size` bytes each, but the last one, that came in one frame.
-    /// A group may have several sockets, any other address has one.
+    /// Delivers datagrams that arrived in one frame. They have `size` bytes each, except the last
+    /// one. A group may have several sockets; any other address has one.
     pub(super) fn arrive(&mut self, flow: Flow, bytes: &[u8], size: usize) {
         for (_, socket) in self.sockets.iter_mut().filter(|(_, socket)| socket.local == flow.local) {
             socket.arrive(flow.peer, bytes, size);
         }
     }
 
-    /// Returns whether a socket is bound to the group, at any port.
+    /// Returns whether a socket is bound to the group, with any port.
     fn has_group(&self, group: IpAddr) -> bool {
         self.sockets.iter().any(|(_, socket)| socket.local.ip() == group)
     }
@@ -102,7 +107,7 @@ impl Datagrams {
 
 impl UdpSocket {
     fn arrive(&mut self, peer: SocketAddr, bytes: &[u8], size: usize) {
-        // One without a payload is a datagram too.
+        // A datagram may have no payload.
         let empty = bytes.is_empty().then_some(bytes);
         for datagram in bytes.chunks(size.max(1)).chain(empty) {
             if self.held + datagram.len() + OVERHEAD > RECEIVE_BYTES {
@@ -113,8 +118,8 @@ impl UdpSocket {
         }
     }
 
-    /// Gives a datagram to `sender`. smoltcp has one hop limit for all that a socket of its sends:
-    /// another one waits until that is empty.
+    /// Passes a datagram to `sender`. smoltcp has one hop limit for all datagrams of a socket, so a
+    /// datagram with another one waits until the socket is empty.
     fn queue(
         &mut self,
         sender: &mut Socket<'_>,
@@ -130,7 +135,7 @@ impl UdpSocket {
         sent.map_err(|_| ErrorKind::WouldBlock.into())
     }
 
-    /// Discards what waits if nothing has left for [`LONGEST_WAIT`].
+    /// Discards waiting datagrams if none was sent for [`LONGEST_WAIT`].
     fn give_up(&mut self, senders: &mut SocketSet<'static>, now: i64) {
         let sender = senders.get_mut::<Socket<'_>>(self.sender);
         let departed = self.queued - sender.send_queue() as u64;
@@ -139,7 +144,7 @@ impl UdpSocket {
         } else if departed > self.departed || self.waits_since.is_none() {
             self.waits_since = Some(now);
         } else if self.waits_since.is_some_and(|since| now - since >= LONGEST_WAIT) {
-            tracing::debug!(local = %self.local, "datagrams are discarded: their neighbour does not answer");
+            tracing::debug!(local = %self.local, "datagrams are discarded, because their neighbour does not answer");
             sender.close();
             let bound = sender.bind(endpoint(self.local));
             debug_assert!(bound.is_ok(), "it was bound there before");
@@ -158,8 +163,8 @@ impl<L: Link> SmolInterface<L> {
         options: &DatagramConfig,
         token: Token,
     ) -> io::Result<(usize, SocketAddr)> {
-        self.standing()?;
-        let ip = plain(local.ip());
+        self.check_link()?;
+        let ip = to_canonical(local.ip());
         let is_group = ip.is_multicast();
         let own = if is_group { member(ip, options)? } else { ip };
         if !self.iface.has_ip_addr(smoltcp::wire::IpAddress::from(own)) {
@@ -210,7 +215,7 @@ impl<L: Link> SmolInterface<L> {
         joined.map_err(|error| io::Error::other(format!("{group}: {error}")))
     }
 
-    /// Reports to neighbours which groups were joined and left.
+    /// Reports joined and left groups to neighbours.
     fn report_groups(&mut self) {
         let now = self.clock();
         let mut port = Port { link: &mut self.link, frame: None, sender: None };
@@ -221,13 +226,13 @@ impl<L: Link> SmolInterface<L> {
 
     pub(crate) fn close_datagrams(&mut self, id: usize) {
         let socket = self.datagrams.sockets.remove(id);
-        // What waits for a neighbour is lost with it, as datagrams may be.
+        // Datagrams that wait for a neighbour are lost with the socket.
         for sender in [Some(socket.sender), socket.group_sender].into_iter().flatten() {
             self.datagrams.senders.remove(sender);
         }
         let ip = socket.local.ip();
         if ip.is_multicast() && !self.datagrams.has_group(ip) {
-            // It was joined, so it can be left.
+            // The group was joined, so leaving it cannot fail.
             let _ = self.iface.leave_multicast_group(smoltcp::wire::IpAddress::from(ip));
             if self.gone.is_none() {
                 self.report_groups();
@@ -251,10 +256,10 @@ impl<L: Link> SmolInterface<L> {
         bytes: &[u8],
         datagrams: &[Outgoing],
     ) -> io::Result<usize> {
-        self.standing()?;
+        self.check_link()?;
         let mut sent = self.queue_datagrams(id, bytes, datagrams);
         if matches!(&sent, Err(error) if error.kind() == ErrorKind::WouldBlock) {
-            // Room may come with what the link has taken since.
+            // The link may have room again after it has sent frames.
             self.tick();
             sent = self.queue_datagrams(id, bytes, datagrams);
             self.wake_for_events(None);
@@ -278,7 +283,7 @@ impl<L: Link> SmolInterface<L> {
     }
 
     fn queue_datagram(&mut self, id: usize, outgoing: &Outgoing, bytes: &[u8]) -> io::Result<()> {
-        let peer = SocketAddr::new(plain(outgoing.peer.ip()), outgoing.peer.port());
+        let peer = SocketAddr::new(to_canonical(outgoing.peer.ip()), outgoing.peer.port());
         let hop_limit = outgoing.hop_limit.map(NonZeroU8::get);
         let ip_header = if peer.is_ipv4() { 20 } else { 40 };
         if bytes.len() + UDP + ip_header > self.mtu() {
@@ -302,7 +307,7 @@ impl<L: Link> SmolInterface<L> {
         Ok(())
     }
 
-    /// A datagram to a group, of which members at this interface receive it as well.
+    /// Sends a datagram to a group. Members at this interface receive it as well.
     fn queue_for_group(
         &mut self,
         id: usize,
@@ -344,7 +349,7 @@ impl<L: Link> SmolInterface<L> {
         if datagrams.len() > before { Ok(()) } else { Err(ErrorKind::WouldBlock.into()) }
     }
 
-    /// Sends what waits, as far as neighbours are known and the link has room.
+    /// Sends waiting datagrams whose neighbours are known, if the link has room.
     pub(super) fn egress_datagrams(&mut self, now: Tick) {
         if self.datagrams.sockets.is_empty() {
             self.datagrams.timer = None;
@@ -361,22 +366,22 @@ impl<L: Link> SmolInterface<L> {
         for (_, socket) in sockets {
             socket.give_up(senders, now.total_micros());
         }
-        // "Now", though nothing could be sent: the link has no room.
+        // The time is now, although nothing could be sent, because the link has no room.
         let at = at.map(|at| if at <= now.total_micros() { now.total_micros() + LINK_FULL } else { at });
         let reports = self.datagrams.has_groups().then(|| now.total_micros() + REPORTS);
         self.datagrams.timer = at.into_iter().chain(reports).min();
     }
 }
 
-/// The address at which a group is joined.
+/// Returns the address at which a group is joined.
 fn member(group: IpAddr, options: &DatagramConfig) -> io::Result<IpAddr> {
-    let member = options.member.map(plain).filter(|member| member.is_ipv4() == group.is_ipv4());
+    let member = options.member.map(to_canonical).filter(|member| member.is_ipv4() == group.is_ipv4());
     member.ok_or_else(|| {
         io::Error::new(ErrorKind::InvalidInput, "a group is joined at an address of its family")
     })
 }
 
-/// A socket of smoltcp's that sends from `local`.
+/// Returns a smoltcp socket that sends from `local`.
 fn sender(local: SocketAddr) -> io::Result<Socket<'static>> {
     let none = PacketBuffer::new(Vec::new(), Vec::new());
     let out = PacketBuffer::new(vec![PacketMetadata::EMPTY; SEND_DATAGRAMS], vec![0; SEND_BYTES]);
@@ -385,7 +390,7 @@ fn sender(local: SocketAddr) -> io::Result<Socket<'static>> {
     Ok(sender)
 }
 
-/// One that sends nothing.
+/// Returns a smoltcp socket that sends nothing.
 fn silent() -> Socket<'static> {
     let none = || PacketBuffer::new(Vec::new(), Vec::new());
     Socket::new(none(), none())

@@ -6,27 +6,27 @@ use std::io::{self, ErrorKind};
 use std::net::{IpAddr, SocketAddr};
 use uiw_llp::{ListenConfig, Token, TransportConfig};
 
-/// RFC 6335 section 6: the dynamic ports.
+/// Dynamic ports (RFC 6335 section 6).
 const EPHEMERAL: std::ops::RangeInclusive<u16> = 49_152..=65_535;
 
-/// A port with a listener.
+/// Listener on a port.
 pub(super) struct PortListener {
     local: SocketAddr,
     pub(super) token: Token,
     pub(super) backlog: usize,
-    /// Connections in set-up, oldest first.
+    /// Connections that are being set up, oldest first.
     pub(super) opening: VecDeque<usize>,
-    /// Connections that stand and wait to be accepted, oldest first.
+    /// Established connections that wait to be accepted, oldest first.
     pub(super) ready: VecDeque<usize>,
-    /// The link is gone, and it was not reported to its owner yet.
-    pub(super) is_to_be_told: bool,
+    /// True if the link is gone and this was not reported to the listener's owner yet.
+    pub(super) is_unreported: bool,
     pub(super) stream: TransportConfig,
 }
 
 impl PortListener {
-    /// Returns whether an accept has an answer.
-    pub(super) fn has_news(&self) -> bool {
-        self.is_to_be_told || !self.ready.is_empty()
+    /// Returns whether `accept` would return something other than `WouldBlock`.
+    pub(super) fn has_answer(&self) -> bool {
+        self.is_unreported || !self.ready.is_empty()
     }
 }
 
@@ -56,11 +56,12 @@ impl Ports {
         let backlog = usize::try_from(options.backlog.max(1)).unwrap_or(usize::MAX);
         let stream = options.stream.clone();
         let (opening, ready) = (VecDeque::new(), VecDeque::new());
-        let listener = PortListener { local, token, backlog, opening, ready, is_to_be_told: false, stream };
+        let listener = PortListener { local, token, backlog, opening, ready, is_unreported: false, stream };
         Ok((self.listeners.insert(listener), local))
     }
 
-    /// The listener at `local`; an address before a wildcard.
+    /// Returns the listener for `local`. A listener with this address has precedence over one with
+    /// a wildcard.
     pub(super) fn find(&self, local: SocketAddr) -> Option<usize> {
         let at = |ip: IpAddr| {
             let found = self.listeners.iter().find(|(_, l)| l.local == SocketAddr::new(ip, local.port()));
@@ -74,7 +75,7 @@ impl Ports {
             })
     }
 
-    /// A free dynamic port, random: RFC 6056.
+    /// Returns a random free dynamic port (RFC 6056).
     pub(super) fn ephemeral(&self, taken: impl Fn(u16) -> bool) -> io::Result<u16> {
         let count = u32::from(EPHEMERAL.end() - EPHEMERAL.start()) + 1;
         let start = getrandom::u32().map_err(|error| io::Error::other(error.to_string()))? % count;

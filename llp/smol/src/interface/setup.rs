@@ -1,9 +1,9 @@
-//! Connections and listeners: how they are made, which address and port they get, and how they are
-//! accepted.
+//! Creation of connections and listeners, assignment of their addresses and ports, and acceptance
+//! of connections.
 
 use super::conn::{self, Conn, Owner};
 use super::{ConnId, ListenerId, SmolInterface};
-use crate::addr::{endpoint, plain};
+use crate::addr::{endpoint, to_canonical};
 use crate::flow::Flow;
 use crate::link::Link;
 use std::io::{self, ErrorKind};
@@ -18,8 +18,8 @@ impl<L: Link> SmolInterface<L> {
         options: &TransportConfig,
         token: Token,
     ) -> io::Result<(ConnId, SocketAddr)> {
-        self.standing()?;
-        let peer = SocketAddr::new(plain(peer.ip()), peer.port());
+        self.check_link()?;
+        let peer = SocketAddr::new(to_canonical(peer.ip()), peer.port());
         let local = self.source(local, peer)?;
         let flow = Flow { local, peer };
         let mut numbering = self.fresh_numbering()?;
@@ -45,12 +45,12 @@ impl<L: Link> SmolInterface<L> {
         self.is_near(peer) || self.gateways.iter().any(|gateway| gateway.is_ipv4() == peer.is_ipv4())
     }
 
-    /// Our end of a connection to `peer`.
+    /// Returns the local address of a connection to `peer`.
     fn source(&self, asked: Option<SocketAddr>, peer: SocketAddr) -> io::Result<SocketAddr> {
         if peer.ip().is_unspecified() || peer.ip().is_multicast() {
             return Err(ErrorKind::AddrNotAvailable.into());
         }
-        let ip = match asked.map(|asked| plain(asked.ip())) {
+        let ip = match asked.map(|asked| to_canonical(asked.ip())) {
             Some(ip) if !ip.is_unspecified() => {
                 if !self.iface.has_ip_addr(smoltcp::wire::IpAddress::from(ip)) {
                     return Err(ErrorKind::AddrNotAvailable.into());
@@ -65,7 +65,7 @@ impl<L: Link> SmolInterface<L> {
         if ip.is_ipv4() != peer.is_ipv4() {
             return Err(ErrorKind::AddrNotAvailable.into());
         }
-        // smoltcp would send nothing, and say nothing.
+        // smoltcp would neither send anything nor report an error.
         if !self.has_route(peer.ip()) {
             let why = format!("no network of ours has {}, and there is no gateway (gw=)", peer.ip());
             return Err(io::Error::new(ErrorKind::NetworkUnreachable, why));
@@ -85,8 +85,8 @@ impl<L: Link> SmolInterface<L> {
         options: &ListenConfig,
         token: Token,
     ) -> io::Result<(ListenerId, SocketAddr)> {
-        self.standing()?;
-        let ip = plain(local.ip());
+        self.check_link()?;
+        let ip = to_canonical(local.ip());
         if !ip.is_unspecified() && !self.iface.has_ip_addr(smoltcp::wire::IpAddress::from(ip)) {
             return Err(ErrorKind::AddrNotAvailable.into());
         }
@@ -101,7 +101,7 @@ impl<L: Link> SmolInterface<L> {
         token: Token,
     ) -> io::Result<(ConnId, (SocketAddr, SocketAddr))> {
         let port = &mut self.ports.listeners[listener.0];
-        if std::mem::take(&mut port.is_to_be_told)
+        if std::mem::take(&mut port.is_unreported)
             && let Some(gone) = &self.gone
         {
             return Err(gone.error());

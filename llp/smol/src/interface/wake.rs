@@ -1,5 +1,5 @@
-//! The descriptor that a driver sleeps in: the link's, and one of our own for what came between
-//! polls.
+//! Descriptor in which a driver sleeps. It covers the descriptor of the link, and an eventfd for
+//! events between polls.
 
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use std::io;
@@ -24,7 +24,8 @@ impl Wake {
         Ok(Self { set: Arc::new(set), kick, kicked: false })
     }
 
-    /// A descriptor that the link has as well, until it closes. It may be watched already.
+    /// Adds a further descriptor of the link, which is removed when the link closes it. It may
+    /// already be watched.
     pub(super) fn watch(&self, link: BorrowedFd<'_>) -> io::Result<()> {
         match epoll::add(&self.set, link, epoll::EventData::new_u64(0), epoll::EventFlags::IN) {
             Err(rustix::io::Errno::EXIST) => Ok(()),
@@ -36,14 +37,14 @@ impl Wake {
         Arc::clone(&self.set)
     }
 
-    /// There is an event: a thread that sleeps, or goes to sleep, polls first.
+    /// Signals an event. A thread that sleeps, or is about to sleep, polls first.
     pub(super) fn kick(&mut self) {
         if !std::mem::replace(&mut self.kicked, true) {
             let _ = rustix::io::write(&self.kick, &1u64.to_ne_bytes());
         }
     }
 
-    /// There is no event but those of the link.
+    /// Clears the signal, because there are no events except those of the link.
     pub(super) fn unkick(&mut self) {
         if std::mem::replace(&mut self.kicked, false) {
             let _ = rustix::io::read(&self.kick, &mut [0u8; 8]);

@@ -1,24 +1,24 @@
-//! The AF_PACKET socket: every system call of this link.
+//! The AF_PACKET socket, with all system calls of this link.
 
 use super::filter;
 use super::virtio::HEADER;
-use crate::netdev::{ethernet, mtu_of};
+use crate::netdev::{ethernet_address, mtu_of};
 use std::io;
 use std::mem::size_of;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use uiw_llp::interface::index_of;
 
-/// Bytes that may wait in the socket: frames come in bursts of whole windows.
+/// Size of the socket's buffers in bytes. Frames arrive in bursts of whole windows.
 const BUFFER: libc::c_int = 8 << 20;
 
-/// Frames of the interface that a socket takes.
+/// Frames of the interface that a socket receives.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum FrameFilter {
-    /// Frames for a MAC of ours, and for groups.
+    /// Frames for our MAC address and for groups.
     For([u8; 6]),
-    /// None before [`PacketSocket::take_groups`].
+    /// No frames until [`PacketSocket::take_groups`] is called.
     Nothing,
-    /// Accepts every frame.
+    /// All frames.
     All,
 }
 
@@ -27,24 +27,24 @@ pub(crate) struct PacketSocket {
 }
 
 impl PacketSocket {
-    /// A socket of no interface.
+    /// Creates a socket without an interface.
     pub(crate) fn closed() -> io::Result<Self> {
         let kind = libc::SOCK_RAW | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
-        // Protocol 0: nothing is received until the filter is there and the socket is bound.
+        // With protocol 0 the socket receives nothing until the filter is set and it is bound.
         // SAFETY: no pointer is passed.
         let fd = check(unsafe { libc::socket(libc::AF_PACKET, kind, 0) })?;
-        // SAFETY: the descriptor was just made and has no other owner.
+        // SAFETY: the descriptor is new and has no other owner.
         Ok(Self { fd: unsafe { OwnedFd::from_raw_fd(fd) } })
     }
 
-    /// The socket, and bytes of an IP packet on the interface.
+    /// Opens a socket for an interface. Returns it with the maximum size of an IP packet.
     pub(crate) fn open(interface: &str, takes: FrameFilter) -> io::Result<(Self, usize)> {
         let index = index_of(interface)? as libc::c_int;
         let socket = Self::closed()?;
-        ethernet(interface)?;
+        ethernet_address(interface)?;
         let mtu = mtu_of(interface)?;
         socket.set(libc::SOL_PACKET, libc::PACKET_VNET_HDR, &1i32)?;
-        // Older kernels do not have it; smoltcp drops its own frames anyway.
+        // Older kernels do not support this option, but smoltcp drops its own frames anyway.
         let _ = socket.set(libc::SOL_PACKET, libc::PACKET_IGNORE_OUTGOING, &1i32);
         for option in [libc::SO_RCVBUF, libc::SO_SNDBUF] {
             let forced = if option == libc::SO_RCVBUF { libc::SO_RCVBUFFORCE } else { libc::SO_SNDBUFFORCE };
@@ -73,7 +73,7 @@ impl PacketSocket {
 
     fn set<T>(&self, level: libc::c_int, name: libc::c_int, value: &T) -> io::Result<()> {
         let len = size_of::<T>() as libc::socklen_t;
-        // SAFETY: `value` is readable for its own size.
+        // SAFETY: `value` is readable for its size.
         check(unsafe {
             libc::setsockopt(self.fd.as_raw_fd(), level, name, std::ptr::from_ref(value).cast(), len)
         })?;
@@ -86,7 +86,7 @@ impl PacketSocket {
     }
 
     fn bind(&self, index: libc::c_int) -> io::Result<()> {
-        // SAFETY: all zeros are a valid `sockaddr_ll`.
+        // SAFETY: a `sockaddr_ll` may consist of zeros.
         let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
         address.sll_family = libc::AF_PACKET as u16;
         address.sll_protocol = (libc::ETH_P_ALL as u16).to_be();
@@ -97,7 +97,8 @@ impl PacketSocket {
         Ok(())
     }
 
-    /// The interface takes frames for our MAC too. Where it cannot, it takes all.
+    /// Makes the interface accept frames for our MAC address. If that is impossible, makes it
+    /// accept all frames.
     fn receive_for(&self, index: libc::c_int, mac: [u8; 6]) -> io::Result<()> {
         let mut member = libc::packet_mreq {
             mr_ifindex: index,
@@ -107,22 +108,22 @@ impl PacketSocket {
         };
         member.mr_address[..6].copy_from_slice(&mac);
         if self.set(libc::SOL_PACKET, libc::PACKET_ADD_MEMBERSHIP, &member).is_ok() {
-            // Groups as well: neighbour discovery asks them.
+            // Frames to groups are accepted as well, because neighbour discovery uses them.
             member.mr_type = libc::PACKET_MR_ALLMULTI as u16;
             return self.set(libc::SOL_PACKET, libc::PACKET_ADD_MEMBERSHIP, &member);
         }
         self.member(index, libc::PACKET_MR_PROMISC, libc::PACKET_ADD_MEMBERSHIP)
     }
 
-    /// The interface takes all frames, or all to groups, or not any more.
+    /// Adds or removes a membership: for all frames, or for all frames to groups.
     fn member(&self, index: libc::c_int, kind: libc::c_int, change: libc::c_int) -> io::Result<()> {
         let member =
             libc::packet_mreq { mr_ifindex: index, mr_type: kind as u16, mr_alen: 0, mr_address: [0; 8] };
         self.set(libc::SOL_PACKET, change, &member)
     }
 
-    /// Returns whether frames to multicast groups of IPv4 and IPv6 come. For a socket that takes
-    /// nothing else.
+    /// Sets whether frames to multicast groups of IPv4 and IPv6 are received, for a socket that
+    /// receives nothing else.
     pub(crate) fn take_groups(&self, index: libc::c_int, taken: bool) -> io::Result<()> {
         if taken {
             self.attach(&mut filter::groups())?;
@@ -134,7 +135,7 @@ impl PacketSocket {
         }
     }
 
-    /// Frames that the socket had no room for since the last call.
+    /// Returns the number of frames for which the socket had no room since the last call.
     pub(crate) fn missed(&self) -> io::Result<u64> {
         let mut stats = libc::tpacket_stats { tp_packets: 0, tp_drops: 0 };
         let mut len = size_of::<libc::tpacket_stats>() as libc::socklen_t;
@@ -146,7 +147,7 @@ impl PacketSocket {
         Ok(u64::from(stats.tp_drops))
     }
 
-    /// Receives header and frame.
+    /// Receives a header and a frame.
     pub(crate) fn recv(&self, into: &mut [u8]) -> io::Result<usize> {
         debug_assert!(into.len() > HEADER);
         // SAFETY: `into` is writable for its length.
@@ -154,21 +155,21 @@ impl PacketSocket {
         usize::try_from(got).map_err(|_| io::Error::last_os_error())
     }
 
-    /// Sends a header and a frame that lie apart.
+    /// Sends a header and a frame that are not contiguous.
     pub(crate) fn send_parts(&self, header: &[u8; HEADER], frame: &[u8]) -> io::Result<()> {
         let mut parts = [header.as_slice(), frame]
             .map(|part| libc::iovec { iov_base: part.as_ptr().cast_mut().cast(), iov_len: part.len() });
-        // SAFETY: all zeros are a valid `msghdr`.
+        // SAFETY: a `msghdr` may consist of zeros.
         let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
         message.msg_iov = parts.as_mut_ptr();
         message.msg_iovlen = parts.len();
-        // SAFETY: the message names the two parts, which are readable for their lengths during the
-        // call.
+        // SAFETY: the message refers to the two parts, which are readable for their lengths during
+        // the call.
         let sent = unsafe { libc::sendmsg(self.fd.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL) };
         if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
 
-    /// Sends header and frame.
+    /// Sends a header and a frame.
     pub(crate) fn send(&self, bytes: &[u8]) -> io::Result<()> {
         // SAFETY: `bytes` is readable for its length.
         let sent = unsafe {

@@ -1,4 +1,4 @@
-//! The virtio-net header in front of every frame of a PACKET_VNET_HDR socket
+//! The virtio-net header that precedes every frame of a PACKET_VNET_HDR socket
 //! (`struct virtio_net_hdr`, native byte order).
 
 use super::super::flow::pseudo_sum;
@@ -7,20 +7,20 @@ use super::super::segment::{ETHERNET_HEADER, TCP_HEADER};
 use smoltcp::wire::{EthernetFrame, EthernetProtocol, IpProtocol, Ipv4Packet, Ipv6Packet};
 use std::net::IpAddr;
 
-/// Bytes of the header.
+/// Size of the header in bytes.
 pub(crate) const HEADER: usize = 10;
 
-/// The checksum from `csum_start` on is only begun.
+/// Flag: the checksum from `csum_start` on is incomplete.
 const NEEDS_CSUM: u8 = 1;
-/// The checksum was found right.
+/// Flag: the checksum was verified.
 const DATA_VALID: u8 = 2;
-/// The frame goes as it is.
+/// The frame is not split.
 pub(crate) const GSO_NONE: u8 = 0;
-/// The interface cuts TCP over IPv4, over IPv6, or UDP datagrams.
+/// The interface splits TCP over IPv4. TCP over IPv6 and UDP datagrams follow.
 pub(crate) const GSO_TCPV4: u8 = 1;
 pub(crate) const GSO_TCPV6: u8 = 4;
 pub(crate) const GSO_UDP_L4: u8 = 5;
-/// Bit in the type of segmentation: the packet has congestion marks.
+/// Bit in the segmentation type: the packet has congestion marks.
 const GSO_ECN: u8 = 0x80;
 /// Offset of the checksum in a TCP header.
 const CSUM_OFFSET: usize = 16;
@@ -57,44 +57,45 @@ impl Header {
         }
     }
 
-    /// Returns the type of segmentation of the frame.
+    /// Returns the segmentation type of the frame.
     pub(crate) fn gso(self) -> u8 {
         self.gso_type & !GSO_ECN
     }
 
-    /// Bytes of payload in each segment.
+    /// Returns the payload size of each segment in bytes.
     pub(crate) fn gso_size(self) -> usize {
         usize::from(self.gso_size)
     }
 
-    /// Returns the start of the range of a checksum to be completed, and the offset of the field
-    /// after that.
+    /// Returns the start of the range whose checksum has to be completed, and the offset of the
+    /// checksum field in that range.
     pub(crate) fn checksum_at(self) -> Option<(usize, usize)> {
         let at = (usize::from(self.csum_start), usize::from(self.csum_offset));
         (self.flags & NEEDS_CSUM != 0).then_some(at)
     }
 
-    /// One of a frame to be cut, whose checksum is begun.
+    /// Returns the header of a frame to split, whose checksum is incomplete.
     #[cfg(test)]
     pub(crate) fn to_cut(gso_type: u8, gso_size: u16, csum_start: usize, csum_offset: u16) -> Self {
         Self { flags: NEEDS_CSUM, gso_type, hdr_len: 0, gso_size, csum_start: csum_start as u16, csum_offset }
     }
 
-    /// The sender was this machine, or a card has looked: nothing to verify.
+    /// Returns whether the checksum need not be verified, because the frame was sent by this host
+    /// or a network card has verified it.
     pub(super) fn is_checked(self) -> bool {
         self.flags & (NEEDS_CSUM | DATA_VALID) != 0
     }
 }
 
-/// Offset of the TCP header of a frame, sum of its pseudo-header, and its segmentation.
+/// Offset of a frame's TCP header, sum of its pseudo-header, and its segmentation type.
 struct TcpOffsets {
     start: usize,
     pseudo_sum: u16,
     gso_type: u8,
 }
 
-/// Fills in the header of `buffer`, whose frame stands behind it with an empty TCP checksum: the
-/// interface completes it.
+/// Fills in the header at the beginning of `buffer`. The frame that follows it has an empty TCP
+/// checksum, which the interface completes.
 pub(super) fn complete(buffer: &mut [u8], segmentation: Option<Segmentation>) {
     let (header, frame) = buffer.split_at_mut(HEADER);
     let Some(tcp) = locate(frame) else {
@@ -104,7 +105,7 @@ pub(super) fn complete(buffer: &mut [u8], segmentation: Option<Segmentation>) {
     frame[at..at + 2].copy_from_slice(&tcp.pseudo_sum.to_be_bytes());
     let tcp_header = usize::from(frame[tcp.start + 12] >> 4) * 4;
     let header_len = tcp.start + tcp_header;
-    // RFC 9293 section 3.7.1: options take their part of a segment.
+    // Options are part of a segment (RFC 9293 section 3.7.1).
     let options = tcp_header.saturating_sub(TCP_HEADER) as u16;
     let size = segmentation.map(|segmentation| segmentation.size.saturating_sub(options).max(1));
     let size = size.filter(|size| frame.len() > header_len + usize::from(*size));
@@ -124,7 +125,8 @@ fn locate(frame: &[u8]) -> Option<TcpOffsets> {
     let total = frame.len() - ETHERNET_HEADER;
     let (header_len, gso_type, source, destination): (_, _, IpAddr, IpAddr) = match ethernet.ethertype() {
         EthernetProtocol::Ipv4 => {
-            // Not the checked view: a packet to be cut may be longer than its length field can say.
+            // The view is unchecked, because a packet to split may be longer than its length field
+            // can represent.
             let ip = Ipv4Packet::new_unchecked(ethernet.payload());
             if ip.next_header() != IpProtocol::Tcp {
                 return None;
@@ -148,16 +150,17 @@ fn locate(frame: &[u8]) -> Option<TcpOffsets> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::flow::{Checksum, Kind, classify};
-    use crate::segments::cut;
+    use crate::flow::{Checksum, FrameClass, classify};
+    use crate::segments::split_frame;
     use smoltcp::wire::TcpPacket;
 
-    /// A TCP packet as smoltcp builds it for a link that cuts: no checksum.
+    /// Returns a TCP packet without a checksum, as smoltcp builds it for a link that splits
+    /// packets.
     fn packet(v6: bool, options: usize, payload: usize) -> Vec<u8> {
         let ip = if v6 { 40 } else { 20 };
         let tcp = TCP_HEADER + options;
         let mut buffer = vec![0; HEADER + ETHERNET_HEADER + ip + TCP_HEADER];
-        // Options that do nothing, and bytes.
+        // Options without effect, followed by data.
         buffer.resize(buffer.len() + options + payload, 1);
         let mut ethernet = EthernetFrame::new_unchecked(&mut buffer[HEADER..]);
         ethernet.set_ethertype(if v6 { EthernetProtocol::Ipv6 } else { EthernetProtocol::Ipv4 });
@@ -201,13 +204,13 @@ mod tests {
             let mut buffer = packet(v6, options, payload);
             complete(&mut buffer, Some(Segmentation { size }));
             let mut frames = Vec::new();
-            assert!(cut(Header::parse(&buffer), &buffer[HEADER..], &mut |frame| frames.push(frame)));
+            assert!(split_frame(Header::parse(&buffer), &buffer[HEADER..], &mut |frame| frames.push(frame)));
             assert_eq!(frames.len(), segments, "{payload} bytes in segments of {size}");
             let ip = if v6 { 40 } else { 20 };
             let mut sum = 0;
             for frame in &mut frames {
                 let right = classify(frame, Checksum::Whole);
-                assert!(matches!(right, Some(Kind::Tcp { .. })), "the checksum of a segment");
+                assert!(matches!(right, Some(FrameClass::Tcp { .. })), "the checksum of a segment");
                 let carried = frame.len() - ETHERNET_HEADER - ip - TCP_HEADER;
                 assert!(carried <= usize::from(size), "options count");
                 sum += carried - options;

@@ -1,4 +1,4 @@
-//! How fast the congestion window opens, on the virtual clock.
+//! Speed at which the congestion window opens, on a virtual clock.
 
 use super::{LISTENER, TestWorld, address};
 use crate::pipe::{PipeLink, pipe};
@@ -10,9 +10,9 @@ use uiw_impair::wan::{Direction, Profile};
 use uiw_llp::{Clock, StreamChange, Token, TransportConfig, TransportStack};
 use uiw_mem::{IoVec, IoVecMut};
 
-/// Bytes a second over a path of `profile` in both directions, each end with buffers of `buffer`
-/// bytes, in `time` after the handshake. The ends are looked at every `step`, as on a busy machine:
-/// what came since is acknowledged as one.
+/// Returns the rate in bytes per second over a path of `profile` in both directions, in `time`
+/// after the handshake. Each end has buffers of `buffer` bytes, and is polled every `step`, as on a
+/// busy machine, so everything that has arrived since is acknowledged at once.
 fn rate(profile: &Profile, buffer: usize, step: Duration, time: Duration) -> f64 {
     let clock = Clock::virtual_time();
     let (a, b) = pipe(1500).unwrap();
@@ -52,7 +52,7 @@ fn rate(profile: &Profile, buffer: usize, step: Duration, time: Duration) -> f64
     came as f64 / time.as_secs_f64()
 }
 
-/// 1 Gbit/s, 10 ms there and back.
+/// Returns a path with 1 Gbit/s and a round trip of 10 ms.
 fn long_path() -> Profile {
     Profile {
         delay: Duration::from_millis(5),
@@ -62,7 +62,8 @@ fn long_path() -> Profile {
     }
 }
 
-/// Acknowledgements of dozens of segments each open the window as if each segment had its own.
+/// Acknowledgements of dozens of segments open the window in the same way as one acknowledgement
+/// for each segment.
 #[test]
 fn long_path_filled_soon() {
     let line = 125e6;

@@ -18,8 +18,8 @@ fn send(socket: &mut dyn DatagramSocket, peer: SocketAddr, bytes: &[u8]) -> Resu
     sent.map(|count| assert_eq!(count, 1)).map_err(|error| error.kind())
 }
 
-/// A datagram to an address that no host has, such as a reply to a forged one, is lost with what
-/// waits behind it; the socket goes on.
+/// A datagram to an address that no host has, such as a reply to a forged one, is lost together
+/// with the datagrams behind it. The socket continues to work.
 #[test]
 fn unreachable_address_releases_socket() {
     for v6 in [false, true] {
@@ -37,7 +37,7 @@ fn unreachable_address_releases_socket() {
         };
         let (mut one, mut other) = (bind(0, 1), bind(1, 2));
         let nobody = SocketAddr::new(address(77, v6), 9);
-        // As many as the socket keeps, and one more.
+        // The socket is filled, and one more datagram is sent.
         while send(&mut *one, nobody, &[1; 100]).is_ok() {}
         assert_eq!(send(&mut *one, other.local_addr(), b"no room"), Err(ErrorKind::WouldBlock));
         let mut buffer = vec![0; DATAGRAM_BUFFER];
@@ -54,7 +54,7 @@ fn unreachable_address_releases_socket() {
     }
 }
 
-/// Carries frames from one pipe to the other. The hop limits of those with datagrams to `port`.
+/// Carries frames from one pipe to the other. Returns the hop limits of datagrams to `port`.
 fn carry(from: &mut PipeLink, to: &mut PipeLink, port: u16) -> Vec<u8> {
     let mut found = Vec::new();
     while let Some(mut frame) = from.receive() {
@@ -77,8 +77,8 @@ fn carry(from: &mut PipeLink, to: &mut PipeLink, port: u16) -> Vec<u8> {
     found
 }
 
-/// A socket of smoltcp's has one hop limit for all that it sends: a datagram with another one waits
-/// for those in front of it.
+/// A smoltcp socket has one hop limit for all its datagrams, so a datagram with another one waits
+/// for those before it.
 #[test]
 fn datagrams_have_their_hop_limits() {
     const PORT: u16 = 9;
@@ -106,7 +106,7 @@ fn datagrams_have_their_hop_limits() {
             one.poll(&mut events).unwrap();
             events.iter().any(|event| event.writable)
         };
-        // The neighbour is not known yet.
+        // The address of the neighbour is not known yet.
         assert_eq!(send(&[to(peer, 0), to(peer, 0), to(peer, 3), to(peer, 0)]), Ok(2));
         assert_eq!(send(&[to(peer, 3)]), Err(ErrorKind::WouldBlock));
         assert!(!is_writable(), "there is room for another hop limit");
@@ -140,8 +140,8 @@ fn received(world: &mut TestWorld, clock: &Clock, socket: &mut dyn DatagramSocke
     all
 }
 
-/// Packets to groups that the other end of a stack's pipe has: the MAC and the address that each
-/// goes to, the protocol behind extension headers, the hop limit.
+/// Returns packets to groups that arrived at the other end of a stack's pipe: the MAC and IP
+/// address of the destination, the protocol after extension headers, and the hop limit.
 fn sent_to_groups(end: &mut PipeLink) -> Vec<([u8; 6], IpAddr, u8, u8)> {
     let mut packets = Vec::<([u8; 6], IpAddr, u8, u8)>::new();
     while let Some(mut frame) = end.receive() {
@@ -165,8 +165,8 @@ fn sent_to_groups(end: &mut PipeLink) -> Vec<([u8; 6], IpAddr, u8, u8)> {
     packets
 }
 
-/// A general membership query of IGMP version 2 (RFC 2236) with a response time of one second, as a
-/// router sends it.
+/// General membership query of IGMP version 2 (RFC 2236) with a response time of one second, as
+/// sent by a router.
 const QUERY: [u8; 42] = [
     0x01, 0x00, 0x5e, 0, 0, 1, 2, 0, 0, 0, 0, 9, 8, 0, 0x45, 0, 0, 28, 0, 0, 0x40, 0, 1, 2, 0x8f, 0xcd, 10,
     9, 0, 9, 224, 0, 0, 1, 0x11, 10, 0xee, 0xf5, 0, 0, 0, 0,
@@ -189,7 +189,7 @@ fn group_datagrams_have_one_hop() {
             if v6 { (ip("ff02::16"), ip("ff02::16"), ICMPV6) } else { (group, ip("224.0.0.2"), IGMP) };
         let from = SocketAddr::new(address(1, v6), 0);
         let mut sender = stack.bind_datagrams(from, &DatagramConfig::default(), Token(2)).unwrap();
-        // The groups of neighbour discovery.
+        // Discards the packets to the groups of neighbour discovery.
         sent_to_groups(&mut wire);
         let options = DatagramConfig { member: Some(address(1, v6)), ..DatagramConfig::default() };
         let member = stack.bind_datagrams(SocketAddr::new(group, 5041), &options, Token(1)).unwrap();

@@ -1,4 +1,4 @@
-//! SYNs that nobody follows up, on the virtual clock.
+//! Floods of SYNs without further segments, on a virtual clock.
 
 use super::{LISTENER, address};
 use crate::link::{Frame, Link};
@@ -15,18 +15,18 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 use uiw_llp::{Clock, ListenConfig, Token, TransportConfig, TransportListener, TransportStack};
 
-/// Connections in set-up at most, of a listener with a short backlog.
+/// Maximum number of connections that are being set up at a listener with a short backlog.
 const MOST: usize = *crate::interface::WAITING.start();
 const TICK: Duration = Duration::from_millis(1);
 
 /// Source addresses of the SYNs.
 #[derive(Clone, Copy, Debug)]
 enum SourceAddresses {
-    /// No network of ours has them, and there is no gateway.
+    /// No network of ours contains them, and there is no gateway.
     Far,
-    /// Hosts of our network that are not there.
+    /// Hosts of our network that do not exist.
     Absent,
-    /// Address of the host that sends the SYNs and opens no connection.
+    /// Address of the host that sends the SYNs without opening a connection.
     Own,
 }
 
@@ -35,12 +35,12 @@ struct FloodedNet {
     clock: Clock,
     server: SmolStack<PipeLink>,
     client: SmolStack<PipeLink>,
-    /// The other ends of their links.
+    /// Other ends of their links.
     ends: [PipeLink; 2],
     v6: bool,
     listener: Box<dyn TransportListener>,
     sent: u32,
-    /// Sequence numbers of the SYNs that passed: the client's, the server's.
+    /// Sequence numbers of the SYNs that passed: those of the client, then those of the server.
     numbers: [Vec<u32>; 2],
 }
 
@@ -97,7 +97,7 @@ impl FloodedNet {
     }
 }
 
-/// Forwards frames to another link, and notes the sequence numbers of SYNs.
+/// Forwards frames to another link, and records the sequence numbers of SYNs.
 fn pass(from: &mut PipeLink, to: &mut PipeLink, numbers: &mut Vec<u32>) {
     while let Some(mut frame) = from.receive() {
         if let Some((at, _)) = segment_of(frame.bytes()) {
@@ -148,7 +148,7 @@ fn syn(from: SocketAddr, to: IpAddr, number: u32) -> Vec<u8> {
     frame
 }
 
-/// 2,000 SYNs a second go on; the bound is three seconds.
+/// The flood of 2,000 SYNs per second continues. The limit is three seconds.
 #[test]
 fn client_connects_during_flood_of_syns() {
     for v6 in [false, true] {

@@ -1,4 +1,4 @@
-//! Paths that lose long packets without a message, on the virtual clock.
+//! Paths that silently lose long packets, on a virtual clock.
 
 use super::{LISTENER, TestWorld, address};
 use crate::pipe::{PipeLink, pipe};
@@ -10,13 +10,13 @@ use uiw_impair::wan::{Direction, Profile};
 use uiw_llp::{Clock, Token, TransportConfig, TransportStack};
 use uiw_mem::{IoVec, IoVecMut};
 
-/// Bytes that depend on their place.
+/// Returns a byte that depends on its position.
 fn byte(at: usize) -> u8 {
     (at * 7 + at / 251) as u8
 }
 
-/// Returns the time in which `len` bytes arrive by packets of `mtu` bytes over a path of `profile`,
-/// each of them checked; the EMSS and the path's MTU afterwards.
+/// Transfers `len` bytes in packets of `mtu` bytes over a path of `profile`, and checks them.
+/// Returns the time, and the EMSS and the path MTU afterwards.
 fn transfer(profile: &Profile, mtu: usize, v6: bool, len: usize) -> (Duration, usize, Option<u32>) {
     let clock = Clock::virtual_time();
     let (a, b) = pipe(mtu).unwrap();
@@ -75,13 +75,13 @@ fn connections_survive_path_mtu_black_hole() {
     for (mtu, v6, max_packet, found) in [
         (1500, false, 1499, 1280),
         (1500, true, 1300, 1280),
-        // Two steps, and three.
+        // Two steps, and three steps.
         (1500, false, 1279, 576),
         (9000, true, 1280, 1280),
         (9000, false, 576, 576),
     ] {
-        // Two megabytes: several seconds beyond the pauses before, so that the whole segment which
-        // tries the path is lost, too.
+        // Two megabytes take several seconds in addition to the pauses, so that the whole segment
+        // that probes the path is lost as well.
         let (took, emss, path_mtu) = transfer(&path(max_packet), mtu, v6, 2 << 20);
         assert!(took > Duration::from_millis(600), "{max_packet} of {mtu}: no packet was lost?");
         assert!(took < Duration::from_secs(60), "{max_packet} of {mtu}: {took:?}");

@@ -1,4 +1,4 @@
-//! What is sent again where smoltcp forgets it, and what probes carry, on the virtual clock.
+//! Retransmissions that smoltcp forgets, and the contents of probes, on a virtual clock.
 
 use super::{LISTENER, address, pattern};
 use crate::link::{Capabilities, Link, Segmentation};
@@ -15,20 +15,20 @@ use std::time::{Duration, Instant};
 use uiw_llp::{Clock, Event, Token, TransportConfig, TransportStack, TransportStream};
 use uiw_mem::{IoVec, IoVecMut};
 
-/// Treatment of the frames of a link.
+/// Rules for the frames of a link.
 #[derive(Default)]
 struct FrameRules {
-    /// Segments with bytes that are lost, counted down.
+    /// Number of segments with data that are still to be lost.
     lose: usize,
-    /// Segments without bytes are lost.
+    /// True if segments without data are lost.
     lose_empty: bool,
     /// Number of times that the link reports room before it reports once that it has none.
     room: Option<usize>,
-    /// Lengths of the payloads of segments that left.
+    /// Payload sizes of the segments that were sent.
     payloads: Vec<usize>,
 }
 
-/// A pipe that loses frames and runs out of room as a test says.
+/// Pipe that loses frames and runs out of room as the test specifies.
 struct GatedLink {
     inner: PipeLink,
     fate: Arc<Mutex<FrameRules>>,
@@ -105,7 +105,7 @@ struct ProbeWorld {
     clock: Clock,
     client: SmolStack<GatedLink>,
     server: SmolStack<GatedLink>,
-    /// Treatment of frames that the client sends, and of the server's.
+    /// Rules for frames that the client sends. The rules for those of the server follow.
     fate: Arc<Mutex<FrameRules>>,
     servers: Arc<Mutex<FrameRules>>,
     v6: bool,
@@ -125,10 +125,11 @@ impl ProbeWorld {
         Self { clock, client, server, fate, servers, v6 }
     }
 
-    /// Runs both stacks; the clock moves to the next deadline, and no further than `most`.
+    /// Runs both stacks, and advances the clock to the next deadline, by at most `most`.
     fn step(&mut self, most: Duration) -> Vec<Event> {
         let mut events = Vec::new();
-        // A frame on the pipe is no deadline: the answer to an answer arrives, too.
+        // A frame in the pipe is not a deadline, so the stacks are polled twice: the answer to an
+        // answer arrives, too.
         for _ in 0..2 {
             self.client.poll(&mut events).unwrap();
             self.server.poll(&mut events).unwrap();
@@ -152,7 +153,7 @@ impl ProbeWorld {
         }
     }
 
-    /// Returns the time until `stream` has received `bytes`, each of them checked.
+    /// Returns the time until `stream` has received `bytes`, which are checked.
     fn arrive(&mut self, stream: &mut dyn TransportStream, bytes: &[u8]) -> Duration {
         let begin = self.clock.now();
         let (mut came, mut block) = (0, vec![0; 1 << 16]);
@@ -168,14 +169,14 @@ impl ProbeWorld {
     }
 }
 
-/// The first segment is lost; at the third duplicate acknowledgement the link has no room, at each
-/// of the times that smoltcp asks for it.
+/// The first segment is lost. At the third duplicate acknowledgement the link has no room, each
+/// time that smoltcp asks for it.
 #[test]
 fn blocked_fast_retransmission_repeated() {
     for (v6, room) in [false, true].into_iter().flat_map(|v6| (0..8).map(move |room| (v6, room))) {
         let mut world = ProbeWorld::new(v6);
         let (mut client, mut server) = world.pair(&TransportConfig::default());
-        // A longer window than that of the beginning.
+        // The data exceeds the initial window.
         let bytes = pattern(200_000);
         client.send(&[IoVec::from(&bytes[..])]).unwrap();
         world.arrive(&mut *server, &bytes);
@@ -188,8 +189,8 @@ fn blocked_fast_retransmission_repeated() {
     }
 }
 
-/// Minutes of silence: probes are sent, carry no byte, and are answered, so that no end takes the
-/// other one for dead.
+/// During minutes of silence, probes are sent without data and answered, so no end considers the
+/// other one dead.
 #[test]
 fn probes_keep_silent_connection() {
     for v6 in [false, true] {
@@ -210,7 +211,7 @@ fn probes_keep_silent_connection() {
     }
 }
 
-/// A peer that has vanished is found dead.
+/// A peer that has vanished is detected.
 #[test]
 fn vanished_peer_dead_despite_probes() {
     let mut world = ProbeWorld::new(false);
@@ -229,9 +230,9 @@ fn vanished_peer_dead_despite_probes() {
     }
 }
 
-/// Two ends that received everything, but no acknowledgement, send again from the first byte on.
-/// Neither takes a segment with old bytes for an acknowledgement, so the answer must have a
-/// sequence number after all sent bytes.
+/// Two ends that received all data but no acknowledgement retransmit from the first byte. Neither
+/// accepts a segment with old data as an acknowledgement, so the answer must have a sequence number
+/// after all sent data.
 #[test]
 fn acknowledgements_cover_sent_bytes() {
     for v6 in [false, true] {

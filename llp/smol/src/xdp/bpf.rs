@@ -91,7 +91,7 @@ impl XskMap {
         self.0.as_fd()
     }
 
-    /// Enters the `socket` that receives the redirected frames of `queue`.
+    /// Sets the `socket` that receives the redirected frames of `queue`.
     pub(super) fn set(&self, queue: u32, socket: BorrowedFd<'_>) -> io::Result<()> {
         let value = socket.as_raw_fd();
         let mut attr = BpfAttr::new()
@@ -199,7 +199,7 @@ mod tests {
     use super::*;
     use uiw_interop::stock::Network;
 
-    /// The copy of the descriptor stands for the one that a child process holds between fork and
+    /// The copy of the descriptor represents the one that a child process has between fork and
     /// exec.
     #[test]
     fn drop_detaches_despite_descriptor_copy() {

@@ -1,5 +1,5 @@
-//! What an interface's driver can do with AF_XDP, reported by the kernel without touching the
-//! interface: the generic netlink family `netdev` (Linux 6.3 and newer).
+//! Features of an interface's driver for AF_XDP. The kernel reports them by the generic netlink
+//! family `netdev` (Linux 6.3 and newer), without any change to the interface.
 
 use rustix::net::netlink::GENERIC;
 use std::io;
@@ -16,19 +16,22 @@ const DEVICE_FEATURES: u16 = 3;
 /// Features of a driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct XdpFeatures {
-    /// Mode `native`: it runs programs and redirects frames.
+    /// Support for mode `native`: the driver runs programs and redirects frames.
     pub native: bool,
-    /// Mode `zerocopy`.
+    /// Support for mode `zerocopy`.
     pub zero_copy: bool,
-    /// Frames of several pieces in these two modes: an MTU beyond some 3,500 bytes.
+    /// Support for frames of several pieces in these two modes, which an MTU above about 3,500
+    /// bytes requires.
     pub several_pieces: bool,
 }
 
 impl XdpFeatures {
-    /// Asks for interface `index`. Mode `generic` is there for every interface.
+    /// Returns the features of the interface with this index. Mode `generic` is available for every
+    /// interface.
     ///
     /// # Errors
-    /// `Unsupported`: the kernel is older than Linux 6.3 and does not report it; the system's.
+    /// `Unsupported` if the kernel is older than Linux 6.3 and does not report the features; errors
+    /// of the system.
     pub fn of(index: u32) -> io::Result<Self> {
         let answer = ask(CONTROLLER, GET_FAMILY, FAMILY_NAME, b"netdev\0").map_err(|error| {
             let unknown = error.raw_os_error() == Some(libc::ENOENT);
@@ -40,15 +43,15 @@ impl XdpFeatures {
         let features = attribute(&answer, DEVICE_FEATURES).and_then(|value| value.first_chunk::<8>());
         let features = u64::from_ne_bytes(*features.ok_or(io::ErrorKind::InvalidData)?);
         let all = |bits: u64| features & bits == bits;
-        // NETDEV_XDP_ACT_: BASIC 1, REDIRECT 2, XSK_ZEROCOPY 8, RX_SG 32.
+        // Bits of NETDEV_XDP_ACT: BASIC 1, REDIRECT 2, XSK_ZEROCOPY 8, RX_SG 32.
         Ok(Self { native: all(1 | 2), zero_copy: all(1 | 2 | 8), several_pieces: all(1 | 2 | 32) })
     }
 }
 
-/// One question with one attribute; the attributes of the answer.
+/// Makes one query with one attribute. Returns the attributes of the answer.
 fn ask(family: u16, command: u8, name: u16, value: &[u8]) -> io::Result<Vec<u8>> {
-    // The family's header: command, version, nothing.
-    netlink::ask(Some(GENERIC), family, &[command, 1, 0, 0], Some((name, value)), 4)
+    // The header of the family consists of command, version and padding.
+    netlink::query(Some(GENERIC), family, &[command, 1, 0, 0], Some((name, value)), 4)
 }
 
 #[cfg(test)]

@@ -1,28 +1,28 @@
-//! The program on the interface, instruction by instruction: no compiler, no ELF.
+//! The XDP program, which is assembled instruction by instruction, without a compiler and ELF.
 //!
 //! It redirects frames to our MAC, ARP requests for our IPv4 addresses and neighbour solicitations
-//! for our IPv6 addresses to our socket. Everything else, and everything on a queue without a
-//! socket, passes to the kernel.
+//! for our IPv6 addresses to our socket. All other frames, and all frames on a queue without a
+//! socket, pass to the kernel.
 
 use super::super::SmolConfig;
 use std::net::IpAddr;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// One instruction (`struct bpf_insn`).
+/// BPF instruction (`struct bpf_insn`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub(super) struct Instruction {
     code: u8,
-    /// Destination in the low half, source in the high one.
+    /// Destination register in the low half, source register in the high half.
     registers: u8,
     offset: i16,
     immediate: i32,
 }
 
 const XDP_PASS: i32 = 2;
-/// bpf_redirect_map.
+/// Number of the helper function bpf_redirect_map.
 const REDIRECT_MAP: i32 = 51;
-/// Marker in the second half of a 64-bit immediate: the number is a map's descriptor.
+/// Marks a 64-bit immediate as the descriptor of a map.
 const PSEUDO_MAP_FD: u8 = 1;
 
 // `struct xdp_md`
@@ -58,13 +58,13 @@ const fn add(to: u8, number: i32) -> Instruction {
 
 const CALL: u8 = 0x85;
 const EXIT: Instruction = instruction(0x95, 0, 0, 0, 0);
-/// 32-bit comparisons with a number; the jump is filled in.
+/// 32-bit comparison with a number. The jump offset is filled in later.
 const UNEQUAL32: u8 = 0x56;
 const EQUAL32: u8 = 0x16;
 /// Unsigned comparison of registers.
 const GREATER: u8 = 0x2D;
 
-/// Puts instructions together; jumps name where they go and are resolved at the end.
+/// Assembler for instructions. Jumps refer to labels, which are resolved at the end.
 #[derive(Default)]
 struct BpfAssembler {
     code: Vec<Instruction>,
@@ -75,7 +75,7 @@ struct BpfAssembler {
 enum JumpTarget {
     Redirect,
     Pass,
-    /// The end of the present test.
+    /// End of the given test.
     Next(usize),
 }
 
@@ -89,8 +89,8 @@ impl BpfAssembler {
         self.push(instruction(code, to, from, 0, number.cast_signed()));
     }
 
-    /// Unless the bytes at `at` of the frame are `bytes`, on to the next test. The frame is in
-    /// register 2.
+    /// Jumps to the next test unless the bytes at offset `at` of the frame are `bytes`. Register 2
+    /// contains the address of the frame.
     fn require(&mut self, at: i16, bytes: &[u8], test: usize) {
         let mut at = at;
         for piece in bytes.chunks(4) {
@@ -117,23 +117,23 @@ impl BpfAssembler {
                 JumpTarget::Pass => pass,
                 JumpTarget::Next(test) => ends[test],
             };
-            // Counted from the instruction behind the jump.
+            // The offset is counted from the instruction after the jump.
             self.code[at].offset = (to - at - 1) as i16;
         }
         self.code
     }
 }
 
-/// The program for the sockets in `map`.
+/// Returns the program for the sockets in `map`.
 pub(super) fn redirect(map: BorrowedFd<'_>, config: &SmolConfig) -> Vec<Instruction> {
     let mut asm = BpfAssembler::default();
     let mut ends = Vec::new();
-    // r6 = context, r2 = frame, r3 = its end.
+    // r6 is the context, r2 the beginning of the frame, r3 its end.
     asm.push(move_register(6, 1));
     asm.push(load32(2, 6, MD_DATA));
     asm.push(load32(3, 6, MD_DATA_END));
-    // The verifier requires a check that what is read is there: 42 bytes are an ARP packet, and
-    // less than any other of ours.
+    // The verifier requires a check that the frame contains all bytes that are read. An ARP packet
+    // has 42 bytes, and all other frames for us are longer.
     asm.push(move_register(4, 2));
     asm.push(add(4, 42));
     asm.jump(GREATER, 4, 3, 0, JumpTarget::Pass);
@@ -151,7 +151,7 @@ pub(super) fn redirect(map: BorrowedFd<'_>, config: &SmolConfig) -> Vec<Instruct
             }
             IpAddr::V6(v6) => {
                 let [.., a, b, c] = v6.octets();
-                // The solicited-node group (RFC 4291 section 2.7.1) as Ethernet maps it (RFC 2464
+                // The solicited-node group (RFC 4291 section 2.7.1), mapped to Ethernet (RFC 2464
                 // section 7).
                 let group = [0x33, 0x33, 0xFF, a, b, c];
                 asm.require(0, &group, ends.len());
@@ -164,7 +164,8 @@ pub(super) fn redirect(map: BorrowedFd<'_>, config: &SmolConfig) -> Vec<Instruct
     asm.push(move_number(0, XDP_PASS));
     asm.push(EXIT);
     let redirect = asm.code.len();
-    // bpf_redirect_map(map, queue, XDP_PASS): a queue without a socket passes.
+    // bpf_redirect_map(map, queue, XDP_PASS): frames of a queue without a socket pass to the
+    // kernel.
     asm.push(load32(2, 6, MD_QUEUE));
     asm.push(Instruction {
         code: 0x18,
@@ -176,12 +177,12 @@ pub(super) fn redirect(map: BorrowedFd<'_>, config: &SmolConfig) -> Vec<Instruct
     asm.push(move_number(3, XDP_PASS));
     asm.push(instruction(CALL, 0, 0, 0, REDIRECT_MAP));
     asm.push(EXIT);
-    // Tests end where the next begins; behind the last one stands "pass".
+    // A failed test continues with the next one; after the last one follows "pass".
     asm.resolve(&ends, redirect, pass)
 }
 
-/// Returns the value of register 4 after [`BpfAssembler::require`] of six bytes: to compare it
-/// again is always true, a jump that the verifier need not understand.
+/// Returns the value of register 4 after [`BpfAssembler::require`] with six bytes. Comparing it
+/// again is always true, so the jump depends on no new value.
 fn mac_tail(mac: &[u8; 6]) -> u32 {
     u32::from(u16::from_ne_bytes([mac[4], mac[5]]))
 }
@@ -191,7 +192,7 @@ mod tests {
     use super::*;
     use std::os::fd::AsFd;
 
-    /// Runs the program on a frame. True = redirected.
+    /// Runs the program on a frame. Returns whether the frame was redirected.
     fn run(program: &[Instruction], frame: &[u8]) -> bool {
         let mut r = [0u64; 11];
         let mut at = 0;
@@ -204,7 +205,7 @@ mod tests {
                 0xBF => r[to] = r[from],
                 0xB7 => r[to] = immediate as u64,
                 0x07 => r[to] += immediate as u64,
-                // The context: a frame at 1000.
+                // The context refers to a frame at address 1000.
                 0x61 if from == 6 => {
                     r[to] = match offset {
                         MD_DATA => 1000,

@@ -1,4 +1,5 @@
-//! Rings shared with the kernel: one side produces, the other consumes, each writes its own index.
+//! Rings shared with the kernel. One side produces and the other one consumes, and each side writes
+//! its own index.
 
 use std::io;
 use std::marker::PhantomData;
@@ -6,23 +7,23 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// A ring of `T`. The kernel is at its other side.
+/// Ring of `T`, whose other side is the kernel.
 pub(super) struct Ring<T> {
     map: NonNull<u8>,
     map_len: usize,
     offsets: libc::xdp_ring_offset,
     mask: u32,
-    /// Our own index, and how far the other side was at the last look.
+    /// Our index. The index of the other side at the last check follows.
     own: u32,
     other: u32,
     entries: PhantomData<T>,
 }
 
-// SAFETY: the mapping belongs to this value alone on our side.
+// SAFETY: on our side the mapping belongs to this value alone.
 unsafe impl<T: Send> Send for Ring<T> {}
 
 impl<T: Copy> Ring<T> {
-    /// Maps a ring of `size` entries (a power of two) that socket `fd` has at `page_offset`.
+    /// Maps a ring of `size` entries (a power of two) of socket `fd`, at `page_offset`.
     pub(super) fn map(
         fd: BorrowedFd<'_>,
         page_offset: i64,
@@ -32,7 +33,7 @@ impl<T: Copy> Ring<T> {
         debug_assert!(size.is_power_of_two());
         let map_len = offsets.desc as usize + size as usize * size_of::<T>();
         let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_POPULATE);
-        // SAFETY: a new mapping of the socket's ring touches no existing memory.
+        // SAFETY: a new mapping of the socket's ring does not affect existing memory.
         let at = unsafe {
             libc::mmap(std::ptr::null_mut(), map_len, protection, flags, fd.as_raw_fd(), page_offset)
         };
@@ -44,8 +45,8 @@ impl<T: Copy> Ring<T> {
     }
 
     fn index(&self, offset: u64) -> &AtomicU32 {
-        // SAFETY: the kernel reports offsets of aligned 32-bit numbers inside of the mapping, which
-        // lives as long as `self`; both sides access them atomically.
+        // SAFETY: the kernel reports offsets of aligned 32-bit numbers inside the mapping, which
+        // lives as long as `self`. Both sides access them atomically.
         unsafe { AtomicU32::from_ptr(self.map.as_ptr().add(offset as usize).cast()) }
     }
 
@@ -70,7 +71,8 @@ impl<T: Copy> Ring<T> {
         if !self.has_room(1) {
             return false;
         }
-        // SAFETY: the place is ours until it is published: the kernel has consumed it (`has_room`).
+        // SAFETY: the entry is ours until it is published, because the kernel has consumed it
+        // (`has_room`).
         unsafe { self.entry(self.own).write(entry) };
         self.own = self.own.wrapping_add(1);
         true
@@ -110,8 +112,8 @@ impl<T: Copy> Ring<T> {
 
 impl<T> Drop for Ring<T> {
     fn drop(&mut self) {
-        // A ring that stays mapped keeps the socket, and so the queue, busy for ever.
-        // SAFETY: the mapping is ours and no reference to it is left.
+        // A ring that stays mapped would keep the socket, and therefore the queue, busy forever.
+        // SAFETY: the mapping is ours and no reference to it exists.
         unsafe { libc::munmap(self.map.as_ptr().cast(), self.map_len) };
     }
 }

@@ -1,4 +1,4 @@
-//! One AF_XDP socket: memory, four rings, one queue of the interface.
+//! One AF_XDP socket: its memory, four rings, and one queue of the interface.
 
 use super::ring::Ring;
 use super::umem::{CHUNKS, Layout, Umem};
@@ -7,12 +7,12 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::time::Duration;
 
-/// Entries of each ring.
+/// Number of entries of each ring.
 pub(super) const RING: u32 = CHUNKS / 2;
-/// Chunks of the longest frame: 65,549 bytes in chunks of 4096.
+/// Number of chunks of the longest frame: 65,549 bytes in chunks of 4096.
 const LONGEST: usize = 17;
-/// A queue stays busy for some milliseconds after its last user is gone, and for up to a second on a
-/// machine with much else to do.
+/// Number of attempts to bind. A queue stays busy for some milliseconds after its last user has
+/// closed it, and for up to a second on a busy machine.
 const BUSY_TRIES: u32 = 200;
 const BUSY_WAIT: Duration = Duration::from_millis(10);
 
@@ -20,18 +20,19 @@ const BUSY_WAIT: Duration = Duration::from_millis(10);
 pub(super) enum ReceivedFrame {
     /// A frame in one chunk of the memory.
     Chunk { at: u64, bytes: NonNull<u8>, len: usize },
-    /// Put together from several.
+    /// A frame that was copied from several chunks.
     Copied(Vec<u8>),
 }
 
-// SAFETY: the chunk is this value's alone until it is recycled, and lives as long as the socket,
-// which outlives its frames (`SmolInterface::ingress` gives each back before the next call).
+// SAFETY: the chunk belongs to this value alone until it is recycled, and lives as long as the
+// socket, which outlives its frames (`SmolInterface::ingress` returns each frame before the next
+// call).
 unsafe impl Send for ReceivedFrame {}
 
 impl ReceivedFrame {
     pub(super) fn bytes(&mut self) -> &mut [u8] {
         match self {
-            // SAFETY: `pointer` checked the range; the chunk is out of the kernel's hands until it
+            // SAFETY: `pointer` has checked the range. The kernel does not use the chunk until it
             // is recycled, and nothing else has its address.
             Self::Chunk { bytes, len, .. } => unsafe { std::slice::from_raw_parts_mut(bytes.as_ptr(), *len) },
             Self::Copied(bytes) => bytes,
@@ -39,7 +40,8 @@ impl ReceivedFrame {
     }
 }
 
-/// Fields in the order in which they must go: the rings' mappings, the socket, then the memory.
+/// AF_XDP socket. The fields are dropped in this order: the mappings of the rings, the socket, then
+/// the memory.
 pub(super) struct XdpSocket {
     rx: Ring<libc::xdp_desc>,
     tx: Ring<libc::xdp_desc>,
@@ -48,11 +50,11 @@ pub(super) struct XdpSocket {
     fd: OwnedFd,
     umem: Umem,
     chunk: usize,
-    /// Chunks for sending that are ours.
+    /// Free chunks for sending.
     free: Vec<u64>,
-    /// The first pieces of a frame whose rest has not come.
+    /// First pieces of a frame whose last piece has not arrived yet.
     partial: Vec<u8>,
-    /// Frames were put into the ring since the last flush.
+    /// True if frames were added to the ring since the last flush.
     unflushed: bool,
     spare: Vec<Vec<u8>>,
 }
@@ -70,10 +72,10 @@ impl XdpSocket {
             tx_metadata_len: 0,
         };
         set(&fd, libc::XDP_UMEM_REG, &registration).map_err(|error| {
-            // ENOBUFS: the frames count against the limit of locked memory.
+            // ENOBUFS means that the frames exceed the limit of locked memory.
             if error.raw_os_error() == Some(libc::ENOBUFS) {
                 let bytes = umem.len();
-                let why = format!("{bytes} bytes for frames are over the limit of locked memory");
+                let why = format!("{bytes} bytes for frames exceed the limit of locked memory");
                 return io::Error::new(io::ErrorKind::OutOfMemory, why);
             }
             error
@@ -142,7 +144,7 @@ impl XdpSocket {
         self.fd.as_fd()
     }
 
-    /// The next whole frame.
+    /// Returns the next complete frame.
     pub(super) fn receive(&mut self) -> Option<ReceivedFrame> {
         loop {
             let piece = self.rx.pop()?;
@@ -171,15 +173,15 @@ impl XdpSocket {
         }
     }
 
-    /// The kernel may fill the chunk again.
+    /// Returns a chunk to the kernel, which may fill it again.
     fn give_back(&mut self, at: u64) {
         let chunk = self.umem.chunk_of(at);
-        // As many places as receive chunks: it cannot be full.
+        // The ring has as many entries as there are receive chunks, so it cannot be full.
         self.fill.push(chunk);
         self.fill.publish();
     }
 
-    /// Takes back the chunks that the kernel has sent. Of those that are ours how many there are.
+    /// Takes back the chunks that the kernel has sent. Returns the number of free chunks.
     pub(super) fn reap(&mut self) -> usize {
         while let Some(at) = self.completion.pop() {
             self.free.push(self.umem.chunk_of(at));
@@ -192,7 +194,8 @@ impl XdpSocket {
         free >= LONGEST && self.tx.has_room(LONGEST as u32)
     }
 
-    /// Puts a frame of `len` bytes into the ring. Without room it is lost, as on any wire.
+    /// Adds a frame of `len` bytes to the ring. If there is no room, the frame is lost, as on a
+    /// wire.
     pub(super) fn transmit(&mut self, len: usize, scratch: &mut Vec<u8>, fill: &mut dyn FnMut(&mut [u8])) {
         if !self.has_room() {
             return;
@@ -217,8 +220,8 @@ impl XdpSocket {
         }
     }
 
-    /// Notifies the kernel of frames to send, and of chunks to fill. False: it has left some in the
-    /// ring, and takes them at the next notification.
+    /// Notifies the kernel of frames to send and of chunks to fill. Returns false if the kernel has
+    /// left frames in the ring, which it takes at the next notification.
     ///
     /// # Errors
     /// The interface is gone or down.
@@ -228,15 +231,15 @@ impl XdpSocket {
         }
         self.push_out()?;
         if self.fill.needs_wakeup() {
-            // SAFETY: no pointer but null is passed, with no bytes. Its result has nothing that is
-            // not seen elsewhere.
+            // SAFETY: only null pointers are passed, with no bytes. The result contains nothing
+            // that is not detected elsewhere.
             unsafe {
                 let flags = libc::MSG_DONTWAIT;
                 let null = std::ptr::null_mut();
                 libc::recvfrom(self.fd.as_raw_fd(), null, 0, flags, std::ptr::null_mut(), null.cast());
             }
         }
-        // A ring that the driver empties by itself needs no second notification.
+        // If the driver empties the ring by itself, it needs no second notification.
         Ok(self.tx.pending() == 0 || !self.tx.needs_wakeup())
     }
 
@@ -244,17 +247,18 @@ impl XdpSocket {
         let mut pending = self.tx.pending();
         while pending > 0 && self.tx.needs_wakeup() {
             let (flags, null) = (libc::MSG_DONTWAIT, std::ptr::null());
-            // SAFETY: no pointer but null is passed, with no bytes.
+            // SAFETY: only null pointers are passed, with no bytes.
             if unsafe { libc::sendto(self.fd.as_raw_fd(), null, 0, flags, null.cast(), 0) } >= 0 {
                 return Ok(());
             }
             let error = io::Error::last_os_error();
             match error.raw_os_error() {
                 Some(libc::ENETDOWN | libc::ENXIO | libc::ENODEV) => return Err(error),
-                // The interface has thrown a frame away (no cable, a full queue), which is back;
-                // those behind it are still there.
+                // The interface has discarded a frame (no cable, a full queue) and returned its
+                // chunk. The frames behind it are still in the ring.
                 Some(libc::EBUSY) => {}
-                // The kernel sends so many frames a call, or has no memory for more at the moment.
+                // The kernel sends a limited number of frames in a call, or has no memory for more
+                // at the moment.
                 _ => return Ok(()),
             }
             let left = self.tx.pending();
@@ -267,17 +271,17 @@ impl XdpSocket {
     }
 }
 
-/// A socket of no interface.
+/// Creates a socket without an interface.
 pub(super) fn socket() -> io::Result<OwnedFd> {
     // SAFETY: no pointer is passed.
     let fd = check(unsafe { libc::socket(libc::AF_XDP, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) })?;
-    // SAFETY: the descriptor was just made and has no other owner.
+    // SAFETY: the descriptor is new and has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 fn set<T>(fd: &OwnedFd, name: libc::c_int, value: &T) -> io::Result<()> {
     let len = size_of::<T>() as libc::socklen_t;
-    // SAFETY: `value` is readable for its own size.
+    // SAFETY: `value` is readable for its size.
     check(unsafe {
         libc::setsockopt(fd.as_raw_fd(), libc::SOL_XDP, name, std::ptr::from_ref(value).cast(), len)
     })?;
@@ -285,7 +289,7 @@ fn set<T>(fd: &OwnedFd, name: libc::c_int, value: &T) -> io::Result<()> {
 }
 
 fn offsets(fd: &OwnedFd) -> io::Result<libc::xdp_mmap_offsets> {
-    // SAFETY: all zeros are a valid value of numbers.
+    // SAFETY: the structure consists of numbers, which may be zero.
     let mut offsets: libc::xdp_mmap_offsets = unsafe { std::mem::zeroed() };
     let mut len = size_of::<libc::xdp_mmap_offsets>() as libc::socklen_t;
     // SAFETY: `offsets` is writable for `len` bytes.

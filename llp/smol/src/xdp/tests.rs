@@ -1,4 +1,5 @@
-//! All frames of the memory in use, by the kernel or by uiw. Nothing hangs, none is lost for ever.
+//! All frames of the memory are in use, by the kernel or by uiw. Nothing hangs, and no frame is
+//! lost forever.
 
 use super::super::link::{Frame, Link};
 use super::super::{SmolConfig, SmolStack};
@@ -35,7 +36,8 @@ fn until(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// A frame that no receiver takes: of an experimental ethertype, to an unused MAC.
+/// Fills in a frame that no receiver accepts: it has an experimental ethertype and an unused MAC
+/// address.
 fn frame(bytes: &mut [u8]) {
     bytes.fill(0);
     bytes[..6].copy_from_slice(&[2, 0, 0, 0, 0, 1]);
@@ -43,7 +45,7 @@ fn frame(bytes: &mut [u8]) {
     bytes[12..14].copy_from_slice(&[0x88, 0xB5]);
 }
 
-/// Sends as long as there is room, and how many that were.
+/// Sends frames as long as there is room. Returns their number.
 fn fill_up(link: &mut XdpLink, len: usize) -> usize {
     let mut sent = 0;
     while link.has_room() {
@@ -64,8 +66,8 @@ fn all_back(link: &mut XdpLink, all: usize) {
     assert!(link.next().is_none(), "nothing is left to be flushed");
 }
 
-/// The kernel is not notified of frames to send: the ring fills up, what is sent beyond that is
-/// lost, and then everything is as before.
+/// The kernel is not notified of frames to send: the ring fills up, further frames are lost, and
+/// afterwards everything works as before.
 #[test]
 fn transmit_frames_recycled() {
     for mtu in [1500, 9000] {
@@ -88,7 +90,7 @@ fn transmit_frames_recycled() {
                 all_back(&mut link, all);
                 assert_eq!(fill_up(&mut link, mtu + 14), sent, "as many as before");
             }
-            // Without a cable frames are thrown away, and not kept.
+            // Without a cable, frames are discarded and not kept.
             ip(&network, false, &["link", "set", "veth0", "down"]);
             all_back(&mut link, all);
             assert_eq!(fill_up(&mut link, mtu + 14), sent, "as many as before");
@@ -154,7 +156,7 @@ fn group_frames_received_while_joined() {
     let send = |byte| _ = socket.send_to(&[byte; 100], "239.77.0.9:9").expect("a datagram leaves");
     let mut link =
         network.inside_server(|| XdpLink::open("veth0", XdpMode::Auto, &config()).expect("AF_XDP"));
-    // Other frames to groups are the kernel's there, of IPv6.
+    // Other frames to IPv6 groups are those of the kernel.
     let next = |link: &mut XdpLink| {
         let mut frame = link.receive()?;
         let bytes = frame.bytes().to_vec();
@@ -180,7 +182,7 @@ fn group_frames_received_while_joined() {
     }
 }
 
-/// A frame to a group wakes a thread that sleeps in the stack's descriptor.
+/// A frame to a group wakes a thread that sleeps on the stack's descriptor.
 #[test]
 fn group_frame_wakes_stack() {
     let Some(network) = Network::veth() else { return };
@@ -192,7 +194,7 @@ fn group_frame_wakes_stack() {
     let bind = |stack: &mut SmolStack<XdpLink>, port| {
         stack.bind_datagrams(([239, 77, 0, 9], port).into(), &options, Token(1)).expect("the group is joined")
     };
-    // The second time the descriptor is watched already.
+    // The second time, the descriptor is already watched.
     for _ in 0..2 {
         let mut member = bind(&mut stack, 9);
         member.set_interest(Interest::READ).unwrap();
@@ -213,12 +215,12 @@ fn group_frame_wakes_stack() {
     }
 }
 
-/// A `/sys` is that of the namespace in which it was mounted: this thread is in another one.
+/// `/sys` belongs to the namespace in which it was mounted, but this thread is in another one.
 #[test]
 fn interface_queried_in_own_namespace() {
     let Some(network) = Network::veth_of(3) else { return };
     ip(&network, true, &["link", "add", "uiwbr0", "type", "bridge"]);
-    // A card outside, if there is one: inside its name is a veth's.
+    // If there is a network card outside of the namespace, a veth inside gets its name.
     let entries = std::fs::read_dir("/sys/class/net").into_iter().flatten().flatten();
     let card = entries
         .filter(|entry| entry.path().join("device").exists())
@@ -226,8 +228,8 @@ fn interface_queried_in_own_namespace() {
     let name = card.as_deref().unwrap_or("card0");
     ip(&network, true, &["link", "add", name, "type", "veth", "peer", "name", "uiwpeer0"]);
     network.inside_server(|| {
-        assert_eq!(Queues::of("veth0").unwrap(), Queues { rx: 3, tx: 3 });
-        assert_eq!(Queues::of("uiwbr0").unwrap(), Queues { rx: 1, tx: 1 }, "whose driver does not say");
+        assert_eq!(Queues::query("veth0").unwrap(), Queues { rx: 3, tx: 3 });
+        assert_eq!(Queues::query("uiwbr0").unwrap(), Queues { rx: 1, tx: 1 }, "whose driver does not say");
         assert!(is_virtual("veth0").unwrap() && is_virtual("uiwbr0").unwrap() && is_virtual("lo").unwrap());
         let link = XdpLink::open("veth0", XdpMode::Auto, &config()).expect("AF_XDP");
         assert_eq!((link.sockets.len(), link.senders), (3, 3));

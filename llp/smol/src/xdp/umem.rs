@@ -1,20 +1,20 @@
-//! Memory for frames, shared with the kernel: chunks of one size, each in one pair of hands at a
-//! time.
+//! Memory for frames, shared with the kernel. It consists of chunks of one size, each of which
+//! belongs to one side at a time.
 
 use std::io;
 use std::ptr::NonNull;
 
-/// Bytes that the kernel keeps free in front of a frame (XDP_PACKET_HEADROOM).
+/// Number of bytes that the kernel leaves free before a frame (XDP_PACKET_HEADROOM).
 const HEADROOM: usize = 256;
-/// Chunks for receiving, and as many for sending: more than a window of segments.
+/// Number of chunks for receiving, and also for sending. It exceeds a window of segments.
 pub(super) const CHUNKS: u32 = 4096;
 
 /// Layout of frames in the memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Layout {
-    /// Bytes of a chunk: 2048 or 4096.
+    /// Size of a chunk in bytes: 2048 or 4096.
     pub(super) chunk: usize,
-    /// A frame may take several chunks.
+    /// True if a frame may need several chunks.
     pub(super) several: bool,
 }
 
@@ -26,15 +26,15 @@ impl Layout {
     }
 }
 
-/// The memory: an anonymous mapping.
+/// Memory for frames, which is an anonymous mapping.
 pub(super) struct Umem {
     at: NonNull<u8>,
     chunk: usize,
     len: usize,
 }
 
-// SAFETY: the mapping belongs to this value alone, and its bytes are only touched through
-// `&mut self` of the socket that owns it, or by the kernel in chunks that were given to it.
+// SAFETY: the mapping belongs to this value alone. Its bytes are accessed only through `&mut self`
+// of the socket that owns it, or by the kernel in chunks that it was given.
 unsafe impl Send for Umem {}
 
 impl Umem {
@@ -42,7 +42,7 @@ impl Umem {
         let len = chunk * chunks as usize;
         let (protection, flags) =
             (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-        // SAFETY: a new anonymous mapping touches no existing memory.
+        // SAFETY: a new anonymous mapping does not affect existing memory.
         let at = unsafe { libc::mmap(std::ptr::null_mut(), len, protection, flags, -1, 0) };
         if at == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
@@ -64,21 +64,22 @@ impl Umem {
         at - at % self.chunk as u64
     }
 
-    /// Bytes from offset `at` on, all in one chunk. The caller has the chunk back from the kernel.
-    /// What a kernel says that does not fit its own memory gives nothing.
+    /// Returns the bytes from offset `at` on, which are in one chunk. The kernel has returned the
+    /// chunk. If the kernel reports a range outside of the memory, the result is empty.
     pub(super) fn bytes(&mut self, at: u64, len: usize) -> &mut [u8] {
         let start = usize::try_from(at).unwrap_or(usize::MAX);
         let inside = start.checked_add(len).is_some_and(|end| end <= self.len);
         if !inside || len > self.chunk {
             return &mut [];
         }
-        // SAFETY: the range lies in the mapping, whose bytes are set to zero by the kernel;
-        // `&mut self` keeps every other reference of ours away, and the kernel does not touch
-        // chunks that it has given back.
+        // SAFETY: the range is inside the mapping, whose bytes the kernel has zeroed. `&mut self`
+        // excludes other references of ours, and the kernel does not access chunks that it has
+        // returned.
         unsafe { std::slice::from_raw_parts_mut(self.at.as_ptr().add(start), len) }
     }
 
-    /// The address of bytes that [`Umem::bytes`] would give, for a frame that outlives this call.
+    /// Returns the address of the bytes that [`Umem::bytes`] would return, for a frame that
+    /// outlives this call.
     pub(super) fn pointer(&mut self, at: u64, len: usize) -> (NonNull<u8>, usize) {
         let bytes = self.bytes(at, len);
         let len = bytes.len();
@@ -88,7 +89,7 @@ impl Umem {
 
 impl Drop for Umem {
     fn drop(&mut self) {
-        // SAFETY: the mapping is ours and no reference to it is left; the socket is closed first
+        // SAFETY: the mapping is ours and no reference to it exists. The socket is closed first
         // (`XdpSocket`'s field order).
         unsafe { libc::munmap(self.at.as_ptr().cast(), self.len) };
     }

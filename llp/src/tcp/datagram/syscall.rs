@@ -1,4 +1,5 @@
-//! `sendmmsg` and `recvmmsg` with their control messages. All unsafe code of the kernel's UDP.
+//! `sendmmsg` and `recvmmsg` with their control messages. This module contains all unsafe code for
+//! the kernel's UDP.
 
 use crate::{Incoming, InterfaceAddresses};
 use socket2::{SockAddr, Socket};
@@ -9,16 +10,17 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::num::NonZeroU8;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// Messages of one call.
+/// Maximum number of messages in one call.
 pub(super) const MAX_MESSAGES: usize = 64;
-/// Buffers of one call that receives.
+/// Maximum number of buffers in one call that receives.
 const MAX_BUFFERS: usize = 32;
 
 /// Constants from linux/udp.h and linux/in.h.
 const UDP_SEGMENT: c_int = 103;
 const UDP_GRO: c_int = 104;
 
-/// Bytes to one peer: one datagram, or `count` of `segment` bytes each but the last.
+/// Message to one peer: one datagram, or `count` datagrams of `segment` bytes each, the last of
+/// which may be shorter.
 pub(super) struct Message {
     pub(super) peer: SocketAddr,
     pub(super) hop_limit: Option<NonZeroU8>,
@@ -28,13 +30,13 @@ pub(super) struct Message {
     pub(super) count: usize,
 }
 
-/// Room for two control messages of a number each, aligned as the kernel needs it.
+/// Buffer for two control messages with one number each, aligned as the kernel requires.
 #[repr(C, align(8))]
 #[derive(Clone, Copy)]
 struct ControlBuffer([u8; 48]);
 
 impl Message {
-    /// The control messages that the datagrams need: level, type and value.
+    /// Returns the control messages for the datagrams: level, type and value.
     fn controls(&self) -> impl Iterator<Item = (c_int, c_int, ControlNumber)> {
         let segment = (self.segment != 0).then_some((
             libc::IPPROTO_UDP,
@@ -50,7 +52,7 @@ impl Message {
     }
 }
 
-/// The value of a control message, as long as the kernel requires it.
+/// Value of a control message, of the size that the kernel requires.
 enum ControlNumber {
     Short(u16),
     Int(c_int),
@@ -70,8 +72,7 @@ fn set(socket: &Socket, level: c_int, name: c_int, value: c_int) -> io::Result<(
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// DF is set on every datagram, and ICMP messages, which anyone can send, do not change what is
-/// sent.
+/// Sets DF on every datagram. ICMP messages, which anyone can send, do not change this.
 pub(super) fn set_unfragmented(socket: &Socket, v6: bool) -> io::Result<()> {
     if v6 {
         set(socket, libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_PROBE)?;
@@ -81,18 +82,18 @@ pub(super) fn set_unfragmented(socket: &Socket, v6: bool) -> io::Result<()> {
     }
 }
 
-/// Only what comes by this interface is received; 0: by any.
+/// Restricts reception to one interface; 0 means all interfaces.
 pub(super) fn bind_to_interface(socket: &Socket, index: u32) -> io::Result<()> {
     const SO_BINDTOIFINDEX: c_int = 62;
     set(socket, libc::SOL_SOCKET, SO_BINDTOIFINDEX, c_int::try_from(index).unwrap_or(0))
 }
 
-/// Several datagrams of one sender may come in one buffer.
+/// Permits the kernel to deliver several datagrams of one sender in one buffer.
 pub(super) fn set_gro(socket: &Socket) -> io::Result<()> {
     set(socket, libc::IPPROTO_UDP, UDP_GRO, 1)
 }
 
-/// The index of the interface that has `address`; 0: none.
+/// Returns the index of the interface that has `address`, or 0 if there is none.
 pub(super) fn interface_of(address: Ipv6Addr, scope: u32) -> u32 {
     if scope != 0 {
         return scope;
@@ -105,12 +106,13 @@ pub(super) fn interface_of(address: Ipv6Addr, scope: u32) -> u32 {
 }
 
 fn empty_header() -> libc::mmsghdr {
-    // SAFETY: null pointers and zero lengths are a valid header: no address, no bytes, no control
-    // message.
+    // SAFETY: null pointers and zero lengths are a valid header without an address, bytes or
+    // control messages.
     unsafe { MaybeUninit::zeroed().assume_init() }
 }
 
-/// Sends up to [`MAX_MESSAGES`] messages, whose bytes are in `bytes`; returns how many.
+/// Sends up to [`MAX_MESSAGES`] messages, whose bytes are in `bytes`. Returns the number of
+/// messages sent.
 pub(super) fn send(fd: BorrowedFd<'_>, bytes: &[u8], messages: &[Message]) -> io::Result<usize> {
     let count = messages.len().min(MAX_MESSAGES);
     let mut headers = [const { MaybeUninit::<libc::mmsghdr>::uninit() }; MAX_MESSAGES];
@@ -136,8 +138,8 @@ pub(super) fn send(fd: BorrowedFd<'_>, bytes: &[u8], messages: &[Message]) -> io
                     ControlNumber::Short(_) => size_of::<u16>(),
                     ControlNumber::Int(_) => size_of::<c_int>(),
                 } as libc::c_uint;
-                // SAFETY: the macros compute lengths. There are at most two control messages, each
-                // of at most an integer: they end within `control`, and each begins at a multiple
+                // SAFETY: the macros compute lengths. There are at most two control messages with
+                // at most one integer each, so they end within `control`. Each begins at a multiple
                 // of the alignment of its header, as `control` does.
                 unsafe {
                     let at = control.0.as_mut_ptr().add(used).cast::<libc::cmsghdr>();
@@ -159,8 +161,8 @@ pub(super) fn send(fd: BorrowedFd<'_>, bytes: &[u8], messages: &[Message]) -> io
         }
     }
     loop {
-        // SAFETY: the first `count` headers are filled, and name elements, addresses and control
-        // messages of this frame, and bytes of `bytes`, which the call only reads.
+        // SAFETY: the first `count` headers are filled. They refer to elements, addresses and
+        // control messages of this frame and to bytes of `bytes`, which the call only reads.
         let sent = unsafe {
             libc::sendmmsg(fd.as_raw_fd(), headers.as_mut_ptr().cast(), count as u32, libc::MSG_NOSIGNAL)
         };
@@ -178,7 +180,7 @@ fn failed(result: c_int) -> Option<io::Error> {
     (result < 0).then(io::Error::last_os_error)
 }
 
-/// Receives into `buffer`, in parts of `size` bytes.
+/// Receives into parts of `buffer` with `size` bytes each.
 pub(super) fn recv(
     fd: BorrowedFd<'_>,
     buffer: &mut [u8],
@@ -202,8 +204,8 @@ pub(super) fn recv(
         header.msg_hdr.msg_controllen = size_of::<ControlBuffer>() as _;
     }
     let received = loop {
-        // SAFETY: the first `count` headers are filled, and name elements, addresses and control
-        // messages of this frame, and parts of `buffer` that do not overlap.
+        // SAFETY: the first `count` headers are filled. They refer to elements, addresses and
+        // control messages of this frame and to parts of `buffer` that do not overlap.
         let received = unsafe {
             libc::recvmmsg(
                 fd.as_raw_fd(),
@@ -220,7 +222,7 @@ pub(super) fn recv(
         }
     };
     for (index, header) in headers[..received].iter().enumerate() {
-        // SAFETY: filled above, and changed by the call.
+        // SAFETY: the header was filled above and changed by the call.
         let header = unsafe { header.assume_init_ref() };
         // SAFETY: the call has written the sender's address, which has the length of its family.
         let Some(peer) = (unsafe { address(&header.msg_hdr) }) else { continue };
@@ -228,20 +230,20 @@ pub(super) fn recv(
             continue;
         }
         let (first, len) = (index * size, header.msg_len as usize);
-        // SAFETY: the control messages are those that the call has written.
+        // SAFETY: the call has written the control messages.
         let each = unsafe { segment(&header.msg_hdr) }.unwrap_or(len);
         datagrams.push(Incoming { peer, bytes: first..first + len, len: each });
     }
     Ok(())
 }
 
-/// The sender.
+/// Returns the sender.
 ///
 /// # Safety
 /// A call that receives has filled `header`.
 unsafe fn address(header: &libc::msghdr) -> Option<SocketAddr> {
-    // SAFETY: the caller's promise: storage of the largest address, with a family in front; zeroes
-    // if the kernel wrote nothing is excluded by the length.
+    // SAFETY: the caller ensures that the storage, which is large enough for any address, was
+    // filled by the call. The length excludes the case that the kernel wrote no address.
     unsafe {
         if (header.msg_namelen as usize) < size_of::<libc::sa_family_t>() {
             return None;
@@ -262,16 +264,16 @@ unsafe fn address(header: &libc::msghdr) -> Option<SocketAddr> {
     }
 }
 
-/// Bytes of each datagram, if there are several in the buffer.
+/// Returns the size of each datagram in bytes, if the buffer contains several.
 ///
 /// # Safety
 /// A call that receives has filled `header`.
 unsafe fn segment(header: &libc::msghdr) -> Option<usize> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller ensures that the call has filled `header`.
     let mut at = unsafe { libc::CMSG_FIRSTHDR(header) };
     while !at.is_null() {
-        // SAFETY: the macros stay within the control messages that the kernel wrote; UDP_GRO has an
-        // integer.
+        // SAFETY: the macros stay within the control messages that the kernel wrote, and UDP_GRO
+        // contains an integer.
         unsafe {
             if (*at).cmsg_level == libc::IPPROTO_UDP && (*at).cmsg_type == UDP_GRO {
                 return usize::try_from(libc::CMSG_DATA(at).cast::<c_int>().read_unaligned()).ok();

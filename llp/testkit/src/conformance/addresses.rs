@@ -7,13 +7,13 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use uiw_llp::{ListenConfig, Token, TransportConfig};
 
 define_checks! {
-    any_port: "a listener on port 0 gets a port, each another one",
-    address_in_use: "two listeners cannot have one address",
+    any_port: "listeners on port 0 get different ports",
+    address_in_use: "two listeners cannot have the same address",
     port_is_free_again: "a port is free when its listener is dropped",
-    foreign_address: "an address of another host is AddrNotAvailable",
+    foreign_address: "using an address of another host fails with AddrNotAvailable",
     addresses_of_a_connection: "both ends agree on their addresses",
-    given_local_address: "a connection has the given local address",
-    given_local_port: "a connection has the given local port",
+    given_local_address: "a connection uses the requested local address",
+    given_local_port: "a connection uses the requested local port",
 }
 
 fn any_port(s: &mut Session) -> Verdict {
@@ -45,7 +45,7 @@ fn port_is_free_again(s: &mut Session) -> Verdict {
     again.map(drop).map_err(unexpected("listening where a listener was dropped"))
 }
 
-/// RFC 5737 and 3849: no host has these.
+/// Returns an address that no host has (RFC 5737 and RFC 3849).
 fn unassigned(like: IpAddr) -> IpAddr {
     match like {
         IpAddr::V4(_) => Ipv4Addr::new(192, 0, 2, 1).into(),
@@ -80,7 +80,7 @@ fn given_local_address(s: &mut Session) -> Verdict {
     let client = s.stack(CLIENT).connect(Some(from), to, &TransportConfig::default(), CONNECTED);
     let mut client = client.map_err(unexpected("connect"))?;
     let server = s.accept(&mut *listener, ACCEPTED)?;
-    s.made(&mut *client, CONNECTED)?;
+    s.wait_connected(&mut *client, CONNECTED)?;
     let local = client.local_addr();
     ensure!(local.ip() == from.ip() && local.port() != 0, "the client is at {local}");
     ensure!(server.peer_addr() == local, "the server's peer is {}, and not {local}", server.peer_addr());
@@ -90,7 +90,7 @@ fn given_local_address(s: &mut Session) -> Verdict {
 fn given_local_port(s: &mut Session) -> Verdict {
     let mut listener = s.listen()?;
     let to = listener.local_addr();
-    // Other processes may take the port meanwhile.
+    // Another process may take the port meanwhile, so several ports are tried.
     for _ in 0..16 {
         let at = s.at(CLIENT);
         let probe = s.stack(CLIENT).listen(at, &ListenConfig::default(), Token(7));
@@ -101,10 +101,10 @@ fn given_local_port(s: &mut Session) -> Verdict {
             client => client.map_err(unexpected("connect"))?,
         };
         let server = s.accept(&mut *listener, ACCEPTED)?;
-        s.made(&mut *client, CONNECTED)?;
+        s.wait_connected(&mut *client, CONNECTED)?;
         let ends = (client.local_addr(), server.peer_addr());
         ensure!(ends == (from, from), "{ends:?} instead of {from}");
-        // A second connection between the same two ends cannot be.
+        // A second connection between the same two ends is impossible.
         let again = s.stack(CLIENT).connect(Some(from), to, &TransportConfig::default(), Token(8));
         return match again {
             Err(error) if matches!(error.kind(), ErrorKind::AddrInUse | ErrorKind::AddrNotAvailable) => {

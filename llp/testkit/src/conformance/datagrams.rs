@@ -1,5 +1,5 @@
-//! Datagrams, where a stack has them. A path may lose them: what is checked is sent until it
-//! arrives.
+//! Datagrams, if the stack supports them. A path may lose datagrams, so they are sent until they
+//! arrive.
 
 use super::session::{CLIENT, SERVER, Session, expect_kind, pattern};
 use super::{CheckStop, Verdict, define_checks, ensure, unexpected};
@@ -9,15 +9,15 @@ use uiw_llp::{DATAGRAM_BUFFER, DatagramConfig, DatagramSocket, Interest, Outgoin
 
 define_checks! {
     datagram_ports: "port 0 gives a free port, and a port is bound once",
-    datagram_both_ways: "datagrams arrive with their bytes and their sender",
-    datagram_boundaries: "datagrams of one call arrive one by one",
-    datagram_interest: "a socket is reported for what it asked for, with every poll",
-    datagram_closed: "a socket that was dropped is not reported, and its port is free",
+    datagram_both_ways: "datagrams arrive unchanged and with their sender",
+    datagram_boundaries: "datagrams sent with one call arrive separately",
+    datagram_interest: "every poll reports a ready socket according to its interest",
+    datagram_closed: "a dropped socket is not reported, and its port is free",
 }
 
 const HERE: Token = Token(1 << 41 | 1);
 const THERE: Token = Token(1 << 41 | 2);
-/// Times that something is sent before it counts as not arriving.
+/// Number of times that a datagram is sent before it is considered not to arrive.
 const TRIES: u32 = 50;
 
 type Socket = Box<dyn DatagramSocket>;
@@ -29,7 +29,7 @@ fn bind(s: &mut Session, which: usize, at: SocketAddr, token: Token) -> Verdict<
     }
 }
 
-/// A socket of each stack, which ask to be read.
+/// Returns a socket of each stack, with the interest in reading.
 fn pair(s: &mut Session) -> Verdict<(Socket, Socket)> {
     let (here, there) = (s.at(CLIENT), s.at(SERVER));
     let mut one = bind(s, CLIENT, here, HERE)?;
@@ -40,7 +40,7 @@ fn pair(s: &mut Session) -> Verdict<(Socket, Socket)> {
     Ok((one, other))
 }
 
-/// Receives what is there: each sender, and the bytes.
+/// Receives available datagrams, each with its sender.
 fn receive(socket: &mut Socket) -> Verdict<Vec<(SocketAddr, Vec<u8>)>> {
     let (mut buffer, mut incoming) = (vec![0; 2 * DATAGRAM_BUFFER], Vec::new());
     let mut all = Vec::new();
@@ -57,7 +57,7 @@ fn receive(socket: &mut Socket) -> Verdict<Vec<(SocketAddr, Vec<u8>)>> {
     }
 }
 
-/// Sends `datagrams` to `peer`; waits for room where there is none.
+/// Sends `datagrams` to `peer`. Waits if there is no room.
 fn send(
     s: &mut Session,
     (which, token): (usize, Token),
@@ -91,8 +91,8 @@ fn send(
     Ok(())
 }
 
-/// Returns whether a readable event of `token` comes, within a few rounds.
-fn comes(s: &mut Session, which: usize, token: Token) -> Verdict<bool> {
+/// Returns whether a readable event of `token` occurs within a few rounds.
+fn becomes_readable(s: &mut Session, which: usize, token: Token) -> Verdict<bool> {
     let mut came = false;
     s.never("", |s| {
         came |= s.is_readable(which, token);
@@ -121,7 +121,7 @@ fn datagram_both_ways(s: &mut Session) -> Verdict {
     exchange(s, (SERVER, THERE, &mut other), (CLIENT, HERE, &mut one), (there, here), &message[..1])
 }
 
-/// Sends until it arrives.
+/// Sends a datagram until it arrives.
 fn exchange(
     s: &mut Session,
     (from, from_token, sender): (usize, Token, &mut Socket),
@@ -131,7 +131,7 @@ fn exchange(
 ) -> Verdict {
     for _ in 0..TRIES {
         send(s, (from, from_token), sender, target, &[message])?;
-        if !comes(s, to, to_token)? {
+        if !becomes_readable(s, to, to_token)? {
             continue;
         }
         let received = receive(receiver)?;
@@ -159,7 +159,7 @@ fn datagram_boundaries(s: &mut Session) -> Verdict {
     for _ in 0..TRIES {
         let there = other.local_addr();
         send(s, (CLIENT, HERE), &mut one, there, &datagrams)?;
-        comes(s, SERVER, THERE)?;
+        becomes_readable(s, SERVER, THERE)?;
         for (_, got) in receive(&mut other)? {
             let known = datagrams.iter().position(|sent| *sent == got);
             ensure!(known.is_some(), "{} bytes arrive that were not sent as one", got.len());
@@ -180,9 +180,9 @@ fn datagram_interest(s: &mut Session) -> Verdict {
     let there = other.local_addr();
     for _ in 0..TRIES {
         send(s, (CLIENT, HERE), &mut one, there, &[b"x"])?;
-        ensure!(!comes(s, SERVER, THERE)?, "a socket without interest is reported");
+        ensure!(!becomes_readable(s, SERVER, THERE)?, "a socket without interest is reported");
         other.set_interest(Interest::READ).map_err(unexpected("set_interest"))?;
-        if comes(s, SERVER, THERE)? {
+        if becomes_readable(s, SERVER, THERE)? {
             s.reports((SERVER, THERE), Interest::READ, Some((true, false)))?;
             receive(&mut other)?;
             return s.reports((SERVER, THERE), Interest::READ, None);

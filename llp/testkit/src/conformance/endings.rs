@@ -6,17 +6,17 @@ use std::io::ErrorKind;
 use uiw_llp::{Interest, Token};
 
 define_checks! {
-    fin: "shutdown is a FIN behind what was sent, and is reported until the end",
-    half_close: "behind a FIN of ours bytes still come in",
-    send_after_fin: "behind a FIN of ours send says BrokenPipe",
-    fin_both_ways: "both ends may close, one after the other",
-    shutdown_twice: "a second shutdown does no harm",
-    drop_delivers: "what was sent before a drop arrives, then the FIN",
-    reset: "abort is a reset that is reported to the peer",
-    reset_ends_sending: "a reset ends the peer's sending as well",
-    aborted: "an aborted stream says NotConnected and keeps its addresses",
-    aborted_is_silent: "an aborted stream is not reported any more",
-    drain: "after drain everything that was sent has left",
+    fin: "shutdown sends a FIN after all data, and every poll reports the FIN",
+    half_close: "after shutdown data can still be received",
+    send_after_fin: "after shutdown send fails with BrokenPipe",
+    fin_both_ways: "both ends can shut down, one after the other",
+    shutdown_twice: "a second shutdown has no effect",
+    drop_delivers: "data sent before a drop arrives, followed by the FIN",
+    reset: "abort resets the connection, which is reported to the peer",
+    reset_ends_sending: "after a reset the peer cannot send",
+    aborted: "calls of an aborted stream fail with NotConnected, but it keeps its addresses",
+    aborted_is_silent: "an aborted stream is no longer reported",
+    drain: "after drain all sent data was transmitted",
 }
 
 const HERE: (usize, Token) = (CLIENT, CONNECTED);
@@ -33,7 +33,7 @@ fn fin(s: &mut Session) -> Verdict {
         s.poll()?;
         ensure!(s.is_readable(SERVER, ACCEPTED), "the FIN is reported only once");
         let end = recv(&mut *server, 10).map_err(unexpected("recv of a FIN"))?;
-        ensure!(end.is_empty(), "{} bytes behind the FIN", end.len());
+        ensure!(end.is_empty(), "{} bytes after the FIN", end.len());
     }
     Ok(())
 }
@@ -47,7 +47,7 @@ fn half_close(s: &mut Session) -> Verdict {
     let mut got = Vec::new();
     server.set_interest(Interest::WRITE).map_err(unexpected("set_interest"))?;
     client.set_interest(Interest::READ).map_err(unexpected("set_interest"))?;
-    s.until("bytes behind our FIN", |s| {
+    s.until("bytes after our FIN", |s| {
         if s.is_writable(SERVER, ACCEPTED) && sent < bytes.len() {
             match send(&mut *server, &bytes[sent..]) {
                 Ok(count) => sent += count,
@@ -55,18 +55,18 @@ fn half_close(s: &mut Session) -> Verdict {
             }
         }
         if s.is_readable(CLIENT, CONNECTED) {
-            got.extend(recv(&mut *client, 50_000).map_err(unexpected("recv behind our FIN"))?);
+            got.extend(recv(&mut *client, 50_000).map_err(unexpected("recv after our FIN"))?);
         }
         Ok(got.len() >= bytes.len())
     })?;
-    super::session::same(&got, &bytes)
+    super::session::expect_same(&got, &bytes)
 }
 
 fn send_after_fin(s: &mut Session) -> Verdict {
     let Pair { mut client, server: _server, listener: _listener } = s.pair()?;
     client.shutdown().map_err(unexpected("shutdown"))?;
     for _ in 0..2 {
-        expect_kind("send behind a FIN", send(&mut *client, b"x"), ErrorKind::BrokenPipe)?;
+        expect_kind("send after a FIN", send(&mut *client, b"x"), ErrorKind::BrokenPipe)?;
         s.wait_idle()?;
     }
     Ok(())
@@ -80,14 +80,14 @@ fn fin_both_ways(s: &mut Session) -> Verdict {
     s.expect_fin(THERE, &mut *server)?;
     s.send_all(THERE, &mut *server, b"answer")?;
     server.shutdown().map_err(unexpected("shutdown"))?;
-    // TCP's work is done, long since if the clock can be moved: the program's is not.
+    // The connection is finished from TCP's point of view, but the program has not read everything.
     s.wait_idle()?;
     s.expect(HERE, &mut *client, b"answer")?;
     s.expect_fin(HERE, &mut *client)?;
     s.wait_idle()?;
     for stream in [&mut client, &mut server] {
         let end = recv(&mut **stream, 10).map_err(unexpected("recv of a stream that both ends closed"))?;
-        ensure!(end.is_empty(), "{} bytes behind the FIN", end.len());
+        ensure!(end.is_empty(), "{} bytes after the FIN", end.len());
     }
     Ok(())
 }
@@ -128,11 +128,11 @@ fn reset(s: &mut Session) -> Verdict {
     let event = s.event(SERVER, ACCEPTED);
     ensure!(event.is_some_and(|event| event.readable && event.writable), "{event:?} reports a reset");
     expect_kind("recv of a reset stream", recv(&mut *server, 10), ErrorKind::ConnectionReset)?;
-    // From now on there is nothing to wait for.
+    // From now on no call may block.
     for _ in 0..2 {
         match recv(&mut *server, 10) {
-            Ok(bytes) => ensure!(bytes.is_empty(), "bytes behind a reset"),
-            Err(error) => ensure!(error.kind() != ErrorKind::WouldBlock, "recv behind a reset would block"),
+            Ok(bytes) => ensure!(bytes.is_empty(), "bytes after a reset"),
+            Err(error) => ensure!(error.kind() != ErrorKind::WouldBlock, "recv after a reset would block"),
         }
     }
     Ok(())
@@ -158,7 +158,7 @@ fn aborted(s: &mut Session) -> Verdict {
         expect_kind("shutdown of an aborted stream", client.shutdown(), ErrorKind::NotConnected)?;
         let result = client.connect_result();
         expect_kind("connect_result of an aborted stream", result, ErrorKind::NotConnected)?;
-        // Another interest than it has, as the same one may be nothing to do.
+        // The interest is changed, because setting the same one again may do nothing.
         for interest in [Interest::BOTH, Interest::NONE] {
             let result = client.set_interest(interest);
             expect_kind("set_interest of an aborted stream", result, ErrorKind::NotConnected)?;
@@ -186,7 +186,7 @@ fn drain(s: &mut Session) -> Verdict {
     {
         sent += count;
     }
-    // The peer reads on meanwhile.
+    // The peer continues to read meanwhile.
     let (mut done, mut got) = (false, Vec::new());
     s.until("the stack has nothing left to do, and the bytes are there", |s| {
         done = done || s.stack(CLIENT).drain();
@@ -195,10 +195,10 @@ fn drain(s: &mut Session) -> Verdict {
             Err(error) => ensure!(error.kind() == ErrorKind::WouldBlock, "recv: {error}"),
         }
         if !done {
-            // It is polled until it is done.
+            // The stack is polled until it is done.
             s.poll()?;
         }
         Ok(done && got.len() >= sent)
     })?;
-    super::session::same(&got, &bytes[..sent])
+    super::session::expect_same(&got, &bytes[..sent])
 }

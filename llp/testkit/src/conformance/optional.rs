@@ -1,7 +1,8 @@
-//! What a stack may have, and what it may ignore.
+//! Optional abilities, and options that a stack may ignore.
 
 use super::session::{
-    ACCEPTED, CLIENT, CONNECTED, LISTENER, Pair, SERVER, Session, expect_kind, pattern, recv, same, send,
+    ACCEPTED, CLIENT, CONNECTED, LISTENER, Pair, SERVER, Session, expect_kind, expect_same, pattern, recv,
+    send,
 };
 use super::{CheckStop, Verdict, define_checks, ensure, unexpected};
 use std::io::{self, ErrorKind, Read as _, Write as _};
@@ -12,19 +13,19 @@ use uiw_llp::{
 };
 
 define_checks! {
-    options: "options of any kind are kept or ignored",
-    wrong_congestion: "a congestion control of no stack is ignored or an OptionError",
-    segment_size: "the effective segment size is one",
-    info: "what a stream reports of itself is no more than was",
-    to_itself: "a stream to itself receives what it sends, and its own FIN",
-    take_socket: "a stream gives up its socket, or stays as it is",
-    readable: "what can be received is counted, up to the FIN",
-    readable_has_room: "there is room for as many bytes as are wanted",
-    peek_takes_nothing: "received bytes can be peeked at, and remain in the buffer",
-    peek_and_consume: "what is consumed is gone, and the rest is reported",
-    peek_and_wait: "bytes that are of no use yet are reported when more came",
-    peek_at_the_fin: "a peek without bytes is the FIN",
-    peek_round_the_buffer: "peeks see every byte, wherever the buffer ends",
+    options: "every option is applied or ignored",
+    wrong_congestion: "an unknown congestion control is ignored or fails with an OptionError",
+    segment_size: "the effective segment size is plausible",
+    info: "the counters of a stream do not exceed the real values",
+    to_itself: "a stream connected to itself receives its own data and its own FIN",
+    take_socket: "a stream returns its socket, or is unchanged",
+    readable: "the amount of receivable data is reported, up to the FIN",
+    readable_has_room: "there is room for the wanted number of bytes",
+    peek_takes_nothing: "peeking leaves received bytes in the buffer",
+    peek_and_consume: "consumed bytes are removed, and the rest is reported",
+    peek_and_wait: "bytes that wait for more are reported when more have arrived",
+    peek_at_the_fin: "an empty peek means the FIN",
+    peek_round_the_buffer: "peeks return every byte, wherever the buffer ends",
 }
 
 const HERE: (usize, Token) = (CLIENT, CONNECTED);
@@ -51,7 +52,8 @@ fn options(s: &mut Session) -> Verdict {
     Ok(())
 }
 
-/// Ignored, or `InvalidInput` with an [`OptionError`] inside.
+/// Checks that an option is ignored, or refused with `InvalidInput` that contains an
+/// [`OptionError`].
 fn ignored_or_named<T>(what: &str, result: io::Result<T>) -> Verdict<Option<T>> {
     match result {
         Ok(made) => Ok(Some(made)),
@@ -84,8 +86,8 @@ fn segment_size(s: &mut Session) -> Verdict {
     let Pair { mut client, mut server, listener: _listener } = s.pair()?;
     for _ in 0..40 {
         for stream in [&client, &server] {
-            // RFC 9293 section 3.7.1 and RFC 8200 section 5: no path has less than 536 or 1220; a
-            // packet has at most 65,535.
+            // Every path carries at least 536 or 1220 bytes (RFC 9293 section 3.7.1 and RFC 8200
+            // section 5), and a packet has at most 65,535.
             let emss = stream.emss();
             ensure!((48..=65_535).contains(&emss), "an EMSS of {emss}");
         }
@@ -110,7 +112,7 @@ fn info(s: &mut Session) -> Verdict {
         ensure!((LEN..=LEN + 2).contains(&received), "{received} of {LEN} bytes were received");
     }
     client.abort();
-    // Whatever the values, the call works.
+    // The call must succeed regardless of the values.
     let _ = client.info();
     Ok(())
 }
@@ -124,7 +126,7 @@ fn to_itself(s: &mut Session) -> Verdict {
         }
         stream => stream.map_err(unexpected("connect_self"))?,
     };
-    s.made(&mut *stream, CONNECTED)?;
+    s.wait_connected(&mut *stream, CONNECTED)?;
     let ends = (stream.local_addr(), stream.peer_addr());
     ensure!(ends.0 == ends.1 && ends.0.ip() == at.ip() && ends.0.port() != 0, "its ends are {ends:?}");
     let bytes = pattern(4000);
@@ -135,8 +137,8 @@ fn to_itself(s: &mut Session) -> Verdict {
     s.expect_fin(HERE, &mut *stream)
 }
 
-/// The socket has what came and was not received, and carries what follows; a stream that has none
-/// is unharmed by the question.
+/// Checks that the socket contains received data that was not read, and transfers later data. If
+/// the stream has no socket, the call must not affect it.
 fn take_socket(s: &mut Session) -> Verdict {
     let Pair { mut client, mut server, listener: _listener } = s.pair()?;
     let ends = (server.local_addr(), server.peer_addr());
@@ -165,7 +167,7 @@ fn take_socket(s: &mut Session) -> Verdict {
         }
         Ok(got.len() >= b"before and behind".len())
     })?;
-    same(&got, b"before and behind")?;
+    expect_same(&got, b"before and behind")?;
     s.never("an event of a stream without its socket", |s| Ok(s.event(SERVER, ACCEPTED).is_some()))?;
     (&socket).write_all(b"back").map_err(unexpected("writing to the socket"))?;
     s.expect(HERE, &mut *client, b"back")?;
@@ -188,14 +190,14 @@ fn readable(s: &mut Session) -> Verdict {
         let seen = ask(&mut *server, wanted)?;
         ensure!(seen == Readable::Bytes(10), "{seen:?} where 10 bytes wait");
     }
-    // More than wait are wanted: before the FIN, reports may be missing.
+    // More bytes are wanted than are waiting, so events may be missing before the FIN.
     client.shutdown().map_err(unexpected("shutdown"))?;
     s.until("the FIN is known", |_| Ok(ask(&mut *server, 100_000)? == Readable::All))?;
     wait_readable(s)?;
     s.expect(THERE, &mut *server, b"0123456789")
 }
 
-/// More than a socket has room for by itself before anything of it was received.
+/// Number of bytes that exceeds the default receive buffer of a socket.
 const MUCH: usize = 512 << 10;
 
 fn readable_has_room(s: &mut Session) -> Verdict {
@@ -235,7 +237,7 @@ fn peek(stream: &mut dyn TransportStream) -> Verdict<PeekOutcome> {
     }
 }
 
-/// A peek at some bytes, which have come.
+/// Peeks at bytes that have arrived.
 fn peek_bytes(stream: &mut dyn TransportStream) -> Verdict<Box<dyn RecvBuf>> {
     match peek(stream)? {
         PeekOutcome::Bytes(buf) => Ok(buf),
@@ -244,7 +246,7 @@ fn peek_bytes(stream: &mut dyn TransportStream) -> Verdict<Box<dyn RecvBuf>> {
     }
 }
 
-/// A pair whose accepted end can be looked at.
+/// Returns a pair whose accepted end supports peeking.
 fn peekable(s: &mut Session) -> Verdict<Pair> {
     let mut pair = s.pair()?;
     ensure!(matches!(peek(&mut *pair.server)?, PeekOutcome::Nothing), "a peek sees what was not sent");
@@ -261,7 +263,7 @@ fn peek_takes_nothing(s: &mut Session) -> Verdict {
     s.wait_idle()?;
     wait_readable(s)?;
     for _ in 0..2 {
-        same(peek_bytes(&mut *server)?.bytes(), b"0123456789")?;
+        expect_same(peek_bytes(&mut *server)?.bytes(), b"0123456789")?;
     }
     s.poll()?;
     ensure!(s.is_readable(SERVER, ACCEPTED), "a peek that was dropped is not reported any more");
@@ -276,13 +278,13 @@ fn peek_and_consume(s: &mut Session) -> Verdict {
     s.wait_idle()?;
     wait_readable(s)?;
     let mut seen = peek_bytes(&mut *server)?;
-    // They may be changed where they lie: those that stay are as they are left.
+    // Bytes may be changed in place. Bytes that remain in the buffer keep their changed values.
     seen.bytes()[4] = b'X';
     seen.consume(4, RemainingBytes::Useful);
     s.poll()?;
     ensure!(s.is_readable(SERVER, ACCEPTED), "bytes that are of use are not reported any more");
     let mut seen = peek_bytes(&mut *server)?;
-    same(seen.bytes(), b"X56789")?;
+    expect_same(seen.bytes(), b"X56789")?;
     seen.consume(1, RemainingBytes::Useful);
     s.expect(THERE, &mut *server, b"56789")?;
     s.never("an event of a stream without bytes", |s| Ok(s.is_readable(SERVER, ACCEPTED)))
@@ -301,14 +303,14 @@ fn peek_and_wait(s: &mut Session) -> Verdict {
     s.send_all(HERE, &mut *client, b"o")?;
     wait_readable(s)?;
     let mut seen = peek_bytes(&mut *server)?;
-    same(seen.bytes(), b"two")?;
+    expect_same(seen.bytes(), b"two")?;
     seen.consume(1, RemainingBytes::WaitForMore);
-    // No more comes: what is left is reported as well.
+    // No more bytes arrive, so the remaining ones are reported as well.
     client.shutdown().map_err(unexpected("shutdown"))?;
     wait_readable(s)?;
     let mut seen = peek_bytes(&mut *server)?;
     ensure!(!seen.can_grow(0), "bytes before a FIN can grow");
-    same(seen.bytes(), b"wo")?;
+    expect_same(seen.bytes(), b"wo")?;
     drop(seen);
     s.expect(THERE, &mut *server, b"wo")
 }
@@ -348,13 +350,14 @@ fn peek_round_the_buffer(s: &mut Session) -> Verdict {
         }
         if s.is_readable(SERVER, ACCEPTED) {
             let mut seen = peek_bytes(&mut *server)?;
-            // Pieces of seven bytes, as if they were messages; the rest stays until it is whole.
+            // Pieces of seven bytes are consumed, like messages; an incomplete one remains in the
+            // buffer.
             let len = seen.bytes().len();
             let take = len - len % 7;
             got.extend_from_slice(&seen.bytes()[..take]);
             if take < len && !seen.can_grow(take) {
                 seen.consume(take, RemainingBytes::Useful);
-                got.extend(recv(&mut *server, len - take).map_err(unexpected("recv behind a peek"))?);
+                got.extend(recv(&mut *server, len - take).map_err(unexpected("recv after a peek"))?);
             } else {
                 let last = got.len() + len - take == bytes.len();
                 if last {
@@ -365,5 +368,5 @@ fn peek_round_the_buffer(s: &mut Session) -> Verdict {
         }
         Ok(got.len() >= bytes.len())
     })?;
-    same(&got, &bytes)
+    expect_same(&got, &bytes)
 }

@@ -6,16 +6,16 @@ use std::io::ErrorKind;
 use uiw_llp::{Event, Interest, Token};
 
 define_checks! {
-    first_interest: "a connecting stream waits to write, an accepted one to read",
-    level_triggered: "what is ready is said with every poll until it is used",
-    only_what_was_asked: "events report what the interest asks for, and no more",
-    interest_later: "an interest reports what was ready before it",
-    readable_keeps_its_word: "behind a readable event recv does not block",
-    errors_without_interest: "a reset is reported to a stream without any interest",
-    dropped_is_silent: "a dropped stream is not reported any more",
-    token_used_again: "a token of a dropped stream may be another one's",
-    events_are_appended: "poll leaves the events alone that the caller has",
-    clock: "the clock does not go backwards, and deadlines are points of it",
+    first_interest: "a connecting stream is initially interested in writing, an accepted one in reading",
+    level_triggered: "every poll reports readiness until it is used",
+    only_what_was_asked: "events report exactly the requested interest",
+    interest_later: "a new interest reports earlier readiness",
+    readable_keeps_its_word: "after a readable event recv does not block",
+    errors_without_interest: "a reset is reported even without any interest",
+    dropped_is_silent: "a dropped stream is no longer reported",
+    token_used_again: "the token of a dropped stream can be reused",
+    events_are_appended: "poll keeps the caller's earlier events",
+    clock: "the clock does not go backwards, and deadlines refer to it",
 }
 
 const HERE: (usize, Token) = (CLIENT, CONNECTED);
@@ -48,7 +48,7 @@ fn level_triggered(s: &mut Session) -> Verdict {
                 "{left} bytes are left, and a poll does not report them"
             );
         }
-        let one = recv(&mut *server, 1).map_err(unexpected("recv behind a readable event"))?;
+        let one = recv(&mut *server, 1).map_err(unexpected("recv after a readable event"))?;
         ensure!(one.len() == 1, "a FIN that was not sent");
     }
     s.never("a readable event of a stream without bytes", |s| Ok(s.is_readable(SERVER, ACCEPTED)))
@@ -66,7 +66,7 @@ fn only_what_was_asked(s: &mut Session) -> Verdict {
         (Interest::NONE, None),
     ] {
         server.set_interest(interest).map_err(unexpected("set_interest"))?;
-        // To say it twice changes nothing.
+        // Setting the same interest again has no effect.
         server.set_interest(interest).map_err(unexpected("set_interest"))?;
         s.reports((SERVER, ACCEPTED), interest, expected)?;
     }
@@ -87,7 +87,7 @@ fn readable_keeps_its_word(s: &mut Session) -> Verdict {
     for round in 0..50u8 {
         ensure!(matches!(send(&mut *client, &[round]), Ok(1)), "no room for a byte");
         s.until("the byte", |s| Ok(s.is_readable(SERVER, ACCEPTED)))?;
-        let got = recv(&mut *server, 10).map_err(unexpected("recv behind a readable event"))?;
+        let got = recv(&mut *server, 10).map_err(unexpected("recv after a readable event"))?;
         ensure!(got == [round], "{got:?} instead of {round}");
     }
     Ok(())

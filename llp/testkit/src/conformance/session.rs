@@ -1,4 +1,5 @@
-//! Drives the stacks of one check as the engine does, and does what checks have in common.
+//! Drives the stacks of one check in the same way as the engine, and contains functions that
+//! several checks use.
 
 use super::{Advance, CheckStop, Peers, Verdict, ensure, unexpected};
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -12,29 +13,30 @@ use uiw_llp::{
 };
 use uiw_mem::{IoVec, IoVecMut};
 
-/// Numbers of the stacks in a session; shards that a check makes follow.
+/// Numbers of the stacks in a session. Shards that a check creates have higher numbers.
 pub(super) const CLIENT: usize = 0;
 pub(super) const SERVER: usize = 1;
 
-/// Tokens of a [`Pair`]. Each is used in one stack only.
+/// Tokens of a [`Pair`]. Each is used in only one stack.
 pub(super) const LISTENER: Token = Token(1 << 40 | 1);
 pub(super) const CONNECTED: Token = Token(1 << 40 | 2);
 pub(super) const ACCEPTED: Token = Token(1 << 40 | 3);
 
-/// Rounds without an event after which a check on a clock of its own has waited long enough.
+/// Number of successive rounds without an event after which a check with its own clock gives up.
 const SILENT_ROUNDS: u32 = 10_000;
-/// Rounds of any kind.
+/// Maximum number of rounds.
 const ROUNDS: u32 = 100_000;
-/// Rounds in which something that must not happen is waited for.
+/// Number of rounds in which an event must not occur.
 const NEVER_ROUNDS: u32 = 20;
-/// Maximum time of each round if the clock cannot be moved.
+/// Maximum time of each of these rounds if the clock cannot be advanced.
 const NEVER_REST: Duration = Duration::from_millis(2);
 /// Interval at which a stack without a descriptor is polled.
 const BLIND: Duration = Duration::from_millis(1);
-/// Time for stacks to close at the end of a check, whose outcome is known by then.
+/// Maximum time for the stacks to close at the end of a check. The outcome is already known by
+/// then.
 const WIND_DOWN: Duration = Duration::from_secs(2);
 
-/// The stacks of one check.
+/// State of one check, with its stacks.
 pub(super) struct Session {
     stacks: Vec<DrivenStack>,
     pub(super) ips: [IpAddr; 2],
@@ -51,7 +53,7 @@ struct DrivenStack {
     events: Vec<Event>,
 }
 
-/// A connection. The listener stays open.
+/// Connection, with the listener that has accepted it.
 pub(super) struct Pair {
     pub(super) client: Box<dyn TransportStream>,
     pub(super) server: Box<dyn TransportStream>,
@@ -68,14 +70,14 @@ impl Session {
         session
     }
 
-    /// Another stack to drive, and its number.
+    /// Adds another stack to drive. Returns its number.
     pub(super) fn add(&mut self, stack: Box<dyn TransportStack>) -> usize {
         let wait = stack.wait_fd();
         self.stacks.push(DrivenStack { stack, wait, due: true, events: Vec::new() });
         self.stacks.len() - 1
     }
 
-    /// Takes out the stack that was added last.
+    /// Removes the stack that was added last.
     pub(super) fn take_last(&mut self) -> Option<Box<dyn TransportStack>> {
         self.stacks.pop().map(|driven| driven.stack)
     }
@@ -84,7 +86,7 @@ impl Session {
         &mut *self.stacks[which].stack
     }
 
-    /// The descriptor of a stack, which a check is about.
+    /// Returns the descriptor of a stack for a check that needs one.
     pub(super) fn wait_fd(&self, which: usize) -> Verdict<Arc<OwnedFd>> {
         self.stacks[which].wait.clone().ok_or(CheckStop::NotOffered("a descriptor to wait for"))
     }
@@ -100,7 +102,7 @@ impl Session {
         self.poll_due()
     }
 
-    /// Polls the stacks that asked for it.
+    /// Polls the stacks that have requested it.
     fn poll_due(&mut self) -> Verdict {
         for which in 0..self.stacks.len() {
             if self.stacks[which].due {
@@ -142,7 +144,7 @@ impl Session {
         self.event(which, token).is_some_and(|event| event.writable)
     }
 
-    /// Polls the stacks and sleeps, as the engine does, until `done` says so.
+    /// Polls the stacks and sleeps, like the engine, until `done` returns true.
     pub(super) fn until(&mut self, what: &str, mut done: impl FnMut(&mut Self) -> Verdict<bool>) -> Verdict {
         let begin = Instant::now();
         let (mut rounds, mut silent) = (0, 0);
@@ -161,7 +163,7 @@ impl Session {
             if over {
                 break;
             }
-            self.rest(left);
+            self.sleep(left);
             self.poll_due()?;
         }
         self.poll()?;
@@ -171,8 +173,8 @@ impl Session {
         }))
     }
 
-    /// Sleeps until a stack has something or its deadline has passed, but no longer than `longest`.
-    fn rest(&mut self, longest: Duration) {
+    /// Sleeps until a stack has an event or its deadline has passed, for at most `longest`.
+    fn sleep(&mut self, longest: Duration) {
         let deadline = |driven: &DrivenStack| {
             let (deadline, now) = (driven.stack.deadline()?, driven.stack.now());
             Some((deadline, deadline.saturating_duration_since(now)))
@@ -196,17 +198,17 @@ impl Session {
         }
     }
 
-    /// Goes on for some rounds, in which `bad` must not say so.
+    /// Runs some rounds in which `bad` must not return true.
     pub(super) fn never(&mut self, what: &str, mut bad: impl FnMut(&mut Self) -> Verdict<bool>) -> Verdict {
         for _ in 0..NEVER_ROUNDS {
             self.poll()?;
             ensure!(!bad(self)?, "{what}");
-            self.rest(NEVER_REST);
+            self.sleep(NEVER_REST);
         }
         Ok(())
     }
 
-    /// Lets what is in flight arrive.
+    /// Waits until data in flight has arrived.
     pub(super) fn wait_idle(&mut self) -> Verdict {
         self.never("", |_| Ok(false))
     }
@@ -233,8 +235,8 @@ impl Session {
         self.stack(CLIENT).connect(None, to, &options, token).map_err(unexpected("connect"))
     }
 
-    /// Waits until the attempt has succeeded.
-    pub(super) fn made(&mut self, stream: &mut dyn TransportStream, token: Token) -> Verdict {
+    /// Waits until the connection attempt has succeeded.
+    pub(super) fn wait_connected(&mut self, stream: &mut dyn TransportStream, token: Token) -> Verdict {
         self.made_on(CLIENT, stream, token)
     }
 
@@ -246,21 +248,21 @@ impl Session {
     ) -> Verdict {
         self.until("a writable event of the connection attempt", |s| Ok(s.is_writable(which, token)))?;
         let made = stream.connect_result().map_err(unexpected("connect_result"))?;
-        ensure!(made, "connect_result says false behind the writable event");
+        ensure!(made, "connect_result says false after the writable event");
         Ok(())
     }
 
-    /// Waits for the next connection.
+    /// Waits for the next connection and accepts it.
     pub(super) fn accept(
         &mut self,
         listener: &mut dyn TransportListener,
         token: Token,
     ) -> Verdict<Box<dyn TransportStream>> {
         self.until("a readable event of the listener", |s| Ok(s.is_readable(SERVER, LISTENER)))?;
-        listener.accept(token).map_err(unexpected("accept behind a readable event"))
+        listener.accept(token).map_err(unexpected("accept after a readable event"))
     }
 
-    /// A connection, with the streams' first interests.
+    /// Creates a connection, whose streams have their initial interests.
     pub(super) fn pair(&mut self) -> Verdict<Pair> {
         self.pair_with(&TransportConfig::default())
     }
@@ -272,14 +274,15 @@ impl Session {
         let client = self.stack(CLIENT).connect(None, to, options, CONNECTED);
         let mut client = client.map_err(unexpected("connect"))?;
         let server = self.accept(&mut *listener, ACCEPTED)?;
-        self.made(&mut *client, CONNECTED)?;
+        self.wait_connected(&mut *client, CONNECTED)?;
         Ok(Pair { client, server, listener })
     }
 
     // ---- bytes
     // -----------------------------------------------------------------------------------------------
 
-    /// Each of two polls reports `expected` (readable, writable) for a stream with `interest`.
+    /// Checks that each of two polls reports `expected` (readable, writable) for a stream with
+    /// `interest`.
     pub(super) fn reports(
         &mut self,
         (which, token): (usize, Token),
@@ -294,8 +297,8 @@ impl Session {
         Ok(())
     }
 
-    /// Sends from the front of `bufs`; sleeps for a writable event where there is no room, and then
-    /// there must be.
+    /// Sends from the front of `bufs`. If there is no room, waits for a writable event, after which
+    /// the call must succeed.
     pub(super) fn send_some(
         &mut self,
         (which, token): (usize, Token),
@@ -306,7 +309,7 @@ impl Session {
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
                 stream.set_interest(Interest::WRITE).map_err(unexpected("set_interest"))?;
                 self.until("room to send", |s| Ok(s.is_writable(which, token)))?;
-                stream.send(bufs).map_err(unexpected("send behind a writable event"))?
+                stream.send(bufs).map_err(unexpected("send after a writable event"))?
             }
             result => result.map_err(unexpected("send"))?,
         };
@@ -315,8 +318,8 @@ impl Session {
         Ok(count)
     }
 
-    /// Receives into `bufs`; sleeps for a readable event where nothing came, and then something
-    /// must be there. 0 is the peer's FIN.
+    /// Receives into `bufs`. If nothing has arrived, waits for a readable event, after which the
+    /// call must succeed. 0 is the peer's FIN.
     pub(super) fn recv_some(
         &mut self,
         (which, token): (usize, Token),
@@ -327,7 +330,7 @@ impl Session {
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
                 stream.set_interest(Interest::READ).map_err(unexpected("set_interest"))?;
                 self.until("bytes, or the end", |s| Ok(s.is_readable(which, token)))?;
-                stream.recv(bufs).map_err(unexpected("recv behind a readable event"))?
+                stream.recv(bufs).map_err(unexpected("recv after a readable event"))?
             }
             result => result.map_err(unexpected("recv"))?,
         };
@@ -350,7 +353,7 @@ impl Session {
         Ok(())
     }
 
-    /// Receives `len` bytes, or fewer when the peer's FIN comes before.
+    /// Receives `len` bytes, or fewer if the peer's FIN comes before.
     pub(super) fn recv_upto(
         &mut self,
         at: (usize, Token),
@@ -377,7 +380,7 @@ impl Session {
         bytes: &[u8],
     ) -> Verdict {
         let got = self.recv_upto(at, stream, bytes.len())?;
-        same(&got, bytes)
+        expect_same(&got, bytes)
     }
 
     /// Receives the peer's FIN, and nothing before it.
@@ -387,30 +390,30 @@ impl Session {
         Ok(())
     }
 
-    /// Gives what was sent a time to leave, so that no drop of a stack waits for it.
+    /// Gives the stacks time to send remaining data, so that dropping a stack does not wait for it.
     pub(super) fn wind_down(&mut self) {
         let end = Instant::now() + WIND_DOWN;
         for _ in 0..SILENT_ROUNDS {
-            // All are drained, also when the first one is not done.
+            // All stacks are drained, even if the first one is not done.
             let busy =
                 self.stacks.iter_mut().filter_map(|driven| (!driven.stack.drain()).then_some(())).count();
             let done = busy == 0;
             if done || Instant::now() > end || self.poll().is_err() {
                 return;
             }
-            self.rest(NEVER_REST);
+            self.sleep(NEVER_REST);
         }
     }
 }
 
-/// Waits until one of the descriptors is readable, and which are.
+/// Waits until one of the descriptors is readable. Returns which of them are.
 pub(super) fn ready(fds: &[Option<&OwnedFd>], longest: Duration) -> Vec<bool> {
     let set = fds.iter().flatten().map(|fd| PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::IN));
     let mut set: Vec<_> = set.collect();
-    // Rounded up: a time-out before a deadline would only be another round.
+    // The time is rounded up, because a time-out before a deadline would only cause another round.
     let nanos = longest.as_nanos() as i64 + 1;
     let timeout = Timespec { tv_sec: nanos / 1_000_000_000, tv_nsec: nanos % 1_000_000_000 };
-    // An interrupted call is a wake-up like any other.
+    // An interrupted call counts as a wake-up.
     let interrupted = rustix::event::poll(&mut set, Some(&timeout)).is_err();
     let mut set = set.into_iter();
     let reported = |fd: &Option<&OwnedFd>| {
@@ -419,20 +422,20 @@ pub(super) fn ready(fds: &[Option<&OwnedFd>], longest: Duration) -> Vec<bool> {
     fds.iter().map(reported).collect()
 }
 
-/// The first `len` bytes of a stream whose positions are distinguishable.
+/// Returns the first `len` bytes of a pattern in which positions are distinguishable.
 pub(super) fn pattern(len: usize) -> Vec<u8> {
     (0..len).map(|at| (at * 31 + (at >> 8) * 7 + (at >> 16) * 13) as u8).collect()
 }
 
-/// Compares, and names the first difference.
-pub(super) fn same(got: &[u8], expected: &[u8]) -> Verdict {
+/// Compares the bytes, and reports the first difference.
+pub(super) fn expect_same(got: &[u8], expected: &[u8]) -> Verdict {
     let differs = got.iter().zip(expected).position(|(got, expected)| got != expected);
     ensure!(differs.is_none(), "byte {} differs", differs.unwrap_or(0));
     ensure!(got.len() == expected.len(), "{} of {} bytes came", got.len(), expected.len());
     Ok(())
 }
 
-/// An error of this kind, and no other answer.
+/// Checks that the result is an error of this kind.
 pub(super) fn expect_kind<T>(what: &str, result: io::Result<T>, kind: ErrorKind) -> Verdict {
     match result {
         Err(error) if error.kind() == kind => Ok(()),

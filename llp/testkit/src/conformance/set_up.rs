@@ -9,26 +9,26 @@ use std::io::ErrorKind;
 use uiw_llp::{Interest, ListenConfig, Token, TransportConfig, TransportStream};
 
 define_checks! {
-    connect_and_accept: "a connection is made, and events report it at both ends",
-    undecided: "an attempt that is undecided blocks and fails nothing",
-    refused: "an attempt at a closed port ends as ConnectionRefused, repeatedly",
-    accept_would_block: "accept says WouldBlock when no connection waits",
-    several_waiting: "a listener is readable until all that wait are accepted",
-    many_connections: "many connections keep their bytes and events apart",
-    backlog: "beyond its backlog a listener loses none of those that it took",
-    data_before_accept: "what came before accept is reported after it",
-    peer_closed_while_queued: "a peer that sends and closes before accept is accepted",
-    peer_reset_while_queued: "a peer that resets before accept leaves no event",
-    listener_dropped: "a dropped listener refuses, its streams go on",
-    listener_dropped_with_queue: "a connection that waits at a dropped listener is cut",
-    attempt_dropped: "an attempt that is dropped at once leaves nothing behind",
+    connect_and_accept: "a connection is established, and events report it at both ends",
+    undecided: "calls during a connection attempt return WouldBlock",
+    refused: "connecting to a closed port fails with ConnectionRefused, repeatedly",
+    accept_would_block: "accept returns WouldBlock if no connection waits",
+    several_waiting: "a listener is readable until all waiting connections are accepted",
+    many_connections: "data and events of many connections are not mixed up",
+    backlog: "a full backlog loses no connection that the listener has accepted",
+    data_before_accept: "data that arrived before accept is reported after it",
+    peer_closed_while_queued: "a connection whose peer sent data and closed before accept is accepted",
+    peer_reset_while_queued: "a reset before accept leaves no event",
+    listener_dropped: "a dropped listener refuses connections, and its streams continue",
+    listener_dropped_with_queue: "dropping a listener resets its waiting connections",
+    attempt_dropped: "a connection attempt that is dropped immediately leaves nothing behind",
 }
 
 fn connect_and_accept(s: &mut Session) -> Verdict {
     let mut listener = s.listen()?;
     let mut client = s.connect(listener.local_addr(), CONNECTED)?;
     let mut server = s.accept(&mut *listener, ACCEPTED)?;
-    s.made(&mut *client, CONNECTED)?;
+    s.wait_connected(&mut *client, CONNECTED)?;
     let again = client.connect_result().map_err(unexpected("connect_result"))?;
     ensure!(again, "connect_result says true only once");
     let accepted = server.connect_result().map_err(unexpected("connect_result of an accepted stream"))?;
@@ -39,13 +39,13 @@ fn connect_and_accept(s: &mut Session) -> Verdict {
 fn undecided(s: &mut Session) -> Verdict {
     let mut listener = s.listen()?;
     let mut client = s.connect(listener.local_addr(), CONNECTED)?;
-    // Whether it is decided at once is up to the stack.
+    // The attempt may be decided immediately.
     if !client.connect_result().map_err(unexpected("connect_result at once"))? {
         expect_kind("send before the connection is made", send(&mut *client, b"x"), ErrorKind::WouldBlock)?;
         expect_kind("recv before the connection is made", recv(&mut *client, 1), ErrorKind::WouldBlock)?;
     }
     drop(s.accept(&mut *listener, ACCEPTED)?);
-    s.made(&mut *client, CONNECTED)
+    s.wait_connected(&mut *client, CONNECTED)
 }
 
 fn refused(s: &mut Session) -> Verdict {
@@ -55,7 +55,7 @@ fn refused(s: &mut Session) -> Verdict {
     s.wait_idle()?;
     let mut client = match s.stack(CLIENT).connect(None, closed_port, &TransportConfig::default(), CONNECTED)
     {
-        // It may be known at once.
+        // The refusal may be known immediately.
         Err(error) if error.kind() == ErrorKind::ConnectionRefused => return Ok(()),
         client => client.map_err(unexpected("connect"))?,
     };
@@ -87,7 +87,7 @@ fn several_waiting(s: &mut Session) -> Verdict {
     let mut clients = Vec::new();
     for number in 0..COUNT {
         let mut client = s.connect(listener.local_addr(), Token(number))?;
-        s.made(&mut *client, Token(number))?;
+        s.wait_connected(&mut *client, Token(number))?;
         clients.push(client);
     }
     let mut expected: HashSet<_> = clients.iter().map(|client| client.local_addr()).collect();
@@ -126,7 +126,7 @@ fn many_connections(s: &mut Session) -> Verdict {
         client.set_interest(Interest::READ).map_err(unexpected("set_interest"))?;
         ensure!(matches!(send(&mut **client, &[number as u8]), Ok(1)), "a connection has no room for a byte");
     }
-    // Each server answers with what it got, when an event says so.
+    // Each server returns what it has received when an event reports it.
     let mut heard = HashSet::new();
     s.until("every server's bytes are reported", |s| {
         let reported: Vec<_> = s.events(SERVER).to_vec();
@@ -139,7 +139,7 @@ fn many_connections(s: &mut Session) -> Verdict {
                     event.token
                 )));
             };
-            let name = recv(&mut **server, 100).map_err(unexpected("recv behind a readable event"))?;
+            let name = recv(&mut **server, 100).map_err(unexpected("recv after a readable event"))?;
             ensure!(
                 name.len() == 1 && heard.insert(at),
                 "{} bytes, and {at:?} was reported twice",
@@ -160,7 +160,7 @@ fn many_connections(s: &mut Session) -> Verdict {
                     event.token
                 )));
             };
-            let name = recv(&mut **client, 100).map_err(unexpected("recv behind a readable event"))?;
+            let name = recv(&mut **client, 100).map_err(unexpected("recv after a readable event"))?;
             ensure!(name == [at as u8], "client {at} got {name:?}");
             ensure!(answered.insert(at), "client {at} was answered twice");
         }
@@ -177,8 +177,8 @@ fn backlog(s: &mut Session) -> Verdict {
         clients.push((Token(number), s.connect(listener.local_addr(), Token(number))?));
     }
     s.wait_idle()?;
-    // Those that found no room are refused or try again. Each accepted one is one of the others,
-    // and can send.
+    // Attempts that found no room are refused or retried. Each accepted connection belongs to one
+    // of the other attempts and can send.
     for number in 0..BACKLOG {
         let token = Token(100 + u64::from(number));
         let mut server = s.accept(&mut *listener, token)?;
@@ -188,7 +188,7 @@ fn backlog(s: &mut Session) -> Verdict {
         let at =
             at.ok_or_else(|| CheckStop::Failed(format!("{peer} was accepted, which did not connect")))?;
         let (client_token, mut client) = clients.swap_remove(at);
-        s.made(&mut *client, client_token)?;
+        s.wait_connected(&mut *client, client_token)?;
         s.send_all((SERVER, token), &mut *server, b"hello")?;
         s.expect((CLIENT, client_token), &mut *client, b"hello")?;
     }
@@ -198,7 +198,7 @@ fn backlog(s: &mut Session) -> Verdict {
 fn data_before_accept(s: &mut Session) -> Verdict {
     let mut listener = s.listen()?;
     let mut client = s.connect(listener.local_addr(), CONNECTED)?;
-    s.made(&mut *client, CONNECTED)?;
+    s.wait_connected(&mut *client, CONNECTED)?;
     s.send_all((CLIENT, CONNECTED), &mut *client, b"early")?;
     s.wait_idle()?;
     let mut server = s.accept(&mut *listener, ACCEPTED)?;
@@ -209,7 +209,7 @@ fn data_before_accept(s: &mut Session) -> Verdict {
 fn peer_closed_while_queued(s: &mut Session) -> Verdict {
     let mut listener = s.listen()?;
     let mut client = s.connect(listener.local_addr(), CONNECTED)?;
-    s.made(&mut *client, CONNECTED)?;
+    s.wait_connected(&mut *client, CONNECTED)?;
     let bytes = pattern(2000);
     s.send_all((CLIENT, CONNECTED), &mut *client, &bytes)?;
     drop(client);
@@ -222,10 +222,10 @@ fn peer_closed_while_queued(s: &mut Session) -> Verdict {
 fn peer_reset_while_queued(s: &mut Session) -> Verdict {
     let mut listener = s.listen()?;
     let mut client = s.connect(listener.local_addr(), CONNECTED)?;
-    s.made(&mut *client, CONNECTED)?;
+    s.wait_connected(&mut *client, CONNECTED)?;
     client.abort();
     s.wait_idle()?;
-    // The stack may pass it over, or give a stream that says so.
+    // The stack may skip the connection, or return a stream that reports the reset.
     match listener.accept(ACCEPTED) {
         Err(error) if error.kind() == ErrorKind::WouldBlock => {}
         Err(error) => return Err(unexpected("accept")(error)),
@@ -260,7 +260,7 @@ fn listener_dropped(s: &mut Session) -> Verdict {
 fn listener_dropped_with_queue(s: &mut Session) -> Verdict {
     let listener = s.listen()?;
     let mut client = s.connect(listener.local_addr(), CONNECTED)?;
-    s.made(&mut *client, CONNECTED)?;
+    s.wait_connected(&mut *client, CONNECTED)?;
     s.wait_idle()?;
     drop(listener);
     client.set_interest(Interest::READ).map_err(unexpected("set_interest"))?;
@@ -278,7 +278,7 @@ fn attempt_dropped(s: &mut Session) -> Verdict {
     let mut listener = s.listen()?;
     drop(s.connect(listener.local_addr(), CONNECTED)?);
     s.never("an event of a dropped attempt", |s| Ok(s.event(CLIENT, CONNECTED).is_some()))?;
-    // If it was made before, it is closed; and its token may be used again.
+    // If the connection was established before, it is closed. Its token may be used again.
     if let Ok(mut server) = listener.accept(Token(9)) {
         s.until("the end of a dropped attempt", |_| match recv(&mut *server, 1) {
             Ok(bytes) => Ok(bytes.is_empty()),
@@ -287,7 +287,7 @@ fn attempt_dropped(s: &mut Session) -> Verdict {
     }
     let mut client = s.connect(listener.local_addr(), CONNECTED)?;
     let mut server = s.accept(&mut *listener, ACCEPTED)?;
-    s.made(&mut *client, CONNECTED)?;
+    s.wait_connected(&mut *client, CONNECTED)?;
     s.send_all((CLIENT, CONNECTED), &mut *client, b"again")?;
     s.expect((SERVER, ACCEPTED), &mut *server, b"again")
 }

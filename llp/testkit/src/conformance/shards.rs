@@ -1,7 +1,7 @@
 //! Shards, and streams that move between them.
 
 use super::session::{
-    ACCEPTED, CLIENT, CONNECTED, Pair, SERVER, Session, expect_kind, pattern, ready, recv, same, send,
+    ACCEPTED, CLIENT, CONNECTED, Pair, SERVER, Session, expect_kind, expect_same, pattern, ready, recv, send,
 };
 use super::{CheckStop, Verdict, define_checks, ensure, unexpected};
 use std::io::{self, ErrorKind};
@@ -13,24 +13,24 @@ use uiw_llp::{
 use uiw_mem::{IoVec, IoVecMut};
 
 define_checks! {
-    without_shards: "without shards no stream moves, and it is said so",
-    shard_of_its_own: "a shard listens and connects, and its events are its own",
-    shard_outlives: "a shard goes on without the stack that it came from",
+    without_shards: "without shards streams cannot move, and the calls fail with Unsupported",
+    shard_of_its_own: "a shard can listen and connect, and reports only its own events",
+    shard_outlives: "a shard works without the stack that created it",
     move_accepted: "an accepted stream moves to another shard without losing a byte",
     move_wakes: "an adopted stream with bytes wakes a thread that sleeps in the new shard",
     move_keeps_interest: "an adopted stream has the interest that it had",
-    move_connecting: "a connection attempt moves",
-    move_with_fin: "a FIN and a reset in flight are reported by the new shard",
-    move_back: "a stream moves back, and to the shard that it left",
-    drop_detached: "a detached stream that is dropped is closed, one aborted is reset",
-    refused_adoption: "what is not detached, or foreign, is not adopted and is unharmed",
+    move_connecting: "a connecting stream moves to another shard",
+    move_with_fin: "the new shard reports a FIN and a reset in flight",
+    move_back: "a stream can move back to its previous shard",
+    drop_detached: "dropping a detached stream closes it, and aborting it resets it",
+    refused_adoption: "streams that are not detached or are foreign are not adopted, and stay unchanged",
     shards_at_once: "two threads drive two shards at the same time",
 }
 
 const HERE: (usize, Token) = (CLIENT, CONNECTED);
 const MOVED: Token = Token(77);
 
-/// Another shard of the server, driven by the session from now on.
+/// Returns another shard of the server, which the session drives from now on.
 fn shard(s: &mut Session) -> Verdict<usize> {
     let shard = s.stack(SERVER).shard().map_err(unexpected("shard"))?;
     Ok(s.add(shard.ok_or(CheckStop::NotOffered("shards"))?))
@@ -62,7 +62,7 @@ fn shard_of_its_own(s: &mut Session) -> Verdict {
     if let (Some(one), Some(other)) = fds {
         ensure!(!std::sync::Arc::ptr_eq(&one, &other), "two shards have one descriptor");
     }
-    // The tokens of two shards may be the same.
+    // Different shards may use the same tokens.
     let at = s.at(SERVER);
     let options = ListenConfig::default();
     let mut listener = s.stack(shard).listen(at, &options, ACCEPTED).map_err(unexpected("listen"))?;
@@ -75,10 +75,10 @@ fn shard_of_its_own(s: &mut Session) -> Verdict {
         Ok(s.is_readable(shard, ACCEPTED))
     })?;
     let mut server = listener.accept(Token(6)).map_err(unexpected("accept"))?;
-    s.made(&mut *client, Token(5))?;
+    s.wait_connected(&mut *client, Token(5))?;
     s.send_all((CLIENT, Token(5)), &mut *client, b"hello")?;
     s.expect((shard, Token(6)), &mut *server, b"hello")?;
-    // It connects as well.
+    // The shard can connect as well.
     let to = first.listener.local_addr();
     let mut first_listener = first.listener;
     let out = s.stack(shard).connect(None, to, &TransportConfig::default(), Token(7));
@@ -90,7 +90,7 @@ fn shard_of_its_own(s: &mut Session) -> Verdict {
 }
 
 fn shard_outlives(s: &mut Session) -> Verdict {
-    // A shard of a shard, and the one between is gone.
+    // A shard of a shard is created, and the shard between is dropped.
     let between = shard(s)?;
     let last = s.stack(between).shard().map_err(unexpected("shard of a shard"))?;
     let last = last.ok_or_else(|| CheckStop::Failed("a shard says that there are no shards".into()))?;
@@ -120,10 +120,10 @@ fn move_accepted(s: &mut Session) -> Verdict {
     s.until("an event of bytes that came before", |s| Ok(s.is_readable(shard, MOVED)))?;
     s.send_all(HERE, &mut *client, after)?;
     got.extend(s.recv_upto((shard, MOVED), &mut *server, bytes.len() - got.len())?);
-    same(&got, &bytes)?;
+    expect_same(&got, &bytes)?;
     ensure!((server.local_addr(), server.peer_addr()) == addresses, "the addresses have changed");
     s.never("an event of a stream that left", |s| Ok(s.event(SERVER, ACCEPTED).is_some()))?;
-    // Both directions, as before.
+    // Data is transferred in both directions, as before.
     s.send_all((shard, MOVED), &mut *server, &bytes)?;
     s.expect(HERE, &mut *client, &bytes)?;
     drop(server);
@@ -261,7 +261,7 @@ fn refused_adoption(s: &mut Session) -> Verdict {
     s.never("an event of what was not adopted", |s| Ok(s.event(shard, MOVED).is_some()))
 }
 
-/// A stream that no stack made.
+/// Stream that was created by no stack.
 struct ForeignStream(SocketAddr);
 
 impl TransportStream for ForeignStream {
@@ -306,8 +306,8 @@ impl StreamExtensions for ForeignStream {
     }
 }
 
-/// Each thread has a connection from a shard to itself, over addresses that both use, and no other
-/// state.
+/// Each thread has a connection from a shard to itself. The two threads use the same addresses, but
+/// share no other state.
 fn shards_at_once(s: &mut Session) -> Verdict {
     let mut shards = Vec::new();
     for _ in 0..2 {
@@ -326,7 +326,7 @@ fn shards_at_once(s: &mut Session) -> Verdict {
     Ok(())
 }
 
-/// Moves a megabyte over a connection with both ends in `stack`.
+/// Transfers a megabyte over a connection with both ends in `stack`.
 fn to_and_fro(mut stack: Box<dyn TransportStack>, at: SocketAddr, timeout: Duration) -> Verdict {
     const LISTENING: Token = Token(0);
     let mut listener = stack.listen(at, &ListenConfig::default(), LISTENING).map_err(unexpected("listen"))?;
@@ -362,5 +362,5 @@ fn to_and_fro(mut stack: Box<dyn TransportStack>, at: SocketAddr, timeout: Durat
             }
         }
     }
-    same(&got, &bytes)
+    expect_same(&got, &bytes)
 }

@@ -1,7 +1,7 @@
-//! Bytes: order, borders of calls, and what happens when there is no room.
+//! Transfer of data: order, boundaries of calls, and behaviour without room.
 
 use super::session::{
-    ACCEPTED, CLIENT, CONNECTED, Pair, SERVER, Session, expect_kind, pattern, recv, same, send,
+    ACCEPTED, CLIENT, CONNECTED, Pair, SERVER, Session, expect_kind, expect_same, pattern, recv, send,
 };
 use super::{CheckStop, Verdict, define_checks, ensure, unexpected};
 use std::io::ErrorKind;
@@ -9,16 +9,16 @@ use uiw_llp::{Interest, TransportConfig};
 use uiw_mem::{IoVec, IoVecMut};
 
 define_checks! {
-    bytes_in_order: "a megabyte each way arrives whole and in order",
+    bytes_in_order: "a megabyte in each direction arrives complete and in order",
     both_ways_at_once: "the two directions do not disturb each other",
-    gathered: "send takes its buffers in order, empty ones among them",
-    scattered: "recv fills its buffers in order, empty ones among them",
-    many_buffers: "however many buffers are given, what is taken is their front",
-    small_reads: "what recv leaves is there for the next one",
-    no_bytes: "no bytes to send or room to receive is InvalidInput, and no FIN",
-    memory_is_free_after_send: "what send took may be overwritten",
-    recv_would_block: "recv says WouldBlock when nothing came",
-    send_would_block: "send takes what there is room for, then says WouldBlock",
+    gathered: "send uses its buffers in order, including empty ones",
+    scattered: "recv fills its buffers in order, including empty ones",
+    many_buffers: "with any number of buffers, the accepted bytes are the first ones",
+    small_reads: "bytes that recv leaves are returned by the next call",
+    no_bytes: "empty buffers fail with InvalidInput, and are not a FIN",
+    memory_is_free_after_send: "memory of accepted bytes can be overwritten",
+    recv_would_block: "recv returns WouldBlock if nothing has arrived",
+    send_would_block: "send accepts bytes while there is room, then returns WouldBlock",
 }
 
 const HERE: (usize, uiw_llp::Token) = (CLIENT, CONNECTED);
@@ -34,16 +34,16 @@ fn bytes_in_order(s: &mut Session) -> Verdict {
     Ok(())
 }
 
-/// One end, its token and its stack.
-type End<'a> = (&'a mut dyn uiw_llp::TransportStream, uiw_llp::Token, usize);
+/// One end: its stream, its token and the number of its stack.
+type StreamEnd<'a> = (&'a mut dyn uiw_llp::TransportStream, uiw_llp::Token, usize);
 
-/// Moves `bytes`, each end acting only on an event.
-fn carry(s: &mut Session, from: End<'_>, to: End<'_>, bytes: &[u8]) -> Verdict {
+/// Transfers `bytes`. Each end acts only after an event.
+fn carry(s: &mut Session, from: StreamEnd<'_>, to: StreamEnd<'_>, bytes: &[u8]) -> Verdict {
     let ((from, from_token, from_stack), (to, to_token, to_stack)) = (from, to);
     from.set_interest(Interest::WRITE).map_err(unexpected("set_interest"))?;
     to.set_interest(Interest::READ).map_err(unexpected("set_interest"))?;
     let (mut sent, mut got) = (0, Vec::with_capacity(bytes.len()));
-    // Odd lengths, so that borders of calls, segments and buffers do not coincide.
+    // Odd lengths are used, so that the boundaries of calls, segments and buffers do not coincide.
     let mut step = 1;
     s.until("all bytes arrive", |s| {
         if sent < bytes.len() && s.is_writable(from_stack, from_token) {
@@ -57,13 +57,13 @@ fn carry(s: &mut Session, from: End<'_>, to: End<'_>, bytes: &[u8]) -> Verdict {
             }
         }
         if s.is_readable(to_stack, to_token) {
-            let part = recv(&mut *to, 70_001).map_err(unexpected("recv behind a readable event"))?;
-            ensure!(!part.is_empty(), "a FIN that was not sent, behind {} bytes", got.len());
+            let part = recv(&mut *to, 70_001).map_err(unexpected("recv after a readable event"))?;
+            ensure!(!part.is_empty(), "a FIN that was not sent, after {} bytes", got.len());
             got.extend_from_slice(&part);
         }
         Ok(got.len() >= bytes.len())
     })?;
-    same(&got, bytes)
+    expect_same(&got, bytes)
 }
 
 fn both_ways_at_once(s: &mut Session) -> Verdict {
@@ -90,7 +90,7 @@ fn both_ways_at_once(s: &mut Session) -> Verdict {
             if s.is_readable(end, token) {
                 match recv(&mut **stream, 50_000) {
                     Ok(part) => got[1 - end].extend_from_slice(&part),
-                    Err(error) => return Err(unexpected("recv behind a readable event")(error)),
+                    Err(error) => return Err(unexpected("recv after a readable event")(error)),
                 }
             }
             if sent[end] == LEN {
@@ -99,8 +99,8 @@ fn both_ways_at_once(s: &mut Session) -> Verdict {
         }
         Ok(got.iter().all(|got| got.len() >= LEN))
     })?;
-    same(&got[CLIENT], &there)?;
-    same(&got[SERVER], &back)
+    expect_same(&got[CLIENT], &there)?;
+    expect_same(&got[SERVER], &back)
 }
 
 fn gathered(s: &mut Session) -> Verdict {
@@ -126,9 +126,9 @@ fn scattered(s: &mut Session) -> Verdict {
         let all = [&a[..], &b, &c].concat();
         ensure!(count > 0, "a FIN that was not sent");
         got.extend_from_slice(&all[..count]);
-        ensure!(all[count..].iter().all(|byte| *byte == 0), "recv wrote behind what it gave");
+        ensure!(all[count..].iter().all(|byte| *byte == 0), "recv wrote after what it gave");
     }
-    same(&got, b"one two three")
+    expect_same(&got, b"one two three")
 }
 
 fn many_buffers(s: &mut Session) -> Verdict {
@@ -148,7 +148,7 @@ fn many_buffers(s: &mut Session) -> Verdict {
         ensure!(count > 0, "a FIN that was not sent");
         got.extend_from_slice(&block[..count]);
     }
-    same(&got, &bytes)
+    expect_same(&got, &bytes)
 }
 
 fn small_reads(s: &mut Session) -> Verdict {
@@ -161,10 +161,10 @@ fn small_reads(s: &mut Session) -> Verdict {
             break;
         }
         let part = s.recv_upto(THERE, &mut *server, len.min(bytes.len() - got.len()))?;
-        ensure!(!part.is_empty(), "a FIN that was not sent, behind {} bytes", got.len());
+        ensure!(!part.is_empty(), "a FIN that was not sent, after {} bytes", got.len());
         got.extend(part);
     }
-    same(&got, &bytes)?;
+    expect_same(&got, &bytes)?;
     expect_kind("recv of no more", recv(&mut *server, 1), ErrorKind::WouldBlock)
 }
 
@@ -214,7 +214,7 @@ fn send_would_block(s: &mut Session) -> Verdict {
     server.set_interest(Interest::NONE).map_err(unexpected("set_interest"))?;
     let block = pattern(1 << 16);
     let mut sent = 0;
-    // Bytes that the receiver takes leave the sender's buffer.
+    // Bytes that the receiving stack takes free room in the sender's buffer.
     let mut full = 0;
     while full < 3 {
         match send(&mut *client, &block[sent % block.len()..]) {
@@ -233,7 +233,7 @@ fn send_would_block(s: &mut Session) -> Verdict {
         if !s.is_writable(CLIENT, CONNECTED) {
             return Ok(false);
         }
-        // Bytes that the receiver took late have made room: then a send takes some.
+        // If bytes that the receiver took late have freed room, send must accept some bytes.
         match send(&mut *client, &block[sent % block.len()..]) {
             Ok(count @ 1..) => sent += count,
             _ => return Ok(true),
@@ -246,6 +246,6 @@ fn send_would_block(s: &mut Session) -> Verdict {
     s.until("a writable event when there is room again", |s| Ok(s.is_writable(CLIENT, CONNECTED)))?;
     match send(&mut *client, b"more") {
         Ok(1..=4) => Ok(()),
-        other => Err(CheckStop::Failed(format!("send behind a writable event: {other:?}"))),
+        other => Err(CheckStop::Failed(format!("send after a writable event: {other:?}"))),
     }
 }

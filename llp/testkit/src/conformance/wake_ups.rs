@@ -1,4 +1,4 @@
-//! The descriptor: a thread that sleeps in it misses nothing, and an idle one sleeps on.
+//! The descriptor: a thread that sleeps in it misses no event, and an idle one is not woken.
 
 use super::session::{
     ACCEPTED, CLIENT, CONNECTED, LISTENER, Pair, SERVER, Session, expect_kind, ready, recv,
@@ -13,22 +13,22 @@ use std::time::Duration;
 use uiw_llp::{Interest, Token};
 
 define_checks! {
-    same_descriptor: "wait_fd is the same descriptor always",
+    same_descriptor: "wait_fd always returns the same descriptor",
     idle_descriptor: "the descriptor of an idle stack is not readable",
     woken_by_connection: "a connection wakes a thread that sleeps for a listener",
     woken_by_bytes: "bytes wake a sleeping thread",
     woken_by_fin: "a FIN wakes a sleeping thread",
     woken_by_reset: "a reset wakes a sleeping thread, without any interest",
-    woken_by_interest: "an interest in what is ready wakes a sleeping thread",
+    woken_by_interest: "an interest in something ready wakes a sleeping thread",
     woken_by_accept: "accept of a stream with bytes wakes a sleeping thread",
-    recv_wakes_for_others: "what one stream's recv took in for another wakes a sleeping thread",
-    descriptor_of_the_driver: "a descriptor that the driver put into an epoll set is no event",
+    recv_wakes_for_others: "data that the recv of another stream has received wakes a sleeping thread",
+    descriptor_of_the_driver: "a descriptor that the driver added to the epoll set causes no event",
 }
 
 const HERE: (usize, Token) = (CLIENT, CONNECTED);
 
-/// The server's descriptor, once it is quiet: polled as long as it has something.
-fn quiet(s: &mut Session) -> Verdict<Arc<OwnedFd>> {
+/// Returns the server's descriptor after polling the stack until the descriptor is not readable.
+fn wait_quiet(s: &mut Session) -> Verdict<Arc<OwnedFd>> {
     let fd = s.wait_fd(SERVER)?;
     s.until("the descriptor of an idle stack is quiet", |s| {
         s.poll()?;
@@ -41,10 +41,10 @@ fn is_ready(fd: &OwnedFd, longest: Duration) -> bool {
     ready(&[Some(fd)], longest).contains(&true)
 }
 
-/// Does `act` while a thread sleeps in the server's descriptor, and drives the client's stack until
-/// it wakes. Then the server's poll reports what is expected.
+/// Calls `act` while a thread sleeps in the server's descriptor, and drives the client's stack
+/// until the thread wakes. Then the server's poll must report the expected event.
 fn wakes(s: &mut Session, expected: Token, act: impl FnOnce(&mut Session) -> Verdict) -> Verdict {
-    let fd = quiet(s)?;
+    let fd = wait_quiet(s)?;
     let timeout = s.timeout();
     let woken = std::thread::scope(|scope| {
         let sleeper = scope.spawn(|| is_ready(&fd, timeout));
@@ -56,7 +56,7 @@ fn wakes(s: &mut Session, expected: Token, act: impl FnOnce(&mut Session) -> Ver
         Ok(sleeper.join().unwrap_or(false))
     })?;
     ensure!(woken, "the thread that sleeps in the descriptor is not woken");
-    // A wake-up may be for a part of what is expected: frames come one by one.
+    // A wake-up may be for a part of the expected data, because frames arrive one by one.
     s.until("the event", |s| Ok(s.is_readable(SERVER, expected)))
 }
 
@@ -73,10 +73,10 @@ fn same_descriptor(s: &mut Session) -> Verdict {
 fn idle_descriptor(s: &mut Session) -> Verdict {
     let Pair { mut client, mut server, listener: _listener } = s.pair()?;
     client.set_interest(Interest::READ).map_err(unexpected("set_interest"))?;
-    quiet(s)?;
+    wait_quiet(s)?;
     s.send_all(HERE, &mut *client, b"x")?;
     s.expect((SERVER, ACCEPTED), &mut *server, b"x")?;
-    quiet(s).map(drop)
+    wait_quiet(s).map(drop)
 }
 
 fn woken_by_connection(s: &mut Session) -> Verdict {
@@ -87,7 +87,7 @@ fn woken_by_connection(s: &mut Session) -> Verdict {
         client = Some(s.connect(to, CONNECTED)?);
         Ok(())
     })?;
-    listener.accept(ACCEPTED).map(drop).map_err(unexpected("accept behind a readable event"))
+    listener.accept(ACCEPTED).map(drop).map_err(unexpected("accept after a readable event"))
 }
 
 fn woken_by_bytes(s: &mut Session) -> Verdict {
@@ -122,7 +122,7 @@ fn woken_by_interest(s: &mut Session) -> Verdict {
 fn woken_by_accept(s: &mut Session) -> Verdict {
     let mut listener = s.listen()?;
     let mut client = s.connect(listener.local_addr(), CONNECTED)?;
-    s.made(&mut *client, CONNECTED)?;
+    s.wait_connected(&mut *client, CONNECTED)?;
     s.send_all(HERE, &mut *client, b"x")?;
     s.until("the listener is readable", |s| Ok(s.is_readable(SERVER, LISTENER)))?;
     s.wait_idle()?;
@@ -138,11 +138,11 @@ fn recv_wakes_for_others(s: &mut Session) -> Verdict {
     let Pair { mut client, mut server, mut listener } = s.pair()?;
     let mut other_client = s.connect(listener.local_addr(), other.0)?;
     let mut other_server = s.accept(&mut *listener, other.1)?;
-    s.made(&mut *other_client, other.0)?;
-    let fd = quiet(s)?;
+    s.wait_connected(&mut *other_client, other.0)?;
+    let fd = wait_quiet(s)?;
     s.send_all((CLIENT, other.0), &mut *other_client, b"x")?;
-    // The client's stack is polled, the server's is not: only the calls of one stream take in what
-    // comes.
+    // The client's stack is polled, but not the server's, so only the calls of one stream receive
+    // data.
     for _ in 0..20 {
         s.poll_one(CLIENT)?;
         expect_kind("recv of nothing", recv(&mut *server, 1), ErrorKind::WouldBlock)?;
@@ -156,7 +156,7 @@ fn recv_wakes_for_others(s: &mut Session) -> Verdict {
 
 fn descriptor_of_the_driver(s: &mut Session) -> Verdict {
     let Pair { mut client, mut server, listener: _listener } = s.pair()?;
-    let fd = quiet(s)?;
+    let fd = wait_quiet(s)?;
     let system = |error: Errno| unexpected("eventfd")(io::Error::from(error));
     let own = eventfd(1, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(system)?;
     let all_bits = epoll::EventData::new_u64(u64::MAX);

@@ -1,4 +1,4 @@
-//! A socket for datagrams on a simulated network.
+//! Datagram sockets on a simulated network.
 
 use super::Network;
 use std::io;

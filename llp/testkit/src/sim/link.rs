@@ -1,4 +1,4 @@
-//! What can be said about one direction between two addresses.
+//! Properties of one direction between two addresses.
 
 use std::time::Duration;
 use uiw_impair::Split;
@@ -28,22 +28,22 @@ use uiw_impair::Split;
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Link {
-    /// Time from `send` until the bytes can be received.
+    /// Time from `send` until the data can be received.
     pub latency: Duration,
-    /// Bytes that may be under way or unread at the receiver; `send` blocks at so many. Of a socket
-    /// for datagrams: bytes that may be under way, and, at the receiver, unread; what finds no room
-    /// there is lost.
+    /// Maximum number of bytes that are in transit or unread at the receiver; `send` blocks if
+    /// there are more. For datagram sockets, the limit applies separately to datagrams in transit
+    /// and to unread ones, and datagrams without room at the receiver are lost.
     pub capacity: usize,
-    /// Bytes that one `send` takes.
+    /// Number of bytes that one `send` accepts.
     pub send_split: Split,
-    /// Bytes that one `recv` gives.
+    /// Number of bytes that one `recv` returns.
     pub recv_split: Split,
     /// Holds back all packets without losing any.
     pub stalled: bool,
-    /// The connection is reset at both ends once so many bytes were sent; the receiver gets them
-    /// all before.
+    /// Number of sent bytes after which the connection is reset at both ends. The receiver gets all
+    /// of them before.
     pub cut_at: Option<u64>,
-    /// The receiver sees a FIN behind so many bytes; what is sent after them vanishes.
+    /// Number of bytes after which the receiver sees a FIN. Data that is sent afterwards is lost.
     pub fin_at: Option<u64>,
     /// Faults of datagrams.
     pub datagrams: DatagramFaults,
@@ -53,7 +53,8 @@ pub struct Link {
 }
 
 impl Default for Link {
-    /// No latency, no fault, 256 KiB, the EMSS of Ethernet.
+    /// Returns a link without latency and faults, with a capacity of 256 KiB and the EMSS of
+    /// Ethernet.
     fn default() -> Self {
         Self {
             latency: Duration::ZERO,
@@ -69,13 +70,13 @@ impl Default for Link {
     }
 }
 
-/// Faults of datagrams, each for so many of a million; independent of each other.
+/// Faults of datagrams, in parts per million. They are independent of each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct DatagramFaults {
-    /// Lost.
+    /// Share of datagrams that are lost.
     pub loss: u32,
-    /// Delivered twice.
+    /// Share of datagrams that are delivered twice.
     pub duplicate: u32,
-    /// Delivered later than others that were sent behind it.
+    /// Share of datagrams that are delivered after datagrams that were sent later.
     pub reorder: u32,
 }

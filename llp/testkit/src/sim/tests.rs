@@ -101,7 +101,7 @@ fn closed_port_or_full_queue_refuses() {
     let mut second = a.connect(None, (B, 7).into(), &options, CLIENT).unwrap();
     assert!(first.connect_result().unwrap());
     assert_eq!(kind(second.connect_result()), ErrorKind::ConnectionRefused);
-    // A dropped listener resets connections that were not accepted.
+    // Dropping a listener resets connections that were not accepted.
     drop(listener);
     assert_eq!(kind(recv(&mut *first, 1)), ErrorKind::ConnectionReset);
 }
@@ -128,7 +128,7 @@ fn bytes_arrive_in_order_and_time() {
         SimPair::with(1, Link { latency: 2 * MS, ..Link::default() });
     assert_eq!(client.send(&[&b"one "[..], b"two"].map(IoVec::from)).unwrap(), 7);
     network.advance(MS);
-    // A faster link does not let later bytes overtake.
+    // A faster link does not let later data overtake.
     network.set_link(A, B, Link::default());
     send(&mut *client, b" three").unwrap();
     assert_eq!(events(&mut b), []);
@@ -344,7 +344,7 @@ fn loopback_stream_receives_own_bytes() {
     assert_eq!(network.lock().ends(), 0);
 }
 
-/// A caller that tries again from the same address still has its former stream.
+/// A caller that tries again from the same address still has its previous stream.
 #[test]
 fn aborted_stream_releases_addresses() {
     let network = Network::new(1);
@@ -381,7 +381,7 @@ fn reset_end_delivers_earlier_bytes() {
     pair.client.abort();
     pair.network.advance(10 * MS);
     assert_eq!(kind(recv(&mut *pair.server, 9)), ErrorKind::WouldBlock, "nor by the end itself");
-    // TCP answers what it sends by a reset, once the end is closed.
+    // When the end is closed, TCP answers received data with a reset.
     drop(pair.client);
     send(&mut *pair.server, b"answer").unwrap();
     pair.network.advance(10 * MS);

@@ -1,5 +1,5 @@
-//! Everything behind the lock of a network: the clock, what travels, and how connections begin and
-//! end.
+//! State behind the lock of a network: the clock, packets in transit, and the establishment and end
+//! of connections.
 
 mod datagrams;
 mod single;
@@ -16,11 +16,11 @@ use super::link::Link;
 use uiw_impair::Random;
 use uiw_llp::{Interest, Token};
 
-/// Ends and listeners are numbered in the order of their making, which is the order of events as
-/// well.
+/// Number of an end or listener. Numbers are assigned in the order of creation, which is also the
+/// order of events.
 pub(super) type EndId = u64;
 pub(super) type ListenerId = u64;
-/// Time since the network began.
+/// Time since the creation of the network.
 type Time = Duration;
 
 const FIRST_EPHEMERAL_PORT: u16 = 49_152;
@@ -36,9 +36,9 @@ pub(super) struct World {
     next_port: u16,
     ends: BTreeMap<EndId, SimulatedEnd>,
     listeners: BTreeMap<ListenerId, ListeningPort>,
-    /// Sockets for datagrams.
+    /// Datagram sockets.
     sockets: BTreeMap<u64, datagrams::Socket>,
-    /// Connection requests under way, oldest first for each link.
+    /// Connection requests in transit, oldest first for each link.
     requests: Vec<ConnectAttempt>,
 }
 
@@ -47,7 +47,7 @@ struct ListeningPort {
     token: Token,
     local: SocketAddr,
     backlog: usize,
-    /// Ends that wait to be accepted, some of them still without the last ACK.
+    /// Ends that wait to be accepted. For some of them the last ACK has not arrived yet.
     queue: VecDeque<EndId>,
 }
 
@@ -65,27 +65,28 @@ struct SimulatedEnd {
     local: SocketAddr,
     peer: SocketAddr,
     state: WorldState,
-    /// The stream is in use (or may still be accepted).
+    /// True if the stream is in use, or may still be accepted.
     held: bool,
-    /// True once the token is known: not before a connection is accepted.
+    /// True if the token is known, which is not the case before a connection is accepted.
     named: bool,
     other: Option<EndId>,
-    /// Packets that travel to this end, in the order of arrival.
+    /// Packets in transit to this end, in the order of their arrival.
     inbound: VecDeque<(Time, SimPacket)>,
     received: VecDeque<u8>,
     peer_fin: bool,
     fin_sent: bool,
-    /// Bytes sent so far.
+    /// Number of bytes sent.
     sent: u64,
     taken: u64,
-    /// Bytes sent that the other end has not read.
+    /// Number of sent bytes that the other end has not read.
     unread: usize,
-    /// Bytes for which [`StreamExtensions::readable`](uiw_llp::StreamExtensions::readable) has
-    /// asked last: the other end may send as many.
+    /// Number of bytes that the last call of
+    /// [`StreamExtensions::readable`](uiw_llp::StreamExtensions::readable) has requested. The other
+    /// end may send as many.
     wanted: usize,
-    /// Due time of the last packet from here: packets do not overtake each other.
+    /// Due time of the last packet from this end, because packets do not overtake each other.
     last_due: Time,
-    /// Time when a packet from here arrived last.
+    /// Arrival time of the last packet from this end.
     arrived: Time,
 }
 
@@ -159,7 +160,7 @@ impl World {
         true
     }
 
-    /// Returns the time of the next event: for one stack, or for any.
+    /// Returns the time of the next event, for one stack or for all.
     pub(super) fn next_due(&self, stack: Option<u32>) -> Option<Time> {
         let packets = self
             .ends
@@ -203,7 +204,7 @@ impl World {
         }
     }
 
-    /// Lets everything arrive at one end that is due there.
+    /// Processes all packets that are due at one end.
     fn arrive(&mut self, id: EndId) {
         loop {
             let Some(end) = self.ends.get(&id) else { return };
@@ -227,7 +228,7 @@ impl World {
                 SimPacket::Refused => end.state = WorldState::Failed(ErrorKind::ConnectionRefused),
                 SimPacket::Bytes(bytes) if end.held => end.received.extend(bytes),
                 SimPacket::Bytes(_) => {
-                    // The receiving end is closed: TCP answers with a RST.
+                    // The receiving end is closed, so TCP answers with a RST.
                     end.state = WorldState::Closed;
                     self.post(id, SimPacket::Reset);
                 }
@@ -277,7 +278,7 @@ impl World {
 
     pub(super) fn stop_listening(&mut self, id: ListenerId) {
         if let Some(listening) = self.listeners.remove(&id) {
-            // As the kernel does with connections that were not accepted.
+            // The kernel does the same with connections that were not accepted.
             for end in listening.queue {
                 self.abort(end);
                 self.close(end);
@@ -309,7 +310,7 @@ impl World {
         Ok((client, local))
     }
 
-    /// Begins a stream whose other end is itself.
+    /// Starts to connect a stream to itself.
     pub(super) fn connect_self(
         &mut self,
         stack: u32,
@@ -328,7 +329,7 @@ impl World {
         Ok((id, local))
     }
 
-    /// A connection request arrives.
+    /// Handles the arrival of a connection request.
     fn answer(&mut self, request: &ConnectAttempt) {
         let Some(client) = self.ends.get(&request.client).filter(|end| end.held) else { return };
         let (from, to) = (client.local, request.to);
@@ -403,7 +404,7 @@ impl World {
         if let Some(end) = self.ends.get_mut(&id)
             && end.state != WorldState::Closed
         {
-            // One that has failed has no connection any more, and sends nothing.
+            // A failed stream has no connection any more, and sends nothing.
             let had_failed = matches!(end.state, WorldState::Failed(_));
             end.state = WorldState::Closed;
             if !had_failed {
@@ -412,13 +413,13 @@ impl World {
         }
     }
 
-    /// The stream was dropped.
+    /// Handles that the stream was dropped.
     pub(super) fn close(&mut self, id: EndId) {
         let Some(end) = self.ends.get_mut(&id) else { return };
         end.held = false;
         let other = end.other;
         match end.state {
-            // As the kernel does: a RST if received bytes are thrown away, otherwise a FIN.
+            // A RST is sent if received data is discarded, otherwise a FIN, as by the kernel.
             WorldState::Made if end.received.is_empty() => {
                 if !std::mem::replace(&mut end.fin_sent, true) {
                     self.post(id, SimPacket::Fin);
@@ -427,7 +428,8 @@ impl World {
             WorldState::Made | WorldState::Connecting => self.abort(id),
             WorldState::Failed(_) | WorldState::Closed => {}
         }
-        // The last end to go takes the other one along; until then that answers what still arrives.
+        // When the second end is dropped, both are removed. Until then the first one answers
+        // packets that still arrive.
         let other_held = other.and_then(|other| self.ends.get(&other)).is_some_and(|other| other.held);
         if !other_held {
             self.ends.remove(&id);

@@ -1,4 +1,4 @@
-//! Stacks that break one promise each: the checks that are about it fail.
+//! Stacks that violate one guarantee each. The checks for this guarantee must fail.
 
 use rustix::event::{EventfdFlags, eventfd};
 use std::io::{self, ErrorKind};
@@ -13,16 +13,16 @@ use uiw_mem::{IoVec, IoVecMut};
 use uiw_testkit::conformance::{self, Outcome, Peers};
 use uiw_testkit::sim::Network;
 
-/// Kind of a defect.
+/// Defect of a stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum DefectKind {
     /// A poll does not repeat the events of the previous one.
     EdgeTriggered,
     /// Events report both directions.
     AllInterests,
-    /// Events name the next token.
+    /// Events have the next token.
     WrongToken,
-    /// `poll` empties the list that it is given.
+    /// `poll` clears the list that it is given.
     EventsReplaced,
     /// A listener is reported with every poll.
     ListenerAlwaysReady,
@@ -30,39 +30,39 @@ enum DefectKind {
     NoWakeUp,
     /// The descriptor is always readable.
     AlwaysAwake,
-    /// An idle stack has a deadline at once.
+    /// An idle stack has a deadline that is already due.
     AlwaysDue,
     /// The last byte of each `send` is lost.
     LosesBytes,
     /// Only the first buffer is filled, but all are counted.
     FirstBufferOnly,
-    /// `recv` of nothing says 0.
+    /// `recv` returns 0 if nothing has arrived.
     NothingIsFin,
-    /// `send` of no bytes says 0.
+    /// `send` of no bytes returns 0.
     NoBytesAreSent,
     /// A FIN is reported as `WouldBlock`.
     NoFin,
     /// `shutdown` does nothing.
     NoShutdown,
-    /// `abort` is a FIN.
+    /// `abort` sends a FIN.
     AbortIsFin,
     /// A dropped stream is reset.
     DropIsReset,
-    /// A failed connection is undecided again when it is asked a second time.
+    /// A failed connection is undecided again when it is queried a second time.
     ErrorOnce,
     /// `detach` leaves the stream in its set.
     StaysAttached,
-    /// An adopted stream is known by the token that it had.
+    /// An adopted stream keeps its previous token.
     KeepsItsToken,
     /// An adopted stream has no interest.
     LosesItsInterest,
-    /// Whatever is given is adopted.
+    /// Every stream is adopted.
     AdoptsAnything,
 }
 
 use DefectKind::*;
 
-/// Found on the simulated stack.
+/// Defects that are tested with the simulated stack.
 const OF_ANY_STACK: &[(DefectKind, &[&str])] = &[
     (EdgeTriggered, &["level_triggered", "fin"]),
     (AllInterests, &["first_interest", "only_what_was_asked"]),
@@ -81,7 +81,7 @@ const OF_ANY_STACK: &[(DefectKind, &[&str])] = &[
     (ErrorOnce, &["refused"]),
 ];
 
-/// Found on the kernel's TCP, which has a descriptor and shards.
+/// Defects that are tested with the kernel's TCP, which has a descriptor and shards.
 const OF_DESCRIPTORS_AND_SHARDS: &[(DefectKind, &[&str])] = &[
     (
         NoWakeUp,
@@ -94,7 +94,7 @@ const OF_DESCRIPTORS_AND_SHARDS: &[(DefectKind, &[&str])] = &[
     (AdoptsAnything, &["refused_adoption"]),
 ];
 
-/// The checks that fail, of those that are expected to.
+/// Runs the checks that are expected to fail, and checks that they do.
 fn failing(defect: DefectKind, expected: &[&'static str], mut peers: impl FnMut() -> Peers) {
     for name in expected {
         let check = conformance::checks().find(|check| check.name() == *name).expect("such a check");

@@ -1,4 +1,5 @@
-//! The conformance kit on every stack of this crate, and on stacks that break one promise each.
+//! Runs the conformance kit on every stack of this crate, and on stacks that violate one guarantee
+//! each.
 
 mod defects;
 
@@ -18,7 +19,7 @@ use uiw_testkit::conformance::{self, Peers, Report};
 use uiw_testkit::sim::{Link, Network};
 use uiw_tls::{PinnedKeys, SecretKey, Tls, TlsConfig, TlsStack};
 
-/// Checks that concern a descriptor.
+/// Checks that need a descriptor.
 const DESCRIPTOR: &[&str] = &[
     "same_descriptor",
     "idle_descriptor",
@@ -53,7 +54,7 @@ const SHARDS: &[&str] = &[
     "shards_at_once",
 ];
 
-/// Every check passes but those of what the stack does not have.
+/// Checks that all checks pass, except those for abilities that the stack does not have.
 fn conforms(peers: impl FnMut() -> io::Result<Peers>, without: &[&[&str]]) {
     let report: Report = conformance::run(peers);
     assert!(report.is_conforming(), "{report}");
@@ -86,7 +87,7 @@ fn kernel_mptcp() {
     let ip = Ipv4Addr::LOCALHOST;
     let multipath = || TcpStack::multipath().map(|stack| (stack, ip));
     conforms(|| Ok(Peers::new(multipath()?, multipath()?)), &[PEEKS, NO_SHARDS]);
-    // With a peer of plain TCP, in both roles.
+    // The peer uses plain TCP, in both roles.
     conforms(|| Ok(Peers::new(multipath()?, (TcpStack::new()?, ip))), &[PEEKS, NO_SHARDS]);
     conforms(|| Ok(Peers::new((TcpStack::new()?, ip), multipath()?)), &[PEEKS, NO_SHARDS]);
 }
@@ -159,7 +160,7 @@ fn smoltcp_over_rough_virtual_path() {
     conforms(peers, &[DESCRIPTOR, TO_ITSELF, NO_SOCKET, READABLE, SHARDS]);
 }
 
-/// Two interfaces with a cable between them, where that can be had.
+/// Two interfaces with a virtual cable between them, if they can be created.
 #[test]
 fn smoltcp_over_packet() {
     let Some(namespaces) = Namespaces::veth() else { return };
@@ -200,7 +201,7 @@ fn simulated_stack_with_latency() {
     conforms(|| Ok(simulated(&link)), &[DESCRIPTOR, NO_SOCKET, PEEKS, SHARDS]);
 }
 
-/// The configurations of two peers that accept each other.
+/// Returns the configurations of two peers that accept each other.
 fn tls_pair() -> io::Result<[Tls; 2]> {
     let keys = [SecretKey::generate(), SecretKey::generate()];
     let [a, b] = keys.map(|key| key.expect("a key"));
@@ -212,7 +213,7 @@ fn tls_pair() -> io::Result<[Tls; 2]> {
     Ok([tls(&a, &b)?, tls(&b, &a)?])
 }
 
-/// [`Peers`] of a kind, with TLS above.
+/// Returns [`Peers`] of a kind, with TLS on top.
 fn encrypted(
     a: (Box<dyn TransportStack>, IpAddr),
     b: (Box<dyn TransportStack>, IpAddr),
@@ -245,7 +246,7 @@ fn tls_over_fragmented_kernel_tcp() {
     );
 }
 
-/// Within one process, where both ends find each other and nothing is encrypted.
+/// Both ends are in one process, so they find each other and nothing is encrypted.
 #[test]
 fn tls_to_the_same_process() {
     let ip = Ipv4Addr::LOCALHOST;
@@ -301,7 +302,7 @@ fn tls_over_simulated_stack_with_latency() {
     conforms(|| simulated_tls(&link), &[DESCRIPTOR, NO_SOCKET, READABLE, PEEKS, SHARDS, DATAGRAMS]);
 }
 
-/// Properties that a test harness may rely on.
+/// Properties on which a test harness may rely.
 #[test]
 fn names_unique_and_promises_sentences() {
     let mut names: Vec<_> = conformance::checks().map(conformance::Check::name).collect();

@@ -1,4 +1,4 @@
-//! The calls of the user: those of [`uiw_llp::TransportStream`].
+//! Calls of the user: those of [`uiw_llp::TransportStream`].
 
 use super::incoming::{MIN_READ, Sink};
 use super::{Conn, ConnState, Failure, FinState, Scratch};
@@ -6,10 +6,10 @@ use std::io::{self, ErrorKind};
 use uiw_llp::{Event, Interest, Token};
 use uiw_mem::{IoVec, IoVecMut};
 
-/// Plaintext that is encrypted at a time. A connection keeps at most this much that TCP does not
-/// take, encrypted.
+/// Number of plaintext bytes that are encrypted at a time. A connection stores at most this amount,
+/// encrypted, if TCP does not accept it.
 const CHUNK: usize = 64 << 10;
-/// Bytes that are read at a time, at most.
+/// Maximum number of bytes that are read at a time.
 const MAX_READ: usize = 128 << 10;
 
 impl Conn {
@@ -33,7 +33,7 @@ impl Conn {
             self.on_event(event, scratch);
             self.hung_up = false;
         }
-        // A failure that came behind the handshake is reported where the bytes are.
+        // A failure after the handshake is reported by the calls that transfer data.
         if self.is_open() {
             return Ok(true);
         }
@@ -86,7 +86,7 @@ impl Conn {
         if count > 0 { Ok(count) } else { self.nothing() }
     }
 
-    /// Returns the result of a call that moves no bytes.
+    /// Returns the result of a call that transfers no bytes.
     fn nothing(&self) -> io::Result<usize> {
         match &self.failure {
             _ if self.peer_closed => Ok(0),
@@ -124,12 +124,12 @@ impl Conn {
         sent
     }
 
-    /// Encrypts and sends, until TCP takes no more.
+    /// Encrypts and sends data until TCP accepts no more.
     fn send_records(&mut self, bufs: &[IoVec<'_>], scratch: &mut Scratch) -> io::Result<usize> {
         let (mut sent, mut at) = (0, (0, 0));
         while !self.has_output() {
             let Some(plain) = gather(bufs, &mut at, &mut scratch.plain) else {
-                // What was sent before is reported first.
+                // If data was sent before, that is reported first.
                 return if sent == 0 { Err(io::Error::from_raw_os_error(libc::EFAULT)) } else { Ok(sent) };
             };
             if plain == 0 {
@@ -182,12 +182,13 @@ impl Conn {
     }
 
     pub(crate) fn abort(&mut self) {
-        // An alert that was sent is to reach the peer: a reset could overtake it there.
+        // If an alert was sent, the connection is not reset, because the reset could overtake the
+        // alert.
         if !matches!(self.failure, Some(Failure::Tls(_))) {
             self.inner.abort();
         } else {
             let _ = self.inner.shutdown();
-            // A hang-up would be reported with every poll.
+            // Otherwise every poll would report a hang-up.
             let _ = self.inner.detach();
         }
         self.state = ConnState::Aborted;
@@ -197,7 +198,8 @@ impl Conn {
         self.count_buffers();
     }
 
-    /// The user has dropped it. True when nothing is left to be sent.
+    /// Closes the connection after the user has dropped the stream. Returns true if nothing is left
+    /// to be sent.
     pub(crate) fn close(&mut self) -> bool {
         self.outer = None;
         self.interest = Interest::NONE;
@@ -205,14 +207,14 @@ impl Conn {
         if !self.is_open() {
             return true;
         }
-        // Its error is that of a connection that is gone.
+        // If this fails, the connection is already gone.
         let _ = self.shutdown();
         self.is_finished()
     }
 }
 
 /// Copies the next [`CHUNK`] bytes of `bufs` to the front of `to`, from `at` (buffer, byte) on, and
-/// returns how many there were. `None`: a buffer is not there.
+/// returns their number. Returns `None` if a buffer is not mapped.
 fn gather(bufs: &[IoVec<'_>], at: &mut (usize, usize), to: &mut Vec<u8>) -> Option<usize> {
     if to.len() < CHUNK {
         to.resize(CHUNK, 0);

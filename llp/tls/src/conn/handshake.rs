@@ -1,5 +1,5 @@
-//! From a TCP connection to an authentic peer, and what is asked of the peer again when the
-//! configuration changes.
+//! The handshake, which turns a TCP connection into one with an authentic peer, and the
+//! verification of the peer after the configuration has changed.
 
 use super::incoming::Sink;
 use super::{Conn, ConnState, Failure, Scratch};
@@ -11,14 +11,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use uiw_llp::PeerIdentity;
 
-/// First byte that the acceptor sends instead of its handshake to an initiator of the same process.
-/// It is no type of a TLS record.
+/// First byte that the acceptor sends, instead of its handshake, to an initiator of the same
+/// process. It is not the type of a TLS record.
 const SAME_PROCESS: u8 = 0;
-/// The type of a record with handshake messages.
+/// Type of a record with handshake messages.
 const HANDSHAKE_RECORD: u8 = 0x16;
 
 impl Conn {
-    /// Returns whether TCP is connected.
+    /// Completes the TCP connection. Returns whether it is established.
     pub(super) fn connect_inner(&mut self) -> io::Result<bool> {
         let connected = self.inner.connect_result()?;
         if let (true, ConnState::Cleartext { connecting }) = (connected, &mut self.state) {
@@ -50,8 +50,8 @@ impl Conn {
         }
     }
 
-    /// Handles the bytes before a session: a ClientHello, or the marker of this process. Returns
-    /// true if there is nothing to continue with.
+    /// Handles the bytes before a session: a ClientHello, or the marker for the same process.
+    /// Returns true if there is nothing to continue with.
     pub(super) fn begin(&mut self, bytes: &[u8], first_bytes: bool, sink: &mut Sink<'_, '_>) -> bool {
         match &self.state {
             ConnState::Accepted => {
@@ -79,7 +79,7 @@ impl Conn {
             ConnState::Handshake(Session::Client(_))
                 if first_bytes && bytes.first() == Some(&SAME_PROCESS) =>
             {
-                // Only if this very connection was accepted by this process.
+                // The marker is valid only if this process has accepted this very connection.
                 let own = self.own.as_ref().is_some_and(|own| own.is_accepted());
                 if own {
                     self.incoming = Vec::new();
@@ -124,8 +124,8 @@ impl Conn {
         self.state = ConnState::Open(session);
     }
 
-    /// The configuration was loaded again: a peer that it does not accept, or whose key has other
-    /// options, is cut off.
+    /// Verifies the peer again after the configuration was replaced. Ends the connection if the
+    /// peer is no longer accepted, or if its key has other options.
     pub(crate) fn recheck(&mut self, snapshot: &Arc<Snapshot>) {
         self.snapshot = Arc::clone(snapshot);
         let ConnState::Open(session) = &self.state else { return };
@@ -134,7 +134,7 @@ impl Conn {
                 Some("the options of its key have changed".to_owned())
             }
             Ok(_) => None,
-            Err(TlsError::UnknownKey { .. }) => Some("its key is not pinned any more".to_owned()),
+            Err(TlsError::UnknownKey { .. }) => Some("its key is no longer pinned".to_owned()),
             Err(other) => Some(other.to_string()),
         };
         if let Some(reason) = reason {
@@ -145,7 +145,7 @@ impl Conn {
         self.update_interest();
     }
 
-    /// The time is over: that of the handshake.
+    /// Handles that the time limit of the handshake has passed.
     pub(crate) fn on_deadline(&mut self) {
         if !self.is_open() {
             self.fail(Failure::Tls(TlsError::HandshakeTimeout));
@@ -153,7 +153,7 @@ impl Conn {
     }
 }
 
-/// The options of a pinned key.
+/// Returns the options of a pinned key.
 fn options(identity: &PeerIdentity) -> &str {
     match identity {
         PeerIdentity::PublicKey { options, .. } => options,

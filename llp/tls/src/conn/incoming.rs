@@ -1,16 +1,17 @@
-//! From the stream below to plaintext.
+//! Reading from the inner stream, and decryption.
 
 use super::{Conn, ConnState, Failure, Scratch};
 use crate::error::TlsError;
 use std::io::ErrorKind;
 use uiw_mem::IoVecMut;
 
-/// Bytes that are read at a time, at least: a record with its overhead (RFC 8446 section 5.2).
+/// Minimum number of bytes that are read at a time: a record with its overhead (RFC 8446 section
+/// 5.2).
 pub(super) const MIN_READ: usize = 5 + (16 << 10) + 256;
-/// Bytes of a peer's handshake at most: certificate chains have a few KiB.
+/// Maximum size of a peer's handshake in bytes. Certificate chains have a few KiB.
 const MAX_HANDSHAKE: usize = 64 << 10;
-/// Bytes of records that are not whole yet, at most. rustls refuses longer records and messages
-/// before.
+/// Maximum number of bytes of incomplete records. rustls refuses longer records and messages
+/// earlier.
 const MAX_INCOMING: usize = 96 << 10;
 
 /// Destination of plaintext.
@@ -25,12 +26,12 @@ impl<'a, 'b> Sink<'a, 'b> {
         Self { bufs, at: 0, count: 0 }
     }
 
-    /// Bytes that were taken.
+    /// Returns the number of bytes that were stored.
     pub(super) fn count(&self) -> usize {
         self.count
     }
 
-    /// Takes what there is room for, and returns how much that is.
+    /// Stores as many bytes as there is room for. Returns their number.
     pub(super) fn put(&mut self, mut bytes: &[u8]) -> usize {
         let mut taken = 0;
         while let (Some(buf), false) = (self.bufs.first_mut(), bytes.is_empty()) {
@@ -56,8 +57,8 @@ impl<'a, 'b> Sink<'a, 'b> {
 }
 
 impl Conn {
-    /// Reads up to `limit` bytes from the inner stream and processes them. False when nothing more
-    /// is there now.
+    /// Reads up to `limit` bytes from the inner stream and processes them. Returns false if no more
+    /// data is available now.
     pub(super) fn read(&mut self, scratch: &mut Scratch, limit: usize, sink: &mut Sink<'_, '_>) -> bool {
         let have = self.incoming.len();
         if scratch.incoming.len() < have + limit {
@@ -81,7 +82,7 @@ impl Conn {
         }
     }
 
-    /// The peer's FIN.
+    /// Handles the FIN of the peer.
     fn on_eof(&mut self) {
         if self.peer_closed {
             return;
@@ -94,8 +95,8 @@ impl Conn {
         self.fail(Failure::Tls(error));
     }
 
-    /// Processes the first `len` bytes of the shard's buffer, which begin with those that were
-    /// kept.
+    /// Processes the first `len` bytes of the shard's buffer, which begin with the bytes that were
+    /// kept from before.
     pub(super) fn process(&mut self, scratch: &mut Scratch, len: usize, sink: &mut Sink<'_, '_>) {
         let kept = self.incoming.len();
         if !self.is_open() {
@@ -122,7 +123,7 @@ impl Conn {
             self.finish_handshake();
         }
         if let Some(error) = progress.error {
-            // The alert leaves, if TCP takes it at once.
+            // Sends the alert, if TCP accepts it immediately.
             self.flush();
             self.fail(Failure::Tls(error));
         } else if self.incoming.len() > MAX_INCOMING {
@@ -132,7 +133,7 @@ impl Conn {
 
     pub(super) fn keep(&mut self, rest: &[u8]) {
         if rest.is_empty() {
-            // Idle connections keep no buffer.
+            // Idle connections have no buffer.
             self.incoming = Vec::new();
         } else {
             self.incoming.clear();

@@ -9,7 +9,7 @@ mod incoming;
 
 use super::error::TlsError;
 use super::session::Session;
-use super::shared::{OwnConnection, Shared, Snapshot};
+use super::shared::{InProcessConnection, Shared, Snapshot};
 use super::verify::PeerRole;
 use incoming::{MIN_READ, Sink};
 use rustls::pki_types::ServerName;
@@ -100,7 +100,8 @@ impl From<&Failure> for io::Error {
 pub(super) struct Conn {
     inner: Box<dyn TransportStream>,
     shared: Arc<Shared>,
-    /// The configuration with which the connection was made, or its peer was last verified.
+    /// Configuration with which the connection was created, or with which its peer was last
+    /// verified.
     snapshot: Arc<Snapshot>,
     state: ConnState,
     /// Token of the user's stream; `None` before the user has accepted the connection and after it
@@ -108,8 +109,8 @@ pub(super) struct Conn {
     pub(super) outer: Option<Token>,
     /// Key of the listener that received the connection, during the handshake.
     pub(super) listener: Option<usize>,
-    /// Time when the connection is given up if its handshake is not complete or, after the user has
-    /// dropped it, its output is not sent.
+    /// Time at which the connection is given up if its handshake is not complete or, after the user
+    /// has dropped it, its output was not sent.
     pub(super) deadline: Option<Instant>,
     /// Interest that the user has set.
     interest: Interest,
@@ -134,7 +135,7 @@ pub(super) struct Conn {
     handshake_bytes: usize,
     /// Initiator's entry among the connections of this process to itself, until the handshake shows
     /// whether the acceptor is here, too.
-    own: Option<Arc<OwnConnection>>,
+    own: Option<Arc<InProcessConnection>>,
     identity: Option<Arc<PeerIdentity>>,
     role: PeerRole,
     /// Bytes of plaintext received.
@@ -187,7 +188,7 @@ impl Conn {
         shared: &Arc<Shared>,
         token: Token,
         name: ServerName<'static>,
-        own: Option<Arc<OwnConnection>>,
+        own: Option<Arc<InProcessConnection>>,
     ) -> Self {
         let role = PeerRole::Server(name.clone());
         let state = ConnState::Connecting { name: Box::new(name) };
@@ -207,10 +208,10 @@ impl Conn {
 
     /// Creates the responder's connection, over an inner stream that has just been accepted.
     pub(super) fn new_accepted(inner: Box<dyn TransportStream>, shared: &Arc<Shared>) -> Self {
-        let own = shared.take_own(inner.peer_addr(), inner.local_addr());
+        let own = shared.accept_in_process(inner.peer_addr(), inner.local_addr());
         let state = if own { ConnState::AcceptedSameProcess } else { ConnState::Accepted };
         let mut conn = Self::new(inner, shared, state, Interest::READ, PeerRole::Client);
-        // The user gets no event of it before it has accepted the connection.
+        // The user gets no event of the connection before it has accepted the connection.
         conn.interest = Interest::NONE;
         shared.counts.handshakes.fetch_add(1, Ordering::Relaxed);
         conn
@@ -441,8 +442,8 @@ impl Conn {
         self.update_interest();
     }
 
-    /// Returns whether a connection that the user has dropped has nothing left to send, so that it
-    /// can be removed.
+    /// Returns whether nothing is left to send for a connection that the user has dropped, so that
+    /// it can be removed.
     pub(super) fn is_finished(&self) -> bool {
         !self.has_output() || self.failure.is_some() || self.is_aborted()
     }

@@ -1,4 +1,4 @@
-//! Peers without TLS, and ends of one process.
+//! Peers without TLS, and connections within one process.
 
 use super::*;
 use uiw_llp::StackExtensions;
@@ -43,7 +43,7 @@ fn clear_listener_named() {
     assert_eq!(tls_error(&error), TlsError::NoAnswer);
 }
 
-/// An acceptor of another process cannot say that it is in this one.
+/// An acceptor in another process cannot claim to be in this one.
 #[test]
 fn forged_process_marker_refused() {
     let (_, theirs) = pair_of_configs();
@@ -59,7 +59,8 @@ fn forged_process_marker_refused() {
 fn ends_in_one_process_recognised() {
     let (own, _) = pair_of_configs();
     let mut server = ServerStack::new(own);
-    // Another shard of the same configuration, whose own key is not pinned: TLS would refuse it.
+    // This is another shard of the same configuration, whose own key is not pinned, so TLS would
+    // refuse the connection.
     let mut stack = TlsStack::new(Box::new(TcpStack::new().unwrap()), &server.tls).unwrap();
     let mut stream = stack.connect(None, server.at(), &TransportConfig::default(), CLIENT).unwrap();
     let mut accepted = None;

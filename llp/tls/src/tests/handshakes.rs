@@ -1,8 +1,8 @@
-//! Handshakes that do not end.
+//! Handshakes that never complete.
 
 use super::*;
 
-/// Every prefix of a client's first flight, then nothing or the end.
+/// Sends every prefix of a client's first flight, followed by nothing or by the end of the stream.
 #[test]
 fn truncated_handshakes_time_out() {
     let (own, theirs) = pair_of_configs();
@@ -30,7 +30,7 @@ fn truncated_handshakes_time_out() {
     assert_eq!((counts.connections, counts.handshakes, counts.buffered), (0, 0, 0));
 }
 
-/// A client of another protocol, which the server's key would authenticate as well.
+/// Simulates a client of another protocol, which the server's key would also authenticate.
 #[test]
 fn client_of_another_protocol_is_refused() {
     let (own, theirs) = pair_of_configs();
@@ -61,7 +61,7 @@ fn client_of_another_protocol_is_refused() {
     }
 }
 
-/// Bytes that are no ClientHello.
+/// Sends bytes that are not a ClientHello.
 #[test]
 fn noise_is_refused_with_an_alert() {
     let (own, _) = pair_of_configs();
@@ -71,7 +71,7 @@ fn noise_is_refused_with_an_alert() {
     server.until("the end", |server| (server.tls.counts().failed == 1).then_some(()));
     let mut got = Vec::new();
     socket.read_to_end(&mut got).unwrap();
-    // A record with an alert, which is fatal (RFC 8446 section 6).
+    // The answer is a record with a fatal alert (RFC 8446 section 6).
     assert_eq!((got.first(), got.get(5)), (Some(&0x15), Some(&2)), "{got:x?}");
 }
 
@@ -90,9 +90,9 @@ fn half_handshakes_bounded() {
     let mut most = 0;
     for number in 0..COUNT {
         let mut socket = std::net::TcpStream::connect(at).unwrap();
-        // A whole one makes the server answer and wait; it costs a signature.
+        // A complete flight makes the server answer and wait, which costs a signature.
         let len = if number % 16 == 0 { flight.len() } else { number % flight.len() };
-        // It may be cut already.
+        // The connection may already be closed.
         let _ = socket.write_all(&flight[..len]);
         sockets.push_back(socket);
         if sockets.len() > 2 * AT_ONCE {

@@ -1,5 +1,5 @@
-//! Which peers are accepted: pinned keys, certificates, access lists, and what changes when they
-//! are loaded again.
+//! Accepted and refused peers: pinned keys, certificates, access lists, and changes of the
+//! configuration.
 
 use super::*;
 use uiw_llp::StackExtensions;
@@ -30,7 +30,7 @@ fn unknown_key_refused() {
     let error = failure(&mut server, &mut client);
     assert_eq!(error, TlsError::Alert { alert: "CertificateUnknown".into() }, "{error}");
     assert_eq!(server.tls.counts().failed, 1);
-    // And the client refuses a server.
+    // The client also refuses a server.
     let mut client = ClientStack::new(server.at(), raw(&theirs, &[&stranger]));
     let fingerprint = ours.public_key().fingerprint();
     let public_key = ours.public_key().to_string();
@@ -136,11 +136,11 @@ fn certificates_of_an_authority() {
         (names(&*accepted), names(&*client.stream)),
         (vec!["client7.example".into()], vec!["server.example".into()])
     );
-    // Authentic, but not on the list.
+    // The peer is authentic, but not on the list.
     let other = authority.config(&authority.issue("other.example", |_| ()));
     let mut client = ClientStack::new(server.at(), other);
     assert!(matches!(failure(&mut server, &mut client), TlsError::Alert { .. }));
-    // By name instead of by address.
+    // The connection is made by name instead of by address.
     let named = |name: &str| TransportConfig { peer_name: Some(name.into()), ..TransportConfig::default() };
     let tcp = || Box::new(TcpStack::new().unwrap());
     let mut client = ClientStack::with(tcp(), server.at(), theirs.clone(), &named("server.example"));
@@ -156,7 +156,7 @@ fn certificates_that_are_refused() {
     let (authority, other) = (TestAuthority::new(), TestAuthority::new());
     let good = authority.config(&authority.issue("one.example", localhost));
     let mut server = ServerStack::new(good.clone());
-    // A client's: expired, of another authority, for another use.
+    // Certificates of clients: expired, signed by another authority, for another use.
     let expired = authority.config(&authority.issue("one.example", long_ago));
     let foreign = {
         let issued = other.issue("one.example", localhost);
@@ -176,7 +176,7 @@ fn certificates_that_are_refused() {
         let mut client = ClientStack::new(server.at(), config);
         assert_eq!(failure(&mut server, &mut client), TlsError::Alert { alert: alert.into() });
     }
-    // A server's: expired, and not for its address.
+    // Certificates of servers: expired, and not valid for the server's address.
     let mut server = ServerStack::new(expired);
     let mut client = ClientStack::new(server.at(), good.clone());
     assert!(
@@ -242,7 +242,7 @@ fn removed_keys_end_connections() {
     assert_eq!(server.until("the bytes", |_| recv(&mut *accepted[1], 9).ok()), b"still");
 }
 
-/// The configuration changes while the connection is in no shard, and the new shard has loaded it
+/// The configuration changes while the connection is in no shard. The new shard has loaded it
 /// before.
 #[test]
 fn connection_checked_when_it_changes_shards() {

@@ -1,4 +1,4 @@
-//! What happens on a connection that stands: key updates, ends, faults below, memory.
+//! Events on an established connection: key updates, ends, faults of the inner stream, memory.
 
 use super::*;
 
@@ -9,7 +9,7 @@ fn key_updates_of_both_ends() {
     let client = plain_client(server.at(), plain_config(&theirs, false), |stream| {
         stream.conn.complete_io(&mut stream.sock).unwrap();
         for round in 0..20u8 {
-            // It asks the server for a new key as well (RFC 8446 section 4.6.3).
+            // This also requests a new key from the server (RFC 8446 section 4.6.3).
             stream.conn.refresh_traffic_keys().unwrap();
             stream.write_all(&[round; 1000]).unwrap();
             let mut back = [0; 1000];
@@ -37,8 +37,8 @@ fn key_updates_of_both_ends() {
     client.join().unwrap();
 }
 
-/// Each update costs the server a derivation and an answer. rustls takes 32 without a byte of data
-/// in between.
+/// Each update costs the server a key derivation and an answer. rustls accepts 32 updates without
+/// data between them.
 #[test]
 fn flood_of_key_updates_ends_connection() {
     let (own, theirs) = pair_of_configs();
@@ -101,12 +101,12 @@ fn fin_without_close_notify_rejected() {
     client.join().unwrap();
 }
 
-/// No byte of a record can be changed on its way, and nothing hangs, wherever the stream is cut.
+/// No byte of a record can be changed in transit, and nothing hangs, wherever the stream is cut.
 #[test]
 fn faults_below_tls() {
     let (own, theirs) = pair_of_configs();
     let bytes: Vec<u8> = (0..40_000u32).map(|at| (at * 7) as u8).collect();
-    // The handshake of the initiator is about 1.7 KiB.
+    // The handshake of the initiator has about 1.7 KiB.
     for at in (0..44_000u64).step_by(1777) {
         for kind in 0..3 {
             let faults = match kind {
@@ -141,7 +141,7 @@ fn faults_below_tls() {
                 (got.len() == bytes.len()).then_some(false)
             });
             assert_eq!(got, bytes[..got.len()], "fault {kind} at {at}");
-            // The initiator sends more bytes than there are of plaintext.
+            // The initiator sends more bytes than the plaintext has.
             assert!(ended || at > 40_000, "fault {kind} at {at} was not noticed");
         }
     }

@@ -1,4 +1,4 @@
-//! Two workers in one process, each with an engine of its own, as two processes have them.
+//! Two workers in one process, each with its own engine, like those of two processes.
 
 use super::*;
 use crate::device::gid;
@@ -35,7 +35,7 @@ impl TestSide {
         Self { device, worker, _listener: listener, port, number, cq, qp }
     }
 
-    /// Two sides, that of the smaller number first.
+    /// Returns two sides. The first one has the smaller number.
     fn two() -> [Self; 2] {
         let mut sides = [Self::new(), Self::new()];
         sides.sort_by_key(|side| side.number);
@@ -46,24 +46,24 @@ impl TestSide {
         PairEnd { qp_num: self.number, gid: local() }
     }
 
-    /// RTR and RTS, towards `peer`.
-    fn ready(&self, peer: &Self) {
+    /// Enters RTR and RTS, with `peer` as the peer.
+    fn enter_rts(&self, peer: &Self) {
         let target = Target {
             own: self.end(),
             peer: peer.end(),
             local: (IP, 0).into(),
             remote: (IP, peer.port).into(),
-            itself: false,
+            is_self: false,
             unreliable: false,
-            expects: 0,
-            begins: Some(0),
+            expected_psn: 0,
+            first_psn: Some(0),
         };
         self.qp.modify(QpState::Rtr).unwrap();
         self.worker.connect(self.number, &self.qp, &Arc::default(), target);
         self.qp.modify(QpState::Rts).unwrap();
     }
 
-    /// Does something with the state of its pair, if there is one.
+    /// Calls `body` with the state of the pair, if there is one.
     fn with_pair<T>(&self, body: impl FnOnce(&mut PairState) -> T) -> Option<T> {
         let pair = self.worker.pair(self.number)?;
         pair.lock().as_mut().map(body)
@@ -71,7 +71,7 @@ impl TestSide {
 
     /// Connects now, without the responder's delay.
     fn hurry(&self) {
-        self.with_pair(|pair| pair.next = Some(Instant::now()));
+        self.with_pair(|pair| pair.next_attempt = Some(Instant::now()));
         self.worker.wake();
     }
 
@@ -83,9 +83,9 @@ impl TestSide {
         self.with_pair(|pair| matches!(pair.phase, Phase::Established(_))) == Some(true)
     }
 
-    /// A message of no bytes reaches the peer.
+    /// Sends a message of no bytes, and waits for its arrival.
     fn sends_to(&self, peer: &Self) {
-        // SAFETY: no memory is named.
+        // SAFETY: the requests refer to no memory.
         unsafe {
             peer.qp.post_recv([uiw_verbs::RecvWr { wr_id: 1, sges: &[] }]).unwrap();
             let wr = SendWr { wr_id: 2, op: SendOp::Send, sges: &[], flags: SendFlags::SIGNALED };
@@ -114,7 +114,7 @@ fn until(mut done: impl FnMut() -> bool) {
     }
 }
 
-/// Established TCP connections to `port` on loopback.
+/// Returns the number of established TCP connections to `port` on loopback.
 fn established(port: u16) -> usize {
     let table = fs::read_to_string("/proc/self/net/tcp").unwrap();
     let accepted = |line: &&str| {
@@ -125,49 +125,48 @@ fn established(port: u16) -> usize {
     table.lines().skip(1).filter(accepted).count()
 }
 
-/// The connection of the smaller number is the one that stays when both ends connect at the same
-/// time.
+/// If both ends connect at the same time, the connection of the smaller number is kept.
 #[test]
 fn simultaneous_connections_keep_smaller_number() {
     for _ in 0..20 {
         let [smaller, larger] = &TestSide::two();
-        larger.ready(smaller);
+        larger.enter_rts(smaller);
         {
-            // Its thread accepts no connection before it has connected itself.
+            // The peer's thread accepts no connection before it has connected itself.
             let _stopped = larger.worker.pending.lock();
-            smaller.ready(larger);
+            smaller.enter_rts(larger);
             until(|| smaller.connects());
             larger.with_pair(|pair| larger.worker.initiate(larger.number, pair)).unwrap();
         }
         until(|| smaller.is_established() && larger.is_established());
         smaller.sends_to(larger);
         larger.sends_to(smaller);
-        // The connection that stays is the one that the smaller number made; the other one's
-        // sockets may close later.
+        // The connection that the smaller number made is kept. The sockets of the other one may
+        // close later.
         until(|| established(smaller.port) == 0 && established(larger.port) == 1);
     }
 }
 
-/// A peer that connects before the queue pair is ready for it waits, whichever end it is.
+/// A connection that arrives before the queue pair is ready waits, at either end.
 #[test]
 fn early_connection_accepted_later() {
     let [smaller, larger] = &TestSide::two();
-    larger.ready(smaller);
+    larger.enter_rts(smaller);
     larger.hurry();
     until(|| !smaller.worker.pending.lock().0.is_empty());
-    smaller.ready(larger);
+    smaller.enter_rts(larger);
     until(|| smaller.is_established() && larger.is_established());
     larger.sends_to(smaller);
     assert_eq!(established(smaller.port), 1);
 }
 
-/// No connection reaches the larger number's port: the larger number connects, and is accepted.
+/// If connections cannot reach the port of the larger number, that end connects and is accepted.
 #[test]
 fn larger_number_connects_instead_of_smaller() {
     let [smaller, larger] = &TestSide::two();
-    smaller.ready(larger);
+    smaller.enter_rts(larger);
     smaller.with_pair(|pair| {
-        // A port without a listener.
+        // No listener has this port.
         pair.target.remote.set_port(1);
         if let Phase::Connecting(conn) = pair.phase {
             cm::abandon(&pair.qp);
@@ -175,34 +174,34 @@ fn larger_number_connects_instead_of_smaller() {
             pair.retry_later();
         }
     });
-    larger.ready(smaller);
+    larger.enter_rts(smaller);
     until(|| smaller.is_established() && larger.is_established());
     smaller.sends_to(larger);
     assert_eq!(established(smaller.port), 1);
 }
 
-/// A thread that posts, moves or destroys a queue pair does not wait while the worker's thread does
-/// the engine's work for another.
+/// A thread that posts to, moves or destroys a queue pair does not wait while the worker's thread
+/// is in a call of the engine for another one.
 #[test]
 fn pairs_do_not_wait_for_others() {
     let (a, b) = (TestSide::new(), TestSide::new());
-    a.ready(&b);
-    b.ready(&a);
+    a.enter_rts(&b);
+    b.enter_rts(&a);
     until(|| a.is_established() && b.is_established());
     let other = a.number ^ 1;
     let target = a.with_pair(|pair| pair.target).unwrap();
-    // As if the thread were in a call of the engine for the pair `other`.
+    // This simulates that the thread is in a call of the engine for the pair `other`.
     let busy = Arc::new(Mutex::new(None));
     let mut tables = a.worker.tables.lock();
     tables.pairs.insert(other, Arc::clone(&busy));
     tables.unconnected.insert(other);
     drop(tables);
     let (working, pending) = (busy.lock(), a.worker.pending.lock());
-    assert!(!a.worker.posted(a.number), "a connection is established");
-    a.worker.ready(a.number, Some(0), RetryPolicy::UNLIMITED);
+    assert!(!a.worker.note_post(a.number), "a connection is established");
+    a.worker.enter_rts(a.number, Some(0), RetryPolicy::UNLIMITED);
     a.worker.forget(a.number);
     a.worker.connect(a.number, &a.qp, &Arc::default(), target);
-    assert!(a.worker.posted(a.number));
+    assert!(a.worker.note_post(a.number));
     a.worker.forget(a.number);
     drop((working, pending));
 }

@@ -9,7 +9,7 @@ use uiw_llp::{Event, Interest, Token};
 
 /// Delay of a reordered datagram, in addition to twice the latency of the link.
 const REORDER_DELAY: Duration = Duration::from_micros(50);
-/// Faults are given as parts per million.
+/// Faults are specified in parts per million.
 const MILLION: usize = 1_000_000;
 
 pub(super) struct Socket {

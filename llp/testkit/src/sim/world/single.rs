@@ -1,4 +1,4 @@
-//! Faults of single connections.
+//! Faults of individual connections.
 
 use super::{SimulatedEnd, World, WorldState};
 use std::io::ErrorKind;
@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 impl World {
-    /// Addresses of the established connections from `a` to `b`, the oldest first.
+    /// Returns the addresses of the established connections from `a` to `b`, the oldest first.
     pub(in crate::sim) fn connections(&self, a: IpAddr, b: IpAddr) -> Vec<(SocketAddr, SocketAddr)> {
         let is_one = |end: &&SimulatedEnd| {
             end.held && end.state == WorldState::Made && (end.local.ip(), end.peer.ip()) == (a, b)
@@ -30,7 +30,7 @@ impl World {
                     *due += by;
                 }
             }
-            // What is sent later does not overtake it.
+            // Data that is sent later must not overtake the delayed data.
             if (end.peer, end.local) == (local, peer) {
                 end.last_due += by;
             }

@@ -1,4 +1,4 @@
-//! Bytes in and out, and readiness.
+//! Sending, receiving, and readiness.
 
 use std::{
     io::{self, ErrorKind},
@@ -48,7 +48,7 @@ impl World {
         Ok(len)
     }
 
-    /// Sends the first `len` bytes of `bufs`; those behind `until_fin` vanish.
+    /// Sends the first `len` bytes of `bufs`. Those after the first `until_fin` bytes are lost.
     fn carry(&mut self, id: EndId, bufs: &[IoVec<'_>], len: usize, until_fin: u64) {
         let mut bytes = Vec::with_capacity(len);
         for buf in bufs {
@@ -111,7 +111,7 @@ impl World {
         Ok(if is_all { Readable::All } else { Readable::Bytes(end.received.len()) })
     }
 
-    /// Bytes that the other end has asked to have room for.
+    /// Returns the number of bytes for which the other end has requested room.
     fn wanted_by_peer(&self, id: EndId) -> usize {
         let other = self.ends.get(&id).and_then(|end| self.ends.get(&end.other?));
         other.map_or(0, |other| other.wanted)
@@ -163,7 +163,7 @@ impl World {
             min_rtt_us: rtt,
             retransmits: Some(0),
             unacked: u32::try_from(under_way).ok(),
-            // What arrives is acknowledged at once.
+            // Data is acknowledged as soon as it arrives.
             last_ack: Some(self.time - end.arrived),
             probes: Some(0),
             emss: u32::try_from(there.emss).ok(),

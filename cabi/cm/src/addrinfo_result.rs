@@ -5,37 +5,39 @@ use std::ptr;
 use uiw_cabi_core::abi::rdma_addrinfo;
 use uiw_cabi_core::arguments::{HeapPtr, argument};
 
-/// The result of a look-up: the head of a list, or an error of the C library (`EAI_*`).
-pub(crate) struct Resolved(Result<*mut rdma_addrinfo, c_int>);
+/// Result of a look-up: the head of a list, or an error of the C library (`EAI_*`).
+pub(crate) struct AddrinfoResult(Result<*mut rdma_addrinfo, c_int>);
 
-// SAFETY: the list is on C's heap, and this value owns it on whatever thread it is.
-unsafe impl Send for Resolved {}
+// SAFETY: the list is on C's heap, and this value owns it on any thread.
+unsafe impl Send for AddrinfoResult {}
 
-impl Drop for Resolved {
+impl Drop for AddrinfoResult {
     fn drop(&mut self) {
         if let Ok(list) = self.0 {
-            // SAFETY: the value owns the list, which it has not given out.
+            // SAFETY: the value owns the list, and has not passed it on.
             rdma_freeaddrinfo(unsafe { argument(list) });
         }
     }
 }
 
-impl Resolved {
+impl AddrinfoResult {
+    /// Wraps a result.
+    ///
     /// # Safety
-    /// A list is one that [`rdma_freeaddrinfo`] may free, and nothing else does.
+    /// If `result` is a list, [`rdma_freeaddrinfo`] may free it, and nothing else does.
     pub(crate) unsafe fn new(result: Result<*mut rdma_addrinfo, c_int>) -> Self {
         Self(result)
     }
 
-    /// The error, or 0.
+    /// Returns the error, or 0.
     pub(crate) fn error(&self) -> c_int {
         self.0.err().unwrap_or(0)
     }
 
-    /// The list, which the caller frees.
+    /// Returns the list, which the caller has to free.
     ///
     /// # Errors
-    /// The C library's.
+    /// The error of the C library.
     pub(crate) fn take(mut self) -> Result<*mut rdma_addrinfo, c_int> {
         std::mem::replace(&mut self.0, Err(0))
     }
@@ -45,9 +47,8 @@ impl Resolved {
 pub extern "C" fn rdma_freeaddrinfo(list: HeapPtr<'_, rdma_addrinfo>) {
     let mut next = list.as_ptr();
     while !next.is_null() {
-        // SAFETY: the list is of `rdma_getaddrinfo`, and the program does not use it any more. Each
-        // part is NULL or memory of C's heap; a program that has freed or replaced one itself
-        // leaves it so.
+        // SAFETY: `rdma_getaddrinfo` created the list, and the program does not use it any more.
+        // Each part is NULL or memory of C's heap, even if the program has freed or replaced it.
         unsafe {
             let one = ptr::read(next);
             let addresses = [one.ai_src_addr.cast::<c_void>(), one.ai_dst_addr.cast()];

@@ -1,10 +1,11 @@
-//! Which socket of the system is behind a number.
+//! Detects which socket of the system is behind a descriptor number.
 //!
-//! A program may close a number by a call that is not seen here: a system call of its own, or one
-//! of the C library's that closes within. The system gives the number to the next file, whose bytes
-//! would be the rsocket's. So before a number is used, the file behind it is looked at: a system
-//! call for each call on a socket. What stands for rsockets has flags that no other file has, a
-//! socket of the program's own is compared by its cookie, which takes three times as long.
+//! A program may close a number with a call that this library does not see: its own system call, or
+//! a function of the C library that closes internally. The system then assigns the number to the
+//! next file, whose data would be taken for the rsocket's. The file behind a number is therefore
+//! checked before the number is used, which takes one system call for each call on a socket.
+//! Placeholders of rsockets have flags that no other file has. A socket of the program itself is
+//! compared by its cookie, which takes three times as long.
 
 use crate::sys;
 use std::io;
@@ -12,21 +13,22 @@ use std::num::NonZeroU64;
 use std::os::fd::{AsRawFd, IntoRawFd, RawFd};
 use uiw_cabi_core::boundary::Result;
 use uiw_cabi_core::denied;
-use uiw_cabi_core::fork::{ForkSafe, Forked};
+use uiw_cabi_core::fork::{ForkSafe, ForkState};
 
-/// The sockets of the system that a number may have.
+/// Sockets of the system that may be behind a number.
 #[derive(Clone, Copy)]
 pub(crate) struct DescriptorSockets {
-    /// The program's own.
+    /// Cookie of the program's socket.
     own: NonZeroU64,
-    /// Placeholder of the socket once it is an rsocket.
+    /// Cookie of the placeholder, after the socket has become an rsocket.
     placeholder: Option<NonZeroU64>,
     /// True if the placeholder has the flags of [`sys::mark`].
     is_marked: bool,
 }
 
 impl DescriptorSockets {
-    /// The socket that is there. None where the system does not distinguish sockets.
+    /// Returns the socket that is behind the number now, or `None` if the system does not
+    /// distinguish sockets.
     pub(super) fn of(fd: RawFd) -> Option<Self> {
         Some(Self { own: sys::cookie(fd)?, placeholder: None, is_marked: false })
     }
@@ -40,14 +42,14 @@ impl DescriptorSockets {
         }
     }
 
-    /// Returns whether one of them is behind the number.
+    /// Returns whether one of the sockets is behind the number.
     pub(crate) fn is_at(&self, fd: RawFd) -> bool {
         self.is_marked && sys::is_marked(fd)
             || sys::cookie(fd).is_some_and(|cookie| cookie == self.own || Some(cookie) == self.placeholder)
     }
 }
 
-/// Socket that reads as closed, behind the numbers of rsockets, for the system's own calls.
+/// Socket that reads as closed. It is behind the numbers of rsockets, for the system's own calls.
 #[derive(Clone, Copy)]
 pub(crate) struct Placeholder {
     pub(crate) fd: RawFd,
@@ -57,7 +59,7 @@ pub(crate) struct Placeholder {
 
 struct KnownPlaceholder(Option<Placeholder>);
 
-impl Forked for KnownPlaceholder {
+impl ForkState for KnownPlaceholder {
     const NEW: Self = Self(None);
 
     /// A child has the same descriptors.
@@ -66,12 +68,14 @@ impl Forked for KnownPlaceholder {
 
 static PLACEHOLDER: ForkSafe<KnownPlaceholder> = ForkSafe::new();
 
-/// The process's. Its first socket makes it, so that it is there when no descriptor is left.
+/// Returns the placeholder of the process. The first socket creates it, so that it exists even when
+/// no descriptors are left.
 ///
 /// # Errors
-/// EMFILE
+/// EMFILE.
 pub(crate) fn placeholder() -> Result<Placeholder> {
-    // A program may close every number that it has not made, and the number is another file's then.
+    // A program may close every number that it has not created, and the number may then belong to
+    // another file.
     let is_there = |known: &Placeholder| known.cookie.is_none() || sys::cookie(known.fd) == known.cookie;
     let before = PLACEHOLDER.read().0;
     if let Some(known) = before.filter(is_there) {
@@ -79,7 +83,7 @@ pub(crate) fn placeholder() -> Result<Placeholder> {
     }
     let made =
         sys::closed_socket().and_then(|pair| sys::duplicate(pair.as_raw_fd())).inspect_err(|error| {
-            denied::report("making a pair of sockets (socketpair)", &io::Error::from_raw_os_error(error.0));
+            denied::report("creating a pair of sockets (socketpair)", &io::Error::from_raw_os_error(error.0));
         })?;
     sys::name_placeholder(made.as_raw_fd());
     let (cookie, is_marked) = (sys::cookie(made.as_raw_fd()), sys::mark(made.as_raw_fd()));
@@ -100,13 +104,13 @@ mod tests {
         let own = sys::closed_socket().unwrap();
         let standing = placeholder().unwrap();
         assert!(standing.is_marked);
-        let behind = DescriptorSockets::of(own.as_raw_fd()).unwrap().or(Some(&standing));
-        assert!(behind.is_at(standing.fd) && behind.is_at(own.as_raw_fd()));
+        let sockets = DescriptorSockets::of(own.as_raw_fd()).unwrap().or(Some(&standing));
+        assert!(sockets.is_at(standing.fd) && sockets.is_at(own.as_raw_fd()));
         let other = sys::closed_socket().unwrap();
-        assert!(!behind.is_at(other.as_raw_fd()));
+        assert!(!sockets.is_at(other.as_raw_fd()));
         let file = std::fs::OpenOptions::new().append(true).read(true).open("/dev/null").unwrap();
-        assert!(!behind.is_at(file.as_raw_fd()));
-        // Its flags were changed by a call that is not seen: the cookie is its own still.
+        assert!(!sockets.is_at(file.as_raw_fd()));
+        // A call that this library does not see has changed the flags; the cookie is unchanged.
         let unmarked = sys::closed_socket().unwrap();
         let marked = Placeholder {
             fd: unmarked.as_raw_fd(),
