@@ -35,13 +35,13 @@ use uiw_verbs::integration::{self, CompletionConsumer, Wakes};
 use uiw_verbs::{Qp, SendFlags, SendOp, Sge, Wc, WcStatus};
 
 /// Buffers of any type.
-pub(crate) type AnyBuffer = Box<dyn Any + Send>;
+pub(crate) type ErasedBuffer = Box<dyn Any + Send>;
 
 /// Marks completions of sends among the `wr_id`s.
-pub(crate) const SEND: u64 = 1 << 63;
+pub(crate) const SEND_FLAG: u64 = 1 << 63;
 
 /// A request that may have to wait for room in the send queue.
-pub(crate) struct Request {
+pub(crate) struct SendRequest {
     pub(crate) op: SendOp,
     pub(crate) sges: ArrayVec<Sge, 2>,
     pub(crate) flags: SendFlags,
@@ -63,14 +63,14 @@ impl Outcome {
     pub(crate) fn into_result(self, peer: SocketAddr, qp: Option<&Qp>) -> Result<()> {
         match self {
             Self::Completed(wc) if wc.status == WcStatus::Success => Ok(()),
-            Self::Completed(wc) => Err(failed(&wc, peer, qp)),
+            Self::Completed(wc) => Err(completion_error(&wc, peer, qp)),
             Self::Refused(error) => Err(error),
         }
     }
 }
 
 /// The error of a completion that is none of success.
-pub(crate) fn failed(wc: &Wc, peer: SocketAddr, qp: Option<&Qp>) -> Error {
+pub(crate) fn completion_error(wc: &Wc, peer: SocketAddr, qp: Option<&Qp>) -> Error {
     let is_local = matches!(
         wc.status,
         WcStatus::LocalLength | WcStatus::LocalProtection | WcStatus::LocalQpOperation | WcStatus::MwBind
@@ -81,7 +81,7 @@ pub(crate) fn failed(wc: &Wc, peer: SocketAddr, qp: Option<&Qp>) -> Error {
 
 enum OperationState {
     /// The operation is not posted, and waits for room.
-    Waiting(Request),
+    Waiting(SendRequest),
     Posted,
     Done(Outcome),
 }
@@ -95,15 +95,15 @@ pub(crate) enum Caller {
     Detached,
 }
 
-pub(crate) struct Slot {
+pub(crate) struct OperationSlot {
     state: OperationState,
     caller: Caller,
-    buffer: AnyBuffer,
+    buffer: ErasedBuffer,
 }
 
 /// The operations of a connection.
-pub(crate) struct Ops {
-    slots: Slab<Slot>,
+pub(crate) struct OperationTable {
+    slots: Slab<OperationSlot>,
     /// Keeps the connection until `slots` is empty, when only detached operations are left of it.
     pub(crate) lingering: Option<Arc<Dispatcher>>,
     /// Room in the send queue.
@@ -113,33 +113,37 @@ pub(crate) struct Ops {
     /// The program has closed the connection while operations wait: it closes once they are posted.
     closing: bool,
     /// Detached operations that are over, to be dropped without a lock.
-    freed: Vec<Slot>,
+    freed: Vec<OperationSlot>,
 }
 
-impl Ops {
+impl OperationTable {
     /// Returns whether a request may be posted now, in front of none that waits.
     pub(crate) fn has_room(&self) -> bool {
         self.room > 0 && self.waiting.is_empty()
     }
 
     /// Takes in an operation that the caller posts.
-    pub(crate) fn add_posted(&mut self, buffer: AnyBuffer) -> usize {
+    pub(crate) fn add_posted(&mut self, buffer: ErasedBuffer) -> usize {
         self.room -= 1;
-        self.slots.insert(Slot { state: OperationState::Posted, caller: Caller::Waits(None), buffer })
+        self.slots.insert(OperationSlot {
+            state: OperationState::Posted,
+            caller: Caller::Waits(None),
+            buffer,
+        })
     }
 
     /// Takes in an operation that waits for room.
-    pub(crate) fn add_waiting(&mut self, request: Request, buffer: AnyBuffer) -> usize {
+    pub(crate) fn add_waiting(&mut self, request: SendRequest, buffer: ErasedBuffer) -> usize {
         let state = OperationState::Waiting(request);
-        let key = self.slots.insert(Slot { state, caller: Caller::Waits(None), buffer });
+        let key = self.slots.insert(OperationSlot { state, caller: Caller::Waits(None), buffer });
         self.waiting.push_back(key);
         key
     }
 
     /// Takes in an operation that failed before it was posted.
-    pub(crate) fn add_failed(&mut self, error: Error, buffer: AnyBuffer) -> usize {
+    pub(crate) fn add_failed(&mut self, error: Error, buffer: ErasedBuffer) -> usize {
         let state = OperationState::Done(Outcome::Refused(error));
-        self.slots.insert(Slot { state, caller: Caller::Waits(None), buffer })
+        self.slots.insert(OperationSlot { state, caller: Caller::Waits(None), buffer })
     }
 
     /// Has the connection closed once the operations that wait are posted. Returns whether there
@@ -160,7 +164,7 @@ impl Ops {
     }
 
     /// The next request that waits, if there is room for it. The caller posts it.
-    pub(crate) fn next_waiting(&mut self) -> Option<(usize, Request)> {
+    pub(crate) fn pop_waiting(&mut self) -> Option<(usize, SendRequest)> {
         if self.room == 0 {
             return None;
         }
@@ -192,13 +196,13 @@ impl Ops {
 
     /// Returns the objects that [`Dispatcher::run_deferred`] drops: detached operations that are
     /// over, and with the last of them what keeps the connection.
-    pub(crate) fn take_freed(&mut self) -> (Vec<Slot>, Option<Arc<Dispatcher>>) {
+    pub(crate) fn take_freed(&mut self) -> (Vec<OperationSlot>, Option<Arc<Dispatcher>>) {
         let ended = if self.slots.is_empty() { self.lingering.take() } else { None };
         (std::mem::take(&mut self.freed), ended)
     }
 
     /// The outcome of an operation and its buffer, once it is over.
-    pub(crate) fn take_done(&mut self, key: usize) -> Option<(Outcome, AnyBuffer)> {
+    pub(crate) fn take_done(&mut self, key: usize) -> Option<(Outcome, ErasedBuffer)> {
         if !matches!(self.slots.get(key)?.state, OperationState::Done(_)) {
             return None;
         }
@@ -209,7 +213,7 @@ impl Ops {
 
     /// Returns whether the operation is over because its connection has ended.
     pub(crate) fn is_flushed(&self, key: usize) -> bool {
-        matches!(self.slots.get(key), Some(Slot { state: OperationState::Done(outcome), .. }) if outcome.is_flush())
+        matches!(self.slots.get(key), Some(OperationSlot { state: OperationState::Done(outcome), .. }) if outcome.is_flush())
     }
 
     /// Another caller for an operation that is not over. Gives the one before, which is foreign
@@ -220,7 +224,7 @@ impl Ops {
     }
 
     /// Removes an operation that is over.
-    pub(crate) fn remove_done(&mut self, key: usize) -> Option<Slot> {
+    pub(crate) fn remove_done(&mut self, key: usize) -> Option<OperationSlot> {
         let is_done = matches!(self.slots.get(key)?.state, OperationState::Done(_));
         is_done.then(|| self.slots.remove(key))
     }
@@ -251,7 +255,7 @@ pub(crate) struct Inbox {
 
 /// Consumer of the completions of a connection's queue pair.
 pub(crate) struct Completions {
-    pub(crate) ops: Mutex<Ops>,
+    pub(crate) ops: Mutex<OperationTable>,
     pub(crate) inbox: Mutex<Inbox>,
     /// Called where completions leave something to do that needs the queue pair, or runs foreign
     /// code.
@@ -260,7 +264,7 @@ pub(crate) struct Completions {
 
 impl Completions {
     pub(crate) fn new(send_depth: u32) -> Arc<Self> {
-        let ops = Ops {
+        let ops = OperationTable {
             slots: Slab::new(),
             lingering: None,
             room: send_depth,
@@ -281,9 +285,9 @@ impl Completions {
 
 impl CompletionConsumer for Completions {
     fn complete(&self, wc: Wc, wakes: &mut Wakes) {
-        if wc.wr_id & SEND != 0 {
+        if wc.wr_id & SEND_FLAG != 0 {
             let mut ops = self.ops.lock();
-            let waker = ops.finish((wc.wr_id & !SEND) as usize, Outcome::Completed(wc));
+            let waker = ops.finish((wc.wr_id & !SEND_FLAG) as usize, Outcome::Completed(wc));
             let defers = !ops.waiting.is_empty() || !ops.freed.is_empty();
             drop(ops);
             if let Some(waker) = waker {
@@ -310,15 +314,15 @@ impl CompletionConsumer for Completions {
 
 /// The dispatcher's completions. Dropped behind the queue pair: then nothing completes any more,
 /// and buffers are dropped here though the engine may keep the queue, and so the rest, for longer.
-pub(crate) struct Owned(Arc<Completions>);
+pub(crate) struct OwnedCompletions(Arc<Completions>);
 
-impl Owned {
+impl OwnedCompletions {
     pub(crate) fn new(completions: Arc<Completions>) -> Self {
         Self(completions)
     }
 }
 
-impl Deref for Owned {
+impl Deref for OwnedCompletions {
     type Target = Completions;
 
     fn deref(&self) -> &Completions {
@@ -326,7 +330,7 @@ impl Deref for Owned {
     }
 }
 
-impl Drop for Owned {
+impl Drop for OwnedCompletions {
     fn drop(&mut self) {
         let mut ops = self.0.ops.lock();
         let left = (std::mem::take(&mut ops.slots), std::mem::take(&mut ops.freed));
@@ -384,11 +388,11 @@ mod tests {
         wakes.give();
     }
 
-    fn request() -> Request {
-        Request { op: SendOp::Send, sges: ArrayVec::new(), flags: SendFlags::empty() }
+    fn request() -> SendRequest {
+        SendRequest { op: SendOp::Send, sges: ArrayVec::new(), flags: SendFlags::empty() }
     }
 
-    fn none() -> AnyBuffer {
+    fn none() -> ErasedBuffer {
         Box::new(())
     }
 
@@ -407,7 +411,7 @@ mod tests {
             key
         });
         assert!(!completions.ops.lock().has_room());
-        complete(&completions, SEND | keys[1] as u64, WcStatus::Success);
+        complete(&completions, SEND_FLAG | keys[1] as u64, WcStatus::Success);
         assert_eq!(wakers.each_ref().map(|waker| waker.count()), [0, 1]);
         let mut ops = completions.ops.lock();
         assert!(ops.has_room());
@@ -416,7 +420,7 @@ mod tests {
             matches!(ops.take_done(keys[1]), Some((Outcome::Completed(wc), _)) if wc.status == WcStatus::Success)
         );
         drop(ops);
-        complete(&completions, SEND | keys[0] as u64, WcStatus::Flushed);
+        complete(&completions, SEND_FLAG | keys[0] as u64, WcStatus::Flushed);
         let done = completions.ops.lock().take_done(keys[0]);
         let peer = SocketAddr::from(([127, 0, 0, 1], 1));
         let result = done.map(|(outcome, _)| outcome.into_result(peer, None));
@@ -431,19 +435,19 @@ mod tests {
         let mut ops = completions.ops.lock();
         let (first, second, third) =
             (ops.add_posted(none()), ops.add_waiting(request(), none()), ops.add_waiting(request(), none()));
-        assert!(ops.next_waiting().is_none(), "there is no room");
+        assert!(ops.pop_waiting().is_none(), "there is no room");
         drop(ops);
-        complete(&completions, SEND | first as u64, WcStatus::Success);
+        complete(&completions, SEND_FLAG | first as u64, WcStatus::Success);
         assert_eq!(runs.count(), 1);
         let mut ops = completions.ops.lock();
         assert!(!ops.has_room(), "the room is that of the operation that waits");
-        assert_eq!(ops.next_waiting().map(|(key, _)| key), Some(second));
-        assert!(ops.next_waiting().is_none());
+        assert_eq!(ops.pop_waiting().map(|(key, _)| key), Some(second));
+        assert!(ops.pop_waiting().is_none());
         drop(ops);
-        complete(&completions, SEND | second as u64, WcStatus::Success);
+        complete(&completions, SEND_FLAG | second as u64, WcStatus::Success);
         assert_eq!(runs.count(), 2);
-        assert_eq!(completions.ops.lock().next_waiting().map(|(key, _)| key), Some(third));
-        complete(&completions, SEND | third as u64, WcStatus::Success);
+        assert_eq!(completions.ops.lock().pop_waiting().map(|(key, _)| key), Some(third));
+        complete(&completions, SEND_FLAG | third as u64, WcStatus::Success);
         assert_eq!(runs.count(), 2, "none waits");
     }
 
@@ -456,7 +460,7 @@ mod tests {
         let key = ops.add_posted(Box::new(Arc::clone(&alive)));
         ops.set_caller(key, Caller::Detached);
         drop(ops);
-        complete(&completions, SEND | key as u64, WcStatus::Success);
+        complete(&completions, SEND_FLAG | key as u64, WcStatus::Success);
         assert_eq!((runs.count(), Arc::strong_count(&alive)), (1, 2));
         let mut ops = completions.ops.lock();
         assert!(ops.is_empty() && ops.has_room());
@@ -511,17 +515,17 @@ mod tests {
     #[test]
     fn buffers_are_dropped_with_the_dispatcher() {
         let (completions, _) = completions(2);
-        let owned = Owned::new(Arc::clone(&completions));
+        let owned = OwnedCompletions::new(Arc::clone(&completions));
         let alive = Arc::new(());
         let mut ops = completions.ops.lock();
         let posted = ops.add_posted(Box::new(Arc::clone(&alive)));
         let detached = ops.add_posted(Box::new(Arc::clone(&alive)));
         ops.set_caller(detached, Caller::Detached);
         drop(ops);
-        complete(&completions, SEND | detached as u64, WcStatus::Success);
+        complete(&completions, SEND_FLAG | detached as u64, WcStatus::Success);
         assert_eq!(Arc::strong_count(&alive), 3);
         drop(owned);
         assert_eq!(Arc::strong_count(&alive), 1);
-        complete(&completions, SEND | posted as u64, WcStatus::Success);
+        complete(&completions, SEND_FLAG | posted as u64, WcStatus::Success);
     }
 }

@@ -6,7 +6,10 @@
 //! as a waker is. Buffers stay in the completions from post to completion, so a future that is
 //! dropped or forgotten never frees memory in flight.
 
-use crate::completions::{AnyBuffer, Caller, Completions, Ops, Outcome, Owned, Request, SEND, Slot, failed};
+use crate::completions::{
+    Caller, Completions, ErasedBuffer, OperationSlot, OperationTable, Outcome, OwnedCompletions, SEND_FLAG,
+    SendRequest, completion_error,
+};
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::settings::ConnectionConfig;
@@ -23,32 +26,32 @@ use uiw_verbs::integration::{self, Doorbell, Linger};
 use uiw_verbs::{Qp, RawMr, STag, SendFlags, SendOp, SendWr, Sge, Wc, WcOpcode};
 
 /// Result of an operation, and its buffer.
-pub(crate) type OpDone = (Result<()>, AnyBuffer);
+pub(crate) type OpResult = (Result<()>, ErasedBuffer);
 
 /// The receive buffers of a connection: one block, one slot a receive.
-pub(crate) struct Ring {
+pub(crate) struct ReceiveRing {
     pub(crate) memory: RawMr,
     pub(crate) size: u32,
     pub(crate) depth: u32,
 }
 
 /// The application's hold on a connection: connections, operations and messages share one.
-pub(crate) struct Handle {
+pub(crate) struct ConnectionHandle {
     dispatcher: Arc<Dispatcher>,
     device: Device,
 }
 
-impl Handle {
+impl ConnectionHandle {
     pub(crate) fn new(
         device: Device,
         qp: Qp,
         completions: Arc<Completions>,
         settings: &ConnectionConfig,
-        ring: Ring,
+        ring: ReceiveRing,
     ) -> Result<Arc<Self>> {
         let dispatcher = Arc::new(Dispatcher {
             qp,
-            completions: Owned::new(completions),
+            completions: OwnedCompletions::new(completions),
             gate: Mutex::new(()),
             ring,
             detached_timeout: settings.detached_timeout,
@@ -60,7 +63,7 @@ impl Handle {
         let waker = Waker::from(Arc::new(DeferredWaker(Arc::downgrade(&dispatcher))));
         let _ = dispatcher.completions.deferred.set(waker);
         for slot in 0..dispatcher.ring.depth {
-            dispatcher.post_slot(slot)?;
+            dispatcher.post_receive(slot)?;
         }
         Ok(Arc::new(Self { dispatcher, device }))
     }
@@ -70,7 +73,7 @@ impl Handle {
     }
 }
 
-impl Deref for Handle {
+impl Deref for ConnectionHandle {
     type Target = Dispatcher;
 
     fn deref(&self) -> &Dispatcher {
@@ -78,7 +81,7 @@ impl Deref for Handle {
     }
 }
 
-impl Drop for Handle {
+impl Drop for ConnectionHandle {
     fn drop(&mut self) {
         Dispatcher::linger(&self.dispatcher, &self.device);
     }
@@ -87,11 +90,11 @@ impl Drop for Handle {
 pub(crate) struct Dispatcher {
     /// Dropped before the buffers: the engine lets go first.
     qp: Qp,
-    completions: Owned,
+    completions: OwnedCompletions,
     /// Held from where a request has its room to where it is in the send queue, so that requests
     /// are queued in order; never while foreign code runs, so that any thread may wait for it.
     gate: Mutex<()>,
-    pub(crate) ring: Ring,
+    pub(crate) ring: ReceiveRing,
     /// See [`ConnectionConfig::detached_timeout`].
     detached_timeout: Duration,
     /// See [`ConnectionConfig::close_timeout`].
@@ -103,10 +106,10 @@ pub(crate) struct Dispatcher {
 
 /// Actions deferred until all locks are released, because each of them may run user code.
 #[derive(Default)]
-struct DueActions {
+struct DeferredActions {
     wakers: Vec<Waker>,
     /// Detached operations that are over.
-    freed: Vec<Slot>,
+    freed: Vec<OperationSlot>,
     /// Receives of messages that were dropped.
     receives: Vec<u32>,
     doorbells: Vec<Doorbell>,
@@ -116,7 +119,7 @@ struct DueActions {
     ended: Option<Arc<Dispatcher>>,
 }
 
-impl DueActions {
+impl DeferredActions {
     fn deliver(self, dispatcher: &Dispatcher) {
         let Self { wakers, freed, receives, doorbells, closes, ended } = self;
         for doorbell in doorbells {
@@ -126,7 +129,7 @@ impl DueActions {
             // The connection may have ended meanwhile.
             let _ = dispatcher.qp.disconnect();
         }
-        dispatcher.post_slots(receives);
+        dispatcher.release_all(receives);
         drop(freed);
         for waker in wakers {
             waker.wake();
@@ -140,7 +143,7 @@ struct DeferredWaker(Weak<Dispatcher>);
 
 /// Runs of deferred work that may be inside each other on one thread: a doorbell that completes
 /// requests at once wakes the next.
-const NESTED: usize = 8;
+const MAX_NESTED_RUNS: usize = 8;
 
 thread_local! {
     /// Runs of deferred work on this thread, and the dispatchers that were put off because there
@@ -154,12 +157,12 @@ impl Wake for DeferredWaker {
         // `Some` when this call is to do the work itself.
         let turn = RUNS.try_with(|runs| {
             let (depth, put_off) = &mut *runs.borrow_mut();
-            if *depth == NESTED {
+            if *depth == MAX_NESTED_RUNS {
                 put_off.push_back(Arc::clone(&dispatcher));
                 return None;
             }
             *depth += 1;
-            Some(DeferredRun)
+            Some(RunGuard)
         });
         match turn {
             Ok(None) => {}
@@ -176,9 +179,9 @@ impl Wake for DeferredWaker {
 }
 
 /// One run of deferred work on this thread.
-struct DeferredRun;
+struct RunGuard;
 
-impl Drop for DeferredRun {
+impl Drop for RunGuard {
     fn drop(&mut self) {
         let _ = RUNS.try_with(|runs| runs.borrow_mut().0 -= 1);
     }
@@ -192,7 +195,7 @@ impl Linger for Dispatcher {
 }
 
 impl Dispatcher {
-    fn ops(&self) -> MutexGuard<'_, Ops> {
+    fn ops(&self) -> MutexGuard<'_, OperationTable> {
         self.completions.ops.lock()
     }
 
@@ -205,8 +208,8 @@ impl Dispatcher {
     }
 
     /// Posts the receive of ring slot `slot`.
-    pub(crate) fn post_slot(&self, slot: u32) -> Result<(), ErrorKind> {
-        let Ring { memory, size, .. } = &self.ring;
+    pub(crate) fn post_receive(&self, slot: u32) -> Result<(), ErrorKind> {
+        let ReceiveRing { memory, size, .. } = &self.ring;
         let addr = memory.addr() + u64::from(slot) * u64::from(*size);
         let sge = Sge { addr, length: *size, lkey: memory.lkey() };
         // SAFETY: the ring's memory lives as long as the dispatcher, which outlives the queue
@@ -216,7 +219,7 @@ impl Dispatcher {
     }
 
     /// The bytes of the message in ring slot `slot`, where it is longer than the slot.
-    pub(crate) fn take_long(&self, slot: u32) -> Option<Vec<u8>> {
+    pub(crate) fn take_long_message(&self, slot: u32) -> Option<Vec<u8>> {
         integration::take_long_message(&self.qp, slot.into())
     }
 
@@ -227,24 +230,24 @@ impl Dispatcher {
             // Before the receive is posted, which wakes a stream that waits for this room.
             integration::release_long_message(&self.qp, message.len());
         }
-        let _ = self.post_slot(slot);
+        let _ = self.post_receive(slot);
     }
 
     /// Posts receives whose messages are not kept.
-    fn post_slots(&self, slots: impl IntoIterator<Item = u32>) {
+    fn release_all(&self, slots: impl IntoIterator<Item = u32>) {
         for slot in slots {
-            self.release(slot, self.take_long(slot));
+            self.release(slot, self.take_long_message(slot));
         }
     }
 
     /// Takes an operation in: posts it if there is room, else lets it wait.
-    pub(crate) fn submit(&self, request: Request, buffer: AnyBuffer) -> u64 {
+    pub(crate) fn submit(&self, request: SendRequest, buffer: ErasedBuffer) -> u64 {
         let gate = self.gate.lock();
         let mut ops = self.ops();
         if ops.has_room() {
             let key = ops.add_posted(buffer);
             drop(ops);
-            return self.post_first(gate, key, &request);
+            return self.post_now(gate, key, &request);
         }
         if ops.is_closing() {
             return ops.add_failed(self.closed(), buffer) as u64;
@@ -260,22 +263,22 @@ impl Dispatcher {
             // The queue copies the message when it is posted.
             let key = ops.add_posted(Box::new(()));
             drop(ops);
-            return self.post_first(gate, key, &inline(message));
+            return self.post_now(gate, key, &inline_send(message));
         }
         if ops.is_closing() {
             return ops.add_failed(self.closed(), Box::new(())) as u64;
         }
         let copy = message.to_vec();
-        ops.add_waiting(inline(&copy), Box::new(copy)) as u64
+        ops.add_waiting(inline_send(&copy), Box::new(copy)) as u64
     }
 
     /// Takes an operation in that failed before it was posted.
-    pub(crate) fn submit_failed(&self, error: Error, buffer: AnyBuffer) -> u64 {
+    pub(crate) fn submit_failed(&self, error: Error, buffer: ErasedBuffer) -> u64 {
         self.ops().add_failed(error, buffer) as u64
     }
 
     /// Posts the request of an operation in front of which none waits.
-    fn post_first(&self, gate: MutexGuard<'_, ()>, key: usize, request: &Request) -> u64 {
+    fn post_now(&self, gate: MutexGuard<'_, ()>, key: usize, request: &SendRequest) -> u64 {
         let (posted, doorbell) = self.queue(key, request);
         if let Err(error) = posted {
             // Its future is not known yet: there is no waker.
@@ -287,9 +290,9 @@ impl Dispatcher {
     }
 
     /// Queues the request of an operation. The gate is held.
-    fn queue(&self, key: usize, request: &Request) -> (Result<(), ErrorKind>, Doorbell) {
+    fn queue(&self, key: usize, request: &SendRequest) -> (Result<(), ErrorKind>, Doorbell) {
         let wr = SendWr {
-            wr_id: SEND | key as u64,
+            wr_id: SEND_FLAG | key as u64,
             op: request.op,
             sges: &request.sges,
             flags: request.flags | SendFlags::SIGNALED,
@@ -302,9 +305,9 @@ impl Dispatcher {
     }
 
     /// Posts waiting operations while there is room. The gate is held.
-    fn post_waiting(&self, due: &mut DueActions) {
+    fn post_waiting(&self, due: &mut DeferredActions) {
         loop {
-            let Some((key, request)) = self.ops().next_waiting() else { break };
+            let Some((key, request)) = self.ops().pop_waiting() else { break };
             let (posted, doorbell) = self.queue(key, &request);
             due.doorbells.push(doorbell);
             if let Err(error) = posted {
@@ -316,7 +319,7 @@ impl Dispatcher {
     /// Does what completions have left to do: posts operations that waited for room, and receives
     /// of messages that were dropped; drops detached operations that are over.
     fn run_deferred(&self) {
-        let mut due = DueActions::default();
+        let mut due = DeferredActions::default();
         let gate = self.gate.lock();
         self.post_waiting(&mut due);
         due.closes = self.ops().take_closing();
@@ -328,7 +331,7 @@ impl Dispatcher {
         due.deliver(self);
     }
 
-    pub(crate) fn poll_op(&self, ticket: u64, cx: &mut Context<'_>) -> Poll<OpDone> {
+    pub(crate) fn poll_op(&self, ticket: u64, cx: &mut Context<'_>) -> Poll<OpResult> {
         let key = ticket as usize;
         let mut ops = self.ops();
         let mut ending = None;
@@ -410,7 +413,7 @@ impl Dispatcher {
             inbox.discards = true;
             std::mem::take(&mut inbox.messages)
         };
-        this.post_slots(messages.iter().map(|wc| wc.wr_id as u32));
+        this.release_all(messages.iter().map(|wc| wc.wr_id as u32));
         if !integration::limit_lifetime(&this.qp, this.detached_timeout) {
             // No connection completes them, and no other one can be made.
             this.end_lingering();
@@ -424,7 +427,7 @@ impl Dispatcher {
             return Poll::Ready(Ok(wc));
         }
         if let Some(wc) = &inbox.closed {
-            return Poll::Ready(Err(failed(wc, self.peer(), Some(&self.qp))));
+            return Poll::Ready(Err(completion_error(wc, self.peer(), Some(&self.qp))));
         }
         integration::register_waker(&mut inbox.wakers, cx.waker());
         Poll::Pending
@@ -448,9 +451,9 @@ impl Dispatcher {
 }
 
 /// A Send of these bytes, which are copied when it is posted.
-fn inline(message: &[u8]) -> Request {
+fn inline_send(message: &[u8]) -> SendRequest {
     let sge = Sge { addr: message.as_ptr().addr() as u64, length: message.len() as u32, lkey: STag(0) };
-    Request { op: SendOp::Send, sges: [sge].into_iter().collect(), flags: SendFlags::INLINE }
+    SendRequest { op: SendOp::Send, sges: [sge].into_iter().collect(), flags: SendFlags::INLINE }
 }
 
 /// Returns whether a message is Immediate Data behind a Write.
@@ -547,7 +550,7 @@ mod tests {
             drop(gate);
             run.join().unwrap();
         });
-        assert!(dispatcher.ops().next_waiting().is_none(), "posted");
+        assert!(dispatcher.ops().pop_waiting().is_none(), "posted");
         client.block_on(waiting).unwrap();
         assert_eq!(server.block_on(receive(&accepted, 1)), [b"waits".to_vec()]);
     }

@@ -1,8 +1,8 @@
 //! Operations under way.
 
 use crate::buf::{BufferError, IoBuf, Mr};
-use crate::completions::AnyBuffer;
-use crate::dispatcher::Handle;
+use crate::completions::ErasedBuffer;
+use crate::dispatcher::ConnectionHandle;
 use crate::error::{Error, Result};
 use std::any::Any;
 use std::future::Future;
@@ -12,7 +12,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 /// Makes the output of an operation from its outcome and from the memory that it worked on.
-pub(crate) type Finish<T, E> = fn(Result<()>, AnyBuffer) -> Result<T, E>;
+pub(crate) type FinishFn<T, E> = fn(Result<()>, ErasedBuffer) -> Result<T, E>;
 
 /// An operation under way that gives its buffer back.
 pub type BufferOp<B> = Op<Mr<B>, BufferError<Mr<B>>>;
@@ -40,9 +40,9 @@ pub type BufferOp<B> = Op<Mr<B>, BufferError<Mr<B>>>;
 /// ```
 #[must_use = "the outcome of an operation that is dropped is lost"]
 pub struct Op<T, E = Error> {
-    dispatcher: Arc<Handle>,
+    dispatcher: Arc<ConnectionHandle>,
     ticket: Option<u64>,
-    finish: Finish<T, E>,
+    finish: FinishFn<T, E>,
 }
 
 impl<T, E> std::fmt::Debug for Op<T, E> {
@@ -52,7 +52,7 @@ impl<T, E> std::fmt::Debug for Op<T, E> {
 }
 
 impl<T, E> Op<T, E> {
-    pub(crate) fn new(dispatcher: Arc<Handle>, ticket: u64, finish: Finish<T, E>) -> Self {
+    pub(crate) fn new(dispatcher: Arc<ConnectionHandle>, ticket: u64, finish: FinishFn<T, E>) -> Self {
         Self { dispatcher, ticket: Some(ticket), finish }
     }
 
@@ -89,11 +89,11 @@ impl<T, E> Future for Op<T, E> {
 
 /// Gives the buffer of an operation back.
 #[expect(clippy::result_large_err, reason = "the buffer goes back by value in both cases")]
-pub(crate) fn give_back<B: IoBuf>(
+pub(crate) fn return_buffer<B: IoBuf>(
     result: Result<()>,
-    buffer: AnyBuffer,
+    buffer: ErasedBuffer,
 ) -> Result<Mr<B>, BufferError<Mr<B>>> {
-    let buffer = kept::<Mr<B>>(buffer);
+    let buffer = downcast_buffer::<Mr<B>>(buffer);
     match result {
         Ok(()) => Ok(buffer),
         Err(error) => Err(BufferError { error, buffer }),
@@ -101,7 +101,7 @@ pub(crate) fn give_back<B: IoBuf>(
 }
 
 /// Returns the memory of an operation that was posted with a `T`.
-pub(crate) fn kept<T: 'static>(buffer: AnyBuffer) -> T {
+pub(crate) fn downcast_buffer<T: 'static>(buffer: ErasedBuffer) -> T {
     let buffer: Box<dyn Any + Send> = buffer;
     match buffer.downcast() {
         Ok(kept) => *kept,
