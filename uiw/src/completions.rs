@@ -1,21 +1,21 @@
-//! The operations and received messages of a connection, to which the engine gives completions.
+//! Operations and received messages of a connection, updated by the engine with each completion.
 //!
-//! The engine calls with its locks held: the lock of a queue of the queue pair comes before those
-//! of this module, so none of these is held while a request or a receive is posted. A waker is
-//! called, and a buffer dropped, only after the engine's locks are released.
+//! The engine calls this module with its locks held: the locks of the queue pair's queues come
+//! before the locks of this module, so none of the latter is held while a request or a receive is
+//! posted. Wakers are called and buffers dropped only after the engine's locks are released.
 //!
 //! A connection's completion queue has no ring: `Completions` consumes each completion in
-//! `Cq::push`. A completed send becomes the outcome of its operation and the room of the next; a
-//! received message goes to the inbox; a flushed receive ends the inbox. Nothing overflows, because
-//! there is at most one completion for each posted request.
+//! `Cq::push`. A completed send request sets the outcome of its operation and makes room for the
+//! next one; a received message is added to the inbox; a flushed receive closes the inbox. Nothing
+//! overflows, because there is at most one completion for each posted request.
 //!
-//! * Lock order: the engine's locks, then those of `Completions`, `ops` and `inbox`, one at a time.
-//!   Nothing is posted, woken or dropped while one of the latter two is held.
+//! * Lock order: the engine's locks, then either `ops` or `inbox` of `Completions`, but not both.
+//!   Nothing is posted, woken or dropped while one of these two is held.
 //! * `Dispatcher::gate` comes before all of these. It is held from reserving room for an operation
-//!   until its request is in the send queue, so that requests are queued in order. The consumer
-//!   does not take it, and no foreign code runs under it.
-//! * Actions that post or run foreign code are deferred to `Dispatcher::run_deferred`, a waker that
-//!   the completion adds.
+//!   until its request is in the send queue, so that requests are queued in order. `Completions`
+//!   does not take it, and no user code runs while it is held.
+//! * Actions that post or that run user code are deferred to `Dispatcher::run_deferred`: the
+//!   completion adds its waker to those that the engine calls later.
 //! * The engine completes everything before it reports the end of a connection, so all messages are
 //!   in the inbox when the end is known. Buffers stay in `Completions` from post to completion, and
 //!   are dropped with the dispatcher, after its queue pair.
@@ -34,10 +34,10 @@ use std::task::Waker;
 use uiw_verbs::integration::{self, CompletionConsumer, Wakes};
 use uiw_verbs::{Qp, SendFlags, SendOp, Sge, Wc, WcStatus};
 
-/// Buffers of any type.
+/// Buffer of an operation, of any type.
 pub(crate) type ErasedBuffer = Box<dyn Any + Send>;
 
-/// Marks completions of sends among the `wr_id`s.
+/// Bit of a `wr_id` that distinguishes send requests from receives.
 pub(crate) const SEND_FLAG: u64 = 1 << 63;
 
 /// A request that may have to wait for room in the send queue.
@@ -50,12 +50,12 @@ pub(crate) struct SendRequest {
 /// Outcome of an operation.
 pub(crate) enum Outcome {
     Completed(Wc),
-    /// It was not posted.
+    /// The request could not be posted.
     Refused(Error),
 }
 
 impl Outcome {
-    /// Returns whether the operation was not done because its connection had ended.
+    /// Returns whether the operation was not performed because its connection had ended.
     fn is_flush(&self) -> bool {
         matches!(self, Self::Completed(wc) if wc.status == WcStatus::Flushed)
     }
@@ -69,7 +69,7 @@ impl Outcome {
     }
 }
 
-/// The error of a completion that is none of success.
+/// Returns the error of an unsuccessful completion. `qp` supplies details of local errors.
 pub(crate) fn completion_error(wc: &Wc, peer: SocketAddr, qp: Option<&Qp>) -> Error {
     let is_local = matches!(
         wc.status,
@@ -80,7 +80,7 @@ pub(crate) fn completion_error(wc: &Wc, peer: SocketAddr, qp: Option<&Qp>) -> Er
 }
 
 enum OperationState {
-    /// The operation is not posted, and waits for room.
+    /// The operation waits for room in the send queue.
     Waiting(SendRequest),
     Posted,
     Done(Outcome),
@@ -90,39 +90,44 @@ enum OperationState {
 pub(crate) enum Caller {
     /// The future of the operation, with its waker if it has been polled.
     Waits(Option<Waker>),
-    /// The future was dropped. The request is posted and completes as any other; then the slot is
+    /// The future was dropped. The request is posted and completes like any other, then the slot is
     /// freed.
     Detached,
 }
 
+/// Operation in progress, or completed but not yet taken by its caller.
 pub(crate) struct OperationSlot {
     state: OperationState,
     caller: Caller,
     buffer: ErasedBuffer,
 }
 
-/// The operations of a connection.
+/// Operations of a connection.
 pub(crate) struct OperationTable {
     slots: Slab<OperationSlot>,
-    /// Keeps the connection until `slots` is empty, when only detached operations are left of it.
+    /// Keeps the connection alive until `slots` is empty, after its last handle was dropped while
+    /// detached operations were in progress.
     pub(crate) lingering: Option<Arc<Dispatcher>>,
-    /// Room in the send queue.
+    /// Number of requests for which the send queue has room.
     room: u32,
-    /// Operations that wait for room, in order: their slots stay until they are posted.
+    /// Keys of operations that wait for room, oldest first. Their slots stay at least until they
+    /// are posted.
     waiting: VecDeque<usize>,
-    /// The program has closed the connection while operations wait: it closes once they are posted.
+    /// True if the program has closed the connection while operations were waiting. The close
+    /// begins once they are posted.
     closing: bool,
-    /// Detached operations that are over, to be dropped without a lock.
+    /// Detached operations that have completed, to be dropped without a lock.
     freed: Vec<OperationSlot>,
 }
 
 impl OperationTable {
-    /// Returns whether a request may be posted now, in front of none that waits.
+    /// Returns whether a request may be posted now: there is room, and no other operation waits for
+    /// it.
     pub(crate) fn has_room(&self) -> bool {
         self.room > 0 && self.waiting.is_empty()
     }
 
-    /// Takes in an operation that the caller posts.
+    /// Adds an operation that the caller will post, and reserves its room. Returns its key.
     pub(crate) fn add_posted(&mut self, buffer: ErasedBuffer) -> usize {
         self.room -= 1;
         self.slots.insert(OperationSlot {
@@ -132,7 +137,7 @@ impl OperationTable {
         })
     }
 
-    /// Takes in an operation that waits for room.
+    /// Adds an operation that waits for room. Returns its key.
     pub(crate) fn add_waiting(&mut self, request: SendRequest, buffer: ErasedBuffer) -> usize {
         let state = OperationState::Waiting(request);
         let key = self.slots.insert(OperationSlot { state, caller: Caller::Waits(None), buffer });
@@ -140,30 +145,30 @@ impl OperationTable {
         key
     }
 
-    /// Takes in an operation that failed before it was posted.
+    /// Adds an operation that has already failed, before it could be posted. Returns its key.
     pub(crate) fn add_failed(&mut self, error: Error, buffer: ErasedBuffer) -> usize {
         let state = OperationState::Done(Outcome::Refused(error));
         self.slots.insert(OperationSlot { state, caller: Caller::Waits(None), buffer })
     }
 
-    /// Has the connection closed once the operations that wait are posted. Returns whether there
-    /// are any.
+    /// Schedules the close of the connection for when all waiting operations are posted. Returns
+    /// `false` if no operation waits, so that the caller can close the connection now.
     pub(crate) fn close_later(&mut self) -> bool {
         self.closing = !self.waiting.is_empty();
         self.closing
     }
 
-    /// Returns whether the connection closes behind operations that wait.
+    /// Returns whether the connection will be closed once all waiting operations are posted.
     pub(crate) fn is_closing(&self) -> bool {
         self.closing
     }
 
-    /// Returns whether the connection is to be closed now.
+    /// Returns, once, whether a scheduled close is due because no operation waits any more.
     pub(crate) fn take_closing(&mut self) -> bool {
         self.waiting.is_empty() && std::mem::take(&mut self.closing)
     }
 
-    /// The next request that waits, if there is room for it. The caller posts it.
+    /// Removes the oldest waiting request if there is room for it, for the caller to post.
     pub(crate) fn pop_waiting(&mut self) -> Option<(usize, SendRequest)> {
         if self.room == 0 {
             return None;
@@ -177,8 +182,8 @@ impl OperationTable {
         Some((key, request))
     }
 
-    /// An operation is over, and its place in the send queue is free again. Gives what wakes its
-    /// future.
+    /// Sets the outcome of an operation and frees its room in the send queue. Returns the waker of
+    /// its future, if there is one.
     pub(crate) fn finish(&mut self, key: usize, outcome: Outcome) -> Option<Waker> {
         self.room += 1;
         let slot = self.slots.get_mut(key)?;
@@ -194,14 +199,14 @@ impl OperationTable {
         }
     }
 
-    /// Returns the objects that [`Dispatcher::run_deferred`] drops: detached operations that are
-    /// over, and with the last of them what keeps the connection.
+    /// Takes the objects that [`Dispatcher::run_deferred`] drops: the detached operations that have
+    /// completed and, after the last operation, the reference that kept the connection alive.
     pub(crate) fn take_freed(&mut self) -> (Vec<OperationSlot>, Option<Arc<Dispatcher>>) {
         let ended = if self.slots.is_empty() { self.lingering.take() } else { None };
         (std::mem::take(&mut self.freed), ended)
     }
 
-    /// The outcome of an operation and its buffer, once it is over.
+    /// Takes the outcome and the buffer of an operation that has completed.
     pub(crate) fn take_done(&mut self, key: usize) -> Option<(Outcome, ErasedBuffer)> {
         if !matches!(self.slots.get(key)?.state, OperationState::Done(_)) {
             return None;
@@ -211,19 +216,19 @@ impl OperationTable {
         Some((outcome, slot.buffer))
     }
 
-    /// Returns whether the operation is over because its connection has ended.
+    /// Returns whether the operation was flushed because its connection has ended.
     pub(crate) fn is_flushed(&self, key: usize) -> bool {
         matches!(self.slots.get(key), Some(OperationSlot { state: OperationState::Done(outcome), .. }) if outcome.is_flush())
     }
 
-    /// Another caller for an operation that is not over. Gives the one before, which is foreign
-    /// code.
+    /// Replaces the caller of an operation that has not completed. Returns the previous caller,
+    /// which is to be dropped without a lock, because dropping its waker may run user code.
     pub(crate) fn set_caller(&mut self, key: usize, caller: Caller) -> Option<Caller> {
         let slot = self.slots.get_mut(key)?;
         Some(std::mem::replace(&mut slot.caller, caller))
     }
 
-    /// Removes an operation that is over.
+    /// Removes an operation if it has completed.
     pub(crate) fn remove_done(&mut self, key: usize) -> Option<OperationSlot> {
         let is_done = matches!(self.slots.get(key)?.state, OperationState::Done(_));
         is_done.then(|| self.slots.remove(key))
@@ -233,23 +238,23 @@ impl OperationTable {
         self.slots.is_empty()
     }
 
-    /// Sets the room as if more requests were under way.
+    /// Sets the room, to simulate requests in progress.
     #[cfg(test)]
     pub(crate) fn set_room(&mut self, room: u32) {
         self.room = room;
     }
 }
 
-/// Received messages.
+/// Received messages that the program has not taken yet.
 #[derive(Default)]
 pub(crate) struct Inbox {
     pub(crate) messages: VecDeque<Wc>,
     pub(crate) wakers: Vec<Waker>,
-    /// The first receive that was flushed: no message will come.
+    /// Completion of the first receive that failed or was flushed. No message arrives after it.
     pub(crate) closed: Option<Wc>,
-    /// No handle is left: messages are dropped, and their receives posted again.
+    /// True if no handle is left: messages are dropped, and their receives posted again.
     pub(crate) discards: bool,
-    /// Receives of messages that were dropped.
+    /// Slots of dropped messages, whose receives are to be posted again.
     pub(crate) discarded: Vec<u32>,
 }
 
@@ -257,8 +262,8 @@ pub(crate) struct Inbox {
 pub(crate) struct Completions {
     pub(crate) ops: Mutex<OperationTable>,
     pub(crate) inbox: Mutex<Inbox>,
-    /// Called where completions leave something to do that needs the queue pair, or runs foreign
-    /// code.
+    /// Waker to call when a completion has actions to defer: those that need the queue pair or run
+    /// user code.
     pub(crate) deferred: OnceLock<Waker>,
 }
 
@@ -275,7 +280,7 @@ impl Completions {
         Arc::new(Self { ops: Mutex::new(ops), inbox: Mutex::default(), deferred: OnceLock::new() })
     }
 
-    /// Has [`Dispatcher::run_deferred`] called once the engine's locks are released.
+    /// Schedules a call of [`Dispatcher::run_deferred`] after the engine's locks are released.
     fn wake_deferred(&self, wakes: &mut Wakes) {
         if let Some(waker) = self.deferred.get() {
             wakes.push_waker(waker.clone());
@@ -312,8 +317,10 @@ impl CompletionConsumer for Completions {
     }
 }
 
-/// The dispatcher's completions. Dropped behind the queue pair: then nothing completes any more,
-/// and buffers are dropped here though the engine may keep the queue, and so the rest, for longer.
+/// Reference of the dispatcher to its completions, which drops all buffers when it is dropped.
+///
+/// It is dropped after the queue pair, when nothing can complete any more. The engine may keep the
+/// completion queue, and with it the [`Completions`], for longer.
 pub(crate) struct OwnedCompletions(Arc<Completions>);
 
 impl OwnedCompletions {
@@ -347,7 +354,7 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
     use uiw_verbs::WcOpcode;
 
-    /// A waker that counts its calls.
+    /// Waker that counts its calls.
     #[derive(Default)]
     struct CallCounter(AtomicUsize);
 
@@ -440,7 +447,7 @@ mod tests {
         complete(&completions, SEND_FLAG | first as u64, WcStatus::Success);
         assert_eq!(runs.count(), 1);
         let mut ops = completions.ops.lock();
-        assert!(!ops.has_room(), "the room is that of the operation that waits");
+        assert!(!ops.has_room(), "the waiting operation has the room");
         assert_eq!(ops.pop_waiting().map(|(key, _)| key), Some(second));
         assert!(ops.pop_waiting().is_none());
         drop(ops);
@@ -448,10 +455,11 @@ mod tests {
         assert_eq!(runs.count(), 2);
         assert_eq!(completions.ops.lock().pop_waiting().map(|(key, _)| key), Some(third));
         complete(&completions, SEND_FLAG | third as u64, WcStatus::Success);
-        assert_eq!(runs.count(), 2, "none waits");
+        assert_eq!(runs.count(), 2, "no operation waits");
     }
 
-    /// A buffer is foreign code: the engine's locks are held while a completion is taken.
+    /// Dropping a buffer may run user code, so it must not happen while the engine's locks are
+    /// held, which they are during a completion.
     #[test]
     fn drop_of_detached_buffer_deferred() {
         let (completions, runs) = completions(1);
@@ -510,8 +518,8 @@ mod tests {
         assert!(messages(&completions).is_empty());
     }
 
-    /// The engine may keep the queue for longer, and a completion may come though its operation is
-    /// gone.
+    /// The engine may keep the completion queue for longer, so a completion may arrive after its
+    /// operation was dropped.
     #[test]
     fn buffers_are_dropped_with_the_dispatcher() {
         let (completions, _) = completions(2);
