@@ -42,8 +42,8 @@ impl Grh {
         bytes[4..6].copy_from_slice(&self.len.to_be_bytes());
         bytes[6] = NEXT_HEADER;
         bytes[7] = 1;
-        bytes[8..24].copy_from_slice(&gid(self.source));
-        bytes[24..].copy_from_slice(&gid(self.destination));
+        bytes[8..24].copy_from_slice(&to_gid(self.source));
+        bytes[24..].copy_from_slice(&to_gid(self.destination));
         bytes
     }
 
@@ -63,7 +63,7 @@ impl Grh {
 }
 
 /// An IPv4 address is its IPv4-mapped IPv6 address, an IPv6 address is itself.
-fn gid(address: IpAddr) -> [u8; 16] {
+fn to_gid(address: IpAddr) -> [u8; 16] {
     match address {
         IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
         IpAddr::V6(v6) => v6.octets(),

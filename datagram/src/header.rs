@@ -134,7 +134,7 @@ impl Header {
         let (uiw_ddp::Header::Untagged(ddp), _) = uiw_ddp::Header::parse(&header[DDP..])? else {
             return Err(DatagramError::Tagged);
         };
-        let (solicited, immediate) = operation(&ddp)?;
+        let (solicited, immediate) = parse_operation(&ddp)?;
         let header = Self {
             epoch: u32_at(header, 4),
             destination,
@@ -170,7 +170,7 @@ impl Header {
 }
 
 /// Returns whether the message is solicited, and its immediate data.
-fn operation(ddp: &uiw_ddp::Untagged) -> Result<(bool, Option<u32>), DatagramError> {
+fn parse_operation(ddp: &uiw_ddp::Untagged) -> Result<(bool, Option<u32>), DatagramError> {
     if !ddp.last {
         return Err(DatagramError::NotLast);
     }

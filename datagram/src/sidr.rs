@@ -65,7 +65,7 @@ impl<'a> Request<'a> {
     /// # Errors
     /// [`DatagramError::PrivateData`].
     pub fn emit(&self) -> Result<[u8; LEN], DatagramError> {
-        emit(Kind::SidrRequest, self.transaction, self.private_data, MAX_REQUEST_DATA, |_| {})
+        emit_message(Kind::SidrRequest, self.transaction, self.private_data, MAX_REQUEST_DATA, |_| {})
     }
 
     /// Checks a datagram.
@@ -73,11 +73,11 @@ impl<'a> Request<'a> {
     /// # Errors
     /// The first rule that it violates.
     pub fn parse(datagram: &'a [u8]) -> Result<Self, DatagramError> {
-        let (bytes, private_data) = parse(datagram, Kind::SidrRequest, MAX_REQUEST_DATA)?;
+        let (bytes, private_data) = parse_message(datagram, Kind::SidrRequest, MAX_REQUEST_DATA)?;
         if bytes[2] != 0 {
             return Err(DatagramError::SidrStatus { status: bytes[2] });
         }
-        Ok(Self { transaction: transaction(bytes), private_data })
+        Ok(Self { transaction: transaction_of(bytes), private_data })
     }
 }
 
@@ -87,7 +87,7 @@ impl<'a> Reply<'a> {
     /// # Errors
     /// [`DatagramError::PrivateData`].
     pub fn emit(&self) -> Result<[u8; LEN], DatagramError> {
-        emit(Kind::SidrReply, self.transaction, self.private_data, MAX_REPLY_DATA, |bytes| {
+        emit_message(Kind::SidrReply, self.transaction, self.private_data, MAX_REPLY_DATA, |bytes| {
             bytes[2] = self.status as u8;
             bytes[12..16].copy_from_slice(&self.qpn.raw().to_be_bytes());
             bytes[16..DATA].copy_from_slice(&self.qkey.to_be_bytes());
@@ -99,20 +99,20 @@ impl<'a> Reply<'a> {
     /// # Errors
     /// The first rule that it violates.
     pub fn parse(datagram: &'a [u8]) -> Result<Self, DatagramError> {
-        let (bytes, private_data) = parse(datagram, Kind::SidrReply, MAX_REPLY_DATA)?;
+        let (bytes, private_data) = parse_message(datagram, Kind::SidrReply, MAX_REPLY_DATA)?;
         let (status, qpn) = (Status::from_raw(bytes[2])?, Qpn::from_raw(u32_at(bytes, 12)));
         if status == Status::Valid && qpn.port() == 0 {
             return Err(DatagramError::DestinationQpn { qpn });
         }
-        Ok(Self { transaction: transaction(bytes), status, qpn, qkey: u32_at(bytes, 16), private_data })
+        Ok(Self { transaction: transaction_of(bytes), status, qpn, qkey: u32_at(bytes, 16), private_data })
     }
 }
 
-fn transaction(bytes: &[u8]) -> u64 {
+fn transaction_of(bytes: &[u8]) -> u64 {
     u64::from(u32_at(bytes, 4)) << 32 | u64::from(u32_at(bytes, 8))
 }
 
-fn emit(
+fn emit_message(
     kind: Kind,
     transaction: u64,
     data: &[u8],
@@ -134,7 +134,7 @@ fn emit(
 }
 
 /// The bytes in front of the CRC, and the private data in them.
-fn parse(datagram: &[u8], kind: Kind, max: usize) -> Result<(&[u8], &[u8]), DatagramError> {
+fn parse_message(datagram: &[u8], kind: Kind, max: usize) -> Result<(&[u8], &[u8]), DatagramError> {
     if datagram.len() != LEN {
         return Err(DatagramError::SidrLength { len: datagram.len() });
     }

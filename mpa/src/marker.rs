@@ -19,20 +19,20 @@ pub(crate) const MARKER_LEN: usize = 4;
 const INTERVAL: usize = 512;
 
 /// Bytes of FPDU between two Markers.
-pub(crate) const STRIDE: usize = INTERVAL - MARKER_LEN;
+pub(crate) const FPDU_STRIDE: usize = INTERVAL - MARKER_LEN;
 
 /// The Markers of one FPDU that starts at a known position of the stream.
 ///
 /// ```text
-///  lead                first        STRIDE            STRIDE
+/// lead_len       first           FPDU_STRIDE       FPDU_STRIDE
 /// ┌────┬──────────────────────┬────┬─────────────┬────┬───────╌╌
 /// │ M? │ ULPDU_Length ULPDU.. │ M  │ ..ULPDU..   │ M  │ ..
 /// └────┴──────────────────────┴────┴─────────────┴────┴───────╌╌
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Layout {
+pub(crate) struct MarkerLayout {
     /// Bytes of the Marker right before ULPDU_Length: 4, or 0 when there is none.
-    pub(crate) lead: usize,
+    pub(crate) lead_len: usize,
     /// Bytes of FPDU before the first Marker behind ULPDU_Length: 4..=508.
     first: usize,
     /// Markers behind ULPDU_Length.
@@ -41,34 +41,35 @@ pub(crate) struct Layout {
     fpdu_len: usize,
 }
 
-impl Layout {
+impl MarkerLayout {
     /// `position`: bytes of Full Operation before this FPDU; `fpdu_len`: its bytes without Markers.
     #[inline]
     pub(crate) fn new(position: u64, fpdu_len: usize) -> Self {
         let past_marker = (position % INTERVAL as u64) as usize;
-        let (lead, first) = if past_marker == 0 { (MARKER_LEN, STRIDE) } else { (0, INTERVAL - past_marker) };
+        let (lead_len, first) =
+            if past_marker == 0 { (MARKER_LEN, FPDU_STRIDE) } else { (0, INTERVAL - past_marker) };
         // A Marker right behind the CRC field is the next FPDU's: only those with FPDU bytes behind
         // them count.
-        let inner = fpdu_len.saturating_sub(first).div_ceil(STRIDE);
-        Self { lead, first, inner, fpdu_len }
+        let inner = fpdu_len.saturating_sub(first).div_ceil(FPDU_STRIDE);
+        Self { lead_len, first, inner, fpdu_len }
     }
 
     /// Bytes on the wire, all Markers included.
     #[inline]
     pub(crate) fn wire_len(&self) -> usize {
-        self.lead + self.fpdu_len + MARKER_LEN * self.inner
+        self.lead_len + self.fpdu_len + MARKER_LEN * self.inner
     }
 
     /// Markers behind ULPDU_Length.
     #[inline]
-    pub(crate) fn inner(&self) -> usize {
+    pub(crate) fn inner_count(&self) -> usize {
         self.inner
     }
 
     /// Bytes of FPDU before inner Marker `n` (0-based).
     #[inline]
     pub(crate) fn fpdu_offset(&self, n: usize) -> usize {
-        self.first + STRIDE * n
+        self.first + FPDU_STRIDE * n
     }
 
     /// Bytes from ULPDU_Length to the first byte of inner Marker `n`: its FPDUPTR.
@@ -98,9 +99,9 @@ mod tests {
 
     /// Walks the stream word by word, as the RFC describes it.
     fn by_walking(position: u64, fpdu_len: usize) -> (usize, Vec<usize>) {
-        let (mut at, mut lead, mut pointers) = (position, 0, Vec::new());
+        let (mut at, mut lead_len, mut pointers) = (position, 0, Vec::new());
         if at % 512 == 0 {
-            (at, lead) = (at + 4, 4);
+            (at, lead_len) = (at + 4, 4);
         }
         let (start, mut left) = (at, fpdu_len);
         while left > 0 {
@@ -111,7 +112,7 @@ mod tests {
             }
             at += 4;
         }
-        (lead, pointers)
+        (lead_len, pointers)
     }
 
     // [test:RFC5044-4.3-03] [test:RFC5044-4.3-07] [test:RFC5044-4.3-08]
@@ -122,11 +123,11 @@ mod tests {
         let (positions, lengths) = if cfg!(miri) { (508, 50) } else { (4, 1) };
         for position in (0..1024).chain(near_wrap..near_wrap + 1024).step_by(positions) {
             for fpdu_len in (8..2200).step_by(4).chain([64_776, 65_544]).step_by(lengths) {
-                let (lead, pointers) = by_walking(position, fpdu_len);
-                let layout = Layout::new(position, fpdu_len);
-                let found: Vec<_> = (0..layout.inner()).map(|n| layout.pointer(n)).collect();
-                assert_eq!((layout.lead, found), (lead, pointers), "at {position}, {fpdu_len} bytes");
-                assert_eq!(layout.wire_len(), lead + fpdu_len + 4 * layout.inner());
+                let (lead_len, pointers) = by_walking(position, fpdu_len);
+                let layout = MarkerLayout::new(position, fpdu_len);
+                let found: Vec<_> = (0..layout.inner_count()).map(|n| layout.pointer(n)).collect();
+                assert_eq!((layout.lead_len, found), (lead_len, pointers), "at {position}, {fpdu_len} bytes");
+                assert_eq!(layout.wire_len(), lead_len + fpdu_len + 4 * layout.inner_count());
             }
         }
     }

@@ -4,7 +4,7 @@ use alloc::vec::Vec;
 use core::ops::{Deref, Range};
 
 use crate::crc::crc32c;
-use crate::marker::{self, Layout, MARKER_LEN, STRIDE};
+use crate::marker::{self, FPDU_STRIDE, MARKER_LEN, MarkerLayout};
 use crate::size::{CRC_LEN, LENGTH_LEN, MIN_FPDU, fpdu_len};
 
 /// The receive framing of one direction.
@@ -205,29 +205,29 @@ impl FpduRx {
         let consumed = fpdu_len(ulpdu_len);
         let Some(fpdu) = input.get(..consumed) else { return Ok(Step::NeedMore { at_least: consumed }) };
         self.check_crc(fpdu)?;
-        Ok(Step::Fpdu(Self::fpdu(fpdu, LENGTH_LEN..LENGTH_LEN + ulpdu_len)))
+        Ok(Step::Fpdu(Self::verified_fpdu(fpdu, LENGTH_LEN..LENGTH_LEN + ulpdu_len)))
     }
 
     fn next_with_markers<'a>(&self, input: &'a mut [u8]) -> Result<Step<'a>, FpduError> {
-        let lead = Layout::new(self.position, MIN_FPDU).lead;
-        let Some(length) = input.get(lead..).and_then(|input| input.first_chunk::<LENGTH_LEN>()) else {
-            return Ok(Step::NeedMore { at_least: lead + MIN_FPDU });
+        let lead_len = MarkerLayout::new(self.position, MIN_FPDU).lead_len;
+        let Some(length) = input.get(lead_len..).and_then(|input| input.first_chunk::<LENGTH_LEN>()) else {
+            return Ok(Step::NeedMore { at_least: lead_len + MIN_FPDU });
         };
         let ulpdu_len = usize::from(u16::from_be_bytes(*length));
-        let layout = Layout::new(self.position, fpdu_len(ulpdu_len));
+        let layout = MarkerLayout::new(self.position, fpdu_len(ulpdu_len));
         let consumed = layout.wire_len();
         let Some(fpdu) = input.get_mut(..consumed) else { return Ok(Step::NeedMore { at_least: consumed }) };
         // In this order: code 3 is for FPDUs whose CRC is valid.
         self.check_crc(fpdu)?;
         self.check_markers(fpdu, &layout)?;
         remove_markers(fpdu, &layout, LENGTH_LEN + ulpdu_len);
-        let start = lead + LENGTH_LEN;
-        Ok(Step::Fpdu(Self::fpdu(fpdu, start..start + ulpdu_len)))
+        let start = lead_len + LENGTH_LEN;
+        Ok(Step::Fpdu(Self::verified_fpdu(fpdu, start..start + ulpdu_len)))
     }
 
     /// The one place where bytes become [`Verified`]: the caller has checked all of `fpdu`.
     #[inline]
-    fn fpdu(fpdu: &[u8], ulpdu: Range<usize>) -> Fpdu<'_> {
+    fn verified_fpdu(fpdu: &[u8], ulpdu: Range<usize>) -> Fpdu<'_> {
         Fpdu { consumed: fpdu.len(), start: ulpdu.start, ulpdu: Verified(&fpdu[ulpdu]) }
     }
 
@@ -246,7 +246,7 @@ impl FpduRx {
         Ok(())
     }
 
-    fn check_markers(&self, fpdu: &[u8], layout: &Layout) -> Result<(), FpduError> {
+    fn check_markers(&self, fpdu: &[u8], layout: &MarkerLayout) -> Result<(), FpduError> {
         let check = |at: usize, expected: usize| {
             // Behind an oversized ULPDU a Marker may be too far from the header for FPDUPTR to say
             // it.
@@ -259,25 +259,25 @@ impl FpduRx {
                 _ => Ok(()),
             }
         };
-        if layout.lead != 0 {
+        if layout.lead_len != 0 {
             check(0, 0)?;
         }
-        (0..layout.inner())
+        (0..layout.inner_count())
             .map(|n| layout.pointer(n))
-            .try_for_each(|pointer| check(layout.lead + pointer, pointer))
+            .try_for_each(|pointer| check(layout.lead_len + pointer, pointer))
     }
 }
 
 /// Moves the first `wanted` bytes of FPDU (ULPDU_Length and ULPDU) together, one move per Marker.
-fn remove_markers(fpdu: &mut [u8], layout: &Layout, wanted: usize) {
-    for n in 0..layout.inner() {
+fn remove_markers(fpdu: &mut [u8], layout: &MarkerLayout, wanted: usize) {
+    for n in 0..layout.inner_count() {
         let to = layout.fpdu_offset(n);
         if to >= wanted {
             break;
         }
-        let from = layout.lead + layout.pointer(n) + MARKER_LEN;
-        let len = STRIDE.min(wanted - to);
-        fpdu.copy_within(from..from + len, layout.lead + to);
+        let from = layout.lead_len + layout.pointer(n) + MARKER_LEN;
+        let len = FPDU_STRIDE.min(wanted - to);
+        fpdu.copy_within(from..from + len, layout.lead_len + to);
     }
 }
 

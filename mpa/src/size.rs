@@ -67,7 +67,7 @@ pub const fn mulpdu(emss: usize, markers: bool) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::marker::Layout;
+    use crate::marker::MarkerLayout;
 
     #[test]
     fn pad_completes_the_word() {
@@ -108,7 +108,7 @@ mod tests {
         for emss in (150..3000).step_by(if cfg!(miri) { 229 } else { 1 }) {
             assert!(fpdu_len(mulpdu(emss, false)) <= emss);
             for position in (0..512).step_by(4) {
-                let layout = Layout::new(position, fpdu_len(mulpdu(emss, true)));
+                let layout = MarkerLayout::new(position, fpdu_len(mulpdu(emss, true)));
                 assert!(layout.wire_len() <= emss, "EMSS {emss} at {position}: {layout:?}");
             }
         }
@@ -116,7 +116,7 @@ mod tests {
 
     #[test]
     fn largest_fpdu_is_an_upper_bound() {
-        let longest = (0..512).step_by(4).map(|at| Layout::new(at, fpdu_len(65_535)).wire_len()).max();
+        let longest = (0..512).step_by(4).map(|at| MarkerLayout::new(at, fpdu_len(65_535)).wire_len()).max();
         assert!(longest.unwrap() <= MAX_FPDU_ON_WIRE);
         assert!(MAX_FPDU_ON_WIRE - longest.unwrap() <= MARKER_LEN);
     }

@@ -3,7 +3,7 @@
 use alloc::vec::Vec;
 
 use crate::crc::{Crc32c, crc32c};
-use crate::marker::{self, Layout, MARKER_LEN};
+use crate::marker::{self, MARKER_LEN, MarkerLayout};
 use crate::size::{CRC_LEN, LENGTH_LEN, MAX_ULPDU, fpdu_len, pad_len};
 
 /// The send framing of one direction.
@@ -76,7 +76,7 @@ impl FpduTx {
         assert!(ulpdu_len <= MAX_ULPDU, "ULPDU of {ulpdu_len} bytes");
         buf[start..start + LENGTH_LEN].copy_from_slice(&Self::header(ulpdu_len as u16));
         if self.markers {
-            let layout = Layout::new(self.position, fpdu_len(ulpdu_len));
+            let layout = MarkerLayout::new(self.position, fpdu_len(ulpdu_len));
             buf.resize(start + layout.wire_len() - CRC_LEN, 0);
             insert_markers(&mut buf[start..], &layout, len + pad_len(ulpdu_len));
         } else {
@@ -145,19 +145,19 @@ impl Trailer {
 
 /// Opens a gap for every Marker and fills it. `bytes` has the room; its first `len` bytes are FPDU
 /// (with PAD, without CRC).
-fn insert_markers(bytes: &mut [u8], layout: &Layout, len: usize) {
+fn insert_markers(bytes: &mut [u8], layout: &MarkerLayout, len: usize) {
     // From the back, so that each byte moves once.
     let mut end = len;
-    for n in (0..layout.inner()).rev() {
+    for n in (0..layout.inner_count()).rev() {
         let from = layout.fpdu_offset(n);
-        let marker = layout.lead + layout.pointer(n);
+        let marker = layout.lead_len + layout.pointer(n);
         bytes.copy_within(from..end, marker + MARKER_LEN);
         // MAX_ULPDU is such that no pointer overflows.
         bytes[marker..marker + MARKER_LEN].copy_from_slice(&marker::emit(layout.pointer(n) as u16));
         end = from;
     }
-    if layout.lead != 0 {
-        bytes.copy_within(..end, layout.lead);
+    if layout.lead_len != 0 {
+        bytes.copy_within(..end, layout.lead_len);
         bytes[..MARKER_LEN].copy_from_slice(&marker::emit(0));
     }
 }

@@ -5,12 +5,12 @@ use core::fmt;
 
 /// Writes the table once; everything that uses a row is generated from it.
 macro_rules! reasons {
-    ($($(#[$doc:meta])* $name:ident = $layer:literal / $etype:literal / $code:literal, $words:literal;)*) => {
+    ($($(#[$doc:meta])* $name:ident = $layer:literal / $etype:literal / $code:literal, $description:literal;)*) => {
         /// Reason for the termination of a stream: one row of the table.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum TerminateReason {
             $(
-                #[doc = concat!($layer, "/", $etype, "/", $code, ": ", $words, ".")]
+                #[doc = concat!($layer, "/", $etype, "/", $code, ": ", $description, ".")]
                 $name,
             )*
             /// A combination that no RFC has.
@@ -48,9 +48,9 @@ macro_rules! reasons {
                 }
             }
 
-            const fn words(self) -> &'static str {
+            const fn description(self) -> &'static str {
                 match self {
-                    $(Self::$name => $words,)*
+                    $(Self::$name => $description,)*
                     Self::Unknown { .. } => "unknown reason",
                 }
             }
@@ -105,7 +105,7 @@ impl TerminateReason {
 impl fmt::Display for TerminateReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (layer, etype, code) = self.codes();
-        write!(f, "{} ({layer}/{etype}/{code:#04x})", self.words())
+        write!(f, "{} ({layer}/{etype}/{code:#04x})", self.description())
     }
 }
 

@@ -106,7 +106,7 @@ impl StreamRx {
         if control.version != VERSION {
             return Err(RdmapError::Version { got: control.version });
         }
-        let opcode = self.agreed(control.opcode)?;
+        let opcode = self.check_opcode(control.opcode)?;
         if opcode.queue() != queue {
             return Err(RdmapError::WrongBuffer { opcode, tagged: queue.is_none(), qn: queue.unwrap_or(0) });
         }
@@ -116,16 +116,16 @@ impl StreamRx {
     }
 
     #[inline]
-    fn agreed(&self, raw: u8) -> Result<Opcode, RdmapError> {
+    fn check_opcode(&self, raw: u8) -> Result<Opcode, RdmapError> {
         let unexpected = RdmapError::UnexpectedOpcode { opcode: raw };
         let opcode = Opcode::from_raw(raw).ok_or(unexpected)?;
-        let agreed = match opcode {
+        let is_agreed = match opcode {
             Opcode::Immediate | Opcode::ImmediateSe => self.extensions.immediate,
             Opcode::AtomicRequest | Opcode::AtomicResponse => self.extensions.atomic,
             Opcode::SendImm => self.extensions.send_imm,
             _ => true,
         };
-        if agreed { Ok(opcode) } else { Err(unexpected) }
+        if is_agreed { Ok(opcode) } else { Err(unexpected) }
     }
 }
 

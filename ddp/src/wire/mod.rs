@@ -140,7 +140,7 @@ pub enum HeaderError {
 }
 
 /// The DDP control byte.
-const fn control(tagged: bool, last: bool) -> u8 {
+const fn control_byte(tagged: bool, last: bool) -> u8 {
     (if tagged { T } else { 0 }) | (if last { L } else { 0 }) | VERSION
 }
 
@@ -216,7 +216,7 @@ mod tests {
             set[0] |= 0x3C;
             assert_eq!(Header::parse(set), Header::parse(bytes));
         }
-        assert_eq!((control(true, true), control(false, false)), (0xC1, 0x01));
+        assert_eq!((control_byte(true, true), control_byte(false, false)), (0xC1, 0x01));
     }
 
     // [test:RFC5041-4.1-12] [test:RFC5041-6.2.2-04]

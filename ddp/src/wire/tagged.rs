@@ -14,7 +14,7 @@
 //! +-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+
 //! ```
 
-use super::{L, control};
+use super::{L, control_byte};
 use crate::STag;
 
 /// The header of a segment for a Tagged Buffer.
@@ -50,7 +50,7 @@ impl Tagged {
     #[must_use]
     pub fn emit(&self) -> [u8; Self::LEN] {
         let mut bytes = [0; Self::LEN];
-        bytes[0] = control(true, self.last);
+        bytes[0] = control_byte(true, self.last);
         bytes[1] = self.rsvd_ulp;
         bytes[2..6].copy_from_slice(&self.stag.0.to_be_bytes());
         bytes[6..].copy_from_slice(&self.to.to_be_bytes());

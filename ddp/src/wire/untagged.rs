@@ -16,7 +16,7 @@
 //! +-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+
 //! ```
 
-use super::{L, control};
+use super::{L, control_byte};
 
 /// The header of a segment for an Untagged Buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -58,7 +58,7 @@ impl Untagged {
     #[must_use]
     pub fn emit(&self) -> [u8; Self::LEN] {
         let mut bytes = [0; Self::LEN];
-        bytes[0] = control(false, self.last);
+        bytes[0] = control_byte(false, self.last);
         bytes[1] = self.rsvd_ulp;
         bytes[2..6].copy_from_slice(&self.rsvd_ulp32.to_be_bytes());
         bytes[6..10].copy_from_slice(&self.qn.to_be_bytes());

@@ -30,7 +30,7 @@
 
 use uiw_ddp::STag;
 
-use super::{FormatError, exactly, u32_at, u64_at};
+use super::{FormatError, check_len, u32_at, u64_at};
 use crate::Opcode;
 
 /// Atomic operation. An implementation of one has to support both.
@@ -88,7 +88,7 @@ impl AtomicRequest {
     /// # Errors
     /// If they are not exactly 52, or the operation is neither of the two.
     pub fn parse(bytes: &[u8]) -> Result<Self, FormatError> {
-        let bytes: &[u8; Self::LEN] = exactly(Opcode::AtomicRequest, bytes)?;
+        let bytes: &[u8; Self::LEN] = check_len(Opcode::AtomicRequest, bytes)?;
         let op = match bytes[3] & 0x0F {
             0 => AtomicOp::FetchAdd,
             2 => AtomicOp::CmpSwap,
@@ -162,7 +162,7 @@ impl AtomicResponse {
     /// # Errors
     /// If they are not exactly 12.
     pub fn parse(bytes: &[u8]) -> Result<Self, FormatError> {
-        let bytes: &[u8; Self::LEN] = exactly(Opcode::AtomicResponse, bytes)?;
+        let bytes: &[u8; Self::LEN] = check_len(Opcode::AtomicResponse, bytes)?;
         Ok(Self { request_id: u32_at(bytes, 0), original: u64_at(bytes, 4) })
     }
 

@@ -10,7 +10,7 @@
 //! +-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+
 //! ```
 
-use super::{FormatError, exactly};
+use super::{FormatError, check_len};
 use crate::Opcode;
 
 /// Eight bytes for the ULP at the other end.
@@ -26,7 +26,7 @@ impl ImmediateData {
     /// # Errors
     /// If they are not exactly eight, which the receiver must check (RFC 7306 section 6.3).
     pub fn parse(bytes: &[u8]) -> Result<Self, FormatError> {
-        exactly(Opcode::Immediate, bytes).map(|bytes| Self(*bytes))
+        check_len(Opcode::Immediate, bytes).map(|bytes| Self(*bytes))
     }
 
     /// The bytes.

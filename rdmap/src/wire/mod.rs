@@ -40,7 +40,7 @@ pub enum FormatError {
 }
 
 /// A message of exactly `N` bytes.
-fn exactly<const N: usize>(message: Opcode, bytes: &[u8]) -> Result<&[u8; N], FormatError> {
+fn check_len<const N: usize>(message: Opcode, bytes: &[u8]) -> Result<&[u8; N], FormatError> {
     bytes.try_into().map_err(|_| FormatError::Length { message, len: bytes.len(), needed: N })
 }
 

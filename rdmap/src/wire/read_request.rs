@@ -22,7 +22,7 @@
 
 use uiw_ddp::STag;
 
-use super::{FormatError, exactly, u32_at, u64_at};
+use super::{FormatError, check_len, u32_at, u64_at};
 use crate::Opcode;
 
 /// Source, sink and length of an RDMA Read.
@@ -49,7 +49,7 @@ impl ReadRequest {
     /// # Errors
     /// If they are not exactly 28.
     pub fn parse(bytes: &[u8]) -> Result<Self, FormatError> {
-        exactly(Opcode::ReadRequest, bytes).map(Self::from_bytes)
+        check_len(Opcode::ReadRequest, bytes).map(Self::from_bytes)
     }
 
     pub(super) fn from_bytes(bytes: &[u8; Self::LEN]) -> Self {

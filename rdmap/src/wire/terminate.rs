@@ -93,7 +93,7 @@ impl Terminate {
     /// # Errors
     /// If there are fewer than four bytes.
     pub fn parse(bytes: &[u8]) -> Result<Self, TerminateTooShort> {
-        let (&[types, code, bits, _], parts) = control(bytes)?;
+        let (&[types, code, bits, _], parts) = split_control(bytes)?;
         let mut terminate = Self::from_parts([bits & M != 0, bits & D != 0, bits & R != 0], parts);
         (terminate.layer, terminate.etype, terminate.code) = (types >> 4, types & 0x0F, code);
         Ok(terminate)
@@ -104,7 +104,7 @@ impl Terminate {
     /// # Errors
     /// If there are fewer than four bytes.
     pub fn parse_siw(bytes: &[u8]) -> Result<Self, TerminateTooShort> {
-        let (&[types, code, bits, _], parts) = control(bytes)?;
+        let (&[types, code, bits, _], parts) = split_control(bytes)?;
         let mut terminate =
             Self::from_parts([bits & SIW_M != 0, bits & SIW_D != 0, bits & SIW_R != 0], parts);
         (terminate.layer, terminate.etype, terminate.code) = (types & 0x0F, types >> 4, code);
@@ -117,7 +117,7 @@ impl Terminate {
     /// If there are fewer than four bytes.
     pub fn parse_any(bytes: &[u8]) -> Result<(Self, Origin), TerminateTooShort> {
         let (rfc, siw) = (Self::parse(bytes)?, Self::parse_siw(bytes)?);
-        let origin = Self::origin(bytes)?;
+        let origin = Self::detect_origin(bytes)?;
         Ok((if origin == Origin::Siw { siw } else { rfc }, origin))
     }
 
@@ -146,11 +146,11 @@ impl Terminate {
     /// Returns whether the bytes can only be siw's.
     #[must_use]
     pub fn looks_like_siw(bytes: &[u8]) -> bool {
-        Self::origin(bytes) == Ok(Origin::Siw)
+        Self::detect_origin(bytes) == Ok(Origin::Siw)
     }
 
-    fn origin(bytes: &[u8]) -> Result<Origin, TerminateTooShort> {
-        let (&[types, code, bits, _], _) = control(bytes)?;
+    fn detect_origin(bytes: &[u8]) -> Result<Origin, TerminateTooShort> {
+        let (&[types, code, bits, _], _) = split_control(bytes)?;
         // Each way's bits are the other's reserved ones, which are zero.
         let (rfc_bits, siw_bits) = (bits & (M | D | R) != 0, bits & (SIW_M | SIW_D | SIW_R) != 0);
         if rfc_bits != siw_bits {
@@ -221,7 +221,7 @@ impl fmt::Display for Terminate {
 }
 
 /// The control word and what follows.
-fn control(bytes: &[u8]) -> Result<(&[u8; 4], &[u8]), TerminateTooShort> {
+fn split_control(bytes: &[u8]) -> Result<(&[u8; 4], &[u8]), TerminateTooShort> {
     bytes.split_first_chunk().ok_or(TerminateTooShort { len: bytes.len() })
 }
 
