@@ -1,4 +1,4 @@
-//! Where the Markers of an FPDU stand (RFC 5044 section 4.3).
+//! Positions of the Markers in an FPDU (RFC 5044 section 4.3).
 //!
 //! ```text
 //!  0                   1                   2                   3
@@ -8,20 +8,21 @@
 //! +-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+
 //! ```
 //!
-//! A Marker stands at every 512th byte of Full Operation in its direction, the first one before the
-//! first FPDU. FPDUs are multiples of four bytes long, so a Marker never splits ULPDU_Length or the
-//! CRC field. A Marker that falls between two FPDUs belongs to the second.
+//! There is a Marker at every 512th byte of Full Operation of a direction. The first one precedes
+//! the first FPDU. The length of an FPDU is a multiple of four, so a Marker never splits
+//! ULPDU_Length or the CRC field. A Marker between two FPDUs belongs to the second one.
 
-/// Bytes of a Marker.
+/// Length of a Marker in bytes.
 pub(crate) const MARKER_LEN: usize = 4;
 
-/// Bytes of the stream from one Marker to the next.
+/// Distance in bytes of the stream from the start of one Marker to the start of the next.
 const INTERVAL: usize = 512;
 
-/// Bytes of FPDU between two Markers.
+/// Number of FPDU bytes between two Markers.
 pub(crate) const FPDU_STRIDE: usize = INTERVAL - MARKER_LEN;
 
-/// The Markers of one FPDU that starts at a known position of the stream.
+/// Positions of the Markers in one FPDU, which follow from its position in the stream and its
+/// length.
 ///
 /// ```text
 /// lead_len       first           FPDU_STRIDE       FPDU_STRIDE
@@ -31,62 +32,65 @@ pub(crate) const FPDU_STRIDE: usize = INTERVAL - MARKER_LEN;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MarkerLayout {
-    /// Bytes of the Marker right before ULPDU_Length: 4, or 0 when there is none.
+    /// Length in bytes of the Marker directly before ULPDU_Length: 4, or 0 if there is none.
     pub(crate) lead_len: usize,
-    /// Bytes of FPDU before the first Marker behind ULPDU_Length: 4..=508.
+    /// Number of FPDU bytes before the first Marker that follows ULPDU_Length, from 4 to 508.
     first: usize,
-    /// Markers behind ULPDU_Length.
+    /// Number of Markers after ULPDU_Length.
     inner: usize,
-    /// Bytes of the FPDU without its Markers.
+    /// Length of the FPDU in bytes, without Markers.
     fpdu_len: usize,
 }
 
 impl MarkerLayout {
-    /// `position`: bytes of Full Operation before this FPDU; `fpdu_len`: its bytes without Markers.
+    /// Computes the layout of an FPDU. `position` is the number of bytes of Full Operation before
+    /// it, and `fpdu_len` its length without Markers.
     #[inline]
     pub(crate) fn new(position: u64, fpdu_len: usize) -> Self {
         let past_marker = (position % INTERVAL as u64) as usize;
         let (lead_len, first) =
             if past_marker == 0 { (MARKER_LEN, FPDU_STRIDE) } else { (0, INTERVAL - past_marker) };
-        // A Marker right behind the CRC field is the next FPDU's: only those with FPDU bytes behind
-        // them count.
+        // A Marker directly after the CRC field belongs to the next FPDU, so only Markers that are
+        // followed by bytes of this FPDU count.
         let inner = fpdu_len.saturating_sub(first).div_ceil(FPDU_STRIDE);
         Self { lead_len, first, inner, fpdu_len }
     }
 
-    /// Bytes on the wire, all Markers included.
+    /// Returns the length on the wire in bytes, including all Markers.
     #[inline]
     pub(crate) fn wire_len(&self) -> usize {
         self.lead_len + self.fpdu_len + MARKER_LEN * self.inner
     }
 
-    /// Markers behind ULPDU_Length.
+    /// Returns the number of inner Markers: those after ULPDU_Length.
     #[inline]
     pub(crate) fn inner_count(&self) -> usize {
         self.inner
     }
 
-    /// Bytes of FPDU before inner Marker `n` (0-based).
+    /// Returns the number of FPDU bytes before inner Marker `n`, counted from 0.
     #[inline]
     pub(crate) fn fpdu_offset(&self, n: usize) -> usize {
         self.first + FPDU_STRIDE * n
     }
 
-    /// Bytes from ULPDU_Length to the first byte of inner Marker `n`: its FPDUPTR.
+    /// Returns the FPDUPTR of inner Marker `n`: the distance in bytes from ULPDU_Length to the
+    /// Marker.
     #[inline]
     pub(crate) fn pointer(&self, n: usize) -> usize {
         self.first + INTERVAL * n
     }
 }
 
-/// The bytes of a Marker.
+/// Encodes a Marker with this FPDUPTR.
 #[inline]
 pub(crate) fn emit(pointer: u16) -> [u8; MARKER_LEN] {
     let [high, low] = pointer.to_be_bytes();
     [0, 0, high, low]
 }
 
-/// The FPDUPTR of a Marker; the reserved half is ignored, and the low two bits count as zero.
+/// Decodes the FPDUPTR of a Marker. The reserved half is ignored, and the two low bits are taken as
+/// zero.
 #[inline]
 pub(crate) fn parse(marker: [u8; MARKER_LEN]) -> u16 {
     u16::from_be_bytes([marker[2], marker[3]]) & !0b11
