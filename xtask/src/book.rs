@@ -15,7 +15,7 @@ mod script;
 mod tests;
 mod transcript;
 
-use page::{Page, PageErrors};
+use page::{LinkError, Page};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -101,7 +101,7 @@ fn check_links(root: &Path, documents: &BTreeMap<PathBuf, Page>) -> Result<(), V
         .iter()
         .flat_map(|(path, page)| {
             let wrong = page.links().filter_map(|link| page::check(root, path, &link.to, documents).err());
-            wrong.map(|wrong: PageErrors| format!("{}: {wrong}", path.display())).collect::<Vec<_>>()
+            wrong.map(|wrong: LinkError| format!("{}: {wrong}", path.display())).collect::<Vec<_>>()
         })
         .collect();
     if wrong.is_empty() { Ok(()) } else { Err(wrong) }

@@ -116,7 +116,7 @@ fn test(module: &str, only: &str, variables: &[(&str, &Path)]) -> io::Result<boo
     if !list.status.success() {
         return Ok(false);
     }
-    let all = names(&list.stdout);
+    let all = test_names(&list.stdout);
     let chosen: Vec<_> = all.iter().map(String::as_str).filter(|name| name.contains(only)).collect();
     if chosen.is_empty() {
         return Err(io::Error::other(format!("no test has {only:?} in its name: {}", all.join(", "))));
@@ -132,7 +132,7 @@ fn stock(args: &[&str]) -> Command {
 }
 
 /// The names in a list of tests.
-fn names(list: &[u8]) -> Vec<String> {
+fn test_names(list: &[u8]) -> Vec<String> {
     String::from_utf8_lossy(list)
         .lines()
         .filter_map(|line| Some(line.strip_suffix(": test")?.to_owned()))
@@ -145,6 +145,6 @@ mod tests {
     fn names_are_those_of_tests() {
         let list =
             b"fabtests::a: test\nfabtests::b: benchmark\nfabtests::c::d: test\n\n2 tests, 1 benchmark\n";
-        assert_eq!(super::names(list), ["fabtests::a", "fabtests::c::d"]);
+        assert_eq!(super::test_names(list), ["fabtests::a", "fabtests::c::d"]);
     }
 }

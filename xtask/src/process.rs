@@ -97,7 +97,9 @@ pub(crate) fn run_lines(
             return Ok(ChildEnd::TimedOut);
         }
         match &exited {
-            None => exited = group.child.try_wait()?.map(|status| (Instant::now() + GRACE, end(status))),
+            None => {
+                exited = group.child.try_wait()?.map(|status| (Instant::now() + GRACE, child_end(status)))
+            }
             Some((until, _)) if Instant::now() >= *until => break,
             Some(_) => {}
         }
@@ -137,7 +139,7 @@ impl ProcessGroup {
     fn wait(&mut self, deadline: Instant) -> io::Result<ChildEnd> {
         loop {
             if let Some(status) = self.child.try_wait()? {
-                return Ok(end(status));
+                return Ok(child_end(status));
             }
             if Instant::now() >= deadline {
                 self.kill();
@@ -170,7 +172,7 @@ fn kill_group(id: i32) {
     }
 }
 
-fn end(status: ExitStatus) -> ChildEnd {
+fn child_end(status: ExitStatus) -> ChildEnd {
     if status.success() { ChildEnd::Success } else { ChildEnd::Failure(status.to_string()) }
 }
 

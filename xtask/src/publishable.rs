@@ -39,7 +39,7 @@ enum CheckVerdict {
 }
 
 impl CheckVerdict {
-    fn of(success: bool) -> Self {
+    fn from_success(success: bool) -> Self {
         if success { Self::Passed } else { Self::Failed }
     }
 }
@@ -70,7 +70,7 @@ impl CommitClone {
 
     fn cargo(&self, args: &[&str]) -> io::Result<CheckVerdict> {
         let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-        Ok(CheckVerdict::of(self.command(cargo).args(args).status()?.success()))
+        Ok(CheckVerdict::from_success(self.command(cargo).args(args).status()?.success()))
     }
 
     /// A subcommand of Cargo, installed from crates.io if it is absent.
@@ -93,7 +93,7 @@ impl CommitClone {
             }
         }
         let status = self.command(cargo).arg(name).args(args).env("PATH", &path).status()?;
-        Ok(CheckVerdict::of(status.success()))
+        Ok(CheckVerdict::from_success(status.success()))
     }
 
     /// As it was cloned.
@@ -114,7 +114,7 @@ fn package(clone: &CommitClone) -> io::Result<CheckVerdict> {
     let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut package = clone.command(cargo);
     package.args(["package", "--workspace", "--quiet"]).env("CARGO_TARGET_DIR", clone.root.join("target"));
-    Ok(CheckVerdict::of(package.status()?.success()))
+    Ok(CheckVerdict::from_success(package.status()?.success()))
 }
 
 /// Documents that name the oldest Rust.
@@ -140,7 +140,7 @@ fn oldest_rust(clone: &CommitClone) -> io::Result<CheckVerdict> {
     }
     let args =
         ["run", &version, "cargo", "check", "--workspace", "--all-features", "--exclude", "uiw-models"];
-    Ok(CheckVerdict::of(
+    Ok(CheckVerdict::from_success(
         clone.command("rustup").args(args).env_remove("RUSTUP_TOOLCHAIN").status()?.success(),
     ))
 }
@@ -173,13 +173,13 @@ fn deny(clone: &CommitClone) -> io::Result<CheckVerdict> {
 
 /// Commit with which the API is compared until there is a tag. Nothing is promised before: a commit
 /// that breaks the API on purpose is the next one here.
-const FIRST: &str = "432db670";
+const API_BASELINE: &str = "432db670";
 
 fn semver(clone: &CommitClone) -> io::Result<CheckVerdict> {
     let tag =
         clone.command("git").args(["describe", "--tags", "--abbrev=0"]).stderr(Stdio::null()).output()?;
     let tag = String::from_utf8_lossy(&tag.stdout);
-    let baseline = Some(tag.trim()).filter(|tag| !tag.is_empty()).unwrap_or(FIRST);
+    let baseline = Some(tag.trim()).filter(|tag| !tag.is_empty()).unwrap_or(API_BASELINE);
     println!("beside {baseline}");
     clone.tool("semver-checks", &["--workspace", "--baseline-rev", baseline])
 }

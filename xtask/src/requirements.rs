@@ -32,7 +32,7 @@ pub(crate) struct Options {
 }
 
 /// A sentence of an RFC.
-struct Row {
+struct RequirementRow {
     rfc: String,
     quote: String,
     /// A MUST, MUST NOT or REQUIRED of ours, and no introduction to a list.
@@ -42,15 +42,15 @@ struct Row {
 }
 
 /// The sentences, and what there is for each.
-pub(crate) struct Trace {
-    rows: BTreeMap<String, Row>,
+pub(crate) struct RequirementTrace {
+    rows: BTreeMap<String, RequirementRow>,
     not_applicable: BTreeMap<String, String>,
     claims: Vec<Claim>,
     wrong: Vec<String>,
 }
 
 pub(crate) fn run(options: &Options) -> ExitCode {
-    let trace = match Trace::read(&crate::workspace::root()) {
+    let trace = match RequirementTrace::read(&crate::workspace::root()) {
         Ok(trace) => trace,
         Err(error) => {
             eprintln!("xtask: {error}");
@@ -72,7 +72,7 @@ pub(crate) fn run(options: &Options) -> ExitCode {
     if trace.wrong.is_empty() && missing.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-impl Trace {
+impl RequirementTrace {
     /// Reads both tables and every test of the workspace.
     pub(crate) fn read(workspace: &Path) -> Result<Self, String> {
         let text =
@@ -167,7 +167,7 @@ impl Trace {
 }
 
 /// The rows of the table, by id.
-fn rows(text: &str) -> Result<BTreeMap<String, Row>, String> {
+fn rows(text: &str) -> Result<BTreeMap<String, RequirementRow>, String> {
     let mut lines = text.lines();
     let head: Vec<&str> = lines.next().unwrap_or_default().split('\t').collect();
     let column = |name: &str| {
@@ -183,7 +183,7 @@ fn rows(text: &str) -> Result<BTreeMap<String, Row>, String> {
         let wanted = matches!(cell(level), "MUST" | "MUST NOT" | "REQUIRED")
             && cell(applicability) == "yes"
             && cell(form) != "lead-in";
-        let row = Row {
+        let row = RequirementRow {
             rfc: cell(rfc).to_owned(),
             quote: cell(quote).to_owned(),
             wanted,
@@ -200,11 +200,11 @@ mod tests {
 
     #[test]
     fn sentences_claimed_or_excused() {
-        let trace = Trace::read(&crate::workspace::root()).unwrap();
+        let trace = RequirementTrace::read(&crate::workspace::root()).unwrap();
         assert!(trace.rows.values().filter(|row| row.wanted).count() > 400);
         assert_eq!(trace.wrong, [""; 0]);
         assert_eq!(trace.missing(|_| true), [""; 0]);
-        let judged = |row: &&Row| ["alone", "partner"].contains(&row.outside.as_str());
+        let judged = |row: &&RequirementRow| ["alone", "partner"].contains(&row.outside.as_str());
         assert!(trace.rows.values().filter(judged).count() >= 120);
     }
 
@@ -231,7 +231,7 @@ mod tests {
         }
     }
 
-    fn trace(claims: &[(&str, &str, &str)]) -> Trace {
+    fn trace(claims: &[(&str, &str, &str)]) -> RequirementTrace {
         let text = "id\trfc\tlevel\tquote\tapplicability\tform\toutside\n\
             A-1\t1\tMUST\tshall\tyes\tsentence\talone\nA-2\t1\tMUST NOT\tshall not\tyes\tlead-in\tinside\n\
             A-3\t1\tSHOULD\tmight\tyes\tsentence\tinside\nA-4\t1\tREQUIRED\tneeds\tyes\titem\tpartner\n\
@@ -245,7 +245,7 @@ mod tests {
             })
             .collect();
         let rows = rows(text).unwrap();
-        Trace { rows, not_applicable: BTreeMap::new(), claims, wrong: Vec::new() }
+        RequirementTrace { rows, not_applicable: BTreeMap::new(), claims, wrong: Vec::new() }
     }
 
     #[test]

@@ -17,7 +17,7 @@ use uiw_interop::stock::BUILT;
 use crate::packages;
 use crate::process::{self, ChildEnd};
 use crate::report::{Parser, Skip, Tally};
-use crate::requirements::Trace;
+use crate::requirements::RequirementTrace;
 use crate::workspace::{cargo, root, target};
 
 /// Time after which the run is ended because it hangs. Each test has a limit of its own, so that no
@@ -310,7 +310,7 @@ fn print_longest(mut times: Vec<(Duration, String)>) {
 /// one test.
 fn requirements(passed: &BTreeMap<String, u64>) -> Tally {
     println!("== requirements: cargo xtask requirements");
-    let wrong = Trace::read(&root()).map_or_else(|error| vec![error], |trace| trace.judge(passed));
+    let wrong = RequirementTrace::read(&root()).map_or_else(|error| vec![error], |trace| trace.judge(passed));
     for line in &wrong {
         println!("{line}");
     }

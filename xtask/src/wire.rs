@@ -8,11 +8,11 @@ use std::time::Duration;
 use uiw_siw::Result as Outcome;
 use uiw_siw::shell::Process;
 
-use crate::bench::programs::{build_libraries, cargo_build, command, output, pair, start};
+use crate::bench::programs::{build_libraries, cargo_build, command_with_libraries, output, pair, start};
 use crate::history;
 
 /// What is run beside the new one until there is a tag.
-const FIRST: &str = "02b5a5a";
+const FIRST_VERSION: &str = "02b5a5a";
 
 /// A program and its libraries.
 struct Version {
@@ -47,7 +47,7 @@ pub(crate) fn check() -> Result<bool, String> {
     let tag = git.args(["describe", "--tags", "--abbrev=0"]).current_dir(crate::workspace::root()).output();
     let tag = tag.map_err(|error| format!("git: {error}"))?;
     let tag = String::from_utf8_lossy(&tag.stdout);
-    let old = Version::of_commit(Some(tag.trim()).filter(|tag| !tag.is_empty()).unwrap_or(FIRST))?;
+    let old = Version::of_commit(Some(tag.trim()).filter(|tag| !tag.is_empty()).unwrap_or(FIRST_VERSION))?;
     let new = Version::of_workspace()?;
     let mut failed = Vec::new();
     for (server, client) in [(&old, &new), (&new, &old)] {
@@ -119,7 +119,7 @@ impl Version {
     }
 
     fn command(&self, program: &Path, words: &str) -> Command {
-        let mut command = command(program, &self.libraries);
+        let mut command = command_with_libraries(program, &self.libraries);
         command.args(words.split(' '));
         command
     }

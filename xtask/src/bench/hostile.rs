@@ -1,7 +1,7 @@
 //! A server under attack: its speed to a well-behaved peer before and during the attack; its memory
 //! and descriptors before, and when the attackers are gone.
 
-use super::programs::{Lab, figure, object, output, plain, start};
+use super::programs::{Lab, clean_command, figure, json_object, output, start};
 use super::{RatioBar, RatioLine, RatioSpread, TableRow};
 use std::fs;
 use std::io::{Read, Write};
@@ -16,7 +16,7 @@ use uiw_siw::shell::Process;
 use uiw_siw::{Error, Result};
 
 /// How far memory and descriptors may be from before, when all is over.
-const BACK: f64 = 1.1;
+const MAX_GROWTH: f64 = 1.1;
 /// The longest that it may take: the start-up time-out and some seconds.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -26,13 +26,13 @@ type Attackers = Vec<TcpStream>;
 /// Attacks the server at an address with so many peers.
 type Attack = fn(uiw: &Path, to: SocketAddr, count: usize) -> Attackers;
 
-/// Bytes of an FPDU that peers send, of [`FPDU`].
-const FRONT: usize = 65_000;
+/// Bytes of an FPDU that peers send, of [`FPDU_LEN`].
+const PARTIAL_LEN: usize = 65_000;
 /// Bytes of that FPDU.
-const FPDU: usize = 65_500;
+const FPDU_LEN: usize = 65_500;
 /// The attack on a server with 16 MiB of receive memory: the first bytes of 1,000 FPDUs are 65 MB,
 /// and the server accepts 1,024 connections.
-const SILENT: &str = "1,000 that send the front of an FPDU and fall silent";
+const PARTIAL_FPDU_ATTACK: &str = "1,000 that send the front of an FPDU and fall silent";
 
 const ATTACKS: [(&str, usize, Attack); 7] = [
     ("10,000 half-open connections", 10_000, |_, to, count| connect(count, to, |_| {})),
@@ -46,13 +46,13 @@ const ATTACKS: [(&str, usize, Attack); 7] = [
     ("100 that do not read what they asked for", 100, |_, to, count| {
         connect(count, to, |tcp| establish(tcp, &echoes()))
     }),
-    ("10 clients that are killed", 10, killed),
-    (SILENT, 1_000, |_, to, count| connect(count, to, |tcp| establish(tcp, &front()))),
+    ("10 clients that are killed", 10, kill_readers),
+    (PARTIAL_FPDU_ATTACK, 1_000, |_, to, count| connect(count, to, |tcp| establish(tcp, &partial_fpdu()))),
 ];
 
 pub(super) fn rows() -> Vec<TableRow> {
     let row = |(name, count, attack): (&'static str, usize, Attack)| {
-        let memory = (name == SILENT).then_some("16M");
+        let memory = (name == PARTIAL_FPDU_ATTACK).then_some("16M");
         TableRow::new(name, RatioBar::AtLeast(0.5), move |lab| measure(lab, memory, count, attack))
     };
     ATTACKS.into_iter().map(row).collect()
@@ -82,7 +82,7 @@ fn measure(lab: &Lab, memory: Option<&str>, count: usize, attack: Attack) -> Res
         let note =
             format!("{} -> {} -> {}, {:.1} s after", before[at], during[at], after[at], waited.as_secs_f64());
         RatioLine::new(what, RatioSpread::new([after[at] as f64 / before[at] as f64]), note)
-            .bar(RatioBar::AtMost(BACK))
+            .bar(RatioBar::AtMost(MAX_GROWTH))
     };
     Ok(vec![
         RatioLine::new("of the speed before", RatioSpread::new(ratios), ""),
@@ -100,7 +100,7 @@ struct ServeProcess<'a> {
 
 impl<'a> ServeProcess<'a> {
     fn start(uiw: &'a Path, memory: Option<&str>) -> Result<Self> {
-        let mut command = plain(uiw);
+        let mut command = clean_command(uiw);
         // All come from one address, the well-behaved peer as well; and log lines about each
         // attacker are not to be measured.
         command.args(["serve", "--listen", "127.0.0.1:0", "--per-address", "65535"]);
@@ -114,7 +114,7 @@ impl<'a> ServeProcess<'a> {
 
     /// Bytes a second that a well-behaved peer writes.
     fn speed(&self) -> Result<f64> {
-        let mut command = plain(self.uiw);
+        let mut command = clean_command(self.uiw);
         command.args([
             "perf",
             &self.address.to_string(),
@@ -126,7 +126,7 @@ impl<'a> ServeProcess<'a> {
             "1",
             "--json",
         ]);
-        figure(&object(&output(&command)?)?, "/bytes_per_second")
+        figure(&json_object(&output(&command)?)?, "/bytes_per_second")
     }
 
     /// Resident memory in KiB, and descriptors.
@@ -147,7 +147,7 @@ impl<'a> ServeProcess<'a> {
         let begun = Instant::now();
         loop {
             let now = self.held()?;
-            let is_back = now.iter().zip(before).all(|(now, then)| *now as f64 <= then as f64 * BACK);
+            let is_back = now.iter().zip(before).all(|(now, then)| *now as f64 <= then as f64 * MAX_GROWTH);
             if is_back || begun.elapsed() > TIMEOUT {
                 return Ok((now, begun.elapsed()));
             }
@@ -201,17 +201,18 @@ fn echoes() -> Vec<u8> {
 }
 
 /// The first bytes of a Send: the length of its ULPDU and most of that.
-fn front() -> Vec<u8> {
-    let mut bytes = ((FPDU - 6) as u16).to_be_bytes().to_vec();
+fn partial_fpdu() -> Vec<u8> {
+    let mut bytes = ((FPDU_LEN - 6) as u16).to_be_bytes().to_vec();
     bytes.extend_from_slice(&untagged_header(Opcode::Send, 0, 1, 0, true, 0).emit());
-    bytes.resize(FRONT, 7);
+    bytes.resize(PARTIAL_LEN, 7);
     bytes
 }
 
 /// Clients of ours that are killed while they read.
-fn killed(uiw: &Path, to: SocketAddr, count: usize) -> Attackers {
+fn kill_readers(uiw: &Path, to: SocketAddr, count: usize) -> Attackers {
     let address = to.to_string();
-    let client = |_| start(plain(uiw).args(["perf", &address, "--op", "read", "--seconds", "60"])).ok();
+    let client =
+        |_| start(clean_command(uiw).args(["perf", &address, "--op", "read", "--seconds", "60"])).ok();
     let clients: Vec<_> = (0..count).filter_map(client).collect();
     std::thread::sleep(Duration::from_millis(500));
     drop(clients);

@@ -120,7 +120,7 @@ impl TableRow {
     }
 
     fn measure(&self, lab: &Lab) -> Result<Vec<RatioLine>> {
-        let mut lines = quietest(|| (self.run)(lab))?;
+        let mut lines = measure_until_quiet(|| (self.run)(lab))?;
         if let Some(first) = lines.first_mut() {
             first.bar = first.bar.or(self.bar);
         }
@@ -129,11 +129,11 @@ impl TableRow {
 }
 
 /// Measures until the machine is quiet enough, or no more; returns the run with the least noise.
-fn quietest(mut run: impl FnMut() -> Result<Vec<RatioLine>>) -> Result<Vec<RatioLine>> {
+fn measure_until_quiet(mut run: impl FnMut() -> Result<Vec<RatioLine>>) -> Result<Vec<RatioLine>> {
     let noise = |lines: &[RatioLine]| lines.iter().map(RatioLine::disturbance).fold(0.0, f64::max);
     let mut best = run()?;
-    for _ in 1..TRIES {
-        if noise(&best) <= QUIET {
+    for _ in 1..MAX_RUNS {
+        if noise(&best) <= MAX_DISTURBANCE {
             break;
         }
         let lines = run()?;
@@ -145,9 +145,9 @@ fn quietest(mut run: impl FnMut() -> Result<Vec<RatioLine>>) -> Result<Vec<Ratio
 }
 
 /// Runs of a row until it is quiet.
-const TRIES: usize = 5;
+const MAX_RUNS: usize = 5;
 /// Largest distance from 1 of the noise of a figure that counts.
-const QUIET: f64 = 0.05;
+const MAX_DISTURBANCE: f64 = 0.05;
 
 /// Bound that a ratio should reach.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -242,7 +242,7 @@ impl RatioLine {
 
     /// Returns whether it reaches its bar, if it has one, and whether the machine was quiet.
     fn verdict(&self) -> (Option<bool>, bool) {
-        (self.bar.map(|bar| bar.is_reached(self.spread)), self.disturbance() <= QUIET)
+        (self.bar.map(|bar| bar.is_reached(self.spread)), self.disturbance() <= MAX_DISTURBANCE)
     }
 
     /// Prints the line. False when it does not reach its bar on a quiet machine.
@@ -288,7 +288,7 @@ fn number(value: f64) -> String {
 }
 
 /// The rows whose name contains this.
-fn chosen<'a>(rows: &'a [TableRow], only: Option<&str>) -> Vec<&'a TableRow> {
+fn matching_rows<'a>(rows: &'a [TableRow], only: Option<&str>) -> Vec<&'a TableRow> {
     rows.iter().filter(|row| only.is_none_or(|only| row.name.contains(only))).collect()
 }
 
@@ -298,7 +298,7 @@ pub(crate) fn run(options: Options) -> ExitCode {
         .iter()
         .find(|group| group.0 == options.group)
         .map_or((0, Vec::new()), |(_, rounds, rows, _)| (options.rounds.unwrap_or(*rounds), rows()));
-    let rows = chosen(&all, options.only.as_deref());
+    let rows = matching_rows(&all, options.only.as_deref());
     if rows.is_empty() {
         let names: Vec<_> = all.iter().map(|row| row.name.as_str()).collect();
         eprintln!("error: no row has this in its name\nhint: the rows are: {}", names.join("; "));
@@ -365,7 +365,7 @@ mod tests {
     #[test]
     fn rows_chosen_by_part_of_name() {
         let rows = ["one", "two"].map(|name| TableRow::new(name, None, |_| Ok(Vec::new())));
-        let names = |only| chosen(&rows, only).iter().map(|row| row.name.as_str()).collect::<Vec<_>>();
+        let names = |only| matching_rows(&rows, only).iter().map(|row| row.name.as_str()).collect::<Vec<_>>();
         assert_eq!((names(None), names(Some("w"))), (vec!["one", "two"], vec!["two"]));
         assert!(names(Some("three")).is_empty());
     }
@@ -399,7 +399,7 @@ mod tests {
     fn quietest_run_counts() {
         let mut noises = [1.3, 1.2, 1.4, 1.04, 1.0].into_iter();
         let line = || RatioLine::new("", RatioSpread::new([1.0]), "");
-        let lines = quietest(|| Ok(vec![line(), line().noise(noises.next())])).unwrap();
+        let lines = measure_until_quiet(|| Ok(vec![line(), line().noise(noises.next())])).unwrap();
         assert_eq!((lines[1].noise, noises.next()), (Some(1.04), Some(1.0)));
     }
 }

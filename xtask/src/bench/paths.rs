@@ -1,6 +1,6 @@
 //! Two network namespaces, joined by a veth or by `uiw wan`, and programs at both ends.
 
-use super::programs::{Lab, figure, object, output, plain, start};
+use super::programs::{Lab, clean_command, figure, json_object, output, start};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -10,9 +10,9 @@ use uiw_siw::shell::Process;
 use uiw_siw::{Error, Result};
 
 /// The longest that a server takes to begin.
-const BEGINNING: Duration = Duration::from_secs(20);
+const START_TIMEOUT: Duration = Duration::from_secs(20);
 
-pub(super) struct Place {
+pub(super) struct BenchNetwork {
     pub(super) uiw: PathBuf,
     /// The example of `uiw-llp`: bytes over the kernel's TCP or smoltcp alone.
     pub(super) bare: PathBuf,
@@ -21,14 +21,14 @@ pub(super) struct Place {
     pub(super) home: PathBuf,
 }
 
-impl Place {
+impl BenchNetwork {
     /// `is_long`: with a third namespace in between, in which frames are carried.
     pub(super) fn new(lab: &Lab, is_long: bool) -> Result<Self> {
         let network = if is_long { Network::path() } else { Network::veth() };
         let network =
             network.ok_or_else(|| Error::Missing("network namespaces: run it as root".to_owned()))?;
         let bare = lab.example("uiw-llp", "bare", "")?;
-        Ok(Self { uiw: lab.uiw()?, bare, network, home: lab.fresh("home")? })
+        Ok(Self { uiw: lab.uiw()?, bare, network, home: lab.fresh_folder("home")? })
     }
 
     /// Runs `ip` at the server (1) and the client (2).
@@ -49,7 +49,7 @@ impl Place {
 
     /// A command of `uiw` or `bare`, with words that have no spaces in them.
     pub(super) fn command(&self, program: &Path, words: &str) -> Command {
-        let mut command = plain(program);
+        let mut command = clean_command(program);
         command.env("XDG_CONFIG_HOME", &self.home).current_dir(&self.home).args(words.split_whitespace());
         command
     }
@@ -57,12 +57,12 @@ impl Place {
     /// Carries frames until the value is dropped.
     pub(super) fn carry(&self, options: &str) -> Result<Process> {
         let command = self.command(&self.uiw, &format!("wan server client --json --realtime {options}"));
-        begun(&self.network.middle(command), "carrying")
+        start_and_wait(&self.network.middle(command), "carrying")
     }
 
     /// Starts a server, which says that it is there.
     pub(super) fn serve(&self, command: Command, says: &str) -> Result<Process> {
-        begun(&self.network.server(command), says)
+        start_and_wait(&self.network.server(command), says)
     }
 
     /// Runs a client to its end.
@@ -73,7 +73,7 @@ impl Place {
     /// A figure of `uiw perf` with these words for the server and the client.
     pub(super) fn perf(&self, server: &str, client: &str) -> Result<f64> {
         let _server = self.serve(self.command(&self.uiw, server), "listening on")?;
-        of_stream(&object(&self.run(self.command(&self.uiw, client))?)?)
+        stream_figure(&json_object(&self.run(self.command(&self.uiw, client))?)?)
     }
 
     /// A figure of the kernel's TCP: `connect` with writes of so many bytes, or `ping`.
@@ -81,17 +81,17 @@ impl Place {
         let _server =
             self.serve(self.command(&self.bare, &format!("tcp {congestion} listen {at}")), "listening")?;
         let client = format!("tcp {congestion} {verb} {at} {seconds} {size}");
-        of_stream(&object(&self.run(self.command(&self.bare, &client))?)?)
+        stream_figure(&json_object(&self.run(self.command(&self.bare, &client))?)?)
     }
 }
 
-fn begun(command: &Command, says: &str) -> Result<Process> {
+fn start_and_wait(command: &Command, says: &str) -> Result<Process> {
     let mut process = start(command)?;
-    process.wait_for(says, BEGINNING)?;
+    process.wait_for(says, START_TIMEOUT)?;
     Ok(process)
 }
 
 /// Bytes a second, or microseconds of a round trip.
-pub(super) fn of_stream(value: &Value) -> Result<f64> {
+pub(super) fn stream_figure(value: &Value) -> Result<f64> {
     figure(value, "/bytes_per_second").or_else(|_| figure(value, "/round_trip_us/p50"))
 }

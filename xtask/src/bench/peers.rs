@@ -6,7 +6,7 @@
 //! prints means, so it is compared with the mean of ours. In round trips each end has a processor
 //! of its own.
 
-use super::programs::{Lab, Slice, figure, need, object, pair, plain, rotate};
+use super::programs::{Lab, Slice, clean_command, figure, json_object, pair, require_programs, rotate};
 use super::{RatioLine, TableRow, Unit};
 use std::path::Path;
 use std::process::Command;
@@ -67,7 +67,7 @@ impl Case {
     /// Reads the figures that `uiw perf` prints with these arguments: messages per second, or
     /// microseconds of a round trip.
     pub(super) fn compared(self, printed: &str) -> Result<Figures> {
-        let value = object(printed)?;
+        let value = json_object(printed)?;
         let of = |key: &str, who: &str| figure(&value, &format!("/{key}/{who}/median"));
         if self.is_latency() {
             let mean = of("round_trip_us_mean", "uiw")?;
@@ -124,7 +124,7 @@ const PEERS: [(&str, PeerProgram); 3] = [
 ];
 
 fn measure(lab: &Lab, case: Case) -> Result<Vec<RatioLine>> {
-    need(&[("ucx_perftest", "ucx-utils"), ("fi_pingpong", "libfabric-bin")])?;
+    require_programs(&[("ucx_perftest", "ucx-utils"), ("fi_pingpong", "libfabric-bin")])?;
     let program = lab.uiw()?;
     let mut slices: Vec<Box<dyn Fn(u32) -> Result<Figures> + '_>> = vec![Box::new(|_| uiw(&program, case))];
     let can =
@@ -156,9 +156,9 @@ fn uiw(program: &Path, case: Case) -> Result<Figures> {
 fn on_own_processor(program: &str, case: Case, end: u8) -> Command {
     let alone = std::thread::available_parallelism().is_ok_and(|cores| cores.get() < 2);
     if !case.is_latency() || alone {
-        return plain(program);
+        return clean_command(program);
     }
-    let mut command = plain("taskset");
+    let mut command = clean_command("taskset");
     command.args(["-c", &end.to_string(), program]);
     command
 }

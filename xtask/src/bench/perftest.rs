@@ -1,7 +1,7 @@
 //! Debian's perftest on the C libraries, connected by rdma_cm and out of band, beside `uiw perf`
 //! and raw TCP with the same operation, size, depth and signaling, with CRC.
 
-use super::programs::{Lab, figure, need, object, output, pair, plain, rotate};
+use super::programs::{Lab, clean_command, figure, json_object, output, pair, require_programs, rotate};
 use super::{RatioBar, RatioLine, TableRow, median};
 use std::path::Path;
 use uiw_siw::{Error, Result};
@@ -46,7 +46,7 @@ pub(super) fn rows() -> Vec<TableRow> {
 const BAR: RatioBar = RatioBar::AtLeast(0.90);
 
 fn measure(lab: &Lab, case: PerftestCase) -> Result<Vec<RatioLine>> {
-    need(&[("ib_write_bw", "perftest")])?;
+    require_programs(&[("ib_write_bw", "perftest")])?;
     let program = lab.installed()?;
     let count = ((uiw(&program, case)?[0] * RUN) as u64).clamp(1000, 20_000_000);
     let perftest = |by_cm| perftest(&program, case, count, by_cm).map(|rate| [rate, f64::NAN, f64::NAN]);
@@ -69,7 +69,7 @@ fn measure(lab: &Lab, case: PerftestCase) -> Result<Vec<RatioLine>> {
 /// Messages a second of `uiw perf` and of raw TCP, and raw TCP over itself.
 fn uiw(program: &Path, case: PerftestCase) -> Result<[f64; 3]> {
     let PerftestCase { op, size, signal_every } = case;
-    let mut command = plain(program);
+    let mut command = clean_command(program);
     let args = format!(
         "perf --compare --slices 1 --json --spin --op {op} --size {size} --depth {DEPTH} --signal-every {signal_every}"
     );
@@ -79,7 +79,7 @@ fn uiw(program: &Path, case: PerftestCase) -> Result<[f64; 3]> {
     if op == "write" {
         command.args(["--stable-tx", "on"]);
     }
-    let value = object(&output(&command)?)?;
+    let value = json_object(&output(&command)?)?;
     let rate = |who: &str| {
         figure(&value, &format!("/bytes_per_second/{who}/median")).map(|rate| rate / f64::from(size))
     };
@@ -95,7 +95,7 @@ fn perftest(program: &Path, case: PerftestCase, count: u64, by_cm: bool) -> Resu
     // other personas, unless they wait for the peer.
     let persona = if by_cm && op != "send" { "iwarp" } else { "roce" };
     let command = |port: u16| {
-        let mut command = plain(program);
+        let mut command = clean_command(program);
         let args = format!(
             "run --persona {persona} -- ib_{op}_bw -d uiw_lo -F -p {port} -s {size} -n {count} -t {DEPTH}"
         );

@@ -38,7 +38,7 @@ impl Lab {
         let target = workspace::target().map_err(Error::Failed)?;
         let folder = target.join(format!("bench-{}", std::process::id()));
         let lab = Self { options, rounds, target, folder, guest: super::siw::Guest::default() };
-        lab.fresh("")?;
+        lab.fresh_folder("")?;
         Ok(lab)
     }
 
@@ -48,7 +48,7 @@ impl Lab {
     }
 
     /// A folder below that of this run, empty.
-    pub(super) fn fresh(&self, name: &str) -> Result<PathBuf> {
+    pub(super) fn fresh_folder(&self, name: &str) -> Result<PathBuf> {
         let path = self.folder.join(name);
         let _ = fs::remove_dir_all(&path);
         fs::create_dir_all(&path).map_err(|error| Error::Failed(format!("{}: {error}", path.display())))?;
@@ -82,7 +82,7 @@ impl Lab {
 
     /// A C program of `programs/`, compiled with Debian's headers.
     pub(super) fn c_program(&self, name: &str) -> Result<PathBuf> {
-        need(&[("cc", "gcc"), ("/usr/include/rdma/rdma_cma.h", "librdmacm-dev")])?;
+        require_programs(&[("cc", "gcc"), ("/usr/include/rdma/rdma_cma.h", "librdmacm-dev")])?;
         let program = self.folder.join(name);
         let sources = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/src/bench/programs"));
         let mut compile = Command::new("cc");
@@ -121,7 +121,7 @@ pub(crate) fn cargo_build(workspace: &Path, target: &Path, what: &[&str]) -> std
 }
 
 /// A command of a program, without the `UIW_` variables of the environment.
-pub(super) fn plain(program: impl AsRef<std::ffi::OsStr>) -> Command {
+pub(super) fn clean_command(program: impl AsRef<std::ffi::OsStr>) -> Command {
     let mut command = Command::new(program);
     for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("UIW_")) {
         command.env_remove(name);
@@ -129,9 +129,9 @@ pub(super) fn plain(program: impl AsRef<std::ffi::OsStr>) -> Command {
     command
 }
 
-/// Like [`plain`], with these libraries.
-pub(crate) fn command(program: &Path, libraries: &Path) -> Command {
-    let mut command = plain(program);
+/// Like [`clean_command`], with these libraries.
+pub(crate) fn command_with_libraries(program: &Path, libraries: &Path) -> Command {
+    let mut command = clean_command(program);
     command.env("LD_LIBRARY_PATH", libraries);
     command
 }
@@ -140,7 +140,7 @@ pub(crate) fn command(program: &Path, libraries: &Path) -> Command {
 ///
 /// # Errors
 /// [`Error::Missing`] when one stays absent.
-pub(super) fn need(programs: &[(&'static str, &'static str)]) -> Result<()> {
+pub(super) fn require_programs(programs: &[(&'static str, &'static str)]) -> Result<()> {
     match packages::provide(programs).first() {
         None => Ok(()),
         Some(program) => Err(Error::Missing(format!("no `{program}` here"))),
@@ -173,7 +173,7 @@ pub(crate) fn output(command: &Command) -> Result<String> {
 }
 
 /// The JSON object on a line of its own that a program has printed last.
-pub(super) fn object(printed: &str) -> Result<Value> {
+pub(super) fn json_object(printed: &str) -> Result<Value> {
     let line = printed.lines().rfind(|line| line.starts_with('{')).unwrap_or_default();
     serde_json::from_str(line).map_err(|_| Error::Failed(format!("no JSON in: {}", printed.trim())))
 }
@@ -278,8 +278,8 @@ mod tests {
 
     #[test]
     fn last_object_read() {
-        let value = object("a line\n{\"x\": {\"y\": 1}}\n{\"x\": {\"y\": 2}}\nanother\n").unwrap();
+        let value = json_object("a line\n{\"x\": {\"y\": 1}}\n{\"x\": {\"y\": 2}}\nanother\n").unwrap();
         assert_eq!(figure(&value, "/x/y").unwrap(), 2.0);
-        assert!(object("a line").is_err() && figure(&value, "/x/z").is_err());
+        assert!(json_object("a line").is_err() && figure(&value, "/x/z").is_err());
     }
 }

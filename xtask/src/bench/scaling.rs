@@ -4,7 +4,9 @@
 //! Ceilings are programs on the engine of commit 02b5a5a, which is built from the history of the
 //! repository on this machine, by this compiler.
 
-use super::programs::{self, Lab, Slice, TIMEOUT, busy_share, figure, need, object, output, rotate, start};
+use super::programs::{
+    self, Lab, Slice, TIMEOUT, busy_share, figure, json_object, output, require_programs, rotate, start,
+};
 use super::{RatioBar, RatioLine, RatioSpread, TableRow, Unit, median};
 use serde_json::{Value, json};
 use std::fs;
@@ -64,11 +66,11 @@ fn cases() -> Vec<Case> {
     for pattern in PATTERNS {
         rows.extend([1, 2].map(|queues| rust_threads(pattern, queues)));
     }
-    rows.push(one_thread("one thread, ping-pong", rust("ping-pong SECONDS 1 1 1")));
+    rows.push(one_thread("one thread, ping-pong", rust_variant("ping-pong SECONDS 1 1 1")));
     for pattern in PATTERNS {
         rows.extend(["", "pinned", "asleep"].map(|how| c_threads(pattern, how)));
     }
-    rows.push(one_thread("C, one thread, ping-pong", c("load", "ping-pong SECONDS 1")));
+    rows.push(one_thread("C, one thread, ping-pong", c_variant("load", "ping-pong SECONDS 1")));
     rows.push(idle());
     rows.push(neighbours());
     rows.extend([("otherwise idle machine", "", 0.85), ("one core busy", " busy", 0.6)].map(sleepers));
@@ -78,7 +80,7 @@ fn cases() -> Vec<Case> {
     rows
 }
 
-fn c(program: &'static str, args: &str) -> ScalingVariant {
+fn c_variant(program: &'static str, args: &str) -> ScalingVariant {
     ScalingVariant {
         program: LoadProgram::C(program),
         is_base: false,
@@ -89,11 +91,11 @@ fn c(program: &'static str, args: &str) -> ScalingVariant {
     }
 }
 
-fn rust(args: &str) -> ScalingVariant {
-    ScalingVariant { program: LoadProgram::Rust, ..c("", args) }
+fn rust_variant(args: &str) -> ScalingVariant {
+    ScalingVariant { program: LoadProgram::Rust, ..c_variant("", args) }
 }
 
-fn base(variant: ScalingVariant) -> ScalingVariant {
+fn on_baseline(variant: ScalingVariant) -> ScalingVariant {
     ScalingVariant { is_base: true, ..variant }
 }
 
@@ -109,9 +111,9 @@ fn check(
 /// Two threads on one device, each with `queues` completion queues.
 fn rust_threads(pattern: &str, queues: u32) -> Case {
     let variants = vec![
-        rust(&format!("{pattern} SECONDS 2 1 {queues}")),
-        rust(&format!("{pattern} SECONDS 1 1 {queues}")),
-        base(rust(&format!("{pattern} SECONDS 2 2 {queues}"))),
+        rust_variant(&format!("{pattern} SECONDS 2 1 {queues}")),
+        rust_variant(&format!("{pattern} SECONDS 1 1 {queues}")),
+        on_baseline(rust_variant(&format!("{pattern} SECONDS 2 2 {queues}"))),
     ];
     let checks = vec![
         check("of two devices", "rate", 2, RatioBar::AtLeast(0.95)),
@@ -127,9 +129,12 @@ fn c_threads(pattern: &str, how: &str) -> Case {
         _ => ("vector 0", ""),
     };
     let variants = vec![
-        c("load", &format!("{pattern} SECONDS 2 {how}")),
+        c_variant("load", &format!("{pattern} SECONDS 2 {how}")),
         // A process of one thread needs no second shard.
-        base(ScalingVariant { processes: 2, ..c("load", &format!("{pattern} SECONDS 1 {waiting}")) }),
+        on_baseline(ScalingVariant {
+            processes: 2,
+            ..c_variant("load", &format!("{pattern} SECONDS 1 {waiting}"))
+        }),
     ];
     let checks = vec![check("of two processes", "rate", 1, RatioBar::AtLeast(0.95))];
     (format!("C, two threads, {pattern}, {name}"), variants, checks)
@@ -138,13 +143,13 @@ fn c_threads(pattern: &str, how: &str) -> Case {
 fn one_thread(name: &str, variant: ScalingVariant) -> Case {
     (
         name.to_owned(),
-        vec![variant.clone(), base(variant)],
+        vec![variant.clone(), on_baseline(variant)],
         vec![check("of 02b5a5a", "rate", 1, RatioBar::NoLess)],
     )
 }
 
 fn idle() -> Case {
-    let variant = ScalingVariant { program: LoadProgram::Idle, ..c("", "idle SECONDS") };
+    let variant = ScalingVariant { program: LoadProgram::Idle, ..c_variant("", "idle SECONDS") };
     let bytes = VariantCheck {
         what: "bytes of others",
         figure: "bytes",
@@ -158,7 +163,7 @@ fn neighbours() -> Case {
     let beside = |stack| ScalingVariant {
         longer: 2.0,
         one_shard: true,
-        ..c("requests", &format!("{stack} SECONDS beside"))
+        ..c_variant("requests", &format!("{stack} SECONDS beside"))
     };
     let checks = vec![
         check("p99 of TCP's", "p99_us", 1, RatioBar::AtMost(2.0)),
@@ -168,11 +173,11 @@ fn neighbours() -> Case {
         check("bulk of TCP's", "bytes_per_second", 1, None),
     ];
     let name = "request and answer beside 8 streams of 1 MiB Writes, one shard";
-    (name.to_owned(), vec![beside("uiw"), beside("tcp"), base(beside("uiw"))], checks)
+    (name.to_owned(), vec![beside("uiw"), beside("tcp"), on_baseline(beside("uiw"))], checks)
 }
 
 fn sleepers((name, busy, bar): (&str, &str, f64)) -> Case {
-    let sleepers = |stack: &str| c("requests", &format!("{stack} SECONDS asleep{busy}"));
+    let sleepers = |stack: &str| c_variant("requests", &format!("{stack} SECONDS asleep{busy}"));
     let checks = vec![
         check("of epoll's requests", "rate", 1, RatioBar::AtLeast(bar)),
         check("p99 of epoll's", "p99_us", 1, None),
@@ -187,7 +192,7 @@ fn control(call: &str, same: bool) -> Case {
         one_shard: same,
         // For a hundred calls at least: one with its set-up takes up to 30 ms.
         longer: if call == "connect" { 6.0 } else { 2.0 },
-        ..c("load", &format!("{call} SECONDS {load}{pinned}"))
+        ..c_variant("load", &format!("{call} SECONDS {load}{pinned}"))
     };
     let name = match call {
         "modify" => "ibv_modify_qp",
@@ -212,9 +217,9 @@ fn measure(lab: &Lab, variants: &[ScalingVariant], checks: &[VariantCheck]) -> R
         Ok::<_, Error>(move |_: u32| {
             let busy = busy_share()?;
             let beside = (1..processes).map(|_| start(&command)).collect::<Result<Vec<_>>>()?;
-            let mut value = object(&output(&command)?)?;
+            let mut value = json_object(&output(&command)?)?;
             for other in beside {
-                let rate = figure(&object(&other.finish(TIMEOUT).out)?, "/rate")?;
+                let rate = figure(&json_object(&other.finish(TIMEOUT).out)?, "/rate")?;
                 value["rate"] = json!(figure(&value, "/rate")? + rate);
             }
             if is_idle {
@@ -265,10 +270,10 @@ impl ScalingVariant {
             (LoadProgram::C(name), _) => lab.c_program(name)?,
             (LoadProgram::Idle, _) => lab.c_program("load")?,
         };
-        let mut command = programs::command(&program, &libraries);
+        let mut command = programs::command_with_libraries(&program, &libraries);
         if matches!(self.program, LoadProgram::Idle) {
-            need(&[("strace", "strace")])?;
-            command = programs::command("strace".as_ref(), &libraries);
+            require_programs(&[("strace", "strace")])?;
+            command = programs::command_with_libraries("strace".as_ref(), &libraries);
             command.args([
                 "--follow-forks",
                 "--string-limit=0",

@@ -6,7 +6,7 @@
 //! driver has it.
 
 use super::peers::{Case, case_rows};
-use super::programs::{Lab, figure, object, rotate};
+use super::programs::{Lab, figure, json_object, rotate};
 use super::{RatioLine, TableRow};
 use std::cell::RefCell;
 use std::time::Duration;
@@ -104,7 +104,7 @@ fn pins(case: Case) -> [&'static str; 2] {
 
 /// The median round trip, or messages a second.
 fn printed_figure(printed: &str) -> Option<f64> {
-    let value = object(printed).ok()?;
+    let value = json_object(printed).ok()?;
     let rate = || Some(figure(&value, "/messages").ok()? / figure(&value, "/seconds").ok()?);
     figure(&value, "/p50_us").ok().or_else(rate)
 }

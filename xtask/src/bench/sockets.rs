@@ -1,7 +1,7 @@
 //! Programs of TCP under the preload library at both ends beside the same programs on TCP, over
 //! loopback. A run before the rounds proves that the bytes go over rsockets.
 
-use super::programs::{Lab, figure, need, pair, plain, rotate};
+use super::programs::{Lab, clean_command, figure, pair, require_programs, rotate};
 use super::{RatioBar, RatioLine, TableRow, Unit};
 use std::path::Path;
 use uiw_siw::{Error, Result};
@@ -85,7 +85,7 @@ fn qperf_time(printed: &str) -> Option<f64> {
 fn measure(lab: &Lab, programs: ProgramPair) -> Result<Vec<RatioLine>> {
     let name = |command: &'static str| command.split(' ').next().unwrap_or_default();
     let [server, client] = programs.packages;
-    need(&[(name(programs.server), server), (name(programs.client), client)])?;
+    require_programs(&[(name(programs.server), server), (name(programs.client), client)])?;
     let uiw = lab.installed()?;
     slice(&uiw, programs, Some("--require"))?;
     let slices =
@@ -98,11 +98,11 @@ fn slice(uiw: &Path, programs: ProgramPair, rsockets: Option<&str>) -> Result<f6
     let command = |text: &str, option: Option<&str>| {
         let mut words = text.split(' ');
         let Some(option) = option else {
-            let mut command = plain(words.next().unwrap_or_default());
+            let mut command = clean_command(words.next().unwrap_or_default());
             command.args(words);
             return command;
         };
-        let mut command = plain(uiw);
+        let mut command = clean_command(uiw);
         command.args(["run", "--sockets", "--port-offset", &OFFSET.to_string()]);
         command.args(Some(option).filter(|option| !option.is_empty())).arg("--").args(words);
         command

@@ -1,6 +1,6 @@
 //! `uiw perf --compare` between two processes: alternating slices of ours and raw TCP.
 
-use super::programs::{Lab, figure, object, output, plain};
+use super::programs::{Lab, clean_command, figure, json_object, output};
 use super::{RatioBar, RatioLine, RatioSpread, TableRow};
 use serde_json::Value;
 use uiw_siw::{Error, Result};
@@ -65,11 +65,11 @@ pub(super) fn rows() -> Vec<TableRow> {
 }
 
 fn measure(lab: &Lab, args: &str, figure: ComparedFigure) -> Result<Vec<RatioLine>> {
-    let mut command = plain(lab.uiw()?);
+    let mut command = clean_command(lab.uiw()?);
     command.args(["perf", "--compare", "--json", "--slices", &lab.rounds.to_string()]);
     command.args(args.split_whitespace());
     command.args(lab.options.congestion.iter().flat_map(|name| ["--congestion", name]));
-    read(figure, &object(&output(&command)?)?).map(|line| vec![line])
+    read(figure, &json_object(&output(&command)?)?).map(|line| vec![line])
 }
 
 fn read(kind: ComparedFigure, value: &Value) -> Result<RatioLine> {

@@ -4,8 +4,8 @@
 //! On emulated paths ours is beside the rate of the line. smoltcp's congestion control is cubic,
 //! ours and the bare one.
 
-use super::paths::{Place, of_stream};
-use super::programs::{Lab, object, rotate};
+use super::paths::{BenchNetwork, stream_figure};
+use super::programs::{Lab, json_object, rotate};
 use super::{RatioBar, RatioLine, RatioSpread, TableRow, median};
 use uiw_interop::stock::free_port;
 use uiw_siw::{Error, Result};
@@ -77,7 +77,7 @@ pub(super) fn rows() -> Vec<TableRow> {
 }
 
 fn measure(lab: &Lab, case: StackCase) -> Result<Vec<RatioLine>> {
-    let place = Place::new(lab, case.is_long)?;
+    let place = BenchNetwork::new(lab, case.is_long)?;
     let _path = if case.is_long { Some(place.carry(LONG)?) } else { None };
     if !case.is_long {
         place.ip(|_| format!("link set veth0 mtu {}", case.mtu))?;
@@ -119,7 +119,7 @@ impl StackCase {
     }
 
     /// One slice: bytes a second, or microseconds of a round trip.
-    fn slice(&self, place: &Place, stack: MeasuredStack, seconds: f64) -> Result<f64> {
+    fn slice(&self, place: &BenchNetwork, stack: MeasuredStack, seconds: f64) -> Result<f64> {
         let port = free_port();
         let at = |host: u8| {
             if self.v6 { format!("[fd77::{host}]:{port}") } else { format!("10.77.0.{host}:{port}") }
@@ -140,7 +140,7 @@ impl StackCase {
                 let _server =
                     place.serve(bare(&format!("smoltcp {} listen {port}", own("xdp", 11))), "listening")?;
                 let client = bare(&format!("smoltcp {} connect {} {seconds}", own("xdp", 12), at(11)));
-                of_stream(&object(&place.run(client)?)?)
+                stream_figure(&json_object(&place.run(client)?)?)
             }
             MeasuredStack::Uiw(kind, args) => {
                 let is_tcp = kind == "tcp";

@@ -1,8 +1,8 @@
 //! Emulated long paths, where each program of a round meets the same losses: the emulator starts
 //! anew with the same seed.
 
-use super::paths::Place;
-use super::programs::{Lab, figure, need, object, output, rotate, start};
+use super::paths::BenchNetwork;
+use super::programs::{Lab, figure, json_object, output, require_programs, rotate, start};
 use super::{RatioBar, RatioLine, RatioSpread, TableRow};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs::{self, File};
@@ -35,7 +35,7 @@ const JOURNAL_HEAD: u64 = 40;
 const JOURNAL_RECORD: u64 = 56;
 
 /// The longest that a copy takes to get to its half.
-const HALF: Duration = Duration::from_secs(900);
+const HALF_TIMEOUT: Duration = Duration::from_secs(900);
 
 impl PathCell {
     fn all() -> impl Iterator<Item = Self> {
@@ -80,12 +80,12 @@ const MBIT: (f64, &str) = (1e6, "Mbit/s");
 /// Both ends, and files to copy.
 struct WanBench<'a> {
     lab: &'a Lab,
-    place: Place,
+    place: BenchNetwork,
 }
 
 impl<'a> WanBench<'a> {
     fn new(lab: &'a Lab) -> Result<Self> {
-        let place = Place::new(lab, true)?;
+        let place = BenchNetwork::new(lab, true)?;
         // A connection would begin with what the one before has measured.
         let no_metrics = || fs::write("/proc/sys/net/ipv4/tcp_no_metrics_save", "1");
         let network = &place.network;
@@ -154,7 +154,7 @@ impl<'a> WanBench<'a> {
 
     /// Seconds of `uiw cp`, of which the target is compared with the source.
     fn copy(&self, source: &Path, what: &str, congestion: &str) -> Result<f64> {
-        let (target, at) = (self.lab.fresh("target")?, self.place.address());
+        let (target, at) = (self.lab.fresh_folder("target")?, self.place.address());
         let _server = self.share(source, &at, congestion)?;
         let client = self.copying(&at, what, &target, congestion)?;
         timed(source, &target, || self.place.run(client).map(drop))
@@ -162,7 +162,7 @@ impl<'a> WanBench<'a> {
 
     /// Seconds of rclone with eight streams, over webdav.
     fn rclone(&self, source: &Path) -> Result<f64> {
-        let (target, at) = (self.lab.fresh("target")?, self.place.address());
+        let (target, at) = (self.lab.fresh_folder("target")?, self.place.address());
         fs::write(self.place.home.join("none"), "").map_err(failed)?;
         let rclone = |words: &str| self.place.command("rclone".as_ref(), &format!("--config none {words}"));
         let server = format!("serve webdav --log-file /dev/stdout --addr {at} {}", source.display());
@@ -176,7 +176,7 @@ impl<'a> WanBench<'a> {
 
     /// Seconds of tar at both ends of a bare connection.
     fn tar(&self, source: &Path) -> Result<f64> {
-        let (target, network) = (self.lab.fresh("target")?, &self.place.network);
+        let (target, network) = (self.lab.fresh_folder("target")?, &self.place.network);
         let at = (network.server_address(), 0);
         let listener = network.inside_server(|| TcpListener::bind(at)).map_err(failed)?;
         let to = listener.local_addr().map_err(failed)?;
@@ -199,7 +199,7 @@ impl<'a> WanBench<'a> {
     }
 
     /// The folder with the large file, which is made once.
-    fn source(&self) -> Result<PathBuf> {
+    fn large_file_folder(&self) -> Result<PathBuf> {
         let folder = self.lab.folder.join("source");
         if !folder.exists() {
             let mut file = fs::create_dir_all(&folder)
@@ -252,24 +252,24 @@ impl WanBench<'_> {
 }
 
 /// Rounds of whole files.
-fn few(lab: &Lab) -> u32 {
+fn file_rounds(lab: &Lab) -> u32 {
     lab.rounds.min(3)
 }
 
 fn file(lab: &Lab, congestion: &str) -> Result<Vec<RatioLine>> {
-    need(&[("rclone", "rclone")])?;
+    require_programs(&[("rclone", "rclone")])?;
     let wan = WanBench::new(lab)?;
     wan.set_congestion(congestion)?;
-    let source = wan.source()?;
+    let source = wan.large_file_folder()?;
     let (ours, theirs) = (|| wan.copy(&source, "big", congestion), || wan.rclone(&source));
-    wan.beside(LONG, few(lab), "time of rclone over ours", ours, theirs)
+    wan.beside(LONG, file_rounds(lab), "time of rclone over ours", ours, theirs)
 }
 
 fn file_of_line(lab: &Lab) -> Result<Vec<RatioLine>> {
     let wan = WanBench::new(lab)?;
-    let source = wan.source()?;
+    let source = wan.large_file_folder()?;
     let took = |round| wan.carrying(LONG, 100 + round, || wan.copy(&source, "big", "bbr"));
-    let seconds = rotate(few(lab), &[&took])?;
+    let seconds = rotate(file_rounds(lab), &[&took])?;
     let shares = seconds.iter().flatten().map(|seconds| wan.bytes() as f64 * 8.0 / seconds / LONG_RATE);
     Ok(vec![RatioLine::new("of the line", RatioSpread::new(shares), "")])
 }
@@ -277,7 +277,7 @@ fn file_of_line(lab: &Lab) -> Result<Vec<RatioLine>> {
 fn files(lab: &Lab) -> Result<Vec<RatioLine>> {
     let wan = WanBench::new(lab)?;
     wan.set_congestion("cubic")?;
-    let source = lab.fresh("files")?;
+    let source = lab.fresh_folder("files")?;
     let content = noise(4096);
     for number in 0..FILES {
         let folder = source.join(format!("{:02}", number % 100));
@@ -294,13 +294,13 @@ fn files(lab: &Lab) -> Result<Vec<RatioLine>> {
 /// the server killed, at half of the copy.
 fn interrupted(lab: &Lab, is_cut: bool) -> Result<Vec<RatioLine>> {
     let wan = WanBench::new(lab)?;
-    let (source, target, at) = (wan.source()?, lab.fresh("target")?, wan.place.address());
+    let (source, target, at) = (wan.large_file_folder()?, lab.fresh_folder("target")?, wan.place.address());
     let mut server = wan.share(&source, &at, "bbr")?;
     let mut path = wan.place.carry(&LONG.options(100))?;
     let mut client = start(&wan.place.network.client(wan.copying(&at, "big", &target, "bbr")?))?;
     let journal = target.join("big.uiw-journal");
     let half = JOURNAL_HEAD + (wan.bytes() >> 20) / 2 * JOURNAL_RECORD;
-    let until = Instant::now() + HALF;
+    let until = Instant::now() + HALF_TIMEOUT;
     while fs::metadata(&journal).map_or(0, |data| data.len()) < half {
         if !client.is_running() || Instant::now() > until {
             let said = client.finish(Duration::ZERO);
@@ -310,7 +310,7 @@ fn interrupted(lab: &Lab, is_cut: bool) -> Result<Vec<RatioLine>> {
     }
     let mut arrived = 0.0;
     if is_cut {
-        arrived = end(path)?;
+        arrived = end_emulator(path)?;
         thread::sleep(Duration::from_secs(lab.options.cut_seconds.into()));
         path = wan.place.carry(&LONG.options(101))?;
     } else {
@@ -319,23 +319,23 @@ fn interrupted(lab: &Lab, is_cut: bool) -> Result<Vec<RatioLine>> {
         server = wan.share(&source, &at, "bbr")?;
     }
     let begun = Instant::now();
-    let ended = client.finish(HALF);
+    let ended = client.finish(HALF_TIMEOUT);
     if !ended.is_ok() {
         return Err(Error::Failed(format!("uiw cp: exit code {}: {}", ended.status, ended.last_line())));
     }
     let note = format!("done {:.1} s after that", begun.elapsed().as_secs_f64());
     drop(server);
     output(Command::new("diff").arg("--recursive").args([source, target]))?;
-    let more = (arrived + end(path)? - wan.bytes() as f64) / f64::from(1 << 20);
+    let more = (arrived + end_emulator(path)? - wan.bytes() as f64) / f64::from(1 << 20);
     Ok(vec![RatioLine::new("MiB more than the file", RatioSpread::new([more]), note)])
 }
 
 /// Ends an emulator; returns the bytes that reached the client.
-fn end(emulator: Process) -> Result<f64> {
+fn end_emulator(emulator: Process) -> Result<f64> {
     let id = i32::try_from(emulator.id()).ok().and_then(Pid::from_raw);
     id.and_then(|id| kill_process(id, Signal::INT).ok())
         .ok_or_else(|| Error::Failed("the emulator is gone".to_owned()))?;
-    let value = object(&emulator.finish(HALF).out)?;
+    let value = json_object(&emulator.finish(HALF_TIMEOUT).out)?;
     let ways = value["ways"].as_array().into_iter().flatten();
     let way = ways.into_iter().find(|way| way["to"] == "client").cloned().unwrap_or_default();
     if way["missed"] != 0 {
@@ -369,14 +369,14 @@ fn lossy(lab: &Lab) -> Result<Vec<RatioLine>> {
         let [ours, bare] = streams(lab, cell, "cubic", lab.options.seeds)?;
         logs.extend(ours.iter().zip(&bare).map(|(ours, bare)| (ours / bare).ln()));
     }
-    let (mean, half) = interval(&logs);
+    let (mean, half) = confidence_interval(&logs);
     let [low, mean, high] = [mean - half, mean, mean + half].map(f64::exp);
     let note = format!("of {} pairs; mean {mean:.3}, up to {high:.3}", logs.len());
     Ok(vec![RatioLine::new("of bare TCP, lower bound", RatioSpread { median: low, q1: low, q3: high }, note)])
 }
 
 /// The mean, and half of its 95 % interval.
-fn interval(values: &[f64]) -> (f64, f64) {
+fn confidence_interval(values: &[f64]) -> (f64, f64) {
     let count = values.len() as f64;
     let mean = values.iter().sum::<f64>() / count;
     let variance = values.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / (count - 1.0).max(1.0);
@@ -390,9 +390,9 @@ mod tests {
     #[test]
     fn interval_shrinks_with_more_values() {
         let values = [0.5, 2.0, 0.8, 1.25].map(f64::ln);
-        let (mean, half) = interval(&values);
+        let (mean, half) = confidence_interval(&values);
         assert!(mean.abs() < 1e-12 && half > 0.0);
-        let (_, closer) = interval(&[values, values].concat());
+        let (_, closer) = confidence_interval(&[values, values].concat());
         assert!(closer < half);
     }
 

@@ -27,7 +27,7 @@ pub(super) struct Link {
 
 /// Reason why a link leads nowhere.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum PageErrors {
+pub(super) enum LinkError {
     #[error("the link {0} leads to no file")]
     File(String),
     #[error("the link {0} leads to no heading")]
@@ -94,7 +94,7 @@ impl Page {
     pub(super) fn rewritten(&self, path: &Path, chapters: &BTreeMap<PathBuf, String>) -> String {
         let mut text = self.text.clone();
         for link in self.links.iter().rev() {
-            let (file, anchor) = split(&link.to);
+            let (file, anchor) = split_anchor(&link.to);
             if file.is_empty() {
                 continue;
             }
@@ -120,14 +120,14 @@ impl Page {
     }
 }
 
-fn split(link: &str) -> (&str, Option<&str>) {
+fn split_anchor(link: &str) -> (&str, Option<&str>) {
     link.split_once('#').map_or((link, None), |(file, anchor)| (file, Some(anchor)))
 }
 
 /// The file that a link of the document `from` names, below the root. Begins with `..` where it
 /// leads out of it.
 pub(super) fn resolve(from: &Path, link: &str) -> PathBuf {
-    let (file, _) = split(link);
+    let (file, _) = split_anchor(link);
     if file.is_empty() {
         return from.to_owned();
     }
@@ -148,17 +148,17 @@ pub(super) fn check(
     from: &Path,
     link: &str,
     documents: &BTreeMap<PathBuf, Page>,
-) -> Result<(), PageErrors> {
+) -> Result<(), LinkError> {
     let path = resolve(from, link);
     if path.starts_with("..") || path.is_absolute() {
-        return Err(PageErrors::Outside(link.to_owned()));
+        return Err(LinkError::Outside(link.to_owned()));
     }
     if !root.join(&path).exists() {
-        return Err(PageErrors::File(link.to_owned()));
+        return Err(LinkError::File(link.to_owned()));
     }
-    match (split(link).1, documents.get(&path)) {
+    match (split_anchor(link).1, documents.get(&path)) {
         (Some(anchor), Some(page)) if !page.anchors.contains(anchor) => {
-            Err(PageErrors::Heading(link.to_owned()))
+            Err(LinkError::Heading(link.to_owned()))
         }
         _ => Ok(()),
     }

@@ -162,8 +162,9 @@ impl FreshRoot {
         let end = self.shell("exec bash /mnt/script", &said, is_bare)?;
         for (number, step) in steps.iter().enumerate() {
             let (printed, code) = (read(&format!("{number}.said")), read(&format!("{number}.code")));
-            let fits = transcript::fits(step.printed(), &printed.lines().collect::<Vec<_>>());
-            if !fits || code.trim() != "0" {
+            let output_matches =
+                transcript::output_matches(step.printed(), &printed.lines().collect::<Vec<_>>());
+            if !output_matches || code.trim() != "0" {
                 let (command, expected) = (step.script(), step.printed().join("\n"));
                 let code =
                     if code.is_empty() { format!("{end:?}") } else { format!("exit code {}", code.trim()) };

@@ -65,7 +65,7 @@ pub(super) fn sections(page: &str) -> Result<Vec<Section>, String> {
         let steps = &mut sections.last_mut().ok_or("no section")?.steps;
         match (&mut block, line.strip_prefix("```")) {
             (FencedBlock::None, Some(language)) => {
-                block = match (named(before), language) {
+                block = match (announced_file(before), language) {
                     (Some(name), _) => {
                         steps.push(Step::File { name: name.to_owned(), text: String::new() });
                         FencedBlock::File
@@ -99,7 +99,7 @@ pub(super) fn sections(page: &str) -> Result<Vec<Section>, String> {
 }
 
 /// The name of a file that a line announces.
-fn named(line: &str) -> Option<&str> {
+fn announced_file(line: &str) -> Option<&str> {
     line.strip_prefix('`')?.strip_suffix("`:").filter(|name| !name.contains(['`', ' ']))
 }
 
@@ -121,18 +121,20 @@ fn add(steps: &mut Vec<Step>, line: &str) -> Result<(), String> {
 }
 
 /// Returns whether lines are as they are expected.
-pub(super) fn fits(expected: &[String], lines: &[&str]) -> bool {
+pub(super) fn output_matches(expected: &[String], lines: &[&str]) -> bool {
     match expected.split_first() {
         None => lines.is_empty(),
-        Some((line, rest)) if line == "..." => (0..=lines.len()).any(|skipped| fits(rest, &lines[skipped..])),
-        Some((line, rest)) => {
-            lines.split_first().is_some_and(|(first, others)| is_like(line, first) && fits(rest, others))
+        Some((line, rest)) if line == "..." => {
+            (0..=lines.len()).any(|skipped| output_matches(rest, &lines[skipped..]))
         }
+        Some((line, rest)) => lines
+            .split_first()
+            .is_some_and(|(first, others)| line_matches(line, first) && output_matches(rest, others)),
     }
 }
 
 /// Returns whether a line is as it is expected.
-fn is_like(pattern: &str, line: &str) -> bool {
+fn line_matches(pattern: &str, line: &str) -> bool {
     let Some((first, rest)) = pattern.split_once("[..]") else { return pattern == line };
     let Some(mut line) = line.strip_prefix(first) else { return false };
     let mut parts: Vec<_> = rest.split("[..]").collect();
@@ -218,7 +220,7 @@ b
     fn lines_are_compared_with_patterns() {
         let is = |expected: &[&str], printed: &str| {
             let expected: Vec<_> = expected.iter().map(|line| (*line).to_owned()).collect();
-            fits(&expected, &printed.lines().collect::<Vec<_>>())
+            output_matches(&expected, &printed.lines().collect::<Vec<_>>())
         };
         assert!(is(&["a[..]c"], "abcc") && is(&["a[..]"], "a") && is(&["[..]c"], "c") && is(&[""], "\n"));
         assert!(is(&["[..] b [..] d"], "a b c d") && is(&["[..]"], "\n") && is(&[], ""));

@@ -6,7 +6,7 @@ use std::process::Command;
 
 /// The libraries that a wheel may take from the system, whatever the distribution (PEP 600), as far
 /// as Rust's programs use them.
-const OF_THE_SYSTEM: [&str; 8] = [
+const SYSTEM_LIBRARIES: [&str; 8] = [
     "libc.so.6",
     "libm.so.6",
     "libdl.so.2",
@@ -55,7 +55,7 @@ impl GlibcNeeds {
 
     /// The libraries that a wheel may not take from the system.
     pub(super) fn foreign(&self) -> Vec<&str> {
-        self.libraries.iter().map(String::as_str).filter(|name| !OF_THE_SYSTEM.contains(name)).collect()
+        self.libraries.iter().map(String::as_str).filter(|name| !SYSTEM_LIBRARIES.contains(name)).collect()
     }
 }
 

@@ -20,7 +20,7 @@ const PYTHON: &str = "cp311-abi3";
 
 /// Files in the wheel beside the module, by the path below the prefix. Links cannot be, and a
 /// service is no matter of an environment.
-const PARTS: [&str; 4] = ["bin/uiw", "lib/uiw/lib", "lib/uiw/rsocket/lib", "share/"];
+const PACKAGED_PATHS: [&str; 4] = ["bin/uiw", "lib/uiw/lib", "lib/uiw/rsocket/lib", "share/"];
 
 pub(super) fn make(dist: &PackageBuild, built: &Built) -> Result<PathBuf, String> {
     let foreign = dist.needs.foreign();
@@ -43,7 +43,7 @@ fn write(dist: &PackageBuild, root: &Path, module: &Path, tag: &str, file: &Path
     let mut wheel = WheelArchive::new(dist, file)?;
     for path in archive::files(root)? {
         let (from, name) = (root.join(&path), path.display().to_string());
-        if from.is_symlink() || !PARTS.iter().any(|part| name.starts_with(part)) {
+        if from.is_symlink() || !PACKAGED_PATHS.iter().any(|part| name.starts_with(part)) {
             continue;
         }
         let to = match name.strip_prefix("bin/") {

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::file::Content;
+use super::file::FileContent;
 use super::toolchain;
 use crate::arch::Arch;
 use crate::workspace::{cargo, target};
@@ -58,7 +58,7 @@ impl Built {
             (true, _) => {}
             (false, true) => {
                 eprintln!("xtask: no cargo-zigbuild ({hint}): the packages need the glibc of this system");
-                return Self::native(debug, &PYTHON, &PACKAGED);
+                return Self::native(debug, &PYTHON, &PACKAGE_PROFILE);
             }
             (false, false) => {
                 return Err(format!("packages for {} need cargo-zigbuild: {hint}", arch.name()));
@@ -69,7 +69,7 @@ impl Built {
             .args(["zigbuild", "--release"])
             .args(PACKAGES)
             .args(PYTHON)
-            .envs(PACKAGED)
+            .envs(PACKAGE_PROFILE)
             .arg(format!("--target={}.2.{OLDEST_GLIBC}", arch.target()));
         if let Some(compiler) = toolchain::compiler(arch)? {
             build.env("RUSTC", compiler);
@@ -101,8 +101,8 @@ impl Built {
     }
 
     /// The same without what `strip` removes when it is given this option.
-    pub(super) fn stripped(&self, name: &str, option: &'static str) -> Content {
-        Content::Stripped(self.file(name), self.arch.strip(), option)
+    pub(super) fn stripped(&self, name: &str, option: &'static str) -> FileContent {
+        FileContent::Stripped(self.file(name), self.arch.strip(), option)
     }
 
     /// The folder with `man` and `completions`.
@@ -127,7 +127,7 @@ impl Drop for Built {
 const OLDEST_GLIBC: u32 = 28;
 
 /// Settings of the release profile for packages, which are built once and installed often.
-const PACKAGED: [(&str, &str); 1] = [("CARGO_PROFILE_RELEASE_LTO", "thin")];
+const PACKAGE_PROFILE: [(&str, &str); 1] = [("CARGO_PROFILE_RELEASE_LTO", "thin")];
 
 /// What is packaged beside that.
 pub(crate) const PYTHON: [&str; 2] = ["-p", "uiw-python"];

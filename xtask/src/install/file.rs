@@ -8,13 +8,13 @@ use std::process::Command;
 
 /// What is installed, and where below the prefix.
 #[derive(Debug)]
-pub(super) struct File {
+pub(super) struct InstalledFile {
     pub(super) path: PathBuf,
-    pub(super) content: Content,
+    pub(super) content: FileContent,
 }
 
 #[derive(Debug)]
-pub(super) enum Content {
+pub(super) enum FileContent {
     /// The bytes of another file.
     Copy(PathBuf),
     /// A program or library.
@@ -26,7 +26,7 @@ pub(super) enum Content {
     Link(String),
 }
 
-impl File {
+impl InstalledFile {
     /// Makes the file under another name and renames it: programs that run with the old one keep
     /// it.
     pub(super) fn put(&self, to: &Path) -> io::Result<()> {
@@ -43,11 +43,11 @@ impl File {
 
     fn make(&self, new: &Path) -> io::Result<()> {
         let mode = match &self.content {
-            Content::Link(target) => return symlink(target, new),
-            Content::Copy(from) => fs::copy(from, new).map(|_| 0o644),
-            Content::Executable(from) => fs::copy(from, new).map(|_| 0o755),
-            Content::Stripped(from, program, option) => strip(program, option, from, new).map(|()| 0o755),
-            Content::Text(text) => fs::write(new, text).map(|()| 0o644),
+            FileContent::Link(target) => return symlink(target, new),
+            FileContent::Copy(from) => fs::copy(from, new).map(|_| 0o644),
+            FileContent::Executable(from) => fs::copy(from, new).map(|_| 0o755),
+            FileContent::Stripped(from, program, option) => strip(program, option, from, new).map(|()| 0o755),
+            FileContent::Text(text) => fs::write(new, text).map(|()| 0o644),
         }?;
         // Whatever the umask is.
         fs::set_permissions(new, fs::Permissions::from_mode(mode))

@@ -14,7 +14,7 @@ pub(crate) struct Layout {
 
 /// Prefixes of which the loader searches `lib`: libraries there would be those of every program of
 /// the system, as rdma-core's are.
-const OF_THE_LOADER: [&str; 3] = ["/", "/usr", "/usr/local"];
+const LOADER_PREFIXES: [&str; 3] = ["/", "/usr", "/usr/local"];
 
 impl Layout {
     /// # Errors
@@ -23,11 +23,11 @@ impl Layout {
         let absolute =
             |path: &Path| std::path::absolute(path).map_err(|error| format!("{}: {error}", path.display()));
         let prefix = absolute(prefix)?;
-        let is_of_the_loader = OF_THE_LOADER.iter().any(|other| prefix == Path::new(other));
+        let is_loader_prefix = LOADER_PREFIXES.iter().any(|other| prefix == Path::new(other));
         let libdir = match libdir {
             Some(given) if given.is_absolute() => given.strip_prefix(&prefix).map(Path::to_path_buf),
             Some(given) => Ok(given.to_path_buf()),
-            None if is_of_the_loader => Ok("lib/uiw".into()),
+            None if is_loader_prefix => Ok("lib/uiw".into()),
             None => Ok("lib".into()),
         };
         let libdir =

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 pub(crate) use build::{Built, PACKAGES, PYTHON};
-use file::{Content, File};
+use file::{FileContent, InstalledFile};
 pub(crate) use layout::Layout;
 
 /// Options of `cargo xtask install`.
@@ -61,18 +61,22 @@ pub(crate) fn release(prefix: &Path) -> Result<(), String> {
 }
 
 /// The list of installed files, below the prefix.
-const LIST: &str = "share/uiw/installed";
+const INSTALLED_LIST: &str = "share/uiw/installed";
 
 /// Puts everything in its place. Files of an earlier installation that this one does not have are
 /// removed.
 fn install(layout: &Layout, built: &Built, strip: bool, done: impl Fn(&Path)) -> Result<(), String> {
-    let old = fs::read_to_string(layout.place(LIST)).unwrap_or_default();
+    let old = fs::read_to_string(layout.place(INSTALLED_LIST)).unwrap_or_default();
     let old: BTreeSet<_> = old.lines().map(PathBuf::from).filter(|path| layout::is_below(path)).collect();
     let files = list::all(layout, built, strip)?;
-    let new: BTreeSet<_> = files.iter().map(|file| file.path.clone()).chain([LIST.into()]).collect();
+    let new: BTreeSet<_> =
+        files.iter().map(|file| file.path.clone()).chain([INSTALLED_LIST.into()]).collect();
     let write = |paths: &BTreeSet<PathBuf>| {
         let lines = paths.iter().map(|path| format!("{}\n", path.display()));
-        put(layout, &File { path: LIST.into(), content: Content::Text(lines.collect()) })
+        put(
+            layout,
+            &InstalledFile { path: INSTALLED_LIST.into(), content: FileContent::Text(lines.collect()) },
+        )
     };
     // First, so that an installation that was interrupted can be removed.
     write(&(&old | &new))?;
@@ -85,7 +89,7 @@ fn install(layout: &Layout, built: &Built, strip: bool, done: impl Fn(&Path)) ->
     write(&new).map(drop)
 }
 
-fn put(layout: &Layout, file: &File) -> Result<PathBuf, String> {
+fn put(layout: &Layout, file: &InstalledFile) -> Result<PathBuf, String> {
     let to = layout.place(&file.path);
     file.put(&to).map_err(|error| format!("{}: {error}", to.display()))?;
     Ok(to)
@@ -98,6 +102,6 @@ pub(crate) fn stage(layout: &Layout, built: &Built, strip: bool) -> Result<(), S
 
 /// Copies a library that was built, without its symbols.
 pub(crate) fn stripped(built: &Built, name: &str, to: &Path) -> Result<(), String> {
-    let file = File { path: PathBuf::new(), content: built.stripped(name, "--strip-unneeded") };
+    let file = InstalledFile { path: PathBuf::new(), content: built.stripped(name, "--strip-unneeded") };
     file.put(to).map_err(|error| format!("{}: {error}", to.display()))
 }

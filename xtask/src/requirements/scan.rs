@@ -15,7 +15,7 @@ pub(crate) struct Claim {
 }
 
 /// Folders without sources of ours.
-const ELSEWHERE: [&str; 5] = ["target", ".git", "corpus", "data", "libfuzzer"];
+const SKIPPED_FOLDERS: [&str; 5] = ["target", ".git", "corpus", "data", "libfuzzer"];
 
 /// All sources below `root`.
 fn sources(root: &Path) -> Result<Vec<PathBuf>, String> {
@@ -26,7 +26,7 @@ fn sources(root: &Path) -> Result<Vec<PathBuf>, String> {
         for entry in entries.flatten() {
             let (path, name) = (entry.path(), entry.file_name());
             if path.is_dir() {
-                if !ELSEWHERE.iter().any(|other| name == *other) {
+                if !SKIPPED_FOLDERS.iter().any(|other| name == *other) {
                     folders.push(path);
                 }
             } else if path.extension().is_some_and(|extension| extension == "rs") {
@@ -60,7 +60,7 @@ pub(super) fn scan(root: &Path) -> Result<(Vec<Claim>, Vec<String>), String> {
     for file in sources(root)? {
         let text = fs::read_to_string(&file).map_err(|error| format!("{}: {error}", file.display()))?;
         let short = file.strip_prefix(root).unwrap_or(&file);
-        of_file(&text, &short.display().to_string(), &modules(short), &mut claims, &mut wrong);
+        scan_file(&text, &short.display().to_string(), &modules(short), &mut claims, &mut wrong);
     }
     Ok((claims, wrong))
 }
@@ -91,7 +91,7 @@ fn ids(line: &str) -> Vec<String> {
     line.split(open).skip(1).filter_map(|rest| rest.split_once(']')).map(|(id, _)| id.to_owned()).collect()
 }
 
-fn of_file(text: &str, file: &str, modules: &[String], claims: &mut Vec<Claim>, wrong: &mut Vec<String>) {
+fn scan_file(text: &str, file: &str, modules: &[String], claims: &mut Vec<Claim>, wrong: &mut Vec<String>) {
     // Tags of the comment that is just above, and whether its test attribute was seen.
     let mut open: Vec<(String, usize)> = Vec::new();
     let mut is_test = false;
@@ -157,7 +157,7 @@ mod tests {
     fn found(text: &str) -> (Vec<(String, String)>, Vec<String>) {
         let (mut claims, mut wrong) = (Vec::new(), Vec::new());
         let text = text.replace("TAG:", concat!("[", "test:"));
-        of_file(&text, "a.rs", &["m".to_owned()], &mut claims, &mut wrong);
+        scan_file(&text, "a.rs", &["m".to_owned()], &mut claims, &mut wrong);
         (claims.into_iter().map(|claim| (claim.id, claim.test)).collect(), wrong)
     }
 

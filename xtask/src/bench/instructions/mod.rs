@@ -9,7 +9,7 @@
 
 mod figures;
 
-use super::programs::{self, Lab, need, output, plain};
+use super::programs::{self, Lab, clean_command, output, require_programs};
 use super::{RatioLine, TableRow};
 use figures::Cost;
 pub(super) use figures::HEAD;
@@ -58,10 +58,10 @@ pub(super) fn rows() -> Vec<TableRow> {
 
 fn measure(lab: &Lab, case: &str, rounds: u32) -> Result<Vec<RatioLine>> {
     let is_c = case.starts_with("c-");
-    need(&[("valgrind", "valgrind")])?;
+    require_programs(&[("valgrind", "valgrind")])?;
     let program = match is_c {
-        true => programs::command(&lab.c_program("rounds")?, &lab.libraries()?),
-        false => plain(lab.example("uiw-verbs", "rounds", "")?),
+        true => programs::command_with_libraries(&lab.c_program("rounds")?, &lab.libraries()?),
+        false => clean_command(lab.example("uiw-verbs", "rounds", "")?),
     };
     let count = || count(lab, &program, case, rounds);
     if lab.options.tsv {
@@ -94,7 +94,7 @@ fn count(lab: &Lab, command: &Command, case: &str, rounds: u32) -> Result<Cost> 
 /// libraries runs when the clock says so.
 fn profile(lab: &Lab, program: &Command, args: &[&str]) -> Result<Cost> {
     let out = lab.folder.join("callgrind.out");
-    let mut command = plain("valgrind");
+    let mut command = clean_command("valgrind");
     command.args([
         "--tool=callgrind",
         "--collect-systime=yes",
