@@ -1,5 +1,5 @@
-//! A server under attack: its speed to a well-behaved peer before and during the attack; its memory
-//! and descriptors before, and when the attackers are gone.
+//! Server under attack: its speed for a well-behaved peer before and during the attack, and its
+//! memory and descriptors before the attack and after the attackers have gone.
 
 use super::programs::{Lab, clean_command, figure, json_object, output, start};
 use super::{RatioBar, RatioLine, RatioSpread, TableRow};
@@ -15,23 +15,23 @@ use uiw_rdmap::{Opcode, untagged_header};
 use uiw_siw::shell::Process;
 use uiw_siw::{Error, Result};
 
-/// How far memory and descriptors may be from before, when all is over.
+/// Maximum growth of memory and descriptors after the attack, as a factor.
 const MAX_GROWTH: f64 = 1.1;
-/// The longest that it may take: the start-up time-out and some seconds.
+/// Maximum time until they have been released: the start-up time-out and some seconds.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Connections that stay open as long as the value.
+/// Connections of attackers, which stay open until the value is dropped.
 type Attackers = Vec<TcpStream>;
 
-/// Attacks the server at an address with so many peers.
+/// Function that attacks the server at an address with `count` peers.
 type Attack = fn(uiw: &Path, to: SocketAddr, count: usize) -> Attackers;
 
-/// Bytes of an FPDU that peers send, of [`FPDU_LEN`].
+/// Number of bytes that attackers send of an FPDU of [`FPDU_LEN`] bytes.
 const PARTIAL_LEN: usize = 65_000;
-/// Bytes of that FPDU.
+/// Length of this FPDU in bytes.
 const FPDU_LEN: usize = 65_500;
-/// The attack on a server with 16 MiB of receive memory: the first bytes of 1,000 FPDUs are 65 MB,
-/// and the server accepts 1,024 connections.
+/// Name of the attack on a server with 16 MiB of receive memory. The first bytes of 1,000 FPDUs are
+/// 65 MB, and the server accepts 1,024 connections.
 const PARTIAL_FPDU_ATTACK: &str = "1,000 that send the front of an FPDU and fall silent";
 
 const ATTACKS: [(&str, usize, Attack); 7] = [
@@ -61,8 +61,8 @@ pub(super) fn rows() -> Vec<TableRow> {
 fn measure(lab: &Lab, memory: Option<&str>, count: usize, attack: Attack) -> Result<Vec<RatioLine>> {
     let uiw = &lab.uiw()?;
     let server = ServeProcess::start(uiw, memory)?;
-    // What the first client and the first attacker of each kind make it map and allocate for good,
-    // most of it its own text.
+    // The first client and the first attacker of each kind make the server map and allocate memory
+    // that it keeps, most of which is its own code.
     for (_, _, attack) in ATTACKS {
         drop(attack(uiw, server.address, 1));
     }
@@ -71,7 +71,7 @@ fn measure(lab: &Lab, memory: Option<&str>, count: usize, attack: Attack) -> Res
     let (mut during, mut ratios) = (before, Vec::new());
     for _ in 0..lab.rounds {
         let alone = server.speed()?;
-        // They are there when the peer comes.
+        // The attackers are connected before the well-behaved peer starts.
         let attackers = attack(uiw, server.address, count);
         ratios.push(server.speed()? / alone);
         during = server.held()?;
@@ -91,7 +91,7 @@ fn measure(lab: &Lab, memory: Option<&str>, count: usize, attack: Attack) -> Res
     ])
 }
 
-/// `uiw serve`.
+/// Process of `uiw serve`.
 struct ServeProcess<'a> {
     uiw: &'a Path,
     process: Process,
@@ -101,8 +101,8 @@ struct ServeProcess<'a> {
 impl<'a> ServeProcess<'a> {
     fn start(uiw: &'a Path, memory: Option<&str>) -> Result<Self> {
         let mut command = clean_command(uiw);
-        // All come from one address, the well-behaved peer as well; and log lines about each
-        // attacker are not to be measured.
+        // All peers have the same address, including the well-behaved one. The cost of log lines
+        // about the attackers should not be measured.
         command.args(["serve", "--listen", "127.0.0.1:0", "--per-address", "65535"]);
         command.args(memory.iter().flat_map(|memory| ["--receive-memory", memory]));
         let mut process = start(command.env("UIW_LOG", "error"))?;
@@ -112,7 +112,7 @@ impl<'a> ServeProcess<'a> {
         Ok(Self { uiw, process, address })
     }
 
-    /// Bytes a second that a well-behaved peer writes.
+    /// Measures the Writes of a well-behaved peer, in bytes per second.
     fn speed(&self) -> Result<f64> {
         let mut command = clean_command(self.uiw);
         command.args([
@@ -129,7 +129,7 @@ impl<'a> ServeProcess<'a> {
         figure(&json_object(&output(&command)?)?, "/bytes_per_second")
     }
 
-    /// Resident memory in KiB, and descriptors.
+    /// Returns the resident memory in KiB, and the number of descriptors.
     fn held(&self) -> Result<[u64; 2]> {
         let folder = format!("/proc/{}", self.process.id());
         let read = || {
@@ -156,7 +156,7 @@ impl<'a> ServeProcess<'a> {
     }
 }
 
-/// Connections that have sent something; those that the server refuses are left out.
+/// Opens connections and calls `begin` for each. Connections that the server refuses are omitted.
 fn connect(count: usize, to: SocketAddr, begin: fn(&mut TcpStream)) -> Attackers {
     let one = |_| {
         let mut tcp = TcpStream::connect(to).ok()?;
@@ -168,7 +168,7 @@ fn connect(count: usize, to: SocketAddr, begin: fn(&mut TcpStream)) -> Attackers
     (0..count).filter_map(one).collect()
 }
 
-/// Starts up a connection and sends these bytes, as far as they are taken.
+/// Performs the startup of a connection, and sends as many of the bytes as TCP accepts.
 fn establish(tcp: &mut TcpStream, bytes: &[u8]) {
     let request = Frame {
         kind: FrameKind::Request,
@@ -186,7 +186,7 @@ fn establish(tcp: &mut TcpStream, bytes: &[u8]) {
     }
 }
 
-/// Messages that are echoed: more than the buffers of TCP hold.
+/// Returns messages that the server echoes, which are longer than the buffers of TCP.
 fn echoes() -> Vec<u8> {
     let mut tx = FpduTx::new(true, false);
     let mut all = Vec::new();
@@ -200,7 +200,7 @@ fn echoes() -> Vec<u8> {
     all
 }
 
-/// The first bytes of a Send: the length of its ULPDU and most of that.
+/// Returns the first bytes of the FPDU of a Send: the length and most of the ULPDU.
 fn partial_fpdu() -> Vec<u8> {
     let mut bytes = ((FPDU_LEN - 6) as u16).to_be_bytes().to_vec();
     bytes.extend_from_slice(&untagged_header(Opcode::Send, 0, 1, 0, true, 0).emit());
@@ -208,7 +208,7 @@ fn partial_fpdu() -> Vec<u8> {
     bytes
 }
 
-/// Clients of ours that are killed while they read.
+/// Starts `uiw perf` clients and kills them while they read.
 fn kill_readers(uiw: &Path, to: SocketAddr, count: usize) -> Attackers {
     let address = to.to_string();
     let client =

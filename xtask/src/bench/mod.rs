@@ -1,7 +1,7 @@
-//! `cargo xtask bench`: rows of measurements, each against its bar.
+//! `cargo xtask bench`: rows of measurements, each with a bar that it should reach.
 //!
-//! A row runs several programs in rounds whose order rotates, and compares figures of the same
-//! round: the machine is shared, so only these ratios are meaningful.
+//! A row runs several programs in rounds, in an order that rotates, and compares the figures of the
+//! same round. The machine is shared, so only these ratios are meaningful.
 
 mod examples;
 mod hostile;
@@ -73,8 +73,8 @@ pub(crate) struct Options {
     cut_seconds: u32,
 }
 
-/// Rows that are measured in the same way: a name, the rounds of a row unless the options say
-/// otherwise, the rows, what they are.
+/// Group of rows that are measured in the same way: name, default number of rounds, function that
+/// returns the rows, and help text.
 type Group = (&'static str, u32, fn() -> Vec<TableRow>, &'static str);
 
 const GROUPS: [Group; 14] = [
@@ -94,20 +94,20 @@ const GROUPS: [Group; 14] = [
     ("siw", 5, siw::rows, "the siw driver beside `uiw perf`, in a virtual machine"),
 ];
 
-/// The values of [`Options::group`].
+/// Returns the possible values of [`Options::group`].
 fn groups() -> PossibleValuesParser {
     GROUPS.map(|(name, _, _, about)| PossibleValue::new(name).help(about)).into()
 }
 
-/// A row of the table.
+/// Row of the table.
 struct TableRow {
     name: String,
-    /// Bar of the first line.
+    /// Bar of the first ratio, unless that has its own.
     bar: Option<RatioBar>,
     run: Measure,
 }
 
-/// Measures a row: runs its programs and compares their figures.
+/// Function that measures a row: it runs the programs and compares their figures.
 type Measure = Box<dyn Fn(&Lab) -> Result<Vec<RatioLine>>>;
 
 impl TableRow {
@@ -128,7 +128,8 @@ impl TableRow {
     }
 }
 
-/// Measures until the machine is quiet enough, or no more; returns the run with the least noise.
+/// Repeats a measurement until the machine is quiet, at most [`MAX_RUNS`] times. Returns the result
+/// with the least noise.
 fn measure_until_quiet(mut run: impl FnMut() -> Result<Vec<RatioLine>>) -> Result<Vec<RatioLine>> {
     let noise = |lines: &[RatioLine]| lines.iter().map(RatioLine::disturbance).fold(0.0, f64::max);
     let mut best = run()?;
@@ -144,9 +145,9 @@ fn measure_until_quiet(mut run: impl FnMut() -> Result<Vec<RatioLine>>) -> Resul
     Ok(best)
 }
 
-/// Runs of a row until it is quiet.
+/// Maximum number of times that a row is measured.
 const MAX_RUNS: usize = 5;
-/// Largest distance from 1 of the noise of a figure that counts.
+/// Maximum distance of the noise from 1 at which a figure counts.
 const MAX_DISTURBANCE: f64 = 0.05;
 
 /// Bound that a ratio should reach.
@@ -204,7 +205,7 @@ fn median(values: &[f64]) -> f64 {
     RatioSpread::new(values.iter().copied()).median
 }
 
-/// A unit, and how many of the measured units it has.
+/// Factor from the measured unit to the printed one, and the name of the printed unit.
 type Unit = (f64, &'static str);
 
 /// One ratio of a row.
@@ -221,7 +222,7 @@ impl RatioLine {
         Self { what: what.into(), spread, bar: None, noise: None, note: note.into() }
     }
 
-    /// Figures over those of the same rounds.
+    /// Creates a line with the ratios of our figures and theirs, round by round.
     fn ratio(what: impl Into<String>, ours: &[f64], theirs: &[f64], (scale, unit): Unit) -> Self {
         let note =
             format!("{} beside {} {unit}", number(median(ours) / scale), number(median(theirs) / scale));
@@ -240,12 +241,12 @@ impl RatioLine {
         self.noise.map_or(0.0, |noise| (noise - 1.0).abs())
     }
 
-    /// Returns whether it reaches its bar, if it has one, and whether the machine was quiet.
+    /// Returns whether the ratio reaches its bar, if it has one, and whether the machine was quiet.
     fn verdict(&self) -> (Option<bool>, bool) {
         (self.bar.map(|bar| bar.is_reached(self.spread)), self.disturbance() <= MAX_DISTURBANCE)
     }
 
-    /// Prints the line. False when it does not reach its bar on a quiet machine.
+    /// Prints the line. Returns `false` if it has a bar and did not reach it on a quiet machine.
     fn print(&self, row: &str, width: usize, options: &Options) -> bool {
         let Self { what, spread, bar, noise, note } = self;
         let (reached, quiet) = self.verdict();
@@ -278,7 +279,7 @@ impl RatioLine {
     }
 }
 
-/// Three decimals, fewer for large values.
+/// Formats a value with three decimals, or fewer if it is large.
 fn number(value: f64) -> String {
     match value.abs() {
         0.0..10.0 => format!("{value:.3}"),
@@ -287,12 +288,12 @@ fn number(value: f64) -> String {
     }
 }
 
-/// The rows whose name contains this.
+/// Returns the rows whose name contains `only`.
 fn matching_rows<'a>(rows: &'a [TableRow], only: Option<&str>) -> Vec<&'a TableRow> {
     rows.iter().filter(|row| only.is_none_or(|only| row.name.contains(only))).collect()
 }
 
-/// Measures.
+/// Runs `cargo xtask bench`.
 pub(crate) fn run(options: Options) -> ExitCode {
     let (rounds, all) = GROUPS
         .iter()

@@ -1,4 +1,4 @@
-//! Two network namespaces, joined by a veth or by `uiw wan`, and programs at both ends.
+//! Two network namespaces, connected by a veth or by `uiw wan`, and programs at both ends.
 
 use super::programs::{Lab, clean_command, figure, json_object, output, start};
 use serde_json::Value;
@@ -9,12 +9,13 @@ use uiw_interop::stock::{Network, free_port};
 use uiw_siw::shell::Process;
 use uiw_siw::{Error, Result};
 
-/// The longest that a server takes to begin.
+/// Maximum time that a server may take to start.
 const START_TIMEOUT: Duration = Duration::from_secs(20);
 
+/// Network of a benchmark, and the programs that run at its ends.
 pub(super) struct BenchNetwork {
     pub(super) uiw: PathBuf,
-    /// The example of `uiw-llp`: bytes over the kernel's TCP or smoltcp alone.
+    /// Example of `uiw-llp`, which transfers bytes over the kernel's TCP or smoltcp, without RDMA.
     pub(super) bare: PathBuf,
     pub(super) network: Network,
     /// Folder of keys and configurations.
@@ -22,7 +23,8 @@ pub(super) struct BenchNetwork {
 }
 
 impl BenchNetwork {
-    /// `is_long`: with a third namespace in between, in which frames are carried.
+    /// Creates the network. With `is_long`, it has a third namespace between the ends, in which the
+    /// emulator carries the frames.
     pub(super) fn new(lab: &Lab, is_long: bool) -> Result<Self> {
         let network = if is_long { Network::path() } else { Network::veth() };
         let network =
@@ -31,7 +33,7 @@ impl BenchNetwork {
         Ok(Self { uiw: lab.uiw()?, bare, network, home: lab.fresh_folder("home")? })
     }
 
-    /// Runs `ip` at the server (1) and the client (2).
+    /// Runs `ip` at the server and the client, with the arguments that `words` returns for 1 and 2.
     pub(super) fn ip(&self, words: impl Fn(u8) -> String) -> Result<()> {
         for (place, host) in [(Network::server as fn(&Network, Command) -> Command, 1), (Network::client, 2)]
         {
@@ -42,25 +44,25 @@ impl BenchNetwork {
         Ok(())
     }
 
-    /// An unused port of the server.
+    /// Returns the address of the server with an unused port.
     pub(super) fn address(&self) -> String {
         format!("{}:{}", self.network.server_address(), free_port())
     }
 
-    /// A command of `uiw` or `bare`, with words that have no spaces in them.
+    /// Returns a command of `uiw` or `bare`. The arguments are separated by spaces.
     pub(super) fn command(&self, program: &Path, words: &str) -> Command {
         let mut command = clean_command(program);
         command.env("XDG_CONFIG_HOME", &self.home).current_dir(&self.home).args(words.split_whitespace());
         command
     }
 
-    /// Carries frames until the value is dropped.
+    /// Starts an emulator, which carries frames until the value is dropped.
     pub(super) fn carry(&self, options: &str) -> Result<Process> {
         let command = self.command(&self.uiw, &format!("wan server client --json --realtime {options}"));
         start_and_wait(&self.network.middle(command), "carrying")
     }
 
-    /// Starts a server, which says that it is there.
+    /// Starts a server, and waits until it prints `says`.
     pub(super) fn serve(&self, command: Command, says: &str) -> Result<Process> {
         start_and_wait(&self.network.server(command), says)
     }
@@ -70,13 +72,14 @@ impl BenchNetwork {
         output(&self.network.client(command))
     }
 
-    /// A figure of `uiw perf` with these words for the server and the client.
+    /// Measures `uiw perf`, with these arguments of the server and the client.
     pub(super) fn perf(&self, server: &str, client: &str) -> Result<f64> {
         let _server = self.serve(self.command(&self.uiw, server), "listening on")?;
         stream_figure(&json_object(&self.run(self.command(&self.uiw, client))?)?)
     }
 
-    /// A figure of the kernel's TCP: `connect` with writes of so many bytes, or `ping`.
+    /// Measures the kernel's TCP. `verb` is `connect` (a stream, with writes of `size` bytes) or
+    /// `ping`.
     pub(super) fn tcp(&self, at: &str, congestion: &str, verb: &str, seconds: f64, size: u32) -> Result<f64> {
         let _server =
             self.serve(self.command(&self.bare, &format!("tcp {congestion} listen {at}")), "listening")?;
@@ -91,7 +94,7 @@ fn start_and_wait(command: &Command, says: &str) -> Result<Process> {
     Ok(process)
 }
 
-/// Bytes a second, or microseconds of a round trip.
+/// Returns the bytes per second of a stream, or the microseconds of a round trip.
 pub(super) fn stream_figure(value: &Value) -> Result<f64> {
     figure(value, "/bytes_per_second").or_else(|_| figure(value, "/round_trip_us/p50"))
 }

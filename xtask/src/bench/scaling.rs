@@ -1,8 +1,8 @@
-//! The cost of a second thread, of busy streams beside a small one, of sleeping, and of control
+//! Cost of a second thread, of busy streams next to small requests, of sleeping, and of control
 //! calls on a busy device.
 //!
-//! Ceilings are programs on the engine of commit 02b5a5a, which is built from the history of the
-//! repository on this machine, by this compiler.
+//! The baseline is the engine of commit 02b5a5a, which is built from the history of the repository
+//! on this machine, with the same compiler.
 
 use super::programs::{
     self, Lab, Slice, TIMEOUT, busy_share, figure, json_object, output, require_programs, rotate, start,
@@ -14,17 +14,17 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use uiw_siw::{Error, Result};
 
-/// One of the programs that alternate.
+/// Program of a row, with its arguments. The programs of a row alternate.
 #[derive(Clone)]
 struct ScalingVariant {
     program: LoadProgram,
     /// Whether it runs on the engine of [`BASE`].
     is_base: bool,
-    /// `SECONDS` stands for the length of a slice.
+    /// Arguments, in which `SECONDS` is replaced by the length of a slice.
     args: String,
-    /// The device has one shard.
+    /// True if the device has only one shard.
     one_shard: bool,
-    /// Length of its slice, as a multiple of the usual one.
+    /// Length of a slice, as a multiple of the usual length.
     longer: f64,
     /// Number of processes that run at the same time, whose rates are added.
     processes: usize,
@@ -36,11 +36,12 @@ enum LoadProgram {
     Rust,
     /// One of `programs/`.
     C(&'static str),
-    /// `load idle` under strace, which counts the bytes that its thread moves.
+    /// `load idle` under strace, which shows the number of bytes that its thread transfers.
     Idle,
 }
 
-/// A figure of the first variant over that of another one; without another one, the figure itself.
+/// Figure of a row: the ratio of the first variant's value to that of another variant, or the value
+/// itself if there is no other variant.
 struct VariantCheck {
     what: &'static str,
     figure: &'static str,
@@ -48,10 +49,10 @@ struct VariantCheck {
     bar: Option<RatioBar>,
 }
 
-/// 64-byte round trips, 64-byte and 64 KiB Sends with 32 under way.
+/// Load patterns: 64-byte round trips, and 64-byte and 64 KiB Sends of which 32 are in progress.
 const PATTERNS: [&str; 3] = ["ping-pong", "send-64", "send-64K"];
 
-/// A row: its name, the programs that alternate, the ratios that are checked.
+/// Row: its name, the programs that alternate, and the ratios to check.
 type Case = (String, Vec<ScalingVariant>, Vec<VariantCheck>);
 
 pub(super) fn rows() -> Vec<TableRow> {
@@ -130,7 +131,7 @@ fn c_threads(pattern: &str, how: &str) -> Case {
     };
     let variants = vec![
         c_variant("load", &format!("{pattern} SECONDS 2 {how}")),
-        // A process of one thread needs no second shard.
+        // A process with one thread needs no second shard.
         on_baseline(ScalingVariant {
             processes: 2,
             ..c_variant("load", &format!("{pattern} SECONDS 1 {waiting}"))
@@ -185,12 +186,13 @@ fn sleepers((name, busy, bar): (&str, &str, f64)) -> Case {
     (format!("both ends asleep in poll(2), {name}"), vec![sleepers("uiw"), sleepers("tcp")], checks)
 }
 
-/// `same`: the flooders and the queue pair are on one shard.
+/// Returns the row of a control call. `same` states that the flooders and the queue pair are on the
+/// same shard.
 fn control(call: &str, same: bool) -> Case {
     let pinned = if same { "" } else { " pinned" };
     let control = |load: &str| ScalingVariant {
         one_shard: same,
-        // For a hundred calls at least: one with its set-up takes up to 30 ms.
+        // The slice must be long enough for a hundred calls.
         longer: if call == "connect" { 6.0 } else { 2.0 },
         ..c_variant("load", &format!("{call} SECONDS {load}{pinned}"))
     };
@@ -241,7 +243,7 @@ fn measure(lab: &Lab, variants: &[ScalingVariant], checks: &[VariantCheck]) -> R
         let ours = of(0, check.figure)?;
         let line = match check.over {
             Some(over) => {
-                // Noise changes times and rates, not counts.
+                // Noise affects times and rates, but not counts.
                 RatioLine::ratio(check.what, &ours, &of(over, check.figure)?, unit(check.figure))
                     .noise(1.0 + median(&busy))
             }
@@ -293,11 +295,13 @@ impl ScalingVariant {
     }
 }
 
-/// Calls that move bytes of a stream, and the one that begins and ends the phase that counts.
+/// System calls that transfer bytes of a stream, and [`MARK`].
 const CALLS: &str = "trace=sendmsg,sendto,sendmmsg,recvmsg,recvfrom,recvmmsg,readv,writev,getppid";
+/// System call by which the program marks the beginning and the end of the measured phase.
 const MARK: &str = "getppid";
 
-/// Bytes that the calls of a thread moved between its two marks, by what strace printed.
+/// Returns the number of bytes that a thread transferred between its two marks, according to the
+/// output of strace.
 fn bytes(trace: &str, thread: f64) -> Result<u64> {
     let (mut marks, mut moved) = (0, 0);
     for line in trace.lines() {
@@ -307,11 +311,11 @@ fn bytes(trace: &str, thread: f64) -> Result<u64> {
             continue;
         }
         if call.contains(MARK) {
-            // The second line of an interrupted call marks nothing.
+            // An interrupted call has a second line, which does not count as a mark.
             marks += u32::from(call.starts_with(MARK));
         } else if marks == 1 {
-            // A call during which another thread makes one has two lines; the second has the
-            // result.
+            // If another thread makes a call meanwhile, strace prints two lines. The second one has
+            // the result.
             let result = call.rsplit_once("= ").and_then(|(_, result)| result.split(' ').next());
             moved += result.and_then(|result| result.parse::<u64>().ok()).unwrap_or(0);
         }
@@ -323,7 +327,7 @@ fn bytes(trace: &str, thread: f64) -> Result<u64> {
     }
 }
 
-/// The commit whose engine is the ceiling.
+/// Commit whose engine is the baseline.
 const BASE: &str = "02b5a5a";
 /// Path of the Rust program in both trees, and what defines `QpInit` in that of [`BASE`].
 const EXAMPLE: &str = "verbs/examples/threads.rs";

@@ -5,14 +5,14 @@ use super::{RatioBar, RatioLine, RatioSpread, TableRow};
 use serde_json::Value;
 use uiw_siw::{Error, Result};
 
-/// The figure that is compared.
+/// Figure to compare.
 #[derive(Clone, Copy)]
 enum ComparedFigure {
     Throughput,
     RoundTrip,
-    /// Messages a second, beside raw writes of the same size.
+    /// Messages per second, compared with raw writes of the same size.
     Messages,
-    /// Processor time a byte at both ends together.
+    /// Processor time per byte, for both ends together.
     Processor,
 }
 

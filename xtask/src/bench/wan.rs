@@ -1,5 +1,5 @@
-//! Emulated long paths, where each program of a round meets the same losses: the emulator starts
-//! anew with the same seed.
+//! Emulated long paths. All programs of a round have the same losses, because the emulator is
+//! restarted with the same seed.
 
 use super::paths::BenchNetwork;
 use super::programs::{Lab, figure, json_object, output, require_programs, rotate, start};
@@ -17,24 +17,25 @@ use uiw_interop::stock::noise;
 use uiw_siw::shell::Process;
 use uiw_siw::{Error, Result};
 
-/// A path: the delay of one way in milliseconds, the rate, the loss in percent.
+/// Emulated path: one-way delay in milliseconds, rate, and loss in percent.
 #[derive(Clone, Copy)]
 struct PathCell(u32, &'static str, &'static str);
 
 const PATHS: [(u32, &str); 4] = [(5, "1Gbit"), (25, "200Mbit"), (50, "200Mbit"), (100, "50Mbit")];
 const LOSSES: [&str; 4] = ["0", "0.01", "0.1", "1"];
-/// The path of the files, and bits a second of its line.
+/// Path on which the large file is copied, and its rate in bits per second.
 const LONG: PathCell = PathCell(50, "200Mbit", "0.1");
 const LONG_RATE: f64 = 200e6;
-/// The path of many small files, and how many there are.
+/// Path on which many small files are copied, and the number of files.
 const SHORTER: PathCell = PathCell(20, "200Mbit", "0");
 const FILES: u32 = 10_000;
 
-/// Bytes of a journal of `uiw cp`: its head, and a record for each block of 1 MiB.
+/// Lengths in bytes of the parts of a journal of `uiw cp`: the head, and a record for each block of
+/// 1 MiB.
 const JOURNAL_HEAD: u64 = 40;
 const JOURNAL_RECORD: u64 = 56;
 
-/// The longest that a copy takes to get to its half.
+/// Maximum time in which half of a copy must be done.
 const HALF_TIMEOUT: Duration = Duration::from_secs(900);
 
 impl PathCell {
@@ -77,7 +78,7 @@ pub(super) fn rows() -> Vec<TableRow> {
 
 const MBIT: (f64, &str) = (1e6, "Mbit/s");
 
-/// Both ends, and files to copy.
+/// Network with both ends, and the files to copy.
 struct WanBench<'a> {
     lab: &'a Lab,
     place: BenchNetwork,
@@ -86,26 +87,26 @@ struct WanBench<'a> {
 impl<'a> WanBench<'a> {
     fn new(lab: &'a Lab) -> Result<Self> {
         let place = BenchNetwork::new(lab, true)?;
-        // A connection would begin with what the one before has measured.
+        // Otherwise a connection would start with the metrics of the previous one.
         let no_metrics = || fs::write("/proc/sys/net/ipv4/tcp_no_metrics_save", "1");
         let network = &place.network;
         network.inside_server(no_metrics).and_then(|()| network.inside_client(no_metrics)).map_err(failed)?;
         Ok(Self { lab, place })
     }
 
-    /// Congestion control of programs that choose none. By the route, as the default of a namespace
-    /// is restricted (tcp(7)).
+    /// Sets the congestion control of programs that do not choose one. It is set for the route,
+    /// because the default of a namespace is restricted (tcp(7)).
     fn set_congestion(&self, name: &str) -> Result<()> {
         self.place.ip(|_| format!("route replace 10.77.0.0/24 dev veth0 congctl {name}"))
     }
 
-    /// Does something on a path.
+    /// Calls `what` while the emulator carries frames over a path.
     fn carrying(&self, cell: PathCell, seed: u32, what: impl FnOnce() -> Result<f64>) -> Result<f64> {
         let _path = self.place.carry(&cell.options(seed))?;
         what()
     }
 
-    /// Bytes a second of Writes of 1 MiB.
+    /// Measures Writes of 1 MiB, in bytes per second.
     fn writes(&self, congestion: &str, tls: &str) -> Result<f64> {
         let (at, seconds) = (self.place.address(), self.seconds());
         let client = format!(
@@ -114,7 +115,7 @@ impl<'a> WanBench<'a> {
         self.place.perf(&format!("{tls} serve --listen {at} --congestion {congestion}"), &client)
     }
 
-    /// Bytes a second of a bare connection.
+    /// Measures a bare TCP connection, in bytes per second.
     fn bare(&self, congestion: &str) -> Result<f64> {
         self.place.tcp(&self.place.address(), congestion, "connect", self.seconds(), 1 << 20)
     }
@@ -127,7 +128,7 @@ impl<'a> WanBench<'a> {
         self.place.command(&self.place.uiw, words)
     }
 
-    /// Options of both ends, with one key that each accepts.
+    /// Returns the TLS options of both ends, which use the same key and accept it.
     fn tls(&self) -> Result<&'static str> {
         if !self.place.home.join("tls.conf").exists() {
             let public = output(&self.uiw("key new key.pem"))?;
@@ -138,7 +139,7 @@ impl<'a> WanBench<'a> {
         Ok("--tls tls.conf")
     }
 
-    /// A server of the folder `source`.
+    /// Starts a server that shares the folder `source`.
     fn share(&self, source: &Path, at: &str, congestion: &str) -> Result<Process> {
         let source = source.display();
         let words =
@@ -146,13 +147,13 @@ impl<'a> WanBench<'a> {
         self.place.serve(self.uiw(&words), "listening on")
     }
 
-    /// The command that copies `what` of that folder.
+    /// Returns the command that copies `what` from the shared folder.
     fn copying(&self, at: &str, what: &str, target: &Path, congestion: &str) -> Result<Command> {
         let target = target.display();
         Ok(self.uiw(&format!("{} cp --congestion {congestion} {at}:s/{what} {target}", self.tls()?)))
     }
 
-    /// Seconds of `uiw cp`, of which the target is compared with the source.
+    /// Measures `uiw cp` in seconds, and compares the target with the source.
     fn copy(&self, source: &Path, what: &str, congestion: &str) -> Result<f64> {
         let (target, at) = (self.lab.fresh_folder("target")?, self.place.address());
         let _server = self.share(source, &at, congestion)?;
@@ -160,7 +161,7 @@ impl<'a> WanBench<'a> {
         timed(source, &target, || self.place.run(client).map(drop))
     }
 
-    /// Seconds of rclone with eight streams, over webdav.
+    /// Measures rclone with eight streams over webdav, in seconds.
     fn rclone(&self, source: &Path) -> Result<f64> {
         let (target, at) = (self.lab.fresh_folder("target")?, self.place.address());
         fs::write(self.place.home.join("none"), "").map_err(failed)?;
@@ -174,7 +175,7 @@ impl<'a> WanBench<'a> {
         timed(source, &target, || self.place.run(rclone(&client)).map(drop))
     }
 
-    /// Seconds of tar at both ends of a bare connection.
+    /// Measures tar at both ends of a bare connection, in seconds.
     fn tar(&self, source: &Path) -> Result<f64> {
         let (target, network) = (self.lab.fresh_folder("target")?, &self.place.network);
         let at = (network.server_address(), 0);
@@ -188,7 +189,7 @@ impl<'a> WanBench<'a> {
             command
         };
         timed(source, &target, || {
-            // The command is dropped at once, and the connection ends with its process.
+            // The command is dropped immediately, so that the connection ends with its process.
             let packing = tar(source).args(["-cf", "-", "."]).stdout(OwnedFd::from(from)).spawn();
             let unpacked =
                 tar(&target).args(["-xf", "-"]).stdin(OwnedFd::from(to)).status().map_err(failed)?;
@@ -198,7 +199,7 @@ impl<'a> WanBench<'a> {
         })
     }
 
-    /// The folder with the large file, which is made once.
+    /// Returns the folder with the large file, which is created at the first call.
     fn large_file_folder(&self) -> Result<PathBuf> {
         let folder = self.lab.folder.join("source");
         if !folder.exists() {
@@ -207,7 +208,7 @@ impl<'a> WanBench<'a> {
                 .map_err(failed)?;
             let block = noise(1 << 20);
             for number in 0..u64::from(self.lab.options.mebibytes) {
-                // No two blocks are equal.
+                // The number makes all blocks different.
                 file.write_all(&number.to_be_bytes())
                     .and_then(|()| file.write_all(&block[8..]))
                     .map_err(failed)?;
@@ -216,7 +217,7 @@ impl<'a> WanBench<'a> {
         Ok(folder)
     }
 
-    /// Bytes of the large file.
+    /// Returns the length of the large file in bytes.
     fn bytes(&self) -> u64 {
         u64::from(self.lab.options.mebibytes) << 20
     }
@@ -226,7 +227,7 @@ fn failed(error: io::Error) -> Error {
     Error::Failed(error.to_string())
 }
 
-/// Seconds of a copy. Every file of the source must be in the target afterwards.
+/// Measures a copy in seconds, and checks that source and target are equal afterwards.
 fn timed(source: &Path, target: &Path, copy: impl FnOnce() -> Result<()>) -> Result<f64> {
     let begun = Instant::now();
     copy()?;
@@ -236,7 +237,7 @@ fn timed(source: &Path, target: &Path, copy: impl FnOnce() -> Result<()>) -> Res
 }
 
 impl WanBench<'_> {
-    /// Returns the time that their copy takes as a multiple of ours.
+    /// Compares the time of their copy with the time of ours.
     fn beside(
         &self,
         cell: PathCell,
@@ -251,7 +252,7 @@ impl WanBench<'_> {
     }
 }
 
-/// Rounds of whole files.
+/// Returns the number of rounds for the large file.
 fn file_rounds(lab: &Lab) -> u32 {
     lab.rounds.min(3)
 }
@@ -290,8 +291,8 @@ fn files(lab: &Lab) -> Result<Vec<RatioLine>> {
     wan.beside(SHORTER, lab.rounds, "time of tar over ours", ours, theirs)
 }
 
-/// Bytes that reach the client beyond those of the file, headers included, when the path is cut, or
-/// the server killed, at half of the copy.
+/// Interrupts a copy at half of the file, by cutting the path or killing the server. Measures the
+/// bytes (including headers) that reach the client in addition to those of the file.
 fn interrupted(lab: &Lab, is_cut: bool) -> Result<Vec<RatioLine>> {
     let wan = WanBench::new(lab)?;
     let (source, target, at) = (wan.large_file_folder()?, lab.fresh_folder("target")?, wan.place.address());
@@ -330,7 +331,7 @@ fn interrupted(lab: &Lab, is_cut: bool) -> Result<Vec<RatioLine>> {
     Ok(vec![RatioLine::new("MiB more than the file", RatioSpread::new([more]), note)])
 }
 
-/// Ends an emulator; returns the bytes that reached the client.
+/// Ends an emulator, and returns the number of bytes that reached the client.
 fn end_emulator(emulator: Process) -> Result<f64> {
     let id = i32::try_from(emulator.id()).ok().and_then(Pid::from_raw);
     id.and_then(|id| kill_process(id, Signal::INT).ok())
@@ -339,12 +340,12 @@ fn end_emulator(emulator: Process) -> Result<f64> {
     let ways = value["ways"].as_array().into_iter().flatten();
     let way = ways.into_iter().find(|way| way["to"] == "client").cloned().unwrap_or_default();
     if way["missed"] != 0 {
-        eprintln!("warning: {} frames came faster than the emulator took them", way["missed"]);
+        eprintln!("warning: {} frames arrived faster than the emulator could read them", way["missed"]);
     }
     figure(&way, "/delivered_bytes")
 }
 
-/// Bits a second of ours and of a bare connection.
+/// Measures Writes and a bare connection on a path, in bits per second.
 fn streams(lab: &Lab, cell: PathCell, congestion: &str, rounds: u32) -> Result<[Vec<f64>; 2]> {
     let wan = WanBench::new(lab)?;
     let ours = |round| wan.carrying(cell, 11 + round, || wan.writes(congestion, ""));
@@ -361,8 +362,8 @@ fn tls(lab: &Lab) -> Result<Vec<RatioLine>> {
     Ok(vec![RatioLine::ratio("of clear", &rates[0], &rates[1], MBIT)])
 }
 
-/// The geometric mean of all ratios of all paths, with its 95 % interval by the normal
-/// approximation of the logarithms. Its lower bound is what the bar is for.
+/// Computes the geometric mean of the ratios of all paths, and its 95 % interval by the normal
+/// approximation of the logarithms. The bar applies to the lower bound of the interval.
 fn lossy(lab: &Lab) -> Result<Vec<RatioLine>> {
     let mut logs = Vec::new();
     for cell in PathCell::all().filter(|cell| cell.2 != "0") {
@@ -375,7 +376,7 @@ fn lossy(lab: &Lab) -> Result<Vec<RatioLine>> {
     Ok(vec![RatioLine::new("of bare TCP, lower bound", RatioSpread { median: low, q1: low, q3: high }, note)])
 }
 
-/// The mean, and half of its 95 % interval.
+/// Returns the mean, and half of the width of its 95 % interval.
 fn confidence_interval(values: &[f64]) -> (f64, f64) {
     let count = values.len() as f64;
     let mean = values.iter().sum::<f64>() / count;

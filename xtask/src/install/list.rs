@@ -1,4 +1,4 @@
-//! What is installed.
+//! List of the files to install.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -21,19 +21,19 @@ const COPIES: [(&str, &str); 8] = [
 /// Folders with the exercises of docs/learn.md.
 const COURSE: [&str; 2] = ["examples/learn", "examples/learn/solutions"];
 
-/// Where shells look for completions, by the names of the files that the program writes.
+/// Completion files that the program generates, and the paths in which shells search them.
 const COMPLETIONS: [(&str, &str); 3] = [
     ("uiw.bash", "share/bash-completion/completions/uiw"),
     ("_uiw", "share/zsh/site-functions/_uiw"),
     ("uiw.fish", "share/fish/vendor_completions.d/uiw.fish"),
 ];
 
-/// The libraries. Neither links for linkers nor files of pkg-config belong to them: a program that
-/// was linked with them would need every name of librdmacm from libibverbs.so.1, which rdma-core's
-/// does not have.
+/// Libraries. They are installed without links for linkers and files of pkg-config, because a
+/// program that was linked with them would need symbols of librdmacm in libibverbs.so.1, which the
+/// library of rdma-core does not have.
 const LIBRARIES: [&str; 2] = ["ibverbs", "rdmacm"];
 
-/// Every file, in the order in which they are installed.
+/// Returns all files, in the order in which they are installed.
 pub(super) fn all(layout: &Layout, built: &Built, strip: bool) -> Result<Vec<InstalledFile>, String> {
     let source = crate::workspace::root();
     let read = |path: &str| {
@@ -81,7 +81,7 @@ fn fill(template: &str, values: &[(&str, &str)]) -> String {
     values.iter().fold(template.to_owned(), |text, (key, value)| text.replace(key, value))
 }
 
-/// The entries of a folder, sorted.
+/// Returns the sorted entries of a folder.
 fn entries(folder: &Path) -> Result<Vec<PathBuf>, String> {
     let entries = fs::read_dir(folder).and_then(|entries| {
         entries.map(|entry| entry.map(|entry| entry.path())).collect::<Result<Vec<_>, _>>()
