@@ -83,8 +83,8 @@ fn converse(
     run_until_idle(network, device);
     application.events();
     run_until_idle(network, device);
-    peer.take(application.rights);
-    peer.full_operation(input);
+    peer.receive(application.rights);
+    peer.enter_full_operation(input);
     for _ in 0..STEPS {
         if input.is_empty() {
             break;
@@ -100,12 +100,12 @@ fn converse(
         if input.u8() & 1 == 0 {
             run_until_idle(network, device);
             application.poll();
-            peer.take(application.rights);
+            peer.receive(application.rights);
         }
     }
     network.stall(THEIRS, OURS, false);
     run_until_idle(network, device);
-    peer.take(application.rights);
+    peer.receive(application.rights);
 }
 
 /// Until nothing moves without the clock.

@@ -139,7 +139,7 @@ fn journal(input: &mut Input<'_>) {
 
 /// A file without a name.
 fn memory() -> fs::File {
-    let path = folder();
+    let path = unused_path();
     let file = fs::File::options().read(true).write(true).create_new(true).open(&path).expect("a file");
     fs::remove_file(path).expect("it is there");
     file
@@ -152,7 +152,7 @@ fn read(file: &fs::File) -> Vec<u8> {
 }
 
 /// A path that is free.
-fn folder() -> PathBuf {
+fn unused_path() -> PathBuf {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     let memory = Path::new("/dev/shm");
@@ -188,7 +188,7 @@ struct FuzzedShare {
 
 impl FuzzedShare {
     fn new(writable: bool) -> Self {
-        let outer = folder();
+        let outer = unused_path();
         let share = outer.join("share");
         fs::create_dir_all(share.join("d")).expect("a folder");
         fs::write(outer.join("secret"), SECRET).expect("a file");

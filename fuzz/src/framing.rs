@@ -41,7 +41,7 @@ pub fn run(data: &[u8]) {
     let fpdus = input.below(12);
     for _ in 0..fpdus {
         sender.item(&mut input);
-        if sender.over() {
+        if sender.is_uncertain() {
             break;
         }
     }
@@ -57,7 +57,7 @@ pub fn run(data: &[u8]) {
 
 impl FramedSender {
     /// Returns whether what is due behind this is not known.
-    fn over(&self) -> bool {
+    fn is_uncertain(&self) -> bool {
         self.due.last().is_some_and(|due| !matches!(due, ExpectedFpdu::Ulpdu(_)))
     }
 

@@ -41,7 +41,7 @@ pub fn run(data: &[u8]) {
     receiver.stream.set_extensions(extensions);
     assert_eq!(receiver.stream.extensions(), extensions);
     for _ in 0..input.below(24) {
-        let (ulpdu, right) = receiver.segment(&mut input);
+        let (ulpdu, right) = receiver.make_segment(&mut input);
         match receiver.take(&ulpdu, &mut input) {
             Ok(()) => {}
             Err(fault) => {
@@ -69,7 +69,7 @@ fn cut(input: &mut Input<'_>) {
 
 impl SegmentReceiver {
     /// A ULPDU, and whether nothing is wrong with it.
-    fn segment(&self, input: &mut Input<'_>) -> (Vec<u8>, bool) {
+    fn make_segment(&self, input: &mut Input<'_>) -> (Vec<u8>, bool) {
         let kind = input.u8();
         if kind >= 250 {
             return (input.take(80).to_vec(), false);
@@ -102,7 +102,7 @@ impl SegmentReceiver {
         };
         let bent = input.u8() >= 170;
         if bent {
-            bend(&mut header, input);
+            corrupt_field(&mut header, input);
         }
         let mut ulpdu = vec![0; header.len()];
         header.emit(&mut ulpdu);
@@ -157,7 +157,7 @@ impl SegmentReceiver {
         assert!(message == &*self.sent[qn], "a message is what was sent");
         self.sent[qn].clear();
         let message = message.to_vec();
-        deliver(opcode, &message)
+        check_message(opcode, &message)
     }
 
     /// Versions, opcodes and extensions, read afresh from the control byte.
@@ -189,7 +189,7 @@ fn message_len(opcode: Option<Opcode>, input: &mut Input<'_>) -> usize {
 }
 
 /// One field is not what it should be.
-fn bend(header: &mut Header, input: &mut Input<'_>) {
+fn corrupt_field(header: &mut Header, input: &mut Input<'_>) {
     match header {
         Header::Tagged(header) => header.rsvd_ulp = input.u8(),
         Header::Untagged(header) => match input.u8() % 6 {
@@ -204,7 +204,7 @@ fn bend(header: &mut Header, input: &mut Input<'_>) {
 }
 
 /// Reads a whole message, and puts it together again.
-fn deliver(opcode: Opcode, message: &[u8]) -> Result<(), Fault> {
+fn check_message(opcode: Opcode, message: &[u8]) -> Result<(), Fault> {
     match opcode {
         Opcode::ReadRequest => assert_eq!(ReadRequest::parse(message)?.emit(), *message),
         Opcode::AtomicRequest => atomic(AtomicRequest::parse(message)?, message),

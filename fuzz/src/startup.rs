@@ -112,12 +112,12 @@ fn check_frame(bytes: &[u8]) {
 }
 
 /// Bytes used and what they said, once there are enough.
-type Judged<T> = Result<Option<(usize, T)>, StartupError>;
+type ParseResult<T> = Result<Option<(usize, T)>, StartupError>;
 
 /// However the bytes come in, the answer is the same, and none comes twice.
 fn check_prefixes<T: PartialEq + std::fmt::Debug>(
     bytes: &[u8],
-    judge: &mut dyn FnMut(&[u8]) -> Judged<T>,
+    judge: &mut dyn FnMut(&[u8]) -> ParseResult<T>,
 ) -> Option<(usize, T)> {
     let whole = judge(bytes);
     for len in (0..bytes.len()).filter(|len| *len < 48 || len + 4 > bytes.len() || len % 97 == 0) {

@@ -205,7 +205,7 @@ impl Application {
             15 => self.post(SendOp::AtomicWrite { remote }, &[arena.source(offset, 8)], flags),
             16 => match input.u8() {
                 0..=39 => arena.take_back(),
-                40..=79 => arena.only_to_be_read(),
+                40..=79 => arena.revoke_changes(),
                 _ => {}
             },
             17 => {
@@ -224,7 +224,7 @@ impl Application {
                 60..=79 => {
                     if let Some(qp) = &self.qp {
                         qp.set_access(self.rights & Access::REMOTE_READ);
-                        arena.closed();
+                        arena.revoke_all_changes();
                     }
                 }
                 _ => {}
@@ -249,7 +249,7 @@ impl Application {
             region,
             addr: arena.address(part) + offset as u64,
             length: len as u64,
-            access: arena.bound(part, offset..offset + len, wanted),
+            access: arena.record_bind(part, offset..offset + len, wanted),
         };
         self.window_stag = Some(new);
         self.window_part = part;

@@ -204,7 +204,7 @@ impl Arena {
     }
 
     /// Leaves peers no right by which they change the shared part: it stays as it is from now on.
-    pub(crate) fn only_to_be_read(&self) {
+    pub(crate) fn revoke_changes(&self) {
         let Some(place) = self.place(Part::Shared) else { return };
         let left = self.access.get() & Access::REMOTE_READ;
         let rights = left | Access::LOCAL_WRITE | Access::MW_BIND;
@@ -219,7 +219,7 @@ impl Arena {
     }
 
     /// The queue pair lets its peer change nothing any more.
-    pub(crate) fn closed(&self) {
+    pub(crate) fn revoke_all_changes(&self) {
         for part in Part::OF_PEERS {
             self.freeze(part);
         }
@@ -237,7 +237,7 @@ impl Arena {
     /// A window is about to be bound to bytes of a part. Gives the rights it may have: the shared
     /// part's are those of its region, and what peers may only read is to be refused with any
     /// other.
-    pub(crate) fn bound(&self, part: Part, bytes: Range<usize>, wanted: Access) -> Access {
+    pub(crate) fn record_bind(&self, part: Part, bytes: Range<usize>, wanted: Access) -> Access {
         let changes = Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
         match part {
             Part::Shared => {
@@ -282,7 +282,7 @@ impl Arena {
 
     /// Returns whether bytes on the wire are none of the secret ones. A peer writes none like
     /// these.
-    pub(crate) fn no_secret(bytes: &[u8]) {
+    pub(crate) fn assert_no_secret(bytes: &[u8]) {
         assert!(
             bytes.iter().all(|byte| byte & 0x80 == 0),
             "memory without access rights was read: {bytes:02x?}"

@@ -115,7 +115,7 @@ impl Peer {
     }
 
     /// What was agreed takes effect, if anything was.
-    pub(crate) fn full_operation(&mut self, input: &mut Input<'_>) {
+    pub(crate) fn enter_full_operation(&mut self, input: &mut Input<'_>) {
         let (Some(theirs), Some(ours)) = (&self.frame, &self.sent_frame) else { return };
         let crc = theirs.crc || ours.crc;
         // M in a frame asks for Markers in what its sender receives.
@@ -147,7 +147,7 @@ impl Peer {
     }
 
     /// Reads what came, and looks at it: our queue pair had no more than these `rights`.
-    pub(crate) fn take(&mut self, rights: Access) {
+    pub(crate) fn receive(&mut self, rights: Access) {
         let mut bytes = [0; 8192];
         while let Some(stream) = &mut self.stream {
             match stream.recv(&mut [IoVecMut::from(&mut bytes[..])]) {
@@ -184,10 +184,10 @@ impl Peer {
         match opcode {
             Opcode::ReadResponse => {
                 assert!(payload.is_empty() || rights.contains(Access::REMOTE_READ), "no right to read here");
-                Arena::no_secret(payload);
+                Arena::assert_no_secret(payload);
             }
             Opcode::Write | Opcode::Send | Opcode::SendSe | Opcode::SendImm | Opcode::SendInvalidate => {
-                Arena::no_secret(payload);
+                Arena::assert_no_secret(payload);
             }
             Opcode::ReadRequest => {
                 self.asked.push_back(AskedRequest::Read(
