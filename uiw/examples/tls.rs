@@ -2,8 +2,8 @@
 //! buffers: `cargo xtask bench tls`.
 //!
 //! Slices of both alternate in one process, each on new connections. In both cases one thread sends
-//! and another one receives. Ours use two devices with different keys, because connections inside
-//! of a device are not encrypted.
+//! and another one receives. Ours use two devices with different keys, so that
+//! TLS is not skipped.
 
 use rustls::pki_types::ServerName;
 use std::error::Error;
